@@ -1,0 +1,1 @@
+//! Block stores: files, block devices, memory; batched reads and writes, flush, discard.

@@ -1,0 +1,1 @@
+//! Files and names: inodes, directories, extents, xattrs, subvolumes.

@@ -1,0 +1,1 @@
+//! Immutable tree blocks: verified cache, cursors, sorted batch application, walk and difference.

@@ -1,0 +1,1 @@
+//! Transactions: begin, join, freeze, settle, write, publish; bookkeeping trees, back references, snapshots.

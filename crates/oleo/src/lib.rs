@@ -1,0 +1,1 @@
+//! Oleo: btrfs without the kernel. The public library.
