@@ -1,1 +1,231 @@
-//! Block stores: files, block devices, memory; batched reads and writes, flush, discard.
+//! Block stores: what a volume's members are kept on.
+//!
+//! A [`Device`] is a run of bytes with an end, read and written at offsets by many threads at once, in batches where
+//! the caller has several requests. [`FileDevice`] is a file or a block device, [`MemDevice`] sparse memory, [`Window`]
+//! a part of another device, [`Latched`] a device that refuses writes after the first that failed.
+//!
+//! Normal path of a commit: (1) `write_batch` with everything that is dirty; (2) `flush`; (3) `write_batch` with the
+//! superblocks; (4) `flush`. What was written before a flush that succeeded survives a crash; of what was written
+//! after it, any part may.
+//!
+//! Invariants: a read or write is whole or an error, never short. Nothing outside `0..len()` is ever touched: such a
+//! request is an error by name, and never grows a file. A failed request names device, offset and length.
+//! Requests of one batch must not overlap; their order is the device's to choose.
+//! Not here: anything btrfs; which device holds what.
+
+mod file;
+mod in_use;
+mod mem;
+mod wrap;
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub use file::{FileDevice, FileOptions};
+pub use in_use::{User, users_of};
+pub use mem::MemDevice;
+pub use wrap::{Latched, Window};
+
+/// A store of bytes with a fixed end; see the crate's text.
+pub trait Device: Send + Sync {
+    /// Its length in bytes.
+    fn len(&self) -> u64;
+    /// Whether it has no bytes at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Fills `buf` from `offset`, whole or not at all.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError>;
+    /// Writes `buf` at `offset`; not durable until `flush`.
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError>;
+    /// Carries out many reads, each of which gets a result of its own.
+    fn read_batch(&self, reqs: &mut [ReadReq<'_>]) {
+        for req in reqs {
+            req.result = self.read_at(req.offset, req.buf);
+        }
+    }
+    /// Carries out many writes, in any order. After an error any part of them may have happened.
+    fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        for req in reqs {
+            let mut offset = req.offset;
+            for part in req.parts {
+                self.write_at(offset, part)?;
+                offset = offset.saturating_add(part.len() as u64);
+            }
+        }
+        Ok(())
+    }
+    /// Makes durable everything that was written before.
+    fn flush(&self) -> Result<(), DeviceError>;
+    /// Tells the device that the bytes are not needed. They read as zeros or as before until written again; devices
+    /// that cannot do it answer [`DeviceError::Unsupported`], which a caller may ignore.
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError>;
+    /// Makes it longer (with zeros, sparse where it can be) or shorter; refused by devices of a fixed size.
+    fn set_len(&self, len: u64) -> Result<(), DeviceError>;
+    /// What to call it in a message: a path, for files.
+    fn name(&self) -> String;
+    /// Whether writes are refused.
+    fn read_only(&self) -> bool;
+}
+
+/// One read of a batch.
+#[derive(Debug)]
+pub struct ReadReq<'a> {
+    /// The byte offset on the device.
+    pub offset: u64,
+    /// Where the bytes go; its length is the length of the read.
+    pub buf: &'a mut [u8],
+    /// What became of it; `Ok` before the batch was carried out.
+    pub result: Result<(), DeviceError>,
+}
+
+impl<'a> ReadReq<'a> {
+    /// A read of `buf.len()` bytes at `offset`.
+    pub fn new(offset: u64, buf: &'a mut [u8]) -> ReadReq<'a> {
+        ReadReq { offset, buf, result: Ok(()) }
+    }
+}
+
+/// One write of a batch: several pieces of memory that follow one another on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteReq<'a> {
+    /// The byte offset on the device of the first piece.
+    pub offset: u64,
+    /// The pieces.
+    pub parts: &'a [&'a [u8]],
+}
+
+impl WriteReq<'_> {
+    /// The sum of the pieces' lengths, in bytes.
+    pub fn len(&self) -> u64 {
+        self.parts.iter().map(|p| p.len() as u64).sum()
+    }
+    /// Whether it writes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What a device was asked to do when it failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Open or size up.
+    Open,
+    /// Read.
+    Read,
+    /// Write.
+    Write,
+    /// Flush to stable storage.
+    Flush,
+    /// Discard.
+    Discard,
+    /// Change of length.
+    Resize,
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Op::Open => "open",
+            Op::Read => "read",
+            Op::Write => "write",
+            Op::Flush => "flush",
+            Op::Discard => "discard",
+            Op::Resize => "resize",
+        })
+    }
+}
+
+/// Why a device did not do what it was asked to. Cheap to clone, so that a latch can repeat it.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The operating system could not open it.
+    #[error("cannot open {}: {source}", path.display())]
+    Open {
+        /// What was to be opened.
+        path: PathBuf,
+        /// The system's answer.
+        source: Arc<io::Error>,
+    },
+    /// It is neither a regular file nor a block device.
+    #[error("{}: neither a regular file nor a block device", path.display())]
+    Kind {
+        /// What was to be opened.
+        path: PathBuf,
+    },
+    /// The operating system reported an error.
+    #[error("{name}: {op} of {len} bytes at {offset} failed: {source}")]
+    Io {
+        /// The device.
+        name: Arc<str>,
+        /// What it was asked to do.
+        op: Op,
+        /// Where, in bytes.
+        offset: u64,
+        /// How much, in bytes.
+        len: u64,
+        /// The system's answer.
+        source: Arc<io::Error>,
+    },
+    /// The request reaches beyond the end.
+    #[error("{name}: {op} of {len} bytes at {offset} is beyond the end at {size}")]
+    OutOfRange {
+        /// The device.
+        name: Arc<str>,
+        /// What it was asked to do.
+        op: Op,
+        /// Where, in bytes.
+        offset: u64,
+        /// How much, in bytes.
+        len: u64,
+        /// The device's length in bytes.
+        size: u64,
+    },
+    /// A change was asked of a device that was opened for reading.
+    #[error("{name}: {op} refused, opened read-only")]
+    ReadOnly {
+        /// The device.
+        name: Arc<str>,
+        /// What it was asked to do.
+        op: Op,
+    },
+    /// This kind of device cannot do it.
+    #[error("{name}: {op} is not supported by this device")]
+    Unsupported {
+        /// The device.
+        name: Arc<str>,
+        /// What it was asked to do.
+        op: Op,
+    },
+    /// Somebody else uses it in a way that makes the wanted access unsafe.
+    #[error("{name} is in use: {by}")]
+    InUse {
+        /// The device.
+        name: Arc<str>,
+        /// By whom.
+        by: User,
+    },
+    /// An earlier write or flush failed, and since then nothing more is written.
+    #[error("{name}: {op} refused after an earlier failure: {first}")]
+    Latched {
+        /// The device.
+        name: Arc<str>,
+        /// What it was asked to do.
+        op: Op,
+        /// The failure that closed it.
+        first: Arc<DeviceError>,
+    },
+}
+
+/// The end of a request that lies wholly inside a device of `size` bytes, or `OutOfRange`.
+fn check_range(name: &Arc<str>, op: Op, offset: u64, len: u64, size: u64) -> Result<u64, DeviceError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= size => Ok(end),
+        _ => Err(DeviceError::OutOfRange { name: name.clone(), op, offset, len, size }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

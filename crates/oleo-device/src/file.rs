@@ -1,0 +1,315 @@
+//! Files and block devices.
+//!
+//! Normal path: (1) `open` finds out what the path is and who else uses it (`in_use`), takes an advisory lock (shared
+//! for reading, exclusive for writing) and, for a block device that is to be written, asks the kernel for exclusive
+//! use; (2) reads and writes go to `pread`/`pwrite` and their vectored forms, requests of a batch that touch each other
+//! merged into one call; (3) `flush` is `fdatasync`, or `fsync` after a change of length.
+//!
+//! Invariants: the image is `base..base + len` of the file; nothing outside it is read or written. The length is kept
+//! in memory and changes by `set_len` only.
+//! Locks: none; offsets are explicit and the file cursor is not used.
+//! Crash: `flush` returns after the system says that data and length are on stable storage.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+
+use crate::in_use::{User, users_of};
+use crate::{Device, DeviceError, Op, ReadReq, WriteReq, check_range};
+
+/// The most pieces of memory that one system call takes (`IOV_MAX` of Linux).
+const IOV_COUNT_MAX: usize = 1024;
+
+/// How [`FileDevice::open`] opens.
+#[derive(Clone, Debug, Default)]
+pub struct FileOptions {
+    /// Open for writing too, alone.
+    pub write: bool,
+    /// Make the file if there is none (only with `write`). What an existing file holds stays.
+    pub create: bool,
+    /// Where the image begins in the file, in bytes.
+    pub offset: u64,
+    /// Where the image ends, counted from `offset`, in bytes; `None`: at the end of the file. With a length given,
+    /// `set_len` is refused.
+    pub len: Option<u64>,
+    /// Open for reading although the kernel has it mounted or someone writes to it: what is read may be torn.
+    /// Has no effect when opening for writing.
+    pub read_in_use: bool,
+}
+
+/// A file or a block device, or a window into one.
+#[derive(Debug)]
+pub struct FileDevice {
+    file: File,
+    name: Arc<str>,
+    /// First byte of the image in the file.
+    base: u64,
+    /// Bytes from `base` on.
+    len: AtomicU64,
+    /// Block device, or a window with an end of its own.
+    fixed_len: bool,
+    write: bool,
+    /// The length changed since the last flush that succeeded.
+    len_dirty: AtomicBool,
+}
+
+impl FileDevice {
+    /// Opens `path`. When opening for writing, anyone else who has it mounted or open for writing is a reason to
+    /// refuse; when opening for reading too, unless `read_in_use` says otherwise.
+    pub fn open(path: &Path, opts: &FileOptions) -> Result<FileDevice, DeviceError> {
+        let name: Arc<str> = path.display().to_string().into();
+        let open_error = |e: io::Error| DeviceError::Open { path: path.to_path_buf(), source: Arc::new(e) };
+        let create = opts.write && opts.create;
+        let mut block = false;
+        match std::fs::metadata(path) {
+            Ok(meta) if meta.file_type().is_block_device() => block = true,
+            Ok(meta) if meta.is_file() => {}
+            Ok(_) => return Err(DeviceError::Kind { path: path.to_path_buf() }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && create => {}
+            Err(e) => return Err(open_error(e)),
+        }
+        // Before the open, because the name of the user is worth more than the kernel's "device or resource busy".
+        if (opts.write || !opts.read_in_use)
+            && let Some(by) = users_of(path).into_iter().next()
+        {
+            return Err(DeviceError::InUse { name, by });
+        }
+        let mut flags = OFlags::empty();
+        if block && opts.write {
+            flags |= OFlags::EXCL; // on a block device: nobody else holds or will hold it exclusively, mounts included
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(opts.write)
+            .create(create)
+            .custom_flags(flags.bits() as i32)
+            .open(path)
+            .map_err(|e| match (block, e.kind()) {
+                (true, io::ErrorKind::ResourceBusy) => DeviceError::InUse { name: name.clone(), by: User::Kernel },
+                _ => open_error(e),
+            })?;
+        lock(&file, &name, opts)?;
+        let size = file_size(&file, block).map_err(open_error)?;
+        let rest = size.saturating_sub(opts.offset);
+        let len = opts.len.map_or(rest, |len| len.min(rest));
+        Ok(FileDevice {
+            file,
+            name,
+            base: opts.offset,
+            len: AtomicU64::new(len),
+            fixed_len: block || opts.len.is_some(),
+            write: opts.write,
+            len_dirty: AtomicBool::new(false),
+        })
+    }
+
+    fn size(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    fn io(&self, op: Op, offset: u64, len: u64, e: io::Error) -> DeviceError {
+        DeviceError::Io { name: self.name.clone(), op, offset, len, source: Arc::new(e) }
+    }
+
+    fn writable(&self, op: Op) -> Result<(), DeviceError> {
+        if self.write { Ok(()) } else { Err(DeviceError::ReadOnly { name: self.name.clone(), op }) }
+    }
+
+    fn in_range(&self, op: Op, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let end = check_range(&self.name, op, offset, len, self.size())?;
+        // The window's end must be a file offset as well, which only an absurd `offset` option could break.
+        check_range(&self.name, op, self.base, end, i64::MAX as u64).map(|_| ())
+    }
+
+    /// Writes all slices from `offset` on, as few calls as the system allows.
+    fn write_slices(&self, offset: u64, mut slices: &mut [IoSlice<'_>]) -> Result<(), DeviceError> {
+        let mut at = offset;
+        while !slices.is_empty() {
+            let take = slices.len().min(IOV_COUNT_MAX);
+            match rustix::io::pwritev(&self.file, &slices[..take], self.base + at) {
+                Ok(0) => {
+                    let rest = slices.iter().map(|s| s.len() as u64).sum();
+                    if rest == 0 {
+                        return Ok(());
+                    }
+                    return Err(self.io(Op::Write, at, rest, io::ErrorKind::WriteZero.into()));
+                }
+                Ok(done) => {
+                    at += done as u64;
+                    IoSlice::advance_slices(&mut slices, done);
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(self.io(Op::Write, at, slices.iter().map(|s| s.len() as u64).sum(), e.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills all slices from `offset` on.
+    fn read_slices(&self, offset: u64, mut slices: &mut [IoSliceMut<'_>]) -> Result<(), DeviceError> {
+        let mut at = offset;
+        while !slices.is_empty() {
+            let take = slices.len().min(IOV_COUNT_MAX);
+            match rustix::io::preadv(&self.file, &mut slices[..take], self.base + at) {
+                Ok(0) => {
+                    let rest = slices.iter().map(|s| s.len() as u64).sum();
+                    if rest == 0 {
+                        return Ok(());
+                    }
+                    return Err(self.io(Op::Read, at, rest, io::ErrorKind::UnexpectedEof.into()));
+                }
+                Ok(done) => {
+                    at += done as u64;
+                    IoSliceMut::advance_slices(&mut slices, done);
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(self.io(Op::Read, at, slices.iter().map(|s| s.len() as u64).sum(), e.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads requests that follow one another without a gap; if the one call fails, each alone, so that each gets
+    /// the answer it deserves.
+    fn read_run(&self, run: &mut [&mut ReadReq<'_>]) {
+        if let [only] = run {
+            only.result = self.read_at(only.offset, only.buf);
+            return;
+        }
+        let Some(offset) = run.first().map(|r| r.offset) else { return };
+        let len = run.iter().map(|r| r.buf.len() as u64).sum();
+        let whole = self.in_range(Op::Read, offset, len).and_then(|()| {
+            let mut slices: Vec<_> = run.iter_mut().map(|r| IoSliceMut::new(r.buf)).collect();
+            self.read_slices(offset, &mut slices)
+        });
+        for req in run.iter_mut() {
+            req.result = match whole {
+                Ok(()) => Ok(()),
+                Err(_) => self.read_at(req.offset, req.buf),
+            };
+        }
+    }
+}
+
+impl Device for FileDevice {
+    fn len(&self) -> u64 {
+        self.size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        let len = buf.len() as u64;
+        self.in_range(Op::Read, offset, len)?;
+        self.file.read_exact_at(buf, self.base + offset).map_err(|e| self.io(Op::Read, offset, len, e))
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        let len = buf.len() as u64;
+        self.writable(Op::Write)?;
+        self.in_range(Op::Write, offset, len)?;
+        self.file.write_all_at(buf, self.base + offset).map_err(|e| self.io(Op::Write, offset, len, e))
+    }
+
+    fn read_batch(&self, reqs: &mut [ReadReq<'_>]) {
+        let mut sorted: Vec<&mut ReadReq<'_>> = reqs.iter_mut().collect();
+        sorted.sort_by_key(|r| r.offset);
+        for run in sorted.chunk_by_mut(|a, b| a.offset.checked_add(a.buf.len() as u64) == Some(b.offset)) {
+            self.read_run(run);
+        }
+    }
+
+    fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        self.writable(Op::Write)?;
+        for req in reqs {
+            self.in_range(Op::Write, req.offset, req.len())?;
+        }
+        let mut sorted: Vec<&WriteReq<'_>> = reqs.iter().filter(|r| !r.is_empty()).collect();
+        sorted.sort_by_key(|r| r.offset);
+        let mut slices: Vec<IoSlice<'_>> = Vec::new();
+        for run in sorted.chunk_by(|a, b| a.offset + a.len() == b.offset) {
+            slices.clear();
+            slices.extend(run.iter().flat_map(|r| r.parts).filter(|p| !p.is_empty()).map(|p| IoSlice::new(p)));
+            self.write_slices(run[0].offset, &mut slices)?;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        if !self.write {
+            return Ok(());
+        }
+        let resized = self.len_dirty.swap(false, Ordering::AcqRel);
+        let done = if resized { self.file.sync_all() } else { self.file.sync_data() };
+        done.map_err(|e| {
+            self.len_dirty.fetch_or(resized, Ordering::AcqRel);
+            self.io(Op::Flush, 0, self.size(), e)
+        })
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.writable(Op::Discard)?;
+        self.in_range(Op::Discard, offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        // On a block device this unmaps where the device can do so and still read zeros.
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(&self.file, mode, self.base + offset, len) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+                Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Discard })
+            }
+            Err(e) => Err(self.io(Op::Discard, offset, len, e.into())),
+        }
+    }
+
+    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        self.writable(Op::Resize)?;
+        if len == self.size() {
+            return Ok(());
+        }
+        if self.fixed_len {
+            return Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Resize });
+        }
+        let end = check_range(&self.name, Op::Resize, self.base, len, i64::MAX as u64)?;
+        self.len_dirty.store(true, Ordering::Release);
+        self.file.set_len(end).map_err(|e| self.io(Op::Resize, 0, len, e))?;
+        self.len.store(len, Ordering::Release);
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        self.name.to_string()
+    }
+
+    fn read_only(&self) -> bool {
+        !self.write
+    }
+}
+
+/// Oleo against Oleo: many readers or one writer, for as long as the file is open.
+fn lock(file: &File, name: &Arc<str>, opts: &FileOptions) -> Result<(), DeviceError> {
+    let how = match opts.write {
+        true => FlockOperation::NonBlockingLockExclusive,
+        false => FlockOperation::NonBlockingLockShared,
+    };
+    match rustix::fs::flock(file, how) {
+        Err(rustix::io::Errno::WOULDBLOCK) if opts.write || !opts.read_in_use => {
+            Err(DeviceError::InUse { name: name.clone(), by: User::Lock })
+        }
+        // Some file systems have no locks; the other checks stand.
+        _ => Ok(()),
+    }
+}
+
+/// Length of the whole file or block device in bytes.
+fn file_size(file: &File, block: bool) -> io::Result<u64> {
+    if !block {
+        return Ok(file.metadata()?.len());
+    }
+    Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
+}

@@ -1,0 +1,143 @@
+//! Sparse memory, for tests and for images that never touch a disk.
+//!
+//! Pages that were never written, or were discarded whole, take no memory and read as zeros.
+//! Locks: one per shard of pages, held for one page at a time; a read and a write of the same bytes at the same time
+//! may tear at page borders, as on a disk. Flush does nothing. Crash: all is lost.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLock;
+
+use crate::{Device, DeviceError, Op, check_range};
+
+/// Bytes per page.
+const PAGE_LEN: usize = 16 << 10;
+/// Number of shards; neighbouring pages lie in different ones.
+const SHARD_COUNT: usize = 32;
+
+type Shard = RwLock<HashMap<u64, Box<[u8]>>>;
+
+/// A device in memory.
+pub struct MemDevice {
+    name: Arc<str>,
+    len: AtomicU64,
+    shards: Vec<Shard>,
+}
+
+impl MemDevice {
+    /// A device of `len` zero bytes.
+    pub fn new(len: u64) -> MemDevice {
+        MemDevice::named("memory", len)
+    }
+
+    /// The same, with a name for messages.
+    pub fn named(name: &str, len: u64) -> MemDevice {
+        let shards = (0..SHARD_COUNT).map(|_| Shard::default()).collect();
+        MemDevice { name: name.into(), len: AtomicU64::new(len), shards }
+    }
+
+    /// A second device with the same contents, at this moment. Nobody may write meanwhile.
+    pub fn copy(&self) -> MemDevice {
+        let shards = self.shards.iter().map(|s| RwLock::new(s.read().clone())).collect();
+        MemDevice { name: self.name.clone(), len: AtomicU64::new(self.len()), shards }
+    }
+
+    /// Bytes of memory that the contents take.
+    pub fn resident_bytes(&self) -> u64 {
+        self.shards.iter().map(|s| s.read().len() as u64).sum::<u64>() * PAGE_LEN as u64
+    }
+
+    fn shard(&self, page: u64) -> &Shard {
+        &self.shards[(page % SHARD_COUNT as u64) as usize]
+    }
+
+    /// Splits a range into (page number, byte in page, byte in buffer, length) pieces.
+    fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
+        let mut done = 0;
+        std::iter::from_fn(move || {
+            if done == len {
+                return None;
+            }
+            let at = offset + done as u64;
+            let in_page = (at % PAGE_LEN as u64) as usize;
+            let take = (PAGE_LEN - in_page).min(len - done);
+            let piece = (at / PAGE_LEN as u64, in_page, done, take);
+            done += take;
+            Some(piece)
+        })
+    }
+
+    /// Zeros `offset..end`; whole pages are forgotten.
+    fn zero(&self, offset: u64, end: u64) {
+        let page_len = PAGE_LEN as u64;
+        for shard in &self.shards {
+            shard.write().retain(|&page, bytes| {
+                let (start, stop) = (page * page_len, (page + 1) * page_len);
+                let (from, to) = (offset.max(start), end.min(stop));
+                if from == start && to == stop {
+                    return false;
+                }
+                if from < to {
+                    bytes[(from - start) as usize..(to - start) as usize].fill(0);
+                }
+                true
+            });
+        }
+    }
+}
+
+impl Device for MemDevice {
+    fn len(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        check_range(&self.name, Op::Read, offset, buf.len() as u64, self.len())?;
+        for (page, in_page, at, take) in MemDevice::pieces(offset, buf.len()) {
+            let out = &mut buf[at..at + take];
+            match self.shard(page).read().get(&page) {
+                Some(bytes) => out.copy_from_slice(&bytes[in_page..in_page + take]),
+                None => out.fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        check_range(&self.name, Op::Write, offset, buf.len() as u64, self.len())?;
+        for (page, in_page, at, take) in MemDevice::pieces(offset, buf.len()) {
+            let mut shard = self.shard(page).write();
+            let bytes = shard.entry(page).or_insert_with(|| vec![0; PAGE_LEN].into_boxed_slice());
+            bytes[in_page..in_page + take].copy_from_slice(&buf[at..at + take]);
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let end = check_range(&self.name, Op::Discard, offset, len, self.len())?;
+        self.zero(offset, end);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        let old = self.len.swap(len, Ordering::AcqRel);
+        if len < old {
+            self.zero(len, u64::MAX);
+        }
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        self.name.to_string()
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,222 @@
+//! Every device against a plain vector of bytes, and the refusals.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use super::*;
+
+/// A small deterministic source of numbers (xorshift).
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.below(256) as u8).collect()
+    }
+}
+
+const LEN: usize = 300_000;
+
+/// Goal: reads, writes, batches and discards of a device equal those of a vector.
+/// Method: seeded random requests on both; every batch of reads compared, out-of-range ones expected to fail.
+fn model(dev: &dyn Device, seed: u64) {
+    let mut rng = Rng(seed);
+    let mut want = vec![0u8; LEN];
+    for step in 0..400 {
+        match rng.below(4) {
+            0 => {
+                let at = rng.below(LEN as u64) as usize;
+                let len = (rng.below(40_000) as usize).min(LEN - at);
+                let data = rng.bytes(len);
+                dev.write_at(at as u64, &data).expect("write");
+                want[at..at + data.len()].copy_from_slice(&data);
+            }
+            1 => {
+                // Disjoint pieces in random order, many of which touch.
+                let unit = 1000 + rng.below(5000) as usize;
+                let mut starts: Vec<usize> = (0..LEN / unit).filter(|_| rng.below(3) > 0).map(|i| i * unit).collect();
+                for i in (1..starts.len()).rev() {
+                    starts.swap(i, rng.below(i as u64 + 1) as usize);
+                }
+                let data: Vec<Vec<u8>> = starts.iter().map(|_| rng.bytes(unit)).collect();
+                let parts: Vec<[&[u8]; 3]> = data.iter().map(|d| [&d[..100], &d[100..100], &d[100..]]).collect();
+                let reqs: Vec<_> =
+                    starts.iter().zip(&parts).map(|(&s, p)| WriteReq { offset: s as u64, parts: p }).collect();
+                dev.write_batch(&reqs).expect("batch");
+                for (s, d) in starts.iter().zip(&data) {
+                    want[*s..*s + unit].copy_from_slice(d);
+                }
+            }
+            2 => {
+                let at = rng.below(LEN as u64);
+                let len = rng.below(LEN as u64 - at + 1);
+                dev.discard(at, len).expect("discard");
+                want[at as usize..(at + len) as usize].fill(0);
+            }
+            _ => {
+                let mut places = Vec::new();
+                let mut at = 0;
+                while at < LEN + 5000 {
+                    let len = 1 + rng.below(20_000) as usize;
+                    places.push((at, vec![0xaa; len]));
+                    at += len + if rng.below(2) == 0 { 0 } else { rng.below(9000) as usize };
+                }
+                places.reverse();
+                let mut reqs: Vec<_> = places.iter_mut().map(|(at, b)| ReadReq::new(*at as u64, b)).collect();
+                dev.read_batch(&mut reqs);
+                for req in &reqs {
+                    let (at, end) = (req.offset as usize, req.offset as usize + req.buf.len());
+                    match &req.result {
+                        Ok(()) => assert_eq!(req.buf, &want[at..end], "seed {seed} step {step} at {at}"),
+                        Err(e) => assert!(end > LEN && matches!(e, DeviceError::OutOfRange { .. }), "{e}"),
+                    }
+                }
+            }
+        }
+    }
+    dev.flush().expect("flush");
+    assert!(matches!(dev.write_at(LEN as u64 - 1, &[1, 2]), Err(DeviceError::OutOfRange { .. })));
+    assert!(matches!(dev.read_at(u64::MAX, &mut [0; 4]), Err(DeviceError::OutOfRange { .. })));
+    let mut all = vec![0; LEN];
+    dev.read_at(0, &mut all).expect("read");
+    assert!(all == want);
+}
+
+#[test]
+fn memory_is_as_a_vector() {
+    let dev = MemDevice::new(LEN as u64);
+    model(&dev, 1);
+    dev.discard(0, LEN as u64).expect("discard");
+    assert!(dev.resident_bytes() <= 16 << 10);
+    dev.set_len(1 << 50).expect("grow");
+    dev.write_at((1 << 50) - 3, b"end").expect("write");
+    dev.set_len((1 << 50) - 1).expect("shrink");
+    dev.set_len(1 << 50).expect("grow");
+    let mut buf = [9; 3];
+    dev.copy().read_at((1 << 50) - 3, &mut buf).expect("read");
+    assert_eq!(&buf, b"en\0");
+}
+
+#[test]
+fn file_is_as_a_vector() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("img");
+    std::fs::write(&path, vec![7; 4096]).expect("write");
+    let opts = FileOptions { write: true, create: true, offset: 4096, ..Default::default() };
+    let dev = FileDevice::open(&path, &opts).expect("open");
+    assert_eq!(dev.len(), 0);
+    dev.set_len(LEN as u64).expect("grow");
+    model(&dev, 2);
+    drop(dev);
+    assert!(std::fs::read(&path).expect("read")[..4096].iter().all(|&b| b == 7), "before the window");
+    let fixed = FileOptions { write: true, len: Some(100), ..Default::default() };
+    let dev = FileDevice::open(&path, &fixed).expect("open");
+    assert_eq!(dev.len(), 100);
+    assert!(matches!(dev.set_len(200), Err(DeviceError::Unsupported { .. })));
+    drop(dev);
+    let dev = FileDevice::open(&path, &FileOptions::default()).expect("open");
+    assert!(matches!(dev.write_at(0, b"x"), Err(DeviceError::ReadOnly { .. })));
+}
+
+#[test]
+fn window_is_as_a_vector() {
+    let inner = Arc::new(MemDevice::new(2 * LEN as u64));
+    model(&Window::new(inner.clone(), 1234, LEN as u64).expect("window"), 3);
+    assert!(Window::new(inner, LEN as u64 + 1, LEN as u64).is_err());
+}
+
+/// A device whose n-th write fails.
+struct Failing(MemDevice, std::sync::atomic::AtomicU64);
+
+impl Device for Failing {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.0.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        if self.1.fetch_sub(1, std::sync::atomic::Ordering::Relaxed) == 0 {
+            return Err(DeviceError::Unsupported { name: "failing".into(), op: Op::Write });
+        }
+        self.0.write_at(offset, buf)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn discard(&self, _: u64, _: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn set_len(&self, _: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn name(&self) -> String {
+        "failing".into()
+    }
+    fn read_only(&self) -> bool {
+        false
+    }
+}
+
+/// Goal: after one failed write nothing is written or flushed, though the device has recovered.
+#[test]
+fn the_latch_closes_for_ever() {
+    let dev = Latched::new(Arc::new(Failing(MemDevice::new(100), 1.into())));
+    dev.write_at(0, b"good").expect("first");
+    assert!(dev.write_at(0, b"lost").is_err());
+    assert!(matches!(dev.write_at(0, b"late"), Err(DeviceError::Latched { .. })));
+    assert!(matches!(dev.flush(), Err(DeviceError::Latched { .. })));
+    assert!(dev.read_only() && dev.failure().is_some());
+    let mut buf = [0; 4];
+    dev.read_at(0, &mut buf).expect("reads go on");
+    assert_eq!(&buf, b"good");
+}
+
+fn open(path: &Path, write: bool) -> Result<FileDevice, DeviceError> {
+    FileDevice::open(path, &FileOptions { write, ..Default::default() })
+}
+
+/// Goal: one writer or many readers. Method: second handles of this process, which the lock sees as strangers.
+#[test]
+fn two_handles_do_not_write_at_once() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("img");
+    std::fs::write(&path, [0; 4096]).expect("write");
+    let reader = open(&path, false).expect("reader");
+    let second = open(&path, false).expect("second reader");
+    assert!(matches!(open(&path, true), Err(DeviceError::InUse { by: User::Lock, .. })));
+    drop((reader, second));
+    let writer = open(&path, true).expect("writer");
+    assert!(matches!(open(&path, true), Err(DeviceError::InUse { .. })));
+    assert!(matches!(open(&path, false), Err(DeviceError::InUse { .. })));
+    FileDevice::open(&path, &FileOptions { read_in_use: true, ..Default::default() }).expect("told to");
+    drop(writer);
+    assert!(matches!(open(dir.path(), false), Err(DeviceError::Kind { .. })));
+    assert!(matches!(open(&dir.path().join("none"), true), Err(DeviceError::Open { .. })));
+}
+
+/// Goal: a file that another program writes to is refused, and the program is named.
+#[test]
+fn a_foreign_writer_is_seen() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("img");
+    std::fs::write(&path, [0; 4096]).expect("write");
+    let out = std::fs::OpenOptions::new().append(true).open(&path).expect("open");
+    let mut child = Command::new("sleep").arg("60").stdout(Stdio::from(out)).spawn().expect("sleep");
+    let refused = (open(&path, true), open(&path, false));
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    for result in [refused.0, refused.1] {
+        match result {
+            Err(DeviceError::InUse { by: User::Writer { pid, .. }, .. }) => assert_eq!(pid, child.id()),
+            other => panic!("{other:?}"),
+        }
+    }
+    open(&path, true).expect("nobody is left");
+}

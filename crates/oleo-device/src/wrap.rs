@@ -1,0 +1,164 @@
+//! Devices around devices.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::{Device, DeviceError, Op, ReadReq, WriteReq, check_range};
+
+/// A part of another device, with an end of its own.
+pub struct Window {
+    inner: Arc<dyn Device>,
+    name: Arc<str>,
+    /// First byte, on the inner device.
+    base: u64,
+    len: u64,
+}
+
+impl Window {
+    /// `len` bytes of `inner` from `base` on, or `OutOfRange` where it has fewer.
+    pub fn new(inner: Arc<dyn Device>, base: u64, len: u64) -> Result<Window, DeviceError> {
+        let name: Arc<str> = inner.name().into();
+        check_range(&name, Op::Open, base, len, inner.len())?;
+        Ok(Window { inner, name, base, len })
+    }
+
+    fn shift(&self, op: Op, offset: u64, len: u64) -> Result<u64, DeviceError> {
+        check_range(&self.name, op, offset, len, self.len)?;
+        Ok(self.base + offset)
+    }
+}
+
+impl Device for Window {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read_at(self.shift(Op::Read, offset, buf.len() as u64)?, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.inner.write_at(self.shift(Op::Write, offset, buf.len() as u64)?, buf)
+    }
+
+    fn read_batch(&self, reqs: &mut [ReadReq<'_>]) {
+        let mut inside = Vec::with_capacity(reqs.len());
+        let mut slots = Vec::with_capacity(reqs.len());
+        for req in reqs.iter_mut() {
+            match self.shift(Op::Read, req.offset, req.buf.len() as u64) {
+                Ok(offset) => {
+                    inside.push(ReadReq::new(offset, req.buf));
+                    slots.push(&mut req.result);
+                }
+                Err(e) => req.result = Err(e),
+            }
+        }
+        self.inner.read_batch(&mut inside);
+        for (slot, req) in slots.into_iter().zip(inside) {
+            *slot = req.result;
+        }
+    }
+
+    fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        let shifted = reqs
+            .iter()
+            .map(|r| Ok(WriteReq { offset: self.shift(Op::Write, r.offset, r.len())?, parts: r.parts }))
+            .collect::<Result<Vec<_>, DeviceError>>()?;
+        self.inner.write_batch(&shifted)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.inner.discard(self.shift(Op::Discard, offset, len)?, len)
+    }
+
+    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        if len == self.len {
+            return Ok(());
+        }
+        Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Resize })
+    }
+
+    fn name(&self) -> String {
+        self.name.to_string()
+    }
+
+    fn read_only(&self) -> bool {
+        self.inner.read_only()
+    }
+}
+
+/// A device that remembers its first failed write or flush: from then on it refuses every change with that failure.
+///
+/// After a failed flush nobody knows which of the earlier writes arrived, and the system may forget that they did not;
+/// a second flush that succeeds would prove nothing.
+pub struct Latched {
+    inner: Arc<dyn Device>,
+    name: Arc<str>,
+    first: OnceLock<Arc<DeviceError>>,
+}
+
+impl Latched {
+    /// Puts a latch on `inner`.
+    pub fn new(inner: Arc<dyn Device>) -> Latched {
+        let name = inner.name().into();
+        Latched { inner, name, first: OnceLock::new() }
+    }
+
+    /// The failure that closed it, if one did.
+    pub fn failure(&self) -> Option<&DeviceError> {
+        self.first.get().map(|e| &**e)
+    }
+
+    fn guard(&self, op: Op, work: impl FnOnce() -> Result<(), DeviceError>) -> Result<(), DeviceError> {
+        if let Some(first) = self.first.get() {
+            return Err(DeviceError::Latched { name: self.name.clone(), op, first: first.clone() });
+        }
+        work().inspect_err(|e| {
+            // Two threads may fail at once; one of the two failures is the first.
+            let _ = self.first.set(Arc::new(e.clone()));
+        })
+    }
+}
+
+impl Device for Latched {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.guard(Op::Write, || self.inner.write_at(offset, buf))
+    }
+    fn read_batch(&self, reqs: &mut [ReadReq<'_>]) {
+        self.inner.read_batch(reqs)
+    }
+    fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        self.guard(Op::Write, || self.inner.write_batch(reqs))
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.guard(Op::Flush, || self.inner.flush())
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        // A discard that fails loses nothing, so it does not close the latch; a closed latch still refuses it.
+        if let Some(first) = self.first.get() {
+            return Err(DeviceError::Latched { name: self.name.clone(), op: Op::Discard, first: first.clone() });
+        }
+        self.inner.discard(offset, len)
+    }
+    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        if let Some(first) = self.first.get() {
+            return Err(DeviceError::Latched { name: self.name.clone(), op: Op::Resize, first: first.clone() });
+        }
+        self.inner.set_len(len)
+    }
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+    fn read_only(&self) -> bool {
+        self.first.get().is_some() || self.inner.read_only()
+    }
+}
