@@ -57,22 +57,34 @@ macro_rules! position {
         impl Add<ByteLen> for $name {
             type Output = $name;
             /// Wraps never: addresses read from an image are verified to leave room for their lengths.
-            fn add(self, len: ByteLen) -> $name { $name(self.0 + len.0) }
+            fn add(self, len: ByteLen) -> $name {
+                $name(self.0 + len.0)
+            }
         }
         impl AddAssign<ByteLen> for $name {
-            fn add_assign(&mut self, len: ByteLen) { self.0 += len.0; }
+            fn add_assign(&mut self, len: ByteLen) {
+                self.0 += len.0;
+            }
         }
         impl Sub for $name {
             type Output = ByteLen;
-            fn sub(self, from: $name) -> ByteLen { ByteLen(self.0 - from.0) }
+            fn sub(self, from: $name) -> ByteLen {
+                ByteLen(self.0 - from.0)
+            }
         }
         impl $name {
             /// The position `len` bytes on, or `None` where that leaves 64 bits.
-            pub fn checked_add(self, len: ByteLen) -> Option<$name> { self.0.checked_add(len.0).map($name) }
+            pub fn checked_add(self, len: ByteLen) -> Option<$name> {
+                self.0.checked_add(len.0).map($name)
+            }
             /// The nearest multiple of `unit` (a power of two) at or below.
-            pub fn align_down(self, unit: ByteLen) -> $name { $name(self.0 & !(unit.0 - 1)) }
+            pub fn align_down(self, unit: ByteLen) -> $name {
+                $name(self.0 & !(unit.0 - 1))
+            }
             /// Whether this is a multiple of `unit` (a power of two).
-            pub fn is_aligned(self, unit: ByteLen) -> bool { self.0 & (unit.0 - 1) == 0 }
+            pub fn is_aligned(self, unit: ByteLen) -> bool {
+                self.0 & (unit.0 - 1) == 0
+            }
         }
     };
 }
@@ -82,20 +94,30 @@ position!(FileOffset);
 
 impl Add for ByteLen {
     type Output = ByteLen;
-    fn add(self, other: ByteLen) -> ByteLen { ByteLen(self.0 + other.0) }
+    fn add(self, other: ByteLen) -> ByteLen {
+        ByteLen(self.0 + other.0)
+    }
 }
 impl AddAssign for ByteLen {
-    fn add_assign(&mut self, other: ByteLen) { self.0 += other.0; }
+    fn add_assign(&mut self, other: ByteLen) {
+        self.0 += other.0;
+    }
 }
 impl Sub for ByteLen {
     type Output = ByteLen;
-    fn sub(self, other: ByteLen) -> ByteLen { ByteLen(self.0 - other.0) }
+    fn sub(self, other: ByteLen) -> ByteLen {
+        ByteLen(self.0 - other.0)
+    }
 }
 impl ByteLen {
     /// The nearest multiple of `unit` (a power of two) at or above.
-    pub fn align_up(self, unit: ByteLen) -> ByteLen { ByteLen((self.0 + unit.0 - 1) & !(unit.0 - 1)) }
+    pub fn align_up(self, unit: ByteLen) -> ByteLen {
+        ByteLen((self.0 + unit.0 - 1) & !(unit.0 - 1))
+    }
     /// Whether this is a multiple of `unit` (a power of two).
-    pub fn is_aligned(self, unit: ByteLen) -> bool { self.0 & (unit.0 - 1) == 0 }
+    pub fn is_aligned(self, unit: ByteLen) -> bool {
+        self.0 & (unit.0 - 1) == 0
+    }
 }
 
 /// Fixed tree numbers (UAPI header `linux/btrfs_tree.h`, `BTRFS_*_TREE_OBJECTID`).

@@ -94,7 +94,9 @@ impl Key {
     pub const MAX: Key = Key { objectid: u64::MAX, item_type: ItemType(u8::MAX), offset: u64::MAX };
 
     /// A key of its three parts.
-    pub const fn new(objectid: u64, item_type: ItemType, offset: u64) -> Key { Key { objectid, item_type, offset } }
+    pub const fn new(objectid: u64, item_type: ItemType, offset: u64) -> Key {
+        Key { objectid, item_type, offset }
+    }
 
     /// The key that follows directly, or `None` after the highest.
     pub fn next(self) -> Option<Key> {
@@ -115,7 +117,9 @@ impl fmt::Debug for Key {
 }
 
 impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { fmt::Debug::fmt(self, f) }
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
 }
 
 /// A key as it stands on disk (`struct btrfs_disk_key`, 17 bytes).
@@ -133,7 +137,9 @@ pub struct DiskKey {
 const _: () = assert!(size_of::<DiskKey>() == 17);
 
 impl From<DiskKey> for Key {
-    fn from(k: DiskKey) -> Key { Key::new(k.objectid.get(), ItemType(k.item_type), k.offset.get()) }
+    fn from(k: DiskKey) -> Key {
+        Key::new(k.objectid.get(), ItemType(k.item_type), k.offset.get())
+    }
 }
 
 impl From<Key> for DiskKey {

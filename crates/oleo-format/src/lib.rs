@@ -1,7 +1,34 @@
 //! What the bytes of a btrfs volume mean: keys, items, nodes, superblocks, checksums, compression.
+//!
+//! Nothing here does I/O or holds state. Facts come from the format's documentation and the UAPI headers
+//! `linux/btrfs.h` and `linux/btrfs_tree.h`.
 
+mod csum;
+mod data_use;
+mod error;
+mod flags;
 mod ids;
 mod key;
+mod node;
+mod structs;
+mod super_block;
+mod verify;
 
+pub use csum::{CSUM_FIELD_LEN, CsumType, data_ref_hash, dir_hash, extref_hash};
+pub use data_use::{DataUse, data_use};
+pub use error::Corruption;
+pub use flags::{
+    BalanceArgsFlags, BalanceFlags, BlockGroupFlags, CompatRo, ExtentFlags, Features, FileType, FreeSpaceFlags,
+    HeaderFlags, Incompat, InodeFlags, QgroupLimitFlags, QgroupStatusFlags, RootFlags, SuperFlags,
+};
 pub use ids::{ByteLen, DevId, FileOffset, Generation, Ino, Logical, Physical, TreeId};
 pub use key::{DiskKey, ItemType, Key};
+pub use node::{
+    BlockHead, CheckedNode, ChildPtr, HEADER_LEN, ITEM_LEN, KEY_PTR_LEN, LeafBuilder, NODESIZE_MAX, NODESIZE_MIN,
+    NodeExpect, NodeRules, encode_node, item_len_max, leaf_capacity, node_capacity, seal,
+};
+pub use structs::*;
+pub use super_block::{
+    LABEL_LEN_MAX, LEVELS_MAX, ROOT_BACKUPS, SUPER_LEN, SUPER_MAGIC, SUPER_MAGIC_TEMPORARY, SUPER_OFFSETS,
+    SYS_CHUNK_ARRAY_LEN, new_super_block,
+};

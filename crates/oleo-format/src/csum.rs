@@ -1,0 +1,135 @@
+//! Checksums and hashes: the four checksum types of tree blocks, superblocks and data, and the hashes in keys.
+
+use blake2::digest::consts::U32;
+use blake2::{Blake2b, Digest};
+use sha2::Sha256;
+use twox_hash::XxHash64;
+
+use crate::{Ino, TreeId};
+
+/// The bytes of the checksum field in tree blocks and superblocks, whatever the type.
+pub const CSUM_FIELD_LEN: usize = 32;
+
+/// How a volume computes checksums (`csum_type` in the superblock).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CsumType {
+    /// CRC-32C (Castagnoli), 4 bytes.
+    #[default]
+    Crc32c,
+    /// xxHash64 with seed 0, 8 bytes.
+    Xxh64,
+    /// SHA-256, 32 bytes.
+    Sha256,
+    /// BLAKE2b with a 256-bit digest, 32 bytes.
+    Blake2b,
+}
+
+impl CsumType {
+    /// Every type there is.
+    pub const ALL: [CsumType; 4] = [CsumType::Crc32c, CsumType::Xxh64, CsumType::Sha256, CsumType::Blake2b];
+
+    /// The type with this number.
+    pub fn from_disk(value: u16) -> Option<CsumType> {
+        CsumType::ALL.get(usize::from(value)).copied()
+    }
+
+    /// Its number on disk.
+    pub fn to_disk(self) -> u16 {
+        self as u16
+    }
+
+    /// The bytes of one checksum.
+    pub fn csum_len(self) -> usize {
+        match self {
+            CsumType::Crc32c => 4,
+            CsumType::Xxh64 => 8,
+            CsumType::Sha256 | CsumType::Blake2b => 32,
+        }
+    }
+
+    /// The name that commands use.
+    pub fn name(self) -> &'static str {
+        match self {
+            CsumType::Crc32c => "crc32c",
+            CsumType::Xxh64 => "xxhash64",
+            CsumType::Sha256 => "sha256",
+            CsumType::Blake2b => "blake2",
+        }
+    }
+
+    /// The checksum of `data`, as it stands on disk, zeros after [`csum_len`](Self::csum_len) bytes.
+    pub fn csum(self, data: &[u8]) -> [u8; CSUM_FIELD_LEN] {
+        let mut out = [0; CSUM_FIELD_LEN];
+        match self {
+            CsumType::Crc32c => out[..4].copy_from_slice(&crc32c::crc32c(data).to_le_bytes()),
+            CsumType::Xxh64 => out[..8].copy_from_slice(&XxHash64::oneshot(0, data).to_le_bytes()),
+            CsumType::Sha256 => out.copy_from_slice(&Sha256::digest(data)),
+            CsumType::Blake2b => out.copy_from_slice(&Blake2b::<U32>::digest(data)),
+        }
+        out
+    }
+
+    /// Appends the checksum of every sector of `data` to `out`. A last part shorter than a sector counts as it is.
+    pub fn csum_sectors(self, data: &[u8], sectorsize: u32, out: &mut Vec<u8>) {
+        let sector_len = sectorsize as usize;
+        let len = self.csum_len();
+        out.reserve(data.len().div_ceil(sector_len) * len);
+        for sector in data.chunks(sector_len) {
+            out.extend_from_slice(&self.csum(sector)[..len]);
+        }
+    }
+}
+
+impl std::fmt::Display for CsumType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for CsumType {
+    type Err = String;
+    fn from_str(s: &str) -> Result<CsumType, String> {
+        Ok(match s {
+            "crc32c" => CsumType::Crc32c,
+            "xxhash" | "xxhash64" | "xxh64" => CsumType::Xxh64,
+            "sha256" => CsumType::Sha256,
+            "blake2" | "blake2b" => CsumType::Blake2b,
+            _ => return Err(format!("unknown checksum type {s:?}: crc32c, xxhash, sha256 and blake2 exist")),
+        })
+    }
+}
+
+/// CRC-32C from a seed, without the inversion before and after that the checksum type has.
+fn crc32c_raw(seed: u32, data: &[u8]) -> u32 {
+    !crc32c::crc32c_append(!seed, data)
+}
+
+/// The offset in the key of a DIR_ITEM or XATTR_ITEM.
+pub fn dir_hash(name: &[u8]) -> u32 {
+    crc32c_raw(!1, name)
+}
+
+/// The offset in the key of an INODE_EXTREF. Only the low half of the parent's number counts.
+#[allow(clippy::cast_possible_truncation, reason = "the format takes the low 32 bits as the seed")]
+pub fn extref_hash(parent: Ino, name: &[u8]) -> u64 {
+    u64::from(crc32c_raw(parent.0 as u32, name))
+}
+
+/// The offset in the key of an EXTENT_DATA_REF, which also sorts inline references.
+pub fn data_ref_hash(root: TreeId, ino: Ino, offset: u64) -> u64 {
+    let high = crc32c_raw(!0, &root.0.to_le_bytes());
+    let low = crc32c_raw(crc32c_raw(!0, &ino.0.to_le_bytes()), &offset.to_le_bytes());
+    (u64::from(high) << 31) ^ u64::from(low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: hashes are those of the format. Method: the entry "default" of every root tree has this key offset.
+    #[test]
+    fn hash_of_default() {
+        assert_eq!(dir_hash(b"default"), 2_378_154_706);
+    }
+}

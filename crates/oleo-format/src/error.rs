@@ -1,0 +1,50 @@
+//! The one error for "the image lies".
+
+use std::borrow::Cow;
+use std::fmt::Display;
+
+/// Something on disk is not what the format allows: which structure, where, what about it, what it is and what it should be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("corrupt {structure}{}{at}: {what} is {have}, want {want}", if at.is_empty() { "" } else { " at " })]
+pub struct Corruption {
+    /// The structure that is wrong, by its name in the format.
+    pub structure: &'static str,
+    /// Where it stands: a block and slot, a device offset. Empty while only an item by itself is looked at.
+    pub at: String,
+    /// What about the structure is wrong.
+    pub what: Cow<'static, str>,
+    /// What was found.
+    pub have: String,
+    /// What would have been right.
+    pub want: String,
+}
+
+impl Corruption {
+    /// An error that does not know its place yet.
+    #[cold]
+    pub fn new(
+        structure: &'static str,
+        what: impl Into<Cow<'static, str>>,
+        have: impl Display,
+        want: impl Display,
+    ) -> Corruption {
+        Corruption { structure, at: String::new(), what: what.into(), have: have.to_string(), want: want.to_string() }
+    }
+
+    /// The same error with its place, in front of what is known of the place already.
+    #[cold]
+    pub fn within(mut self, place: impl Display) -> Corruption {
+        self.at = if self.at.is_empty() { place.to_string() } else { format!("{place}, {}", self.at) };
+        self
+    }
+}
+
+/// Returns a [`Corruption`] unless the condition holds.
+macro_rules! ensure {
+    ($cond:expr, $structure:expr, $what:expr, $have:expr, $want:expr $(,)?) => {
+        if !$cond {
+            return Err($crate::error::Corruption::new($structure, $what, $have, $want));
+        }
+    };
+}
+pub(crate) use ensure;
