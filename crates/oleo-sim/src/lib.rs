@@ -1,1 +1,14 @@
-//! For tests only: the kernel oracle, manifests, operation scripts, models and faulty devices.
+//! For tests only: what proves the engine.
+//!
+//! - [`oracle`]: the kernel and `btrfs-progs` as judges. Scratch images, loop devices, mounts, `btrfs check`, scrub.
+//! - [`manifest`]: everything that a program can see of a directory tree, as data that can be compared.
+//! - [`rng`]: the seeded numbers that all of these draw from.
+//!
+//! A failure found by chance is worth keeping: every random thing here takes a seed and says it when it fails.
+//!
+//! This crate knows nothing of the engine above `oleo-format`, so that any room may use it in its tests; what binds it
+//! to the library lives in `tests/`.
+
+pub mod manifest;
+pub mod oracle;
+pub mod rng;

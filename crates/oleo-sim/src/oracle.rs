@@ -1,0 +1,391 @@
+//! The kernel and `btrfs-progs` as judges of what we write.
+//!
+//! Normal path: (1) a test asks [`oracle`] and returns when there is none; (2) [`Oracle::scratch`] gives a directory in
+//! memory; (3) images are made in it, by us or by [`Oracle::mkfs`]; (4) [`Oracle::mount`] attaches loop devices and mounts;
+//! (5) the guard is dropped or [`Mounted::unmount`] called; (6) [`Oracle::check`] and [`Mounted::scrub`] are asked and
+//! their [`Verdict`] must be clean.
+//!
+//! Invariants: whatever was attached or mounted goes away with its guard, also when a test panics; a mount goes before
+//! its loop devices, loop devices before the scratch directory (fields are dropped in the order they are declared).
+//! On a machine that is root and has loop devices and a kernel with btrfs, a missing tool is a failure. Elsewhere the
+//! test is skipped: a line on standard error says which and why, and how many so far in this process.
+//!
+//! A trap: the kernel remembers every btrfs device it has seen, by file system id. Two images with the same id, on
+//! different loop devices, are taken for one file system on two paths: the second is refused or, worse, joined to the
+//! first. So loop devices are forgotten (`btrfs device scan --forget`) after each unmount, and tests that run side by
+//! side must not share an id.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+mod verdict;
+pub use verdict::Verdict;
+
+/// How often a busy unmount or detach is tried again, 20 ms apart: two seconds are enough for a scanner to let go.
+const BUSY_RETRIES_MAX: u32 = 100;
+const BUSY_WAIT: Duration = Duration::from_millis(20);
+
+/// The tools that an oracle needs, by the package that has them.
+const TOOLS: [(&str, &str); 6] = [
+    ("btrfs", "btrfs-progs"),
+    ("mkfs.btrfs", "btrfs-progs"),
+    ("losetup", "mount"),
+    ("mount", "mount"),
+    ("umount", "mount"),
+    ("filefrag", "e2fsprogs"),
+];
+
+static SKIPPED: AtomicU32 = AtomicU32::new(0);
+
+/// Proof that this machine can judge. Made by [`oracle`].
+#[derive(Clone, Copy, Debug)]
+pub struct Oracle(());
+
+/// The oracle, or `None` where the machine cannot be one (not root, no loop devices, no btrfs in the kernel).
+///
+/// # Panics
+/// When the machine could be an oracle but a tool is missing: a test that silently proves nothing is worse than none.
+pub fn oracle() -> Option<Oracle> {
+    match machine() {
+        Ok(()) => {
+            let missing: Vec<_> = TOOLS.iter().filter(|(tool, _)| find_tool(tool).is_none()).collect();
+            assert!(
+                missing.is_empty(),
+                "this machine can run the kernel oracle, but (tool, package) are missing: {missing:?}"
+            );
+            Some(Oracle(()))
+        }
+        Err(why) => {
+            let count = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
+            let name = std::thread::current().name().unwrap_or("?").to_owned();
+            eprintln!("SKIPPED {name}: no kernel oracle here ({why}); {count} skipped so far in this process");
+            None
+        }
+    }
+}
+
+/// Whether root, loop devices and a kernel with btrfs are there.
+fn machine() -> Result<(), String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("not root".into());
+    }
+    if !Path::new("/dev/loop-control").exists() {
+        return Err("no /dev/loop-control".into());
+    }
+    let known = || fs::read_to_string("/proc/filesystems").unwrap_or_default().contains("\tbtrfs");
+    if !known() {
+        // A module that is not loaded yet is no reason to skip.
+        let _ = Command::new("modprobe").arg("btrfs").output();
+        if !known() {
+            return Err("the kernel has no btrfs".into());
+        }
+    }
+    // A container may be root by name only.
+    match Command::new("losetup").arg("--find").output() {
+        Ok(out) if !out.status.success() => Err(format!("losetup: {}", text(&out.stderr).trim())),
+        _ => Ok(()),
+    }
+}
+
+fn find_tool(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from))
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a tool and gives its output whatever its exit code.
+fn run_raw<I, S>(tool: &str, args: I) -> Result<Output>
+where
+    I: IntoIterator<Item = S>,
+    S: AsRef<OsStr>,
+{
+    let path = find_tool(tool).with_context(|| format!("{tool} is not installed"))?;
+    Command::new(path).args(args).env("LC_ALL", "C").output().with_context(|| format!("cannot run {tool}"))
+}
+
+/// Runs a tool that must succeed and gives its standard output.
+pub fn run<I, S>(tool: &str, args: I) -> Result<String>
+where
+    I: IntoIterator<Item = S>,
+    S: AsRef<OsStr>,
+{
+    let args: Vec<OsString> = args.into_iter().map(|a| a.as_ref().to_owned()).collect();
+    let out = run_raw(tool, &args)?;
+    if !out.status.success() {
+        bail!("{tool} {args:?}: {}\n{}{}", out.status, text(&out.stdout), text(&out.stderr));
+    }
+    Ok(text(&out.stdout))
+}
+
+/// A directory in memory (`/dev/shm`, or the usual place for temporary files) that goes away with the guard.
+#[derive(Debug)]
+pub struct Scratch {
+    dir: tempfile::TempDir,
+}
+
+impl Scratch {
+    /// A new directory. Needs no oracle.
+    pub fn new() -> Result<Scratch> {
+        let shm = Path::new("/dev/shm");
+        let mut builder = tempfile::Builder::new();
+        builder.prefix("oleo-test-");
+        let dir = if shm.is_dir() { builder.tempdir_in(shm).or_else(|_| builder.tempdir()) } else { builder.tempdir() };
+        Ok(Scratch { dir: dir.context("no scratch directory")? })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Makes a subdirectory.
+    pub fn dir(&self, name: &str) -> Result<PathBuf> {
+        let path = self.path().join(name);
+        fs::create_dir_all(&path)?;
+        Ok(path)
+    }
+
+    /// Makes a sparse file of `len` bytes.
+    pub fn image(&self, name: &str, len: u64) -> Result<PathBuf> {
+        let path = self.path().join(name);
+        File::create(&path)?.set_len(len)?;
+        Ok(path)
+    }
+
+    /// Makes `count` sparse files of `len` bytes each.
+    pub fn images(&self, name: &str, count: usize, len: u64) -> Result<Vec<PathBuf>> {
+        (0..count).map(|i| self.image(&format!("{name}-{i}.img"), len)).collect()
+    }
+}
+
+/// A loop device over a file; detached with the guard.
+#[derive(Debug)]
+pub struct Loop {
+    device: PathBuf,
+}
+
+impl Loop {
+    /// Attaches the next free loop device to a file.
+    pub fn attach(file: &Path, read_only: ReadOnly) -> Result<Loop> {
+        let mut args: Vec<&OsStr> = vec!["--find".as_ref(), "--show".as_ref()];
+        if read_only == ReadOnly::Yes {
+            args.push("--read-only".as_ref());
+        }
+        args.push(file.as_os_str());
+        // Another process may take the device between finding and attaching.
+        let mut last = None;
+        for _ in 0..BUSY_RETRIES_MAX {
+            match run("losetup", &args) {
+                Ok(out) => return Ok(Loop { device: PathBuf::from(out.trim()) }),
+                Err(e) => last = Some(e),
+            }
+            std::thread::sleep(BUSY_WAIT);
+        }
+        Err(last.expect("tried at least once"))
+    }
+
+    /// The path of the device.
+    pub fn path(&self) -> &Path {
+        &self.device
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = run_raw("btrfs", [OsStr::new("device"), "scan".as_ref(), "--forget".as_ref(), self.device.as_os_str()]);
+        let done = retry(|| run("losetup", [OsStr::new("--detach"), self.device.as_os_str()]).map(drop));
+        if let Err(e) = done {
+            eprintln!("{} stays attached: {e:#}", self.device.display());
+        }
+    }
+}
+
+/// Whether a loop device or mount may be written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadOnly {
+    /// Reading only.
+    Yes,
+    /// Reading and writing.
+    No,
+}
+
+fn retry(mut f: impl FnMut() -> Result<()>) -> Result<()> {
+    let mut result = f();
+    for _ in 0..BUSY_RETRIES_MAX {
+        if result.is_ok() {
+            break;
+        }
+        std::thread::sleep(BUSY_WAIT);
+        result = f();
+    }
+    result
+}
+
+/// A file system mounted by the kernel. Unmounted with the guard.
+#[derive(Debug)]
+pub struct Mounted {
+    dir: MountPoint,
+    // Dropped after the mount, in this order.
+    _loops: Vec<Loop>,
+    _own: Option<tempfile::TempDir>,
+}
+
+#[derive(Debug)]
+struct MountPoint {
+    path: PathBuf,
+    mounted: bool,
+}
+
+impl MountPoint {
+    fn unmount(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.mounted, false) {
+            retry(|| run("umount", [&self.path]).map(drop))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for MountPoint {
+    fn drop(&mut self) {
+        if let Err(e) = self.unmount() {
+            eprintln!("{} stays mounted: {e:#}", self.path.display());
+        }
+    }
+}
+
+impl Mounted {
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.dir.path
+    }
+
+    /// Writes everything out and commits.
+    pub fn sync(&self) -> Result<()> {
+        Ok(rustix::fs::syncfs(File::open(self.path())?)?)
+    }
+
+    /// Unmounts and detaches; an error here is a failure of the test, so say it.
+    pub fn unmount(mut self) -> Result<()> {
+        self.dir.unmount()
+    }
+
+    /// Reads everything back in the kernel and verifies all copies.
+    pub fn scrub(&self) -> Result<Verdict> {
+        let out = run_raw(
+            "btrfs",
+            [OsStr::new("scrub"), "start".as_ref(), "-B".as_ref(), "-R".as_ref(), self.path().as_os_str()],
+        )?;
+        Ok(Verdict::from_scrub(out.status.success(), &text(&out.stdout), &text(&out.stderr)))
+    }
+
+    /// The sum of the kernel's error counters over all devices.
+    pub fn device_errors(&self) -> Result<u64> {
+        let out = run("btrfs", [OsStr::new("device"), "stats".as_ref(), self.path().as_os_str()])?;
+        Ok(out.lines().filter_map(|l| l.split_whitespace().next_back()?.parse::<u64>().ok()).sum())
+    }
+}
+
+impl Oracle {
+    /// A directory in memory for images.
+    pub fn scratch(&self) -> Result<Scratch> {
+        Scratch::new()
+    }
+
+    /// `mkfs.btrfs` over the given files, all of them as one file system.
+    pub fn mkfs<P: AsRef<Path>>(&self, args: &[&str], devices: &[P]) -> Result<()> {
+        let mut all: Vec<OsString> = vec!["--quiet".into(), "--force".into()];
+        all.extend(args.iter().map(OsString::from));
+        if devices.len() < 2 {
+            all.extend(devices.iter().map(|d| d.as_ref().as_os_str().to_owned()));
+            return run("mkfs.btrfs", all).map(drop);
+        }
+        let loops = attach(devices, ReadOnly::No)?;
+        all.extend(loops.iter().map(|l| l.path().as_os_str().to_owned()));
+        run("mkfs.btrfs", all).map(drop)
+    }
+
+    /// Mounts the file system that lies on these files, with mount options (`""` for none).
+    pub fn mount<P: AsRef<Path>>(&self, devices: &[P], options: &str) -> Result<Mounted> {
+        let loops = attach(devices, if options.split(',').any(|o| o == "ro") { ReadOnly::Yes } else { ReadOnly::No })?;
+        let Some(first) = loops.first() else { bail!("nothing to mount") };
+        let own = Scratch::new()?.dir;
+        let mut all = String::from(options);
+        for other in loops.iter().filter(|_| loops.len() > 1) {
+            if !all.is_empty() {
+                all.push(',');
+            }
+            all.push_str(&format!("device={}", other.path().display()));
+        }
+        let mut args: Vec<&OsStr> = vec!["-t".as_ref(), "btrfs".as_ref()];
+        if !all.is_empty() {
+            args.extend([OsStr::new("-o"), all.as_ref()]);
+        }
+        args.extend([first.path().as_os_str(), own.path().as_os_str()]);
+        run("mount", &args).with_context(|| format!("the kernel does not mount it{}", kernel_says(first.path())))?;
+        let dir = MountPoint { path: own.path().to_owned(), mounted: true };
+        Ok(Mounted { dir, _loops: loops, _own: Some(own) })
+    }
+
+    /// `btrfs check --readonly` of an unmounted file system, data checksums included.
+    pub fn check<P: AsRef<Path>>(&self, devices: &[P]) -> Result<Verdict> {
+        let args = |device: &Path| {
+            ["check", "--readonly", "--check-data-csum"]
+                .iter()
+                .map(OsString::from)
+                .chain([device.into()])
+                .collect::<Vec<_>>()
+        };
+        let out = match devices {
+            [] => bail!("nothing to check"),
+            [one] => run_raw("btrfs", args(one.as_ref()))?,
+            many => {
+                let loops = attach(many, ReadOnly::Yes)?;
+                // The tool finds the others by itself, among all block devices.
+                run_raw("btrfs", args(loops[0].path()))?
+            }
+        };
+        Ok(Verdict::from_check(out.status.success(), &text(&out.stdout), &text(&out.stderr)))
+    }
+
+    /// Mounts, scrubs, unmounts and checks: what every image that we have written must survive.
+    ///
+    /// # Panics
+    /// With what the judges found.
+    pub fn must_be_sound<P: AsRef<Path>>(&self, devices: &[P], what: &str) -> Result<()> {
+        let found = self.check(devices)?;
+        assert!(found.is_clean(), "{what}: btrfs check: {found}");
+        let mounted = self.mount(devices, "")?;
+        let found = mounted.scrub()?;
+        assert!(found.is_clean(), "{what}: scrub: {found}");
+        mounted.unmount()
+    }
+}
+
+fn attach<P: AsRef<Path>>(files: &[P], read_only: ReadOnly) -> Result<Vec<Loop>> {
+    files.iter().map(|file| Loop::attach(file.as_ref(), read_only)).collect()
+}
+
+/// What the kernel log says of a device, for a failure's message; empty when the log cannot be read.
+fn kernel_says(device: &Path) -> String {
+    let name = device.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let Ok(out) = run_raw("dmesg", [""; 0]) else { return String::new() };
+    let all = text(&out.stdout);
+    let lines: Vec<&str> = all.lines().filter(|l| l.contains(&name)).collect();
+    let tail = lines.len().saturating_sub(8);
+    lines[tail..].iter().map(|l| format!("\n  kernel: {l}")).collect()
+}
+
+#[cfg(test)]
+mod tests;
