@@ -1,0 +1,198 @@
+//! An empty file system, written in one go.
+//!
+//! 1. `plan` places the first chunks on the devices.
+//! 2. `trees` writes down all items and packs them into blocks.
+//! 3. [`make`] takes old superblocks away, writes the blocks to every copy, flushes, writes new superblocks, flushes.
+//!
+//! All of it follows from the options and the device sizes: same input, same bytes.
+//!
+//! A crash or error before the last step leaves devices without a file system, old or new: whoever asks for a new one
+//! has given up the old one.
+
+mod plan;
+mod trees;
+
+use std::sync::Arc;
+
+use oleo_device::Device;
+use oleo_format::{
+    ByteLen, CompatRo, Incompat, Logical, Physical, SUPER_LEN, SUPER_OFFSETS, SuperBlock, SuperFlags, TreeId,
+    new_super_block,
+};
+use uuid::Uuid;
+
+use self::plan::{Placed, Plan, plan};
+use self::trees::{Built, FIRST_GENERATION, build};
+use crate::MkfsError;
+use crate::options::{MkfsOptions, Profile, Resolved};
+
+/// Bytes of a superblock.
+const SUPER_SIZE: u64 = SUPER_LEN as u64;
+/// The part at the start of a device that is cleared of what other formats may have left.
+const CLEARED: u64 = 1 << 20;
+
+/// What was made.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// The UUID of the file system.
+    pub fsid: Uuid,
+    /// Its label.
+    pub label: String,
+    /// Bytes of a tree block.
+    pub nodesize: u32,
+    /// Bytes of a data block.
+    pub sectorsize: u32,
+    /// Where data goes.
+    pub data: Profile,
+    /// Where tree blocks go.
+    pub metadata: Profile,
+    /// Bytes of all devices together.
+    pub total: ByteLen,
+    /// For each device, the end of the last chunk on it.
+    pub used_to: Vec<u64>,
+}
+
+/// Makes an empty file system on these devices; what was on them is lost.
+///
+/// The devices get the numbers 1, 2, … in the order given.
+///
+/// # Errors
+/// The options do not fit together or the devices, or a device fails.
+pub fn make(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Made, MkfsError> {
+    if devices.is_empty() {
+        return Err(MkfsError::Options("a file system needs at least one device".into()));
+    }
+    let resolved = options.resolve(devices.len())?;
+    let lengths: Vec<u64> = devices.iter().map(|d| d.len()).collect();
+    let plan = plan(&lengths, &resolved)?;
+    let built = build(&plan, &resolved)?;
+
+    for device in devices {
+        clear(device.as_ref())?;
+    }
+    for (at, bytes) in &built.blocks {
+        let chunk = plan.chunks().find(|c| *at >= c.start && *at < c.start + c.len);
+        let Some(chunk) = chunk else { return Err(MkfsError::Options("a block outside of all chunks".into())) };
+        for (device, physical) in copies(chunk, *at) {
+            devices[device].write_at(physical, bytes)?;
+        }
+    }
+    for device in devices {
+        device.flush()?;
+    }
+    for (index, device) in devices.iter().enumerate() {
+        let len = plan.device_bytes[index];
+        let sb = super_block(&plan, &built, &resolved, index);
+        for offset in SUPER_OFFSETS.into_iter().filter(|offset| offset + SUPER_SIZE <= len) {
+            device.write_at(offset, &sb.to_bytes(offset))?;
+        }
+    }
+    for device in devices {
+        device.flush()?;
+    }
+    Ok(Made {
+        fsid: resolved.fsid,
+        label: resolved.label,
+        nodesize: resolved.nodesize,
+        sectorsize: resolved.sectorsize,
+        data: resolved.data,
+        metadata: resolved.metadata,
+        total: ByteLen(plan.device_bytes.iter().sum()),
+        used_to: plan.used_to,
+    })
+}
+
+/// Clears the start of a device and all copies of an old superblock. What is zero already is not written, so that a
+/// sparse file stays sparse.
+fn clear(device: &dyn Device) -> Result<(), MkfsError> {
+    let later = SUPER_OFFSETS.into_iter().filter(|&offset| offset >= CLEARED).map(|offset| (offset, SUPER_SIZE));
+    for (offset, len) in [(0, CLEARED)].into_iter().chain(later) {
+        if offset + len > device.len() {
+            continue;
+        }
+        let mut bytes = vec![0u8; len as usize];
+        device.read_at(offset, &mut bytes)?;
+        if bytes.iter().any(|&b| b != 0) {
+            bytes.fill(0);
+            device.write_at(offset, &bytes)?;
+        }
+    }
+    Ok(())
+}
+
+/// Where all copies of a block lie. A block never crosses a stripe: its address is a multiple of its size.
+fn copies(chunk: &Placed, at: Logical) -> Vec<(usize, u64)> {
+    let inside = (at - chunk.start).0;
+    let (nth, rest) = (inside / plan::STRIPE_LEN, inside % plan::STRIPE_LEN);
+    let count = chunk.stripes.len() as u64;
+    let place = |(device, physical): (usize, Physical), row: u64| (device, physical.0 + row * plan::STRIPE_LEN + rest);
+    match chunk.profile {
+        Profile::Raid0 => vec![place(chunk.stripes[(nth % count) as usize], nth / count)],
+        Profile::Raid10 => {
+            let pairs = count / 2;
+            let first = (nth % pairs) as usize * 2;
+            chunk.stripes[first..first + 2].iter().map(|&s| place(s, nth / pairs)).collect()
+        }
+        _ => chunk.stripes.iter().map(|&s| place(s, nth)).collect(),
+    }
+}
+
+fn super_block(plan: &Plan, built: &Built, o: &Resolved, device: usize) -> SuperBlock {
+    let mut sb = new_super_block();
+    sb.fsid = o.fsid.into_bytes();
+    sb.flags = SuperFlags::WRITTEN.bits().into();
+    sb.generation = FIRST_GENERATION.0.into();
+    sb.root = built.root.0.0.into();
+    sb.root_level = built.root.1;
+    sb.chunk_root = built.chunk_root.0.0.into();
+    sb.chunk_root_level = built.chunk_root.1;
+    sb.chunk_root_generation = FIRST_GENERATION.0.into();
+    sb.total_bytes = plan.device_bytes.iter().sum::<u64>().into();
+    sb.bytes_used = built.bytes_used.0.into();
+    sb.root_dir_objectid = TreeId::ROOT_DIR.0.into();
+    sb.num_devices = (plan.device_bytes.len() as u64).into();
+    sb.sectorsize = o.sectorsize.into();
+    sb.nodesize = o.nodesize.into();
+    sb.__unused_leafsize = o.nodesize.into();
+    sb.stripesize = o.sectorsize.into();
+    sb.sys_chunk_array_size = (built.sys_chunk_array.len() as u32).into();
+    sb.sys_chunk_array[..built.sys_chunk_array.len()].copy_from_slice(&built.sys_chunk_array);
+    sb.incompat_flags = incompat(o).bits().into();
+    sb.compat_ro_flags = compat_ro(o).bits().into();
+    sb.csum_type = o.csum.to_disk().into();
+    sb.dev_item = built.dev_items[device];
+    let fits = sb.set_label(o.label.as_bytes());
+    assert!(fits, "the length of the label was checked with the options");
+    // The UUID tree is complete: its generation says so, and the kernel need not scan for it.
+    sb.uuid_tree_generation = FIRST_GENERATION.0.into();
+    sb
+}
+
+fn incompat(o: &Resolved) -> Incompat {
+    let mut flags = Incompat::MIXED_BACKREF;
+    let f = &o.features;
+    for (on, flag) in [
+        (f.extref, Incompat::EXTENDED_IREF),
+        (f.skinny_metadata, Incompat::SKINNY_METADATA),
+        (f.no_holes, Incompat::NO_HOLES),
+        (f.mixed, Incompat::MIXED_GROUPS),
+        (f.raid1c34, Incompat::RAID1C34),
+        (o.nodesize > 4096, Incompat::BIG_METADATA),
+    ] {
+        if on {
+            flags |= flag;
+        }
+    }
+    flags
+}
+
+fn compat_ro(o: &Resolved) -> CompatRo {
+    let mut flags = CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID;
+    if o.features.block_group_tree {
+        flags |= CompatRo::BLOCK_GROUP_TREE;
+    }
+    flags
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! Where the first chunks lie: pure arithmetic on device sizes and profiles.
+//!
+//! There are two or three chunks: system, metadata, data; or system and one mixed chunk. Logical addresses start at
+//! [`FIRST_LOGICAL`] and follow each other without gaps. On every device the first MiB stays free: boot loaders and
+//! the first superblock live there. Later copies of the superblock may fall into a chunk; what they cover is not
+//! free space, and [`Placed::superblock_ranges`] says where that is.
+//!
+//! Not here: chunks that are added later (`oleo-volume`), and the items that describe chunks (`trees`).
+
+use oleo_format::{BlockGroupFlags, ByteLen, Logical, Physical};
+
+use crate::MkfsError;
+use crate::options::{Profile, Resolved};
+
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
+
+/// Where the logical address space of a new file system begins.
+const FIRST_LOGICAL: Logical = Logical(MIB);
+/// The part at the start of each device that no chunk may use (`BTRFS_DEVICE_RANGE_RESERVED`).
+const DEVICE_RESERVED: u64 = MIB;
+/// Bytes of a stripe: the unit that is laid on one device before the next one has its turn (`BTRFS_STRIPE_LEN`).
+pub(crate) const STRIPE_LEN: u64 = 64 * KIB;
+/// Copies of the superblock after the first, which lies in the reserved part.
+const SUPER_MIRRORS: [u64; 2] = [64 * MIB, 256 * 1024 * MIB];
+/// All of a device's chunks start and end at multiples of this.
+const CHUNK_ALIGN: u64 = MIB;
+
+/// A chunk with its place.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub flags: BlockGroupFlags,
+    pub start: Logical,
+    pub len: ByteLen,
+    /// Index of the device, and where on it.
+    pub stripes: Vec<(usize, Physical)>,
+    /// Bytes on each device.
+    pub stripe_bytes: ByteLen,
+    pub sub_stripes: u16,
+    pub profile: Profile,
+}
+
+impl Placed {
+    /// The parts of the chunk that hold copies of a superblock on some device: sorted, not overlapping.
+    pub fn superblock_ranges(&self) -> Vec<(Logical, ByteLen)> {
+        let mut starts: Vec<u64> = Vec::new();
+        for mirror in SUPER_MIRRORS {
+            for (index, (_, physical)) in self.stripes.iter().enumerate() {
+                if mirror < physical.0 || mirror >= physical.0 + self.stripe_bytes.0 {
+                    continue;
+                }
+                let row = (mirror - physical.0) / STRIPE_LEN;
+                let (index, count) = (index as u64, self.stripes.len() as u64);
+                let nth = match self.profile {
+                    Profile::Raid0 => row * count + index,
+                    Profile::Raid10 => (row * count + index) / u64::from(self.sub_stripes),
+                    _ => row,
+                };
+                starts.push(self.start.0 + nth * STRIPE_LEN);
+            }
+        }
+        starts.sort_unstable();
+        starts.dedup();
+        starts.into_iter().map(|at| (Logical(at), ByteLen(STRIPE_LEN))).collect()
+    }
+}
+
+/// The chunks of a new file system and how much of each device they take.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub system: Placed,
+    /// The mixed chunk where there is one.
+    pub metadata: Placed,
+    pub data: Option<Placed>,
+    /// Bytes that count of each device: its length, rounded down to sectors.
+    pub device_bytes: Vec<u64>,
+    /// The end of the last chunk on each device.
+    pub used_to: Vec<u64>,
+}
+
+impl Plan {
+    /// All chunks in order of their logical addresses.
+    pub fn chunks(&self) -> impl Iterator<Item = &Placed> {
+        [&self.system, &self.metadata].into_iter().chain(self.data.as_ref())
+    }
+}
+
+/// Places the first chunks on devices of these lengths.
+///
+/// # Errors
+/// The devices are too small.
+pub(crate) fn plan(lengths: &[u64], options: &Resolved) -> Result<Plan, MkfsError> {
+    let sector = u64::from(options.sectorsize);
+    let device_bytes: Vec<u64> = lengths.iter().map(|len| len / sector * sector).collect();
+    let smallest = device_bytes.iter().copied().min().unwrap_or(0);
+    let mut placer =
+        Placer { device_bytes: &device_bytes, used_to: vec![DEVICE_RESERVED; lengths.len()], next: FIRST_LOGICAL };
+
+    let system_bytes = share(smallest, 64, MIB, 8 * MIB);
+    let metadata_bytes = share(smallest, 10, 4 * MIB, 256 * MIB);
+    let data_bytes = share(smallest, 16, MIB, 8 * MIB);
+    let system = placer.place(BlockGroupFlags::SYSTEM, options.metadata, system_bytes)?;
+    let (metadata, data) = if options.features.mixed {
+        let both = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
+        (placer.place(both, options.metadata, metadata_bytes)?, None)
+    } else {
+        let metadata = placer.place(BlockGroupFlags::METADATA, options.metadata, metadata_bytes)?;
+        (metadata, Some(placer.place(BlockGroupFlags::DATA, options.data, data_bytes)?))
+    };
+    let used_to = placer.used_to;
+    Ok(Plan { system, metadata, data, device_bytes, used_to })
+}
+
+/// One `nth` of the whole, in whole units of chunk alignment, within bounds.
+fn share(whole: u64, nth: u64, min: u64, max: u64) -> u64 {
+    (whole / nth / CHUNK_ALIGN * CHUNK_ALIGN).clamp(min, max)
+}
+
+struct Placer<'a> {
+    device_bytes: &'a [u64],
+    used_to: Vec<u64>,
+    next: Logical,
+}
+
+impl Placer<'_> {
+    fn free(&self, device: usize) -> u64 {
+        self.device_bytes[device].saturating_sub(self.used_to[device])
+    }
+
+    /// Takes room for about `bytes` of contents.
+    fn place(&mut self, kind: BlockGroupFlags, profile: Profile, bytes: u64) -> Result<Placed, MkfsError> {
+        // Most free space first, so that devices fill evenly; ties go to the lower device.
+        let mut order: Vec<usize> = (0..self.device_bytes.len()).collect();
+        order.sort_by_key(|&device| (std::cmp::Reverse(self.free(device)), device));
+        let devices: Vec<usize> = match profile {
+            Profile::Single => order[..1].to_vec(),
+            Profile::Dup => vec![order[0], order[0]],
+            Profile::Raid1 | Profile::Raid1c3 | Profile::Raid1c4 => order[..profile.copies()].to_vec(),
+            Profile::Raid0 => order,
+            Profile::Raid10 => order[..order.len() / 2 * 2].to_vec(),
+        };
+        let spread = match profile {
+            Profile::Raid0 => devices.len() as u64,
+            Profile::Raid10 => devices.len() as u64 / 2,
+            _ => 1,
+        };
+        let stripe_bytes = bytes.div_ceil(spread).next_multiple_of(CHUNK_ALIGN);
+        let mut stripes = Vec::with_capacity(devices.len());
+        for &device in &devices {
+            if self.free(device) < stripe_bytes {
+                let more = stripe_bytes - self.free(device);
+                return Err(MkfsError::TooSmall { device, len: self.device_bytes[device], more });
+            }
+            stripes.push((device, Physical(self.used_to[device])));
+            self.used_to[device] += stripe_bytes;
+        }
+        let start = self.next;
+        let len = ByteLen(stripe_bytes * spread);
+        self.next += len;
+        let sub_stripes = if profile == Profile::Raid10 { 2 } else { 1 };
+        Ok(Placed {
+            flags: kind | profile.flags(),
+            start,
+            len,
+            stripes,
+            stripe_bytes: ByteLen(stripe_bytes),
+            sub_stripes,
+            profile,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MkfsOptions;
+
+    fn planned(lengths: &[u64], data: Profile, metadata: Profile) -> Plan {
+        let options = MkfsOptions { data: Some(data), metadata: Some(metadata), ..MkfsOptions::default() };
+        plan(lengths, &options.resolve(lengths.len()).unwrap()).unwrap()
+    }
+
+    /// Goal: no two stripes overlap and none leaves its device. Method: every pair of profiles on four devices of
+    /// unequal sizes; sort all stripes by place and compare neighbours.
+    #[test]
+    fn stripes_are_disjoint() {
+        let lengths = [300 * MIB, 500 * MIB + 4096, 400 * MIB, 1000 * MIB];
+        for (data, _) in Profile::ALL {
+            for (metadata, _) in Profile::ALL {
+                let plan = planned(&lengths, data, metadata);
+                let mut taken: Vec<(usize, u64, u64)> = plan
+                    .chunks()
+                    .flat_map(|c| c.stripes.iter().map(|&(dev, at)| (dev, at.0, at.0 + c.stripe_bytes.0)))
+                    .collect();
+                taken.sort_unstable();
+                for pair in taken.windows(2) {
+                    assert!(pair[0].0 != pair[1].0 || pair[0].2 <= pair[1].1, "{data} {metadata}: {pair:?}");
+                }
+                assert!(taken.iter().all(|&(dev, from, to)| from >= MIB && to <= lengths[dev]));
+            }
+        }
+    }
+
+    /// Goal: the second superblock is found in whatever chunk covers it. Method: one device of 4 GiB, where the
+    /// metadata chunk covers 64 MiB; and the same place seen from a striped chunk.
+    #[test]
+    fn superblock_copies_are_left_out() {
+        let plan = planned(&[4096 * MIB], Profile::Single, Profile::Dup);
+        let (_, physical) = plan.metadata.stripes[0];
+        let want = plan.metadata.start.0 + 64 * MIB - physical.0;
+        assert_eq!(plan.metadata.superblock_ranges(), vec![(Logical(want), ByteLen(STRIPE_LEN))]);
+
+        let striped = Placed {
+            flags: BlockGroupFlags::DATA | BlockGroupFlags::RAID0,
+            start: Logical(0),
+            len: ByteLen(256 * MIB),
+            stripes: vec![(0, Physical(MIB)), (1, Physical(2 * MIB))],
+            stripe_bytes: ByteLen(128 * MIB),
+            sub_stripes: 1,
+            profile: Profile::Raid0,
+        };
+        let ranges = striped.superblock_ranges();
+        // Device 1's copy lies 62 MiB into its stripe, device 0's 63 MiB.
+        assert_eq!(ranges[0].0, Logical(62 * MIB * 2 + STRIPE_LEN));
+        assert_eq!(ranges[1].0, Logical(63 * MIB * 2));
+    }
+
+    /// Goal: a device without room is refused, one of 16 MiB is enough.
+    #[test]
+    fn small_devices() {
+        let options = MkfsOptions::default().resolve(1).unwrap();
+        assert!(matches!(plan(&[8 * MIB], &options), Err(MkfsError::TooSmall { .. })));
+        assert!(plan(&[16 * MIB], &options).is_ok());
+    }
+}

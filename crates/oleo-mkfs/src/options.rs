@@ -1,0 +1,383 @@
+//! What a new file system shall be: sizes, checksum, features, profiles, names, and the seed of its UUIDs.
+//!
+//! `MkfsOptions` is plain data with the defaults of a current mkfs.btrfs. `Resolved` is the same after everything
+//! left open has been decided for a given number of devices and found to fit together; only it reaches the code
+//! that makes trees.
+
+use std::fmt;
+use std::str::FromStr;
+
+use oleo_format::{BlockGroupFlags, CsumType};
+use uuid::Uuid;
+
+use crate::MkfsError;
+
+/// How the copies and stripes of a chunk lie on devices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Profile {
+    /// One copy.
+    Single,
+    /// Two copies, on one device.
+    Dup,
+    /// One copy, striped over all devices.
+    Raid0,
+    /// Two copies, on two devices.
+    Raid1,
+    /// Three copies, on three devices.
+    Raid1c3,
+    /// Four copies, on four devices.
+    Raid1c4,
+    /// Two copies of stripes over all devices.
+    Raid10,
+}
+
+impl Profile {
+    /// All profiles that can be made, with their names.
+    pub const ALL: [(Profile, &'static str); 7] = [
+        (Profile::Single, "single"),
+        (Profile::Dup, "dup"),
+        (Profile::Raid0, "raid0"),
+        (Profile::Raid1, "raid1"),
+        (Profile::Raid1c3, "raid1c3"),
+        (Profile::Raid1c4, "raid1c4"),
+        (Profile::Raid10, "raid10"),
+    ];
+
+    /// The bits in chunks and block groups.
+    pub fn flags(self) -> BlockGroupFlags {
+        match self {
+            Profile::Single => BlockGroupFlags::empty(),
+            Profile::Dup => BlockGroupFlags::DUP,
+            Profile::Raid0 => BlockGroupFlags::RAID0,
+            Profile::Raid1 => BlockGroupFlags::RAID1,
+            Profile::Raid1c3 => BlockGroupFlags::RAID1C3,
+            Profile::Raid1c4 => BlockGroupFlags::RAID1C4,
+            Profile::Raid10 => BlockGroupFlags::RAID10,
+        }
+    }
+
+    /// The fewest devices it works on.
+    pub fn devices_min(self) -> usize {
+        match self {
+            Profile::Single | Profile::Dup | Profile::Raid0 => 1,
+            Profile::Raid1 | Profile::Raid10 => 2,
+            Profile::Raid1c3 => 3,
+            Profile::Raid1c4 => 4,
+        }
+    }
+
+    /// Copies of every byte.
+    pub fn copies(self) -> usize {
+        match self {
+            Profile::Single | Profile::Raid0 => 1,
+            Profile::Dup | Profile::Raid1 | Profile::Raid10 => 2,
+            Profile::Raid1c3 => 3,
+            Profile::Raid1c4 => 4,
+        }
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Profile::ALL.iter().find(|(p, _)| p == self).map_or("?", |(_, name)| name);
+        f.write_str(name)
+    }
+}
+
+impl FromStr for Profile {
+    type Err = MkfsError;
+
+    fn from_str(s: &str) -> Result<Profile, MkfsError> {
+        let lower = s.to_ascii_lowercase();
+        if let Some((profile, _)) = Profile::ALL.iter().find(|(_, name)| *name == lower) {
+            return Ok(*profile);
+        }
+        Err(match lower.as_str() {
+            "raid5" | "raid6" => {
+                MkfsError::Unsupported(format!("profile {lower} (Oleo reads it, but does not write it)"))
+            }
+            _ => MkfsError::Options(format!(
+                "there is no profile {s}; choose one of single, dup, raid0, raid1, raid1c3, raid1c4, raid10"
+            )),
+        })
+    }
+}
+
+/// The optional parts of the format that a new file system may have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FeatureSet {
+    /// More hard links to one file in one directory than fit in a single item.
+    pub extref: bool,
+    /// Extent items of tree blocks without the redundant first key.
+    pub skinny_metadata: bool,
+    /// No items for holes in files.
+    pub no_holes: bool,
+    /// Free space kept in a tree.
+    pub free_space_tree: bool,
+    /// Block groups kept in a tree of their own: large file systems mount faster.
+    pub block_group_tree: bool,
+    /// Data and metadata in the same block groups, for very small devices.
+    pub mixed: bool,
+    /// Marks profiles with three or four copies; set by itself where a profile needs it.
+    pub raid1c34: bool,
+}
+
+impl Default for FeatureSet {
+    fn default() -> FeatureSet {
+        FeatureSet {
+            extref: true,
+            skinny_metadata: true,
+            no_holes: true,
+            free_space_tree: true,
+            block_group_tree: false,
+            mixed: false,
+            raid1c34: false,
+        }
+    }
+}
+
+impl FeatureSet {
+    /// The names that [`FeatureSet::apply`] knows, with one line on each.
+    pub const NAMES: [(&'static str, &'static str); 7] = [
+        ("extref", "more hard links to one file in one directory (default)"),
+        ("skinny-metadata", "smaller extent items of tree blocks (default)"),
+        ("no-holes", "no items for holes in files (default)"),
+        ("free-space-tree", "free space in a tree (default)"),
+        ("block-group-tree", "block groups in a tree of their own"),
+        ("mixed-bg", "data and metadata in the same block groups"),
+        ("raid1c34", "profiles with three or four copies (set by itself)"),
+    ];
+
+    /// Switches one feature on, or off where the name begins with `^`.
+    ///
+    /// # Errors
+    /// The name is unknown, or known and not supported.
+    pub fn apply(&mut self, word: &str) -> Result<(), MkfsError> {
+        let (name, on) = match word.strip_prefix('^') {
+            Some(name) => (name, false),
+            None => (word, true),
+        };
+        let field = match name {
+            "extref" => &mut self.extref,
+            "skinny-metadata" => &mut self.skinny_metadata,
+            "no-holes" => &mut self.no_holes,
+            "free-space-tree" => &mut self.free_space_tree,
+            "block-group-tree" | "bgt" => &mut self.block_group_tree,
+            "mixed-bg" => &mut self.mixed,
+            "raid1c34" => &mut self.raid1c34,
+            "quota" | "squota" | "raid56" | "zoned" | "raid-stripe-tree" | "extent-tree-v2" => {
+                return Err(MkfsError::Unsupported(format!("feature {name}")));
+            }
+            _ => {
+                let names: Vec<&str> = FeatureSet::NAMES.iter().map(|(n, _)| *n).collect();
+                return Err(MkfsError::Options(format!(
+                    "there is no feature {name}; choose from {}",
+                    names.join(", ")
+                )));
+            }
+        };
+        *field = on;
+        Ok(())
+    }
+}
+
+/// What a new file system shall be. `Default` is what a current mkfs.btrfs makes.
+#[derive(Clone, Debug)]
+pub struct MkfsOptions {
+    /// Bytes of a tree block: a power of two from `sectorsize` to 65536. `None`: 16384, or `sectorsize` when mixed.
+    pub nodesize: Option<u32>,
+    /// Bytes of a data block: a power of two from 4096 to 65536.
+    pub sectorsize: u32,
+    /// The checksum of everything.
+    pub csum: CsumType,
+    /// Optional parts of the format.
+    pub features: FeatureSet,
+    /// Where data goes. `None`: single.
+    pub data: Option<Profile>,
+    /// Where tree blocks go. `None`: dup on one device, raid1 on several.
+    pub metadata: Option<Profile>,
+    /// A name of at most 255 bytes, without a line feed.
+    pub label: String,
+    /// The UUID of the file system. `None`: made from `seed`.
+    pub fsid: Option<Uuid>,
+    /// All other UUIDs are made from this; equal options and seeds give equal bytes. Hand in random bytes where
+    /// that is not wanted.
+    pub seed: [u8; 32],
+    /// The time of creation, in seconds since 1970.
+    pub created_seconds: i64,
+    /// Owner of the top directory.
+    pub top_uid: u32,
+    /// Group of the top directory.
+    pub top_gid: u32,
+    /// Permission bits of the top directory.
+    pub top_mode: u32,
+}
+
+impl Default for MkfsOptions {
+    fn default() -> MkfsOptions {
+        MkfsOptions {
+            nodesize: None,
+            sectorsize: 4096,
+            csum: CsumType::Crc32c,
+            features: FeatureSet::default(),
+            data: None,
+            metadata: None,
+            label: String::new(),
+            fsid: None,
+            seed: [0; 32],
+            created_seconds: 0,
+            top_uid: 0,
+            top_gid: 0,
+            top_mode: 0o755,
+        }
+    }
+}
+
+/// The longest label: the field has 256 bytes and ends in a zero byte.
+const LABEL_BYTES_MAX: usize = 255;
+/// The largest tree block the format allows (`BTRFS_MAX_METADATA_BLOCKSIZE`).
+const NODESIZE_MAX: u32 = 65536;
+
+/// Options with nothing left open, known to fit together and to fit the devices.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved {
+    pub nodesize: u32,
+    pub sectorsize: u32,
+    pub csum: CsumType,
+    pub features: FeatureSet,
+    pub data: Profile,
+    pub metadata: Profile,
+    pub label: String,
+    pub fsid: Uuid,
+    pub seed: [u8; 32],
+    pub created_seconds: i64,
+    pub top_uid: u32,
+    pub top_gid: u32,
+    pub top_mode: u32,
+}
+
+impl MkfsOptions {
+    /// Decides what was left open and refuses what does not fit together.
+    pub(crate) fn resolve(&self, device_count: usize) -> Result<Resolved, MkfsError> {
+        let sizes = self.sectorsize..=NODESIZE_MAX;
+        if !self.sectorsize.is_power_of_two() || !(4096..=65536).contains(&self.sectorsize) {
+            return Err(MkfsError::Options(format!(
+                "a sector size of {} is not a power of two from 4096 to 65536",
+                self.sectorsize
+            )));
+        }
+        let usual = if self.features.mixed { self.sectorsize } else { self.sectorsize.max(16384) };
+        let nodesize = self.nodesize.unwrap_or(usual);
+        if !nodesize.is_power_of_two() || !sizes.contains(&nodesize) {
+            return Err(MkfsError::Options(format!(
+                "a node size of {nodesize} is not a power of two from {} to {NODESIZE_MAX}",
+                self.sectorsize
+            )));
+        }
+        if self.features.mixed && nodesize != self.sectorsize {
+            return Err(MkfsError::Options(format!(
+                "mixed block groups need equal node and sector sizes, not {nodesize} and {}",
+                self.sectorsize
+            )));
+        }
+        if self.features.block_group_tree && !(self.features.free_space_tree && self.features.no_holes) {
+            return Err(MkfsError::Options("block-group-tree needs free-space-tree and no-holes".into()));
+        }
+        if !self.features.free_space_tree {
+            return Err(MkfsError::Unsupported(
+                "a file system without free-space-tree (Oleo keeps free space there)".into(),
+            ));
+        }
+        if self.label.len() > LABEL_BYTES_MAX || self.label.contains(['\n', '\0']) {
+            return Err(MkfsError::Options(format!("a label has at most {LABEL_BYTES_MAX} bytes and no line feed")));
+        }
+        if self.fsid.is_some_and(|id| id.is_nil()) {
+            return Err(MkfsError::Options("the file system's UUID may not be all zeros".into()));
+        }
+        let metadata = self.metadata.unwrap_or(if device_count > 1 { Profile::Raid1 } else { Profile::Dup });
+        let data = match (self.data, self.features.mixed) {
+            (Some(data), _) => data,
+            (None, false) => Profile::Single,
+            (None, true) => self.metadata.unwrap_or(Profile::Single),
+        };
+        let metadata = if self.features.mixed { self.metadata.unwrap_or(data) } else { metadata };
+        if self.features.mixed && data != metadata {
+            return Err(MkfsError::Options(format!(
+                "mixed block groups have one profile, but data is {data} and metadata is {metadata}"
+            )));
+        }
+        for (what, profile) in [("data", data), ("metadata", metadata)] {
+            if device_count < profile.devices_min() {
+                return Err(MkfsError::Options(format!(
+                    "profile {profile} for {what} needs {} devices, but there are {device_count}",
+                    profile.devices_min()
+                )));
+            }
+        }
+        let mut features = self.features;
+        features.raid1c34 |= [data, metadata].iter().any(|p| matches!(p, Profile::Raid1c3 | Profile::Raid1c4));
+        Ok(Resolved {
+            nodesize,
+            sectorsize: self.sectorsize,
+            csum: self.csum,
+            features,
+            data,
+            metadata,
+            label: self.label.clone(),
+            fsid: self.fsid.unwrap_or_else(|| derive_uuid(&self.seed, "file system", 0)),
+            seed: self.seed,
+            created_seconds: self.created_seconds,
+            top_uid: self.top_uid,
+            top_gid: self.top_gid,
+            top_mode: self.top_mode & 0o7777,
+        })
+    }
+}
+
+/// A UUID (version 4 in form) that follows from the seed and from what it is for.
+pub(crate) fn derive_uuid(seed: &[u8; 32], purpose: &str, number: u64) -> Uuid {
+    let mut text = Vec::with_capacity(64);
+    text.extend_from_slice(seed);
+    text.extend_from_slice(&number.to_le_bytes());
+    text.extend_from_slice(purpose.as_bytes());
+    let digest = CsumType::Blake2b.csum(&text);
+    let mut bytes = [0u8; 16];
+    bytes.copy_from_slice(&digest[..16]);
+    uuid::Builder::from_random_bytes(bytes).into_uuid()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what mkfs.btrfs decides by itself is decided alike. Method: resolve the defaults for one and two devices.
+    #[test]
+    fn defaults_follow_the_number_of_devices() {
+        let one = MkfsOptions::default().resolve(1).unwrap();
+        assert_eq!((one.nodesize, one.data, one.metadata), (16384, Profile::Single, Profile::Dup));
+        let two = MkfsOptions::default().resolve(2).unwrap();
+        assert_eq!((two.data, two.metadata), (Profile::Single, Profile::Raid1));
+        let features = FeatureSet { mixed: true, ..FeatureSet::default() };
+        let mixed = MkfsOptions { features, ..MkfsOptions::default() }.resolve(1).unwrap();
+        assert_eq!((mixed.nodesize, mixed.data, mixed.metadata), (4096, Profile::Single, Profile::Single));
+    }
+
+    /// Goal: what does not fit together is refused. Method: one option wrong at a time.
+    #[test]
+    fn misfits_are_refused() {
+        let ok = MkfsOptions::default();
+        let bad = [
+            MkfsOptions { nodesize: Some(5000), ..ok.clone() },
+            MkfsOptions { nodesize: Some(131072), ..ok.clone() },
+            MkfsOptions { sectorsize: 2048, ..ok.clone() },
+            MkfsOptions { label: "x".repeat(256), ..ok.clone() },
+            MkfsOptions { metadata: Some(Profile::Raid1), ..ok.clone() },
+            MkfsOptions { fsid: Some(Uuid::nil()), ..ok.clone() },
+        ];
+        for options in bad {
+            assert!(options.resolve(1).is_err(), "{options:?}");
+        }
+        assert!("raid6".parse::<Profile>().is_err());
+        assert!(FeatureSet::default().apply("quota").is_err());
+    }
+}
