@@ -1,0 +1,53 @@
+//! zlib. libdeflate does the work: on the files of /usr it compresses and decompresses about three times as fast as the
+//! streaming library at the same ratio. It cannot stop in the middle of a stream, so the streaming one takes over when a
+//! stream holds more than is asked for.
+
+use std::cell::RefCell;
+
+use flate2::{Decompress, FlushDecompress, Status};
+use libdeflater::{CompressionLvl, Compressor, DecompressionError, Decompressor};
+
+use super::DecompressError;
+use crate::Compression;
+
+thread_local! {
+    static COMPRESSOR: RefCell<Option<(i32, Compressor)>> = const { RefCell::new(None) };
+    static DECOMPRESSOR: RefCell<Option<Decompressor>> = const { RefCell::new(None) };
+}
+
+/// Compresses into at most `limit` bytes, or not at all.
+pub(super) fn compress(level: i32, data: &[u8], limit: usize) -> Option<Vec<u8>> {
+    let mut out = vec![0; limit];
+    let len = COMPRESSOR.with_borrow_mut(|slot| {
+        let compressor = match slot {
+            Some((l, c)) if *l == level => c,
+            _ => &mut slot.insert((level, Compressor::new(CompressionLvl::new(level).unwrap_or_default()))).1,
+        };
+        compressor.zlib_compress(data, &mut out).ok()
+    })?;
+    out.truncate(len);
+    Some(out)
+}
+
+/// Decompresses as much as fits and says how much that was. What follows the stream does not matter.
+pub(super) fn decompress(data: &[u8], out: &mut [u8]) -> Result<usize, DecompressError> {
+    let result =
+        DECOMPRESSOR.with_borrow_mut(|slot| slot.get_or_insert_with(Decompressor::new).zlib_decompress(data, out));
+    match result {
+        Ok(len) => Ok(len),
+        Err(DecompressionError::InsufficientSpace) => decompress_part(data, out),
+        Err(DecompressionError::BadData) => Err(DecompressError::Broken(Compression::Zlib, "bad data")),
+    }
+}
+
+/// Decompresses the start of a stream that is longer than `out`.
+fn decompress_part(data: &[u8], out: &mut [u8]) -> Result<usize, DecompressError> {
+    let mut stream = Decompress::new(true);
+    let status = stream.decompress(data, out, FlushDecompress::Finish);
+    let len = usize::try_from(stream.total_out()).unwrap_or(usize::MAX);
+    match status {
+        Ok(Status::StreamEnd) => Ok(len),
+        Ok(Status::Ok | Status::BufError) if len == out.len() => Ok(len),
+        _ => Err(DecompressError::Broken(Compression::Zlib, "bad data")),
+    }
+}
