@@ -1,1 +1,52 @@
 //! What is free, reserved, pinned and owed: block groups, the allocator, the ledger of delayed refs.
+//!
+//! This room decides, in memory; it reads no disk and records nothing on one. [`Space`] gives out addresses and keeps
+//! the promises about space; [`Ledger`] keeps what the open transaction has added to or taken from each extent until
+//! the settling of a commit drains it. What this room needs to know of the disk it asks through [`FreeSource`]; what
+//! it cannot do itself (make a chunk) it answers as a value, [`Refusal::NeedChunk`].
+
+mod account;
+mod error;
+mod group;
+mod guard;
+mod index;
+mod ledger;
+mod pick;
+mod runs;
+mod space;
+#[cfg(test)]
+mod testing;
+
+pub use error::{LoadError, Refusal, SpaceError};
+pub use group::{GroupInfo, Kind};
+pub use guard::{Grant, PinSet, Reservation};
+pub use ledger::{ExtentKind, Head, Ledger, Pending, RefChange, RefKey};
+pub use pick::{Goal, Want};
+pub use space::{FreeRunsError, FreeSource, Space, Totals};
+
+use oleo_format::{ByteLen, Logical};
+
+/// A run of bytes in the logical address space.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Run {
+    /// Where it starts.
+    pub start: Logical,
+    /// How long it is.
+    pub len: ByteLen,
+}
+
+impl Run {
+    /// The run of `len` bytes at `start`.
+    pub fn new(start: Logical, len: ByteLen) -> Run {
+        Run { start, len }
+    }
+
+    /// The first address behind it; the end of the address space where the run claims to go beyond.
+    pub fn end(&self) -> Logical {
+        Logical(self.start.0.saturating_add(self.len.0))
+    }
+
+    pub(crate) fn between(start: u64, end: u64) -> Run {
+        Run { start: Logical(start), len: ByteLen(end - start) }
+    }
+}

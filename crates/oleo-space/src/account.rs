@@ -1,0 +1,81 @@
+//! What is promised: reservations, so that "no space" comes from the call that asks, never from the commit.
+//!
+//! A pool is the space of one kind (data, metadata, system; on a mixed volume data and metadata are one pool). Its one
+//! number that matters is `committed`: everything in writable groups that is not free, plus everything reserved.
+//!
+//! 1. [`Reservation`]s raise it by compare-and-swap, never past `capacity + growth`.
+//! 2. An allocation against a reservation turns reserved bytes into used ones: `committed` stays as it is, so nothing
+//!    is counted twice and nothing can slip in between.
+//! 3. Freed bytes lower it once they are really free (pinned ones are not).
+//!
+//! Invariants: at rest `committed = reserved + Σ (len − free)` over writable groups. The one way past the limit is
+//! [`Pool::overdraw`], for tree blocks that a running commit cannot do without.
+//!
+//! Locks: none, atomics only. `reserved` is for show and may lag behind by one operation; `committed` never does.
+//! Crash: memory only.
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// The numbers of one pool, in bytes.
+#[derive(Default)]
+pub(crate) struct Pool {
+    /// Bytes of all groups.
+    pub(crate) total: AtomicU64,
+    /// Bytes of writable groups.
+    pub(crate) capacity: AtomicU64,
+    /// Bytes of writable groups that are not free, and bytes reserved.
+    pub(crate) committed: AtomicU64,
+    /// Bytes reserved: promised, and no address given yet.
+    pub(crate) reserved: AtomicU64,
+    /// What new chunks could add, as last told.
+    pub(crate) growth: AtomicU64,
+    /// Bytes freed by a transaction that is not durable yet.
+    pub(crate) pinned: AtomicU64,
+    /// Bytes used as the block group items will have it.
+    pub(crate) used: AtomicU64,
+}
+
+impl Pool {
+    /// Commits up to `max` bytes, at least `min`, as much as there is; a multiple of `unit` when less than `max`.
+    pub(crate) fn commit_some(&self, max: u64, min: u64, unit: u64) -> Option<u64> {
+        let mut now = self.committed.load(SeqCst);
+        loop {
+            let limit = self.capacity.load(SeqCst).saturating_add(self.growth.load(SeqCst));
+            let room = limit.saturating_sub(now);
+            let got = if room >= max { max } else { room / unit * unit };
+            if got < min {
+                return None;
+            }
+            match self.committed.compare_exchange_weak(now, now + got, SeqCst, SeqCst) {
+                Ok(_) => return Some(got),
+                Err(seen) => now = seen,
+            }
+        }
+    }
+
+    /// Commits `len` bytes whether or not they fit.
+    pub(crate) fn overdraw(&self, len: u64) {
+        self.committed.fetch_add(len, SeqCst);
+    }
+
+    /// Takes `len` bytes back from what is committed.
+    pub(crate) fn uncommit(&self, len: u64) {
+        let before = self.committed.fetch_sub(len, SeqCst);
+        debug_assert!(before >= len, "more bytes given back than were committed");
+    }
+
+    /// Moves all of another pool's numbers here.
+    pub(crate) fn absorb(&self, other: &Pool) {
+        let pairs = [
+            (&self.total, &other.total),
+            (&self.capacity, &other.capacity),
+            (&self.committed, &other.committed),
+            (&self.reserved, &other.reserved),
+            (&self.pinned, &other.pinned),
+            (&self.used, &other.used),
+        ];
+        for (here, there) in pairs {
+            here.fetch_add(there.swap(0, SeqCst), SeqCst);
+        }
+    }
+}
