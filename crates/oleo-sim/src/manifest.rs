@@ -83,6 +83,8 @@ pub struct Attr {
     pub ctime: Time,
     /// Birth, where it is known.
     pub otime: Option<Time>,
+    /// An empty directory where a snapshot does not reach into a nested subvolume: its other attributes mean nothing.
+    pub stub: bool,
 }
 
 /// A mapped part of a file, as FIEMAP tells it.
@@ -263,7 +265,22 @@ fn describe<V: TreeView>(
     first_names: &mut HashMap<(u64, u64), Vec<u8>>,
     seen: &mut Seen,
 ) -> Result<Entry> {
-    let attr = view.attr(node)?;
+    let mut attr = view.attr(node)?;
+    if attr.stub {
+        let never = Time { sec: 0, nsec: 0 };
+        attr = Attr {
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            nlink: 1,
+            atime: never,
+            mtime: never,
+            ctime: never,
+            otime: None,
+            ..attr
+        };
+    }
     let group = match attr.kind {
         Kind::Dir => path.to_vec(),
         _ => first_names.entry((attr.tree, attr.ino)).or_insert_with(|| path.to_vec()).clone(),
@@ -281,7 +298,7 @@ fn describe<V: TreeView>(
         atime_ctime: detail.atime_ctime.then_some((attr.atime, attr.ctime)),
         otime: if detail.otime { attr.otime } else { None },
         target: if attr.kind == Kind::Symlink { Some(view.read_link(node)?) } else { None },
-        xattrs: view.xattrs(node)?,
+        xattrs: if attr.stub { BTreeMap::new() } else { view.xattrs(node)? },
         content: if file { Some(hash(view, node, attr.size)?) } else { None },
         data_runs: if file && detail.holes { Some(view.data_runs(node, attr.size)?) } else { None },
         shares: if file && detail.sharing { Some(seen.shares(path, view.pieces(node)?)) } else { None },

@@ -14,16 +14,22 @@ use rustix::io::Errno;
 use super::{Attr, Kind, Piece, Time, TreeView};
 use crate::oracle;
 
+/// The inode number that btrfs shows for an empty directory in place of a subvolume that a snapshot left out.
+const STUB_INO: u64 = 2;
+
 /// A directory of this machine.
 #[derive(Clone, Debug)]
 pub struct HostTree {
     top: PathBuf,
+    btrfs: bool,
 }
 
 impl HostTree {
     /// The tree below `top`.
     pub fn new(top: &Path) -> HostTree {
-        HostTree { top: top.to_owned() }
+        const BTRFS_MAGIC: i64 = 0x9123_683e;
+        let btrfs = rustix::fs::statfs(top).is_ok_and(|s| s.f_type == BTRFS_MAGIC);
+        HostTree { top: top.to_owned(), btrfs }
     }
 }
 
@@ -105,6 +111,7 @@ impl TreeView for HostTree {
         let device = matches!(kind, Kind::Char | Kind::Block);
         Ok(Attr {
             kind,
+            stub: self.btrfs && kind == Kind::Dir && s.stx_ino == STUB_INO,
             mode: u32::from(s.stx_mode) & 0o7777,
             uid: s.stx_uid,
             gid: s.stx_gid,
