@@ -1,1 +1,32 @@
-fn main() {}
+//! House rules that a tool can check, and the one command that runs what CI runs.
+//!
+//! - `cargo xtask tidy`: the rules; see [`tidy`].
+//! - `cargo xtask ci [STEP…]`: everything that CI runs, or only the steps named; see [`ci`].
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+mod ci;
+mod tidy;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("xtask: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.first().map(String::as_str) {
+        Some("tidy") => tidy::run(root),
+        Some("ci") => ci::run(root, &args[1..]),
+        _ => bail!("usage: cargo xtask tidy | cargo xtask ci [{}]", ci::names().join("|")),
+    }
+}

@@ -26,6 +26,8 @@ pub struct Recipe {
     pub seed: u64,
     /// Arguments of mkfs.btrfs, separated by blanks.
     pub mkfs: &'static str,
+    /// Arguments of btrfstune, separated by blanks; none: it is not run.
+    pub tune: &'static str,
     /// Mount options while it ages.
     pub mount: &'static str,
     /// Number of devices.
@@ -44,6 +46,7 @@ impl Default for Recipe {
             name: "plain",
             seed: 1,
             mkfs: "",
+            tune: "",
             mount: "",
             devices: 1,
             device_len: 768 << 20,
@@ -68,7 +71,7 @@ pub fn recipes() -> Vec<Recipe> {
         Recipe {
             name: "lzo-sha256-64k",
             seed: 3,
-            mkfs: "-n 65536 --csum sha256 -O block-group-tree",
+            mkfs: "-n 65536 --csum sha256",
             mount: "compress=lzo",
             ..plain.clone()
         },
@@ -90,9 +93,9 @@ pub fn recipes() -> Vec<Recipe> {
             ..plain.clone()
         },
         Recipe {
-            name: "raid0-raid1c4-bgt",
+            name: "raid0-raid1c4",
             seed: 6,
-            mkfs: "-d raid0 -m raid1c4 -O block-group-tree",
+            mkfs: "-d raid0 -m raid1c4",
             devices: 4,
             device_len: 512 << 20,
             ..plain.clone()
@@ -105,6 +108,7 @@ pub fn recipes() -> Vec<Recipe> {
             mount: "nospace_cache",
             ..plain.clone()
         },
+        Recipe { name: "metadata-uuid", seed: 12, tune: "-f -m", ..plain.clone() },
         Recipe { name: "holes-items", seed: 9, mkfs: "-O ^no-holes -m dup", mount: "max_inline=0", ..plain.clone() },
         Recipe {
             name: "raid5",
@@ -171,6 +175,14 @@ fn age(oracle: Oracle, scratch: &Scratch, recipe: &Recipe) -> Result<Aged> {
     let devices = scratch.images(recipe.name, recipe.devices, recipe.device_len)?;
     let args: Vec<&str> = recipe.mkfs.split_whitespace().collect();
     oracle.mkfs(&args, &devices)?;
+    if !recipe.tune.is_empty() {
+        run("btrfstune", recipe.tune.split_whitespace().map(OsStr::new).chain([devices[0].as_os_str()]))?;
+    }
+    use_it(oracle, devices, recipe)
+}
+
+/// Ages a file system that is already there, whoever made it; writes down what is in it then.
+pub fn use_it(oracle: Oracle, devices: Vec<PathBuf>, recipe: &Recipe) -> Result<Aged> {
     let mounted = oracle.mount(&devices, recipe.mount)?;
     let top = mounted.path();
     let mut rng = Rng::new(recipe.seed);

@@ -1,0 +1,131 @@
+//! What CI runs, in the order of what fails fastest. Each step is one command that can be given by hand.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+struct Step {
+    name: &'static str,
+    args: &'static [&'static str],
+    env: &'static [(&'static str, &'static str)],
+}
+
+/// Tests come last: their closing lines are what a reader looks for.
+const STEPS: [Step; 5] = [
+    Step { name: "fmt", args: &["fmt", "--all", "--check"], env: &[] },
+    Step { name: "tidy", args: &["run", "--quiet", "--package", "xtask", "--", "tidy"], env: &[] },
+    Step {
+        name: "clippy",
+        args: &["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"],
+        env: &[],
+    },
+    Step {
+        name: "doc",
+        args: &["doc", "--workspace", "--no-deps", "--locked", "--document-private-items"],
+        env: &[("RUSTDOCFLAGS", "--deny warnings")],
+    },
+    Step { name: "test", args: &["test", "--workspace", "--locked", "--no-fail-fast"], env: &[] },
+];
+
+/// The names of all steps.
+pub fn names() -> Vec<&'static str> {
+    STEPS.iter().map(|s| s.name).collect()
+}
+
+/// Runs the steps named, or all; goes on after a failure, and fails at the end.
+pub fn run(root: &Path, only: &[String]) -> Result<()> {
+    if let Some(unknown) = only.iter().find(|o| !names().contains(&o.as_str())) {
+        bail!("no step {unknown}; there are {}", names().join(", "));
+    }
+    let mut failed = Vec::new();
+    let mut tally = Tally::default();
+    for step in STEPS.iter().filter(|s| only.is_empty() || only.iter().any(|o| o == s.name)) {
+        println!("== {}: cargo {}", step.name, step.args.join(" "));
+        let start = Instant::now();
+        let ok = run_step(root, step, &mut tally)?;
+        println!("== {}: {} in {:.0} s", step.name, if ok { "ok" } else { "FAILED" }, start.elapsed().as_secs_f64());
+        if !ok {
+            failed.push(step.name);
+        }
+    }
+    tally.print();
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn run_step(root: &Path, step: &Step, tally: &mut Tally) -> Result<bool> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(step.args).envs(step.env.iter().copied()).current_dir(root).stdout(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("cannot run cargo {}", step.args.join(" ")))?;
+    for line in BufReader::new(child.stdout.take().context("no output")?).lines() {
+        let line = line?;
+        println!("{line}");
+        tally.note(&line);
+    }
+    Ok(child.wait()?.success())
+}
+
+/// The sum over all test programs, since cargo gives none.
+#[derive(Default)]
+struct Tally {
+    programs: u32,
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+    failures: Vec<String>,
+}
+
+impl Tally {
+    fn note(&mut self, line: &str) {
+        if let Some(name) = line.strip_prefix("test ").and_then(|l| l.strip_suffix(" ... FAILED")) {
+            self.failures.push(name.to_owned());
+        }
+        let Some(rest) = line.strip_prefix("test result: ") else { return };
+        self.programs += 1;
+        let count = |word: &str| -> u64 {
+            let at = rest.split([';', '.']).map(str::trim).find_map(|part| part.strip_suffix(word));
+            at.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
+        };
+        self.passed += count("passed");
+        self.failed += count("failed");
+        self.ignored += count("ignored");
+    }
+
+    fn print(&self) {
+        if self.programs == 0 {
+            return;
+        }
+        for name in &self.failures {
+            println!("test {name} ... FAILED");
+        }
+        println!(
+            "test result: {}. {} passed; {} failed; {} ignored; in {} test programs",
+            if self.failed == 0 { "ok" } else { "FAILED" },
+            self.passed,
+            self.failed,
+            self.ignored,
+            self.programs
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the closing line sums up what the runner said of each program.
+    #[test]
+    fn results_are_summed() {
+        let mut tally = Tally::default();
+        tally.note("test a::b ... FAILED");
+        tally.note("test result: FAILED. 3 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.01s");
+        tally.note("test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s");
+        assert_eq!((tally.programs, tally.passed, tally.failed, tally.ignored), (2, 7, 1, 2));
+        assert_eq!(tally.failures, ["a::b"]);
+    }
+}
