@@ -1,0 +1,131 @@
+//! The operations on file data that [`Fs`] offers.
+
+use crate::data::install::{self, Install};
+use crate::data::{
+    CloneRange, Dedupe, ExtentInfo, FILE_LEN_MAX, KeepSize, Policy, Prepared, query, read, share, write,
+};
+use crate::inode::Items;
+use crate::{FileKind, Fs, FsError, InodeRef};
+
+/// Whether an installation counts as a change of the content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stamp {
+    /// Change times become the present time.
+    Now,
+    /// Times stay as they are: for whoever sets them anyway.
+    Keep,
+}
+
+impl Fs {
+    /// Reads from `at` on and answers how many bytes there were: fewer than asked for at the end of the file only.
+    pub fn read(&self, file: &InodeRef, at: u64, out: &mut [u8]) -> Result<usize, FsError> {
+        read::read(file, at, out)
+    }
+
+    /// Writes `data` at `at`. The bytes are buffered; they reach the disk with [`Fs::flush`] and [`Fs::sync`], or earlier
+    /// where too much is buffered.
+    pub fn write(&self, file: &InodeRef, at: u64, data: &[u8]) -> Result<(), FsError> {
+        write::write(file, at, data)
+    }
+
+    /// Writes out what is buffered of a file, which then is part of the next commit.
+    pub fn flush(&self, file: &InodeRef) -> Result<(), FsError> {
+        file.flush()
+    }
+
+    /// Makes a file `size` bytes long.
+    pub fn truncate(&self, file: &InodeRef, size: u64) -> Result<(), FsError> {
+        file.truncate(size)
+    }
+
+    /// Takes space for a range, which reads as zeros where nothing was written.
+    pub fn preallocate(&self, file: &InodeRef, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
+        file.preallocate(at, len, keep)
+    }
+
+    /// Makes a range a hole; at unaligned edges the bytes become zeros. The size stays.
+    pub fn punch_hole(&self, file: &InodeRef, at: u64, len: u64) -> Result<(), FsError> {
+        file.punch_hole(at, len)
+    }
+
+    /// Turns a range into zeros that have space.
+    pub fn zero_range(&self, file: &InodeRef, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
+        file.zero_range(at, len, keep)
+    }
+
+    /// Makes a range of `dst` share the bytes of a range of `src`, over whatever was there. Both are in this file system, in any
+    /// subvolumes.
+    pub fn clone_range(&self, src: &InodeRef, dst: &InodeRef, range: &CloneRange) -> Result<(), FsError> {
+        share::clone_range(src, dst, range)
+    }
+
+    /// Makes a range of `dst` share a range of `src` if the bytes are equal.
+    pub fn dedupe_range(&self, src: &InodeRef, dst: &InodeRef, range: &CloneRange) -> Result<Dedupe, FsError> {
+        share::dedupe_range(src, dst, range)
+    }
+
+    /// Where the bytes of a range are: rising, holes left out.
+    pub fn extents(&self, file: &InodeRef, at: u64, len: u64) -> Result<Vec<ExtentInfo>, FsError> {
+        query::extents(file, at, len)
+    }
+
+    /// The first byte at or after `at` that may be other than zero; `None` when there is none.
+    pub fn seek_data(&self, file: &InodeRef, at: u64) -> Result<Option<u64>, FsError> {
+        query::seek_data(file, at)
+    }
+
+    /// The first byte at or after `at` that is in a hole, or the end of the file; `None` when `at` is behind that.
+    pub fn seek_hole(&self, file: &InodeRef, at: u64) -> Result<Option<u64>, FsError> {
+        query::seek_hole(file, at)
+    }
+
+    /// How the data of a file is to be prepared.
+    pub fn policy(&self, file: &InodeRef) -> Result<Policy, FsError> {
+        let guard = file.read();
+        self.core().policy(guard.fields(), &guard)
+    }
+
+    /// Writes the prepared bytes of many files at once, past their buffers. Space is taken in the order of `batch`, so
+    /// equal batches give equal addresses, whatever threads prepared them. Each file grows to hold its bytes; bytes that
+    /// end within a sector must end the file.
+    pub fn install_many(&self, batch: &[(InodeRef, Prepared<'_>)], stamp: Stamp) -> Result<(), FsError> {
+        let time = (stamp == Stamp::Now).then(|| self.core().now());
+        let mut all = Vec::with_capacity(batch.len());
+        for (file, prepared) in batch {
+            self.changeable(file)?;
+            check_installable(file, prepared)?;
+            all.push(Install { inode: file, prepared, time, exact_size: None, from_flight: false });
+        }
+        install::install(&all)
+    }
+
+    /// Writes a whole file at once, past its buffer: the fast way to fill a new one.
+    pub fn write_all(&self, file: &InodeRef, data: &[u8], stamp: Stamp) -> Result<(), FsError> {
+        if file.read().fields().size > 0 || file.data.is_dirty() {
+            self.truncate(file, 0)?;
+        }
+        let prepared = Prepared::new(data, 0, super::Whole::File, &self.policy(file)?);
+        self.install_many(&[(file.clone(), prepared)], stamp)
+    }
+}
+
+fn check_installable(file: &InodeRef, prepared: &Prepared<'_>) -> Result<(), FsError> {
+    let sector = u64::from(file.core().engine().sectorsize());
+    let end = prepared.at.checked_add(prepared.len).filter(|end| *end <= FILE_LEN_MAX).ok_or(FsError::FileTooBig)?;
+    let _flush = file.data.flush.lock();
+    let (kind, shown, size) = {
+        let guard = file.read();
+        (guard.fields().kind(), file.data.shown(guard.fields()), guard.fields().size)
+    };
+    if kind != FileKind::File {
+        return Err(FsError::Invalid("not a regular file"));
+    }
+    if !end.is_multiple_of(sector) && end < shown {
+        return Err(FsError::Invalid("prepared bytes end within a sector and within the file"));
+    }
+    if prepared.at > 0 && prepared.at >= size && size > 0 {
+        file.flush_locked(super::flush::Inline::Refused)?;
+        file.settle_tail(prepared.at + prepared.len, super::flush::Tail::Zero)?;
+    }
+    Ok(())
+}

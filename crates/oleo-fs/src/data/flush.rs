@@ -1,0 +1,267 @@
+//! From the buffer to extents.
+//!
+//! Normal path of a flush, the `flush` lock held: (1) `take` moves what is dirty to flight; (2) the bytes of an inline extent
+//! join it, since any change of the first sector replaces such an extent; (3) each run of sectors is completed at its edges
+//! from the map, prepared and installed, which takes it out of flight; (4) the promised space is let go.
+//!
+//! Errors: what is still in flight becomes dirty again, under what was written since, with its promises, so that a
+//! later flush tries again.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use oleo_format::{ByteLen, TreeId};
+use oleo_txn::DataReservation;
+
+use crate::FsError;
+use crate::core::Core;
+use crate::data::install::{self, Install};
+use crate::data::items::MapOf;
+use crate::data::map::{self, ExtentMap};
+use crate::data::pieces::Pieces;
+use crate::data::prepare::{Policy, Prepared, Whole};
+use crate::data::{FILE_LEN_MAX, read, write};
+use crate::inode::{Inode, Items};
+use crate::options::Time;
+
+/// Bytes that are completed, prepared and written at a time.
+const RUN_LEN_MAX: u64 = 32 << 20;
+
+/// Whether a flush may put a small file into its item.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Inline {
+    Allowed,
+    Refused,
+}
+
+impl Inode {
+    /// Writes out what is buffered and puts the extents into the open transaction.
+    pub(crate) fn flush(self: &Arc<Self>) -> Result<(), FsError> {
+        let _flush = self.data.flush.lock();
+        self.flush_locked(Inline::Allowed)
+    }
+
+    /// The same for the holder of the `flush` lock.
+    pub(super) fn flush_locked(self: &Arc<Self>, inline: Inline) -> Result<(), FsError> {
+        let Some((promises, time)) = self.take() else { return Ok(()) };
+        let outcome = self.flush_flight(inline, time);
+        match outcome {
+            Ok(()) => drop(promises),
+            Err(_) => self.put_back(promises, time),
+        }
+        self.unlist();
+        outcome
+    }
+
+    /// Moves what is dirty to flight.
+    fn take(&self) -> Option<(Vec<DataReservation>, Option<Time>)> {
+        let mut slot = self.data.buffer.lock();
+        let buffer = slot.as_mut().filter(|b| !b.dirty.is_empty())?;
+        debug_assert!(buffer.flight.is_empty(), "one flush at a time");
+        buffer.flight = std::mem::take(&mut buffer.dirty);
+        buffer.spare = 0;
+        Some((std::mem::take(&mut buffer.promises), buffer.touched.take()))
+    }
+
+    fn put_back(&self, mut promises: Vec<DataReservation>, time: Option<Time>) {
+        if let Some(buffer) = &mut *self.data.buffer.lock() {
+            let before = buffer.bytes();
+            buffer.dirty.put_under(std::mem::take(&mut buffer.flight));
+            buffer.promises.append(&mut promises);
+            buffer.touched = buffer.touched.or(time);
+            self.core().data.count(before, buffer.bytes());
+        }
+    }
+
+    /// Drops the buffer where nothing is in it any more.
+    fn unlist(&self) {
+        let mut slot = self.data.buffer.lock();
+        if slot.as_ref().is_some_and(|b| b.bytes() == 0 && b.touched.is_none()) {
+            *slot = None;
+            let file = self.core().data.files.lock().remove(&self.rank());
+            drop(slot);
+            drop(file);
+        }
+    }
+
+    /// Forgets what is buffered: for a file that is cut to nothing or deleted, the `flush` lock held.
+    pub(crate) fn discard(&self) {
+        let mut slot = self.data.buffer.lock();
+        if let Some(buffer) = slot.take() {
+            self.core().data.count(buffer.bytes(), 0);
+            let file = self.core().data.files.lock().remove(&self.rank());
+            drop(slot);
+            drop(file);
+        }
+    }
+
+    fn flush_flight(self: &Arc<Self>, inline: Inline, time: Option<Time>) -> Result<(), FsError> {
+        if let Some(bytes) = read::inline_bytes(self)?
+            && let Some(buffer) = &mut *self.data.buffer.lock()
+        {
+            let before = buffer.bytes();
+            let mut older = Pieces::default();
+            older.write(0, &bytes);
+            buffer.flight.put_under(older);
+            self.core().data.count(before, buffer.bytes());
+        }
+        let sector = u64::from(self.core().engine().sectorsize());
+        let (policy, size, whole) = {
+            let guard = self.read();
+            guard.alive()?;
+            let policy = self.core().policy(guard.fields(), &guard)?;
+            let buffer = self.data.buffer.lock();
+            let Some(b) = &*buffer else { return Ok(()) };
+            let size = guard.fields().size.max(b.flight.end());
+            let mut whole = inline == Inline::Allowed && size <= sector && b.flight.missing(0..size).is_empty();
+            if whole {
+                let last = MapOf { items: &guard, sector }.last(u64::MAX)?;
+                whole = last.is_none_or(|(at, extent)| at + extent.len(sector) <= sector);
+            }
+            (policy, size, whole)
+        };
+        let whole = if whole { Whole::File } else { Whole::Part };
+        let mut pos = 0;
+        // Each round installs a run, which takes it out of flight.
+        while let Some(run) = self.next_run(pos, sector) {
+            let end = run.end.min(size);
+            let data = self.complete(run.start..end)?;
+            self.install_run(&data, run.start, whole, &policy, time)?;
+            pos = run.end;
+        }
+        Ok(())
+    }
+
+    /// The next sectors with flying bytes.
+    fn next_run(&self, pos: u64, sector: u64) -> Option<Range<u64>> {
+        let buffer = self.data.buffer.lock();
+        let flight = &buffer.as_ref()?.flight;
+        let first = flight.next_run(pos)?;
+        let start = first.start / sector * sector;
+        let mut end = first.end.next_multiple_of(sector);
+        // Runs that meet in a sector or side by side are one.
+        while end - start < RUN_LEN_MAX
+            && let Some(next) = flight.next_run(end.min(FILE_LEN_MAX))
+            && next.start / sector * sector <= end
+        {
+            end = next.end.next_multiple_of(sector);
+        }
+        Some(start..end.min(start + RUN_LEN_MAX))
+    }
+
+    /// The bytes of a run: flying ones, and what the map has where none fly.
+    fn complete(&self, range: Range<u64>) -> Result<Vec<u8>, FsError> {
+        let mut data = vec![0; (range.end - range.start) as usize];
+        let gaps = {
+            let buffer = self.data.buffer.lock();
+            let Some(b) = &*buffer else { return Ok(data) };
+            b.flight.read_over(range.start, &mut data);
+            b.flight.missing(range.clone())
+        };
+        for gap in gaps {
+            let part = &mut data[(gap.start - range.start) as usize..(gap.end - range.start) as usize];
+            read::read_mapped(self, gap.start, part)?;
+        }
+        Ok(data)
+    }
+
+    fn install_run(
+        self: &Arc<Self>,
+        data: &[u8],
+        at: u64,
+        whole: Whole,
+        policy: &Policy,
+        time: Option<Time>,
+    ) -> Result<(), FsError> {
+        let prepared = Prepared::new(data, at, whole, policy);
+        install::install(&[Install { inode: self, prepared: &prepared, time, exact_size: None, from_flight: true }])
+    }
+
+    /// Makes the end of the file fit for a file of `to` bytes, or for extents up to there: no inline extent, and zeros
+    /// behind the old end where `tail` asks for them. The `flush` lock is held and nothing is dirty.
+    pub(super) fn settle_tail(self: &Arc<Self>, to: u64, tail: Tail) -> Result<(), FsError> {
+        let engine = self.core().engine();
+        let sector = u64::from(engine.sectorsize());
+        if self.read().fields().size >= to {
+            return Ok(());
+        }
+        let inline = read::inline_bytes(self)?.unwrap_or_default();
+        let zeros = tail == Tail::Zero && {
+            let guard = self.read();
+            write::tail_gap(&guard, None, to, sector)?
+        };
+        if inline.is_empty() && !zeros {
+            return Ok(());
+        }
+        let promise = engine.reserve_data(ByteLen(2 * sector))?;
+        {
+            let guard = self.read();
+            let size = guard.fields().size;
+            let mut slot = self.data.buffer.lock();
+            let buffer = slot.get_or_insert_default();
+            let before = buffer.bytes();
+            buffer.promises.push(promise);
+            let mut older = Pieces::default();
+            older.write(0, &inline);
+            buffer.dirty.put_under(older);
+            if zeros {
+                buffer.dirty.zero_gaps(size..size.next_multiple_of(sector).min(to));
+            }
+            self.core().data.count(before, buffer.bytes());
+            self.core().data.files.lock().insert(self.rank(), self.clone());
+        }
+        let small = tail == Tail::Zero && to <= u64::from(self.core().opts.data.inline_max);
+        self.flush_locked(if small { Inline::Allowed } else { Inline::Refused })
+    }
+
+    /// Buffers zeros for a range within the file where the map has data and writes them out. The `flush` lock is held.
+    pub(super) fn zero_bytes(self: &Arc<Self>, range: Range<u64>) -> Result<(), FsError> {
+        let engine = self.core().engine();
+        let sector = u64::from(engine.sectorsize());
+        let has_data = {
+            let guard = self.read();
+            map::has_data(&MapOf { items: &guard, sector }, range.clone())?
+        };
+        if range.is_empty() || !has_data {
+            return Ok(());
+        }
+        let promise = engine.reserve_data(ByteLen(2 * sector))?;
+        {
+            let mut slot = self.data.buffer.lock();
+            let buffer = slot.get_or_insert_default();
+            let before = buffer.bytes();
+            buffer.promises.push(promise);
+            buffer.dirty.cut(range.clone());
+            buffer.dirty.zero_gaps(range);
+            self.core().data.count(before, buffer.bytes());
+            self.core().data.files.lock().insert(self.rank(), self.clone());
+        }
+        self.flush_locked(Inline::Allowed)
+    }
+}
+
+/// Whether the bytes behind the old end of a file become part of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tail {
+    /// They do, and read as zeros.
+    Zero,
+    /// They do not.
+    Keep,
+}
+
+impl Core {
+    /// Flushes every file, or every file of one subvolume.
+    pub(crate) fn flush_all(&self, of: Option<TreeId>) -> Result<(), FsError> {
+        let mut outcome = Ok(());
+        for inode in self.data.files(of) {
+            match inode.flush() {
+                // Deleted meanwhile: nobody wants its bytes.
+                Err(FsError::Stale) => inode.discard(),
+                Err(e) if outcome.is_ok() => outcome = Err(e),
+                _ => {}
+            }
+        }
+        self.data.relax();
+        outcome
+    }
+}

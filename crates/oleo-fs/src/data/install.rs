@@ -1,0 +1,288 @@
+//! Giving prepared bytes a place: space, data, items.
+//!
+//! Normal path: (1) `place` takes space for the pieces of all files in the caller's order, so that the same input gives the
+//! same addresses whatever prepared it; (2) all data is written in one batch, before any item names it; (3) per file,
+//! `finish` joins the transaction, locks the inode, drops what the map said about the range, puts the new extents, and
+//! tells the engine what was born and which checksums belong to it.
+//!
+//! A piece that no single free run can hold becomes several extents; a compressed one that does not fit in one run is
+//! written plain, in parts.
+//! Errors: grants that no item names yet give their space back when they are dropped.
+
+use std::sync::Arc;
+
+use oleo_format::{ByteLen, Compression, Generation, Incompat, Logical, decompress};
+use oleo_space::Grant;
+use oleo_txn::{DataWant, Engine, Handle, Need, TxnError};
+
+use crate::FsError;
+use crate::data::items::{MapMutOf, MapOf};
+use crate::data::map::{self, Extent, ExtentMapMut, Span};
+use crate::data::prepare::{Body, Piece, Prepared};
+use crate::inode::{Inode, Items, ItemsMut};
+use crate::options::Time;
+
+/// Extents that are put under one handle: bounds what one operation asks of the metadata reserve.
+const EXTENTS_PER_JOIN: usize = 256;
+/// Bytes of an extent item with its key and place in the leaf, rounded up.
+const EXTENT_ITEM_BYTES: u32 = 96;
+
+/// One file's part of a batch.
+pub(super) struct Install<'a> {
+    pub inode: &'a Arc<Inode>,
+    pub prepared: &'a Prepared<'a>,
+    /// The new change times, unless they stay.
+    pub time: Option<Time>,
+    /// The file's size afterwards, whatever it was; else it only grows.
+    pub exact_size: Option<u64>,
+    /// The bytes come from the inode's flight and leave it; its `flush` lock is held.
+    pub from_flight: bool,
+}
+
+/// A piece, or a part of one, and its place.
+struct Placed {
+    /// Where in the file.
+    at: u64,
+    len: u64,
+    kind: PlacedKind,
+    csums: Vec<u8>,
+}
+
+enum PlacedKind {
+    Inline { compression: Compression, data: Box<[u8]> },
+    Disk { grant: Grant, compression: Compression, disk_len: u64 },
+}
+
+/// Data to be written: where, which piece of which file, which bytes of it.
+struct Copy<'a> {
+    to: Logical,
+    bytes: [&'a [u8]; 2],
+}
+
+/// Writes the prepared bytes of some files and puts their items.
+pub(super) fn install(batch: &[Install<'_>]) -> Result<(), FsError> {
+    let Some(first) = batch.first() else { return Ok(()) };
+    let engine = first.inode.core().engine();
+    let mut unpacked: Vec<Vec<Option<Vec<u8>>>> = Vec::new();
+    let mut placed = Vec::with_capacity(batch.len());
+    for item in batch {
+        let (mine, plain) = place(engine, item)?;
+        placed.push(mine);
+        unpacked.push(plain);
+    }
+    let mut copies: Vec<Copy<'_>> = Vec::new();
+    for ((item, mine), plain) in batch.iter().zip(&placed).zip(&unpacked) {
+        copies_of(item.prepared, mine, plain, &mut copies);
+    }
+    let mut parts: Vec<(Logical, &[u8])> = Vec::with_capacity(copies.len());
+    for copy in &copies {
+        let mut to = copy.to;
+        for bytes in copy.bytes.into_iter().filter(|b| !b.is_empty()) {
+            parts.push((to, bytes));
+            to += ByteLen(bytes.len() as u64);
+        }
+    }
+    if !parts.is_empty() {
+        engine.write_data(&parts)?;
+    }
+    for (item, mine) in batch.iter().zip(placed) {
+        if item.from_flight {
+            finish(item, mine)?;
+        } else {
+            let _flush = item.inode.data.flush.lock();
+            finish(item, mine)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes space for one file's pieces. The second answer holds, per piece, the plain bytes of compressed pieces that had to be
+/// taken apart.
+fn place(engine: &Engine, item: &Install<'_>) -> Result<(Vec<Placed>, Vec<Option<Vec<u8>>>), FsError> {
+    let sector = u64::from(engine.sectorsize());
+    let stream = item.inode.ino().0;
+    let mut placed = Vec::with_capacity(item.prepared.pieces.len());
+    let mut unpacked = Vec::new();
+    for piece in &item.prepared.pieces {
+        let mut plain = None;
+        match &piece.body {
+            Body::Inline { compression, data } => {
+                let kind = PlacedKind::Inline { compression: *compression, data: data.clone() };
+                placed.push(Placed { at: piece.at, len: piece.len, kind, csums: Vec::new() });
+            }
+            Body::Compressed { compression, data } => {
+                let len = ByteLen(data.len() as u64);
+                match engine.alloc_data(DataWant { len, min_len: len, stream }) {
+                    Ok(grant) => {
+                        let kind = PlacedKind::Disk { grant, compression: *compression, disk_len: len.0 };
+                        placed.push(Placed { at: piece.at, len: piece.len, kind, csums: piece.csums.clone() });
+                    }
+                    Err(TxnError::NoSpace { .. }) if len.0 > sector => {
+                        let bytes =
+                            decompress(*compression, data, piece.len as usize, engine.sectorsize()).map_err(|e| {
+                                FsError::lie("compressed data", piece.at, "stream", e, "what was compressed")
+                            })?;
+                        let mut csums = Vec::new();
+                        if !piece.csums.is_empty() {
+                            engine.csum_type().csum_sectors(&bytes, engine.sectorsize(), &mut csums);
+                        }
+                        place_plain(engine, piece, &csums, stream, &mut placed)?;
+                        plain = Some(bytes);
+                    }
+                    Err(e) => return Err(e.into()),
+                }
+            }
+            Body::Plain { .. } => place_plain(engine, piece, &piece.csums, stream, &mut placed)?,
+        }
+        unpacked.push(plain);
+    }
+    Ok((placed, unpacked))
+}
+
+fn place_plain(
+    engine: &Engine,
+    piece: &Piece,
+    csums: &[u8],
+    stream: u64,
+    placed: &mut Vec<Placed>,
+) -> Result<(), FsError> {
+    let sector = u64::from(engine.sectorsize());
+    let csum_len = if csums.is_empty() { 0 } else { engine.csum_type().csum_len() };
+    let mut done = 0;
+    while done < piece.len {
+        let want = DataWant { len: ByteLen(piece.len - done), min_len: ByteLen(sector), stream };
+        let grant = engine.alloc_data(want)?;
+        let len = grant.run().len.0;
+        let sums = (done / sector) as usize * csum_len..((done + len) / sector) as usize * csum_len;
+        let kind = PlacedKind::Disk { grant, compression: Compression::None, disk_len: len };
+        placed.push(Placed { at: piece.at + done, len, kind, csums: csums[sums].to_vec() });
+        done += len;
+    }
+    Ok(())
+}
+
+fn copies_of<'a>(
+    prepared: &'a Prepared<'_>,
+    placed: &[Placed],
+    unpacked: &'a [Option<Vec<u8>>],
+    copies: &mut Vec<Copy<'a>>,
+) {
+    let mut pieces = prepared.pieces.iter().zip(unpacked).peekable();
+    for place in placed {
+        let PlacedKind::Disk { grant, disk_len, .. } = &place.kind else { continue };
+        while pieces.peek().is_some_and(|(p, _)| p.at + p.len <= place.at) {
+            pieces.next();
+        }
+        let Some((piece, plain)) = pieces.peek() else { return };
+        let skip = place.at - piece.at;
+        let bytes = match plain {
+            Some(plain) => [&plain[skip as usize..(skip + disk_len) as usize], &[][..]],
+            None => {
+                let (first, tail) = prepared.disk_bytes(piece, skip, *disk_len);
+                [first, tail]
+            }
+        };
+        copies.push(Copy { to: grant.run().start, bytes });
+    }
+}
+
+/// Puts the items of one file, its `flush` lock held.
+fn finish(item: &Install<'_>, placed: Vec<Placed>) -> Result<(), FsError> {
+    let engine = item.inode.core().engine();
+    let mut rest = placed.into_iter().peekable();
+    // Each round takes at least one extent.
+    while rest.peek().is_some() {
+        let group: Vec<Placed> = rest.by_ref().take(EXTENTS_PER_JOIN).collect();
+        let range = group[0].at..group.last().map_or(0, |p| p.at + p.len);
+        let old = count_items(item.inode, range.start, range.end)?;
+        let inline_bytes: usize =
+            group.iter().map(|p| if let PlacedKind::Inline { data, .. } = &p.kind { data.len() } else { 0 }).sum();
+        let items = (group.len() as u32) * 2 + old + 6;
+        let need = Need { items, bytes: items * EXTENT_ITEM_BYTES + inline_bytes as u32, ..Need::default() };
+        let handle = engine.join(need)?;
+        finish_group(item, group, &handle)?;
+    }
+    Ok(())
+}
+
+/// How many items the map has in a range; at most what a `Need` may ask for at once.
+pub(super) fn count_items(inode: &Inode, from: u64, to: u64) -> Result<u32, FsError> {
+    let guard = inode.read();
+    let sector = u64::from(inode.core().engine().sectorsize());
+    let mut count = 0u32;
+    map::walk(&MapOf { items: &guard, sector }, from, to, |_, _, _| {
+        count = count.saturating_add(1);
+        Ok(std::ops::ControlFlow::Continue(()))
+    })?;
+    Ok(count)
+}
+
+fn finish_group(item: &Install<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> Result<(), FsError> {
+    let core = item.inode.core();
+    let engine = core.engine();
+    let sector = u64::from(engine.sectorsize());
+    let generation = handle.generation();
+    let no_holes = engine.features().no_holes();
+    let mut guard = item.inode.write();
+    guard.alive()?;
+    let (mut freed, mut added) = (0, 0);
+    let range = group[0].at..group.last().map_or(0, |p| p.at + p.len);
+    let size_before = guard.fields().size;
+    let mut items = MapMutOf { guard: &mut guard, handle, sector };
+    if !no_holes && range.start > size_before.next_multiple_of(sector) {
+        map::fill_gaps(&mut items, size_before.next_multiple_of(sector), range.start, generation)?;
+    }
+    for place in group {
+        let end = (place.at + place.len).next_multiple_of(sector);
+        freed += map::drop_range(&mut items, place.at, end)?;
+        let extent = extent_of(place, handle, engine, generation);
+        added += extent.1.counted();
+        items.put(extent.0, extent.1);
+    }
+    let end = range.end.min(item.prepared.at + item.prepared.len);
+    let fields = guard.fields_mut(handle);
+    fields.nbytes = fields.nbytes.saturating_sub(freed).saturating_add(added);
+    fields.size = item.exact_size.unwrap_or(fields.size.max(end));
+    if let Some(time) = item.time {
+        fields.mtime = time;
+        fields.ctime = time;
+        fields.sequence = fields.sequence.wrapping_add(1);
+    }
+    let mut slot = item.inode.data.buffer.lock();
+    if let Some(buffer) = &mut *slot {
+        let before = buffer.bytes();
+        let pieces = if item.from_flight { &mut buffer.flight } else { &mut buffer.dirty };
+        pieces.cut(range);
+        core.data.count(before, buffer.bytes());
+    }
+    Ok(())
+}
+
+/// The extent for a placed piece, whose space is born with it.
+fn extent_of(place: Placed, handle: &Handle<'_>, engine: &Engine, generation: Generation) -> (u64, Extent) {
+    let at = place.at;
+    match place.kind {
+        PlacedKind::Inline { compression, data } => {
+            require(engine, compression);
+            (at, Extent::Inline { generation, ram_len: place.len, compression, data })
+        }
+        PlacedKind::Disk { grant, compression, disk_len } => {
+            require(engine, compression);
+            let disk = grant.run().start;
+            handle.born(grant);
+            handle.add_csums(disk, place.csums);
+            let len = place.len;
+            let prealloc = false;
+            (at, Extent::Span(Span { generation, disk, disk_len, ram_len: len, offset: 0, len, compression, prealloc }))
+        }
+    }
+}
+
+/// Notes in the superblock what a reader has to understand.
+fn require(engine: &Engine, compression: Compression) {
+    match compression {
+        Compression::Lzo => engine.require_incompat(Incompat::COMPRESS_LZO),
+        Compression::Zstd => engine.require_incompat(Incompat::COMPRESS_ZSTD),
+        Compression::None | Compression::Zlib => {}
+    }
+}

@@ -1,0 +1,176 @@
+//! File data: the buffer of what is written but not on disk yet, the extent map, and every operation on them.
+//!
+//! The life of written bytes: (1) `write` promises itself space and copies them into the inode's `dirty` pieces; (2) a
+//! flush (by `sync`, by the caller, or because too much is dirty) moves these to `flight`, completes partial sectors,
+//! compresses and computes checksums ([`Prepared`]), takes space and writes; (3) it joins the transaction, locks the
+//! inode, puts the extent items, tells births and checksums, sets size and `nbytes`, and forgets the flight in the same
+//! breath; (4) the next commit makes it durable.
+//!
+//! A read takes dirty over flight over the map, all three under the inode's lock, so that it sees every write that
+//! returned before it began, and does its I/O after the lock is dropped, under an [`Engine::reader`] guard, which keeps
+//! the space of what it is about to read from being used again.
+//!
+//! The size on disk and the size that users see differ: bytes that are dirty only are not in the inode item. So a
+//! commit in between never makes a file longer than its written data. [`FileData::shown`] is the size users see: the
+//! item's, or the end of the last dirty byte.
+//!
+//! Bytes of the last sector behind the end of the file are whatever they are: cutting a file short does not rewrite
+//! its last sector. Whatever makes a file longer first writes zeros from the old end to the end of that sector.
+//!
+//! Invariants:
+//! - Only the holder of an inode's `flush` lock changes its extent map or moves `dirty` to `flight`.
+//! - `flight` is empty whenever nobody holds the `flush` lock.
+//! - The dirty and flying bytes of all inodes sum up to `Shared::bytes`, which stays near `dirty_bytes_max`: a writer
+//!   that finds it exceeded flushes before it returns.
+//! - A file with dirty bytes is in `Shared::files`, which keeps it in memory.
+//! - Whatever is dirty has its sectors covered by data reservations, so that a flush does not run out of space.
+//!
+//! Locks, in this order: `flush` (of several inodes by rank), then the engine's `join` and `reserve_data`, then the inode's
+//! lock, then `buffer`, then `Shared::files`. Only `flush` is held over I/O. A commit needs the inode's lock but none
+//! of ours, so it may happen while `flush` is held, not while anything behind it is.
+//! Crash: buffers are lost; the items in the transaction that is lost name data that nobody else names.
+//!
+//! [`Engine::reader`]: oleo_txn::Engine::reader
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use oleo_format::{Ino, TreeId};
+use oleo_txn::DataReservation;
+use parking_lot::Mutex;
+
+use crate::inode::{Inode, InodeFields};
+use crate::options::Time;
+
+mod api;
+mod flush;
+mod install;
+mod items;
+mod map;
+mod pieces;
+mod policy;
+mod prepare;
+mod query;
+mod read;
+mod resize;
+mod share;
+mod write;
+
+pub use api::Stamp;
+pub use policy::DataOptions;
+pub use prepare::{Compress, Policy, Prepared, Whole};
+pub use query::{ExtentInfo, ExtentKind};
+pub use resize::KeepSize;
+pub use share::{CloneRange, Dedupe};
+
+use pieces::Pieces;
+use read::Unpacked;
+
+/// The most bytes a file can have.
+pub(crate) const FILE_LEN_MAX: u64 = i64::MAX as u64;
+
+/// What an inode holds for its data. Small while nothing is buffered.
+#[derive(Default)]
+pub(crate) struct FileData {
+    /// Held by whoever changes the extent map, over its I/O too.
+    pub flush: Mutex<()>,
+    buffer: Mutex<Option<Box<Buffer>>>,
+    /// The compressed extent that was last read in part.
+    unpacked: Mutex<Option<Box<Unpacked>>>,
+}
+
+/// What is written but not in the extent map.
+#[derive(Default)]
+struct Buffer {
+    /// Not being written out yet.
+    dirty: Pieces,
+    /// Being written out by the holder of `flush`.
+    flight: Pieces,
+    /// Space promised for `dirty`.
+    promises: Vec<DataReservation>,
+    /// Bytes of `promises` that no dirty sector needs yet.
+    spare: u64,
+    /// When `dirty` was last written; the inode's times once it is flushed.
+    touched: Option<Time>,
+}
+
+impl Buffer {
+    fn bytes(&self) -> u64 {
+        self.dirty.bytes() + self.flight.bytes()
+    }
+
+    fn end(&self) -> u64 {
+        self.dirty.end().max(self.flight.end())
+    }
+}
+
+impl FileData {
+    /// The size that users see, where the inode item says `fields`.
+    pub fn shown(&self, fields: &InodeFields) -> u64 {
+        self.buffer.lock().as_ref().map_or(fields.size, |b| fields.size.max(b.end()))
+    }
+
+    /// The fields that users see: with the size and the times of what is buffered.
+    pub fn show(&self, fields: &InodeFields) -> InodeFields {
+        let mut shown = *fields;
+        if let Some(buffer) = &*self.buffer.lock() {
+            shown.size = fields.size.max(buffer.end());
+            if let Some(time) = buffer.touched {
+                shown.mtime = time;
+                shown.ctime = time;
+            }
+        }
+        shown
+    }
+
+    /// The times of what is buffered no longer count: they were set otherwise.
+    pub fn untouch(&self) {
+        if let Some(buffer) = &mut *self.buffer.lock() {
+            buffer.touched = None;
+        }
+    }
+
+    /// Whether something is buffered.
+    pub fn is_dirty(&self) -> bool {
+        self.buffer.lock().as_ref().is_some_and(|b| b.bytes() > 0)
+    }
+}
+
+/// What all files of an open file system share.
+#[derive(Default)]
+pub(crate) struct Shared {
+    /// Bytes that are dirty or in flight, over all files.
+    bytes: AtomicU64,
+    /// The files that have them.
+    files: Mutex<BTreeMap<(TreeId, Ino), Arc<Inode>>>,
+    /// Space for data was short: promises are for what is needed only.
+    tight: AtomicBool,
+}
+
+impl Shared {
+    /// Bytes buffered in all files.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Promised space was let go: try promising more than needed again.
+    fn relax(&self) {
+        self.tight.store(false, Ordering::Relaxed);
+    }
+
+    /// A buffer grew or shrank.
+    fn count(&self, before: u64, now: u64) {
+        if now >= before {
+            self.bytes.fetch_add(now - before, Ordering::Relaxed);
+        } else {
+            self.bytes.fetch_sub(before - now, Ordering::Relaxed);
+        }
+    }
+
+    /// The files that have buffered bytes, in rank order; of one subvolume, or all.
+    fn files(&self, of: Option<TreeId>) -> Vec<Arc<Inode>> {
+        let files = self.files.lock();
+        files.iter().filter(|((tree, _), _)| of.is_none_or(|t| t == *tree)).map(|(_, inode)| inode.clone()).collect()
+    }
+}

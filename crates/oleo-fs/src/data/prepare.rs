@@ -1,0 +1,280 @@
+//! From bytes to what will be written: compressed pieces, padding, checksums. Pure computation, for any thread.
+//!
+//! Normal path: (1) the caller knows the [`Policy`] of the file; (2) [`Prepared::new`] cuts the bytes into pieces: one
+//! inline piece for a small whole file, compressed ones of at most [`COMPRESSED_LEN_MAX`], plain ones of at most
+//! [`EXTENT_LEN_MAX`] where compression is off or does not pay; (3) every sector that will stand on disk gets its
+//! checksum; (4) `install` allocates for the pieces in order and writes them.
+//!
+//! Invariants: pieces are in file order, do not overlap, begin and end at sector boundaries, and cover the bytes given. The
+//! same bytes and policy give the same pieces whatever the number of threads.
+//! Not here: where the bytes come from, addresses, items (`install`).
+
+use std::borrow::Cow;
+
+use oleo_format::{Compression, CsumType, compress, compress_inline, looks_compressible};
+use rayon::prelude::*;
+
+/// The most uncompressed bytes in one compressed extent (format: `BTRFS_MAX_UNCOMPRESSED`, 128 KiB).
+pub(crate) const COMPRESSED_LEN_MAX: usize = 128 * 1024;
+/// The most bytes in one extent (format: `BTRFS_MAX_EXTENT_SIZE`, 128 MiB).
+pub(crate) const EXTENT_LEN_MAX: u64 = 128 << 20;
+/// Bytes from which checksums of one piece are computed on several threads.
+const PARALLEL_LEN_MIN: usize = 1 << 20;
+
+/// Compression as asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Compress {
+    /// The algorithm; `None` compresses nothing.
+    pub algorithm: Compression,
+    /// Its level; 0 is its default.
+    pub level: i32,
+    /// Try even what does not look compressible.
+    pub force: bool,
+}
+
+/// How the data of one file is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Policy {
+    /// Bytes of a sector.
+    pub sectorsize: u32,
+    /// Checksums to compute; `None` for files without.
+    pub csum: Option<CsumType>,
+    /// Compression, if any.
+    pub compress: Option<Compress>,
+    /// Files up to this many bytes go into their item, compressed or not.
+    pub inline_max: u32,
+    /// Compress and compute checksums on all cores.
+    pub threads: bool,
+}
+
+/// Bytes of a file, ready to be written by `Fs::install_many`.
+#[derive(Debug)]
+pub struct Prepared<'a> {
+    /// Where in the file the bytes begin; a multiple of the sector size.
+    pub(crate) at: u64,
+    /// How many bytes of the file they are.
+    pub(crate) len: u64,
+    /// The bytes given, as far as plain pieces still need them.
+    data: Cow<'a, [u8]>,
+    /// The last sector where plain data does not fill it, padded with zeros.
+    tail: Option<Box<[u8]>>,
+    pub(crate) pieces: Vec<Piece>,
+}
+
+/// What will become one file extent, or several where space is fragmented.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// Where in the file it begins.
+    pub at: u64,
+    /// Bytes of the file it stands for: whole sectors, except for inline pieces.
+    pub len: u64,
+    pub body: Body,
+    /// Checksums of the sectors on disk, in order; empty for inline pieces and files without checksums.
+    pub csums: Vec<u8>,
+}
+
+/// The bytes of a piece.
+#[derive(Debug)]
+pub(crate) enum Body {
+    /// Into the item.
+    Inline { compression: Compression, data: Box<[u8]> },
+    /// As they are: these bytes of `Prepared::data`, then the tail if they reach its end.
+    Plain { from: usize, to: usize },
+    /// Compressed, padded to whole sectors.
+    Compressed { compression: Compression, data: Box<[u8]> },
+}
+
+/// What the compression of one chunk came to.
+enum Chunk {
+    Plain,
+    Compressed(Box<[u8]>, Vec<u8>),
+}
+
+impl<'a> Prepared<'a> {
+    /// Prepares `data`, the bytes of a file from `at` (a multiple of the sector size) on. `whole` says that these are all the bytes of the
+    /// file, so that they may go into an item.
+    pub fn new(data: impl Into<Cow<'a, [u8]>>, at: u64, whole: Whole, policy: &Policy) -> Prepared<'a> {
+        let data = data.into();
+        debug_assert!(at.is_multiple_of(u64::from(policy.sectorsize)), "data begins at a sector");
+        let len = data.len() as u64;
+        if whole == Whole::File
+            && at == 0
+            && let Some(body) = inline_body(&data, policy)
+        {
+            let piece = Piece { at, len, body, csums: Vec::new() };
+            return Prepared { at, len, data: Cow::Borrowed(&[]), tail: None, pieces: vec![piece] };
+        }
+        let mut prepared = Prepared { at, len, data, tail: None, pieces: Vec::new() };
+        let chunks = prepared.compress(policy);
+        prepared.cut(chunks, policy);
+        prepared
+    }
+
+    /// Bytes of the file.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Bytes that this keeps in memory.
+    pub fn held_bytes(&self) -> usize {
+        let bodies = self.pieces.iter().map(|p| match &p.body {
+            Body::Inline { data, .. } | Body::Compressed { data, .. } => data.len() + p.csums.len(),
+            Body::Plain { .. } => p.csums.len(),
+        });
+        self.data.len() + self.tail.as_ref().map_or(0, |t| t.len()) + bodies.sum::<usize>()
+    }
+
+    /// Bytes that a piece takes on disk: whole sectors, 0 for inline pieces.
+    pub(crate) fn disk_len(&self, piece: &Piece) -> u64 {
+        match &piece.body {
+            Body::Inline { .. } => 0,
+            Body::Plain { .. } => piece.len,
+            Body::Compressed { data, .. } => data.len() as u64,
+        }
+    }
+
+    /// The bytes `skip..skip + len` of a piece as they go to disk, in one or two parts.
+    pub(crate) fn disk_bytes<'p>(&'p self, piece: &'p Piece, skip: u64, len: u64) -> (&'p [u8], &'p [u8]) {
+        let (skip, len) = (skip as usize, len as usize);
+        match &piece.body {
+            Body::Inline { .. } => (&[], &[]),
+            Body::Compressed { data, .. } => (&data[skip..skip + len], &[]),
+            Body::Plain { from, to } => {
+                let have = to - from;
+                let first = &self.data[from + skip.min(have)..from + (skip + len).min(have)];
+                let tail = if first.len() < len { self.tail.as_deref().unwrap_or(&[]) } else { &[] };
+                (first, tail)
+            }
+        }
+    }
+
+    /// Tries every chunk with the file's algorithm. Empty: nothing is to be compressed.
+    fn compress(&self, policy: &Policy) -> Vec<Chunk> {
+        let Some(ask) = policy.compress.filter(|c| c.algorithm != Compression::None) else { return Vec::new() };
+        let one = |chunk: &[u8]| {
+            if chunk.len() <= policy.sectorsize as usize || !(ask.force || looks_compressible(chunk)) {
+                return Chunk::Plain;
+            }
+            let Some(packed) = compress(ask.algorithm, ask.level, chunk, policy.sectorsize) else {
+                return Chunk::Plain;
+            };
+            let csums = sums(&packed, policy);
+            Chunk::Compressed(packed.into_boxed_slice(), csums)
+        };
+        if policy.threads && self.data.len() > COMPRESSED_LEN_MAX {
+            self.data.par_chunks(COMPRESSED_LEN_MAX).map(one).collect()
+        } else {
+            self.data.chunks(COMPRESSED_LEN_MAX).map(one).collect()
+        }
+    }
+
+    /// Makes the pieces: compressed chunks as they are, neighbouring plain ones together.
+    fn cut(&mut self, chunks: Vec<Chunk>, policy: &Policy) {
+        let total = self.data.len();
+        let algorithm = policy.compress.map_or(Compression::None, |c| c.algorithm);
+        let mut plain_from = None;
+        let mut pos = 0;
+        for chunk in chunks {
+            let end = (pos + COMPRESSED_LEN_MAX).min(total);
+            match chunk {
+                Chunk::Plain => {
+                    plain_from.get_or_insert(pos);
+                }
+                Chunk::Compressed(data, csums) => {
+                    if let Some(from) = plain_from.take() {
+                        self.push_plain(from, pos, policy);
+                    }
+                    let len = ((end - pos) as u64).next_multiple_of(u64::from(policy.sectorsize));
+                    let body = Body::Compressed { compression: algorithm, data };
+                    self.pieces.push(Piece { at: self.at + pos as u64, len, body, csums });
+                }
+            }
+            pos = end;
+        }
+        if pos < total && plain_from.is_none() {
+            plain_from = Some(pos);
+        }
+        if let Some(from) = plain_from {
+            self.push_plain(from, total, policy);
+        }
+        if !self.pieces.iter().any(|p| matches!(p.body, Body::Plain { .. })) {
+            self.data = Cow::Borrowed(&[]);
+        }
+    }
+
+    fn push_plain(&mut self, from: usize, to: usize, policy: &Policy) {
+        let sector = policy.sectorsize as usize;
+        let mut pos = from;
+        while pos < to {
+            let end = to.min(pos + EXTENT_LEN_MAX as usize);
+            let whole = pos + (end - pos) / sector * sector;
+            let mut csums = sums(&self.data[pos..whole], policy);
+            if whole < end {
+                let mut tail = self.data[whole..end].to_vec();
+                tail.resize(sector, 0);
+                csums.extend_from_slice(&sums(&tail, policy));
+                self.tail = Some(tail.into_boxed_slice());
+            }
+            let len = ((end - pos) as u64).next_multiple_of(sector as u64);
+            self.pieces.push(Piece {
+                at: self.at + pos as u64,
+                len,
+                body: Body::Plain { from: pos, to: whole },
+                csums,
+            });
+            pos = end;
+        }
+    }
+}
+
+/// Whether bytes are all there is of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whole {
+    /// All of it.
+    File,
+    /// A part.
+    Part,
+}
+
+/// The bytes as they would stand in an item, if they may.
+fn inline_body(data: &[u8], policy: &Policy) -> Option<Body> {
+    let max = policy.inline_max as usize;
+    if data.is_empty() || data.len() > policy.sectorsize as usize || max == 0 {
+        return None;
+    }
+    if let Some(ask) = policy.compress.filter(|c| c.algorithm != Compression::None)
+        && let Some(packed) = compress_inline(ask.algorithm, ask.level, data, policy.sectorsize)
+        && packed.len() < data.len()
+        && packed.len() <= max
+    {
+        return Some(Body::Inline { compression: ask.algorithm, data: packed.into() });
+    }
+    // Bytes that are not compressed must be fewer than a sector.
+    (data.len() <= max && data.len() < policy.sectorsize as usize)
+        .then(|| Body::Inline { compression: Compression::None, data: data.into() })
+}
+
+/// The checksums of whole sectors.
+fn sums(data: &[u8], policy: &Policy) -> Vec<u8> {
+    let Some(csum) = policy.csum else { return Vec::new() };
+    let mut out = Vec::new();
+    if policy.threads && data.len() >= PARALLEL_LEN_MIN {
+        let parts: Vec<Vec<u8>> = data
+            .par_chunks(PARALLEL_LEN_MIN / 4)
+            .map(|part| {
+                let mut sums = Vec::new();
+                csum.csum_sectors(part, policy.sectorsize, &mut sums);
+                sums
+            })
+            .collect();
+        out = parts.concat();
+    } else {
+        csum.csum_sectors(data, policy.sectorsize, &mut out);
+    }
+    out
+}

@@ -1,0 +1,210 @@
+//! Where a file's data is: extents as FIEMAP shows them, and the next data or hole.
+
+use std::ops::{ControlFlow, Range};
+
+use oleo_format::{Compression, Logical};
+
+use crate::FsError;
+use crate::data::items::MapOf;
+use crate::data::map::{self, Extent};
+use crate::inode::{Inode, Items};
+
+/// What a range of a file is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExtentKind {
+    /// Written, and not in the extent map yet.
+    Delayed,
+    /// In the item itself.
+    Inline,
+    /// On disk.
+    Data,
+    /// Has space, reads as zeros.
+    Unwritten,
+}
+
+/// One range of a file that is no hole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExtentInfo {
+    /// Where in the file it begins.
+    pub at: u64,
+    /// Bytes of the file.
+    pub len: u64,
+    /// What it is.
+    pub kind: ExtentKind,
+    /// Where it is; of a compressed extent the beginning of the whole extent. `None` unless it has space.
+    pub disk: Option<Logical>,
+    /// The beginning of the whole extent, which equals that of other parts of it.
+    pub extent: Option<Logical>,
+    /// How it is compressed.
+    pub compression: Compression,
+    /// Something else refers to the extent too: another file, or another part of this one. Sharing through a snapshot
+    /// whose tree blocks are still shared is not seen here.
+    pub shared: bool,
+}
+
+/// The extents that overlap a range, rising; neighbours that continue each other on disk are one.
+pub(crate) fn extents(inode: &Inode, at: u64, len: u64) -> Result<Vec<ExtentInfo>, FsError> {
+    let engine = inode.core().engine();
+    let sector = u64::from(engine.sectorsize());
+    let end = at.saturating_add(len);
+    let mut found: Vec<ExtentInfo> = Vec::new();
+    {
+        let guard = inode.read();
+        let buffered = buffered_runs(inode, sector);
+        let mut push = |range: Range<u64>, extent: &Extent, start: u64| {
+            let mut info = describe(start, &range, extent);
+            if let Some(i) = &mut info {
+                i.at = range.start;
+                i.len = range.end - range.start;
+            }
+            found.extend(info);
+        };
+        map::walk(&MapOf { items: &guard, sector }, at, end, |start, range, extent| {
+            let mut pos = range.start;
+            for run in buffered.iter().filter(|r| r.start < range.end && r.end > range.start) {
+                if run.start > pos {
+                    push(pos..run.start, extent, start);
+                }
+                pos = pos.max(run.end);
+            }
+            if pos < range.end {
+                push(pos..range.end, extent, start);
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        for run in buffered.iter().filter(|r| r.start < end && r.end > at) {
+            let range = run.start.max(at)..run.end.min(end);
+            found.push(ExtentInfo {
+                at: range.start,
+                len: range.end - range.start,
+                kind: ExtentKind::Delayed,
+                disk: None,
+                extent: None,
+                compression: Compression::None,
+                shared: false,
+            });
+        }
+    }
+    found.sort_by_key(|i| i.at);
+    for info in &mut found {
+        if let Some(extent) = info.extent {
+            info.shared = engine.extent_refs(extent)? > 1;
+        }
+    }
+    Ok(merged(found))
+}
+
+fn buffered_runs(inode: &Inode, sector: u64) -> Vec<Range<u64>> {
+    let buffer = inode.data.buffer.lock();
+    let Some(b) = &*buffer else { return Vec::new() };
+    let mut runs = b.dirty.runs(sector);
+    runs.append(&mut b.flight.runs(sector));
+    runs.sort_by_key(|r| r.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for run in runs {
+        match merged.last_mut() {
+            Some(last) if last.end >= run.start => last.end = last.end.max(run.end),
+            _ => merged.push(run),
+        }
+    }
+    merged
+}
+
+/// What an item that begins at `start` says about `range`; `None` for holes.
+fn describe(start: u64, range: &Range<u64>, extent: &Extent) -> Option<ExtentInfo> {
+    let plain = |kind, compression| ExtentInfo {
+        at: range.start,
+        len: range.end - range.start,
+        kind,
+        disk: None,
+        extent: None,
+        compression,
+        shared: false,
+    };
+    match extent {
+        Extent::Hole { .. } => None,
+        Extent::Inline { compression, .. } => Some(plain(ExtentKind::Inline, *compression)),
+        Extent::Span(s) => {
+            let kind = if s.prealloc { ExtentKind::Unwritten } else { ExtentKind::Data };
+            let disk = if s.compression == Compression::None {
+                Logical(s.disk_start().0 + (range.start - start))
+            } else {
+                s.disk
+            };
+            Some(ExtentInfo { disk: Some(disk), extent: Some(s.disk), ..plain(kind, s.compression) })
+        }
+    }
+}
+
+fn merged(found: Vec<ExtentInfo>) -> Vec<ExtentInfo> {
+    let mut out: Vec<ExtentInfo> = Vec::with_capacity(found.len());
+    for info in found {
+        if let Some(last) = out.last_mut()
+            && last.at + last.len == info.at
+            && (last.kind, last.compression, last.shared) == (info.kind, info.compression, info.shared)
+            && last.compression == Compression::None
+            && matches!((last.disk, info.disk), (Some(a), Some(b)) if a.0 + last.len == b.0)
+        {
+            last.len += info.len;
+        } else {
+            out.push(info);
+        }
+    }
+    out
+}
+
+/// The first byte at or after `at` that may differ from zero; `None` behind the last.
+pub(crate) fn seek_data(inode: &Inode, at: u64) -> Result<Option<u64>, FsError> {
+    let guard = inode.read();
+    let sector = u64::from(inode.core().engine().sectorsize());
+    let size = inode.data.shown(guard.fields());
+    let mut found = next_buffered(inode, at).map(|r| r.start);
+    map::walk(&MapOf { items: &guard, sector }, at, size, |_, range, extent| {
+        if !extent.has_data() {
+            return Ok(ControlFlow::Continue(()));
+        }
+        found = Some(found.map_or(range.start, |f| f.min(range.start)));
+        Ok(ControlFlow::Break(()))
+    })?;
+    Ok(found.filter(|f| *f < size))
+}
+
+/// The first byte at or after `at` that is in a hole, or the end of the file; `None` behind the end.
+pub(crate) fn seek_hole(inode: &Inode, at: u64) -> Result<Option<u64>, FsError> {
+    let guard = inode.read();
+    let sector = u64::from(inode.core().engine().sectorsize());
+    let size = inode.data.shown(guard.fields());
+    if at >= size {
+        return Ok(None);
+    }
+    let mut pos = at;
+    // Each round moves on, over buffered bytes or over extents.
+    loop {
+        let before = pos;
+        if let Some(run) = next_buffered(inode, pos)
+            && run.start <= pos
+        {
+            pos = run.end.next_multiple_of(sector);
+        }
+        map::walk(&MapOf { items: &guard, sector }, pos, size.max(pos), |_, range, extent| {
+            if range.start > pos || !extent.has_data() {
+                return Ok(ControlFlow::Break(()));
+            }
+            pos = range.end;
+            Ok(ControlFlow::Continue(()))
+        })?;
+        if pos == before || pos >= size {
+            return Ok(Some(pos.min(size)));
+        }
+    }
+}
+
+/// The next run of buffered bytes that ends behind `at`.
+fn next_buffered(inode: &Inode, at: u64) -> Option<Range<u64>> {
+    let buffer = inode.data.buffer.lock();
+    let b = buffer.as_ref()?;
+    match (b.dirty.next_run(at), b.flight.next_run(at)) {
+        (Some(d), Some(f)) => Some(if d.start <= f.start { d } else { f }),
+        (d, f) => d.or(f),
+    }
+}

@@ -1,0 +1,289 @@
+//! Reading: buffered bytes over the extent map.
+//!
+//! Normal path: (1) `read` takes an engine reader and the inode's lock, copies out what is buffered and looks up the
+//! extents of the rest (`plan`), and drops the lock; (2) `run` reads, verifies and decompresses the parts, large requests on
+//! several threads; (3) the reader is dropped. The engine's reader keeps the space of every extent in the plan from
+//! being used again, even if the file is overwritten and committed meanwhile.
+//!
+//! Bytes that no extent covers, holes and preallocated extents are zeros, and so is what the map has behind the size in
+//! the inode item.
+//! A compressed extent is always read whole. One that is needed in part only is kept, so that reading a file in small
+//! steps decompresses each extent once.
+
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+
+use oleo_format::compress::decompress_into;
+use oleo_format::{Compression, Generation, InodeFlags, Logical, decompress_inline};
+use oleo_txn::{CsumCheck, Engine};
+use rayon::prelude::*;
+
+use crate::FsError;
+use crate::data::FILE_LEN_MAX;
+use crate::data::items::MapOf;
+use crate::data::map::{self, Extent, Span};
+use crate::data::prepare::COMPRESSED_LEN_MAX;
+use crate::inode::{Inode, Items, ReadGuard};
+
+/// Bytes that one task of a large read handles: enough to pay for handing it out.
+const TASK_LEN: u64 = 1 << 20;
+/// The longest compressed extent that is decompressed; the format's limit is an eighth of it.
+const RAM_LEN_MAX: u64 = 8 * COMPRESSED_LEN_MAX as u64;
+
+/// A compressed extent, decompressed.
+pub(super) struct Unpacked {
+    disk: Logical,
+    generation: Generation,
+    bytes: Arc<[u8]>,
+}
+
+/// Where a range of the file comes from.
+enum Source {
+    Inline {
+        compression: Compression,
+        ram_len: u64,
+        data: Box<[u8]>,
+    },
+    /// The extent, and the range within its part.
+    Disk {
+        at: Logical,
+    },
+    Packed {
+        span: Span,
+        skip: u64,
+    },
+}
+
+/// A range of the file to be read; what is not in any is zeros.
+struct Part {
+    range: Range<u64>,
+    source: Source,
+}
+
+/// What a read has to do once the lock is dropped.
+struct Plan {
+    parts: Vec<Part>,
+    check: CsumCheck,
+}
+
+/// Reads from `at` on and answers how many bytes there were before the end of the file.
+pub(crate) fn read(inode: &Inode, at: u64, out: &mut [u8]) -> Result<usize, FsError> {
+    let engine = inode.core().engine();
+    let _reader = engine.reader();
+    let (plan, len) = {
+        let guard = inode.read();
+        guard.alive()?;
+        let buffer = inode.data.buffer.lock();
+        let size = buffer.as_ref().map_or(guard.fields().size, |b| guard.fields().size.max(b.end()));
+        let len = size.min(FILE_LEN_MAX).saturating_sub(at).min(out.len() as u64);
+        let out = &mut out[..len as usize];
+        let want = at..at + len;
+        let mut gaps = Vec::new();
+        match &*buffer {
+            None => gaps.push(want),
+            Some(b) => {
+                for gap in b.dirty.missing(want) {
+                    gaps.append(&mut b.flight.missing(gap));
+                }
+            }
+        }
+        let plan = plan(&guard, &gaps)?;
+        out.fill(0);
+        if let Some(b) = &*buffer {
+            b.flight.read_over(at, out);
+            b.dirty.read_over(at, out);
+        }
+        (plan, len as usize)
+    };
+    run(inode, &plan, at, &mut out[..len])?;
+    Ok(len)
+}
+
+/// Reads what the extent map alone says; for the holder of the `flush` lock.
+pub(super) fn read_mapped(inode: &Inode, at: u64, out: &mut [u8]) -> Result<(), FsError> {
+    let _reader = inode.core().engine().reader();
+    let range = at..at + out.len() as u64;
+    let plan = plan(&inode.read(), std::slice::from_ref(&range))?;
+    out.fill(0);
+    run(inode, &plan, at, out)
+}
+
+/// The bytes of the file's inline extent, cut at the size in the inode item; `None` where it has none.
+pub(super) fn inline_bytes(inode: &Inode) -> Result<Option<Vec<u8>>, FsError> {
+    let guard = inode.read();
+    let sector = inode.core().engine().sectorsize();
+    let found = map::ExtentMap::last(&MapOf { items: &guard, sector: u64::from(sector) }, 0)?;
+    let Some((_, Extent::Inline { ram_len, compression, data, .. })) = found else { return Ok(None) };
+    let mut bytes = unpack_inline(inode, compression, &data, ram_len, sector)?;
+    bytes.truncate(usize::try_from(guard.fields().size).unwrap_or(usize::MAX));
+    Ok(Some(bytes))
+}
+
+/// Looks up the extents of some ranges, which rise.
+fn plan(guard: &ReadGuard<'_>, ranges: &[Range<u64>]) -> Result<Plan, FsError> {
+    let sector = u64::from(guard.inode().core().engine().sectorsize());
+    let fields = guard.fields();
+    let no_sum = InodeFlags::from_bits_retain(fields.flags).contains(InodeFlags::NODATASUM);
+    let mut parts: Vec<Part> = Vec::new();
+    for range in ranges {
+        let end = range.end.min(fields.size);
+        map::walk(&MapOf { items: guard, sector }, range.start, end, |at, range, extent| {
+            match extent {
+                Extent::Hole { .. } => {}
+                Extent::Span(s) if s.prealloc => {}
+                Extent::Span(s) if s.compression != Compression::None => {
+                    let skip = range.start - at;
+                    parts.push(Part { range, source: Source::Packed { span: *s, skip } });
+                }
+                Extent::Span(s) => {
+                    let from = Logical(s.disk_start().0 + (range.start - at));
+                    match parts.last_mut() {
+                        Some(Part { range: last, source: Source::Disk { at } })
+                            if last.end == range.start && at.0 + (last.end - last.start) == from.0 =>
+                        {
+                            last.end = range.end;
+                        }
+                        _ => parts.push(Part { range, source: Source::Disk { at: from } }),
+                    }
+                }
+                Extent::Inline { ram_len, compression, data, .. } => {
+                    let range = range.start..range.end.min(*ram_len);
+                    if !range.is_empty() {
+                        let (compression, data) = (*compression, data.clone());
+                        parts.push(Part { range, source: Source::Inline { compression, ram_len: *ram_len, data } });
+                    }
+                }
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+    }
+    Ok(Plan { parts, check: if no_sum { CsumCheck::Skip } else { CsumCheck::Verify } })
+}
+
+/// One part and the bytes it goes to.
+struct Task<'a> {
+    from: u64,
+    source: &'a Source,
+    /// How far into the part the bytes are.
+    skip: u64,
+    out: &'a mut [u8],
+}
+
+/// Does what is planned. `out` stands for the file's bytes from `at` on.
+fn run(inode: &Inode, plan: &Plan, at: u64, out: &mut [u8]) -> Result<(), FsError> {
+    let sector = u64::from(inode.core().engine().sectorsize());
+    let mut tasks = Vec::with_capacity(plan.parts.len());
+    let mut rest = out;
+    let mut pos = at;
+    for part in &plan.parts {
+        let (_, tail) = rest.split_at_mut((part.range.start - pos) as usize);
+        let (mut mine, tail) = tail.split_at_mut((part.range.end - part.range.start) as usize);
+        (rest, pos) = (tail, part.range.end);
+        let mut from = part.range.start;
+        while !mine.is_empty() {
+            // Long plain parts are cut at sectors, so that no sector is read twice.
+            let cut = ((from / sector * sector) + TASK_LEN - from).min(mine.len() as u64);
+            let cut = if matches!(part.source, Source::Disk { .. }) { cut as usize } else { mine.len() };
+            let (head, tail) = std::mem::take(&mut mine).split_at_mut(cut);
+            mine = tail;
+            tasks.push(Task { from, source: &part.source, skip: from - part.range.start, out: head });
+            from += cut as u64;
+        }
+    }
+    let total: u64 = tasks.iter().map(|t| t.out.len() as u64).sum();
+    if tasks.len() > 1 && total >= TASK_LEN && inode.core().opts.data.threads {
+        tasks.into_par_iter().try_for_each(|task| run_one(inode, task, plan.check))
+    } else {
+        tasks.into_iter().try_for_each(|task| run_one(inode, task, plan.check))
+    }
+}
+
+fn run_one(inode: &Inode, task: Task<'_>, check: CsumCheck) -> Result<(), FsError> {
+    let engine = inode.core().engine();
+    let failed = |e: oleo_txn::TxnError| FsError::data(inode, task.from, e);
+    match task.source {
+        Source::Disk { at } => read_plain(engine, Logical(at.0 + task.skip), task.out, check).map_err(failed),
+        Source::Inline { compression, ram_len, data } => {
+            let bytes = unpack_inline(inode, *compression, data, *ram_len, engine.sectorsize())?;
+            // The part begins where the range does: inline extents are at offset 0.
+            let from = task.from as usize;
+            task.out.copy_from_slice(&bytes[from..from + task.out.len()]);
+            Ok(())
+        }
+        Source::Packed { span, skip } => read_packed(inode, span, *skip, task, check),
+    }
+}
+
+/// Reads plain data; where it does not begin or end at a sector, through a sector in between.
+fn read_plain(engine: &Engine, at: Logical, out: &mut [u8], check: CsumCheck) -> Result<(), oleo_txn::TxnError> {
+    let sector = u64::from(engine.sectorsize());
+    let head_skip = at.0 % sector;
+    let mut pos = at.0;
+    let mut out = out;
+    if head_skip != 0 || (out.len() as u64) < sector {
+        let mut whole = vec![0; sector as usize];
+        engine.read_data(Logical(pos - head_skip), &mut whole, check)?;
+        let n = ((sector - head_skip) as usize).min(out.len());
+        out[..n].copy_from_slice(&whole[head_skip as usize..head_skip as usize + n]);
+        (out, pos) = (&mut out[n..], pos + n as u64);
+    }
+    let middle = out.len() / sector as usize * sector as usize;
+    if middle > 0 {
+        engine.read_data(Logical(pos), &mut out[..middle], check)?;
+        (out, pos) = (&mut out[middle..], pos + middle as u64);
+    }
+    if !out.is_empty() {
+        let mut whole = vec![0; sector as usize];
+        engine.read_data(Logical(pos), &mut whole, check)?;
+        let n = out.len();
+        out.copy_from_slice(&whole[..n]);
+    }
+    Ok(())
+}
+
+fn read_packed(inode: &Inode, span: &Span, skip: u64, task: Task<'_>, check: CsumCheck) -> Result<(), FsError> {
+    let from = span.offset + skip + task.skip;
+    let whole = from == 0 && task.out.len() as u64 == span.ram_len;
+    if let Some(kept) = &*inode.data.unpacked.lock()
+        && kept.disk == span.disk
+        && kept.generation == span.generation
+        && let Some(bytes) = kept.bytes.get(from as usize..from as usize + task.out.len())
+    {
+        task.out.copy_from_slice(bytes);
+        return Ok(());
+    }
+    let engine = inode.core().engine();
+    if span.ram_len > RAM_LEN_MAX || span.disk_len > RAM_LEN_MAX {
+        return Err(FsError::lie("compressed extent", span.disk, "length", span.ram_len, RAM_LEN_MAX));
+    }
+    let mut packed = vec![0; span.disk_len as usize];
+    engine.read_data(span.disk, &mut packed, check).map_err(|e| FsError::data(inode, task.from, e))?;
+    let broken = |e| FsError::lie("compressed extent", span.disk, "data", e, "a stream that can be decompressed");
+    if whole {
+        return decompress_into(span.compression, &packed, task.out, engine.sectorsize()).map_err(broken);
+    }
+    let mut bytes = vec![0; span.ram_len as usize];
+    decompress_into(span.compression, &packed, &mut bytes, engine.sectorsize()).map_err(broken)?;
+    task.out.copy_from_slice(&bytes[from as usize..from as usize + task.out.len()]);
+    let kept = Unpacked { disk: span.disk, generation: span.generation, bytes: bytes.into() };
+    *inode.data.unpacked.lock() = Some(Box::new(kept));
+    Ok(())
+}
+
+fn unpack_inline(
+    inode: &Inode,
+    compression: Compression,
+    data: &[u8],
+    ram_len: u64,
+    sectorsize: u32,
+) -> Result<Vec<u8>, FsError> {
+    // The length was checked when the item was parsed.
+    let len = ram_len as usize;
+    if compression == Compression::None {
+        let mut bytes = data.to_vec();
+        bytes.resize(len, 0);
+        return Ok(bytes);
+    }
+    decompress_inline(compression, data, len, sectorsize)
+        .map_err(|e| FsError::lie("inline file extent", inode.ino(), "data", e, "a stream that can be decompressed"))
+}

@@ -1,0 +1,356 @@
+//! Cutting files short, making them longer, preallocating, punching holes.
+//!
+//! All of it happens under the inode's `flush` lock with nothing dirty: first what is buffered is written out, then bytes at
+//! unaligned edges are zeroed through the buffer, then whole sectors are changed in the map, in steps that each fit into
+//! one handle's reservation and each leave a sound file: a shrinking file is cut from its end, a growing one is filled from its
+//! old end.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use oleo_format::{ByteLen, Compression, InodeFlags};
+use oleo_txn::{DataWant, Need};
+use parking_lot::MutexGuard;
+
+use crate::data::FILE_LEN_MAX;
+use crate::data::flush::{Inline, Tail};
+use crate::data::install::{self, Install};
+use crate::data::items::{MapMutOf, MapOf};
+use crate::data::map::{self, Extent, ExtentMap, ExtentMapMut, MAP_BATCH, Span};
+use crate::data::prepare::{EXTENT_LEN_MAX, Prepared, Whole};
+use crate::data::read;
+use crate::inode::{Inode, InodeFields, Items, ItemsMut};
+use crate::options::Time;
+use crate::{FileKind, FsError};
+
+/// What one step over [`MAP_BATCH`] items may need.
+const STEP_NEED: Need = Need { items: MAP_BATCH as u32 * 2 + 4, bytes: MAP_BATCH as u32 * 96, releasing: true };
+/// What putting one extent may need.
+const ONE_NEED: Need = Need { items: 8, bytes: 1024, releasing: false };
+/// Where the offsets end that a file can have; a multiple of every sector size.
+const MAP_END: u64 = 1 << 63;
+
+/// What a preallocation or zeroing does at the end of the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeepSize {
+    /// The file's size stays, even where space behind its end is taken.
+    Yes,
+    /// The file grows to the end of the range.
+    No,
+}
+
+impl Inode {
+    /// Takes the `flush` lock and writes out what is dirty.
+    pub(super) fn settle(self: &Arc<Self>) -> Result<MutexGuard<'_, ()>, FsError> {
+        let lock = self.data.flush.lock();
+        self.flush_locked(Inline::Allowed)?;
+        Ok(lock)
+    }
+
+    /// Fails unless this is a file whose data may change.
+    pub(super) fn changeable(&self) -> Result<(), FsError> {
+        self.subvol().writable()?;
+        let guard = self.read();
+        guard.alive()?;
+        match guard.fields().kind() {
+            FileKind::File => Ok(()),
+            FileKind::Dir => Err(FsError::IsDir),
+            _ => Err(FsError::Invalid("not a regular file")),
+        }
+    }
+
+    /// Makes the file `size` bytes long.
+    pub(crate) fn truncate(self: &Arc<Self>, size: u64) -> Result<(), FsError> {
+        self.changeable()?;
+        if size > FILE_LEN_MAX {
+            return Err(FsError::FileTooBig);
+        }
+        let _flush = self.data.flush.lock();
+        if size == 0 {
+            self.discard();
+        } else {
+            self.flush_locked(Inline::Allowed)?;
+        }
+        let time = self.core().now();
+        let old = self.read().fields().size;
+        if size > old { self.grow(size, time) } else { self.shrink(size, time) }
+    }
+
+    fn grow(self: &Arc<Self>, size: u64, time: Time) -> Result<(), FsError> {
+        self.settle_tail(size, Tail::Zero)?;
+        let engine = self.core().engine();
+        let sector = u64::from(engine.sectorsize());
+        let handle = engine.join(ONE_NEED)?;
+        let mut guard = self.write();
+        guard.alive()?;
+        let old = guard.fields().size;
+        if !engine.features().no_holes() {
+            let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
+            let (from, to) = (old.next_multiple_of(sector), size.next_multiple_of(sector));
+            map::fill_gaps(&mut items, from, to, handle.generation())?;
+        }
+        let fields = guard.fields_mut(&handle);
+        fields.size = size.max(fields.size);
+        touch(fields, time);
+        Ok(())
+    }
+
+    fn shrink(self: &Arc<Self>, size: u64, time: Time) -> Result<(), FsError> {
+        if size > 0
+            && size < self.read().fields().size
+            && let Some(mut bytes) = read::inline_bytes(self)?
+            && (size as usize) < bytes.len()
+        {
+            bytes.truncate(size as usize);
+            let policy = {
+                let guard = self.read();
+                self.core().policy(guard.fields(), &guard)?
+            };
+            let prepared = Prepared::new(bytes, 0, Whole::File, &policy);
+            let exact_size = Some(size);
+            return install::install(&[Install {
+                inode: self,
+                prepared: &prepared,
+                time: Some(time),
+                exact_size,
+                from_flight: true,
+            }]);
+        }
+        // Each round drops at least one item; the last finds none.
+        while !self.shrink_step(size, time)? {}
+        Ok(())
+    }
+
+    /// Drops some items from the end of the map; answers whether nothing behind `size` is left.
+    fn shrink_step(self: &Arc<Self>, size: u64, time: Time) -> Result<bool, FsError> {
+        let engine = self.core().engine();
+        let sector = u64::from(engine.sectorsize());
+        let keep = size.next_multiple_of(sector);
+        let handle = engine.join(STEP_NEED)?;
+        let mut guard = self.write();
+        guard.alive()?;
+        let mut shown = guard.fields().size;
+        let mut freed = 0;
+        let mut done = false;
+        let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
+        for _ in 0..MAP_BATCH {
+            match items.last(MAP_END)? {
+                Some((at, extent)) if at >= keep => {
+                    freed += extent.counted();
+                    items.delete(at);
+                    shown = shown.min(at);
+                }
+                Some((at, extent)) if at + extent.len(sector) > keep => {
+                    freed += map::drop_range(&mut items, keep, at + extent.len(sector))?;
+                    done = true;
+                }
+                _ => done = true,
+            }
+            if done {
+                break;
+            }
+        }
+        let fields = guard.fields_mut(&handle);
+        fields.nbytes = fields.nbytes.saturating_sub(freed);
+        fields.size = if done { size } else { shown.max(size) };
+        touch(fields, time);
+        if done && let Some(buffer) = &mut *self.data.buffer.lock() {
+            // Written while the file was being cut: as if it had been written before.
+            let before = buffer.bytes();
+            buffer.dirty.cut(size..u64::MAX);
+            self.core().data.count(before, buffer.bytes());
+        }
+        Ok(done)
+    }
+
+    /// One step of dropping all data of a file that is being deleted; answers whether none is left.
+    pub(crate) fn drop_data_step(self: &Arc<Self>) -> Result<bool, FsError> {
+        let _flush = self.data.flush.lock();
+        self.discard();
+        let engine = self.core().engine();
+        let sector = u64::from(engine.sectorsize());
+        let handle = engine.join(STEP_NEED)?;
+        let mut guard = self.write();
+        let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
+        let (freed, pos) = map::drop_some(&mut items, 0, MAP_END, MAP_BATCH)?;
+        let fields = guard.fields_mut(&handle);
+        fields.nbytes = fields.nbytes.saturating_sub(freed);
+        if pos >= MAP_END {
+            fields.size = 0;
+        }
+        Ok(pos >= MAP_END)
+    }
+
+    /// Makes the range a hole. What lies behind the end of the file stays as it is.
+    pub(crate) fn punch_hole(self: &Arc<Self>, at: u64, len: u64) -> Result<(), FsError> {
+        self.changeable()?;
+        let _flush = self.settle()?;
+        let size = self.read().fields().size;
+        let end = at.checked_add(len).ok_or(FsError::FileTooBig)?.min(size);
+        if at >= end {
+            return Ok(());
+        }
+        self.clear(at, end, size)?;
+        self.touch_now()
+    }
+
+    /// Turns a range within the file into zeros: a hole, and zero bytes at unaligned edges.
+    fn clear(self: &Arc<Self>, at: u64, end: u64, size: u64) -> Result<(), FsError> {
+        let sector = u64::from(self.core().engine().sectorsize());
+        let from = at.next_multiple_of(sector);
+        let to = if end >= size { end.next_multiple_of(sector) } else { end / sector * sector };
+        if from > to {
+            return self.zero_bytes(at..end);
+        }
+        self.zero_bytes(at..from.min(end))?;
+        if to < end {
+            self.zero_bytes(to.max(at)..end)?;
+        }
+        self.hole(from, to)
+    }
+
+    /// Drops what the map says about whole sectors.
+    pub(super) fn hole(self: &Arc<Self>, from: u64, to: u64) -> Result<(), FsError> {
+        let engine = self.core().engine();
+        let sector = u64::from(engine.sectorsize());
+        let mut pos = from;
+        // Each round drops at least one item, or reaches the end.
+        while pos < to {
+            let handle = engine.join(STEP_NEED)?;
+            let mut guard = self.write();
+            guard.alive()?;
+            let size_end = guard.fields().size.next_multiple_of(sector);
+            let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
+            let (freed, reached) = map::drop_some(&mut items, pos, to, MAP_BATCH)?;
+            if !engine.features().no_holes() && pos < size_end {
+                map::fill_gaps(&mut items, pos, reached.min(size_end), handle.generation())?;
+            }
+            let fields = guard.fields_mut(&handle);
+            fields.nbytes = fields.nbytes.saturating_sub(freed);
+            pos = reached;
+        }
+        Ok(())
+    }
+
+    /// Takes space for the range where it has none; it reads as zeros.
+    pub(crate) fn preallocate(self: &Arc<Self>, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
+        self.changeable()?;
+        let _flush = self.settle()?;
+        self.preallocate_settled(at, len, keep)
+    }
+
+    /// Turns the range into zeros that have space.
+    pub(crate) fn zero_range(self: &Arc<Self>, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
+        self.changeable()?;
+        let _flush = self.settle()?;
+        let size = self.read().fields().size;
+        let end = at.checked_add(len).filter(|end| *end <= FILE_LEN_MAX).ok_or(FsError::FileTooBig)?;
+        if at < end.min(size) {
+            self.clear(at, end.min(size), size)?;
+        }
+        self.preallocate_settled(at, len, keep)
+    }
+
+    fn preallocate_settled(self: &Arc<Self>, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
+        let end = at.checked_add(len).filter(|end| *end <= FILE_LEN_MAX).ok_or(FsError::FileTooBig)?;
+        if len == 0 {
+            return Err(FsError::Invalid("an empty range"));
+        }
+        self.settle_tail(end, if keep == KeepSize::Yes { Tail::Keep } else { Tail::Zero })?;
+        let engine = self.core().engine();
+        let sector = u64::from(engine.sectorsize());
+        let (from, to) = (at / sector * sector, end.next_multiple_of(sector));
+        let mut lacking = 0;
+        let mut pos = from;
+        while let Some(gap) = self.next_gap(pos, to)? {
+            lacking += gap.end - gap.start;
+            pos = gap.end;
+        }
+        let promise = engine.reserve_data(ByteLen(lacking))?;
+        pos = from;
+        while let Some(gap) = self.next_gap(pos, to)? {
+            pos = self.preallocate_step(gap)?;
+        }
+        drop(promise);
+        let handle = engine.join(ONE_NEED)?;
+        let mut guard = self.write();
+        guard.alive()?;
+        let time = self.core().now();
+        let fields = guard.fields_mut(&handle);
+        fields.flags |= InodeFlags::PREALLOC.bits();
+        if keep == KeepSize::No {
+            fields.size = fields.size.max(end);
+        }
+        touch(fields, time);
+        Ok(())
+    }
+
+    /// The next range of `from..to` that has no space.
+    fn next_gap(&self, from: u64, to: u64) -> Result<Option<std::ops::Range<u64>>, FsError> {
+        let guard = self.read();
+        let sector = u64::from(self.core().engine().sectorsize());
+        let mut pos = from;
+        let mut found = None;
+        map::walk(&MapOf { items: &guard, sector }, from, to, |_, range, extent| {
+            if range.start > pos {
+                found = Some(pos..range.start);
+            } else if matches!(extent, Extent::Hole { .. }) {
+                found = Some(range);
+            } else {
+                pos = range.end;
+            }
+            Ok(if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        Ok(found.or_else(|| (pos < to).then_some(pos..to)))
+    }
+
+    /// Puts a preallocated extent at the beginning of a gap and answers where it ends.
+    fn preallocate_step(self: &Arc<Self>, gap: std::ops::Range<u64>) -> Result<u64, FsError> {
+        let engine = self.core().engine();
+        let sector = u64::from(engine.sectorsize());
+        let want = ByteLen((gap.end - gap.start).min(EXTENT_LEN_MAX));
+        let grant = engine.alloc_data(DataWant { len: want, min_len: ByteLen(sector), stream: self.ino().0 })?;
+        let run = grant.run();
+        let handle = engine.join(ONE_NEED)?;
+        let mut guard = self.write();
+        guard.alive()?;
+        let size_end = guard.fields().size.next_multiple_of(sector);
+        let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
+        if !engine.features().no_holes() && gap.start > size_end {
+            map::fill_gaps(&mut items, size_end, gap.start, handle.generation())?;
+        }
+        map::drop_range(&mut items, gap.start, gap.start + run.len.0)?;
+        let span = Span {
+            generation: handle.generation(),
+            disk: run.start,
+            disk_len: run.len.0,
+            ram_len: run.len.0,
+            offset: 0,
+            len: run.len.0,
+            compression: Compression::None,
+            prealloc: true,
+        };
+        items.put(gap.start, Extent::Span(span));
+        handle.born(grant);
+        let fields = guard.fields_mut(&handle);
+        fields.nbytes = fields.nbytes.saturating_add(run.len.0);
+        fields.flags |= InodeFlags::PREALLOC.bits();
+        Ok(gap.start + run.len.0)
+    }
+
+    /// Sets the change times to now.
+    pub(super) fn touch_now(self: &Arc<Self>) -> Result<(), FsError> {
+        let handle = self.core().engine().join(ONE_NEED)?;
+        let mut guard = self.write();
+        let time = self.core().now();
+        touch(guard.fields_mut(&handle), time);
+        Ok(())
+    }
+}
+
+/// The content changed at `time`.
+pub(super) fn touch(fields: &mut InodeFields, time: Time) {
+    fields.mtime = time;
+    fields.ctime = time;
+    fields.sequence = fields.sequence.wrapping_add(1);
+}

@@ -1,0 +1,135 @@
+//! Writing into the buffer.
+//!
+//! Normal path: (1) `write` cuts the bytes into steps; (2) a step locks the inode and its buffer, counts what new
+//! sectors it will touch, and if the promised space does not cover them drops the locks, promises more and tries again;
+//! (3) it copies the bytes in; (4) whoever finds too much buffered flushes before it returns.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use oleo_format::ByteLen;
+use oleo_txn::{DataReservation, TxnError};
+
+use crate::data::items::MapOf;
+use crate::data::map;
+use crate::data::{Buffer, FILE_LEN_MAX};
+use crate::inode::{Inode, Items, ReadGuard};
+use crate::{FileKind, FsError};
+
+/// Bytes that one step copies with the locks held.
+const STEP_LEN: usize = 1 << 20;
+/// Space is promised in units of this where there is plenty, so that small writes do not each ask for it.
+const PROMISE_LEN: u64 = 1 << 20;
+/// Bytes that one file buffers before its writer flushes it: a few large extents' worth.
+const FILE_DIRTY_MAX: u64 = 32 << 20;
+
+/// Writes `data` at `at`.
+pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
+    inode.subvol().writable()?;
+    if at.checked_add(data.len() as u64).is_none_or(|end| end > FILE_LEN_MAX) {
+        return Err(FsError::FileTooBig);
+    }
+    let mut pos = at;
+    for step in data.chunks(STEP_LEN) {
+        write_step(inode, pos, step)?;
+        pos += step.len() as u64;
+        relieve(inode)?;
+    }
+    Ok(())
+}
+
+/// Flushes while more is buffered than may be: this file first, then others.
+fn relieve(inode: &Arc<Inode>) -> Result<(), FsError> {
+    let core = inode.core();
+    let max = core.opts.data.dirty_bytes_max;
+    let mine = inode.data.buffer.lock().as_ref().map_or(0, |b| b.dirty.bytes());
+    if mine >= FILE_DIRTY_MAX.min(max) {
+        return inode.flush();
+    }
+    if core.data.bytes() <= max {
+        return Ok(());
+    }
+    for other in core.data.files(None) {
+        other.flush()?;
+        if core.data.bytes() <= max / 2 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
+    let sector = u64::from(inode.core().engine().sectorsize());
+    let end = at + data.len() as u64;
+    let mut promise: Option<(DataReservation, u64)> = None;
+    // Each round but the last promises space that other writers of the same file may use up before the next.
+    loop {
+        let guard = inode.read();
+        guard.alive()?;
+        if guard.fields().kind() != FileKind::File {
+            return Err(FsError::Invalid("not a regular file"));
+        }
+        let mut slot = inode.data.buffer.lock();
+        let buffer = slot.get_or_insert_default();
+        if let Some((guard, len)) = promise.take() {
+            buffer.promises.push(guard);
+            buffer.spare += len;
+        }
+        let size = guard.fields().size;
+        let zeros = tail_gap(&guard, Some(buffer), at, sector)?;
+        let extra = if zeros { sector } else { 0 };
+        let need = buffer.dirty.sectors_missing(at..end, sector) + extra;
+        if buffer.spare < need {
+            let lacks = need - buffer.spare;
+            drop(slot);
+            drop(guard);
+            promise = Some(reserve(inode, lacks)?);
+            continue;
+        }
+        let before = buffer.bytes();
+        if zeros {
+            buffer.dirty.zero_gaps(size..size.next_multiple_of(sector).min(at));
+        }
+        buffer.dirty.write(at, data);
+        buffer.spare -= need;
+        buffer.touched = Some(inode.core().now());
+        let shared = &inode.core().data;
+        shared.count(before, buffer.bytes());
+        if before == 0 {
+            shared.files.lock().insert(inode.rank(), inode.clone());
+        }
+        return Ok(());
+    }
+}
+
+/// Promises space for `need` bytes, and some more where there is plenty.
+fn reserve(inode: &Arc<Inode>, need: u64) -> Result<(DataReservation, u64), FsError> {
+    let engine = inode.core().engine();
+    let shared = &inode.core().data;
+    if need < PROMISE_LEN && shared.bytes() > PROMISE_LEN && !shared.tight.load(Ordering::Relaxed) {
+        match engine.reserve_data(ByteLen(PROMISE_LEN)) {
+            Ok(guard) => return Ok((guard, PROMISE_LEN)),
+            Err(TxnError::NoSpace { .. }) => shared.tight.store(true, Ordering::Relaxed),
+            Err(e) => return Err(e.into()),
+        }
+    }
+    match engine.reserve_data(ByteLen(need)) {
+        Ok(guard) => Ok((guard, need)),
+        Err(TxnError::NoSpace { .. }) => {
+            // What is buffered may need less than was promised for it.
+            inode.core().flush_all(None)?;
+            Ok((engine.reserve_data(ByteLen(need))?, need))
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Whether a write at `at`, or a longer file, leaves bytes behind the old end in its sector that are not known to be zeros.
+pub(super) fn tail_gap(guard: &ReadGuard<'_>, buffer: Option<&Buffer>, at: u64, sector: u64) -> Result<bool, FsError> {
+    let size = guard.fields().size;
+    let end = size.next_multiple_of(sector).min(at);
+    if size >= end || buffer.is_some_and(|b| b.dirty.missing(size..end).is_empty()) {
+        return Ok(false);
+    }
+    map::has_data(&MapOf { items: guard, sector }, size..end)
+}
