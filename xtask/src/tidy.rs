@@ -269,6 +269,8 @@ fn is_root(path: &Path) -> bool {
     match parent.as_str() {
         "src" => file == "lib.rs" || file == "main.rs",
         "bin" => true,
+        // A test or fuzz target of several files.
+        _ if file == "main.rs" => true,
         "tests" | "benches" | "examples" | "fuzz_targets" => in_crate,
         _ => file == "build.rs",
     }

@@ -4,6 +4,7 @@
 //! - [`manifest`]: everything that a program can see of a directory tree, as data that can be compared.
 //! - [`specimen`]: directories with every kind of file, and file systems that the kernel has made and aged.
 //! - [`script`]: random operation scripts as data, run on any [`script::Target`], compared step by step, shrunk.
+//! - [`rot`]: images with bytes changed and the checksums put right again.
 //! - [`rng`]: the seeded numbers that all of these draw from.
 //!
 //! A failure found by chance is worth keeping: every random thing here takes a seed and says it when it fails.
@@ -14,5 +15,6 @@
 pub mod manifest;
 pub mod oracle;
 pub mod rng;
+pub mod rot;
 pub mod script;
 pub mod specimen;

@@ -71,7 +71,10 @@ pub enum SpaceError {
     /// A group was added that overlaps one there is, is empty, or leaves the address space.
     #[error("block group {0:?} is empty or overlaps another")]
     BadGroup(Run),
+    /// A group cannot be removed yet: something in it was freed by a transaction that is not durable.
+    #[error("block group {0} cannot be removed: some of it is pinned")]
+    Pinned(Logical),
     /// A group cannot be closed for writing: what is reserved would no longer fit.
-    #[error("block group {0} cannot become read-only: its free space is reserved")]
+    #[error("block group {0} cannot be closed: its free space is reserved")]
     Reserved(Logical),
 }

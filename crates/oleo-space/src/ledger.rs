@@ -34,6 +34,9 @@ const SHARDS: usize = 64;
 /// Addresses are spread over shards in regions of this size (as a shift), so that neighbours share a shard.
 const REGION_SHIFT: u32 = 20;
 
+/// Slots that an empty shard keeps room for; a shard that had more gives its memory back.
+const IDLE_SLOTS_MAX: usize = 1024;
+
 /// Who references an extent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum RefKey {
@@ -308,7 +311,7 @@ impl Shard {
                 std::mem::take(&mut self.sides[more as usize - 1])
             }
         };
-        if self.slots.is_empty() {
+        if self.slots.is_empty() && self.slots.capacity() > IDLE_SLOTS_MAX {
             *self = Shard::default();
         }
         (slot, side)
@@ -386,7 +389,12 @@ impl Ledger {
     pub fn born(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
         let mut shard = self.shard(at).lock();
         let i = shard.find_or_add(at, len, kind, &self.heads);
-        shard.slots[i].flags |= BORN;
+        let slot = &mut shard.slots[i];
+        slot.flags |= BORN;
+        // Whoever allocated it knows best what it is; a reference recorded earlier may not have.
+        if slot.flags & TREE != 0 && kind != ExtentKind::Data {
+            slot.set_kind(kind);
+        }
     }
 
     /// The tree block's references to others will name it instead of its tree.

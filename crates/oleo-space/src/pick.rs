@@ -2,7 +2,7 @@
 //!
 //! 1. The goal says where to begin: a stream goes on where it ended; a stream nobody has seen begins where the last
 //!    new one did end, so that small files written one after the other lie side by side; a stream that finds its
-//!    continuation taken leaves [`STRETCH_LEN`] to whoever took it, so that two streams do not interleave piece by
+//!    continuation taken leaves a few [`STRETCH_LEN`]s to whoever took it, so that two streams do not interleave piece by
 //!    piece. Tree blocks go on where the last tree blocks ended.
 //! 2. The goal's group is tried first, then groups from there going up and round, in [`Pass`]es of falling
 //!    expectations: groups that surely hold the whole length; a few that may; the best of the shorter runs; any.
@@ -84,14 +84,18 @@ struct Aim {
     fresh: bool,
 }
 
+/// Spreads the bits of a stream's name upwards.
+fn mix(id: u64) -> u64 {
+    id.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 impl Goals {
     pub(crate) fn new() -> Goals {
         Goals { streams: (0..STREAM_SLOTS).map(|_| Mutex::default()).collect(), newest: Default::default() }
     }
 
     fn slot(&self, kind: Kind, id: u64) -> &Mutex<Stream> {
-        let mixed = (id ^ (kind as u64)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        &self.streams[(mixed >> 32) as usize % STREAM_SLOTS]
+        &self.streams[(mix(id ^ kind as u64) >> 32) as usize % STREAM_SLOTS]
     }
 
     fn aim(&self, kind: Kind, goal: Goal) -> Aim {
@@ -100,7 +104,8 @@ impl Goals {
             Goal::Stream(id) => {
                 let stream = *self.slot(kind, id).lock();
                 if stream.at != 0 && stream.id == id {
-                    Aim { at: stream.at, skip: STRETCH_LEN, fresh: false }
+                    // Not the same for all, or streams that collided once would collide again.
+                    Aim { at: stream.at, skip: STRETCH_LEN * (1 + (mix(id) >> 62)), fresh: false }
                 } else {
                     Aim { at: self.newest[kind as usize].load(SeqCst), skip: 0, fresh: true }
                 }

@@ -406,7 +406,8 @@ impl Space {
         Ok(())
     }
 
-    /// Forgets a group, whatever is in it; returns what was known of it. Refused when its free space is promised.
+    /// Forgets a group, whatever is in it; returns what was known of it. Refused while something in it is pinned, and
+    /// when its free space is promised.
     pub fn remove_group(&self, start: Logical) -> Result<GroupInfo, SpaceError> {
         let inner = &*self.inner;
         let group = self.group_at(start)?;
@@ -414,6 +415,9 @@ impl Space {
         let mut state = group.state.lock();
         if state.removed {
             return Err(SpaceError::NoGroup(Run::new(start, ByteLen(0))));
+        }
+        if state.pinned.total() > 0 {
+            return Err(SpaceError::Pinned(start));
         }
         if !state.read_only && !inner.close(&group) {
             return Err(SpaceError::Reserved(start));
@@ -423,7 +427,6 @@ impl Space {
         let pool = inner.pool_of(&group);
         pool.total.fetch_sub(group.len(), SeqCst);
         pool.used.fetch_sub(group.used.load(SeqCst), SeqCst);
-        pool.pinned.fetch_sub(state.pinned.total(), SeqCst);
         let mut table = inner.table.write();
         if let Some(slot) = table.slot_of(group.start) {
             table.groups[slot] = None;
@@ -524,7 +527,7 @@ impl Space {
             let Some(group) = self.inner.group_of(first.start.0) else { continue };
             let mut state = group.state.lock();
             let mut longest = 0;
-            let mut next = Some(first).filter(|_| !state.removed);
+            let mut next = Some(first);
             while let Some(run) = next {
                 let (start, end) = (run.start.0, run.end().0.min(group.end));
                 state.pinned.remove(start, end);

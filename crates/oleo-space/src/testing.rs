@@ -21,3 +21,56 @@ impl Rng {
         self.next() % bound
     }
 }
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use oleo_format::{BlockGroupFlags, ByteLen, Logical};
+use parking_lot::Mutex;
+
+use crate::{FreeSource, GroupInfo, LoadError, Run, Space};
+
+pub(crate) const SECTOR: u64 = 4096;
+pub(crate) const NODE: u64 = 16384;
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// A source of free space from a map, which counts how often it was asked.
+#[derive(Default)]
+pub(crate) struct MapSource {
+    pub(crate) free: Mutex<BTreeMap<u64, Vec<(Logical, ByteLen)>>>,
+    pub(crate) loads: AtomicUsize,
+}
+
+impl FreeSource for MapSource {
+    fn load(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, LoadError> {
+        self.loads.fetch_add(1, SeqCst);
+        std::thread::yield_now();
+        self.free.lock().get(&group.0).cloned().ok_or_else(|| LoadError::source(group, std::fmt::Error))
+    }
+}
+
+pub(crate) fn info(start: u64, len: u64, flags: BlockGroupFlags) -> GroupInfo {
+    GroupInfo {
+        start: Logical(start),
+        len: ByteLen(len),
+        flags,
+        used: ByteLen(0),
+        free_extents: None,
+        read_only: false,
+    }
+}
+
+pub(crate) fn run(start: u64, len: u64) -> Run {
+    Run::new(Logical(start), ByteLen(len))
+}
+
+/// A space with `count` empty groups of one kind, `len` bytes each, from 1 GiB on.
+pub(crate) fn space_of(count: u64, len: u64, flags: BlockGroupFlags) -> Space {
+    let space = Space::new(SECTOR as u32, NODE as u32, Arc::new(MapSource::default()));
+    for i in 0..count {
+        let start = (1 << 30) + i * len;
+        space.add_group(info(start, len, flags), Some(vec![run(start, len)])).unwrap();
+    }
+    space
+}

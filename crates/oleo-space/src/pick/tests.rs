@@ -1,1 +1,281 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8};
+
+use oleo_format::BlockGroupFlags;
+
 use super::*;
+use crate::GroupInfo;
+use crate::testing::{MIB, MapSource, NODE, Rng, SECTOR, info, run, space_of};
+
+const DATA: BlockGroupFlags = BlockGroupFlags::DATA;
+const METADATA: BlockGroupFlags = BlockGroupFlags::METADATA;
+
+fn want(len: u64, min_len: u64, goal: Goal) -> Want {
+    Want { kind: Kind::Data, len: ByteLen(len), min_len: ByteLen(min_len), align: ByteLen(SECTOR), goal }
+}
+
+fn take(space: &Space, len: u64, stream: u64) -> Run {
+    space.alloc(&want(len, len, Goal::Stream(stream))).unwrap().keep()
+}
+
+/// Goal: a stream is laid down in one piece. Method: one stream across groups; only group ends break it.
+#[test]
+fn a_stream_goes_on_where_it_ended() {
+    let space = space_of(4, 64 * MIB, DATA);
+    let runs: Vec<Run> = (0..256).map(|_| take(&space, MIB, 5)).collect();
+    assert!(runs.windows(2).all(|w| w[0].end() == w[1].start), "{runs:?}");
+}
+
+/// Goal: two files written at the same time do not interleave piece by piece.
+/// Method: two and four streams take turns; breaks per stream are about one in each stretch.
+#[test]
+fn streams_that_take_turns_stay_in_long_pieces() {
+    for streams in [2, 4] {
+        let space = space_of(4, 256 * MIB, DATA);
+        let piece = 128 << 10;
+        let mut ends = vec![None; streams];
+        let mut breaks = 0;
+        for turn in 0..(400 * MIB / piece) as usize {
+            let run = take(&space, piece, (turn % streams) as u64);
+            breaks += u64::from(ends[turn % streams].is_some_and(|end| end != run.start));
+            ends[turn % streams] = Some(run.end());
+        }
+        assert!(breaks <= 2 * 400 * MIB / STRETCH_LEN, "{streams} streams: {breaks} breaks");
+    }
+}
+
+/// Goal: small files created one after the other lie side by side. Method: a thousand new streams of one sector.
+#[test]
+fn small_files_lie_near_each_other() {
+    let space = space_of(4, 64 * MIB, DATA);
+    let runs: Vec<Run> = (0..1000).map(|i| take(&space, SECTOR, 1000 + i)).collect();
+    assert!(runs.windows(2).all(|w| w[0].end() == w[1].start));
+}
+
+/// Goal: the same calls get the same addresses. Method: a random mix of all calls, twice.
+#[test]
+fn the_same_calls_get_the_same_addresses() {
+    let once = |seed| {
+        let space = space_of(6, 16 * MIB, DATA | METADATA);
+        let mut rng = Rng::new(seed);
+        let mut seen = Vec::new();
+        let mut kept: Vec<Run> = Vec::new();
+        for _ in 0..2000 {
+            match rng.below(4) {
+                0 => {
+                    let _ = space.alloc_blocks(Kind::Metadata, 1 + rng.below(20) as usize, &mut seen);
+                }
+                1 if !kept.is_empty() => space.give_back(kept.swap_remove(rng.below(kept.len() as u64) as usize)),
+                _ => {
+                    let want = want((1 + rng.below(64)) * SECTOR, SECTOR, Goal::Stream(rng.below(9)));
+                    if let Ok(grant) = space.alloc(&want) {
+                        kept.push(grant.keep());
+                        seen.push(kept[kept.len() - 1].start);
+                    }
+                }
+            }
+        }
+        seen
+    };
+    for seed in 0..5 {
+        assert_eq!(once(seed), once(seed), "seed {seed}");
+    }
+}
+
+/// Goal: tree blocks come in one run while there is one, then in the longest pieces, all or nothing.
+#[test]
+fn tree_blocks_are_contiguous_and_all_or_nothing() {
+    let space = space_of(2, 16 * MIB, METADATA);
+    let mut out = Vec::new();
+    space.alloc_blocks(Kind::Metadata, 500, &mut out).unwrap();
+    space.alloc_blocks(Kind::Metadata, 500, &mut out).unwrap();
+    assert!(out.windows(2).all(|w| w[1].0 - w[0].0 == NODE), "one after the other");
+    // Every other one of the first 900 free again: 450 holes of one block, and 1048 blocks at the end.
+    for at in out.iter().take(900).step_by(2) {
+        space.give_back(run(at.0, NODE));
+    }
+    let mut more = Vec::new();
+    space.alloc_blocks(Kind::Metadata, 1024, &mut more).unwrap();
+    assert!(more.windows(2).all(|w| w[1].0 - w[0].0 == NODE), "the second group is free from end to end");
+    let free = space.totals(Kind::Metadata).free.0 / NODE;
+    assert_eq!(free, 474);
+    more.clear();
+    assert!(matches!(space.alloc_blocks(Kind::Metadata, 475, &mut more), Err(Refusal::NeedChunk(Kind::Metadata))));
+    assert!(more.is_empty());
+    assert_eq!(space.totals(Kind::Metadata).free.0 / NODE, 474, "what was taken on the way was given back");
+    space.alloc_blocks(Kind::Metadata, 474, &mut more).unwrap();
+    more.sort_unstable();
+    more.dedup();
+    assert_eq!(more.len(), 474);
+    assert_eq!(space.totals(Kind::Metadata).free.0, 0);
+}
+
+/// Goal: a shorter run is taken when no run is long enough, and the longest of them.
+#[test]
+fn the_best_of_the_shorter_runs_is_taken() {
+    let space = space_of(1, 16 * MIB, DATA);
+    let all = take(&space, 16 * MIB, 1);
+    let hole = |at: u64, len: u64| space.give_back(run(all.start.0 + at, len));
+    (0..20).for_each(|i| hole(i * MIB / 2, 12 * SECTOR));
+    hole(12 * MIB, 90 * SECTOR);
+    hole(14 * MIB, 64 * SECTOR);
+    let got = space.alloc(&want(MIB, SECTOR, Goal::Stream(3))).unwrap().keep();
+    assert_eq!(got, run(all.start.0 + 12 * MIB, 90 * SECTOR));
+    assert!(space.alloc(&want(MIB, 65 * SECTOR, Goal::Stream(3))).is_err());
+    let got = space.alloc(&want(MIB, 64 * SECTOR, Goal::Stream(3))).unwrap().keep();
+    assert_eq!(got.len.0, 64 * SECTOR);
+}
+
+/// Goal: full groups cost nothing. Method: 5000 groups, all full but the last two thirds of one; only that one is read.
+#[test]
+fn full_groups_are_never_looked_into() {
+    let source = Arc::new(MapSource::default());
+    let space = Space::new(SECTOR as u32, NODE as u32, source.clone());
+    let len = 8 * MIB;
+    for i in 0..5000 {
+        let start = (i + 1) * len;
+        let used = if i == 4321 { len / 2 } else { len };
+        space.add_group(GroupInfo { used: ByteLen(used), ..info(start, len, DATA) }, None).unwrap();
+    }
+    let start = 4322 * len;
+    source.free.lock().insert(start, vec![(Logical(start + len / 2), ByteLen(len / 2))]);
+    assert_eq!(take(&space, MIB, 1), run(start + len / 2, MIB));
+    assert_eq!(take(&space, MIB, 2).start.0, start + len / 2 + MIB);
+    assert_eq!(source.loads.load(SeqCst), 1);
+}
+
+/// Goal: a thread that finds a group locked goes to another; only the last pass waits.
+/// Method: hold one group's lock, allocate; hold both, allocate in a thread that must wait until one is let go.
+#[test]
+fn a_busy_group_is_stepped_over_and_waited_for_at_last() {
+    let space = space_of(2, 16 * MIB, DATA);
+    let first = take(&space, SECTOR, 1);
+    let groups = [first.start.0, first.start.0 + 16 * MIB].map(|at| space.inner.group_of(at).unwrap());
+    let held = groups[0].state.lock();
+    assert_eq!(take(&space, SECTOR, 1).start.0, groups[1].start);
+    let held_too = groups[1].state.lock();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let run = take(&space, SECTOR, 1);
+            done.store(true, SeqCst);
+            run
+        });
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        assert!(!done.load(SeqCst));
+        drop(held);
+        drop(held_too);
+        waiter.join().unwrap();
+    });
+    assert!(done.load(SeqCst));
+}
+
+/// Goal: nothing is given twice, and counters are exact at rest, under many threads and lazily loaded groups.
+/// Method: threads allocate, shorten, drop, give back and pin at random; an array of owners marks each sector; at the
+/// end all is given back and every group is one free run again.
+#[test]
+fn threads_never_get_the_same_sector() {
+    for seed in 0..6 {
+        let source = Arc::new(MapSource::default());
+        let space = Space::new(SECTOR as u32, NODE as u32, source.clone());
+        let (groups, len) = (5u64, 4 * MIB);
+        let base = 1 << 30;
+        for i in 0..groups {
+            let start = base + i * len;
+            source.free.lock().insert(start, vec![(Logical(start), ByteLen(len))]);
+            space.add_group(info(start, len, DATA | METADATA), None).unwrap();
+        }
+        let owners: Vec<AtomicU8> = (0..groups * len / SECTOR).map(|_| AtomicU8::new(0)).collect();
+        let mark = |run: Run, from: u8, to: u8| {
+            for at in (run.start.0..run.end().0).step_by(SECTOR as usize) {
+                let owner = &owners[((at - base) / SECTOR) as usize];
+                assert!(owner.compare_exchange(from, to, SeqCst, SeqCst).is_ok(), "seed {seed}: {run:?}");
+            }
+        };
+        std::thread::scope(|scope| {
+            for t in 0..4 {
+                let (space, mark) = (&space, &mark);
+                scope.spawn(move || {
+                    let mut rng = Rng::new(seed * 10 + t);
+                    let mut mine: Vec<Run> = Vec::new();
+                    for _ in 0..3000 {
+                        match rng.below(8) {
+                            0..=2 => {
+                                let len = (1 + rng.below(80)) * SECTOR;
+                                let want = want(len, SECTOR, Goal::Stream(rng.below(6)));
+                                let Ok(mut grant) = space.alloc(&want) else { continue };
+                                mark(grant.run(), 0, 1);
+                                if rng.below(4) == 0 {
+                                    mark(grant.run(), 1, 0);
+                                    drop(grant);
+                                    continue;
+                                }
+                                if rng.below(4) == 0 && grant.run().len.0 > SECTOR {
+                                    mark(run(grant.run().start.0 + SECTOR, grant.run().len.0 - SECTOR), 1, 0);
+                                    grant.shorten(ByteLen(SECTOR));
+                                }
+                                mine.push(grant.keep());
+                            }
+                            3 => {
+                                let mut out = Vec::new();
+                                let count = 1 + rng.below(12) as usize;
+                                if space.alloc_blocks(Kind::Metadata, count, &mut out).is_ok() {
+                                    assert_eq!(out.len(), count);
+                                    mine.extend(out.iter().map(|at| run(at.0, NODE)));
+                                    out.iter().for_each(|at| mark(run(at.0, NODE), 0, 1));
+                                }
+                            }
+                            4 => {
+                                // What the others pin in this moment goes free early, which harms nobody here.
+                                let pins = space.take_pinned();
+                                pins.runs().iter().for_each(|&run| mark(run, 2, 0));
+                                space.release(pins);
+                            }
+                            what if !mine.is_empty() => {
+                                let run = mine.swap_remove(rng.below(mine.len() as u64) as usize);
+                                if what == 5 {
+                                    mark(run, 1, 2);
+                                    space.pin(run).unwrap();
+                                } else {
+                                    mark(run, 1, 0);
+                                    space.give_back(run);
+                                }
+                            }
+                            _ => {}
+                        }
+                    }
+                    for run in mine {
+                        mark(run, 1, 0);
+                        space.give_back(run);
+                    }
+                });
+            }
+        });
+        space.release(space.take_pinned());
+        assert_eq!(source.loads.load(SeqCst), groups as usize, "each group is read once");
+        let totals = space.totals(Kind::Data);
+        assert_eq!((totals.free.0, totals.reserved.0, totals.pinned.0), (groups * len, 0, 0), "seed {seed}");
+        assert_eq!(totals, space.totals(Kind::Metadata), "a mixed volume has one pool");
+        for i in 0..groups {
+            let start = base + i * len;
+            assert_eq!(space.free_runs(Logical(start)).unwrap(), [run(start, len)]);
+        }
+    }
+}
+
+/// Goal: an exact run can be claimed when it is free, once.
+#[test]
+fn an_exact_run_is_claimed_once() {
+    let space = space_of(1, 16 * MIB, DATA);
+    let here = run((1 << 30) + MIB, MIB);
+    assert!(space.claim(here).unwrap());
+    assert!(!space.claim(here).unwrap());
+    assert!(!space.claim(run(here.start.0 - SECTOR, 2 * SECTOR)).unwrap());
+    assert!(!space.claim(run(0, SECTOR)).unwrap());
+    assert_eq!(space.totals(Kind::Data).free.0, 15 * MIB);
+    let next = space.alloc(&want(MIB, MIB, Goal::Near(here.start))).unwrap();
+    assert_eq!(next.run().start, here.end());
+    space.give_back(here);
+    drop(next);
+    assert_eq!(space.totals(Kind::Data).free.0, 16 * MIB);
+}

@@ -1,0 +1,244 @@
+//! Images with bytes changed and the checksums put right again: lies that get past the first check.
+//!
+//! Normal path: (1) [`Rot::survey`] finds the superblocks and tree blocks of an image of one device, every copy of each;
+//! (2) [`Rot::random`] picks some [`Damage`] from a seed: bytes, fields set to awkward values, addresses that point
+//! somewhere else, in a tree block or superblock, or the image cut short; (3) [`Rot::inflict`] does it, to all copies
+//! alike, with new checksums; (4) dropping the [`Inflicted`] guard puts the old bytes back, so one image serves many rounds.
+//!
+//! Invariants: damage is data and can be printed and repeated. A block counts as live when `btrfs inspect-internal
+//! dump-tree` names it; without that tool every block with a sound checksum counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use oleo_format::{CsumType, SUPER_LEN, SUPER_OFFSETS, SuperBlock, seal};
+
+use crate::oracle;
+use crate::rng::Rng;
+
+/// Where the header of a tree block keeps its own address.
+const HEADER_BYTENR: usize = 48;
+const HEADER_FSID: usize = 32;
+/// Bytes of a tree block's header.
+const HEADER_LEN: usize = 101;
+/// Bytes of an item's or a child's entry after the header.
+const ENTRY_LEN: usize = 25;
+
+/// A tree block and where its copies are on the device.
+#[derive(Clone, Debug)]
+struct Block {
+    logical: u64,
+    copies: Vec<u64>,
+}
+
+/// An image that is about to be lied about.
+#[derive(Debug)]
+pub struct Rot {
+    path: PathBuf,
+    len: u64,
+    csum: CsumType,
+    nodesize: usize,
+    blocks: Vec<Block>,
+    supers: Vec<u64>,
+}
+
+/// New bytes at an offset.
+pub type Edit = (usize, Vec<u8>);
+
+/// What is done to an image.
+#[derive(Clone, Debug)]
+pub enum Damage {
+    /// Changes all copies of a tree block, by its index; the checksum is put right.
+    Block {
+        /// Index in the survey.
+        index: usize,
+        /// Its address, for messages.
+        logical: u64,
+        /// The changes.
+        edits: Vec<Edit>,
+    },
+    /// Changes all superblocks; the checksum is put right.
+    Super(Vec<Edit>),
+    /// Cuts the image short.
+    Truncate(u64),
+}
+
+/// Puts the old bytes back when dropped.
+#[derive(Debug)]
+pub struct Inflicted {
+    file: File,
+    len: u64,
+    old: Vec<(u64, Vec<u8>)>,
+}
+
+impl Drop for Inflicted {
+    fn drop(&mut self) {
+        let back = self
+            .file
+            .set_len(self.len)
+            .and_then(|()| self.old.iter().try_for_each(|(at, b)| self.file.write_all_at(b, *at)));
+        if let Err(e) = back {
+            eprintln!("the image stays damaged: {e}");
+        }
+    }
+}
+
+impl Rot {
+    /// Finds what there is to damage.
+    pub fn survey(image: &Path) -> Result<Rot> {
+        let file = File::open(image)?;
+        let len = file.metadata()?.len();
+        let mut bytes = vec![0; SUPER_LEN];
+        file.read_exact_at(&mut bytes, SUPER_OFFSETS[0])?;
+        let sb = SuperBlock::read(&bytes)?;
+        let (csum, nodesize) = (sb.csum()?, usize::try_from(sb.nodesize.get())?);
+        let supers = SUPER_OFFSETS.into_iter().filter(|at| at + SUPER_LEN as u64 <= len).collect();
+        let live = live_blocks(image);
+        let fsid = *sb.metadata_fsid().as_bytes();
+        let mut found: BTreeMap<u64, Block> = BTreeMap::new();
+        let mut block = vec![0; nodesize];
+        // Tree blocks are aligned to sectors at least.
+        for at in (0..len.saturating_sub(nodesize as u64)).step_by(4096) {
+            file.read_exact_at(&mut block[..HEADER_LEN], at)?;
+            if block[HEADER_FSID..HEADER_FSID + 16] != fsid {
+                continue;
+            }
+            file.read_exact_at(&mut block, at)?;
+            let sum = csum.csum(&block[32..]);
+            let logical = u64::from_le_bytes(block[HEADER_BYTENR..HEADER_BYTENR + 8].try_into()?);
+            if sum[..csum.csum_len()] == block[..csum.csum_len()] && live.as_ref().is_none_or(|l| l.contains(&logical))
+            {
+                found.entry(logical).or_insert(Block { logical, copies: Vec::new() }).copies.push(at);
+            }
+        }
+        ensure!(!found.is_empty(), "no tree blocks in {}", image.display());
+        Ok(Rot { path: image.to_owned(), len, csum, nodesize, blocks: found.into_values().collect(), supers })
+    }
+
+    /// How many tree blocks there are.
+    pub fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Some damage; the same for the same numbers.
+    pub fn random(&self, rng: &mut Rng) -> Result<Damage> {
+        match rng.below(20) {
+            0 => Ok(Damage::Truncate(rng.below(self.len))),
+            1..4 => {
+                let old = self.read(self.supers[0], SUPER_LEN)?;
+                let count = rng.between(1, 3);
+                Ok(Damage::Super((0..count).map(|_| self.edit(rng, &old, 32, 1300)).collect()))
+            }
+            _ => {
+                let index = usize::try_from(rng.below(self.blocks.len() as u64))?;
+                let old = self.read(self.blocks[index].copies[0], self.nodesize)?;
+                let items = u32::from_le_bytes(old[96..100].try_into()?) as usize;
+                let table_end = (HEADER_LEN + items * ENTRY_LEN).clamp(HEADER_LEN + 1, self.nodesize);
+                let count = rng.between(1, 4);
+                let edits = (0..count)
+                    .map(|_| match rng.below(6) {
+                        0 => self.edit(rng, &old, HEADER_BYTENR, HEADER_LEN),
+                        1 | 2 => self.edit(rng, &old, HEADER_LEN, table_end),
+                        // Items lie at the end of a leaf; what is between is not looked at.
+                        _ => self.edit(rng, &old, first_used(&old, table_end), self.nodesize),
+                    })
+                    .collect();
+                Ok(Damage::Block { index, logical: self.blocks[index].logical, edits })
+            }
+        }
+    }
+
+    /// One change within `from..to` of a block.
+    fn edit(&self, rng: &mut Rng, old: &[u8], from: usize, to: usize) -> Edit {
+        let width = *rng.pick(&[1, 1, 2, 4, 8, 8]).unwrap_or(&1);
+        let room = to.saturating_sub(from).max(1);
+        let mut at = from + usize::try_from(rng.below(room as u64)).unwrap_or(0);
+        at = at.min(old.len() - width);
+        let was = old[at..at + width].iter().rev().fold(0_u64, |v, b| (v << 8) | u64::from(*b));
+        let other = rng.pick(&self.blocks).map_or(0, |b| b.logical);
+        let value = match rng.below(12) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => 1 << (width * 8 - 1),
+            3 => was.wrapping_add(1),
+            4 => was.wrapping_sub(1),
+            5 => was ^ (1 << rng.below(width as u64 * 8)),
+            6 => self.nodesize as u64,
+            7 | 8 => other,
+            9 => self.len,
+            10 => was.wrapping_mul(2),
+            _ => rng.next_u64(),
+        };
+        (at, value.to_le_bytes()[..width].to_vec())
+    }
+
+    fn read(&self, at: u64, len: usize) -> Result<Vec<u8>> {
+        let mut out = vec![0; len];
+        File::open(&self.path)?.read_exact_at(&mut out, at)?;
+        Ok(out)
+    }
+
+    /// Damages the image until the guard is dropped.
+    pub fn inflict(&self, damage: &Damage) -> Result<Inflicted> {
+        let file = File::options().read(true).write(true).open(&self.path)?;
+        let mut done = Inflicted { file, len: self.len, old: Vec::new() };
+        let (places, len, edits): (&[u64], usize, &[Edit]) = match damage {
+            Damage::Truncate(to) => {
+                let lost = self.lost_by_cut(*to)?;
+                done.old = lost;
+                done.file.set_len(*to)?;
+                return Ok(done);
+            }
+            Damage::Super(edits) => (&self.supers, SUPER_LEN, edits),
+            Damage::Block { index, edits, .. } => {
+                (&self.blocks.get(*index).context("no such block")?.copies, self.nodesize, edits)
+            }
+        };
+        for &at in places {
+            let old = self.read(at, len)?;
+            let mut new = old.clone();
+            for (offset, bytes) in edits {
+                new[*offset..*offset + bytes.len()].copy_from_slice(bytes);
+            }
+            seal(&mut new, self.csum);
+            done.old.push((at, old));
+            done.file.write_all_at(&new, at)?;
+        }
+        Ok(done)
+    }
+
+    /// What a cut takes away: the data beyond it, holes left out.
+    fn lost_by_cut(&self, to: u64) -> Result<Vec<(u64, Vec<u8>)>> {
+        use rustix::fs::{SeekFrom, seek};
+        let file = File::open(&self.path)?;
+        let mut out = Vec::new();
+        let mut at = to;
+        while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
+            let end = seek(&file, SeekFrom::Hole(data))?;
+            out.push((data, self.read(data, usize::try_from(end - data)?)?));
+            at = end;
+        }
+        Ok(out)
+    }
+}
+
+/// Where the items' data begins in a leaf: behind the free space, which is zeros in what we see.
+fn first_used(block: &[u8], table_end: usize) -> usize {
+    if block[100] != 0 {
+        return HEADER_LEN;
+    }
+    table_end + block[table_end..].iter().position(|b| *b != 0).unwrap_or(0)
+}
+
+/// The addresses of all tree blocks that are in use, as `btrfs inspect-internal dump-tree` names them.
+fn live_blocks(image: &Path) -> Option<BTreeSet<u64>> {
+    let text = oracle::run("btrfs", ["inspect-internal".as_ref(), "dump-tree".as_ref(), image.as_os_str()]).ok()?;
+    let lines = text.lines().filter_map(|l| l.strip_prefix("leaf ").or_else(|| l.strip_prefix("node ")));
+    Some(lines.filter_map(|l| l.split_whitespace().next()?.parse().ok()).collect())
+}
+
+#[cfg(test)]
+mod tests;
