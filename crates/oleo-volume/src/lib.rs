@@ -1,1 +1,146 @@
 //! The members of a file system: superblocks, chunk map, RAID geometry, mirrors and healing reads.
+//!
+//! A [`Volume`] turns logical addresses into places on devices. It knows nothing of what is stored there, except the
+//! chunk tree, which says where everything is.
+//!
+//! Normal path: (1) `open` takes devices, reads their superblocks (`supers`), matches them to each other, learns the
+//! system chunks from the superblock's array and with them reads the chunk tree (`open`); (2) `read_block` and
+//! `read_data` fetch bytes from the copy most likely to be good, judge them, and try the others, or parity, if they
+//! are not (`read`, `rebuild`); (3) `write` sends bytes to all copies, `write_supers` makes a transaction the newest
+//! (`write`, `supers`); (4) `propose_chunk` says where a new chunk would go and with which items; after the caller has
+//! put those into the trees, `add_chunk` makes it usable (`carve`).
+//!
+//! Invariants: chunks do not overlap, in logical space nor on devices; every stripe is on a member (which may be
+//! missing). A byte is written to every copy or the volume is stopped: after the first write or flush that fails
+//! nothing more is written.
+//! Locks: `chunks` and `members` (rank 80, shared for lookups, never held over I/O), `super_block` (rank 81), each
+//! member's item (rank 82).
+//! Crash: see `supers`; everything else is not durable before a flush that succeeded.
+//! Not here: what is free inside a chunk; when a chunk is needed; caching.
+
+mod carve;
+mod error;
+mod geometry;
+mod member;
+mod open;
+mod profile;
+mod read;
+mod rebuild;
+mod supers;
+mod table;
+mod write;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use oleo_device::DeviceError;
+use oleo_format::{ByteLen, Logical, NodeRules, SuperBlock};
+use parking_lot::RwLock;
+use uuid::Uuid;
+
+pub use carve::{ChunkPlan, ChunkRemoval, ChunkWant};
+pub use error::VolumeError;
+pub use geometry::{CHUNK_OBJECTID, ChunkMap, Piece, STRIPE_LEN, StripeAt};
+pub use member::{DeviceInfo, ErrorCounters};
+pub use open::OpenOptions;
+pub use profile::{Profile, ProfileShape};
+pub use supers::{read_mirrors, read_super};
+
+use member::Member;
+use table::{Placed, Table};
+
+/// A file system's devices and the map from logical addresses to them. See the crate's text.
+pub struct Volume {
+    members: RwLock<Vec<Arc<Member>>>,
+    chunks: RwLock<Table>,
+    super_block: RwLock<SuperBlock>,
+    rules: NodeRules,
+    /// Rules of blocks that were written before a seed sprouted this volume: they carry the seed's fsid.
+    seed_rules: Vec<NodeRules>,
+    chunk_tree_uuid: Uuid,
+    write: bool,
+    /// The write or flush that stopped the volume.
+    stopped: OnceLock<DeviceError>,
+}
+
+impl Volume {
+    /// The files and block devices directly in `dir` that belong to the file system `fsid`, by name.
+    pub fn scan(dir: &Path, fsid: Uuid) -> Result<Vec<PathBuf>, VolumeError> {
+        supers::scan(dir, fsid).map_err(|e| DeviceError::Open { path: dir.to_path_buf(), source: Arc::new(e) }.into())
+    }
+
+    /// A copy of the superblock that was opened, or written last.
+    pub fn super_block(&self) -> SuperBlock {
+        *self.super_block.read()
+    }
+
+    /// What every tree block has in common.
+    pub fn rules(&self) -> &NodeRules {
+        &self.rules
+    }
+
+    /// The uuid that every tree block's header carries besides the fsid.
+    pub fn chunk_tree_uuid(&self) -> Uuid {
+        self.chunk_tree_uuid
+    }
+
+    /// Whether writes are refused.
+    pub fn read_only(&self) -> bool {
+        !self.write || self.stopped.get().is_some()
+    }
+
+    /// The chunk that maps an address.
+    pub fn chunk_of(&self, at: Logical) -> Result<Arc<ChunkMap>, VolumeError> {
+        Ok(self.placed(at)?.map.clone())
+    }
+
+    /// All chunks by address.
+    pub fn chunks(&self) -> Vec<Arc<ChunkMap>> {
+        self.chunks.read().iter().map(|p| p.map.clone()).collect()
+    }
+
+    /// All devices by number, missing ones too.
+    pub fn devices(&self) -> Vec<DeviceInfo> {
+        self.members.read().iter().map(|m| m.info()).collect()
+    }
+
+    /// What went wrong with each device, by number.
+    pub fn error_counters(&self) -> Vec<(oleo_format::DevId, ErrorCounters)> {
+        self.members.read().iter().map(|m| (m.devid, m.counters())).collect()
+    }
+
+    /// Sets a device's counters to what its DEV_STATS item says, or to zero.
+    pub fn set_error_counters(&self, devid: oleo_format::DevId, to: ErrorCounters) {
+        if let Some(member) = self.members.read().iter().find(|m| m.devid == devid) {
+            member.set_counters(to);
+        }
+    }
+
+    /// Parts of a chunk that must not be given out because mirrors of the superblock lie there.
+    pub fn super_ranges_in(&self, chunk: &ChunkMap) -> Vec<(Logical, ByteLen)> {
+        chunk.super_ranges()
+    }
+
+    /// The chunk at an address with its members.
+    fn placed(&self, at: Logical) -> Result<Placed, VolumeError> {
+        self.chunks.read().find(at).cloned().ok_or(VolumeError::Unmapped { at, len: 1 })
+    }
+
+    /// Splits a range at the borders of chunks: chunk, offset in it, length.
+    fn spans(&self, at: Logical, len: u64) -> Result<Vec<(Placed, u64, u64)>, VolumeError> {
+        let mut spans = Vec::with_capacity(1);
+        let end = at.0.checked_add(len).ok_or(VolumeError::Unmapped { at, len })?;
+        let mut next = at;
+        let chunks = self.chunks.read();
+        while next.0 < end {
+            let placed = chunks.find(next).ok_or(VolumeError::Unmapped { at: next, len: end - next.0 })?;
+            let take = (end - next.0).min(placed.map.end().0 - next.0);
+            spans.push((placed.clone(), next.0 - placed.map.start.0, take));
+            next += ByteLen(take);
+        }
+        Ok(spans)
+    }
+}
+
+#[cfg(test)]
+mod tests;

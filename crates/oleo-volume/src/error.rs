@@ -1,0 +1,143 @@
+//! What can go wrong with a volume.
+
+use oleo_device::DeviceError;
+use oleo_format::{BlockGroupFlags, Corruption, DevId, Logical};
+use uuid::Uuid;
+
+/// Why a volume did not do what it was asked to.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// A device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The image lies.
+    #[error(transparent)]
+    Corrupt(Box<Corruption>),
+    /// No mirror of the superblock is whole.
+    #[error("{name}: no valid btrfs superblock: {why}")]
+    NoSuper {
+        /// The device.
+        name: String,
+        /// What is wrong with the first mirror.
+        why: Box<Corruption>,
+    },
+    /// No device was given.
+    #[error("no device was named")]
+    NoDevices,
+    /// A device belongs to something else.
+    #[error("{name} belongs to file system {fsid}, not to {want}")]
+    Stranger {
+        /// The device.
+        name: String,
+        /// Whose it is.
+        fsid: Uuid,
+        /// Whose it should be.
+        want: Uuid,
+    },
+    /// Two devices say that they are the same member.
+    #[error(
+        "{first} and {second} both say that they are device {devid}: a copy of a device, or one device named twice"
+    )]
+    Twins {
+        /// The number that both have.
+        devid: DevId,
+        /// One device.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// Members are missing.
+    #[error("device {devid} ({uuid}) and {more} more are missing: name every device, or read without it (degraded)",
+        devid = .first.0, uuid = .first.1, more = .count - 1)]
+    Missing {
+        /// Number and uuid of the first of them.
+        first: (DevId, Uuid),
+        /// How many there are.
+        count: usize,
+    },
+    /// Members are missing, which is no way to write.
+    #[error("device {devid} ({uuid}) is missing: a volume with missing devices cannot be written yet")]
+    MissingForWriting {
+        /// Its number.
+        devid: DevId,
+        /// Its uuid.
+        uuid: Uuid,
+    },
+    /// The volume, or what is asked of it, needs something that is not there.
+    #[error("not supported: {what}")]
+    Unsupported {
+        /// What.
+        what: String,
+    },
+    /// A change was asked of a volume that was opened for reading.
+    #[error("the volume was opened for reading only")]
+    ReadOnly,
+    /// A write or a flush failed earlier; since then nothing is written.
+    #[error("nothing is written since an earlier failure: {first}")]
+    Stopped {
+        /// The failure.
+        first: DeviceError,
+    },
+    /// No chunk has these addresses.
+    #[error("no chunk maps {len} bytes at logical address {at}")]
+    Unmapped {
+        /// From where.
+        at: Logical,
+        /// How many bytes.
+        len: u64,
+    },
+    /// No copy could be read.
+    #[error("no good copy of {len} bytes at logical address {at}: {why}")]
+    NoGoodCopy {
+        /// From where.
+        at: Logical,
+        /// How many bytes.
+        len: u64,
+        /// What was wrong with the first copy.
+        why: Box<VolumeError>,
+    },
+    /// A copy lies on a device that is missing.
+    #[error("device {devid} is missing")]
+    OnMissing {
+        /// The device.
+        devid: DevId,
+    },
+    /// Data and its checksum do not fit each other.
+    #[error("checksum of data at logical address {at} is wrong on device {devid}")]
+    DataChecksum {
+        /// The first such sector.
+        at: Logical,
+        /// The device that the copy came from.
+        devid: DevId,
+    },
+    /// An address or a length is no multiple of the sector size, or the checksums are too few.
+    #[error("{len} bytes at logical address {at} with {csums} bytes of checksums are not whole sectors")]
+    Unaligned {
+        /// From where.
+        at: Logical,
+        /// How many bytes.
+        len: u64,
+        /// How many bytes of checksums.
+        csums: usize,
+    },
+    /// No room on the devices for a chunk.
+    #[error("no unallocated space for a {profile} chunk: {devices} devices have room, {want} are needed",
+        profile = .flags.profile_name())]
+    NoRoom {
+        /// What the chunk was to be.
+        flags: BlockGroupFlags,
+        /// Devices with room for a stripe.
+        devices: usize,
+        /// Devices needed.
+        want: usize,
+    },
+    /// The superblock's array of system chunks is full.
+    #[error("the superblock has no room for another system chunk")]
+    SystemArrayFull,
+}
+
+impl From<Corruption> for VolumeError {
+    fn from(e: Corruption) -> VolumeError {
+        VolumeError::Corrupt(Box::new(e))
+    }
+}

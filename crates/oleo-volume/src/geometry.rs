@@ -1,0 +1,290 @@
+//! Where the bytes of a chunk lie: pure functions from an offset in a chunk to places on its devices, and back.
+//!
+//! A chunk is a range of logical addresses, spread over *stripes*: equally long extents of devices. Copies profiles
+//! (single, dup, raid1*) keep the whole chunk in each stripe. Striped profiles cut the chunk into units of
+//! [`STRIPE_LEN`], and put a *row* of them, one per data stripe, at the same offset in all stripes: raid0 in order,
+//! raid10 each unit on a pair of neighbouring stripes, raid5 and raid6 with parity units after the data units and the
+//! whole row rotated by one stripe per row.
+//!
+//! Invariants (tested): every byte of a chunk has as many places as the profile has copies, all different; no two
+//! bytes share a place; all places are inside the stripes; `logical_of` takes them back.
+
+use oleo_format::{
+    BlockGroupFlags, ByteLen, ChunkItem, Corruption, DevId, ItemType, Key, Logical, Physical, Stripe, TreeId,
+};
+use uuid::Uuid;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::profile::Profile;
+
+/// The unit of striping in bytes; the format has a field for it, but no other value.
+pub const STRIPE_LEN: u64 = 64 << 10;
+
+/// The object that all chunk items belong to (`BTRFS_FIRST_CHUNK_TREE_OBJECTID`).
+pub const CHUNK_OBJECTID: u64 = 256;
+
+/// One of a chunk's extents on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StripeAt {
+    /// The device.
+    pub devid: DevId,
+    /// The device's own uuid.
+    pub dev_uuid: Uuid,
+    /// Where the extent begins.
+    pub offset: Physical,
+}
+
+/// A chunk: a range of logical addresses and where it lies.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ChunkMap {
+    /// The first logical address.
+    pub start: Logical,
+    /// Logical bytes.
+    pub len: ByteLen,
+    /// What it is for, and the bit of its profile.
+    pub flags: BlockGroupFlags,
+    /// How its bytes are spread.
+    pub profile: Profile,
+    /// Its extents on devices.
+    pub stripes: Vec<StripeAt>,
+    /// The sector size that its item records.
+    pub sector_size: u32,
+}
+
+/// A run of a chunk's bytes that is contiguous on every device that has a copy of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// Bytes from the start of the chunk.
+    pub at: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The stripe with the first copy; further copies are in the stripes that follow.
+    pub stripe: usize,
+    /// Number of copies.
+    pub copies: usize,
+    /// Bytes from the start of the stripe, in each of them.
+    pub offset: u64,
+}
+
+impl ChunkMap {
+    /// The chunk that an item of the chunk tree describes, everything about it checked that can be without others.
+    pub fn parse(start: Logical, item: &[u8], sectorsize: u32) -> Result<ChunkMap, Corruption> {
+        let (map, rest) = ChunkMap::parse_prefix(start, item, sectorsize)?;
+        match rest {
+            [] => Ok(map),
+            _ => Err(bad(start, "length of the item", item.len(), item.len() - rest.len())),
+        }
+    }
+
+    /// The same, where other items follow: the array in the superblock.
+    pub fn parse_prefix(start: Logical, bytes: &[u8], sectorsize: u32) -> Result<(ChunkMap, &[u8]), Corruption> {
+        let (item, rest) = ChunkItem::parse_prefix(bytes)?;
+        let count = item.num_stripes.get();
+        let (stripes, rest) = <[Stripe]>::ref_from_prefix_with_elems(rest, count.into())
+            .map_err(|_| bad(start, "number of stripes", count, format_args!("{} or fewer", rest.len() / 32)))?;
+        let flags = BlockGroupFlags::from_bits_retain(item.r#type.get());
+        let known = BlockGroupFlags::TYPE_MASK | BlockGroupFlags::PROFILE_MASK;
+        let profile = Profile::of(flags)
+            .filter(|_| known.contains(flags) && types_are_sound(flags))
+            .ok_or_else(|| bad(start, "type", format_args!("{:#x}", flags.bits()), "a type and at most one profile"))?;
+        let map = ChunkMap {
+            start,
+            len: ByteLen(item.length.get()),
+            flags,
+            profile,
+            stripes: stripes.iter().map(StripeAt::from).collect(),
+            sector_size: item.sector_size.get(),
+        };
+        if item.stripe_len.get() != STRIPE_LEN {
+            return Err(bad(start, "stripe_len", item.stripe_len, STRIPE_LEN));
+        }
+        if profile == Profile::Raid10 && item.sub_stripes.get() != 2 {
+            return Err(bad(start, "sub_stripes", item.sub_stripes, 2));
+        }
+        map.check(sectorsize)?;
+        Ok((map, rest))
+    }
+
+    /// Numbers of stripes that fit the profile, and lengths that leave room for arithmetic.
+    pub(crate) fn check(&self, sectorsize: u32) -> Result<(), Corruption> {
+        let count = self.stripes.len();
+        let shape = self.profile.shape();
+        let per_device = usize::from(shape.stripes_per_device);
+        let min = usize::from(shape.devices_min) * per_device;
+        let max = shape.devices_max.map_or(usize::MAX, |n| usize::from(n) * per_device);
+        if count < min || count > max || !count.is_multiple_of(usize::from(shape.devices_step)) {
+            return Err(bad(self.start, "number of stripes", count, format_args!("right for {}", self.profile)));
+        }
+        let unit = u64::from(sectorsize);
+        if !self.start.0.is_multiple_of(unit) {
+            return Err(bad(self.start, "start", self.start, format_args!("a multiple of {unit}")));
+        }
+        if self.len.0 == 0 || !self.len.0.is_multiple_of(unit) || self.start.checked_add(self.len).is_none() {
+            return Err(bad(self.start, "length", self.len, format_args!("a multiple of {unit} that fits")));
+        }
+        // Places are computed in whole stripe units, so the last may reach one unit beyond the stripe's length.
+        let room = self.stripe_bytes().0.checked_add(STRIPE_LEN);
+        for stripe in &self.stripes {
+            if room.and_then(|room| stripe.offset.0.checked_add(room)).is_none() {
+                return Err(bad(self.start, "offset of a stripe", stripe.offset, "one that leaves room"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The item of the chunk tree.
+    pub fn encode(&self) -> Vec<u8> {
+        let item = ChunkItem {
+            length: self.len.0.into(),
+            owner: TreeId::EXTENT.0.into(),
+            stripe_len: STRIPE_LEN.into(),
+            r#type: self.flags.bits().into(),
+            io_align: (STRIPE_LEN as u32).into(),
+            io_width: (STRIPE_LEN as u32).into(),
+            sector_size: self.sector_size.into(),
+            // A chunk is proposed with, or parsed from, a 16-bit number of stripes.
+            num_stripes: u16::try_from(self.stripes.len()).unwrap_or(u16::MAX).into(),
+            sub_stripes: self.profile.shape().sub_stripes.into(),
+        };
+        let mut bytes = item.as_bytes().to_vec();
+        for s in &self.stripes {
+            let stripe =
+                Stripe { devid: s.devid.0.into(), offset: s.offset.0.into(), dev_uuid: s.dev_uuid.into_bytes() };
+            bytes.extend_from_slice(stripe.as_bytes());
+        }
+        bytes
+    }
+
+    /// The key of its item.
+    pub fn key(&self) -> Key {
+        Key::new(CHUNK_OBJECTID, ItemType::CHUNK_ITEM, self.start.0)
+    }
+
+    /// The first logical address behind it.
+    pub fn end(&self) -> Logical {
+        self.start + self.len
+    }
+
+    /// Whether an address is in it.
+    pub fn contains(&self, at: Logical) -> bool {
+        self.start <= at && at < self.end()
+    }
+
+    /// Number of stripes with different data.
+    pub fn data_stripes(&self) -> u64 {
+        self.profile.data_stripes(self.stripes.len() as u64).max(1)
+    }
+
+    /// The length of each stripe: of the extent on the device, in bytes.
+    pub fn stripe_bytes(&self) -> ByteLen {
+        ByteLen(self.len.0 / self.data_stripes())
+    }
+
+    /// The piece that begins at byte `at` of the chunk (inside it) and is at most `len_max` bytes long.
+    pub fn piece(&self, at: u64, len_max: u64) -> Piece {
+        debug_assert!(at < self.len.0);
+        let len = len_max.min(self.len.0 - at);
+        let copies = usize::from(self.profile.shape().copies);
+        match self.profile {
+            Profile::Single | Profile::Dup | Profile::Raid1 | Profile::Raid1c3 | Profile::Raid1c4 => {
+                Piece { at, len, stripe: 0, copies, offset: at }
+            }
+            Profile::Raid0 | Profile::Raid10 | Profile::Raid5 | Profile::Raid6 => {
+                let (unit, in_unit) = (at / STRIPE_LEN, at % STRIPE_LEN);
+                let (row, index) = (unit / self.data_stripes(), (unit % self.data_stripes()) as usize);
+                let stripe = if self.profile.has_parity() { self.rotated(row, index) } else { index * copies };
+                let len = len.min(STRIPE_LEN - in_unit);
+                Piece { at, len, stripe, copies, offset: row * STRIPE_LEN + in_unit }
+            }
+        }
+    }
+
+    /// All pieces of a range that is inside the chunk.
+    pub fn pieces(&self, at: u64, len: u64) -> impl Iterator<Item = Piece> {
+        let end = at + len;
+        debug_assert!(end <= self.len.0);
+        let mut next = at;
+        std::iter::from_fn(move || {
+            let piece = (next < end).then(|| self.piece(next, end - next))?;
+            next += piece.len;
+            Some(piece)
+        })
+    }
+
+    /// Where a piece's byte lies in one of the stripes that have it.
+    pub fn physical(&self, stripe: usize, offset: u64) -> Physical {
+        Physical(self.stripes[stripe].offset.0 + offset)
+    }
+
+    /// For chunks with parity: the stripe that holds unit `index` of a row. Data units come first, then P, then Q.
+    pub fn rotated(&self, row: u64, index: usize) -> usize {
+        let count = self.stripes.len() as u64;
+        ((row % count + index as u64) % count) as usize
+    }
+
+    /// For chunks with parity: which unit of the row at `offset` a stripe holds.
+    pub fn unit_of(&self, stripe: usize, offset: u64) -> usize {
+        let count = self.stripes.len() as u64;
+        ((stripe as u64 + count - (offset / STRIPE_LEN) % count) % count) as usize
+    }
+
+    /// The byte of the chunk that lies at `offset` of a stripe; `None` for parity, and beyond the chunk's end.
+    pub fn logical_of(&self, stripe: usize, offset: u64) -> Option<u64> {
+        let (row, in_unit) = (offset / STRIPE_LEN, offset % STRIPE_LEN);
+        let data = self.data_stripes();
+        let index = match self.profile {
+            Profile::Raid0 => stripe as u64,
+            Profile::Raid10 => stripe as u64 / 2,
+            Profile::Raid5 | Profile::Raid6 => Some(self.unit_of(stripe, offset) as u64).filter(|&u| u < data)?,
+            _ => return Some(offset).filter(|&at| at < self.len.0),
+        };
+        Some((row * data + index) * STRIPE_LEN + in_unit).filter(|&at| at < self.len.0)
+    }
+
+    /// Logical ranges that must not be given out because a superblock mirror lies in them, or beside them in the same
+    /// stripe unit; for chunks with parity, the whole row. Sorted, without overlaps.
+    pub fn super_ranges(&self) -> Vec<(Logical, ByteLen)> {
+        let mut starts = Vec::new();
+        let row_len = if self.profile.has_parity() { STRIPE_LEN * self.data_stripes() } else { STRIPE_LEN };
+        for (index, stripe) in self.stripes.iter().enumerate() {
+            for mirror in oleo_format::SUPER_OFFSETS {
+                let Some(offset) = mirror.checked_sub(stripe.offset.0).filter(|&o| o < self.stripe_bytes().0) else {
+                    continue;
+                };
+                let row = offset / STRIPE_LEN;
+                let at = match self.profile.has_parity() {
+                    true => Some(row * row_len),
+                    false => self.logical_of(index, row * STRIPE_LEN),
+                };
+                starts.extend(at.filter(|&at| at < self.len.0));
+            }
+        }
+        starts.sort_unstable();
+        starts.dedup();
+        starts.iter().map(|&at| (self.start + ByteLen(at), ByteLen(row_len.min(self.len.0 - at)))).collect()
+    }
+}
+
+impl From<&Stripe> for StripeAt {
+    fn from(s: &Stripe) -> StripeAt {
+        StripeAt {
+            devid: DevId(s.devid.get()),
+            dev_uuid: Uuid::from_bytes(s.dev_uuid),
+            offset: Physical(s.offset.get()),
+        }
+    }
+}
+
+/// System alone, or data, metadata, or both.
+fn types_are_sound(flags: BlockGroupFlags) -> bool {
+    let types = flags.types();
+    !types.is_empty() && (!types.contains(BlockGroupFlags::SYSTEM) || types == BlockGroupFlags::SYSTEM)
+}
+
+#[cold]
+fn bad(start: Logical, what: &'static str, have: impl std::fmt::Display, want: impl std::fmt::Display) -> Corruption {
+    Corruption::new("chunk", what, have, want).within(start)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+//! A member of the volume: a device, what the file system knows about it, and what went wrong with it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use oleo_device::{Device, DeviceError, Latched};
+use oleo_format::{ByteLen, Corruption, DevId, DevItem, Physical};
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use crate::error::VolumeError;
+
+/// Error counts of a device, in the order of the DEV_STATS item.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ErrorCounters {
+    /// Writes that failed.
+    pub write: u64,
+    /// Reads that failed.
+    pub read: u64,
+    /// Flushes that failed.
+    pub flush: u64,
+    /// Bad checksums, and blocks that are not what they should be.
+    pub corruption: u64,
+    /// Blocks of another generation than their parent says: writes that were lost.
+    pub generation: u64,
+}
+
+impl ErrorCounters {
+    /// The values of a DEV_STATS item.
+    pub fn to_values(self) -> [u64; 5] {
+        [self.write, self.read, self.flush, self.corruption, self.generation]
+    }
+
+    /// From the values of a DEV_STATS item.
+    pub fn from_values(v: [u64; 5]) -> ErrorCounters {
+        ErrorCounters { write: v[0], read: v[1], flush: v[2], corruption: v[3], generation: v[4] }
+    }
+}
+
+/// Which of the counters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Count {
+    Write = 0,
+    Read = 1,
+    Flush = 2,
+    Corruption = 3,
+    Generation = 4,
+}
+
+/// A device as the volume shows it to others.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Its number in the volume.
+    pub devid: DevId,
+    /// Its own uuid.
+    pub uuid: Uuid,
+    /// The path or name that it was opened by; empty when missing.
+    pub name: String,
+    /// Bytes that the file system may use.
+    pub total: ByteLen,
+    /// Bytes in chunks.
+    pub used: ByteLen,
+    /// Whether nobody named it.
+    pub missing: bool,
+    /// Whether it belongs to a seed: read, never written.
+    pub seed: bool,
+    /// Whether its superblock is older than that of others: it missed writes.
+    pub stale: bool,
+    /// What went wrong with it.
+    pub errors: ErrorCounters,
+    /// Its item in the chunk tree.
+    pub item: DevItem,
+}
+
+pub(crate) struct Member {
+    pub devid: DevId,
+    pub uuid: Uuid,
+    pub item: Mutex<DevItem>,
+    /// `None`: missing.
+    pub device: Option<Arc<Latched>>,
+    /// The same without the latch, for healing: a bad copy that stays bad is no reason to stop.
+    pub plain: Option<Arc<dyn Device>>,
+    pub seed: bool,
+    pub stale: bool,
+    counts: [AtomicU64; 5],
+}
+
+impl Member {
+    pub fn new(item: DevItem, device: Option<Arc<dyn Device>>, seed: bool, stale: bool) -> Member {
+        Member {
+            devid: DevId(item.devid.get()),
+            uuid: Uuid::from_bytes(item.uuid),
+            item: Mutex::new(item),
+            device: device.clone().map(|d| Arc::new(Latched::new(d))),
+            plain: device,
+            seed,
+            stale,
+            counts: Default::default(),
+        }
+    }
+
+    /// A device that a chunk names and nothing else is known of.
+    pub fn unknown(devid: DevId, uuid: Uuid) -> Member {
+        let item = DevItem { devid: devid.0.into(), uuid: uuid.into_bytes(), ..DevItem::default() };
+        Member::new(item, None, false, false)
+    }
+
+    pub fn count(&self, what: Count) {
+        self.counts[what as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn counters(&self) -> ErrorCounters {
+        ErrorCounters::from_values(std::array::from_fn(|i| self.counts[i].load(Ordering::Relaxed)))
+    }
+
+    pub fn set_counters(&self, to: ErrorCounters) {
+        for (count, value) in self.counts.iter().zip(to.to_values()) {
+            count.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a block that turned out bad.
+    pub fn count_corruption(&self, why: &Corruption) {
+        self.count(if why.what == "generation" { Count::Generation } else { Count::Corruption });
+    }
+
+    pub fn read(&self, at: Physical, buf: &mut [u8]) -> Result<(), VolumeError> {
+        let device = self.device.as_ref().ok_or(VolumeError::OnMissing { devid: self.devid })?;
+        device.read_at(at.0, buf).map_err(|e| self.read_failed(e))
+    }
+
+    pub fn read_failed(&self, e: DeviceError) -> VolumeError {
+        self.count(Count::Read);
+        e.into()
+    }
+
+    /// The device, if this member may be written.
+    pub fn to_write(&self) -> Result<&Arc<Latched>, VolumeError> {
+        match &self.device {
+            None => Err(VolumeError::MissingForWriting { devid: self.devid, uuid: self.uuid }),
+            Some(_) if self.seed => Err(VolumeError::ReadOnly),
+            Some(device) => Ok(device),
+        }
+    }
+
+    /// Bytes that the file system may use: what the item says, as far as the device has it.
+    pub fn total(&self) -> u64 {
+        let total = self.item.lock().total_bytes.get();
+        self.device.as_ref().map_or(total, |d| total.min(d.len()))
+    }
+
+    pub fn info(&self) -> DeviceInfo {
+        let item = *self.item.lock();
+        DeviceInfo {
+            devid: self.devid,
+            uuid: self.uuid,
+            name: self.device.as_ref().map(|d| d.name()).unwrap_or_default(),
+            total: ByteLen(item.total_bytes.get()),
+            used: ByteLen(item.bytes_used.get()),
+            missing: self.device.is_none(),
+            seed: self.seed,
+            stale: self.stale,
+            errors: self.counters(),
+            item,
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Opening: from a handful of devices to a chunk map.
+//!
+//! Steps: (1) `gather` reads each device's superblock and sorts the devices into members of the volume and of its
+//! seeds; (2) the newest superblock is judged; (3) the system chunks of its array are enough to read the chunk tree,
+//! which `walk_chunk_tree` does level by level; (4) its DEV_ITEMs are matched with the devices, its CHUNK_ITEMs make
+//! the map.
+//!
+//! Nothing an image says is believed before it is checked: the walk is bounded by level and by number of blocks, and
+//! no chunk may overlap another. Opening writes nothing.
+
+use std::sync::{Arc, OnceLock};
+
+use oleo_device::Device;
+use oleo_format::{
+    Corruption, DevId, DevItem, DiskKey, Generation, ItemType, Key, Logical, NodeExpect, NodeRules, SuperBlock,
+    SuperFlags, TreeId,
+};
+use parking_lot::RwLock;
+use uuid::Uuid;
+
+use crate::Volume;
+use crate::error::VolumeError;
+use crate::geometry::ChunkMap;
+use crate::member::Member;
+use crate::supers::{check_features, check_fields, read_super};
+use crate::table::Table;
+
+/// Most blocks that a chunk tree may have: with 4 KiB blocks, a good million chunks, that is more than an exabyte.
+const CHUNK_TREE_BLOCKS_MAX: usize = 1 << 18;
+/// The object that device items belong to (`BTRFS_DEV_ITEMS_OBJECTID`).
+pub(crate) const DEV_ITEMS_OBJECTID: u64 = 1;
+
+/// How to open a volume.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// For writing too.
+    pub write: bool,
+    /// Missing devices are no reason to refuse; what only they have cannot be read.
+    pub degraded: bool,
+}
+
+/// A device with its best superblock.
+struct Found {
+    device: Arc<dyn Device>,
+    sb: SuperBlock,
+}
+
+impl Volume {
+    /// Opens the volume that these devices are. Every member must be there unless `degraded` is set; seeds that the
+    /// volume grew from are members too.
+    pub fn open(devices: Vec<Arc<dyn Device>>, opts: &OpenOptions) -> Result<Volume, VolumeError> {
+        let (main, found) = gather(devices)?;
+        check_fields(&main).map_err(|e| e.within("superblock"))?;
+        check_features(&main, opts.write)?;
+        if opts.write && found.iter().any(|f| f.sb.fsid == main.fsid && f.device.read_only()) {
+            return Err(VolumeError::ReadOnly);
+        }
+        let mut members: Vec<_> = found.iter().map(|f| Arc::new(f.member(f.sb.dev_item, &main))).collect();
+        let mut table = Table::default();
+        for map in system_chunks(&main)? {
+            table.insert(map, &members)?;
+        }
+        let rules = main.node_rules()?;
+        let seed_rules = found.iter().filter(|f| f.sb.fsid != main.fsid).map(|f| f.sb.node_rules()).collect();
+        let mut volume = Volume {
+            members: RwLock::default(),
+            chunks: RwLock::new(table),
+            super_block: RwLock::new(main),
+            rules,
+            seed_rules: seed_rules_of(seed_rules)?,
+            chunk_tree_uuid: Uuid::nil(),
+            write: false,
+            stopped: OnceLock::new(),
+        };
+        let (items, maps) = volume.walk_chunk_tree(&main)?;
+        // The items know more than the superblocks: missing devices, and sizes as of the last transaction.
+        let provisional = std::mem::take(&mut members);
+        for item in items {
+            let of = |f: &&Found| f.sb.dev_item.devid == item.devid && f.sb.dev_item.uuid == item.uuid;
+            members.push(Arc::new(match found.iter().find(of) {
+                Some(f) => f.member(item, &main),
+                None => Member::new(item, None, item.fsid != volume.rules.fsid.into_bytes(), false),
+            }));
+        }
+        members.sort_by_key(|m| m.devid);
+        for (new, old) in members.iter().flat_map(|m| provisional.iter().map(move |p| (m, p))) {
+            if new.devid == old.devid && new.uuid == old.uuid {
+                new.set_counters(old.counters());
+            }
+        }
+        let mut table = Table::default();
+        for map in maps.into_iter().chain(system_chunks(&main)?) {
+            table.insert(map, &members)?;
+        }
+        check_presence(&members, &table, opts)?;
+        volume.members = RwLock::new(members);
+        volume.chunks = RwLock::new(table);
+        volume.write = opts.write;
+        Ok(volume)
+    }
+
+    /// A volume that is being made: these devices with these items, no chunks yet. Of the superblock only what does
+    /// not change counts: fsid, sizes, checksum type, features.
+    pub fn create(
+        devices: Vec<(Arc<dyn Device>, DevItem)>,
+        sb: &SuperBlock,
+        chunk_tree_uuid: Uuid,
+    ) -> Result<Volume, VolumeError> {
+        if devices.is_empty() {
+            return Err(VolumeError::NoDevices);
+        }
+        check_features(sb, true)?;
+        let mut members: Vec<_> =
+            devices.into_iter().map(|(device, item)| Arc::new(Member::new(item, Some(device), false, false))).collect();
+        members.sort_by_key(|m| m.devid);
+        for pair in members.windows(2) {
+            if pair[0].devid == pair[1].devid {
+                return Err(twins(pair[0].devid, &pair[0].info().name, &pair[1].info().name));
+            }
+        }
+        Ok(Volume {
+            members: RwLock::new(members),
+            chunks: RwLock::default(),
+            super_block: RwLock::new(*sb),
+            rules: sb.node_rules()?,
+            seed_rules: Vec::new(),
+            chunk_tree_uuid,
+            write: true,
+            stopped: OnceLock::new(),
+        })
+    }
+
+    /// Reads the chunk tree, a level at a time: its device items and its chunks. Learns the chunk tree's uuid.
+    fn walk_chunk_tree(&mut self, sb: &SuperBlock) -> Result<(Vec<DevItem>, Vec<ChunkMap>), VolumeError> {
+        let (mut items, mut maps) = (Vec::new(), Vec::new());
+        let mut level = vec![NodeExpect {
+            logical: sb.chunk_root(),
+            generation: Some(Generation(sb.chunk_root_generation.get())),
+            level: Some(sb.chunk_root_level),
+            owner: Some(TreeId::CHUNK),
+            first_key: None,
+        }];
+        let mut blocks = 0;
+        while !level.is_empty() {
+            blocks += level.len();
+            if blocks > CHUNK_TREE_BLOCKS_MAX {
+                let want = format!("at most {CHUNK_TREE_BLOCKS_MAX}");
+                return Err(Corruption::new("chunk tree", "number of blocks", blocks, want).into());
+            }
+            let mut below = Vec::new();
+            // In batches, so that memory is bounded by the batch and not by the level.
+            for batch in level.chunks(64) {
+                for node in self.read_blocks(batch) {
+                    let node = node?;
+                    if node.logical() == sb.chunk_root() {
+                        self.chunk_tree_uuid = Uuid::from_bytes(node.header().chunk_tree_uuid);
+                    }
+                    if !node.is_leaf() {
+                        let expect = |slot| NodeExpect {
+                            owner: Some(TreeId::CHUNK),
+                            ..NodeExpect::child(&node.child(slot), node.level())
+                        };
+                        below.extend((0..node.len()).map(expect));
+                        continue;
+                    }
+                    for (key, item) in node.iter() {
+                        match key.item_type {
+                            ItemType::DEV_ITEM if key.objectid == DEV_ITEMS_OBJECTID => {
+                                items.push(dev_item(&key, item)?);
+                            }
+                            ItemType::CHUNK_ITEM => {
+                                maps.push(ChunkMap::parse(Logical(key.offset), item, self.rules.sectorsize)?);
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+            }
+            level = below;
+        }
+        Ok((items, maps))
+    }
+}
+
+impl Found {
+    fn member(&self, item: DevItem, main: &SuperBlock) -> Member {
+        let seed = self.sb.fsid != main.fsid;
+        let stale = !seed && self.sb.generation.get() < main.generation.get();
+        Member::new(item, Some(self.device.clone()), seed, stale)
+    }
+}
+
+/// Reads all superblocks and finds the newest of the volume: of the first device's file system, or, if that is a seed,
+/// of the one that is no seed.
+fn gather(devices: Vec<Arc<dyn Device>>) -> Result<(SuperBlock, Vec<Found>), VolumeError> {
+    let mut found = Vec::with_capacity(devices.len());
+    for device in devices {
+        let sb = read_super(&*device)?;
+        found.push(Found { device, sb });
+    }
+    let is_seed = |f: &&Found| f.sb.flags().contains(SuperFlags::SEEDING);
+    let first = found.iter().find(|f| !is_seed(f)).or(found.first()).ok_or(VolumeError::NoDevices)?;
+    let fsid = first.sb.fsid;
+    for (i, f) in found.iter().enumerate() {
+        if f.sb.fsid != fsid && !is_seed(&f) {
+            return Err(VolumeError::Stranger {
+                name: f.device.name(),
+                fsid: f.sb.fsid(),
+                want: Uuid::from_bytes(fsid),
+            });
+        }
+        let same = |o: &&Found| o.sb.fsid == f.sb.fsid && o.sb.dev_item.devid == f.sb.dev_item.devid;
+        if let Some(other) = found[..i].iter().find(same) {
+            return Err(twins(f.sb.devid(), &other.device.name(), &f.device.name()));
+        }
+    }
+    let of_volume = found.iter().filter(|f| f.sb.fsid == fsid);
+    let newest = of_volume.max_by_key(|f| f.sb.generation.get()).ok_or(VolumeError::NoDevices)?;
+    Ok((newest.sb, found))
+}
+
+fn twins(devid: DevId, first: &str, second: &str) -> VolumeError {
+    VolumeError::Twins { devid, first: first.into(), second: second.into() }
+}
+
+fn seed_rules_of(rules: Vec<Result<NodeRules, Corruption>>) -> Result<Vec<NodeRules>, VolumeError> {
+    Ok(rules.into_iter().collect::<Result<_, _>>()?)
+}
+
+/// The chunks of the superblock's array: key and item, one after another.
+fn system_chunks(sb: &SuperBlock) -> Result<Vec<ChunkMap>, VolumeError> {
+    let mut rest = sb.sys_chunks()?;
+    let mut maps = Vec::new();
+    while !rest.is_empty() {
+        let (key, tail) = zerocopy::FromBytes::ref_from_prefix(rest)
+            .map(|(key, tail): (&DiskKey, &[u8])| (Key::from(*key), tail))
+            .map_err(|_| Corruption::new("sys_chunk_array", "length of the rest", rest.len(), "0 or 17 and more"))?;
+        if key.item_type != ItemType::CHUNK_ITEM {
+            return Err(Corruption::new("sys_chunk_array", "key", key, "that of a chunk").into());
+        }
+        let (map, tail) = ChunkMap::parse_prefix(Logical(key.offset), tail, sb.sectorsize.get())?;
+        maps.push(map);
+        rest = tail;
+    }
+    Ok(maps)
+}
+
+fn dev_item(key: &Key, item: &[u8]) -> Result<DevItem, Corruption> {
+    let item = *DevItem::parse(item)?;
+    if item.devid.get() != key.offset {
+        return Err(Corruption::new("device item", "devid", item.devid, key.offset).within(key));
+    }
+    if item.bytes_used.get() > item.total_bytes.get() {
+        let want = format!("at most {}", item.total_bytes);
+        return Err(Corruption::new("device item", "bytes_used", item.bytes_used, want).within(key));
+    }
+    Ok(item)
+}
+
+/// Refuses what cannot be read or written with the devices that are there.
+fn check_presence(members: &[Arc<Member>], table: &Table, opts: &OpenOptions) -> Result<(), VolumeError> {
+    let named = members.iter().chain(table.iter().flat_map(|p| p.on.iter()));
+    let mut missing: Vec<_> = named.filter(|m| m.device.is_none()).map(|m| (m.devid, m.uuid)).collect();
+    missing.sort_unstable();
+    missing.dedup();
+    match missing.first() {
+        Some(&first) if !opts.degraded => return Err(VolumeError::Missing { first, count: missing.len() }),
+        Some(&(devid, uuid)) if opts.write => return Err(VolumeError::MissingForWriting { devid, uuid }),
+        _ => {}
+    }
+    if opts.write
+        && let Some(placed) = table.iter().find(|p| p.map.profile.has_parity())
+    {
+        let what = format!("writing to a volume with {} chunks; it may be read", placed.map.profile);
+        return Err(VolumeError::Unsupported { what });
+    }
+    Ok(())
+}

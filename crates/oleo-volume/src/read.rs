@@ -1,0 +1,523 @@
+//! Reading: the copy most likely to be good first, then the others, then parity; what was bad is counted and healed.
+//!
+//! A read goes in two steps. (1) The *first pass* fetches everything from the best source of each piece, in one batch
+//! per device, devices in parallel. (2) What failed to read or to verify is *recovered*: the remaining sources are
+//! tried for just those bytes. When a later source is good and the volume was opened for writing, the bad copies are
+//! overwritten with it. Only what a checksum has judged is healed.
+//!
+//! Order of sources: devices that are there before devices that missed writes; among equals, spread by address, so
+//! that big reads use all copies' devices. Healing is past the latch: a disk that cannot be healed is no reason to stop.
+//! What is read must be allocated, and stay so until the read returns: healing writes in place.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use oleo_device::{Device, DeviceError, ReadReq};
+use oleo_format::{ByteLen, CheckedNode, Corruption, Logical, NodeExpect, NodeRules};
+use rayon::prelude::*;
+use uuid::Uuid;
+
+use crate::Volume;
+use crate::error::VolumeError;
+use crate::geometry::{ChunkMap, Piece};
+use crate::member::{Count, Member};
+use crate::profile::Profile;
+use crate::rebuild::{Lost, rebuild};
+use crate::table::Placed;
+
+/// Logical bytes after which the next copy is preferred.
+const SPREAD_LEN: u64 = 1 << 20;
+/// Where the fsid stands in a tree block's header.
+const HEADER_FSID: std::ops::Range<usize> = 32..48;
+/// Blocks that one thread verifies at least, so that small batches stay on one.
+const VERIFY_BLOCKS_MIN: usize = 16;
+
+/// One way to get a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    /// From a stripe that has a copy.
+    Copy { stripe: usize },
+    /// From the rest of the row.
+    Parity(Lost),
+}
+
+impl Volume {
+    /// Reads a tree block from any copy that is what `expect` says.
+    pub fn read_block(&self, expect: &NodeExpect) -> Result<CheckedNode, VolumeError> {
+        let len = u64::from(self.rules.nodesize);
+        let (placed, at) = self.block_place(expect.logical)?;
+        let pieces: Vec<_> = placed.map.pieces(at, len).map(|p| (p, sources(&placed, &p))).collect();
+        let tries = pieces.iter().map(|(_, s)| s.len()).max().unwrap_or(0);
+        let mut failed: Vec<(Source, Piece)> = Vec::new();
+        let mut first_error = None;
+        for attempt in 0..tries {
+            let mut bytes = vec![0; len as usize].into_boxed_slice();
+            let mut used = Vec::with_capacity(pieces.len());
+            let mut result = Ok(());
+            for (piece, sources) in &pieces {
+                let Some(&source) = sources.get(attempt.min(sources.len().saturating_sub(1))) else { continue };
+                let from = (piece.at - at) as usize;
+                used.push((source, *piece));
+                result = read_source(&placed, piece, source, &mut bytes[from..from + piece.len as usize]);
+                if result.is_err() {
+                    break;
+                }
+            }
+            let node = result.and_then(|()| {
+                let rules = self.rules_for(&bytes);
+                CheckedNode::verify(bytes, rules, expect).map_err(|e| {
+                    count_corruption(&placed, &used, &e);
+                    e.into()
+                })
+            });
+            match node {
+                Ok(node) => {
+                    self.heal_block(&placed, at, &failed, node.bytes());
+                    return Ok(node);
+                }
+                Err(e) => {
+                    failed.extend(used);
+                    first_error.get_or_insert(e);
+                }
+            }
+        }
+        Err(no_good_copy(expect.logical, len, first_error))
+    }
+
+    /// Reads many tree blocks at once; each gets its own result, in order.
+    pub fn read_blocks(&self, expects: &[NodeExpect]) -> Vec<Result<CheckedNode, VolumeError>> {
+        if let [only] = expects {
+            return vec![self.read_block(only)];
+        }
+        let len = u64::from(self.rules.nodesize);
+        let mut bufs: Vec<Box<[u8]>> = expects.iter().map(|_| vec![0; len as usize].into_boxed_slice()).collect();
+        let mut batch = Batch::default();
+        for (index, (expect, buf)) in expects.iter().zip(&mut bufs).enumerate() {
+            let Ok((placed, at)) = self.block_place(expect.logical) else { continue };
+            let piece = placed.map.piece(at, len);
+            if let Some(&Source::Copy { stripe }) = sources(&placed, &piece).first()
+                && piece.len == len
+                && placed.on[stripe].device.is_some()
+            {
+                batch.add(&placed.on[stripe], placed.map.physical(stripe, piece.offset).0, buf, index);
+            }
+        }
+        let mut fetched = vec![false; expects.len()];
+        for (index, result) in batch.run() {
+            fetched[index] = result.is_ok();
+        }
+        let work: Vec<_> = expects.iter().zip(bufs).zip(fetched).collect();
+        let verify = |((expect, bytes), fetched): ((&NodeExpect, Box<[u8]>), bool)| {
+            if fetched {
+                let rules = self.rules_for(&bytes);
+                if let Ok(node) = CheckedNode::verify(bytes, rules, expect) {
+                    return Ok(node);
+                }
+            }
+            // Once more, with all that can be done; this also counts and heals what was bad.
+            self.read_block(expect)
+        };
+        match work.len() > VERIFY_BLOCKS_MIN {
+            true => work.into_par_iter().with_min_len(VERIFY_BLOCKS_MIN).map(verify).collect(),
+            false => work.into_iter().map(verify).collect(),
+        }
+    }
+
+    /// Reads data. With checksums (one per sector, concatenated), each sector comes from a copy that fits its
+    /// checksum; without, from the first copy that can be read. Address and length are whole sectors if there are
+    /// checksums.
+    pub fn read_data(&self, at: Logical, buf: &mut [u8], csums: Option<&[u8]>) -> Result<(), VolumeError> {
+        let len = buf.len() as u64;
+        let judge = Judge::new(&self.rules, at, len, csums)?;
+        let spans = self.spans(at, len)?;
+        let mut parts = Vec::new();
+        let mut rest = buf;
+        for (placed, offset, span_len) in &spans {
+            for piece in spread(&placed.map, *offset, *span_len) {
+                let (head, tail) = rest.split_at_mut(piece.len as usize);
+                parts.push(Part { placed, piece, sources: sources(placed, &piece), buf: head, error: None });
+                rest = tail;
+            }
+        }
+        if let [part] = &mut parts[..] {
+            if let Some(&source) = part.sources.first() {
+                part.error = read_source(part.placed, &part.piece, source, part.buf).err();
+            }
+        } else {
+            first_pass(&mut parts);
+        }
+        let mut sector_buf = Vec::new();
+        for part in &mut parts {
+            self.settle_part(part, &judge, &mut sector_buf)?;
+        }
+        Ok(())
+    }
+
+    /// Judges what the first pass brought, and gets from elsewhere what is bad.
+    fn settle_part(&self, part: &mut Part<'_, '_>, judge: &Judge<'_>, spare: &mut Vec<u8>) -> Result<(), VolumeError> {
+        let start = part.logical();
+        let mut bad = match &part.error {
+            Some(_) => vec![(0, part.buf.len())],
+            None => judge.bad_runs(start, part.buf),
+        };
+        if bad.is_empty() {
+            return Ok(());
+        }
+        let mut first_error = part.error.take();
+        let first_failed = first_error.is_some();
+        let mut failed: Vec<(Source, (usize, usize))> = Vec::new();
+        for (index, source) in std::mem::take(&mut part.sources).into_iter().enumerate() {
+            let mut still_bad = Vec::new();
+            for (from, to) in std::mem::take(&mut bad) {
+                // The first source was read already; once more sector by sector if the read failed as a whole.
+                let again = index > 0 || first_failed;
+                let left = match again {
+                    true => self.read_run(part, source, (from, to), judge, spare, &mut first_error),
+                    false => {
+                        part.count_bad(source, judge, (from, to), &mut first_error);
+                        vec![(from, to)]
+                    }
+                };
+                for &(f, t) in &left {
+                    failed.push((source, (f, t)));
+                }
+                still_bad.extend(left);
+            }
+            bad = still_bad;
+            if bad.is_empty() {
+                break;
+            }
+        }
+        if let Some(&(from, to)) = bad.first() {
+            return Err(no_good_copy(start + ByteLen(from as u64), (to - from) as u64, first_error));
+        }
+        if judge.csums.is_some() {
+            for (source, (from, to)) in failed {
+                let at = part.piece.offset + from as u64;
+                self.heal(part.placed, source, at, &part.buf[from..to]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a run of a part from a source: whole, and if that fails sector by sector. Returns what is not good.
+    fn read_run(
+        &self,
+        part: &mut Part<'_, '_>,
+        source: Source,
+        run: (usize, usize),
+        judge: &Judge<'_>,
+        spare: &mut Vec<u8>,
+        first_error: &mut Option<VolumeError>,
+    ) -> Vec<(usize, usize)> {
+        let unit = self.rules.sectorsize as usize;
+        let (from, to) = run;
+        let start = part.logical();
+        let fetch = |f: usize, t: usize, out: &mut [u8]| {
+            let sub = Piece {
+                at: part.piece.at + f as u64,
+                len: (t - f) as u64,
+                offset: part.piece.offset + f as u64,
+                ..part.piece
+            };
+            read_source(part.placed, &sub, source, out)
+        };
+        spare.resize(to - from, 0);
+        let mut good = Vec::new();
+        let mut bad = Vec::new();
+        match fetch(from, to, spare) {
+            Ok(()) => {
+                bad = judge.bad_runs(start + ByteLen(from as u64), spare);
+                for &(f, t) in &bad {
+                    part.count_bad(source, judge, (from + f, from + t), first_error);
+                }
+            }
+            Err(VolumeError::OnMissing { devid }) => {
+                first_error.get_or_insert(VolumeError::OnMissing { devid });
+                bad.push((0, to - from));
+            }
+            Err(e) => {
+                first_error.get_or_insert(e);
+                for f in (0..to - from).step_by(unit) {
+                    let t = (f + unit).min(to - from);
+                    let fits = fetch(from + f, from + t, &mut spare[f..t]).is_ok()
+                        && judge.bad_runs(start + ByteLen((from + f) as u64), &spare[f..t]).is_empty();
+                    if !fits {
+                        bad.push((f, t));
+                    }
+                }
+            }
+        }
+        let mut next = 0;
+        for &(f, t) in &bad {
+            good.push((next, f));
+            next = t;
+        }
+        good.push((next, to - from));
+        for (f, t) in good {
+            part.buf[from + f..from + t].copy_from_slice(&spare[f..t]);
+        }
+        bad.iter().map(|&(f, t)| (from + f, from + t)).collect()
+    }
+
+    fn block_place(&self, at: Logical) -> Result<(Placed, u64), VolumeError> {
+        let len = u64::from(self.rules.nodesize);
+        let placed = self.placed(at).map_err(|_| VolumeError::Unmapped { at, len })?;
+        let offset = at.0 - placed.map.start.0;
+        if !at.is_aligned(ByteLen(self.rules.sectorsize.into())) {
+            return Err(VolumeError::Unaligned { at, len, csums: 0 });
+        }
+        match placed.map.len.0 - offset < len {
+            true => Err(VolumeError::Unmapped { at, len }),
+            false => Ok((placed, offset)),
+        }
+    }
+
+    /// The rules for a block: those of the seed whose fsid it carries, or the volume's own.
+    fn rules_for(&self, bytes: &[u8]) -> &NodeRules {
+        let fsid = bytes.get(HEADER_FSID).and_then(|b| Uuid::from_slice(b).ok());
+        self.seed_rules.iter().find(|r| Some(r.fsid) == fsid).unwrap_or(&self.rules)
+    }
+
+    fn heal_block(&self, placed: &Placed, at: u64, failed: &[(Source, Piece)], good: &[u8]) {
+        for (source, piece) in failed {
+            let from = (piece.at - at) as usize;
+            self.heal(placed, *source, piece.offset, &good[from..from + piece.len as usize]);
+        }
+    }
+
+    /// Overwrites a bad copy. If it cannot be, that is counted, and the copy stays bad.
+    fn heal(&self, placed: &Placed, source: Source, offset: u64, good: &[u8]) {
+        let Source::Copy { stripe } = source else { return };
+        let member = &placed.on[stripe];
+        if self.read_only() || member.seed {
+            return;
+        }
+        if let Some(device) = &member.plain
+            && device.write_at(placed.map.physical(stripe, offset).0, good).is_err()
+        {
+            member.count(Count::Write);
+        }
+    }
+}
+
+/// A piece of a data read and where it goes.
+struct Part<'p, 'b> {
+    placed: &'p Placed,
+    piece: Piece,
+    sources: Vec<Source>,
+    buf: &'b mut [u8],
+    error: Option<VolumeError>,
+}
+
+impl Part<'_, '_> {
+    fn logical(&self) -> Logical {
+        self.placed.map.start + ByteLen(self.piece.at)
+    }
+
+    /// Counts the sectors of a run that a copy had wrong.
+    fn count_bad(&self, source: Source, judge: &Judge<'_>, run: (usize, usize), first: &mut Option<VolumeError>) {
+        let Source::Copy { stripe } = source else { return };
+        let member = &self.placed.on[stripe];
+        let (from, to) = run;
+        for _ in (from..to).step_by(judge.rules.sectorsize as usize) {
+            member.count(Count::Corruption);
+        }
+        let at = self.logical() + ByteLen(from as u64);
+        first.get_or_insert(VolumeError::DataChecksum { at, devid: member.devid });
+    }
+}
+
+/// Checksums of a range of data.
+struct Judge<'a> {
+    rules: &'a NodeRules,
+    start: Logical,
+    csums: Option<&'a [u8]>,
+}
+
+impl<'a> Judge<'a> {
+    fn new(rules: &'a NodeRules, at: Logical, len: u64, csums: Option<&'a [u8]>) -> Result<Judge<'a>, VolumeError> {
+        if let Some(csums) = csums {
+            let unit = ByteLen(rules.sectorsize.into());
+            let want = len / unit.0 * rules.csum.csum_len() as u64;
+            if !at.is_aligned(unit) || !ByteLen(len).is_aligned(unit) || csums.len() as u64 != want {
+                return Err(VolumeError::Unaligned { at, len, csums: csums.len() });
+            }
+        }
+        Ok(Judge { rules, start: at, csums })
+    }
+
+    /// Byte ranges of `data`, which lies at `at`, that do not fit their checksums. Neighbouring sectors are one run.
+    fn bad_runs(&self, at: Logical, data: &[u8]) -> Vec<(usize, usize)> {
+        let mut runs: Vec<(usize, usize)> = Vec::new();
+        let Some(csums) = self.csums else { return runs };
+        let (unit, csum_len) = (self.rules.sectorsize as usize, self.rules.csum.csum_len());
+        let first = ((at - self.start).0 as usize / unit) * csum_len;
+        for (i, (sector, want)) in data.chunks(unit).zip(csums[first..].chunks_exact(csum_len)).enumerate() {
+            if self.rules.csum.csum(sector)[..csum_len] == *want {
+                continue;
+            }
+            let (from, to) = (i * unit, i * unit + sector.len());
+            match runs.last_mut() {
+                Some(run) if run.1 == from => run.1 = to,
+                _ => runs.push((from, to)),
+            }
+        }
+        runs
+    }
+}
+
+/// Reads of many devices, one batch for each.
+#[derive(Default)]
+struct Batch<'a> {
+    by_device: BTreeMap<u64, DeviceReads<'a>>,
+}
+
+/// The reads of one device and the caller's tag of each.
+struct DeviceReads<'a> {
+    member: Arc<Member>,
+    reqs: Vec<ReadReq<'a>>,
+    tags: Vec<usize>,
+}
+
+impl<'a> Batch<'a> {
+    /// `tag` comes back with the result.
+    fn add(&mut self, member: &Arc<Member>, offset: u64, buf: &'a mut [u8], tag: usize) {
+        let new = || DeviceReads { member: member.clone(), reqs: Vec::new(), tags: Vec::new() };
+        let reads = self.by_device.entry(member.devid.0).or_insert_with(new);
+        reads.reqs.push(ReadReq::new(offset, buf));
+        reads.tags.push(tag);
+    }
+
+    fn run(self) -> Vec<(usize, Result<(), DeviceError>)> {
+        let one = |mut reads: DeviceReads<'a>| {
+            if let Some(device) = &reads.member.device {
+                device.read_batch(&mut reads.reqs);
+            }
+            let results = reads.reqs.into_iter().map(|r| r.result);
+            reads.tags.into_iter().zip(results).collect::<Vec<_>>()
+        };
+        match self.by_device.len() {
+            0 | 1 => self.by_device.into_values().flat_map(one).collect(),
+            _ => self.by_device.into_values().collect::<Vec<_>>().into_par_iter().flat_map_iter(one).collect(),
+        }
+    }
+}
+
+/// Fetches every part from its best source.
+fn first_pass(parts: &mut [Part<'_, '_>]) {
+    let mut batch = Batch::default();
+    let mut left = Vec::new();
+    for (index, part) in parts.iter_mut().enumerate() {
+        match part.sources.first() {
+            Some(&Source::Copy { stripe }) if part.placed.on[stripe].device.is_some() => {
+                let offset = part.placed.map.physical(stripe, part.piece.offset).0;
+                batch.add(&part.placed.on[stripe], offset, part.buf, index);
+            }
+            Some(&source) => left.push((index, source)),
+            None => {}
+        }
+    }
+    let results = batch.run();
+    for (index, result) in results {
+        let part = &mut parts[index];
+        if let (Err(e), Some(&Source::Copy { stripe })) = (result, part.sources.first()) {
+            part.error = Some(part.placed.on[stripe].read_failed(e));
+        }
+    }
+    for (index, source) in left {
+        let part = &mut parts[index];
+        part.error = read_source(part.placed, &part.piece, source, part.buf).err();
+    }
+}
+
+/// The pieces of a range, cut where the preferred copy changes.
+fn spread(map: &ChunkMap, at: u64, len: u64) -> impl Iterator<Item = Piece> {
+    let end = at + len;
+    let mut next = at;
+    std::iter::from_fn(move || {
+        let left = (next < end).then(|| end - next)?;
+        let piece = match takes_turns(map) {
+            true => map.piece(next, left.min(SPREAD_LEN - (map.start.0 + next) % SPREAD_LEN)),
+            false => map.piece(next, left),
+        };
+        next += piece.len;
+        Some(piece)
+    })
+}
+
+/// Whether copies are on different devices, so that reading from several is a gain.
+fn takes_turns(map: &ChunkMap) -> bool {
+    map.profile.shape().copies > 1 && map.profile != Profile::Dup
+}
+
+/// All ways to get a piece, the most promising first.
+fn sources(placed: &Placed, piece: &Piece) -> Vec<Source> {
+    if placed.map.profile.has_parity() {
+        return parity_sources(placed, piece);
+    }
+    if piece.copies == 1 {
+        return vec![Source::Copy { stripe: piece.stripe }];
+    }
+    let turn = match takes_turns(&placed.map) {
+        true => ((placed.map.start.0 + piece.at) / SPREAD_LEN % piece.copies as u64) as usize,
+        false => 0,
+    };
+    let mut stripes: Vec<usize> = (0..piece.copies).map(|i| piece.stripe + (turn + i) % piece.copies).collect();
+    stripes.sort_by_key(|&s| (placed.on[s].device.is_none(), placed.on[s].stale));
+    stripes.into_iter().map(|stripe| Source::Copy { stripe }).collect()
+}
+
+/// The stripe itself, then every way to rebuild it that does without the stripes that are missing.
+fn parity_sources(placed: &Placed, piece: &Piece) -> Vec<Source> {
+    let map = &placed.map;
+    let (data, units) = (map.data_stripes() as usize, map.stripes.len());
+    let row = piece.offset / crate::STRIPE_LEN;
+    let want = map.unit_of(piece.stripe, piece.offset);
+    let mut sources = Vec::new();
+    if placed.on[piece.stripe].device.is_some() {
+        sources.push(Source::Copy { stripe: piece.stripe });
+    }
+    let missing: Vec<usize> =
+        (0..units).filter(|&u| u != want && placed.on[map.rotated(row, u)].device.is_none()).collect();
+    let losses: Vec<Option<usize>> = match (units - data, &missing[..]) {
+        (1, []) => vec![None],
+        (2, [other]) => vec![Some(*other)],
+        // Without Q first: the plain exclusive or; then without P; then without each other unit.
+        (2, []) => [data + 1, data].into_iter().chain((0..data).filter(|&u| u != want)).map(Some).collect(),
+        _ => Vec::new(),
+    };
+    sources.extend(losses.into_iter().map(|other| Source::Parity(Lost { want, other })));
+    if sources.is_empty() {
+        sources.push(Source::Copy { stripe: piece.stripe }); // fails, and says which device is missing
+    }
+    sources
+}
+
+/// Fills `buf`, which is as long as the piece, from one source.
+fn read_source(placed: &Placed, piece: &Piece, source: Source, buf: &mut [u8]) -> Result<(), VolumeError> {
+    let map = &placed.map;
+    match source {
+        Source::Copy { stripe } => placed.on[stripe].read(map.physical(stripe, piece.offset), buf),
+        Source::Parity(lost) => {
+            let row = piece.offset / crate::STRIPE_LEN;
+            rebuild(map.data_stripes() as usize, lost, buf, |unit, out| {
+                let stripe = map.rotated(row, unit);
+                placed.on[stripe].read(map.physical(stripe, piece.offset), out)
+            })
+        }
+    }
+}
+
+fn count_corruption(placed: &Placed, used: &[(Source, Piece)], why: &Corruption) {
+    for (source, _) in used {
+        if let Source::Copy { stripe } = source {
+            placed.on[*stripe].count_corruption(why);
+        }
+    }
+}
+
+#[cold]
+fn no_good_copy(at: Logical, len: u64, why: Option<VolumeError>) -> VolumeError {
+    VolumeError::NoGoodCopy { at, len, why: Box::new(why.unwrap_or(VolumeError::Unmapped { at, len })) }
+}

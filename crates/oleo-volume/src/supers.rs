@@ -1,0 +1,168 @@
+//! Superblocks: finding the best mirror, judging it, writing all of them.
+//!
+//! A device has up to three mirrors at fixed offsets. The best is the one with the highest generation among those
+//! whose checksum, magic and own offset are right; mirrors of another file system (left over from an earlier life of
+//! the device) count only if the first is not readable at all.
+//!
+//! Writing, in the order that survives a crash at any point: (1) flush everything the superblock leads to; (2) the
+//! first mirror on every device; (3) flush; (4) the other mirrors. At every moment at least one whole superblock that
+//! leads to whole trees is on stable storage: while the first mirror is being written, the others (flushed by the next
+//! (1) at the latest) hold the transaction before.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+
+use oleo_device::Device;
+use oleo_format::{
+    CompatRo, Corruption, Incompat, LEVELS_MAX, NODESIZE_MAX, NODESIZE_MIN, SUPER_LEN, SUPER_OFFSETS, SuperBlock,
+    SuperFlags,
+};
+use uuid::Uuid;
+
+use crate::error::VolumeError;
+
+/// Smallest and largest sector in bytes.
+const SECTORSIZE: std::ops::RangeInclusive<u32> = 4096..=65536;
+/// Most names that a scan looks at in one directory: far more than /dev has.
+const SCAN_NAMES_MAX: usize = 100_000;
+
+/// The mirrors of a device, as far as it reaches: offset, and the superblock or what is wrong with it.
+pub fn read_mirrors(device: &dyn Device) -> Vec<(u64, Result<SuperBlock, VolumeError>)> {
+    let fits = |offset: &u64| offset.checked_add(SUPER_LEN as u64).is_some_and(|end| end <= device.len());
+    SUPER_OFFSETS.into_iter().filter(fits).map(|offset| (offset, read_mirror(device, offset))).collect()
+}
+
+fn read_mirror(device: &dyn Device, offset: u64) -> Result<SuperBlock, VolumeError> {
+    let mut bytes = vec![0; SUPER_LEN];
+    device.read_at(offset, &mut bytes)?;
+    let place = |e: Corruption| e.within(format_args!("{} offset {offset}", device.name()));
+    let sb = SuperBlock::read(&bytes).map_err(place)?;
+    if sb.bytenr.get() != offset {
+        return Err(place(Corruption::new("superblock", "bytenr", sb.bytenr, offset)).into());
+    }
+    Ok(sb)
+}
+
+/// The best superblock of a device.
+pub fn read_super(device: &dyn Device) -> Result<SuperBlock, VolumeError> {
+    let mut mirrors = read_mirrors(device);
+    let first = mirrors.first().and_then(|(_, r)| r.as_ref().ok()).map(|sb| sb.fsid);
+    let same = |sb: &&SuperBlock| first.is_none_or(|fsid| sb.fsid == fsid);
+    let good = mirrors.iter().filter_map(|(_, r)| r.as_ref().ok()).filter(same);
+    // Of equal generations the first in place wins: it is the one that was certainly flushed.
+    let best = good.fold(None, |best: Option<&SuperBlock>, sb| match best {
+        Some(b) if b.generation.get() >= sb.generation.get() => Some(b),
+        _ => Some(sb),
+    });
+    if let Some(best) = best {
+        return Ok(*best);
+    }
+    let name = device.name();
+    match mirrors.drain(..).next() {
+        Some((_, Err(VolumeError::Corrupt(why)))) => Err(VolumeError::NoSuper { name, why }),
+        Some((_, Err(e))) => Err(e),
+        _ => {
+            let want = SUPER_OFFSETS[0] + SUPER_LEN as u64;
+            let why = Corruption::new("device", "length", device.len(), format_args!("{want} or more"));
+            Err(VolumeError::NoSuper { name, why: Box::new(why) })
+        }
+    }
+}
+
+/// The files and block devices directly in a directory whose superblock has this fsid, by name.
+pub(crate) fn scan(dir: &Path, fsid: Uuid) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir)?.take(SCAN_NAMES_MAX) {
+        let path = entry?.path();
+        let Ok(meta) = std::fs::metadata(&path) else { continue };
+        if !meta.is_file() && !meta.file_type().is_block_device() {
+            continue;
+        }
+        let mut bytes = vec![0; SUPER_LEN];
+        let Ok(file) = File::open(&path) else { continue };
+        if file.read_exact_at(&mut bytes, SUPER_OFFSETS[0]).is_ok()
+            && SuperBlock::read(&bytes).is_ok_and(|sb| sb.fsid() == fsid)
+        {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Whether the numbers make sense that everything else is computed from.
+pub(crate) fn check_fields(sb: &SuperBlock) -> Result<(), Corruption> {
+    let bad =
+        |what: &'static str, have: &dyn std::fmt::Display, want: &str| Corruption::new("superblock", what, have, want);
+    let (nodesize, sectorsize) = (sb.nodesize.get(), sb.sectorsize.get());
+    if !sectorsize.is_power_of_two() || !SECTORSIZE.contains(&sectorsize) {
+        return Err(bad("sectorsize", &sectorsize, "a power of two from 4096 to 65536"));
+    }
+    if !nodesize.is_power_of_two() || !(NODESIZE_MIN..=NODESIZE_MAX).contains(&nodesize) || nodesize < sectorsize {
+        return Err(bad("nodesize", &nodesize, "a power of two from the sector size to 65536"));
+    }
+    for (what, level) in [("root_level", sb.root_level), ("chunk_root_level", sb.chunk_root_level)] {
+        if level >= LEVELS_MAX {
+            return Err(bad(what, &level, "at most 7"));
+        }
+    }
+    for (what, at) in [("root", sb.root), ("chunk_root", sb.chunk_root)] {
+        if at.get() == 0 || !at.get().is_multiple_of(sectorsize.into()) {
+            return Err(bad(what, &at, "a multiple of the sector size above 0"));
+        }
+    }
+    if sb.num_devices.get() == 0 {
+        return Err(bad("num_devices", &0, "1 or more"));
+    }
+    if sb.chunk_root_generation.get() > sb.generation.get() {
+        return Err(bad("chunk_root_generation", &sb.chunk_root_generation, "at most the generation"));
+    }
+    sb.sys_chunks().map(|_| ())
+}
+
+/// Refuses by name what cannot be read, and for writing what cannot be written.
+pub(crate) fn check_features(sb: &SuperBlock, write: bool) -> Result<(), VolumeError> {
+    let features = sb.features();
+    let known = Incompat::all().iter_names().fold(Incompat::empty(), |all, (_, bit)| all | bit);
+    let missing = Incompat::ZONED | Incompat::EXTENT_TREE_V2 | Incompat::RAID_STRIPE_TREE | Incompat::REMAP_TREE;
+    let refused = features.incompat & (missing | !known);
+    if !refused.is_empty() {
+        return Err(unsupported(
+            "incompat feature",
+            names(refused.iter_names().map(|n| n.0), (refused - known).bits()),
+        ));
+    }
+    let changing = SuperFlags::METADUMP
+        | SuperFlags::METADUMP_V2
+        | SuperFlags::CHANGING_FSID
+        | SuperFlags::CHANGING_FSID_V2
+        | SuperFlags::CHANGING_BG_TREE
+        | SuperFlags::CHANGING_DATA_CSUM
+        | SuperFlags::CHANGING_META_CSUM;
+    let odd = sb.flags() & changing;
+    if !odd.is_empty() {
+        return Err(unsupported("superblock flag", names(odd.iter_names().map(|n| n.0), 0)));
+    }
+    let known = CompatRo::all().iter_names().fold(CompatRo::empty(), |all, (_, bit)| all | bit);
+    let unknown = features.compat_ro - known;
+    if write && !unknown.is_empty() {
+        return Err(unsupported("writing with compat_ro feature", names(std::iter::empty(), unknown.bits())));
+    }
+    if write && sb.flags().contains(SuperFlags::SEEDING) {
+        return Err(unsupported("writing to", "a seed device; it may be read".into()));
+    }
+    Ok(())
+}
+
+fn unsupported(kind: &str, names: String) -> VolumeError {
+    VolumeError::Unsupported { what: format!("{kind} {names}") }
+}
+
+fn names<'a>(known: impl Iterator<Item = &'a str>, unknown: u64) -> String {
+    let mut all: Vec<String> = known.map(str::to_lowercase).collect();
+    if unknown != 0 {
+        all.push(format!("bits {unknown:#x}, which nobody had named when this was written"));
+    }
+    all.join(", ")
+}
