@@ -134,7 +134,7 @@ impl Sample {
             // Horner: the last unit has the highest power of 2.
             let q = (0..len).map(|i| units.iter().rev().fold(0, |sum, u| double(sum) ^ u[i])).collect();
             units.extend([p, q]);
-            for (unit, bytes) in units.iter().enumerate() {
+            for (unit, bytes) in units.iter().enumerate().take(map.stripes.len()) {
                 let at = map.physical(map.rotated(row as u64, unit), row as u64 * STRIPE_LEN);
                 let dev = &self.devices[map.stripes[map.rotated(row as u64, unit)].devid.0 as usize - 1];
                 dev.write_at(at.0, bytes).expect("write");
