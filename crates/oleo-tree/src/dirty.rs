@@ -1,0 +1,97 @@
+//! The blocks that a transaction has made and that are still alive, not yet on disk.
+//!
+//! Normal path: `apply` puts new blocks in and takes the ones out that they replace; the transaction takes out whatever lost
+//! its last reference; `drain_sorted` hands all of them over for writing.
+//!
+//! Blocks are sealed (checksum) as they are built, while they are in the processor's cache: a block here never changes.
+//! Locks: `sharing` (held by one change of a shareable tree at a time, over I/O: what one of them makes of a shared block
+//! decides what the next one sees), `map` (never over I/O).
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use oleo_format::{CheckedNode, Logical, NodeExpect, NodeRules};
+use parking_lot::{Mutex, MutexGuard};
+use rayon::prelude::*;
+
+use crate::{Node, TreeError};
+
+/// Every block born in this transaction and still alive, by address.
+#[derive(Default)]
+pub struct Dirty {
+    map: Mutex<HashMap<u64, Arc<Node>>>,
+    sharing: Mutex<()>,
+}
+
+impl Dirty {
+    /// None yet.
+    pub fn new() -> Dirty {
+        Dirty::default()
+    }
+
+    /// The block at an address.
+    pub fn get(&self, at: Logical) -> Option<Arc<Node>> {
+        self.map.lock().get(&at.0).cloned()
+    }
+
+    /// Whether there is a block at an address.
+    pub fn contains(&self, at: Logical) -> bool {
+        self.map.lock().contains_key(&at.0)
+    }
+
+    /// Takes a block out that has lost its last reference.
+    pub fn remove(&self, at: Logical) -> Option<Arc<Node>> {
+        self.map.lock().remove(&at.0)
+    }
+
+    /// How many blocks.
+    pub fn len(&self) -> usize {
+        self.map.lock().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.map.lock().is_empty()
+    }
+
+    /// All blocks in the order of their addresses; none are left.
+    pub fn drain_sorted(&self) -> Vec<Arc<Node>> {
+        let mut all: Vec<Arc<Node>> = std::mem::take(&mut *self.map.lock()).into_values().collect();
+        all.par_sort_unstable_by_key(|node| node.logical());
+        all
+    }
+
+    /// All blocks in the order of their addresses.
+    pub fn sorted(&self) -> Vec<Arc<Node>> {
+        let mut all: Vec<Arc<Node>> = self.map.lock().values().cloned().collect();
+        all.par_sort_unstable_by_key(|node| node.logical());
+        all
+    }
+
+    /// Verifies blocks from scratch, as whoever reads them from disk will, on all cores.
+    pub fn verify(blocks: &[Arc<Node>], rules: &NodeRules) -> Result<(), TreeError> {
+        blocks.par_iter().try_for_each(|node| {
+            let expect = NodeExpect {
+                generation: Some(node.generation()),
+                level: Some(node.level()),
+                ..NodeExpect::at(node.logical())
+            };
+            CheckedNode::verify(node.bytes().into(), rules, &expect)?;
+            Ok(())
+        })
+    }
+
+    /// Replaces blocks: `gone` leave, `new` come.
+    pub(crate) fn replace(&self, gone: &[Logical], new: impl Iterator<Item = Arc<Node>>) {
+        let mut map = self.map.lock();
+        for at in gone {
+            map.remove(&at.0);
+        }
+        map.extend(new.map(|node| (node.logical().0, node)));
+    }
+
+    /// One change of a shareable tree at a time.
+    pub(crate) fn sharing(&self) -> MutexGuard<'_, ()> {
+        self.sharing.lock()
+    }
+}

@@ -1,0 +1,344 @@
+//! Takes a deleted tree's references away, in steps of bounded size.
+//!
+//! Normal path of a step: go down from the root in key order, starting at the key where the last step ended. A child block
+//! - that only we reference is entered; when all below it has been dropped, our reference to it goes, and so it;
+//! - that others reference too stays. If it references in our name (owner, implicit) that name is about to vanish: it and all
+//!   blocks below it that are ours in the same way are turned to full backrefs first. Then our reference to it goes.
+//!
+//! No block is rewritten. The blocks on the path from the root to the current place still point at what has been dropped
+//! already; that it is gone is known from the key and level of the progress, which the root item carries
+//! (`drop_progress`, `drop_level`), as the kernel has it.
+//!
+//! Turning a large shared subtree takes many steps. Its own progress is kept in memory only: a block that has been turned
+//! has its flag set on disk, so that starting the subtree again after a crash goes over it without turning it twice.
+//!
+//! Crash between steps: what the progress says is true of the transaction that carries it. Within a step: nothing has
+//! happened.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use oleo_format::{Generation, Key, Logical, data_use};
+use oleo_space::ExtentKind;
+
+use crate::apply::share::{check_owner, lookup_states};
+use crate::apply::{ApplyEnv, ExtentState, Refs, first_key};
+use crate::blocks::{Blocks, READ_AHEAD_BLOCKS};
+use crate::{Node, TreeError, TreeRoot};
+
+/// How far the dropping of a tree has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DropProgress {
+    /// Everything before this key is gone (`drop_progress` of the root item).
+    pub key: Key,
+    /// The level of the node in which the key is (`drop_level`), at least 1.
+    pub level: u8,
+    /// Where the turning of a shared subtree goes on: key and level of the next block. In memory only: `None` after a mount.
+    pub turning: Option<(Key, u8)>,
+}
+
+/// One step of dropping a tree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DropPlan {
+    /// The generation in which the tree was made as a snapshot (offset of its root item's key), 0 if it was not: older
+    /// blocks are not its own.
+    pub created: Generation,
+    /// Where the last step ended, if there was one.
+    pub from: Option<DropProgress>,
+    /// About how many blocks to look at, at least one.
+    pub budget_blocks: usize,
+}
+
+/// What a step of dropping a tree came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DropStep {
+    /// There is more to do.
+    More(DropProgress),
+    /// Nothing is referenced any more, the root block included.
+    Done,
+}
+
+/// A node that only we reference, on the way down.
+struct Frame {
+    node: Arc<Node>,
+    /// Its references are keyed by its address.
+    full: bool,
+    slot: usize,
+    /// The states of its children, from `first` on.
+    states: Vec<ExtentState>,
+    first: usize,
+    /// Leaves read ahead, by slot.
+    ahead: VecDeque<(usize, Arc<Node>)>,
+}
+
+impl Frame {
+    fn by(&self) -> Option<Logical> {
+        self.full.then(|| self.node.logical())
+    }
+
+    fn state(&self) -> ExtentState {
+        self.states[self.slot - self.first]
+    }
+}
+
+struct Dropper<'a> {
+    blocks: &'a Blocks,
+    env: &'a ApplyEnv<'a>,
+    created: Generation,
+    budget: usize,
+    refs: Refs<'a>,
+    /// Blocks that turned to full backrefs: address, level, first key.
+    turned: Vec<(Logical, u8, Key)>,
+}
+
+impl Blocks {
+    /// One step of taking away what a deleted tree references. The tree must not be read or changed any more.
+    pub fn drop_tree(&self, root: &TreeRoot, plan: &DropPlan, env: &ApplyEnv<'_>) -> Result<DropStep, TreeError> {
+        assert_eq!(root.tree, env.owner, "the environment is that of the tree");
+        let _sharing = env.shareable().then(|| env.dirty.sharing());
+        let node = self.root_node_in(root, env.dirty)?;
+        check_owner(env, &node)?;
+        let mut dropper = Dropper {
+            blocks: self,
+            env,
+            created: plan.created,
+            budget: plan.budget_blocks.max(1),
+            refs: Refs::new(env, self.nodesize()),
+            turned: Vec::new(),
+        };
+        let step = dropper.run(node, plan.from)?;
+        let Dropper { mut refs, turned, .. } = dropper;
+        for (at, level, first_key) in turned {
+            env.ledger.set_full_backref(at, refs.block_len(), ExtentKind::Tree { level, first_key });
+        }
+        env.ledger.record_batch(&mut refs.changes);
+        Ok(step)
+    }
+}
+
+impl Dropper<'_> {
+    fn run(&mut self, root: Arc<Node>, from: Option<DropProgress>) -> Result<DropStep, TreeError> {
+        if root.is_leaf() {
+            self.drop_leaf(&root, false);
+            self.refs.block(root.logical(), 0, first_key(&root), None, -1);
+            return Ok(DropStep::Done);
+        }
+        let mut turning = from.and_then(|from| from.turning);
+        let mut path = self.resume(root, from)?;
+        while let Some(frame) = path.last_mut() {
+            if frame.slot == frame.node.len() {
+                let (at, level, key) = (frame.node.logical(), frame.node.level(), first_key(&frame.node));
+                path.pop();
+                let parent = path.last_mut();
+                self.refs.block(at, level, key, parent.as_ref().and_then(|parent| parent.by()), -1);
+                if let Some(parent) = parent {
+                    parent.slot += 1;
+                }
+                continue;
+            }
+            let here = DropProgress { key: frame.node.key(frame.slot), level: frame.node.level(), turning: None };
+            if self.budget == 0 {
+                return Ok(DropStep::More(here));
+            }
+            let child = frame.node.child(frame.slot);
+            let level = frame.node.level() - 1;
+            let state = frame.state();
+            if state.refs > 1 {
+                let settled = level == 0 && state.full_backref;
+                if child.generation >= self.created && !settled {
+                    let node = self.blocks.child(self.env.owner, &frame.node, frame.slot)?;
+                    let turning = self.turn(node, state.full_backref, turning.take())?;
+                    if turning.is_some() {
+                        return Ok(DropStep::More(DropProgress { turning, ..here }));
+                    }
+                }
+            } else if level == 0 {
+                let leaf = self.leaf(frame)?;
+                if !state.full_backref {
+                    check_owner(self.env, &leaf)?;
+                }
+                self.drop_leaf(&leaf, state.full_backref);
+            } else {
+                let node = self.blocks.child(self.env.owner, &frame.node, frame.slot)?;
+                let next = self.enter(node, state, 0)?;
+                path.push(next);
+                self.budget = self.budget.saturating_sub(1);
+                continue;
+            }
+            self.budget = self.budget.saturating_sub(1);
+            let frame = path.last_mut().expect("it has not been popped");
+            self.refs.block(child.logical, level, child.key, frame.by(), -1);
+            frame.slot += 1;
+        }
+        Ok(DropStep::Done)
+    }
+
+    /// The path to where the last step ended.
+    fn resume(&mut self, root: Arc<Node>, from: Option<DropProgress>) -> Result<Vec<Frame>, TreeError> {
+        let owned = ExtentState { refs: 1, full_backref: false };
+        let Some(from) = from else { return Ok(vec![self.enter(root, owned, 0)?]) };
+        let place = || format!("progress {} at level {}", from.key, from.level);
+        if from.level == 0 || from.level > root.level() {
+            return Err(TreeError::corrupt(self.env.owner, "level of drop progress", from.level, "a node's", place()));
+        }
+        let slot = root.child_slot(&from.key);
+        let mut path = vec![self.enter(root, owned, slot)?];
+        while let Some(frame) = path.last()
+            && frame.node.level() > from.level
+        {
+            let state = frame.state();
+            if state.refs != 1 {
+                return Err(TreeError::corrupt(
+                    self.env.owner,
+                    "references on the way of dropping",
+                    state.refs,
+                    1,
+                    place(),
+                ));
+            }
+            let node = self.blocks.child(self.env.owner, &frame.node, frame.slot)?;
+            let slot = node.child_slot(&from.key);
+            let next = self.enter(node, state, slot)?;
+            path.push(next);
+        }
+        Ok(path)
+    }
+
+    /// Starts on a node that only we reference.
+    fn enter(&mut self, node: Arc<Node>, state: ExtentState, slot: usize) -> Result<Frame, TreeError> {
+        if !state.full_backref {
+            check_owner(self.env, &node)?;
+        }
+        let states = self.states(&node, slot)?;
+        Ok(Frame { node, full: state.full_backref, slot, states, first: slot, ahead: VecDeque::new() })
+    }
+
+    /// The states of the children of a node from a slot on.
+    fn states(&self, node: &Node, first: usize) -> Result<Vec<ExtentState>, TreeError> {
+        let mut states = vec![ExtentState { refs: 1, full_backref: false }; node.len() - first];
+        if !self.env.shareable() {
+            return Ok(states);
+        }
+        // Generations alone do not answer: whether relocation moved a child is told by its flags, which are in the child.
+        let asked: Vec<(Logical, u8)> =
+            (first..node.len()).map(|slot| (node.child(slot).logical, node.level() - 1)).collect();
+        states.copy_from_slice(&lookup_states(self.env, &asked)?);
+        Ok(states)
+    }
+
+    /// The leaf at the current slot; reads those ahead that only we reference.
+    fn leaf(&self, frame: &mut Frame) -> Result<Arc<Node>, TreeError> {
+        if frame.ahead.front().is_none_or(|(slot, _)| *slot != frame.slot) {
+            let slots: Vec<usize> = (frame.slot..frame.node.len())
+                .filter(|slot| frame.states[slot - frame.first].refs == 1)
+                .take(READ_AHEAD_BLOCKS)
+                .collect();
+            let leaves = self.blocks.children(self.env.owner, slots.iter().map(|&slot| (&*frame.node, slot)))?;
+            frame.ahead = slots.into_iter().zip(leaves).collect();
+        }
+        let (_, leaf) = frame.ahead.pop_front().expect("the current leaf is the first of those just read");
+        Ok(leaf)
+    }
+
+    fn drop_leaf(&mut self, leaf: &Node, full: bool) {
+        if !self.env.shareable() {
+            return;
+        }
+        for (key, item) in leaf.iter() {
+            if let Some(used) = data_use(&key, item) {
+                self.refs.data(&used, full.then(|| leaf.logical()), -1);
+            }
+        }
+    }
+
+    /// Turns a shared block and what is below it and ours in the same way to full backrefs, from some place on. Gives the
+    /// place to go on from when the budget is used up. Blocks that are turned already are passed through: what is below them
+    /// may not be.
+    fn turn(&mut self, top: Arc<Node>, full: bool, from: Option<(Key, u8)>) -> Result<Option<(Key, u8)>, TreeError> {
+        if top.owner() != self.env.owner {
+            return Ok(None);
+        }
+        let mut from = from;
+        self.turn_block(&top, full);
+        let mut path = Vec::new();
+        path.extend(TurnFrame::over(top, from));
+        while let Some(frame) = path.last_mut() {
+            self.read_ahead(frame)?;
+            let Some((node, full)) = frame.ahead.pop_front() else {
+                path.pop();
+                continue;
+            };
+            let key = first_key(&node);
+            let on_the_way = from.is_some_and(|(_, level)| node.level() > level);
+            if !on_the_way {
+                from = None;
+                if self.budget == 0 {
+                    return Ok(Some((key, node.level())));
+                }
+                self.budget -= 1;
+            }
+            self.turn_block(&node, full);
+            path.extend(TurnFrame::over(node, from));
+        }
+        Ok(None)
+    }
+
+    /// Reads those of the next children of a node that may have to be turned, and asks whether they have been.
+    fn read_ahead(&self, frame: &mut TurnFrame) -> Result<(), TreeError> {
+        while frame.ahead.is_empty() && frame.slot < frame.node.len() {
+            let end = frame.node.len().min(frame.slot + READ_AHEAD_BLOCKS);
+            let young = |slot: &usize| frame.node.child(*slot).generation >= self.created;
+            let slots = (frame.slot..end).filter(young).map(|slot| (&*frame.node, slot));
+            let mut nodes = self.blocks.children(self.env.owner, slots)?;
+            nodes.retain(|node| node.owner() == self.env.owner);
+            let asked: Vec<(Logical, u8)> = nodes.iter().map(|node| (node.logical(), node.level())).collect();
+            let states = lookup_states(self.env, &asked)?;
+            frame.ahead = nodes.into_iter().zip(states).map(|(node, state)| (node, state.full_backref)).collect();
+            frame.slot = end;
+        }
+        Ok(())
+    }
+
+    /// Turns one block, if it has not been turned.
+    fn turn_block(&mut self, node: &Node, full: bool) {
+        if full {
+            return;
+        }
+        let at = node.logical();
+        if node.is_leaf() {
+            for (key, item) in node.iter() {
+                if let Some(used) = data_use(&key, item) {
+                    self.refs.data(&used, None, -1);
+                    self.refs.data(&used, Some(at), 1);
+                }
+            }
+        } else {
+            for slot in 0..node.len() {
+                let child = node.child(slot);
+                self.refs.block(child.logical, node.level() - 1, child.key, None, -1);
+                self.refs.block(child.logical, node.level() - 1, child.key, Some(at), 1);
+            }
+        }
+        self.turned.push((at, node.level(), first_key(node)));
+    }
+}
+
+/// A node whose children may have to be turned.
+struct TurnFrame {
+    node: Arc<Node>,
+    /// The next child to read.
+    slot: usize,
+    /// Children that are ours, and whether they are turned already.
+    ahead: VecDeque<(Arc<Node>, bool)>,
+}
+
+impl TurnFrame {
+    /// Over the children of a block, if it has any, from some place on.
+    fn over(node: Arc<Node>, from: Option<(Key, u8)>) -> Option<TurnFrame> {
+        if node.is_leaf() {
+            return None;
+        }
+        let slot = from.map_or(0, |(key, _)| node.child_slot(&key));
+        Some(TurnFrame { node, slot, ahead: VecDeque::new() })
+    }
+}

@@ -1,0 +1,140 @@
+//! A tree block in memory, and the root of a tree.
+//!
+//! A [`Node`] that is not on disk yet holds its children that are not on disk either, so that its root alone keeps the whole
+//! new tree alive. Once written it goes to the cache without them: then memory is what the cache is given, no more.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use oleo_format::{CheckedNode, Corruption, Generation, LEVELS_MAX, Logical, NodeExpect, TreeId};
+
+/// How many levels a tree may have.
+pub(crate) const LEVELS: usize = LEVELS_MAX as usize;
+
+/// A verified, immutable tree block.
+#[derive(Debug)]
+pub struct Node {
+    block: Arc<CheckedNode>,
+    /// One per child of a block that has unwritten children.
+    kids: Option<Box<[Option<Arc<Node>>]>>,
+}
+
+impl Deref for Node {
+    type Target = CheckedNode;
+    #[inline]
+    fn deref(&self) -> &CheckedNode {
+        &self.block
+    }
+}
+
+impl Node {
+    /// A block from disk, or one without unwritten children.
+    pub fn new(block: CheckedNode) -> Node {
+        Node { block: Arc::new(block), kids: None }
+    }
+
+    /// A new block over children of which some are new.
+    pub(crate) fn with_kids(block: CheckedNode, kids: Vec<Option<Arc<Node>>>) -> Node {
+        debug_assert_eq!(block.len(), kids.len());
+        let kids = kids.iter().any(Option::is_some).then(|| kids.into_boxed_slice());
+        Node { block: Arc::new(block), kids }
+    }
+
+    /// The same block without hold on its children; the bytes are shared.
+    pub(crate) fn bytes_only(&self) -> Node {
+        Node { block: self.block.clone(), kids: None }
+    }
+
+    /// The child in a slot if this block holds it.
+    #[inline]
+    pub(crate) fn kid(&self, slot: usize) -> Option<&Arc<Node>> {
+        self.kids.as_ref()?[slot].as_ref()
+    }
+
+    /// The children that it holds, for a copy of it.
+    pub(crate) fn kids(&self) -> Option<Box<[Option<Arc<Node>>]>> {
+        self.kids.clone()
+    }
+
+    /// As [`with_kids`](Self::with_kids), from [`kids`](Self::kids) of the block that it copies.
+    pub(crate) fn copy_of(block: CheckedNode, kids: Option<Box<[Option<Arc<Node>>]>>) -> Node {
+        Node { block: Arc::new(block), kids }
+    }
+}
+
+/// The root of a tree as of some moment: with it the whole tree can be read as it was then.
+#[derive(Clone, Debug)]
+pub struct TreeRoot {
+    /// Which tree this is.
+    pub tree: TreeId,
+    /// Its root block.
+    pub logical: Logical,
+    /// The generation of that block.
+    pub generation: Generation,
+    /// The level of that block.
+    pub level: u8,
+    /// The block itself while it is not on disk yet.
+    pub(crate) node: Option<Arc<Node>>,
+}
+
+impl TreeRoot {
+    /// A tree that is on disk.
+    pub fn on_disk(tree: TreeId, logical: Logical, generation: Generation, level: u8) -> TreeRoot {
+        TreeRoot { tree, logical, generation, level, node: None }
+    }
+
+    /// The root of a tree whose root block is `node`.
+    pub(crate) fn of(tree: TreeId, node: Arc<Node>) -> TreeRoot {
+        TreeRoot { tree, logical: node.logical(), generation: node.generation(), level: node.level(), node: Some(node) }
+    }
+
+    /// The same root without hold on unwritten blocks: what to keep once they are written and in the cache.
+    pub fn settled(&self) -> TreeRoot {
+        TreeRoot { node: None, ..self.clone() }
+    }
+
+    /// Whether both are the same block, and so the same tree content.
+    pub fn same_block(&self, other: &TreeRoot) -> bool {
+        (self.logical, self.generation) == (other.logical, other.generation)
+    }
+}
+
+/// Whether a block of this owner may stand in that tree. Subvolumes share blocks with their snapshots.
+pub(crate) fn owner_fits(tree: TreeId, owner: TreeId) -> bool {
+    if has_foreign_blocks(tree) { owner.is_subvol() || owner == TreeId::TREE_RELOC } else { owner == tree }
+}
+
+/// Whether blocks of other trees may stand in this one.
+pub(crate) fn has_foreign_blocks(tree: TreeId) -> bool {
+    tree.is_subvol() || tree == TreeId::TREE_RELOC
+}
+
+/// Compares a block with what its parent says of it. What came from the volume was compared once; what comes from the cache
+/// may have come there through another parent.
+pub(crate) fn check_place(node: &CheckedNode, tree: TreeId, expect: &NodeExpect) -> Result<(), Corruption> {
+    let wrong = |what: &'static str, have: String, want: String| {
+        Err(Corruption::new("tree block", what, have, want).within(format!("tree {tree}, block {}", expect.logical)))
+    };
+    if node.logical() != expect.logical {
+        return wrong("address", node.logical().to_string(), expect.logical.to_string());
+    }
+    if expect.level.is_some_and(|level| level != node.level()) {
+        return wrong("level", node.level().to_string(), format!("{:?}", expect.level));
+    }
+    if expect.generation.is_some_and(|generation| generation != node.generation()) {
+        return wrong("generation", node.generation().to_string(), format!("{:?}", expect.generation));
+    }
+    if !owner_fits(tree, node.owner()) {
+        return wrong("owner", node.owner().to_string(), tree.to_string());
+    }
+    if let Some(want) = expect.first_key
+        && (node.is_empty() || node.key(0) != want)
+    {
+        let have = if node.is_empty() { "none".to_string() } else { node.key(0).to_string() };
+        return wrong("first key", have, want.to_string());
+    }
+    if node.is_empty() && node.level() > 0 {
+        return wrong("count of children", "0".into(), "1 or more".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! References: what the ledger was told against what walking all trees finds.
+
+use super::*;
+
+/// Goal: references are right through any history of changes, snapshots of snapshots, and drops in steps.
+/// Method: random transactions; after each, the multiset of references of every block and data extent, derived from scratch
+/// by walking all live trees (of one being dropped, what is not dropped yet), equals what the ledger's heads sum up to; no
+/// block without references is reached; freed blocks are gone from the disk and their addresses used again. At random the
+/// progress that a crash would lose is forgotten.
+#[test]
+fn references_equal_a_walk() {
+    for seed in 0..8 {
+        history(seed, 40);
+    }
+}
+
+/// The same, longer.
+#[test]
+#[ignore = "takes minutes: for a change of the rules of sharing"]
+fn references_equal_a_walk_long() {
+    for seed in 100..400 {
+        history(seed, 150);
+    }
+}
+
+fn history(seed: u64, rounds: u64) {
+    let mut rng = Rng(seed);
+    let nodesize = [4096, 4096, 16384][rng.below(3) as usize];
+    let mut world = World::new(nodesize);
+    world.create(TreeId(256));
+    world.create(TreeId::EXTENT);
+    let mut next = 257;
+    for round in 0..rounds {
+        let note = format!("seed {seed} round {round}");
+        for _ in 0..=rng.below(4) {
+            let live: Vec<TreeId> = world.trees.iter().filter(|(_, t)| !t.dropping).map(|(id, _)| *id).collect();
+            let tree = live[rng.below(live.len() as u64) as usize];
+            match rng.below(12) {
+                0..7 => {
+                    let count = [3, 30, 30, 400, 2000][rng.below(5) as usize];
+                    let space = if seed.is_multiple_of(2) { 3000 } else { 20_000 };
+                    let batch = random_batch(&mut rng, &world.trees[&tree].model, space, count, 900);
+                    world.apply(tree, &batch);
+                }
+                7..9 if live.len() < 7 && tree.is_subvol() => {
+                    world.snapshot(tree, TreeId(next));
+                    next += 1;
+                }
+                9..11 => {
+                    let dropping: Vec<TreeId> =
+                        world.trees.iter().filter(|(_, t)| t.dropping).map(|(id, _)| *id).collect();
+                    if let Some(tree) = dropping.first() {
+                        let budget = [1, 2, 5, 20, 200][rng.below(5) as usize];
+                        world.drop_step(*tree, budget);
+                    }
+                }
+                11 if live.len() > 3 && tree.is_subvol() => {
+                    world.drop_step(tree, rng.below(10) as usize);
+                }
+                _ => {}
+            }
+        }
+        if rng.below(4) > 0 {
+            world.commit();
+            world.check_refs(&note);
+            world.check_contents(&note);
+        }
+        if rng.below(4) == 0 {
+            world.blocks.forget_all();
+            for tree in world.trees.values_mut() {
+                // Only what is not on disk is lost, and only with all that is not committed.
+                if world.dirty.is_empty() {
+                    tree.progress = tree.progress.map(|p| DropProgress { turning: None, ..p });
+                }
+            }
+        }
+    }
+    // In the end all trees go, one after another, and nothing is left.
+    let all: Vec<TreeId> = world.trees.keys().copied().collect();
+    for tree in all {
+        let mut steps = 0;
+        while !world.drop_step(tree, 7) {
+            steps += 1;
+            assert!(steps < 100_000, "seed {seed}: dropping tree {tree} ends");
+            if steps % 16 == 0 {
+                world.commit();
+                world.check_refs(&format!("seed {seed} dropping {tree}"));
+            }
+        }
+        world.commit();
+        let note = format!("seed {seed} dropped {tree}");
+        world.check_refs(&note);
+        world.check_contents(&note);
+    }
+    assert!(world.records.lock().is_empty(), "seed {seed}: nothing is left");
+    assert!(world.disk.blocks.lock().is_empty(), "seed {seed}: no block is left");
+}
+
+/// Goal: changing one item of a tree that a snapshot shares rewrites only the path, and tells the ledger of no more than that
+/// path's neighbours.
+#[test]
+fn one_change_after_a_snapshot_costs_one_path() {
+    let mut rng = Rng(3);
+    let mut world = World::new(4096);
+    world.create(TreeId(256));
+    let batch: Vec<Change> = (0..20_000).map(|n| Change::put(Key::new(n, ANY, 0), rng.bytes(50))).collect();
+    world.apply(TreeId(256), &batch);
+    world.snapshot(TreeId(256), TreeId(257));
+    world.commit();
+    world.apply(TreeId(256), &[Change::put(Key::new(9_000, ANY, 0), rng.bytes(50))]);
+    let height = usize::from(world.trees[&TreeId(256)].root.level) + 1;
+    assert_eq!(world.dirty.len(), height);
+    world.commit();
+    world.check_refs("one path");
+}
+
+/// Goal: a block that turns from implicit to full backrefs tells the extent tree only what really changed.
+/// Method: after a snapshot, change one item; the ledger's changes for siblings of the changed leaf are: one full reference
+/// from the old parent; the implicit one stays.
+#[test]
+fn what_both_copies_share_cancels() {
+    let mut rng = Rng(4);
+    let mut world = World::new(4096);
+    world.create(TreeId(256));
+    let batch: Vec<Change> = (0..20_000).map(|n| Change::put(Key::new(n, ANY, 0), rng.bytes(50))).collect();
+    world.apply(TreeId(256), &batch);
+    world.snapshot(TreeId(256), TreeId(257));
+    world.commit();
+    world.apply(TreeId(256), &[Change::put(Key::new(9_000, ANY, 0), rng.bytes(50))]);
+    let mut changes = 0;
+    for head in world.ledger.drain(usize::MAX) {
+        for (by, delta) in head.refs {
+            changes += 1;
+            match by {
+                RefKey::TreeParent(_) => assert_eq!(delta, 1),
+                RefKey::TreeRoot(tree) => assert_eq!(tree, TreeId(256)),
+                _ => panic!("no data here: {by:?}"),
+            }
+        }
+    }
+    let fanout = 121;
+    assert!(changes < 4 * fanout, "{changes} changes");
+}
