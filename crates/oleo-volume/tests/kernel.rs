@@ -1,0 +1,292 @@
+//! Volumes made and filled by the kernel, read by us: every tree block and every checksummed byte, all devices there
+//! and one of them gone or rotten.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use oleo_device::{Device, DeviceError, FileDevice, FileOptions, User};
+use oleo_format::{
+    BlockGroupFlags, ByteLen, Generation, ItemType, Logical, NodeExpect, RootItem, SUPER_LEN, SUPER_OFFSETS, TreeId,
+};
+use oleo_sim::oracle::{Oracle, oracle, run};
+use oleo_sim::rng::Rng;
+use oleo_volume::{ChunkWant, ErrorCounters, OpenOptions, Volume, VolumeError, read_mirrors};
+
+const MIB: u64 = 1 << 20;
+const READ: OpenOptions = OpenOptions { write: false, degraded: false };
+const WRITE: OpenOptions = OpenOptions { write: true, degraded: false };
+const DEGRADED: OpenOptions = OpenOptions { write: false, degraded: true };
+
+fn open(files: &[&PathBuf], opts: &OpenOptions) -> Result<Volume, VolumeError> {
+    let file_opts = FileOptions { write: opts.write, ..FileOptions::default() };
+    let devices: Result<Vec<_>, DeviceError> =
+        files.iter().map(|p| Ok(Arc::new(FileDevice::open(p, &file_opts)?) as Arc<dyn Device>)).collect();
+    Volume::open(devices?, opts)
+}
+
+/// What a walk over everything has seen.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Seen {
+    blocks: usize,
+    data_bytes: u64,
+}
+
+/// Reads every block of every tree, and all data that has checksums.
+fn walk(volume: &Volume) -> Result<Seen> {
+    let sb = volume.super_block();
+    let expect = |logical, level, generation| NodeExpect {
+        level: Some(level),
+        generation: Some(Generation(generation)),
+        ..NodeExpect::at(Logical(logical))
+    };
+    let mut todo = vec![
+        expect(sb.root.get(), sb.root_level, sb.generation.get()),
+        expect(sb.chunk_root.get(), sb.chunk_root_level, sb.chunk_root_generation.get()),
+    ];
+    let mut seen = Seen::default();
+    let mut known = BTreeSet::new();
+    while !todo.is_empty() {
+        let batch: Vec<_> = todo.drain(..).filter(|e| known.insert(e.logical)).collect();
+        for node in volume.read_blocks(&batch) {
+            let node = node?;
+            seen.blocks += 1;
+            if !node.is_leaf() {
+                todo.extend((0..node.len()).map(|i| NodeExpect::child(&node.child(i), node.level())));
+                continue;
+            }
+            for (key, item) in node.iter() {
+                if key.item_type == ItemType::ROOT_ITEM && node.owner() == TreeId::ROOT {
+                    let root = RootItem::parse_prefix(item)?.0;
+                    todo.push(expect(root.bytenr.get(), root.level, root.generation.get()));
+                }
+                if key.item_type == ItemType::EXTENT_CSUM {
+                    let rules = volume.rules();
+                    let sectors = item.len() / rules.csum.csum_len();
+                    let mut buf = vec![0; sectors * rules.sectorsize as usize];
+                    volume.read_data(Logical(key.offset), &mut buf, Some(item))?;
+                    seen.data_bytes += buf.len() as u64;
+                }
+            }
+        }
+    }
+    Ok(seen)
+}
+
+/// Files of all sizes, enough for several stripes on each device.
+fn fill(dir: &Path, seed: u64) -> Result<()> {
+    let mut rng = Rng::new(seed);
+    for i in 0..40 {
+        let len = if i % 8 == 0 { 3 << 20 } else { rng.length(300_000) as usize };
+        let sub = dir.join(format!("d{}", i % 5));
+        fs::create_dir_all(&sub)?;
+        fs::write(sub.join(format!("file{i}")), rng.bytes(len))?;
+    }
+    for i in 0..1500 {
+        fs::write(dir.join(format!("d0/small{i}")), rng.bytes(100))?;
+    }
+    Ok(())
+}
+
+/// Overwrites parts of a device, superblocks excepted.
+fn rot(file: &Path, seed: u64) -> Result<()> {
+    let device = FileDevice::open(file, &FileOptions { write: true, ..FileOptions::default() })?;
+    let mut rng = Rng::new(seed);
+    for at in (MIB..device.len() - MIB).step_by(128 << 10) {
+        let (at, len) = (at + rng.below(64 << 10) / 512 * 512, 20_000);
+        if SUPER_OFFSETS.iter().all(|&s| at + len <= s || s + SUPER_LEN as u64 <= at) {
+            device.write_at(at, &rng.bytes(len as usize))?;
+        }
+    }
+    Ok(())
+}
+
+struct Case {
+    data: &'static str,
+    meta: &'static str,
+    devices: usize,
+    /// Whether one device may be missing, or rotten.
+    spare: bool,
+    more: &'static [&'static str],
+}
+
+const fn case(data: &'static str, meta: &'static str, devices: usize, spare: bool) -> Case {
+    Case { data, meta, devices, spare, more: &[] }
+}
+
+const CASES: [Case; 13] = [
+    case("single", "dup", 1, false),
+    case("dup", "dup", 1, false),
+    case("single", "raid1", 3, false),
+    case("raid0", "raid0", 3, false),
+    case("raid1", "raid1", 2, true),
+    case("raid1", "raid1", 3, true),
+    case("raid1c3", "raid1c3", 3, true),
+    case("raid1c4", "raid1c4", 4, true),
+    case("raid10", "raid10", 4, true),
+    case("raid5", "raid5", 3, true),
+    case("raid6", "raid6", 4, true),
+    Case { more: &["--mixed", "--nodesize", "4096"], ..case("single", "single", 1, false) },
+    Case { more: &["--csum", "blake2", "--nodesize", "65536"], ..case("raid6", "raid1c3", 4, true) },
+];
+
+fn make(oracle: Oracle, case: &Case, files: &[PathBuf]) -> Result<()> {
+    let mut args = vec!["-d", case.data, "-m", case.meta];
+    args.extend(case.more);
+    oracle.mkfs(&args, files)?;
+    let mounted = oracle.mount(files, "")?;
+    fill(mounted.path(), 11)?;
+    mounted.unmount()
+}
+
+/// Goal: whatever the kernel wrote with any profile is read whole; without one device and with one device rotten too,
+/// where the profile allows. Method: walk all trees, verify all data, compare what was seen.
+#[test]
+fn kernel_volumes_are_read() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    for (number, case) in CASES.iter().enumerate() {
+        let what = format!("data {} metadata {} on {} {:?}", case.data, case.meta, case.devices, case.more);
+        let scratch = oracle.scratch()?;
+        let files = scratch.images("dev", case.devices, 400 * MIB)?;
+        make(oracle, case, &files).with_context(|| what.clone())?;
+        let all: Vec<_> = files.iter().collect();
+        let volume = open(&all, &READ).with_context(|| what.clone())?;
+        let seen = walk(&volume).with_context(|| what.clone())?;
+        ensure!(seen.blocks > 10 && seen.data_bytes > 15 * MIB, "{what}: {seen:?}");
+        ensure!(volume.error_counters().iter().all(|c| c.1 == ErrorCounters::default()), "{what}: errors counted");
+        let found = Volume::scan(scratch.path(), volume.super_block().fsid())?;
+        assert_eq!(found, files, "{what}");
+        drop(volume);
+        if !case.spare {
+            continue;
+        }
+        for gone in 0..case.devices {
+            let rest: Vec<_> = all.iter().enumerate().filter(|(i, _)| *i != gone).map(|(_, p)| *p).collect();
+            assert!(matches!(open(&rest, &READ), Err(VolumeError::Missing { .. })), "{what}");
+            let volume = open(&rest, &DEGRADED).with_context(|| what.clone())?;
+            assert_eq!(walk(&volume).with_context(|| format!("{what} without {gone}"))?, seen);
+        }
+        rot(&files[number % case.devices], 5)?;
+        let volume = open(&all, &READ)?;
+        assert_eq!(walk(&volume).with_context(|| format!("{what} with rot"))?, seen);
+        let bad: u64 = volume.error_counters().iter().map(|c| c.1.corruption).sum();
+        ensure!(bad > 0, "{what}: the rot was met");
+    }
+    Ok(())
+}
+
+/// Goal: what we write is what the kernel expects: superblocks on all mirrors, healed copies of data and metadata.
+/// Method: raid1 with one rotten device, read until all that was met is healed from the other; then the kernel must
+/// read everything from either device alone, and scrub finds nothing on what was healed.
+#[test]
+fn the_kernel_accepts_healing_and_superblocks() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let files = scratch.images("dev", 1, 400 * MIB)?;
+    make(oracle, &case("dup", "dup", 1, false), &files)?;
+    let volume = open(&[&files[0]], &READ)?;
+    let first_copies: Vec<_> = volume.chunks().iter().map(|c| (c.stripes[0].offset.0, c.stripe_bytes().0)).collect();
+    drop(volume);
+    // Only first copies, which are preferred: what is allocated is then met, and healed, by one walk.
+    let device = FileDevice::open(&files[0], &FileOptions { write: true, ..FileOptions::default() })?;
+    for (at, len) in first_copies {
+        for at in (at..at + len).step_by(64 << 10).filter(|&at| at != SUPER_OFFSETS[1]) {
+            device.write_at(at + 4096, &[0x55; 4096])?;
+        }
+    }
+    drop(device);
+    ensure!(!oracle.check(&files)?.is_clean() || !oracle.mount(&files, "")?.scrub()?.is_clean(), "damage is seen");
+    let volume = open(&[&files[0]], &WRITE)?;
+    walk(&volume)?;
+    ensure!(volume.error_counters()[0].1.corruption > 0, "nothing was met");
+    let mut sb = volume.super_block();
+    volume.stamp(&mut sb)?;
+    assert_eq!(sb.total_bytes, volume.super_block().total_bytes);
+    assert_eq!(sb.sys_chunk_array_size, volume.super_block().sys_chunk_array_size);
+    let size = sb.sys_chunk_array_size.get() as usize;
+    assert_eq!(sb.sys_chunk_array[..size], volume.super_block().sys_chunk_array[..size]);
+    volume.write_supers(&sb)?;
+    drop(volume);
+    let device = FileDevice::open(&files[0], &FileOptions::default())?;
+    let mirrors = read_mirrors(&device);
+    ensure!(mirrors.len() == 2 && mirrors.iter().all(|m| m.1.is_ok()), "{mirrors:?}");
+    drop(device);
+    oracle.must_be_sound(&files, "healed")
+}
+
+/// Goal: chunks go where the kernel puts them, as long as it makes them.
+/// Method: propose a data chunk on a kernel's volume; let the kernel grow into a new data chunk; compare.
+#[test]
+fn chunks_are_carved_as_by_the_kernel() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    for (profile, sizes) in [
+        ("single", &[2000u64][..]),
+        ("dup", &[2000]),
+        ("single", &[900, 2000, 700]),
+        ("raid0", &[900, 2000, 700]),
+        ("raid1", &[900, 2000, 1900]),
+        ("raid1c3", &[900, 2000, 700, 2100]),
+        ("raid10", &[900, 2000, 700, 2100]),
+    ] {
+        let scratch = oracle.scratch()?;
+        let mut files = Vec::new();
+        for (i, mib) in sizes.iter().enumerate() {
+            files.push(scratch.image(&format!("dev{i}"), mib * MIB)?);
+        }
+        oracle.mkfs(&["-d", profile, "-m", if sizes.len() > 1 { "raid1" } else { "dup" }], &files)?;
+        let all: Vec<_> = files.iter().collect();
+        let volume = open(&all, &READ)?;
+        let old = volume.chunks();
+        let data = old.iter().find(|c| c.flags.contains(BlockGroupFlags::DATA)).context("no data chunk")?;
+        drop(volume);
+        let volume = open(&all, &WRITE)?;
+        let plan = volume.propose_chunk(&ChunkWant::new(data.flags))?;
+        let room = volume.unallocated(data.flags);
+        drop(volume);
+        let mounted = oracle.mount(&files, "")?;
+        let len = (data.len.0 + plan.map.len.0 / 2).to_string();
+        run("fallocate", ["-l".as_ref(), len.as_ref(), mounted.path().join("big").as_os_str()])?;
+        mounted.unmount()?;
+        let volume = open(&all, &READ)?;
+        let new = volume.chunk_of(plan.map.start).with_context(|| format!("{profile} {sizes:?}"))?;
+        assert_eq!(*new, plan.map, "{profile} {sizes:?}");
+        assert!(plan.map.len <= room && room <= ByteLen(sizes.iter().sum::<u64>() * MIB));
+        let used = |devid| volume.devices().iter().find(|d| d.devid == devid).map(|d| d.used.0);
+        for s in &plan.map.stripes {
+            let item = plan.dev_items.iter().find(|(k, _)| k.offset == s.devid.0).context("no device item")?;
+            let item = oleo_format::DevItem::parse(&item.1)?;
+            ensure!(used(s.devid) >= Some(item.bytes_used.get()), "{profile}: {used:?}", used = used(s.devid));
+        }
+    }
+    Ok(())
+}
+
+/// Goal: what the kernel has mounted is refused, by file name and by the loop device's, for reading unless told.
+#[test]
+fn mounted_images_are_refused() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let files = scratch.images("dev", 2, 300 * MIB)?;
+    oracle.mkfs(&["-d", "raid1", "-m", "raid1"], &files)?;
+    let mounted = oracle.mount(&files, "")?;
+    for file in &files {
+        for write in [false, true] {
+            let refused = FileDevice::open(file, &FileOptions { write, ..FileOptions::default() });
+            let Err(DeviceError::InUse { by: User::Mounted { .. }, .. }) = refused else { panic!("{refused:?}") };
+        }
+        FileDevice::open(file, &FileOptions { read_in_use: true, ..FileOptions::default() })?;
+    }
+    let info = fs::read_to_string("/proc/self/mountinfo")?;
+    let at = mounted.path().display().to_string();
+    let line = info.lines().find(|l| l.contains(&at)).context("not in mountinfo")?;
+    let source = line.split(" - btrfs ").nth(1).and_then(|s| s.split(' ').next()).context("no source")?;
+    for write in [false, true] {
+        let refused = FileDevice::open(Path::new(source), &FileOptions { write, ..FileOptions::default() });
+        assert!(matches!(refused, Err(DeviceError::InUse { .. })), "{source}: {refused:?}");
+    }
+    mounted.unmount()?;
+    open(&files.iter().collect::<Vec<_>>(), &WRITE)?;
+    Ok(())
+}
