@@ -1,0 +1,397 @@
+//! Commit: freeze, apply, settle, write, publish.
+//!
+//! Normal path:
+//! 1. `freeze`: the gate is closed for a moment; the room above, births, checksums and credit turn from open to frozen; the
+//!    next generation is open.
+//! 2. `apply_stage`: the room above itemises; each tree's batch is applied; the ledger hears what changed; roots are replaced.
+//! 3. `settle`: rounds of drain → extent tree, checksum tree, free-space tree, block groups, chunk and device trees, root
+//!    items, each a sorted batch, until a round leaves nothing: a block born in this transaction is rewritten in memory
+//!    without a new record, so each round touches fewer new blocks.
+//! 4. `write`: data is flushed with the tree blocks: blocks sorted and written, flush, superblocks, flush.
+//! 5. `publish`: roots are let go of to the cache; pins are handed to the readers' queue.
+//!
+//! `stage` is 1 and 2 with the gate kept closed: changes reach the trees without a commit, so that a snapshot can be taken
+//! of them; many stages make one transaction.
+//!
+//! Crash: until the superblock is written the old generation stands, untouched, since nothing it names is overwritten; after
+//! it the new one does. Errors: from step 2 on memory and disk part, so the engine turns read-only; the old state is intact.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use hashbrown::HashMap;
+use oleo_format::{BlockHead, ByteLen, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, RootItem, TreeId};
+use oleo_space::{ExtentKind, Kind};
+use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op, TreeError, TreeRoot};
+
+use crate::engine::{DeltaSource, Engine, Inner, Stage};
+use crate::extents::{ItemRules, settle_heads, stored_state};
+use crate::ledgers::Bookkeeping;
+use crate::trees::TreeState;
+use crate::TxnError;
+
+/// Rounds of settling. Each round's new blocks are the bookkeeping leaves that the one before touched first; real runs take
+/// three to seven. More than this is a bug, not a big transaction.
+const SETTLE_ROUNDS_MAX: u32 = 100;
+
+/// `BTRFS_ORPHAN_OBJECTID` in the UAPI header.
+const ORPHAN_OBJECT: u64 = -5i64 as u64;
+
+/// Allocates tree blocks of one kind.
+struct KindAlloc<'a> {
+    inner: &'a Inner,
+    kind: Kind,
+}
+
+impl BlockAlloc for KindAlloc<'_> {
+    fn alloc(&self, count: usize, out: &mut Vec<Logical>) -> Result<(), TreeError> {
+        self.inner.alloc_blocks(self.kind, count, out).map_err(TreeError::external)
+    }
+}
+
+/// Counts and flags of blocks that may be shared: the extent tree as it is now, plus the ledger.
+struct States<'a>(&'a Inner);
+
+impl ExtentInfo for States<'_> {
+    fn lookup(&self, blocks: &[(Logical, u8)]) -> Result<Vec<ExtentState>, TreeError> {
+        let inner = self.0;
+        let root = inner.trees.peek(TreeId::EXTENT).ok_or_else(|| TreeError::external(TxnError::NoTree(TreeId::EXTENT)))?;
+        let mut cursor = inner.blocks.cursor(&root.root);
+        let mut out = Vec::with_capacity(blocks.len());
+        for (at, _) in blocks {
+            let stored = stored_state(&mut cursor, *at).map_err(TreeError::external)?.unwrap_or((0, false));
+            let pending = inner.ledger.pending(*at);
+            let refs = i128::from(stored.0) + i128::from(pending.refs);
+            out.push(ExtentState {
+                refs: u64::try_from(refs).unwrap_or(0),
+                full_backref: stored.1 || pending.full_backref,
+            });
+        }
+        Ok(out)
+    }
+}
+
+impl Inner {
+    /// Applies a batch to one tree and remembers its new root.
+    pub(crate) fn apply(&self, tree: TreeId, batch: &[Change], generation: Generation) -> Result<(), TxnError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let state = self.tree(tree)?;
+        let root = self.with_env(&state, tree, generation, |env| self.blocks.apply(&state.root, batch, env))?;
+        self.trees.set(TreeState { root, changed: true, ..state });
+        Ok(())
+    }
+
+    pub(crate) fn with_env<R>(
+        &self,
+        state: &TreeState,
+        owner: TreeId,
+        generation: Generation,
+        f: impl FnOnce(&ApplyEnv<'_>) -> Result<R, TreeError>,
+    ) -> Result<R, TxnError> {
+        let kind = if owner == TreeId::CHUNK { Kind::System } else { Kind::Metadata };
+        let head = BlockHead {
+            logical: Logical(0),
+            generation,
+            owner,
+            level: 0,
+            flags: HeaderFlags::WRITTEN,
+            fsid: self.rules.metadata_uuid,
+            chunk_tree_uuid: self.rules.chunk_tree_uuid,
+        };
+        let env = ApplyEnv {
+            generation,
+            owner,
+            last_snapshot: state.last_snapshot(),
+            dirty: &self.dirty,
+            ledger: &self.ledger,
+            alloc: &KindAlloc { inner: self, kind },
+            extents: &States(self),
+            head: &head,
+            threads: true,
+        };
+        Ok(f(&env)?)
+    }
+
+    fn source(&self) -> Option<Arc<dyn DeltaSource>> { self.source.read().as_ref().and_then(|w| w.upgrade()) }
+
+    /// Step 1, the gate being closed by the caller.
+    fn freeze(&self, source: Option<&Arc<dyn DeltaSource>>) -> Vec<(Logical, ByteLen)> {
+        if let Some(s) = source {
+            s.freeze();
+        }
+        self.csums.freeze();
+        self.credit.freeze();
+        self.take_births()
+    }
+
+    /// Step 2.
+    fn apply_stage(
+        &self,
+        source: Option<&Arc<dyn DeltaSource>>,
+        births: Vec<(Logical, ByteLen)>,
+        generation: Generation,
+    ) -> Result<(), TxnError> {
+        for (at, len) in births {
+            self.ledger.born(at, len, ExtentKind::Data);
+        }
+        let Some(source) = source else { return Ok(()) };
+        let stage = source.itemise()?;
+        self.put_stage(stage, generation)?;
+        source.published();
+        Ok(())
+    }
+
+    pub(crate) fn put_stage(&self, stage: Stage, generation: Generation) -> Result<(), TxnError> {
+        for (tree, item) in stage.root_items {
+            self.tree(tree)?;
+            self.trees.update(tree, |t| {
+                t.item = Some(merge_root_item(t.item.as_ref(), item));
+                t.changed = true;
+            });
+        }
+        // Blocks are given out tree by tree in the order of tree numbers, so that equal work gives equal images; inside a
+        // tree the merge runs on all cores.
+        let mut trees = stage.trees;
+        trees.sort_by_key(|(tree, _)| *tree);
+        for (tree, batch) in &trees {
+            self.apply(*tree, batch, generation)?;
+        }
+        Ok(())
+    }
+
+    /// Step 3.
+    fn settle(&self, generation: Generation) -> Result<(), TxnError> {
+        let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation);
+        let mut books = Bookkeeping::new(self, generation);
+        for round in 0..SETTLE_ROUNDS_MAX {
+            let plans = self.growth.take_plans();
+            for plan in &plans {
+                books.record_chunk(plan)?;
+            }
+            let heads = self.ledger.drain(usize::MAX);
+            let roots = self.trees.changed();
+            if heads.is_empty() && plans.is_empty() && roots.is_empty() && round > 0 {
+                books.finish()?;
+                return Ok(());
+            }
+            let extent_root = self.tree(TreeId::EXTENT)?.root;
+            let settled = settle_heads(&heads, &rules, &self.blocks, &extent_root)?;
+            for at in &settled.freed_blocks {
+                self.dirty.remove(*at);
+            }
+            self.count_tree_blocks(&settled.tree_blocks)?;
+            books.round(settled, round == 0)?;
+            self.put_root_items(generation)?;
+        }
+        Err(TxnError::Unsettled(SETTLE_ROUNDS_MAX))
+    }
+
+    /// Keeps `bytes_used` of root items: blocks that the tree refers to by name.
+    fn count_tree_blocks(&self, counts: &HashMap<TreeId, i64>) -> Result<(), TxnError> {
+        let nodesize = i128::from(self.rules.nodesize);
+        for (tree, delta) in counts.iter().filter(|(_, d)| **d != 0) {
+            // A tree that is being dropped for good has no item to keep.
+            if self.trees.get(&self.blocks, *tree)?.is_none() {
+                continue;
+            }
+            self.trees.update(*tree, |t| {
+                if let Some(item) = &mut t.item {
+                    let bytes = i128::from(item.bytes_used.get()) + i128::from(*delta) * nodesize;
+                    item.bytes_used.set(u64::try_from(bytes).unwrap_or(0));
+                    t.changed = true;
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Writes stale root items into the root tree. The root tree's own state is named by the superblock.
+    fn put_root_items(&self, generation: Generation) -> Result<(), TxnError> {
+        let mut batch = Vec::new();
+        for state in self.trees.changed() {
+            self.trees.update(state.root.tree, |t| t.changed = false);
+            let Some(mut item) = state.item.clone() else { continue };
+            if state.root.generation == generation || item.bytenr.get() != state.root.logical.0 {
+                item.bytenr.set(state.root.logical.0);
+                item.generation.set(state.root.generation.0);
+                item.generation_v2.set(state.root.generation.0);
+                item.level = state.root.level;
+            }
+            self.trees.update(state.root.tree, |t| t.item = Some(item.clone()));
+            batch.push(Change { key: state.key(), op: Op::Put(item.encode().into_boxed_slice()) });
+        }
+        batch.sort_unstable_by_key(|c| c.key);
+        self.apply(TreeId::ROOT, &batch, generation)
+    }
+
+    /// Step 4.
+    fn write(&self, generation: Generation) -> Result<(), TxnError> {
+        let blocks = self.dirty.drain_sealed(self.rules.csum);
+        let parts: Vec<(Logical, &[u8])> = blocks.iter().map(|n| (n.logical(), n.bytes())).collect();
+        self.volume.write(&parts)?;
+        let mut sb = self.super_block.lock().clone();
+        let incompat = Incompat::from_bits_retain(self.wanted_incompat.load(Ordering::Relaxed));
+        let features = sb.features().incompat | incompat;
+        sb.incompat_flags.set(features.bits());
+        let root = self.tree(TreeId::ROOT)?.root;
+        let chunk = self.tree(TreeId::CHUNK)?.root;
+        sb.generation.set(generation.0);
+        sb.root.set(root.logical.0);
+        sb.root_level = root.level;
+        sb.chunk_root.set(chunk.logical.0);
+        sb.chunk_root_level = chunk.level;
+        sb.chunk_root_generation.set(chunk.generation.0);
+        sb.bytes_used.set(self.growth.bytes_used());
+        // The old free-space cache is not kept up: zero tells every reader not to trust it.
+        sb.cache_generation.set(0);
+        if self.rules.uuid_tree {
+            sb.uuid_tree_generation.set(generation.0);
+        }
+        self.growth.fill_super(&mut sb);
+        self.fill_backup(&mut sb, generation)?;
+        self.volume.flush()?;
+        self.volume.write_supers(&sb)?;
+        *self.super_block.lock() = sb;
+        self.blocks.insert_committed(blocks);
+        Ok(())
+    }
+}
+
+/// Takes the file-level fields of `new`, keeps the engine's own of `old`.
+fn merge_root_item(old: Option<&RootItem>, mut new: RootItem) -> RootItem {
+    if let Some(old) = old {
+        new.bytenr = old.bytenr;
+        new.level = old.level;
+        new.generation = old.generation;
+        new.generation_v2 = old.generation_v2;
+        new.bytes_used = old.bytes_used;
+        new.last_snapshot = old.last_snapshot;
+        new.drop_progress = old.drop_progress;
+        new.drop_level = old.drop_level;
+    }
+    new
+}
+
+impl Engine {
+    /// Makes everything done so far durable and returns its generation. Where nothing was done it returns the last one.
+    /// The caller holds no handle.
+    pub fn commit(&self) -> Result<Generation, TxnError> {
+        let inner = &*self.0;
+        inner.writable()?;
+        let _one = inner.commit_lock.lock();
+        inner.writable()?;
+        if !inner.touched.load(Ordering::Acquire) {
+            return Ok(Generation(inner.super_block.lock().generation.get()));
+        }
+        let source = inner.source();
+        let (births, generation) = {
+            let _closed = inner.gate.close();
+            let births = inner.freeze(source.as_ref());
+            inner.touched.store(false, Ordering::Release);
+            (births, Generation(inner.open_generation.fetch_add(1, Ordering::AcqRel)))
+        };
+        let done = inner
+            .apply_stage(source.as_ref(), births, generation)
+            .and_then(|()| inner.settle(generation))
+            .and_then(|()| inner.write(generation));
+        if let Err(e) = done {
+            return Err(inner.poison(e));
+        }
+        inner.csums.settled();
+        inner.trees.committed();
+        inner.credit.settled();
+        inner.readers.published(inner.space.take_pinned());
+        inner.reap();
+        inner.space.end_commit();
+        Ok(generation)
+    }
+
+    /// Brings all changes into the trees, keeps everybody out, and runs `f` on the trees as they stand. Nothing is written
+    /// to disk: the next commit does it. The caller holds no handle.
+    pub fn stage<R>(&self, f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError>) -> Result<R, TxnError> {
+        let inner = &*self.0;
+        inner.writable()?;
+        let _one = inner.commit_lock.lock();
+        inner.writable()?;
+        let source = inner.source();
+        let _closed = inner.gate.close();
+        let generation = self.generation();
+        inner.touched.store(true, Ordering::Release);
+        let births = inner.freeze(source.as_ref());
+        inner.apply_stage(source.as_ref(), births, generation).map_err(|e| inner.poison(e))?;
+        f(&mut Staged { engine: self, generation })
+    }
+}
+
+/// The trees with everything in them and nobody else inside. A call that fails after it began leaves the engine read-only.
+pub struct Staged<'a> {
+    engine: &'a Engine,
+    generation: Generation,
+}
+
+impl Staged<'_> {
+    fn inner(&self) -> &Inner { &self.engine.0 }
+
+    /// The generation that this will be committed under.
+    pub fn generation(&self) -> Generation { self.generation }
+
+    /// The root of a tree with all changes in it.
+    pub fn root(&self, tree: TreeId) -> Result<TreeRoot, TxnError> { Ok(self.inner().tree(tree)?.root) }
+
+    /// Applies sorted changes to a tree.
+    pub fn put(&mut self, tree: TreeId, changes: &[Change]) -> Result<(), TxnError> {
+        self.inner().apply(tree, changes, self.generation).map_err(|e| self.inner().poison(e))
+    }
+
+    /// Makes a new tree: one empty leaf.
+    pub fn create_tree(&mut self, tree: TreeId, item: RootItem) -> Result<(), TxnError> {
+        let inner = self.inner();
+        let fresh = TreeState {
+            root: TreeRoot::new(tree, Logical(0), self.generation, 0),
+            item: Some(item),
+            key_offset: 0,
+            changed: true,
+        };
+        let root = inner
+            .with_env(&fresh, tree, self.generation, |env| inner.blocks.create(tree, env))
+            .map_err(|e| inner.poison(e))?;
+        inner.trees.set(TreeState { root, ..fresh });
+        Ok(())
+    }
+
+    /// Makes `target` a snapshot of `source` as it is now.
+    pub fn snapshot(&mut self, source: TreeId, target: TreeId, mut item: RootItem) -> Result<(), TxnError> {
+        let inner = self.inner();
+        let from = inner.tree(source)?;
+        let root = inner
+            .with_env(&from, target, self.generation, |env| inner.blocks.copy_root(&from.root, target, env))
+            .map_err(|e| inner.poison(e))?;
+        item.last_snapshot.set(self.generation.0);
+        item.bytes_used = from.item.as_ref().map_or(item.bytes_used, |i| i.bytes_used);
+        inner.trees.set(TreeState { root, item: Some(item), key_offset: self.generation.0, changed: true });
+        inner.trees.update(source, |t| {
+            if let Some(item) = &mut t.item {
+                item.last_snapshot.set(self.generation.0);
+            }
+            t.changed = true;
+        });
+        Ok(())
+    }
+
+    /// Marks a tree dead: no references left to it by name; [`Engine::drop_step`] takes it apart.
+    pub fn orphan_tree(&mut self, tree: TreeId) -> Result<(), TxnError> {
+        let inner = self.inner();
+        inner.tree(tree)?;
+        inner.trees.update(tree, |t| {
+            if let Some(item) = &mut t.item {
+                item.refs.set(0);
+            }
+            t.changed = true;
+        });
+        let key = Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, tree.0);
+        self.put(TreeId::ROOT, &[Change { key, op: Op::Put(Box::default()) }])
+    }
+}
+

@@ -1,0 +1,415 @@
+//! The engine: what is open, and the calls that everybody above uses.
+//!
+//! Normal path of a change: (1) `join` reserves metadata and passes the gate; (2) the room above changes its objects and
+//! tells the handle what was born and which checksums belong to it; (3) `commit` (see `commit`) freezes, applies, settles,
+//! writes, publishes. Data goes to the volume before an item names it: `reserve_data`, `alloc_data`, `write_data`, then (1).
+//!
+//! Locks, in rank order: commit lock (5), gate (10), `growth` (20), trees (50), pending checksums (60), readers (70),
+//! births (75). Only the commit lock and `growth` are held over I/O: the first by design (one transaction is in flight), the
+//! second while a new chunk is planned.
+//! Crash: everything here is memory; the last commit is what remains.
+
+use std::sync::Arc;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use oleo_format::{
+    ByteLen, CompatRo, Corruption, CsumType, Features, Generation, Incompat, Logical, RootItem, SuperBlock, TreeId, Uuid,
+};
+use oleo_space::{Grant, Kind, Ledger, Space};
+use oleo_tree::{Blocks, Change, Dirty, TreeRoot};
+use oleo_volume::Volume;
+use parking_lot::{Mutex, RwLock};
+
+use crate::credit::Credit;
+use crate::csums::{Layout, Pending};
+use crate::gate::{Gate, Pass, SHARDS};
+use crate::growth::Growth;
+use crate::readers::{Reader, Readers};
+use crate::trees::{TreeState, Trees};
+use crate::{TxnError, load};
+
+/// How to open an engine.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Open for reading only; nothing is ever written, not even a healed copy.
+    pub read_only: bool,
+    /// Bytes of tree blocks kept in memory.
+    pub cache_bytes: usize,
+    /// Where the bytes of new UUIDs (chunks) come from: a seed, so that equal inputs give equal images.
+    pub uuid_seed: u64,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions { EngineOptions { read_only: false, cache_bytes: 128 << 20, uuid_seed: 0 } }
+}
+
+/// What an operation may need from the metadata space until the next commit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Need {
+    /// Items that it may add, change or delete.
+    pub items: u32,
+    /// Bytes of item data that it may add.
+    pub bytes: u32,
+    /// It gives space back in the end (unlink, truncate): it may use the last reserve.
+    pub releasing: bool,
+}
+
+/// What a data allocation wants.
+#[derive(Clone, Copy, Debug)]
+pub struct DataWant {
+    /// As many bytes as this, a multiple of the sector size.
+    pub len: ByteLen,
+    /// No fewer than this.
+    pub min_len: ByteLen,
+    /// Allocations of one stream (an inode, say) are kept together.
+    pub stream: u64,
+}
+
+/// Whether a read of data is compared with its checksums.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CsumCheck {
+    /// Every sector must have a checksum and match it.
+    Verify,
+    /// The file has none.
+    Skip,
+}
+
+/// What the room above hands over when a transaction is frozen.
+#[derive(Default)]
+pub struct Stage {
+    /// Item changes per tree, sorted by key, one per key.
+    pub trees: Vec<(TreeId, Vec<Change>)>,
+    /// Root items whose file-level fields changed. Address, level, generations and drop progress are the engine's.
+    pub root_items: Vec<(TreeId, RootItem)>,
+}
+
+/// The room above, as the engine sees it.
+pub trait DeltaSource: Send + Sync {
+    /// No handle is out: what is open becomes frozen. Pointer moves only, no I/O, no waiting.
+    fn freeze(&self);
+    /// Turns what is frozen into sorted batches. New operations go on meanwhile.
+    fn itemise(&self) -> Result<Stage, TxnError>;
+    /// The trees' roots hold what was frozen (they were replaced before this call): it can be dropped.
+    fn published(&self);
+}
+
+/// A volume with its trees, open for transactions. Clones are the same engine.
+#[derive(Clone)]
+pub struct Engine(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) blocks: Blocks,
+    pub(crate) space: Space,
+    pub(crate) ledger: Ledger,
+    pub(crate) dirty: Dirty,
+    pub(crate) trees: Trees,
+    pub(crate) gate: Gate,
+    pub(crate) commit_lock: Mutex<()>,
+    pub(crate) source: RwLock<Option<Weak<dyn DeltaSource>>>,
+    pub(crate) csums: Pending,
+    pub(crate) layout: Layout,
+    births: Vec<Mutex<Vec<(Logical, ByteLen)>>>,
+    pub(crate) readers: Readers,
+    pub(crate) credit: Credit,
+    pub(crate) growth: Growth,
+    pub(crate) super_block: Mutex<SuperBlock>,
+    /// The generation that operations join now.
+    pub(crate) open_generation: AtomicU64,
+    /// Something joined or was staged since the last commit.
+    pub(crate) touched: AtomicBool,
+    failed: RwLock<Option<Arc<str>>>,
+    pub(crate) wanted_incompat: AtomicU64,
+    pub(crate) rules: Rules,
+}
+
+/// Facts of the volume that do not change while it is open.
+pub(crate) struct Rules {
+    pub(crate) read_only: bool,
+    pub(crate) nodesize: u32,
+    pub(crate) sectorsize: u32,
+    pub(crate) csum: CsumType,
+    pub(crate) free_space_tree: bool,
+    pub(crate) block_group_tree: bool,
+    pub(crate) uuid_tree: bool,
+    pub(crate) skinny: bool,
+    pub(crate) metadata_uuid: Uuid,
+    pub(crate) chunk_tree_uuid: Uuid,
+    pub(crate) mixed: bool,
+}
+
+/// A pass into the open transaction. Changes made while it lives go into one commit together.
+pub struct Handle<'a> {
+    inner: &'a Inner,
+    pass: Pass<'a>,
+    generation: Generation,
+}
+
+impl Handle<'_> {
+    /// The generation that the changes will be committed under.
+    pub fn generation(&self) -> Generation { self.generation }
+
+    /// An item of this transaction names the granted data from now on (or did and no longer does: then it is given back at
+    /// the commit).
+    pub fn born(&self, grant: Grant) {
+        let run = grant.keep();
+        self.inner.births[self.pass.shard].lock().push((run.start, run.len));
+    }
+
+    /// The checksums of data written at `at`, one per sector.
+    pub fn add_csums(&self, at: Logical, csums: Vec<u8>) {
+        if !csums.is_empty() {
+            self.inner.csums.add(at, csums);
+        }
+    }
+}
+
+/// Data space promised to a writer; allocations draw on it. Dropping it gives the rest back.
+pub struct DataReservation {
+    #[allow(dead_code, reason = "a guard: dropping it gives the space back")]
+    guard: oleo_space::Reservation,
+}
+
+impl Engine {
+    /// Opens the trees of `volume`. For writing it refuses what it cannot carry on: a log tree, an interrupted balance or
+    /// replace, relocation trees, features it does not know.
+    pub fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> { load::open(volume, opts) }
+
+    pub(crate) fn assemble(volume: Arc<Volume>, opts: &EngineOptions, sb: SuperBlock, rules: Rules) -> Engine {
+        let blocks = Blocks::new(volume.clone(), opts.cache_bytes);
+        let layout = Layout {
+            sectorsize: u64::from(rules.sectorsize),
+            csum_len: rules.csum.csum_len() as u64,
+            // Room for one item that nearly fills a leaf would make every insert rewrite a leaf's worth of sums; half a
+            // leaf keeps items long and edits cheap.
+            item_bytes_max: oleo_format::leaf_capacity(rules.nodesize) as u64 / 2,
+        };
+        let generation = sb.generation.get();
+        let growth = Growth::new(&volume, opts.uuid_seed, generation);
+        Engine(Arc::new(Inner {
+            blocks,
+            space: Space::new(rules.sectorsize, rules.nodesize),
+            ledger: Ledger::new(),
+            dirty: Dirty::new(),
+            trees: Trees::default(),
+            gate: Gate::new(),
+            commit_lock: Mutex::new(()),
+            source: RwLock::new(None),
+            csums: Pending::default(),
+            layout,
+            births: (0..SHARDS).map(|_| Mutex::new(Vec::new())).collect(),
+            readers: Readers::new(),
+            credit: Credit::new(rules.nodesize),
+            growth,
+            super_block: Mutex::new(sb),
+            open_generation: AtomicU64::new(generation + 1),
+            touched: AtomicBool::new(false),
+            failed: RwLock::new(None),
+            wanted_incompat: AtomicU64::new(0),
+            rules,
+            volume,
+        }))
+    }
+
+    /// The volume below.
+    pub fn volume(&self) -> &Arc<Volume> { &self.0.volume }
+    /// The block cache and tree walker.
+    pub fn blocks(&self) -> &Blocks { &self.0.blocks }
+    /// The allocator, for counts; allocate through the engine.
+    pub fn space(&self) -> &Space { &self.0.space }
+    /// Bytes per sector.
+    pub fn sectorsize(&self) -> u32 { self.0.rules.sectorsize }
+    /// Bytes per tree block.
+    pub fn nodesize(&self) -> u32 { self.0.rules.nodesize }
+    /// The checksum algorithm of the volume.
+    pub fn csum_type(&self) -> CsumType { self.0.rules.csum }
+    /// Whether data and metadata share block groups.
+    pub fn is_mixed(&self) -> bool { self.0.rules.mixed }
+    /// The features of the superblock, those asked for since included.
+    pub fn features(&self) -> Features {
+        let mut f = self.0.super_block.lock().features();
+        f.incompat |= Incompat::from_bits_retain(self.0.wanted_incompat.load(Ordering::Relaxed));
+        f
+    }
+    /// Whether the volume keeps a UUID tree.
+    pub fn has_uuid_tree(&self) -> bool { self.0.rules.uuid_tree }
+    /// The generation that operations join now.
+    pub fn generation(&self) -> Generation { Generation(self.0.open_generation.load(Ordering::Acquire)) }
+    /// Whether it was opened for reading or turned read-only by an error; then why.
+    pub fn read_only(&self) -> Option<Arc<str>> { self.0.writable().err().map(|e| e.to_string().into()) }
+    /// The superblock as last written, or opened.
+    pub fn super_block(&self) -> SuperBlock { self.0.super_block.lock().clone() }
+
+    /// Changes superblock fields that no tree holds (label, default flags …); they are written with the next commit.
+    pub fn edit_super(&self, edit: impl FnOnce(&mut SuperBlock)) -> Result<(), TxnError> {
+        self.0.writable()?;
+        edit(&mut self.0.super_block.lock());
+        self.0.touched.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// The volume will use `feature` from the next commit on.
+    pub fn require_incompat(&self, feature: Incompat) {
+        self.0.wanted_incompat.fetch_or(feature.bits(), Ordering::Relaxed);
+    }
+
+    /// While the value lives, nothing that can be reached now is overwritten.
+    pub fn reader(&self) -> Reader { self.0.readers.enter() }
+
+    /// The newest root of a tree, staged changes included.
+    pub fn root(&self, tree: TreeId) -> Result<Option<TreeRoot>, TxnError> {
+        if let Some(t) = self.0.trees.peek(tree) {
+            return Ok(Some(t.root));
+        }
+        let _reader = self.reader();
+        Ok(self.0.trees.get(&self.0.blocks, tree)?.map(|t| t.root))
+    }
+
+    /// The root item of a tree that has one.
+    pub fn root_item(&self, tree: TreeId) -> Result<Option<RootItem>, TxnError> {
+        let _reader = self.reader();
+        Ok(self.0.trees.get(&self.0.blocks, tree)?.and_then(|t| t.item))
+    }
+
+    /// The offset of a tree's root item key: the generation of a snapshot's making, 0 for others.
+    pub fn root_key_offset(&self, tree: TreeId) -> Result<Option<u64>, TxnError> {
+        let _reader = self.reader();
+        Ok(self.0.trees.get(&self.0.blocks, tree)?.map(|t| t.key_offset))
+    }
+
+    /// Names the room above, which holds changes in memory.
+    pub fn set_source(&self, source: Weak<dyn DeltaSource>) { *self.0.source.write() = Some(source); }
+
+    /// Reserves metadata for an operation and passes into the open transaction. The caller holds no lock that
+    /// [`DeltaSource`] needs and no other handle: where space is short, a commit happens in here.
+    pub fn join(&self, need: Need) -> Result<Handle<'_>, TxnError> {
+        self.0.writable()?;
+        self.reserve_metadata(need)?;
+        let pass = self.0.gate.enter();
+        if !self.0.touched.load(Ordering::Relaxed) {
+            self.0.touched.store(true, Ordering::Release);
+        }
+        let generation = self.generation();
+        Ok(Handle { inner: &self.0, pass, generation })
+    }
+
+    fn reserve_metadata(&self, need: Need) -> Result<(), TxnError> {
+        if self.0.credit.take(need) {
+            return Ok(());
+        }
+        let inner = &*self.0;
+        if inner.widen_credit(need)? {
+            return Ok(());
+        }
+        // Committing gives back what the open transaction holds beyond its real need, and what it freed.
+        self.commit()?;
+        inner.reap();
+        if inner.widen_credit(need)? {
+            return Ok(());
+        }
+        inner.credit.untake(need);
+        Err(TxnError::NoSpace { what: "metadata", wanted: ByteLen(u64::from(need.bytes) + u64::from(inner.rules.nodesize)) })
+    }
+
+    /// Promises space for data. May commit when space is short; the same rules as for [`Engine::join`].
+    pub fn reserve_data(&self, len: ByteLen) -> Result<DataReservation, TxnError> {
+        self.0.writable()?;
+        for attempt in 0..2 {
+            match self.0.reserve_growing(Kind::Data, len)? {
+                Some(guard) => return Ok(DataReservation { guard }),
+                None if attempt == 0 => {
+                    self.commit()?;
+                    self.0.reap();
+                }
+                None => {}
+            }
+        }
+        Err(TxnError::NoSpace { what: "data", wanted: len })
+    }
+
+    /// Takes space for data, at most what is wanted, in one run.
+    pub fn alloc_data(&self, want: DataWant) -> Result<Grant, TxnError> {
+        self.0.writable()?;
+        self.0.alloc_data(want)
+    }
+
+    /// Writes data to all its copies. Not flushed; a commit flushes before anything names it.
+    pub fn write_data(&self, parts: &[(Logical, &[u8])]) -> Result<(), TxnError> {
+        self.0.writable()?;
+        self.0.volume.write(parts).map_err(|e| self.0.poison(e.into()))
+    }
+
+    /// Reads data, from a copy that matches its checksums where `check` says so.
+    pub fn read_data(&self, at: Logical, buf: &mut [u8], check: CsumCheck) -> Result<(), TxnError> {
+        let csums = match check {
+            CsumCheck::Skip => None,
+            CsumCheck::Verify => Some(self.csums(at, ByteLen(buf.len() as u64))?),
+        };
+        Ok(self.0.volume.read_data(at, buf, csums.as_deref())?)
+    }
+
+    /// The checksums of a range of data, one per sector.
+    pub fn csums(&self, at: Logical, len: ByteLen) -> Result<Vec<u8>, TxnError> {
+        // The pending half is asked first inside; the root is taken before it, so a settling in between is seen in one.
+        let _reader = self.reader();
+        for _ in 0..2 {
+            let root = self.root(TreeId::CSUM)?.ok_or(TxnError::NoTree(TreeId::CSUM))?;
+            if let Ok(sums) = self.0.csums.lookup(self.0.layout, &self.0.blocks, &root, at, len)? {
+                return Ok(sums);
+            }
+        }
+        Err(TxnError::NoChecksum(at))
+    }
+
+    /// How many references the extent at `at` has: those on disk and in the ledger; changes that have not been frozen yet
+    /// are not seen.
+    pub fn extent_refs(&self, at: Logical) -> Result<u64, TxnError> {
+        let root = self.root(TreeId::EXTENT)?.ok_or(TxnError::NoTree(TreeId::EXTENT))?;
+        let mut cursor = self.0.blocks.cursor(&root);
+        let stored = crate::extents::stored_state(&mut cursor, at)?.map_or(0, |(refs, _)| refs);
+        let refs = i128::from(stored) + i128::from(self.0.ledger.pending(at).refs);
+        u64::try_from(refs).map_err(|_| {
+            Corruption::new("extent tree", format!("extent {at}"), "count", refs.to_string(), "0 or more".into()).into()
+        })
+    }
+}
+
+impl Inner {
+    pub(crate) fn writable(&self) -> Result<(), TxnError> {
+        if self.rules.read_only {
+            return Err(TxnError::ReadOnly("it was opened for reading".into()));
+        }
+        match &*self.failed.read() {
+            Some(why) => Err(TxnError::ReadOnly(why.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Remembers the first error that leaves memory and disk apart: from now on nothing is written.
+    pub(crate) fn poison(&self, error: TxnError) -> TxnError {
+        self.failed.write().get_or_insert_with(|| format!("an earlier error: {error}").into());
+        error
+    }
+
+    pub(crate) fn take_births(&self) -> Vec<(Logical, ByteLen)> {
+        let mut all: Vec<_> = self.births.iter().flat_map(|s| std::mem::take(&mut *s.lock())).collect();
+        all.sort_unstable();
+        all
+    }
+
+    pub(crate) fn tree(&self, tree: TreeId) -> Result<TreeState, TxnError> {
+        self.trees.get(&self.blocks, tree)?.ok_or(TxnError::NoTree(tree))
+    }
+
+    /// Gives back to the allocator what nobody can be looking at any more.
+    pub(crate) fn reap(&self) {
+        for pins in self.readers.reap() {
+            self.space.release(pins);
+        }
+    }
+
+    pub(crate) fn has_free_space_tree(sb: &SuperBlock) -> bool {
+        sb.features().compat_ro.contains(CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID)
+    }
+}

@@ -1,0 +1,55 @@
+//! What can go wrong in a transaction.
+
+use oleo_format::{ByteLen, Corruption, Logical, TreeId};
+use oleo_tree::TreeError;
+use oleo_volume::VolumeError;
+use std::sync::Arc;
+
+/// Errors of the transaction room. The four kinds of the house: corruption, device, refusal; a bug panics.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum TxnError {
+    /// The image lies.
+    #[error(transparent)]
+    Corrupt(#[from] Corruption),
+    /// A tree could not be read or changed.
+    #[error(transparent)]
+    Tree(#[from] Arc<TreeError>),
+    /// The volume could not read or write, or refused.
+    #[error(transparent)]
+    Volume(#[from] Arc<VolumeError>),
+    /// No space is left for data or metadata; the call changed nothing.
+    #[error("no space left for {what}: {wanted} more bytes are needed")]
+    NoSpace {
+        /// "data" or "metadata".
+        what: &'static str,
+        /// Bytes that could not be had.
+        wanted: ByteLen,
+    },
+    /// The volume was opened for reading, or became read-only after an error.
+    #[error("the file system is read-only: {0}")]
+    ReadOnly(Arc<str>),
+    /// What is on the volume cannot be written to yet.
+    #[error("cannot open for writing: {0}")]
+    Refused(String),
+    /// No such tree.
+    #[error("tree {0} does not exist")]
+    NoTree(TreeId),
+    /// Data has no checksum though it should have one.
+    #[error("data at {0} has no checksum")]
+    NoChecksum(Logical),
+    /// Reported by the room above while it turned its changes into items.
+    #[error("{0}")]
+    Source(Arc<str>),
+    /// Settling did not come to rest: a bug, reported rather than looped on.
+    #[error("settling the transaction did not come to rest after {0} rounds")]
+    Unsettled(u32),
+}
+
+impl From<TreeError> for TxnError {
+    fn from(e: TreeError) -> TxnError { TxnError::Tree(Arc::new(e)) }
+}
+
+impl From<VolumeError> for TxnError {
+    fn from(e: VolumeError) -> TxnError { TxnError::Volume(Arc::new(e)) }
+}

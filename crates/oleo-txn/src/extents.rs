@@ -1,0 +1,340 @@
+//! From delayed refs to extent items: what one drain of the ledger does to the extent tree.
+//!
+//! An extent has one main item (`EXTENT_ITEM`, or `METADATA_ITEM` for a tree block of a skinny volume) that holds its total
+//! count, flags and, sorted, as many references inline as fit; the rest are items of their own behind it with the same
+//! objectid. This module owns that layout.
+//!
+//! Normal path: (1) `settle_heads` takes heads in address order; (2) an extent born in this transaction needs no look at the
+//! tree; for every other head one cursor, moving forwards, collects its items (`Stored`); (3) the head's deltas are merged
+//! and the extent's items written anew, deleted, or created; (4) what became used or free, what vanished unrecorded and how
+//! many blocks each tree gained is told to the caller, who updates free space, checksums, block groups and root items.
+//!
+//! Invariants: no count goes below zero, a reference that is dropped exists, and the total equals the sum of the references:
+//! each is checked here and is a typed error, since it means lost data otherwise.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+use oleo_format::{
+    ByteLen, Corruption, ExtentFlags, ExtentRecord, Generation, InlineRef, Ino, ItemType, Key, Logical, TreeBlockRecord,
+    TreeId, data_ref_hash,
+};
+use oleo_space::{ExtentKind, Head, RefKey};
+use oleo_tree::{Blocks, Change, Cursor, Op, TreeRoot};
+
+use crate::TxnError;
+use crate::free_runs::{Piece, Turn};
+
+/// How extent items are written on this volume.
+pub(crate) struct ItemRules {
+    pub(crate) skinny: bool,
+    pub(crate) nodesize: u32,
+    pub(crate) generation: Generation,
+    /// Inline references stop where the main item would grow past this.
+    pub(crate) item_bytes_max: usize,
+}
+
+impl ItemRules {
+    /// A main item takes at most a sixteenth of a leaf, so that leaves keep a sane fan-out; later references get items of
+    /// their own (format documentation of inline back references).
+    pub(crate) fn new(skinny: bool, nodesize: u32, generation: Generation) -> ItemRules {
+        let item_bytes_max = oleo_format::leaf_capacity(nodesize) / 16 - 25;
+        ItemRules { skinny, nodesize, generation, item_bytes_max }
+    }
+}
+
+/// What a drain did, besides the item changes.
+#[derive(Default)]
+pub(crate) struct Settled {
+    pub(crate) changes: Vec<Change>,
+    pub(crate) turns: Vec<(Piece, Turn)>,
+    pub(crate) freed_data: Vec<(Logical, ByteLen)>,
+    pub(crate) freed_blocks: Vec<Logical>,
+    /// Born and dropped again before anything was recorded.
+    pub(crate) vanished: Vec<(Logical, ByteLen)>,
+    pub(crate) vanished_data: Vec<(Logical, ByteLen)>,
+    /// Change in the number of tree blocks that each tree refers to by its own name.
+    pub(crate) tree_blocks: HashMap<TreeId, i64>,
+}
+
+/// One extent's items as the tree has them.
+struct Stored {
+    main: Key,
+    record: ExtentRecord,
+    /// Keyed references: who, under which key, how often.
+    keyed: BTreeMap<RefKey, (Key, u32)>,
+}
+
+fn lies(at: Logical, what: &'static str, have: impl ToString, want: impl ToString) -> TxnError {
+    Corruption::new("extent tree", format!("extent {at}"), what, have.to_string(), want.to_string()).into()
+}
+
+fn inline_key(r: &InlineRef) -> Option<(RefKey, u32)> {
+    Some(match *r {
+        InlineRef::TreeBlock { root } => (RefKey::TreeRoot(root), 1),
+        InlineRef::SharedBlock { parent } => (RefKey::TreeParent(parent), 1),
+        InlineRef::Data { root, ino, offset, count } => (RefKey::DataRoot { root, ino, offset }, count),
+        InlineRef::SharedData { parent, count } => (RefKey::DataParent(parent), count),
+        InlineRef::Owner { .. } => return None,
+    })
+}
+
+fn inline_ref(who: &RefKey, count: u32) -> InlineRef {
+    match *who {
+        RefKey::TreeRoot(root) => InlineRef::TreeBlock { root },
+        RefKey::TreeParent(parent) => InlineRef::SharedBlock { parent },
+        RefKey::DataRoot { root, ino, offset } => InlineRef::Data { root, ino, offset, count },
+        RefKey::DataParent(parent) => InlineRef::SharedData { parent, count },
+    }
+}
+
+fn u64_at(data: &[u8], at: usize) -> Option<u64> {
+    data.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes)
+}
+
+fn u32_at(data: &[u8], at: usize) -> Option<u32> {
+    data.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
+}
+
+fn keyed_ref(key: &Key, data: &[u8]) -> Option<(RefKey, u32)> {
+    Some(match key.item_type {
+        ItemType::TREE_BLOCK_REF => (RefKey::TreeRoot(TreeId(key.offset)), 1),
+        ItemType::SHARED_BLOCK_REF => (RefKey::TreeParent(Logical(key.offset)), 1),
+        ItemType::SHARED_DATA_REF => (RefKey::DataParent(Logical(key.offset)), u32_at(data, 0)?),
+        ItemType::EXTENT_DATA_REF => {
+            let who = RefKey::DataRoot {
+                root: TreeId(u64_at(data, 0)?),
+                ino: Ino(u64_at(data, 8)?),
+                offset: u64_at(data, 16)?,
+            };
+            (who, u32_at(data, 24)?)
+        }
+        _ => return None,
+    })
+}
+
+fn encode_keyed(who: &RefKey, count: u32) -> Box<[u8]> {
+    match who {
+        RefKey::TreeRoot(_) | RefKey::TreeParent(_) => Box::default(),
+        RefKey::DataParent(_) => count.to_le_bytes().into(),
+        RefKey::DataRoot { root, ino, offset } => {
+            let mut v = Vec::with_capacity(28);
+            v.extend_from_slice(&root.0.to_le_bytes());
+            v.extend_from_slice(&ino.0.to_le_bytes());
+            v.extend_from_slice(&offset.to_le_bytes());
+            v.extend_from_slice(&count.to_le_bytes());
+            v.into()
+        }
+    }
+}
+
+fn key_for(at: Logical, who: &RefKey, taken: &BTreeMap<RefKey, (Key, u32)>) -> Key {
+    match who {
+        RefKey::TreeRoot(root) => Key::new(at.0, ItemType::TREE_BLOCK_REF, root.0),
+        RefKey::TreeParent(parent) => Key::new(at.0, ItemType::SHARED_BLOCK_REF, parent.0),
+        RefKey::DataParent(parent) => Key::new(at.0, ItemType::SHARED_DATA_REF, parent.0),
+        RefKey::DataRoot { root, ino, offset } => {
+            let mut slot = data_ref_hash(*root, *ino, *offset);
+            // References whose hashes meet take the next free slot; at most as many tries as there are references.
+            for _ in 0..=taken.len() {
+                let key = Key::new(at.0, ItemType::EXTENT_DATA_REF, slot);
+                if !taken.values().any(|(k, _)| *k == key) {
+                    break;
+                }
+                slot = slot.wrapping_add(1);
+            }
+            Key::new(at.0, ItemType::EXTENT_DATA_REF, slot)
+        }
+    }
+}
+
+/// Collects the items of the extent at `at`; the cursor only ever moves forwards over the drain.
+fn read_stored(cursor: &mut Cursor<'_>, at: Logical) -> Result<Option<Stored>, TxnError> {
+    let mut stored: Option<Stored> = None;
+    let mut more = cursor.seek(&Key::new(at.0, ItemType::EXTENT_ITEM, 0))?;
+    while more {
+        let Some((key, data)) = cursor.current() else { break };
+        if key.objectid != at.0 || key.item_type > ItemType::SHARED_DATA_REF {
+            break;
+        }
+        match (key.item_type, &mut stored) {
+            (ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM, None) => {
+                let record = ExtentRecord::parse(&key, data)?;
+                stored = Some(Stored { main: key, record, keyed: BTreeMap::new() });
+            }
+            (_, Some(s)) => {
+                let (who, count) = keyed_ref(&key, data).ok_or_else(|| lies(at, "keyed reference", key, "a known one"))?;
+                if s.keyed.insert(who, (key, count)).is_some() {
+                    return Err(lies(at, "reference", key, "one item for each"));
+                }
+            }
+            (_, None) => return Err(lies(at, "first item", key, "its extent item")),
+        }
+        more = cursor.next()?;
+    }
+    Ok(stored)
+}
+
+/// Works through `heads`, which rise in address.
+pub(crate) fn settle_heads(
+    heads: &[Head],
+    rules: &ItemRules,
+    blocks: &Blocks,
+    extent_root: &TreeRoot,
+) -> Result<Settled, TxnError> {
+    let mut out = Settled::default();
+    let mut cursor = blocks.cursor(extent_root);
+    for head in heads {
+        let stored = if head.born { None } else { read_stored(&mut cursor, head.at)? };
+        settle_one(head, stored, rules, &mut out)?;
+    }
+    Ok(out)
+}
+
+fn settle_one(head: &Head, stored: Option<Stored>, rules: &ItemRules, out: &mut Settled) -> Result<(), TxnError> {
+    let at = head.at;
+    let data = matches!(head.kind, ExtentKind::Data);
+    for (who, delta) in &head.refs {
+        if let RefKey::TreeRoot(tree) = who {
+            *out.tree_blocks.entry(*tree).or_default() += i64::from(*delta);
+        }
+    }
+    if head.born && head.refs.iter().map(|(_, d)| i64::from(*d)).sum::<i64>() == 0 {
+        if let Some((who, _)) = head.refs.iter().find(|(_, d)| *d != 0) {
+            return Err(lies(at, "reference dropped", format!("{who:?}"), "one that was added"));
+        }
+        out.vanished.push((at, head.len));
+        if data {
+            out.vanished_data.push((at, head.len));
+        } else {
+            out.freed_blocks.push(at);
+        }
+        return Ok(());
+    }
+    let Some(mut s) = stored.or_else(|| head.born.then(|| fresh(head, rules))) else {
+        return Err(lies(at, "extent item", "none", format!("one for {:?}", head.refs)));
+    };
+    // What the extent has now, by referrer; inline places are kept in order by the encoder.
+    let mut inline: BTreeMap<RefKey, u32> = BTreeMap::new();
+    let mut owner = None;
+    for r in &s.record.inline {
+        match inline_key(r) {
+            Some((who, count)) => drop(inline.insert(who, count)),
+            None => owner = Some(*r),
+        }
+    }
+    let had_keyed = !s.keyed.is_empty();
+    let mut total = i128::from(s.record.refs);
+    let mut touched: BTreeMap<Key, Option<(RefKey, u32)>> = BTreeMap::new();
+    let mut fresh_refs: Vec<(RefKey, u32)> = Vec::new();
+    for (who, delta) in &head.refs {
+        total += i128::from(*delta);
+        let have = inline.get(who).copied().or_else(|| s.keyed.get(who).map(|(_, c)| *c));
+        let now = i64::from(have.unwrap_or(0)) + i64::from(*delta);
+        let now = u32::try_from(now).map_err(|_| lies(at, "count of a reference", format!("{who:?} {now}"), "0 or more"))?;
+        if data_less(who) && now > 1 {
+            return Err(lies(at, "count of a tree reference", format!("{who:?} {now}"), "0 or 1"));
+        }
+        if inline.contains_key(who) {
+            if now == 0 { drop(inline.remove(who)) } else { drop(inline.insert(*who, now)) }
+        } else if let Some((key, _)) = s.keyed.get(who).copied() {
+            if now == 0 {
+                s.keyed.remove(who);
+                touched.insert(key, None);
+            } else {
+                s.keyed.insert(*who, (key, now));
+                touched.insert(key, Some((*who, now)));
+            }
+        } else if now > 0 {
+            fresh_refs.push((*who, now));
+        }
+    }
+    let piece = Piece { start: at.0, end: at.0 + head.len.0 };
+    if total == 0 {
+        if !inline.is_empty() || !s.keyed.is_empty() || !fresh_refs.is_empty() {
+            return Err(lies(at, "references left", inline.len() + s.keyed.len(), 0));
+        }
+        out.changes.push(Change { key: s.main, op: Op::Delete });
+        out.changes.extend(touched.into_iter().map(|(key, _)| Change { key, op: Op::Delete }));
+        out.turns.push((piece, Turn::Free));
+        if data {
+            out.freed_data.push((at, head.len));
+        } else {
+            out.freed_blocks.push(at);
+        }
+        return Ok(());
+    }
+    if head.born {
+        out.turns.push((piece, Turn::Used));
+    }
+    s.record.refs = u64::try_from(total).map_err(|_| lies(at, "total count", total, "0 or more"))?;
+    if head.full_backref {
+        s.record.flags |= ExtentFlags::FULL_BACKREF;
+    }
+    let mut bytes = base_len(&s.record, owner.is_some()) + inline.keys().map(inline_len).sum::<usize>();
+    fresh_refs.sort_unstable();
+    for (who, count) in fresh_refs {
+        // Where some references have items of their own, new ones join them: a reader that finds none inline looks there.
+        if !had_keyed && s.keyed.is_empty() && bytes + inline_len(&who) <= rules.item_bytes_max {
+            bytes += inline_len(&who);
+            inline.insert(who, count);
+        } else {
+            let key = key_for(at, &who, &s.keyed);
+            s.keyed.insert(who, (key, count));
+            touched.insert(key, Some((who, count)));
+        }
+    }
+    s.record.inline = owner.into_iter().chain(inline.iter().map(|(who, count)| inline_ref(who, *count))).collect();
+    s.record.sort_inline();
+    out.changes.push(Change { key: s.main, op: Op::Put(s.record.encode().into_boxed_slice()) });
+    out.changes.extend(touched.into_iter().map(|(key, now)| Change {
+        key,
+        op: now.map_or(Op::Delete, |(who, count)| Op::Put(encode_keyed(&who, count))),
+    }));
+    Ok(())
+}
+
+fn data_less(who: &RefKey) -> bool { matches!(who, RefKey::TreeRoot(_) | RefKey::TreeParent(_)) }
+
+/// Bytes of `struct btrfs_extent_item`, of the tree block info behind it and of an owner reference.
+fn base_len(record: &ExtentRecord, owner: bool) -> usize {
+    24 + if record.tree_block.is_some() { 18 } else { 0 } + if owner { 9 } else { 0 }
+}
+
+/// Bytes of an inline reference with its type byte (UAPI header).
+fn inline_len(who: &RefKey) -> usize {
+    match who {
+        RefKey::TreeRoot(_) | RefKey::TreeParent(_) => 9,
+        RefKey::DataRoot { .. } => 29,
+        RefKey::DataParent(_) => 13,
+    }
+}
+
+fn fresh(head: &Head, rules: &ItemRules) -> Stored {
+    let (main, flags, tree_block) = match &head.kind {
+        ExtentKind::Data => (Key::new(head.at.0, ItemType::EXTENT_ITEM, head.len.0), ExtentFlags::DATA, None),
+        ExtentKind::Tree { level, .. } if rules.skinny => {
+            (Key::new(head.at.0, ItemType::METADATA_ITEM, u64::from(*level)), ExtentFlags::TREE_BLOCK, None)
+        }
+        ExtentKind::Tree { level, first_key } => (
+            Key::new(head.at.0, ItemType::EXTENT_ITEM, u64::from(rules.nodesize)),
+            ExtentFlags::TREE_BLOCK,
+            Some(TreeBlockRecord { key: *first_key, level: *level }),
+        ),
+    };
+    let record = ExtentRecord { refs: 0, generation: rules.generation, flags, tree_block, inline: Vec::new() };
+    Stored { main, record, keyed: BTreeMap::new() }
+}
+
+/// Count and flags of the extent at `at` as the extent tree has them.
+pub(crate) fn stored_state(cursor: &mut Cursor<'_>, at: Logical) -> Result<Option<(u64, bool)>, TxnError> {
+    if !cursor.seek(&Key::new(at.0, ItemType::EXTENT_ITEM, 0))? {
+        return Ok(None);
+    }
+    let Some((key, data)) = cursor.current() else { return Ok(None) };
+    if key.objectid != at.0 || !matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM) {
+        return Ok(None);
+    }
+    let record = ExtentRecord::parse(&key, data)?;
+    Ok(Some((record.refs, record.flags.contains(ExtentFlags::FULL_BACKREF))))
+}

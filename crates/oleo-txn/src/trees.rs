@@ -1,0 +1,91 @@
+//! The trees of the volume as the open transaction sees them: root block and root item of each, loaded on first use.
+//!
+//! Locks: rank 50, `RwLock` around a map; held for a look-up or a store, never over I/O.
+
+use hashbrown::HashMap;
+use oleo_format::{Generation, ItemType, Key, Logical, RootItem, TreeId};
+use oleo_tree::{Blocks, TreeRoot};
+use parking_lot::RwLock;
+
+use crate::TxnError;
+
+/// One tree.
+#[derive(Clone)]
+pub(crate) struct TreeState {
+    pub(crate) root: TreeRoot,
+    /// `None` for the root tree and the chunk tree, which the superblock names.
+    pub(crate) item: Option<RootItem>,
+    /// The offset of the root item's key: the generation of its making for snapshots, else 0.
+    pub(crate) key_offset: u64,
+    /// The root item in the root tree does not say this yet.
+    pub(crate) changed: bool,
+}
+
+impl TreeState {
+    /// The last snapshot's generation, for trees whose blocks may be shared.
+    pub(crate) fn last_snapshot(&self) -> Option<Generation> {
+        let shareable = self.root.tree.is_shareable();
+        shareable.then(|| Generation(self.item.as_ref().map_or(0, |i| i.last_snapshot.get())))
+    }
+
+    pub(crate) fn key(&self) -> Key { Key::new(self.root.tree.0, ItemType::ROOT_ITEM, self.key_offset) }
+}
+
+#[derive(Default)]
+pub(crate) struct Trees {
+    map: RwLock<HashMap<TreeId, TreeState>>,
+}
+
+impl Trees {
+    pub(crate) fn peek(&self, tree: TreeId) -> Option<TreeState> { self.map.read().get(&tree).cloned() }
+
+    pub(crate) fn set(&self, state: TreeState) { self.map.write().insert(state.root.tree, state); }
+
+    pub(crate) fn remove(&self, tree: TreeId) { self.map.write().remove(&tree); }
+
+    /// Those whose root items are stale, in the order of their numbers.
+    pub(crate) fn changed(&self) -> Vec<TreeState> {
+        let mut list: Vec<TreeState> = self.map.read().values().filter(|t| t.changed).cloned().collect();
+        list.sort_unstable_by_key(|t| t.root.tree);
+        list
+    }
+
+    pub(crate) fn update(&self, tree: TreeId, f: impl FnOnce(&mut TreeState)) {
+        if let Some(t) = self.map.write().get_mut(&tree) {
+            f(t);
+        }
+    }
+
+    /// Every root as it is now on disk: let go of the blocks in memory.
+    pub(crate) fn committed(&self) {
+        for t in self.map.write().values_mut() {
+            t.root = t.root.committed();
+        }
+    }
+
+    /// The tree's state, from memory or through the root tree.
+    pub(crate) fn get(&self, blocks: &Blocks, tree: TreeId) -> Result<Option<TreeState>, TxnError> {
+        if let Some(t) = self.peek(tree) {
+            return Ok(Some(t));
+        }
+        let Some(root_tree) = self.peek(TreeId::ROOT) else { return Ok(None) };
+        let Some(found) = find(blocks, &root_tree.root, tree)? else { return Ok(None) };
+        // Somebody may have changed the tree between the look and now: what is there wins.
+        Ok(Some(self.map.write().entry(tree).or_insert(found).clone()))
+    }
+}
+
+/// Reads the newest root item of `tree`.
+pub(crate) fn find(blocks: &Blocks, root_tree: &TreeRoot, tree: TreeId) -> Result<Option<TreeState>, TxnError> {
+    let mut cursor = blocks.cursor(root_tree);
+    if !cursor.seek_back(&Key::new(tree.0, ItemType::ROOT_ITEM, u64::MAX))? {
+        return Ok(None);
+    }
+    let Some((key, data)) = cursor.current() else { return Ok(None) };
+    if key.objectid != tree.0 || key.item_type != ItemType::ROOT_ITEM {
+        return Ok(None);
+    }
+    let item = RootItem::parse(data)?;
+    let root = TreeRoot::new(tree, Logical(item.bytenr.get()), Generation(item.generation.get()), item.level);
+    Ok(Some(TreeState { root, item: Some(item), key_offset: key.offset, changed: false }))
+}
