@@ -26,7 +26,7 @@ use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op, TreeE
 
 use crate::engine::{DeltaSource, Engine, Inner, Stage};
 use crate::extents::{ItemRules, settle_heads, stored_state};
-use crate::ledgers::Bookkeeping;
+use crate::books::Books;
 use crate::trees::TreeState;
 use crate::TxnError;
 
@@ -164,7 +164,7 @@ impl Inner {
     /// Step 3.
     fn settle(&self, generation: Generation) -> Result<(), TxnError> {
         let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation);
-        let mut books = Bookkeeping::new(self, generation);
+        let mut books = Books::new(self, generation);
         for round in 0..SETTLE_ROUNDS_MAX {
             let plans = self.growth.take_plans();
             for plan in &plans {
@@ -173,7 +173,6 @@ impl Inner {
             let heads = self.ledger.drain(usize::MAX);
             let roots = self.trees.changed();
             if heads.is_empty() && plans.is_empty() && roots.is_empty() && round > 0 {
-                books.finish()?;
                 return Ok(());
             }
             let extent_root = self.tree(TreeId::EXTENT)?.root;
@@ -213,12 +212,11 @@ impl Inner {
         for state in self.trees.changed() {
             self.trees.update(state.root.tree, |t| t.changed = false);
             let Some(mut item) = state.item.clone() else { continue };
-            if state.root.generation == generation || item.bytenr.get() != state.root.logical.0 {
-                item.bytenr.set(state.root.logical.0);
-                item.generation.set(state.root.generation.0);
-                item.generation_v2.set(state.root.generation.0);
-                item.level = state.root.level;
-            }
+            item.bytenr.set(state.root.logical.0);
+            item.generation.set(state.root.generation.0);
+            // Equal generations tell readers that the fields behind the second one are kept up.
+            item.generation_v2.set(state.root.generation.0);
+            item.level = state.root.level;
             self.trees.update(state.root.tree, |t| t.item = Some(item.clone()));
             batch.push(Change { key: state.key(), op: Op::Put(item.encode().into_boxed_slice()) });
         }
@@ -249,7 +247,7 @@ impl Inner {
         if self.rules.uuid_tree {
             sb.uuid_tree_generation.set(generation.0);
         }
-        self.growth.fill_super(&mut sb);
+        self.fill_super(&mut sb)?;
         self.fill_backup(&mut sb, generation)?;
         self.volume.flush()?;
         self.volume.write_supers(&sb)?;

@@ -36,12 +36,10 @@ pub struct EngineOptions {
     pub read_only: bool,
     /// Bytes of tree blocks kept in memory.
     pub cache_bytes: usize,
-    /// Where the bytes of new UUIDs (chunks) come from: a seed, so that equal inputs give equal images.
-    pub uuid_seed: u64,
 }
 
 impl Default for EngineOptions {
-    fn default() -> EngineOptions { EngineOptions { read_only: false, cache_bytes: 128 << 20, uuid_seed: 0 } }
+    fn default() -> EngineOptions { EngineOptions { read_only: false, cache_bytes: 128 << 20 } }
 }
 
 /// What an operation may need from the metadata space until the next commit.
@@ -186,7 +184,7 @@ impl Engine {
             item_bytes_max: oleo_format::leaf_capacity(rules.nodesize) as u64 / 2,
         };
         let generation = sb.generation.get();
-        let growth = Growth::new(&volume, opts.uuid_seed, generation);
+        let growth = Growth::new(sb.bytes_used.get());
         Engine(Arc::new(Inner {
             blocks,
             space: Space::new(rules.sectorsize, rules.nodesize),

@@ -1,1 +1,23 @@
-//! Transactions: begin, join, freeze, settle, write, publish; bookkeeping trees, back references, snapshots.
+//! Transactions: begin, join, freeze, settle, write, publish; the bookkeeping trees, back references, snapshots.
+//!
+//! [`Engine`] is the door. `commit` tells the order of a commit, `extents`, `free_runs`, `csums` and `books` what it records,
+//! `growth` and `credit` how space is promised before it is used, `load` what opening does.
+
+mod books;
+mod commit;
+mod credit;
+mod csums;
+mod engine;
+mod error;
+mod extents;
+mod free_runs;
+mod gate;
+mod growth;
+mod load;
+mod readers;
+mod trees;
+
+pub use commit::Staged;
+pub use engine::{CsumCheck, DataReservation, DataWant, DeltaSource, Engine, EngineOptions, Handle, Need, Stage};
+pub use error::TxnError;
+pub use readers::Reader;

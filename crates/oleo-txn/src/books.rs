@@ -1,0 +1,174 @@
+//! The bookkeeping trees during one settling: what each round writes into them.
+//!
+//! Normal path of a round: (1) checksums of freed data go, new ones come; (2) used and freed pieces go to the free-space
+//! tree, group by group; (3) extent items; (4) counts of the groups touched; (5) chunks made meanwhile. Each is one sorted
+//! batch for one tree.
+//!
+//! Freed pieces are pinned: they are free on disk once this commit is durable, and in memory only after it.
+//! Invariants: what is used was free and the other way round (`FreeItems` checks each piece).
+//! Crash: all of it is part of the transaction. Not here: what the extent items look like (`extents`), free-space forms
+//! (`free_runs`), checksum items (`csums`).
+
+use std::collections::BTreeMap;
+
+use oleo_format::{BlockGroupItem, ByteLen, Generation, ItemType, Key, Logical, TreeId};
+use oleo_space::Run;
+use oleo_tree::{Change, Op};
+use zerocopy::IntoBytes;
+
+use crate::TxnError;
+use crate::engine::Inner;
+use crate::extents::Settled;
+use crate::free_runs::{FreeItems, Piece, Turn};
+use crate::growth::NewChunk;
+
+/// `BTRFS_FIRST_CHUNK_TREE_OBJECTID` in the UAPI header: what every block group says its chunk's object is.
+pub(crate) const CHUNK_OBJECT: u64 = 256;
+
+struct Group {
+    len: u64,
+    flags: u64,
+    used: u64,
+    /// Loaded when first touched; `None` where the volume has no free-space tree.
+    free: Option<FreeItems>,
+}
+
+pub(crate) struct Books<'a> {
+    inner: &'a Inner,
+    generation: Generation,
+    groups: BTreeMap<u64, Group>,
+}
+
+impl<'a> Books<'a> {
+    pub(crate) fn new(inner: &'a Inner, generation: Generation) -> Books<'a> {
+        Books { inner, generation, groups: BTreeMap::new() }
+    }
+
+    /// One round: everything that `settled` implies, applied to the trees.
+    pub(crate) fn round(&mut self, settled: Settled, first: bool) -> Result<(), TxnError> {
+        let inner = self.inner;
+        let Settled { mut changes, mut turns, mut freed_data, freed_blocks, vanished, vanished_data, .. } = settled;
+        for (at, len) in &vanished {
+            // Data may be under a reader's eyes; a tree block was never written.
+            let run = Run::new(*at, *len);
+            if vanished_data.binary_search(&(*at, *len)).is_ok() { inner.space.pin(run) } else { inner.space.give_back(run) }
+        }
+        drop(freed_blocks);
+        if first || !freed_data.is_empty() {
+            if first {
+                freed_data.extend(vanished_data);
+            }
+            freed_data.sort_unstable();
+            let root = inner.tree(TreeId::CSUM)?.root;
+            let batch = inner.csums.rewrite(inner.layout, &inner.blocks, &root, &freed_data, first)?;
+            inner.apply(TreeId::CSUM, &batch, self.generation)?;
+        }
+        turns.sort_unstable_by_key(|(piece, _)| *piece);
+        let mut touched: Vec<u64> = Vec::new();
+        let mut free_batch = Vec::new();
+        let mut rest = turns.as_slice();
+        while let Some((piece, _)) = rest.first() {
+            let start = self.group_of(piece.start)?;
+            let (len, end) = (self.groups[&start].len, start + self.groups[&start].len);
+            let n = rest.partition_point(|(p, _)| p.start < end);
+            let (mine, later) = rest.split_at(n);
+            rest = later;
+            touched.push(start);
+            self.turn_group(start, len, mine, &mut free_batch)?;
+        }
+        inner.apply(TreeId::FREE_SPACE, &free_batch, self.generation)?;
+        let counts: Vec<Change> = touched.iter().map(|start| self.count_change(*start)).collect();
+        if inner.rules.block_group_tree {
+            inner.apply(TreeId::EXTENT, &changes, self.generation)?;
+            inner.apply(TreeId::BLOCK_GROUP, &counts, self.generation)
+        } else {
+            changes.extend(counts);
+            changes.sort_unstable_by_key(|c| c.key);
+            inner.apply(TreeId::EXTENT, &changes, self.generation)
+        }
+    }
+
+    fn turn_group(
+        &mut self,
+        start: u64,
+        len: u64,
+        turns: &[(Piece, Turn)],
+        batch: &mut Vec<Change>,
+    ) -> Result<(), TxnError> {
+        let inner = self.inner;
+        let tree = inner.rules.free_space_tree;
+        let Some(group) = self.groups.get_mut(&start) else { return Ok(()) };
+        if tree && group.free.is_none() {
+            let root = inner.tree(TreeId::FREE_SPACE)?.root;
+            let items = crate::load::group_items(&inner.blocks, &root, Logical(start), ByteLen(len))?;
+            group.free = Some(FreeItems::read(Logical(start), ByteLen(len), inner.rules.sectorsize, items)?);
+        }
+        let mut delta = 0i64;
+        for (piece, turn) in turns {
+            let bytes = (piece.end - piece.start) as i64;
+            let run = Run::new(Logical(piece.start), ByteLen(piece.end - piece.start));
+            match turn {
+                Turn::Used => delta += bytes,
+                Turn::Free => {
+                    delta -= bytes;
+                    inner.space.pin(run);
+                }
+            }
+        }
+        group.used = group.used.checked_add_signed(delta).filter(|u| *u <= len).ok_or_else(|| {
+            oleo_format::Corruption::new("block group", "used", format!("{} {delta:+}", group.used), format!("0..={len}"))
+                .within(format!("group {start}"))
+        })?;
+        inner.space.note_used(Logical(start), delta);
+        inner.growth.add_bytes_used(delta);
+        if let Some(free) = &mut group.free {
+            free.apply(turns)?;
+            batch.extend(free.changes());
+        }
+        Ok(())
+    }
+
+    fn count_change(&self, start: u64) -> Change {
+        let group = &self.groups[&start];
+        let item = BlockGroupItem {
+            used: group.used.into(),
+            chunk_objectid: CHUNK_OBJECT.into(),
+            flags: group.flags.into(),
+        };
+        let key = Key::new(start, ItemType::BLOCK_GROUP_ITEM, group.len);
+        Change { key, op: Op::Put(item.as_bytes().into()) }
+    }
+
+    /// The group that `at` lies in, taken up if it was not yet.
+    fn group_of(&mut self, at: u64) -> Result<u64, TxnError> {
+        if let Some((start, g)) = self.groups.range(..=at).next_back() {
+            if at - start < g.len {
+                return Ok(*start);
+            }
+        }
+        let info = self.inner.space.group_of(Logical(at)).ok_or_else(|| {
+            oleo_format::Corruption::new("extent tree", "block group", "none", "one that holds it").within(at)
+        })?;
+        let group = Group { len: info.len.0, flags: info.flags.bits(), used: info.used.0, free: None };
+        self.groups.insert(info.start.0, group);
+        Ok(info.start.0)
+    }
+
+    /// A chunk that was made since the last look: its items, its group, and what is free in it.
+    pub(crate) fn record_chunk(&mut self, chunk: &NewChunk) -> Result<(), TxnError> {
+        let inner = self.inner;
+        inner.apply(TreeId::CHUNK, &chunk.chunk_tree, self.generation)?;
+        inner.apply(TreeId::DEV, &chunk.dev_tree, self.generation)?;
+        let (start, len) = (chunk.start.0, chunk.len.0);
+        let mut group = Group { len, flags: chunk.flags.bits(), used: 0, free: None };
+        if inner.rules.free_space_tree {
+            let mut free = FreeItems::new(chunk.start, chunk.len, inner.rules.sectorsize, &chunk.free);
+            inner.apply(TreeId::FREE_SPACE, &free.changes(), self.generation)?;
+            group.free = Some(free);
+        }
+        self.groups.insert(start, group);
+        let change = [self.count_change(start)];
+        let tree = if inner.rules.block_group_tree { TreeId::BLOCK_GROUP } else { TreeId::EXTENT };
+        inner.apply(tree, &change, self.generation)
+    }
+}

@@ -1,0 +1,233 @@
+//! Space that has to be made before it can be given out: new chunks, and the allocations that may need one.
+//!
+//! Normal path: (1) an allocation or reservation asks `space`; (2) "nothing fits" comes back as a value; (3) `grow` has the
+//! volume propose a chunk, adds it to the chunk map and to the allocator, and keeps its items in `plans`; (4) the next
+//! settling records the plans. Until then nothing on disk names the chunk, and nothing that names space in it can be
+//! committed before it.
+//!
+//! Metadata is reserved against groups that exist, never against hope: reservations that do not fit grow a chunk at once.
+//! So an operation that was let in cannot meet a full disk in its commit.
+//!
+//! Locks: rank 20, one grower at a time. Crash: a chunk that was not recorded never was.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use oleo_format::{BlockGroupFlags, ByteLen, Logical, SuperBlock};
+use oleo_space::{Goal, Grant, GroupInfo, Kind, Refusal, Reservation, Run, Want};
+use oleo_tree::{Change, Op};
+use oleo_volume::ChunkWant;
+use parking_lot::Mutex;
+
+use crate::TxnError;
+use crate::engine::{DataWant, Inner, Need};
+
+/// Chunks that one request may make: the largest request over the smallest chunk, with room to spare.
+const GROW_MAX: u32 = 1 << 20;
+/// System space kept ahead for the chunk tree, in blocks beyond its own size.
+const SYSTEM_AHEAD_BLOCKS: u64 = 16;
+
+/// A chunk on its way into the trees.
+pub(crate) struct NewChunk {
+    pub(crate) start: Logical,
+    pub(crate) len: ByteLen,
+    pub(crate) flags: BlockGroupFlags,
+    pub(crate) free: Vec<(Logical, ByteLen)>,
+    pub(crate) chunk_tree: Vec<Change>,
+    pub(crate) dev_tree: Vec<Change>,
+}
+
+pub(crate) struct Growth {
+    plans: Mutex<Vec<NewChunk>>,
+    growing: Mutex<()>,
+    bytes_used: AtomicI64,
+}
+
+impl Growth {
+    pub(crate) fn new(bytes_used: u64) -> Growth {
+        Growth {
+            plans: Mutex::new(Vec::new()),
+            growing: Mutex::new(()),
+            bytes_used: AtomicI64::new(i64::try_from(bytes_used).unwrap_or(i64::MAX)),
+        }
+    }
+
+    pub(crate) fn take_plans(&self) -> Vec<NewChunk> { std::mem::take(&mut *self.plans.lock()) }
+
+    pub(crate) fn add_bytes_used(&self, delta: i64) { self.bytes_used.fetch_add(delta, Ordering::Relaxed); }
+
+    pub(crate) fn bytes_used(&self) -> u64 { u64::try_from(self.bytes_used.load(Ordering::Relaxed)).unwrap_or(0) }
+}
+
+/// `all` without `cut`, both sorted.
+pub(crate) fn without(all: Run, cut: &[(Logical, ByteLen)]) -> Vec<(Logical, ByteLen)> {
+    let (mut free, mut from) = (Vec::new(), all.start);
+    for (at, len) in cut {
+        if *at > from {
+            free.push((from, *at - from));
+        }
+        from = from.max(*at + *len);
+    }
+    if from < all.end() {
+        free.push((from, all.end() - from));
+    }
+    free
+}
+
+impl Inner {
+    /// Makes one chunk of a kind; `false` when the devices have no room for one.
+    fn grow(&self, kind: Kind) -> Result<bool, TxnError> {
+        let _one = self.growth.growing.lock();
+        if kind != Kind::System {
+            self.grow_system()?;
+        }
+        self.grow_locked(kind)
+    }
+
+    /// The chunk tree must find room for a record of the chunk to come.
+    fn grow_system(&self) -> Result<(), TxnError> {
+        let t = self.space.totals(Kind::System);
+        let ahead = t.used.0 + SYSTEM_AHEAD_BLOCKS * u64::from(self.rules.nodesize);
+        if t.free.0 < ahead {
+            self.grow_locked(Kind::System)?;
+        }
+        Ok(())
+    }
+
+    fn grow_locked(&self, kind: Kind) -> Result<bool, TxnError> {
+        let flags = self.profile_of(kind);
+        let Some(plan) = self.volume.propose_chunk(&ChunkWant::new(flags))? else { return Ok(false) };
+        let supers = self.volume.add_chunk(&plan)?;
+        let run = Run::new(plan.start, plan.len);
+        let free = without(run, &supers);
+        let info = GroupInfo {
+            start: plan.start,
+            len: plan.len,
+            flags,
+            used: ByteLen(0),
+            free_extents: Some(free.len() as u32),
+            read_only: false,
+        };
+        let put = |(key, data): &(oleo_format::Key, Vec<u8>)| Change { key: *key, op: Op::Put(data.as_slice().into()) };
+        let mut chunk_tree: Vec<Change> = plan.chunk_tree_items.iter().map(put).collect();
+        let mut dev_tree: Vec<Change> = plan.dev_tree_items.iter().map(put).collect();
+        chunk_tree.sort_unstable_by_key(|c| c.key);
+        dev_tree.sort_unstable_by_key(|c| c.key);
+        let runs = free.iter().map(|(at, len)| Run::new(*at, *len)).collect();
+        self.growth.plans.lock().push(NewChunk { start: plan.start, len: plan.len, flags, free, chunk_tree, dev_tree });
+        self.space.add_group(info, Some(runs));
+        Ok(true)
+    }
+
+    /// Type and profile for a new group: those of the newest group of its kind that can be written.
+    fn profile_of(&self, kind: Kind) -> BlockGroupFlags {
+        let bit = match kind {
+            Kind::Data => BlockGroupFlags::DATA,
+            Kind::Metadata => BlockGroupFlags::METADATA,
+            Kind::System => BlockGroupFlags::SYSTEM,
+        };
+        let groups = self.space.groups();
+        let newest = groups.iter().filter(|g| g.flags.contains(bit)).max_by_key(|g| (!g.read_only, g.start));
+        let mixed = if self.rules.mixed && kind != Kind::System {
+            BlockGroupFlags::DATA | BlockGroupFlags::METADATA
+        } else {
+            bit
+        };
+        newest.map_or(mixed, |g| g.flags)
+    }
+
+    /// Takes blocks for a tree.
+    pub(crate) fn alloc_blocks(&self, kind: Kind, count: usize, out: &mut Vec<Logical>) -> Result<(), TxnError> {
+        let had = out.len();
+        for _ in 0..GROW_MAX {
+            match self.space.alloc_blocks(kind, count - (out.len() - had), out) {
+                Ok(()) => return Ok(()),
+                Err(Refusal::NeedChunk(_)) => {
+                    if !self.grow(kind)? {
+                        break;
+                    }
+                }
+                Err(e) => return Err(refused(e)),
+            }
+        }
+        Err(TxnError::NoSpace { what: "metadata", wanted: ByteLen(count as u64 * u64::from(self.rules.nodesize)) })
+    }
+
+    pub(crate) fn alloc_data(&self, want: DataWant) -> Result<Grant, TxnError> {
+        let want_inner = Want {
+            kind: Kind::Data,
+            len: want.len,
+            min_len: want.min_len,
+            align: ByteLen(u64::from(self.rules.sectorsize)),
+            goal: Goal::Stream(want.stream),
+        };
+        for _ in 0..GROW_MAX {
+            match self.space.alloc(&want_inner) {
+                Ok(grant) => return Ok(grant),
+                Err(Refusal::NeedChunk(_)) => {
+                    if !self.grow(Kind::Data)? {
+                        break;
+                    }
+                }
+                Err(e) => return Err(refused(e)),
+            }
+        }
+        Err(TxnError::NoSpace { what: "data", wanted: want.min_len })
+    }
+
+    /// A reservation, making chunks for it as needed; `None` when there is no room.
+    pub(crate) fn reserve_growing(&self, kind: Kind, len: ByteLen) -> Result<Option<Reservation>, TxnError> {
+        for _ in 0..GROW_MAX {
+            match self.space.reserve(kind, len) {
+                Ok(guard) => return Ok(Some(guard)),
+                Err(Refusal::NeedChunk(_)) => {
+                    if !self.grow(kind)? {
+                        return Ok(None);
+                    }
+                }
+                Err(e) => return Err(refused(e)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reserves what the open transaction's counts lack; `false` when there is no room.
+    pub(crate) fn widen_credit(&self, need: Need) -> Result<bool, TxnError> {
+        self.credit.set_existing(self.space.totals(Kind::Metadata).used);
+        if !self.credit.has_last() {
+            let last = self.credit.last_reserve();
+            if let Some(guard) = self.reserve_growing(Kind::Metadata, last)? {
+                self.credit.set_last(guard, last);
+            }
+        }
+        let Some(missing) = self.credit.missing(need.releasing) else { return Ok(true) };
+        let generous = self.credit.generous(missing);
+        for len in [generous, missing] {
+            if let Some(guard) = self.reserve_growing(Kind::Metadata, len)? {
+                self.credit.add(guard, len);
+                return Ok(true);
+            }
+        }
+        Ok(self.credit.missing(need.releasing).is_none())
+    }
+
+    pub(crate) fn fill_super(&self, sb: &mut SuperBlock) -> Result<(), TxnError> {
+        let array = self.volume.sys_chunk_array()?;
+        let len = u32::try_from(array.len()).unwrap_or(u32::MAX);
+        let Some(place) = sb.sys_chunk_array.get_mut(..array.len()) else {
+            return Err(TxnError::NoSpace { what: "system chunks in the superblock", wanted: ByteLen(u64::from(len)) });
+        };
+        place.copy_from_slice(&array);
+        sb.sys_chunk_array_size.set(len);
+        Ok(())
+    }
+}
+
+fn refused(e: Refusal) -> TxnError {
+    match e {
+        Refusal::NeedChunk(kind) => TxnError::NoSpace {
+            what: if kind == Kind::Data { "data" } else { "metadata" },
+            wanted: ByteLen(0),
+        },
+        Refusal::Load(e) => TxnError::Source(e.to_string().into()),
+    }
+}

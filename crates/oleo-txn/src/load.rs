@@ -1,0 +1,243 @@
+//! Opening: which trees, which block groups, what cannot be written, and where free space comes from.
+//!
+//! Free space is read when an allocation first looks into a group: from the free-space tree where it is valid, else as what
+//! the extent tree leaves between extents. A group that was not loaded has had nothing allocated by us, so the newest roots
+//! tell the truth about it but for what the open transaction freed, which `space` keeps pinned.
+
+use std::sync::Arc;
+use std::sync::Weak;
+
+use oleo_format::{
+    BlockGroupItem, ByteLen, CompatRo, Generation, Incompat, ItemType, Key, Logical, RootBackup, SuperBlock, TreeId, Uuid,
+};
+use oleo_space::{FreeSource, GroupInfo, LoadError, Run};
+use oleo_tree::{Blocks, TreeRoot};
+use oleo_volume::Volume;
+
+use crate::TxnError;
+use crate::engine::{Engine, EngineOptions, Inner, Rules};
+use crate::free_runs::FreeItems;
+use crate::trees::{self, TreeState};
+
+/// `BTRFS_BALANCE_OBJECTID`, `BTRFS_DEV_REPLACE` in the UAPI header.
+const BALANCE_OBJECT: u64 = -4i64 as u64;
+
+pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> {
+    let sb = volume.super_block();
+    let features = sb.features();
+    let rules = Rules {
+        read_only: opts.read_only,
+        nodesize: sb.nodesize.get(),
+        sectorsize: sb.sectorsize.get(),
+        csum: sb.csum()?,
+        free_space_tree: Inner::has_free_space_tree(&sb),
+        block_group_tree: features.block_group_tree(),
+        uuid_tree: false,
+        skinny: features.skinny_metadata(),
+        metadata_uuid: sb.metadata_fsid(),
+        chunk_tree_uuid: Uuid::nil(),
+        mixed: features.mixed_groups(),
+    };
+    let root = |tree, at: u64, generation: u64, level| TreeState {
+        root: TreeRoot::new(tree, Logical(at), Generation(generation), level),
+        item: None,
+        key_offset: 0,
+        changed: false,
+    };
+    let root_tree = root(TreeId::ROOT, sb.root.get(), sb.generation.get(), sb.root_level);
+    let chunk_tree =
+        root(TreeId::CHUNK, sb.chunk_root.get(), sb.chunk_root_generation.get(), sb.chunk_root_level);
+    let mut engine = Engine::assemble(volume, opts, sb, rules);
+    {
+        let inner = Arc::get_mut(&mut engine.0).ok_or(TxnError::Refused("the engine is shared already".into()))?;
+        inner.trees.set(root_tree.clone());
+        inner.trees.set(chunk_tree.clone());
+        inner.rules.uuid_tree = trees::find(&inner.blocks, &root_tree.root, TreeId::UUID)?.is_some();
+        inner.rules.chunk_tree_uuid = inner.blocks.chunk_tree_uuid(&chunk_tree.root)?;
+        if !opts.read_only {
+            refuse_unwritable(inner, &root_tree.root)?;
+        }
+    }
+    engine.0.space.set_source(Arc::new(Source(Arc::downgrade(&engine.0))));
+    load_groups(&engine.0)?;
+    Ok(engine)
+}
+
+/// What is on the volume that writing would have to carry on, by name.
+fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError> {
+    let refuse = |what: &str| Err(TxnError::Refused(what.into()));
+    let sb = inner.super_block.lock().clone();
+    let features = sb.features();
+    if sb.log_root.get() != 0 {
+        return refuse("there is a log tree with changes that have not been replayed; mount the volume with the kernel once");
+    }
+    let unknown = features.compat_ro.difference(
+        CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID | CompatRo::BLOCK_GROUP_TREE | CompatRo::VERITY,
+    );
+    if !unknown.is_empty() {
+        return refuse(&format!("unknown read-only compatible features {:#x}", unknown.bits()));
+    }
+    for (feature, name) in [
+        (Incompat::ZONED, "zoned devices"),
+        (Incompat::RAID_STRIPE_TREE, "the raid-stripe tree"),
+        (Incompat::EXTENT_TREE_V2, "extent tree v2"),
+        (Incompat::SIMPLE_QUOTA, "simple quotas"),
+    ] {
+        if features.incompat.contains(feature) {
+            return refuse(&format!("{name} cannot be written yet"));
+        }
+    }
+    if features.compat_ro.contains(CompatRo::FREE_SPACE_TREE) && !inner.rules.free_space_tree {
+        return refuse("the free-space tree is marked invalid; mount the volume with the kernel once, so that it is rebuilt");
+    }
+    let blocks = &inner.blocks;
+    let holds = |key: Key| -> Result<Option<Vec<u8>>, TxnError> { Ok(blocks.get(root_tree, &key)?.map(|i| i.to_vec())) };
+    if holds(Key::new(BALANCE_OBJECT, ItemType::TEMPORARY_ITEM, 0))?.is_some() {
+        return refuse("a balance was interrupted; let the kernel finish or cancel it");
+    }
+    if let Some(dev_tree) = trees::find(blocks, root_tree, TreeId::DEV)? {
+        let replace = blocks.get(&dev_tree.root, &Key::new(0, ItemType::DEV_REPLACE, 0))?;
+        // `replace_state`: 1 started, 4 suspended (UAPI header); it stands behind source, cursors and mode.
+        let state = replace.and_then(|i| i.get(40..48).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes));
+        if matches!(state, Some(1 | 4)) {
+            return refuse("a device replace was interrupted; let the kernel finish or cancel it");
+        }
+    }
+    let mut cursor = blocks.cursor(root_tree);
+    if cursor.seek(&Key::new(TreeId::TREE_RELOC.0, ItemType::ROOT_ITEM, 0))? {
+        if cursor.current().is_some_and(|(k, _)| k.objectid == TreeId::TREE_RELOC.0 && k.item_type == ItemType::ROOT_ITEM) {
+            return refuse("relocation trees are left from an interrupted balance; mount the volume with the kernel once");
+        }
+    }
+    Ok(())
+}
+
+fn load_groups(inner: &Inner) -> Result<(), TxnError> {
+    let tree = if inner.rules.block_group_tree { TreeId::BLOCK_GROUP } else { TreeId::EXTENT };
+    let root = inner.tree(tree)?.root;
+    let mut chunks = inner.volume.chunks();
+    chunks.sort_unstable_by_key(|c| c.start);
+    let keys: Vec<Key> = chunks.iter().map(|c| Key::new(c.start.0, ItemType::BLOCK_GROUP_ITEM, c.len.0)).collect();
+    let mut found: Vec<Option<Result<BlockGroupItem, _>>> = vec![None; keys.len()];
+    inner.blocks.get_many(&root, &keys, |i, data| {
+        if let Some(slot) = found.get_mut(i) {
+            *slot = data.map(|d| BlockGroupItem::parse(d).copied());
+        }
+    })?;
+    for (chunk, item) in chunks.iter().zip(found) {
+        let Some(item) = item.transpose()? else {
+            // A chunk without a group is left alone: nothing is allocated from it.
+            continue;
+        };
+        let flags = oleo_format::BlockGroupFlags::from_bits_retain(item.flags.get());
+        inner.space.add_group(
+            GroupInfo {
+                start: chunk.start,
+                len: chunk.len,
+                flags,
+                used: ByteLen(item.used.get()),
+                free_extents: None,
+                read_only: inner.rules.read_only || !inner.volume.can_write(chunk),
+            },
+            None,
+        );
+    }
+    Ok(())
+}
+
+/// The free-space items whose keys lie in a group.
+pub(crate) fn group_items(
+    blocks: &Blocks,
+    root: &TreeRoot,
+    start: Logical,
+    len: ByteLen,
+) -> Result<Vec<(Key, Box<[u8]>)>, TxnError> {
+    let mut items = Vec::new();
+    let mut cursor = blocks.cursor(root);
+    let mut more = cursor.seek(&Key::new(start.0, ItemType(0), 0))?;
+    while more {
+        let Some((key, data)) = cursor.current() else { break };
+        if key.objectid - start.0 >= len.0 {
+            break;
+        }
+        items.push((key, data.into()));
+        more = cursor.next()?;
+    }
+    Ok(items)
+}
+
+/// Answers the allocator's question what is free in a group.
+struct Source(Weak<Inner>);
+
+impl FreeSource for Source {
+    fn load(&self, group: Logical) -> Result<Vec<Run>, LoadError> {
+        let inner = self.0.upgrade().ok_or_else(|| LoadError::source(group, TxnError::Refused("closed".into())))?;
+        inner.load_free(group).map_err(|e| LoadError::source(group, e))
+    }
+}
+
+impl Inner {
+    fn load_free(&self, group: Logical) -> Result<Vec<Run>, TxnError> {
+        let _reader = self.readers.enter();
+        let chunk = self.volume.chunk_of(group)?;
+        if self.rules.free_space_tree {
+            let root = self.tree(TreeId::FREE_SPACE)?.root;
+            let items = group_items(&self.blocks, &root, chunk.start, chunk.len)?;
+            let free = FreeItems::read(chunk.start, chunk.len, self.rules.sectorsize, items)?;
+            return Ok(free.runs().map(|(at, len)| Run::new(at, len)).collect());
+        }
+        let root = self.tree(TreeId::EXTENT)?.root;
+        let mut taken: Vec<(Logical, ByteLen)> = self.volume.super_ranges_in(&chunk);
+        let mut cursor = self.blocks.cursor(&root);
+        let mut more = cursor.seek(&Key::new(chunk.start.0, ItemType(0), 0))?;
+        while more {
+            let Some((key, _)) = cursor.current() else { break };
+            if key.objectid - chunk.start.0 >= chunk.len.0 {
+                break;
+            }
+            match key.item_type {
+                ItemType::EXTENT_ITEM => taken.push((Logical(key.objectid), ByteLen(key.offset))),
+                ItemType::METADATA_ITEM => {
+                    taken.push((Logical(key.objectid), ByteLen(u64::from(self.rules.nodesize))));
+                }
+                _ => {}
+            }
+            more = cursor.next()?;
+        }
+        taken.sort_unstable();
+        let all = Run::new(chunk.start, chunk.len);
+        Ok(crate::growth::without(all, &taken).into_iter().map(|(at, len)| Run::new(at, len)).collect())
+    }
+
+    /// The backup of the roots that are being committed.
+    pub(crate) fn fill_backup(&self, sb: &mut SuperBlock, generation: Generation) -> Result<(), TxnError> {
+        let mut b = RootBackup {
+            tree_root: sb.root,
+            tree_root_gen: generation.0.into(),
+            tree_root_level: sb.root_level,
+            chunk_root: sb.chunk_root,
+            chunk_root_gen: sb.chunk_root_generation,
+            chunk_root_level: sb.chunk_root_level,
+            total_bytes: sb.total_bytes,
+            bytes_used: sb.bytes_used,
+            num_devices: sb.num_devices,
+            ..RootBackup::default()
+        };
+        let mut fill = |tree: TreeId, at: fn(&mut RootBackup) -> (&mut _, &mut _, &mut u8)| -> Result<(), TxnError> {
+            if let Some(t) = self.trees.get(&self.blocks, tree)? {
+                let (root, root_generation, level): (&mut zerocopy::byteorder::little_endian::U64, &mut _, _) = at(&mut b);
+                root.set(t.root.logical.0);
+                let g: &mut zerocopy::byteorder::little_endian::U64 = root_generation;
+                g.set(t.root.generation.0);
+                *level = t.root.level;
+            }
+            Ok(())
+        };
+        fill(TreeId::EXTENT, |b| (&mut b.extent_root, &mut b.extent_root_gen, &mut b.extent_root_level))?;
+        fill(TreeId::FS, |b| (&mut b.fs_root, &mut b.fs_root_gen, &mut b.fs_root_level))?;
+        fill(TreeId::DEV, |b| (&mut b.dev_root, &mut b.dev_root_gen, &mut b.dev_root_level))?;
+        fill(TreeId::CSUM, |b| (&mut b.csum_root, &mut b.csum_root_gen, &mut b.csum_root_level))?;
+        sb.push_backup(b);
+        Ok(())
+    }
+}
