@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use oleo_format::{BlockGroupItem, ByteLen, Generation, ItemType, Key, Logical, TreeId};
+use oleo_format::{BlockGroupItem, ByteLen, Corruption, Generation, ItemType, Key, Logical, TreeId};
 use oleo_space::Run;
 use oleo_tree::{Change, Op};
 use zerocopy::IntoBytes;
@@ -51,7 +51,11 @@ impl<'a> Books<'a> {
         for (at, len) in &vanished {
             // Data may be under a reader's eyes; a tree block was never written.
             let run = Run::new(*at, *len);
-            if vanished_data.binary_search(&(*at, *len)).is_ok() { inner.space.pin(run) } else { inner.space.give_back(run) }
+            if vanished_data.binary_search(&(*at, *len)).is_ok() {
+                inner.space.pin(run)?;
+            } else {
+                inner.space.give_back(run);
+            }
         }
         drop(freed_blocks);
         if first || !freed_data.is_empty() {
@@ -111,15 +115,15 @@ impl<'a> Books<'a> {
                 Turn::Used => delta += bytes,
                 Turn::Free => {
                     delta -= bytes;
-                    inner.space.pin(run);
+                    inner.space.pin(run)?;
                 }
             }
         }
         group.used = group.used.checked_add_signed(delta).filter(|u| *u <= len).ok_or_else(|| {
-            oleo_format::Corruption::new("block group", "used", format!("{} {delta:+}", group.used), format!("0..={len}"))
+            Corruption::new("block group", "used", format!("{} {delta:+}", group.used), format!("0..={len}"))
                 .within(format!("group {start}"))
         })?;
-        inner.space.note_used(Logical(start), delta);
+        inner.space.note_used(Logical(start), delta)?;
         inner.growth.add_bytes_used(delta);
         if let Some(free) = &mut group.free {
             free.apply(turns)?;
@@ -146,9 +150,7 @@ impl<'a> Books<'a> {
                 return Ok(*start);
             }
         }
-        let info = self.inner.space.group_of(Logical(at)).ok_or_else(|| {
-            oleo_format::Corruption::new("extent tree", "block group", "none", "one that holds it").within(at)
-        })?;
+        let info = self.inner.space.group(Logical(at))?;
         let group = Group { len: info.len.0, flags: info.flags.bits(), used: info.used.0, free: None };
         self.groups.insert(info.start.0, group);
         Ok(info.start.0)

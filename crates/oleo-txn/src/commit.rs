@@ -226,7 +226,7 @@ impl Inner {
 
     /// Step 4.
     fn write(&self, generation: Generation) -> Result<(), TxnError> {
-        let blocks = self.dirty.drain_sealed(self.rules.csum);
+        let blocks = self.dirty.drain_sorted();
         let parts: Vec<(Logical, &[u8])> = blocks.iter().map(|n| (n.logical(), n.bytes())).collect();
         self.volume.write(&parts)?;
         let mut sb = self.super_block.lock().clone();
@@ -252,7 +252,7 @@ impl Inner {
         self.volume.flush()?;
         self.volume.write_supers(&sb)?;
         *self.super_block.lock() = sb;
-        self.blocks.insert_committed(blocks);
+        self.blocks.publish(&blocks);
         Ok(())
     }
 }
@@ -302,7 +302,7 @@ impl Engine {
         inner.credit.settled();
         inner.readers.published(inner.space.take_pinned());
         inner.reap();
-        inner.space.end_commit();
+        inner.space.drain_used();
         Ok(generation)
     }
 
@@ -347,7 +347,7 @@ impl Staged<'_> {
     pub fn create_tree(&mut self, tree: TreeId, item: RootItem) -> Result<(), TxnError> {
         let inner = self.inner();
         let fresh = TreeState {
-            root: TreeRoot::new(tree, Logical(0), self.generation, 0),
+            root: TreeRoot::on_disk(tree, Logical(0), self.generation, 0),
             item: Some(item),
             key_offset: 0,
             changed: true,

@@ -14,12 +14,13 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use oleo_format::{
-    ByteLen, CompatRo, Corruption, CsumType, Features, Generation, Incompat, Logical, RootItem, SuperBlock, TreeId, Uuid,
+    ByteLen, CompatRo, Corruption, CsumType, Features, Generation, Incompat, Logical, RootItem, SuperBlock, TreeId,
 };
 use oleo_space::{Grant, Kind, Ledger, Space};
 use oleo_tree::{Blocks, Change, Dirty, TreeRoot};
 use oleo_volume::Volume;
 use parking_lot::{Mutex, RwLock};
+use uuid::Uuid;
 
 use crate::credit::Credit;
 use crate::csums::{Layout, Pending};
@@ -174,8 +175,7 @@ impl Engine {
     /// replace, relocation trees, features it does not know.
     pub fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> { load::open(volume, opts) }
 
-    pub(crate) fn assemble(volume: Arc<Volume>, opts: &EngineOptions, sb: SuperBlock, rules: Rules) -> Engine {
-        let blocks = Blocks::new(volume.clone(), opts.cache_bytes);
+    pub(crate) fn assemble(volume: Arc<Volume>, blocks: Blocks, sb: SuperBlock, rules: Rules) -> Engine {
         let layout = Layout {
             sectorsize: u64::from(rules.sectorsize),
             csum_len: rules.csum.csum_len() as u64,
@@ -185,9 +185,9 @@ impl Engine {
         };
         let generation = sb.generation.get();
         let growth = Growth::new(sb.bytes_used.get());
-        Engine(Arc::new(Inner {
+        Engine(Arc::new_cyclic(|this| Inner {
             blocks,
-            space: Space::new(rules.sectorsize, rules.nodesize),
+            space: Space::new(rules.sectorsize, rules.nodesize, Arc::new(load::Source(this.clone()))),
             ledger: Ledger::new(),
             dirty: Dirty::new(),
             trees: Trees::default(),
@@ -368,7 +368,7 @@ impl Engine {
         let stored = crate::extents::stored_state(&mut cursor, at)?.map_or(0, |(refs, _)| refs);
         let refs = i128::from(stored) + i128::from(self.0.ledger.pending(at).refs);
         u64::try_from(refs).map_err(|_| {
-            Corruption::new("extent tree", format!("extent {at}"), "count", refs.to_string(), "0 or more".into()).into()
+            Corruption::new("extent tree", "count", refs, "0 or more").within(format!("extent {at}")).into()
         })
     }
 }

@@ -1,6 +1,7 @@
 //! What can go wrong in a transaction.
 
 use oleo_format::{ByteLen, Corruption, Logical, TreeId};
+use oleo_space::SpaceError;
 use oleo_tree::TreeError;
 use oleo_volume::VolumeError;
 use std::sync::Arc;
@@ -18,6 +19,9 @@ pub enum TxnError {
     /// The volume could not read or write, or refused.
     #[error(transparent)]
     Volume(#[from] Arc<VolumeError>),
+    /// The allocator was told what cannot be: a bug or a corrupt count.
+    #[error(transparent)]
+    Space(#[from] Arc<SpaceError>),
     /// No space is left for data or metadata; the call changed nothing.
     #[error("no space left for {what}: {wanted} more bytes are needed")]
     NoSpace {
@@ -52,4 +56,8 @@ impl From<TreeError> for TxnError {
 
 impl From<VolumeError> for TxnError {
     fn from(e: VolumeError) -> TxnError { TxnError::Volume(Arc::new(e)) }
+}
+
+impl From<SpaceError> for TxnError {
+    fn from(e: SpaceError) -> TxnError { TxnError::Space(Arc::new(e)) }
 }

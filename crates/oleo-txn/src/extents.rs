@@ -66,7 +66,7 @@ struct Stored {
 }
 
 fn lies(at: Logical, what: &'static str, have: impl ToString, want: impl ToString) -> TxnError {
-    Corruption::new("extent tree", format!("extent {at}"), what, have.to_string(), want.to_string()).into()
+    Corruption::new("extent tree", what, have.to_string(), want.to_string()).within(format!("extent {at}")).into()
 }
 
 fn inline_key(r: &InlineRef) -> Option<(RefKey, u32)> {

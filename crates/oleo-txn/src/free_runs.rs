@@ -65,7 +65,7 @@ fn info_bytes(count: u32, flags: u32) -> Box<[u8]> {
 }
 
 fn wrong(at: u64, what: &'static str, have: impl ToString, want: impl ToString) -> Corruption {
-    Corruption::new("free space", format!("group {at}"), what, have.to_string(), want.to_string())
+    Corruption::new("free space", what, have.to_string(), want.to_string()).within(format!("group {at}"))
 }
 
 impl FreeItems {

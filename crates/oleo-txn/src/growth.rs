@@ -114,7 +114,7 @@ impl Inner {
         dev_tree.sort_unstable_by_key(|c| c.key);
         let runs = free.iter().map(|(at, len)| Run::new(*at, *len)).collect();
         self.growth.plans.lock().push(NewChunk { start: plan.start, len: plan.len, flags, free, chunk_tree, dev_tree });
-        self.space.add_group(info, Some(runs));
+        self.space.add_group(info, Some(runs))?;
         Ok(true)
     }
 

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::sync::Weak;
 
 use oleo_format::{
-    BlockGroupItem, ByteLen, CompatRo, Generation, Incompat, ItemType, Key, Logical, RootBackup, SuperBlock, TreeId, Uuid,
+    BlockGroupItem, ByteLen, CompatRo, Generation, Incompat, ItemType, Key, Logical, RootBackup, SuperBlock, TreeId,
 };
 use oleo_space::{FreeSource, GroupInfo, LoadError, Run};
 use oleo_tree::{Blocks, TreeRoot};
 use oleo_volume::Volume;
+use uuid::Uuid;
 
 use crate::TxnError;
 use crate::engine::{Engine, EngineOptions, Inner, Rules};
@@ -25,6 +26,11 @@ const BALANCE_OBJECT: u64 = -4i64 as u64;
 pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> {
     let sb = volume.super_block();
     let features = sb.features();
+    let blocks = Blocks::new(volume.clone(), opts.cache_bytes);
+    let state = |root| TreeState { root, item: None, key_offset: 0, changed: false };
+    let root_tree = TreeRoot::on_disk(TreeId::ROOT, sb.root(), sb.generation(), sb.root_level);
+    let chunk_generation = Generation(sb.chunk_root_generation.get());
+    let chunk_tree = TreeRoot::on_disk(TreeId::CHUNK, sb.chunk_root(), chunk_generation, sb.chunk_root_level);
     let rules = Rules {
         read_only: opts.read_only,
         nodesize: sb.nodesize.get(),
@@ -32,34 +38,20 @@ pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, 
         csum: sb.csum()?,
         free_space_tree: Inner::has_free_space_tree(&sb),
         block_group_tree: features.block_group_tree(),
-        uuid_tree: false,
+        uuid_tree: trees::find(&blocks, &root_tree, TreeId::UUID)?.is_some(),
         skinny: features.skinny_metadata(),
         metadata_uuid: sb.metadata_fsid(),
-        chunk_tree_uuid: Uuid::nil(),
+        chunk_tree_uuid: Uuid::from_bytes(blocks.root_node(&chunk_tree)?.header().chunk_tree_uuid),
         mixed: features.mixed_groups(),
     };
-    let root = |tree, at: u64, generation: u64, level| TreeState {
-        root: TreeRoot::new(tree, Logical(at), Generation(generation), level),
-        item: None,
-        key_offset: 0,
-        changed: false,
-    };
-    let root_tree = root(TreeId::ROOT, sb.root.get(), sb.generation.get(), sb.root_level);
-    let chunk_tree =
-        root(TreeId::CHUNK, sb.chunk_root.get(), sb.chunk_root_generation.get(), sb.chunk_root_level);
-    let mut engine = Engine::assemble(volume, opts, sb, rules);
-    {
-        let inner = Arc::get_mut(&mut engine.0).ok_or(TxnError::Refused("the engine is shared already".into()))?;
-        inner.trees.set(root_tree.clone());
-        inner.trees.set(chunk_tree.clone());
-        inner.rules.uuid_tree = trees::find(&inner.blocks, &root_tree.root, TreeId::UUID)?.is_some();
-        inner.rules.chunk_tree_uuid = inner.blocks.chunk_tree_uuid(&chunk_tree.root)?;
-        if !opts.read_only {
-            refuse_unwritable(inner, &root_tree.root)?;
-        }
+    let engine = Engine::assemble(volume, blocks, sb, rules);
+    let inner = &*engine.0;
+    inner.trees.set(state(root_tree.clone()));
+    inner.trees.set(state(chunk_tree));
+    if !opts.read_only {
+        refuse_unwritable(inner, &root_tree)?;
     }
-    engine.0.space.set_source(Arc::new(Source(Arc::downgrade(&engine.0))));
-    load_groups(&engine.0)?;
+    load_groups(inner)?;
     Ok(engine)
 }
 
@@ -140,7 +132,7 @@ fn load_groups(inner: &Inner) -> Result<(), TxnError> {
                 read_only: inner.rules.read_only || !inner.volume.can_write(chunk),
             },
             None,
-        );
+        )?;
     }
     Ok(())
 }
@@ -167,7 +159,7 @@ pub(crate) fn group_items(
 }
 
 /// Answers the allocator's question what is free in a group.
-struct Source(Weak<Inner>);
+pub(crate) struct Source(pub(crate) Weak<Inner>);
 
 impl FreeSource for Source {
     fn load(&self, group: Logical) -> Result<Vec<Run>, LoadError> {

@@ -59,7 +59,7 @@ impl Trees {
     /// Every root as it is now on disk: let go of the blocks in memory.
     pub(crate) fn committed(&self) {
         for t in self.map.write().values_mut() {
-            t.root = t.root.committed();
+            t.root = t.root.settled();
         }
     }
 
@@ -85,7 +85,7 @@ pub(crate) fn find(blocks: &Blocks, root_tree: &TreeRoot, tree: TreeId) -> Resul
     if key.objectid != tree.0 || key.item_type != ItemType::ROOT_ITEM {
         return Ok(None);
     }
-    let item = RootItem::parse(data)?;
-    let root = TreeRoot::new(tree, Logical(item.bytenr.get()), Generation(item.generation.get()), item.level);
+    let item = RootItem::parse_any(data)?;
+    let root = TreeRoot::on_disk(tree, Logical(item.bytenr.get()), Generation(item.generation.get()), item.level);
     Ok(Some(TreeState { root, item: Some(item), key_offset: key.offset, changed: false }))
 }
