@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 use oleo_format::{
-    ByteLen, Corruption, ExtentFlags, ExtentRecord, Generation, InlineRef, Ino, ItemType, Key, Logical, TreeBlockRecord,
-    TreeId, data_ref_hash,
+    BackRef, ByteLen, Corruption, ExtentFlags, ExtentRecord, Generation, ItemType, Key, Logical, TreeId,
+    extent_record_len_max,
 };
 use oleo_space::{ExtentKind, Head, RefKey};
 use oleo_tree::{Blocks, Change, Cursor, Op, TreeRoot};
@@ -35,10 +35,8 @@ pub(crate) struct ItemRules {
 }
 
 impl ItemRules {
-    /// A main item takes at most a sixteenth of a leaf, so that leaves keep a sane fan-out; later references get items of
-    /// their own (format documentation of inline back references).
     pub(crate) fn new(skinny: bool, nodesize: u32, generation: Generation) -> ItemRules {
-        let item_bytes_max = oleo_format::leaf_capacity(nodesize) / 16 - 25;
+        let item_bytes_max = extent_record_len_max(nodesize);
         ItemRules { skinny, nodesize, generation, item_bytes_max }
     }
 }
@@ -69,83 +67,39 @@ fn lies(at: Logical, what: &'static str, have: impl ToString, want: impl ToStrin
     Corruption::new("extent tree", what, have.to_string(), want.to_string()).within(format!("extent {at}")).into()
 }
 
-fn inline_key(r: &InlineRef) -> Option<(RefKey, u32)> {
+/// The referrer and its count, or `None` for what is no reference.
+fn split(r: &BackRef) -> Option<(RefKey, u32)> {
     Some(match *r {
-        InlineRef::TreeBlock { root } => (RefKey::TreeRoot(root), 1),
-        InlineRef::SharedBlock { parent } => (RefKey::TreeParent(parent), 1),
-        InlineRef::Data { root, ino, offset, count } => (RefKey::DataRoot { root, ino, offset }, count),
-        InlineRef::SharedData { parent, count } => (RefKey::DataParent(parent), count),
-        InlineRef::Owner { .. } => return None,
+        BackRef::TreeBlock { root } => (RefKey::TreeRoot(root), 1),
+        BackRef::SharedBlock { parent } => (RefKey::TreeParent(parent), 1),
+        BackRef::Data { root, ino, offset, count } => (RefKey::DataRoot { root, ino, offset }, count),
+        BackRef::SharedData { parent, count } => (RefKey::DataParent(parent), count),
+        BackRef::Owner { .. } => return None,
     })
 }
 
-fn inline_ref(who: &RefKey, count: u32) -> InlineRef {
+fn back_ref(who: &RefKey, count: u32) -> BackRef {
     match *who {
-        RefKey::TreeRoot(root) => InlineRef::TreeBlock { root },
-        RefKey::TreeParent(parent) => InlineRef::SharedBlock { parent },
-        RefKey::DataRoot { root, ino, offset } => InlineRef::Data { root, ino, offset, count },
-        RefKey::DataParent(parent) => InlineRef::SharedData { parent, count },
+        RefKey::TreeRoot(root) => BackRef::TreeBlock { root },
+        RefKey::TreeParent(parent) => BackRef::SharedBlock { parent },
+        RefKey::DataRoot { root, ino, offset } => BackRef::Data { root, ino, offset, count },
+        RefKey::DataParent(parent) => BackRef::SharedData { parent, count },
     }
 }
 
-fn u64_at(data: &[u8], at: usize) -> Option<u64> {
-    data.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes)
-}
-
-fn u32_at(data: &[u8], at: usize) -> Option<u32> {
-    data.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
-}
-
-fn keyed_ref(key: &Key, data: &[u8]) -> Option<(RefKey, u32)> {
-    Some(match key.item_type {
-        ItemType::TREE_BLOCK_REF => (RefKey::TreeRoot(TreeId(key.offset)), 1),
-        ItemType::SHARED_BLOCK_REF => (RefKey::TreeParent(Logical(key.offset)), 1),
-        ItemType::SHARED_DATA_REF => (RefKey::DataParent(Logical(key.offset)), u32_at(data, 0)?),
-        ItemType::EXTENT_DATA_REF => {
-            let who = RefKey::DataRoot {
-                root: TreeId(u64_at(data, 0)?),
-                ino: Ino(u64_at(data, 8)?),
-                offset: u64_at(data, 16)?,
-            };
-            (who, u32_at(data, 24)?)
-        }
-        _ => return None,
-    })
-}
-
-fn encode_keyed(who: &RefKey, count: u32) -> Box<[u8]> {
-    match who {
-        RefKey::TreeRoot(_) | RefKey::TreeParent(_) => Box::default(),
-        RefKey::DataParent(_) => count.to_le_bytes().into(),
-        RefKey::DataRoot { root, ino, offset } => {
-            let mut v = Vec::with_capacity(28);
-            v.extend_from_slice(&root.0.to_le_bytes());
-            v.extend_from_slice(&ino.0.to_le_bytes());
-            v.extend_from_slice(&offset.to_le_bytes());
-            v.extend_from_slice(&count.to_le_bytes());
-            v.into()
-        }
-    }
-}
-
+/// The key of a reference's own item. References whose hashes meet take the next free one.
 fn key_for(at: Logical, who: &RefKey, taken: &BTreeMap<RefKey, (Key, u32)>) -> Key {
-    match who {
-        RefKey::TreeRoot(root) => Key::new(at.0, ItemType::TREE_BLOCK_REF, root.0),
-        RefKey::TreeParent(parent) => Key::new(at.0, ItemType::SHARED_BLOCK_REF, parent.0),
-        RefKey::DataParent(parent) => Key::new(at.0, ItemType::SHARED_DATA_REF, parent.0),
-        RefKey::DataRoot { root, ino, offset } => {
-            let mut slot = data_ref_hash(*root, *ino, *offset);
-            // References whose hashes meet take the next free slot; at most as many tries as there are references.
-            for _ in 0..=taken.len() {
-                let key = Key::new(at.0, ItemType::EXTENT_DATA_REF, slot);
-                if !taken.values().any(|(k, _)| *k == key) {
-                    break;
-                }
-                slot = slot.wrapping_add(1);
+    let mut key = back_ref(who, 1).key(at);
+    if matches!(who, RefKey::DataRoot { .. }) {
+        // At most as many tries as there are references.
+        for _ in 0..taken.len() {
+            if !taken.values().any(|(k, _)| *k == key) {
+                break;
             }
-            Key::new(at.0, ItemType::EXTENT_DATA_REF, slot)
+            key.offset = key.offset.wrapping_add(1);
         }
     }
+    key
 }
 
 /// Collects the items of the extent at `at`; the cursor only ever moves forwards over the drain.
@@ -163,7 +117,8 @@ fn read_stored(cursor: &mut Cursor<'_>, at: Logical) -> Result<Option<Stored>, T
                 stored = Some(Stored { main: key, record, keyed: BTreeMap::new() });
             }
             (_, Some(s)) => {
-                let (who, count) = keyed_ref(&key, data).ok_or_else(|| lies(at, "keyed reference", key, "a known one"))?;
+                let r = BackRef::parse_keyed(&key, data)?;
+                let (who, count) = split(&r).ok_or_else(|| lies(at, "keyed reference", key, "a known one"))?;
                 if s.keyed.insert(who, (key, count)).is_some() {
                     return Err(lies(at, "reference", key, "one item for each"));
                 }
@@ -218,7 +173,7 @@ fn settle_one(head: &Head, stored: Option<Stored>, rules: &ItemRules, out: &mut 
     let mut inline: BTreeMap<RefKey, u32> = BTreeMap::new();
     let mut owner = None;
     for r in &s.record.inline {
-        match inline_key(r) {
+        match split(r) {
             Some((who, count)) => drop(inline.insert(who, count)),
             None => owner = Some(*r),
         }
@@ -271,7 +226,8 @@ fn settle_one(head: &Head, stored: Option<Stored>, rules: &ItemRules, out: &mut 
     if head.full_backref {
         s.record.flags |= ExtentFlags::FULL_BACKREF;
     }
-    let mut bytes = base_len(&s.record, owner.is_some()) + inline.keys().map(inline_len).sum::<usize>();
+    s.record.inline = owner.into_iter().collect();
+    let mut bytes = s.record.encoded_len() + inline.keys().map(inline_len).sum::<usize>();
     fresh_refs.sort_unstable();
     for (who, count) in fresh_refs {
         // Where some references have items of their own, new ones join them: a reader that finds none inline looks there.
@@ -284,31 +240,18 @@ fn settle_one(head: &Head, stored: Option<Stored>, rules: &ItemRules, out: &mut 
             touched.insert(key, Some((who, count)));
         }
     }
-    s.record.inline = owner.into_iter().chain(inline.iter().map(|(who, count)| inline_ref(who, *count))).collect();
-    s.record.sort_inline();
+    s.record.inline.extend(inline.iter().map(|(who, count)| back_ref(who, *count)));
     out.changes.push(Change { key: s.main, op: Op::Put(s.record.encode().into_boxed_slice()) });
     out.changes.extend(touched.into_iter().map(|(key, now)| Change {
         key,
-        op: now.map_or(Op::Delete, |(who, count)| Op::Put(encode_keyed(&who, count))),
+        op: now.map_or(Op::Delete, |(who, count)| Op::Put(back_ref(&who, count).encode_keyed().into())),
     }));
     Ok(())
 }
 
 fn data_less(who: &RefKey) -> bool { matches!(who, RefKey::TreeRoot(_) | RefKey::TreeParent(_)) }
 
-/// Bytes of `struct btrfs_extent_item`, of the tree block info behind it and of an owner reference.
-fn base_len(record: &ExtentRecord, owner: bool) -> usize {
-    24 + if record.tree_block.is_some() { 18 } else { 0 } + if owner { 9 } else { 0 }
-}
-
-/// Bytes of an inline reference with its type byte (UAPI header).
-fn inline_len(who: &RefKey) -> usize {
-    match who {
-        RefKey::TreeRoot(_) | RefKey::TreeParent(_) => 9,
-        RefKey::DataRoot { .. } => 29,
-        RefKey::DataParent(_) => 13,
-    }
-}
+fn inline_len(who: &RefKey) -> usize { back_ref(who, 1).inline_len() }
 
 fn fresh(head: &Head, rules: &ItemRules) -> Stored {
     let (main, flags, tree_block) = match &head.kind {
@@ -319,7 +262,7 @@ fn fresh(head: &Head, rules: &ItemRules) -> Stored {
         ExtentKind::Tree { level, first_key } => (
             Key::new(head.at.0, ItemType::EXTENT_ITEM, u64::from(rules.nodesize)),
             ExtentFlags::TREE_BLOCK,
-            Some(TreeBlockRecord { key: *first_key, level: *level }),
+            Some((*first_key, *level)),
         ),
     };
     let record = ExtentRecord { refs: 0, generation: rules.generation, flags, tree_block, inline: Vec::new() };

@@ -85,7 +85,7 @@ pub(crate) fn find(blocks: &Blocks, root_tree: &TreeRoot, tree: TreeId) -> Resul
     if key.objectid != tree.0 || key.item_type != ItemType::ROOT_ITEM {
         return Ok(None);
     }
-    let item = RootItem::parse_any(data)?;
+    let item = RootItem::decode(data)?;
     let root = TreeRoot::on_disk(tree, Logical(item.bytenr.get()), Generation(item.generation.get()), item.level);
     Ok(Some(TreeState { root, item: Some(item), key_offset: key.offset, changed: false }))
 }
