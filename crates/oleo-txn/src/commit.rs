@@ -24,6 +24,8 @@ use oleo_format::{BlockHead, ByteLen, Generation, HeaderFlags, Incompat, ItemTyp
 use oleo_space::{ExtentKind, Kind};
 use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op, TreeError, TreeRoot};
 
+use parking_lot::MutexGuard;
+
 use crate::engine::{DeltaSource, Engine, Inner, Stage};
 use crate::extents::{ItemRules, settle_heads, stored_state};
 use crate::books::Books;
@@ -35,7 +37,7 @@ use crate::TxnError;
 const SETTLE_ROUNDS_MAX: u32 = 100;
 
 /// `BTRFS_ORPHAN_OBJECTID` in the UAPI header.
-const ORPHAN_OBJECT: u64 = -5i64 as u64;
+pub(crate) const ORPHAN_OBJECT: u64 = -5i64 as u64;
 
 /// Allocates tree blocks of one kind.
 struct KindAlloc<'a> {
@@ -45,7 +47,7 @@ struct KindAlloc<'a> {
 
 impl BlockAlloc for KindAlloc<'_> {
     fn alloc(&self, count: usize, out: &mut Vec<Logical>) -> Result<(), TreeError> {
-        self.inner.alloc_blocks(self.kind, count, out).map_err(TreeError::external)
+        self.inner.alloc_blocks(self.kind, count, out).map_err(TreeError::outside)
     }
 }
 
@@ -55,11 +57,11 @@ struct States<'a>(&'a Inner);
 impl ExtentInfo for States<'_> {
     fn lookup(&self, blocks: &[(Logical, u8)]) -> Result<Vec<ExtentState>, TreeError> {
         let inner = self.0;
-        let root = inner.trees.peek(TreeId::EXTENT).ok_or_else(|| TreeError::external(TxnError::NoTree(TreeId::EXTENT)))?;
+        let root = inner.trees.peek(TreeId::EXTENT).ok_or_else(|| TreeError::outside(TxnError::NoTree(TreeId::EXTENT)))?;
         let mut cursor = inner.blocks.cursor(&root.root);
         let mut out = Vec::with_capacity(blocks.len());
         for (at, _) in blocks {
-            let stored = stored_state(&mut cursor, *at).map_err(TreeError::external)?.unwrap_or((0, false));
+            let stored = stored_state(&mut cursor, *at).map_err(TreeError::outside)?.unwrap_or((0, false));
             let pending = inner.ledger.pending(*at);
             let refs = i128::from(stored.0) + i128::from(pending.refs);
             out.push(ExtentState {
@@ -77,7 +79,12 @@ impl Inner {
         if batch.is_empty() {
             return Ok(());
         }
-        let state = self.tree(tree)?;
+        let mut state = self.tree(tree)?;
+        if tree.is_subvol() && state.key_offset == generation.0 {
+            // A snapshot that changes in the transaction that makes it: its own blocks must be younger than its making, or
+            // whoever deletes it takes them for the source's.
+            state.key_offset = generation.0 - 1;
+        }
         let root = self.with_env(&state, tree, generation, |env| self.blocks.apply(&state.root, batch, env))?;
         self.trees.set(TreeState { root, changed: true, ..state });
         Ok(())
@@ -162,7 +169,7 @@ impl Inner {
     }
 
     /// Step 3.
-    fn settle(&self, generation: Generation) -> Result<(), TxnError> {
+    fn settle(&self, generation: Generation) -> Result<MutexGuard<'_, ()>, TxnError> {
         let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation);
         let mut books = Books::new(self, generation);
         for round in 0..SETTLE_ROUNDS_MAX {
@@ -173,7 +180,12 @@ impl Inner {
             let heads = self.ledger.drain(usize::MAX);
             let roots = self.trees.changed();
             if heads.is_empty() && plans.is_empty() && roots.is_empty() && round > 0 {
-                return Ok(());
+                // Nobody makes another chunk until the superblock, which lists them, is out.
+                let still = self.growth.hold();
+                if self.growth.has_plans() {
+                    continue;
+                }
+                return Ok(still);
             }
             let extent_root = self.tree(TreeId::EXTENT)?.root;
             let settled = settle_heads(&heads, &rules, &self.blocks, &extent_root)?;
@@ -247,7 +259,7 @@ impl Inner {
         if self.rules.uuid_tree {
             sb.uuid_tree_generation.set(generation.0);
         }
-        self.fill_super(&mut sb)?;
+        self.volume.stamp(&mut sb)?;
         self.fill_backup(&mut sb, generation)?;
         self.volume.flush()?;
         self.volume.write_supers(&sb)?;
@@ -293,7 +305,7 @@ impl Engine {
         let done = inner
             .apply_stage(source.as_ref(), births, generation)
             .and_then(|()| inner.settle(generation))
-            .and_then(|()| inner.write(generation));
+            .and_then(|_still| inner.write(generation));
         if let Err(e) = done {
             return Err(inner.poison(e));
         }
@@ -329,8 +341,8 @@ pub struct Staged<'a> {
     generation: Generation,
 }
 
-impl Staged<'_> {
-    fn inner(&self) -> &Inner { &self.engine.0 }
+impl<'a> Staged<'a> {
+    pub(crate) fn inner(&self) -> &'a Inner { &self.engine.0 }
 
     /// The generation that this will be committed under.
     pub fn generation(&self) -> Generation { self.generation }
@@ -353,7 +365,7 @@ impl Staged<'_> {
             changed: true,
         };
         let root = inner
-            .with_env(&fresh, tree, self.generation, |env| inner.blocks.create(tree, env))
+            .with_env(&fresh, tree, self.generation, |env| inner.blocks.create_tree(env))
             .map_err(|e| inner.poison(e))?;
         inner.trees.set(TreeState { root, ..fresh });
         Ok(())

@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use hashbrown::HashMap;
 use oleo_format::{
-    ByteLen, CompatRo, Corruption, CsumType, Features, Generation, Incompat, Logical, RootItem, SuperBlock, TreeId,
+    ByteLen, CompatRo, Corruption, CsumType, Features, Generation, Incompat, Key, Logical, RootItem, SuperBlock, TreeId,
 };
 use oleo_space::{Grant, Kind, Ledger, Space};
 use oleo_tree::{Blocks, Change, Dirty, TreeRoot};
@@ -113,6 +114,8 @@ pub(crate) struct Inner {
     pub(crate) readers: Readers,
     pub(crate) credit: Credit,
     pub(crate) growth: Growth,
+    /// Where turning a shared subtree goes on, for trees that are being dropped (see `drop`).
+    pub(crate) turning: Mutex<HashMap<TreeId, (Key, u8)>>,
     pub(crate) super_block: Mutex<SuperBlock>,
     /// The generation that operations join now.
     pub(crate) open_generation: AtomicU64,
@@ -200,6 +203,7 @@ impl Engine {
             readers: Readers::new(),
             credit: Credit::new(rules.nodesize),
             growth,
+            turning: Mutex::new(HashMap::new()),
             super_block: Mutex::new(sb),
             open_generation: AtomicU64::new(generation + 1),
             touched: AtomicBool::new(false),

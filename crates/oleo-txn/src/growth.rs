@@ -12,11 +12,11 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use oleo_format::{BlockGroupFlags, ByteLen, Logical, SuperBlock};
+use oleo_format::{BlockGroupFlags, ByteLen, Key, Logical};
 use oleo_space::{Goal, Grant, GroupInfo, Kind, Refusal, Reservation, Run, Want};
-use oleo_tree::{Change, Op};
-use oleo_volume::ChunkWant;
-use parking_lot::Mutex;
+use oleo_tree::Change;
+use oleo_volume::{ChunkWant, VolumeError};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::TxnError;
 use crate::engine::{DataWant, Inner, Need};
@@ -52,6 +52,11 @@ impl Growth {
     }
 
     pub(crate) fn take_plans(&self) -> Vec<NewChunk> { std::mem::take(&mut *self.plans.lock()) }
+
+    pub(crate) fn has_plans(&self) -> bool { !self.plans.lock().is_empty() }
+
+    /// While held, no chunk is made.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, ()> { self.growing.lock() }
 
     pub(crate) fn add_bytes_used(&self, delta: i64) { self.bytes_used.fetch_add(delta, Ordering::Relaxed); }
 
@@ -95,25 +100,31 @@ impl Inner {
 
     fn grow_locked(&self, kind: Kind) -> Result<bool, TxnError> {
         let flags = self.profile_of(kind);
-        let Some(plan) = self.volume.propose_chunk(&ChunkWant::new(flags))? else { return Ok(false) };
-        let supers = self.volume.add_chunk(&plan)?;
-        let run = Run::new(plan.start, plan.len);
+        let plan = match self.volume.propose_chunk(&ChunkWant::new(flags)) {
+            Ok(plan) => plan,
+            Err(VolumeError::NoRoom { .. } | VolumeError::SystemArrayFull) => return Ok(false),
+            Err(e) => return Err(e.into()),
+        };
+        self.volume.add_chunk(&plan);
+        let (start, len) = (plan.map.start, plan.map.len);
+        let supers = self.volume.super_ranges_in(&plan.map);
+        let run = Run::new(start, len);
         let free = without(run, &supers);
         let info = GroupInfo {
-            start: plan.start,
-            len: plan.len,
+            start,
+            len,
             flags,
             used: ByteLen(0),
             free_extents: Some(free.len() as u32),
             read_only: false,
         };
-        let put = |(key, data): &(oleo_format::Key, Vec<u8>)| Change { key: *key, op: Op::Put(data.as_slice().into()) };
-        let mut chunk_tree: Vec<Change> = plan.chunk_tree_items.iter().map(put).collect();
-        let mut dev_tree: Vec<Change> = plan.dev_tree_items.iter().map(put).collect();
+        let put = |(key, data): (Key, Vec<u8>)| Change::put(key, data);
+        let mut chunk_tree: Vec<Change> = plan.dev_items.into_iter().chain([plan.chunk_item]).map(put).collect();
+        let mut dev_tree: Vec<Change> = plan.dev_extents.into_iter().map(put).collect();
         chunk_tree.sort_unstable_by_key(|c| c.key);
         dev_tree.sort_unstable_by_key(|c| c.key);
         let runs = free.iter().map(|(at, len)| Run::new(*at, *len)).collect();
-        self.growth.plans.lock().push(NewChunk { start: plan.start, len: plan.len, flags, free, chunk_tree, dev_tree });
+        self.growth.plans.lock().push(NewChunk { start, len, flags, free, chunk_tree, dev_tree });
         self.space.add_group(info, Some(runs))?;
         Ok(true)
     }
@@ -208,17 +219,6 @@ impl Inner {
             }
         }
         Ok(self.credit.missing(need.releasing).is_none())
-    }
-
-    pub(crate) fn fill_super(&self, sb: &mut SuperBlock) -> Result<(), TxnError> {
-        let array = self.volume.sys_chunk_array()?;
-        let len = u32::try_from(array.len()).unwrap_or(u32::MAX);
-        let Some(place) = sb.sys_chunk_array.get_mut(..array.len()) else {
-            return Err(TxnError::NoSpace { what: "system chunks in the superblock", wanted: ByteLen(u64::from(len)) });
-        };
-        place.copy_from_slice(&array);
-        sb.sys_chunk_array_size.set(len);
-        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@ mod books;
 mod commit;
 mod credit;
 mod csums;
+mod drop;
 mod engine;
 mod error;
 mod extents;
@@ -18,6 +19,7 @@ mod readers;
 mod trees;
 
 pub use commit::Staged;
+pub use drop::Dropped;
 pub use engine::{CsumCheck, DataReservation, DataWant, DeltaSource, Engine, EngineOptions, Handle, Need, Stage};
 pub use error::TxnError;
 pub use readers::Reader;

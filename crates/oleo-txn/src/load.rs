@@ -13,7 +13,6 @@ use oleo_format::{
 use oleo_space::{FreeSource, GroupInfo, LoadError, Run};
 use oleo_tree::{Blocks, TreeRoot};
 use oleo_volume::Volume;
-use uuid::Uuid;
 
 use crate::TxnError;
 use crate::engine::{Engine, EngineOptions, Inner, Rules};
@@ -41,7 +40,7 @@ pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, 
         uuid_tree: trees::find(&blocks, &root_tree, TreeId::UUID)?.is_some(),
         skinny: features.skinny_metadata(),
         metadata_uuid: sb.metadata_fsid(),
-        chunk_tree_uuid: Uuid::from_bytes(blocks.root_node(&chunk_tree)?.header().chunk_tree_uuid),
+        chunk_tree_uuid: volume.chunk_tree_uuid(),
         mixed: features.mixed_groups(),
     };
     let engine = Engine::assemble(volume, blocks, sb, rules);
@@ -78,6 +77,9 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
         if features.incompat.contains(feature) {
             return refuse(&format!("{name} cannot be written yet"));
         }
+    }
+    if let Some(chunk) = inner.volume.chunks().iter().find(|c| c.profile.has_parity()) {
+        return refuse(&format!("writing {} chunks is not supported yet", chunk.profile));
     }
     if features.compat_ro.contains(CompatRo::FREE_SPACE_TREE) && !inner.rules.free_space_tree {
         return refuse("the free-space tree is marked invalid; mount the volume with the kernel once, so that it is rebuilt");
@@ -129,7 +131,7 @@ fn load_groups(inner: &Inner) -> Result<(), TxnError> {
                 flags,
                 used: ByteLen(item.used.get()),
                 free_extents: None,
-                read_only: inner.rules.read_only || !inner.volume.can_write(chunk),
+                read_only: inner.rules.read_only,
             },
             None,
         )?;
@@ -162,21 +164,21 @@ pub(crate) fn group_items(
 pub(crate) struct Source(pub(crate) Weak<Inner>);
 
 impl FreeSource for Source {
-    fn load(&self, group: Logical) -> Result<Vec<Run>, LoadError> {
+    fn load(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, LoadError> {
         let inner = self.0.upgrade().ok_or_else(|| LoadError::source(group, TxnError::Refused("closed".into())))?;
         inner.load_free(group).map_err(|e| LoadError::source(group, e))
     }
 }
 
 impl Inner {
-    fn load_free(&self, group: Logical) -> Result<Vec<Run>, TxnError> {
+    fn load_free(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, TxnError> {
         let _reader = self.readers.enter();
         let chunk = self.volume.chunk_of(group)?;
         if self.rules.free_space_tree {
             let root = self.tree(TreeId::FREE_SPACE)?.root;
             let items = group_items(&self.blocks, &root, chunk.start, chunk.len)?;
             let free = FreeItems::read(chunk.start, chunk.len, self.rules.sectorsize, items)?;
-            return Ok(free.runs().map(|(at, len)| Run::new(at, len)).collect());
+            return Ok(free.runs().collect());
         }
         let root = self.tree(TreeId::EXTENT)?.root;
         let mut taken: Vec<(Logical, ByteLen)> = self.volume.super_ranges_in(&chunk);
@@ -198,7 +200,7 @@ impl Inner {
         }
         taken.sort_unstable();
         let all = Run::new(chunk.start, chunk.len);
-        Ok(crate::growth::without(all, &taken).into_iter().map(|(at, len)| Run::new(at, len)).collect())
+        Ok(crate::growth::without(all, &taken))
     }
 
     /// The backup of the roots that are being committed.
@@ -215,20 +217,21 @@ impl Inner {
             num_devices: sb.num_devices,
             ..RootBackup::default()
         };
-        let mut fill = |tree: TreeId, at: fn(&mut RootBackup) -> (&mut _, &mut _, &mut u8)| -> Result<(), TxnError> {
-            if let Some(t) = self.trees.get(&self.blocks, tree)? {
-                let (root, root_generation, level): (&mut zerocopy::byteorder::little_endian::U64, &mut _, _) = at(&mut b);
-                root.set(t.root.logical.0);
-                let g: &mut zerocopy::byteorder::little_endian::U64 = root_generation;
-                g.set(t.root.generation.0);
-                *level = t.root.level;
-            }
-            Ok(())
-        };
-        fill(TreeId::EXTENT, |b| (&mut b.extent_root, &mut b.extent_root_gen, &mut b.extent_root_level))?;
-        fill(TreeId::FS, |b| (&mut b.fs_root, &mut b.fs_root_gen, &mut b.fs_root_level))?;
-        fill(TreeId::DEV, |b| (&mut b.dev_root, &mut b.dev_root_gen, &mut b.dev_root_level))?;
-        fill(TreeId::CSUM, |b| (&mut b.csum_root, &mut b.csum_root_gen, &mut b.csum_root_level))?;
+        let root = |tree| Ok::<_, TxnError>(self.tree(tree)?.root);
+        let (extent, fs, dev, csum) =
+            (root(TreeId::EXTENT)?, root(TreeId::FS)?, root(TreeId::DEV)?, root(TreeId::CSUM)?);
+        b.extent_root = extent.logical.0.into();
+        b.extent_root_gen = extent.generation.0.into();
+        b.extent_root_level = extent.level;
+        b.fs_root = fs.logical.0.into();
+        b.fs_root_gen = fs.generation.0.into();
+        b.fs_root_level = fs.level;
+        b.dev_root = dev.logical.0.into();
+        b.dev_root_gen = dev.generation.0.into();
+        b.dev_root_level = dev.level;
+        b.csum_root = csum.logical.0.into();
+        b.csum_root_gen = csum.generation.0.into();
+        b.csum_root_level = csum.level;
         sb.push_backup(b);
         Ok(())
     }
