@@ -365,7 +365,7 @@ impl<'a> Staged<'a> {
             changed: true,
         };
         let root = inner
-            .with_env(&fresh, tree, self.generation, |env| inner.blocks.create_tree(env))
+            .with_env(&fresh, tree, self.generation, |env| inner.blocks.create_tree(&[], env))
             .map_err(|e| inner.poison(e))?;
         inner.trees.set(TreeState { root, ..fresh });
         Ok(())

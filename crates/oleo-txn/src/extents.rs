@@ -174,7 +174,9 @@ fn settle_one(head: &Head, stored: Option<Stored>, rules: &ItemRules, out: &mut 
     let mut owner = None;
     for r in &s.record.inline {
         match split(r) {
-            Some((who, count)) => drop(inline.insert(who, count)),
+            Some((who, count)) => {
+                inline.insert(who, count);
+            }
             None => owner = Some(*r),
         }
     }
@@ -191,7 +193,7 @@ fn settle_one(head: &Head, stored: Option<Stored>, rules: &ItemRules, out: &mut 
             return Err(lies(at, "count of a tree reference", format!("{who:?} {now}"), "0 or 1"));
         }
         if inline.contains_key(who) {
-            if now == 0 { drop(inline.remove(who)) } else { drop(inline.insert(*who, now)) }
+            let _ = if now == 0 { inline.remove(who) } else { inline.insert(*who, now) };
         } else if let Some((key, _)) = s.keyed.get(who).copied() {
             if now == 0 {
                 s.keyed.remove(who);

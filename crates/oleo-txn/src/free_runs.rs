@@ -264,11 +264,6 @@ impl FreeItems {
         self.stored = wanted;
         changes
     }
-
-    /// The item changes that take the whole group out of the tree, sorted.
-    pub fn removal(&self) -> Vec<Change> {
-        self.stored.keys().map(|key| Change { key: *key, op: Op::Delete }).collect()
-    }
 }
 
 #[cfg(test)]
