@@ -15,6 +15,9 @@ pub enum TreeError {
     /// There is no room for new blocks.
     #[error("no room for new tree blocks: {0}")]
     Space(#[from] Refusal),
+    /// Told by what the caller lent: the allocator, or whoever counts references.
+    #[error(transparent)]
+    Outside(Box<dyn std::error::Error + Send + Sync>),
     /// An item is larger than a leaf.
     #[error("item {key} of tree {tree} has {len} bytes, a leaf holds {max}")]
     ItemTooLarge {
@@ -38,6 +41,11 @@ pub enum TreeError {
 }
 
 impl TreeError {
+    /// An error of what the caller lent.
+    pub fn outside(cause: impl std::error::Error + Send + Sync + 'static) -> TreeError {
+        TreeError::Outside(Box::new(cause))
+    }
+
     /// A corruption found in a tree.
     #[cold]
     pub(crate) fn corrupt(

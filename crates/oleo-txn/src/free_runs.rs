@@ -24,7 +24,7 @@ pub const USING_BITMAPS: u32 = 1;
 /// Bytes that a leaf spends on an item besides its data (`struct btrfs_item`).
 const ITEM_HEAD_BYTES: u64 = 25;
 /// A group goes back from bitmaps to extents only when it has this many runs fewer than the point where it went over,
-/// so that a group at the border does not change form with every commit.
+/// or half as many, so that a group at the border does not change form with every commit.
 const FORM_HYSTERESIS_RUNS: u64 = 100;
 
 /// A piece of logical space: where it starts and how long it is.
@@ -199,7 +199,7 @@ impl FreeItems {
         let bitmaps = self.len.div_ceil(BITMAP_BITS * self.sectorsize);
         let high = bitmaps * (BITMAP_BYTES + ITEM_HEAD_BYTES) / ITEM_HEAD_BYTES;
         let runs = self.runs.len() as u64;
-        if self.bitmaps { runs >= high.saturating_sub(FORM_HYSTERESIS_RUNS) } else { runs > high }
+        if self.bitmaps { runs >= high - FORM_HYSTERESIS_RUNS.min(high / 2) } else { runs > high }
     }
 
     fn wanted(&self, bitmaps: bool) -> BTreeMap<Key, Box<[u8]>> {
