@@ -17,7 +17,7 @@ use hashbrown::HashMap;
 use oleo_format::{
     ByteLen, CompatRo, Corruption, CsumType, Features, Generation, Incompat, Key, Logical, RootItem, SuperBlock, TreeId,
 };
-use oleo_space::{Grant, Kind, Ledger, Space};
+use oleo_space::{Grant, Kind, Ledger, RefKey, Space};
 use oleo_tree::{Blocks, Change, Dirty, TreeRoot};
 use oleo_volume::Volume;
 use parking_lot::{Mutex, RwLock};
@@ -362,6 +362,13 @@ impl Engine {
             }
         }
         Err(TxnError::NoChecksum(at))
+    }
+
+    /// Who referred to the extent at `at` when the extent tree was last settled; nobody where it is younger.
+    pub fn extent_users(&self, at: Logical) -> Result<Vec<RefKey>, TxnError> {
+        let _reader = self.reader();
+        let root = self.root(TreeId::EXTENT)?.ok_or(TxnError::NoTree(TreeId::EXTENT))?;
+        crate::extents::stored_users(&mut self.0.blocks.cursor(&root), at)
     }
 
     /// How many references the extent at `at` has: those on disk and in the ledger; changes that have not been frozen yet

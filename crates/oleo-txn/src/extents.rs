@@ -283,3 +283,10 @@ pub(crate) fn stored_state(cursor: &mut Cursor<'_>, at: Logical) -> Result<Optio
     let record = ExtentRecord::parse(&key, data)?;
     Ok(Some((record.refs, record.flags.contains(ExtentFlags::FULL_BACKREF))))
 }
+
+/// Who refers to the extent at `at`, as the extent tree has it; nobody where it is not in there yet.
+pub(crate) fn stored_users(cursor: &mut Cursor<'_>, at: Logical) -> Result<Vec<RefKey>, TxnError> {
+    let Some(stored) = read_stored(cursor, at)? else { return Ok(Vec::new()) };
+    let inline = stored.record.inline.iter().filter_map(split).map(|(who, _)| who);
+    Ok(inline.chain(stored.keyed.into_keys()).collect())
+}

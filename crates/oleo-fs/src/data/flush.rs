@@ -20,7 +20,7 @@ use crate::data::items::MapOf;
 use crate::data::map::{self, ExtentMap};
 use crate::data::pieces::Pieces;
 use crate::data::prepare::{Policy, Prepared, Whole};
-use crate::data::{FILE_LEN_MAX, read, write};
+use crate::data::{FILE_LEN_MAX, in_place, read, write};
 use crate::inode::{Inode, Items};
 use crate::options::Time;
 
@@ -120,16 +120,38 @@ impl Inode {
             }
             (policy, size, whole)
         };
-        let whole = if whole { Whole::File } else { Whole::Part };
         let mut pos = 0;
         // Each round installs a run, which takes it out of flight.
         while let Some(run) = self.next_run(pos, sector) {
-            let end = run.end.min(size);
-            let data = self.complete(run.start..end)?;
-            self.install_run(&data, run.start, whole, &policy, time)?;
+            let places = in_place::places(self, &self.read(), run.clone())?;
+            let whole = if whole && places.is_empty() { Whole::File } else { Whole::Part };
+            pos = run.start;
+            for place in &places {
+                self.copy_run(pos..place.range.start.min(size), whole, &policy, time)?;
+                let data = self.complete(place.range.start..place.range.end.min(size))?;
+                in_place::overwrite(self, place, &data, &policy, time)?;
+                pos = place.range.end;
+            }
+            self.copy_run(pos..run.end.min(size), whole, &policy, time)?;
             pos = run.end;
         }
         Ok(())
+    }
+
+    /// Writes a part of a run to new space.
+    fn copy_run(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        whole: Whole,
+        policy: &Policy,
+        time: Option<Time>,
+    ) -> Result<(), FsError> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let data = self.complete(range.clone())?;
+        let prepared = Prepared::new(data, range.start, whole, policy);
+        install::install(&[Install { inode: self, prepared: &prepared, time, exact_size: None, from_flight: true }])
     }
 
     /// The next sectors with flying bytes.
@@ -163,18 +185,6 @@ impl Inode {
             read::read_mapped(self, gap.start, part)?;
         }
         Ok(data)
-    }
-
-    fn install_run(
-        self: &Arc<Self>,
-        data: &[u8],
-        at: u64,
-        whole: Whole,
-        policy: &Policy,
-        time: Option<Time>,
-    ) -> Result<(), FsError> {
-        let prepared = Prepared::new(data, at, whole, policy);
-        install::install(&[Install { inode: self, prepared: &prepared, time, exact_size: None, from_flight: true }])
     }
 
     /// Makes the end of the file fit for a file of `to` bytes, or for extents up to there: no inline extent, and zeros

@@ -36,7 +36,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use oleo_format::{Ino, TreeId};
+use hashbrown::HashMap;
+use oleo_format::{Generation, Ino, Logical, TreeId};
 use oleo_txn::DataReservation;
 use parking_lot::Mutex;
 
@@ -45,6 +46,7 @@ use crate::options::Time;
 
 mod api;
 mod flush;
+mod in_place;
 mod install;
 mod items;
 mod map;
@@ -69,6 +71,9 @@ use read::Unpacked;
 
 /// The most bytes a file can have.
 pub(crate) const FILE_LEN_MAX: u64 = i64::MAX as u64;
+
+/// Cloned extents remembered before those that are on disk are dropped: a megabyte or two.
+const CLONED_MAX: usize = 1 << 16;
 
 /// What an inode holds for its data. Small while nothing is buffered.
 #[derive(Default)]
@@ -144,6 +149,8 @@ pub(crate) struct Shared {
     bytes: AtomicU64,
     /// The files that have them.
     files: Mutex<BTreeMap<(TreeId, Ino), Arc<Inode>>>,
+    /// Extents that were cloned, and in which transaction: until that is committed, the extent tree does not show it.
+    cloned: Mutex<HashMap<Logical, Generation>>,
     /// Space for data was short: promises are for what is needed only.
     tight: AtomicBool,
 }
@@ -152,6 +159,29 @@ impl Shared {
     /// Bytes buffered in all files.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// An extent gained a user in the transaction `now`.
+    fn note_clone(&self, extent: Logical, now: Generation) {
+        let mut cloned = self.cloned.lock();
+        if cloned.len() >= CLONED_MAX {
+            // At most the open transaction and the one being written are not on disk yet.
+            cloned.retain(|_, generation| generation.0 + 1 >= now.0);
+        }
+        cloned.insert(extent, now);
+    }
+
+    /// Whether an extent gained a user after the transaction `committed`.
+    fn was_cloned(&self, extent: Logical, committed: Generation) -> bool {
+        let mut cloned = self.cloned.lock();
+        match cloned.get(&extent) {
+            Some(generation) if *generation > committed => true,
+            Some(_) => {
+                cloned.remove(&extent);
+                false
+            }
+            None => false,
+        }
     }
 
     /// Promised space was let go: try promising more than needed again.

@@ -222,6 +222,7 @@ fn put_extents(
     for (at, clip, extent) in extents {
         if let Extent::Span(span) = extent {
             added += clip.end - clip.start;
+            dst.core().data.note_clone(span.disk, handle.generation());
             let slice = span.slice(clip.start - at, clip.end - clip.start);
             items.put(moved(clip.start), Extent::Span(slice));
         }

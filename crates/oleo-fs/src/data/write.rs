@@ -4,12 +4,14 @@
 //! sectors it will touch, and if the promised space does not cover them drops the locks, promises more and tries again;
 //! (3) it copies the bytes in; (4) whoever finds too much buffered flushes before it returns.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use oleo_format::ByteLen;
 use oleo_txn::{DataReservation, TxnError};
 
+use crate::data::in_place::{self, Place};
 use crate::data::items::MapOf;
 use crate::data::map;
 use crate::data::{Buffer, FILE_LEN_MAX};
@@ -62,6 +64,8 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
     let sector = u64::from(inode.core().engine().sectorsize());
     let end = at + data.len() as u64;
     let mut promise: Option<(DataReservation, u64)> = None;
+    // All of it goes into space that the file has.
+    let mut has_place = false;
     // Each round but the last promises space that other writers of the same file may use up before the next.
     loop {
         let guard = inode.read();
@@ -79,11 +83,15 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
         let zeros = tail_gap(&guard, Some(buffer), at, sector)?;
         let extra = if zeros { sector } else { 0 };
         let need = buffer.dirty.sectors_missing(at..end, sector) + extra;
-        if buffer.spare < need {
+        if buffer.spare < need && !has_place {
             let lacks = need - buffer.spare;
             drop(slot);
             drop(guard);
-            promise = Some(reserve(inode, lacks)?);
+            match reserve(inode, lacks, at..end) {
+                Ok(Some(more)) => promise = Some(more),
+                Ok(None) => has_place = true,
+                Err(e) => return Err(e),
+            }
             continue;
         }
         let before = buffer.bytes();
@@ -91,7 +99,7 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
             buffer.dirty.zero_gaps(size..size.next_multiple_of(sector).min(at));
         }
         buffer.dirty.write(at, data);
-        buffer.spare -= need;
+        buffer.spare = buffer.spare.saturating_sub(need);
         buffer.touched = Some(inode.core().now());
         let shared = &inode.core().data;
         shared.count(before, buffer.bytes());
@@ -102,26 +110,36 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
     }
 }
 
-/// Promises space for `need` bytes, and some more where there is plenty.
-fn reserve(inode: &Arc<Inode>, need: u64) -> Result<(DataReservation, u64), FsError> {
+/// Promises space for `need` bytes, and some more where there is plenty. `None` where there is none, but the range can be
+/// written in place.
+fn reserve(
+    inode: &Arc<Inode>,
+    need: u64,
+    range: Range<u64>,
+) -> Result<Option<(DataReservation, u64)>, FsError> {
     let engine = inode.core().engine();
     let shared = &inode.core().data;
     if need < PROMISE_LEN && shared.bytes() > PROMISE_LEN && !shared.tight.load(Ordering::Relaxed) {
         match engine.reserve_data(ByteLen(PROMISE_LEN)) {
-            Ok(guard) => return Ok((guard, PROMISE_LEN)),
+            Ok(promise) => return Ok(Some((promise, PROMISE_LEN))),
             Err(TxnError::NoSpace { .. }) => shared.tight.store(true, Ordering::Relaxed),
             Err(e) => return Err(e.into()),
         }
     }
     match engine.reserve_data(ByteLen(need)) {
-        Ok(guard) => Ok((guard, need)),
-        Err(TxnError::NoSpace { .. }) => {
-            // What is buffered may need less than was promised for it.
-            inode.core().flush_all(None)?;
-            Ok((engine.reserve_data(ByteLen(need))?, need))
-        }
-        Err(e) => Err(e.into()),
+        Ok(promise) => return Ok(Some((promise, need))),
+        Err(TxnError::NoSpace { .. }) => {}
+        Err(e) => return Err(e.into()),
     }
+    let sector = u64::from(engine.sectorsize());
+    let aligned = range.start / sector * sector..range.end.next_multiple_of(sector);
+    let placed: u64 = in_place::places(inode, &inode.read(), aligned.clone())?.iter().map(Place::len).sum();
+    if placed == aligned.end - aligned.start {
+        return Ok(None);
+    }
+    // What is buffered may need less than was promised for it.
+    inode.core().flush_all(None)?;
+    Ok(Some((engine.reserve_data(ByteLen(need))?, need)))
 }
 
 /// Whether a write at `at`, or a longer file, leaves bytes behind the old end in its sector that are not known to be zeros.

@@ -1,0 +1,145 @@
+//! Writing into space that a file has already: preallocated extents, and any extent of a file that is not copied on write.
+//!
+//! That is right only where nobody else can see the extent. It is ours alone when
+//! - it was made after the last snapshot of the subvolume: then no snapshot shares the leaf that names it;
+//! - all references to it in the extent tree are this file's;
+//! - it has not been cloned in a transaction that the extent tree does not show yet (`Shared::cloned`).
+//!
+//! Whatever fails this test is written elsewhere, which is never wrong.
+//!
+//! Normal path, within a flush: (1) `places` finds the parts of a run that can be written in place; (2) `overwrite` writes the
+//! data, then joins and turns preallocated parts into regular ones with their checksums.
+//! Crash: a preallocated part that was written is still zeros, since its item says so; of a file that is not copied on
+//! write the old or the new bytes are there, sector by sector: that is what not copying means.
+
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+
+use oleo_format::{ByteLen, Compression, Generation, InodeFlags, Logical, TreeId};
+use oleo_space::RefKey;
+use oleo_txn::Need;
+
+use crate::FsError;
+use crate::data::items::{MapMutOf, MapOf};
+use crate::data::map::{self, Extent, ExtentMapMut, Span};
+use crate::data::prepare::Policy;
+use crate::data::resize::touch;
+use crate::inode::{Inode, Items, ItemsMut, ReadGuard};
+use crate::options::Time;
+
+/// A part of a run that can be written in place.
+pub(super) struct Place {
+    /// The part of the file, whole sectors.
+    pub range: Range<u64>,
+    /// The part of the extent.
+    pub span: Span,
+}
+
+impl Place {
+    /// Bytes of the file.
+    pub fn len(&self) -> u64 { self.range.end - self.range.start }
+}
+
+/// The parts of `range` that can be written in place, in order.
+pub(super) fn places(inode: &Inode, guard: &ReadGuard<'_>, range: Range<u64>) -> Result<Vec<Place>, FsError> {
+    let flags = InodeFlags::from_bits_retain(guard.fields().flags);
+    if !flags.intersects(InodeFlags::PREALLOC | InodeFlags::NODATACOW) {
+        return Ok(Vec::new());
+    }
+    let sector = u64::from(inode.core().engine().sectorsize());
+    // Data with checksums is never overwritten: for a moment the two would not match.
+    let no_cow = flags.contains(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
+    let mut found = Vec::new();
+    map::walk(&MapOf { items: guard, sector }, range.start, range.end, |at, range, extent| {
+        if let Extent::Span(s) = extent
+            && (s.prealloc || no_cow)
+            && s.compression == Compression::None
+        {
+            let span = s.slice(range.start - at, range.end - range.start);
+            found.push(Place { range, span });
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    let last_snapshot = last_snapshot(inode)?;
+    let mut known: Option<(Logical, bool)> = None;
+    let mut ours = Vec::with_capacity(found.len());
+    for place in found {
+        let at = place.span.disk;
+        let exclusive = match known {
+            Some((extent, answer)) if extent == at => answer,
+            _ => place.span.generation > last_snapshot && is_ours(inode, at)?,
+        };
+        known = Some((at, exclusive));
+        if exclusive {
+            ours.push(place);
+        }
+    }
+    Ok(ours)
+}
+
+/// The transaction of the subvolume's last snapshot.
+fn last_snapshot(inode: &Inode) -> Result<Generation, FsError> {
+    let item = inode.core().engine().root_item(inode.tree())?;
+    Ok(Generation(item.map_or(u64::MAX, |i| i.last_snapshot.get())))
+}
+
+/// Whether nobody but this file refers to the extent.
+fn is_ours(inode: &Inode, at: Logical) -> Result<bool, FsError> {
+    let core = inode.core();
+    if core.data.was_cloned(at, Generation(core.engine().super_block().generation.get())) {
+        return Ok(false);
+    }
+    let (tree, file): (TreeId, _) = (inode.tree(), inode.ino());
+    let users = core.engine().extent_users(at)?;
+    Ok(users.iter().all(|user| matches!(user, RefKey::DataRoot { root, ino, .. } if *root == tree && *ino == file)))
+}
+
+/// Writes `data`, the bytes of `place` as far as the file goes, in place. The `flush` lock is held.
+pub(super) fn overwrite(
+    inode: &Arc<Inode>,
+    place: &Place,
+    data: &[u8],
+    policy: &Policy,
+    time: Option<Time>,
+) -> Result<(), FsError> {
+    let engine = inode.core().engine();
+    let sector = u64::from(engine.sectorsize());
+    let whole = data.len() / sector as usize * sector as usize;
+    let mut tail = data[whole..].to_vec();
+    if !tail.is_empty() {
+        tail.resize(sector as usize, 0);
+    }
+    let disk = place.span.disk_start();
+    let mut csums = Vec::new();
+    if let Some(csum) = policy.csum {
+        csum.csum_sectors(&data[..whole], policy.sectorsize, &mut csums);
+        csum.csum_sectors(&tail, policy.sectorsize, &mut csums);
+    }
+    let parts = [(disk, &data[..whole]), (disk + ByteLen(whole as u64), &tail[..])];
+    let parts: Vec<_> = parts.into_iter().filter(|(_, bytes)| !bytes.is_empty()).collect();
+    engine.write_data(&parts)?;
+    let written = place.range.start..place.range.start + (whole + tail.len()) as u64;
+    let handle = engine.join(Need { items: 10, bytes: 1024, ..Need::default() })?;
+    let mut guard = inode.write();
+    guard.alive()?;
+    if place.span.prealloc {
+        let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
+        // `nbytes` stays: the same sectors are counted before and after.
+        map::drop_range(&mut items, written.start, written.end)?;
+        let span = place.span.slice(0, written.end - written.start);
+        items.put(written.start, Extent::Span(Span { prealloc: false, generation: handle.generation(), ..span }));
+        handle.add_csums(disk, csums);
+    }
+    let end = place.range.start + data.len() as u64;
+    let fields = guard.fields_mut(&handle);
+    fields.size = fields.size.max(end);
+    if let Some(time) = time {
+        touch(fields, time);
+    }
+    if let Some(buffer) = &mut *inode.data.buffer.lock() {
+        let before = buffer.bytes();
+        buffer.flight.cut(written);
+        inode.core().data.count(before, buffer.bytes());
+    }
+    Ok(())
+}
