@@ -180,6 +180,10 @@ impl Inner {
             let heads = self.ledger.drain(usize::MAX);
             let roots = self.trees.changed();
             if heads.is_empty() && plans.is_empty() && roots.is_empty() && round > 0 {
+                if self.tree(TreeId::ROOT)?.root.generation != generation {
+                    self.renew_root_tree(generation)?;
+                    continue;
+                }
                 // Nobody makes another chunk until the superblock, which lists them, is out.
                 let still = self.growth.hold();
                 if self.growth.has_plans() {
@@ -197,6 +201,14 @@ impl Inner {
             self.put_root_items(generation)?;
         }
         Err(TxnError::Unsettled(SETTLE_ROUNDS_MAX))
+    }
+
+    /// The superblock's generation must be that of the root tree's block, also where no tree changed (a new label, say). An
+    /// item that comes and goes rewrites the block.
+    fn renew_root_tree(&self, generation: Generation) -> Result<(), TxnError> {
+        let key = Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, u64::MAX);
+        self.apply(TreeId::ROOT, &[Change::put(key, [])], generation)?;
+        self.apply(TreeId::ROOT, &[Change::delete(key)], generation)
     }
 
     /// Keeps `bytes_used` of root items: blocks that the tree refers to by name.

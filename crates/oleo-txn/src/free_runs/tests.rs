@@ -46,7 +46,7 @@ fn follows_a_bitmap_model_in_both_forms() {
         let mut seen = [false; 2];
         for round in 0..60 {
             let mut turns = Vec::new();
-            let mut i = rng.next(40) as usize;
+            let mut i = rng.next(4) as usize;
             // Fragment hard in the first half, heal in the second, so that both forms are met.
             let heal = round >= 30;
             while i < sectors {
@@ -62,7 +62,7 @@ fn follows_a_bitmap_model_in_both_forms() {
                     let now = turn == Turn::Free;
                     bits[i..end].fill(now);
                 }
-                i = end + rng.next(20) as usize;
+                i = end + rng.next(if heal { 3 } else { 20 }) as usize;
             }
             group.apply(&turns).unwrap();
             for change in group.changes() {
