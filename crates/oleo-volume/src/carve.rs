@@ -353,7 +353,7 @@ fn spread_max(free: &[u64], copies: u64) -> u64 {
 }
 
 /// The parts of each device that chunks have: start and end, sorted.
-fn used_runs(chunks: &Table) -> BTreeMap<DevId, Vec<(u64, u64)>> {
+pub(crate) fn used_runs(chunks: &Table) -> BTreeMap<DevId, Vec<(u64, u64)>> {
     let mut runs: BTreeMap<DevId, Vec<(u64, u64)>> = BTreeMap::new();
     for placed in chunks.iter() {
         let len = placed.map.stripe_bytes().0;

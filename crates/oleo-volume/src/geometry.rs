@@ -230,6 +230,9 @@ impl ChunkMap {
 
     /// The byte of the chunk that lies at `offset` of a stripe; `None` for parity, and beyond the chunk's end.
     pub fn logical_of(&self, stripe: usize, offset: u64) -> Option<u64> {
+        if offset >= self.stripe_bytes().0.next_multiple_of(STRIPE_LEN) {
+            return None;
+        }
         let (row, in_unit) = (offset / STRIPE_LEN, offset % STRIPE_LEN);
         let data = self.data_stripes();
         let index = match self.profile {

@@ -23,6 +23,7 @@ mod error;
 mod geometry;
 mod member;
 mod open;
+mod parallel;
 mod profile;
 mod read;
 mod rebuild;

@@ -19,6 +19,7 @@ use parking_lot::RwLock;
 use uuid::Uuid;
 
 use crate::Volume;
+use crate::carve::used_runs;
 use crate::error::VolumeError;
 use crate::geometry::ChunkMap;
 use crate::member::Member;
@@ -93,6 +94,9 @@ impl Volume {
             table.insert(map, &members)?;
         }
         check_presence(&members, &table, opts)?;
+        if opts.write {
+            check_places(&members, &table)?;
+        }
         volume.members = RwLock::new(members);
         volume.chunks = RwLock::new(table);
         volume.write = opts.write;
@@ -273,6 +277,22 @@ fn check_presence(members: &[Arc<Member>], table: &Table, opts: &OpenOptions) ->
     {
         let what = format!("writing to a volume with {} chunks; it may be read", placed.map.profile);
         return Err(VolumeError::Unsupported { what });
+    }
+    Ok(())
+}
+
+/// No two stripes share a place, none reaches beyond its device: or writing one would overwrite the other.
+fn check_places(members: &[Arc<Member>], table: &Table) -> Result<(), Corruption> {
+    for (devid, runs) in used_runs(table) {
+        let total = members.iter().find(|m| m.devid == devid).map_or(0, |m| m.item.lock().total_bytes.get());
+        let ends = runs.iter().map(|r| r.0).skip(1).chain([total]);
+        for ((start, end), next) in runs.iter().zip(ends) {
+            if *end > next {
+                let have = format!("{start}..{end}");
+                let place = format!("device {devid}");
+                return Err(Corruption::new("chunk", "place of a stripe", have, format!("before {next}")).within(place));
+            }
+        }
     }
     Ok(())
 }

@@ -14,13 +14,13 @@ use std::sync::Arc;
 
 use oleo_device::{Device, DeviceError, ReadReq};
 use oleo_format::{ByteLen, CheckedNode, Corruption, Logical, NodeExpect, NodeRules};
-use rayon::prelude::*;
 use uuid::Uuid;
 
 use crate::Volume;
 use crate::error::VolumeError;
 use crate::geometry::{ChunkMap, Piece};
 use crate::member::{Count, Member};
+use crate::parallel::{PARALLEL_BYTES_MIN, each};
 use crate::profile::Profile;
 use crate::rebuild::{Lost, rebuild};
 use crate::table::Placed;
@@ -29,8 +29,6 @@ use crate::table::Placed;
 const SPREAD_LEN: u64 = 1 << 20;
 /// Where the fsid stands in a tree block's header.
 const HEADER_FSID: std::ops::Range<usize> = 32..48;
-/// Blocks that one thread verifies at least, so that small batches stay on one.
-const VERIFY_BLOCKS_MIN: usize = 16;
 
 /// One way to get a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,7 +82,8 @@ impl Volume {
         Err(no_good_copy(expect.logical, len, first_error))
     }
 
-    /// Reads many tree blocks at once; each gets its own result, in order.
+    /// Reads many tree blocks at once; each gets its own result, in order. Devices work in parallel, verifying does
+    /// not: who has cores to spare calls from several threads.
     pub fn read_blocks(&self, expects: &[NodeExpect]) -> Vec<Result<CheckedNode, VolumeError>> {
         if let [only] = expects {
             return vec![self.read_block(only)];
@@ -117,10 +116,7 @@ impl Volume {
             // Once more, with all that can be done; this also counts and heals what was bad.
             self.read_block(expect)
         };
-        match work.len() > VERIFY_BLOCKS_MIN {
-            true => work.into_par_iter().with_min_len(VERIFY_BLOCKS_MIN).map(verify).collect(),
-            false => work.into_iter().map(verify).collect(),
-        }
+        work.into_iter().map(verify).collect()
     }
 
     /// Reads data. With checksums (one per sector, concatenated), each sector comes from a copy that fits its
@@ -397,10 +393,9 @@ impl<'a> Batch<'a> {
             let results = reads.reqs.into_iter().map(|r| r.result);
             reads.tags.into_iter().zip(results).collect::<Vec<_>>()
         };
-        match self.by_device.len() {
-            0 | 1 => self.by_device.into_values().flat_map(one).collect(),
-            _ => self.by_device.into_values().collect::<Vec<_>>().into_par_iter().flat_map_iter(one).collect(),
-        }
+        let bytes: u64 = self.by_device.values().flat_map(|r| &r.reqs).map(|r| r.buf.len() as u64).sum();
+        let devices: Vec<_> = self.by_device.into_values().collect();
+        each(devices, bytes >= PARALLEL_BYTES_MIN, one).into_iter().flatten().collect()
     }
 }
 

@@ -15,6 +15,8 @@ use uuid::Uuid;
 
 use super::*;
 
+mod hostile;
+
 const MIB: u64 = 1 << 20;
 const NODESIZE: u32 = 16384;
 /// Bytes of data in a sample: more than one row, and enough for a read to be spread over copies.

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use oleo_device::{Device, DeviceError, Latched, WriteReq};
 use oleo_format::{ByteLen, Logical, SUPER_LEN, SUPER_OFFSETS, SYS_CHUNK_ARRAY_LEN, SuperBlock};
-use rayon::prelude::*;
 use zerocopy::IntoBytes;
 
 use crate::Volume;
 use crate::error::VolumeError;
 use crate::geometry::ChunkMap;
 use crate::member::{Count, Member};
+use crate::parallel::{PARALLEL_BYTES_MIN, each};
 
 /// The writes of one device: place, bytes.
 type DeviceWrites<'a> = (Arc<Member>, Vec<(u64, &'a [u8])>);
@@ -43,15 +43,12 @@ impl Volume {
                 }
             }
         }
-        let mut work: Vec<DeviceWrites<'_>> = by_device.into_values().collect();
-        let done = match &mut work[..] {
-            [] => Ok(()),
-            [(member, writes)] => write_device(member, writes),
-            many => {
-                many.par_iter_mut().map(|(member, writes)| write_device(member, writes)).reduce(|| Ok(()), Result::and)
-            }
-        };
-        done.map_err(|e| self.stop(e))
+        let bytes: u64 = parts.iter().map(|p| p.1.len() as u64).sum();
+        let work = by_device.into_values().collect();
+        let done = each(work, bytes >= PARALLEL_BYTES_MIN, |(member, mut writes): DeviceWrites<'_>| {
+            write_device(&member, &mut writes)
+        });
+        all_done(done).map_err(|e| self.stop(e))
     }
 
     /// Makes everything durable that was written before.
@@ -62,17 +59,14 @@ impl Volume {
         self.may_write()?;
         let members = self.writable_members();
         let flush =
-            |(member, device): &(Arc<Member>, Arc<Latched>)| device.flush().inspect_err(|_| member.count(Count::Flush));
-        let done = match &members[..] {
-            [only] => flush(only),
-            many => many.par_iter().map(flush).reduce(|| Ok(()), Result::and),
-        };
-        done.map_err(|e| self.stop(e))
+            |(member, device): (Arc<Member>, Arc<Latched>)| device.flush().inspect_err(|_| member.count(Count::Flush));
+        all_done(each(members, true, flush)).map_err(|e| self.stop(e))
     }
 
     /// Makes `sb` the superblock of every device: flush, first mirrors, flush, other mirrors. `dev_item`, `bytenr` and
     /// `csum` are filled in for each device; all else is as given (see [`stamp`](Self::stamp)).
     pub fn write_supers(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
+        self.may_write()?;
         self.flush()?;
         let members = self.writable_members();
         let write = |mirrors: &[u64]| -> Result<(), DeviceError> {
@@ -157,6 +151,11 @@ impl Volume {
         let _ = self.stopped.set(e.clone());
         e.into()
     }
+}
+
+/// The first failure, if there is one.
+fn all_done(results: Vec<Result<(), DeviceError>>) -> Result<(), DeviceError> {
+    results.into_iter().collect()
 }
 
 /// Sorts one device's writes, merges neighbours, and hands them over as one batch.

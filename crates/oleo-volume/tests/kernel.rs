@@ -11,7 +11,7 @@ use oleo_device::{Device, DeviceError, FileDevice, FileOptions, User};
 use oleo_format::{
     BlockGroupFlags, ByteLen, Generation, ItemType, Logical, NodeExpect, RootItem, SUPER_LEN, SUPER_OFFSETS, TreeId,
 };
-use oleo_sim::oracle::{Oracle, oracle, run};
+use oleo_sim::oracle::{Loop, Oracle, ReadOnly, oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_volume::{ChunkWant, ErrorCounters, OpenOptions, Volume, VolumeError, read_mirrors};
 
@@ -288,5 +288,39 @@ fn mounted_images_are_refused() -> Result<()> {
     }
     mounted.unmount()?;
     open(&files.iter().collect::<Vec<_>>(), &WRITE)?;
+    Ok(())
+}
+
+/// Goal: a volume that grew out of a seed is read from both, its older blocks by the seed's fsid; the seed alone is
+/// still the volume it was; neither seed nor a volume without its seed is written or read whole.
+#[test]
+fn seeds_and_sprouts() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let files = scratch.images("dev", 2, 400 * MIB)?;
+    oracle.mkfs(&["-d", "single", "-m", "single"], &files[..1])?;
+    let mounted = oracle.mount(&files[..1], "")?;
+    fill(mounted.path(), 3)?;
+    mounted.unmount()?;
+    run("btrfstune", ["-S".as_ref(), "1".as_ref(), files[0].as_os_str()])?;
+    let mounted = oracle.mount(&files[..1], "")?;
+    let second = Loop::attach(&files[1], ReadOnly::No)?;
+    run("btrfs", ["device".as_ref(), "add".as_ref(), second.path().as_os_str(), mounted.path().as_os_str()])?;
+    run("mount", ["-o".as_ref(), "remount,rw".as_ref(), mounted.path().as_os_str()])?;
+    fs::write(mounted.path().join("new"), Rng::new(4).bytes(5 << 20))?;
+    mounted.unmount()?;
+    drop(second);
+    let seed = open(&[&files[0]], &READ)?;
+    let (old, fsid) = (walk(&seed)?, seed.super_block().fsid());
+    drop(seed);
+    assert!(matches!(open(&[&files[0]], &WRITE), Err(VolumeError::Unsupported { .. })));
+    for order in [[&files[0], &files[1]], [&files[1], &files[0]]] {
+        let volume = open(&order, &READ)?;
+        assert_ne!(volume.super_block().fsid(), fsid);
+        let new = walk(&volume)?;
+        ensure!(new.data_bytes >= old.data_bytes + 5 * MIB, "{old:?} then {new:?}");
+        assert_eq!(volume.devices().iter().map(|d| d.seed).collect::<Vec<_>>(), [true, false]);
+    }
+    assert!(matches!(open(&[&files[1]], &READ), Err(VolumeError::Missing { .. })));
     Ok(())
 }
