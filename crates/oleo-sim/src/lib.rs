@@ -5,6 +5,7 @@
 //! - [`specimen`]: directories with every kind of file, and file systems that the kernel has made and aged.
 //! - [`script`]: random operation scripts as data, run on any [`script::Target`], compared step by step, shrunk.
 //! - [`rot`]: images with bytes changed and the checksums put right again.
+//! - [`disk`]: a disk in memory that loses power and what was not flushed.
 //! - [`rng`]: the seeded numbers that all of these draw from.
 //!
 //! A failure found by chance is worth keeping: every random thing here takes a seed and says it when it fails.
@@ -12,6 +13,7 @@
 //! This crate knows nothing of the engine above `oleo-format`, so that any room may use it in its tests; what binds it
 //! to the library lives in `tests/`.
 
+pub mod disk;
 pub mod manifest;
 pub mod oracle;
 pub mod rng;

@@ -247,6 +247,9 @@ impl Target for Host {
                 let time = Timespec { tv_sec: *sec, tv_nsec: i64::from(*nsec) };
                 set_times(&self.at(path), time).map_err(|e| e.downcast().unwrap_or(Errno::IO))
             }
+            Op::Compress { path, algo } if algo.is_empty() => {
+                rustix::fs::lremovexattr(self.at(path), "btrfs.compression")
+            }
             Op::Compress { path, algo } => {
                 let name = OsStr::from_bytes(b"btrfs.compression");
                 rustix::fs::lsetxattr(self.at(path), name, algo.as_bytes(), XattrFlags::empty())

@@ -1,0 +1,198 @@
+//! A disk that can lose power and fail: what was flushed survives, of what came after it any part may.
+//!
+//! Normal path: (1) [`SimDisk::new`] takes what is on it at first; (2) it is used as any device; (3) [`Power::cut_after`]
+//! lets a number of writes and flushes through, over all disks that share the switch, and fails everything after them;
+//! or a test just stops; (4) [`SimDisk::after_crash`] gives what a machine finds when it comes up again.
+//!
+//! Invariants: reads see every write at once, as through a drive's cache. A crash keeps what the last successful flush
+//! covered, and of later writes a random choice of sectors of [`SECTOR`] bytes: writes can be lost, torn, and reordered.
+//! Two crashes with one seed are alike.
+//! Locks: one, held for each write, so that "before the flush" has a meaning.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::Result;
+use oleo_device::{Device, DeviceError, MemDevice, Op};
+
+use crate::rng::Rng;
+
+/// Written whole or not at all, bytes.
+pub const SECTOR: usize = 512;
+
+/// The switch that several disks hang on.
+#[derive(Clone, Debug)]
+pub struct Power(Arc<AtomicI64>);
+
+impl Power {
+    /// Never fails.
+    pub fn steady() -> Power {
+        Power(Arc::new(AtomicI64::new(i64::MAX)))
+    }
+
+    /// Fails after so many writes and flushes more.
+    pub fn cut_after(&self, operations: u32) {
+        self.0.store(operations.into(), Ordering::SeqCst);
+    }
+
+    /// Whether it has failed.
+    pub fn is_cut(&self) -> bool {
+        self.0.load(Ordering::SeqCst) < 0
+    }
+
+    fn take(&self) -> bool {
+        self.0.fetch_sub(1, Ordering::SeqCst) > 0
+    }
+}
+
+/// A disk in memory; see the module's text.
+pub struct SimDisk {
+    name: Arc<str>,
+    /// With every write, flushed or not.
+    seen: MemDevice,
+    state: Mutex<State>,
+    power: Power,
+}
+
+struct State {
+    /// As of the last flush.
+    stable: MemDevice,
+    /// Since then, in order.
+    pending: Vec<(u64, Vec<u8>)>,
+    writes: u64,
+    flushes: u64,
+}
+
+impl SimDisk {
+    /// A disk with these contents.
+    pub fn new(name: &str, contents: MemDevice, power: &Power) -> SimDisk {
+        let state = State { stable: contents.copy(), pending: Vec::new(), writes: 0, flushes: 0 };
+        SimDisk { name: name.into(), seen: contents, state: Mutex::new(state), power: power.clone() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere leaves nothing half done in here.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is found after a crash at this moment.
+    pub fn after_crash(&self, rng: &mut Rng) -> MemDevice {
+        let state = self.state();
+        let disk = state.stable.copy();
+        // Sometimes all of it, sometimes nothing, mostly a part.
+        let kept_of_eight = rng.below(9);
+        for (offset, data) in &state.pending {
+            for (i, sector) in data.chunks(SECTOR).enumerate() {
+                if rng.below(8) < kept_of_eight {
+                    // In range: it was written before.
+                    let _ = disk.write_at(offset + (i * SECTOR) as u64, sector);
+                }
+            }
+        }
+        disk
+    }
+
+    /// How many writes and flushes there were.
+    pub fn counts(&self) -> (u64, u64) {
+        let state = self.state();
+        (state.writes, state.flushes)
+    }
+
+    fn no_power(&self, op: Op, offset: u64, len: u64) -> DeviceError {
+        let source = Arc::new(io::Error::other("the power is off"));
+        DeviceError::Io { name: self.name.clone(), op, offset, len, source }
+    }
+}
+
+impl Device for SimDisk {
+    fn len(&self) -> u64 {
+        self.seen.len()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        if self.power.is_cut() {
+            return Err(self.no_power(Op::Read, offset, buf.len() as u64));
+        }
+        self.seen.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        let mut state = self.state();
+        if !self.power.take() {
+            return Err(self.no_power(Op::Write, offset, buf.len() as u64));
+        }
+        self.seen.write_at(offset, buf)?;
+        state.pending.push((offset, buf.to_vec()));
+        state.writes += 1;
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        let mut state = self.state();
+        if !self.power.take() {
+            return Err(self.no_power(Op::Flush, 0, 0));
+        }
+        for (offset, data) in std::mem::take(&mut state.pending) {
+            state.stable.write_at(offset, &data)?;
+        }
+        state.flushes += 1;
+        Ok(())
+    }
+
+    fn discard(&self, _offset: u64, _len: u64) -> Result<(), DeviceError> {
+        Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Discard })
+    }
+
+    fn set_len(&self, _len: u64) -> Result<(), DeviceError> {
+        Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Resize })
+    }
+
+    fn name(&self) -> String {
+        self.name.to_string()
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+}
+
+/// Copies between a file and memory go in steps of this many bytes; steps of zeros are left out.
+const COPY_LEN: usize = 64 << 10;
+
+/// Reads a file into memory.
+pub fn load(path: &Path) -> Result<MemDevice> {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::open(path)?;
+    let len = file.metadata()?.len();
+    let device = MemDevice::named(&path.display().to_string(), len);
+    let mut buf = vec![0; COPY_LEN];
+    for at in (0..len).step_by(COPY_LEN) {
+        let part = COPY_LEN.min(usize::try_from(len - at)?);
+        file.read_exact_at(&mut buf[..part], at)?;
+        if buf[..part].iter().any(|b| *b != 0) {
+            device.write_at(at, &buf[..part])?;
+        }
+    }
+    Ok(device)
+}
+
+/// Writes a disk to a new file, sparse.
+pub fn store(device: &dyn Device, path: &Path) -> Result<()> {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::create(path)?;
+    file.set_len(device.len())?;
+    let mut buf = vec![0; COPY_LEN];
+    for at in (0..device.len()).step_by(COPY_LEN) {
+        let part = COPY_LEN.min(usize::try_from(device.len() - at)?);
+        device.read_at(at, &mut buf[..part])?;
+        if buf[..part].iter().any(|b| *b != 0) {
+            file.write_all_at(&buf[..part], at)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

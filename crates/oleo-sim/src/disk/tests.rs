@@ -1,0 +1,42 @@
+use super::*;
+
+fn byte(disk: &dyn Device, at: u64) -> u8 {
+    let mut buf = [0];
+    disk.read_at(at, &mut buf).unwrap();
+    buf[0]
+}
+
+/// Goal: what was flushed survives every crash; what was not may be lost, kept or torn, and all of these happen.
+#[test]
+fn crashes_keep_what_was_flushed() {
+    let disk = SimDisk::new("disk", MemDevice::new(1 << 20), &Power::steady());
+    disk.write_at(0, &[1; 4096]).unwrap();
+    disk.flush().unwrap();
+    disk.write_at(0, &[2; 4096]).unwrap();
+    assert_eq!(byte(&disk, 4095), 2, "reads see what was written");
+    let mut seen = [0; 3];
+    for seed in 0..100 {
+        let after = disk.after_crash(&mut Rng::new(seed));
+        let new = (0..4096 / SECTOR as u64).filter(|i| byte(&after, i * SECTOR as u64) == 2).count();
+        assert!((0..4096).all(|at| byte(&after, at) != 0), "lost what was flushed");
+        seen[match new {
+            0 => 0,
+            8 => 1,
+            _ => 2,
+        }] += 1;
+    }
+    assert!(seen.iter().all(|n| *n > 0), "lost, kept, torn: {seen:?}");
+}
+
+/// Goal: after the cut nothing works, on any disk at the switch.
+#[test]
+fn a_cut_ends_everything() {
+    let power = Power::steady();
+    let (a, b) = (SimDisk::new("a", MemDevice::new(4096), &power), SimDisk::new("b", MemDevice::new(4096), &power));
+    power.cut_after(2);
+    a.write_at(0, &[1]).unwrap();
+    b.write_at(0, &[1]).unwrap();
+    assert!(a.flush().is_err() && b.write_at(0, &[2]).is_err() && power.is_cut());
+    assert!(b.read_at(0, &mut [0]).is_err());
+    assert_eq!((a.counts(), b.counts()), ((1, 0), (1, 0)));
+}
