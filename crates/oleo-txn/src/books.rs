@@ -134,11 +134,8 @@ impl<'a> Books<'a> {
 
     fn count_change(&self, start: u64) -> Change {
         let group = &self.groups[&start];
-        let item = BlockGroupItem {
-            used: group.used.into(),
-            chunk_objectid: CHUNK_OBJECT.into(),
-            flags: group.flags.into(),
-        };
+        let item =
+            BlockGroupItem { used: group.used.into(), chunk_objectid: CHUNK_OBJECT.into(), flags: group.flags.into() };
         let key = Key::new(start, ItemType::BLOCK_GROUP_ITEM, group.len);
         Change { key, op: Op::Put(item.as_bytes().into()) }
     }

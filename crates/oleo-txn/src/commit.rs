@@ -20,16 +20,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
-use oleo_format::{BlockHead, ByteLen, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, RootItem, TreeId};
+use oleo_format::{
+    BlockHead, ByteLen, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, QgroupStatusFlags, QgroupStatusItem,
+    RootItem, TreeId,
+};
 use oleo_space::{ExtentKind, Kind};
 use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op, TreeError, TreeRoot};
 
 use parking_lot::MutexGuard;
 
+use crate::books::Books;
 use crate::engine::{DeltaSource, Engine, Inner, Stage};
 use crate::extents::{ItemRules, settle_heads, stored_state};
-use crate::books::Books;
 use crate::trees::TreeState;
+use zerocopy::IntoBytes;
+
 use crate::TxnError;
 
 /// Rounds of settling. Each round's new blocks are the bookkeeping leaves that the one before touched first; real runs take
@@ -57,7 +62,8 @@ struct States<'a>(&'a Inner);
 impl ExtentInfo for States<'_> {
     fn lookup(&self, blocks: &[(Logical, u8)]) -> Result<Vec<ExtentState>, TreeError> {
         let inner = self.0;
-        let root = inner.trees.peek(TreeId::EXTENT).ok_or_else(|| TreeError::outside(TxnError::NoTree(TreeId::EXTENT)))?;
+        let root =
+            inner.trees.peek(TreeId::EXTENT).ok_or_else(|| TreeError::outside(TxnError::NoTree(TreeId::EXTENT)))?;
         let mut cursor = inner.blocks.cursor(&root.root);
         let mut out = Vec::with_capacity(blocks.len());
         for (at, _) in blocks {
@@ -121,7 +127,9 @@ impl Inner {
         Ok(f(&env)?)
     }
 
-    fn source(&self) -> Option<Arc<dyn DeltaSource>> { self.source.read().as_ref().and_then(|w| w.upgrade()) }
+    fn source(&self) -> Option<Arc<dyn DeltaSource>> {
+        self.source.read().as_ref().and_then(|w| w.upgrade())
+    }
 
     /// Step 1, the gate being closed by the caller.
     fn freeze(&self, source: Option<&Arc<dyn DeltaSource>>) -> Vec<(Logical, ByteLen)> {
@@ -172,6 +180,7 @@ impl Inner {
     fn settle(&self, generation: Generation) -> Result<MutexGuard<'_, ()>, TxnError> {
         let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation);
         let mut books = Books::new(self, generation);
+        self.mark_quota(generation)?;
         for round in 0..SETTLE_ROUNDS_MAX {
             let plans = self.growth.take_plans();
             for plan in &plans {
@@ -209,6 +218,23 @@ impl Inner {
         let key = Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, u64::MAX);
         self.apply(TreeId::ROOT, &[Change::put(key, [])], generation)?;
         self.apply(TreeId::ROOT, &[Change::delete(key)], generation)
+    }
+
+    /// Quota numbers are not kept up here: whoever reads them next must be told to count anew.
+    fn mark_quota(&self, generation: Generation) -> Result<(), TxnError> {
+        let Some(quota) = self.trees.get(&self.blocks, TreeId::QUOTA)? else { return Ok(()) };
+        let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
+        let Some(item) = self.blocks.get(&quota.root, &key)? else { return Ok(()) };
+        let mut bytes = item.to_vec();
+        let (status, _) = QgroupStatusItem::parse_prefix(&bytes)?;
+        let flags = QgroupStatusFlags::from_bits_retain(status.flags.get());
+        if !flags.contains(QgroupStatusFlags::ON) || flags.contains(QgroupStatusFlags::INCONSISTENT) {
+            return Ok(());
+        }
+        let flags = flags | QgroupStatusFlags::INCONSISTENT;
+        let marked = QgroupStatusItem { generation: generation.0.into(), flags: flags.bits().into(), ..*status };
+        bytes[..size_of::<QgroupStatusItem>()].copy_from_slice(marked.as_bytes());
+        self.apply(TreeId::QUOTA, &[Change::put(key, bytes)], generation)
     }
 
     /// Keeps `bytes_used` of root items: blocks that the tree refers to by name.
@@ -354,13 +380,19 @@ pub struct Staged<'a> {
 }
 
 impl<'a> Staged<'a> {
-    pub(crate) fn inner(&self) -> &'a Inner { &self.engine.0 }
+    pub(crate) fn inner(&self) -> &'a Inner {
+        &self.engine.0
+    }
 
     /// The generation that this will be committed under.
-    pub fn generation(&self) -> Generation { self.generation }
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
 
     /// The root of a tree with all changes in it.
-    pub fn root(&self, tree: TreeId) -> Result<TreeRoot, TxnError> { Ok(self.inner().tree(tree)?.root) }
+    pub fn root(&self, tree: TreeId) -> Result<TreeRoot, TxnError> {
+        Ok(self.inner().tree(tree)?.root)
+    }
 
     /// Applies sorted changes to a tree.
     pub fn put(&mut self, tree: TreeId, changes: &[Change]) -> Result<(), TxnError> {
@@ -416,4 +448,3 @@ impl<'a> Staged<'a> {
         self.put(TreeId::ROOT, &[Change { key, op: Op::Put(Box::default()) }])
     }
 }
-

@@ -101,7 +101,9 @@ impl Credit {
     }
 
     /// What a reservation is rounded up to while there is plenty.
-    pub(crate) fn generous(&self, missing: ByteLen) -> ByteLen { ByteLen(missing.0 + STEP_BYTES) }
+    pub(crate) fn generous(&self, missing: ByteLen) -> ByteLen {
+        ByteLen(missing.0 + STEP_BYTES)
+    }
 
     pub(crate) fn set_existing(&self, used: ByteLen) {
         self.existing.store(used.0.saturating_mul(2), Ordering::Relaxed);
@@ -114,14 +116,18 @@ impl Credit {
     }
 
     /// Bytes to set aside for operations that free space.
-    pub(crate) fn last_reserve(&self) -> ByteLen { ByteLen(LAST_RESERVE_BLOCKS * self.nodesize) }
+    pub(crate) fn last_reserve(&self) -> ByteLen {
+        ByteLen(LAST_RESERVE_BLOCKS * self.nodesize)
+    }
 
     pub(crate) fn set_last(&self, guard: Reservation, len: ByteLen) {
         self.held.lock().last = vec![guard];
         self.last.store(len.0, Ordering::Relaxed);
     }
 
-    pub(crate) fn has_last(&self) -> bool { self.last.load(Ordering::Relaxed) > 0 }
+    pub(crate) fn has_last(&self) -> bool {
+        self.last.load(Ordering::Relaxed) > 0
+    }
 
     /// The gate is closed: counts start anew; what is held belongs to the frozen transaction.
     pub(crate) fn freeze(&self) {

@@ -21,7 +21,9 @@ use crate::TxnError;
 pub(crate) const CSUM_OBJECT: u64 = -10i64 as u64;
 
 /// The key of the checksum item that starts at `at`.
-pub(crate) fn csum_key(at: u64) -> Key { Key::new(CSUM_OBJECT, ItemType::EXTENT_CSUM, at) }
+pub(crate) fn csum_key(at: u64) -> Key {
+    Key::new(CSUM_OBJECT, ItemType::EXTENT_CSUM, at)
+}
 
 type Sums = BTreeMap<u64, Vec<u8>>;
 
@@ -41,9 +43,15 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    fn sectors(&self, sums: &[u8]) -> u64 { sums.len() as u64 / self.csum_len }
-    fn end(&self, start: u64, sums: &[u8]) -> u64 { start + self.sectors(sums) * self.sectorsize }
-    fn bytes(&self, data_len: u64) -> usize { (data_len / self.sectorsize * self.csum_len) as usize }
+    fn sectors(&self, sums: &[u8]) -> u64 {
+        sums.len() as u64 / self.csum_len
+    }
+    fn end(&self, start: u64, sums: &[u8]) -> u64 {
+        start + self.sectors(sums) * self.sectorsize
+    }
+    fn bytes(&self, data_len: u64) -> usize {
+        (data_len / self.sectorsize * self.csum_len) as usize
+    }
 }
 
 /// Copies from `sums`, which start at `start`, what lies in `at..at+len` into `out` (sums of the whole range); `have`
@@ -61,7 +69,9 @@ fn overlay(l: Layout, start: u64, sums: &[u8], at: u64, out: &mut [u8], have: &m
 }
 
 impl Pending {
-    pub(crate) fn add(&self, at: Logical, sums: Vec<u8>) { self.open.write().insert(at.0, sums); }
+    pub(crate) fn add(&self, at: Logical, sums: Vec<u8>) {
+        self.open.write().insert(at.0, sums);
+    }
 
     /// The gate is closed: what is open becomes frozen. What was frozen has been settled before.
     pub(crate) fn freeze(&self) {
@@ -75,7 +85,9 @@ impl Pending {
     }
 
     /// The tree holds what was frozen.
-    pub(crate) fn settled(&self) { *self.frozen.write() = Sums::new(); }
+    pub(crate) fn settled(&self) {
+        *self.frozen.write() = Sums::new();
+    }
 
     fn overlay(map: &Sums, l: Layout, at: u64, out: &mut [u8], have: &mut [bool]) {
         let end = at + have.len() as u64 * l.sectorsize;
@@ -166,7 +178,9 @@ impl Pending {
     }
 }
 
-fn is_csum(key: &Key) -> bool { key.objectid == CSUM_OBJECT && key.item_type == ItemType::EXTENT_CSUM }
+fn is_csum(key: &Key) -> bool {
+    key.objectid == CSUM_OBJECT && key.item_type == ItemType::EXTENT_CSUM
+}
 
 /// The parts of `start..end` that lie outside `cuts` (sorted, without overlap).
 fn minus(start: u64, end: u64, cuts: &[(Logical, ByteLen)]) -> Vec<(u64, u64)> {

@@ -41,7 +41,9 @@ pub struct EngineOptions {
 }
 
 impl Default for EngineOptions {
-    fn default() -> EngineOptions { EngineOptions { read_only: false, cache_bytes: 128 << 20 } }
+    fn default() -> EngineOptions {
+        EngineOptions { read_only: false, cache_bytes: 128 << 20 }
+    }
 }
 
 /// What an operation may need from the metadata space until the next commit.
@@ -150,7 +152,9 @@ pub struct Handle<'a> {
 
 impl Handle<'_> {
     /// The generation that the changes will be committed under.
-    pub fn generation(&self) -> Generation { self.generation }
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
 
     /// An item of this transaction names the granted data from now on (or did and no longer does: then it is given back at
     /// the commit).
@@ -176,7 +180,9 @@ pub struct DataReservation {
 impl Engine {
     /// Opens the trees of `volume`. For writing it refuses what it cannot carry on: a log tree, an interrupted balance or
     /// replace, relocation trees, features it does not know.
-    pub fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> { load::open(volume, opts) }
+    pub fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> {
+        load::open(volume, opts)
+    }
 
     pub(crate) fn assemble(volume: Arc<Volume>, blocks: Blocks, sb: SuperBlock, rules: Rules) -> Engine {
         let layout = Layout {
@@ -215,19 +221,33 @@ impl Engine {
     }
 
     /// The volume below.
-    pub fn volume(&self) -> &Arc<Volume> { &self.0.volume }
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.0.volume
+    }
     /// The block cache and tree walker.
-    pub fn blocks(&self) -> &Blocks { &self.0.blocks }
+    pub fn blocks(&self) -> &Blocks {
+        &self.0.blocks
+    }
     /// The allocator, for counts; allocate through the engine.
-    pub fn space(&self) -> &Space { &self.0.space }
+    pub fn space(&self) -> &Space {
+        &self.0.space
+    }
     /// Bytes per sector.
-    pub fn sectorsize(&self) -> u32 { self.0.rules.sectorsize }
+    pub fn sectorsize(&self) -> u32 {
+        self.0.rules.sectorsize
+    }
     /// Bytes per tree block.
-    pub fn nodesize(&self) -> u32 { self.0.rules.nodesize }
+    pub fn nodesize(&self) -> u32 {
+        self.0.rules.nodesize
+    }
     /// The checksum algorithm of the volume.
-    pub fn csum_type(&self) -> CsumType { self.0.rules.csum }
+    pub fn csum_type(&self) -> CsumType {
+        self.0.rules.csum
+    }
     /// Whether data and metadata share block groups.
-    pub fn is_mixed(&self) -> bool { self.0.rules.mixed }
+    pub fn is_mixed(&self) -> bool {
+        self.0.rules.mixed
+    }
     /// The features of the superblock, those asked for since included.
     pub fn features(&self) -> Features {
         let mut f = self.0.super_block.lock().features();
@@ -235,13 +255,21 @@ impl Engine {
         f
     }
     /// Whether the volume keeps a UUID tree.
-    pub fn has_uuid_tree(&self) -> bool { self.0.rules.uuid_tree }
+    pub fn has_uuid_tree(&self) -> bool {
+        self.0.rules.uuid_tree
+    }
     /// The generation that operations join now.
-    pub fn generation(&self) -> Generation { Generation(self.0.open_generation.load(Ordering::Acquire)) }
+    pub fn generation(&self) -> Generation {
+        Generation(self.0.open_generation.load(Ordering::Acquire))
+    }
     /// Whether it was opened for reading or turned read-only by an error; then why.
-    pub fn read_only(&self) -> Option<Arc<str>> { self.0.writable().err().map(|e| e.to_string().into()) }
+    pub fn read_only(&self) -> Option<Arc<str>> {
+        self.0.writable().err().map(|e| e.to_string().into())
+    }
     /// The superblock as last written, or opened.
-    pub fn super_block(&self) -> SuperBlock { self.0.super_block.lock().clone() }
+    pub fn super_block(&self) -> SuperBlock {
+        self.0.super_block.lock().clone()
+    }
 
     /// Changes superblock fields that no tree holds (label, default flags …); they are written with the next commit.
     pub fn edit_super(&self, edit: impl FnOnce(&mut SuperBlock)) -> Result<(), TxnError> {
@@ -257,7 +285,9 @@ impl Engine {
     }
 
     /// While the value lives, nothing that can be reached now is overwritten.
-    pub fn reader(&self) -> Reader { self.0.readers.enter() }
+    pub fn reader(&self) -> Reader {
+        self.0.readers.enter()
+    }
 
     /// The newest root of a tree, staged changes included.
     pub fn root(&self, tree: TreeId) -> Result<Option<TreeRoot>, TxnError> {
@@ -281,7 +311,9 @@ impl Engine {
     }
 
     /// Names the room above, which holds changes in memory.
-    pub fn set_source(&self, source: Weak<dyn DeltaSource>) { *self.0.source.write() = Some(source); }
+    pub fn set_source(&self, source: Weak<dyn DeltaSource>) {
+        *self.0.source.write() = Some(source);
+    }
 
     /// Reserves metadata for an operation and passes into the open transaction. The caller holds no lock that
     /// [`DeltaSource`] needs and no other handle: where space is short, a commit happens in here.
@@ -311,7 +343,10 @@ impl Engine {
             return Ok(());
         }
         inner.credit.untake(need);
-        Err(TxnError::NoSpace { what: "metadata", wanted: ByteLen(u64::from(need.bytes) + u64::from(inner.rules.nodesize)) })
+        Err(TxnError::NoSpace {
+            what: "metadata",
+            wanted: ByteLen(u64::from(need.bytes) + u64::from(inner.rules.nodesize)),
+        })
     }
 
     /// Promises space for data. May commit when space is short; the same rules as for [`Engine::join`].

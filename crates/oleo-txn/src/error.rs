@@ -51,13 +51,19 @@ pub enum TxnError {
 }
 
 impl From<TreeError> for TxnError {
-    fn from(e: TreeError) -> TxnError { TxnError::Tree(Arc::new(e)) }
+    fn from(e: TreeError) -> TxnError {
+        TxnError::Tree(Arc::new(e))
+    }
 }
 
 impl From<VolumeError> for TxnError {
-    fn from(e: VolumeError) -> TxnError { TxnError::Volume(Arc::new(e)) }
+    fn from(e: VolumeError) -> TxnError {
+        TxnError::Volume(Arc::new(e))
+    }
 }
 
 impl From<SpaceError> for TxnError {
-    fn from(e: SpaceError) -> TxnError { TxnError::Space(Arc::new(e)) }
+    fn from(e: SpaceError) -> TxnError {
+        TxnError::Space(Arc::new(e))
+    }
 }

@@ -188,7 +188,8 @@ fn settle_one(head: &Head, stored: Option<Stored>, rules: &ItemRules, out: &mut 
         total += i128::from(*delta);
         let have = inline.get(who).copied().or_else(|| s.keyed.get(who).map(|(_, c)| *c));
         let now = i64::from(have.unwrap_or(0)) + i64::from(*delta);
-        let now = u32::try_from(now).map_err(|_| lies(at, "count of a reference", format!("{who:?} {now}"), "0 or more"))?;
+        let now =
+            u32::try_from(now).map_err(|_| lies(at, "count of a reference", format!("{who:?} {now}"), "0 or more"))?;
         if data_less(who) && now > 1 {
             return Err(lies(at, "count of a tree reference", format!("{who:?} {now}"), "0 or 1"));
         }
@@ -251,9 +252,13 @@ fn settle_one(head: &Head, stored: Option<Stored>, rules: &ItemRules, out: &mut 
     Ok(())
 }
 
-fn data_less(who: &RefKey) -> bool { matches!(who, RefKey::TreeRoot(_) | RefKey::TreeParent(_)) }
+fn data_less(who: &RefKey) -> bool {
+    matches!(who, RefKey::TreeRoot(_) | RefKey::TreeParent(_))
+}
 
-fn inline_len(who: &RefKey) -> usize { back_ref(who, 1).inline_len() }
+fn inline_len(who: &RefKey) -> usize {
+    back_ref(who, 1).inline_len()
+}
 
 fn fresh(head: &Head, rules: &ItemRules) -> Stored {
     let (main, flags, tree_block) = match &head.kind {

@@ -38,14 +38,18 @@ pub(crate) fn thread_shard() -> usize {
 }
 
 impl Gate {
-    pub(crate) fn new() -> Gate { Gate { shards: (0..SHARDS).map(|_| Shard(RwLock::new(()))).collect() } }
+    pub(crate) fn new() -> Gate {
+        Gate { shards: (0..SHARDS).map(|_| Shard(RwLock::new(()))).collect() }
+    }
 
     pub(crate) fn enter(&self) -> Pass<'_> {
         let shard = thread_shard();
         Pass { _guard: self.shards[shard].0.read_recursive(), shard }
     }
 
-    pub(crate) fn close(&self) -> Closed<'_> { Closed { _guards: self.shards.iter().map(|s| s.0.write()).collect() } }
+    pub(crate) fn close(&self) -> Closed<'_> {
+        Closed { _guards: self.shards.iter().map(|s| s.0.write()).collect() }
+    }
 }
 
 #[cfg(test)]

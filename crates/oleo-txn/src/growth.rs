@@ -51,16 +51,26 @@ impl Growth {
         }
     }
 
-    pub(crate) fn take_plans(&self) -> Vec<NewChunk> { std::mem::take(&mut *self.plans.lock()) }
+    pub(crate) fn take_plans(&self) -> Vec<NewChunk> {
+        std::mem::take(&mut *self.plans.lock())
+    }
 
-    pub(crate) fn has_plans(&self) -> bool { !self.plans.lock().is_empty() }
+    pub(crate) fn has_plans(&self) -> bool {
+        !self.plans.lock().is_empty()
+    }
 
     /// While held, no chunk is made.
-    pub(crate) fn hold(&self) -> MutexGuard<'_, ()> { self.growing.lock() }
+    pub(crate) fn hold(&self) -> MutexGuard<'_, ()> {
+        self.growing.lock()
+    }
 
-    pub(crate) fn add_bytes_used(&self, delta: i64) { self.bytes_used.fetch_add(delta, Ordering::Relaxed); }
+    pub(crate) fn add_bytes_used(&self, delta: i64) {
+        self.bytes_used.fetch_add(delta, Ordering::Relaxed);
+    }
 
-    pub(crate) fn bytes_used(&self) -> u64 { u64::try_from(self.bytes_used.load(Ordering::Relaxed)).unwrap_or(0) }
+    pub(crate) fn bytes_used(&self) -> u64 {
+        u64::try_from(self.bytes_used.load(Ordering::Relaxed)).unwrap_or(0)
+    }
 }
 
 /// `all` without `cut`, both sorted.
@@ -110,14 +120,8 @@ impl Inner {
         let supers = self.volume.super_ranges_in(&plan.map);
         let run = Run::new(start, len);
         let free = without(run, &supers);
-        let info = GroupInfo {
-            start,
-            len,
-            flags,
-            used: ByteLen(0),
-            free_extents: Some(free.len() as u32),
-            read_only: false,
-        };
+        let info =
+            GroupInfo { start, len, flags, used: ByteLen(0), free_extents: Some(free.len() as u32), read_only: false };
         let put = |(key, data): (Key, Vec<u8>)| Change::put(key, data);
         let mut chunk_tree: Vec<Change> = plan.dev_items.into_iter().chain([plan.chunk_item]).map(put).collect();
         let mut dev_tree: Vec<Change> = plan.dev_extents.into_iter().map(put).collect();
@@ -224,10 +228,9 @@ impl Inner {
 
 fn refused(e: Refusal) -> TxnError {
     match e {
-        Refusal::NeedChunk(kind) => TxnError::NoSpace {
-            what: if kind == Kind::Data { "data" } else { "metadata" },
-            wanted: ByteLen(0),
-        },
+        Refusal::NeedChunk(kind) => {
+            TxnError::NoSpace { what: if kind == Kind::Data { "data" } else { "metadata" }, wanted: ByteLen(0) }
+        }
         Refusal::Load(e) => TxnError::Source(e.to_string().into()),
     }
 }

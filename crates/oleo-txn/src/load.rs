@@ -60,7 +60,9 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
     let sb = inner.super_block.lock().clone();
     let features = sb.features();
     if sb.log_root.get() != 0 {
-        return refuse("there is a log tree with changes that have not been replayed; mount the volume with the kernel once");
+        return refuse(
+            "there is a log tree with changes that have not been replayed; mount the volume with the kernel once",
+        );
     }
     let unknown = features.compat_ro.difference(
         CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID | CompatRo::BLOCK_GROUP_TREE | CompatRo::VERITY,
@@ -82,10 +84,13 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
         return refuse(&format!("writing {} chunks is not supported yet", chunk.profile));
     }
     if features.compat_ro.contains(CompatRo::FREE_SPACE_TREE) && !inner.rules.free_space_tree {
-        return refuse("the free-space tree is marked invalid; mount the volume with the kernel once, so that it is rebuilt");
+        return refuse(
+            "the free-space tree is marked invalid; mount the volume with the kernel once, so that it is rebuilt",
+        );
     }
     let blocks = &inner.blocks;
-    let holds = |key: Key| -> Result<Option<Vec<u8>>, TxnError> { Ok(blocks.get(root_tree, &key)?.map(|i| i.to_vec())) };
+    let holds =
+        |key: Key| -> Result<Option<Vec<u8>>, TxnError> { Ok(blocks.get(root_tree, &key)?.map(|i| i.to_vec())) };
     if holds(Key::new(BALANCE_OBJECT, ItemType::TEMPORARY_ITEM, 0))?.is_some() {
         return refuse("a balance was interrupted; let the kernel finish or cancel it");
     }
@@ -99,8 +104,13 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
     }
     let mut cursor = blocks.cursor(root_tree);
     if cursor.seek(&Key::new(TreeId::TREE_RELOC.0, ItemType::ROOT_ITEM, 0))? {
-        if cursor.current().is_some_and(|(k, _)| k.objectid == TreeId::TREE_RELOC.0 && k.item_type == ItemType::ROOT_ITEM) {
-            return refuse("relocation trees are left from an interrupted balance; mount the volume with the kernel once");
+        if cursor
+            .current()
+            .is_some_and(|(k, _)| k.objectid == TreeId::TREE_RELOC.0 && k.item_type == ItemType::ROOT_ITEM)
+        {
+            return refuse(
+                "relocation trees are left from an interrupted balance; mount the volume with the kernel once",
+            );
         }
     }
     Ok(())

@@ -10,14 +10,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use oleo_space::PinSet;
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 
 /// While it lives, nothing that was reachable when it was taken is overwritten.
 #[derive(Clone, Debug)]
 pub struct Reader(#[allow(dead_code, reason = "held for its count only")] Arc<()>);
 
 pub(crate) struct Readers {
-    queue: Mutex<Queue>,
+    queue: RwLock<Queue>,
 }
 
 struct Queue {
@@ -27,21 +27,23 @@ struct Queue {
 
 impl Readers {
     pub(crate) fn new() -> Readers {
-        Readers { queue: Mutex::new(Queue { current: Arc::new(()), waiting: VecDeque::new() }) }
+        Readers { queue: RwLock::new(Queue { current: Arc::new(()), waiting: VecDeque::new() }) }
     }
 
-    pub(crate) fn enter(&self) -> Reader { Reader(self.queue.lock().current.clone()) }
+    pub(crate) fn enter(&self) -> Reader {
+        Reader(self.queue.read().current.clone())
+    }
 
     /// A commit is durable and its roots are published; `pins` is what it freed.
     pub(crate) fn published(&self, pins: PinSet) {
-        let mut q = self.queue.lock();
+        let mut q = self.queue.write();
         let before = std::mem::replace(&mut q.current, Arc::new(()));
         q.waiting.push_back((before, pins));
     }
 
     /// What nobody can look at any more, oldest first.
     pub(crate) fn reap(&self) -> Vec<PinSet> {
-        let mut q = self.queue.lock();
+        let mut q = self.queue.write();
         let mut free = Vec::new();
         while q.waiting.front().is_some_and(|(token, _)| Arc::strong_count(token) == 1) {
             free.extend(q.waiting.pop_front().map(|(_, pins)| pins));

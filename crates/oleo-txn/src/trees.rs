@@ -28,7 +28,9 @@ impl TreeState {
         shareable.then(|| Generation(self.item.as_ref().map_or(0, |i| i.last_snapshot.get())))
     }
 
-    pub(crate) fn key(&self) -> Key { Key::new(self.root.tree.0, ItemType::ROOT_ITEM, self.key_offset) }
+    pub(crate) fn key(&self) -> Key {
+        Key::new(self.root.tree.0, ItemType::ROOT_ITEM, self.key_offset)
+    }
 }
 
 #[derive(Default)]
@@ -37,11 +39,17 @@ pub(crate) struct Trees {
 }
 
 impl Trees {
-    pub(crate) fn peek(&self, tree: TreeId) -> Option<TreeState> { self.map.read().get(&tree).cloned() }
+    pub(crate) fn peek(&self, tree: TreeId) -> Option<TreeState> {
+        self.map.read().get(&tree).cloned()
+    }
 
-    pub(crate) fn set(&self, state: TreeState) { self.map.write().insert(state.root.tree, state); }
+    pub(crate) fn set(&self, state: TreeState) {
+        self.map.write().insert(state.root.tree, state);
+    }
 
-    pub(crate) fn remove(&self, tree: TreeId) { self.map.write().remove(&tree); }
+    pub(crate) fn remove(&self, tree: TreeId) {
+        self.map.write().remove(&tree);
+    }
 
     /// Those whose root items are stale, in the order of their numbers.
     pub(crate) fn changed(&self) -> Vec<TreeState> {

@@ -21,12 +21,16 @@ struct Attributes {
 }
 
 impl DeltaSource for Attributes {
-    fn freeze(&self) { *self.frozen.lock() = std::mem::take(&mut *self.open.lock()); }
+    fn freeze(&self) {
+        *self.frozen.lock() = std::mem::take(&mut *self.open.lock());
+    }
     fn itemise(&self) -> Result<Stage, TxnError> {
         let batch = self.frozen.lock().values().cloned().collect();
         Ok(Stage { trees: vec![(TreeId::FS, batch)], root_items: Vec::new() })
     }
-    fn published(&self) { self.frozen.lock().clear(); }
+    fn published(&self) {
+        self.frozen.lock().clear();
+    }
 }
 
 fn attribute(name: &[u8], value: &[u8]) -> (Key, Vec<u8>) {
