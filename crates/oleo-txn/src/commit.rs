@@ -261,13 +261,13 @@ impl Inner {
         let mut batch = Vec::new();
         for state in self.trees.changed() {
             self.trees.update(state.root.tree, |t| t.changed = false);
-            let Some(mut item) = state.item.clone() else { continue };
+            let Some(mut item) = state.item else { continue };
             item.bytenr.set(state.root.logical.0);
             item.generation.set(state.root.generation.0);
             // Equal generations tell readers that the fields behind the second one are kept up.
             item.generation_v2.set(state.root.generation.0);
             item.level = state.root.level;
-            self.trees.update(state.root.tree, |t| t.item = Some(item.clone()));
+            self.trees.update(state.root.tree, |t| t.item = Some(item));
             batch.push(Change { key: state.key(), op: Op::Put(item.encode().into_boxed_slice()) });
         }
         batch.sort_unstable_by_key(|c| c.key);
@@ -279,7 +279,7 @@ impl Inner {
         let blocks = self.dirty.drain_sorted();
         let parts: Vec<(Logical, &[u8])> = blocks.iter().map(|n| (n.logical(), n.bytes())).collect();
         self.volume.write(&parts)?;
-        let mut sb = self.super_block.lock().clone();
+        let mut sb = *self.super_block.lock();
         let incompat = Incompat::from_bits_retain(self.wanted_incompat.load(Ordering::Relaxed));
         let features = sb.features().incompat | incompat;
         sb.incompat_flags.set(features.bits());

@@ -288,12 +288,10 @@ fn ends_at(
         return Ok(Some((k, v.clone())));
     }
     let mut cursor = blocks.cursor(root);
-    if cursor.seek_back(&csum_key(at - 1))? {
-        if let Some((key, sums)) = cursor.current() {
-            if is_csum(&key) && l.end(key.offset, sums) == at && !items.contains_key(&key.offset) {
+    if cursor.seek_back(&csum_key(at - 1))?
+        && let Some((key, sums)) = cursor.current()
+            && is_csum(&key) && l.end(key.offset, sums) == at && !items.contains_key(&key.offset) {
                 return Ok(Some((key.offset, sums.to_vec())));
             }
-        }
-    }
     Ok(None)
 }

@@ -268,7 +268,7 @@ impl Engine {
     }
     /// The superblock as last written, or opened.
     pub fn super_block(&self) -> SuperBlock {
-        self.0.super_block.lock().clone()
+        *self.0.super_block.lock()
     }
 
     /// Changes superblock fields that no tree holds (label, default flags …); they are written with the next commit.

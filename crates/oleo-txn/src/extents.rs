@@ -213,7 +213,7 @@ fn settle_one(head: &Head, stored: Option<Stored>, rules: &ItemRules, out: &mut 
             return Err(lies(at, "references left", inline.len() + s.keyed.len(), 0));
         }
         out.changes.push(Change { key: s.main, op: Op::Delete });
-        out.changes.extend(touched.into_iter().map(|(key, _)| Change { key, op: Op::Delete }));
+        out.changes.extend(touched.into_keys().map(|key| Change { key, op: Op::Delete }));
         out.turns.push((piece, Turn::Free));
         if data {
             out.freed_data.push((at, head.len));

@@ -57,7 +57,7 @@ pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, 
 /// What is on the volume that writing would have to carry on, by name.
 fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError> {
     let refuse = |what: &str| Err(TxnError::Refused(what.into()));
-    let sb = inner.super_block.lock().clone();
+    let sb = *inner.super_block.lock();
     let features = sb.features();
     if sb.log_root.get() != 0 {
         return refuse(
@@ -103,8 +103,8 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
         }
     }
     let mut cursor = blocks.cursor(root_tree);
-    if cursor.seek(&Key::new(TreeId::TREE_RELOC.0, ItemType::ROOT_ITEM, 0))? {
-        if cursor
+    if cursor.seek(&Key::new(TreeId::TREE_RELOC.0, ItemType::ROOT_ITEM, 0))?
+        && cursor
             .current()
             .is_some_and(|(k, _)| k.objectid == TreeId::TREE_RELOC.0 && k.item_type == ItemType::ROOT_ITEM)
         {
@@ -112,7 +112,6 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
                 "relocation trees are left from an interrupted balance; mount the volume with the kernel once",
             );
         }
-    }
     Ok(())
 }
 
@@ -149,13 +148,16 @@ fn load_groups(inner: &Inner) -> Result<(), TxnError> {
     Ok(())
 }
 
+/// Items with their keys, in the order of the tree.
+type Items = Vec<(Key, Box<[u8]>)>;
+
 /// The free-space items whose keys lie in a group.
 pub(crate) fn group_items(
     blocks: &Blocks,
     root: &TreeRoot,
     start: Logical,
     len: ByteLen,
-) -> Result<Vec<(Key, Box<[u8]>)>, TxnError> {
+) -> Result<Items, TxnError> {
     let mut items = Vec::new();
     let mut cursor = blocks.cursor(root);
     let mut more = cursor.seek(&Key::new(start.0, ItemType(0), 0))?;
