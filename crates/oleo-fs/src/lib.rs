@@ -1,1 +1,46 @@
 //! Files and names: inodes, directories, extents, xattrs, subvolumes.
+//!
+//! An operation changes objects in memory, never a tree. Each [`Inode`](inode::Inode) keeps which of its items differ
+//! from the tree; a commit turns all of them into one sorted batch per tree (`core`), which the engine applies. Reads
+//! look through the open changes, the changes that a commit is writing, and the tree, in that order (`delta`).
+//!
+//! Where to look: [`Fs`] is the open file system; `names` has create, link, unlink, rmdir and rename; `dir`, `refs` and
+//! `xattr` know the forms of items; `orphan` the end of an inode; `subvols` subvolumes and snapshots; `data` what is
+//! inside files.
+//!
+//! Locks, in rank order: `moving` (10, held while a directory changes its parent), a file's `flush` (20, see `data`),
+//! the engine's gate inside `join` (30), inodes by (tree, number) (40), objects of trees that are no inodes (50), then
+//! leaves: root items, shards of the cache and of the dirty list, buffers. Nothing but `flush` and `moving` is held
+//! over `join`.
+
+mod acl;
+pub mod attr;
+mod cache;
+mod core;
+pub mod data;
+mod delta;
+mod dir;
+mod error;
+mod fs;
+pub mod inode;
+mod names;
+mod options;
+mod orphan;
+mod refs;
+mod subvol;
+mod subvols;
+mod xattr;
+
+pub use attr::{Attr, FileKind, NewInode, NewKind, Rdev, SetAttr, Times};
+pub use data::DataOptions;
+pub use delta::{Value, Visit, Way};
+pub use dir::{DirEntryInfo, NAME_MAX, Target};
+pub use error::{FsError, errno};
+pub use fs::{Follow, Fs};
+pub use inode::{Inode, InodeRef};
+pub use names::RenameMode;
+pub use options::{Clock, FixedClock, FsOptions, RandomUuids, SystemClock, Time, UuidSource};
+pub use refs::NameOf;
+pub use subvol::Subvol;
+pub use subvols::{NewSubvol, ReadOnly, Received, RootPlace, SnapshotOptions, SubvolInfo, UuidKind};
+pub use xattr::{COMPRESSION, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};

@@ -1,0 +1,144 @@
+//! The inodes in memory, by subvolume and number.
+//!
+//! Normal path: [`InodeCache::get_or_load`] finds the inode or loads it outside the lock; an insertion that takes a
+//! shard over its bound sweeps it. A sweep evicts what nobody else holds and nobody has used since the last sweep.
+//!
+//! Invariants: at most one [`Inode`] in memory per number: whoever evicted one while another thread was loading it
+//! makes that thread load again, since what it read may be older than what the evicted one had written.
+//! Locks: a shard's lock is a leaf, held for a look-up or a sweep, never over I/O.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use hashbrown::HashMap;
+use oleo_format::TreeId;
+use parking_lot::Mutex;
+
+use crate::FsError;
+use crate::inode::Inode;
+
+/// A power of two, a few times the number of threads.
+const SHARDS: usize = 64;
+/// Loads that may be overtaken by an eviction in a row: each needs a whole cycle of load, use and sweep to happen
+/// within one read of a tree.
+const LOADS_MAX: usize = 100;
+
+type CacheKey = (TreeId, u64);
+
+pub(crate) struct InodeCache {
+    shards: Vec<Mutex<Shard>>,
+    /// Inodes per shard beyond which unused ones go.
+    shard_max: usize,
+}
+
+#[derive(Default)]
+struct Shard {
+    inodes: HashMap<CacheKey, Arc<Inode>>,
+    /// Counts sweeps and removals.
+    evictions: u64,
+    /// Entries at which the next sweep happens.
+    sweep_at: usize,
+}
+
+impl Shard {
+    fn sweep(&mut self, max: usize) {
+        self.evictions += 1;
+        for _pass in 0..2 {
+            if self.inodes.len() <= max {
+                break;
+            }
+            self.inodes.retain(|_, inode| Arc::strong_count(inode) > 1 || inode.used.swap(false, Ordering::Relaxed));
+        }
+        self.sweep_at = max.max(self.inodes.len() * 2);
+    }
+}
+
+fn shard_of(key: CacheKey) -> usize {
+    let mixed = (key.0.0 ^ key.1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 58) as usize % SHARDS
+}
+
+impl InodeCache {
+    pub(crate) fn new(inodes_max: usize) -> InodeCache {
+        let shard_max = inodes_max / SHARDS + 1;
+        let shards = (0..SHARDS).map(|_| Mutex::new(Shard { sweep_at: shard_max, ..Shard::default() })).collect();
+        InodeCache { shards, shard_max }
+    }
+
+    /// The inode from memory, or from `load`, which may be called more than once.
+    pub(crate) fn get_or_load(
+        &self,
+        key: CacheKey,
+        load: impl Fn() -> Result<Option<Arc<Inode>>, FsError>,
+    ) -> Result<Option<Arc<Inode>>, FsError> {
+        let shard = &self.shards[shard_of(key)];
+        for _ in 0..LOADS_MAX {
+            let before = {
+                let shard = shard.lock();
+                if let Some(inode) = shard.inodes.get(&key) {
+                    inode.used.store(true, Ordering::Relaxed);
+                    return Ok(Some(inode.clone()));
+                }
+                shard.evictions
+            };
+            let Some(loaded) = load()? else { return Ok(None) };
+            let mut shard = shard.lock();
+            if let Some(inode) = shard.inodes.get(&key) {
+                return Ok(Some(inode.clone()));
+            }
+            if shard.evictions == before {
+                self.insert_locked(&mut shard, key, loaded.clone());
+                return Ok(Some(loaded));
+            }
+        }
+        Err(FsError::Busy("the inode cache is too small"))
+    }
+
+    /// Enters a new inode.
+    pub(crate) fn insert(&self, key: CacheKey, inode: Arc<Inode>) {
+        let mut shard = self.shards[shard_of(key)].lock();
+        self.insert_locked(&mut shard, key, inode);
+    }
+
+    fn insert_locked(&self, shard: &mut Shard, key: CacheKey, inode: Arc<Inode>) {
+        shard.inodes.insert(key, inode);
+        if shard.inodes.len() > shard.sweep_at {
+            shard.sweep(self.shard_max);
+        }
+    }
+
+    /// Takes out an inode that is deleted.
+    pub(crate) fn remove(&self, key: CacheKey) {
+        let mut shard = self.shards[shard_of(key)].lock();
+        if shard.inodes.remove(&key).is_some() {
+            shard.evictions += 1;
+        }
+    }
+
+    /// Takes out all inodes of a deleted subvolume.
+    pub(crate) fn remove_tree(&self, tree: TreeId) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            shard.inodes.retain(|key, _| key.0 != tree);
+            shard.evictions += 1;
+        }
+    }
+
+    /// Evicts what a commit has unpinned.
+    pub(crate) fn trim(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            if shard.inodes.len() > self.shard_max {
+                shard.sweep(self.shard_max);
+            }
+        }
+    }
+
+    /// Everything in memory, dropped: for the end.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let gone = std::mem::take(&mut shard.lock().inodes);
+            drop(gone);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! What all inodes of an open file system share: the engine, the epoch, the list of dirty inodes, the cache, and the
+//! hand-over of the delta to a commit.
+//!
+//! Normal path of a commit, called by the engine: (1) [`freeze`](DeltaSource::freeze) while no handle is out: the
+//! epoch rises by one and the lists of dirty inodes and subvolumes are set aside; (2)
+//! [`itemise`](DeltaSource::itemise) turns them into sorted changes, while new operations go on; (3)
+//! [`published`](DeltaSource::published) once the new roots can be read: the frozen deltas are dropped.
+//!
+//! Invariants: an inode is in the open list exactly when its open delta belongs to the present epoch. The lists hold
+//! the inodes by `Arc`, so that the cache cannot evict what is dirty.
+//! Locks: a list's shard and a cache's shard are leaves, held for a push or a look-up.
+//! Crash: memory only.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hashbrown::HashMap;
+use oleo_format::{Ino, ItemType, Key, TreeId};
+use oleo_tree::{Change, Op};
+use oleo_txn::{DeltaSource, Engine, Stage, TxnError};
+use parking_lot::Mutex;
+use rayon::prelude::*;
+
+use crate::cache::InodeCache;
+use crate::delta::{Base, Slot, Value, Visit, Way};
+use crate::inode::{Frozen, Inode, InodeFields, ItemFate};
+use crate::options::{FsOptions, Time};
+use crate::subvol::Subvol;
+use crate::{FsError, InodeRef};
+
+/// Shards of the list of dirty inodes: a few times the number of threads that push at once.
+const DIRTY_SHARDS: usize = 32;
+/// Inodes that one task itemises: enough to hide the cost of handing out the task.
+const ITEMISE_CHUNK: usize = 2048;
+
+/// What all inodes share.
+pub struct Core {
+    engine: Engine,
+    pub(crate) opts: FsOptions,
+    /// Rises by one with each freeze; starts at 1, so that 0 is "never".
+    epoch: AtomicU64,
+    dirty: [Mutex<Vec<Arc<Inode>>>; DIRTY_SHARDS],
+    dirty_subvols: Mutex<Vec<Arc<Subvol>>>,
+    /// Set aside by `freeze`, emptied by `published`.
+    frozen: Mutex<FrozenList>,
+    pub(crate) cache: InodeCache,
+    pub(crate) subvols: Mutex<HashMap<TreeId, Arc<Subvol>>>,
+    /// Unlinked inodes whose last handle is gone.
+    pub(crate) let_go: Mutex<Vec<Arc<Inode>>>,
+    /// Held while a directory moves to another one, so that nobody else changes who is whose ancestor.
+    pub(crate) moving: Mutex<()>,
+    /// The number the next new subvolume gets; 0: not known yet.
+    pub(crate) next_tree: AtomicU64,
+    /// Why the open transaction must not be committed.
+    pub(crate) spoiled: Mutex<Option<String>>,
+    /// What all files' data has in common.
+    pub(crate) data: crate::data::Shared,
+}
+
+#[derive(Default)]
+struct FrozenList {
+    epoch: u64,
+    inodes: Vec<Arc<Inode>>,
+    subvols: Vec<Arc<Subvol>>,
+}
+
+impl Core {
+    pub(crate) fn new(engine: Engine, opts: FsOptions) -> Core {
+        Core {
+            engine,
+            epoch: AtomicU64::new(1),
+            dirty: std::array::from_fn(|_| Mutex::default()),
+            dirty_subvols: Mutex::default(),
+            frozen: Mutex::default(),
+            cache: InodeCache::new(opts.inodes_max),
+            subvols: Mutex::default(),
+            let_go: Mutex::default(),
+            moving: Mutex::default(),
+            next_tree: AtomicU64::new(0),
+            spoiled: Mutex::default(),
+            data: crate::data::Shared::default(),
+            opts,
+        }
+    }
+
+    /// The engine below.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The time that new timestamps get.
+    pub fn now(&self) -> Time {
+        self.opts.clock.now()
+    }
+
+    /// The present epoch. Stable while a handle is out.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Enters an inode that is changed for the first time in this epoch.
+    pub(crate) fn list_dirty(&self, inode: &Arc<Inode>, epoch: u64) {
+        let shard = (inode.ino().0 >> 3) as usize % DIRTY_SHARDS;
+        self.dirty[shard].lock().push(inode.clone());
+        if inode.subvol().touch(epoch) {
+            self.dirty_subvols.lock().push(inode.subvol().clone());
+        }
+    }
+
+    /// Enters a subvolume whose root item has changed.
+    pub(crate) fn list_dirty_subvol(&self, subvol: &Arc<Subvol>) {
+        if subvol.touch(self.epoch()) {
+            self.dirty_subvols.lock().push(subvol.clone());
+        }
+    }
+
+    /// Drops the lists of dirty inodes: for the end, when nothing is committed any more.
+    pub(crate) fn forget_dirty(&self) {
+        for shard in &self.dirty {
+            let gone = std::mem::take(&mut *shard.lock());
+            drop(gone);
+        }
+        let gone = std::mem::take(&mut *self.dirty_subvols.lock());
+        drop(gone);
+        let gone = std::mem::take(&mut *self.frozen.lock());
+        drop(gone);
+    }
+
+    /// Takes note that the last handle of an unlinked inode is gone; the next clean step deletes it.
+    pub(crate) fn let_go(&self, inode: Arc<Inode>) {
+        self.let_go.lock().push(inode);
+    }
+
+    /// The inode of that number, or `None` where the subvolume has none.
+    pub(crate) fn inode(&self, subvol: &Arc<Subvol>, ino: Ino) -> Result<Option<Arc<Inode>>, FsError> {
+        self.cache.get_or_load((subvol.id(), ino.0), || {
+            let base = TreeBase { core: self, tree: subvol.id(), objectid: ino.0 };
+            let Some(item) = base.get((ItemType::INODE_ITEM, 0))? else { return Ok(None) };
+            let fields = InodeFields::parse(&item, Key::new(ino.0, ItemType::INODE_ITEM, 0))?;
+            Ok(Some(Arc::new(Inode::new(subvol.clone(), ino, fields, false))))
+        })
+    }
+
+    /// A handle to the inode of that number, unless it is deleted.
+    pub(crate) fn handle(&self, subvol: &Arc<Subvol>, ino: Ino) -> Result<Option<InodeRef>, FsError> {
+        let Some(inode) = self.inode(subvol, ino)? else { return Ok(None) };
+        let handle = InodeRef::new(inode);
+        let alive = handle.read().alive().is_ok();
+        Ok(alive.then_some(handle))
+    }
+
+    /// An object that is no inode: its items are kept like an inode's.
+    pub(crate) fn object(self: &Arc<Self>, tree: TreeId, objectid: u64) -> Result<Arc<Inode>, FsError> {
+        let subvol = self.tree(tree)?;
+        let loaded = self.cache.get_or_load((tree, objectid), || {
+            Ok(Some(Arc::new(Inode::new(subvol.clone(), Ino(objectid), InodeFields::default(), false))))
+        })?;
+        loaded.ok_or(FsError::NotFound)
+    }
+}
+
+impl DeltaSource for Core {
+    fn freeze(&self) {
+        let mut frozen = self.frozen.lock();
+        assert!(frozen.inodes.is_empty() && frozen.subvols.is_empty(), "the last freeze has been published");
+        frozen.epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
+        for shard in &self.dirty {
+            frozen.inodes.append(&mut shard.lock());
+        }
+        frozen.subvols = std::mem::take(&mut self.dirty_subvols.lock());
+        let (now, generation) = (self.now(), self.engine.generation());
+        for subvol in &frozen.subvols {
+            subvol.freeze(now, generation);
+        }
+    }
+
+    fn itemise(&self) -> Result<Stage, TxnError> {
+        self.whole()?;
+        let mut frozen = self.frozen.lock();
+        let epoch = frozen.epoch;
+        frozen.inodes.par_sort_unstable_by_key(|i| i.rank());
+        frozen.subvols.sort_unstable_by_key(|s| s.id());
+        let parts: Vec<Vec<(TreeId, Vec<Change>)>> =
+            frozen.inodes.par_chunks(ITEMISE_CHUNK).map(|chunk| itemise_chunk(chunk, epoch)).collect();
+        let mut trees: Vec<(TreeId, Vec<Change>)> = Vec::new();
+        for (tree, mut changes) in parts.into_iter().flatten() {
+            match trees.last_mut() {
+                Some(last) if last.0 == tree => last.1.append(&mut changes),
+                _ => trees.push((tree, changes)),
+            }
+        }
+        let root_items = frozen.subvols.iter().filter_map(|s| Some((s.id(), s.frozen_item()?))).collect();
+        Ok(Stage { trees, root_items })
+    }
+
+    fn published(&self) {
+        let (inodes, subvols) = {
+            let mut frozen = self.frozen.lock();
+            (std::mem::take(&mut frozen.inodes), std::mem::take(&mut frozen.subvols))
+        };
+        inodes.par_iter().with_min_len(ITEMISE_CHUNK).for_each(|inode| {
+            if inode.forget_frozen() {
+                self.cache.remove((inode.tree(), inode.ino().0));
+            }
+        });
+        for subvol in &subvols {
+            subvol.forget_frozen();
+        }
+        drop(inodes);
+        self.cache.trim();
+    }
+}
+
+/// The changes of some inodes, which are sorted by tree and number.
+fn itemise_chunk(inodes: &[Arc<Inode>], epoch: u64) -> Vec<(TreeId, Vec<Change>)> {
+    let mut trees: Vec<(TreeId, Vec<Change>)> = Vec::new();
+    for inode in inodes {
+        if inode.subvol().is_deleted() {
+            continue;
+        }
+        let Some(frozen) = inode.frozen_of(epoch) else { continue };
+        if trees.last().is_none_or(|t| t.0 != inode.tree()) {
+            trees.push((inode.tree(), Vec::with_capacity(inodes.len() * 2)));
+        }
+        if let Some((_, changes)) = trees.last_mut() {
+            itemise_inode(inode, &frozen, changes);
+        }
+    }
+    trees
+}
+
+/// One inode's changes in key order: the inode item's type is the lowest.
+fn itemise_inode(inode: &Inode, frozen: &Frozen, changes: &mut Vec<Change>) {
+    let item = inode.key(ItemType::INODE_ITEM, 0);
+    match frozen.fate {
+        ItemFate::Clean => {}
+        ItemFate::Dirty => changes.push(Change { key: item, op: Op::Put(frozen.fields.encode()) }),
+        ItemFate::Deleted => changes.push(Change { key: item, op: Op::Delete }),
+    }
+    changes.reserve(frozen.items.len());
+    for ((t, offset), fate) in frozen.items.iter() {
+        let op = match fate {
+            Some(bytes) => Op::Put(bytes.clone()),
+            None => Op::Delete,
+        };
+        changes.push(Change { key: inode.key(t, offset), op });
+    }
+}
+
+/// The items of one object in a tree, at the newest root when it is asked.
+pub(crate) struct TreeBase<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) tree: TreeId,
+    pub(crate) objectid: u64,
+}
+
+impl Base for TreeBase<'_> {
+    fn get(&self, slot: Slot) -> Result<Option<Value>, FsError> {
+        let _reader = self.core.engine.reader();
+        let Some(root) = self.core.engine.root(self.tree)? else { return Ok(None) };
+        let key = Key::new(self.objectid, slot.0, slot.1);
+        Ok(self.core.engine.blocks().get(&root, &key)?.map(Value::InTree))
+    }
+
+    fn walk(&self, t: ItemType, from: u64, to_incl: u64, way: Way, visit: &mut Visit<'_>) -> Result<(), FsError> {
+        let _reader = self.core.engine.reader();
+        let Some(root) = self.core.engine.root(self.tree)? else { return Ok(()) };
+        let (low, high) = (Key::new(self.objectid, t, from), Key::new(self.objectid, t, to_incl));
+        let mut cursor = self.core.engine.blocks().cursor(&root);
+        match way {
+            Way::Up => cursor.seek(&low)?,
+            Way::Down => cursor.seek_back(&high)?,
+        };
+        while let Some((key, bytes)) = cursor.current() {
+            if key < low || key > high || visit(key.offset, bytes).is_break() {
+                break;
+            }
+            match way {
+                Way::Up => cursor.next()?,
+                Way::Down => cursor.prev()?,
+            };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,325 @@
+//! The delta of one object: which of its items differ from the tree, and reading through that difference.
+//!
+//! All items of an inode have its number as objectid, so a change is named by (item type, offset) alone. An
+//! [`ItemMap`] holds the changes of one object in one transaction: most objects have one to three, a directory may
+//! have millions, so the map is a short sorted vector that turns into a B-tree once it grows past [`SMALL_MAX`].
+//!
+//! A read looks at the open map, the frozen map and the tree, in that order ([`Layers`]): the first that knows the
+//! item wins, and a tombstone hides what is below it.
+//!
+//! Not here: who owns the maps and when they move from open to frozen (`inode`, `core`).
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, btree_map};
+use std::ops::{ControlFlow, Deref};
+use std::slice;
+
+use oleo_format::ItemType;
+use oleo_tree::ItemRef;
+use smallvec::SmallVec;
+
+use crate::FsError;
+
+/// The name of an item within its object.
+pub(crate) type Slot = (ItemType, u64);
+
+/// What became of an item: its new bytes, or `None` when it was deleted.
+pub(crate) type Fate = Option<Box<[u8]>>;
+
+/// Entries beyond which the vector becomes a B-tree: moving 32 entries of 32 bytes costs less than a tree node.
+const SMALL_MAX: usize = 32;
+
+/// Bytes of one item: a copy, or a place inside a tree block that stays in memory as long as this lives.
+pub enum Value {
+    /// A copy of its own.
+    Owned(Box<[u8]>),
+    /// Inside a block of a tree.
+    InTree(ItemRef),
+}
+
+impl Deref for Value {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Value::Owned(bytes) => bytes,
+            Value::InTree(item) => item,
+        }
+    }
+}
+
+impl std::fmt::Debug for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.len())
+    }
+}
+
+/// A sorted map from slot to fate.
+pub(crate) enum ItemMap {
+    /// Up to [`SMALL_MAX`] entries, sorted.
+    Small(SmallVec<[(Slot, Fate); 2]>),
+    /// More. Boxed so that an inode that changed little stays small.
+    Big(Box<BTreeMap<Slot, Fate>>),
+}
+
+impl Default for ItemMap {
+    fn default() -> Self {
+        ItemMap::Small(SmallVec::new())
+    }
+}
+
+impl ItemMap {
+    pub(crate) fn is_empty(&self) -> bool {
+        match self {
+            ItemMap::Small(v) => v.is_empty(),
+            ItemMap::Big(m) => m.is_empty(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            ItemMap::Small(v) => v.len(),
+            ItemMap::Big(m) => m.len(),
+        }
+    }
+
+    /// What this map knows of the slot; `None`: nothing.
+    pub(crate) fn get(&self, slot: Slot) -> Option<&Fate> {
+        match self {
+            ItemMap::Small(v) => v.binary_search_by(|e| e.0.cmp(&slot)).ok().map(|i| &v[i].1),
+            ItemMap::Big(m) => m.get(&slot),
+        }
+    }
+
+    /// Records a fate, over an earlier one.
+    pub(crate) fn set(&mut self, slot: Slot, fate: Fate) {
+        match self {
+            ItemMap::Small(v) => {
+                // Most items arrive in rising order.
+                let at = if v.last().is_none_or(|e| e.0 < slot) {
+                    Err(v.len())
+                } else {
+                    v.binary_search_by(|e| e.0.cmp(&slot))
+                };
+                match at {
+                    Ok(i) => v[i].1 = fate,
+                    Err(i) if v.len() < SMALL_MAX => v.insert(i, (slot, fate)),
+                    Err(_) => {
+                        let mut big: BTreeMap<Slot, Fate> = std::mem::take(v).into_iter().collect();
+                        big.insert(slot, fate);
+                        *self = ItemMap::Big(Box::new(big));
+                    }
+                }
+            }
+            ItemMap::Big(m) => {
+                m.insert(slot, fate);
+            }
+        }
+    }
+
+    /// Forgets a slot: for items that no layer below has.
+    pub(crate) fn forget(&mut self, slot: Slot) {
+        match self {
+            ItemMap::Small(v) => {
+                if let Ok(i) = v.binary_search_by(|e| e.0.cmp(&slot)) {
+                    v.remove(i);
+                }
+            }
+            ItemMap::Big(m) => {
+                m.remove(&slot);
+            }
+        }
+    }
+
+    /// Everything, in order.
+    pub(crate) fn iter(&self) -> MapRange<'_> {
+        match self {
+            ItemMap::Small(v) => MapRange::Small(v.iter()),
+            ItemMap::Big(m) => MapRange::Big(m.range(..)),
+        }
+    }
+
+    /// The slots of one type with offsets from `from` to `to_incl`, in order.
+    pub(crate) fn range(&self, t: ItemType, from: u64, to_incl: u64) -> MapRange<'_> {
+        if from > to_incl {
+            return MapRange::Small([].iter());
+        }
+        match self {
+            ItemMap::Small(v) => {
+                let start = v.partition_point(|e| e.0 < (t, from));
+                let end = v.partition_point(|e| e.0 <= (t, to_incl));
+                MapRange::Small(v[start..end].iter())
+            }
+            ItemMap::Big(m) => MapRange::Big(m.range((t, from)..=(t, to_incl))),
+        }
+    }
+}
+
+/// Iterates over a part of an [`ItemMap`], from both ends.
+pub(crate) enum MapRange<'a> {
+    Small(slice::Iter<'a, (Slot, Fate)>),
+    Big(btree_map::Range<'a, Slot, Fate>),
+}
+
+impl<'a> Iterator for MapRange<'a> {
+    type Item = (Slot, &'a Fate);
+    fn next(&mut self) -> Option<Self::Item> {
+        match self {
+            MapRange::Small(i) => i.next().map(|e| (e.0, &e.1)),
+            MapRange::Big(i) => i.next().map(|(slot, fate)| (*slot, fate)),
+        }
+    }
+}
+
+impl DoubleEndedIterator for MapRange<'_> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        match self {
+            MapRange::Small(i) => i.next_back().map(|e| (e.0, &e.1)),
+            MapRange::Big(i) => i.next_back().map(|(slot, fate)| (*slot, fate)),
+        }
+    }
+}
+
+/// Which way a walk goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Rising offsets.
+    Up,
+    /// Falling offsets.
+    Down,
+}
+
+/// What a walk calls for each item.
+pub type Visit<'a> = dyn FnMut(u64, &[u8]) -> ControlFlow<()> + 'a;
+
+/// The layer below the maps: one object's items in a tree.
+pub(crate) trait Base {
+    fn get(&self, slot: Slot) -> Result<Option<Value>, FsError>;
+    /// Calls `visit` for every item of type `t` with an offset in `from..=to_incl`, in the order of `way`.
+    fn walk(&self, t: ItemType, from: u64, to_incl: u64, way: Way, visit: &mut Visit<'_>) -> Result<(), FsError>;
+}
+
+/// The three layers that a read goes through.
+pub(crate) struct Layers<'a> {
+    pub(crate) open: &'a ItemMap,
+    pub(crate) frozen: Option<&'a ItemMap>,
+    /// `None` for an object that has nothing in the tree yet.
+    pub(crate) base: Option<&'a dyn Base>,
+}
+
+impl Layers<'_> {
+    pub(crate) fn get(&self, slot: Slot) -> Result<Option<Value>, FsError> {
+        let known = self.open.get(slot).or_else(|| self.frozen.and_then(|f| f.get(slot)));
+        match known {
+            Some(fate) => Ok(fate.as_ref().map(|bytes| Value::Owned(bytes.clone()))),
+            None => self.base.map_or(Ok(None), |base| base.get(slot)),
+        }
+    }
+
+    /// Calls `visit` for the items of one type as they stand, in the order of `way`.
+    pub(crate) fn walk(
+        &self,
+        t: ItemType,
+        from: u64,
+        to_incl: u64,
+        way: Way,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), FsError> {
+        if from > to_incl {
+            return Ok(());
+        }
+        let empty = ItemMap::default();
+        let open = self.open.range(t, from, to_incl);
+        let frozen = self.frozen.unwrap_or(&empty).range(t, from, to_incl);
+        match way {
+            Way::Up => self.merge(t, from, to_incl, way, open, frozen, visit),
+            Way::Down => self.merge(t, from, to_incl, way, open.rev(), frozen.rev(), visit),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the parts of one walk, taken apart by its direction")]
+    fn merge<'m>(
+        &self,
+        t: ItemType,
+        from: u64,
+        to_incl: u64,
+        way: Way,
+        open: impl Iterator<Item = (Slot, &'m Fate)>,
+        frozen: impl Iterator<Item = (Slot, &'m Fate)>,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), FsError> {
+        let before = |a: u64, b: u64| match way {
+            Way::Up => a.cmp(&b),
+            Way::Down => b.cmp(&a),
+        };
+        let mut changes = Overlay { open: open.peekable(), frozen: frozen.peekable(), before };
+        let mut stopped = false;
+        if let Some(base) = self.base {
+            base.walk(t, from, to_incl, way, &mut |offset, bytes| {
+                while let Some(next) = changes.peek() {
+                    if before(next, offset) == Ordering::Greater {
+                        break;
+                    }
+                    let Some((at, fate)) = changes.next() else { break };
+                    if let Some(bytes) = fate
+                        && visit(at, bytes).is_break()
+                    {
+                        stopped = true;
+                        return ControlFlow::Break(());
+                    }
+                    if at == offset {
+                        return ControlFlow::Continue(());
+                    }
+                }
+                let flow = visit(offset, bytes);
+                stopped = flow.is_break();
+                flow
+            })?;
+        }
+        while !stopped && let Some((at, fate)) = changes.next() {
+            if let Some(bytes) = fate
+                && visit(at, bytes).is_break()
+            {
+                stopped = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Two maps' changes merged in the order of a walk; the open one wins.
+struct Overlay<O: Iterator, F: Iterator, C> {
+    open: std::iter::Peekable<O>,
+    frozen: std::iter::Peekable<F>,
+    before: C,
+}
+
+impl<'a, O, F, C> Overlay<O, F, C>
+where
+    O: Iterator<Item = (Slot, &'a Fate)>,
+    F: Iterator<Item = (Slot, &'a Fate)>,
+    C: Fn(u64, u64) -> Ordering,
+{
+    fn peek(&mut self) -> Option<u64> {
+        match (self.open.peek(), self.frozen.peek()) {
+            (Some(o), Some(f)) => Some(if (self.before)(f.0.1, o.0.1) == Ordering::Less { f.0.1 } else { o.0.1 }),
+            (Some(o), None) => Some(o.0.1),
+            (None, Some(f)) => Some(f.0.1),
+            (None, None) => None,
+        }
+    }
+
+    fn next(&mut self) -> Option<(u64, &'a Fate)> {
+        let at = self.peek()?;
+        let mut fate = None;
+        if self.frozen.peek().is_some_and(|f| f.0.1 == at) {
+            fate = self.frozen.next();
+        }
+        if self.open.peek().is_some_and(|o| o.0.1 == at) {
+            fate = self.open.next();
+        }
+        fate.map(|(slot, fate)| (slot.1, fate))
+    }
+}
+
+#[cfg(test)]
+mod tests;

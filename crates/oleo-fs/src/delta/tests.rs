@@ -1,0 +1,86 @@
+//! The delta against an ordered map.
+
+use super::*;
+
+struct Below(BTreeMap<Slot, Vec<u8>>);
+
+impl Base for Below {
+    fn get(&self, slot: Slot) -> Result<Option<Value>, FsError> {
+        Ok(self.0.get(&slot).map(|v| Value::Owned(v.clone().into_boxed_slice())))
+    }
+    fn walk(&self, t: ItemType, from: u64, to_incl: u64, way: Way, visit: &mut Visit<'_>) -> Result<(), FsError> {
+        let mut found: Vec<_> = self.0.range((t, from)..=(t, to_incl)).collect();
+        if way == Way::Down {
+            found.reverse();
+        }
+        for (slot, bytes) in found {
+            if visit(slot.1, bytes).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn random(seed: &mut u64) -> u64 {
+    *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+    *seed >> 33
+}
+
+/// Goal: reading through open, frozen and base equals one map in which every change was made in place.
+/// Method: random puts and deletes spread over the three layers, mirrored in a map; every read compared, both ways,
+/// with random bounds and limits, for maps on both sides of the switch from vector to tree.
+#[test]
+fn three_layers_read_as_one() {
+    for round in 0..300u64 {
+        let mut seed = round + 1;
+        let width = [6, 40, 200][round as usize % 3];
+        let types = [ItemType::DIR_ITEM, ItemType::DIR_INDEX, ItemType::EXTENT_DATA];
+        let (mut base, mut model) = (BTreeMap::new(), BTreeMap::new());
+        let (mut frozen, mut open) = (ItemMap::default(), ItemMap::default());
+        for step in 0..width * 3 {
+            let slot = (types[random(&mut seed) as usize % 3], random(&mut seed) % width);
+            let fate = (random(&mut seed) % 3 != 0).then(|| vec![step as u8; 3].into_boxed_slice());
+            match &fate {
+                Some(bytes) => model.insert(slot, bytes.to_vec()),
+                None => model.remove(&slot),
+            };
+            match step / width {
+                0 => match fate {
+                    Some(bytes) => drop(base.insert(slot, bytes.to_vec())),
+                    None => drop(base.remove(&slot)),
+                },
+                1 => frozen.set(slot, fate),
+                _ => open.set(slot, fate),
+            }
+        }
+        let below = Below(base);
+        let layers = Layers { open: &open, frozen: Some(&frozen), base: Some(&below) };
+        for _ in 0..60 {
+            let t = types[random(&mut seed) as usize % 3];
+            let (from, to) = (random(&mut seed) % width, random(&mut seed) % (width + 3));
+            let got = layers.get((t, from)).unwrap().map(|v| v.to_vec());
+            assert_eq!(got, model.get(&(t, from)).cloned(), "seed {round}");
+            let limit = random(&mut seed) as usize % 9 + 1;
+            for way in [Way::Up, Way::Down] {
+                let mut want: Vec<_> = if from <= to {
+                    model.range((t, from)..=(t, to)).map(|(s, v)| (s.1, v.clone())).collect()
+                } else {
+                    Vec::new()
+                };
+                if way == Way::Down {
+                    want.reverse();
+                }
+                want.truncate(limit);
+                let mut have = Vec::new();
+                layers
+                    .walk(t, from, to, way, &mut |offset, bytes| {
+                        have.push((offset, bytes.to_vec()));
+                        if have.len() == limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                    })
+                    .unwrap();
+                assert_eq!(have, want, "seed {round}");
+            }
+        }
+    }
+}

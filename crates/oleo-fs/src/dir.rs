@@ -1,0 +1,279 @@
+//! Directory entries as items: DIR_ITEM by the hash of the name, DIR_INDEX by the order of creation.
+//!
+//! Both hold the same bytes, except that a DIR_ITEM holds all entries whose names have one hash, one after the other.
+//! A directory's size is twice the length of all its names. Extended attributes have the same form (`xattr`).
+//!
+//! Invariants, while the directory's lock is not held: every entry stands in one DIR_ITEM and one DIR_INDEX, and the
+//! entry's inode (or, for a subvolume, a reference in the root tree) names the directory and the index.
+
+use std::ops::ControlFlow;
+
+use oleo_format::{DirItem, DiskKey, FileType, Ino, ItemType, Key, TreeId, dir_hash, item_len_max};
+use zerocopy::IntoBytes;
+
+use crate::delta::Way;
+use crate::inode::{Items, ItemsMut, Joined, WriteGuard};
+use crate::{FileKind, FsError};
+
+/// Bytes that a name may have.
+pub const NAME_MAX: usize = 255;
+/// The sequence number of a directory's first entry: 0 and 1 are "." and "..", which are not stored.
+pub(crate) const FIRST_INDEX: u64 = 2;
+/// Bytes of an entry before its name.
+const HEAD_LEN: usize = size_of::<DirItem>();
+
+/// One entry of a DIR_ITEM, DIR_INDEX or XATTR_ITEM, borrowed from the item.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry<'a> {
+    pub(crate) head: &'a DirItem,
+    pub(crate) name: &'a [u8],
+    pub(crate) data: &'a [u8],
+}
+
+/// The entries of an item.
+pub(crate) fn entries(mut bytes: &[u8]) -> impl Iterator<Item = Result<Entry<'_>, FsError>> {
+    std::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let parsed = parse(bytes);
+        match &parsed {
+            Ok((_, rest)) => bytes = rest,
+            Err(_) => bytes = &[],
+        }
+        Some(parsed.map(|p| p.0))
+    })
+}
+
+fn parse(bytes: &[u8]) -> Result<(Entry<'_>, &[u8]), FsError> {
+    let (head, rest) = DirItem::parse_prefix(bytes)?;
+    let (name_len, data_len) = (usize::from(head.name_len.get()), usize::from(head.data_len.get()));
+    if rest.len() < name_len + data_len {
+        return Err(FsError::lie("directory entry", "", "length", rest.len(), name_len + data_len));
+    }
+    let (name, rest) = rest.split_at(name_len);
+    let (data, rest) = rest.split_at(data_len);
+    Ok((Entry { head, name, data }, rest))
+}
+
+/// The bytes of one entry.
+pub(crate) fn encode(location: Key, transid: u64, kind: FileType, name: &[u8], data: &[u8]) -> Vec<u8> {
+    let head = DirItem {
+        location: DiskKey::from(location),
+        transid: transid.into(),
+        data_len: u16::try_from(data.len()).unwrap_or(u16::MAX).into(),
+        name_len: u16::try_from(name.len()).unwrap_or(u16::MAX).into(),
+        r#type: kind.to_disk(),
+    };
+    let mut bytes = Vec::with_capacity(HEAD_LEN + name.len() + data.len());
+    bytes.extend_from_slice(head.as_bytes());
+    bytes.extend_from_slice(name);
+    bytes.extend_from_slice(data);
+    bytes
+}
+
+/// Adds an entry to those that an item holds already, unless the item would outgrow a leaf.
+pub(crate) fn append(old: &[u8], entry: &[u8], nodesize: u32) -> Option<Box<[u8]>> {
+    if old.len() + entry.len() > item_len_max(nodesize) {
+        return None;
+    }
+    Some([old, entry].concat().into_boxed_slice())
+}
+
+/// An item without the entry of that name; empty when it was the only one.
+pub(crate) fn without(bytes: &[u8], name: &[u8]) -> Result<Vec<u8>, FsError> {
+    let mut kept = Vec::with_capacity(bytes.len());
+    for entry in entries(bytes) {
+        let entry = entry?;
+        if entry.name != name {
+            kept.extend_from_slice(entry.head.as_bytes());
+            kept.extend_from_slice(entry.name);
+            kept.extend_from_slice(entry.data);
+        }
+    }
+    Ok(kept)
+}
+
+/// What an entry leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// An inode of the same subvolume.
+    Inode(Ino),
+    /// The root directory of another subvolume.
+    Subvol(TreeId),
+}
+
+impl Target {
+    pub(crate) fn of(location: Key) -> Result<Target, FsError> {
+        match location.item_type {
+            ItemType::INODE_ITEM => Ok(Target::Inode(Ino(location.objectid))),
+            ItemType::ROOT_ITEM => Ok(Target::Subvol(TreeId(location.objectid))),
+            _ => Err(FsError::lie("directory entry", location, "location", "neither", "an inode or a root")),
+        }
+    }
+
+    pub(crate) fn location(self) -> Key {
+        match self {
+            Target::Inode(ino) => Key::new(ino.0, ItemType::INODE_ITEM, 0),
+            Target::Subvol(id) => Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX),
+        }
+    }
+}
+
+/// One entry of a directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DirEntryInfo {
+    /// The name, of 1 to 255 bytes.
+    pub name: Vec<u8>,
+    /// Its place in the order of creation: pass it to `readdir` to go on after it.
+    pub index: u64,
+    /// What it leads to.
+    pub target: Target,
+    /// What kind of file that is.
+    pub kind: FileKind,
+}
+
+/// Refuses what cannot be a name.
+pub(crate) fn check_name(name: &[u8]) -> Result<(), FsError> {
+    if name.len() > NAME_MAX {
+        Err(FsError::NameTooLong)
+    } else if name.is_empty() || name == b"." || name == b".." {
+        Err(FsError::Invalid("not a name that an entry can have"))
+    } else if name.contains(&b'/') || name.contains(&0) {
+        Err(FsError::Invalid("a name with a slash or a zero byte"))
+    } else {
+        Ok(())
+    }
+}
+
+/// Finds an entry by name.
+pub(crate) fn find(dir: &dyn Items, name: &[u8]) -> Result<Option<(Target, FileKind)>, FsError> {
+    let hash = u64::from(dir_hash(name));
+    let Some(item) = dir.get(ItemType::DIR_ITEM, hash)? else { return Ok(None) };
+    for entry in entries(&item) {
+        let entry = entry?;
+        if entry.name == name {
+            let target = Target::of(Key::from(entry.head.location))?;
+            return Ok(Some((target, FileKind::of_disk(entry.head.r#type)?)));
+        }
+    }
+    Ok(None)
+}
+
+/// The index that the next entry of a directory gets.
+fn next_index(dir: &mut WriteGuard<'_>) -> Result<u64, FsError> {
+    if dir.state().next_index == 0 {
+        let last = dir.last(ItemType::DIR_INDEX, u64::MAX)?;
+        dir.state_mut().next_index = match last {
+            Some((index, _)) => index.checked_add(1).ok_or(FsError::NoSpace)?.max(FIRST_INDEX),
+            None => FIRST_INDEX,
+        };
+    }
+    let index = dir.state().next_index;
+    dir.state_mut().next_index += 1;
+    Ok(index)
+}
+
+/// Adds an entry, which must not exist, and returns its index. The directory's times are the caller's.
+pub(crate) fn add(
+    dir: &mut WriteGuard<'_>,
+    h: &dyn Joined,
+    name: &[u8],
+    target: Target,
+    kind: FileKind,
+) -> Result<u64, FsError> {
+    let hash = u64::from(dir_hash(name));
+    let entry = encode(target.location(), h.generation().0, kind.to_disk(), name, &[]);
+    let item = match dir.get(ItemType::DIR_ITEM, hash)? {
+        None => entry.clone().into_boxed_slice(),
+        Some(old) => {
+            let nodesize = dir.inode().core().engine().nodesize();
+            append(&old, &entry, nodesize).ok_or(FsError::Overflow("too many names with one hash"))?
+        }
+    };
+    let index = next_index(dir)?;
+    dir.put(h, ItemType::DIR_ITEM, hash, item);
+    dir.put(h, ItemType::DIR_INDEX, index, entry.into_boxed_slice());
+    dir.fields_mut(h).size += 2 * name.len() as u64;
+    Ok(index)
+}
+
+/// Fails where an entry of that name would make its item outgrow a leaf, so that [`add`] cannot fail for that.
+pub(crate) fn check_room(dir: &WriteGuard<'_>, name: &[u8]) -> Result<(), FsError> {
+    let old = dir.get(ItemType::DIR_ITEM, u64::from(dir_hash(name)))?.map_or(0, |old| old.len());
+    let nodesize = dir.inode().core().engine().nodesize();
+    if old + HEAD_LEN + name.len() > item_len_max(nodesize) {
+        return Err(FsError::Overflow("too many names with one hash"));
+    }
+    Ok(())
+}
+
+/// Removes an entry that exists, but for its DIR_INDEX.
+pub(crate) fn remove_item(dir: &mut WriteGuard<'_>, h: &dyn Joined, name: &[u8]) -> Result<(), FsError> {
+    let hash = u64::from(dir_hash(name));
+    let key = dir.inode().key(ItemType::DIR_ITEM, hash);
+    let old = dir
+        .get(ItemType::DIR_ITEM, hash)?
+        .ok_or_else(|| FsError::lie("directory", key, "entry", "missing", "an entry"))?;
+    let kept = without(&old, name)?;
+    if kept.is_empty() {
+        dir.delete(h, ItemType::DIR_ITEM, hash);
+    } else {
+        dir.put(h, ItemType::DIR_ITEM, hash, kept.into_boxed_slice());
+    }
+    let fields = dir.fields_mut(h);
+    fields.size = fields.size.saturating_sub(2 * name.len() as u64);
+    Ok(())
+}
+
+/// Whether a directory has no entries.
+pub(crate) fn is_empty(dir: &dyn Items) -> Result<bool, FsError> {
+    Ok(dir.range_limit(ItemType::DIR_INDEX, 0, u64::MAX, 1)?.is_empty())
+}
+
+/// At most `limit` entries after index `after`, in the order of creation.
+pub(crate) fn list(dir: &dyn Items, after: u64, limit: usize) -> Result<Vec<DirEntryInfo>, FsError> {
+    let mut found = Vec::new();
+    let mut wrong = None;
+    let Some(from) = after.checked_add(1) else { return Ok(found) };
+    if limit == 0 {
+        return Ok(found);
+    }
+    dir.walk(ItemType::DIR_INDEX, from, u64::MAX, Way::Up, &mut |index, bytes| {
+        match info(index, bytes) {
+            Ok(entry) => found.push(entry),
+            Err(e) => {
+                wrong = Some(e);
+                return ControlFlow::Break(());
+            }
+        }
+        if found.len() >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    match wrong {
+        Some(e) => Err(e),
+        None => Ok(found),
+    }
+}
+
+fn info(index: u64, bytes: &[u8]) -> Result<DirEntryInfo, FsError> {
+    let (entry, _) = parse(bytes)?;
+    Ok(DirEntryInfo {
+        name: entry.name.to_vec(),
+        index,
+        target: Target::of(Key::from(entry.head.location))?,
+        kind: FileKind::of_disk(entry.head.r#type)?,
+    })
+}
+
+/// The index of an entry, by going through the whole directory: for entries whose own record of it is lost.
+pub(crate) fn index_of(dir: &dyn Items, name: &[u8]) -> Result<Option<u64>, FsError> {
+    let mut found = None;
+    dir.walk(ItemType::DIR_INDEX, 0, u64::MAX, Way::Up, &mut |index, bytes| match parse(bytes) {
+        Ok((entry, _)) if entry.name == name => {
+            found = Some(index);
+            ControlFlow::Break(())
+        }
+        _ => ControlFlow::Continue(()),
+    })?;
+    Ok(found)
+}

@@ -1,0 +1,150 @@
+//! The end of an inode: from its last name to its last item.
+//!
+//! Normal path: (1) the operation that removes the last name tries to erase the inode in the same transaction; (2)
+//! where somebody holds a handle, or the file has more extents than one operation may touch, it puts an ORPHAN_ITEM
+//! instead, so that whoever opens the volume after a crash finds the inode; (3) when the last handle goes the inode
+//! is put on the list of those let go; (4) [`Core::erase_let_go`] erases them in steps, each its own operation.
+//!
+//! Orphans of a crash: [`Core::clean_orphans`] goes through a subvolume's ORPHAN_ITEMs once.
+//!
+//! The orphan items of a subvolume belong to the object −5, which is locked as a leaf.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use oleo_format::{Ino, ItemType};
+use oleo_txn::Need;
+
+use crate::core::Core;
+use crate::inode::{Inode, Items, ItemsMut, Joined, WriteGuard};
+use crate::subvol::Subvol;
+use crate::{FileKind, FsError};
+
+/// `BTRFS_ORPHAN_OBJECTID` in the UAPI header.
+const ORPHAN_OBJECT: u64 = -5i64 as u64;
+/// Extents that one step of erasing removes: small enough for one reservation.
+const EXTENTS_PER_STEP: usize = 128;
+/// Orphan items read at a time.
+const ORPHANS_PER_READ: usize = 256;
+
+/// What erasing may need: the extents of a step, and the few other items of an inode.
+pub(crate) const ERASE_NEED: Need = Need { items: EXTENTS_PER_STEP as u32 + 16, bytes: 1024, releasing: true };
+
+/// Removes what is left of an inode without names; false while more steps are needed.
+pub(crate) fn erase(inode: &mut WriteGuard<'_>, h: &dyn Joined) -> Result<bool, FsError> {
+    let extents = inode.range_limit(ItemType::EXTENT_DATA, 0, u64::MAX, EXTENTS_PER_STEP + 1)?;
+    if extents.len() > EXTENTS_PER_STEP {
+        return Ok(false);
+    }
+    for (offset, _) in extents {
+        inode.delete(h, ItemType::EXTENT_DATA, offset);
+    }
+    let rest = [
+        ItemType::INODE_REF,
+        ItemType::INODE_EXTREF,
+        ItemType::XATTR_ITEM,
+        ItemType::VERITY_DESC_ITEM,
+        ItemType::VERITY_MERKLE_ITEM,
+    ];
+    for t in rest {
+        for (offset, _) in inode.range(t, 0, u64::MAX)? {
+            inode.delete(h, t, offset);
+        }
+    }
+    inode.delete_item(h);
+    Ok(true)
+}
+
+/// The last name of an inode is gone: erases it, or leaves it to be erased. True when it must be let go of by
+/// [`Core::let_go`] once all locks are dropped.
+pub(crate) fn last_name_gone(inode: &mut WriteGuard<'_>, h: &dyn Joined) -> Result<bool, FsError> {
+    let this = inode.inode();
+    if this.handles() == 0 {
+        this.discard();
+        if erase(inode, h)? {
+            return Ok(false);
+        }
+    }
+    this.subvol().core().set_orphan(this, h, true)?;
+    this.unlinked.store(true, Ordering::SeqCst);
+    // Whoever held the last handle may have dropped it before it could see the mark.
+    Ok(this.handles() == 0)
+}
+
+impl Core {
+    fn set_orphan(self: &Arc<Self>, inode: &Inode, h: &dyn Joined, put: bool) -> Result<(), FsError> {
+        let orphans = self.object(inode.tree(), ORPHAN_OBJECT)?;
+        let mut orphans = orphans.write();
+        if put {
+            orphans.put(h, ItemType::ORPHAN_ITEM, inode.ino().0, Box::default());
+        } else {
+            orphans.delete(h, ItemType::ORPHAN_ITEM, inode.ino().0);
+        }
+        Ok(())
+    }
+
+    /// One step of erasing the inodes that nobody holds any more; false when there are none.
+    pub(crate) fn erase_let_go(self: &Arc<Self>) -> Result<bool, FsError> {
+        let Some(inode) = self.let_go.lock().pop() else { return Ok(false) };
+        if inode.subvol().is_deleted() {
+            return Ok(true);
+        }
+        if !self.erase_step(&inode)? {
+            self.let_go.lock().push(inode);
+        }
+        Ok(true)
+    }
+
+    /// One step; true when the inode is gone, or in use again.
+    fn erase_step(self: &Arc<Self>, inode: &Arc<Inode>) -> Result<bool, FsError> {
+        let busy = || inode.read().alive().is_err() || inode.handles() > 0;
+        if busy() || (inode.read().fields().kind() == FileKind::File && !inode.drop_data_step()?) {
+            return Ok(busy());
+        }
+        let h = self.engine().join(ERASE_NEED)?;
+        let mut guard = inode.write();
+        if guard.state().gone || inode.handles() > 0 {
+            return Ok(true);
+        }
+        inode.discard();
+        let done = erase(&mut guard, &h)?;
+        drop(guard);
+        if done {
+            self.set_orphan(inode, &h, false)?;
+        }
+        Ok(done)
+    }
+
+    /// Erases what a crash left in a subvolume without names; once per opening.
+    pub(crate) fn clean_orphans(self: &Arc<Self>, subvol: &Arc<Subvol>) -> Result<(), FsError> {
+        if subvol.orphans_seen.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let object = self.object(subvol.id(), ORPHAN_OBJECT)?;
+        let mut from = 0;
+        loop {
+            let found = object.read().range_limit(ItemType::ORPHAN_ITEM, from, u64::MAX, ORPHANS_PER_READ)?;
+            let Some((last, _)) = found.last() else { return Ok(()) };
+            from = last + 1;
+            for (ino, _) in found {
+                self.clean_orphan(subvol, Ino(ino))?;
+            }
+        }
+    }
+
+    fn clean_orphan(self: &Arc<Self>, subvol: &Arc<Subvol>, ino: Ino) -> Result<(), FsError> {
+        let inode = self.inode(subvol, ino)?;
+        if let Some(inode) = &inode
+            && inode.read().fields().nlink == 0
+        {
+            // Somebody may hold it, when the orphan is of this session: then the last handle sees to it.
+            while inode.handles() == 0 && !self.erase_step(inode)? {}
+            return Ok(());
+        }
+        // Gone already, or a truncation that was cut short, which its size shows to be complete.
+        let h = self.engine().join(Need { items: 1, bytes: 0, releasing: true })?;
+        let object = self.object(subvol.id(), ORPHAN_OBJECT)?;
+        object.write().delete(&h, ItemType::ORPHAN_ITEM, ino.0);
+        Ok(())
+    }
+}

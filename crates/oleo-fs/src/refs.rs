@@ -1,0 +1,164 @@
+//! An inode's names, as its own items tell them: INODE_REF by parent, INODE_EXTREF by a hash of parent and name.
+//!
+//! An INODE_REF holds all names that the inode has in one directory; a name that would make it outgrow a leaf goes
+//! into an INODE_EXTREF, where the volume has that feature. Several names of one hash share an INODE_EXTREF.
+
+use oleo_format::{Ino, InodeExtref, InodeRef as InodeRefHead, ItemType, extref_hash, item_len_max};
+use zerocopy::IntoBytes;
+
+use crate::FsError;
+use crate::inode::{Items, ItemsMut, Joined, WriteGuard};
+
+/// One name of an inode.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NameOf {
+    /// The directory that the name is in.
+    pub parent: Ino,
+    /// The entry's index there.
+    pub index: u64,
+    /// The name.
+    pub name: Vec<u8>,
+}
+
+fn parse_refs(parent: Ino, mut bytes: &[u8]) -> Result<Vec<NameOf>, FsError> {
+    let mut names = Vec::new();
+    while !bytes.is_empty() {
+        let (head, rest) = InodeRefHead::parse_prefix(bytes)?;
+        let (name, rest) = split_name(rest, head.name_len.get())?;
+        names.push(NameOf { parent, index: head.index.get(), name });
+        bytes = rest;
+    }
+    Ok(names)
+}
+
+fn parse_extrefs(mut bytes: &[u8]) -> Result<Vec<NameOf>, FsError> {
+    let mut names = Vec::new();
+    while !bytes.is_empty() {
+        let (head, rest) = InodeExtref::parse_prefix(bytes)?;
+        let (name, rest) = split_name(rest, head.name_len.get())?;
+        names.push(NameOf { parent: Ino(head.parent_objectid.get()), index: head.index.get(), name });
+        bytes = rest;
+    }
+    Ok(names)
+}
+
+fn split_name(rest: &[u8], name_len: u16) -> Result<(Vec<u8>, &[u8]), FsError> {
+    match rest.split_at_checked(usize::from(name_len)) {
+        Some((name, rest)) => Ok((name.to_vec(), rest)),
+        None => Err(FsError::lie("inode reference", "", "length", rest.len(), name_len)),
+    }
+}
+
+/// The bytes of one name in an INODE_REF.
+pub(crate) fn encode_ref(index: u64, name: &[u8]) -> Box<[u8]> {
+    let head = InodeRefHead { index: index.into(), name_len: (name.len() as u16).into() };
+    let mut bytes = Vec::with_capacity(size_of::<InodeRefHead>() + name.len());
+    bytes.extend_from_slice(head.as_bytes());
+    bytes.extend_from_slice(name);
+    bytes.into_boxed_slice()
+}
+
+fn encode_extref(of: &NameOf) -> Vec<u8> {
+    let head = InodeExtref {
+        parent_objectid: of.parent.0.into(),
+        index: of.index.into(),
+        name_len: (of.name.len() as u16).into(),
+    };
+    [head.as_bytes(), &of.name].concat()
+}
+
+/// Fails where [`add`] would, for want of room.
+pub(crate) fn check_room(inode: &WriteGuard<'_>, parent: Ino, name: &[u8]) -> Result<(), FsError> {
+    let engine = inode.inode().core().engine();
+    let len_max = item_len_max(engine.nodesize());
+    let old = inode.get(ItemType::INODE_REF, parent.0)?.map_or(0, |old| old.len());
+    if old + size_of::<InodeRefHead>() + name.len() <= len_max {
+        return Ok(());
+    }
+    if !engine.features().extended_iref() {
+        return Err(FsError::TooManyLinks);
+    }
+    let old = inode.get(ItemType::INODE_EXTREF, extref_hash(parent, name))?.map_or(0, |old| old.len());
+    if old + size_of::<InodeExtref>() + name.len() <= len_max { Ok(()) } else { Err(FsError::TooManyLinks) }
+}
+
+/// Adds a name that the inode does not have yet.
+pub(crate) fn add(
+    inode: &mut WriteGuard<'_>,
+    h: &dyn Joined,
+    parent: Ino,
+    name: &[u8],
+    index: u64,
+) -> Result<(), FsError> {
+    let engine = inode.inode().core().engine();
+    let len_max = item_len_max(engine.nodesize());
+    let new = encode_ref(index, name);
+    match inode.get(ItemType::INODE_REF, parent.0)? {
+        None => inode.put(h, ItemType::INODE_REF, parent.0, new),
+        Some(old) if old.len() + new.len() <= len_max => {
+            inode.put(h, ItemType::INODE_REF, parent.0, [&*old, &*new].concat().into_boxed_slice());
+        }
+        Some(_) if !engine.features().extended_iref() => return Err(FsError::TooManyLinks),
+        Some(_) => {
+            let hash = extref_hash(parent, name);
+            let old = inode.get(ItemType::INODE_EXTREF, hash)?;
+            let mut bytes = old.map_or(Vec::new(), |old| old.to_vec());
+            bytes.extend_from_slice(&encode_extref(&NameOf { parent, index, name: name.to_vec() }));
+            if bytes.len() > len_max {
+                return Err(FsError::TooManyLinks);
+            }
+            inode.put(h, ItemType::INODE_EXTREF, hash, bytes.into_boxed_slice());
+        }
+    }
+    Ok(())
+}
+
+/// Removes a name and returns its index, or `None` where the inode does not know the name.
+pub(crate) fn remove(
+    inode: &mut WriteGuard<'_>,
+    h: &dyn Joined,
+    parent: Ino,
+    name: &[u8],
+) -> Result<Option<u64>, FsError> {
+    if let Some(old) = inode.get(ItemType::INODE_REF, parent.0)? {
+        let names = parse_refs(parent, &old)?;
+        if let Some(gone) = names.iter().find(|n| n.name == name) {
+            let kept: Vec<u8> =
+                names.iter().filter(|n| n.name != name).flat_map(|n| encode_ref(n.index, &n.name)).collect();
+            put_or_delete(inode, h, ItemType::INODE_REF, parent.0, kept);
+            return Ok(Some(gone.index));
+        }
+    }
+    let hash = extref_hash(parent, name);
+    if let Some(old) = inode.get(ItemType::INODE_EXTREF, hash)? {
+        let names = parse_extrefs(&old)?;
+        let this = |n: &&NameOf| n.parent == parent && n.name == name;
+        if let Some(gone) = names.iter().find(this) {
+            let kept = names.iter().filter(|n| !this(n)).flat_map(encode_extref).collect();
+            put_or_delete(inode, h, ItemType::INODE_EXTREF, hash, kept);
+            return Ok(Some(gone.index));
+        }
+    }
+    Ok(None)
+}
+
+fn put_or_delete(inode: &mut WriteGuard<'_>, h: &dyn Joined, t: ItemType, offset: u64, kept: Vec<u8>) {
+    if kept.is_empty() { inode.delete(h, t, offset) } else { inode.put(h, t, offset, kept.into_boxed_slice()) }
+}
+
+/// All names of an inode.
+pub(crate) fn all(inode: &dyn Items) -> Result<Vec<NameOf>, FsError> {
+    let mut names = Vec::new();
+    for (parent, item) in inode.range(ItemType::INODE_REF, 0, u64::MAX)? {
+        names.append(&mut parse_refs(Ino(parent), &item)?);
+    }
+    for (_, item) in inode.range(ItemType::INODE_EXTREF, 0, u64::MAX)? {
+        names.append(&mut parse_extrefs(&item)?);
+    }
+    Ok(names)
+}
+
+/// The directory that a directory is in: it has one name only.
+pub(crate) fn parent(dir: &dyn Items) -> Result<Option<Ino>, FsError> {
+    Ok(dir.range_limit(ItemType::INODE_REF, 0, u64::MAX, 1)?.first().map(|(parent, _)| Ino(*parent)))
+}

@@ -1,0 +1,192 @@
+//! A subvolume in memory: its root item and the numbers it gives out.
+//!
+//! The root item's file-level fields (flags, UUIDs, times, transaction numbers) are kept here; where the tree is,
+//! how large, and which snapshot it was last part of are the engine's. A subvolume in which anything changed gets its
+//! `ctransid` and `ctime` set when the transaction is frozen.
+//!
+//! The same type stands for a tree that is no subvolume (the root tree, the UUID tree), of which only items are kept.
+//!
+//! Locks: `root` is a leaf.
+//! Not here: creating, snapshotting and deleting subvolumes (`subvols`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use oleo_format::{Generation, Ino, Key, RootFlags, RootItem, TreeId};
+use parking_lot::Mutex;
+
+use crate::FsError;
+use crate::core::Core;
+use crate::inode::timespec_of;
+use crate::options::Time;
+
+/// A subvolume that is in use.
+pub struct Subvol {
+    id: TreeId,
+    core: Arc<Core>,
+    root: Mutex<RootState>,
+    /// The number the next inode gets; 0: not known yet.
+    next_ino: AtomicU64,
+    /// The epoch in which it was last entered in the list of dirty subvolumes.
+    touched: AtomicU64,
+    read_only: AtomicBool,
+    deleted: AtomicBool,
+    /// Orphans that a crash left behind have been looked for.
+    pub(crate) orphans_seen: AtomicBool,
+}
+
+struct RootState {
+    /// `None` for a tree that is no subvolume.
+    item: Option<RootItem>,
+    frozen: Option<RootItem>,
+}
+
+impl Subvol {
+    pub(crate) fn new(core: Arc<Core>, id: TreeId, item: Option<RootItem>) -> Subvol {
+        let read_only = item.as_ref().is_some_and(is_read_only);
+        Subvol {
+            id,
+            core,
+            root: Mutex::new(RootState { item, frozen: None }),
+            next_ino: AtomicU64::new(0),
+            touched: AtomicU64::new(0),
+            read_only: AtomicBool::new(read_only),
+            deleted: AtomicBool::new(false),
+            orphans_seen: AtomicBool::new(false),
+        }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> TreeId {
+        self.id
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// Its root item; addresses, sizes and `last_snapshot` may be older than the engine's.
+    pub fn root_item(&self) -> Option<RootItem> {
+        self.root.lock().item
+    }
+
+    /// Whether changes are refused.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only.load(Ordering::Acquire)
+    }
+
+    /// Fails where nothing may be changed.
+    pub(crate) fn writable(&self) -> Result<(), FsError> {
+        if self.core.opts.read_only {
+            Err(FsError::ReadOnly("opened for reading"))
+        } else if self.is_read_only() {
+            Err(FsError::ReadOnly("the subvolume is read-only"))
+        } else if self.is_deleted() {
+            Err(FsError::Stale)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether it has been deleted.
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.deleted.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_deleted(&self) {
+        self.deleted.store(true, Ordering::Release);
+    }
+
+    /// Changes the root item. The caller holds a handle or is in a stage.
+    pub(crate) fn edit_root(self: &Arc<Self>, edit: impl FnOnce(&mut RootItem)) {
+        let mut root = self.root.lock();
+        if let Some(item) = &mut root.item {
+            edit(item);
+            self.read_only.store(is_read_only(item), Ordering::Release);
+        }
+        drop(root);
+        self.core.list_dirty_subvol(self);
+    }
+
+    /// Notes that something changed in this epoch; true the first time.
+    pub(crate) fn touch(&self, epoch: u64) -> bool {
+        self.touched.load(Ordering::Relaxed) != epoch && self.touched.swap(epoch, Ordering::AcqRel) != epoch
+    }
+
+    pub(crate) fn freeze(&self, now: Time, generation: Generation) {
+        let mut root = self.root.lock();
+        if let Some(item) = &mut root.item {
+            item.ctransid = generation.0.into();
+            item.ctime = timespec_of(now);
+        }
+        root.frozen = root.item;
+    }
+
+    pub(crate) fn frozen_item(&self) -> Option<RootItem> {
+        if self.is_deleted() { None } else { self.root.lock().frozen }
+    }
+
+    pub(crate) fn forget_frozen(&self) {
+        self.root.lock().frozen = None;
+    }
+
+    /// Gives out `count` inode numbers in a row and returns the first.
+    pub(crate) fn give_inos(&self, count: u64) -> Result<Ino, FsError> {
+        if self.next_ino.load(Ordering::Acquire) == 0 {
+            self.load_next_ino()?;
+        }
+        let first = self.next_ino.fetch_add(count, Ordering::AcqRel);
+        match first.checked_add(count) {
+            Some(end) if end <= Ino::LAST.0 => Ok(Ino(first)),
+            _ => Err(FsError::NoSpace),
+        }
+    }
+
+    /// Sets the next number from the highest in the tree. All inodes that were ever given a number since the
+    /// subvolume was opened came from here, so that the tree knows every other one.
+    fn load_next_ino(&self) -> Result<(), FsError> {
+        let engine = self.core.engine();
+        let _reader = engine.reader();
+        let root = engine.root(self.id)?.ok_or(FsError::NotFound)?;
+        let mut cursor = engine.blocks().cursor(&root);
+        cursor.seek_back(&Key::new(Ino::LAST.0, oleo_format::ItemType(u8::MAX), u64::MAX))?;
+        let highest = cursor.current().map_or(0, |(key, _)| key.objectid).max(Ino::ROOT_DIR.0);
+        let _ = self.next_ino.compare_exchange(0, highest + 1, Ordering::AcqRel, Ordering::Acquire);
+        Ok(())
+    }
+}
+
+fn is_read_only(item: &RootItem) -> bool {
+    item.flags.get() & RootFlags::SUBVOL_RDONLY.bits() != 0
+}
+
+impl std::fmt::Debug for Subvol {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Subvol({})", self.id.0)
+    }
+}
+
+impl Core {
+    /// The tree of that number, a subvolume or one of the fixed trees.
+    pub(crate) fn tree(self: &Arc<Self>, id: TreeId) -> Result<Arc<Subvol>, FsError> {
+        if let Some(subvol) = self.subvols.lock().get(&id) {
+            return Ok(subvol.clone());
+        }
+        let item = if id == TreeId::ROOT { None } else { Some(self.engine().root_item(id)?.ok_or(FsError::NotFound)?) };
+        let mut subvols = self.subvols.lock();
+        let subvol = subvols
+            .entry(id)
+            .or_insert_with(|| Arc::new(Subvol::new(self.clone(), id, item.filter(|_| id.is_subvol()))));
+        Ok(subvol.clone())
+    }
+
+    /// The subvolume of that number, unless it is being deleted.
+    pub(crate) fn subvol(self: &Arc<Self>, id: TreeId) -> Result<Arc<Subvol>, FsError> {
+        if !id.is_subvol() {
+            return Err(FsError::NotFound);
+        }
+        let subvol = self.tree(id)?;
+        let alive = subvol.root_item().is_some_and(|item| item.refs.get() > 0);
+        if alive && !subvol.is_deleted() { Ok(subvol) } else { Err(FsError::NotFound) }
+    }
+}
