@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 
 use crate::Volume;
 use crate::error::VolumeError;
-use crate::geometry::{CHUNK_OBJECTID, ChunkMap, STRIPE_LEN, StripeAt};
+use crate::geometry::{ChunkMap, Hints, STRIPE_LEN, StripeAt};
 use crate::member::Member;
 use crate::open::DEV_ITEMS_OBJECTID;
 use crate::profile::{Profile, ProfileShape};
@@ -151,12 +151,10 @@ impl Volume {
             flags: want.flags,
             profile,
             stripes,
-            sector_size: self.rules.sectorsize,
+            hints: Hints::new(profile, self.rules.sectorsize),
         };
         map.check(self.rules.sectorsize)?;
-        if is_system(&map)
-            && self.system_array().len() + size_of::<DiskKey>() + map.encode().len() > SYS_CHUNK_ARRAY_LEN
-        {
+        if is_system(&map) && !self.fits_system_array(&map) {
             return Err(VolumeError::SystemArrayFull);
         }
         Ok(self.plan(map, &candidates))
@@ -298,7 +296,7 @@ impl Volume {
     fn plan(&self, map: ChunkMap, candidates: &[Candidate]) -> ChunkPlan {
         let extent = DevExtent {
             chunk_tree: TreeId::CHUNK.0.into(),
-            chunk_objectid: CHUNK_OBJECTID.into(),
+            chunk_objectid: Key::FIRST_CHUNK_TREE.into(),
             chunk_offset: map.start.0.into(),
             length: map.stripe_bytes().0.into(),
             chunk_tree_uuid: self.chunk_tree_uuid.into_bytes(),
@@ -309,7 +307,7 @@ impl Volume {
         let grows = map.stripe_bytes().0 * u64::from(map.profile.shape().stripes_per_device);
         let mut dev_items: Vec<_> = candidates.iter().map(|c| dev_item(&c.member, grows)).collect();
         dev_items.sort();
-        ChunkPlan { chunk_item: (map.key(), map.encode()), dev_extents, dev_items, map }
+        ChunkPlan { chunk_item: (map.key(), map.chunk().encode()), dev_extents, dev_items, map }
     }
 }
 

@@ -9,19 +9,13 @@
 //! Invariants (tested): every byte of a chunk has as many places as the profile has copies, all different; no two
 //! bytes share a place; all places are inside the stripes; `logical_of` takes them back.
 
-use oleo_format::{
-    BlockGroupFlags, ByteLen, ChunkItem, Corruption, DevId, ItemType, Key, Logical, Physical, Stripe, TreeId,
-};
+use oleo_format::{BlockGroupFlags, ByteLen, Chunk, Corruption, DevId, Key, Logical, Physical, Stripe, TreeId};
 use uuid::Uuid;
-use zerocopy::{FromBytes, IntoBytes};
 
 use crate::profile::Profile;
 
 /// The unit of striping in bytes; the format has a field for it, but no other value.
 pub const STRIPE_LEN: u64 = 64 << 10;
-
-/// The object that all chunk items belong to (`BTRFS_FIRST_CHUNK_TREE_OBJECTID`).
-pub const CHUNK_OBJECTID: u64 = 256;
 
 /// One of a chunk's extents on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,8 +41,29 @@ pub struct ChunkMap {
     pub profile: Profile,
     /// Its extents on devices.
     pub stripes: Vec<StripeAt>,
-    /// The sector size that its item records.
+    /// What its item records beside that, and nobody needs.
+    pub hints: Hints,
+}
+
+/// Fields of a chunk item that are kept as they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hints {
+    /// Bytes of a sector.
     pub sector_size: u32,
+    /// Bytes.
+    pub io_align: u32,
+    /// Bytes.
+    pub io_width: u32,
+    /// 2 for raid10.
+    pub sub_stripes: u16,
+}
+
+impl Hints {
+    /// Those of a new chunk.
+    pub fn new(profile: Profile, sector_size: u32) -> Hints {
+        let unit = STRIPE_LEN as u32;
+        Hints { sector_size, io_align: unit, io_width: unit, sub_stripes: profile.shape().sub_stripes }
+    }
 }
 
 /// A run of a chunk's bytes that is contiguous on every device that has a copy of it.
@@ -67,42 +82,40 @@ pub struct Piece {
 }
 
 impl ChunkMap {
-    /// The chunk that an item of the chunk tree describes, everything about it checked that can be without others.
-    pub fn parse(start: Logical, item: &[u8], sectorsize: u32) -> Result<ChunkMap, Corruption> {
-        let (map, rest) = ChunkMap::parse_prefix(start, item, sectorsize)?;
-        match rest {
-            [] => Ok(map),
-            _ => Err(bad(start, "length of the item", item.len(), item.len() - rest.len())),
-        }
-    }
-
-    /// The same, where other items follow: the array in the superblock.
-    pub fn parse_prefix(start: Logical, bytes: &[u8], sectorsize: u32) -> Result<(ChunkMap, &[u8]), Corruption> {
-        let (item, rest) = ChunkItem::parse_prefix(bytes)?;
-        let count = item.num_stripes.get();
-        let (stripes, rest) = <[Stripe]>::ref_from_prefix_with_elems(rest, count.into())
-            .map_err(|_| bad(start, "number of stripes", count, format_args!("{} or fewer", rest.len() / 32)))?;
-        let flags = BlockGroupFlags::from_bits_retain(item.r#type.get());
+    /// The map of a chunk that starts at `start`, everything about it checked that can be without others.
+    pub fn new(start: Logical, chunk: &Chunk, sectorsize: u32) -> Result<ChunkMap, Corruption> {
+        let flags = chunk.flags;
         let known = BlockGroupFlags::TYPE_MASK | BlockGroupFlags::PROFILE_MASK;
         let profile = Profile::of(flags)
             .filter(|_| known.contains(flags) && types_are_sound(flags))
             .ok_or_else(|| bad(start, "type", format_args!("{:#x}", flags.bits()), "a type and at most one profile"))?;
+        if chunk.stripe_len.0 != STRIPE_LEN {
+            return Err(bad(start, "stripe_len", chunk.stripe_len, STRIPE_LEN));
+        }
+        if profile == Profile::Raid10 && chunk.sub_stripes != 2 {
+            return Err(bad(start, "sub_stripes", chunk.sub_stripes, 2));
+        }
         let map = ChunkMap {
             start,
-            len: ByteLen(item.length.get()),
+            len: chunk.length,
             flags,
             profile,
-            stripes: stripes.iter().map(StripeAt::from).collect(),
-            sector_size: item.sector_size.get(),
+            stripes: chunk.stripes.iter().map(StripeAt::from).collect(),
+            hints: Hints {
+                sector_size: chunk.sector_size,
+                io_align: chunk.io_align,
+                io_width: chunk.io_width,
+                sub_stripes: chunk.sub_stripes,
+            },
         };
-        if item.stripe_len.get() != STRIPE_LEN {
-            return Err(bad(start, "stripe_len", item.stripe_len, STRIPE_LEN));
-        }
-        if profile == Profile::Raid10 && item.sub_stripes.get() != 2 {
-            return Err(bad(start, "sub_stripes", item.sub_stripes, 2));
-        }
         map.check(sectorsize)?;
-        Ok((map, rest))
+        Ok(map)
+    }
+
+    /// The same from the bytes of a CHUNK_ITEM.
+    pub fn parse(start: Logical, item: &[u8], sectorsize: u32) -> Result<ChunkMap, Corruption> {
+        let chunk = Chunk::parse(item).map_err(|e| e.within(start))?;
+        ChunkMap::new(start, &chunk, sectorsize)
     }
 
     /// Numbers of stripes that fit the profile, and lengths that leave room for arithmetic.
@@ -132,32 +145,29 @@ impl ChunkMap {
         Ok(())
     }
 
-    /// The item of the chunk tree.
-    pub fn encode(&self) -> Vec<u8> {
-        let item = ChunkItem {
-            length: self.len.0.into(),
-            owner: TreeId::EXTENT.0.into(),
-            stripe_len: STRIPE_LEN.into(),
-            r#type: self.flags.bits().into(),
-            io_align: (STRIPE_LEN as u32).into(),
-            io_width: (STRIPE_LEN as u32).into(),
-            sector_size: self.sector_size.into(),
-            // A chunk is proposed with, or parsed from, a 16-bit number of stripes.
-            num_stripes: u16::try_from(self.stripes.len()).unwrap_or(u16::MAX).into(),
-            sub_stripes: self.profile.shape().sub_stripes.into(),
+    /// The chunk as it is written.
+    pub fn chunk(&self) -> Chunk {
+        let stripe = |s: &StripeAt| Stripe {
+            devid: s.devid.0.into(),
+            offset: s.offset.0.into(),
+            dev_uuid: s.dev_uuid.into_bytes(),
         };
-        let mut bytes = item.as_bytes().to_vec();
-        for s in &self.stripes {
-            let stripe =
-                Stripe { devid: s.devid.0.into(), offset: s.offset.0.into(), dev_uuid: s.dev_uuid.into_bytes() };
-            bytes.extend_from_slice(stripe.as_bytes());
+        Chunk {
+            length: self.len,
+            owner: TreeId::EXTENT,
+            stripe_len: ByteLen(STRIPE_LEN),
+            flags: self.flags,
+            io_align: self.hints.io_align,
+            io_width: self.hints.io_width,
+            sector_size: self.hints.sector_size,
+            sub_stripes: self.hints.sub_stripes,
+            stripes: self.stripes.iter().map(stripe).collect(),
         }
-        bytes
     }
 
     /// The key of its item.
     pub fn key(&self) -> Key {
-        Key::new(CHUNK_OBJECTID, ItemType::CHUNK_ITEM, self.start.0)
+        Chunk::key(self.start)
     }
 
     /// The first logical address behind it.

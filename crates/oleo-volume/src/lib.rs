@@ -41,7 +41,7 @@ use uuid::Uuid;
 
 pub use carve::{ChunkPlan, ChunkRemoval, ChunkWant};
 pub use error::VolumeError;
-pub use geometry::{CHUNK_OBJECTID, ChunkMap, Piece, STRIPE_LEN, StripeAt};
+pub use geometry::{ChunkMap, Hints, Piece, STRIPE_LEN, StripeAt};
 pub use member::{DeviceInfo, ErrorCounters};
 pub use open::OpenOptions;
 pub use profile::{Profile, ProfileShape};

@@ -81,12 +81,13 @@ pub(crate) struct Member {
     /// The same without the latch, for healing: a bad copy that stays bad is no reason to stop.
     pub plain: Option<Arc<dyn Device>>,
     pub seed: bool,
-    pub stale: bool,
+    /// Transactions that its superblock lacks.
+    pub behind: u64,
     counts: [AtomicU64; 5],
 }
 
 impl Member {
-    pub fn new(item: DevItem, device: Option<Arc<dyn Device>>, seed: bool, stale: bool) -> Member {
+    pub fn new(item: DevItem, device: Option<Arc<dyn Device>>, seed: bool, behind: u64) -> Member {
         Member {
             devid: DevId(item.devid.get()),
             uuid: Uuid::from_bytes(item.uuid),
@@ -94,7 +95,7 @@ impl Member {
             device: device.clone().map(|d| Arc::new(Latched::new(d))),
             plain: device,
             seed,
-            stale,
+            behind,
             counts: Default::default(),
         }
     }
@@ -102,7 +103,7 @@ impl Member {
     /// A device that a chunk names and nothing else is known of.
     pub fn unknown(devid: DevId, uuid: Uuid) -> Member {
         let item = DevItem { devid: devid.0.into(), uuid: uuid.into_bytes(), ..DevItem::default() };
-        Member::new(item, None, false, false)
+        Member::new(item, None, false, 0)
     }
 
     pub fn count(&self, what: Count) {
@@ -159,7 +160,7 @@ impl Member {
             used: ByteLen(item.bytes_used.get()),
             missing: self.device.is_none(),
             seed: self.seed,
-            stale: self.stale,
+            stale: self.behind > 0,
             errors: self.counters(),
             item,
         }

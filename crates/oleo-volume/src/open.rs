@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use oleo_device::Device;
 use oleo_format::{
-    Corruption, DevId, DevItem, DiskKey, Generation, ItemType, Key, Logical, NodeExpect, NodeRules, SuperBlock,
+    Chunk, Corruption, DevId, DevItem, Generation, ItemType, Key, Logical, NodeExpect, NodeRules, SuperBlock,
     SuperFlags, TreeId,
 };
 use parking_lot::RwLock;
@@ -80,7 +80,7 @@ impl Volume {
             let of = |f: &&Found| f.sb.dev_item.devid == item.devid && f.sb.dev_item.uuid == item.uuid;
             members.push(Arc::new(match found.iter().find(of) {
                 Some(f) => f.member(item, &main),
-                None => Member::new(item, None, item.fsid != volume.rules.fsid.into_bytes(), false),
+                None => Member::new(item, None, item.fsid != volume.rules.fsid.into_bytes(), 0),
             }));
         }
         members.sort_by_key(|m| m.devid);
@@ -115,7 +115,7 @@ impl Volume {
         }
         check_features(sb, true)?;
         let mut members: Vec<_> =
-            devices.into_iter().map(|(device, item)| Arc::new(Member::new(item, Some(device), false, false))).collect();
+            devices.into_iter().map(|(device, item)| Arc::new(Member::new(item, Some(device), false, 0))).collect();
         members.sort_by_key(|m| m.devid);
         for pair in members.windows(2) {
             if pair[0].devid == pair[1].devid {
@@ -189,8 +189,8 @@ impl Volume {
 impl Found {
     fn member(&self, item: DevItem, main: &SuperBlock) -> Member {
         let seed = self.sb.fsid != main.fsid;
-        let stale = !seed && self.sb.generation.get() < main.generation.get();
-        Member::new(item, Some(self.device.clone()), seed, stale)
+        let behind = if seed { 0 } else { main.generation.get().saturating_sub(self.sb.generation.get()) };
+        Member::new(item, Some(self.device.clone()), seed, behind)
     }
 }
 
@@ -231,22 +231,10 @@ fn seed_rules_of(rules: Vec<Result<NodeRules, Corruption>>) -> Result<Vec<NodeRu
     Ok(rules.into_iter().collect::<Result<_, _>>()?)
 }
 
-/// The chunks of the superblock's array: key and item, one after another.
+/// The chunks of the superblock's array.
 fn system_chunks(sb: &SuperBlock) -> Result<Vec<ChunkMap>, VolumeError> {
-    let mut rest = sb.sys_chunks()?;
-    let mut maps = Vec::new();
-    while !rest.is_empty() {
-        let (key, tail) = zerocopy::FromBytes::ref_from_prefix(rest)
-            .map(|(key, tail): (&DiskKey, &[u8])| (Key::from(*key), tail))
-            .map_err(|_| Corruption::new("sys_chunk_array", "length of the rest", rest.len(), "0 or 17 and more"))?;
-        if key.item_type != ItemType::CHUNK_ITEM {
-            return Err(Corruption::new("sys_chunk_array", "key", key, "that of a chunk").into());
-        }
-        let (map, tail) = ChunkMap::parse_prefix(Logical(key.offset), tail, sb.sectorsize.get())?;
-        maps.push(map);
-        rest = tail;
-    }
-    Ok(maps)
+    let map = |(key, chunk): (Key, Chunk)| ChunkMap::new(Logical(key.offset), &chunk, sb.sectorsize.get());
+    Ok(sb.parse_sys_chunks()?.into_iter().map(map).collect::<Result<_, _>>()?)
 }
 
 fn dev_item(key: &Key, item: &[u8]) -> Result<DevItem, Corruption> {
@@ -272,6 +260,13 @@ fn check_presence(members: &[Arc<Member>], table: &Table, opts: &OpenOptions) ->
         Some(&(devid, uuid)) if opts.write => return Err(VolumeError::MissingForWriting { devid, uuid }),
         _ => {}
     }
+    // One transaction behind is what a crash between two devices' superblocks leaves, with all else in place.
+    if opts.write
+        && let Some(m) = members.iter().find(|m| m.behind > 1)
+    {
+        let what = format!("writing while device {} is {} transactions behind; it may be read", m.devid, m.behind);
+        return Err(VolumeError::Unsupported { what });
+    }
     if opts.write
         && let Some(placed) = table.iter().find(|p| p.map.profile.has_parity())
     {
@@ -283,6 +278,13 @@ fn check_presence(members: &[Arc<Member>], table: &Table, opts: &OpenOptions) ->
 
 /// No two stripes share a place, none reaches beyond its device: or writing one would overwrite the other.
 fn check_places(members: &[Arc<Member>], table: &Table) -> Result<(), Corruption> {
+    for member in members {
+        let total = member.item.lock().total_bytes.get();
+        if let Some(device) = member.device.as_ref().filter(|d| d.len() < total) {
+            let place = format!("device {} ({})", member.devid, device.name());
+            return Err(Corruption::new("device item", "total_bytes", total, device.len()).within(place));
+        }
+    }
     for (devid, runs) in used_runs(table) {
         let total = members.iter().find(|m| m.devid == devid).map_or(0, |m| m.item.lock().total_bytes.get());
         let ends = runs.iter().map(|r| r.0).skip(1).chain([total]);

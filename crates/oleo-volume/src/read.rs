@@ -459,7 +459,7 @@ fn sources(placed: &Placed, piece: &Piece) -> Vec<Source> {
         false => 0,
     };
     let mut stripes: Vec<usize> = (0..piece.copies).map(|i| piece.stripe + (turn + i) % piece.copies).collect();
-    stripes.sort_by_key(|&s| (placed.on[s].device.is_none(), placed.on[s].stale));
+    stripes.sort_by_key(|&s| (placed.on[s].device.is_none(), placed.on[s].behind > 0));
     stripes.into_iter().map(|stripe| Source::Copy { stripe }).collect()
 }
 

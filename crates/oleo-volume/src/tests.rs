@@ -81,6 +81,7 @@ impl Sample {
             let stripe_bytes = data.map.stripe_bytes().0;
             data.map.len = ByteLen(stripe_bytes * profile.data_stripes(data.map.stripes.len() as u64));
             (data.map.flags, data.map.profile) = (flags, profile);
+            data.map.hints = Hints::new(profile, 4096);
         }
         volume.add_chunk(&data);
         let mut leaf = LeafBuilder::new(NODESIZE);
@@ -89,7 +90,7 @@ impl Sample {
             assert!(leaf.push(&key, zerocopy::IntoBytes::as_bytes(&d.item)));
         }
         for map in volume.chunks() {
-            assert!(leaf.push(&map.key(), &map.encode()));
+            assert!(leaf.push(&map.key(), &map.chunk().encode()));
         }
         let root = system.map.start;
         let mut block = leaf.finish(&BlockHead {

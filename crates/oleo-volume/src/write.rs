@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use oleo_device::{Device, DeviceError, Latched, WriteReq};
-use oleo_format::{ByteLen, Logical, SUPER_LEN, SUPER_OFFSETS, SYS_CHUNK_ARRAY_LEN, SuperBlock};
-use zerocopy::IntoBytes;
+use oleo_format::{ByteLen, Chunk, Key, Logical, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
 
 use crate::Volume;
 use crate::error::VolumeError;
@@ -87,15 +86,13 @@ impl Volume {
     }
 
     /// Sets the fields of a superblock that the volume knows: the system chunks, the number of devices and their
-    /// total size. The caller does this when the trees that it is about to write say the same.
-    pub fn stamp(&self, sb: &mut SuperBlock) -> Result<(), VolumeError> {
-        let array = self.system_array();
-        if array.len() > SYS_CHUNK_ARRAY_LEN {
+    /// total size. They must be what the trees say that this superblock leads to, so chunks that were added since
+    /// those trees were made are named in `young`, to be left out.
+    pub fn stamp_without(&self, sb: &mut SuperBlock, young: &[Logical]) -> Result<(), VolumeError> {
+        let chunks = self.system_chunks(|map| !young.contains(&map.start));
+        if !sb.set_sys_chunks(chunks.iter().map(|(key, chunk)| (*key, chunk))) {
             return Err(VolumeError::SystemArrayFull);
         }
-        sb.sys_chunk_array = [0; SYS_CHUNK_ARRAY_LEN];
-        sb.sys_chunk_array[..array.len()].copy_from_slice(&array);
-        sb.sys_chunk_array_size = (array.len() as u32).into();
         let members = self.members.read();
         sb.num_devices = (members.len() as u64).into();
         let total = members.iter().fold(0u64, |sum, m| sum.saturating_add(m.item.lock().total_bytes.get()));
@@ -103,15 +100,22 @@ impl Volume {
         Ok(())
     }
 
-    /// The superblock's array of system chunks as it would be now, however long.
-    pub(crate) fn system_array(&self) -> Vec<u8> {
-        let mut array = Vec::new();
+    /// [`stamp_without`](Self::stamp_without) leaving anything out.
+    pub fn stamp(&self, sb: &mut SuperBlock) -> Result<(), VolumeError> {
+        self.stamp_without(sb, &[])
+    }
+
+    /// Whether the superblock's array has room for another system chunk.
+    pub(crate) fn fits_system_array(&self, map: &ChunkMap) -> bool {
+        let mut chunks = self.system_chunks(|_| true);
+        chunks.push((map.key(), map.chunk()));
+        SuperBlock::default().set_sys_chunks(chunks.iter().map(|(key, chunk)| (*key, chunk)))
+    }
+
+    fn system_chunks(&self, wanted: impl Fn(&ChunkMap) -> bool) -> Vec<(Key, Chunk)> {
         let chunks = self.chunks.read();
-        for placed in chunks.iter().filter(|p| is_system(&p.map) && !chunks.is_retired(p.map.start)) {
-            array.extend_from_slice(oleo_format::DiskKey::from(placed.map.key()).as_bytes());
-            array.extend_from_slice(&placed.map.encode());
-        }
-        array
+        let alive = chunks.iter().filter(|p| is_system(&p.map) && !chunks.is_retired(p.map.start) && wanted(&p.map));
+        alive.map(|p| (p.map.key(), p.map.chunk())).collect()
     }
 
     /// Tells the devices that nobody needs a range, as far as they care to know.

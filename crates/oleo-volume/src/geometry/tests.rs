@@ -13,7 +13,14 @@ fn chunk(profile: Profile, stripes: usize, len: u64) -> ChunkMap {
         })
         .collect();
     let flags = BlockGroupFlags::DATA | profile.bits();
-    let map = ChunkMap { start: Logical(1 << 30), len: ByteLen(len), flags, profile, stripes, sector_size: 4096 };
+    let map = ChunkMap {
+        start: Logical(1 << 30),
+        len: ByteLen(len),
+        flags,
+        profile,
+        stripes,
+        hints: Hints::new(profile, 4096),
+    };
     map.check(4096).expect("sound");
     map
 }
@@ -95,7 +102,7 @@ fn pieces_cover_ranges() {
 fn items_go_there_and_back() {
     for (profile, stripes) in every_shape() {
         let map = chunk(profile, stripes, 4 * STRIPE_LEN * profile.data_stripes(stripes as u64));
-        let bytes = map.encode();
+        let bytes = map.chunk().encode();
         assert_eq!(ChunkMap::parse(map.start, &bytes, 4096).expect("sound"), map);
         assert!(ChunkMap::parse(map.start, &bytes[..bytes.len() - 1], 4096).is_err());
         assert!(ChunkMap::parse(Logical(5), &bytes, 4096).is_err());
