@@ -143,9 +143,10 @@ impl<'a> Books<'a> {
     /// The group that `at` lies in, taken up if it was not yet.
     fn group_of(&mut self, at: u64) -> Result<u64, TxnError> {
         if let Some((start, g)) = self.groups.range(..=at).next_back()
-            && at - start < g.len {
-                return Ok(*start);
-            }
+            && at - start < g.len
+        {
+            return Ok(*start);
+        }
         let info = self.inner.space.group(Logical(at))?;
         let group = Group { len: info.len.0, flags: info.flags.bits(), used: info.used.0, free: None };
         self.groups.insert(info.start.0, group);

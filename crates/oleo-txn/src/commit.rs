@@ -21,8 +21,8 @@ use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
 use oleo_format::{
-    BlockHead, ByteLen, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, QgroupStatusFlags, QgroupStatusItem,
-    RootItem, TreeId,
+    BlockHead, ByteLen, DevId, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, QgroupStatusFlags,
+    QgroupStatusItem, RootItem, TreeId,
 };
 use oleo_space::{ExtentKind, Kind};
 use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op, TreeError, TreeRoot};
@@ -181,6 +181,7 @@ impl Inner {
         let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation);
         let mut books = Books::new(self, generation);
         self.mark_quota(generation)?;
+        self.put_device_stats(generation)?;
         for round in 0..SETTLE_ROUNDS_MAX {
             let plans = self.growth.take_plans();
             for plan in &plans {
@@ -235,6 +236,24 @@ impl Inner {
         let marked = QgroupStatusItem { generation: generation.0.into(), flags: flags.bits().into(), ..*status };
         bytes[..size_of::<QgroupStatusItem>()].copy_from_slice(marked.as_bytes());
         self.apply(TreeId::QUOTA, &[Change::put(key, bytes)], generation)
+    }
+
+    /// Writes the devices' error counters where they have changed.
+    fn put_device_stats(&self, generation: Generation) -> Result<(), TxnError> {
+        let root = self.tree(TreeId::DEV)?.root;
+        let mut batch = Vec::new();
+        for (devid, counters) in self.volume.error_counters() {
+            let key = device_stats_key(devid);
+            let values = counters.to_values();
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let old = self.blocks.get(&root, &key)?;
+            if old.as_deref().map_or(values == [0; 5], |old| old == bytes.as_slice()) {
+                continue;
+            }
+            batch.push(Change::put(key, bytes));
+        }
+        batch.sort_unstable_by_key(|c| c.key);
+        self.apply(TreeId::DEV, &batch, generation)
     }
 
     /// Keeps `bytes_used` of root items: blocks that the tree refers to by name.
@@ -299,12 +318,16 @@ impl Inner {
         }
         self.volume.stamp(&mut sb)?;
         self.fill_backup(&mut sb, generation)?;
-        self.volume.flush()?;
         self.volume.write_supers(&sb)?;
         *self.super_block.lock() = sb;
         self.blocks.publish(&blocks);
         Ok(())
     }
+}
+
+/// The key of a device's error counters (`BTRFS_DEV_STATS_OBJECTID` is 0, UAPI header).
+pub(crate) fn device_stats_key(devid: DevId) -> Key {
+    Key::new(0, ItemType::PERSISTENT_ITEM, devid.0)
 }
 
 /// Takes the file-level fields of `new`, keeps the engine's own of `old`.

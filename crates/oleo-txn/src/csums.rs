@@ -290,8 +290,11 @@ fn ends_at(
     let mut cursor = blocks.cursor(root);
     if cursor.seek_back(&csum_key(at - 1))?
         && let Some((key, sums)) = cursor.current()
-            && is_csum(&key) && l.end(key.offset, sums) == at && !items.contains_key(&key.offset) {
-                return Ok(Some((key.offset, sums.to_vec())));
-            }
+        && is_csum(&key)
+        && l.end(key.offset, sums) == at
+        && !items.contains_key(&key.offset)
+    {
+        return Ok(Some((key.offset, sums.to_vec())));
+    }
     Ok(None)
 }

@@ -12,9 +12,10 @@ use oleo_format::{
 };
 use oleo_space::{FreeSource, GroupInfo, LoadError, Run};
 use oleo_tree::{Blocks, TreeRoot};
-use oleo_volume::Volume;
+use oleo_volume::{ErrorCounters, Volume};
 
 use crate::TxnError;
+use crate::commit::device_stats_key;
 use crate::engine::{Engine, EngineOptions, Inner, Rules};
 use crate::free_runs::FreeItems;
 use crate::trees::{self, TreeState};
@@ -50,6 +51,7 @@ pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, 
     if !opts.read_only {
         refuse_unwritable(inner, &root_tree)?;
     }
+    load_device_stats(inner)?;
     load_groups(inner)?;
     Ok(engine)
 }
@@ -107,11 +109,24 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
         && cursor
             .current()
             .is_some_and(|(k, _)| k.objectid == TreeId::TREE_RELOC.0 && k.item_type == ItemType::ROOT_ITEM)
-        {
-            return refuse(
-                "relocation trees are left from an interrupted balance; mount the volume with the kernel once",
-            );
+    {
+        return refuse("relocation trees are left from an interrupted balance; mount the volume with the kernel once");
+    }
+    Ok(())
+}
+
+/// Error counters go on from where the last user left them.
+fn load_device_stats(inner: &Inner) -> Result<(), TxnError> {
+    let Some(dev) = inner.trees.get(&inner.blocks, TreeId::DEV)? else { return Ok(()) };
+    for (devid, _) in inner.volume.error_counters() {
+        if let Some(item) = inner.blocks.get(&dev.root, &device_stats_key(devid))? {
+            let mut values = [0; 5];
+            for (value, bytes) in values.iter_mut().zip(item.as_chunks::<8>().0) {
+                *value = u64::from_le_bytes(*bytes);
+            }
+            inner.volume.set_error_counters(devid, ErrorCounters::from_values(values));
         }
+    }
     Ok(())
 }
 
@@ -152,12 +167,7 @@ fn load_groups(inner: &Inner) -> Result<(), TxnError> {
 type Items = Vec<(Key, Box<[u8]>)>;
 
 /// The free-space items whose keys lie in a group.
-pub(crate) fn group_items(
-    blocks: &Blocks,
-    root: &TreeRoot,
-    start: Logical,
-    len: ByteLen,
-) -> Result<Items, TxnError> {
+pub(crate) fn group_items(blocks: &Blocks, root: &TreeRoot, start: Logical, len: ByteLen) -> Result<Items, TxnError> {
     let mut items = Vec::new();
     let mut cursor = blocks.cursor(root);
     let mut more = cursor.seek(&Key::new(start.0, ItemType(0), 0))?;
