@@ -118,11 +118,11 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
 /// Error counters go on from where the last user left them.
 fn load_device_stats(inner: &Inner) -> Result<(), TxnError> {
     let Some(dev) = inner.trees.get(&inner.blocks, TreeId::DEV)? else { return Ok(()) };
-    for (devid, _) in inner.volume.error_counters() {
+    for (devid, since_open) in inner.volume.error_counters() {
         if let Some(item) = inner.blocks.get(&dev.root, &device_stats_key(devid))? {
-            let mut values = [0; 5];
+            let mut values = since_open.to_values();
             for (value, bytes) in values.iter_mut().zip(item.as_chunks::<8>().0) {
-                *value = u64::from_le_bytes(*bytes);
+                *value = value.saturating_add(u64::from_le_bytes(*bytes));
             }
             inner.volume.set_error_counters(devid, ErrorCounters::from_values(values));
         }
