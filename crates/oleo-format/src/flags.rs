@@ -365,6 +365,19 @@ impl Features {
         }
     }
 
+    /// Incompat features that no reader here knows its way around, by name; empty if the volume can be read.
+    pub fn unreadable(&self) -> Vec<String> {
+        names_of(self.incompat.difference(Incompat::READABLE).iter_names(), self.incompat.bits() & !Incompat::NAMED)
+    }
+
+    /// Features that stand in the way of writing, by name; empty if the volume can be written as far as features go.
+    pub fn unwritable(&self) -> Vec<String> {
+        let mut names = self.unreadable();
+        names.extend(names_of(self.incompat.intersection(Incompat::READ_ONLY).iter_names(), 0));
+        names.extend(names_of(std::iter::empty::<(&str, CompatRo)>(), self.compat_ro.bits() & !CompatRo::NAMED));
+        names
+    }
+
     /// Whether extent items of tree blocks are METADATA_ITEMs.
     pub fn skinny_metadata(&self) -> bool {
         self.incompat.contains(Incompat::SKINNY_METADATA)
@@ -389,6 +402,26 @@ impl Features {
     pub fn free_space_tree(&self) -> bool {
         self.compat_ro.contains(CompatRo::FREE_SPACE_TREE)
     }
+}
+
+impl Incompat {
+    /// All that have a name.
+    const NAMED: u64 = 0x3_7fff;
+    /// Those that reading takes care of.
+    pub const READABLE: Incompat = Incompat::from_bits_retain(0xfff).union(Incompat::SIMPLE_QUOTA);
+    /// Those that are read but not written.
+    pub const READ_ONLY: Incompat = Incompat::SIMPLE_QUOTA;
+}
+
+impl CompatRo {
+    /// All that have a name, which writing takes care of.
+    const NAMED: u64 = 0xf;
+}
+
+/// The lower-case names of features, then the numbers of bits without a name.
+fn names_of<F>(named: impl Iterator<Item = (&'static str, F)>, unknown: u64) -> Vec<String> {
+    let bits = (0..64).filter(|bit| unknown >> bit & 1 == 1).map(|bit| format!("unknown feature bit {bit}"));
+    named.map(|(name, _)| name.to_lowercase().replace('_', "-")).chain(bits).collect()
 }
 
 /// What a directory entry points at (`BTRFS_FT_*`).

@@ -1,14 +1,14 @@
-//! The superblock: constants, a new one, and what its fields mean.
+//! The superblock: constants, a new one, what its fields mean, and whether they can be true.
 
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
 use crate::csum::CsumType;
 use crate::error::{Corruption, ensure};
-use crate::flags::{Features, Incompat, SuperFlags};
-use crate::node::{NodeRules, seal};
-use crate::structs::{RootBackup, SuperBlock};
-use crate::{DevId, Generation, Logical};
+use crate::flags::{BlockGroupFlags, CompatRo, Features, Incompat, SuperFlags};
+use crate::node::{NODESIZE_MAX, NODESIZE_MIN, NodeRules, seal};
+use crate::structs::{ChunkItem, RootBackup, Stripe, SuperBlock};
+use crate::{DevId, DiskKey, Generation, Logical};
 
 /// Where the mirrors of the superblock stand on a device; those beyond its end do not exist.
 pub const SUPER_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
@@ -145,6 +145,105 @@ impl SuperBlock {
         (0..ROOT_BACKUPS)
             .filter(|&i| is_past(&self.super_roots[i]))
             .max_by_key(|&i| self.super_roots[i].tree_root_gen.get())
+    }
+}
+
+impl SuperBlock {
+    /// Checks everything about a superblock that can be seen from it alone: sizes, addresses, flags, generations, the
+    /// features that need each other, system chunks. `bytenr` is where it was read from.
+    ///
+    /// Whether its features can be dealt with is another question: [`Features::unreadable`], [`Features::unwritable`].
+    pub fn verify(&self, bytenr: u64) -> Result<(), Corruption> {
+        self.verify_fields(bytenr).map_err(|e| e.within(format_args!("byte {bytenr} of the device")))
+    }
+
+    fn verify_fields(&self, bytenr: u64) -> Result<(), Corruption> {
+        const WHAT: &str = "superblock";
+        ensure!(self.magic == SUPER_MAGIC, WHAT, "magic", self.magic.escape_ascii(), SUPER_MAGIC.escape_ascii());
+        ensure!(self.bytenr.get() == bytenr, WHAT, "bytenr", self.bytenr, bytenr);
+        self.csum()?;
+        let (sectorsize, nodesize) = (self.sectorsize.get(), self.nodesize.get());
+        let is_size = |n: u32| n.is_power_of_two() && (NODESIZE_MIN..=NODESIZE_MAX).contains(&n);
+        ensure!(is_size(sectorsize), WHAT, "sectorsize", sectorsize, "a power of two from 4096 to 65536");
+        ensure!(is_size(nodesize), WHAT, "nodesize", nodesize, "a power of two from 4096 to 65536");
+        ensure!(nodesize >= sectorsize, WHAT, "nodesize", nodesize, format_args!("at least {sectorsize}"));
+        let leafsize = self.__unused_leafsize.get();
+        ensure!(leafsize == nodesize, WHAT, "leafsize", leafsize, nodesize);
+        ensure!(self.stripesize.get().is_power_of_two(), WHAT, "stripesize", self.stripesize, "a power of two");
+        for (what, at, level) in [
+            ("root", self.root.get(), self.root_level),
+            ("chunk_root", self.chunk_root.get(), self.chunk_root_level),
+            ("log_root", self.log_root.get(), self.log_root_level),
+        ] {
+            let aligned = at.is_multiple_of(u64::from(sectorsize)) && at.checked_add(u64::from(nodesize)).is_some();
+            ensure!(aligned, WHAT, what, at, format_args!("a multiple of {sectorsize}"));
+            ensure!(level < LEVELS_MAX, WHAT, format!("level of {what}"), level, "at most 7");
+            ensure!(at != 0 || what == "log_root", WHAT, what, 0, "an address");
+        }
+        self.verify_counts(nodesize)?;
+        self.verify_features(sectorsize, nodesize)?;
+        for (key, chunk) in self.parse_sys_chunks()? {
+            let mixed = self.features().mixed_groups();
+            chunk.check(Logical(key.offset), sectorsize, mixed).map_err(|e| e.within(key))?;
+            let is_system = chunk.flags.contains(BlockGroupFlags::SYSTEM);
+            ensure!(is_system, "system chunk", "type", format_args!("{:?}", chunk.flags), "system");
+        }
+        Ok(())
+    }
+
+    fn verify_counts(&self, nodesize: u32) -> Result<(), Corruption> {
+        const WHAT: &str = "superblock";
+        /// A volume has at least the root, chunk, extent, device, checksum and top-level trees.
+        const TREES_MIN: u64 = 6;
+        let (used, total) = (self.bytes_used.get(), self.total_bytes.get());
+        ensure!(used >= TREES_MIN * u64::from(nodesize), WHAT, "bytes_used", used, "room for six trees");
+        ensure!(used <= total, WHAT, "bytes_used", used, format_args!("at most {total}"));
+        let devices = self.num_devices.get();
+        // More devices than any volume can have: the number counts loops and must not be believed.
+        ensure!((1..=1 << 20).contains(&devices), WHAT, "num_devices", devices, "1 to 2²⁰");
+        let generation = self.generation.get();
+        for (what, n) in [
+            ("chunk_root_generation", self.chunk_root_generation.get()),
+            ("uuid_tree_generation", self.uuid_tree_generation.get()),
+        ] {
+            ensure!(n <= generation, WHAT, what, n, format_args!("at most {generation}"));
+        }
+        let cache = self.cache_generation.get();
+        let cache_fits = cache <= generation || cache == u64::MAX;
+        ensure!(cache_fits, WHAT, "cache_generation", cache, format_args!("at most {generation}"));
+        let array_len = self.sys_chunk_array_size.get() as usize;
+        let min = size_of::<DiskKey>() + size_of::<ChunkItem>() + size_of::<Stripe>();
+        let fits = (min..=SYS_CHUNK_ARRAY_LEN).contains(&array_len);
+        ensure!(fits, WHAT, "sys_chunk_array_size", array_len, format_args!("{min} to {SYS_CHUNK_ARRAY_LEN}"));
+        let dev = &self.dev_item;
+        let (used, total) = (dev.bytes_used.get(), dev.total_bytes.get());
+        ensure!(used <= total, WHAT, "dev_item.bytes_used", used, format_args!("at most {total}"));
+        Ok(())
+    }
+
+    fn verify_features(&self, sectorsize: u32, nodesize: u32) -> Result<(), Corruption> {
+        const WHAT: &str = "superblock";
+        let features = self.features();
+        let (dev_fsid, fsid) = (Uuid::from_bytes(self.dev_item.fsid), self.metadata_fsid());
+        ensure!(dev_fsid == fsid, WHAT, "dev_item.fsid", dev_fsid, fsid);
+        let mixed_fits = !features.mixed_groups() || sectorsize == nodesize;
+        ensure!(mixed_fits, WHAT, "nodesize with mixed groups", nodesize, sectorsize);
+        let needs = CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID;
+        let bgt_fits = !features.block_group_tree() || (features.compat_ro.contains(needs) && features.no_holes());
+        ensure!(bgt_fits, WHAT, "features", "block-group-tree", "free-space-tree and no-holes with it");
+        Ok(())
+    }
+
+    /// What is unfinished and must be finished by the tool that began it, by name.
+    pub fn unfinished(&self) -> Option<&'static str> {
+        let changing = [
+            (SuperFlags::CHANGING_FSID, "a change of the fsid"),
+            (SuperFlags::CHANGING_FSID_V2, "a change of the fsid"),
+            (SuperFlags::CHANGING_BG_TREE, "a conversion of the block-group tree"),
+            (SuperFlags::CHANGING_DATA_CSUM, "a change of the checksum type"),
+            (SuperFlags::CHANGING_META_CSUM, "a change of the checksum type"),
+        ];
+        changing.iter().find(|(flag, _)| self.flags().contains(*flag)).map(|(_, what)| *what)
     }
 }
 

@@ -4,6 +4,10 @@
 //! checks the layout, after which every accessor of `CheckedNode` is safe; (3) each item is checked by its type.
 //! Nothing here may panic whatever the bytes are: it is fuzzed.
 
+mod extents;
+mod files;
+mod volume;
+
 use zerocopy::FromBytes;
 
 use crate::csum::CSUM_FIELD_LEN;
@@ -11,7 +15,7 @@ use crate::error::{Corruption, ensure};
 use crate::node::{HEADER_LEN, ITEM_LEN, NODESIZE_MAX, NODESIZE_MIN, NodeExpect, NodeRules, node_capacity};
 use crate::structs::{DiskItem, Header, KeyPtr};
 use crate::super_block::{Hex, LEVELS_MAX};
-use crate::{Key, TreeId};
+use crate::{ItemType, Key, TreeId};
 
 /// Checks a block completely.
 pub(crate) fn block(bytes: &[u8], rules: &NodeRules, expect: &NodeExpect) -> Result<(), Corruption> {
@@ -47,7 +51,7 @@ fn check(bytes: &[u8], rules: &NodeRules, expect: &NodeExpect) -> Result<(), Cor
         let have = first_key(bytes, header);
         ensure!(have == Some(first), "tree block", "first key", format_args!("{have:?}"), first);
     }
-    Ok(())
+    if header.level == 0 { items(bytes, header, rules) } else { children(bytes, header, rules) }
 }
 
 fn first_key(bytes: &[u8], header: &Header) -> Option<Key> {
@@ -146,4 +150,157 @@ fn in_order(last: Option<Key>, key: Key) -> Result<(), Corruption> {
 /// The trees without which there is no volume hold something at all times.
 fn may_be_empty(owner: TreeId) -> bool {
     !matches!(owner, TreeId::ROOT | TreeId::CHUNK | TreeId::DEV | TreeId::FS | TreeId::DATA_RELOC)
+}
+
+/// What the checks of an item know beside its bytes.
+struct Item<'a> {
+    rules: &'a NodeRules,
+    owner: TreeId,
+    key: Key,
+    data: &'a [u8],
+    /// The item before it in the same leaf.
+    prev: Option<(Key, &'a [u8])>,
+}
+
+impl Item<'_> {
+    fn sectorsize(&self) -> u64 {
+        u64::from(self.rules.sectorsize)
+    }
+
+    fn is_aligned(&self, n: u64) -> bool {
+        n.is_multiple_of(self.sectorsize())
+    }
+
+    /// Returns an error unless `n` is a multiple of the sector size.
+    fn aligned(&self, structure: &'static str, what: &'static str, n: u64) -> Result<(), Corruption> {
+        ensure!(self.is_aligned(n), structure, what, n, format_args!("a multiple of {}", self.sectorsize()));
+        Ok(())
+    }
+
+    /// Returns an error unless the item has exactly this length.
+    fn len_is(&self, structure: &'static str, len: usize) -> Result<(), Corruption> {
+        ensure!(self.data.len() == len, structure, "length", self.data.len(), len);
+        Ok(())
+    }
+
+    /// The previous item if it belongs to the same object and has the same type.
+    fn sibling(&self) -> Option<(Key, &[u8])> {
+        self.prev.filter(|(key, _)| key.objectid == self.key.objectid && key.item_type == self.key.item_type)
+    }
+}
+
+fn children(bytes: &[u8], header: &Header, rules: &NodeRules) -> Result<(), Corruption> {
+    let (children, _) = <[KeyPtr]>::ref_from_prefix_with_elems(&bytes[HEADER_LEN..], header.nritems.get() as usize)
+        .map_err(|_| Corruption::new("node", "nritems", header.nritems, "fewer"))?;
+    for (slot, child) in children.iter().enumerate() {
+        let at = child.blockptr.get();
+        if !at.is_multiple_of(u64::from(rules.sectorsize)) || at.checked_add(u64::from(rules.nodesize)).is_none() {
+            return Err(
+                Corruption::new("node", "blockptr", at, "a sector's address").within(format_args!("slot {slot}"))
+            );
+        }
+    }
+    Ok(())
+}
+
+fn items(bytes: &[u8], header: &Header, rules: &NodeRules) -> Result<(), Corruption> {
+    let (table, _) = <[DiskItem]>::ref_from_prefix_with_elems(&bytes[HEADER_LEN..], header.nritems.get() as usize)
+        .map_err(|_| Corruption::new("leaf", "nritems", header.nritems, "fewer"))?;
+    let owner = TreeId(header.owner.get());
+    let mut prev = None;
+    for (slot, entry) in table.iter().enumerate() {
+        let key = Key::from(entry.key);
+        let start = HEADER_LEN + entry.offset.get() as usize;
+        let data = &bytes[start..start + entry.size.get() as usize];
+        item(&Item { rules, owner, key, data, prev }).map_err(|e| e.within(format_args!("slot {slot} key {key}")))?;
+        prev = Some((key, data));
+    }
+    Ok(())
+}
+
+fn item(i: &Item<'_>) -> Result<(), Corruption> {
+    if !may_hold(i.owner, i.key.item_type) {
+        return Err(Corruption::new(
+            "leaf",
+            "item type",
+            format_args!("{:?}", i.key.item_type),
+            format_args!("one that belongs into tree {}", i.owner),
+        ));
+    }
+    match i.key.item_type {
+        ItemType::INODE_ITEM => files::inode_item(i),
+        ItemType::INODE_REF => files::inode_ref(i),
+        ItemType::INODE_EXTREF => files::inode_extref(i),
+        ItemType::XATTR_ITEM | ItemType::DIR_ITEM | ItemType::DIR_INDEX => files::dir_entries(i),
+        ItemType::EXTENT_DATA => files::extent_data(i),
+        ItemType::VERITY_DESC_ITEM => files::verity_desc(i),
+        ItemType::ORPHAN_ITEM => i.len_is("orphan item", 0),
+        ItemType::DIR_LOG_ITEM | ItemType::DIR_LOG_INDEX => i.len_is("directory log item", 8),
+        ItemType::ROOT_ITEM => volume::root_item(i),
+        ItemType::ROOT_REF | ItemType::ROOT_BACKREF => volume::root_ref(i),
+        ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => extents::record(i),
+        ItemType::TREE_BLOCK_REF
+        | ItemType::EXTENT_DATA_REF
+        | ItemType::SHARED_BLOCK_REF
+        | ItemType::SHARED_DATA_REF
+        | ItemType::EXTENT_OWNER_REF
+        | ItemType::EXTENT_REF_V0 => extents::keyed_ref(i),
+        ItemType::EXTENT_CSUM => extents::csums(i),
+        ItemType::BLOCK_GROUP_ITEM => extents::block_group(i),
+        ItemType::FREE_SPACE_INFO => extents::free_space_info(i),
+        ItemType::FREE_SPACE_EXTENT | ItemType::FREE_SPACE_BITMAP => extents::free_space(i),
+        ItemType::RAID_STRIPE => extents::raid_stripe(i),
+        ItemType::CHUNK_ITEM => volume::chunk(i),
+        ItemType::DEV_ITEM => volume::dev_item(i),
+        ItemType::DEV_EXTENT => volume::dev_extent(i),
+        ItemType::DEV_REPLACE => volume::dev_replace(i),
+        ItemType::PERSISTENT_ITEM => volume::persistent(i),
+        ItemType::TEMPORARY_ITEM => volume::temporary(i),
+        ItemType::QGROUP_STATUS | ItemType::QGROUP_INFO | ItemType::QGROUP_LIMIT | ItemType::QGROUP_RELATION => {
+            volume::qgroup(i)
+        }
+        ItemType::UUID_SUBVOL | ItemType::UUID_RECEIVED_SUBVOL => volume::uuid(i),
+        ItemType(0) => volume::untyped(i),
+        _ => Ok(()),
+    }
+}
+
+/// Which trees an item may be in. Blocks of log and relocation trees hold what their subvolumes do.
+fn may_hold(owner: TreeId, item_type: ItemType) -> bool {
+    let is_log = matches!(owner, TreeId::TREE_LOG | TreeId::TREE_LOG_FIXUP);
+    match item_type {
+        ItemType::INODE_ITEM
+        | ItemType::INODE_REF
+        | ItemType::DIR_ITEM
+        | ItemType::EXTENT_DATA
+        | ItemType::XATTR_ITEM
+        | ItemType::ORPHAN_ITEM => is_log || owner == TreeId::ROOT || owner.is_shareable(),
+        ItemType::INODE_EXTREF
+        | ItemType::DIR_INDEX
+        | ItemType::DIR_LOG_ITEM
+        | ItemType::DIR_LOG_INDEX
+        | ItemType::VERITY_DESC_ITEM
+        | ItemType::VERITY_MERKLE_ITEM => is_log || owner.is_shareable(),
+        ItemType::ROOT_ITEM => is_log || owner == TreeId::ROOT,
+        ItemType::ROOT_REF | ItemType::ROOT_BACKREF => owner == TreeId::ROOT,
+        ItemType::EXTENT_CSUM => is_log || owner == TreeId::CSUM,
+        ItemType::EXTENT_ITEM
+        | ItemType::METADATA_ITEM
+        | ItemType::TREE_BLOCK_REF
+        | ItemType::EXTENT_DATA_REF
+        | ItemType::SHARED_BLOCK_REF
+        | ItemType::SHARED_DATA_REF => owner == TreeId::EXTENT,
+        ItemType::BLOCK_GROUP_ITEM => matches!(owner, TreeId::EXTENT | TreeId::BLOCK_GROUP),
+        ItemType::FREE_SPACE_INFO | ItemType::FREE_SPACE_EXTENT | ItemType::FREE_SPACE_BITMAP => {
+            owner == TreeId::FREE_SPACE
+        }
+        ItemType::CHUNK_ITEM | ItemType::DEV_ITEM => owner == TreeId::CHUNK,
+        ItemType::DEV_EXTENT | ItemType::DEV_REPLACE => owner == TreeId::DEV,
+        ItemType::RAID_STRIPE => owner == TreeId::RAID_STRIPE,
+        ItemType::QGROUP_STATUS | ItemType::QGROUP_INFO | ItemType::QGROUP_LIMIT | ItemType::QGROUP_RELATION => {
+            owner == TreeId::QUOTA
+        }
+        ItemType::UUID_SUBVOL | ItemType::UUID_RECEIVED_SUBVOL => owner == TreeId::UUID,
+        _ => true,
+    }
 }

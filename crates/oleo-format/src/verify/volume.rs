@@ -1,0 +1,184 @@
+//! Items of the volume: chunks, devices, roots, quota, uuids, balance.
+
+use super::Item;
+use super::extents::group_flags;
+use crate::chunk::STRIPE_LEN;
+use crate::error::{Corruption, ensure};
+use crate::flags::{BlockGroupFlags, RootFlags};
+use crate::names::{NAME_LEN_MAX, RootRefEntry};
+use crate::records::QgroupStatus;
+use crate::structs::{
+    BalanceItem, DevExtent, DevItem, DevReplaceItem, FreeSpaceHeader, QgroupInfoItem, QgroupLimitItem, RootItem,
+};
+use crate::super_block::LEVELS_MAX;
+use crate::{Chunk, ItemType, Key, Logical, TreeId};
+
+impl Chunk {
+    /// Checks everything about a chunk that can be seen from it alone.
+    pub fn check(&self, start: Logical, sectorsize: u32, mixed_groups: bool) -> Result<(), Corruption> {
+        const WHAT: &str = "chunk";
+        let unit = u64::from(sectorsize);
+        let len = self.length.0;
+        ensure!(start.0.is_multiple_of(unit), WHAT, "start", start, format_args!("a multiple of {unit}"));
+        ensure!(len > 0 && len.is_multiple_of(unit), WHAT, "length", len, format_args!("a multiple of {unit} above 0"));
+        ensure!(start.0.checked_add(len).is_some(), WHAT, "end", "beyond 64 bits", "within");
+        ensure!(self.stripe_len == STRIPE_LEN, WHAT, "stripe_len", self.stripe_len, STRIPE_LEN);
+        // Stripe numbers are counted in 32 bits everywhere.
+        ensure!(len / STRIPE_LEN.0 <= u64::from(u32::MAX), WHAT, "length", len, "at most 2³² stripe elements");
+        ensure!(self.sector_size == sectorsize, WHAT, "sector_size", self.sector_size, sectorsize);
+        let known = BlockGroupFlags::TYPE_MASK | BlockGroupFlags::PROFILE_MASK;
+        let unknown = self.flags.difference(known);
+        ensure!(unknown.is_empty(), WHAT, "type", format_args!("{:#x}", self.flags.bits()), "known bits");
+        group_flags(WHAT, self.flags, mixed_groups)?;
+        self.check_stripes(unit)
+    }
+
+    fn check_stripes(&self, unit: u64) -> Result<(), Corruption> {
+        const WHAT: &str = "chunk";
+        let stripes = self.stripes.len();
+        let (min, max) = match self.flags.profile() {
+            BlockGroupFlags::RAID0 => (1, usize::MAX),
+            BlockGroupFlags::RAID1 | BlockGroupFlags::DUP => (2, 2),
+            BlockGroupFlags::RAID1C3 => (3, 3),
+            BlockGroupFlags::RAID1C4 => (4, 4),
+            BlockGroupFlags::RAID10 => (2, usize::MAX),
+            BlockGroupFlags::RAID5 => (2, usize::MAX),
+            BlockGroupFlags::RAID6 => (3, usize::MAX),
+            _ => (1, 1),
+        };
+        let name = self.flags.profile_name();
+        ensure!(stripes >= min && stripes <= max, WHAT, "num_stripes", stripes, format_args!("that of {name}"));
+        if self.flags.contains(BlockGroupFlags::RAID10) {
+            ensure!(self.sub_stripes == 2, WHAT, "sub_stripes", self.sub_stripes, 2);
+            ensure!(stripes.is_multiple_of(2), WHAT, "num_stripes", stripes, "an even number");
+        }
+        for stripe in &self.stripes {
+            let offset = stripe.offset.get();
+            let place = offset.is_multiple_of(unit) && offset.checked_add(self.length.0).is_some();
+            ensure!(place, WHAT, "offset of a stripe", offset, format_args!("a multiple of {unit}"));
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn chunk(i: &Item<'_>) -> Result<(), Corruption> {
+    ensure!(i.key.objectid == Key::FIRST_CHUNK_TREE, "chunk", "objectid", i.key.objectid, Key::FIRST_CHUNK_TREE);
+    let chunk = Chunk::parse(i.data)?;
+    chunk.check(Logical(i.key.offset), i.rules.sectorsize, i.rules.features.mixed_groups())?;
+    if let Some((prev, data)) = i.sibling()
+        && let Ok(before) = Chunk::parse(data)
+    {
+        let prev_end = prev.offset.saturating_add(before.length.0);
+        ensure!(
+            prev_end <= i.key.offset,
+            "chunk",
+            "end of the one before it",
+            prev_end,
+            format_args!("at most {}", i.key.offset)
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn dev_item(i: &Item<'_>) -> Result<(), Corruption> {
+    const WHAT: &str = "device item";
+    ensure!(i.key.objectid == Key::DEV_ITEMS, WHAT, "objectid", i.key.objectid, Key::DEV_ITEMS);
+    let dev = DevItem::parse(i.data)?;
+    ensure!(dev.devid.get() == i.key.offset, WHAT, "devid", dev.devid, i.key.offset);
+    let (used, total) = (dev.bytes_used.get(), dev.total_bytes.get());
+    ensure!(used <= total, WHAT, "bytes_used", used, format_args!("at most {total}"));
+    Ok(())
+}
+
+pub(super) fn dev_extent(i: &Item<'_>) -> Result<(), Corruption> {
+    const WHAT: &str = "device extent";
+    let e = DevExtent::parse(i.data)?;
+    ensure!(e.chunk_tree.get() == TreeId::CHUNK.0, WHAT, "chunk_tree", e.chunk_tree, TreeId::CHUNK);
+    let objectid = e.chunk_objectid.get();
+    ensure!(objectid == Key::FIRST_CHUNK_TREE, WHAT, "chunk_objectid", objectid, Key::FIRST_CHUNK_TREE);
+    i.aligned(WHAT, "start", i.key.offset)?;
+    i.aligned(WHAT, "chunk_offset", e.chunk_offset.get())?;
+    i.aligned(WHAT, "length", e.length.get())?;
+    ensure!(e.length.get() > 0, WHAT, "length", 0, "more");
+    ensure!(i.key.offset.checked_add(e.length.get()).is_some(), WHAT, "end", "beyond 64 bits", "within");
+    if let Some((prev, data)) = i.sibling()
+        && let Ok(before) = DevExtent::parse(data)
+    {
+        let prev_end = prev.offset.saturating_add(before.length.get());
+        ensure!(
+            prev_end <= i.key.offset,
+            WHAT,
+            "end of the one before it",
+            prev_end,
+            format_args!("at most {}", i.key.offset)
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn dev_replace(i: &Item<'_>) -> Result<(), Corruption> {
+    DevReplaceItem::parse(i.data).map(|_| ())
+}
+
+/// Device stats in the device tree: counters, of which later kernels may have more.
+pub(super) fn persistent(i: &Item<'_>) -> Result<(), Corruption> {
+    if i.owner == TreeId::DEV && i.key.objectid == Key::DEV_STATS {
+        let whole = !i.data.is_empty() && i.data.len().is_multiple_of(8);
+        ensure!(whole, "device stats", "length", i.data.len(), "a multiple of 8");
+    }
+    Ok(())
+}
+
+pub(super) fn temporary(i: &Item<'_>) -> Result<(), Corruption> {
+    if i.owner == TreeId::ROOT && i.key.objectid == Key::BALANCE {
+        BalanceItem::parse(i.data)?;
+    }
+    Ok(())
+}
+
+/// Items without a type are headers of version-1 free-space caches.
+pub(super) fn untyped(i: &Item<'_>) -> Result<(), Corruption> {
+    if i.owner == TreeId::ROOT && i.key.objectid == Key::FREE_SPACE {
+        FreeSpaceHeader::parse(i.data)?;
+    }
+    Ok(())
+}
+
+pub(super) fn root_item(i: &Item<'_>) -> Result<(), Corruption> {
+    const WHAT: &str = "root item";
+    let tree = TreeId(i.key.objectid);
+    ensure!(tree.0 != 0, WHAT, "tree", tree, "a tree");
+    // The offset says when a snapshot was made, or whose relocation or log tree this is.
+    let may_have_offset = tree.is_subvol() || matches!(tree, TreeId::TREE_RELOC | TreeId::TREE_LOG);
+    ensure!(i.key.offset == 0 || may_have_offset, WHAT, "offset of its key", i.key.offset, 0);
+    let root = RootItem::decode(i.data)?;
+    i.aligned(WHAT, "bytenr", root.bytenr.get())?;
+    ensure!(root.level < LEVELS_MAX, WHAT, "level", root.level, "at most 7");
+    ensure!(root.drop_level < LEVELS_MAX, WHAT, "drop_level", root.drop_level, "at most 7");
+    let known = RootFlags::SUBVOL_RDONLY | RootFlags::SUBVOL_DEAD;
+    let unknown = root.root_flags().difference(known);
+    ensure!(unknown.is_empty(), WHAT, "flags", format_args!("{:#x}", root.flags), "known ones");
+    Ok(())
+}
+
+pub(super) fn root_ref(i: &Item<'_>) -> Result<(), Corruption> {
+    let entry = RootRefEntry::parse(i.data)?;
+    let len = entry.name.len();
+    ensure!((1..=NAME_LEN_MAX).contains(&len), "root reference", "length of its name", len, "1 to 255");
+    Ok(())
+}
+
+pub(super) fn qgroup(i: &Item<'_>) -> Result<(), Corruption> {
+    match i.key.item_type {
+        ItemType::QGROUP_STATUS => QgroupStatus::parse(i.data).map(|_| ()),
+        ItemType::QGROUP_INFO => QgroupInfoItem::parse(i.data).map(|_| ()),
+        ItemType::QGROUP_LIMIT => QgroupLimitItem::parse(i.data).map(|_| ()),
+        _ => i.len_is("qgroup relation", 0),
+    }
+}
+
+pub(super) fn uuid(i: &Item<'_>) -> Result<(), Corruption> {
+    let whole = !i.data.is_empty() && i.data.len().is_multiple_of(8);
+    ensure!(whole, "uuid item", "length", i.data.len(), "a multiple of 8");
+    Ok(())
+}
