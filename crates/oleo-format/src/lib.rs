@@ -15,6 +15,8 @@ mod ids;
 mod key;
 mod names;
 mod node;
+pub mod print;
+pub mod raid6;
 mod records;
 mod structs;
 mod super_block;

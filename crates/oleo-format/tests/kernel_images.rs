@@ -168,3 +168,71 @@ fn texture_of(len: usize, texture: u64) -> Vec<u8> {
         })
         .collect()
 }
+
+/// The blocks of a dump-tree text by their address.
+fn blocks_of(text: &str) -> BTreeMap<u64, String> {
+    let mut blocks = BTreeMap::new();
+    let mut current: Option<u64> = None;
+    for line in text.lines() {
+        let mut words = line.split(' ');
+        let is_block = matches!(words.next(), Some("leaf" | "node"));
+        match words.next().and_then(|n| n.parse().ok()) {
+            Some(at) if is_block => current = Some(at),
+            _ if !line.starts_with('\t') && !line.contains("uuid ") => current = None,
+            _ => {}
+        }
+        if let Some(at) = current {
+            let block: &mut String = blocks.entry(at).or_default();
+            block.push_str(line);
+            block.push('\n');
+        }
+    }
+    blocks
+}
+
+/// Goal: a user of `btrfs inspect-internal` reads our dumps without learning anything.
+/// Method: dump every block of an aged image with both, compare line by line; the same for the superblock.
+#[test]
+fn dumps_read_like_those_of_btrfs_progs() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let recipe = aged::recipes().into_iter().find(|r| r.name == "holes-items").unwrap();
+    let made = aged::make(oracle, &scratch, &recipe).unwrap();
+    let path = made.devices[0].to_str().unwrap();
+    let tool = |words: &[&str]| {
+        let mut env = vec!["TZ=UTC", "btrfs", "inspect-internal"];
+        env.extend(words);
+        // Names in the specimen are not all UTF-8.
+        let out = std::process::Command::new("env").args(env).arg(path).output().unwrap();
+        assert!(out.status.success(), "{words:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    };
+    let image = Image::open(&made.devices);
+    let theirs = tool(&["dump-super", "-f"]);
+    let ours = print::super_block(&image.sb, true).to_string();
+    let theirs: Vec<&str> = theirs.lines().skip(2).filter(|l| !l.is_empty()).collect();
+    let ours: Vec<&str> = ours.lines().filter(|l| !l.is_empty()).collect();
+    assert_eq!(ours, theirs);
+
+    let theirs = blocks_of(&tool(&["dump-tree"]));
+    let (mut same, mut seen, mut shown) = (0, 0, 0);
+    for (tree, root, level) in image.roots() {
+        image.walk(root, level, tree, &mut |leaf| {
+            let ours = print::block(leaf, &image.rules).to_string();
+            serde_json::to_string(&print::json::block(leaf, &image.rules)).unwrap();
+            assert!(!ours.contains("error"), "{ours}");
+            let Some(theirs) = theirs.get(&leaf.logical().0) else { return };
+            for (ours, theirs) in ours.lines().zip(theirs.lines()) {
+                seen += 1;
+                same += usize::from(ours == theirs);
+                if ours != theirs && shown < 5 {
+                    shown += 1;
+                    eprintln!("ours   {ours}\ntheirs {theirs}");
+                }
+            }
+        });
+    }
+    eprintln!("{same} of {seen} lines are the same");
+    // Names and values that are not printable are escaped here and not there.
+    assert!(seen > 10_000 && same * 100 >= seen * 99, "{same} of {seen} lines are the same");
+}

@@ -1,0 +1,241 @@
+//! Parity of RAID5 and RAID6 as pure functions over equally long stripes.
+//!
+//! P is the sum of the data stripes in GF(2⁸), that is their XOR. Q is the sum of `gⁱ · dataᵢ` with `g` = 2 and the
+//! polynomial x⁸ + x⁴ + x³ + x² + 1 (0x11d), so that any two stripes can be lost. Stripes stand in the order data, P, Q.
+
+/// What is left of the polynomial when x⁸ is taken away.
+const POLY: u8 = 0x1d;
+
+/// Which parity a set of stripes has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Parity {
+    /// P as the last stripe.
+    Raid5,
+    /// P and Q as the last two.
+    Raid6,
+}
+
+impl Parity {
+    /// How many stripes are parity, and how many may be lost.
+    pub fn count(self) -> usize {
+        match self {
+            Parity::Raid5 => 1,
+            Parity::Raid6 => 2,
+        }
+    }
+}
+
+/// More stripes are lost than there is parity for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{lost} stripes are lost; parity brings back {max}")]
+pub struct TooManyLost {
+    /// How many are lost.
+    pub lost: usize,
+    /// How many may be.
+    pub max: usize,
+}
+
+/// Powers and logarithms of the generator. `EXP` goes round twice, so that sums of two logarithms need no modulo.
+const TABLES: ([u8; 512], [u8; 256]) = {
+    let (mut exp, mut log) = ([0; 512], [0; 256]);
+    let mut x = 1u8;
+    let mut i = 0;
+    while i < 255 {
+        exp[i] = x;
+        exp[i + 255] = x;
+        #[allow(clippy::cast_possible_truncation, reason = "below 255")]
+        {
+            log[x as usize] = i as u8;
+        }
+        x = (x << 1) ^ (if x & 0x80 != 0 { POLY } else { 0 });
+        i += 1;
+    }
+    (exp, log)
+};
+
+/// `g` to a power.
+fn exp(power: usize) -> u8 {
+    TABLES.0[power % 255]
+}
+
+fn mul(a: u8, b: u8) -> u8 {
+    if a == 0 || b == 0 {
+        return 0;
+    }
+    TABLES.0[usize::from(TABLES.1[usize::from(a)]) + usize::from(TABLES.1[usize::from(b)])]
+}
+
+/// One divided by `a`, which is not zero.
+fn inverse(a: u8) -> u8 {
+    TABLES.0[255 - usize::from(TABLES.1[usize::from(a)])]
+}
+
+/// Multiplies eight field elements by `g` at once.
+fn double(x: u64) -> u64 {
+    let high = x >> 7 & 0x0101_0101_0101_0101;
+    (x << 1 & 0xfefe_fefe_fefe_fefe) ^ (high * u64::from(POLY))
+}
+
+/// Adds `src` to `dst`.
+pub fn xor_into(dst: &mut [u8], src: &[u8]) {
+    assert_eq!(dst.len(), src.len(), "stripes are equally long");
+    for (d, s) in dst.iter_mut().zip(src) {
+        *d ^= s;
+    }
+}
+
+/// `dst = dst · g + src`.
+fn double_and_add(dst: &mut [u8], src: &[u8]) {
+    assert_eq!(dst.len(), src.len(), "stripes are equally long");
+    let (dst_words, dst_rest) = dst.as_chunks_mut::<8>();
+    let (src_words, src_rest) = src.as_chunks::<8>();
+    for (d, s) in dst_words.iter_mut().zip(src_words) {
+        *d = (double(u64::from_le_bytes(*d)) ^ u64::from_le_bytes(*s)).to_le_bytes();
+    }
+    for (d, s) in dst_rest.iter_mut().zip(src_rest) {
+        *d = mul(*d, 2) ^ s;
+    }
+}
+
+/// Multiplies every element by `by`.
+fn scale(stripe: &mut [u8], by: u8) {
+    let mut table = [0; 256];
+    for (x, y) in (0..=255u8).zip(&mut table) {
+        *y = mul(x, by);
+    }
+    stripe.iter_mut().for_each(|b| *b = table[usize::from(*b)]);
+}
+
+/// P of the data stripes.
+pub fn parity_p(data: &[&[u8]], p: &mut [u8]) {
+    p.fill(0);
+    data.iter().for_each(|d| xor_into(p, d));
+}
+
+/// Q of the data stripes.
+pub fn parity_q(data: &[&[u8]], q: &mut [u8]) {
+    q.fill(0);
+    data.iter().rev().for_each(|d| double_and_add(q, d));
+}
+
+/// Brings back the stripes whose indexes are in `lost`, from all the others. `stripes` are data, P and, with RAID6, Q; what
+/// stands in the lost ones does not matter. The indexes are different from each other.
+pub fn rebuild(stripes: &mut [&mut [u8]], parity: Parity, lost: &[usize]) -> Result<(), TooManyLost> {
+    if lost.len() > parity.count() {
+        return Err(TooManyLost { lost: lost.len(), max: parity.count() });
+    }
+    let data_count = stripes.len() - parity.count();
+    let p = data_count;
+    let lost_data: Vec<usize> = lost.iter().copied().filter(|&i| i < data_count).collect();
+    match (lost_data.as_slice(), lost.contains(&p)) {
+        (&[], _) => {}
+        (&[x], false) => data_from_p(stripes, data_count, x),
+        (&[x], true) => data_from_q(stripes, data_count, x),
+        (&[x, y, ..], _) => data_from_both(stripes, data_count, x.min(y), x.max(y)),
+    }
+    let (data, parities) = stripes.split_at_mut(data_count);
+    let data: Vec<&[u8]> = data.iter().map(|d| &**d).collect();
+    for (i, stripe) in parities.iter_mut().enumerate().filter(|(i, _)| lost.contains(&(p + i))) {
+        if i == 0 { parity_p(&data, stripe) } else { parity_q(&data, stripe) }
+    }
+    Ok(())
+}
+
+/// A data stripe is P and all the others added up.
+fn data_from_p(stripes: &mut [&mut [u8]], data_count: usize, x: usize) {
+    let mut sum = stripes[data_count].to_vec();
+    for (i, stripe) in stripes[..data_count].iter().enumerate() {
+        if i != x {
+            xor_into(&mut sum, stripe);
+        }
+    }
+    stripes[x].copy_from_slice(&sum);
+}
+
+/// Q of the data stripes with zeros for those in `lost`, plus the stored Q: what the lost ones contribute.
+fn q_of_lost(stripes: &mut [&mut [u8]], data_count: usize, lost: &[usize]) -> Vec<u8> {
+    lost.iter().for_each(|&i| stripes[i].fill(0));
+    let data: Vec<&[u8]> = stripes[..data_count].iter().map(|d| &**d).collect();
+    let mut q = vec![0; stripes[0].len()];
+    parity_q(&data, &mut q);
+    xor_into(&mut q, stripes[data_count + 1]);
+    q
+}
+
+fn data_from_q(stripes: &mut [&mut [u8]], data_count: usize, x: usize) {
+    let mut q = q_of_lost(stripes, data_count, &[x]);
+    scale(&mut q, inverse(exp(x)));
+    stripes[x].copy_from_slice(&q);
+}
+
+/// With P′ = Dx + Dy and Q′ = gˣ·Dx + gʸ·Dy: Dx = (gʸ·P′ + Q′) / (gˣ + gʸ).
+fn data_from_both(stripes: &mut [&mut [u8]], data_count: usize, x: usize, y: usize) {
+    let mut dx = q_of_lost(stripes, data_count, &[x, y]);
+    let mut p = stripes[data_count].to_vec();
+    stripes[..data_count].iter().for_each(|d| xor_into(&mut p, d));
+    let mut scaled = p.clone();
+    scale(&mut scaled, exp(y));
+    xor_into(&mut dx, &scaled);
+    scale(&mut dx, inverse(exp(x) ^ exp(y)));
+    xor_into(&mut p, &dx);
+    stripes[x].copy_from_slice(&dx);
+    stripes[y].copy_from_slice(&p);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Goal: multiplication is that of the field. Method: shift and reduce bit by bit.
+    #[test]
+    fn multiplication() {
+        for a in 0..=255u8 {
+            for b in 0..=255u8 {
+                let (mut want, mut x) = (0, a);
+                for bit in 0..8 {
+                    if b >> bit & 1 == 1 {
+                        want ^= x;
+                    }
+                    x = (x << 1) ^ (x >> 7) * POLY;
+                }
+                assert_eq!(mul(a, b), want);
+            }
+            assert!(a == 0 || mul(a, inverse(a)) == 1);
+        }
+    }
+
+    proptest! {
+        /// Goal: any loss that parity covers is undone. Method: every pair of lost stripes of a random set.
+        #[test]
+        fn losses(count in 1usize..20, len in 1usize..70, seed: u64) {
+            let mut state = seed;
+            let mut next = || { state = state.wrapping_mul(6364136223846793005).wrapping_add(1); (state >> 56) as u8 };
+            let data: Vec<Vec<u8>> = (0..count).map(|_| (0..len).map(|_| next()).collect()).collect();
+            let views: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
+            let (mut p, mut q) = (vec![9; len], vec![9; len]);
+            parity_p(&views, &mut p);
+            parity_q(&views, &mut q);
+            for parity in [Parity::Raid5, Parity::Raid6] {
+                let mut whole = data.clone();
+                whole.push(p.clone());
+                if parity == Parity::Raid6 { whole.push(q.clone()); }
+                for a in 0..whole.len() {
+                    for b in a..whole.len() {
+                        let lost: Vec<usize> = if a == b { vec![a] } else { vec![b, a] };
+                        let mut damaged = whole.clone();
+                        lost.iter().for_each(|&i| damaged[i].fill(0x5a));
+                        let mut views: Vec<&mut [u8]> = damaged.iter_mut().map(Vec::as_mut_slice).collect();
+                        let done = rebuild(&mut views, parity, &lost);
+                        if lost.len() > parity.count() {
+                            prop_assert!(done.is_err());
+                        } else {
+                            prop_assert_eq!(&damaged, &whole, "lost {:?}", lost);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
