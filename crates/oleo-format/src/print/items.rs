@@ -307,7 +307,7 @@ fn persistent(key: &Key, data: &[u8], out: &mut Vec<String>) {
 }
 
 fn balance_args(kind: &str, a: &DiskBalanceArgs, out: &mut Vec<String>) {
-    out.push(format!("{kind}"));
+    out.push(kind.to_owned());
     out.push(format!("profiles {} devid {} target {} flags {}", a.profiles, a.devid, a.target, a.flags));
     let usage = a.usage.get();
     out.push(format!(
