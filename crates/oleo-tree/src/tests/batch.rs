@@ -13,7 +13,7 @@ fn batches_equal_an_ordered_map() {
         for seed in 0..3 {
             let mut rng = Rng(seed * 1000 + u64::from(nodesize));
             let mut world = World::new(nodesize);
-            let trees = [TreeId(256), TreeId::EXTENT, TreeId(257)];
+            let trees = [TreeId(256), TreeId::TREE_LOG, TreeId(257)];
             for tree in trees {
                 world.create(tree);
             }

@@ -181,7 +181,7 @@ fn lying_nodes_are_refused() {
     let damages: [fn(&mut Vec<ChildPtr>); 4] = [
         |c| c[1].logical = c[0].logical,
         |c| c[1].generation.0 += 1,
-        |c| c[1].key.objectid -= 1,
+        |c| c[1].key.offset -= 1,
         |c| c[1].logical = Logical(1 << 20),
     ];
     let read = |root: &TreeRoot, key: &Key| {

@@ -28,7 +28,7 @@ fn history(seed: u64, rounds: u64) {
     let nodesize = [4096, 4096, 16384][rng.below(3) as usize];
     let mut world = World::new(nodesize);
     world.create(TreeId(256));
-    world.create(TreeId::EXTENT);
+    world.create(TreeId::TREE_LOG);
     let mut next = 257;
     for round in 0..rounds {
         let note = format!("seed {seed} round {round}");
