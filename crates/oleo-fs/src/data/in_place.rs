@@ -2,7 +2,7 @@
 //!
 //! That is right only where nobody else can see the extent. It is ours alone when
 //! - it was made after the last snapshot of the subvolume: then no snapshot shares the leaf that names it;
-//! - all references to it in the extent tree are this file's;
+//! - all references to it in the extent tree are this file's, and put it in one place of the file: parts of it do not overlap;
 //! - it has not been cloned in a transaction that the extent tree does not show yet (`Shared::cloned`).
 //!
 //! Whatever fails this test is written elsewhere, which is never wrong.
@@ -15,7 +15,7 @@
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use oleo_format::{ByteLen, Compression, Generation, InodeFlags, Logical, TreeId};
+use oleo_format::{ByteLen, Compression, Generation, InodeFlags, Logical};
 use oleo_space::RefKey;
 use oleo_txn::Need;
 
@@ -37,7 +37,9 @@ pub(super) struct Place {
 
 impl Place {
     /// Bytes of the file.
-    pub fn len(&self) -> u64 { self.range.end - self.range.start }
+    pub fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
 }
 
 /// The parts of `range` that can be written in place, in order.
@@ -61,15 +63,16 @@ pub(super) fn places(inode: &Inode, guard: &ReadGuard<'_>, range: Range<u64>) ->
         Ok(ControlFlow::Continue(()))
     })?;
     let last_snapshot = last_snapshot(inode)?;
-    let mut known: Option<(Logical, bool)> = None;
+    // Parts of one extent follow each other: ask once for all of them.
+    let mut known: Option<(Logical, u64, bool)> = None;
     let mut ours = Vec::with_capacity(found.len());
     for place in found {
-        let at = place.span.disk;
+        let (at, base) = (place.span.disk, place.range.start.wrapping_sub(place.span.offset));
         let exclusive = match known {
-            Some((extent, answer)) if extent == at => answer,
-            _ => place.span.generation > last_snapshot && is_ours(inode, at)?,
+            Some((extent, of, answer)) if extent == at && of == base => answer,
+            _ => place.span.generation > last_snapshot && is_ours(inode, at, base)?,
         };
-        known = Some((at, exclusive));
+        known = Some((at, base, exclusive));
         if exclusive {
             ours.push(place);
         }
@@ -83,15 +86,16 @@ fn last_snapshot(inode: &Inode) -> Result<Generation, FsError> {
     Ok(Generation(item.map_or(u64::MAX, |i| i.last_snapshot.get())))
 }
 
-/// Whether nobody but this file refers to the extent.
-fn is_ours(inode: &Inode, at: Logical) -> Result<bool, FsError> {
+/// Whether nobody but this file refers to the extent, and this file only in one place: `base` is the place in the file that the
+/// beginning of the extent has, or would have.
+fn is_ours(inode: &Inode, at: Logical, base: u64) -> Result<bool, FsError> {
     let core = inode.core();
     if core.data.was_cloned(at, Generation(core.engine().super_block().generation.get())) {
         return Ok(false);
     }
-    let (tree, file): (TreeId, _) = (inode.tree(), inode.ino());
     let users = core.engine().extent_users(at)?;
-    Ok(users.iter().all(|user| matches!(user, RefKey::DataRoot { root, ino, .. } if *root == tree && *ino == file)))
+    let this = RefKey::DataRoot { root: inode.tree(), ino: inode.ino(), offset: base };
+    Ok(users.iter().all(|user| *user == this))
 }
 
 /// Writes `data`, the bytes of `place` as far as the file goes, in place. The `flush` lock is held.

@@ -278,3 +278,6 @@ fn sums(data: &[u8], policy: &Policy) -> Vec<u8> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests;

@@ -112,11 +112,7 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
 
 /// Promises space for `need` bytes, and some more where there is plenty. `None` where there is none, but the range can be
 /// written in place.
-fn reserve(
-    inode: &Arc<Inode>,
-    need: u64,
-    range: Range<u64>,
-) -> Result<Option<(DataReservation, u64)>, FsError> {
+fn reserve(inode: &Arc<Inode>, need: u64, range: Range<u64>) -> Result<Option<(DataReservation, u64)>, FsError> {
     let engine = inode.core().engine();
     let shared = &inode.core().data;
     if need < PROMISE_LEN && shared.bytes() > PROMISE_LEN && !shared.tight.load(Ordering::Relaxed) {
@@ -143,10 +139,11 @@ fn reserve(
 }
 
 /// Whether a write at `at`, or a longer file, leaves bytes behind the old end in its sector that are not known to be zeros.
+/// Where something is buffered behind the old end, whoever buffered it has seen to that.
 pub(super) fn tail_gap(guard: &ReadGuard<'_>, buffer: Option<&Buffer>, at: u64, sector: u64) -> Result<bool, FsError> {
     let size = guard.fields().size;
     let end = size.next_multiple_of(sector).min(at);
-    if size >= end || buffer.is_some_and(|b| b.dirty.missing(size..end).is_empty()) {
+    if size >= end || buffer.is_some_and(|b| b.end() > size) {
         return Ok(false);
     }
     map::has_data(&MapOf { items: guard, sector }, size..end)
