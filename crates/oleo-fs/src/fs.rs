@@ -280,7 +280,9 @@ impl Fs {
             xattr::set(&mut guard, &h, acl::ACCESS, &access, xattr::XattrMode::Any)?;
         }
         let now = self.core().now();
+        let written = inode.data.take_touched();
         let fields = guard.fields_mut(&h);
+        fields.mtime = written.unwrap_or(fields.mtime);
         if let Some(mode) = set.mode {
             fields.mode = old.kind().mode_bits() | mode & 0o7777;
         }

@@ -22,7 +22,6 @@ use crate::data::pieces::Pieces;
 use crate::data::prepare::{Policy, Prepared, Whole};
 use crate::data::{FILE_LEN_MAX, in_place, read, write};
 use crate::inode::{Inode, Items};
-use crate::options::Time;
 
 /// Bytes that are completed, prepared and written at a time.
 const RUN_LEN_MAX: u64 = 32 << 20;
@@ -43,32 +42,31 @@ impl Inode {
 
     /// The same for the holder of the `flush` lock.
     pub(super) fn flush_locked(self: &Arc<Self>, inline: Inline) -> Result<(), FsError> {
-        let Some((promises, time)) = self.take() else { return Ok(()) };
-        let outcome = self.flush_flight(inline, time);
+        let Some(promises) = self.take() else { return Ok(()) };
+        let outcome = self.flush_flight(inline);
         match outcome {
             Ok(()) => drop(promises),
-            Err(_) => self.put_back(promises, time),
+            Err(_) => self.put_back(promises),
         }
         self.unlist();
         outcome
     }
 
     /// Moves what is dirty to flight.
-    fn take(&self) -> Option<(Vec<DataReservation>, Option<Time>)> {
+    fn take(&self) -> Option<Vec<DataReservation>> {
         let mut slot = self.data.buffer.lock();
         let buffer = slot.as_mut().filter(|b| !b.dirty.is_empty())?;
         debug_assert!(buffer.flight.is_empty(), "one flush at a time");
         buffer.flight = std::mem::take(&mut buffer.dirty);
         buffer.spare = 0;
-        Some((std::mem::take(&mut buffer.promises), buffer.touched.take()))
+        Some(std::mem::take(&mut buffer.promises))
     }
 
-    fn put_back(&self, mut promises: Vec<DataReservation>, time: Option<Time>) {
+    fn put_back(&self, mut promises: Vec<DataReservation>) {
         if let Some(buffer) = &mut *self.data.buffer.lock() {
             let before = buffer.bytes();
             buffer.dirty.put_under(std::mem::take(&mut buffer.flight));
             buffer.promises.append(&mut promises);
-            buffer.touched = buffer.touched.or(time);
             self.core().data.count(before, buffer.bytes());
         }
     }
@@ -76,7 +74,7 @@ impl Inode {
     /// Drops the buffer where nothing is in it any more.
     fn unlist(&self) {
         let mut slot = self.data.buffer.lock();
-        if slot.as_ref().is_some_and(|b| b.bytes() == 0 && b.touched.is_none()) {
+        if slot.as_ref().is_some_and(|b| b.bytes() == 0) {
             *slot = None;
             let file = self.core().data.files.lock().remove(&self.rank());
             drop(slot);
@@ -95,7 +93,7 @@ impl Inode {
         }
     }
 
-    fn flush_flight(self: &Arc<Self>, inline: Inline, time: Option<Time>) -> Result<(), FsError> {
+    fn flush_flight(self: &Arc<Self>, inline: Inline) -> Result<(), FsError> {
         if let Some(bytes) = read::inline_bytes(self)?
             && let Some(buffer) = &mut *self.data.buffer.lock()
         {
@@ -127,31 +125,31 @@ impl Inode {
             let whole = if whole && places.is_empty() { Whole::File } else { Whole::Part };
             pos = run.start;
             for place in &places {
-                self.copy_run(pos..place.range.start.min(size), whole, &policy, time)?;
+                self.copy_run(pos..place.range.start.min(size), whole, &policy)?;
                 let data = self.complete(place.range.start..place.range.end.min(size))?;
-                in_place::overwrite(self, place, &data, &policy, time)?;
+                in_place::overwrite(self, place, &data, &policy)?;
                 pos = place.range.end;
             }
-            self.copy_run(pos..run.end.min(size), whole, &policy, time)?;
+            self.copy_run(pos..run.end.min(size), whole, &policy)?;
             pos = run.end;
         }
         Ok(())
     }
 
     /// Writes a part of a run to new space.
-    fn copy_run(
-        self: &Arc<Self>,
-        range: Range<u64>,
-        whole: Whole,
-        policy: &Policy,
-        time: Option<Time>,
-    ) -> Result<(), FsError> {
+    fn copy_run(self: &Arc<Self>, range: Range<u64>, whole: Whole, policy: &Policy) -> Result<(), FsError> {
         if range.is_empty() {
             return Ok(());
         }
         let data = self.complete(range.clone())?;
         let prepared = Prepared::new(data, range.start, whole, policy);
-        install::install(&[Install { inode: self, prepared: &prepared, time, exact_size: None, from_flight: true }])
+        install::install(&[Install {
+            inode: self,
+            prepared: &prepared,
+            time: None,
+            exact_size: None,
+            from_flight: true,
+        }])
     }
 
     /// The next sectors with flying bytes.

@@ -25,7 +25,6 @@ use crate::data::map::{self, Extent, ExtentMapMut, Span};
 use crate::data::prepare::Policy;
 use crate::data::resize::touch;
 use crate::inode::{Inode, Items, ItemsMut, ReadGuard};
-use crate::options::Time;
 
 /// A part of a run that can be written in place.
 pub(super) struct Place {
@@ -99,13 +98,7 @@ fn is_ours(inode: &Inode, at: Logical, base: u64) -> Result<bool, FsError> {
 }
 
 /// Writes `data`, the bytes of `place` as far as the file goes, in place. The `flush` lock is held.
-pub(super) fn overwrite(
-    inode: &Arc<Inode>,
-    place: &Place,
-    data: &[u8],
-    policy: &Policy,
-    time: Option<Time>,
-) -> Result<(), FsError> {
+pub(super) fn overwrite(inode: &Arc<Inode>, place: &Place, data: &[u8], policy: &Policy) -> Result<(), FsError> {
     let engine = inode.core().engine();
     let sector = u64::from(engine.sectorsize());
     let whole = data.len() / sector as usize * sector as usize;
@@ -135,6 +128,7 @@ pub(super) fn overwrite(
         handle.add_csums(disk, csums);
     }
     let end = place.range.start + data.len() as u64;
+    let time = inode.data.touched();
     let fields = guard.fields_mut(&handle);
     fields.size = fields.size.max(end);
     if let Some(time) = time {

@@ -31,7 +31,7 @@ const EXTENT_ITEM_BYTES: u32 = 96;
 pub(super) struct Install<'a> {
     pub inode: &'a Arc<Inode>,
     pub prepared: &'a Prepared<'a>,
-    /// The new change times, unless they stay.
+    /// The new change times; for flying bytes also those of the buffer.
     pub time: Option<Time>,
     /// The file's size afterwards, whatever it was; else it only grows.
     pub exact_size: Option<u64>,
@@ -240,10 +240,11 @@ fn finish_group(item: &Install<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> 
         items.put(extent.0, extent.1);
     }
     let end = range.end.min(item.prepared.at + item.prepared.len);
+    let time = item.time.or_else(|| item.inode.data.touched().filter(|_| item.from_flight));
     let fields = guard.fields_mut(handle);
     fields.nbytes = fields.nbytes.saturating_sub(freed).saturating_add(added);
     fields.size = item.exact_size.unwrap_or(fields.size.max(end));
-    if let Some(time) = item.time {
+    if let Some(time) = time {
         fields.mtime = time;
         fields.ctime = time;
         fields.sequence = fields.sequence.wrapping_add(1);

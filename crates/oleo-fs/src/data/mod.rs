@@ -96,7 +96,7 @@ struct Buffer {
     promises: Vec<DataReservation>,
     /// Bytes of `promises` that no dirty sector needs yet.
     spare: u64,
-    /// When `dirty` was last written; the inode's times once it is flushed.
+    /// When something was last written; the inode's times once it is flushed.
     touched: Option<Time>,
 }
 
@@ -129,11 +129,14 @@ impl FileData {
         shown
     }
 
-    /// The times of what is buffered no longer count: they were set otherwise.
-    pub fn untouch(&self) {
-        if let Some(buffer) = &mut *self.buffer.lock() {
-            buffer.touched = None;
-        }
+    /// When what is buffered was last written, for whoever sets the inode's times: they are the inode's affair from now on.
+    pub fn take_touched(&self) -> Option<Time> {
+        self.buffer.lock().as_mut().and_then(|b| b.touched.take())
+    }
+
+    /// When what is buffered was last written.
+    fn touched(&self) -> Option<Time> {
+        self.buffer.lock().as_ref().and_then(|b| b.touched)
     }
 
     /// Whether something is buffered.

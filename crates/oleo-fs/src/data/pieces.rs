@@ -131,11 +131,6 @@ impl Pieces {
         gaps
     }
 
-    /// Whether a byte of `range` is held.
-    pub fn touches(&self, range: Range<u64>) -> bool {
-        self.overlapping(range).next().is_some()
-    }
-
     /// The first byte held at or after `pos`, and the end of the run it starts.
     pub fn next_run(&self, pos: u64) -> Option<Range<u64>> {
         let mut run: Option<Range<u64>> = None;
@@ -285,7 +280,6 @@ mod tests {
                         .count() as u64
                 };
                 assert_eq!(pieces.sectors_missing(at..at + len, SECTOR), absent_sectors * SECTOR);
-                assert_eq!(pieces.touches(at..at + len), model[span.clone()].iter().any(Option::is_some));
                 match rng.below(8) {
                     0..=3 => {
                         let data: Vec<u8> = (0..len).map(|_| rng.below(256) as u8).collect();

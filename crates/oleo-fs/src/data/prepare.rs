@@ -129,15 +129,6 @@ impl<'a> Prepared<'a> {
         self.data.len() + self.tail.as_ref().map_or(0, |t| t.len()) + bodies.sum::<usize>()
     }
 
-    /// Bytes that a piece takes on disk: whole sectors, 0 for inline pieces.
-    pub(crate) fn disk_len(&self, piece: &Piece) -> u64 {
-        match &piece.body {
-            Body::Inline { .. } => 0,
-            Body::Plain { .. } => piece.len,
-            Body::Compressed { data, .. } => data.len() as u64,
-        }
-    }
-
     /// The bytes `skip..skip + len` of a piece as they go to disk, in one or two parts.
     pub(crate) fn disk_bytes<'p>(&'p self, piece: &'p Piece, skip: u64, len: u64) -> (&'p [u8], &'p [u8]) {
         let (skip, len) = (skip as usize, len as usize);

@@ -44,7 +44,10 @@ fn unpack(prepared: &Prepared<'_>, policy: &Policy) -> Vec<u8> {
             }
             body => {
                 assert!(piece.len.is_multiple_of(SECTOR) && piece.len <= EXTENT_LEN_MAX);
-                let disk_len = prepared.disk_len(piece);
+                let disk_len = match body {
+                    Body::Compressed { data, .. } => data.len() as u64,
+                    _ => piece.len,
+                };
                 // Also in two halves, as fragmented space would have it.
                 let half = disk_len / 2 / SECTOR * SECTOR;
                 let mut bytes = Vec::new();
