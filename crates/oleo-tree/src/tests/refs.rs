@@ -151,12 +151,11 @@ fn turning_survives_a_crash() {
         let mut rng = Rng(budget as u64);
         let mut world = World::new(4096);
         world.create(TreeId(256));
-        let batch: Vec<Change> = (0..20_000)
-            .map(|n| match n % 5 {
-                0 => Change::put(Key::new(n, ItemType::EXTENT_DATA, 0), file_extent((1 << 40) + (n % 50) * 65536, 1)),
-                _ => Change::put(Key::new(n, ANY, 0), rng.bytes(40)),
-            })
-            .collect();
+        let extents = (0..4000).map(|n| {
+            Change::put(Key::new(256, ItemType::EXTENT_DATA, n * 16384), file_extent((1 << 40) + (n % 50) * 65536, 1))
+        });
+        let others = (0..16_000).map(|n| Change::put(Key::new(257 + n, ANY, 0), rng.bytes(40)));
+        let batch: Vec<Change> = extents.chain(others).collect();
         world.apply(TreeId(256), &batch);
         assert_eq!(world.trees[&TreeId(256)].root.level, 2);
         world.commit();
