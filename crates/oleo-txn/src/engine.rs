@@ -38,11 +38,14 @@ pub struct EngineOptions {
     pub read_only: bool,
     /// Bytes of tree blocks kept in memory.
     pub cache_bytes: usize,
+    /// Bytes of new data and metadata chunks at most; `None` leaves it to the volume. For images that are cut to size
+    /// in the end.
+    pub chunk_len_max: Option<ByteLen>,
 }
 
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
-        EngineOptions { read_only: false, cache_bytes: 128 << 20 }
+        EngineOptions { read_only: false, cache_bytes: 128 << 20, chunk_len_max: None }
     }
 }
 
@@ -141,6 +144,7 @@ pub(crate) struct Rules {
     pub(crate) metadata_uuid: Uuid,
     pub(crate) chunk_tree_uuid: Uuid,
     pub(crate) mixed: bool,
+    pub(crate) chunk_len_max: Option<ByteLen>,
 }
 
 /// A pass into the open transaction. Changes made while it lives go into one commit together.

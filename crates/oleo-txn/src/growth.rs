@@ -110,7 +110,8 @@ impl Inner {
 
     fn grow_locked(&self, kind: Kind) -> Result<bool, TxnError> {
         let flags = self.profile_of(kind);
-        let plan = match self.volume.propose_chunk(&ChunkWant::new(flags)) {
+        let want = ChunkWant { len_max: self.rules.chunk_len_max, ..ChunkWant::new(flags) };
+        let plan = match self.volume.propose_chunk(&want) {
             Ok(plan) => plan,
             Err(VolumeError::NoRoom { .. } | VolumeError::SystemArrayFull) => return Ok(false),
             Err(e) => return Err(e.into()),

@@ -33,6 +33,7 @@ pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, 
     let chunk_tree = TreeRoot::on_disk(TreeId::CHUNK, sb.chunk_root(), chunk_generation, sb.chunk_root_level);
     let rules = Rules {
         read_only: opts.read_only,
+        chunk_len_max: opts.chunk_len_max,
         nodesize: sb.nodesize.get(),
         sectorsize: sb.sectorsize.get(),
         csum: sb.csum()?,
