@@ -4,6 +4,9 @@ use std::io;
 use std::path::PathBuf;
 
 use oleo_device::DeviceError;
+use oleo_fs::FsError;
+use oleo_txn::TxnError;
+use oleo_volume::VolumeError;
 
 /// Why a file system could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +38,32 @@ pub enum MkfsError {
         /// What the system said.
         cause: io::Error,
     },
+    /// A tar archive is damaged or cannot be read.
+    #[error("tar, near byte {at}: {what}")]
+    Tar {
+        /// Bytes of the (decompressed) stream read so far.
+        at: u64,
+        /// What is wrong.
+        what: String,
+    },
     /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// From the volume.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// From the transaction engine.
+    #[error(transparent)]
+    Engine(#[from] TxnError),
+    /// From files and names.
+    #[error(transparent)]
+    Fs(#[from] FsError),
+    /// From files and names, about this file of the source.
+    #[error("{}: {cause}", path.display())]
+    At {
+        /// Which file.
+        path: PathBuf,
+        /// What went wrong.
+        cause: FsError,
+    },
 }

@@ -3,9 +3,17 @@
 //! Everything here is deterministic: clock and randomness are handed in by [`MkfsOptions`].
 
 mod error;
+mod fill;
 mod first;
 mod options;
+mod signature;
+mod trim;
+mod uuids;
 
 pub use error::MkfsError;
+pub use fill::{FillOptions, OnProgress, Progress, Report, SubvolWish, fill_from_dir, fill_from_tar, fill_one};
 pub use first::{Made, make};
 pub use options::{FeatureSet, MkfsOptions, Profile};
+pub use signature::signature;
+pub use trim::trim;
+pub use uuids::SeededUuids;

@@ -1,0 +1,123 @@
+//! Fills a new file system from a directory or a tar archive.
+//!
+//! 1. A source (`walk`, `tar`) tells files in a fixed order, and reads and prepares their data ahead on all cores.
+//! 2. The *installer* (`install`) takes what is told in that order: it creates inodes, gathers prepared data into
+//!    batches, and hands each batch to the file system, which gives out addresses in order and writes.
+//! 3. When much has been changed since the last commit, it commits; memory stays bounded whatever the input's size.
+//! 4. At the end subvolumes become read-only, the default is set, and the last commit makes all of it durable.
+//!
+//! Since names, addresses and numbers are given out by one thread in an order that depends on the source alone, the
+//! same source gives the same image, whatever the number of threads.
+
+mod entry;
+mod from_dir;
+mod from_tar;
+mod install;
+mod pool;
+mod tar;
+mod walk;
+
+use std::path::PathBuf;
+
+use oleo_fs::data::Compress;
+
+pub use self::from_dir::{fill_from_dir, fill_one};
+pub use self::from_tar::fill_from_tar;
+use self::pool::{RawPiece, Whole};
+use crate::MkfsError;
+
+/// Bytes of file data that are read but not installed, when nothing else is said.
+const BYTES_AHEAD_MAX: u64 = 96 << 20;
+
+/// A directory of the source that becomes a subvolume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SubvolWish {
+    /// Where, from the top.
+    pub path: PathBuf,
+    /// It shall be read-only.
+    pub read_only: bool,
+    /// It shall be what a mount without options shows.
+    pub default: bool,
+}
+
+/// What has been done so far.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Progress {
+    /// Regular files.
+    pub files: u64,
+    /// Directories, without the top.
+    pub dirs: u64,
+    /// Names of files that have a name already.
+    pub links: u64,
+    /// Symbolic links, devices, fifos, sockets.
+    pub others: u64,
+    /// Subvolumes.
+    pub subvols: u64,
+    /// Bytes of file data, without holes.
+    pub data_bytes: u64,
+}
+
+/// What a fill did.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// The numbers.
+    pub done: Progress,
+    /// What was left out or is not quite as in the source.
+    pub warnings: Vec<String>,
+}
+
+/// Told from time to time what has been done.
+pub type OnProgress = Box<dyn Fn(&Progress) + Send + Sync>;
+
+/// How to fill.
+pub struct FillOptions {
+    /// Directories that become subvolumes.
+    pub subvols: Vec<SubvolWish>,
+    /// How data is compressed, if at all.
+    pub compress: Option<Compress>,
+    /// Makes times reproducible: the time of modification stands for all four, and is cut to this many seconds since
+    /// 1970.
+    pub epoch_seconds: Option<i64>,
+    /// Threads that read and prepare; 0 for one per core.
+    pub threads: usize,
+    /// Bytes of file data that may be read ahead.
+    pub bytes_ahead_max: u64,
+    /// Called as work goes on.
+    pub on_progress: Option<OnProgress>,
+    /// Host files (device and inode number) that are not part of the source: the image that is being made.
+    pub skip: Vec<(u64, u64)>,
+}
+
+impl Default for FillOptions {
+    fn default() -> FillOptions {
+        FillOptions {
+            subvols: Vec::new(),
+            compress: None,
+            epoch_seconds: None,
+            threads: 0,
+            bytes_ahead_max: BYTES_AHEAD_MAX,
+            on_progress: None,
+            skip: Vec::new(),
+        }
+    }
+}
+
+impl FillOptions {
+    fn thread_count(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        if self.threads == 0 { cores() } else { self.threads }
+    }
+
+    /// Refuses wishes that contradict each other.
+    fn check(&self) -> Result<(), MkfsError> {
+        if self.subvols.iter().filter(|wish| wish.default).count() > 1 {
+            return Err(MkfsError::Options("only one subvolume can be the default".into()));
+        }
+        for (i, wish) in self.subvols.iter().enumerate() {
+            if self.subvols[..i].iter().any(|other| other.path == wish.path) {
+                return Err(MkfsError::Options(format!("subvolume {} is asked for twice", wish.path.display())));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,59 @@
+//! What a source of files (a directory, a tar) says about one file.
+
+/// A moment, in seconds since 1970 and nanoseconds of that second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, PartialOrd, Ord)]
+pub(crate) struct Stamp {
+    pub seconds: i64,
+    pub nanoseconds: u32,
+}
+
+/// The four times of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Stamps {
+    pub access: Stamp,
+    pub modify: Stamp,
+    pub change: Stamp,
+    pub birth: Stamp,
+}
+
+impl Stamps {
+    /// What is left of the times in a reproducible image: the time of modification is the only one that a build
+    /// controls, so it stands for all four, and none is later than the epoch given.
+    pub fn reproducible(self, epoch_seconds: i64) -> Stamps {
+        let latest = Stamp { seconds: epoch_seconds, nanoseconds: 0 };
+        let stamp = self.modify.min(latest);
+        Stamps { access: stamp, modify: stamp, change: stamp, birth: stamp }
+    }
+}
+
+/// Everything about a file but its name and contents.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Meta {
+    /// Type and permission bits, as in `st_mode`.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub times: Stamps,
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// What the host calls a file that may have several names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub(crate) struct HostFile {
+    pub device: u64,
+    pub inode: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a reproducible image depends on modification times alone, up to the epoch.
+    #[test]
+    fn reproducible_times() {
+        let at = |seconds| Stamp { seconds, nanoseconds: 7 };
+        let times = Stamps { access: at(9), modify: at(5), change: at(9), birth: at(2) };
+        assert_eq!(times.reproducible(8), Stamps { access: at(5), modify: at(5), change: at(5), birth: at(5) });
+        assert_eq!(times.reproducible(4).modify, Stamp { seconds: 4, nanoseconds: 0 });
+    }
+}

@@ -1,0 +1,361 @@
+//! Puts files into the file system, in the order in which they are told.
+//!
+//! Small things are gathered: data goes to the file system in batches of [`BATCH_BYTES`] or [`BATCH_PIECES`], each of
+//! which is one run of writes. Whatever must come after a file's data (its size, where it ends in a hole) waits in the
+//! same queue.
+//!
+//! Memory: the queue, and what the file system keeps of changed inodes. After [`INODES_PER_COMMIT`] of those it is made
+//! to commit.
+
+use std::borrow::Cow;
+
+use oleo_format::TreeId;
+use oleo_fs::data::{Compress, Policy, Prepared, Stamp as Stamping};
+use oleo_fs::{Fs, FsError, InodeRef, NewInode, NewKind, NewSubvol, Rdev, ReadOnly, SetAttr, Time, Times, XattrMode};
+
+use super::entry::{Meta, Stamp, Stamps};
+use super::{FillOptions, Progress, RawPiece, Report, SubvolWish, Whole};
+use crate::MkfsError;
+
+/// Bytes of data that go to the file system at once.
+const BATCH_BYTES: usize = 8 << 20;
+/// Pieces of data that go to the file system at once.
+const BATCH_PIECES: usize = 512;
+/// Inodes created between commits.
+const INODES_PER_COMMIT: u64 = 60_000;
+/// Entries between two calls of the progress function.
+const ENTRIES_PER_REPORT: u64 = 256;
+/// Warnings that are kept.
+const WARNINGS_MAX: usize = 1000;
+
+/// A piece as workers leave it.
+pub(super) enum Ready {
+    /// Where it begins, and what will be written.
+    Prepared(u64, Prepared<'static>),
+    /// It begins, or ends before its file ends, inside a sector: it goes through the file's buffer.
+    Raw(RawPiece),
+}
+
+impl Ready {
+    /// What workers do with a piece.
+    pub fn of(piece: RawPiece, policy: &Policy) -> Ready {
+        let sector = u64::from(policy.sectorsize);
+        let end = piece.offset + piece.bytes.len() as u64;
+        if !piece.offset.is_multiple_of(sector) || (piece.whole == Whole::Part && !end.is_multiple_of(sector)) {
+            return Ready::Raw(piece);
+        }
+        let whole = match piece.whole {
+            Whole::File => oleo_fs::data::Whole::File,
+            Whole::End | Whole::Part => oleo_fs::data::Whole::Part,
+        };
+        Ready::Prepared(piece.offset, Prepared::new(Cow::Owned(piece.bytes), piece.offset, whole, policy))
+    }
+
+    /// Bytes of the file.
+    fn len(&self) -> u64 {
+        match self {
+            Ready::Prepared(_, prepared) => prepared.len(),
+            Ready::Raw(piece) => piece.bytes.len() as u64,
+        }
+    }
+
+    fn held_bytes(&self) -> usize {
+        match self {
+            Ready::Prepared(_, prepared) => prepared.held_bytes(),
+            Ready::Raw(piece) => piece.bytes.len(),
+        }
+    }
+}
+
+/// What waits for its turn.
+enum Step {
+    Data(InodeRef, Ready),
+    /// All data of the file has been told.
+    Finish(InodeRef, SetAttr),
+}
+
+/// A file whose data is being told.
+struct OpenFile {
+    inode: InodeRef,
+    size: u64,
+    /// The end of its data so far.
+    end: u64,
+    raw: bool,
+    times: Times,
+}
+
+pub(super) struct Installer<'a> {
+    fs: &'a Fs,
+    options: &'a FillOptions,
+    pub report: Report,
+    steps: Vec<Step>,
+    steps_bytes: usize,
+    file: Option<OpenFile>,
+    inodes_since_commit: u64,
+    entries_since_report: u64,
+    /// Subvolumes made, each with its wish.
+    subvols: Vec<(TreeId, SubvolWish)>,
+}
+
+impl<'a> Installer<'a> {
+    pub fn new(fs: &'a Fs, options: &'a FillOptions) -> Installer<'a> {
+        Installer {
+            fs,
+            options,
+            report: Report::default(),
+            steps: Vec::new(),
+            steps_bytes: 0,
+            file: None,
+            inodes_since_commit: 0,
+            entries_since_report: 0,
+            subvols: Vec::new(),
+        }
+    }
+
+    /// What workers need to know about data.
+    pub fn policy(fs: &Fs, compress: Option<Compress>) -> Result<Policy, MkfsError> {
+        let top = fs.root(TreeId::FS)?;
+        // Pieces are prepared on all cores already, one on each.
+        Ok(Policy { compress, threads: false, ..fs.policy(&top)? })
+    }
+
+    pub fn warn(&mut self, text: String) {
+        if self.report.warnings.len() < WARNINGS_MAX {
+            self.report.warnings.push(text);
+        }
+    }
+
+    /// Counts an entry; tells how far things are; commits when it is time.
+    fn count(&mut self, add: impl FnOnce(&mut Progress)) -> Result<(), MkfsError> {
+        add(&mut self.report.done);
+        self.entries_since_report += 1;
+        if self.entries_since_report >= ENTRIES_PER_REPORT {
+            self.entries_since_report = 0;
+            if let Some(tell) = &self.options.on_progress {
+                tell(&self.report.done);
+            }
+        }
+        self.inodes_since_commit += 1;
+        if self.inodes_since_commit >= INODES_PER_COMMIT {
+            self.inodes_since_commit = 0;
+            self.run_steps()?;
+            self.fs.sync()?;
+        }
+        Ok(())
+    }
+
+    fn times(&self, stamps: Stamps) -> Times {
+        let stamps = self.options.epoch_seconds.map_or(stamps, |epoch| stamps.reproducible(epoch));
+        let time = |stamp: Stamp| Time { sec: stamp.seconds, nsec: stamp.nanoseconds };
+        Times {
+            atime: time(stamps.access),
+            mtime: time(stamps.modify),
+            ctime: time(stamps.change),
+            otime: time(stamps.birth),
+        }
+    }
+
+    fn create(&mut self, dir: &InodeRef, name: &[u8], kind: NewKind<'_>, meta: &Meta) -> Result<InodeRef, MkfsError> {
+        let times = self.times(meta.times);
+        let new = NewInode {
+            kind,
+            mode: meta.mode & 0o7777,
+            uid: meta.uid,
+            gid: meta.gid,
+            times: Some(times),
+            ino: None,
+            plain: true,
+        };
+        let inode = self.fs.create(dir, name, &new)?;
+        self.xattrs(&inode, meta)?;
+        if !meta.xattrs.is_empty() {
+            self.fs.set_attr(&inode, &only_times(times))?;
+        }
+        Ok(inode)
+    }
+
+    fn xattrs(&mut self, inode: &InodeRef, meta: &Meta) -> Result<(), MkfsError> {
+        for (name, value) in &meta.xattrs {
+            match self.fs.xattr_set(inode, name, value, XattrMode::Any) {
+                Ok(()) => {}
+                Err(
+                    error @ (FsError::NotSupported(_)
+                    | FsError::TooBig
+                    | FsError::Range(_)
+                    | FsError::Overflow(_)
+                    | FsError::Invalid(_)),
+                ) => {
+                    self.warn(format!("extended attribute {} is left out: {error}", name.escape_ascii()));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// A new directory; its own attributes come with [`Self::dir_meta`] when nothing in it changes any more.
+    pub fn dir(&mut self, parent: &InodeRef, name: &[u8], meta: &Meta) -> Result<InodeRef, MkfsError> {
+        self.end_file()?;
+        let bare = Meta { xattrs: Vec::new(), ..*meta };
+        let inode = self.create(parent, name, NewKind::Dir, &bare)?;
+        self.count(|done| done.dirs += 1)?;
+        Ok(inode)
+    }
+
+    /// A directory that becomes a subvolume.
+    pub fn subvol(&mut self, parent: &InodeRef, name: &[u8], wish: &SubvolWish) -> Result<InodeRef, MkfsError> {
+        self.end_file()?;
+        self.run_steps()?;
+        let tree = self.fs.subvol_create(parent, name, &NewSubvol::default())?;
+        self.subvols.push((tree, wish.clone()));
+        self.count(|done| done.subvols += 1)?;
+        Ok(self.fs.root(tree)?)
+    }
+
+    /// Gives a directory its attributes.
+    pub fn dir_meta(&mut self, dir: &InodeRef, meta: &Meta) -> Result<(), MkfsError> {
+        self.end_file()?;
+        self.xattrs(dir, meta)?;
+        let attributes = SetAttr {
+            mode: Some(meta.mode & 0o7777),
+            uid: Some(meta.uid),
+            gid: Some(meta.gid),
+            ..only_times(self.times(meta.times))
+        };
+        self.fs.set_attr(dir, &attributes)?;
+        Ok(())
+    }
+
+    /// A new regular file; its data follows in [`Self::data`], up to the next entry.
+    pub fn file(&mut self, dir: &InodeRef, name: &[u8], meta: &Meta, size: u64) -> Result<InodeRef, MkfsError> {
+        self.end_file()?;
+        let inode = self.create(dir, name, NewKind::File, meta)?;
+        let times = self.times(meta.times);
+        self.file = Some(OpenFile { inode: inode.clone(), size, end: 0, raw: false, times });
+        self.count(|done| done.files += 1)?;
+        Ok(inode)
+    }
+
+    /// Data of the file told last.
+    pub fn data(&mut self, ready: Ready) -> Result<(), MkfsError> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        let (offset, len) = match &ready {
+            Ready::Prepared(at, prepared) => (*at, prepared.len()),
+            Ready::Raw(piece) => (piece.offset, piece.bytes.len() as u64),
+        };
+        file.end = offset + len;
+        file.raw |= matches!(ready, Ready::Raw(_));
+        let inode = file.inode.clone();
+        self.report.done.data_bytes += ready.len();
+        self.steps_bytes += ready.held_bytes();
+        self.steps.push(Step::Data(inode, ready));
+        if self.steps_bytes >= BATCH_BYTES || self.steps.len() >= BATCH_PIECES {
+            self.run_steps()?;
+        }
+        Ok(())
+    }
+
+    fn end_file(&mut self) -> Result<(), MkfsError> {
+        if let Some(file) = self.file.take()
+            && (file.end != file.size || file.raw)
+        {
+            let set = SetAttr { size: Some(file.size), ..only_times(file.times) };
+            self.steps.push(Step::Finish(file.inode, set));
+        }
+        Ok(())
+    }
+
+    /// Another name of a file.
+    pub fn link(&mut self, file: &InodeRef, dir: &InodeRef, name: &[u8], meta: &Meta) -> Result<(), MkfsError> {
+        self.end_file()?;
+        self.fs.link(file, dir, name)?;
+        let times = self.times(meta.times);
+        self.fs.set_attr(file, &only_times(times))?;
+        self.count(|done| done.links += 1)
+    }
+
+    pub fn symlink(&mut self, dir: &InodeRef, name: &[u8], target: &[u8], meta: &Meta) -> Result<InodeRef, MkfsError> {
+        self.end_file()?;
+        let inode = self.create(dir, name, NewKind::Symlink(target), meta)?;
+        self.count(|done| done.others += 1)?;
+        Ok(inode)
+    }
+
+    pub fn node(&mut self, dir: &InodeRef, name: &[u8], rdev: Rdev, meta: &Meta) -> Result<InodeRef, MkfsError> {
+        self.end_file()?;
+        let kind = match meta.mode & 0o170_000 {
+            0o020_000 => NewKind::CharDevice(rdev),
+            0o060_000 => NewKind::BlockDevice(rdev),
+            0o010_000 => NewKind::Fifo,
+            _ => NewKind::Socket,
+        };
+        let inode = self.create(dir, name, kind, meta)?;
+        self.count(|done| done.others += 1)?;
+        Ok(inode)
+    }
+
+    /// Carries out all that waits.
+    pub fn settle(&mut self) -> Result<(), MkfsError> {
+        self.end_file()?;
+        self.run_steps()
+    }
+
+    /// Carries out what waits, in order; neighbouring pieces of data in one go.
+    fn run_steps(&mut self) -> Result<(), MkfsError> {
+        self.steps_bytes = 0;
+        let mut batch: Vec<(InodeRef, Prepared<'static>)> = Vec::new();
+        for step in std::mem::take(&mut self.steps) {
+            match step {
+                Step::Data(inode, Ready::Prepared(_, prepared)) => batch.push((inode, prepared)),
+                Step::Data(inode, Ready::Raw(piece)) => {
+                    self.install(&mut batch)?;
+                    self.fs.write(&inode, piece.offset, &piece.bytes)?;
+                }
+                Step::Finish(inode, set) => {
+                    self.install(&mut batch)?;
+                    self.fs.flush(&inode)?;
+                    self.fs.set_attr(&inode, &set)?;
+                }
+            }
+        }
+        self.install(&mut batch)
+    }
+
+    fn install(&mut self, batch: &mut Vec<(InodeRef, Prepared<'static>)>) -> Result<(), MkfsError> {
+        if !batch.is_empty() {
+            self.fs.install_many(batch, Stamping::Keep)?;
+            batch.clear();
+        }
+        Ok(())
+    }
+
+    /// Ends the work: everything is durable afterwards.
+    pub fn finish(mut self) -> Result<Report, MkfsError> {
+        self.end_file()?;
+        self.run_steps()?;
+        self.fs.sync()?;
+        for (tree, wish) in std::mem::take(&mut self.subvols) {
+            if wish.default {
+                self.fs.set_default(tree)?;
+            }
+            if wish.read_only {
+                self.fs.set_read_only(tree, ReadOnly::Yes)?;
+            }
+        }
+        self.fs.sync()?;
+        if let Some(tell) = &self.options.on_progress {
+            tell(&self.report.done);
+        }
+        Ok(self.report)
+    }
+}
+
+fn only_times(times: Times) -> SetAttr {
+    SetAttr {
+        atime: Some(times.atime),
+        mtime: Some(times.mtime),
+        ctime: Some(times.ctime),
+        otime: Some(times.otime),
+        ..SetAttr::default()
+    }
+}

@@ -1,0 +1,280 @@
+//! The threads that read and prepare files ahead, and what they share: pieces in order, directories to list, and the
+//! budget of bytes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::walk::{DirHandle, FileRange, Listing};
+use crate::MkfsError;
+
+/// A place where one value will appear.
+pub(crate) struct Slot<T> {
+    value: Mutex<Option<T>>,
+    filled: Condvar,
+}
+
+impl<T> Slot<T> {
+    fn new() -> Slot<T> {
+        Slot { value: Mutex::new(None), filled: Condvar::new() }
+    }
+
+    fn fill(&self, value: T) {
+        *self.value.lock() = Some(value);
+        self.filled.notify_one();
+    }
+
+    /// Waits for the value and takes it. The value must not have been taken before.
+    pub fn take(&self) -> T {
+        let mut value = self.value.lock();
+        loop {
+            match value.take() {
+                Some(value) => return value,
+                None => self.filled.wait(&mut value),
+            }
+        }
+    }
+}
+
+/// How far the listing of one directory is.
+enum ScanState {
+    /// Nobody has begun; where it is.
+    Waiting(Place),
+    /// A worker is at it.
+    Running,
+    /// Done.
+    Done(Result<Listing, MkfsError>),
+    /// The sequencer has it.
+    Taken,
+}
+
+enum Place {
+    Opened(Arc<DirHandle>),
+    Below(Arc<DirHandle>, Vec<u8>),
+}
+
+/// The listing of one directory, made by whoever comes first.
+pub(crate) struct Scan {
+    state: Mutex<ScanState>,
+    done: Condvar,
+}
+
+impl Scan {
+    pub fn opened(dir: Arc<DirHandle>) -> Scan {
+        Scan::new(Place::Opened(dir))
+    }
+    pub fn below(parent: Arc<DirHandle>, name: Vec<u8>) -> Scan {
+        Scan::new(Place::Below(parent, name))
+    }
+    pub fn done(listing: Listing) -> Scan {
+        Scan { state: Mutex::new(ScanState::Done(Ok(listing))), done: Condvar::new() }
+    }
+
+    fn new(place: Place) -> Scan {
+        Scan { state: Mutex::new(ScanState::Waiting(place)), done: Condvar::new() }
+    }
+
+    /// Makes the listing unless somebody has begun; says how many entries came of it.
+    fn run(&self) -> usize {
+        let place = {
+            let mut state = self.state.lock();
+            match std::mem::replace(&mut *state, ScanState::Running) {
+                ScanState::Waiting(place) => place,
+                other => {
+                    *state = other;
+                    return 0;
+                }
+            }
+        };
+        let result = match place {
+            Place::Opened(dir) => Listing::of(dir),
+            Place::Below(parent, name) => parent.open_dir(&name).and_then(|dir| Listing::of(Arc::new(dir))),
+        };
+        let count = result.as_ref().map_or(0, |listing| listing.children.len());
+        *self.state.lock() = ScanState::Done(result);
+        self.done.notify_one();
+        count
+    }
+}
+
+/// A piece of a file as it was read.
+pub(crate) struct RawPiece {
+    pub offset: u64,
+    pub bytes: Vec<u8>,
+    pub whole: Whole,
+}
+
+/// Whether a piece is all there is of its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Whole {
+    /// All of it.
+    File,
+    /// A part, up to the end.
+    End,
+    /// A part, and there is more.
+    Part,
+}
+
+impl Whole {
+    /// What the bytes `from..to` are to a file of this size.
+    pub fn of(from: u64, to: u64, size: u64) -> Whole {
+        match (from, to == size) {
+            (0, true) => Whole::File,
+            (_, true) => Whole::End,
+            _ => Whole::Part,
+        }
+    }
+}
+
+/// Where a piece comes from.
+pub(crate) enum Source {
+    /// It must be read.
+    Range(FileRange),
+    /// It is here.
+    Bytes(RawPiece),
+}
+
+impl Source {
+    fn get(self) -> Result<RawPiece, MkfsError> {
+        match self {
+            Source::Range(range) => {
+                let bytes = range.read()?;
+                // A file that has become shorter is no longer what was announced.
+                let whole = if bytes.len() as u64 == range.to - range.from { range.whole } else { Whole::Part };
+                Ok(RawPiece { offset: range.from, bytes, whole })
+            }
+            Source::Bytes(piece) => Ok(piece),
+        }
+    }
+}
+
+struct Queues<P> {
+    pieces: VecDeque<(Source, Arc<Slot<Result<P, MkfsError>>>)>,
+    /// The last one is the next one.
+    scans: Vec<Arc<Scan>>,
+    /// Entries in listings that are made but not taken.
+    entries_ahead: usize,
+    entries_ahead_max: usize,
+    bytes_ahead: u64,
+    closed: bool,
+}
+
+impl<P> Queues<P> {
+    fn may_scan(&self) -> bool {
+        !self.scans.is_empty() && self.entries_ahead < self.entries_ahead_max
+    }
+}
+
+type Prepare<P> = Box<dyn Fn(RawPiece) -> Result<P, MkfsError> + Send + Sync>;
+
+/// Work for the threads of a walk.
+pub(crate) struct Pool<P> {
+    queues: Mutex<Queues<P>>,
+    work: Condvar,
+    room: Condvar,
+    bytes_ahead_max: u64,
+    prepare: Prepare<P>,
+}
+
+impl<P> Pool<P> {
+    pub fn new(bytes_ahead_max: u64, prepare: Prepare<P>) -> Pool<P> {
+        let queues = Queues {
+            pieces: VecDeque::new(),
+            scans: Vec::new(),
+            entries_ahead: 0,
+            entries_ahead_max: 0,
+            bytes_ahead: 0,
+            closed: false,
+        };
+        Pool { queues: Mutex::new(queues), work: Condvar::new(), room: Condvar::new(), bytes_ahead_max, prepare }
+    }
+
+    /// What a worker does until the pool closes.
+    pub fn work(&self) {
+        loop {
+            let mut queues = self.queues.lock();
+            if queues.closed {
+                return;
+            }
+            if let Some((source, slot)) = queues.pieces.pop_front() {
+                drop(queues);
+                slot.fill(source.get().and_then(|piece| (self.prepare)(piece)));
+            } else if queues.may_scan() {
+                let scan = queues.scans.pop();
+                drop(queues);
+                let count = scan.map_or(0, |scan| scan.run());
+                self.queues.lock().entries_ahead += count;
+            } else {
+                self.work.wait(&mut queues);
+            }
+        }
+    }
+
+    /// Hands out a piece; it is served after all that were queued before.
+    pub fn queue(&self, source: Source) -> Arc<Slot<Result<P, MkfsError>>> {
+        let slot = Arc::new(Slot::new());
+        self.queues.lock().pieces.push_back((source, slot.clone()));
+        self.work.notify_one();
+        slot
+    }
+
+    /// Hands out directories, the one that is wanted first last; they come before all that were queued earlier.
+    pub fn queue_scans(&self, scans: impl Iterator<Item = Arc<Scan>>, entries_ahead_max: usize) {
+        let mut queues = self.queues.lock();
+        queues.entries_ahead_max = entries_ahead_max;
+        let before = queues.scans.len();
+        queues.scans.extend(scans);
+        if queues.scans.len() > before {
+            drop(queues);
+            self.work.notify_all();
+        }
+    }
+
+    /// The listing of a directory: waits for the worker that is at it, or makes it here.
+    pub fn take_listing(&self, scan: &Arc<Scan>) -> Result<Listing, MkfsError> {
+        let made_here = scan.run();
+        let mut state = scan.state.lock();
+        while matches!(*state, ScanState::Running) {
+            scan.done.wait(&mut state);
+        }
+        let taken = std::mem::replace(&mut *state, ScanState::Taken);
+        drop(state);
+        match taken {
+            ScanState::Done(result) => {
+                if let (Ok(listing), 0) = (&result, made_here) {
+                    let mut queues = self.queues.lock();
+                    queues.entries_ahead = queues.entries_ahead.saturating_sub(listing.children.len());
+                    drop(queues);
+                    self.work.notify_one();
+                }
+                result
+            }
+            _ => unreachable!("a directory is taken once, by the sequencer"),
+        }
+    }
+
+    /// Waits for room for `cost` bytes; more than everything counts as everything. `None`: the pool has closed.
+    pub fn take_room(&self, cost: u64) -> Option<u64> {
+        let cost = cost.min(self.bytes_ahead_max);
+        let mut queues = self.queues.lock();
+        while !queues.closed && queues.bytes_ahead + cost > self.bytes_ahead_max {
+            self.room.wait(&mut queues);
+        }
+        queues.bytes_ahead += cost;
+        (!queues.closed).then_some(cost)
+    }
+
+    /// Gives room back.
+    pub fn give_room_back(&self, cost: u64) {
+        self.queues.lock().bytes_ahead -= cost;
+        self.room.notify_one();
+    }
+
+    /// Tells all threads to end.
+    pub fn close(&self) {
+        self.queues.lock().closed = true;
+        self.work.notify_all();
+        self.room.notify_all();
+    }
+}
