@@ -1,0 +1,224 @@
+//! Makes images: empty ones, and ones with everything of a directory or a tar archive in them.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use oleo_device::{Device, FileDevice, FileOptions};
+use oleo_fs::data::DataOptions;
+use oleo_fs::{Clock, FixedClock, FsOptions, Time};
+use oleo_mkfs::{FillOptions, Made, MkfsOptions, Report, SeededUuids, fill_from_dir, fill_from_tar, make, trim};
+
+use crate::error::AtPlace;
+use crate::{Error, Image, OpenOptions, Result};
+
+/// How long a file is made while its contents are not known: sparse, and cut at the end. Less where the host does not
+/// allow such files.
+const GROWING_BYTES: u64 = 1 << 40;
+/// The least that a growing file is tried with.
+const GROWING_BYTES_MIN: u64 = 1 << 30;
+/// Room that is left behind the last chunk of an image that was grown and is not to be shrunk.
+const HEADROOM_BYTES: u64 = 256 << 20;
+/// Chunks of an image that grows have at most this many bytes, so that little of the last one is in vain.
+const GROWING_CHUNK_BYTES: u64 = 128 << 20;
+
+/// What goes into a new image.
+pub enum Source {
+    /// Nothing.
+    Empty,
+    /// Everything in a directory of the host.
+    Dir(PathBuf),
+    /// A tar archive, plain or compressed with gzip or zstd.
+    Tar(Box<dyn Read + Send>),
+}
+
+/// How to make an image.
+pub struct BuildOptions {
+    /// The file system.
+    pub mkfs: MkfsOptions,
+    /// What goes in.
+    pub source: Source,
+    /// How it goes in.
+    pub fill: FillOptions,
+    /// Bytes of each image. `None`: what is there already, or as much as the source needs.
+    pub size: Option<u64>,
+    /// Where in the file the image begins; only for a single one.
+    pub offset: u64,
+    /// Cut the image behind its last chunk.
+    pub shrink: bool,
+    /// Overwrite what is there.
+    pub force: bool,
+}
+
+impl Default for BuildOptions {
+    fn default() -> BuildOptions {
+        BuildOptions {
+            mkfs: MkfsOptions::default(),
+            source: Source::Empty,
+            fill: FillOptions::default(),
+            size: None,
+            offset: 0,
+            shrink: false,
+            force: false,
+        }
+    }
+}
+
+/// What was made.
+#[derive(Clone, Debug)]
+pub struct BuildReport {
+    /// The file system.
+    pub made: Made,
+    /// What was put in.
+    pub filled: Report,
+    /// Bytes of all images together in the end.
+    pub bytes: u64,
+}
+
+/// One image that is being made.
+struct Target {
+    path: PathBuf,
+    /// There was nothing before: it goes away again when the work fails.
+    created: bool,
+    growing: bool,
+    len: u64,
+}
+
+/// Makes a file system in these image files or on these devices, and fills it.
+///
+/// Files that are not there are made. With a source and without a size they grow as needed, sparse.
+///
+/// # Errors
+/// Something is there already and `force` is not set; there is no room; the source cannot be read.
+pub fn build<P: AsRef<Path>>(images: &[P], mut options: BuildOptions) -> Result<BuildReport> {
+    if images.len() > 1 && options.offset != 0 {
+        return Err(Error::Request("an offset is for a single image".into()));
+    }
+    let mut targets = Vec::new();
+    let result = build_all(images, &mut options, &mut targets);
+    if result.is_err() {
+        for target in targets.iter().filter(|target| target.created) {
+            // The error that brought us here is the one to tell.
+            let _kept = fs::remove_file(&target.path);
+        }
+    }
+    result
+}
+
+fn build_all<P: AsRef<Path>>(
+    images: &[P],
+    options: &mut BuildOptions,
+    targets: &mut Vec<Target>,
+) -> Result<BuildReport> {
+    for image in images {
+        let target = target(image.as_ref(), options).at(|| image.as_ref().display().to_string())?;
+        targets.push(target);
+    }
+    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+    for target in targets.iter() {
+        devices.push(open_target(target, options).at(|| target.path.display().to_string())?);
+        let meta = fs::metadata(&target.path).map_err(Error::host("open", &target.path))?;
+        options.fill.skip.push((meta.dev(), meta.ino()));
+    }
+    let made = make(&devices, &options.mkfs)?;
+    let growing = targets.iter().any(|target| target.growing);
+    let source = std::mem::replace(&mut options.source, Source::Empty);
+    let mut filled = Report::default();
+    if growing || options.shrink || !matches!(source, Source::Empty) {
+        let image = open_made(devices.clone(), options, growing)?;
+        let top = image.top()?;
+        filled = match source {
+            Source::Empty => Report::default(),
+            Source::Dir(dir) => fill_from_dir(image.fs(), &top, &dir, &options.fill)?,
+            Source::Tar(stream) => fill_from_tar(image.fs(), &top, stream, &options.fill)?,
+        };
+        if growing || options.shrink {
+            trim(image.fs(), if options.shrink { 0 } else { HEADROOM_BYTES })?;
+        }
+        image.close()?;
+    }
+    Ok(BuildReport { made, filled, bytes: devices.iter().map(|device| device.len()).sum() })
+}
+
+fn open_made(devices: Vec<Arc<dyn Device>>, options: &BuildOptions, growing: bool) -> Result<Image> {
+    let clock: Arc<dyn Clock> = Arc::new(FixedClock(Time { sec: options.mkfs.created_seconds, nsec: 0 }));
+    let fs = FsOptions {
+        clock,
+        uuids: Arc::new(SeededUuids::new(options.mkfs.seed)),
+        data: DataOptions { compress: options.fill.compress, ..DataOptions::default() },
+        ..FsOptions::default()
+    };
+    let chunk_len_max = growing.then_some(GROWING_CHUNK_BYTES);
+    Image::from_devices_sized(devices, &OpenOptions { fs, ..OpenOptions::writing() }, chunk_len_max)
+}
+
+/// Finds out what is at a path, and how long the image shall be.
+fn target(path: &Path, options: &BuildOptions) -> Result<Target> {
+    let empty = matches!(options.source, Source::Empty);
+    let (created, is_block, have) = match fs::metadata(path) {
+        Ok(meta) if meta.file_type().is_block_device() => (false, true, 0),
+        Ok(meta) => (false, false, meta.len()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => (true, false, 0),
+        Err(error) => return Err(Error::host("open", path)(error)),
+    };
+    let after = have.saturating_sub(options.offset);
+    if is_block {
+        let device = FileDevice::open(path, &FileOptions::default())?;
+        let whole = device.len().saturating_sub(options.offset);
+        let len = options.size.unwrap_or(whole).min(whole);
+        return Ok(Target { path: path.to_owned(), created, growing: false, len });
+    }
+    // A file that is there and is long keeps its length; so does one that the image is only a part of.
+    let growing = options.size.is_none() && !empty && (after == 0 || options.offset == 0);
+    let len = match options.size {
+        Some(size) => size,
+        None if growing => 0,
+        None if after > 0 => after,
+        None => return Err(Error::Request("there is no such file yet; say how large it shall be (--size)".into())),
+    };
+    Ok(Target { path: path.to_owned(), created, growing, len })
+}
+
+fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device>> {
+    let file_options =
+        |len| FileOptions { write: true, create: true, offset: options.offset, len, ..FileOptions::default() };
+    let is_block = fs::metadata(&target.path).is_ok_and(|meta| meta.file_type().is_block_device());
+    let device = if is_block {
+        FileDevice::open(
+            &target.path,
+            &file_options((options.size.is_some() || options.offset > 0).then_some(target.len)),
+        )?
+    } else {
+        FileDevice::open(&target.path, &file_options(None))?
+    };
+    if !options.force
+        && let Some(what) = oleo_mkfs::signature(&device)?
+    {
+        return Err(Error::Request(format!("holds {what}; --force overwrites it")));
+    }
+    if is_block {
+        return Ok(Arc::new(device));
+    }
+    if !target.growing {
+        // A file whose image is only a part of it is never made shorter.
+        if options.offset == 0 || device.len() < target.len {
+            device.set_len(target.len)?;
+        }
+        if device.len() == target.len {
+            return Ok(Arc::new(device));
+        }
+        drop(device);
+        return Ok(Arc::new(FileDevice::open(&target.path, &file_options(Some(target.len)))?));
+    }
+    device.set_len(0)?;
+    let mut len = GROWING_BYTES;
+    loop {
+        match device.set_len(len) {
+            Ok(()) => return Ok(Arc::new(device)),
+            Err(_) if len > GROWING_BYTES_MIN => len /= 2,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

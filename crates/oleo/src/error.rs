@@ -1,0 +1,144 @@
+//! Why something did not work, and what to try.
+
+use std::io;
+use std::path::PathBuf;
+
+use oleo_device::DeviceError;
+use oleo_format::Corruption;
+use oleo_fs::FsError;
+use oleo_mkfs::MkfsError;
+use oleo_txn::TxnError;
+use oleo_volume::VolumeError;
+
+/// An error of this library. It says what went wrong; [`Error::hint`] says what to try, [`Error::kind`] which of the
+/// four kinds it is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Something about one file or image, named here.
+    #[error("{place}: {source}")]
+    At {
+        /// A path inside the image, or of the image.
+        place: String,
+        /// What went wrong there.
+        source: Box<Error>,
+    },
+    /// A file of the host could not be used.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Host {
+        /// What was tried.
+        what: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A stream could not be written.
+    #[error("cannot write the output: {0}")]
+    Output(io::Error),
+    /// The request makes no sense as it is.
+    #[error("{0}")]
+    Request(String),
+    /// From a device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// From the volume: devices, chunks, copies.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// From the transaction engine.
+    #[error(transparent)]
+    Engine(#[from] TxnError),
+    /// From files and names.
+    #[error(transparent)]
+    Fs(#[from] FsError),
+    /// From making a file system.
+    #[error(transparent)]
+    Mkfs(#[from] MkfsError),
+    /// The image lies.
+    #[error(transparent)]
+    Corruption(#[from] Corruption),
+}
+
+/// The result of this library's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The kinds of errors, which are never mixed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ErrorKind {
+    /// It cannot be done as asked: not found, no room, not supported, in use.
+    Refusal,
+    /// What is on disk is not what the format allows.
+    Corruption,
+    /// A device or the host failed.
+    Device,
+}
+
+impl Error {
+    /// The same error, with the place that it is about.
+    pub fn at(self, place: impl std::fmt::Display) -> Error {
+        Error::At { place: place.to_string(), source: Box::new(self) }
+    }
+
+    /// A failed call on a file of the host.
+    pub(crate) fn host(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Host { what, path, source }
+    }
+
+    /// Which kind of error it is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::At { source, .. } => source.kind(),
+            Error::Corruption(_) | Error::Fs(FsError::Corruption(_)) => ErrorKind::Corruption,
+            Error::Device(DeviceError::Io { .. }) | Error::Output(_) => ErrorKind::Device,
+            Error::Mkfs(MkfsError::Device(DeviceError::Io { .. })) => ErrorKind::Device,
+            Error::Volume(error) => volume_kind(error),
+            Error::Fs(FsError::Txn(error)) | Error::Engine(error) => engine_kind(error),
+            _ => ErrorKind::Refusal,
+        }
+    }
+
+    /// What to try next, where there is something.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Error::At { source, .. } => source.hint(),
+            Error::Device(DeviceError::InUse { .. }) => Some("unmount it, or end the program that uses it"),
+            Error::Fs(FsError::NoSpace) | Error::Mkfs(MkfsError::Fs(FsError::NoSpace)) => {
+                Some("make the image larger (--size), or delete something")
+            }
+            Error::Fs(FsError::Exists) => Some("choose another name, or remove what is there first"),
+            Error::Fs(FsError::CrossSubvolume) => Some("copy instead (oleo cp --reflink shares the data)"),
+            Error::Fs(FsError::ReadOnly(_)) => Some("oleo property set IMG PATH ro false makes a subvolume writable"),
+            Error::Fs(FsError::IsDir) => Some("directories need -r"),
+            Error::Fs(FsError::NotEmpty) => Some("-r removes what is inside too"),
+            _ => None,
+        }
+    }
+}
+
+fn volume_kind(error: &VolumeError) -> ErrorKind {
+    match error {
+        VolumeError::Corrupt(_) | VolumeError::NoSuper { .. } => ErrorKind::Corruption,
+        VolumeError::Device(DeviceError::Io { .. }) => ErrorKind::Device,
+        _ => ErrorKind::Refusal,
+    }
+}
+
+fn engine_kind(error: &TxnError) -> ErrorKind {
+    match error {
+        TxnError::Corrupt(_) => ErrorKind::Corruption,
+        TxnError::Volume(error) => volume_kind(error),
+        _ => ErrorKind::Refusal,
+    }
+}
+
+/// Adds a place to errors as they pass by.
+pub(crate) trait AtPlace<T> {
+    fn at(self, place: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T, E: Into<Error>> AtPlace<T> for std::result::Result<T, E> {
+    fn at(self, place: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|error| error.into().at(place()))
+    }
+}

@@ -1,0 +1,397 @@
+//! An open file system, by the name of its image or device.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use oleo_device::{Device, FileDevice, FileOptions};
+use oleo_format::{ByteLen, Generation, Ino, TreeId};
+use oleo_fs::{
+    Attr, DirEntryInfo, FileKind, Follow, Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, SnapshotOptions,
+};
+use oleo_txn::{Engine, EngineOptions};
+use oleo_volume::{OpenOptions as VolumeOptions, Volume};
+use uuid::Uuid;
+
+use crate::error::AtPlace;
+use crate::{Error, File, Result};
+
+/// Blocks that one step of cleaning takes apart.
+const CLEAN_BLOCKS: usize = 1024;
+
+/// How to open a file system.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Allow changes. Nobody else may use the image then.
+    pub write: bool,
+    /// The other devices of a volume that has several.
+    pub devices: Vec<PathBuf>,
+    /// Directories in which to look for the other devices.
+    pub scan: Vec<PathBuf>,
+    /// Go on without devices that are missing, where the profiles allow it (reading only).
+    pub degraded: bool,
+    /// Where in the file the image begins, in bytes.
+    pub offset: u64,
+    /// Read although someone else writes to it; what is read may be torn.
+    pub read_in_use: bool,
+    /// Bytes of tree blocks to keep in memory.
+    pub cache_bytes: usize,
+    /// Clock, UUIDs, compression of new data.
+    pub fs: FsOptions,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions {
+            write: false,
+            devices: Vec::new(),
+            scan: Vec::new(),
+            degraded: false,
+            offset: 0,
+            read_in_use: false,
+            cache_bytes: 64 << 20,
+            fs: FsOptions::default(),
+        }
+    }
+}
+
+impl OpenOptions {
+    /// For changes.
+    pub fn writing() -> OpenOptions {
+        OpenOptions { write: true, ..OpenOptions::default() }
+    }
+}
+
+/// An open file system. Share it by reference (or in an `Arc`) between as many threads as you like.
+///
+/// Changes are in memory until [`Image::sync`] or [`Image::close`]; dropping an image without either loses what was
+/// done since the last commit, never what was committed.
+pub struct Image {
+    fs: Fs,
+    write: bool,
+}
+
+impl Image {
+    /// Opens the file system in an image file or on a block device.
+    ///
+    /// # Errors
+    /// It is no btrfs, needs features or devices that are not there, or someone else uses it.
+    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Image> {
+        let path = path.as_ref();
+        open_devices(path, options)
+            .and_then(|devices| Image::from_devices(devices, options))
+            .at(|| path.display().to_string())
+    }
+
+    /// Opens the file system on devices that are open already, in any order.
+    ///
+    /// # Errors
+    /// As [`Image::open`].
+    pub fn from_devices(devices: Vec<Arc<dyn Device>>, options: &OpenOptions) -> Result<Image> {
+        Image::from_devices_sized(devices, options, None)
+    }
+
+    /// The same, with a bound on the bytes of new chunks.
+    pub(crate) fn from_devices_sized(
+        devices: Vec<Arc<dyn Device>>,
+        options: &OpenOptions,
+        chunk_len_max: Option<u64>,
+    ) -> Result<Image> {
+        let volume_options =
+            VolumeOptions { write: options.write, degraded: options.degraded, ..VolumeOptions::default() };
+        let volume = Arc::new(Volume::open(devices, &volume_options)?);
+        let engine_options = EngineOptions {
+            read_only: !options.write,
+            cache_bytes: options.cache_bytes,
+            chunk_len_max: chunk_len_max.map(ByteLen),
+            ..EngineOptions::default()
+        };
+        let engine = Engine::open(volume, &engine_options)?;
+        let fs_options = FsOptions { read_only: !options.write, ..options.fs.clone() };
+        Ok(Image { fs: Fs::open(engine, &fs_options)?, write: options.write })
+    }
+
+    /// The full interface to files and names.
+    pub fn fs(&self) -> &Fs {
+        &self.fs
+    }
+
+    /// The volume below: devices, chunks, superblock.
+    pub fn volume(&self) -> &Arc<Volume> {
+        self.fs.engine().volume()
+    }
+
+    /// The root directory of the top level.
+    ///
+    /// # Errors
+    /// The image lies.
+    pub fn top(&self) -> Result<InodeRef> {
+        Ok(self.fs.root(TreeId::FS)?)
+    }
+
+    /// The root directory of a subvolume, by its number or its path from the top level.
+    ///
+    /// # Errors
+    /// There is no such subvolume.
+    pub fn subvol(&self, spec: &str) -> Result<InodeRef> {
+        if let Ok(number) = spec.parse::<u64>() {
+            return self.fs.root(TreeId(number)).at(|| format!("subvolume {number}"));
+        }
+        let inode = self.fs.resolve(&self.top()?, spec.as_bytes(), Follow::Yes).at(|| spec.to_owned())?;
+        if inode.ino() != Ino::ROOT_DIR || inode.is_stub() {
+            return Err(Error::Request(format!("{spec} is not a subvolume")));
+        }
+        Ok(inode)
+    }
+
+    /// What is at a path from the top level.
+    ///
+    /// # Errors
+    /// There is nothing.
+    pub fn find(&self, path: impl AsRef<[u8]>) -> Result<InodeRef> {
+        let path = path.as_ref();
+        self.fs.resolve(&self.top()?, path, Follow::Yes).at(|| path.escape_ascii().to_string())
+    }
+
+    /// What is at a path, from a start directory; a slash at its front means the root of that directory's subvolume.
+    ///
+    /// # Errors
+    /// There is nothing.
+    pub fn resolve(&self, start: &InodeRef, path: &[u8]) -> Result<InodeRef> {
+        self.fs.resolve(start, path, Follow::Yes).at(|| path.escape_ascii().to_string())
+    }
+
+    /// The directory that a path's last name is in, and that name.
+    ///
+    /// # Errors
+    /// The directory is not there, or the path has no last name.
+    pub fn find_parent<'p>(&self, start: &InodeRef, path: &'p [u8]) -> Result<(InodeRef, &'p [u8])> {
+        let trimmed = path.trim_ascii_end_slashes();
+        let cut = trimmed.iter().rposition(|&b| b == b'/').map_or(0, |at| at + 1);
+        let (parent, name) = trimmed.split_at(cut);
+        if name.is_empty() || name == b"." || name == b".." {
+            return Err(Error::Request(format!("{} does not end in a name", path.escape_ascii())));
+        }
+        let parent = self.fs.resolve(start, parent, Follow::Yes).at(|| path.escape_ascii().to_string())?;
+        Ok((parent, name))
+    }
+
+    /// What is known of the file at a path.
+    ///
+    /// # Errors
+    /// There is nothing.
+    pub fn attr(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
+        Ok(self.fs.attr(&self.find(path)?))
+    }
+
+    /// Opens the regular file at a path.
+    ///
+    /// # Errors
+    /// There is nothing, or something else.
+    pub fn open_file(&self, path: impl AsRef<[u8]>) -> Result<File> {
+        self.open_file_at(&self.top()?, path.as_ref())
+    }
+
+    /// The same from a start directory.
+    ///
+    /// # Errors
+    /// As [`Image::open_file`].
+    pub fn open_file_at(&self, start: &InodeRef, path: &[u8]) -> Result<File> {
+        let inode = self.resolve(start, path)?;
+        match self.fs.attr(&inode).kind {
+            FileKind::File => Ok(File::new(self.fs.clone(), inode)),
+            FileKind::Dir => Err(Error::from(FsError::IsDir).at(path.escape_ascii())),
+            _ => Err(Error::Request(format!("{} is not a regular file", path.escape_ascii()))),
+        }
+    }
+
+    /// Makes an empty regular file at a path where there is nothing yet.
+    ///
+    /// # Errors
+    /// Its directory is not there, or its name is taken.
+    pub fn create_file(&self, path: impl AsRef<[u8]>) -> Result<File> {
+        let path = path.as_ref();
+        let (dir, name) = self.find_parent(&self.top()?, path)?;
+        let inode = self.fs.create(&dir, name, &NewInode::new(NewKind::File, 0o644));
+        Ok(File::new(self.fs.clone(), inode.at(|| path.escape_ascii().to_string())?))
+    }
+
+    /// The contents of a regular file.
+    ///
+    /// # Errors
+    /// There is no such file, or it cannot be read.
+    pub fn read(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+        self.open_file(path)?.read_to_end()
+    }
+
+    /// Makes a regular file with these contents, or replaces those of one that is there.
+    ///
+    /// # Errors
+    /// Its directory is not there, or there is no room.
+    pub fn write(&self, path: impl AsRef<[u8]>, data: &[u8]) -> Result<()> {
+        let path = path.as_ref();
+        let file = match self.open_file(path) {
+            Err(Error::At { source, .. }) if matches!(*source, Error::Fs(FsError::NotFound)) => {
+                self.create_file(path)?
+            }
+            other => other?,
+        };
+        file.set_len(0)?;
+        file.write_at(data, 0)
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// Its parent is not there, or its name is taken.
+    pub fn create_dir(&self, path: impl AsRef<[u8]>) -> Result<InodeRef> {
+        self.create_dir_at(&self.top()?, path.as_ref())
+    }
+
+    /// The same from a start directory.
+    ///
+    /// # Errors
+    /// As [`Image::create_dir`].
+    pub fn create_dir_at(&self, start: &InodeRef, path: &[u8]) -> Result<InodeRef> {
+        let (dir, name) = self.find_parent(start, path)?;
+        self.fs.create(&dir, name, &NewInode::new(NewKind::Dir, 0o755)).at(|| path.escape_ascii().to_string())
+    }
+
+    /// Makes a directory and its missing parents; one that is there already is fine.
+    ///
+    /// # Errors
+    /// Something that is no directory stands in the way.
+    pub fn create_dirs(&self, start: &InodeRef, path: &[u8]) -> Result<InodeRef> {
+        let mut at = if path.starts_with(b"/") { self.fs.root(start.tree())? } else { start.clone() };
+        for name in path.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
+            at = match self.fs.resolve(&at, name, Follow::Yes) {
+                Ok(inode) => inode,
+                Err(FsError::NotFound) => self.create_dir_at(&at, name)?,
+                Err(error) => return Err(Error::from(error).at(path.escape_ascii())),
+            };
+        }
+        if self.fs.attr(&at).kind != FileKind::Dir {
+            return Err(Error::from(FsError::NotDir).at(path.escape_ascii()));
+        }
+        Ok(at)
+    }
+
+    /// All entries of a directory, in the order of their creation.
+    ///
+    /// # Errors
+    /// There is no such directory.
+    pub fn list(&self, path: impl AsRef<[u8]>) -> Result<Vec<DirEntryInfo>> {
+        self.list_dir(&self.find(path)?)
+    }
+
+    /// All entries of an open directory, in the order of their creation.
+    ///
+    /// # Errors
+    /// It is no directory, or the image lies.
+    pub fn list_dir(&self, dir: &InodeRef) -> Result<Vec<DirEntryInfo>> {
+        /// Entries read at once.
+        const BATCH: usize = 4096;
+        let mut all = Vec::new();
+        loop {
+            let after = all.last().map_or(0, |entry: &DirEntryInfo| entry.index);
+            let batch = self.fs.readdir(dir, after, BATCH)?;
+            if batch.is_empty() {
+                return Ok(all);
+            }
+            all.extend(batch);
+        }
+    }
+
+    /// Makes an empty subvolume at a path.
+    ///
+    /// # Errors
+    /// Its directory is not there, or its name is taken.
+    pub fn create_subvol(&self, path: impl AsRef<[u8]>) -> Result<TreeId> {
+        let path = path.as_ref();
+        let (dir, name) = self.find_parent(&self.top()?, path)?;
+        let new = oleo_fs::NewSubvol::default();
+        self.fs.subvol_create(&dir, name, &new).at(|| path.escape_ascii().to_string())
+    }
+
+    /// Makes a snapshot of the subvolume at one path, at another.
+    ///
+    /// # Errors
+    /// There is no such subvolume, or the new name is taken.
+    pub fn snapshot(&self, source: &str, path: impl AsRef<[u8]>, options: &SnapshotOptions) -> Result<TreeId> {
+        let path = path.as_ref();
+        let source = self.subvol(source)?.tree();
+        let (dir, name) = self.find_parent(&self.top()?, path)?;
+        self.fs.snapshot(source, &dir, name, *options).at(|| path.escape_ascii().to_string())
+    }
+
+    /// Makes everything done so far durable.
+    ///
+    /// # Errors
+    /// A device failed; the image is as it was at the last commit.
+    pub fn sync(&self) -> Result<Generation> {
+        Ok(self.fs.sync()?)
+    }
+
+    /// Takes apart what was deleted, so that its space is free for others.
+    ///
+    /// # Errors
+    /// A device failed, or the image lies.
+    pub fn clean(&self) -> Result<()> {
+        while self.fs.clean(CLEAN_BLOCKS)? {}
+        Ok(())
+    }
+
+    /// Ends the work: everything done is durable afterwards.
+    ///
+    /// # Errors
+    /// As [`Image::sync`].
+    pub fn close(self) -> Result<()> {
+        if self.write {
+            self.sync()?;
+        }
+        Ok(())
+    }
+}
+
+trait TrimSlashes {
+    fn trim_ascii_end_slashes(&self) -> &[u8];
+}
+
+impl TrimSlashes for [u8] {
+    fn trim_ascii_end_slashes(&self) -> &[u8] {
+        let end = self.iter().rposition(|&b| b != b'/').map_or(0, |at| at + 1);
+        &self[..end]
+    }
+}
+
+/// Opens all devices that the options name.
+pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc<dyn Device>>> {
+    let open = |path: &Path, offset: u64| -> Result<Arc<dyn Device>> {
+        let file_options =
+            FileOptions { write: options.write, offset, read_in_use: options.read_in_use, ..FileOptions::default() };
+        Ok(Arc::new(FileDevice::open(path, &file_options)?))
+    };
+    let mut devices = vec![open(path, options.offset)?];
+    let mut known = vec![identity(path)?];
+    let mut others = options.devices.clone();
+    if !options.scan.is_empty() {
+        let fsid: Uuid = oleo_volume::read_super(devices[0].as_ref())?.fsid();
+        for dir in &options.scan {
+            others.extend(Volume::scan(dir, fsid)?);
+        }
+    }
+    for other in others {
+        let id = identity(&other)?;
+        if !known.contains(&id) {
+            known.push(id);
+            devices.push(open(&other, 0)?);
+        }
+    }
+    Ok(devices)
+}
+
+/// What tells one file from another, whatever its name: for devices, the device.
+fn identity(path: &Path) -> Result<(u64, u64)> {
+    let meta = std::fs::metadata(path).map_err(Error::host("open", path))?;
+    Ok(if meta.rdev() != 0 { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) })
+}

@@ -1,0 +1,332 @@
+//! What a person does with files: put one in, take one out of the way, copy, rename.
+//!
+//! Each call is complete when it returns, but durable only after [`Image::sync`](crate::Image::sync). Paths are taken
+//! from a start directory; a target that is a directory means "into it, under the same name", as with cp and mv.
+
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use oleo_fs::data::CloneRange;
+use oleo_fs::{
+    Attr, FileKind, Follow, FsError, InodeRef, NewInode, NewKind, RenameMode, SetAttr, Target, Times, XattrMode,
+};
+use oleo_mkfs::{FillOptions, Report, fill_from_dir};
+
+use crate::error::AtPlace;
+use crate::{Error, Image, Result};
+
+/// Bytes copied at once.
+const STEP_BYTES: usize = 4 << 20;
+/// Entries of a directory handled at once.
+const ENTRIES_AT_ONCE: usize = 1024;
+
+/// Whether to go down into directories.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Depth {
+    /// Only what is named; a directory is refused.
+    #[default]
+    One,
+    /// A directory with everything in it.
+    Tree,
+}
+
+/// How data is copied inside an image.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Sharing {
+    /// Bytes are written again.
+    #[default]
+    Copy,
+    /// The copy shares the extents of the original.
+    Reflink,
+}
+
+fn shown(path: &[u8]) -> String {
+    path.escape_ascii().to_string()
+}
+
+impl Image {
+    /// Where a new name goes: `path` itself, or, if there is a directory, `path/name`.
+    fn target<'p>(&self, start: &InodeRef, path: &'p [u8], name: &'p [u8]) -> Result<(InodeRef, &'p [u8])> {
+        match self.fs().resolve(start, path, Follow::Yes) {
+            Ok(inode) if self.fs().attr(&inode).kind == FileKind::Dir => Ok((inode, name)),
+            Ok(_) | Err(FsError::NotFound) => self.find_parent(start, path),
+            Err(error) => Err(Error::from(error).at(shown(path))),
+        }
+    }
+
+    /// Makes an empty regular file, or empties the one that is there.
+    fn emptied(&self, dir: &InodeRef, name: &[u8], attr: &NewInode<'_>) -> Result<InodeRef> {
+        match self.fs().lookup(dir, name)? {
+            None => Ok(self.fs().create(dir, name, attr)?),
+            Some(inode) if self.fs().attr(&inode).kind == FileKind::File => {
+                self.fs().truncate(&inode, 0)?;
+                Ok(inode)
+            }
+            Some(_) => Err(FsError::Exists.into()),
+        }
+    }
+
+    /// Writes a stream into a regular file, made or replaced.
+    ///
+    /// # Errors
+    /// The stream cannot be read, or there is no room.
+    pub fn put_stream(&self, start: &InodeRef, mut stream: impl Read, path: &[u8], new: &NewInode<'_>) -> Result<u64> {
+        let (dir, name) = self.find_parent(start, path)?;
+        let inode = self.emptied(&dir, name, new).at(|| shown(path))?;
+        let mut buffer = vec![0; STEP_BYTES];
+        let mut at = 0;
+        loop {
+            let mut have = 0;
+            while have < buffer.len() {
+                match stream.read(&mut buffer[have..]).map_err(Error::host("read", "the input"))? {
+                    0 => break,
+                    n => have += n,
+                }
+            }
+            if have == 0 {
+                return Ok(at);
+            }
+            self.fs().write(&inode, at, &buffer[..have]).at(|| shown(path))?;
+            at += have as u64;
+        }
+    }
+
+    /// Copies a file or directory of the host into the image, with owners, modes, times and attributes.
+    ///
+    /// # Errors
+    /// The source cannot be read, the name is taken by something of another kind, or there is no room.
+    pub fn put(&self, start: &InodeRef, source: &Path, path: &[u8], options: &FillOptions) -> Result<Report> {
+        let name = source.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
+        let (dir, name) = self.target(start, path, &name)?;
+        let meta = std::fs::symlink_metadata(source).map_err(Error::host("read", source))?;
+        if meta.is_dir() {
+            let into = match self.fs().lookup(&dir, name)? {
+                Some(inode) => inode,
+                None => self.fs().create(&dir, name, &NewInode::new(NewKind::Dir, 0o755)).at(|| shown(path))?,
+            };
+            return Ok(fill_from_dir(self.fs(), &into, source, options)?);
+        }
+        if self.fs().lookup(&dir, name)?.is_some() {
+            self.fs().unlink(&dir, name).at(|| shown(path))?;
+        }
+        Ok(oleo_mkfs::fill_one(self.fs(), &dir, name, source, options)?)
+    }
+
+    /// Removes a name; with [`Depth::Tree`] a directory with everything below, nested subvolumes included.
+    ///
+    /// # Errors
+    /// There is nothing of that name, or it is a directory and only one thing shall go.
+    pub fn remove(&self, start: &InodeRef, path: &[u8], depth: Depth) -> Result<()> {
+        let (dir, name) = self.find_parent(start, path)?;
+        let inode = self.fs().lookup(&dir, name)?.ok_or(FsError::NotFound).at(|| shown(path))?;
+        if self.fs().attr(&inode).kind != FileKind::Dir {
+            return self.fs().unlink(&dir, name).at(|| shown(path));
+        }
+        if depth == Depth::One {
+            return Err(Error::from(FsError::IsDir).at(shown(path)));
+        }
+        // Each step goes one directory down, or empties one and goes up: nothing is held but the way down.
+        let mut way = vec![(dir, name.to_vec(), inode)];
+        while let Some((parent, name, dir)) = way.last() {
+            let batch = self.fs().readdir(dir, 0, ENTRIES_AT_ONCE)?;
+            let mut down = None;
+            for entry in &batch {
+                if entry.kind == FileKind::Dir {
+                    let child = self.fs().open_entry(dir, entry)?;
+                    if let Some(child) = child {
+                        down = Some((dir.clone(), entry.name.clone(), child));
+                        break;
+                    }
+                } else {
+                    self.fs().unlink(dir, &entry.name).at(|| shown(&entry.name))?;
+                }
+            }
+            match down {
+                Some(next) => way.push(next),
+                None if batch.is_empty() => {
+                    self.fs().rmdir(parent, name).at(|| shown(name))?;
+                    way.pop();
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Renames or moves within the image; a file of the new name is replaced.
+    ///
+    /// # Errors
+    /// The new place is in another subvolume, or holds something that cannot be replaced.
+    pub fn rename(&self, start: &InodeRef, from: &[u8], to: &[u8]) -> Result<()> {
+        let (from_dir, from_name) = self.find_parent(start, from)?;
+        let (to_dir, to_name) = self.target(start, to, from_name)?;
+        self.fs().rename(&from_dir, from_name, &to_dir, to_name, RenameMode::Replace).at(|| shown(from))
+    }
+
+    /// Gives a file another name.
+    ///
+    /// # Errors
+    /// The new name is taken, or in another subvolume.
+    pub fn hard_link(&self, start: &InodeRef, file: &[u8], path: &[u8]) -> Result<()> {
+        let inode = self.fs().resolve(start, file, Follow::No).at(|| shown(file))?;
+        let name = file.rsplit(|&b| b == b'/').next().unwrap_or_default();
+        let (dir, name) = self.target(start, path, name)?;
+        self.fs().link(&inode, &dir, name).at(|| shown(path))
+    }
+
+    /// Makes a symbolic link.
+    ///
+    /// # Errors
+    /// The name is taken.
+    pub fn symlink(&self, start: &InodeRef, target: &[u8], path: &[u8]) -> Result<()> {
+        let name = target.rsplit(|&b| b == b'/').next().unwrap_or_default();
+        let (dir, name) = self.target(start, path, name)?;
+        self.fs().create(&dir, name, &NewInode::new(NewKind::Symlink(target), 0o777)).at(|| shown(path))?;
+        Ok(())
+    }
+
+    /// Copies within the image, attributes included.
+    ///
+    /// # Errors
+    /// The new name is taken by something of another kind, or there is no room.
+    pub fn copy(&self, start: &InodeRef, from: &[u8], to: &[u8], depth: Depth, sharing: Sharing) -> Result<()> {
+        let inode = self.fs().resolve(start, from, Follow::No).at(|| shown(from))?;
+        let name = from.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or_default();
+        let (dir, name) = self.target(start, to, name)?;
+        let attr = self.fs().attr(&inode);
+        if attr.kind != FileKind::Dir {
+            return self.copy_one(&inode, &attr, &dir, name, sharing).at(|| shown(from));
+        }
+        if depth == Depth::One {
+            return Err(Error::from(FsError::IsDir).at(shown(from)));
+        }
+        self.copy_tree(inode, &dir, name, sharing).at(|| shown(from))
+    }
+
+    fn copy_tree(&self, from: InodeRef, dir: &InodeRef, name: &[u8], sharing: Sharing) -> Result<()> {
+        let made = self.copy_dir(&from, dir, name)?;
+        if self.is_inside(dir, &from)? {
+            return Err(Error::Request("a directory cannot be copied into itself".into()));
+        }
+        let mut open = vec![(from, made, 0u64)];
+        while let Some((from, to, after)) = open.last_mut() {
+            let batch = self.fs().readdir(from, *after, ENTRIES_AT_ONCE)?;
+            let mut down = None;
+            for entry in &batch {
+                *after = entry.index;
+                let Some(child) = self.fs().open_entry(from, entry)? else { continue };
+                if entry.kind == FileKind::Dir {
+                    down = Some((child.clone(), self.copy_dir(&child, to, &entry.name)?, 0));
+                    break;
+                }
+                self.copy_one(&child, &self.fs().attr(&child), to, &entry.name, sharing)?;
+            }
+            match down {
+                Some(next) => open.push(next),
+                None if batch.is_empty() => {
+                    // What was made inside has changed its times.
+                    let times = only_times(&self.fs().attr(from));
+                    self.fs().set_attr(to, &times)?;
+                    open.pop();
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn is_inside(&self, dir: &InodeRef, of: &InodeRef) -> Result<bool> {
+        let mut at = Some(dir.clone());
+        while let Some(here) = at {
+            if here.tree() == of.tree() && here.ino() == of.ino() {
+                return Ok(true);
+            }
+            at = self.fs().parent(&here)?;
+        }
+        Ok(false)
+    }
+
+    fn copy_dir(&self, from: &InodeRef, dir: &InodeRef, name: &[u8]) -> Result<InodeRef> {
+        let attr = self.fs().attr(from);
+        let made = self.fs().create(dir, name, &new_like(NewKind::Dir, &attr))?;
+        self.copy_xattrs(from, &made)?;
+        Ok(made)
+    }
+
+    fn copy_xattrs(&self, from: &InodeRef, to: &InodeRef) -> Result<()> {
+        for (name, value) in self.fs().xattrs(from)? {
+            self.fs().xattr_set(to, &name, &value, XattrMode::Any)?;
+        }
+        Ok(())
+    }
+
+    fn copy_one(&self, from: &InodeRef, attr: &Attr, dir: &InodeRef, name: &[u8], sharing: Sharing) -> Result<()> {
+        let target;
+        let kind = match attr.kind {
+            FileKind::File => NewKind::File,
+            FileKind::Symlink => {
+                target = self.fs().read_link(from)?;
+                NewKind::Symlink(&target)
+            }
+            FileKind::CharDevice => NewKind::CharDevice(attr.rdev),
+            FileKind::BlockDevice => NewKind::BlockDevice(attr.rdev),
+            FileKind::Fifo => NewKind::Fifo,
+            FileKind::Socket => NewKind::Socket,
+            _ => return Err(Error::Request("an unknown kind of file".into())),
+        };
+        let new = new_like(kind, attr);
+        let to = match kind {
+            NewKind::File => self.emptied(dir, name, &new)?,
+            _ => self.fs().create(dir, name, &new)?,
+        };
+        if to.tree() == from.tree() && to.ino() == from.ino() {
+            return Err(Error::Request("source and target are the same file".into()));
+        }
+        self.copy_xattrs(from, &to)?;
+        if attr.kind == FileKind::File {
+            match sharing {
+                Sharing::Reflink => self.fs().clone_range(from, &to, &CloneRange { from: 0, to: 0, len: 0 })?,
+                Sharing::Copy => self.copy_data(from, &to, attr.size)?,
+            }
+            self.fs().truncate(&to, attr.size)?;
+            self.fs().flush(&to)?;
+        }
+        self.fs().set_attr(&to, &only_times(attr))?;
+        Ok(())
+    }
+
+    fn copy_data(&self, from: &InodeRef, to: &InodeRef, size: u64) -> Result<()> {
+        let mut buffer = vec![0; STEP_BYTES];
+        let mut at = 0;
+        while let Some(data) = self.fs().seek_data(from, at)?.filter(|&data| data < size) {
+            let hole = self.fs().seek_hole(from, data)?.unwrap_or(size).min(size);
+            at = data;
+            while at < hole {
+                let want = buffer.len().min(usize::try_from(hole - at).unwrap_or(usize::MAX));
+                let n = self.fs().read(from, at, &mut buffer[..want])?;
+                if n == 0 {
+                    return Ok(());
+                }
+                self.fs().write(to, at, &buffer[..n])?;
+                at += n as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a listing's entry leads into another subvolume.
+    pub fn is_subvol_entry(entry: &oleo_fs::DirEntryInfo) -> bool {
+        matches!(entry.target, Target::Subvol(_))
+    }
+}
+
+fn new_like<'a>(kind: NewKind<'a>, attr: &Attr) -> NewInode<'a> {
+    let times = Times { atime: attr.atime, mtime: attr.mtime, ctime: attr.ctime, otime: attr.otime };
+    let (mode, uid, gid) = (attr.mode & 0o7777, attr.uid, attr.gid);
+    NewInode { kind, mode, uid, gid, times: Some(times), ino: None, plain: true }
+}
+
+fn only_times(attr: &Attr) -> SetAttr {
+    SetAttr { atime: Some(attr.atime), mtime: Some(attr.mtime), ..SetAttr::default() }
+}

@@ -1,0 +1,47 @@
+//! Copies files out of an image: into a directory of the host, or as a tar archive.
+//!
+//! Kept: contents, holes, types, modes, owners, times of access and modification, hard links, extended attributes
+//! (access lists and capabilities among them), device nodes, fifos, sockets. Nested subvolumes become directories.
+//! What the host or the caller's rights do not allow (owners, devices, some attributes) is left out and said in the
+//! report. Times of change and birth cannot be set on a host; a tar archive keeps them.
+
+mod dir;
+mod tar;
+
+use oleo_mkfs::{OnProgress, Progress};
+
+pub use self::dir::restore_to_dir;
+pub use self::tar::restore_to_tar;
+
+/// How to restore.
+#[derive(Default)]
+pub struct RestoreOptions {
+    /// Leave nested subvolumes out (an empty directory stands for each).
+    pub one_subvol: bool,
+    /// Threads; 0 for one per core. A tar archive is written by one in any case.
+    pub threads: usize,
+    /// Called as work goes on.
+    pub on_progress: Option<OnProgress>,
+}
+
+/// What a restore did.
+#[derive(Clone, Debug, Default)]
+pub struct RestoreReport {
+    /// The numbers.
+    pub done: Progress,
+    /// What could not be kept.
+    pub warnings: Vec<String>,
+}
+
+/// Warnings that are kept; the rest is counted.
+const WARNINGS_MAX: usize = 100;
+
+impl RestoreReport {
+    fn warn(&mut self, text: impl FnOnce() -> String) {
+        match self.warnings.len() {
+            n if n < WARNINGS_MAX => self.warnings.push(text()),
+            WARNINGS_MAX => self.warnings.push("… and more of these".into()),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! Restores as a tar archive in pax format.
+//!
+//! What ustar fields cannot say goes into a pax header: long names, large numbers, nanoseconds, times of change and
+//! birth, extended attributes (as `SCHILY.xattr.`), holes (GNU's sparse format 1.0, which GNU tar and bsdtar read).
+//! Sockets, which tar does not know, are written as fifos with `SCHILY.filetype=socket`; Oleo takes them back as sockets.
+//!
+//! The order is that of creation, depth first. One thread reads, another writes the archive.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::thread;
+
+use crossbeam_channel::{Sender, bounded};
+use oleo_format::{Ino, TreeId};
+use oleo_fs::{Attr, DirEntryInfo, FileKind, InodeRef, Target, Time};
+use tar::{EntryType, Header};
+
+use super::{RestoreOptions, RestoreReport};
+use crate::{Error, Image, Result};
+
+/// Bytes of a file read at once.
+const STEP_BYTES: usize = 1 << 20;
+/// Pieces of the archive that wait to be written.
+const STEPS_AHEAD: usize = 16;
+/// Entries of a directory read at once.
+const ENTRIES_AT_ONCE: usize = 1024;
+/// Runs of data of one file; beyond that, holes are written as zeros.
+const RUNS_MAX: usize = 1 << 20;
+const BLOCK: usize = 512;
+/// The largest number in the eight octal digits of owner and group, and in the twelve of size and time.
+const OCTAL_8_MAX: u64 = 0o7_777_777;
+const OCTAL_12_MAX: u64 = 0o77_777_777_777;
+
+/// Writes what is at `from`, and everything below, as a tar archive. Names in the archive begin with `name`; with an
+/// empty one, with `./`.
+///
+/// # Errors
+/// No good copy of data is left, a device fails, or the output cannot be written.
+pub fn restore_to_tar(
+    image: &Image,
+    from: &InodeRef,
+    name: &[u8],
+    mut output: impl Write + Send,
+    options: &RestoreOptions,
+) -> Result<RestoreReport> {
+    let (sender, receiver) = bounded::<Vec<u8>>(STEPS_AHEAD);
+    thread::scope(|scope| {
+        let writer = scope.spawn(move || -> io::Result<()> {
+            for bytes in receiver {
+                output.write_all(&bytes)?;
+            }
+            output.flush()
+        });
+        let mut archive = Archive { image, options, sender, links: HashMap::new(), report: RestoreReport::default() };
+        let read = archive.all(from, name);
+        let Archive { report, sender, .. } = archive;
+        drop(sender);
+        let written = writer.join().unwrap_or_else(|_| Err(io::Error::other("the writing thread has ended")));
+        written.map_err(Error::Output)?;
+        read?;
+        if let Some(tell) = &options.on_progress {
+            tell(&report.done);
+        }
+        Ok(report)
+    })
+}
+
+struct Archive<'a> {
+    image: &'a Image,
+    options: &'a RestoreOptions,
+    sender: Sender<Vec<u8>>,
+    links: HashMap<(TreeId, Ino), Vec<u8>>,
+    report: RestoreReport,
+}
+
+/// A directory whose entries are being written.
+struct Open {
+    inode: InodeRef,
+    /// With a slash at its end.
+    prefix: Vec<u8>,
+    after: u64,
+    entries: std::vec::IntoIter<DirEntryInfo>,
+}
+
+impl Archive<'_> {
+    fn send(&self, bytes: Vec<u8>) -> Result<()> {
+        // The writer has ended with an error of its own, which counts.
+        self.sender.send(bytes).map_err(|_| Error::Request("the output was closed".into()))
+    }
+
+    fn all(&mut self, from: &InodeRef, name: &[u8]) -> Result<()> {
+        let name = if name.is_empty() { b"." } else { name };
+        let mut open = Vec::new();
+        if let Some(dir) = self.entry(from, name)? {
+            open.push(dir);
+        }
+        while let Some(dir) = open.last_mut() {
+            let Some(entry) = dir.entries.next() else {
+                let batch = self.image.fs().readdir(&dir.inode, dir.after, ENTRIES_AT_ONCE)?;
+                match batch.last() {
+                    Some(last) => dir.after = last.index,
+                    None => {
+                        open.pop();
+                        continue;
+                    }
+                }
+                dir.entries = batch.into_iter();
+                continue;
+            };
+            let path = [dir.prefix.as_slice(), &entry.name].concat();
+            let place = || path.escape_ascii().to_string();
+            if let (Target::Subvol(_), true) = (entry.target, self.options.one_subvol) {
+                let mut header = Header::new_ustar();
+                header.set_mode(0o755);
+                self.header(header, EntryType::Directory, &[&path[..], b"/"].concat(), b"", 0, Vec::new())?;
+                continue;
+            }
+            match self.image.fs().open_entry(&dir.inode, &entry).map_err(|e| Error::from(e).at(place()))? {
+                Some(child) => open.extend(self.entry(&child, &path)?),
+                None => self.report.warn(|| format!("{}: has vanished", place())),
+            }
+        }
+        self.send(vec![0; 2 * BLOCK])
+    }
+
+    /// Writes one member; a directory comes back to have its entries written.
+    fn entry(&mut self, inode: &InodeRef, path: &[u8]) -> Result<Option<Open>> {
+        let attr = self.image.fs().attr(inode);
+        let place = |e: oleo_fs::FsError| Error::from(e).at(path.escape_ascii());
+        if attr.nlink > 1 && attr.kind != FileKind::Dir {
+            if let Some(first) = self.links.get(&(attr.subvol, attr.ino)).cloned() {
+                self.member(&attr, EntryType::Link, path, &first, 0, Vec::new())?;
+                self.report.done.links += 1;
+                return Ok(None);
+            }
+            self.links.insert((attr.subvol, attr.ino), path.to_vec());
+        }
+        let mut pax: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        for (name, value) in self.image.fs().xattrs(inode).map_err(place)? {
+            pax.push(([b"SCHILY.xattr.".as_slice(), &name].concat(), value));
+        }
+        let done = &mut self.report.done;
+        match attr.kind {
+            FileKind::Dir => {
+                done.dirs += 1;
+                let prefix = [path, b"/"].concat();
+                self.member(&attr, EntryType::Directory, &prefix, b"", 0, pax)?;
+                return Ok(Some(Open { inode: inode.clone(), prefix, after: 0, entries: Vec::new().into_iter() }));
+            }
+            FileKind::File => {
+                done.files += 1;
+                self.file(inode, &attr, path, pax)?;
+            }
+            FileKind::Symlink => {
+                done.others += 1;
+                let target = self.image.fs().read_link(inode).map_err(place)?;
+                self.member(&attr, EntryType::Symlink, path, &target, 0, pax)?;
+            }
+            FileKind::CharDevice => self.special(&attr, EntryType::Char, path, pax)?,
+            FileKind::BlockDevice => self.special(&attr, EntryType::Block, path, pax)?,
+            FileKind::Fifo => self.special(&attr, EntryType::Fifo, path, pax)?,
+            FileKind::Socket => {
+                pax.push((b"SCHILY.filetype".to_vec(), b"socket".to_vec()));
+                self.special(&attr, EntryType::Fifo, path, pax)?;
+            }
+            _ => self.report.warn(|| format!("{}: an unknown kind of file is left out", path.escape_ascii())),
+        }
+        if let Some(tell) = &self.options.on_progress {
+            tell(&self.report.done);
+        }
+        Ok(None)
+    }
+
+    fn special(&mut self, attr: &Attr, kind: EntryType, path: &[u8], pax: Vec<(Vec<u8>, Vec<u8>)>) -> Result<()> {
+        self.report.done.others += 1;
+        self.member(attr, kind, path, b"", 0, pax)
+    }
+
+    fn file(&mut self, inode: &InodeRef, attr: &Attr, path: &[u8], mut pax: Vec<(Vec<u8>, Vec<u8>)>) -> Result<()> {
+        let runs = if attr.nbytes >= attr.size { vec![(0, attr.size)] } else { self.runs(inode, attr, path)? };
+        let total: u64 = runs.iter().map(|(start, end)| end - start).sum();
+        if total == attr.size {
+            self.member(attr, EntryType::Regular, path, b"", attr.size, pax)?;
+        } else {
+            let mut map = format!("{}\n", runs.len()).into_bytes();
+            for (start, end) in &runs {
+                map.extend_from_slice(format!("{start}\n{}\n", end - start).as_bytes());
+            }
+            map.resize(map.len().next_multiple_of(BLOCK), 0);
+            for (key, value) in [("major", "1".into()), ("minor", "0".into()), ("realsize", attr.size.to_string())] {
+                pax.push((format!("GNU.sparse.{key}").into_bytes(), value.into_bytes()));
+            }
+            pax.push((b"GNU.sparse.name".to_vec(), path.to_vec()));
+            self.member(attr, EntryType::Regular, path, b"", total + map.len() as u64, pax)?;
+            self.send(map)?;
+        }
+        for &(start, end) in &runs {
+            let mut at = start;
+            while at < end {
+                let want = STEP_BYTES.min(usize::try_from(end - at).unwrap_or(usize::MAX));
+                let mut bytes = vec![0; want];
+                let n =
+                    self.image.fs().read(inode, at, &mut bytes).map_err(|e| Error::from(e).at(path.escape_ascii()))?;
+                // The header has promised this many.
+                bytes[n..].fill(0);
+                at += want as u64;
+                self.report.done.data_bytes += want as u64;
+                self.send(bytes)?;
+            }
+        }
+        let padding = total.wrapping_neg() % BLOCK as u64;
+        if padding > 0 { self.send(vec![0; padding as usize]) } else { Ok(()) }
+    }
+
+    /// The runs of a file that hold data, as start and end.
+    fn runs(&self, inode: &InodeRef, attr: &Attr, path: &[u8]) -> Result<Vec<(u64, u64)>> {
+        let place = |e: oleo_fs::FsError| Error::from(e).at(path.escape_ascii());
+        let fs = self.image.fs();
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let mut at = 0;
+        while let Some(start) = fs.seek_data(inode, at).map_err(place)?.filter(|&start| start < attr.size) {
+            let end = fs.seek_hole(inode, start).map_err(place)?.unwrap_or(attr.size).min(attr.size);
+            let full = runs.len() >= RUNS_MAX;
+            match runs.last_mut() {
+                Some(last) if full => last.1 = end,
+                _ => runs.push((start, end)),
+            }
+            if end <= at || end >= attr.size {
+                break;
+            }
+            at = end;
+        }
+        Ok(runs)
+    }
+
+    fn member(
+        &mut self,
+        attr: &Attr,
+        kind: EntryType,
+        path: &[u8],
+        link: &[u8],
+        size: u64,
+        mut pax: Vec<(Vec<u8>, Vec<u8>)>,
+    ) -> Result<()> {
+        let mut header = Header::new_ustar();
+        header.set_mode(attr.mode & 0o7777);
+        for (key, value) in [("uid", attr.uid), ("gid", attr.gid)] {
+            if u64::from(value) > OCTAL_8_MAX {
+                pax.push((key.into(), value.to_string().into_bytes()));
+            }
+        }
+        header.set_uid(u64::from(attr.uid).min(OCTAL_8_MAX));
+        header.set_gid(u64::from(attr.gid).min(OCTAL_8_MAX));
+        let whole = u64::try_from(attr.mtime.sec).ok().filter(|&sec| sec <= OCTAL_12_MAX);
+        header.set_mtime(whole.unwrap_or(0));
+        if whole.is_none() || attr.mtime.nsec != 0 {
+            pax.push((b"mtime".to_vec(), stamp(attr.mtime)));
+        }
+        for (key, time) in [("atime", attr.atime), ("ctime", attr.ctime), ("LIBARCHIVE.creationtime", attr.otime)] {
+            if time != attr.mtime {
+                pax.push((key.into(), stamp(time)));
+            }
+        }
+        if matches!(attr.kind, FileKind::CharDevice | FileKind::BlockDevice) && kind != EntryType::Link {
+            let fits = header.set_device_major(attr.rdev.major).and(header.set_device_minor(attr.rdev.minor));
+            fits.map_err(Error::Output)?;
+        }
+        self.header(header, kind, path, link, size, pax)
+    }
+
+    /// Completes a header, with a pax header before it where it needs one, and writes both.
+    fn header(
+        &mut self,
+        mut header: Header,
+        kind: EntryType,
+        path: &[u8],
+        link: &[u8],
+        size: u64,
+        mut pax: Vec<(Vec<u8>, Vec<u8>)>,
+    ) -> Result<()> {
+        header.set_entry_type(kind);
+        // Names go into the fields as bytes; what does not fit into them goes into the pax header whole.
+        for (at, len, key, value) in [(0, 100, "path", path), (157, 100, "linkpath", link)] {
+            if value.len() > len || !value.is_ascii() {
+                pax.push((key.into(), value.to_vec()));
+            }
+            let short = &value[..value.len().min(len)];
+            header.as_mut_bytes()[at..at + short.len()].copy_from_slice(short);
+        }
+        if size > OCTAL_12_MAX {
+            pax.push((b"size".to_vec(), size.to_string().into_bytes()));
+        }
+        header.set_size(size.min(OCTAL_12_MAX));
+        header.set_cksum();
+        let mut bytes = Vec::new();
+        if !pax.is_empty() {
+            let body: Vec<u8> = pax.iter().flat_map(|(key, value)| pax_line(key, value)).collect();
+            let mut extended = Header::new_ustar();
+            extended.as_mut_bytes()[..9].copy_from_slice(b"PaxHeader");
+            extended.set_entry_type(EntryType::XHeader);
+            extended.set_mode(0o644);
+            extended.set_size(body.len() as u64);
+            extended.set_cksum();
+            bytes.extend_from_slice(extended.as_bytes());
+            bytes.extend_from_slice(&body);
+            bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
+        }
+        bytes.extend_from_slice(header.as_bytes());
+        self.send(bytes)
+    }
+}
+
+/// `length key=value\n`, where the length counts its own digits too.
+fn pax_line(key: &[u8], value: &[u8]) -> Vec<u8> {
+    let rest = key.len() + value.len() + 3;
+    let mut len = rest + 1;
+    while len != rest + len.to_string().len() {
+        len = rest + len.to_string().len();
+    }
+    [len.to_string().as_bytes(), b" ", key, b"=", value, b"\n"].concat()
+}
+
+/// Seconds with nine decimals, before 1970 with a minus sign.
+fn stamp(time: Time) -> Vec<u8> {
+    match (time.sec, time.nsec) {
+        (sec, 0) => sec.to_string(),
+        (sec, nsec) if sec >= 0 => format!("{sec}.{nsec:09}"),
+        (sec, nsec) => format!("-{}.{:09}", -(sec + 1), 1_000_000_000 - nsec),
+    }
+    .into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the length of a pax line counts itself, also where that adds a digit.
+    #[test]
+    fn pax_lengths() {
+        for len in 0..300 {
+            let line = pax_line(b"key", &vec![b'x'; len]);
+            let told: usize = std::str::from_utf8(&line).unwrap().split(' ').next().unwrap().parse().unwrap();
+            assert_eq!(told, line.len());
+        }
+    }
+
+    /// Goal: times before 1970 keep their fractions.
+    #[test]
+    fn negative_times() {
+        assert_eq!(stamp(Time { sec: -2, nsec: 750_000_000 }), b"-1.250000000");
+        assert_eq!(stamp(Time { sec: 5, nsec: 1 }), b"5.000000001");
+    }
+}

@@ -1,0 +1,139 @@
+//! Where the space is: of a whole volume, and of files.
+
+use std::collections::BTreeMap;
+
+use oleo_format::{BlockGroupFlags, ByteLen};
+use oleo_fs::data::ExtentKind;
+use oleo_fs::{FileKind, InodeRef};
+
+use crate::{Image, Result};
+
+/// Space of all block groups of one type and profile.
+#[derive(Clone, Debug)]
+pub struct GroupUsage {
+    /// Type and profile.
+    pub flags: BlockGroupFlags,
+    /// Bytes that the groups have.
+    pub total: ByteLen,
+    /// Bytes that are taken.
+    pub used: ByteLen,
+}
+
+impl GroupUsage {
+    /// What the groups are for, as users of btrfs know it.
+    pub fn type_name(&self) -> &'static str {
+        let flags = self.flags;
+        if flags.is_mixed() {
+            "Data+Metadata"
+        } else if flags.contains(BlockGroupFlags::DATA) {
+            "Data"
+        } else if flags.contains(BlockGroupFlags::SYSTEM) {
+            "System"
+        } else {
+            "Metadata"
+        }
+    }
+}
+
+/// What a file, or everything below a directory, takes on disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FileUsage {
+    /// Bytes of extents, as often as they are referred to.
+    pub total: u64,
+    /// Of these, bytes that nothing else refers to.
+    pub exclusive: u64,
+    /// Bytes on disk that are referred to from more than one place, each counted once.
+    pub set_shared: u64,
+}
+
+impl Image {
+    /// Space by type and profile, in the order of the flags.
+    pub fn df(&self) -> Vec<GroupUsage> {
+        let mut sums: BTreeMap<u64, GroupUsage> = BTreeMap::new();
+        for group in self.fs().engine().space().groups() {
+            let zero = GroupUsage { flags: group.flags, total: ByteLen(0), used: ByteLen(0) };
+            let sum = sums.entry(group.flags.bits()).or_insert(zero);
+            sum.total += group.len;
+            sum.used += group.used;
+        }
+        sums.into_values().collect()
+    }
+
+    /// What a file, or everything below a directory, takes; and the same for each direct entry, told to `each`.
+    ///
+    /// # Errors
+    /// The image lies.
+    pub fn du(&self, inode: &InodeRef, mut each: impl FnMut(&[u8], FileUsage)) -> Result<FileUsage> {
+        let mut whole = Sum::default();
+        if self.fs().attr(inode).kind != FileKind::Dir {
+            whole.file(self, inode)?;
+            return Ok(whole.usage());
+        }
+        for entry in self.list_dir(inode)? {
+            let Some(child) = self.fs().open_entry(inode, &entry)? else { continue };
+            let mut part = Sum::default();
+            part.below(self, child)?;
+            each(&entry.name, part.usage());
+            whole.add(part);
+        }
+        Ok(whole.usage())
+    }
+}
+
+#[derive(Default)]
+struct Sum {
+    total: u64,
+    exclusive: u64,
+    /// Shared runs on disk, from start to end; they do not overlap.
+    shared: BTreeMap<u64, u64>,
+}
+
+impl Sum {
+    fn below(&mut self, image: &Image, start: InodeRef) -> Result<()> {
+        let mut left = vec![start];
+        while let Some(inode) = left.pop() {
+            match image.fs().attr(&inode).kind {
+                FileKind::Dir => {
+                    for entry in image.list_dir(&inode)? {
+                        left.extend(image.fs().open_entry(&inode, &entry)?);
+                    }
+                }
+                FileKind::File => self.file(image, &inode)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, image: &Image, inode: &InodeRef) -> Result<()> {
+        for extent in image.fs().extents(inode, 0, u64::MAX)? {
+            self.total += extent.len;
+            match (extent.kind, extent.shared, extent.disk) {
+                (ExtentKind::Data | ExtentKind::Unwritten, true, Some(disk)) => self.share(disk.0, disk.0 + extent.len),
+                _ => self.exclusive += extent.len,
+            }
+        }
+        Ok(())
+    }
+
+    fn share(&mut self, mut start: u64, mut end: u64) {
+        while let Some((&s, &e)) = self.shared.range(..=end).next_back().filter(|&(_, &e)| e >= start) {
+            self.shared.remove(&s);
+            (start, end) = (start.min(s), end.max(e));
+        }
+        self.shared.insert(start, end);
+    }
+
+    fn add(&mut self, other: Sum) {
+        self.total += other.total;
+        self.exclusive += other.exclusive;
+        for (start, end) in other.shared {
+            self.share(start, end);
+        }
+    }
+
+    fn usage(&self) -> FileUsage {
+        let set_shared = self.shared.iter().map(|(start, end)| end - start).sum();
+        FileUsage { total: self.total, exclusive: self.exclusive, set_shared }
+    }
+}
