@@ -1,1 +1,40 @@
-fn main() {}
+//! The oleo command: btrfs without the kernel.
+//!
+//! `args` has what several commands take, `out` how things are shown, `cmd` one file per command: arguments, one call
+//! of the library, output.
+
+mod args;
+mod cmd;
+mod out;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cmd::Command;
+use crate::out::Out;
+
+/// btrfs without the kernel: make, read, write and look into btrfs images that nobody has mounted.
+#[derive(Parser)]
+#[command(name = "oleo", version, about, propagate_version = true, arg_required_else_help = true)]
+#[command(after_help = "Exit codes: 0 done; 1 refused; 2 wrong usage; 3 the image is damaged; 4 a device failed.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Say nothing but errors.
+    #[arg(long, short, global = true)]
+    quiet: bool,
+    /// Say more; twice: even more.
+    #[arg(long, short, global = true, action = clap::ArgAction::Count, conflicts_with = "quiet")]
+    verbose: u8,
+}
+
+fn main() -> ExitCode {
+    // A reader that has gone (`oleo ls | head`) ends the program without a message, as it does with other commands.
+    let cli = Cli::parse();
+    let out = Out::new(cli.quiet, cli.verbose);
+    match cli.command.run(&out) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => out::fail(&error),
+    }
+}

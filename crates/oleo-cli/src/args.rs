@@ -1,0 +1,129 @@
+//! What several commands take.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use clap::Args;
+use oleo::{Image, InodeRef, OpenOptions};
+
+/// Which image, and what belongs to it.
+#[derive(Args)]
+pub(crate) struct ImageArgs {
+    /// Image file or block device.
+    #[arg(value_name = "IMG")]
+    pub image: PathBuf,
+    #[command(flatten)]
+    pub others: DeviceArgs,
+}
+
+/// The other devices of a volume.
+#[derive(Args)]
+pub(crate) struct DeviceArgs {
+    /// Another device of the same volume; repeat it for each.
+    #[arg(long, value_name = "FILE")]
+    pub device: Vec<PathBuf>,
+    /// Look in this directory for the other devices of the volume.
+    #[arg(long, value_name = "DIR")]
+    pub scan: Vec<PathBuf>,
+    /// Read although devices are missing, where the profiles allow it.
+    #[arg(long)]
+    pub degraded: bool,
+    /// Where in the file the image begins (bytes; K, M, G, T are understood).
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = size, hide_default_value = true)]
+    pub offset: u64,
+}
+
+/// Where paths begin.
+#[derive(Args)]
+pub(crate) struct SubvolArg {
+    /// Paths begin in this subvolume (its path or number) instead of the top level.
+    #[arg(long, value_name = "PATH|ID")]
+    pub subvol: Option<String>,
+}
+
+impl ImageArgs {
+    fn options(&self) -> OpenOptions {
+        OpenOptions {
+            devices: self.others.device.clone(),
+            scan: self.others.scan.clone(),
+            degraded: self.others.degraded,
+            offset: self.others.offset,
+            ..OpenOptions::default()
+        }
+    }
+
+    /// Opens for reading.
+    pub fn read(&self) -> oleo::Result<Image> {
+        Image::open(&self.image, &self.options())
+    }
+
+    /// Opens for changes.
+    pub fn write(&self) -> oleo::Result<Image> {
+        Image::open(&self.image, &OpenOptions { write: true, ..self.options() })
+    }
+
+    /// Opens for a look at the structures themselves.
+    pub fn inspect(&self) -> oleo::Result<oleo::inspect::Inspector> {
+        oleo::inspect::Inspector::open(&self.image, &self.options())
+    }
+}
+
+impl SubvolArg {
+    /// The directory that paths begin in.
+    pub fn start(&self, image: &Image) -> oleo::Result<InodeRef> {
+        match &self.subvol {
+            Some(spec) => image.subvol(spec),
+            None => image.top(),
+        }
+    }
+}
+
+/// A path inside an image: any bytes.
+#[derive(Clone)]
+pub(crate) struct InPath(pub Vec<u8>);
+
+impl From<OsString> for InPath {
+    fn from(path: OsString) -> InPath {
+        InPath(path.into_vec())
+    }
+}
+
+impl InPath {
+    /// As a path of the host, for showing and joining.
+    pub fn shown(&self) -> PathBuf {
+        PathBuf::from(std::ffi::OsStr::from_bytes(&self.0))
+    }
+}
+
+/// A number of bytes: digits, and K, M, G, T, P for powers of 1024.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    let lower = text.trim().to_ascii_lowercase();
+    let trimmed = lower.strip_suffix("ib").or(lower.strip_suffix('b')).unwrap_or(&lower);
+    let (digits, shift) = match trimmed.char_indices().next_back() {
+        Some((at, 'k')) => (&trimmed[..at], 10),
+        Some((at, 'm')) => (&trimmed[..at], 20),
+        Some((at, 'g')) => (&trimmed[..at], 30),
+        Some((at, 't')) => (&trimmed[..at], 40),
+        Some((at, 'p')) => (&trimmed[..at], 50),
+        _ => (trimmed, 0),
+    };
+    let wrong = || format!("{text} is not a number of bytes (such as 4096, 16K, 1G)");
+    digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: sizes read as people write them; nonsense and overflow are refused.
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [("4096", 4096), ("16k", 16384), ("1GiB", 1 << 30), ("3M", 3 << 20), ("2TB", 2 << 40)] {
+            assert_eq!(size(text), Ok(bytes));
+        }
+        for text in ["", "k", "-1", "1.5G", "99999999P"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+}

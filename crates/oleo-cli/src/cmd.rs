@@ -1,0 +1,67 @@
+//! The commands: one file each.
+
+mod cat;
+mod cp;
+mod filesystem;
+mod generate;
+mod inspect;
+mod ln;
+mod ls;
+mod mkdir;
+mod mkfs;
+mod mv;
+mod property;
+mod put;
+mod restore;
+mod rm;
+mod subvolume;
+
+use clap::Subcommand;
+
+use crate::out::Out;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    Mkfs(Box<mkfs::Args>),
+    Ls(ls::Args),
+    Cat(cat::Args),
+    Restore(restore::Args),
+    Put(put::Args),
+    Mkdir(mkdir::Args),
+    Rm(rm::Args),
+    Mv(mv::Args),
+    Ln(ln::Args),
+    Cp(cp::Args),
+    #[command(subcommand, alias = "sub")]
+    Subvolume(subvolume::Command),
+    #[command(subcommand, alias = "fi")]
+    Filesystem(filesystem::Command),
+    #[command(subcommand, alias = "inspect-internal")]
+    Inspect(inspect::Command),
+    #[command(subcommand)]
+    Property(property::Command),
+    #[command(subcommand, hide = true)]
+    Generate(generate::Command),
+}
+
+impl Command {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        match self {
+            Command::Mkfs(args) => args.run(out),
+            Command::Ls(args) => args.run(),
+            Command::Cat(args) => args.run(),
+            Command::Restore(args) => args.run(out),
+            Command::Put(args) => args.run(out),
+            Command::Mkdir(args) => args.run(out),
+            Command::Rm(args) => args.run(out),
+            Command::Mv(args) => args.run(out),
+            Command::Ln(args) => args.run(out),
+            Command::Cp(args) => args.run(out),
+            Command::Subvolume(command) => command.run(out),
+            Command::Filesystem(command) => command.run(out),
+            Command::Inspect(command) => command.run(),
+            Command::Property(command) => command.run(out),
+            Command::Generate(command) => command.run(),
+        }
+    }
+}

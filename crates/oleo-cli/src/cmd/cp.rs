@@ -1,0 +1,39 @@
+//! `oleo cp`
+
+use oleo::{Depth, Sharing};
+
+use crate::args::{ImageArgs, InPath, SubvolArg};
+use crate::out::Out;
+
+/// Copy within an image
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// What to copy.
+    #[arg(value_name = "FROM")]
+    from: InPath,
+    /// The new name, or a directory to copy it into.
+    #[arg(value_name = "TO")]
+    to: InPath,
+    #[command(flatten)]
+    subvol: SubvolArg,
+    /// Copy directories with everything in them.
+    #[arg(long, short)]
+    recursive: bool,
+    /// Share the data with the original instead of writing it again.
+    #[arg(long)]
+    reflink: bool,
+}
+
+impl Args {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        let image = self.image.write()?;
+        let depth = if self.recursive { Depth::Tree } else { Depth::One };
+        let sharing = if self.reflink { Sharing::Reflink } else { Sharing::Copy };
+        image.copy(&self.subvol.start(&image)?, &self.from.0, &self.to.0, depth, sharing)?;
+        image.close()?;
+        out.note(format!("{} -> {}", self.from.shown().display(), self.to.shown().display()));
+        Ok(())
+    }
+}

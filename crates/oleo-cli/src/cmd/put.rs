@@ -1,0 +1,50 @@
+//! `oleo put`
+
+use std::path::PathBuf;
+
+use oleo::{FillOptions, NewInode, NewKind};
+
+use crate::args::{ImageArgs, InPath, SubvolArg};
+use crate::out::{Out, human};
+
+/// Copy a file or directory of the host into an image
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// What to copy; - reads standard input.
+    #[arg(value_name = "SRC")]
+    source: PathBuf,
+    /// Where to: a new name, or a directory to put it into.
+    #[arg(value_name = "DEST")]
+    dest: InPath,
+    #[command(flatten)]
+    subvol: SubvolArg,
+    /// Compress: zlib[:1-9], lzo, zstd[:1-15].
+    #[arg(long, value_name = "ALGO[:LEVEL]")]
+    compress: Option<String>,
+}
+
+impl Args {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        let image = self.image.write()?;
+        let start = self.subvol.start(&image)?;
+        let bytes = if self.source.as_os_str() == "-" {
+            image.put_stream(&start, std::io::stdin(), &self.dest.0, &NewInode::new(NewKind::File, 0o644))?
+        } else {
+            let progress = out.progress("copying");
+            let options = FillOptions {
+                compress: self.compress.as_deref().map(oleo::parse_compress).transpose()?.flatten(),
+                on_progress: progress.callback(),
+                ..FillOptions::default()
+            };
+            let report = image.put(&start, &self.source, &self.dest.0, &options)?;
+            drop(progress);
+            out.warnings(&report.warnings);
+            report.done.data_bytes
+        };
+        image.close()?;
+        out.note(format!("{}: {} written", self.dest.shown().display(), human(bytes)));
+        Ok(())
+    }
+}

@@ -1,0 +1,53 @@
+//! `oleo restore`
+
+use std::path::PathBuf;
+
+use oleo::restore::{RestoreOptions, restore_to_dir, restore_to_tar};
+
+use crate::args::{ImageArgs, InPath, SubvolArg};
+use crate::out::{Out, human};
+
+/// Copy files out of an image: into a directory, or as a tar archive
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// A directory that is empty or not there yet; - writes a tar archive (pax) to standard output.
+    #[arg(value_name = "DEST")]
+    dest: PathBuf,
+    /// Only this and what is below.
+    #[arg(long, value_name = "PATH", default_value = "/", hide_default_value = true)]
+    path: InPath,
+    #[command(flatten)]
+    subvol: SubvolArg,
+    /// Leave nested subvolumes out.
+    #[arg(long)]
+    one_subvol: bool,
+    /// Threads [default: one per core].
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    threads: usize,
+}
+
+impl Args {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        let image = self.image.read()?;
+        let from = image.resolve(&self.subvol.start(&image)?, &self.path.0)?;
+        let name = self.path.0.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or_default();
+        let progress = out.progress("restoring");
+        let options =
+            RestoreOptions { one_subvol: self.one_subvol, threads: self.threads, on_progress: progress.callback() };
+        let report = if self.dest.as_os_str() == "-" {
+            restore_to_tar(&image, &from, name, std::io::stdout(), &options)?
+        } else {
+            restore_to_dir(&image, &from, name, &self.dest, &options)?
+        };
+        drop(progress);
+        out.warnings(&report.warnings);
+        if self.dest.as_os_str() != "-" {
+            let done = &report.done;
+            let entries = done.files + done.dirs + done.links + done.others;
+            out.note(format!("{}: {entries} entries with {} of data", self.dest.display(), human(done.data_bytes)));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,176 @@
+//! How things are shown: lines, tables, JSON, progress, errors.
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use oleo::{ErrorKind, Time};
+
+/// Where output goes, and how much of it.
+pub(crate) struct Out {
+    pub quiet: bool,
+    pub verbose: u8,
+}
+
+impl Out {
+    pub fn new(quiet: bool, verbose: u8) -> Out {
+        Out { quiet, verbose }
+    }
+
+    /// One line about what was done.
+    pub fn note(&self, line: impl AsRef<str>) {
+        if !self.quiet {
+            println_or_end(line.as_ref());
+        }
+    }
+
+    /// A line for those who want to know more.
+    pub fn detail(&self, line: impl FnOnce() -> String) {
+        if self.verbose > 0 {
+            eprintln!("{}", line());
+        }
+    }
+
+    /// Things that are not as one might expect.
+    pub fn warnings(&self, warnings: &[String]) {
+        if self.quiet {
+            return;
+        }
+        const SHOWN: usize = 10;
+        let shown = if self.verbose > 0 { warnings.len() } else { warnings.len().min(SHOWN) };
+        for warning in &warnings[..shown] {
+            eprintln!("oleo: {warning}");
+        }
+        if shown < warnings.len() {
+            eprintln!("oleo: and {} more of these (-v shows them)", warnings.len() - shown);
+        }
+    }
+
+    /// A progress display on a terminal; nothing elsewhere.
+    pub fn progress(&self, what: &str) -> Progress {
+        if self.quiet || !io::stderr().is_terminal() {
+            return Progress { bar: None };
+        }
+        let style = ProgressStyle::with_template("{spinner} {prefix} {msg} [{elapsed}]");
+        let bar = ProgressBar::new_spinner().with_prefix(what.to_owned());
+        if let Ok(style) = style {
+            bar.set_style(style);
+        }
+        Progress { bar: Some(Arc::new(bar)) }
+    }
+}
+
+/// A progress display.
+pub(crate) struct Progress {
+    bar: Option<Arc<ProgressBar>>,
+}
+
+impl Progress {
+    /// What the library calls.
+    pub fn callback(&self) -> Option<oleo::OnProgress> {
+        let bar = self.bar.clone()?;
+        Some(Box::new(move |done: &oleo::Progress| {
+            let entries = done.files + done.dirs + done.links + done.others;
+            bar.set_message(format!("{entries} entries, {}", human(done.data_bytes)));
+            bar.tick();
+        }))
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A line on standard output; ends the program quietly when nobody reads any more.
+pub(crate) fn println_or_end(line: &str) {
+    print_or_end(&[line.as_bytes(), b"\n"].concat());
+}
+
+/// Bytes on standard output.
+pub(crate) fn print_or_end(bytes: &[u8]) {
+    let mut stdout = io::stdout().lock();
+    if let Err(error) = stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        if error.kind() != io::ErrorKind::BrokenPipe {
+            eprintln!("oleo: cannot write the output: {error}");
+            std::process::exit(4);
+        }
+        std::process::exit(0);
+    }
+}
+
+/// A value as JSON, indented, on standard output.
+pub(crate) fn json(value: &serde_json::Value) {
+    println_or_end(&format!("{value:#}"));
+}
+
+/// Says what went wrong and what to try, on one line, and decides the exit code.
+pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
+    let ours = error.downcast_ref::<oleo::Error>();
+    let text = format!("{error:#}").replace('\n', " ");
+    match ours.and_then(oleo::Error::hint) {
+        Some(hint) => eprintln!("oleo: {text}; {hint}"),
+        None => eprintln!("oleo: {text}"),
+    }
+    ExitCode::from(match ours.map(oleo::Error::kind) {
+        Some(ErrorKind::Corruption) => 3,
+        Some(ErrorKind::Device) => 4,
+        _ => 1,
+    })
+}
+
+/// Bytes with a unit, two decimals.
+pub(crate) fn human(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let unit = (bytes.checked_ilog2().unwrap_or(0) / 10) as usize;
+    format!("{:.2}{}", bytes as f64 / (1u64 << (unit * 10)) as f64, UNITS[unit])
+}
+
+/// Date and time of day in UTC, to the second.
+pub(crate) fn date(time: Time) -> String {
+    let (days, of_day) = (time.sec.div_euclid(86_400), time.sec.rem_euclid(86_400));
+    // Counted in eras of 400 years, each of which begins on the first of March.
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", of_day / 3600, of_day / 60 % 60, of_day % 60)
+}
+
+/// A name or path for people: bytes that are no text are escaped.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.contains(char::is_control) => text.to_owned(),
+        _ => bytes.escape_ascii().to_string(),
+    }
+}
+
+/// A UUID, or `-` for none.
+pub(crate) fn uuid_or_dash(id: uuid::Uuid) -> String {
+    if id.is_nil() { "-".into() } else { id.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: dates and sizes read as people expect, at the edges too.
+    #[test]
+    fn dates_and_sizes() {
+        let at = |sec| date(Time { sec, nsec: 0 });
+        assert_eq!(at(0), "1970-01-01 00:00:00");
+        assert_eq!(at(951_782_400), "2000-02-29 00:00:00");
+        assert_eq!(at(1_795_294_405), "2026-11-21 20:53:25");
+        assert_eq!(at(-1), "1969-12-31 23:59:59");
+        assert_eq!((human(0), human(1023), human(1536)), ("0.00B".into(), "1023.00B".into(), "1.50KiB".into()));
+        assert_eq!(human(u64::MAX), "16.00EiB");
+    }
+}
