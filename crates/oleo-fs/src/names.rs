@@ -252,10 +252,6 @@ impl Fs {
                 dir::find(&guard, dst)?
             };
             check_kinds(from.1, to.map(|t| t.1), mode)?;
-            let subvols = [Some(from), to].into_iter().flatten().any(|e| matches!(e.0, Target::Subvol(_)));
-            if src_dir.tree() != dst_dir.tree() && !subvols {
-                return Err(FsError::CrossSubvolume);
-            }
             if to.is_some_and(|to| to.0 == from.0 && src_dir.tree() == dst_dir.tree()) {
                 return Ok(());
             }
@@ -282,14 +278,6 @@ impl Fs {
         let moves_dir = !plan.src_dir.same(plan.dst_dir)
             && (kind == FileKind::Dir || (plan.mode == RenameMode::Exchange && old_kind == Some(FileKind::Dir)));
         let _moving = moves_dir.then(|| core.moving.lock());
-        if moves_dir {
-            self.check_loop(plan.from, plan.src_dir, plan.dst_dir)?;
-            if plan.mode == RenameMode::Exchange
-                && let Some(to) = plan.to
-            {
-                self.check_loop(to, plan.dst_dir, plan.src_dir)?;
-            }
-        }
         let Some(source) = self.movable(plan.src_dir, plan.src, plan.from)? else { return Ok(None) };
         let target = match plan.to {
             None => None,
@@ -298,9 +286,15 @@ impl Fs {
                 Some(target) => Some(target),
             },
         };
-        if plan.mode != RenameMode::Exchange && matches!(target, Some(Moved::Subvol(_))) {
-            return Err(FsError::NotEmpty);
+        if moves_dir {
+            self.check_loop(&source, plan.dst_dir)?;
+            if plan.mode == RenameMode::Exchange
+                && let Some(target) = &target
+            {
+                self.check_loop(target, plan.src_dir)?;
+            }
         }
+        plan.check_subvols(&source, target.as_ref())?;
         let need = Need { items: 24 + orphan::ERASE_NEED.items, bytes: 4 * NAME_NEED.bytes, releasing: false };
         let h = self.engine().join(need)?;
         let mut inodes: smallvec::SmallVec<[&Arc<Inode>; 4]> = smallvec::smallvec![&**plan.src_dir, &**plan.dst_dir];
@@ -414,14 +408,16 @@ impl Fs {
         }
     }
 
-    /// Fails when `moved` is `new_parent` or one of its ancestors.
-    fn check_loop(&self, moved: Target, old_parent: &InodeRef, new_parent: &InodeRef) -> Result<(), FsError> {
+    /// Fails when what moves is the new parent or one of its ancestors.
+    fn check_loop(&self, moved: &Moved, new_parent: &InodeRef) -> Result<(), FsError> {
+        let moved = match moved {
+            Moved::Inode(inode) => inode.rank(),
+            Moved::Subvol(id) => (*id, Ino::ROOT_DIR),
+            Moved::Stub(_) => return Ok(()),
+        };
         let mut at = (new_parent.tree(), new_parent.ino());
         for _ in 0..DEPTH_MAX {
-            let hit = match moved {
-                Target::Inode(ino) => at == (old_parent.tree(), ino),
-                Target::Subvol(id) => at == (id, Ino::ROOT_DIR),
-            };
+            let hit = at == moved;
             if hit {
                 return Err(FsError::Invalid("a directory cannot move into itself"));
             }
@@ -465,6 +461,23 @@ struct Rename<'a> {
     from: Target,
     to: Option<Target>,
     mode: RenameMode,
+}
+
+impl Rename<'_> {
+    /// The rules of entries that lead to subvolumes: only these move between subvolumes, none is replaced, and the
+    /// stand-in of one that is elsewhere does not move at all.
+    fn check_subvols(&self, source: &Moved, target: Option<&Moved>) -> Result<(), FsError> {
+        let swapped = target.filter(|_| self.mode == RenameMode::Exchange);
+        let moved = || [Some(source), swapped].into_iter().flatten();
+        if self.src_dir.tree() != self.dst_dir.tree() && moved().any(|m| !matches!(m, Moved::Subvol(_))) {
+            return Err(FsError::CrossSubvolume);
+        }
+        let replaced = target.filter(|_| self.mode != RenameMode::Exchange);
+        if moved().any(|m| matches!(m, Moved::Stub(_))) || matches!(replaced, Some(Moved::Subvol(_))) {
+            return Err(FsError::NotEmpty);
+        }
+        Ok(())
+    }
 }
 
 /// What a moved entry leads to.
