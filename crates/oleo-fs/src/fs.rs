@@ -379,6 +379,7 @@ impl Core {
         self.cache.clear();
         self.subvols.lock().clear();
         self.forget_dirty();
+        self.data.forget();
     }
 
     /// An operation failed half way, which only a broken disk can do: nothing may be committed any more, or half of it
@@ -388,6 +389,11 @@ impl Core {
         if spoiled.is_none() {
             *spoiled = Some(format!("an operation failed half way: {error}"));
         }
+    }
+
+    /// Runs changes that belong together: where one fails after others were made, nothing may be committed.
+    pub(crate) fn together<R>(&self, changes: impl FnOnce() -> Result<R, FsError>) -> Result<R, FsError> {
+        changes().inspect_err(|e| self.spoil(e))
     }
 
     pub(crate) fn whole(&self) -> Result<(), TxnError> {

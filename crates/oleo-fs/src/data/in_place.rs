@@ -122,7 +122,7 @@ pub(super) fn overwrite(inode: &Arc<Inode>, place: &Place, data: &[u8], policy: 
     if place.span.prealloc {
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
         // `nbytes` stays: the same sectors are counted before and after.
-        map::drop_range(&mut items, written.start, written.end)?;
+        inode.core().together(|| map::drop_range(&mut items, written.start, written.end))?;
         let span = place.span.slice(0, written.end - written.start);
         items.put(written.start, Extent::Span(Span { prealloc: false, generation: handle.generation(), ..span }));
         handle.add_csums(disk, csums);

@@ -225,20 +225,23 @@ fn finish_group(item: &Install<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> 
     let no_holes = engine.features().no_holes();
     let mut guard = item.inode.write();
     guard.alive()?;
-    let (mut freed, mut added) = (0, 0);
     let range = group[0].at..group.last().map_or(0, |p| p.at + p.len);
-    let size_before = guard.fields().size;
+    let old_end = guard.fields().size.next_multiple_of(sector);
     let mut items = MapMutOf { guard: &mut guard, handle, sector };
-    if !no_holes && range.start > size_before.next_multiple_of(sector) {
-        map::fill_gaps(&mut items, size_before.next_multiple_of(sector), range.start, generation)?;
-    }
-    for place in group {
-        let end = (place.at + place.len).next_multiple_of(sector);
-        freed += map::drop_range(&mut items, place.at, end)?;
-        let extent = extent_of(place, handle, engine, generation);
-        added += extent.1.counted();
-        items.put(extent.0, extent.1);
-    }
+    let (freed, added) = core.together(|| {
+        let (mut freed, mut added) = (0, 0);
+        if !no_holes && range.start > old_end {
+            map::fill_gaps(&mut items, old_end, range.start, generation)?;
+        }
+        for place in group {
+            let end = (place.at + place.len).next_multiple_of(sector);
+            freed += map::drop_range(&mut items, place.at, end)?;
+            let (at, extent) = extent_of(place, handle, engine, generation);
+            added += extent.counted();
+            items.put(at, extent);
+        }
+        Ok((freed, added))
+    })?;
     let end = range.end.min(item.prepared.at + item.prepared.len);
     let time = item.time.or_else(|| item.inode.data.touched().filter(|_| item.from_flight));
     let fields = guard.fields_mut(handle);

@@ -164,6 +164,12 @@ impl Shared {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Lets go of the files: what they buffer is lost.
+    pub(crate) fn forget(&self) {
+        let files = std::mem::take(&mut *self.files.lock());
+        drop(files);
+    }
+
     /// An extent gained a user in the transaction `now`.
     fn note_clone(&self, extent: Logical, now: Generation) {
         let mut cloned = self.cloned.lock();

@@ -87,7 +87,7 @@ impl Inode {
         if !engine.features().no_holes() {
             let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
             let (from, to) = (old.next_multiple_of(sector), size.next_multiple_of(sector));
-            map::fill_gaps(&mut items, from, to, handle.generation())?;
+            self.core().together(|| map::fill_gaps(&mut items, from, to, handle.generation()))?;
         }
         let fields = guard.fields_mut(&handle);
         fields.size = size.max(fields.size);
@@ -133,23 +133,26 @@ impl Inode {
         let mut freed = 0;
         let mut done = false;
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
-        for _ in 0..MAP_BATCH {
-            match items.last(MAP_END)? {
-                Some((at, extent)) if at >= keep => {
-                    freed += extent.counted();
-                    items.delete(at);
-                    shown = shown.min(at);
+        self.core().together(|| {
+            for _ in 0..MAP_BATCH {
+                match items.last(MAP_END)? {
+                    Some((at, extent)) if at >= keep => {
+                        freed += extent.counted();
+                        items.delete(at);
+                        shown = shown.min(at);
+                    }
+                    Some((at, extent)) if at + extent.len(sector) > keep => {
+                        freed += map::drop_range(&mut items, keep, at + extent.len(sector))?;
+                        done = true;
+                    }
+                    _ => done = true,
                 }
-                Some((at, extent)) if at + extent.len(sector) > keep => {
-                    freed += map::drop_range(&mut items, keep, at + extent.len(sector))?;
-                    done = true;
+                if done {
+                    break;
                 }
-                _ => done = true,
             }
-            if done {
-                break;
-            }
-        }
+            Ok(())
+        })?;
         let fields = guard.fields_mut(&handle);
         fields.nbytes = fields.nbytes.saturating_sub(freed);
         fields.size = if done { size } else { shown.max(size) };
@@ -172,7 +175,7 @@ impl Inode {
         let handle = engine.join(STEP_NEED)?;
         let mut guard = self.write();
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
-        let (freed, pos) = map::drop_some(&mut items, 0, MAP_END, MAP_BATCH)?;
+        let (freed, pos) = self.core().together(|| map::drop_some(&mut items, 0, MAP_END, MAP_BATCH))?;
         let fields = guard.fields_mut(&handle);
         fields.nbytes = fields.nbytes.saturating_sub(freed);
         if pos >= MAP_END {
@@ -221,10 +224,13 @@ impl Inode {
             guard.alive()?;
             let size_end = guard.fields().size.next_multiple_of(sector);
             let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
-            let (freed, reached) = map::drop_some(&mut items, pos, to, MAP_BATCH)?;
-            if !engine.features().no_holes() && pos < size_end {
-                map::fill_gaps(&mut items, pos, reached.min(size_end), handle.generation())?;
-            }
+            let (freed, reached) = self.core().together(|| {
+                let (freed, reached) = map::drop_some(&mut items, pos, to, MAP_BATCH)?;
+                if !engine.features().no_holes() && pos < size_end {
+                    map::fill_gaps(&mut items, pos, reached.min(size_end), handle.generation())?;
+                }
+                Ok((freed, reached))
+            })?;
             let fields = guard.fields_mut(&handle);
             fields.nbytes = fields.nbytes.saturating_sub(freed);
             pos = reached;
@@ -316,10 +322,12 @@ impl Inode {
         guard.alive()?;
         let size_end = guard.fields().size.next_multiple_of(sector);
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
-        if !engine.features().no_holes() && gap.start > size_end {
-            map::fill_gaps(&mut items, size_end, gap.start, handle.generation())?;
-        }
-        map::drop_range(&mut items, gap.start, gap.start + run.len.0)?;
+        self.core().together(|| {
+            if !engine.features().no_holes() && gap.start > size_end {
+                map::fill_gaps(&mut items, size_end, gap.start, handle.generation())?;
+            }
+            map::drop_range(&mut items, gap.start, gap.start + run.len.0)
+        })?;
         let span = Span {
             generation: handle.generation(),
             disk: run.start,

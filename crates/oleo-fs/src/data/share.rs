@@ -217,20 +217,23 @@ fn put_extents(
     guard.alive()?;
     let size_end = guard.fields().size.next_multiple_of(sector);
     let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
-    let freed = map::drop_range(&mut items, moved(part.start), moved(part.end))?;
-    let mut added = 0;
-    for (at, clip, extent) in extents {
-        if let Extent::Span(span) = extent {
-            added += clip.end - clip.start;
-            dst.core().data.note_clone(span.disk, handle.generation());
-            let slice = span.slice(clip.start - at, clip.end - clip.start);
-            items.put(moved(clip.start), Extent::Span(slice));
+    let (freed, added) = dst.core().together(|| {
+        let freed = map::drop_range(&mut items, moved(part.start), moved(part.end))?;
+        let mut added = 0;
+        for (at, clip, extent) in extents {
+            if let Extent::Span(span) = extent {
+                added += clip.end - clip.start;
+                dst.core().data.note_clone(span.disk, handle.generation());
+                let slice = span.slice(clip.start - at, clip.end - clip.start);
+                items.put(moved(clip.start), Extent::Span(slice));
+            }
         }
-    }
-    if !engine.features().no_holes() {
-        let from = size_end.min(moved(part.start));
-        map::fill_gaps(&mut items, from, moved(part.end), handle.generation())?;
-    }
+        if !engine.features().no_holes() {
+            let from = size_end.min(moved(part.start));
+            map::fill_gaps(&mut items, from, moved(part.end), handle.generation())?;
+        }
+        Ok((freed, added))
+    })?;
     let fields = guard.fields_mut(&handle);
     fields.nbytes = fields.nbytes.saturating_sub(freed).saturating_add(added);
     if why == Why::Clone {
