@@ -237,7 +237,11 @@ impl<'a> Installer<'a> {
     }
 
     /// Data of the file told last.
-    pub fn data(&mut self, ready: Ready) -> Result<(), MkfsError> {
+    pub fn data(&mut self, pieces: Vec<Ready>) -> Result<(), MkfsError> {
+        pieces.into_iter().try_for_each(|ready| self.piece(ready))
+    }
+
+    fn piece(&mut self, ready: Ready) -> Result<(), MkfsError> {
         let Some(file) = &mut self.file else { return Ok(()) };
         let (offset, len) = match &ready {
             Ready::Prepared(at, prepared) => (*at, prepared.len()),

@@ -37,6 +37,9 @@ impl<T> Slot<T> {
     }
 }
 
+/// Where the data of one piece will appear; where it turns out to have holes, in several parts.
+pub(crate) type Filled<P> = Slot<Result<Vec<P>, MkfsError>>;
+
 /// How far the listing of one directory is.
 enum ScanState {
     /// Nobody has begun; where it is.
@@ -136,21 +139,16 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    fn get(self) -> Result<RawPiece, MkfsError> {
+    fn get(self) -> Result<Vec<RawPiece>, MkfsError> {
         match self {
-            Source::Range(range) => {
-                let bytes = range.read()?;
-                // A file that has become shorter is no longer what was announced.
-                let whole = if bytes.len() as u64 == range.to - range.from { range.whole } else { Whole::Part };
-                Ok(RawPiece { offset: range.from, bytes, whole })
-            }
-            Source::Bytes(piece) => Ok(piece),
+            Source::Range(range) => range.read(),
+            Source::Bytes(piece) => Ok(vec![piece]),
         }
     }
 }
 
 struct Queues<P> {
-    pieces: VecDeque<(Source, Arc<Slot<Result<P, MkfsError>>>)>,
+    pieces: VecDeque<(Source, Arc<Filled<P>>)>,
     /// The last one is the next one.
     scans: Vec<Arc<Scan>>,
     /// Entries in listings that are made but not taken.
@@ -199,7 +197,8 @@ impl<P> Pool<P> {
             }
             if let Some((source, slot)) = queues.pieces.pop_front() {
                 drop(queues);
-                slot.fill(source.get().and_then(|piece| (self.prepare)(piece)));
+                let pieces = source.get().and_then(|pieces| pieces.into_iter().map(&self.prepare).collect());
+                slot.fill(pieces);
             } else if queues.may_scan() {
                 let scan = queues.scans.pop();
                 drop(queues);
@@ -212,7 +211,7 @@ impl<P> Pool<P> {
     }
 
     /// Hands out a piece; it is served after all that were queued before.
-    pub fn queue(&self, source: Source) -> Arc<Slot<Result<P, MkfsError>>> {
+    pub fn queue(&self, source: Source) -> Arc<Filled<P>> {
         let slot = Arc::new(Slot::new());
         self.queues.lock().pieces.push_back((source, slot.clone()));
         self.work.notify_one();

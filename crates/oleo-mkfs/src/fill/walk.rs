@@ -28,7 +28,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use self::host::{Child, ChildKind};
 pub(crate) use self::host::{DirHandle, FileRange, Listing};
-use super::pool::{Pool, RawPiece, Scan, Slot, Source, Whole};
+use super::pool::{Filled, Pool, RawPiece, Scan, Source, Whole};
 use crate::MkfsError;
 use crate::fill::entry::{HostFile, Meta};
 
@@ -105,18 +105,18 @@ pub(crate) enum Body<P> {
 
 /// A piece that is being read.
 pub(crate) struct Piece<P> {
-    slot: Arc<Slot<Result<P, MkfsError>>>,
+    slot: Arc<Filled<P>>,
     cost: u64,
     pool: Arc<Pool<P>>,
 }
 
 impl<P> Piece<P> {
-    pub fn new(slot: Arc<Slot<Result<P, MkfsError>>>, cost: u64, pool: Arc<Pool<P>>) -> Piece<P> {
+    pub fn new(slot: Arc<Filled<P>>, cost: u64, pool: Arc<Pool<P>>) -> Piece<P> {
         Piece { slot, cost, pool }
     }
 
-    /// Waits for the piece and takes it.
-    pub fn take(self) -> Result<P, MkfsError> {
+    /// Waits for the piece and takes it: its data in rising order, without holes.
+    pub fn take(self) -> Result<Vec<P>, MkfsError> {
         let result = self.slot.take();
         self.pool.give_room_back(self.cost);
         result
@@ -294,7 +294,8 @@ impl<P: Send + 'static> Sequencer<P> {
         let mut entry = Some(Entry { name: child.name.clone(), meta: child.meta, body, links, path });
         for (from, to) in ranges.into_iter().flat_map(|(from, to)| pieces_of(from, to)) {
             let whole = Whole::of(from, to, file_size);
-            let range = FileRange { dir: dir.clone(), name: child.name.clone(), from, to, whole };
+            let range =
+                FileRange { dir: dir.clone(), name: child.name.clone(), from, to, whole, align: self.options.align };
             let piece = self.queue_read(range).ok_or(Err(Gone))?;
             let event = match entry.take() {
                 Some(Entry { name, meta, body: Body::File { size, .. }, links, path }) => {

@@ -6,7 +6,7 @@ use super::*;
 fn transcript(bytes: Vec<u8>) -> Vec<String> {
     let read = read_tar(Box::new(io::Cursor::new(bytes)), 2, 1 << 20, |piece| Ok(piece)).unwrap();
     let data = |piece: Piece<RawPiece>| {
-        let piece = piece.take().unwrap();
+        let piece = piece.take().unwrap().pop().unwrap();
         format!(
             "data {} {} {}",
             piece.offset,

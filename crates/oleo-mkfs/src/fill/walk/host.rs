@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::MkfsError;
 use crate::fill::entry::{HostFile, Meta, Stamp, Stamps};
-use crate::fill::pool::Whole;
+use crate::fill::pool::{RawPiece, Whole};
 
 /// Bytes of one getdents call.
 const DIR_BUFFER_BYTES: usize = 64 << 10;
@@ -62,6 +62,7 @@ pub(crate) struct FileRange {
     pub from: u64,
     pub to: u64,
     pub whole: Whole,
+    pub align: u64,
 }
 
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(Errno) -> MkfsError {
@@ -259,22 +260,80 @@ fn xattrs_of(dir: &DirHandle, name: Option<&[u8]>) -> Result<Vec<(Vec<u8>, Vec<u
 }
 
 impl FileRange {
-    /// Reads the range. A file that has become shorter gives less.
-    pub fn read(&self) -> Result<Vec<u8>, MkfsError> {
+    /// Reads the range; holes in it are left out, as far as they can be left out in steps of `align`. A file that has
+    /// become shorter gives less.
+    pub fn read(&self) -> Result<Vec<RawPiece>, MkfsError> {
         let path = || self.dir.path_of(&self.name);
         let fd = open_file(&self.dir.fd, &self.name).map_err(|e| failed("open", &path())(e))?;
-        let len = usize::try_from(self.to - self.from).unwrap_or(0);
-        let mut bytes = vec![0u8; len];
-        let mut done = 0;
-        while done < len {
-            match rustix::io::pread(&fd, &mut bytes[done..], self.from + done as u64) {
-                Ok(0) => break,
-                Ok(n) => done += n,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(failed("read", &path())(errno)),
+        let mut pieces = Vec::new();
+        for (from, to) in self.runs(&fd) {
+            let bytes = read_all(&fd, from, to).map_err(|e| failed("read", &path())(e))?;
+            if bytes.is_empty() {
+                break;
+            }
+            // A piece of what is no longer as it was announced is just a part.
+            let end = from + bytes.len() as u64;
+            let whole = match self.whole {
+                Whole::File if (from, end) != (self.from, self.to) => Whole::Part,
+                Whole::End if end != self.to => Whole::Part,
+                whole => whole,
+            };
+            pieces.push(RawPiece { offset: from, bytes, whole });
+        }
+        Ok(pieces)
+    }
+
+    /// What of the range is data. Space that is allocated and not written makes a file look as if it had no holes, so
+    /// this is asked for every file.
+    fn runs(&self, fd: &OwnedFd) -> Vec<(u64, u64)> {
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let mut at = self.from;
+        while at < self.to {
+            let hole = rustix::fs::seek(fd, SeekFrom::Hole(at)).unwrap_or(u64::MAX);
+            if hole > at {
+                let end = hole.checked_next_multiple_of(self.align).unwrap_or(self.to).min(self.to);
+                match runs.last_mut() {
+                    Some(last) if at <= last.1 => last.1 = end,
+                    _ => runs.push((at, end)),
+                }
+                at = end;
+            } else {
+                match rustix::fs::seek(fd, SeekFrom::Data(at)) {
+                    // What is behind the last data is a hole.
+                    Err(Errno::NXIO) => break,
+                    Err(_) => {
+                        runs.push((at, self.to));
+                        break;
+                    }
+                    Ok(data) => at = at.max(data & !(self.align - 1)),
+                }
+                if hole == at {
+                    // Data begins in the middle of this step.
+                    let end = (at + self.align).min(self.to);
+                    match runs.last_mut() {
+                        Some(last) if at <= last.1 => last.1 = end,
+                        _ => runs.push((at, end)),
+                    }
+                    at = end;
+                }
             }
         }
-        bytes.truncate(done);
-        Ok(bytes)
+        runs
     }
+}
+
+fn read_all(fd: &OwnedFd, from: u64, to: u64) -> Result<Vec<u8>, Errno> {
+    let len = usize::try_from(to - from).unwrap_or(0);
+    let mut bytes = vec![0u8; len];
+    let mut done = 0;
+    while done < len {
+        match rustix::io::pread(fd, &mut bytes[done..], from + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    bytes.truncate(done);
+    Ok(bytes)
 }

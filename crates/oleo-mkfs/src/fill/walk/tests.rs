@@ -12,7 +12,7 @@ fn transcript(top: &Path, options: &WalkOptions) -> Vec<String> {
     let walk = walk(top, options, |piece| Ok(piece)).unwrap();
     let mut told = Vec::new();
     let data = |piece: Piece<RawPiece>| {
-        let piece = piece.take().unwrap();
+        let piece = piece.take().unwrap().pop().unwrap();
         format!(
             "data {} {} {:?}",
             piece.offset,

@@ -1,0 +1,131 @@
+//! `oleo inspect dump-tree`
+
+use oleo::TreeId;
+use oleo::inspect::{Inspector, Step, TreeStart};
+use oleo_format::{CheckedNode, Logical, NodeExpect, print};
+
+use crate::args::ImageArgs;
+use crate::out::{print_or_end, println_or_end};
+
+/// Show everything that is in the trees
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// Only this tree: its number, or one of root, chunk, extent, dev, fs, csum, uuid, free-space, quota,
+    /// block-group, log, data-reloc.
+    #[arg(long, short, value_name = "TREE")]
+    tree: Option<String>,
+    /// Only the block at this address.
+    #[arg(long, short, value_name = "ADDRESS", conflicts_with = "tree")]
+    block: Option<u64>,
+    /// With --block: also what is below it.
+    #[arg(long, requires = "block")]
+    follow: bool,
+    /// Only where the trees begin.
+    #[arg(long, short)]
+    roots: bool,
+    /// Show JSON: an array of blocks.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub fn run(self) -> anyhow::Result<()> {
+        let inspector = self.image.inspect()?;
+        let mut shower = Shower { inspector: &inspector, json: self.json, first: true };
+        if self.json {
+            println_or_end("[");
+        }
+        if let Some(address) = self.block {
+            let follow = self.follow;
+            let step = if follow { Step::Into } else { Step::Over };
+            inspector.walk_from(NodeExpect::at(Logical(address)), |node| {
+                shower.block(node);
+                step
+            })?;
+        } else {
+            let wanted = self.tree.as_deref().map(tree_of).transpose()?;
+            for tree in inspector.trees()? {
+                if wanted.is_none_or(|wanted| wanted == tree.tree) {
+                    shower.tree(&tree, self.roots)?;
+                }
+            }
+        }
+        if self.json {
+            println_or_end("\n]");
+        } else if self.block.is_none() && self.tree.is_none() {
+            let sb = inspector.volume().super_block();
+            println_or_end(&format!("total bytes {}", sb.total_bytes));
+            println_or_end(&format!("bytes used {}", sb.bytes_used));
+            println_or_end(&format!("uuid {}", sb.fsid()));
+        }
+        Ok(())
+    }
+}
+
+struct Shower<'a> {
+    inspector: &'a Inspector,
+    json: bool,
+    first: bool,
+}
+
+impl Shower<'_> {
+    fn tree(&mut self, tree: &TreeStart, roots: bool) -> anyhow::Result<()> {
+        if !self.json {
+            let title = print::tree_title(tree.tree);
+            let key = tree.key.map_or(String::new(), |key| format!(" key {}", print::key(&key)));
+            let place = if roots { format!(" {} level {}", tree.root, tree.level) } else { String::new() };
+            println_or_end(&format!("{title}{key}{place}"));
+        }
+        if roots {
+            if self.json {
+                self.value(&serde_json::json!({
+                    "tree": print::json::tree(tree.tree), "root": tree.root.0, "level": tree.level,
+                    "generation": tree.generation.0,
+                }));
+            }
+            return Ok(());
+        }
+        self.inspector.walk(tree, |node| {
+            self.block(node);
+            Step::Into
+        })?;
+        Ok(())
+    }
+
+    fn block(&mut self, node: &CheckedNode) {
+        let rules = self.inspector.volume().rules();
+        if self.json {
+            self.value(&print::json::block(node, rules));
+        } else {
+            print_or_end(print::block(node, rules).to_string().as_bytes());
+        }
+    }
+
+    fn value(&mut self, value: &serde_json::Value) {
+        let comma = if std::mem::replace(&mut self.first, false) { "" } else { ",\n" };
+        print_or_end(format!("{comma}{value:#}").as_bytes());
+    }
+}
+
+fn tree_of(word: &str) -> anyhow::Result<TreeId> {
+    Ok(match word {
+        "root" => TreeId::ROOT,
+        "chunk" => TreeId::CHUNK,
+        "extent" => TreeId::EXTENT,
+        "dev" | "device" => TreeId::DEV,
+        "fs" => TreeId::FS,
+        "csum" | "checksum" => TreeId::CSUM,
+        "uuid" => TreeId::UUID,
+        "free-space" => TreeId::FREE_SPACE,
+        "quota" => TreeId::QUOTA,
+        "block-group" => TreeId::BLOCK_GROUP,
+        "log" => TreeId::TREE_LOG,
+        "data-reloc" => TreeId::DATA_RELOC,
+        _ => match word.parse::<i64>() {
+            Ok(number) => TreeId(number.cast_unsigned()),
+            Err(_) => TreeId(word.parse::<u64>().map_err(|_| anyhow::anyhow!("there is no tree {word}"))?),
+        },
+    })
+}
