@@ -112,9 +112,16 @@ impl From<&ChildPtr> for KeyPtr {
 }
 
 /// A tree block whose every byte has been checked.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CheckedNode {
     bytes: Box<[u8]>,
+}
+
+impl std::fmt::Debug for CheckedNode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (at, generation, owner) = (self.logical(), self.generation(), self.owner());
+        write!(f, "block {at} generation {generation} tree {owner} level {} items {}", self.level(), self.len())
+    }
 }
 
 impl CheckedNode {

@@ -304,3 +304,6 @@ fn may_hold(owner: TreeId, item_type: ItemType) -> bool {
         _ => true,
     }
 }
+
+#[cfg(test)]
+mod tests;
