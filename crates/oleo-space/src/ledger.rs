@@ -9,24 +9,29 @@
 //! back), every one whose backrefs became full. Any other whose changes cancelled is forgotten on the spot.
 //!
 //! Shape: heads are spread by address over [`SHARDS`] shards; a shard has its heads side by side in a vector and a hash
-//! table of their positions. A head is 56 bytes, with room for the one reference that most have (a tree block's first
-//! key lies where only data references need the space); more references go to a side list. Order is made when it is
-//! needed: the first drain of a sweep sorts the addresses there are, later ones go on along that list, and what was
-//! recorded meanwhile waits for the next sweep unless it is on the list already. Measured against an ordered tree in
-//! `docs/decisions/`.
+//! table of their positions. A head is 48 bytes, with room for the one reference that most have (a tree block's first
+//! key lies where only data references need the space); more references go to a side list.
+//!
+//! Order is made when it is needed. The first drain begins a *sweep*: it takes the vectors of all shards away, sorts the
+//! addresses and forgets the hash tables; the drains after it go on along the sorted list. What is recorded during a
+//! sweep goes into the shards as always, and a head that is drained is first joined with what its shard has got of
+//! it since, so opposite changes still meet. What is left in the shards is the next sweep. Measured against an ordered
+//! tree in `docs/decisions/0003-ledger.md`.
 //!
 //! Invariants: no head holds two changes of one reference, nor a change of zero. One drain yields strictly rising
-//! addresses, and so does a sweep.
-//! Locks: one shard at a time (rank 40); a drain holds `sweep` (rank 39) over them. Never held over I/O.
+//! addresses, and so does a sweep, in which no address comes twice.
+//! Locks: `sweep` (rank 39, a drain holds it), then one shard at a time (rank 40). Never held over I/O.
 //! Crash: memory only; a lost ledger is an uncommitted transaction.
 //! Not here: addresses (`pick`), making freed space free (`space`), the items (`txn`).
 
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 use oleo_format::{ByteLen, Ino, ItemType, Key, Logical, TreeId};
-use parking_lot::Mutex;
-use smallvec::{SmallVec, smallvec};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use smallvec::SmallVec;
 
 /// Shards: enough that threads seldom meet in one.
 const SHARDS: usize = 64;
@@ -121,6 +126,12 @@ impl Head {
     }
 }
 
+/// What lengths are counted in; every sector size is a multiple.
+const LEN_UNIT: u64 = 512;
+
+/// The length is odd or huge, as only a lying image has it, and stands in the shard's list of those.
+const LEN_ODD: u32 = u32::MAX;
+
 const BORN: u8 = 1;
 const FULL_BACKREF: u8 = 2;
 const TREE: u8 = 4;
@@ -129,8 +140,9 @@ const TREE: u8 = 4;
 #[derive(Clone, Copy)]
 struct Slot {
     at: u64,
-    len: u64,
     words: [u64; 3],
+    /// In units of [`LEN_UNIT`], or [`LEN_ODD`].
+    len: u32,
     /// The inline reference's change; 0 for none.
     delta: i32,
     /// 1 + position in the shard's side lists; 0 for none.
@@ -142,12 +154,13 @@ struct Slot {
     by: u8,
 }
 
-const _: () = assert!(size_of::<Slot>() <= 56);
+const _: () = assert!(size_of::<Slot>() == 48);
 
 impl Slot {
     fn new(at: Logical, len: ByteLen, kind: ExtentKind) -> Slot {
-        let mut slot =
-            Slot { at: at.0, len: len.0, words: [0; 3], delta: 0, more: 0, flags: 0, level: 0, key_type: 0, by: 0 };
+        let units = u32::try_from(len.0 / LEN_UNIT).ok().filter(|&units| len.0.is_multiple_of(LEN_UNIT) && units != LEN_ODD);
+        let len = units.unwrap_or(LEN_ODD);
+        let mut slot = Slot { at: at.0, words: [0; 3], len, delta: 0, more: 0, flags: 0, level: 0, key_type: 0, by: 0 };
         slot.set_kind(kind);
         slot
     }
@@ -206,58 +219,29 @@ impl Slot {
     }
 }
 
-/// The references of a head beyond the inline one.
+/// The references of a head beyond the inline one, sorted.
 type Side = Vec<(RefKey, i32)>;
 
+/// Heads, in no order.
 #[derive(Default)]
-struct Shard {
+struct Heap {
     slots: Vec<Slot>,
-    /// Positions in `slots`, found by address.
-    table: HashTable<u32>,
     sides: Vec<Side>,
     sides_free: Vec<u32>,
+    odd_lens: BTreeMap<u64, ByteLen>,
 }
 
-/// A region's or an address's hash. Multiplication spreads upwards, and the table looks at both ends of the word.
-fn hash(word: u64) -> u64 {
-    let mixed = word.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed ^ (mixed >> 32)
-}
-
-impl Shard {
-    fn find(&self, at: u64) -> Option<usize> {
-        self.table.find(hash(at), |&i| self.slots[i as usize].at == at).map(|&i| i as usize)
+impl Heap {
+    fn side(&self, slot: &Slot) -> &[(RefKey, i32)] {
+        slot.more.checked_sub(1).map_or(&[], |number| &self.sides[number as usize])
     }
 
-    fn find_or_add(&mut self, at: Logical, len: ByteLen, kind: ExtentKind, heads: &AtomicUsize) -> usize {
-        if let Some(i) = self.find(at.0) {
-            return i;
-        }
-        let i = self.slots.len();
-        let slots = &mut self.slots;
-        slots.push(Slot::new(at, len, kind));
-        // 2³² heads in one shard are 15 TiB of heads in all.
-        self.table.insert_unique(hash(at.0), i as u32, |&i| hash(slots[i as usize].at));
-        heads.fetch_add(1, SeqCst);
-        i
-    }
-
-    fn change(&mut self, change: &RefChange, heads: &AtomicUsize) {
-        if change.delta == 0 {
-            return;
-        }
-        let i = self.find_or_add(change.at, change.len, change.kind, heads);
-        let slot = &mut self.slots[i];
-        let inline = slot.inline();
-        if let Some((by, delta)) = inline
-            && by == change.by
-        {
-            slot.delta = delta.saturating_add(change.delta);
-        } else if inline.is_some() || slot.more != 0 || !slot.set_inline(change.by, change.delta) {
-            self.change_side(i, change);
-        }
-        if self.slots[i].is_blank() {
-            self.remove(i, heads);
+    fn pending(&self, i: usize) -> Pending {
+        let slot = &self.slots[i];
+        Pending {
+            refs: i64::from(slot.delta) + self.side(slot).iter().map(|&(_, delta)| i64::from(delta)).sum::<i64>(),
+            full_backref: slot.flags & FULL_BACKREF != 0,
+            born: slot.flags & BORN != 0,
         }
     }
 
@@ -289,60 +273,156 @@ impl Shard {
         }
     }
 
-    /// Takes a head out of its place; the last one moves there.
-    fn remove(&mut self, i: usize, heads: &AtomicUsize) -> (Slot, Side) {
+    /// The head at a position, in full. What it has outside its slot is taken away.
+    fn unpack(&mut self, i: usize) -> Head {
         let slot = self.slots[i];
-        if let Ok(entry) = self.table.find_entry(hash(slot.at), |&n| n as usize == i) {
-            entry.remove();
+        let mut refs: SmallVec<[(RefKey, i32); 1]> = slot.inline().into_iter().collect();
+        if slot.more != 0 {
+            refs.extend(std::mem::take(&mut self.sides[slot.more as usize - 1]));
+            refs.sort_unstable();
         }
-        let last = self.slots.len() - 1;
-        if i != last {
-            let moved = hash(self.slots[last].at);
-            if let Some(place) = self.table.find_mut(moved, |&n| n as usize == last) {
-                *place = i as u32;
-            }
-        }
-        self.slots.swap_remove(i);
-        heads.fetch_sub(1, SeqCst);
-        let side = match slot.more {
-            0 => Side::new(),
-            more => {
-                self.sides_free.push(more - 1);
-                std::mem::take(&mut self.sides[more as usize - 1])
-            }
+        let len = match slot.len {
+            LEN_ODD => self.odd_lens.remove(&slot.at).unwrap_or_default(),
+            units => ByteLen(u64::from(units) * LEN_UNIT),
         };
-        if self.slots.is_empty() && self.slots.capacity() > IDLE_SLOTS_MAX {
-            *self = Shard::default();
+        Head {
+            at: Logical(slot.at),
+            len,
+            kind: slot.kind(),
+            born: slot.flags & BORN != 0,
+            full_backref: slot.flags & FULL_BACKREF != 0,
+            refs,
         }
-        (slot, side)
     }
 }
 
-fn unpack((slot, side): (Slot, Side)) -> Head {
-    let mut refs: SmallVec<[(RefKey, i32); 1]> = match slot.inline() {
-        Some(one) => smallvec![one],
-        None => SmallVec::new(),
-    };
-    if !side.is_empty() {
-        refs.extend(side);
-        refs.sort_unstable();
+impl Head {
+    /// Adds what was recorded later.
+    fn join(&mut self, later: Head) {
+        for (by, delta) in later.refs {
+            match self.refs.iter_mut().find(|(known, _)| *known == by) {
+                Some((_, sum)) => *sum = sum.saturating_add(delta),
+                None => self.refs.push((by, delta)),
+            }
+        }
+        self.refs.retain(|(_, delta)| *delta != 0);
+        self.refs.sort_unstable();
+        if later.born {
+            (self.kind, self.len) = (later.kind, later.len);
+        }
+        self.born |= later.born;
+        self.full_backref |= later.full_backref;
     }
-    Head {
-        at: Logical(slot.at),
-        len: ByteLen(slot.len),
-        kind: slot.kind(),
-        born: slot.flags & BORN != 0,
-        full_backref: slot.flags & FULL_BACKREF != 0,
-        refs,
+}
+
+#[derive(Default)]
+struct Shard {
+    heap: Heap,
+    /// Positions in the heap, found by address.
+    table: HashTable<u32>,
+}
+
+/// A region's or an address's hash. Multiplication spreads upwards, and the table looks at both ends of the word.
+fn hash(word: u64) -> u64 {
+    let mixed = word.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ (mixed >> 32)
+}
+
+impl Shard {
+    fn find(&self, at: u64) -> Option<usize> {
+        self.table.find(hash(at), |&i| self.heap.slots[i as usize].at == at).map(|&i| i as usize)
     }
+
+    fn find_or_add(&mut self, at: Logical, len: ByteLen, kind: ExtentKind, heads: &AtomicUsize) -> usize {
+        let slots = &mut self.heap.slots;
+        let same = |&i: &u32| slots[i as usize].at == at.0;
+        match self.table.entry(hash(at.0), same, |&i| hash(slots[i as usize].at)) {
+            Entry::Occupied(entry) => *entry.get() as usize,
+            Entry::Vacant(entry) => {
+                let i = slots.len();
+                // 2³² heads in one shard would be 13 TiB of heads in all.
+                entry.insert(i as u32);
+                let slot = Slot::new(at, len, kind);
+                if slot.len == LEN_ODD {
+                    self.heap.odd_lens.insert(at.0, len);
+                }
+                slots.push(slot);
+                heads.fetch_add(1, Relaxed);
+                i
+            }
+        }
+    }
+
+    fn change(&mut self, change: &RefChange, heads: &AtomicUsize) {
+        if change.delta == 0 {
+            return;
+        }
+        let i = self.find_or_add(change.at, change.len, change.kind, heads);
+        let slot = &mut self.heap.slots[i];
+        let inline = slot.inline();
+        if let Some((by, delta)) = inline
+            && by == change.by
+        {
+            slot.delta = delta.saturating_add(change.delta);
+        } else if inline.is_some() || slot.more != 0 || !slot.set_inline(change.by, change.delta) {
+            self.heap.change_side(i, change);
+        }
+        if self.heap.slots[i].is_blank() {
+            self.remove(i, heads);
+        }
+    }
+
+    /// Takes a head out of its place; the last one moves there.
+    fn remove(&mut self, i: usize, heads: &AtomicUsize) -> Head {
+        let head = self.heap.unpack(i);
+        let Shard { heap: Heap { slots, sides_free, .. }, table } = self;
+        if let Ok(entry) = table.find_entry(hash(slots[i].at), |&n| n as usize == i) {
+            entry.remove();
+        }
+        let last = slots.len() - 1;
+        if i != last
+            && let Some(place) = table.find_mut(hash(slots[last].at), |&n| n as usize == last)
+        {
+            *place = i as u32;
+        }
+        sides_free.extend(slots.swap_remove(i).more.checked_sub(1));
+        heads.fetch_sub(1, Relaxed);
+        if slots.is_empty() && slots.capacity() > IDLE_SLOTS_MAX {
+            *self = Shard::default();
+        }
+        head
+    }
+}
+
+/// The heads that were there when a drain last began at the lowest address.
+#[derive(Default)]
+struct Sweep {
+    /// One per shard.
+    heaps: Vec<Heap>,
+    /// Address and position in the heap of its shard, rising.
+    order: Vec<(u64, u32)>,
+    /// How many of `order` are drained.
+    done: usize,
+}
+
+impl Sweep {
+    fn find(&self, at: u64) -> Option<Pending> {
+        let left = self.order.get(self.done..)?;
+        let i = left.binary_search_by_key(&at, |&(at, _)| at).ok()?;
+        Some(self.heaps.get(shard_number(at))?.pending(left[i].1 as usize))
+    }
+}
+
+fn shard_number(at: u64) -> usize {
+    (hash(at >> REGION_SHIFT) >> 58) as usize % SHARDS
 }
 
 /// The ledger. Any number of threads record at once.
 pub struct Ledger {
     shards: Box<[Mutex<Shard>]>,
+    /// Heads in the shards and in what is left of the sweep.
     heads: AtomicUsize,
-    /// The addresses of the current sweep that are still to come, falling.
-    sweep: Mutex<Vec<u64>>,
+    sweep: RwLock<Sweep>,
 }
 
 impl Default for Ledger {
@@ -357,16 +437,12 @@ impl Ledger {
         Ledger {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             heads: AtomicUsize::new(0),
-            sweep: Mutex::default(),
+            sweep: RwLock::default(),
         }
     }
 
-    fn shard_number(at: u64) -> usize {
-        (hash(at >> REGION_SHIFT) >> 58) as usize % SHARDS
-    }
-
     fn shard(&self, at: Logical) -> &Mutex<Shard> {
-        &self.shards[Self::shard_number(at.0)]
+        &self.shards[shard_number(at.0)]
     }
 
     /// Adds `delta` references of `by` to the extent at `at`.
@@ -389,7 +465,7 @@ impl Ledger {
     pub fn born(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
         let mut shard = self.shard(at).lock();
         let i = shard.find_or_add(at, len, kind, &self.heads);
-        let slot = &mut shard.slots[i];
+        let slot = &mut shard.heap.slots[i];
         slot.flags |= BORN;
         // Whoever allocated it knows best what it is; a reference recorded earlier may not have.
         if slot.flags & TREE != 0 && kind != ExtentKind::Data {
@@ -401,64 +477,85 @@ impl Ledger {
     pub fn set_full_backref(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
         let mut shard = self.shard(at).lock();
         let i = shard.find_or_add(at, len, kind, &self.heads);
-        shard.slots[i].flags |= FULL_BACKREF;
+        shard.heap.slots[i].flags |= FULL_BACKREF;
     }
 
     /// What is recorded of the extent at `at`.
     pub fn pending(&self, at: Logical) -> Pending {
+        let sweep = self.sweep.read();
+        let old = sweep.find(at.0).unwrap_or_default();
         let shard = self.shard(at).lock();
-        let Some(i) = shard.find(at.0) else { return Pending::default() };
-        let slot = &shard.slots[i];
-        let side = slot.more.checked_sub(1).map_or(&[][..], |n| &shard.sides[n as usize]);
+        let new = shard.find(at.0).map(|i| shard.heap.pending(i)).unwrap_or_default();
         Pending {
-            refs: i64::from(slot.delta) + side.iter().map(|&(_, delta)| i64::from(delta)).sum::<i64>(),
-            full_backref: slot.flags & FULL_BACKREF != 0,
-            born: slot.flags & BORN != 0,
+            refs: old.refs + new.refs,
+            full_backref: old.full_backref || new.full_backref,
+            born: old.born || new.born,
         }
     }
 
     /// Takes up to `max` heads out, in rising address order. When nothing comes, nothing is left.
     pub fn drain(&self, max: usize) -> Vec<Head> {
-        let mut sweep = self.sweep.lock();
-        let mut out = Vec::with_capacity(max.min(self.len()));
-        if max == 0 {
-            return out;
+        let mut sweep = self.sweep.write();
+        let mut out = Vec::new();
+        // Ends when a sweep gives something or finds nothing to begin with; each turn uses one sweep up.
+        while max > 0 && out.is_empty() {
+            if sweep.done == sweep.order.len() && !self.begin(&mut sweep) {
+                break;
+            }
+            self.go_on(&mut sweep, max, &mut out);
         }
-        loop {
-            let mut held: Option<(usize, parking_lot::MutexGuard<'_, Shard>)> = None;
-            while out.len() < max
-                && let Some(at) = sweep.pop()
+        out
+    }
+
+    /// Begins a sweep with all there is; `false` when there is nothing.
+    fn begin(&self, sweep: &mut Sweep) -> bool {
+        *sweep = Sweep::default();
+        sweep.heaps = self.shards.iter().map(|shard| std::mem::take(&mut *shard.lock()).heap).collect();
+        sweep.order.reserve_exact(sweep.heaps.iter().map(|heap| heap.slots.len()).sum());
+        for heap in &sweep.heaps {
+            sweep.order.extend(heap.slots.iter().zip(0..).map(|(slot, i)| (slot.at, i)));
+        }
+        sweep.order.sort_unstable();
+        !sweep.order.is_empty()
+    }
+
+    /// Drains up to `max` heads of the current sweep.
+    fn go_on(&self, sweep: &mut Sweep, max: usize, out: &mut Vec<Head>) {
+        let Sweep { heaps, order, done } = sweep;
+        out.reserve_exact(max.min(order.len() - *done));
+        let mut held: Option<(usize, MutexGuard<'_, Shard>)> = None;
+        while out.len() < max
+            && let Some(&(at, i)) = order.get(*done)
+        {
+            *done += 1;
+            let number = shard_number(at);
+            if held.as_ref().is_none_or(|(n, _)| *n != number) {
+                // Never two at once.
+                drop(held.take());
+                held = Some((number, self.shards[number].lock()));
+            }
+            let mut head = heaps[number].unpack(i as usize);
+            self.heads.fetch_sub(1, Relaxed);
+            if let Some((_, shard)) = &mut held
+                && !shard.heap.slots.is_empty()
+                && let Some(i) = shard.find(at)
             {
-                let number = Self::shard_number(at);
-                if held.as_ref().is_none_or(|(n, _)| *n != number) {
-                    drop(held.take());
-                    held = Some((number, self.shards[number].lock()));
-                }
-                // A head that cancelled since the sweep began is not there any more.
-                if let Some((_, shard)) = &mut held
-                    && let Some(i) = shard.find(at)
-                {
-                    out.push(unpack(shard.remove(i, &self.heads)));
+                head.join(shard.remove(i, &self.heads));
+                if head.refs.is_empty() && !head.born && !head.full_backref {
+                    continue;
                 }
             }
-            drop(held);
-            // A call does not cross from one sweep into the next: its heads rise.
-            if !out.is_empty() || !sweep.is_empty() {
-                return out;
-            }
-            for shard in &self.shards {
-                sweep.extend(shard.lock().slots.iter().map(|slot| slot.at));
-            }
-            if sweep.is_empty() {
-                return out;
-            }
-            sweep.sort_unstable_by(|a, b| b.cmp(a));
+            out.push(head);
+        }
+        if *done == order.len() {
+            *sweep = Sweep::default();
         }
     }
 
-    /// Extents that something is recorded of.
+    /// Extents that something is recorded of. While a sweep is going on, an extent of which more was recorded since it
+    /// began counts twice.
     pub fn len(&self) -> usize {
-        self.heads.load(SeqCst)
+        self.heads.load(Relaxed)
     }
 
     /// Whether nothing is recorded.

@@ -66,23 +66,25 @@ impl Ranges {
         self.at_or_after(start).is_some_and(|(s, _)| s < end)
     }
 
-    /// Adds `start..end`, none of which is in the set; returns the neighbours it was merged with and the merged range.
-    pub(crate) fn insert(&mut self, start: u64, end: u64) -> Merge {
-        debug_assert!(start < end && !self.touches(start, end));
-        let mut merge = Merge { before: None, after: None, merged: (start, end) };
+    /// Adds `start..end`; returns the neighbours it was merged with and the merged range, or `None`, and nothing is
+    /// changed, where some of it is in the set.
+    pub(crate) fn insert(&mut self, start: u64, end: u64) -> Option<Merge> {
+        debug_assert!(start < end);
+        let next = self.at_or_after(start);
+        if next.is_some_and(|(s, _)| s < end) {
+            return None;
+        }
+        let mut merge = Merge { before: None, after: next.filter(|&(s, _)| s == end), merged: (start, end) };
         if let Some(before) = self.by_end.remove(&start) {
             merge.before = Some((before, start));
             merge.merged.0 = before;
         }
-        if let Some((s, e)) = self.at_or_after(end)
-            && s == end
-        {
-            merge.after = Some((s, e));
+        if let Some((_, e)) = merge.after {
             merge.merged.1 = e;
         }
         self.by_end.insert(merge.merged.1, merge.merged.0);
         self.total += end - start;
-        merge
+        Some(merge)
     }
 
     /// Adds whatever of `start..end` is not in the set yet; returns how many bytes that was.
@@ -93,8 +95,7 @@ impl Ranges {
             // Every turn passes one range of the set.
             let (s, e) = self.at_or_after(at).unwrap_or((end, end));
             let gap_end = s.min(end);
-            if at < gap_end {
-                self.insert(at, gap_end);
+            if at < gap_end && self.insert(at, gap_end).is_some() {
                 added += gap_end - at;
             }
             at = e.max(gap_end);
@@ -108,6 +109,7 @@ impl Ranges {
         if end == range.1 {
             self.by_end.remove(&range.1);
         } else {
+            // The end stays: only its value changes.
             self.by_end.insert(range.1, end);
         }
         if range.0 < start {
@@ -202,9 +204,9 @@ impl Runs {
         }
     }
 
-    /// Puts `start..end` back; none of it is free.
-    pub(crate) fn insert(&mut self, start: u64, end: u64) {
-        let merge = self.ranges.insert(start, end);
+    /// Puts `start..end` back; `false`, and nothing changed, where some of it is free.
+    pub(crate) fn insert(&mut self, start: u64, end: u64) -> bool {
+        let Some(merge) = self.ranges.insert(start, end) else { return false };
         let shift = self.sector_shift;
         if let Some((s, e)) = merge.before {
             self.unfile(s, e);
@@ -212,11 +214,12 @@ impl Runs {
         if let Some((s, e)) = merge.after {
             // The end stays, so the entry does too when the order does.
             if order_of(e - s, shift) == order_of(merge.merged.1 - merge.merged.0, shift) {
-                return;
+                return true;
             }
             self.unfile(s, e);
         }
         self.file(merge.merged.0, merge.merged.1);
+        true
     }
 
     /// Takes `start..end`, which lies whole in one run; `false`, and nothing changed, where it does not.

@@ -219,11 +219,13 @@ impl Inner {
     fn free_in(&self, group: &Group, state: &mut State, start: u64, end: u64) {
         let freed = match &mut state.content {
             Content::Unloaded { freed } | Content::Loading { freed } => freed.unite(start, end),
-            Content::Loaded(runs) if !runs.ranges().touches(start, end) => {
-                runs.insert(start, end);
-                end - start
+            Content::Loaded(runs) => {
+                if runs.insert(start, end) {
+                    end - start
+                } else {
+                    0
+                }
             }
-            Content::Loaded(_) => 0,
         };
         debug_assert!(freed == end - start, "{start}..{end} was given back but was free");
         group.free.fetch_add(freed, SeqCst);
@@ -496,10 +498,9 @@ impl Space {
             Content::Loaded(runs) => runs.ranges().touches(start, end),
             Content::Unloaded { freed } | Content::Loading { freed } => freed.touches(start, end),
         };
-        if is_free || state.pinned.touches(start, end) {
+        if is_free || state.pinned.insert(start, end).is_none() {
             return Err(SpaceError::FreedTwice(run));
         }
-        state.pinned.insert(start, end);
         self.inner.pool_of(&group).pinned.fetch_add(run.len.0, SeqCst);
         self.inner.pins.lock().push(run);
         Ok(())
