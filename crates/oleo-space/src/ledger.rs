@@ -16,7 +16,7 @@
 //! addresses and forgets the hash tables; the drains after it go on along the sorted list. What is recorded during a
 //! sweep goes into the shards as always, and a head that is drained is first joined with what its shard has got of
 //! it since, so opposite changes still meet. What is left in the shards is the next sweep. Measured against an ordered
-//! tree in `docs/decisions/0003-ledger.md`.
+//! tree in `docs/decisions/0002-ledger.md`.
 //!
 //! Invariants: no head holds two changes of one reference, nor a change of zero. One drain yields strictly rising
 //! addresses, and so does a sweep, in which no address comes twice.
