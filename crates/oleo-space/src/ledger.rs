@@ -158,7 +158,8 @@ const _: () = assert!(size_of::<Slot>() == 48);
 
 impl Slot {
     fn new(at: Logical, len: ByteLen, kind: ExtentKind) -> Slot {
-        let units = u32::try_from(len.0 / LEN_UNIT).ok().filter(|&units| len.0.is_multiple_of(LEN_UNIT) && units != LEN_ODD);
+        let units =
+            u32::try_from(len.0 / LEN_UNIT).ok().filter(|&units| len.0.is_multiple_of(LEN_UNIT) && units != LEN_ODD);
         let len = units.unwrap_or(LEN_ODD);
         let mut slot = Slot { at: at.0, words: [0; 3], len, delta: 0, more: 0, flags: 0, level: 0, key_type: 0, by: 0 };
         slot.set_kind(kind);
