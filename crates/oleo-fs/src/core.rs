@@ -12,7 +12,7 @@
 //! Crash: memory only.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hashbrown::HashMap;
 use oleo_format::{Ino, ItemType, Key, TreeId};
@@ -53,6 +53,8 @@ pub struct Core {
     pub(crate) next_tree: AtomicU64,
     /// Why the open transaction must not be committed.
     pub(crate) spoiled: Mutex<Option<String>>,
+    /// What a crash left without names has been looked for, in every subvolume that may be changed.
+    pub(crate) orphans_seen: AtomicBool,
     /// What all files' data has in common.
     pub(crate) data: crate::data::Shared,
 }
@@ -78,6 +80,7 @@ impl Core {
             moving: Mutex::default(),
             next_tree: AtomicU64::new(0),
             spoiled: Mutex::default(),
+            orphans_seen: AtomicBool::new(false),
             data: crate::data::Shared::default(),
             opts,
         }

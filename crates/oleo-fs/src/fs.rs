@@ -3,6 +3,7 @@
 //! Locks: see `inode`. Crash: what was not committed is lost, whole operations at a time.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use oleo_format::{FileExtentHead, Generation, Ino, InodeFlags, ItemType, Key, TreeId};
 use oleo_txn::{DeltaSource, Engine, Need, TxnError};
@@ -328,6 +329,7 @@ impl Fs {
     /// Writes everything to disk: all files' buffers, then a commit. Returns the generation on disk.
     pub fn sync(&self) -> Result<Generation, FsError> {
         self.core().flush_all(None)?;
+        while self.core().erase_let_go()? {}
         Ok(self.engine().commit()?)
     }
 
@@ -337,15 +339,27 @@ impl Fs {
         if self.core().erase_let_go()? {
             return Ok(true);
         }
-        let subvols: Vec<_> = self.core().subvols.lock().values().cloned().collect();
-        for subvol in subvols {
-            if subvol.id().is_subvol() && subvol.writable().is_ok() {
-                self.core().clean_orphans(&subvol)?;
-            }
-        }
+        self.clean_orphans()?;
         let Some(dead) = self.engine().dead_trees()?.first().copied() else { return Ok(false) };
         self.engine().drop_step(dead, budget_blocks)?;
         Ok(true)
+    }
+}
+
+impl Fs {
+    /// Erases what a crash left without names, in every subvolume that may be changed.
+    fn clean_orphans(&self) -> Result<(), FsError> {
+        if self.core().orphans_seen.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        for id in self.subvol_ids()? {
+            match self.subvol(id) {
+                Ok(subvol) if subvol.writable().is_ok() => self.core().clean_orphans(&subvol)?,
+                Ok(_) | Err(FsError::NotFound) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
     }
 }
 

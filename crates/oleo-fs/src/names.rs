@@ -32,8 +32,17 @@ const TARGET_MAX: usize = 4095;
 /// Directories from any to the root, at most: more than the longest path has.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// What adding or removing one name may need, beyond the bytes of the name.
-const NAME_NEED: Need = Need { items: 8, bytes: 1536, releasing: false };
+/// Items that adding or removing one name changes: two of the directory's entry, the name in the inode, both inodes.
+const NAME_ITEMS: u32 = 5;
+/// Their bytes when they are new, item heads included, without the name, which stands in three of them.
+const NAME_BYTES: u32 = 440;
+/// Items of a rename beside those of the two names: both directories, references in the root tree.
+const RENAME_ITEMS: u32 = 6;
+
+/// What adding one name may need.
+fn name_need(name: &[u8], more_bytes: u32) -> Need {
+    Need { items: NAME_ITEMS, bytes: NAME_BYTES + 3 * name.len() as u32 + more_bytes, releasing: false }
+}
 
 /// How `rename` treats what is at the target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -82,8 +91,7 @@ impl Fs {
             check_target(target, self.engine().nodesize())?;
         }
         let target_len = if let NewKind::Symlink(target) = new.kind { target.len() as u32 } else { 0 };
-        let need = Need { items: NAME_NEED.items, bytes: NAME_NEED.bytes + target_len, releasing: false };
-        let h = self.engine().join(need)?;
+        let h = self.engine().join(name_need(name, target_len))?;
         let mut parent = dir.write();
         check_dir(&parent)?;
         if dir::find(&parent, name)?.is_some() {
@@ -124,7 +132,7 @@ impl Fs {
             return Err(FsError::CrossSubvolume);
         }
         let core = self.core();
-        let h = self.engine().join(NAME_NEED)?;
+        let h = self.engine().join(name_need(name, 0))?;
         let mut locked = lock_all(&[dir, file]);
         let fields = *locked.of(file).fields();
         if fields.kind() == FileKind::Dir {
@@ -207,8 +215,9 @@ impl Fs {
         directory: bool,
     ) -> Result<Option<bool>, FsError> {
         let core = self.core();
-        let need = Need { items: NAME_NEED.items + orphan::ERASE_NEED.items, bytes: NAME_NEED.bytes, releasing: true };
-        let h = self.engine().join(need)?;
+        let extents = orphan::extents_to_erase(child)?;
+        let erase = orphan::erase_need(extents);
+        let h = self.engine().join(Need { items: NAME_ITEMS + erase.items, ..erase })?;
         let mut locked = lock_all(&[dir, child]);
         check_dir(locked.of(dir))?;
         if dir::find(locked.of(dir), name)?.map(|e| e.0) != Some(target) || locked.of(child).state().gone {
@@ -223,7 +232,7 @@ impl Fs {
             let index = refs::remove(locked.of(child), &h, dir.ino(), name)?;
             remove_index(locked.of(dir), &h, name, index)?;
             stamp(locked.of(dir), &h, now);
-            drop_name(locked.of(child), &h, now)
+            drop_name(locked.of(child), &h, extents, now)
         })();
         whole(core, done).map(Some)
     }
@@ -295,8 +304,14 @@ impl Fs {
             }
         }
         plan.check_subvols(&source, target.as_ref())?;
-        let need = Need { items: 24 + orphan::ERASE_NEED.items, bytes: 4 * NAME_NEED.bytes, releasing: false };
-        let h = self.engine().join(need)?;
+        let replaced = target.as_ref().filter(|_| plan.mode != RenameMode::Exchange);
+        let extents = match replaced {
+            Some(Moved::Inode(old)) => orphan::extents_to_erase(old)?,
+            _ => 0,
+        };
+        let names = (plan.src.len() + plan.dst.len()) as u32;
+        let items = 2 * NAME_ITEMS + RENAME_ITEMS + orphan::erase_need(extents).items;
+        let h = self.engine().join(Need { items, bytes: 2 * NAME_BYTES + 3 * names, releasing: false })?;
         let mut inodes: smallvec::SmallVec<[&Arc<Inode>; 4]> = smallvec::smallvec![&**plan.src_dir, &**plan.dst_dir];
         inodes.extend([Some(&source), target.as_ref()].into_iter().flatten().filter_map(Moved::inode));
         let mut locked = lock_all(&inodes);
@@ -307,7 +322,6 @@ impl Fs {
         {
             return Ok(None);
         }
-        let replaced = target.as_ref().filter(|_| plan.mode != RenameMode::Exchange);
         if let Some(Moved::Inode(old)) = replaced
             && old_kind == Some(FileKind::Dir)
             && !dir::is_empty(locked.of(old))?
@@ -336,7 +350,7 @@ impl Fs {
                         self.attach(&mut locked, &h, plan.src_dir, plan.src, target, kind, now)?;
                     }
                     (Moved::Inode(old), _) => {
-                        if drop_name(locked.of(old), &h, now)? {
+                        if drop_name(locked.of(old), &h, extents, now)? {
                             let_go = Some(old.clone());
                         }
                     }
@@ -516,12 +530,12 @@ fn check_kinds(kind: FileKind, old: Option<FileKind>, mode: RenameMode) -> Resul
 }
 
 /// One name less. True when the inode must be let go of.
-fn drop_name(inode: &mut WriteGuard<'_>, h: &dyn Joined, now: Time) -> Result<bool, FsError> {
+fn drop_name(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents_max: u32, now: Time) -> Result<bool, FsError> {
     let fields = inode.fields_mut(h);
     fields.nlink = fields.nlink.saturating_sub(1);
     fields.ctime = now;
     fields.sequence += 1;
-    if fields.nlink == 0 { orphan::last_name_gone(inode, h) } else { Ok(false) }
+    if fields.nlink == 0 { orphan::last_name_gone(inode, h, extents_max) } else { Ok(false) }
 }
 
 /// Removes the index item of an entry; looks for it where the entry's inode does not know the index.

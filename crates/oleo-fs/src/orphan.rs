@@ -27,13 +27,29 @@ const EXTENTS_PER_STEP: usize = 128;
 /// Orphan items read at a time.
 const ORPHANS_PER_READ: usize = 256;
 
-/// What erasing may need: the extents of a step, and the few other items of an inode.
-pub(crate) const ERASE_NEED: Need = Need { items: EXTENTS_PER_STEP as u32 + 16, bytes: 1024, releasing: true };
+/// Items of an inode other than extents, as a rule: its own, its name, attributes.
+const ITEMS_BESIDE: u32 = 4;
 
-/// Removes what is left of an inode without names; false while more steps are needed.
-pub(crate) fn erase(inode: &mut WriteGuard<'_>, h: &dyn Joined) -> Result<bool, FsError> {
-    let extents = inode.range_limit(ItemType::EXTENT_DATA, 0, u64::MAX, EXTENTS_PER_STEP + 1)?;
-    if extents.len() > EXTENTS_PER_STEP {
+/// What erasing an inode in one step may need.
+pub(crate) fn erase_need(extents: u32) -> Need {
+    Need { items: ITEMS_BESIDE + extents, bytes: 128, releasing: true }
+}
+
+/// How many extents erasing an inode with its next to last name would have to remove; 0 where it is not to be erased
+/// at once.
+pub(crate) fn extents_to_erase(inode: &Inode) -> Result<u32, FsError> {
+    let guard = inode.read();
+    if guard.fields().nlink > 1 || inode.handles() > 0 {
+        return Ok(0);
+    }
+    let extents = guard.range_limit(ItemType::EXTENT_DATA, 0, u64::MAX, EXTENTS_PER_STEP + 1)?.len();
+    Ok(if extents > EXTENTS_PER_STEP { 0 } else { extents as u32 })
+}
+
+/// Removes what is left of an inode without names, unless it has more than that many extents; whether it did.
+pub(crate) fn erase(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents_max: u32) -> Result<bool, FsError> {
+    let extents = inode.range_limit(ItemType::EXTENT_DATA, 0, u64::MAX, extents_max as usize + 1)?;
+    if extents.len() > extents_max as usize {
         return Ok(false);
     }
     for (offset, _) in extents {
@@ -55,13 +71,13 @@ pub(crate) fn erase(inode: &mut WriteGuard<'_>, h: &dyn Joined) -> Result<bool, 
     Ok(true)
 }
 
-/// The last name of an inode is gone: erases it, or leaves it to be erased. True when it must be let go of by
-/// [`Core::let_go`] once all locks are dropped.
-pub(crate) fn last_name_gone(inode: &mut WriteGuard<'_>, h: &dyn Joined) -> Result<bool, FsError> {
+/// The last name of an inode is gone: erases it if it has no more than `extents_max` extents, or leaves it to be
+/// erased. True when it must be let go of by [`Core::let_go`] once all locks are dropped.
+pub(crate) fn last_name_gone(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents_max: u32) -> Result<bool, FsError> {
     let this = inode.inode();
     if this.handles() == 0 {
         this.discard();
-        if erase(inode, h)? {
+        if erase(inode, h, extents_max)? {
             return Ok(false);
         }
     }
@@ -101,13 +117,13 @@ impl Core {
         if busy() || (inode.read().fields().kind() == FileKind::File && !inode.drop_data_step()?) {
             return Ok(busy());
         }
-        let h = self.engine().join(ERASE_NEED)?;
+        let h = self.engine().join(erase_need(EXTENTS_PER_STEP as u32))?;
         let mut guard = inode.write();
         if guard.state().gone || inode.handles() > 0 {
             return Ok(true);
         }
         inode.discard();
-        let done = erase(&mut guard, &h)?;
+        let done = erase(&mut guard, &h, EXTENTS_PER_STEP as u32)?;
         drop(guard);
         if done {
             self.set_orphan(inode, &h, false)?;

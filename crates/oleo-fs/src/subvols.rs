@@ -28,7 +28,7 @@ use crate::core::Core;
 use crate::dir::{self, Target};
 use crate::fs::Fs;
 use crate::inode::{InodeFields, InodeRef, Items, ItemsMut, Joined, time_of, timespec_of};
-use crate::names::{check_dir, remove_index, stamp};
+use crate::names::{check_dir, remove_index, stamp, whole};
 use crate::options::Time;
 use crate::subvol::Subvol;
 use crate::{FsError, refs, xattr};
@@ -236,9 +236,7 @@ impl Fs {
             s.create_tree(id, item)?;
             let fields = root_dir_fields(new, &inherited, generation.0, now);
             s.put(id, &root_dir_changes(&fields, &inherited, generation.0))?;
-            self.enter(s, dir, name, id, now)?;
-            self.uuid_add(s, ItemType::UUID_SUBVOL, uuid, id)?;
-            self.core().enter_subvol(id, item);
+            whole(self.core(), self.enter(s, dir, name, id, &item))?;
             Ok(id)
         })
     }
@@ -266,13 +264,7 @@ impl Fs {
             let (now, generation) = (self.core().now(), s.generation());
             let item = snapshot_item(&old, uuid, opts.read_only, now, generation);
             s.snapshot(source, id, item)?;
-            self.enter(s, dir, name, id, now)?;
-            self.uuid_add(s, ItemType::UUID_SUBVOL, uuid, id)?;
-            let received = Uuid::from_bytes(item.received_uuid);
-            if !received.is_nil() {
-                self.uuid_add(s, ItemType::UUID_RECEIVED_SUBVOL, received, id)?;
-            }
-            self.core().enter_subvol(id, item);
+            whole(self.core(), self.enter(s, dir, name, id, &item))?;
             Ok(id)
         })
     }
@@ -297,7 +289,7 @@ impl Fs {
         let now = self.core().now();
         dir::remove_item(&mut guard, &h, name)?;
         let done = remove_index(&mut guard, &h, name, None);
-        crate::names::whole(self.core(), done)?;
+        whole(self.core(), done)?;
         stamp(&mut guard, &h, now);
         Ok(())
     }
@@ -329,15 +321,7 @@ impl Fs {
             }
             let item = subvol.root_item().ok_or(FsError::NotFound)?;
             s.orphan_tree(id)?;
-            let now = self.core().now();
-            let mut guard = dir.write();
-            dir::remove_item(&mut guard, s, &place.name)?;
-            remove_index(&mut guard, s, &place.name, Some(place.sequence))?;
-            stamp(&mut guard, s, now);
-            drop(guard);
-            self.remove_root_ref(s, parent, id)?;
-            self.uuid_remove(s, ItemType::UUID_SUBVOL, Uuid::from_bytes(item.uuid), id)?;
-            self.uuid_remove(s, ItemType::UUID_RECEIVED_SUBVOL, Uuid::from_bytes(item.received_uuid), id)?;
+            whole(self.core(), self.leave(s, &dir, &place, id, &item))?;
             subvol.set_deleted();
             self.core().cache.remove_tree(id);
             self.core().subvols.lock().remove(&id);
@@ -357,13 +341,36 @@ impl Fs {
         dir::check_room(&guard, name)
     }
 
-    /// Adds a subvolume's entry and references.
-    fn enter(&self, s: &Staged<'_>, dir: &InodeRef, name: &[u8], id: TreeId, now: Time) -> Result<(), FsError> {
+    /// Adds a new subvolume's entry, references and UUID items.
+    fn enter(&self, s: &Staged<'_>, dir: &InodeRef, name: &[u8], id: TreeId, item: &RootItem) -> Result<(), FsError> {
         let mut guard = dir.write();
         let index = dir::add(&mut guard, s, name, Target::Subvol(id), FileKind::Dir)?;
-        stamp(&mut guard, s, now);
+        stamp(&mut guard, s, self.core().now());
         drop(guard);
-        self.add_root_ref(s, dir.tree(), dir.ino(), id, index, name)
+        self.add_root_ref(s, dir.tree(), dir.ino(), id, index, name)?;
+        self.uuid_add(s, ItemType::UUID_SUBVOL, Uuid::from_bytes(item.uuid), id)?;
+        self.uuid_add(s, ItemType::UUID_RECEIVED_SUBVOL, Uuid::from_bytes(item.received_uuid), id)?;
+        self.core().enter_subvol(id, *item);
+        Ok(())
+    }
+
+    /// Removes a subvolume's entry, references and UUID items.
+    fn leave(
+        &self,
+        s: &Staged<'_>,
+        dir: &InodeRef,
+        place: &RootPlace,
+        id: TreeId,
+        item: &RootItem,
+    ) -> Result<(), FsError> {
+        let mut guard = dir.write();
+        dir::remove_item(&mut guard, s, &place.name)?;
+        remove_index(&mut guard, s, &place.name, Some(place.sequence))?;
+        stamp(&mut guard, s, self.core().now());
+        drop(guard);
+        self.remove_root_ref(s, dir.tree(), id)?;
+        self.uuid_remove(s, ItemType::UUID_SUBVOL, Uuid::from_bytes(item.uuid), id)?;
+        self.uuid_remove(s, ItemType::UUID_RECEIVED_SUBVOL, Uuid::from_bytes(item.received_uuid), id)
     }
 
     fn new_root_item(&self, uuid: Uuid, now: Time, generation: Generation) -> RootItem {
@@ -502,7 +509,7 @@ impl Fs {
         Ok(infos)
     }
 
-    fn subvol_ids(&self) -> Result<Vec<TreeId>, FsError> {
+    pub(crate) fn subvol_ids(&self) -> Result<Vec<TreeId>, FsError> {
         let mut ids: Vec<TreeId> = self.core().subvols.lock().keys().copied().collect();
         let engine = self.engine();
         let _reader = engine.reader();
@@ -706,5 +713,7 @@ impl Core {
     fn enter_subvol(self: &Arc<Self>, id: TreeId, item: RootItem) {
         let subvol = Arc::new(Subvol::new(self.clone(), id, Some(item)));
         self.subvols.lock().insert(id, subvol);
+        // A snapshot has the orphans of its source.
+        self.orphans_seen.store(false, Ordering::Release);
     }
 }

@@ -758,6 +758,118 @@ fn subvolume_properties() -> Result<()> {
     Ok(())
 }
 
+/// Everything below a directory, in words.
+fn listing(fs: &Fs, dir: &InodeRef, path: &str, out: &mut Vec<String>) -> Result<()> {
+    for entry in fs.readdir(dir, 0, usize::MAX)? {
+        let child = fs.open_entry(dir, &entry)?.with_context(|| format!("{path}: {entry:?} leads nowhere"))?;
+        let attr = fs.attr(&child);
+        let path = format!("{path}/{}", entry.name.escape_ascii());
+        let ino = if child.is_stub() { 0 } else { attr.ino.0 };
+        let xattrs = fs.xattr_list(&child)?.len();
+        out.push(format!("{path} {ino} {:?} {} {} {xattrs}", attr.kind, attr.nlink, attr.size));
+        if attr.kind == FileKind::Dir {
+            listing(fs, &child, &path, out)?;
+        }
+    }
+    Ok(())
+}
+
+/// Goal: operations of many threads on the same few names, with commits and snapshots going on, neither hang nor lose
+/// anything nor leave anything half done.
+/// Method: threads do random operations whose outcome does not matter, others sync, snapshot and delete snapshots; what
+/// can be listed afterwards is listed again after reopening, and `btrfs check` is asked.
+#[test]
+fn threads_on_the_same_names() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.path().join("threads.img");
+    let fs = fresh(&image, 16384)?;
+    let root = fs.root(TreeId::FS)?;
+    for name in ["0", "1", "2"] {
+        fs.create(&root, name.as_bytes(), &NewInode::new(NewKind::Dir, 0o755))?;
+    }
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4u64)
+            .map(|seed| {
+                scope.spawn({
+                    let fs = fs.clone();
+                    move || thread_of_names(&fs, seed)
+                })
+            })
+            .collect();
+        let syncer = scope.spawn({
+            let fs = fs.clone();
+            move || -> Result<()> {
+                for n in 0..12u64 {
+                    fs.sync()?;
+                    let root = fs.root(TreeId::FS)?;
+                    let name = format!("snap{}", n % 3).into_bytes();
+                    if let Some(old) = fs.lookup(&root, &name)? {
+                        fs.subvol_delete(old.tree())?;
+                    }
+                    fs.snapshot(TreeId::FS, &root, &name, SnapshotOptions::default())?;
+                    fs.clean(50)?;
+                }
+                Ok(())
+            }
+        });
+        for thread in threads {
+            thread.join().expect("a thread panicked")?;
+        }
+        syncer.join().expect("the syncing thread panicked")
+    })?;
+    let mut before = Vec::new();
+    listing(&fs, &root, "", &mut before)?;
+    fs.sync()?;
+    drop(root);
+    drop(fs);
+    oracle.must_be_sound(&[&image], "threads")?;
+    let fs = open(&image)?;
+    let mut after = Vec::new();
+    listing(&fs, &fs.root(TreeId::FS)?, "", &mut after)?;
+    ensure!(before == after, "the listing changed by reopening");
+    Ok(())
+}
+
+fn thread_of_names(fs: &Fs, seed: u64) -> Result<()> {
+    let mut rng = Rng::new(seed);
+    let root = fs.root(TreeId::FS)?;
+    for step in 0..2500 {
+        let path = |rng: &mut Rng| {
+            let depth = rng.below(3);
+            (0..depth).map(|_| format!("{}", rng.below(3)).into_bytes()).collect::<Vec<_>>().join(&b'/')
+        };
+        let (Ok(dir), Ok(other)) = (
+            fs.resolve(&root, &path(&mut rng), oleo_fs::Follow::No),
+            fs.resolve(&root, &path(&mut rng), oleo_fs::Follow::No),
+        ) else {
+            continue;
+        };
+        let name = format!("{}", rng.below(5)).into_bytes();
+        let to = format!("{}", rng.below(5)).into_bytes();
+        let kind = if rng.one_in(2) { NewKind::Dir } else { NewKind::File };
+        let mode = *rng.pick(&[RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange]).expect("some");
+        let done = match rng.below(8) {
+            0..=1 => fs.create(&dir, &name, &NewInode::new(kind, 0o755)).map(drop),
+            2 => fs.unlink(&dir, &name),
+            3 => fs.rmdir(&dir, &name),
+            4..=5 => fs.rename(&dir, &name, &other, &to, mode),
+            6 => match fs.lookup(&dir, &name) {
+                Ok(Some(file)) => fs.link(&file, &other, &to),
+                other => other.map(drop),
+            },
+            _ => fs.xattr_set(&dir, b"user.x", &name, XattrMode::Any),
+        };
+        match done {
+            Err(e @ (FsError::Corruption(_) | FsError::Tree(_) | FsError::Txn(_) | FsError::Busy(_))) => {
+                bail!("thread {seed}, step {step}: {e}");
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// Goal: `create` is fast enough that two threads make a million files in two seconds.
 /// Method: two threads, a directory each; prints the rate of making and of the commit. Run by hand, in release.
 #[test]
