@@ -38,3 +38,6 @@ fn main() -> ExitCode {
         Err(error) => out::fail(&error),
     }
 }
+
+#[cfg(test)]
+mod tests;

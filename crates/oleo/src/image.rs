@@ -341,7 +341,8 @@ impl Image {
         Ok(())
     }
 
-    /// Ends the work: everything done is durable afterwards.
+    /// Ends the work: everything done is durable afterwards. The image itself is given up when the last [`File`] of
+    /// it is gone too.
     ///
     /// # Errors
     /// As [`Image::sync`].

@@ -1,6 +1,125 @@
 //! Oleo: btrfs without the kernel. The public library.
 //!
-//! Everything works on images and devices that nobody has mounted, as an ordinary user.
+//! Everything works on images and devices that nobody has mounted, as an ordinary user. Paths inside an image are bytes
+//! and begin at the top level; offsets and lengths are in bytes. Errors are one type, [`Error`], which says what went
+//! wrong, of which kind it is ([`ErrorKind`]), and what to try ([`Error::hint`]). Nothing here prints or asks.
+//!
+//! | to do | begin with |
+//! |---|---|
+//! | make an image, empty or from a directory or tar | [`build()`] |
+//! | read and write files in an image | [`Image::open`], [`Image::open_file`], [`File`] |
+//! | subvolumes and snapshots | [`Image::create_subvol`], [`Image::snapshot`] |
+//! | everything about files and names | [`Image::fs`] |
+//! | copy files out | [`restore`] |
+//! | look at blocks and superblocks | [`inspect`] |
+//! | use something else than files as devices | [`Device`], [`make()`], [`Image::from_devices`] |
+//!
+//! # Making an image from a directory
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let scratch = tempfile::tempdir()?;
+//! # let (dir, img) = (scratch.path().join("dir"), scratch.path().join("disk.img"));
+//! std::fs::create_dir(&dir)?;
+//! std::fs::write(dir.join("hello"), "world")?;
+//!
+//! let options = oleo::BuildOptions {
+//!     source: oleo::Source::Dir(dir),
+//!     fill: oleo::FillOptions { compress: oleo::parse_compress("zstd:3")?, ..Default::default() },
+//!     mkfs: oleo::MkfsOptions { label: "demo".into(), seed: oleo::random_seed(), ..Default::default() },
+//!     shrink: true,
+//!     ..Default::default()
+//! };
+//! let report = oleo::build(&[&img], options)?;
+//! assert_eq!(report.filled.done.files, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Opening one, reading and writing, from many threads
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let scratch = tempfile::tempdir()?;
+//! # let img = scratch.path().join("disk.img");
+//! # oleo::build(&[&img], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() })?;
+//! let image = oleo::Image::open(&img, &oleo::OpenOptions::writing())?;
+//! image.create_dir("logs")?;
+//! let file = image.create_file("logs/today")?;
+//! std::thread::scope(|threads| {
+//!     for part in 0..4u64 {
+//!         let file = &file;
+//!         threads.spawn(move || file.write_at(&[part as u8; 1000], part * 1000));
+//!     }
+//! });
+//! assert_eq!(file.len(), 4000);
+//! let mut byte = [0];
+//! file.read_at(&mut byte, 2500)?;
+//! assert_eq!(byte, [2]);
+//! drop(file); // open files keep the image in use
+//! image.close()?; // durable from here on
+//!
+//! let image = oleo::Image::open(&img, &oleo::OpenOptions::default())?;
+//! assert_eq!(image.read("logs/today")?.len(), 4000);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Subvolumes and snapshots
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let scratch = tempfile::tempdir()?;
+//! # let img = scratch.path().join("disk.img");
+//! # oleo::build(&[&img], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() })?;
+//! let image = oleo::Image::open(&img, &oleo::OpenOptions::writing())?;
+//! image.create_subvol("data")?;
+//! image.write("data/file", b"before")?;
+//! let options = oleo::SnapshotOptions { read_only: true, ..Default::default() };
+//! image.snapshot("data", "data-yesterday", &options)?;
+//! image.write("data/file", b"after")?;
+//! assert_eq!(image.read("data-yesterday/file")?, b"before");
+//! image.close()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Copying files out
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let scratch = tempfile::tempdir()?;
+//! # let (img, dest) = (scratch.path().join("disk.img"), scratch.path().join("out"));
+//! # oleo::build(&[&img], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() })?;
+//! # let image = oleo::Image::open(&img, &oleo::OpenOptions::writing())?;
+//! # image.write("file", b"contents")?;
+//! # image.close()?;
+//! use oleo::restore::{RestoreOptions, restore_to_dir, restore_to_tar};
+//!
+//! let image = oleo::Image::open(&img, &oleo::OpenOptions::default())?;
+//! restore_to_dir(&image, &image.top()?, b"", &dest, &RestoreOptions::default())?;
+//! assert_eq!(std::fs::read(dest.join("file"))?, b"contents");
+//!
+//! let mut archive = Vec::new();
+//! restore_to_tar(&image, &image.top()?, b"", &mut archive, &RestoreOptions::default())?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # A volume in memory
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//!
+//! let devices: Vec<Arc<dyn oleo::Device>> = vec![Arc::new(oleo::MemDevice::new(256 << 20))];
+//! oleo::make(&devices, &oleo::MkfsOptions { seed: oleo::random_seed(), ..Default::default() })?;
+//! let image = oleo::Image::from_devices(devices, &oleo::OpenOptions::writing())?;
+//! image.write("file", b"contents")?;
+//! image.sync()?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod build;
 mod error;

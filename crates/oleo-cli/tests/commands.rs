@@ -1,0 +1,131 @@
+//! The commands end to end: the wiring from arguments to output and exit codes. What they do is tested below.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use oleo_sim::oracle::{Scratch, oracle};
+
+/// Runs the command in a directory.
+fn run(dir: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_oleo")).current_dir(dir).args(args).output().unwrap()
+}
+
+/// The same where it must succeed; its standard output.
+fn ok(dir: &Path, args: &[&str]) -> String {
+    let output = run(dir, args);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The same where it must fail with this code; its one line of complaint.
+fn fails(dir: &Path, code: i32, args: &[&str]) -> String {
+    let output = run(dir, args);
+    assert_eq!(output.status.code(), Some(code), "{args:?}");
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(line.lines().count(), 1, "{line}");
+    line
+}
+
+/// Goal: a session with every command that reads and writes does what it says, and the image is sound in the end.
+#[test]
+fn a_session() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    std::fs::create_dir_all(dir.join("src/sub")).unwrap();
+    std::fs::write(dir.join("src/sub/file"), "contents").unwrap();
+    std::fs::write(dir.join("more"), vec![7; 300_000]).unwrap();
+
+    ok(dir, &["mkfs", "--rootdir", "src", "--size", "300M", "--label", "first", "i"]);
+    assert_eq!(ok(dir, &["ls", "-R", "i"]), ".:\nsub\n\nsub:\nfile\n");
+    assert_eq!(ok(dir, &["cat", "i", "sub/file"]), "contents");
+    ok(dir, &["put", "i", "more", "sub"]);
+    ok(dir, &["mkdir", "-p", "i", "a/b/c"]);
+    ok(dir, &["cp", "--reflink", "i", "sub/more", "a/b"]);
+    ok(dir, &["cp", "-r", "i", "sub", "a/b/c"]);
+    ok(dir, &["mv", "i", "sub/file", "renamed"]);
+    ok(dir, &["ln", "i", "renamed", "a/second"]);
+    ok(dir, &["ln", "-s", "i", "renamed", "a/symbolic"]);
+    assert_eq!(ok(dir, &["cat", "i", "a/second"]), "contents");
+    assert_eq!(ok(dir, &["ls", "i", "a/b/c/sub"]), "file\nmore\n");
+    let long = ok(dir, &["ls", "-l", "i", "a"]);
+    assert!(long.contains("symbolic -> renamed"), "{long}");
+    ok(dir, &["rm", "-r", "i", "a/b/c"]);
+
+    ok(dir, &["subvolume", "create", "i", "v"]);
+    ok(dir, &["put", "i", "more", "v/more"]);
+    ok(dir, &["subvolume", "snapshot", "-r", "i", "v", "w"]);
+    assert!(ok(dir, &["subvolume", "list", "i"]).lines().last().unwrap().ends_with("top level 5 path w"));
+    assert!(ok(dir, &["subvolume", "show", "i", "w"]).contains("readonly"));
+    assert_eq!(ok(dir, &["ls", "--subvol", "w", "i"]), "more\n");
+    assert_eq!(ok(dir, &["property", "get", "i", "w", "ro"]), "ro=true\n");
+    ok(dir, &["property", "set", "i", "w", "ro", "false"]);
+    ok(dir, &["property", "set", "i", "a", "compression", "zstd"]);
+    ok(dir, &["subvolume", "set-default", "i", "v"]);
+    assert!(ok(dir, &["subvolume", "get-default", "i"]).ends_with("path v\n"));
+    ok(dir, &["subvolume", "delete", "i", "w"]);
+    ok(dir, &["filesystem", "label", "i", "second"]);
+    assert_eq!(ok(dir, &["filesystem", "label", "i"]), "second\n");
+    assert!(ok(dir, &["filesystem", "show", "i"]).starts_with("Label: 'second'  uuid: "));
+    assert!(ok(dir, &["filesystem", "df", "i"]).contains("Metadata, DUP: total="));
+    assert!(ok(dir, &["filesystem", "du", "-s", "i"]).contains("/"));
+    assert!(ok(dir, &["inspect", "dump-super", "i"]).contains("second"));
+    assert!(ok(dir, &["inspect", "dump-tree", "-t", "chunk", "i"]).contains("CHUNK_ITEM"));
+    assert!(ok(dir, &["inspect", "tree-stats", "i"]).contains("Tree 5"));
+
+    ok(dir, &["restore", "i", "out"]);
+    assert_eq!(std::fs::read(dir.join("out/v/more")).unwrap(), vec![7; 300_000]);
+    assert!(!run(dir, &["restore", "i", "-"]).stdout.is_empty());
+    if let Some(oracle) = oracle() {
+        oracle.must_be_sound(&[dir.join("i")], "after a session").unwrap();
+    }
+}
+
+/// Goal: JSON is JSON wherever it is offered.
+#[test]
+fn json() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    let made = ok(dir, &["mkfs", "--size", "300M", "--json", "i"]);
+    let made: serde_json::Value = serde_json::from_str(&made).unwrap();
+    assert_eq!(made["nodesize"], 16384);
+    for args in [
+        &["ls", "-lR", "--json", "i"][..],
+        &["subvolume", "list", "--json", "i"],
+        &["subvolume", "show", "--json", "i"],
+        &["subvolume", "get-default", "--json", "i"],
+        &["filesystem", "show", "--json", "i"],
+        &["filesystem", "df", "--json", "i"],
+        &["filesystem", "du", "--json", "i"],
+        &["property", "get", "--json", "i", "/"],
+        &["inspect", "dump-super", "--json", "i"],
+        &["inspect", "dump-tree", "--json", "i"],
+        &["inspect", "dump-tree", "--roots", "--json", "i"],
+        &["inspect", "tree-stats", "--json", "i"],
+    ] {
+        let text = ok(dir, args);
+        assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "{args:?}: {text}");
+    }
+}
+
+/// Goal: what goes wrong is one line with the place and, where there is something, what to try; exit codes tell kinds.
+#[test]
+fn complaints() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    assert!(fails(dir, 1, &["mkfs", "i"]).contains("--size"));
+    ok(dir, &["mkfs", "--size", "300M", "i"]);
+    assert!(fails(dir, 1, &["mkfs", "--size", "300M", "i"]).contains("--force"));
+    ok(dir, &["mkfs", "--size", "300M", "--force", "i"]);
+    assert!(fails(dir, 1, &["cat", "i", "nothing"]).starts_with("oleo: nothing: not found"));
+    ok(dir, &["mkdir", "i", "d"]);
+    assert!(fails(dir, 1, &["rm", "i", "d"]).contains("-r"));
+    assert!(fails(dir, 1, &["mkdir", "i", "d"]).contains("exists"));
+    assert!(fails(dir, 1, &["ls", "missing"]).contains("missing"));
+    assert!(fails(dir, 1, &["mkfs", "--size", "300M", "-d", "raid1", "j"]).contains("2 devices"));
+    assert!(!dir.join("j").exists(), "what was not completed is not left behind");
+    std::fs::write(dir.join("junk"), vec![1; 1 << 20]).unwrap();
+    assert!(fails(dir, 3, &["ls", "junk"]).contains("superblock"));
+    assert_eq!(run(dir, &["ls"]).status.code(), Some(2));
+    assert_eq!(run(dir, &["mkfs", "--size", "many", "k"]).status.code(), Some(2));
+}
