@@ -6,6 +6,7 @@
 
 mod estimate;
 mod lzo;
+mod lzo1x;
 mod zlib;
 mod zstd;
 

@@ -1,4 +1,5 @@
-//! A quick look at data before compressing it: most of what does not shrink is found here for a hundredth of the cost.
+//! A quick look at data before compressing it: most of what does not shrink is found here, for a twentieth of what
+//! zstd at its default level would take to find out.
 //!
 //! A sample of the data is counted. Two bytes picked at random are equal with probability 1/256 in noise and more often in
 //! anything that an entropy coder can shorten; the count of equal pairs measures that in integers, so that the answer is
@@ -13,8 +14,8 @@ const STEP_LEN: usize = 128;
 const PAIRS_PER_EQUAL_MAX: u64 = 180;
 /// One in this many words being seen before says that the data repeats.
 const WORDS_PER_REPEAT_MAX: u32 = 16;
-/// Slots of the table of words, twice what the largest sample has.
-const WORD_SLOTS: usize = 4096;
+/// The base-2 logarithm of the slots for words: as many as the largest sample has. Clearing them is most of the cost.
+const WORD_BITS: u32 = 10;
 
 /// Whether it is worth trying to compress `data`. Errs on the side of trying.
 pub fn looks_compressible(data: &[u8]) -> bool {
@@ -38,16 +39,17 @@ pub fn looks_compressible(data: &[u8]) -> bool {
 
 /// Whether words of the sample come again.
 fn repeats(data: &[u8], step: usize) -> bool {
-    let mut seen = [0u64; WORD_SLOTS];
+    let mut seen = [0u32; 1 << WORD_BITS];
     let (mut words, mut again) = (0u32, 0u32);
     for run in data.chunks(step) {
         let Some(word) = run.first_chunk::<8>() else { continue };
-        let word = u64::from_le_bytes(*word);
-        let slot = usize::try_from(word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52).unwrap_or(0);
-        if seen[slot] == word {
-            again += 1;
-        }
-        seen[slot] = word;
+        let hash = u64::from_le_bytes(*word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // The slot is of the highest bits, what is compared of those below them.
+        let [.., a, b, c, d, _] = hash.to_le_bytes();
+        let slot = usize::try_from(hash >> (u64::BITS - WORD_BITS)).unwrap_or(0);
+        let tag = u32::from_le_bytes([a, b, c, d]);
+        again += u32::from(seen[slot] == tag);
+        seen[slot] = tag;
         words += 1;
     }
     again * WORDS_PER_REPEAT_MAX > words

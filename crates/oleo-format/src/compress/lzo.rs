@@ -7,16 +7,15 @@
 
 use std::cell::RefCell;
 
-use lzokay::compress::{Dict, compress_no_alloc, compress_worst_size};
-
 use super::DecompressError;
+use super::lzo1x::{self, Table};
 use crate::Compression;
 
 /// The bytes of a length field.
 const LEN: usize = 4;
 
 thread_local! {
-    static DICT: RefCell<Option<(Box<Dict>, Vec<u8>)>> = const { RefCell::new(None) };
+    static TABLE: RefCell<Table> = const { RefCell::new([0; size_of::<Table>() / 2]) };
 }
 
 const fn broken(what: &'static str) -> DecompressError {
@@ -31,17 +30,16 @@ fn padding(at: usize, sector_len: usize) -> usize {
 
 /// Compresses into at most `limit` bytes, or not at all.
 pub(super) fn compress(data: &[u8], sector_len: usize, limit: usize) -> Option<Vec<u8>> {
-    let worst = compress_worst_size(sector_len);
-    DICT.with_borrow_mut(|slot| {
-        let (dict, segment) = slot.get_or_insert_with(|| (Dict::new(), Vec::new()));
-        segment.resize(worst, 0);
-        let mut out = Vec::with_capacity(limit.min(super::EXTENT_LEN_MAX));
+    TABLE.with_borrow_mut(|table| {
+        let mut out = Vec::with_capacity(limit.min(super::EXTENT_LEN_MAX) + sector_len);
         out.extend_from_slice(&[0; LEN]);
         for sector in data.chunks(sector_len) {
-            let len = compress_no_alloc(sector, segment, dict).ok()?;
             out.resize(out.len() + padding(out.len(), sector_len), 0);
-            out.extend_from_slice(&u32::try_from(len).ok()?.to_le_bytes());
-            out.extend_from_slice(&segment[..len]);
+            let start = out.len();
+            out.extend_from_slice(&[0; LEN]);
+            lzo1x::compress(sector, table, &mut out);
+            let len = u32::try_from(out.len() - start - LEN).ok()?;
+            out[start..start + LEN].copy_from_slice(&len.to_le_bytes());
             if out.len() > limit {
                 return None;
             }

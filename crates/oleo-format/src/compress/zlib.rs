@@ -1,6 +1,6 @@
-//! zlib. libdeflate does the work: on the files of /usr it compresses and decompresses about three times as fast as the
-//! streaming library at the same ratio. It cannot stop in the middle of a stream, so the streaming one takes over when a
-//! stream holds more than is asked for.
+//! zlib. libdeflate does the work: on 32 MiB of files from /usr in extents of 128 KiB it compresses and decompresses one and
+//! a half times as fast as zlib-rs (level 3: 105 against 71 MB/s, and 614 against 378), 3 % smaller. It cannot stop in the
+//! middle of a stream, so the streaming library takes over when a stream holds more than is asked for.
 
 use std::cell::RefCell;
 
