@@ -261,3 +261,6 @@ impl std::fmt::Display for Hex<'_> {
 pub fn new_super_block() -> SuperBlock {
     SuperBlock { magic: SUPER_MAGIC, ..SuperBlock::default() }
 }
+
+#[cfg(test)]
+mod tests;
