@@ -198,7 +198,7 @@ mod tests {
                     if b >> bit & 1 == 1 {
                         want ^= x;
                     }
-                    x = (x << 1) ^ (x >> 7) * POLY;
+                    x = (x << 1) ^ ((x >> 7) * POLY);
                 }
                 assert_eq!(mul(a, b), want);
             }

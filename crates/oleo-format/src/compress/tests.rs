@@ -21,7 +21,7 @@ fn text(len: usize) -> Vec<u8> {
 fn mixed(len: usize, seed: u64) -> Vec<u8> {
     let mut data = noise(len, seed);
     for (i, part) in data.chunks_mut(97).enumerate() {
-        if (i as u64 ^ seed) % 3 == 0 {
+        if (i as u64 ^ seed).is_multiple_of(3) {
             part.fill(i as u8);
         }
     }

@@ -21,7 +21,7 @@ impl Image {
         let mut devices = HashMap::new();
         let mut sb = None;
         for path in paths {
-            let file = File::open(path).unwrap();
+            let file = File::options().read(true).write(true).open(path).unwrap();
             for offset in SUPER_OFFSETS.into_iter().filter(|o| o + 4096 <= file.metadata().unwrap().len()) {
                 let mut bytes = vec![0; SUPER_LEN];
                 file.read_exact_at(&mut bytes, offset).unwrap();
@@ -60,6 +60,16 @@ impl Image {
         let mut bytes = vec![0; len];
         self.devices[&stripe.devid.get()].read_exact_at(&mut bytes, stripe.offset.get() + (at - start)).unwrap();
         bytes
+    }
+
+    /// Writes to the first stripe, which must be the only one.
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        let (start, chunk) =
+            self.chunks.iter().find(|(s, c)| (*s..s + c.length.0).contains(&at)).expect("an address in a chunk");
+        assert_eq!(chunk.stripes.len(), 1);
+        self.devices[&chunk.stripes[0].devid.get()]
+            .write_all_at(bytes, chunk.stripes[0].offset.get() + (at - start))
+            .unwrap();
     }
 
     pub fn node(&self, expect: &NodeExpect) -> CheckedNode {
