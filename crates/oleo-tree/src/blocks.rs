@@ -114,11 +114,15 @@ impl Blocks {
         self.rules().nodesize
     }
 
-    /// Puts blocks that have just been written into the cache, without hold on their children. Roots kept from before
-    /// should be replaced by [`TreeRoot::settled`] after this.
+    /// Puts blocks that have just been written into the cache; they let go of their children. Roots kept from before should
+    /// be replaced by [`TreeRoot::settled`] after this.
     pub fn publish(&self, written: &[Arc<Node>]) {
         for node in written {
-            self.remember(Arc::new(node.bytes_only()));
+            self.remember(node.clone());
+        }
+        // Only now: a reader finds a child with its parent, in the cache or on disk, at any moment.
+        for node in written {
+            node.let_go();
         }
     }
 
@@ -203,7 +207,7 @@ impl Blocks {
     #[inline]
     pub(crate) fn child(&self, tree: TreeId, parent: &Node, slot: usize) -> Result<Arc<Node>, TreeError> {
         if let Some(kid) = parent.kid(slot) {
-            return Ok(kid.clone());
+            return Ok(kid);
         }
         self.load(tree, &NodeExpect::child(&parent.child(slot), parent.level()))
     }
@@ -218,7 +222,7 @@ impl Blocks {
         let mut missing: Vec<(usize, NodeExpect)> = Vec::new();
         for (index, (parent, slot)) in wanted.enumerate() {
             if let Some(kid) = parent.kid(slot) {
-                found.push(Some(kid.clone()));
+                found.push(Some(kid));
                 continue;
             }
             let expect = NodeExpect::child(&parent.child(slot), parent.level());

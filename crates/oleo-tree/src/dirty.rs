@@ -4,8 +4,8 @@
 //! its last reference; `drain_sorted` hands all of them over for writing.
 //!
 //! Blocks are sealed (checksum) as they are built, while they are in the processor's cache: a block here never changes.
-//! Locks: `sharing` (held by one change of a shareable tree at a time, over I/O: what one of them makes of a shared block
-//! decides what the next one sees), `map` (never over I/O).
+//! Locks: `map` (never over I/O); `sharing` is held by a change of a shareable tree and never waited for: what one makes of a
+//! shared block decides what the next one sees, so the caller makes them one after another, and two at once are a bug.
 
 use std::sync::Arc;
 
@@ -92,6 +92,7 @@ impl Dirty {
 
     /// One change of a shareable tree at a time.
     pub(crate) fn sharing(&self) -> MutexGuard<'_, ()> {
-        self.sharing.lock()
+        // Not waited for: a thread that helps out in a pool while it holds the lock could meet itself here.
+        self.sharing.try_lock().expect("shareable trees are changed one after another")
     }
 }

@@ -40,7 +40,7 @@ impl Blocks {
             }
         }
         env.ledger.record_batch(&mut refs.changes);
-        Ok(self.plant(env, bytes, |block| Node::copy_of(block, old.kids())))
+        Ok(self.plant(env, bytes, |block| Node::over_kids_of(block, &old)))
     }
 
     /// Makes a built block the root of a new tree.

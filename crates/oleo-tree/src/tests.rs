@@ -4,6 +4,7 @@
 mod batch;
 mod read;
 mod refs;
+mod speed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;

@@ -241,7 +241,7 @@ impl Job<'_> {
             let (child, kid) = match entry {
                 Entry::Kept { old, slot } => {
                     let node = &run.olds[old].node;
-                    (node.child(slot), node.kid(slot).cloned())
+                    (node.child(slot), node.kid(slot))
                 }
                 Entry::New(index) => {
                     let node = &below[index];

@@ -141,3 +141,48 @@ fn what_both_copies_share_cancels() {
     let fanout = 121;
     assert!(changes < 4 * fanout, "{changes} changes");
 }
+
+/// Goal: a crash in the middle of turning a large shared subtree to full backrefs leaves nothing that later steps miss.
+/// Method: a tree and its unchanged snapshot, so that dropping the first turns everything; steps of several sizes, the
+/// progress that only memory has forgotten after some of them; then the snapshot is changed and dropped as well.
+#[test]
+fn turning_survives_a_crash() {
+    for (budget, forget_at) in [(3, 5), (10, 7), (40, 2), (1, 11)] {
+        let mut rng = Rng(budget as u64);
+        let mut world = World::new(4096);
+        world.create(TreeId(256));
+        let extents = (0..4000).map(|n| {
+            Change::put(Key::new(256, ItemType::EXTENT_DATA, n * 16384), file_extent((1 << 40) + (n % 50) * 65536, 1))
+        });
+        let others = (0..16_000).map(|n| Change::put(Key::new(257 + n, ANY, 0), rng.bytes(40)));
+        let batch: Vec<Change> = extents.chain(others).collect();
+        world.apply(TreeId(256), &batch);
+        assert_eq!(world.trees[&TreeId(256)].root.level, 2);
+        world.commit();
+        world.snapshot(TreeId(256), TreeId(257));
+        world.commit();
+        let mut steps = 0;
+        while !world.drop_step(TreeId(256), budget) {
+            world.commit();
+            steps += 1;
+            if steps < 30 {
+                world.check_refs(&format!("budget {budget} step {steps}"));
+            }
+            if steps == forget_at {
+                let progress = &mut world.trees.get_mut(&TreeId(256)).unwrap().progress;
+                assert!(progress.is_some_and(|p| p.turning.is_some()), "the crash hits a half turned subtree");
+                *progress = progress.map(|p| DropProgress { turning: None, ..p });
+            }
+        }
+        world.commit();
+        world.check_refs(&format!("budget {budget} dropped"));
+        let batch = random_batch(&mut rng, &world.trees[&TreeId(257)].model, 20_000, 300, 300);
+        world.apply(TreeId(257), &batch);
+        world.commit();
+        world.check_refs(&format!("budget {budget} changed"));
+        world.check_contents("changed");
+        while !world.drop_step(TreeId(257), 100) {}
+        world.commit();
+        assert!(world.records.lock().is_empty());
+    }
+}
