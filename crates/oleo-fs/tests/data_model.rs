@@ -1,6 +1,7 @@
 //! File data against arrays of bytes, and then before the kernel.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use oleo_format::{Compression, CsumType, InodeFlags, TreeId};
 use oleo_fs::data::{CloneRange, Compress, Dedupe, KeepSize, Prepared, Stamp, Whole};
 use oleo_fs::{Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, SetAttr};
 use oleo_mkfs::{FeatureSet, MkfsOptions, make};
-use oleo_sim::oracle::{Oracle, oracle};
+use oleo_sim::oracle::{Oracle, oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions, Volume};
@@ -17,6 +18,8 @@ use oleo_volume::{OpenOptions, Volume};
 const MIB: u64 = 1 << 20;
 const FILES: usize = 5;
 const SECTOR: u64 = 4096;
+/// Operations of one run.
+const STEPS: usize = 300;
 /// Most operations stay below this offset, so that they meet.
 const NEAR: u64 = 400_000;
 
@@ -266,6 +269,96 @@ fn kernel_compare(oracle: &Oracle, image: &PathBuf, model: &[Vec<u8>], what: &st
     Ok(())
 }
 
+/// Goal: what the kernel wrote reads equal, can be changed, and is sound afterwards. Method: files of every kind of extent
+/// made on a kernel mount, then the random operations on them.
+#[test]
+fn on_kernel_images() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    for (n, (mkfs, mount)) in [
+        ("^no-holes", "compress=lzo"),
+        ("no-holes", "compress-force=zstd"),
+        ("^no-holes", ""),
+        ("no-holes", "compress=zlib"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let what = format!("kernel image {mkfs} {mount}");
+        let mut rng = Rng::new(n as u64 + 31);
+        let scratch = oracle.scratch()?;
+        let image = scratch.image("image", 600 * MIB)?;
+        oracle.mkfs(&["-O", mkfs], &[&image])?;
+        let mounted = oracle.mount(&[&image], mount)?;
+        let path = |n: usize| mounted.path().join(format!("file{n}"));
+        for n in 0..FILES {
+            std::fs::write(path(n), b"")?;
+        }
+        run("chattr", ["+C".as_ref(), path(FILES - 1).as_os_str()])?;
+        for _ in 0..60 {
+            let n = rng.below(FILES as u64) as usize;
+            let at = rng.below(NEAR);
+            let len = rng.length(50_000) + 1;
+            let data = if rng.one_in(2) { rng.text(len as usize) } else { rng.bytes(len as usize) };
+            let file = std::fs::OpenOptions::new().write(true).open(path(n))?;
+            let range = [format!("--offset={at}"), format!("--length={len}")];
+            let allocate = |mode: &[&str]| -> anyhow::Result<()> {
+                let mut args: Vec<std::ffi::OsString> = mode.iter().map(|m| m.into()).collect();
+                args.extend(range.iter().map(|r| r.into()));
+                args.push(path(n).into());
+                run("fallocate", args).map(drop)
+            };
+            match rng.below(9) {
+                0 => file.set_len(rng.below(NEAR))?,
+                1 => allocate(&["--punch-hole"])?,
+                2 => allocate(&["--keep-size"])?,
+                3 => allocate(&[])?,
+                4 if n != FILES - 1 => {
+                    run(
+                        "cp",
+                        ["--reflink=always".as_ref(), path(n).as_os_str(), path((n + 1) % (FILES - 1)).as_os_str()],
+                    )?;
+                }
+                5 => {
+                    file.set_len(0)?;
+                    file.write_all_at(&data[..data.len().min(3000)], 0)?;
+                }
+                _ => file.write_all_at(&data, at)?,
+            }
+            if rng.one_in(3) {
+                file.sync_all()?;
+            }
+        }
+        let mut model = Vec::new();
+        for n in 0..FILES {
+            model.push(std::fs::read(path(n))?);
+        }
+        mounted.unmount()?;
+        oracle.must_be_sound(&[&image], &what)?;
+        let compress = Some(Compress { algorithm: Compression::Zstd, level: 0, force: n == 1 });
+        let fs = open(&image, compress)?;
+        let root = fs.root(TreeId::FS)?;
+        let mut files = Vec::new();
+        for n in 0..FILES {
+            files.push(fs.lookup(&root, &World::name(n))?.ok_or(FsError::NotFound)?);
+        }
+        let mut world = World { fs, files, model };
+        world.compare(&mut rng, &what)?;
+        let mut told = Vec::new();
+        for step in 0..150 {
+            told.push(world.step(&mut rng).map_err(|e| e.context(format!("{what}, step {step}")))?);
+            if rng.one_in(5) {
+                let late = &told[told.len().saturating_sub(12)..];
+                world.compare(&mut rng, &format!("{what}, step {step}, after {late:#?}"))?;
+            }
+        }
+        world.fs.sync()?;
+        let model = world.model.clone();
+        drop(world);
+        kernel_compare(&oracle, &image, &model, &what)?;
+    }
+    Ok(())
+}
+
 struct Case {
     no_holes: bool,
     compress: Option<Compression>,
@@ -338,13 +431,13 @@ fn like_arrays() -> anyhow::Result<()> {
                 csum: CsumType::ALL[i],
                 nodesize: if i % 2 == 0 { 16384 } else { 4096 },
             };
-            play(&oracle, &case, seed * 100 + i as u64, 450)?;
+            play(&oracle, &case, seed * 100 + i as u64, STEPS)?;
         }
         play(
             &oracle,
             &Case { no_holes: false, compress: None, csum: CsumType::Crc32c, nodesize: 16384 },
             seed * 100 + 50,
-            450,
+            STEPS,
         )?;
     }
     Ok(())

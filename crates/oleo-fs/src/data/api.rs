@@ -1,5 +1,7 @@
 //! The operations on file data that [`Fs`] offers.
 
+use oleo_format::ByteLen;
+
 use crate::data::install::{self, Install};
 use crate::data::{
     CloneRange, Dedupe, ExtentInfo, FILE_LEN_MAX, KeepSize, Policy, Prepared, query, read, share, write,
@@ -96,6 +98,9 @@ impl Fs {
             check_installable(file, prepared)?;
             all.push(Install { inode: file, prepared, time, exact_size: None, from_flight: false });
         }
+        // Asking for all of it first commits where that frees enough.
+        let disk_len = batch.iter().map(|(_, prepared)| prepared.disk_len()).sum();
+        let _promise = if disk_len > 0 { Some(self.engine().reserve_data(ByteLen(disk_len))?) } else { None };
         install::install(&all)
     }
 

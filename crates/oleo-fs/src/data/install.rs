@@ -9,6 +9,7 @@
 //! written plain, in parts.
 //! Errors: grants that no item names yet give their space back when they are dropped.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use oleo_format::{ByteLen, Compression, Generation, Incompat, Logical, decompress};
@@ -24,8 +25,8 @@ use crate::options::Time;
 
 /// Extents that are put under one handle: bounds what one operation asks of the metadata reserve.
 const EXTENTS_PER_JOIN: usize = 256;
-/// Bytes of an extent item with its key and place in the leaf, rounded up.
-const EXTENT_ITEM_BYTES: u32 = 96;
+/// Bytes of an extent item with its head in the leaf (25 + 53), rounded up.
+const EXTENT_ITEM_BYTES: u32 = 80;
 
 /// One file's part of a batch.
 pub(super) struct Install<'a> {
@@ -194,25 +195,36 @@ fn finish(item: &Install<'_>, placed: Vec<Placed>) -> Result<(), FsError> {
     while rest.peek().is_some() {
         let group: Vec<Placed> = rest.by_ref().take(EXTENTS_PER_JOIN).collect();
         let range = group[0].at..group.last().map_or(0, |p| p.at + p.len);
-        let old = count_items(item.inode, range.start, range.end)?;
-        let inline_bytes: usize =
+        let old = count_items(item.inode, range.start, range.end, u32::MAX)?;
+        let inline_len: usize =
             group.iter().map(|p| if let PlacedKind::Inline { data, .. } = &p.kind { data.len() } else { 0 }).sum();
-        let items = (group.len() as u32) * 2 + old + 6;
-        let need = Need { items, bytes: items * EXTENT_ITEM_BYTES + inline_bytes as u32, ..Need::default() };
+        let mut need = need_of(group.len(), old);
+        need.bytes += inline_len as u32;
         let handle = engine.join(need)?;
         finish_group(item, group, &handle)?;
     }
     Ok(())
 }
 
-/// How many items the map has in a range; at most what a `Need` may ask for at once.
-pub(super) fn count_items(inode: &Inode, from: u64, to: u64) -> Result<u32, FsError> {
+/// What putting `new` extents over `old` ones may need: with the inode item, a hole in front, and what splitting the extents
+/// at both ends leaves.
+pub(super) fn need_of(new: usize, old: u32) -> Need {
+    let new = u32::try_from(new).unwrap_or(u32::MAX / 256).saturating_add(if old > 0 { 3 } else { 1 });
+    Need {
+        items: new.saturating_add(old).saturating_add(1),
+        bytes: new.saturating_mul(EXTENT_ITEM_BYTES),
+        ..Need::default()
+    }
+}
+
+/// How many items the map has in a range, as far as `max`.
+pub(super) fn count_items(inode: &Inode, from: u64, to: u64, max: u32) -> Result<u32, FsError> {
     let guard = inode.read();
     let sector = u64::from(inode.core().engine().sectorsize());
     let mut count = 0u32;
     map::walk(&MapOf { items: &guard, sector }, from, to, |_, _, _| {
-        count = count.saturating_add(1);
-        Ok(std::ops::ControlFlow::Continue(()))
+        count += 1;
+        Ok(if count < max { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
     })?;
     Ok(count)
 }

@@ -129,6 +129,16 @@ impl<'a> Prepared<'a> {
         self.data.len() + self.tail.as_ref().map_or(0, |t| t.len()) + bodies.sum::<usize>()
     }
 
+    /// Bytes that the pieces take on disk.
+    pub(crate) fn disk_len(&self) -> u64 {
+        let len = |piece: &Piece| match &piece.body {
+            Body::Inline { .. } => 0,
+            Body::Plain { .. } => piece.len,
+            Body::Compressed { data, .. } => data.len() as u64,
+        };
+        self.pieces.iter().map(len).sum()
+    }
+
     /// The bytes `skip..skip + len` of a piece as they go to disk, in one or two parts.
     pub(crate) fn disk_bytes<'p>(&'p self, piece: &'p Piece, skip: u64, len: u64) -> (&'p [u8], &'p [u8]) {
         let (skip, len) = (skip as usize, len as usize);

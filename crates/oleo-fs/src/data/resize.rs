@@ -23,8 +23,6 @@ use crate::inode::{Inode, InodeFields, Items, ItemsMut};
 use crate::options::Time;
 use crate::{FileKind, FsError};
 
-/// What one step over [`MAP_BATCH`] items may need.
-const STEP_NEED: Need = Need { items: MAP_BATCH as u32 * 2 + 4, bytes: MAP_BATCH as u32 * 96, releasing: true };
 /// What putting one extent may need.
 const ONE_NEED: Need = Need { items: 8, bytes: 1024, releasing: false };
 /// Where the offsets end that a file can have; a multiple of every sector size.
@@ -121,12 +119,19 @@ impl Inode {
         Ok(())
     }
 
+    /// What a step over the items of a range may need.
+    fn step_need(&self, from: u64, to: u64) -> Result<Need, FsError> {
+        let old = install::count_items(self, from, to, MAP_BATCH as u32)?;
+        let holes = if self.core().engine().features().no_holes() { 0 } else { old as usize };
+        Ok(Need { releasing: true, ..install::need_of(holes, old) })
+    }
+
     /// Drops some items from the end of the map; answers whether nothing behind `size` is left.
     fn shrink_step(self: &Arc<Self>, size: u64, time: Time) -> Result<bool, FsError> {
         let engine = self.core().engine();
         let sector = u64::from(engine.sectorsize());
         let keep = size.next_multiple_of(sector);
-        let handle = engine.join(STEP_NEED)?;
+        let handle = engine.join(self.step_need(keep, MAP_END)?)?;
         let mut guard = self.write();
         guard.alive()?;
         let mut shown = guard.fields().size;
@@ -172,7 +177,7 @@ impl Inode {
         self.discard();
         let engine = self.core().engine();
         let sector = u64::from(engine.sectorsize());
-        let handle = engine.join(STEP_NEED)?;
+        let handle = engine.join(self.step_need(0, MAP_END)?)?;
         let mut guard = self.write();
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
         let (freed, pos) = self.core().together(|| map::drop_some(&mut items, 0, MAP_END, MAP_BATCH))?;
@@ -219,7 +224,7 @@ impl Inode {
         let mut pos = from;
         // Each round drops at least one item, or reaches the end.
         while pos < to {
-            let handle = engine.join(STEP_NEED)?;
+            let handle = engine.join(self.step_need(pos, to)?)?;
             let mut guard = self.write();
             guard.alive()?;
             let size_end = guard.fields().size.next_multiple_of(sector);

@@ -12,7 +12,6 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use oleo_format::{ByteLen, InodeFlags};
-use oleo_txn::Need;
 use parking_lot::MutexGuard;
 
 use crate::FsError;
@@ -210,9 +209,9 @@ fn put_extents(
     let engine = dst.core().engine();
     let sector = u64::from(engine.sectorsize());
     let moved = |at: u64| at - range.from + range.to;
-    let old = install::count_items(dst, moved(part.start), moved(part.end))?;
-    let items = extents.len() as u32 * 2 + old + 8;
-    let handle = engine.join(Need { items, bytes: items * 96, ..Need::default() })?;
+    let old = install::count_items(dst, moved(part.start), moved(part.end), u32::MAX)?;
+    // On volumes whose holes have items, each extent may have one in front.
+    let handle = engine.join(install::need_of(extents.len() * 2, old))?;
     let mut guard = dst.write();
     guard.alive()?;
     let size_end = guard.fields().size.next_multiple_of(sector);
