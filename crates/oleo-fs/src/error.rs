@@ -81,7 +81,7 @@ pub enum FsError {
         /// Where in the file.
         at: u64,
         /// What went wrong below.
-        source: TxnError,
+        source: Box<TxnError>,
     },
     /// The image lies.
     #[error(transparent)]
@@ -174,7 +174,7 @@ impl FsError {
 
     /// Data of a file could not be read at `at`.
     pub(crate) fn data(inode: &crate::inode::Inode, at: u64, source: TxnError) -> FsError {
-        FsError::Data { tree: inode.tree(), ino: inode.ino(), at, source }
+        FsError::Data { tree: inode.tree(), ino: inode.ino(), at, source: Box::new(source) }
     }
 
     /// A lie of the image that the verifier of blocks cannot see, because it takes several items to tell.

@@ -107,7 +107,9 @@ impl Inode {
         let (policy, size, whole) = {
             let guard = self.read();
             guard.alive()?;
-            let policy = self.core().policy(guard.fields(), &guard)?;
+            let mut policy = self.core().policy(guard.fields(), &guard)?;
+            // A worker that waits for its helpers may take up another job meanwhile, which may want our lock.
+            policy.threads &= rayon::current_thread_index().is_none();
             let buffer = self.data.buffer.lock();
             let Some(b) = &*buffer else { return Ok(()) };
             let size = guard.fields().size.max(b.flight.end());

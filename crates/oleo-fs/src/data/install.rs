@@ -54,6 +54,9 @@ enum PlacedKind {
     Disk { grant: Grant, compression: Compression, disk_len: u64 },
 }
 
+/// The plain bytes of a compressed piece that had to be taken apart, for each piece.
+type Unpacked = Vec<Option<Vec<u8>>>;
+
 /// Data to be written: where, which piece of which file, which bytes of it.
 struct Copy<'a> {
     to: Logical,
@@ -64,7 +67,7 @@ struct Copy<'a> {
 pub(super) fn install(batch: &[Install<'_>]) -> Result<(), FsError> {
     let Some(first) = batch.first() else { return Ok(()) };
     let engine = first.inode.core().engine();
-    let mut unpacked: Vec<Vec<Option<Vec<u8>>>> = Vec::new();
+    let mut unpacked: Vec<Unpacked> = Vec::new();
     let mut placed = Vec::with_capacity(batch.len());
     for item in batch {
         let (mine, plain) = place(engine, item)?;
@@ -97,9 +100,8 @@ pub(super) fn install(batch: &[Install<'_>]) -> Result<(), FsError> {
     Ok(())
 }
 
-/// Takes space for one file's pieces. The second answer holds, per piece, the plain bytes of compressed pieces that had to be
-/// taken apart.
-fn place(engine: &Engine, item: &Install<'_>) -> Result<(Vec<Placed>, Vec<Option<Vec<u8>>>), FsError> {
+/// Takes space for one file's pieces.
+fn place(engine: &Engine, item: &Install<'_>) -> Result<(Vec<Placed>, Unpacked), FsError> {
     let sector = u64::from(engine.sectorsize());
     let stream = item.inode.ino().0;
     let mut placed = Vec::with_capacity(item.prepared.pieces.len());

@@ -87,7 +87,7 @@ impl Extent {
             FileExtent::Prealloc(e) => (e, true),
         };
         let len = e.num_bytes.0;
-        if len == 0 || at % sector != 0 || len % sector != 0 {
+        if len == 0 || !at.is_multiple_of(sector) || !len.is_multiple_of(sector) {
             return Err(FsError::lie("file extent", at, "num_bytes", len, "whole sectors, more than 0"));
         }
         if at.checked_add(len).is_none_or(|end| end > i64::MAX as u64 + 1) {

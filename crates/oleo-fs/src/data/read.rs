@@ -191,7 +191,9 @@ fn run(inode: &Inode, plan: &Plan, at: u64, out: &mut [u8]) -> Result<(), FsErro
         }
     }
     let total: u64 = tasks.iter().map(|t| t.out.len() as u64).sum();
-    if tasks.len() > 1 && total >= TASK_LEN && inode.core().opts.data.threads {
+    // A worker that waits for its helpers may take up another job meanwhile, which may want a lock that is held here.
+    let threads = inode.core().opts.data.threads && rayon::current_thread_index().is_none();
+    if tasks.len() > 1 && total >= TASK_LEN && threads {
         tasks.into_par_iter().try_for_each(|task| run_one(inode, task, plan.check))
     } else {
         tasks.into_iter().try_for_each(|task| run_one(inode, task, plan.check))
