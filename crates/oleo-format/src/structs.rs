@@ -102,7 +102,7 @@ on_disk! {
     30 DirItem { location: DiskKey, transid: U64, data_len: U16, name_len: U16, r#type: u8, }
     /// A range of directory indexes that a log tree is complete for.
     8 DirLogItem { end: U64, }
-    /// The head of a file extent; inline data follows, or [`FileExtentRef`].
+    /// The head of a file extent; inline data follows, or what [`FileExtentItem`] has more.
     21 FileExtentHead { generation: U64, ram_bytes: U64, compression: u8, encryption: u8, other_encoding: U16, r#type: u8, }
     /// A file extent that is not inline.
     53 FileExtentItem {

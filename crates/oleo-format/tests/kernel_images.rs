@@ -237,6 +237,78 @@ fn texture_of(len: usize, texture: u64) -> Vec<u8> {
         .collect()
 }
 
+/// Goal: what btrfs-progs write passes too. Method: an image of `mkfs.btrfs --rootdir`, one of `btrfs-convert`.
+#[test]
+fn images_of_btrfs_progs_are_sound() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let dir = scratch.dir("dir").unwrap();
+    oleo_sim::specimen::make(&dir, &oleo_sim::specimen::Options::default()).unwrap();
+    let devices = scratch.images("filled", 1, 512 << 20).unwrap();
+    oracle.mkfs(&["--rootdir", dir.to_str().unwrap()], &devices).unwrap();
+    let converted = scratch.images("converted", 1, 512 << 20).unwrap();
+    let run = |tool: &str, args: &[&str]| oleo_sim::oracle::run(tool, args).unwrap();
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    run("mkfs.ext4", &["-q", "-d", sources, converted[0].to_str().unwrap()]);
+    run("btrfs-convert", &[converted[0].to_str().unwrap()]);
+    for devices in [devices, converted] {
+        let image = Image::open(&devices);
+        let mut count = 0;
+        image.each_item(&mut |tree, key, item| {
+            count += 1;
+            if let Some(again) = again(&key, item) {
+                assert_eq!(again, item, "tree {tree} {key}");
+            }
+        });
+        assert!(count > 1000, "{count} items");
+    }
+}
+
+/// Goal: log trees pass. Method: fsync files, links, renames and attributes after a commit; copy the device as it is then.
+#[test]
+fn log_trees_are_sound() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let devices = scratch.images("logged", 1, 256 << 20).unwrap();
+    oracle.mkfs(&[], &devices).unwrap();
+    let mounted = oracle.mount(&devices, "").unwrap();
+    let top = mounted.path();
+    let write = |name: &str, data: &[u8]| {
+        fs::write(top.join(name), data).unwrap();
+        fs::File::open(top.join(name)).unwrap().sync_all().unwrap();
+    };
+    fs::create_dir(top.join("d")).unwrap();
+    (0..200).for_each(|n| fs::write(top.join(format!("d/old{n}")), vec![7; n * 50]).unwrap());
+    mounted.sync().unwrap();
+    for n in 0..100 {
+        write(&format!("new{n}"), &vec![1; n * 500]);
+        fs::remove_file(top.join(format!("d/old{n}"))).unwrap();
+        fs::rename(top.join(format!("d/old{}", n + 100)), top.join(format!("d/renamed{n}"))).unwrap();
+    }
+    fs::hard_link(top.join("new7"), top.join("d/link")).unwrap();
+    write("new7", b"again");
+    fs::File::open(top.join("d")).unwrap().sync_all().unwrap();
+    let copy = scratch.path().join("copy");
+    fs::copy(&devices[0], &copy).unwrap();
+    mounted.unmount().unwrap();
+
+    let image = Image::open(&[copy]);
+    let root = Logical(image.sb.log_root.get());
+    assert_ne!(root.0, 0, "the kernel left a log");
+    let mut logs = Vec::new();
+    image.walk(root, image.sb.log_root_level, TreeId::TREE_LOG, &mut |leaf| {
+        logs.extend(leaf.iter().map(|(_, item)| RootItem::decode(item).unwrap()));
+    });
+    let mut kinds: BTreeMap<ItemType, usize> = BTreeMap::new();
+    for log in logs {
+        image.walk(Logical(log.bytenr.get()), log.level, TreeId::TREE_LOG, &mut |leaf| {
+            leaf.iter().for_each(|(key, _)| *kinds.entry(key.item_type).or_default() += 1);
+        });
+    }
+    eprintln!("{kinds:?}");
+    assert!(kinds.contains_key(&ItemType::DIR_LOG_INDEX) && kinds.contains_key(&ItemType::EXTENT_CSUM));
+}
+
 /// The blocks of a dump-tree text by their address.
 fn blocks_of(text: &str) -> BTreeMap<u64, String> {
     let mut blocks = BTreeMap::new();

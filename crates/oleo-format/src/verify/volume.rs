@@ -148,8 +148,9 @@ pub(super) fn root_item(i: &Item<'_>) -> Result<(), Corruption> {
     const WHAT: &str = "root item";
     let tree = TreeId(i.key.objectid);
     ensure!(tree.0 != 0, WHAT, "tree", tree, "a tree");
-    // The offset says when a snapshot was made, or whose relocation or log tree this is.
-    let may_have_offset = tree.is_subvol() || matches!(tree, TreeId::TREE_RELOC | TreeId::TREE_LOG);
+    // The offset says when a snapshot was made, or whose relocation or log tree this is; btrfs-convert gives the data
+    // relocation tree one too.
+    let may_have_offset = tree.is_shareable() || tree == TreeId::TREE_LOG;
     ensure!(i.key.offset == 0 || may_have_offset, WHAT, "offset of its key", i.key.offset, 0);
     let root = RootItem::decode(i.data)?;
     i.aligned(WHAT, "bytenr", root.bytenr.get())?;
