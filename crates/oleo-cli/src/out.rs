@@ -111,7 +111,8 @@ pub(crate) fn json(value: &serde_json::Value) {
 /// Says what went wrong and what to try, on one line, and decides the exit code.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     let ours = error.downcast_ref::<oleo::Error>();
-    let text = format!("{error:#}").replace('\n', " ");
+    // Errors of the library tell their causes themselves.
+    let text = ours.map_or_else(|| format!("{error:#}"), ToString::to_string).replace('\n', " ");
     match ours.and_then(oleo::Error::hint) {
         Some(hint) => eprintln!("oleo: {text}; {hint}"),
         None => eprintln!("oleo: {text}"),

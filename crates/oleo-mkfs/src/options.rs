@@ -196,6 +196,8 @@ pub struct MkfsOptions {
     pub data: Option<Profile>,
     /// Where tree blocks go. `None`: dup on one device, raid1 on several.
     pub metadata: Option<Profile>,
+    /// Bytes that the first metadata chunk has at most, for images that are cut to size in the end.
+    pub metadata_chunk_max: Option<u64>,
     /// A name of at most 255 bytes, without a line feed.
     pub label: String,
     /// The UUID of the file system. `None`: made from `seed`.
@@ -222,6 +224,7 @@ impl Default for MkfsOptions {
             features: FeatureSet::default(),
             data: None,
             metadata: None,
+            metadata_chunk_max: None,
             label: String::new(),
             fsid: None,
             seed: [0; 32],
@@ -247,6 +250,7 @@ pub(crate) struct Resolved {
     pub features: FeatureSet,
     pub data: Profile,
     pub metadata: Profile,
+    pub metadata_chunk_max: Option<u64>,
     pub label: String,
     pub fsid: Uuid,
     pub seed: [u8; 32],
@@ -323,6 +327,7 @@ impl MkfsOptions {
             features,
             data,
             metadata,
+            metadata_chunk_max: self.metadata_chunk_max,
             label: self.label.clone(),
             fsid: self.fsid.unwrap_or_else(|| derive_uuid(&self.seed, "file system", 0)),
             seed: self.seed,

@@ -38,8 +38,8 @@ pub struct EngineOptions {
     pub read_only: bool,
     /// Bytes of tree blocks kept in memory.
     pub cache_bytes: usize,
-    /// Bytes of new data and metadata chunks at most; `None` leaves it to the volume. For images that are cut to size
-    /// in the end.
+    /// Bytes of new chunks at most, as long as there is not much else; `None` leaves it to the volume. For images that
+    /// are cut to size in the end.
     pub chunk_len_max: Option<ByteLen>,
 }
 

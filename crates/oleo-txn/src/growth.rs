@@ -88,6 +88,9 @@ pub(crate) fn without(all: Run, cut: &[(Logical, ByteLen)]) -> Vec<(Logical, Byt
     free
 }
 
+/// A new chunk of an image that is to be cut to size may be as large as this part of all chunks before it.
+const CHUNK_SHARE: u64 = 16;
+
 impl Inner {
     /// Makes one chunk of a kind; `false` when the devices have no room for one.
     fn grow(&self, kind: Kind) -> Result<bool, TxnError> {
@@ -108,9 +111,16 @@ impl Inner {
         Ok(())
     }
 
+    /// The bound asked for, or a part of what there is already: a large image need not have tens of thousands of chunks.
+    fn chunk_len_max(&self) -> Option<ByteLen> {
+        let asked = self.rules.chunk_len_max?;
+        let have: u64 = self.volume.chunks().iter().map(|chunk| chunk.len.0).sum();
+        Some(asked.max(ByteLen(have / CHUNK_SHARE)))
+    }
+
     fn grow_locked(&self, kind: Kind) -> Result<bool, TxnError> {
         let flags = self.profile_of(kind);
-        let want = ChunkWant { len_max: self.rules.chunk_len_max, ..ChunkWant::new(flags) };
+        let want = ChunkWant { len_max: self.chunk_len_max(), ..ChunkWant::new(flags) };
         let plan = match self.volume.propose_chunk(&want) {
             Ok(plan) => plan,
             Err(VolumeError::NoRoom { .. } | VolumeError::SystemArrayFull) => return Ok(false),

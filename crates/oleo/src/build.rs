@@ -21,8 +21,10 @@ const GROWING_BYTES: u64 = 1 << 40;
 const GROWING_BYTES_MIN: u64 = 1 << 30;
 /// Room that is left behind the last chunk of an image that was grown and is not to be shrunk.
 const HEADROOM_BYTES: u64 = 256 << 20;
-/// Chunks of an image that grows have at most this many bytes, so that little of the last one is in vain.
+/// Chunks of an image that grows have at most this many bytes at first, so that little of the last one is in vain.
 const GROWING_CHUNK_BYTES: u64 = 128 << 20;
+/// The same where the image is to be as small as can be.
+const SHRUNK_CHUNK_BYTES: u64 = 16 << 20;
 
 /// What goes into a new image.
 pub enum Source {
@@ -122,8 +124,11 @@ fn build_all<P: AsRef<Path>>(
         let meta = fs::metadata(&target.path).map_err(Error::host("open", &target.path))?;
         options.fill.skip.push((meta.dev(), meta.ino()));
     }
-    let made = make(&devices, &options.mkfs)?;
     let growing = targets.iter().any(|target| target.growing);
+    if growing || options.shrink {
+        options.mkfs.metadata_chunk_max = Some(chunk_bytes(options));
+    }
+    let made = make(&devices, &options.mkfs)?;
     let source = std::mem::replace(&mut options.source, Source::Empty);
     let mut filled = Report::default();
     if growing || options.shrink || !matches!(source, Source::Empty) {
@@ -142,6 +147,10 @@ fn build_all<P: AsRef<Path>>(
     Ok(BuildReport { made, filled, bytes: devices.iter().map(|device| device.len()).sum() })
 }
 
+fn chunk_bytes(options: &BuildOptions) -> u64 {
+    if options.shrink { SHRUNK_CHUNK_BYTES } else { GROWING_CHUNK_BYTES }
+}
+
 fn open_made(devices: Vec<Arc<dyn Device>>, options: &BuildOptions, growing: bool) -> Result<Image> {
     let clock: Arc<dyn Clock> = Arc::new(FixedClock(Time { sec: options.mkfs.created_seconds, nsec: 0 }));
     let fs = FsOptions {
@@ -150,7 +159,7 @@ fn open_made(devices: Vec<Arc<dyn Device>>, options: &BuildOptions, growing: boo
         data: DataOptions { compress: options.fill.compress, ..DataOptions::default() },
         ..FsOptions::default()
     };
-    let chunk_len_max = growing.then_some(GROWING_CHUNK_BYTES);
+    let chunk_len_max = (growing || options.shrink).then(|| chunk_bytes(options));
     Image::from_devices_sized(devices, &OpenOptions { fs, ..OpenOptions::writing() }, chunk_len_max)
 }
 

@@ -103,6 +103,9 @@ impl Error {
         match self {
             Error::At { source, .. } => source.hint(),
             Error::Device(DeviceError::InUse { .. }) => Some("unmount it, or end the program that uses it"),
+            Error::Volume(VolumeError::Missing { .. }) => {
+                Some("--device names the others, --scan finds them, --degraded reads without them")
+            }
             Error::Fs(FsError::NoSpace) | Error::Mkfs(MkfsError::Fs(FsError::NoSpace)) => {
                 Some("make the image larger (--size), or delete something")
             }

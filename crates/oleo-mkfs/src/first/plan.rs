@@ -97,7 +97,8 @@ pub(crate) fn plan(lengths: &[u64], options: &Resolved) -> Result<Plan, MkfsErro
         Placer { device_bytes: &device_bytes, used_to: vec![DEVICE_RESERVED; lengths.len()], next: FIRST_LOGICAL };
 
     let system_bytes = share(smallest, 64, MIB, 8 * MIB);
-    let metadata_bytes = share(smallest, 10, 4 * MIB, 256 * MIB);
+    let metadata_max = options.metadata_chunk_max.unwrap_or(256 * MIB).clamp(4 * MIB, 256 * MIB);
+    let metadata_bytes = share(smallest, 10, 4 * MIB, metadata_max);
     let data_bytes = share(smallest, 16, MIB, 8 * MIB);
     let system = placer.place(BlockGroupFlags::SYSTEM, options.metadata, system_bytes)?;
     let (metadata, data) = if options.features.mixed {
