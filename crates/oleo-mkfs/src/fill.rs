@@ -14,6 +14,7 @@ mod from_dir;
 mod from_tar;
 mod install;
 mod pool;
+mod reflink;
 mod tar;
 mod walk;
 
@@ -24,6 +25,7 @@ use oleo_fs::data::Compress;
 pub use self::from_dir::{fill_from_dir, fill_one};
 pub use self::from_tar::fill_from_tar;
 use self::pool::{RawPiece, Whole};
+pub use self::reflink::Reflink;
 use crate::MkfsError;
 
 /// Bytes of file data that are read but not installed, when nothing else is said.
@@ -69,6 +71,17 @@ pub struct Report {
 /// Told from time to time what has been done.
 pub type OnProgress = Box<dyn Fn(&Progress) + Send + Sync>;
 
+/// Attributes of the top directory; `None` takes the source's.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TopAttributes {
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Permission bits.
+    pub mode: Option<u32>,
+}
+
 /// How to fill.
 pub struct FillOptions {
     /// Directories that become subvolumes.
@@ -84,6 +97,10 @@ pub struct FillOptions {
     pub bytes_ahead_max: u64,
     /// Called as work goes on.
     pub on_progress: Option<OnProgress>,
+    /// Let the host share the data of source files with the image, where that lies whole and as it is.
+    pub reflink: Option<Reflink>,
+    /// Attributes of the top that are not taken from the source.
+    pub top: TopAttributes,
     /// Host files (device and inode number) that are not part of the source: the image that is being made.
     pub skip: Vec<(u64, u64)>,
 }
@@ -97,6 +114,8 @@ impl Default for FillOptions {
             threads: 0,
             bytes_ahead_max: BYTES_AHEAD_MAX,
             on_progress: None,
+            reflink: None,
+            top: TopAttributes::default(),
             skip: Vec::new(),
         }
     }

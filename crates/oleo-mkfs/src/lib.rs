@@ -11,7 +11,10 @@ mod trim;
 mod uuids;
 
 pub use error::MkfsError;
-pub use fill::{FillOptions, OnProgress, Progress, Report, SubvolWish, fill_from_dir, fill_from_tar, fill_one};
+pub use fill::{
+    FillOptions, OnProgress, Progress, Reflink, Report, SubvolWish, TopAttributes, fill_from_dir, fill_from_tar,
+    fill_one,
+};
 pub use first::{Made, make};
 pub use options::{FeatureSet, MkfsOptions, Profile};
 pub use signature::signature;

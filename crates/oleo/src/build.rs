@@ -9,7 +9,9 @@ use std::sync::Arc;
 use oleo_device::{Device, FileDevice, FileOptions};
 use oleo_fs::data::DataOptions;
 use oleo_fs::{Clock, FixedClock, FsOptions, Time};
-use oleo_mkfs::{FillOptions, Made, MkfsOptions, Report, SeededUuids, fill_from_dir, fill_from_tar, make, trim};
+use oleo_mkfs::{
+    FillOptions, Made, MkfsOptions, Profile, Reflink, Report, SeededUuids, fill_from_dir, fill_from_tar, make, trim,
+};
 
 use crate::error::AtPlace;
 use crate::{Error, Image, OpenOptions, Result};
@@ -52,6 +54,9 @@ pub struct BuildOptions {
     pub shrink: bool,
     /// Overwrite what is there.
     pub force: bool,
+    /// Share data with the files of a source directory, which must be on the same file system of the host as the
+    /// image, and that file system able to (btrfs, XFS).
+    pub reflink: bool,
 }
 
 impl Default for BuildOptions {
@@ -64,6 +69,7 @@ impl Default for BuildOptions {
             offset: 0,
             shrink: false,
             force: false,
+            reflink: false,
         }
     }
 }
@@ -124,6 +130,9 @@ fn build_all<P: AsRef<Path>>(
         let meta = fs::metadata(&target.path).map_err(Error::host("open", &target.path))?;
         options.fill.skip.push((meta.dev(), meta.ino()));
     }
+    if options.reflink {
+        options.fill.reflink = Some(reflink(targets, options)?);
+    }
     let growing = targets.iter().any(|target| target.growing);
     if growing || options.shrink {
         options.mkfs.metadata_chunk_max = Some(chunk_bytes(options));
@@ -145,6 +154,21 @@ fn build_all<P: AsRef<Path>>(
         image.close()?;
     }
     Ok(BuildReport { made, filled, bytes: devices.iter().map(|device| device.len()).sum() })
+}
+
+fn reflink(targets: &[Target], options: &BuildOptions) -> Result<Reflink> {
+    let ([target], Source::Dir(dir)) = (targets, &options.source) else {
+        return Err(Error::Request("sharing data needs a source directory and a single image".into()));
+    };
+    if options.fill.compress.is_some() || options.mkfs.data.is_some_and(|profile| profile != Profile::Single) {
+        return Err(Error::Request("sharing data needs data that is not compressed and has one copy".into()));
+    }
+    let device_of = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).map_err(Error::host("open", path));
+    if device_of(dir)? != device_of(&target.path)? {
+        let both = format!("{} and {}", dir.display(), target.path.display());
+        return Err(Error::Request(format!("{both} are on different file systems and cannot share data")));
+    }
+    Ok(Reflink::new(&target.path, options.offset)?)
 }
 
 fn chunk_bytes(options: &BuildOptions) -> u64 {

@@ -147,5 +147,6 @@ pub use oleo_fs::{
     NewSubvol, Rdev, RenameMode, SetAttr, SnapshotOptions, SubvolInfo, Target, Time, Times, UuidSource, XattrMode,
 };
 pub use oleo_mkfs::{
-    FeatureSet, FillOptions, Made, MkfsError, MkfsOptions, OnProgress, Profile, Progress, Report, SubvolWish, make,
+    FeatureSet, FillOptions, Made, MkfsError, MkfsOptions, OnProgress, Profile, Progress, Report, SubvolWish,
+    TopAttributes, make,
 };

@@ -158,3 +158,30 @@ fn subvolumes() -> Result<()> {
     assert_eq!(shown, [(String::new(), false), ("a".into(), false), ("a/inner".into(), true)]);
     Ok(())
 }
+
+/// Goal: with a host that can share blocks, the data of an image takes no room of its own, and the image is sound.
+/// Method: source and image on a kernel btrfs; ask it what the image has for itself.
+#[test]
+fn reflinks() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let host = scratch.image("host", 1 << 30)?;
+    oracle.mkfs(&[], &[&host])?;
+    let mounted = oracle.mount(&[&host], "")?;
+    let dir = mounted.path().join("source");
+    fs::create_dir(&dir)?;
+    for i in 0..5u32 {
+        let bytes: Vec<u8> = (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761 + i) >> 16) as u8).collect();
+        fs::write(dir.join(format!("file{i}")), bytes)?;
+    }
+    let image = mounted.path().join("image");
+    build(&[&image], BuildOptions { reflink: true, ..options(Source::Dir(dir.clone()), 6) })?;
+    mounted.sync()?;
+    let shown = oleo_sim::oracle::run("btrfs", ["filesystem", "du", "-s", "--raw", &image.display().to_string()])?;
+    let exclusive: u64 = shown.lines().last().unwrap_or_default().split_whitespace().nth(1).unwrap_or("?").parse()?;
+    assert!(exclusive < 2_000_000, "{shown}");
+    let copy = scratch.path().join("copy");
+    fs::copy(&image, &copy)?;
+    mounted.unmount()?;
+    oracle.must_be_sound(&[&copy], "an image that shares data")
+}

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
-use oleo::{BuildOptions, BuildReport, FeatureSet, FillOptions, MkfsOptions, Profile, Source, SubvolWish};
+use oleo::{
+    BuildOptions, BuildReport, FeatureSet, FillOptions, MkfsOptions, Profile, Source, SubvolWish, TopAttributes,
+};
 use uuid::Uuid;
 
 use crate::args::size;
@@ -38,6 +40,9 @@ pub(crate) struct Args {
     /// Compress data: zlib[:1-9], lzo, zstd[:1-15].
     #[arg(long, value_name = "ALGO[:LEVEL]")]
     compress: Option<String>,
+    /// Share data with the files of --rootdir instead of copying it, where the host's file system can.
+    #[arg(long, requires = "rootdir", conflicts_with = "compress")]
+    reflink: bool,
     /// Bytes of each image (K, M, G, T are understood).
     #[arg(long, short = 'b', value_name = "BYTES", value_parser = size)]
     size: Option<u64>,
@@ -74,10 +79,10 @@ pub(crate) struct Args {
     /// Features to switch on, or off with ^, separated by commas; "list-all" shows them.
     #[arg(long, short = 'O', value_name = "LIST", value_delimiter = ',')]
     features: Vec<String>,
-    /// Owner and group of the top directory, as numbers (an empty file system or a tar).
+    /// Owner and group of the top directory, as numbers [default: those of the source, or root].
     #[arg(long, value_name = "UID:GID")]
     top_owner: Option<String>,
-    /// Permissions of the top directory, in octal (an empty file system or a tar).
+    /// Permissions of the top directory, in octal [default: those of the source, or 755].
     #[arg(long, value_name = "MODE")]
     top_mode: Option<String>,
     /// Make all identifiers follow from this text.
@@ -113,12 +118,14 @@ impl Args {
                 epoch_seconds: epoch,
                 threads: self.threads,
                 on_progress: progress.callback(),
+                top: self.top()?,
                 ..FillOptions::default()
             },
             size: self.size,
             offset: self.offset,
             shrink: self.shrink,
             force: self.force,
+            reflink: self.reflink,
         };
         let report = oleo::build(&self.images, options)?;
         drop(progress);
@@ -169,15 +176,24 @@ impl Args {
             created_seconds: epoch.unwrap_or(i64::try_from(now)?),
             ..MkfsOptions::default()
         };
+        let top = self.top()?;
+        options.top_uid = top.uid.unwrap_or(options.top_uid);
+        options.top_gid = top.gid.unwrap_or(options.top_gid);
+        options.top_mode = top.mode.unwrap_or(options.top_mode);
+        Ok(options)
+    }
+
+    fn top(&self) -> anyhow::Result<TopAttributes> {
+        let mut top = TopAttributes::default();
         if let Some(owner) = &self.top_owner {
             let (uid, gid) = owner.split_once(':').context("--top-owner takes two numbers, as in 0:0")?;
-            options.top_uid = uid.parse().context("the owner is not a number")?;
-            options.top_gid = gid.parse().context("the group is not a number")?;
+            top.uid = Some(uid.parse().context("the owner is not a number")?);
+            top.gid = Some(gid.parse().context("the group is not a number")?);
         }
         if let Some(mode) = &self.top_mode {
-            options.top_mode = u32::from_str_radix(mode, 8).context("--top-mode takes an octal number, as in 755")?;
+            top.mode = Some(u32::from_str_radix(mode, 8).context("--top-mode takes an octal number, as in 755")?);
         }
-        Ok(options)
+        Ok(top)
     }
 
     fn source(&self) -> anyhow::Result<Source> {

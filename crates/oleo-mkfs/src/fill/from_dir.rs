@@ -76,6 +76,8 @@ struct Filler<'a> {
     /// Files with several names.
     links: HashMap<LinkId, InodeRef>,
     current: Option<InodeRef>,
+    /// It is the top.
+    is_top: bool,
     /// Set: there is one file only, it gets this name, and the directory it goes into stays as it is.
     rename: Option<Vec<u8>>,
 }
@@ -93,6 +95,7 @@ impl<'a> Filler<'a> {
             dirs: HashMap::from([(0, into)]),
             links: HashMap::new(),
             current: None,
+            is_top: false,
             rename: None,
         }
     }
@@ -106,10 +109,17 @@ impl<'a> Filler<'a> {
 
     fn event(&mut self, event: Event<Ready>) -> Result<(), MkfsError> {
         match event {
-            Event::Enter { dir } => self.current = self.dirs.remove(&dir),
+            Event::Enter { dir } => {
+                self.is_top = dir == 0;
+                self.current = self.dirs.remove(&dir);
+            }
             Event::Leave { meta } => {
                 if let Some(dir) = self.current.take().filter(|_| self.rename.is_none()) {
-                    self.installer.dir_meta(&dir, &meta)?;
+                    if self.is_top {
+                        self.installer.top_meta(&dir, meta)?;
+                    } else {
+                        self.installer.dir_meta(&dir, &meta)?;
+                    }
                 }
             }
             Event::More(piece) => self.installer.data(piece.take()?)?,
@@ -134,7 +144,7 @@ impl<'a> Filler<'a> {
                 inode
             }
             Body::File { size, first } => {
-                let inode = self.installer.file(dir, &name, &meta, size)?;
+                let inode = self.installer.file(dir, &name, &meta, size, Some(&path))?;
                 if let Some(piece) = first {
                     self.installer.data(piece.take()?)?;
                 }

@@ -89,7 +89,7 @@ impl Filler<'_> {
         match body {
             MemberBody::Dir => {}
             MemberBody::File { size, first } => {
-                self.installer.file(&dir, &name, &meta, size)?;
+                self.installer.file(&dir, &name, &meta, size, None)?;
                 if let Some(piece) = first {
                     self.installer.data(piece.take()?)?;
                 }
@@ -170,7 +170,12 @@ impl Filler<'_> {
         }
         for (path, meta) in std::mem::take(&mut self.dir_metas) {
             if let Some(dir) = self.dirs.get(&path) {
-                self.installer.dir_meta(&dir.clone(), &meta)?;
+                let dir = dir.clone();
+                if path.is_empty() {
+                    self.installer.top_meta(&dir, meta)?;
+                } else {
+                    self.installer.dir_meta(&dir, &meta)?;
+                }
             }
         }
         self.installer.finish()

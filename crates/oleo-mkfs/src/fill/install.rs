@@ -8,6 +8,8 @@
 //! to commit.
 
 use std::borrow::Cow;
+use std::path::Path;
+use std::sync::Arc;
 
 use oleo_format::TreeId;
 use oleo_fs::data::{Compress, Policy, Prepared, Stamp as Stamping};
@@ -69,9 +71,17 @@ impl Ready {
 
 /// What waits for its turn.
 enum Step {
-    Data(InodeRef, Ready),
+    Data(InodeRef, Ready, Option<Arc<Path>>),
     /// All data of the file has been told.
     Finish(InodeRef, SetAttr),
+}
+
+/// Data that goes to the file system at once.
+#[derive(Default)]
+struct Batch {
+    pieces: Vec<(InodeRef, Prepared<'static>)>,
+    /// What of it the host shall share: file, source, offset and length.
+    shares: Vec<(InodeRef, Arc<Path>, u64, u64)>,
 }
 
 /// A file whose data is being told.
@@ -82,6 +92,8 @@ struct OpenFile {
     end: u64,
     raw: bool,
     times: Times,
+    /// Where the host has it, if its data shall be shared.
+    source: Option<Arc<Path>>,
 }
 
 pub(super) struct Installer<'a> {
@@ -212,6 +224,15 @@ impl<'a> Installer<'a> {
         Ok(self.fs.root(tree)?)
     }
 
+    /// Gives the top its attributes, those of the source where no others are asked for.
+    pub fn top_meta(&mut self, dir: &InodeRef, mut meta: Meta) -> Result<(), MkfsError> {
+        let top = &self.options.top;
+        meta.uid = top.uid.unwrap_or(meta.uid);
+        meta.gid = top.gid.unwrap_or(meta.gid);
+        meta.mode = top.mode.unwrap_or(meta.mode);
+        self.dir_meta(dir, &meta)
+    }
+
     /// Gives a directory its attributes.
     pub fn dir_meta(&mut self, dir: &InodeRef, meta: &Meta) -> Result<(), MkfsError> {
         self.end_file()?;
@@ -227,11 +248,19 @@ impl<'a> Installer<'a> {
     }
 
     /// A new regular file; its data follows in [`Self::data`], up to the next entry.
-    pub fn file(&mut self, dir: &InodeRef, name: &[u8], meta: &Meta, size: u64) -> Result<InodeRef, MkfsError> {
+    pub fn file(
+        &mut self,
+        dir: &InodeRef,
+        name: &[u8],
+        meta: &Meta,
+        size: u64,
+        source: Option<&Path>,
+    ) -> Result<InodeRef, MkfsError> {
+        let source = source.filter(|_| self.options.reflink.is_some()).map(Arc::from);
         self.end_file()?;
         let inode = self.create(dir, name, NewKind::File, meta)?;
         let times = self.times(meta.times);
-        self.file = Some(OpenFile { inode: inode.clone(), size, end: 0, raw: false, times });
+        self.file = Some(OpenFile { inode: inode.clone(), size, end: 0, raw: false, times, source });
         self.count(|done| done.files += 1)?;
         Ok(inode)
     }
@@ -252,7 +281,8 @@ impl<'a> Installer<'a> {
         let inode = file.inode.clone();
         self.report.done.data_bytes += ready.len();
         self.steps_bytes += ready.held_bytes();
-        self.steps.push(Step::Data(inode, ready));
+        let source = file.source.clone();
+        self.steps.push(Step::Data(inode, ready, source));
         if self.steps_bytes >= BATCH_BYTES || self.steps.len() >= BATCH_PIECES {
             self.run_steps()?;
         }
@@ -307,11 +337,16 @@ impl<'a> Installer<'a> {
     /// Carries out what waits, in order; neighbouring pieces of data in one go.
     fn run_steps(&mut self) -> Result<(), MkfsError> {
         self.steps_bytes = 0;
-        let mut batch: Vec<(InodeRef, Prepared<'static>)> = Vec::new();
+        let mut batch = Batch::default();
         for step in std::mem::take(&mut self.steps) {
             match step {
-                Step::Data(inode, Ready::Prepared(_, prepared)) => batch.push((inode, prepared)),
-                Step::Data(inode, Ready::Raw(piece)) => {
+                Step::Data(inode, Ready::Prepared(at, prepared), source) => {
+                    if let Some(source) = source {
+                        batch.shares.push((inode.clone(), source, at, prepared.len()));
+                    }
+                    batch.pieces.push((inode, prepared));
+                }
+                Step::Data(inode, Ready::Raw(piece), _) => {
                     self.install(&mut batch)?;
                     self.fs.write(&inode, piece.offset, &piece.bytes)?;
                 }
@@ -325,10 +360,15 @@ impl<'a> Installer<'a> {
         self.install(&mut batch)
     }
 
-    fn install(&mut self, batch: &mut Vec<(InodeRef, Prepared<'static>)>) -> Result<(), MkfsError> {
-        if !batch.is_empty() {
-            self.fs.install_many(batch, Stamping::Keep)?;
-            batch.clear();
+    fn install(&mut self, batch: &mut Batch) -> Result<(), MkfsError> {
+        if !batch.pieces.is_empty() {
+            self.fs.install_many(&batch.pieces, Stamping::Keep)?;
+            batch.pieces.clear();
+        }
+        for (inode, source, at, len) in batch.shares.drain(..) {
+            if let Some(reflink) = &self.options.reflink {
+                reflink.share(self.fs, &inode, &source, at, len)?;
+            }
         }
         Ok(())
     }
