@@ -23,6 +23,10 @@ const SHARDS: usize = 64;
 /// within one read of a tree.
 const LOADS_MAX: usize = 100;
 
+/// How much a shard grows after a sweep that could not evict enough before the next: dirty inodes cannot go, and
+/// looking at each of them time and again would cost more than it frees.
+const SWEEP_GROWTH: usize = 4;
+
 type CacheKey = (TreeId, u64);
 
 pub(crate) struct InodeCache {
@@ -49,7 +53,7 @@ impl Shard {
             }
             self.inodes.retain(|_, inode| Arc::strong_count(inode) > 1 || inode.used.swap(false, Ordering::Relaxed));
         }
-        self.sweep_at = max.max(self.inodes.len() * 2);
+        self.sweep_at = max.max(self.inodes.len() * SWEEP_GROWTH);
     }
 }
 

@@ -22,8 +22,8 @@ use parking_lot::Mutex;
 use rayon::prelude::*;
 
 use crate::cache::InodeCache;
-use crate::delta::{Base, Slot, Value, Visit, Way};
-use crate::inode::{Frozen, Inode, InodeFields, ItemFate};
+use crate::delta::{Base, ItemMap, Slot, Value, Visit, Way};
+use crate::inode::{Inode, InodeFields, ItemFate};
 use crate::options::{FsOptions, Time};
 use crate::subvol::Subvol;
 use crate::{FsError, InodeRef};
@@ -39,7 +39,7 @@ pub struct Core {
     pub(crate) opts: FsOptions,
     /// Rises by one with each freeze; starts at 1, so that 0 is "never".
     epoch: AtomicU64,
-    dirty: [Mutex<Vec<Arc<Inode>>>; DIRTY_SHARDS],
+    dirty: [Mutex<Vec<Listed>>; DIRTY_SHARDS],
     dirty_subvols: Mutex<Vec<Arc<Subvol>>>,
     /// Set aside by `freeze`, emptied by `published`.
     frozen: Mutex<FrozenList>,
@@ -59,10 +59,13 @@ pub struct Core {
     pub(crate) data: crate::data::Shared,
 }
 
+/// A dirty inode, with its rank beside it so that sorting does not touch the inode.
+type Listed = ((TreeId, Ino), Arc<Inode>);
+
 #[derive(Default)]
 struct FrozenList {
     epoch: u64,
-    inodes: Vec<Arc<Inode>>,
+    inodes: Vec<Listed>,
     subvols: Vec<Arc<Subvol>>,
 }
 
@@ -104,7 +107,7 @@ impl Core {
     /// Enters an inode that is changed for the first time in this epoch.
     pub(crate) fn list_dirty(&self, inode: &Arc<Inode>, epoch: u64) {
         let shard = (inode.ino().0 >> 3) as usize % DIRTY_SHARDS;
-        self.dirty[shard].lock().push(inode.clone());
+        self.dirty[shard].lock().push((inode.rank(), inode.clone()));
         if inode.subvol().touch(epoch) {
             self.dirty_subvols.lock().push(inode.subvol().clone());
         }
@@ -181,28 +184,38 @@ impl DeltaSource for Core {
         self.whole()?;
         let mut frozen = self.frozen.lock();
         let epoch = frozen.epoch;
-        frozen.inodes.par_sort_unstable_by_key(|i| i.rank());
+        // Each shard is sorted by and large, which a stable sort makes use of.
+        frozen.inodes.par_sort_by_key(|listed| listed.0);
         frozen.subvols.sort_unstable_by_key(|s| s.id());
         let parts: Vec<Vec<(TreeId, Vec<Change>)>> =
             frozen.inodes.par_chunks(ITEMISE_CHUNK).map(|chunk| itemise_chunk(chunk, epoch)).collect();
-        let mut trees: Vec<(TreeId, Vec<Change>)> = Vec::new();
-        for (tree, mut changes) in parts.into_iter().flatten() {
-            match trees.last_mut() {
-                Some(last) if last.0 == tree => last.1.append(&mut changes),
-                _ => trees.push((tree, changes)),
+        let mut lens: Vec<(TreeId, usize)> = Vec::new();
+        for (tree, changes) in parts.iter().flatten() {
+            match lens.last_mut() {
+                Some(last) if last.0 == *tree => last.1 += changes.len(),
+                _ => lens.push((*tree, changes.len())),
             }
+        }
+        let mut trees: Vec<(TreeId, Vec<Change>)> =
+            lens.into_iter().map(|(tree, len)| (tree, Vec::with_capacity(len))).collect();
+        let mut to = 0;
+        for (tree, mut changes) in parts.into_iter().flatten() {
+            while trees[to].0 != tree {
+                to += 1;
+            }
+            trees[to].1.append(&mut changes);
         }
         let root_items = frozen.subvols.iter().filter_map(|s| Some((s.id(), s.frozen_item()?))).collect();
         Ok(Stage { trees, root_items })
     }
 
     fn published(&self) {
-        let (inodes, subvols) = {
+        let (epoch, inodes, subvols) = {
             let mut frozen = self.frozen.lock();
-            (std::mem::take(&mut frozen.inodes), std::mem::take(&mut frozen.subvols))
+            (frozen.epoch, std::mem::take(&mut frozen.inodes), std::mem::take(&mut frozen.subvols))
         };
-        inodes.par_iter().with_min_len(ITEMISE_CHUNK).for_each(|inode| {
-            if inode.forget_frozen() {
+        inodes.par_iter().with_min_len(ITEMISE_CHUNK).for_each(|(_, inode)| {
+            if inode.forget_frozen(epoch) {
                 self.cache.remove((inode.tree(), inode.ino().0));
             }
         });
@@ -215,39 +228,38 @@ impl DeltaSource for Core {
 }
 
 /// The changes of some inodes, which are sorted by tree and number.
-fn itemise_chunk(inodes: &[Arc<Inode>], epoch: u64) -> Vec<(TreeId, Vec<Change>)> {
+fn itemise_chunk(inodes: &[Listed], epoch: u64) -> Vec<(TreeId, Vec<Change>)> {
     let mut trees: Vec<(TreeId, Vec<Change>)> = Vec::new();
-    for inode in inodes {
+    for (_, inode) in inodes {
         if inode.subvol().is_deleted() {
             continue;
         }
-        let Some(frozen) = inode.frozen_of(epoch) else { continue };
         if trees.last().is_none_or(|t| t.0 != inode.tree()) {
             trees.push((inode.tree(), Vec::with_capacity(inodes.len() * 2)));
         }
         if let Some((_, changes)) = trees.last_mut() {
-            itemise_inode(inode, &frozen, changes);
+            inode.itemise(epoch, |items, fate, fields| itemise_inode(inode, items, fate, fields, changes));
         }
     }
     trees
 }
 
 /// One inode's changes in key order: the inode item's type is the lowest.
-fn itemise_inode(inode: &Inode, frozen: &Frozen, changes: &mut Vec<Change>) {
+fn itemise_inode(inode: &Inode, items: &ItemMap, fate: ItemFate, fields: &InodeFields, changes: &mut Vec<Change>) {
     let item = inode.key(ItemType::INODE_ITEM, 0);
-    match frozen.fate {
+    match fate {
         ItemFate::Clean => {}
-        ItemFate::Dirty => changes.push(Change { key: item, op: Op::Put(frozen.fields.encode()) }),
+        ItemFate::Dirty => changes.push(Change { key: item, op: Op::Put(fields.encode()) }),
         ItemFate::Deleted => changes.push(Change { key: item, op: Op::Delete }),
     }
-    changes.reserve(frozen.items.len());
-    for ((t, offset), fate) in frozen.items.iter() {
+    changes.reserve(items.len());
+    items.for_each(|(t, offset), fate| {
         let op = match fate {
             Some(bytes) => Op::Put(bytes.clone()),
             None => Op::Delete,
         };
         changes.push(Change { key: inode.key(t, offset), op });
-    }
+    });
 }
 
 /// The items of one object in a tree, at the newest root when it is asked.

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, btree_map};
 use std::ops::{ControlFlow, Deref};
 use std::slice;
 
+use hashbrown::HashMap;
 use oleo_format::ItemType;
 use oleo_tree::ItemRef;
 use smallvec::SmallVec;
@@ -58,7 +59,50 @@ pub(crate) enum ItemMap {
     /// Up to [`SMALL_MAX`] entries, sorted.
     Small(SmallVec<[(Slot, Fate); 2]>),
     /// More. Boxed so that an inode that changed little stays small.
-    Big(Box<BTreeMap<Slot, Fate>>),
+    Big(Box<BigMap>),
+}
+
+/// Many entries. Those of directories by the hash of their names are found one by one and never in order, until they
+/// are itemised: a hash table finds them several times faster.
+#[derive(Default)]
+pub(crate) struct BigMap {
+    hashed: HashMap<u64, Fate>,
+    /// All but DIR_ITEMs.
+    sorted: BTreeMap<Slot, Fate>,
+}
+
+impl BigMap {
+    fn get(&self, slot: Slot) -> Option<&Fate> {
+        if slot.0 == ItemType::DIR_ITEM { self.hashed.get(&slot.1) } else { self.sorted.get(&slot) }
+    }
+
+    fn set(&mut self, slot: Slot, fate: Fate) {
+        if slot.0 == ItemType::DIR_ITEM {
+            self.hashed.insert(slot.1, fate)
+        } else {
+            self.sorted.insert(slot, fate)
+        };
+    }
+
+    fn forget(&mut self, slot: Slot) {
+        if slot.0 == ItemType::DIR_ITEM {
+            self.hashed.remove(&slot.1)
+        } else {
+            self.sorted.remove(&slot)
+        };
+    }
+
+    fn len(&self) -> usize {
+        self.hashed.len() + self.sorted.len()
+    }
+
+    /// The DIR_ITEMs in order, within bounds.
+    fn hashed_in_order(&self, from: u64, to_incl: u64) -> Vec<(Slot, &Fate)> {
+        let within = self.hashed.iter().filter(|(at, _)| (from..=to_incl).contains(*at));
+        let mut all: Vec<_> = within.map(|(at, fate)| ((ItemType::DIR_ITEM, *at), fate)).collect();
+        all.sort_unstable_by_key(|e| e.0.1);
+        all
+    }
 }
 
 impl Default for ItemMap {
@@ -71,7 +115,7 @@ impl ItemMap {
     pub(crate) fn is_empty(&self) -> bool {
         match self {
             ItemMap::Small(v) => v.is_empty(),
-            ItemMap::Big(m) => m.is_empty(),
+            ItemMap::Big(m) => m.len() == 0,
         }
     }
 
@@ -86,7 +130,7 @@ impl ItemMap {
     pub(crate) fn get(&self, slot: Slot) -> Option<&Fate> {
         match self {
             ItemMap::Small(v) => v.binary_search_by(|e| e.0.cmp(&slot)).ok().map(|i| &v[i].1),
-            ItemMap::Big(m) => m.get(&slot),
+            ItemMap::Big(m) => m.get(slot),
         }
     }
 
@@ -104,15 +148,16 @@ impl ItemMap {
                     Ok(i) => v[i].1 = fate,
                     Err(i) if v.len() < SMALL_MAX => v.insert(i, (slot, fate)),
                     Err(_) => {
-                        let mut big: BTreeMap<Slot, Fate> = std::mem::take(v).into_iter().collect();
-                        big.insert(slot, fate);
+                        let mut big = BigMap::default();
+                        for (slot, fate) in std::mem::take(v) {
+                            big.set(slot, fate);
+                        }
+                        big.set(slot, fate);
                         *self = ItemMap::Big(Box::new(big));
                     }
                 }
             }
-            ItemMap::Big(m) => {
-                m.insert(slot, fate);
-            }
+            ItemMap::Big(m) => m.set(slot, fate),
         }
     }
 
@@ -124,17 +169,20 @@ impl ItemMap {
                     v.remove(i);
                 }
             }
-            ItemMap::Big(m) => {
-                m.remove(&slot);
-            }
+            ItemMap::Big(m) => m.forget(slot),
         }
     }
 
-    /// Everything, in order.
-    pub(crate) fn iter(&self) -> MapRange<'_> {
+    /// Calls `visit` for everything, in order.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(Slot, &Fate)) {
         match self {
-            ItemMap::Small(v) => MapRange::Small(v.iter()),
-            ItemMap::Big(m) => MapRange::Big(m.range(..)),
+            ItemMap::Small(v) => v.iter().for_each(|(slot, fate)| visit(*slot, fate)),
+            ItemMap::Big(m) => {
+                let dir_items = (ItemType::DIR_ITEM, 0);
+                m.sorted.range(..dir_items).for_each(|(slot, fate)| visit(*slot, fate));
+                m.hashed_in_order(0, u64::MAX).into_iter().for_each(|(slot, fate)| visit(slot, fate));
+                m.sorted.range(dir_items..).for_each(|(slot, fate)| visit(*slot, fate));
+            }
         }
     }
 
@@ -149,7 +197,10 @@ impl ItemMap {
                 let end = v.partition_point(|e| e.0 <= (t, to_incl));
                 MapRange::Small(v[start..end].iter())
             }
-            ItemMap::Big(m) => MapRange::Big(m.range((t, from)..=(t, to_incl))),
+            ItemMap::Big(m) if t == ItemType::DIR_ITEM => {
+                MapRange::Hashed(m.hashed_in_order(from, to_incl).into_iter())
+            }
+            ItemMap::Big(m) => MapRange::Big(m.sorted.range((t, from)..=(t, to_incl))),
         }
     }
 }
@@ -158,6 +209,7 @@ impl ItemMap {
 pub(crate) enum MapRange<'a> {
     Small(slice::Iter<'a, (Slot, Fate)>),
     Big(btree_map::Range<'a, Slot, Fate>),
+    Hashed(std::vec::IntoIter<(Slot, &'a Fate)>),
 }
 
 impl<'a> Iterator for MapRange<'a> {
@@ -166,6 +218,7 @@ impl<'a> Iterator for MapRange<'a> {
         match self {
             MapRange::Small(i) => i.next().map(|e| (e.0, &e.1)),
             MapRange::Big(i) => i.next().map(|(slot, fate)| (*slot, fate)),
+            MapRange::Hashed(i) => i.next(),
         }
     }
 }
@@ -175,6 +228,7 @@ impl DoubleEndedIterator for MapRange<'_> {
         match self {
             MapRange::Small(i) => i.next_back().map(|e| (e.0, &e.1)),
             MapRange::Big(i) => i.next_back().map(|(slot, fate)| (*slot, fate)),
+            MapRange::Hashed(i) => i.next_back(),
         }
     }
 }

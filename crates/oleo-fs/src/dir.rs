@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use oleo_format::{DirItem, DiskKey, FileType, Ino, ItemType, Key, TreeId, dir_hash, item_len_max};
 use zerocopy::IntoBytes;
 
-use crate::delta::Way;
+use crate::delta::{Value, Way};
 use crate::inode::{Items, ItemsMut, Joined, WriteGuard};
 use crate::{FileKind, FsError};
 
@@ -146,18 +146,35 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), FsError> {
     }
 }
 
+/// Where an entry of a name is or would be: the item of the name's hash.
+pub(crate) struct Spot {
+    hash: u64,
+    item: Option<Value>,
+}
+
+impl Spot {
+    pub(crate) fn of(dir: &dyn Items, name: &[u8]) -> Result<Spot, FsError> {
+        let hash = u64::from(dir_hash(name));
+        Ok(Spot { hash, item: dir.get(ItemType::DIR_ITEM, hash)? })
+    }
+
+    /// The entry of that name, if it is there.
+    pub(crate) fn find(&self, name: &[u8]) -> Result<Option<(Target, FileKind)>, FsError> {
+        let Some(item) = &self.item else { return Ok(None) };
+        for entry in entries(item) {
+            let entry = entry?;
+            if entry.name == name {
+                let target = Target::of(Key::from(entry.head.location))?;
+                return Ok(Some((target, FileKind::of_disk(entry.head.r#type)?)));
+            }
+        }
+        Ok(None)
+    }
+}
+
 /// Finds an entry by name.
 pub(crate) fn find(dir: &dyn Items, name: &[u8]) -> Result<Option<(Target, FileKind)>, FsError> {
-    let hash = u64::from(dir_hash(name));
-    let Some(item) = dir.get(ItemType::DIR_ITEM, hash)? else { return Ok(None) };
-    for entry in entries(&item) {
-        let entry = entry?;
-        if entry.name == name {
-            let target = Target::of(Key::from(entry.head.location))?;
-            return Ok(Some((target, FileKind::of_disk(entry.head.r#type)?)));
-        }
-    }
-    Ok(None)
+    Spot::of(dir, name)?.find(name)
 }
 
 /// The index that the next entry of a directory gets.
@@ -182,9 +199,22 @@ pub(crate) fn add(
     target: Target,
     kind: FileKind,
 ) -> Result<u64, FsError> {
-    let hash = u64::from(dir_hash(name));
+    let spot = Spot::of(dir, name)?;
+    add_at(dir, h, spot, name, target, kind)
+}
+
+/// The same for whoever has looked already, under the same lock.
+pub(crate) fn add_at(
+    dir: &mut WriteGuard<'_>,
+    h: &dyn Joined,
+    spot: Spot,
+    name: &[u8],
+    target: Target,
+    kind: FileKind,
+) -> Result<u64, FsError> {
+    let hash = spot.hash;
     let entry = encode(target.location(), h.generation().0, kind.to_disk(), name, &[]);
-    let item = match dir.get(ItemType::DIR_ITEM, hash)? {
+    let item = match spot.item {
         None => entry.clone().into_boxed_slice(),
         Some(old) => {
             let nodesize = dir.inode().core().engine().nodesize();

@@ -8,8 +8,8 @@
 //!
 //! Epochs: a freeze adds one to the epoch while no handle is out. The open delta of an inode belongs to the epoch in
 //! which the inode was last listed. It becomes the frozen delta when the first of two things happens: the inode is
-//! changed in a later epoch, or the commit comes to itemise it. So nobody waits for a walk over all inodes. Only one
-//! transaction is in flight, so there is never a second frozen delta.
+//! changed in a later epoch, or the commit comes to itemise it and it is large. So nobody waits for a walk over all
+//! inodes. Only one transaction is in flight, so there is never a second frozen delta.
 //!
 //! An *object* that is no inode (the orphan items of a subvolume, a subvolume's references in the root tree) is kept
 //! in the same way, without fields.
@@ -287,21 +287,36 @@ impl Inode {
         WriteGuard { inode: self, state: self.state.write() }
     }
 
-    /// What the commit of `epoch` is to write of this inode, if anything.
-    pub(crate) fn frozen_of(&self, epoch: u64) -> Option<Arc<Frozen>> {
+    /// Passes what the commit of `epoch` is to write of this inode to `emit`.
+    ///
+    /// A small delta stays in the open map as long as nobody changes the inode: it is read from there.
+    pub(crate) fn itemise(&self, epoch: u64, emit: impl FnOnce(&ItemMap, ItemFate, &InodeFields)) {
         let mut state = self.state.write();
-        if state.listed <= epoch {
+        if state.listed <= epoch && state.has_open() {
+            if matches!(state.open, ItemMap::Small(_)) {
+                emit(&state.open, state.fate, &state.fields);
+                return;
+            }
             state.freeze();
         }
-        state.frozen.clone()
+        // Without the lock: a directory may have a million changes.
+        let frozen = state.frozen.clone();
+        drop(state);
+        if let Some(frozen) = frozen {
+            emit(&frozen.items, frozen.fate, &frozen.fields);
+        }
     }
 
-    /// The roots hold the frozen delta now. Whether the inode is gone for good: the cache had to keep it, so that
+    /// The roots hold the delta of `epoch` now. Whether the inode is gone for good: the cache had to keep it, so that
     /// nobody read it from the old root.
-    pub(crate) fn forget_frozen(&self) -> bool {
+    pub(crate) fn forget_frozen(&self, epoch: u64) -> bool {
         let mut state = self.state.write();
         state.fresh = false;
         let frozen = state.frozen.take();
+        if state.listed <= epoch {
+            state.open = ItemMap::default();
+            state.fate = ItemFate::Clean;
+        }
         let gone = state.gone && !state.has_open();
         drop(state);
         drop(frozen);

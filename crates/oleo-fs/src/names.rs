@@ -94,7 +94,8 @@ impl Fs {
         let h = self.engine().join(name_need(name, target_len))?;
         let mut parent = dir.write();
         check_dir(&parent)?;
-        if dir::find(&parent, name)?.is_some() {
+        let spot = dir::Spot::of(&parent, name)?;
+        if spot.find(name)?.is_some() {
             return Err(FsError::Exists);
         }
         let start = Start::of(&mut parent, new)?;
@@ -103,7 +104,7 @@ impl Fs {
             None => dir.subvol().give_inos(1)?,
         };
         let now = core.now();
-        let index = dir::add(&mut parent, &h, name, Target::Inode(ino), new.kind.kind())?;
+        let index = dir::add_at(&mut parent, &h, spot, name, Target::Inode(ino), new.kind.kind())?;
         stamp(&mut parent, &h, now);
         let fields = start.fields(new, h.generation().0, now);
         let child = Arc::new(Inode::new(dir.subvol().clone(), ino, fields, true));
