@@ -19,8 +19,9 @@ use oleo_device::{Device, DeviceError, MemDevice, Op};
 
 use crate::rng::Rng;
 
-/// Written whole or not at all, bytes.
-pub const SECTOR: usize = 512;
+/// Written whole or not at all, bytes. A superblock has as many, and the kernel reads only the first of its copies: it,
+/// too, takes for granted that a superblock is never torn.
+pub const SECTOR: usize = 4096;
 
 /// The switch that several disks hang on.
 #[derive(Clone, Debug)]

@@ -323,7 +323,9 @@ fn hash<V: TreeView>(view: &V, file: &V::Node, size: u64) -> Result<Vec<u64>> {
     Ok(hashes)
 }
 
-/// The first place where each address was seen, block by block (whole extents where compressed).
+/// The first place where each address was seen, block by block. Of compressed extents only the beginning is an address,
+/// and FIEMAP runs extents together whose addresses happen to follow each other; counting on from it, block by block, says
+/// the same for the same extents either way.
 #[derive(Default)]
 struct Seen {
     plain: HashMap<u64, (Vec<u8>, u64)>,
@@ -335,15 +337,11 @@ impl Seen {
         const BLOCK: u64 = 4096;
         let mut out: Vec<Share> = Vec::new();
         for piece in pieces.iter().filter(|p| !p.inline) {
-            if piece.encoded {
-                let seen = self.encoded.entry(piece.address).or_insert_with(|| (path.to_vec(), piece.at)).clone();
-                out.push(Share { at: piece.at, len: piece.len, seen, unwritten: piece.unwritten });
-                continue;
-            }
+            let map = if piece.encoded { &mut self.encoded } else { &mut self.plain };
             let mut done = 0;
             while done < piece.len {
                 let (at, len) = (piece.at + done, BLOCK.min(piece.len - done));
-                let seen = self.plain.entry(piece.address + done).or_insert_with(|| (path.to_vec(), at)).clone();
+                let seen = map.entry(piece.address + done).or_insert_with(|| (path.to_vec(), at)).clone();
                 done += len;
                 match out.last_mut() {
                     Some(last)

@@ -320,22 +320,20 @@ impl Oracle {
         run("mkfs.btrfs", all).map(drop)
     }
 
-    /// Mounts the file system that lies on these files, with mount options (`""` for none).
+    /// Mounts the file system that lies on these files, with mount options (`""` for none); `noatime`, so that looking
+    /// changes nothing.
     pub fn mount<P: AsRef<Path>>(&self, devices: &[P], options: &str) -> Result<Mounted> {
         let loops = attach(devices, if options.split(',').any(|o| o == "ro") { ReadOnly::Yes } else { ReadOnly::No })?;
         let Some(first) = loops.first() else { bail!("nothing to mount") };
         let own = Scratch::new()?.dir;
-        let mut all = String::from(options);
+        let mut all = String::from("noatime");
+        if !options.is_empty() {
+            all.push_str(&format!(",{options}"));
+        }
         for other in loops.iter().filter(|_| loops.len() > 1) {
-            if !all.is_empty() {
-                all.push(',');
-            }
-            all.push_str(&format!("device={}", other.path().display()));
+            all.push_str(&format!(",device={}", other.path().display()));
         }
-        let mut args: Vec<&OsStr> = vec!["-t".as_ref(), "btrfs".as_ref()];
-        if !all.is_empty() {
-            args.extend([OsStr::new("-o"), all.as_ref()]);
-        }
+        let mut args: Vec<&OsStr> = vec!["-t".as_ref(), "btrfs".as_ref(), "-o".as_ref(), all.as_ref()];
         args.extend([first.path().as_os_str(), own.path().as_os_str()]);
         run("mount", &args).with_context(|| format!("the kernel does not mount it{}", kernel_says(first.path())))?;
         let dir = MountPoint { path: own.path().to_owned(), mounted: true };

@@ -10,15 +10,15 @@ fn byte(disk: &dyn Device, at: u64) -> u8 {
 #[test]
 fn crashes_keep_what_was_flushed() {
     let disk = SimDisk::new("disk", MemDevice::new(1 << 20), &Power::steady());
-    disk.write_at(0, &[1; 4096]).unwrap();
+    disk.write_at(0, &[1; 8 * SECTOR]).unwrap();
     disk.flush().unwrap();
-    disk.write_at(0, &[2; 4096]).unwrap();
-    assert_eq!(byte(&disk, 4095), 2, "reads see what was written");
+    disk.write_at(0, &[2; 8 * SECTOR]).unwrap();
+    assert_eq!(byte(&disk, 8 * SECTOR as u64 - 1), 2, "reads see what was written");
     let mut seen = [0; 3];
     for seed in 0..100 {
         let after = disk.after_crash(&mut Rng::new(seed));
-        let new = (0..4096 / SECTOR as u64).filter(|i| byte(&after, i * SECTOR as u64) == 2).count();
-        assert!((0..4096).all(|at| byte(&after, at) != 0), "lost what was flushed");
+        let new = (0..8).filter(|i| byte(&after, i * SECTOR as u64) == 2).count();
+        assert!((0..8 * SECTOR as u64).all(|at| byte(&after, at) != 0), "lost what was flushed");
         seen[match new {
             0 => 0,
             8 => 1,

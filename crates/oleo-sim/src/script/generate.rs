@@ -262,7 +262,7 @@ impl Generator<'_> {
         let down = |v: u64| v - v % sector;
         let (at, to_at) = (down(self.offset()), down(self.offset()));
         let len = if self.rng.one_in(20) {
-            self.rng.length(50_000)
+            1 + self.rng.length(50_000)
         } else {
             down(self.rng.length(self.mix.file_len_max)) + sector
         };

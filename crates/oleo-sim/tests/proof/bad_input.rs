@@ -1,0 +1,150 @@
+//! Damaged images: a typed error or the truth, no panic, no endless loop, no memory beyond the image's means.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use oleo::{Image, OpenOptions};
+use oleo_sim::manifest::{Detail, Manifest};
+use oleo_sim::oracle::{Oracle, Scratch, oracle};
+use oleo_sim::rng::Rng;
+use oleo_sim::rot::{Damage, Rot};
+use oleo_sim::specimen::aged::{Recipe, make};
+use oleo_sim::specimen::{self, Options};
+
+use crate::ours::{OleoTree, open, open_to_read};
+
+/// Longer than this is taken for an endless loop: sound images take a hundredth of it.
+const TIME_MAX: Duration = Duration::from_secs(60);
+
+/// The process may not grow beyond this while it reads damaged images of some MiB, KiB.
+const MEMORY_MAX_KIB: u64 = 3 << 20;
+
+/// What the process has held at most so far, KiB.
+fn peak_memory_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Opens, walks and reads all there is; true when nothing was found wrong.
+fn read_all(path: &Path) -> bool {
+    let detail = Detail { holes: true, sharing: true, ..Detail::default() };
+    let result = open_to_read(&[path.to_owned()]).and_then(|image| {
+        let subvols = image.fs().subvol_list();
+        let manifest = Manifest::of(&OleoTree::new(&image)?, detail);
+        subvols?;
+        manifest
+    });
+    result.is_ok()
+}
+
+/// Opens for writing, changes a little and commits: damage that reading does not see must not become worse than an error.
+fn change_some(path: &Path) -> bool {
+    let change = || -> anyhow::Result<()> {
+        let image = open(&[path.to_owned()], OpenOptions { write: true, ..OpenOptions::default() })?;
+        image.write("new", &[1; 70_000])?;
+        image.create_dir("newdir")?;
+        for entry in image.list("")?.iter().take(3) {
+            let _ = image.fs().unlink(&image.top()?, &entry.name);
+        }
+        image.clean()?;
+        image.close()?;
+        Ok(())
+    };
+    change().is_ok()
+}
+
+/// Runs on another thread, so that an endless loop is a failure and not an endless test.
+fn within_time(path: &Path, damage: &Damage, what: fn(&Path) -> bool) -> bool {
+    let (send, receive) = mpsc::channel();
+    let path = path.to_owned();
+    let thread = std::thread::Builder::new().name("victim".into()).spawn(move || {
+        let _ = send.send(what(&path));
+    });
+    match receive.recv_timeout(TIME_MAX) {
+        Ok(sound) => {
+            thread.unwrap().join().unwrap();
+            sound
+        }
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("no end after {TIME_MAX:?}: {damage:?}"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => panic!("it panicked: {damage:?}"),
+    }
+}
+
+/// A small image with every kind of file, as the kernel makes it.
+fn specimen_image(oracle: Oracle, scratch: &Scratch) -> PathBuf {
+    let image = scratch.image("victim", 128 << 20).unwrap();
+    oracle.mkfs(&["-n", "4096", "-m", "single"], &[&image]).unwrap();
+    let mounted = oracle.mount(&[&image], "").unwrap();
+    specimen::make(mounted.path(), &Options { wide: 200, large_len: 300_000, ..Options::default() }).unwrap();
+    mounted.unmount().unwrap();
+    image
+}
+
+fn rot_away(image: &Path, seed: u64, rounds: u32) {
+    let rot = Rot::survey(image).unwrap();
+    assert!(read_all(image), "the image is sound at first");
+    let mut rng = Rng::new(seed);
+    let mut noticed = 0;
+    for round in 0..rounds {
+        let damage = rot.random(&mut rng).unwrap();
+        let inflicted = rot.inflict(&damage).unwrap();
+        noticed += u32::from(!within_time(image, &damage, read_all));
+        drop(inflicted);
+        assert!(peak_memory_kib() < MEMORY_MAX_KIB, "round {round}: {} KiB of memory: {damage:?}", peak_memory_kib());
+    }
+    // Much damage is in fields that reading does not need, but not most of it.
+    assert!(noticed * 4 > rounds, "only {noticed} of {rounds} were noticed");
+    assert!(read_all(image), "the image is sound again");
+}
+
+/// Goal and method: damage to an image full of every kind of file, read whole each time.
+#[test]
+fn every_kind_of_file() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    rot_away(&specimen_image(oracle, &scratch), 1, 400);
+}
+
+/// Goal and method: the same with snapshots, shared trees, bitmaps and dead subvolumes.
+#[test]
+fn an_aged_file_system() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let aged = make(oracle, &scratch, &Recipe { mkfs: "-n 4096", steps: 300, ..Recipe::default() }).unwrap();
+    rot_away(&aged.devices[0], 2, 120);
+}
+
+/// Goal: damage met while writing ends in an error too.
+/// Method: a copy of the image for each round, since it is changed.
+#[test]
+fn while_writing() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let image = specimen_image(oracle, &scratch);
+    let rot = Rot::survey(&image).unwrap();
+    let mut rng = Rng::new(3);
+    for _ in 0..150 {
+        let damage = rot.random(&mut rng).unwrap();
+        let inflicted = rot.inflict(&damage).unwrap();
+        let copy = scratch.path().join("copy");
+        oleo_sim::oracle::run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]).unwrap();
+        drop(inflicted);
+        within_time(&copy, &damage, change_some);
+    }
+    assert!(peak_memory_kib() < MEMORY_MAX_KIB);
+}
+
+/// Goal: what is no btrfs at all is refused: nothing, zeros, noise, and an image cut at every odd place.
+#[test]
+fn no_image_at_all() {
+    let scratch = Scratch::new().unwrap();
+    let path = scratch.path().join("file");
+    for bytes in [Vec::new(), vec![0; 1 << 20], Rng::new(9).bytes(1 << 20), vec![0xff; 65536 + 4096]] {
+        std::fs::write(&path, bytes).unwrap();
+        assert!(!read_all(&path));
+    }
+    let error = Image::open(scratch.path().join("missing"), &OpenOptions::default()).err().map(|e| e.to_string());
+    assert!(error.is_some_and(|e| e.contains("missing")), "the message names the file");
+}

@@ -1,0 +1,135 @@
+//! Full devices: filling until nothing fits, deleting, filling again. Nothing that was accepted may be lost, ENOSPC must
+//! come from the call and never from the commit, and the image must stay sound.
+
+use std::collections::BTreeMap;
+
+use oleo::{Image, OpenOptions};
+use oleo_fs::{FsError, NewInode, NewKind};
+use oleo_sim::oracle::oracle;
+use oleo_sim::rng::Rng;
+
+use crate::ours::{open, open_to_read};
+
+const MIB: u64 = 1 << 20;
+
+/// What has been accepted: name, seed, length.
+type Accepted = BTreeMap<String, (u64, usize)>;
+
+/// Makes files until one is refused for lack of space; returns the bytes that went in.
+fn fill(image: &Image, accepted: &mut Accepted, rng: &mut Rng, round: u32) -> u64 {
+    const FILES_MAX: u32 = 200_000;
+    let fs = image.fs();
+    let top = image.top().unwrap();
+    let mut bytes = 0;
+    for i in 0..FILES_MAX {
+        let name = format!("round-{round}-file-{i}");
+        // Many small files, so that metadata fills up too, and some that are larger than a chunk's rest.
+        let len = usize::try_from(if i % 10 == 0 { rng.below(4 * MIB) } else { rng.length(60_000) }).unwrap();
+        let seed = rng.next_u64();
+        let file = match fs.create(&top, name.as_bytes(), &NewInode::new(NewKind::File, 0o644)) {
+            Ok(file) => file,
+            Err(FsError::NoSpace) => return bytes,
+            Err(e) => panic!("create {name}: {e}"),
+        };
+        match fs.write(&file, 0, &Rng::new(seed).bytes(len)).and_then(|()| fs.flush(&file)) {
+            Ok(()) => {}
+            Err(FsError::NoSpace) => {
+                // A file that was refused half way is nobody's promise.
+                fs.unlink(&top, name.as_bytes()).expect("deleting must always be possible");
+                return bytes;
+            }
+            Err(e) => panic!("write of {len} bytes to {name}: {e}"),
+        }
+        bytes += len as u64;
+        accepted.insert(name, (seed, len));
+        if i % 500 == 499 {
+            fs.sync().expect("a commit must never run out of space");
+        }
+    }
+    panic!("it never fills up");
+}
+
+fn verify(image: &Image, accepted: &Accepted) {
+    let names = image.list("").unwrap();
+    assert_eq!(names.len(), accepted.len(), "number of files");
+    for (name, (seed, len)) in accepted {
+        let data = image.read(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(data == Rng::new(*seed).bytes(*len), "{name} has changed");
+    }
+}
+
+fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str]) {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let device = scratch.image(name, len).unwrap();
+    oracle.mkfs(mkfs, &[&device]).unwrap();
+    let devices = [device.clone()];
+    let mut rng = Rng::new(len);
+    let mut accepted = Accepted::new();
+    let options = OpenOptions { write: true, ..OpenOptions::default() };
+
+    let image = open(&devices, options.clone()).unwrap();
+    let first = fill(&image, &mut accepted, &mut rng, 0);
+    assert!(first * 10 > len * 4, "only {first} of {len} bytes went in");
+    image.fs().sync().unwrap_or_else(|e| panic!("a commit must never run out of space: {e:?}"));
+    verify(&image, &accepted);
+    image.close().unwrap();
+    oracle.must_be_sound(&[&device], "full").unwrap();
+
+    for round in 1..4 {
+        let image = open(&devices, options.clone()).unwrap();
+        let doomed: Vec<String> = accepted.keys().filter(|_| rng.one_in(2)).cloned().collect();
+        let mut freed = 0;
+        for name in &doomed {
+            image
+                .fs()
+                .unlink(&image.top().unwrap(), name.as_bytes())
+                .unwrap_or_else(|e| panic!("deleting {name}: {e}"));
+            freed += accepted.remove(name).unwrap().1 as u64;
+        }
+        image.clean().unwrap();
+        image.sync().unwrap();
+        let again = fill(&image, &mut accepted, &mut rng, round);
+        assert!(again * 10 > freed * 7, "round {round}: {freed} bytes were freed, only {again} went in");
+        image.sync().expect("a commit must never run out of space");
+        image.close().unwrap();
+        let image = open_to_read(&devices).unwrap();
+        verify(&image, &accepted);
+        drop(image);
+        oracle.must_be_sound(&[&device], "refilled").unwrap();
+    }
+
+    // Emptied, all of it can be had again.
+    let image = open(&devices, options.clone()).unwrap();
+    for name in std::mem::take(&mut accepted).keys() {
+        image.fs().unlink(&image.top().unwrap(), name.as_bytes()).unwrap();
+    }
+    image.clean().unwrap();
+    image.sync().unwrap();
+    let last = fill(&image, &mut accepted, &mut rng, 9);
+    assert!(last * 10 > first * 8, "{first} bytes went in at first, {last} at last");
+    image.close().unwrap();
+    oracle.must_be_sound(&[&device], "filled again").unwrap();
+    let image = open_to_read(&devices).unwrap();
+    verify(&image, &accepted);
+}
+
+#[test]
+fn small() {
+    fill_delete_refill("small.img", 128 * MIB, &["-m", "single"]);
+}
+
+#[test]
+fn small_mixed() {
+    fill_delete_refill("mixed.img", 128 * MIB, &["--mixed"]);
+}
+
+#[test]
+fn middle() {
+    fill_delete_refill("middle.img", 300 * MIB, &[]);
+}
+
+#[test]
+fn large() {
+    fill_delete_refill("large.img", 1024 * MIB, &["-n", "4096"]);
+}

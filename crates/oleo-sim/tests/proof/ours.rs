@@ -1,0 +1,456 @@
+//! The library as something to walk and to run scripts on.
+//!
+//! [`Ours`] plays the part that the VFS plays for the kernel: it looks names up and refuses what no file system is ever
+//! asked. Errors must then be the kernel's, errno for errno.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use oleo::{Image, OpenOptions};
+use oleo_format::{Compression, Ino};
+use oleo_fs::data::{CloneRange, ExtentKind, KeepSize};
+use oleo_fs::{
+    FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, NewSubvol, Rdev, ReadOnly, RenameMode, SetAttr,
+    SnapshotOptions, Time as FsTime, XattrMode,
+};
+use oleo_sim::manifest::{Attr, Detail, Kind, Manifest, Piece, Time, TreeView};
+use oleo_sim::script::{Op, RenameHow, Style, Target};
+use rustix::io::Errno;
+
+/// An open image as a tree to walk.
+pub struct OleoTree<'a> {
+    fs: &'a Fs,
+    top: InodeRef,
+}
+
+impl<'a> OleoTree<'a> {
+    /// Everything below the top level.
+    pub fn new(image: &'a Image) -> Result<OleoTree<'a>> {
+        Ok(OleoTree { fs: image.fs(), top: image.top()? })
+    }
+
+    /// Everything below a directory.
+    pub fn below(image: &'a Image, top: InodeRef) -> OleoTree<'a> {
+        OleoTree { fs: image.fs(), top }
+    }
+}
+
+fn time(t: FsTime) -> Time {
+    Time { sec: t.sec, nsec: t.nsec }
+}
+
+fn kind(kind: FileKind) -> Result<Kind> {
+    Ok(match kind {
+        FileKind::File => Kind::File,
+        FileKind::Dir => Kind::Dir,
+        FileKind::Symlink => Kind::Symlink,
+        FileKind::CharDevice => Kind::Char,
+        FileKind::BlockDevice => Kind::Block,
+        FileKind::Fifo => Kind::Fifo,
+        FileKind::Socket => Kind::Socket,
+        FileKind::Unknown => anyhow::bail!("an inode of no type"),
+    })
+}
+
+impl TreeView for OleoTree<'_> {
+    type Node = InodeRef;
+
+    fn root(&self) -> Result<InodeRef> {
+        Ok(self.top.clone())
+    }
+
+    fn list(&self, dir: &InodeRef) -> Result<Vec<(Vec<u8>, InodeRef)>> {
+        const BATCH: usize = 100;
+        let (mut out, mut after) = (Vec::new(), 0);
+        if dir.is_stub() {
+            return Ok(out);
+        }
+        loop {
+            let batch = self.fs.readdir(dir, after, BATCH)?;
+            let Some(last) = batch.last() else { return Ok(out) };
+            anyhow::ensure!(last.index > after, "listing goes back");
+            after = last.index;
+            for entry in batch {
+                let inode = self.fs.open_entry(dir, &entry)?;
+                let inode = inode.ok_or_else(|| anyhow::anyhow!("{} leads nowhere", entry.name.escape_ascii()))?;
+                anyhow::ensure!(
+                    inode.is_stub() || self.fs.attr(&inode).kind == entry.kind,
+                    "type of entry and inode differ"
+                );
+                let found = self.fs.lookup(dir, &entry.name)?;
+                anyhow::ensure!(found.is_some(), "{} is listed but not found", entry.name.escape_ascii());
+                out.push((entry.name, inode));
+            }
+        }
+    }
+
+    fn attr(&self, node: &InodeRef) -> Result<Attr> {
+        let a = self.fs.attr(node);
+        let device = matches!(a.kind, FileKind::CharDevice | FileKind::BlockDevice);
+        Ok(Attr {
+            kind: kind(a.kind)?,
+            mode: a.mode & 0o7777,
+            uid: a.uid,
+            gid: a.gid,
+            size: a.size,
+            nlink: a.nlink.into(),
+            rdev: if device { (a.rdev.major, a.rdev.minor) } else { (0, 0) },
+            ino: a.ino.0,
+            tree: a.subvol.0,
+            atime: time(a.atime),
+            mtime: time(a.mtime),
+            ctime: time(a.ctime),
+            otime: Some(time(a.otime)),
+            stub: node.is_stub(),
+        })
+    }
+
+    fn read(&self, file: &InodeRef, at: u64, buf: &mut [u8]) -> Result<usize> {
+        Ok(self.fs.read(file, at, buf)?)
+    }
+
+    fn read_link(&self, link: &InodeRef) -> Result<Vec<u8>> {
+        Ok(self.fs.read_link(link)?)
+    }
+
+    fn xattrs(&self, node: &InodeRef) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+        Ok(self.fs.xattrs(node)?.into_iter().collect())
+    }
+
+    fn data_runs(&self, file: &InodeRef, size: u64) -> Result<Vec<(u64, u64)>> {
+        let (mut out, mut at) = (Vec::new(), 0);
+        while at < size {
+            let Some(data) = self.fs.seek_data(file, at)? else { break };
+            let hole = self.fs.seek_hole(file, data)?.unwrap_or(size);
+            anyhow::ensure!(hole > data, "a hole at {hole}, not after the data at {data}");
+            out.push((data, hole - data));
+            at = hole;
+        }
+        Ok(out)
+    }
+
+    fn pieces(&self, file: &InodeRef) -> Result<Vec<Piece>> {
+        let all = self.fs.extents(file, 0, u64::MAX)?;
+        let mapped = all.into_iter().filter(|e| e.disk.is_some() || e.kind == ExtentKind::Inline);
+        Ok(mapped
+            .map(|e| Piece {
+                at: e.at,
+                len: e.len,
+                address: e.disk.map_or(0, |d| d.0),
+                unwritten: e.kind == ExtentKind::Unwritten,
+                inline: e.kind == ExtentKind::Inline,
+                encoded: e.compression != Compression::None,
+            })
+            .collect())
+    }
+}
+
+/// The library as a target for scripts.
+pub struct Ours {
+    image: Option<Image>,
+    devices: Vec<PathBuf>,
+    options: OpenOptions,
+    /// Where scripts play, from the top level; empty for all of it.
+    top: String,
+}
+
+impl Ours {
+    /// Opens a file system for scripts that play in `top`.
+    pub fn open(devices: &[PathBuf], options: OpenOptions, top: &str) -> Result<Ours> {
+        let mut ours = Ours { image: None, devices: devices.to_vec(), options, top: top.to_owned() };
+        ours.image = Some(ours.opened()?);
+        Ok(ours)
+    }
+
+    /// Scripts on an image that is open already; it cannot be reopened.
+    pub fn around(image: Image) -> Ours {
+        Ours { image: Some(image), devices: Vec::new(), options: OpenOptions::default(), top: String::new() }
+    }
+
+    /// As `apply`, where devices may fail: nothing panics.
+    pub fn try_apply(&mut self, op: &Op) -> Result<(), FsError> {
+        self.run(op)
+    }
+
+    /// Everything as it is, written out or not.
+    pub fn try_manifest(&self) -> Result<Manifest> {
+        Manifest::of(&OleoTree::below(self.image(), self.start()?), Detail::default())
+    }
+
+    fn opened(&self) -> Result<Image> {
+        open(&self.devices, OpenOptions { write: true, ..self.options.clone() })
+    }
+
+    /// The open image.
+    pub fn image(&self) -> &Image {
+        self.image.as_ref().expect("open until closed")
+    }
+
+    fn fs(&self) -> &Fs {
+        self.image().fs()
+    }
+
+    /// Cleans up what was deleted, commits and closes.
+    pub fn close(mut self) -> Result<()> {
+        let image = self.image.take().expect("open until closed");
+        image.clean()?;
+        Ok(image.close()?)
+    }
+
+    fn start(&self) -> Result<InodeRef, FsError> {
+        let top = self.fs().root(oleo_format::TreeId::FS)?;
+        self.fs().resolve(&top, self.top.as_bytes(), Follow::No)
+    }
+
+    fn find(&self, path: &str) -> Result<InodeRef, FsError> {
+        self.fs().resolve(&self.start()?, path.as_bytes(), Follow::No)
+    }
+
+    /// The directory that the last name of a path is in, and that name.
+    fn parent<'p>(&self, path: &'p str) -> Result<(InodeRef, &'p [u8]), FsError> {
+        let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let dir = self.fs().resolve(&self.start()?, dir.as_bytes(), Follow::Yes)?;
+        if self.fs().attr(&dir).kind != FileKind::Dir {
+            return Err(FsError::NotDir);
+        }
+        Ok((dir, name.as_bytes()))
+    }
+
+    /// As `parent`, where the name must be free.
+    fn free<'p>(&self, path: &'p str) -> Result<(InodeRef, &'p [u8]), FsError> {
+        let (dir, name) = self.parent(path)?;
+        match self.fs().lookup(&dir, name)? {
+            Some(_) => Err(FsError::Exists),
+            None => Ok((dir, name)),
+        }
+    }
+
+    /// A regular file that may be written to.
+    fn file(&self, path: &str) -> Result<InodeRef, FsError> {
+        let inode = self.find(path)?;
+        match self.fs().attr(&inode).kind {
+            FileKind::File => Ok(inode),
+            FileKind::Dir => Err(FsError::IsDir),
+            _ => Err(FsError::Invalid("not a regular file")),
+        }
+    }
+
+    fn writable(&self, path: &str) -> Result<InodeRef, FsError> {
+        let file = self.file(path)?;
+        if file.subvol().is_read_only() { Err(FsError::ReadOnly("subvolume")) } else { Ok(file) }
+    }
+
+    fn subvol(&self, path: &str) -> Result<InodeRef, FsError> {
+        let inode = self.find(path)?;
+        if self.fs().attr(&inode).kind != FileKind::Dir {
+            return Err(FsError::NotDir);
+        }
+        if inode.is_stub() || inode.ino() != Ino::ROOT_DIR {
+            return Err(FsError::Invalid("not a subvolume"));
+        }
+        Ok(inode)
+    }
+
+    fn new_inode(&self, path: &str, kind: NewKind<'_>, mode: u32) -> Result<(), FsError> {
+        let (dir, name) = self.free(path)?;
+        let inode = self.fs().create(&dir, name, &NewInode::new(kind, mode))?;
+        if !matches!(kind, NewKind::Symlink(_)) {
+            // As the other side does it, in case the directory has a default ACL.
+            self.fs().set_attr(&inode, &SetAttr { mode: Some(mode), ..SetAttr::default() })?;
+        }
+        Ok(())
+    }
+
+    fn rename(&self, from: &str, to: &str, how: RenameHow) -> Result<(), FsError> {
+        let (from_dir, from_name) = self.parent(from)?;
+        let (to_dir, to_name) = self.parent(to)?;
+        let inside = |path: &str, top: &str| path.strip_prefix(top).is_some_and(|rest| rest.starts_with('/'));
+        let source = self.fs().lookup(&from_dir, from_name)?.ok_or(FsError::NotFound)?;
+        let target = self.fs().lookup(&to_dir, to_name)?;
+        match how {
+            RenameHow::NoReplace if target.is_some() => return Err(FsError::Exists),
+            RenameHow::Exchange if target.is_none() => return Err(FsError::NotFound),
+            _ => {}
+        }
+        if inside(to, from) || (how == RenameHow::Exchange && inside(from, to)) {
+            return Err(FsError::Invalid("into itself"));
+        }
+        if inside(from, to) {
+            return Err(FsError::NotEmpty);
+        }
+        // A directory that gets another parent is written to, and so is one that comes back for it.
+        let moved = |inode: &InodeRef| self.fs().attr(inode).kind == FileKind::Dir && inode.subvol().is_read_only();
+        let comes_back = target.as_ref().filter(|_| how == RenameHow::Exchange);
+        if !from_dir.same(&to_dir) && (moved(&source) || comes_back.is_some_and(moved)) {
+            return Err(FsError::ReadOnly("subvolume"));
+        }
+        let mode = match how {
+            RenameHow::Plain => RenameMode::Replace,
+            RenameHow::NoReplace => RenameMode::NoReplace,
+            RenameHow::Exchange => RenameMode::Exchange,
+        };
+        self.fs().rename(&from_dir, from_name, &to_dir, to_name, mode)
+    }
+
+    fn run(&mut self, op: &Op) -> Result<(), FsError> {
+        let fs = self.fs();
+        match op {
+            Op::Create { path, mode } => self.new_inode(path, NewKind::File, *mode),
+            Op::Mkdir { path, mode } => self.new_inode(path, NewKind::Dir, *mode),
+            Op::Symlink { path, target } => self.new_inode(path, NewKind::Symlink(target.as_bytes()), 0o777),
+            Op::Mknod { path, mode, major, minor } => {
+                let rdev = Rdev { major: *major, minor: *minor };
+                self.new_inode(path, if *major == 0 { NewKind::Fifo } else { NewKind::CharDevice(rdev) }, *mode)
+            }
+            Op::Write { path, at, len, seed, style } => {
+                fs.write(&self.writable(path)?, *at, &Style::data(*style, *seed, *len))
+            }
+            Op::Truncate { path, size } => fs.truncate(&self.writable(path)?, *size),
+            Op::Punch { path, at, len } => fs.punch_hole(&self.writable(path)?, *at, *len),
+            Op::Zero { path, at, len, keep_size } => fs.zero_range(&self.writable(path)?, *at, *len, keep(*keep_size)),
+            Op::Prealloc { path, at, len, keep_size } => {
+                fs.preallocate(&self.writable(path)?, *at, *len, keep(*keep_size))
+            }
+            Op::Clone { from, at, len, to, to_at } => {
+                let (from, to) = (self.file(from)?, self.writable(to)?);
+                // To the ioctl, too, a length of 0 means up to the end; scripts never ask for that.
+                fs.clone_range(&from, &to, &CloneRange { from: *at, len: *len, to: *to_at })
+            }
+            Op::Link { from, to } => {
+                let file = self.find(from)?;
+                let (dir, name) = self.free(to)?;
+                if dir.subvol().is_read_only() {
+                    return Err(FsError::ReadOnly("subvolume"));
+                }
+                if fs.attr(&file).kind == FileKind::Dir {
+                    return Err(FsError::NotPermitted("a second name for a directory"));
+                }
+                fs.link(&file, &dir, name)
+            }
+            Op::Unlink { path } => {
+                let (dir, name) = self.parent(path)?;
+                fs.lookup(&dir, name)?.ok_or(FsError::NotFound)?;
+                fs.unlink(&dir, name)
+            }
+            Op::Rmdir { path } => {
+                let (dir, name) = self.parent(path)?;
+                fs.lookup(&dir, name)?.ok_or(FsError::NotFound)?;
+                fs.rmdir(&dir, name)
+            }
+            Op::Rename { from, to, how } => self.rename(from, to, *how),
+            Op::SetXattr { path, name, len, seed } => {
+                let inode = self.user_xattrs(path)?;
+                fs.xattr_set(&inode, name.as_bytes(), &Style::Random.data(*seed, *len), XattrMode::Any)
+            }
+            Op::RemoveXattr { path, name } => fs.xattr_remove(&self.user_xattrs(path)?, name.as_bytes()),
+            Op::Chmod { path, mode } => {
+                let inode = self.find(path)?;
+                if fs.attr(&inode).kind == FileKind::Symlink {
+                    return Err(FsError::NotSupported("mode of a symlink"));
+                }
+                fs.set_attr(&inode, &SetAttr { mode: Some(*mode), ..SetAttr::default() }).map(drop)
+            }
+            Op::Chown { path, uid, gid } => {
+                let set = SetAttr { uid: Some(*uid), gid: Some(*gid), ..SetAttr::default() };
+                fs.set_attr(&self.find(path)?, &set).map(drop)
+            }
+            Op::Times { path, sec, nsec } => {
+                let mtime = FsTime { sec: *sec, nsec: *nsec };
+                let atime = FsTime { sec: *sec - 3600, nsec: *nsec };
+                let set = SetAttr { mtime: Some(mtime), atime: Some(atime), ..SetAttr::default() };
+                fs.set_attr(&self.find(path)?, &set).map(drop)
+            }
+            Op::Compress { path, algo } if algo.is_empty() => fs.xattr_remove(&self.find(path)?, oleo_fs::COMPRESSION),
+            Op::Compress { path, algo } => {
+                fs.xattr_set(&self.find(path)?, oleo_fs::COMPRESSION, algo.as_bytes(), XattrMode::Any)
+            }
+            Op::Subvol { path } => {
+                let (dir, name) = self.free(path)?;
+                fs.subvol_create(&dir, name, &NewSubvol::default()).map(drop)
+            }
+            Op::Snapshot { from, to, read_only } => {
+                let source = self.subvol(from)?;
+                let (dir, name) = self.free(to)?;
+                let options = SnapshotOptions { read_only: *read_only, ..SnapshotOptions::default() };
+                fs.snapshot(source.tree(), &dir, name, options).map(drop)
+            }
+            Op::DeleteSubvol { path } => {
+                let subvol = self.subvol(path)?;
+                fs.subvol_delete(subvol.tree())
+            }
+            Op::SetReadOnly { path, read_only } => {
+                let options = if *read_only { ReadOnly::Yes } else { ReadOnly::No };
+                fs.set_read_only(self.subvol(path)?.tree(), options)
+            }
+            Op::Fsync { path } => fs.flush(&self.file(path)?),
+            Op::Sync => fs.sync().map(drop),
+            Op::Reopen => {
+                fs.sync()?;
+                self.image = None;
+                self.image = Some(self.opened().expect("it was open a moment ago"));
+                Ok(())
+            }
+        }
+    }
+
+    fn can_compress(&self, path: &str) -> Result<bool, FsError> {
+        let inode = self.find(path)?;
+        if inode.subvol().is_read_only() {
+            return Err(FsError::ReadOnly("subvolume"));
+        }
+        Ok(matches!(self.fs().attr(&inode).kind, FileKind::File | FileKind::Dir))
+    }
+
+    /// Attributes of users are for files and directories alone.
+    fn user_xattrs(&self, path: &str) -> Result<InodeRef, FsError> {
+        let inode = self.find(path)?;
+        match self.fs().attr(&inode).kind {
+            FileKind::File | FileKind::Dir => Ok(inode),
+            _ => Err(FsError::NotPermitted("user attributes are for files and directories")),
+        }
+    }
+}
+
+fn keep(keep_size: bool) -> KeepSize {
+    if keep_size { KeepSize::Yes } else { KeepSize::No }
+}
+
+impl Target for Ours {
+    fn apply(&mut self, op: &Op) -> Result<(), Errno> {
+        self.run(op).map_err(|e| match &e {
+            FsError::Corruption(_) | FsError::Txn(_) | FsError::Tree(_) => panic!("{op:?}: {e}"),
+            _ => Errno::from_raw_os_error(e.errno()),
+        })
+    }
+
+    fn manifest(&mut self, detail: Detail) -> Result<Manifest> {
+        self.fs().sync()?;
+        Manifest::of(&OleoTree::below(self.image(), self.start()?), detail)
+    }
+}
+
+/// Opens an image for reading and writes down everything in it.
+pub fn manifest_of(devices: &[PathBuf], detail: Detail) -> Result<Manifest> {
+    let image = open_to_read(devices)?;
+    Manifest::of(&OleoTree::new(&image)?, detail)
+}
+
+/// Opens an image for reading.
+pub fn open_to_read(devices: &[PathBuf]) -> Result<Image> {
+    open(devices, OpenOptions::default())
+}
+
+/// Opens an image. Another test of this process may just be starting a tool: until that has replaced itself, it holds
+/// what we have closed; so an image in use is tried again for a while.
+pub fn open(devices: &[PathBuf], options: OpenOptions) -> Result<Image> {
+    const TRIES_MAX: u32 = 200;
+    let options = OpenOptions { devices: devices[1..].to_vec(), ..options };
+    for _ in 1..TRIES_MAX {
+        match Image::open(&devices[0], &options) {
+            Err(e) if e.to_string().contains("in use") => std::thread::sleep(std::time::Duration::from_millis(10)),
+            result => return Ok(result?),
+        }
+    }
+    Ok(Image::open(&devices[0], &options)?)
+}
