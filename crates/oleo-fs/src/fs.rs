@@ -376,7 +376,7 @@ fn parts(path: &[u8]) -> Vec<Vec<u8>> {
 
 fn new_flags(old: &InodeFields, new: InodeFlags) -> Result<u64, FsError> {
     let had = InodeFlags::from_bits_retain(old.flags);
-    let new = new - FIXED_FLAGS | had & FIXED_FLAGS;
+    let new = (new - FIXED_FLAGS) | (had & FIXED_FLAGS);
     if (new ^ had).intersects(EMPTY_ONLY_FLAGS) && old.kind() == FileKind::File && old.size > 0 {
         return Err(FsError::Invalid("only an empty file can change its copy-on-write flags"));
     }

@@ -108,23 +108,24 @@ impl InodeFields {
 
     /// The inode item that says the same.
     pub fn to_item(&self) -> InodeItem {
-        let mut item = InodeItem::default();
-        item.generation = self.generation.into();
-        item.transid = self.transid.into();
-        item.size = self.size.into();
-        item.nbytes = self.nbytes.into();
-        item.nlink = self.nlink.into();
-        item.uid = self.uid.into();
-        item.gid = self.gid.into();
-        item.mode = self.mode.into();
-        item.rdev = self.rdev.into();
-        item.flags = self.flags.into();
-        item.sequence = self.sequence.into();
-        item.atime = timespec_of(self.atime);
-        item.ctime = timespec_of(self.ctime);
-        item.mtime = timespec_of(self.mtime);
-        item.otime = timespec_of(self.otime);
-        item
+        InodeItem {
+            generation: self.generation.into(),
+            transid: self.transid.into(),
+            size: self.size.into(),
+            nbytes: self.nbytes.into(),
+            nlink: self.nlink.into(),
+            uid: self.uid.into(),
+            gid: self.gid.into(),
+            mode: self.mode.into(),
+            rdev: self.rdev.into(),
+            flags: self.flags.into(),
+            sequence: self.sequence.into(),
+            atime: timespec_of(self.atime),
+            ctime: timespec_of(self.ctime),
+            mtime: timespec_of(self.mtime),
+            otime: timespec_of(self.otime),
+            ..InodeItem::default()
+        }
     }
 
     /// The item's bytes.

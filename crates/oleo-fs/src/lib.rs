@@ -1,6 +1,6 @@
 //! Files and names: inodes, directories, extents, xattrs, subvolumes.
 //!
-//! An operation changes objects in memory, never a tree. Each [`Inode`](inode::Inode) keeps which of its items differ
+//! An operation changes objects in memory, never a tree. Each [`Inode`] keeps which of its items differ
 //! from the tree; a commit turns all of them into one sorted batch per tree (`core`), which the engine applies. Reads
 //! look through the open changes, the changes that a commit is writing, and the tree, in that order (`delta`).
 //!
@@ -43,4 +43,4 @@ pub use options::{Clock, FixedClock, FsOptions, RandomUuids, SystemClock, Time, 
 pub use refs::NameOf;
 pub use subvol::Subvol;
 pub use subvols::{NewSubvol, ReadOnly, Received, RootPlace, SnapshotOptions, SubvolInfo, UuidKind};
-pub use xattr::{COMPRESSION, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};
+pub use xattr::{COMPRESSION, NameValue, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};

@@ -594,7 +594,7 @@ impl Start {
         let compresses = matches!(kind, FileKind::File | FileKind::Dir) && !self.flags.contains(InodeFlags::NODATACOW);
         if compresses && let Some(value) = xattr::get(dir, xattr::COMPRESSION)? {
             if let Ok((set, clear)) = xattr::compression_flags(&value) {
-                self.flags = self.flags - clear | set;
+                self.flags = (self.flags - clear) | set;
             }
             self.xattrs.push((xattr::COMPRESSION, value));
         }

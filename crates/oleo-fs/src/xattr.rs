@@ -18,6 +18,9 @@ pub const XATTR_SIZE_MAX: usize = 65536;
 /// The property that says how files are compressed.
 pub const COMPRESSION: &[u8] = b"btrfs.compression";
 
+/// An attribute's name and value.
+pub type NameValue = (Vec<u8>, Vec<u8>);
+
 /// Whether setting an attribute may create or replace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum XattrMode {
@@ -146,7 +149,7 @@ impl Fs {
     }
 
     /// All attributes with their values, in the order of their hashes.
-    pub fn xattrs(&self, inode: &InodeRef) -> Result<Vec<(Vec<u8>, Vec<u8>)>, FsError> {
+    pub fn xattrs(&self, inode: &InodeRef) -> Result<Vec<NameValue>, FsError> {
         let guard = inode.read();
         guard.alive()?;
         let mut all = Vec::new();

@@ -246,7 +246,7 @@ fn full() -> anyhow::Result<()> {
             let data = rng.bytes(len);
             let step = || -> Result<(), FsError> {
                 let file = fs.create(&root, name.as_bytes(), &NewInode::new(NewKind::File, 0o600))?;
-                if data.len() % 2 == 0 {
+                if data.len().is_multiple_of(2) {
                     fs.write(&file, 0, &data)?;
                     fs.flush(&file)
                 } else {

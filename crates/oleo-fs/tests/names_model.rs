@@ -860,11 +860,8 @@ fn thread_of_names(fs: &Fs, seed: u64) -> Result<()> {
             },
             _ => fs.xattr_set(&dir, b"user.x", &name, XattrMode::Any),
         };
-        match done {
-            Err(e @ (FsError::Corruption(_) | FsError::Tree(_) | FsError::Txn(_) | FsError::Busy(_))) => {
-                bail!("thread {seed}, step {step}: {e}");
-            }
-            _ => {}
+        if let Err(e @ (FsError::Corruption(_) | FsError::Tree(_) | FsError::Txn(_) | FsError::Busy(_))) = done {
+            bail!("thread {seed}, step {step}: {e}");
         }
     }
     Ok(())

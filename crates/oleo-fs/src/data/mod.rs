@@ -11,7 +11,7 @@
 //! the space of what it is about to read from being used again.
 //!
 //! The size on disk and the size that users see differ: bytes that are dirty only are not in the inode item. So a
-//! commit in between never makes a file longer than its written data. [`FileData::shown`] is the size users see: the
+//! commit in between never makes a file longer than its written data. `FileData::shown` is the size users see: the
 //! item's, or the end of the last dirty byte.
 //!
 //! Bytes of the last sector behind the end of the file are whatever they are: cutting a file short does not rewrite

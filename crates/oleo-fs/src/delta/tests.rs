@@ -40,7 +40,7 @@ fn three_layers_read_as_one() {
         let (mut frozen, mut open) = (ItemMap::default(), ItemMap::default());
         for step in 0..width * 3 {
             let slot = (types[random(&mut seed) as usize % 3], random(&mut seed) % width);
-            let fate = (random(&mut seed) % 3 != 0).then(|| vec![step as u8; 3].into_boxed_slice());
+            let fate = (!random(&mut seed).is_multiple_of(3)).then(|| vec![step as u8; 3].into_boxed_slice());
             match &fate {
                 Some(bytes) => model.insert(slot, bytes.to_vec()),
                 None => model.remove(&slot),
