@@ -195,10 +195,10 @@ impl Inode {
         let _flush = self.settle()?;
         let size = self.read().fields().size;
         let end = at.checked_add(len).ok_or(FsError::FileTooBig)?.min(size);
-        if at < end {
-            self.clear(at, end, size)?;
+        if at >= end {
+            return Ok(());
         }
-        // As the kernel has it, the times change even where there was nothing to take away.
+        self.clear(at, end, size)?;
         self.touch_now()
     }
 

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
-use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, RenameFlags, Timespec, Uid, XattrFlags};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, RenameFlags, Timespec, Timestamps, UTIME_NOW, Uid, XattrFlags,
+};
 use rustix::io::Errno;
 
 use super::{Op, RenameHow, Style, Target};
@@ -179,6 +181,13 @@ fn errno_of_message(message: &str) -> Errno {
     table.iter().find(|(words, _)| message.contains(words)).map_or(Errno::IO, |(_, e)| *e)
 }
 
+/// Both times are now. A punch sets them: whether the kernel changes them where there is nothing to take away depends on
+/// how the range is aligned, and is nothing to compare.
+const NOW: Timestamps = {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    Timestamps { last_access: now, last_modification: now }
+};
+
 impl Target for Host {
     fn apply(&mut self, op: &Op) -> Result<(), Errno> {
         match op {
@@ -205,7 +214,8 @@ impl Target for Host {
             }
             Op::Truncate { path, size } => rustix::fs::ftruncate(self.open(path)?, *size),
             Op::Punch { path, at, len } => {
-                self.fallocate(path, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, *at, *len)
+                self.fallocate(path, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, *at, *len)?;
+                rustix::fs::utimensat(CWD, self.at(path), &NOW, AtFlags::SYMLINK_NOFOLLOW)
             }
             Op::Zero { path, at, len, keep_size } => {
                 let keep = if *keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };

@@ -307,7 +307,12 @@ impl Ours {
                 fs.write(&self.writable(path)?, *at, &Style::data(*style, *seed, *len))
             }
             Op::Truncate { path, size } => fs.truncate(&self.writable(path)?, *size),
-            Op::Punch { path, at, len } => fs.punch_hole(&self.writable(path)?, *at, *len),
+            Op::Punch { path, at, len } => {
+                let file = self.writable(path)?;
+                fs.punch_hole(&file, *at, *len)?;
+                let now = fs.options().clock.now();
+                fs.set_attr(&file, &SetAttr { mtime: Some(now), ..SetAttr::default() }).map(drop)
+            }
             Op::Zero { path, at, len, keep_size } => fs.zero_range(&self.writable(path)?, *at, *len, keep(*keep_size)),
             Op::Prealloc { path, at, len, keep_size } => {
                 fs.preallocate(&self.writable(path)?, *at, *len, keep(*keep_size))
@@ -361,6 +366,8 @@ impl Ours {
                 let set = SetAttr { mtime: Some(mtime), atime: Some(atime), ..SetAttr::default() };
                 fs.set_attr(&self.find(path)?, &set).map(drop)
             }
+            // The kernel answers with success where the property means nothing.
+            Op::Compress { path, .. } if !self.can_compress(path)? => Ok(()),
             Op::Compress { path, algo } if algo.is_empty() => fs.xattr_remove(&self.find(path)?, oleo_fs::COMPRESSION),
             Op::Compress { path, algo } => {
                 fs.xattr_set(&self.find(path)?, oleo_fs::COMPRESSION, algo.as_bytes(), XattrMode::Any)
