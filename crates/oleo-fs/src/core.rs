@@ -30,6 +30,8 @@ use crate::{FsError, InodeRef};
 
 /// Shards of the list of dirty inodes: a few times the number of threads that push at once.
 const DIRTY_SHARDS: usize = 32;
+/// Inodes that enter a shard between two looks at whether all shards hold too many.
+const CROWD_STEP: usize = 64;
 /// Inodes that one task itemises: enough to hide the cost of handing out the task.
 const ITEMISE_CHUNK: usize = 2048;
 
@@ -40,6 +42,10 @@ pub struct Core {
     /// Rises by one with each freeze; starts at 1, so that 0 is "never".
     epoch: AtomicU64,
     dirty: [Mutex<Vec<Listed>>; DIRTY_SHARDS],
+    /// More inodes are dirty than should be.
+    crowded: AtomicBool,
+    /// Held by the one operation that commits because of it.
+    relieving: Mutex<()>,
     dirty_subvols: Mutex<Vec<Arc<Subvol>>>,
     /// Set aside by `freeze`, emptied by `published`.
     frozen: Mutex<FrozenList>,
@@ -75,6 +81,8 @@ impl Core {
             engine,
             epoch: AtomicU64::new(1),
             dirty: std::array::from_fn(|_| Mutex::default()),
+            crowded: AtomicBool::new(false),
+            relieving: Mutex::default(),
             dirty_subvols: Mutex::default(),
             frozen: Mutex::default(),
             cache: InodeCache::new(opts.inodes_max),
@@ -107,10 +115,32 @@ impl Core {
     /// Enters an inode that is changed for the first time in this epoch.
     pub(crate) fn list_dirty(&self, inode: &Arc<Inode>, epoch: u64) {
         let shard = (inode.ino().0 >> 3) as usize % DIRTY_SHARDS;
-        self.dirty[shard].lock().push((inode.rank(), inode.clone()));
+        let mut list = self.dirty[shard].lock();
+        list.push((inode.rank(), inode.clone()));
+        let len = list.len();
+        drop(list);
+        if len.is_multiple_of(CROWD_STEP) {
+            let all: usize = self.dirty.iter().map(|shard| shard.lock().len()).sum();
+            if all > self.opts.dirty_inodes_max {
+                self.crowded.store(true, Ordering::Relaxed);
+            }
+        }
         if inode.subvol().touch(epoch) {
             self.dirty_subvols.lock().push(inode.subvol().clone());
         }
+    }
+
+    /// Commits when more inodes are dirty than should be. The caller holds no handle and no lock.
+    pub(crate) fn relieve(&self) -> Result<(), FsError> {
+        if !self.crowded.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let before = self.epoch();
+        let _one = self.relieving.lock();
+        if self.epoch() == before {
+            self.engine.commit()?;
+        }
+        Ok(())
     }
 
     /// Enters a subvolume whose root item has changed.
@@ -170,6 +200,7 @@ impl DeltaSource for Core {
         let mut frozen = self.frozen.lock();
         assert!(frozen.inodes.is_empty() && frozen.subvols.is_empty(), "the last freeze has been published");
         frozen.epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
+        self.crowded.store(false, Ordering::Relaxed);
         for shard in &self.dirty {
             frozen.inodes.append(&mut shard.lock());
         }
@@ -187,8 +218,10 @@ impl DeltaSource for Core {
         // Each shard is sorted by and large, which a stable sort makes use of.
         frozen.inodes.par_sort_by_key(|listed| listed.0);
         frozen.subvols.sort_unstable_by_key(|s| s.id());
+        // A worker that waits for its helpers may take up another job meanwhile, which may want to commit as well.
+        let chunk_len = if rayon::current_thread_index().is_some() { usize::MAX } else { ITEMISE_CHUNK };
         let parts: Vec<Vec<(TreeId, Vec<Change>)>> =
-            frozen.inodes.par_chunks(ITEMISE_CHUNK).map(|chunk| itemise_chunk(chunk, epoch)).collect();
+            frozen.inodes.par_chunks(chunk_len).map(|chunk| itemise_chunk(chunk, epoch)).collect();
         let mut lens: Vec<(TreeId, usize)> = Vec::new();
         for (tree, changes) in parts.iter().flatten() {
             match lens.last_mut() {
@@ -214,7 +247,8 @@ impl DeltaSource for Core {
             let mut frozen = self.frozen.lock();
             (frozen.epoch, std::mem::take(&mut frozen.inodes), std::mem::take(&mut frozen.subvols))
         };
-        inodes.par_iter().with_min_len(ITEMISE_CHUNK).for_each(|(_, inode)| {
+        let chunk_len = if rayon::current_thread_index().is_some() { usize::MAX } else { ITEMISE_CHUNK };
+        inodes.par_iter().with_min_len(chunk_len).for_each(|(_, inode)| {
             if inode.forget_frozen(epoch) {
                 self.cache.remove((inode.tree(), inode.ino().0));
             }

@@ -87,6 +87,7 @@ impl Fs {
         dir::check_name(name)?;
         self.changeable(dir)?;
         let core = self.core();
+        core.relieve()?;
         if let NewKind::Symlink(target) = new.kind {
             check_target(target, self.engine().nodesize())?;
         }
@@ -133,6 +134,7 @@ impl Fs {
             return Err(FsError::CrossSubvolume);
         }
         let core = self.core();
+        core.relieve()?;
         let h = self.engine().join(name_need(name, 0))?;
         let mut locked = lock_all(&[dir, file]);
         let fields = *locked.of(file).fields();
@@ -179,6 +181,7 @@ impl Fs {
     fn remove_name(&self, dir: &InodeRef, name: &[u8], directory: bool) -> Result<(), FsError> {
         dir::check_name(name)?;
         self.changeable(dir)?;
+        self.core().relieve()?;
         for _ in 0..RETRIES_MAX {
             let (target, kind) = self.entry(dir, name)?;
             if directory && kind != FileKind::Dir {
@@ -251,6 +254,7 @@ impl Fs {
         dir::check_name(dst)?;
         self.changeable(src_dir)?;
         self.changeable(dst_dir)?;
+        self.core().relieve()?;
         for _ in 0..RETRIES_MAX {
             let from = self.entry(src_dir, src)?;
             let to = {

@@ -68,6 +68,9 @@ pub struct FsOptions {
     pub uuids: Arc<dyn UuidSource>,
     /// Inodes kept in memory after their last use; changed ones and those in use are kept beyond it.
     pub inodes_max: usize,
+    /// Changed inodes that may wait in memory before an operation commits by itself. Each takes about 1.5 KiB until it
+    /// is on disk: itself, its items, and their share of the batch and the blocks that the commit makes of them.
+    pub dirty_inodes_max: usize,
     /// How file data is written.
     pub data: crate::data::DataOptions,
 }
@@ -79,6 +82,7 @@ impl Default for FsOptions {
             clock: Arc::new(SystemClock),
             uuids: Arc::new(RandomUuids),
             inodes_max: 64 * 1024,
+            dirty_inodes_max: 128 * 1024,
             data: crate::data::DataOptions::default(),
         }
     }

@@ -173,6 +173,7 @@ impl Fs {
             return Err(FsError::NoSpace);
         }
         self.changeable(inode)?;
+        self.core().relieve()?;
         let h = self.engine().join(Need { items: 2, bytes: (value.len() + 512) as u32, ..Need::default() })?;
         let mut guard = inode.write();
         guard.alive()?;

@@ -20,12 +20,16 @@ use oleo_volume::{OpenOptions, Volume};
 const IMAGE_LEN: u64 = 512 << 20;
 
 fn open(image: &Path) -> Result<Fs> {
+    open_with(image, 300)
+}
+
+fn open_with(image: &Path, dirty_inodes_max: usize) -> Result<Fs> {
     let device = FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?;
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(device)];
     let volume = Volume::open(devices, &OpenOptions { write: true, ..OpenOptions::default() })?;
     let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
     let clock = Arc::new(FixedClock(Time { sec: 1_700_000_000, nsec: 7 }));
-    Ok(Fs::open(engine, &FsOptions { clock, inodes_max: 64, ..FsOptions::default() })?)
+    Ok(Fs::open(engine, &FsOptions { clock, inodes_max: 64, dirty_inodes_max, ..FsOptions::default() })?)
 }
 
 fn fresh(image: &Path, nodesize: u32) -> Result<Fs> {
@@ -899,6 +903,8 @@ fn create_rate() -> Result<()> {
         "{files} files: made in {made:?}, on disk after {synced:?}; CPU {made_cpu:.2} s, then {:.2} s",
         synced_cpu - made_cpu
     );
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    println!("{}", status.lines().find(|l| l.starts_with("VmHWM")).unwrap_or_default());
     drop(root);
     drop(fs);
     std::fs::remove_file(&image)?;
@@ -917,5 +923,6 @@ fn fresh_large(image: &Path, len: u64) -> Result<Fs> {
     std::fs::File::create(image)?.set_len(len)?;
     let device = FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?;
     make(&[Arc::new(device)], &MkfsOptions::default())?;
-    open(image)
+    let dirty_max = std::env::var("OLEO_DIRTY_INODES").ok().and_then(|s| s.parse().ok()).unwrap_or(usize::MAX);
+    open_with(image, dirty_max)
 }

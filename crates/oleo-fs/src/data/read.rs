@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use oleo_format::compress::decompress_into;
 use oleo_format::{Compression, Generation, InodeFlags, Logical, decompress_inline};
-use oleo_txn::{CsumCheck, Engine};
+use oleo_txn::{CsumCheck, Engine, TxnError};
 use rayon::prelude::*;
 
 use crate::FsError;
@@ -66,8 +66,25 @@ struct Plan {
     check: CsumCheck,
 }
 
+/// Times that a read starts over because checksums were missing: each time a commit went by between looking up the
+/// extents and reading them. Where they are really missing, the answer is the same every time.
+const TRIES_MAX: usize = 8;
+
 /// Reads from `at` on and answers how many bytes there were before the end of the file.
+///
+/// What is read may be overwritten meanwhile. Its space is not reused while the reader's guard lives, but its checksums
+/// go with the commit: then the extents are looked up again.
 pub(crate) fn read(inode: &Inode, at: u64, out: &mut [u8]) -> Result<usize, FsError> {
+    for _ in 1..TRIES_MAX {
+        match read_once(inode, at, out) {
+            Err(FsError::Data { source, .. }) if matches!(*source, TxnError::NoChecksum(_)) => {}
+            other => return other,
+        }
+    }
+    read_once(inode, at, out)
+}
+
+fn read_once(inode: &Inode, at: u64, out: &mut [u8]) -> Result<usize, FsError> {
     let engine = inode.core().engine();
     let _reader = engine.reader();
     let (plan, len) = {
@@ -202,7 +219,7 @@ fn run(inode: &Inode, plan: &Plan, at: u64, out: &mut [u8]) -> Result<(), FsErro
 
 fn run_one(inode: &Inode, task: Task<'_>, check: CsumCheck) -> Result<(), FsError> {
     let engine = inode.core().engine();
-    let failed = |e: oleo_txn::TxnError| FsError::data(inode, task.from, e);
+    let failed = |e: TxnError| FsError::data(inode, task.from, e);
     match task.source {
         Source::Disk { at } => read_plain(engine, Logical(at.0 + task.skip), task.out, check).map_err(failed),
         Source::Inline { compression, ram_len, data } => {
