@@ -61,6 +61,10 @@ const BENCHES: &[Bench] = &[
     },
 ];
 
+// Millions of small items are made on one thread and let go of on another; see docs/dependencies.md for the measurement.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> Result<()> {
     let args = Args::parse();
     if args.name == "list" {

@@ -29,6 +29,10 @@ pub(crate) struct Cli {
     verbose: u8,
 }
 
+// Millions of small items are made on one thread and let go of on another; see docs/dependencies.md for the measurement.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // A reader that has gone (`oleo ls | head`) ends the program without a message, as it does with other commands.
     let cli = Cli::parse();
