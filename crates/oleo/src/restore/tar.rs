@@ -1,7 +1,8 @@
 //! Restores as a tar archive in pax format.
 //!
 //! What ustar fields cannot say goes into a pax header: long names, large numbers, nanoseconds, times of change and
-//! birth, extended attributes (as `SCHILY.xattr.`), holes (GNU's sparse format 1.0, which GNU tar and bsdtar read).
+//! birth (the latter as a comment, which other programs skip), extended attributes (as `SCHILY.xattr.`), holes (GNU's
+//! sparse format 1.0, which GNU tar and bsdtar read).
 //! Sockets, which tar does not know, are written as fifos with `SCHILY.filetype=socket`; Oleo takes them back as sockets.
 //!
 //! The order is that of creation, depth first. One thread reads, another writes the archive.
@@ -256,10 +257,14 @@ impl Archive<'_> {
         if whole.is_none() || attr.mtime.nsec != 0 {
             pax.push((b"mtime".to_vec(), stamp(attr.mtime)));
         }
-        for (key, time) in [("atime", attr.atime), ("ctime", attr.ctime), ("LIBARCHIVE.creationtime", attr.otime)] {
+        for (key, time) in [("atime", attr.atime), ("ctime", attr.ctime)] {
             if time != attr.mtime {
                 pax.push((key.into(), stamp(time)));
             }
+        }
+        if attr.otime != attr.mtime {
+            // No keyword for it is known to GNU tar, which complains about others for every file.
+            pax.push((b"comment".to_vec(), [b"birth ".as_slice(), &stamp(attr.otime)].concat()));
         }
         if matches!(attr.kind, FileKind::CharDevice | FileKind::BlockDevice) && kind != EntryType::Link {
             let fits = header.set_device_major(attr.rdev.major).and(header.set_device_minor(attr.rdev.minor));

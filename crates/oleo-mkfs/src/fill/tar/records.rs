@@ -231,7 +231,10 @@ impl<R: Read> Records<R> {
             mtime: mtime.ok_or_else(|| wrong("mtime"))?,
             atime: stamp("atime"),
             ctime: stamp("ctime"),
-            birth: stamp("LIBARCHIVE.creationtime"),
+            birth: get("comment")
+                .and_then(|text| text.strip_prefix(b"birth "))
+                .and_then(parse_stamp)
+                .or_else(|| stamp("LIBARCHIVE.creationtime")),
             major: header.device_major().ok().flatten().unwrap_or(0),
             minor: header.device_minor().ok().flatten().unwrap_or(0),
             size: 0,
