@@ -48,22 +48,34 @@ pub enum MkfsError {
     },
     /// A device failed.
     #[error(transparent)]
-    Device(#[from] DeviceError),
+    Device(Box<DeviceError>),
     /// From the volume.
     #[error(transparent)]
-    Volume(#[from] VolumeError),
+    Volume(Box<VolumeError>),
     /// From the transaction engine.
     #[error(transparent)]
-    Engine(#[from] TxnError),
+    Engine(Box<TxnError>),
     /// From files and names.
     #[error(transparent)]
     Fs(#[from] FsError),
-    /// From files and names, about this file of the source.
-    #[error("{}: {cause}", path.display())]
-    At {
-        /// Which file.
-        path: PathBuf,
-        /// What went wrong.
-        cause: FsError,
-    },
+}
+
+// Boxed, so that results stay small.
+
+impl From<VolumeError> for MkfsError {
+    fn from(error: VolumeError) -> MkfsError {
+        MkfsError::Volume(Box::new(error))
+    }
+}
+
+impl From<DeviceError> for MkfsError {
+    fn from(error: DeviceError) -> MkfsError {
+        MkfsError::Device(Box::new(error))
+    }
+}
+
+impl From<TxnError> for MkfsError {
+    fn from(error: TxnError) -> MkfsError {
+        MkfsError::Engine(Box::new(error))
+    }
 }

@@ -41,22 +41,22 @@ pub enum Error {
     Request(String),
     /// From a device.
     #[error(transparent)]
-    Device(#[from] DeviceError),
+    Device(Box<DeviceError>),
     /// From the volume: devices, chunks, copies.
     #[error(transparent)]
-    Volume(#[from] VolumeError),
+    Volume(Box<VolumeError>),
     /// From the transaction engine.
     #[error(transparent)]
-    Engine(#[from] TxnError),
+    Engine(Box<TxnError>),
     /// From files and names.
     #[error(transparent)]
     Fs(#[from] FsError),
     /// From making a file system.
     #[error(transparent)]
-    Mkfs(#[from] MkfsError),
+    Mkfs(Box<MkfsError>),
     /// The image lies.
     #[error(transparent)]
-    Corruption(#[from] Corruption),
+    Corruption(Box<Corruption>),
 }
 
 /// The result of this library's functions.
@@ -90,10 +90,12 @@ impl Error {
         match self {
             Error::At { source, .. } => source.kind(),
             Error::Corruption(_) | Error::Fs(FsError::Corruption(_)) => ErrorKind::Corruption,
-            Error::Device(DeviceError::Io { .. }) | Error::Output(_) => ErrorKind::Device,
-            Error::Mkfs(MkfsError::Device(DeviceError::Io { .. })) => ErrorKind::Device,
+            Error::Output(_) => ErrorKind::Device,
+            Error::Device(error) => device_kind(error),
+            Error::Mkfs(error) => mkfs_kind(error),
             Error::Volume(error) => volume_kind(error),
-            Error::Fs(FsError::Txn(error)) | Error::Engine(error) => engine_kind(error),
+            Error::Fs(FsError::Txn(error)) => engine_kind(error),
+            Error::Engine(error) => engine_kind(error),
             _ => ErrorKind::Refusal,
         }
     }
@@ -102,13 +104,14 @@ impl Error {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Error::At { source, .. } => source.hint(),
-            Error::Device(DeviceError::InUse { .. }) => Some("unmount it, or end the program that uses it"),
-            Error::Volume(VolumeError::Missing { .. }) => {
+            Error::Device(error) if matches!(**error, DeviceError::InUse { .. }) => {
+                Some("unmount it, or end the program that uses it")
+            }
+            Error::Volume(error) if matches!(**error, VolumeError::Missing { .. }) => {
                 Some("--device names the others, --scan finds them, --degraded reads without them")
             }
-            Error::Fs(FsError::NoSpace) | Error::Mkfs(MkfsError::Fs(FsError::NoSpace)) => {
-                Some("make the image larger (--size), or delete something")
-            }
+            Error::Fs(FsError::NoSpace) => Some(NO_SPACE),
+            Error::Mkfs(error) if matches!(**error, MkfsError::Fs(FsError::NoSpace)) => Some(NO_SPACE),
             Error::Fs(FsError::Exists) => Some("choose another name, or remove what is there first"),
             Error::Fs(FsError::CrossSubvolume) => Some("copy instead (oleo cp --reflink shares the data)"),
             Error::Fs(FsError::ReadOnly(_)) => Some("oleo property set IMG PATH ro false makes a subvolume writable"),
@@ -119,10 +122,27 @@ impl Error {
     }
 }
 
+/// What to try when there is no room.
+const NO_SPACE: &str = "make the image larger (--size), or delete something";
+
+fn device_kind(error: &DeviceError) -> ErrorKind {
+    if matches!(error, DeviceError::Io { .. }) { ErrorKind::Device } else { ErrorKind::Refusal }
+}
+
+fn mkfs_kind(error: &MkfsError) -> ErrorKind {
+    match error {
+        MkfsError::Device(error) => device_kind(error),
+        MkfsError::Volume(error) => volume_kind(error),
+        MkfsError::Engine(error) => engine_kind(error),
+        MkfsError::Fs(FsError::Corruption(_)) => ErrorKind::Corruption,
+        _ => ErrorKind::Refusal,
+    }
+}
+
 fn volume_kind(error: &VolumeError) -> ErrorKind {
     match error {
         VolumeError::Corrupt(_) | VolumeError::NoSuper { .. } => ErrorKind::Corruption,
-        VolumeError::Device(DeviceError::Io { .. }) => ErrorKind::Device,
+        VolumeError::Device(error) => device_kind(error),
         _ => ErrorKind::Refusal,
     }
 }
@@ -133,6 +153,24 @@ fn engine_kind(error: &TxnError) -> ErrorKind {
         TxnError::Volume(error) => volume_kind(error),
         _ => ErrorKind::Refusal,
     }
+}
+
+// Boxed, so that results stay small.
+macro_rules! boxed {
+    ($($variant:ident($from:ty),)*) => { $(
+        impl From<$from> for Error {
+            fn from(error: $from) -> Error {
+                Error::$variant(Box::new(error))
+            }
+        }
+    )* };
+}
+boxed! {
+    Device(DeviceError),
+    Volume(VolumeError),
+    Engine(TxnError),
+    Mkfs(MkfsError),
+    Corruption(Corruption),
 }
 
 /// Adds a place to errors as they pass by.

@@ -97,14 +97,12 @@ impl Image {
         options: &OpenOptions,
         chunk_len_max: Option<u64>,
     ) -> Result<Image> {
-        let volume_options =
-            VolumeOptions { write: options.write, degraded: options.degraded, ..VolumeOptions::default() };
+        let volume_options = VolumeOptions { write: options.write, degraded: options.degraded };
         let volume = Arc::new(Volume::open(devices, &volume_options)?);
         let engine_options = EngineOptions {
             read_only: !options.write,
             cache_bytes: options.cache_bytes,
             chunk_len_max: chunk_len_max.map(ByteLen),
-            ..EngineOptions::default()
         };
         let engine = Engine::open(volume, &engine_options)?;
         let fs_options = FsOptions { read_only: !options.write, ..options.fs.clone() };

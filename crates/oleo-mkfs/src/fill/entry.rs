@@ -26,6 +26,9 @@ impl Stamps {
     }
 }
 
+/// Extended attributes: names and values.
+pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Everything about a file but its name and contents.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Meta {
@@ -34,7 +37,7 @@ pub(crate) struct Meta {
     pub uid: u32,
     pub gid: u32,
     pub times: Stamps,
-    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub xattrs: Xattrs,
 }
 
 /// What the host calls a file that may have several names.

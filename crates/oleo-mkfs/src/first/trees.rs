@@ -365,16 +365,17 @@ impl Author<'_> {
             .chunks()
             .flat_map(|chunk| chunk.stripes.iter().map(|&(on, _)| if on == device { chunk.stripe_bytes.0 } else { 0 }))
             .sum();
-        let mut item = DevItem::default();
-        item.devid = devid(device).into();
-        item.total_bytes = self.plan.device_bytes[device].into();
-        item.bytes_used = used.into();
-        item.io_align = self.o.sectorsize.into();
-        item.io_width = self.o.sectorsize.into();
-        item.sector_size = self.o.sectorsize.into();
-        item.uuid = self.device_uuid(device).into_bytes();
-        item.fsid = self.o.fsid.into_bytes();
-        item
+        DevItem {
+            devid: devid(device).into(),
+            total_bytes: self.plan.device_bytes[device].into(),
+            bytes_used: used.into(),
+            io_align: self.o.sectorsize.into(),
+            io_width: self.o.sectorsize.into(),
+            sector_size: self.o.sectorsize.into(),
+            uuid: self.device_uuid(device).into_bytes(),
+            fsid: self.o.fsid.into_bytes(),
+            ..DevItem::default()
+        }
     }
 
     fn time(&self) -> Timespec {
@@ -439,18 +440,19 @@ impl Author<'_> {
     }
 
     fn directory_inode(&self, mode: u32, (uid, gid): (u32, u32)) -> InodeItem {
-        let mut inode = InodeItem::default();
-        inode.generation = FIRST_GENERATION.0.into();
-        inode.transid = FIRST_GENERATION.0.into();
-        inode.nlink = 1.into();
-        inode.uid = uid.into();
-        inode.gid = gid.into();
-        inode.mode = (MODE_DIR | mode).into();
-        inode.atime = self.time();
-        inode.ctime = self.time();
-        inode.mtime = self.time();
-        inode.otime = self.time();
-        inode
+        InodeItem {
+            generation: FIRST_GENERATION.0.into(),
+            transid: FIRST_GENERATION.0.into(),
+            nlink: 1.into(),
+            uid: uid.into(),
+            gid: gid.into(),
+            mode: (MODE_DIR | mode).into(),
+            atime: self.time(),
+            ctime: self.time(),
+            mtime: self.time(),
+            otime: self.time(),
+            ..InodeItem::default()
+        }
     }
 
     /// The top directory of a tree of files.

@@ -51,8 +51,8 @@ fn show(tree: TreeId, stats: &TreeStats) {
     println_or_end(&format!("\tItems: {}", stats.items));
     println_or_end(&format!("\tFree in leaves: {}", human(stats.free_bytes)));
     println_or_end(&format!("\tTotal seeks: {} of {}", stats.seeks, blocks.saturating_sub(1)));
-    if stats.seeks > 0 {
-        println_or_end(&format!("\tAverage seek: {}", human(stats.seek_bytes / stats.seeks)));
+    if let Some(average) = stats.seek_bytes.checked_div(stats.seeks) {
+        println_or_end(&format!("\tAverage seek: {}", human(average)));
     }
     if let Some((low, high)) = stats.span {
         println_or_end(&format!("\tSpread: {}", human(high.0 - low.0)));

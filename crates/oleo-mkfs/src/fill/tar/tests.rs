@@ -4,7 +4,7 @@ use super::*;
 
 /// Everything that an archive says, as text.
 fn transcript(bytes: Vec<u8>) -> Vec<String> {
-    let read = read_tar(Box::new(io::Cursor::new(bytes)), 2, 1 << 20, |piece| Ok(piece)).unwrap();
+    let read = read_tar(Box::new(io::Cursor::new(bytes)), 2, 1 << 20, Ok).unwrap();
     let data = |piece: Piece<RawPiece>| {
         let piece = piece.take().unwrap().pop().unwrap();
         format!(
@@ -109,6 +109,6 @@ fn refusals() {
     header.set_cksum();
     let mut bytes = header.as_bytes().to_vec();
     bytes.extend_from_slice(&[0; 5000]);
-    let read = read_tar(Box::new(io::Cursor::new(bytes)), 1, 1 << 20, |piece| Ok(piece)).unwrap();
+    let read = read_tar(Box::new(io::Cursor::new(bytes)), 1, 1 << 20, Ok).unwrap();
     assert!(read.events.iter().any(|event| event.is_err()));
 }

@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, SeekFrom, Statx, Statx
 use rustix::io::Errno;
 
 use crate::MkfsError;
-use crate::fill::entry::{HostFile, Meta, Stamp, Stamps};
+use crate::fill::entry::{HostFile, Meta, Stamp, Stamps, Xattrs};
 use crate::fill::pool::{RawPiece, Whole};
 
 /// Bytes of one getdents call.
@@ -52,7 +52,7 @@ pub(crate) enum ChildKind {
 pub(crate) struct Listing {
     pub handle: Arc<DirHandle>,
     pub children: Vec<Child>,
-    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub xattrs: Xattrs,
 }
 
 /// A part of a file that shall be read.
@@ -227,7 +227,7 @@ impl DirHandle {
 
 /// The extended attributes of a directory (`name` is `None`) or of something in it, sorted by name. Those that may
 /// not be read are left out.
-fn xattrs_of(dir: &DirHandle, name: Option<&[u8]>) -> Result<Vec<(Vec<u8>, Vec<u8>)>, MkfsError> {
+fn xattrs_of(dir: &DirHandle, name: Option<&[u8]>) -> Result<Xattrs, MkfsError> {
     let mut path = name.map_or_else(|| dir.path.clone(), |name| dir.path_of(name));
     if path.as_os_str().len() >= PATH_BYTES_MAX {
         let short = PathBuf::from(format!("/proc/self/fd/{}", dir.fd.as_raw_fd()));

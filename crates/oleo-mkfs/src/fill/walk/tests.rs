@@ -9,7 +9,7 @@ fn options(threads: usize, bytes_ahead_max: u64) -> WalkOptions {
 
 /// Everything a walk says, as text that can be compared.
 fn transcript(top: &Path, options: &WalkOptions) -> Vec<String> {
-    let walk = walk(top, options, |piece| Ok(piece)).unwrap();
+    let walk = walk(top, options, Ok).unwrap();
     let mut told = Vec::new();
     let data = |piece: Piece<RawPiece>| {
         let piece = piece.take().unwrap().pop().unwrap();
@@ -115,7 +115,7 @@ fn skip_xattrs_and_early_end() {
     rustix::fs::setxattr(dir.path().join("f1"), c"trusted.a", b"2", rustix::fs::XattrFlags::empty()).unwrap();
     let stat = std::fs::metadata(&image).unwrap();
     let skip = vec![HostFile { device: stat.dev(), inode: stat.ino() }];
-    let walk = walk(dir.path(), &WalkOptions { skip, ..options(2, 1 << 20) }, |piece| Ok(piece)).unwrap();
+    let walk = walk(dir.path(), &WalkOptions { skip, ..options(2, 1 << 20) }, Ok).unwrap();
     let mut seen = BTreeMap::new();
     for event in &walk.events {
         if let Event::Entry(entry) = event.unwrap() {
