@@ -16,6 +16,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 
@@ -24,6 +25,9 @@ use crate::{Device, DeviceError, Op, ReadReq, WriteReq, check_range};
 
 /// The most pieces of memory that one system call takes (`IOV_MAX` of Linux).
 const IOV_COUNT_MAX: usize = 1024;
+
+/// How long an opening waits for a process that uses the file: starting a program takes a hundredth of that.
+const IN_USE_PATIENCE: Duration = Duration::from_millis(200);
 
 /// How [`FileDevice::open`] opens.
 #[derive(Clone, Debug, Default)]
@@ -61,7 +65,24 @@ pub struct FileDevice {
 impl FileDevice {
     /// Opens `path`. When opening for writing, anyone else who has it mounted or open for writing is a reason to
     /// refuse; when opening for reading too, unless `read_in_use` says otherwise.
+    ///
+    /// A process that has just been started holds what its parent had open until it has replaced itself: someone who uses
+    /// the file may be gone in a moment, so it is tried again for as long as [`IN_USE_PATIENCE`].
     pub fn open(path: &Path, opts: &FileOptions) -> Result<FileDevice, DeviceError> {
+        let start = Instant::now();
+        loop {
+            match FileDevice::open_now(path, opts) {
+                Err(DeviceError::InUse { by: User::Writer { .. } | User::Lock, .. })
+                    if start.elapsed() < IN_USE_PATIENCE =>
+                {
+                    std::thread::sleep(IN_USE_PATIENCE / 20);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn open_now(path: &Path, opts: &FileOptions) -> Result<FileDevice, DeviceError> {
         let name: Arc<str> = path.display().to_string().into();
         let open_error = |e: io::Error| DeviceError::Open { path: path.to_path_buf(), source: Arc::new(e) };
         let create = opts.write && opts.create;

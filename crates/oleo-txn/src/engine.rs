@@ -177,8 +177,14 @@ impl Handle<'_> {
 
 /// Data space promised to a writer; allocations draw on it. Dropping it gives the rest back.
 pub struct DataReservation {
-    #[allow(dead_code, reason = "a guard: dropping it gives the space back")]
     guard: oleo_space::Reservation,
+}
+
+impl DataReservation {
+    /// Takes over what is left of another one.
+    pub fn absorb(&self, other: DataReservation) {
+        self.guard.join(other.guard);
+    }
 }
 
 impl Engine {
@@ -369,10 +375,17 @@ impl Engine {
         Err(TxnError::NoSpace { what: "data", wanted: len })
     }
 
+    /// The same out of a promise, which is drawn on before what nobody was promised: what was promised is there, however
+    /// little else is.
+    pub fn alloc_data_from(&self, promise: &DataReservation, want: DataWant) -> Result<Grant, TxnError> {
+        self.0.writable()?;
+        self.0.alloc_data(Some(&promise.guard), want)
+    }
+
     /// Takes space for data, at most what is wanted, in one run.
     pub fn alloc_data(&self, want: DataWant) -> Result<Grant, TxnError> {
         self.0.writable()?;
-        self.0.alloc_data(want)
+        self.0.alloc_data(None, want)
     }
 
     /// Writes data to all its copies. Not flushed; a commit flushes before anything names it.

@@ -178,7 +178,8 @@ impl Inner {
         Err(TxnError::NoSpace { what: "metadata", wanted: ByteLen(count as u64 * u64::from(self.rules.nodesize)) })
     }
 
-    pub(crate) fn alloc_data(&self, want: DataWant) -> Result<Grant, TxnError> {
+    /// Takes space for data, out of the promise as far as it goes.
+    pub(crate) fn alloc_data(&self, promise: Option<&Reservation>, want: DataWant) -> Result<Grant, TxnError> {
         let want_inner = Want {
             kind: Kind::Data,
             len: want.len,
@@ -187,7 +188,11 @@ impl Inner {
             goal: Goal::Stream(want.stream),
         };
         for _ in 0..GROW_MAX {
-            match self.space.alloc(&want_inner) {
+            let taken = match promise {
+                Some(promise) => self.space.alloc_from(promise, &want_inner),
+                None => self.space.alloc(&want_inner),
+            };
+            match taken {
                 Ok(grant) => return Ok(grant),
                 Err(Refusal::NeedChunk(_)) => {
                     if !self.grow(Kind::Data)? {

@@ -80,7 +80,7 @@ impl Image {
         let path = path.as_ref();
         open_devices(path, options)
             .and_then(|devices| Image::from_devices(devices, options))
-            .map_err(|error| error.of_image(path))
+            .at(|| path.display().to_string())
     }
 
     /// Opens the file system on devices that are open already, in any order.

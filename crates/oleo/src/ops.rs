@@ -45,10 +45,6 @@ fn shown(path: &[u8]) -> String {
     path.escape_ascii().to_string()
 }
 
-fn is_directory(path: &[u8]) -> Error {
-    Error::Request(format!("{} is a directory; -r takes everything in it along", shown(path)))
-}
-
 impl Image {
     /// Where a new name goes: `path` itself, or, if there is a directory, `path/name`.
     fn target<'p>(&self, start: &InodeRef, path: &'p [u8], name: &'p [u8]) -> Result<(InodeRef, &'p [u8])> {
@@ -128,7 +124,7 @@ impl Image {
             return self.fs().unlink(&dir, name).at(|| shown(path));
         }
         if depth == Depth::One {
-            return Err(is_directory(path));
+            return Err(Error::from(FsError::IsDir).at(shown(path)));
         }
         // Each step goes one directory down, or empties one and goes up: nothing is held but the way down.
         let mut way = vec![(dir, name.to_vec(), inode)];
@@ -203,7 +199,7 @@ impl Image {
             return self.copy_one(&inode, &attr, &dir, name, sharing).at(|| shown(from));
         }
         if depth == Depth::One {
-            return Err(is_directory(from));
+            return Err(Error::from(FsError::IsDir).at(shown(from)));
         }
         self.copy_tree(inode, &dir, name, sharing).at(|| shown(from))
     }

@@ -96,7 +96,7 @@ impl Fs {
         for (file, prepared) in batch {
             self.changeable(file)?;
             check_installable(file, prepared)?;
-            all.push(Install { inode: file, prepared, time, exact_size: None, from_flight: false });
+            all.push(Install { inode: file, prepared, time, exact_size: None, promise: None, from_flight: false });
         }
         // Asking for all of it first commits where that frees enough.
         let disk_len = batch.iter().map(|(_, prepared)| prepared.disk_len()).sum();

@@ -43,10 +43,15 @@ impl Inode {
     /// The same for the holder of the `flush` lock.
     pub(super) fn flush_locked(self: &Arc<Self>, inline: Inline) -> Result<(), FsError> {
         let Some(promises) = self.take() else { return Ok(()) };
-        let outcome = self.flush_flight(inline);
+        let mut promises = promises.into_iter();
+        let promise = promises.next();
+        if let Some(promise) = &promise {
+            promises.for_each(|other| promise.absorb(other));
+        }
+        let outcome = self.flush_flight(inline, promise.as_ref());
         match outcome {
-            Ok(()) => drop(promises),
-            Err(_) => self.put_back(promises),
+            Ok(()) => drop(promise),
+            Err(_) => self.put_back(promise),
         }
         self.unlist();
         outcome
@@ -62,11 +67,11 @@ impl Inode {
         Some(std::mem::take(&mut buffer.promises))
     }
 
-    fn put_back(&self, mut promises: Vec<DataReservation>) {
+    fn put_back(&self, promise: Option<DataReservation>) {
         if let Some(buffer) = &mut *self.data.buffer.lock() {
             let before = buffer.bytes();
             buffer.dirty.put_under(std::mem::take(&mut buffer.flight));
-            buffer.promises.append(&mut promises);
+            buffer.promises.extend(promise);
             self.core().data.count(before, buffer.bytes());
         }
     }
@@ -93,7 +98,7 @@ impl Inode {
         }
     }
 
-    fn flush_flight(self: &Arc<Self>, inline: Inline) -> Result<(), FsError> {
+    fn flush_flight(self: &Arc<Self>, inline: Inline, promise: Option<&DataReservation>) -> Result<(), FsError> {
         if let Some(bytes) = read::inline_bytes(self)?
             && let Some(buffer) = &mut *self.data.buffer.lock()
         {
@@ -127,19 +132,25 @@ impl Inode {
             let whole = if whole && places.is_empty() { Whole::File } else { Whole::Part };
             pos = run.start;
             for place in &places {
-                self.copy_run(pos..place.range.start.min(size), whole, &policy)?;
+                self.copy_run(pos..place.range.start.min(size), whole, &policy, promise)?;
                 let data = self.complete(place.range.start..place.range.end.min(size))?;
                 in_place::overwrite(self, place, &data, &policy)?;
                 pos = place.range.end;
             }
-            self.copy_run(pos..run.end.min(size), whole, &policy)?;
+            self.copy_run(pos..run.end.min(size), whole, &policy, promise)?;
             pos = run.end;
         }
         Ok(())
     }
 
     /// Writes a part of a run to new space.
-    fn copy_run(self: &Arc<Self>, range: Range<u64>, whole: Whole, policy: &Policy) -> Result<(), FsError> {
+    fn copy_run(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        whole: Whole,
+        policy: &Policy,
+        promise: Option<&DataReservation>,
+    ) -> Result<(), FsError> {
         if range.is_empty() {
             return Ok(());
         }
@@ -150,6 +161,7 @@ impl Inode {
             prepared: &prepared,
             time: None,
             exact_size: None,
+            promise,
             from_flight: true,
         }])
     }
@@ -264,6 +276,12 @@ impl Core {
     pub(crate) fn flush_all(&self, of: Option<TreeId>) -> Result<(), FsError> {
         let mut outcome = Ok(());
         for inode in self.data.files(of) {
+            // Without a name and out of use: it is only waiting to be erased.
+            if inode.handles() == 0 && inode.read().alive().is_ok() && inode.read().fields().nlink == 0 {
+                let _flush = inode.data.flush.lock();
+                inode.discard();
+                continue;
+            }
             match inode.flush() {
                 // Deleted meanwhile: nobody wants its bytes.
                 Err(FsError::Stale) => inode.discard(),

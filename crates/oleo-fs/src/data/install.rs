@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use oleo_format::{ByteLen, Compression, Generation, Incompat, Logical, decompress};
 use oleo_space::Grant;
-use oleo_txn::{DataWant, Engine, Handle, Need, TxnError};
+use oleo_txn::{DataReservation, DataWant, Engine, Handle, Need, TxnError};
 
 use crate::FsError;
 use crate::data::items::{MapMutOf, MapOf};
@@ -36,6 +36,8 @@ pub(super) struct Install<'a> {
     pub time: Option<Time>,
     /// The file's size afterwards, whatever it was; else it only grows.
     pub exact_size: Option<u64>,
+    /// Space that was promised for the bytes.
+    pub promise: Option<&'a DataReservation>,
     /// The bytes come from the inode's flight and leave it; its `flush` lock is held.
     pub from_flight: bool,
 }
@@ -115,7 +117,7 @@ fn place(engine: &Engine, item: &Install<'_>) -> Result<(Vec<Placed>, Unpacked),
             }
             Body::Compressed { compression, data } => {
                 let len = ByteLen(data.len() as u64);
-                match engine.alloc_data(DataWant { len, min_len: len, stream }) {
+                match take_space(engine, item.promise, DataWant { len, min_len: len, stream }) {
                     Ok(grant) => {
                         let kind = PlacedKind::Disk { grant, compression: *compression, disk_len: len.0 };
                         placed.push(Placed { at: piece.at, len: piece.len, kind, csums: piece.csums.clone() });
@@ -129,21 +131,29 @@ fn place(engine: &Engine, item: &Install<'_>) -> Result<(Vec<Placed>, Unpacked),
                         if !piece.csums.is_empty() {
                             engine.csum_type().csum_sectors(&bytes, engine.sectorsize(), &mut csums);
                         }
-                        place_plain(engine, piece, &csums, stream, &mut placed)?;
+                        place_plain(engine, item.promise, piece, &csums, stream, &mut placed)?;
                         plain = Some(bytes);
                     }
                     Err(e) => return Err(e.into()),
                 }
             }
-            Body::Plain { .. } => place_plain(engine, piece, &piece.csums, stream, &mut placed)?,
+            Body::Plain { .. } => place_plain(engine, item.promise, piece, &piece.csums, stream, &mut placed)?,
         }
         unpacked.push(plain);
     }
     Ok((placed, unpacked))
 }
 
+fn take_space(engine: &Engine, promise: Option<&DataReservation>, want: DataWant) -> Result<Grant, TxnError> {
+    match promise {
+        Some(promise) => engine.alloc_data_from(promise, want),
+        None => engine.alloc_data(want),
+    }
+}
+
 fn place_plain(
     engine: &Engine,
+    promise: Option<&DataReservation>,
     piece: &Piece,
     csums: &[u8],
     stream: u64,
@@ -154,7 +164,7 @@ fn place_plain(
     let mut done = 0;
     while done < piece.len {
         let want = DataWant { len: ByteLen(piece.len - done), min_len: ByteLen(sector), stream };
-        let grant = engine.alloc_data(want)?;
+        let grant = take_space(engine, promise, want)?;
         let len = grant.run().len.0;
         let sums = (done / sector) as usize * csum_len..((done + len) / sector) as usize * csum_len;
         let kind = PlacedKind::Disk { grant, compression: Compression::None, disk_len: len };

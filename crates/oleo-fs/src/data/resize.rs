@@ -111,6 +111,7 @@ impl Inode {
                 prepared: &prepared,
                 time: Some(time),
                 exact_size,
+                promise: None,
                 from_flight: true,
             }]);
         }

@@ -15,8 +15,17 @@ const MIB: u64 = 1 << 20;
 /// What has been accepted: name, seed, length.
 type Accepted = BTreeMap<String, (u64, usize)>;
 
+/// When written bytes are asked to leave the buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flush {
+    /// After each file: then its refusal is known at once.
+    Each,
+    /// Only with everything else: then nothing that was accepted may be refused later.
+    WithSync,
+}
+
 /// Makes files until one is refused for lack of space; returns the bytes that went in.
-fn fill(image: &Image, accepted: &mut Accepted, rng: &mut Rng, round: u32) -> u64 {
+fn fill(image: &Image, accepted: &mut Accepted, rng: &mut Rng, round: u32, flush: Flush) -> u64 {
     const FILES_MAX: u32 = 200_000;
     let fs = image.fs();
     let top = image.top().unwrap();
@@ -31,7 +40,8 @@ fn fill(image: &Image, accepted: &mut Accepted, rng: &mut Rng, round: u32) -> u6
             Err(FsError::NoSpace) => return bytes,
             Err(e) => panic!("create {name}: {e}"),
         };
-        match fs.write(&file, 0, &Rng::new(seed).bytes(len)).and_then(|()| fs.flush(&file)) {
+        let written = fs.write(&file, 0, &Rng::new(seed).bytes(len));
+        match written.and_then(|()| if flush == Flush::Each { fs.flush(&file) } else { Ok(()) }) {
             Ok(()) => {}
             Err(FsError::NoSpace) => {
                 // A file that was refused half way is nobody's promise.
@@ -58,7 +68,7 @@ fn verify(image: &Image, accepted: &Accepted) {
     }
 }
 
-fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str]) {
+fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str], flush: Flush) {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let device = scratch.image(name, len).unwrap();
@@ -69,7 +79,7 @@ fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str]) {
     let options = OpenOptions { write: true, ..OpenOptions::default() };
 
     let image = open(&devices, options.clone()).unwrap();
-    let first = fill(&image, &mut accepted, &mut rng, 0);
+    let first = fill(&image, &mut accepted, &mut rng, 0, flush);
     assert!(first * 10 > len * 4, "only {first} of {len} bytes went in");
     image.fs().sync().unwrap_or_else(|e| panic!("a commit must never run out of space: {e:?}"));
     verify(&image, &accepted);
@@ -89,7 +99,7 @@ fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str]) {
         }
         image.clean().unwrap();
         image.sync().unwrap();
-        let again = fill(&image, &mut accepted, &mut rng, round);
+        let again = fill(&image, &mut accepted, &mut rng, round, flush);
         assert!(again * 10 > freed * 7, "round {round}: {freed} bytes were freed, only {again} went in");
         image.sync().expect("a commit must never run out of space");
         image.close().unwrap();
@@ -106,7 +116,7 @@ fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str]) {
     }
     image.clean().unwrap();
     image.sync().unwrap();
-    let last = fill(&image, &mut accepted, &mut rng, 9);
+    let last = fill(&image, &mut accepted, &mut rng, 9, flush);
     assert!(last * 10 > first * 8, "{first} bytes went in at first, {last} at last");
     image.close().unwrap();
     oracle.must_be_sound(&[&device], "filled again").unwrap();
@@ -116,20 +126,30 @@ fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str]) {
 
 #[test]
 fn small() {
-    fill_delete_refill("small.img", 128 * MIB, &["-m", "single"]);
+    fill_delete_refill("small.img", 128 * MIB, &["-m", "single"], Flush::Each);
 }
 
 #[test]
 fn small_mixed() {
-    fill_delete_refill("mixed.img", 128 * MIB, &["--mixed"]);
+    fill_delete_refill("mixed.img", 128 * MIB, &["--mixed"], Flush::Each);
 }
 
 #[test]
 fn middle() {
-    fill_delete_refill("middle.img", 300 * MIB, &[]);
+    fill_delete_refill("middle.img", 300 * MIB, &[], Flush::Each);
 }
 
 #[test]
 fn large() {
-    fill_delete_refill("large.img", 1024 * MIB, &["-n", "4096"]);
+    fill_delete_refill("large.img", 1024 * MIB, &["-n", "4096"], Flush::Each);
+}
+
+#[test]
+fn small_delayed() {
+    fill_delete_refill("delayed.img", 128 * MIB, &["-m", "single"], Flush::WithSync);
+}
+
+#[test]
+fn middle_delayed() {
+    fill_delete_refill("middle-delayed.img", 400 * MIB, &["-n", "4096"], Flush::WithSync);
 }
