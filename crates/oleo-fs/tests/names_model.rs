@@ -762,6 +762,58 @@ fn subvolume_properties() -> Result<()> {
     Ok(())
 }
 
+/// Goal: a file with more extents than one operation removes goes with its last name, in steps, and one that was still
+/// held when everything stopped goes at the next opening; the space of both comes back.
+/// Method: two files of a thousand extents; one is unlinked outright, one while it is held, read meanwhile, and left
+/// behind; what data takes is compared with before.
+#[test]
+fn large_files_go_in_steps() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.path().join("steps.img");
+    let fs = fresh(&image, 4096)?;
+    let root = fs.root(TreeId::FS)?;
+    let used = |fs: &Fs| -> u64 {
+        let groups = fs.engine().space().groups();
+        groups.iter().filter(|g| g.flags.contains(oleo_format::BlockGroupFlags::DATA)).map(|g| g.used.0).sum()
+    };
+    let large = |name: &[u8]| -> Result<InodeRef> {
+        let file = fs.create(&root, name, &NewInode::new(NewKind::File, 0o600))?;
+        for n in 0..1000u64 {
+            fs.write(&file, n * 8192, &[n as u8; 4096])?;
+        }
+        Ok(file)
+    };
+    fs.sync()?;
+    let before = used(&fs);
+    drop(large(b"outright")?);
+    let held = large(b"held")?;
+    fs.sync()?;
+    ensure!(used(&fs) >= before + 8_000_000, "the files are there");
+    fs.unlink(&root, b"outright")?;
+    fs.unlink(&root, b"held")?;
+    ensure!(fs.attr(&held).nlink == 0 && fs.lookup(&root, b"held")?.is_none());
+    let mut out = [0; 4096];
+    ensure!(fs.read(&held, 8192 * 7, &mut out)? == 4096 && out == [7; 4096]);
+    fs.sync()?;
+    ensure!(used(&fs) < before + 5_000_000, "the first is gone, the second is held");
+    let left = scratch.path().join("left.img");
+    std::fs::copy(&image, &left)?;
+    drop((held, root));
+    fs.sync()?;
+    fs.sync()?;
+    ensure!(used(&fs) == before, "have {}, want {before}", used(&fs));
+    drop(fs);
+    oracle.must_be_sound(&[&image], "both gone")?;
+    let fs = open(&left)?;
+    while fs.clean(100)? {}
+    fs.sync()?;
+    fs.sync()?;
+    ensure!(used(&fs) == before, "left behind: have {}, want {before}", used(&fs));
+    drop(fs);
+    oracle.must_be_sound(&[&left], "left behind")
+}
+
 /// Everything below a directory, in words.
 fn listing(fs: &Fs, dir: &InodeRef, path: &str, out: &mut Vec<String>) -> Result<()> {
     for entry in fs.readdir(dir, 0, usize::MAX)? {
