@@ -9,7 +9,9 @@ use crate::Args;
 use crate::measure::{Report, Sample, census, median, oleo, program, time};
 
 /// The image file that mkfs.btrfs and the kernel get: room for the tree, its metadata twice, and slack.
-pub fn image_len(bytes: u64, files: u64) -> u64 { (bytes + bytes / 4 + files * 8192 + (2 << 30)).next_multiple_of(1 << 20) }
+pub fn image_len(bytes: u64, files: u64) -> u64 {
+    (bytes + bytes / 4 + files * 8192 + (2 << 30)).next_multiple_of(1 << 20)
+}
 
 fn fresh(path: &Path, len: u64) -> Result<()> {
     let _ = std::fs::remove_file(path);

@@ -109,7 +109,9 @@ pub struct Report {
 
 impl Report {
     /// A report of one benchmark.
-    pub fn new(bench: &'static str, json: bool) -> Report { Report { bench, json } }
+    pub fn new(bench: &'static str, json: bool) -> Report {
+        Report { bench, json }
+    }
 
     /// Says what is worked on.
     pub fn note(&self, text: &str) {

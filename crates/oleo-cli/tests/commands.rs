@@ -126,6 +126,9 @@ fn complaints() {
     assert!(!dir.join("j").exists(), "what was not completed is not left behind");
     std::fs::write(dir.join("junk"), vec![1; 1 << 20]).unwrap();
     assert!(fails(dir, 3, &["ls", "junk"]).contains("superblock"));
+    assert!(fails(dir, 1, &["cat", "i", "d"]).ends_with("is a directory\n"));
+    assert!(fails(dir, 1, &["mkfs", "-O", "no-holes"]).contains("image"));
+    assert!(ok(dir, &["mkfs", "-O", "list-all"]).contains("block-group-tree"));
     assert_eq!(run(dir, &["ls"]).status.code(), Some(2));
     assert_eq!(run(dir, &["mkfs", "--size", "many", "k"]).status.code(), Some(2));
 }

@@ -596,10 +596,8 @@ impl Start {
 
     fn inherit_xattrs(&mut self, dir: &dyn Items, new: &NewInode<'_>, kind: FileKind) -> Result<(), FsError> {
         let compresses = matches!(kind, FileKind::File | FileKind::Dir) && !self.flags.contains(InodeFlags::NODATACOW);
-        if compresses && let Some(value) = xattr::get(dir, xattr::COMPRESSION)? {
-            if let Ok((set, clear)) = xattr::compression_flags(&value) {
-                self.flags = (self.flags - clear) | set;
-            }
+        if compresses && let Some((value, flags)) = xattr::inherited_compression(dir)? {
+            self.flags = (self.flags - InodeFlags::NOCOMPRESS) | flags;
             self.xattrs.push((xattr::COMPRESSION, value));
         }
         if new.plain || kind == FileKind::Symlink {

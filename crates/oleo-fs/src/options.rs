@@ -82,7 +82,7 @@ impl Default for FsOptions {
             clock: Arc::new(SystemClock),
             uuids: Arc::new(RandomUuids),
             inodes_max: 64 * 1024,
-            dirty_inodes_max: 128 * 1024,
+            dirty_inodes_max: 64 * 1024,
             data: crate::data::DataOptions::default(),
         }
     }

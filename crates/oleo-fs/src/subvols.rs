@@ -31,7 +31,7 @@ use crate::inode::{InodeFields, InodeRef, Items, ItemsMut, Joined, time_of, time
 use crate::names::{check_dir, remove_index, stamp, whole};
 use crate::options::Time;
 use crate::subvol::Subvol;
-use crate::{FsError, refs, xattr};
+use crate::{FsError, acl, refs, xattr};
 
 /// The name of the entry in the root tree's directory that says which subvolume is mounted by default.
 const DEFAULT_NAME: &[u8] = b"default";
@@ -227,7 +227,7 @@ impl Fs {
         dir::check_name(name)?;
         self.changeable(dir)?;
         let uuid = new.uuid.unwrap_or_else(|| self.options().uuids.fresh());
-        let inherited = self.inherited_property(dir.subvol())?;
+        let inherited = self.inherited(dir, new.mode)?;
         self.staged(|s| {
             self.check_free(dir, name)?;
             let id = self.core().give_tree()?;
@@ -394,11 +394,20 @@ impl Fs {
         item
     }
 
-    /// The compression property that new subvolumes take over from their parent subvolume's root directory.
-    fn inherited_property(&self, parent: &Arc<Subvol>) -> Result<Option<Vec<u8>>, FsError> {
-        let root = self.inode(parent, Ino::ROOT_DIR)?;
-        let guard = root.read();
-        xattr::get(&guard, xattr::COMPRESSION)
+    /// What a new subvolume's root directory takes over: the compression of its parent subvolume's root directory, and
+    /// what the default ACL of the directory that it is made in leaves of the mode. The ACL itself does not cross into
+    /// another subvolume, as with the kernel.
+    fn inherited(&self, dir: &InodeRef, mode: u32) -> Result<Inherited, FsError> {
+        let mut inherited = Inherited { mode: mode & 0o7777, flags: InodeFlags::empty(), property: None };
+        let root = self.inode(dir.subvol(), Ino::ROOT_DIR)?;
+        if let Some((value, flags)) = xattr::inherited_compression(&root.read())? {
+            inherited.flags |= flags;
+            inherited.property = Some(value);
+        }
+        if let Some(default) = xattr::get(&dir.read(), acl::DEFAULT)? {
+            inherited.mode = acl::inherit(&default, inherited.mode).0;
+        }
+        Ok(inherited)
     }
 
     /// The subvolume that is mounted where none is named.
@@ -656,22 +665,25 @@ fn snapshot_item(old: &RootItem, uuid: Uuid, read_only: bool, now: Time, generat
     item
 }
 
-fn root_dir_fields(new: &NewSubvol, property: &Option<Vec<u8>>, generation: u64, now: Time) -> InodeFields {
+/// What a new subvolume's root directory takes over.
+struct Inherited {
+    /// Permission bits.
+    mode: u32,
+    flags: InodeFlags,
+    /// The compression property.
+    property: Option<Vec<u8>>,
+}
+
+fn root_dir_fields(new: &NewSubvol, inherited: &Inherited, generation: u64, now: Time) -> InodeFields {
     let times = new.times.unwrap_or(Times::all(now));
-    let mut flags = InodeFlags::empty();
-    if let Some(value) = property
-        && let Ok((set, _)) = xattr::compression_flags(value)
-    {
-        flags |= set;
-    }
     InodeFields {
         generation,
         transid: generation,
         nlink: 1,
         uid: new.uid,
         gid: new.gid,
-        mode: 0o040_000 | new.mode & 0o7777,
-        flags: flags.bits(),
+        mode: FileKind::Dir.mode_bits() | inherited.mode,
+        flags: inherited.flags.bits(),
         atime: times.atime,
         ctime: times.ctime,
         mtime: times.mtime,
@@ -681,13 +693,13 @@ fn root_dir_fields(new: &NewSubvol, property: &Option<Vec<u8>>, generation: u64,
 }
 
 /// The items of a new subvolume: its root directory, which is its own parent, by the name of "..".
-fn root_dir_changes(fields: &InodeFields, property: &Option<Vec<u8>>, generation: u64) -> Vec<Change> {
+fn root_dir_changes(fields: &InodeFields, inherited: &Inherited, generation: u64) -> Vec<Change> {
     let ino = Ino::ROOT_DIR.0;
     let mut changes = vec![
         Change { key: Key::new(ino, ItemType::INODE_ITEM, 0), op: Op::Put(fields.encode()) },
         Change { key: Key::new(ino, ItemType::INODE_REF, ino), op: Op::Put(refs::encode_ref(0, b"..")) },
     ];
-    if let Some(value) = property {
+    if let Some(value) = &inherited.property {
         let hash = u64::from(oleo_format::dir_hash(xattr::COMPRESSION));
         let entry = dir::encode(Key::MIN, generation, FileType::Xattr, xattr::COMPRESSION, value);
         changes.push(Change { key: Key::new(ino, ItemType::XATTR_ITEM, hash), op: Op::Put(entry.into_boxed_slice()) });

@@ -134,6 +134,16 @@ pub(crate) fn compression_flags(value: &[u8]) -> Result<(InodeFlags, InodeFlags)
     }
 }
 
+/// The compression that new files take over from `dir`, with the flag it stands for. "None" is not handed down by this,
+/// but by the flags.
+pub(crate) fn inherited_compression(dir: &dyn Items) -> Result<Option<(Vec<u8>, InodeFlags)>, FsError> {
+    let Some(value) = get(dir, COMPRESSION)? else { return Ok(None) };
+    Ok(match compression_flags(&value) {
+        Ok((set, _)) if set.contains(InodeFlags::COMPRESS) => Some((value, set)),
+        _ => None,
+    })
+}
+
 impl Fs {
     /// The value of an attribute, or `None`.
     pub fn xattr_get(&self, inode: &InodeRef, name: &[u8]) -> Result<Option<Vec<u8>>, FsError> {

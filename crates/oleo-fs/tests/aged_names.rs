@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use oleo_device::{Device, FileDevice, FileOptions};
 use oleo_format::TreeId;
-use oleo_fs::{FileKind, Fs, FsError, FsOptions, InodeRef, ReadOnly};
+use oleo_fs::{FileKind, Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, NewSubvol, ReadOnly};
 use oleo_sim::manifest::{Kind, Manifest};
 use oleo_sim::oracle::oracle;
 use oleo_sim::specimen::aged;
@@ -138,5 +138,103 @@ fn the_kernels_names_are_found_and_removed() -> Result<()> {
         drop(fs);
         oracle.must_be_sound(&aged.devices, recipe.name)?;
     }
+    Ok(())
+}
+
+/// A POSIX ACL in the kernel's form: tag, permissions, id.
+fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+    let mut value = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in entries {
+        value.extend_from_slice(&tag.to_le_bytes());
+        value.extend_from_slice(&perm.to_le_bytes());
+        value.extend_from_slice(&id.to_le_bytes());
+    }
+    value
+}
+
+/// Goal: what a new file takes over from its directory is what the kernel would have given it.
+/// Method: the kernel makes directories with a group, default ACLs, compression, no copy-on-write, and in each a file, a
+/// directory, a link and a pipe; we make the same beside them; mode, group, flags and attributes are compared.
+#[test]
+fn new_files_inherit_like_the_kernels() -> Result<()> {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("inherit", 256 << 20)?;
+    oracle.mkfs(&[], &[&image])?;
+    let mounted = oracle.mount(&[&image], "")?;
+    let top = mounted.path();
+    let none = u32::MAX;
+    let named = acl(&[(1, 7, none), (2, 6, 1000), (4, 5, none), (16, 7, none), (32, 1, none)]);
+    let plain = acl(&[(1, 6, none), (4, 4, none), (32, 0, none)]);
+    let dirs = ["bare", "group", "named-acl", "plain-acl", "zstd", "none", "nocow", "all"];
+    for name in dirs {
+        let dir = top.join(name);
+        std::fs::create_dir(&dir)?;
+        if ["group", "all"].contains(&name) {
+            chown(&dir, None, Some(77))?;
+            std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o2775))?;
+        }
+        if ["named-acl", "all"].contains(&name) {
+            oleo_sim::manifest::set_xattr(&dir, b"system.posix_acl_default", &named)?;
+        }
+        if name == "plain-acl" {
+            oleo_sim::manifest::set_xattr(&dir, b"system.posix_acl_default", &plain)?;
+        }
+        if ["zstd", "all"].contains(&name) {
+            oleo_sim::manifest::set_xattr(&dir, b"btrfs.compression", b"zstd")?;
+        }
+        if name == "none" {
+            oleo_sim::manifest::set_xattr(&dir, b"btrfs.compression", b"none")?;
+        }
+        if name == "nocow" {
+            oleo_sim::oracle::run("chattr", ["+C".as_ref(), dir.as_os_str()])?;
+        }
+        // The mode of a new file is the caller's, less the umask, but not with a default ACL: so give all bits away.
+        let old = rustix::process::umask(rustix::fs::Mode::empty());
+        std::fs::write(dir.join("k-file"), b"")?;
+        std::fs::create_dir(dir.join("k-dir"))?;
+        symlink("target", dir.join("k-link"))?;
+        oleo_sim::oracle::run("mkfifo", [dir.join("k-pipe").as_os_str()])?;
+        oleo_sim::oracle::run("btrfs", ["subvolume".as_ref(), "create".as_ref(), dir.join("k-sub").as_os_str()])?;
+        rustix::process::umask(old);
+    }
+    mounted.unmount()?;
+    let fs = open(std::slice::from_ref(&image))?;
+    let root = fs.root(TreeId::FS)?;
+    for name in dirs {
+        let dir = fs.lookup(&root, name.as_bytes())?.context("dir")?;
+        let made = [
+            ("file", NewKind::File, 0o666),
+            ("dir", NewKind::Dir, 0o777),
+            ("link", NewKind::Symlink(b"target"), 0o777),
+            ("pipe", NewKind::Fifo, 0o666),
+        ];
+        for (kind, new, mode) in made {
+            let ours = fs.create(&dir, format!("o-{kind}").as_bytes(), &NewInode::new(new, mode))?;
+            same_inheritance(&fs, &dir, kind, &ours).with_context(|| format!("{name}/{kind}"))?;
+        }
+        let id = fs.subvol_create(&dir, b"o-sub", &NewSubvol { mode: 0o777, ..NewSubvol::default() })?;
+        same_inheritance(&fs, &dir, "sub", &fs.root(id)?).with_context(|| format!("{name}/subvolume"))?;
+    }
+    fs.sync()?;
+    drop(root);
+    drop(fs);
+    oracle.must_be_sound(&[&image], "inheritance")
+}
+
+fn same_inheritance(fs: &Fs, dir: &InodeRef, kind: &str, ours: &InodeRef) -> Result<()> {
+    let kernels = fs.lookup(dir, format!("k-{kind}").as_bytes())?.context("the kernel made it")?;
+    let (have, want) = (fs.attr(ours), fs.attr(&kernels));
+    ensure!(have.mode == want.mode, "mode: have {:o}, want {:o}", have.mode, want.mode);
+    ensure!(have.gid == want.gid, "group: have {}, want {}", have.gid, want.gid);
+    ensure!(have.flags == want.flags, "flags: have {:?}, want {:?}", have.flags, want.flags);
+    ensure!((have.size, have.nbytes) == (want.size, want.nbytes), "size: have {have:?}, want {want:?}");
+    let show = |inode| -> Result<Vec<String>> {
+        let show = |x: &[u8]| x.escape_ascii().to_string();
+        Ok(fs.xattrs(inode)?.iter().map(|(name, value)| format!("{} = {}", show(name), show(value))).collect())
+    };
+    let (have, want) = (show(ours)?, show(&kernels)?);
+    ensure!(have == want, "attributes: have {have:?}, want {want:?}");
     Ok(())
 }

@@ -6,14 +6,13 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use oleo_device::{Device, FileDevice, FileOptions};
+use oleo_device::{Device, DeviceError, FileDevice, FileOptions};
 use oleo_fs::data::DataOptions;
 use oleo_fs::{Clock, FixedClock, FsOptions, Time};
 use oleo_mkfs::{
     FillOptions, Made, MkfsOptions, Profile, Reflink, Report, SeededUuids, fill_from_dir, fill_from_tar, make, trim,
 };
 
-use crate::error::AtPlace;
 use crate::{Error, Image, OpenOptions, Result};
 
 /// How long a file is made while its contents are not known: sparse, and cut at the end. Less where the host does not
@@ -121,12 +120,12 @@ fn build_all<P: AsRef<Path>>(
     targets: &mut Vec<Target>,
 ) -> Result<BuildReport> {
     for image in images {
-        let target = target(image.as_ref(), options).at(|| image.as_ref().display().to_string())?;
+        let target = target(image.as_ref(), options).map_err(|error| error.of_image(image.as_ref()))?;
         targets.push(target);
     }
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     for target in targets.iter() {
-        devices.push(open_target(target, options).at(|| target.path.display().to_string())?);
+        devices.push(open_target(target, options).map_err(|error| error.of_image(&target.path))?);
         let meta = fs::metadata(&target.path).map_err(Error::host("open", &target.path))?;
         options.fill.skip.push((meta.dev(), meta.ino()));
     }
@@ -203,8 +202,8 @@ fn target(path: &Path, options: &BuildOptions) -> Result<Target> {
         let len = options.size.unwrap_or(whole).min(whole);
         return Ok(Target { path: path.to_owned(), created, growing: false, len });
     }
-    // A file that is there and is long keeps its length; so does one that the image is only a part of.
-    let growing = options.size.is_none() && !empty && (after == 0 || options.offset == 0);
+    // A file that is there and is not empty keeps its length.
+    let growing = options.size.is_none() && !empty && after == 0;
     let len = match options.size {
         Some(size) => size,
         None if growing => 0,
@@ -212,6 +211,14 @@ fn target(path: &Path, options: &BuildOptions) -> Result<Target> {
         None => return Err(Error::Request("there is no such file yet; say how large it shall be (--size)".into())),
     };
     Ok(Target { path: path.to_owned(), created, growing, len })
+}
+
+/// Gives up what an old image holds, where the host or device can: a file becomes sparse.
+fn discard(device: &FileDevice) -> Result<()> {
+    match device.discard(0, device.len()) {
+        Ok(()) | Err(DeviceError::Unsupported { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device>> {
@@ -232,6 +239,7 @@ fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device
         return Err(Error::Request(format!("holds {what}; --force overwrites it")));
     }
     if is_block {
+        discard(&device)?;
         return Ok(Arc::new(device));
     }
     if !target.growing {
@@ -240,10 +248,13 @@ fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device
             device.set_len(target.len)?;
         }
         if device.len() == target.len {
+            discard(&device)?;
             return Ok(Arc::new(device));
         }
         drop(device);
-        return Ok(Arc::new(FileDevice::open(&target.path, &file_options(Some(target.len)))?));
+        let part = FileDevice::open(&target.path, &file_options(Some(target.len)))?;
+        discard(&part)?;
+        return Ok(Arc::new(part));
     }
     device.set_len(0)?;
     let mut len = GROWING_BYTES;

@@ -79,6 +79,23 @@ impl Error {
         Error::At { place: place.to_string(), source: Box::new(self) }
     }
 
+    /// The same error with the name of an image, unless it has it already.
+    pub(crate) fn of_image(self, path: &std::path::Path) -> Error {
+        let has_name = match &self {
+            Error::Device(_) | Error::Host { .. } => true,
+            Error::Volume(error) => matches!(
+                **error,
+                VolumeError::Device(_)
+                    | VolumeError::NoSuper { .. }
+                    | VolumeError::Stranger { .. }
+                    | VolumeError::Twins { .. }
+            ),
+            Error::Mkfs(error) => matches!(**error, MkfsError::Device(_)),
+            _ => false,
+        };
+        if has_name { self } else { self.at(path.display()) }
+    }
+
     /// A failed call on a file of the host.
     pub(crate) fn host(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
         let path = path.into();
@@ -115,7 +132,6 @@ impl Error {
             Error::Fs(FsError::Exists) => Some("choose another name, or remove what is there first"),
             Error::Fs(FsError::CrossSubvolume) => Some("copy instead (oleo cp --reflink shares the data)"),
             Error::Fs(FsError::ReadOnly(_)) => Some("oleo property set IMG PATH ro false makes a subvolume writable"),
-            Error::Fs(FsError::IsDir) => Some("directories need -r"),
             Error::Fs(FsError::NotEmpty) => Some("-r removes what is inside too"),
             _ => None,
         }

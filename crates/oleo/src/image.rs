@@ -80,7 +80,7 @@ impl Image {
         let path = path.as_ref();
         open_devices(path, options)
             .and_then(|devices| Image::from_devices(devices, options))
-            .at(|| path.display().to_string())
+            .map_err(|error| error.of_image(path))
     }
 
     /// Opens the file system on devices that are open already, in any order.

@@ -7,7 +7,6 @@ use std::path::Path;
 use oleo_format::{CheckedNode, Generation, ItemType, Key, Logical, NodeExpect, RootItem, SuperBlock, TreeId};
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 
-use crate::error::AtPlace;
 use crate::image::open_devices;
 use crate::{OpenOptions, Result};
 
@@ -71,7 +70,7 @@ impl Inspector {
             let volume_options = VolumeOptions { degraded: options.degraded, ..VolumeOptions::default() };
             Ok(Inspector { volume: Volume::open(devices, &volume_options)? })
         };
-        open().at(|| path.display().to_string())
+        open().map_err(|error| error.of_image(path))
     }
 
     /// The volume: devices, chunks, superblock.
@@ -182,7 +181,7 @@ impl Inspector {
 pub fn superblocks(path: impl AsRef<Path>, offset: u64) -> Result<Vec<(u64, Result<SuperBlock>)>> {
     let path = path.as_ref();
     let options = oleo_device::FileOptions { offset, read_in_use: true, ..oleo_device::FileOptions::default() };
-    let device = oleo_device::FileDevice::open(path, &options).at(|| path.display().to_string())?;
+    let device = oleo_device::FileDevice::open(path, &options)?;
     let mirrors = oleo_volume::read_mirrors(&device);
     Ok(mirrors.into_iter().map(|(at, sb)| (at, sb.map_err(crate::Error::from))).collect())
 }

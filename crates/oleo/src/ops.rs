@@ -45,6 +45,10 @@ fn shown(path: &[u8]) -> String {
     path.escape_ascii().to_string()
 }
 
+fn is_directory(path: &[u8]) -> Error {
+    Error::Request(format!("{} is a directory; -r takes everything in it along", shown(path)))
+}
+
 impl Image {
     /// Where a new name goes: `path` itself, or, if there is a directory, `path/name`.
     fn target<'p>(&self, start: &InodeRef, path: &'p [u8], name: &'p [u8]) -> Result<(InodeRef, &'p [u8])> {
@@ -124,7 +128,7 @@ impl Image {
             return self.fs().unlink(&dir, name).at(|| shown(path));
         }
         if depth == Depth::One {
-            return Err(Error::from(FsError::IsDir).at(shown(path)));
+            return Err(is_directory(path));
         }
         // Each step goes one directory down, or empties one and goes up: nothing is held but the way down.
         let mut way = vec![(dir, name.to_vec(), inode)];
@@ -199,7 +203,7 @@ impl Image {
             return self.copy_one(&inode, &attr, &dir, name, sharing).at(|| shown(from));
         }
         if depth == Depth::One {
-            return Err(Error::from(FsError::IsDir).at(shown(from)));
+            return Err(is_directory(from));
         }
         self.copy_tree(inode, &dir, name, sharing).at(|| shown(from))
     }

@@ -31,6 +31,8 @@ pub struct RestoreReport {
     pub done: Progress,
     /// What could not be kept.
     pub warnings: Vec<String>,
+    /// Names whose owner could not be kept, because only root can give files away.
+    pub owners_lost: u64,
 }
 
 /// Warnings that are kept; the rest is counted.

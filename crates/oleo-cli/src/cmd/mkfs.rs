@@ -26,7 +26,7 @@ use crate::out::{Out, human, json};
     reproducible: same input, same bytes.")]
 pub(crate) struct Args {
     /// Image files or block devices; files that are not there are made.
-    #[arg(value_name = "IMG", required = true)]
+    #[arg(value_name = "IMG", required_unless_present = "features")]
     images: Vec<PathBuf>,
     /// Put everything of this directory in.
     #[arg(long, value_name = "DIR", conflicts_with = "tar")]
@@ -106,6 +106,9 @@ impl Args {
                 out.note(format!("{name:18} {what}"));
             }
             return Ok(());
+        }
+        if self.images.is_empty() {
+            bail!("name an image file or device to make");
         }
         let epoch = source_date_epoch()?;
         let progress = out.progress("filling");

@@ -43,6 +43,9 @@ impl Args {
         };
         drop(progress);
         out.warnings(&report.warnings);
+        if report.owners_lost > 0 {
+            out.warnings(&[format!("{} entries belong to you now: only root can give them away", report.owners_lost)]);
+        }
         if self.dest.as_os_str() != "-" {
             let done = &report.done;
             let entries = done.files + done.dirs + done.links + done.others;

@@ -34,6 +34,8 @@ const ENTRIES_AT_ONCE: usize = 256;
 const RANGE_BYTES: u64 = 32 << 20;
 /// Bytes read and written at once.
 const BUFFER_BYTES: usize = 1 << 20;
+/// What the owner is called among attributes that may not be kept.
+const OWNER: &str = "owner";
 /// Entries between two calls of the progress function.
 const ENTRIES_PER_REPORT: u64 = 256;
 
@@ -440,7 +442,7 @@ impl Core<'_> {
         let host = |what| Error::host(what, self.dest.join(path));
         if (attr.uid, attr.gid) != (self.uid, self.gid) {
             let chown = rustix::fs::fchown(fd, Some(Uid::from_raw(attr.uid)), Some(Gid::from_raw(attr.gid)));
-            self.allow(chown, path, "owner").map_err(|e| host("change the owner of")(e.into()))?;
+            self.allow(chown, path, OWNER).map_err(|e| host("change the owner of")(e.into()))?;
         }
         let mode = Mode::from_raw_mode(attr.mode & 0o7777);
         rustix::fs::fchmod(fd, mode).map_err(|e| host("change the mode of")(e.into()))?;
@@ -466,7 +468,7 @@ impl Core<'_> {
         if (attr.uid, attr.gid) != (self.uid, self.gid) {
             let (uid, gid) = (Some(Uid::from_raw(attr.uid)), Some(Gid::from_raw(attr.gid)));
             let chown = rustix::fs::chownat(at, name.as_c_str(), uid, gid, AtFlags::SYMLINK_NOFOLLOW);
-            self.allow(chown, path, "owner").map_err(|e| host("change the owner of")(e.into()))?;
+            self.allow(chown, path, OWNER).map_err(|e| host("change the owner of")(e.into()))?;
         }
         if attr.kind != FileKind::Symlink {
             let mode = Mode::from_raw_mode(attr.mode & 0o7777);
@@ -490,7 +492,12 @@ impl Core<'_> {
             Err(Errno::PERM | Errno::ACCESS) if !self.is_root => {}
             other => return other,
         }
-        self.report.lock().warn(|| format!("{}: {what} could not be kept", path.display()));
+        let mut report = self.report.lock();
+        if what == OWNER {
+            report.owners_lost += 1;
+        } else {
+            report.warn(|| format!("{}: {what} could not be kept", Path::new(".").join(path).display()));
+        }
         Ok(())
     }
 }
