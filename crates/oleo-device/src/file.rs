@@ -67,7 +67,7 @@ impl FileDevice {
     /// refuse; when opening for reading too, unless `read_in_use` says otherwise.
     ///
     /// A process that has just been started holds what its parent had open until it has replaced itself: someone who uses
-    /// the file may be gone in a moment, so it is tried again for as long as [`IN_USE_PATIENCE`].
+    /// the file may be gone in a moment, so it is tried again for as long as `IN_USE_PATIENCE`.
     pub fn open(path: &Path, opts: &FileOptions) -> Result<FileDevice, DeviceError> {
         let start = Instant::now();
         loop {

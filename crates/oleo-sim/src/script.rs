@@ -2,7 +2,7 @@
 //!
 //! Normal path: (1) [`generate()`] makes a list of [`Op`] from a seed; (2) [`run_both`] applies each to two [`Target`]s, one of
 //! them usually a [`Host`] on a kernel mount, and compares what each call says; (3) at each [`Op::Sync`] and at the end
-//! it compares the manifests; (4) a [`Mismatch`] names the step; (5) [`shrink`] looks for a short script that still fails
+//! it compares the manifests; (4) a [`Mismatch`] names the step; (5) `shrink` looks for a short script that still fails
 //! and [`to_text`] prints it, one operation a line, so that [`from_text`] can run it again.
 //!
 //! Invariants: a script means the same on every target: paths are relative to the target's top, contents follow from

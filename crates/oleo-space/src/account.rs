@@ -3,7 +3,7 @@
 //! A pool is the space of one kind (data, metadata, system; on a mixed volume data and metadata are one pool). Its one
 //! number that matters is `committed`: everything in writable groups that is not free, plus everything reserved.
 //!
-//! 1. [`Reservation`]s raise it by compare-and-swap, never past `capacity + growth`.
+//! 1. `Reservation`s raise it by compare-and-swap, never past `capacity + growth`.
 //! 2. An allocation against a reservation turns reserved bytes into used ones: `committed` stays as it is, so nothing
 //!    is counted twice and nothing can slip in between.
 //! 3. Freed bytes lower it once they are really free (pinned ones are not).

@@ -212,7 +212,7 @@ fn grown_and_shrunk() {
     let (first, second) = (scratch.path().join("first.img"), scratch.path().join("second.img"));
     for path in [&first, &second] {
         let mkfs = MkfsOptions { fsid: Some(uuid::Uuid::from_bytes([0x5a; 16])), ..options(&PLAIN) };
-        build_from(&[path.clone()], mkfs, &source, Some((Compression::Zstd, 3)), None);
+        build_from(std::slice::from_ref(path), mkfs, &source, Some((Compression::Zstd, 3)), None);
     }
     assert!(std::fs::read(&first).unwrap() == std::fs::read(&second).unwrap(), "the same input, other bytes");
     std::fs::remove_file(&second).unwrap();
