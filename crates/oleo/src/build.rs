@@ -17,7 +17,7 @@ use crate::{Error, Image, OpenOptions, Result};
 
 /// How long a file is made while its contents are not known: sparse, and cut at the end. Less where the host does not
 /// allow such files.
-const GROWING_BYTES: u64 = 1 << 40;
+const GROWING_BYTES: u64 = 1 << 46;
 /// The least that a growing file is tried with.
 const GROWING_BYTES_MIN: u64 = 1 << 30;
 /// Room that is left behind the last chunk of an image that was grown and is not to be shrunk.
