@@ -29,7 +29,7 @@ pub use self::reflink::Reflink;
 use crate::MkfsError;
 
 /// Bytes of file data that are read but not installed, when nothing else is said.
-const BYTES_AHEAD_MAX: u64 = 96 << 20;
+const BYTES_AHEAD_MAX: u64 = 64 << 20;
 
 /// A directory of the source that becomes a subvolume.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -263,15 +263,24 @@ fn read_plain(engine: &Engine, at: Logical, out: &mut [u8], check: CsumCheck) ->
 fn read_packed(inode: &Inode, span: &Span, skip: u64, task: Task<'_>, check: CsumCheck) -> Result<(), FsError> {
     let from = span.offset + skip + task.skip;
     let whole = from == 0 && task.out.len() as u64 == span.ram_len;
-    if let Some(kept) = &*inode.data.unpacked.lock()
-        && kept.disk == span.disk
-        && kept.generation == span.generation
-        && let Some(bytes) = kept.bytes.get(from as usize..from as usize + task.out.len())
-    {
-        task.out.copy_from_slice(bytes);
-        return Ok(());
-    }
     let engine = inode.core().engine();
+    // Who has read up to the last sector will hardly read the extent again: keeping it for every file of a walk would
+    // cost more memory than the file system's blocks do.
+    let to_the_end = from + task.out.len() as u64 + u64::from(engine.sectorsize()) > span.ram_len;
+    {
+        let mut slot = inode.data.unpacked.lock();
+        if let Some(kept) = &*slot
+            && kept.disk == span.disk
+            && kept.generation == span.generation
+            && let Some(bytes) = kept.bytes.get(from as usize..from as usize + task.out.len())
+        {
+            task.out.copy_from_slice(bytes);
+            if to_the_end {
+                *slot = None;
+            }
+            return Ok(());
+        }
+    }
     if span.ram_len > RAM_LEN_MAX || span.disk_len > RAM_LEN_MAX {
         return Err(FsError::lie("compressed extent", span.disk, "length", span.ram_len, RAM_LEN_MAX));
     }
@@ -285,7 +294,7 @@ fn read_packed(inode: &Inode, span: &Span, skip: u64, task: Task<'_>, check: Csu
     decompress_into(span.compression, &packed, &mut bytes, engine.sectorsize()).map_err(broken)?;
     task.out.copy_from_slice(&bytes[from as usize..from as usize + task.out.len()]);
     let kept = Unpacked { disk: span.disk, generation: span.generation, bytes: bytes.into() };
-    *inode.data.unpacked.lock() = Some(Box::new(kept));
+    *inode.data.unpacked.lock() = (!to_the_end).then(|| Box::new(kept));
     Ok(())
 }
 

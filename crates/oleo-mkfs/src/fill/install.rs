@@ -24,7 +24,7 @@ const BATCH_BYTES: usize = 8 << 20;
 /// Pieces of data that go to the file system at once.
 const BATCH_PIECES: usize = 512;
 /// Inodes created between commits.
-const INODES_PER_COMMIT: u64 = 60_000;
+const INODES_PER_COMMIT: u64 = 40_000;
 /// Entries between two calls of the progress function.
 const ENTRIES_PER_REPORT: u64 = 256;
 /// Warnings that are kept.
