@@ -9,7 +9,9 @@
 //! when the allocator says so; (3) a freeze moves what is held aside (`freeze`), the end of the commit drops it.
 //!
 //! Invariants: held ≥ bound(counts) for every operation that was let in, but for releasing ones, which may use the last
-//! reserve. Locks: rank 20 (`held`), never over I/O but for a chunk being planned. Crash: memory only.
+//! reserve, and one of them at a time does so whatever its bound: a single operation on an otherwise empty transaction
+//! rewrites a few paths, far less than the bound says. So deleting works when nothing else does, if need be with a commit
+//! each. Locks: rank 20 (`held`), never over I/O but for a chunk being planned. Crash: memory only.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,7 +29,7 @@ const BYTES_FACTOR: u64 = 3;
 /// Blocks that any transaction needs: paths of the bookkeeping trees, root items, chunk records.
 const BASE_BLOCKS: u64 = 48;
 /// Blocks kept back for operations that free space.
-const LAST_RESERVE_BLOCKS: u64 = 64;
+const LAST_RESERVE_BLOCKS: u64 = 128;
 /// Reserved at once beyond the need of the moment, so that the slow path is rare.
 const STEP_BYTES: u64 = 1 << 20;
 
@@ -42,6 +44,9 @@ pub(crate) struct Credit {
     nodesize: u64,
     items: AtomicU64,
     bytes: AtomicU64,
+    /// What writes that are still buffered will need when they are flushed, in whichever transaction that is.
+    promised_items: AtomicU64,
+    promised_bytes: AtomicU64,
     /// Bytes in `open`.
     covered: AtomicU64,
     /// Twice the metadata in use, refreshed by the slow path.
@@ -57,6 +62,8 @@ impl Credit {
             nodesize: u64::from(nodesize),
             items: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            promised_items: AtomicU64::new(0),
+            promised_bytes: AtomicU64::new(0),
             covered: AtomicU64::new(0),
             existing: AtomicU64::new(0),
             last: AtomicU64::new(0),
@@ -65,6 +72,8 @@ impl Credit {
     }
 
     fn bound(&self, items: u64, bytes: u64) -> u64 {
+        let items = items + self.promised_items.load(Ordering::Relaxed);
+        let bytes = bytes + self.promised_bytes.load(Ordering::Relaxed);
         let touched = items.saturating_mul(BLOCKS_PER_ITEM * self.nodesize);
         let existing = self.existing.load(Ordering::Relaxed);
         touched.min(existing) + bytes * BYTES_FACTOR + BASE_BLOCKS * self.nodesize
@@ -80,6 +89,20 @@ impl Credit {
         let items = self.items.fetch_add(u64::from(need.items), Ordering::Relaxed) + u64::from(need.items);
         let bytes = self.bytes.fetch_add(u64::from(need.bytes), Ordering::Relaxed) + u64::from(need.bytes);
         self.covers(self.bound(items, bytes), need.releasing)
+    }
+
+    /// Counts in what a later operation will need, whatever transactions begin and end meanwhile; whether what is held
+    /// covers it. If not, widen or `unpromise`.
+    pub(crate) fn promise(&self, need: Need) -> bool {
+        self.promised_items.fetch_add(u64::from(need.items), Ordering::Relaxed);
+        self.promised_bytes.fetch_add(u64::from(need.bytes), Ordering::Relaxed);
+        self.missing(false).is_none()
+    }
+
+    /// The later operation asks for itself now, or will not come.
+    pub(crate) fn unpromise(&self, need: Need) {
+        self.promised_items.fetch_sub(u64::from(need.items), Ordering::Relaxed);
+        self.promised_bytes.fetch_sub(u64::from(need.bytes), Ordering::Relaxed);
     }
 
     /// The operation gave up. Its counts may have gone with a freeze meanwhile, so they never fall below zero.
@@ -127,6 +150,11 @@ impl Credit {
 
     pub(crate) fn has_last(&self) -> bool {
         self.last.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether `need` is all that the open transaction was asked for (once or, where nothing was there to commit, twice), and there is a last reserve to do it with.
+    pub(crate) fn is_all(&self, need: Need) -> bool {
+        self.has_last() && self.items.load(Ordering::Relaxed) <= 2 * u64::from(need.items)
     }
 
     /// The gate is closed: counts start anew; what is held belongs to the frozen transaction.

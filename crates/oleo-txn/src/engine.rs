@@ -176,14 +176,63 @@ impl Handle<'_> {
 }
 
 /// Data space promised to a writer; allocations draw on it. Dropping it gives the rest back.
+///
+/// With it comes a promise of the metadata that recording the data will need.
 pub struct DataReservation {
     guard: oleo_space::Reservation,
+    metadata: MetadataPromise,
 }
 
 impl DataReservation {
     /// Takes over what is left of another one.
-    pub fn absorb(&self, other: DataReservation) {
+    pub fn absorb(&mut self, other: DataReservation) {
         self.guard.join(other.guard);
+        let mut metadata = other.metadata;
+        self.metadata.needs.append(&mut metadata.needs);
+    }
+
+    /// Lets go of the promised metadata: the caller is about to [`Engine::join`] for it.
+    pub fn release_metadata(&mut self) {
+        self.metadata.release();
+    }
+}
+
+/// Metadata that is counted as needed while this lives.
+struct MetadataPromise {
+    inner: Arc<Inner>,
+    needs: Vec<Need>,
+}
+
+impl MetadataPromise {
+    fn release(&mut self) {
+        for need in self.needs.drain(..) {
+            self.inner.credit.unpromise(need);
+        }
+    }
+}
+
+impl Drop for MetadataPromise {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// Items that recording data needs at least: the extent's, those that it splits, the inode's.
+const DATA_ITEMS: u32 = 5;
+/// Data that is expected to lie in one extent when space is short, bytes.
+const DATA_PER_ITEM: u64 = 64 << 10;
+/// Item bytes that recording data needs at least: a small file lies in its item.
+const DATA_ITEM_BYTES: u32 = 4096;
+/// Data bytes for each byte of items: checksums, and extents of a few sectors.
+const DATA_PER_ITEM_BYTE: u64 = 64;
+
+/// What recording `len` bytes of data needs.
+fn need_of_data(len: ByteLen) -> Need {
+    let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX / 4);
+    Need {
+        items: DATA_ITEMS + small(len.0 / DATA_PER_ITEM),
+        bytes: DATA_ITEM_BYTES + small(len.0 / DATA_PER_ITEM_BYTE),
+        releasing: false,
     }
 }
 
@@ -349,7 +398,8 @@ impl Engine {
         // Committing gives back what the open transaction holds beyond its real need, and what it freed.
         self.commit()?;
         inner.reap();
-        if inner.widen_credit(need)? {
+        // The commit has started the counts anew, without this operation's.
+        if inner.credit.take(need) || inner.widen_credit(need)? || (need.releasing && inner.credit.is_all(need)) {
             return Ok(());
         }
         inner.credit.untake(need);
@@ -362,17 +412,33 @@ impl Engine {
     /// Promises space for data. May commit when space is short; the same rules as for [`Engine::join`].
     pub fn reserve_data(&self, len: ByteLen) -> Result<DataReservation, TxnError> {
         self.0.writable()?;
-        for attempt in 0..2 {
-            match self.0.reserve_growing(Kind::Data, len)? {
-                Some(guard) => return Ok(DataReservation { guard }),
-                None if attempt == 0 => {
-                    self.commit()?;
-                    self.0.reap();
-                }
-                None => {}
+        let guard = match self.0.reserve_growing(Kind::Data, len)? {
+            Some(guard) => guard,
+            None => {
+                self.commit()?;
+                self.0.reap();
+                let again = self.0.reserve_growing(Kind::Data, len)?;
+                again.ok_or(TxnError::NoSpace { what: "data", wanted: len })?
             }
+        };
+        let metadata = self.promise_metadata(need_of_data(len))?;
+        Ok(DataReservation { guard, metadata })
+    }
+
+    fn promise_metadata(&self, need: Need) -> Result<MetadataPromise, TxnError> {
+        let inner = &self.0;
+        let covered = inner.credit.promise(need);
+        // From here on an early return takes it back.
+        let promise = MetadataPromise { inner: inner.clone(), needs: vec![need] };
+        if covered || inner.widen_credit(need)? {
+            return Ok(promise);
         }
-        Err(TxnError::NoSpace { what: "data", wanted: len })
+        self.commit()?;
+        inner.reap();
+        if inner.widen_credit(need)? {
+            return Ok(promise);
+        }
+        Err(TxnError::NoSpace { what: "metadata", wanted: ByteLen(u64::from(need.bytes)) })
     }
 
     /// The same out of a promise, which is drawn on before what nobody was promised: what was promised is there, however

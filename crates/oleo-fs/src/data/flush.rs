@@ -44,9 +44,10 @@ impl Inode {
     pub(super) fn flush_locked(self: &Arc<Self>, inline: Inline) -> Result<(), FsError> {
         let Some(promises) = self.take() else { return Ok(()) };
         let mut promises = promises.into_iter();
-        let promise = promises.next();
-        if let Some(promise) = &promise {
+        let mut promise = promises.next();
+        if let Some(promise) = &mut promise {
             promises.for_each(|other| promise.absorb(other));
+            promise.release_metadata();
         }
         let outcome = self.flush_flight(inline, promise.as_ref());
         match outcome {

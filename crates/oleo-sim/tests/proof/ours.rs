@@ -414,10 +414,11 @@ impl Ours {
 
     fn can_compress(&self, path: &str) -> Result<bool, FsError> {
         let inode = self.find(path)?;
-        if inode.subvol().is_read_only() {
-            return Err(FsError::ReadOnly("subvolume"));
+        match self.fs().attr(&inode).kind {
+            FileKind::File | FileKind::Dir => Ok(true),
+            FileKind::Symlink if inode.subvol().is_read_only() => Err(FsError::ReadOnly("subvolume")),
+            _ => Ok(false),
         }
-        Ok(matches!(self.fs().attr(&inode).kind, FileKind::File | FileKind::Dir))
     }
 
     /// Whether a path leads to, or just into, the empty directory that stands for a subvolume in its snapshot's parent.
