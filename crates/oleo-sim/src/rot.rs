@@ -123,6 +123,11 @@ impl Rot {
         self.blocks.len()
     }
 
+    /// The address of a tree block, by its index.
+    pub fn address(&self, index: usize) -> u64 {
+        self.blocks[index].logical
+    }
+
     /// Some damage; the same for the same numbers.
     pub fn random(&self, rng: &mut Rng) -> Result<Damage> {
         match rng.below(20) {
