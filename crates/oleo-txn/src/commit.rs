@@ -62,8 +62,8 @@ struct States<'a>(&'a Inner);
 impl ExtentInfo for States<'_> {
     fn lookup(&self, blocks: &[(Logical, u8)]) -> Result<Vec<ExtentState>, TreeError> {
         let inner = self.0;
-        let root =
-            inner.trees.peek(TreeId::EXTENT).ok_or_else(|| TreeError::outside(TxnError::NoTree(TreeId::EXTENT)))?;
+        // With a tree of block groups nobody may have looked at the extent tree before.
+        let root = inner.tree(TreeId::EXTENT).map_err(TreeError::outside)?;
         let mut cursor = inner.blocks.cursor(&root.root);
         let mut out = Vec::with_capacity(blocks.len());
         for (at, _) in blocks {

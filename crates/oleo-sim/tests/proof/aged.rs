@@ -1,13 +1,13 @@
 //! File systems that the kernel has made and aged: read equal, changed, and found clean by the kernel afterwards.
 
-use oleo::{Image, OpenOptions};
+use oleo::{BuildOptions, Image, OpenOptions, build};
 use oleo_format::TreeId;
 use oleo_fs::{SnapshotOptions, SubvolInfo};
 use oleo_sim::manifest::{Detail, Ignore, Manifest};
 use oleo_sim::oracle::{Oracle, oracle};
 use oleo_sim::rng::Rng;
 use oleo_sim::script::{Mix, Op, Target, generate};
-use oleo_sim::specimen::aged::{Aged, DETAIL, Recipe, look, make, recipes};
+use oleo_sim::specimen::aged::{Aged, DETAIL, Recipe, look, make, recipes, use_it};
 
 use crate::ours::{OleoTree, Ours, open_to_read};
 
@@ -155,4 +155,20 @@ prove! {
     metadata_uuid: "metadata-uuid",
     raid5: "raid5",
     raid6: "raid6",
+}
+
+/// Goal: the kernel ages file systems that were made here, too; among them what its own mkfs of that age cannot make.
+#[test]
+fn block_group_tree_of_ours() {
+    let Some(oracle) = oracle() else { return };
+    let recipe = Recipe { name: "block-group-tree", seed: 20, devices: 2, default_subvol: true, ..Recipe::default() };
+    let scratch = oracle.scratch().unwrap();
+    let devices = scratch.images(recipe.name, recipe.devices, recipe.device_len).unwrap();
+    let mut options = BuildOptions { size: Some(recipe.device_len), ..BuildOptions::default() };
+    options.mkfs.fsid = Some(uuid::Uuid::new_v4());
+    options.mkfs.features.apply("block-group-tree").unwrap();
+    build(&devices, options).unwrap();
+    let aged = use_it(oracle, devices, &recipe).unwrap();
+    must_read_equal(&aged, recipe.name);
+    must_change_soundly(oracle, aged, &recipe);
 }
