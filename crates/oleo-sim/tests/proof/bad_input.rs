@@ -14,8 +14,9 @@ use oleo_sim::specimen::{self, Options};
 
 use crate::ours::{OleoTree, open, open_to_read};
 
-/// Longer than this is taken for an endless loop: sound images take a hundredth of it.
-const TIME_MAX: Duration = Duration::from_secs(60);
+/// Longer than this is taken for an endless loop. Sound images take a thousandth of it, but the proofs run side by side, on
+/// machines that may be busy with more.
+const TIME_MAX: Duration = Duration::from_secs(300);
 
 /// The process may not grow beyond this while it reads damaged images of some MiB, KiB.
 const MEMORY_MAX_KIB: u64 = 3 << 20;
