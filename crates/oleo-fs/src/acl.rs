@@ -1,8 +1,11 @@
-//! POSIX ACLs, as far as new files and changes of mode need them: what a default ACL hands down, and what a new mode
-//! does to an access ACL.
+//! POSIX ACLs, as far as new files and changes of mode need them: what a default ACL hands down, what a new mode does to
+//! an access ACL, and what a new access ACL makes of the mode.
 //!
 //! On disk an ACL is the value of an attribute in the kernel's form: a version, then entries of tag, permissions and
-//! id. Values that do not parse are kept as they are and hand down nothing.
+//! id. Values on disk that do not parse are kept as they are and hand down nothing; new ones are refused.
+
+use crate::inode::InodeFields;
+use crate::{FileKind, FsError};
 
 /// The attribute that holds the access ACL.
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -15,7 +18,9 @@ const VERSION_LEN: usize = 4;
 const ENTRY_LEN: usize = 8;
 
 const USER_OBJ: u16 = 0x01;
+const USER: u16 = 0x02;
 const GROUP_OBJ: u16 = 0x04;
+const GROUP: u16 = 0x08;
 const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 
@@ -49,6 +54,57 @@ fn encode(entries: &[Entry]) -> Vec<u8> {
     value
 }
 
+/// What setting an ACL does beside storing it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NewAcl {
+    /// The inode's mode from now on.
+    pub(crate) mode: u32,
+    /// The mode says all of it: nothing is stored.
+    pub(crate) says_nothing_more: bool,
+}
+
+/// Looks at an attribute that is to be set; `None` where it is no ACL.
+pub(crate) fn checked(fields: &InodeFields, name: &[u8], value: &[u8]) -> Result<Option<NewAcl>, FsError> {
+    if name != ACCESS && name != DEFAULT {
+        return Ok(None);
+    }
+    if fields.kind() == FileKind::Symlink {
+        return Err(FsError::NotSupported("ACLs of symbolic links"));
+    }
+    if name == DEFAULT && fields.kind() != FileKind::Dir {
+        return Err(FsError::Invalid("only directories have a default ACL"));
+    }
+    let entries = parse(value).filter(|e| is_sound(e)).ok_or(FsError::Invalid("not a POSIX ACL"))?;
+    if name == DEFAULT {
+        return Ok(Some(NewAcl { mode: fields.mode, says_nothing_more: false }));
+    }
+    let has_mask = entries.iter().any(|e| e.tag == MASK);
+    let mut mode = fields.mode;
+    for e in &entries {
+        if let Some(shift) = shift_of(e.tag, has_mask) {
+            mode = mode & !(7 << shift) | u32::from(e.perm) << shift;
+        }
+    }
+    Ok(Some(NewAcl { mode, says_nothing_more: !entries.iter().any(says_more) }))
+}
+
+/// Owner, group and others once each, a mask once where anybody is named, permissions of three bits.
+fn is_sound(entries: &[Entry]) -> bool {
+    let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
+    let named = count(USER) + count(GROUP);
+    let known = count(USER_OBJ) + count(GROUP_OBJ) + count(OTHER) + count(MASK) + named;
+    known == entries.len()
+        && [USER_OBJ, GROUP_OBJ, OTHER].into_iter().all(|tag| count(tag) == 1)
+        && count(MASK) <= 1
+        && (named == 0 || count(MASK) == 1)
+        && entries.iter().all(|e| e.perm <= 7)
+}
+
+/// Whether an entry is more than a mode can say.
+fn says_more(e: &Entry) -> bool {
+    !matches!(e.tag, USER_OBJ | GROUP_OBJ | OTHER)
+}
+
 /// The permission bits of a mode that an entry stands for, as a shift.
 fn shift_of(tag: u16, has_mask: bool) -> Option<u32> {
     match tag {
@@ -71,8 +127,8 @@ pub(crate) fn inherit(default: &[u8], mode: u32) -> (u32, Option<Vec<u8>>) {
             mode = mode & !(7 << shift) | u32::from(e.perm) << shift;
         }
     }
-    let says_more = entries.iter().any(|e| !matches!(e.tag, USER_OBJ | GROUP_OBJ | OTHER));
-    (mode, says_more.then(|| encode(&entries)))
+    let stored = entries.iter().any(says_more);
+    (mode, stored.then(|| encode(&entries)))
 }
 
 /// An access ACL after its file's mode was set.

@@ -190,6 +190,8 @@ pub struct SetAttr {
     pub otime: Option<Time>,
     /// Inode flags that users may set (see [`InodeFlags`]).
     pub flags: Option<InodeFlags>,
+    /// The times given are the present, not of somebody's choice: append-only files take them.
+    pub touch: bool,
 }
 
 /// The four times of an inode.
@@ -252,8 +254,10 @@ impl NewKind<'_> {
 pub struct NewInode<'a> {
     /// What it is.
     pub kind: NewKind<'a>,
-    /// Permission bits, the caller's umask applied.
+    /// Permission bits.
     pub mode: u32,
+    /// Permission bits that the caller wants taken away, unless the directory has a default ACL.
+    pub umask: u32,
     /// Owner.
     pub uid: u32,
     /// Group, unless the directory hands down its own.
@@ -270,6 +274,6 @@ pub struct NewInode<'a> {
 impl<'a> NewInode<'a> {
     /// An inode of this kind and mode that belongs to root.
     pub fn new(kind: NewKind<'a>, mode: u32) -> NewInode<'a> {
-        NewInode { kind, mode, uid: 0, gid: 0, times: None, ino: None, plain: false }
+        NewInode { kind, mode, umask: 0, uid: 0, gid: 0, times: None, ino: None, plain: false }
     }
 }

@@ -35,6 +35,10 @@ pub(crate) struct InodeCache {
     shard_max: usize,
 }
 
+/// The evictions of a shard when an inode was not found there.
+#[derive(Clone, Copy)]
+pub(crate) struct Ticket(u64);
+
 #[derive(Default)]
 struct Shard {
     inodes: HashMap<CacheKey, Arc<Inode>>,
@@ -75,27 +79,43 @@ impl InodeCache {
         key: CacheKey,
         load: impl Fn() -> Result<Option<Arc<Inode>>, FsError>,
     ) -> Result<Option<Arc<Inode>>, FsError> {
-        let shard = &self.shards[shard_of(key)];
         for _ in 0..LOADS_MAX {
-            let before = {
-                let shard = shard.lock();
-                if let Some(inode) = shard.inodes.get(&key) {
-                    inode.used.store(true, Ordering::Relaxed);
-                    return Ok(Some(inode.clone()));
-                }
-                shard.evictions
+            let ticket = match self.peek(key) {
+                Ok(inode) => return Ok(Some(inode)),
+                Err(ticket) => ticket,
             };
             let Some(loaded) = load()? else { return Ok(None) };
-            let mut shard = shard.lock();
-            if let Some(inode) = shard.inodes.get(&key) {
-                return Ok(Some(inode.clone()));
-            }
-            if shard.evictions == before {
-                self.insert_locked(&mut shard, key, loaded.clone());
-                return Ok(Some(loaded));
+            if let Some(inode) = self.enter(key, loaded, ticket) {
+                return Ok(Some(inode));
             }
         }
         Err(FsError::Busy("the inode cache is too small"))
+    }
+
+    /// The inode from memory, or what [`enter`](Self::enter) must be told by whoever loads it now.
+    pub(crate) fn peek(&self, key: CacheKey) -> Result<Arc<Inode>, Ticket> {
+        let shard = self.shards[shard_of(key)].lock();
+        match shard.inodes.get(&key) {
+            Some(inode) => {
+                inode.used.store(true, Ordering::Relaxed);
+                Ok(inode.clone())
+            }
+            None => Err(Ticket(shard.evictions)),
+        }
+    }
+
+    /// Enters a loaded inode, unless somebody else has; answers the one that is in memory now. `None`: what was loaded may
+    /// be out of date by an eviction since the ticket was given.
+    pub(crate) fn enter(&self, key: CacheKey, loaded: Arc<Inode>, ticket: Ticket) -> Option<Arc<Inode>> {
+        let mut shard = self.shards[shard_of(key)].lock();
+        if let Some(inode) = shard.inodes.get(&key) {
+            return Some(inode.clone());
+        }
+        if shard.evictions != ticket.0 {
+            return None;
+        }
+        self.insert_locked(&mut shard, key, loaded.clone());
+        Some(loaded)
     }
 
     /// Enters a new inode.

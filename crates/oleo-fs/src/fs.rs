@@ -5,17 +5,17 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use oleo_format::{FileExtentHead, Generation, Ino, InodeFlags, ItemType, Key, TreeId};
-use oleo_txn::{DeltaSource, Engine, Need, TxnError};
+use oleo_format::{FileExtentHead, Generation, Ino, ItemType, Key, TreeId};
+use oleo_txn::{DeltaSource, Engine, TxnError};
 
-use crate::attr::{Attr, FileKind, SetAttr};
+use crate::attr::{Attr, FileKind};
 use crate::core::Core;
 use crate::dir::{self, DirEntryInfo, Target};
-use crate::inode::{Inode, InodeFields, InodeRef, Items, ItemsMut};
+use crate::inode::{Inode, InodeFields, InodeRef, Items};
 use crate::options::FsOptions;
 use crate::refs::NameOf;
 use crate::subvol::Subvol;
-use crate::{FsError, acl, refs, xattr};
+use crate::{FsError, refs};
 
 /// Symbolic links that one path may go through (what Linux allows).
 const SYMLINKS_MAX: usize = 40;
@@ -27,11 +27,6 @@ const ERASE_STEPS: usize = 4;
 const INLINE: u8 = 0;
 /// Permissions of the empty directory that stands in for a subvolume elsewhere.
 const STUB_MODE: u32 = 0o040_755;
-/// Inode flags that [`SetAttr`] cannot change: the format's own.
-const FIXED_FLAGS: InodeFlags = InodeFlags::PREALLOC.union(InodeFlags::ROOT_ITEM_INIT).union(InodeFlags::RO_VERITY);
-/// Inode flags that only empty files can change.
-const EMPTY_ONLY_FLAGS: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::NODATASUM);
-
 /// Whether the last part of a path may be a symbolic link that is followed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Follow {
@@ -257,58 +252,6 @@ impl Fs {
         Attr::of(inode, &inode.data.show(guard.fields()))
     }
 
-    /// Changes attributes. Owner and mode are set as given: which bits a change of owner clears is the caller's to say.
-    pub fn set_attr(&self, inode: &InodeRef, set: &SetAttr) -> Result<Attr, FsError> {
-        self.changeable(inode)?;
-        if let Some(size) = set.size {
-            match inode.read().fields().kind() {
-                FileKind::File => {}
-                FileKind::Dir => return Err(FsError::IsDir),
-                _ => return Err(FsError::Invalid("only files have a size to set")),
-            }
-            inode.truncate(size)?;
-        }
-        self.core().relieve()?;
-        let h = self.engine().join(Need { items: 4, bytes: 1024, ..Need::default() })?;
-        let mut guard = inode.write();
-        guard.alive()?;
-        let old = *guard.fields();
-        let flags = set.flags.map(|f| new_flags(&old, f)).transpose()?;
-        if let Some(mode) = set.mode
-            && xattr::any(&mut guard)?
-            && let Some(access) = xattr::get(&guard, acl::ACCESS)?
-            && let Some(access) = acl::chmod(&access, mode)
-        {
-            xattr::set(&mut guard, &h, acl::ACCESS, &access, xattr::XattrMode::Any)?;
-        }
-        let now = self.core().now();
-        let written = inode.data.take_touched();
-        let fields = guard.fields_mut(&h);
-        fields.mtime = written.unwrap_or(fields.mtime);
-        if let Some(mode) = set.mode {
-            fields.mode = old.kind().mode_bits() | mode & 0o7777;
-        }
-        fields.uid = set.uid.unwrap_or(fields.uid);
-        fields.gid = set.gid.unwrap_or(fields.gid);
-        fields.flags = flags.unwrap_or(fields.flags);
-        fields.atime = set.atime.unwrap_or(fields.atime);
-        fields.mtime = set.mtime.unwrap_or(fields.mtime);
-        fields.otime = set.otime.unwrap_or(fields.otime);
-        fields.ctime = set.ctime.unwrap_or(now);
-        fields.sequence += 1;
-        Ok(Attr::of(inode, &inode.data.show(fields)))
-    }
-
-    /// At most `limit` entries of a directory that were created after the one of index `after` (0: from the start).
-    pub fn readdir(&self, dir: &InodeRef, after: u64, limit: usize) -> Result<Vec<DirEntryInfo>, FsError> {
-        let guard = dir.read();
-        guard.alive()?;
-        if guard.fields().kind() != FileKind::Dir {
-            return Err(FsError::NotDir);
-        }
-        dir::list(&guard, after, limit)
-    }
-
     /// Fails where the inode may not be changed.
     pub(crate) fn changeable(&self, inode: &Inode) -> Result<(), FsError> {
         if inode.is_stub() {
@@ -373,18 +316,6 @@ fn parts(path: &[u8]) -> Vec<Vec<u8>> {
     }
     parts.reverse();
     parts
-}
-
-fn new_flags(old: &InodeFields, new: InodeFlags) -> Result<u64, FsError> {
-    let had = InodeFlags::from_bits_retain(old.flags);
-    let new = (new - FIXED_FLAGS) | (had & FIXED_FLAGS);
-    if (new ^ had).intersects(EMPTY_ONLY_FLAGS) && old.kind() == FileKind::File && old.size > 0 {
-        return Err(FsError::Invalid("only an empty file can change its copy-on-write flags"));
-    }
-    if new.contains(InodeFlags::COMPRESS) && new.intersects(InodeFlags::NOCOMPRESS | InodeFlags::NODATACOW) {
-        return Err(FsError::Invalid("compression contradicts other flags"));
-    }
-    Ok(new.bits())
 }
 
 impl Core {

@@ -204,6 +204,10 @@ pub struct Inode {
     handles: AtomicU32,
     /// No name is left: when the last handle goes, so does the inode.
     pub(crate) unlinked: AtomicBool,
+    /// It was made without a name and never had one: it may be given its first. Until its last handle goes.
+    pub(crate) linkable: AtomicBool,
+    /// Known to have no `security.capability`; changed with the lock held, at least for reading.
+    pub(crate) no_capability: AtomicBool,
     /// Used since the cache last looked for something to evict.
     pub(crate) used: AtomicBool,
     /// An empty directory in place of a subvolume that is not there, not in any tree.
@@ -229,6 +233,8 @@ impl Inode {
             data: FileData::default(),
             handles: AtomicU32::new(0),
             unlinked: AtomicBool::new(false),
+            linkable: AtomicBool::new(false),
+            no_capability: AtomicBool::new(fresh),
             used: AtomicBool::new(true),
             stub: false,
         }
@@ -356,6 +362,7 @@ impl Clone for InodeRef {
 impl Drop for InodeRef {
     fn drop(&mut self) {
         if self.0.handles.fetch_sub(1, Ordering::SeqCst) == 1 && self.0.unlinked.load(Ordering::SeqCst) {
+            self.0.linkable.store(false, Ordering::SeqCst);
             self.0.core().let_go(self.0.clone());
         }
     }
@@ -513,6 +520,10 @@ fn alive(inode: &Inode, state: &InodeState) -> Result<(), FsError> {
 }
 
 impl ReadGuard<'_> {
+    pub(crate) fn state(&self) -> &InodeState {
+        &self.state
+    }
+
     /// Fails when the inode has been deleted.
     pub(crate) fn alive(&self) -> Result<(), FsError> {
         alive(self.inode, &self.state)

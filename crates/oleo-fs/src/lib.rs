@@ -4,9 +4,9 @@
 //! from the tree; a commit turns all of them into one sorted batch per tree (`core`), which the engine applies. Reads
 //! look through the open changes, the changes that a commit is writing, and the tree, in that order (`delta`).
 //!
-//! Where to look: [`Fs`] is the open file system; `names` has create, link, unlink, rmdir and rename; `dir`, `refs` and
-//! `xattr` know the forms of items; `orphan` the end of an inode; `subvols` subvolumes and snapshots; `data` what is
-//! inside files.
+//! Where to look: [`Fs`] is the open file system; `create`, `names` and `rename` have the operations on names; `setattr`
+//! and `privileges` those on attributes, `listing` reads directories, `rules` what inode flags forbid; `dir`, `refs` and `xattr` know the forms of
+//! items; `orphan` the end of an inode; `subvols` subvolumes and snapshots; `data` what is inside files.
 //!
 //! Locks, in rank order: `moving` (10, held while a directory changes its parent), a file's `flush` (20, see `data`),
 //! the engine's gate inside `join` (30), inodes by (tree, number) (40), objects of trees that are no inodes (50), then
@@ -17,16 +17,22 @@ mod acl;
 pub mod attr;
 mod cache;
 mod core;
+mod create;
 pub mod data;
 mod delta;
 mod dir;
 mod error;
 mod fs;
 pub mod inode;
+mod listing;
 mod names;
 mod options;
 mod orphan;
+mod privileges;
 mod refs;
+mod rename;
+mod rules;
+mod setattr;
 mod subvol;
 mod subvols;
 mod xattr;
@@ -38,9 +44,11 @@ pub use dir::{DirEntryInfo, NAME_MAX, Target};
 pub use error::{FsError, errno};
 pub use fs::{Follow, Fs};
 pub use inode::{Inode, InodeRef};
-pub use names::RenameMode;
+pub use listing::EntryAndInode;
 pub use options::{Clock, FixedClock, FsOptions, RandomUuids, SystemClock, Time, UuidSource};
+pub use privileges::{AtimePolicy, Strip};
 pub use refs::NameOf;
+pub use rename::RenameMode;
 pub use subvol::Subvol;
 pub use subvols::{NewSubvol, ReadOnly, Received, RootPlace, SnapshotOptions, SubvolInfo, UuidKind};
 pub use xattr::{COMPRESSION, NameValue, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};

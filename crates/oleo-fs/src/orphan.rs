@@ -88,7 +88,8 @@ pub(crate) fn last_name_gone(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents
 }
 
 impl Core {
-    fn set_orphan(self: &Arc<Self>, inode: &Inode, h: &dyn Joined, put: bool) -> Result<(), FsError> {
+    /// Puts or removes the item that says that an inode has no name.
+    pub(crate) fn set_orphan(self: &Arc<Self>, inode: &Inode, h: &dyn Joined, put: bool) -> Result<(), FsError> {
         let orphans = self.object(inode.tree(), ORPHAN_OBJECT)?;
         let mut orphans = orphans.write();
         if put {
@@ -113,13 +114,17 @@ impl Core {
 
     /// One step; true when the inode is gone, or in use again.
     fn erase_step(self: &Arc<Self>, inode: &Arc<Inode>) -> Result<bool, FsError> {
-        let busy = || inode.read().alive().is_err() || inode.handles() > 0;
+        // In use again, or given its first name just before its last handle went.
+        let busy = || {
+            let guard = inode.read();
+            guard.alive().is_err() || inode.handles() > 0 || guard.fields().nlink > 0
+        };
         if busy() || (inode.read().fields().kind() == FileKind::File && !inode.drop_data_step()?) {
             return Ok(busy());
         }
         let h = self.engine().join(erase_need(EXTENTS_PER_STEP as u32))?;
         let mut guard = inode.write();
-        if guard.state().gone || inode.handles() > 0 {
+        if guard.state().gone || inode.handles() > 0 || guard.fields().nlink > 0 {
             return Ok(true);
         }
         inode.discard();

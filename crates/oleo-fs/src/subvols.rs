@@ -31,7 +31,7 @@ use crate::inode::{InodeFields, InodeRef, Items, ItemsMut, Joined, time_of, time
 use crate::names::{check_dir, remove_index, stamp, whole};
 use crate::options::Time;
 use crate::subvol::Subvol;
-use crate::{FsError, acl, refs, xattr};
+use crate::{FsError, acl, refs, rules, xattr};
 
 /// The name of the entry in the root tree's directory that says which subvolume is mounted by default.
 const DEFAULT_NAME: &[u8] = b"default";
@@ -286,6 +286,7 @@ impl Fs {
         if dir::find(&guard, name)?.map(|e| e.0) != Some(Target::Subvol(id)) {
             return Err(FsError::NotFound);
         }
+        rules::change(guard.fields())?;
         let now = self.core().now();
         dir::remove_item(&mut guard, &h, name)?;
         let done = remove_index(&mut guard, &h, name, None);
@@ -313,11 +314,11 @@ impl Fs {
             if !self.root_object(id)?.read().range_limit(ItemType::ROOT_REF, 0, u64::MAX, 1)?.is_empty() {
                 return Err(FsError::NotEmpty);
             }
-            if only_if_empty {
-                let root = self.core().inode(&subvol, Ino::ROOT_DIR)?.ok_or(FsError::NotFound)?;
-                if !dir::is_empty(&root.read())? {
-                    return Err(FsError::NotEmpty);
-                }
+            let root = self.core().inode(&subvol, Ino::ROOT_DIR)?.ok_or(FsError::NotFound)?;
+            rules::change(dir.read().fields())?;
+            rules::change(root.read().fields())?;
+            if only_if_empty && !dir::is_empty(&root.read())? {
+                return Err(FsError::NotEmpty);
             }
             let item = subvol.root_item().ok_or(FsError::NotFound)?;
             s.orphan_tree(id)?;
@@ -338,6 +339,7 @@ impl Fs {
         if dir::find(&guard, name)?.is_some() {
             return Err(FsError::Exists);
         }
+        rules::grow(guard.fields())?;
         dir::check_room(&guard, name)
     }
 

@@ -3,13 +3,15 @@
 //! The one name with a meaning of its own here is `btrfs.compression`: it sets the inode's compression flags, and new
 //! files of a directory inherit it. POSIX ACLs are kept as they are given (`acl` knows what they mean).
 
+use std::sync::atomic::Ordering;
+
 use oleo_format::{FileType, InodeFlags, ItemType, Key, dir_hash, item_len_max};
 use oleo_txn::Need;
 
 use crate::dir::{self, Entry};
 use crate::fs::Fs;
-use crate::inode::{InodeRef, Items, ItemsMut, Joined, WriteGuard};
-use crate::{FileKind, FsError};
+use crate::inode::{InodeFields, InodeRef, Items, ItemsMut, Joined, WriteGuard};
+use crate::{FileKind, FsError, acl, privileges, rules};
 
 /// Bytes that an attribute's name may have (`XATTR_NAME_MAX`).
 pub const XATTR_NAME_MAX: usize = 255;
@@ -47,10 +49,24 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
     if name.len() == space.len() {
         return Err(FsError::Invalid("attribute name that ends with its namespace"));
     }
-    if *space == b"system." && name != crate::acl::ACCESS && name != crate::acl::DEFAULT {
+    if *space == b"system." && name != acl::ACCESS && name != acl::DEFAULT {
         return Err(FsError::NotSupported("system attributes other than POSIX ACLs"));
     }
     Ok(())
+}
+
+/// Whether an inode can have attributes of this name: `user.` is for files and directories, where permission bits say who
+/// may read and write them.
+fn fits(fields: &InodeFields, name: &[u8]) -> bool {
+    matches!(fields.kind(), FileKind::File | FileKind::Dir) || !name.starts_with(b"user.")
+}
+
+/// Fails unless the attribute may be changed.
+fn check_change(fields: &InodeFields, name: &[u8]) -> Result<(), FsError> {
+    if !fits(fields, name) {
+        return Err(FsError::NotPermitted("user attributes are for files and directories"));
+    }
+    rules::change(fields)
 }
 
 /// The value of an attribute.
@@ -92,6 +108,9 @@ pub(crate) fn set(
         return Err(FsError::NoSpace);
     }
     inode.put(h, ItemType::XATTR_ITEM, hash, bytes.into_boxed_slice());
+    if name == privileges::CAPABILITY {
+        inode.inode().no_capability.store(false, Ordering::Relaxed);
+    }
     inode.state_mut().has_xattrs = Some(true);
     Ok(())
 }
@@ -150,7 +169,7 @@ impl Fs {
         check_name(name)?;
         let guard = inode.read();
         guard.alive()?;
-        get(&guard, name)
+        if fits(guard.fields(), name) { get(&guard, name) } else { Ok(None) }
     }
 
     /// The names of all attributes, in the order of their hashes.
@@ -187,8 +206,10 @@ impl Fs {
         let h = self.engine().join(Need { items: 2, bytes: (value.len() + 512) as u32, ..Need::default() })?;
         let mut guard = inode.write();
         guard.alive()?;
+        check_change(guard.fields(), name)?;
         let flags = if name == COMPRESSION { Some(self.check_compression(&guard, value)?) } else { None };
-        if value.is_empty() && flags.is_some() {
+        let acl = acl::checked(guard.fields(), name, value)?;
+        if (value.is_empty() && flags.is_some()) || acl.is_some_and(|acl| acl.says_nothing_more) {
             remove(&mut guard, &h, name)?;
         } else {
             set(&mut guard, &h, name, value, mode)?;
@@ -198,6 +219,7 @@ impl Fs {
         if let Some((set, clear)) = flags {
             fields.flags = (fields.flags & !clear.bits()) | set.bits();
         }
+        fields.mode = acl.map_or(fields.mode, |acl| acl.mode);
         fields.ctime = now;
         fields.sequence += 1;
         Ok(())
@@ -221,6 +243,7 @@ impl Fs {
         let h = self.engine().join(Need { items: 2, bytes: 512, releasing: true })?;
         let mut guard = inode.write();
         guard.alive()?;
+        check_change(guard.fields(), name)?;
         if !remove(&mut guard, &h, name)? {
             return Err(FsError::NoData);
         }

@@ -489,9 +489,14 @@ impl Run {
     fn xattr(&mut self) -> Result<()> {
         let Some((node, inode)) = self.some_inode()? else { return Ok(()) };
         let name = [b"user.".as_slice(), &self.some_name()].concat();
+        let fits = matches!(self.model.nodes[node].kind, FileKind::File | FileKind::Dir);
         if self.rng.one_in(3) {
             let (_, have) = outcome(self.fs.xattr_remove(&inode, &name));
-            let want = self.model.nodes[node].xattrs.remove(&name).map(drop).ok_or(errno::ENODATA);
+            let want = if fits {
+                self.model.nodes[node].xattrs.remove(&name).map(drop).ok_or(errno::ENODATA)
+            } else {
+                Err(errno::EPERM)
+            };
             ensure!(have == want, "xattr remove: have {have:?}, want {want:?}");
             return Ok(());
         }
@@ -501,6 +506,7 @@ impl Run {
         let (_, have) = outcome(self.fs.xattr_set(&inode, &name, &value, mode));
         let xattrs = &mut self.model.nodes[node].xattrs;
         let want = match (mode, xattrs.contains_key(&name)) {
+            _ if !fits => Err(errno::EPERM),
             (XattrMode::Create, true) => Err(errno::EEXIST),
             (XattrMode::Replace, false) => Err(errno::ENODATA),
             _ => Ok(()),

@@ -7,7 +7,7 @@ use crate::data::{
     CloneRange, Dedupe, ExtentInfo, FILE_LEN_MAX, KeepSize, Policy, Prepared, query, read, share, write,
 };
 use crate::inode::Items;
-use crate::{FileKind, Fs, FsError, InodeRef};
+use crate::{FileKind, Fs, FsError, InodeRef, rules};
 
 /// Whether an installation counts as a change of the content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,6 +120,7 @@ fn check_installable(file: &InodeRef, prepared: &Prepared<'_>) -> Result<(), FsE
     let _flush = file.data.flush.lock();
     let (kind, shown, size) = {
         let guard = file.read();
+        rules::write(guard.fields(), prepared.at, file.data.shown(guard.fields()))?;
         (guard.fields().kind(), file.data.shown(guard.fields()), guard.fields().size)
     };
     if kind != FileKind::File {

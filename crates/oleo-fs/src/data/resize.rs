@@ -21,12 +21,15 @@ use crate::data::prepare::{EXTENT_LEN_MAX, Prepared, Whole};
 use crate::data::read;
 use crate::inode::{Inode, InodeFields, Items, ItemsMut};
 use crate::options::Time;
-use crate::{FileKind, FsError};
+use crate::{FileKind, FsError, rules};
 
 /// What putting one extent may need.
 const ONE_NEED: Need = Need { items: 8, bytes: 1024, releasing: false };
 /// Where the offsets end that a file can have; a multiple of every sector size.
 const MAP_END: u64 = 1 << 63;
+
+/// What the inode's flags have to allow.
+type Rule = fn(&InodeFields) -> Result<(), FsError>;
 
 /// What a preallocation or zeroing does at the end of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,13 +48,13 @@ impl Inode {
         Ok(lock)
     }
 
-    /// Fails unless this is a file whose data may change.
-    pub(super) fn changeable(&self) -> Result<(), FsError> {
+    /// Fails unless this is a file whose data may change, as far as `rule` allows.
+    pub(super) fn changeable(&self, rule: Rule) -> Result<(), FsError> {
         self.subvol().writable()?;
         let guard = self.read();
         guard.alive()?;
         match guard.fields().kind() {
-            FileKind::File => Ok(()),
+            FileKind::File => rule(guard.fields()),
             FileKind::Dir => Err(FsError::IsDir),
             _ => Err(FsError::Invalid("not a regular file")),
         }
@@ -59,7 +62,7 @@ impl Inode {
 
     /// Makes the file `size` bytes long.
     pub(crate) fn truncate(self: &Arc<Self>, size: u64) -> Result<(), FsError> {
-        self.changeable()?;
+        self.changeable(rules::change)?;
         if size > FILE_LEN_MAX {
             return Err(FsError::FileTooBig);
         }
@@ -192,7 +195,7 @@ impl Inode {
 
     /// Makes the range a hole. What lies behind the end of the file stays as it is.
     pub(crate) fn punch_hole(self: &Arc<Self>, at: u64, len: u64) -> Result<(), FsError> {
-        self.changeable()?;
+        self.changeable(rules::change)?;
         let _flush = self.settle()?;
         let size = self.read().fields().size;
         let end = at.checked_add(len).ok_or(FsError::FileTooBig)?.min(size);
@@ -246,14 +249,14 @@ impl Inode {
 
     /// Takes space for the range where it has none; it reads as zeros.
     pub(crate) fn preallocate(self: &Arc<Self>, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
-        self.changeable()?;
+        self.changeable(rules::grow)?;
         let _flush = self.settle()?;
         self.preallocate_settled(at, len, keep)
     }
 
     /// Turns the range into zeros that have space.
     pub(crate) fn zero_range(self: &Arc<Self>, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
-        self.changeable()?;
+        self.changeable(rules::change)?;
         let _flush = self.settle()?;
         let size = self.read().fields().size;
         let end = at.checked_add(len).filter(|end| *end <= FILE_LEN_MAX).ok_or(FsError::FileTooBig)?;

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use oleo_format::{ByteLen, InodeFlags};
 use parking_lot::MutexGuard;
 
-use crate::FsError;
 use crate::data::flush::{Inline, Tail};
 use crate::data::items::{MapMutOf, MapOf};
 use crate::data::map::{self, Extent, ExtentMapMut};
@@ -22,6 +21,7 @@ use crate::data::pieces::Pieces;
 use crate::data::resize::touch;
 use crate::data::{FILE_LEN_MAX, install, read};
 use crate::inode::{Inode, Items, ItemsMut};
+use crate::{FsError, rules};
 
 /// Extents that are cloned under one handle.
 const STEP_EXTENTS: usize = 64;
@@ -56,7 +56,7 @@ enum Why {
 
 /// Makes a range of `dst` share the bytes of a range of `src`.
 pub(crate) fn clone_range(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange) -> Result<(), FsError> {
-    dst.changeable()?;
+    dst.changeable(rules::change)?;
     let _locks = settle_both(src, dst)?;
     let len = checked_len(src, dst, range, Why::Clone)?;
     if len > 0 {
@@ -67,7 +67,7 @@ pub(crate) fn clone_range(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange
 
 /// Makes a range of `dst` share a range of `src` if the bytes are equal.
 pub(crate) fn dedupe_range(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange) -> Result<Dedupe, FsError> {
-    dst.changeable()?;
+    dst.changeable(rules::grow)?;
     let _locks = settle_both(src, dst)?;
     let len = checked_len(src, dst, range, Why::Dedupe)?;
     let (mut a, mut b) = (Vec::new(), Vec::new());

@@ -16,7 +16,7 @@ use crate::data::items::MapOf;
 use crate::data::map;
 use crate::data::{Buffer, FILE_LEN_MAX};
 use crate::inode::{Inode, Items, ReadGuard};
-use crate::{FileKind, FsError};
+use crate::{FileKind, FsError, rules};
 
 /// Bytes that one step copies with the locks held.
 const STEP_LEN: usize = 1 << 20;
@@ -80,6 +80,7 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
             buffer.spare += len;
         }
         let size = guard.fields().size;
+        rules::write(guard.fields(), at, size.max(buffer.end()))?;
         let zeros = tail_gap(&guard, Some(buffer), at, sector)?;
         let extra = if zeros { sector } else { 0 };
         let need = buffer.dirty.sectors_missing(at..end, sector) + extra;

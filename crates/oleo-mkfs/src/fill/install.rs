@@ -172,6 +172,7 @@ impl<'a> Installer<'a> {
         let new = NewInode {
             kind,
             mode: meta.mode & 0o7777,
+            umask: 0,
             uid: meta.uid,
             gid: meta.gid,
             times: Some(times),
@@ -195,6 +196,7 @@ impl<'a> Installer<'a> {
                     | FsError::TooBig
                     | FsError::Range(_)
                     | FsError::Overflow(_)
+                    | FsError::NotPermitted(_)
                     | FsError::Invalid(_)),
                 ) => {
                     self.warn(format!("extended attribute {} is left out: {error}", name.escape_ascii()));

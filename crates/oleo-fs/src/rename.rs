@@ -1,0 +1,367 @@
+//! Rename: one entry moves, replaces, is swapped, or leaves a mark behind.
+//!
+//! Normal path, as of all operations on names: (1) look at both entries; (2) see what they lead to; a directory that gets
+//! another parent must not come to lie below itself, and `moving` keeps everybody else from moving directories
+//! meanwhile; (3) join, lock both directories and both inodes; (4) look again; (5) check everything that can refuse; (6)
+//! detach and attach.
+
+use std::sync::Arc;
+
+use oleo_format::Ino;
+use oleo_txn::Need;
+
+use crate::attr::{FileKind, NewInode, NewKind, Rdev};
+use crate::create::Start;
+use crate::dir::{self, Target};
+use crate::fs::Fs;
+use crate::inode::{Inode, InodeRef, Items, ItemsMut, Joined, LockedSet, lock_all};
+use crate::names::{NAME_BYTES, NAME_ITEMS, RETRIES_MAX, check_dir, drop_name, remove_index, stamp, whole};
+use crate::options::Time;
+use crate::{FsError, orphan, refs, rules};
+
+/// Directories from any to the root, at most: more than the longest path has.
+const DEPTH_MAX: usize = 1 << 20;
+/// Items of a rename beside those of the two names: both directories, references in the root tree.
+const RENAME_ITEMS: u32 = 6;
+/// Items of the mark that a rename leaves: itself, its name, and what the directory hands down.
+const MARK_ITEMS: u32 = 4;
+
+/// How `rename` treats what is at the target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RenameMode {
+    /// Replaces it.
+    #[default]
+    Replace,
+    /// Refuses with `Exists`.
+    NoReplace,
+    /// Swaps source and target.
+    Exchange,
+    /// Leaves a character device 0/0, the mark of a union mount for "nothing here", at the old name.
+    Whiteout {
+        /// The mark's owner.
+        uid: u32,
+        /// Its group, unless the directory hands down its own.
+        gid: u32,
+        /// Refuses, with `Exists`, to replace what is at the target.
+        no_replace: bool,
+    },
+}
+
+impl RenameMode {
+    /// Whether something at the target stands in the way.
+    fn keeps_target(self) -> bool {
+        matches!(self, RenameMode::NoReplace | RenameMode::Whiteout { no_replace: true, .. })
+    }
+
+    /// What is left at the old name.
+    fn mark(self) -> Option<NewInode<'static>> {
+        let RenameMode::Whiteout { uid, gid, .. } = self else { return None };
+        Some(NewInode { uid, gid, ..NewInode::new(NewKind::CharDevice(Rdev::default()), 0) })
+    }
+}
+
+impl Fs {
+    /// Moves an entry, replacing, refusing or swapping with what is at the target.
+    pub fn rename(
+        &self,
+        src_dir: &InodeRef,
+        src: &[u8],
+        dst_dir: &InodeRef,
+        dst: &[u8],
+        mode: RenameMode,
+    ) -> Result<(), FsError> {
+        dir::check_name(src)?;
+        dir::check_name(dst)?;
+        self.changeable(src_dir)?;
+        self.changeable(dst_dir)?;
+        self.core().relieve()?;
+        for _ in 0..RETRIES_MAX {
+            let from = self.entry(src_dir, src)?;
+            let to = {
+                let guard = dst_dir.read();
+                guard.alive()?;
+                if guard.fields().kind() != FileKind::Dir {
+                    return Err(FsError::NotDir);
+                }
+                dir::find(&guard, dst)?
+            };
+            check_kinds(from.1, to.map(|t| t.1), mode)?;
+            if to.is_some_and(|to| to.0 == from.0 && src_dir.tree() == dst_dir.tree()) {
+                return Ok(());
+            }
+            let plan = Rename { src_dir, src, dst_dir, dst, from: from.0, to: to.map(|t| t.0), mode };
+            if let Some(let_go) = self.rename_once(&plan, from.1, to.map(|t| t.1))? {
+                if let Some(inode) = let_go {
+                    self.core().let_go(inode);
+                    self.erase_some()?;
+                }
+                return Ok(());
+            }
+        }
+        Err(FsError::Busy("the directories keep changing"))
+    }
+
+    /// `None`: an entry has changed, start over. Otherwise the inode to let go of.
+    fn rename_once(
+        &self,
+        plan: &Rename<'_>,
+        kind: FileKind,
+        old_kind: Option<FileKind>,
+    ) -> Result<Option<Option<Arc<Inode>>>, FsError> {
+        let core = self.core();
+        let moves_dir = !plan.src_dir.same(plan.dst_dir)
+            && (kind == FileKind::Dir || (plan.mode == RenameMode::Exchange && old_kind == Some(FileKind::Dir)));
+        let _moving = moves_dir.then(|| core.moving.lock());
+        let Some(source) = self.movable(plan.src_dir, plan.src, plan.from)? else { return Ok(None) };
+        let target = match plan.to {
+            None => None,
+            Some(to) => match self.movable(plan.dst_dir, plan.dst, to)? {
+                None => return Ok(None),
+                Some(target) => Some(target),
+            },
+        };
+        if moves_dir {
+            self.check_loop(&source, plan.dst_dir)?;
+            if plan.mode == RenameMode::Exchange
+                && let Some(target) = &target
+            {
+                self.check_loop(target, plan.src_dir)?;
+            }
+        }
+        plan.check_subvols(&source, target.as_ref())?;
+        for moved in [Some(&source), target.as_ref()].into_iter().flatten() {
+            if let Moved::Subvol(id) = moved {
+                rules::change(self.root(*id)?.read().fields())?;
+            }
+        }
+        let replaced = target.as_ref().filter(|_| plan.mode != RenameMode::Exchange);
+        let extents = match replaced {
+            Some(Moved::Inode(old)) => orphan::extents_to_erase(old)?,
+            _ => 0,
+        };
+        let names = (plan.src.len() + plan.dst.len()) as u32;
+        let mark = plan.mode.mark();
+        let more = if mark.is_some() { NAME_ITEMS + MARK_ITEMS } else { 0 };
+        let items = 2 * NAME_ITEMS + RENAME_ITEMS + more + orphan::erase_need(extents).items;
+        let h = self.engine().join(Need { items, bytes: 3 * NAME_BYTES + 3 * names, releasing: false })?;
+        let mut inodes: smallvec::SmallVec<[&Arc<Inode>; 4]> = smallvec::smallvec![&**plan.src_dir, &**plan.dst_dir];
+        inodes.extend([Some(&source), target.as_ref()].into_iter().flatten().filter_map(Moved::inode));
+        let mut locked = lock_all(&inodes);
+        check_dir(locked.of(plan.src_dir))?;
+        check_dir(locked.of(plan.dst_dir))?;
+        if dir::find(locked.of(plan.src_dir), plan.src)?.map(|e| e.0) != Some(plan.from)
+            || dir::find(locked.of(plan.dst_dir), plan.dst)?.map(|e| e.0) != plan.to
+        {
+            return Ok(None);
+        }
+        plan.check_flags(&mut locked, &source, target.as_ref())?;
+        if let Some(Moved::Inode(old)) = replaced
+            && old_kind == Some(FileKind::Dir)
+            && !dir::is_empty(locked.of(old))?
+        {
+            return Err(FsError::NotEmpty);
+        }
+        if let Moved::Inode(inode) = &source {
+            refs::check_room(locked.of(inode), plan.dst_dir.ino(), plan.dst)?;
+        }
+        dir::check_room(locked.of(plan.dst_dir), plan.dst)?;
+        if let (Some(Moved::Inode(inode)), RenameMode::Exchange) = (&target, plan.mode) {
+            refs::check_room(locked.of(inode), plan.src_dir.ino(), plan.src)?;
+        }
+        if plan.mode == RenameMode::Exchange {
+            dir::check_room(locked.of(plan.src_dir), plan.src)?;
+        }
+        let mark = match mark {
+            None => None,
+            Some(mark) => {
+                let start = Start::of(locked.of(plan.src_dir), &mark)?;
+                Some((mark, start, plan.src_dir.subvol().give_inos(1)?))
+            }
+        };
+        let now = core.now();
+        let done = (|| {
+            self.detach(&mut locked, &h, plan.src_dir, plan.src, &source)?;
+            let mut let_go = None;
+            if let Some(target) = &target {
+                self.detach(&mut locked, &h, plan.dst_dir, plan.dst, target)?;
+                match (target, plan.mode) {
+                    (_, RenameMode::Exchange) => {
+                        let kind = old_kind.unwrap_or(FileKind::Unknown);
+                        self.attach(&mut locked, &h, plan.src_dir, plan.src, target, kind, now)?;
+                    }
+                    (Moved::Inode(old), _) => {
+                        if drop_name(locked.of(old), &h, extents, now)? {
+                            let_go = Some(old.clone());
+                        }
+                    }
+                    (Moved::Stub(_) | Moved::Subvol(_), _) => {}
+                }
+            }
+            self.attach(&mut locked, &h, plan.dst_dir, plan.dst, &source, kind, now)?;
+            if let Some((mark, start, ino)) = &mark {
+                let kind = mark.kind.kind();
+                let index = dir::add(locked.of(plan.src_dir), &h, plan.src, Target::Inode(*ino), kind)?;
+                self.make(plan.src_dir, &h, mark, start, *ino, Some((index, plan.src)), now)?;
+            }
+            stamp(locked.of(plan.src_dir), &h, now);
+            if !plan.src_dir.same(plan.dst_dir) {
+                stamp(locked.of(plan.dst_dir), &h, now);
+            }
+            Ok(let_go)
+        })();
+        whole(core, done).map(Some)
+    }
+
+    /// What an entry that is to be moved or replaced leads to; `None`: it has changed meanwhile.
+    fn movable(&self, dir: &InodeRef, name: &[u8], target: Target) -> Result<Option<Moved>, FsError> {
+        match target {
+            Target::Inode(ino) => match self.core().inode(dir.subvol(), ino)? {
+                Some(inode) => Ok(Some(Moved::Inode(inode))),
+                None => self.check_dangling(dir, name, target).map(|()| None),
+            },
+            Target::Subvol(id) if self.is_subvol_here(dir, name, id)? => Ok(Some(Moved::Subvol(id))),
+            Target::Subvol(id) => Ok(Some(Moved::Stub(id))),
+        }
+    }
+
+    /// Takes an entry out of a directory, and the directory out of what the entry leads to.
+    fn detach(
+        &self,
+        locked: &mut LockedSet<'_>,
+        h: &dyn Joined,
+        dir: &InodeRef,
+        name: &[u8],
+        what: &Moved,
+    ) -> Result<(), FsError> {
+        let index = match what {
+            Moved::Inode(inode) => refs::remove(locked.of(inode), h, dir.ino(), name)?,
+            Moved::Subvol(id) => self.remove_root_ref(h, dir.tree(), *id)?.map(|r| r.sequence),
+            Moved::Stub(_) => None,
+        };
+        dir::remove_item(locked.of(dir), h, name)?;
+        remove_index(locked.of(dir), h, name, index)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "where, what and when; each used once")]
+    fn attach(
+        &self,
+        locked: &mut LockedSet<'_>,
+        h: &dyn Joined,
+        dir: &InodeRef,
+        name: &[u8],
+        what: &Moved,
+        kind: FileKind,
+        now: Time,
+    ) -> Result<(), FsError> {
+        let index = dir::add(locked.of(dir), h, name, what.target(), kind)?;
+        match what {
+            Moved::Inode(inode) => {
+                refs::add(locked.of(inode), h, dir.ino(), name, index)?;
+                let fields = locked.of(inode).fields_mut(h);
+                fields.ctime = now;
+                fields.sequence += 1;
+                Ok(())
+            }
+            Moved::Subvol(id) => self.add_root_ref(h, dir.tree(), dir.ino(), *id, index, name),
+            Moved::Stub(_) => Ok(()),
+        }
+    }
+
+    /// Fails when what moves is the new parent or one of its ancestors.
+    fn check_loop(&self, moved: &Moved, new_parent: &InodeRef) -> Result<(), FsError> {
+        let moved = match moved {
+            Moved::Inode(inode) => inode.rank(),
+            Moved::Subvol(id) => (*id, Ino::ROOT_DIR),
+            Moved::Stub(_) => return Ok(()),
+        };
+        let mut at = (new_parent.tree(), new_parent.ino());
+        for _ in 0..DEPTH_MAX {
+            let hit = at == moved;
+            if hit {
+                return Err(FsError::Invalid("a directory cannot move into itself"));
+            }
+            match self.parent_of(at.0, at.1)? {
+                Some(parent) => at = parent,
+                None => return Ok(()),
+            }
+        }
+        Err(FsError::lie("directory", at.1, "depth", "endless", "a way to the root"))
+    }
+}
+
+/// A rename's arguments and what its entries led to when they were looked at.
+struct Rename<'a> {
+    src_dir: &'a InodeRef,
+    src: &'a [u8],
+    dst_dir: &'a InodeRef,
+    dst: &'a [u8],
+    from: Target,
+    to: Option<Target>,
+    mode: RenameMode,
+}
+
+impl Rename<'_> {
+    /// What the flags of directories and inodes allow.
+    fn check_flags(&self, locked: &mut LockedSet<'_>, source: &Moved, target: Option<&Moved>) -> Result<(), FsError> {
+        rules::change(locked.of(self.src_dir).fields())?;
+        match target {
+            Some(_) => rules::change(locked.of(self.dst_dir).fields())?,
+            None => rules::grow(locked.of(self.dst_dir).fields())?,
+        }
+        for inode in [Some(source), target].into_iter().flatten().filter_map(Moved::inode) {
+            rules::change(locked.of(inode).fields())?;
+        }
+        Ok(())
+    }
+
+    /// The rules of entries that lead to subvolumes: only these move between subvolumes, none is replaced, and the
+    /// stand-in of one that is elsewhere does not move at all.
+    fn check_subvols(&self, source: &Moved, target: Option<&Moved>) -> Result<(), FsError> {
+        let swapped = target.filter(|_| self.mode == RenameMode::Exchange);
+        let moved = || [Some(source), swapped].into_iter().flatten();
+        if self.src_dir.tree() != self.dst_dir.tree() && moved().any(|m| !matches!(m, Moved::Subvol(_))) {
+            return Err(FsError::CrossSubvolume);
+        }
+        let replaced = target.filter(|_| self.mode != RenameMode::Exchange);
+        if moved().any(|m| matches!(m, Moved::Stub(_))) || matches!(replaced, Some(Moved::Subvol(_))) {
+            return Err(FsError::NotEmpty);
+        }
+        Ok(())
+    }
+}
+
+/// What a moved entry leads to.
+enum Moved {
+    Inode(Arc<Inode>),
+    /// A subvolume that is in this place.
+    Subvol(oleo_format::TreeId),
+    /// An entry of a subvolume that is somewhere else.
+    Stub(oleo_format::TreeId),
+}
+
+impl Moved {
+    fn inode(&self) -> Option<&Arc<Inode>> {
+        match self {
+            Moved::Inode(inode) => Some(inode),
+            Moved::Subvol(_) | Moved::Stub(_) => None,
+        }
+    }
+
+    fn target(&self) -> Target {
+        match self {
+            Moved::Inode(inode) => Target::Inode(inode.ino()),
+            Moved::Subvol(id) | Moved::Stub(id) => Target::Subvol(*id),
+        }
+    }
+}
+
+fn check_kinds(kind: FileKind, old: Option<FileKind>, mode: RenameMode) -> Result<(), FsError> {
+    match (mode, old) {
+        (mode, Some(_)) if mode.keeps_target() => Err(FsError::Exists),
+        (RenameMode::Exchange, None) => Err(FsError::NotFound),
+        (RenameMode::Exchange, Some(_)) => Ok(()),
+        (_, Some(FileKind::Dir)) if kind != FileKind::Dir => Err(FsError::IsDir),
+        (_, Some(old)) if kind == FileKind::Dir && old != FileKind::Dir => Err(FsError::NotDir),
+        _ => Ok(()),
+    }
+}

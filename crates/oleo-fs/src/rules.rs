@@ -1,0 +1,36 @@
+//! What the inode flags forbid: an immutable inode does not change at all, an append-only one only grows.
+//!
+//! These are Linux's rules for every file system. They look at the inode as it stands under its lock, so whoever sets a
+//! flag can rely on it from then on. What was buffered before is still written out. Who may set and clear the flags
+//! (`Fs::set_attr`) is for the caller to say.
+
+use oleo_format::InodeFlags;
+
+use crate::FsError;
+use crate::inode::InodeFields;
+
+const IMMUTABLE: FsError = FsError::NotPermitted("it is immutable");
+const APPEND_ONLY: FsError = FsError::NotPermitted("it is append-only");
+
+fn flags(of: &InodeFields) -> InodeFlags {
+    InodeFlags::from_bits_retain(of.flags)
+}
+
+/// Data may be written from `at` on, where the file ends at `size`.
+pub(crate) fn write(file: &InodeFields, at: u64, size: u64) -> Result<(), FsError> {
+    let flags = flags(file);
+    if flags.contains(InodeFlags::APPEND) && at < size {
+        return Err(APPEND_ONLY);
+    }
+    grow(file)
+}
+
+/// It may change in ways that take nothing away: more space for a file, one more entry for a directory, a newer time.
+pub(crate) fn grow(of: &InodeFields) -> Result<(), FsError> {
+    if flags(of).contains(InodeFlags::IMMUTABLE) { Err(IMMUTABLE) } else { Ok(()) }
+}
+
+/// It may change in any way: content, attributes, names; of a directory, entries may go.
+pub(crate) fn change(of: &InodeFields) -> Result<(), FsError> {
+    if flags(of).contains(InodeFlags::APPEND) { Err(APPEND_ONLY) } else { grow(of) }
+}

@@ -1,0 +1,110 @@
+//! Changing attributes.
+//!
+//! Normal path: (1) a new size goes first, through the file's data; (2) everything else is one operation on the inode
+//! item, with the access ACL where the mode changes.
+//!
+//! Times follow POSIX: any change sets the change time, a change of size the content's time as well, and setting
+//! nothing changes nothing.
+
+use oleo_format::InodeFlags;
+use oleo_txn::Need;
+
+use crate::attr::{Attr, FileKind, SetAttr};
+use crate::fs::Fs;
+use crate::inode::{InodeFields, InodeRef, Items, ItemsMut};
+use crate::{FsError, acl, rules, xattr};
+
+/// Inode flags that [`SetAttr`] cannot change: the format's own.
+const FIXED_FLAGS: InodeFlags = InodeFlags::PREALLOC.union(InodeFlags::ROOT_ITEM_INIT).union(InodeFlags::RO_VERITY);
+/// Inode flags that only empty files can change.
+const EMPTY_ONLY_FLAGS: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::NODATASUM);
+
+impl SetAttr {
+    /// Whether nothing is to change.
+    fn is_empty(&self) -> bool {
+        !self.owns() && !self.times() && self.ctime.is_none() && self.flags.is_none()
+    }
+
+    /// Whether something changes that takes more than a newer time.
+    fn owns(&self) -> bool {
+        self.mode.is_some() || self.uid.is_some() || self.gid.is_some() || self.size.is_some()
+    }
+
+    fn times(&self) -> bool {
+        self.atime.is_some() || self.mtime.is_some() || self.otime.is_some()
+    }
+
+    /// What the inode's flags allow. The flags themselves can always be changed.
+    fn check_flags(&self, fields: &InodeFields) -> Result<(), FsError> {
+        if self.owns() || (self.times() && !self.touch) {
+            rules::change(fields)
+        } else if self.times() {
+            rules::grow(fields)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Fs {
+    /// Changes attributes. Owner and mode are set as given: which bits a change of owner clears is the caller's to say
+    /// (see [`strip_privileges`](Fs::strip_privileges)).
+    pub fn set_attr(&self, inode: &InodeRef, set: &SetAttr) -> Result<Attr, FsError> {
+        self.changeable(inode)?;
+        if set.is_empty() {
+            inode.read().alive()?;
+            return Ok(self.attr(inode));
+        }
+        set.check_flags(inode.read().fields())?;
+        if let Some(size) = set.size {
+            match inode.read().fields().kind() {
+                FileKind::File => {}
+                FileKind::Dir => return Err(FsError::IsDir),
+                _ => return Err(FsError::Invalid("only files have a size to set")),
+            }
+            inode.truncate(size)?;
+        }
+        self.core().relieve()?;
+        let h = self.engine().join(Need { items: 4, bytes: 1024, ..Need::default() })?;
+        let mut guard = inode.write();
+        guard.alive()?;
+        let old = *guard.fields();
+        set.check_flags(&old)?;
+        let flags = set.flags.map(|f| new_flags(&old, f)).transpose()?;
+        if let Some(mode) = set.mode
+            && xattr::any(&mut guard)?
+            && let Some(access) = xattr::get(&guard, acl::ACCESS)?
+            && let Some(access) = acl::chmod(&access, mode)
+        {
+            xattr::set(&mut guard, &h, acl::ACCESS, &access, xattr::XattrMode::Any)?;
+        }
+        let now = self.core().now();
+        let written = inode.data.take_touched();
+        let fields = guard.fields_mut(&h);
+        fields.mtime = written.unwrap_or(fields.mtime);
+        if let Some(mode) = set.mode {
+            fields.mode = old.kind().mode_bits() | mode & 0o7777;
+        }
+        fields.uid = set.uid.unwrap_or(fields.uid);
+        fields.gid = set.gid.unwrap_or(fields.gid);
+        fields.flags = flags.unwrap_or(fields.flags);
+        fields.atime = set.atime.unwrap_or(fields.atime);
+        fields.mtime = set.mtime.unwrap_or(fields.mtime);
+        fields.otime = set.otime.unwrap_or(fields.otime);
+        fields.ctime = set.ctime.unwrap_or(now);
+        fields.sequence += 1;
+        Ok(Attr::of(inode, &inode.data.show(fields)))
+    }
+}
+
+fn new_flags(old: &InodeFields, new: InodeFlags) -> Result<u64, FsError> {
+    let had = InodeFlags::from_bits_retain(old.flags);
+    let new = (new - FIXED_FLAGS) | (had & FIXED_FLAGS);
+    if (new ^ had).intersects(EMPTY_ONLY_FLAGS) && old.kind() == FileKind::File && old.size > 0 {
+        return Err(FsError::Invalid("only an empty file can change its copy-on-write flags"));
+    }
+    if new.contains(InodeFlags::COMPRESS) && new.intersects(InodeFlags::NOCOMPRESS | InodeFlags::NODATACOW) {
+        return Err(FsError::Invalid("compression contradicts other flags"));
+    }
+    Ok(new.bits())
+}
