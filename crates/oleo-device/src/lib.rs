@@ -15,6 +15,7 @@
 
 mod file;
 mod in_use;
+pub mod ioctl;
 mod mem;
 mod wrap;
 

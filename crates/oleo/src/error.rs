@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use oleo_device::DeviceError;
 use oleo_format::Corruption;
-use oleo_fs::FsError;
+use oleo_fs::{FsError, errno};
 use oleo_mkfs::MkfsError;
 use oleo_txn::TxnError;
 use oleo_volume::VolumeError;
+use serde::{Deserialize, Serialize};
 
 /// An error of this library. It says what went wrong; [`Error::hint`] says what to try, [`Error::kind`] which of the
 /// four kinds it is.
@@ -57,13 +58,17 @@ pub enum Error {
     /// The image lies.
     #[error(transparent)]
     Corruption(Box<Corruption>),
+    /// A request to an open file system was not carried out.
+    #[error(transparent)]
+    Control(Box<crate::control::Error>),
 }
 
 /// The result of this library's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// The kinds of errors, which are never mixed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
     /// It cannot be done as asked: not found, no room, not supported, in use.
     Refusal,
@@ -106,6 +111,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::At { source, .. } => source.kind(),
+            Error::Control(error) => error.kind,
             Error::Corruption(_) | Error::Fs(FsError::Corruption(_)) => ErrorKind::Corruption,
             Error::Output(_) => ErrorKind::Device,
             Error::Device(error) => device_kind(error),
@@ -117,10 +123,36 @@ impl Error {
         }
     }
 
+    /// The errno of a system call with this outcome.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::At { source, .. } => source.errno(),
+            Error::Control(error) => error.errno,
+            Error::Host { source, .. } | Error::Output(source) => source.raw_os_error().unwrap_or(errno::EIO),
+            Error::Request(_) => errno::EINVAL,
+            Error::Fs(error) => error.errno(),
+            Error::Corruption(_) => errno::EUCLEAN,
+            Error::Engine(error) => match &**error {
+                TxnError::NoSpace { .. } => errno::ENOSPC,
+                TxnError::ReadOnly(_) => errno::EROFS,
+                TxnError::Corrupt(_) => errno::EUCLEAN,
+                TxnError::Volume(error) => volume_errno(error),
+                _ => errno::EIO,
+            },
+            Error::Volume(error) => volume_errno(error),
+            Error::Device(_) => errno::EIO,
+            Error::Mkfs(error) => match &**error {
+                MkfsError::Fs(error) => error.errno(),
+                _ => errno::EIO,
+            },
+        }
+    }
+
     /// What to try next, where there is something.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<&str> {
         match self {
             Error::At { source, .. } => source.hint(),
+            Error::Control(error) => error.hint.as_deref(),
             Error::Device(error) if matches!(**error, DeviceError::InUse { .. }) => {
                 Some("unmount it, or end the program that uses it")
             }
@@ -163,6 +195,15 @@ fn volume_kind(error: &VolumeError) -> ErrorKind {
     }
 }
 
+fn volume_errno(error: &VolumeError) -> i32 {
+    match error {
+        VolumeError::Corrupt(_) => errno::EUCLEAN,
+        VolumeError::NoRoom { .. } => errno::ENOSPC,
+        VolumeError::Unsupported { .. } => errno::EOPNOTSUPP,
+        _ => errno::EIO,
+    }
+}
+
 fn engine_kind(error: &TxnError) -> ErrorKind {
     match error {
         TxnError::Corrupt(_) => ErrorKind::Corruption,
@@ -187,6 +228,7 @@ boxed! {
     Engine(TxnError),
     Mkfs(MkfsError),
     Corruption(Corruption),
+    Control(crate::control::Error),
 }
 
 /// Adds a place to errors as they pass by.

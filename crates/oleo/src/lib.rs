@@ -11,6 +11,7 @@
 //! | subvolumes and snapshots | [`Image::create_subvol`], [`Image::snapshot`] |
 //! | everything about files and names | [`Image::fs`] |
 //! | copy files out | [`restore`] |
+//! | do what the command does, here or on a mount | [`control`] |
 //! | look at blocks and superblocks | [`inspect`] |
 //! | use something else than files as devices | [`Device`], [`make()`], [`Image::from_devices`] |
 //!
@@ -122,6 +123,7 @@
 //! ```
 
 mod build;
+pub mod control;
 mod error;
 mod file;
 mod image;

@@ -36,7 +36,7 @@ impl GroupUsage {
 }
 
 /// What a file, or everything below a directory, takes on disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct FileUsage {
     /// Bytes of extents, as often as they are referred to.
     pub total: u64,

@@ -1,0 +1,32 @@
+//! Control of a file system, the same whether it is an image that this process has opened or a mount that another one
+//! serves: one type of request, one of reply, one function that carries a request out.
+//!
+//! Normal path on an image: the command opens it and calls [`execute`]. Normal path on a mount: (1) the command asks
+//! the mount, by an ioctl on the path it was given, where its control socket is and which inode the path is
+//! ([`OLEO_IOC_CONTROL`], [`OLEO_IOC_IDENT`]); (2) it sends the request through the socket ([`Client`]); (3) the
+//! server ([`serve`]) learns from the socket who asks ([`Caller`]), calls [`execute`] on the image that it has open,
+//! has the kernel forget what changed ([`Invalidate`]) and sends the reply. The ioctls of btrfs that reach a mount are
+//! turned into the same requests.
+//!
+//! Objects are named by tree, inode number and the rest of a path ([`At`]), so that neither side needs to know where
+//! the other sees the file system.
+//!
+//! What callers may do is what the kernel lets them do: [`Caller`] has the rules.
+//! Not here: what the requests do; that is `oleo-fs`'s, `oleo-jobs`'s and the rest of this library's.
+
+mod caller;
+mod execute;
+mod request;
+mod space;
+mod wire;
+
+pub use caller::Caller;
+pub use execute::{Invalidate, execute};
+pub use oleo_device::ioctl::{OLEO_IOC_CONTROL, OLEO_IOC_IDENT, control_socket, ident, is_on_fuse, open_to_ask};
+pub use request::{
+    At, Bytes, DeviceUsage, DuLine, Error, GroupUsed, Property, Reply, Request, Subvol, SubvolShown, Usage, Which,
+};
+pub use wire::{Client, REPLY_MAX, REQUEST_MAX, serve, stop};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,347 @@
+//! Carrying out requests on an open image.
+//!
+//! A request is whole or an error, but for those that say otherwise. What a snapshot is of is on disk when its request
+//! is done, as with the kernel; other changes are durable with the next commit.
+
+use oleo_format::{Ino, TreeId};
+use oleo_fs::{FsError, InodeRef, NewSubvol, ReadOnly, Received, SnapshotOptions, SubvolInfo, Time, errno};
+
+use super::caller::{Caller, READ, SEARCH, WRITE, is_subvol_root};
+use super::request::{At, DuLine, Error, Property, Reply, Request, Subvol, SubvolShown, Which};
+use super::space;
+use crate::{Image, PROPERTIES};
+
+/// What a kernel that caches names and attributes has to forget.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Invalidate {
+    /// An entry of a directory, whether it was there or not.
+    Entry {
+        /// The directory's tree.
+        tree: TreeId,
+        /// The directory.
+        dir: Ino,
+        /// The entry's name.
+        name: Vec<u8>,
+    },
+    /// Attributes of an inode.
+    Inode {
+        /// Its tree.
+        tree: TreeId,
+        /// Its number.
+        ino: Ino,
+    },
+    /// Everything in a subvolume.
+    Subtree {
+        /// The subvolume.
+        tree: TreeId,
+    },
+}
+
+type Done = (Reply, Vec<Invalidate>);
+
+/// Carries out a request for a caller.
+///
+/// # Errors
+/// The caller may not, or it cannot be done.
+pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done, Error> {
+    let ask = Ask { image, caller };
+    match request {
+        Request::SubvolCreate { at, parents } => ask.create(&at, parents),
+        Request::Snapshot { source, at, read_only } => ask.snapshot(&source, &at, read_only),
+        Request::SubvolDelete { which, recursive } => ask.delete(&which, recursive),
+        Request::SetDefault { which } => ask.set_default(&which),
+        Request::SetReceived { which, uuid, stransid, stime } => {
+            let stime = Time { sec: stime.0, nsec: stime.1 };
+            ask.set_received(&which, &Received { uuid, stransid, stime })
+        }
+        Request::PropertySet { at, property, force } => ask.set_property(&at, &property, force),
+        Request::SetLabel { label } => {
+            caller.must_be_privileged("change the label")?;
+            image.set_label(&label.0)?;
+            changed(Reply::Done, vec![])
+        }
+        Request::Sync => changed(Reply::Generation(image.sync()?), vec![]),
+        reads => Ok((ask.look(reads)?, Vec::new())),
+    }
+}
+
+fn changed(reply: Reply, invalid: Vec<Invalidate>) -> Result<Done, Error> {
+    Ok((reply, invalid))
+}
+
+/// A request's surroundings.
+struct Ask<'a> {
+    image: &'a Image,
+    caller: &'a Caller,
+}
+
+impl Ask<'_> {
+    /// Requests that change nothing.
+    fn look(&self, request: Request) -> Result<Reply, Error> {
+        let fs = self.image.fs();
+        Ok(match request {
+            Request::SubvolList => {
+                self.caller.must_be_privileged("list all subvolumes")?;
+                Reply::Subvols(fs.subvol_list()?.into_iter().map(Subvol::from).collect())
+            }
+            Request::SubvolShow { which } => self.show(self.subvol(&which)?.tree())?,
+            Request::GetDefault => {
+                self.caller.must_be_privileged("ask for the default subvolume")?;
+                self.show(fs.default_subvol()?)?
+            }
+            Request::SubvolPending { ids } => {
+                let mut dead = fs.engine().dead_trees()?;
+                dead.retain(|id| ids.is_empty() || ids.contains(id));
+                Reply::Subvolumes(dead)
+            }
+            Request::Df => Reply::Df(space::groups(self.image)),
+            Request::Usage => Reply::Usage(Box::new(space::usage(self.image))),
+            Request::Du { at } => {
+                let inode = self.find(&at)?;
+                self.caller.must_have(fs, &inode, READ)?;
+                let mut lines = Vec::new();
+                let whole = self.image.du(&inode, |name, usage| lines.push(DuLine { path: name.into(), usage }))?;
+                lines.push(DuLine { path: Default::default(), usage: whole });
+                Reply::Du(lines)
+            }
+            Request::Label => Reply::Label(self.image.label().into()),
+            Request::PropertyGet { at, name } => Reply::Properties(self.properties(&at, name.as_deref())?),
+            Request::InodeResolve { tree, ino } => {
+                self.caller.must_be_privileged("turn numbers into names")?;
+                let inode = fs.inode(&fs.subvol(tree)?, ino)?;
+                let paths = self.image.paths(&inode)?;
+                Reply::Paths(paths.into_iter().map(Into::into).collect())
+            }
+            Request::SubvolPath { id } => {
+                self.caller.must_be_privileged("turn numbers into names")?;
+                Reply::Paths(vec![fs.subvol_info(id)?.path.into()])
+            }
+            Request::Rootid { at } => Reply::Made(self.find(&at)?.tree()),
+            other => return Err(Error::refused(errno::EOPNOTSUPP, format!("{other:?} changes something"))),
+        })
+    }
+
+    fn find(&self, at: &At) -> Result<InodeRef, Error> {
+        self.caller.find(self.image, at)
+    }
+
+    /// The root directory of a subvolume.
+    fn subvol(&self, which: &Which) -> Result<InodeRef, Error> {
+        match which {
+            Which::Id(id) => {
+                self.caller.must_be_privileged("name subvolumes by number")?;
+                Ok(self.image.fs().root(*id)?)
+            }
+            Which::At(at) => {
+                let inode = self.find(at)?;
+                if !is_subvol_root(&inode) {
+                    return Err(Error::refused(errno::EINVAL, "not a subvolume"));
+                }
+                Ok(inode)
+            }
+        }
+    }
+
+    fn show(&self, id: TreeId) -> Result<Reply, Error> {
+        let fs = self.image.fs();
+        let info = fs.subvol_info(id)?;
+        if !self.caller.privileged {
+            self.caller.must_have(fs, &fs.root(id)?, READ | SEARCH)?;
+        }
+        let mut snapshots = Vec::new();
+        if !info.uuid.is_nil() {
+            let is_snapshot = |other: &SubvolInfo| other.parent_uuid == info.uuid;
+            snapshots = fs.subvol_list()?.into_iter().filter(is_snapshot).map(|other| other.path.into()).collect();
+        }
+        Ok(Reply::Subvol(Box::new(SubvolShown { subvol: info.into(), snapshots })))
+    }
+
+    fn create(&self, at: &At, parents: bool) -> Result<Done, Error> {
+        let fs = self.image.fs();
+        if parents && self.caller.privileged {
+            let start = fs.inode(&fs.subvol(at.tree)?, at.ino)?;
+            let above = at.path.0.iter().rposition(|&b| b == b'/').map_or(&[][..], |slash| &at.path.0[..slash]);
+            self.image.create_dirs(&start, above)?;
+        }
+        let (dir, name) = self.caller.find_parent(self.image, at)?;
+        self.caller.must_have(fs, &dir, WRITE | SEARCH)?;
+        let (mode, uid, gid) = (self.caller.subvol_mode(), self.caller.uid, self.caller.gid);
+        let id = fs.subvol_create(&dir, name, &NewSubvol { mode, uid, gid, ..NewSubvol::default() })?;
+        changed(Reply::Made(id), entry(&dir, name))
+    }
+
+    fn snapshot(&self, source: &Which, at: &At, read_only: bool) -> Result<Done, Error> {
+        let fs = self.image.fs();
+        let from = self.subvol(source)?;
+        self.caller.must_own(&fs.attr(&from))?;
+        let (mut dir, mut name) = self.caller.find_parent(self.image, at)?;
+        // A directory that is there: into it, under the source's name.
+        let place = fs.subvol_info(from.tree())?.place;
+        if self.caller.privileged
+            && let Some(inside) = fs.lookup(&dir, name)?
+            && let Some(place) = &place
+        {
+            (dir, name) = (inside, &place.name);
+        }
+        self.caller.must_have(fs, &dir, WRITE | SEARCH)?;
+        let id = fs.snapshot(from.tree(), &dir, name, SnapshotOptions { read_only, uuid: None })?;
+        fs.engine().commit()?;
+        changed(Reply::Made(id), entry(&dir, name))
+    }
+
+    fn delete(&self, which: &Which, recursive: bool) -> Result<Done, Error> {
+        let id = self.subvol(which)?.tree();
+        let mut invalid = Vec::new();
+        if recursive {
+            for inner in self.inside(id)? {
+                self.delete_one(inner, &mut invalid)?;
+            }
+        }
+        self.delete_one(id, &mut invalid)?;
+        changed(Reply::Made(id), invalid)
+    }
+
+    /// All subvolumes inside one, those furthest in first.
+    fn inside(&self, id: TreeId) -> Result<Vec<TreeId>, Error> {
+        let list = self.image.fs().subvol_list()?;
+        let mut found = vec![id];
+        let mut next = 0;
+        while let Some(outer) = found.get(next).copied() {
+            next += 1;
+            let inner = list.iter().filter(|info| info.parent == Some(outer)).map(|info| info.id);
+            let fresh: Vec<TreeId> = inner.filter(|id| !found.contains(id)).collect();
+            found.extend(fresh);
+        }
+        found.remove(0);
+        found.reverse();
+        Ok(found)
+    }
+
+    fn delete_one(&self, id: TreeId, invalid: &mut Vec<Invalidate>) -> Result<(), Error> {
+        let fs = self.image.fs();
+        let info = fs.subvol_info(id)?;
+        let (Some(parent), Some(place)) = (info.parent, info.place) else {
+            return Err(FsError::NotPermitted("the top level cannot be deleted").into());
+        };
+        let dir = fs.inode(&fs.subvol(parent)?, place.dirid)?;
+        if !self.caller.privileged {
+            if !self.caller.user_subvol_rm_allowed {
+                self.caller
+                    .must_be_privileged("delete subvolumes (the mount option user_subvol_rm_allowed lets others)")?;
+            }
+            let root = fs.root(id)?;
+            self.caller.must_have(fs, &root, WRITE | SEARCH)?;
+            self.caller.must_remove(fs, &dir, &fs.attr(&root))?;
+        }
+        fs.subvol_delete(id)?;
+        invalid.extend(entry(&dir, &place.name));
+        invalid.push(Invalidate::Subtree { tree: id });
+        Ok(())
+    }
+
+    fn set_default(&self, which: &Which) -> Result<Done, Error> {
+        self.caller.must_be_privileged("set the default subvolume")?;
+        let id = self.subvol(which)?.tree();
+        self.image.fs().set_default(id)?;
+        changed(Reply::Made(id), vec![])
+    }
+
+    fn set_received(&self, which: &Which, received: &Received) -> Result<Done, Error> {
+        let fs = self.image.fs();
+        let root = self.subvol(which)?;
+        self.caller.must_own(&fs.attr(&root))?;
+        if root.subvol().is_read_only() {
+            return Err(FsError::ReadOnly("the subvolume is read-only").into());
+        }
+        fs.set_received(root.tree(), received)?;
+        let noted = fs.subvol_info(root.tree())?.rtransid;
+        changed(Reply::Generation(oleo_format::Generation(noted)), vec![])
+    }
+
+    fn properties(&self, at: &At, name: Option<&str>) -> Result<Vec<Property>, Error> {
+        let inode = self.find(at)?;
+        self.caller.must_have(self.image.fs(), &inode, READ)?;
+        let names = name.map_or_else(|| PROPERTIES.iter().map(|(name, _)| *name).collect(), |name| vec![name]);
+        let mut found = Vec::new();
+        for name in names {
+            if let Some(value) = self.image.property(&inode, name)? {
+                found.push(Property { name: name.to_owned(), value });
+            }
+        }
+        Ok(found)
+    }
+
+    fn set_property(&self, at: &At, property: &Property, force: bool) -> Result<Done, Error> {
+        let fs = self.image.fs();
+        let inode = self.find(at)?;
+        if property.name == "label" {
+            self.caller.must_be_privileged("change the label")?;
+        } else {
+            self.caller.must_own(&fs.attr(&inode))?;
+        }
+        if property.name == "ro" && property.value == "false" && is_subvol_root(&inode) {
+            self.forget_received(&inode, force)?;
+        }
+        self.image.set_property(&inode, &property.name, &property.value)?;
+        changed(Reply::Done, vec![Invalidate::Inode { tree: inode.tree(), ino: inode.ino() }])
+    }
+
+    /// What becomes writable is no longer what was received: the next incremental send would build on a lie.
+    fn forget_received(&self, root: &InodeRef, force: bool) -> Result<(), Error> {
+        let fs = self.image.fs();
+        if fs.subvol_info(root.tree())?.received_uuid.is_nil() {
+            return Ok(());
+        }
+        if !force {
+            let mut error = Error::refused(errno::EPERM, "it was received, and incremental receives build on it");
+            error.hint =
+                Some("take a snapshot to write to, or --force, which forgets what it was received from".into());
+            return Err(error);
+        }
+        fs.set_read_only(root.tree(), ReadOnly::No)?;
+        Ok(fs.set_received(root.tree(), &Received::default())?)
+    }
+}
+
+/// An entry that came or went, and the directory that it is in.
+fn entry(dir: &InodeRef, name: &[u8]) -> Vec<Invalidate> {
+    let (tree, dir) = (dir.tree(), dir.ino());
+    vec![Invalidate::Entry { tree, dir, name: name.to_vec() }, Invalidate::Inode { tree, ino: dir }]
+}
+
+impl Image {
+    /// All paths of an inode from the top level, without a leading slash.
+    ///
+    /// # Errors
+    /// The inode is gone, or the image lies.
+    pub fn paths(&self, inode: &InodeRef) -> crate::Result<Vec<Vec<u8>>> {
+        /// Directories on the way up, at most: as deep as a path can be.
+        const DEPTH_MAX: usize = 4096;
+        let subvol = self.fs().subvol_info(inode.tree())?.path;
+        let mut paths = Vec::new();
+        if inode.ino() == Ino::ROOT_DIR {
+            return Ok(vec![subvol]);
+        }
+        for name in self.fs().names(inode)? {
+            let mut parts = vec![name.name];
+            let mut dir = name.parent;
+            for _ in 0..DEPTH_MAX {
+                if dir == Ino::ROOT_DIR {
+                    break;
+                }
+                let inode = self.fs().inode(inode.subvol(), dir)?;
+                let Some(name) = self.fs().names(&inode)?.into_iter().next() else {
+                    return Err(FsError::NotFound.into());
+                };
+                dir = name.parent;
+                parts.push(name.name);
+            }
+            if !subvol.is_empty() {
+                parts.push(subvol.clone());
+            }
+            parts.reverse();
+            paths.push(parts.join(&b'/'));
+        }
+        Ok(paths)
+    }
+}

@@ -1,0 +1,456 @@
+//! What can be asked, and answered. Everything here goes over the socket as JSON.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use oleo_format::{ByteLen, DevId, Generation, Ino, TreeId};
+use oleo_fs::{SubvolInfo, Time};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use uuid::Uuid;
+
+use crate::{ErrorKind, FileUsage};
+
+/// Any bytes, such as a name. In JSON a text of which each character stands for one byte (U+0000 to U+00FF).
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Bytes(pub Vec<u8>);
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(&self.0.iter().map(|&b| char::from(b)).collect::<String>())
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Bytes, D::Error> {
+        let text = String::deserialize(d)?;
+        let byte =
+            |c: char| u8::try_from(u32::from(c)).map_err(|_| serde::de::Error::custom("a character beyond U+00FF"));
+        Ok(Bytes(text.chars().map(byte).collect::<Result<_, _>>()?))
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.0.escape_ascii())
+    }
+}
+
+impl From<&[u8]> for Bytes {
+    fn from(bytes: &[u8]) -> Bytes {
+        Bytes(bytes.to_vec())
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Bytes {
+        Bytes(bytes)
+    }
+}
+
+/// UUIDs as people write them.
+mod uuid_text {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use uuid::Uuid;
+
+    pub(super) fn serialize<S: Serializer>(id: &Uuid, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(id)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Uuid, D::Error> {
+        String::deserialize(d)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// A file or directory: a path from an inode on. The path may be empty.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct At {
+    /// The tree of the inode that the path begins at.
+    pub tree: TreeId,
+    /// Its number.
+    pub ino: Ino,
+    /// The path from there on.
+    #[serde(default)]
+    pub path: Bytes,
+}
+
+impl At {
+    /// An inode itself.
+    pub fn inode(tree: TreeId, ino: Ino) -> At {
+        At { tree, ino, path: Bytes::default() }
+    }
+
+    /// A path from an inode on.
+    pub fn below(tree: TreeId, ino: Ino, path: impl Into<Bytes>) -> At {
+        At { tree, ino, path: path.into() }
+    }
+
+    /// A path from the top level.
+    pub fn top(path: impl Into<Bytes>) -> At {
+        At::below(TreeId::FS, Ino::ROOT_DIR, path)
+    }
+}
+
+/// A subvolume.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Which {
+    /// By the place of its root directory.
+    At(At),
+    /// By its number.
+    Id(TreeId),
+}
+
+/// A property of a file, directory or subvolume.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Property {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+}
+
+/// What can be asked of a file system.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case")]
+pub enum Request {
+    /// Makes an empty subvolume. Answer: [`Reply::Made`].
+    SubvolCreate {
+        /// Where; the last name must not be taken.
+        at: At,
+        /// Makes the directories on the way too.
+        parents: bool,
+    },
+    /// Makes a snapshot. Answer: [`Reply::Made`].
+    Snapshot {
+        /// Of what.
+        source: Which,
+        /// Where; the last name must not be taken.
+        at: At,
+        /// It refuses changes.
+        read_only: bool,
+    },
+    /// Deletes a subvolume. Answer: [`Reply::Made`] with its number.
+    SubvolDelete {
+        /// Which.
+        which: Which,
+        /// Those inside it too.
+        recursive: bool,
+    },
+    /// All subvolumes. Answer: [`Reply::Subvols`].
+    SubvolList,
+    /// Everything about one subvolume. Answer: [`Reply::Subvol`].
+    SubvolShow {
+        /// Which.
+        which: Which,
+    },
+    /// Sets the subvolume that is mounted where none is named.
+    SetDefault {
+        /// Which.
+        which: Which,
+    },
+    /// That subvolume. Answer: [`Reply::Subvol`].
+    GetDefault,
+    /// Of some deleted subvolumes (none given: of all), which are not gone yet. Answer: [`Reply::Subvolumes`].
+    SubvolPending {
+        /// Their numbers.
+        ids: Vec<TreeId>,
+    },
+    /// Notes what a subvolume was received from. Answer: [`Reply::Generation`], of the transaction that notes it.
+    SetReceived {
+        /// Which.
+        which: Which,
+        /// The UUID of what was sent; nil for none.
+        #[serde(with = "uuid_text")]
+        uuid: Uuid,
+        /// The sender's transaction.
+        stransid: u64,
+        /// When it was sent: seconds and nanoseconds.
+        stime: (i64, u32),
+    },
+    /// Space by type and profile. Answer: [`Reply::Df`].
+    Df,
+    /// Where the space of the devices is. Answer: [`Reply::Usage`].
+    Usage,
+    /// What a file, or everything below a directory, takes. Answer: [`Reply::Du`].
+    Du {
+        /// What to look at.
+        at: At,
+    },
+    /// Makes everything durable. Answer: [`Reply::Generation`].
+    Sync,
+    /// The label. Answer: [`Reply::Label`].
+    Label,
+    /// Changes the label.
+    SetLabel {
+        /// The new one.
+        label: Bytes,
+    },
+    /// The properties that are set, or the one named. Answer: [`Reply::Properties`].
+    PropertyGet {
+        /// Of what.
+        at: At,
+        /// Which one.
+        name: Option<String>,
+    },
+    /// Sets a property.
+    PropertySet {
+        /// Of what.
+        at: At,
+        /// Which one, and to what.
+        property: Property,
+        /// Makes a received subvolume writable, which forgets what it was received from.
+        force: bool,
+    },
+    /// The paths of an inode, from the top level. Answer: [`Reply::Paths`].
+    InodeResolve {
+        /// The subvolume.
+        tree: TreeId,
+        /// The number.
+        ino: Ino,
+    },
+    /// The path of a subvolume, from the top level. Answer: [`Reply::Paths`].
+    SubvolPath {
+        /// Its number.
+        id: TreeId,
+    },
+    /// Which subvolume something is in. Answer: [`Reply::Made`].
+    Rootid {
+        /// What.
+        at: At,
+    },
+}
+
+impl Request {
+    /// Whether the file system stays as it is.
+    pub fn only_reads(&self) -> bool {
+        match self {
+            Request::SubvolList
+            | Request::SubvolShow { .. }
+            | Request::GetDefault
+            | Request::SubvolPending { .. }
+            | Request::Df
+            | Request::Usage
+            | Request::Du { .. }
+            | Request::Label
+            | Request::PropertyGet { .. }
+            | Request::InodeResolve { .. }
+            | Request::SubvolPath { .. }
+            | Request::Rootid { .. } => true,
+            Request::SubvolCreate { .. }
+            | Request::Snapshot { .. }
+            | Request::SubvolDelete { .. }
+            | Request::SetDefault { .. }
+            | Request::SetReceived { .. }
+            | Request::Sync
+            | Request::SetLabel { .. }
+            | Request::PropertySet { .. } => false,
+        }
+    }
+}
+
+/// What comes back.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reply {
+    /// It is done, and there is nothing to say.
+    Done,
+    /// The number of the subvolume that was made, deleted or asked for.
+    Made(TreeId),
+    /// The transaction that is on disk.
+    Generation(Generation),
+    /// Subvolumes.
+    Subvols(Vec<Subvol>),
+    /// One subvolume.
+    Subvol(Box<SubvolShown>),
+    /// Numbers of subvolumes.
+    Subvolumes(Vec<TreeId>),
+    /// Space by type and profile.
+    Df(Vec<GroupUsed>),
+    /// Where the space is.
+    Usage(Box<Usage>),
+    /// What files take: the entries of the directory asked for, then the whole, whose path is empty.
+    Du(Vec<DuLine>),
+    /// The label.
+    Label(Bytes),
+    /// Properties.
+    Properties(Vec<Property>),
+    /// Paths from the top level, without a leading slash.
+    Paths(Vec<Bytes>),
+}
+
+/// What is known of a subvolume; see [`SubvolInfo`].
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "documented there")]
+pub struct Subvol {
+    pub id: TreeId,
+    pub parent: Option<TreeId>,
+    pub dirid: Option<Ino>,
+    pub name: Bytes,
+    pub path: Bytes,
+    pub generation: u64,
+    pub read_only: bool,
+    #[serde(with = "uuid_text")]
+    pub uuid: Uuid,
+    #[serde(with = "uuid_text")]
+    pub parent_uuid: Uuid,
+    #[serde(with = "uuid_text")]
+    pub received_uuid: Uuid,
+    pub ctransid: u64,
+    pub otransid: u64,
+    pub stransid: u64,
+    pub rtransid: u64,
+    pub ctime: (i64, u32),
+    pub otime: (i64, u32),
+    pub stime: (i64, u32),
+    pub rtime: (i64, u32),
+}
+
+impl From<SubvolInfo> for Subvol {
+    fn from(i: SubvolInfo) -> Subvol {
+        let time = |t: Time| (t.sec, t.nsec);
+        Subvol {
+            id: i.id,
+            parent: i.parent,
+            dirid: i.place.as_ref().map(|p| p.dirid),
+            name: i.place.map(|p| p.name).unwrap_or_default().into(),
+            path: i.path.into(),
+            generation: i.generation,
+            read_only: i.read_only,
+            uuid: i.uuid,
+            parent_uuid: i.parent_uuid,
+            received_uuid: i.received_uuid,
+            ctransid: i.ctransid,
+            otransid: i.otransid,
+            stransid: i.stransid,
+            rtransid: i.rtransid,
+            ctime: time(i.ctime),
+            otime: time(i.otime),
+            stime: time(i.stime),
+            rtime: time(i.rtime),
+        }
+    }
+}
+
+/// One subvolume, and the snapshots of it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SubvolShown {
+    /// The subvolume.
+    pub subvol: Subvol,
+    /// Paths of its snapshots, from the top level.
+    pub snapshots: Vec<Bytes>,
+}
+
+/// Space of all block groups of one type and profile.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GroupUsed {
+    /// `BTRFS_BLOCK_GROUP_*`.
+    pub flags: u64,
+    /// Data, Metadata, System, Data+Metadata.
+    pub kind: String,
+    /// single, DUP, RAID1 …
+    pub profile: String,
+    /// Bytes that the groups have.
+    pub total: ByteLen,
+    /// Bytes that are taken.
+    pub used: ByteLen,
+    /// Bytes on each device, copies and parity included.
+    pub on_devices: Vec<(DevId, ByteLen)>,
+}
+
+/// One device, and how much of it is given to chunks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeviceUsage {
+    /// Its number.
+    pub devid: DevId,
+    /// Its UUID.
+    #[serde(with = "uuid_text")]
+    pub uuid: Uuid,
+    /// What it is called on the machine that has it open.
+    pub path: PathBuf,
+    /// Its bytes.
+    pub total: ByteLen,
+    /// Bytes that chunks have.
+    pub allocated: ByteLen,
+    /// It is not there.
+    pub missing: bool,
+}
+
+/// Where the space of a file system is.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Usage {
+    /// The label.
+    pub label: Bytes,
+    /// The file system's UUID.
+    #[serde(with = "uuid_text")]
+    pub fsid: Uuid,
+    /// Its devices.
+    pub devices: Vec<DeviceUsage>,
+    /// Its block groups, by type and profile.
+    pub groups: Vec<GroupUsed>,
+    /// Bytes of data that could still be written: in data groups, and in new ones of the same profile.
+    pub data_free: ByteLen,
+    /// The least that `data_free` can be, where unallocated space is needed for metadata as well.
+    pub data_free_min: ByteLen,
+}
+
+/// What a file or directory takes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DuLine {
+    /// Its name in the directory that was asked for; empty for the whole.
+    pub path: Bytes,
+    /// What it takes.
+    pub usage: FileUsage,
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
+#[error("{message}")]
+pub struct Error {
+    /// What a system call would say.
+    pub errno: i32,
+    /// What it is.
+    pub kind: ErrorKind,
+    /// In words.
+    pub message: String,
+    /// What to try.
+    pub hint: Option<String>,
+}
+
+impl Error {
+    /// A refusal.
+    pub fn refused(errno: i32, message: impl Into<String>) -> Error {
+        Error { errno, kind: ErrorKind::Refusal, message: message.into(), hint: None }
+    }
+}
+
+impl From<crate::Error> for Error {
+    fn from(error: crate::Error) -> Error {
+        match error {
+            crate::Error::Control(error) => *error,
+            other => Error {
+                errno: other.errno(),
+                kind: other.kind(),
+                hint: other.hint().map(str::to_owned),
+                message: other.to_string(),
+            },
+        }
+    }
+}
+
+impl From<oleo_fs::FsError> for Error {
+    fn from(error: oleo_fs::FsError) -> Error {
+        crate::Error::from(error).into()
+    }
+}
+
+impl From<oleo_txn::TxnError> for Error {
+    fn from(error: oleo_txn::TxnError) -> Error {
+        crate::Error::from(error).into()
+    }
+}
+
+impl From<oleo_volume::VolumeError> for Error {
+    fn from(error: oleo_volume::VolumeError) -> Error {
+        crate::Error::from(error).into()
+    }
+}

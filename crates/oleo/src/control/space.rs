@@ -1,0 +1,66 @@
+//! Where the space is, as `df` and `usage` tell it.
+
+use std::collections::BTreeMap;
+
+use oleo_format::{BlockGroupFlags, ByteLen, DevId};
+
+use super::request::{DeviceUsage, GroupUsed, Usage};
+use crate::Image;
+
+/// Space by type and profile, with the bytes on each device.
+pub(super) fn groups(image: &Image) -> Vec<GroupUsed> {
+    let mut on_devices: BTreeMap<u64, BTreeMap<DevId, ByteLen>> = BTreeMap::new();
+    for chunk in image.volume().chunks() {
+        for stripe in &chunk.stripes {
+            *on_devices.entry(chunk.flags.bits()).or_default().entry(stripe.devid).or_default() += chunk.stripe_bytes();
+        }
+    }
+    let line = |g: crate::GroupUsage| GroupUsed {
+        flags: g.flags.bits(),
+        kind: g.type_name().to_owned(),
+        profile: g.flags.profile_name().to_owned(),
+        total: g.total,
+        used: g.used,
+        on_devices: on_devices.remove(&g.flags.bits()).unwrap_or_default().into_iter().collect(),
+    };
+    image.df().into_iter().map(line).collect()
+}
+
+/// Everything about space.
+pub(super) fn usage(image: &Image) -> Usage {
+    let volume = image.volume();
+    let sb = image.fs().engine().super_block();
+    let groups = groups(image);
+    let devices: Vec<DeviceUsage> = volume
+        .devices()
+        .into_iter()
+        .map(|d| DeviceUsage {
+            devid: d.devid,
+            uuid: d.uuid,
+            path: d.name.into(),
+            total: d.total,
+            allocated: d.used,
+            missing: d.missing,
+        })
+        .collect();
+    let data = BlockGroupFlags::DATA.bits();
+    let mine: Vec<&GroupUsed> = groups.iter().filter(|g| g.flags & data != 0).collect();
+    let inside: u64 = mine.iter().map(|g| g.total.0.saturating_sub(g.used.0)).sum();
+    let flags = mine.last().map_or(BlockGroupFlags::DATA, |g| BlockGroupFlags::from_bits_retain(g.flags));
+    let unallocated: u64 = devices.iter().map(|d| d.total.0.saturating_sub(d.allocated.0)).sum();
+    let copies = groups.iter().map(copies).max().unwrap_or(1).max(1);
+    Usage {
+        label: image.label().into(),
+        fsid: sb.fsid(),
+        data_free: ByteLen(inside + volume.unallocated(flags).0),
+        data_free_min: ByteLen(inside + unallocated / copies),
+        devices,
+        groups,
+    }
+}
+
+/// Bytes on devices for each byte of a group, rounded up.
+fn copies(group: &GroupUsed) -> u64 {
+    let raw: u64 = group.on_devices.iter().map(|(_, len)| len.0).sum();
+    raw.div_ceil(group.total.0.max(1))
+}

@@ -1,0 +1,223 @@
+//! Requests through the socket and on an image in memory.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use oleo_format::{Ino, TreeId};
+
+use super::*;
+use crate::{Device, Image, MemDevice, MkfsOptions, OpenOptions};
+
+fn image() -> Image {
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(256 << 20))];
+    crate::make(&devices, &MkfsOptions { seed: [9; 32], ..MkfsOptions::default() }).unwrap();
+    Image::from_devices(devices, &OpenOptions::writing()).unwrap()
+}
+
+fn ask(image: &Image, caller: &Caller, request: Request) -> Result<Reply, Error> {
+    execute(image, caller, request).map(|done| done.0)
+}
+
+fn create(at: At) -> Request {
+    Request::SubvolCreate { at, parents: false }
+}
+
+fn user(uid: u32) -> Caller {
+    Caller { uid, gid: uid, privileged: false, resolved: false, user_subvol_rm_allowed: false, ..Caller::owner() }
+}
+
+/// Goal: any bytes survive the way through JSON. Method: all 256 of them.
+#[test]
+fn bytes_as_text() {
+    let all = Bytes((0..=255).collect());
+    let text = serde_json::to_string(&all).unwrap();
+    assert_eq!(serde_json::from_str::<Bytes>(&text).unwrap(), all);
+    assert!(serde_json::from_str::<Bytes>("\"\u{100}\"").is_err());
+}
+
+/// Goal: a request and its answer, and a refusal with its errno and words, survive the socket, and the server knows who
+/// asks. Method: a server in a thread over an image in memory; this process as the client.
+#[test]
+fn round_trip() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let image = image();
+    std::thread::scope(|threads| {
+        let server = threads.spawn(|| {
+            serve(&listener, |caller, request| {
+                assert_eq!(caller.uid, rustix::process::getuid().as_raw());
+                ask(&image, &Caller::owner(), request)
+            })
+        });
+        let mut client = Client::connect(&path).unwrap();
+        let name = b"sub\xffvol".to_vec();
+        let made = client.ask(&create(At::top(name.clone()))).unwrap();
+        assert_eq!(made, Reply::Made(TreeId(256)));
+        let Reply::Subvols(list) = client.ask(&Request::SubvolList).unwrap() else { panic!("another reply") };
+        assert_eq!(list.last().unwrap().path, Bytes(name.clone()));
+        let error = client.ask(&create(At::top(name))).unwrap_err();
+        assert_eq!((error.errno(), error.to_string()), (17, "exists already".into()));
+        assert!(error.hint().is_some());
+        stop(&listener).unwrap();
+        server.join().unwrap().unwrap();
+        assert!(client.ask(&Request::SubvolList).is_err(), "nobody answers any more");
+    });
+}
+
+/// Goal: messages that lie about their length, or are no requests, cost one connection and nothing else. Method: raw
+/// bytes, then a sound request.
+#[test]
+fn bad_messages() {
+    use std::io::{Read, Write};
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::scope(|threads| {
+        let server = threads.spawn(|| serve(&listener, |_, _| Ok(Reply::Done)));
+        for bytes in [&[0xff; 8][..], &[4, 0, 0, 0, b'j', b'u', b'n', b'k'], &[2, 0]] {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            stream.write_all(bytes).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut answer = Vec::new();
+            let _reset = stream.read_to_end(&mut answer);
+            assert!(answer.is_empty());
+        }
+        assert_eq!(Client::connect(&path).unwrap().ask(&Request::Sync).unwrap(), Reply::Done);
+        stop(&listener).unwrap();
+        server.join().unwrap().unwrap();
+    });
+}
+
+/// Goal: an ordinary user may do what btrfs lets one do and no more. Method: two users, a directory of one of them,
+/// another that nobody else may search; each rule once on either side.
+#[test]
+fn permissions() {
+    let image = image();
+    let (root, ann, bob) = (Caller::owner(), user(1000), user(1001));
+    let fs = image.fs();
+    let owned = |name: &str, mode: u32| {
+        let dir = image.create_dir(name).unwrap();
+        let set = crate::SetAttr { uid: Some(1000), gid: Some(1000), mode: Some(mode), ..Default::default() };
+        fs.set_attr(&dir, &set).unwrap();
+        dir
+    };
+    let home = owned("home", 0o755);
+    let secret = owned("secret", 0o700);
+    let below = |dir: &crate::InodeRef, name: &str| At::below(dir.tree(), dir.ino(), name.as_bytes());
+
+    assert_eq!(ask(&image, &bob, create(below(&home, "b"))).unwrap_err().errno, 13);
+    assert_eq!(ask(&image, &bob, create(At::top(&b"b"[..]))).unwrap_err().errno, 13);
+    assert_eq!(ask(&image, &ann, create(below(&home, "x/y"))).unwrap_err().errno, 22);
+    let Reply::Made(id) = ask(&image, &ann, create(below(&home, "a"))).unwrap() else { panic!("another reply") };
+    let made = fs.root(id).unwrap();
+    assert_eq!((fs.attr(&made).uid, fs.attr(&made).mode & 0o7777), (1000, 0o755));
+
+    let snapshot = |name: &str| Request::Snapshot {
+        source: Which::At(At::inode(id, Ino::ROOT_DIR)),
+        at: below(&home, name),
+        read_only: true,
+    };
+    assert_eq!(ask(&image, &bob, snapshot("s")).unwrap_err().errno, 1);
+    ask(&image, &ann, snapshot("s")).unwrap();
+
+    let delete = || Request::SubvolDelete { which: Which::At(below(&home, "s")), recursive: false };
+    assert_eq!(ask(&image, &ann, delete()).unwrap_err().errno, 1);
+    let allowed = |c: &Caller| Caller { user_subvol_rm_allowed: true, ..c.clone() };
+    assert_eq!(ask(&image, &allowed(&bob), delete()).unwrap_err().errno, 13);
+    ask(&image, &allowed(&ann), delete()).unwrap();
+
+    // Numbers do not open what paths do not.
+    let Reply::Made(hidden) = ask(&image, &ann, create(below(&secret, "h"))).unwrap() else { panic!("another reply") };
+    let show = |id| Request::SubvolShow { which: Which::At(At::inode(id, Ino::ROOT_DIR)) };
+    assert_eq!(ask(&image, &bob, show(hidden)).unwrap_err().errno, 13);
+    ask(&image, &ann, show(hidden)).unwrap();
+    ask(&image, &bob, show(id)).unwrap();
+
+    for request in [
+        Request::SubvolList,
+        Request::GetDefault,
+        Request::SetDefault { which: Which::At(At::inode(id, Ino::ROOT_DIR)) },
+        Request::SetLabel { label: Bytes(b"x".to_vec()) },
+        Request::SubvolPath { id },
+        Request::SubvolShow { which: Which::Id(id) },
+    ] {
+        assert_eq!(ask(&image, &ann, request.clone()).unwrap_err().errno, 1, "{request:?}");
+        ask(&image, &root, request).unwrap();
+    }
+    let ro = |value: &str| Request::PropertySet {
+        at: At::inode(id, Ino::ROOT_DIR),
+        property: Property { name: "ro".into(), value: value.into() },
+        force: false,
+    };
+    assert_eq!(ask(&image, &bob, ro("true")).unwrap_err().errno, 1);
+    ask(&image, &ann, ro("true")).unwrap();
+    image.close().unwrap();
+}
+
+/// Goal: an access ACL decides for those it names, and its mask limits it. Method: a directory whose mode lets the group
+/// write, and an ACL that lets one user write, and later masks it.
+#[test]
+fn acl_decides() {
+    let image = image();
+    let dir = image.create_dir("d").unwrap();
+    let set = crate::SetAttr { mode: Some(0o770), ..Default::default() };
+    image.fs().set_attr(&dir, &set).unwrap();
+    let acl = |mask: u16| {
+        let entries = [(1u16, 7u16, u32::MAX), (2, 7, 1000), (4, 0, u32::MAX), (16, mask, u32::MAX), (32, 0, u32::MAX)];
+        let mut value = 2u32.to_le_bytes().to_vec();
+        for (tag, perm, id) in entries {
+            value.extend([&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat());
+        }
+        value
+    };
+    let attribute = b"system.posix_acl_access";
+    image.fs().xattr_set(&dir, attribute, &acl(7), crate::XattrMode::Any).unwrap();
+    let at = |name: &str| create(At::below(dir.tree(), dir.ino(), name.as_bytes()));
+    ask(&image, &user(1000), at("a")).unwrap();
+    assert_eq!(ask(&image, &user(1001), at("b")).unwrap_err().errno, 13);
+    image.fs().xattr_set(&dir, attribute, &acl(5), crate::XattrMode::Any).unwrap();
+    assert_eq!(ask(&image, &user(1000), at("c")).unwrap_err().errno, 13);
+}
+
+/// Goal: deleting with what is inside takes all of it, inner ones first, and tells the kernel what to forget; without
+/// `recursive` it is refused. Method: three nested subvolumes.
+#[test]
+fn recursive_delete() {
+    let image = image();
+    let root = Caller::owner();
+    for path in ["a", "a/b", "a/b/c"] {
+        ask(&image, &root, create(At::top(path.as_bytes()))).unwrap();
+    }
+    let delete = |recursive| Request::SubvolDelete { which: Which::At(At::top(&b"a"[..])), recursive };
+    assert_eq!(ask(&image, &root, delete(false)).unwrap_err().errno, 39);
+    let (reply, invalid) = execute(&image, &root, delete(true)).unwrap();
+    assert_eq!(reply, Reply::Made(TreeId(256)));
+    let gone: Vec<_> = invalid.iter().filter(|i| matches!(i, Invalidate::Subtree { .. })).collect();
+    assert_eq!(gone.len(), 3);
+    let entry = Invalidate::Entry { tree: TreeId::FS, dir: Ino::ROOT_DIR, name: b"a".to_vec() };
+    assert!(invalid.contains(&entry));
+    image.sync().unwrap();
+    let pending = ask(&image, &root, Request::SubvolPending { ids: vec![] }).unwrap();
+    assert_eq!(pending, Reply::Subvolumes(vec![TreeId(256), TreeId(257), TreeId(258)]));
+    image.clean().unwrap();
+    let pending = ask(&image, &root, Request::SubvolPending { ids: vec![] }).unwrap();
+    assert_eq!(pending, Reply::Subvolumes(vec![]));
+}
+
+/// Goal: paths of an inode name every hard link, through subvolumes. Method: a file with two names in a subvolume that
+/// lies in a directory.
+#[test]
+fn paths_of_an_inode() {
+    let image = image();
+    image.create_dir("d").unwrap();
+    image.create_subvol("d/v").unwrap();
+    image.create_dir("d/v/e").unwrap();
+    image.write("d/v/f", b"x").unwrap();
+    image.hard_link(&image.top().unwrap(), b"d/v/f", b"d/v/e/g").unwrap();
+    let attr = image.attr("d/v/f").unwrap();
+    let request = Request::InodeResolve { tree: attr.subvol, ino: attr.ino };
+    let Reply::Paths(mut paths) = ask(&image, &Caller::owner(), request).unwrap() else { panic!("another reply") };
+    paths.sort();
+    assert_eq!(paths, [Bytes(b"d/v/e/g".to_vec()), Bytes(b"d/v/f".to_vec())]);
+}
