@@ -9,12 +9,14 @@ mod ln;
 mod ls;
 mod mkdir;
 mod mkfs;
+pub(crate) mod mount;
 mod mv;
 mod property;
 mod put;
 mod restore;
 mod rm;
 mod subvolume;
+mod unmount;
 
 use clap::Subcommand;
 
@@ -23,6 +25,9 @@ use crate::out::Out;
 #[derive(Subcommand)]
 pub(crate) enum Command {
     Mkfs(Box<mkfs::Args>),
+    Mount(mount::Args),
+    #[command(alias = "umount")]
+    Unmount(unmount::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Restore(restore::Args),
@@ -48,6 +53,8 @@ impl Command {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         match self {
             Command::Mkfs(args) => args.run(out),
+            Command::Mount(args) => args.run(out),
+            Command::Unmount(args) => args.run(out),
             Command::Ls(args) => args.run(),
             Command::Cat(args) => args.run(),
             Command::Restore(args) => args.run(out),

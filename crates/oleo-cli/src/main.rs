@@ -35,12 +35,25 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     // A reader that has gone (`oleo ls | head`) ends the program without a message, as it does with other commands.
-    let cli = Cli::parse();
+    let cli = match parse() {
+        Ok(cli) => cli,
+        Err(error) => return out::fail(&error),
+    };
     let out = Out::new(cli.quiet, cli.verbose);
     match cli.command.run(&out) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => out::fail(&error),
     }
+}
+
+/// The command line; as mount(8) gives it, where it calls.
+fn parse() -> anyhow::Result<Cli> {
+    if cmd::mount::called_as_helper().is_none() {
+        return Ok(Cli::parse());
+    }
+    let given: Vec<_> = std::env::args_os().collect();
+    let arguments = cmd::mount::helper_arguments(&given[1..])?;
+    Ok(Cli::parse_from(given.into_iter().take(1).chain(arguments)))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@
 //! Not here: anything btrfs; which device holds what.
 
 mod file;
+pub mod fuse;
 mod in_use;
 pub mod ioctl;
 mod mem;

@@ -139,7 +139,7 @@ pub use file::File;
 pub use image::{Image, OpenOptions};
 pub use ops::{Depth, Sharing};
 pub use settings::{PROPERTIES, parse_checksum, parse_compress, random_seed, seed_from_text};
-pub use usage::{FileUsage, GroupUsage};
+pub use usage::{FileUsage, GroupUsage, Room};
 
 pub use oleo_device::{Device, FileDevice, FileOptions, MemDevice};
 pub use oleo_format::{ByteLen, Compression, CsumType, DevId, Generation, Ino, Logical, TreeId};

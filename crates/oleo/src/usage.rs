@@ -46,7 +46,31 @@ pub struct FileUsage {
     pub set_shared: u64,
 }
 
+/// How full a volume is, counted in what files can have: copies and parity taken off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// What is in use and what is available. Grows and shrinks a little as metadata takes room for itself.
+    pub total: ByteLen,
+    /// What files can still have: free in the groups of data, and what further groups of data could add.
+    pub available: ByteLen,
+}
+
 impl Image {
+    /// How full the volume is.
+    pub fn room(&self) -> Room {
+        let (mut used, mut free, mut data) = (ByteLen(0), ByteLen(0), BlockGroupFlags::empty());
+        for group in self.df() {
+            used += group.used;
+            if group.flags.contains(BlockGroupFlags::DATA) {
+                free += ByteLen(group.total.0.saturating_sub(group.used.0));
+                data = group.flags;
+            }
+        }
+        let flags = if data.is_empty() { BlockGroupFlags::DATA } else { data };
+        let available = free + self.volume().unallocated(flags);
+        Room { total: used + available, available }
+    }
+
     /// Space by type and profile, in the order of the flags.
     pub fn df(&self) -> Vec<GroupUsage> {
         let mut sums: BTreeMap<u64, GroupUsage> = BTreeMap::new();

@@ -1,0 +1,172 @@
+//! `oleo mount`, and what mount(8) calls: `mount.oleo`, `mount.fuse.oleo`.
+//!
+//! In the background, the command starts itself once more with `--foreground --announce`, passes on what that says until it
+//! is mounted, and ends. So nothing forks with threads, and what goes wrong at the start is told where the user is.
+
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use oleo_fuse::{Log, MountOptions, Mounted, Plan};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::args::DeviceArgs;
+use crate::out::Out;
+
+/// Where messages of programs in the background go.
+const SYSLOG: &str = "/dev/log";
+/// Facility daemon, severity warning; see syslog(3).
+const SYSLOG_WARNING: u8 = 3 << 3 | 4;
+/// What the program in the background says when it is mounted.
+const READY: &[u8] = b"ready\n";
+
+/// Mount a volume
+///
+/// The volume is served through FUSE by this program, in the background unless told otherwise. `oleo unmount` ends it.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The image or device, all others of the same volume, and at the end the directory to mount on.
+    #[arg(value_name = "IMG… DIR", required = true, num_args = 2..)]
+    places: Vec<PathBuf>,
+    /// Mount options, separated by commas: ro, subvol=PATH, subvolid=ID, compress[-force]=ALGORITHM[:LEVEL], nodatacow,
+    /// nodatasum, commit=SECONDS, discard, noatime, relatime, strictatime, degraded, max_inline=BYTES, thread_pool=N,
+    /// user_subvol_rm_allowed, rescue=WHAT, device=FILE, allow_other, fsname=NAME, subtype=NAME, io_uring=auto|on|off.
+    #[arg(short = 'o', long = "options", value_name = "OPTS")]
+    options: Vec<String>,
+    /// Stay in the foreground; messages go to standard error.
+    #[arg(long, short)]
+    foreground: bool,
+    /// Say on standard output when it is mounted, then let go of the terminal.
+    #[arg(long, hide = true)]
+    announce: bool,
+    #[command(flatten)]
+    others: DeviceArgs,
+}
+
+impl Args {
+    pub fn run(mut self, out: &Out) -> anyhow::Result<()> {
+        let Some(dir) = self.places.pop() else { bail!("nowhere to mount on") };
+        let mut options = MountOptions::default();
+        for list in &self.options {
+            options.parse(list)?;
+        }
+        options.degraded |= self.others.degraded;
+        if !self.foreground {
+            return in_background(out);
+        }
+        let log = if self.announce { to_syslog() } else { to_stderr() };
+        let mut images = self.places.clone();
+        images.extend(self.others.device.iter().cloned());
+        let plan = Plan { images, scan: self.others.scan.clone(), offset: self.others.offset, dir, options, log };
+        let mounted = Mounted::new(plan)?;
+        if self.announce {
+            announce()?;
+        } else {
+            out.note(format!("mounted on {}", mounted.dir().display()));
+        }
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let stopper = mounted.stopper();
+        std::thread::spawn(move || {
+            for _ in signals.forever() {
+                stopper.stop();
+            }
+        });
+        Ok(mounted.serve()?)
+    }
+}
+
+/// Starts this command once more, without the terminal, and waits until it has mounted.
+fn in_background(out: &Out) -> anyhow::Result<()> {
+    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if called_as_helper().is_some() {
+        arguments = helper_arguments(&arguments)?;
+    }
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .args(["--foreground", "--announce"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start the server")?;
+    let mut said = Vec::new();
+    if let Some(mut stdout) = child.stdout.take() {
+        stdout.read_to_end(&mut said)?;
+    }
+    if said == READY {
+        out.detail(|| format!("served by process {}", child.id()));
+        return Ok(());
+    }
+    // It has said why on standard error.
+    let code = child.wait()?.code().unwrap_or(1);
+    std::process::exit(code);
+}
+
+/// Says that it is mounted and lets go of the terminal.
+fn announce() -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout();
+    stdout.write_all(READY)?;
+    stdout.flush()?;
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    // Fails where it leads a session already, which is as good.
+    let _ = rustix::process::setsid();
+    std::env::set_current_dir("/")?;
+    Ok(())
+}
+
+fn to_stderr() -> Log {
+    Arc::new(|line: &str| eprintln!("oleo: {line}"))
+}
+
+fn to_syslog() -> Log {
+    Arc::new(|line: &str| {
+        // Where nobody listens, nobody reads it.
+        if let Ok(socket) = UnixDatagram::unbound() {
+            let message = format!("<{SYSLOG_WARNING}>oleo[{}]: {line}", std::process::id());
+            let _ = socket.send_to(message.as_bytes(), SYSLOG);
+        }
+    })
+}
+
+/// Names under which mount(8) calls this program.
+const HELPERS: [&str; 2] = ["mount.oleo", "mount.fuse.oleo"];
+
+/// Whether mount(8) has called, and by which name.
+pub(crate) fn called_as_helper() -> Option<&'static str> {
+    let name = std::env::args_os().next()?;
+    let name = std::path::Path::new(&name).file_name()?.to_owned();
+    HELPERS.into_iter().find(|helper| name == *helper)
+}
+
+/// Turns the arguments of a mount helper, `SOURCE DIR [-sfnv] [-N NS] [-o OPTS] [-t TYPE]` (mount(8), "External
+/// helpers"), into those of `oleo mount`.
+pub(crate) fn helper_arguments(given: &[OsString]) -> anyhow::Result<Vec<OsString>> {
+    let mut arguments: Vec<OsString> = vec!["mount".into()];
+    let mut rest = given.iter();
+    while let Some(argument) = rest.next() {
+        match argument.to_str() {
+            Some("-o") => {
+                let list = rest.next().context("-o without options")?;
+                arguments.extend(["-o".into(), list.clone()]);
+            }
+            Some("-t" | "-N") => {
+                rest.next().context("an option without its value")?;
+            }
+            Some("-f") => bail!("a dry run cannot be done"),
+            // Sloppy, not in mtab, verbose: nothing to do.
+            Some(flags)
+                if flags.len() > 1 && flags.starts_with('-') && flags[1..].bytes().all(|b| b"snvw".contains(&b)) => {}
+            Some("-r") => arguments.extend(["-o".into(), "ro".into()]),
+            _ => arguments.push(argument.clone()),
+        }
+    }
+    Ok(arguments)
+}

@@ -1,0 +1,128 @@
+//! Making the connection: mounting as root with mount(2), as anybody else through `fusermount3`, and taking it apart.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use oleo_device::fuse::open_channel;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+
+/// The helper that mounts for users who are not root.
+const FUSERMOUNT: &str = "fusermount3";
+/// How the helper learns which of its descriptors leads to us.
+const COMMFD: &str = "_FUSE_COMMFD";
+
+/// How the mount is to look.
+#[derive(Clone, Debug)]
+pub struct AttachOptions {
+    /// What df and findmnt show as the source.
+    pub source: String,
+    /// The part of the type behind `fuse.`.
+    pub subtype: String,
+    /// Nothing can be changed.
+    pub read_only: bool,
+    /// Other users than the one who mounts may use it.
+    pub allow_other: bool,
+    /// Flags of every mount: nosuid, nodev, noexec …
+    pub flags: MountFlags,
+}
+
+/// Mounts, and returns the channel to the kernel.
+///
+/// # Errors
+/// There is no FUSE, or it may not be mounted there.
+pub fn attach(dir: &Path, options: &AttachOptions) -> io::Result<File> {
+    if rustix::process::geteuid().is_root() { attach_as_root(dir, options) } else { attach_as_user(dir, options) }
+}
+
+fn attach_as_root(dir: &Path, options: &AttachOptions) -> io::Result<File> {
+    const DIRECTORY_MODE: &str = "40000";
+    let channel = open_channel()?;
+    let mut data = format!(
+        "fd={},rootmode={DIRECTORY_MODE},user_id={},group_id={},default_permissions",
+        channel.as_raw_fd(),
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    if options.allow_other {
+        data.push_str(",allow_other");
+    }
+    let mut flags = options.flags;
+    flags.set(MountFlags::RDONLY, options.read_only);
+    let kind = CString::new(format!("fuse.{}", options.subtype))?;
+    rustix::mount::mount(options.source.as_str(), dir, kind, flags, Some(CString::new(data)?.as_c_str()))?;
+    Ok(channel)
+}
+
+fn attach_as_user(dir: &Path, options: &AttachOptions) -> io::Result<File> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let escaped = options.source.replace('\\', "\\\\").replace(',', "\\,");
+    let mut list = format!("fsname={escaped},subtype={},default_permissions", options.subtype);
+    let words = [
+        (options.allow_other, "allow_other"),
+        (options.read_only, "ro"),
+        (options.flags.contains(MountFlags::NOEXEC), "noexec"),
+        (options.flags.contains(MountFlags::NOATIME), "noatime"),
+    ];
+    for (_, word) in words.iter().filter(|w| w.0) {
+        list.push(',');
+        list.push_str(word);
+    }
+    let output = Command::new(FUSERMOUNT)
+        .args(["-o", &list, "--"])
+        .arg(dir)
+        .env(COMMFD, "0")
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .map_err(|e| io::Error::new(e.kind(), format!("{FUSERMOUNT}, which mounts for users: {e}")))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, said));
+    }
+    receive_channel(&ours)
+}
+
+fn receive_channel(from: &UnixStream) -> io::Result<File> {
+    let mut byte = [0; 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    rustix::net::recvmsg(from, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut fds) = message
+            && let Some(fd) = fds.next()
+        {
+            return Ok(File::from(fd));
+        }
+    }
+    Err(io::Error::other(format!("{FUSERMOUNT} sent no channel")))
+}
+
+/// Unmounts. `lazily` also where it is in use: nobody new finds it then.
+///
+/// # Errors
+/// It is not mounted, in use, or not the caller's.
+pub fn detach(dir: &Path, lazily: bool) -> io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+        return Ok(rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW)?);
+    }
+    let mut command = Command::new(FUSERMOUNT);
+    command.arg("-u").args(lazily.then_some("-z")).arg("--").arg(dir);
+    let output = command.stdin(Stdio::null()).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let said =
+        if said.is_empty() { format!("cannot unmount {}", dir.as_os_str().as_bytes().escape_ascii()) } else { said };
+    Err(io::Error::other(said))
+}

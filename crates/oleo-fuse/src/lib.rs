@@ -1,0 +1,28 @@
+//! Serving a btrfs volume through FUSE: `oleo mount`.
+//!
+//! Normal path: (1) [`Mounted::new`] opens the image, finds the subvolume to show, mounts and agrees with the kernel; (2)
+//! [`Mounted::serve`] answers requests with `server` until the file system is unmounted, while `background` commits,
+//! writes back and cleans; (3) it writes everything to disk and lets go of the image.
+//!
+//! `wire` is the protocol, `transport` how requests come and replies go, `attach` mount(2) and `fusermount3`, `nodes` the
+//! kernel's numbers for inodes, `options` what a mount may be asked to be.
+//!
+//! Crash: a server that is killed leaves the image as of the last commit (or sync, or fsync) and the mount dead until
+//! somebody unmounts it. A write that fails turns the volume read-only, with the old state on disk; reading goes on.
+
+mod attach;
+mod background;
+mod control;
+mod mount;
+mod nodes;
+mod options;
+mod server;
+pub mod transport;
+mod unmount;
+pub mod wire;
+
+pub use attach::{AttachOptions, attach, detach};
+pub use mount::{MountError, Mounted, Plan, Stopper};
+pub use options::{Atime, MountOptions, OptionError, Rescue, Uring};
+pub use server::{Log, Server};
+pub use unmount::unmount;

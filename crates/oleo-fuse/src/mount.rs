@@ -1,0 +1,231 @@
+//! From a list of options to a mounted file system, and its end.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use oleo::{Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
+
+use crate::attach::{AttachOptions, attach, detach};
+use crate::background::Background;
+use crate::control::Control;
+use crate::options::MountOptions;
+use crate::server::{Log, Server};
+use crate::transport::{DevFuse, Transport};
+
+/// Bytes of tree blocks kept in memory: the trees of some hundred thousand files.
+const CACHE_BYTES: usize = 256 << 20;
+/// Inodes kept beyond those that the kernel knows.
+const INODES_MAX: usize = 32 * 1024;
+/// The part of the type behind `fuse.` when nobody gives one.
+const SUBTYPE: &str = "oleo";
+
+/// Why a file system was not mounted, or did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The image could not be opened, or not be written at the end.
+    #[error(transparent)]
+    Image(#[from] oleo::Error),
+    /// An option cannot be done.
+    #[error("{0}")]
+    Option(String),
+    /// It could not be mounted there.
+    #[error("cannot mount on {}: {source}", dir.display())]
+    Attach {
+        /// Where.
+        dir: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The connection to the kernel broke.
+    #[error("the connection to the kernel broke: {0}")]
+    Connection(io::Error),
+}
+
+/// What to mount where.
+#[derive(Clone)]
+pub struct Plan {
+    /// The image or device, and further devices of the same volume.
+    pub images: Vec<PathBuf>,
+    /// Directories in which to look for the other devices.
+    pub scan: Vec<PathBuf>,
+    /// Where in the file the image begins, in bytes.
+    pub offset: u64,
+    /// Where.
+    pub dir: PathBuf,
+    /// How.
+    pub options: MountOptions,
+    /// Where messages go.
+    pub log: Log,
+}
+
+/// A mounted file system.
+pub struct Mounted {
+    server: Arc<Server>,
+    transport: Arc<dyn Transport>,
+    dir: PathBuf,
+    read_only: bool,
+    background: Background,
+    control: Option<Control>,
+    log: Log,
+}
+
+/// Ends a mount from another thread.
+#[derive(Clone)]
+pub struct Stopper {
+    server: Arc<Server>,
+    dir: PathBuf,
+    log: Log,
+}
+
+impl Stopper {
+    /// Writes everything to disk and unmounts; where files are in use, so that nobody new finds it. [`Mounted::serve`]
+    /// returns when the last user is gone.
+    pub fn stop(&self) {
+        if let Err(e) = self.sync() {
+            (self.log)(&format!("not everything could be written: {e}"));
+        }
+        let done = detach(&self.dir, false).or_else(|_| detach(&self.dir, true));
+        if let Err(e) = done {
+            (self.log)(&format!("cannot unmount {}: {e}", self.dir.display()));
+        }
+    }
+
+    /// Writes everything to disk.
+    ///
+    /// # Errors
+    /// A device failed.
+    pub fn sync(&self) -> oleo::Result<()> {
+        self.server.sync()
+    }
+}
+
+fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
+    let options = &plan.options;
+    let rescue = options.rescue;
+    if rescue.use_backup_root || rescue.ignore_bad_roots || rescue.ignore_data_csums {
+        return Err(MountError::Option(
+            "of rescue=, only nologreplay can be done so far; `oleo restore` reads what can be read".to_owned(),
+        ));
+    }
+    if rescue.no_log_replay && !options.read_only {
+        return Err(MountError::Option("rescue=nologreplay needs ro".to_owned()));
+    }
+    let mut fs = FsOptions { inodes_max: INODES_MAX, ..FsOptions::default() };
+    fs.data.compress = options.compress;
+    if let Some(max) = options.inline_max {
+        fs.data.inline_max = max;
+    }
+    let devices = plan.images.iter().skip(1).cloned().chain(options.devices.iter().map(PathBuf::from)).collect();
+    Ok(OpenOptions {
+        write: !options.read_only,
+        devices,
+        scan: plan.scan.clone(),
+        offset: plan.offset,
+        degraded: options.degraded,
+        cache_bytes: CACHE_BYTES,
+        fs,
+        ..OpenOptions::default()
+    })
+}
+
+/// The root directory of the subvolume to show.
+fn find_root(image: &Image, options: &MountOptions) -> Result<InodeRef, MountError> {
+    let fs = image.fs();
+    let root = match (&options.subvol, options.subvolid) {
+        (Some(path), id) => {
+            let found = fs.resolve(&image.top()?, path.as_bytes(), Follow::Yes).map_err(oleo::Error::from)?;
+            if found.ino() != oleo::Ino::ROOT_DIR || found.is_stub() {
+                return Err(MountError::Option(format!("subvol={path}: not a subvolume")));
+            }
+            if id.is_some_and(|id| id != 0 && id != found.tree().0) {
+                return Err(MountError::Option(format!(
+                    "subvol={path} is subvolume {}, not the one of subvolid=",
+                    found.tree().0
+                )));
+            }
+            found
+        }
+        // 0 is another name of the top level.
+        (None, Some(0)) => image.top()?,
+        (None, Some(id)) => {
+            fs.root(TreeId(id)).map_err(|_| MountError::Option(format!("subvolid={id}: there is no such subvolume")))?
+        }
+        (None, None) => {
+            let id = fs.default_subvol().map_err(oleo::Error::from)?;
+            fs.root(id).map_err(oleo::Error::from)?
+        }
+    };
+    Ok(root)
+}
+
+impl Mounted {
+    /// Opens and mounts. Requests wait until [`serve`](Mounted::serve).
+    ///
+    /// # Errors
+    /// See [`MountError`]; nothing is mounted then.
+    pub fn new(plan: Plan) -> Result<Mounted, MountError> {
+        let Some(first) = plan.images.first() else { return Err(MountError::Option("no image".to_owned())) };
+        let image = Arc::new(Image::open(first, &open_options(&plan)?)?);
+        let options = plan.options.clone();
+        let root = find_root(&image, &options)?;
+        let as_root = rustix::process::geteuid().is_root();
+        let shown = std::fs::canonicalize(first).unwrap_or_else(|_| first.clone());
+        let attach_options = AttachOptions {
+            source: options.fsname.clone().unwrap_or_else(|| shown.display().to_string()),
+            subtype: options.subtype.clone().unwrap_or_else(|| SUBTYPE.to_owned()),
+            read_only: options.read_only,
+            allow_other: options.allow_other.unwrap_or(as_root),
+            flags: options.flags,
+        };
+        let dir =
+            std::fs::canonicalize(&plan.dir).map_err(|source| MountError::Attach { dir: plan.dir.clone(), source })?;
+        let server = Arc::new(Server::new(image, root, options.clone(), plan.log.clone()));
+        let channel =
+            attach(&dir, &attach_options).map_err(|source| MountError::Attach { dir: dir.clone(), source })?;
+        let transport = DevFuse::new(channel, options.threads);
+        let agreed = transport.handshake(&|init| server.agree(init, false));
+        if let Err(source) = agreed {
+            let _ = detach(&dir, true);
+            return Err(MountError::Attach { dir, source });
+        }
+        server.set_notifier(transport.notifier());
+        let control = match Control::start(&server, &plan.log) {
+            Ok(control) => Some(control),
+            Err(e) => {
+                (plan.log)(&format!("no control socket, so no commands on this mount: {e}"));
+                None
+            }
+        };
+        let background = Background::start(&server, &options, &plan.log);
+        let read_only = options.read_only;
+        Ok(Mounted { server, transport: Arc::new(transport), dir, read_only, background, control, log: plan.log })
+    }
+
+    /// Where it is mounted.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A handle to end it from elsewhere.
+    pub fn stopper(&self) -> Stopper {
+        Stopper { server: self.server.clone(), dir: self.dir.clone(), log: self.log.clone() }
+    }
+
+    /// Answers requests until it is unmounted; then everything is on disk.
+    ///
+    /// # Errors
+    /// The connection broke, or not everything could be written.
+    pub fn serve(self) -> Result<(), MountError> {
+        let served = self.transport.serve(self.server.clone());
+        if let Some(control) = self.control {
+            control.stop();
+        }
+        self.background.stop();
+        self.server.forget_all();
+        if !self.read_only {
+            self.server.sync()?;
+        }
+        served.map_err(MountError::Connection)
+    }
+}

@@ -1,0 +1,138 @@
+//! Node ids: the numbers by which the kernel names inodes, and how often it was told each.
+//!
+//! The scheme, which is also what `st_ino` shows, so that inode numbers are unique over the whole mount:
+//! - an inode of the top-level subvolume (tree 5) keeps its number, when that is below 2⁴⁰;
+//! - an inode of another subvolume is `tree · 2⁴⁰ + number`, when the tree is below 2²³ and the number below 2⁴⁰;
+//! - anything beyond gets a number from 2⁶³ on, which is kept as long as the mount;
+//! - the root of the mount is node 1 to the kernel, whatever its `st_ino`;
+//! - an empty directory that stands in for a subvolume elsewhere gets a fresh node each time it is looked up, because
+//!   there are many of them with one number.
+//!
+//! Each node in the table holds an [`InodeRef`]: while the kernel knows an inode, it stays usable without a name.
+//!
+//! Invariants: a node is in the table exactly while the kernel has been told it more often than it has forgotten it; the
+//! root always is. Locks: one shard at a time, a leaf.
+
+use hashbrown::HashMap;
+use oleo::{Ino, TreeId};
+use oleo_fs::InodeRef;
+use parking_lot::Mutex;
+
+use crate::wire::abi::ROOT_ID;
+
+const SHARDS: usize = 64;
+const INO_BITS: u32 = 40;
+const TREE_BITS: u32 = 23;
+/// Where numbers begin that follow no rule.
+const ODD: u64 = 1 << 63;
+
+struct Node {
+    inode: InodeRef,
+    lookups: u64,
+}
+
+/// Numbers that follow no rule.
+#[derive(Default)]
+struct Odd {
+    given: u64,
+    of: HashMap<(TreeId, Ino), u64>,
+}
+
+/// The table of nodes.
+pub(crate) struct Nodes {
+    shards: Vec<Mutex<HashMap<u64, Node>>>,
+    root: InodeRef,
+    odd: Mutex<Odd>,
+}
+
+impl Nodes {
+    pub(crate) fn new(root: InodeRef) -> Nodes {
+        Nodes { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), root, odd: Mutex::default() }
+    }
+
+    fn shard(&self, node: u64) -> &Mutex<HashMap<u64, Node>> {
+        // Numbers are given out one after the other: the low bits spread them.
+        &self.shards[(node % SHARDS as u64) as usize]
+    }
+
+    /// The inode of a node.
+    pub(crate) fn get(&self, node: u64) -> Option<InodeRef> {
+        if node == ROOT_ID {
+            return Some(self.root.clone());
+        }
+        self.shard(node).lock().get(&node).map(|n| n.inode.clone())
+    }
+
+    /// The number that an inode shows.
+    pub(crate) fn number(&self, tree: TreeId, ino: Ino) -> u64 {
+        if ino.0 >> INO_BITS == 0 {
+            if tree == TreeId::FS {
+                return ino.0;
+            }
+            if tree.0 >> TREE_BITS == 0 {
+                return tree.0 << INO_BITS | ino.0;
+            }
+        }
+        let mut odd = self.odd.lock();
+        let Odd { given, of } = &mut *odd;
+        *of.entry((tree, ino)).or_insert_with(|| {
+            *given += 1;
+            ODD + *given
+        })
+    }
+
+    /// The node of an inode, whether or not the kernel knows it.
+    pub(crate) fn id(&self, tree: TreeId, ino: Ino) -> u64 {
+        if (tree, ino) == (self.root.tree(), self.root.ino()) { ROOT_ID } else { self.number(tree, ino) }
+    }
+
+    /// The kernel is about to be told a node: counts it.
+    pub(crate) fn enter(&self, inode: InodeRef) -> u64 {
+        if inode.is_stub() {
+            let mut odd = self.odd.lock();
+            odd.given += 1;
+            let node = ODD + odd.given;
+            drop(odd);
+            self.shard(node).lock().insert(node, Node { inode, lookups: 1 });
+            return node;
+        }
+        let node = self.id(inode.tree(), inode.ino());
+        if node != ROOT_ID {
+            self.shard(node).lock().entry(node).or_insert(Node { inode, lookups: 0 }).lookups += 1;
+        }
+        node
+    }
+
+    /// The kernel forgets a node `lookups` times.
+    pub(crate) fn forget(&self, node: u64, lookups: u64) {
+        let mut shard = self.shard(node).lock();
+        let Some(known) = shard.get_mut(&node) else { return };
+        known.lookups = known.lookups.saturating_sub(lookups);
+        if known.lookups == 0 {
+            let gone = shard.remove(&node);
+            drop(shard);
+            // The last handle may erase the inode.
+            drop(gone);
+        }
+    }
+
+    /// All nodes of a subvolume that the kernel knows.
+    pub(crate) fn of_tree(&self, tree: TreeId) -> Vec<u64> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            found.extend(shard.lock().iter().filter(|(_, n)| n.inode.tree() == tree).map(|(node, _)| *node));
+        }
+        if self.root.tree() == tree {
+            found.push(ROOT_ID);
+        }
+        found
+    }
+
+    /// Forgets everything: the file system is unmounted.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let nodes = std::mem::take(&mut *shard.lock());
+            drop(nodes);
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Mount options, as mount(8) passes them: one list, separated by commas, with the names that btrfs uses.
+//!
+//! What is not known is refused. Options of every mount (nosuid, noexec …) and those of FUSE are taken as well.
+
+use oleo::{Compress, parse_compress};
+use rustix::mount::MountFlags;
+
+/// Seconds between commits when nobody asks for one; what btrfs does.
+const COMMIT_SECONDS: u64 = 30;
+/// The longest time between commits that is taken.
+const COMMIT_SECONDS_MAX: u64 = 24 * 60 * 60;
+/// Threads that answer requests at most, unless told.
+const THREADS: usize = 16;
+/// The most that can be asked for.
+const THREADS_MAX: usize = 256;
+
+/// Why an option is not taken.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum OptionError {
+    /// Nobody knows it.
+    #[error("unknown mount option {0:?}")]
+    Unknown(String),
+    /// Its value makes no sense.
+    #[error("mount option {name}: {value:?} is not {want}")]
+    Value {
+        /// The option.
+        name: String,
+        /// What was given.
+        value: String,
+        /// What it takes.
+        want: &'static str,
+    },
+    /// Options that contradict each other.
+    #[error("mount options {0} and {1} contradict each other")]
+    Contradiction(&'static str, &'static str),
+}
+
+/// When reading changes the time of the last access.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Atime {
+    /// Never.
+    Never,
+    /// When it is older than the last change, or than a day.
+    #[default]
+    Relative,
+    /// Always.
+    Strict,
+}
+
+/// Whether requests come through io_uring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Uring {
+    /// Where the kernel offers it.
+    #[default]
+    Auto,
+    /// Or not at all.
+    On,
+    /// Never.
+    Off,
+}
+
+/// What of a damaged volume to overlook; all of these are for reading only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Rescue {
+    /// Use an older tree root when the newest cannot be read.
+    pub use_backup_root: bool,
+    /// Leave the log alone.
+    pub no_log_replay: bool,
+    /// Go on with trees that cannot be read.
+    pub ignore_bad_roots: bool,
+    /// Do not compare data with its checksums.
+    pub ignore_data_csums: bool,
+}
+
+/// What a mount was asked to be.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Nothing can be changed.
+    pub read_only: bool,
+    /// The subvolume to show as root, by path.
+    pub subvol: Option<String>,
+    /// The same by number.
+    pub subvolid: Option<u64>,
+    /// Compress new data.
+    pub compress: Option<Compress>,
+    /// New files are overwritten in place.
+    pub no_data_cow: bool,
+    /// New files have no checksums.
+    pub no_data_sum: bool,
+    /// Seconds between commits.
+    pub commit_seconds: u64,
+    /// Tell the device what is free.
+    pub discard: bool,
+    /// When reading changes times.
+    pub atime: Atime,
+    /// Directories are exempt from that.
+    pub no_dir_atime: bool,
+    /// Go on without devices that are missing.
+    pub degraded: bool,
+    /// Bytes of a file that are kept in its item, at most.
+    pub inline_max: Option<u32>,
+    /// Threads that answer requests, at most.
+    pub threads: usize,
+    /// Users may delete their own subvolumes.
+    pub user_subvol_rm_allowed: bool,
+    /// What to overlook.
+    pub rescue: Rescue,
+    /// Others than the one who mounts may use it. As root by default, as every file system.
+    pub allow_other: Option<bool>,
+    /// What df shows as the source.
+    pub fsname: Option<String>,
+    /// The part of the type behind `fuse.`.
+    pub subtype: Option<String>,
+    /// Further devices of the volume.
+    pub devices: Vec<String>,
+    /// How requests come.
+    pub uring: Uring,
+    /// Flags of every mount.
+    pub flags: MountFlags,
+}
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        MountOptions {
+            read_only: false,
+            subvol: None,
+            subvolid: None,
+            compress: None,
+            no_data_cow: false,
+            no_data_sum: false,
+            commit_seconds: COMMIT_SECONDS,
+            discard: false,
+            atime: Atime::default(),
+            no_dir_atime: false,
+            degraded: false,
+            inline_max: None,
+            threads: THREADS,
+            user_subvol_rm_allowed: false,
+            rescue: Rescue::default(),
+            allow_other: None,
+            fsname: None,
+            subtype: None,
+            devices: Vec::new(),
+            uring: Uring::default(),
+            flags: MountFlags::empty(),
+        }
+    }
+}
+
+impl MountOptions {
+    /// Takes a list of options; later ones win.
+    ///
+    /// # Errors
+    /// One is unknown, or its value makes no sense.
+    pub fn parse(&mut self, list: &str) -> Result<(), OptionError> {
+        for option in list.split(',').filter(|o| !o.is_empty()) {
+            let (name, value) = match option.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (option, None),
+            };
+            self.take(option, name, value)?;
+        }
+        if self.read_only && self.discard {
+            self.discard = false;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, option: &str, name: &str, value: Option<&str>) -> Result<(), OptionError> {
+        if let Some(value) = value {
+            return self.take_value(name, value);
+        }
+        match name {
+            "defaults"
+            | "default_permissions"
+            | "datacow"
+            | "datasum"
+            | "async"
+            | "auto"
+            | "noauto"
+            | "user"
+            | "nouser"
+            | "users"
+            | "owner"
+            | "group"
+            | "_netdev"
+            | "nofail"
+            | "loud"
+            | "noacl_check"
+            | "dev"
+            | "suid"
+            | "exec"
+            | "diratime"
+            | "nostrictatime"
+            | "norelatime"
+            | "nolazytime"
+            | "acl"
+            | "barrier"
+            | "space_cache"
+            | "treelog"
+            | "rw"
+            | "nodiscard"
+            | "noautodefrag"
+            | "noloop" => match name {
+                "rw" => self.read_only = false,
+                "datacow" => self.no_data_cow = false,
+                "datasum" => (self.no_data_sum, self.no_data_cow) = (false, false),
+                "nodiscard" => self.discard = false,
+                "dev" => self.flags.remove(MountFlags::NODEV),
+                "suid" => self.flags.remove(MountFlags::NOSUID),
+                "exec" => self.flags.remove(MountFlags::NOEXEC),
+                "diratime" => self.no_dir_atime = false,
+                "noacl_check" => return Err(OptionError::Unknown(name.to_owned())),
+                _ => {}
+            },
+            "ro" => self.read_only = true,
+            "degraded" => self.degraded = true,
+            "discard" => self.discard = true,
+            "nodatacow" => (self.no_data_cow, self.no_data_sum) = (true, true),
+            "nodatasum" => self.no_data_sum = true,
+            "compress" => self.compress = compress("zlib", false)?,
+            "compress-force" => self.compress = compress("zlib", true)?,
+            "noatime" => self.atime = Atime::Never,
+            "nodiratime" => self.no_dir_atime = true,
+            "relatime" | "atime" => self.atime = Atime::Relative,
+            "strictatime" => self.atime = Atime::Strict,
+            "user_subvol_rm_allowed" => self.user_subvol_rm_allowed = true,
+            "allow_other" => self.allow_other = Some(true),
+            "usebackuproot" => self.rescue.use_backup_root = true,
+            "nologreplay" | "norecovery" => self.rescue.no_log_replay = true,
+            "nosuid" => self.flags.insert(MountFlags::NOSUID),
+            "nodev" => self.flags.insert(MountFlags::NODEV),
+            "noexec" => self.flags.insert(MountFlags::NOEXEC),
+            "sync" => self.flags.insert(MountFlags::SYNCHRONOUS),
+            "dirsync" => self.flags.insert(MountFlags::DIRSYNC),
+            _ if name.starts_with("x-") || name.starts_with("comment") => {}
+            _ => return Err(OptionError::Unknown(option.to_owned())),
+        }
+        Ok(())
+    }
+
+    fn take_value(&mut self, name: &str, value: &str) -> Result<(), OptionError> {
+        match name {
+            "subvol" => self.subvol = Some(value.to_owned()),
+            "subvolid" => self.subvolid = Some(number(name, value, u64::MAX)?),
+            "compress" => self.compress = compress(value, false)?,
+            "compress-force" => self.compress = compress(value, true)?,
+            "commit" => self.commit_seconds = number(name, value, COMMIT_SECONDS_MAX)?.max(1),
+            "discard" if matches!(value, "sync" | "async") => self.discard = true,
+            "max_inline" => self.inline_max = Some(size(name, value)?),
+            "thread_pool" => self.threads = (number(name, value, THREADS_MAX as u64)? as usize).max(1),
+            "rescue" => {
+                for what in value.split(':') {
+                    self.take_rescue(what)?;
+                }
+            }
+            "fsname" => self.fsname = Some(value.to_owned()),
+            "subtype" => self.subtype = Some(value.to_owned()),
+            "device" => self.devices.push(value.to_owned()),
+            "space_cache" if value == "v2" => {}
+            "io_uring" => {
+                self.uring = match value {
+                    "auto" => Uring::Auto,
+                    "on" => Uring::On,
+                    "off" => Uring::Off,
+                    _ => return Err(wrong(name, value, "auto, on or off")),
+                };
+            }
+            _ if name.starts_with("x-") || name == "comment" || name == "uhelper" => {}
+            _ => return Err(OptionError::Unknown(format!("{name}={value}"))),
+        }
+        Ok(())
+    }
+
+    fn take_rescue(&mut self, what: &str) -> Result<(), OptionError> {
+        let rescue = &mut self.rescue;
+        match what {
+            "usebackuproot" => rescue.use_backup_root = true,
+            "nologreplay" => rescue.no_log_replay = true,
+            "ignorebadroots" | "ibadroots" => rescue.ignore_bad_roots = true,
+            "ignoredatacsums" | "idatacsums" => rescue.ignore_data_csums = true,
+            "all" => {
+                *rescue = Rescue { no_log_replay: true, ignore_bad_roots: true, ignore_data_csums: true, ..*rescue };
+            }
+            _ => {
+                return Err(wrong(
+                    "rescue",
+                    what,
+                    "one of usebackuproot, nologreplay, ignorebadroots, ignoredatacsums, all",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wrong(name: &str, value: &str, want: &'static str) -> OptionError {
+    OptionError::Value { name: name.to_owned(), value: value.to_owned(), want }
+}
+
+fn number(name: &str, value: &str, max: u64) -> Result<u64, OptionError> {
+    value.parse().ok().filter(|n| *n <= max).ok_or_else(|| wrong(name, value, "a number in range"))
+}
+
+/// A number of bytes, with k for 1024.
+fn size(name: &str, value: &str) -> Result<u32, OptionError> {
+    let (digits, unit) = match value.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1024),
+        None => (value, 1),
+    };
+    let bytes = digits.parse::<u32>().ok().and_then(|n| n.checked_mul(unit));
+    bytes.ok_or_else(|| wrong(name, value, "a number of bytes"))
+}
+
+fn compress(value: &str, force: bool) -> Result<Option<Compress>, OptionError> {
+    if matches!(value, "no" | "none") {
+        return Ok(None);
+    }
+    let name = if force { "compress-force" } else { "compress" };
+    match parse_compress(value) {
+        Ok(parsed) => Ok(parsed.map(|c| Compress { force, ..c })),
+        Err(_) => Err(wrong(name, value, "zlib, lzo or zstd, with :LEVEL where it has levels, or no")),
+    }
+}

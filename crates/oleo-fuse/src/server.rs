@@ -1,0 +1,198 @@
+//! Translating: each request of the protocol into a call of the file system, and what comes of it into a reply.
+//!
+//! What a thing means is decided in `oleo-fs`; here are the numbers of nodes, the form of replies, and what FUSE wants
+//! beyond POSIX. One file a family: `names`, `attr`, `data`, `dir`, `xattr`, `ioctl`.
+//!
+//! What the kernel may keep: everything, for ever. The volume is ours alone, so names (also those that are not there), attributes,
+//! symbolic links, listings and pages stay valid until the kernel changes them itself or a control request did and said so
+//! (`invalidate`).
+//!
+//! Round trips that never happen: OPEN, OPENDIR, FLUSH and CREATE are answered with ENOSYS once, after which the kernel opens and
+//! closes files on its own and makes new ones with MKNOD. So there are no file handles: a node names the file. (A file
+//! without a name that is still open is held by its node; see `nodes`.) The price: what a file system would say at open(2),
+//! it says at the first write.
+//!
+//! Permissions are the kernel's to check (`default_permissions`, POSIX ACLs included): it knows mode, owner and ACL of
+//! every node. What only the file system knows (read-only subvolumes, the immutable flag) it checks itself.
+//!
+//! Writes go through the kernel's page cache, not into it (no FUSE_WRITEBACK_CACHE): ENOSPC, EDQUOT and EROFS come from
+//! write(2) itself, times are the file system's, and the order of changes is the order of calls.
+//!
+//! Locks: none of its own but those of `nodes`.
+
+mod attr;
+mod data;
+mod dir;
+mod errno;
+mod flags;
+mod init;
+mod invalidate;
+mod ioctl;
+mod names;
+mod statfs;
+mod xattr;
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use oleo::{Fs, Image};
+use oleo_fs::{FsError, InodeRef};
+
+pub(crate) use errno::Errno;
+
+use crate::nodes::Nodes;
+use crate::options::{Atime, MountOptions};
+use crate::transport::{Handler, Notifier, Outcome};
+use crate::wire::{Op, Reply, Request};
+
+/// Where messages go: one line each.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Whoever answers the requests of one mount.
+pub struct Server {
+    image: Arc<Image>,
+    fs: Fs,
+    nodes: Nodes,
+    options: MountOptions,
+    atime: Atime,
+    notifier: OnceLock<Arc<dyn Notifier>>,
+    /// Where the control socket listens.
+    control: OnceLock<PathBuf>,
+    log: Log,
+}
+
+/// What answering came to.
+type Answer = Result<(), Errno>;
+
+impl Server {
+    /// A server that shows `root` as the root of the mount.
+    pub fn new(image: Arc<Image>, root: InodeRef, options: MountOptions, log: Log) -> Server {
+        let fs = image.fs().clone();
+        let atime = if options.read_only { Atime::Never } else { options.atime };
+        Server {
+            image,
+            fs,
+            nodes: Nodes::new(root),
+            options,
+            atime,
+            notifier: OnceLock::new(),
+            control: OnceLock::new(),
+            log,
+        }
+    }
+
+    pub(crate) fn options(&self) -> &MountOptions {
+        &self.options
+    }
+
+    /// The image that is served.
+    pub fn image(&self) -> &Arc<Image> {
+        &self.image
+    }
+
+    /// Says how the kernel is told of changes. Before the first request.
+    pub fn set_notifier(&self, notifier: Arc<dyn Notifier>) {
+        let _ = self.notifier.set(notifier);
+    }
+
+    /// Says where the control socket is, for those who ask by ioctl.
+    pub fn set_control(&self, path: PathBuf) {
+        let _ = self.control.set(path);
+    }
+
+    /// Writes everything to disk.
+    ///
+    /// # Errors
+    /// A device failed.
+    pub fn sync(&self) -> oleo::Result<()> {
+        self.image.sync().map(drop)
+    }
+
+    /// The kernel has let go of everything.
+    pub fn forget_all(&self) {
+        self.nodes.clear();
+    }
+
+    fn inode(&self, node: u64) -> Result<InodeRef, Errno> {
+        self.nodes.get(node).ok_or(Errno::ESTALE)
+    }
+
+    /// What the user is told of an error; what somebody should look into goes to the log as well.
+    fn errno(&self, what: &str, error: &FsError) -> Errno {
+        let errno = Errno::from(error);
+        if matches!(errno.0, oleo_fs::errno::EIO | oleo_fs::errno::EUCLEAN | oleo_fs::errno::EOVERFLOW) {
+            (self.log)(&format!("{what}: {error}"));
+        }
+        errno
+    }
+
+    fn answer(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Answer {
+        let (head, node) = (&request.head, request.head.nodeid);
+        match &request.op {
+            Op::Lookup { name } => self.lookup(node, name, reply),
+            Op::GetAttr => self.getattr(node, reply),
+            Op::Statx(args) => self.statx(node, args, reply),
+            Op::SetAttr(args) => self.setattr(node, args, reply),
+            Op::ReadLink => self.readlink(node, reply),
+            Op::Symlink { name, target } => self.symlink(head, name, target, reply),
+            Op::Mknod { args, name } => self.mknod(head, args, name, reply),
+            Op::Mkdir { args, name } => self.mkdir(head, args, name, reply),
+            Op::Unlink { name } => self.unlink(node, name),
+            Op::Rmdir { name } => self.rmdir(node, name),
+            Op::Rename { to_dir, flags, from, to } => self.rename(head, from, *to_dir, to, *flags),
+            Op::Link { node: file, name } => self.link(*file, node, name, reply),
+            Op::Tmpfile { args } => self.tmpfile(head, args, reply),
+            Op::Read(args) => self.read(node, args, reply),
+            Op::Write { args, data } => self.write(node, args, data, reply),
+            Op::Fallocate(args) => self.fallocate(node, args),
+            Op::Lseek(args) => self.lseek(node, args, reply),
+            Op::CopyFileRange { args, wide } => self.copy_file_range(node, args, *wide, reply),
+            Op::Fsync { .. } | Op::FsyncDir { .. } => self.fsync(node),
+            Op::SyncFs => self.sync_fs(),
+            Op::ReadDir(args) => self.readdir(node, args, reply),
+            Op::ReadDirPlus(args) => self.readdir_plus(node, args, reply),
+            Op::GetXattr { size, name } => self.getxattr(node, *size, name, reply),
+            Op::ListXattr { size } => self.listxattr(head, *size, reply),
+            Op::SetXattr { args, name, value } => self.setxattr(node, args, name, value),
+            Op::RemoveXattr { name } => self.removexattr(node, name),
+            Op::Ioctl { args, data } => self.ioctl(head, args, data, reply),
+            Op::StatFs => self.statfs(reply),
+            // What a tmpfile's handle sends when it is closed.
+            Op::Release | Op::ReleaseDir | Op::Destroy => Ok(()),
+            Op::Forget { .. } | Op::BatchForget(_) | Op::Interrupt => Ok(()),
+            // The kernel does without from now on; see above.
+            Op::Open(_) | Op::OpenDir(_) | Op::Flush | Op::Create { .. } | Op::Access => Err(Errno::ENOSYS),
+            Op::Init(_) | Op::Unknown(_) => Err(Errno::ENOSYS),
+        }
+    }
+}
+
+impl Handler for Server {
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        match request.op {
+            Op::Forget { nlookup } => {
+                self.nodes.forget(request.head.nodeid, nlookup);
+                return Outcome::Silent;
+            }
+            Op::BatchForget(list) => {
+                for one in list {
+                    self.nodes.forget(one.nodeid, one.nlookup);
+                }
+                return Outcome::Silent;
+            }
+            // Operations are short, or cannot be taken back.
+            Op::Interrupt => return Outcome::Silent,
+            _ => {}
+        }
+        match self.answer(request, reply) {
+            Ok(()) => Outcome::Done,
+            Err(errno) => Outcome::Failed(errno.0),
+        }
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("options", &self.options).finish_non_exhaustive()
+    }
+}

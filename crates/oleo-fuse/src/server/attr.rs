@@ -1,0 +1,206 @@
+//! Attributes: lookup, getattr, statx, setattr.
+
+use oleo::{Attr, FileKind, SetAttr, Time};
+use oleo_format::InodeFlags;
+use oleo_fs::InodeRef;
+
+use super::{Answer, Server};
+use crate::options::Atime;
+use crate::wire::Reply;
+use crate::wire::abi::{self, Fattr};
+
+/// Seconds that names and attributes stay valid: for ever. Some years, which the kernel can add to its clock.
+pub(super) const VALID_SECONDS: u64 = 1 << 28;
+/// The unit of `st_blocks`.
+const BLOCK: u64 = 512;
+/// `STATX_*` of `linux/stat.h`: everything in `struct stat`, and the time of birth.
+const STATX_BASIC_STATS: u32 = 0x7ff;
+const STATX_BTIME: u32 = 0x800;
+/// `STATX_ATTR_*`.
+const STATX_COMPRESSED: u64 = 0x4;
+const STATX_IMMUTABLE: u64 = 0x10;
+const STATX_APPEND: u64 = 0x20;
+const STATX_NODUMP: u64 = 0x40;
+
+/// A device number as `struct stat` of the protocol has it: what the kernel's new_encode_dev makes of it.
+fn encode_dev(major: u32, minor: u32) -> u32 {
+    (minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12
+}
+
+/// The reverse.
+pub(super) fn decode_dev(dev: u32) -> oleo::Rdev {
+    oleo::Rdev { major: (dev >> 8) & 0xfff, minor: (dev & 0xff) | ((dev >> 12) & 0xf_ff00) }
+}
+
+/// Whether all times that are set are the present: whoever may write may do that.
+fn touches(valid: Fattr) -> bool {
+    valid.contains(Fattr::ATIME) == valid.contains(Fattr::ATIME_NOW)
+        && valid.contains(Fattr::MTIME) == valid.contains(Fattr::MTIME_NOW)
+}
+
+impl Server {
+    fn block_size(&self) -> u32 {
+        self.fs.engine().sectorsize()
+    }
+
+    /// An inode's attributes as the protocol has them.
+    pub(super) fn wire_attr(&self, a: &Attr) -> abi::Attr {
+        abi::Attr {
+            ino: self.nodes.number(a.subvol, a.ino),
+            size: a.size,
+            blocks: a.nbytes.div_ceil(BLOCK),
+            atime: a.atime.sec as u64,
+            mtime: a.mtime.sec as u64,
+            ctime: a.ctime.sec as u64,
+            atimensec: a.atime.nsec,
+            mtimensec: a.mtime.nsec,
+            ctimensec: a.ctime.nsec,
+            mode: a.mode,
+            nlink: a.nlink,
+            uid: a.uid,
+            gid: a.gid,
+            rdev: encode_dev(a.rdev.major, a.rdev.minor),
+            blksize: self.block_size(),
+            flags: 0,
+        }
+    }
+
+    /// Tells the kernel an inode, and counts that.
+    pub(super) fn entry(&self, inode: InodeRef) -> abi::EntryOut {
+        let attr = self.wire_attr(&self.fs.attr(&inode));
+        abi::EntryOut {
+            nodeid: self.nodes.enter(inode),
+            generation: 0,
+            entry_valid: VALID_SECONDS,
+            attr_valid: VALID_SECONDS,
+            entry_valid_nsec: 0,
+            attr_valid_nsec: 0,
+            attr,
+        }
+    }
+
+    pub(super) fn lookup(&self, dir: u64, name: &[u8], reply: &mut Reply<'_>) -> Answer {
+        let dir = self.inode(dir)?;
+        match self.fs.lookup(&dir, name).map_err(|e| self.errno("lookup", &e))? {
+            Some(inode) => reply.put(&self.entry(inode)),
+            // That there is none may be kept as well.
+            None => reply.put(&abi::EntryOut { entry_valid: VALID_SECONDS, ..Default::default() }),
+        }
+        Ok(())
+    }
+
+    fn attr_out(&self, attr: &Attr) -> abi::AttrOut {
+        abi::AttrOut { attr_valid: VALID_SECONDS, attr_valid_nsec: 0, dummy: 0, attr: self.wire_attr(attr) }
+    }
+
+    pub(super) fn getattr(&self, node: u64, reply: &mut Reply<'_>) -> Answer {
+        let inode = self.inode(node)?;
+        reply.put(&self.attr_out(&self.fs.attr(&inode)));
+        Ok(())
+    }
+
+    pub(super) fn statx(&self, node: u64, args: &abi::StatxIn, reply: &mut Reply<'_>) -> Answer {
+        let inode = self.inode(node)?;
+        let a = self.fs.attr(&inode);
+        let time = |t: Time| abi::SxTime { tv_sec: t.sec, tv_nsec: t.nsec, reserved: 0 };
+        let known = [
+            (InodeFlags::COMPRESS, STATX_COMPRESSED),
+            (InodeFlags::IMMUTABLE, STATX_IMMUTABLE),
+            (InodeFlags::APPEND, STATX_APPEND),
+            (InodeFlags::NODUMP, STATX_NODUMP),
+        ];
+        let attributes = known.iter().filter(|(flag, _)| a.flags.contains(*flag)).map(|(_, bit)| bit).sum();
+        let stat = abi::Statx {
+            mask: (STATX_BASIC_STATS | STATX_BTIME) & (args.sx_mask | STATX_BASIC_STATS),
+            blksize: self.block_size(),
+            attributes,
+            attributes_mask: known.iter().map(|(_, bit)| bit).sum(),
+            nlink: a.nlink,
+            uid: a.uid,
+            gid: a.gid,
+            mode: a.mode as u16,
+            ino: self.nodes.number(a.subvol, a.ino),
+            size: a.size,
+            blocks: a.nbytes.div_ceil(BLOCK),
+            atime: time(a.atime),
+            btime: time(a.otime),
+            ctime: time(a.ctime),
+            mtime: time(a.mtime),
+            rdev_major: a.rdev.major,
+            rdev_minor: a.rdev.minor,
+            ..Default::default()
+        };
+        reply.put(&abi::StatxOut { attr_valid: VALID_SECONDS, attr_valid_nsec: 0, flags: 0, spare: [0; 2], stat });
+        Ok(())
+    }
+
+    pub(super) fn setattr(&self, node: u64, args: &abi::SetattrIn, reply: &mut Reply<'_>) -> Answer {
+        let inode = self.inode(node)?;
+        let valid = Fattr::from_bits_retain(args.valid);
+        let has = |flag: Fattr| valid.contains(flag);
+        let now = || self.fs.options().clock.now();
+        let time = |flag, now_flag, sec: u64, nsec| {
+            if has(now_flag) { Some(now()) } else { has(flag).then_some(Time { sec: sec as i64, nsec }) }
+        };
+        let set = SetAttr {
+            mode: has(Fattr::MODE).then_some(args.mode),
+            uid: has(Fattr::UID).then_some(args.uid),
+            gid: has(Fattr::GID).then_some(args.gid),
+            size: has(Fattr::SIZE).then_some(args.size),
+            atime: time(Fattr::ATIME, Fattr::ATIME_NOW, args.atime, args.atimensec),
+            mtime: time(Fattr::MTIME, Fattr::MTIME_NOW, args.mtime, args.mtimensec),
+            ctime: has(Fattr::CTIME).then_some(Time { sec: args.ctime as i64, nsec: args.ctimensec }),
+            otime: None,
+            flags: None,
+            touch: touches(valid),
+        };
+        let mut attr = self.fs.set_attr(&inode, &set).map_err(|e| self.errno("setattr", &e))?;
+        if self.strip_after_setattr(&inode, valid, attr.kind).map_err(|e| self.errno("setattr", &e))? {
+            attr = self.fs.attr(&inode);
+        }
+        reply.put(&self.attr_out(&attr));
+        Ok(())
+    }
+
+    /// Removes the privileges that a change of owner or size takes from a file; whether it looked.
+    fn strip_after_setattr(&self, inode: &InodeRef, valid: Fattr, kind: FileKind) -> Result<bool, oleo_fs::FsError> {
+        use oleo_fs::Strip;
+        let owner = valid.intersects(Fattr::UID | Fattr::GID) && kind != FileKind::Dir;
+        let strip = if owner {
+            Strip::Owner
+        } else if valid.contains(Fattr::KILL_SUIDGID) {
+            Strip::Content
+        } else if valid.contains(Fattr::SIZE) {
+            Strip::CapabilityOnly
+        } else {
+            return Ok(false);
+        };
+        self.fs.strip_privileges(inode, strip)?;
+        Ok(true)
+    }
+
+    /// Notes that something was read.
+    pub(super) fn touch(&self, inode: &InodeRef, kind: FileKind) {
+        use oleo_fs::AtimePolicy;
+        let policy = match self.atime {
+            Atime::Never => return,
+            _ if kind == FileKind::Dir && self.options.no_dir_atime => return,
+            Atime::Relative => AtimePolicy::Relatime,
+            Atime::Strict => AtimePolicy::Strict,
+        };
+        self.fs.touch_atime(inode, policy);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: device numbers survive the way to the kernel and back.
+    #[test]
+    fn device_numbers() {
+        for (major, minor) in [(0, 0), (1, 3), (8, 17), (259, 300), (0xfff, 0xf_ffff)] {
+            assert_eq!(decode_dev(encode_dev(major, minor)), oleo::Rdev { major, minor });
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What is inside files: read, write, fallocate, lseek, copies, fsync; and the targets of symbolic links.
+
+use oleo::{CloneRange, FileKind, KeepSize};
+use oleo_fs::{FsError, InodeRef, Strip};
+
+use super::{Answer, Errno, Server};
+use crate::wire::Reply;
+use crate::wire::abi;
+
+/// `FALLOC_FL_*` of `linux/falloc.h`.
+const KEEP_SIZE: u32 = 0x01;
+const PUNCH_HOLE: u32 = 0x02;
+const ZERO_RANGE: u32 = 0x10;
+/// `SEEK_*` of `linux/fs.h`.
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+/// Bytes that one step of a copy holds in memory where it cannot share.
+const COPY_STEP: usize = 1 << 20;
+/// Bytes that one request copies where it cannot share: the caller asks again for the rest, and can be interrupted.
+const COPY_MAX: u64 = 64 << 20;
+
+impl Server {
+    pub(super) fn readlink(&self, node: u64, reply: &mut Reply<'_>) -> Answer {
+        let inode = self.inode(node)?;
+        let target = self.fs.read_link(&inode).map_err(|e| self.errno("readlink", &e))?;
+        if !reply.bytes(&target) {
+            return Err(Errno::EIO);
+        }
+        self.touch(&inode, FileKind::Symlink);
+        Ok(())
+    }
+
+    pub(super) fn read(&self, node: u64, args: &abi::ReadIn, reply: &mut Reply<'_>) -> Answer {
+        let inode = self.inode(node)?;
+        reply
+            .fill(args.size as usize, |out| self.fs.read(&inode, args.offset, out))
+            .map_err(|e| self.errno("read", &e))?;
+        self.touch(&inode, FileKind::File);
+        Ok(())
+    }
+
+    pub(super) fn write(&self, node: u64, args: &abi::WriteIn, data: &[u8], reply: &mut Reply<'_>) -> Answer {
+        let inode = self.inode(node)?;
+        self.fs.write(&inode, args.offset, data).map_err(|e| self.errno("write", &e))?;
+        let strip =
+            if args.write_flags & abi::WRITE_KILL_SUIDGID != 0 { Strip::Content } else { Strip::CapabilityOnly };
+        self.fs.strip_privileges(&inode, strip).map_err(|e| self.errno("write", &e))?;
+        reply.put(&abi::WriteOut { size: data.len() as u32, padding: 0 });
+        Ok(())
+    }
+
+    pub(super) fn fallocate(&self, node: u64, args: &abi::FallocateIn) -> Answer {
+        let inode = self.inode(node)?;
+        let keep = if args.mode & KEEP_SIZE != 0 { KeepSize::Yes } else { KeepSize::No };
+        let (at, len) = (args.offset, args.length);
+        let done = match args.mode & !KEEP_SIZE {
+            0 => self.fs.preallocate(&inode, at, len, keep),
+            PUNCH_HOLE if keep == KeepSize::Yes => self.fs.punch_hole(&inode, at, len),
+            ZERO_RANGE => self.fs.zero_range(&inode, at, len, keep),
+            _ => return Err(Errno::EOPNOTSUPP),
+        };
+        done.and_then(|()| self.fs.strip_privileges(&inode, Strip::Content)).map_err(|e| self.errno("fallocate", &e))
+    }
+
+    pub(super) fn lseek(&self, node: u64, args: &abi::LseekIn, reply: &mut Reply<'_>) -> Answer {
+        let inode = self.inode(node)?;
+        let found = match args.whence {
+            SEEK_DATA => self.fs.seek_data(&inode, args.offset),
+            SEEK_HOLE => self.fs.seek_hole(&inode, args.offset),
+            _ => return Err(Errno::EINVAL),
+        };
+        let offset = found.map_err(|e| self.errno("lseek", &e))?.ok_or(Errno::ENXIO)?;
+        reply.put(&abi::LseekOut { offset });
+        Ok(())
+    }
+
+    pub(super) fn copy_file_range(
+        &self,
+        node: u64,
+        args: &abi::CopyFileRangeIn,
+        wide: bool,
+        reply: &mut Reply<'_>,
+    ) -> Answer {
+        if args.flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let (src, dst) = (self.inode(node)?, self.inode(args.nodeid_out)?);
+        // The narrow form counts in 32 bits.
+        let max = if wide { u64::MAX } else { u64::from(u32::MAX) & !u64::from(self.fs.engine().sectorsize() - 1) };
+        let range = CloneRange { from: args.off_in, len: args.len.min(max), to: args.off_out };
+        let copied = self.copy(&src, &dst, range).map_err(|e| self.errno("copy_file_range", &e))?;
+        self.fs.strip_privileges(&dst, Strip::Content).map_err(|e| self.errno("copy_file_range", &e))?;
+        if wide {
+            reply.put(&abi::CopyFileRangeOut { bytes_copied: copied });
+        } else {
+            reply.put(&abi::WriteOut { size: copied as u32, padding: 0 });
+        }
+        Ok(())
+    }
+
+    /// Shares what can be shared and copies the rest; answers how much of it was done.
+    fn copy(&self, src: &InodeRef, dst: &InodeRef, range: CloneRange) -> Result<u64, FsError> {
+        let size = self.fs.attr(src).size;
+        let len = range.len.min(size.saturating_sub(range.from));
+        if len == 0 {
+            return Ok(0);
+        }
+        let sector = u64::from(self.fs.engine().sectorsize());
+        let ends_source = range.from + len == size;
+        let aligned = range.from.is_multiple_of(sector) && range.to.is_multiple_of(sector);
+        if aligned {
+            // The last, partial sector can be shared where it ends both files.
+            let tail_too = ends_source && range.to + len >= self.fs.attr(dst).size;
+            let shared = if tail_too { len } else { len / sector * sector };
+            if shared > 0 {
+                match self.fs.clone_range(src, dst, &CloneRange { len: shared, ..range }) {
+                    Ok(()) => return Ok(shared),
+                    // Files with different checksum settings, for example, cannot share.
+                    Err(FsError::Invalid(_) | FsError::NotSupported(_)) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+        }
+        self.copy_bytes(src, dst, CloneRange { len: len.min(COPY_MAX), ..range })
+    }
+
+    fn copy_bytes(&self, src: &InodeRef, dst: &InodeRef, range: CloneRange) -> Result<u64, FsError> {
+        let mut buffer = vec![0; COPY_STEP.min(range.len as usize)];
+        let mut done = 0;
+        while done < range.len {
+            let want = buffer.len().min((range.len - done) as usize);
+            let got = match self.fs.read(src, range.from + done, &mut buffer[..want]) {
+                Ok(got) => got,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            };
+            if got == 0 {
+                break;
+            }
+            match self.fs.write(dst, range.to + done, &buffer[..got]) {
+                Ok(()) => done += got as u64,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    pub(super) fn fsync(&self, node: u64) -> Answer {
+        // What the node is does not matter: everything is committed.
+        self.inode(node)?;
+        self.fs.sync().map(drop).map_err(|e| self.errno("fsync", &e))
+    }
+
+    pub(super) fn sync_fs(&self) -> Answer {
+        if self.options.read_only {
+            return Ok(());
+        }
+        self.fs.sync().map(drop).map_err(|e| self.errno("syncfs", &e))
+    }
+}

@@ -1,0 +1,120 @@
+//! Names: making, linking, moving and removing files.
+
+use oleo::{FileKind, NewInode, NewKind, RenameMode};
+use oleo_fs::InodeRef;
+
+use super::attr::decode_dev;
+use super::{Answer, Errno, Server};
+use crate::wire::Reply;
+use crate::wire::abi;
+
+/// `RENAME_*` of `linux/fs.h`.
+const RENAME_NOREPLACE: u32 = 1;
+const RENAME_EXCHANGE: u32 = 2;
+const RENAME_WHITEOUT: u32 = 4;
+/// Permission bits of a mode.
+const PERMISSIONS: u32 = 0o7777;
+/// A symbolic link's permissions.
+const LINK_MODE: u32 = 0o777;
+
+/// What a new inode takes from whoever makes it.
+struct Maker {
+    mode: u32,
+    umask: u32,
+}
+
+impl Server {
+    fn make(
+        &self,
+        head: &abi::InHeader,
+        name: &[u8],
+        kind: NewKind<'_>,
+        maker: &Maker,
+        reply: &mut Reply<'_>,
+    ) -> Answer {
+        let dir = self.inode(head.nodeid)?;
+        let new = self.new_inode(head, kind, maker);
+        let made = self.fs.create(&dir, name, &new).map_err(|e| self.errno("create", &e))?;
+        reply.put(&self.entry(made));
+        Ok(())
+    }
+
+    fn new_inode<'a>(&self, head: &abi::InHeader, kind: NewKind<'a>, maker: &Maker) -> NewInode<'a> {
+        NewInode { uid: head.uid, gid: head.gid, umask: maker.umask, ..NewInode::new(kind, maker.mode & PERMISSIONS) }
+    }
+
+    pub(super) fn mknod(
+        &self,
+        head: &abi::InHeader,
+        args: &abi::MknodIn,
+        name: &[u8],
+        reply: &mut Reply<'_>,
+    ) -> Answer {
+        let rdev = decode_dev(args.rdev);
+        let kind = match FileKind::of_mode(args.mode) {
+            FileKind::File => NewKind::File,
+            FileKind::CharDevice => NewKind::CharDevice(rdev),
+            FileKind::BlockDevice => NewKind::BlockDevice(rdev),
+            FileKind::Fifo => NewKind::Fifo,
+            FileKind::Socket => NewKind::Socket,
+            FileKind::Dir | FileKind::Symlink | FileKind::Unknown => return Err(Errno::EINVAL),
+        };
+        self.make(head, name, kind, &Maker { mode: args.mode, umask: args.umask }, reply)
+    }
+
+    pub(super) fn mkdir(
+        &self,
+        head: &abi::InHeader,
+        args: &abi::MkdirIn,
+        name: &[u8],
+        reply: &mut Reply<'_>,
+    ) -> Answer {
+        self.make(head, name, NewKind::Dir, &Maker { mode: args.mode, umask: args.umask }, reply)
+    }
+
+    pub(super) fn symlink(&self, head: &abi::InHeader, name: &[u8], target: &[u8], reply: &mut Reply<'_>) -> Answer {
+        self.make(head, name, NewKind::Symlink(target), &Maker { mode: LINK_MODE, umask: 0 }, reply)
+    }
+
+    pub(super) fn tmpfile(&self, head: &abi::InHeader, args: &abi::CreateIn, reply: &mut Reply<'_>) -> Answer {
+        let dir = self.inode(head.nodeid)?;
+        let maker = Maker { mode: args.mode, umask: args.umask };
+        let new = self.new_inode(head, NewKind::File, &maker);
+        let made = self.fs.tmpfile(&dir, &new).map_err(|e| self.errno("tmpfile", &e))?;
+        let open_flags = abi::FOPEN_KEEP_CACHE | abi::FOPEN_NOFLUSH;
+        let open = abi::OpenOut { fh: 0, open_flags, backing_id: 0 };
+        reply.put(&abi::CreateOut { entry: self.entry(made), open });
+        Ok(())
+    }
+
+    pub(super) fn link(&self, file: u64, dir: u64, name: &[u8], reply: &mut Reply<'_>) -> Answer {
+        let (file, dir) = (self.inode(file)?, self.inode(dir)?);
+        self.fs.link(&file, &dir, name).map_err(|e| self.errno("link", &e))?;
+        reply.put(&self.entry(file));
+        Ok(())
+    }
+
+    pub(super) fn unlink(&self, dir: u64, name: &[u8]) -> Answer {
+        let dir = self.inode(dir)?;
+        self.fs.unlink(&dir, name).map_err(|e| self.errno("unlink", &e))
+    }
+
+    pub(super) fn rmdir(&self, dir: u64, name: &[u8]) -> Answer {
+        let dir = self.inode(dir)?;
+        self.fs.rmdir(&dir, name).map_err(|e| self.errno("rmdir", &e))
+    }
+
+    pub(super) fn rename(&self, head: &abi::InHeader, from: &[u8], to_dir: u64, to: &[u8], flags: u32) -> Answer {
+        let (from_dir, to_dir): (InodeRef, InodeRef) = (self.inode(head.nodeid)?, self.inode(to_dir)?);
+        let mode = match flags {
+            0 => RenameMode::Replace,
+            RENAME_NOREPLACE => RenameMode::NoReplace,
+            RENAME_EXCHANGE => RenameMode::Exchange,
+            _ if flags & !(RENAME_WHITEOUT | RENAME_NOREPLACE) == 0 => {
+                RenameMode::Whiteout { uid: head.uid, gid: head.gid, no_replace: flags & RENAME_NOREPLACE != 0 }
+            }
+            _ => return Err(Errno::EINVAL),
+        };
+        self.fs.rename(&from_dir, from, &to_dir, to, mode).map_err(|e| self.errno("rename", &e))
+    }
+}

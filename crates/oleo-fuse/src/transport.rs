@@ -1,0 +1,67 @@
+//! How requests come and replies go: a trait of ours, so that `/dev/fuse` and io_uring stand beside each other and the
+//! server sees neither.
+//!
+//! A transport owns the buffers. It calls [`Handler::handle`] from several threads at once, with a request that borrows
+//! from the transport's buffer and a reply to fill, and sends what came of it. [`Transport::serve`] returns when the file
+//! system is unmounted and every request has been answered.
+//!
+//! Not here: what requests mean (`server`), how the connection was made (`attach`).
+
+mod dev;
+
+use std::io;
+use std::sync::Arc;
+
+pub use dev::DevFuse;
+
+use crate::wire::{Reply, Request, abi};
+
+/// Bytes that one request may write or read; what the kernel allows without a setting of root's (256 pages).
+pub const IO_LEN_MAX: usize = 1 << 20;
+
+/// What came of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The reply is in the buffer.
+    Done,
+    /// An errno, positive.
+    Failed(i32),
+    /// This kind of request has no reply.
+    Silent,
+}
+
+/// Whoever answers requests.
+pub trait Handler: Send + Sync {
+    /// Answers one request. Called by many threads at once.
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome;
+}
+
+/// A connection to the kernel.
+pub trait Transport: Send + Sync {
+    /// Answers requests with `handler` until the file system is unmounted.
+    ///
+    /// # Errors
+    /// The connection broke.
+    fn serve(&self, handler: Arc<dyn Handler>) -> io::Result<()>;
+
+    /// How to tell the kernel that something changed.
+    fn notifier(&self) -> Arc<dyn Notifier>;
+}
+
+/// Tells the kernel what it must not believe any longer. What the kernel does not know is no error.
+pub trait Notifier: Send + Sync {
+    /// The attributes of a node, and its pages from `off` on, `len` bytes (0: to the end; negative `off`: no pages).
+    ///
+    /// # Errors
+    /// The connection is gone.
+    fn inval_inode(&self, node: u64, off: i64, len: i64) -> io::Result<()>;
+
+    /// A name in a directory.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    fn inval_entry(&self, dir: u64, name: &[u8]) -> io::Result<()>;
+}
+
+/// What is agreed with the kernel before the first request.
+pub type Agree<'a> = &'a dyn Fn(&abi::InitIn) -> Result<abi::InitOut, i32>;

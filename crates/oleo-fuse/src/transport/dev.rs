@@ -1,0 +1,289 @@
+//! Requests through `/dev/fuse`: one read a request, one write a reply.
+//!
+//! Normal path: (1) [`DevFuse::handshake`] answers INIT; (2) [`serve`](Transport::serve) starts a few threads, each with a
+//! channel of its own to the connection, that read, handle and write; (3) a thread that takes up a request which may
+//! wait (a commit, a long copy) and finds nobody left to read starts another thread, up to `threads_max`; (4) a thread
+//! that finds enough others waiting when it is done ends; (5) reading fails with ENODEV when the file system is
+//! unmounted, and all threads end.
+//!
+//! Few threads, because the kernel hands requests to waiting readers in turn: with many of them each request would be
+//! handled on a cold stack and a cold core.
+//!
+//! Invariants: every request that was read is answered once, but for those without reply. Locks: none but `extra`, the
+//! list of threads started, a leaf.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use oleo_device::fuse::clone_channel;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Agree, Handler, IO_LEN_MAX, Notifier, Outcome, Transport};
+use crate::wire::abi::{self, opcode};
+use crate::wire::{Op, Reply, Request};
+
+/// Room for headers and names around the data of one request.
+const HEAD_ROOM: usize = 64 * 1024;
+/// Header of a reply.
+const OUT_HEAD: usize = size_of::<abi::OutHeader>();
+
+/// A connection through `/dev/fuse`.
+pub struct DevFuse {
+    fd: Arc<File>,
+    threads_max: usize,
+}
+
+impl DevFuse {
+    /// On a channel that is mounted. At most `threads_max` threads will answer.
+    pub fn new(fd: File, threads_max: usize) -> DevFuse {
+        DevFuse { fd: Arc::new(fd), threads_max: threads_max.max(1) }
+    }
+
+    /// The channel.
+    pub fn channel(&self) -> &Arc<File> {
+        &self.fd
+    }
+
+    /// Answers INIT, the first request.
+    ///
+    /// # Errors
+    /// The kernel speaks another protocol, or the connection broke.
+    pub fn handshake(&self, agree: Agree<'_>) -> io::Result<()> {
+        let mut buffer = Buffers::new();
+        loop {
+            let Some((head, body)) = buffer.receive(&self.fd)? else {
+                return Err(io::Error::new(io::ErrorKind::NotConnected, "unmounted before it was ready"));
+            };
+            let request = Request::parse_whole(head, body).map_err(io::Error::other)?;
+            let Op::Init(init) = request.op else {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the first request was not INIT"));
+            };
+            let (outcome, reply) = if init.major > abi::MAJOR {
+                // The kernel asks again with a version that both know.
+                (Outcome::Done, abi::InitOut { major: abi::MAJOR, minor: abi::MINOR, ..Default::default() })
+            } else {
+                match agree(&init) {
+                    Ok(reply) => (Outcome::Done, reply),
+                    Err(errno) => (Outcome::Failed(errno), abi::InitOut::default()),
+                }
+            };
+            let error = if let Outcome::Failed(errno) = outcome { -errno } else { 0 };
+            let bytes: &[u8] = if error == 0 { reply.as_bytes() } else { &[] };
+            let out = abi::OutHeader { len: (OUT_HEAD + bytes.len()) as u32, error, unique: head.unique };
+            rustix::io::write(&*self.fd, &[out.as_bytes(), bytes].concat())?;
+            if error != 0 {
+                return Err(io::Error::from_raw_os_error(-error));
+            }
+            if init.major <= abi::MAJOR {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// One thread's buffers, aligned as the structs of the protocol want it.
+struct Buffers {
+    request: Vec<u64>,
+    reply: Vec<u64>,
+}
+
+impl Buffers {
+    fn new() -> Buffers {
+        let words = (IO_LEN_MAX + HEAD_ROOM) / size_of::<u64>();
+        Buffers { request: vec![0; words], reply: vec![0; words] }
+    }
+
+    /// Waits for a request; `None` when the file system is unmounted.
+    fn receive(&mut self, fd: &File) -> io::Result<Option<(abi::InHeader, &[u8])>> {
+        let len = loop {
+            match rustix::io::read(fd, self.request.as_mut_bytes()) {
+                Ok(len) => break len,
+                // A request that was interrupted before anybody took it; a signal; nothing there after all.
+                Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(None),
+                Err(e) => return Err(e.into()),
+            }
+        };
+        let bytes = &self.request.as_bytes()[..len];
+        match abi::InHeader::read_from_prefix(bytes) {
+            Ok((head, body)) => Ok(Some((head, body))),
+            Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "a request shorter than its header")),
+        }
+    }
+}
+
+/// What the threads share.
+struct Pool {
+    fd: Arc<File>,
+    handler: Arc<dyn Handler>,
+    /// Threads that wait for a request.
+    idle: AtomicUsize,
+    /// Threads there are.
+    threads: AtomicUsize,
+    threads_base: usize,
+    threads_max: usize,
+    extra: Mutex<Vec<JoinHandle<()>>>,
+    broken: OnceLock<io::Error>,
+}
+
+impl Transport for DevFuse {
+    fn serve(&self, handler: Arc<dyn Handler>) -> io::Result<()> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let base = (cores + 1).min(self.threads_max);
+        let pool = Arc::new(Pool {
+            fd: self.fd.clone(),
+            handler,
+            idle: AtomicUsize::new(0),
+            threads: AtomicUsize::new(0),
+            threads_base: base,
+            threads_max: self.threads_max,
+            extra: Mutex::default(),
+            broken: OnceLock::new(),
+        });
+        for _ in 0..base {
+            pool.clone().start()?;
+        }
+        // Threads may start others until the last one has ended.
+        loop {
+            let Some(thread) = pool.extra.lock().pop() else { break };
+            if thread.join().is_err() {
+                return Err(io::Error::other("a thread that answers requests panicked"));
+            }
+        }
+        match Arc::into_inner(pool).and_then(|mut pool| pool.broken.take()) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn notifier(&self) -> Arc<dyn Notifier> {
+        Arc::new(Notices(self.fd.clone()))
+    }
+}
+
+/// Whether a request may wait for much else than processor and memory.
+fn may_wait(head: &abi::InHeader) -> bool {
+    matches!(
+        head.opcode,
+        opcode::FSYNC
+            | opcode::FSYNCDIR
+            | opcode::SYNCFS
+            | opcode::FALLOCATE
+            | opcode::COPY_FILE_RANGE
+            | opcode::COPY_FILE_RANGE_64
+            | opcode::IOCTL
+            | opcode::READ
+            | opcode::WRITE
+            | opcode::SETATTR
+    )
+}
+
+impl Pool {
+    fn start(self: Arc<Pool>) -> io::Result<()> {
+        let number = self.threads.fetch_add(1, Ordering::AcqRel);
+        // Without a channel of its own a thread shares the first one.
+        let fd = clone_channel(&*self.fd).map_or_else(|_| self.fd.clone(), Arc::new);
+        let pool = self.clone();
+        let started = std::thread::Builder::new().name(format!("fuse-{number}")).spawn(move || pool.work(&fd));
+        match started {
+            Ok(thread) => {
+                self.extra.lock().push(thread);
+                Ok(())
+            }
+            Err(e) => {
+                self.threads.fetch_sub(1, Ordering::AcqRel);
+                Err(e)
+            }
+        }
+    }
+
+    fn work(self: Arc<Pool>, fd: &File) {
+        let mut buffers = Buffers::new();
+        loop {
+            self.idle.fetch_add(1, Ordering::AcqRel);
+            let received = buffers.receive(fd);
+            let left = self.idle.fetch_sub(1, Ordering::AcqRel) - 1;
+            let head = match received {
+                Ok(Some((head, _))) => head,
+                Ok(None) => break,
+                Err(e) => {
+                    let _ = self.broken.set(e);
+                    break;
+                }
+            };
+            if left == 0 && may_wait(&head) && self.threads.load(Ordering::Acquire) < self.threads_max {
+                // Without another thread this one will do.
+                let _ = self.clone().start();
+            }
+            if let Err(e) = answer(fd, &*self.handler, &head, &mut buffers) {
+                let _ = self.broken.set(e);
+                break;
+            }
+            if self.idle.load(Ordering::Acquire) >= self.threads_base {
+                break;
+            }
+        }
+        self.threads.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn answer(fd: &File, handler: &dyn Handler, head: &abi::InHeader, buffers: &mut Buffers) -> io::Result<()> {
+    let Buffers { request, reply } = buffers;
+    let len = (head.len as usize).clamp(size_of::<abi::InHeader>(), request.len() * size_of::<u64>());
+    let body = &request.as_bytes()[size_of::<abi::InHeader>()..len];
+    let (out_head, out) = reply.as_mut_bytes().split_at_mut(OUT_HEAD);
+    let mut reply_body = Reply::new(out);
+    let outcome = match Request::parse_whole(*head, body) {
+        Ok(request) => handler.handle(&request, &mut reply_body),
+        Err(_) => Outcome::Failed(Errno::IO.raw_os_error()),
+    };
+    let (len, error) = match outcome {
+        Outcome::Silent => return Ok(()),
+        Outcome::Done => (reply_body.len(), 0),
+        Outcome::Failed(errno) => (0, -errno),
+    };
+    let header = abi::OutHeader { len: (OUT_HEAD + len) as u32, error, unique: head.unique };
+    out_head.copy_from_slice(header.as_bytes());
+    loop {
+        match rustix::io::write(fd, &reply.as_bytes()[..OUT_HEAD + len]) {
+            // The request was interrupted and nobody waits for it; or the file system was unmounted.
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// Notifications go through the first channel.
+struct Notices(Arc<File>);
+
+impl Notices {
+    fn send(&self, code: i32, body: &[&[u8]]) -> io::Result<()> {
+        let len = OUT_HEAD + body.iter().map(|b| b.len()).sum::<usize>();
+        let head = abi::OutHeader { len: len as u32, error: code, unique: 0 };
+        let bytes = [&[head.as_bytes()], body].concat().concat();
+        loop {
+            match rustix::io::write(&*self.0, &bytes) {
+                Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTDIR | Errno::CONNABORTED) => return Ok(()),
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+impl Notifier for Notices {
+    fn inval_inode(&self, node: u64, off: i64, len: i64) -> io::Result<()> {
+        self.send(abi::notify::INVAL_INODE, &[abi::NotifyInvalInode { ino: node, off, len }.as_bytes()])
+    }
+
+    fn inval_entry(&self, dir: u64, name: &[u8]) -> io::Result<()> {
+        let args = abi::NotifyInvalEntry { parent: dir, namelen: name.len() as u32, flags: 0 };
+        self.send(abi::notify::INVAL_ENTRY, &[args.as_bytes(), name, &[0]])
+    }
+}
