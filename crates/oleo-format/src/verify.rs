@@ -183,6 +183,19 @@ impl Item<'_> {
         Ok(())
     }
 
+    /// Returns an error unless the item is a list, not empty, of entries of this length.
+    fn len_is_multiple_of(&self, structure: &'static str, len: usize) -> Result<(), Corruption> {
+        let whole = !self.data.is_empty() && self.data.len().is_multiple_of(len);
+        ensure!(whole, structure, "length", self.data.len(), format_args!("a multiple of {len}"));
+        Ok(())
+    }
+
+    /// Returns an error unless what the item before this one is about ends where this one begins, or earlier.
+    fn begins_behind(&self, structure: &'static str, start: u64, prev_end: u64) -> Result<(), Corruption> {
+        ensure!(prev_end <= start, structure, "end of the one before it", prev_end, format_args!("at most {start}"));
+        Ok(())
+    }
+
     /// The previous item if it belongs to the same object and has the same type.
     fn sibling(&self) -> Option<(Key, &[u8])> {
         self.prev.filter(|(key, _)| key.objectid == self.key.objectid && key.item_type == self.key.item_type)

@@ -51,13 +51,7 @@ pub(super) fn record(i: &Item<'_>) -> Result<(), Corruption> {
     if let Some((prev, _)) = i.prev
         && let Some(prev_end) = record_end(&prev, i.rules.nodesize)
     {
-        ensure!(
-            prev_end <= i.key.objectid,
-            WHAT,
-            "end of the one before it",
-            prev_end,
-            format_args!("at most {}", i.key.objectid)
-        );
+        i.begins_behind(WHAT, i.key.objectid, prev_end)?;
     }
     Ok(())
 }
@@ -132,19 +126,12 @@ pub(super) fn csums(i: &Item<'_>) -> Result<(), Corruption> {
     ensure!(i.key.objectid == Key::EXTENT_CSUM, WHAT, "objectid", i.key.objectid, Key::EXTENT_CSUM);
     i.aligned(WHAT, "address", i.key.offset)?;
     let csum_len = i.rules.csum.csum_len();
-    let whole = !i.data.is_empty() && i.data.len().is_multiple_of(csum_len);
-    ensure!(whole, WHAT, "length", i.data.len(), format_args!("a multiple of {csum_len}"));
+    i.len_is_multiple_of(WHAT, csum_len)?;
     let end = |key: Key, data: &[u8]| key.offset.checked_add((data.len() / csum_len) as u64 * i.sectorsize());
     ensure!(end(i.key, i.data).is_some(), WHAT, "end", "beyond 64 bits", "within");
     if let Some((prev, data)) = i.sibling() {
         let prev_end = end(prev, data).unwrap_or(u64::MAX);
-        ensure!(
-            prev_end <= i.key.offset,
-            WHAT,
-            "end of the one before it",
-            prev_end,
-            format_args!("at most {}", i.key.offset)
-        );
+        i.begins_behind(WHAT, i.key.offset, prev_end)?;
     }
     Ok(())
 }
@@ -206,13 +193,7 @@ pub(super) fn free_space(i: &Item<'_>) -> Result<(), Corruption> {
         && prev.item_type != ItemType::FREE_SPACE_INFO
     {
         let prev_end = prev.objectid.saturating_add(prev.offset);
-        ensure!(
-            prev_end <= i.key.objectid,
-            WHAT,
-            "end of the one before it",
-            prev_end,
-            format_args!("at most {}", i.key.objectid)
-        );
+        i.begins_behind(WHAT, i.key.objectid, prev_end)?;
     }
     Ok(())
 }
@@ -220,8 +201,7 @@ pub(super) fn free_space(i: &Item<'_>) -> Result<(), Corruption> {
 pub(super) fn raid_stripe(i: &Item<'_>) -> Result<(), Corruption> {
     const WHAT: &str = "raid stripe";
     range(i, WHAT)?;
-    let whole = !i.data.is_empty() && i.data.len().is_multiple_of(size_of::<RaidStride>());
-    ensure!(whole, WHAT, "length", i.data.len(), "a multiple of 16");
+    i.len_is_multiple_of(WHAT, size_of::<RaidStride>())?;
     let on = i.rules.features.incompat.contains(Incompat::RAID_STRIPE_TREE);
     ensure!(on, WHAT, "type", "RAID_STRIPE", "none without RAID_STRIPE_TREE");
     Ok(())

@@ -53,27 +53,28 @@ pub(super) fn inode_item(i: &Item<'_>) -> Result<(), Corruption> {
     Ok(())
 }
 
-fn name_len(structure: &'static str, len: usize) -> Result<(), Corruption> {
+pub(super) fn name_len(structure: &'static str, len: usize) -> Result<(), Corruption> {
     ensure!((1..=NAME_LEN_MAX).contains(&len), structure, "length of its name", len, "1 to 255");
     Ok(())
 }
 
 pub(super) fn inode_ref(i: &Item<'_>) -> Result<(), Corruption> {
-    follows_inode(i, "inode reference")?;
-    ensure!(!i.data.is_empty(), "inode reference", "length", 0, "a name");
-    for entry in InodeRefEntryRef::iter(i.data) {
-        name_len("inode reference", entry?.name.len())?;
-    }
-    Ok(())
+    names(i, "inode reference", InodeRefEntryRef::iter(i.data).map(|e| e.map(|e| e.name)))
 }
 
 pub(super) fn inode_extref(i: &Item<'_>) -> Result<(), Corruption> {
-    follows_inode(i, "extended inode reference")?;
-    ensure!(!i.data.is_empty(), "extended inode reference", "length", 0, "a name");
-    for entry in InodeExtrefEntryRef::iter(i.data) {
-        name_len("extended inode reference", entry?.name.len())?;
-    }
-    Ok(())
+    names(i, "extended inode reference", InodeExtrefEntryRef::iter(i.data).map(|e| e.map(|e| e.name)))
+}
+
+/// Checks a list of names of an inode.
+fn names<'a>(
+    i: &Item<'_>,
+    structure: &'static str,
+    mut all: impl Iterator<Item = Result<&'a [u8], Corruption>>,
+) -> Result<(), Corruption> {
+    follows_inode(i, structure)?;
+    ensure!(!i.data.is_empty(), structure, "length", 0, "a name");
+    all.try_for_each(|name| name_len(structure, name?.len()))
 }
 
 /// The most bytes that one entry of a list may have.
@@ -147,13 +148,7 @@ pub(super) fn extent_data(i: &Item<'_>) -> Result<(), Corruption> {
     ensure!(end > i.key.offset, WHAT, "length", 0, "more");
     if let Some((prev, data)) = i.sibling() {
         let prev_end = extent_end(prev, data, i.sectorsize());
-        ensure!(
-            prev_end <= i.key.offset,
-            WHAT,
-            "end of the one before it",
-            prev_end,
-            format_args!("at most {}", i.key.offset)
-        );
+        i.begins_behind(WHAT, i.key.offset, prev_end)?;
     }
     Ok(())
 }

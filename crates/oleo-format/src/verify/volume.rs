@@ -2,10 +2,11 @@
 
 use super::Item;
 use super::extents::group_flags;
+use super::files::name_len;
 use crate::chunk::STRIPE_LEN;
 use crate::error::{Corruption, ensure};
 use crate::flags::{BlockGroupFlags, RootFlags};
-use crate::names::{NAME_LEN_MAX, RootRefEntry};
+use crate::names::RootRefEntry;
 use crate::records::QgroupStatus;
 use crate::structs::{
     BalanceItem, DevExtent, DevItem, DevReplaceItem, FreeSpaceHeader, QgroupInfoItem, QgroupLimitItem, RootItem,
@@ -69,13 +70,7 @@ pub(super) fn chunk(i: &Item<'_>) -> Result<(), Corruption> {
         && let Ok(before) = Chunk::parse(data)
     {
         let prev_end = prev.offset.saturating_add(before.length.0);
-        ensure!(
-            prev_end <= i.key.offset,
-            "chunk",
-            "end of the one before it",
-            prev_end,
-            format_args!("at most {}", i.key.offset)
-        );
+        i.begins_behind("chunk", i.key.offset, prev_end)?;
     }
     Ok(())
 }
@@ -105,13 +100,7 @@ pub(super) fn dev_extent(i: &Item<'_>) -> Result<(), Corruption> {
         && let Ok(before) = DevExtent::parse(data)
     {
         let prev_end = prev.offset.saturating_add(before.length.get());
-        ensure!(
-            prev_end <= i.key.offset,
-            WHAT,
-            "end of the one before it",
-            prev_end,
-            format_args!("at most {}", i.key.offset)
-        );
+        i.begins_behind(WHAT, i.key.offset, prev_end)?;
     }
     Ok(())
 }
@@ -123,8 +112,7 @@ pub(super) fn dev_replace(i: &Item<'_>) -> Result<(), Corruption> {
 /// Device stats in the device tree: counters, of which later kernels may have more.
 pub(super) fn persistent(i: &Item<'_>) -> Result<(), Corruption> {
     if i.owner == TreeId::DEV && i.key.objectid == Key::DEV_STATS {
-        let whole = !i.data.is_empty() && i.data.len().is_multiple_of(8);
-        ensure!(whole, "device stats", "length", i.data.len(), "a multiple of 8");
+        i.len_is_multiple_of("device stats", 8)?;
     }
     Ok(())
 }
@@ -164,9 +152,7 @@ pub(super) fn root_item(i: &Item<'_>) -> Result<(), Corruption> {
 
 pub(super) fn root_ref(i: &Item<'_>) -> Result<(), Corruption> {
     let entry = RootRefEntry::parse(i.data)?;
-    let len = entry.name.len();
-    ensure!((1..=NAME_LEN_MAX).contains(&len), "root reference", "length of its name", len, "1 to 255");
-    Ok(())
+    name_len("root reference", entry.name.len())
 }
 
 pub(super) fn qgroup(i: &Item<'_>) -> Result<(), Corruption> {
@@ -179,7 +165,5 @@ pub(super) fn qgroup(i: &Item<'_>) -> Result<(), Corruption> {
 }
 
 pub(super) fn uuid(i: &Item<'_>) -> Result<(), Corruption> {
-    let whole = !i.data.is_empty() && i.data.len().is_multiple_of(8);
-    ensure!(whole, "uuid item", "length", i.data.len(), "a multiple of 8");
-    Ok(())
+    i.len_is_multiple_of("uuid item", 8)
 }
