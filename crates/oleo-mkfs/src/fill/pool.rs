@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -176,7 +177,7 @@ pub(crate) struct Pool<P> {
 }
 
 impl<P> Pool<P> {
-    pub fn new(bytes_ahead_max: u64, prepare: Prepare<P>) -> Pool<P> {
+    fn new(bytes_ahead_max: u64, prepare: Prepare<P>) -> Pool<P> {
         let queues = Queues {
             pieces: VecDeque::new(),
             scans: Vec::new(),
@@ -275,5 +276,49 @@ impl<P> Pool<P> {
         self.queues.lock().closed = true;
         self.work.notify_all();
         self.room.notify_all();
+    }
+}
+
+/// The running threads of a pool. Dropping it closes the pool and waits for them; the channel that they send into must be
+/// closed before, or one of them might wait for room in it.
+pub(crate) struct Workers<P> {
+    pool: Arc<Pool<P>>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl<P: Send + 'static> Workers<P> {
+    /// Starts threads that serve a new pool, at least one.
+    pub fn start(
+        count: usize,
+        bytes_ahead_max: u64,
+        prepare: impl Fn(RawPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
+    ) -> Workers<P> {
+        let pool = Arc::new(Pool::new(bytes_ahead_max, Box::new(prepare)));
+        let mut workers = Workers { pool: pool.clone(), threads: Vec::new() };
+        for _ in 0..count.max(1) {
+            let pool = pool.clone();
+            workers.add(move || pool.work());
+        }
+        workers
+    }
+
+    /// What they serve.
+    pub fn pool(&self) -> Arc<Pool<P>> {
+        self.pool.clone()
+    }
+
+    /// Starts the thread that gives them work; it ends when the pool or its channel closes.
+    pub fn add(&mut self, run: impl FnOnce() + Send + 'static) {
+        self.threads.push(thread::spawn(run));
+    }
+}
+
+impl<P> Drop for Workers<P> {
+    fn drop(&mut self) {
+        self.pool.close();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so on standard error; the receiver has seen the closed channel.
+            let _ended = thread.join();
+        }
     }
 }

@@ -13,13 +13,12 @@ mod records;
 use std::io::{self, BufReader, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use self::records::{Kind, Record, Records};
 use super::entry::{Meta, Stamps};
-use super::pool::{Pool, RawPiece, Source, Whole};
+use super::pool::{Pool, RawPiece, Source, Whole, Workers};
 use super::walk::{PIECE_BYTES, Piece, pieces_of};
 use crate::MkfsError;
 
@@ -61,23 +60,11 @@ pub(crate) enum Event<P> {
     Warning(String),
 }
 
-/// A running reader.
+/// A running reader. Dropping it ends it, also in the middle.
 pub(crate) struct TarRead<P> {
+    /// Stands before the workers: fields are dropped in this order.
     pub events: Receiver<Result<Event<P>, MkfsError>>,
-    pool: Arc<Pool<P>>,
-    threads: Vec<thread::JoinHandle<()>>,
-}
-
-impl<P> Drop for TarRead<P> {
-    fn drop(&mut self) {
-        let (_, nothing) = bounded(0);
-        self.events = nothing;
-        self.pool.close();
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has said so on standard error; the receiver has seen the closed channel.
-            let _ended = thread.join();
-        }
-    }
+    _workers: Workers<P>,
 }
 
 /// Starts to read an archive.
@@ -95,16 +82,11 @@ where
     F: Fn(RawPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
 {
     let stream = BufReader::with_capacity(BUFFER_BYTES, decompressed(stream)?);
-    let pool = Arc::new(Pool::new(bytes_ahead_max, Box::new(prepare)));
+    let mut workers = Workers::start(workers, bytes_ahead_max, prepare);
     let (sender, events) = bounded(EVENTS_AHEAD_MAX);
-    let mut threads = Vec::new();
-    for _ in 0..workers.max(1) {
-        let pool = pool.clone();
-        threads.push(thread::spawn(move || pool.work()));
-    }
-    let reader = Reader { records: Records::new(stream), pool: pool.clone(), sender };
-    threads.push(thread::spawn(move || reader.run()));
-    Ok(TarRead { events, pool, threads })
+    let reader = Reader { records: Records::new(stream), pool: workers.pool(), sender };
+    workers.add(move || reader.run());
+    Ok(TarRead { events, _workers: workers })
 }
 
 /// Puts the decompressor in front that the first bytes ask for.

@@ -22,13 +22,12 @@ mod host;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use self::host::{Child, ChildKind};
 pub(crate) use self::host::{DirHandle, FileRange, Listing};
-use super::pool::{Filled, Pool, RawPiece, Scan, Source, Whole};
+use super::pool::{Filled, Pool, RawPiece, Scan, Source, Whole, Workers};
 use crate::MkfsError;
 use crate::fill::entry::{HostFile, Meta};
 
@@ -123,24 +122,11 @@ impl<P> Piece<P> {
     }
 }
 
-/// A running walk: events come out of `events` in order.
+/// A running walk: events come out of `events` in order. Dropping it ends it, also in the middle.
 pub(crate) struct Walk<P> {
+    /// Stands before the workers: fields are dropped in this order.
     pub events: Receiver<Result<Event<P>, MkfsError>>,
-    pool: Arc<Pool<P>>,
-    threads: Vec<thread::JoinHandle<()>>,
-}
-
-impl<P> Drop for Walk<P> {
-    fn drop(&mut self) {
-        // Closing the channel and the pool lets every thread end, also in the middle of a walk.
-        let (_, nothing) = bounded(0);
-        self.events = nothing;
-        self.pool.close();
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has said so on standard error; the receiver has seen the closed channel.
-            let _ended = thread.join();
-        }
-    }
+    _workers: Workers<P>,
 }
 
 /// Starts to walk `top`.
@@ -175,17 +161,12 @@ where
     P: Send + 'static,
     F: Fn(RawPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
 {
-    let pool = Arc::new(Pool::new(options.bytes_ahead_max, Box::new(prepare)));
+    let mut workers = Workers::start(options.threads, options.bytes_ahead_max, prepare);
     let (sender, events) = bounded(EVENTS_AHEAD_MAX);
-    let mut threads = Vec::new();
-    for _ in 0..options.threads.max(1) {
-        let pool = pool.clone();
-        threads.push(thread::spawn(move || pool.work()));
-    }
     let sequencer =
-        Sequencer { pool: pool.clone(), sender, options: options.clone(), next_dir: 1, seen: HashMap::new() };
-    threads.push(thread::spawn(move || sequencer.run(scan, meta)));
-    Walk { events, pool, threads }
+        Sequencer { pool: workers.pool(), sender, options: options.clone(), next_dir: 1, seen: HashMap::new() };
+    workers.add(move || sequencer.run(scan, meta));
+    Walk { events, _workers: workers }
 }
 
 /// A directory whose turn has not come yet.
