@@ -19,12 +19,13 @@ use oleo_format::{
     ByteLen, CompatRo, Incompat, Logical, Physical, SUPER_LEN, SUPER_OFFSETS, SuperBlock, SuperFlags, TreeId,
     new_super_block,
 };
+use oleo_volume::Profile;
 use uuid::Uuid;
 
 use self::plan::{Placed, Plan, plan};
 use self::trees::{Built, FIRST_GENERATION, build};
 use crate::MkfsError;
-use crate::options::{MkfsOptions, Profile, Resolved};
+use crate::options::{MkfsOptions, Resolved};
 
 /// Bytes of a superblock.
 const SUPER_SIZE: u64 = SUPER_LEN as u64;
@@ -165,6 +166,10 @@ fn super_block(plan: &Plan, built: &Built, o: &Resolved, device: usize) -> Super
     assert!(fits, "the length of the label was checked with the options");
     // The UUID tree is complete: its generation says so, and the kernel need not scan for it.
     sb.uuid_tree_generation = FIRST_GENERATION.0.into();
+    if !o.features.free_space_tree {
+        // No cache of free space has been written (version 1, in files of the root tree), and the kernel may keep one.
+        sb.cache_generation = u64::MAX.into();
+    }
     sb
 }
 
@@ -187,7 +192,10 @@ fn incompat(o: &Resolved) -> Incompat {
 }
 
 fn compat_ro(o: &Resolved) -> CompatRo {
-    let mut flags = CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID;
+    let mut flags = CompatRo::empty();
+    if o.features.free_space_tree {
+        flags |= CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID;
+    }
     if o.features.block_group_tree {
         flags |= CompatRo::BLOCK_GROUP_TREE;
     }

@@ -16,7 +16,8 @@ pub use fill::{
     fill_one,
 };
 pub use first::{Made, make};
-pub use options::{FeatureSet, MkfsOptions, Profile};
+pub use oleo_volume::Profile;
+pub use options::{FeatureSet, MkfsOptions};
 pub use signature::signature;
 pub use trim::trim;
 pub use uuids::SeededUuids;

@@ -4,104 +4,11 @@
 //! left open has been decided for a given number of devices and found to fit together; only it reaches the code
 //! that makes trees.
 
-use std::fmt;
-use std::str::FromStr;
-
-use oleo_format::{BlockGroupFlags, CsumType};
+use oleo_format::{CsumType, Incompat};
+use oleo_volume::Profile;
 use uuid::Uuid;
 
 use crate::MkfsError;
-
-/// How the copies and stripes of a chunk lie on devices.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum Profile {
-    /// One copy.
-    Single,
-    /// Two copies, on one device.
-    Dup,
-    /// One copy, striped over all devices.
-    Raid0,
-    /// Two copies, on two devices.
-    Raid1,
-    /// Three copies, on three devices.
-    Raid1c3,
-    /// Four copies, on four devices.
-    Raid1c4,
-    /// Two copies of stripes over all devices.
-    Raid10,
-}
-
-impl Profile {
-    /// All profiles that can be made, with their names.
-    pub const ALL: [(Profile, &'static str); 7] = [
-        (Profile::Single, "single"),
-        (Profile::Dup, "dup"),
-        (Profile::Raid0, "raid0"),
-        (Profile::Raid1, "raid1"),
-        (Profile::Raid1c3, "raid1c3"),
-        (Profile::Raid1c4, "raid1c4"),
-        (Profile::Raid10, "raid10"),
-    ];
-
-    /// The bits in chunks and block groups.
-    pub fn flags(self) -> BlockGroupFlags {
-        match self {
-            Profile::Single => BlockGroupFlags::empty(),
-            Profile::Dup => BlockGroupFlags::DUP,
-            Profile::Raid0 => BlockGroupFlags::RAID0,
-            Profile::Raid1 => BlockGroupFlags::RAID1,
-            Profile::Raid1c3 => BlockGroupFlags::RAID1C3,
-            Profile::Raid1c4 => BlockGroupFlags::RAID1C4,
-            Profile::Raid10 => BlockGroupFlags::RAID10,
-        }
-    }
-
-    /// The fewest devices it works on.
-    pub fn devices_min(self) -> usize {
-        match self {
-            Profile::Single | Profile::Dup | Profile::Raid0 => 1,
-            Profile::Raid1 | Profile::Raid10 => 2,
-            Profile::Raid1c3 => 3,
-            Profile::Raid1c4 => 4,
-        }
-    }
-
-    /// Copies of every byte.
-    pub fn copies(self) -> usize {
-        match self {
-            Profile::Single | Profile::Raid0 => 1,
-            Profile::Dup | Profile::Raid1 | Profile::Raid10 => 2,
-            Profile::Raid1c3 => 3,
-            Profile::Raid1c4 => 4,
-        }
-    }
-}
-
-impl fmt::Display for Profile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Profile::ALL.iter().find(|(p, _)| p == self).map_or("?", |(_, name)| name);
-        f.write_str(name)
-    }
-}
-
-impl FromStr for Profile {
-    type Err = MkfsError;
-
-    fn from_str(s: &str) -> Result<Profile, MkfsError> {
-        let lower = s.to_ascii_lowercase();
-        if let Some((profile, _)) = Profile::ALL.iter().find(|(_, name)| *name == lower) {
-            return Ok(*profile);
-        }
-        Err(match lower.as_str() {
-            "raid5" | "raid6" => {
-                MkfsError::Unsupported(format!("profile {lower} (Oleo reads it, but does not write it)"))
-            }
-            _ => MkfsError::Options(format!(
-                "there is no profile {s}; choose one of single, dup, raid0, raid1, raid1c3, raid1c4, raid10"
-            )),
-        })
-    }
-}
 
 /// The optional parts of the format that a new file system may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -284,13 +191,10 @@ impl MkfsOptions {
                 self.sectorsize
             )));
         }
-        if self.features.block_group_tree && !(self.features.free_space_tree && self.features.no_holes) {
-            return Err(MkfsError::Options("block-group-tree needs free-space-tree and no-holes".into()));
-        }
-        if !self.features.free_space_tree {
-            return Err(MkfsError::Unsupported(
-                "a file system without free-space-tree (Oleo keeps free space there)".into(),
-            ));
+        for (on, name) in [(self.features.free_space_tree, "free-space-tree"), (self.features.no_holes, "no-holes")] {
+            if self.features.block_group_tree && !on {
+                return Err(MkfsError::Options(format!("block-group-tree needs {name}, which is switched off")));
+            }
         }
         if self.label.len() > LABEL_BYTES_MAX || self.label.contains(['\n', '\0']) {
             return Err(MkfsError::Options(format!("a label has at most {LABEL_BYTES_MAX} bytes and no line feed")));
@@ -311,15 +215,20 @@ impl MkfsOptions {
             )));
         }
         for (what, profile) in [("data", data), ("metadata", metadata)] {
-            if device_count < profile.devices_min() {
+            if profile.has_parity() {
+                return Err(MkfsError::Unsupported(format!(
+                    "profile {profile} (Oleo reads it, but does not write it)"
+                )));
+            }
+            let least = usize::from(profile.shape().devices_min);
+            if device_count < least {
                 return Err(MkfsError::Options(format!(
-                    "profile {profile} for {what} needs {} devices, but there are {device_count}",
-                    profile.devices_min()
+                    "profile {profile} for {what} needs {least} devices, but there are {device_count}"
                 )));
             }
         }
         let mut features = self.features;
-        features.raid1c34 |= [data, metadata].iter().any(|p| matches!(p, Profile::Raid1c3 | Profile::Raid1c4));
+        features.raid1c34 |= [data, metadata].iter().any(|p| p.incompat().contains(Incompat::RAID1C34));
         Ok(Resolved {
             nodesize,
             sectorsize: self.sectorsize,
@@ -371,6 +280,7 @@ mod tests {
     #[test]
     fn misfits_are_refused() {
         let ok = MkfsOptions::default();
+        let with = |features| MkfsOptions { features, ..MkfsOptions::default() };
         let bad = [
             MkfsOptions { nodesize: Some(5000), ..ok.clone() },
             MkfsOptions { nodesize: Some(131072), ..ok.clone() },
@@ -378,11 +288,13 @@ mod tests {
             MkfsOptions { label: "x".repeat(256), ..ok.clone() },
             MkfsOptions { metadata: Some(Profile::Raid1), ..ok.clone() },
             MkfsOptions { fsid: Some(Uuid::nil()), ..ok.clone() },
+            MkfsOptions { data: Some(Profile::Raid6), ..ok.clone() },
+            with(FeatureSet { block_group_tree: true, free_space_tree: false, ..FeatureSet::default() }),
+            with(FeatureSet { block_group_tree: true, no_holes: false, ..FeatureSet::default() }),
         ];
         for options in bad {
             assert!(options.resolve(1).is_err(), "{options:?}");
         }
-        assert!("raid6".parse::<Profile>().is_err());
         assert!(FeatureSet::default().apply("quota").is_err());
     }
 }

@@ -122,11 +122,12 @@ fn small_blocks_and_the_block_group_tree() {
     churn("small", options, 2);
 }
 
-/// Goal and method as above, without skinny metadata.
+/// Goal and method as above, without skinny metadata and without a free-space tree.
 #[test]
 fn old_features() {
     let mut options = MkfsOptions::default();
     options.features.skinny_metadata = false;
+    options.features.free_space_tree = false;
     churn("old", options, 3);
 }
 

@@ -44,7 +44,7 @@ pub use error::VolumeError;
 pub use geometry::{ChunkMap, Hints, Piece, STRIPE_LEN, StripeAt};
 pub use member::{DeviceInfo, ErrorCounters};
 pub use open::OpenOptions;
-pub use profile::{Profile, ProfileShape};
+pub use profile::{Profile, ProfileShape, UnknownProfile};
 pub use supers::{read_mirrors, read_super};
 
 use member::Member;

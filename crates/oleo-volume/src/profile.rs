@@ -3,6 +3,7 @@
 //! Facts from the format documentation (profile table) and from the `BTRFS_BLOCK_GROUP_*` bits of the UAPI header.
 
 use std::fmt;
+use std::str::FromStr;
 
 use oleo_format::{BlockGroupFlags, Incompat};
 
@@ -130,15 +131,9 @@ impl Profile {
         }
     }
 
-    /// Whether reads may be rebuilt from parity (and whole rows must be written at once).
-    pub fn has_parity(self) -> bool {
-        self.shape().parities > 0
-    }
-}
-
-impl fmt::Display for Profile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
             Profile::Single => "single",
             Profile::Dup => "dup",
             Profile::Raid0 => "raid0",
@@ -148,6 +143,47 @@ impl fmt::Display for Profile {
             Profile::Raid10 => "raid10",
             Profile::Raid5 => "raid5",
             Profile::Raid6 => "raid6",
-        })
+        }
+    }
+
+    /// Whether reads may be rebuilt from parity (and whole rows must be written at once).
+    pub fn has_parity(self) -> bool {
+        self.shape().parities > 0
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A word that names no profile.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("there is no profile {0}; choose one of {names}", names = Profile::ALL.map(Profile::name).join(", "))]
+pub struct UnknownProfile(pub String);
+
+impl FromStr for Profile {
+    type Err = UnknownProfile;
+
+    /// Finds a profile by its name, in large or small letters.
+    fn from_str(s: &str) -> Result<Profile, UnknownProfile> {
+        let found = Profile::ALL.into_iter().find(|p| p.name().eq_ignore_ascii_case(s));
+        found.ok_or_else(|| UnknownProfile(s.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: names and profiles belong to each other one to one. Method: there and back, for each; and a stranger.
+    #[test]
+    fn names() {
+        for profile in Profile::ALL {
+            assert_eq!(profile.to_string().to_ascii_uppercase().parse(), Ok(profile));
+        }
+        let error = "raid7".parse::<Profile>().unwrap_err().to_string();
+        assert!(error.contains("raid7") && error.contains("raid1c4"), "{error}");
     }
 }

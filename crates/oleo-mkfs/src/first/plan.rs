@@ -8,9 +8,10 @@
 //! Not here: chunks that are added later (`oleo-volume`), and the items that describe chunks (`trees`).
 
 use oleo_format::{BlockGroupFlags, ByteLen, Logical, Physical};
+use oleo_volume::Profile;
 
 use crate::MkfsError;
-use crate::options::{Profile, Resolved};
+use crate::options::Resolved;
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
@@ -133,18 +134,12 @@ impl Placer<'_> {
         // Most free space first, so that devices fill evenly; ties go to the lower device.
         let mut order: Vec<usize> = (0..self.device_bytes.len()).collect();
         order.sort_by_key(|&device| (std::cmp::Reverse(self.free(device)), device));
-        let devices: Vec<usize> = match profile {
-            Profile::Single => order[..1].to_vec(),
-            Profile::Dup => vec![order[0], order[0]],
-            Profile::Raid1 | Profile::Raid1c3 | Profile::Raid1c4 => order[..profile.copies()].to_vec(),
-            Profile::Raid0 => order,
-            Profile::Raid10 => order[..order.len() / 2 * 2].to_vec(),
-        };
-        let spread = match profile {
-            Profile::Raid0 => devices.len() as u64,
-            Profile::Raid10 => devices.len() as u64 / 2,
-            _ => 1,
-        };
+        let shape = profile.shape();
+        let most = shape.devices_max.map_or(order.len(), |max| order.len().min(usize::from(max)));
+        order.truncate(most - most % usize::from(shape.devices_step));
+        let each = usize::from(shape.stripes_per_device);
+        let devices: Vec<usize> = order.into_iter().flat_map(|device| std::iter::repeat_n(device, each)).collect();
+        let spread = profile.data_stripes(devices.len() as u64);
         let stripe_bytes = bytes.div_ceil(spread).next_multiple_of(CHUNK_ALIGN);
         let mut stripes = Vec::with_capacity(devices.len());
         for &device in &devices {
@@ -158,14 +153,13 @@ impl Placer<'_> {
         let start = self.next;
         let len = ByteLen(stripe_bytes * spread);
         self.next += len;
-        let sub_stripes = if profile == Profile::Raid10 { 2 } else { 1 };
         Ok(Placed {
-            flags: kind | profile.flags(),
+            flags: kind | profile.bits(),
             start,
             len,
             stripes,
             stripe_bytes: ByteLen(stripe_bytes),
-            sub_stripes,
+            sub_stripes: shape.sub_stripes,
             profile,
         })
     }
@@ -186,8 +180,9 @@ mod tests {
     #[test]
     fn stripes_are_disjoint() {
         let lengths = [300 * MIB, 500 * MIB + 4096, 400 * MIB, 1000 * MIB];
-        for (data, _) in Profile::ALL {
-            for (metadata, _) in Profile::ALL {
+        let writable = Profile::ALL.into_iter().filter(|p| !p.has_parity());
+        for data in writable.clone() {
+            for metadata in writable.clone() {
                 let plan = planned(&lengths, data, metadata);
                 let mut taken: Vec<(usize, u64, u64)> = plan
                     .chunks()

@@ -107,17 +107,12 @@ struct Author<'a> {
 impl Author<'_> {
     /// All trees, in the order in which their blocks lie.
     fn tree_ids(&self) -> Vec<TreeId> {
-        let mut trees = vec![
-            TreeId::CHUNK,
-            TreeId::ROOT,
-            TreeId::EXTENT,
-            TreeId::DEV,
-            TreeId::FS,
-            TreeId::CSUM,
-            TreeId::UUID,
-            TreeId::FREE_SPACE,
-            TreeId::DATA_RELOC,
-        ];
+        let mut trees =
+            vec![TreeId::CHUNK, TreeId::ROOT, TreeId::EXTENT, TreeId::DEV, TreeId::FS, TreeId::CSUM, TreeId::UUID];
+        if self.o.features.free_space_tree {
+            trees.push(TreeId::FREE_SPACE);
+        }
+        trees.push(TreeId::DATA_RELOC);
         if self.o.features.block_group_tree {
             trees.push(TreeId::BLOCK_GROUP);
         }
@@ -170,7 +165,9 @@ impl Author<'_> {
             };
             let key = Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, chunk.len.0);
             add(&mut all, group_tree, key, item.as_bytes());
-            self.free_space_items(chunk, &blocks, &mut all);
+            if self.o.features.free_space_tree {
+                self.free_space_items(chunk, &blocks, &mut all);
+            }
         }
         for block in &blocks {
             let (key, item) = self.extent_item(block);

@@ -181,6 +181,14 @@ prove! {
     raid10_on_two: { devices: 2, data: Profile::Raid10, metadata: Profile::Raid1 },
     without_no_holes: { features: &["^no-holes"] },
     without_extref: { features: &["^extref"] },
+    without_free_space_tree: { features: &["^free-space-tree"], compress: Some((Compression::Zstd, 3)) },
+    without_free_space_tree_mixed: {
+        nodesize: 4096, data: Profile::Single, metadata: Profile::Single, features: &["mixed-bg", "^free-space-tree"],
+    },
+    without_free_space_tree_raid1: {
+        devices: 2, csum: CsumType::Xxh64, data: Profile::Raid1, metadata: Profile::Raid1,
+        features: &["^free-space-tree", "^skinny-metadata", "^no-holes"],
+    },
     without_skinny_metadata: { features: &["^skinny-metadata"] },
 }
 
@@ -189,15 +197,18 @@ prove! {
 fn refused() {
     let scratch = Scratch::new().unwrap();
     let device = scratch.image("refused.img", 400 * MIB).unwrap();
-    for (word, name) in
-        [("^free-space-tree", "free-space-tree"), ("zoned", "zoned"), ("raid-stripe-tree", "raid-stripe-tree")]
-    {
+    for (words, name) in [
+        ("^free-space-tree,block-group-tree", "free-space-tree"),
+        ("^no-holes,block-group-tree", "no-holes"),
+        ("zoned", "zoned"),
+        ("raid-stripe-tree", "raid-stripe-tree"),
+    ] {
         let mut mkfs = MkfsOptions::default();
-        let result = mkfs.features.apply(word).map_err(oleo::Error::from);
+        let result = words.split(',').try_for_each(|word| mkfs.features.apply(word)).map_err(oleo::Error::from);
         let result = result
             .and_then(|()| build(&[&device], BuildOptions { mkfs, size: Some(400 * MIB), ..BuildOptions::default() }));
         let message = result.err().map(|e| e.to_string()).unwrap_or_default();
-        assert!(message.contains(name), "{word}: {message:?}");
+        assert!(message.contains(name), "{words}: {message:?}");
     }
     assert!(std::fs::read(&device).unwrap().iter().all(|b| *b == 0), "something was written");
 }
