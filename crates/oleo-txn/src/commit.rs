@@ -311,11 +311,8 @@ impl Inner {
         sb.chunk_root_level = chunk.level;
         sb.chunk_root_generation.set(chunk.generation.0);
         sb.bytes_used.set(self.growth.bytes_used());
-        // The old free-space cache is not kept up: zero tells every reader not to trust it. What was made to have one and
-        // has none yet stays so.
-        if sb.cache_generation.get() != u64::MAX {
-            sb.cache_generation.set(0);
-        }
+        // `cache_generation` stays: older than this generation it tells every reader that the old free-space cache, which is
+        // not kept up, is outdated. (Zero would say that there is none, and `btrfs check` would believe what is left of it.)
         if self.rules.uuid_tree {
             sb.uuid_tree_generation.set(generation.0);
         }
