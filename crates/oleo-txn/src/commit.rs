@@ -11,7 +11,7 @@
 //! 5. `publish`: roots are let go of to the cache; pins are handed to the readers' queue.
 //!
 //! `stage` is 1 and 2 with the gate kept closed: changes reach the trees without a commit, so that a snapshot can be taken
-//! of them; many stages make one transaction.
+//! of them; many stages make one transaction. It does both once with the gate open first, so that little is left.
 //!
 //! Crash: until the superblock is written the old generation stands, untouched, since nothing it names is overwritten; after
 //! it the new one does. Errors: from step 2 on memory and disk part, so the engine turns read-only; the old state is intact.
@@ -347,52 +347,74 @@ fn merge_root_item(old: Option<&RootItem>, mut new: RootItem) -> RootItem {
 
 impl Engine {
     /// Makes everything done so far durable and returns its generation. Where nothing was done it returns the last one.
-    /// The caller holds no handle.
+    /// Several callers at once share a commit that began after they asked. The caller holds no handle.
     pub fn commit(&self) -> Result<Generation, TxnError> {
         let inner = &*self.0;
         inner.writable()?;
+        let begun = inner.begun.load(Ordering::SeqCst);
         let _one = inner.commit_lock.lock();
         inner.writable()?;
-        if !inner.touched.load(Ordering::Acquire) {
-            return Ok(Generation(inner.super_block.lock().generation.get()));
+        let served = inner.durable.load(Ordering::SeqCst) > begun;
+        if served || !inner.touched.load(Ordering::Acquire) {
+            return Ok(self.durable());
         }
-        let source = inner.source();
-        let (births, generation) = {
-            let _closed = inner.gate.close();
-            let births = inner.freeze(source.as_ref());
-            inner.touched.store(false, Ordering::Release);
-            (births, Generation(inner.open_generation.fetch_add(1, Ordering::AcqRel)))
-        };
-        let done = inner
-            .apply_stage(source.as_ref(), births, generation)
-            .and_then(|()| inner.settle(generation))
-            .and_then(|_still| inner.write(generation));
-        if let Err(e) = done {
-            return Err(inner.poison(e));
-        }
-        inner.csums.settled();
-        inner.trees.committed();
-        inner.credit.settled();
-        inner.readers.published(inner.space.take_pinned());
-        inner.reap();
-        inner.space.drain_used();
-        Ok(generation)
+        inner.commit_workers.run(|| inner.commit_locked())
     }
 
     /// Brings all changes into the trees, keeps everybody out, and runs `f` on the trees as they stand. Nothing is written
     /// to disk: the next commit does it. The caller holds no handle.
-    pub fn stage<R>(&self, f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError>) -> Result<R, TxnError> {
+    pub fn stage<R: Send>(&self, f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send) -> Result<R, TxnError> {
         let inner = &*self.0;
         inner.writable()?;
         let _one = inner.commit_lock.lock();
         inner.writable()?;
         let source = inner.source();
+        if inner.touched.load(Ordering::Acquire) {
+            // What is there by now goes in while others go on, so that they have to wait for the rest only.
+            let closed = inner.gate.close();
+            let generation = self.generation();
+            let births = inner.freeze(source.as_ref());
+            drop(closed);
+            let done = inner.commit_workers.run(|| inner.apply_stage(source.as_ref(), births, generation));
+            done.map_err(|e| inner.poison(e))?;
+        }
         let _closed = inner.gate.close();
         let generation = self.generation();
         inner.touched.store(true, Ordering::Release);
         let births = inner.freeze(source.as_ref());
-        inner.apply_stage(source.as_ref(), births, generation).map_err(|e| inner.poison(e))?;
-        f(&mut Staged { engine: self, generation })
+        inner.commit_workers.run(|| {
+            inner.apply_stage(source.as_ref(), births, generation).map_err(|e| inner.poison(e))?;
+            f(&mut Staged { engine: self, generation })
+        })
+    }
+}
+
+impl Inner {
+    /// All steps, the commit lock held.
+    fn commit_locked(&self) -> Result<Generation, TxnError> {
+        let source = self.source();
+        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let (births, generation) = {
+            let _closed = self.gate.close();
+            let births = self.freeze(source.as_ref());
+            self.touched.store(false, Ordering::Release);
+            (births, Generation(self.open_generation.fetch_add(1, Ordering::AcqRel)))
+        };
+        let done = self
+            .apply_stage(source.as_ref(), births, generation)
+            .and_then(|()| self.settle(generation))
+            .and_then(|_still| self.write(generation));
+        if let Err(e) = done {
+            return Err(self.poison(e));
+        }
+        self.csums.settled();
+        self.trees.committed();
+        self.credit.settled();
+        self.readers.published(self.space.take_pinned());
+        self.reap();
+        self.space.drain_used();
+        self.durable.store(number, Ordering::SeqCst);
+        Ok(generation)
     }
 }
 

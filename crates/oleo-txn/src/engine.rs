@@ -29,6 +29,7 @@ use crate::gate::{Gate, Pass, SHARDS};
 use crate::growth::Growth;
 use crate::readers::{Reader, Readers};
 use crate::trees::{TreeState, Trees};
+use crate::workers::Workers;
 use crate::{TxnError, load};
 
 /// How to open an engine.
@@ -41,11 +42,13 @@ pub struct EngineOptions {
     /// Bytes of new chunks at most, as long as there is not much else; `None` leaves it to the volume. For images that
     /// are cut to size in the end.
     pub chunk_len_max: Option<ByteLen>,
+    /// Threads that commits run on, and as many again for file data; 0: as many as there are cores.
+    pub threads: usize,
 }
 
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
-        EngineOptions { read_only: false, cache_bytes: 128 << 20, chunk_len_max: None }
+        EngineOptions { read_only: false, cache_bytes: 128 << 20, chunk_len_max: None, threads: 0 }
     }
 }
 
@@ -112,6 +115,12 @@ pub(crate) struct Inner {
     pub(crate) trees: Trees,
     pub(crate) gate: Gate,
     pub(crate) commit_lock: Mutex<()>,
+    /// Commits begun since opening; raised with the commit lock held, just before the gate is closed.
+    pub(crate) begun: AtomicU64,
+    /// Which of them was the last that is durable.
+    pub(crate) durable: AtomicU64,
+    pub(crate) commit_workers: Workers,
+    data_workers: Workers,
     pub(crate) source: RwLock<Option<Weak<dyn DeltaSource>>>,
     pub(crate) csums: Pending,
     pub(crate) layout: Layout,
@@ -243,7 +252,13 @@ impl Engine {
         load::open(volume, opts)
     }
 
-    pub(crate) fn assemble(volume: Arc<Volume>, blocks: Blocks, sb: SuperBlock, rules: Rules) -> Engine {
+    pub(crate) fn assemble(
+        volume: Arc<Volume>,
+        blocks: Blocks,
+        sb: SuperBlock,
+        rules: Rules,
+        threads: usize,
+    ) -> Engine {
         let layout = Layout {
             sectorsize: u64::from(rules.sectorsize),
             csum_len: rules.csum.csum_len() as u64,
@@ -261,6 +276,10 @@ impl Engine {
             trees: Trees::default(),
             gate: Gate::new(),
             commit_lock: Mutex::new(()),
+            begun: AtomicU64::new(0),
+            durable: AtomicU64::new(0),
+            commit_workers: Workers::new("oleo-commit", threads),
+            data_workers: Workers::new("oleo-data", threads),
             source: RwLock::new(None),
             csums: Pending::default(),
             layout,
@@ -325,6 +344,26 @@ impl Engine {
     pub fn read_only(&self) -> Option<Arc<str>> {
         self.0.writable().err().map(|e| e.to_string().into())
     }
+    /// The error that turned it read-only, if one did.
+    pub fn failed(&self) -> Option<Arc<str>> {
+        self.0.failed.read().clone()
+    }
+
+    /// Whether anything was changed since the last commit began: whether another would write anything.
+    pub fn has_changes(&self) -> bool {
+        self.0.touched.load(Ordering::Acquire)
+    }
+
+    /// The generation that is on disk.
+    pub fn durable(&self) -> Generation {
+        Generation(self.0.super_block.lock().generation.get())
+    }
+
+    /// Runs `f`, which computes or reads and waits for nobody, on the engine's threads for file data.
+    pub fn compute<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        self.0.data_workers.run(f)
+    }
+
     /// The superblock as last written, or opened.
     pub fn super_block(&self) -> SuperBlock {
         *self.0.super_block.lock()

@@ -17,6 +17,7 @@ mod growth;
 mod load;
 mod readers;
 mod trees;
+mod workers;
 
 pub use commit::Staged;
 pub use drop::Dropped;
