@@ -12,13 +12,13 @@
 //! Crash: memory only.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use hashbrown::HashMap;
 use oleo_format::{Ino, ItemType, Key, TreeId};
 use oleo_tree::{Change, Op};
 use oleo_txn::{DeltaSource, Engine, Stage, TxnError};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rayon::prelude::*;
 
 use crate::cache::InodeCache;
@@ -42,10 +42,16 @@ pub struct Core {
     /// Rises by one with each freeze; starts at 1, so that 0 is "never".
     epoch: AtomicU64,
     dirty: [Mutex<Vec<Listed>>; DIRTY_SHARDS],
-    /// More inodes are dirty than should be.
-    crowded: AtomicBool,
-    /// Held by the one operation that commits because of it.
-    relieving: Mutex<()>,
+    /// How many inodes are dirty, as of the last look.
+    crowd: AtomicUsize,
+    /// Held by the one operation that commits because they are too many.
+    pub(crate) relieving: Mutex<()>,
+    /// Somebody commits in the background.
+    pub(crate) attended: AtomicBool,
+    /// Held by whoever looks whether to commit, before it waits to be called.
+    pub(crate) waiting: Mutex<()>,
+    /// There are too many dirty inodes.
+    pub(crate) called: Condvar,
     dirty_subvols: Mutex<Vec<Arc<Subvol>>>,
     /// Set aside by `freeze`, emptied by `published`.
     frozen: Mutex<FrozenList>,
@@ -81,8 +87,11 @@ impl Core {
             engine,
             epoch: AtomicU64::new(1),
             dirty: std::array::from_fn(|_| Mutex::default()),
-            crowded: AtomicBool::new(false),
+            crowd: AtomicUsize::new(0),
             relieving: Mutex::default(),
+            attended: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            called: Condvar::new(),
             dirty_subvols: Mutex::default(),
             frozen: Mutex::default(),
             cache: InodeCache::new(opts.inodes_max),
@@ -92,7 +101,7 @@ impl Core {
             next_tree: AtomicU64::new(0),
             spoiled: Mutex::default(),
             orphans_seen: AtomicBool::new(false),
-            data: crate::data::Shared::default(),
+            data: crate::data::Shared::new(&opts.data),
             opts,
         }
     }
@@ -121,26 +130,21 @@ impl Core {
         drop(list);
         if len.is_multiple_of(CROWD_STEP) {
             let all: usize = self.dirty.iter().map(|shard| shard.lock().len()).sum();
-            if all > self.opts.dirty_inodes_max {
-                self.crowded.store(true, Ordering::Relaxed);
-            }
+            self.crowd.store(all, Ordering::Relaxed);
         }
         if inode.subvol().touch(epoch) {
             self.dirty_subvols.lock().push(inode.subvol().clone());
         }
     }
 
-    /// Commits when more inodes are dirty than should be. The caller holds no handle and no lock.
-    pub(crate) fn relieve(&self) -> Result<(), FsError> {
-        if !self.crowded.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let before = self.epoch();
-        let _one = self.relieving.lock();
-        if self.epoch() == before {
-            self.engine.commit()?;
-        }
-        Ok(())
+    /// More inodes are dirty than should be.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowd.load(Ordering::Relaxed) > self.opts.dirty_inodes_max
+    }
+
+    /// So many are that operations have to wait for a commit.
+    pub(crate) fn is_overcrowded(&self) -> bool {
+        self.crowd.load(Ordering::Relaxed) > self.opts.dirty_inodes_max.saturating_mul(2)
     }
 
     /// Enters a subvolume whose root item has changed.
@@ -200,7 +204,7 @@ impl DeltaSource for Core {
         let mut frozen = self.frozen.lock();
         assert!(frozen.inodes.is_empty() && frozen.subvols.is_empty(), "the last freeze has been published");
         frozen.epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
-        self.crowded.store(false, Ordering::Relaxed);
+        self.crowd.store(0, Ordering::Relaxed);
         for shard in &self.dirty {
             frozen.inodes.append(&mut shard.lock());
         }
@@ -218,10 +222,8 @@ impl DeltaSource for Core {
         // Each shard is sorted by and large, which a stable sort makes use of.
         frozen.inodes.par_sort_by_key(|listed| listed.0);
         frozen.subvols.sort_unstable_by_key(|s| s.id());
-        // A worker that waits for its helpers may take up another job meanwhile, which may want to commit as well.
-        let chunk_len = if rayon::current_thread_index().is_some() { usize::MAX } else { ITEMISE_CHUNK };
         let parts: Vec<Vec<(TreeId, Vec<Change>)>> =
-            frozen.inodes.par_chunks(chunk_len).map(|chunk| itemise_chunk(chunk, epoch)).collect();
+            frozen.inodes.par_chunks(ITEMISE_CHUNK).map(|chunk| itemise_chunk(chunk, epoch)).collect();
         let mut lens: Vec<(TreeId, usize)> = Vec::new();
         for (tree, changes) in parts.iter().flatten() {
             match lens.last_mut() {
@@ -247,8 +249,7 @@ impl DeltaSource for Core {
             let mut frozen = self.frozen.lock();
             (frozen.epoch, std::mem::take(&mut frozen.inodes), std::mem::take(&mut frozen.subvols))
         };
-        let chunk_len = if rayon::current_thread_index().is_some() { usize::MAX } else { ITEMISE_CHUNK };
-        inodes.par_iter().with_min_len(chunk_len).for_each(|(_, inode)| {
+        inodes.par_iter().with_min_len(ITEMISE_CHUNK).for_each(|(_, inode)| {
             if inode.forget_frozen(epoch) {
                 self.cache.remove((inode.tree(), inode.ino().0));
             }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use oleo_format::{FileExtentHead, Generation, Ino, ItemType, Key, TreeId};
+use oleo_format::{FileExtentHead, Ino, ItemType, Key, TreeId};
 use oleo_txn::{DeltaSource, Engine, TxnError};
 
 use crate::attr::{Attr, FileKind};
@@ -268,13 +268,6 @@ impl Fs {
             }
         }
         Ok(())
-    }
-
-    /// Writes everything to disk: all files' buffers, then a commit. Returns the generation on disk.
-    pub fn sync(&self) -> Result<Generation, FsError> {
-        self.core().flush_all(None)?;
-        while self.core().erase_let_go()? {}
-        Ok(self.engine().commit()?)
     }
 
     /// One step of cleaning: inodes without names, what a crash left, deleted subvolumes, of which at most

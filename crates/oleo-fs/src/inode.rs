@@ -524,6 +524,12 @@ impl ReadGuard<'_> {
         &self.state
     }
 
+    /// Whether the transaction `generation` does not have all of the inode's changes.
+    pub(crate) fn changed_after(&self, generation: Generation) -> bool {
+        // What is in the trees but not on disk is in neither delta.
+        self.state.has_open() || self.state.frozen.is_some() || self.state.fields.transid > generation.0
+    }
+
     /// Fails when the inode has been deleted.
     pub(crate) fn alive(&self) -> Result<(), FsError> {
         alive(self.inode, &self.state)

@@ -6,7 +6,7 @@
 //!
 //! Where to look: [`Fs`] is the open file system; `create`, `names` and `rename` have the operations on names; `setattr`
 //! and `privileges` those on attributes, `listing` reads directories, `rules` what inode flags forbid; `dir`, `refs` and `xattr` know the forms of
-//! items; `orphan` the end of an inode; `subvols` subvolumes and snapshots; `data` what is inside files.
+//! items; `orphan` the end of an inode; `commits` says when changes become durable; `subvols` subvolumes and snapshots; `data` what is inside files.
 //!
 //! Locks, in rank order: `moving` (10, held while a directory changes its parent), a file's `flush` (20, see `data`),
 //! the engine's gate inside `join` (30), inodes by (tree, number) (40), objects of trees that are no inodes (50), then
@@ -16,6 +16,7 @@
 mod acl;
 pub mod attr;
 mod cache;
+mod commits;
 mod core;
 mod create;
 pub mod data;

@@ -211,7 +211,7 @@ impl Fs {
     }
 
     /// Runs `f` with all changes in the trees and everybody else kept out.
-    fn staged<R>(&self, f: impl FnOnce(&mut Staged<'_>) -> Result<R, FsError>) -> Result<R, FsError> {
+    fn staged<R: Send>(&self, f: impl FnOnce(&mut Staged<'_>) -> Result<R, FsError> + Send) -> Result<R, FsError> {
         // Reserves for the open transaction; what it reserved stays taken until the commit.
         drop(self.engine().join(TREE_NEED)?);
         let mut outcome = None;

@@ -10,8 +10,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use oleo_format::{ByteLen, TreeId};
+use oleo_format::{ByteLen, InodeFlags, Logical, TreeId};
 use oleo_txn::DataReservation;
+use rayon::prelude::*;
 
 use crate::FsError;
 use crate::core::Core;
@@ -19,12 +20,18 @@ use crate::data::install::{self, Install};
 use crate::data::items::MapOf;
 use crate::data::map::{self, ExtentMap};
 use crate::data::pieces::Pieces;
-use crate::data::prepare::{Policy, Prepared, Whole};
+use crate::data::prepare::{self, EXTENT_LEN_MAX, Policy, Prepared, Whole};
 use crate::data::{FILE_LEN_MAX, in_place, read, write};
 use crate::inode::{Inode, Items};
 
-/// Bytes that are completed, prepared and written at a time.
+/// Bytes that are completed, prepared and written at a time where they are compressed.
 const RUN_LEN_MAX: u64 = 32 << 20;
+/// Bytes from which on plain data is written step by step: below, one step would be all of it.
+const PLAIN_LEN_MIN: u64 = 2 * STEP_LEN;
+/// Bytes of plain data that are completed, summed and written at a time by one thread: they stay in its cache.
+const STEP_LEN: u64 = 2 << 20;
+/// Bytes from which on preparing them is worth handing out to other threads.
+const THREADS_LEN_MIN: usize = 256 << 10;
 
 /// Whether a flush may put a small file into its item.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,7 +70,7 @@ impl Inode {
         let mut slot = self.data.buffer.lock();
         let buffer = slot.as_mut().filter(|b| !b.dirty.is_empty())?;
         debug_assert!(buffer.flight.is_empty(), "one flush at a time");
-        buffer.flight = std::mem::take(&mut buffer.dirty);
+        buffer.flight = Arc::new(std::mem::take(&mut buffer.dirty));
         buffer.spare = 0;
         Some(std::mem::take(&mut buffer.promises))
     }
@@ -71,7 +78,7 @@ impl Inode {
     fn put_back(&self, promise: Option<DataReservation>) {
         if let Some(buffer) = &mut *self.data.buffer.lock() {
             let before = buffer.bytes();
-            buffer.dirty.put_under(std::mem::take(&mut buffer.flight));
+            buffer.dirty.put_under(Arc::unwrap_or_clone(std::mem::take(&mut buffer.flight)));
             buffer.promises.extend(promise);
             self.core().data.count(before, buffer.bytes());
         }
@@ -82,9 +89,11 @@ impl Inode {
         let mut slot = self.data.buffer.lock();
         if slot.as_ref().is_some_and(|b| b.bytes() == 0) {
             *slot = None;
-            let file = self.core().data.files.lock().remove(&self.rank());
+            let file = self.core().data.files.lock().remove(self.rank());
             drop(slot);
             drop(file);
+        } else if slot.is_some() {
+            self.core().data.renew(self);
         }
     }
 
@@ -93,7 +102,7 @@ impl Inode {
         let mut slot = self.data.buffer.lock();
         if let Some(buffer) = slot.take() {
             self.core().data.count(buffer.bytes(), 0);
-            let file = self.core().data.files.lock().remove(&self.rank());
+            let file = self.core().data.files.lock().remove(self.rank());
             drop(slot);
             drop(file);
         }
@@ -106,16 +115,14 @@ impl Inode {
             let before = buffer.bytes();
             let mut older = Pieces::default();
             older.write(0, &bytes);
-            buffer.flight.put_under(older);
+            Arc::make_mut(&mut buffer.flight).put_under(older);
             self.core().data.count(before, buffer.bytes());
         }
         let sector = u64::from(self.core().engine().sectorsize());
-        let (policy, size, whole) = {
+        let (policy, size, whole, plain) = {
             let guard = self.read();
             guard.alive()?;
-            let mut policy = self.core().policy(guard.fields(), &guard)?;
-            // A worker that waits for its helpers may take up another job meanwhile, which may want our lock.
-            policy.threads &= rayon::current_thread_index().is_none();
+            let policy = self.core().policy(guard.fields(), &guard)?;
             let buffer = self.data.buffer.lock();
             let Some(b) = &*buffer else { return Ok(()) };
             let size = guard.fields().size.max(b.flight.end());
@@ -124,11 +131,15 @@ impl Inode {
                 let last = MapOf { items: &guard, sector }.last(u64::MAX)?;
                 whole = last.is_none_or(|(at, extent)| at + extent.len(sector) <= sector);
             }
-            (policy, size, whole)
+            // What may be overwritten in place is read into memory as a whole.
+            let in_place = InodeFlags::PREALLOC | InodeFlags::NODATACOW;
+            let plain =
+                policy.compress.is_none() && !InodeFlags::from_bits_retain(guard.fields().flags).intersects(in_place);
+            (policy, size, whole, plain)
         };
         let mut pos = 0;
         // Each round installs a run, which takes it out of flight.
-        while let Some(run) = self.next_run(pos, sector) {
+        while let Some(run) = self.next_run(pos, sector, plain) {
             let places = in_place::places(self, &self.read(), run.clone())?;
             let whole = if whole && places.is_empty() { Whole::File } else { Whole::Part };
             pos = run.start;
@@ -155,8 +166,15 @@ impl Inode {
         if range.is_empty() {
             return Ok(());
         }
+        if whole == Whole::Part && policy.compress.is_none() && range.end - range.start >= PLAIN_LEN_MIN {
+            return self.write_plain(range, policy, promise);
+        }
         let data = self.complete(range.clone())?;
-        let prepared = Prepared::new(data, range.start, whole, policy);
+        let prepared = if policy.threads && data.len() >= THREADS_LEN_MIN {
+            self.core().engine().compute(|| Prepared::new(data, range.start, whole, policy))
+        } else {
+            Prepared::new(data, range.start, whole, policy)
+        };
         install::install(&[Install {
             inode: self,
             prepared: &prepared,
@@ -167,32 +185,73 @@ impl Inode {
         }])
     }
 
+    /// The same for a long part that is not compressed: it becomes as few extents as space allows, written step by step.
+    fn write_plain(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        policy: &Policy,
+        promise: Option<&DataReservation>,
+    ) -> Result<(), FsError> {
+        let engine = self.core().engine();
+        let sector = u64::from(policy.sectorsize);
+        let step = |to: Logical, range: Range<u64>| -> Result<Vec<u8>, FsError> {
+            let mut data = self.complete(range)?;
+            data.resize(data.len().next_multiple_of(sector as usize), 0);
+            let sums = prepare::sums(&data, policy);
+            engine.write_data(&[(to, &data)])?;
+            Ok(sums)
+        };
+        let mut pos = range.start;
+        // Each round fills at least one sector.
+        while pos < range.end {
+            let len = (range.end - pos).next_multiple_of(sector).min(EXTENT_LEN_MAX);
+            let grant = install::take_space(engine, promise, install::want(self, len))?;
+            let run = grant.run();
+            let steps: Vec<u64> = (0..run.len.0).step_by(STEP_LEN as usize).collect();
+            let one = |at: &u64| {
+                let end = (pos + at + STEP_LEN).min(pos + run.len.0).min(range.end);
+                step(run.start + ByteLen(*at), pos + at..end)
+            };
+            let sums: Vec<Vec<u8>> = if policy.threads {
+                engine.compute(|| steps.par_iter().map(one).collect::<Result<_, _>>())?
+            } else {
+                steps.iter().map(one).collect::<Result<_, _>>()?
+            };
+            install::finish_plain(self, pos, grant, sums.concat(), range.end)?;
+            pos += run.len.0;
+        }
+        Ok(())
+    }
+
     /// The next sectors with flying bytes.
-    fn next_run(&self, pos: u64, sector: u64) -> Option<Range<u64>> {
+    fn next_run(&self, pos: u64, sector: u64, plain: bool) -> Option<Range<u64>> {
         let buffer = self.data.buffer.lock();
         let flight = &buffer.as_ref()?.flight;
         let first = flight.next_run(pos)?;
         let start = first.start / sector * sector;
         let mut end = first.end.next_multiple_of(sector);
+        let max = if plain { EXTENT_LEN_MAX } else { RUN_LEN_MAX };
         // Runs that meet in a sector or side by side are one.
-        while end - start < RUN_LEN_MAX
+        while end - start < max
             && let Some(next) = flight.next_run(end.min(FILE_LEN_MAX))
             && next.start / sector * sector <= end
         {
             end = next.end.next_multiple_of(sector);
         }
-        Some(start..end.min(start + RUN_LEN_MAX))
+        Some(start..end.min(start + max))
     }
 
     /// The bytes of a run: flying ones, and what the map has where none fly.
     fn complete(&self, range: Range<u64>) -> Result<Vec<u8>, FsError> {
         let mut data = vec![0; (range.end - range.start) as usize];
-        let gaps = {
+        let flight = {
             let buffer = self.data.buffer.lock();
             let Some(b) = &*buffer else { return Ok(data) };
-            b.flight.read_over(range.start, &mut data);
-            b.flight.missing(range.clone())
+            b.flight.clone()
         };
+        flight.read_over(range.start, &mut data);
+        let gaps = flight.missing(range.clone());
+        drop(flight);
         for gap in gaps {
             let part = &mut data[(gap.start - range.start) as usize..(gap.end - range.start) as usize];
             read::read_mapped(self, gap.start, part)?;
@@ -231,7 +290,7 @@ impl Inode {
                 buffer.dirty.zero_gaps(size..size.next_multiple_of(sector).min(to));
             }
             self.core().data.count(before, buffer.bytes());
-            self.core().data.files.lock().insert(self.rank(), self.clone());
+            self.core().data.enlist(self);
         }
         let small = tail == Tail::Zero && to <= u64::from(self.core().opts.data.inline_max);
         self.flush_locked(if small { Inline::Allowed } else { Inline::Refused })
@@ -257,7 +316,7 @@ impl Inode {
             buffer.dirty.cut(range.clone());
             buffer.dirty.zero_gaps(range);
             self.core().data.count(before, buffer.bytes());
-            self.core().data.files.lock().insert(self.rank(), self.clone());
+            self.core().data.enlist(self);
         }
         self.flush_locked(Inline::Allowed)
     }
@@ -277,17 +336,10 @@ impl Core {
     pub(crate) fn flush_all(&self, of: Option<TreeId>) -> Result<(), FsError> {
         let mut outcome = Ok(());
         for inode in self.data.files(of) {
-            // Without a name and out of use: it is only waiting to be erased.
-            if inode.handles() == 0 && inode.read().alive().is_ok() && inode.read().fields().nlink == 0 {
-                let _flush = inode.data.flush.lock();
-                inode.discard();
-                continue;
-            }
-            match inode.flush() {
-                // Deleted meanwhile: nobody wants its bytes.
-                Err(FsError::Stale) => inode.discard(),
-                Err(e) if outcome.is_ok() => outcome = Err(e),
-                _ => {}
+            if let Err(e) = inode.flush_unless_gone()
+                && outcome.is_ok()
+            {
+                outcome = Err(e);
             }
         }
         self.data.relax();

@@ -136,7 +136,7 @@ pub(super) fn overwrite(inode: &Arc<Inode>, place: &Place, data: &[u8], policy: 
     }
     if let Some(buffer) = &mut *inode.data.buffer.lock() {
         let before = buffer.bytes();
-        buffer.flight.cut(written);
+        Arc::make_mut(&mut buffer.flight).cut(written);
         inode.core().data.count(before, buffer.bytes());
     }
     Ok(())

@@ -42,6 +42,16 @@ pub(super) struct Install<'a> {
     pub from_flight: bool,
 }
 
+/// What is left to do for one file once its bytes are on disk.
+struct Finish<'a> {
+    inode: &'a Arc<Inode>,
+    time: Option<Time>,
+    exact_size: Option<u64>,
+    from_flight: bool,
+    /// Where the bytes end.
+    end: u64,
+}
+
 /// A piece, or a part of one, and its place.
 struct Placed {
     /// Where in the file.
@@ -92,12 +102,10 @@ pub(super) fn install(batch: &[Install<'_>]) -> Result<(), FsError> {
         engine.write_data(&parts)?;
     }
     for (item, mine) in batch.iter().zip(placed) {
-        if item.from_flight {
-            finish(item, mine)?;
-        } else {
-            let _flush = item.inode.data.flush.lock();
-            finish(item, mine)?;
-        }
+        let Install { inode, time, exact_size, from_flight, .. } = *item;
+        let rest = Finish { inode, time, exact_size, from_flight, end: item.prepared.at + item.prepared.len };
+        let _flush = (!from_flight).then(|| inode.data.flush.lock());
+        finish(&rest, mine)?;
     }
     Ok(())
 }
@@ -144,11 +152,30 @@ fn place(engine: &Engine, item: &Install<'_>) -> Result<(Vec<Placed>, Unpacked),
     Ok((placed, unpacked))
 }
 
-fn take_space(engine: &Engine, promise: Option<&DataReservation>, want: DataWant) -> Result<Grant, TxnError> {
+pub(super) fn take_space(
+    engine: &Engine,
+    promise: Option<&DataReservation>,
+    want: DataWant,
+) -> Result<Grant, TxnError> {
     match promise {
         Some(promise) => engine.alloc_data_from(promise, want),
         None => engine.alloc_data(want),
     }
+}
+
+/// What one extent of a file wants.
+pub(super) fn want(inode: &Inode, len: u64) -> DataWant {
+    let sector = inode.core().engine().sectorsize();
+    DataWant { len: ByteLen(len), min_len: ByteLen(u64::from(sector)), stream: inode.ino().0 }
+}
+
+/// Puts the item of one plain extent that has been written at `at`, out of the inode's flight. The flying bytes end at
+/// `end`; the `flush` lock is held.
+pub(super) fn finish_plain(inode: &Arc<Inode>, at: u64, grant: Grant, csums: Vec<u8>, end: u64) -> Result<(), FsError> {
+    let len = grant.run().len.0;
+    let kind = PlacedKind::Disk { grant, compression: Compression::None, disk_len: len };
+    let place = Placed { at, len, kind, csums };
+    finish(&Finish { inode, time: None, exact_size: None, from_flight: true, end }, vec![place])
 }
 
 fn place_plain(
@@ -200,7 +227,7 @@ fn copies_of<'a>(
 }
 
 /// Puts the items of one file, its `flush` lock held.
-fn finish(item: &Install<'_>, placed: Vec<Placed>) -> Result<(), FsError> {
+fn finish(item: &Finish<'_>, placed: Vec<Placed>) -> Result<(), FsError> {
     let engine = item.inode.core().engine();
     let mut rest = placed.into_iter().peekable();
     // Each round takes at least one extent.
@@ -241,7 +268,7 @@ pub(super) fn count_items(inode: &Inode, from: u64, to: u64, max: u32) -> Result
     Ok(count)
 }
 
-fn finish_group(item: &Install<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> Result<(), FsError> {
+fn finish_group(item: &Finish<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> Result<(), FsError> {
     let core = item.inode.core();
     let engine = core.engine();
     let sector = u64::from(engine.sectorsize());
@@ -266,7 +293,7 @@ fn finish_group(item: &Install<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> 
         }
         Ok((freed, added))
     })?;
-    let end = range.end.min(item.prepared.at + item.prepared.len);
+    let end = range.end.min(item.end);
     let time = item.time.or_else(|| item.inode.data.touched().filter(|_| item.from_flight));
     let fields = guard.fields_mut(handle);
     fields.nbytes = fields.nbytes.saturating_sub(freed).saturating_add(added);
@@ -279,7 +306,7 @@ fn finish_group(item: &Install<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> 
     let mut slot = item.inode.data.buffer.lock();
     if let Some(buffer) = &mut *slot {
         let before = buffer.bytes();
-        let pieces = if item.from_flight { &mut buffer.flight } else { &mut buffer.dirty };
+        let pieces = if item.from_flight { Arc::make_mut(&mut buffer.flight) } else { &mut buffer.dirty };
         pieces.cut(range);
         core.data.count(before, buffer.bytes());
     }

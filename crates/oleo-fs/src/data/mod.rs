@@ -21,7 +21,7 @@
 //! - Only the holder of an inode's `flush` lock changes its extent map or moves `dirty` to `flight`.
 //! - `flight` is empty whenever nobody holds the `flush` lock.
 //! - The dirty and flying bytes of all inodes sum up to `Shared::bytes`, which stays near `dirty_bytes_max`: a writer
-//!   that finds it exceeded flushes before it returns.
+//!   that finds it exceeded makes room before it returns (`dirty`).
 //! - A file with dirty bytes is in `Shared::files`, which keeps it in memory.
 //! - Whatever is dirty has its sectors covered by data reservations, so that a flush does not run out of space.
 //!
@@ -32,19 +32,19 @@
 //!
 //! [`Engine::reader`]: oleo_txn::Engine::reader
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::HashMap;
-use oleo_format::{Generation, Ino, Logical, TreeId};
+use oleo_format::{Generation, Logical, TreeId};
 use oleo_txn::DataReservation;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::inode::{Inode, InodeFields};
 use crate::options::Time;
 
 mod api;
+mod dirty;
 mod flush;
 mod in_place;
 mod install;
@@ -57,6 +57,7 @@ mod query;
 mod read;
 mod resize;
 mod share;
+mod unpacked;
 mod write;
 
 pub use api::Stamp;
@@ -66,8 +67,9 @@ pub use query::{ExtentInfo, ExtentKind};
 pub use resize::KeepSize;
 pub use share::{CloneRange, Dedupe};
 
+use dirty::DirtyFiles;
 use pieces::Pieces;
-use read::Unpacked;
+use unpacked::Unpacked;
 
 /// The most bytes a file can have.
 pub(crate) const FILE_LEN_MAX: u64 = i64::MAX as u64;
@@ -81,8 +83,6 @@ pub(crate) struct FileData {
     /// Held by whoever changes the extent map, over its I/O too.
     pub flush: Mutex<()>,
     buffer: Mutex<Option<Box<Buffer>>>,
-    /// The compressed extent that was last read in part.
-    unpacked: Mutex<Option<Box<Unpacked>>>,
 }
 
 /// What is written but not in the extent map.
@@ -90,8 +90,8 @@ pub(crate) struct FileData {
 struct Buffer {
     /// Not being written out yet.
     dirty: Pieces,
-    /// Being written out by the holder of `flush`.
-    flight: Pieces,
+    /// Being written out by the holder of `flush`, who reads it without the lock.
+    flight: Arc<Pieces>,
     /// Space promised for `dirty`.
     promises: Vec<DataReservation>,
     /// Bytes of `promises` that no dirty sector needs yet.
@@ -139,6 +139,11 @@ impl FileData {
         self.buffer.lock().as_ref().and_then(|b| b.touched)
     }
 
+    /// Bytes that nobody is writing out yet.
+    fn dirty_bytes(&self) -> u64 {
+        self.buffer.lock().as_ref().map_or(0, |b| b.dirty.bytes())
+    }
+
     /// Whether something is buffered.
     pub fn is_dirty(&self) -> bool {
         self.buffer.lock().as_ref().is_some_and(|b| b.bytes() > 0)
@@ -146,12 +151,23 @@ impl FileData {
 }
 
 /// What all files of an open file system share.
-#[derive(Default)]
 pub(crate) struct Shared {
     /// Bytes that are dirty or in flight, over all files.
     bytes: AtomicU64,
     /// The files that have them.
-    files: Mutex<BTreeMap<(TreeId, Ino), Arc<Inode>>>,
+    files: Mutex<DirtyFiles>,
+    /// Somebody writes back in the background.
+    attended: AtomicBool,
+    /// Whoever waits for work to be there or room to be made holds this while it looks.
+    waiting: Mutex<()>,
+    /// There is something to write back.
+    work: Condvar,
+    /// Something was written back.
+    room: Condvar,
+    /// Who waits for room.
+    crowd: AtomicU32,
+    /// Compressed extents that were read in part.
+    unpacked: Unpacked,
     /// Extents that were cloned, and in which transaction: until that is committed, the extent tree does not show it.
     cloned: Mutex<HashMap<Logical, Generation>>,
     /// Space for data was short: promises are for what is needed only.
@@ -159,6 +175,21 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    pub(crate) fn new(opts: &DataOptions) -> Shared {
+        Shared {
+            bytes: AtomicU64::new(0),
+            files: Mutex::default(),
+            attended: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            work: Condvar::new(),
+            room: Condvar::new(),
+            crowd: AtomicU32::new(0),
+            unpacked: Unpacked::new(opts.unpacked_bytes_max),
+            cloned: Mutex::default(),
+            tight: AtomicBool::new(false),
+        }
+    }
+
     /// Bytes buffered in all files.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
@@ -204,12 +235,12 @@ impl Shared {
             self.bytes.fetch_add(now - before, Ordering::Relaxed);
         } else {
             self.bytes.fetch_sub(before - now, Ordering::Relaxed);
+            self.made_room();
         }
     }
 
     /// The files that have buffered bytes, in rank order; of one subvolume, or all.
     fn files(&self, of: Option<TreeId>) -> Vec<Arc<Inode>> {
-        let files = self.files.lock();
-        files.iter().filter(|((tree, _), _)| of.is_none_or(|t| t == *tree)).map(|(_, inode)| inode.clone()).collect()
+        self.files.lock().of(of)
     }
 }

@@ -15,7 +15,7 @@ use std::ops::Range;
 const PIECE_LEN_MAX: usize = 1 << 20;
 
 /// An ordered set of byte runs.
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Pieces {
     /// File offset of the first byte, and the bytes.
     map: BTreeMap<u64, Vec<u8>>,

@@ -1,5 +1,7 @@
 //! How the data of a file is to be written: from the mount's options, the file's flags and its property.
 
+use std::time::Duration;
+
 use oleo_format::{Compression, InodeFlags, ItemType, dir_hash};
 
 use crate::FsError;
@@ -12,6 +14,13 @@ use crate::inode::{InodeFields, Items};
 pub struct DataOptions {
     /// Bytes that may wait in memory before a writer has to write them out.
     pub dirty_bytes_max: u64,
+    /// Bytes from which on [`Fs::write_back`](crate::Fs::write_back) has something to do; `None`: a quarter of
+    /// `dirty_bytes_max`.
+    pub dirty_background_max: Option<u64>,
+    /// Files with bytes that have waited for longer than this are written back however few there are.
+    pub dirty_age_max: Duration,
+    /// Decompressed bytes of compressed extents kept for reads of other parts of them.
+    pub unpacked_bytes_max: u64,
     /// Files up to this many bytes are kept in their item; at most a sector less one byte.
     pub inline_max: u32,
     /// Compress new data of all files.
@@ -22,8 +31,23 @@ pub struct DataOptions {
 
 impl Default for DataOptions {
     fn default() -> DataOptions {
-        // 2048 is the kernel's default of max_inline.
-        DataOptions { dirty_bytes_max: 128 << 20, inline_max: 2048, compress: None, threads: true }
+        DataOptions {
+            dirty_bytes_max: 128 << 20,
+            dirty_background_max: None,
+            dirty_age_max: Duration::from_secs(30),
+            unpacked_bytes_max: 16 << 20,
+            // The kernel's default of max_inline.
+            inline_max: 2048,
+            compress: None,
+            threads: true,
+        }
+    }
+}
+
+impl DataOptions {
+    /// Bytes from which on they are written back in the background.
+    pub fn background_max(&self) -> u64 {
+        self.dirty_background_max.unwrap_or(self.dirty_bytes_max / 4)
     }
 }
 

@@ -261,7 +261,7 @@ fn inline_body(data: &[u8], policy: &Policy) -> Option<Body> {
 }
 
 /// The checksums of whole sectors.
-fn sums(data: &[u8], policy: &Policy) -> Vec<u8> {
+pub(super) fn sums(data: &[u8], policy: &Policy) -> Vec<u8> {
     let Some(csum) = policy.csum else { return Vec::new() };
     let mut out = Vec::new();
     if policy.threads && data.len() >= PARALLEL_LEN_MIN {

@@ -7,14 +7,12 @@
 //!
 //! Bytes that no extent covers, holes and preallocated extents are zeros, and so is what the map has behind the size in
 //! the inode item.
-//! A compressed extent is always read whole. One that is needed in part only is kept, so that reading a file in small
-//! steps decompresses each extent once.
+//! A compressed extent is always read whole. One that is needed in part only is kept for a while (`unpacked`).
 
 use std::ops::{ControlFlow, Range};
-use std::sync::Arc;
 
 use oleo_format::compress::decompress_into;
-use oleo_format::{Compression, Generation, InodeFlags, Logical, decompress_inline};
+use oleo_format::{Compression, InodeFlags, Logical, decompress_inline};
 use oleo_txn::{CsumCheck, Engine, TxnError};
 use rayon::prelude::*;
 
@@ -29,13 +27,6 @@ use crate::inode::{Inode, Items, ReadGuard};
 const TASK_LEN: u64 = 1 << 20;
 /// The longest compressed extent that is decompressed; the format's limit is an eighth of it.
 const RAM_LEN_MAX: u64 = 8 * COMPRESSED_LEN_MAX as u64;
-
-/// A compressed extent, decompressed.
-pub(super) struct Unpacked {
-    disk: Logical,
-    generation: Generation,
-    bytes: Arc<[u8]>,
-}
 
 /// Where a range of the file comes from.
 enum Source {
@@ -208,10 +199,9 @@ fn run(inode: &Inode, plan: &Plan, at: u64, out: &mut [u8]) -> Result<(), FsErro
         }
     }
     let total: u64 = tasks.iter().map(|t| t.out.len() as u64).sum();
-    // A worker that waits for its helpers may take up another job meanwhile, which may want a lock that is held here.
-    let threads = inode.core().opts.data.threads && rayon::current_thread_index().is_none();
-    if tasks.len() > 1 && total >= TASK_LEN && threads {
-        tasks.into_par_iter().try_for_each(|task| run_one(inode, task, plan.check))
+    if tasks.len() > 1 && total >= TASK_LEN && inode.core().opts.data.threads {
+        let engine = inode.core().engine();
+        engine.compute(|| tasks.into_par_iter().try_for_each(|task| run_one(inode, task, plan.check)))
     } else {
         tasks.into_iter().try_for_each(|task| run_one(inode, task, plan.check))
     }
@@ -264,22 +254,17 @@ fn read_packed(inode: &Inode, span: &Span, skip: u64, task: Task<'_>, check: Csu
     let from = span.offset + skip + task.skip;
     let whole = from == 0 && task.out.len() as u64 == span.ram_len;
     let engine = inode.core().engine();
-    // Who has read up to the last sector will hardly read the extent again: keeping it for every file of a walk would
-    // cost more memory than the file system's blocks do.
+    // Who has read up to the last sector will hardly read the extent again soon.
     let to_the_end = from + task.out.len() as u64 + u64::from(engine.sectorsize()) > span.ram_len;
+    let unpacked = &inode.core().data.unpacked;
+    if let Some(kept) = unpacked.get(span)
+        && let Some(bytes) = kept.get(from as usize..from as usize + task.out.len())
     {
-        let mut slot = inode.data.unpacked.lock();
-        if let Some(kept) = &*slot
-            && kept.disk == span.disk
-            && kept.generation == span.generation
-            && let Some(bytes) = kept.bytes.get(from as usize..from as usize + task.out.len())
-        {
-            task.out.copy_from_slice(bytes);
-            if to_the_end {
-                *slot = None;
-            }
-            return Ok(());
+        task.out.copy_from_slice(bytes);
+        if to_the_end {
+            unpacked.drop_one(span);
         }
+        return Ok(());
     }
     if span.ram_len > RAM_LEN_MAX || span.disk_len > RAM_LEN_MAX {
         return Err(FsError::lie("compressed extent", span.disk, "length", span.ram_len, RAM_LEN_MAX));
@@ -293,8 +278,9 @@ fn read_packed(inode: &Inode, span: &Span, skip: u64, task: Task<'_>, check: Csu
     let mut bytes = vec![0; span.ram_len as usize];
     decompress_into(span.compression, &packed, &mut bytes, engine.sectorsize()).map_err(broken)?;
     task.out.copy_from_slice(&bytes[from as usize..from as usize + task.out.len()]);
-    let kept = Unpacked { disk: span.disk, generation: span.generation, bytes: bytes.into() };
-    *inode.data.unpacked.lock() = (!to_the_end).then(|| Box::new(kept));
+    if !to_the_end {
+        unpacked.keep(span, bytes.into());
+    }
     Ok(())
 }
 

@@ -192,7 +192,7 @@ fn copy_inline(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange, why: Why)
         newer.put_under(std::mem::take(&mut buffer.dirty));
         buffer.dirty = newer;
         dst.core().data.count(before, buffer.bytes());
-        dst.core().data.files.lock().insert(dst.rank(), dst.clone());
+        dst.core().data.enlist(dst);
     }
     let small = range.to == 0 && range.len <= sector;
     dst.flush_locked(if small { Inline::Allowed } else { Inline::Refused })

@@ -2,7 +2,7 @@
 //!
 //! Normal path: (1) `write` cuts the bytes into steps; (2) a step locks the inode and its buffer, counts what new
 //! sectors it will touch, and if the promised space does not cover them drops the locks, promises more and tries again;
-//! (3) it copies the bytes in; (4) whoever finds too much buffered flushes before it returns.
+//! (3) it copies the bytes in; (4) whoever finds too much buffered makes room before it returns (`dirty`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use oleo_format::ByteLen;
 use oleo_txn::{DataReservation, TxnError};
 
+use crate::data::dirty;
 use crate::data::in_place::{self, Place};
 use crate::data::items::MapOf;
 use crate::data::map;
@@ -22,8 +23,6 @@ use crate::{FileKind, FsError, rules};
 const STEP_LEN: usize = 1 << 20;
 /// Space is promised in units of this where there is plenty, so that small writes do not each ask for it.
 const PROMISE_LEN: u64 = 1 << 20;
-/// Bytes that one file buffers before its writer flushes it: a few large extents' worth.
-const FILE_DIRTY_MAX: u64 = 32 << 20;
 
 /// Writes `data` at `at`.
 pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
@@ -35,27 +34,7 @@ pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsEr
     for step in data.chunks(STEP_LEN) {
         write_step(inode, pos, step)?;
         pos += step.len() as u64;
-        relieve(inode)?;
-    }
-    Ok(())
-}
-
-/// Flushes while more is buffered than may be: this file first, then others.
-fn relieve(inode: &Arc<Inode>) -> Result<(), FsError> {
-    let core = inode.core();
-    let max = core.opts.data.dirty_bytes_max;
-    let mine = inode.data.buffer.lock().as_ref().map_or(0, |b| b.dirty.bytes());
-    if mine >= FILE_DIRTY_MAX.min(max) {
-        return inode.flush();
-    }
-    if core.data.bytes() <= max {
-        return Ok(());
-    }
-    for other in core.data.files(None) {
-        other.flush()?;
-        if core.data.bytes() <= max / 2 {
-            break;
-        }
+        dirty::throttle(inode)?;
     }
     Ok(())
 }
@@ -105,7 +84,7 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
         let shared = &inode.core().data;
         shared.count(before, buffer.bytes());
         if before == 0 {
-            shared.files.lock().insert(inode.rank(), inode.clone());
+            shared.enlist(inode);
         }
         return Ok(());
     }

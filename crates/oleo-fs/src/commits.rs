@@ -1,0 +1,111 @@
+//! When what was done becomes durable: sync, fsync, commits by the clock and under pressure.
+//!
+//! Several callers at once share one commit (see `Engine::commit`). Pressure is a number of dirty inodes: above
+//! `dirty_inodes_max` somebody has to commit. That is whoever waits in [`Fs::wait_commit`], if anybody ever did; then
+//! operations go on until there are twice as many. Else one operation commits, and others wait for it only as long as
+//! nothing is frozen yet.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use oleo_format::Generation;
+
+use crate::FsError;
+use crate::core::Core;
+use crate::fs::Fs;
+use crate::inode::InodeRef;
+
+/// How often an operation that waits for a freeze looks whether it has come.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+impl Fs {
+    /// Writes everything to disk: all files' buffers, then a commit. Returns the generation on disk.
+    pub fn sync(&self) -> Result<Generation, FsError> {
+        self.core().flush_all(None)?;
+        while self.core().erase_let_go()? {}
+        Ok(self.engine().commit()?)
+    }
+
+    /// Commits what is part of the open transaction. What is buffered of files stays so.
+    pub fn commit(&self) -> Result<Generation, FsError> {
+        Ok(self.engine().commit()?)
+    }
+
+    /// Makes one file or directory durable, with the names it has, and whatever else is in the same transaction. Does
+    /// nothing where it is durable already.
+    pub fn fsync(&self, inode: &InodeRef) -> Result<(), FsError> {
+        if inode.data.is_dirty() {
+            inode.flush()?;
+        }
+        if inode.read().changed_after(self.engine().durable()) {
+            self.engine().commit()?;
+        }
+        match self.failed() {
+            Some(_) => self.engine().commit().map(drop).map_err(FsError::from),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether anything was changed that is not on disk: buffered bytes, or something for a commit to write.
+    pub fn has_changes(&self) -> bool {
+        self.core().data.bytes() > 0 || self.engine().has_changes() || !self.core().let_go.lock().is_empty()
+    }
+
+    /// The error that made the file system refuse all changes, if one did.
+    pub fn failed(&self) -> Option<String> {
+        let engine = self.engine().failed().map(|why| why.to_string());
+        engine.or_else(|| self.core().spoiled.lock().clone())
+    }
+
+    /// Waits until so much was changed that somebody should [`commit`](Fs::commit), or for that long; whether it was.
+    /// Whoever calls this says that somebody commits in the background from now on.
+    pub fn wait_commit(&self, timeout: Duration) -> bool {
+        let core = self.core();
+        core.attended.store(true, Ordering::Relaxed);
+        let deadline = Instant::now().checked_add(timeout);
+        let mut waiting = core.waiting.lock();
+        while !core.is_crowded() {
+            let timed_out = match deadline {
+                Some(deadline) => core.called.wait_until(&mut waiting, deadline).timed_out(),
+                None => {
+                    core.called.wait(&mut waiting);
+                    false
+                }
+            };
+            if timed_out {
+                return core.is_crowded();
+            }
+        }
+        true
+    }
+}
+
+impl Core {
+    /// Sees to it that dirty inodes do not become too many. The caller holds no handle and no lock.
+    pub(crate) fn relieve(&self) -> Result<(), FsError> {
+        if !self.is_crowded() {
+            return Ok(());
+        }
+        if self.attended.load(Ordering::Relaxed) {
+            let waiting = self.waiting.lock();
+            self.called.notify_all();
+            drop(waiting);
+            if !self.is_overcrowded() {
+                return Ok(());
+            }
+        }
+        let before = self.epoch();
+        // Ends with the freeze of somebody else's commit, or with its end where there is too much again by then.
+        let _one = loop {
+            match self.relieving.try_lock_for(LOOK_AGAIN) {
+                Some(one) => break one,
+                None if self.is_crowded() => {}
+                None => return Ok(()),
+            }
+        };
+        if self.epoch() == before {
+            self.engine().commit()?;
+        }
+        Ok(())
+    }
+}

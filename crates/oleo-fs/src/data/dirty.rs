@@ -1,0 +1,260 @@
+//! Which files have buffered bytes, and who writes them out when.
+//!
+//! Normal path: (1) a file enters the list with its first buffered byte; (2) above the background threshold, or when its
+//! bytes are old, whoever waits in [`Fs::wait_write_back`] is woken and calls [`Fs::write_back`], which flushes the
+//! files in the order in which they entered; (3) a file that was written to meanwhile enters anew, at the end.
+//!
+//! A writer goes on while that happens, up to `dirty_bytes_max`. Beyond it the writer helps: it flushes its own file,
+//! or the oldest, unless somebody is at it, and then waits until there is room. Where nobody writes back in the
+//! background (a program without a thread for it), a writer also flushes its file every [`FILE_DIRTY_MAX`] bytes.
+//!
+//! Locks: `Shared::files` and `Shared::waiting` are leaves. No lock is held while somebody waits for room.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use oleo_format::{Ino, TreeId};
+
+use crate::data::Shared;
+use crate::data::flush::Inline;
+use crate::inode::{Inode, Items};
+use crate::options::Time;
+use crate::{Fs, FsError};
+
+/// Bytes that one file buffers before its writer flushes it, where nobody writes back in the background: a few large
+/// extents' worth.
+const FILE_DIRTY_MAX: u64 = 32 << 20;
+/// Files that are flushed between two looks at how much is left.
+const BATCH_FILES: usize = 16;
+/// How long a writer waits for room before it looks again itself: whoever it waits for may have failed.
+const ROOM_WAIT: Duration = Duration::from_millis(50);
+
+type Rank = (TreeId, Ino);
+
+/// The files with buffered bytes: in the order of their ranks, and in the order in which they were written to.
+#[derive(Default)]
+pub(super) struct DirtyFiles {
+    by_rank: BTreeMap<Rank, Entry>,
+    by_turn: BTreeMap<u64, Rank>,
+    next_turn: u64,
+}
+
+struct Entry {
+    inode: Arc<Inode>,
+    turn: u64,
+    since: Time,
+}
+
+impl DirtyFiles {
+    /// Enters a file, unless it is there.
+    pub(super) fn insert(&mut self, inode: &Arc<Inode>, since: Time) {
+        let rank = inode.rank();
+        if self.by_rank.contains_key(&rank) {
+            return;
+        }
+        let turn = self.next_turn;
+        self.next_turn += 1;
+        self.by_turn.insert(turn, rank);
+        self.by_rank.insert(rank, Entry { inode: inode.clone(), turn, since });
+    }
+
+    pub(super) fn remove(&mut self, rank: Rank) -> Option<Arc<Inode>> {
+        let entry = self.by_rank.remove(&rank)?;
+        self.by_turn.remove(&entry.turn);
+        Some(entry.inode)
+    }
+
+    /// Puts a file at the end of the order.
+    fn renew(&mut self, rank: Rank, since: Time) {
+        if let Some(inode) = self.remove(rank) {
+            self.insert(&inode, since);
+        }
+    }
+
+    fn oldest(&self) -> impl Iterator<Item = &Entry> {
+        self.by_turn.values().filter_map(|rank| self.by_rank.get(rank))
+    }
+
+    /// All of them in rank order; of one subvolume, or of all.
+    pub(super) fn of(&self, tree: Option<TreeId>) -> Vec<Arc<Inode>> {
+        let of_tree = |rank: &Rank| tree.is_none_or(|t| t == rank.0);
+        self.by_rank.iter().filter(|(rank, _)| of_tree(rank)).map(|(_, e)| e.inode.clone()).collect()
+    }
+}
+
+impl Shared {
+    /// Enters a file that has buffered bytes now.
+    pub(super) fn enlist(&self, inode: &Arc<Inode>) {
+        let now = inode.core().now();
+        self.files.lock().insert(inode, now);
+    }
+
+    /// A file was flushed and has been written to meanwhile.
+    pub(super) fn renew(&self, inode: &Inode) {
+        self.files.lock().renew(inode.rank(), inode.core().now());
+    }
+
+    /// Wakes whoever writes back, where too much is buffered.
+    fn call(&self, background_max: u64) {
+        if self.bytes() > background_max && self.attended.load(Ordering::Relaxed) {
+            let _waiting = self.waiting.lock();
+            self.work.notify_all();
+        }
+    }
+
+    /// Somebody's bytes were written out.
+    pub(super) fn made_room(&self) {
+        if self.crowd.load(Ordering::Relaxed) > 0 {
+            let _waiting = self.waiting.lock();
+            self.room.notify_all();
+        }
+    }
+
+    /// Waits a moment for room.
+    fn await_room(&self) {
+        self.crowd.fetch_add(1, Ordering::Relaxed);
+        let mut waiting = self.waiting.lock();
+        self.room.wait_for(&mut waiting, ROOM_WAIT);
+        drop(waiting);
+        self.crowd.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Fs {
+    /// Flushes the files that have waited longest, until what is buffered is below the background threshold and not
+    /// older than it should be. Whether anything was flushed. After an error the rest waits for the next call.
+    pub fn write_back(&self) -> Result<bool, FsError> {
+        let mut any = false;
+        // A file that was flushed is younger than all others, so each round comes closer to the end.
+        loop {
+            let some = self.to_write_back();
+            if some.is_empty() {
+                return Ok(any);
+            }
+            for file in some {
+                any |= file.flush_unless_gone()?;
+                if !self.has_to_write_back() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Waits until [`write_back`](Fs::write_back) has something to do, or for that long; whether it has. Whoever calls
+    /// this says that somebody writes back in the background from now on: writers leave it to them up to
+    /// [`DataOptions::dirty_bytes_max`](crate::DataOptions).
+    pub fn wait_write_back(&self, timeout: Duration) -> bool {
+        let shared = &self.core().data;
+        shared.attended.store(true, Ordering::Relaxed);
+        let deadline = Instant::now().checked_add(timeout);
+        let mut waiting = shared.waiting.lock();
+        loop {
+            if self.has_to_write_back() {
+                return true;
+            }
+            let timed_out = match deadline {
+                Some(deadline) => shared.work.wait_until(&mut waiting, deadline).timed_out(),
+                None => {
+                    shared.work.wait(&mut waiting);
+                    false
+                }
+            };
+            if timed_out {
+                return self.has_to_write_back();
+            }
+        }
+    }
+
+    /// Files written to before this are old.
+    fn old_before(&self) -> Time {
+        let now = self.core().now();
+        let age = i64::try_from(self.options().data.dirty_age_max.as_secs()).unwrap_or(i64::MAX);
+        Time { sec: now.sec.saturating_sub(age), ..now }
+    }
+
+    fn has_to_write_back(&self) -> bool {
+        let shared = &self.core().data;
+        let old = self.old_before();
+        shared.bytes() > self.options().data.background_max()
+            || shared.files.lock().oldest().next().is_some_and(|e| e.since < old)
+    }
+
+    fn to_write_back(&self) -> Vec<Arc<Inode>> {
+        let shared = &self.core().data;
+        let too_much = shared.bytes() > self.options().data.background_max();
+        let old = self.old_before();
+        let files = shared.files.lock();
+        files.oldest().take_while(|e| too_much || e.since < old).take(BATCH_FILES).map(|e| e.inode.clone()).collect()
+    }
+}
+
+impl Inode {
+    /// Flushes, or drops what nobody wants any more; whether there was something.
+    pub(super) fn flush_unless_gone(self: &Arc<Self>) -> Result<bool, FsError> {
+        if !self.data.is_dirty() {
+            return Ok(false);
+        }
+        // Without a name and out of use: it is only waiting to be erased.
+        if self.handles() == 0 && self.read().alive().is_ok() && self.read().fields().nlink == 0 {
+            let _flush = self.data.flush.lock();
+            self.discard();
+            return Ok(true);
+        }
+        match self.flush() {
+            // Deleted meanwhile: nobody wants its bytes.
+            Err(FsError::Stale) => self.discard(),
+            other => other?,
+        }
+        Ok(true)
+    }
+}
+
+/// Comes after each step of a write: helps where too much is buffered, and waits where others are at it.
+pub(super) fn throttle(inode: &Arc<Inode>) -> Result<(), FsError> {
+    let core = inode.core();
+    let shared = &core.data;
+    let opts = &core.opts.data;
+    if !shared.attended.load(Ordering::Relaxed) && inode.data.dirty_bytes() >= FILE_DIRTY_MAX.min(opts.dirty_bytes_max)
+    {
+        return inode.flush();
+    }
+    shared.call(opts.background_max());
+    // Each round writes something out or waits for somebody who does; bytes that fail to be written end it.
+    while shared.bytes() > opts.dirty_bytes_max {
+        if inode.data.dirty_bytes() > 0 && inode.flush_if_free()? {
+            continue;
+        }
+        let others: Vec<Arc<Inode>> = shared.files.lock().oldest().take(BATCH_FILES).map(|e| e.inode.clone()).collect();
+        let mut helped = false;
+        for other in others {
+            helped |= other.flush_if_free()?;
+            if shared.bytes() <= opts.dirty_bytes_max {
+                return Ok(());
+            }
+        }
+        if !helped {
+            shared.await_room();
+        }
+    }
+    Ok(())
+}
+
+impl Inode {
+    /// Flushes unless somebody is at it; whether there was something to flush.
+    fn flush_if_free(self: &Arc<Self>) -> Result<bool, FsError> {
+        let Some(_flush) = self.data.flush.try_lock() else { return Ok(false) };
+        if self.data.dirty_bytes() == 0 {
+            return Ok(false);
+        }
+        match self.flush_locked(Inline::Allowed) {
+            // Deleted meanwhile: nobody wants its bytes.
+            Err(FsError::Stale) => {
+                self.discard();
+                Ok(true)
+            }
+            other => other.map(|()| true),
+        }
+    }
+}

@@ -1,0 +1,612 @@
+//! Beside operations: write-back, commits by others, shared commits, failures.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use oleo_device::{Device, DeviceError, MemDevice, ReadReq, WriteReq};
+use oleo_format::{Compression, ItemType, Key, TreeId};
+use oleo_fs::data::Compress;
+use oleo_fs::{Clock, Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, Time, errno};
+use oleo_mkfs::{MkfsOptions, make};
+use oleo_sim::oracle::oracle;
+use oleo_sim::rng::Rng;
+use oleo_txn::{Engine, EngineOptions};
+use oleo_volume::{OpenOptions, Volume};
+use rayon::prelude::*;
+
+const MIB: u64 = 1 << 20;
+/// How long the threads in the background sleep at most.
+const NAP: Duration = Duration::from_millis(20);
+
+fn open(device: Arc<dyn Device>, opts: &FsOptions) -> Result<Fs> {
+    let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
+    let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
+    Ok(Fs::open(engine, opts)?)
+}
+
+fn mkfs(device: &Arc<dyn Device>) -> Result<()> {
+    make(std::slice::from_ref(device), &MkfsOptions::default())?;
+    Ok(())
+}
+
+fn memory(len: u64) -> Result<Arc<dyn Device>> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(len));
+    mkfs(&device)?;
+    Ok(device)
+}
+
+fn file(fs: &Fs, name: &str) -> Result<InodeRef> {
+    Ok(fs.create(&fs.root(TreeId::FS)?, name.as_bytes(), &NewInode::new(NewKind::File, 0o644))?)
+}
+
+fn read_all(fs: &Fs, file: &InodeRef) -> Result<Vec<u8>> {
+    let mut out = vec![0; fs.attr(file).size as usize];
+    ensure!(fs.read(file, 0, &mut out)? == out.len());
+    Ok(out)
+}
+
+/// How many extents a file has on disk.
+fn extents_on_disk(fs: &Fs, file: &InodeRef) -> Result<usize> {
+    let root = fs.engine().root(file.tree())?.context("the tree")?;
+    let key = |offset| Key::new(file.ino().0, ItemType::EXTENT_DATA, offset);
+    let mut count = 0;
+    fs.engine().blocks().scan(&root, key(0), key(u64::MAX), |_, _| {
+        count += 1;
+        Ok::<_, anyhow::Error>(ControlFlow::Continue(()))
+    })?;
+    Ok(count)
+}
+
+/// Runs `work` with a thread that writes back and one that commits when they are called.
+fn attended<R>(fs: &Fs, work: impl FnOnce() -> Result<R>) -> Result<R> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| -> Result<()> {
+            while !over.load(Ordering::Relaxed) {
+                if fs.wait_write_back(NAP) {
+                    fs.write_back()?;
+                }
+            }
+            Ok(())
+        });
+        let committer = scope.spawn(|| -> Result<()> {
+            while !over.load(Ordering::Relaxed) {
+                if fs.wait_commit(NAP) {
+                    fs.commit()?;
+                }
+            }
+            Ok(())
+        });
+        let done = work();
+        over.store(true, Ordering::Relaxed);
+        writer.join().expect("the thread that writes back panicked")?;
+        committer.join().expect("the thread that commits panicked")?;
+        done
+    })
+}
+
+/// Goal: bytes go to disk in the background, memory stays within its bound, what is written at once lies together.
+/// Method: two writers of large files, plain and compressed, whose bytes are compared; no sync until the end, so that only
+/// the background can have made extents; then `btrfs check`.
+#[test]
+fn written_back_in_the_background() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    for compress in [None, Some(Compress { algorithm: Compression::Zstd, level: 1, force: false })] {
+        let image = scratch.image(&format!("back-{}", compress.is_some()), 512 * MIB)?;
+        let device = oleo_device::FileDevice::open(
+            &image,
+            &oleo_device::FileOptions { write: true, ..oleo_device::FileOptions::default() },
+        )?;
+        let device: Arc<dyn Device> = Arc::new(device);
+        mkfs(&device)?;
+        let mut opts = FsOptions::default();
+        opts.data.dirty_bytes_max = 16 * MIB;
+        opts.data.compress = compress;
+        let fs = open(device, &opts)?;
+        attended(&fs, || {
+            std::thread::scope(|scope| {
+                let writers: Vec<_> = (0..2u64)
+                    .map(|n| {
+                        let fs = &fs;
+                        scope.spawn(move || -> Result<()> {
+                            let mut rng = Rng::new(n + 5);
+                            let f = file(fs, &format!("file{n}"))?;
+                            let block = if n == 0 { rng.bytes(300_000) } else { rng.text(300_000) };
+                            let mut model = Vec::new();
+                            for _ in 0..150 {
+                                fs.write(&f, model.len() as u64, &block)?;
+                                model.extend_from_slice(&block);
+                            }
+                            ensure!(read_all(fs, &f)? == model, "file {n}");
+                            Ok(())
+                        })
+                    })
+                    .collect();
+                writers.into_iter().try_for_each(|w| w.join().expect("a writer panicked"))
+            })
+        })?;
+        let f = fs.lookup(&fs.root(TreeId::FS)?, b"file0")?.context("file0")?;
+        // Before anything was flushed by hand; most of the 45 MB have left the buffer of 16 MiB.
+        let mapped: u64 = fs
+            .extents(&f, 0, u64::MAX)?
+            .iter()
+            .filter(|e| e.kind == oleo_fs::data::ExtentKind::Data)
+            .map(|e| e.len)
+            .sum();
+        ensure!(mapped > 25_000_000, "only {mapped} bytes have a place");
+        ensure!(fs.has_changes());
+        fs.sync()?;
+        ensure!(!fs.has_changes());
+        if compress.is_none() {
+            let extents = extents_on_disk(&fs, &f)?;
+            ensure!(extents < 60, "{extents} extents");
+        }
+        drop(f);
+        drop(fs);
+        oracle.must_be_sound(&[&image], "written back")?;
+    }
+    Ok(())
+}
+
+/// Goal: what is buffered of a plain file becomes extents as long as the format allows, in one place.
+/// Method: 200 MiB in one flush; count the items, and look whether they follow each other on disk.
+#[test]
+fn long_extents() -> Result<()> {
+    let device = memory(1024 * MIB)?;
+    let mut opts = FsOptions::default();
+    opts.data.dirty_bytes_max = 512 * MIB;
+    let fs = open(device, &opts)?;
+    let f = file(&fs, "f")?;
+    let mut block = vec![0u8; MIB as usize];
+    attended(&fs, || Ok(()))?; // from now on writers leave flushing to others
+    for n in 0..200u64 {
+        block.fill(n as u8 + 1);
+        fs.write(&f, n * MIB, &block)?;
+    }
+    fs.write(&f, 200 * MIB, b"tail")?;
+    fs.sync()?;
+    let extents = extents_on_disk(&fs, &f)?;
+    ensure!(extents <= 4, "{extents} extents");
+    ensure!(fs.extents(&f, 0, u64::MAX)?.len() <= 3);
+    let mut out = vec![0; MIB as usize];
+    for n in (0..200u64).step_by(17) {
+        ensure!(fs.read(&f, n * MIB, &mut out)? == out.len() && out.iter().all(|b| *b == n as u8 + 1));
+    }
+    ensure!(fs.read(&f, 200 * MIB, &mut out)? == 4 && &out[..4] == b"tail");
+    Ok(())
+}
+
+/// Goal: a write to a file goes on while the same file is being flushed, and while another is, until the bound.
+/// Method: a device that lets no data through until it is told to; meanwhile a thread flushes, and writes must return.
+#[test]
+fn writers_do_not_wait_for_a_flush() -> Result<()> {
+    let gate = Arc::new(Gated {
+        inner: MemDevice::new(256 * MIB),
+        shut: AtomicBool::new(false),
+        broken: AtomicBool::new(false),
+    });
+    let device: Arc<dyn Device> = gate.clone();
+    mkfs(&device)?;
+    let fs = open(device, &FsOptions::default())?;
+    let f = file(&fs, "f")?;
+    fs.sync()?;
+    attended(&fs, || Ok(()))?;
+    fs.write(&f, 0, &vec![1; 8 * MIB as usize])?;
+    gate.shut.store(true, Ordering::SeqCst);
+    let outcome = std::thread::scope(|scope| {
+        let flusher = scope.spawn(|| fs.flush(&f));
+        std::thread::sleep(NAP);
+        let (said, heard) = std::sync::mpsc::channel();
+        let (fs, f) = (&fs, &f);
+        scope.spawn(move || {
+            let mut out = vec![0; 4096];
+            let done = fs.write(f, 4 * MIB, &[2; 4096]).and_then(|()| fs.write(f, 8 * MIB, &[3; 4096]));
+            let done = done.and_then(|()| fs.read(f, 4 * MIB, &mut out)).map(|_| out == [2; 4096]);
+            drop(said.send(done));
+        });
+        let answer = heard.recv_timeout(Duration::from_secs(20));
+        let still_flushing = !flusher.is_finished();
+        gate.shut.store(false, Ordering::SeqCst);
+        flusher.join().expect("the flush panicked")?;
+        Ok::<_, anyhow::Error>((answer.context("the writes waited for the flush")??, still_flushing))
+    })?;
+    ensure!(outcome == (true, true), "read back what was written, while the flush went on: {outcome:?}");
+    fs.sync()?;
+    let all = read_all(&fs, &f)?;
+    ensure!(
+        all.len() as u64 == 8 * MIB + 4096 && all[4 * MIB as usize] == 2 && all[0] == 1 && all[8 * MIB as usize] == 3
+    );
+    Ok(())
+}
+
+/// Goal: a full disk is told by the write that does not fit; what a write accepted is there after a sync.
+/// Method: two threads fill a small volume with write-back going on, some of it compressible; every accepted byte is
+/// compared after the sync, which must succeed.
+#[test]
+fn full_disks_are_told_by_writes() -> Result<()> {
+    let device = memory(192 * MIB)?;
+    let mut opts = FsOptions::default();
+    opts.data.dirty_bytes_max = 24 * MIB;
+    opts.data.compress = Some(Compress { algorithm: Compression::Zstd, level: 1, force: false });
+    let fs = open(device, &opts)?;
+    let lens = attended(&fs, || {
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..2u64)
+                .map(|n| {
+                    let fs = &fs;
+                    scope.spawn(move || -> Result<(InodeRef, u64)> {
+                        let f = file(fs, &format!("f{n}"))?;
+                        let mut len = 0;
+                        let mut rng = Rng::new(n);
+                        loop {
+                            let block = pattern(n, len, 40_000 + rng.below(90_000));
+                            match fs.write(&f, len, &block) {
+                                Ok(()) => len += block.len() as u64,
+                                Err(e) if e.errno() == errno::ENOSPC => return Ok((f, len)),
+                                Err(e) => return Err(e.into()),
+                            }
+                        }
+                    })
+                })
+                .collect();
+            writers.into_iter().map(|w| w.join().expect("a writer panicked")).collect::<Result<Vec<_>>>()
+        })
+    })?;
+    fs.sync()?;
+    for (n, (f, len)) in lens.iter().enumerate() {
+        ensure!(*len > 20 * MIB, "file {n} took {len} bytes only");
+        let all = read_all(&fs, f)?;
+        ensure!(all.len() as u64 == *len && all == pattern(n as u64, 0, *len), "file {n}");
+    }
+    Ok(())
+}
+
+/// Bytes that depend on their place; every other 64 KiB are zeros.
+fn pattern(seed: u64, at: u64, len: u64) -> Vec<u8> {
+    let byte = |p: u64| {
+        if (p / 65_536).is_multiple_of(2) {
+            0
+        } else {
+            (p.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) >> 40) as u8 ^ seed as u8
+        }
+    };
+    (at..at + len).map(byte).collect()
+}
+
+/// A clock that the test moves.
+#[derive(Default)]
+struct HandClock(AtomicU64);
+
+impl Clock for HandClock {
+    fn now(&self) -> Time {
+        Time { sec: self.0.load(Ordering::SeqCst) as i64, nsec: 0 }
+    }
+}
+
+/// Goal: few bytes are written back as well, once they are old, oldest first, and a file that is written to again waits
+/// again.
+/// Method: a clock moved by hand; whether there is work, and which files are clean afterwards.
+#[test]
+fn old_bytes_are_written_back() -> Result<()> {
+    let clock = Arc::new(HandClock::default());
+    let fs = open(memory(256 * MIB)?, &FsOptions { clock: clock.clone(), ..FsOptions::default() })?;
+    let age = fs.options().data.dirty_age_max.as_secs();
+    let (a, b) = (file(&fs, "a")?, file(&fs, "b")?);
+    let delayed = |f: &InodeRef| -> Result<bool> {
+        Ok(fs.extents(f, 0, u64::MAX)?.iter().any(|e| e.kind == oleo_fs::data::ExtentKind::Delayed))
+    };
+    fs.write(&a, 0, &[1; 5000])?;
+    clock.0.store(10, Ordering::SeqCst);
+    fs.write(&b, 0, &[1; 5000])?;
+    clock.0.store(age, Ordering::SeqCst);
+    ensure!(!fs.wait_write_back(Duration::ZERO) && !fs.write_back()?);
+    clock.0.store(age + 5, Ordering::SeqCst);
+    ensure!(fs.wait_write_back(Duration::ZERO) && fs.write_back()?);
+    ensure!(!delayed(&a)? && delayed(&b)?, "the older one only");
+    fs.write(&a, 0, &[2; 5000])?;
+    clock.0.store(age + 11, Ordering::SeqCst);
+    ensure!(fs.write_back()? && delayed(&a)? && !delayed(&b)?);
+    Ok(())
+}
+
+/// Goal: threads that sync at once share commits, and each finds its own file on disk when its sync returns.
+/// Method: threads create and sync; when one returns, the inode's transaction must be on disk; far fewer commits than
+/// syncs are made.
+#[test]
+fn syncs_share_commits() -> Result<()> {
+    let fs = open(memory(256 * MIB)?, &FsOptions::default())?;
+    let before = fs.engine().generation().0;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|t| {
+                let fs = &fs;
+                scope.spawn(move || -> Result<()> {
+                    for n in 0..10 {
+                        let f = file(fs, &format!("{t}-{n}"))?;
+                        let done = fs.sync()?;
+                        ensure!(fs.attr(&f).transid <= done.0, "on disk: {done}, changed in {}", fs.attr(&f).transid);
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        threads.into_iter().try_for_each(|t| t.join().expect("a thread panicked"))
+    })?;
+    let commits = fs.engine().generation().0 - before;
+    ensure!(commits < 60, "{commits} commits for 80 syncs of 8 threads");
+    Ok(())
+}
+
+/// Goal: fsync makes a file durable, data and name, and costs nothing where it is durable.
+/// Method: fsync, then look at a copy of the device; again, and the generation stays.
+#[test]
+fn fsync_is_durable() -> Result<()> {
+    let device = memory(256 * MIB)?;
+    let fs = open(device.clone(), &FsOptions::default())?;
+    let f = file(&fs, "f")?;
+    fs.write(&f, 0, &[9; 12_345])?;
+    fs.fsync(&f)?;
+    let after = fs.engine().durable();
+    let other = file(&fs, "other")?;
+    fs.fsync(&f)?;
+    ensure!(fs.engine().durable() == after, "nothing of it was left to commit");
+    fs.fsync(&other)?;
+    ensure!(fs.engine().durable() > after);
+    let mut bytes = vec![0; device.len() as usize];
+    device.read_at(0, &mut bytes)?;
+    let copy = MemDevice::new(device.len());
+    copy.write_at(0, &bytes)?;
+    let again = open(Arc::new(copy), &FsOptions::default())?;
+    let f = again.lookup(&again.root(TreeId::FS)?, b"f")?.context("f is durable")?;
+    ensure!(read_all(&again, &f)? == vec![9; 12_345]);
+    Ok(())
+}
+
+/// Goal: with somebody to commit, operations that dirty many inodes go on and memory stays bounded.
+/// Method: two threads create and remove files with a bound of a few hundred; commits must have happened, none of them in
+/// the threads unless there was twice too much.
+#[test]
+fn others_commit_under_pressure() -> Result<()> {
+    let opts = FsOptions { dirty_inodes_max: 500, ..FsOptions::default() };
+    let fs = open(memory(512 * MIB)?, &opts)?;
+    let root = fs.root(TreeId::FS)?;
+    let before = fs.engine().generation().0;
+    attended(&fs, || {
+        std::thread::scope(|scope| {
+            for t in 0..2 {
+                let (fs, root) = (&fs, &root);
+                scope.spawn(move || {
+                    for n in 0..6000 {
+                        let name = format!("{t}-{n}").into_bytes();
+                        fs.create(root, &name, &NewInode::new(NewKind::File, 0o600)).expect("create");
+                    }
+                });
+            }
+        });
+        Ok(())
+    })?;
+    let commits = fs.engine().generation().0 - before;
+    ensure!((4..=60).contains(&commits), "{commits} commits");
+    ensure!(fs.readdir(&root, 0, usize::MAX)?.len() == 12_000);
+    Ok(())
+}
+
+/// A device in memory whose writes can be held up, or fail.
+struct Gated {
+    inner: MemDevice,
+    shut: AtomicBool,
+    broken: AtomicBool,
+}
+
+impl Gated {
+    fn pass(&self) -> Result<(), DeviceError> {
+        while self.shut.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if self.broken.load(Ordering::SeqCst) {
+            // A write behind the end fails as any device's does.
+            return self.inner.write_at(self.inner.len(), &[0]);
+        }
+        Ok(())
+    }
+}
+
+impl Device for Gated {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.pass()?;
+        self.inner.write_at(offset, buf)
+    }
+    fn read_batch(&self, reqs: &mut [ReadReq<'_>]) {
+        self.inner.read_batch(reqs);
+    }
+    fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        self.pass()?;
+        self.inner.write_batch(reqs)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.inner.discard(offset, len)
+    }
+    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        self.inner.set_len(len)
+    }
+    fn name(&self) -> String {
+        "gated".into()
+    }
+    fn read_only(&self) -> bool {
+        false
+    }
+}
+
+/// Goal: after a failed write the file system says so, refuses changes, still reads, and the old state is intact.
+/// Method: a device that fails; then what is on it is opened again.
+#[test]
+fn failures_are_told() -> Result<()> {
+    let gate = Arc::new(Gated {
+        inner: MemDevice::new(256 * MIB),
+        shut: AtomicBool::new(false),
+        broken: AtomicBool::new(false),
+    });
+    let device: Arc<dyn Device> = gate.clone();
+    mkfs(&device)?;
+    let fs = open(device.clone(), &FsOptions::default())?;
+    let f = file(&fs, "f")?;
+    fs.write(&f, 0, b"before")?;
+    fs.sync()?;
+    ensure!(fs.failed().is_none());
+    fs.write(&f, 0, b"after!")?;
+    gate.broken.store(true, Ordering::SeqCst);
+    ensure!(fs.fsync(&f).is_err() && fs.fsync(&f).is_err() && fs.sync().is_err());
+    ensure!(fs.failed().is_some(), "it says so");
+    let refused = file(&fs, "g").err().context("changes are refused")?;
+    ensure!(refused.downcast_ref::<FsError>().map(FsError::errno) == Some(errno::EROFS), "{refused}");
+    ensure!(read_all(&fs, &f)? == b"after!");
+    drop((f, fs));
+    gate.broken.store(false, Ordering::SeqCst);
+    let fs = open(device, &FsOptions::default())?;
+    let f = fs.lookup(&fs.root(TreeId::FS)?, b"f")?.context("f")?;
+    ensure!(read_all(&fs, &f)? == b"before");
+    Ok(())
+}
+
+/// Goal: operations that run on the threads which rayon shares in a process never wait for themselves.
+/// Method: every such thread, and more jobs than threads, write, truncate, read, sync and commit the same few files; an
+/// alarm goes off when it takes too long.
+#[test]
+fn callers_may_use_the_shared_threads() -> Result<()> {
+    let mut opts = FsOptions { dirty_inodes_max: 100, ..FsOptions::default() };
+    opts.data.dirty_bytes_max = 8 * MIB;
+    let fs = open(memory(512 * MIB)?, &opts)?;
+    let files: Vec<InodeRef> = (0..3).map(|n| file(&fs, &format!("f{n}"))).collect::<Result<_>>()?;
+    let (said, heard) = std::sync::mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        let done: Result<Vec<()>> = (0..400usize)
+            .into_par_iter()
+            .map(|n| {
+                let f = &files[n % 3];
+                let mut out = vec![0; 2 * MIB as usize];
+                match n % 6 {
+                    0 => fs.truncate(f, (n as u64 % 7) * 100_000)?,
+                    1 => drop(fs.sync()?),
+                    2 => drop(fs.read(f, 0, &mut out)?),
+                    3 => drop(file(&fs, &format!("new{n}"))?),
+                    _ => fs.write(f, (n as u64 % 5) * MIB, &out)?,
+                }
+                Ok(())
+            })
+            .collect();
+        drop(said.send(done));
+    });
+    heard.recv_timeout(Duration::from_secs(120)).context("the threads wait for each other")??;
+    worker.join().expect("a thread panicked");
+    Ok(())
+}
+
+/// Goal: how long an operation waits while commits go on.
+/// Method: one thread creates files and writes to one, another commits in a loop; prints the distribution. By hand, in
+/// release: `cargo test --release -p oleo-fs --test background -- --ignored --nocapture latency`.
+#[test]
+#[ignore = "a measurement"]
+fn latency() -> Result<()> {
+    let fs = open(memory(2048 * MIB)?, &FsOptions::default())?;
+    let root = fs.root(TreeId::FS)?;
+    let f = file(&fs, "data")?;
+    let over = AtomicBool::new(false);
+    let (mut create, mut write, mut look) = (Vec::new(), Vec::new(), Vec::new());
+    let commits = std::thread::scope(|scope| {
+        let committer = scope.spawn(|| {
+            let mut n = 0u64;
+            while !over.load(Ordering::Relaxed) {
+                fs.sync().expect("sync");
+                n += 1;
+            }
+            n
+        });
+        let start = Instant::now();
+        let mut n = 0u64;
+        while start.elapsed() < Duration::from_secs(5) {
+            let at = Instant::now();
+            let made =
+                fs.create(&root, n.to_string().as_bytes(), &NewInode::new(NewKind::File, 0o600)).expect("create");
+            create.push(at.elapsed());
+            let at = Instant::now();
+            fs.write(&f, n % 1000 * 4096, &[n as u8; 4096]).expect("write");
+            write.push(at.elapsed());
+            let at = Instant::now();
+            fs.lookup(&root, (n / 2).to_string().as_bytes()).expect("look up");
+            look.push(at.elapsed());
+            drop(made);
+            n += 1;
+        }
+        over.store(true, Ordering::Relaxed);
+        committer.join().expect("the committer panicked")
+    });
+    println!("{commits} commits in 5 s");
+    for (what, times) in [("create", &mut create), ("write", &mut write), ("look up", &mut look)] {
+        times.sort_unstable();
+        let part = |p: f64| times[((times.len() - 1) as f64 * p) as usize];
+        println!(
+            "{what:8} {} times: p50 {:?}, p99 {:?}, p99.9 {:?}, max {:?}",
+            times.len(),
+            part(0.5),
+            part(0.99),
+            part(0.999),
+            part(1.0)
+        );
+    }
+    Ok(())
+}
+
+/// Goal: what a listing with inodes costs beside one look-up per entry.
+/// Method: a directory of 20 000 files, opened anew for each way; prints both. By hand, in release.
+#[test]
+#[ignore = "a measurement"]
+fn listing_rate() -> Result<()> {
+    const FILES: usize = 20_000;
+    let device = memory(1024 * MIB)?;
+    let fs = open(device.clone(), &FsOptions::default())?;
+    let dir = fs.create(&fs.root(TreeId::FS)?, b"dir", &NewInode::new(NewKind::Dir, 0o755))?;
+    for n in 0..FILES {
+        fs.create(&dir, format!("{n:08x}-file").as_bytes(), &NewInode::new(NewKind::File, 0o644))?;
+    }
+    fs.sync()?;
+    drop(dir);
+    drop(fs);
+    for plus in [false, true, false, true] {
+        let fs = open(device.clone(), &FsOptions::default())?;
+        let dir = fs.lookup(&fs.root(TreeId::FS)?, b"dir")?.context("dir")?;
+        let start = Instant::now();
+        let (mut after, mut seen) = (0, Vec::new());
+        loop {
+            let part = if plus {
+                fs.readdir_plus(&dir, after, 128)?
+            } else {
+                let entries = fs.readdir(&dir, after, 128)?;
+                entries.into_iter().map(|e| Ok((e.clone(), fs.open_entry(&dir, &e)?))).collect::<Result<Vec<_>>>()?
+            };
+            let Some(last) = part.last() else { break };
+            after = last.0.index;
+            seen.extend(part.into_iter().filter_map(|(_, inode)| inode));
+        }
+        ensure!(seen.len() == FILES);
+        let took = start.elapsed();
+        println!(
+            "{}: {took:?}, {:.2} us per entry",
+            if plus { "at once" } else { "one by one" },
+            took.as_secs_f64() * 1e6 / FILES as f64
+        );
+    }
+    Ok(())
+}
