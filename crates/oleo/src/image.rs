@@ -103,6 +103,7 @@ impl Image {
             read_only: !options.write,
             cache_bytes: options.cache_bytes,
             chunk_len_max: chunk_len_max.map(ByteLen),
+            ..EngineOptions::default()
         };
         let engine = Engine::open(volume, &engine_options)?;
         let fs_options = FsOptions { read_only: !options.write, ..options.fs.clone() };
