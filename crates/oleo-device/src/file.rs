@@ -44,6 +44,8 @@ pub struct FileOptions {
     /// Open for reading although the kernel has it mounted or someone writes to it: what is read may be torn.
     /// Has no effect when opening for writing.
     pub read_in_use: bool,
+    /// The kernel holds the device for whoever opens it here: it is the source of a mount of this process's own.
+    pub claimed: bool,
 }
 
 /// A file or a block device, or a window into one.
@@ -95,13 +97,14 @@ impl FileDevice {
             Err(e) => return Err(open_error(e)),
         }
         // Before the open, because the name of the user is worth more than the kernel's "device or resource busy".
+        let claimed = |by: &User| opts.claimed && matches!(by, User::Kernel | User::Mounted { .. });
         if (opts.write || !opts.read_in_use)
-            && let Some(by) = users_of(path).into_iter().next()
+            && let Some(by) = users_of(path).into_iter().find(|by| !claimed(by))
         {
             return Err(DeviceError::InUse { name, by });
         }
         let mut flags = OFlags::empty();
-        if block && opts.write {
+        if block && opts.write && !opts.claimed {
             flags |= OFlags::EXCL; // on a block device: nobody else holds or will hold it exclusively, mounts included
         }
         let file = OpenOptions::new()

@@ -30,6 +30,9 @@ pub struct AttachOptions {
     pub read_only: bool,
     /// Other users than the one who mounts may use it.
     pub allow_other: bool,
+    /// The source is a block device, which the kernel is to hold for the mount. Then it tells the server of the end and of
+    /// syncfs(2), and waits for both. For root alone.
+    pub block: bool,
     /// Flags of every mount: nosuid, nodev, noexec …
     pub flags: MountFlags,
 }
@@ -54,9 +57,13 @@ fn attach_as_root(dir: &Path, options: &AttachOptions) -> io::Result<File> {
     if options.allow_other {
         data.push_str(",allow_other");
     }
+    if options.block {
+        // The smallest unit of the device that the kernel itself would use; it does not read any.
+        data.push_str(",blksize=4096");
+    }
     let mut flags = options.flags;
     flags.set(MountFlags::RDONLY, options.read_only);
-    let kind = CString::new(format!("fuse.{}", options.subtype))?;
+    let kind = CString::new(format!("{}.{}", if options.block { "fuseblk" } else { "fuse" }, options.subtype))?;
     rustix::mount::mount(options.source.as_str(), dir, kind, flags, Some(CString::new(data)?.as_c_str()))?;
     Ok(channel)
 }

@@ -1,9 +1,10 @@
-//! What goes on without being asked for: commits and cleaning.
+//! What goes on without being asked for: commits, write-back, cleaning.
 //!
-//! Two threads: *commit* writes everything to disk every `commit=` seconds; *clean* erases files without names and takes
-//! deleted subvolumes apart, in steps small enough for others to get in between.
+//! Three threads: *commit* writes everything to disk every `commit=` seconds while there is something to write;
+//! *write-back* sends file data to disk as soon as more waits than should, so that writers seldom have to; *clean* erases
+//! files without names and takes deleted subvolumes apart, in steps small enough for others to get in between.
 //!
-//! Stopping: both are told and waited for; what they did not get to do, the end of the mount does, or (cleaning) the
+//! Stopping: all three are told and waited for; what they did not get to do, the end of the mount does, or (cleaning) the
 //! next opening. Locks: `bell`, a leaf.
 
 use std::sync::Arc;
@@ -19,6 +20,8 @@ use crate::server::{Log, Server};
 const CLEAN_BLOCKS: usize = 256;
 /// How often the cleaner looks for work.
 const CLEAN_EVERY: Duration = Duration::from_millis(500);
+/// How long write-back waits before it looks whether it is to stop.
+const WRITE_BACK_WAIT: Duration = Duration::from_millis(500);
 /// How long to leave alone what did not work.
 const AFTER_ERROR: Duration = Duration::from_secs(5);
 
@@ -62,6 +65,8 @@ impl Background {
             let (b, s, l) = (bell.clone(), server.clone(), log.clone());
             start("commit", Box::new(move || commit(&b, &s, &l, commit_every)));
             let (b, s, l) = (bell.clone(), server.clone(), log.clone());
+            start("write-back", Box::new(move || write_back(&b, &s, &l)));
+            let (b, s, l) = (bell.clone(), server.clone(), log.clone());
             start("clean", Box::new(move || clean(&b, &s, &l)));
         }
         Background { bell, threads }
@@ -79,9 +84,34 @@ impl Background {
 }
 
 fn commit(bell: &Bell, server: &Server, log: &Log, every: Duration) {
+    let fs = server.image().fs();
+    let mut told = false;
     while !bell.wait(every) {
-        if let Err(e) = server.sync() {
+        if fs.has_changes()
+            && let Err(e) = fs.sync()
+            && !told
+        {
             log(&format!("commit: {e}"));
+        }
+        if !told && let Some(why) = fs.failed() {
+            log(&format!("the volume is read-only from now on, as of its last commit: {why}"));
+            told = true;
+        }
+    }
+}
+
+fn write_back(bell: &Bell, server: &Server, log: &Log) {
+    let fs = server.image().fs();
+    loop {
+        let work = fs.wait_write_back(WRITE_BACK_WAIT);
+        if bell.wait(Duration::ZERO) {
+            return;
+        }
+        if work && let Err(e) = fs.write_back() {
+            log(&format!("write-back: {e}"));
+            if bell.wait(AFTER_ERROR) {
+                return;
+            }
         }
     }
 }

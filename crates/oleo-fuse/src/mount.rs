@@ -1,6 +1,7 @@
 //! From a list of options to a mounted file system, and its end.
 
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -129,6 +130,20 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
     })
 }
 
+fn attach_options(plan: &Plan, first: &Path, block: bool) -> AttachOptions {
+    let options = &plan.options;
+    let shown = std::fs::canonicalize(first).unwrap_or_else(|_| first.to_path_buf());
+    AttachOptions {
+        // The kernel takes the source of a block device for its name.
+        source: options.fsname.clone().filter(|_| !block).unwrap_or_else(|| shown.display().to_string()),
+        subtype: options.subtype.clone().unwrap_or_else(|| SUBTYPE.to_owned()),
+        read_only: options.read_only,
+        allow_other: options.allow_other.unwrap_or_else(|| rustix::process::geteuid().is_root()),
+        block,
+        flags: options.flags,
+    }
+}
+
 /// The root directory of the subvolume to show.
 fn find_root(image: &Image, options: &MountOptions) -> Result<InodeRef, MountError> {
     let fs = image.fs();
@@ -166,29 +181,42 @@ impl Mounted {
     /// See [`MountError`]; nothing is mounted then.
     pub fn new(plan: Plan) -> Result<Mounted, MountError> {
         let Some(first) = plan.images.first() else { return Err(MountError::Option("no image".to_owned())) };
-        let image = Arc::new(Image::open(first, &open_options(&plan)?)?);
-        let options = plan.options.clone();
-        let root = find_root(&image, &options)?;
         let as_root = rustix::process::geteuid().is_root();
-        let shown = std::fs::canonicalize(first).unwrap_or_else(|_| first.clone());
-        let attach_options = AttachOptions {
-            source: options.fsname.clone().unwrap_or_else(|| shown.display().to_string()),
-            subtype: options.subtype.clone().unwrap_or_else(|| SUBTYPE.to_owned()),
-            read_only: options.read_only,
-            allow_other: options.allow_other.unwrap_or(as_root),
-            flags: options.flags,
-        };
+        let block = as_root && std::fs::metadata(first).is_ok_and(|m| m.file_type().is_block_device());
         let dir =
             std::fs::canonicalize(&plan.dir).map_err(|source| MountError::Attach { dir: plan.dir.clone(), source })?;
-        let server = Arc::new(Server::new(image, root, options.clone(), plan.log.clone()));
-        let channel =
-            attach(&dir, &attach_options).map_err(|source| MountError::Attach { dir: dir.clone(), source })?;
-        let transport = DevFuse::new(channel, options.threads);
-        let agreed = transport.handshake(&|init| server.agree(init, false));
-        if let Err(source) = agreed {
+        let attach_options = attach_options(&plan, first, block);
+        let attach = || attach(&dir, &attach_options).map_err(|source| MountError::Attach { dir: dir.clone(), source });
+        let open = open_options(&plan)?;
+        let (image, channel) = if block {
+            // Only one can hold the device, and that is the kernel. What could not be mounted is found out before.
+            let look = Image::open(first, &OpenOptions { write: false, ..open.clone() })?;
+            find_root(&look, &plan.options)?;
+            drop(look);
+            let channel = attach()?;
+            let image = Image::open(first, &OpenOptions { claimed: true, ..open });
+            (image.inspect_err(|_| drop(detach(&dir, true)))?, channel)
+        } else {
+            let image = Image::open(first, &open)?;
+            find_root(&image, &plan.options)?;
+            (image, attach()?)
+        };
+        let served = Mounted::start(image, channel, &plan, &dir);
+        if served.is_err() {
+            // What is reported is why it could not be served.
             let _ = detach(&dir, true);
-            return Err(MountError::Attach { dir, source });
         }
+        served
+    }
+
+    fn start(image: Image, channel: std::fs::File, plan: &Plan, dir: &Path) -> Result<Mounted, MountError> {
+        let options = plan.options.clone();
+        let root = find_root(&image, &options)?;
+        let server = Arc::new(Server::new(Arc::new(image), root, options.clone(), plan.log.clone()));
+        let transport = DevFuse::new(channel, options.threads);
+        transport
+            .handshake(&|init| server.agree(init, false))
+            .map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;
         server.set_notifier(transport.notifier());
         let control = match Control::start(&server, &plan.log) {
             Ok(control) => Some(control),
@@ -199,7 +227,15 @@ impl Mounted {
         };
         let background = Background::start(&server, &options, &plan.log);
         let read_only = options.read_only;
-        Ok(Mounted { server, transport: Arc::new(transport), dir, read_only, background, control, log: plan.log })
+        Ok(Mounted {
+            server,
+            transport: Arc::new(transport),
+            dir: dir.to_path_buf(),
+            read_only,
+            background,
+            control,
+            log: plan.log.clone(),
+        })
     }
 
     /// Where it is mounted.

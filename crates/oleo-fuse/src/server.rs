@@ -158,7 +158,9 @@ impl Server {
             Op::Ioctl { args, data } => self.ioctl(head, args, data, reply),
             Op::StatFs => self.statfs(reply),
             // What a tmpfile's handle sends when it is closed.
-            Op::Release | Op::ReleaseDir | Op::Destroy => Ok(()),
+            Op::Release | Op::ReleaseDir => Ok(()),
+            // The end of a mount whose source the kernel holds: umount(2) returns when this is answered.
+            Op::Destroy => self.sync_fs(),
             Op::Forget { .. } | Op::BatchForget(_) | Op::Interrupt => Ok(()),
             // The kernel does without from now on; see above.
             Op::Open(_) | Op::OpenDir(_) | Op::Flush | Op::Create { .. } | Op::Access => Err(Errno::ENOSYS),

@@ -34,6 +34,8 @@ pub struct OpenOptions {
     pub offset: u64,
     /// Read although someone else writes to it; what is read may be torn.
     pub read_in_use: bool,
+    /// The kernel holds the first device for this process, as the source of a mount that it serves.
+    pub claimed: bool,
     /// Bytes of tree blocks to keep in memory.
     pub cache_bytes: usize,
     /// Clock, UUIDs, compression of new data.
@@ -49,6 +51,7 @@ impl Default for OpenOptions {
             degraded: false,
             offset: 0,
             read_in_use: false,
+            claimed: false,
             cache_bytes: 64 << 20,
             fs: FsOptions::default(),
         }
@@ -366,12 +369,13 @@ impl TrimSlashes for [u8] {
 
 /// Opens all devices that the options name.
 pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc<dyn Device>>> {
-    let open = |path: &Path, offset: u64| -> Result<Arc<dyn Device>> {
-        let file_options =
-            FileOptions { write: options.write, offset, read_in_use: options.read_in_use, ..FileOptions::default() };
+    let open = |path: &Path, offset: u64, claimed: bool| -> Result<Arc<dyn Device>> {
+        let FileOptions { create, len, .. } = FileOptions::default();
+        let (write, read_in_use) = (options.write, options.read_in_use);
+        let file_options = FileOptions { write, create, offset, len, read_in_use, claimed };
         Ok(Arc::new(FileDevice::open(path, &file_options)?))
     };
-    let mut devices = vec![open(path, options.offset)?];
+    let mut devices = vec![open(path, options.offset, options.claimed)?];
     let mut known = vec![identity(path)?];
     let mut others = options.devices.clone();
     if !options.scan.is_empty() {
@@ -384,7 +388,7 @@ pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc
         let id = identity(&other)?;
         if !known.contains(&id) {
             known.push(id);
-            devices.push(open(&other, 0)?);
+            devices.push(open(&other, 0, false)?);
         }
     }
     Ok(devices)

@@ -147,9 +147,8 @@ impl Server {
     }
 
     pub(super) fn fsync(&self, node: u64) -> Answer {
-        // What the node is does not matter: everything is committed.
-        self.inode(node)?;
-        self.fs.sync().map(drop).map_err(|e| self.errno("fsync", &e))
+        let inode = self.inode(node)?;
+        self.fs.fsync(&inode).map_err(|e| self.errno("fsync", &e))
     }
 
     pub(super) fn sync_fs(&self) -> Answer {
