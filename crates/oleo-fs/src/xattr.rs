@@ -52,6 +52,9 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
     if *space == b"system." && name != acl::ACCESS && name != acl::DEFAULT {
         return Err(FsError::NotSupported("system attributes other than POSIX ACLs"));
     }
+    if *space == b"btrfs." && name != COMPRESSION {
+        return Err(FsError::Invalid("there is no property of this name"));
+    }
     Ok(())
 }
 

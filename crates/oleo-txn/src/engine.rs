@@ -354,6 +354,12 @@ impl Engine {
         self.0.touched.load(Ordering::Acquire)
     }
 
+    /// Bytes free in the groups of data that nobody has been promised.
+    pub fn data_free(&self) -> ByteLen {
+        let totals = self.0.space.totals(Kind::Data);
+        ByteLen(totals.free.0.saturating_sub(totals.reserved.0))
+    }
+
     /// The generation that is on disk.
     pub fn durable(&self) -> Generation {
         Generation(self.0.super_block.lock().generation.get())

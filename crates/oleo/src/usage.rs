@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use oleo_format::{BlockGroupFlags, ByteLen};
 use oleo_fs::data::ExtentKind;
 use oleo_fs::{FileKind, InodeRef};
+use oleo_volume::Profile;
 
 use crate::{Image, Result};
 
@@ -49,26 +50,34 @@ pub struct FileUsage {
 /// How full a volume is, counted in what files can have: copies and parity taken off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
-    /// What is in use and what is available. Grows and shrinks a little as metadata takes room for itself.
+    /// All bytes of the devices.
     pub total: ByteLen,
-    /// What files can still have: free in the groups of data, and what further groups of data could add.
+    /// What nothing uses.
+    pub free: ByteLen,
+    /// What files can still have: free and not promised in the groups of data, and what further groups of data could add.
     pub available: ByteLen,
 }
 
 impl Image {
     /// How full the volume is.
     pub fn room(&self) -> Room {
-        let (mut used, mut free, mut data) = (ByteLen(0), ByteLen(0), BlockGroupFlags::empty());
+        let (mut data_used, mut other_used, mut data) = (0, 0, BlockGroupFlags::DATA);
+        let copies = |flags: BlockGroupFlags| Profile::of(flags).map_or(1, |p| u64::from(p.shape().copies.max(1)));
         for group in self.df() {
-            used += group.used;
             if group.flags.contains(BlockGroupFlags::DATA) {
-                free += ByteLen(group.total.0.saturating_sub(group.used.0));
+                data_used += group.used.0;
                 data = group.flags;
+            } else {
+                other_used += group.used.0 * copies(group.flags);
             }
         }
-        let flags = if data.is_empty() { BlockGroupFlags::DATA } else { data };
-        let available = free + self.volume().unallocated(flags);
-        Room { total: used + available, available }
+        let devices: u64 = self.volume().devices().iter().map(|d| d.total.0).sum();
+        let ratio = copies(data);
+        let total = devices / ratio;
+        let engine = self.fs().engine();
+        let available = engine.data_free() + self.volume().unallocated(data);
+        let free = total.saturating_sub(data_used + other_used / ratio);
+        Room { total: ByteLen(total), free: ByteLen(free), available: available.min(ByteLen(free)) }
     }
 
     /// Space by type and profile, in the order of the flags.

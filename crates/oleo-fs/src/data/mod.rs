@@ -116,11 +116,13 @@ impl FileData {
         self.buffer.lock().as_ref().map_or(fields.size, |b| fields.size.max(b.end()))
     }
 
-    /// The fields that users see: with the size and the times of what is buffered.
+    /// The fields that users see: with the size, the space and the times of what is buffered. Bytes that will replace
+    /// others are counted beside them until they do.
     pub fn show(&self, fields: &InodeFields) -> InodeFields {
         let mut shown = *fields;
         if let Some(buffer) = &*self.buffer.lock() {
             shown.size = fields.size.max(buffer.end());
+            shown.nbytes = fields.nbytes.saturating_add(buffer.bytes());
             if let Some(time) = buffer.touched {
                 shown.mtime = time;
                 shown.ctime = time;

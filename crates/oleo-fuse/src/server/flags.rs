@@ -1,7 +1,9 @@
 //! Inode flags as chattr and lsattr know them, beside the flags of the format.
 
+use oleo::control::Invalidate;
+use oleo::{Compression, FileKind, SetAttr, XattrMode};
 use oleo_format::InodeFlags;
-use oleo_fs::InodeRef;
+use oleo_fs::{COMPRESSION, FsError, InodeRef};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Errno, Server};
@@ -17,6 +19,9 @@ const FLAGS: [(u32, InodeFlags); 8] = [
     (0x0000_0400, InodeFlags::NOCOMPRESS),
     (0x0001_0000, InodeFlags::DIRSYNC),
 ];
+/// `FS_COMPR_FL`, `FS_NOCOMP_FL`.
+const COMPR: u32 = 0x0000_0004;
+const NOCOMP: u32 = 0x0000_0400;
 /// `FS_NOCOW_FL`, which stands for two flags of the format.
 const NOCOW: u32 = 0x0080_0000;
 /// `FS_XFLAG_*` of `linux/fs.h` beside `FS_*_FL`.
@@ -56,34 +61,57 @@ impl Server {
     /// `FS_IOC_SETFLAGS`. The kernel has checked that the caller owns the file.
     pub(super) fn set_fs_flags(&self, inode: &InodeRef, want: u32, privileged: bool) -> Result<(), Errno> {
         let known = FLAGS.iter().map(|(bit, _)| bit).sum::<u32>() | NOCOW;
+        let both = |a, b| want & a != 0 && want & b != 0;
         if want & !known != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        let old = self.fs.attr(inode).flags;
+        if both(COMPR, NOCOMP) || both(COMPR, NOCOW) {
+            return Err(Errno::EINVAL);
+        }
+        let attr = self.fs.attr(inode);
+        let old = attr.flags;
         let mut new = old;
         for (bit, flag) in FLAGS {
             new.set(flag, want & bit != 0);
         }
-        if (want & NOCOW != 0) != old.contains(InodeFlags::NODATACOW) {
-            let file = self.fs.attr(inode).kind == oleo::FileKind::File;
+        let is_file = attr.kind == FileKind::File;
+        // On a file that has bytes already the wish is passed over, as btrfs does.
+        if !is_file || attr.size == 0 {
             new.set(InodeFlags::NODATACOW, want & NOCOW != 0);
             // A file that is overwritten in place cannot have checksums; a directory only hands the wish down.
-            if file {
+            if is_file && (old ^ new).contains(InodeFlags::NODATACOW) {
                 new.set(InodeFlags::NODATASUM, want & NOCOW != 0);
             }
         }
         if (old ^ new).intersects(PRIVILEGED) && !privileged {
             return Err(Errno::EPERM);
         }
-        if new == old {
-            return Ok(());
-        }
-        self.set_format_flags(inode, new)
+        let set = SetAttr { flags: Some(new), ..SetAttr::default() };
+        self.set_compression(inode, old, new)
+            .and_then(|()| self.fs.set_attr(inode, &set))
+            .map_err(|e| self.errno("setflags", &e))?;
+        // The kernel does not look for changes that an ioctl made.
+        self.invalidate(&Invalidate::Inode { tree: inode.tree(), ino: inode.ino() });
+        Ok(())
     }
 
-    fn set_format_flags(&self, inode: &InodeRef, flags: InodeFlags) -> Result<(), Errno> {
-        let set = oleo::SetAttr { flags: Some(flags), ..Default::default() };
-        self.fs.set_attr(inode, &set).map(drop).map_err(|e| self.errno("setflags", &e))
+    /// The property goes with the flag: it names what the flag would choose.
+    fn set_compression(&self, inode: &InodeRef, old: InodeFlags, new: InodeFlags) -> Result<(), FsError> {
+        if !(old ^ new).intersects(InodeFlags::COMPRESS | InodeFlags::NOCOMPRESS) {
+            return Ok(());
+        }
+        if new.contains(InodeFlags::COMPRESS) {
+            let algorithm = match self.options.compress.map(|c| c.algorithm) {
+                Some(Compression::Lzo) => &b"lzo"[..],
+                Some(Compression::Zstd) => b"zstd",
+                _ => b"zlib",
+            };
+            return self.fs.xattr_set(inode, COMPRESSION, algorithm, XattrMode::Any);
+        }
+        match self.fs.xattr_remove(inode, COMPRESSION) {
+            Err(FsError::NoData) => Ok(()),
+            done => done,
+        }
     }
 
     /// `FS_IOC_FSGETXATTR`.

@@ -8,6 +8,8 @@ use crate::transport::Notifier;
 
 /// All of a file's pages; of a directory's, the cached listing.
 const ALL: i64 = 0;
+/// None of its pages, attributes alone.
+const NONE: i64 = -1;
 
 impl Server {
     /// Has the kernel forget something. Without a connection there is nobody to tell.
@@ -18,7 +20,8 @@ impl Server {
                 let dir = self.nodes.id(*tree, *dir);
                 notifier.inval_entry(dir, name).and_then(|()| notifier.inval_inode(dir, ALL, ALL))
             }
-            Invalidate::Inode { tree, ino } => notifier.inval_inode(self.nodes.id(*tree, *ino), ALL, ALL),
+            // No pages: whoever holds the inode's lock while they ask for this would wait for themselves.
+            Invalidate::Inode { tree, ino } => notifier.inval_inode(self.nodes.id(*tree, *ino), NONE, ALL),
             Invalidate::Subtree { tree } => self.invalidate_tree(&**notifier, *tree),
         };
         if let Err(e) = done {

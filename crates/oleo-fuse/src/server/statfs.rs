@@ -14,7 +14,7 @@ impl Server {
         let blocks = |bytes: u64| bytes / u64::from(unit);
         reply.put(&abi::StatfsOut {
             blocks: blocks(room.total.0),
-            bfree: blocks(room.available.0),
+            bfree: blocks(room.free.0),
             bavail: blocks(room.available.0),
             // Inodes are made as they are needed.
             files: 0,
