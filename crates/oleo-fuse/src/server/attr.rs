@@ -43,12 +43,17 @@ impl Server {
         self.fs.engine().sectorsize()
     }
 
+    /// `st_blocks`: whole sectors, as btrfs shows them even of a file that is kept in its item.
+    fn blocks(&self, a: &Attr) -> u64 {
+        a.nbytes.next_multiple_of(u64::from(self.block_size())) / BLOCK
+    }
+
     /// An inode's attributes as the protocol has them.
     pub(super) fn wire_attr(&self, a: &Attr) -> abi::Attr {
         abi::Attr {
             ino: self.nodes.number(a.subvol, a.ino),
             size: a.size,
-            blocks: a.nbytes.div_ceil(BLOCK),
+            blocks: self.blocks(a),
             atime: a.atime.sec as u64,
             mtime: a.mtime.sec as u64,
             ctime: a.ctime.sec as u64,
@@ -121,7 +126,7 @@ impl Server {
             mode: a.mode as u16,
             ino: self.nodes.number(a.subvol, a.ino),
             size: a.size,
-            blocks: a.nbytes.div_ceil(BLOCK),
+            blocks: self.blocks(&a),
             atime: time(a.atime),
             btime: time(a.otime),
             ctime: time(a.ctime),
