@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use oleo::{Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
 
-use crate::attach::{AttachOptions, attach, detach};
+use crate::attach::{AttachOptions, attach, detach, read_ahead};
 use crate::background::Background;
 use crate::control::Control;
 use crate::options::MountOptions;
 use crate::server::{Log, Server};
-use crate::transport::{DevFuse, Transport};
+use crate::transport::{DevFuse, IO_LEN_MAX, Transport};
 
 /// Bytes of tree blocks kept in memory: the trees of some hundred thousand files.
 const CACHE_BYTES: usize = 256 << 20;
@@ -218,6 +218,7 @@ impl Mounted {
             .handshake(&|init| server.agree(init, false))
             .map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;
         server.set_notifier(transport.notifier());
+        read_ahead(dir, IO_LEN_MAX);
         let control = match Control::start(&server, &plan.log) {
             Ok(control) => Some(control),
             Err(e) => {
