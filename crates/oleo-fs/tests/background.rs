@@ -610,3 +610,47 @@ fn listing_rate() -> Result<()> {
     }
     Ok(())
 }
+
+/// Goal: what writing and flushing costs.
+/// Method: a file in steps of 1 MiB, then 4 KiB at a time all over it, each followed by a flush; prints rates. By hand, in
+/// release.
+#[test]
+#[ignore = "a measurement"]
+fn write_rate() -> Result<()> {
+    const LEN: u64 = 512 * MIB;
+    const WRITES: u64 = 20_000;
+    let mut opts = FsOptions::default();
+    opts.data.dirty_bytes_max = 2 * LEN;
+    let fs = open(memory(4096 * MIB)?, &opts)?;
+    attended(&fs, || Ok(()))?;
+    let f = file(&fs, "f")?;
+    let block = Rng::new(1).bytes(MIB as usize);
+    let report = |what: &str, start: Instant, bytes: u64| {
+        let took = start.elapsed().as_secs_f64();
+        println!("{what}: {took:.3} s, {:.0} MB/s", bytes as f64 / took / 1e6);
+    };
+    for round in 0..2 {
+        let start = Instant::now();
+        for n in 0..LEN / MIB {
+            fs.write(&f, n * MIB, &block)?;
+        }
+        report(&format!("round {round}: sequential, into memory"), start, LEN);
+        let start = Instant::now();
+        fs.flush(&f)?;
+        report(&format!("round {round}: sequential, flush"), start, LEN);
+        fs.sync()?;
+        let mut rng = Rng::new(round);
+        let start = Instant::now();
+        for _ in 0..WRITES {
+            fs.write(&f, rng.below(LEN / 4096) * 4096, &block[..4096])?;
+        }
+        report(&format!("round {round}: random, into memory"), start, WRITES * 4096);
+        let start = Instant::now();
+        fs.flush(&f)?;
+        report(&format!("round {round}: random, flush"), start, WRITES * 4096);
+        let start = Instant::now();
+        fs.commit()?;
+        report(&format!("round {round}: random, commit"), start, WRITES * 4096);
+    }
+    Ok(())
+}

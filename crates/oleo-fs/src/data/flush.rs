@@ -30,6 +30,10 @@ const RUN_LEN_MAX: u64 = 32 << 20;
 const PLAIN_LEN_MIN: u64 = 2 * STEP_LEN;
 /// Bytes of plain data that are completed, summed and written at a time by one thread: they stay in its cache.
 const STEP_LEN: u64 = 2 << 20;
+/// Bytes of short runs that are written together.
+const BATCH_LEN: u64 = 4 << 20;
+/// Runs that are written together.
+const BATCH_RUNS: usize = 1024;
 /// Bytes from which on preparing them is worth handing out to other threads.
 const THREADS_LEN_MIN: usize = 256 << 10;
 
@@ -137,52 +141,24 @@ impl Inode {
                 policy.compress.is_none() && !InodeFlags::from_bits_retain(guard.fields().flags).intersects(in_place);
             (policy, size, whole, plain)
         };
+        let mut batch = Batch { inode: self, policy: &policy, promise, prepared: Vec::new(), bytes: 0 };
         let mut pos = 0;
-        // Each round installs a run, which takes it out of flight.
+        // Each round takes a run, which is out of flight once the batch is installed.
         while let Some(run) = self.next_run(pos, sector, plain) {
             let places = in_place::places(self, &self.read(), run.clone())?;
             let whole = if whole && places.is_empty() { Whole::File } else { Whole::Part };
             pos = run.start;
             for place in &places {
-                self.copy_run(pos..place.range.start.min(size), whole, &policy, promise)?;
+                batch.add(pos..place.range.start.min(size), whole)?;
+                batch.install()?;
                 let data = self.complete(place.range.start..place.range.end.min(size))?;
                 in_place::overwrite(self, place, &data, &policy)?;
                 pos = place.range.end;
             }
-            self.copy_run(pos..run.end.min(size), whole, &policy, promise)?;
+            batch.add(pos..run.end.min(size), whole)?;
             pos = run.end;
         }
-        Ok(())
-    }
-
-    /// Writes a part of a run to new space.
-    fn copy_run(
-        self: &Arc<Self>,
-        range: Range<u64>,
-        whole: Whole,
-        policy: &Policy,
-        promise: Option<&DataReservation>,
-    ) -> Result<(), FsError> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        if whole == Whole::Part && policy.compress.is_none() && range.end - range.start >= PLAIN_LEN_MIN {
-            return self.write_plain(range, policy, promise);
-        }
-        let data = self.complete(range.clone())?;
-        let prepared = if policy.threads && data.len() >= THREADS_LEN_MIN {
-            self.core().engine().compute(|| Prepared::new(data, range.start, whole, policy))
-        } else {
-            Prepared::new(data, range.start, whole, policy)
-        };
-        install::install(&[Install {
-            inode: self,
-            prepared: &prepared,
-            time: None,
-            exact_size: None,
-            promise,
-            from_flight: true,
-        }])
+        batch.install()
     }
 
     /// The same for a long part that is not compressed: it becomes as few extents as space allows, written step by step.
@@ -319,6 +295,44 @@ impl Inode {
             self.core().data.enlist(self);
         }
         self.flush_locked(Inline::Allowed)
+    }
+}
+
+/// Parts of runs on their way to new space: many short ones are written and put together.
+struct Batch<'a> {
+    inode: &'a Arc<Inode>,
+    policy: &'a Policy,
+    promise: Option<&'a DataReservation>,
+    prepared: Vec<Prepared<'static>>,
+    bytes: u64,
+}
+
+impl Batch<'_> {
+    fn add(&mut self, range: Range<u64>, whole: Whole) -> Result<(), FsError> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let (inode, policy) = (self.inode, self.policy);
+        if whole == Whole::Part && policy.compress.is_none() && range.end - range.start >= PLAIN_LEN_MIN {
+            self.install()?;
+            return inode.write_plain(range, policy, self.promise);
+        }
+        let data = inode.complete(range.clone())?;
+        self.bytes += data.len() as u64;
+        self.prepared.push(if policy.threads && data.len() >= THREADS_LEN_MIN {
+            inode.core().engine().compute(|| Prepared::new(data, range.start, whole, policy))
+        } else {
+            Prepared::new(data, range.start, whole, policy)
+        });
+        if self.bytes >= BATCH_LEN || self.prepared.len() >= BATCH_RUNS { self.install() } else { Ok(()) }
+    }
+
+    fn install(&mut self) -> Result<(), FsError> {
+        self.bytes = 0;
+        let prepared = std::mem::take(&mut self.prepared);
+        let (inode, promise) = (self.inode, self.promise);
+        let one = |prepared| Install { inode, prepared, time: None, exact_size: None, promise, from_flight: true };
+        install::install(&prepared.iter().map(one).collect::<Vec<_>>())
     }
 }
 

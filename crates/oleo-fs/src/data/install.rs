@@ -9,7 +9,8 @@
 //! written plain, in parts.
 //! Errors: grants that no item names yet give their space back when they are dropped.
 
-use std::ops::ControlFlow;
+use std::collections::VecDeque;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use oleo_format::{ByteLen, Compression, Generation, Incompat, Logical, decompress};
@@ -23,8 +24,8 @@ use crate::data::prepare::{Body, Piece, Prepared};
 use crate::inode::{Inode, Items, ItemsMut};
 use crate::options::Time;
 
-/// Extents that are put under one handle: bounds what one operation asks of the metadata reserve.
-const EXTENTS_PER_JOIN: usize = 256;
+/// Extents that are put under one handle: bounds what one operation asks of the metadata reserve. Where it is short, one.
+const EXTENTS_PER_JOIN: usize = 64;
 /// Bytes of an extent item with its head in the leaf (25 + 53), rounded up.
 const EXTENT_ITEM_BYTES: u32 = 80;
 
@@ -40,6 +41,14 @@ pub(super) struct Install<'a> {
     pub promise: Option<&'a DataReservation>,
     /// The bytes come from the inode's flight and leave it; its `flush` lock is held.
     pub from_flight: bool,
+}
+
+impl Install<'_> {
+    /// Whether this and `before`, which rises, can be put together: runs of one flight.
+    fn goes_on(&self, before: &Install<'_>) -> bool {
+        let plain = |i: &Install<'_>| i.from_flight && i.time.is_none() && i.exact_size.is_none();
+        Arc::ptr_eq(self.inode, before.inode) && plain(self) && plain(before)
+    }
 }
 
 /// What is left to do for one file once its bytes are on disk.
@@ -101,11 +110,16 @@ pub(super) fn install(batch: &[Install<'_>]) -> Result<(), FsError> {
     if !parts.is_empty() {
         engine.write_data(&parts)?;
     }
-    for (item, mine) in batch.iter().zip(placed) {
+    let mut rest = batch.iter().zip(placed).peekable();
+    while let Some((item, mut mine)) = rest.next() {
         let Install { inode, time, exact_size, from_flight, .. } = *item;
-        let rest = Finish { inode, time, exact_size, from_flight, end: item.prepared.at + item.prepared.len };
+        let mut end = item.prepared.at + item.prepared.len;
+        while let Some((next, more)) = rest.next_if(|(next, _)| next.goes_on(item)) {
+            mine.extend(more);
+            end = next.prepared.at + next.prepared.len;
+        }
         let _flush = (!from_flight).then(|| inode.data.flush.lock());
-        finish(&rest, mine)?;
+        finish(&Finish { inode, time, exact_size, from_flight, end }, mine)?;
     }
     Ok(())
 }
@@ -229,18 +243,28 @@ fn copies_of<'a>(
 /// Puts the items of one file, its `flush` lock held.
 fn finish(item: &Finish<'_>, placed: Vec<Placed>) -> Result<(), FsError> {
     let engine = item.inode.core().engine();
-    let mut rest = placed.into_iter().peekable();
-    // Each round takes at least one extent.
-    while rest.peek().is_some() {
-        let group: Vec<Placed> = rest.by_ref().take(EXTENTS_PER_JOIN).collect();
-        let range = group[0].at..group.last().map_or(0, |p| p.at + p.len);
-        let old = count_items(item.inode, range.start, range.end, u32::MAX)?;
-        let inline_len: usize =
-            group.iter().map(|p| if let PlacedKind::Inline { data, .. } = &p.kind { data.len() } else { 0 }).sum();
-        let mut need = need_of(group.len(), old);
+    let mut rest = VecDeque::from(placed);
+    let mut group_max = EXTENTS_PER_JOIN;
+    // Each round takes at least one extent, but for the one that finds that groups are too large.
+    while !rest.is_empty() {
+        let group = rest.len().min(group_max);
+        let mut old = 0u32;
+        let mut inline_len = 0;
+        for place in rest.iter().take(group) {
+            old = old.saturating_add(count_items(item.inode, place.at, place.at + place.len, u32::MAX)?);
+            inline_len += if let PlacedKind::Inline { data, .. } = &place.kind { data.len() } else { 0 };
+        }
+        // Each may split an extent, and on volumes whose holes have items have a hole in front.
+        let mut need = need_of(group * 2, old);
         need.bytes += inline_len as u32;
-        let handle = engine.join(need)?;
-        finish_group(item, group, &handle)?;
+        let handle = match engine.join(need) {
+            Err(TxnError::NoSpace { .. }) if group > 1 => {
+                group_max = 1;
+                continue;
+            }
+            other => other?,
+        };
+        finish_group(item, rest.drain(..group).collect(), &handle)?;
     }
     Ok(())
 }
@@ -276,16 +300,17 @@ fn finish_group(item: &Finish<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> R
     let no_holes = engine.features().no_holes();
     let mut guard = item.inode.write();
     guard.alive()?;
-    let range = group[0].at..group.last().map_or(0, |p| p.at + p.len);
-    let old_end = guard.fields().size.next_multiple_of(sector);
+    let ranges: Vec<Range<u64>> = group.iter().map(|p| p.at..p.at + p.len).collect();
+    let mut reached = guard.fields().size.next_multiple_of(sector);
     let mut items = MapMutOf { guard: &mut guard, handle, sector };
     let (freed, added) = core.together(|| {
         let (mut freed, mut added) = (0, 0);
-        if !no_holes && range.start > old_end {
-            map::fill_gaps(&mut items, old_end, range.start, generation)?;
-        }
         for place in group {
+            if !no_holes && place.at > reached {
+                map::fill_gaps(&mut items, reached, place.at, generation)?;
+            }
             let end = (place.at + place.len).next_multiple_of(sector);
+            reached = reached.max(end);
             freed += map::drop_range(&mut items, place.at, end)?;
             let (at, extent) = extent_of(place, handle, engine, generation);
             added += extent.counted();
@@ -293,7 +318,7 @@ fn finish_group(item: &Finish<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> R
         }
         Ok((freed, added))
     })?;
-    let end = range.end.min(item.end);
+    let end = ranges.last().map_or(0, |last| last.end).min(item.end);
     let time = item.time.or_else(|| item.inode.data.touched().filter(|_| item.from_flight));
     let fields = guard.fields_mut(handle);
     fields.nbytes = fields.nbytes.saturating_sub(freed).saturating_add(added);
@@ -307,7 +332,7 @@ fn finish_group(item: &Finish<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> R
     if let Some(buffer) = &mut *slot {
         let before = buffer.bytes();
         let pieces = if item.from_flight { Arc::make_mut(&mut buffer.flight) } else { &mut buffer.dirty };
-        pieces.cut(range);
+        ranges.into_iter().for_each(|range| pieces.cut(range));
         core.data.count(before, buffer.bytes());
     }
     Ok(())
