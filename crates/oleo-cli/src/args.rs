@@ -18,7 +18,7 @@ pub(crate) struct ImageArgs {
 }
 
 /// The other devices of a volume.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct DeviceArgs {
     /// Another device of the same volume; repeat it for each.
     #[arg(long, value_name = "FILE")]

@@ -1,11 +1,12 @@
 //! The oleo command: btrfs without the kernel.
 //!
 //! `args` has what several commands take, `out` how things are shown, `cmd` one file per command: arguments, one call
-//! of the library, output.
+//! of the library, output. Commands that control a file system work on an image and on a mount; `target` tells them apart.
 
 mod args;
 mod cmd;
 mod out;
+mod target;
 
 use std::process::ExitCode;
 

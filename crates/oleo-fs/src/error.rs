@@ -121,6 +121,7 @@ pub mod errno {
     pub const E2BIG: i32 = 7;
     pub const EEXIST: i32 = 17;
     pub const EXDEV: i32 = 18;
+    pub const ENODEV: i32 = 19;
     pub const ENOTDIR: i32 = 20;
     pub const EISDIR: i32 = 21;
     pub const EINVAL: i32 = 22;

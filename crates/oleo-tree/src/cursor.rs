@@ -63,6 +63,11 @@ impl Cursor<'_> {
         self.here().map(|step| ItemRef::new(step.node.clone(), step.slot))
     }
 
+    /// The blocks on the way from the root to the item here, the root first.
+    pub fn path(&self) -> impl DoubleEndedIterator<Item = &Arc<Node>> {
+        self.path.iter().map(|step| &step.node)
+    }
+
     fn here(&self) -> Option<&Step> {
         if self.place == Place::At { self.path.last() } else { None }
     }

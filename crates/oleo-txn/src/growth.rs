@@ -55,6 +55,16 @@ impl Growth {
         std::mem::take(&mut *self.plans.lock())
     }
 
+    /// An item of the chunk tree is another now: chunks that wait to be recorded must not bring back the old one. No
+    /// chunk is made meanwhile.
+    pub(crate) fn replace_in_plans(&self, _held: &MutexGuard<'_, ()>, key: &Key, item: &[u8]) {
+        for plan in self.plans.lock().iter_mut() {
+            for change in plan.chunk_tree.iter_mut().filter(|change| change.key == *key) {
+                *change = Change::put(*key, item.to_vec());
+            }
+        }
+    }
+
     pub(crate) fn has_plans(&self) -> bool {
         !self.plans.lock().is_empty()
     }

@@ -16,6 +16,7 @@ mod gate;
 mod growth;
 mod load;
 mod readers;
+mod resize;
 mod trees;
 mod workers;
 

@@ -237,6 +237,11 @@ impl Volume {
         Ok(dev_item(member, 0))
     }
 
+    /// The bytes that a device has, whatever the volume uses of them.
+    pub fn device_len(&self, devid: DevId) -> Result<ByteLen, VolumeError> {
+        Ok(ByteLen(find(&self.members.read(), devid)?.to_write()?.len()))
+    }
+
     /// Cuts a file off behind what the volume may use of it.
     pub fn cut_device(&self, devid: DevId) -> Result<(), VolumeError> {
         let members = self.members.read();

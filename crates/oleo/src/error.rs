@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use oleo_device::DeviceError;
 use oleo_format::Corruption;
 use oleo_fs::{FsError, errno};
+use oleo_jobs::JobError;
 use oleo_mkfs::MkfsError;
 use oleo_txn::TxnError;
 use oleo_volume::VolumeError;
@@ -58,6 +59,9 @@ pub enum Error {
     /// The image lies.
     #[error(transparent)]
     Corruption(Box<Corruption>),
+    /// From a job on a whole file system.
+    #[error(transparent)]
+    Job(Box<JobError>),
     /// A request to an open file system was not carried out.
     #[error(transparent)]
     Control(Box<crate::control::Error>),
@@ -112,6 +116,12 @@ impl Error {
         match self {
             Error::At { source, .. } => source.kind(),
             Error::Control(error) => error.kind,
+            Error::Job(error) => match &**error {
+                JobError::Fs(FsError::Corruption(_)) => ErrorKind::Corruption,
+                JobError::Fs(FsError::Txn(error)) => engine_kind(error),
+                JobError::Volume(error) => volume_kind(error),
+                _ => ErrorKind::Refusal,
+            },
             Error::Corruption(_) | Error::Fs(FsError::Corruption(_)) => ErrorKind::Corruption,
             Error::Output(_) => ErrorKind::Device,
             Error::Device(error) => device_kind(error),
@@ -128,6 +138,11 @@ impl Error {
         match self {
             Error::At { source, .. } => source.errno(),
             Error::Control(error) => error.errno,
+            Error::Job(error) => match &**error {
+                JobError::Refused { errno, .. } => *errno,
+                JobError::Fs(error) => error.errno(),
+                JobError::Volume(error) => volume_errno(error),
+            },
             Error::Host { source, .. } | Error::Output(source) => source.raw_os_error().unwrap_or(errno::EIO),
             Error::Request(_) => errno::EINVAL,
             Error::Fs(error) => error.errno(),
@@ -229,6 +244,7 @@ boxed! {
     Mkfs(MkfsError),
     Corruption(Corruption),
     Control(crate::control::Error),
+    Job(JobError),
 }
 
 /// Adds a place to errors as they pass by.

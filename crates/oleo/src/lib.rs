@@ -141,6 +141,9 @@ pub use ops::{Depth, Sharing};
 pub use settings::{PROPERTIES, parse_checksum, parse_compress, random_seed, seed_from_text};
 pub use usage::{FileUsage, GroupUsage, Room};
 
+pub use oleo_volume::DeviceInfo;
+pub use uuid::Uuid;
+
 pub use oleo_device::{Device, FileDevice, FileOptions, MemDevice};
 pub use oleo_format::{ByteLen, Compression, CsumType, DevId, Generation, Ino, Logical, TreeId};
 pub use oleo_fs::data::{CloneRange, Compress, ExtentInfo, ExtentKind, KeepSize};

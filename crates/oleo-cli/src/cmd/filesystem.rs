@@ -1,9 +1,14 @@
 //! `oleo filesystem`
 
+mod defragment;
 mod df;
 mod du;
 mod label;
+mod resize;
 mod show;
+mod sync;
+mod trim;
+mod usage;
 
 use crate::out::Out;
 
@@ -13,7 +18,13 @@ pub(crate) enum Command {
     Show(show::Args),
     Df(df::Args),
     Du(du::Args),
+    Usage(usage::Args),
+    Sync(sync::Args),
     Label(label::Args),
+    Resize(resize::Args),
+    #[command(alias = "defrag")]
+    Defragment(defragment::Args),
+    Trim(trim::Args),
 }
 
 impl Command {
@@ -22,7 +33,12 @@ impl Command {
             Command::Show(args) => args.run(),
             Command::Df(args) => args.run(),
             Command::Du(args) => args.run(),
+            Command::Usage(args) => args.run(),
+            Command::Sync(args) => args.run(out),
             Command::Label(args) => args.run(out),
+            Command::Resize(args) => args.run(out),
+            Command::Defragment(args) => args.run(out),
+            Command::Trim(args) => args.run(out),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod dump_super;
 mod dump_tree;
+mod resolve;
 mod tree_stats;
 
 /// Look at the structures themselves
@@ -10,6 +11,10 @@ pub(crate) enum Command {
     DumpSuper(dump_super::Args),
     DumpTree(dump_tree::Args),
     TreeStats(tree_stats::Args),
+    InodeResolve(resolve::Inode),
+    LogicalResolve(resolve::Logical),
+    SubvolidResolve(resolve::Subvolid),
+    Rootid(resolve::Rootid),
 }
 
 impl Command {
@@ -18,6 +23,10 @@ impl Command {
             Command::DumpSuper(args) => args.run(),
             Command::DumpTree(args) => args.run(),
             Command::TreeStats(args) => args.run(),
+            Command::InodeResolve(args) => args.run(),
+            Command::LogicalResolve(args) => args.run(),
+            Command::SubvolidResolve(args) => args.run(),
+            Command::Rootid(args) => args.run(),
         }
     }
 }

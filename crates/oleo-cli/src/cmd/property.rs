@@ -1,28 +1,32 @@
 //! `oleo property`
 
-use oleo::PROPERTIES;
+use std::ffi::OsString;
+use std::path::Path;
 
-use crate::args::{ImageArgs, InPath, SubvolArg};
+use oleo::PROPERTIES;
+use oleo::control::{Property, Reply, Request};
+
+use crate::args::{DeviceArgs, SubvolArg};
 use crate::out::{Out, json, println_or_end};
+use crate::target::{self, Access, Target};
 
 /// Get and set properties of files, directories and subvolumes
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Get(Get),
     Set(Set),
+    List(List),
 }
 
 /// Show properties
 #[derive(clap::Args)]
 pub(crate) struct Get {
+    /// An image and a path in it, or a path on a mount; then which property: ro, label, compression, nodatacow
+    /// [default: all].
+    #[arg(value_name = "[IMG] PATH [NAME]", required = true, num_args = 1..=3)]
+    args: Vec<OsString>,
     #[command(flatten)]
-    image: ImageArgs,
-    /// Of what.
-    #[arg(value_name = "PATH")]
-    path: InPath,
-    /// Which one: ro, label, compression, nodatacow [default: all].
-    #[arg(value_name = "NAME")]
-    name: Option<String>,
+    others: DeviceArgs,
     #[command(flatten)]
     subvol: SubvolArg,
     /// Show JSON.
@@ -33,19 +37,32 @@ pub(crate) struct Get {
 /// Set a property
 #[derive(clap::Args)]
 pub(crate) struct Set {
+    /// An image and a path in it, or a path on a mount; then which property (ro, label, compression, nodatacow), and the
+    /// new value; empty for none.
+    #[arg(value_name = "[IMG] PATH NAME VALUE", required = true, num_args = 3..=4)]
+    args: Vec<OsString>,
     #[command(flatten)]
-    image: ImageArgs,
-    /// Of what.
-    #[arg(value_name = "PATH")]
-    path: InPath,
-    /// Which one: ro, label, compression, nodatacow.
-    #[arg(value_name = "NAME")]
-    name: String,
-    /// The new value; empty for none.
-    #[arg(value_name = "VALUE")]
-    value: String,
+    others: DeviceArgs,
     #[command(flatten)]
     subvol: SubvolArg,
+    /// Make a received subvolume writable; what it was received from is forgotten.
+    #[arg(long, short)]
+    force: bool,
+}
+
+/// Show which properties there are, and those that something has
+#[derive(clap::Args)]
+pub(crate) struct List {
+    /// An image and a path in it, or a path on a mount; nothing: all that there are.
+    #[arg(value_name = "[IMG] PATH", num_args = 0..=2)]
+    args: Vec<OsString>,
+    #[command(flatten)]
+    others: DeviceArgs,
+    #[command(flatten)]
+    subvol: SubvolArg,
+    /// Show JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Command {
@@ -53,29 +70,43 @@ impl Command {
         match self {
             Command::Get(args) => args.run(),
             Command::Set(args) => args.run(out),
+            Command::List(args) => args.run(),
         }
+    }
+}
+
+/// The target and what is left of the arguments, the thing first.
+fn split(
+    args: &[OsString],
+    others: &DeviceArgs,
+    subvol: &SubvolArg,
+    access: Access,
+) -> anyhow::Result<(Target, Vec<OsString>)> {
+    let target = target::open(Path::new(&args[0]), others, access, subvol.subvol.as_deref())?;
+    let things = if target.is_mount() { args } else { &args[1..] };
+    anyhow::ensure!(!things.is_empty(), "of what in the image?");
+    Ok((target, things.to_vec()))
+}
+
+fn ask(target: &Target, thing: &OsString, name: Option<String>) -> anyhow::Result<Vec<Property>> {
+    match target.ask_of(thing, Request::PropertyGet { at: target.at(thing)?, name })? {
+        Reply::Properties(found) => Ok(found),
+        other => target::unexpected(other),
     }
 }
 
 impl Get {
     fn run(self) -> anyhow::Result<()> {
-        let image = self.image.read()?;
-        let inode = image.resolve(&self.subvol.start(&image)?, &self.path.0)?;
-        let names = match &self.name {
-            Some(name) => vec![name.as_str()],
-            None => PROPERTIES.iter().map(|(name, _)| *name).collect(),
-        };
-        let mut found = serde_json::Map::new();
-        for name in names {
-            if let Some(value) = image.property(&inode, name)? {
-                found.insert(name.to_owned(), value.into());
-            }
-        }
+        let (target, things) = split(&self.args, &self.others, &self.subvol, Access::Read)?;
+        anyhow::ensure!(things.len() <= 2, "one path, and one name at most");
+        let name = things.get(1).map(|name| name.to_string_lossy().into_owned());
+        let found = ask(&target, &things[0], name)?;
         if self.json {
-            json(&found.into());
+            let map: serde_json::Map<_, _> = found.into_iter().map(|p| (p.name, p.value.into())).collect();
+            json(&map.into());
         } else {
-            for (name, value) in &found {
-                println_or_end(&format!("{name}={}", value.as_str().unwrap_or_default()));
+            for property in &found {
+                println_or_end(&format!("{}={}", property.name, property.value));
             }
         }
         Ok(())
@@ -84,11 +115,34 @@ impl Get {
 
 impl Set {
     fn run(self, out: &Out) -> anyhow::Result<()> {
-        let image = self.image.write()?;
-        let inode = image.resolve(&self.subvol.start(&image)?, &self.path.0)?;
-        image.set_property(&inode, &self.name, &self.value)?;
-        image.close()?;
-        out.note(format!("{}: {}={}", self.path.shown().display(), self.name, self.value));
+        let (target, things) = split(&self.args, &self.others, &self.subvol, Access::Write)?;
+        let [thing, name, value] = &things[..] else { anyhow::bail!("a path, a name and a value, please") };
+        let property =
+            Property { name: name.to_string_lossy().into_owned(), value: value.to_string_lossy().into_owned() };
+        let note = format!("{}: {}={}", thing.display(), property.name, property.value);
+        target.ask_of(thing, Request::PropertySet { at: target.at(thing)?, property, force: self.force })?;
+        target.close()?;
+        out.note(note);
+        Ok(())
+    }
+}
+
+impl List {
+    fn run(self) -> anyhow::Result<()> {
+        let mut known: Vec<(&str, &str)> = PROPERTIES.to_vec();
+        if !self.args.is_empty() {
+            let (target, things) = split(&self.args, &self.others, &self.subvol, Access::Read)?;
+            let found = ask(&target, &things[0], None)?;
+            // A compression that is not set can still be set anywhere.
+            known.retain(|(name, _)| *name == "compression" || found.iter().any(|p| p.name == *name));
+        }
+        if self.json {
+            json(&known.iter().map(|(name, what)| serde_json::json!({ "name": name, "description": what })).collect());
+        } else {
+            for (name, what) in known {
+                println_or_end(&format!("{name:<16}{what}"));
+            }
+        }
         Ok(())
     }
 }

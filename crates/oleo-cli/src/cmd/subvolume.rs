@@ -3,9 +3,11 @@
 mod create;
 mod default;
 mod delete;
+mod find_new;
 mod list;
 mod show;
 mod snapshot;
+mod sync;
 
 use crate::out::Out;
 
@@ -19,6 +21,8 @@ pub(crate) enum Command {
     Delete(delete::Args),
     SetDefault(default::Set),
     GetDefault(default::Get),
+    FindNew(find_new::Args),
+    Sync(sync::Args),
 }
 
 impl Command {
@@ -31,27 +35,29 @@ impl Command {
             Command::Delete(args) => args.run(out),
             Command::SetDefault(args) => args.run(out),
             Command::GetDefault(args) => args.run(),
+            Command::FindNew(args) => args.run(),
+            Command::Sync(args) => args.run(out),
         }
     }
 }
 
 /// What is known of a subvolume, as JSON.
-fn as_json(info: &oleo::SubvolInfo) -> serde_json::Value {
+fn as_json(info: &oleo::control::Subvol) -> serde_json::Value {
     use crate::out::{text, uuid_or_dash};
     serde_json::json!({
         "id": info.id.0,
         "parent": info.parent.map(|id| id.0),
-        "path": text(&info.path),
+        "path": text(&info.path.0),
         "generation": info.generation,
         "generation_at_creation": info.otransid,
         "read_only": info.read_only,
         "uuid": uuid_or_dash(info.uuid),
         "parent_uuid": uuid_or_dash(info.parent_uuid),
         "received_uuid": uuid_or_dash(info.received_uuid),
-        "created": info.otime.sec,
+        "created": info.otime.0,
         "send_transid": info.stransid,
-        "send_time": info.stime.sec,
+        "send_time": info.stime.0,
         "receive_transid": info.rtransid,
-        "receive_time": info.rtime.sec,
+        "receive_time": info.rtime.0,
     })
 }

@@ -56,6 +56,7 @@ mod prepare;
 mod query;
 mod read;
 mod resize;
+mod rewrite;
 mod share;
 mod unpacked;
 mod write;

@@ -17,6 +17,7 @@
 //! for opening it by its path; and what they send may name at most one entry below it, no links are followed.
 //! Where the kernel has resolved a path for the caller (an ioctl), this is not looked at again.
 
+use oleo_format::TreeId;
 use oleo_fs::{Attr, FileKind, Follow, Fs, InodeRef, errno};
 
 use super::request::{At, Error};
@@ -51,6 +52,8 @@ pub struct Caller {
     pub resolved: bool,
     /// The mount's option `user_subvol_rm_allowed`.
     pub user_subvol_rm_allowed: bool,
+    /// A subvolume that cannot be deleted: the root of the mount.
+    pub keep: Option<TreeId>,
 }
 
 impl Caller {
@@ -64,6 +67,7 @@ impl Caller {
             privileged: true,
             resolved: true,
             user_subvol_rm_allowed: true,
+            keep: None,
         }
     }
 
@@ -83,6 +87,7 @@ impl Caller {
             privileged: uid == 0,
             resolved: false,
             user_subvol_rm_allowed: false,
+            keep: None,
         }
     }
 
@@ -103,10 +108,18 @@ impl Caller {
 
     /// Fails without all of these permissions.
     pub(super) fn must_have(&self, fs: &Fs, inode: &InodeRef, wanted: u32) -> Result<(), Error> {
-        if self.privileged || self.has(fs, inode, wanted)? {
+        if self.may(fs, inode, wanted)? {
             return Ok(());
         }
         Err(Error::refused(errno::EACCES, "permission denied"))
+    }
+
+    /// Whether a caller has all of these permissions for a file: 4 to read, 2 to write, 1 to search.
+    ///
+    /// # Errors
+    /// The file's ACL cannot be read.
+    pub fn may(&self, fs: &Fs, inode: &InodeRef, wanted: u32) -> Result<bool, Error> {
+        Ok(self.privileged || self.has(fs, inode, wanted)?)
     }
 
     fn has(&self, fs: &Fs, inode: &InodeRef, wanted: u32) -> Result<bool, Error> {

@@ -3,11 +3,12 @@
 //! A request is whole or an error, but for those that say otherwise. What a snapshot is of is on disk when its request
 //! is done, as with the kernel; other changes are durable with the next commit.
 
-use oleo_format::{Ino, TreeId};
-use oleo_fs::{FsError, InodeRef, NewSubvol, ReadOnly, Received, SnapshotOptions, SubvolInfo, Time, errno};
+use oleo_format::{Ino, Logical, TreeId};
+use oleo_fs::{FileKind, FsError, InodeRef, NewSubvol, ReadOnly, Received, SnapshotOptions, SubvolInfo, Time, errno};
+use oleo_jobs::{DefragOptions, TrimRange};
 
 use super::caller::{Caller, READ, SEARCH, WRITE, is_subvol_root};
-use super::request::{At, DuLine, Error, Property, Reply, Request, Subvol, SubvolShown, Which};
+use super::request::{At, Bytes, DuLine, Error, NewPart, Place, Property, Reply, Request, Subvol, SubvolShown, Which};
 use super::space;
 use crate::{Image, PROPERTIES};
 
@@ -47,7 +48,10 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done,
     let ask = Ask { image, caller };
     match request {
         Request::SubvolCreate { at, parents } => ask.create(&at, parents),
-        Request::Snapshot { source, at, read_only } => ask.snapshot(&source, &at, read_only),
+        Request::Snapshot { source, at, read_only, into } => {
+            let at = if into { ask.into(&source, at)? } else { at };
+            ask.snapshot(&source, &at, read_only)
+        }
         Request::SubvolDelete { which, recursive } => ask.delete(&which, recursive),
         Request::SetDefault { which } => ask.set_default(&which),
         Request::SetReceived { which, uuid, stransid, stime } => {
@@ -59,6 +63,16 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done,
             caller.must_be_privileged("change the label")?;
             image.set_label(&label.0)?;
             changed(Reply::Done, vec![])
+        }
+        Request::Resize { devid, to } => {
+            caller.must_be_privileged("resize")?;
+            changed(Reply::Resized(oleo_jobs::resize(image.fs(), devid, to)?), vec![])
+        }
+        Request::Defragment { at, recursive, options } => ask.defragment(&at, recursive, &options),
+        Request::Trim { start, len, min_len } => {
+            caller.must_be_privileged("trim")?;
+            let range = TrimRange { start, len, min_len };
+            changed(Reply::Bytes(oleo_jobs::trim(image.fs(), &range)?), vec![])
         }
         Request::Sync => changed(Reply::Generation(image.sync()?), vec![]),
         reads => Ok((ask.look(reads)?, Vec::new())),
@@ -93,6 +107,11 @@ impl Ask<'_> {
                 let mut dead = fs.engine().dead_trees()?;
                 dead.retain(|id| ids.is_empty() || ids.contains(id));
                 Reply::Subvolumes(dead)
+            }
+            Request::FindNew { which, since } => self.find_new(&which, since)?,
+            Request::LogicalResolve { at, paths } => {
+                self.caller.must_be_privileged("turn numbers into names")?;
+                self.places(at, paths)?
             }
             Request::Df => Reply::Df(space::groups(self.image)),
             Request::Usage => Reply::Usage(Box::new(space::usage(self.image))),
@@ -156,6 +175,74 @@ impl Ask<'_> {
         Ok(Reply::Subvol(Box::new(SubvolShown { subvol: info.into(), snapshots })))
     }
 
+    fn find_new(&self, which: &Which, since: u64) -> Result<Reply, Error> {
+        let fs = self.image.fs();
+        let root = self.subvol(which)?;
+        self.caller.must_be_privileged("list what is new")?;
+        let found = oleo_jobs::find_new(fs, root.tree(), since)?;
+        let mut known: Option<(Ino, Bytes)> = None;
+        let mut parts = Vec::with_capacity(found.extents.len());
+        for extent in found.extents {
+            let path = match &known {
+                Some((ino, path)) if *ino == extent.ino => path.clone(),
+                _ => self.first_path(&root, extent.ino)?,
+            };
+            known = Some((extent.ino, path.clone()));
+            parts.push(NewPart { extent, path });
+        }
+        Ok(Reply::New { parts, marker: found.marker })
+    }
+
+    /// A path of a file in the subvolume that `root` is of; empty where it has none any more.
+    fn first_path(&self, root: &InodeRef, ino: Ino) -> Result<Bytes, Error> {
+        match self.image.fs().inode(root.subvol(), ino) {
+            Ok(inode) => Ok(self.image.paths(&inode)?.into_iter().next().unwrap_or_default().into()),
+            Err(FsError::NotFound | FsError::Stale) => Ok(Bytes::default()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn places(&self, at: Logical, paths: bool) -> Result<Reply, Error> {
+        let fs = self.image.fs();
+        let mut places = Vec::new();
+        for found in oleo_jobs::referrers(fs, at)? {
+            let mut place = Place { tree: found.tree, ino: found.ino, at: found.at, paths: Vec::new() };
+            if paths {
+                // Deleted subvolumes that are not gone yet have no names.
+                match fs.subvol(found.tree).and_then(|subvol| fs.inode(&subvol, found.ino)) {
+                    Ok(inode) => place.paths = self.image.paths(&inode)?.into_iter().map(Into::into).collect(),
+                    Err(FsError::NotFound | FsError::Stale) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            places.push(place);
+        }
+        Ok(Reply::Places(places))
+    }
+
+    fn defragment(&self, at: &At, recursive: bool, options: &DefragOptions) -> Result<Done, Error> {
+        let fs = self.image.fs();
+        let inode = self.find(at)?;
+        match fs.attr(&inode).kind {
+            FileKind::Dir if !recursive => {
+                let mut error: Error = FsError::IsDir.into();
+                error.hint = Some("-r takes everything in it".into());
+                return Err(error);
+            }
+            FileKind::Dir => self.caller.must_be_privileged("defragment whole directories")?,
+            _ => self.caller.must_have(fs, &inode, WRITE)?,
+        }
+        if inode.subvol().is_read_only() {
+            return Err(FsError::ReadOnly("the subvolume is read-only").into());
+        }
+        let mut skipped = Vec::new();
+        let done = oleo_jobs::defragment(fs, &inode, options, &mut |file, why| {
+            let name = self.first_path(file, file.ino()).unwrap_or_default();
+            skipped.push(format!("{}: {why}", String::from_utf8_lossy(&name.0)));
+        })?;
+        changed(Reply::Defragmented { done, skipped }, vec![Invalidate::Inode { tree: inode.tree(), ino: inode.ino() }])
+    }
+
     fn create(&self, at: &At, parents: bool) -> Result<Done, Error> {
         let fs = self.image.fs();
         if parents && self.caller.privileged {
@@ -170,19 +257,22 @@ impl Ask<'_> {
         changed(Reply::Made(id), entry(&dir, name))
     }
 
+    /// Where there is a directory already, the source's name in it is meant.
+    fn into(&self, source: &Which, at: At) -> Result<At, Error> {
+        let fs = self.image.fs();
+        let there = match self.find(&at) {
+            Ok(there) if fs.attr(&there).kind == FileKind::Dir => there,
+            _ => return Ok(at),
+        };
+        let place = fs.subvol_info(self.subvol(source)?.tree())?.place;
+        Ok(place.map_or(at, |place| At::below(there.tree(), there.ino(), place.name)))
+    }
+
     fn snapshot(&self, source: &Which, at: &At, read_only: bool) -> Result<Done, Error> {
         let fs = self.image.fs();
         let from = self.subvol(source)?;
         self.caller.must_own(&fs.attr(&from))?;
-        let (mut dir, mut name) = self.caller.find_parent(self.image, at)?;
-        // A directory that is there: into it, under the source's name.
-        let place = fs.subvol_info(from.tree())?.place;
-        if self.caller.privileged
-            && let Some(inside) = fs.lookup(&dir, name)?
-            && let Some(place) = &place
-        {
-            (dir, name) = (inside, &place.name);
-        }
+        let (dir, name) = self.caller.find_parent(self.image, at)?;
         self.caller.must_have(fs, &dir, WRITE | SEARCH)?;
         let id = fs.snapshot(from.tree(), &dir, name, SnapshotOptions { read_only, uuid: None })?;
         fs.engine().commit()?;
@@ -219,6 +309,9 @@ impl Ask<'_> {
 
     fn delete_one(&self, id: TreeId, invalid: &mut Vec<Invalidate>) -> Result<(), Error> {
         let fs = self.image.fs();
+        if self.caller.keep == Some(id) {
+            return Err(FsError::Busy("it is the root of this mount").into());
+        }
         let info = fs.subvol_info(id)?;
         let (Some(parent), Some(place)) = (info.parent, info.place) else {
             return Err(FsError::NotPermitted("the top level cannot be deleted").into());

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use oleo_format::{ByteLen, DevId, Generation, Ino, TreeId};
+use oleo_format::{ByteLen, DevId, Generation, Ino, Logical, TreeId};
 use oleo_fs::{SubvolInfo, Time};
+use oleo_jobs::{DefragOptions, Defragmented, NewExtent, NewSize, Resized};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
@@ -128,6 +129,9 @@ pub enum Request {
         at: At,
         /// It refuses changes.
         read_only: bool,
+        /// Where there is a directory already: into it, under the source's name.
+        #[serde(default)]
+        into: bool,
     },
     /// Deletes a subvolume. Answer: [`Reply::Made`] with its number.
     SubvolDelete {
@@ -166,6 +170,45 @@ pub enum Request {
         stransid: u64,
         /// When it was sent: seconds and nanoseconds.
         stime: (i64, u32),
+    },
+    /// What a subvolume got in a generation or later. Answer: [`Reply::New`].
+    FindNew {
+        /// Which.
+        which: Which,
+        /// The generation.
+        since: u64,
+    },
+    /// Changes how much of a device is used. Answer: [`Reply::Resized`].
+    Resize {
+        /// Which device; the only one, if there is no other.
+        devid: Option<DevId>,
+        /// Its new size.
+        to: NewSize,
+    },
+    /// Writes files that are in many pieces anew. Answer: [`Reply::Defragmented`].
+    Defragment {
+        /// A file, or a directory if `recursive`.
+        at: At,
+        /// Everything below a directory, but not other subvolumes.
+        recursive: bool,
+        /// How.
+        options: DefragOptions,
+    },
+    /// Tells devices what is free. Answer: [`Reply::Bytes`].
+    Trim {
+        /// From this logical address on.
+        start: u64,
+        /// So many bytes.
+        len: u64,
+        /// Shorter runs are left alone.
+        min_len: u64,
+    },
+    /// Which files are at a logical address. Answer: [`Reply::Places`].
+    LogicalResolve {
+        /// The address.
+        at: Logical,
+        /// Paths too.
+        paths: bool,
     },
     /// Space by type and profile. Answer: [`Reply::Df`].
     Df,
@@ -228,6 +271,8 @@ impl Request {
             | Request::SubvolShow { .. }
             | Request::GetDefault
             | Request::SubvolPending { .. }
+            | Request::FindNew { .. }
+            | Request::LogicalResolve { .. }
             | Request::Df
             | Request::Usage
             | Request::Du { .. }
@@ -241,6 +286,9 @@ impl Request {
             | Request::SubvolDelete { .. }
             | Request::SetDefault { .. }
             | Request::SetReceived { .. }
+            | Request::Resize { .. }
+            | Request::Defragment { .. }
+            | Request::Trim { .. }
             | Request::Sync
             | Request::SetLabel { .. }
             | Request::PropertySet { .. } => false,
@@ -276,6 +324,48 @@ pub enum Reply {
     Properties(Vec<Property>),
     /// Paths from the top level, without a leading slash.
     Paths(Vec<Bytes>),
+    /// What is new.
+    New {
+        /// Parts of files.
+        parts: Vec<NewPart>,
+        /// The subvolume's generation: what to ask for the next time.
+        marker: u64,
+    },
+    /// What a resize did.
+    Resized(Resized),
+    /// What a defragmentation did.
+    Defragmented {
+        /// In numbers.
+        done: Defragmented,
+        /// Files that could not be, and why.
+        skipped: Vec<String>,
+    },
+    /// So many bytes.
+    Bytes(ByteLen),
+    /// Places in files.
+    Places(Vec<Place>),
+}
+
+/// A part of a file that is new.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NewPart {
+    /// What and where.
+    pub extent: NewExtent,
+    /// A path of the file from the top level; empty where it has none any more.
+    pub path: Bytes,
+}
+
+/// A place in a file, and the file's paths.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Place {
+    /// The subvolume.
+    pub tree: TreeId,
+    /// The file.
+    pub ino: Ino,
+    /// Where in the file, in bytes.
+    pub at: u64,
+    /// Its paths from the top level, if they were asked for.
+    pub paths: Vec<Bytes>,
 }
 
 /// What is known of a subvolume; see [`SubvolInfo`].
@@ -445,6 +535,12 @@ impl From<oleo_fs::FsError> for Error {
 
 impl From<oleo_txn::TxnError> for Error {
     fn from(error: oleo_txn::TxnError) -> Error {
+        crate::Error::from(error).into()
+    }
+}
+
+impl From<oleo_jobs::JobError> for Error {
+    fn from(error: oleo_jobs::JobError) -> Error {
         crate::Error::from(error).into()
     }
 }

@@ -117,6 +117,7 @@ fn permissions() {
         source: Which::At(At::inode(id, Ino::ROOT_DIR)),
         at: below(&home, name),
         read_only: true,
+        into: false,
     };
     assert_eq!(ask(&image, &bob, snapshot("s")).unwrap_err().errno, 1);
     ask(&image, &ann, snapshot("s")).unwrap();

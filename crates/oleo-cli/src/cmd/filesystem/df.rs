@@ -1,13 +1,21 @@
 //! `oleo filesystem df`
 
-use crate::args::ImageArgs;
+use std::path::PathBuf;
+
+use oleo::control::{Reply, Request};
+
+use crate::args::DeviceArgs;
 use crate::out::{human, json, println_or_end};
+use crate::target::{self, Access};
 
 /// Show how much space there is of each type and profile, and how much of it is used
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// Image file, block device, or any path on a mount.
+    #[arg(value_name = "IMG|PATH")]
+    path: PathBuf,
     #[command(flatten)]
-    image: ImageArgs,
+    others: DeviceArgs,
     /// Show JSON.
     #[arg(long)]
     json: bool,
@@ -15,22 +23,23 @@ pub(crate) struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
-        let image = self.image.read()?;
-        let groups = image.df();
+        let target = target::open(&self.path, &self.others, Access::Read, None)?;
+        let groups = match target.ask(Request::Df)? {
+            Reply::Df(groups) => groups,
+            other => return target::unexpected(other),
+        };
         if self.json {
             json(&groups
                 .iter()
                 .map(|g| {
-                    serde_json::json!({
-                        "type": g.type_name(), "profile": g.flags.profile_name(), "total": g.total.0, "used": g.used.0,
-                    })
+                    serde_json::json!({ "type": g.kind, "profile": g.profile, "total": g.total, "used": g.used })
                 })
                 .collect());
             return Ok(());
         }
         for g in groups {
             let (total, used) = (human(g.total.0), human(g.used.0));
-            println_or_end(&format!("{}, {}: total={total}, used={used}", g.type_name(), g.flags.profile_name()));
+            println_or_end(&format!("{}, {}: total={total}, used={used}", g.kind, g.profile));
         }
         Ok(())
     }

@@ -1,18 +1,23 @@
 //! `oleo filesystem du`
 
-use oleo::FileUsage;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
-use crate::args::{ImageArgs, InPath, SubvolArg};
+use oleo::FileUsage;
+use oleo::control::{Reply, Request};
+
+use crate::args::{DeviceArgs, SubvolArg};
 use crate::out::{human, json, println_or_end, text};
+use crate::target::{self, Access};
 
 /// Show how much space files take, and how much of it they share
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// An image and a path in it (everything, if left out), or paths on a mount.
+    #[arg(value_name = "[IMG] PATH", required = true)]
+    paths: Vec<OsString>,
     #[command(flatten)]
-    image: ImageArgs,
-    /// What to look at.
-    #[arg(value_name = "PATH", default_value = "/", hide_default_value = true)]
-    path: InPath,
+    others: DeviceArgs,
     #[command(flatten)]
     subvol: SubvolArg,
     /// Only the sum.
@@ -25,15 +30,30 @@ pub(crate) struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
-        let image = self.image.read()?;
-        let inode = image.resolve(&self.subvol.start(&image)?, &self.path.0)?;
-        let mut lines: Vec<(String, FileUsage)> = Vec::new();
-        let whole = image.du(&inode, |name, usage| {
-            if !self.summarize {
-                lines.push((self.path.shown().join(text(name)).display().to_string(), usage));
+        let target =
+            target::open(Path::new(&self.paths[0]), &self.others, Access::Read, self.subvol.subvol.as_deref())?;
+        let mut paths = self.paths.clone();
+        if !target.is_mount() {
+            paths.remove(0);
+            if paths.is_empty() {
+                paths.push("/".into());
             }
-        })?;
-        lines.push((self.path.shown().display().to_string(), whole));
+        }
+        let mut lines: Vec<(String, FileUsage)> = Vec::new();
+        for path in &paths {
+            let found = match target.ask_of(path, Request::Du { at: target.at(path)? })? {
+                Reply::Du(found) => found,
+                other => return target::unexpected(other),
+            };
+            let whole = |name: &[u8]| name.is_empty();
+            for line in found.into_iter().filter(|line| !self.summarize || whole(&line.path.0)) {
+                let shown = match line.path.0.as_slice() {
+                    b"" => PathBuf::from(path),
+                    name => Path::new(path).join(text(name)),
+                };
+                lines.push((shown.display().to_string(), line.usage));
+            }
+        }
         if self.json {
             json(
                 &lines

@@ -1,28 +1,42 @@
 //! `oleo filesystem label`
 
-use crate::args::ImageArgs;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use oleo::control::{Reply, Request};
+
+use crate::args::DeviceArgs;
 use crate::out::{Out, println_or_end, text};
+use crate::target::{self, Access};
 
 /// Show the name of the file system, or change it
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// Image file, block device, or any path on a mount.
+    #[arg(value_name = "IMG|PATH")]
+    path: PathBuf,
     #[command(flatten)]
-    image: ImageArgs,
+    others: DeviceArgs,
     /// The new name; empty for none.
     #[arg(value_name = "LABEL")]
-    label: Option<String>,
+    label: Option<OsString>,
 }
 
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        let access = if self.label.is_some() { Access::Write } else { Access::Read };
+        let target = target::open(&self.path, &self.others, access, None)?;
         let Some(label) = &self.label else {
-            println_or_end(&text(&self.image.read()?.label()));
+            match target.ask(Request::Label)? {
+                Reply::Label(label) => println_or_end(&text(&label.0)),
+                other => return target::unexpected(other),
+            }
             return Ok(());
         };
-        let image = self.image.write()?;
-        image.set_label(label.as_bytes())?;
-        image.close()?;
-        out.note(format!("{}: the label is '{label}' now", self.image.image.display()));
+        target.ask(Request::SetLabel { label: label.as_bytes().into() })?;
+        target.close()?;
+        out.note(format!("{}: the label is '{}' now", self.path.display(), label.display()));
         Ok(())
     }
 }

@@ -1,28 +1,47 @@
 //! `oleo subvolume create`
 
-use crate::args::{ImageArgs, InPath};
+use std::ffi::OsString;
+
+use oleo::control::{Reply, Request};
+
+use crate::args::DeviceArgs;
 use crate::out::Out;
+use crate::target::{self, Access};
 
 /// Make empty subvolumes
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// An image and new paths in it, or new paths on a mount.
+    #[arg(value_name = "[IMG] PATH", required = true)]
+    paths: Vec<OsString>,
     #[command(flatten)]
-    image: ImageArgs,
-    /// Where they go.
-    #[arg(value_name = "PATH", required = true)]
-    paths: Vec<InPath>,
+    others: DeviceArgs,
+    /// Make missing directories on the way too.
+    #[arg(long, short)]
+    parents: bool,
 }
 
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
-        let image = self.image.write()?;
+        let (target, paths) = target::split(&self.paths, &self.others, Access::Write)?;
+        anyhow::ensure!(!paths.is_empty(), "where shall the subvolume go?");
         let mut made = Vec::new();
-        for path in &self.paths {
-            made.push((image.create_subvol(&path.0)?, path));
+        for path in &paths {
+            if self.parents
+                && target.is_mount()
+                && let Some(parent) = std::path::Path::new(path).parent()
+            {
+                std::fs::create_dir_all(parent)?;
+            }
+            let at = target.new_at(path)?;
+            match target.ask_of(path, Request::SubvolCreate { at, parents: self.parents })? {
+                Reply::Made(id) => made.push((path, id)),
+                other => return target::unexpected(other),
+            }
         }
-        image.close()?;
-        for (id, path) in made {
-            out.note(format!("{}: subvolume {id}", path.shown().display()));
+        target.close()?;
+        for (path, id) in made {
+            out.note(format!("{}: subvolume {id}", path.display()));
         }
         Ok(())
     }

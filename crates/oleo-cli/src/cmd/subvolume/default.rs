@@ -1,53 +1,76 @@
 //! `oleo subvolume set-default` and `get-default`
 
-use oleo::TreeId;
+use std::ffi::OsString;
+use std::path::PathBuf;
 
-use crate::args::ImageArgs;
+use oleo::TreeId;
+use oleo::control::{Reply, Request, Which};
+
+use crate::args::DeviceArgs;
 use crate::out::{Out, json, println_or_end, text};
+use crate::target::{self, Access};
 
 /// Say which subvolume a mount without options shows
 #[derive(clap::Args)]
 pub(crate) struct Set {
+    /// An image and a subvolume in it (path or number; 5 is the top level); or a subvolume on a mount; or a number and
+    /// any path on the mount.
+    #[arg(value_name = "[IMG] SUBVOL", required = true, num_args = 1..=2)]
+    subvol: Vec<OsString>,
     #[command(flatten)]
-    image: ImageArgs,
-    /// Its path or number; 5 is the top level.
-    #[arg(value_name = "PATH|ID")]
-    subvol: String,
+    others: DeviceArgs,
 }
 
 /// Show which subvolume a mount without options shows
 #[derive(clap::Args)]
 pub(crate) struct Get {
+    /// Image file, block device, or any path on a mount.
+    #[arg(value_name = "IMG|PATH")]
+    path: PathBuf,
     #[command(flatten)]
-    image: ImageArgs,
+    others: DeviceArgs,
     /// Show JSON.
     #[arg(long)]
     json: bool,
 }
 
 impl Set {
-    pub fn run(self, out: &Out) -> anyhow::Result<()> {
-        let image = self.image.write()?;
-        let id = image.subvol(&self.subvol)?.tree();
-        image.fs().set_default(id).map_err(oleo::Error::from)?;
-        image.close()?;
-        out.note(format!("{}: the default is subvolume {id} now", self.subvol));
+    pub fn run(mut self, out: &Out) -> anyhow::Result<()> {
+        // A number in front of a path on a mount.
+        let number = self.subvol[0].to_str().and_then(|text| text.parse().ok());
+        if self.subvol.len() == 2 && number.is_some() && !std::path::Path::new(&self.subvol[0]).exists() {
+            self.subvol.swap(0, 1);
+        }
+        let (target, mut subvol) = target::split(&self.subvol, &self.others, Access::Write)?;
+        let name = subvol.pop().unwrap_or_default();
+        let which = match number.filter(|_| target.is_mount() && self.subvol.len() == 2) {
+            Some(id) => Which::Id(TreeId(id)),
+            None => target.which(&name)?,
+        };
+        let Reply::Made(id) = target.ask_of(&name, Request::SetDefault { which })? else {
+            anyhow::bail!("no number came back");
+        };
+        target.close()?;
+        out.note(format!("{}: the default is subvolume {id} now", name.display()));
         Ok(())
     }
 }
 
 impl Get {
     pub fn run(self) -> anyhow::Result<()> {
-        let image = self.image.read()?;
-        let id = image.fs().default_subvol().map_err(oleo::Error::from)?;
-        let info = image.fs().subvol_info(id).map_err(oleo::Error::from)?;
+        let target = target::open(&self.path, &self.others, Access::Read, None)?;
+        let info = match target.ask(Request::GetDefault)? {
+            Reply::Subvol(shown) => shown.subvol,
+            other => return target::unexpected(other),
+        };
         if self.json {
             json(&super::as_json(&info));
-        } else if id == TreeId::FS {
+        } else if info.id == TreeId::FS {
             println_or_end("ID 5 (FS_TREE)");
         } else {
             let parent = info.parent.map_or(0, |id| id.0);
-            println_or_end(&format!("ID {id} gen {} top level {parent} path {}", info.generation, text(&info.path)));
+            let (id, path) = (info.id, text(&info.path.0));
+            println_or_end(&format!("ID {id} gen {} top level {parent} path {path}", info.generation));
         }
         Ok(())
     }

@@ -1,16 +1,25 @@
 //! `oleo subvolume show`
 
-use crate::args::ImageArgs;
+use std::ffi::OsString;
+
+use oleo::TreeId;
+use oleo::control::{Reply, Request, Which};
+
+use crate::args::DeviceArgs;
 use crate::out::{date, json, println_or_end, text, uuid_or_dash};
+use crate::target::{self, Access};
 
 /// Show what is known of a subvolume
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// An image and a subvolume in it (path or number; the top level, if left out), or a subvolume on a mount.
+    #[arg(value_name = "[IMG] SUBVOL", required = true, num_args = 1..=2)]
+    subvol: Vec<OsString>,
     #[command(flatten)]
-    image: ImageArgs,
-    /// Its path or number.
-    #[arg(value_name = "PATH|ID", default_value = "5", hide_default_value = true)]
-    subvol: String,
+    others: DeviceArgs,
+    /// The subvolume of this number.
+    #[arg(long, short = 'r', value_name = "ID")]
+    rootid: Option<u64>,
     /// Show JSON.
     #[arg(long)]
     json: bool,
@@ -18,17 +27,29 @@ pub(crate) struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
-        let image = self.image.read()?;
-        let id = image.subvol(&self.subvol)?.tree();
-        let info = image.fs().subvol_info(id)?;
+        let (target, subvol) = target::split(&self.subvol, &self.others, Access::Read)?;
+        let which = match (self.rootid, subvol.first()) {
+            (Some(id), _) => Which::Id(TreeId(id)),
+            (None, Some(subvol)) => target.which(subvol)?,
+            (None, None) => Which::Id(TreeId::FS),
+        };
+        let name = subvol.first().unwrap_or(&self.subvol[0]);
+        let shown = match target.ask_of(name, Request::SubvolShow { which })? {
+            Reply::Subvol(shown) => shown,
+            other => return target::unexpected(other),
+        };
+        let info = &shown.subvol;
         if self.json {
-            json(&super::as_json(&info));
+            json(&super::as_json(info));
             return Ok(());
         }
-        let path = text(&info.path);
-        let name = info.place.as_ref().map_or("<FS_TREE>".into(), |place| text(&place.name));
+        let path = text(&info.path.0);
+        let name = if info.parent.is_some() { text(&info.name.0) } else { "<FS_TREE>".into() };
         println_or_end(if path.is_empty() { "/" } else { &path });
-        let time = |t: oleo::Time| if t.sec == 0 { "-".to_owned() } else { format!("{} +0000", date(t)) };
+        let time = |(sec, nsec): (i64, u32)| match sec {
+            0 => "-".to_owned(),
+            _ => format!("{} +0000", date(oleo::Time { sec, nsec })),
+        };
         for (what, value) in [
             ("Name", name),
             ("UUID", uuid_or_dash(info.uuid)),
@@ -49,10 +70,8 @@ impl Args {
             println_or_end(&format!("\t{:<24}{value}", format!("{what}:")));
         }
         println_or_end("\tSnapshot(s):");
-        for other in image.fs().subvol_list()? {
-            if !info.uuid.is_nil() && other.parent_uuid == info.uuid {
-                println_or_end(&format!("\t\t\t\t{}", text(&other.path)));
-            }
+        for path in &shown.snapshots {
+            println_or_end(&format!("\t\t\t\t{}", text(&path.0)));
         }
         Ok(())
     }

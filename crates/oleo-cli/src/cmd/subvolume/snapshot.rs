@@ -1,21 +1,22 @@
 //! `oleo subvolume snapshot`
 
-use oleo::SnapshotOptions;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 
-use crate::args::{ImageArgs, InPath};
+use oleo::control::{Reply, Request};
+
+use crate::args::DeviceArgs;
 use crate::out::Out;
+use crate::target::{self, Access};
 
 /// Make a snapshot of a subvolume
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// An image, a subvolume in it (path or number) and the new path; or a subvolume on a mount and the new path.
+    #[arg(value_name = "[IMG] SOURCE PATH", required = true, num_args = 2..=3)]
+    paths: Vec<OsString>,
     #[command(flatten)]
-    image: ImageArgs,
-    /// The subvolume: its path or number.
-    #[arg(value_name = "SOURCE")]
-    source: String,
-    /// Where the snapshot goes.
-    #[arg(value_name = "PATH")]
-    path: InPath,
+    others: DeviceArgs,
     /// The snapshot refuses changes.
     #[arg(long, short = 'r')]
     read_only: bool,
@@ -23,11 +24,17 @@ pub(crate) struct Args {
 
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
-        let image = self.image.write()?;
-        let options = SnapshotOptions { read_only: self.read_only, uuid: None };
-        let id = image.snapshot(&self.source, &self.path.0, &options)?;
-        image.close()?;
-        out.note(format!("{}: subvolume {id}, a snapshot of {}", self.path.shown().display(), self.source));
+        let (target, paths) = target::split(&self.paths, &self.others, Access::Write)?;
+        let [source, path] = &paths[..] else { anyhow::bail!("a snapshot needs a source and a new path") };
+        // A directory that is there: into it, under the source's name.
+        let name = Path::new(source).file_name().unwrap_or(OsStr::new(""));
+        let inside = target.is_mount() && Path::new(path).is_dir();
+        let path = if inside { Path::new(path).join(name).into_os_string() } else { path.clone() };
+        let (source_of, at) = (target.which(source)?, target.new_at(&path)?);
+        let request = Request::Snapshot { source: source_of, at, read_only: self.read_only, into: !target.is_mount() };
+        let Reply::Made(id) = target.ask_of(&path, request)? else { anyhow::bail!("no number came back") };
+        target.close()?;
+        out.note(format!("{}: subvolume {id}, a snapshot of {}", path.display(), source.display()));
         Ok(())
     }
 }

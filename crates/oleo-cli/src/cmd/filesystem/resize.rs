@@ -1,0 +1,39 @@
+//! `oleo filesystem resize`
+
+use std::path::PathBuf;
+
+use oleo::DevId;
+use oleo::control::{NewSize, Reply, Request};
+
+use crate::args::DeviceArgs;
+use crate::out::{Out, human};
+use crate::target::{self, Access};
+
+/// Change how much of a device the file system uses
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The new size in bytes (K, M, G, T are understood), or +SIZE, -SIZE, or max: all there is. DEVID: in front names
+    /// one of several devices.
+    #[arg(value_name = "[DEVID:][+/-]SIZE|[DEVID:]max", allow_hyphen_values = true, value_parser = NewSize::parse)]
+    size: (Option<DevId>, NewSize),
+    /// Image file, block device, or any path on a mount.
+    #[arg(value_name = "IMG|PATH")]
+    path: PathBuf,
+    #[command(flatten)]
+    others: DeviceArgs,
+}
+
+impl Args {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        let target = target::open(&self.path, &self.others, Access::Write, None)?;
+        let (devid, to) = self.size;
+        let done = match target.ask_of(self.path.as_os_str(), Request::Resize { devid, to })? {
+            Reply::Resized(done) => done,
+            other => return target::unexpected(other),
+        };
+        target.close()?;
+        let (before, now) = (human(done.before.0), human(done.now.0));
+        out.note(format!("{}: device {} had {before}, has {now}", self.path.display(), done.devid));
+        Ok(())
+    }
+}

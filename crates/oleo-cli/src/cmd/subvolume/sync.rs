@@ -1,0 +1,53 @@
+//! `oleo subvolume sync`
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use oleo::TreeId;
+use oleo::control::{Reply, Request};
+
+use crate::args::DeviceArgs;
+use crate::out::Out;
+use crate::target::{self, Access};
+
+/// Wait until deleted subvolumes are gone; on an image, take them apart
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Image file, block device, or any path on a mount.
+    #[arg(value_name = "IMG|PATH")]
+    path: PathBuf,
+    /// Only these, by their numbers.
+    #[arg(value_name = "ID")]
+    ids: Vec<u64>,
+    #[command(flatten)]
+    others: DeviceArgs,
+    /// Look again after so many seconds.
+    #[arg(long, short = 's', value_name = "SECONDS", default_value = "1")]
+    sleep: u64,
+}
+
+impl Args {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        let target = target::open(&self.path, &self.others, Access::Write, None)?;
+        let ids: Vec<TreeId> = self.ids.iter().copied().map(TreeId).collect();
+        let pending = || match target.ask(Request::SubvolPending { ids: ids.clone() })? {
+            Reply::Subvolumes(left) => Ok(left),
+            other => target::unexpected(other),
+        };
+        let mut left = pending()?;
+        target.clean()?;
+        loop {
+            let now = pending()?;
+            for gone in left.iter().filter(|id| !now.contains(id)) {
+                out.note(format!("subvolume {gone} is gone"));
+            }
+            if now.is_empty() {
+                break;
+            }
+            left = now;
+            std::thread::sleep(Duration::from_secs(self.sleep.max(1)));
+        }
+        target.close()?;
+        Ok(())
+    }
+}

@@ -1,0 +1,188 @@
+//! What a control command works on: an image that it opens itself, or a mount that another process serves. The
+//! command finds out which from the path it is given, and goes on alike.
+//!
+//! A path is on a mount of ours when it lies on a FUSE file system that answers our ioctl; everything else has to be an
+//! image. Something that is to be made does not exist yet: its directory decides.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use anyhow::{Context, bail};
+use oleo::control::{self, At, Caller, Client, Reply, Request, Which};
+use oleo::{Image, Ino, TreeId};
+
+use crate::args::{DeviceArgs, ImageArgs};
+
+/// `f_type` of a btrfs that the kernel has mounted (`BTRFS_SUPER_MAGIC` of linux/magic.h).
+const BTRFS_SUPER_MAGIC: u64 = 0x9123_683e;
+
+/// Whether the image is opened for changes. A mount is what it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// What a control command works on.
+pub(crate) enum Target {
+    Image {
+        image: Box<Image>,
+        access: Access,
+        /// Where paths begin.
+        start: (TreeId, Ino),
+    },
+    Mount {
+        client: Mutex<Client>,
+        socket: PathBuf,
+    },
+}
+
+/// Splits the arguments of a command that takes `IMG THING…` or, on a mount, `THING…`: the target, and the things.
+pub(crate) fn split(args: &[OsString], others: &DeviceArgs, access: Access) -> anyhow::Result<(Target, Vec<OsString>)> {
+    let Some((first, rest)) = args.split_first() else { bail!("which image, or what on a mount?") };
+    let target = open(Path::new(first), others, access, None)?;
+    let things = if target.is_mount() { args } else { rest };
+    Ok((target, things.to_vec()))
+}
+
+/// Opens what a path names.
+pub(crate) fn open(path: &Path, others: &DeviceArgs, access: Access, subvol: Option<&str>) -> anyhow::Result<Target> {
+    if let Some(socket) = socket_of(path).with_context(|| path.display().to_string())? {
+        let client = Client::connect(&socket)
+            .with_context(|| format!("{} is on a mount whose server does not answer", path.display()))?;
+        return Ok(Target::Mount { client: Mutex::new(client), socket });
+    }
+    if fs::metadata(path).is_ok_and(|meta| meta.is_dir()) {
+        let kernel = control::open_to_ask(path).is_ok_and(|file| f_type(&file) == Some(BTRFS_SUPER_MAGIC));
+        let hint = if kernel { "; the kernel has it mounted: use btrfs" } else { "" };
+        bail!("{} is neither an image nor on a mount of oleo{hint}", path.display());
+    }
+    let args = ImageArgs { image: path.to_owned(), others: others.clone() };
+    let image = if access == Access::Write { args.write() } else { args.read() }?;
+    let start = match subvol {
+        Some(spec) => (image.subvol(spec)?.tree(), Ino::ROOT_DIR),
+        None => (TreeId::FS, Ino::ROOT_DIR),
+    };
+    Ok(Target::Image { image: Box::new(image), access, start })
+}
+
+fn f_type(file: &File) -> Option<u64> {
+    rustix::fs::fstatfs(file).ok().map(|stat| stat.f_type as u64 & 0xffff_ffff)
+}
+
+impl Target {
+    pub fn is_mount(&self) -> bool {
+        matches!(self, Target::Mount { .. })
+    }
+
+    /// Has a request carried out.
+    pub fn ask(&self, request: Request) -> oleo::Result<Reply> {
+        match self {
+            Target::Image { image, .. } => Ok(control::execute(image, &Caller::owner(), request)?.0),
+            Target::Mount { client, .. } => match client.lock() {
+                Ok(mut client) => client.ask(&request),
+                Err(poisoned) => poisoned.into_inner().ask(&request),
+            },
+        }
+    }
+
+    /// The same for a request about one thing, which is named in an error.
+    pub fn ask_of(&self, thing: &OsStr, request: Request) -> oleo::Result<Reply> {
+        self.ask(request).map_err(|error| error.at(thing.display()))
+    }
+
+    /// Something that is there.
+    pub fn at(&self, thing: &OsStr) -> anyhow::Result<At> {
+        match self {
+            Target::Image { start, .. } => Ok(At::below(start.0, start.1, thing.as_bytes())),
+            Target::Mount { socket, .. } => {
+                ident_of(Path::new(thing), socket).with_context(|| thing.display().to_string())
+            }
+        }
+    }
+
+    /// Something that is to be made.
+    pub fn new_at(&self, thing: &OsStr) -> anyhow::Result<At> {
+        let Target::Mount { socket, .. } = self else { return self.at(thing) };
+        let path = Path::new(thing);
+        let name = path.file_name().with_context(|| format!("{} does not end in a name", path.display()))?;
+        let found = ident_of(parent(path), socket).with_context(|| parent(path).display().to_string());
+        Ok(At { path: name.as_bytes().into(), ..found? })
+    }
+
+    /// A subvolume, by path or, in an image, number.
+    pub fn which(&self, thing: &OsStr) -> anyhow::Result<Which> {
+        let number = thing.to_str().and_then(|text| text.parse().ok()).filter(|_| !self.is_mount());
+        Ok(match number {
+            Some(id) => Which::Id(TreeId(id)),
+            None => Which::At(self.at(thing)?),
+        })
+    }
+
+    /// Takes apart what was deleted, where that is ours to do; a mount's server does so by itself.
+    pub fn clean(&self) -> oleo::Result<()> {
+        match self {
+            Target::Image { image, access: Access::Write, .. } => {
+                image.sync()?;
+                image.clean()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the work: what was done to an image is durable afterwards.
+    pub fn close(self) -> oleo::Result<()> {
+        match self {
+            Target::Image { image, .. } => image.close(),
+            Target::Mount { .. } => Ok(()),
+        }
+    }
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        Some(_) => Path::new("."),
+        None => path,
+    }
+}
+
+/// Opens a regular file or directory, or else the directory that it is in.
+fn open_near(path: &Path) -> io::Result<(File, bool)> {
+    let plain = fs::metadata(path).is_ok_and(|meta| meta.is_file() || meta.is_dir());
+    match control::open_to_ask(path) {
+        Ok(file) if plain => Ok((file, true)),
+        _ => Ok((control::open_to_ask(parent(path))?, false)),
+    }
+}
+
+/// The control socket of the mount that a path is on, if it is on one of ours.
+fn socket_of(path: &Path) -> io::Result<Option<PathBuf>> {
+    match open_near(path) {
+        Ok((file, _)) => control::control_socket(&file),
+        // Whoever opens it as an image will say it better.
+        Err(_) => Ok(None),
+    }
+}
+
+/// Which inode a path on that mount is.
+fn ident_of(path: &Path, socket: &Path) -> anyhow::Result<At> {
+    // Links are followed here, so that whatever cannot be opened is an entry of its directory.
+    let path = fs::canonicalize(path)?;
+    let (file, itself) = open_near(&path)?;
+    if control::control_socket(&file)?.as_deref() != Some(socket) {
+        bail!("not on the same mount");
+    }
+    let [tree, ino] = control::ident(&file)?.context("the mount does not say which file it is")?;
+    let name = if itself { &[][..] } else { path.file_name().map_or(&[][..], OsStr::as_bytes) };
+    Ok(At::below(TreeId(tree), Ino(ino), name))
+}
+
+/// A reply of another kind than the request's: the server is of another version.
+pub(crate) fn unexpected<T>(reply: Reply) -> anyhow::Result<T> {
+    bail!("the mount's server answers something else than was asked ({reply:?}); is it of another version?")
+}

@@ -1,0 +1,18 @@
+//! Work on whole file systems or whole files: resizing devices, defragmenting, trimming, finding what is new, and
+//! finding who refers to a place on disk. Each job works on an open file system, mounted or not, while others use it.
+//!
+//! Not here: who may ask for it (`oleo::control`), and what a file or a transaction is (`oleo-fs`, `oleo-txn`).
+
+mod backrefs;
+mod defragment;
+mod error;
+mod find_new;
+mod resize;
+mod trim;
+
+pub use backrefs::{PATHS_MAX, Referrer, referrers};
+pub use defragment::{DefragOptions, Defragmented, defragment};
+pub use error::JobError;
+pub use find_new::{NewExtent, NewExtents, find_new};
+pub use resize::{NewSize, Resized, resize};
+pub use trim::{TrimRange, trim};
