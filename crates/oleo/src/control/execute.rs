@@ -49,7 +49,7 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done,
     match request {
         Request::SubvolCreate { at, parents } => ask.create(&at, parents),
         Request::Snapshot { source, at, read_only, into } => {
-            let at = if into { ask.into(&source, at)? } else { at };
+            let at = if into { ask.inside_of(&source, at)? } else { at };
             ask.snapshot(&source, &at, read_only)
         }
         Request::SubvolDelete { which, recursive } => ask.delete(&which, recursive),
@@ -258,7 +258,7 @@ impl Ask<'_> {
     }
 
     /// Where there is a directory already, the source's name in it is meant.
-    fn into(&self, source: &Which, at: At) -> Result<At, Error> {
+    fn inside_of(&self, source: &Which, at: At) -> Result<At, Error> {
         let fs = self.image.fs();
         let there = match self.find(&at) {
             Ok(there) if fs.attr(&there).kind == FileKind::Dir => there,
