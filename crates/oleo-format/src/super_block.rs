@@ -139,6 +139,25 @@ impl SuperBlock {
         self.super_roots[at] = backup;
     }
 
+    /// Takes the roots of an earlier transaction for the present ones: those of the newest backup for `nth` 0, of the one
+    /// before for 1. False, and nothing changed, when there are not so many.
+    pub fn use_backup(&mut self, nth: usize) -> bool {
+        let Some(newest) = self.newest_backup().filter(|_| nth < ROOT_BACKUPS) else { return false };
+        let backup = self.super_roots[(newest + ROOT_BACKUPS - nth) % ROOT_BACKUPS];
+        if backup.tree_root.get() == 0 || backup.tree_root_gen > self.super_roots[newest].tree_root_gen {
+            return false;
+        }
+        self.generation = backup.tree_root_gen;
+        self.root = backup.tree_root;
+        self.root_level = backup.tree_root_level;
+        self.chunk_root = backup.chunk_root;
+        self.chunk_root_generation = backup.chunk_root_gen;
+        self.chunk_root_level = backup.chunk_root_level;
+        // The log belongs to the newest transaction.
+        self.log_root = 0.into();
+        true
+    }
+
     /// Which backup is the newest that is not from beyond the current generation.
     pub fn newest_backup(&self) -> Option<usize> {
         let is_past = |b: &RootBackup| b.tree_root.get() != 0 && b.tree_root_gen.get() <= self.generation.get();

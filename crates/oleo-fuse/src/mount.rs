@@ -10,7 +10,7 @@ use oleo::{Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
 use crate::attach::{AttachOptions, attach, detach, read_ahead};
 use crate::background::Background;
 use crate::control::Control;
-use crate::options::MountOptions;
+use crate::options::{MountOptions, Rescue};
 use crate::server::{Log, Server};
 use crate::transport::{DevFuse, IO_LEN_MAX, Transport};
 
@@ -104,16 +104,12 @@ impl Stopper {
 fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
     let options = &plan.options;
     let rescue = options.rescue;
-    if rescue.use_backup_root || rescue.ignore_bad_roots || rescue.ignore_data_csums {
-        return Err(MountError::Option(
-            "of rescue=, only nologreplay can be done so far; `oleo restore` reads what can be read".to_owned(),
-        ));
-    }
-    if rescue.no_log_replay && !options.read_only {
-        return Err(MountError::Option("rescue=nologreplay needs ro".to_owned()));
+    if rescue != Rescue::default() && !options.read_only {
+        return Err(MountError::Option("rescue= needs ro".to_owned()));
     }
     let mut fs = FsOptions { inodes_max: INODES_MAX, ..FsOptions::default() };
     fs.data.compress = options.compress;
+    fs.data.ignore_csums = rescue.ignore_data_csums;
     if let Some(max) = options.inline_max {
         fs.data.inline_max = max;
     }
@@ -124,6 +120,8 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
         scan: plan.scan.clone(),
         offset: plan.offset,
         degraded: options.degraded,
+        use_backup_root: rescue.use_backup_root,
+        ignore_bad_trees: rescue.ignore_bad_roots,
         cache_bytes: CACHE_BYTES,
         fs,
         ..OpenOptions::default()

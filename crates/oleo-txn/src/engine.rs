@@ -42,13 +42,15 @@ pub struct EngineOptions {
     /// Bytes of new chunks at most, as long as there is not much else; `None` leaves it to the volume. For images that
     /// are cut to size in the end.
     pub chunk_len_max: Option<ByteLen>,
+    /// For reading: go on without trees that cannot be read, as far as files can be read without them.
+    pub ignore_bad_trees: bool,
     /// Threads that commits run on, and as many again for file data; 0: as many as there are cores.
     pub threads: usize,
 }
 
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
-        EngineOptions { read_only: false, cache_bytes: 128 << 20, chunk_len_max: None, threads: 0 }
+        EngineOptions { read_only: false, cache_bytes: 128 << 20, chunk_len_max: None, ignore_bad_trees: false, threads: 0 }
     }
 }
 
@@ -153,6 +155,7 @@ pub(crate) struct Rules {
     pub(crate) metadata_uuid: Uuid,
     pub(crate) chunk_tree_uuid: Uuid,
     pub(crate) mixed: bool,
+    pub(crate) ignore_bad_trees: bool,
     pub(crate) chunk_len_max: Option<ByteLen>,
 }
 
@@ -509,7 +512,12 @@ impl Engine {
     pub fn read_data(&self, at: Logical, buf: &mut [u8], check: CsumCheck) -> Result<(), TxnError> {
         let csums = match check {
             CsumCheck::Skip => None,
-            CsumCheck::Verify => Some(self.csums(at, ByteLen(buf.len() as u64))?),
+            CsumCheck::Verify => match self.csums(at, ByteLen(buf.len() as u64)) {
+                Ok(csums) => Some(csums),
+                // There is nothing to compare with.
+                Err(_) if self.0.rules.ignore_bad_trees => None,
+                Err(e) => return Err(e),
+            },
         };
         Ok(self.0.volume.read_data(at, buf, csums.as_deref())?)
     }

@@ -39,7 +39,8 @@ pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, 
         csum: sb.csum()?,
         free_space_tree: Inner::has_free_space_tree(&sb),
         block_group_tree: features.block_group_tree(),
-        uuid_tree: trees::find(&blocks, &root_tree, TreeId::UUID)?.is_some(),
+        ignore_bad_trees: opts.read_only && opts.ignore_bad_trees,
+        uuid_tree: tolerant(opts, trees::find(&blocks, &root_tree, TreeId::UUID))?.flatten().is_some(),
         skinny: features.skinny_metadata(),
         metadata_uuid: sb.metadata_fsid(),
         chunk_tree_uuid: volume.chunk_tree_uuid(),
@@ -52,9 +53,18 @@ pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, 
     if !opts.read_only {
         refuse_unwritable(inner, &root_tree)?;
     }
-    load_device_stats(inner)?;
-    load_groups(inner)?;
+    tolerant(opts, load_device_stats(inner))?;
+    tolerant(opts, load_groups(inner))?;
     Ok(engine)
+}
+
+/// Passes over what cannot be read, where that is wanted.
+fn tolerant<T>(opts: &EngineOptions, loaded: Result<T, TxnError>) -> Result<Option<T>, TxnError> {
+    match loaded {
+        Ok(value) => Ok(Some(value)),
+        Err(_) if opts.read_only && opts.ignore_bad_trees => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// What is on the volume that writing would have to carry on, by name.

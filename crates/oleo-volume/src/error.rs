@@ -24,6 +24,9 @@ pub enum VolumeError {
     /// No device was given.
     #[error("no device was named")]
     NoDevices,
+    /// The superblock keeps no such roots of an earlier transaction, or they were asked for to write.
+    #[error("no earlier roots to go on from (number {0}), or not for reading alone")]
+    NoBackup(usize),
     /// A device belongs to something else.
     #[error("{name} belongs to file system {fsid}, not to {want}")]
     Stranger {

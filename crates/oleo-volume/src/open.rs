@@ -38,6 +38,8 @@ pub struct OpenOptions {
     pub write: bool,
     /// Missing devices are no reason to refuse; what only they have cannot be read.
     pub degraded: bool,
+    /// For reading: start from the roots that the superblock keeps of an earlier transaction; 0 is the last of these.
+    pub backup: Option<usize>,
 }
 
 /// A device with its best superblock.
@@ -50,7 +52,12 @@ impl Volume {
     /// Opens the volume that these devices are. Every member must be there unless `degraded` is set; seeds that the
     /// volume grew from are members too.
     pub fn open(devices: Vec<Arc<dyn Device>>, opts: &OpenOptions) -> Result<Volume, VolumeError> {
-        let (main, found) = gather(devices)?;
+        let (mut main, found) = gather(devices)?;
+        if let Some(nth) = opts.backup {
+            if opts.write || !main.use_backup(nth) {
+                return Err(VolumeError::NoBackup(nth));
+            }
+        }
         check_fields(&main).map_err(|e| e.within("superblock"))?;
         check_features(&main, opts.write)?;
         if opts.write && found.iter().any(|f| f.sb.fsid == main.fsid && f.device.read_only()) {

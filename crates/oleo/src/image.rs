@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oleo_device::{Device, FileDevice, FileOptions};
-use oleo_format::{ByteLen, Generation, Ino, TreeId};
+use oleo_format::{ByteLen, Generation, Ino, ROOT_BACKUPS, TreeId};
 use oleo_fs::{
     Attr, DirEntryInfo, FileKind, Follow, Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, SnapshotOptions,
 };
@@ -36,6 +36,10 @@ pub struct OpenOptions {
     pub read_in_use: bool,
     /// The kernel holds the first device for this process, as the source of a mount that it serves.
     pub claimed: bool,
+    /// Where the newest roots cannot be read, go on from those of an earlier transaction (reading only).
+    pub use_backup_root: bool,
+    /// Go on without trees that cannot be read, as far as files can be read without them (reading only).
+    pub ignore_bad_trees: bool,
     /// Bytes of tree blocks to keep in memory.
     pub cache_bytes: usize,
     /// Clock, UUIDs, compression of new data.
@@ -52,6 +56,8 @@ impl Default for OpenOptions {
             offset: 0,
             read_in_use: false,
             claimed: false,
+            use_backup_root: false,
+            ignore_bad_trees: false,
             cache_bytes: 64 << 20,
             fs: FsOptions::default(),
         }
@@ -100,12 +106,34 @@ impl Image {
         options: &OpenOptions,
         chunk_len_max: Option<u64>,
     ) -> Result<Image> {
-        let volume_options = VolumeOptions { write: options.write, degraded: options.degraded };
+        let mut newest = Image::from_devices_at(devices.clone(), options, chunk_len_max, None);
+        if options.use_backup_root {
+            newest = newest.and_then(|image| image.top().map(|_| image));
+        }
+        let Err(broken) = newest else { return newest };
+        if !options.use_backup_root || options.write {
+            return Err(broken);
+        }
+        let whole = |image: &Image| image.top().is_ok();
+        let earlier = (0..ROOT_BACKUPS)
+            .filter_map(|nth| Image::from_devices_at(devices.clone(), options, chunk_len_max, Some(nth)).ok())
+            .find(whole);
+        earlier.ok_or(broken)
+    }
+
+    fn from_devices_at(
+        devices: Vec<Arc<dyn Device>>,
+        options: &OpenOptions,
+        chunk_len_max: Option<u64>,
+        backup: Option<usize>,
+    ) -> Result<Image> {
+        let volume_options = VolumeOptions { write: options.write, degraded: options.degraded, backup };
         let volume = Arc::new(Volume::open(devices, &volume_options)?);
         let engine_options = EngineOptions {
             read_only: !options.write,
             cache_bytes: options.cache_bytes,
             chunk_len_max: chunk_len_max.map(ByteLen),
+            ignore_bad_trees: options.ignore_bad_trees,
             ..EngineOptions::default()
         };
         let engine = Engine::open(volume, &engine_options)?;

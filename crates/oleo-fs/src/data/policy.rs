@@ -25,6 +25,8 @@ pub struct DataOptions {
     pub inline_max: u32,
     /// Compress new data of all files.
     pub compress: Option<Compress>,
+    /// For reading: take data as it is, whatever its checksums say.
+    pub ignore_csums: bool,
     /// Compress and compute checksums of large writes on all cores.
     pub threads: bool,
 }
@@ -38,7 +40,7 @@ impl Default for DataOptions {
             unpacked_bytes_max: 16 << 20,
             // The kernel's default of max_inline.
             inline_max: 2048,
-            compress: None,
+            compress: None, ignore_csums: false,
             threads: true,
         }
     }

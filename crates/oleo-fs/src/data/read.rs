@@ -165,7 +165,8 @@ fn plan(guard: &ReadGuard<'_>, ranges: &[Range<u64>]) -> Result<Plan, FsError> {
             Ok(ControlFlow::Continue(()))
         })?;
     }
-    Ok(Plan { parts, check: if no_sum { CsumCheck::Skip } else { CsumCheck::Verify } })
+    let skip = no_sum || guard.inode().core().opts.data.ignore_csums;
+    Ok(Plan { parts, check: if skip { CsumCheck::Skip } else { CsumCheck::Verify } })
 }
 
 /// One part and the bytes it goes to.
