@@ -170,33 +170,47 @@ impl Inode {
     ) -> Result<(), FsError> {
         let engine = self.core().engine();
         let sector = u64::from(policy.sectorsize);
-        let step = |to: Logical, range: Range<u64>| -> Result<Vec<u8>, FsError> {
-            let mut data = self.complete(range)?;
-            data.resize(data.len().next_multiple_of(sector as usize), 0);
-            let sums = prepare::sums(&data, policy);
-            engine.write_data(&[(to, &data)])?;
-            Ok(sums)
-        };
         let mut pos = range.start;
         // Each round fills at least one sector.
         while pos < range.end {
             let len = (range.end - pos).next_multiple_of(sector).min(EXTENT_LEN_MAX);
             let grant = install::take_space(engine, promise, install::want(self, len))?;
             let run = grant.run();
-            let steps: Vec<u64> = (0..run.len.0).step_by(STEP_LEN as usize).collect();
+            let flight = self.data.buffer.lock().as_ref().map(|b| b.flight.clone()).unwrap_or_default();
             let one = |at: &u64| {
                 let end = (pos + at + STEP_LEN).min(pos + run.len.0).min(range.end);
-                step(run.start + ByteLen(*at), pos + at..end)
+                self.write_step(&flight, pos + at..end, run.start + ByteLen(*at), policy)
             };
+            let steps: Vec<u64> = (0..run.len.0).step_by(STEP_LEN as usize).collect();
             let sums: Vec<Vec<u8>> = if policy.threads {
                 engine.compute(|| steps.par_iter().map(one).collect::<Result<_, _>>())?
             } else {
                 steps.iter().map(one).collect::<Result<_, _>>()?
             };
+            // What is put leaves the flight, which nobody may share then.
+            drop(flight);
             install::finish_plain(self, pos, grant, sums.concat(), range.end)?;
             pos += run.len.0;
         }
         Ok(())
+    }
+
+    /// Writes some plain bytes to where they belong and answers their checksums: from where they are in memory, if they are
+    /// there in whole sectors.
+    fn write_step(&self, flight: &Pieces, range: Range<u64>, to: Logical, policy: &Policy) -> Result<Vec<u8>, FsError> {
+        let engine = self.core().engine();
+        let sector = u64::from(policy.sectorsize);
+        if let Some(slices) = flight.slices(range.clone(), sector) {
+            let place = |at: u64| to + ByteLen(at - range.start);
+            let parts: Vec<(Logical, &[u8])> = slices.iter().map(|(at, bytes)| (place(*at), *bytes)).collect();
+            engine.write_data(&parts)?;
+            return Ok(slices.iter().flat_map(|(_, bytes)| prepare::sums(bytes, policy)).collect());
+        }
+        let mut data = self.complete(range)?;
+        data.resize(data.len().next_multiple_of(sector as usize), 0);
+        let sums = prepare::sums(&data, policy);
+        engine.write_data(&[(to, &data)])?;
+        Ok(sums)
     }
 
     /// The next sectors with flying bytes.

@@ -14,6 +14,9 @@ use std::ops::Range;
 /// The longest single piece: long enough that a large file is few pieces, short enough that growing one is cheap.
 const PIECE_LEN_MAX: usize = 1 << 20;
 
+/// A piece of this many bytes that grows will hardly stop before it is as long as it can be.
+const GROWN_LEN: usize = 64 << 10;
+
 /// An ordered set of byte runs.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Pieces {
@@ -131,6 +134,21 @@ impl Pieces {
         gaps
     }
 
+    /// The bytes of `range` where they are, if all are held and no piece ends within a sector.
+    pub fn slices(&self, range: Range<u64>, sector: u64) -> Option<Vec<(u64, &[u8])>> {
+        let mut slices = Vec::new();
+        let mut pos = range.start;
+        for (start, piece) in self.overlapping(range.clone()) {
+            let end = (start + piece.len() as u64).min(range.end);
+            if start > pos || !end.is_multiple_of(sector) {
+                return None;
+            }
+            slices.push((pos, &piece[(pos - start) as usize..(end - start) as usize]));
+            pos = end;
+        }
+        (pos == range.end).then_some(slices)
+    }
+
     /// The first byte held at or after `pos`, and the end of the run it starts.
     pub fn next_run(&self, pos: u64) -> Option<Range<u64>> {
         let mut run: Option<Range<u64>> = None;
@@ -206,6 +224,9 @@ impl Pieces {
             && piece.len() < PIECE_LEN_MAX
         {
             let n = data.len().min(PIECE_LEN_MAX - piece.len());
+            if piece.len() >= GROWN_LEN {
+                piece.reserve_exact(PIECE_LEN_MAX - piece.len());
+            }
             piece.extend_from_slice(&data[..n]);
             self.bytes += n as u64;
             return n;
@@ -261,6 +282,7 @@ mod tests {
     /// Goal: pieces behave like an array of maybe-bytes. Method: random writes, zero fills, cuts and merges on both.
     #[test]
     fn like_an_array() {
+        let mut in_place = 0;
         for seed in 1..60u64 {
             let mut rng = Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
             let mut pieces = Pieces::default();
@@ -304,6 +326,15 @@ mod tests {
                     }
                 }
                 check(&pieces, &model, seed, step);
+                let sectors = at / SECTOR * SECTOR..(at + len).next_multiple_of(SECTOR).min(SPACE as u64);
+                let slices = pieces.slices(sectors.clone(), SECTOR);
+                if let Some(slices) = &slices {
+                    let flat: Vec<u8> = slices.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
+                    let want: Vec<Option<u8>> = flat.into_iter().map(Some).collect();
+                    assert_eq!(want, model[sectors.start as usize..sectors.end as usize], "seed {seed} step {step}");
+                    assert!(slices.iter().all(|(at, _)| at.is_multiple_of(SECTOR)));
+                }
+                in_place += u32::from(slices.is_some());
                 let first = model.iter().skip(at as usize).position(Option::is_some).map(|p| p as u64 + at);
                 assert_eq!(pieces.next_run(at).map(|r| r.start), first);
                 if let Some(run) = pieces.next_run(at) {
@@ -312,6 +343,7 @@ mod tests {
                 }
             }
         }
+        assert!(in_place > 100, "some ranges were held as a whole");
     }
 
     /// Goal: appending in small steps makes few pieces. Method: append 3 MiB in steps of 1000 bytes, count.
