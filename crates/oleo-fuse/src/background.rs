@@ -1,6 +1,7 @@
 //! What goes on without being asked for: commits, write-back, cleaning.
 //!
-//! Three threads: *commit* writes everything to disk every `commit=` seconds while there is something to write;
+//! Three threads: *commit* writes everything to disk every `commit=` seconds while there is something to write, and
+//! commits as soon as more inodes are dirty than should be, so that operations seldom have to;
 //! *write-back* sends file data to disk as soon as more waits than should, so that writers seldom have to; *clean* erases
 //! files without names and takes deleted subvolumes apart, in steps small enough for others to get in between.
 //!
@@ -20,8 +21,8 @@ use crate::server::{Log, Server};
 const CLEAN_BLOCKS: usize = 256;
 /// How often the cleaner looks for work.
 const CLEAN_EVERY: Duration = Duration::from_millis(500);
-/// How long write-back waits before it looks whether it is to stop.
-const WRITE_BACK_WAIT: Duration = Duration::from_millis(500);
+/// How long those who wait for work do so before they look whether they are to stop.
+const LOOK_UP: Duration = Duration::from_millis(500);
 /// How long to leave alone what did not work.
 const AFTER_ERROR: Duration = Duration::from_secs(5);
 
@@ -86,12 +87,31 @@ impl Background {
 fn commit(bell: &Bell, server: &Server, log: &Log, every: Duration) {
     let fs = server.image().fs();
     let mut told = false;
-    while !bell.wait(every) {
-        if fs.has_changes()
-            && let Err(e) = fs.sync()
-            && !told
-        {
-            log(&format!("commit: {e}"));
+    let mut due = Instant::now() + every;
+    loop {
+        let pressed = fs.wait_commit(due.saturating_duration_since(Instant::now()).min(LOOK_UP));
+        if bell.wait(Duration::ZERO) {
+            return;
+        }
+        let is_due = Instant::now() >= due;
+        if !pressed && !is_due {
+            continue;
+        }
+        if is_due {
+            due = Instant::now() + every;
+        }
+        let done = match (is_due, fs.has_changes()) {
+            (_, false) => Ok(()),
+            (true, true) => fs.sync().map(drop),
+            (false, true) => fs.commit().map(drop),
+        };
+        if let Err(e) = done {
+            if !told {
+                log(&format!("commit: {e}"));
+            }
+            if bell.wait(AFTER_ERROR) {
+                return;
+            }
         }
         if !told && let Some(why) = fs.failed() {
             log(&format!("the volume is read-only from now on, as of its last commit: {why}"));
@@ -103,7 +123,7 @@ fn commit(bell: &Bell, server: &Server, log: &Log, every: Duration) {
 fn write_back(bell: &Bell, server: &Server, log: &Log) {
     let fs = server.image().fs();
     loop {
-        let work = fs.wait_write_back(WRITE_BACK_WAIT);
+        let work = fs.wait_write_back(LOOK_UP);
         if bell.wait(Duration::ZERO) {
             return;
         }
