@@ -162,10 +162,15 @@ fn open_near(path: &Path) -> io::Result<(File, bool)> {
 
 /// The control socket of the mount that a path is on, if it is on one of ours.
 fn socket_of(path: &Path) -> io::Result<Option<PathBuf>> {
-    match open_near(path) {
-        Ok((file, _)) => control::control_socket(&file),
-        // Whoever opens it as an image will say it better.
-        Err(_) => Ok(None),
+    let mut at = path;
+    loop {
+        match open_near(at) {
+            Ok((file, _)) => return control::control_socket(&file),
+            // The directories on the way may be missing too.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && parent(at) != at => at = parent(at),
+            // Whoever opens it as an image will say it better.
+            Err(_) => return Ok(None),
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use oleo::control::{self, Caller, Error, Reply, Request};
+use oleo::control::{self, Caller, Error, Invalidate, Reply, Request};
 
 use crate::server::{Log, Server};
 
@@ -88,16 +88,21 @@ impl Server {
     /// Carries out a control request for somebody who came through the socket.
     fn control(&self, mut caller: Caller, request: Request) -> Result<Reply, Error> {
         caller.privileged |= caller.uid == rustix::process::geteuid().as_raw();
-        self.execute(caller, request)
+        let (reply, changed) = self.execute(caller, request)?;
+        self.invalidate(&changed);
+        Ok(reply)
     }
 
-    /// Carries out a control request, and has the kernel forget what changed.
-    pub(crate) fn execute(&self, mut caller: Caller, request: Request) -> Result<Reply, Error> {
-        caller.user_subvol_rm_allowed = self.options().user_subvol_rm_allowed;
-        let (reply, changed) = control::execute(self.image(), &caller, request)?;
-        for what in &changed {
-            self.invalidate(what);
-        }
+    /// Carries out a control request that came as an ioctl.
+    pub(crate) fn control_by_ioctl(&self, caller: Caller, request: Request) -> Result<Reply, Error> {
+        let (reply, changed) = self.execute(caller, request)?;
+        self.invalidate_soon(&changed);
         Ok(reply)
+    }
+
+    fn execute(&self, mut caller: Caller, request: Request) -> Result<(Reply, Vec<Invalidate>), Error> {
+        caller.user_subvol_rm_allowed = self.options().user_subvol_rm_allowed;
+        caller.keep = self.root_tree();
+        control::execute(self.image(), &caller, request)
     }
 }

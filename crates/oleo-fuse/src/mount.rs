@@ -177,7 +177,13 @@ impl Mounted {
     ///
     /// # Errors
     /// See [`MountError`]; nothing is mounted then.
-    pub fn new(plan: Plan) -> Result<Mounted, MountError> {
+    pub fn new(mut plan: Plan) -> Result<Mounted, MountError> {
+        // What is told of devices holds wherever this process goes.
+        for image in &mut plan.images {
+            if let Ok(whole) = std::path::absolute(&*image) {
+                *image = whole;
+            }
+        }
         let Some(first) = plan.images.first() else { return Err(MountError::Option("no image".to_owned())) };
         let as_root = rustix::process::geteuid().is_root();
         let block = as_root && std::fs::metadata(first).is_ok_and(|m| m.file_type().is_block_device());
@@ -216,6 +222,7 @@ impl Mounted {
             .handshake(&|init| server.agree(init, false))
             .map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;
         server.set_notifier(transport.notifier());
+        server.set_dir(dir);
         read_ahead(dir, IO_LEN_MAX);
         let control = match Control::start(&server, &plan.log) {
             Ok(control) => Some(control),

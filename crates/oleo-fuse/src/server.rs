@@ -28,6 +28,10 @@ mod flags;
 mod init;
 mod invalidate;
 mod ioctl;
+mod ioctl_btrfs;
+mod ioctl_info;
+mod ioctl_numbers;
+mod ioctl_source;
 mod names;
 mod statfs;
 mod xattr;
@@ -43,6 +47,7 @@ pub(crate) use errno::Errno;
 use crate::nodes::Nodes;
 use crate::options::{Atime, MountOptions};
 use crate::transport::{Handler, Notifier, Outcome};
+use crate::wire::abi::ROOT_ID;
 use crate::wire::{Op, Reply, Request};
 
 /// Where messages go: one line each.
@@ -58,6 +63,8 @@ pub struct Server {
     notifier: OnceLock<Arc<dyn Notifier>>,
     /// Where the control socket listens.
     control: OnceLock<PathBuf>,
+    /// The number that the kernel gave the mount's device, as mountinfo shows it.
+    device: OnceLock<String>,
     log: Log,
 }
 
@@ -77,6 +84,7 @@ impl Server {
             atime,
             notifier: OnceLock::new(),
             control: OnceLock::new(),
+            device: OnceLock::new(),
             log,
         }
     }
@@ -98,6 +106,28 @@ impl Server {
     /// Says where the control socket is, for those who ask by ioctl.
     pub fn set_control(&self, path: PathBuf) {
         let _ = self.control.set(path);
+    }
+
+    /// Says where it is mounted, so that files of this mount that a process has open can be told from others.
+    pub fn set_dir(&self, dir: &std::path::Path) {
+        if let Some(device) = ioctl_source::device_on(dir) {
+            let _ = self.device.set(device);
+        }
+    }
+
+    fn device(&self) -> Option<&str> {
+        self.device.get().map(String::as_str)
+    }
+
+    /// The inode that shows this number, if the kernel knows it.
+    fn inode_shown(&self, number: u64) -> Result<InodeRef, Errno> {
+        let root = self.inode(ROOT_ID)?;
+        if self.nodes.number(root.tree(), root.ino()) == number { Ok(root) } else { self.inode(number) }
+    }
+
+    /// The subvolume that is the root of the mount.
+    pub(crate) fn root_tree(&self) -> Option<oleo::TreeId> {
+        self.nodes.get(ROOT_ID).map(|root| root.tree())
     }
 
     /// Writes everything to disk.

@@ -70,9 +70,11 @@ fn data_extent(engine: &Engine, at: Logical) -> Result<Logical, JobError> {
     // Back over references and block groups to the item of an extent; the extent before it ends before it.
     while there && let Some((key, item)) = cursor.current() {
         match key.item_type {
-            ItemType::METADATA_ITEM if at.0 < key.objectid + u64::from(engine.nodesize()) => return Err(is_block(at)),
+            ItemType::METADATA_ITEM if at.0 < key.objectid.saturating_add(u64::from(engine.nodesize())) => {
+                return Err(is_block(at));
+            }
             ItemType::METADATA_ITEM => return Err(nothing()),
-            ItemType::EXTENT_ITEM if at.0 >= key.objectid + key.offset => return Err(nothing()),
+            ItemType::EXTENT_ITEM if at.0 >= key.objectid.saturating_add(key.offset) => return Err(nothing()),
             ItemType::EXTENT_ITEM => {
                 let record = oleo_format::ExtentRecord::parse(&key, item)?;
                 let is_data = record.flags.contains(oleo_format::ExtentFlags::DATA);
@@ -237,7 +239,7 @@ fn uses_in(leaf: &CheckedNode, extent: Logical, at: Logical) -> Result<Uses, Job
             continue;
         }
         let inside = (at.0 - extent.0).checked_sub(part.offset.0).filter(|inside| *inside < part.num_bytes.0);
-        uses.extend(inside.map(|inside| (Ino(key.objectid), key.offset + inside)));
+        uses.extend(inside.map(|inside| (Ino(key.objectid), key.offset.saturating_add(inside))));
     }
     Ok(uses)
 }

@@ -91,7 +91,7 @@ impl Server {
             .and_then(|()| self.fs.set_attr(inode, &set))
             .map_err(|e| self.errno("setflags", &e))?;
         // The kernel does not look for changes that an ioctl made.
-        self.invalidate(&Invalidate::Inode { tree: inode.tree(), ino: inode.ino() });
+        self.invalidate(&[Invalidate::Inode { tree: inode.tree(), ino: inode.ino() }]);
         Ok(())
     }
 

@@ -1,4 +1,5 @@
-//! Ioctls. The kernel passes those of a fixed size, with the bytes that go in and room for those that come out.
+//! Ioctls. The kernel passes those of a fixed size, with the bytes that go in and room for those that come out. Here are
+//! those of every file system, and our own; those of btrfs are in `ioctl_btrfs` and `ioctl_info`.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -6,6 +7,7 @@ use oleo::control::{OLEO_IOC_CONTROL, OLEO_IOC_IDENT};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::flags::Fsxattr;
+use super::ioctl_btrfs::{Answered, Call, nothing};
 use super::{Answer, Errno, Server};
 use crate::wire::Reply;
 use crate::wire::abi;
@@ -16,8 +18,8 @@ const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
 const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
 const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 
-/// What an ioctl answers: bytes for the caller.
-pub(super) type IoctlAnswer = Result<Vec<u8>, Errno>;
+/// What an ioctl answers: bytes for the caller, and its return value.
+type IoctlAnswer = Result<Answered, Errno>;
 
 impl Server {
     pub(super) fn ioctl(
@@ -27,9 +29,9 @@ impl Server {
         data: &[u8],
         reply: &mut Reply<'_>,
     ) -> Answer {
-        let mut out = self.ioctl_bytes(head, args, data)?;
+        let Answered { result, bytes: mut out } = self.ioctl_bytes(head, args, data)?;
         out.truncate(args.out_size as usize);
-        reply.put(&abi::IoctlOut::default());
+        reply.put(&abi::IoctlOut { result, ..abi::IoctlOut::default() });
         if reply.bytes(&out) { Ok(()) } else { Err(Errno::EIO) }
     }
 
@@ -37,17 +39,17 @@ impl Server {
         let inode = self.inode(head.nodeid)?;
         let privileged = head.uid == 0;
         match args.cmd {
-            FS_IOC_GETFLAGS => Ok(self.fs_flags(&inode).as_bytes().to_vec()),
+            FS_IOC_GETFLAGS => Ok(self.fs_flags(&inode).as_bytes().to_vec().into()),
             FS_IOC_SETFLAGS => {
                 let (want, _) = u32::read_from_prefix(data).map_err(|_| Errno::EINVAL)?;
                 self.set_fs_flags(&inode, want, privileged)?;
-                Ok(Vec::new())
+                Ok(nothing())
             }
-            FS_IOC_FSGETXATTR => Ok(self.fsxattr(&inode).as_bytes().to_vec()),
+            FS_IOC_FSGETXATTR => Ok(self.fsxattr(&inode).as_bytes().to_vec().into()),
             FS_IOC_FSSETXATTR => {
                 let (want, _) = Fsxattr::read_from_prefix(data).map_err(|_| Errno::EINVAL)?;
                 self.set_fsxattr(&inode, &want, privileged)?;
-                Ok(Vec::new())
+                Ok(nothing())
             }
             OLEO_IOC_CONTROL => {
                 let path = self.control.get().ok_or(Errno::ENOTTY)?.as_os_str().as_bytes();
@@ -55,10 +57,10 @@ impl Server {
                 let room = (args.out_size as usize).checked_sub(1).ok_or(Errno::EINVAL)?;
                 let mut bytes = path.get(..path.len()).filter(|p| p.len() <= room).ok_or(Errno::ERANGE)?.to_vec();
                 bytes.resize(room + 1, 0);
-                Ok(bytes)
+                Ok(bytes.into())
             }
-            OLEO_IOC_IDENT => Ok([inode.tree().0, inode.ino().0].as_bytes().to_vec()),
-            _ => Err(Errno::ENOTTY),
+            OLEO_IOC_IDENT => Ok([inode.tree().0, inode.ino().0].as_bytes().to_vec().into()),
+            cmd => Call { server: self, head, inode: &inode, data }.answer(cmd),
         }
     }
 }

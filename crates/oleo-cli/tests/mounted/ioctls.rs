@@ -1,0 +1,252 @@
+//! The ioctls of btrfs on a mount, as programs call them.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
+
+use crate::{Mount, json, ok};
+
+/// Numbers of `linux/btrfs.h` and `linux/fs.h`.
+const SNAP_CREATE_V2: u32 = 0x5000_9417;
+const SUBVOL_CREATE: u32 = 0x5000_940e;
+const SUBVOL_CREATE_V2: u32 = 0x5000_9418;
+const SNAP_DESTROY: u32 = 0x5000_940f;
+const SNAP_DESTROY_V2: u32 = 0x5000_943f;
+const RESIZE: u32 = 0x5000_9403;
+const DEFRAG_RANGE: u32 = 0x4030_9410;
+const TREE_SEARCH: u32 = 0xd000_9411;
+const INO_LOOKUP: u32 = 0xd000_9412;
+const DEFAULT_SUBVOL: u32 = 0x4008_9413;
+const WAIT_SYNC: u32 = 0x4008_9416;
+const START_SYNC: u32 = 0x8008_9418;
+const SUBVOL_GETFLAGS: u32 = 0x8008_9419;
+const SUBVOL_SETFLAGS: u32 = 0x4008_941a;
+const DEV_INFO: u32 = 0xd000_941e;
+const FS_INFO: u32 = 0x8400_941f;
+const SET_RECEIVED_SUBVOL: u32 = 0xc0c8_9425;
+const GET_DEV_STATS: u32 = 0xc408_9434;
+const GET_FEATURES: u32 = 0x8018_9439;
+const LOGICAL_INO_V2: u32 = 0xc038_943b;
+const GET_SUBVOL_INFO: u32 = 0x81f8_943c;
+const GET_SUBVOL_ROOTREF: u32 = 0xd000_943d;
+const INO_LOOKUP_USER: u32 = 0xd000_943e;
+const GET_FSLABEL: u32 = 0x8100_9431;
+const SET_FSLABEL: u32 = 0x4100_9432;
+const GETVERSION: u32 = 0x8008_7601;
+const FITRIM: u32 = 0xc018_5879;
+
+/// An ioctl whose number tells how many bytes go in and out.
+struct Raw<'a> {
+    number: u32,
+    data: &'a mut [u8],
+}
+
+// SAFETY: `call` gives as many bytes as the number says, which is what the kernel reads and writes on a FUSE file
+// system; any bytes are a value.
+#[allow(unsafe_code, reason = "an ioctl has no safe form")]
+unsafe impl Ioctl for Raw<'_> {
+    type Output = i32;
+    const IS_MUTATING: bool = true;
+    fn opcode(&self) -> Opcode {
+        self.number
+    }
+    fn as_ptr(&mut self) -> *mut rustix::ffi::c_void {
+        self.data.as_mut_ptr().cast()
+    }
+    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut rustix::ffi::c_void) -> rustix::io::Result<i32> {
+        Ok(out)
+    }
+}
+
+/// Calls it on a file; what comes back in the bytes.
+#[allow(unsafe_code, reason = "an ioctl has no safe form")]
+fn call(path: &Path, number: u32, data: &[u8]) -> io::Result<Vec<u8>> {
+    let file = File::open(path).unwrap();
+    let mut bytes = data.to_vec();
+    bytes.resize((number >> 16 & 0x3fff) as usize, 0);
+    // SAFETY: the bytes are as many as the number says.
+    unsafe { ioctl(&file, Raw { number, data: &mut bytes }) }?;
+    Ok(bytes)
+}
+
+fn errno(path: &Path, number: u32, data: &[u8]) -> i32 {
+    call(path, number, data).unwrap_err().raw_os_error().unwrap()
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+fn text_at(bytes: &[u8], at: usize) -> String {
+    let rest = &bytes[at..];
+    String::from_utf8(rest[..rest.iter().position(|b| *b == 0).unwrap()].to_vec()).unwrap()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// The first form of arguments: a descriptor and a name.
+fn named(name: &str) -> Vec<u8> {
+    [&[0; 8], name.as_bytes(), &[0]].concat()
+}
+
+/// The second form: a descriptor, flags, a name.
+fn named_v2(fd: i32, flags: u64, name: &str) -> Vec<u8> {
+    [&words(&[fd as u64, 0, flags, 0, 0, 0, 0]), name.as_bytes(), &[0]].concat()
+}
+
+/// Goal: programs that know btrfs by its ioctls find them on a mount: making, snapshotting by descriptor, flags, deletion.
+/// Method: the calls as libbtrfsutil makes them; errors of the kernel's kind; then the image in the kernel.
+#[test]
+fn subvolumes() {
+    let Some(mut mount) = Mount::new("") else { return };
+    let top = mount.path("");
+    call(&top, SUBVOL_CREATE, &named("v")).unwrap();
+    assert_eq!(errno(&top, SUBVOL_CREATE, &named("v")), 17);
+    assert_eq!(errno(&top, SUBVOL_CREATE, &named("a/b")), 22);
+    assert_eq!(errno(&top, SUBVOL_CREATE, &named(&"x".repeat(300))), 36);
+    fs::write(mount.path("v/file"), "contents").unwrap();
+    assert_eq!(errno(&mount.path("v/file"), SUBVOL_CREATE, &named("x")), 20);
+
+    let source = File::open(mount.path("v")).unwrap();
+    call(&top, SNAP_CREATE_V2, &named_v2(source.as_raw_fd(), 2, "s")).unwrap();
+    assert_eq!(fs::read(mount.path("s/file")).unwrap(), b"contents");
+    assert!(fs::write(mount.path("s/file"), "x").is_err());
+    let file = File::open(mount.path("v/file")).unwrap();
+    assert_eq!(errno(&top, SNAP_CREATE_V2, &named_v2(file.as_raw_fd(), 0, "t")), 22);
+    let foreign = File::open("/proc").unwrap();
+    assert_eq!(errno(&top, SNAP_CREATE_V2, &named_v2(foreign.as_raw_fd(), 0, "t")), 18);
+    assert_eq!(errno(&top, SNAP_CREATE_V2, &named_v2(999, 0, "t")), 9);
+    assert_eq!(errno(&top, SNAP_CREATE_V2, &named_v2(source.as_raw_fd(), 4, "t")), 95);
+    let root = File::open(&top).unwrap();
+    call(&mount.path("v"), SNAP_CREATE_V2, &named_v2(root.as_raw_fd(), 0, "of-top")).unwrap();
+    assert!(mount.path("v/of-top/v").is_dir(), "the stand-in of v");
+    drop((file, source, root));
+
+    let flags = |path: &str| u64_at(&call(&mount.path(path), SUBVOL_GETFLAGS, &[]).unwrap(), 0);
+    assert_eq!((flags("v"), flags("s")), (0, 2));
+    assert_eq!(errno(&mount.path("v/file"), SUBVOL_GETFLAGS, &[]), 22);
+    call(&mount.path("s"), SUBVOL_SETFLAGS, &words(&[0])).unwrap();
+    fs::write(mount.path("s/file"), "changed").unwrap();
+    call(&mount.path("s"), SUBVOL_SETFLAGS, &words(&[2])).unwrap();
+    assert!(fs::write(mount.path("s/file"), "x").is_err());
+    assert_eq!(errno(&mount.path("s"), SUBVOL_SETFLAGS, &words(&[8])), 95);
+
+    call(&top, SUBVOL_CREATE_V2, &named_v2(0, 0, "gone")).unwrap();
+    call(&top, SUBVOL_CREATE_V2, &named_v2(0, 0, "gone2")).unwrap();
+    let id = u64_at(&call(&mount.path("gone2"), GET_SUBVOL_INFO, &[]).unwrap(), 0);
+    call(&top, SNAP_DESTROY, &named("gone")).unwrap();
+    call(&top, SNAP_DESTROY_V2, &words(&[0, 0, 16, 0, 0, 0, 0, id])).unwrap();
+    assert!(!mount.path("gone").exists() && !mount.path("gone2").exists());
+    assert_eq!(errno(&top, SNAP_DESTROY, &named("gone")), 2);
+    fs::create_dir(mount.path("plain")).unwrap();
+    assert_eq!(errno(&top, SNAP_DESTROY, &named("plain")), 22);
+    mount.judge(|seen| {
+        assert_eq!(fs::read(seen.join("s/file")).unwrap(), b"changed");
+        assert!(!seen.join("gone").exists() && seen.join("v/of-top").is_dir());
+    });
+}
+
+/// Goal: what the ioctls tell of the file system and its subvolumes is true. Method: compared with what the command says, and
+/// with what was just made.
+#[test]
+fn telling() {
+    let Some(mut mount) = Mount::new("") else { return };
+    let top = mount.path("");
+    let dir = mount.dir().to_owned();
+    fs::create_dir_all(mount.path("d/e")).unwrap();
+    fs::write(mount.path("d/e/f"), "x").unwrap();
+    call(&mount.path("d/e"), SUBVOL_CREATE, &named("v")).unwrap();
+    let info = call(&mount.path("d/e/v"), GET_SUBVOL_INFO, &[]).unwrap();
+    let (id, dirid) = (u64_at(&info, 0), u64_at(&info, 272));
+    assert_eq!((text_at(&info, 8), u64_at(&info, 264)), ("v".to_owned(), 5));
+    let shown = json(&dir, &["subvolume", "show", "--json", "m/d/e/v"]);
+    assert_eq!(shown["id"], id);
+    assert_eq!(shown["uuid"].as_str().unwrap().replace('-', ""), hex(&info[296..312]));
+
+    let refs = call(&top, GET_SUBVOL_ROOTREF, &[]).unwrap();
+    assert_eq!((refs[4088], u64_at(&refs, 8), u64_at(&refs, 16)), (1, id, dirid));
+    let found = call(&top, INO_LOOKUP, &words(&[0, dirid])).unwrap();
+    assert_eq!((u64_at(&found, 0), text_at(&found, 16)), (5, "d/e/".to_owned()));
+    let found = call(&mount.path("d/e/v"), INO_LOOKUP, &words(&[0, 256])).unwrap();
+    assert_eq!((u64_at(&found, 0), text_at(&found, 16)), (id, String::new()));
+    let found = call(&mount.path("d"), INO_LOOKUP_USER, &words(&[dirid, id])).unwrap();
+    assert_eq!((text_at(&found, 16), text_at(&found, 272)), ("v".to_owned(), "e/".to_owned()));
+
+    let fs_info = call(&top, FS_INFO, &[]).unwrap();
+    assert_eq!((u64_at(&fs_info, 0), u64_at(&fs_info, 8), u32_at(&fs_info, 32)), (1, 1, 16384));
+    let usage = json(&dir, &["filesystem", "usage", "--json", "m"]);
+    assert_eq!(usage["uuid"].as_str().unwrap().replace('-', ""), hex(&fs_info[16..32]));
+    let device = call(&top, DEV_INFO, &words(&[1])).unwrap();
+    assert_eq!(u64_at(&device, 32), 512 << 20);
+    assert_eq!(Path::new(&text_at(&device, 3072)), dir.join("i").canonicalize().unwrap());
+    assert_eq!(errno(&top, DEV_INFO, &words(&[2])), 19);
+    assert_eq!(u64_at(&call(&top, GET_DEV_STATS, &words(&[1, 5])).unwrap(), 24), 0);
+    assert!(u64_at(&call(&top, GET_FEATURES, &[]).unwrap(), 16) & 1 << 9 != 0, "no holes");
+
+    // The root items, as `btrfs subvolume list` looks for them.
+    let mut key = words(&[1, 256, u64::MAX, 0, u64::MAX, 0, u64::MAX]);
+    key.extend([132u32, 132, 100, 0].iter().flat_map(|n| n.to_le_bytes()));
+    let items = call(&top, TREE_SEARCH, &key).unwrap();
+    let mut at = 104;
+    let mut roots = Vec::new();
+    for _ in 0..u32_at(&items, 64) {
+        roots.push(u64_at(&items, at + 8));
+        at += 32 + u32_at(&items, at + 28) as usize;
+    }
+    assert!(roots.contains(&id), "{roots:?}");
+    assert!(u64_at(&call(&mount.path("d/e/f"), GETVERSION, &[]).unwrap(), 0) > 0);
+    assert_eq!(errno(&top, LOGICAL_INO_V2, &[]), 25, "what holds pointers cannot be answered");
+    mount.judge(|_| {});
+}
+
+/// Goal: ioctls that change the whole do so. Method: each, then a look by command and by the kernel.
+#[test]
+fn the_whole() {
+    let Some(mut mount) = Mount::new("") else { return };
+    let top = mount.path("");
+    let dir = mount.dir().to_owned();
+    assert_eq!(text_at(&call(&top, GET_FSLABEL, &[]).unwrap(), 0), "first");
+    call(&top, SET_FSLABEL, b"by ioctl\0").unwrap();
+    assert_eq!(ok(&dir, &["filesystem", "label", "m"]), "by ioctl\n");
+    call(&top, RESIZE, &named("1:+64M")).unwrap();
+    assert_eq!(json(&dir, &["filesystem", "usage", "--json", "m"])["device_size"], 576 << 20);
+    assert_eq!(errno(&top, RESIZE, &named("nonsense")), 22);
+
+    call(&top, SUBVOL_CREATE, &named("v")).unwrap();
+    let id = u64_at(&call(&mount.path("v"), GET_SUBVOL_INFO, &[]).unwrap(), 0);
+    call(&top, DEFAULT_SUBVOL, &words(&[id])).unwrap();
+    assert!(ok(&dir, &["subvolume", "get-default", "m"]).ends_with("path v\n"));
+    call(&top, DEFAULT_SUBVOL, &words(&[0])).unwrap();
+    let received = [vec![7; 16], words(&[42, 0, 1_000_000, 5])].concat();
+    let noted = call(&mount.path("v"), SET_RECEIVED_SUBVOL, &received).unwrap();
+    assert!(u64_at(&noted, 24) > 0);
+    let shown = json(&dir, &["subvolume", "show", "--json", "m/v"]);
+    assert_eq!((&shown["send_transid"], &shown["send_time"]), (&42.into(), &1_000_000.into()));
+    assert_eq!(shown["received_uuid"], "07070707-0707-0707-0707-070707070707");
+
+    let text = "many words, many words\n".repeat(20_000);
+    fs::write(mount.path("v/f"), &text).unwrap();
+    let mut args = words(&[0, u64::MAX, 1]);
+    args.extend([0u32, 3].iter().flat_map(|n| n.to_le_bytes()));
+    call(&mount.path("v/f"), DEFRAG_RANGE, &args).unwrap();
+    let found = json(&dir, &["subvolume", "find-new", "--json", "m/v", "0"]);
+    assert_eq!(found["extents"][0]["flags"], "COMPRESS");
+    let transid = call(&top, START_SYNC, &[]).unwrap();
+    call(&top, WAIT_SYNC, &transid).unwrap();
+    let trimmed = call(&top, FITRIM, &words(&[0, u64::MAX, 0])).unwrap();
+    assert!(u64_at(&trimmed, 8) > 1 << 20);
+    mount.judge(|seen| assert_eq!(fs::read_to_string(seen.join("v/f")).unwrap(), text));
+}
