@@ -159,8 +159,8 @@ fn other_users() {
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
     let program = dir.join("oleo");
     fs::copy(env!("CARGO_BIN_EXE_oleo"), &program).unwrap();
-    fs::create_dir(mount.path("home")).unwrap();
-    std::os::unix::fs::chown(mount.path("home"), Some(1000), Some(1000)).unwrap();
+    fs::create_dir(mount.path("mine")).unwrap();
+    std::os::unix::fs::chown(mount.path("mine"), Some(1000), Some(1000)).unwrap();
     let user = |args: &[&str]| {
         let output = Command::new("setpriv")
             .args(["--reuid", "1000", "--regid", "1000", "--clear-groups"])
@@ -172,19 +172,19 @@ fn other_users() {
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let done = (true, String::new());
-    assert_eq!(user(&["subvolume", "create", "m/home/a"]), done);
-    let made = fs::metadata(mount.path("home/a")).unwrap();
+    assert_eq!(user(&["subvolume", "create", "m/mine/a"]), done);
+    let made = fs::metadata(mount.path("mine/a")).unwrap();
     assert_eq!((made.uid(), made.gid()), (1000, 1000));
     assert!(user(&["subvolume", "create", "m/b"]).1.contains("permission denied"));
     ok(&dir, &["subvolume", "create", "m/roots"]);
-    assert!(user(&["subvolume", "snapshot", "m/roots", "m/home/s"]).1.contains("owner"));
-    assert_eq!(user(&["subvolume", "snapshot", "m/home/a", "m/home/s"]), done);
+    assert!(user(&["subvolume", "snapshot", "m/roots", "m/mine/s"]).1.contains("owner"));
+    assert_eq!(user(&["subvolume", "snapshot", "m/mine/a", "m/mine/s"]), done);
     assert!(user(&["subvolume", "list", "m"]).1.contains("root"));
     assert!(user(&["filesystem", "label", "m", "mine"]).1.contains("root"));
     assert!(user(&["subvolume", "delete", "m/roots"]).1.contains("permission denied"));
-    assert_eq!(user(&["subvolume", "delete", "m/home/s"]), done);
+    assert_eq!(user(&["subvolume", "delete", "m/mine/s"]), done);
     assert_eq!(user(&["filesystem", "usage", "m"]), done);
-    mount.judge(|seen| assert!(seen.join("home/a").is_dir() && !seen.join("home/s").exists()));
+    mount.judge(|seen| assert!(seen.join("mine/a").is_dir() && !seen.join("mine/s").exists()));
 }
 
 /// Goal: what is no image and on no mount is refused by name. Method: a directory elsewhere.
