@@ -12,7 +12,7 @@ use crate::background::Background;
 use crate::control::Control;
 use crate::options::{MountOptions, Rescue};
 use crate::server::{Log, Server};
-use crate::transport::{DevFuse, IO_LEN_MAX, Transport};
+use crate::transport::{IO_LEN_MAX, Transport, connect};
 
 /// Bytes of tree blocks kept in memory: the trees of some hundred thousand files.
 const CACHE_BYTES: usize = 256 << 20;
@@ -217,9 +217,7 @@ impl Mounted {
         let options = plan.options.clone();
         let root = find_root(&image, &options)?;
         let server = Arc::new(Server::new(Arc::new(image), root, options.clone(), plan.log.clone()));
-        let transport = DevFuse::new(channel, options.threads);
-        transport
-            .handshake(&|init| server.agree(init, false))
+        let transport = connect(channel, options.threads, options.uring, &|init, uring| server.agree(init, uring))
             .map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;
         server.set_notifier(transport.notifier());
         server.set_dir(dir);
@@ -233,15 +231,7 @@ impl Mounted {
         };
         let background = Background::start(&server, &options, &plan.log);
         let read_only = options.read_only;
-        Ok(Mounted {
-            server,
-            transport: Arc::new(transport),
-            dir: dir.to_path_buf(),
-            read_only,
-            background,
-            control,
-            log: plan.log.clone(),
-        })
+        Ok(Mounted { server, transport, dir: dir.to_path_buf(), read_only, background, control, log: plan.log.clone() })
     }
 
     /// Where it is mounted.

@@ -5,14 +5,18 @@
 //! from the transport's buffer and a reply to fill, and sends what came of it. [`Transport::serve`] returns when the file
 //! system is unmounted and every request has been answered.
 //!
+//! [`connect`] chooses: io_uring where the kernel offers it, else `/dev/fuse`.
+//!
 //! Not here: what requests mean (`server`), how the connection was made (`attach`).
 
 mod dev;
+mod uring;
 
 use std::io;
 use std::sync::Arc;
 
 pub use dev::DevFuse;
+pub use uring::{AgreeOn, connect};
 
 use crate::wire::{Reply, Request, abi};
 

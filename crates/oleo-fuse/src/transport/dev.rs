@@ -44,6 +44,11 @@ impl DevFuse {
         DevFuse { fd: Arc::new(fd), threads_max: threads_max.max(1) }
     }
 
+    /// From now on at most so many threads will answer.
+    pub fn limit_threads(&mut self, threads_max: usize) {
+        self.threads_max = threads_max.max(1);
+    }
+
     /// The channel.
     pub fn channel(&self) -> &Arc<File> {
         &self.fd

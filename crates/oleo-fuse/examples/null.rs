@@ -1,0 +1,109 @@
+//! A server that only answers: files have a number, a name that nobody remembers, and nothing in them. What it costs to make
+//! files on it is what FUSE itself costs; `docs/decisions/0006-fuse-io-uring.md` has figures.
+//!
+//! `null DIR on|off` mounts it on DIR, with io_uring or without, until it is unmounted.
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use oleo_fuse::transport::{Handler, IO_LEN_MAX, Outcome, connect};
+use oleo_fuse::wire::abi::{self, InitFlags};
+use oleo_fuse::wire::{Op, Reply, Request};
+use oleo_fuse::{AttachOptions, Uring, attach};
+
+const ENOENT: i32 = 2;
+const ENOSYS: i32 = 38;
+const FOREVER: u64 = u64::MAX / 2;
+const MODE_DIR: u32 = 0o040_755;
+const MODE_FILE: u32 = 0o100_644;
+
+struct Null(AtomicU64);
+
+impl Null {
+    fn attr(node: u64, mode: u32) -> abi::Attr {
+        abi::Attr { ino: node, mode, nlink: 1, blksize: 4096, ..Default::default() }
+    }
+
+    fn made(&self, mode: u32) -> abi::EntryOut {
+        let nodeid = self.0.fetch_add(1, Ordering::Relaxed);
+        let attr = Null::attr(nodeid, mode);
+        abi::EntryOut { nodeid, entry_valid: FOREVER, attr_valid: FOREVER, attr, ..Default::default() }
+    }
+}
+
+impl Handler for Null {
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let node = request.head.nodeid;
+        match &request.op {
+            Op::Lookup { .. } => return Outcome::Failed(ENOENT),
+            Op::Create { .. } => {
+                reply.put(&abi::CreateOut { entry: self.made(MODE_FILE), open: abi::OpenOut::default() })
+            }
+            Op::Mknod { .. } => reply.put(&self.made(MODE_FILE)),
+            Op::Mkdir { .. } => reply.put(&self.made(MODE_DIR)),
+            Op::GetAttr | Op::SetAttr(_) => {
+                let mode = if node == abi::ROOT_ID { MODE_DIR } else { MODE_FILE };
+                reply.put(&abi::AttrOut { attr_valid: FOREVER, attr: Null::attr(node, mode), ..Default::default() });
+            }
+            Op::Write { args, .. } => reply.put(&abi::WriteOut { size: args.size, padding: 0 }),
+            Op::StatFs => {
+                let free = 1 << 30;
+                let out = abi::StatfsOut {
+                    blocks: free,
+                    bfree: free,
+                    bavail: free,
+                    files: free,
+                    ffree: free,
+                    ..Default::default()
+                };
+                reply.put(&abi::StatfsOut { bsize: 4096, frsize: 4096, namelen: 255, ..out });
+            }
+            Op::Unlink { .. } | Op::Rmdir { .. } | Op::ReadDir(_) | Op::ReadDirPlus(_) => {}
+            Op::Forget { .. } | Op::BatchForget(_) | Op::Interrupt => return Outcome::Silent,
+            _ => return Outcome::Failed(ENOSYS),
+        }
+        Outcome::Done
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().collect();
+    let (Some(dir), Some(mode)) = (args.get(1), args.get(2)) else { return Err("null DIR on|off".into()) };
+    let uring = if mode == "on" { Uring::On } else { Uring::Off };
+    let options = AttachOptions {
+        source: "null".into(),
+        subtype: "null".into(),
+        read_only: false,
+        allow_other: false,
+        block: false,
+        flags: rustix::mount::MountFlags::empty(),
+    };
+    let channel = attach(Path::new(dir), &options)?;
+    let transport = connect(channel, 16, uring, &|init, uring| {
+        let offered = u64::from(init.flags) | u64::from(init.flags2) << 32;
+        let mut wanted = InitFlags::BIG_WRITES | InitFlags::NO_OPEN_SUPPORT | InitFlags::NO_OPENDIR_SUPPORT;
+        wanted |= InitFlags::PARALLEL_DIROPS | InitFlags::MAX_PAGES | InitFlags::INIT_EXT;
+        if uring {
+            wanted |= InitFlags::OVER_IO_URING;
+        }
+        let agreed = offered & wanted.bits();
+        Ok(abi::InitOut {
+            major: abi::MAJOR,
+            minor: abi::MINOR.min(init.minor),
+            max_readahead: init.max_readahead,
+            flags: agreed as u32,
+            flags2: (agreed >> 32) as u32,
+            max_background: 64,
+            congestion_threshold: 48,
+            max_write: IO_LEN_MAX as u32,
+            time_gran: 1,
+            max_pages: (IO_LEN_MAX / 4096) as u16,
+            ..Default::default()
+        })
+    })?;
+    println!("mounted");
+    transport.serve(Arc::new(Null(AtomicU64::new(2))))?;
+    Ok(())
+}

@@ -1,0 +1,387 @@
+//! Requests through io_uring: a reply and the next request in one system call, on the core that asked.
+//!
+//! The kernel has one queue per processor and puts a request into that of the processor it came from. Normal path:
+//! (1) [`connect`] makes the rings, before the kernel is told that there will be any: from then on there is no way back;
+//! (2) [`serve`](Transport::serve) starts one thread per processor, bound to it, which registers the slots of its queues; when
+//! every queue has one, the kernel begins to use them; (3) a thread waits, handles, hands the reply in and waits for the next
+//! request in the same call; (4) what may take long goes to [`Helpers`], who bring the slot back and raise the thread's event;
+//! (5) when the file system is unmounted every slot comes back with ENOTCONN, and a thread without slots ends.
+//!
+//! FORGET and INTERRUPT still come through `/dev/fuse`, and notifications go there: `DevFuse` serves it beside the rings.
+//!
+//! Invariants: every slot is in one place: with the kernel, a queue thread, a helper, or on the way back in `Done`. Every request
+//! that came is answered, also when the handler panics (EIO). Locks: `Done::slots` and the helpers' queue, leaves both.
+//!
+//! Trap: a kernel that was told of io_uring holds all requests back until every queue has a slot, those of processors that are
+//! switched off too. So a thread serves several queues where there are more of them than processors for us.
+
+mod helpers;
+mod ring;
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::thread::CpuSet;
+use zerocopy::{FromBytes, IntoBytes};
+
+use self::helpers::{Done, Helpers};
+use self::ring::{Back, Ring, Slot};
+use super::{DevFuse, Handler, IO_LEN_MAX, Notifier, Outcome, Transport};
+use crate::options::Uring;
+use crate::wire::abi::{self, opcode};
+use crate::wire::{Reply, Request};
+
+/// Slots of all queues together, where that gives each a sensible number. Each may come to hold [`IO_LEN_MAX`] bytes.
+const SLOTS: usize = 32;
+/// Slots of one queue, at least and at most. Requests that find none wait in the kernel.
+const SLOTS_PER_QUEUE: (usize, usize) = (2, 8);
+/// Requests with a payload up to this are copied out of it, so that the reply can be written straight into it.
+const COPIED_MAX: usize = 4096;
+/// The largest reply to requests with a larger payload than that (ioctls: 16 KiB in either direction).
+const SMALL_REPLY_MAX: usize = 64 * 1024;
+/// Threads at `/dev/fuse` beside the rings: one that forgets, another when that takes long.
+const FORGET_THREADS: usize = 2;
+/// How many processors there may ever be, which is how many queues the kernel has: ranges, as in `0-3,8`.
+const POSSIBLE_CPUS: &str = "/sys/devices/system/cpu/possible";
+
+/// Where root switches it on; kernels before 6.14 do not have it.
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// What is agreed with the kernel, which is told of io_uring or not.
+pub type AgreeOn<'a> = &'a dyn Fn(&abi::InitIn, bool) -> Result<abi::InitOut, i32>;
+
+/// Agrees with the kernel on a channel that is mounted; how requests come follows from it. At most `threads_max` threads will
+/// do what takes long.
+///
+/// # Errors
+/// The kernel speaks another protocol, or does not offer io_uring where it must; the connection broke.
+pub fn connect(fd: File, threads_max: usize, wish: Uring, agree: AgreeOn<'_>) -> io::Result<Arc<dyn Transport>> {
+    let mut dev = DevFuse::new(fd, threads_max);
+    // Made before anything is promised. Containers often forbid io_uring.
+    let rings = match wish {
+        Uring::Off => None,
+        Uring::On => Some(Rings::new(dev.channel())?),
+        Uring::Auto => Rings::new(dev.channel()).ok(),
+    };
+    let (used, refused) = (Cell::new(false), Cell::new(false));
+    let agreed = dev.handshake(&|init| {
+        let offered = u64::from(init.flags2) << 32 & abi::InitFlags::OVER_IO_URING.bits() != 0;
+        refused.set(wish == Uring::On && !offered);
+        if refused.get() {
+            return Err(Errno::OPNOTSUPP.raw_os_error());
+        }
+        used.set(offered && rings.is_some());
+        agree(init, used.get())
+    });
+    if refused.get() {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, format!("FUSE over io_uring is off: see {SWITCH}")));
+    }
+    agreed?;
+    match rings {
+        Some(rings) if used.get() => {
+            dev.limit_threads(FORGET_THREADS);
+            Ok(Arc::new(UringFuse { dev, rings: Mutex::new(Some(rings)), threads_max }))
+        }
+        _ => Ok(Arc::new(dev)),
+    }
+}
+
+/// A connection whose requests come through io_uring.
+struct UringFuse {
+    /// For what does not come that way.
+    dev: DevFuse,
+    /// Until they are used.
+    rings: Mutex<Option<Rings>>,
+    threads_max: usize,
+}
+
+/// The rings, each with the slots of its queues, which nobody has registered yet.
+struct Rings(Vec<RingPlan>);
+
+struct RingPlan {
+    /// The processor that its thread is bound to; `None`: wherever there is room.
+    cpu: Option<usize>,
+    ring: Ring,
+    slots: Vec<Slot>,
+    done: Arc<Done>,
+}
+
+impl Rings {
+    fn new(channel: &Arc<File>) -> io::Result<Rings> {
+        let queues = count_ranges(&std::fs::read_to_string(POSSIBLE_CPUS)?)
+            .ok_or_else(|| io::Error::other(format!("{POSSIBLE_CPUS} says nothing sensible")))?;
+        let ours = rustix::thread::sched_getaffinity(None)?;
+        let bound: Vec<usize> = (0..queues).filter(|cpu| *cpu < CpuSet::MAX_CPU && ours.is_set(*cpu)).collect();
+        let (min, max) = SLOTS_PER_QUEUE;
+        let depth = (SLOTS / queues).clamp(min, max);
+        let rings = shares(queues, &bound).into_iter().map(|(cpu, queues)| {
+            let owners = queues.iter().flat_map(|queue| std::iter::repeat_n(*queue, depth));
+            let slots: Vec<Slot> = owners.enumerate().map(|(i, queue)| Slot::new(i, queue, IO_LEN_MAX)).collect();
+            let done = Arc::new(Done::new()?);
+            let ring = Ring::new(channel.clone(), done.event(), slots.len())?;
+            Ok(RingPlan { cpu, ring, slots, done })
+        });
+        Ok(Rings(rings.collect::<io::Result<_>>()?))
+    }
+}
+
+/// Who serves which queues: a thread for each processor of ours, the queues of others spread over these.
+fn shares(queues: usize, ours: &[usize]) -> Vec<(Option<usize>, Vec<u16>)> {
+    let mut all: Vec<(Option<usize>, Vec<u16>)> = ours.iter().map(|cpu| (Some(*cpu), Vec::new())).collect();
+    if all.is_empty() {
+        all.push((None, Vec::new()));
+    }
+    let count = all.len();
+    for queue in 0..queues {
+        let place = ours.iter().position(|cpu| *cpu == queue).unwrap_or(queue % count);
+        // There are fewer processors than that; the protocol has sixteen bits.
+        all[place].1.push(queue as u16);
+    }
+    all
+}
+
+/// How many numbers a list of ranges names.
+fn count_ranges(list: &str) -> Option<usize> {
+    list.trim().split(',').try_fold(0, |count, range| {
+        let (from, to) = range.split_once('-').unwrap_or((range, range));
+        let (from, to) = (from.parse::<usize>().ok()?, to.parse::<usize>().ok()?);
+        Some(count + (to.checked_sub(from)? + 1))
+    })
+}
+
+impl Transport for UringFuse {
+    fn serve(&self, handler: Arc<dyn Handler>) -> io::Result<()> {
+        let Some(Rings(plans)) = self.rings.lock().take() else {
+            return Err(io::Error::other("the rings of a connection serve once"));
+        };
+        let helpers = Arc::new(Helpers::new(self.threads_max, handler.clone()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let events: Vec<Arc<Done>> = plans.iter().map(|plan| plan.done.clone()).collect();
+        let stop_all = || {
+            stop.store(true, Ordering::Release);
+            events.iter().for_each(|done| done.wake());
+        };
+        let (ready, readies) = mpsc::channel();
+        let mut threads: Vec<JoinHandle<io::Result<()>>> = Vec::with_capacity(plans.len());
+        let mut started = Ok(());
+        for plan in plans {
+            let queue = Queue {
+                left: plan.slots.len(),
+                plan,
+                handler: handler.clone(),
+                helpers: helpers.clone(),
+                stop: stop.clone(),
+                scratch: Scratch::new(),
+            };
+            let ready = ready.clone();
+            let name = format!("fuse-ring-{}", threads.len());
+            match std::thread::Builder::new().name(name).spawn(move || queue.run(&ready)) {
+                Ok(thread) => threads.push(thread),
+                Err(e) => started = started.and(Err(e)),
+            }
+        }
+        drop(ready);
+        for one in readies.iter().take(threads.len()) {
+            started = started.and(one);
+        }
+        // From here on the kernel uses the rings, and `/dev/fuse` for the rest.
+        let mut result = match started {
+            Ok(()) => self.dev.serve(handler),
+            Err(e) => {
+                stop_all();
+                Err(e)
+            }
+        };
+        for thread in threads {
+            let ended =
+                thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread that answers requests panicked")));
+            result = result.and(ended);
+        }
+        helpers.close();
+        result
+    }
+
+    fn notifier(&self) -> Arc<dyn Notifier> {
+        self.dev.notifier()
+    }
+}
+
+/// One thread's ring and what it needs to answer.
+struct Queue {
+    plan: RingPlan,
+    /// Slots that have not ended.
+    left: usize,
+    handler: Arc<dyn Handler>,
+    helpers: Arc<Helpers>,
+    /// Set when the rings could not all be started.
+    stop: Arc<AtomicBool>,
+    scratch: Scratch,
+}
+
+/// What is sure to take long, or to wait for a commit.
+fn is_slow(op: u32) -> bool {
+    matches!(
+        op,
+        opcode::FSYNC
+            | opcode::FSYNCDIR
+            | opcode::SYNCFS
+            | opcode::FALLOCATE
+            | opcode::COPY_FILE_RANGE
+            | opcode::COPY_FILE_RANGE_64
+            | opcode::IOCTL
+            | opcode::DESTROY
+    )
+}
+
+/// What may take long: done here only when nobody else waits for this thread.
+fn may_be_slow(op: u32) -> bool {
+    matches!(op, opcode::READ | opcode::WRITE | opcode::SETATTR)
+}
+
+impl Queue {
+    fn run(mut self, ready: &mpsc::Sender<io::Result<()>>) -> io::Result<()> {
+        let mut back = Vec::new();
+        let begun = self.begin(&mut back);
+        let failed = begun.is_err();
+        // Whoever started the threads waits for this.
+        let _ = ready.send(begun);
+        let mut strange = Ok(());
+        while !failed && self.left > 0 && !self.stop.load(Ordering::Acquire) {
+            let mut requests = Vec::with_capacity(back.len());
+            for one in back.drain(..) {
+                match one {
+                    Back::Request(slot) => requests.push(slot),
+                    Back::Ended(slot, errno) => {
+                        drop(slot);
+                        self.left -= 1;
+                        if !is_end(errno) {
+                            strange = Err(io::Error::from_raw_os_error(errno));
+                        }
+                    }
+                }
+            }
+            self.answer_all(requests)?;
+            if self.left > 0 {
+                self.plan.ring.wait(&mut back)?;
+                for slot in self.plan.done.take() {
+                    self.plan.ring.commit(slot)?;
+                }
+            }
+        }
+        strange
+    }
+
+    /// Registers all slots; the kernel says at once when it does not like one.
+    fn begin(&mut self, back: &mut Vec<Back>) -> io::Result<()> {
+        if let Some(cpu) = self.plan.cpu {
+            let mut set = CpuSet::new();
+            set.set(cpu);
+            // Bound to another core it works as well, only slower.
+            let _ = rustix::thread::sched_setaffinity(None, &set);
+        }
+        self.plan.ring.enable()?;
+        for slot in std::mem::take(&mut self.plan.slots) {
+            self.plan.ring.register(slot)?;
+        }
+        self.plan.ring.submit()?;
+        self.plan.ring.collect(back)?;
+        let refused = back.iter().find_map(|one| if let Back::Ended(_, errno) = one { Some(*errno) } else { None });
+        refused.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+    }
+
+    fn answer_all(&mut self, requests: Vec<Slot>) -> io::Result<()> {
+        let crowded = requests.len() > 1;
+        let mut here = Vec::with_capacity(requests.len());
+        for mut slot in requests {
+            let op = head_of(&mut slot).opcode;
+            if is_slow(op) || crowded && may_be_slow(op) {
+                self.helpers.give(slot, &self.plan.done);
+            } else {
+                here.push(slot);
+            }
+        }
+        let mut here = here.into_iter().peekable();
+        while let Some(mut slot) = here.next() {
+            answer(&*self.handler, &mut slot, &mut self.scratch);
+            self.plan.ring.commit(slot)?;
+            if here.peek().is_some() {
+                // Nobody waits for the answer to somebody else's request.
+                self.plan.ring.submit()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the kernel says when the file system is unmounted, or the connection aborted.
+fn is_end(errno: i32) -> bool {
+    [Errno::NOTCONN, Errno::CONNABORTED, Errno::CANCELED, Errno::NODEV].iter().any(|e| e.raw_os_error() == errno)
+}
+
+fn head_of(slot: &mut Slot) -> abi::InHeader {
+    // As long as the area is longer than the header, which the sizes of both types say.
+    abi::InHeader::read_from_prefix(&slot.parts().0.in_out).map_or_else(|_| abi::InHeader::default(), |(head, _)| head)
+}
+
+/// What one thread needs besides a slot.
+struct Scratch {
+    request: Box<[u8]>,
+    reply: Box<[u8]>,
+}
+
+impl Scratch {
+    fn new() -> Scratch {
+        Scratch { request: vec![0; COPIED_MAX].into(), reply: vec![0; SMALL_REPLY_MAX].into() }
+    }
+}
+
+/// Answers the request in a slot; the reply stands in its place. The payload is where both want to be: small requests are
+/// copied away from there, small replies to large requests are copied back to it.
+fn answer(handler: &dyn Handler, slot: &mut Slot, scratch: &mut Scratch) {
+    let head = head_of(slot);
+    let (header, payload) = slot.parts();
+    let (op_in, size) = (header.op_in, (header.ent.payload_sz as usize).min(payload.len()));
+    let args_len = (head.len as usize).saturating_sub(size_of::<abi::InHeader>() + size).min(op_in.len());
+    let args = &op_in[..args_len];
+    let (outcome, len) = if let Some(copy) = scratch.request.get_mut(..size) {
+        copy.copy_from_slice(&payload[..size]);
+        handle(handler, head, args, copy, payload)
+    } else {
+        let (outcome, len) = handle(handler, head, args, &payload[..size], &mut scratch.reply);
+        payload[..len].copy_from_slice(&scratch.reply[..len]);
+        (outcome, len)
+    };
+    let (len, error) = match outcome {
+        Outcome::Done => (len, 0),
+        // Nothing that has no reply comes this way; the slot must go back all the same.
+        Outcome::Silent => (0, 0),
+        Outcome::Failed(errno) => (0, -errno),
+    };
+    let reply = abi::OutHeader { len: (size_of::<abi::OutHeader>() + len) as u32, error, unique: head.unique };
+    header.in_out[..size_of::<abi::OutHeader>()].copy_from_slice(reply.as_bytes());
+    header.ent.flags = 0;
+    header.ent.payload_sz = len as u32;
+}
+
+fn handle(handler: &dyn Handler, head: abi::InHeader, args: &[u8], rest: &[u8], out: &mut [u8]) -> (Outcome, usize) {
+    let mut reply = Reply::new(out);
+    let failed = Outcome::Failed(Errno::IO.raw_os_error());
+    let outcome = match Request::parse(head, args, rest) {
+        // A request that is never answered holds up its caller, and the slot's queue, for ever. The panic has been told on
+        // standard error.
+        Ok(request) => catch_unwind(AssertUnwindSafe(|| handler.handle(&request, &mut reply))).unwrap_or(failed),
+        Err(_) => failed,
+    };
+    (outcome, reply.len())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! Threads for what takes long, so that those at the rings stay free.
+//!
+//! (1) A queue thread [`give`](Helpers::give)s a slot; (2) a helper answers the request in it; (3) puts it into the [`Done`] of the
+//! thread it came from and raises that thread's event; (4) that thread hands the reply in, since a ring has one user.
+//! Helpers are started when they are needed, at most `threads_max`, and stay.
+//!
+//! Locks: one mutex for the queue of work, one for each list of slots that are done; never two at once, never while answering.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::ring::Slot;
+use super::{Scratch, answer};
+use crate::transport::Handler;
+
+/// Slots on their way back to the thread whose ring they belong to.
+pub struct Done {
+    slots: Mutex<Vec<Slot>>,
+    event: Arc<OwnedFd>,
+}
+
+impl Done {
+    /// An empty list.
+    pub fn new() -> io::Result<Done> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Done { slots: Mutex::default(), event: Arc::new(event) })
+    }
+
+    /// What is raised when there is something in the list.
+    pub fn event(&self) -> Arc<OwnedFd> {
+        self.event.clone()
+    }
+
+    /// Raises the event.
+    pub fn wake(&self) {
+        // Full is raised, too.
+        let _ = rustix::io::write(&*self.event, zerocopy::IntoBytes::as_bytes(&1u64));
+    }
+
+    /// Empties the list.
+    pub fn take(&self) -> Vec<Slot> {
+        std::mem::take(&mut *self.slots.lock())
+    }
+
+    fn put(&self, slot: Slot) {
+        self.slots.lock().push(slot);
+        self.wake();
+    }
+}
+
+#[derive(Default)]
+struct Work {
+    slots: VecDeque<(Slot, Arc<Done>)>,
+    /// Threads that wait for work.
+    idle: usize,
+    threads: Vec<JoinHandle<()>>,
+    closed: bool,
+}
+
+/// The threads and their work.
+pub struct Helpers {
+    work: Mutex<Work>,
+    more: Condvar,
+    handler: Arc<dyn Handler>,
+    threads_max: usize,
+}
+
+impl Helpers {
+    /// None yet.
+    pub fn new(threads_max: usize, handler: Arc<dyn Handler>) -> Helpers {
+        Helpers { work: Mutex::default(), more: Condvar::new(), handler, threads_max: threads_max.max(1) }
+    }
+
+    /// Has the request in a slot answered; the slot goes to `done`.
+    pub fn give(self: &Arc<Self>, slot: Slot, done: &Arc<Done>) {
+        let mut work = self.work.lock();
+        work.slots.push_back((slot, done.clone()));
+        if work.slots.len() > work.idle && work.threads.len() < self.threads_max {
+            let helpers = self.clone();
+            let name = format!("fuse-help-{}", work.threads.len());
+            match std::thread::Builder::new().name(name).spawn(move || helpers.run()) {
+                Ok(thread) => work.threads.push(thread),
+                Err(_) if !work.threads.is_empty() => {}
+                Err(_) => {
+                    // Nobody else will.
+                    let alone = work.slots.pop_back();
+                    drop(work);
+                    alone.into_iter().for_each(|(slot, done)| self.one(slot, &done, &mut Scratch::new()));
+                    return;
+                }
+            }
+        }
+        drop(work);
+        self.more.notify_one();
+    }
+
+    fn one(&self, mut slot: Slot, done: &Done, scratch: &mut Scratch) {
+        answer(&*self.handler, &mut slot, scratch);
+        done.put(slot);
+    }
+
+    fn run(&self) {
+        let mut scratch = Scratch::new();
+        let mut work = self.work.lock();
+        loop {
+            if let Some((slot, done)) = work.slots.pop_front() {
+                drop(work);
+                self.one(slot, &done, &mut scratch);
+                work = self.work.lock();
+            } else if work.closed {
+                return;
+            } else {
+                work.idle += 1;
+                self.more.wait(&mut work);
+                work.idle -= 1;
+            }
+        }
+    }
+
+    /// Ends the threads when they have done what there is.
+    pub fn close(&self) {
+        let threads = {
+            let mut work = self.work.lock();
+            work.closed = true;
+            std::mem::take(&mut work.threads)
+        };
+        self.more.notify_all();
+        for thread in threads {
+            // A panic was caught where the request was answered; there is nothing else in these threads to go wrong.
+            let _ended = thread.join();
+        }
+    }
+}

@@ -1,0 +1,91 @@
+use super::*;
+use crate::wire::Op;
+
+/// Goal: every queue has exactly one thread, its own processor's where that is ours. Method: some machines.
+#[test]
+fn queues_are_shared_out() {
+    for (queues, ours) in [(1, vec![0]), (4, vec![0, 1, 2, 3]), (8, vec![2, 5]), (3, vec![]), (64, (0..64).collect())] {
+        let shares = shares(queues, &ours);
+        let mut all: Vec<u16> = shares.iter().flat_map(|(_, queues)| queues.clone()).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..queues as u16).collect::<Vec<_>>(), "{queues} {ours:?}");
+        for (cpu, queues) in &shares {
+            assert!(cpu.is_none_or(|cpu| queues.contains(&(cpu as u16))), "{queues:?}");
+        }
+    }
+}
+
+/// Goal: the list of processors is read as the kernel writes it.
+#[test]
+fn ranges_are_counted() {
+    for (text, count) in [("0\n", Some(1)), ("0-1\n", Some(2)), ("0-3,8,10-11", Some(7)), ("", None), ("3-1", None)] {
+        assert_eq!(count_ranges(text), count, "{text:?}");
+    }
+}
+
+/// Answers lookups with the name, writes with their length, and panics at unlink.
+struct Echo;
+
+impl Handler for Echo {
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        match &request.op {
+            Op::Lookup { name } => assert!(reply.bytes(name)),
+            Op::Write { args, data } => {
+                assert!(data.len() == args.size as usize && data.iter().all(|b| *b == 0xdd));
+                reply.put(&abi::WriteOut { size: args.size, padding: 0 });
+            }
+            Op::Read(args) => reply
+                .fill(args.size as usize, |out| {
+                    out.fill(0xee);
+                    Ok::<_, ()>(out.len())
+                })
+                .unwrap(),
+            Op::Unlink { .. } => panic!("meant to"),
+            _ => return Outcome::Failed(38),
+        }
+        Outcome::Done
+    }
+}
+
+/// What the kernel does with a slot: request in, reply out.
+fn ask(op: u32, args: &[u8], payload: &[u8]) -> (abi::OutHeader, Vec<u8>) {
+    let mut slot = Slot::new(0, 0, IO_LEN_MAX);
+    {
+        let (header, out) = slot.parts();
+        header.op_in.fill(0xaa);
+        header.op_in[..args.len()].copy_from_slice(args);
+        out.fill(0xbb);
+        out[..payload.len()].copy_from_slice(payload);
+        let len = (size_of::<abi::InHeader>() + args.len() + payload.len()) as u32;
+        let head = abi::InHeader { len, opcode: op, unique: 42, nodeid: 1, ..Default::default() };
+        header.in_out[..40].copy_from_slice(head.as_bytes());
+        header.ent.commit_id = 5;
+        header.ent.payload_sz = payload.len() as u32;
+    }
+    answer(&Echo, &mut slot, &mut Scratch::new());
+    let (header, out) = slot.parts();
+    assert_eq!(header.ent.commit_id, 5);
+    let (head, _) = abi::OutHeader::read_from_prefix(&header.in_out).unwrap();
+    assert_eq!((head.unique, head.len as usize), (42, 16 + header.ent.payload_sz as usize));
+    (head, out[..header.ent.payload_sz as usize].to_vec())
+}
+
+/// Goal: requests are taken out of a slot and replies put into it whatever their sizes, though both share the payload.
+/// Method: small and large requests and replies; one whose struct is cut short; one whose handler panics.
+#[test]
+fn requests_and_replies_share_a_slot() {
+    let (head, reply) = ask(opcode::LOOKUP, &[], b"a name\0");
+    assert_eq!((head.error, reply.as_slice()), (0, &b"a name"[..]));
+    for size in [1, COPIED_MAX - 1, COPIED_MAX, COPIED_MAX + 1, IO_LEN_MAX] {
+        let args = abi::WriteIn { size: size as u32, ..Default::default() };
+        let (head, reply) = ask(opcode::WRITE, args.as_bytes(), &vec![0xdd; size]);
+        assert_eq!((head.error, reply.len()), (0, 8), "{size}");
+        assert_eq!(reply[..4], (size as u32).as_bytes()[..], "{size}");
+        let args = abi::ReadIn { size: size as u32, ..Default::default() };
+        let (head, reply) = ask(opcode::READ, args.as_bytes(), &[]);
+        assert!(head.error == 0 && reply.len() == size && reply.iter().all(|b| *b == 0xee), "{size}");
+    }
+    assert_eq!(ask(opcode::WRITE, &[0; 39], b"").0.error, -5);
+    assert_eq!(ask(opcode::UNLINK, &[], b"x\0").0.error, -5);
+    assert_eq!(ask(opcode::STATFS, &[], &[]).0.error, -38);
+}
