@@ -51,10 +51,8 @@ pub(crate) fn split(args: &[OsString], others: &DeviceArgs, access: Access) -> a
 
 /// Opens what a path names.
 pub(crate) fn open(path: &Path, others: &DeviceArgs, access: Access, subvol: Option<&str>) -> anyhow::Result<Target> {
-    if let Some(socket) = socket_of(path).with_context(|| path.display().to_string())? {
-        let client = Client::connect(&socket)
-            .with_context(|| format!("{} is on a mount whose server does not answer", path.display()))?;
-        return Ok(Target::Mount { client: Mutex::new(client), socket });
+    if let Some(mount) = mount_of(path)? {
+        return Ok(mount);
     }
     if fs::metadata(path).is_ok_and(|meta| meta.is_dir()) {
         let kernel = control::open_to_ask(path).is_ok_and(|file| f_type(&file) == Some(BTRFS_SUPER_MAGIC));
@@ -68,6 +66,14 @@ pub(crate) fn open(path: &Path, others: &DeviceArgs, access: Access, subvol: Opt
         None => (TreeId::FS, Ino::ROOT_DIR),
     };
     Ok(Target::Image { image: Box::new(image), access, start })
+}
+
+/// The mount that a path is on, if it is one of ours.
+pub(crate) fn mount_of(path: &Path) -> anyhow::Result<Option<Target>> {
+    let Some(socket) = socket_of(path).with_context(|| path.display().to_string())? else { return Ok(None) };
+    let client = Client::connect(&socket)
+        .with_context(|| format!("{} is on a mount whose server does not answer", path.display()))?;
+    Ok(Some(Target::Mount { client: Mutex::new(client), socket }))
 }
 
 fn f_type(file: &File) -> Option<u64> {

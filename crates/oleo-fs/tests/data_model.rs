@@ -91,7 +91,7 @@ impl World {
             len = rng.below(300) + 1;
         }
         let end = at + len;
-        Ok(match rng.below(24) {
+        Ok(match rng.below(26) {
             0..=8 => {
                 let data = if rng.one_in(2) { rng.bytes(len as usize) } else { rng.text(len as usize) };
                 fs.write(&file, at, &data)?;
@@ -175,6 +175,13 @@ impl World {
                 fs.write_all(&file, &data, Stamp::Now)?;
                 self.model[n] = data;
                 format!("write_all {n} {}", self.model[n].len())
+            }
+            23 | 24 => {
+                let algorithms = [Compression::None, Compression::Zlib, Compression::Lzo, Compression::Zstd];
+                let algorithm = algorithms[rng.below(4) as usize];
+                let compress = (!rng.one_in(3)).then_some(Compress { algorithm, level: 0, force: rng.one_in(2) });
+                let bytes = fs.rewrite(&file, at, len, compress)?;
+                format!("rewrite {n} {at} {len} {compress:?}: {bytes}")
             }
             _ => {
                 let len = rng.length(50_000) as usize + 1;

@@ -50,7 +50,13 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
-        EngineOptions { read_only: false, cache_bytes: 128 << 20, chunk_len_max: None, ignore_bad_trees: false, threads: 0 }
+        EngineOptions {
+            read_only: false,
+            cache_bytes: 128 << 20,
+            chunk_len_max: None,
+            ignore_bad_trees: false,
+            threads: 0,
+        }
     }
 }
 

@@ -77,6 +77,7 @@ fn the_whole() {
     ok(&dir, &["filesystem", "label", "m", "second"]);
     assert_eq!(ok(&dir, &["filesystem", "label", "m"]), "second\n");
     assert!(ok(&dir, &["filesystem", "df", "m"]).contains("Metadata, DUP"));
+    assert!(ok(&dir, &["filesystem", "show", "m"]).starts_with("Label: 'second'  uuid: "));
     let size = json(&dir, &["filesystem", "usage", "--json", "m"])["device_size"].as_u64().unwrap();
     assert_eq!(size, 512 << 20);
     ok(&dir, &["filesystem", "resize", "+128M", "m"]);

@@ -40,7 +40,8 @@ impl Default for DataOptions {
             unpacked_bytes_max: 16 << 20,
             // The kernel's default of max_inline.
             inline_max: 2048,
-            compress: None, ignore_csums: false,
+            compress: None,
+            ignore_csums: false,
             threads: true,
         }
     }

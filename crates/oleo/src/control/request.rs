@@ -473,6 +473,8 @@ pub struct Usage {
     /// The file system's UUID.
     #[serde(with = "uuid_text")]
     pub fsid: Uuid,
+    /// The transaction that is on disk.
+    pub generation: Generation,
     /// Its devices.
     pub devices: Vec<DeviceUsage>,
     /// Its block groups, by type and profile.

@@ -52,6 +52,7 @@ pub(super) fn usage(image: &Image) -> Usage {
     Usage {
         label: image.label().into(),
         fsid: sb.fsid(),
+        generation: sb.generation(),
         data_free: ByteLen(inside + volume.unallocated(flags).0),
         data_free_min: ByteLen(inside + unallocated / copies),
         devices,
