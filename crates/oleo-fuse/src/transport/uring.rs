@@ -1,8 +1,8 @@
-//! Requests through io_uring: a reply and the next request in one system call, on the core that asked.
+//! Requests through io_uring: a reply and the next request in one system call.
 //!
 //! The kernel has one queue per processor and puts a request into that of the processor it came from. Normal path:
 //! (1) [`connect`] makes the rings, before the kernel is told that there will be any: from then on there is no way back;
-//! (2) [`serve`](Transport::serve) starts one thread per processor, bound to it, which registers the slots of its queues; when
+//! (2) [`serve`](Transport::serve) starts as many threads as there are processors for us, which register the slots of their queues; when
 //! every queue has one, the kernel begins to use them; (3) a thread waits, handles, hands the reply in and waits for the next
 //! request in the same call; (4) what may take long goes to [`Helpers`], who bring the slot back and raise the thread's event;
 //! (5) when the file system is unmounted every slot comes back with ENOTCONN, and a thread without slots ends.
@@ -14,6 +14,8 @@
 //!
 //! Trap: a kernel that was told of io_uring holds all requests back until every queue has a slot, those of processors that are
 //! switched off too. So a thread serves several queues where there are more of them than processors for us.
+//!
+//! The threads are not bound to processors: whatever thread the engine starts while it answers would be bound as well.
 
 mod helpers;
 mod ring;
@@ -29,7 +31,6 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use rustix::thread::CpuSet;
 use zerocopy::{FromBytes, IntoBytes};
 
 use self::helpers::{Done, Helpers};
@@ -107,8 +108,6 @@ struct UringFuse {
 struct Rings(Vec<RingPlan>);
 
 struct RingPlan {
-    /// The processor that its thread is bound to; `None`: wherever there is room.
-    cpu: Option<usize>,
     ring: Ring,
     slots: Vec<Slot>,
     done: Arc<Done>,
@@ -118,34 +117,24 @@ impl Rings {
     fn new(channel: &Arc<File>) -> io::Result<Rings> {
         let queues = count_ranges(&std::fs::read_to_string(POSSIBLE_CPUS)?)
             .ok_or_else(|| io::Error::other(format!("{POSSIBLE_CPUS} says nothing sensible")))?;
-        let ours = rustix::thread::sched_getaffinity(None)?;
-        let bound: Vec<usize> = (0..queues).filter(|cpu| *cpu < CpuSet::MAX_CPU && ours.is_set(*cpu)).collect();
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         let (min, max) = SLOTS_PER_QUEUE;
         let depth = (SLOTS / queues).clamp(min, max);
-        let rings = shares(queues, &bound).into_iter().map(|(cpu, queues)| {
+        let rings = shares(queues, threads).into_iter().map(|queues| {
             let owners = queues.iter().flat_map(|queue| std::iter::repeat_n(*queue, depth));
             let slots: Vec<Slot> = owners.enumerate().map(|(i, queue)| Slot::new(i, queue, IO_LEN_MAX)).collect();
             let done = Arc::new(Done::new()?);
             let ring = Ring::new(channel.clone(), done.event(), slots.len())?;
-            Ok(RingPlan { cpu, ring, slots, done })
+            Ok(RingPlan { ring, slots, done })
         });
         Ok(Rings(rings.collect::<io::Result<_>>()?))
     }
 }
 
-/// Who serves which queues: a thread for each processor of ours, the queues of others spread over these.
-fn shares(queues: usize, ours: &[usize]) -> Vec<(Option<usize>, Vec<u16>)> {
-    let mut all: Vec<(Option<usize>, Vec<u16>)> = ours.iter().map(|cpu| (Some(*cpu), Vec::new())).collect();
-    if all.is_empty() {
-        all.push((None, Vec::new()));
-    }
-    let count = all.len();
-    for queue in 0..queues {
-        let place = ours.iter().position(|cpu| *cpu == queue).unwrap_or(queue % count);
-        // There are fewer processors than that; the protocol has sixteen bits.
-        all[place].1.push(queue as u16);
-    }
-    all
+/// Which queues each thread serves. There are fewer processors than sixteen bits count, which is what the protocol has.
+fn shares(queues: usize, threads: usize) -> Vec<Vec<u16>> {
+    let threads = threads.clamp(1, queues);
+    (0..threads).map(|first| (first..queues).step_by(threads).map(|queue| queue as u16).collect()).collect()
 }
 
 /// How many numbers a list of ranges names.
@@ -281,12 +270,6 @@ impl Queue {
 
     /// Registers all slots; the kernel says at once when it does not like one.
     fn begin(&mut self, back: &mut Vec<Back>) -> io::Result<()> {
-        if let Some(cpu) = self.plan.cpu {
-            let mut set = CpuSet::new();
-            set.set(cpu);
-            // Bound to another core it works as well, only slower.
-            let _ = rustix::thread::sched_setaffinity(None, &set);
-        }
         self.plan.ring.enable()?;
         for slot in std::mem::take(&mut self.plan.slots) {
             self.plan.ring.register(slot)?;
