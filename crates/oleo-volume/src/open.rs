@@ -53,10 +53,10 @@ impl Volume {
     /// volume grew from are members too.
     pub fn open(devices: Vec<Arc<dyn Device>>, opts: &OpenOptions) -> Result<Volume, VolumeError> {
         let (mut main, found) = gather(devices)?;
-        if let Some(nth) = opts.backup {
-            if opts.write || !main.use_backup(nth) {
-                return Err(VolumeError::NoBackup(nth));
-            }
+        if let Some(nth) = opts.backup
+            && (opts.write || !main.use_backup(nth))
+        {
+            return Err(VolumeError::NoBackup(nth));
         }
         check_fields(&main).map_err(|e| e.within("superblock"))?;
         check_features(&main, opts.write)?;
