@@ -51,34 +51,42 @@ impl Workers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
+    use rayon::prelude::*;
+    use std::sync::{Arc, Mutex, mpsc};
+    use std::time::Duration;
 
-    /// Goal: work is done however busy the process's shared threads are with waiting for it.
-    /// Method: every shared thread waits for a lock that is held here until our work is done, which is itself asked for
-    /// from a shared thread the second time.
+    /// Goal: work is done however busy the threads that the process shares are with waiting for it.
+    /// Method: more jobs than there are shared threads wait for a lock, which is held here until a piece of work is done,
+    /// and each does such a piece with the lock held when its turn comes. An alarm goes off where they wait for
+    /// themselves.
     #[test]
     fn shared_threads_may_all_wait() {
-        let shared = ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-        let workers = Workers::new("test", 2);
-        let lock = Mutex::new(0u64);
-        let sum = |n: u64| {
-            workers.run(|| {
-                use rayon::prelude::*;
-                (0..n).into_par_iter().map(|x| x * x % 7).sum::<u64>()
-            })
-        };
-        let alone = sum(10_000);
-        shared.scope(|s| {
-            let held = lock.lock().unwrap();
-            for _ in 0..2 {
-                s.spawn(|_| {
-                    let mut found = lock.lock().unwrap();
-                    *found += sum(10_000);
-                });
-            }
-            assert_eq!(sum(10_000), alone);
-            drop(held);
+        let workers = Arc::new(Workers::new("test", 2));
+        let sum = |workers: &Workers| workers.run(|| (0..100_000u64).into_par_iter().map(|x| x * x % 7).sum::<u64>());
+        let lock = Arc::new(Mutex::new(()));
+        let held = lock.lock().unwrap();
+        let jobs = 4 * rayon::current_num_threads();
+        let (said, heard) = mpsc::channel();
+        for _ in 0..jobs {
+            let (workers, lock, said) = (workers.clone(), lock.clone(), said.clone());
+            rayon::spawn(move || {
+                said.send(0).unwrap();
+                let _held = lock.lock().unwrap();
+                said.send(sum(&workers)).unwrap();
+            });
+        }
+        for _ in 0..rayon::current_num_threads() {
+            assert_eq!(heard.recv(), Ok(0), "all shared threads are there");
+        }
+        let main = std::thread::spawn({
+            let (workers, said) = (workers.clone(), said);
+            move || said.send(sum(&workers)).unwrap()
         });
-        assert_eq!(*lock.lock().unwrap(), 2 * alone);
+        let alarm = Duration::from_secs(30);
+        let first = heard.recv_timeout(alarm).expect("work waits for those who wait for it");
+        main.join().unwrap();
+        drop(held);
+        let sums = heard.iter().take(2 * jobs - rayon::current_num_threads());
+        assert!(first > 0 && sums.filter(|n| *n > 0).all(|n| n == first));
     }
 }

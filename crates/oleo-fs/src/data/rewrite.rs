@@ -46,13 +46,12 @@ fn rewrite(inode: &Arc<Inode>, at: u64, len: u64, compress: Option<Compress>) ->
         if !flags.intersects(InodeFlags::NODATACOW | InodeFlags::NODATASUM) {
             policy.compress = compress.or(policy.compress);
         }
-        policy.threads &= rayon::current_thread_index().is_none();
         (policy, start, end)
     };
     let mut promise = engine.reserve_data(ByteLen((end - start).next_multiple_of(sector)))?;
     let mut data = vec![0; (end - start) as usize];
     read::read_mapped(inode, start, &mut data)?;
-    let prepared = Prepared::new(data, start, Whole::Part, &policy);
+    let prepared = engine.compute(|| Prepared::new(data, start, Whole::Part, &policy));
     promise.release_metadata();
     install::install(&[Install {
         inode,
