@@ -136,6 +136,9 @@ impl Start {
             mode: new.mode & 0o7777 | kind.mode_bits(),
             xattrs: Vec::new(),
         };
+        if kind == FileKind::File {
+            start.flags |= dir.inode().core().opts.data.new_file_flags;
+        }
         if kind == FileKind::Symlink {
             start.mode = 0o777 | kind.mode_bits();
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oleo::{Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
+use oleo_format::InodeFlags;
 
 use crate::attach::{AttachOptions, attach, detach, read_ahead};
 use crate::background::Background;
@@ -110,6 +111,8 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
     let mut fs = FsOptions { inodes_max: INODES_MAX, ..FsOptions::default() };
     fs.data.compress = options.compress;
     fs.data.ignore_csums = rescue.ignore_data_csums;
+    fs.data.new_file_flags.set(InodeFlags::NODATASUM, options.no_data_sum || options.no_data_cow);
+    fs.data.new_file_flags.set(InodeFlags::NODATACOW, options.no_data_cow);
     if let Some(max) = options.inline_max {
         fs.data.inline_max = max;
     }
@@ -120,6 +123,7 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
         scan: plan.scan.clone(),
         offset: plan.offset,
         degraded: options.degraded,
+        discard: options.discard,
         use_backup_root: rescue.use_backup_root,
         ignore_bad_trees: rescue.ignore_bad_roots,
         cache_bytes: CACHE_BYTES,

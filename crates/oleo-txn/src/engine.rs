@@ -44,6 +44,8 @@ pub struct EngineOptions {
     pub chunk_len_max: Option<ByteLen>,
     /// For reading: go on without trees that cannot be read, as far as files can be read without them.
     pub ignore_bad_trees: bool,
+    /// Tell the devices what each commit frees.
+    pub discard: bool,
     /// Threads that commits run on, and as many again for file data; 0: as many as there are cores.
     pub threads: usize,
 }
@@ -55,6 +57,7 @@ impl Default for EngineOptions {
             cache_bytes: 128 << 20,
             chunk_len_max: None,
             ignore_bad_trees: false,
+            discard: false,
             threads: 0,
         }
     }
@@ -162,6 +165,7 @@ pub(crate) struct Rules {
     pub(crate) chunk_tree_uuid: Uuid,
     pub(crate) mixed: bool,
     pub(crate) ignore_bad_trees: bool,
+    pub(crate) discard: bool,
     pub(crate) chunk_len_max: Option<ByteLen>,
 }
 
@@ -591,6 +595,12 @@ impl Inner {
     /// Gives back to the allocator what nobody can be looking at any more.
     pub(crate) fn reap(&self) {
         for pins in self.readers.reap() {
+            if self.rules.discard {
+                for run in pins.runs() {
+                    // A device that does not take the hint keeps what nobody needs: no harm.
+                    let _ = self.volume.discard(run.start, run.len);
+                }
+            }
             self.space.release(pins);
         }
     }

@@ -36,6 +36,8 @@ pub struct OpenOptions {
     pub read_in_use: bool,
     /// The kernel holds the first device for this process, as the source of a mount that it serves.
     pub claimed: bool,
+    /// Tell the devices what each commit frees.
+    pub discard: bool,
     /// Where the newest roots cannot be read, go on from those of an earlier transaction (reading only).
     pub use_backup_root: bool,
     /// Go on without trees that cannot be read, as far as files can be read without them (reading only).
@@ -56,6 +58,7 @@ impl Default for OpenOptions {
             offset: 0,
             read_in_use: false,
             claimed: false,
+            discard: false,
             use_backup_root: false,
             ignore_bad_trees: false,
             cache_bytes: 64 << 20,
@@ -134,6 +137,7 @@ impl Image {
             cache_bytes: options.cache_bytes,
             chunk_len_max: chunk_len_max.map(ByteLen),
             ignore_bad_trees: options.ignore_bad_trees,
+            discard: options.discard,
             ..EngineOptions::default()
         };
         let engine = Engine::open(volume, &engine_options)?;

@@ -74,3 +74,53 @@ fn data_against_its_checksum() -> Result<()> {
     ensure!(read[..4096] == [8; 4096] && read[4096..] == content[4096..]);
     Ok(())
 }
+
+/// Goal: what a commit frees is told to the device, when asked for, and only that.
+/// Method: a file is written, removed and committed on a device in memory that forgets what it is told to; the place of the
+/// file's bytes then reads as zeros, and without the option it does not.
+#[test]
+fn what_is_freed_is_discarded() -> Result<()> {
+    for discard in [true, false] {
+        let device = device()?;
+        let image = Image::from_devices(vec![device.clone()], &OpenOptions { discard, ..OpenOptions::writing() })?;
+        image.write("kept", &[5; 64 << 10])?;
+        image.write("gone", &[6; 64 << 10])?;
+        image.sync()?;
+        let place = |name: &str| -> Result<u64> {
+            let extents = image.fs().extents(&image.find(name)?, 0, u64::MAX)?;
+            let at = extents[0].disk.ok_or_else(|| anyhow::anyhow!("it has an address"))?;
+            let chunk = image.volume().chunk_of(at)?;
+            Ok(chunk.stripes[0].offset.0 + (at.0 - chunk.start.0))
+        };
+        let (kept, gone) = (place("kept")?, place("gone")?);
+        image.remove(&image.top()?, b"gone", oleo::Depth::One)?;
+        image.sync()?;
+        image.sync()?;
+        let mut bytes = [0; 4096];
+        device.read_at(gone, &mut bytes)?;
+        ensure!((bytes == [0; 4096]) == discard, "discard={discard}");
+        device.read_at(kept, &mut bytes)?;
+        ensure!(bytes == [5; 4096]);
+    }
+    Ok(())
+}
+
+/// Goal: new files are without checksums, or without copy on write, where the whole volume is to be.
+/// Method: the flags of a new file and of a new directory.
+#[test]
+fn flags_of_new_files() -> Result<()> {
+    use oleo_format::InodeFlags;
+    let both = InodeFlags::NODATACOW | InodeFlags::NODATASUM;
+    for wanted in [InodeFlags::NODATASUM, both] {
+        let mut options = OpenOptions::writing();
+        options.fs.data.new_file_flags = wanted;
+        let image = Image::from_devices(vec![device()?], &options)?;
+        image.write("file", &[1; 9000])?;
+        image.create_dir("dir")?;
+        ensure!(image.attr("file")?.flags & both == wanted);
+        ensure!((image.attr("dir")?.flags & both).is_empty());
+        image.sync()?;
+        ensure!(image.read("file")? == [1; 9000]);
+    }
+    Ok(())
+}

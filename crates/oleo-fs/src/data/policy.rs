@@ -25,6 +25,8 @@ pub struct DataOptions {
     pub inline_max: u32,
     /// Compress new data of all files.
     pub compress: Option<Compress>,
+    /// Flags that new files get beside those of their directory; of use are NODATASUM, and both of NODATACOW and NODATASUM.
+    pub new_file_flags: InodeFlags,
     /// For reading: take data as it is, whatever its checksums say.
     pub ignore_csums: bool,
     /// Compress and compute checksums of large writes on all cores.
@@ -41,6 +43,7 @@ impl Default for DataOptions {
             // The kernel's default of max_inline.
             inline_max: 2048,
             compress: None,
+            new_file_flags: InodeFlags::empty(),
             ignore_csums: false,
             threads: true,
         }
