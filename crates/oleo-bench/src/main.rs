@@ -11,6 +11,9 @@ use clap::Parser;
 mod create;
 mod image_build;
 mod measure;
+mod mount_io;
+mod mount_metadata;
+mod mounted;
 mod restore;
 
 /// What a run was asked to do.
@@ -25,7 +28,7 @@ pub struct Args {
     /// Runs of each side; the median counts.
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// The tree that image-build and restore work on.
+    /// The tree that image-build and restore work on, and what mount-metadata untars.
     #[arg(long, default_value = "/usr")]
     tree: PathBuf,
     /// Files that create makes.
@@ -59,6 +62,21 @@ const BENCHES: &[Bench] = &[
         what: "all files out of an image into a tmpfs directory beside kernel mount + cp -a; page cache of the image warm",
         run: restore::run,
     },
+    Bench {
+        name: "mount-metadata",
+        what: "names and attributes on a mount, beside the kernel's btrfs on a loop device and a FUSE pass-through over tmpfs: \
+               fs_mark without sync, untar, find over 200 000 files looking at attributes (cold: after unmounting, dropping \
+               all caches and mounting again; warm and again: the second and third time), rm -r, dbench with 4 clients; no \
+               fsync but dbench's own; --tree is what is untarred (default /usr/include)",
+        run: mount_metadata::run,
+    },
+    Bench {
+        name: "mount-io",
+        what: "data on a mount, beside the same two: fio with one job, psync, a file of 1 GiB that does not compress; writes \
+               are not synced but where it says fsync (on the pass-through that costs nothing: its tmpfs has no disk); cold: \
+               after unmounting, dropping all caches and mounting again",
+        run: mount_io::run,
+    },
 ];
 
 // Millions of small items are made on one thread and let go of on another; see docs/dependencies.md for the measurement.
@@ -69,7 +87,7 @@ fn main() -> Result<()> {
     let args = Args::parse();
     if args.name == "list" {
         for b in BENCHES {
-            println!("{:12} {}", b.name, b.what);
+            println!("{:14} {}", b.name, b.what);
         }
         return Ok(());
     }

@@ -1,11 +1,14 @@
 //! Timing, peak memory, and how a figure is printed.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+
+use crate::mounted::Peer;
 
 /// How often the peak memory of a child is looked at; the kernel keeps the maximum, so only growth after the last look is
 /// missed.
@@ -101,6 +104,9 @@ pub fn census(dir: &Path) -> Result<(u64, u64)> {
     Ok((files, bytes))
 }
 
+/// A figure of several peers: name, unit, whether less is better, the aims beside each other peer.
+pub type Figure = (&'static str, &'static str, bool, [&'static str; 2]);
+
 /// Prints figures as they come.
 pub struct Report {
     bench: &'static str,
@@ -155,6 +161,33 @@ impl Report {
             println!("{line}");
         } else {
             println!("{name:34} ours {ours:12.0} /s | {peer} {theirs:12.0} /s | {ratio:6.2}x (aim {aim})");
+        }
+    }
+
+    /// Figures of several peers, the first of them ours: medians, and how many times better than each other ours is.
+    pub fn peers(&self, figures: &[Figure], all: &[(Peer, BTreeMap<&'static str, Vec<f64>>)]) {
+        for &(name, unit, less_is_better, aims) in figures {
+            let median = |found: &BTreeMap<&'static str, Vec<f64>>| -> Option<f64> {
+                let mut values = found.get(name)?.clone();
+                values.sort_by(f64::total_cmp);
+                values.get(values.len() / 2).copied()
+            };
+            let Some(((_, ours), others)) = all.split_first() else { continue };
+            let Some(ours) = median(ours) else { continue };
+            for ((peer, theirs), aim) in others.iter().zip(aims) {
+                let Some(theirs) = median(theirs) else { continue };
+                let ratio = if less_is_better { theirs / ours } else { ours / theirs };
+                let peer = peer.name();
+                if self.json {
+                    let line = serde_json::json!({
+                        "bench": self.bench, "figure": name, "unit": unit, "ours": ours, "peer": peer, "theirs": theirs,
+                        "ratio": ratio, "aim": aim,
+                    });
+                    println!("{line}");
+                } else {
+                    println!("{name:28} ours {ours:10.2} {unit:7} | {peer:12} {theirs:10.2} {unit:7} | {ratio:6.2}x (aim {aim})");
+                }
+            }
         }
     }
 }

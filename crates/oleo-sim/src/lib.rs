@@ -5,6 +5,7 @@
 //! - [`specimen`]: directories with every kind of file, and file systems that the kernel has made and aged.
 //! - [`script`]: random operation scripts as data, run on any [`script::Target`], compared step by step, shrunk.
 //! - [`rot`]: images with bytes changed and the checksums put right again.
+//! - [`served`]: Oleo's own mount, as a guard.
 //! - [`disk`]: a disk in memory that loses power and what was not flushed.
 //! - [`rng`]: the seeded numbers that all of these draw from.
 //!
@@ -19,4 +20,5 @@ pub mod oracle;
 pub mod rng;
 pub mod rot;
 pub mod script;
+pub mod served;
 pub mod specimen;

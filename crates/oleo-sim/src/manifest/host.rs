@@ -17,19 +17,27 @@ use crate::oracle;
 /// The inode number that btrfs shows for an empty directory in place of a subvolume that a snapshot left out.
 const STUB_INO: u64 = 2;
 
+/// On Oleo's mount such directories have numbers from here on: there are many of them, and each needs one.
+const STUB_INO_FUSE: u64 = 1 << 63;
+
 /// A directory of this machine.
 #[derive(Clone, Debug)]
 pub struct HostTree {
     top: PathBuf,
-    btrfs: bool,
+    stub: fn(u64) -> bool,
 }
 
 impl HostTree {
     /// The tree below `top`.
     pub fn new(top: &Path) -> HostTree {
         const BTRFS_MAGIC: i64 = 0x9123_683e;
-        let btrfs = rustix::fs::statfs(top).is_ok_and(|s| s.f_type == BTRFS_MAGIC);
-        HostTree { top: top.to_owned(), btrfs }
+        const FUSE_MAGIC: i64 = 0x6573_5546;
+        let stub: fn(u64) -> bool = match rustix::fs::statfs(top).map(|s| s.f_type) {
+            Ok(BTRFS_MAGIC) => |ino| ino == STUB_INO,
+            Ok(FUSE_MAGIC) => |ino| ino == STUB_INO || ino >= STUB_INO_FUSE,
+            _ => |_| false,
+        };
+        HostTree { top: top.to_owned(), stub }
     }
 }
 
@@ -111,7 +119,7 @@ impl TreeView for HostTree {
         let device = matches!(kind, Kind::Char | Kind::Block);
         Ok(Attr {
             kind,
-            stub: self.btrfs && kind == Kind::Dir && s.stx_ino == STUB_INO,
+            stub: kind == Kind::Dir && (self.stub)(s.stx_ino),
             mode: u32::from(s.stx_mode) & 0o7777,
             uid: s.stx_uid,
             gid: s.stx_gid,

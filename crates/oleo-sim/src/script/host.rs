@@ -22,12 +22,20 @@ use crate::specimen::set_times;
 pub struct Host {
     top: PathBuf,
     sectorsize: u64,
+    /// What knows about subvolumes: `btrfs`, or a command with the same words.
+    tool: PathBuf,
 }
 
 impl Host {
     /// Runs scripts in `top`.
     pub fn new(top: &Path, sectorsize: u64) -> Host {
-        Host { top: top.to_owned(), sectorsize }
+        Host { top: top.to_owned(), sectorsize, tool: "btrfs".into() }
+    }
+
+    /// The same with another command for subvolumes: that of who serves the mount.
+    pub fn with_tool(mut self, tool: &Path) -> Host {
+        self.tool = tool.to_owned();
+        self
     }
 
     fn at(&self, path: &str) -> PathBuf {
@@ -87,9 +95,9 @@ impl Host {
         rustix::fs::fallocate(self.open(path)?, flags, at, len)
     }
 
-    /// Runs the `btrfs` tool; its message is all it says of the cause.
+    /// Runs the tool; its message is all it says of the cause.
     fn btrfs(&self, args: &[&OsStr]) -> Result<(), Errno> {
-        let out = Command::new("btrfs").args(args).env("LC_ALL", "C").output().map_err(|e| errno(&e))?;
+        let out = Command::new(&self.tool).args(args).env("LC_ALL", "C").output().map_err(|e| errno(&e))?;
         if out.status.success() {
             return Ok(());
         }
@@ -152,11 +160,13 @@ impl Host {
 
     fn must_be_subvol(&self, path: &str) -> Result<(), Errno> {
         const TOP_INO: u64 = 256;
+        // Above these bits, Oleo's mount shows which subvolume it is.
+        const INO_BITS: u32 = 40;
         let stat = rustix::fs::lstat(self.at(path))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
             return Err(Errno::NOTDIR);
         }
-        if stat.st_ino == TOP_INO { Ok(()) } else { Err(Errno::INVAL) }
+        if stat.st_ino % (1 << INO_BITS) == TOP_INO { Ok(()) } else { Err(Errno::INVAL) }
     }
 }
 

@@ -1,0 +1,91 @@
+//! Data on a mount: fio, sequential and random.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::Args;
+use crate::measure::{Figure, Report};
+use crate::mounted::{Bed, Mount, Peer, tool};
+
+/// Length of the file that is worked on.
+const SIZE: &str = "1g";
+const RANDOM_SECONDS: &str = "6";
+
+/// What is measured, as in `mount_metadata`.
+const FIGURES: &[Figure] = &[
+    ("seq write 1 MiB", "MiB/s", false, ["-", "0.9x"]),
+    ("seq write 1 MiB + fsync", "MiB/s", false, ["-", "-"]),
+    ("seq rewrite 1 MiB", "MiB/s", false, ["-", "0.9x"]),
+    ("seq read 1 MiB cold", "MiB/s", false, ["-", "0.9x"]),
+    ("seq read 1 MiB warm", "MiB/s", false, ["-", "0.9x"]),
+    ("random read 4 KiB cold", "IOPS", false, ["-", "-"]),
+    ("random read 4 KiB direct", "IOPS", false, ["-", "-"]),
+    ("random write 4 KiB", "IOPS", false, ["-", "-"]),
+    ("random write 4 KiB direct", "IOPS", false, ["-", "-"]),
+];
+
+type Found = BTreeMap<&'static str, Vec<f64>>;
+
+/// Bandwidth in MiB/s and operations a second of one job over the file.
+fn fio(mount: &Mount, how: &str, block: &str, extra: &[&str]) -> Result<(f64, f64)> {
+    let file = format!("--filename={}", mount.path().join("data").display());
+    let rw = format!("--rw={how}");
+    let bs = format!("--bs={block}");
+    let size = format!("--size={SIZE}");
+    let mut command = Command::new("fio");
+    command.args(["--name=x", &file, &rw, &bs, &size, "--ioengine=psync", "--output-format=json", "--fallocate=none"]);
+    // Content that does not compress; not asked for after it was written.
+    command.args(["--refill_buffers", "--randrepeat=1", "--invalidate=0"]).args(extra);
+    let json: serde_json::Value = serde_json::from_str(&tool(&mut command)?).context("what fio prints")?;
+    let side = &json["jobs"][0][if how.ends_with("read") { "read" } else { "write" }];
+    let number = |name: &str| side[name].as_f64().with_context(|| format!("fio tells no {name}"));
+    Ok((number("bw_bytes")? / f64::from(1 << 20), number("iops")?))
+}
+
+fn one_run(bed: &Bed, peer: Peer, args: &Args, found: &mut Found) -> Result<()> {
+    let wanted = |name: &str| args.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
+    let mut put = |name: &'static str, value: f64| {
+        eprintln!("  {} {name}: {value:.1}", peer.name());
+        found.entry(name).or_default().push(value);
+    };
+    let random = ["--time_based", "--runtime", RANDOM_SECONDS, "--norandommap"];
+    let direct = [&random[..], &["--direct=1"]].concat();
+    let mut mount = bed.fresh(peer)?;
+    put("seq write 1 MiB", fio(&mount, "write", "1m", &[])?.0);
+    if wanted("fsync") {
+        mount.unmount()?;
+        mount = bed.fresh(peer)?;
+        put("seq write 1 MiB + fsync", fio(&mount, "write", "1m", &["--end_fsync=1"])?.0);
+    }
+    put("seq rewrite 1 MiB", fio(&mount, "write", "1m", &["--overwrite=1"])?.0);
+    mount = bed.cold(peer, mount)?;
+    put("seq read 1 MiB cold", fio(&mount, "read", "1m", &[])?.0);
+    put("seq read 1 MiB warm", fio(&mount, "read", "1m", &[])?.0);
+    if wanted("random") {
+        mount = bed.cold(peer, mount)?;
+        put("random read 4 KiB cold", fio(&mount, "randread", "4k", &random)?.1);
+        put("random read 4 KiB direct", fio(&mount, "randread", "4k", &direct)?.1);
+        put("random write 4 KiB", fio(&mount, "randwrite", "4k", &random)?.1);
+        put("random write 4 KiB direct", fio(&mount, "randwrite", "4k", &direct)?.1);
+    }
+    mount.unmount()?;
+    bed.must_be_sound(peer)?;
+    bed.remove(peer);
+    Ok(())
+}
+
+/// Runs the benchmark.
+pub fn run(args: &Args, report: &mut Report) -> Result<()> {
+    let bed = Bed::new()?;
+    report.note(&format!("fio, one job, psync, a file of {SIZE}; random for {RANDOM_SECONDS} s; median of {} runs", args.runs));
+    let mut all: Vec<(Peer, Found)> = Peer::ALL.iter().map(|p| (*p, Found::new())).collect();
+    for _ in 0..args.runs {
+        for (peer, found) in &mut all {
+            one_run(&bed, *peer, args, found)?;
+        }
+    }
+    report.peers(FIGURES, &all);
+    Ok(())
+}

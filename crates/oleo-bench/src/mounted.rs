@@ -1,0 +1,177 @@
+//! File systems to measure beside each other: Oleo's mount, the kernel's btrfs on a loop device, and a FUSE server that
+//! only passes through to a tmpfs, which is about what FUSE itself allows.
+//!
+//! The pass-through is libfuse's example `passthrough_ll`, compiled when it is needed from where the package
+//! libfuse3-dev puts it, with caching switched on. All three keep their bytes in memory.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use oleo_sim::oracle::{self, Mounted, Oracle, Scratch};
+use oleo_sim::served::{Limits, Served};
+
+use crate::measure;
+
+/// Image files are sparse: this costs only what is written.
+const IMAGE_LEN: u64 = 12 << 30;
+const EXAMPLE: &str = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c";
+/// How long names and attributes are kept by the kernel for the pass-through: longer than any run.
+const KEPT_SECONDS: &str = "timeout=86400";
+
+/// What serves the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// `oleo mount`.
+    Oleo,
+    /// The kernel's btrfs.
+    Kernel,
+    /// A FUSE pass-through over a tmpfs.
+    Pass,
+}
+
+impl Peer {
+    /// In the order in which they run.
+    pub const ALL: [Peer; 3] = [Peer::Oleo, Peer::Kernel, Peer::Pass];
+
+    /// As figures call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Peer::Oleo => "oleo",
+            Peer::Kernel => "kernel",
+            Peer::Pass => "pass-through",
+        }
+    }
+}
+
+/// Where all of it happens.
+pub struct Bed {
+    oracle: Oracle,
+    scratch: Scratch,
+    oleo: PathBuf,
+    pass: PathBuf,
+}
+
+/// Something mounted; gone with the guard.
+pub enum Mount {
+    /// By the kernel.
+    Kernel(Mounted),
+    /// By a server.
+    Served(Served),
+}
+
+impl Mount {
+    /// Where.
+    pub fn path(&self) -> &Path {
+        match self {
+            Mount::Kernel(m) => m.path(),
+            Mount::Served(m) => m.path(),
+        }
+    }
+
+    /// Unmounts; whatever was written is complete then.
+    pub fn unmount(self) -> Result<()> {
+        match self {
+            Mount::Kernel(m) => m.unmount(),
+            Mount::Served(m) => m.unmount(),
+        }
+    }
+}
+
+impl Bed {
+    /// Builds what is needed.
+    pub fn new() -> Result<Bed> {
+        let oracle = oracle::oracle().context("this benchmark needs root, loop devices and the kernel's btrfs")?;
+        let scratch = oracle.scratch()?;
+        let pass = scratch.path().join("passthrough_ll");
+        let flags = oracle::run("pkg-config", ["fuse3", "--cflags", "--libs"])?;
+        let mut args = vec!["-O2", "-o", pass.to_str().context("path")?, EXAMPLE];
+        args.extend(flags.split_whitespace());
+        oracle::run("gcc", args).context("the pass-through needs gcc and libfuse3-dev")?;
+        Ok(Bed { oracle, oleo: measure::oleo()?, scratch, pass })
+    }
+
+    /// A directory for logs and archives.
+    pub fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    fn image(&self, peer: Peer) -> PathBuf {
+        self.scratch.path().join(format!("{}.image", peer.name()))
+    }
+
+    /// Empty again; what was there is gone.
+    pub fn fresh(&self, peer: Peer) -> Result<Mount> {
+        let image = self.image(peer);
+        match peer {
+            Peer::Oleo => {
+                let _ = std::fs::remove_file(&image);
+                let size = IMAGE_LEN.to_string();
+                let args = ["mkfs", "-q", "--size", &size, image.to_str().context("path")?];
+                oracle::run(self.oleo.to_str().context("path")?, args)?;
+            }
+            Peer::Kernel => {
+                let _ = std::fs::remove_file(&image);
+                std::fs::File::create(&image)?.set_len(IMAGE_LEN)?;
+                self.oracle.mkfs(&[], &[&image])?;
+            }
+            Peer::Pass => {
+                let _ = std::fs::remove_dir_all(&image);
+                std::fs::create_dir(&image)?;
+            }
+        }
+        self.mount(peer)
+    }
+
+    /// Mounts what is there.
+    pub fn mount(&self, peer: Peer) -> Result<Mount> {
+        let image = self.image(peer);
+        let limits = Limits { life: Duration::from_secs(3600), unmount: Duration::from_secs(300), ..Limits::default() };
+        match peer {
+            Peer::Oleo => Served::mount(&self.oleo, &[image], "noatime", limits).map(Mount::Served),
+            Peer::Kernel => self.oracle.mount(&[image], "").map(Mount::Kernel),
+            Peer::Pass => {
+                let mut command = Command::new(&self.pass);
+                let source = format!("source={},cache=always,{KEPT_SECONDS}", image.display());
+                command.args(["-f", "-o", &source]);
+                Served::start(command, vec!["umount".into()], limits).map(Mount::Served)
+            }
+        }
+    }
+
+    /// The same files with nothing of them in any cache: unmounted, the kernel's caches dropped, mounted again.
+    pub fn cold(&self, peer: Peer, mount: Mount) -> Result<Mount> {
+        mount.unmount()?;
+        drop_caches()?;
+        self.mount(peer)
+    }
+
+    /// What Oleo has written must be sound; otherwise its figures count for nothing.
+    pub fn must_be_sound(&self, peer: Peer) -> Result<()> {
+        if peer == Peer::Oleo {
+            self.oracle.must_be_sound(&[self.image(peer)], "the image that was measured")?;
+        }
+        Ok(())
+    }
+
+    /// Frees the space of what is not measured any more.
+    pub fn remove(&self, peer: Peer) {
+        let image = self.image(peer);
+        let _ = std::fs::remove_file(&image);
+        let _ = std::fs::remove_dir_all(&image);
+    }
+}
+
+/// Empties the kernel's caches of pages, names and inodes. What lies in a tmpfs stays, for all peers alike.
+pub fn drop_caches() -> Result<()> {
+    rustix::fs::sync();
+    std::fs::write("/proc/sys/vm/drop_caches", "3").context("dropping caches")
+}
+
+/// Runs a program that must succeed; its standard output.
+pub fn tool(command: &mut Command) -> Result<String> {
+    let out = command.env("LC_ALL", "C").output().with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(out.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&out.stderr));
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}

@@ -1,0 +1,29 @@
+//! The mount, from outside: what a program sees on it, beside what it sees on the kernel's.
+//!
+//! - Families of POSIX cases, each run on a kernel mount (which proves the case) and on Oleo's: `opening`, `names`, `errors`,
+//!   `rights`, `setid`, `times`, `xattrs`, `acls`, `flags`, `holes`, `clones`, `maps`, `syncing`, `unlinked`, `dirs`, `subvols`.
+//! - Many at once, compared with the kernel: `concurrent`. Real programs: `programs`. A killed server: `killed`.
+//! - `place` mounts, runs and judges; `sys` has the system calls without a safe wrapper.
+
+mod place;
+mod sys;
+
+mod acls;
+mod clones;
+mod concurrent;
+mod dirs;
+mod errors;
+mod flags;
+mod holes;
+mod killed;
+mod maps;
+mod names;
+mod opening;
+mod programs;
+mod rights;
+mod setid;
+mod subvols;
+mod syncing;
+mod times;
+mod unlinked;
+mod xattrs;
