@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::Mode;
 use rustix::process::{Pid, Signal};
 
 use crate::oracle::{Scratch, run};
@@ -73,6 +74,8 @@ impl Served {
     /// to the command that unmounts.
     pub fn start(mut command: Command, unmount: Vec<OsString>, limits: Limits) -> Result<Served> {
         let own = Scratch::new()?;
+        // Other users must get as far as the mount.
+        rustix::fs::chmod(own.path(), Mode::from_raw_mode(0o755))?;
         let dir = own.dir("mnt")?;
         let log = own.path().join("log");
         command.arg(&dir);

@@ -52,7 +52,9 @@ fn read_write_execute(at: &Place) {
             assert_eq!(got, (r, w, r && w), "{bits:o} as {who:?}");
         }
     }
+    give(&path, ALICE, 0o644);
     refused(try_open(BOB, &path, OFlags::WRONLY | OFlags::TRUNC), Errno::ACCESS);
+    assert_eq!(fs::read(&path).unwrap(), b"x");
 }
 
 fn groups_count(at: &Place) {

@@ -136,9 +136,10 @@ fn exchanging(at: &Place) {
 fn writing(at: &Place) {
     let path = at.file("f", &[1; 10_000]);
     let file = open(&path, OFlags::WRONLY).unwrap();
-    changes(&[(path.clone(), "mc"), (at.dir.clone(), "")], || drop(rustix::io::pwrite(&file, b"x", 5).unwrap()));
-    changes(&[(path.clone(), "mc")], || drop(rustix::io::pwrite(&file, b"x", 100_000).unwrap()));
-    changes(&[(path.clone(), "")], || drop(rustix::io::pwrite(&file, b"", 0).unwrap()));
+    let put = |data: &[u8], at| assert_eq!(rustix::io::pwrite(&file, data, at), Ok(data.len()));
+    changes(&[(path.clone(), "mc"), (at.dir.clone(), "")], || put(b"x", 5));
+    changes(&[(path.clone(), "mc")], || put(b"x", 100_000));
+    changes(&[(path.clone(), "")], || put(b"", 0));
     changes(&[(path.clone(), "")], || rustix::fs::fsync(&file).unwrap());
     changes(&[(path, "")], || drop(file));
 }
