@@ -185,7 +185,9 @@ impl Report {
                     });
                     println!("{line}");
                 } else {
-                    println!("{name:28} ours {ours:10.2} {unit:7} | {peer:12} {theirs:10.2} {unit:7} | {ratio:6.2}x (aim {aim})");
+                    println!(
+                        "{name:28} ours {ours:10.2} {unit:7} | {peer:12} {theirs:10.2} {unit:7} | {ratio:6.2}x (aim {aim})"
+                    );
                 }
             }
         }

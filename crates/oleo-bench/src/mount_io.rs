@@ -79,7 +79,10 @@ fn one_run(bed: &Bed, peer: Peer, args: &Args, found: &mut Found) -> Result<()> 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     let bed = Bed::new()?;
-    report.note(&format!("fio, one job, psync, a file of {SIZE}; random for {RANDOM_SECONDS} s; median of {} runs", args.runs));
+    report.note(&format!(
+        "fio, one job, psync, a file of {SIZE}; random for {RANDOM_SECONDS} s; median of {} runs",
+        args.runs
+    ));
     let mut all: Vec<(Peer, Found)> = Peer::ALL.iter().map(|p| (*p, Found::new())).collect();
     for _ in 0..args.runs {
         for (peer, found) in &mut all {

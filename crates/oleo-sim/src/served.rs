@@ -26,6 +26,9 @@ use crate::oracle::{Scratch, run};
 /// How often something that will happen soon is looked for.
 const POLL: Duration = Duration::from_millis(5);
 
+/// How long a mount may be busy when nobody should use it any more.
+const BUSY: Duration = Duration::from_secs(5);
+
 /// How long things may take before the test is failed.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -128,8 +131,16 @@ impl Served {
     /// `oleo unmount`, which returns when the image is complete; then the server must have ended well.
     pub fn unmount(mut self) -> Result<()> {
         let (tool, args) = self.unmount.split_first().context("no command to unmount")?;
-        run(&tool.to_string_lossy(), args.iter().map(OsString::as_os_str).chain([self.dir.as_os_str()]))
-            .with_context(|| format!("the server said: {}", self.log()))?;
+        let unmount =
+            || run(&tool.to_string_lossy(), args.iter().map(OsString::as_os_str).chain([self.dir.as_os_str()]));
+        let start = Instant::now();
+        let mut done = unmount();
+        // A process that another test has just started may hold, for a moment, what this one had open.
+        while done.as_ref().is_err_and(|e| format!("{e:#}").contains("busy")) && start.elapsed() < BUSY {
+            std::thread::sleep(POLL);
+            done = unmount();
+        }
+        done.with_context(|| format!("the server said: {}", self.log()))?;
         ensure!(!is_mounted(&self.dir)?, "{tool:?} {args:?} returned, but it is still mounted");
         self.mounted = false;
         let status = self.wait()?;

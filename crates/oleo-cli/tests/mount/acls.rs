@@ -147,8 +147,7 @@ fn set_changes_the_mode(at: &Place) {
     assert_eq!(&buf[..len], b"system.posix_acl_access\0");
 }
 
-const INHERITED: [Entry; 6] =
-    [user_obj(7), user(ALICE.uid, 7), group_obj(5), group(77_000, 6), mask(7), other(0)];
+const INHERITED: [Entry; 6] = [user_obj(7), user(ALICE.uid, 7), group_obj(5), group(77_000, 6), mask(7), other(0)];
 
 fn default_is_inherited(at: &Place) {
     let dir = at.subdir("d");

@@ -139,7 +139,9 @@ fn same_file(at: &Place) {
 
 fn same_after(dir: &Path) {
     let places = places(&dir.join("f"));
-    let at = |offset: u64| places.iter().find(|(at, _, len)| (*at..at + len).contains(&offset)).map(|(at, to, _)| to + offset - at);
+    let at = |offset: u64| {
+        places.iter().find(|(at, _, len)| (*at..at + len).contains(&offset)).map(|(at, to, _)| to + offset - at)
+    };
     assert_eq!(at(0), at(256 << 10));
     assert_eq!(at((128 << 10) - 4096), at((384 << 10) - 4096));
 }

@@ -36,15 +36,41 @@ const SECTOR: u64 = 4096;
 enum Step {
     Plain(Op),
     /// A write through a shared mapping.
-    Map { path: String, at: u64, len: u64, seed: u64, style: Style },
+    Map {
+        path: String,
+        at: u64,
+        len: u64,
+        seed: u64,
+        style: Style,
+    },
     /// A write with O_DIRECT: whole sectors.
-    Direct { path: String, at: u64, len: u64, seed: u64, style: Style },
+    Direct {
+        path: String,
+        at: u64,
+        len: u64,
+        seed: u64,
+        style: Style,
+    },
     /// copy_file_range of any bytes.
-    Copy { from: String, at: u64, len: u64, to: String, to_at: u64 },
+    Copy {
+        from: String,
+        at: u64,
+        len: u64,
+        to: String,
+        to_at: u64,
+    },
     /// A file made with O_TMPFILE that gets a name when it is complete.
-    Nameless { path: String, mode: u32, seed: u64 },
+    Nameless {
+        path: String,
+        mode: u32,
+        seed: u64,
+    },
     /// An append through O_APPEND.
-    Append { path: String, len: u64, seed: u64 },
+    Append {
+        path: String,
+        len: u64,
+        seed: u64,
+    },
     /// Something in the directory that all share.
     Shared(shared::Act),
 }

@@ -235,13 +235,13 @@ fn out_of_space_comes_back(at: &Place) {
     assert!(parts > 100, "{parts} parts of 8 MiB in an image of 2 GiB");
     drop(file);
     fs::remove_file(at.at("big")).unwrap();
-    rustix::fs::syncfs(fs::File::open(&at.dir).unwrap()).unwrap();
+    at.commit();
     // Freed space may need a commit more before it can be used.
     let again = (0..50).find_map(|_| {
         let done = fs::write(at.at("again"), &data).and_then(|()| fs::File::open(at.at("again"))?.sync_all());
         if done.is_err() {
             std::thread::sleep(std::time::Duration::from_millis(100));
-            rustix::fs::syncfs(fs::File::open(&at.dir).unwrap()).unwrap();
+            at.commit();
         }
         done.ok()
     });

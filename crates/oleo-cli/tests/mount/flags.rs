@@ -228,7 +228,10 @@ fn fsxattr(at: &Place) {
     assert_eq!(get(&path), IFlags::empty());
     // No project quota, no extent size hints.
     refused(sys::fssetxattr(&file, sys::FsXattr { projid: 5, ..Default::default() }), Errno::OPNOTSUPP);
-    refused(sys::fssetxattr(&file, sys::FsXattr { xflags: 0x800, extsize: 8192, ..Default::default() }), Errno::OPNOTSUPP);
+    refused(
+        sys::fssetxattr(&file, sys::FsXattr { xflags: 0x800, extsize: 8192, ..Default::default() }),
+        Errno::OPNOTSUPP,
+    );
 }
 
 fn no_attributes_on_the_rest(at: &Place) {

@@ -1,6 +1,6 @@
 //! kill -9 of the server while it is busy: what it has confirmed must be there afterwards.
 //!
-//! Normal path of a round: (1) writers work on the mount and note in a [`Ledger`] what fsync and syncfs have confirmed;
+//! Normal path of a round: (1) writers work on the mount and note in a [`Ledger`] what fsync has confirmed;
 //! (2) after a while that follows from the seed the server is killed; the writers end with an error; (3) the image, as
 //! it is, must pass `btrfs check`; (4) Oleo opens it again, and what the ledger knows must be there, there and again
 //! in the kernel.
@@ -99,7 +99,11 @@ impl Writer<'_> {
             7 => self.rename(),
             8 => self.remove(),
             _ => {
-                rustix::fs::syncfs(File::open(&self.dir)?)?;
+                let names: Vec<String> = self.note(|l| l.now.keys().cloned().collect());
+                for name in &names {
+                    File::open(self.dir.join(name))?.sync_data()?;
+                }
+                self.sync_dir()?;
                 self.note(Ledger::confirm_all);
                 Ok(())
             }
@@ -135,7 +139,11 @@ impl Writer<'_> {
         let mut file = fs::OpenOptions::new().append(true).open(self.dir.join(&name))?;
         file.write_all(&bytes(&vec![part]))?;
         if self.rng.one_in(2) {
-            if self.rng.one_in(2) { file.sync_data()? } else { file.sync_all()? }
+            if self.rng.one_in(2) {
+                file.sync_data()?
+            } else {
+                file.sync_all()?
+            }
             // The name may be one that was given by a rename which nobody has confirmed.
             self.sync_dir()?;
             self.note(|l| l.confirm(&name));
@@ -233,7 +241,7 @@ fn round(oracle: Oracle, seed: u64) -> Result<u64> {
     for dir in &dirs {
         fs::create_dir(dir)?;
     }
-    rustix::fs::syncfs(File::open(mount.path())?)?;
+    File::open(mount.path())?.sync_all()?;
     let life = Duration::from_millis(rng.between(30, 500));
     std::thread::scope(|s| -> Result<()> {
         for (dir, ledger) in dirs.iter().zip(&ledgers) {

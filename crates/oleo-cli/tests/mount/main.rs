@@ -2,7 +2,7 @@
 //!
 //! - Families of POSIX cases, each run on a kernel mount (which proves the case) and on Oleo's: `opening`, `names`, `errors`,
 //!   `rights`, `setid`, `times`, `xattrs`, `acls`, `flags`, `holes`, `clones`, `maps`, `syncing`, `unlinked`, `dirs`, `subvols`.
-//! - Many at once, compared with the kernel: `concurrent`. Real programs: `programs`. A killed server: `killed`.
+//! - Many at once, compared with the kernel: `concurrent`. Real programs: `programs`. A killed server: `killed`. Mounting and unmounting: `lifecycle`.
 //! - `place` mounts, runs and judges; `sys` has the system calls without a safe wrapper.
 
 mod place;
@@ -16,6 +16,7 @@ mod errors;
 mod flags;
 mod holes;
 mod killed;
+mod lifecycle;
 mod maps;
 mod names;
 mod opening;

@@ -341,7 +341,8 @@ fn whiteout_refusals(at: &Place) {
 
 fn names_of_any_bytes(at: &Place) {
     use std::os::unix::ffi::OsStrExt;
-    let names: Vec<Vec<u8>> = vec![b"\xff\xfe".to_vec(), b"a\nb".to_vec(), b" ".to_vec(), b"...".to_vec(), vec![0xc3; 255]];
+    let names: Vec<Vec<u8>> =
+        vec![b"\xff\xfe".to_vec(), b"a\nb".to_vec(), b" ".to_vec(), b"...".to_vec(), vec![0xc3; 255]];
     for name in &names {
         fs::write(at.dir.join(std::ffi::OsStr::from_bytes(name)), name).unwrap();
     }

@@ -137,6 +137,14 @@ impl Place {
         path
     }
 
+    /// Writes everything out and commits. On Oleo's mount syncfs does nothing, since the kernel does not pass it on; fsync of
+    /// anything does.
+    pub fn commit(&self) {
+        let dir = fs::File::open(&self.dir).expect("the case's directory");
+        dir.sync_all().expect("fsync");
+        rustix::fs::syncfs(dir).expect("syncfs");
+    }
+
     /// A new subvolume, by the command of whoever serves the mount.
     pub fn subvolume(&self, name: &str) -> PathBuf {
         let path = self.at(name);
@@ -224,7 +232,9 @@ pub(crate) use family;
 /// Cases count on an umask of 0.
 pub fn no_umask() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| drop(rustix::process::umask(Mode::empty())));
+    ONCE.call_once(|| {
+        rustix::process::umask(Mode::empty());
+    });
 }
 
 fn words_of(panic: &(dyn Any + Send)) -> String {

@@ -87,7 +87,8 @@ fn cargo(at: &Place) {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let dir = at.subdir("package");
     fs::create_dir(dir.join("src")).unwrap();
-    fs::write(dir.join("Cargo.toml"), "[package]\nname = \"small\"\nversion = \"0.1.0\"\nedition = \"2021\"\n").unwrap();
+    fs::write(dir.join("Cargo.toml"), "[package]\nname = \"small\"\nversion = \"0.1.0\"\nedition = \"2021\"\n")
+        .unwrap();
     fs::write(dir.join("src/lib.rs"), "pub mod part;\npub fn sum() -> u64 { part::numbers().sum() }\n").unwrap();
     fs::write(dir.join("src/part.rs"), "pub fn numbers() -> impl Iterator<Item = u64> { 1..=10 }\n").unwrap();
     fs::write(dir.join("src/main.rs"), "fn main() { println!(\"{}\", small::sum()); }\n").unwrap();
@@ -182,7 +183,8 @@ fn rsync(at: &Place) {
     // On from there, within the mount.
     at.subdir("second");
     run(&at.dir, "rsync", &["-aHAX", "--numeric-ids", "--sparse", "copy/", "second/"]);
-    let again = run(&at.dir, "rsync", &["-aHAXn", "--numeric-ids", "--itemize-changes", "--delete", "copy/", "second/"]);
+    let again =
+        run(&at.dir, "rsync", &["-aHAXn", "--numeric-ids", "--itemize-changes", "--delete", "copy/", "second/"]);
     assert_eq!(again, "");
 }
 

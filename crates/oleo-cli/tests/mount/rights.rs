@@ -239,7 +239,11 @@ fn links_to_foreign_files(at: &Place) {
     give(&path, ALICE, 0o600);
     let protected = fs::read_to_string("/proc/sys/fs/protected_hardlinks").is_ok_and(|t| t.trim() == "1");
     let made = act_as(BOB, || rustix::fs::link(&path, dir.join("l")));
-    if protected { refused(made, Errno::PERM) } else { made.unwrap() }
+    if protected {
+        refused(made, Errno::PERM)
+    } else {
+        made.unwrap()
+    }
     act_as(ALICE, || rustix::fs::link(&path, dir.join("mine"))).unwrap();
 }
 

@@ -184,7 +184,7 @@ fn deleted_with_files(at: &Place) {
         fs::write(v.join(format!("{n}")), vec![1; n * 10]).unwrap();
     }
     at.snapshot(&v, "s");
-    rustix::fs::syncfs(fs::File::open(&v).unwrap()).unwrap();
+    at.commit();
     at.subvolume_command(&["delete".as_ref(), v.as_os_str()]);
     assert!(!v.exists());
     deleted_after(&at.dir);

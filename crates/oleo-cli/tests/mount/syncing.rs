@@ -75,12 +75,13 @@ fn statfs_is_true(at: &Place) {
 fn statfs_follows(at: &Place) {
     const LEN: u64 = 64 << 20;
     let available = || {
-        rustix::fs::syncfs(open(&at.dir, OFlags::RDONLY).unwrap()).unwrap();
+        at.commit();
         let s = rustix::fs::statvfs(&at.dir).unwrap();
         s.f_bavail * s.f_frsize
     };
     let before = available();
     fs::write(at.at("f"), oleo_sim::rng::Rng::new(1).bytes(LEN as usize)).unwrap();
+    rustix::fs::fsync(open(&at.at("f"), OFlags::RDONLY).unwrap()).unwrap();
     let after = available();
     let taken = before.saturating_sub(after);
     assert!((LEN..LEN + (16 << 20)).contains(&taken), "{taken} taken by {LEN}");

@@ -202,8 +202,13 @@ fn setting_times(at: &Place) {
     assert_eq!(stamps(&path).m, (3000, 0));
 }
 
-const FAR: [(&str, i64); 5] =
-    [("before-1970", -5), ("before-1901", -3_000_000_000), ("2038", 1 << 31), ("2106", 1 << 32), ("2446", 15_032_385_536)];
+const FAR: [(&str, i64); 5] = [
+    ("before-1970", -5),
+    ("before-1901", -3_000_000_000),
+    ("2038", 1 << 31),
+    ("2106", 1 << 32),
+    ("2446", 15_032_385_536),
+];
 
 /// The format keeps 64 bits of seconds.
 fn far_times(at: &Place) {
@@ -313,10 +318,13 @@ fn through_an_open_descriptor(at: &Place) {
     same();
     rustix::io::pwrite(&file, &[1; 5000], 3).unwrap();
     same();
-    rustix::fs::futimens(&file, &Timestamps {
-        last_access: Timespec { tv_sec: 1, tv_nsec: 2 },
-        last_modification: Timespec { tv_sec: 3, tv_nsec: 4 },
-    })
+    rustix::fs::futimens(
+        &file,
+        &Timestamps {
+            last_access: Timespec { tv_sec: 1, tv_nsec: 2 },
+            last_modification: Timespec { tv_sec: 3, tv_nsec: 4 },
+        },
+    )
     .unwrap();
     same();
     assert_eq!(stamps(&path).m, (3, 4));

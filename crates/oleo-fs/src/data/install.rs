@@ -325,7 +325,8 @@ fn finish_group(item: &Finish<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> R
     fields.size = item.exact_size.unwrap_or(fields.size.max(end));
     if let Some(time) = time {
         fields.mtime = time;
-        fields.ctime = time;
+        // Something else may have changed since it was written.
+        fields.ctime = fields.ctime.max(time);
         fields.sequence = fields.sequence.wrapping_add(1);
     }
     let mut slot = item.inode.data.buffer.lock();

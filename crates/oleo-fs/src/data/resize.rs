@@ -368,6 +368,6 @@ impl Inode {
 /// The content changed at `time`.
 pub(super) fn touch(fields: &mut InodeFields, time: Time) {
     fields.mtime = time;
-    fields.ctime = time;
+    fields.ctime = fields.ctime.max(time);
     fields.sequence = fields.sequence.wrapping_add(1);
 }

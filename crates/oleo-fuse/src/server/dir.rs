@@ -30,11 +30,20 @@ impl Server {
         }
     }
 
+    /// The number of the directory above. There is none above the root of the mount, and none above what is removed.
+    fn parent_number(&self, dir: &InodeRef) -> Option<u64> {
+        if dir.is_stub() || self.nodes.id(dir.tree(), dir.ino()) == abi::ROOT_ID {
+            return None;
+        }
+        let up = self.fs.parent(dir).ok()??;
+        Some(self.nodes.number(up.tree(), up.ino()))
+    }
+
     /// "." and ".."; false when the reply is full.
     fn dots(&self, dir: &InodeRef, from: u64, plus: bool, reply: &mut Reply<'_>) -> Result<bool, Errno> {
         let this = self.nodes.number(dir.tree(), dir.ino());
-        // The kernel knows the way up itself and shows its own number for it.
-        for (at, name, ino) in [(0u64, &b"."[..], this), (1, &b".."[..], this)] {
+        let up = if from > 1 { this } else { self.parent_number(dir).unwrap_or(this) };
+        for (at, name, ino) in [(0u64, &b"."[..], this), (1, &b".."[..], up)] {
             if from > at {
                 continue;
             }

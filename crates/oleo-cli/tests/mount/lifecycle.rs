@@ -1,0 +1,281 @@
+//! From mounting to unmounting: background and foreground, options, signals, ordinary users.
+//!
+//! Only Oleo's mount: the kernel's is no oracle here, but it judges the images that are left.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use oleo_sim::oracle::{Oracle, Scratch, oracle, run};
+use oleo_sim::served::{Limits, Served};
+use rustix::fs::{Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+
+use crate::place::{Kind, OLEO, open, refused};
+use crate::sys::{Who, act_as};
+
+/// An image with some content, made without mounting it.
+struct Bed {
+    oracle: Oracle,
+    scratch: Scratch,
+    image: PathBuf,
+}
+
+impl Bed {
+    fn new() -> Option<Bed> {
+        let oracle = oracle()?;
+        let scratch = oracle.scratch().unwrap();
+        let image = scratch.path().join("image");
+        Kind::Oleo.mkfs(oracle, &image).unwrap();
+        fs::write(scratch.path().join("file"), b"content").unwrap();
+        let bed = Bed { oracle, scratch, image };
+        bed.oleo_ok(&["subvolume".as_ref(), "create".as_ref(), bed.image.as_os_str(), "v".as_ref()]);
+        for to in ["file", "v/inner"] {
+            let from = bed.scratch.path().join("file");
+            bed.oleo_ok(&["put".as_ref(), bed.image.as_os_str(), from.as_os_str(), to.as_ref()]);
+        }
+        Some(bed)
+    }
+
+    fn oleo(&self, args: &[&OsStr]) -> Output {
+        Command::new(OLEO).args(args).output().unwrap()
+    }
+
+    #[track_caller]
+    fn oleo_ok(&self, args: &[&OsStr]) -> String {
+        let out = self.oleo(args);
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    }
+
+    fn serve(&self, options: &str) -> Served {
+        Served::mount(Path::new(OLEO), &[&self.image], options, Limits::default()).unwrap()
+    }
+
+    /// The kernel finds the image sound and this file in it.
+    fn must_hold(&self, name: &str, content: &[u8]) {
+        Kind::Oleo.must_check_clean(self.oracle, &self.image, "after unmounting");
+        let mounted = self.oracle.mount(&[&self.image], "").unwrap();
+        assert_eq!(fs::read(mounted.path().join(name)).unwrap(), content);
+        mounted.unmount().unwrap();
+    }
+}
+
+fn is_mounted(dir: &Path) -> bool {
+    let list = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    list.lines().any(|l| l.split(' ').nth(4) == dir.to_str())
+}
+
+/// Unmounts, whatever has become of the test.
+struct Unmounted<'a>(&'a Path);
+
+impl Drop for Unmounted<'_> {
+    fn drop(&mut self) {
+        if is_mounted(self.0) {
+            let _ = run("umount", ["-l".as_ref(), self.0.as_os_str()]);
+        }
+    }
+}
+
+/// Goal: without `--foreground` the command returns when the mount is there, and `oleo unmount` when the image is complete.
+#[test]
+fn background() {
+    let Some(bed) = Bed::new() else { return };
+    let dir = bed.scratch.dir("mnt").unwrap();
+    bed.oleo_ok(&["mount".as_ref(), bed.image.as_os_str(), dir.as_os_str()]);
+    let _guard = Unmounted(&dir);
+    assert_eq!(fs::read(dir.join("file")).unwrap(), b"content");
+    fs::write(dir.join("new"), [7; 100_000]).unwrap();
+    bed.oleo_ok(&["unmount".as_ref(), dir.as_os_str()]);
+    assert!(!is_mounted(&dir));
+    bed.must_hold("new", &[7; 100_000]);
+}
+
+/// Goal: SIGTERM unmounts, completes the image and ends well.
+#[test]
+fn sigterm() {
+    let Some(bed) = Bed::new() else { return };
+    let served = bed.serve("");
+    fs::write(served.path().join("new"), b"written").unwrap();
+    served.terminate().unwrap();
+    bed.must_hold("new", b"written");
+}
+
+/// Goal: after a plain umount the server completes the image and ends.
+#[test]
+fn plain_umount() {
+    let Some(bed) = Bed::new() else { return };
+    let dir = bed.scratch.dir("mnt").unwrap();
+    let mut server = Command::new(OLEO)
+        .args([
+            OsStr::new("mount"),
+            "--quiet".as_ref(),
+            "--foreground".as_ref(),
+            bed.image.as_os_str(),
+            dir.as_os_str(),
+        ])
+        .spawn()
+        .unwrap();
+    let _guard = Unmounted(&dir);
+    let wait = |what: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !what() && start.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    wait(&|| is_mounted(&dir));
+    fs::write(dir.join("new"), b"written").unwrap();
+    run("umount", [&dir]).unwrap();
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = server.try_wait().unwrap() {
+            break status;
+        }
+        if start.elapsed() > Duration::from_secs(20) {
+            server.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(status.success(), "{status}");
+    bed.must_hold("new", b"written");
+}
+
+/// Goal: a read-only mount refuses every change and leaves not a byte changed.
+#[test]
+fn read_only() {
+    let Some(bed) = Bed::new() else { return };
+    let before = run("sha256sum", [&bed.image]).unwrap();
+    let served = bed.serve("ro");
+    let at = |name: &str| served.path().join(name);
+    assert_eq!(fs::read(at("v/inner")).unwrap(), b"content");
+    refused(open(&at("new"), OFlags::CREATE | OFlags::WRONLY), Errno::ROFS);
+    refused(open(&at("file"), OFlags::WRONLY), Errno::ROFS);
+    refused(rustix::fs::unlink(at("file")), Errno::ROFS);
+    refused(rustix::fs::mkdir(at("d"), Mode::from_raw_mode(0o755)), Errno::ROFS);
+    refused(rustix::fs::rename(at("file"), at("g")), Errno::ROFS);
+    refused(rustix::fs::chmod(at("file"), Mode::from_raw_mode(0o600)), Errno::ROFS);
+    fs::File::open(at("file")).unwrap().sync_all().unwrap();
+    served.unmount().unwrap();
+    assert_eq!(run("sha256sum", [&bed.image]).unwrap(), before);
+}
+
+/// Goal: `subvol=` and `subvolid=` show one subvolume as the root.
+#[test]
+fn subvolume_as_root() {
+    let Some(bed) = Bed::new() else { return };
+    for option in ["subvol=v", "subvol=/v", "subvolid=256"] {
+        let served = bed.serve(option);
+        assert_eq!(fs::read(served.path().join("inner")).unwrap(), b"content", "{option}");
+        assert!(!served.path().join("file").exists());
+        let meta = fs::metadata(served.path()).unwrap();
+        assert!(meta.is_dir() && meta.nlink() == 1);
+        fs::write(served.path().join("by-option"), option).unwrap();
+        served.unmount().unwrap();
+    }
+    bed.must_hold("v/by-option", b"subvolid=256");
+}
+
+/// Goal: what is not understood is refused with its name, and nothing is mounted.
+#[test]
+fn refusals() {
+    let Some(bed) = Bed::new() else { return };
+    let dir = bed.scratch.dir("mnt").unwrap();
+    let _guard = Unmounted(&dir);
+    for option in ["nonsense", "commit=often", "compress=rar", "subvol=none", "ro,nonsense=5"] {
+        let out = bed.oleo(&["mount".as_ref(), "-o".as_ref(), option.as_ref(), bed.image.as_os_str(), dir.as_os_str()]);
+        let errors = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success() && !is_mounted(&dir), "{option}: {errors}");
+        let word = option.rsplit([',', '=']).nth(usize::from(option.contains('='))).unwrap_or(option);
+        assert!(errors.contains(word.trim_start_matches("ro,")), "{option}: {errors}");
+    }
+    let missing = bed.scratch.path().join("missing");
+    assert!(!bed.oleo(&["mount".as_ref(), bed.image.as_os_str(), missing.as_os_str()]).status.success());
+    assert!(!bed.oleo(&["mount".as_ref(), missing.as_os_str(), dir.as_os_str()]).status.success());
+    assert!(!bed.oleo(&["unmount".as_ref(), dir.as_os_str()]).status.success());
+}
+
+/// Goal: nobody opens for writing what is mounted.
+#[test]
+fn not_twice() {
+    let Some(bed) = Bed::new() else { return };
+    let dir = bed.scratch.dir("second").unwrap();
+    let _guard = Unmounted(&dir);
+    let served = bed.serve("");
+    assert!(!bed.oleo(&["mount".as_ref(), bed.image.as_os_str(), dir.as_os_str()]).status.success());
+    assert!(!is_mounted(&dir));
+    assert!(!bed.oleo(&["mkdir".as_ref(), bed.image.as_os_str(), "d".as_ref()]).status.success());
+    fs::write(served.path().join("new"), b"written").unwrap();
+    served.unmount().unwrap();
+    bed.must_hold("new", b"written");
+}
+
+/// Goal: called as mount(8) calls its helpers, it mounts: device, directory, options behind them.
+#[test]
+fn as_a_helper() {
+    let Some(bed) = Bed::new() else { return };
+    let dir = bed.scratch.dir("mnt").unwrap();
+    let _guard = Unmounted(&dir);
+    for name in ["mount.oleo", "mount.fuse.oleo"] {
+        let helper = bed.scratch.path().join(name);
+        std::os::unix::fs::symlink(OLEO, &helper).unwrap();
+        let out = Command::new(&helper)
+            .args([bed.image.as_os_str(), dir.as_os_str(), "-o".as_ref(), "rw,noatime,nosuid".as_ref()])
+            .output()
+            .unwrap();
+        assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
+        assert_eq!(fs::read(dir.join("file")).unwrap(), b"content");
+        let shown =
+            run("findmnt", ["-no".as_ref(), "SOURCE,OPTIONS".as_ref(), "-M".as_ref(), dir.as_os_str()]).unwrap();
+        assert!(shown.starts_with(bed.image.to_str().unwrap()) && shown.contains("nosuid"), "{shown}");
+        bed.oleo_ok(&["unmount".as_ref(), dir.as_os_str()]);
+    }
+}
+
+/// Goal: without fsync, what was done is on disk after the time between commits.
+#[test]
+fn commits_by_the_clock() {
+    let Some(bed) = Bed::new() else { return };
+    let mut served = bed.serve("commit=1");
+    fs::write(served.path().join("new"), [3; 50_000]).unwrap();
+    std::thread::sleep(Duration::from_millis(3500));
+    served.kill().unwrap();
+    drop(served);
+    bed.must_hold("new", &[3; 50_000]);
+}
+
+/// Goal: a user without privileges can mount an image of his, and nobody else gets in.
+#[test]
+fn as_an_ordinary_user() {
+    let Some(bed) = Bed::new() else { return };
+    const NOBODY: Who<'static> = Who { uid: 65_534, gid: 65_534, groups: &[] };
+    let (uid, gid) = (Some(Uid::from_raw(NOBODY.uid)), Some(Gid::from_raw(NOBODY.gid)));
+    let top = bed.scratch.path();
+    rustix::fs::chmod(top, Mode::from_raw_mode(0o755)).unwrap();
+    let dir = bed.scratch.dir("mnt").unwrap();
+    let _guard = Unmounted(&dir);
+    for path in [&dir, &bed.image] {
+        rustix::fs::chown(path, uid, gid).unwrap();
+    }
+    // The program may lie where this user cannot go.
+    let program = top.join("oleo");
+    fs::copy(OLEO, &program).unwrap();
+    rustix::fs::chmod(&program, Mode::from_raw_mode(0o755)).unwrap();
+    let as_nobody = |args: &[&OsStr]| {
+        let ids = ["--reuid", "65534", "--regid", "65534", "--clear-groups"].map(OsStr::new);
+        let args: Vec<&OsStr> = ids.into_iter().chain([program.as_os_str()]).chain(args.iter().copied()).collect();
+        run("setpriv", args).unwrap();
+    };
+    as_nobody(&["mount".as_ref(), bed.image.as_os_str(), dir.as_os_str()]);
+    act_as(NOBODY, || {
+        assert_eq!(fs::read(dir.join("file")).unwrap(), b"content");
+        // The top belongs to root in the image: what cannot be done there cannot be done here.
+        refused(open(&dir.join("new"), OFlags::CREATE | OFlags::WRONLY), Errno::ACCESS);
+    });
+    refused(act_as(crate::sys::ALICE, || rustix::fs::stat(dir.join("file"))), Errno::ACCESS);
+    as_nobody(&["unmount".as_ref(), dir.as_os_str()]);
+    assert!(!is_mounted(&dir));
+    bed.must_hold("file", b"content");
+}
