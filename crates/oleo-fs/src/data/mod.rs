@@ -126,7 +126,8 @@ impl FileData {
             shown.nbytes = fields.nbytes.saturating_add(buffer.bytes());
             if let Some(time) = buffer.touched {
                 shown.mtime = time;
-                shown.ctime = time;
+                // Something else may have changed since: a name, an attribute.
+                shown.ctime = fields.ctime.max(time);
             }
         }
         shown
