@@ -151,7 +151,9 @@ fn find_root(image: &Image, options: &MountOptions) -> Result<InodeRef, MountErr
     let fs = image.fs();
     let root = match (&options.subvol, options.subvolid) {
         (Some(path), id) => {
-            let found = fs.resolve(&image.top()?, path.as_bytes(), Follow::Yes).map_err(oleo::Error::from)?;
+            let found = fs
+                .resolve(&image.top()?, path.as_bytes(), Follow::Yes)
+                .map_err(|e| MountError::Option(format!("subvol={path}: {e}")))?;
             if found.ino() != oleo::Ino::ROOT_DIR || found.is_stub() {
                 return Err(MountError::Option(format!("subvol={path}: not a subvolume")));
             }
