@@ -92,8 +92,6 @@ fn script(seed: u64, worker: u64, steps: usize) -> Vec<Step> {
             Op::Clone { from, at, len, to, to_at } if from != to && rng.one_in(3) => {
                 Step::Copy { from, at: at + rng.below(5000), len, to, to_at: to_at + rng.below(5000) }
             }
-            // The property command takes another form on a mount; it has tests of its own.
-            Op::SetReadOnly { .. } => Step::Plain(Op::Sync),
             op => Step::Plain(op),
         });
         if rng.one_in(4) {

@@ -137,12 +137,16 @@ impl Place {
         path
     }
 
-    /// Writes everything out and commits. On Oleo's mount syncfs does nothing, since the kernel does not pass it on; fsync of
-    /// anything does.
+    /// Writes everything out and commits. Not by syncfs: the kernel does not pass that on to Oleo.
     pub fn commit(&self) {
-        let dir = fs::File::open(&self.dir).expect("the case's directory");
-        dir.sync_all().expect("fsync");
-        rustix::fs::syncfs(dir).expect("syncfs");
+        run(self.tool(), ["filesystem".as_ref(), "sync".as_ref(), self.top.as_os_str()]).expect("a sync");
+    }
+
+    fn tool(&self) -> &'static str {
+        match self.kind {
+            Kind::Kernel => "btrfs",
+            Kind::Oleo => OLEO,
+        }
     }
 
     /// A new subvolume, by the command of whoever serves the mount.
@@ -161,17 +165,8 @@ impl Place {
 
     /// `btrfs subvolume …` or `oleo subvolume …`.
     pub fn subvolume_command(&self, args: &[&std::ffi::OsStr]) {
-        subvolume_command(self.kind, args).expect("a subvolume command");
+        run(self.tool(), [&["subvolume".as_ref()], args].concat()).expect("a subvolume command");
     }
-}
-
-/// `btrfs subvolume …` or `oleo subvolume …`.
-pub fn subvolume_command(kind: Kind, args: &[&std::ffi::OsStr]) -> Result<String> {
-    let tool = match kind {
-        Kind::Kernel => "btrfs",
-        Kind::Oleo => OLEO,
-    };
-    run(tool, [&["subvolume".as_ref()], args].concat())
 }
 
 /// Opens with these flags; new files get 0644.

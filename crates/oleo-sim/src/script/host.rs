@@ -130,16 +130,10 @@ impl Host {
                 self.must_be_subvol(path)?;
                 let value = if *read_only { "true" } else { "false" };
                 let path = self.at(path);
-                self.btrfs(&[
-                    "property".as_ref(),
-                    "set".as_ref(),
-                    "-f".as_ref(),
-                    "-t".as_ref(),
-                    "subvol".as_ref(),
-                    path.as_os_str(),
-                    "ro".as_ref(),
-                    value.as_ref(),
-                ])
+                // Only btrfs has to be told what sort of thing it is, and that it is meant.
+                let sort = if self.tool == Path::new("btrfs") { &words(["-f", "-t", "subvol"])[..] } else { &[] };
+                let args = [&words(["property", "set"])[..], sort, &[path.as_os_str()], &words(["ro", value])].concat();
+                self.btrfs(&args)
             }
             _ => Err(Errno::NOSYS),
         }
@@ -174,20 +168,22 @@ fn errno(e: &std::io::Error) -> Errno {
     Errno::from_io_error(e).unwrap_or(Errno::IO)
 }
 
-/// The cause of a failure, from the words that the C library has for it.
+/// The cause of a failure, from the words that the C library or Oleo has for it.
 fn errno_of_message(message: &str) -> Errno {
     let table = [
-        ("No such file", Errno::NOENT),
-        ("File exists", Errno::EXIST),
+        ("no such file", Errno::NOENT),
+        ("not found", Errno::NOENT),
         ("exists", Errno::EXIST),
-        ("Read-only file system", Errno::ROFS),
-        ("Directory not empty", Errno::NOTEMPTY),
-        ("Operation not permitted", Errno::PERM),
-        ("Invalid argument", Errno::INVAL),
-        ("Not a directory", Errno::NOTDIR),
-        ("No space left", Errno::NOSPC),
-        ("Invalid cross-device link", Errno::XDEV),
+        ("read-only", Errno::ROFS),
+        ("directory not empty", Errno::NOTEMPTY),
+        ("not permitted", Errno::PERM),
+        ("not a directory", Errno::NOTDIR),
+        ("no space left", Errno::NOSPC),
+        ("cross-device", Errno::XDEV),
+        ("different subvolumes", Errno::XDEV),
+        ("invalid", Errno::INVAL),
     ];
+    let message = message.to_lowercase();
     table.iter().find(|(words, _)| message.contains(words)).map_or(Errno::IO, |(_, e)| *e)
 }
 
