@@ -22,7 +22,7 @@ mod generate;
 mod host;
 mod shrink;
 pub use generate::{Mix, generate};
-pub use host::Host;
+pub use host::{Host, may_be_written};
 pub use shrink::shrink;
 
 /// Times from here on (2017) are not a script's own.

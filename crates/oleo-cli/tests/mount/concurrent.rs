@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 use oleo_sim::manifest::{Detail, Ignore, Manifest};
 use oleo_sim::oracle::{Oracle, oracle};
 use oleo_sim::rng::Rng;
-use oleo_sim::script::{Host, Mix, Op, Style, Target, blur_times, generate};
+use oleo_sim::script::{Host, Mix, Op, Style, Target, blur_times, generate, may_be_written};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
@@ -115,7 +115,11 @@ impl Worker {
         if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
             return Err(Errno::INVAL);
         }
-        rustix::fs::open(path, flags | OFlags::NOFOLLOW, Mode::empty())
+        let file = rustix::fs::open(path, flags | OFlags::NOFOLLOW, Mode::empty())?;
+        if flags.intersects(OFlags::RDWR | OFlags::WRONLY) {
+            may_be_written(&file)?;
+        }
+        Ok(file)
     }
 
     fn run(&mut self, step: &Step) -> Result<(), Errno> {

@@ -13,7 +13,7 @@ use crate::place::{Kind, Place, family, open, refused};
 family!(
     "";
     made_and_used after made_after, borders, rmdir_of_an_empty_one, snapshot_keeps_the_past after snapshot_after, snapshot_of_unsynced_data after unsynced_after,
-    read_only_snapshot, numbers_are_unique, deleted_while_in_use, deleted_with_files after deleted_after, renaming_a_subvolume after renamed_after,
+    read_only_snapshot, opening_in_a_read_only_one limited "the kernel checks this on opening, and does not know of subvolumes", numbers_are_unique, deleted_while_in_use, deleted_with_files after deleted_after, renaming_a_subvolume after renamed_after,
     nested_are_left_out, clones_into_a_snapshot, parent_of_the_top,
 );
 
@@ -128,6 +128,13 @@ fn read_only_snapshot(at: &Place) {
     refused(rustix::fs::link(s.join("f"), s.join("g")), Errno::ROFS);
     refused(rustix::fs::setxattr(s.join("f"), "user.a", b"x", rustix::fs::XattrFlags::empty()), Errno::ROFS);
     assert_eq!(fs::read(s.join("f")).unwrap(), b"x");
+}
+
+fn opening_in_a_read_only_one(at: &Place) {
+    let v = at.subvolume("v");
+    fs::write(v.join("f"), b"x").unwrap();
+    at.subvolume_command(&["snapshot".as_ref(), "-r".as_ref(), v.as_os_str(), at.at("s").as_os_str()]);
+    refused(open(&at.at("s/f"), rustix::fs::OFlags::WRONLY), Errno::ROFS);
 }
 
 /// (device, inode) tells files apart all over a mount, subvolumes and snapshots included.

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -43,8 +44,11 @@ impl Host {
     }
 
     fn open(&self, path: &str) -> Result<File, Errno> {
-        let options = OpenOptions::new().write(true).clone();
-        self.open_with(path, options)
+        let file = self.open_with(path, OpenOptions::new().write(true).clone())?;
+        if self.tool != Path::new("btrfs") {
+            may_be_written(&file)?;
+        }
+        Ok(file)
     }
 
     /// Opens a regular file; anything else is refused as the library refuses it, before the kernel would open a fifo
@@ -162,6 +166,13 @@ impl Host {
         }
         if stat.st_ino % (1 << INO_BITS) == TOP_INO { Ok(()) } else { Err(Errno::INVAL) }
     }
+}
+
+/// On a FUSE mount a file in a read-only subvolume can be opened for writing: the kernel does not know. The kernel's btrfs
+/// refuses that; so here it is asked for, by giving the file the size that it has.
+pub fn may_be_written(file: impl AsFd) -> Result<(), Errno> {
+    let size = rustix::fs::fstat(&file)?.st_size.cast_unsigned();
+    rustix::fs::ftruncate(file, size)
 }
 
 fn errno(e: &std::io::Error) -> Errno {
