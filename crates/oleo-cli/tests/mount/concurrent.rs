@@ -122,6 +122,15 @@ impl Worker {
         Ok(file)
     }
 
+    /// Whether a step is about an empty directory where a snapshot left out a subvolume. The kernel's is made up in
+    /// memory and takes some changes, which are lost; nobody should rely on that.
+    fn meets_a_stub(&self, step: &Step) -> bool {
+        const ODD: u64 = 1 << 63;
+        let Step::Plain(op) = step else { return false };
+        let is_stub = |path: &Path| rustix::fs::lstat(path).is_ok_and(|s| s.st_ino >= ODD || s.st_ino == 2);
+        op.paths().iter().map(|p| self.dir.join(p)).any(|p| is_stub(&p) || p.parent().is_some_and(is_stub))
+    }
+
     fn run(&mut self, step: &Step) -> Result<(), Errno> {
         match step {
             Step::Plain(op) => self.host.apply(op),
@@ -192,6 +201,9 @@ fn write_all(file: &OwnedFd, data: &[u8], at: u64) -> Result<(), Errno> {
 /// What a worker process is told in its environment: kind, top, seed, number, steps, where its answers go.
 const TOLD: &str = "OLEO_MOUNT_WORKER";
 
+/// An answer that equals every other.
+const ANYTHING: &str = "anything";
+
 /// The body of a worker process; nothing without its environment.
 #[test]
 fn worker() {
@@ -210,7 +222,9 @@ fn worker() {
     let mut worker = Worker { dir, host, shared: shared::Shared::new(&top.join("shared"), number) };
     let mut answers = String::new();
     for step in script(seed, number, steps) {
+        let anything = worker.meets_a_stub(&step);
         let answer = worker.run(&step).map_or_else(|e| format!("{}", std::io::Error::from(e)), |()| "done".into());
+        let answer = if anything && kind == "Oleo" { ANYTHING.to_owned() } else { answer };
         answers += &format!("{answer}\t{step:?}\n");
     }
     worker.shared.finish().unwrap();
@@ -265,7 +279,8 @@ fn run(oracle: Oracle, seed: u64, steps: usize, options: &str) {
     let [(.., answers_want, want), (kind, image, answers, have)] = &ends[..] else { panic!("two kinds") };
     for (worker, (a, b)) in answers_want.iter().zip(answers).enumerate() {
         for (step, (a, b)) in a.lines().zip(b.lines()).enumerate() {
-            assert_eq!(a, b, "seed {seed}, worker {worker}, step {step}: kernel | Oleo");
+            let same = a == b || b.starts_with(ANYTHING);
+            assert!(same, "seed {seed}, worker {worker}, step {step}: kernel {a} | Oleo {b}");
         }
     }
     // Inode numbers are no part of it; sharing and holes follow rules of their own in each.
