@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use oleo_sim::manifest::{Detail, Ignore, Manifest};
+use oleo_sim::manifest::{Detail, HostTree, Ignore, Manifest};
 use oleo_sim::oracle::{Oracle, oracle};
 use oleo_sim::rng::Rng;
 use oleo_sim::script::{Host, Mix, Op, Style, Target, blur_times, generate, may_be_written};
@@ -125,9 +125,8 @@ impl Worker {
     /// Whether a step is about an empty directory where a snapshot left out a subvolume. The kernel's is made up in
     /// memory and takes some changes, which are lost; nobody should rely on that.
     fn meets_a_stub(&self, step: &Step) -> bool {
-        const ODD: u64 = 1 << 63;
         let Step::Plain(op) = step else { return false };
-        let is_stub = |path: &Path| rustix::fs::lstat(path).is_ok_and(|s| s.st_ino >= ODD || s.st_ino == 2);
+        let is_stub = |path: &Path| rustix::fs::lstat(path).is_ok_and(|s| HostTree::is_stub_number(s.st_ino));
         op.paths().iter().map(|p| self.dir.join(p)).any(|p| is_stub(&p) || p.parent().is_some_and(is_stub))
     }
 
@@ -261,6 +260,16 @@ fn manifest(dir: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
+/// The steps before one that were about a file of the same name, to find out what it is.
+fn before(answers: &str, step: usize) -> String {
+    const SHOWN_MAX: usize = 15;
+    let Some(line) = answers.lines().nth(step) else { return String::new() };
+    let path = line.split('"').nth(1).unwrap_or(line);
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let about: Vec<&str> = answers.lines().take(step).filter(|l| l.contains(name)).collect();
+    about[about.len().saturating_sub(SHOWN_MAX)..].join("\n")
+}
+
 /// One seed on both kinds.
 fn run(oracle: Oracle, seed: u64, steps: usize, options: &str) {
     let scratch = oracle.scratch().unwrap();
@@ -278,9 +287,13 @@ fn run(oracle: Oracle, seed: u64, steps: usize, options: &str) {
     }
     let [(.., answers_want, want), (kind, image, answers, have)] = &ends[..] else { panic!("two kinds") };
     for (worker, (a, b)) in answers_want.iter().zip(answers).enumerate() {
-        for (step, (a, b)) in a.lines().zip(b.lines()).enumerate() {
-            let same = a == b || b.starts_with(ANYTHING);
-            assert!(same, "seed {seed}, worker {worker}, step {step}: kernel {a} | Oleo {b}");
+        for (step, (x, y)) in a.lines().zip(b.lines()).enumerate() {
+            let same = x == y || y.starts_with(ANYTHING);
+            assert!(
+                same,
+                "seed {seed}, worker {worker}, step {step}:\nkernel {x}\nOleo   {y}\nbefore:\n{}",
+                before(b, step)
+            );
         }
     }
     // Inode numbers are no part of it; sharing and holes follow rules of their own in each.

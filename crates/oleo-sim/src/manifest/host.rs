@@ -17,14 +17,14 @@ use crate::oracle;
 /// The inode number that btrfs shows for an empty directory in place of a subvolume that a snapshot left out.
 const STUB_INO: u64 = 2;
 
-/// On Oleo's mount such directories have numbers from here on: there are many of them, and each needs one.
-const STUB_INO_FUSE: u64 = 1 << 63;
+/// On Oleo's mount the bits above these tell the subvolume.
+const INO_BITS: u32 = 40;
 
 /// A directory of this machine.
 #[derive(Clone, Debug)]
 pub struct HostTree {
     top: PathBuf,
-    stub: fn(u64) -> bool,
+    btrfs: bool,
 }
 
 impl HostTree {
@@ -32,12 +32,13 @@ impl HostTree {
     pub fn new(top: &Path) -> HostTree {
         const BTRFS_MAGIC: i64 = 0x9123_683e;
         const FUSE_MAGIC: i64 = 0x6573_5546;
-        let stub: fn(u64) -> bool = match rustix::fs::statfs(top).map(|s| s.f_type) {
-            Ok(BTRFS_MAGIC) => |ino| ino == STUB_INO,
-            Ok(FUSE_MAGIC) => |ino| ino == STUB_INO || ino >= STUB_INO_FUSE,
-            _ => |_| false,
-        };
-        HostTree { top: top.to_owned(), stub }
+        let btrfs = rustix::fs::statfs(top).is_ok_and(|s| matches!(s.f_type, BTRFS_MAGIC | FUSE_MAGIC));
+        HostTree { top: top.to_owned(), btrfs }
+    }
+
+    /// Whether that is the inode number of an empty directory in place of a subvolume that a snapshot left out.
+    pub fn is_stub_number(ino: u64) -> bool {
+        ino % (1 << INO_BITS) == STUB_INO
     }
 }
 
@@ -119,7 +120,7 @@ impl TreeView for HostTree {
         let device = matches!(kind, Kind::Char | Kind::Block);
         Ok(Attr {
             kind,
-            stub: kind == Kind::Dir && (self.stub)(s.stx_ino),
+            stub: self.btrfs && kind == Kind::Dir && HostTree::is_stub_number(s.stx_ino),
             mode: u32::from(s.stx_mode) & 0o7777,
             uid: s.stx_uid,
             gid: s.stx_gid,
