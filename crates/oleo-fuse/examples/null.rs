@@ -1,5 +1,5 @@
 //! A server that only answers: files have a number, a name that nobody remembers, and nothing in them. What it costs to make
-//! files on it is what FUSE itself costs; `docs/decisions/0006-fuse-io-uring.md` has figures.
+//! files on it is what FUSE itself costs; `docs/decisions/0007-fuse-io-uring.md` has figures.
 //!
 //! `null DIR on|off` mounts it on DIR, with io_uring or without, until it is unmounted.
 

@@ -8,7 +8,7 @@
 //! back, even if the ring is dropped first (it is leaked then, which only an error in the middle can cause). A slot's memory
 //! never moves, and goes with the same entry of the kernel for ever: the addresses told when it was registered stay good.
 //! A ring is used by one thread from [`Ring::enable`] on.
-#![allow(unsafe_code, reason = "memory shared with the kernel; docs/decisions/0006-fuse-io-uring.md")]
+#![allow(unsafe_code, reason = "memory shared with the kernel; docs/decisions/0007-fuse-io-uring.md")]
 
 use std::fs::File;
 use std::io;
