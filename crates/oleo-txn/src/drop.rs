@@ -95,7 +95,6 @@ impl Staged<'_> {
             }
             DropStep::Done => {
                 inner.turning.lock().remove(&tree);
-                inner.trees.remove(tree);
                 // A tree that was made and deleted in one transaction has no item yet: deleting nothing is no harm.
                 let gone = [
                     Change::delete(Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, tree.0)),
@@ -104,6 +103,8 @@ impl Staged<'_> {
                 let mut gone = Vec::from(gone);
                 gone.sort_unstable_by_key(|c| c.key);
                 self.put(TreeId::ROOT, &gone)?;
+                // Only now: whoever asks for a tree that is not in memory looks into the root tree, and would bring it back.
+                inner.trees.remove(tree);
                 Ok(Dropped::Whole)
             }
         }

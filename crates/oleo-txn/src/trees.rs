@@ -1,8 +1,9 @@
 //! The trees of the volume as the open transaction sees them: root block and root item of each, loaded on first use.
 //!
-//! Locks: rank 50, `RwLock` around a map; held for a look-up or a store, never over I/O.
+//! Locks: rank 50, `RwLock` around a map; held for a look-up or a store, never over I/O; and the set of trees that are gone,
+//! which is looked at under it.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use oleo_format::{Generation, ItemType, Key, Logical, RootItem, TreeId};
 use oleo_tree::{Blocks, TreeRoot};
 use parking_lot::RwLock;
@@ -36,6 +37,9 @@ impl TreeState {
 #[derive(Default)]
 pub(crate) struct Trees {
     map: RwLock<HashMap<TreeId, TreeState>>,
+    /// Trees that were taken apart. Their numbers are not given out again, and whoever has just read their items from an
+    /// older root tree must not bring them back.
+    gone: RwLock<HashSet<TreeId>>,
 }
 
 impl Trees {
@@ -48,6 +52,7 @@ impl Trees {
     }
 
     pub(crate) fn remove(&self, tree: TreeId) {
+        self.gone.write().insert(tree);
         self.map.write().remove(&tree);
     }
 
@@ -79,7 +84,11 @@ impl Trees {
         let Some(root_tree) = self.peek(TreeId::ROOT) else { return Ok(None) };
         let Some(found) = find(blocks, &root_tree.root, tree)? else { return Ok(None) };
         // Somebody may have changed the tree between the look and now: what is there wins.
-        Ok(Some(self.map.write().entry(tree).or_insert(found).clone()))
+        let mut map = self.map.write();
+        if self.gone.read().contains(&tree) {
+            return Ok(None);
+        }
+        Ok(Some(map.entry(tree).or_insert(found).clone()))
     }
 }
 

@@ -18,7 +18,7 @@ const ALL: i64 = 0;
 /// None of its pages, attributes alone.
 const NONE: i64 = -1;
 /// How long a thread that answers requests waits for the kernel to take notices: many times what they take.
-const PATIENCE: Duration = Duration::from_millis(200);
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// One notice, in the kernel's numbers.
 enum Notice {
