@@ -210,6 +210,10 @@ impl Fs {
         let mut guard = inode.write();
         guard.alive()?;
         check_change(guard.fields(), name)?;
+        if name == COMPRESSION && !matches!(guard.fields().kind(), FileKind::File | FileKind::Dir) {
+            // There is nothing to compress: btrfs takes the wish and forgets it.
+            return compression_flags(value).map(drop);
+        }
         let flags = if name == COMPRESSION { Some(self.check_compression(&guard, value)?) } else { None };
         let acl = acl::checked(guard.fields(), name, value)?;
         if (value.is_empty() && flags.is_some()) || acl.is_some_and(|acl| acl.says_nothing_more) {

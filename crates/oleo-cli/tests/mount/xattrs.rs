@@ -162,6 +162,9 @@ fn kinds_of_files(at: &Place) {
     rustix::fs::mknodat(rustix::fs::CWD, at.at("p"), fifo, Mode::from_raw_mode(0o666), 0).unwrap();
     refused(set(&at.at("p"), "user.a", b"x"), Errno::PERM);
     set(&at.at("p"), "trusted.a", b"x").unwrap();
+    // A property that means nothing there is taken and forgotten.
+    set(&at.at("p"), "btrfs.compression", b"lzo").unwrap();
+    refused(set(&at.at("p"), "btrfs.compression", b"rar"), Errno::INVAL);
     assert_eq!(list(&at.at("p")), names(&["trusted.a"]));
 }
 
