@@ -7,7 +7,7 @@ use oleo::{Device, Image, MemDevice, MkfsOptions, OpenOptions};
 
 fn device() -> Result<Arc<dyn Device>> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
-    oleo::make(&[device.clone()], &MkfsOptions::default())?;
+    oleo::make(std::slice::from_ref(&device), &MkfsOptions::default())?;
     Ok(device)
 }
 
