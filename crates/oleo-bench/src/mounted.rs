@@ -2,7 +2,8 @@
 //! only passes through to a tmpfs, which is about what FUSE itself allows.
 //!
 //! The pass-through is libfuse's example `passthrough_ll`, compiled when it is needed from where the package
-//! libfuse3-dev puts it, with caching switched on. All three keep their bytes in memory.
+//! libfuse3-dev puts it, with caching switched on; or bindfs, where the limit of open files cannot be raised as far as
+//! that needs. All three keep their bytes in memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,12 +12,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use oleo_sim::oracle::{self, Mounted, Oracle, Scratch};
 use oleo_sim::served::{Limits, Served};
+use rustix::process::{Resource, Rlimit};
 
 use crate::measure;
 
 /// Image files are sparse: this costs only what is written.
 const IMAGE_LEN: u64 = 12 << 30;
 const EXAMPLE: &str = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c";
+/// More than files in any run.
+const DESCRIPTORS: u64 = 300_000;
 /// How long names and attributes are kept by the kernel for the pass-through: longer than any run.
 const KEPT_SECONDS: &str = "timeout=86400";
 
@@ -51,6 +55,8 @@ pub struct Bed {
     scratch: Scratch,
     oleo: PathBuf,
     pass: PathBuf,
+    /// The limit of descriptors cannot be raised here: a pass-through that works by names is taken instead.
+    by_name: bool,
 }
 
 /// Something mounted; gone with the guard.
@@ -89,7 +95,10 @@ impl Bed {
         let mut args = vec!["-O2", "-o", pass.to_str().context("path")?, EXAMPLE];
         args.extend(flags.split_whitespace());
         oracle::run("gcc", args).context("the pass-through needs gcc and libfuse3-dev")?;
-        Ok(Bed { oracle, oleo: measure::oleo()?, scratch, pass })
+        // It holds a descriptor for every inode that the kernel knows; servers inherit the limit.
+        let limit = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
+        let by_name = rustix::process::setrlimit(Resource::Nofile, limit).is_err();
+        Ok(Bed { oracle, oleo: measure::oleo()?, scratch, pass, by_name })
     }
 
     /// A directory for logs and archives.
@@ -131,6 +140,12 @@ impl Bed {
         match peer {
             Peer::Oleo => Served::mount(&self.oleo, &[image], "noatime", limits).map(Mount::Served),
             Peer::Kernel => self.oracle.mount(&[image], "").map(Mount::Kernel),
+            Peer::Pass if self.by_name => {
+                let mut command = Command::new("bindfs");
+                let kept = "attr_timeout=86400,entry_timeout=86400,negative_timeout=86400";
+                command.args(["-f", "--multithreaded", "-o", kept]).arg(image);
+                Served::start(command, vec!["umount".into()], limits).map(Mount::Served)
+            }
             Peer::Pass => {
                 let mut command = Command::new(&self.pass);
                 let source = format!("source={},cache=always,{KEPT_SECONDS}", image.display());
