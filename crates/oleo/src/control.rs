@@ -1,10 +1,10 @@
 //! Control of a file system, the same whether it is an image that this process has opened or a mount that another one
 //! serves: one type of request, one of reply, one function that carries a request out.
 //!
-//! Normal path on an image: the command opens it and calls [`execute`]. Normal path on a mount: (1) the command asks
+//! Normal path on an image: the command opens it and calls [`execute()`]. Normal path on a mount: (1) the command asks
 //! the mount, by an ioctl on the path it was given, where its control socket is and which inode the path is
 //! ([`OLEO_IOC_CONTROL`], [`OLEO_IOC_IDENT`]); (2) it sends the request through the socket ([`Client`]); (3) the
-//! server ([`serve`]) learns from the socket who asks ([`Caller`]), calls [`execute`] on the image that it has open,
+//! server ([`serve`]) learns from the socket who asks ([`Caller`]), calls [`execute()`] on the image that it has open,
 //! has the kernel forget what changed ([`Invalidate`]) and sends the reply. The ioctls of btrfs that reach a mount are
 //! turned into the same requests.
 //!
