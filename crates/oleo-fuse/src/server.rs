@@ -147,10 +147,22 @@ impl Server {
         self.nodes.get(node).ok_or(Errno::ESTALE)
     }
 
+    /// The same for a file, which the log names.
+    fn errno_of(&self, what: &str, inode: &InodeRef, error: &FsError) -> Errno {
+        let errno = Errno::from(error);
+        if is_serious(errno) {
+            let paths = self.image.paths(inode).unwrap_or_default();
+            let path =
+                paths.first().map_or_else(|| "a file without a name".to_owned(), |p| p.escape_ascii().to_string());
+            (self.log)(&format!("{what} {path}: {error}"));
+        }
+        errno
+    }
+
     /// What the user is told of an error; what somebody should look into goes to the log as well.
     fn errno(&self, what: &str, error: &FsError) -> Errno {
         let errno = Errno::from(error);
-        if matches!(errno.0, oleo_fs::errno::EIO | oleo_fs::errno::EUCLEAN | oleo_fs::errno::EOVERFLOW) {
+        if is_serious(errno) {
             (self.log)(&format!("{what}: {error}"));
         }
         errno
@@ -197,6 +209,11 @@ impl Server {
             Op::Init(_) | Op::Unknown(_) => Err(Errno::ENOSYS),
         }
     }
+}
+
+/// Whether somebody should look into it, whatever the caller makes of it.
+fn is_serious(errno: Errno) -> bool {
+    matches!(errno.0, oleo_fs::errno::EIO | oleo_fs::errno::EUCLEAN | oleo_fs::errno::EOVERFLOW)
 }
 
 impl Handler for Server {

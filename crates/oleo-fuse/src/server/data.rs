@@ -34,7 +34,7 @@ impl Server {
         let inode = self.inode(node)?;
         reply
             .fill(args.size as usize, |out| self.fs.read(&inode, args.offset, out))
-            .map_err(|e| self.errno("read", &e))?;
+            .map_err(|e| self.errno_of("read", &inode, &e))?;
         self.touch(&inode, FileKind::File);
         Ok(())
     }

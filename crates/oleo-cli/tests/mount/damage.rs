@@ -1,0 +1,87 @@
+//! Data on the device that is not what was written: an error that names the place, or the other copy.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use oleo_sim::oracle::{Oracle, Scratch, oracle, run};
+use oleo_sim::served::{Limits, Served};
+
+use crate::place::OLEO;
+
+const SECTOR: usize = 4096;
+/// The sector of the file that is changed on the device.
+const HURT: usize = 5;
+
+/// Bytes of which no sector is like another.
+fn content() -> Vec<u8> {
+    (0..64 * SECTOR as u32 / 4).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
+}
+
+/// An image with one file, made with these options of mkfs; and where the copies of the file's hurt sector are, of which
+/// the first is overwritten.
+fn hurt(scratch: &Scratch, options: &[&str]) -> (PathBuf, Vec<usize>) {
+    let image = scratch.path().join("image");
+    let file = scratch.path().join("file");
+    fs::write(&file, content()).unwrap();
+    let mkfs = ["mkfs", "--quiet", "--size", "300M"].iter().chain(options).map(AsRef::as_ref);
+    run(OLEO, mkfs.chain([image.as_os_str()])).unwrap();
+    let directory = "dir".as_ref();
+    run(OLEO, ["mkdir".as_ref(), "-q".as_ref(), image.as_os_str(), directory]).unwrap();
+    run(OLEO, ["put".as_ref(), "-q".as_ref(), image.as_os_str(), file.as_os_str(), "dir/file".as_ref()]).unwrap();
+    let mut bytes = fs::read(&image).unwrap();
+    let wanted = content()[HURT * SECTOR..(HURT + 1) * SECTOR].to_vec();
+    let copies: Vec<usize> = (0..bytes.len() / SECTOR).filter(|n| bytes[n * SECTOR..][..SECTOR] == wanted).collect();
+    let first = copies[0] * SECTOR;
+    bytes[first..first + SECTOR].fill(0xee);
+    fs::write(&image, bytes).unwrap();
+    (image, copies)
+}
+
+fn serve(image: &Path) -> Served {
+    Served::mount(Path::new(OLEO), &[image], "", Limits::default()).unwrap()
+}
+
+/// Goal: a sector that does not match its checksum and has no other copy is an I/O error for whoever reads it, and a line of
+/// the log that names the file, the place in it and the device; the rest of the file can be read.
+/// Method: one sector of a file is overwritten in the image.
+#[test]
+fn without_another_copy() {
+    let Some(oracle) = oracle() else { return };
+    let oracle: Oracle = oracle;
+    let scratch = oracle.scratch().unwrap();
+    let (image, copies) = hurt(&scratch, &[]);
+    assert_eq!(copies.len(), 1);
+    let served = serve(&image);
+    let file = fs::File::open(served.path().join("dir/file")).unwrap();
+    let read = |sector: usize| {
+        let mut bytes = vec![0; SECTOR];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, (sector * SECTOR) as u64).map(|()| bytes)
+    };
+    assert_eq!(read(HURT).unwrap_err().raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    assert_eq!(read(HURT + 1).unwrap(), content()[(HURT + 1) * SECTOR..(HURT + 2) * SECTOR]);
+    let log = served.log();
+    let line = log.lines().find(|l| l.contains("checksum")).unwrap_or_else(|| panic!("no line about it: {log}"));
+    for part in ["dir/file", "at byte", "device 1"] {
+        assert!(line.contains(part), "{part:?} is not in {line:?}");
+    }
+    drop(file);
+    served.unmount().unwrap();
+}
+
+/// Goal: where there is another copy, the reader sees nothing of it, and the bad copy is made good.
+/// Method: the same with two copies of all data.
+#[test]
+fn with_another_copy() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let (image, copies) = hurt(&scratch, &["--data", "dup"]);
+    assert_eq!(copies.len(), 2);
+    let served = serve(&image);
+    assert_eq!(fs::read(served.path().join("dir/file")).unwrap(), content());
+    served.unmount().unwrap();
+    let bytes = fs::read(&image).unwrap();
+    let wanted = &content()[HURT * SECTOR..(HURT + 1) * SECTOR];
+    for copy in copies {
+        assert_eq!(&bytes[copy * SECTOR..(copy + 1) * SECTOR], wanted, "copy at sector {copy}");
+    }
+}
