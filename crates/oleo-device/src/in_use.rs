@@ -7,9 +7,11 @@
 
 use std::fmt;
 use std::fs;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use crate::mountinfo::mounts_of;
 
 /// Somebody who uses a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -108,12 +110,10 @@ fn mounts(id: &Identity) -> Vec<User> {
     if id.blocks.is_empty() {
         return found;
     }
-    let info = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    for line in info.split(|&b| b == b'\n') {
-        let Some((at, source)) = mount_fields(line) else { continue };
-        let Ok(meta) = fs::metadata(&source) else { continue };
+    for mount in mounts_of("self").unwrap_or_default() {
+        let Ok(meta) = fs::metadata(&mount.source) else { continue };
         if meta.file_type().is_block_device() && id.blocks.contains(&split_rdev(meta.rdev())) {
-            found.push(User::Mounted { at: Some(at) });
+            found.push(User::Mounted { at: Some(mount.at) });
         }
     }
     // A btrfs of several devices names only one of them as the mount's source, but lists all of them here.
@@ -124,34 +124,6 @@ fn mounts(id: &Identity) -> Vec<User> {
         found.push(User::Mounted { at: None });
     }
     found
-}
-
-/// Mount point and source of a line of mountinfo: fields 5 and, after the lone "-", 2.
-fn mount_fields(line: &[u8]) -> Option<(PathBuf, PathBuf)> {
-    let fields: Vec<&[u8]> = line.split(|&b| b == b' ').collect();
-    let dash = fields.iter().position(|f| *f == b"-")?;
-    let path = |bytes: &[u8]| PathBuf::from(std::ffi::OsStr::from_bytes(&unescape(bytes)));
-    Some((path(fields.get(4)?), path(fields.get(dash + 2)?)))
-}
-
-/// Takes back the three-digit octal escapes of /proc files.
-fn unescape(bytes: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut rest = bytes;
-    while let Some((&b, tail)) = rest.split_first() {
-        let code = tail.get(..3).filter(|d| b == b'\\' && d.iter().all(|c| (b'0'..b'8').contains(c)));
-        match code {
-            Some(d) => {
-                out.push(d.iter().fold(0u8, |n, c| n.wrapping_mul(8).wrapping_add(c - b'0')));
-                rest = &tail[3..];
-            }
-            None => {
-                out.push(b);
-                rest = tail;
-            }
-        }
-    }
-    out
 }
 
 fn writers(id: &Identity) -> Vec<User> {
@@ -184,20 +156,4 @@ fn open_for_writing(fdinfo: &Path) -> bool {
     let text = fs::read_to_string(fdinfo).unwrap_or_default();
     let flags = text.lines().find_map(|l| l.strip_prefix("flags:")).map(str::trim);
     flags.and_then(|f| u64::from_str_radix(f, 8).ok()).is_some_and(|f| f & 0o3 != 0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: a mount point with a space in it is read whole. Method: a line as the kernel writes it.
-    #[test]
-    fn mountinfo_lines_are_understood() {
-        let line = br"36 35 98:0 / /mnt/a\040b rw,noatime master:1 shared:2 - btrfs /dev/loop\0611 rw";
-        let (at, source) = mount_fields(line).expect("a whole line");
-        assert_eq!(at, Path::new("/mnt/a b"));
-        assert_eq!(source, Path::new("/dev/loop11"));
-        assert_eq!(mount_fields(b""), None);
-        assert_eq!(unescape(br"\04"), br"\04");
-    }
 }

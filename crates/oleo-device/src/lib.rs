@@ -18,6 +18,7 @@ pub mod fuse;
 mod in_use;
 pub mod ioctl;
 mod mem;
+pub mod mountinfo;
 mod wrap;
 
 use std::fmt;

@@ -77,6 +77,8 @@ fn attach_as_user(dir: &Path, options: &AttachOptions) -> io::Result<File> {
         (options.read_only, "ro"),
         (options.flags.contains(MountFlags::NOEXEC), "noexec"),
         (options.flags.contains(MountFlags::NOATIME), "noatime"),
+        (options.flags.contains(MountFlags::SYNCHRONOUS), "sync"),
+        (options.flags.contains(MountFlags::DIRSYNC), "dirsync"),
     ];
     for (_, word) in words.iter().filter(|w| w.0) {
         list.push(',');
@@ -134,48 +136,8 @@ pub fn detach(dir: &Path, lazily: bool) -> io::Result<()> {
     Err(io::Error::other(said))
 }
 
-/// Lets the kernel read ahead as far as one request reaches, where we may say so. Best effort: it is a matter of speed.
-pub fn read_ahead(dir: &Path, bytes: usize) {
-    let Ok(table) = std::fs::read("/proc/self/mountinfo") else { return };
-    // The last mount on a directory is the one that is seen. Fields: id, parent, major:minor, root, mount point; proc(5).
-    let ours = table.split(|b| *b == b'\n').rev().find_map(|line| {
-        let mut fields = line.split(|b| *b == b' ');
-        let device = fields.nth(2)?;
-        (unescape(fields.nth(1)?) == dir.as_os_str().as_bytes()).then(|| String::from_utf8_lossy(device).into_owned())
-    });
-    if let Some(device) = ours {
-        let _ = std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), (bytes / 1024).to_string());
-    }
-}
-
-/// A path of `/proc/self/mountinfo`: blanks and the like stand as a backslash and three octal digits.
-fn unescape(path: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let Some((first, after)) = rest.split_first() {
-        let code = after.get(..3).filter(|_| *first == b'\\').and_then(|d| std::str::from_utf8(d).ok());
-        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                plain.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                plain.push(*first);
-                rest = after;
-            }
-        }
-    }
-    plain
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: mount points with blanks are found. Method: the forms of proc(5).
-    #[test]
-    fn escaped_paths() {
-        assert_eq!(unescape(b"/a\\040b\\134c"), b"/a b\\c");
-        assert_eq!(unescape(b"/plain\\"), b"/plain\\");
-    }
+/// Lets the kernel read ahead as far as one request reaches on a mount of that device ("major:minor"), where we may say
+/// so. Best effort: it is a matter of speed.
+pub(crate) fn read_ahead(device: &str, bytes: usize) {
+    let _ = std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), (bytes / 1024).to_string());
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oleo::{Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
+use oleo_device::mountinfo::mount_on;
 use oleo_format::InodeFlags;
 
 use crate::attach::{AttachOptions, attach, detach, read_ahead};
@@ -226,8 +227,10 @@ impl Mounted {
         let transport = connect(channel, options.threads, options.uring, &|init, uring| server.agree(init, uring))
             .map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;
         server.set_notifier(transport.notifier());
-        server.set_dir(dir);
-        read_ahead(dir, IO_LEN_MAX);
+        if let Ok(Some(mount)) = mount_on(dir) {
+            read_ahead(&mount.device, IO_LEN_MAX);
+            server.set_device(mount.device);
+        }
         let control = match Control::start(&server, &plan.log) {
             Ok(control) => Some(control),
             Err(e) => {

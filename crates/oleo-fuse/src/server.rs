@@ -108,11 +108,10 @@ impl Server {
         let _ = self.control.set(path);
     }
 
-    /// Says where it is mounted, so that files of this mount that a process has open can be told from others.
-    pub fn set_dir(&self, dir: &std::path::Path) {
-        if let Some(device) = ioctl_source::device_on(dir) {
-            let _ = self.device.set(device);
-        }
+    /// Says which device the kernel made of the mount ("major:minor"), so that files of this mount that a process has open
+    /// can be told from others.
+    pub(crate) fn set_device(&self, device: String) {
+        let _ = self.device.set(device);
     }
 
     fn device(&self) -> Option<&str> {
@@ -147,18 +146,6 @@ impl Server {
         self.nodes.get(node).ok_or(Errno::ESTALE)
     }
 
-    /// The same for a file, which the log names.
-    fn errno_of(&self, what: &str, inode: &InodeRef, error: &FsError) -> Errno {
-        let errno = Errno::from(error);
-        if is_serious(errno) {
-            let paths = self.image.paths(inode).unwrap_or_default();
-            let path =
-                paths.first().map_or_else(|| "a file without a name".to_owned(), |p| p.escape_ascii().to_string());
-            (self.log)(&format!("{what} {path}: {error}"));
-        }
-        errno
-    }
-
     /// What the user is told of an error; what somebody should look into goes to the log as well.
     fn errno(&self, what: &str, error: &FsError) -> Errno {
         let errno = Errno::from(error);
@@ -166,6 +153,16 @@ impl Server {
             (self.log)(&format!("{what}: {error}"));
         }
         errno
+    }
+
+    /// The same for a file, which the log names.
+    fn errno_of(&self, what: &str, inode: &InodeRef, error: &FsError) -> Errno {
+        if !is_serious(Errno::from(error)) {
+            return Errno::from(error);
+        }
+        let paths = self.image.paths(inode).unwrap_or_default();
+        let path = paths.first().map_or_else(|| "a file without a name".to_owned(), |p| p.escape_ascii().to_string());
+        self.errno(&format!("{what} {path}"), error)
     }
 
     fn answer(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Answer {

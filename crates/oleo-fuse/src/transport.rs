@@ -18,6 +18,7 @@ use std::sync::Arc;
 pub use dev::DevFuse;
 pub use uring::{AgreeOn, connect};
 
+use crate::wire::abi::opcode;
 use crate::wire::{Reply, Request, abi};
 
 /// Bytes that one request may write or read; what the kernel allows without a setting of root's (256 pages).
@@ -32,6 +33,26 @@ pub enum Outcome {
     Failed(i32),
     /// This kind of request has no reply.
     Silent,
+}
+
+/// How long answering takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pace {
+    /// Memory and processor alone, as a rule.
+    Quick,
+    /// It may wait for a device, or for room in memory.
+    MayWait,
+    /// It is sure to take long, or to wait for a commit.
+    Waits,
+}
+
+fn pace(code: u32) -> Pace {
+    match code {
+        opcode::READ | opcode::WRITE | opcode::SETATTR => Pace::MayWait,
+        opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS | opcode::DESTROY | opcode::IOCTL => Pace::Waits,
+        opcode::FALLOCATE | opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => Pace::Waits,
+        _ => Pace::Quick,
+    }
 }
 
 /// Whoever answers requests.

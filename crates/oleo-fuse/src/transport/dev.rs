@@ -23,8 +23,8 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Agree, Handler, IO_LEN_MAX, Notifier, Outcome, Transport};
-use crate::wire::abi::{self, opcode};
+use super::{Agree, Handler, IO_LEN_MAX, Notifier, Outcome, Pace, Transport, pace};
+use crate::wire::abi;
 use crate::wire::{Op, Reply, Request};
 
 /// Room for headers and names around the data of one request.
@@ -171,23 +171,6 @@ impl Transport for DevFuse {
     }
 }
 
-/// Whether a request may wait for much else than processor and memory.
-fn may_wait(head: &abi::InHeader) -> bool {
-    matches!(
-        head.opcode,
-        opcode::FSYNC
-            | opcode::FSYNCDIR
-            | opcode::SYNCFS
-            | opcode::FALLOCATE
-            | opcode::COPY_FILE_RANGE
-            | opcode::COPY_FILE_RANGE_64
-            | opcode::IOCTL
-            | opcode::READ
-            | opcode::WRITE
-            | opcode::SETATTR
-    )
-}
-
 impl Pool {
     fn start(self: Arc<Pool>) -> io::Result<()> {
         let number = self.threads.fetch_add(1, Ordering::AcqRel);
@@ -221,7 +204,8 @@ impl Pool {
                     break;
                 }
             };
-            if left == 0 && may_wait(&head) && self.threads.load(Ordering::Acquire) < self.threads_max {
+            if left == 0 && pace(head.opcode) != Pace::Quick && self.threads.load(Ordering::Acquire) < self.threads_max
+            {
                 // Without another thread this one will do.
                 let _ = self.clone().start();
             }

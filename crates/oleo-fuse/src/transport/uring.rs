@@ -35,9 +35,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use self::helpers::{Done, Helpers};
 use self::ring::{Back, Ring, Slot};
-use super::{DevFuse, Handler, IO_LEN_MAX, Notifier, Outcome, Transport};
+use super::{DevFuse, Handler, IO_LEN_MAX, Notifier, Outcome, Pace, Transport, pace};
 use crate::options::Uring;
-use crate::wire::abi::{self, opcode};
+use crate::wire::abi;
 use crate::wire::{Reply, Request};
 
 /// Slots of all queues together, where that gives each a sensible number. Each may come to hold [`IO_LEN_MAX`] bytes.
@@ -215,26 +215,6 @@ struct Queue {
     scratch: Scratch,
 }
 
-/// What is sure to take long, or to wait for a commit.
-fn is_slow(op: u32) -> bool {
-    matches!(
-        op,
-        opcode::FSYNC
-            | opcode::FSYNCDIR
-            | opcode::SYNCFS
-            | opcode::FALLOCATE
-            | opcode::COPY_FILE_RANGE
-            | opcode::COPY_FILE_RANGE_64
-            | opcode::IOCTL
-            | opcode::DESTROY
-    )
-}
-
-/// What may take long: done here only when nobody else waits for this thread.
-fn may_be_slow(op: u32) -> bool {
-    matches!(op, opcode::READ | opcode::WRITE | opcode::SETATTR)
-}
-
 impl Queue {
     fn run(mut self, ready: &mpsc::Sender<io::Result<()>>) -> io::Result<()> {
         let mut back = Vec::new();
@@ -284,11 +264,10 @@ impl Queue {
         let crowded = requests.len() > 1;
         let mut here = Vec::with_capacity(requests.len());
         for mut slot in requests {
-            let op = head_of(&mut slot).opcode;
-            if is_slow(op) || crowded && may_be_slow(op) {
-                self.helpers.give(slot, &self.plan.done);
-            } else {
-                here.push(slot);
+            match pace(head_of(&mut slot).opcode) {
+                Pace::Waits => self.helpers.give(slot, &self.plan.done),
+                Pace::MayWait if crowded => self.helpers.give(slot, &self.plan.done),
+                Pace::MayWait | Pace::Quick => here.push(slot),
             }
         }
         let mut here = here.into_iter().peekable();

@@ -1,5 +1,6 @@
 use super::*;
 use crate::wire::Op;
+use crate::wire::abi::opcode;
 
 /// Goal: every queue has exactly one thread, and every thread a queue. Method: some machines.
 #[test]
