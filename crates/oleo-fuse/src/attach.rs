@@ -77,6 +77,7 @@ fn attach_as_user(dir: &Path, options: &AttachOptions) -> io::Result<File> {
         (options.read_only, "ro"),
         (options.flags.contains(MountFlags::NOEXEC), "noexec"),
         (options.flags.contains(MountFlags::NOATIME), "noatime"),
+        (options.flags.contains(MountFlags::NODIRATIME), "nodiratime"),
         (options.flags.contains(MountFlags::SYNCHRONOUS), "sync"),
         (options.flags.contains(MountFlags::DIRSYNC), "dirsync"),
     ];

@@ -6,14 +6,15 @@
 //! sees the change.
 //!
 //! Who may ask for what is decided by `oleo::control`; whoever serves the mount owns it, as root does.
-//! Crash: a socket that nobody listens on stays behind; its name holds the process's number, and the next server of that
-//! number replaces it.
+//! Crash: a socket that nobody listens on stays behind. Its name holds the process's number: the next server that starts
+//! removes those whose process is gone.
 
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -27,6 +28,9 @@ const RUN: &str = "/run/oleo";
 /// Everybody may connect; what they may do is another matter.
 const SOCKET_MODE: u32 = 0o666;
 
+/// Everybody may look a socket up, nobody else may put one there.
+const DIR_MODE: u32 = 0o755;
+
 /// A control socket that is being served.
 pub(crate) struct Control {
     listener: Arc<UnixListener>,
@@ -37,15 +41,12 @@ pub(crate) struct Control {
 /// The directory of this user's sockets, made where it is missing.
 fn directory() -> io::Result<PathBuf> {
     let uid = rustix::process::geteuid();
-    let (dir, mode) = if uid.is_root() {
-        (PathBuf::from(RUN), 0o755)
-    } else {
-        match std::env::var_os("XDG_RUNTIME_DIR") {
-            Some(run) => (PathBuf::from(run).join("oleo"), 0o755),
-            None => (std::env::temp_dir().join(format!("oleo-{}", uid.as_raw())), 0o755),
-        }
+    let dir = match std::env::var_os("XDG_RUNTIME_DIR") {
+        _ if uid.is_root() => PathBuf::from(RUN),
+        Some(run) => PathBuf::from(run).join("oleo"),
+        None => std::env::temp_dir().join(format!("oleo-{}", uid.as_raw())),
     };
-    DirBuilder::new().recursive(true).mode(mode).create(&dir)?;
+    DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir)?;
     let found = rustix::fs::lstat(&dir)?;
     if found.st_uid != uid.as_raw() || found.st_mode & 0o022 != 0 {
         return Err(io::Error::other(format!("{} belongs to somebody else", dir.display())));
@@ -53,12 +54,30 @@ fn directory() -> io::Result<PathBuf> {
     Ok(dir)
 }
 
+/// Removes the sockets of servers that were killed. A socket in another namespace of processes may be alive though its
+/// number means nothing here: it answers, and stays.
+fn sweep(dir: &Path) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for path in entries.flatten().map(|e| e.path()) {
+        let pid = path.file_stem().and_then(OsStr::to_str).and_then(|s| s.split_once('-')).map(|(pid, _)| pid);
+        let Some(pid) = pid.and_then(|p| p.parse::<u32>().ok()) else { continue };
+        if path.extension() != Some(OsStr::new("sock")) || Path::new("/proc").join(pid.to_string()).exists() {
+            continue;
+        }
+        if UnixStream::connect(&path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
 impl Control {
     /// Begins to listen, and tells the server where.
     pub(crate) fn start(server: &Arc<Server>, log: &Log) -> io::Result<Control> {
         static MOUNTS: AtomicU64 = AtomicU64::new(0);
         let number = MOUNTS.fetch_add(1, Ordering::Relaxed);
-        let path = directory()?.join(format!("{}-{number}.sock", std::process::id()));
+        let dir = directory()?;
+        sweep(&dir);
+        let path = dir.join(format!("{}-{number}.sock", std::process::id()));
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -104,5 +123,27 @@ impl Server {
         caller.user_subvol_rm_allowed = self.options().user_subvol_rm_allowed;
         caller.keep = self.root_tree();
         control::execute(self.image(), &caller, request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_dead_sockets_of_dead_processes_are_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        // The kernel's greatest process number is 2^22.
+        let gone = (1u32 << 22) + 1;
+        let (dead, alive) = (at(&format!("{gone}-0.sock")), at(&format!("{gone}-1.sock")));
+        let (own, other) = (at(&format!("{}-0.sock", std::process::id())), at("other-0.sock"));
+        for path in [&dead, &own, &other] {
+            drop(UnixListener::bind(path).unwrap());
+        }
+        let _listens = UnixListener::bind(&alive).unwrap();
+        sweep(dir.path());
+        let left = [&dead, &alive, &own, &other].map(|path| path.exists());
+        assert_eq!(left, [false, true, true, true]);
     }
 }

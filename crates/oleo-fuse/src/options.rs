@@ -14,6 +14,31 @@ const THREADS: usize = 16;
 /// The most that can be asked for.
 const THREADS_MAX: usize = 256;
 
+/// What mount(8) and /etc/fstab may pass along, and what btrfs does anyway: nothing changes.
+const OF_NO_EFFECT: &[&str] = &[
+    "defaults",
+    "default_permissions",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "group",
+    "_netdev",
+    "nofail",
+    "loud",
+    "nostrictatime",
+    "norelatime",
+    "nolazytime",
+    "acl",
+    "barrier",
+    "space_cache",
+    "treelog",
+    "noautodefrag",
+    "noloop",
+];
+
 /// Why an option is not taken.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum OptionError {
@@ -30,9 +55,6 @@ pub enum OptionError {
         /// What it takes.
         want: &'static str,
     },
-    /// Options that contradict each other.
-    #[error("mount options {0} and {1} contradict each other")]
-    Contradiction(&'static str, &'static str),
 }
 
 /// When reading changes the time of the last access.
@@ -160,9 +182,7 @@ impl MountOptions {
             };
             self.take(option, name, value)?;
         }
-        if self.read_only && self.discard {
-            self.discard = false;
-        }
+        self.discard &= !self.read_only;
         Ok(())
     }
 
@@ -170,73 +190,48 @@ impl MountOptions {
         if let Some(value) = value {
             return self.take_value(name, value);
         }
+        if OF_NO_EFFECT.contains(&name) {
+            return Ok(());
+        }
         match name {
-            "defaults"
-            | "default_permissions"
-            | "datacow"
-            | "datasum"
-            | "async"
-            | "auto"
-            | "noauto"
-            | "user"
-            | "nouser"
-            | "users"
-            | "owner"
-            | "group"
-            | "_netdev"
-            | "nofail"
-            | "loud"
-            | "noacl_check"
-            | "dev"
-            | "suid"
-            | "exec"
-            | "diratime"
-            | "nostrictatime"
-            | "norelatime"
-            | "nolazytime"
-            | "acl"
-            | "barrier"
-            | "space_cache"
-            | "treelog"
-            | "rw"
-            | "nodiscard"
-            | "noautodefrag"
-            | "noloop" => match name {
-                "rw" => self.read_only = false,
-                "datacow" => self.no_data_cow = false,
-                "datasum" => (self.no_data_sum, self.no_data_cow) = (false, false),
-                "nodiscard" => self.discard = false,
-                "dev" => self.flags.remove(MountFlags::NODEV),
-                "suid" => self.flags.remove(MountFlags::NOSUID),
-                "exec" => self.flags.remove(MountFlags::NOEXEC),
-                "diratime" => self.no_dir_atime = false,
-                "noacl_check" => return Err(OptionError::Unknown(name.to_owned())),
-                _ => {}
-            },
+            "rw" => self.read_only = false,
             "ro" => self.read_only = true,
             "degraded" => self.degraded = true,
             "discard" => self.discard = true,
+            "nodiscard" => self.discard = false,
+            "datacow" => self.no_data_cow = false,
             "nodatacow" => (self.no_data_cow, self.no_data_sum) = (true, true),
+            "datasum" => (self.no_data_sum, self.no_data_cow) = (false, false),
             "nodatasum" => self.no_data_sum = true,
             "compress" => self.compress = compress("zlib", false)?,
             "compress-force" => self.compress = compress("zlib", true)?,
-            "noatime" => self.atime = Atime::Never,
-            "nodiratime" => self.no_dir_atime = true,
-            "relatime" | "atime" => self.atime = Atime::Relative,
-            "strictatime" => self.atime = Atime::Strict,
+            "noatime" => self.set_atime(Atime::Never),
+            "relatime" | "atime" => self.set_atime(Atime::Relative),
+            "strictatime" => self.set_atime(Atime::Strict),
+            "nodiratime" | "diratime" => {
+                self.no_dir_atime = name == "nodiratime";
+                self.flags.set(MountFlags::NODIRATIME, self.no_dir_atime);
+            }
             "user_subvol_rm_allowed" => self.user_subvol_rm_allowed = true,
             "allow_other" => self.allow_other = Some(true),
             "usebackuproot" => self.rescue.use_backup_root = true,
             "nologreplay" | "norecovery" => self.rescue.no_log_replay = true,
-            "nosuid" => self.flags.insert(MountFlags::NOSUID),
-            "nodev" => self.flags.insert(MountFlags::NODEV),
-            "noexec" => self.flags.insert(MountFlags::NOEXEC),
-            "sync" => self.flags.insert(MountFlags::SYNCHRONOUS),
+            "nosuid" | "suid" => self.flags.set(MountFlags::NOSUID, name == "nosuid"),
+            "nodev" | "dev" => self.flags.set(MountFlags::NODEV, name == "nodev"),
+            "noexec" | "exec" => self.flags.set(MountFlags::NOEXEC, name == "noexec"),
+            "sync" | "async" => self.flags.set(MountFlags::SYNCHRONOUS, name == "sync"),
             "dirsync" => self.flags.insert(MountFlags::DIRSYNC),
             _ if name.starts_with("x-") || name.starts_with("comment") => {}
             _ => return Err(OptionError::Unknown(option.to_owned())),
         }
         Ok(())
+    }
+
+    /// The flags are for whoever lists mounts; the server goes by the policy.
+    fn set_atime(&mut self, atime: Atime) {
+        self.atime = atime;
+        self.flags.set(MountFlags::NOATIME, atime == Atime::Never);
+        self.flags.set(MountFlags::STRICTATIME, atime == Atime::Strict);
     }
 
     fn take_value(&mut self, name: &str, value: &str) -> Result<(), OptionError> {
@@ -320,5 +315,49 @@ fn compress(value: &str, force: bool) -> Result<Option<Compress>, OptionError> {
     match parse_compress(value) {
         Ok(parsed) => Ok(parsed.map(|c| Compress { force, ..c })),
         Err(_) => Err(wrong(name, value, "zlib, lzo or zstd, with :LEVEL where it has levels, or no")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(list: &str) -> Result<MountOptions, OptionError> {
+        let mut options = MountOptions::default();
+        options.parse(list).map(|()| options)
+    }
+
+    #[test]
+    fn the_later_of_two_wins() {
+        let o = parsed("ro,nodatacow,noatime,nosuid,sync,rw,datasum,strictatime,suid,async").unwrap();
+        assert!(!o.read_only && !o.no_data_cow && !o.no_data_sum);
+        assert_eq!((o.atime, o.flags), (Atime::Strict, MountFlags::STRICTATIME));
+        assert!(parsed("discard,ro").unwrap().read_only);
+        assert!(!parsed("discard,ro").unwrap().discard, "nothing is freed where nothing is written");
+    }
+
+    #[test]
+    fn words_of_mount_change_nothing() {
+        let o = parsed(&OF_NO_EFFECT.join(",")).unwrap();
+        assert_eq!(format!("{o:?}"), format!("{:?}", MountOptions::default()));
+    }
+
+    #[test]
+    fn values() {
+        let o = parsed("subvolid=257,commit=0,max_inline=2k,thread_pool=4,rescue=usebackuproot:nologreplay").unwrap();
+        assert_eq!((o.subvolid, o.commit_seconds, o.inline_max, o.threads), (Some(257), 1, Some(2048), 4));
+        assert!(o.rescue.use_backup_root && o.rescue.no_log_replay && !o.rescue.ignore_bad_roots);
+        assert!(parsed("compress=no").unwrap().compress.is_none());
+        assert!(parsed("compress-force=zstd:5").unwrap().compress.is_some_and(|c| c.force));
+    }
+
+    #[test]
+    fn what_nobody_knows_is_refused() {
+        for list in ["nonsense", "nonsense=1", "ro,autodefrag", "subvol"] {
+            assert!(matches!(parsed(list), Err(OptionError::Unknown(_))), "{list}");
+        }
+        for list in ["subvolid=x", "max_inline=9999999k", "rescue=nonsense", "compress=rot13", "io_uring=perhaps"] {
+            assert!(matches!(parsed(list), Err(OptionError::Value { .. })), "{list}");
+        }
     }
 }

@@ -189,12 +189,23 @@ impl Drop for Served {
             let mut server = lock(&self.server);
             let _ = server.kill();
             let _ = server.wait();
+            remove_sockets(server.id());
         }
         if self.mounted
             && let Err(e) = run("umount", ["-l".as_ref(), self.dir.as_os_str()])
             && is_mounted(&self.dir).unwrap_or(true)
         {
             eprintln!("{} stays mounted: {e:#}", self.dir.display());
+        }
+    }
+}
+
+/// A server that was killed leaves its control sockets.
+fn remove_sockets(pid: u32) {
+    let prefix = format!("{pid}-");
+    for entry in fs::read_dir("/run/oleo").into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            let _ = fs::remove_file(entry.path());
         }
     }
 }

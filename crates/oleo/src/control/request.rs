@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use oleo_format::{ByteLen, DevId, Generation, Ino, Logical, TreeId};
 use oleo_fs::{SubvolInfo, Time};
 use oleo_jobs::{DefragOptions, Defragmented, NewExtent, NewSize, Resized};
+use oleo_volume::DeviceInfo;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
@@ -463,6 +464,13 @@ pub struct DeviceUsage {
     pub allocated: ByteLen,
     /// It is not there.
     pub missing: bool,
+}
+
+impl From<DeviceInfo> for DeviceUsage {
+    fn from(d: DeviceInfo) -> DeviceUsage {
+        let (devid, uuid, path) = (d.devid, d.uuid, d.name.into());
+        DeviceUsage { devid, uuid, path, total: d.total, allocated: d.used, missing: d.missing }
+    }
 }
 
 /// Where the space of a file system is.

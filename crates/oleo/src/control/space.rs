@@ -31,18 +31,7 @@ pub(super) fn usage(image: &Image) -> Usage {
     let volume = image.volume();
     let sb = image.fs().engine().super_block();
     let groups = groups(image);
-    let devices: Vec<DeviceUsage> = volume
-        .devices()
-        .into_iter()
-        .map(|d| DeviceUsage {
-            devid: d.devid,
-            uuid: d.uuid,
-            path: d.name.into(),
-            total: d.total,
-            allocated: d.used,
-            missing: d.missing,
-        })
-        .collect();
+    let devices: Vec<DeviceUsage> = volume.devices().into_iter().map(DeviceUsage::from).collect();
     let data = BlockGroupFlags::DATA.bits();
     let mine: Vec<&GroupUsed> = groups.iter().filter(|g| g.flags & data != 0).collect();
     let inside: u64 = mine.iter().map(|g| g.total.0.saturating_sub(g.used.0)).sum();

@@ -60,21 +60,13 @@ impl Args {
     fn of_image(&self) -> anyhow::Result<Shown> {
         let inspector = self.image.inspect()?;
         let sb = inspector.volume().super_block();
-        let devices = inspector.volume().devices().into_iter().map(|d| DeviceUsage {
-            devid: d.devid,
-            uuid: d.uuid,
-            path: d.name.into(),
-            total: d.total,
-            allocated: d.used,
-            missing: d.missing,
-        });
         Ok(Shown {
             label: sb.label().to_vec(),
             uuid: sb.fsid().to_string(),
             generation: sb.generation().0,
             bytes: sb.total_bytes.get(),
             bytes_used: sb.bytes_used.get(),
-            devices: devices.collect(),
+            devices: inspector.volume().devices().into_iter().map(DeviceUsage::from).collect(),
         })
     }
 }
