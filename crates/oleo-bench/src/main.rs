@@ -8,7 +8,10 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Parser;
 
+mod check;
 mod create;
+mod dbench;
+mod fsync;
 mod image_build;
 mod measure;
 mod mount_io;
@@ -34,6 +37,9 @@ pub struct Args {
     /// Files that create makes.
     #[arg(long, default_value_t = 1_000_000)]
     files: u64,
+    /// A directory on a disk, for fsync.
+    #[arg(long, default_value = "/var/tmp")]
+    disk: PathBuf,
     /// Only figures whose name holds this.
     #[arg(long)]
     only: Option<String>,
@@ -76,6 +82,25 @@ const BENCHES: &[Bench] = &[
                are not synced but where it says fsync (on the pass-through that costs nothing: its tmpfs has no disk); cold: \
                after unmounting, dropping all caches and mounting again",
         run: mount_io::run,
+    },
+    Bench {
+        name: "dbench",
+        what: "dbench with 1, 4 and 16 clients on the mount and on the kernel's btrfs, both in memory: throughput, average and \
+               maximum of Rename, Flush, Unlink, NTCreateX; fsync on both sides waits for the image file's fsync",
+        run: dbench::run,
+    },
+    Bench {
+        name: "fsync",
+        what: "fsync of a small appended file in a directory of 10 000, alone and with 8 threads; rename and link after fsync: \
+               in-process beside system calls on a kernel mount, both on a loop device over a file in memory and over one on \
+               disk (--disk)",
+        run: fsync::run,
+    },
+    Bench {
+        name: "check",
+        what: "oleo check beside btrfs check (original mode, lowmem mode): 200 000 files, 16 snapshots, image in memory, page \
+               cache warm; time and peak memory",
+        run: check::run,
     },
 ];
 

@@ -1,5 +1,6 @@
 //! Timing, peak memory, and how a figure is printed.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -70,15 +71,30 @@ pub fn program<S: AsRef<OsStr>>(path: &Path, args: &[S]) -> Result<Sample> {
     Ok(Sample { seconds, peak_bytes: peak })
 }
 
-/// The `oleo` command built from this tree in release mode, beside this program.
+/// What kind of program a package is to build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Built {
+    /// The package's command.
+    Command,
+    /// An example.
+    Example,
+}
+
+/// The `oleo` command, built from this tree in release mode.
 pub fn oleo() -> Result<PathBuf> {
+    built("oleo-cli", "oleo", Built::Command)
+}
+
+/// A program built from this tree in release mode, beside this one.
+pub fn built(package: &str, name: &str, kind: Built) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo).args(["build", "--release", "--quiet", "-p", "oleo-cli"]).status()?;
+    let (flag, dir) = if kind == Built::Command { ("--bin", "") } else { ("--example", "examples") };
+    let built = Command::new(cargo).args(["build", "--release", "--quiet", "-p", package, flag, name]).status()?;
     if !built.success() {
-        bail!("oleo could not be built");
+        bail!("{name} could not be built");
     }
     let me = std::env::current_exe()?;
-    let path = me.parent().context("this program has no directory")?.join("oleo");
+    let path = me.parent().context("this program has no directory")?.join(dir).join(name);
     if !path.exists() {
         bail!("{} is missing: run with cargo run --release -p oleo-bench", path.display());
     }
@@ -104,8 +120,64 @@ pub fn census(dir: &Path) -> Result<(u64, u64)> {
     Ok((files, bytes))
 }
 
-/// A figure of several peers: name, unit, whether less is better, the aims beside each other peer.
-pub type Figure = (&'static str, &'static str, bool, [&'static str; 2]);
+/// A figure that several peers have.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// What it is called.
+    pub name: Cow<'static, str>,
+    /// In what.
+    pub unit: &'static str,
+    /// Which way is better.
+    pub better: Better,
+    /// How many times better than these we want to be.
+    pub aims: &'static [(Peer, &'static str)],
+}
+
+/// Which way a figure is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// Rates.
+    More,
+    /// Times.
+    Less,
+}
+
+impl Figure {
+    /// A rate with a fixed name.
+    pub const fn rate(name: &'static str, unit: &'static str, aims: &'static [(Peer, &'static str)]) -> Figure {
+        Figure { name: Cow::Borrowed(name), unit, better: Better::More, aims }
+    }
+
+    /// A time with a fixed name.
+    pub const fn time(name: &'static str, unit: &'static str, aims: &'static [(Peer, &'static str)]) -> Figure {
+        Figure { name: Cow::Borrowed(name), unit, better: Better::Less, aims }
+    }
+}
+
+/// What was found of one peer: the values of each figure, one from each run.
+#[derive(Default)]
+pub struct Found(BTreeMap<String, Vec<f64>>);
+
+impl Found {
+    /// Adds the value of one run.
+    pub fn put(&mut self, peer: Peer, name: &str, value: f64) {
+        eprintln!("  {} {name}: {value:.2}", peer.name());
+        self.0.entry(name.to_owned()).or_default().push(value);
+    }
+
+    fn median(&self, name: &str) -> Option<f64> {
+        let mut values = self.0.get(name)?.clone();
+        values.sort_by(f64::total_cmp);
+        values.get(values.len() / 2).copied()
+    }
+}
+
+/// The value below which that part of them lies; they are sorted by it.
+pub fn quantile(values: &mut [f64], part: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = (values.len() as f64 * part) as usize;
+    values.get(at.min(values.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
+}
 
 /// Prints figures as they come.
 pub struct Report {
@@ -164,32 +236,48 @@ impl Report {
         }
     }
 
-    /// Figures of several peers, the first of them ours: medians, and how many times better than each other ours is.
-    pub fn peers(&self, figures: &[Figure], all: &[(Peer, BTreeMap<&'static str, Vec<f64>>)]) {
-        for &(name, unit, less_is_better, aims) in figures {
-            let median = |found: &BTreeMap<&'static str, Vec<f64>>| -> Option<f64> {
-                let mut values = found.get(name)?.clone();
-                values.sort_by(f64::total_cmp);
-                values.get(values.len() / 2).copied()
-            };
-            let Some(((_, ours), others)) = all.split_first() else { continue };
-            let Some(ours) = median(ours) else { continue };
-            for ((peer, theirs), aim) in others.iter().zip(aims) {
-                let Some(theirs) = median(theirs) else { continue };
-                let ratio = if less_is_better { theirs / ours } else { ours / theirs };
-                let peer = peer.name();
-                if self.json {
-                    let line = serde_json::json!({
-                        "bench": self.bench, "figure": name, "unit": unit, "ours": ours, "peer": peer, "theirs": theirs,
-                        "ratio": ratio, "aim": aim,
-                    });
-                    println!("{line}");
-                } else {
-                    println!(
-                        "{name:28} ours {ours:10.2} {unit:7} | {peer:12} {theirs:10.2} {unit:7} | {ratio:6.2}x (aim {aim})"
-                    );
+    /// Runs the peers in turns, so that a slow minute of the machine hits all alike, the first of them ours; then prints
+    /// medians and how many times better than each other peer ours is.
+    pub fn in_turns(
+        &self,
+        figures: &[Figure],
+        peers: &[Peer],
+        runs: usize,
+        mut one_run: impl FnMut(Peer, &mut Found) -> Result<()>,
+    ) -> Result<()> {
+        let mut all: Vec<(Peer, Found)> = peers.iter().map(|p| (*p, Found::default())).collect();
+        for _ in 0..runs {
+            for (peer, found) in &mut all {
+                one_run(*peer, found)?;
+            }
+        }
+        let Some(((_, ours), others)) = all.split_first() else { return Ok(()) };
+        for figure in figures {
+            let Some(mine) = ours.median(&figure.name) else { continue };
+            for (peer, theirs) in others {
+                if let Some(theirs) = theirs.median(&figure.name) {
+                    self.line(figure, mine, *peer, theirs);
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn line(&self, figure: &Figure, ours: f64, peer: Peer, theirs: f64) {
+        let Figure { name, unit, better, aims } = figure;
+        let ratio = if *better == Better::Less { theirs / ours } else { ours / theirs };
+        let aim = aims.iter().find(|a| a.0 == peer).map_or("-", |a| a.1);
+        let peer = peer.name();
+        if self.json {
+            let line = serde_json::json!({
+                "bench": self.bench, "figure": name, "unit": unit, "ours": ours, "peer": peer, "theirs": theirs,
+                "ratio": ratio, "aim": aim,
+            });
+            println!("{line}");
+        } else {
+            println!(
+                "{name:34} ours {ours:10.2} {unit:7} | {peer:12} {theirs:10.2} {unit:7} | {ratio:6.2}x (aim {aim})"
+            );
         }
     }
 }

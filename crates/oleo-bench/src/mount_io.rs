@@ -1,13 +1,12 @@
 //! Data on a mount: fio, sequential and random.
 
-use std::collections::BTreeMap;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 
 use crate::Args;
-use crate::measure::{Figure, Report};
-use crate::mounted::{Bed, Mount, Peer, tool};
+use crate::measure::{Figure, Found, Report};
+use crate::mounted::{Bed, Files, Mount, Peer, tool};
 
 /// Length of the file that is worked on.
 const SIZE: &str = "1g";
@@ -15,18 +14,16 @@ const RANDOM_SECONDS: &str = "6";
 
 /// What is measured, as in `mount_metadata`.
 const FIGURES: &[Figure] = &[
-    ("seq write 1 MiB", "MiB/s", false, ["-", "0.9x"]),
-    ("seq write 1 MiB + fsync", "MiB/s", false, ["-", "-"]),
-    ("seq rewrite 1 MiB", "MiB/s", false, ["-", "0.9x"]),
-    ("seq read 1 MiB cold", "MiB/s", false, ["-", "0.9x"]),
-    ("seq read 1 MiB warm", "MiB/s", false, ["-", "0.9x"]),
-    ("random read 4 KiB cold", "IOPS", false, ["-", "-"]),
-    ("random read 4 KiB direct", "IOPS", false, ["-", "-"]),
-    ("random write 4 KiB", "IOPS", false, ["-", "-"]),
-    ("random write 4 KiB direct", "IOPS", false, ["-", "-"]),
+    Figure::rate("seq write 1 MiB", "MiB/s", &[(Peer::Pass, "0.9x")]),
+    Figure::rate("seq write 1 MiB + fsync", "MiB/s", &[]),
+    Figure::rate("seq rewrite 1 MiB", "MiB/s", &[(Peer::Pass, "0.9x")]),
+    Figure::rate("seq read 1 MiB cold", "MiB/s", &[(Peer::Pass, "0.9x")]),
+    Figure::rate("seq read 1 MiB warm", "MiB/s", &[(Peer::Pass, "0.9x")]),
+    Figure::rate("random read 4 KiB cold", "IOPS", &[]),
+    Figure::rate("random read 4 KiB direct", "IOPS", &[]),
+    Figure::rate("random write 4 KiB", "IOPS", &[]),
+    Figure::rate("random write 4 KiB direct", "IOPS", &[]),
 ];
-
-type Found = BTreeMap<&'static str, Vec<f64>>;
 
 /// Bandwidth in MiB/s and operations a second of one job over the file.
 fn fio(mount: &Mount, how: &str, block: &str, extra: &[&str]) -> Result<(f64, f64)> {
@@ -46,25 +43,22 @@ fn fio(mount: &Mount, how: &str, block: &str, extra: &[&str]) -> Result<(f64, f6
 
 fn one_run(bed: &Bed, peer: Peer, args: &Args, found: &mut Found) -> Result<()> {
     let wanted = |name: &str| args.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
-    let mut put = |name: &'static str, value: f64| {
-        eprintln!("  {} {name}: {value:.1}", peer.name());
-        found.entry(name).or_default().push(value);
-    };
+    let mut put = |name, value| found.put(peer, name, value);
     let random = ["--time_based", "--runtime", RANDOM_SECONDS, "--norandommap"];
     let direct = [&random[..], &["--direct=1"]].concat();
-    let mut mount = bed.fresh(peer)?;
+    let mut mount = bed.fresh(peer, Files::Few)?;
     put("seq write 1 MiB", fio(&mount, "write", "1m", &[])?.0);
     if wanted("fsync") {
         mount.unmount()?;
-        mount = bed.fresh(peer)?;
+        mount = bed.fresh(peer, Files::Few)?;
         put("seq write 1 MiB + fsync", fio(&mount, "write", "1m", &["--end_fsync=1"])?.0);
     }
     put("seq rewrite 1 MiB", fio(&mount, "write", "1m", &["--overwrite=1"])?.0);
-    mount = bed.cold(peer, mount)?;
+    mount = bed.cold(peer, Files::Few, mount)?;
     put("seq read 1 MiB cold", fio(&mount, "read", "1m", &[])?.0);
     put("seq read 1 MiB warm", fio(&mount, "read", "1m", &[])?.0);
     if wanted("random") {
-        mount = bed.cold(peer, mount)?;
+        mount = bed.cold(peer, Files::Few, mount)?;
         put("random read 4 KiB cold", fio(&mount, "randread", "4k", &random)?.1);
         put("random read 4 KiB direct", fio(&mount, "randread", "4k", &direct)?.1);
         put("random write 4 KiB", fio(&mount, "randwrite", "4k", &random)?.1);
@@ -83,12 +77,6 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
         "fio, one job, psync, a file of {SIZE}; random for {RANDOM_SECONDS} s; median of {} runs",
         args.runs
     ));
-    let mut all: Vec<(Peer, Found)> = Peer::ALL.iter().map(|p| (*p, Found::new())).collect();
-    for _ in 0..args.runs {
-        for (peer, found) in &mut all {
-            one_run(&bed, *peer, args, found)?;
-        }
-    }
-    report.peers(FIGURES, &all);
-    Ok(())
+    report.note(&format!("the pass-through is {}", bed.pass_through(Files::Few)));
+    report.in_turns(FIGURES, Peer::FILES, args.runs, |peer, found| one_run(&bed, peer, args, found))
 }

@@ -2,8 +2,10 @@
 //! only passes through to a tmpfs, which is about what FUSE itself allows.
 //!
 //! The pass-through is libfuse's example `passthrough_ll`, compiled when it is needed from where the package
-//! libfuse3-dev puts it, with caching switched on; or bindfs, where the limit of open files cannot be raised as far as
-//! that needs. All three keep their bytes in memory.
+//! libfuse3-dev puts it, with caching switched on. It holds a descriptor for every inode that the kernel knows, so for many
+//! files, where the limit of descriptors cannot be raised as far, bindfs stands in, which writes slower. The fourth peer
+//! only answers: a server on our transport that keeps nothing (`examples/null.rs` of oleo-fuse). All keep their bytes in
+//! memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +16,7 @@ use oleo_sim::oracle::{self, Mounted, Oracle, Scratch};
 use oleo_sim::served::{Limits, Served};
 use rustix::process::{Resource, Rlimit};
 
-use crate::measure;
+use crate::measure::{self, Built};
 
 /// Image files are sparse: this costs only what is written.
 const IMAGE_LEN: u64 = 12 << 30;
@@ -33,11 +35,15 @@ pub enum Peer {
     Kernel,
     /// A FUSE pass-through over a tmpfs.
     Pass,
+    /// A server that only answers: files can be made, and nothing else.
+    Null,
 }
 
 impl Peer {
-    /// In the order in which they run.
-    pub const ALL: [Peer; 3] = [Peer::Oleo, Peer::Kernel, Peer::Pass];
+    /// Those that are file systems, in the order in which they run.
+    pub const FILES: &[Peer] = &[Peer::Oleo, Peer::Kernel, Peer::Pass];
+    /// Those that files can be made on.
+    pub const ALL: &[Peer] = &[Peer::Oleo, Peer::Kernel, Peer::Pass, Peer::Null];
 
     /// As figures call it.
     pub fn name(self) -> &'static str {
@@ -45,8 +51,18 @@ impl Peer {
             Peer::Oleo => "oleo",
             Peer::Kernel => "kernel",
             Peer::Pass => "pass-through",
+            Peer::Null => "answers only",
         }
     }
+}
+
+/// How many files the kernel will know of at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Files {
+    /// Fewer than any limit of descriptors.
+    Few,
+    /// Up to [`DESCRIPTORS`].
+    Many,
 }
 
 /// Where all of it happens.
@@ -55,7 +71,8 @@ pub struct Bed {
     scratch: Scratch,
     oleo: PathBuf,
     pass: PathBuf,
-    /// The limit of descriptors cannot be raised here: a pass-through that works by names is taken instead.
+    null: PathBuf,
+    /// The limit of descriptors cannot be raised here: with many files a pass-through that works by names is taken.
     by_name: bool,
 }
 
@@ -98,7 +115,13 @@ impl Bed {
         // It holds a descriptor for every inode that the kernel knows; servers inherit the limit.
         let limit = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
         let by_name = rustix::process::setrlimit(Resource::Nofile, limit).is_err();
-        Ok(Bed { oracle, oleo: measure::oleo()?, scratch, pass, by_name })
+        let (oleo, null) = (measure::oleo()?, measure::built("oleo-fuse", "null", Built::Example)?);
+        Ok(Bed { oracle, oleo, scratch, pass, null, by_name })
+    }
+
+    /// Which program stands for the pass-through, for the report.
+    pub fn pass_through(&self, files: Files) -> &'static str {
+        if self.by_name && files == Files::Many { "bindfs" } else { "passthrough_ll" }
     }
 
     /// A directory for logs and archives.
@@ -111,7 +134,7 @@ impl Bed {
     }
 
     /// Empty again; what was there is gone.
-    pub fn fresh(&self, peer: Peer) -> Result<Mount> {
+    pub fn fresh(&self, peer: Peer, files: Files) -> Result<Mount> {
         let image = self.image(peer);
         match peer {
             Peer::Oleo => {
@@ -129,18 +152,19 @@ impl Bed {
                 let _ = std::fs::remove_dir_all(&image);
                 std::fs::create_dir(&image)?;
             }
+            Peer::Null => {}
         }
-        self.mount(peer)
+        self.mount(peer, files)
     }
 
     /// Mounts what is there.
-    pub fn mount(&self, peer: Peer) -> Result<Mount> {
+    pub fn mount(&self, peer: Peer, files: Files) -> Result<Mount> {
         let image = self.image(peer);
         let limits = Limits { life: Duration::from_secs(3600), unmount: Duration::from_secs(300), ..Limits::default() };
         match peer {
             Peer::Oleo => Served::mount(&self.oleo, &[image], "noatime", limits).map(Mount::Served),
             Peer::Kernel => self.oracle.mount(&[image], "").map(Mount::Kernel),
-            Peer::Pass if self.by_name => {
+            Peer::Pass if self.pass_through(files) == "bindfs" => {
                 let mut command = Command::new("bindfs");
                 let kept = "attr_timeout=86400,entry_timeout=86400,negative_timeout=86400";
                 command.args(["-f", "--multithreaded", "-o", kept]).arg(image);
@@ -152,14 +176,15 @@ impl Bed {
                 command.args(["-f", "-o", &source]);
                 Served::start(command, vec!["umount".into()], limits).map(Mount::Served)
             }
+            Peer::Null => Served::start(Command::new(&self.null), vec!["umount".into()], limits).map(Mount::Served),
         }
     }
 
     /// The same files with nothing of them in any cache: unmounted, the kernel's caches dropped, mounted again.
-    pub fn cold(&self, peer: Peer, mount: Mount) -> Result<Mount> {
+    pub fn cold(&self, peer: Peer, files: Files, mount: Mount) -> Result<Mount> {
         mount.unmount()?;
         drop_caches()?;
-        self.mount(peer)
+        self.mount(peer, files)
     }
 
     /// What Oleo has written must be sound; otherwise its figures count for nothing.

@@ -1,7 +1,7 @@
 //! A server that only answers: files have a number, a name that nobody remembers, and nothing in them. What it costs to make
 //! files on it is what FUSE itself costs; `docs/decisions/0007-fuse-io-uring.md` has figures.
 //!
-//! `null DIR on|off` mounts it on DIR, with io_uring or without, until it is unmounted.
+//! `null DIR [on|off]` mounts it on DIR, with io_uring, without, or as the kernel offers, until it is unmounted.
 
 use std::error::Error;
 use std::path::Path;
@@ -18,17 +18,24 @@ const ENOSYS: i32 = 38;
 const FOREVER: u64 = u64::MAX / 2;
 const MODE_DIR: u32 = 0o040_755;
 const MODE_FILE: u32 = 0o100_644;
+/// In the numbers of directories.
+const DIR: u64 = 1 << 62;
+
+/// What a number says the file is.
+fn mode_of(node: u64) -> u32 {
+    if node == abi::ROOT_ID || node & DIR != 0 { MODE_DIR } else { MODE_FILE }
+}
 
 struct Null(AtomicU64);
 
 impl Null {
-    fn attr(node: u64, mode: u32) -> abi::Attr {
-        abi::Attr { ino: node, mode, nlink: 1, blksize: 4096, ..Default::default() }
+    fn attr(node: u64) -> abi::Attr {
+        abi::Attr { ino: node, mode: mode_of(node), nlink: 1, blksize: 4096, ..Default::default() }
     }
 
-    fn made(&self, mode: u32) -> abi::EntryOut {
-        let nodeid = self.0.fetch_add(1, Ordering::Relaxed);
-        let attr = Null::attr(nodeid, mode);
+    fn made(&self, mark: u64) -> abi::EntryOut {
+        let nodeid = self.0.fetch_add(1, Ordering::Relaxed) | mark;
+        let attr = Null::attr(nodeid);
         abi::EntryOut { nodeid, entry_valid: FOREVER, attr_valid: FOREVER, attr, ..Default::default() }
     }
 }
@@ -39,13 +46,12 @@ impl Handler for Null {
         match &request.op {
             Op::Lookup { .. } => return Outcome::Failed(ENOENT),
             Op::Create { .. } => {
-                reply.put(&abi::CreateOut { entry: self.made(MODE_FILE), open: abi::OpenOut::default() })
+                reply.put(&abi::CreateOut { entry: self.made(0), open: abi::OpenOut::default() })
             }
-            Op::Mknod { .. } => reply.put(&self.made(MODE_FILE)),
-            Op::Mkdir { .. } => reply.put(&self.made(MODE_DIR)),
+            Op::Mknod { .. } => reply.put(&self.made(0)),
+            Op::Mkdir { .. } => reply.put(&self.made(DIR)),
             Op::GetAttr | Op::SetAttr(_) => {
-                let mode = if node == abi::ROOT_ID { MODE_DIR } else { MODE_FILE };
-                reply.put(&abi::AttrOut { attr_valid: FOREVER, attr: Null::attr(node, mode), ..Default::default() });
+                reply.put(&abi::AttrOut { attr_valid: FOREVER, attr: Null::attr(node), ..Default::default() });
             }
             Op::Write { args, .. } => reply.put(&abi::WriteOut { size: args.size, padding: 0 }),
             Op::StatFs => {
@@ -70,8 +76,12 @@ impl Handler for Null {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().collect();
-    let (Some(dir), Some(mode)) = (args.get(1), args.get(2)) else { return Err("null DIR on|off".into()) };
-    let uring = if mode == "on" { Uring::On } else { Uring::Off };
+    let Some(dir) = args.get(1) else { return Err("null DIR [on|off]".into()) };
+    let uring = match args.get(2).map(String::as_str) {
+        Some("on") => Uring::On,
+        Some("off") => Uring::Off,
+        _ => Uring::Auto,
+    };
     let options = AttachOptions {
         source: "null".into(),
         subtype: "null".into(),
