@@ -2,6 +2,7 @@
 //!
 //! It shares no code with the rooms that write (tree, space, txn, fs), so that one mistake cannot blind both.
 
+mod feed;
 mod files;
 mod finding;
 

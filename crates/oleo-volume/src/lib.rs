@@ -19,6 +19,7 @@
 //! Not here: what is free inside a chunk; when a chunk is needed; caching.
 
 mod carve;
+mod copies;
 mod error;
 mod geometry;
 mod member;
@@ -40,6 +41,7 @@ use parking_lot::RwLock;
 use uuid::Uuid;
 
 pub use carve::{ChunkPlan, ChunkRemoval, ChunkWant};
+pub use copies::CopyRead;
 pub use error::VolumeError;
 pub use geometry::{ChunkMap, Hints, Piece, STRIPE_LEN, StripeAt};
 pub use member::{DeviceInfo, ErrorCounters};
@@ -120,6 +122,10 @@ impl Volume {
     /// Parts of a chunk that must not be given out because mirrors of the superblock lie there.
     pub fn super_ranges_in(&self, chunk: &ChunkMap) -> Vec<(Logical, ByteLen)> {
         chunk.super_ranges()
+    }
+
+    fn members_of(&self, devid: oleo_format::DevId) -> Vec<Arc<Member>> {
+        self.members.read().iter().filter(|m| m.devid == devid).cloned().collect()
     }
 
     /// The chunk at an address with its members.

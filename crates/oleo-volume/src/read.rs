@@ -270,7 +270,7 @@ impl Volume {
     }
 
     /// The rules for a block: those of the seed whose fsid it carries, or the volume's own.
-    fn rules_for(&self, bytes: &[u8]) -> &NodeRules {
+    pub(crate) fn rules_for(&self, bytes: &[u8]) -> &NodeRules {
         let fsid = bytes.get(HEADER_FSID).and_then(|b| Uuid::from_slice(b).ok());
         self.seed_rules.iter().find(|r| Some(r.fsid) == fsid).unwrap_or(&self.rules)
     }
@@ -365,7 +365,7 @@ impl<'a> Judge<'a> {
 
 /// Reads of many devices, one batch for each.
 #[derive(Default)]
-struct Batch<'a> {
+pub(crate) struct Batch<'a> {
     by_device: BTreeMap<u64, DeviceReads<'a>>,
 }
 
@@ -378,14 +378,14 @@ struct DeviceReads<'a> {
 
 impl<'a> Batch<'a> {
     /// `tag` comes back with the result.
-    fn add(&mut self, member: &Arc<Member>, offset: u64, buf: &'a mut [u8], tag: usize) {
+    pub fn add(&mut self, member: &Arc<Member>, offset: u64, buf: &'a mut [u8], tag: usize) {
         let new = || DeviceReads { member: member.clone(), reqs: Vec::new(), tags: Vec::new() };
         let reads = self.by_device.entry(member.devid.0).or_insert_with(new);
         reads.reqs.push(ReadReq::new(offset, buf));
         reads.tags.push(tag);
     }
 
-    fn run(self) -> Vec<(usize, Result<(), DeviceError>)> {
+    pub fn run(self) -> Vec<(usize, Result<(), DeviceError>)> {
         let one = |mut reads: DeviceReads<'a>| {
             if let Some(device) = &reads.member.device {
                 device.read_batch(&mut reads.reqs);

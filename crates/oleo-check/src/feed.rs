@@ -1,0 +1,163 @@
+//! What the core gives to the judges of files: trees, their items in key order, and facts about the volume.
+//!
+//! Trees of files are judged in two steps, so that a block that 64 snapshots share is looked at once. (1) Every leaf is
+//! turned into [`Facts`](crate::files::Facts), once, by `Facts::of_leaf`. Facts join: those of two runs of leaves give those
+//! of the longer run, so the facts of a subtree are computed once however many trees share it, and those of a tree are the
+//! facts of its root. (2) Where `Facts::is_closed` says that something in a tree does not add up, that tree alone is read
+//! again in key order and fed to a `TreeJudge`, which says exactly what is wrong.
+//!
+//! Trees that no snapshot shares (root tree, uuid, quota, log) are read in key order with [`Feed::each`].
+
+use std::ops::ControlFlow;
+
+use oleo_format::{Generation, ItemType, Key, Logical, NodeExpect, NodeRules, RootItem, SuperBlock, TreeId};
+use oleo_volume::Volume;
+
+use crate::Finding;
+
+/// Where a tree begins.
+#[derive(Clone, Debug)]
+pub(crate) struct TreeStart {
+    /// The tree.
+    pub tree: TreeId,
+    /// The key of its root item; for trees without one, a key with its number.
+    pub key: Key,
+    /// Its root block.
+    pub logical: Logical,
+    /// The transaction that wrote the root block.
+    pub generation: Generation,
+    /// The level of the root block.
+    pub level: u8,
+    /// Its root item; zeros for the root, chunk and log root tree, which have none.
+    pub item: RootItem,
+}
+
+impl TreeStart {
+    /// A tree with a root item.
+    pub fn of_item(key: Key, item: RootItem) -> TreeStart {
+        TreeStart {
+            tree: TreeId(key.objectid),
+            key,
+            logical: Logical(item.bytenr.get()),
+            generation: Generation(item.generation.get()),
+            level: item.level,
+            item,
+        }
+    }
+
+    /// A tree that the superblock names.
+    pub fn of_super(tree: TreeId, logical: u64, generation: u64, level: u8) -> TreeStart {
+        TreeStart {
+            tree,
+            key: Key::new(tree.0, ItemType::ROOT_ITEM, 0),
+            logical: Logical(logical),
+            generation: Generation(generation),
+            level,
+            item: RootItem::default(),
+        }
+    }
+
+    /// The key before which a tree that is being deleted has nothing any more, and the level of the node it is in.
+    pub fn drop_progress(&self) -> Option<(Key, u8)> {
+        let key = Key::from(self.item.drop_progress);
+        (key != Key::MIN).then_some((key, self.item.drop_level))
+    }
+
+    /// Whether this is a subvolume that was deleted: what is left of it is nobody's.
+    pub fn is_dead(&self) -> bool {
+        self.tree.is_subvol() && self.item.refs.get() == 0
+    }
+}
+
+/// What the whole volume has in common.
+#[derive(Debug)]
+pub(crate) struct Env {
+    /// The superblock that the volume was opened with.
+    pub sb: SuperBlock,
+    /// What tree blocks have in common.
+    pub rules: NodeRules,
+}
+
+/// How many bytes of extents exactly these trees reach. Each extent counts once, in the set of all that reach it.
+#[derive(Clone, Debug)]
+pub(crate) struct Share {
+    /// Subvolumes, rising.
+    pub trees: Vec<TreeId>,
+    /// Bytes on disk, data and tree blocks.
+    pub bytes: u64,
+}
+
+/// Reads trees in key order.
+pub(crate) struct Feed<'a> {
+    pub volume: &'a Volume,
+}
+
+/// Children that are fetched at once.
+const AHEAD: usize = 32;
+
+impl Feed<'_> {
+    /// Calls `each` for all items of a tree from `from` to `to`, both included, in key order. Blocks that cannot be read
+    /// are passed over: the walk over all blocks has told of them. False if there were such. What a tree that is being
+    /// deleted has dropped already is left out.
+    pub fn each(
+        &self,
+        start: &TreeStart,
+        from: Key,
+        to: Key,
+        each: &mut dyn FnMut(&Key, &[u8]) -> ControlFlow<()>,
+    ) -> bool {
+        let from = from.max(start.drop_progress().map_or(Key::MIN, |(key, _)| key));
+        let mut whole = true;
+        let root = NodeExpect {
+            logical: start.logical,
+            generation: Some(start.generation),
+            level: Some(start.level),
+            owner: None,
+            first_key: None,
+        };
+        // Levels fall with every step down, so the stack holds at most the children of one node per level.
+        let mut stack: Vec<NodeExpect> = vec![root];
+        while let Some(top) = stack.pop() {
+            let mut batch = vec![top];
+            if top.level == Some(0) {
+                while batch.len() < AHEAD
+                    && let Some(next) = stack.pop_if(|next| next.level == Some(0))
+                {
+                    batch.push(next);
+                }
+            }
+            for node in self.volume.read_blocks(&batch) {
+                let Ok(node) = node else {
+                    whole = false;
+                    continue;
+                };
+                if node.is_leaf() {
+                    for (key, item) in node.iter().filter(|(key, _)| *key >= from && *key <= to) {
+                        if each(&key, item).is_break() {
+                            return whole;
+                        }
+                    }
+                    continue;
+                }
+                let first = node.child_slot(&from);
+                for slot in (first..node.len()).rev().filter(|&slot| node.key(slot) <= to) {
+                    stack.push(NodeExpect::child(&node.child(slot), node.level()));
+                }
+            }
+        }
+        whole
+    }
+
+    /// One item of a tree.
+    pub fn get(&self, start: &TreeStart, key: Key) -> Option<Vec<u8>> {
+        let mut found = None;
+        self.each(start, key, key, &mut |_, item| {
+            found = Some(item.to_vec());
+            ControlFlow::Break(())
+        });
+        found
+    }
+}
+
+/// Takes findings; from any thread.
+pub(crate) type Tell<'a> = &'a (dyn Fn(Finding) + Sync);
