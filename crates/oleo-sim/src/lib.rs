@@ -7,6 +7,7 @@
 //! - [`rot`]: images with bytes changed and the checksums put right again.
 //! - [`served`]: Oleo's own mount, as a guard.
 //! - [`disk`]: a disk in memory that loses power and what was not flushed.
+//! - [`crash`]: what a crash leaves of a run, state by state, and which of that is right.
 //! - [`rng`]: the seeded numbers that all of these draw from.
 //!
 //! A failure found by chance is worth keeping: every random thing here takes a seed and says it when it fails.
@@ -14,6 +15,7 @@
 //! This crate knows nothing of the engine above `oleo-format`, so that any room may use it in its tests; what binds it
 //! to the library lives in `tests/`.
 
+pub mod crash;
 pub mod disk;
 pub mod manifest;
 pub mod oracle;

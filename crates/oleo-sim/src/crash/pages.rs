@@ -1,0 +1,172 @@
+//! Disk contents that are cheap to copy: pages shared until one of them is written to.
+//!
+//! [`Contents`] are a value: a base that many share, and the pages that were written since. A copy costs one counted pointer
+//! for each of the latter; [`Contents::settle`] makes them part of a new base. [`Overlay`] is a device over such contents,
+//! with a lock around them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use oleo_device::{Device, DeviceError, Op};
+
+/// Bytes per page: what one write copies at least.
+const PAGE_LEN: usize = 4096;
+
+type Pages = HashMap<u64, Arc<[u8; PAGE_LEN]>>;
+
+/// What is on a disk. Pages that nobody wrote are zeros.
+#[derive(Clone, Debug, Default)]
+pub struct Contents {
+    len: u64,
+    base: Arc<Pages>,
+    own: Pages,
+}
+
+/// Splits a range into (page number, byte in page, byte in buffer, length) pieces.
+fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let at = offset + done as u64;
+        let in_page = (at % PAGE_LEN as u64) as usize;
+        let take = (PAGE_LEN - in_page).min(len - done);
+        let piece = (at / PAGE_LEN as u64, in_page, done, take);
+        done += take;
+        (take > 0).then_some(piece)
+    })
+}
+
+impl Contents {
+    /// Zeros, `len` bytes of them.
+    pub fn zeros(len: u64) -> Contents {
+        Contents { len, ..Contents::default() }
+    }
+
+    /// What is on a device now.
+    pub fn of(device: &dyn Device) -> Result<Contents, DeviceError> {
+        const STEP: usize = 64 * PAGE_LEN;
+        let mut out = Contents::zeros(device.len());
+        let mut buf = vec![0; STEP];
+        for at in (0..out.len).step_by(STEP) {
+            let part = &mut buf[..usize::try_from(out.len - at).unwrap_or(STEP).min(STEP)];
+            device.read_at(at, part)?;
+            for (i, page) in part.chunks(PAGE_LEN).enumerate().filter(|(_, page)| page.iter().any(|b| *b != 0)) {
+                out.write(at + (i * PAGE_LEN) as u64, page);
+            }
+        }
+        out.settle();
+        Ok(out)
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Fills `buf` from `offset`; beyond the end there are zeros.
+    pub fn read(&self, offset: u64, buf: &mut [u8]) {
+        for (page, in_page, at, take) in pieces(offset, buf.len()) {
+            let out = &mut buf[at..at + take];
+            match self.own.get(&page).or_else(|| self.base.get(&page)) {
+                Some(bytes) => out.copy_from_slice(&bytes[in_page..in_page + take]),
+                None => out.fill(0),
+            }
+        }
+    }
+
+    /// Writes `data` at `offset`.
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        for (page, in_page, at, take) in pieces(offset, data.len()) {
+            let base = &self.base;
+            let bytes = self.own.entry(page).or_insert_with(|| match base.get(&page) {
+                Some(shared) => shared.clone(),
+                None => Arc::new([0; PAGE_LEN]),
+            });
+            Arc::make_mut(bytes)[in_page..in_page + take].copy_from_slice(&data[at..at + take]);
+        }
+    }
+
+    /// Makes what was written part of the base, so that copies made from now on cost nothing.
+    pub fn settle(&mut self) {
+        if !self.own.is_empty() {
+            Arc::make_mut(&mut self.base).extend(std::mem::take(&mut self.own));
+        }
+    }
+}
+
+/// A device over contents.
+pub struct Overlay {
+    name: Arc<str>,
+    contents: RwLock<Contents>,
+    read_only: bool,
+}
+
+impl Overlay {
+    /// A device that holds these contents at first.
+    pub fn new(name: &str, contents: Contents) -> Overlay {
+        Overlay { name: name.into(), contents: RwLock::new(contents), read_only: false }
+    }
+
+    /// The same, refusing writes.
+    pub fn read_only(name: &str, contents: Contents) -> Overlay {
+        Overlay { read_only: true, ..Overlay::new(name, contents) }
+    }
+
+    /// What it holds now.
+    pub fn contents(&self) -> Contents {
+        self.contents.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn check(&self, op: Op, offset: u64, len: usize) -> Result<(), DeviceError> {
+        let (len, size) = (len as u64, self.len());
+        match offset.checked_add(len) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(DeviceError::OutOfRange { name: self.name.clone(), op, offset, len, size }),
+        }
+    }
+}
+
+impl Device for Overlay {
+    fn len(&self) -> u64 {
+        self.contents.read().unwrap_or_else(PoisonError::into_inner).len
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.check(Op::Read, offset, buf.len())?;
+        self.contents.read().unwrap_or_else(PoisonError::into_inner).read(offset, buf);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        if self.read_only {
+            return Err(DeviceError::ReadOnly { name: self.name.clone(), op: Op::Write });
+        }
+        self.check(Op::Write, offset, buf.len())?;
+        self.contents.write().unwrap_or_else(PoisonError::into_inner).write(offset, buf);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn discard(&self, _offset: u64, _len: u64) -> Result<(), DeviceError> {
+        Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Discard })
+    }
+
+    fn set_len(&self, _len: u64) -> Result<(), DeviceError> {
+        Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Resize })
+    }
+
+    fn name(&self) -> String {
+        self.name.to_string()
+    }
+
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
+}
