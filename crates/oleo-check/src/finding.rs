@@ -63,6 +63,56 @@ macro_rules! kinds {
 kinds! {
     /// A tree block that no copy gives whole: checksum, owner, level, order of keys, parent's key or generation.
     Block = "block",
+
+    // Inside trees of files (`files`).
+    /// A tree of files without its root directory.
+    RootDir = "root-dir",
+    /// Items of an inode without its inode item.
+    InodeMissing = "inode-missing",
+    /// `nlink` is not the number of names.
+    InodeLinks = "inode-links",
+    /// An inode or file extent from a transaction that has not been yet.
+    ItemGeneration = "item-generation",
+    /// The size of a directory is not that of its names, counted twice.
+    DirSize = "dir-size",
+    /// A directory with more than one name.
+    DirLinks = "dir-links",
+    /// Directory entries in what is no directory.
+    DirEntryOdd = "dir-entry-odd",
+    /// A name twice in one directory.
+    DirEntryTwice = "dir-entry-twice",
+    /// An attribute twice.
+    XattrTwice = "xattr-twice",
+    /// An entry by index without one by name.
+    DirItem = "dir-item",
+    /// An entry by name without one by index.
+    DirIndex = "dir-index",
+    /// An entry without the inode's reference to it, or a reference that is wrong in itself.
+    InodeRef = "inode-ref",
+    /// An inode's reference to an entry that is not there.
+    DirEntry = "dir-entry",
+    /// An entry that leads to no inode.
+    DirEntryDangling = "dir-entry-dangling",
+    /// An entry of another type than its inode.
+    DirEntryType = "dir-entry-type",
+    /// Directories that lie in each other and not below the root directory.
+    DirRing = "dir-ring",
+    /// An inode without names that is no orphan.
+    OrphanMissing = "orphan-missing",
+    /// An orphan that is none, or is not there.
+    OrphanStale = "orphan-stale",
+    /// Two file extents overlap.
+    FileExtentOverlap = "file-extent-overlap",
+    /// A file extent of what has no contents.
+    FileExtentOdd = "file-extent-odd",
+    /// `nbytes` is not the sum of the file extents.
+    FileBytes = "file-bytes",
+    /// A part of a file without file extent, on a volume where holes need them.
+    FileHole = "file-hole",
+    /// The size of a symbolic link is not that of its target.
+    SymlinkSize = "symlink-size",
+    /// A file with verity without its descriptor, or what cannot have verity.
+    Verity = "verity",
 }
 
 impl fmt::Display for Kind {

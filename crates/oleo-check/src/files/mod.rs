@@ -1,55 +1,95 @@
-//! What is inside the trees of files: one judge per tree, fed with its items in key order.
+//! What is inside the trees of files, and what binds trees to one another.
 //!
-//! How it is fed is told in `feed`.
+//! Normal path: (1) [`Facts::of_leaf`] once for each leaf, however many trees share it; (2) [`Facts::join`] joins neighbours,
+//! leaves to nodes and nodes to trees, and may be remembered per block: a snapshot costs the blocks that it does not share;
+//! (3) [`Forest::tree`] judges a whole tree of files from its facts and, where something does not add up, reads that tree
+//! again to name it ([`look`]); (4) [`judge_volume`] judges what is between the trees.
+//!
+//! Invariants: `join` is associative, so the verdict does not depend on how a tree is cut into blocks. Findings are told while
+//! joining; two trees that join the same neighbours in different nodes tell the same finding twice: the receiver drops
+//! doubles. Nothing keeps a list of files, so memory grows with blocks (about 400 bytes each) and subvolumes only.
+//! Blocks are verified before: what `CheckedNode` checks within an item or a leaf is not checked again; items that do not
+//! parse are passed over.
 
-use oleo_format::{CheckedNode, Key};
+mod claim;
+mod extents;
+mod facts;
+mod forest;
+mod look;
+mod part;
 
-use crate::feed::{Env, Feed, Share, Tell, TreeStart};
+use std::fmt::Display;
 
-/// What of a run of leaves matters beyond it. Kept for every leaf and node of the volume that a tree of files has, so
-/// small: a few hundred bytes.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Facts {}
+use oleo_format::{Generation, Key, Logical, TreeId};
 
-impl Facts {
-    /// Judges a leaf by itself; findings name its owner. Called once for each leaf, from many threads.
-    pub fn of_leaf(_env: &Env, _leaf: &CheckedNode, _tell: Tell<'_>) -> Facts {
-        Facts {}
-    }
+pub(crate) use facts::Facts;
+pub(crate) use forest::{Forest, judge_volume};
 
-    /// Those of this run and the one that follows it directly.
-    pub fn join(&mut self, _right: &Facts) {}
+use crate::feed::{Env, Tell};
+use crate::finding::{Finding, Kind, Place, Severity};
 
-    /// Whether these, as those of a whole tree, add up. If not, the tree is read again and fed to a [`TreeJudge`].
-    pub fn is_closed(&self, _env: &Env, _tree: &TreeStart) -> bool {
-        true
-    }
+/// Data that a file reads, in bytes of the volume. The same may be told many times over.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct DataNeed {
+    /// Where it begins.
+    pub start: u64,
+    /// Its length.
+    pub len: u64,
+    /// Whether each sector must have a checksum, or else must have none (files without checksums).
+    pub sums: bool,
 }
 
-/// Judges one tree from all its items.
-pub(crate) struct TreeJudge {}
-
-impl TreeJudge {
-    /// For this tree.
-    pub fn new(_env: &Env, _tree: &TreeStart) -> TreeJudge {
-        TreeJudge {}
-    }
-
-    /// The next item; keys rise.
-    pub fn item(&mut self, _key: &Key, _item: &[u8], _tell: Tell<'_>) {}
-
-    /// That was the last.
-    pub fn end(self, _tell: Tell<'_>) {}
+/// Who is told what.
+#[derive(Clone, Copy)]
+pub(crate) struct Hear<'a> {
+    /// Something is wrong.
+    pub tell: Tell<'a>,
+    /// This data needs checksums, or must not have any.
+    pub data: &'a (dyn Fn(DataNeed) + Sync),
 }
 
-/// Judges what ties trees to each other: root references, the uuid tree, orphans of the root tree, log trees, and with
-/// `shares` (given when quota is on) the numbers of quota groups. `trees` are all trees that have root items, in the order of
-/// their keys, after the root tree and, if there is one, the root of log trees.
-pub(crate) fn judge_volume(
-    _env: &Env,
-    _feed: &Feed<'_>,
-    _trees: &[TreeStart],
-    _shares: Option<&[Share]>,
-    _tell: Tell<'_>,
-) {
+/// What judging needs to know beside the items.
+#[derive(Clone, Copy)]
+struct Context<'a> {
+    /// The tree through which the items were reached.
+    tree: TreeId,
+    /// The leaf they are in, where it is one.
+    block: Option<Logical>,
+    /// Bytes of a sector.
+    sectorsize: u32,
+    /// Holes in files need no items.
+    no_holes: bool,
+    /// The transaction of the superblock; nothing in a tree is younger.
+    generation: Generation,
+    /// Tell which data needs checksums: not for the data relocation tree.
+    data_sums: bool,
+    hear: Hear<'a>,
+}
+
+impl<'a> Context<'a> {
+    fn new(env: &Env, tree: TreeId, hear: Hear<'a>) -> Context<'a> {
+        Context {
+            tree,
+            block: None,
+            sectorsize: env.rules.sectorsize,
+            no_holes: env.rules.features.no_holes(),
+            generation: Generation(env.sb.generation.get()),
+            data_sums: tree != TreeId::DATA_RELOC,
+            hear,
+        }
+    }
+
+    #[cold]
+    fn tell(&self, severity: Severity, kind: Kind, key: Key, have: String, want: String) {
+        let at = Place { tree: Some(self.tree), block: self.block, key: Some(key), device: None };
+        (self.hear.tell)(Finding { severity, kind, at, have, want });
+    }
+
+    fn error(&self, kind: Kind, key: Key, have: impl Display, want: impl Display) {
+        self.tell(Severity::Error, kind, key, have.to_string(), want.to_string());
+    }
+
+    fn warning(&self, kind: Kind, key: Key, have: impl Display, want: impl Display) {
+        self.tell(Severity::Warning, kind, key, have.to_string(), want.to_string());
+    }
 }

@@ -1,0 +1,150 @@
+//! Claims: what one item says of another, as numbers that add up.
+//!
+//! A name is written three times (DIR_ITEM, DIR_INDEX, INODE_REF), its kind twice (entry, mode), a file without names twice
+//! (`nlink` 0, ORPHAN_ITEM). Each writing is a claim; the two sides of a pair are added and subtracted as 128-bit hashes.
+//! Where a sum is zero, both sides say the same, wherever they stand and however many leaves lie between them. Sums of
+//! leaves add up to those of trees in any grouping, so a leaf that a hundred snapshots share is read once.
+//!
+//! A sum that is not zero says that something is wrong, not what: [`look`](super::look) reads the tree again for that.
+
+use oleo_format::FileType;
+
+/// What is matched with what.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(usize)]
+pub(crate) enum Pair {
+    /// DIR_ITEM with DIR_INDEX: (directory, name, where to, type).
+    Entries,
+    /// DIR_INDEX with INODE_REF or INODE_EXTREF: (directory, index, name, inode).
+    Names,
+    /// The type in DIR_INDEX with the mode of the inode, once per name.
+    Types,
+    /// An inode with `nlink` 0 with its ORPHAN_ITEM.
+    Orphans,
+}
+
+/// How many pairs there are.
+pub(crate) const PAIRS: usize = 4;
+
+/// The sums of all pairs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) struct Sums(pub [u128; PAIRS]);
+
+impl Sums {
+    /// One side of a pair claims this.
+    pub(crate) fn plus(&mut self, pair: Pair, hash: u128) {
+        let sum = &mut self.0[pair as usize];
+        *sum = sum.wrapping_add(hash);
+    }
+
+    /// The other side claims this, `times` times.
+    pub(crate) fn minus(&mut self, pair: Pair, hash: u128, times: u64) {
+        let sum = &mut self.0[pair as usize];
+        *sum = sum.wrapping_sub(hash.wrapping_mul(u128::from(times)));
+    }
+
+    pub(crate) fn add(&mut self, other: &Sums) {
+        for (sum, more) in self.0.iter_mut().zip(other.0) {
+            *sum = sum.wrapping_add(more);
+        }
+    }
+
+    /// Whether all sides agree.
+    pub(crate) fn balanced(&self) -> bool {
+        self.0.iter().all(|&sum| sum == 0)
+    }
+}
+
+/// A hash of 128 bits for sums: fast, the same everywhere, not meant against someone who makes collisions on purpose.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hash(u64, u64);
+
+const K: [u64; 4] = [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93, 0xa076_1d64_78bd_642f, 0xe703_7ed1_a0b4_28db];
+
+/// Both halves of the product folded into one word.
+fn fold(a: u64, b: u64) -> u64 {
+    let wide = u128::from(a) * u128::from(b);
+    #[allow(clippy::cast_possible_truncation, reason = "the halves are meant")]
+    let (low, high) = (wide as u64, (wide >> 64) as u64);
+    low ^ high
+}
+
+impl Hash {
+    pub(crate) fn new(pair: Pair) -> Hash {
+        Hash(K[0] ^ pair as u64, K[1].wrapping_add(pair as u64))
+    }
+
+    pub(crate) fn word(self, w: u64) -> Hash {
+        Hash(fold(self.0 ^ w, K[2]).wrapping_add(w), fold(self.1.rotate_left(29) ^ w, K[3]) ^ self.1)
+    }
+
+    pub(crate) fn bytes(self, bytes: &[u8]) -> Hash {
+        let mut hash = self.word(bytes.len() as u64);
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            for (to, from) in word.iter_mut().zip(chunk) {
+                *to = *from;
+            }
+            hash = hash.word(u64::from_le_bytes(word));
+        }
+        hash
+    }
+
+    pub(crate) fn end(self) -> u128 {
+        let Hash(a, b) = self.word(K[0]).word(K[1]);
+        u128::from(a) << 64 | u128::from(b)
+    }
+}
+
+/// [`Pair::Entries`]: an entry as its directory tells it.
+pub(crate) fn entry(dir: u64, name: &[u8], to: oleo_format::Key, kind: FileType) -> u128 {
+    let hash = Hash::new(Pair::Entries).word(dir).word(to.objectid).word(u64::from(to.item_type.0));
+    hash.word(u64::from(kind.to_disk())).bytes(name).end()
+}
+
+/// [`Pair::Names`]: a name as both its directory and its inode tell it.
+pub(crate) fn name(dir: u64, index: u64, name: &[u8], ino: u64) -> u128 {
+    Hash::new(Pair::Names).word(dir).word(index).word(ino).bytes(name).end()
+}
+
+/// [`Pair::Types`]: an inode is of this kind.
+pub(crate) fn kind(ino: u64, kind: FileType) -> u128 {
+    Hash::new(Pair::Types).word(ino).word(u64::from(kind.to_disk())).end()
+}
+
+/// [`Pair::Orphans`]: an inode has no name.
+pub(crate) fn orphan(ino: u64) -> u128 {
+    Hash::new(Pair::Orphans).word(ino).end()
+}
+
+/// A directory and the one that it is in. Not a pair: trees whose sums are equal have the same directories.
+pub(crate) fn edge(dir: u64, parent: u64) -> u128 {
+    Hash(K[2], K[3]).word(dir).word(parent).end()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: no two of many near claims look alike, and each half of the hash alone tells them apart.
+    #[test]
+    fn near_claims_differ() {
+        let mut all = Vec::new();
+        for dir in 256..280 {
+            for index in 2..40 {
+                for len in 0..12 {
+                    all.push(name(dir, index, &b"aaaaaaaaaaab"[..len], dir + index));
+                }
+            }
+        }
+        let total = all.len();
+        for half in
+            [all.clone(), all.iter().map(|h| h >> 64).collect(), all.iter().map(|h| h & u128::from(u64::MAX)).collect()]
+        {
+            let mut half: Vec<u128> = half;
+            half.sort_unstable();
+            half.dedup();
+            assert_eq!(half.len(), total);
+        }
+    }
+}

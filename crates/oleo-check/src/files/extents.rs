@@ -1,0 +1,82 @@
+//! The file extents of one inode, in so far as they have been seen: where they begin and end, whether they touch.
+
+use oleo_format::{Compression, FileExtentHead, FileExtentItem};
+
+/// What has been seen of an inode's file extents, from the first to the last: no list, however many there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Run {
+    /// Offset of the first.
+    pub start: u64,
+    /// End of the last, in whole sectors. Of the last, not the highest: neighbours are compared, in any grouping.
+    pub end: u64,
+    /// Start of the first gap between them.
+    pub gap: Option<u64>,
+    /// The bytes that they take of the file: what `nbytes` counts.
+    pub nbytes: u64,
+    /// How many.
+    pub count: u64,
+    /// `ram_bytes` of the inline one.
+    pub inline: Option<u64>,
+}
+
+/// One file extent, taken apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Extent {
+    pub run: Run,
+    /// The transaction that wrote it.
+    pub generation: u64,
+    /// Data on disk that is read through it: where, how long.
+    pub data: Option<(u64, u64)>,
+}
+
+impl Extent {
+    /// The extent in an EXTENT_DATA item at `offset`; `None` where it is no such item (which the block verifier says).
+    pub(crate) fn parse(offset: u64, item: &[u8], sectorsize: u64) -> Option<Extent> {
+        let (head, _) = FileExtentHead::parse_prefix(item).ok()?;
+        let generation = head.generation.get();
+        let round = |n: u64| n.checked_next_multiple_of(sectorsize.max(1)).unwrap_or(u64::MAX);
+        if head.r#type == FileExtentItem::INLINE {
+            let len = head.ram_bytes.get();
+            let end = round(offset.saturating_add(len.max(1)));
+            let run = Run { start: offset, end, gap: None, nbytes: len, count: 1, inline: Some(len) };
+            return Some(Extent { run, generation, data: None });
+        }
+        let e = FileExtentItem::parse(item).ok()?;
+        let (at, len) = (e.disk_bytenr.get(), e.num_bytes.get());
+        let nbytes = if at == 0 { 0 } else { len };
+        let end = round(offset.saturating_add(len));
+        let run = Run { start: offset, end, gap: None, nbytes, count: 1, inline: None };
+        let data = (at != 0 && e.r#type == FileExtentItem::REG).then(|| {
+            if e.compression == Compression::None.to_disk() {
+                (at.saturating_add(e.offset.get()), len)
+            } else {
+                (at, e.disk_num_bytes.get())
+            }
+        });
+        Some(Extent { run, generation, data })
+    }
+}
+
+impl Run {
+    /// What both are, `next` behind; and how far they overlap, if they do.
+    pub(crate) fn then(self, next: Run) -> (Run, Option<(u64, u64)>) {
+        let overlap = (self.end > next.start).then_some((next.start, self.end));
+        let between = (self.end < next.start).then_some(self.end);
+        let run = Run {
+            start: self.start,
+            end: next.end,
+            gap: self.gap.or(between).or(next.gap),
+            nbytes: self.nbytes.wrapping_add(next.nbytes),
+            count: self.count.saturating_add(next.count),
+            inline: self.inline.or(next.inline),
+        };
+        (run, overlap)
+    }
+
+    /// The first byte below `size` that no extent covers.
+    pub(crate) fn hole_below(run: Option<&Run>, size: u64) -> Option<u64> {
+        let Some(run) = run else { return (size > 0).then_some(0) };
+        let first = if run.start > 0 { 0 } else { run.gap.unwrap_or(run.end) };
+        (first < size).then_some(first)
+    }
+}

@@ -1,0 +1,327 @@
+//! What a run of neighbouring leaves amounts to: complete inodes judged and summed up, the first and the last one kept open.
+//!
+//! `Facts` is a monoid: [`Facts::default`] is nothing, [`Facts::then`] joins. A block that cannot be read is
+//! [`Facts::lost`]: inodes that touch it are not judged, nor is the tree as a whole.
+
+use oleo_format::{DirEntryRef, Ino, InodeExtrefEntryRef, InodeItem, InodeRefEntryRef, ItemType, Key, TreeId};
+
+use super::claim::{self, Pair, Sums};
+use super::extents::Extent;
+use super::part::{Fields, Part};
+use super::{Context, Hear};
+use crate::feed::Env;
+use crate::finding::Kind;
+
+/// What is known of inodes all of whose items have been seen, and of items that stand alone.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Closed {
+    pub sums: Sums,
+    /// Sum of [`claim::edge`]s.
+    pub edges: u128,
+    /// A directory lies in one with a higher number: only then can directories form a ring.
+    pub upward: bool,
+    /// Inode 256 is there, and whether it is a directory.
+    pub root_dir: Option<bool>,
+    pub inodes: u64,
+    /// A block is missing.
+    pub lost: bool,
+}
+
+impl Closed {
+    fn join(&mut self, other: &Closed) {
+        self.sums.add(&other.sums);
+        self.edges = self.edges.wrapping_add(other.edges);
+        self.upward |= other.upward;
+        self.root_dir = self.root_dir.or(other.root_dir);
+        self.inodes = self.inodes.saturating_add(other.inodes);
+        self.lost |= other.lost;
+    }
+}
+
+/// The inodes at the two ends, which may go on next door.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+enum Ends {
+    /// No inode at all.
+    #[default]
+    None,
+    /// All items are of one inode.
+    One(Part),
+    /// The first and the last; `None` where a block is lost, which may have held more of its neighbour.
+    Two(Option<Part>, Option<Part>),
+}
+
+/// What a run of neighbouring leaves amounts to. About 400 bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Facts {
+    ends: Ends,
+    pub(crate) closed: Closed,
+}
+
+impl Facts {
+    /// What a leaf amounts to; findings name its owner. Needed once for each leaf, from any thread.
+    pub(crate) fn of_leaf(env: &Env, leaf: &CheckedNode, hear: Hear<'_>) -> Facts {
+        let mut c = Context::new(env, leaf.owner(), hear);
+        c.block = Some(leaf.logical());
+        Facts::of_items(&c, leaf.iter())
+    }
+
+    /// Takes in the facts of the run of leaves right behind this one.
+    pub(crate) fn join(&mut self, right: &Facts, env: &Env, tree: TreeId, hear: Hear<'_>) {
+        *self = self.then(right, &Context::new(env, tree, hear));
+    }
+
+    /// What some items amount to. The keys must rise.
+    pub(super) fn of_items<'a>(c: &Context<'_>, items: impl IntoIterator<Item = (Key, &'a [u8])>) -> Facts {
+        let mut leaf = Leaf::default();
+        for (key, data) in items {
+            leaf.item(c, &key, data);
+        }
+        leaf.end(c)
+    }
+
+    /// What a block that nobody can read amounts to, or the part of a tree that is deleted already.
+    pub(crate) fn lost() -> Facts {
+        Facts { ends: Ends::Two(None, None), closed: Closed { lost: true, ..Closed::default() } }
+    }
+
+    /// This, and `next` right behind it.
+    #[must_use]
+    pub(super) fn then(&self, next: &Facts, c: &Context<'_>) -> Facts {
+        let mut closed = self.closed.clone();
+        closed.join(&next.closed);
+        let ends = join_ends(&self.ends, &next.ends, c, &mut closed);
+        Facts { ends, closed }
+    }
+
+    /// The whole tree has been seen: judges the inodes at its ends.
+    pub(super) fn finish(self, c: &Context<'_>) -> Closed {
+        let mut closed = self.closed;
+        match self.ends {
+            Ends::None => {}
+            Ends::One(only) => only.judge(c, &mut closed),
+            Ends::Two(first, last) => {
+                first.into_iter().chain(last).for_each(|part| part.judge(c, &mut closed));
+            }
+        }
+        closed
+    }
+}
+
+fn join_ends(a: &Ends, b: &Ends, c: &Context<'_>, closed: &mut Closed) -> Ends {
+    let (head, left) = match a {
+        Ends::None => return b.clone(),
+        Ends::One(part) => (None, Some(part)),
+        Ends::Two(first, last) => (Some(first), last.as_ref()),
+    };
+    let (right, tail) = match b {
+        Ends::None => return a.clone(),
+        Ends::One(part) => (Some(part), None),
+        Ends::Two(first, last) => (first.as_ref(), Some(last)),
+    };
+    match (left, right) {
+        // The inode goes on across the seam.
+        (Some(l), Some(r)) if l.ino == r.ino => {
+            let whole = l.then(r, c);
+            match (head, tail) {
+                (None, None) => Ends::One(whole),
+                (Some(first), None) => Ends::Two(first.clone(), Some(whole)),
+                (None, Some(last)) => Ends::Two(Some(whole), last.clone()),
+                (Some(first), Some(last)) => {
+                    whole.judge(c, closed);
+                    Ends::Two(first.clone(), last.clone())
+                }
+            }
+        }
+        (l, r) => {
+            let torn = |part: &Part, is_torn| Part { torn: part.torn || is_torn, ..part.clone() };
+            // Whole only if nothing was lost on the other side of the seam.
+            if let (Some(part), Some(_), true) = (l, r, head.is_some()) {
+                part.judge(c, closed);
+            }
+            if let (Some(part), Some(_), true) = (r, l, tail.is_some()) {
+                part.judge(c, closed);
+            }
+            let first = head.cloned().unwrap_or_else(|| l.map(|part| torn(part, r.is_none())));
+            let last = tail.cloned().unwrap_or_else(|| r.map(|part| torn(part, l.is_none())));
+            Ends::Two(first, last)
+        }
+    }
+}
+
+/// Gathers the items of one leaf.
+#[derive(Debug, Default)]
+struct Leaf {
+    /// The first inode, once a second one begins.
+    first: Option<Part>,
+    current: Option<Part>,
+    closed: Closed,
+    fresh: Vec<(u64, u64)>,
+}
+
+impl Leaf {
+    fn end(mut self, c: &Context<'_>) -> Facts {
+        let current = self.take(c, true);
+        let ends = match (self.first, current) {
+            (None, None) => Ends::None,
+            (None, Some(only)) | (Some(only), None) => Ends::One(only),
+            (Some(first), last) => Ends::Two(Some(first), last),
+        };
+        Facts { ends, closed: self.closed }
+    }
+
+    /// Ends the current inode: the first one of the leaf is kept, the others are complete, but for the last.
+    fn take(&mut self, c: &Context<'_>, at_end: bool) -> Option<Part> {
+        let mut part = self.current.take()?;
+        if !self.fresh.is_empty() {
+            part.pending.push(std::mem::take(&mut self.fresh).into());
+        }
+        if at_end {
+            return Some(part);
+        }
+        if self.first.is_none() {
+            self.first = Some(part);
+        } else {
+            part.judge(c, &mut self.closed);
+        }
+        None
+    }
+
+    fn item(&mut self, c: &Context<'_>, key: &Key, data: &[u8]) {
+        match key.item_type {
+            ItemType::ORPHAN_ITEM => {
+                if key.objectid == Key::ORPHAN {
+                    self.closed.sums.minus(Pair::Orphans, claim::orphan(key.offset), 1);
+                }
+                return;
+            }
+            ItemType::INODE_ITEM
+            | ItemType::INODE_REF
+            | ItemType::INODE_EXTREF
+            | ItemType::XATTR_ITEM
+            | ItemType::VERITY_DESC_ITEM
+            | ItemType::VERITY_MERKLE_ITEM
+            | ItemType::DIR_ITEM
+            | ItemType::DIR_INDEX
+            | ItemType::EXTENT_DATA => {}
+            // What does not belong into a tree of files, the block verifier refuses; logs are judged elsewhere.
+            _ => return,
+        }
+        if self.current.as_ref().is_some_and(|part| part.ino != key.objectid) {
+            self.take(c, false);
+        }
+        let part = self.current.get_or_insert_with(|| Part::new(key.objectid));
+        let closed = &mut self.closed;
+        match key.item_type {
+            ItemType::INODE_ITEM => {
+                if let Ok(item) = InodeItem::parse(data) {
+                    part.fields = Some(Fields::of(item));
+                    let newest = item.generation.get().max(item.transid.get());
+                    young(c, key, newest);
+                }
+            }
+            ItemType::INODE_REF => {
+                let refs = InodeRefEntryRef::iter(data).flatten().map(|e| (Ino(key.offset), e.index, e.name));
+                names(part, closed, c, key, refs);
+            }
+            ItemType::INODE_EXTREF => {
+                let refs = InodeExtrefEntryRef::iter(data).flatten().map(|e| (e.parent, e.index, e.name));
+                names(part, closed, c, key, refs);
+            }
+            ItemType::VERITY_DESC_ITEM => part.verity.descriptor = true,
+            ItemType::VERITY_MERKLE_ITEM => part.verity.merkle = true,
+            ItemType::XATTR_ITEM => unique(c, key, data, Kind::XattrTwice),
+            ItemType::DIR_ITEM => {
+                unique(c, key, data, Kind::DirEntryTwice);
+                for e in DirEntryRef::iter(data).flatten() {
+                    part.entry_bytes = part.entry_bytes.wrapping_add(e.name.len() as u64);
+                    closed.sums.plus(Pair::Entries, claim::entry(key.objectid, e.name, e.location, e.file_type));
+                }
+            }
+            ItemType::DIR_INDEX => {
+                for e in DirEntryRef::iter(data).flatten() {
+                    part.entry_bytes = part.entry_bytes.wrapping_add(e.name.len() as u64);
+                    part.entries = part.entries.saturating_add(1);
+                    index(closed, key, &e);
+                }
+            }
+            ItemType::EXTENT_DATA => {
+                if let Some(e) = Extent::parse(key.offset, data, u64::from(c.sectorsize)) {
+                    young(c, key, e.generation);
+                    part.extent(c, &e, &mut self.fresh);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Nothing is younger than the superblock.
+fn young(c: &Context<'_>, key: &Key, generation: u64) {
+    if generation > c.generation.0 {
+        c.error(Kind::ItemGeneration, *key, generation, format_args!("at most {}", c.generation));
+    }
+}
+
+/// Takes the names of an inode in.
+fn names<'a>(
+    part: &mut Part,
+    closed: &mut Closed,
+    c: &Context<'_>,
+    key: &Key,
+    refs: impl Iterator<Item = (Ino, u64, &'a [u8])>,
+) {
+    for (dir, index, name) in refs {
+        part.refs = part.refs.saturating_add(1);
+        if part.parent == 0 {
+            part.parent = dir.0;
+        }
+        let own = part.ino == Ino::ROOT_DIR.0 && dir == Ino::ROOT_DIR;
+        if own {
+            if name != b".." {
+                c.error(Kind::InodeRef, *key, name.escape_ascii(), "`..` for the root directory");
+            }
+            continue;
+        }
+        if key.item_type == ItemType::INODE_EXTREF {
+            let hash = oleo_format::extref_hash(dir, name);
+            if hash != key.offset {
+                c.error(Kind::InodeRef, *key, format_args!("a name with hash {hash}"), key.offset);
+            }
+        }
+        closed.sums.minus(Pair::Names, claim::name(dir.0, index, name, part.ino), 1);
+    }
+}
+
+/// Takes an entry by its index in.
+fn index(closed: &mut Closed, key: &Key, e: &DirEntryRef<'_>) {
+    let dir = key.objectid;
+    closed.sums.minus(Pair::Entries, claim::entry(dir, e.name, e.location, e.file_type), 1);
+    let child = e.location.objectid;
+    if e.location.item_type == ItemType::ROOT_ITEM {
+        // A subvolume, or what a snapshot shows of one: compared with the root tree.
+        return;
+    }
+    closed.sums.plus(Pair::Names, claim::name(dir, key.offset, e.name, child));
+    closed.sums.plus(Pair::Types, claim::kind(child, e.file_type));
+}
+
+/// The names in one item must differ.
+fn unique(c: &Context<'_>, key: &Key, data: &[u8], kind: Kind) {
+    let mut entries = DirEntryRef::iter(data).flatten();
+    let Some(first) = entries.next() else { return };
+    // One entry is what nearly all have.
+    let rest: Vec<&[u8]> = entries.map(|e| e.name).collect();
+    if rest.is_empty() {
+        return;
+    }
+    let mut all = rest;
+    all.push(first.name);
+    all.sort_unstable();
+    for pair in all.windows(2) {
+        if let [a, b] = pair
+            && a == b
+        {
+            c.error(kind, *key, format_args!("`{}` twice", a.escape_ascii()), "each name once");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! One inode, in so far as its items have been seen.
+//!
+//! An inode's items may lie in several leaves. A [`Part`] is what some of them, next to each other, amount to: sums and ends, no
+//! lists, so it is small however large the inode. Parts that meet are joined ([`Part::then`]); when an item of another inode
+//! stands on both sides, the inode is complete and [`Part::judge`] says what is wrong with it.
+
+use std::sync::Arc;
+
+use oleo_format::{FileType, Ino, InodeFlags, InodeItem, Key};
+
+use super::claim::{self, Pair};
+use super::extents::{Extent, Run};
+use super::facts::Closed;
+use super::{Context, DataNeed};
+use crate::finding::Kind;
+
+/// The names of verity items that an inode has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Verity {
+    pub descriptor: bool,
+    pub merkle: bool,
+}
+
+/// What the inode item says, as far as it is compared with something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Fields {
+    pub mode: u32,
+    pub nlink: u32,
+    pub size: u64,
+    pub nbytes: u64,
+    pub flags: InodeFlags,
+}
+
+impl Fields {
+    pub(crate) fn of(item: &InodeItem) -> Fields {
+        Fields {
+            mode: item.mode.get(),
+            nlink: item.nlink.get(),
+            size: item.size.get(),
+            nbytes: item.nbytes.get(),
+            flags: InodeFlags::from_bits_retain(item.flags.get()),
+        }
+    }
+
+    pub(crate) fn kind(&self) -> FileType {
+        FileType::of_mode(self.mode)
+    }
+}
+
+/// An inode, as far as seen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Part {
+    pub ino: u64,
+    /// Its inode item, which comes before all others.
+    pub fields: Option<Fields>,
+    /// Names counted from INODE_REF and INODE_EXTREF.
+    pub refs: u64,
+    /// The directory of the first name; 0 is none.
+    pub parent: u64,
+    /// Bytes of names in DIR_ITEM and DIR_INDEX.
+    pub entry_bytes: u64,
+    /// Entries in DIR_INDEX.
+    pub entries: u64,
+    pub verity: Verity,
+    pub run: Option<Run>,
+    /// Data on disk of which it is not known yet whether it has checksums: the inode item has not been seen. One list for
+    /// each leaf, which all that hold it share.
+    pub pending: Vec<Arc<[(u64, u64)]>>,
+    /// A block next to it is lost, which may have held more: it is not judged.
+    pub torn: bool,
+}
+
+impl Part {
+    pub(crate) fn new(ino: u64) -> Part {
+        Part {
+            ino,
+            fields: None,
+            refs: 0,
+            parent: 0,
+            entry_bytes: 0,
+            entries: 0,
+            verity: Verity::default(),
+            run: None,
+            pending: Vec::new(),
+            torn: false,
+        }
+    }
+
+    /// Takes a file extent in; `fresh` collects data that waits for the inode item.
+    pub(crate) fn extent(&mut self, c: &Context<'_>, e: &Extent, fresh: &mut Vec<(u64, u64)>) {
+        if let Some(data) = e.data {
+            match &self.fields {
+                Some(fields) => need(fields, data, c),
+                None => fresh.push(data),
+            }
+        }
+        let (run, overlap) = match self.run {
+            Some(run) => run.then(e.run),
+            None => (e.run, None),
+        };
+        self.run = Some(run);
+        self.overlap(c, overlap);
+    }
+
+    fn overlap(&self, c: &Context<'_>, overlap: Option<(u64, u64)>) {
+        if let Some((start, end)) = overlap {
+            let key = Key::extent_data(Ino(self.ino), start);
+            c.error(Kind::FileExtentOverlap, key, format_args!("the one before ends at {end}"), "no overlap");
+        }
+    }
+
+    /// This part and the one that follows it, of the same inode.
+    pub(crate) fn then(&self, next: &Part, c: &Context<'_>) -> Part {
+        let run = match (self.run, next.run) {
+            (Some(a), Some(b)) => {
+                let (run, overlap) = a.then(b);
+                self.overlap(c, overlap);
+                Some(run)
+            }
+            (a, b) => a.or(b),
+        };
+        let fields = self.fields.or(next.fields);
+        let mut pending = Vec::new();
+        for list in self.pending.iter().chain(&next.pending) {
+            match &fields {
+                Some(fields) => list.iter().for_each(|&data| need(fields, data, c)),
+                None => pending.push(Arc::clone(list)),
+            }
+        }
+        Part {
+            ino: self.ino,
+            fields,
+            refs: self.refs.saturating_add(next.refs),
+            parent: if self.parent != 0 { self.parent } else { next.parent },
+            entry_bytes: self.entry_bytes.wrapping_add(next.entry_bytes),
+            entries: self.entries.saturating_add(next.entries),
+            verity: Verity {
+                descriptor: self.verity.descriptor || next.verity.descriptor,
+                merkle: self.verity.merkle || next.verity.merkle,
+            },
+            run,
+            pending,
+            torn: self.torn || next.torn,
+        }
+    }
+
+    /// Judges the inode, all of whose items have been seen, and adds it to what is known of the tree.
+    pub(crate) fn judge(&self, c: &Context<'_>, closed: &mut Closed) {
+        let key = Key::inode(Ino(self.ino));
+        if self.torn {
+            return;
+        }
+        let Some(fields) = &self.fields else {
+            c.error(Kind::InodeMissing, key, "other items of the inode", "an inode item");
+            return;
+        };
+        closed.inodes = closed.inodes.saturating_add(1);
+        if self.ino == Key::FREE_INO {
+            // A cache of old kernels, not a file.
+            return;
+        }
+        let kind = fields.kind();
+        closed.sums.minus(Pair::Types, claim::kind(self.ino, kind), self.named());
+        if fields.nlink == 0 {
+            closed.sums.plus(Pair::Orphans, claim::orphan(self.ino));
+        }
+        if kind == FileType::Dir && self.ino != Ino::ROOT_DIR.0 && self.parent != 0 {
+            let edge = claim::edge(self.ino, self.parent);
+            closed.edges = closed.edges.wrapping_add(edge);
+            closed.upward |= self.parent >= self.ino;
+        }
+        if self.ino == Ino::ROOT_DIR.0 {
+            closed.root_dir = Some(kind == FileType::Dir);
+        }
+        if u64::from(fields.nlink) != self.refs {
+            c.error(Kind::InodeLinks, key, format_args!("nlink {}", fields.nlink), self.refs);
+        }
+        if kind == FileType::Dir {
+            self.judge_dir(fields, c)
+        } else {
+            self.judge_file(fields, c)
+        }
+        self.judge_verity(fields, c);
+    }
+
+    /// How many entries name it: the root directory's reference to itself is none.
+    fn named(&self) -> u64 {
+        if self.ino == Ino::ROOT_DIR.0 { self.refs.saturating_sub(1) } else { self.refs }
+    }
+
+    fn judge_dir(&self, fields: &Fields, c: &Context<'_>) {
+        let key = Key::inode(Ino(self.ino));
+        if fields.size != self.entry_bytes {
+            c.error(Kind::DirSize, key, fields.size, self.entry_bytes);
+        }
+        if let Some(run) = &self.run {
+            let at = Key::extent_data(Ino(self.ino), run.start);
+            c.error(Kind::FileExtentOdd, at, "a file extent", "none in a directory");
+        }
+        if self.refs > 1 {
+            c.error(Kind::DirLinks, key, format_args!("{} names", self.refs), "one name");
+        }
+    }
+
+    fn judge_file(&self, fields: &Fields, c: &Context<'_>) {
+        let key = Key::inode(Ino(self.ino));
+        let kind = fields.kind();
+        if self.entry_bytes > 0 {
+            c.error(Kind::DirEntryOdd, key, "directory entries", format_args!("none in a {kind:?}"));
+        }
+        let nbytes = self.run.map_or(0, |run| run.nbytes);
+        match kind {
+            FileType::RegFile | FileType::Symlink => {
+                if fields.nbytes != nbytes {
+                    c.error(Kind::FileBytes, key, fields.nbytes, nbytes);
+                }
+            }
+            _ => {
+                if let Some(run) = &self.run {
+                    let at = Key::extent_data(Ino(self.ino), run.start);
+                    c.error(Kind::FileExtentOdd, at, "a file extent", format_args!("none in a {kind:?}"));
+                }
+            }
+        }
+        if kind == FileType::Symlink {
+            let inline = self.run.filter(|run| run.count == 1).and_then(|run| run.inline);
+            if inline != Some(fields.size) {
+                let have = inline.map_or_else(|| "no inline extent alone".to_owned(), |len| format!("{len} bytes"));
+                c.error(Kind::SymlinkSize, key, have, format_args!("one of {} bytes", fields.size));
+            }
+        }
+        if kind == FileType::RegFile && !c.no_holes && fields.nlink > 0 {
+            if let Some(at) = Run::hole_below(self.run.as_ref(), fields.size) {
+                let key = Key::extent_data(Ino(self.ino), at);
+                c.error(Kind::FileHole, key, "no file extent", "one for every sector, holes too");
+            }
+        }
+    }
+
+    fn judge_verity(&self, fields: &Fields, c: &Context<'_>) {
+        let key = Key::inode(Ino(self.ino));
+        let flagged = fields.flags.contains(InodeFlags::RO_VERITY);
+        if flagged && !self.verity.descriptor {
+            c.error(Kind::Verity, key, "the verity flag", "a verity descriptor");
+        }
+        if flagged && fields.kind() != FileType::RegFile {
+            c.error(Kind::Verity, key, format_args!("a {:?}", fields.kind()), "verity on regular files");
+        }
+    }
+}
+
+/// Tells whether data needs checksums.
+fn need(fields: &Fields, (start, len): (u64, u64), c: &Context<'_>) {
+    if c.data_sums {
+        (c.hear.data)(DataNeed { start, len, sums: !fields.flags.contains(InodeFlags::NODATASUM) });
+    }
+}
