@@ -3,7 +3,9 @@
 //! `Facts` is a monoid: [`Facts::default`] is nothing, [`Facts::then`] joins. A block that cannot be read is
 //! [`Facts::lost`]: inodes that touch it are not judged, nor is the tree as a whole.
 
-use oleo_format::{DirEntryRef, Ino, InodeExtrefEntryRef, InodeItem, InodeRefEntryRef, ItemType, Key, TreeId};
+use oleo_format::{
+    CheckedNode, DirEntryRef, Ino, InodeExtrefEntryRef, InodeItem, InodeRefEntryRef, ItemType, Key, TreeId,
+};
 
 use super::claim::{self, Pair, Sums};
 use super::extents::Extent;
