@@ -1,31 +1,9 @@
 //! The commands end to end: the wiring from arguments to output and exit codes. What they do is tested below.
 
-use std::path::Path;
-use std::process::{Command, Output};
-
 use oleo_sim::oracle::{Scratch, oracle};
 
-/// Runs the command in a directory.
-fn run(dir: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_oleo")).current_dir(dir).args(args).output().unwrap()
-}
-
-/// The same where it must succeed; its standard output.
-fn ok(dir: &Path, args: &[&str]) -> String {
-    let output = run(dir, args);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{args:?}: {errors}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// The same where it must fail with this code; its one line of complaint.
-fn fails(dir: &Path, code: i32, args: &[&str]) -> String {
-    let output = run(dir, args);
-    assert_eq!(output.status.code(), Some(code), "{args:?}");
-    let line = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(line.lines().count(), 1, "{line}");
-    line
-}
+mod common;
+use common::{fails_with as fails, ok, run};
 
 /// Goal: a session with every command that reads and writes does what it says, and the image is sound in the end.
 #[test]

@@ -3,28 +3,14 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::process::{Command, Output};
 
 use oleo_sim::oracle::{self, Scratch, oracle};
 
-fn run(dir: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_oleo")).current_dir(dir).args(args).output().unwrap()
-}
-
-fn ok(dir: &Path, args: &[&str]) -> String {
-    let output = run(dir, args);
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
+mod common;
+use common::{json, ok, run};
 
 fn fails(dir: &Path, args: &[&str]) -> String {
-    let output = run(dir, args);
-    assert_eq!(output.status.code(), Some(1), "{args:?}");
-    String::from_utf8(output.stderr).unwrap()
-}
-
-fn json(dir: &Path, args: &[&str]) -> serde_json::Value {
-    serde_json::from_str(&ok(dir, args)).unwrap()
+    common::fails_with(dir, 1, args)
 }
 
 /// The numbers in a text.

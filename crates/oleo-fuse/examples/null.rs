@@ -45,9 +45,7 @@ impl Handler for Null {
         let node = request.head.nodeid;
         match &request.op {
             Op::Lookup { .. } => return Outcome::Failed(ENOENT),
-            Op::Create { .. } => {
-                reply.put(&abi::CreateOut { entry: self.made(0), open: abi::OpenOut::default() })
-            }
+            Op::Create { .. } => reply.put(&abi::CreateOut { entry: self.made(0), open: abi::OpenOut::default() }),
             Op::Mknod { .. } => reply.put(&self.made(0)),
             Op::Mkdir { .. } => reply.put(&self.made(DIR)),
             Op::GetAttr | Op::SetAttr(_) => {

@@ -2,34 +2,20 @@
 //! the image is unmounted.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use oleo_sim::oracle::{Oracle, Scratch, oracle};
 
 mod commands;
+#[path = "../common/mod.rs"]
+mod common;
 mod ioctls;
 
-/// Runs the command in a directory.
-fn run(dir: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_oleo")).current_dir(dir).args(args).output().unwrap()
-}
+use common::{json, ok};
 
-/// The same where it must succeed; its standard output.
-fn ok(dir: &Path, args: &[&str]) -> String {
-    let output = run(dir, args);
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// The same where it must fail; its complaint.
+/// The command where it must fail; its complaint.
 fn fails(dir: &Path, args: &[&str]) -> String {
-    let output = run(dir, args);
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8(output.stderr).unwrap()
-}
-
-fn json(dir: &Path, args: &[&str]) -> serde_json::Value {
-    serde_json::from_str(&ok(dir, args)).unwrap()
+    common::fails_with(dir, 1, args)
 }
 
 /// An image `i`, mounted on `m`, in a directory of its own.
