@@ -27,8 +27,25 @@ impl Forest {
             return;
         }
         let c = Context::new(env, start.tree, hear);
-        let closed = facts.finish(&c);
-        if closed.lost || start.drop_progress().is_some() {
+        let is_half = start.drop_progress().is_some();
+        self.judge(&c, facts, is_half, &mut |each| {
+            feed.each(start, Key::MIN, Key::MAX, &mut |key, item| {
+                each(key, item);
+                ControlFlow::Continue(())
+            });
+        });
+    }
+
+    /// The same for a tree that `read` reads.
+    pub(super) fn judge(
+        &self,
+        c: &Context<'_>,
+        facts: Facts,
+        is_half: bool,
+        read: &mut dyn FnMut(&mut dyn FnMut(&Key, &[u8])),
+    ) {
+        let closed = facts.finish(c);
+        if closed.lost || is_half {
             return;
         }
         if closed.root_dir != Some(true) {
@@ -41,12 +58,9 @@ impl Forest {
         }
         let mut look = Look::new(&closed);
         while look.again() {
-            feed.each(start, Key::MIN, Key::MAX, &mut |key, item| {
-                look.item(key, item);
-                ControlFlow::Continue(())
-            });
+            read(&mut |key, item| look.item(key, item));
         }
-        look.end(&c);
+        look.end(c);
     }
 }
 

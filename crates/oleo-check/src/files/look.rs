@@ -1,34 +1,449 @@
 //! The second look: a tree whose sums do not balance is read again to say which items are at fault.
 //!
-//! Normal path, with the whole tree fed item by item in each round: (1) the first round adds claims up in buckets by hash, so
-//! that what is at fault lies in the few buckets that do not balance; (2) the second round keeps the claims in those
-//! buckets; (3) [`Look::end`] pairs them and tells what has no other side.
+//! Normal path, with the whole tree fed item by item in each round: (1) the first round adds claims up in buckets, one for many
+//! names (or inodes), so that what is at fault lies in the few buckets that do not balance; (2) the second round keeps what
+//! is told of the names and inodes in those buckets; (3) [`Look::end`] compares them and tells what has no other side. Where
+//! directories may form a ring, the first round also notes which directory lies in which.
+//!
+//! Memory: 4 × 16384 buckets of 24 bytes; then at most about `KEPT_MAX` names and inodes, for which buckets are taken until their
+//! claims are that many, and one finding says that there is more; 16 bytes for each of at most `DIRS_MAX` directories.
 
-use oleo_format::Key;
+use std::collections::BTreeMap;
+
+use oleo_format::{DirEntryRef, FileType, Ino, InodeExtrefEntryRef, InodeItem, InodeRefEntryRef, ItemType, Key};
 
 use super::Context;
+use super::claim::{self, Hash, PAIRS, Pair, Sums};
 use super::facts::Closed;
+use super::part::Fields;
+use crate::finding::Kind;
+
+/// Buckets of each pair. A power of two.
+const BUCKETS: usize = 1 << 14;
+/// How many claims the second round keeps.
+const KEPT_MAX: u64 = 1 << 16;
+/// Directories among which rings are searched.
+const DIRS_MAX: usize = 1 << 22;
+
+/// What one item tells.
+enum Told<'a> {
+    ByName {
+        dir: u64,
+        name: &'a [u8],
+        to: Key,
+        kind: FileType,
+    },
+    ByIndex {
+        dir: u64,
+        name: &'a [u8],
+        index: u64,
+        to: Key,
+        kind: FileType,
+    },
+    Ref {
+        dir: u64,
+        name: &'a [u8],
+        index: u64,
+        ino: u64,
+    },
+    Inode {
+        ino: u64,
+        fields: Fields,
+    },
+    /// After all items of an inode that has an inode item.
+    Named {
+        ino: u64,
+        fields: Fields,
+        times: u64,
+    },
+    Orphan {
+        ino: u64,
+    },
+}
+
+/// What is told of one name in one directory.
+#[derive(Default, Debug)]
+struct Name {
+    by_name: Vec<(Key, FileType)>,
+    by_index: Vec<(u64, Key, FileType)>,
+    refs: Vec<(u64, u64)>,
+}
+
+/// What is told of one inode.
+#[derive(Default, Debug)]
+struct Inode {
+    fields: Option<Fields>,
+    orphan: bool,
+    /// Entries that lead to it: key, name, type.
+    entries: Vec<(Key, Box<[u8]>, FileType)>,
+}
+
+#[derive(Clone, Copy, Default, Debug)]
+struct Bucket {
+    sum: u128,
+    claims: u32,
+    kept: bool,
+}
 
 /// See the module's essay.
 #[derive(Debug)]
 pub(super) struct Look {
     round: u8,
+    rings: bool,
+    sums: Sums,
+    buckets: Vec<[Bucket; PAIRS]>,
+    current: Option<Current>,
+    /// Directories and where they lie, rising.
+    dirs: Vec<(u64, u64)>,
+    names: BTreeMap<(u64, Box<[u8]>), Name>,
+    inodes: BTreeMap<u64, Inode>,
+    left_out: u64,
+}
+
+/// The inode whose items pass by.
+#[derive(Debug)]
+struct Current {
+    ino: u64,
+    fields: Option<Fields>,
+    named: u64,
+    parent: u64,
+}
+
+/// In which bucket all is told of one name.
+fn name_bucket(dir: u64, name: &[u8]) -> usize {
+    bucket(Hash::new(Pair::Names).word(dir).bytes(name))
+}
+
+/// In which bucket all is told of one inode.
+fn ino_bucket(ino: u64) -> usize {
+    bucket(Hash::new(Pair::Orphans).word(ino))
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the low bits are meant")]
+fn bucket(hash: Hash) -> usize {
+    hash.end() as usize % BUCKETS
 }
 
 impl Look {
-    pub(super) fn new(_closed: &Closed) -> Look {
-        Look { round: 0 }
+    pub(super) fn new(closed: &Closed) -> Look {
+        Look {
+            round: 0,
+            rings: closed.upward,
+            sums: closed.sums,
+            buckets: Vec::new(),
+            current: None,
+            dirs: Vec::new(),
+            names: BTreeMap::new(),
+            inodes: BTreeMap::new(),
+            left_out: 0,
+        }
     }
 
     /// Whether the whole tree must be read (once more).
     pub(super) fn again(&mut self) -> bool {
+        self.leave_inode();
         self.round += 1;
-        self.round <= 2
+        match self.round {
+            1 => {
+                self.buckets = vec![[Bucket::default(); PAIRS]; BUCKETS];
+                true
+            }
+            2 => !self.sums.balanced() && self.choose(),
+            _ => false,
+        }
+    }
+
+    /// Chooses the buckets to look into. False if there is none.
+    fn choose(&mut self) -> bool {
+        let mut claims = 0;
+        let mut some = false;
+        for bucket in self.buckets.iter_mut().flatten().filter(|bucket| bucket.sum != 0) {
+            if some && claims >= KEPT_MAX {
+                self.left_out += 1;
+                continue;
+            }
+            bucket.kept = true;
+            some = true;
+            claims += u64::from(bucket.claims);
+        }
+        some
     }
 
     /// The next item.
-    pub(super) fn item(&mut self, _key: &Key, _item: &[u8]) {}
+    pub(super) fn item(&mut self, key: &Key, item: &[u8]) {
+        let dir = key.objectid;
+        if key.item_type == ItemType::ORPHAN_ITEM {
+            if dir == Key::ORPHAN {
+                self.told(Told::Orphan { ino: key.offset });
+            }
+            return;
+        }
+        if self.current.as_ref().is_none_or(|current| current.ino != key.objectid) {
+            self.leave_inode();
+            self.current = Some(Current { ino: key.objectid, fields: None, named: 0, parent: 0 });
+        }
+        match key.item_type {
+            ItemType::INODE_ITEM => {
+                if let Ok(inode) = InodeItem::parse(item)
+                    && key.objectid != Key::FREE_INO
+                {
+                    let fields = Fields::of(inode);
+                    if let Some(current) = &mut self.current {
+                        current.fields = Some(fields);
+                    }
+                    self.told(Told::Inode { ino: key.objectid, fields });
+                }
+            }
+            ItemType::INODE_REF => {
+                for e in InodeRefEntryRef::iter(item).flatten() {
+                    self.reference(key.offset, e.index, e.name, key.objectid);
+                }
+            }
+            ItemType::INODE_EXTREF => {
+                for e in InodeExtrefEntryRef::iter(item).flatten() {
+                    self.reference(e.parent.0, e.index, e.name, key.objectid);
+                }
+            }
+            ItemType::DIR_ITEM => {
+                for e in DirEntryRef::iter(item).flatten() {
+                    self.told(Told::ByName { dir, name: e.name, to: e.location, kind: e.file_type });
+                }
+            }
+            ItemType::DIR_INDEX => {
+                for e in DirEntryRef::iter(item).flatten() {
+                    let index = key.offset;
+                    self.told(Told::ByIndex { dir, name: e.name, index, to: e.location, kind: e.file_type });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn reference(&mut self, dir: u64, index: u64, name: &[u8], ino: u64) {
+        if let Some(current) = &mut self.current
+            && current.parent == 0
+        {
+            current.parent = dir;
+        }
+        if ino == Ino::ROOT_DIR.0 && dir == ino {
+            return;
+        }
+        if let Some(current) = &mut self.current {
+            current.named += 1;
+        }
+        self.told(Told::Ref { dir, name, index, ino });
+    }
+
+    fn leave_inode(&mut self) {
+        let Some(Current { ino, fields: Some(fields), named, parent }) = self.current.take() else { return };
+        self.told(Told::Named { ino, fields, times: named });
+        let is_dir = fields.kind() == FileType::Dir && ino != Ino::ROOT_DIR.0 && parent != 0;
+        if self.rings && self.round == 1 && is_dir && self.dirs.len() < DIRS_MAX {
+            self.dirs.push((ino, parent));
+        }
+    }
+
+    fn told(&mut self, told: Told<'_>) {
+        if self.round <= 1 { self.count(&told) } else { self.keep(&told) }
+    }
+
+    /// First round: adds to the buckets.
+    fn count(&mut self, told: &Told<'_>) {
+        match *told {
+            Told::ByName { dir, name, to, kind } => {
+                self.add(Pair::Entries, name_bucket(dir, name), claim::entry(dir, name, to, kind));
+            }
+            Told::ByIndex { dir, name, index, to, kind } => {
+                let at = name_bucket(dir, name);
+                self.add(Pair::Entries, at, claim::entry(dir, name, to, kind).wrapping_neg());
+                if to.item_type != ItemType::ROOT_ITEM {
+                    self.add(Pair::Names, at, claim::name(dir, index, name, to.objectid));
+                    self.add(Pair::Types, ino_bucket(to.objectid), claim::kind(to.objectid, kind));
+                }
+            }
+            Told::Ref { dir, name, index, ino } => {
+                self.add(Pair::Names, name_bucket(dir, name), claim::name(dir, index, name, ino).wrapping_neg());
+            }
+            Told::Inode { ino, fields } => {
+                if fields.nlink == 0 {
+                    self.add(Pair::Orphans, ino_bucket(ino), claim::orphan(ino));
+                }
+            }
+            Told::Named { ino, fields, times } => {
+                let hash = claim::kind(ino, fields.kind()).wrapping_mul(u128::from(times));
+                self.add(Pair::Types, ino_bucket(ino), hash.wrapping_neg());
+            }
+            Told::Orphan { ino } => {
+                self.add(Pair::Orphans, ino_bucket(ino), claim::orphan(ino).wrapping_neg());
+            }
+        }
+    }
+
+    fn add(&mut self, pair: Pair, at: usize, hash: u128) {
+        if let Some(bucket) = self.buckets.get_mut(at).and_then(|row| row.get_mut(pair as usize)) {
+            bucket.sum = bucket.sum.wrapping_add(hash);
+            bucket.claims = bucket.claims.saturating_add(1);
+        }
+    }
+
+    fn is_kept(&self, at: usize, pairs: [Pair; 2]) -> bool {
+        let Some(row) = self.buckets.get(at) else { return false };
+        pairs.iter().any(|&pair| row.get(pair as usize).is_some_and(|bucket| bucket.kept))
+    }
+
+    /// Second round: keeps what is told of the names and inodes in the chosen buckets.
+    fn keep(&mut self, told: &Told<'_>) {
+        const OF_NAME: [Pair; 2] = [Pair::Entries, Pair::Names];
+        const OF_INODE: [Pair; 2] = [Pair::Types, Pair::Orphans];
+        let name_at = match *told {
+            Told::ByName { dir, name, .. } | Told::ByIndex { dir, name, .. } | Told::Ref { dir, name, .. } => {
+                self.is_kept(name_bucket(dir, name), OF_NAME).then(|| (dir, Box::from(name)))
+            }
+            _ => None,
+        };
+        let ino = match *told {
+            Told::ByIndex { to, .. } if to.item_type != ItemType::ROOT_ITEM => Some(to.objectid),
+            Told::Inode { ino, .. } | Told::Orphan { ino } => Some(ino),
+            _ => None,
+        };
+        if let Some(at) = name_at {
+            let name = self.names.entry(at).or_default();
+            match *told {
+                Told::ByName { to, kind, .. } => name.by_name.push((to, kind)),
+                Told::ByIndex { index, to, kind, .. } => name.by_index.push((index, to, kind)),
+                Told::Ref { index, ino, .. } => name.refs.push((index, ino)),
+                _ => {}
+            }
+        }
+        if let Some(ino) = ino.filter(|&ino| self.is_kept(ino_bucket(ino), OF_INODE)) {
+            let inode = self.inodes.entry(ino).or_default();
+            match *told {
+                Told::ByIndex { dir, name, index, kind, .. } => {
+                    inode.entries.push((Key::dir_index(Ino(dir), index), name.into(), kind));
+                }
+                Told::Inode { fields, .. } => inode.fields = Some(fields),
+                Told::Orphan { .. } => inode.orphan = true,
+                _ => {}
+            }
+        }
+    }
 
     /// Tells what was found.
-    pub(super) fn end(self, _c: &Context<'_>) {}
+    pub(super) fn end(mut self, c: &Context<'_>) {
+        for ((dir, text), name) in &self.names {
+            judge_entries(c, *dir, text, name);
+            judge_refs(c, *dir, text, name, &self.inodes);
+        }
+        for (ino, inode) in &self.inodes {
+            judge_inode(c, *ino, inode);
+        }
+        if self.left_out > 0 {
+            let have = format_args!("{} more groups of names or inodes that do not match", self.left_out);
+            c.error(Kind::DirEntry, Key::inode(Ino::ROOT_DIR), have, "none");
+        }
+        self.rings(c);
+    }
+
+    /// Follows every directory upwards, each once.
+    fn rings(&mut self, c: &Context<'_>) {
+        // 0: not yet; else the number of the walk that came by.
+        let mut seen = vec![0u32; self.dirs.len()];
+        let mut walk = 0u32;
+        for first in 0..self.dirs.len() {
+            walk = walk.saturating_add(1);
+            let mut at = first;
+            while let (Some(mark), Some(&(dir, parent))) = (seen.get_mut(at), self.dirs.get(at)) {
+                if *mark != 0 {
+                    if *mark == walk {
+                        c.error(Kind::DirRing, Key::inode(Ino(dir)), "a directory below itself", "one below the root");
+                    }
+                    break;
+                }
+                *mark = walk;
+                // The root directory is not in the list, nor is a parent that does not exist: others tell of that.
+                let Ok(next) = self.dirs.binary_search_by_key(&parent, |&(dir, _)| dir) else { break };
+                at = next;
+            }
+        }
+    }
+}
+
+/// The two entries of a name against each other.
+fn judge_entries(c: &Context<'_>, dir: u64, text: &[u8], name: &Name) {
+    let mut by_name = name.by_name.clone();
+    let mut lone = Vec::new();
+    for &(index, to, kind) in &name.by_index {
+        match by_name.iter().position(|&e| e == (to, kind)) {
+            Some(at) => {
+                by_name.swap_remove(at);
+            }
+            None => lone.push((index, to, kind)),
+        }
+    }
+    let text_shown = text.escape_ascii();
+    for (index, to, kind) in lone {
+        let key = Key::dir_item(Ino(dir), text);
+        let have = match by_name.pop() {
+            Some((to, kind)) => format!("`{text_shown}` to {to}, {kind:?}"),
+            None => "nothing".to_owned(),
+        };
+        c.error(Kind::DirItem, key, have, format_args!("`{text_shown}` to {to}, {kind:?}, as index {index} says"));
+    }
+    for (to, kind) in by_name {
+        let key = Key::dir_item(Ino(dir), text);
+        c.error(Kind::DirIndex, key, format_args!("`{text_shown}` to {to}, {kind:?}"), "an entry by index too");
+    }
+}
+
+/// The entry by index against the reference of the inode.
+fn judge_refs(c: &Context<'_>, dir: u64, text: &[u8], name: &Name, inodes: &BTreeMap<u64, Inode>) {
+    let mut refs = name.refs.clone();
+    let mut lone = Vec::new();
+    for &(index, to, _) in name.by_index.iter().filter(|(_, to, _)| to.item_type != ItemType::ROOT_ITEM) {
+        match refs.iter().position(|&e| e == (index, to.objectid)) {
+            Some(at) => {
+                refs.swap_remove(at);
+            }
+            None => lone.push((index, to.objectid)),
+        }
+    }
+    let text = text.escape_ascii();
+    for (index, ino) in lone {
+        if let Some(at) = refs.iter().position(|&(_, other)| other == ino) {
+            let (have, _) = refs.swap_remove(at);
+            let key = Key::inode_ref(Ino(ino), Ino(dir));
+            c.error(Kind::InodeRef, key, format_args!("`{text}` with index {have}"), index);
+        } else if inodes.get(&ino).is_some_and(|inode| inode.fields.is_none()) {
+            let key = Key::dir_index(Ino(dir), index);
+            c.error(Kind::DirEntryDangling, key, format_args!("`{text}` to inode {ino}"), "an inode that is there");
+        } else {
+            let key = Key::inode_ref(Ino(ino), Ino(dir));
+            c.error(Kind::InodeRef, key, "nothing", format_args!("`{text}` with index {index}"));
+        }
+    }
+    for (index, ino) in refs {
+        // Where the entry by name is there, the one by index is what is missing, which has been told.
+        if !name.by_name.iter().any(|(to, _)| to.objectid == ino) {
+            let key = Key::dir_index(Ino(dir), index);
+            c.error(Kind::DirEntry, key, "nothing", format_args!("`{text}` to inode {ino}, which says so"));
+        }
+    }
+}
+
+fn judge_inode(c: &Context<'_>, ino: u64, inode: &Inode) {
+    if inode.orphan && inode.fields.is_none_or(|fields| fields.nlink > 0) {
+        let want = match inode.fields {
+            Some(fields) => format!("none: nlink is {}", fields.nlink),
+            None => "none: there is no such inode".to_owned(),
+        };
+        c.warning(Kind::OrphanStale, Key::orphan(ino), "an orphan", want);
+    }
+    let Some(fields) = &inode.fields else { return };
+    for (key, name, kind) in inode.entries.iter().filter(|(_, _, kind)| *kind != fields.kind()) {
+        let have = format_args!("`{}` a {kind:?}", name.escape_ascii());
+        c.error(Kind::DirEntryType, *key, have, format_args!("a {:?}", fields.kind()));
+    }
+    if fields.nlink == 0 && !inode.orphan {
+        c.error(Kind::OrphanMissing, Key::inode(Ino(ino)), "no name, no orphan item", "one of them");
+    }
 }

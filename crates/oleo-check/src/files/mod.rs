@@ -93,3 +93,6 @@ impl<'a> Context<'a> {
         self.tell(Severity::Warning, kind, key, have.to_string(), want.to_string());
     }
 }
+
+#[cfg(test)]
+mod tests;

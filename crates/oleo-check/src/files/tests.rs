@@ -1,0 +1,5 @@
+//! Trees made by hand: sound ones are silent, and each kind of damage gives its finding and no other.
+
+mod damage;
+mod kit;
+mod sound;

@@ -1,0 +1,174 @@
+//! Sound trees are silent; and the verdict does not depend on how a tree is cut into leaves and how these are joined.
+
+use oleo_format::{FileType, InodeFlags, ItemType, Key};
+
+use super::kit::*;
+
+/// A small generator, so that this crate needs no other for its tests.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 ^ (self.0 >> 29)) >> 16
+    }
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[usize::try_from(self.below(from.len() as u64)).unwrap()]
+    }
+}
+
+/// A random sound tree. Without `no_holes`, every file is covered.
+fn random(seed: u64, no_holes: bool) -> Tree {
+    let mut rng = Rng(seed);
+    let mut tree = Tree::new();
+    let mut dirs = vec![ROOT];
+    let mut files = Vec::new();
+    for n in 0..20 + rng.below(60) {
+        let dir = rng.pick(&dirs);
+        let name = format!("name-{n}-{}", "x".repeat(usize::try_from(rng.below(20)).unwrap()));
+        match rng.below(8) {
+            0 | 1 => dirs.push(tree.make(FileType::Dir, dir, name.as_bytes())),
+            2 => {
+                let link = tree.make(FileType::Symlink, dir, name.as_bytes());
+                tree.inline(link, b"target");
+            }
+            3 => {
+                tree.make(FileType::Fifo, dir, name.as_bytes());
+            }
+            4 if !files.is_empty() => {
+                let file = rng.pick(&files);
+                if rng.below(2) == 0 {
+                    tree.link(file, dir, name.as_bytes());
+                } else {
+                    tree.link_extended(file, dir, name.as_bytes());
+                }
+            }
+            5 => {
+                let to = Key::new(300 + n, ItemType::ROOT_ITEM, u64::MAX);
+                tree.entry(dir, name.as_bytes(), to, FileType::Dir);
+            }
+            6 => {
+                let ino = tree.inode(FileType::RegFile);
+                tree.orphan(ino);
+            }
+            _ => {
+                let file = tree.make(FileType::RegFile, dir, name.as_bytes());
+                files.push(file);
+                tree.xattr(file, b"user.one", b"1");
+                tree.xattr(file, b"user.two", b"2");
+                let mut at = 0;
+                for _ in 0..rng.below(6) {
+                    let len = SECTOR * (1 + rng.below(9));
+                    match rng.below(3) {
+                        0 if no_holes => {}
+                        0 => tree.hole(file, at, len),
+                        _ => drop(tree.data(file, at, len)),
+                    }
+                    at += len;
+                }
+                if at == 0 {
+                    tree.inline(file, b"some bytes");
+                } else {
+                    tree.set_size(file, at - rng.below(SECTOR));
+                }
+                if rng.below(4) == 0 {
+                    tree.edit(file, |i| i.flags = InodeFlags::NODATASUM.bits().into());
+                }
+            }
+        }
+    }
+    tree
+}
+
+/// Goal: sound trees of all shapes are silent, with and without NO_HOLES.
+#[test]
+fn sound_trees_are_silent() {
+    for seed in 0..200 {
+        for no_holes in [false, true] {
+            let verdict = judge_with(&random(seed, no_holes), How { no_holes, ..How::default() });
+            assert_eq!(verdict.findings, [], "seed {seed} no_holes {no_holes}");
+        }
+    }
+}
+
+/// Goal: the verdict is the same however the tree is cut and joined, for sound and for spoiled trees. Method: random
+/// items are removed or given other keys' bytes; random cuts; three orders of joining.
+#[test]
+fn cuts_do_not_matter() {
+    let mut spoiled = 0;
+    for seed in 0..150 {
+        let mut rng = Rng(seed ^ 0xabcd);
+        let mut items = random(seed, false).list();
+        for _ in 0..rng.below(4) {
+            let at = usize::try_from(rng.below(items.len() as u64)).unwrap();
+            if rng.below(2) == 0 {
+                items.remove(at);
+            } else {
+                let from = usize::try_from(rng.below(items.len() as u64)).unwrap();
+                items[at].1 = items[from].1.clone();
+            }
+        }
+        let how = How { no_holes: false, ..How::default() };
+        let whole = judge_cut(&items, &[], Order::FromLeft, how);
+        spoiled += usize::from(!whole.findings.is_empty());
+        for order in [Order::FromLeft, Order::FromRight, Order::Halves] {
+            let mut cuts: Vec<usize> =
+                (0..rng.below(30)).map(|_| usize::try_from(rng.below(items.len() as u64)).unwrap()).collect();
+            cuts.sort_unstable();
+            let cut = judge_cut(&items, &cuts, order, how);
+            assert_eq!(cut, whole, "seed {seed} {order:?} {cuts:?}");
+        }
+        let every: Vec<usize> = (1..items.len()).collect();
+        assert_eq!(judge_cut(&items, &every, Order::Halves, how), whole, "seed {seed}: a leaf for every item");
+    }
+    assert!(spoiled > 50, "only {spoiled} spoiled trees");
+}
+
+/// Goal: what is next to a lost block is not judged, and nothing else is left out. Method: one leaf in the middle is
+/// lost; findings of inodes that lie wholly elsewhere stay.
+#[test]
+fn around_a_lost_block() {
+    use super::super::{Context, DataNeed, Facts, Forest, Hear};
+    use crate::finding::{Finding, Kind};
+    use oleo_format::{Generation, Ino, TreeId};
+    use parking_lot::Mutex;
+
+    let mut tree = Tree::new();
+    let files: Vec<u64> = (0..9u8).map(|n| tree.make(FileType::RegFile, ROOT, &[b'a' + n])).collect();
+    for &file in &files {
+        tree.data(file, 0, SECTOR);
+        tree.set_size(file, SECTOR);
+        // All of them are wrong.
+        tree.edit(file, |i| i.nbytes = 1.into());
+    }
+    let items = tree.list();
+    // From the data of the third file to the inode item of the sixth.
+    let from = items.iter().position(|(k, _)| *k == Key::extent_data(Ino(files[2]), 0)).unwrap();
+    let to = items.iter().position(|(k, _)| *k == Key::inode(Ino(files[5]))).unwrap() + 1;
+    for order in [false, true] {
+        let findings = Mutex::new(Vec::new());
+        let tell = |f: Finding| findings.lock().push((f.kind, f.at.key.unwrap().objectid));
+        let data = |_: DataNeed| {};
+        let c = Context {
+            tree: TreeId::FS,
+            block: None,
+            sectorsize: 4096,
+            no_holes: true,
+            generation: Generation(GENERATION),
+            data_sums: true,
+            hear: Hear { tell: &tell, data: &data },
+        };
+        let leaf = |part: &[(Key, Vec<u8>)]| Facts::of_items(&c, part.iter().map(|(k, v)| (*k, v.as_slice())));
+        let (a, b) = (leaf(&items[..from]), leaf(&items[to..]));
+        let facts =
+            if order { a.then(&Facts::lost(), &c).then(&b, &c) } else { a.then(&Facts::lost().then(&b, &c), &c) };
+        Forest::default().judge(&c, facts, false, &mut |_| panic!("a tree with a hole is not looked into"));
+        let mut findings = findings.into_inner();
+        findings.sort_unstable();
+        let want: Vec<_> = [0, 1, 6, 7, 8].map(|n| (Kind::FileBytes, files[n])).to_vec();
+        assert_eq!(findings, want);
+    }
+}
