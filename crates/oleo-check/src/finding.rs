@@ -113,6 +113,46 @@ kinds! {
     SymlinkSize = "symlink-size",
     /// A file with verity without its descriptor, or what cannot have verity.
     Verity = "verity",
+
+    // Between trees: root, UUID, quota and log trees (`files`).
+    /// A ROOT_BACKREF without its ROOT_REF.
+    RootRef = "root-ref",
+    /// A ROOT_REF without its ROOT_BACKREF, or with another one.
+    RootBackref = "root-backref",
+    /// A reference between subvolumes of which one is not there.
+    RootRefDangling = "root-ref-dangling",
+    /// A ROOT_REF without the directory entry that it names.
+    RootEntry = "root-entry",
+    /// A subvolume that is in no other, or a top level that is deleted.
+    RootUnreachable = "root-unreachable",
+    /// Subvolumes that lie in each other and not below the top level.
+    RootRing = "root-ring",
+    /// A subvolume whose root directory should be another inode.
+    RootDirid = "root-dirid",
+    /// A deleted subvolume that nobody will clean up.
+    RootOrphanMissing = "root-orphan-missing",
+    /// An orphan of the root tree that is not there.
+    RootOrphanStale = "root-orphan-stale",
+    /// The default subvolume is not there.
+    DefaultSubvol = "default-subvol",
+    /// A version-1 cache of free space without its file.
+    SpaceCache = "space-cache",
+    /// A subvolume that is not found by its uuid.
+    UuidMissing = "uuid-missing",
+    /// A uuid that leads to a subvolume that has another, or is not there.
+    UuidStale = "uuid-stale",
+    /// The status of quota is missing or of the wrong length.
+    QgroupStatus = "qgroup-status",
+    /// A subvolume without quota group, or a group with one of its two items only.
+    QgroupItem = "qgroup-item",
+    /// A relation of quota groups from one side only, to what is not there, or not upwards.
+    QgroupRelation = "qgroup-relation",
+    /// The numbers of a quota group are not what its subvolumes use.
+    QgroupNumbers = "qgroup-numbers",
+    /// A log of what is not there.
+    LogRoot = "log-root",
+    /// A logged range of a directory that ends before it begins, or overlaps with another.
+    LogRange = "log-range",
 }
 
 impl fmt::Display for Kind {

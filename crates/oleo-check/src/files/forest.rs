@@ -1,13 +1,17 @@
 //! All trees of files of a volume, and what binds them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 
-use oleo_format::{Ino, Key, TreeId};
+use oleo_format::{DirEntry, Ino, ItemType, Key, TreeId};
 use parking_lot::Mutex;
 
 use super::claim::Sums;
+use super::logs::{self, Log};
 use super::look::Look;
+use super::qgroups::Qgroups;
+use super::roots::{Entry, Roots};
+use super::uuids::Uuids;
 use super::{Context, Facts, Hear};
 use crate::feed::{Env, Feed, Share, Tell, TreeStart};
 use crate::finding::Kind;
@@ -67,11 +71,71 @@ impl Forest {
 /// Judges what ties trees to each other: root references, the uuid tree, orphans of the root tree, log trees, and with
 /// `shares` (given when quota is on) the numbers of quota groups. `trees` are all trees that have root items, in the order of
 /// their keys, after the root tree and, if there is one, the root of log trees.
-pub(crate) fn judge_volume(
-    _env: &Env,
-    _feed: &Feed<'_>,
-    _trees: &[TreeStart],
-    _shares: Option<&[Share]>,
-    _tell: Tell<'_>,
-) {
+pub(crate) fn judge_volume(env: &Env, feed: &Feed<'_>, trees: &[TreeStart], shares: Option<&[Share]>, tell: Tell<'_>) {
+    let hear = Hear { tell, data: &|_| {} };
+    let context = |tree| Context::new(env, tree, hear);
+    // Logs of single trees have the number of all of them, and offsets.
+    let find = |tree| trees.iter().find(|start| start.tree == tree && start.key.offset == 0);
+    let subvols: BTreeMap<TreeId, &TreeStart> = trees.iter().map(|start| (start.tree, start)).collect();
+    let mut roots = Roots::default();
+    // Where a block cannot be read, what is in it would be missed everywhere.
+    let Some(start) = find(TreeId::ROOT) else { return };
+    if !all(feed, start, &mut |key, item| roots.item(key, item)) {
+        return;
+    }
+    roots.judge(&context(TreeId::ROOT), &mut |tree, dir, index| {
+        subvols.get(&tree).map_or(Entry::Unknown, |start| entry(feed, start, dir, index))
+    });
+    if let Some(start) = find(TreeId::UUID)
+        && env.sb.uuid_tree_generation == env.sb.generation
+    {
+        let mut uuids = Uuids::default();
+        if all(feed, start, &mut |key, item| uuids.item(key, item)) {
+            uuids.judge(&context(TreeId::UUID), &roots);
+        }
+    }
+    if let Some(start) = find(TreeId::QUOTA) {
+        let mut qgroups = Qgroups::default();
+        if all(feed, start, &mut |key, item| qgroups.item(key, item)) {
+            qgroups.judge(&context(TreeId::QUOTA), &roots, shares);
+        }
+    }
+    if let Some(start) = find(TreeId::TREE_LOG) {
+        judge_logs(&context(TreeId::TREE_LOG), feed, start, &roots);
+    }
+}
+
+/// Judges the root of log trees and all logs.
+fn judge_logs(c: &Context<'_>, feed: &Feed<'_>, start: &TreeStart, roots: &Roots) {
+    let mut logs = Vec::new();
+    all(feed, start, &mut |key, item| {
+        if key.item_type == ItemType::ROOT_ITEM
+            && let Some(root) = logs::judge_root(c, roots, key, item)
+        {
+            logs.push(TreeStart::of_item(*key, root));
+        }
+    });
+    for start in logs {
+        let mut log = Log::default();
+        all(feed, &start, &mut |key, item| log.item(c, key, item));
+    }
+}
+
+/// Reads a tree; false if a block of it cannot be read.
+fn all(feed: &Feed<'_>, start: &TreeStart, each: &mut dyn FnMut(&Key, &[u8])) -> bool {
+    feed.each(start, Key::MIN, Key::MAX, &mut |key, item| {
+        each(key, item);
+        ControlFlow::Continue(())
+    })
+}
+
+/// What is at an index of a directory.
+fn entry(feed: &Feed<'_>, start: &TreeStart, dir: Ino, index: u64) -> Entry {
+    let key = Key::dir_index(dir, index);
+    let mut found = Entry::Nothing;
+    let whole = feed.each(start, key, key, &mut |_, item| {
+        found = DirEntry::parse(item).map_or(Entry::Unknown, Entry::Is);
+        ControlFlow::Break(())
+    });
+    if whole || found != Entry::Nothing { found } else { Entry::Unknown }
 }

@@ -15,8 +15,12 @@ mod claim;
 mod extents;
 mod facts;
 mod forest;
+mod logs;
 mod look;
 mod part;
+mod qgroups;
+mod roots;
+mod uuids;
 
 use std::fmt::Display;
 

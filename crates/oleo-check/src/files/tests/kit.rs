@@ -226,13 +226,13 @@ fn join(leaves: &[Facts], order: Order, c: &Context<'_>) -> Facts {
     }
 }
 
-/// Judges items cut into leaves at the given places; findings and needs sorted, needs without doubles.
-pub fn judge_cut(items: &[(Key, Vec<u8>)], cuts: &[usize], order: Order, how: How) -> Verdict {
+/// Runs `f` with a context and returns what it told; findings and needs sorted, needs without doubles.
+pub fn told(how: How, f: impl FnOnce(&Context<'_>)) -> Verdict {
     let findings = Mutex::new(Vec::new());
     let needs = Mutex::new(Vec::new());
     let tell = |f: Finding| findings.lock().push(f);
     let data = |n: DataNeed| needs.lock().push(n);
-    let c = Context {
+    f(&Context {
         tree: how.tree,
         block: None,
         sectorsize: 4096,
@@ -240,21 +240,27 @@ pub fn judge_cut(items: &[(Key, Vec<u8>)], cuts: &[usize], order: Order, how: Ho
         generation: Generation(GENERATION),
         data_sums: true,
         hear: Hear { tell: &tell, data: &data },
-    };
-    let mut leaves = Vec::new();
-    let mut from = 0;
-    for &cut in cuts.iter().chain([&items.len()]) {
-        let leaf = items[from..cut].iter().map(|(k, v)| (*k, v.as_slice()));
-        leaves.push(Facts::of_items(&c, leaf));
-        from = cut;
-    }
-    let facts = join(&leaves, order, &c);
-    Forest::default().judge(&c, facts, false, &mut |each| items.iter().for_each(|(k, v)| each(k, v)));
+    });
     let mut verdict = Verdict { findings: findings.into_inner(), needs: needs.into_inner() };
     verdict.findings.sort_by_key(|f| (f.kind, f.at.key, f.have.clone(), f.want.clone()));
     verdict.needs.sort_unstable();
     verdict.needs.dedup();
     verdict
+}
+
+/// Judges items cut into leaves at the given places.
+pub fn judge_cut(items: &[(Key, Vec<u8>)], cuts: &[usize], order: Order, how: How) -> Verdict {
+    told(how, |c| {
+        let mut leaves = Vec::new();
+        let mut from = 0;
+        for &cut in cuts.iter().chain([&items.len()]) {
+            let leaf = items[from..cut].iter().map(|(k, v)| (*k, v.as_slice()));
+            leaves.push(Facts::of_items(c, leaf));
+            from = cut;
+        }
+        let facts = join(&leaves, order, c);
+        Forest::default().judge(c, facts, false, &mut |each| items.iter().for_each(|(k, v)| each(k, v)));
+    })
 }
 
 pub fn judge_with(tree: &Tree, how: How) -> Verdict {

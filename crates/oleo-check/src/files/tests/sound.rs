@@ -1,8 +1,10 @@
 //! Sound trees are silent; and the verdict does not depend on how a tree is cut into leaves and how these are joined.
 
-use oleo_format::{FileType, InodeFlags, ItemType, Key};
+use oleo_format::{FileType, Ino, InodeFlags, ItemType, Key};
 
+use super::super::{Facts, Forest};
 use super::kit::*;
+use crate::finding::Kind;
 
 /// A small generator, so that this crate needs no other for its tests.
 struct Rng(u64);
@@ -131,11 +133,6 @@ fn cuts_do_not_matter() {
 /// lost; findings of inodes that lie wholly elsewhere stay.
 #[test]
 fn around_a_lost_block() {
-    use super::super::{Context, DataNeed, Facts, Forest, Hear};
-    use crate::finding::{Finding, Kind};
-    use oleo_format::{Generation, Ino, TreeId};
-    use parking_lot::Mutex;
-
     let mut tree = Tree::new();
     let files: Vec<u64> = (0..9u8).map(|n| tree.make(FileType::RegFile, ROOT, &[b'a' + n])).collect();
     for &file in &files {
@@ -149,26 +146,16 @@ fn around_a_lost_block() {
     let from = items.iter().position(|(k, _)| *k == Key::extent_data(Ino(files[2]), 0)).unwrap();
     let to = items.iter().position(|(k, _)| *k == Key::inode(Ino(files[5]))).unwrap() + 1;
     for order in [false, true] {
-        let findings = Mutex::new(Vec::new());
-        let tell = |f: Finding| findings.lock().push((f.kind, f.at.key.unwrap().objectid));
-        let data = |_: DataNeed| {};
-        let c = Context {
-            tree: TreeId::FS,
-            block: None,
-            sectorsize: 4096,
-            no_holes: true,
-            generation: Generation(GENERATION),
-            data_sums: true,
-            hear: Hear { tell: &tell, data: &data },
-        };
-        let leaf = |part: &[(Key, Vec<u8>)]| Facts::of_items(&c, part.iter().map(|(k, v)| (*k, v.as_slice())));
-        let (a, b) = (leaf(&items[..from]), leaf(&items[to..]));
-        let facts =
-            if order { a.then(&Facts::lost(), &c).then(&b, &c) } else { a.then(&Facts::lost().then(&b, &c), &c) };
-        Forest::default().judge(&c, facts, false, &mut |_| panic!("a tree with a hole is not looked into"));
-        let mut findings = findings.into_inner();
-        findings.sort_unstable();
+        let verdict = told(How::default(), |c| {
+            let leaf = |part: &[(Key, Vec<u8>)]| Facts::of_items(c, part.iter().map(|(k, v)| (*k, v.as_slice())));
+            let (a, b) = (leaf(&items[..from]), leaf(&items[to..]));
+            let lost = Facts::lost();
+            let facts = if order { a.then(&lost, c).then(&b, c) } else { a.then(&lost.then(&b, c), c) };
+            let look = &mut |_: &mut dyn FnMut(&Key, &[u8])| panic!("a tree with a hole is not looked into");
+            Forest::default().judge(c, facts, false, look);
+        });
+        let have: Vec<_> = verdict.findings.iter().map(|f| (f.kind, f.at.key.unwrap().objectid)).collect();
         let want: Vec<_> = [0, 1, 6, 7, 8].map(|n| (Kind::FileBytes, files[n])).to_vec();
-        assert_eq!(findings, want);
+        assert_eq!(have, want);
     }
 }

@@ -1,0 +1,78 @@
+//! Log trees: what was synced since the last commit, to be replayed when the volume is opened for writing.
+//!
+//! A log holds parts of inodes, so little can be held against it: its tree of files is there, nothing is younger than the
+//! commit it belongs to, ranges of directories do not cross, file extents do not overlap. Its blocks are of the transaction
+//! after that of the superblock.
+
+use oleo_format::{DirLogItem, Ino, InodeItem, ItemType, Key, RootItem, TreeId};
+
+use super::Context;
+use super::extents::Extent;
+use super::roots::Roots;
+use crate::finding::Kind;
+
+/// Judges the root item of a log; true if the log is to be read.
+pub(super) fn judge_root(c: &Context<'_>, roots: &Roots, key: &Key, item: &[u8]) -> Option<RootItem> {
+    let root = RootItem::decode(item).ok()?;
+    if !roots.is_live(TreeId(key.offset)) && key.offset != TreeId::DATA_RELOC.0 {
+        c.error(Kind::LogRoot, *key, format_args!("a log of tree {}", key.offset), "a subvolume that is there");
+    }
+    Some(root)
+}
+
+/// Judges the items of one log, in the order of keys.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    /// The directory whose ranges pass by, the type of the items, and where the last one ends.
+    range: Option<(u64, ItemType, u64)>,
+    /// The file whose extents pass by, and where the last one ends.
+    extent: Option<(u64, u64)>,
+}
+
+impl Log {
+    /// The next item.
+    pub(super) fn item(&mut self, c: &Context<'_>, key: &Key, data: &[u8]) {
+        match key.item_type {
+            ItemType::INODE_ITEM => {
+                if let Ok(inode) = InodeItem::parse(data) {
+                    young(c, key, inode.generation.get().max(inode.transid.get()));
+                }
+            }
+            ItemType::DIR_LOG_ITEM | ItemType::DIR_LOG_INDEX => {
+                let Ok(item) = DirLogItem::parse(data) else { return };
+                let end = item.end.get();
+                if end < key.offset {
+                    c.error(Kind::LogRange, *key, format_args!("a range that ends at {end}"), "one that ends later");
+                }
+                if let Some((dir, item_type, before)) = self.range
+                    && (dir, item_type) == (key.objectid, key.item_type)
+                    && before >= key.offset
+                {
+                    let have = format_args!("the range before ends at {before}");
+                    c.warning(Kind::LogRange, *key, have, "ranges that do not overlap");
+                }
+                self.range = Some((key.objectid, key.item_type, end));
+            }
+            ItemType::EXTENT_DATA => {
+                let Some(e) = Extent::parse(key.offset, data, u64::from(c.sectorsize)) else { return };
+                young(c, key, e.generation);
+                if let Some((ino, end)) = self.extent
+                    && ino == key.objectid
+                    && end > key.offset
+                {
+                    let key = Key::extent_data(Ino(ino), key.offset);
+                    c.error(Kind::FileExtentOverlap, key, format_args!("the one before ends at {end}"), "no overlap");
+                }
+                self.extent = Some((key.objectid, e.run.end));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn young(c: &Context<'_>, key: &Key, generation: u64) {
+    let newest = c.generation.0.saturating_add(1);
+    if generation > newest {
+        c.error(Kind::ItemGeneration, *key, generation, format_args!("at most {newest}, in a log"));
+    }
+}

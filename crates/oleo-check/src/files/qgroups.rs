@@ -1,0 +1,158 @@
+//! Quota groups: their items, how they hang together, and their numbers against what trees really use.
+//!
+//! `rfer` of a group is what any of its subvolumes uses, `excl` what nobody else uses; groups of higher levels have all
+//! subvolumes below them. The usage comes as bytes per exact set of trees, so an extent that 64 snapshots share counts once
+//! here, with all extents that the same 64 share.
+//!
+//! Silent: groups of subvolumes that are gone (the kernel keeps them); all numbers while a rescan runs, when they are marked
+//! inconsistent, when the status is of another transaction (the kernel marks them at the next mount), and with simple
+//! quota, which counts otherwise.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use oleo_format::{ItemType, Key, QgroupInfoItem, QgroupStatus, QgroupStatusFlags, TreeId};
+
+use super::Context;
+use super::roots::Roots;
+use crate::feed::Share;
+use crate::finding::Kind;
+
+/// The level of a group is in the upper 16 bits of its number.
+const LEVEL_SHIFT: u32 = 48;
+
+/// What the quota tree holds.
+#[derive(Default, Debug)]
+pub(super) struct Qgroups {
+    status: Option<QgroupStatus>,
+    infos: BTreeMap<u64, QgroupInfoItem>,
+    limits: BTreeSet<u64>,
+    /// As the items tell them, each relation once from each side.
+    relations: BTreeSet<(u64, u64)>,
+}
+
+impl Qgroups {
+    /// The next item of the quota tree.
+    pub(super) fn item(&mut self, key: &Key, data: &[u8]) {
+        match key.item_type {
+            ItemType::QGROUP_STATUS => self.status = QgroupStatus::parse(data).ok(),
+            ItemType::QGROUP_INFO => {
+                if let Ok(info) = QgroupInfoItem::parse(data) {
+                    self.infos.insert(key.offset, *info);
+                }
+            }
+            ItemType::QGROUP_LIMIT => {
+                self.limits.insert(key.offset);
+            }
+            ItemType::QGROUP_RELATION => {
+                self.relations.insert((key.objectid, key.offset));
+            }
+            _ => {}
+        }
+    }
+
+    /// Judges the tree, once all items were seen. Without `shares` the numbers are not compared.
+    pub(super) fn judge(&self, c: &Context<'_>, roots: &Roots, shares: Option<&[Share]>) {
+        let Some(status) = &self.status else {
+            let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
+            c.error(Kind::QgroupStatus, key, "a quota tree without status", "a status item");
+            return;
+        };
+        if !status.flags.contains(QgroupStatusFlags::ON) {
+            return;
+        }
+        let simple = status.flags.contains(QgroupStatusFlags::SIMPLE_MODE);
+        if simple != status.enable_gen.is_some() {
+            let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
+            c.error(Kind::QgroupStatus, key, "the other length", "`enable_gen` with simple quota only");
+        }
+        self.judge_items(c, roots);
+        let members = self.judge_relations(c);
+        let unsure = QgroupStatusFlags::INCONSISTENT | QgroupStatusFlags::RESCAN;
+        let current = status.generation == c.generation && !status.flags.intersects(unsure);
+        if let Some(shares) = shares.filter(|_| current && !simple) {
+            self.judge_numbers(c, &members, shares);
+        }
+    }
+
+    fn judge_items(&self, c: &Context<'_>, roots: &Roots) {
+        for &tree in roots.trees.keys().filter(|tree| roots.is_live(**tree)) {
+            if !self.infos.contains_key(&tree.0) {
+                let key = Key::new(0, ItemType::QGROUP_INFO, tree.0);
+                c.error(Kind::QgroupItem, key, "nothing", "an info item for every subvolume");
+            }
+        }
+        for &group in self.infos.keys().filter(|group| !self.limits.contains(group)) {
+            let key = Key::new(0, ItemType::QGROUP_LIMIT, group);
+            c.error(Kind::QgroupItem, key, "nothing", "a limit item for every group");
+        }
+        for &group in self.limits.iter().filter(|group| !self.infos.contains_key(group)) {
+            let key = Key::new(0, ItemType::QGROUP_INFO, group);
+            c.error(Kind::QgroupItem, key, "nothing", "an info item for every group");
+        }
+    }
+
+    /// Judges the relations and returns, for each subvolume's group, that and all groups that it is in.
+    fn judge_relations(&self, c: &Context<'_>) -> BTreeMap<u64, BTreeSet<u64>> {
+        let mut above: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for &(a, b) in &self.relations {
+            let key = Key::new(a, ItemType::QGROUP_RELATION, b);
+            if !self.relations.contains(&(b, a)) {
+                c.error(Kind::QgroupRelation, key, "from one side", "one from the other side too");
+            }
+            if !self.infos.contains_key(&a) || !self.infos.contains_key(&b) {
+                c.error(Kind::QgroupRelation, key, "a relation", "two groups that are there");
+            }
+            if a >> LEVEL_SHIFT == b >> LEVEL_SHIFT {
+                c.error(Kind::QgroupRelation, key, "groups of one level", "of different levels");
+            }
+            if a >> LEVEL_SHIFT < b >> LEVEL_SHIFT {
+                above.entry(a).or_default().push(b);
+            }
+        }
+        let mut members = BTreeMap::new();
+        for &group in self.infos.keys().filter(|&&group| group >> LEVEL_SHIFT == 0) {
+            let mut all = BTreeSet::from([group]);
+            // Levels rise, so this ends.
+            let mut todo = vec![group];
+            while let Some(next) = todo.pop() {
+                let higher = above.get(&next).into_iter().flatten().copied();
+                todo.extend(higher.filter(|&group| all.insert(group)));
+            }
+            members.insert(group, all);
+        }
+        members
+    }
+
+    fn judge_numbers(&self, c: &Context<'_>, members: &BTreeMap<u64, BTreeSet<u64>>, shares: &[Share]) {
+        let mut counted: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for Share { trees, bytes } in shares {
+            let trees: Vec<TreeId> = trees.iter().copied().filter(|tree| tree.is_subvol()).collect();
+            let mut reached: BTreeMap<u64, usize> = BTreeMap::new();
+            for tree in &trees {
+                for &group in members.get(&tree.0).into_iter().flatten() {
+                    *reached.entry(group).or_default() += 1;
+                }
+            }
+            for (group, by) in reached {
+                let (rfer, excl) = counted.entry(group).or_default();
+                *rfer = rfer.saturating_add(*bytes);
+                if by == trees.len() {
+                    *excl = excl.saturating_add(*bytes);
+                }
+            }
+        }
+        for (&group, info) in &self.infos {
+            let (rfer, excl) = counted.get(&group).copied().unwrap_or_default();
+            let have = [info.rfer.get(), info.rfer_cmpr.get(), info.excl.get(), info.excl_cmpr.get()];
+            if have != [rfer, rfer, excl, excl] {
+                let key = Key::new(0, ItemType::QGROUP_INFO, group);
+                let [have_rfer, have_rfer_cmpr, have_excl, have_excl_cmpr] = have;
+                let have = format_args!(
+                    "rfer {have_rfer} ({have_rfer_cmpr} compressed), excl {have_excl} ({have_excl_cmpr} compressed)"
+                )
+                .to_string();
+                c.error(Kind::QgroupNumbers, key, have, format_args!("rfer {rfer}, excl {excl}"));
+            }
+        }
+    }
+}
