@@ -1,6 +1,6 @@
 //! The file extents of one inode, in so far as they have been seen: where they begin and end, whether they touch.
 
-use oleo_format::{FileExtentHead, FileExtentItem};
+use oleo_format::{Compression, FileExtentHead, FileExtentItem};
 
 /// What has been seen of an inode's file extents, from the first to the last: no list, however many there are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,6 +25,8 @@ pub(crate) struct Extent {
     pub run: Run,
     /// The transaction that wrote it.
     pub generation: u64,
+    /// Data on disk that is read through it: where, how long.
+    pub data: Option<(u64, u64)>,
 }
 
 impl Extent {
@@ -37,14 +39,21 @@ impl Extent {
             let len = head.ram_bytes.get();
             let end = round(offset.saturating_add(len.max(1)));
             let run = Run { start: offset, end, gap: None, nbytes: len, count: 1, inline: Some(len) };
-            return Some(Extent { run, generation });
+            return Some(Extent { run, generation, data: None });
         }
         let e = FileExtentItem::parse(item).ok()?;
         let (at, len) = (e.disk_bytenr.get(), e.num_bytes.get());
         let nbytes = if at == 0 { 0 } else { len };
         let end = round(offset.saturating_add(len));
         let run = Run { start: offset, end, gap: None, nbytes, count: 1, inline: None };
-        Some(Extent { run, generation })
+        let data = (at != 0 && e.r#type == FileExtentItem::REG).then(|| {
+            if e.compression == Compression::None.to_disk() {
+                (at.saturating_add(e.offset.get()), len)
+            } else {
+                (at, e.disk_num_bytes.get())
+            }
+        });
+        Some(Extent { run, generation, data })
     }
 }
 

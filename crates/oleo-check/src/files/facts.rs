@@ -7,11 +7,11 @@ use oleo_format::{
     CheckedNode, DirEntryRef, Ino, InodeExtrefEntryRef, InodeItem, InodeRefEntryRef, ItemType, Key, TreeId,
 };
 
-use super::Context;
 use super::claim::{self, Pair, Sums};
 use super::extents::Extent;
 use super::part::{Fields, Part};
-use crate::feed::{Env, Tell};
+use super::{Context, Hear};
+use crate::feed::Env;
 use crate::finding::Kind;
 
 /// What is known of inodes all of whose items have been seen, and of items that stand alone.
@@ -24,6 +24,7 @@ pub(crate) struct Closed {
     pub upward: bool,
     /// Inode 256 is there, and whether it is a directory.
     pub root_dir: Option<bool>,
+    pub inodes: u64,
     /// A block is missing.
     pub lost: bool,
 }
@@ -34,13 +35,13 @@ impl Closed {
         self.edges = self.edges.wrapping_add(other.edges);
         self.upward |= other.upward;
         self.root_dir = self.root_dir.or(other.root_dir);
+        self.inodes = self.inodes.saturating_add(other.inodes);
         self.lost |= other.lost;
     }
 }
 
 /// The inodes at the two ends, which may go on next door.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-#[allow(clippy::large_enum_variant, reason = "nearly all have two ends")]
 enum Ends {
     /// No inode at all.
     #[default]
@@ -54,23 +55,21 @@ enum Ends {
 /// What a run of neighbouring leaves amounts to. About 400 bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Facts {
-    owner: Option<TreeId>,
     ends: Ends,
     pub(crate) closed: Closed,
 }
 
 impl Facts {
     /// What a leaf amounts to; findings name its owner. Needed once for each leaf, from any thread.
-    pub(crate) fn of_leaf(env: &Env, leaf: &CheckedNode, tell: Tell<'_>) -> Facts {
-        let mut c = Context::new(env, leaf.owner(), tell);
+    pub(crate) fn of_leaf(env: &Env, leaf: &CheckedNode, hear: Hear<'_>) -> Facts {
+        let mut c = Context::new(env, leaf.owner(), hear);
         c.block = Some(leaf.logical());
         Facts::of_items(&c, leaf.iter())
     }
 
-    /// Takes in the facts of the run of leaves right behind this one; findings name the owner of the first of both.
-    pub(crate) fn join(&mut self, right: &Facts, env: &Env, tell: Tell<'_>) {
-        let owner = self.owner.or(right.owner).unwrap_or(TreeId::FS);
-        *self = self.then(right, &Context::new(env, owner, tell));
+    /// Takes in the facts of the run of leaves right behind this one.
+    pub(crate) fn join(&mut self, right: &Facts, env: &Env, tree: TreeId, hear: Hear<'_>) {
+        *self = self.then(right, &Context::new(env, tree, hear));
     }
 
     /// What some items amount to. The keys must rise.
@@ -84,7 +83,7 @@ impl Facts {
 
     /// What a block that nobody can read amounts to, or the part of a tree that is deleted already.
     pub(crate) fn lost() -> Facts {
-        Facts { owner: None, ends: Ends::Two(None, None), closed: Closed { lost: true, ..Closed::default() } }
+        Facts { ends: Ends::Two(None, None), closed: Closed { lost: true, ..Closed::default() } }
     }
 
     /// This, and `next` right behind it.
@@ -93,7 +92,7 @@ impl Facts {
         let mut closed = self.closed.clone();
         closed.join(&next.closed);
         let ends = join_ends(&self.ends, &next.ends, c, &mut closed);
-        Facts { owner: self.owner.or(next.owner), ends, closed }
+        Facts { ends, closed }
     }
 
     /// The whole tree has been seen: judges the inodes at its ends.
@@ -127,16 +126,16 @@ fn join_ends(a: &Ends, b: &Ends, c: &Context<'_>, closed: &mut Closed) -> Ends {
             let whole = l.then(r, c);
             match (head, tail) {
                 (None, None) => Ends::One(whole),
-                (Some(first), None) => Ends::Two(*first, Some(whole)),
-                (None, Some(last)) => Ends::Two(Some(whole), *last),
+                (Some(first), None) => Ends::Two(first.clone(), Some(whole)),
+                (None, Some(last)) => Ends::Two(Some(whole), last.clone()),
                 (Some(first), Some(last)) => {
                     whole.judge(c, closed);
-                    Ends::Two(*first, *last)
+                    Ends::Two(first.clone(), last.clone())
                 }
             }
         }
         (l, r) => {
-            let torn = |part: &Part, is_torn| Part { torn: part.torn || is_torn, ..*part };
+            let torn = |part: &Part, is_torn| Part { torn: part.torn || is_torn, ..part.clone() };
             // Whole only if nothing was lost on the other side of the seam.
             if let (Some(part), Some(_), true) = (l, r, head.is_some()) {
                 part.judge(c, closed);
@@ -144,8 +143,8 @@ fn join_ends(a: &Ends, b: &Ends, c: &Context<'_>, closed: &mut Closed) -> Ends {
             if let (Some(part), Some(_), true) = (r, l, tail.is_some()) {
                 part.judge(c, closed);
             }
-            let first = head.copied().unwrap_or_else(|| l.map(|part| torn(part, r.is_none())));
-            let last = tail.copied().unwrap_or_else(|| r.map(|part| torn(part, l.is_none())));
+            let first = head.cloned().unwrap_or_else(|| l.map(|part| torn(part, r.is_none())));
+            let last = tail.cloned().unwrap_or_else(|| r.map(|part| torn(part, l.is_none())));
             Ends::Two(first, last)
         }
     }
@@ -158,6 +157,7 @@ struct Leaf {
     first: Option<Part>,
     current: Option<Part>,
     closed: Closed,
+    fresh: Vec<(u64, u64)>,
 }
 
 impl Leaf {
@@ -168,12 +168,15 @@ impl Leaf {
             (None, Some(only)) | (Some(only), None) => Ends::One(only),
             (Some(first), last) => Ends::Two(Some(first), last),
         };
-        Facts { owner: Some(c.tree), ends, closed: self.closed }
+        Facts { ends, closed: self.closed }
     }
 
     /// Ends the current inode: the first one of the leaf is kept, the others are complete, but for the last.
     fn take(&mut self, c: &Context<'_>, at_end: bool) -> Option<Part> {
-        let part = self.current.take()?;
+        let mut part = self.current.take()?;
+        if !self.fresh.is_empty() {
+            part.pending.push(std::mem::take(&mut self.fresh).into());
+        }
         if at_end {
             return Some(part);
         }
@@ -239,13 +242,14 @@ impl Leaf {
             ItemType::DIR_INDEX => {
                 for e in DirEntryRef::iter(data).flatten() {
                     part.entry_bytes = part.entry_bytes.wrapping_add(e.name.len() as u64);
+                    part.entries = part.entries.saturating_add(1);
                     index(closed, key, &e);
                 }
             }
             ItemType::EXTENT_DATA => {
                 if let Some(e) = Extent::parse(key.offset, data, u64::from(c.sectorsize)) {
                     young(c, key, e.generation);
-                    part.extent(c, &e);
+                    part.extent(c, &e, &mut self.fresh);
                 }
             }
             _ => {}

@@ -12,7 +12,7 @@ use super::look::Look;
 use super::qgroups::Qgroups;
 use super::roots::{Entry, Roots};
 use super::uuids::Uuids;
-use super::{Context, Facts};
+use super::{Context, Facts, Hear};
 use crate::feed::{Env, Feed, Share, Tell, TreeStart};
 use crate::finding::Kind;
 
@@ -26,11 +26,11 @@ pub(crate) struct Forest {
 impl Forest {
     /// Judges a whole tree of files from the facts of its root block; where they do not add up, reads it again to name what
     /// is wrong. Trees that hold no files are passed over. Where a tree is half deleted, its facts begin with [`Facts::lost`].
-    pub fn tree(&self, env: &Env, feed: &Feed<'_>, start: &TreeStart, facts: Facts, tell: Tell<'_>) {
+    pub fn tree(&self, env: &Env, feed: &Feed<'_>, start: &TreeStart, facts: Facts, hear: Hear<'_>) {
         if !start.tree.is_subvol() && start.tree != TreeId::DATA_RELOC {
             return;
         }
-        let c = Context::new(env, start.tree, tell);
+        let c = Context::new(env, start.tree, hear);
         let is_half = start.drop_progress().is_some();
         self.judge(&c, facts, is_half, &mut |each| {
             feed.each(start, Key::MIN, Key::MAX, &mut |key, item| {
@@ -72,7 +72,8 @@ impl Forest {
 /// `shares` (given when quota is on) the numbers of quota groups. `trees` are all trees that have root items, in the order of
 /// their keys, after the root tree and, if there is one, the root of log trees.
 pub(crate) fn judge_volume(env: &Env, feed: &Feed<'_>, trees: &[TreeStart], shares: Option<&[Share]>, tell: Tell<'_>) {
-    let context = |tree| Context::new(env, tree, tell);
+    let hear = Hear { tell, data: &|_| {} };
+    let context = |tree| Context::new(env, tree, hear);
     // Logs of single trees have the number of all of them, and offsets.
     let find = |tree| trees.iter().find(|start| start.tree == tree && start.key.offset == 0);
     let subvols: BTreeMap<TreeId, &TreeStart> = trees.iter().map(|start| (start.tree, start)).collect();

@@ -7,7 +7,7 @@
 //!
 //! Invariants: `join` is associative, so the verdict does not depend on how a tree is cut into blocks. Findings are told while
 //! joining; two trees that join the same neighbours in different nodes tell the same finding twice: the receiver drops
-//! doubles. Nothing keeps a list of files, so memory grows with blocks (about 350 bytes each) and subvolumes only.
+//! doubles. Nothing keeps a list of files, so memory grows with blocks (about 400 bytes each) and subvolumes only.
 //! Blocks are verified before: what `CheckedNode` checks within an item or a leaf is not checked again; items that do not
 //! parse are passed over.
 
@@ -32,6 +32,26 @@ pub(crate) use forest::{Forest, judge_volume};
 use crate::feed::{Env, Tell};
 use crate::finding::{Finding, Kind, Place, Severity};
 
+/// Data that a file reads, in bytes of the volume. The same may be told many times over.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct DataNeed {
+    /// Where it begins.
+    pub start: u64,
+    /// Its length.
+    pub len: u64,
+    /// Whether each sector must have a checksum, or else must have none (files without checksums).
+    pub sums: bool,
+}
+
+/// Who is told what.
+#[derive(Clone, Copy)]
+pub(crate) struct Hear<'a> {
+    /// Something is wrong.
+    pub tell: Tell<'a>,
+    /// This data needs checksums, or must not have any.
+    pub data: &'a (dyn Fn(DataNeed) + Sync),
+}
+
 /// What judging needs to know beside the items.
 #[derive(Clone, Copy)]
 struct Context<'a> {
@@ -45,33 +65,36 @@ struct Context<'a> {
     no_holes: bool,
     /// The transaction of the superblock; nothing in a tree is younger.
     generation: Generation,
-    tell: Tell<'a>,
+    /// Tell which data needs checksums: not for the data relocation tree.
+    data_sums: bool,
+    hear: Hear<'a>,
 }
 
 impl<'a> Context<'a> {
-    fn new(env: &Env, tree: TreeId, tell: Tell<'a>) -> Context<'a> {
+    fn new(env: &Env, tree: TreeId, hear: Hear<'a>) -> Context<'a> {
         Context {
             tree,
             block: None,
             sectorsize: env.rules.sectorsize,
             no_holes: env.rules.features.no_holes(),
             generation: Generation(env.sb.generation.get()),
-            tell,
+            data_sums: tree != TreeId::DATA_RELOC,
+            hear,
         }
     }
 
     #[cold]
-    fn found(&self, severity: Severity, kind: Kind, key: Key, have: String, want: String) {
+    fn tell(&self, severity: Severity, kind: Kind, key: Key, have: String, want: String) {
         let at = Place { tree: Some(self.tree), block: self.block, key: Some(key), device: None };
-        (self.tell)(Finding { severity, kind, at, have, want });
+        (self.hear.tell)(Finding { severity, kind, at, have, want });
     }
 
     fn error(&self, kind: Kind, key: Key, have: impl Display, want: impl Display) {
-        self.found(Severity::Error, kind, key, have.to_string(), want.to_string());
+        self.tell(Severity::Error, kind, key, have.to_string(), want.to_string());
     }
 
     fn warning(&self, kind: Kind, key: Key, have: impl Display, want: impl Display) {
-        self.found(Severity::Warning, kind, key, have.to_string(), want.to_string());
+        self.tell(Severity::Warning, kind, key, have.to_string(), want.to_string());
     }
 }
 

@@ -4,12 +4,14 @@
 //! lists, so it is small however large the inode. Parts that meet are joined ([`Part::then`]); when an item of another inode
 //! stands on both sides, the inode is complete and [`Part::judge`] says what is wrong with it.
 
+use std::sync::Arc;
+
 use oleo_format::{FileType, Ino, InodeFlags, InodeItem, Key};
 
-use super::Context;
 use super::claim::{self, Pair};
 use super::extents::{Extent, Run};
 use super::facts::Closed;
+use super::{Context, DataNeed};
 use crate::finding::Kind;
 
 /// The names of verity items that an inode has.
@@ -46,7 +48,7 @@ impl Fields {
 }
 
 /// An inode, as far as seen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Part {
     pub ino: u64,
     /// Its inode item, which comes before all others.
@@ -57,8 +59,13 @@ pub(crate) struct Part {
     pub parent: u64,
     /// Bytes of names in DIR_ITEM and DIR_INDEX.
     pub entry_bytes: u64,
+    /// Entries in DIR_INDEX.
+    pub entries: u64,
     pub verity: Verity,
     pub run: Option<Run>,
+    /// Data on disk of which it is not known yet whether it has checksums: the inode item has not been seen. One list for
+    /// each leaf, which all that hold it share.
+    pub pending: Vec<Arc<[(u64, u64)]>>,
     /// A block next to it is lost, which may have held more: it is not judged.
     pub torn: bool,
 }
@@ -71,14 +78,22 @@ impl Part {
             refs: 0,
             parent: 0,
             entry_bytes: 0,
+            entries: 0,
             verity: Verity::default(),
             run: None,
+            pending: Vec::new(),
             torn: false,
         }
     }
 
-    /// Takes a file extent in.
-    pub(crate) fn extent(&mut self, c: &Context<'_>, e: &Extent) {
+    /// Takes a file extent in; `fresh` collects data that waits for the inode item.
+    pub(crate) fn extent(&mut self, c: &Context<'_>, e: &Extent, fresh: &mut Vec<(u64, u64)>) {
+        if let Some(data) = e.data {
+            match &self.fields {
+                Some(fields) => need(fields, data, c),
+                None => fresh.push(data),
+            }
+        }
         let (run, overlap) = match self.run {
             Some(run) => run.then(e.run),
             None => (e.run, None),
@@ -104,17 +119,27 @@ impl Part {
             }
             (a, b) => a.or(b),
         };
+        let fields = self.fields.or(next.fields);
+        let mut pending = Vec::new();
+        for list in self.pending.iter().chain(&next.pending) {
+            match &fields {
+                Some(fields) => list.iter().for_each(|&data| need(fields, data, c)),
+                None => pending.push(Arc::clone(list)),
+            }
+        }
         Part {
             ino: self.ino,
-            fields: self.fields.or(next.fields),
+            fields,
             refs: self.refs.saturating_add(next.refs),
             parent: if self.parent != 0 { self.parent } else { next.parent },
             entry_bytes: self.entry_bytes.wrapping_add(next.entry_bytes),
+            entries: self.entries.saturating_add(next.entries),
             verity: Verity {
                 descriptor: self.verity.descriptor || next.verity.descriptor,
                 merkle: self.verity.merkle || next.verity.merkle,
             },
             run,
+            pending,
             torn: self.torn || next.torn,
         }
     }
@@ -129,6 +154,7 @@ impl Part {
             c.error(Kind::InodeMissing, key, "other items of the inode", "an inode item");
             return;
         };
+        closed.inodes = closed.inodes.saturating_add(1);
         if self.ino == Key::FREE_INO {
             // A cache of old kernels, not a file.
             return;
@@ -220,5 +246,12 @@ impl Part {
         if flagged && fields.kind() != FileType::RegFile {
             c.error(Kind::Verity, key, format_args!("a {:?}", fields.kind()), "verity on regular files");
         }
+    }
+}
+
+/// Tells whether data needs checksums.
+fn need(fields: &Fields, (start, len): (u64, u64), c: &Context<'_>) {
+    if c.data_sums {
+        (c.hear.data)(DataNeed { start, len, sums: !fields.flags.contains(InodeFlags::NODATASUM) });
     }
 }

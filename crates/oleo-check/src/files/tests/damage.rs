@@ -297,3 +297,26 @@ fn verity() {
     s.tree.items.insert(Key::new(s.file, ItemType::VERITY_DESC_ITEM, 1), vec![0; 300]);
     assert_eq!(judge(&s.tree).findings, []);
 }
+
+/// Goal: data of files with checksums is told as such, that of files without as the other, wherever leaves are cut.
+#[test]
+fn data_needs() {
+    let mut tree = Tree::new();
+    let with = tree.make(FileType::RegFile, ROOT, b"with");
+    let without = tree.make(FileType::RegFile, ROOT, b"without");
+    tree.edit(without, |i| i.flags = InodeFlags::NODATASUM.bits().into());
+    let mut want = Vec::new();
+    for n in 0..5 {
+        want.push((tree.data(with, n * SECTOR, SECTOR), true));
+        want.push((tree.data(without, n * SECTOR, SECTOR), false));
+    }
+    want.sort_unstable();
+    let items = tree.list();
+    let every: Vec<usize> = (1..items.len()).collect();
+    for (cuts, order) in [(&[][..], Order::FromLeft), (&every, Order::FromRight), (&every, Order::Halves)] {
+        let verdict = judge_cut(&items, cuts, order, How::default());
+        let have: Vec<_> = verdict.needs.iter().map(|n| (n.start, n.sums)).collect();
+        assert_eq!(have, want);
+        assert!(verdict.needs.iter().all(|n| n.len == SECTOR));
+    }
+}

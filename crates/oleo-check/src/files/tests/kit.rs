@@ -9,7 +9,7 @@ use oleo_format::{
 use parking_lot::Mutex;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::super::{Context, Facts, Forest};
+use super::super::{Context, DataNeed, Facts, Forest, Hear};
 use crate::finding::{Finding, Kind};
 
 pub const SECTOR: u64 = 4096;
@@ -180,6 +180,7 @@ impl Tree {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     pub findings: Vec<Finding>,
+    pub needs: Vec<DataNeed>,
 }
 
 impl Verdict {
@@ -225,20 +226,25 @@ fn join(leaves: &[Facts], order: Order, c: &Context<'_>) -> Facts {
     }
 }
 
-/// Runs `f` with a context and returns what it told; sorted.
+/// Runs `f` with a context and returns what it told; findings and needs sorted, needs without doubles.
 pub fn told(how: How, f: impl FnOnce(&Context<'_>)) -> Verdict {
     let findings = Mutex::new(Vec::new());
+    let needs = Mutex::new(Vec::new());
     let tell = |f: Finding| findings.lock().push(f);
+    let data = |n: DataNeed| needs.lock().push(n);
     f(&Context {
         tree: how.tree,
         block: None,
         sectorsize: 4096,
         no_holes: how.no_holes,
         generation: Generation(GENERATION),
-        tell: &tell,
+        data_sums: true,
+        hear: Hear { tell: &tell, data: &data },
     });
-    let mut verdict = Verdict { findings: findings.into_inner() };
+    let mut verdict = Verdict { findings: findings.into_inner(), needs: needs.into_inner() };
     verdict.findings.sort_by_key(|f| (f.kind, f.at.key, f.have.clone(), f.want.clone()));
+    verdict.needs.sort_unstable();
+    verdict.needs.dedup();
     verdict
 }
 
