@@ -1,4 +1,4 @@
-//! When what was done becomes durable: sync, fsync, commits by the clock and under pressure.
+//! When what was done becomes durable: sync, commits by the clock and under pressure. (fsync: see `log`.)
 //!
 //! Several callers at once share one commit (see `Engine::commit`). Pressure is a number of dirty inodes: above
 //! `dirty_inodes_max` somebody has to commit. That is whoever waits in [`Fs::wait_commit`], if anybody ever did; then
@@ -13,7 +13,6 @@ use oleo_format::Generation;
 use crate::FsError;
 use crate::core::Core;
 use crate::fs::Fs;
-use crate::inode::InodeRef;
 
 /// How often an operation that waits for a freeze looks whether it has come.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -29,21 +28,6 @@ impl Fs {
     /// Commits what is part of the open transaction. What is buffered of files stays so.
     pub fn commit(&self) -> Result<Generation, FsError> {
         Ok(self.engine().commit()?)
-    }
-
-    /// Makes one file or directory durable, with the names it has, and whatever else is in the same transaction. Does
-    /// nothing where it is durable already.
-    pub fn fsync(&self, inode: &InodeRef) -> Result<(), FsError> {
-        if inode.data.is_dirty() {
-            inode.flush()?;
-        }
-        if inode.read().changed_after(self.engine().durable()) {
-            self.engine().commit()?;
-        }
-        match self.failed() {
-            Some(_) => self.engine().commit().map(drop).map_err(FsError::from),
-            None => Ok(()),
-        }
     }
 
     /// Whether anything was changed that is not on disk: buffered bytes, or something for a commit to write.

@@ -69,6 +69,8 @@ pub struct Core {
     pub(crate) orphans_seen: AtomicBool,
     /// What all files' data has in common.
     pub(crate) data: crate::data::Shared,
+    /// Who waits for the log, and whose names it must learn.
+    pub(crate) log: crate::log::Shared,
 }
 
 /// A dirty inode, with its rank beside it so that sorting does not touch the inode.
@@ -102,6 +104,7 @@ impl Core {
             spoiled: Mutex::default(),
             orphans_seen: AtomicBool::new(false),
             data: crate::data::Shared::new(&opts.data),
+            log: crate::log::Shared::default(),
             opts,
         }
     }
@@ -204,6 +207,7 @@ impl DeltaSource for Core {
         let mut frozen = self.frozen.lock();
         assert!(frozen.inodes.is_empty() && frozen.subvols.is_empty(), "the last freeze has been published");
         frozen.epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
+        self.log.forget();
         self.crowd.store(0, Ordering::Relaxed);
         for shard in &self.dirty {
             frozen.inodes.append(&mut shard.lock());

@@ -177,8 +177,8 @@ pub(crate) fn find(dir: &dyn Items, name: &[u8]) -> Result<Option<(Target, FileK
     Spot::of(dir, name)?.find(name)
 }
 
-/// The index that the next entry of a directory gets.
-fn next_index(dir: &mut WriteGuard<'_>) -> Result<u64, FsError> {
+/// Finds out which index the next entry of a directory gets, unless it is known.
+pub(crate) fn learn_next_index(dir: &mut WriteGuard<'_>) -> Result<(), FsError> {
     if dir.state().next_index == 0 {
         let last = dir.last(ItemType::DIR_INDEX, u64::MAX)?;
         dir.state_mut().next_index = match last {
@@ -186,6 +186,12 @@ fn next_index(dir: &mut WriteGuard<'_>) -> Result<u64, FsError> {
             None => FIRST_INDEX,
         };
     }
+    Ok(())
+}
+
+/// The index that the next entry of a directory gets.
+fn next_index(dir: &mut WriteGuard<'_>) -> Result<u64, FsError> {
+    learn_next_index(dir)?;
     let index = dir.state().next_index;
     dir.state_mut().next_index += 1;
     Ok(index)

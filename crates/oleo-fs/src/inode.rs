@@ -32,6 +32,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::core::{Core, TreeBase};
 use crate::data::FileData;
 use crate::delta::{Base, ItemMap, Layers, Slot, Value, Visit, Way};
+use crate::log::LogMark;
 use crate::options::Time;
 use crate::subvol::Subvol;
 use crate::{FileKind, FsError};
@@ -174,10 +175,22 @@ pub(crate) struct InodeState {
     pub(crate) next_index: u64,
     /// Whether there are extended attributes; `None`: not known.
     pub(crate) has_xattrs: Option<bool>,
+    /// What the log of the open transaction has of it, if it was logged.
+    pub(crate) log: Option<Box<LogMark>>,
 }
 
 impl InodeState {
-    fn has_open(&self) -> bool {
+    /// The offsets of the items of one type that were changed in the open transaction, rising.
+    pub(crate) fn open_offsets(&self, t: ItemType) -> Vec<u64> {
+        self.open.range(t, 0, u64::MAX).map(|(slot, _)| slot.1).collect()
+    }
+
+    /// Whether any item of the type was changed in the open transaction.
+    pub(crate) fn has_open_of(&self, t: ItemType) -> bool {
+        self.open.range(t, 0, u64::MAX).next().is_some()
+    }
+
+    pub(crate) fn has_open(&self) -> bool {
         self.fate != ItemFate::Clean || !self.open.is_empty()
     }
 
@@ -229,6 +242,7 @@ impl Inode {
                 gone: false,
                 next_index: 0,
                 has_xattrs: if fresh { Some(false) } else { None },
+                log: None,
             }),
             data: FileData::default(),
             handles: AtomicU32::new(0),
@@ -495,13 +509,15 @@ impl Items for WriteGuard<'_> {
 }
 
 impl ItemsMut for WriteGuard<'_> {
-    fn put(&mut self, _h: &dyn Joined, t: ItemType, offset: u64, v: Box<[u8]>) {
+    fn put(&mut self, h: &dyn Joined, t: ItemType, offset: u64, v: Box<[u8]>) {
         self.touch();
+        self.note(h, (t, offset));
         self.state.open.set((t, offset), Some(v));
     }
 
-    fn delete(&mut self, _h: &dyn Joined, t: ItemType, offset: u64) {
+    fn delete(&mut self, h: &dyn Joined, t: ItemType, offset: u64) {
         self.touch();
+        self.note(h, (t, offset));
         self.remove((t, offset));
     }
 
@@ -510,6 +526,7 @@ impl ItemsMut for WriteGuard<'_> {
         if self.state.fate != ItemFate::Deleted {
             self.state.fate = ItemFate::Dirty;
         }
+        self.note(h, (ItemType::INODE_ITEM, 0));
         self.state.fields.transid = h.generation().0;
         &mut self.state.fields
     }
@@ -528,6 +545,33 @@ impl ReadGuard<'_> {
     pub(crate) fn changed_after(&self, generation: Generation) -> bool {
         // What is in the trees but not on disk is in neither delta.
         self.state.has_open() || self.state.frozen.is_some() || self.state.fields.transid > generation.0
+    }
+
+    /// Whether nothing of it is in any tree or commit under way.
+    pub(crate) fn is_young(&self) -> bool {
+        self.state.fresh && self.state.frozen.is_none()
+    }
+
+    /// Whether what is to be logged of it concerns no other inode: it is no directory, and its names are as the last
+    /// commit has them, or as the log has them if it is there whole.
+    pub(crate) fn is_nameless_change(&self) -> bool {
+        let state = &self.state;
+        let renamed = || {
+            state.has_open_of(ItemType::INODE_REF) || state.has_open_of(ItemType::INODE_EXTREF) || state.fields.nlink == 0
+        };
+        state.fields.kind() != crate::FileKind::Dir
+            && match &state.log {
+                Some(mark) if mark.generation == self.inode.core().engine().generation() => !mark.renamed,
+                _ => !renamed(),
+            }
+    }
+
+    /// The size that the inode item in the tree says; `None` where there is none.
+    pub(crate) fn committed_size(&self) -> Result<Option<u64>, FsError> {
+        let base = TreeBase { core: self.inode.core(), tree: self.inode.tree(), objectid: self.inode.ino.0 };
+        let key = self.inode.key(ItemType::INODE_ITEM, 0);
+        let item = base.get((ItemType::INODE_ITEM, 0))?;
+        item.map(|item| Ok(InodeFields::parse(&item, key)?.size)).transpose()
     }
 
     /// Fails when the inode has been deleted.
@@ -576,13 +620,24 @@ impl<'a> WriteGuard<'a> {
         }
     }
 
+    /// Tells the mark that the log has left, if it has, what has changed since.
+    fn note(&mut self, h: &dyn Joined, slot: Slot) {
+        let Some(mark) = &mut self.state.log else { return };
+        if mark.generation != h.generation() {
+            self.state.log = None;
+        } else if mark.note(slot) {
+            self.inode.core().log.renamed(self.inode);
+        }
+    }
+
     fn remove(&mut self, slot: Slot) {
         if self.is_fresh() { self.state.open.forget(slot) } else { self.state.open.set(slot, None) }
     }
 
     /// Deletes the inode item, and bars the inode from further use. All other items are gone.
-    pub(crate) fn delete_item(&mut self, _h: &dyn Joined) {
+    pub(crate) fn delete_item(&mut self, h: &dyn Joined) {
         self.touch();
+        self.note(h, (ItemType::INODE_ITEM, 0));
         self.state.gone = true;
         self.state.fate = if self.is_fresh() { ItemFate::Clean } else { ItemFate::Deleted };
     }

@@ -6,7 +6,7 @@
 //!
 //! Where to look: [`Fs`] is the open file system; `create`, `names` and `rename` have the operations on names; `setattr`
 //! and `privileges` those on attributes, `listing` reads directories, `rules` what inode flags forbid; `dir`, `refs` and `xattr` know the forms of
-//! items; `orphan` the end of an inode; `commits` says when changes become durable; `subvols` subvolumes and snapshots; `data` what is inside files.
+//! items; `orphan` the end of an inode; `commits` says when changes become durable, `log` what an fsync writes; `subvols` subvolumes and snapshots; `data` what is inside files.
 //!
 //! Locks, in rank order: `moving` (10, held while a directory changes its parent), a file's `flush` (20, see `data`),
 //! the engine's gate inside `join` (30), inodes by (tree, number) (40), objects of trees that are no inodes (50), then
@@ -26,6 +26,7 @@ mod error;
 mod fs;
 pub mod inode;
 mod listing;
+mod log;
 mod names;
 mod options;
 mod orphan;
@@ -46,6 +47,7 @@ pub use error::{FsError, errno};
 pub use fs::{Follow, Fs};
 pub use inode::{Inode, InodeRef};
 pub use listing::EntryAndInode;
+pub use log::LogStats;
 pub use options::{Clock, FixedClock, FsOptions, RandomUuids, SystemClock, Time, UuidSource};
 pub use privileges::{AtimePolicy, Strip};
 pub use refs::NameOf;

@@ -73,6 +73,7 @@ impl Fs {
         }
         let core = self.core();
         core.relieve()?;
+        let _watch = core.log.stats.watch();
         let need = name_need(name, 0);
         // An orphan item more, where it is the first name.
         let h = self.engine().join(Need { items: need.items + 1, ..need })?;
@@ -240,6 +241,8 @@ pub(crate) fn remove_index(
         None => dir::index_of(dir, name)?,
     };
     if let Some(index) = index {
+        // An index that was freed is not given out again in the same transaction: a log tells what goes and what comes by it.
+        dir::learn_next_index(dir)?;
         dir.delete(h, ItemType::DIR_INDEX, index);
     }
     Ok(())

@@ -146,6 +146,11 @@ fn put_or_delete(inode: &mut WriteGuard<'_>, h: &dyn Joined, t: ItemType, offset
     if kept.is_empty() { inode.delete(h, t, offset) } else { inode.put(h, t, offset, kept.into_boxed_slice()) }
 }
 
+/// The names that one item of references tells.
+pub(crate) fn parse(t: ItemType, offset: u64, bytes: &[u8]) -> Result<Vec<NameOf>, FsError> {
+    if t == ItemType::INODE_REF { parse_refs(Ino(offset), bytes) } else { parse_extrefs(bytes) }
+}
+
 /// All names of an inode.
 pub(crate) fn all(inode: &dyn Items) -> Result<Vec<NameOf>, FsError> {
     let mut names = Vec::new();

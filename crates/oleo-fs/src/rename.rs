@@ -75,6 +75,7 @@ impl Fs {
         self.changeable(src_dir)?;
         self.changeable(dst_dir)?;
         self.core().relieve()?;
+        let _watch = self.core().log.stats.watch();
         for _ in 0..RETRIES_MAX {
             let from = self.entry(src_dir, src)?;
             let to = {

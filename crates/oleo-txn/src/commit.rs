@@ -305,6 +305,8 @@ impl Inner {
         let root = self.tree(TreeId::ROOT)?.root;
         let chunk = self.tree(TreeId::CHUNK)?.root;
         sb.generation.set(generation.0);
+        sb.log_root.set(0);
+        sb.log_root_level = 0;
         sb.root.set(root.logical.0);
         sb.root_level = root.level;
         sb.chunk_root.set(chunk.logical.0);
@@ -320,6 +322,7 @@ impl Inner {
         self.fill_backup(&mut sb, generation)?;
         self.volume.write_supers(&sb)?;
         *self.super_block.lock() = sb;
+        self.log_committed(&sb);
         self.blocks.publish(&blocks);
         Ok(())
     }
@@ -358,6 +361,7 @@ impl Engine {
         if served || !inner.touched.load(Ordering::Acquire) {
             return Ok(self.durable());
         }
+        crate::log::count_commit();
         inner.commit_workers.run(|| inner.commit_locked())
     }
 
@@ -369,6 +373,7 @@ impl Engine {
         let _one = inner.commit_lock.lock();
         inner.writable()?;
         let source = inner.source();
+        inner.staged.store(self.generation().0, Ordering::Release);
         if inner.touched.load(Ordering::Acquire) {
             // What is there by now goes in while others go on, so that they have to wait for the rest only.
             let closed = inner.gate.close();
@@ -403,7 +408,7 @@ impl Inner {
         let done = self
             .apply_stage(source.as_ref(), births, generation)
             .and_then(|()| self.settle(generation))
-            .and_then(|_still| self.write(generation));
+            .and_then(|_still| self.pin_log().and_then(|()| self.write(generation)));
         if let Err(e) = done {
             return Err(self.poison(e));
         }

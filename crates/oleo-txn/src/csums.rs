@@ -97,6 +97,27 @@ impl Pending {
         }
     }
 
+    /// The checksum items of a log that data in a range needs: whole steps of what was added at once, counted from where it
+    /// began, so that items that are asked for twice are the same and none overlap.
+    pub(crate) fn pending_items(&self, l: Layout, at: Logical, len: ByteLen, out: &mut BTreeMap<Key, Op>) {
+        let step = (l.item_bytes_max / l.csum_len * l.csum_len) as usize;
+        let end = at.0.saturating_add(len.0);
+        for half in [&self.frozen, &self.open] {
+            let half = half.read();
+            let first = half.range(..=at.0).next_back().map_or(at.0, |(start, _)| *start);
+            for (start, sums) in half.range(first..end) {
+                let mut from = *start;
+                for part in sums.chunks(step) {
+                    let to = l.end(from, part);
+                    if to > at.0 && from < end {
+                        out.insert(csum_key(from), Op::Put(part.into()));
+                    }
+                    from = to;
+                }
+            }
+        }
+    }
+
     /// The checksums of `len` bytes at `at`, or the address of the first sector that has none.
     pub(crate) fn lookup(
         &self,

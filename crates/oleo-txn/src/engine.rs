@@ -4,7 +4,7 @@
 //! tells the handle what was born and which checksums belong to it; (3) `commit` (see `commit`) freezes, applies, settles,
 //! writes, publishes. Data goes to the volume before an item names it: `reserve_data`, `alloc_data`, `write_data`, then (1).
 //!
-//! Locks, in rank order: commit lock (5), gate (10), `growth` (20), trees (50), pending checksums (60), readers (70),
+//! Locks, in rank order: commit lock (5), log (6), gate (10), `growth` (20), trees (50), pending checksums (60), readers (70),
 //! births (75). Only the commit lock and `growth` are held over I/O: the first by design (one transaction is in flight), the
 //! second while a new chunk is planned.
 //! Crash: everything here is memory; the last commit is what remains.
@@ -27,6 +27,7 @@ use crate::credit::Credit;
 use crate::csums::{Layout, Pending};
 use crate::gate::{Gate, Pass, SHARDS};
 use crate::growth::Growth;
+use crate::log::LogState;
 use crate::readers::{Reader, Readers};
 use crate::trees::{TreeState, Trees};
 use crate::workers::Workers;
@@ -142,6 +143,9 @@ pub(crate) struct Inner {
     /// Where turning a shared subtree goes on, for trees that are being dropped (see `drop`).
     pub(crate) turning: Mutex<HashMap<TreeId, (Key, u8)>>,
     pub(crate) super_block: Mutex<SuperBlock>,
+    pub(crate) log: Mutex<LogState>,
+    /// The generation of the last stage: changes of it were brought into the trees before their commit.
+    pub(crate) staged: AtomicU64,
     /// The generation that operations join now.
     pub(crate) open_generation: AtomicU64,
     /// Something joined or was staged since the last commit.
@@ -302,6 +306,8 @@ impl Engine {
             growth,
             turning: Mutex::new(HashMap::new()),
             super_block: Mutex::new(sb),
+            log: Mutex::new(LogState::new(sb)),
+            staged: AtomicU64::new(0),
             open_generation: AtomicU64::new(generation + 1),
             touched: AtomicBool::new(false),
             failed: RwLock::new(None),

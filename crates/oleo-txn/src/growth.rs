@@ -65,6 +65,11 @@ impl Growth {
         }
     }
 
+    /// The space of chunks that are not recorded yet.
+    pub(crate) fn young(&self) -> Vec<Run> {
+        self.plans.lock().iter().map(|plan| Run::new(plan.start, plan.len)).collect()
+    }
+
     pub(crate) fn has_plans(&self) -> bool {
         !self.plans.lock().is_empty()
     }

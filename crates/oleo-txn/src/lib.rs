@@ -1,7 +1,7 @@
 //! Transactions: begin, join, freeze, settle, write, publish; the bookkeeping trees, back references, snapshots.
 //!
 //! [`Engine`] is the door. `commit` tells the order of a commit, `extents`, `free_runs`, `csums` and `books` what it records,
-//! `growth` and `credit` how space is promised before it is used, `load` what opening does.
+//! `growth` and `credit` how space is promised before it is used, `load` what opening does, `log` what an fsync writes.
 
 mod books;
 mod commit;
@@ -15,6 +15,7 @@ mod free_runs;
 mod gate;
 mod growth;
 mod load;
+mod log;
 mod readers;
 mod resize;
 mod trees;
@@ -24,4 +25,5 @@ pub use commit::Staged;
 pub use drop::Dropped;
 pub use engine::{CsumCheck, DataReservation, DataWant, DeltaSource, Engine, EngineOptions, Handle, Need, Stage};
 pub use error::TxnError;
+pub use log::{LogCommit, LogWritten, Still, commits_of_this_thread, refusal};
 pub use readers::Reader;

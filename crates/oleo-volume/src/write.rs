@@ -67,9 +67,30 @@ impl Volume {
     pub fn write_supers(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
         self.flush()?;
-        let members = self.writable_members();
-        let write = |mirrors: &[u64]| -> Result<(), DeviceError> {
-            for (member, device) in &members {
+        self.write_mirrors(sb, &SUPER_OFFSETS[..1])?;
+        self.flush()?;
+        *self.super_block.write() = *sb;
+        self.write_mirrors(sb, &SUPER_OFFSETS[1..])
+    }
+
+    /// Makes `sb`, the superblock on disk with the root of a log in it, the first mirror of every device: flush, first
+    /// mirrors, flush. It differs from the one before in its first 512 bytes only, so it is never seen in parts.
+    pub fn write_log_super(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
+        self.may_write()?;
+        self.flush()?;
+        self.write_mirrors(sb, &SUPER_OFFSETS[..1])?;
+        self.flush()
+    }
+
+    /// Writes `sb` to all mirrors but the first; durable after the next flush.
+    pub fn write_other_mirrors(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
+        self.may_write()?;
+        self.write_mirrors(sb, &SUPER_OFFSETS[1..])
+    }
+
+    fn write_mirrors(&self, sb: &SuperBlock, mirrors: &[u64]) -> Result<(), VolumeError> {
+        let write = || -> Result<(), DeviceError> {
+            for (member, device) in &self.writable_members() {
                 let total = member.total();
                 let bytes = |&at: &u64| SuperBlock { dev_item: *member.item.lock(), ..*sb }.to_bytes(at);
                 let fit = mirrors.iter().filter(|&&at| at + (SUPER_LEN as u64) < total);
@@ -79,10 +100,7 @@ impl Volume {
             }
             Ok(())
         };
-        write(&SUPER_OFFSETS[..1]).map_err(|e| self.stop(e))?;
-        self.flush()?;
-        *self.super_block.write() = *sb;
-        write(&SUPER_OFFSETS[1..]).map_err(|e| self.stop(e))
+        write().map_err(|e| self.stop(e))
     }
 
     /// Sets the fields of a superblock that the volume knows: the system chunks, the number of devices and their

@@ -68,6 +68,9 @@ pub use query::{ExtentInfo, ExtentKind};
 pub use resize::KeepSize;
 pub use share::{CloneRange, Dedupe};
 
+pub(crate) use items::MapOf;
+pub(crate) use map::{Extent, ExtentMap, walk as map_walk};
+
 use dirty::DirtyFiles;
 use pieces::Pieces;
 use unpacked::Unpacked;

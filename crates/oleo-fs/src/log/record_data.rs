@@ -1,0 +1,155 @@
+//! The content of a file in the log: the extents that changed, holes where something was, space behind the end.
+//!
+//! A replay takes the logged extents in the order of their offsets; each drops what was in its range. So the log is right when
+//! its items, in that order, over the extents of the last commit give the extents of now. From a set of changed items
+//! follows the part of the file to look at: their ranges now, in the last commit, and in the log. Within it the log's old items
+//! go; those of now, and holes between them, come.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use oleo_format::{ByteLen, Compression, InodeFlags, ItemType, Key};
+use oleo_txn::refusal;
+
+use crate::FsError;
+use crate::data::{Extent, ExtentMap, MapOf, map_walk};
+use crate::inode::{Items, WriteGuard};
+use crate::log::record::Recorder;
+
+/// Where the file range of an extent item ends.
+pub(super) fn end_of(key: &Key, item: &[u8], sector: u64) -> Result<u64, FsError> {
+    Ok(key.offset.saturating_add(Extent::parse(key.offset, item, sector)?.len(sector)))
+}
+
+/// Ranges of a file, without overlap.
+#[derive(Default)]
+struct Ranges(BTreeMap<u64, u64>);
+
+impl Ranges {
+    fn add(&mut self, mut from: u64, mut to: u64) {
+        while let Some((&start, &end)) = self.0.range(..=to).next_back() {
+            if end < from {
+                break;
+            }
+            self.0.remove(&start);
+            from = from.min(start);
+            to = to.max(end);
+        }
+        self.0.insert(from, to);
+    }
+
+    fn list(&self) -> Vec<(u64, u64)> {
+        self.0.iter().map(|(from, to)| (*from, *to)).collect()
+    }
+}
+
+impl Recorder<'_> {
+    /// The extents of a file of which the items at `offsets` have changed since the last commit or, with `again`, since it was
+    /// logged whole.
+    pub(super) fn extents(
+        &mut self,
+        guard: &WriteGuard<'_>,
+        offsets: &[u64],
+        young: bool,
+        again: bool,
+    ) -> Result<(), FsError> {
+        let engine = self.core.engine();
+        let sector = u64::from(engine.sectorsize());
+        let ino = guard.inode().ino();
+        let fields = *guard.fields();
+        let mut ranges = Ranges::default();
+        for &at in offsets {
+            let key = Key::new(ino.0, ItemType::EXTENT_DATA, at);
+            let now = guard.get(ItemType::EXTENT_DATA, at)?;
+            let end = now.map_or(Ok(0), |item| end_of(&key, &item, sector))?;
+            ranges.add(at, end.max(at.saturating_add(sector)));
+            if !young && let Some(item) = self.committed(&key)? {
+                ranges.add(at, end_of(&key, &item, sector)?);
+            }
+        }
+        self.drop_logged(guard, &mut ranges, sector)?;
+        let map = MapOf { items: guard, sector };
+        let end = fields.size.next_multiple_of(sector);
+        let holes_end = if engine.features().no_holes() { u64::MAX } else { end };
+        let mut found: Vec<(u64, Extent)> = Vec::new();
+        let mut holes: Vec<(u64, u64)> = Vec::new();
+        for (from, to) in ranges.list() {
+            let mut pos = from;
+            map_walk(&map, from, to, |at, range, extent| {
+                if range.start > pos {
+                    holes.push((pos, range.start));
+                }
+                pos = range.end;
+                found.push((at, extent.clone()));
+                Ok(ControlFlow::Continue(()))
+            })?;
+            if pos < to {
+                holes.push((pos, to));
+            }
+        }
+        let preallocated = InodeFlags::from_bits_retain(fields.flags).contains(InodeFlags::PREALLOC);
+        if preallocated && !again {
+            let last = map.last(u64::MAX)?.map_or(0, |(at, extent)| at + extent.len(sector));
+            map_walk(&map, end, last.max(end), |at, _, extent| {
+                found.push((at, extent.clone()));
+                Ok(ControlFlow::Continue(()))
+            })?;
+        }
+        for (at, extent) in found {
+            self.extent(Key::new(ino.0, ItemType::EXTENT_DATA, at), &extent);
+        }
+        // What was never in a tree leaves nothing behind.
+        for (from, to) in holes.into_iter().filter(|_| !young) {
+            let to = to.min(holes_end);
+            if from < to {
+                let hole = Extent::Hole { generation: self.log.generation(), len: to - from };
+                self.put(Key::new(ino.0, ItemType::EXTENT_DATA, from), hole.encode());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the log's items that begin in the ranges out; the ranges grow to cover them.
+    fn drop_logged(&mut self, guard: &WriteGuard<'_>, ranges: &mut Ranges, sector: u64) -> Result<(), FsError> {
+        let ino = guard.inode().ino();
+        for (from, to) in ranges.list() {
+            let (mut pos, mut to) = (from, to);
+            // Each round ends the range where the last item found in it ends; items of a log do not overlap endlessly: at
+            // most one round for each.
+            loop {
+                let found = self.logged_items(ino, ItemType::EXTENT_DATA, pos, to.saturating_sub(1))?;
+                if found.is_empty() {
+                    break;
+                }
+                pos = to;
+                for (key, item) in found {
+                    to = to.max(end_of(&key, &item, sector)?);
+                    self.delete(key);
+                }
+                if to <= pos {
+                    break;
+                }
+            }
+            ranges.add(from, to);
+        }
+        Ok(())
+    }
+
+    fn extent(&mut self, key: Key, extent: &Extent) {
+        if let Extent::Span(span) = extent {
+            if self.log.is_young(span.disk) {
+                self.refused = Some(refusal::NEW_CHUNK);
+                return;
+            }
+            if !span.prealloc {
+                let (at, len) = match span.compression {
+                    Compression::None => (span.disk_start(), span.len),
+                    // A reader needs all of it to unpack any of it.
+                    _ => (span.disk, span.disk_len),
+                };
+                self.log.csum_items(at, ByteLen(len), &mut self.items);
+            }
+        }
+        self.put(key, extent.encode());
+    }
+}

@@ -1,0 +1,440 @@
+//! Log trees: what an fsync writes instead of a whole commit.
+//!
+//! On disk a log is one tree for each subvolume that was synced since the last commit, and the log root tree, whose
+//! ROOT_ITEMs (TREE_LOG, ROOT_ITEM, subvolume) name them. The superblock of the last commit names the log root tree; its own
+//! generation stays, and the blocks of the log are of the generation after it. Whoever opens the volume next replays the log
+//! on the trees of the last commit. Log blocks are in no extent tree and in no free-space tree.
+//!
+//! Normal path: (1) [`Engine::begin_log`] waits for the commit in flight and keeps others out, so that the open generation
+//! is the one after what is on disk; (2) the room above asks what the log has ([`LogCommit::logged`]) and decides what goes
+//! in; (3) [`LogCommit::write`] applies the batches to the log trees, (4) writes the new blocks, flushes (the data too), puts
+//! the superblock with the log's root on the first mirror of every device, flushes. The next commit makes the log obsolete:
+//! its superblock has none.
+//!
+//! Invariants:
+//! - Blocks of a log that a superblock on disk may name are never written to. Each log commit copies what it changes; what it
+//!   replaced is used again by the log commits after it, and becomes free space with the commit that ends the log
+//!   ([`Inner::pin_log`]).
+//! - The log names no space in chunks that the disk does not know: those made since the last commit.
+//! - Log blocks are taken from space that nobody was promised, and no chunk is made for them: where there is none, the answer
+//!   is [`LogWritten::Refused`], and the caller commits.
+//! - Before a commit writes its first superblock, the other mirrors get the log too: should that write tear, whoever falls
+//!   back to them finds what was synced.
+//!
+//! A log is refused, by the names in [`refusal`], where the format cannot say what happened.
+//! The trees of the log stay in memory whole until the commit: they are as large as what was synced.
+//!
+//! Locks: the commit lock (5) for all of it, over I/O: commits and stages wait for a log commit, operations do not; inside it
+//! `log` (6).
+//! Crash: before (4)'s last flush the log of before stands, or none. Errors while writing poison the engine as in a commit.
+//! Not here: what is logged (`oleo-fs`), replay.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use oleo_format::{
+    BlockHead, ByteLen, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, RootItem, SuperBlock, TreeId,
+};
+use oleo_space::{Kind, Ledger, Run};
+use oleo_tree::{ApplyEnv, BlockAlloc, Change, Dirty, ExtentInfo, ExtentState, Op, TreeError, TreeRoot};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::TxnError;
+use crate::engine::{Engine, Inner};
+use crate::gate::Closed;
+
+/// Why a log cannot be written, and a commit has to be: rules of the format, and two of ours (space, damage).
+pub mod refusal {
+    /// A snapshot, a new or deleted subvolume, or a step of taking one apart: changes of the open transaction are in the trees
+    /// already, and what the last commit had cannot be told apart from them.
+    pub const STAGED: &str = "subvolume";
+    /// Data, or the only room for log blocks, lies in a chunk that the chunk tree on disk does not have.
+    pub const NEW_CHUNK: &str = "new-chunk";
+    /// A directory's entry for a subvolume changed: the log has no reference of roots.
+    pub const SUBVOLUME_ENTRY: &str = "subvolume-entry";
+    /// There is no room for log blocks.
+    pub const NO_SPACE: &str = "no-space";
+    /// Something could not be read: the commit says what.
+    pub const UNREADABLE: &str = "unreadable";
+
+    /// All of them.
+    pub const ALL: [&str; 5] = [STAGED, NEW_CHUNK, SUBVOLUME_ENTRY, NO_SPACE, UNREADABLE];
+}
+
+/// From so many changes on a batch is applied on all cores, by the threads that commits have.
+const PARALLEL_CHANGES_MIN: usize = 4096;
+/// Mode of the inode that a root item carries, as that of every tree.
+const ROOT_MODE: u32 = 0o040_755;
+/// Its size.
+const ROOT_SIZE: u64 = 3;
+
+thread_local!(static COMMITS: Cell<u64> = const { Cell::new(0) });
+
+/// Commits and log commits that the calling thread has made so far, on any engine: for whoever must prove that a call
+/// makes none.
+pub fn commits_of_this_thread() -> u64 {
+    COMMITS.with(Cell::get)
+}
+
+/// One more of them.
+pub(crate) fn count_commit() {
+    COMMITS.with(|count| count.set(count.get() + 1));
+}
+
+/// The log of the open transaction.
+pub(crate) struct LogState {
+    /// The generation of the blocks; 0: there is no log.
+    generation: u64,
+    root: Option<TreeRoot>,
+    trees: BTreeMap<TreeId, TreeRoot>,
+    /// Every block that was taken for it.
+    taken: Vec<Logical>,
+    /// Those of them that no superblock on disk leads to.
+    idle: Vec<Logical>,
+    /// The superblock on disk, of the last commit.
+    committed: SuperBlock,
+    /// The same with the log in it, as last written.
+    logged: Option<SuperBlock>,
+    /// Why nothing may be logged any more in the generation.
+    refused: Option<(u64, &'static str)>,
+}
+
+impl LogState {
+    pub(crate) fn new(committed: SuperBlock) -> LogState {
+        LogState {
+            generation: 0,
+            root: None,
+            trees: BTreeMap::new(),
+            taken: Vec::new(),
+            idle: Vec::new(),
+            committed,
+            logged: None,
+            refused: None,
+        }
+    }
+
+    fn clear(&mut self) {
+        self.generation = 0;
+        self.root = None;
+        self.trees = BTreeMap::new();
+        self.taken = Vec::new();
+        self.idle = Vec::new();
+        self.logged = None;
+    }
+}
+
+/// What became of a log commit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogWritten {
+    /// All of it was in the log already.
+    Nothing,
+    /// It is durable.
+    Done {
+        /// Bytes of tree blocks.
+        bytes: u64,
+    },
+    /// The log cannot have it; one of [`refusal`]. A commit is needed.
+    Refused(&'static str),
+}
+
+/// The right to write a log commit: no commit and no stage happens while it lives.
+pub struct LogCommit<'a> {
+    inner: &'a Inner,
+    generation: Generation,
+    log: MutexGuard<'a, LogState>,
+    // Given back last.
+    _one: MutexGuard<'a, ()>,
+}
+
+/// While it lives no operation is under way.
+pub struct Still<'a>(#[allow(dead_code, reason = "held for its locks")] Closed<'a>);
+
+impl Engine {
+    /// Waits until no commit is in flight and keeps others out. The caller holds no handle and no lock that an operation
+    /// may hold while it joins.
+    pub fn begin_log(&self) -> Result<LogCommit<'_>, TxnError> {
+        let inner = &*self.0;
+        inner.writable()?;
+        let one = inner.commit_lock.lock();
+        inner.writable()?;
+        let log = inner.log.lock();
+        Ok(LogCommit { inner, generation: self.generation(), log, _one: one })
+    }
+}
+
+impl Engine {
+    /// Whether the newest roots of all trees are those on disk: no commit is in flight, and nothing was staged.
+    pub fn trees_are_durable(&self) -> bool {
+        let open = self.generation();
+        self.durable().0 + 1 == open.0 && self.0.staged.load(Ordering::Acquire) != open.0
+    }
+}
+
+/// Log blocks: idle ones first, then new ones.
+struct LogAlloc<'a> {
+    inner: &'a Inner,
+    found: Mutex<Found>,
+}
+
+struct Found {
+    idle: Vec<Logical>,
+    taken: Vec<Logical>,
+    refused: Option<&'static str>,
+}
+
+impl BlockAlloc for LogAlloc<'_> {
+    fn alloc(&self, count: usize, out: &mut Vec<Logical>) -> Result<(), TreeError> {
+        let mut found = self.found.lock();
+        let reuse = found.idle.len().min(count);
+        let rest = found.idle.len() - reuse;
+        out.extend(found.idle.drain(rest..));
+        let missing = count - reuse;
+        if missing == 0 {
+            return Ok(());
+        }
+        let mut refuse = |rule: &'static str| {
+            found.refused = Some(rule);
+            TreeError::outside(TxnError::NoSpace { what: "the log", wanted: ByteLen(missing as u64) })
+        };
+        let len = ByteLen(missing as u64 * u64::from(self.inner.rules.nodesize));
+        let Ok(promise) = self.inner.space.reserve(Kind::Metadata, len) else {
+            return Err(refuse(refusal::NO_SPACE));
+        };
+        let had = out.len();
+        if self.inner.space.alloc_blocks_from(&promise, missing, out).is_err() {
+            return Err(refuse(refusal::NO_SPACE));
+        }
+        let young = self.inner.growth.young();
+        let is_young = |at: &Logical| young.iter().any(|run| *at >= run.start && *at < run.end());
+        if out[had..].iter().any(is_young) {
+            for at in out.drain(had..) {
+                self.inner.space.give_back(Run::new(at, ByteLen(u64::from(self.inner.rules.nodesize))));
+            }
+            return Err(refuse(refusal::NEW_CHUNK));
+        }
+        found.taken.extend_from_slice(&out[had..]);
+        Ok(())
+    }
+}
+
+/// Log trees share no blocks: nobody asks.
+struct Unshared;
+
+impl ExtentInfo for Unshared {
+    fn lookup(&self, blocks: &[(Logical, u8)]) -> Result<Vec<ExtentState>, TreeError> {
+        Ok(vec![ExtentState { refs: 1, full_backref: false }; blocks.len()])
+    }
+}
+
+impl<'a> LogCommit<'a> {
+    /// The open generation, that of the log's blocks.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Why nothing can be logged in this transaction any more, if so.
+    pub fn refused(&self) -> Option<&'static str> {
+        match self.log.refused {
+            Some((generation, rule)) if generation == self.generation.0 => Some(rule),
+            _ if self.inner.staged.load(Ordering::Acquire) == self.generation.0 => Some(refusal::STAGED),
+            _ => None,
+        }
+    }
+
+    /// Nothing more goes into the log of this transaction, so that whoever was promised to be in it is served by a commit.
+    pub fn refuse(&mut self, rule: &'static str) {
+        if self.refused().is_none() {
+            self.log.refused = Some((self.generation.0, rule));
+        }
+    }
+
+    /// The log tree of a subvolume, if it has one.
+    pub fn logged(&self, tree: TreeId) -> Option<TreeRoot> {
+        if self.log.generation != self.generation.0 {
+            return None;
+        }
+        self.log.trees.get(&tree).cloned()
+    }
+
+    /// The tree as the last commit left it. Right as long as [`refused`](Self::refused) says nothing.
+    pub fn committed(&self, tree: TreeId) -> Result<Option<TreeRoot>, TxnError> {
+        Ok(self.inner.trees.get(&self.inner.blocks, tree)?.map(|t| t.root))
+    }
+
+    /// Waits until no operation is under way and keeps others out: for a moment, and not over I/O.
+    pub fn still(&self) -> Still<'a> {
+        Still(self.inner.gate.close())
+    }
+
+    /// Whether space lies in a chunk that the disk does not know yet.
+    pub fn is_young(&self, at: Logical) -> bool {
+        self.inner.growth.young().iter().any(|run| at >= run.start && at < run.end())
+    }
+
+    /// Adds the checksum items that data in `at..at + len` needs and that are not in the checksum tree yet. The same data
+    /// always gives items of the same keys.
+    pub fn csum_items(&self, at: Logical, len: ByteLen, out: &mut BTreeMap<Key, Op>) {
+        self.inner.csums.pending_items(self.inner.layout, at, len, out);
+    }
+
+    /// Makes the changes of the subvolumes' log trees (sorted, one per key) durable, with all data written before. After
+    /// a refusal the caller drops this and commits.
+    ///
+    /// # Errors
+    /// A log block could not be read back or written; in the latter case the engine is read-only from now on.
+    pub fn write(&mut self, batches: &[(TreeId, Vec<Change>)]) -> Result<LogWritten, TxnError> {
+        if let Some(rule) = self.refused() {
+            return Ok(LogWritten::Refused(rule));
+        }
+        if self.log.generation != self.generation.0 {
+            debug_assert!(self.log.taken.is_empty(), "a commit has taken the log of before");
+            self.log.clear();
+            self.log.generation = self.generation.0;
+        }
+        let inner = self.inner;
+        let (ledger, dirty) = (Ledger::new(), Dirty::new());
+        let idle = std::mem::take(&mut self.log.idle);
+        let alloc = LogAlloc { inner, found: Mutex::new(Found { idle, taken: Vec::new(), refused: None }) };
+        let (log, generation) = (&*self.log, self.generation);
+        let many = batches.iter().any(|(_, changes)| changes.len() >= PARALLEL_CHANGES_MIN);
+        let env = Env { inner, generation, ledger: &ledger, dirty: &dirty, alloc: &alloc, threads: many };
+        let grow = || grow(&env, log, batches);
+        let grown = if many { inner.commit_workers.run(grow) } else { grow() };
+        let mut found = alloc.found.into_inner();
+        self.log.taken.append(&mut found.taken);
+        let grown = match (grown, found.refused) {
+            (Ok(grown), _) => grown,
+            (Err(_), Some(rule)) => {
+                self.refuse(rule);
+                return Ok(LogWritten::Refused(rule));
+            }
+            (Err(e), None) => {
+                self.refuse(refusal::UNREADABLE);
+                return Err(e);
+            }
+        };
+        self.log.idle = found.idle;
+        let Some(root) = grown.root else { return Ok(LogWritten::Nothing) };
+        count_commit();
+        let blocks = dirty.drain_sorted();
+        let parts: Vec<(Logical, &[u8])> = blocks.iter().map(|n| (n.logical(), n.bytes())).collect();
+        let mut sb = self.log.committed;
+        sb.log_root.set(root.logical.0);
+        sb.log_root_level = root.level;
+        let incompat = Incompat::from_bits_retain(inner.wanted_incompat.load(Ordering::Relaxed));
+        sb.incompat_flags.set((sb.features().incompat | incompat).bits());
+        let written = inner.volume.write(&parts).and_then(|()| inner.volume.write_log_super(&sb));
+        written.map_err(|e| inner.poison(e.into()))?;
+        let bytes = parts.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        self.log.root = Some(root);
+        self.log.trees.extend(grown.trees);
+        self.log.logged = Some(sb);
+        // Nothing on disk leads to what was replaced, now that the new superblock is durable.
+        loop {
+            let heads = ledger.drain(usize::MAX);
+            if heads.is_empty() {
+                break;
+            }
+            self.log.idle.extend(heads.iter().filter(|head| head.net() <= 0).map(|head| head.at));
+        }
+        Ok(LogWritten::Done { bytes })
+    }
+}
+
+/// The log's trees with a batch in them.
+struct Grown {
+    trees: Vec<(TreeId, TreeRoot)>,
+    /// `None`: nothing has changed.
+    root: Option<TreeRoot>,
+}
+
+/// What one log commit works with.
+struct Env<'a> {
+    inner: &'a Inner,
+    generation: Generation,
+    ledger: &'a Ledger,
+    dirty: &'a Dirty,
+    alloc: &'a LogAlloc<'a>,
+    threads: bool,
+}
+
+fn grow(env: &Env<'_>, log: &LogState, batches: &[(TreeId, Vec<Change>)]) -> Result<Grown, TxnError> {
+    let Env { inner, generation, ledger, dirty, alloc, threads } = *env;
+    let head = BlockHead {
+        logical: Logical(0),
+        generation,
+        owner: TreeId::TREE_LOG,
+        level: 0,
+        flags: HeaderFlags::WRITTEN,
+        fsid: inner.rules.metadata_uuid,
+        chunk_tree_uuid: inner.rules.chunk_tree_uuid,
+    };
+    let env = ApplyEnv {
+        generation,
+        owner: TreeId::TREE_LOG,
+        last_snapshot: None,
+        dirty,
+        ledger,
+        alloc,
+        extents: &Unshared,
+        head: &head,
+        threads,
+    };
+    let apply = |old: Option<&TreeRoot>, batch: &[Change]| match old {
+        Some(root) => inner.blocks.apply(root, batch, &env),
+        None => inner.blocks.create_tree(batch, &env),
+    };
+    let mut grown = Grown { trees: Vec::new(), root: None };
+    let mut items = Vec::new();
+    for (tree, batch) in batches.iter().filter(|(_, batch)| !batch.is_empty()) {
+        let old = log.trees.get(tree);
+        let root = apply(old, batch)?;
+        if old.is_some_and(|old| old.same_block(&root)) {
+            continue;
+        }
+        let key = Key::new(TreeId::TREE_LOG.0, ItemType::ROOT_ITEM, tree.0);
+        items.push(Change::put(key, root_item(inner, &root, generation).encode()));
+        grown.trees.push((*tree, root));
+    }
+    if !items.is_empty() {
+        items.sort_unstable_by_key(|c| c.key);
+        grown.root = Some(apply(log.root.as_ref(), &items)?);
+    }
+    Ok(grown)
+}
+
+fn root_item(inner: &Inner, root: &TreeRoot, generation: Generation) -> RootItem {
+    let mut item = RootItem::default();
+    item.inode.generation = 1.into();
+    item.inode.size = ROOT_SIZE.into();
+    item.inode.nlink = 1.into();
+    item.inode.nbytes = u64::from(inner.rules.nodesize).into();
+    item.inode.mode = ROOT_MODE.into();
+    item.bytenr = root.logical.0.into();
+    item.level = root.level;
+    item.generation = generation.0.into();
+    item.generation_v2 = generation.0.into();
+    item
+}
+
+impl Inner {
+    /// The commit in progress ends the log: its blocks are free when that commit is durable.
+    pub(crate) fn pin_log(&self) -> Result<(), TxnError> {
+        let mut log = self.log.lock();
+        let len = ByteLen(u64::from(self.rules.nodesize));
+        for at in std::mem::take(&mut log.taken) {
+            self.space.pin(Run::new(at, len))?;
+        }
+        if let Some(sb) = log.logged.take() {
+            self.volume.write_other_mirrors(&sb)?;
+        }
+        log.clear();
+        Ok(())
+    }
+
+    /// The superblock of a commit is on disk.
+    pub(crate) fn log_committed(&self, sb: &SuperBlock) {
+        self.log.lock().committed = *sb;
+    }
+}
