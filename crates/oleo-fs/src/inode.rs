@@ -557,7 +557,9 @@ impl ReadGuard<'_> {
     pub(crate) fn is_nameless_change(&self) -> bool {
         let state = &self.state;
         let renamed = || {
-            state.has_open_of(ItemType::INODE_REF) || state.has_open_of(ItemType::INODE_EXTREF) || state.fields.nlink == 0
+            state.has_open_of(ItemType::INODE_REF)
+                || state.has_open_of(ItemType::INODE_EXTREF)
+                || state.fields.nlink == 0
         };
         state.fields.kind() != crate::FileKind::Dir
             && match &state.log {
