@@ -3,7 +3,15 @@
 //! - [`pages`]: disk contents that are cheap to copy.
 //! - [`record`]: devices that note what they are told.
 //! - [`states`]: the states that a crash may leave of it.
+//! - [`seen`]: what a program sees of a file system at one moment.
+//! - [`ace`]: all short sequences of operations.
+//! - [`model`]: which of that may be found after a crash.
+//!
+//! `tests/crash` runs the library and the kernel with these.
 
+pub mod ace;
+pub mod model;
 pub mod pages;
 pub mod record;
+pub mod seen;
 pub mod states;

@@ -181,8 +181,19 @@ pub enum Op {
         path: String,
         read_only: bool,
     },
+    /// Of a file or directory.
     Fsync {
         path: String,
+    },
+    Fdatasync {
+        path: String,
+    },
+    /// A file without a name, written to, perhaps synced, then linked at `path`.
+    Tmpfile {
+        path: String,
+        len: u64,
+        seed: u64,
+        sync: bool,
     },
     /// Writes everything out and commits; manifests are compared here.
     Sync,
@@ -225,7 +236,9 @@ impl Op {
             | Op::Subvol { path }
             | Op::DeleteSubvol { path }
             | Op::SetReadOnly { path, .. }
-            | Op::Fsync { path } => vec![path],
+            | Op::Fsync { path }
+            | Op::Fdatasync { path }
+            | Op::Tmpfile { path, .. } => vec![path],
             Op::Clone { from, to, .. }
             | Op::Link { from, to }
             | Op::Rename { from, to, .. }

@@ -143,6 +143,11 @@ pub struct Recorder {
 }
 
 impl Recorder {
+    /// With every write.
+    pub fn contents(&self) -> Contents {
+        self.seen.contents()
+    }
+
     fn fails(&self, op: Op, offset: u64, len: usize) -> DeviceError {
         let source = Arc::new(io::Error::other("a fault that a test asked for"));
         DeviceError::Io { name: self.name.clone(), op, offset, len: len as u64, source }

@@ -64,6 +64,14 @@ impl Host {
         options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed()).open(&path).map_err(|e| errno(&e))
     }
 
+    /// A file or directory, to be synced.
+    fn open_to_sync(&self, path: &str) -> Result<File, Errno> {
+        match self.open_with(path, OpenOptions::new().read(true).clone()) {
+            Err(Errno::ISDIR) => File::open(self.at(path)).map_err(|e| errno(&e)),
+            other => other,
+        }
+    }
+
     /// FICLONERANGE by way of copy_file_range, which the kernel turns into a clone where it can. That it would also
     /// shorten or copy is taken out by the checks that the ioctl makes.
     fn clone_range(&self, from: &str, at: u64, len: u64, to: &str, to_at: u64) -> Result<(), Errno> {
@@ -284,7 +292,25 @@ impl Target for Host {
             Op::Subvol { .. } | Op::Snapshot { .. } | Op::DeleteSubvol { .. } | Op::SetReadOnly { .. } => {
                 self.subvolume(op)
             }
-            Op::Fsync { path } => rustix::fs::fsync(self.open_with(path, OpenOptions::new().read(true).clone())?),
+            Op::Fsync { path } => rustix::fs::fsync(self.open_to_sync(path)?),
+            Op::Fdatasync { path } => rustix::fs::fdatasync(self.open_to_sync(path)?),
+            Op::Tmpfile { path, len, seed, sync } => {
+                use std::os::fd::AsRawFd;
+                let at = self.at(path);
+                let dir = at.parent().ok_or(Errno::INVAL)?;
+                if rustix::fs::lstat(&at).is_ok() {
+                    return Err(Errno::EXIST);
+                }
+                let flags = rustix::fs::OFlags::TMPFILE.bits().cast_signed();
+                let options = OpenOptions::new().write(true).mode(0o644).custom_flags(flags).clone();
+                let file = options.open(dir).map_err(|e| errno(&e))?;
+                file.write_all_at(&Style::Random.data(*seed, *len), 0).map_err(|e| errno(&e))?;
+                if *sync {
+                    rustix::fs::fsync(&file)?;
+                }
+                let source = format!("/proc/self/fd/{}", file.as_raw_fd());
+                rustix::fs::linkat(CWD, source, CWD, at, AtFlags::SYMLINK_FOLLOW)
+            }
             Op::Sync | Op::Reopen => rustix::fs::syncfs(File::open(&self.top).map_err(|e| errno(&e))?),
         }
     }

@@ -236,6 +236,14 @@ impl Ours {
         }
     }
 
+    fn file_or_dir(&self, path: &str) -> Result<InodeRef, FsError> {
+        let inode = self.find(path)?;
+        match self.fs().attr(&inode).kind {
+            FileKind::File | FileKind::Dir => Ok(inode),
+            _ => Err(FsError::Invalid("neither a file nor a directory")),
+        }
+    }
+
     fn writable(&self, path: &str) -> Result<InodeRef, FsError> {
         let file = self.file(path)?;
         if file.subvol().is_read_only() { Err(FsError::ReadOnly("subvolume")) } else { Ok(file) }
@@ -401,7 +409,16 @@ impl Ours {
                 let options = if *read_only { ReadOnly::Yes } else { ReadOnly::No };
                 fs.set_read_only(self.subvol(path)?.tree(), options)
             }
-            Op::Fsync { path } => fs.flush(&self.file(path)?),
+            Op::Fsync { path } | Op::Fdatasync { path } => fs.fsync(&self.file_or_dir(path)?),
+            Op::Tmpfile { path, len, seed, sync } => {
+                let (dir, name) = self.free(path)?;
+                let file = fs.tmpfile(&dir, &NewInode::new(NewKind::File, 0o644))?;
+                fs.write(&file, 0, &Style::Random.data(*seed, *len))?;
+                if *sync {
+                    fs.fsync(&file)?;
+                }
+                fs.link(&file, &dir, name)
+            }
             Op::Sync => fs.sync().map(drop),
             Op::Reopen => {
                 fs.sync()?;

@@ -1,0 +1,142 @@
+//! What a program sees of a file system at one moment, by inode rather than by path: the shape in which moments of a run
+//! and what a crash left can be compared piece by piece.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::manifest::{Kind, Time, TreeView};
+
+/// Files longer than this are none that a crash run makes.
+const LEN_MAX: u64 = 16 << 20;
+/// Directories nested deeper than this are taken for a loop.
+const DEPTH_MAX: usize = 100;
+
+/// An inode: neither number is used twice in a run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Id {
+    /// The number of its subvolume.
+    pub tree: u64,
+    /// Its number in there.
+    pub ino: u64,
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.tree, self.ino)
+    }
+}
+
+/// Names and values of extended attributes.
+pub type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// All of an inode but its names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Node {
+    pub kind: Kind,
+    /// Mode, owner, group, device number.
+    pub owner: (u32, u32, u32, (u32, u32)),
+    /// What it says, not what there is.
+    pub nlink: u64,
+    /// Of files; others have none here.
+    pub mtime: Option<Time>,
+    pub xattrs: Xattrs,
+    /// The contents of a file, the target of a symlink.
+    pub data: Vec<u8>,
+    /// An empty directory in place of a subvolume that a snapshot left out: has neither attributes nor a number.
+    pub stub: bool,
+}
+
+/// A name: the directory and its bytes.
+pub type Name = (Id, Vec<u8>);
+
+/// A file system at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The top directory.
+    pub top: Id,
+    /// Every inode that a path leads to.
+    pub nodes: BTreeMap<Id, Arc<Node>>,
+    /// Every name.
+    pub entries: BTreeMap<Name, Id>,
+}
+
+impl Seen {
+    /// Reads everything. What is as it was `before` shares its memory, and is compared in no time.
+    pub fn of<V: TreeView>(view: &V, before: Option<&Seen>) -> Result<Seen> {
+        let top = view.root()?;
+        let attr = view.attr(&top)?;
+        let id = Id { tree: attr.tree, ino: attr.ino };
+        let mut out = Seen { top: id, nodes: BTreeMap::new(), entries: BTreeMap::new() };
+        out.add(view, id, &top, before)?;
+        let mut dirs = vec![(id, top, 0)];
+        while let Some((dir, node, depth)) = dirs.pop() {
+            ensure!(depth < DEPTH_MAX, "directories nested {depth} deep");
+            for (name, child) in view.list(&node)? {
+                let place = || format!("{} in directory {dir}", name.escape_ascii());
+                let attr = view.attr(&child).with_context(place)?;
+                // One that stands for a subvolume has no number of its own.
+                let tree = if attr.stub { dir.tree } else { attr.tree };
+                let id = Id { tree, ino: if attr.stub { 2 } else { attr.ino } };
+                let known = out.nodes.contains_key(&id);
+                if !known {
+                    out.add(view, id, &child, before).with_context(place)?;
+                }
+                if attr.kind == Kind::Dir && !attr.stub {
+                    ensure!(!known, "directory {id} has two names, one of them {}", place());
+                    dirs.push((id, child, depth + 1));
+                }
+                if let Some(other) = out.entries.insert((dir, name.clone()), id) {
+                    bail!("{} is listed twice, as {other} and {id}", place());
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    fn add<V: TreeView>(&mut self, view: &V, id: Id, node: &V::Node, before: Option<&Seen>) -> Result<()> {
+        let attr = view.attr(node)?;
+        let mut new = Node {
+            kind: attr.kind,
+            owner: (attr.mode, attr.uid, attr.gid, attr.rdev),
+            nlink: attr.nlink,
+            mtime: (attr.kind == Kind::File).then_some(attr.mtime),
+            xattrs: if attr.stub { Xattrs::new() } else { view.xattrs(node)? },
+            data: Vec::new(),
+            stub: attr.stub,
+        };
+        if attr.stub {
+            (new.owner, new.nlink) = ((0, 0, 0, (0, 0)), 1);
+        }
+        match attr.kind {
+            Kind::File => {
+                ensure!(attr.size <= LEN_MAX, "{} bytes long", attr.size);
+                new.data = vec![0; usize::try_from(attr.size)?];
+                let got = view.read(node, 0, &mut new.data)?;
+                ensure!(got == new.data.len(), "{got} bytes where the size is {}", attr.size);
+            }
+            Kind::Symlink => new.data = view.read_link(node)?,
+            _ => {}
+        }
+        let same = before.and_then(|b| b.nodes.get(&id)).filter(|old| ***old == new).cloned();
+        self.nodes.insert(id, same.unwrap_or_else(|| Arc::new(new)));
+        Ok(())
+    }
+
+    /// The inode at a path below the top, symlinks not followed.
+    pub fn find(&self, path: &str) -> Option<Id> {
+        let mut at = self.top;
+        for name in path.split('/').filter(|n| !n.is_empty()) {
+            at = *self.entries.get(&(at, name.as_bytes().to_vec()))?;
+        }
+        Some(at)
+    }
+
+    /// All names of an inode.
+    pub fn names_of(&self, id: Id) -> BTreeSet<&Name> {
+        self.entries.iter().filter(|(_, to)| **to == id).map(|(name, _)| name).collect()
+    }
+}

@@ -1,0 +1,38 @@
+//! Every short sequence: see `oleo_sim::crash::ace`.
+
+use oleo_sim::crash::ace::{objects, operations, setup};
+use oleo_sim::crash::states::Kinds;
+use oleo_sim::script::Op;
+
+use crate::run::{Base, Shape};
+use crate::tally::{Tally, in_parallel, judge_script};
+
+const ALL: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
+const FEW: Kinds = Kinds { flushes: true, writes: false, steps: true, some: 1, torn: 1 };
+
+/// Goal: one operation and one promise, and a crash at each write, flush and step.
+#[test]
+fn one_operation() {
+    let base = Base::new(Shape::BARE, &setup());
+    let scripts: Vec<[Op; 2]> =
+        operations().iter().flat_map(|op| objects().into_iter().map(|o| [op.clone(), o])).collect();
+    let tally = in_parallel(scripts.len(), |i| judge_script(&base, &scripts[i], &ALL, i as u64, None));
+    tally.must_be_clean("one operation");
+}
+
+/// Goal: all pairs of operations, then a promise about each thing there is.
+#[test]
+fn two_operations() {
+    let base = Base::new(Shape::BARE, &setup());
+    let (ops, objects) = (operations(), objects());
+    let tally = in_parallel(ops.len() * ops.len(), |i| {
+        let (a, b) = (&ops[i / ops.len()], &ops[i % ops.len()]);
+        let mut tally = Tally::default();
+        for (nth, object) in objects.iter().enumerate() {
+            let script = [a.clone(), b.clone(), object.clone()];
+            tally.add(judge_script(&base, &script, &FEW, (i * 100 + nth) as u64, Some(2)));
+        }
+        tally
+    });
+    tally.must_be_clean("two operations");
+}

@@ -1,0 +1,9 @@
+//! What a crash leaves, whenever it happens: thousands of states, judged by a model.
+
+mod exhaustive;
+mod mutants;
+#[allow(dead_code, reason = "the other test program uses the rest")]
+#[path = "../proof/ours.rs"]
+mod ours;
+mod run;
+mod tally;

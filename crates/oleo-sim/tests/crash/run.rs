@@ -1,0 +1,258 @@
+//! Running scripts on the library over recording devices, and judging what a crash leaves.
+//!
+//! Normal path: (1) [`Base::new`] makes a file system in memory and what is there before the run; (2) [`Base::run`] runs a
+//! script, noting each moment; (3) [`Run::cuts`] names states; (4) [`Run::judge`] opens each as anybody would, which replays the
+//! log, has it checked, reads everything, and asks the model.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use oleo::{Image, MkfsOptions, OpenOptions, Profile};
+use oleo_device::Device;
+use oleo_format::SuperBlock;
+use oleo_fs::{Clock, FsError, FsOptions, Time};
+use oleo_sim::crash::model::{Commit, History, Promise, Step, judge};
+use oleo_sim::crash::pages::{Contents, Overlay};
+use oleo_sim::crash::record::{Counts, Event, Fault, Journal};
+use oleo_sim::crash::seen::Seen;
+use oleo_sim::crash::states::{Cut, Kinds, Progress, cuts, progress};
+use oleo_sim::rng::Rng;
+use oleo_sim::script::Op;
+
+use crate::ours::{OleoTree, Ours};
+
+/// Moments are told apart by their times: each look at the clock is a millisecond later.
+struct Ticking(AtomicI64);
+
+impl Clock for Ticking {
+    fn now(&self) -> Time {
+        let ms = self.0.fetch_add(1, Ordering::Relaxed);
+        Time { sec: 1_700_000_000 + ms / 1000, nsec: u32::try_from(ms % 1000).unwrap_or(0) * 1_000_000 }
+    }
+}
+
+/// What a file system is made like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub nodesize: u32,
+    pub metadata: Profile,
+    pub disks: usize,
+}
+
+impl Shape {
+    /// One copy of everything: nothing heals.
+    pub const BARE: Shape = Shape { nodesize: 4096, metadata: Profile::Single, disks: 1 };
+    /// As it is made when nothing is said.
+    pub const USUAL: Shape = Shape { nodesize: 16384, metadata: Profile::Dup, disks: 1 };
+    /// On two disks that fail independently.
+    pub const PAIR: Shape = Shape { nodesize: 4096, metadata: Profile::Raid1, disks: 2 };
+}
+
+/// The devices' length: enough for a second superblock.
+pub const DISK_LEN: u64 = 128 << 20;
+
+/// What is wrong with a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// The devices fail.
+    Device(Fault),
+    /// `fsync` and `fdatasync` do nothing.
+    FsyncLies,
+}
+
+/// A file system before a run.
+pub struct Base {
+    pub contents: Vec<Contents>,
+}
+
+fn options(write: bool) -> OpenOptions {
+    let clock = Arc::new(Ticking(AtomicI64::new(0)));
+    let fs = FsOptions { clock, ..FsOptions::default() };
+    OpenOptions { write, cache_bytes: 4 << 20, fs, ..OpenOptions::default() }
+}
+
+fn devices(disks: impl IntoIterator<Item = impl Device + 'static>) -> Vec<Arc<dyn Device>> {
+    disks.into_iter().map(|d| Arc::new(d) as Arc<dyn Device>).collect()
+}
+
+fn overlays(contents: &[Contents], write: bool) -> Vec<Arc<dyn Device>> {
+    let make = if write { Overlay::new } else { Overlay::read_only };
+    devices(contents.iter().enumerate().map(|(i, c)| make(&format!("disk {i}"), c.clone())))
+}
+
+/// Everything that is to be seen in an open file system.
+pub fn look(image: &Image, before: Option<&Seen>) -> anyhow::Result<Seen> {
+    Seen::of(&OleoTree::new(image)?, before)
+}
+
+/// The superblock that counts: the first that is whole. `None` where none is.
+pub fn super_block(contents: &[Contents]) -> Option<SuperBlock> {
+    const PLACES: [u64; 2] = [64 << 10, 64 << 20];
+    const LEN: usize = 4096;
+    let read = |(disk, at): (&Contents, u64)| {
+        let mut bytes = [0; LEN];
+        disk.read(at, &mut bytes);
+        SuperBlock::read(&bytes).ok()
+    };
+    let of_disk = |disk| PLACES.iter().find_map(|at| read((disk, *at)));
+    contents.iter().filter_map(of_disk).max_by_key(|sb| sb.generation.get())
+}
+
+impl Base {
+    /// A file system in which `setup` was done and committed.
+    pub fn new(shape: Shape, setup: &[Op]) -> Base {
+        let empty: Vec<Contents> = (0..shape.disks).map(|_| Contents::zeros(DISK_LEN)).collect();
+        let journal = Journal::new();
+        let disks: Vec<_> = empty.into_iter().enumerate().map(|(i, c)| Arc::new(journal.disk(i, c))).collect();
+        let devices: Vec<Arc<dyn Device>> = disks.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
+        let mkfs = MkfsOptions {
+            nodesize: Some(shape.nodesize),
+            metadata: Some(shape.metadata),
+            seed: [7; 32],
+            ..MkfsOptions::default()
+        };
+        oleo::make(&devices, &mkfs).unwrap();
+        let mut ours = Ours::around(Image::from_devices(devices, &options(true)).unwrap());
+        for op in setup {
+            ours.try_apply(op).unwrap_or_else(|e| panic!("{op:?}: {e}"));
+        }
+        ours.close().unwrap();
+        let mut contents: Vec<Contents> = disks.iter().map(|d| d.contents()).collect();
+        contents.iter_mut().for_each(Contents::settle);
+        Base { contents }
+    }
+
+    /// Runs a script, with something wrong from its first step on.
+    pub fn run(&self, script: &[Op], wrong: Option<Wrong>) -> Run {
+        let fault = match wrong {
+            Some(Wrong::Device(fault)) => Some(fault),
+            _ => None,
+        };
+        let journal = Journal::new();
+        let disks = self.contents.iter().enumerate().map(|(i, c)| journal.disk(i, c.clone()));
+        let image = Image::from_devices(devices(disks), &options(true)).unwrap_or_else(|e| panic!("the base: {e}"));
+        let mut moments = vec![look(&image, None).unwrap()];
+        let mut durable = vec![image.fs().engine().durable().0];
+        let mut ours = Ours::around(image);
+        let (mut steps, mut results, mut broken) = (Vec::new(), Vec::new(), None);
+        journal.take();
+        if let Some(fault) = fault {
+            journal.inject(fault);
+        }
+        for (i, op) in script.iter().enumerate() {
+            let before = &moments[moments.len() - 1];
+            journal.begin(i);
+            let lie = wrong == Some(Wrong::FsyncLies) && matches!(op, Op::Fsync { .. } | Op::Fdatasync { .. });
+            let result = if lie { Ok(()) } else { ours.try_apply(op) };
+            journal.end(i);
+            let is_fault = matches!(result, Err(FsError::Corruption(_) | FsError::Txn(_) | FsError::Tree(_)));
+            if is_fault && fault.is_none() {
+                broken =
+                    Some(format!("{op:?}: {}", result.as_ref().err().map(ToString::to_string).unwrap_or_default()));
+            }
+            let after = look(ours.image(), Some(before)).unwrap_or_else(|e| {
+                if fault.is_none() {
+                    broken = Some(format!("after {op:?}: {e:#}"));
+                }
+                before.clone()
+            });
+            let promise = promise_of(op, &after).filter(|_| result.is_ok());
+            steps.push(Step { label: format!("{op:?}"), promise });
+            results.push(result);
+            moments.push(after);
+            durable.push(ours.image().fs().engine().durable().0);
+            if broken.is_some() {
+                break;
+            }
+        }
+        let counts = journal.counts();
+        let struck = journal.struck();
+        let failed = ours.image().fs().failed();
+        let history = History { moments, steps, durable, bytewise: false };
+        Run { base: self.contents.clone(), events: journal.take(), history, results, counts, struck, failed, broken }
+    }
+}
+
+/// What a step has made durable, once it has returned.
+pub fn promise_of(op: &Op, after: &Seen) -> Option<Promise> {
+    match op {
+        Op::Sync => Some(Promise::All),
+        Op::Fsync { path } => after.find(path).map(Promise::Inode),
+        Op::Fdatasync { path } => after.find(path).map(Promise::Data),
+        Op::Tmpfile { path, sync: true, .. } => after.find(path).map(Promise::Unnamed),
+        _ => None,
+    }
+}
+
+/// A script that was run.
+pub struct Run {
+    pub base: Vec<Contents>,
+    pub events: Vec<Event>,
+    pub history: History,
+    pub results: Vec<Result<(), FsError>>,
+    pub counts: Counts,
+    /// The fault has happened.
+    pub struck: bool,
+    /// Why the file system refuses changes at the end, if it does.
+    pub failed: Option<String>,
+    /// An error that no script may meet.
+    pub broken: Option<String>,
+}
+
+/// How a state is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// For writing.
+    Write,
+    /// For reading only.
+    Read,
+    /// For writing; afterwards life goes on, and the volume is closed and opened once more.
+    GoOn,
+}
+
+impl Run {
+    /// States of this run.
+    pub fn cuts(&self, kinds: &Kinds, rng: &mut Rng) -> Vec<Cut> {
+        cuts(&self.events, kinds, rng)
+    }
+
+    /// How far it had come.
+    pub fn progress(&self, cut: &Cut) -> Progress {
+        progress(&self.events, cut.at)
+    }
+
+    /// Everything wrong with what the crash left.
+    pub fn judge(&self, cut: &Cut, state: &[Contents], way: Way) -> Vec<String> {
+        let fail = |what: &str, e: &dyn std::fmt::Display| vec![format!("{what}: {e:#}")];
+        let Some(sb) = super_block(state) else { return fail("superblock", &"none is whole") };
+        let commit = Commit { generation: sb.generation.get(), log: sb.log_root.get() != 0 };
+        let disks = overlays(state, way != Way::Read);
+        let image = match Image::from_devices(disks.clone(), &options(way != Way::Read)) {
+            Ok(image) => image,
+            Err(e) => return fail("it does not open", &e),
+        };
+        let last = self.history.moments.last();
+        let found = match look(&image, last) {
+            Ok(found) => found,
+            Err(e) => return fail("it cannot be read", &e),
+        };
+        let mut wrong = judge(&self.history, self.progress(cut), Some(commit), &found);
+        if way == Way::GoOn && wrong.is_empty() {
+            wrong = go_on(image, disks).err().map(|e| format!("life does not go on: {e:#}")).into_iter().collect();
+        }
+        wrong
+    }
+}
+
+/// Goal: what a crash left can be used. Method: a file is written and synced, everything dead cleaned up, and all is as it was
+/// and that file there when it is opened again.
+fn go_on(image: Image, disks: Vec<Arc<dyn Device>>) -> anyhow::Result<()> {
+    image.write("after the crash", &[9; 9000])?;
+    image.fs().fsync(&image.find("after the crash")?)?;
+    image.clean()?;
+    let want = look(&image, None)?;
+    image.close()?;
+    let image = Image::from_devices(disks, &options(false))?;
+    anyhow::ensure!(look(&image, Some(&want))? == want, "not what was closed");
+    Ok(())
+}
