@@ -129,6 +129,43 @@ fn cuts_do_not_matter() {
     assert!(spoiled > 50, "only {spoiled} spoiled trees");
 }
 
+/// Goal: items of any bytes under any keys never panic and are passed over or told of. Method: sound trees with bytes
+/// flipped, items cut short, keys bent; and items of random bytes. The same goes to the judges between trees.
+#[test]
+fn hostile_items() {
+    let mut told_of = 0;
+    for seed in 0..300 {
+        let mut rng = Rng(seed ^ 0x5eed);
+        let mut items = random(seed, true).items;
+        for _ in 0..1 + rng.below(20) {
+            let keys: Vec<Key> = items.keys().copied().collect();
+            let key = rng.pick(&keys);
+            let Some(mut bytes) = items.remove(&key) else { continue };
+            let mut new_key = key;
+            match rng.below(5) {
+                0 if !bytes.is_empty() => {
+                    let at = usize::try_from(rng.below(bytes.len() as u64)).unwrap();
+                    bytes[at] ^= 1 << rng.below(8);
+                }
+                1 => bytes.truncate(usize::try_from(rng.below(bytes.len() as u64 + 1)).unwrap()),
+                2 => new_key.objectid = rng.pick(&[0, 1, 255, 256, u64::MAX, Key::ORPHAN, Key::FREE_INO, 300]),
+                3 => new_key.offset = rng.pick(&[0, 1, 4095, u64::MAX, u64::MAX - 4095, 1 << 63]),
+                _ => {
+                    new_key.item_type = ItemType(u8::try_from(rng.below(256)).unwrap());
+                    bytes = (0..rng.below(500)).map(|_| u8::try_from(rng.below(256)).unwrap()).collect();
+                }
+            }
+            items.insert(new_key, bytes);
+        }
+        let items: Vec<(Key, Vec<u8>)> = items.into_iter().collect();
+        let how = How { no_holes: false, ..How::default() };
+        let verdict = judge_cut(&items, &[], Order::FromLeft, how);
+        told_of += usize::from(!verdict.findings.is_empty());
+        super::between::judge_items(&items);
+    }
+    assert!(told_of > 200, "only {told_of} of 300 were noticed");
+}
+
 /// Goal: what is next to a lost block is not judged, and nothing else is left out. Method: one leaf in the middle is
 /// lost; findings of inodes that lie wholly elsewhere stay.
 #[test]
