@@ -2,7 +2,8 @@
 //!
 //! A [`Device`] is a run of bytes with an end, read and written at offsets by many threads at once, in batches where
 //! the caller has several requests. [`FileDevice`] is a file or a block device, [`MemDevice`] sparse memory, [`Window`]
-//! a part of another device, [`Latched`] a device that refuses writes after the first that failed.
+//! a part of another device, [`Latched`] a device that refuses writes after the first that failed, [`Overlay`] one whose writes
+//! stay in memory.
 //!
 //! Normal path of a commit: (1) `write_batch` with everything that is dirty; (2) `flush`; (3) `write_batch` with the
 //! superblocks; (4) `flush`. What was written before a flush that succeeded survives a crash; of what was written
@@ -19,6 +20,7 @@ mod in_use;
 pub mod ioctl;
 mod mem;
 pub mod mountinfo;
+mod overlay;
 mod wrap;
 
 use std::fmt;
@@ -29,6 +31,7 @@ use std::sync::Arc;
 pub use file::{FileDevice, FileOptions};
 pub use in_use::{User, users_of};
 pub use mem::MemDevice;
+pub use overlay::Overlay;
 pub use wrap::{Latched, Window};
 
 /// A store of bytes with a fixed end; see the crate's text.

@@ -218,6 +218,39 @@ pub(crate) fn add_at(
     target: Target,
     kind: FileKind,
 ) -> Result<u64, FsError> {
+    let index = next_index(dir)?;
+    put_entry(dir, h, spot, name, target, kind, index)?;
+    Ok(index)
+}
+
+/// The same at an index, if nobody has that yet, and otherwise behind all others; returns which.
+pub(crate) fn add_near(
+    dir: &mut WriteGuard<'_>,
+    h: &dyn Joined,
+    name: &[u8],
+    target: Target,
+    kind: FileKind,
+    index: u64,
+) -> Result<u64, FsError> {
+    let spot = Spot::of(dir, name)?;
+    let index = if dir.get(ItemType::DIR_INDEX, index)?.is_some() { next_index(dir)? } else { index };
+    put_entry(dir, h, spot, name, target, kind, index)?;
+    if dir.state().next_index <= index {
+        // To be looked up when it is needed.
+        dir.state_mut().next_index = 0;
+    }
+    Ok(index)
+}
+
+fn put_entry(
+    dir: &mut WriteGuard<'_>,
+    h: &dyn Joined,
+    spot: Spot,
+    name: &[u8],
+    target: Target,
+    kind: FileKind,
+    index: u64,
+) -> Result<(), FsError> {
     let hash = spot.hash;
     let entry = encode(target.location(), h.generation().0, kind.to_disk(), name, &[]);
     let item = match spot.item {
@@ -227,11 +260,10 @@ pub(crate) fn add_at(
             append(&old, &entry, nodesize).ok_or(FsError::Overflow("too many names with one hash"))?
         }
     };
-    let index = next_index(dir)?;
     dir.put(h, ItemType::DIR_ITEM, hash, item);
     dir.put(h, ItemType::DIR_INDEX, index, entry.into_boxed_slice());
     dir.fields_mut(h).size += 2 * name.len() as u64;
-    Ok(index)
+    Ok(())
 }
 
 /// Fails where an entry of that name would make its item outgrow a leaf, so that [`add`] cannot fail for that.
@@ -291,7 +323,8 @@ pub(crate) fn list(dir: &dyn Items, after: u64, limit: usize) -> Result<Vec<DirE
     }
 }
 
-fn info(index: u64, bytes: &[u8]) -> Result<DirEntryInfo, FsError> {
+/// One DIR_INDEX item, taken apart.
+pub(crate) fn info(index: u64, bytes: &[u8]) -> Result<DirEntryInfo, FsError> {
     let (entry, _) = parse(bytes)?;
     Ok(DirEntryInfo {
         name: entry.name.to_vec(),

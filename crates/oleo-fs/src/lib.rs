@@ -47,7 +47,7 @@ pub use error::{FsError, errno};
 pub use fs::{Follow, Fs};
 pub use inode::{Inode, InodeRef};
 pub use listing::EntryAndInode;
-pub use log::LogStats;
+pub use log::{LogStats, Replayed, replay};
 pub use options::{Clock, FixedClock, FsOptions, RandomUuids, SystemClock, Time, UuidSource};
 pub use privileges::{AtimePolicy, Strip};
 pub use refs::NameOf;

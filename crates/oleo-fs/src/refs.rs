@@ -20,7 +20,8 @@ pub struct NameOf {
     pub name: Vec<u8>,
 }
 
-fn parse_refs(parent: Ino, mut bytes: &[u8]) -> Result<Vec<NameOf>, FsError> {
+/// The names that an INODE_REF holds.
+pub(crate) fn parse_refs(parent: Ino, mut bytes: &[u8]) -> Result<Vec<NameOf>, FsError> {
     let mut names = Vec::new();
     while !bytes.is_empty() {
         let (head, rest) = InodeRefHead::parse_prefix(bytes)?;
@@ -31,7 +32,8 @@ fn parse_refs(parent: Ino, mut bytes: &[u8]) -> Result<Vec<NameOf>, FsError> {
     Ok(names)
 }
 
-fn parse_extrefs(mut bytes: &[u8]) -> Result<Vec<NameOf>, FsError> {
+/// The names that an INODE_EXTREF holds.
+pub(crate) fn parse_extrefs(mut bytes: &[u8]) -> Result<Vec<NameOf>, FsError> {
     let mut names = Vec::new();
     while !bytes.is_empty() {
         let (head, rest) = InodeExtref::parse_prefix(bytes)?;
@@ -149,6 +151,19 @@ fn put_or_delete(inode: &mut WriteGuard<'_>, h: &dyn Joined, t: ItemType, offset
 /// The names that one item of references tells.
 pub(crate) fn parse(t: ItemType, offset: u64, bytes: &[u8]) -> Result<Vec<NameOf>, FsError> {
     if t == ItemType::INODE_REF { parse_refs(Ino(offset), bytes) } else { parse_extrefs(bytes) }
+}
+
+/// What an inode knows of one name; nothing, or where its entry is.
+pub(crate) fn all_in(inode: &dyn Items, parent: Ino, name: &[u8]) -> Result<Vec<NameOf>, FsError> {
+    let mut names = Vec::new();
+    if let Some(item) = inode.get(ItemType::INODE_REF, parent.0)? {
+        names.append(&mut parse_refs(parent, &item)?);
+    }
+    if let Some(item) = inode.get(ItemType::INODE_EXTREF, extref_hash(parent, name))? {
+        names.append(&mut parse_extrefs(&item)?);
+    }
+    names.retain(|n| n.parent == parent && n.name == name);
+    Ok(names)
 }
 
 /// All names of an inode.

@@ -127,6 +127,7 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
         discard: options.discard,
         use_backup_root: rescue.use_backup_root,
         ignore_bad_trees: rescue.ignore_bad_roots,
+        no_log_replay: rescue.no_log_replay,
         cache_bytes: CACHE_BYTES,
         fs,
         ..OpenOptions::default()

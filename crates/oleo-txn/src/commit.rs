@@ -361,6 +361,7 @@ impl Engine {
         if served || !inner.touched.load(Ordering::Acquire) {
             return Ok(self.durable());
         }
+        inner.log_is_settled()?;
         crate::log::count_commit();
         inner.commit_workers.run(|| inner.commit_locked())
     }
@@ -372,6 +373,7 @@ impl Engine {
         inner.writable()?;
         let _one = inner.commit_lock.lock();
         inner.writable()?;
+        inner.log_is_settled()?;
         let source = inner.source();
         inner.staged.store(self.generation().0, Ordering::Release);
         if inner.touched.load(Ordering::Acquire) {

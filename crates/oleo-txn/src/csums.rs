@@ -127,6 +127,43 @@ impl Pending {
         at: Logical,
         len: ByteLen,
     ) -> Result<Result<Vec<u8>, Logical>, TxnError> {
+        let (out, have) = self.gather(l, blocks, root, at, len)?;
+        Ok(match have.iter().position(|h| !h) {
+            None => Ok(out),
+            Some(i) => Err(Logical(at.0 + i as u64 * l.sectorsize)),
+        })
+    }
+
+    /// The parts of `len` bytes at `at` that have no checksums, as start and end.
+    pub(crate) fn missing(
+        &self,
+        l: Layout,
+        blocks: &Blocks,
+        root: &TreeRoot,
+        at: Logical,
+        len: ByteLen,
+    ) -> Result<Vec<(u64, u64)>, TxnError> {
+        let (_, have) = self.gather(l, blocks, root, at, len)?;
+        let mut gaps: Vec<(u64, u64)> = Vec::new();
+        for (i, _) in have.iter().enumerate().filter(|(_, h)| !**h) {
+            let (start, end) = (at.0 + i as u64 * l.sectorsize, at.0 + (i as u64 + 1) * l.sectorsize);
+            match gaps.last_mut() {
+                Some(last) if last.1 == start => last.1 = end,
+                _ => gaps.push((start, end)),
+            }
+        }
+        Ok(gaps)
+    }
+
+    /// The checksums of `len` bytes at `at`, and for which sectors there are any.
+    fn gather(
+        &self,
+        l: Layout,
+        blocks: &Blocks,
+        root: &TreeRoot,
+        at: Logical,
+        len: ByteLen,
+    ) -> Result<(Vec<u8>, Vec<bool>), TxnError> {
         let sectors = (len.0 / l.sectorsize) as usize;
         let (mut out, mut have) = (vec![0; l.bytes(len.0)], vec![false; sectors]);
         // The oldest first: what a younger map holds of a reused address replaces it.
@@ -153,10 +190,7 @@ impl Pending {
             out[i * c..(i + 1) * c].copy_from_slice(&young.0[i * c..(i + 1) * c]);
             have[i] = true;
         }
-        Ok(match have.iter().position(|h| !h) {
-            None => Ok(out),
-            Some(i) => Err(Logical(at.0 + i as u64 * l.sectorsize)),
-        })
+        Ok((out, have))
     }
 
     /// The item changes for one settling: what is frozen goes in (less what lies in `freed`), what lies in `freed` goes out.

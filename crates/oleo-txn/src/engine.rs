@@ -17,7 +17,7 @@ use hashbrown::HashMap;
 use oleo_format::{
     ByteLen, CompatRo, Corruption, CsumType, Features, Generation, Incompat, Key, Logical, RootItem, SuperBlock, TreeId,
 };
-use oleo_space::{Grant, Kind, Ledger, RefKey, Space};
+use oleo_space::{Grant, Kind, Ledger, RefKey, Run, Space};
 use oleo_tree::{Blocks, Change, Dirty, TreeRoot};
 use oleo_volume::Volume;
 use parking_lot::{Mutex, RwLock};
@@ -146,6 +146,8 @@ pub(crate) struct Inner {
     pub(crate) log: Mutex<LogState>,
     /// The generation of the last stage: changes of it were brought into the trees before their commit.
     pub(crate) staged: AtomicU64,
+    /// What a crash left to be applied before anything is committed.
+    pub(crate) found_log: crate::found_log::Slot,
     /// The generation that operations join now.
     pub(crate) open_generation: AtomicU64,
     /// Something joined or was staged since the last commit.
@@ -190,6 +192,11 @@ impl Handle<'_> {
     /// the commit).
     pub fn born(&self, grant: Grant) {
         let run = grant.keep();
+        self.inner.births[self.pass.shard].lock().push((run.start, run.len));
+    }
+
+    /// The same for a run that was taken when the volume was opened.
+    pub(crate) fn adopt(&self, run: Run) {
         self.inner.births[self.pass.shard].lock().push((run.start, run.len));
     }
 
@@ -263,8 +270,9 @@ fn need_of_data(len: ByteLen) -> Need {
 }
 
 impl Engine {
-    /// Opens the trees of `volume`. For writing it refuses what it cannot carry on: a log tree, an interrupted balance or
-    /// replace, relocation trees, features it does not know.
+    /// Opens the trees of `volume`. For writing it refuses what it cannot carry on: an interrupted balance or replace,
+    /// relocation trees, features it does not know. Where there is a log, what it uses is kept, and no commit happens
+    /// before [`Engine::log_applied`].
     pub fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> {
         load::open(volume, opts)
     }
@@ -308,6 +316,7 @@ impl Engine {
             super_block: Mutex::new(sb),
             log: Mutex::new(LogState::new(sb)),
             staged: AtomicU64::new(0),
+            found_log: Mutex::new(None),
             open_generation: AtomicU64::new(generation + 1),
             touched: AtomicBool::new(false),
             failed: RwLock::new(None),

@@ -17,6 +17,7 @@ use oleo_volume::{ErrorCounters, Volume};
 use crate::TxnError;
 use crate::commit::device_stats_key;
 use crate::engine::{Engine, EngineOptions, Inner, Rules};
+use crate::found_log;
 use crate::free_runs::FreeItems;
 use crate::trees::{self, TreeState};
 
@@ -56,6 +57,10 @@ pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, 
     }
     tolerant(opts, load_device_stats(inner))?;
     tolerant(opts, load_groups(inner))?;
+    if !opts.read_only {
+        let found = found_log::read(inner)?;
+        *inner.found_log.lock() = found.map(Arc::new);
+    }
     Ok(engine)
 }
 
@@ -73,11 +78,6 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
     let refuse = |what: &str| Err(TxnError::Refused(what.into()));
     let sb = *inner.super_block.lock();
     let features = sb.features();
-    if sb.log_root.get() != 0 {
-        return refuse(
-            "there is a log tree with changes that have not been replayed; mount the volume with the kernel once",
-        );
-    }
     let unknown = features.compat_ro.difference(
         CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID | CompatRo::BLOCK_GROUP_TREE | CompatRo::VERITY,
     );

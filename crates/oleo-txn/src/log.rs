@@ -109,7 +109,8 @@ impl LogState {
             taken: Vec::new(),
             idle: Vec::new(),
             committed,
-            logged: None,
+            // A log that was found is as dear as one of ours.
+            logged: (committed.log_root.get() != 0).then_some(committed),
             refused: None,
         }
     }
@@ -158,6 +159,7 @@ impl Engine {
         inner.writable()?;
         let one = inner.commit_lock.lock();
         inner.writable()?;
+        inner.log_is_settled()?;
         let log = inner.log.lock();
         Ok(LogCommit { inner, generation: self.generation(), log, _one: one })
     }

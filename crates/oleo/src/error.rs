@@ -44,6 +44,9 @@ pub enum Error {
     /// From a device.
     #[error(transparent)]
     Device(Box<DeviceError>),
+    /// The volume has a log of what was synced before a crash, and it cannot be applied.
+    #[error("the log of this volume cannot be replayed: {0}")]
+    Log(#[source] Box<Error>),
     /// From the volume: devices, chunks, copies.
     #[error(transparent)]
     Volume(Box<VolumeError>),
@@ -114,7 +117,7 @@ impl Error {
     /// Which kind of error it is.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Error::At { source, .. } => source.kind(),
+            Error::At { source, .. } | Error::Log(source) => source.kind(),
             Error::Control(error) => error.kind,
             Error::Job(error) => match &**error {
                 JobError::Fs(FsError::Corruption(_)) => ErrorKind::Corruption,
@@ -136,7 +139,7 @@ impl Error {
     /// The errno of a system call with this outcome.
     pub fn errno(&self) -> i32 {
         match self {
-            Error::At { source, .. } => source.errno(),
+            Error::At { source, .. } | Error::Log(source) => source.errno(),
             Error::Control(error) => error.errno,
             Error::Job(error) => match &**error {
                 JobError::Refused { errno, .. } => *errno,
@@ -167,6 +170,7 @@ impl Error {
     pub fn hint(&self) -> Option<&str> {
         match self {
             Error::At { source, .. } => source.hint(),
+            Error::Log(_) => Some(LOG),
             Error::Control(error) => error.hint.as_deref(),
             Error::Device(error) if matches!(**error, DeviceError::InUse { .. }) => {
                 Some("unmount it, or end the program that uses it")
@@ -185,6 +189,9 @@ impl Error {
     }
 }
 
+/// What to try when a log cannot be applied.
+const LOG: &str = "the option nologreplay reads the volume as it was at its last commit; `oleo rescue zero-log` drops the log, \
+                   and with it what was synced since";
 /// What to try when there is no room.
 const NO_SPACE: &str = "make the image larger (--size), or delete something";
 

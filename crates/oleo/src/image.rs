@@ -14,7 +14,7 @@ use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 use uuid::Uuid;
 
 use crate::error::AtPlace;
-use crate::{Error, File, Result};
+use crate::{Error, File, Result, log};
 
 /// Blocks that one step of cleaning takes apart.
 const CLEAN_BLOCKS: usize = 1024;
@@ -42,6 +42,8 @@ pub struct OpenOptions {
     pub use_backup_root: bool,
     /// Go on without trees that cannot be read, as far as files can be read without them (reading only).
     pub ignore_bad_trees: bool,
+    /// Do not apply the log that a crash left: what was synced after the last commit is not seen (reading only).
+    pub no_log_replay: bool,
     /// Bytes of tree blocks to keep in memory.
     pub cache_bytes: usize,
     /// Clock, UUIDs, compression of new data.
@@ -61,6 +63,7 @@ impl Default for OpenOptions {
             discard: false,
             use_backup_root: false,
             ignore_bad_trees: false,
+            no_log_replay: false,
             cache_bytes: 64 << 20,
             fs: FsOptions::default(),
         }
@@ -109,6 +112,9 @@ impl Image {
         options: &OpenOptions,
         chunk_len_max: Option<u64>,
     ) -> Result<Image> {
+        if options.write && options.no_log_replay {
+            return Err(Error::Request("only for reading can a volume be opened without its log".into()));
+        }
         let mut newest = Image::from_devices_at(devices.clone(), options, chunk_len_max, None);
         if options.use_backup_root {
             newest = newest.and_then(|image| image.top().map(|_| image));
@@ -131,7 +137,13 @@ impl Image {
         backup: Option<usize>,
     ) -> Result<Image> {
         let volume_options = VolumeOptions { write: options.write, degraded: options.degraded, backup };
-        let volume = Arc::new(Volume::open(devices, &volume_options)?);
+        let mut volume = Arc::new(Volume::open(devices.clone(), &volume_options)?);
+        let has_log = volume.super_block().log_root.get() != 0;
+        // The log goes on from the newest roots, no others.
+        if has_log && !options.write && !options.no_log_replay && backup.is_none() {
+            drop(volume);
+            volume = Arc::new(Volume::open(log::applied(&devices, options)?, &volume_options)?);
+        }
         let engine_options = EngineOptions {
             read_only: !options.write,
             cache_bytes: options.cache_bytes,
@@ -140,9 +152,16 @@ impl Image {
             discard: options.discard,
             ..EngineOptions::default()
         };
-        let engine = Engine::open(volume, &engine_options)?;
+        let engine = Engine::open(volume, &engine_options).map_err(|error| {
+            let error = Error::from(error);
+            if has_log && options.write { Error::Log(Box::new(error)) } else { error }
+        })?;
         let fs_options = FsOptions { read_only: !options.write, ..options.fs.clone() };
-        Ok(Image { fs: Fs::open(engine, &fs_options)?, write: options.write })
+        let fs = Fs::open(engine, &fs_options)?;
+        if options.write {
+            log::replay(&fs)?;
+        }
+        Ok(Image { fs, write: options.write })
     }
 
     /// The full interface to files and names.

@@ -128,6 +128,7 @@ mod error;
 mod file;
 mod image;
 pub mod inspect;
+mod log;
 mod ops;
 pub mod restore;
 mod settings;

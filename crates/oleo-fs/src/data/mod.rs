@@ -49,7 +49,7 @@ mod flush;
 mod in_place;
 mod install;
 mod items;
-mod map;
+pub(crate) mod map;
 mod pieces;
 mod policy;
 mod prepare;
@@ -68,8 +68,9 @@ pub use query::{ExtentInfo, ExtentKind};
 pub use resize::KeepSize;
 pub use share::{CloneRange, Dedupe};
 
-pub(crate) use items::MapOf;
+pub(crate) use items::{MapMutOf, MapOf};
 pub(crate) use map::{Extent, ExtentMap, walk as map_walk};
+pub(crate) use resize::MAP_END;
 
 use dirty::DirtyFiles;
 use pieces::Pieces;

@@ -26,7 +26,7 @@ use crate::{FileKind, FsError, rules};
 /// What putting one extent may need.
 const ONE_NEED: Need = Need { items: 8, bytes: 1024, releasing: false };
 /// Where the offsets end that a file can have; a multiple of every sector size.
-const MAP_END: u64 = 1 << 63;
+pub(crate) const MAP_END: u64 = 1 << 63;
 
 /// What the inode's flags have to allow.
 type Rule = fn(&InodeFields) -> Result<(), FsError>;

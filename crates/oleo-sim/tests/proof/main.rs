@@ -8,6 +8,7 @@ mod aged;
 mod bad_input;
 mod crash;
 mod full;
+mod log_replay;
 mod matrix;
 mod ours;
 mod scripts;

@@ -1,0 +1,48 @@
+//! The log that a crash left: applied when a volume is opened, on disk or in memory only.
+//!
+//! A volume opened for writing gets its log applied and committed before anybody sees it. One opened for reading shows the
+//! same, but its devices are not written: they are wrapped in [`Overlay`]s, the log is applied and committed to these, and
+//! what is read comes from there. So whoever reads sees what was synced, from an image that cannot be written.
+//!
+//! A log that cannot be applied is an error that says why: what the log holds was promised to somebody, and is not dropped in
+//! silence. Two kinds of openings go on without it: those that were told to (`no_log_replay`), and those that are glad
+//! of whatever can be read (`ignore_bad_trees`, `read_in_use`).
+
+use std::sync::Arc;
+
+use oleo_device::{Device, Overlay};
+use oleo_fs::{Fs, FsOptions};
+use oleo_txn::{Engine, EngineOptions};
+use oleo_volume::{OpenOptions as VolumeOptions, Volume};
+
+use crate::{Error, OpenOptions, Result};
+
+/// Bytes of changes, over all devices, that applying a log in memory may make. Beyond it the volume can still be read without
+/// its log.
+const OVERLAY_BYTES_MAX: u64 = 1 << 30;
+
+/// Applies the log, if there is one, to a volume that was opened for writing.
+pub(crate) fn replay(fs: &Fs) -> Result<()> {
+    oleo_fs::replay(fs).map(drop).map_err(|error| Error::Log(Box::new(error.into())))
+}
+
+/// What to read in place of `devices`, whose volume has a log: the same with the log applied.
+pub(crate) fn applied(devices: &[Arc<dyn Device>], options: &OpenOptions) -> Result<Vec<Arc<dyn Device>>> {
+    let share = OVERLAY_BYTES_MAX / devices.len().max(1) as u64;
+    let over: Vec<Arc<dyn Device>> =
+        devices.iter().map(|d| Arc::new(Overlay::new(d.clone(), share)) as Arc<dyn Device>).collect();
+    let done = (|| {
+        let volume_options = VolumeOptions { write: true, degraded: options.degraded, backup: None };
+        let volume = Arc::new(Volume::open(over.clone(), &volume_options)?);
+        let engine_options = EngineOptions { cache_bytes: options.cache_bytes, ..EngineOptions::default() };
+        let engine = Engine::open(volume, &engine_options)?;
+        let fs = Fs::open(engine, &FsOptions { read_only: false, ..options.fs.clone() })?;
+        oleo_fs::replay(&fs)?;
+        Ok(())
+    })();
+    match done {
+        Ok(()) => Ok(over),
+        Err(_) if options.ignore_bad_trees || options.read_in_use => Ok(devices.to_vec()),
+        Err(error) => Err(Error::Log(Box::new(error))),
+    }
+}
