@@ -3,8 +3,8 @@
 //! Trees of files are judged in two steps, so that a block that 64 snapshots share is looked at once. (1) Every leaf is
 //! turned into [`Facts`](crate::files::Facts), once, by `Facts::of_leaf`. Facts join: those of two runs of leaves give those
 //! of the longer run, so the facts of a subtree are computed once however many trees share it, and those of a tree are the
-//! facts of its root. (2) Where `Facts::is_closed` says that something in a tree does not add up, that tree alone is read
-//! again in key order and fed to a `TreeJudge`, which says exactly what is wrong.
+//! facts of its root (`fold`). (2) `Forest::tree` judges a tree from its facts; where something does not add up, it reads
+//! that tree alone again, in key order, to say exactly what is wrong.
 //!
 //! Trees that no snapshot shares (root tree, uuid, quota, log) are read in key order with [`Feed::each`].
 

@@ -61,8 +61,153 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A tree block that no copy gives whole: checksum, owner, level, order of keys, parent's key or generation.
-    Block = "block",
+    // superblocks
+
+    /// A field of a superblock that cannot be as it is.
+    SuperBlock = "superblock",
+    /// A mirror of the superblock that is not whole, or not the same as the others.
+    SuperMirror = "superblock-mirror",
+    /// A mirror of the superblock of an earlier transaction.
+    SuperStale = "superblock-stale",
+    /// The superblock's array of system chunks differs from the chunk tree.
+    SuperSystemChunks = "superblock-system-chunks",
+    /// The superblock's number of devices.
+    SuperDevices = "superblock-devices",
+    /// The superblock's size of all devices.
+    SuperTotalBytes = "superblock-total-bytes",
+    /// The superblock's copy of its device's item.
+    SuperDevItem = "superblock-device-item",
+    /// The superblock's number of bytes in extents.
+    SuperBytesUsed = "superblock-bytes-used",
+
+    // tree blocks
+
+    /// A copy of a tree block that is bad while another is good.
+    BlockMirror = "block-mirror",
+    /// A tree block outside of all chunks.
+    BlockUnmapped = "block-unmapped",
+    /// A tree block that no device gives.
+    BlockUnreadable = "block-unreadable",
+    /// The checksum of a tree block.
+    BlockChecksum = "block-checksum",
+    /// A tree block's own address or file system id.
+    BlockHeader = "block-header",
+    /// The generation of a tree block is not that which its parent has.
+    BlockGeneration = "block-generation",
+    /// A tree block from a transaction that has not been.
+    BlockFuture = "block-future",
+    /// The level of a tree block is not one less than its parent's.
+    BlockLevel = "block-level",
+    /// A tree block that belongs to another tree.
+    BlockOwner = "block-owner",
+    /// The first key of a tree block is not that which its parent has.
+    BlockFirstKey = "block-first-key",
+    /// Keys inside a tree block do not rise.
+    BlockKeyOrder = "block-key-order",
+    /// A tree block has keys that belong to its right neighbour.
+    BlockKeyRange = "block-key-range",
+    /// The layout of a tree block: counts, sizes, places of items.
+    BlockLayout = "block-layout",
+    /// An item that cannot be as it is.
+    BlockItem = "block-item",
+    /// A tree that every volume has, or its features ask for, is not there.
+    RootMissing = "root-missing",
+    /// A root item that contradicts itself.
+    RootItem = "root-item",
+
+    // chunks and devices
+
+    /// A chunk lies on a device that has no item.
+    ChunkDevice = "chunk-device",
+    /// A stripe of a chunk without its device extent.
+    ChunkStripe = "chunk-stripe",
+    /// A chunk without block group.
+    ChunkWithoutGroup = "chunk-without-group",
+    /// A device extent without its stripe.
+    DevExtent = "device-extent",
+    /// Device extents that overlap.
+    DevExtentOverlap = "device-extent-overlap",
+    /// A device extent beyond the end of its device.
+    DevExtentBeyond = "device-extent-beyond",
+    /// A device item's number of bytes in chunks.
+    DevItemUsed = "device-bytes-used",
+    /// A device that is smaller than its item says.
+    DeviceSize = "device-size",
+
+    // block groups and free space
+
+    /// A block group without chunk.
+    GroupWithoutChunk = "group-without-chunk",
+    /// A block group that is not as long as its chunk.
+    GroupLength = "group-length",
+    /// A block group of another type or profile than its chunk.
+    GroupFlags = "group-flags",
+    /// A block group's item in the wrong tree.
+    GroupTree = "group-tree",
+    /// Block groups that overlap.
+    GroupOverlap = "group-overlap",
+    /// A block group's number of used bytes.
+    GroupUsed = "group-used",
+    /// Free space recorded where there is no block group, or beyond its end.
+    FreeSpaceStray = "free-space-stray",
+    /// A block group's summary of free space: missing, its count, its flags.
+    FreeSpaceInfo = "free-space-info",
+    /// Recorded as free, but in use: it would be overwritten.
+    FreeSpaceUsed = "free-space-used",
+    /// Free, but not recorded: it would never be used.
+    FreeSpaceMissing = "free-space-missing",
+
+    // extents
+
+    /// Extents that overlap.
+    ExtentOverlap = "extent-overlap",
+    /// An extent outside of all block groups, or in one of another type.
+    ExtentGroup = "extent-group",
+    /// A record and what uses the extent do not agree whether it is data or a tree block.
+    ExtentFlags = "extent-flags",
+    /// The level in the record of a tree block.
+    ExtentLevel = "extent-level",
+    /// The generation in the record of an extent.
+    ExtentGeneration = "extent-generation",
+    /// A file extent and the record do not agree how long the extent is.
+    ExtentSize = "extent-size",
+    /// What a tree uses has no record.
+    ExtentMissing = "extent-missing",
+    /// A record of an extent that nothing uses.
+    ExtentUnused = "extent-unused",
+    /// A record's number of references is not the sum of those it lists.
+    ExtentRefsSum = "extent-refs-sum",
+    /// A record lists the same reference twice.
+    ExtentRefTwice = "extent-ref-twice",
+    /// A data reference whose key is not its hash.
+    ExtentRefKey = "extent-ref-key",
+    /// A reference to an extent that has no record.
+    ExtentRefWithoutExtent = "extent-ref-without-extent",
+    /// A tree has a reference that the record does not list.
+    ExtentRefMissing = "extent-ref-missing",
+    /// The record lists a reference that no tree has.
+    ExtentRefStale = "extent-ref-stale",
+    /// A reference's count.
+    ExtentRefCount = "extent-ref-count",
+    /// A log tree lies over what has a record.
+    LogSpace = "log-space",
+    /// References of an extent do not add up; there are too many such extents to say more of each.
+    ExtentRefs = "extent-refs",
+
+    // checksums of data
+
+    /// Checksums of the same data twice.
+    CsumOverlap = "csum-overlap",
+    /// Data that should have checksums and has not.
+    CsumMissing = "csum-missing",
+    /// Checksums of data that should have none.
+    CsumOdd = "csum-odd",
+    /// Checksums where no data is.
+    CsumWithoutExtent = "csum-without-extent",
+    /// Data that fits its checksum on no copy.
+    DataChecksum = "data-checksum",
+    /// A copy of data that does not fit its checksum, while another does.
+    DataMirror = "data-mirror",
 
     // Inside trees of files (`files`).
     /// A tree of files without its root directory.

@@ -1,9 +1,27 @@
 //! An independent check: reads a volume through `oleo-volume` alone, rebuilds every count and compares.
 //!
 //! It shares no code with the rooms that write (tree, space, txn, fs), so that one mistake cannot blind both.
+//! How a check goes is told in `check`; how memory is kept small, in `walk`, `refs` and `fold`.
 
+mod check;
+mod collect;
+mod csums;
+mod data;
+mod details;
+mod extents;
 mod feed;
 mod files;
 mod finding;
+mod fold;
+mod log;
+mod refs;
+mod sets;
+mod space;
+mod supers;
+mod trees;
+mod walk;
 
+pub use check::{CheckError, CheckOptions, Report, check};
 pub use finding::{Finding, Kind, Place, Severity};
+pub use trees::Counts;
+pub use walk::Progress;

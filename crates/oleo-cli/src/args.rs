@@ -43,7 +43,8 @@ pub(crate) struct SubvolArg {
 }
 
 impl ImageArgs {
-    fn options(&self) -> OpenOptions {
+    /// How to open.
+    pub fn options(&self) -> OpenOptions {
         OpenOptions {
             devices: self.others.device.clone(),
             scan: self.others.scan.clone(),

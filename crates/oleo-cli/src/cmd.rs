@@ -1,6 +1,7 @@
 //! The commands: one file each.
 
 mod cat;
+mod check;
 mod cp;
 mod filesystem;
 mod generate;
@@ -43,6 +44,7 @@ pub(crate) enum Command {
     Filesystem(filesystem::Command),
     #[command(subcommand, alias = "inspect-internal")]
     Inspect(inspect::Command),
+    Check(check::Args),
     #[command(subcommand)]
     Property(property::Command),
     #[command(subcommand, hide = true)]
@@ -67,6 +69,7 @@ impl Command {
             Command::Subvolume(command) => command.run(out),
             Command::Filesystem(command) => command.run(out),
             Command::Inspect(command) => command.run(),
+            Command::Check(args) => args.run(out),
             Command::Property(command) => command.run(out),
             Command::Generate(command) => command.run(),
         }

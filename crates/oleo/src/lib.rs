@@ -12,6 +12,7 @@
 //! | everything about files and names | [`Image::fs`] |
 //! | copy files out | [`restore`] |
 //! | do what the command does, here or on a mount | [`control`] |
+//! | find out whether an image is sound | [`check`] |
 //! | look at blocks and superblocks | [`inspect`] |
 //! | use something else than files as devices | [`Device`], [`make()`], [`Image::from_devices`] |
 //!
@@ -123,6 +124,7 @@
 //! ```
 
 mod build;
+pub mod check;
 pub mod control;
 mod error;
 mod file;

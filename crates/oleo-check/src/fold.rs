@@ -1,0 +1,96 @@
+//! Trees of files from their leaves: what each subtree amounts to, computed once however many trees share it.
+//!
+//! (1) Each leaf was turned into [`Facts`] when it was visited; (2) nodes are folded level by level from the bottom, each from
+//! its children in key order; (3) a tree is its root's: [`Forest::tree`] judges it. A lost block makes the facts of all above
+//! it say so.
+//!
+//! Memory: one [`Facts`] per leaf, and per node of the level above; 8 bytes per child pointer.
+
+use oleo_format::{Logical, TreeId};
+use rayon::prelude::*;
+
+use crate::csums::Csums;
+use crate::feed::{Feed, TreeStart};
+use crate::files::{DataNeed, Facts, Forest, Hear};
+use crate::finding::{Finding, Kind, Place};
+use crate::walk::Context;
+
+/// Nodes up to this many are not worth other threads.
+const ALONE_MAX: usize = 8;
+
+/// A node of a tree of files.
+#[derive(Clone, Debug)]
+pub(crate) struct Inner {
+    pub level: u8,
+    pub at: u64,
+    pub owner: TreeId,
+    pub children: Box<[u64]>,
+}
+
+/// Facts by address, rising.
+type Level = Vec<(u64, Facts)>;
+
+fn find(level: &Level, at: u64) -> Option<&Facts> {
+    let i = level.binary_search_by_key(&at, |(at, _)| *at).ok()?;
+    Some(&level[i].1)
+}
+
+/// Hands what the judges hear of on: findings, and data that must have checksums or must not.
+pub(crate) fn with_hear<R>(cx: &Context<'_>, csums: &Csums, f: impl FnOnce(Hear<'_>) -> R) -> R {
+    let tell = |finding: Finding| cx.findings.tell(finding);
+    let data = |need: DataNeed| judge_need(cx, csums, need);
+    f(Hear { tell: &tell, data: &data })
+}
+
+fn judge_need(cx: &Context<'_>, csums: &Csums, need: DataNeed) {
+    let covered = csums.covered(need.start, need.len);
+    let place = || Place { block: Some(Logical(need.start)), ..Place::default() };
+    if need.sums && covered < need.len {
+        if !cx.lost_csum.load(std::sync::atomic::Ordering::Relaxed) {
+            let want = format_args!("of all {}", need.len).to_string();
+            cx.error(Kind::CsumMissing, place(), format_args!("checksums of {covered} bytes"), want);
+        }
+    } else if !need.sums && covered > 0 {
+        cx.error(Kind::CsumOdd, place(), format_args!("checksums of {covered} bytes"), "none: NODATASUM");
+    }
+}
+
+/// Folds and judges all trees of files.
+pub(crate) fn judge_trees(cx: &Context<'_>, trees: &[TreeStart], csums: &Csums, leaves: Level, mut nodes: Vec<Inner>) {
+    nodes.sort_unstable_by_key(|node| (node.level, node.at));
+    let mut below = leaves;
+    below.sort_unstable_by_key(|(at, _)| *at);
+    let (forest, feed) = (Forest::default(), Feed { volume: cx.volume });
+    let mut level = 0;
+    let mut rest = &nodes[..];
+    with_hear(cx, csums, |hear| {
+        loop {
+            for tree in trees.iter().filter(|t| t.level == level) {
+                if let Some(facts) = find(&below, tree.logical.0) {
+                    forest.tree(&cx.env, &feed, tree, facts.clone(), hear);
+                }
+            }
+            if rest.is_empty() {
+                return;
+            }
+            level += 1;
+            let (here, above) = rest.split_at(rest.partition_point(|node| node.level <= level));
+            let one = |node: &Inner| (node.at, fold(cx, node, &below, hear));
+            let folded = match cx.parallel && here.len() > ALONE_MAX {
+                true => here.par_iter().map(one).collect(),
+                false => here.iter().map(one).collect(),
+            };
+            below = folded;
+            rest = above;
+        }
+    });
+}
+
+/// A node from its children.
+fn fold(cx: &Context<'_>, node: &Inner, below: &Level, hear: Hear<'_>) -> Facts {
+    let lost = Facts::lost();
+    let mut children = node.children.iter().map(|child| find(below, *child).unwrap_or(&lost));
+    let mut all = children.next().cloned().unwrap_or_default();
+    children.for_each(|right| all.join(right, &cx.env, node.owner, hear));
+    all
+}

@@ -1,0 +1,126 @@
+//! Superblocks: every mirror of every device, against the one that the volume was opened with and against the trees.
+
+use oleo_format::{Chunk, DevItem, Key, SUPER_LEN, SuperBlock};
+use oleo_volume::{Volume, read_mirrors};
+use zerocopy::IntoBytes;
+
+use crate::finding::{Kind, Place};
+use crate::walk::Context;
+
+/// Looks at every mirror of every device that is there.
+pub(crate) fn judge_mirrors(cx: &Context<'_>) {
+    let main = &cx.env.sb;
+    for info in cx.volume.devices() {
+        let Some(device) = cx.volume.device(info.devid).filter(|_| !info.seed) else { continue };
+        let place = Place { device: Some(info.devid.0), ..Place::default() };
+        for (offset, mirror) in read_mirrors(&*device) {
+            let first = offset == oleo_format::SUPER_OFFSETS[0];
+            let sb = match mirror {
+                Ok(sb) => sb,
+                Err(e) => {
+                    // Opening reads the first mirror alone, unless told otherwise.
+                    let have = format!("mirror at {offset}: {e}");
+                    match first {
+                        true => cx.error(Kind::SuperMirror, place.clone(), have, "a whole superblock"),
+                        false => cx.warn(Kind::SuperMirror, place.clone(), have, "a whole superblock"),
+                    }
+                    continue;
+                }
+            };
+            if sb.generation.get() < main.generation.get() {
+                let have = format!("mirror at {offset} of generation {}", sb.generation);
+                cx.warn(Kind::SuperStale, place.clone(), have, main.generation);
+            } else if let Some(what) = difference(&sb, main) {
+                let have = format!("mirror at {offset}: {what} differs");
+                cx.error(Kind::SuperMirror, place.clone(), have, "the same in all mirrors");
+            }
+            if first && let Err(e) = sb.verify(offset) {
+                cx.error(Kind::SuperBlock, place.clone(), format_args!("{} is {}", e.what, e.have), e.want);
+            }
+        }
+    }
+}
+
+/// In what two superblocks of one transaction differ, other than what says where they are and of which device.
+fn difference(a: &SuperBlock, b: &SuperBlock) -> Option<&'static str> {
+    let plain = |sb: &SuperBlock| {
+        let mut sb = *sb;
+        (sb.csum, sb.bytenr, sb.dev_item) = ([0; 32], 0.into(), DevItem::default());
+        sb
+    };
+    let (a, b) = (plain(a), plain(b));
+    let fields: [(&'static str, bool); 6] = [
+        ("root", a.root == b.root && a.root_level == b.root_level),
+        ("chunk_root", a.chunk_root == b.chunk_root && a.chunk_root_level == b.chunk_root_level),
+        ("log_root", a.log_root == b.log_root),
+        ("bytes_used", a.bytes_used == b.bytes_used),
+        ("sys_chunk_array", a.sys_chunk_array == b.sys_chunk_array),
+        ("a field", a.as_bytes() == b.as_bytes()),
+    ];
+    debug_assert_eq!(a.as_bytes().len(), SUPER_LEN);
+    fields.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
+}
+
+/// The superblock against the chunk tree: system chunks and devices.
+pub(crate) fn judge_chunks(cx: &Context<'_>, chunks: &[(Key, Chunk)], dev_items: &[DevItem]) {
+    let sb = &cx.env.sb;
+    let place = Place::default();
+    let Ok(array) = sb.parse_sys_chunks() else {
+        cx.error(Kind::SuperSystemChunks, place, "an array that cannot be read", "chunks");
+        return;
+    };
+    for (key, chunk) in &array {
+        match chunks.iter().find(|(k, _)| k == key) {
+            None => {
+                let place = Place { key: Some(*key), ..Place::default() };
+                cx.error(
+                    Kind::SuperSystemChunks,
+                    place,
+                    "a chunk that the chunk tree has not",
+                    "those of the chunk tree",
+                );
+            }
+            Some((_, of_tree)) if of_tree != chunk => {
+                let place = Place { key: Some(*key), ..Place::default() };
+                cx.error(Kind::SuperSystemChunks, place, "a chunk other than in the chunk tree", "the same");
+            }
+            Some(_) => {}
+        }
+    }
+    for (key, chunk) in chunks {
+        let is_system = chunk.flags.contains(oleo_format::BlockGroupFlags::SYSTEM);
+        if is_system && !array.iter().any(|(k, _)| k == key) {
+            let place = Place { key: Some(*key), ..Place::default() };
+            cx.error(Kind::SuperSystemChunks, place, "no such chunk", "every system chunk of the chunk tree");
+        }
+    }
+    let count = dev_items.len() as u64;
+    if sb.num_devices.get() != count {
+        cx.error(Kind::SuperDevices, place.clone(), format_args!("num_devices {}", sb.num_devices), count);
+    }
+    let total = dev_items.iter().fold(0u64, |sum, item| sum.saturating_add(item.total_bytes.get()));
+    if sb.total_bytes.get() != total {
+        cx.error(Kind::SuperTotalBytes, place, sb.total_bytes, total);
+    }
+    judge_dev_items(cx, cx.volume, dev_items);
+}
+
+/// Each device's superblock has a copy of its item.
+fn judge_dev_items(cx: &Context<'_>, volume: &Volume, dev_items: &[DevItem]) {
+    for info in volume.devices() {
+        let Some(device) = volume.device(info.devid).filter(|_| !info.seed && !info.stale) else { continue };
+        let Ok(sb) = oleo_volume::read_super(&*device) else { continue };
+        let Some(item) = dev_items.iter().find(|item| item.devid == sb.dev_item.devid) else { continue };
+        let place = Place { device: Some(info.devid.0), ..Place::default() };
+        let same = |a: &DevItem, b: &DevItem| {
+            (a.uuid, a.fsid, a.total_bytes, a.bytes_used) == (b.uuid, b.fsid, b.total_bytes, b.bytes_used)
+        };
+        if !same(&sb.dev_item, item) {
+            let show = |i: &DevItem| format!("total {} used {}", i.total_bytes, i.bytes_used);
+            cx.error(Kind::SuperDevItem, place.clone(), show(&sb.dev_item), show(item));
+        }
+        if device.len() < item.total_bytes.get() {
+            cx.error(Kind::DeviceSize, place, device.len(), format_args!("{} or more", item.total_bytes));
+        }
+    }
+}

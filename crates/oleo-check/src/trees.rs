@@ -1,0 +1,301 @@
+//! The visitor of everything but extents and checksums: sets what trees reference against the extent records, and gathers
+//! the items of the bookkeeping trees and the facts of files.
+//!
+//! What a block's references look like follows from its record: with FULL_BACKREF they name the block as parent, without it
+//! the tree that owns the block (and for data the inode and offset). That holds once per block, however many trees reach it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use oleo_format::{
+    CheckedNode, Chunk, DevExtent, DevItem, FileExtentItem, FreeSpaceInfo, ItemType, Key, Logical, TreeId, bitmap_runs,
+    data_use,
+};
+
+use crate::csums::Csums;
+use crate::extents::extent_place;
+use crate::files::Facts;
+use crate::finding::{Kind, Place};
+use crate::fold::{Inner, with_hear};
+use crate::refs::{Extent, ExtentKind, Extents, RefHash, RefKey};
+use crate::sets::SetId;
+use crate::walk::{Class, Context, Visit, Visitor};
+
+/// An item of the free-space tree.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum FreeItem {
+    /// Of a group: start, length, number of extents, flags.
+    Info(u64, u64, u32, u32),
+    /// Free: start, length.
+    Extent(u64, u64),
+    /// Covered by a bitmap: start, length. Its runs follow as `Bits`.
+    Bitmap(u64, u64),
+    /// Free in a bitmap.
+    Bits(u64, u64),
+}
+
+/// How many of what there is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Tree blocks, log trees included.
+    pub blocks: u64,
+    /// Of these, leaves.
+    pub leaves: u64,
+    /// Of these, blocks of log trees.
+    pub log_blocks: u64,
+    /// Extents with a record: data and tree blocks.
+    pub extents: u64,
+    /// Data extents with a record.
+    pub data_extents: u64,
+    /// References to extents that trees hold.
+    pub refs: u64,
+    /// Data extents that only log trees name.
+    pub log_extents: u64,
+    /// Inodes in blocks of trees of files, those that snapshots share counted once.
+    pub inodes: u64,
+    /// Trees with root items.
+    pub trees: u64,
+    /// Subvolumes and snapshots.
+    pub subvolumes: u64,
+    /// Bytes of data with checksums.
+    pub csum_bytes: u64,
+    /// Bytes of data extents.
+    pub data_bytes: u64,
+    /// Bytes that were verified against data checksums, each copy counted; 0 unless asked for.
+    pub verified_bytes: u64,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, other: &Counts) {
+        self.blocks += other.blocks;
+        self.leaves += other.leaves;
+        self.log_blocks += other.log_blocks;
+        self.refs += other.refs;
+        self.log_extents += other.log_extents;
+        self.inodes += other.inodes;
+        self.verified_bytes += other.verified_bytes;
+    }
+}
+
+/// What a batch of blocks brought.
+#[derive(Default)]
+pub(crate) struct TreePart {
+    pub counts: Counts,
+    /// References to extents without a record.
+    pub missing: Vec<(u64, RefKey)>,
+    /// Nodes of trees of files.
+    pub nodes: Vec<Inner>,
+    /// Facts of leaves of trees of files.
+    pub leaves: Vec<(u64, Facts)>,
+    pub chunks: Vec<(Key, Chunk)>,
+    pub dev_items: Vec<DevItem>,
+    pub dev_extents: Vec<(Key, DevExtent)>,
+    pub free: Vec<FreeItem>,
+    /// Bytes of tree blocks by the set of subvolumes that reach them.
+    pub set_blocks: Vec<SetId>,
+}
+
+/// Sees every tree but those of extents and checksums.
+pub(crate) struct TreeVisitor<'a, 'b> {
+    pub cx: &'a Context<'b>,
+    pub hash: RefHash,
+    pub extents: &'a Extents,
+    pub csums: &'a Csums,
+    /// Per extent, who reaches it; empty unless asked for.
+    pub extent_sets: &'a [AtomicU32],
+}
+
+impl Visitor for TreeVisitor<'_, '_> {
+    type Out = TreePart;
+
+    fn block(&self, node: &CheckedNode, visit: &Visit<'_>, out: &mut TreePart) -> usize {
+        let at = node.logical().0;
+        out.counts.blocks += 1;
+        let record = self.extents.get(at);
+        if let Some(record) = record {
+            judge_record(self.cx, at, visit.tree.tree, node.level(), node.generation().0, record);
+        }
+        let full = record.is_some_and(|r| r.kind == ExtentKind::FullBlock);
+        if self.cx.sets.is_on() && visit.class == Class::Files {
+            out.set_blocks.push(visit.set);
+        }
+        if node.is_leaf() {
+            out.counts.leaves += 1;
+            self.leaf(node, visit, full, out);
+            return 0;
+        }
+        let from = first_live_slot(node, visit);
+        let key = if full { RefKey::Parent(Logical(at)) } else { RefKey::Tree(node.owner()) };
+        let hash = self.hash.of(key);
+        for child in &node.key_ptrs()[from..] {
+            self.found(child.blockptr.get(), key, hash, out);
+        }
+        if is_files(visit.class) {
+            let children = node.key_ptrs()[from..].iter().map(|p| p.blockptr.get()).collect();
+            out.nodes.push(Inner { level: node.level(), at, owner: node.owner(), children });
+        }
+        from
+    }
+}
+
+fn is_files(class: Class) -> bool {
+    matches!(class, Class::Files | Class::DataReloc)
+}
+
+/// The first child of a node that a tree that is being deleted still has.
+pub(crate) fn first_live_slot(node: &CheckedNode, visit: &Visit<'_>) -> usize {
+    let Some((key, level)) = visit.tree.drop_progress() else { return 0 };
+    match node.level() {
+        l if l > level => node.child_slot(&key),
+        l if l == level => node.search(&key).unwrap_or_else(|slot| slot),
+        _ => 0,
+    }
+}
+
+/// Sets a block against its record.
+pub(crate) fn judge_record(cx: &Context<'_>, at: u64, tree: TreeId, level: u8, generation: u64, record: &Extent) {
+    let place = Place { tree: Some(tree), block: Some(Logical(at)), ..Place::default() };
+    if record.is_data() {
+        cx.error(Kind::ExtentFlags, place, "a data extent's record", "that of a tree block");
+        return;
+    }
+    if record.level != level {
+        cx.error(Kind::ExtentLevel, place.clone(), record.level, level);
+    }
+    if record.generation != generation {
+        cx.error(Kind::ExtentGeneration, place, record.generation, generation);
+    }
+}
+
+impl TreeVisitor<'_, '_> {
+    /// A reference was found in a tree.
+    fn found(&self, at: u64, key: RefKey, hash: u64, out: &mut TreePart) -> Option<usize> {
+        out.counts.refs += 1;
+        let index = self.extents.find(at);
+        match index {
+            Some(i) => self.extents.of[i].found(hash),
+            None => out.missing.push((at, key)),
+        }
+        index
+    }
+
+    fn leaf(&self, node: &CheckedNode, visit: &Visit<'_>, full: bool, out: &mut TreePart) {
+        match visit.class {
+            Class::Files | Class::DataReloc | Class::Reloc => self.files_leaf(node, visit, full, out),
+            Class::Chunk => chunk_leaf(node, out),
+            Class::Dev => dev_leaf(node, out),
+            Class::FreeSpace => free_leaf(node, self.cx.env.rules.sectorsize, out),
+            _ => {}
+        }
+    }
+
+    fn files_leaf(&self, node: &CheckedNode, visit: &Visit<'_>, full: bool, out: &mut TreePart) {
+        for (key, item) in node.iter() {
+            match key.item_type {
+                ItemType::INODE_ITEM => out.counts.inodes += 1,
+                ItemType::EXTENT_DATA => self.file_extent(node, visit, full, &key, item, out),
+                _ => {}
+            }
+        }
+        if is_files(visit.class) {
+            let facts = match visit.tainted {
+                true => Facts::lost(),
+                false => with_hear(self.cx, self.csums, |hear| Facts::of_leaf(&self.cx.env, node, hear)),
+            };
+            out.leaves.push((node.logical().0, facts));
+        }
+    }
+
+    fn file_extent(
+        &self,
+        node: &CheckedNode,
+        visit: &Visit<'_>,
+        full: bool,
+        key: &Key,
+        item: &[u8],
+        out: &mut TreePart,
+    ) {
+        let Some(used) = data_use(key, item) else { return };
+        let at = used.extent.0;
+        let ref_key = match full {
+            true => RefKey::DataParent(node.logical()),
+            false => RefKey::Data { root: node.owner(), ino: used.ino, offset: used.offset },
+        };
+        let place =
+            || Place { tree: Some(node.owner()), block: Some(node.logical()), key: Some(*key), ..Place::default() };
+        if let Some(i) = self.found(at, ref_key, self.hash.of(ref_key), out) {
+            let record = &self.extents.of[i];
+            let len = self.extents.bytes(i, self.cx.env.rules.sectorsize.into());
+            if !record.is_data() {
+                self.cx.error(Kind::ExtentFlags, extent_place(at), "a tree block's record", "that of data");
+            } else if len != used.len.0 {
+                self.cx.error(Kind::ExtentSize, place(), used.len, len);
+            }
+            if let Some(set) = self.extent_sets.get(i).filter(|_| visit.class == Class::Files) {
+                self.join_set(set, visit.set);
+            }
+        }
+        if visit.class == Class::Files {
+            self.prealloc_csums(item, &place);
+        }
+    }
+
+    fn join_set(&self, set: &AtomicU32, more: SetId) {
+        let mut old = set.load(Ordering::Relaxed);
+        loop {
+            let new = self.cx.sets.union(SetId(old), more).0;
+            match set.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// What is preallocated and not written has no checksums.
+    fn prealloc_csums(&self, item: &[u8], place: &dyn Fn() -> Place) {
+        let Ok(extent) = FileExtentItem::parse(item) else { return };
+        if extent.r#type != FileExtentItem::PREALLOC {
+            return;
+        }
+        let start = extent.disk_bytenr.get().saturating_add(extent.offset.get());
+        let covered = self.csums.covered(start, extent.num_bytes.get());
+        if covered > 0 {
+            let have = format!("checksums of {covered} bytes");
+            self.cx.error(Kind::CsumOdd, place(), have, "none: preallocated");
+        }
+    }
+}
+
+fn chunk_leaf(node: &CheckedNode, out: &mut TreePart) {
+    for (key, item) in node.iter() {
+        match key.item_type {
+            ItemType::CHUNK_ITEM => out.chunks.extend(Chunk::parse(item).ok().map(|chunk| (key, chunk))),
+            ItemType::DEV_ITEM => out.dev_items.extend(DevItem::parse(item).ok()),
+            _ => {}
+        }
+    }
+}
+
+fn dev_leaf(node: &CheckedNode, out: &mut TreePart) {
+    for (key, item) in node.iter().filter(|(key, _)| key.item_type == ItemType::DEV_EXTENT) {
+        out.dev_extents.extend(DevExtent::parse(item).ok().map(|extent| (key, *extent)));
+    }
+}
+
+fn free_leaf(node: &CheckedNode, sectorsize: u32, out: &mut TreePart) {
+    for (key, item) in node.iter() {
+        match key.item_type {
+            ItemType::FREE_SPACE_INFO => {
+                if let Ok(info) = FreeSpaceInfo::parse(item) {
+                    out.free.push(FreeItem::Info(key.objectid, key.offset, info.extent_count.get(), info.flags.get()));
+                }
+            }
+            ItemType::FREE_SPACE_EXTENT => out.free.push(FreeItem::Extent(key.objectid, key.offset)),
+            ItemType::FREE_SPACE_BITMAP => {
+                out.free.push(FreeItem::Bitmap(key.objectid, key.offset));
+                let runs = bitmap_runs(Logical(key.objectid), item, sectorsize);
+                out.free.extend(runs.iter().map(|(at, len)| FreeItem::Bits(at.0, len.0)));
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! `oleo check`
+
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use oleo::check::{CheckOptions, Counts, Finding, Progress, Report, Severity};
+use serde_json::json;
+
+use crate::args::ImageArgs;
+use crate::out::{Out, fail, human, json, println_or_end};
+
+/// Find out whether an image is sound
+///
+/// Rebuilds everything from what is on disk and compares: superblocks, chunks, devices, every tree block and copy of it,
+/// extents and their references, free space, checksums, files, directories, subvolumes, quota. Changes nothing.
+#[derive(clap::Args)]
+#[command(after_help = "Exit codes: 0 clean; 1 there are findings; 2 the check could not be done, or wrong usage.\n\n\
+    There is one way to check, with little memory and on all cores; --mode is taken for the sake of scripts.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// Read all data that has checksums too, on every copy.
+    #[arg(long, visible_alias = "check-data-csum")]
+    data: bool,
+    /// Show JSON.
+    #[arg(long)]
+    json: bool,
+    /// Show how far it has come, with an estimate of the whole.
+    #[arg(long, short)]
+    progress: bool,
+    /// Taken and ignored: both names mean the one way there is.
+    #[arg(long, value_name = "MODE", value_parser = ["original", "lowmem"])]
+    mode: Option<String>,
+    /// Change nothing, which is what it does anyway.
+    #[arg(long)]
+    readonly: bool,
+    /// Begin from the roots of the transaction before, which the superblock remembers.
+    #[arg(long, short)]
+    backup: bool,
+    /// Threads; 0: one for each core.
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
+    threads: usize,
+    /// Show at most this many findings of one kind.
+    #[arg(long, value_name = "N", default_value = "100")]
+    max: usize,
+}
+
+impl Args {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        let code = match self.check(out) {
+            Ok(report) if report.is_clean() => return Ok(()),
+            Ok(_) => 1,
+            Err(error) => {
+                fail(&error.into());
+                2
+            }
+        };
+        let _ = std::io::stdout().flush();
+        std::process::exit(code)
+    }
+
+    fn check(&self, out: &Out) -> oleo::Result<Report> {
+        let line = Line { began: Instant::now(), shown: AtomicU64::new(0) };
+        let show = |progress: Progress| line.show(&progress);
+        let how = CheckOptions {
+            threads: self.threads,
+            data: self.data,
+            kept_max: self.max,
+            progress: self.progress.then_some(&show),
+        };
+        let report = oleo::check::image(&self.image.image, &self.image.options(), self.backup.then_some(0), &how);
+        if self.progress {
+            eprintln!();
+        }
+        let report = report?;
+        match self.json {
+            true => json(&as_json(&report)),
+            false => tell(out, &report, line.began),
+        }
+        Ok(report)
+    }
+}
+
+/// The line that says how far it has come: a few times a second.
+struct Line {
+    began: Instant,
+    /// Tenths of a second, when it was shown last.
+    shown: AtomicU64,
+}
+
+impl Line {
+    fn show(&self, progress: &Progress) {
+        let now = self.began.elapsed().as_millis() as u64 / 100;
+        if self.shown.fetch_max(now + 1, Ordering::Relaxed) > now {
+            return;
+        }
+        let percent = (progress.done.min(progress.expected) * 100).checked_div(progress.expected).unwrap_or(100);
+        let amount = |n| if progress.what == "data" { human(n) } else { n.to_string() };
+        let (done, expected) = (amount(progress.done), amount(progress.expected));
+        eprint!("\r{} {done} of at most {expected} ({percent} %)   ", progress.what);
+    }
+}
+
+fn tell(out: &Out, report: &Report, began: Instant) {
+    for finding in &report.findings {
+        println_or_end(&text(finding));
+    }
+    for (kind, count) in &report.left_out {
+        println_or_end(&format!("{kind}: {count} more"));
+    }
+    let c = &report.counts;
+    out.note(format!(
+        "{} tree blocks, {} extents ({} of data), {} references, {} subvolumes, {} inodes: {}",
+        c.blocks,
+        c.extents,
+        human(c.data_bytes),
+        c.refs,
+        c.subvolumes,
+        c.inodes,
+        match report.findings.len() as u64 + report.left_out.values().sum::<u64>() {
+            0 => "clean".to_owned(),
+            1 => "1 finding".to_owned(),
+            n => format!("{n} findings"),
+        }
+    ));
+    if c.verified_bytes > 0 {
+        out.note(format!("{} of data verified, each copy counted", human(c.verified_bytes)));
+    }
+    out.detail(|| {
+        let mut line = format!("{:?} in all, about {} of tables", began.elapsed(), human(report.memory_bytes));
+        for (what, time) in &report.times {
+            line.push_str(&format!("; {what} {time:?}"));
+        }
+        line
+    });
+}
+
+fn text(finding: &Finding) -> String {
+    let Finding { severity, kind, at, have, want } = finding;
+    let mut place = String::new();
+    if let Some(tree) = at.tree {
+        place.push_str(&format!(" tree {tree}"));
+    }
+    if let Some(block) = at.block {
+        place.push_str(&format!(" at {block}"));
+    }
+    if let Some(key) = at.key {
+        place.push_str(&format!(" key {key}"));
+    }
+    if let Some(device) = at.device {
+        place.push_str(&format!(" device {device}"));
+    }
+    let severity = severity_name(*severity);
+    format!("{severity}: {kind}:{place}: have {have}; want {want}").replace('\n', " ")
+}
+
+fn severity_name(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Warning => "warning",
+        Severity::Error => "error",
+    }
+}
+
+fn as_json(report: &Report) -> serde_json::Value {
+    let finding = |f: &Finding| {
+        json!({
+            "severity": severity_name(f.severity),
+            "kind": f.kind.name(),
+            "tree": f.at.tree.map(|t| t.0),
+            "at": f.at.block.map(|b| b.0),
+            "key": f.at.key.map(|k| json!([k.objectid, k.item_type.0, k.offset])),
+            "device": f.at.device,
+            "have": f.have,
+            "want": f.want,
+        })
+    };
+    let left_out: serde_json::Map<_, _> =
+        report.left_out.iter().map(|(kind, count)| (kind.name().to_owned(), json!(count))).collect();
+    let Counts {
+        blocks,
+        leaves,
+        log_blocks,
+        extents,
+        data_extents,
+        refs,
+        log_extents,
+        inodes,
+        trees,
+        subvolumes,
+        csum_bytes,
+        data_bytes,
+        verified_bytes,
+    } = report.counts;
+    json!({
+        "clean": report.is_clean(),
+        "findings": report.findings.iter().map(finding).collect::<Vec<_>>(),
+        "left_out": left_out,
+        "counts": {
+            "blocks": blocks, "leaves": leaves, "log_blocks": log_blocks, "extents": extents, "data_extents": data_extents,
+            "refs": refs, "log_extents": log_extents, "inodes": inodes, "trees": trees, "subvolumes": subvolumes,
+            "csum_bytes": csum_bytes, "data_bytes": data_bytes, "verified_bytes": verified_bytes,
+        },
+        "memory_bytes": report.memory_bytes,
+    })
+}

@@ -1,0 +1,47 @@
+//! Checking an image: everything is rebuilt from what is on disk and compared; nothing is changed.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let scratch = tempfile::tempdir()?;
+//! # let img = scratch.path().join("disk.img");
+//! # oleo::build(&[&img], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() })?;
+//! let report = oleo::check::image(&img, &oleo::OpenOptions::default(), None, &Default::default())?;
+//! assert!(report.is_clean(), "{:?}", report.findings);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::path::Path;
+
+use oleo_volume::{OpenOptions as VolumeOptions, Volume};
+
+use crate::image::open_devices;
+use crate::{OpenOptions, Result};
+
+pub use oleo_check::{
+    CheckError, CheckOptions, Counts, Finding, Kind, Place, Progress, Report, Severity, check as volume,
+};
+
+/// Checks the file system in an image or on a device that nobody has mounted. `backup`: by the roots that the superblock
+/// keeps of an earlier transaction, 0 being the last of these; the findings then tell how much of it is still whole.
+///
+/// # Errors
+/// What cannot be opened for reading cannot be checked: no superblock, no chunk tree, devices missing (unless `degraded`).
+pub fn image(
+    path: impl AsRef<Path>,
+    open: &OpenOptions,
+    backup: Option<usize>,
+    how: &CheckOptions<'_>,
+) -> Result<Report> {
+    let path = path.as_ref();
+    let check = || {
+        let devices = open_devices(path, &OpenOptions { write: false, ..open.clone() })?;
+        let options = VolumeOptions { write: false, degraded: open.degraded, backup };
+        match oleo_check::check(&Volume::open(devices, &options)?, how) {
+            Ok(report) => Ok(report),
+            Err(CheckError::Volume(error)) => Err(error.into()),
+            Err(error @ CheckError::Threads(_)) => Err(crate::Error::Request(error.to_string())),
+        }
+    };
+    check().map_err(|error: crate::Error| error.of_image(path))
+}
