@@ -1,6 +1,68 @@
 //! The log: what an fsync writes, so that it need not commit.
 //!
-//! (Rules: see `record`; `replay` brings a log that a crash left into the subvolumes it belongs to.)
+//! A replay (ours or the kernel's) starts from the subvolume's tree as the last commit left it and has nothing but the log. So
+//! what is logged is not what was asked for alone, but all that must come with it for the outcome to be a state that
+//! programs may see: what was synced as it was, everything else as of the last commit or newer, each name once.
+//!
+//! Normal path: `sync` gathers the callers of one moment into a round; `record` turns the round's inodes into items, which
+//! the engine writes (`oleo_txn::LogCommit`). What changed follows from the delta that every inode keeps since the last commit
+//! or, once it was logged, from its [`LogMark`]: so the second fsync logs what changed since the first, and one with nothing
+//! changed writes nothing. Link and rename only mark: the next log commit of the subvolume, whoever asks for it, brings
+//! the names of all marked inodes up to date. They mark no ancestor, so that a directory that is synced later is logged.
+//!
+//! The rules, each with the shortest sequence that goes wrong without it ("sync" is a commit, then a crash after the last
+//! operation):
+//!
+//! 1. *A logged inode brings its item, all its names and all its extended attributes.* A replay removes the attributes that the
+//!    log does not have. `setxattr f a; sync; setxattr f b; fsync f`: with b alone a would be gone.
+//! 2. *That an inode exists is said by generation 0 and size 0 in its item.* The replay then leaves what it finds as it is.
+//!    `write f; sync; write f (not synced); link f g; fsync .`: f's new size without its data would be zeros. A symbolic
+//!    link is always logged whole: its target is an extent.
+//! 3. *New directories on the way to a logged name are logged as existing, up to the first that is committed.*
+//!    `mkdir d; creat d/f; fsync d/f`: f would have a name in nothing.
+//! 4. *So are ancestors that have another name than in the last commit.* `mkdir p p/q; sync; mv p/q q; mv p q/p; fsync q/p`:
+//!    p would lie below q and q still below p, and neither below the root.
+//! 5. *A committed name that a logged inode has no more is a range of deleted indices (DIR_LOG_INDEX) of its directory*, which is
+//!    logged as existing. `creat a/f; sync; mv a/f b/f; fsync b/f`: f would have both names.
+//! 6. *A name of the log that the inode has no more leaves the log with its entry.* `creat a/f; fsync a; mv a/f b/f; fsync x`:
+//!    the entry in a would bring the old name back.
+//! 7. *Whoever loses a committed name to the replay and lives is logged with the names it has.* It loses one by a deleted index
+//!    (`sync; mv a/f b/f; fsync a`: f would be lost), to the new owner of the name (`sync; mv f g; mv h f; fsync f`: what is now
+//!    g would be lost), and
+//! 8. *with all others in it, when its directory is gone.* `creat d/f; sync; mv d/f f; rmdir d; fsync .`: the replay
+//!    empties d before it goes, f with it.
+//! 9. *An inode without names leaves the log, and its committed names go.* `creat f; fsync f; unlink f; creat f; fsync f`: the
+//!    first f would be back under the second's name. A file that never had a name (O_TMPFILE) is not logged until it has
+//!    one; then its item says so, since a replay passes over inodes without links.
+//! 10. *A synced directory brings the entries that were added (with their inodes, as existing; new directories whole) and, as
+//!    ranges, the indices that went*; only DIR_INDEX items, from which a replay makes the others. An index is not given out again
+//!    in the transaction that freed it. `creat d/f; fsync d`: the entry would lead to an inode that is not there.
+//! 11. *Where extents went, a hole says so, also on volumes whose holes have no items, and behind the end of the file.*
+//!    `write f 0..9; sync; punch f 3..6; fsync f`: the old bytes would be seen. `truncate f 0; fsync f; truncate f 9; fsync f`:
+//!    the first replayed size that says 0 is overwritten by the second, and with it what cut the old extents away.
+//! 12. *All space behind the end is logged with the file*, also of one that only exists in the log: a replay cuts each
+//!    logged file at its size. `fallocate -n f; fsync f`: the space would be lost.
+//! 13. *The log's extents do not overlap*: what reaches into a changed range leaves the log and is logged anew (`record_data`).
+//!    `punch f 0..9; fsync f; write f 3..6; fsync f`: the kernel would refuse the log as damaged.
+//! 14. *Data that the checksum tree does not know brings its checksums*, of compressed extents those of the whole extent, of which
+//!    a reader unpacks all. `write f; clone f g; fsync g`: g could not be read.
+//! 15. *What was overwritten in place is flushed though no extent has changed*: such files are never passed over by
+//!    `fdatasync`.
+//!
+//! What the log cannot say makes the round commit instead, counted by name in [`LogStats::full_commits_by`]
+//! (`oleo_txn::refusal`): a subvolume or snapshot was made or deleted in the transaction (`subvolume`: `snapshot; creat f; fsync
+//! f`: the changes that the snapshot needed in the trees are told apart from the last commit's no more, and a new subvolume has
+//! no committed root that a log could be replayed on); an entry of a subvolume came or went (`subvolume-entry`: `mv subvol
+//! s2; fsync .`: a replay takes its number for that of a file); data lies in a chunk that no chunk tree on disk has
+//! (`new-chunk`); there is no room for log blocks (`no-space`); something could not be read (`unreadable`).
+//!
+//! An unsynced unlink may be persistent after a replay, as may any change of an inode that came into the log by the rules:
+//! nothing that was not synced is promised, either way.
+//!
+//! `replay` brings a log that a crash left into the subvolumes it belongs to.
+//!
+//! Locks: see `sync`. Crash: the log before the last log commit stands, or that one, never a part.
+//! Not here: the trees of the log and the superblock (`oleo_txn`).
 
 mod mark;
 mod record;

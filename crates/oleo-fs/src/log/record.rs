@@ -164,6 +164,15 @@ impl<'a> Recorder<'a> {
         }
     }
 
+    /// The last item of the same inode and type in the log at or before a key.
+    pub(super) fn last_logged(&self, key: Key) -> Result<Option<Item>, FsError> {
+        let Some(root) = &self.logged else { return Ok(None) };
+        let mut cursor = self.core.engine().blocks().cursor(root);
+        cursor.seek_back(&key)?;
+        let found = cursor.current().filter(|(at, _)| (at.objectid, at.item_type) == (key.objectid, key.item_type));
+        Ok(found.map(|(at, bytes)| (at, bytes.into())))
+    }
+
     /// All items of an inode in the log as it is.
     pub(super) fn all_logged_items(&self, ino: Ino) -> Result<Vec<Item>, FsError> {
         match &self.logged {

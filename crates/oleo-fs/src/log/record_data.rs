@@ -3,7 +3,8 @@
 //! A replay takes the logged extents in the order of their offsets; each drops what was in its range. So the log is right when
 //! its items, in that order, over the extents of the last commit give the extents of now. From a set of changed items
 //! follows the part of the file to look at: their ranges now, in the last commit, and in the log. Within it the log's old items
-//! go; those of now, and holes between them, come.
+//! go; those of now, and holes between them, come. Items of a log do not overlap: the kernel takes a leaf for damaged in
+//! which they do.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -67,8 +68,21 @@ impl Recorder<'_> {
                 ranges.add(at, end_of(&key, &item, sector)?);
             }
         }
-        self.drop_logged(guard, &mut ranges, sector)?;
         let map = MapOf { items: guard, sector };
+        // Grows until no item of the log or of now reaches over an edge; each round takes in one item more at least.
+        loop {
+            let before = ranges.list();
+            self.drop_logged(guard, &mut ranges, sector)?;
+            for (from, to) in ranges.list() {
+                map_walk(&map, from, to, |at, _, extent| {
+                    ranges.add(at, at + extent.len(sector).max(sector));
+                    Ok(ControlFlow::Continue(()))
+                })?;
+            }
+            if ranges.list() == before {
+                break;
+            }
+        }
         let end = fields.size.next_multiple_of(sector);
         let holes_end = if engine.features().no_holes() { u64::MAX } else { end };
         let mut found: Vec<(u64, Extent)> = Vec::new();
@@ -109,28 +123,19 @@ impl Recorder<'_> {
         Ok(())
     }
 
-    /// Takes the log's items that begin in the ranges out; the ranges grow to cover them.
+    /// Takes the log's items that reach into the ranges out; the ranges grow to cover them.
     fn drop_logged(&mut self, guard: &WriteGuard<'_>, ranges: &mut Ranges, sector: u64) -> Result<(), FsError> {
         let ino = guard.inode().ino();
         for (from, to) in ranges.list() {
-            let (mut pos, mut to) = (from, to);
-            // Each round ends the range where the last item found in it ends; items of a log do not overlap endlessly: at
-            // most one round for each.
-            loop {
-                let found = self.logged_items(ino, ItemType::EXTENT_DATA, pos, to.saturating_sub(1))?;
-                if found.is_empty() {
-                    break;
-                }
-                pos = to;
-                for (key, item) in found {
-                    to = to.max(end_of(&key, &item, sector)?);
+            let before = self.last_logged(Key::new(ino.0, ItemType::EXTENT_DATA, from))?;
+            let inside = self.logged_items(ino, ItemType::EXTENT_DATA, from, to.saturating_sub(1))?;
+            for (key, item) in before.into_iter().chain(inside) {
+                let end = end_of(&key, &item, sector)?;
+                if end > from || key.offset == from {
+                    ranges.add(key.offset, end);
                     self.delete(key);
                 }
-                if to <= pos {
-                    break;
-                }
             }
-            ranges.add(from, to);
         }
         Ok(())
     }

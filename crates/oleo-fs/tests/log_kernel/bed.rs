@@ -14,7 +14,7 @@ use oleo_sim::oracle::{Mounted, Oracle, Scratch, oracle};
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions, Volume};
 
-const IMAGE_LEN: u64 = 256 << 20;
+const IMAGE_LEN: u64 = 128 << 20;
 
 /// The forms of a volume that a log looks different on.
 pub const FORMS: [&[&str]; 4] = [
@@ -200,13 +200,5 @@ impl Found {
 
     pub fn xattrs(&self, path: &str) -> BTreeMap<Vec<u8>, Vec<u8>> {
         oleo_sim::manifest::xattrs_of(&self.path(path)).unwrap()
-    }
-
-    pub fn manifest(&self) -> Manifest {
-        Manifest::of_dir(self.mounted.path(), Detail::default()).unwrap()
-    }
-
-    pub fn top(&self) -> &Path {
-        self.mounted.path()
     }
 }

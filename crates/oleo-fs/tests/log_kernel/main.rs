@@ -6,3 +6,4 @@
 
 mod bed;
 mod content;
+mod names;

@@ -146,9 +146,10 @@ impl Server {
         Ok(done)
     }
 
-    pub(super) fn fsync(&self, node: u64) -> Answer {
+    pub(super) fn fsync(&self, node: u64, data_only: bool) -> Answer {
         let inode = self.inode(node)?;
-        self.fs.fsync(&inode).map_err(|e| self.errno("fsync", &e))
+        let done = if data_only { self.fs.fdatasync(&inode) } else { self.fs.fsync(&inode) };
+        done.map_err(|e| self.errno("fsync", &e))
     }
 
     pub(super) fn sync_fs(&self) -> Answer {
