@@ -186,7 +186,7 @@ impl Server {
             Op::Fallocate(args) => self.fallocate(node, args),
             Op::Lseek(args) => self.lseek(node, args, reply),
             Op::CopyFileRange { args, wide } => self.copy_file_range(node, args, *wide, reply),
-            Op::Fsync { data_only } | Op::FsyncDir { data_only } => self.fsync(node, data_only),
+            Op::Fsync { data_only } | Op::FsyncDir { data_only } => self.fsync(node, *data_only),
             Op::SyncFs => self.sync_fs(),
             Op::ReadDir(args) => self.readdir(node, args, reply),
             Op::ReadDirPlus(args) => self.readdir_plus(node, args, reply),
