@@ -286,7 +286,7 @@ kinds! {
     UuidMissing = "uuid-missing",
     /// A uuid that leads to a subvolume that has another, or is not there.
     UuidStale = "uuid-stale",
-    /// The status of quota is missing or of the wrong length.
+    /// The status of quota is missing, or lacks what simple quota needs.
     QgroupStatus = "qgroup-status",
     /// A subvolume without quota group, or a group with one of its two items only.
     QgroupItem = "qgroup-item",

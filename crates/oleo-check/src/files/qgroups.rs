@@ -5,8 +5,8 @@
 //! here, with all extents that the same 64 share.
 //!
 //! Silent: groups of subvolumes that are gone (the kernel keeps them); all numbers while a rescan runs, when they are marked
-//! inconsistent, when the status is of another transaction (the kernel marks them at the next mount), and with simple
-//! quota, which counts otherwise.
+//! inconsistent, when the status is of another transaction (the kernel marks them at the next mount), while a subvolume is
+//! half dropped (the kernel counts it no more, its blocks still refer), and with simple quota, which counts otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,15 +61,17 @@ impl Qgroups {
             return;
         }
         let simple = status.flags.contains(QgroupStatusFlags::SIMPLE_MODE);
-        if simple != status.enable_gen.is_some() {
+        // Later kernels have the field without simple quota, too.
+        if simple && status.enable_gen.is_none() {
             let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
-            c.error(Kind::QgroupStatus, key, "the other length", "`enable_gen` with simple quota only");
+            c.error(Kind::QgroupStatus, key, "simple quota without `enable_gen`", "the longer form");
         }
         self.judge_items(c, roots);
         let members = self.judge_relations(c);
         let unsure = QgroupStatusFlags::INCONSISTENT | QgroupStatusFlags::RESCAN;
         let current = status.generation == c.generation && !status.flags.intersects(unsure);
-        if let Some(shares) = shares.filter(|_| current && !simple) {
+        let half = roots.trees.values().any(|(_, root)| Key::from(root.drop_progress) != Key::MIN);
+        if let Some(shares) = shares.filter(|_| current && !simple && !half) {
             self.judge_numbers(c, &members, shares);
         }
     }

@@ -376,6 +376,11 @@ fn qgroup_numbers() {
         assert_eq!(v.judge().findings, []);
         v.status(QgroupStatusFlags::ON, GENERATION - 1);
         assert_eq!(v.judge().findings, []);
+        // Nor while a subvolume is half dropped.
+        v.status(QgroupStatusFlags::ON, GENERATION);
+        let drop_progress = DiskKey::from(Key::inode(Ino(300)));
+        v.put_root(DEAD, &RootItem { drop_progress, ..root_item(0, 3, 0) });
+        assert_eq!(v.judge().findings, []);
     }
 }
 
