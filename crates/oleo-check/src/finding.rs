@@ -250,6 +250,12 @@ kinds! {
     FileExtentOverlap = "file-extent-overlap",
     /// A file extent of what has no contents.
     FileExtentOdd = "file-extent-odd",
+    /// An inline extent that is empty or too long, or `ram_bytes` that is less than what is used of an extent.
+    FileExtentLength = "file-extent-length",
+    /// Compressed extents in a file without checksums.
+    FileCompressed = "file-compressed",
+    /// Flags that this kind of file cannot have.
+    InodeFlags = "inode-flags",
     /// `nbytes` is not the sum of the file extents.
     FileBytes = "file-bytes",
     /// A part of a file without file extent, on a volume where holes need them.

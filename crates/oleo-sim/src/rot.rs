@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use oleo_format::{CsumType, SUPER_LEN, SUPER_OFFSETS, SuperBlock, seal};
+use oleo_format::{CSUM_FIELD_LEN, CsumType, SUPER_LEN, SUPER_OFFSETS, SuperBlock, seal};
 
 use crate::oracle;
 use crate::rng::Rng;
@@ -126,6 +126,17 @@ impl Rot {
     /// The address of a tree block, by its index.
     pub fn address(&self, index: usize) -> u64 {
         self.blocks[index].logical
+    }
+
+    /// The bytes of a tree block, by its index.
+    pub fn block(&self, index: usize) -> Result<Vec<u8>> {
+        self.read(self.blocks[index].copies[0], self.nodesize)
+    }
+
+    /// Damage that puts other bytes in the place of a whole tree block.
+    pub fn replace(&self, index: usize, bytes: &[u8]) -> Damage {
+        let edits = vec![(CSUM_FIELD_LEN, bytes[CSUM_FIELD_LEN..].to_vec())];
+        Damage::Block { index, logical: self.blocks[index].logical, edits }
     }
 
     /// Some damage; the same for the same numbers.

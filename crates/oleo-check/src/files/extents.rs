@@ -2,6 +2,9 @@
 
 use oleo_format::{Compression, FileExtentHead, FileExtentItem};
 
+/// The most bytes that an inline extent may have that is not compressed (`BTRFS_MAX_INLINE_DATA_SIZE` for the largest nodes).
+const INLINE_LEN_MAX: u64 = 65535;
+
 /// What has been seen of an inode's file extents, from the first to the last: no list, however many there are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Run {
@@ -17,6 +20,8 @@ pub(crate) struct Run {
     pub count: u64,
     /// `ram_bytes` of the inline one.
     pub inline: Option<u64>,
+    /// Some are compressed.
+    pub compressed: bool,
 }
 
 /// One file extent, taken apart.
@@ -25,6 +30,8 @@ pub(crate) struct Extent {
     pub run: Run,
     /// The transaction that wrote it.
     pub generation: u64,
+    /// What is wrong with it by itself: what there is, what should be.
+    pub odd: Option<(u64, &'static str)>,
     /// Data on disk that is read through it: where, how long.
     pub data: Option<(u64, u64)>,
 }
@@ -35,25 +42,25 @@ impl Extent {
         let (head, _) = FileExtentHead::parse_prefix(item).ok()?;
         let generation = head.generation.get();
         let round = |n: u64| n.checked_next_multiple_of(sectorsize.max(1)).unwrap_or(u64::MAX);
+        let compressed = head.compression != Compression::None.to_disk();
         if head.r#type == FileExtentItem::INLINE {
             let len = head.ram_bytes.get();
             let end = round(offset.saturating_add(len.max(1)));
-            let run = Run { start: offset, end, gap: None, nbytes: len, count: 1, inline: Some(len) };
-            return Some(Extent { run, generation, data: None });
+            let run = Run { start: offset, end, gap: None, nbytes: len, count: 1, inline: Some(len), compressed };
+            let len_max = if compressed { sectorsize } else { sectorsize.saturating_sub(1).min(INLINE_LEN_MAX) };
+            let odd = (len == 0 || len > len_max).then_some((len, "`ram_bytes` of some bytes within a sector"));
+            return Some(Extent { run, generation, data: None, odd });
         }
         let e = FileExtentItem::parse(item).ok()?;
         let (at, len) = (e.disk_bytenr.get(), e.num_bytes.get());
         let nbytes = if at == 0 { 0 } else { len };
         let end = round(offset.saturating_add(len));
-        let run = Run { start: offset, end, gap: None, nbytes, count: 1, inline: None };
-        let data = (at != 0 && e.r#type == FileExtentItem::REG).then(|| {
-            if e.compression == Compression::None.to_disk() {
-                (at.saturating_add(e.offset.get()), len)
-            } else {
-                (at, e.disk_num_bytes.get())
-            }
-        });
-        Some(Extent { run, generation, data })
+        let run = Run { start: offset, end, gap: None, nbytes, count: 1, inline: None, compressed };
+        let data = (at != 0 && e.r#type == FileExtentItem::REG)
+            .then(|| if !compressed { (at.saturating_add(e.offset.get()), len) } else { (at, e.disk_num_bytes.get()) });
+        let part_end = e.offset.get().saturating_add(len);
+        let odd = (part_end > e.ram_bytes.get()).then_some((e.ram_bytes.get(), "`ram_bytes` that holds the part used"));
+        Some(Extent { run, generation, data, odd })
     }
 }
 
@@ -69,6 +76,7 @@ impl Run {
             nbytes: self.nbytes.wrapping_add(next.nbytes),
             count: self.count.saturating_add(next.count),
             inline: self.inline.or(next.inline),
+            compressed: self.compressed || next.compressed,
         };
         (run, overlap)
     }

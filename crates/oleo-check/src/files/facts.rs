@@ -279,8 +279,9 @@ fn names<'a>(
         }
         let own = part.ino == Ino::ROOT_DIR.0 && dir == Ino::ROOT_DIR;
         if own {
-            if name != b".." {
-                c.error(Kind::InodeRef, *key, name.escape_ascii(), "`..` for the root directory");
+            if name != b".." || index != 0 {
+                let have = format_args!("`{}` at index {index}", name.escape_ascii()).to_string();
+                c.error(Kind::InodeRef, *key, have, "`..` at index 0 for the root directory");
             }
             continue;
         }

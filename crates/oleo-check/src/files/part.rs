@@ -94,6 +94,10 @@ impl Part {
                 None => fresh.push(data),
             }
         }
+        if let Some((have, want)) = e.odd {
+            let key = Key::extent_data(Ino(self.ino), e.run.start);
+            c.error(Kind::FileExtentLength, key, have, want);
+        }
         let (run, overlap) = match self.run {
             Some(run) => run.then(e.run),
             None => (e.run, None),
@@ -221,6 +225,12 @@ impl Part {
                     c.error(Kind::FileExtentOdd, at, "a file extent", format_args!("none in a {kind:?}"));
                 }
             }
+        }
+        if fields.flags.contains(InodeFlags::NODATASUM) && self.run.is_some_and(|run| run.compressed) {
+            c.error(Kind::FileCompressed, key, "compressed extents", "none in a file without checksums");
+        }
+        if kind == FileType::Symlink && fields.flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
+            c.error(Kind::InodeFlags, key, "immutable or append-only", "neither for a symbolic link");
         }
         if kind == FileType::Symlink {
             let inline = self.run.filter(|run| run.count == 1).and_then(|run| run.inline);

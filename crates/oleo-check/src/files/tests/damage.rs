@@ -1,6 +1,8 @@
 //! Each kind of damage gives its finding and no other.
 
-use oleo_format::{FileExtent, FileType, Ino, InodeExtrefEntry, InodeFlags, InodeRefEntry, ItemType, Key, extref_hash};
+use oleo_format::{
+    Compression, FileExtent, FileType, Ino, InodeExtrefEntry, InodeFlags, InodeRefEntry, ItemType, Key, extref_hash,
+};
 
 use super::kit::*;
 use crate::finding::{Kind, Severity};
@@ -150,11 +152,13 @@ fn inode_ref() {
     let entry = InodeRefEntry { index: 77, name: b"f".to_vec() };
     s.tree.items.insert(Key::inode_ref(Ino(s.file), Ino(s.dir)), entry.encode());
     expect(&s.tree, Kind::InodeRef);
-    // The root directory by another name.
-    let mut s = sample();
-    let entry = InodeRefEntry { index: 0, name: b"x".to_vec() };
-    s.tree.items.insert(Key::inode_ref(Ino(ROOT), Ino(ROOT)), entry.encode());
-    expect(&s.tree, Kind::InodeRef);
+    // The root directory by another name or index.
+    for (index, name) in [(0, b"x".to_vec()), (2, b"..".to_vec())] {
+        let mut s = sample();
+        let entry = InodeRefEntry { index, name };
+        s.tree.items.insert(Key::inode_ref(Ino(ROOT), Ino(ROOT)), entry.encode());
+        expect(&s.tree, Kind::InodeRef);
+    }
     // An extended one under the wrong hash.
     let mut s = sample();
     s.tree.link_extended(s.file, ROOT, b"extended");
@@ -248,6 +252,45 @@ fn file_extent_odd() {
     let fifo = s.tree.make(FileType::Fifo, ROOT, b"fifo");
     s.tree.data(fifo, 0, SECTOR);
     expect(&s.tree, Kind::FileExtentOdd);
+}
+
+#[test]
+fn file_extent_length() {
+    let mut s = sample();
+    let key = Key::extent_data(Ino(s.file), 0);
+    let Ok(FileExtent::Regular(mut e)) = FileExtent::parse(&s.tree.items[&key]) else { panic!("a regular one") };
+    e.ram_bytes.0 = SECTOR;
+    s.tree.items.insert(key, FileExtent::Regular(e).encode());
+    expect(&s.tree, Kind::FileExtentLength);
+    for (len, found) in [(0, true), (1, false), (SECTOR - 1, false), (SECTOR, true)] {
+        let mut s = sample();
+        let file = s.tree.make(FileType::RegFile, ROOT, b"inline");
+        s.tree.inline(file, &vec![7; usize::try_from(len).unwrap()]);
+        if found {
+            expect(&s.tree, Kind::FileExtentLength);
+        } else {
+            assert_eq!(judge(&s.tree).findings, []);
+        }
+    }
+}
+
+#[test]
+fn file_compressed() {
+    let mut s = sample();
+    let key = Key::extent_data(Ino(s.file), 0);
+    let Ok(FileExtent::Regular(mut e)) = FileExtent::parse(&s.tree.items[&key]) else { panic!("a regular one") };
+    e.compression = Compression::Zstd;
+    s.tree.items.insert(key, FileExtent::Regular(e).encode());
+    assert_eq!(judge(&s.tree).findings, []);
+    s.tree.edit(s.file, |i| i.flags = InodeFlags::NODATASUM.bits().into());
+    expect(&s.tree, Kind::FileCompressed);
+}
+
+#[test]
+fn inode_flags() {
+    let mut s = sample();
+    s.tree.edit(s.link, |i| i.flags = InodeFlags::IMMUTABLE.bits().into());
+    expect(&s.tree, Kind::InodeFlags);
 }
 
 #[test]
