@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use oleo_device::{Device, MemDevice};
 use oleo_format::TreeId;
 use oleo_fs::{Follow, Fs, FsOptions, InodeRef, LogStats, NewInode, NewKind, RenameMode, XattrMode};
 use oleo_sim::disk::{load, store};
-use oleo_sim::manifest::{Detail, Manifest};
 use oleo_sim::oracle::{Mounted, Oracle, Scratch, oracle};
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions, Volume};

@@ -7,3 +7,4 @@
 mod bed;
 mod content;
 mod names;
+mod random;
