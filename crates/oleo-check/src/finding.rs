@@ -302,7 +302,7 @@ kinds! {
     QgroupNumbers = "qgroup-numbers",
     /// A log of what is not there.
     LogRoot = "log-root",
-    /// A logged range of a directory that ends before it begins, or overlaps with another.
+    /// A logged range of a directory that ends before it begins.
     LogRange = "log-range",
 }
 

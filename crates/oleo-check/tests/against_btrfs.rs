@@ -94,8 +94,8 @@ fn surgery(rot: &Rot, rng: &mut Rng) -> Option<(Key, &'static str, Damage)> {
 #[test]
 fn what_btrfs_check_finds_we_find() {
     let Some(oracle) = oracle() else { return };
-    let count: u64 = std::env::var("COUNT").ok().and_then(|v| v.parse().ok()).unwrap_or(40);
-    let from: u64 = std::env::var("FROM").ok().and_then(|v| v.parse().ok()).unwrap_or(0);
+    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    let (from, count) = (number("OLEO_SEED").unwrap_or(0), number("OLEO_SEEDS").unwrap_or(150));
     let scratch = oracle.scratch().unwrap();
     let image = make(oracle, &scratch, "-n 4096").unwrap();
     assert_eq!(findings(&image).unwrap(), []);

@@ -7,7 +7,7 @@
 //!
 //! A sum that is not zero says that something is wrong, not what: [`look`](super::look) reads the tree again for that.
 
-use oleo_format::FileType;
+use oleo_format::{FileType, Key};
 
 /// What is matched with what.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -80,12 +80,13 @@ impl Hash {
 
     pub(crate) fn bytes(self, bytes: &[u8]) -> Hash {
         let mut hash = self.word(bytes.len() as u64);
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            for (to, from) in word.iter_mut().zip(chunk) {
-                *to = *from;
-            }
-            hash = hash.word(u64::from_le_bytes(word));
+        let (words, rest) = bytes.as_chunks::<8>();
+        for word in words {
+            hash = hash.word(u64::from_le_bytes(*word));
+        }
+        if !rest.is_empty() {
+            let word = rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            hash = hash.word(word);
         }
         hash
     }
@@ -96,15 +97,19 @@ impl Hash {
     }
 }
 
+/// A name in a directory: what [`entry`] and [`name`] have in common.
+pub(crate) fn named(dir: u64, name: &[u8]) -> Hash {
+    Hash::new(Pair::Names).word(dir).bytes(name)
+}
+
 /// [`Pair::Entries`]: an entry as its directory tells it.
-pub(crate) fn entry(dir: u64, name: &[u8], to: oleo_format::Key, kind: FileType) -> u128 {
-    let hash = Hash::new(Pair::Entries).word(dir).word(to.objectid).word(u64::from(to.item_type.0));
-    hash.word(u64::from(kind.to_disk())).bytes(name).end()
+pub(crate) fn entry(named: Hash, to: Key, kind: FileType) -> u128 {
+    named.word(to.objectid ^ K[1]).word(u64::from(to.item_type.0) << 8 | u64::from(kind.to_disk())).end()
 }
 
 /// [`Pair::Names`]: a name as both its directory and its inode tell it.
-pub(crate) fn name(dir: u64, index: u64, name: &[u8], ino: u64) -> u128 {
-    Hash::new(Pair::Names).word(dir).word(index).word(ino).bytes(name).end()
+pub(crate) fn name(named: Hash, index: u64, ino: u64) -> u128 {
+    named.word(index).word(ino).end()
 }
 
 /// [`Pair::Types`]: an inode is of this kind.
@@ -133,7 +138,7 @@ mod tests {
         for dir in 256..280 {
             for index in 2..40 {
                 for len in 0..12 {
-                    all.push(name(dir, index, &b"aaaaaaaaaaab"[..len], dir + index));
+                    all.push(name(named(dir, &b"aaaaaaaaaaab"[..len]), index, dir + index));
                 }
             }
         }

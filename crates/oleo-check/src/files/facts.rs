@@ -236,7 +236,9 @@ impl Leaf {
                 unique(c, key, data, Kind::DirEntryTwice);
                 for e in DirEntryRef::iter(data).flatten() {
                     part.entry_bytes = part.entry_bytes.wrapping_add(e.name.len() as u64);
-                    closed.sums.plus(Pair::Entries, claim::entry(key.objectid, e.name, e.location, e.file_type));
+                    closed
+                        .sums
+                        .plus(Pair::Entries, claim::entry(claim::named(key.objectid, e.name), e.location, e.file_type));
                 }
             }
             ItemType::DIR_INDEX => {
@@ -291,20 +293,20 @@ fn names<'a>(
                 c.error(Kind::InodeRef, *key, format_args!("a name with hash {hash}"), key.offset);
             }
         }
-        closed.sums.minus(Pair::Names, claim::name(dir.0, index, name, part.ino), 1);
+        closed.sums.minus(Pair::Names, claim::name(claim::named(dir.0, name), index, part.ino), 1);
     }
 }
 
 /// Takes an entry by its index in.
 fn index(closed: &mut Closed, key: &Key, e: &DirEntryRef<'_>) {
-    let dir = key.objectid;
-    closed.sums.minus(Pair::Entries, claim::entry(dir, e.name, e.location, e.file_type), 1);
+    let named = claim::named(key.objectid, e.name);
+    closed.sums.minus(Pair::Entries, claim::entry(named, e.location, e.file_type), 1);
     let child = e.location.objectid;
     if e.location.item_type == ItemType::ROOT_ITEM {
         // A subvolume, or what a snapshot shows of one: compared with the root tree.
         return;
     }
-    closed.sums.plus(Pair::Names, claim::name(dir, key.offset, e.name, child));
+    closed.sums.plus(Pair::Names, claim::name(named, key.offset, child));
     closed.sums.plus(Pair::Types, claim::kind(child, e.file_type));
 }
 

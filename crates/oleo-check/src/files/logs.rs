@@ -1,8 +1,8 @@
 //! Log trees: what was synced since the last commit, to be replayed when the volume is opened for writing.
 //!
 //! A log holds parts of inodes, so little can be held against it: its tree of files is there, nothing is younger than the
-//! commit it belongs to, ranges of directories do not cross, file extents do not overlap. Its blocks are of the transaction
-//! after that of the superblock.
+//! commit it belongs to, ranges of directories are ranges (they may overlap: their union counts), file extents do not
+//! overlap. Its blocks are of the transaction after that of the superblock.
 
 use oleo_format::{DirLogItem, Ino, InodeItem, ItemType, Key, RootItem, TreeId};
 
@@ -23,8 +23,6 @@ pub(super) fn judge_root(c: &Context<'_>, roots: &Roots, key: &Key, item: &[u8])
 /// Judges the items of one log, in the order of keys.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    /// The directory whose ranges pass by, the type of the items, and where the last one ends.
-    range: Option<(u64, ItemType, u64)>,
     /// The file whose extents pass by, and where the last one ends.
     extent: Option<(u64, u64)>,
 }
@@ -44,14 +42,6 @@ impl Log {
                 if end < key.offset {
                     c.error(Kind::LogRange, *key, format_args!("a range that ends at {end}"), "one that ends later");
                 }
-                if let Some((dir, item_type, before)) = self.range
-                    && (dir, item_type) == (key.objectid, key.item_type)
-                    && before >= key.offset
-                {
-                    let have = format_args!("the range before ends at {before}");
-                    c.warning(Kind::LogRange, *key, have, "ranges that do not overlap");
-                }
-                self.range = Some((key.objectid, key.item_type, end));
             }
             ItemType::EXTENT_DATA => {
                 let Some(e) = Extent::parse(key.offset, data, u64::from(c.sectorsize)) else { return };

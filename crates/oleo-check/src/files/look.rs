@@ -251,18 +251,22 @@ impl Look {
     fn count(&mut self, told: &Told<'_>) {
         match *told {
             Told::ByName { dir, name, to, kind } => {
-                self.add(Pair::Entries, name_bucket(dir, name), claim::entry(dir, name, to, kind));
+                self.add(Pair::Entries, name_bucket(dir, name), claim::entry(claim::named(dir, name), to, kind));
             }
             Told::ByIndex { dir, name, index, to, kind } => {
                 let at = name_bucket(dir, name);
-                self.add(Pair::Entries, at, claim::entry(dir, name, to, kind).wrapping_neg());
+                self.add(Pair::Entries, at, claim::entry(claim::named(dir, name), to, kind).wrapping_neg());
                 if to.item_type != ItemType::ROOT_ITEM {
-                    self.add(Pair::Names, at, claim::name(dir, index, name, to.objectid));
+                    self.add(Pair::Names, at, claim::name(claim::named(dir, name), index, to.objectid));
                     self.add(Pair::Types, ino_bucket(to.objectid), claim::kind(to.objectid, kind));
                 }
             }
             Told::Ref { dir, name, index, ino } => {
-                self.add(Pair::Names, name_bucket(dir, name), claim::name(dir, index, name, ino).wrapping_neg());
+                self.add(
+                    Pair::Names,
+                    name_bucket(dir, name),
+                    claim::name(claim::named(dir, name), index, ino).wrapping_neg(),
+                );
             }
             Told::Inode { ino, fields } => {
                 if fields.nlink == 0 {
