@@ -279,7 +279,8 @@ impl<'a> Recorder<'a> {
         let whole = again || depth == Depth::Whole;
         let key = guard.inode().key(ItemType::INODE_ITEM, 0);
         if whole {
-            self.put(key, fields.encode());
+            // Whatever old tools have left in it: 0 would say something else here.
+            self.put(key, InodeFields { generation: fields.generation.max(1), ..fields }.encode());
         } else if was.is_none() {
             // That an inode is there, and no more, is said by generation 0: a replay leaves the rest as it finds it.
             self.put(key, InodeFields { generation: 0, size: 0, ..fields }.encode());

@@ -5,9 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use oleo_device::{Device, MemDevice};
+use oleo_device::{Device, FileDevice, FileOptions, MemDevice};
 use oleo_format::TreeId;
-use oleo_fs::{Follow, Fs, FsOptions, InodeRef, LogStats, NewInode, NewKind, RenameMode, XattrMode};
+use oleo_fs::{Follow, Fs, FsOptions, InodeRef, LogStats, NewInode, NewKind, RenameMode, XattrMode, replay};
 use oleo_sim::disk::{load, store};
 use oleo_sim::oracle::{Mounted, Oracle, Scratch, oracle};
 use oleo_txn::{Engine, EngineOptions};
@@ -47,10 +47,7 @@ impl Bed {
         let image = scratch.image("bed.img", IMAGE_LEN).unwrap();
         oracle.mkfs(mkfs, &[&image]).unwrap();
         let device = Arc::new(load(&image).unwrap());
-        let devices = vec![device.clone() as Arc<dyn Device>];
-        let volume = Volume::open(devices, &OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
-        let engine = Engine::open(Arc::new(volume), &EngineOptions::default()).unwrap();
-        let fs = Fs::open(engine, &options).unwrap();
+        let fs = open(device.clone(), options);
         Some(Bed { fs, device, oracle, scratch, crashes: 0.into() })
     }
 
@@ -150,6 +147,34 @@ impl Bed {
         std::fs::remove_file(&path).unwrap();
         seen
     }
+}
+
+impl Bed {
+    /// The same after a replay of ours: the kernel finds nothing to replay any more.
+    pub fn after_our_replay<R>(&self, look: impl FnOnce(&Found) -> R) -> R {
+        let path = self.image();
+        {
+            let options = FileOptions { write: true, ..FileOptions::default() };
+            let device: Arc<dyn Device> = Arc::new(FileDevice::open(&path, &options).unwrap());
+            let fs = open(device, FsOptions::default());
+            replay(&fs).unwrap();
+            fs.sync().unwrap();
+            assert_eq!(fs.engine().super_block().log_root.get(), 0);
+        }
+        let mounted = self.oracle.mount(&[&path], "").unwrap();
+        let found = Found { mounted };
+        let seen = look(&found);
+        found.mounted.unmount().unwrap();
+        let verdict = self.oracle.check(&[&path]).unwrap();
+        assert!(verdict.is_clean(), "after our replay: {verdict}");
+        std::fs::remove_file(&path).unwrap();
+        seen
+    }
+}
+
+fn open(device: Arc<dyn Device>, options: FsOptions) -> Fs {
+    let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
+    Fs::open(Engine::open(Arc::new(volume), &EngineOptions::default()).unwrap(), &options).unwrap()
 }
 
 /// What the kernel has mounted after a crash.

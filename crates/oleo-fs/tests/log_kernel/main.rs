@@ -6,5 +6,6 @@
 
 mod bed;
 mod content;
+mod cost;
 mod names;
 mod random;

@@ -318,7 +318,8 @@ fn run(form: &[&str], seed: u64, crashes: usize) {
         });
         crashed += 1;
         let judged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            bed.after_crash(|found| world.judge(&found.path(""), entries));
+            bed.after_crash(|found| world.judge(&found.path(""), entries.clone()));
+            bed.after_our_replay(|found| world.judge(&found.path(""), entries));
         }));
         if let Err(panic) = judged {
             eprintln!("seed {seed} on {form:?}, after:\n{}", world.steps.join("\n"));
