@@ -3,6 +3,8 @@
 //! `Facts` is a monoid: [`Facts::default`] is nothing, [`Facts::then`] joins. A block that cannot be read is
 //! [`Facts::lost`]: inodes that touch it are not judged, nor is the tree as a whole.
 
+use std::sync::Arc;
+
 use oleo_format::{
     CheckedNode, DirEntryRef, Ino, InodeExtrefEntryRef, InodeItem, InodeRefEntryRef, ItemType, Key, TreeId,
 };
@@ -24,19 +26,26 @@ pub(crate) struct Closed {
     pub upward: bool,
     /// Inode 256 is there, and whether it is a directory.
     pub root_dir: Option<bool>,
-    pub inodes: u64,
     /// A block is missing.
     pub lost: bool,
+    /// Directories that are not in the root directory, and where they are: a list for each leaf, which all share.
+    pub dirs: Vec<Arc<[(u64, u64)]>>,
 }
 
 impl Closed {
     fn join(&mut self, other: &Closed) {
+        self.dirs.extend(other.dirs.iter().cloned());
         self.sums.add(&other.sums);
         self.edges = self.edges.wrapping_add(other.edges);
         self.upward |= other.upward;
         self.root_dir = self.root_dir.or(other.root_dir);
-        self.inodes = self.inodes.saturating_add(other.inodes);
         self.lost |= other.lost;
+    }
+
+    fn push_dirs(&mut self, dirs: Vec<(u64, u64)>) {
+        if !dirs.is_empty() {
+            self.dirs.push(dirs.into());
+        }
     }
 }
 
@@ -52,7 +61,7 @@ enum Ends {
     Two(Option<Part>, Option<Part>),
 }
 
-/// What a run of neighbouring leaves amounts to. About 400 bytes.
+/// What a run of neighbouring leaves amounts to. About 500 bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Facts {
     ends: Ends,
@@ -91,25 +100,29 @@ impl Facts {
     pub(super) fn then(&self, next: &Facts, c: &Context<'_>) -> Facts {
         let mut closed = self.closed.clone();
         closed.join(&next.closed);
-        let ends = join_ends(&self.ends, &next.ends, c, &mut closed);
+        let mut dirs = Vec::new();
+        let ends = join_ends(&self.ends, &next.ends, c, &mut closed, &mut dirs);
+        closed.push_dirs(dirs);
         Facts { ends, closed }
     }
 
     /// The whole tree has been seen: judges the inodes at its ends.
     pub(super) fn finish(self, c: &Context<'_>) -> Closed {
         let mut closed = self.closed;
+        let mut dirs = Vec::new();
         match self.ends {
             Ends::None => {}
-            Ends::One(only) => only.judge(c, &mut closed),
+            Ends::One(only) => only.judge(c, &mut closed, &mut dirs),
             Ends::Two(first, last) => {
-                first.into_iter().chain(last).for_each(|part| part.judge(c, &mut closed));
+                first.into_iter().chain(last).for_each(|part| part.judge(c, &mut closed, &mut dirs));
             }
         }
+        closed.push_dirs(dirs);
         closed
     }
 }
 
-fn join_ends(a: &Ends, b: &Ends, c: &Context<'_>, closed: &mut Closed) -> Ends {
+fn join_ends(a: &Ends, b: &Ends, c: &Context<'_>, closed: &mut Closed, dirs: &mut Vec<(u64, u64)>) -> Ends {
     let (head, left) = match a {
         Ends::None => return b.clone(),
         Ends::One(part) => (None, Some(part)),
@@ -129,7 +142,7 @@ fn join_ends(a: &Ends, b: &Ends, c: &Context<'_>, closed: &mut Closed) -> Ends {
                 (Some(first), None) => Ends::Two(first.clone(), Some(whole)),
                 (None, Some(last)) => Ends::Two(Some(whole), last.clone()),
                 (Some(first), Some(last)) => {
-                    whole.judge(c, closed);
+                    whole.judge(c, closed, dirs);
                     Ends::Two(first.clone(), last.clone())
                 }
             }
@@ -138,10 +151,10 @@ fn join_ends(a: &Ends, b: &Ends, c: &Context<'_>, closed: &mut Closed) -> Ends {
             let torn = |part: &Part, is_torn| Part { torn: part.torn || is_torn, ..part.clone() };
             // Whole only if nothing was lost on the other side of the seam.
             if let (Some(part), Some(_), true) = (l, r, head.is_some()) {
-                part.judge(c, closed);
+                part.judge(c, closed, dirs);
             }
             if let (Some(part), Some(_), true) = (r, l, tail.is_some()) {
-                part.judge(c, closed);
+                part.judge(c, closed, dirs);
             }
             let first = head.cloned().unwrap_or_else(|| l.map(|part| torn(part, r.is_none())));
             let last = tail.cloned().unwrap_or_else(|| r.map(|part| torn(part, l.is_none())));
@@ -157,12 +170,14 @@ struct Leaf {
     first: Option<Part>,
     current: Option<Part>,
     closed: Closed,
+    dirs: Vec<(u64, u64)>,
     fresh: Vec<(u64, u64)>,
 }
 
 impl Leaf {
     fn end(mut self, c: &Context<'_>) -> Facts {
         let current = self.take(c, true);
+        self.closed.push_dirs(self.dirs);
         let ends = match (self.first, current) {
             (None, None) => Ends::None,
             (None, Some(only)) | (Some(only), None) => Ends::One(only),
@@ -183,7 +198,7 @@ impl Leaf {
         if self.first.is_none() {
             self.first = Some(part);
         } else {
-            part.judge(c, &mut self.closed);
+            part.judge(c, &mut self.closed, &mut self.dirs);
         }
         None
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use oleo_format::{DirEntry, Ino, ItemType, Key, TreeId};
 use parking_lot::Mutex;
@@ -19,8 +20,10 @@ use crate::finding::Kind;
 /// All trees of files of a volume. Shared by threads.
 #[derive(Debug, Default)]
 pub(crate) struct Forest {
-    /// Sums that did not balance, and sums of directories that may form a ring: those that were looked into already.
-    looked: Mutex<HashSet<(Sums, u128)>>,
+    /// Sums that did not balance and were looked into already.
+    looked: Mutex<HashSet<Sums>>,
+    /// Sums of directories among which rings were searched already.
+    edges: Mutex<HashSet<u128>>,
 }
 
 impl Forest {
@@ -55,17 +58,46 @@ impl Forest {
         if closed.root_dir != Some(true) {
             c.error(Kind::RootDir, Key::inode(Ino::ROOT_DIR), "no directory", "a directory");
         }
-        let edges = if closed.upward { closed.edges } else { 0 };
-        // Snapshots of one damage, or with the same directories, are looked into once.
-        if closed.sums.balanced() && edges == 0 || !self.looked.lock().insert((closed.sums, edges)) {
+        // Snapshots with the same directories, or of one damage, are looked into once.
+        if closed.upward && self.edges.lock().insert(closed.edges) {
+            for dir in rings(&closed.dirs) {
+                c.error(Kind::DirRing, Key::inode(Ino(dir)), "a directory below itself", "one below the root");
+            }
+        }
+        if closed.sums.balanced() || !self.looked.lock().insert(closed.sums) {
             return;
         }
-        let mut look = Look::new(&closed);
+        let mut look = Look::default();
         while look.again() {
             read(&mut |key, item| look.item(key, item));
         }
         look.end(c);
     }
+}
+
+/// Follows every directory upwards, each once, and returns one of each ring. In the lists are directories and where they
+/// are; what is not there ends a way: the root directory, and directories of which others tell that they are missing.
+fn rings(dirs: &[Arc<[(u64, u64)]>]) -> Vec<u64> {
+    let mut all: Vec<(u64, u64)> = dirs.iter().flat_map(|list| list.iter().copied()).collect();
+    all.sort_unstable();
+    // 0: not yet; else the number of the walk that came by.
+    let mut seen = vec![0u32; all.len()];
+    let mut found = Vec::new();
+    for (first, walk) in (0..all.len()).zip(1u32..) {
+        let mut at = first;
+        while let (Some(mark), Some(&(dir, parent))) = (seen.get_mut(at), all.get(at)) {
+            if *mark != 0 {
+                if *mark == walk {
+                    found.push(dir);
+                }
+                break;
+            }
+            *mark = walk;
+            let Ok(next) = all.binary_search_by_key(&parent, |&(dir, _)| dir) else { break };
+            at = next;
+        }
+    }
+    found
 }
 
 /// Judges what ties trees to each other: root references, the uuid tree, orphans of the root tree, log trees, and with

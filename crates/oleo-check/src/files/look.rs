@@ -2,19 +2,17 @@
 //!
 //! Normal path, with the whole tree fed item by item in each round: (1) the first round adds claims up in buckets, one for many
 //! names (or inodes), so that what is at fault lies in the few buckets that do not balance; (2) the second round keeps what
-//! is told of the names and inodes in those buckets; (3) [`Look::end`] compares them and tells what has no other side. Where
-//! directories may form a ring, the first round also notes which directory lies in which.
+//! is told of the names and inodes in those buckets; (3) [`Look::end`] compares them and tells what has no other side.
 //!
-//! Memory: 4 × 16384 buckets of 24 bytes; then at most about `KEPT_MAX` names and inodes, for which buckets are taken until their
-//! claims are that many, and one finding says that there is more; 16 bytes for each of at most `DIRS_MAX` directories.
+//! Memory: 4 × 16384 buckets of 32 bytes; then at most about `KEPT_MAX` names and inodes, for which buckets are taken until their
+//! claims are that many, and one finding says that there is more.
 
 use std::collections::BTreeMap;
 
 use oleo_format::{DirEntryRef, FileType, Ino, InodeExtrefEntryRef, InodeItem, InodeRefEntryRef, ItemType, Key};
 
 use super::Context;
-use super::claim::{self, Hash, PAIRS, Pair, Sums};
-use super::facts::Closed;
+use super::claim::{self, Hash, PAIRS, Pair};
 use super::part::Fields;
 use crate::finding::Kind;
 
@@ -22,8 +20,6 @@ use crate::finding::Kind;
 const BUCKETS: usize = 1 << 14;
 /// How many claims the second round keeps.
 const KEPT_MAX: u64 = 1 << 16;
-/// Directories among which rings are searched.
-const DIRS_MAX: usize = 1 << 22;
 
 /// What one item tells.
 enum Told<'a> {
@@ -86,15 +82,11 @@ struct Bucket {
 }
 
 /// See the module's essay.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub(super) struct Look {
     round: u8,
-    rings: bool,
-    sums: Sums,
     buckets: Vec<[Bucket; PAIRS]>,
     current: Option<Current>,
-    /// Directories and where they lie, rising.
-    dirs: Vec<(u64, u64)>,
     names: BTreeMap<(u64, Box<[u8]>), Name>,
     inodes: BTreeMap<u64, Inode>,
     left_out: u64,
@@ -106,7 +98,6 @@ struct Current {
     ino: u64,
     fields: Option<Fields>,
     named: u64,
-    parent: u64,
 }
 
 /// In which bucket all is told of one name.
@@ -125,20 +116,6 @@ fn bucket(hash: Hash) -> usize {
 }
 
 impl Look {
-    pub(super) fn new(closed: &Closed) -> Look {
-        Look {
-            round: 0,
-            rings: closed.upward,
-            sums: closed.sums,
-            buckets: Vec::new(),
-            current: None,
-            dirs: Vec::new(),
-            names: BTreeMap::new(),
-            inodes: BTreeMap::new(),
-            left_out: 0,
-        }
-    }
-
     /// Whether the whole tree must be read (once more).
     pub(super) fn again(&mut self) -> bool {
         self.leave_inode();
@@ -148,7 +125,7 @@ impl Look {
                 self.buckets = vec![[Bucket::default(); PAIRS]; BUCKETS];
                 true
             }
-            2 => !self.sums.balanced() && self.choose(),
+            2 => self.choose(),
             _ => false,
         }
     }
@@ -180,7 +157,7 @@ impl Look {
         }
         if self.current.as_ref().is_none_or(|current| current.ino != key.objectid) {
             self.leave_inode();
-            self.current = Some(Current { ino: key.objectid, fields: None, named: 0, parent: 0 });
+            self.current = Some(Current { ino: key.objectid, fields: None, named: 0 });
         }
         match key.item_type {
             ItemType::INODE_ITEM => {
@@ -220,11 +197,6 @@ impl Look {
     }
 
     fn reference(&mut self, dir: u64, index: u64, name: &[u8], ino: u64) {
-        if let Some(current) = &mut self.current
-            && current.parent == 0
-        {
-            current.parent = dir;
-        }
         if ino == Ino::ROOT_DIR.0 && dir == ino {
             return;
         }
@@ -235,12 +207,8 @@ impl Look {
     }
 
     fn leave_inode(&mut self) {
-        let Some(Current { ino, fields: Some(fields), named, parent }) = self.current.take() else { return };
+        let Some(Current { ino, fields: Some(fields), named }) = self.current.take() else { return };
         self.told(Told::Named { ino, fields, times: named });
-        let is_dir = fields.kind() == FileType::Dir && ino != Ino::ROOT_DIR.0 && parent != 0;
-        if self.rings && self.round == 1 && is_dir && self.dirs.len() < DIRS_MAX {
-            self.dirs.push((ino, parent));
-        }
     }
 
     fn told(&mut self, told: Told<'_>) {
@@ -333,7 +301,7 @@ impl Look {
     }
 
     /// Tells what was found.
-    pub(super) fn end(mut self, c: &Context<'_>) {
+    pub(super) fn end(self, c: &Context<'_>) {
         for ((dir, text), name) in &self.names {
             judge_entries(c, *dir, text, name);
             judge_refs(c, *dir, text, name, &self.inodes);
@@ -344,30 +312,6 @@ impl Look {
         if self.left_out > 0 {
             let have = format_args!("{} more groups of names or inodes that do not match", self.left_out);
             c.error(Kind::DirEntry, Key::inode(Ino::ROOT_DIR), have, "none");
-        }
-        self.rings(c);
-    }
-
-    /// Follows every directory upwards, each once.
-    fn rings(&mut self, c: &Context<'_>) {
-        // 0: not yet; else the number of the walk that came by.
-        let mut seen = vec![0u32; self.dirs.len()];
-        let mut walk = 0u32;
-        for first in 0..self.dirs.len() {
-            walk = walk.saturating_add(1);
-            let mut at = first;
-            while let (Some(mark), Some(&(dir, parent))) = (seen.get_mut(at), self.dirs.get(at)) {
-                if *mark != 0 {
-                    if *mark == walk {
-                        c.error(Kind::DirRing, Key::inode(Ino(dir)), "a directory below itself", "one below the root");
-                    }
-                    break;
-                }
-                *mark = walk;
-                // The root directory is not in the list, nor is a parent that does not exist: others tell of that.
-                let Ok(next) = self.dirs.binary_search_by_key(&parent, |&(dir, _)| dir) else { break };
-                at = next;
-            }
         }
     }
 }

@@ -149,7 +149,7 @@ impl Part {
     }
 
     /// Judges the inode, all of whose items have been seen, and adds it to what is known of the tree.
-    pub(crate) fn judge(&self, c: &Context<'_>, closed: &mut Closed) {
+    pub(crate) fn judge(&self, c: &Context<'_>, closed: &mut Closed, dirs: &mut Vec<(u64, u64)>) {
         let key = Key::inode(Ino(self.ino));
         if self.torn {
             return;
@@ -158,7 +158,6 @@ impl Part {
             c.error(Kind::InodeMissing, key, "other items of the inode", "an inode item");
             return;
         };
-        closed.inodes = closed.inodes.saturating_add(1);
         if self.ino == Key::FREE_INO {
             // A cache of old kernels, not a file.
             return;
@@ -168,7 +167,8 @@ impl Part {
         if fields.nlink == 0 {
             closed.sums.plus(Pair::Orphans, claim::orphan(self.ino));
         }
-        if kind == FileType::Dir && self.ino != Ino::ROOT_DIR.0 && self.parent != 0 {
+        if kind == FileType::Dir && ![0, Ino::ROOT_DIR.0].contains(&self.parent) {
+            dirs.push((self.ino, self.parent));
             let edge = claim::edge(self.ino, self.parent);
             closed.edges = closed.edges.wrapping_add(edge);
             closed.upward |= self.parent >= self.ino;
