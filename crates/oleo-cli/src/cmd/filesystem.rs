@@ -6,6 +6,7 @@ mod du;
 mod label;
 mod resize;
 mod show;
+mod stats;
 mod sync;
 mod trim;
 mod usage;
@@ -19,6 +20,7 @@ pub(crate) enum Command {
     Df(df::Args),
     Du(du::Args),
     Usage(usage::Args),
+    Stats(stats::Args),
     Sync(sync::Args),
     Label(label::Args),
     Resize(resize::Args),
@@ -34,6 +36,7 @@ impl Command {
             Command::Df(args) => args.run(),
             Command::Du(args) => args.run(),
             Command::Usage(args) => args.run(),
+            Command::Stats(args) => args.run(),
             Command::Sync(args) => args.run(out),
             Command::Label(args) => args.run(out),
             Command::Resize(args) => args.run(out),

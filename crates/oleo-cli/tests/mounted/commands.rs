@@ -195,3 +195,37 @@ fn elsewhere() {
     let complaint = fails(scratch.path(), &["subvolume", "list", "."]);
     assert!(complaint.contains("neither an image nor on a mount of oleo"), "{complaint}");
 }
+
+/// Goal: what fsync costs is counted, and link and rename make no commit of any kind. Method: new files, each synced, then
+/// renamed and linked; the counters before and after.
+#[test]
+fn stats() {
+    const FILES: u64 = 20;
+    let Some(mut mount) = Mount::new("commit=300") else { return };
+    let dir = mount.dir().to_owned();
+    fs::write(mount.path("first"), vec![1; 100_000]).unwrap();
+    ok(&dir, &["filesystem", "sync", "m"]);
+    let counted = || json(&dir, &["filesystem", "stats", "--json", "m"])["log"].clone();
+    let before = counted();
+    for n in 0..FILES {
+        let (path, new) = (mount.path(&format!("f{n}")), mount.path(&format!("g{n}")));
+        fs::write(&path, format!("content {n}")).unwrap();
+        fs::File::open(&path).unwrap().sync_all().unwrap();
+        fs::rename(&path, &new).unwrap();
+        fs::hard_link(&new, mount.path(&format!("h{n}"))).unwrap();
+    }
+    let after = counted();
+    let grown = |name: &str| after[name].as_u64().unwrap() - before[name].as_u64().unwrap();
+    assert_eq!((grown("fsyncs"), grown("log_commits"), grown("full_commits")), (FILES, FILES, 0), "{after}");
+    assert!(grown("log_bytes") >= FILES * 4096, "{after}");
+    assert_eq!(after["commits_by_link_rename"], 0);
+    let latency = |name: &str| after[name].as_u64().unwrap();
+    assert!(latency("latency_p50") > 0 && latency("latency_p50") <= latency("latency_max"), "{after}");
+    assert!(ok(&dir, &["filesystem", "stats", "m"]).contains("commits by link and rename             0\n"));
+    mount.judge(|seen| {
+        for n in 0..FILES {
+            assert_eq!(fs::read(seen.join(format!("g{n}"))).unwrap(), format!("content {n}").as_bytes());
+            assert_eq!(fs::metadata(seen.join(format!("h{n}"))).unwrap().nlink(), 2);
+        }
+    });
+}

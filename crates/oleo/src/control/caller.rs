@@ -8,7 +8,7 @@
 //! | make a subvolume read-only, change properties | to own it |
 //! | defragment a file | write permission |
 //! | list subvolumes, resolve numbers to names, resize, set the label or the default, trim | to be privileged |
-//! | usage, sync | nothing |
+//! | usage, stats, sync | nothing |
 //!
 //! Privileged is root, and whoever serves the mount: the volume is theirs.
 //!

@@ -8,7 +8,9 @@ use oleo_fs::{FileKind, FsError, InodeRef, NewSubvol, ReadOnly, Received, Snapsh
 use oleo_jobs::{DefragOptions, TrimRange};
 
 use super::caller::{Caller, READ, SEARCH, WRITE, is_subvol_root};
-use super::request::{At, Bytes, DuLine, Error, NewPart, Place, Property, Reply, Request, Subvol, SubvolShown, Which};
+use super::request::{
+    At, Bytes, DuLine, Error, NewPart, Place, Property, Reply, Request, Stats, Subvol, SubvolShown, Which,
+};
 use super::space;
 use crate::{Image, PROPERTIES};
 
@@ -114,6 +116,7 @@ impl Ask<'_> {
                 self.places(at, paths)?
             }
             Request::Df => Reply::Df(space::groups(self.image)),
+            Request::Stats => Reply::Stats(Box::new(Stats { log: self.image.fs().log_stats().into() })),
             Request::Usage => Reply::Usage(Box::new(space::usage(self.image))),
             Request::Du { at } => {
                 let inode = self.find(&at)?;

@@ -220,6 +220,8 @@ pub enum Request {
         /// What to look at.
         at: At,
     },
+    /// What has been counted since the volume was opened. Answer: [`Reply::Stats`].
+    Stats,
     /// Makes everything durable. Answer: [`Reply::Generation`].
     Sync,
     /// The label. Answer: [`Reply::Label`].
@@ -276,6 +278,7 @@ impl Request {
             | Request::LogicalResolve { .. }
             | Request::Df
             | Request::Usage
+            | Request::Stats
             | Request::Du { .. }
             | Request::Label
             | Request::PropertyGet { .. }
@@ -317,6 +320,8 @@ pub enum Reply {
     Df(Vec<GroupUsed>),
     /// Where the space is.
     Usage(Box<Usage>),
+    /// What was counted.
+    Stats(Box<Stats>),
     /// What files take: the entries of the directory asked for, then the whole, whose path is empty.
     Du(Vec<DuLine>),
     /// The label.
@@ -470,6 +475,61 @@ impl From<DeviceInfo> for DeviceUsage {
     fn from(d: DeviceInfo) -> DeviceUsage {
         let (devid, uuid, path) = (d.devid, d.uuid, d.name.into());
         DeviceUsage { devid, uuid, path, total: d.total, allocated: d.used, missing: d.missing }
+    }
+}
+
+/// What has been counted since the volume was opened.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Stats {
+    /// fsync and its log.
+    pub log: LogStats,
+}
+
+/// What fsyncs have cost. Those of link and rename that made a commit are counted too: there must be none.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LogStats {
+    /// Calls of fsync and fdatasync.
+    pub fsyncs: u64,
+    /// Of these, calls that found nothing to write.
+    pub idle: u64,
+    /// Log commits.
+    pub log_commits: u64,
+    /// Whole commits in their place.
+    pub full_commits: u64,
+    /// The same by the rule that asked for them.
+    pub full_commits_by: Vec<(String, u64)>,
+    /// Bytes of tree blocks in log commits.
+    pub log_bytes: u64,
+    /// Commits of any kind made by calls of link and rename.
+    pub commits_by_link_rename: u64,
+    /// How many log commits served up to 1, 2, 4, 8 … calls, and in the last place more.
+    pub batches: Vec<u64>,
+    /// The most calls that one served.
+    pub batch_max: u64,
+    /// Half of the calls took no longer, nanoseconds.
+    pub latency_p50: u64,
+    /// 99 of 100 took no longer, nanoseconds.
+    pub latency_p99: u64,
+    /// The longest, nanoseconds.
+    pub latency_max: u64,
+}
+
+impl From<oleo_fs::LogStats> for LogStats {
+    fn from(s: oleo_fs::LogStats) -> LogStats {
+        LogStats {
+            fsyncs: s.fsyncs,
+            idle: s.idle,
+            log_commits: s.log_commits,
+            full_commits: s.full_commits,
+            full_commits_by: s.full_commits_by.into_iter().map(|(rule, n)| (rule.to_owned(), n)).collect(),
+            log_bytes: s.log_bytes,
+            commits_by_link_rename: s.commits_by_link_rename,
+            batches: s.batches.to_vec(),
+            batch_max: s.batch_max,
+            latency_p50: s.latency_p50,
+            latency_p99: s.latency_p99,
+            latency_max: s.latency_max,
+        }
     }
 }
 

@@ -1,0 +1,65 @@
+//! `oleo filesystem stats`
+
+use std::path::PathBuf;
+
+use oleo::control::{LogStats, Reply, Request};
+
+use crate::args::DeviceArgs;
+use crate::out::{json, println_or_end};
+use crate::target::{self, Access};
+
+/// Show what a mount has counted since it was mounted: fsyncs, their log commits and latencies
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Any path on a mount. (Of an image all is 0: nothing is counted between two commands.)
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+    #[command(flatten)]
+    others: DeviceArgs,
+    /// Show JSON; latencies in nanoseconds.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub fn run(self) -> anyhow::Result<()> {
+        let target = target::open(&self.path, &self.others, Access::Read, None)?;
+        let stats = match target.ask(Request::Stats)? {
+            Reply::Stats(stats) => *stats,
+            other => return target::unexpected(other),
+        };
+        if self.json {
+            json(&serde_json::to_value(&stats)?);
+            return Ok(());
+        }
+        show(&stats.log);
+        Ok(())
+    }
+}
+
+fn show(log: &LogStats) {
+    let line = |name: &str, value: String| println_or_end(&format!("{name:30}{value:>12}"));
+    line("fsyncs", log.fsyncs.to_string());
+    line("  with nothing to write", log.idle.to_string());
+    line("log commits", log.log_commits.to_string());
+    line("  bytes of tree blocks", log.log_bytes.to_string());
+    line("commits in their place", log.full_commits.to_string());
+    for (rule, n) in log.full_commits_by.iter().filter(|(_, n)| *n > 0) {
+        line(&format!("  because of {rule}"), n.to_string());
+    }
+    line("commits by link and rename", log.commits_by_link_rename.to_string());
+    let micros = |nanos: u64| format!("{:.1} us", nanos as f64 / 1e3);
+    line("latency of fsync, median", micros(log.latency_p50));
+    line("  99 of 100 below", micros(log.latency_p99));
+    line("  longest", micros(log.latency_max));
+    let last = log.batches.len().saturating_sub(1);
+    for (octave, n) in log.batches.iter().enumerate().filter(|(_, n)| **n > 0) {
+        let calls = match octave {
+            0 => "1 call".to_owned(),
+            _ if octave == last => format!("more than {} calls", 1u64 << (octave - 1)),
+            _ => format!("up to {} calls", 1u64 << octave),
+        };
+        line(&format!("log commits for {calls}"), n.to_string());
+    }
+    line("  most calls", log.batch_max.to_string());
+}
