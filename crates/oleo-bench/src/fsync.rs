@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use oleo::{Image, InodeRef, MkfsOptions, NewInode, NewKind, OpenOptions, RenameMode};
 use oleo_sim::oracle::{self, Loop, Mounted, Oracle, ReadOnly};
 
@@ -207,6 +207,9 @@ fn one_run(oracle: &Oracle, image: &Path, device: usize, peer: Peer, found: &mut
     let dir = opened.fs().create(&opened.top()?, b"dir", &NewInode::new(NewKind::Dir, 0o755))?;
     let store = Ours { image: opened, dir };
     measure(&store, label, rounds, found, peer)?;
+    let stats = store.image.fs().log_stats();
+    eprintln!("  {stats:?}");
+    ensure!(stats.commits_by_link_rename == 0, "link or rename made a commit");
     let Ours { image: opened, dir } = store;
     drop(dir);
     opened.close()?;
