@@ -86,7 +86,9 @@ fn surgery(rot: &Rot, rng: &mut Rng) -> Option<(Key, &'static str, Damage)> {
         items.insert(key, item);
     }
     let mut leaf = LeafBuilder::new(u32::try_from(node.bytes().len()).ok()?);
-    items.iter().for_each(|(key, item)| drop(leaf.push(key, item)));
+    for (key, item) in &items {
+        assert!(leaf.push(key, item), "nothing has grown");
+    }
     Some((node.key(slot), how, rot.replace(index, &leaf.finish(&node.head()))))
 }
 
