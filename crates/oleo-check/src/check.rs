@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use oleo_format::{Generation, ItemType, Key, QgroupStatus, QgroupStatusFlags, RootItem, TreeId};
+use oleo_format::{Generation, ItemType, Key, Logical, QgroupStatus, QgroupStatusFlags, RootItem, TreeId};
 use oleo_volume::{Volume, VolumeError};
 
 use crate::collect::Findings;
@@ -174,9 +174,8 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     for block in early {
         counts.blocks += 1;
         counts.leaves += u64::from(block.level == 0);
-        match extents.get(block.at) {
-            Some(record) => judge_record(&cx, block.at, block.tree, block.level, block.generation, record),
-            None => missing.blocks += 1,
+        if let Some(record) = extents.get(block.at) {
+            judge_record(&cx, block.at, block.tree, block.level, block.generation, record);
         }
     }
     let refs = roots.refs.iter().chain(&records.refs).chain(csum_parts.iter().flat_map(|p| &p.refs));
@@ -229,9 +228,10 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     all.chunks.sort_by_key(|(key, _)| key.offset);
     supers::judge_chunks(&cx, &all.chunks, &all.dev_items);
     space::judge_devices(&cx, &all.chunks, &all.dev_items, &all.dev_extents);
-    space::judge_groups(&cx, &all.chunks, &records.groups, &extents);
-    if has_valid_free_space_tree(&cx) {
-        space::judge_free_space(&cx, &records.groups, &extents, &mut all.free);
+    let groups = space::judge_groups(&cx, &all.chunks, &records.groups);
+    space::judge_used(&cx, &groups, &extents);
+    if has_valid_free_space_tree(&cx) && trees.iter().any(|t| t.tree == TreeId::FREE_SPACE) {
+        space::judge_free_space(&cx, &groups, &extents, &mut all.free);
     }
     if !cx.lost_extent.load(Ordering::Relaxed) {
         csums.judge_extents(&cx, &extents);
@@ -385,7 +385,6 @@ impl RootParts {
 /// References to extents that have no record.
 #[derive(Default)]
 struct Missing {
-    blocks: u64,
     list: Vec<(u64, RefKey)>,
 }
 
@@ -402,7 +401,9 @@ impl Missing {
             return;
         }
         self.list.sort_unstable();
-        let _ = self.blocks;
+        // Of blocks outside of all chunks the walk has told.
+        let told = |key: &RefKey| matches!(key, RefKey::Tree(_) | RefKey::Parent(_));
+        self.list.retain(|(at, key)| !told(key) || cx.volume.copies(Logical(*at)) > 0);
         for of_one in self.list.chunk_by(|a, b| a.0 == b.0) {
             let (at, key) = of_one[0];
             let more = if of_one.len() > 1 { format!(" and {} more", of_one.len() - 1) } else { String::new() };

@@ -30,7 +30,8 @@ pub(crate) struct Early {
 pub(crate) struct Group {
     pub start: u64,
     pub len: u64,
-    pub used: u64,
+    /// None where the item is missing.
+    pub used: Option<u64>,
     pub flags: BlockGroupFlags,
     pub tree: TreeId,
 }
@@ -86,7 +87,7 @@ impl Visitor for ExtentVisitor<'_, '_> {
 pub(crate) fn note_early(node: &CheckedNode, visit: &Visit<'_>, early: &mut Vec<Early>, refs: &mut Vec<(u64, TreeId)>) {
     early.push(Early {
         at: node.logical().0,
-        generation: node.generation().0,
+        generation: visit.generation,
         level: node.level(),
         tree: visit.tree.tree,
     });
@@ -112,7 +113,7 @@ impl ExtentVisitor<'_, '_> {
                     out.groups.push(Group {
                         start: key.objectid,
                         len: key.offset,
-                        used: group.used.get(),
+                        used: Some(group.used.get()),
                         flags: BlockGroupFlags::from_bits_retain(group.flags.get()),
                         tree: visit.tree.tree,
                     });
@@ -161,7 +162,7 @@ impl ExtentVisitor<'_, '_> {
             (false, true) => ExtentKind::FullBlock,
         };
         let newest = self.cx.env.sb.generation.get();
-        if head.generation.0 > newest {
+        if kind == ExtentKind::Data && head.generation.0 > newest {
             self.cx.error(Kind::ExtentGeneration, place.clone(), head.generation, format_args!("at most {newest}"));
         }
         let level = if is_skinny { key.offset.min(255) as u8 } else { head.tree_block.map_or(0, |(_, level)| level) };

@@ -62,11 +62,6 @@ impl TreeStart {
         let key = Key::from(self.item.drop_progress);
         (key != Key::MIN).then_some((key, self.item.drop_level))
     }
-
-    /// Whether this is a subvolume that was deleted: what is left of it is nobody's.
-    pub fn is_dead(&self) -> bool {
-        self.tree.is_subvol() && self.item.refs.get() == 0
-    }
 }
 
 /// What the whole volume has in common.

@@ -66,12 +66,12 @@ pub(crate) fn judge_devices(
     for item in dev_items {
         let devid = item.devid.get();
         let of = extents.iter().filter(|e| e.0 == devid);
-        let used = of.clone().fold(0u64, |sum, e| sum.saturating_add(e.2));
+        let used = stripes.iter().filter(|s| s.0 == devid).fold(0u64, |sum, s| sum.saturating_add(s.2));
         let place = Place { tree: Some(TreeId::CHUNK), device: Some(devid), ..Place::default() };
         if item.bytes_used.get() != used {
             cx.error(Kind::DevItemUsed, place, item.bytes_used, used);
         }
-        if let Some(beyond) = of.clone().find(|e| e.1.saturating_add(e.2) > item.total_bytes.get()) {
+        if let Some(beyond) = { of }.find(|e| e.1.saturating_add(e.2) > item.total_bytes.get()) {
             let want = format!("before {}", item.total_bytes);
             cx.error(Kind::DevExtentBeyond, device_place(devid, beyond.1), show(beyond), want);
         }
@@ -83,11 +83,10 @@ pub(crate) fn judge_devices(
     }
 }
 
-/// Block groups against chunks, and extents against block groups.
-pub(crate) fn judge_groups(cx: &Context<'_>, chunks: &[(Key, Chunk)], groups: &[Group], extents: &Extents) {
-    let unit = u64::from(cx.env.rules.sectorsize);
-    let lost = cx.lost_extent.load(Ordering::Relaxed);
+/// Block groups against chunks. Returns one group for each chunk, as long as the chunk: those that are missing, too.
+pub(crate) fn judge_groups(cx: &Context<'_>, chunks: &[(Key, Chunk)], groups: &[Group]) -> Vec<Group> {
     let home = if cx.env.rules.features.block_group_tree() { TreeId::BLOCK_GROUP } else { TreeId::EXTENT };
+    let mut of_chunks: Vec<Option<Group>> = vec![None; chunks.len()];
     for group in groups {
         let Ok(i) = chunks.binary_search_by_key(&group.start, |(key, _)| key.offset) else {
             cx.error(Kind::GroupWithoutChunk, group_place(group), "a block group", "a chunk there");
@@ -104,18 +103,28 @@ pub(crate) fn judge_groups(cx: &Context<'_>, chunks: &[(Key, Chunk)], groups: &[
         if group.tree != home {
             cx.error(Kind::GroupTree, group_place(group), group.tree, home);
         }
-    }
-    let has_group = |start| groups.binary_search_by_key(&start, |g: &Group| g.start).is_ok();
-    for (key, _) in chunks.iter().filter(|(key, _)| !has_group(key.offset)) {
-        if !lost {
-            cx.error(Kind::ChunkWithoutGroup, chunk_place(key.offset), "no block group", "one");
-        }
+        of_chunks[i] = Some(Group { len: chunk.length.0, flags: chunk.flags, ..*group });
     }
     for pair in groups.windows(2) {
         if pair[0].start.saturating_add(pair[0].len) > pair[1].start {
             cx.error(Kind::GroupOverlap, group_place(&pair[1]), pair[1].start, "an address behind the group before it");
         }
     }
+    let lost = cx.lost_extent.load(Ordering::Relaxed);
+    let complete = |(of_chunk, (key, chunk)): (Option<Group>, &(Key, Chunk))| {
+        of_chunk.unwrap_or_else(|| {
+            if !lost {
+                cx.error(Kind::ChunkWithoutGroup, chunk_place(key.offset), "no block group", "one");
+            }
+            Group { start: key.offset, len: chunk.length.0, used: None, flags: chunk.flags, tree: home }
+        })
+    };
+    of_chunks.into_iter().zip(chunks).map(complete).collect()
+}
+
+/// Extents against the block groups that they are in.
+pub(crate) fn judge_used(cx: &Context<'_>, groups: &[Group], extents: &Extents) {
+    let unit = u64::from(cx.env.rules.sectorsize);
     let mut used = vec![0u64; groups.len()];
     for i in 0..extents.len() {
         let (start, end) = (extents.at[i], extents.end(i, unit));
@@ -135,12 +144,12 @@ pub(crate) fn judge_groups(cx: &Context<'_>, chunks: &[(Key, Chunk)], groups: &[
             cx.error(Kind::ExtentGroup, extent_place(start), have, format_args!("what fits {:?}", group.flags));
         }
     }
-    if lost {
+    if cx.lost_extent.load(Ordering::Relaxed) {
         return;
     }
     for (group, used) in groups.iter().zip(&used) {
-        if group.used != *used {
-            cx.error(Kind::GroupUsed, group_place(group), group.used, used);
+        if let Some(have) = group.used.filter(|have| have != used) {
+            cx.error(Kind::GroupUsed, group_place(group), have, used);
         }
     }
     let total = used.iter().sum::<u64>();

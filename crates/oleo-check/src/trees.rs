@@ -112,7 +112,7 @@ impl Visitor for TreeVisitor<'_, '_> {
         out.counts.blocks += 1;
         let record = self.extents.get(at);
         if let Some(record) = record {
-            judge_record(self.cx, at, visit.tree.tree, node.level(), node.generation().0, record);
+            judge_record(self.cx, at, visit.tree.tree, node.level(), visit.generation, record);
         }
         let full = record.is_some_and(|r| r.kind == ExtentKind::FullBlock);
         if self.cx.sets.is_on() && visit.class == Class::Files {

@@ -156,6 +156,8 @@ pub(crate) struct Visit<'a> {
     pub tree: &'a TreeStart,
     pub class: Class,
     pub set: SetId,
+    /// As its parent has it.
+    pub generation: u64,
     /// The items were not all sound: whoever reads them must not believe them.
     pub tainted: bool,
 }
@@ -171,7 +173,8 @@ pub(crate) trait Visitor: Sync {
 pub(crate) fn walk<V: Visitor>(cx: &Context<'_>, trees: &[TreeStart], visitor: &V) -> Vec<V::Out> {
     let mut lists: [Vec<Pending>; LEVELS_MAX as usize] = Default::default();
     for (tree, start) in (0..).zip(trees) {
-        let set = if start.tree.is_subvol() && !start.is_dead() { cx.sets.of_one(start.tree) } else { SetId::EMPTY };
+        // A deleted subvolume counts until the last of it is gone.
+        let set = if start.tree.is_subvol() { cx.sets.of_one(start.tree) } else { SetId::EMPTY };
         let Some(list) = lists.get_mut(usize::from(start.level)) else { continue };
         list.push(Pending { at: start.logical.0, generation: start.generation.0, first: None, upper: None, tree, set });
     }
@@ -241,7 +244,7 @@ fn visit_batch<V: Visitor>(
     for (pending, read) in batch.iter().zip(nodes) {
         let tree = &trees[pending.tree as usize];
         let class = Class::of(tree.tree);
-        let visit = |tainted| Visit { tree, class, set: pending.set, tainted };
+        let visit = |tainted| Visit { tree, class, set: pending.set, generation: pending.generation, tainted };
         // Two parents that say different things of one block: at most one is right, and it is visited once.
         let again = last.replace(pending.at) == Some(pending.at);
         let Some((node, tainted)) = read else {

@@ -1,0 +1,5 @@
+//! The check on whole volumes: sound ones are clean, and each kind of damage is found for what it is.
+
+mod broken;
+mod kit;
+mod sound;

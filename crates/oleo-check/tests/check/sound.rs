@@ -1,0 +1,109 @@
+//! Sound volumes are clean, and `btrfs check` agrees.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use oleo::{FeatureSet, MkfsOptions, Profile};
+use oleo_check::{CheckOptions, Report, check};
+use oleo_device::{Device, FileDevice, FileOptions};
+use oleo_sim::oracle::{oracle, run};
+use oleo_sim::specimen::aged;
+use oleo_volume::{OpenOptions, Volume};
+
+use crate::kit::{Disk, some_files};
+
+fn check_images<P: AsRef<Path>>(images: &[P]) -> Report {
+    let open =
+        |path: &P| Arc::new(FileDevice::open(path.as_ref(), &FileOptions::default()).unwrap()) as Arc<dyn Device>;
+    let volume = Volume::open(images.iter().map(open).collect(), &OpenOptions::default()).unwrap();
+    check(&volume, &CheckOptions { data: true, ..CheckOptions::default() }).unwrap()
+}
+
+/// Goal: what the kernel made and used for a while is clean, whatever its features.
+/// Method: all recipes of the simulator; both checks.
+#[test]
+fn aged_by_the_kernel() {
+    let Some(oracle) = oracle() else { return };
+    for recipe in aged::recipes() {
+        let scratch = oracle.scratch().unwrap();
+        let made = aged::make(oracle, &scratch, &recipe).unwrap();
+        let report = check_images(&made.devices);
+        assert!(report.is_clean(), "{}: {:#?}", recipe.name, report.findings);
+        let verdict = oracle.check(&made.devices).unwrap();
+        assert!(verdict.is_clean(), "{}: {verdict}", recipe.name);
+        assert!(report.counts.verified_bytes > 0 && report.counts.inodes > 1000, "{:?}", report.counts);
+    }
+}
+
+/// Goal: quota, balance, half-deleted subvolumes, preallocation, files without checksums, old and new trees.
+/// Method: a kernel mount for each, taken down at an awkward moment; both checks.
+#[test]
+fn odd_states_of_the_kernel() {
+    let Some(oracle) = oracle() else { return };
+    let cases =
+        [("quota", ""), ("simple", "-O squota"), ("groups", "-O block-group-tree"), ("v1", "-R ^free-space-tree")];
+    for (name, mkfs) in cases {
+        let scratch = oracle.scratch().unwrap();
+        let image = scratch.image("i", 700 << 20).unwrap();
+        let args: Vec<&str> = mkfs.split_whitespace().collect();
+        oracle.mkfs(&args, &[&image]).unwrap();
+        let mounted = oracle.mount(&[&image], if name == "v1" { "space_cache=v1" } else { "" }).unwrap();
+        let top = mounted.path();
+        if name == "quota" {
+            run("btrfs", ["quota".as_ref(), "enable".as_ref(), top.as_os_str()]).unwrap();
+        }
+        let script = "set -e; btrfs -q subvolume create v; mkdir v/d; \
+            for i in $(seq 2000); do head -c $((i * 7 % 5000)) /dev/urandom > v/d/$i; done; sync; \
+            btrfs -q subvolume snapshot v w; btrfs -q subvolume snapshot v x; \
+            for i in $(seq 1 3 2000); do echo $i > v/d/$i; echo $i > w/d/n$i; done; \
+            fallocate -l 4M p; dd if=/dev/urandom of=p bs=4k seek=100 count=7 conv=notrunc status=none; \
+            mkdir c; chattr +C c; dd if=/dev/urandom of=c/f bs=1M count=6 status=none; cp --reflink c/f c/g; \
+            dd if=/dev/urandom of=c/g bs=4k seek=50 count=9 conv=notrunc status=none; \
+            setfattr -n user.x -v y v/d/5; mknod v/pipe p; ln -s a v/link; sync";
+        run("sh", ["-c".as_ref(), format!("cd {} && {script}", top.display()).as_ref() as &std::ffi::OsStr]).unwrap();
+        if name == "quota" {
+            run("btrfs", ["quota".as_ref(), "rescan".as_ref(), "-w".as_ref(), top.as_os_str()]).unwrap();
+            run("sh", ["-c".to_owned(), format!("cd {}; echo more > x/d/4; rm v/d/7; sync", top.display())]).unwrap();
+        }
+        if name == "groups" {
+            run("btrfs", ["balance".as_ref(), "start".as_ref(), "--full-balance".as_ref(), top.as_os_str()]).unwrap();
+        }
+        // The cleaner is interrupted by the unmount, most of the time.
+        run("btrfs", ["subvolume".as_ref(), "delete".as_ref(), top.join("v").as_os_str()]).unwrap();
+        mounted.unmount().unwrap();
+        let report = check_images(&[&image]);
+        assert!(report.is_clean(), "{name}: {:#?}", report.findings);
+        let verdict = oracle.check(&[&image]).unwrap();
+        assert!(verdict.is_clean(), "{name}: {verdict}");
+    }
+}
+
+/// Goal: what we make is clean for every profile and feature, on one thread and on all.
+/// Method: small volumes in memory with clones and snapshots.
+#[test]
+fn made_by_us() {
+    let features = FeatureSet::default;
+    let with = |data, metadata| MkfsOptions { data: Some(data), metadata: Some(metadata), ..MkfsOptions::default() };
+    let cases = [
+        (1, MkfsOptions::default()),
+        (1, with(Profile::Single, Profile::Single)),
+        (1, MkfsOptions { nodesize: Some(4096), ..MkfsOptions::default() }),
+        (1, MkfsOptions { features: FeatureSet { block_group_tree: true, ..features() }, ..MkfsOptions::default() }),
+        (1, MkfsOptions { features: FeatureSet { free_space_tree: false, ..features() }, ..MkfsOptions::default() }),
+        (1, MkfsOptions { features: FeatureSet { skinny_metadata: false, ..features() }, ..MkfsOptions::default() }),
+        (1, MkfsOptions { features: FeatureSet { mixed: true, ..features() }, ..MkfsOptions::default() }),
+        (2, with(Profile::Raid0, Profile::Raid1)),
+        (4, with(Profile::Raid10, Profile::Raid1c3)),
+        (4, with(Profile::Raid1c4, Profile::Raid10)),
+    ];
+    for (devices, options) in cases {
+        let disk = Disk::new(&options, devices, some_files);
+        for threads in [1, 0, 3] {
+            let report =
+                check(&disk.volume(), &CheckOptions { threads, data: true, ..CheckOptions::default() }).unwrap();
+            assert!(report.is_clean(), "{options:?} on {devices} devices, {threads} threads: {:#?}", report.findings);
+            assert_eq!(report.counts.subvolumes, 4);
+            assert!(report.counts.verified_bytes >= report.counts.csum_bytes);
+        }
+    }
+}
