@@ -31,23 +31,25 @@
 //!    g would be lost), and
 //! 8. *with all others in it, when its directory is gone.* `creat d/f; sync; mv d/f f; rmdir d; fsync .`: the replay
 //!    empties d before it goes, f with it.
-//! 9. *An inode without names leaves the log, and its committed names go.* `creat f; fsync f; unlink f; creat f; fsync f`: the
-//!    first f would be back under the second's name. A file that never had a name (O_TMPFILE) is not logged until it has
-//!    one; then its item says so, since a replay passes over inodes without links.
-//! 10. *A synced directory brings the entries that were added (with their inodes, as existing; new directories whole) and, as
-//!    ranges, the indices that went*; only DIR_INDEX items, from which a replay makes the others. An index is not given out again
-//!    in the transaction that freed it. `creat d/f; fsync d`: the entry would lead to an inode that is not there.
-//! 11. *Where extents went, a hole says so, also on volumes whose holes have no items, and behind the end of the file.*
-//!    `write f 0..9; sync; punch f 3..6; fsync f`: the old bytes would be seen. `truncate f 0; fsync f; truncate f 9; fsync f`:
-//!    the first replayed size that says 0 is overwritten by the second, and with it what cut the old extents away.
-//! 12. *All space behind the end is logged with the file*, also of one that only exists in the log: a replay cuts each
-//!    logged file at its size. `fallocate -n f; fsync f`: the space would be lost.
-//! 13. *The log's extents do not overlap*: what reaches into a changed range leaves the log and is logged anew (`record_data`).
-//!    `punch f 0..9; fsync f; write f 3..6; fsync f`: the kernel would refuse the log as damaged.
-//! 14. *Data that the checksum tree does not know brings its checksums*, of compressed extents those of the whole extent, of which
-//!    a reader unpacks all. `write f; clone f g; fsync g`: g could not be read.
-//! 15. *What was overwritten in place is flushed though no extent has changed*: such files are never passed over by
-//!    `fdatasync`.
+//! 9. *Whoever has a name by now that a logged inode lost is logged*, so that a name that always had an owner has one.
+//!    `creat b/f; exchange a/f b/f; fsync b`: nothing would be called a/f. Without the log: `creat f; fsync f; mv g f; fsync x`.
+//! 10. *An inode without names leaves the log, and its committed names go.* `creat f; fsync f; unlink f; creat f; fsync f`: the
+//!     first f would be back under the second's name. A file that never had a name (O_TMPFILE) is logged whole
+//!     when it is synced, though a replay passes over inodes without links: `fsync t; link t b/f; fsync b`: f would be empty.
+//! 11. *A synced directory brings the entries that were added (with their inodes, as existing; new directories whole) and, as
+//!     ranges, the indices that went*; only DIR_INDEX items, from which a replay makes the others. An index is not given out again
+//!     in the transaction that freed it. `creat d/f; fsync d`: the entry would lead to an inode that is not there.
+//! 12. *Where extents went, a hole says so, also on volumes whose holes have no items, and behind the end of the file.*
+//!     `write f 0..9; sync; punch f 3..6; fsync f`: the old bytes would be seen. `truncate f 0; fsync f; truncate f 9; fsync f`:
+//!     the first replayed size that says 0 is overwritten by the second, and with it what cut the old extents away.
+//! 13. *All space behind the end is logged with the file*, also of one that only exists in the log: a replay cuts each
+//!     logged file at its size. `fallocate -n f; fsync f`: the space would be lost.
+//! 14. *The log's extents do not overlap*: what reaches into a changed range leaves the log and is logged anew (`record_data`).
+//!     `punch f 0..9; fsync f; write f 3..6; fsync f`: the kernel would refuse the log as damaged.
+//! 15. *Data that the checksum tree does not know brings its checksums*, of compressed extents those of the whole extent, of which
+//!     a reader unpacks all. `write f; clone f g; fsync g`: g could not be read.
+//! 16. *What was overwritten in place is flushed though no extent has changed*: such files are never passed over by
+//!     `fdatasync`. Nor are files whose names have changed: a name is a way to the data.
 //!
 //! What the log cannot say makes the round commit instead, counted by name in [`LogStats::full_commits_by`]
 //! (`oleo_txn::refusal`): a subvolume or snapshot was made or deleted in the transaction (`subvolume`: `snapshot; creat f; fsync
@@ -65,6 +67,7 @@
 //! Not here: the trees of the log and the superblock (`oleo_txn`).
 
 mod mark;
+mod ranges;
 mod record;
 mod record_data;
 mod record_names;

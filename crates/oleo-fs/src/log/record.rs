@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hashbrown::{HashMap, HashSet};
 use oleo_format::{Ino, InodeFlags, ItemType, Key, TreeId};
@@ -21,6 +22,7 @@ use oleo_txn::{LogCommit, Still};
 use crate::core::Core;
 use crate::inode::{Inode, InodeFields, Items, WriteGuard};
 use crate::log::mark::{Depth, LogMark};
+use crate::log::ranges::Ranges;
 use crate::refs::{self, NameOf};
 use crate::subvol::Subvol;
 use crate::{FileKind, FsError};
@@ -62,6 +64,8 @@ pub(super) struct Recorder<'a> {
     /// Directories whose way to the root has been looked at.
     pub(super) climbed: HashSet<Ino>,
     pub(super) items: BTreeMap<Key, Op>,
+    /// Indices of directories whose entries a replay deletes, beside those that the log has already.
+    pub(super) gone: BTreeMap<Ino, Ranges>,
     /// Why the log cannot have it.
     pub(super) refused: Option<&'static str>,
 }
@@ -97,6 +101,7 @@ impl<'a> Recorder<'a> {
             ended: HashSet::new(),
             climbed: HashSet::new(),
             items: BTreeMap::new(),
+            gone: BTreeMap::new(),
             refused: None,
         })
     }
@@ -139,6 +144,9 @@ impl<'a> Recorder<'a> {
                 Task::Inode(ino, depth) => self.inode(ino, depth)?,
                 Task::End(ino) => self.record_end(ino)?,
             }
+        }
+        for (dir, ranges) in std::mem::take(&mut self.gone) {
+            self.put_ranges(dir, ranges)?;
         }
         match self.refused {
             Some(rule) => Ok(Err(rule)),
@@ -184,13 +192,6 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    pub(super) fn logged(&self, key: &Key) -> Result<Option<oleo_tree::ItemRef>, FsError> {
-        match &self.logged {
-            Some(root) => Ok(self.core.engine().blocks().get(root, key)?),
-            None => Ok(None),
-        }
-    }
-
     fn items_of(&self, root: &TreeRoot, from: Key, to_incl: Key) -> Result<Vec<Item>, FsError> {
         let mut found = Vec::new();
         let mut cursor = self.core.engine().blocks().cursor(root);
@@ -221,7 +222,9 @@ impl<'a> Recorder<'a> {
             return Ok(());
         };
         let mut guard = inode.write();
-        if guard.state().gone || guard.fields().nlink == 0 {
+        // A file that has no name yet is logged whole when it is synced: it may be given one. A replay passes over it until then.
+        let linkable = guard.inode().linkable.load(Ordering::SeqCst);
+        if guard.state().gone || (guard.fields().nlink == 0 && !linkable) {
             drop(guard);
             self.end(ino);
             return Ok(());

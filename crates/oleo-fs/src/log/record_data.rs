@@ -6,7 +6,6 @@
 //! go; those of now, and holes between them, come. Items of a log do not overlap: the kernel takes a leaf for damaged in
 //! which they do.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use oleo_format::{ByteLen, Compression, InodeFlags, ItemType, Key};
@@ -15,33 +14,12 @@ use oleo_txn::refusal;
 use crate::FsError;
 use crate::data::{Extent, ExtentMap, MapOf, map_walk};
 use crate::inode::{Items, WriteGuard};
+use crate::log::ranges::Ranges;
 use crate::log::record::Recorder;
 
 /// Where the file range of an extent item ends.
 pub(super) fn end_of(key: &Key, item: &[u8], sector: u64) -> Result<u64, FsError> {
     Ok(key.offset.saturating_add(Extent::parse(key.offset, item, sector)?.len(sector)))
-}
-
-/// Ranges of a file, without overlap.
-#[derive(Default)]
-struct Ranges(BTreeMap<u64, u64>);
-
-impl Ranges {
-    fn add(&mut self, mut from: u64, mut to: u64) {
-        while let Some((&start, &end)) = self.0.range(..=to).next_back() {
-            if end < from {
-                break;
-            }
-            self.0.remove(&start);
-            from = from.min(start);
-            to = to.max(end);
-        }
-        self.0.insert(from, to);
-    }
-
-    fn list(&self) -> Vec<(u64, u64)> {
-        self.0.iter().map(|(from, to)| (*from, *to)).collect()
-    }
 }
 
 impl Recorder<'_> {

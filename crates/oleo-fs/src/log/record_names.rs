@@ -5,12 +5,12 @@
 //! in the essay of this module's parent.
 
 use oleo_format::{DirItem, Ino, ItemType, Key, dir_hash};
-use oleo_tree::Op;
 use oleo_txn::refusal;
 
 use crate::dir::{self, Target};
 use crate::inode::{InodeFields, Items, WriteGuard};
 use crate::log::mark::Depth;
+use crate::log::ranges::Ranges;
 use crate::log::record::{Item, Recorder};
 use crate::refs::{self, NameOf};
 use crate::{FileKind, FsError};
@@ -42,7 +42,6 @@ impl Recorder<'_> {
     ) -> Result<Vec<Ino>, FsError> {
         let ino = guard.inode().ino();
         let mut gone = Vec::new();
-        let mut run: Option<(u64, u64)> = None;
         for &index in indices {
             let key = Key::new(ino.0, ItemType::DIR_INDEX, index);
             if let Some(item) = guard.get(ItemType::DIR_INDEX, index)? {
@@ -60,18 +59,8 @@ impl Recorder<'_> {
                     Target::Inode(target) => gone.push(target),
                     Target::Subvol(_) => self.refused = Some(refusal::SUBVOLUME_ENTRY),
                 }
-                run = match run {
-                    Some((from, to)) if to + 1 == index => Some((from, index)),
-                    Some((from, to)) => {
-                        self.range(ino, from, to)?;
-                        Some((index, index))
-                    }
-                    None => Some((index, index)),
-                };
+                self.range(ino, index);
             }
-        }
-        if let Some((from, to)) = run {
-            self.range(ino, from, to)?;
         }
         Ok(gone)
     }
@@ -85,17 +74,36 @@ impl Recorder<'_> {
         Ok(())
     }
 
-    /// In this range of a directory's indices the replay deletes every entry that the log does not have.
-    fn range(&mut self, dir: Ino, from: u64, to: u64) -> Result<(), FsError> {
-        let key = Key::new(dir.0, ItemType::DIR_LOG_INDEX, from);
-        let end = |item: &[u8]| item.first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        let logged = self.logged(&key)?.map_or(0, |item| end(&item));
-        let here = match self.items.get(&key) {
-            Some(Op::Put(item)) => end(item),
-            _ => 0,
-        };
-        let to = to.max(logged).max(here);
-        self.put(key, to.to_le_bytes().into());
+    /// At this index of a directory a replay deletes the entry, unless the log has it.
+    fn range(&mut self, dir: Ino, index: u64) {
+        self.gone.entry(dir).or_default().add(index, index + 1);
+    }
+
+    /// Puts ranges of deleted indices: those of the log that they touch become part of them.
+    pub(super) fn put_ranges(&mut self, dir: Ino, mut ranges: Ranges) -> Result<(), FsError> {
+        let key = |index| Key::new(dir.0, ItemType::DIR_LOG_INDEX, index);
+        // The log's own ranges do not touch each other: the second round finds what the first has widened, and no more.
+        loop {
+            let before = ranges.list();
+            for (from, to) in &before {
+                let mut near = self.logged_items(dir, ItemType::DIR_LOG_INDEX, *from, *to)?;
+                near.extend(self.last_logged(key(*from))?);
+                for (at, item) in near {
+                    let end = item.first_chunk::<8>().map_or(at.offset, |bytes| u64::from_le_bytes(*bytes));
+                    let end = end.saturating_add(1).max(at.offset);
+                    if end >= *from {
+                        ranges.add(at.offset, end);
+                        self.delete(at);
+                    }
+                }
+            }
+            if ranges.list() == before {
+                break;
+            }
+        }
+        for (from, to) in ranges.list() {
+            self.put(key(from), (to - 1).to_le_bytes().into());
+        }
         Ok(())
     }
 
@@ -111,6 +119,22 @@ impl Recorder<'_> {
         }
         for name in self.logged_names(ino)?.iter().filter(|name| !now.contains(name)) {
             self.delete(Key::new(name.parent.0, ItemType::DIR_INDEX, name.index));
+            self.successor(name)?;
+        }
+        Ok(())
+    }
+
+    /// A name goes from the log or in the replay. If another inode has it by now, it has had an owner all the time, and
+    /// must have one in the replay: that inode is logged too.
+    fn successor(&mut self, name: &NameOf) -> Result<(), FsError> {
+        let Some(dir) = self.core.inode(&self.subvol, name.parent)? else { return Ok(()) };
+        let guard = dir.read();
+        let found = dir::find(&guard, &name.name)?;
+        drop(guard);
+        match found {
+            Some((Target::Inode(owner), _)) => self.add(owner, Depth::Exists),
+            Some((Target::Subvol(_), _)) => self.refused = Some(refusal::SUBVOLUME_ENTRY),
+            None => {}
         }
         Ok(())
     }
@@ -178,7 +202,8 @@ impl Recorder<'_> {
             return Ok(());
         }
         self.add(name.parent, Depth::Exists);
-        self.range(name.parent, name.index, name.index)
+        self.range(name.parent, name.index);
+        self.successor(name)
     }
 
     /// The directories from one to the root: those that are new, or have another name than in the last commit, are logged.
@@ -207,6 +232,7 @@ impl Recorder<'_> {
     pub(super) fn record_end(&mut self, ino: Ino) -> Result<(), FsError> {
         for name in self.logged_names(ino)? {
             self.delete(Key::new(name.parent.0, ItemType::DIR_INDEX, name.index));
+            self.successor(&name)?;
         }
         for (key, _) in self.all_logged_items(ino)? {
             self.delete(key);

@@ -136,7 +136,9 @@ fn has_data_durable(guard: &ReadGuard<'_>) -> Result<bool, FsError> {
     if !guard.inode().core().engine().trees_are_durable() {
         return Ok(false);
     }
-    Ok(!state.has_open_of(ItemType::EXTENT_DATA) && guard.committed_size()? == Some(fields.size))
+    // New names are a way to the data.
+    let changed = [ItemType::EXTENT_DATA, ItemType::INODE_REF, ItemType::INODE_EXTREF];
+    Ok(!changed.into_iter().any(|t| state.has_open_of(t)) && guard.committed_size()? == Some(fields.size))
 }
 
 impl Core {

@@ -428,7 +428,7 @@ fn tmpfile() {
                 bed.after_crash(|found| assert!(!found.has("c/true")));
             }
             let name = format!("c/{synced_before}");
-            bed.fs.link(&file, &bed.at("c"), name[2..].as_bytes()).unwrap();
+            bed.fs.link(&file, &bed.at("c"), &name.as_bytes()[2..]).unwrap();
             bed.fs.fsync(&file).unwrap();
             bed.after_crash(|found| only_at(found, &[&name], b"no name yet"));
         }
@@ -468,5 +468,76 @@ fn symlink() {
         bed.fsync("a/link");
         bed.must_be_logged();
         bed.after_crash(|found| found.must_hold("a/link", b"333"));
+    });
+}
+
+/// Goal: a name that always led somewhere leads somewhere.
+#[test]
+fn successors() {
+    on_all_forms(|bed| {
+        start(bed);
+        bed.file("b/one", b"");
+        bed.rename_as("a/one", "b/one", RenameMode::Exchange);
+        bed.fsync("b");
+        bed.must_be_logged();
+        bed.after_crash(|found| {
+            only_at(found, &["b/one"], b"1");
+            found.must_list("a", &["one", "two"]);
+        });
+        bed.sync();
+        bed.link("a/two", "c/two");
+        bed.rename("a/one", "a/two");
+        bed.fsync("c");
+        bed.after_crash(|found| {
+            found.must_list("a", &["two"]);
+            only_at(found, &["c/two"], b"22");
+        });
+        bed.sync();
+        // A name that only the log has.
+        bed.file("c/new", b"new");
+        bed.fsync("c/new");
+        bed.rename("b/three", "c/new");
+        bed.file("a/x", b"x");
+        bed.fsync("a/x");
+        bed.after_crash(|found| only_at(found, &["c/new"], b"333"));
+        // Two in one directory: indices next to each other.
+        bed.sync();
+        bed.file("a/y", b"y");
+        bed.sync();
+        bed.rename_as("a/x", "a/y", RenameMode::Exchange);
+        bed.fsync("a");
+        bed.must_be_logged();
+        bed.after_crash(|found| {
+            only_at(found, &["a/x"], b"y");
+            only_at(found, &["a/y"], b"x");
+        });
+    });
+}
+
+/// Goal: fdatasync makes a changed name durable; a file that was synced without a name has its bytes under its first.
+#[test]
+fn names_by_fdatasync() {
+    on_all_forms(|bed| {
+        start(bed);
+        bed.rename("a/one", "b/one");
+        bed.fs.fdatasync(&bed.at("b/one")).unwrap();
+        bed.after_crash(|found| only_at(found, &["b/one"], b"1"));
+        bed.link("a/two", "b/two");
+        bed.fs.fdatasync(&bed.at("b/two")).unwrap();
+        bed.after_crash(|found| only_at(found, &["a/two", "b/two"], b"22"));
+        for committed in [false, true] {
+            let file = bed.fs.tmpfile(&bed.at("c"), &NewInode::new(NewKind::File, 0o644)).unwrap();
+            if committed {
+                bed.sync();
+            }
+            bed.fs.write(&file, 0, b"synced without a name").unwrap();
+            bed.fs.fsync(&file).unwrap();
+            let name = format!("named {committed}");
+            bed.fs.link(&file, &bed.at("c"), name.as_bytes()).unwrap();
+            bed.after_crash(|found| assert!(!found.has(&format!("c/{name}"))));
+            bed.fsync("c");
+            bed.after_crash(|found| only_at(found, &[&format!("c/{name}")], b"synced without a name"));
+        }
+        bed.must_be_logged();
     });
 }

@@ -17,6 +17,8 @@ use crate::bed::{Bed, FORMS};
 
 type Name = (u64, Vec<u8>);
 type Names = BTreeSet<Name>;
+/// Content and attributes.
+type State = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>);
 
 /// What is known of one inode.
 #[derive(Clone, Default)]
@@ -24,7 +26,7 @@ struct Known {
     /// All sets of names that it had since the last commit; the last is that of now.
     names: Vec<Names>,
     /// Content and attributes when it was last durable; `None` where they have changed since or are not known.
-    state: Option<(Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>)>,
+    state: Option<State>,
     /// It has to be there as long as it has names.
     durable: bool,
     /// The place in `names` from which on its names count: when it was last synced itself.
@@ -36,6 +38,8 @@ struct World<'a> {
     rng: Rng,
     known: BTreeMap<u64, Known>,
     steps: Vec<String>,
+    /// Names that have led somewhere at every moment since they were durable.
+    held: Names,
 }
 
 const FILES: [&str; 5] = ["f", "g", "h", "i", "j"];
@@ -162,7 +166,7 @@ impl World<'_> {
         })
     }
 
-    fn state(&self, inode: &InodeRef) -> (Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>) {
+    fn state(&self, inode: &InodeRef) -> State {
         let attr = self.bed.fs.attr(inode);
         let mut content = Vec::new();
         if attr.kind == FileKind::File {
@@ -194,6 +198,8 @@ impl World<'_> {
     /// Takes note of where everything is.
     fn note(&mut self) {
         let now = self.now();
+        let all: Names = now.values().flat_map(|(_, names)| names.clone()).collect();
+        self.held.retain(|name| all.contains(name));
         for (ino, (inode, names)) in &now {
             let state = self.state(inode);
             let known = self.known.entry(*ino).or_default();
@@ -216,10 +222,12 @@ impl World<'_> {
         let Some(known) = self.known.get_mut(&inode.ino().0) else { return };
         known.state = Some(state);
         known.durable = true;
+        self.held.extend(known.names.last().cloned().unwrap_or_default());
         known.since = known.names.len() - 1;
     }
 
     fn committed(&mut self) {
+        self.held = self.now().into_values().flat_map(|(_, names)| names).collect();
         for (ino, (inode, names)) in self.now() {
             let state = Some(self.state(&inode));
             self.known.insert(ino, Known { names: vec![names], state, durable: true, since: 0 });
@@ -271,6 +279,10 @@ impl World<'_> {
                 }
             }
         }
+        for (dir, name) in &self.held {
+            let there = lists.get(dir).is_none_or(|list| list.contains(name));
+            assert!(there, "{} of directory {dir} leads nowhere", name.escape_ascii());
+        }
         if let Some((dir, want)) = synced_dir {
             assert_eq!(lists.get(&dir), Some(&want), "entries of directory {dir}");
         }
@@ -279,7 +291,8 @@ impl World<'_> {
 
 fn run(form: &[&str], seed: u64, crashes: usize) {
     let Some(bed) = Bed::new(form, FsOptions::default()) else { return };
-    let mut world = World { bed: &bed, rng: Rng::new(seed), known: BTreeMap::new(), steps: Vec::new() };
+    let mut world =
+        World { bed: &bed, rng: Rng::new(seed), known: BTreeMap::new(), steps: Vec::new(), held: Names::new() };
     let mut crashed = 0;
     while crashed < crashes {
         let steps = 1 + world.rng.below(8);
@@ -309,13 +322,16 @@ fn run(form: &[&str], seed: u64, crashes: usize) {
         world.steps.push(format!("fsync {}", inode.ino().0));
         bed.fs.fsync(&inode).unwrap();
         world.synced(&inode);
-        if world.rng.one_in(3) {
-            continue;
-        }
         let entries = (bed.fs.attr(&inode).kind == FileKind::Dir).then(|| {
             let list = bed.fs.readdir(&inode, 0, 1000).unwrap();
             (inode.ino().0, list.into_iter().map(|e| e.name).collect::<BTreeSet<_>>())
         });
+        if let Some((dir, names)) = &entries {
+            world.held.extend(names.iter().map(|name| (*dir, name.clone())));
+        }
+        if world.rng.one_in(3) {
+            continue;
+        }
         crashed += 1;
         let judged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             bed.after_crash(|found| world.judge(&found.path(""), entries.clone()));
