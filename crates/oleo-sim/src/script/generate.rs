@@ -27,6 +27,8 @@ pub struct Mix {
     pub compress: bool,
     /// [`Op::Reopen`] now and then.
     pub reopen: bool,
+    /// Of a hundred operations, so many more make something durable: for runs that crash.
+    pub promises: u64,
     /// No file grows beyond this, bytes.
     pub file_len_max: u64,
     /// Granularity of clones, bytes.
@@ -47,6 +49,7 @@ impl Default for Mix {
             privileged: true,
             compress: false,
             reopen: false,
+            promises: 0,
             file_len_max: 1 << 20,
             sectorsize: 4096,
             xattr_len_max: 3000,
@@ -96,6 +99,9 @@ pub fn generate(seed: u64, mix: &Mix) -> Vec<Op> {
 
 impl Generator<'_> {
     fn next(&mut self) -> Op {
+        if self.mix.promises > 0 && self.rng.below(100) < self.mix.promises {
+            return self.promise();
+        }
         let full = self.names.len() > self.mix.names_max;
         match self.rng.below(if full { 130 } else { 100 }) {
             0..12 => self.create(),
@@ -439,6 +445,21 @@ impl Generator<'_> {
             0 if self.mix.reopen => Op::Reopen,
             0..3 => Op::Fsync { path: self.file() },
             _ => Op::Sync,
+        }
+    }
+
+    /// Mostly of single files and directories.
+    fn promise(&mut self) -> Op {
+        match self.rng.below(16) {
+            0 => Op::Sync,
+            1 => {
+                let path = self.new_path();
+                self.add(&path, Toy::File);
+                Op::Tmpfile { path, len: self.rng.length(9000), seed: self.rng.below(1 << 32), sync: self.rng.one_in(2) }
+            }
+            2..5 => Op::Fdatasync { path: self.file() },
+            5..8 => Op::Fsync { path: self.any(Toy::is_dir).unwrap_or_default() },
+            _ => Op::Fsync { path: self.file() },
         }
     }
 

@@ -5,5 +5,6 @@ mod mutants;
 #[allow(dead_code, reason = "the other test program uses the rest")]
 #[path = "../proof/ours.rs"]
 mod ours;
+mod random;
 mod run;
 mod tally;

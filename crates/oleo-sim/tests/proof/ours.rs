@@ -409,7 +409,8 @@ impl Ours {
                 let options = if *read_only { ReadOnly::Yes } else { ReadOnly::No };
                 fs.set_read_only(self.subvol(path)?.tree(), options)
             }
-            Op::Fsync { path } | Op::Fdatasync { path } => fs.fsync(&self.file_or_dir(path)?),
+            Op::Fsync { path } => fs.fsync(&self.file_or_dir(path)?),
+            Op::Fdatasync { path } => fs.fdatasync(&self.file_or_dir(path)?),
             Op::Tmpfile { path, len, seed, sync } => {
                 let (dir, name) = self.free(path)?;
                 let file = fs.tmpfile(&dir, &NewInode::new(NewKind::File, 0o644))?;
