@@ -455,7 +455,12 @@ impl Generator<'_> {
             1 => {
                 let path = self.new_path();
                 self.add(&path, Toy::File);
-                Op::Tmpfile { path, len: self.rng.length(9000), seed: self.rng.below(1 << 32), sync: self.rng.one_in(2) }
+                Op::Tmpfile {
+                    path,
+                    len: self.rng.length(9000),
+                    seed: self.rng.below(1 << 32),
+                    sync: self.rng.one_in(2),
+                }
             }
             2..5 => Op::Fdatasync { path: self.file() },
             5..8 => Op::Fsync { path: self.any(Toy::is_dir).unwrap_or_default() },

@@ -31,7 +31,7 @@ fn script() -> Vec<Op> {
 
 fn failures(wrong: Option<Wrong>) -> Vec<String> {
     let base = Base::new(Shape::BARE, &setup());
-    judge_wrong(&base, &script(), &ALL, 1, None, wrong).failures
+    judge_wrong(&base, &script(), &ALL, 1, None, wrong).failures.iter().map(ToString::to_string).collect()
 }
 
 /// Goal: without a mistake there is no complaint.

@@ -227,6 +227,17 @@ impl Run {
         let Some(sb) = super_block(state) else { return fail("superblock", &"none is whole") };
         let commit = Commit { generation: sb.generation.get(), log: sb.log_root.get() != 0 };
         let disks = overlays(state, way != Way::Read);
+        // As the crash left it, the log not applied.
+        let raw = OpenOptions { no_log_replay: true, ..options(false) };
+        match Image::from_devices(disks.clone(), &raw) {
+            Ok(image) => {
+                let wrong = check(&image);
+                if !wrong.is_empty() {
+                    return wrong.into_iter().map(|w| format!("check, before the log is applied: {w}")).collect();
+                }
+            }
+            Err(e) => return fail("it does not open without its log", &e),
+        }
         let image = match Image::from_devices(disks.clone(), &options(way != Way::Read)) {
             Ok(image) => image,
             Err(e) => return fail("it does not open", &e),
@@ -237,10 +248,24 @@ impl Run {
             Err(e) => return fail("it cannot be read", &e),
         };
         let mut wrong = judge(&self.history, self.progress(cut), Some(commit), &found);
+        wrong.extend(check(&image).into_iter().map(|w| format!("check: {w}")));
         if way == Way::GoOn && wrong.is_empty() {
             wrong = go_on(image, disks).err().map(|e| format!("life does not go on: {e:#}")).into_iter().collect();
         }
         wrong
+    }
+}
+
+/// What the independent checker finds, data included. A copy of the superblock may be torn or old: that is a crash's good right.
+pub fn check(image: &Image) -> Vec<String> {
+    use oleo::check::{CheckOptions, Kind, volume};
+    let how = CheckOptions { threads: 1, data: true, ..CheckOptions::default() };
+    match volume(image.volume(), &how) {
+        Ok(report) => {
+            let counts = report.findings.iter().filter(|f| !matches!(f.kind, Kind::SuperMirror | Kind::SuperStale));
+            counts.map(|f| format!("{f:?}")).collect()
+        }
+        Err(e) => vec![format!("cannot run: {e}")],
     }
 }
 
@@ -254,5 +279,7 @@ fn go_on(image: Image, disks: Vec<Arc<dyn Device>>) -> anyhow::Result<()> {
     image.close()?;
     let image = Image::from_devices(disks, &options(false))?;
     anyhow::ensure!(look(&image, Some(&want))? == want, "not what was closed");
+    let wrong = check(&image);
+    anyhow::ensure!(wrong.is_empty(), "check: {wrong:?}");
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Counting what was judged, and telling how a failure is repeated.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -9,8 +11,37 @@ use oleo_sim::script::{Op, to_text};
 
 use crate::run::{Base, Way, Wrong};
 
-/// Failures told in full; more are only counted.
-const TOLD_MAX: usize = 20;
+/// Sorts of failures of which one is told in full.
+const TOLD_MAX: usize = 12;
+/// Complaints told of each.
+const WRONG_MAX: usize = 8;
+
+/// A state that is not as it should be.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// What is wrong with it.
+    pub wrong: Vec<String>,
+    /// The state, and how it was opened.
+    pub state: String,
+    /// The script, to be repeated with `OLEO_CRASH_SCRIPT`.
+    pub script: Vec<Op>,
+}
+
+impl Failure {
+    /// Failures that look alike: the first complaint without its numbers.
+    fn class(&self) -> String {
+        let first = self.wrong.first().map_or("", |w| w.split(", allowed").next().unwrap_or(""));
+        first.chars().filter(|c| !c.is_ascii_digit()).take(70).collect()
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.state)?;
+        self.wrong.iter().take(WRONG_MAX).try_for_each(|w| write!(f, "\n    {w}"))?;
+        write!(f, "\n  script:\n{}", to_text(&self.script))
+    }
+}
 
 /// What was done so far.
 #[derive(Clone, Debug, Default)]
@@ -18,7 +49,7 @@ pub struct Tally {
     pub runs: u64,
     pub states: u64,
     pub with_log: u64,
-    pub failures: Vec<String>,
+    pub failures: Vec<Failure>,
     pub time_running: Duration,
     pub time_judging: Duration,
 }
@@ -51,8 +82,16 @@ impl Tally {
     /// Where something failed, with all that is needed to repeat it.
     pub fn must_be_clean(&self, what: &str) {
         println!("{}", self.line(what));
-        let told = self.failures.iter().take(TOLD_MAX).map(|f| format!("\n{f}")).collect::<String>();
-        assert!(self.failures.is_empty(), "{what}: {} failures{told}", self.failures.len());
+        let mut classes: BTreeMap<String, Vec<&Failure>> = BTreeMap::new();
+        for failure in &self.failures {
+            classes.entry(failure.class()).or_default().push(failure);
+        }
+        let mut told = String::new();
+        for (class, alike) in classes.iter().take(TOLD_MAX) {
+            let shortest = alike.iter().min_by_key(|f| f.script.len()).map(ToString::to_string).unwrap_or_default();
+            told.push_str(&format!("\n--- {} like: {class}\n{shortest}", alike.len()));
+        }
+        assert!(self.failures.is_empty(), "{what}: {} failures of {} sorts{told}", self.failures.len(), classes.len());
     }
 }
 
@@ -76,7 +115,8 @@ pub fn judge_wrong(
     let run = base.run(script, wrong);
     tally.time_running = begin.elapsed();
     if let Some(broken) = &run.broken {
-        tally.failures.push(format!("while running: {broken}\n{}", to_text(script)));
+        let (wrong, script) = (vec![format!("while running: {broken}")], script.to_vec());
+        tally.failures.push(Failure { wrong, state: format!("seed {seed}"), script });
         return tally;
     }
     let mut all = run.cuts(kinds, &mut rng);
@@ -99,23 +139,12 @@ pub fn judge_wrong(
         tally.with_log += u64::from(crate::run::super_block(&state).is_some_and(|sb| sb.log_root.get() != 0));
         let wrong = run.judge(cut, &state, way);
         if !wrong.is_empty() {
-            tally.failures.push(describe(script, seed, cut, way, &run.progress(cut), &wrong));
+            let state = format!("seed {seed}, {cut:?}, {:?}, opened to {way:?}", run.progress(cut));
+            tally.failures.push(Failure { wrong, state, script: script.to_vec() });
         }
     }
     tally.time_judging = begin.elapsed();
     tally
-}
-
-fn describe(
-    script: &[Op],
-    seed: u64,
-    cut: &Cut,
-    way: Way,
-    progress: &oleo_sim::crash::states::Progress,
-    wrong: &[String],
-) -> String {
-    let wrong: String = wrong.iter().take(8).map(|w| format!("\n    {w}")).collect();
-    format!("seed {seed}, {cut:?}, {progress:?}, opened to {way:?}:{wrong}\n  script:\n{}", to_text(script))
 }
 
 /// Works through all scripts on all cores.
