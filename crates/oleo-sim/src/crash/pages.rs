@@ -90,6 +90,12 @@ impl Contents {
         }
     }
 
+    /// What was ever written, with its offsets, in no order.
+    pub fn pages(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let base = self.base.iter().filter(|(page, _)| !self.own.contains_key(*page));
+        base.chain(&self.own).map(|(page, bytes)| (page * PAGE_LEN as u64, &bytes[..]))
+    }
+
     /// Makes what was written part of the base, so that copies made from now on cost nothing.
     pub fn settle(&mut self) {
         if !self.own.is_empty() {

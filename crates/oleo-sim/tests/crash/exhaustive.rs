@@ -1,11 +1,12 @@
 //! Every short sequence: see `oleo_sim::crash::ace`.
 
-use oleo_sim::crash::ace::{objects, operations, setup};
+use oleo_sim::crash::ace::{objects, operations, sample, setup};
 use oleo_sim::crash::states::Kinds;
+use oleo_sim::rng::Rng;
 use oleo_sim::script::Op;
 
 use crate::run::{Base, Shape};
-use crate::tally::{Tally, in_parallel, judge_script};
+use crate::tally::{Tally, in_parallel, judge_script, share};
 
 const ALL: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
 const FEW: Kinds = Kinds { flushes: true, writes: false, steps: true, some: 1, torn: 1 };
@@ -17,7 +18,7 @@ fn one_operation() {
     let scripts: Vec<[Op; 2]> =
         operations().iter().flat_map(|op| objects().into_iter().map(|o| [op.clone(), o])).collect();
     let tally = in_parallel(scripts.len(), |i| judge_script(&base, &scripts[i], &ALL, i as u64, None));
-    tally.must_be_clean("one operation");
+    tally.must_be_clean("one operation", |s| judge_script(&base, s, &ALL, 0, None));
 }
 
 /// Goal: all pairs of operations, then a promise about each thing there is.
@@ -34,5 +35,16 @@ fn two_operations() {
         }
         tally
     });
-    tally.must_be_clean("two operations");
+    tally.must_be_clean("two operations", |s| judge_script(&base, s, &ALL, 0, None));
+}
+
+/// Goal: more operations than can be tried in all orders, with promises in between.
+#[test]
+fn three_operations() {
+    let base = Base::new(Shape::BARE, &setup());
+    let tally = in_parallel(share(4000) as usize, |i| {
+        let script = sample(3, &mut Rng::new(i as u64));
+        judge_script(&base, &script, &FEW, i as u64, Some(3))
+    });
+    tally.must_be_clean("three operations", |s| judge_script(&base, s, &ALL, 0, None));
 }

@@ -80,6 +80,11 @@ fn overlays(contents: &[Contents], write: bool) -> Vec<Arc<dyn Device>> {
     devices(contents.iter().enumerate().map(|(i, c)| make(&format!("disk {i}"), c.clone())))
 }
 
+/// Opens a state.
+pub fn open(contents: &[Contents], write: bool) -> oleo::Result<Image> {
+    Image::from_devices(overlays(contents, write), &options(write))
+}
+
 /// Everything that is to be seen in an open file system.
 pub fn look(image: &Image, before: Option<&Seen>) -> anyhow::Result<Seen> {
     Seen::of(&OleoTree::new(image)?, before)
@@ -221,11 +226,16 @@ impl Run {
         progress(&self.events, cut.at)
     }
 
+    /// What its superblock says.
+    pub fn commit_of(&self, state: &[Contents]) -> Option<Commit> {
+        let sb = super_block(state)?;
+        Some(Commit { generation: sb.generation.get(), log: sb.log_root.get() != 0 })
+    }
+
     /// Everything wrong with what the crash left.
     pub fn judge(&self, cut: &Cut, state: &[Contents], way: Way) -> Vec<String> {
         let fail = |what: &str, e: &dyn std::fmt::Display| vec![format!("{what}: {e:#}")];
-        let Some(sb) = super_block(state) else { return fail("superblock", &"none is whole") };
-        let commit = Commit { generation: sb.generation.get(), log: sb.log_root.get() != 0 };
+        let Some(commit) = self.commit_of(state) else { return fail("superblock", &"none is whole") };
         let disks = overlays(state, way != Way::Read);
         // As the crash left it, the log not applied.
         let raw = OpenOptions { no_log_replay: true, ..options(false) };

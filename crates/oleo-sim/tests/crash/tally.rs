@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use oleo_sim::crash::states::{Cut, Kinds, Maker};
 use oleo_sim::rng::Rng;
-use oleo_sim::script::{Op, to_text};
+use oleo_sim::script::{Op, shrink, to_text};
 
 use crate::run::{Base, Way, Wrong};
 
 /// Sorts of failures of which one is told in full.
 const TOLD_MAX: usize = 12;
+/// Runs for making a script shorter.
+const TRIES_MAX: usize = 300;
 /// Complaints told of each.
 const WRONG_MAX: usize = 8;
 
@@ -31,7 +33,9 @@ impl Failure {
     /// Failures that look alike: the first complaint without its numbers.
     fn class(&self) -> String {
         let first = self.wrong.first().map_or("", |w| w.split(", allowed").next().unwrap_or(""));
-        first.chars().filter(|c| !c.is_ascii_digit()).take(70).collect()
+        // Places and names are too many.
+        let words: Vec<&str> = first.split(' ').filter(|w| !w.contains(['/', '0'])).collect();
+        words.join(" ").chars().filter(|c| !c.is_ascii_digit()).take(100).collect()
     }
 }
 
@@ -79,8 +83,8 @@ impl Tally {
     }
 
     /// # Panics
-    /// Where something failed, with all that is needed to repeat it.
-    pub fn must_be_clean(&self, what: &str) {
+    /// Where something failed, with all that is needed to repeat it. `again` judges a script anew, for making it shorter.
+    pub fn must_be_clean(&self, what: &str, again: impl Fn(&[Op]) -> Tally) {
         println!("{}", self.line(what));
         let mut classes: BTreeMap<String, Vec<&Failure>> = BTreeMap::new();
         for failure in &self.failures {
@@ -88,8 +92,11 @@ impl Tally {
         }
         let mut told = String::new();
         for (class, alike) in classes.iter().take(TOLD_MAX) {
-            let shortest = alike.iter().min_by_key(|f| f.script.len()).map(ToString::to_string).unwrap_or_default();
-            told.push_str(&format!("\n--- {} like: {class}\n{shortest}", alike.len()));
+            let Some(shortest) = alike.iter().min_by_key(|f| f.script.len()) else { continue };
+            let fails = |s: &[Op]| again(s).failures.into_iter().find(|f| f.class() == *class);
+            let short = shrink(&shortest.script, TRIES_MAX, |s| fails(s).is_some());
+            let failure = fails(&short).unwrap_or_else(|| (*shortest).clone());
+            told.push_str(&format!("\n--- {} like: {class}\n{failure}", alike.len()));
         }
         assert!(self.failures.is_empty(), "{what}: {} failures of {} sorts{told}", self.failures.len(), classes.len());
     }
@@ -145,6 +152,12 @@ pub fn judge_wrong(
     }
     tally.time_judging = begin.elapsed();
     tally
+}
+
+/// So many for CI; `OLEO_CRASH_SHARE` makes it as many times more, in percent.
+pub fn share(usual: u64) -> u64 {
+    let percent = std::env::var("OLEO_CRASH_SHARE").ok().and_then(|s| s.parse().ok()).unwrap_or(100);
+    (usual * percent).div_ceil(100)
 }
 
 /// Works through all scripts on all cores.

@@ -1,0 +1,298 @@
+//! The kernel in both parts: it opens what we left behind, and we (and it) open what it left behind.
+//!
+//! A crash of the kernel is a copy of the file below its loop device, taken while it is mounted and nothing is going on: all
+//! that it has handed to the device is in it, nothing else.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use anyhow::{Context, Result};
+use oleo_sim::crash::ace::{sample, setup};
+use oleo_sim::crash::model::{History, Step, judge};
+use oleo_sim::crash::pages::Contents;
+use oleo_sim::crash::seen::Seen;
+use oleo_sim::crash::states::{Kinds, Maker, Progress};
+use oleo_sim::manifest::{Attr, HostTree, Kind, Piece, TreeView};
+use oleo_sim::oracle::{Oracle, Scratch, run};
+use oleo_sim::rng::Rng;
+use oleo_sim::script::{Host, Mix, Op, Target, generate};
+
+use crate::run::{Base, Shape, promise_of};
+use crate::tally::{Failure, Tally};
+
+/// Mounts take a tenth of a second.
+const KERNEL_STATES: u64 = 150;
+
+/// A kernel mount with subvolumes told by their numbers, which stay, and not by device numbers, which do not.
+struct KernelTree {
+    inner: HostTree,
+    subvols: Mutex<HashMap<u64, u64>>,
+}
+
+impl KernelTree {
+    fn new(top: &Path) -> KernelTree {
+        KernelTree { inner: HostTree::new(top), subvols: Mutex::default() }
+    }
+}
+
+impl TreeView for KernelTree {
+    type Node = PathBuf;
+
+    fn root(&self) -> Result<PathBuf> {
+        self.inner.root()
+    }
+    fn list(&self, dir: &PathBuf) -> Result<Vec<(Vec<u8>, PathBuf)>> {
+        self.inner.list(dir)
+    }
+    fn attr(&self, node: &PathBuf) -> Result<Attr> {
+        let mut attr = self.inner.attr(node)?;
+        let mut subvols = self.subvols.lock().unwrap();
+        if attr.kind == Kind::Dir && attr.ino == 256 && !subvols.contains_key(&attr.tree) {
+            let path = node.to_str().context("a path that is no text")?;
+            let id = run("btrfs", ["inspect-internal", "rootid", path])?.trim().parse()?;
+            subvols.insert(attr.tree, id);
+        }
+        if !attr.stub {
+            attr.tree = *subvols.get(&attr.tree).context("a subvolume that was not met before what is in it")?;
+        }
+        Ok(attr)
+    }
+    fn read(&self, file: &PathBuf, at: u64, buf: &mut [u8]) -> Result<usize> {
+        self.inner.read(file, at, buf)
+    }
+    fn read_link(&self, link: &PathBuf) -> Result<Vec<u8>> {
+        self.inner.read_link(link)
+    }
+    fn xattrs(&self, node: &PathBuf) -> Result<std::collections::BTreeMap<Vec<u8>, Vec<u8>>> {
+        self.inner.xattrs(node)
+    }
+    fn data_runs(&self, file: &PathBuf, size: u64) -> Result<Vec<(u64, u64)>> {
+        self.inner.data_runs(file, size)
+    }
+    fn pieces(&self, file: &PathBuf) -> Result<Vec<Piece>> {
+        self.inner.pieces(file)
+    }
+}
+
+/// What a kernel mount shows.
+pub fn look(top: &Path, before: Option<&Seen>) -> Result<Seen> {
+    Seen::of(&KernelTree::new(top), before)
+}
+
+/// A file system made by mkfs.btrfs, in which `setup` was done by the kernel.
+pub struct KernelBase {
+    pub contents: Contents,
+}
+
+/// What the kernel did, and what a crash after the last step finds.
+pub struct KernelRun {
+    pub history: History,
+    pub crashed: Contents,
+}
+
+impl KernelBase {
+    pub fn new(oracle: Oracle, setup: &[Op]) -> Result<KernelBase> {
+        let scratch = Scratch::new()?;
+        let file = scratch.image("base", crate::run::DISK_LEN)?;
+        oracle.mkfs(&["-m", "single"], &[&file])?;
+        let mounted = oracle.mount(&[&file], "")?;
+        let mut host = Host::new(mounted.path(), 4096);
+        for op in setup {
+            host.apply(op).map_err(|e| anyhow::anyhow!("{op:?}: {e}"))?;
+        }
+        mounted.unmount()?;
+        Ok(KernelBase { contents: load(&file)? })
+    }
+
+    /// Runs a script on a mount, then pulls the plug.
+    pub fn run(&self, oracle: Oracle, script: &[Op]) -> Result<KernelRun> {
+        let scratch = Scratch::new()?;
+        let file = scratch.path().join("running");
+        store(&self.contents, &file)?;
+        let mounted = oracle.mount(&[&file], "commit=300")?;
+        let mut host = Host::new(mounted.path(), 4096);
+        let mut moments = vec![look(mounted.path(), None)?];
+        let mut steps = Vec::new();
+        for op in script {
+            let result = host.apply(op);
+            let after = look(mounted.path(), moments.last())?;
+            let promise = promise_of(op, &after).filter(|_| result.is_ok());
+            steps.push(Step { label: format!("{op:?}"), promise });
+            moments.push(after);
+        }
+        let crashed = load(&file)?;
+        mounted.unmount()?;
+        let history = History { moments, steps, durable: Vec::new(), bytewise: true };
+        Ok(KernelRun { history, crashed })
+    }
+}
+
+impl KernelRun {
+    fn judge(&self, found: &Seen) -> Vec<String> {
+        let progress = Progress { done: self.history.steps.len(), begun: false };
+        judge(&self.history, progress, None, found)
+    }
+
+    /// What is wrong with what the kernel finds.
+    pub fn judge_by_kernel(&self, oracle: Oracle) -> Result<Vec<String>> {
+        Ok(self.judge(&mounted(oracle, &self.crashed, "")?.0))
+    }
+
+    /// What is wrong with what we find.
+    pub fn judge_by_oleo(&self) -> Result<Vec<String>> {
+        let image = crate::run::open(std::slice::from_ref(&self.crashed), true)?;
+        let mut wrong = self.judge(&crate::run::look(&image, None)?);
+        wrong.extend(crate::run::check(&image).into_iter().map(|w| format!("check: {w}")));
+        Ok(wrong)
+    }
+}
+
+/// Mounts a state, which replays its log, and looks; after unmounting, what `btrfs check` says.
+pub fn mounted(oracle: Oracle, state: &Contents, options: &str) -> Result<(Seen, Vec<String>)> {
+    let scratch = Scratch::new()?;
+    let file = scratch.path().join("crashed");
+    store(state, &file)?;
+    let mounted = oracle.mount(&[&file], options)?;
+    let seen = look(mounted.path(), None)?;
+    mounted.unmount()?;
+    let verdict = oracle.check(&[&file])?.but_for_mkfs_6_2();
+    Ok((seen, if verdict.is_clean() { Vec::new() } else { vec![format!("btrfs check: {verdict}")] }))
+}
+
+/// As `disk::load`, past what was never written.
+fn load(file: &Path) -> Result<Contents> {
+    use rustix::fs::SeekFrom;
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::open(file)?;
+    let len = file.metadata()?.len();
+    let mut out = Contents::zeros(len);
+    let mut at = 0;
+    while at < len {
+        let Ok(data) = rustix::fs::seek(&file, SeekFrom::Data(at)) else { break };
+        let hole = rustix::fs::seek(&file, SeekFrom::Hole(data))?;
+        let mut bytes = vec![0; usize::try_from(hole - data)?];
+        file.read_exact_at(&mut bytes, data)?;
+        out.write(data, &bytes);
+        at = hole;
+    }
+    out.settle();
+    Ok(out)
+}
+
+fn store(contents: &Contents, file: &Path) -> Result<()> {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::create(file)?;
+    file.set_len(contents.len())?;
+    contents.pages().try_for_each(|(at, page)| file.write_all_at(page, at))?;
+    Ok(())
+}
+
+fn note(tally: &mut Tally, state: String, script: &[Op], wrong: Vec<String>) {
+    tally.states += 1;
+    if !wrong.is_empty() {
+        tally.failures.push(Failure { wrong, state, script: script.to_vec() });
+    }
+}
+
+/// Goal: the kernel mounts what a crash of ours left, replaying our log, and finds what was promised; `btrfs check` agrees.
+/// Method: a state of each of some scripts; never one with a torn superblock, for which the kernel has no use.
+#[test]
+fn the_kernel_opens_ours() {
+    const KINDS: Kinds = Kinds { flushes: true, writes: false, steps: true, some: 2, torn: 0 };
+    let Some(oracle) = oleo_sim::oracle::oracle() else { return };
+    let (small, empty) = (Base::new(Shape::BARE, &setup()), Base::new(Shape::USUAL, &[]));
+    let mut rng = Rng::new(1);
+    let mut tally = Tally::default();
+    for nth in 0..crate::tally::share(KERNEL_STATES) {
+        let (base, script) = match nth % 3 {
+            0 => (&empty, generate(nth, &crate::random::mix(nth))),
+            _ => (&small, sample(2 + rng.one_in(2) as usize, &mut rng)),
+        };
+        let run = base.run(&script, None);
+        tally.runs += 1;
+        if let Some(broken) = run.broken {
+            tally.failures.push(Failure { wrong: vec![broken], state: format!("script {nth}"), script });
+            continue;
+        }
+        let all = run.cuts(&KINDS, &mut rng);
+        // The end of it, mostly, and then with the log of the last promise.
+        let cut = if nth % 3 == 0 { rng.pick(&all) } else { all.last() };
+        let Some(cut) = cut else { continue };
+        let state = Maker::new(&run.base, &run.events).make(cut);
+        tally.with_log += u64::from(has_log(&state));
+        let wrong = match mounted(oracle, &state[0], "") {
+            Ok((found, wrong)) => {
+                [wrong, judge(&run.history, run.progress(cut), run.commit_of(&state), &found)].concat()
+            }
+            Err(e) => vec![format!("the kernel: {e:#}")],
+        };
+        note(&mut tally, format!("script {nth}, {cut:?}, opened by the kernel"), &script, wrong);
+    }
+    tally.must_be_clean("states of ours that the kernel mounted and btrfs check judged", |_| Tally::default());
+}
+
+/// Goal: we open what a crash of the kernel left, replaying its log, and find what it promised; so does the kernel, which proves
+/// the model.
+/// Method: scripts on a kernel mount; a copy of the file below it after the last step.
+#[test]
+fn we_open_the_kernels() {
+    let Some(oracle) = oleo_sim::oracle::oracle() else { return };
+    let small = KernelBase::new(oracle, &setup()).unwrap();
+    let empty = KernelBase::new(oracle, &[]).unwrap();
+    let mut rng = Rng::new(2);
+    let (mut ours, mut kernels) = (Tally::default(), Tally::default());
+    for nth in 0..crate::tally::share(KERNEL_STATES) {
+        let (base, script) = match nth % 4 {
+            0 => {
+                let mut script = generate(nth, &Mix { steps: 60, ..crate::random::mix(nth) });
+                script.retain(|op| *op != Op::Reopen);
+                (&empty, script)
+            }
+            _ => (&small, sample(2 + rng.one_in(2) as usize, &mut rng)),
+        };
+        let run = base.run(oracle, &script).unwrap();
+        (ours.runs, kernels.runs) = (ours.runs + 1, kernels.runs + 1);
+        ours.with_log += u64::from(has_log(std::slice::from_ref(&run.crashed)));
+        let wrong = run.judge_by_oleo().unwrap_or_else(|e| vec![format!("{e:#}")]);
+        note(&mut ours, format!("script {nth}, kernel's crash opened by us"), &script, wrong);
+        // Half of them: mounting takes its time.
+        if nth % 2 == 0 {
+            let wrong = run.judge_by_kernel(oracle).unwrap_or_else(|e| vec![format!("{e:#}")]);
+            note(&mut kernels, format!("script {nth}, kernel's crash opened by the kernel"), &script, wrong);
+        }
+    }
+    println!("{}", kernels.line("crashes of the kernel, opened by the kernel"));
+    let again = |script: &[Op], by_us: bool| {
+        let base = if script.iter().any(|op| op.paths().iter().any(|p| p.contains("foo"))) { &small } else { &empty };
+        let run = base.run(oracle, script).unwrap();
+        let wrong = if by_us { run.judge_by_oleo() } else { run.judge_by_kernel(oracle) };
+        let mut tally = Tally::default();
+        note(&mut tally, "shorter".into(), script, wrong.unwrap_or_else(|e| vec![format!("{e:#}")]));
+        tally
+    };
+    ours.must_be_clean("crashes of the kernel, opened by us", |s| again(s, true));
+    kernels.must_be_clean("crashes of the kernel, opened by the kernel", |s| again(s, false));
+}
+
+fn has_log(state: &[Contents]) -> bool {
+    crate::run::super_block(state).is_some_and(|sb| sb.log_root.get() != 0)
+}
+
+/// The kernel's own view of what its crash left, for finding out what it promises.
+#[test]
+fn probe() {
+    let Some(oracle) = oleo_sim::oracle::oracle() else { return };
+    let Ok(file) = std::env::var("OLEO_CRASH_SCRIPT") else { return };
+    let base = KernelBase::new(oracle, &oleo_sim::crash::ace::setup()).unwrap();
+    for text in std::fs::read_to_string(file).unwrap().split("\n\n") {
+        let script = oleo_sim::script::from_text(text).unwrap();
+        let a = std::time::Instant::now();
+        let run = base.run(oracle, &script).unwrap();
+        let b = std::time::Instant::now();
+        let log = crate::run::super_block(std::slice::from_ref(&run.crashed)).unwrap().log_root.get();
+        println!("{text}\n  log at {log}, kernel: {:?}", run.judge_by_kernel(oracle).unwrap());
+        let c = std::time::Instant::now();
+        println!("  oleo: {:?} {:?} {:?} {:?}", run.judge_by_oleo(), b - a, c - b, c.elapsed());
+    }
+}
