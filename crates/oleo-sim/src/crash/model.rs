@@ -15,6 +15,7 @@
 //! 2. An inode is there if it was there at all moments from `lo` to `hi`, and is not if it was at none.
 //! 3. Where no name of an inode was taken away alone from `lo` to `hi`, the set of its names is that of one of these moments.
 //!    So a rename is one name or the other, an exchange both or none, and a file that is renamed is never lost.
+//!    The kernel (6.18) does not keep this: `rename A/x B/x; fsync(B)` leaves the file with both names, and two links.
 //!    (A name may be gone and the one that was linked before not yet there: `link a b; unlink a; fsync(directory of a)`.)
 //! 4. Mode and owner, the xattrs, the time of change, the bytes with the size: each is that of one moment at which the inode
 //!    was there. On the kernel each *byte* is that of some moment, since it writes pages back when it pleases; a byte may
@@ -63,8 +64,8 @@ pub struct History {
     pub steps: Vec<Step>,
     /// The generation that was durable at each moment; empty where nobody could tell.
     pub durable: Vec<u64>,
-    /// Bytes are judged one by one, not file by file.
-    pub bytewise: bool,
+    /// The kernel ran it: bytes are judged one by one, and a renamed file may have both names.
+    pub by_kernel: bool,
 }
 
 /// What the superblock says after a crash.
@@ -290,7 +291,7 @@ impl<'a> Judge<'a> {
         if empty || self.history_of(id, bytes).any(|n| n.data == node.data) {
             return;
         }
-        if !self.run.bytewise {
+        if !self.run.by_kernel {
             let (len, hash) = (node.data.len(), crc32c::crc32c(&node.data));
             let then: Vec<_> = self.history_of(id, bytes).map(|n| (n.data.len(), crc32c::crc32c(&n.data))).collect();
             self.say(format!("inode {id}: {len} bytes (crc {hash:x}) as at no moment of {bytes:?}: {then:x?}"));
@@ -316,7 +317,7 @@ impl<'a> Judge<'a> {
         let sets: Vec<BTreeSet<&Name>> =
             self.seen(window).filter(|s| s.nodes.contains_key(&id)).map(|s| s.names_of(id)).collect();
         let lost_alone = sets.windows(2).any(|w| w[1].len() < w[0].len());
-        if node.stub || lost_alone || sets.contains(&have) {
+        if node.stub || lost_alone || self.run.by_kernel || sets.contains(&have) {
             return;
         }
         let show = |set: &BTreeSet<&Name>| set.iter().map(|n| self.place(n)).collect::<Vec<_>>().join(" and ");

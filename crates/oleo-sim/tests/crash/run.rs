@@ -173,7 +173,7 @@ impl Base {
         let counts = journal.counts();
         let struck = journal.struck();
         let failed = ours.image().fs().failed();
-        let history = History { moments, steps, durable, bytewise: false };
+        let history = History { moments, steps, durable, by_kernel: false };
         Run { base: self.contents.clone(), events: journal.take(), history, results, counts, struck, failed, broken }
     }
 }

@@ -37,7 +37,7 @@ fn seen(files: &[(Id, &str, Id, &[u8])]) -> Seen {
 
 fn run(moments: Vec<Seen>, promises: &[Option<Promise>]) -> History {
     let steps = promises.iter().map(|p| Step { label: String::new(), promise: *p }).collect();
-    History { moments, steps, durable: Vec::new(), bytewise: false }
+    History { moments, steps, durable: Vec::new(), by_kernel: false }
 }
 
 fn verdict(history: &History, found: &Seen) -> String {
@@ -90,7 +90,7 @@ fn bytes_are_of_some_moment() {
     for wrong in [&b"aaaa"[..], b"bbcc", b"", b"bbdccc"] {
         assert!(verdict(&history, &file(wrong)).contains("as at no moment"));
     }
-    history.bytewise = true;
+    history.by_kernel = true;
     assert_eq!(verdict(&history, &file(b"bbbb\0c")), "");
     for wrong in [&b"bbcc"[..3], b"bbdccc", b"aabb"] {
         assert!(!verdict(&history, &file(wrong)).is_empty(), "{}", wrong.escape_ascii());
