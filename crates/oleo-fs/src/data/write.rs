@@ -27,6 +27,10 @@ const PROMISE_LEN: u64 = 1 << 20;
 /// Writes `data` at `at`.
 pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
     inode.subvol().writable()?;
+    // Over what is buffered already nothing is promised, which would be refused: such a write would be lost in silence.
+    if let Some(why) = inode.core().engine().failed() {
+        return Err(TxnError::ReadOnly(why).into());
+    }
     if at.checked_add(data.len() as u64).is_none_or(|end| end > FILE_LEN_MAX) {
         return Err(FsError::FileTooBig);
     }

@@ -99,11 +99,11 @@ impl Journal {
         Recorder { seen: Overlay::new(&name, contents), name: name.into(), disk, journal: self.clone() }
     }
 
-    /// Counts begin again, and the fault will happen.
-    pub fn inject(&self, fault: Fault) {
+    /// Counts begin again, and the fault, if any, will happen.
+    pub fn inject(&self, fault: Option<Fault>) {
         let mut state = self.state();
         (state.writes, state.flushes, state.reads) = (0, 0, 0);
-        (state.fault, state.struck) = (Some(fault), false);
+        (state.fault, state.struck) = (fault, false);
     }
 
     /// Whether the fault has happened.

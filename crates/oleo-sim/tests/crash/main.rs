@@ -1,6 +1,7 @@
 //! What a crash leaves, whenever it happens: thousands of states, judged by a model.
 
 mod exhaustive;
+mod faults;
 mod kernel;
 mod mutants;
 #[allow(dead_code, reason = "the other test program uses the rest")]

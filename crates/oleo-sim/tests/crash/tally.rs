@@ -32,9 +32,11 @@ pub struct Failure {
 impl Failure {
     /// Failures that look alike: the first complaint without its numbers.
     fn class(&self) -> String {
-        let first = self.wrong.first().map_or("", |w| w.split(", allowed").next().unwrap_or(""));
+        let first = self.wrong.first().map_or("", String::as_str);
+        let cut = [", allowed", " (", ", at:", ": [", " of Window"];
+        let short = cut.iter().fold(first, |s, c| s.split(c).next().unwrap_or(s));
         // Places and names are too many.
-        let words: Vec<&str> = first.split(' ').filter(|w| !w.contains(['/', '0'])).collect();
+        let words: Vec<&str> = short.split(' ').filter(|w| !w.contains(['/', '0', '\\'])).collect();
         words.join(" ").chars().filter(|c| !c.is_ascii_digit()).take(100).collect()
     }
 }

@@ -69,7 +69,7 @@ fn states_hold_what_was_flushed() {
 fn faults_happen() {
     let disk = |fault| {
         let journal = Journal::new();
-        journal.inject(fault);
+        journal.inject(Some(fault));
         (journal.disk(0, Contents::zeros(LEN)), journal)
     };
     let (d, j) = disk(Fault::FailWrite(1));
