@@ -210,6 +210,9 @@ impl Fs {
             }
             Ok(let_go)
         })();
+        if [Some(&source), target.as_ref()].into_iter().flatten().any(|moved| matches!(moved, Moved::Subvol(_))) {
+            self.engine().bar_log(h.generation());
+        }
         whole(core, done).map(Some)
     }
 

@@ -47,7 +47,7 @@ use crate::gate::Closed;
 /// Why a log cannot be written, and a commit has to be: rules of the format, and two of ours (space, damage).
 pub mod refusal {
     /// A snapshot, a new or deleted subvolume, or a step of taking one apart: changes of the open transaction are in the trees
-    /// already, and what the last commit had cannot be told apart from them.
+    /// already, and what the last commit had cannot be told apart from them. Also a subvolume that moved.
     pub const STAGED: &str = "subvolume";
     /// Data, or the only room for log blocks, lies in a chunk that the chunk tree on disk does not have.
     pub const NEW_CHUNK: &str = "new-chunk";
@@ -166,6 +166,11 @@ impl Engine {
 }
 
 impl Engine {
+    /// The transaction that a handle is for has changed what no log can say: until it is committed, there is none.
+    pub fn bar_log(&self, open: Generation) {
+        self.0.staged.store(open.0, Ordering::Release);
+    }
+
     /// Whether the newest roots of all trees are those on disk: no commit is in flight, and nothing was staged.
     pub fn trees_are_durable(&self) -> bool {
         let open = self.generation();

@@ -52,7 +52,7 @@
 //!     `fdatasync`. Nor are files whose names have changed: a name is a way to the data.
 //!
 //! What the log cannot say makes the round commit instead, counted by name in [`LogStats::full_commits_by`]
-//! (`oleo_txn::refusal`): a subvolume or snapshot was made or deleted in the transaction (`subvolume`: `snapshot; creat f; fsync
+//! (`oleo_txn::refusal`): a subvolume or snapshot was made, moved or deleted in the transaction (`subvolume`: `snapshot; creat f; fsync
 //! f`: the changes that the snapshot needed in the trees are told apart from the last commit's no more, and a new subvolume has
 //! no committed root that a log could be replayed on); an entry of a subvolume came or went (`subvolume-entry`: `mv subvol
 //! s2; fsync .`: a replay takes its number for that of a file); data lies in a chunk that no chunk tree on disk has

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hashbrown::HashMap;
-use oleo_format::{InodeFlags, ItemType, TreeId};
+use oleo_format::{Generation, Ino, InodeFlags, ItemType, TreeId};
 use oleo_tree::Change;
 use oleo_txn::{LogCommit, LogWritten, refusal};
 use parking_lot::{Condvar, Mutex};
@@ -114,13 +114,24 @@ impl Fs {
         let durable = self.engine().durable();
         {
             let guard = inode.read();
-            if !guard.changed_after(durable) || (data_only && has_data_durable(&guard)?) {
+            let settled = !guard.changed_after(durable) && !has_young_place(inode, durable);
+            if settled || (data_only && has_data_durable(&guard)?) {
                 core.log.stats.idle();
                 return Ok(());
             }
         }
         core.sync_in_round(inode)
     }
+}
+
+/// Whether the subvolume that the inode is in may have been made, or may have moved if the inode is its root, since the last
+/// commit: then that has to be durable as well, though nothing in it has changed.
+fn has_young_place(inode: &Inode, durable: Generation) -> bool {
+    if inode.core().engine().trees_are_durable() {
+        return false;
+    }
+    let made = inode.subvol().root_item().map_or(0, |item| item.otransid.get());
+    inode.ino() == Ino::ROOT_DIR || made > durable.0
 }
 
 /// Whether nothing has changed since the last commit but what `fdatasync` does not promise.
