@@ -29,6 +29,9 @@ pub(crate) struct DeviceArgs {
     /// Read although devices are missing, where the profiles allow it.
     #[arg(long)]
     pub degraded: bool,
+    /// Read what was there at the last commit, without the log of what was synced since.
+    #[arg(long)]
+    pub no_log_replay: bool,
     /// Where in the file the image begins (bytes; K, M, G, T are understood).
     #[arg(long, value_name = "BYTES", default_value = "0", value_parser = size, hide_default_value = true)]
     pub offset: u64,
@@ -43,12 +46,13 @@ pub(crate) struct SubvolArg {
 }
 
 impl ImageArgs {
-    /// How to open.
+    /// How to open it for reading.
     pub fn options(&self) -> OpenOptions {
         OpenOptions {
             devices: self.others.device.clone(),
             scan: self.others.scan.clone(),
             degraded: self.others.degraded,
+            no_log_replay: self.others.no_log_replay,
             offset: self.others.offset,
             ..OpenOptions::default()
         }

@@ -14,6 +14,7 @@ pub(crate) mod mount;
 mod mv;
 mod property;
 mod put;
+mod rescue;
 mod restore;
 mod rm;
 mod subvolume;
@@ -47,6 +48,8 @@ pub(crate) enum Command {
     Check(check::Args),
     #[command(subcommand)]
     Property(property::Command),
+    #[command(subcommand)]
+    Rescue(rescue::Command),
     #[command(subcommand, hide = true)]
     Generate(generate::Command),
 }
@@ -71,6 +74,7 @@ impl Command {
             Command::Inspect(command) => command.run(),
             Command::Check(args) => args.run(out),
             Command::Property(command) => command.run(out),
+            Command::Rescue(command) => command.run(out),
             Command::Generate(command) => command.run(),
         }
     }

@@ -150,21 +150,31 @@ impl Rot {
             }
             _ => {
                 let index = usize::try_from(rng.below(self.blocks.len() as u64))?;
-                let old = self.read(self.blocks[index].copies[0], self.nodesize)?;
-                let items = u32::from_le_bytes(old[96..100].try_into()?) as usize;
-                let table_end = (HEADER_LEN + items * ENTRY_LEN).clamp(HEADER_LEN + 1, self.nodesize);
-                let count = rng.between(1, 4);
-                let edits = (0..count)
-                    .map(|_| match rng.below(6) {
-                        0 => self.edit(rng, &old, HEADER_BYTENR, HEADER_LEN),
-                        1 | 2 => self.edit(rng, &old, HEADER_LEN, table_end),
-                        // Items lie at the end of a leaf; what is between is not looked at.
-                        _ => self.edit(rng, &old, first_used(&old, table_end), self.nodesize),
-                    })
-                    .collect();
-                Ok(Damage::Block { index, logical: self.blocks[index].logical, edits })
+                self.random_block(rng, index)
             }
         }
+    }
+
+    /// Some damage to one of these tree blocks, named by their indices.
+    pub fn random_of(&self, rng: &mut Rng, among: &[usize]) -> Result<Damage> {
+        let index = *rng.pick(among).context("no block to choose")?;
+        self.random_block(rng, index)
+    }
+
+    fn random_block(&self, rng: &mut Rng, index: usize) -> Result<Damage> {
+        let old = self.read(self.blocks[index].copies[0], self.nodesize)?;
+        let items = u32::from_le_bytes(old[96..100].try_into()?) as usize;
+        let table_end = (HEADER_LEN + items * ENTRY_LEN).clamp(HEADER_LEN + 1, self.nodesize);
+        let count = rng.between(1, 4);
+        let edits = (0..count)
+            .map(|_| match rng.below(6) {
+                0 => self.edit(rng, &old, HEADER_BYTENR, HEADER_LEN),
+                1 | 2 => self.edit(rng, &old, HEADER_LEN, table_end),
+                // Items lie at the end of a leaf; what is between is not looked at.
+                _ => self.edit(rng, &old, first_used(&old, table_end), self.nodesize),
+            })
+            .collect();
+        Ok(Damage::Block { index, logical: self.blocks[index].logical, edits })
     }
 
     /// One change within `from..to` of a block.

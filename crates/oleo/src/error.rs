@@ -190,8 +190,8 @@ impl Error {
 }
 
 /// What to try when a log cannot be applied.
-const LOG: &str = "the option nologreplay reads the volume as it was at its last commit; `oleo rescue zero-log` drops the log, \
-                   and with it what was synced since";
+const LOG: &str = "--no-log-replay (mount option nologreplay) reads what was there at the last commit; `oleo rescue zero-log` \
+                   drops the log, and with it what was synced since";
 /// What to try when there is no room.
 const NO_SPACE: &str = "make the image larger (--size), or delete something";
 

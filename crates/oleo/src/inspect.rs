@@ -78,7 +78,8 @@ impl Inspector {
         &self.volume
     }
 
-    /// All trees: root tree, chunk tree, log tree, then those with root items in the order of their keys.
+    /// All trees: root tree, chunk tree, log root tree and the logs that it names, then those with root items in the order of
+    /// their keys. Logs that cannot be reached are left out.
     ///
     /// # Errors
     /// The root tree cannot be read.
@@ -96,10 +97,22 @@ impl Inspector {
         let mut trees =
             vec![root, start(TreeId::CHUNK, sb.chunk_root.get(), sb.chunk_root_generation.get(), sb.chunk_root_level)];
         if sb.log_root.get() != 0 {
-            trees.push(start(TreeId::TREE_LOG, sb.log_root.get(), generation + 1, sb.log_root_level));
+            let log = start(TreeId::TREE_LOG, sb.log_root.get(), generation + 1, sb.log_root_level);
+            trees.push(log);
+            // The log is no reason not to show the rest.
+            let _ = self.trees_named_in(&log, &mut trees);
         }
-        self.walk(&root, |node| {
-            for (key, item) in node.iter().filter(|(key, _)| node.is_leaf() && key.item_type == ItemType::ROOT_ITEM) {
+        self.trees_named_in(&root, &mut trees)?;
+        Ok(trees)
+    }
+
+    /// The trees that a tree has root items of.
+    fn trees_named_in(&self, tree: &TreeStart, trees: &mut Vec<TreeStart>) -> Result<()> {
+        self.walk(tree, |node| {
+            if !node.is_leaf() {
+                return Step::Into;
+            }
+            for (key, item) in node.iter().filter(|(key, _)| key.item_type == ItemType::ROOT_ITEM) {
                 if let Ok((item, _)) = RootItem::parse_prefix(item) {
                     trees.push(TreeStart {
                         tree: TreeId(key.objectid),
@@ -111,8 +124,7 @@ impl Inspector {
                 }
             }
             Step::Into
-        })?;
-        Ok(trees)
+        })
     }
 
     /// Calls `each` for every block of a tree, parents before children, in the order of keys.

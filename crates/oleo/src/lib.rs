@@ -132,6 +132,7 @@ mod image;
 pub mod inspect;
 mod log;
 mod ops;
+pub mod rescue;
 pub mod restore;
 mod settings;
 mod usage;

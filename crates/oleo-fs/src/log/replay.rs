@@ -229,6 +229,10 @@ impl<'a> Replay<'a> {
         if logged.kind() != FileKind::Dir && logged.size > crate::data::FILE_LEN_MAX {
             return Err(self.lie(key, "size", logged.size, "a size that a file can have"));
         }
+        let generation = self.handle.generation().0;
+        if logged.generation > generation {
+            return Err(self.lie(key, "generation", logged.generation, format_args!("at most {generation}")));
+        }
         if logged.nlink == 0 {
             self.ignored.insert(ino.0);
             return Ok(());

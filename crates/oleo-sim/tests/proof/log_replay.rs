@@ -6,24 +6,36 @@
 //! change; (4) Oleo opens one for writing: the same must be seen, by Oleo and by the kernel afterwards, and `btrfs check`
 //! and a scrub must be clean.
 //!
-//! Cases are text, a line an operation. What stands before the line `sync` is committed.
+//! Cases are text, a line an operation. What stands before the line `sync` is committed. All of them are in one image, each
+//! in a subvolume, which has a log of its own.
 
 use std::fs::File;
+use std::hash::Hasher;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use oleo::inspect::Inspector;
 use oleo::{Image, OpenOptions};
-use oleo_format::{SUPER_LEN, SUPER_OFFSETS, SuperBlock};
+use oleo_format::{SUPER_LEN, SUPER_OFFSETS, SuperBlock, TreeId};
 use oleo_sim::manifest::{Detail, Ignore, Manifest};
-use oleo_sim::oracle::{self, Oracle, Scratch, oracle};
+use oleo_sim::oracle::{self, Mounted, Oracle, Scratch, oracle};
 use oleo_sim::rng::Rng;
 use oleo_sim::script::{Host, Op, RenameHow, Style, Target, blur_times};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use twox_hash::XxHash64;
 
 use crate::ours::{OleoTree, open, open_to_read};
 
+mod cases;
+mod hostile;
+mod random;
+
+use cases::CASES;
+
 const IMAGE_LEN: u64 = 256 << 20;
+/// Files of a MiB that make room in chunks of data.
+const ROOM_FILES: u64 = 60;
 
 /// How the kernel's file system is made and mounted.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +52,11 @@ const PACKED: Shape = Shape { mkfs: &[], mount: "compress-force=zstd" };
 const DETAIL: Detail = Detail { holes: true, sharing: true, atime_ctime: false, otime: true };
 
 fn manifest_of(image: &Image) -> Manifest {
-    blurred(Manifest::of(&OleoTree::new(image).unwrap(), DETAIL).unwrap())
+    try_manifest(image).unwrap()
+}
+
+fn try_manifest(image: &Image) -> anyhow::Result<Manifest> {
+    Manifest::of(&OleoTree::new(image)?, DETAIL).map(blurred)
 }
 
 fn blurred(mut manifest: Manifest) -> Manifest {
@@ -69,15 +85,11 @@ fn has_log(image: &Path) -> bool {
 /// A sum of all bytes of a file.
 fn sum(file: &Path) -> u64 {
     let mut file = File::open(file).unwrap();
-    let (mut buf, mut sum) = (vec![0; 1 << 20], 0u64);
+    let (mut buf, mut hash) = (vec![0; 1 << 20], XxHash64::with_seed(0));
     loop {
-        let n = file.read(&mut buf).unwrap();
-        if n == 0 {
-            return sum;
-        }
-        for word in buf[..n].chunks(8) {
-            let word = word.iter().fold(0u64, |v, b| v << 8 | u64::from(*b));
-            sum = (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+        match file.read(&mut buf).unwrap() {
+            0 => return hash.finish(),
+            n => hash.write(&buf[..n]),
         }
     }
 }
@@ -185,184 +197,86 @@ fn apply(host: &mut Host, top: &Path, line: &str, seed: u64) {
     host.apply(&op).unwrap_or_else(|e| panic!("{line}: {e}"));
 }
 
-/// Runs a case on a kernel mount and copies the image while it is mounted.
-fn crash(oracle: Oracle, scratch: &Scratch, shape: Shape, name: &str, case: &str) -> PathBuf {
+/// Runs cases on a kernel mount, each in a subvolume of its own, and copies the image while it is mounted.
+fn crash(oracle: Oracle, scratch: &Scratch, shape: Shape, cases: &[(&str, &str)]) -> PathBuf {
     let image = scratch.image("kernel.img", IMAGE_LEN).unwrap();
-    oracle.mkfs(shape.mkfs, &[&image]).unwrap();
-    // No commit by the clock. A chunk that is made during the case would be a reason to commit too: there is room already.
-    let mounted = oracle.mount(&[&image], &format!("commit=3000,{}", shape.mount)).unwrap();
-    let mut host = Host::new(mounted.path(), 4096);
-    std::fs::write(mounted.path().join("room"), vec![1; 24 << 20]).unwrap();
-    mounted.sync().unwrap();
-    std::fs::remove_file(mounted.path().join("room")).unwrap();
-    mounted.sync().unwrap();
-    for (i, line) in case.lines().map(str::trim).filter(|l| !l.is_empty()).enumerate() {
-        apply(&mut host, mounted.path(), line, 1000 * i as u64 + 7);
+    let mounted = mounted(oracle, &image, shape);
+    let top = mounted.path();
+    let mut hosts = Vec::new();
+    let (mut seed, mut committed) = (7, Vec::new());
+    for part in 0..2 {
+        for (i, (name, case)) in cases.iter().enumerate() {
+            let generation = super_of(&image).generation();
+            if part == 0 {
+                let dir = top.join(format!("case-{i}"));
+                oracle::run("btrfs", ["subvolume".as_ref(), "create".as_ref(), dir.as_os_str()]).unwrap();
+                hosts.push((Host::new(&dir, 4096), dir));
+            }
+            let (host, dir) = &mut hosts[i];
+            let (before, after) = case.split_once("sync\n").unwrap_or_else(|| panic!("no sync in {case}"));
+            let lines = if part == 0 { before } else { after };
+            for line in lines.lines().map(str::trim).filter(|l| !l.is_empty()) {
+                seed += 1000;
+                apply(host, dir, line, seed);
+            }
+            if part == 1 && super_of(&image).generation() != generation {
+                committed.push(*name);
+            }
+        }
+        if part == 0 {
+            mounted.sync().unwrap();
+        }
     }
-    let crashed = scratch.path().join(format!("{name}.img"));
+    assert!(committed.iter().all(|name| commits(name)), "the kernel commits in {committed:?}");
+    let crashed = scratch.path().join("crashed.img");
     copy(&image, &crashed);
     mounted.unmount().unwrap();
     crashed
 }
 
-/// All cases in one shape. Most must have left a log: where the kernel commits instead there is nothing to prove.
-fn cases(shape: Shape, cases: &[(&str, &str)]) {
-    let Some(oracle) = oracle() else { return };
-    let (mut without, mut wrong) = (Vec::new(), Vec::new());
-    for (name, case) in cases {
-        let one = || {
-            let scratch = oracle.scratch().unwrap();
-            let crashed = crash(oracle, &scratch, shape, name, case);
-            must_agree(oracle, &crashed, &format!("{shape:?} {name}"))
-        };
-        match std::panic::catch_unwind(one) {
-            Ok(true) => {}
-            Ok(false) => without.push(*name),
-            Err(_) => wrong.push(*name),
-        }
-    }
-    assert!(wrong.is_empty(), "{} cases failed: {wrong:?}", wrong.len());
-    // The kernel itself decides to commit in these.
-    assert!(without.iter().all(|n| n.ends_with("(commits)")), "no log was left by: {without:?}");
+/// A fresh file system of some shape, mounted by the kernel.
+fn mounted(oracle: Oracle, image: &Path, shape: Shape) -> Mounted {
+    oracle.mkfs(shape.mkfs, &[image]).unwrap();
+    // No commit by the clock. A chunk that is made later would be a reason to commit too: there is room already.
+    let mounted = oracle.mount(&[image], &format!("commit=3000,{}", shape.mount)).unwrap();
+    let room = |i: u64| mounted.path().join(format!("room-{i}"));
+    (0..ROOM_FILES).for_each(|i| std::fs::write(room(i), Rng::new(i).bytes(1 << 20)).unwrap());
+    mounted.sync().unwrap();
+    // Some stay, or the kernel would take the empty chunks away.
+    (0..ROOM_FILES).filter(|i| i % 4 != 0).for_each(|i| std::fs::remove_file(room(i)).unwrap());
+    mounted.sync().unwrap();
+    mounted
 }
 
-const CASES: &[(&str, &str)] = &[
-    // Data.
-    ("append", "write f 0 5000\n sync\n write f 5000 70000\n fsync f"),
-    ("overwrite", "write f 0 200000\n sync\n write f 4096 8192\n write f 100000 50\n fsync f"),
-    (
-        "twice",
-        "write f 0 9000\n sync\n write f 9000 9000\n fsync f\n write f 2000 4000\n fsync f\n write f 40000 1\n fsync f",
-    ),
-    ("inline grows", "write f 0 100\n sync\n write f 100 200\n fsync f\n write f 300 9000\n fsync f"),
-    ("inline stays", "write f 0 100\n sync\n write f 50 300\n fsync f"),
-    ("shrink", "write f 0 200000\n sync\n truncate f 70001\n fsync f"),
-    ("shrink and grow", "write f 0 200000\n sync\n truncate f 5000\n truncate f 150000\n fsync f"),
-    ("to nothing", "write f 0 200000\n sync\n truncate f 0\n fsync f"),
-    ("grow by size", "write f 0 5000\n sync\n truncate f 1000000\n fsync f"),
-    ("hole", "write f 0 400000\n sync\n punch f 40960 81920\n fsync f"),
-    ("hole at odd bytes", "write f 0 400000\n sync\n punch f 40000 81000\n fsync f"),
-    ("holes between", "write f 0 4096\n sync\n write f 100000 4096\n write f 300000 4096\n fsync f"),
-    ("prealloc within", "write f 0 4096\n sync\n truncate f 500000\n prealloc f 8192 200000\n fsync f"),
-    ("prealloc behind the end", "write f 0 4096\n sync\n prealloc f 4096 1000000\n fsync f"),
-    ("prealloc written", "write f 0 4096\n prealloc f 4096 1000000\n sync\n write f 50000 60000\n fsync f"),
-    (
-        "prealloc behind the end, then written",
-        "write f 0 4096\n prealloc f 4096 1000000\n sync\n write f 4096 100\n fsync f",
-    ),
-    ("zeroed", "write f 0 300000\n sync\n zero f 5000 100000\n fsync f"),
-    ("clone", "write f 0 262144\n create g\n sync\n clone f 0 262144 g 0\n fsync g"),
-    ("clone of new data", "create g\n sync\n write f 0 262144\n fsync f\n clone f 65536 65536 g 131072\n fsync g"),
-    ("clone into itself", "write f 0 262144\n sync\n clone f 0 65536 f 131072\n fsync f"),
-    (
-        "clone over part",
-        "write f 0 262144\n write g 0 262144\n sync\n clone f 4096 8192 g 65536\n fsync g\n write g 65536 100\n fsync g",
-    ),
-    ("compressed", "create f\n compress f zstd\n sync\n write f 0 400000 text\n fsync f"),
-    (
-        "compressed, overwritten",
-        "create f\n compress f lzo\n write f 0 400000 text\n sync\n write f 100000 5000 text\n fsync f\n write f 0 300 text\n fsync f",
-    ),
-    ("compressed, cut", "create f\n compress f zlib\n write f 0 400000 text\n sync\n truncate f 150000\n fsync f"),
-    (
-        "many extents",
-        "create f\n sync\n write f 0 4096\n fsync f\n write f 8192 4096\n fsync f\n write f 16384 4096\n fsync f\n write f 24576 4096\n fsync f\n write f 4096 4096\n fsync f",
-    ),
-    ("unsynced neighbour", "write f 0 9000\n write g 0 9000\n sync\n write g 0 5000\n write f 0 5000\n fsync f"),
-    // Names.
-    ("new file", "mkdir d\n sync\n create d/f\n write d/f 0 300000\n fsync d/f"),
-    ("new directories on the path", "sync\n mkdir a\n mkdir a/b\n mkdir a/b/c\n write a/b/c/f 0 7000\n fsync a/b/c/f"),
-    ("link", "mkdir d\n write f 0 5000\n sync\n link f d/g\n write f 0 10\n fsync f"),
-    (
-        "link after fsync",
-        "mkdir d\n write f 0 5000\n sync\n write f 0 10\n fsync f\n link f d/g\n write h 0 1\n fsync h",
-    ),
-    ("links within a directory", "write f 0 5000\n sync\n link f g\n link f h\n link f i\n fsync f"),
-    ("new file with links", "mkdir d\n sync\n write f 0 5000\n link f d/g\n link f d/h\n fsync d/g"),
-    ("rename", "write f 0 5000\n sync\n rename f g\n fsync g"),
-    ("rename after fsync", "write f 0 5000\n sync\n write f 0 10\n fsync f\n rename f g\n write h 0 1\n fsync h"),
-    (
-        "rename over",
-        "write f 0 5000\n write g 0 6000\n sync\n write f 0 10\n fsync f\n rename f g\n write h 0 1\n fsync h",
-    ),
-    (
-        "write, fsync, rename over, fsync directory",
-        "mkdir d\n write d/f 0 5000\n sync\n write d/f.new 0 7000\n fsync d/f.new\n rename d/f.new d/f\n fsync d",
-    ),
-    (
-        "rename to another directory (commits)",
-        "mkdir a\n mkdir b\n write a/f 0 5000\n sync\n rename a/f b/g\n fsync b/g",
-    ),
-    ("rename a directory", "mkdir a\n mkdir a/d\n write a/d/f 0 5000\n sync\n rename a/d a/e\n fsync a"),
-    (
-        "move a directory",
-        "mkdir a\n mkdir b\n mkdir a/d\n write a/d/f 0 5000\n sync\n rename a/d b/d\n write b/d/f 0 10\n fsync b/d/f",
-    ),
-    ("exchange", "write f 0 5000\n write g 0 6000\n sync\n exchange f g\n fsync f"),
-    (
-        "exchange across",
-        "mkdir a\n mkdir b\n write a/f 0 5000\n write b/g 0 6000\n sync\n exchange a/f b/g\n fsync a/f\n fsync b/g",
-    ),
-    ("exchange new and old", "write f 0 5000\n sync\n write g 0 6000\n fsync g\n exchange f g\n fsync g\n fsync f"),
-    (
-        "names go round",
-        "write a 0 1000\n write b 0 2000\n write c 0 3000\n sync\n rename a x\n rename b a\n rename c b\n rename x c\n fsync a\n fsync b\n fsync c",
-    ),
-    ("name taken over", "write a 0 1000\n sync\n rename a b\n write a 0 2000\n fsync a"),
-    ("unlink and make again", "write f 0 5000\n sync\n unlink f\n write f 0 100\n fsync f"),
-    ("unlink of one link", "write f 0 5000\n link f g\n sync\n unlink g\n fsync f"),
-    ("unlink, fsync directory", "mkdir d\n write d/f 0 5000\n write d/g 0 10\n sync\n unlink d/f\n fsync d"),
-    (
-        "unlink a large file, fsync directory",
-        "mkdir d\n write d/f 0 1000000\n prealloc d/f 2000000 500000\n sync\n unlink d/f\n write d/g 0 1\n fsync d",
-    ),
-    ("rmdir, fsync directory", "mkdir d\n mkdir d/e\n write d/f 0 10\n sync\n rmdir d/e\n fsync d"),
-    (
-        "deleted ancestors",
-        "mkdir a\n mkdir a/b\n write a/b/f 0 5000\n sync\n link a/b/f g\n unlink a/b/f\n rmdir a/b\n rmdir a\n write g 0 10\n fsync g",
-    ),
-    (
-        "directory",
-        "mkdir d\n write d/old 0 10\n sync\n write d/f 0 5000\n mkdir d/e\n write d/e/g 0 100\n symlink d/s target\n mknod d/p\n fsync d",
-    ),
-    (
-        "directory of many",
-        "mkdir d\n fill d 300\n sync\n mkdir e\n fill e 300\n unlink d/file-7\n unlink d/file-200\n fsync d\n fsync e",
-    ),
-    (
-        "directory twice",
-        "mkdir d\n write d/a 0 10\n write d/b 0 10\n sync\n unlink d/a\n fsync d\n write d/c 0 10\n unlink d/b\n fsync d",
-    ),
-    ("new directory", "sync\n mkdir d\n write d/a 0 10\n mkdir d/e\n write d/e/b 0 10\n fsync d"),
-    ("old file in a logged directory", "mkdir d\n write d/f 0 5000\n sync\n chmod d/f\n write d/g 0 10\n fsync d"),
-    ("symlink", "mkdir d\n sync\n symlink d/s to/somewhere\n write d/f 0 1\n fsync d/f\n fsync d"),
-    ("tmpfile", "mkdir d\n sync\n tmpfile d d/f 9000\n fsync d/f"),
-    ("tmpfile, synced first", "mkdir d\n sync\n tmpfile d d/f 9000 synced\n fsync d"),
-    (
-        "tmpfile, not linked durably",
-        "mkdir d\n write d/g 0 10\n sync\n tmpfile d d/f 9000 synced\n write d/g 0 9\n fsync d/g",
-    ),
-    // Attributes.
-    (
-        "xattrs",
-        "write f 0 10\n xattr f user.a 30\n xattr f user.b 40\n sync\n rmxattr f user.a\n xattr f user.b 50\n xattr f user.c 2000\n fsync f",
-    ),
-    ("xattrs of a directory", "mkdir d\n xattr d user.a 30\n sync\n rmxattr d user.a\n xattr d user.b 20\n fsync d"),
-    ("xattrs of a new file", "sync\n write f 0 10\n xattr f user.a 30\n fsync f"),
-    (
-        "attributes",
-        "write f 0 10\n mkdir d\n sync\n chmod f\n chown f\n times f\n fsync f\n times d\n chown d\n fsync d",
-    ),
-    // Subvolumes.
-    (
-        "two subvolumes",
-        "subvol a\n subvol b\n write a/f 0 5000\n write b/f 0 5000\n write f 0 5000\n sync\n write a/f 5000 9000\n fsync a/f\n write b/g 0 100\n fsync b/g\n write f 0 10\n fsync f",
-    ),
-    (
-        "after a snapshot",
-        "subvol a\n write a/f 0 300000\n snapshot a b\n sync\n write a/f 5000 9000\n fsync a/f\n write b/f 100 10\n truncate b/f 20000\n fsync b/f",
-    ),
-];
+/// How many subvolumes have a log.
+fn logs(image: &Path) -> usize {
+    let inspector = Inspector::open(image, &OpenOptions::default()).unwrap();
+    inspector.trees().unwrap().iter().filter(|t| t.tree == TreeId::TREE_LOG && t.key.is_some()).count()
+}
+
+/// Whether the kernel commits in a case.
+fn commits(name: &str) -> bool {
+    name.ends_with("(commits)")
+}
+
+/// All cases in one shape: those that leave a log at once, the others one by one.
+fn cases(shape: Shape, cases: &[(&str, &str)]) {
+    let Some(oracle) = oracle() else { return };
+    let logged: Vec<_> = cases.iter().copied().filter(|(name, _)| !commits(name)).collect();
+    {
+        let scratch = oracle.scratch().unwrap();
+        let crashed = crash(oracle, &scratch, shape, &logged);
+        // Those with several subvolumes have more than one.
+        let logs = logs(&crashed);
+        assert!(logs >= logged.len(), "{} cases left {logs} logs: the kernel committed on the way", logged.len());
+        must_agree(oracle, &crashed, &format!("{shape:?}"));
+    }
+    for case in cases.iter().filter(|(name, _)| commits(name)) {
+        let scratch = oracle.scratch().unwrap();
+        let crashed = crash(oracle, &scratch, shape, &[*case]);
+        must_agree(oracle, &crashed, &format!("{shape:?} {}", case.0));
+    }
+}
 
 #[test]
 fn plain() {

@@ -70,6 +70,13 @@ impl Replay<'_> {
             return Ok(());
         }
         let extent = Extent::parse(at, item, self.sector)?;
+        let (Extent::Inline { generation: made, .. }
+        | Extent::Hole { generation: made, .. }
+        | Extent::Span(Span { generation: made, .. })) = &extent;
+        let now = self.handle.generation();
+        if !(1..=now.0).contains(&made.0) {
+            return Err(self.lie(inode.key(ItemType::EXTENT_DATA, at), "generation", made, format_args!("1 to {now}")));
+        }
         let end = at.saturating_add(extent.len(self.sector).max(1)).next_multiple_of(self.sector);
         let mut items = MapMutOf { guard: &mut guard, handle: self.handle, sector: self.sector };
         let freed = map::drop_range(&mut items, at, end)?;
