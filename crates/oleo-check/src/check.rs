@@ -201,7 +201,10 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     }
     let extent_sets: Vec<AtomicU32> =
         if cx.sets.is_on() { extents.at.iter().map(|_| AtomicU32::new(0)).collect() } else { Vec::new() };
-    let visitor = TreeVisitor { cx: &cx, hash, extents: &extents, csums: &csums, extent_sets: &extent_sets };
+    let is_dying = |t: &&TreeStart| t.tree.is_subvol() && t.item.refs.get() == 0;
+    let dying: Vec<TreeId> = trees.iter().filter(is_dying).map(|t| t.tree).collect();
+    let visitor =
+        TreeVisitor { cx: &cx, hash, extents: &extents, csums: &csums, extent_sets: &extent_sets, dying: &dying };
     let mut all = TreePart::default();
     for mut part in walk(&cx, &others, &visitor) {
         counts.add(&part.counts);

@@ -126,7 +126,7 @@ impl ExtentVisitor<'_, '_> {
                     self.keyed_place(&key, &backref, &place);
                     let Some((ref_key, count)) = RefKey::of(&backref) else { continue };
                     match leaf.records.last_mut() {
-                        Some(record) if record.at == key.objectid => self.claim(record, ref_key, count),
+                        Some(record) if record.at == key.objectid => record.claim(self.hash, ref_key, count),
                         // Of an extent that this leaf has not, or no leaf has.
                         _ => leaf.lead.push((key.objectid, ref_key, count)),
                     }
@@ -175,17 +175,22 @@ impl ExtentVisitor<'_, '_> {
         };
         for backref in InlineRefs(inline) {
             if let Some((ref_key, count)) = backref.ok().and_then(|b| RefKey::of(&b)) {
-                self.claim(&mut record, ref_key, count);
+                record.claim(self.hash, ref_key, count);
             }
         }
         Some(record)
     }
+}
 
-    fn claim(&self, record: &mut Record, key: RefKey, count: u32) {
-        let hash = self.hash.of(key);
-        record.extent.claim(hash, count);
-        record.owing = record.owing.saturating_sub(count.into());
-        record.hashes.push(hash);
+impl Record {
+    fn claim(&mut self, hash: RefHash, key: RefKey, count: u32) {
+        let hash = hash.of(key);
+        self.extent.claim(hash, count);
+        self.owing = self.owing.saturating_sub(count.into());
+        self.hashes.push(hash);
+        if let RefKey::Tree(root) = key {
+            self.extent.claim_root(root);
+        }
     }
 }
 
@@ -217,12 +222,7 @@ impl ExtentRecords {
         for leaf in leaves {
             for (at, key, count) in leaf.lead {
                 match &mut open {
-                    Some(record) if record.at == at => {
-                        let hash = hash.of(key);
-                        record.extent.claim(hash, count);
-                        record.owing = record.owing.saturating_sub(count.into());
-                        record.hashes.push(hash);
-                    }
+                    Some(record) if record.at == at => record.claim(hash, key, count),
                     _ => {
                         let place = extent_place(at);
                         cx.error(

@@ -94,6 +94,12 @@ pub(crate) struct Extent {
     pub kind: ExtentKind,
     /// Of a tree block.
     pub level: u8,
+    /// Which trees the record claims to have the block: one bit of 32 for each.
+    roots: u32,
+}
+
+fn root_bit(root: TreeId) -> u32 {
+    1 << (root.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 59)
 }
 
 /// Data or tree block, and how the block's children are referenced.
@@ -107,7 +113,17 @@ pub(crate) enum ExtentKind {
 
 impl Extent {
     pub fn new(sectors: u32, generation: u64, kind: ExtentKind, level: u8) -> Extent {
-        Extent { sum: AtomicU64::new(0), count: AtomicU32::new(0), sectors, generation, kind, level }
+        Extent { sum: AtomicU64::new(0), count: AtomicU32::new(0), sectors, generation, kind, level, roots: 0 }
+    }
+
+    /// The record claims that a tree has the block.
+    pub fn claim_root(&mut self, root: TreeId) {
+        self.roots |= root_bit(root);
+    }
+
+    /// Whether the record may claim that; if not, it does not.
+    pub fn may_have_root(&self, root: TreeId) -> bool {
+        self.roots & root_bit(root) != 0
     }
 
     pub fn is_data(&self) -> bool {

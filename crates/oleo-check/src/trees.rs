@@ -102,6 +102,8 @@ pub(crate) struct TreeVisitor<'a, 'b> {
     pub csums: &'a Csums,
     /// Per extent, who reaches it; empty unless asked for.
     pub extent_sets: &'a [AtomicU32],
+    /// Subvolumes that are being deleted.
+    pub dying: &'a [TreeId],
 }
 
 impl Visitor for TreeVisitor<'_, '_> {
@@ -115,6 +117,9 @@ impl Visitor for TreeVisitor<'_, '_> {
             judge_record(self.cx, at, visit.tree.tree, node.level(), visit.generation, record);
         }
         let full = record.is_some_and(|r| r.kind == ExtentKind::FullBlock);
+        if let Some(record) = record.filter(|r| r.kind == ExtentKind::Block && visit.class.is_shared()) {
+            self.judge_owner(node, record);
+        }
         if self.cx.sets.is_on() && visit.class == Class::Files {
             out.set_blocks.push(visit.set);
         }
@@ -167,6 +172,17 @@ pub(crate) fn judge_record(cx: &Context<'_>, at: u64, tree: TreeId, level: u8, g
 }
 
 impl TreeVisitor<'_, '_> {
+    /// Who looks for the users of a block without full backrefs searches the tree that owns it. A subvolume that is being
+    /// deleted may have half of its blocks changed to full backrefs.
+    fn judge_owner(&self, node: &CheckedNode, record: &Extent) {
+        let owner = node.owner();
+        if !record.may_have_root(owner) && !self.dying.contains(&owner) {
+            let place = Place { tree: Some(owner), block: Some(node.logical()), ..Place::default() };
+            let have = format!("owner {owner}, which has no reference to it, without full backrefs");
+            self.cx.error(Kind::BlockOwner, place, have, "a tree that has it, or full backrefs");
+        }
+    }
+
     /// A reference was found in a tree.
     fn found(&self, at: u64, key: RefKey, hash: u64, out: &mut TreePart) -> Option<usize> {
         out.counts.refs += 1;

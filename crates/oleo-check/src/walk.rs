@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use oleo_format::{CheckedNode, Corruption, Generation, Key, LEVELS_MAX, Logical, NodeExpect, TreeId};
+use oleo_format::{CheckedNode, Corruption, Generation, HeaderFlags, Key, LEVELS_MAX, Logical, NodeExpect, TreeId};
 use oleo_volume::{CopyRead, Volume, VolumeError};
 use rayon::prelude::*;
 
@@ -390,6 +390,11 @@ fn tell_copy(cx: &Context<'_>, place: &Place, copy: usize, have: &str) {
 fn after_verify(cx: &Context<'_>, tree: &TreeStart, class: Class, place: &Place, node: &CheckedNode) {
     if !class.may_own(tree.tree, node.owner()) {
         cx.error(Kind::BlockOwner, place.clone(), node.owner(), format_args!("one that may be in tree {}", tree.tree));
+    }
+    let needed = HeaderFlags::WRITTEN | HeaderFlags::MIXED_BACKREF_REV;
+    if !node.flags().contains(needed) || node.flags().bits() >> 56 != 1 {
+        let have = format!("flags {:#x}", node.flags().bits());
+        cx.error(Kind::BlockHeader, place.clone(), have, "written, and backrefs of revision 1");
     }
     let newest = cx.env.sb.generation.get() + u64::from(class == Class::Log);
     if node.generation().0 > newest {
