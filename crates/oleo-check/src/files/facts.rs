@@ -226,7 +226,7 @@ impl Leaf {
         if self.current.as_ref().is_some_and(|part| part.ino != key.objectid) {
             self.take(c, false);
         }
-        let part = self.current.get_or_insert_with(|| Part::new(key.objectid));
+        let part = self.current.get_or_insert_with(|| Part::new(key.objectid, c));
         let closed = &mut self.closed;
         match key.item_type {
             ItemType::INODE_ITEM => {

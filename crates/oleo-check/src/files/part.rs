@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use oleo_format::{FileType, Ino, InodeFlags, InodeItem, Key};
+use oleo_format::{FileType, Ino, InodeFlags, InodeItem, Key, Logical, TreeId};
 
 use super::claim::{self, Pair};
 use super::extents::{Extent, Run};
@@ -51,6 +51,10 @@ impl Fields {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Part {
     pub ino: u64,
+    /// The owner and the address of the leaf that the first of these items is in: where findings are placed. Trees that share
+    /// the leaf then tell the same.
+    pub tree: TreeId,
+    pub block: Option<Logical>,
     /// Its inode item, which comes before all others.
     pub fields: Option<Fields>,
     /// Names counted from INODE_REF and INODE_EXTREF.
@@ -71,9 +75,11 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    pub(crate) fn new(ino: u64) -> Part {
+    pub(crate) fn new(ino: u64, c: &Context<'_>) -> Part {
         Part {
             ino,
+            tree: c.tree,
+            block: c.block,
             fields: None,
             refs: 0,
             parent: 0,
@@ -84,6 +90,10 @@ impl Part {
             pending: Vec::new(),
             torn: false,
         }
+    }
+
+    fn place<'a>(&self, c: &Context<'a>) -> Context<'a> {
+        Context { tree: self.tree, block: self.block, ..*c }
     }
 
     /// Takes a file extent in; `fresh` collects data that waits for the inode item.
@@ -118,7 +128,7 @@ impl Part {
         let run = match (self.run, next.run) {
             (Some(a), Some(b)) => {
                 let (run, overlap) = a.then(b);
-                self.overlap(c, overlap);
+                self.overlap(&next.place(c), overlap);
                 Some(run)
             }
             (a, b) => a.or(b),
@@ -133,6 +143,8 @@ impl Part {
         }
         Part {
             ino: self.ino,
+            tree: self.tree,
+            block: self.block,
             fields,
             refs: self.refs.saturating_add(next.refs),
             parent: if self.parent != 0 { self.parent } else { next.parent },
@@ -150,6 +162,7 @@ impl Part {
 
     /// Judges the inode, all of whose items have been seen, and adds it to what is known of the tree.
     pub(crate) fn judge(&self, c: &Context<'_>, closed: &mut Closed, dirs: &mut Vec<(u64, u64)>) {
+        let c = &self.place(c);
         let key = Key::inode(Ino(self.ino));
         if self.torn {
             return;
