@@ -59,6 +59,29 @@ fn a_session() {
     }
 }
 
+/// Goal: a log is seen, left aside or dropped, as asked for.
+/// Method: a file is synced and the image dropped without a commit, as in a crash.
+#[test]
+fn a_log() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    ok(dir, &["mkfs", "--size", "300M", "i"]);
+    let image = oleo::Image::open(dir.join("i"), &oleo::OpenOptions::writing()).unwrap();
+    image.write("synced", b"bytes").unwrap();
+    image.fs().fsync(&image.find("synced").unwrap()).unwrap();
+    drop(image);
+    assert_eq!(ok(dir, &["cat", "i", "synced"]), "bytes");
+    assert!(fails(dir, 1, &["cat", "--no-log-replay", "i", "synced"]).contains("not found"));
+    assert!(ok(dir, &["inspect", "dump-tree", "-t", "log", "i"]).contains("INODE_ITEM"));
+    let said = run(dir, &["rescue", "zero-log", "i"]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("Clearing log on i, previous log_root"), "{said:?}");
+    assert!(String::from_utf8_lossy(&run(dir, &["rescue", "zero-log", "i"]).stderr).contains("no log"));
+    assert!(fails(dir, 1, &["cat", "i", "synced"]).contains("not found"));
+    if let Some(oracle) = oracle() {
+        oracle.must_be_sound(&[dir.join("i")], "without its log").unwrap();
+    }
+}
+
 /// Goal: JSON is JSON wherever it is offered.
 #[test]
 fn json() {

@@ -18,6 +18,13 @@ fn write(device: &Arc<dyn Device>, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// The first superblock.
+fn super_of(device: &Arc<dyn Device>) -> Result<oleo_format::SuperBlock> {
+    let mut bytes = vec![0; oleo_format::SUPER_LEN];
+    device.read_at(oleo_format::SUPER_OFFSETS[0], &mut bytes)?;
+    Ok(oleo_format::SuperBlock::read(&bytes)?)
+}
+
 /// Overwrites every copy of a tree block.
 fn ruin(device: &Arc<dyn Device>, at: oleo::Logical) -> Result<()> {
     let image = Image::from_devices(vec![device.clone()], &OpenOptions::default())?;
@@ -122,5 +129,55 @@ fn flags_of_new_files() -> Result<()> {
         image.sync()?;
         ensure!(image.read("file")? == [1; 9000]);
     }
+    Ok(())
+}
+
+/// Goal: what was synced before a crash is seen by whoever opens the volume: for reading without a write to the device, for
+/// writing for good; without the log where that is asked for, which is for reading only; and a log that cannot be read is an
+/// error that says what to do, and says it of itself.
+/// Method: a file is written and synced, and the image dropped without a commit; then opened in all ways.
+#[test]
+fn a_log_is_replayed() -> Result<()> {
+    let device = device()?;
+    write(&device, "committed")?;
+    let crashed = Image::from_devices(vec![device.clone()], &OpenOptions::writing())?;
+    crashed.write("synced", b"bytes")?;
+    crashed.fs().fsync(&crashed.find("synced")?)?;
+    drop(crashed);
+    let log_root = super_of(&device)?.log_root.get();
+    ensure!(log_root != 0, "the sync left a log");
+    let bytes = || -> Result<Vec<u8>> {
+        let mut all = vec![0; 64 << 20];
+        device.read_at(0, &mut all)?;
+        Ok(all)
+    };
+    let before = bytes()?;
+    let open = |options| Image::from_devices(vec![device.clone()], &options);
+    ensure!(open(OpenOptions::default())?.read("synced")? == b"bytes");
+    let without = OpenOptions { no_log_replay: true, ..OpenOptions::default() };
+    ensure!(open(without.clone())?.read("synced").is_err());
+    ensure!(open(OpenOptions { write: true, ..without.clone() }).is_err(), "only for reading");
+    ensure!(bytes()? == before, "reading wrote to the device");
+
+    let good = open(without.clone())?;
+    let chunk = good.volume().chunk_of(oleo::Logical(log_root))?;
+    let places: Vec<u64> = chunk.stripes.iter().map(|s| s.offset.0 + (log_root - chunk.start.0)).collect();
+    drop(good);
+    let mut old = [0; 16];
+    device.read_at(places[0], &mut old)?;
+    places.iter().try_for_each(|at| device.write_at(*at, &[0xa5; 16]))?;
+    for options in [OpenOptions::default(), OpenOptions::writing()] {
+        let Err(error) = open(options) else { anyhow::bail!("the log cannot be read") };
+        ensure!(error.to_string().contains("log"), "{error}");
+        ensure!(error.hint().is_some_and(|hint| hint.contains("nologreplay") && hint.contains("zero-log")));
+    }
+    ensure!(open(without)?.read("committed")? == b"committed");
+    places.iter().try_for_each(|at| device.write_at(*at, &old))?;
+
+    let image = open(OpenOptions::writing())?;
+    ensure!(image.read("synced")? == b"bytes");
+    drop(image);
+    ensure!(super_of(&device)?.log_root.get() == 0, "replaying is a commit");
+    ensure!(open(OpenOptions::default())?.read("synced")? == b"bytes");
     Ok(())
 }
