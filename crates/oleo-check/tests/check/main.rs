@@ -1,5 +1,6 @@
 //! The check on whole volumes: sound ones are clean, and each kind of damage is found for what it is.
 
 mod broken;
+mod files;
 mod kit;
 mod sound;
