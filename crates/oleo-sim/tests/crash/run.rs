@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use anyhow::Context;
 use oleo::{Image, KeepSize, MkfsOptions, OpenOptions, Profile};
 use oleo_device::Device;
 use oleo_format::SuperBlock;
@@ -314,13 +315,13 @@ pub fn check(image: &Image) -> Vec<String> {
 /// and that file there when it is opened again.
 fn go_on(image: Image, disks: Vec<Arc<dyn Device>>) -> anyhow::Result<()> {
     match image.write("after the crash", &[9; 9000]) {
-        Ok(()) => image.fs().fsync(&image.find("after the crash")?)?,
+        Ok(()) => image.fs().fsync(&image.find("after the crash")?).context("fsync")?,
         Err(e) if e.to_string().contains("no space left") => {}
         Err(e) => return Err(e.into()),
     }
-    image.clean()?;
+    image.clean().context("cleaning")?;
     let want = look(&image, None)?;
-    image.close()?;
+    image.close().context("closing")?;
     let image = Image::from_devices(disks, &options(false))?;
     anyhow::ensure!(look(&image, Some(&want))? == want, "not what was closed");
     let wrong = check(&image);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use oleo_sim::crash::states::{Cut, Kinds, Maker};
+use oleo_sim::crash::states::{Kinds, Maker};
 use oleo_sim::rng::Rng;
 use oleo_sim::script::{Op, shrink, to_text};
 
