@@ -2,6 +2,7 @@
 //!
 //! - `cargo xtask tidy`: the rules; see [`tidy`].
 //! - `cargo xtask ci [STEP…]`: everything that CI runs, or only the steps named; see [`ci`].
+//! - `cargo xtask crash --states N --seed S`: more crash states than CI judges; see [`crash`].
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,6 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 
 mod ci;
+mod crash;
 mod tidy;
 
 fn main() -> ExitCode {
@@ -27,6 +29,7 @@ fn run() -> Result<()> {
     match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(root),
         Some("ci") => ci::run(root, &args[1..]),
-        _ => bail!("usage: cargo xtask tidy | cargo xtask ci [{}]", ci::names().join("|")),
+        Some("crash") => crash::run(root, &args[1..]),
+        _ => bail!("usage: cargo xtask tidy | cargo xtask ci [{}] | cargo xtask crash …", ci::names().join("|")),
     }
 }

@@ -279,11 +279,12 @@ fn has_log(state: &[Contents]) -> bool {
     crate::run::super_block(state).is_some_and(|sb| sb.log_root.get() != 0)
 }
 
-/// The kernel's own view of what its crash left, for finding out what it promises.
+/// The kernel's own view of what its crash left, for finding out what it promises: `OLEO_CRASH_PROBE=FILE`, scripts parted by
+/// empty lines.
 #[test]
 fn probe() {
     let Some(oracle) = oleo_sim::oracle::oracle() else { return };
-    let Ok(file) = std::env::var("OLEO_CRASH_SCRIPT") else { return };
+    let Ok(file) = std::env::var("OLEO_CRASH_PROBE") else { return };
     let base = KernelBase::new(oracle, &oleo_sim::crash::ace::setup()).unwrap();
     for text in std::fs::read_to_string(file).unwrap().split("\n\n") {
         let script = oleo_sim::script::from_text(text).unwrap();

@@ -3,6 +3,7 @@
 mod exhaustive;
 mod faults;
 mod kernel;
+mod longer;
 mod mutants;
 #[allow(dead_code, reason = "the other test program uses the rest")]
 #[path = "../proof/ours.rs"]

@@ -98,7 +98,11 @@ impl Tally {
             let fails = |s: &[Op]| again(s).failures.into_iter().find(|f| f.class() == *class);
             let short = shrink(&shortest.script, TRIES_MAX, |s| fails(s).is_some());
             let failure = fails(&short).unwrap_or_else(|| (*shortest).clone());
-            told.push_str(&format!("\n--- {} like: {class}\n{failure}", alike.len()));
+            let file = std::env::temp_dir().join(format!("oleo-crash-{:08x}.script", crc32c::crc32c(class.as_bytes())));
+            let kept = std::fs::write(&file, to_text(&short));
+            let repeat =
+                kept.map_or(String::new(), |()| format!("  again: cargo xtask crash --script {}", file.display()));
+            told.push_str(&format!("\n--- {} like: {class}\n{failure}{repeat}", alike.len()));
         }
         assert!(self.failures.is_empty(), "{what}: {} failures of {} sorts{told}", self.failures.len(), classes.len());
     }
