@@ -314,10 +314,15 @@ pub fn check(image: &Image) -> Vec<String> {
 /// Goal: what a crash left can be used. Method: a file is written and synced, everything dead cleaned up, and all is as it was
 /// and that file there when it is opened again.
 fn go_on(image: Image, disks: Vec<Arc<dyn Device>>) -> anyhow::Result<()> {
-    match image.write("after the crash", &[9; 9000]) {
-        Ok(()) => image.fs().fsync(&image.find("after the crash")?).context("fsync")?,
-        Err(e) if e.to_string().contains("no space left") => {}
-        Err(e) => return Err(e.into()),
+    let written = image.write("after the crash", &[9; 9000]);
+    let synced = written.and_then(|()| Ok(image.fs().fsync(&image.find("after the crash")?)?));
+    match synced {
+        Ok(()) => {}
+        // A disk that is full by now says so to whoever writes or syncs; what it could not take is given up.
+        Err(e) if e.to_string().contains("no space left") => {
+            let _ = image.fs().unlink(&image.top()?, b"after the crash");
+        }
+        Err(e) => return Err(e).context("writing"),
     }
     image.clean().context("cleaning")?;
     let want = look(&image, None)?;
