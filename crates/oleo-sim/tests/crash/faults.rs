@@ -8,7 +8,7 @@ use oleo_sim::crash::states::{Cut, Kinds, Maker, Rest};
 use oleo_sim::script::{Op, Style};
 
 use crate::run::{Base, Run, Shape, Way, Wrong};
-use crate::tally::{Tally, judge_script, share};
+use crate::tally::{Tally, judge_script, say, share};
 
 const ENOSPC: i32 = 28;
 
@@ -76,7 +76,7 @@ fn writes_and_flushes_fail() {
         assert_eq!(writes, 0, "{what}: writes after the failure");
         judge_last(&run, &what);
     }
-    println!("crash: faults: {} writes and {} flushes failed one by one", counts.writes, counts.flushes);
+    say(&format!("crash: faults: {} writes and {} flushes failed one by one", counts.writes, counts.flushes));
 }
 
 /// Goal: a read that fails, or gives rot, is an error, or healed; never wrong bytes, and what is on disk stays whole.
@@ -104,7 +104,7 @@ fn reads_fail_and_rot() {
             }
         }
     }
-    println!("crash: faults: {all} reads failed or gave rot one by one, {told} of them told to the caller");
+    say(&format!("crash: faults: {all} reads failed or gave rot one by one, {told} of them told to the caller"));
     assert!(told > 0);
 }
 
@@ -125,7 +125,7 @@ fn the_disk_is_full() {
         assert!(run.failed.is_none(), "{room} steps of room: a full disk has stopped it: {:?}", run.failed);
         tally.add(judge_script(&base, &script, &kinds, room, None));
     }
-    println!("crash: faults: of {} runs on a nearly full disk {refused} were refused something", tally.runs);
+    say(&format!("crash: faults: of {} runs on a nearly full disk {refused} were refused something", tally.runs));
     assert!(refused > 3, "only {refused}");
     tally.must_be_clean("runs on a nearly full disk", |s| judge_script(&base, s, &kinds, 0, None));
 }

@@ -258,11 +258,11 @@ fn we_open_the_kernels() {
         note(&mut ours, format!("script {nth}, kernel's crash opened by us"), &script, wrong);
         // Half of them: mounting takes its time.
         if nth % 2 == 0 {
+            kernels.with_log += u64::from(has_log(std::slice::from_ref(&run.crashed)));
             let wrong = run.judge_by_kernel(oracle).unwrap_or_else(|e| vec![format!("{e:#}")]);
             note(&mut kernels, format!("script {nth}, kernel's crash opened by the kernel"), &script, wrong);
         }
     }
-    println!("{}", kernels.line("crashes of the kernel, opened by the kernel"));
     let again = |script: &[Op], by_us: bool| {
         let base = if script.iter().any(|op| op.paths().iter().any(|p| p.contains("foo"))) { &small } else { &empty };
         let run = base.run(oracle, script).unwrap();

@@ -6,7 +6,7 @@ use oleo_sim::crash::states::Kinds;
 use oleo_sim::script::{Op, Style};
 
 use crate::run::{Base, Shape, Wrong};
-use crate::tally::judge_wrong;
+use crate::tally::{judge_wrong, say};
 
 const ALL: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 10, torn: 10 };
 
@@ -73,13 +73,13 @@ fn every_write_and_flush_matters() {
         }
     }
     let flushes: Vec<u64> = (0..run.counts.flushes).filter(|nth| !noticed(Fault::DropFlush(*nth), *nth)).collect();
-    println!(
+    say(&format!(
         "crash: mutants: {} writes and {} flushes left out one by one; unnoticed: {copies} of the superblock's second copy, {} others, {} flushes",
         run.counts.writes,
         run.counts.flushes,
         others.len(),
         flushes.len()
-    );
+    ));
     assert!(others.is_empty(), "writes left out unnoticed: {others:?}");
     assert!(flushes.is_empty(), "flushes left out unnoticed: {flushes:?}");
 }

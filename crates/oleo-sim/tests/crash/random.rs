@@ -13,8 +13,8 @@ pub fn mix(seed: u64) -> Mix {
     Mix {
         steps: 120,
         promises: [10, 25, 45][seed as usize % 3],
-        subvolumes: seed % 2 == 0,
-        compress: seed % 5 == 0,
+        subvolumes: seed.is_multiple_of(2),
+        compress: seed.is_multiple_of(5),
         file_len_max: 60_000,
         names_max: 25,
         xattr_len_max: 800,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::Write;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -87,7 +88,7 @@ impl Tally {
     /// # Panics
     /// Where something failed, with all that is needed to repeat it. `again` judges a script anew, for making it shorter.
     pub fn must_be_clean(&self, what: &str, again: impl Fn(&[Op]) -> Tally) {
-        println!("{}", self.line(what));
+        say(&self.line(what));
         let mut classes: BTreeMap<String, Vec<&Failure>> = BTreeMap::new();
         for failure in &self.failures {
             classes.entry(failure.class()).or_default().push(failure);
@@ -158,6 +159,11 @@ pub fn judge_wrong(
     }
     tally.time_judging = begin.elapsed();
     tally
+}
+
+/// Tells counts. Not println!: the test runner swallows that of tests that pass.
+pub fn say(line: &str) {
+    let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
 }
 
 /// So many for CI; `OLEO_CRASH_SHARE` makes it as many times more, in percent.
