@@ -51,6 +51,7 @@ impl Closed {
 
 /// The inodes at the two ends, which may go on next door.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[allow(clippy::large_enum_variant, reason = "nearly all have two ends")]
 enum Ends {
     /// No inode at all.
     #[default]

@@ -17,6 +17,9 @@ use super::{Context, Facts, Hear};
 use crate::feed::{Env, Feed, Share, Tell, TreeStart};
 use crate::finding::Kind;
 
+/// Takes the items of a tree, one by one.
+type Each<'a> = &'a mut dyn FnMut(&Key, &[u8]);
+
 /// All trees of files of a volume. Shared by threads.
 #[derive(Debug, Default)]
 pub(crate) struct Forest {
@@ -44,13 +47,7 @@ impl Forest {
     }
 
     /// The same for a tree that `read` reads.
-    pub(super) fn judge(
-        &self,
-        c: &Context<'_>,
-        facts: Facts,
-        is_half: bool,
-        read: &mut dyn FnMut(&mut dyn FnMut(&Key, &[u8])),
-    ) {
+    pub(super) fn judge(&self, c: &Context<'_>, facts: Facts, is_half: bool, read: &mut dyn FnMut(Each<'_>)) {
         let closed = facts.finish(c);
         if closed.lost || is_half {
             return;

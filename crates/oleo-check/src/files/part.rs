@@ -252,11 +252,13 @@ impl Part {
                 c.error(Kind::SymlinkSize, key, have, format_args!("one of {} bytes", fields.size));
             }
         }
-        if kind == FileType::RegFile && !c.no_holes && fields.nlink > 0 {
-            if let Some(at) = Run::hole_below(self.run.as_ref(), fields.size) {
-                let key = Key::extent_data(Ino(self.ino), at);
-                c.error(Kind::FileHole, key, "no file extent", "one for every sector, holes too");
-            }
+        if kind == FileType::RegFile
+            && !c.no_holes
+            && fields.nlink > 0
+            && let Some(at) = Run::hole_below(self.run.as_ref(), fields.size)
+        {
+            let key = Key::extent_data(Ino(self.ino), at);
+            c.error(Kind::FileHole, key, "no file extent", "one for every sector, holes too");
         }
     }
 
