@@ -44,9 +44,9 @@ fn lies(shape: Shape, seed: u64, rounds: u64) {
         copy(&base, &work);
         drop(inflicted);
         let before = sum(&work);
-        let reading = open_to_read(&[work.clone()]).map(|image| try_manifest(&image));
+        let reading = open_to_read(std::slice::from_ref(&work)).map(|image| try_manifest(&image));
         assert_eq!(sum(&work), before, "{what}: opening for reading changed the image");
-        match open(&[work.clone()], OpenOptions::writing()) {
+        match open(std::slice::from_ref(&work), OpenOptions::writing()) {
             Err(e) => {
                 refused += 1;
                 assert!(reading.is_err(), "{what}: read, but not written: {e:#}");
