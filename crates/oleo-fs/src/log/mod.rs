@@ -34,7 +34,8 @@
 //! 9. *Whoever has a name by now that a logged inode lost is logged*, so that a name that always had an owner has one.
 //!    `creat b/f; exchange a/f b/f; fsync b`: nothing would be called a/f. Without the log: `creat f; fsync f; mv g f; fsync x`.
 //! 10. *An inode without names leaves the log, and its committed names go.* `creat f; fsync f; unlink f; creat f; fsync f`: the
-//!     first f would be back under the second's name. A file that never had a name (O_TMPFILE) is logged whole
+//!     first f would be back under the second's name. So do those of one that a logged inode replaced, when that leaves the
+//!     name: `creat d/f; sync; mv x d/f; fsync d/f; mv d/f y; fsync z`: the first d/f would be back. A file that never had a name (O_TMPFILE) is logged whole
 //!     when it is synced, though a replay passes over inodes without links: `fsync t; link t b/f; fsync b`: f would be empty.
 //! 11. *A synced directory brings the entries that were added (with their inodes, as existing; new directories whole) and, as
 //!     ranges, the indices that went*; only DIR_INDEX items, from which a replay makes the others. An index is not given out again

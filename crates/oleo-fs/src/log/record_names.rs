@@ -120,6 +120,7 @@ impl Recorder<'_> {
         for name in self.logged_names(ino)?.iter().filter(|name| !now.contains(name)) {
             self.delete(Key::new(name.parent.0, ItemType::DIR_INDEX, name.index));
             self.successor(name)?;
+            self.uncovered(name)?;
         }
         Ok(())
     }
@@ -153,20 +154,38 @@ impl Recorder<'_> {
 
     /// Whoever had the name in the last commit loses it to `ino` in the replay.
     fn conflict(&mut self, ino: Ino, name: &NameOf) -> Result<(), FsError> {
+        match self.committed_owner(name)? {
+            Some(Target::Inode(old)) if old != ino => self.displaced(old)?,
+            Some(Target::Subvol(_)) => self.refused = Some(refusal::SUBVOLUME_ENTRY),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A name leaves the log with which a logged inode took the place of another: one that is gone since would be back.
+    fn uncovered(&mut self, name: &NameOf) -> Result<(), FsError> {
+        let Some(Target::Inode(old)) = self.committed_owner(name)? else { return Ok(()) };
+        if let Some(inode) = self.core.inode(&self.subvol, old)? {
+            let guard = inode.read();
+            if !guard.state().gone && guard.fields().nlink > 0 {
+                return Ok(());
+            }
+        }
+        self.end(old);
+        Ok(())
+    }
+
+    fn committed_owner(&self, name: &NameOf) -> Result<Option<Target>, FsError> {
         let key = Key::new(name.parent.0, ItemType::DIR_ITEM, u64::from(dir_hash(&name.name)));
-        let Some(item) = self.committed(&key)? else { return Ok(()) };
+        let Some(item) = self.committed(&key)? else { return Ok(None) };
         for entry in dir::entries(&item) {
             let entry = entry?;
             if entry.name != name.name {
                 continue;
             }
-            match Target::of(Key::from(entry.head.location))? {
-                Target::Inode(old) if old != ino => self.displaced(old)?,
-                Target::Inode(_) => {}
-                Target::Subvol(_) => self.refused = Some(refusal::SUBVOLUME_ENTRY),
-            }
+            return Ok(Some(Target::of(Key::from(entry.head.location))?));
         }
-        Ok(())
+        Ok(None)
     }
 
     /// An inode loses a name that it had in the last commit. If it lives, its names of now are logged; if it is a directory
@@ -233,6 +252,7 @@ impl Recorder<'_> {
         for name in self.logged_names(ino)? {
             self.delete(Key::new(name.parent.0, ItemType::DIR_INDEX, name.index));
             self.successor(&name)?;
+            self.uncovered(&name)?;
         }
         for (key, _) in self.all_logged_items(ino)? {
             self.delete(key);

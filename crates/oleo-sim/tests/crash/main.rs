@@ -2,6 +2,7 @@
 
 mod exhaustive;
 mod faults;
+mod found;
 mod kernel;
 mod longer;
 mod mutants;

@@ -1,0 +1,33 @@
+//! Failures that were found by chance, shortened and named for what they showed.
+
+use oleo_sim::crash::states::Kinds;
+use oleo_sim::script::{Op, RenameHow};
+
+use crate::run::{Base, Shape};
+use crate::tally::{Tally, judge_script};
+
+const ALL: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 4, torn: 4 };
+
+/// Goal: a file that a rename replaced stays gone when the one that took its name goes on to another.
+/// Method: both renames after a commit, an fsync after each.
+#[test]
+fn a_replaced_file_stays_gone() {
+    let own = |path: &str| path.to_owned();
+    let create = |path: &str| Op::Create { path: own(path), mode: 0o644 };
+    let rename = |from: &str, to: &str| Op::Rename { from: own(from), to: own(to), how: RenameHow::Plain };
+    let fsync = |path: &str| Op::Fsync { path: own(path) };
+    let script = [
+        Op::Mkdir { path: own("d"), mode: 0o755 },
+        create("new"),
+        create("d/old"),
+        create("other"),
+        Op::Sync,
+        rename("new", "d/old"),
+        fsync("d/old"),
+        rename("d/old", "moved"),
+        Op::Chmod { path: own("other"), mode: 0o600 },
+        fsync("other"),
+    ];
+    let base = Base::new(Shape::BARE, &[]);
+    judge_script(&base, &script, &ALL, 1, None).must_be_clean("a replaced file", |_| Tally::default());
+}
