@@ -25,7 +25,7 @@ use crate::refs::{Extents, RefHash, RefKey};
 use crate::sets::Sets;
 use crate::trees::{Counts, TreePart, TreeVisitor, judge_record};
 use crate::walk::{Class, Context, Progress, Visit, Visitor, walk};
-use crate::{details, files, fold, space, supers};
+use crate::{details, files, fold, prealloc, space, supers};
 
 /// How to check.
 #[derive(Clone, Copy)]
@@ -215,6 +215,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
         all.dev_items.append(&mut part.dev_items);
         all.dev_extents.append(&mut part.dev_extents);
         all.free.append(&mut part.free);
+        all.prealloc.append(&mut part.prealloc);
         all.set_blocks.append(&mut part.set_blocks);
     }
     memory += all.leaves.len() as u64 * size_of::<(u64, files::Facts)>() as u64
@@ -225,6 +226,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     // What is left over.
     missing.list.append(&mut all.missing);
     missing.tell(&cx);
+    prealloc::judge(&cx, &csums, &others, std::mem::take(&mut all.prealloc));
     let walked: Vec<TreeStart> = others.iter().chain(&claiming).chain(&csum_trees).chain([&root]).cloned().collect();
     details::judge_refs(&cx, &extents, &claiming, &walked, &roots.data);
     clock.lap("references");

@@ -14,6 +14,7 @@ mod files;
 mod finding;
 mod fold;
 mod log;
+mod prealloc;
 mod refs;
 mod sets;
 mod space;

@@ -16,6 +16,7 @@ use crate::extents::extent_place;
 use crate::files::Facts;
 use crate::finding::{Kind, Place};
 use crate::fold::{Inner, with_hear};
+use crate::prealloc::{self, Suspects};
 use crate::refs::{Extent, ExtentKind, Extents, RefHash, RefKey};
 use crate::sets::SetId;
 use crate::walk::{Class, Context, Visit, Visitor};
@@ -90,6 +91,8 @@ pub(crate) struct TreePart {
     pub dev_items: Vec<DevItem>,
     pub dev_extents: Vec<(Key, DevExtent)>,
     pub free: Vec<FreeItem>,
+    /// Preallocated data with checksums.
+    pub prealloc: Suspects,
     /// Bytes of tree blocks by the set of subvolumes that reach them.
     pub set_blocks: Vec<SetId>,
 }
@@ -251,7 +254,10 @@ impl TreeVisitor<'_, '_> {
             }
         }
         if visit.class == Class::Files {
-            self.prealloc_csums(item, &place);
+            let prealloc = prealloc::range_of(item, FileExtentItem::PREALLOC);
+            if let Some(range) = prealloc.filter(|(start, len)| self.csums.covered(*start, *len) > 0) {
+                out.prealloc.entry(range).or_insert_with(place);
+            }
         }
     }
 
@@ -263,20 +269,6 @@ impl TreeVisitor<'_, '_> {
                 Ok(_) => return,
                 Err(now) => old = now,
             }
-        }
-    }
-
-    /// What is preallocated and not written has no checksums.
-    fn prealloc_csums(&self, item: &[u8], place: &dyn Fn() -> Place) {
-        let Ok(extent) = FileExtentItem::parse(item) else { return };
-        if extent.r#type != FileExtentItem::PREALLOC {
-            return;
-        }
-        let start = extent.disk_bytenr.get().saturating_add(extent.offset.get());
-        let covered = self.csums.covered(start, extent.num_bytes.get());
-        if covered > 0 {
-            let have = format!("checksums of {covered} bytes");
-            self.cx.error(Kind::CsumOdd, place(), have, "none: preallocated");
         }
     }
 }

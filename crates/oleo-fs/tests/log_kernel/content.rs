@@ -190,6 +190,29 @@ fn clones() {
     });
 }
 
+/// Goal: a clone of preallocated space that was written in place is durable before the file that wrote it. The replay leaves
+/// one file that calls the extent preallocated and one that has data there, with checksums: `btrfs check` takes that.
+#[test]
+fn clone_of_what_was_written_in_place() {
+    on_all_forms(|bed| {
+        let file = bed.file("f", b"");
+        bed.fs.preallocate(&file, 0, 65_536, KeepSize::No).unwrap();
+        let copy = bed.file("copy", b"");
+        bed.sync();
+        bed.fs.write(&file, 4096, &bytes(7, 8192)).unwrap();
+        bed.fs.clone_range(&file, &copy, &CloneRange { from: 0, len: 65_536, to: 0 }).unwrap();
+        bed.fs.fsync(&copy).unwrap();
+        bed.must_be_logged();
+        let want = [vec![0; 4096], bytes(7, 8192), vec![0; 65_536 - 12_288]].concat();
+        bed.after_crash(|found| found.must_hold("copy", &want));
+        bed.fs.fsync(&file).unwrap();
+        bed.after_crash(|found| {
+            found.must_hold("copy", &want);
+            found.must_hold("f", &want);
+        });
+    });
+}
+
 /// Goal: compressed extents come with the checksums of all of them, whatever part of them is left.
 #[test]
 fn compressed() {

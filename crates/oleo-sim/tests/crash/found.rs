@@ -1,7 +1,7 @@
 //! Failures that were found by chance, shortened and named for what they showed.
 
 use oleo_sim::crash::states::Kinds;
-use oleo_sim::script::{Op, RenameHow};
+use oleo_sim::script::{Op, RenameHow, Style};
 
 use crate::run::{Base, Shape};
 use crate::tally::{Tally, judge_script};
@@ -30,4 +30,22 @@ fn a_replaced_file_stays_gone() {
     ];
     let base = Base::new(Shape::BARE, &[]);
     judge_script(&base, &script, &ALL, 1, None).must_be_clean("a replaced file", |_| Tally::default());
+}
+
+/// Goal: a clone of preallocated space that was written in place is durable before its source, and our check takes it as sound.
+/// Method: the source committed, the clone alone synced.
+#[test]
+fn a_clone_of_preallocated_space() {
+    let own = |path: &str| path.to_owned();
+    let script = [
+        Op::Create { path: own("source"), mode: 0o644 },
+        Op::Prealloc { path: own("source"), at: 0, len: 65_536, keep_size: false },
+        Op::Create { path: own("clone"), mode: 0o644 },
+        Op::Sync,
+        Op::Write { path: own("source"), at: 4096, len: 8192, seed: 1, style: Style::Random },
+        Op::Clone { from: own("source"), at: 0, len: 65_536, to: own("clone"), to_at: 0 },
+        Op::Fsync { path: own("clone") },
+    ];
+    let base = Base::new(Shape::BARE, &[]);
+    judge_script(&base, &script, &ALL, 1, None).must_be_clean("a clone of preallocated space", |_| Tally::default());
 }

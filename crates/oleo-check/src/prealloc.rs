@@ -1,0 +1,108 @@
+//! Preallocated data that has checksums: sound only as far as another file has written it.
+//!
+//! A clone of a preallocated extent that was written in place may be durable before the file that wrote it: a log has the
+//! clone, with its checksums, while the first file still calls the extent preallocated. Whoever writes to that file next finds the
+//! extent shared and goes elsewhere. So where there is such data, all trees of files are walked once more for its writers.
+
+use std::collections::BTreeMap;
+
+use oleo_format::{CheckedNode, FileExtentItem, ItemType};
+
+use crate::csums::Csums;
+use crate::feed::TreeStart;
+use crate::finding::{Kind, Place};
+use crate::trees::first_live_slot;
+use crate::walk::{Class, Context, Visit, Visitor, walk};
+
+/// Preallocated ranges with checksums, start and length, each told once however many snapshots share it: where one was
+/// found.
+pub(crate) type Suspects = BTreeMap<(u64, u64), Place>;
+
+/// The range of data that an item names, if it is of this type: all of a compressed extent, which is read whole.
+pub(crate) fn range_of(item: &[u8], wanted: u8) -> Option<(u64, u64)> {
+    let extent = FileExtentItem::parse(item).ok().filter(|e| e.r#type == wanted && e.disk_bytenr.get() != 0)?;
+    let at = extent.disk_bytenr.get();
+    Some(match extent.compression {
+        0 => (at.saturating_add(extent.offset.get()), extent.num_bytes.get()),
+        _ => (at, extent.disk_num_bytes.get()),
+    })
+}
+
+/// Tells of those that nobody has written.
+pub(crate) fn judge(cx: &Context<'_>, csums: &Csums, trees: &[TreeStart], suspects: Suspects) {
+    if suspects.is_empty() {
+        return;
+    }
+    let of = joined(suspects.keys().map(|&(start, len)| (start, start.saturating_add(len))).collect());
+    let written = joined(walk(cx, trees, &Writers { of: &of }).into_iter().flatten().collect());
+    for ((start, len), place) in suspects {
+        let end = start.saturating_add(len);
+        let by_writers: u64 = overlapping(&written, start, end)
+            .iter()
+            .map(|run| csums.covered(run.0.max(start), run.1.min(end) - run.0.max(start)))
+            .sum();
+        let odd = csums.covered(start, len).saturating_sub(by_writers);
+        if odd > 0 {
+            cx.error(Kind::CsumOdd, place, format_args!("checksums of {odd} bytes"), "none: preallocated");
+        }
+    }
+}
+
+/// Ranges, start and end, as few as can be, rising.
+fn joined(mut all: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    all.sort_unstable();
+    all.dedup_by(|next, last| {
+        let touches = next.0 <= last.1;
+        if touches {
+            last.1 = last.1.max(next.1);
+        }
+        touches
+    });
+    all
+}
+
+fn overlapping(runs: &[(u64, u64)], start: u64, end: u64) -> &[(u64, u64)] {
+    let first = runs.partition_point(|run| run.1 <= start);
+    let rest = &runs[first..];
+    &rest[..rest.partition_point(|run| run.0 < end)]
+}
+
+/// Collects what files have written of some ranges.
+struct Writers<'a> {
+    of: &'a [(u64, u64)],
+}
+
+impl Visitor for Writers<'_> {
+    type Out = Vec<(u64, u64)>;
+
+    fn block(&self, node: &CheckedNode, visit: &Visit<'_>, out: &mut Self::Out) -> usize {
+        if !node.is_leaf() {
+            return first_live_slot(node, visit);
+        }
+        if visit.class == Class::Files {
+            for (_, item) in node.iter().filter(|(key, _)| key.item_type == ItemType::EXTENT_DATA) {
+                let Some((start, len)) = range_of(item, FileExtentItem::REG) else { continue };
+                let end = start.saturating_add(len);
+                if !overlapping(self.of, start, end).is_empty() {
+                    out.push((start, end));
+                }
+            }
+        }
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: ranges join where they touch or overlap; what overlaps a range is found. Method: by hand.
+    #[test]
+    fn ranges() {
+        let all = joined(vec![(5, 9), (0, 3), (3, 4), (6, 7), (20, 30)]);
+        assert_eq!(all, [(0, 4), (5, 9), (20, 30)]);
+        assert_eq!(overlapping(&all, 4, 5), []);
+        assert_eq!(overlapping(&all, 3, 21), all);
+        assert_eq!(overlapping(&all, 9, 20), []);
+    }
+}
