@@ -79,16 +79,19 @@ impl Credit {
         touched.min(existing) + bytes * BYTES_FACTOR + BASE_BLOCKS * self.nodesize
     }
 
-    fn covers(&self, bound: u64, releasing: bool) -> bool {
+    /// By how much what is held falls short of `bound`, the last reserve left out; `None` when it covers it.
+    fn shortfall(&self, bound: u64, releasing: bool) -> Option<u64> {
         let last = if releasing { self.last.load(Ordering::Relaxed) } else { 0 };
-        bound <= self.covered.load(Ordering::Acquire) + last
+        // Looked at once: others add to it meanwhile.
+        let covered = self.covered.load(Ordering::Acquire);
+        if bound <= covered + last { None } else { Some(bound - covered) }
     }
 
     /// Counts `need` in; whether what is held covers it. If not, widen or `untake`.
     pub(crate) fn take(&self, need: Need) -> bool {
         let items = self.items.fetch_add(u64::from(need.items), Ordering::Relaxed) + u64::from(need.items);
         let bytes = self.bytes.fetch_add(u64::from(need.bytes), Ordering::Relaxed) + u64::from(need.bytes);
-        self.covers(self.bound(items, bytes), need.releasing)
+        self.shortfall(self.bound(items, bytes), need.releasing).is_none()
     }
 
     /// Counts in what a later operation will need, whatever transactions begin and end meanwhile; whether what is held
@@ -117,10 +120,7 @@ impl Credit {
     /// How much more must be reserved to cover the counts, or `None` when they are.
     pub(crate) fn missing(&self, releasing: bool) -> Option<ByteLen> {
         let bound = self.bound(self.items.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
-        if self.covers(bound, releasing) {
-            return None;
-        }
-        Some(ByteLen(bound - self.covered.load(Ordering::Relaxed)))
+        self.shortfall(bound, releasing).map(ByteLen)
     }
 
     /// What a reservation is rounded up to while there is plenty.

@@ -185,7 +185,8 @@ mod tests {
     /// Method: numbers around every power of two, and the ends: each is at most its bucket's top, and above the top below.
     #[test]
     fn buckets_cover_everything_once() {
-        let near = (0..64).flat_map(|shift| [(1u64 << shift) - 1, 1 << shift, (1 << shift) + 1, (1 << shift) * 3 / 2]);
+        let around = |two: u64| [two - 1, two, two + 1, two + two / 2];
+        let near = (0..64).flat_map(|shift| around(1 << shift));
         for n in near.chain([u64::MAX]) {
             let at = bucket(n);
             assert!(at < BUCKETS && n <= top(at), "{n} in bucket {at} up to {}", top(at));
