@@ -105,6 +105,9 @@ struct Buffer {
     touched: Option<Time>,
 }
 
+/// What a file with anything in its buffer counts for at least, bytes: about what is promised for its data and items.
+const FILE_WEIGHT: u64 = 16 << 10;
+
 impl Buffer {
     fn bytes(&self) -> u64 {
         self.dirty.bytes() + self.flight.bytes()
@@ -198,7 +201,7 @@ impl Shared {
         }
     }
 
-    /// Bytes buffered in all files.
+    /// Bytes buffered in all files, each counted as [`FILE_WEIGHT`] at least.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -237,8 +240,10 @@ impl Shared {
         self.tight.store(false, Ordering::Relaxed);
     }
 
-    /// A buffer grew or shrank.
+    /// A file's buffer grew or shrank. One that holds a few bytes counts for more: space for its items was promised, too.
     fn count(&self, before: u64, now: u64) {
+        let weight = |bytes: u64| if bytes == 0 { 0 } else { bytes.max(FILE_WEIGHT) };
+        let (before, now) = (weight(before), weight(now));
         if now >= before {
             self.bytes.fetch_add(now - before, Ordering::Relaxed);
         } else {

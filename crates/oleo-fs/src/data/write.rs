@@ -21,7 +21,8 @@ use crate::{FileKind, FsError, rules};
 
 /// Bytes that one step copies with the locks held.
 const STEP_LEN: usize = 1 << 20;
-/// Space is promised in units of this where there is plenty, so that small writes do not each ask for it.
+/// Space is promised ahead where there is plenty, as much as the file has buffered and this at most, so that small writes
+/// do not each ask for it.
 const PROMISE_LEN: u64 = 1 << 20;
 
 /// Writes `data` at `at`.
@@ -69,9 +70,11 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
         let need = buffer.dirty.sectors_missing(at..end, sector) + extra;
         if buffer.spare < need && !has_place {
             let lacks = need - buffer.spare;
+            // A file that has grown is likely to go on; a small one must not hold what others need.
+            let likely = buffer.bytes().min(PROMISE_LEN) / sector * sector;
             drop(slot);
             drop(guard);
-            match reserve(inode, lacks, at..end) {
+            match reserve(inode, lacks, likely, at..end) {
                 Ok(Some(more)) => promise = Some(more),
                 Ok(None) => has_place = true,
                 Err(e) => return Err(e),
@@ -94,14 +97,19 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
     }
 }
 
-/// Promises space for `need` bytes, and some more where there is plenty. `None` where there is none, but the range can be
-/// written in place.
-fn reserve(inode: &Arc<Inode>, need: u64, range: Range<u64>) -> Result<Option<(DataReservation, u64)>, FsError> {
+/// Promises space for `need` bytes, or for as many as are likely where there is plenty. `None` where there is none, but the
+/// range can be written in place.
+fn reserve(
+    inode: &Arc<Inode>,
+    need: u64,
+    likely: u64,
+    range: Range<u64>,
+) -> Result<Option<(DataReservation, u64)>, FsError> {
     let engine = inode.core().engine();
     let shared = &inode.core().data;
-    if need < PROMISE_LEN && shared.bytes() > PROMISE_LEN && !shared.tight.load(Ordering::Relaxed) {
-        match engine.reserve_data(ByteLen(PROMISE_LEN)) {
-            Ok(promise) => return Ok(Some((promise, PROMISE_LEN))),
+    if need < likely && !shared.tight.load(Ordering::Relaxed) {
+        match engine.reserve_data(ByteLen(likely)) {
+            Ok(promise) => return Ok(Some((promise, likely))),
             Err(TxnError::NoSpace { .. }) => shared.tight.store(true, Ordering::Relaxed),
             Err(e) => return Err(e.into()),
         }
