@@ -70,7 +70,7 @@ pub fn trim(fs: &Fs, range: &TrimRange) -> Result<ByteLen, JobError> {
 fn claim(space: &oleo_space::Space, piece: Run) -> Result<bool, JobError> {
     match space.claim(piece) {
         Ok(got) => Ok(got),
-        Err(Refusal::NeedChunk(_)) => Ok(false),
+        Err(Refusal::NeedChunk(_) | Refusal::NoSpace(_)) => Ok(false),
         Err(Refusal::Load(error)) => Err(JobError::refused(oleo_fs::errno::EIO, error.to_string())),
     }
 }

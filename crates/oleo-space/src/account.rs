@@ -31,6 +31,9 @@ pub(crate) struct Pool {
     pub(crate) growth: AtomicU64,
     /// Bytes freed by a transaction that is not durable yet.
     pub(crate) pinned: AtomicU64,
+    /// Grows whenever something has become free in a group and its index: a search that found nothing while this grew may
+    /// have looked too early.
+    pub(crate) frees: AtomicU64,
     /// Bytes used as the block group items will have it.
     pub(crate) used: AtomicU64,
 }

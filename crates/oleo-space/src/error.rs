@@ -14,6 +14,9 @@ pub enum Refusal {
     /// Nothing fits in the groups there are. Whoever asked may make a chunk and ask again.
     #[error("no space for {0} in the existing block groups")]
     NeedChunk(Kind),
+    /// No space, and a chunk would not help: the answer that a test asked for.
+    #[error("no space for {0}")]
+    NoSpace(Kind),
     /// A group's free space could not be read.
     #[error(transparent)]
     Load(#[from] LoadError),

@@ -15,7 +15,7 @@
 //! Invariants: `free` is the sum of the runs once loaded; no byte is both free and pinned.
 //!
 //! Locks: a group's `state` (rank 20) is held for a few tree steps at a time and never while the source is asked: the
-//! loader marks the group `Loading`, lets go, asks, and comes back. Others skip it, or wait on `loaded`.
+//! loader marks the group `Loading`, lets go, asks, and comes back. Others skip it, or wait on `changed`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -92,6 +92,8 @@ pub(crate) struct State {
     pub(crate) content: Content,
     /// Freed by transactions that are not durable.
     pub(crate) pinned: Ranges,
+    /// Free, and taken aside by [`HeldRun`](crate::HeldRun)s.
+    pub(crate) held: Ranges,
     pub(crate) read_only: bool,
     pub(crate) removed: bool,
 }
@@ -101,8 +103,8 @@ pub(crate) struct Group {
     pub(crate) end: u64,
     pub(crate) flags: BlockGroupFlags,
     pub(crate) state: Mutex<State>,
-    /// Told when a load has ended, well or not.
-    pub(crate) loaded: Condvar,
+    /// Told when a load has ended, well or not, and when what was held is let go.
+    pub(crate) changed: Condvar,
     /// 1 + order of the longest free run as the index has it, 0 for none. Changed under `state`.
     pub(crate) order: AtomicU8,
     /// Free bytes; an estimate until loaded. Changed under `state`.
@@ -134,8 +136,14 @@ impl Group {
             start: info.start.0,
             end,
             flags: info.flags,
-            state: Mutex::new(State { content, pinned: Ranges::default(), read_only: info.read_only, removed: false }),
-            loaded: Condvar::new(),
+            state: Mutex::new(State {
+                content,
+                pinned: Ranges::default(),
+                held: Ranges::default(),
+                read_only: info.read_only,
+                removed: false,
+            }),
+            changed: Condvar::new(),
             order: AtomicU8::new(order as u8),
             free: AtomicU64::new(free_bytes),
             used: AtomicU64::new(info.used.0),
@@ -178,7 +186,10 @@ impl Group {
         }
         let filed = |len: u64| if len >> sector_shift == 0 { 0 } else { order_of(len, sector_shift) as u8 + 1 };
         match &state.content {
-            Content::Loaded(runs) => runs.top_order().map_or(0, |order| order as u8 + 1),
+            Content::Loaded(runs) => {
+                let held = state.held.iter().map(|(start, end)| filed(end - start)).max().unwrap_or(0);
+                runs.top_order().map_or(0, |order| order as u8 + 1).max(held)
+            }
             // Only a part of what is free is known: keep the hope, or begin to have some.
             Content::Unloaded { .. } | Content::Loading { .. } => match self.order.load(SeqCst) {
                 0 => filed(self.free.load(SeqCst)),

@@ -6,9 +6,11 @@
 //! it cannot do itself (make a chunk) it answers as a value, [`Refusal::NeedChunk`].
 
 mod account;
+mod deny;
 mod error;
 mod group;
 mod guard;
+mod hold;
 mod index;
 mod ledger;
 mod pick;
@@ -17,9 +19,12 @@ mod space;
 #[cfg(test)]
 mod testing;
 
+#[doc(hidden)]
+pub use deny::Denial;
 pub use error::{LoadError, Refusal, SpaceError};
 pub use group::{GroupInfo, Kind};
 pub use guard::{Grant, PinSet, Reservation};
+pub use hold::{HeldRun, HoldFree, HoldWant};
 pub use ledger::{ExtentKind, Head, Ledger, Pending, RefChange, RefKey};
 pub use pick::{Goal, Want};
 pub use space::{FreeRunsError, FreeSource, Space, Totals};

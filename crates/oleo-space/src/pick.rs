@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use oleo_format::{ByteLen, Logical};
 use parking_lot::Mutex;
 
+use crate::deny::Ask;
 use crate::group::{Content, GroupRef};
 use crate::runs::{Fit, ORDERS, order_of, order_sure};
 use crate::space::{Inner, Space};
@@ -35,6 +36,9 @@ const STRETCH_LEN: u64 = 8 << 20;
 
 /// Groups looked into, in one pass, on the mere chance that they hold enough.
 const CHANCES_MAX: usize = 8;
+
+/// Turns of the last pass while others free and take: each turn is one in which somebody else got on.
+const ROUNDS_MAX: usize = 1000;
 
 /// Where an allocation would like to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -164,7 +168,19 @@ impl Inner {
                 }
             }
         }
-        walk(Pass::Any, least, usize::MAX)
+        let frees = || self.pool(kind).frees.load(SeqCst);
+        for _ in 0..ROUNDS_MAX {
+            let seen = frees();
+            if let Some(run) = walk(Pass::Any, least, usize::MAX)? {
+                return Ok(Some(run));
+            }
+            // What became free behind our back, while what was in front of us was taken, is not to be missed: who has a
+            // promise must not be refused.
+            if frees() == seen {
+                break;
+            }
+        }
+        Ok(None)
     }
 
     fn take_in_goal_group(&self, group: &GroupRef, fit: &Fit, aim: Aim) -> Result<Option<Run>, LoadError> {
@@ -221,25 +237,29 @@ impl Inner {
         let wait = pass == Pass::Any;
         let state = if wait { Some(group.state.lock()) } else { group.state.try_lock() };
         let Some(state) = state else { return Ok(ControlFlow::Continue(())) };
-        let Some(mut state) = self.load(group, state, wait)? else { return Ok(ControlFlow::Continue(())) };
-        let state = &mut *state;
-        let Content::Loaded(runs) = &mut state.content else { return Ok(ControlFlow::Continue(())) };
-        if state.read_only || state.removed {
-            return Ok(ControlFlow::Continue(()));
-        }
-        let found = match pass {
-            Pass::Whole | Pass::Maybe => runs.find_whole(group.start, fit, false),
-            Pass::Best => runs.find_best(fit, false),
-            Pass::Any => runs.find_whole(group.start, fit, true).or_else(|| runs.find_best(fit, true)),
-        };
-        let taken = found.filter(|&(start, end)| self.take_in(group, runs, start, end));
-        Ok(match taken {
-            Some((start, end)) => {
-                self.refile(group, state, 0);
-                ControlFlow::Break(Run::between(start, end))
+        let Some(mut guard) = self.load(group, state, wait)? else { return Ok(ControlFlow::Continue(())) };
+        loop {
+            let state = &mut *guard;
+            let Content::Loaded(runs) = &mut state.content else { return Ok(ControlFlow::Continue(())) };
+            if state.read_only || state.removed {
+                return Ok(ControlFlow::Continue(()));
             }
-            None => ControlFlow::Continue(()),
-        })
+            let found = match pass {
+                Pass::Whole | Pass::Maybe => runs.find_whole(group.start, fit, false),
+                Pass::Best => runs.find_best(fit, false),
+                Pass::Any => runs.find_whole(group.start, fit, true).or_else(|| runs.find_best(fit, true)),
+            };
+            let taken = found.filter(|&(start, end)| self.take_in(group, runs, start, end));
+            if let Some((start, end)) = taken {
+                self.refile(group, state, 0);
+                return Ok(ControlFlow::Break(Run::between(start, end)));
+            }
+            if !wait || state.held.total() == 0 {
+                return Ok(ControlFlow::Continue(()));
+            }
+            // Whoever holds what is free here only tells the devices about it.
+            group.changed.wait(&mut guard);
+        }
     }
 
     /// Takes a run for bytes already committed as reserved; turns as many of them into used ones. What was claimed and
@@ -266,6 +286,7 @@ impl Space {
     /// The same against a promise: bytes that `hold` still has are used first and are reserved no longer.
     pub fn alloc_from(&self, hold: &Reservation, want: &Want) -> Result<Grant, Refusal> {
         let inner = &self.inner;
+        inner.denials.check(Ask::Extent, want.kind)?;
         let sector = 1 << inner.sector_shift;
         let align = want.align.0.max(sector).next_power_of_two();
         let len = want.len.align_up(ByteLen(align)).0;
@@ -312,6 +333,7 @@ impl Space {
     /// had promised to itself it gives up ([`Reservation::give_up`]) or lets [`Space::alloc_blocks_from`] convert.
     pub fn alloc_blocks(&self, kind: Kind, count: usize, out: &mut Vec<Logical>) -> Result<(), Refusal> {
         let inner = &self.inner;
+        inner.denials.check(Ask::Blocks, kind)?;
         inner.pool(kind).overdraw(count as u64 * inner.nodesize);
         let taken = self.take_blocks(kind, count, out);
         if taken.is_err() {
@@ -323,6 +345,7 @@ impl Space {
     /// The same against a promise: bytes that `hold` still has are reserved no longer, only the rest is overdrawn.
     pub fn alloc_blocks_from(&self, hold: &Reservation, count: usize, out: &mut Vec<Logical>) -> Result<(), Refusal> {
         let inner = &self.inner;
+        inner.denials.check(Ask::Blocks, hold.kind)?;
         let pool = inner.pool(hold.kind);
         let need = count as u64 * inner.nodesize;
         let claimed = hold.claim(need);

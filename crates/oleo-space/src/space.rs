@@ -32,6 +32,7 @@ use oleo_format::{BlockGroupFlags, ByteLen, Logical};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::account::Pool;
+use crate::deny::{Ask, Denials};
 use crate::group::{Content, Group, GroupRef, State, check_runs};
 use crate::index::OrderIndex;
 use crate::pick::Goals;
@@ -101,6 +102,11 @@ impl Table {
     /// The first slot whose group ends after `at`.
     pub(crate) fn slot_from(&self, at: u64) -> usize {
         self.slot_of(at).unwrap_or_else(|| self.starts.partition_point(|&start| start <= at))
+    }
+
+    /// The group that holds `at`, or the next one.
+    pub(crate) fn group_from(&self, at: u64) -> Option<GroupRef> {
+        self.groups.get(self.slot_from(at)..)?.iter().flatten().next().cloned()
     }
 
     /// The next group of `kind` at or after slot `from` whose longest run has at least `order`.
@@ -175,6 +181,7 @@ pub(crate) struct Inner {
     pins: Mutex<Vec<Run>>,
     /// Groups whose used bytes changed since the last drain.
     used_dirty: Mutex<Vec<GroupRef>>,
+    pub(crate) denials: Denials,
 }
 
 impl Inner {
@@ -212,6 +219,9 @@ impl Inner {
         if old != new {
             group.order.store(new, SeqCst);
             self.table.read().change(group, old, new);
+        }
+        if freed_len > 0 {
+            self.pool_of(group).frees.fetch_add(1, SeqCst);
         }
     }
 
@@ -265,7 +275,7 @@ impl Inner {
             match &mut state.content {
                 Content::Loaded(_) => return Ok(Some(state)),
                 Content::Loading { .. } if !wait => return Ok(None),
-                Content::Loading { .. } => group.loaded.wait(&mut state),
+                Content::Loading { .. } => group.changed.wait(&mut state),
                 Content::Unloaded { freed } => {
                     state.content = Content::Loading { freed: std::mem::take(freed) };
                     drop(state);
@@ -277,7 +287,7 @@ impl Inner {
                     });
                     state = group.state.lock();
                     let failed = self.loaded(group, &mut state, answer).err();
-                    group.loaded.notify_all();
+                    group.changed.notify_all();
                     if let Some(error) = failed {
                         return Err(error);
                     }
@@ -371,6 +381,7 @@ impl Space {
                 goals: Goals::new(),
                 pins: Mutex::default(),
                 used_dirty: Mutex::default(),
+                denials: Denials::default(),
             }),
         }
     }
@@ -477,8 +488,12 @@ impl Space {
         let state = group.state.lock();
         let state = self.inner.load(&group, state, true)?;
         Ok(match state.as_deref() {
-            Some(State { content: Content::Loaded(runs), .. }) => {
-                runs.ranges().iter().map(|(start, end)| Run::between(start, end)).collect()
+            Some(State { content: Content::Loaded(runs), held, .. }) => {
+                let mut free = runs.ranges().clone();
+                for (start, end) in held.iter() {
+                    free.unite(start, end);
+                }
+                free.iter().map(|(start, end)| Run::between(start, end)).collect()
             }
             _ => Vec::new(),
         })
@@ -500,7 +515,7 @@ impl Space {
             Content::Loaded(runs) => runs.ranges().touches(start, end),
             Content::Unloaded { freed } | Content::Loading { freed } => freed.touches(start, end),
         };
-        if is_free || state.pinned.insert(start, end).is_none() {
+        if is_free || state.held.touches(start, end) || state.pinned.insert(start, end).is_none() {
             return Err(SpaceError::FreedTwice(run));
         }
         self.inner.pool_of(&group).pinned.fetch_add(run.len.0, SeqCst);
@@ -545,6 +560,7 @@ impl Space {
 
     /// Promises `len` bytes: they fit in what is free and what new chunks could add, next to all that is promised.
     pub fn reserve(&self, kind: Kind, len: ByteLen) -> Result<Reservation, Refusal> {
+        self.inner.denials.check(Ask::Promise, kind)?;
         self.inner.reserve_some(kind, len.0, len.0)?;
         Ok(Reservation { inner: self.inner.clone(), kind, left: AtomicU64::new(len.0) })
     }

@@ -221,7 +221,7 @@ fn claim(inner: &Inner, at: Logical, len: ByteLen, kind: BlockGroupFlags) -> Res
         Ok(true) => Ok(()),
         Ok(false) => Err(lies("address", at, format!("{len} bytes that are not free"), "space that no tree uses")),
         Err(Refusal::Load(e)) => Err(TxnError::Source(e.to_string().into())),
-        Err(Refusal::NeedChunk(_)) => Err(TxnError::NoSpace { what: "the log", wanted: len }),
+        Err(Refusal::NeedChunk(_) | Refusal::NoSpace(_)) => Err(TxnError::NoSpace { what: "the log", wanted: len }),
     }
 }
 

@@ -230,6 +230,7 @@ impl Inner {
                         return Ok(None);
                     }
                 }
+                Err(Refusal::NoSpace(_)) => return Ok(None),
                 Err(e) => return Err(refused(e)),
             }
         }
@@ -259,7 +260,7 @@ impl Inner {
 
 fn refused(e: Refusal) -> TxnError {
     match e {
-        Refusal::NeedChunk(kind) => {
+        Refusal::NeedChunk(kind) | Refusal::NoSpace(kind) => {
             TxnError::NoSpace { what: if kind == Kind::Data { "data" } else { "metadata" }, wanted: ByteLen(0) }
         }
         Refusal::Load(e) => TxnError::Source(e.to_string().into()),

@@ -1,0 +1,137 @@
+//! "No space" on demand, so that a test can meet it at each request there is.
+//!
+//! 1. A test says with [`Space::deny`] which sorts of requests it means, how many of them are let through, and how many
+//!    after those are refused with [`Refusal::NoSpace`].
+//! 2. Each request of such a sort is counted, [`Space::asked`] tells how many there were: a first run with nothing refused
+//!    says how many runs it takes to refuse each one once.
+//!
+//! A denial is answered before anything is changed. While nothing is denied a request costs one look at a byte that nobody
+//! writes.
+//!
+//! Locks: none.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+use crate::{Kind, Refusal, Space};
+
+/// Which requests are refused. Nothing by default.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Denial {
+    /// Promises: [`Space::reserve`] and [`Reservation::grow`](crate::Reservation::grow).
+    pub promises: bool,
+    /// Addresses of data: [`Space::alloc`], [`Space::alloc_from`].
+    pub extents: bool,
+    /// Addresses of tree blocks: [`Space::alloc_blocks`], [`Space::alloc_blocks_from`]. A commit that meets this fails.
+    pub blocks: bool,
+    /// Requests of these sorts that are let through first.
+    pub after: u64,
+    /// Requests that are refused then; `u64::MAX` for all of them, until the next [`Space::deny`].
+    pub count: u64,
+}
+
+/// A sort of request; a bit each.
+#[derive(Clone, Copy)]
+pub(crate) enum Ask {
+    Promise = 1,
+    Extent = 2,
+    Blocks = 4,
+}
+
+/// What is denied now.
+#[derive(Default)]
+pub(crate) struct Denials {
+    sorts: AtomicU8,
+    asked: AtomicU64,
+    after: AtomicU64,
+    count: AtomicU64,
+}
+
+impl Denials {
+    /// Refuses a request if it is to be refused.
+    pub(crate) fn check(&self, ask: Ask, kind: Kind) -> Result<(), Refusal> {
+        if self.sorts.load(Relaxed) & ask as u8 == 0 {
+            return Ok(());
+        }
+        let before = self.asked.fetch_add(1, SeqCst);
+        match before.checked_sub(self.after.load(SeqCst)) {
+            Some(past) if past < self.count.load(SeqCst) => Err(Refusal::NoSpace(kind)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Space {
+    /// From now on refuses what `denial` says, and counts from zero. For tests.
+    #[doc(hidden)]
+    pub fn deny(&self, denial: Denial) {
+        let denials = &self.inner.denials;
+        denials.sorts.store(0, SeqCst);
+        denials.asked.store(0, SeqCst);
+        denials.after.store(denial.after, SeqCst);
+        denials.count.store(denial.count, SeqCst);
+        let bit = |on: bool, ask: Ask| if on { ask as u8 } else { 0 };
+        let sorts = bit(denial.promises, Ask::Promise) | bit(denial.extents, Ask::Extent);
+        denials.sorts.store(sorts | bit(denial.blocks, Ask::Blocks), SeqCst);
+    }
+
+    /// How many requests of the sorts in the last [`Space::deny`] there were since. For tests.
+    #[doc(hidden)]
+    pub fn asked(&self) -> u64 {
+        self.inner.denials.asked.load(SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oleo_format::{BlockGroupFlags, ByteLen};
+
+    use super::*;
+    use crate::testing::{MIB, SECTOR, space_of};
+    use crate::{Goal, Want};
+
+    type Call<'a> = &'a dyn Fn() -> Result<(), Refusal>;
+
+    /// Goal: exactly the requests that were named are refused, and a refusal changes nothing.
+    /// Method: a mixed space; each sort in turn, the third and fourth request of four more; the totals before and after.
+    #[test]
+    fn exactly_the_named_requests_are_refused() {
+        let space = space_of(1, 16 * MIB, BlockGroupFlags::DATA | BlockGroupFlags::METADATA);
+        let hold = space.reserve(Kind::Data, ByteLen(MIB)).unwrap();
+        let len = ByteLen(SECTOR);
+        let want = Want { kind: Kind::Data, len, min_len: len, align: len, goal: Goal::Stream(1) };
+        let asks: [(Denial, [Call; 2]); 3] = [
+            (
+                Denial { promises: true, ..Denial::default() },
+                [&|| space.reserve(Kind::Data, len).map(drop), &|| {
+                    let hold = space.reserve(Kind::Data, ByteLen(0))?;
+                    hold.grow(len)
+                }],
+            ),
+            (
+                Denial { extents: true, ..Denial::default() },
+                [&|| space.alloc(&want).map(drop), &|| space.alloc_from(&hold, &want).map(drop)],
+            ),
+            (
+                Denial { blocks: true, ..Denial::default() },
+                [&|| space.alloc_blocks(Kind::Metadata, 0, &mut Vec::new()), &|| {
+                    space.alloc_blocks_from(&hold, 0, &mut Vec::new())
+                }],
+            ),
+        ];
+        for (chosen, (denial, _)) in asks.iter().enumerate() {
+            space.deny(Denial { after: 2, count: 2, ..*denial });
+            for (sort, (_, calls)) in asks.iter().enumerate() {
+                for turn in 0..6 {
+                    let (asked, before) = (space.asked(), space.totals(Kind::Data));
+                    let refused = matches!(calls[turn % 2](), Err(Refusal::NoSpace(_)));
+                    let due = sort == chosen && (asked..space.asked()).any(|nth| (2..4).contains(&nth));
+                    assert_eq!(refused, due, "{denial:?} {sort} {turn}");
+                    assert!(!refused || before == space.totals(Kind::Data), "{denial:?} {sort} {turn}");
+                }
+            }
+        }
+        space.deny(Denial::default());
+        assert!(space.reserve(Kind::Data, len).is_ok());
+        assert_eq!(space.asked(), 0);
+    }
+}
