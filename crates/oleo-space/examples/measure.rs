@@ -233,6 +233,7 @@ fn space_of(groups: u64, full_but: Option<u64>) -> Space {
             len: ByteLen(len),
             flags: BlockGroupFlags::DATA,
             used: ByteLen(if full { len } else { 0 }),
+            excluded: ByteLen(0),
             free_extents: None,
             read_only: false,
         };

@@ -72,6 +72,8 @@ pub struct GroupInfo {
     pub flags: BlockGroupFlags,
     /// Bytes used, as in its block group item.
     pub used: ByteLen,
+    /// Bytes that nobody may have, as superblock mirrors lie there; the source leaves them out of what is free.
+    pub excluded: ByteLen,
     /// The number of free runs, where the disk tells.
     pub free_extents: Option<u32>,
     /// Nothing is allocated from it.
@@ -102,6 +104,8 @@ pub(crate) struct Group {
     pub(crate) start: u64,
     pub(crate) end: u64,
     pub(crate) flags: BlockGroupFlags,
+    /// Bytes that nobody may have.
+    excluded: ByteLen,
     pub(crate) state: Mutex<State>,
     /// Told when a load has ended, well or not, and when what was held is let go.
     pub(crate) changed: Condvar,
@@ -120,7 +124,7 @@ impl Group {
         let end = info.start.0 + info.len.0;
         let (free_bytes, longest, content) = match free {
             None => {
-                let free = info.len.0.saturating_sub(info.used.0);
+                let free = info.len.0.saturating_sub(info.used.0).saturating_sub(info.excluded.0);
                 // The longest run is at least the average one; without a count, hope for one run.
                 let longest = free / u64::from(info.free_extents.unwrap_or(1).max(1));
                 (free, longest.max(free.min(1 << sector_shift)), Content::Unloaded { freed: Ranges::default() })
@@ -136,6 +140,7 @@ impl Group {
             start: info.start.0,
             end,
             flags: info.flags,
+            excluded: info.excluded,
             state: Mutex::new(State {
                 content,
                 pinned: Ranges::default(),
@@ -174,6 +179,7 @@ impl Group {
             len: ByteLen(self.len()),
             flags: self.flags,
             used: ByteLen(self.used.load(SeqCst)),
+            excluded: self.excluded,
             free_extents,
             read_only: state.read_only,
         }

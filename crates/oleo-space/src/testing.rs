@@ -56,6 +56,7 @@ pub(crate) fn info(start: u64, len: u64, flags: BlockGroupFlags) -> GroupInfo {
         len: ByteLen(len),
         flags,
         used: ByteLen(0),
+        excluded: ByteLen(0),
         free_extents: None,
         read_only: false,
     }

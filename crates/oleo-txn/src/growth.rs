@@ -88,10 +88,10 @@ impl Growth {
     }
 }
 
-/// `all` without `cut`, both sorted.
+/// `all` without `cut`, which is sorted and may go beyond it.
 pub(crate) fn without(all: Run, cut: &[(Logical, ByteLen)]) -> Vec<(Logical, ByteLen)> {
     let (mut free, mut from) = (Vec::new(), all.start);
-    for (at, len) in cut {
+    for (at, len) in cut.iter().take_while(|(at, _)| *at < all.end()) {
         if *at > from {
             free.push((from, *at - from));
         }
@@ -146,8 +146,15 @@ impl Inner {
         let supers = self.volume.super_ranges_in(&plan.map);
         let run = Run::new(start, len);
         let free = without(run, &supers);
-        let info =
-            GroupInfo { start, len, flags, used: ByteLen(0), free_extents: Some(free.len() as u32), read_only: false };
+        let info = GroupInfo {
+            start,
+            len,
+            flags,
+            used: ByteLen(0),
+            excluded: ByteLen(supers.iter().map(|(_, len)| len.0).sum()),
+            free_extents: Some(free.len() as u32),
+            read_only: false,
+        };
         let put = |(key, data): (Key, Vec<u8>)| Change::put(key, data);
         let mut chunk_tree: Vec<Change> = plan.dev_items.into_iter().chain([plan.chunk_item]).map(put).collect();
         let mut dev_tree: Vec<Change> = plan.dev_extents.into_iter().map(put).collect();

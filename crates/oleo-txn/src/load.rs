@@ -19,6 +19,7 @@ use crate::commit::device_stats_key;
 use crate::engine::{Engine, EngineOptions, Inner, Rules};
 use crate::found_log;
 use crate::free_runs::FreeItems;
+use crate::growth::without;
 use crate::trees::{self, TreeState};
 
 /// `BTRFS_BALANCE_OBJECTID`, `BTRFS_DEV_REPLACE` in the UAPI header.
@@ -166,6 +167,7 @@ fn load_groups(inner: &Inner) -> Result<(), TxnError> {
                 len: chunk.len,
                 flags,
                 used: ByteLen(item.used.get()),
+                excluded: ByteLen(inner.volume.super_ranges_in(chunk).iter().map(|(_, len)| len.0).sum()),
                 free_extents: None,
                 read_only: inner.rules.read_only,
             },
@@ -208,14 +210,17 @@ impl Inner {
     fn load_free(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, TxnError> {
         let _reader = self.readers.enter();
         let chunk = self.volume.chunk_of(group)?;
+        let supers = self.volume.super_ranges_in(&chunk);
         if self.rules.free_space_tree {
             let root = self.tree(TreeId::FREE_SPACE)?.root;
             let items = group_items(&self.blocks, &root, chunk.start, chunk.len)?;
             let free = FreeItems::read(chunk.start, chunk.len, self.rules.sectorsize, items)?;
-            return Ok(free.runs().collect());
+            // The kernel records the superblock mirrors in its new groups as free, and never gives them out.
+            let runs = free.runs().map(|(start, len)| Run::new(start, len));
+            return Ok(runs.flat_map(|run| without(run, &supers)).collect());
         }
         let root = self.tree(TreeId::EXTENT)?.root;
-        let mut taken: Vec<(Logical, ByteLen)> = self.volume.super_ranges_in(&chunk);
+        let mut taken = supers;
         let mut cursor = self.blocks.cursor(&root);
         let mut more = cursor.seek(&Key::new(chunk.start.0, ItemType(0), 0))?;
         while more {
@@ -234,7 +239,7 @@ impl Inner {
         }
         taken.sort_unstable();
         let all = Run::new(chunk.start, chunk.len);
-        Ok(crate::growth::without(all, &taken))
+        Ok(without(all, &taken))
     }
 
     /// The backup of the roots that are being committed.

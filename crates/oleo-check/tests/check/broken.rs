@@ -425,6 +425,13 @@ fn records_of_extents() {
     expect(&disk, &[&of_space[..], &[Kind::ExtentUnused, Kind::FreeSpaceUsed]].concat());
 
     let disk = self::disk();
+    let volume = disk.volume();
+    let mirror = volume.chunks().iter().find_map(|chunk| volume.super_ranges_in(chunk).first().copied());
+    let mirror = mirror.expect("a mirror inside a chunk").0;
+    disk.insert(tree, Key::new(mirror.0, ItemType::EXTENT_ITEM, 4096), data.encode());
+    expect(&disk, &[&of_space[..], &[Kind::ExtentUnused, Kind::ExtentOverSuper]].concat());
+
+    let disk = self::disk();
     let (_, run) = free_run(&disk, BlockGroupFlags::METADATA);
     disk.insert(tree, Key::new(run.objectid, ItemType::EXTENT_ITEM, 4096), data.encode());
     let kinds = disk.kinds();

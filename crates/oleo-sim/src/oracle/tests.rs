@@ -1,16 +1,24 @@
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use super::*;
 
 const MIB: u64 = 1 << 20;
 
+/// Loop devices over files of a directory that stay. One that is let go lives on while anybody has it open, as a
+/// program may that is looking through all block devices just then.
 fn loops_over(dir: &Path) -> usize {
+    const WAIT_MAX: Duration = Duration::from_secs(10);
     let dir = dir.to_string_lossy().into_owned();
-    run("losetup", ["--list", "--noheadings", "--output", "BACK-FILE"])
-        .unwrap()
-        .lines()
-        .filter(|l| l.contains(&dir))
-        .count()
+    let begin = Instant::now();
+    loop {
+        let all = run("losetup", ["--list", "--noheadings", "--output", "BACK-FILE"]).unwrap();
+        let count = all.lines().filter(|l| l.contains(&dir)).count();
+        if count == 0 || begin.elapsed() > WAIT_MAX {
+            return count;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// Goal: a sound image of one and of three devices is found sound, and nothing stays attached or mounted.

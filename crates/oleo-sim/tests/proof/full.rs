@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use oleo::{Image, OpenOptions};
-use oleo_fs::{FsError, NewInode, NewKind};
+use oleo_fs::{FsError, KeepSize, NewInode, NewKind};
 use oleo_sim::oracle::oracle;
 use oleo_sim::rng::Rng;
 
@@ -129,6 +129,67 @@ fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str], flush: Flush) {
     oracle.must_be_sound(&[&device], "filled again").unwrap();
     let image = open_to_read(&devices).unwrap();
     verify(&image, &accepted);
+}
+
+/// Goal: nothing is put where a superblock mirror lies, in groups of the kernel either, whose free-space tree has the
+/// mirrors as free. Method: the kernel makes the groups for a file over the second mirror, and the file is replaced by one
+/// of ours; the scrub reads what the superblocks of the commits have left of it.
+#[test]
+fn over_a_superblock() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let device = scratch.image("mirror.img", 300 * MIB).unwrap();
+    oracle.mkfs(&["-m", "single"], &[&device]).unwrap();
+    let mounted = oracle.mount(&[&device], "").unwrap();
+    let kernels = std::fs::File::create(mounted.path().join("theirs")).unwrap();
+    rustix::fs::fallocate(&kernels, rustix::fs::FallocateFlags::empty(), 0, 200 * MIB).unwrap();
+    drop(kernels);
+    mounted.sync().unwrap();
+    std::fs::remove_file(mounted.path().join("theirs")).unwrap();
+    mounted.unmount().unwrap();
+
+    let options = OpenOptions { write: true, ..OpenOptions::default() };
+    let image = open(&[device.clone()], options).unwrap();
+    let (fs, top) = (image.fs(), image.top().unwrap());
+    let ours = fs.create(&top, b"ours", &NewInode::new(NewKind::File, 0o644)).unwrap();
+    for at in 0..180 {
+        fs.write(&ours, at * MIB, &Rng::new(at).bytes(MIB as usize)).unwrap();
+    }
+    image.close().unwrap();
+    oracle.must_be_sound(&[&device], "over a mirror").unwrap();
+}
+
+/// Goal: on a disk without a free sector a write is refused by its call, not by the fsync after it.
+/// Method: preallocation takes all there is, the last sectors one by one; what is then accepted must survive an fsync.
+#[test]
+fn not_a_sector_left() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    for (i, mkfs) in [&["-m", "single"][..], &["-m", "dup"], &["--mixed"]].into_iter().enumerate() {
+        let device = scratch.image(&format!("no-sector-{i}.img"), 150 * MIB).unwrap();
+        oracle.mkfs(mkfs, &[&device]).unwrap();
+        let options = OpenOptions { write: true, ..OpenOptions::default() };
+        let image = open(&[device.clone()], options).unwrap();
+        let (fs, top) = (image.fs(), image.top().unwrap());
+        let new = |name: &str| fs.create(&top, name.as_bytes(), &NewInode::new(NewKind::File, 0o644));
+        let filler = new("filler").unwrap();
+        let ours = new("ours").unwrap();
+        let mut at = 0;
+        for step in [MIB, 4096] {
+            while fs.preallocate(&filler, at, step, KeepSize::Yes).is_ok() {
+                at += step;
+            }
+        }
+        for _ in 0..3 {
+            let written = fs.write(&ours, 0, &Rng::new(1).bytes(9000));
+            if written.is_ok() {
+                fs.fsync(&ours).unwrap_or_else(|e| panic!("{mkfs:?}: accepted, and then {e}"));
+            }
+            fs.sync().unwrap();
+        }
+        image.close().unwrap();
+        oracle.must_be_sound(&[&device], "no sector left").unwrap();
+    }
 }
 
 #[test]
