@@ -2,9 +2,11 @@
 //! come from the call and never from the commit, and the image must stay sound.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use oleo::{Image, OpenOptions};
-use oleo_fs::{FsError, KeepSize, NewInode, NewKind};
+use oleo::{Image, KeepSize, MkfsOptions, OpenOptions};
+use oleo_device::{Device, FileDevice, FileOptions};
+use oleo_fs::{FsError, NewInode, NewKind};
 use oleo_sim::oracle::oracle;
 use oleo_sim::rng::Rng;
 
@@ -165,29 +167,42 @@ fn over_a_superblock() {
 fn not_a_sector_left() {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();
-    for (i, mkfs) in [&["-m", "single"][..], &["-m", "dup"], &["--mixed"]].into_iter().enumerate() {
+    let theirs: [&[&str]; 3] = [&["-m", "single"], &["-m", "dup"], &["--mixed"]];
+    for (i, mkfs) in theirs.into_iter().map(Some).chain([None]).enumerate() {
         let device = scratch.image(&format!("no-sector-{i}.img"), 150 * MIB).unwrap();
-        oracle.mkfs(mkfs, &[&device]).unwrap();
+        match mkfs {
+            Some(args) => oracle.mkfs(args, &[&device]).unwrap(),
+            None => {
+                let made: Arc<dyn Device> =
+                    Arc::new(FileDevice::open(&device, &FileOptions { write: true, ..Default::default() }).unwrap());
+                oleo::make(&[made], &MkfsOptions::default()).unwrap();
+            }
+        }
         let options = OpenOptions { write: true, ..OpenOptions::default() };
-        let image = open(&[device.clone()], options).unwrap();
-        let (fs, top) = (image.fs(), image.top().unwrap());
-        let new = |name: &str| fs.create(&top, name.as_bytes(), &NewInode::new(NewKind::File, 0o644));
-        let filler = new("filler").unwrap();
-        let ours = new("ours").unwrap();
         let mut at = 0;
-        for step in [MIB, 4096] {
-            while fs.preallocate(&filler, at, step, KeepSize::Yes).is_ok() {
-                at += step;
-            }
-        }
         for _ in 0..3 {
-            let written = fs.write(&ours, 0, &Rng::new(1).bytes(9000));
-            if written.is_ok() {
-                fs.fsync(&ours).unwrap_or_else(|e| panic!("{mkfs:?}: accepted, and then {e}"));
+            let image = open(&[device.clone()], options.clone()).unwrap();
+            let (fs, top) = (image.fs(), image.top().unwrap());
+            let get = |name: &str| match image.find(name) {
+                Ok(file) => file,
+                Err(_) => fs.create(&top, name.as_bytes(), &NewInode::new(NewKind::File, 0o644)).unwrap(),
+            };
+            let filler = get("filler");
+            let ours = get("ours");
+            for step in [MIB, 4096] {
+                while fs.preallocate(&filler, at, step, KeepSize::Yes).is_ok() {
+                    at += step;
+                }
             }
-            fs.sync().unwrap();
+            for _ in 0..3 {
+                let written = fs.write(&ours, 0, &Rng::new(1).bytes(9000));
+                if written.is_ok() {
+                    fs.fsync(&ours).unwrap_or_else(|e| panic!("{mkfs:?}: accepted, and then {e}"));
+                }
+                fs.sync().unwrap();
+            }
+            image.close().unwrap();
         }
-        image.close().unwrap();
         oracle.must_be_sound(&[&device], "no sector left").unwrap();
     }
 }
