@@ -151,7 +151,7 @@ fn over_a_superblock() {
     mounted.unmount().unwrap();
 
     let options = OpenOptions { write: true, ..OpenOptions::default() };
-    let image = open(&[device.clone()], options).unwrap();
+    let image = open(std::slice::from_ref(&device), options).unwrap();
     let (fs, top) = (image.fs(), image.top().unwrap());
     let ours = fs.create(&top, b"ours", &NewInode::new(NewKind::File, 0o644)).unwrap();
     for at in 0..180 {
@@ -181,7 +181,7 @@ fn not_a_sector_left() {
         let options = OpenOptions { write: true, ..OpenOptions::default() };
         let mut at = 0;
         for _ in 0..3 {
-            let image = open(&[device.clone()], options.clone()).unwrap();
+            let image = open(std::slice::from_ref(&device), options.clone()).unwrap();
             let (fs, top) = (image.fs(), image.top().unwrap());
             let get = |name: &str| match image.find(name) {
                 Ok(file) => file,
@@ -189,18 +189,20 @@ fn not_a_sector_left() {
             };
             let filler = get("filler");
             let ours = get("ours");
+            let write = || {
+                if fs.write(&ours, 0, &Rng::new(1).bytes(9000)).is_ok() {
+                    fs.fsync(&ours).unwrap_or_else(|e| panic!("{mkfs:?}: accepted, and then {e}"));
+                }
+                fs.sync().unwrap();
+            };
+            // Before anybody has looked how much is free, and after.
+            write();
             for step in [MIB, 4096] {
                 while fs.preallocate(&filler, at, step, KeepSize::Yes).is_ok() {
                     at += step;
                 }
             }
-            for _ in 0..3 {
-                let written = fs.write(&ours, 0, &Rng::new(1).bytes(9000));
-                if written.is_ok() {
-                    fs.fsync(&ours).unwrap_or_else(|e| panic!("{mkfs:?}: accepted, and then {e}"));
-                }
-                fs.sync().unwrap();
-            }
+            write();
             image.close().unwrap();
         }
         oracle.must_be_sound(&[&device], "no sector left").unwrap();
