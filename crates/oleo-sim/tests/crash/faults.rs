@@ -2,15 +2,19 @@
 //! is there when it is opened again on devices that work.
 
 use oleo_fs::FsError;
-use oleo_sim::crash::ace::setup;
+use oleo_sim::crash::ace::{objects, operations, setup};
 use oleo_sim::crash::record::{Event, Fault};
 use oleo_sim::crash::states::{Cut, Kinds, Maker, Rest};
 use oleo_sim::script::{Op, Style};
+use oleo_space::Denial;
 
 use crate::run::{Base, Run, Shape, Way, Wrong};
-use crate::tally::{Tally, judge_script, say, share};
+use crate::tally::{Tally, judge_script, judge_wrong, say, share};
 
+const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
+const EROFS: i32 = 30;
+const EUCLEAN: i32 = 117;
 
 /// Operations with promises in between; the last ones change every kind of thing.
 fn script() -> Vec<Op> {
@@ -31,6 +35,12 @@ fn script() -> Vec<Op> {
         write("B/foo", 5000, 103),
         Op::Sync,
     ]
+}
+
+/// Every kind of operation, with a promise after each.
+fn everything() -> Vec<Op> {
+    let promises = objects();
+    operations().into_iter().zip(promises.iter().cycle()).flat_map(|(op, promise)| [op, promise.clone()]).collect()
 }
 
 fn judge_last(run: &Run, what: &str) {
@@ -106,6 +116,65 @@ fn reads_fail_and_rot() {
     }
     say(&format!("crash: faults: {all} reads failed or gave rot one by one, {told} of them told to the caller"));
     assert!(told > 0);
+}
+
+/// Goal: a promise or an address of data that is refused, each one, once or from then on, is no more than an error to whoever
+/// asked: nothing stops, and all that was promised before and after is there.
+/// Method: a run counts the requests; each is refused in its turn, and the states of each run are judged.
+#[test]
+fn each_request_for_space_is_refused() {
+    let base = Base::new(Shape::BARE, &setup());
+    let kinds = Kinds { flushes: true, writes: false, steps: true, some: 0, torn: 1 };
+    let script = everything();
+    let promises = Denial { promises: true, ..Denial::default() };
+    let extents = Denial { extents: true, ..Denial::default() };
+    let (mut refused, mut requests, mut tally) = (0, 0, Tally::default());
+    for sort in [promises, extents] {
+        let asked = base.run(&script, Some(Wrong::NoSpace(sort))).asked;
+        assert!(asked > 3, "{sort:?}: only {asked} requests");
+        requests += asked;
+        for (after, count) in (0..asked).flat_map(|after| [(after, 1), (after, 2), (after, u64::MAX)]) {
+            let wrong = Some(Wrong::NoSpace(Denial { after, count, ..sort }));
+            let run = base.run(&script, wrong);
+            let what = format!("{wrong:?}");
+            assert!(run.failed.is_none(), "{what}: a refusal has stopped it: {:?}", run.failed);
+            let mut told = run.results.iter().filter_map(|r| r.as_ref().err());
+            assert!(told.all(|e| ![EIO, EUCLEAN, EROFS].contains(&e.errno())), "{what}: {:?}", run.results);
+            refused += usize::from(run.results.iter().any(|r| r.as_ref().is_err_and(|e| e.errno() == ENOSPC)));
+            tally.add(judge_wrong(&base, &script, &kinds, after, Some(12), wrong));
+        }
+    }
+    say(&format!(
+        "crash: faults: {requests} requests for space refused one by one, {refused} runs of {} told",
+        tally.runs
+    ));
+    assert!(refused > 10, "only {refused}");
+    tally.must_be_clean("runs with refusals", |s| judge_script(&base, s, &kinds, 0, None));
+}
+
+/// Goal: a commit that finds no block for a tree, whatever was promised to it, stops the file system with the old state whole.
+/// Method: each request for tree blocks is refused in its turn.
+#[test]
+fn each_tree_block_is_refused() {
+    let base = Base::new(Shape::BARE, &setup());
+    let script = everything();
+    let sort = Denial { blocks: true, ..Denial::default() };
+    let errnos = |run: &Run| -> Vec<_> { run.results.iter().map(|r| r.as_ref().err().map(FsError::errno)).collect() };
+    let sound = base.run(&script, Some(Wrong::NoSpace(sort)));
+    let asked = sound.asked;
+    assert!(asked > 10, "only {asked} requests");
+    for after in 0..asked {
+        let wrong = Wrong::NoSpace(Denial { after, count: 1, ..sort });
+        let run = base.run(&script, Some(wrong));
+        let what = format!("{wrong:?}");
+        match errnos(&run).iter().zip(&errnos(&sound)).position(|(have, want)| have != want) {
+            Some(at) => assert!(run.failed.is_some(), "{what}: step {at} failed, and it goes on"),
+            // An fsync that finds no room for the log commits instead, and the commit at the end asks on its own.
+            None => assert!(run.failed.is_none(), "{what}: it has stopped, and nobody was told"),
+        }
+        judge_last(&run, &what);
+    }
+    say(&format!("crash: faults: {asked} requests for tree blocks refused one by one"));
 }
 
 /// Goal: a full disk is refused to the caller, not met in the middle of things: whatever was promised before or after is there.

@@ -19,6 +19,7 @@ use oleo_sim::crash::seen::Seen;
 use oleo_sim::crash::states::{Cut, Kinds, Progress, cuts, progress};
 use oleo_sim::rng::Rng;
 use oleo_sim::script::Op;
+use oleo_space::Denial;
 
 use crate::ours::{OleoTree, Ours};
 
@@ -57,6 +58,8 @@ pub const DISK_LEN: u64 = 128 << 20;
 pub enum Wrong {
     /// The devices fail.
     Device(Fault),
+    /// Space is refused.
+    NoSpace(Denial),
     /// `fsync` and `fdatasync` do nothing.
     FsyncLies,
 }
@@ -171,6 +174,10 @@ impl Base {
         let image = Image::from_devices(devices(disks), &options(true)).unwrap_or_else(|e| panic!("the base: {e}"));
         let mut moments = vec![look(&image, None).unwrap()];
         let mut durable = vec![image.fs().engine().durable().0];
+        if let Some(Wrong::NoSpace(denial)) = wrong {
+            image.fs().engine().space().deny(denial);
+        }
+        let may_fail = fault.is_some() || matches!(wrong, Some(Wrong::NoSpace(denial)) if denial.blocks);
         let mut ours = Ours::around(image);
         let (mut steps, mut results, mut broken) = (Vec::new(), Vec::new(), None);
         journal.take();
@@ -183,12 +190,12 @@ impl Base {
             journal.end(i);
             // A refusal has a number of its own; what has none of these is ours or the device's.
             let is_fault = result.as_ref().is_err_and(|e| [5, 117].contains(&e.errno()));
-            if is_fault && fault.is_none() {
+            if is_fault && !may_fail {
                 broken =
                     Some(format!("{op:?}: {}", result.as_ref().err().map(ToString::to_string).unwrap_or_default()));
             }
             let after = look(ours.image(), Some(before)).unwrap_or_else(|e| {
-                if fault.is_none() {
+                if !may_fail {
                     broken = Some(format!("after {op:?}: {e:#}"));
                 }
                 before.clone()
@@ -205,8 +212,19 @@ impl Base {
         let counts = journal.counts();
         let struck = journal.struck();
         let failed = ours.image().fs().failed();
+        let asked = ours.image().fs().engine().space().asked();
         let history = History { moments, steps, durable, by_kernel: false };
-        Run { base: self.contents.clone(), events: journal.take(), history, results, counts, struck, failed, broken }
+        Run {
+            base: self.contents.clone(),
+            events: journal.take(),
+            history,
+            results,
+            counts,
+            struck,
+            asked,
+            failed,
+            broken,
+        }
     }
 }
 
@@ -230,6 +248,8 @@ pub struct Run {
     pub counts: Counts,
     /// The fault has happened.
     pub struck: bool,
+    /// Requests for space of the sorts that were to be refused.
+    pub asked: u64,
     /// Why the file system refuses changes at the end, if it does.
     pub failed: Option<String>,
     /// An error that no script may meet.
