@@ -16,40 +16,42 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
+use crate::word::Word;
+
 /// The numbers of one pool, in bytes.
 #[derive(Default)]
-pub(crate) struct Pool {
+pub(crate) struct Pool<W = AtomicU64> {
     /// Bytes of all groups.
-    pub(crate) total: AtomicU64,
+    pub(crate) total: W,
     /// Bytes of writable groups.
-    pub(crate) capacity: AtomicU64,
+    pub(crate) capacity: W,
     /// Bytes of writable groups that are not free, and bytes reserved.
-    pub(crate) committed: AtomicU64,
+    pub(crate) committed: W,
     /// Bytes reserved: promised, and no address given yet.
-    pub(crate) reserved: AtomicU64,
+    pub(crate) reserved: W,
     /// What new chunks could add, as last told.
-    pub(crate) growth: AtomicU64,
+    pub(crate) growth: W,
     /// Bytes freed by a transaction that is not durable yet.
-    pub(crate) pinned: AtomicU64,
+    pub(crate) pinned: W,
     /// Grows whenever something has become free in a group and its index: a search that found nothing while this grew may
     /// have looked too early.
-    pub(crate) frees: AtomicU64,
+    pub(crate) frees: W,
     /// Bytes used as the block group items will have it.
-    pub(crate) used: AtomicU64,
+    pub(crate) used: W,
 }
 
-impl Pool {
+impl<W: Word> Pool<W> {
     /// Commits up to `max` bytes, at least `min`, as much as there is; a multiple of `unit` when less than `max`.
     pub(crate) fn commit_some(&self, max: u64, min: u64, unit: u64) -> Option<u64> {
-        let mut now = self.committed.load(SeqCst);
+        let mut now = self.committed.load();
         loop {
-            let limit = self.capacity.load(SeqCst).saturating_add(self.growth.load(SeqCst));
+            let limit = self.capacity.load().saturating_add(self.growth.load());
             let room = limit.saturating_sub(now);
             let got = if room >= max { max } else { room / unit * unit };
             if got < min {
                 return None;
             }
-            match self.committed.compare_exchange_weak(now, now + got, SeqCst, SeqCst) {
+            match self.committed.exchange(now, now + got) {
                 Ok(_) => return Some(got),
                 Err(seen) => now = seen,
             }
@@ -58,15 +60,17 @@ impl Pool {
 
     /// Commits `len` bytes whether or not they fit.
     pub(crate) fn overdraw(&self, len: u64) {
-        self.committed.fetch_add(len, SeqCst);
+        self.committed.add(len);
     }
 
     /// Takes `len` bytes back from what is committed.
     pub(crate) fn uncommit(&self, len: u64) {
-        let before = self.committed.fetch_sub(len, SeqCst);
+        let before = self.committed.sub(len);
         debug_assert!(before >= len, "more bytes given back than were committed");
     }
+}
 
+impl Pool {
     /// Moves all of another pool's numbers here.
     pub(crate) fn absorb(&self, other: &Pool) {
         let pairs = [

@@ -1,30 +1,34 @@
 //! One block group: a stretch of the address space that a chunk backs, its free runs and its counts.
 //!
 //! ```text
-//!             ┌─────────┐ an allocation looks inside ┌─────────┐ source answered ┌────────┐
-//!  add_group ─► Unloaded ├───────────────────────────► Loading ├────────────────► Loaded │
-//!             └────▲────┘                            └────┬────┘                 └────────┘
-//!                  └──────────── source failed ───────────┘
+//!             ┌──────────┐ an allocation looks inside ┌─────────┐ source answered ┌────────┐
+//!  add_group ─► Unloaded ├────────────────────────────► Loading ├─────────────────► Loaded │
+//!             └──▲───▲───┘                            └────┬────┘                 └───┬────┘
+//!                │   └──────────── source failed ──────────┘                          │
+//!                └───────────── idle, and the source says the same (`evict`) ─────────┘
 //! ```
 //!
 //! Until it is loaded a group is known by its summary (bytes used, number of free runs), which is enough to place it in
 //! the index. What is freed meanwhile is kept in `freed`, and what is pinned in `pinned`; when the source has
 //! answered, the free runs are *source ∪ freed − pinned*, which is right whether the source read the state before or
-//! after the commit that is going on.
+//! after the commit that is going on. Once evicted a group keeps its counts and its place in the index, which are exact.
 //!
-//! Invariants: `free` is the sum of the runs once loaded; no byte is both free and pinned.
+//! Invariants: `free` is the sum of the runs and of what is held once loaded; no byte is in two of runs, `held`, `pinned`.
 //!
-//! Locks: a group's `state` (rank 20) is held for a few tree steps at a time and never while the source is asked: the
-//! loader marks the group `Loading`, lets go, asks, and comes back. Others skip it, or wait on `changed`.
+//! Locks: a group's `state` (rank 20) is held for a few steps at a time and never while the source is asked: the
+//! loader marks the group `Loading`, lets go, asks, and comes back. Others skip it, or wait on `changed`. The table
+//! (rank 18) is taken before the state, never after.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 
 use oleo_format::{BlockGroupFlags, ByteLen, Logical};
 use parking_lot::{Condvar, Mutex};
 
-use crate::runs::{Ranges, Runs, order_of};
+use crate::ranges::Ranges;
+use crate::runs::{Runs, order_of};
 use crate::{LoadError, Run};
 
 /// What space is for.
@@ -80,24 +84,91 @@ pub struct GroupInfo {
     pub read_only: bool,
 }
 
-/// A group's free runs, as far as they are known.
-pub(crate) enum Content {
-    /// Nobody has looked; `freed` since the group was added.
-    Unloaded { freed: Ranges },
-    /// A thread is asking the source; `freed` since the group was added.
-    Loading { freed: Ranges },
-    /// All known.
-    Loaded(Runs),
+/// How long a group's free runs are, as its index has it: 1 + the order, 0 for none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Orders {
+    /// Of the longest run.
+    pub(crate) longest: u8,
+    /// Of the average one.
+    pub(crate) average: u8,
 }
 
-pub(crate) struct State {
-    pub(crate) content: Content,
+impl Orders {
+    pub(crate) const NONE: Orders = Orders { longest: 0, average: 0 };
+
+    /// Of `free` bytes in about `count` runs.
+    fn hoped(free: u64, count: u64, sector_shift: u32) -> Orders {
+        if free >> sector_shift == 0 {
+            return Orders::NONE;
+        }
+        let filed = |len: u64| order_of(len.clamp(1 << sector_shift, free), sector_shift) as u8 + 1;
+        let average = free / count.max(1);
+        // With one run, or two, there is nothing to hope for beyond what is told.
+        let hope = if count <= 2 { 1 } else { HOPE };
+        Orders { longest: filed(average.saturating_mul(hope)), average: filed(average) }
+    }
+
+    /// Both at least this.
+    fn max(self, other: Orders) -> Orders {
+        Orders { longest: self.longest.max(other.longest), average: self.average.max(other.average) }
+    }
+}
+
+/// A group's free runs, as far as they are known.
+pub(crate) enum Content {
+    /// Nobody has looked, or they were let go again.
+    Unloaded,
+    /// A thread is asking the source.
+    Loading,
+    /// All known.
+    Loaded(Box<Runs>),
+}
+
+/// What is seldom there.
+#[derive(Default)]
+pub(crate) struct Sets {
+    /// Freed while the runs were not known.
+    pub(crate) freed: Ranges,
     /// Freed by transactions that are not durable.
     pub(crate) pinned: Ranges,
     /// Free, and taken aside by [`HeldRun`](crate::HeldRun)s.
     pub(crate) held: Ranges,
+}
+
+static NO_SETS: Sets = Sets { freed: Ranges::EMPTY, pinned: Ranges::EMPTY, held: Ranges::EMPTY };
+
+pub(crate) struct State {
+    pub(crate) content: Content,
+    sets: Option<Box<Sets>>,
+    /// Grows with each change of the runs.
+    pub(crate) changes: u32,
+    /// Bytes of memory that were counted for the runs.
+    pub(crate) memory: u32,
+    /// Somebody looked at the runs since the last sweep came by.
+    pub(crate) recent: bool,
     pub(crate) read_only: bool,
     pub(crate) removed: bool,
+}
+
+impl State {
+    pub(crate) fn sets(&self) -> &Sets {
+        self.sets.as_deref().unwrap_or(&NO_SETS)
+    }
+
+    /// Changes the sets; they take memory only while something is in them.
+    pub(crate) fn with_sets<T>(&mut self, change: impl FnOnce(&mut Sets) -> T) -> T {
+        let sets = self.sets.get_or_insert_default();
+        let answer = change(sets);
+        if sets.freed.total() + sets.pinned.total() + sets.held.total() == 0 {
+            self.sets = None;
+        }
+        answer
+    }
+
+    /// Whether something is allocated from the group.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.read_only && !self.removed
+    }
 }
 
 pub(crate) struct Group {
@@ -105,55 +176,66 @@ pub(crate) struct Group {
     pub(crate) end: u64,
     pub(crate) flags: BlockGroupFlags,
     /// Bytes that nobody may have.
-    excluded: ByteLen,
+    excluded: u32,
     pub(crate) state: Mutex<State>,
     /// Told when a load has ended, well or not, and when what was held is let go.
     pub(crate) changed: Condvar,
-    /// 1 + order of the longest free run as the index has it, 0 for none. Changed under `state`.
-    pub(crate) order: AtomicU8,
+    /// As the index has them. Changed under `state`.
+    longest: AtomicU8,
+    average: AtomicU8,
+    /// `used` was changed since the last drain.
+    pub(crate) used_dirty: AtomicBool,
+    /// The number of free runs as the disk or our own last look told it; see [`COUNT_UNKNOWN`], [`COUNT_UNTOLD`].
+    pub(crate) count: AtomicU32,
     /// Free bytes; an estimate until loaded. Changed under `state`.
     pub(crate) free: AtomicU64,
     /// Bytes used for the block group item.
     pub(crate) used: AtomicU64,
-    /// `used` was changed since the last drain.
-    pub(crate) used_dirty: AtomicBool,
 }
 
+/// Nobody has asked how many free runs a group has.
+pub(crate) const COUNT_UNKNOWN: u32 = u32::MAX;
+/// The disk did not tell.
+pub(crate) const COUNT_UNTOLD: u32 = u32::MAX - 1;
+
+/// How many times the average run the longest one is hoped to be, while only their number is known. Hoping costs a look
+/// that corrects itself, once a group; not hoping leaves long runs unfound until nothing else is left.
+const HOPE: u64 = 16;
+
 impl Group {
-    pub(crate) fn new(info: &GroupInfo, free: Option<Ranges>, sector_shift: u32) -> Group {
-        let end = info.start.0 + info.len.0;
-        let (free_bytes, longest, content) = match free {
-            None => {
-                let free = info.len.0.saturating_sub(info.used.0).saturating_sub(info.excluded.0);
-                // The longest run is at least the average one; without a count, hope for one run.
-                let longest = free / u64::from(info.free_extents.unwrap_or(1).max(1));
-                (free, longest.max(free.min(1 << sector_shift)), Content::Unloaded { freed: Ranges::default() })
-            }
-            Some(ranges) => {
-                let longest = ranges.iter().map(|(s, e)| e - s).max().unwrap_or(0);
-                (ranges.total(), longest, Content::Loaded(Runs::from_ranges(ranges, sector_shift)))
-            }
-        };
-        let order =
-            if longest >> sector_shift == 0 || info.read_only { 0 } else { order_of(longest, sector_shift) + 1 };
-        Group {
+    pub(crate) fn new(info: &GroupInfo, free: Option<Vec<(u64, u64)>>, sector_shift: u32) -> Group {
+        let runs = free.map(|runs| Box::new(Runs::from_sorted(info.start.0, sector_shift, &runs)));
+        let free = runs
+            .as_ref()
+            .map_or(info.len.0.saturating_sub(info.used.0).saturating_sub(info.excluded.0), |runs| runs.total());
+        // A group too long for its runs to be kept is never allocated from.
+        let read_only = info.read_only || !Runs::fits(info.len.0, sector_shift);
+        let group = Group {
             start: info.start.0,
-            end,
+            end: info.start.0 + info.len.0,
             flags: info.flags,
-            excluded: info.excluded,
+            // Superblock mirrors: a few of 64 KiB.
+            excluded: u32::try_from(info.excluded.0).unwrap_or(u32::MAX),
             state: Mutex::new(State {
-                content,
-                pinned: Ranges::default(),
-                held: Ranges::default(),
-                read_only: info.read_only,
+                content: runs.map_or(Content::Unloaded, Content::Loaded),
+                sets: None,
+                changes: 0,
+                memory: 0,
+                recent: true,
+                read_only,
                 removed: false,
             }),
             changed: Condvar::new(),
-            order: AtomicU8::new(order as u8),
-            free: AtomicU64::new(free_bytes),
-            used: AtomicU64::new(info.used.0),
+            longest: AtomicU8::new(0),
+            average: AtomicU8::new(0),
             used_dirty: AtomicBool::new(false),
-        }
+            count: AtomicU32::new(info.free_extents.unwrap_or(COUNT_UNKNOWN)),
+            free: AtomicU64::new(free),
+            used: AtomicU64::new(info.used.0),
+        };
+        let orders = group.orders_now(&group.state.lock(), 0, sector_shift);
+        group.set_orders(orders);
+        group
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -168,57 +250,89 @@ impl Group {
         self.flags.contains(kind.flag())
     }
 
+    /// As the index has them.
+    pub(crate) fn orders(&self) -> Orders {
+        Orders { longest: self.longest.load(SeqCst), average: self.average.load(SeqCst) }
+    }
+
+    pub(crate) fn set_orders(&self, orders: Orders) {
+        self.longest.store(orders.longest, SeqCst);
+        self.average.store(orders.average, SeqCst);
+    }
+
+    /// Bytes that became free, or no longer are. Under `state`, which is why this need not be one step.
+    pub(crate) fn add_free(&self, delta: i64) {
+        self.free.store(self.free.load(Relaxed).wrapping_add_signed(delta), Release);
+    }
+
     pub(crate) fn info(&self) -> GroupInfo {
         let state = self.state.lock();
         let free_extents = match &state.content {
-            Content::Loaded(runs) => u32::try_from(runs.ranges().count()).ok(),
-            _ => None,
+            Content::Loaded(runs) => u32::try_from(runs.count()).ok(),
+            _ => Some(self.count.load(SeqCst)).filter(|&count| count < COUNT_UNTOLD),
         };
         GroupInfo {
             start: Logical(self.start),
             len: ByteLen(self.len()),
             flags: self.flags,
             used: ByteLen(self.used.load(SeqCst)),
-            excluded: self.excluded,
+            excluded: ByteLen(self.excluded.into()),
             free_extents,
             read_only: state.read_only,
         }
     }
 
     /// What the index should hold for this group now; `freed_len` bytes in one run have just become free.
-    pub(crate) fn order_now(&self, state: &State, freed_len: u64, sector_shift: u32) -> u8 {
-        if state.read_only || state.removed {
-            return 0;
+    pub(crate) fn orders_now(&self, state: &State, freed_len: u64, sector_shift: u32) -> Orders {
+        if !state.is_open() {
+            return Orders::NONE;
         }
         let filed = |len: u64| if len >> sector_shift == 0 { 0 } else { order_of(len, sector_shift) as u8 + 1 };
         match &state.content {
             Content::Loaded(runs) => {
-                let held = state.held.iter().map(|(start, end)| filed(end - start)).max().unwrap_or(0);
-                runs.top_order().map_or(0, |order| order as u8 + 1).max(held)
+                let held = state.sets().held.iter().map(|(start, end)| filed(end - start)).max().unwrap_or(0);
+                let longest = runs.top_order().map_or(0, |order| order as u8 + 1).max(held);
+                let average = filed(runs.total().checked_div(runs.count() as u64).unwrap_or(0));
+                Orders { longest, average: average.max(held) }
             }
             // Only a part of what is free is known: keep the hope, or begin to have some.
-            Content::Unloaded { .. } | Content::Loading { .. } => match self.order.load(SeqCst) {
-                0 => filed(self.free.load(SeqCst)),
-                hope => hope.max(filed(freed_len)),
+            Content::Unloaded | Content::Loading => match self.orders() {
+                Orders::NONE => {
+                    let count = self.count.load(SeqCst);
+                    let count = if count >= COUNT_UNTOLD { 1 } else { u64::from(count) };
+                    Orders::hoped(self.free.load(SeqCst), count, sector_shift)
+                }
+                hope => hope.max(Orders { longest: filed(freed_len), average: 0 }),
             },
         }
     }
+
+    /// The disk says how many free runs there are: what is hoped for now. Under `state`, not loaded.
+    pub(crate) fn orders_told(&self, count: u32, sector_shift: u32) -> Orders {
+        Orders::hoped(self.free.load(SeqCst), u64::from(count), sector_shift)
+    }
 }
 
-/// Checks the source's answer and makes a set of it, whole sectors only.
-pub(crate) fn check_runs(group: Run, runs: impl Iterator<Item = Run>, sector_shift: u32) -> Result<Ranges, LoadError> {
-    let mut ranges = Ranges::default();
+/// Checks the source's answer: whole sectors only, neighbours merged.
+pub(crate) fn check_runs(
+    group: Run,
+    runs: impl Iterator<Item = Run>,
+    sector_shift: u32,
+) -> Result<Vec<(u64, u64)>, LoadError> {
+    let mut out: Vec<(u64, u64)> = Vec::new();
     let mut at = group.start;
     let unit = ByteLen(1 << sector_shift);
     for run in runs {
         let end = run.start.checked_add(run.len).filter(|&end| end <= group.end() && run.len.0 > 0 && run.start >= at);
         at = end.ok_or(LoadError::BadRun { group: group.start, run })?;
         let (from, to) = (ByteLen(run.start.0).align_up(unit).0, at.align_down(unit).0);
-        if from < to {
-            ranges.insert(from, to);
+        match out.last_mut() {
+            _ if from >= to => {}
+            Some(last) if last.1 == from => last.1 = to,
+            _ => out.push((from, to)),
         }
     }
-    Ok(ranges)
+    Ok(out)
 }
 
 /// A group and its place in the address space, shared by all who hold it.

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use oleo_format::ByteLen;
 
 use crate::deny::Ask;
-use crate::space::Inner;
+use crate::space::Share;
 use crate::{Kind, Refusal, Run};
 
 /// Addresses that were given out and are not referenced by anything yet. Dropping it makes them free at once.
 #[must_use = "a grant that is dropped is free again"]
 pub struct Grant {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Share,
     pub(crate) run: Run,
     pub(crate) live: bool,
 }
@@ -58,7 +58,7 @@ impl fmt::Debug for Grant {
 /// one reservation.
 #[must_use = "a reservation that is dropped promises nothing"]
 pub struct Reservation {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Share,
     pub(crate) kind: Kind,
     pub(crate) left: AtomicU64,
 }
@@ -97,7 +97,7 @@ impl Reservation {
 
     /// Takes over what is left of `other`, which must be of the same kind.
     pub fn join(&self, other: Reservation) {
-        if other.kind == self.kind && Arc::ptr_eq(&other.inner, &self.inner) {
+        if other.kind == self.kind && Arc::ptr_eq(&*other.inner, &*self.inner) {
             self.left.fetch_add(other.left.swap(0, SeqCst), SeqCst);
         }
         debug_assert!(other.left().0 == 0, "reservations of two kinds or spaces joined");

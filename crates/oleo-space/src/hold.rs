@@ -12,12 +12,11 @@
 //! not allocate: it could wait for itself.
 
 use std::fmt;
-use std::sync::Arc;
 
 use oleo_format::{ByteLen, Logical};
 
 use crate::group::{Content, GroupRef};
-use crate::space::Inner;
+use crate::space::Share;
 use crate::{LoadError, Run, Space};
 
 /// Which free runs are wanted, and in what pieces.
@@ -35,14 +34,14 @@ pub struct HoldWant {
 
 /// The free runs of a range, one piece at a time: see [`Space::hold_free`].
 pub struct HoldFree {
-    inner: Arc<Inner>,
+    inner: Share,
     want: HoldWant,
 }
 
 /// A piece of a free run that nobody else is given. Dropping it lets it go.
 #[must_use = "a run that is not kept is not held"]
 pub struct HeldRun {
-    inner: Arc<Inner>,
+    inner: Share,
     group: GroupRef,
     run: Run,
 }
@@ -62,47 +61,47 @@ impl fmt::Debug for HeldRun {
 
 impl Drop for HeldRun {
     fn drop(&mut self) {
+        let table = self.inner.tables.read();
         let mut state = self.group.state.lock();
         let (start, end) = (self.run.start.0, self.run.end().0);
-        state.held.remove(start, end);
+        state.with_sets(|sets| sets.held.remove(start, end));
         if let Content::Loaded(runs) = &mut state.content {
             let free_again = runs.insert(start, end);
             debug_assert!(free_again, "{:?} was held and free", self.run);
         }
-        self.inner.refile(&self.group, &state, self.run.len.0);
-        drop(state);
+        self.inner.refile(&table, &self.group, &mut state, self.run.len.0);
+        drop((state, table));
         self.group.changed.notify_all();
     }
 }
 
 impl HoldFree {
-    /// The next piece of `group` at or after `want.start`, and where to go on.
+    /// Holds the next piece of `group` at or after `want.start`.
     fn hold_in(&self, group: &GroupRef) -> Result<Option<HeldRun>, LoadError> {
         let want = &self.want;
-        let state = group.state.lock();
-        let Some(mut state) = self.inner.load(group, state, true)? else { return Ok(None) };
-        let state = &mut *state;
-        let Content::Loaded(runs) = &mut state.content else { return Ok(None) };
-        if state.removed {
-            return Ok(None);
-        }
-        let piece_max = want.piece_max.0.max(1 << self.inner.sector_shift);
-        let mut at = want.start.0.max(group.start);
-        while let Some((start, end)) = runs.ranges().at_or_after(at) {
-            let from = start.max(at);
-            if from >= want.end.0 {
-                break;
+        let run = self.inner.with_loaded(group, |table, state, inner| {
+            let Content::Loaded(runs) = &mut state.content else { return None };
+            if state.removed {
+                return None;
             }
-            let to = end.min(want.end.0).min(from.saturating_add(piece_max));
-            if end - start >= want.min_len.0 && runs.take(from, to) {
-                state.held.unite(from, to);
-                self.inner.refile(group, state, 0);
-                let run = Run::between(from, to);
-                return Ok(Some(HeldRun { inner: self.inner.clone(), group: group.clone(), run }));
+            let piece_max = want.piece_max.0.max(1 << inner.sector_shift);
+            let mut at = want.start.0.max(group.start);
+            while let Some((start, end)) = runs.at_or_after(at) {
+                let from = start.max(at);
+                if from >= want.end.0 {
+                    break;
+                }
+                let to = end.min(want.end.0).min(from.saturating_add(piece_max));
+                if end - start >= want.min_len.0 && runs.take(from, to) {
+                    state.with_sets(|sets| sets.held.unite(from, to));
+                    inner.refile(table, group, state, 0);
+                    return Some(Run::between(from, to));
+                }
+                at = end;
             }
-            at = end;
-        }
-        Ok(None)
+            None
+        })?;
+        Ok(run.map(|run| HeldRun { inner: self.inner.clone(), group: group.clone(), run }))
     }
 }
 
@@ -111,7 +110,7 @@ impl Iterator for HoldFree {
 
     fn next(&mut self) -> Option<Self::Item> {
         while self.want.start < self.want.end {
-            let group = self.inner.table.read().group_from(self.want.start.0)?;
+            let group = self.inner.tables.read().group_from(self.want.start.0)?.clone();
             let held = self.hold_in(&group);
             self.want.start = match &held {
                 Ok(Some(held)) => held.run.end(),
@@ -130,7 +129,7 @@ impl Space {
     /// between. Free space that was not read yet is; a group where that fails is an error in its place, and the walk goes on
     /// behind it.
     pub fn hold_free(&self, want: HoldWant) -> HoldFree {
-        HoldFree { inner: self.inner.clone(), want }
+        HoldFree { inner: self.share(), want }
     }
 }
 

@@ -1,7 +1,8 @@
-//! The index over groups: "the next group, going up from here, with a free run of at least this order".
+//! The index over groups: "the next group, going up from here, with a free run of at least this order", and "… whose free
+//! runs have at least this order on average".
 //!
 //! One [`BitTree`] per order, one bit per group slot; a group is in the trees of every order up to that of its longest
-//! run, so the question is one look at one tree. A tree is a bitmap with bitmaps over it (64 to one), read and changed
+//! run, and of its average one, so the question is one look at one tree. A tree is a bitmap with bitmaps over it (64 to one), read and changed
 //! by atomic operations: nobody waits for anybody, and a million groups are three steps deep. A full group has no bit
 //! set, so it costs a search nothing.
 //!
@@ -11,25 +12,27 @@
 //!
 //! Locks: none. The caller serialises changes of one group (by the group's lock).
 
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::AtomicU64;
 
+use crate::group::Orders;
 use crate::runs::ORDERS;
+use crate::word::Word;
 
 /// Levels that a tree can have: 64⁶ slots are more groups than 64 bits of address hold.
 const LEVELS_MAX: usize = 6;
 
 /// A set of slot numbers.
-pub(crate) struct BitTree {
+pub(crate) struct BitTree<W = AtomicU64> {
     /// `levels[0]` has a bit per slot, each further level a bit per word of the one below.
-    levels: Vec<Box<[AtomicU64]>>,
+    levels: Vec<Box<[W]>>,
 }
 
-impl BitTree {
-    pub(crate) fn new(slots: usize) -> BitTree {
+impl<W: Word> BitTree<W> {
+    pub(crate) fn new(slots: usize) -> BitTree<W> {
         let mut levels = Vec::new();
         let mut words = slots.div_ceil(64).max(1);
         loop {
-            levels.push((0..words).map(|_| AtomicU64::new(0)).collect());
+            levels.push((0..words).map(|_| W::new(0)).collect());
             if words == 1 || levels.len() == LEVELS_MAX {
                 return BitTree { levels };
             }
@@ -40,7 +43,7 @@ impl BitTree {
     pub(crate) fn set(&self, slot: usize) {
         let mut at = slot;
         for level in &self.levels {
-            level[at / 64].fetch_or(1 << (at % 64), SeqCst);
+            level[at / 64].or(1 << (at % 64));
             at /= 64;
         }
     }
@@ -49,10 +52,10 @@ impl BitTree {
         let mut at = slot;
         for (depth, level) in self.levels.iter().enumerate() {
             let bit = 1 << (at % 64);
-            let left = level[at / 64].fetch_and(!bit, SeqCst) & !bit;
+            let left = level[at / 64].and(!bit) & !bit;
             // Another thread may have set a bit below between our look at that word and the clearing of this bit.
-            if depth > 0 && self.levels[depth - 1][at].load(SeqCst) != 0 {
-                level[at / 64].fetch_or(bit, SeqCst);
+            if depth > 0 && self.levels[depth - 1][at].load() != 0 {
+                level[at / 64].or(bit);
                 return;
             }
             if left != 0 {
@@ -68,7 +71,7 @@ impl BitTree {
         let mut depth = 0;
         // Up until a word has something at or after us, …
         loop {
-            let word = self.levels[depth].get(at / 64)?.load(SeqCst) & (u64::MAX << (at % 64));
+            let word = self.levels[depth].get(at / 64)?.load() & (u64::MAX << (at % 64));
             if word != 0 {
                 at = at / 64 * 64 + word.trailing_zeros() as usize;
                 break;
@@ -82,7 +85,7 @@ impl BitTree {
         // … then down along first bits.
         while depth > 0 {
             depth -= 1;
-            let word = self.levels[depth][at].load(SeqCst);
+            let word = self.levels[depth][at].load();
             if word == 0 {
                 // Cleared between the two looks; rare, and the plain scan is always right.
                 return self.next_thorough(from);
@@ -96,7 +99,7 @@ impl BitTree {
     pub(crate) fn next_thorough(&self, from: usize) -> Option<usize> {
         let mut mask = u64::MAX << (from % 64);
         for (i, word) in self.levels[0].iter().enumerate().skip(from / 64) {
-            let word = word.load(SeqCst) & mask;
+            let word = word.load() & mask;
             if word != 0 {
                 return Some(i * 64 + word.trailing_zeros() as usize);
             }
@@ -106,29 +109,48 @@ impl BitTree {
     }
 }
 
-/// The groups of one kind by the order of their longest free run.
+/// Which groups a search means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum By {
+    /// Their longest free run has at least this order.
+    Longest(usize),
+    /// Their free runs have at least this order on average.
+    Average(usize),
+}
+
+/// The groups of one kind by the order of their longest free run, and by that of their average one.
 pub(crate) struct OrderIndex {
-    trees: Vec<BitTree>,
+    longest: [BitTree; ORDERS],
+    average: [BitTree; ORDERS],
 }
 
 impl OrderIndex {
     pub(crate) fn new(slots: usize) -> OrderIndex {
-        OrderIndex { trees: (0..ORDERS).map(|_| BitTree::new(slots)).collect() }
+        let trees = || std::array::from_fn(|_| BitTree::new(slots));
+        OrderIndex { longest: trees(), average: trees() }
     }
 
-    /// A group's longest run went from one order to another; orders are counted from 1 here, 0 is "nothing free".
-    pub(crate) fn change(&self, slot: usize, old: u8, new: u8) {
-        for order in usize::from(old)..usize::from(new) {
-            self.trees[order].set(slot);
+    /// A group's orders went from `old` to `new`.
+    pub(crate) fn change(&self, slot: usize, old: Orders, new: Orders) {
+        Self::change_in(&self.longest, slot, old.longest, new.longest);
+        Self::change_in(&self.average, slot, old.average, new.average);
+    }
+
+    fn change_in(trees: &[BitTree; ORDERS], slot: usize, old: u8, new: u8) {
+        for tree in &trees[usize::from(old.min(new))..usize::from(new)] {
+            tree.set(slot);
         }
-        for order in usize::from(new)..usize::from(old) {
-            self.trees[order].clear(slot);
+        for tree in &trees[usize::from(new.min(old))..usize::from(old)] {
+            tree.clear(slot);
         }
     }
 
-    /// The next slot at or after `from` whose longest run has at least this order.
-    pub(crate) fn next(&self, order: usize, from: usize, thorough: bool) -> Option<usize> {
-        let tree = &self.trees[order];
+    /// The next such slot at or after `from`.
+    pub(crate) fn next(&self, by: By, from: usize, thorough: bool) -> Option<usize> {
+        let tree = match by {
+            By::Longest(order) => &self.longest[order],
+            By::Average(order) => &self.average[order],
+        };
         if thorough { tree.next_thorough(from) } else { tree.next(from) }
     }
 }
@@ -144,7 +166,7 @@ mod tests {
     fn a_bit_tree_is_a_set_of_slots() {
         for slots in [1, 64, 65, 5000, 300_000] {
             let mut rng = Rng::new(slots as u64);
-            let tree = BitTree::new(slots);
+            let tree: BitTree = BitTree::new(slots);
             let mut model = BTreeSet::new();
             for _ in 0..3000 {
                 let slot = rng.below(slots as u64) as usize;
@@ -168,7 +190,7 @@ mod tests {
     #[test]
     fn threads_changing_one_word_leave_the_upper_levels_right() {
         for seed in 0..20 {
-            let tree = BitTree::new(64 * 64 * 2);
+            let tree: BitTree = BitTree::new(64 * 64 * 2);
             std::thread::scope(|scope| {
                 for t in 0..4u64 {
                     let tree = &tree;

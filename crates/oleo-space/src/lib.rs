@@ -13,11 +13,18 @@ mod guard;
 mod hold;
 mod index;
 mod ledger;
+mod load;
+#[cfg(test)]
+mod models;
 mod pick;
+mod ranges;
 mod runs;
 mod space;
+mod table;
 #[cfg(test)]
 mod testing;
+mod threads;
+mod word;
 
 #[doc(hidden)]
 pub use deny::Denial;

@@ -1,21 +1,36 @@
 //! The free runs of one block group: where they are, and which are long.
 //!
-//! [`Ranges`] is a set of byte ranges that merges neighbours. Each range is stored under its *end*: an allocation that
-//! takes the front of a long run, which is what a sequential stream does all day, changes a value in place and moves
-//! nothing. [`Runs`] adds an index by size: one ordered set of ends per order (the logarithm of the length in
-//! sectors), so that "a run of at least this length, near this address" is a look into one or two small trees.
+//! Runs are kept in rising order in leaves of up to [`LEAF_RUNS`], as pairs of sector numbers counted from the group's
+//! start: eight bytes a run, and a look-up touches the directory of leaves and one leaf. By length they are found through
+//! *orders* (the whole logarithm of the length in sectors): the directory has for each leaf a mask of the orders that occur
+//! in it, each leaf counts how many runs of each order it has. "The next run of this order, going up from here" is a scan
+//! over masks, four bytes a leaf, that a processor does many at a time.
 //!
-//! Invariants: ranges never touch or overlap; `total` is their sum; a run is in exactly the set of its order; bit `o`
-//! of `filled` says that the set of order `o` has something in it.
+//! 1. [`Runs::take`] finds the leaf and the run, and shortens, splits or removes it; [`Runs::insert`] lengthens the neighbour
+//!    that it finds there, joins two, or adds one.
+//! 2. A leaf that overflows is cut in two; one that runs low is joined to a neighbour that has room.
+//!
+//! Invariants: runs never touch or overlap; no leaf is empty; `last[i]` is the end of leaf `i`'s last run; `masks[i]` has the
+//! bit of exactly the orders that leaf `i` counts; `counts`, `count` and `total` are the sums.
+//!
+//! Bounds: a group has less than 2³² sectors ([`Runs::fits`]). Taking and putting back cost a directory shift (16 bytes a
+//! leaf) once in some thirty times at worst.
 //!
 //! Locks: none here; the group's lock covers its runs. Not here: which group to look into (`pick`), what counts as
 //! reserved (`account`).
 
-use std::collections::{BTreeMap, BTreeSet};
-
 /// Orders that are told apart: the last one holds every run of at least 2²³ sectors (32 GiB of 4 KiB sectors), more
 /// than a chunk has.
 pub(crate) const ORDERS: usize = 24;
+
+/// Runs in a leaf: 512 bytes of them, eight cache lines. Half and double cost the same within the noise.
+const LEAF_RUNS: usize = 64;
+
+/// A leaf with this few runs is joined to a neighbour, if both together are not more than [`JOIN_RUNS_MAX`].
+const LOW_RUNS: usize = LEAF_RUNS / 4;
+
+/// So that a leaf just joined is not cut by the next few runs.
+const JOIN_RUNS_MAX: usize = LEAF_RUNS * 3 / 4;
 
 /// Runs looked at one by one before the index by size is asked. Near the goal is worth a few steps, not a walk.
 const NEAR_STEPS_MAX: usize = 8;
@@ -32,110 +47,6 @@ pub(crate) fn order_of(len: u64, sector_shift: u32) -> usize {
 /// The lowest order all of whose runs hold `len` bytes.
 pub(crate) fn order_sure(len: u64, sector_shift: u32) -> usize {
     (len.div_ceil(1 << sector_shift).max(1).next_power_of_two().trailing_zeros() as usize).min(ORDERS - 1)
-}
-
-/// A set of byte ranges, neighbours merged, keyed by their ends.
-#[derive(Default, Clone, Debug)]
-pub(crate) struct Ranges {
-    by_end: BTreeMap<u64, u64>,
-    total: u64,
-}
-
-impl Ranges {
-    /// The bytes in the set.
-    pub(crate) fn total(&self) -> u64 {
-        self.total
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.by_end.len()
-    }
-
-    /// All ranges as (start, end), rising.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.by_end.iter().map(|(&e, &s)| (s, e))
-    }
-
-    /// The first range that ends after `at`: the one that holds `at`, or the next one.
-    pub(crate) fn at_or_after(&self, at: u64) -> Option<(u64, u64)> {
-        self.by_end.range(at.saturating_add(1)..).next().map(|(&e, &s)| (s, e))
-    }
-
-    /// Whether any byte of `start..end` is in the set.
-    pub(crate) fn touches(&self, start: u64, end: u64) -> bool {
-        self.at_or_after(start).is_some_and(|(s, _)| s < end)
-    }
-
-    /// Adds `start..end`; returns the neighbours it was merged with and the merged range, or `None`, and nothing is
-    /// changed, where some of it is in the set.
-    pub(crate) fn insert(&mut self, start: u64, end: u64) -> Option<Merge> {
-        debug_assert!(start < end);
-        let next = self.at_or_after(start);
-        if next.is_some_and(|(s, _)| s < end) {
-            return None;
-        }
-        let mut merge = Merge { before: None, after: next.filter(|&(s, _)| s == end), merged: (start, end) };
-        if let Some(before) = self.by_end.remove(&start) {
-            merge.before = Some((before, start));
-            merge.merged.0 = before;
-        }
-        if let Some((_, e)) = merge.after {
-            merge.merged.1 = e;
-        }
-        self.by_end.insert(merge.merged.1, merge.merged.0);
-        self.total += end - start;
-        Some(merge)
-    }
-
-    /// Adds whatever of `start..end` is not in the set yet; returns how many bytes that was.
-    pub(crate) fn unite(&mut self, start: u64, end: u64) -> u64 {
-        let mut added = 0;
-        let mut at = start;
-        while at < end {
-            // Every turn passes one range of the set.
-            let (s, e) = self.at_or_after(at).unwrap_or((end, end));
-            let gap_end = s.min(end);
-            if at < gap_end && self.insert(at, gap_end).is_some() {
-                added += gap_end - at;
-            }
-            at = e.max(gap_end);
-        }
-        added
-    }
-
-    /// Takes `start..end` out, which lies whole in `range`, one of the set's.
-    fn cut(&mut self, range: (u64, u64), start: u64, end: u64) {
-        debug_assert!(range.0 <= start && start < end && end <= range.1);
-        if end == range.1 {
-            self.by_end.remove(&range.1);
-        } else {
-            // The end stays: only its value changes.
-            self.by_end.insert(range.1, end);
-        }
-        if range.0 < start {
-            self.by_end.insert(start, range.0);
-        }
-        self.total -= end - start;
-    }
-
-    /// Takes out whatever of `start..end` is in the set; returns how many bytes that was.
-    pub(crate) fn remove(&mut self, start: u64, end: u64) -> u64 {
-        let mut removed = 0;
-        while let Some((s, e)) = self.at_or_after(start)
-            && s < end
-        {
-            self.cut((s, e), s.max(start), e.min(end));
-            removed += e.min(end) - s.max(start);
-        }
-        removed
-    }
-}
-
-/// What [`Ranges::insert`] did.
-pub(crate) struct Merge {
-    before: Option<(u64, u64)>,
-    after: Option<(u64, u64)>,
-    merged: (u64, u64),
 }
 
 /// How an allocation would like to lie.
@@ -158,31 +69,147 @@ impl Fit {
     }
 }
 
+/// The order of a run of some sectors.
+fn order(sectors: u32) -> usize {
+    (sectors.max(1).ilog2() as usize).min(ORDERS - 1)
+}
+
+/// Some runs that follow one another.
+#[derive(Debug)]
+struct Leaf {
+    len: u8,
+    /// Runs of each order.
+    counts: [u8; ORDERS],
+    starts: [u32; LEAF_RUNS],
+    ends: [u32; LEAF_RUNS],
+}
+
+impl Leaf {
+    fn new() -> Box<Leaf> {
+        Box::new(Leaf { len: 0, counts: [0; ORDERS], starts: [0; LEAF_RUNS], ends: [0; LEAF_RUNS] })
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.len)
+    }
+
+    fn run(&self, slot: usize) -> (u32, u32) {
+        (self.starts[slot], self.ends[slot])
+    }
+
+    fn last_end(&self) -> u32 {
+        self.ends[self.len() - 1]
+    }
+
+    /// The first run that ends after `at`.
+    fn seek(&self, at: u32) -> usize {
+        self.ends[..self.len()].partition_point(|&end| end <= at)
+    }
+
+    fn insert(&mut self, slot: usize, start: u32, end: u32) {
+        let len = self.len();
+        self.starts.copy_within(slot..len, slot + 1);
+        self.ends.copy_within(slot..len, slot + 1);
+        self.starts[slot] = start;
+        self.ends[slot] = end;
+        self.len += 1;
+    }
+
+    fn remove(&mut self, slot: usize) {
+        let len = self.len();
+        self.starts.copy_within(slot + 1..len, slot);
+        self.ends.copy_within(slot + 1..len, slot);
+        self.len -= 1;
+    }
+
+    /// Moves the runs from slot `from` on behind those of `to`.
+    fn move_to(&mut self, from: usize, to: &mut Leaf) {
+        let (moved, at) = (self.len() - from, to.len());
+        to.starts[at..at + moved].copy_from_slice(&self.starts[from..from + moved]);
+        to.ends[at..at + moved].copy_from_slice(&self.ends[from..from + moved]);
+        to.len += moved as u8;
+        self.len = from as u8;
+        self.recount();
+        to.recount();
+    }
+
+    fn recount(&mut self) {
+        self.counts = [0; ORDERS];
+        for slot in 0..self.len() {
+            self.counts[order(self.ends[slot] - self.starts[slot])] += 1;
+        }
+    }
+
+    fn mask(&self) -> u32 {
+        self.counts.iter().enumerate().fold(0, |mask, (order, &count)| mask | u32::from(count > 0) << order)
+    }
+}
+
+/// Where a run is: leaf and slot.
+type Place = (usize, usize);
+
 /// The free runs of one group.
 #[derive(Debug)]
 pub(crate) struct Runs {
-    ranges: Ranges,
-    orders: Box<[BTreeSet<u64>; ORDERS]>,
-    filled: u32,
+    /// What sector 0 is, bytes.
+    base: u64,
     sector_shift: u32,
+    last: Vec<u32>,
+    masks: Vec<u32>,
+    #[allow(clippy::vec_box, reason = "a leaf is half a kilobyte: the directory shifts pointers")]
+    leaves: Vec<Box<Leaf>>,
+    /// Runs of each order.
+    counts: [u32; ORDERS],
+    /// The orders that have any.
+    filled: u32,
+    count: u32,
+    /// Free bytes.
+    total: u64,
 }
 
 impl Runs {
-    pub(crate) fn new(sector_shift: u32) -> Runs {
-        Runs { ranges: Ranges::default(), orders: Box::default(), filled: 0, sector_shift }
-    }
-
-    pub(crate) fn from_ranges(ranges: Ranges, sector_shift: u32) -> Runs {
-        let mut runs = Runs::new(sector_shift);
-        for (s, e) in ranges.iter() {
-            runs.file(s, e);
+    /// No runs, of a group that starts at `start`.
+    pub(crate) fn new(start: u64, sector_shift: u32) -> Runs {
+        Runs {
+            base: start >> sector_shift << sector_shift,
+            sector_shift,
+            last: Vec::new(),
+            masks: Vec::new(),
+            leaves: Vec::new(),
+            counts: [0; ORDERS],
+            filled: 0,
+            count: 0,
+            total: 0,
         }
-        runs.ranges = ranges;
-        runs
     }
 
-    pub(crate) fn ranges(&self) -> &Ranges {
-        &self.ranges
+    /// The runs of a group that starts at `start`, rising and apart.
+    pub(crate) fn from_sorted(start: u64, sector_shift: u32, runs: &[(u64, u64)]) -> Runs {
+        let mut new = Runs::new(start, sector_shift);
+        for &(from, to) in runs {
+            new.insert(from, to);
+        }
+        new
+    }
+
+    /// Whether a group of this length can have its runs here.
+    pub(crate) fn fits(len: u64, sector_shift: u32) -> bool {
+        len >> sector_shift < u64::from(u32::MAX)
+    }
+
+    /// The free bytes.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// The number of runs.
+    pub(crate) fn count(&self) -> usize {
+        self.count as usize
+    }
+
+    /// Bytes of memory, about.
+    pub(crate) fn memory(&self) -> usize {
+        self.leaves.len() * (size_of::<Leaf>() + size_of::<Box<Leaf>>() + 8) + size_of::<Runs>()
     }
 
     /// The order of the longest run, or `None` when nothing is free.
@@ -190,104 +217,312 @@ impl Runs {
         (self.filled != 0).then(|| self.filled.ilog2() as usize)
     }
 
-    fn file(&mut self, start: u64, end: u64) {
-        let order = order_of(end - start, self.sector_shift);
-        self.orders[order].insert(end);
+    fn bytes(&self, (start, end): (u32, u32)) -> (u64, u64) {
+        (self.base + (u64::from(start) << self.sector_shift), self.base + (u64::from(end) << self.sector_shift))
+    }
+
+    /// The sector that `at` is in, or the last there can be.
+    fn sector(&self, at: u64) -> u32 {
+        u32::try_from(at.saturating_sub(self.base) >> self.sector_shift).unwrap_or(u32::MAX)
+    }
+
+    /// The first run that ends after sector `at`.
+    fn seek(&self, at: u32) -> Option<Place> {
+        let leaf = self.last.partition_point(|&end| end <= at);
+        Some((leaf, self.leaves.get(leaf)?.seek(at)))
+    }
+
+    fn run(&self, (leaf, slot): Place) -> (u32, u32) {
+        self.leaves[leaf].run(slot)
+    }
+
+    fn step(&self, (leaf, slot): Place) -> Option<Place> {
+        if slot + 1 < self.leaves[leaf].len() {
+            return Some((leaf, slot + 1));
+        }
+        (leaf + 1 < self.leaves.len()).then_some((leaf + 1, 0))
+    }
+
+    /// The run before a place, or the last one.
+    fn before(&self, place: Option<Place>) -> Option<Place> {
+        match place {
+            Some((leaf, slot)) if slot > 0 => Some((leaf, slot - 1)),
+            place => {
+                let leaf = place.map_or(self.leaves.len(), |(leaf, _)| leaf).checked_sub(1)?;
+                Some((leaf, self.leaves[leaf].len() - 1))
+            }
+        }
+    }
+
+    /// All runs as (start, end), rising.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.leaves.iter().flat_map(|leaf| (0..leaf.len()).map(|slot| self.bytes(leaf.run(slot))))
+    }
+
+    /// The first run that ends after `at`: the one that holds `at`, or the next one.
+    pub(crate) fn at_or_after(&self, at: u64) -> Option<(u64, u64)> {
+        Some(self.bytes(self.run(self.seek(self.sector(at))?)))
+    }
+
+    /// Whether any byte of `start..end` is free.
+    pub(crate) fn touches(&self, start: u64, end: u64) -> bool {
+        self.at_or_after(start).is_some_and(|(s, _)| s < end)
+    }
+
+    fn add_order(&mut self, leaf: usize, order: usize) {
+        let counts = &mut self.leaves[leaf].counts;
+        counts[order] += 1;
+        self.masks[leaf] |= 1 << order;
+        self.counts[order] += 1;
         self.filled |= 1 << order;
     }
 
-    fn unfile(&mut self, start: u64, end: u64) {
-        let order = order_of(end - start, self.sector_shift);
-        self.orders[order].remove(&end);
-        if self.orders[order].is_empty() {
+    fn drop_order(&mut self, leaf: usize, order: usize) {
+        let counts = &mut self.leaves[leaf].counts;
+        counts[order] -= 1;
+        if counts[order] == 0 {
+            self.masks[leaf] &= !(1 << order);
+        }
+        self.counts[order] -= 1;
+        if self.counts[order] == 0 {
             self.filled &= !(1 << order);
         }
     }
 
+    /// A run becomes another that lies between the same neighbours.
+    fn change(&mut self, (leaf, slot): Place, start: u32, end: u32) {
+        let (s, e) = self.run((leaf, slot));
+        let (old, new) = (order(e - s), order(end - start));
+        if old != new {
+            self.drop_order(leaf, old);
+            self.add_order(leaf, new);
+        }
+        let runs = &mut self.leaves[leaf];
+        runs.starts[slot] = start;
+        runs.ends[slot] = end;
+        if slot + 1 == runs.len() {
+            self.last[leaf] = end;
+        }
+    }
+
+    /// A new run before the one at `place`, or behind all.
+    fn add(&mut self, place: Option<Place>, start: u32, end: u32) {
+        let (mut leaf, mut slot) = match place {
+            Some(place) => place,
+            None => self.leaves.len().checked_sub(1).map_or((0, 0), |leaf| (leaf, self.leaves[leaf].len())),
+        };
+        if self.leaves.is_empty() {
+            self.add_leaf(0, Leaf::new());
+        } else if self.leaves[leaf].len() == LEAF_RUNS {
+            // Behind all, as when a group is loaded: leaves stay full.
+            let keep = if place.is_none() { LEAF_RUNS } else { LEAF_RUNS / 2 };
+            let mut upper = Leaf::new();
+            self.leaves[leaf].move_to(keep, &mut upper);
+            self.refresh(leaf);
+            self.add_leaf(leaf + 1, upper);
+            if slot > keep || keep == LEAF_RUNS {
+                (leaf, slot) = (leaf + 1, slot - keep);
+            }
+        }
+        self.leaves[leaf].insert(slot, start, end);
+        self.last[leaf] = self.leaves[leaf].last_end();
+        self.add_order(leaf, order(end - start));
+        self.count += 1;
+    }
+
+    fn delete(&mut self, (leaf, slot): Place) {
+        let (start, end) = self.run((leaf, slot));
+        self.drop_order(leaf, order(end - start));
+        self.count -= 1;
+        self.leaves[leaf].remove(slot);
+        let len = self.leaves[leaf].len();
+        if len == 0 {
+            self.drop_leaf(leaf);
+            return;
+        }
+        self.last[leaf] = self.leaves[leaf].last_end();
+        if len <= LOW_RUNS {
+            let with = |other: usize| self.leaves.get(other).is_some_and(|o| o.len() + len <= JOIN_RUNS_MAX);
+            if with(leaf + 1) {
+                self.join(leaf);
+            } else if leaf > 0 && with(leaf - 1) {
+                self.join(leaf - 1);
+            }
+        }
+    }
+
+    /// Joins the leaf behind `leaf` to it.
+    fn join(&mut self, leaf: usize) {
+        let mut upper = self.drop_leaf(leaf + 1);
+        upper.move_to(0, &mut self.leaves[leaf]);
+        self.refresh(leaf);
+    }
+
+    fn add_leaf(&mut self, at: usize, leaf: Box<Leaf>) {
+        self.last.insert(at, leaf.len().checked_sub(1).map_or(0, |slot| leaf.ends[slot]));
+        self.masks.insert(at, leaf.mask());
+        self.leaves.insert(at, leaf);
+    }
+
+    fn drop_leaf(&mut self, at: usize) -> Box<Leaf> {
+        self.last.remove(at);
+        self.masks.remove(at);
+        self.leaves.remove(at)
+    }
+
+    fn refresh(&mut self, leaf: usize) {
+        self.last[leaf] = self.leaves[leaf].last_end();
+        self.masks[leaf] = self.leaves[leaf].mask();
+    }
+
     /// Puts `start..end` back; `false`, and nothing changed, where some of it is free.
     pub(crate) fn insert(&mut self, start: u64, end: u64) -> bool {
-        let Some(merge) = self.ranges.insert(start, end) else { return false };
-        let shift = self.sector_shift;
-        if let Some((s, e)) = merge.before {
-            self.unfile(s, e);
+        debug_assert!(start < end && start >= self.base);
+        let bytes = end - start;
+        let (start, end) = (self.sector(start), self.sector(end));
+        let next = self.seek(start);
+        let after = next.map(|place| self.run(place));
+        if after.is_some_and(|(s, _)| s < end) {
+            return false;
         }
-        if let Some((s, e)) = merge.after {
-            // The end stays, so the entry does too when the order does.
-            if order_of(e - s, shift) == order_of(merge.merged.1 - merge.merged.0, shift) {
-                return true;
+        let before = self.before(next).filter(|&place| self.run(place).1 == start);
+        match (before, after.filter(|&(s, _)| s == end), next) {
+            (Some(before), Some((_, e)), Some(next)) => {
+                let s = self.run(before).0;
+                self.change(next, s, e);
+                self.delete(before);
             }
-            self.unfile(s, e);
+            (Some(before), ..) => self.change(before, self.run(before).0, end),
+            (None, Some((_, e)), Some(next)) => self.change(next, start, e),
+            _ => self.add(next, start, end),
         }
-        self.file(merge.merged.0, merge.merged.1);
+        self.total += bytes;
         true
     }
 
     /// Takes `start..end`, which lies whole in one run; `false`, and nothing changed, where it does not.
     pub(crate) fn take(&mut self, start: u64, end: u64) -> bool {
-        let Some(run) = self.ranges.at_or_after(start) else { return false };
-        if run.0 > start || run.1 < end {
+        if start < self.base || start >= end {
             return false;
         }
-        self.ranges.cut(run, start, end);
-        let shift = self.sector_shift;
-        let same = end < run.1 && order_of(run.1 - run.0, shift) == order_of(run.1 - end, shift);
-        if !same {
-            self.unfile(run.0, run.1);
-            if end < run.1 {
-                self.file(end, run.1);
+        let bytes = end - start;
+        let (start, end) = (self.sector(start), self.sector(end));
+        let Some(place) = self.seek(start) else { return false };
+        let (s, e) = self.run(place);
+        if s > start || e < end {
+            return false;
+        }
+        match (s < start, end < e) {
+            (false, false) => self.delete(place),
+            (false, true) => self.change(place, end, e),
+            (true, false) => self.change(place, s, start),
+            (true, true) => {
+                self.change(place, end, e);
+                self.add(Some(place), s, start);
             }
         }
-        if run.0 < start {
-            self.file(run.0, start);
-        }
+        self.total -= bytes;
         true
+    }
+
+    /// Adds whatever of `start..end` is not free yet; returns how many bytes that was.
+    pub(crate) fn unite(&mut self, start: u64, end: u64) -> u64 {
+        let mut added = 0;
+        let mut at = start;
+        while at < end {
+            // Every turn passes one run.
+            let (s, e) = self.at_or_after(at).unwrap_or((end, end));
+            let gap_end = s.min(end);
+            if at < gap_end && self.insert(at, gap_end) {
+                added += gap_end - at;
+            }
+            at = e.max(gap_end);
+        }
+        added
+    }
+
+    /// Takes out whatever of `start..end` is free.
+    pub(crate) fn remove(&mut self, start: u64, end: u64) {
+        while let Some((s, e)) = self.at_or_after(start)
+            && s < end
+            && self.take(s.max(start), e.min(end))
+        {}
     }
 
     /// Exactly at `at`: what is free there, up to the length wanted.
     pub(crate) fn find_at(&self, at: u64, fit: &Fit) -> Option<(u64, u64)> {
-        let (start, end) = self.ranges.at_or_after(at)?;
+        let (start, end) = self.at_or_after(at)?;
         if start > at || at & (fit.align - 1) != 0 {
             return None;
         }
         fit.within(at, end, fit.min_len)
     }
 
+    /// The next run of an order at or behind a place.
+    fn next_of(&self, order: usize, place: Place) -> Option<Place> {
+        let (mut leaf, mut slot) = place;
+        let bit = 1 << order;
+        loop {
+            leaf += self.masks.get(leaf..)?.iter().position(|mask| mask & bit != 0)?;
+            if leaf != place.0 {
+                slot = 0;
+            }
+            let runs = &self.leaves[leaf];
+            let found = (slot..runs.len()).find(|&slot| self::order(runs.ends[slot] - runs.starts[slot]) == order);
+            if let Some(slot) = found {
+                return Some((leaf, slot));
+            }
+            leaf += 1;
+        }
+    }
+
+    /// All runs of an order, going up from a place and round.
+    fn of_order(&self, order: usize, from: Option<Place>) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let first = from.unwrap_or((self.leaves.len(), 0));
+        let (mut next, mut round) = (Some(first), false);
+        std::iter::from_fn(move || {
+            let mut found = next.and_then(|place| self.next_of(order, place));
+            if found.is_none() && !round {
+                round = true;
+                found = self.next_of(order, (0, 0));
+            }
+            let place = found.filter(|&place| !round || place < first);
+            next = place.and_then(|place| self.step(place));
+            round |= place.is_none();
+            place.map(|place| self.bytes(self.run(place)))
+        })
+    }
+
     /// The full length: near `from` going up, else from the shortest order that surely holds it, going up from `from`
     /// and round.
     pub(crate) fn find_whole(&self, from: u64, fit: &Fit, thorough: bool) -> Option<(u64, u64)> {
-        let near = self.ranges.by_end.range(from.saturating_add(1)..).take(NEAR_STEPS_MAX);
-        if let Some(found) = near.filter_map(|(&e, &s)| fit.within(s.max(from), e, fit.len)).next() {
+        let first = self.seek(self.sector(from));
+        let near = std::iter::successors(first, |&place| self.step(place)).take(NEAR_STEPS_MAX);
+        let near = near.map(|place| self.bytes(self.run(place)));
+        if let Some(found) = near.filter_map(|(s, e)| fit.within(s.max(from), e, fit.len)).next() {
             return Some(found);
         }
         let sure = order_sure(fit.len + fit.align - (1 << self.sector_shift).min(fit.align), self.sector_shift);
         for order in bits(self.filled >> sure).map(|o| o + sure) {
-            let set = &self.orders[order];
-            let end = set.range(from.saturating_add(1)..).next().or_else(|| set.first());
-            let found = end.and_then(|end| fit.within(*self.ranges.by_end.get(end)?, *end, fit.len));
             // The last order has no upper neighbour: its runs are long, not surely long enough.
+            let found = self.of_order(order, first).next().and_then(|(s, e)| fit.within(s, e, fit.len));
             if found.is_some() {
                 return found;
             }
         }
         let maybe = order_of(fit.len.max(1 << self.sector_shift), self.sector_shift);
         let steps_max = if thorough { usize::MAX } else { MAYBE_STEPS_MAX };
-        for order in maybe..=sure {
-            let set = &self.orders[order];
-            let round = set.range(from.saturating_add(1)..).chain(set.range(..=from)).take(steps_max);
-            let fits = |end: &u64| fit.within(*self.ranges.by_end.get(end)?, *end, fit.len);
-            if let Some(found) = round.filter_map(fits).next() {
-                return Some(found);
-            }
-        }
-        None
+        (maybe..=sure)
+            .filter(|order| self.filled & 1 << order != 0)
+            .find_map(|order| self.of_order(order, first).take(steps_max).find_map(|(s, e)| fit.within(s, e, fit.len)))
     }
 
     /// Less than the full length: one of the longest runs.
     pub(crate) fn find_best(&self, fit: &Fit, thorough: bool) -> Option<(u64, u64)> {
         let steps_max = if thorough { usize::MAX } else { MAYBE_STEPS_MAX };
         for order in bits_down(self.filled) {
-            let fits = |end: &u64| fit.within(*self.ranges.by_end.get(end)?, *end, fit.min_len);
-            let found = self.orders[order].iter().take(steps_max).filter_map(fits);
+            let found = self.of_order(order, Some((0, 0))).take(steps_max);
+            let found = found.filter_map(|(s, e)| fit.within(s, e, fit.min_len));
             // Of equals the lowest address wins.
             let best = found.reduce(|best, next| if next.1 - next.0 > best.1 - best.0 { next } else { best });
             if best.is_some() {
@@ -297,14 +532,28 @@ impl Runs {
         None
     }
 
-    /// Whether the index agrees with the ranges; for tests.
+    /// Whether all that is said twice agrees; for tests.
     #[cfg(test)]
     pub(crate) fn is_consistent(&self) -> bool {
-        let filed: usize = self.orders.iter().map(BTreeSet::len).sum();
-        let placed = self.ranges.iter().all(|(s, e)| self.orders[order_of(e - s, self.sector_shift)].contains(&e));
-        let filled = (0..ORDERS).all(|o| self.orders[o].is_empty() == (self.filled & (1 << o) == 0));
-        let total: u64 = self.ranges.iter().map(|(s, e)| e - s).sum();
-        filed == self.ranges.count() && placed && filled && total == self.ranges.total()
+        let mut counts = [0; ORDERS];
+        let mut total = 0;
+        for (i, leaf) in self.leaves.iter().enumerate() {
+            let mut own = [0; ORDERS];
+            for (start, end) in (0..leaf.len()).map(|slot| leaf.run(slot)) {
+                own[order(end - start)] += 1;
+                counts[order(end - start)] += 1;
+                total += u64::from(end - start) << self.sector_shift;
+            }
+            let dir = (self.last[i], self.masks[i]) == (leaf.last_end(), leaf.mask());
+            if leaf.len() == 0 || own != leaf.counts || !dir {
+                return false;
+            }
+        }
+        let runs: Vec<_> = self.iter().collect();
+        let apart = runs.windows(2).all(|w| w[0].1 < w[1].0) && runs.iter().all(|(s, e)| s < e);
+        let filled = (0..ORDERS).all(|o| (counts[o] == 0) == (self.filled & (1 << o) == 0));
+        let sums = counts == self.counts && total == self.total && runs.len() == self.count();
+        apart && filled && sums && self.last.len() == self.leaves.len() && self.masks.len() == self.leaves.len()
     }
 }
 

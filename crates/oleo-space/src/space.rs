@@ -20,27 +20,27 @@
 //!
 //! Invariants: every byte of a group is in one of the states above, and only in one; see `account` for the promises.
 //!
-//! Locks: group state (rank 20), pins, dirty list, source (rank 25, one at a time), group table (rank 30); in this
+//! Locks: group table (rank 18), group state (rank 20), pins, dirty list, source (rank 25, one at a time); in this
 //! order, none of them held while the source reads. Crash: memory only.
 //!
-//! Not here: which address (`pick`), how a group is loaded (`group`), the on-disk records (`txn`).
+//! Not here: which address (`pick`), how a group is loaded and let go (`load`), the on-disk records (`txn`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use oleo_format::{BlockGroupFlags, ByteLen, Logical};
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, RwLock};
 
 use crate::account::Pool;
 use crate::deny::{Ask, Denials};
-use crate::group::{Content, Group, GroupRef, State, check_runs};
-use crate::index::OrderIndex;
+use crate::group::{Content, Group, GroupRef, Orders, State, check_runs};
+use crate::load::Residents;
 use crate::pick::Goals;
-use crate::runs::{Ranges, Runs};
+use crate::ranges::Ranges;
+use crate::runs::Runs;
+use crate::table::{Table, Tables};
+use crate::threads::{self, Apart};
 use crate::{GroupInfo, Kind, LoadError, PinSet, Refusal, Reservation, Run, SpaceError};
-
-/// Slots of a new table; it doubles when they are taken.
-const SLOTS_MIN: usize = 64;
 
 /// Where the free space of a group is known: the free-space tree, or the extent tree where there is none.
 ///
@@ -49,6 +49,12 @@ const SLOTS_MIN: usize = 64;
 pub trait FreeSource: Send + Sync {
     /// The free runs of the group that starts at `group`, rising, not overlapping.
     fn load(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, LoadError>;
+
+    /// How many free runs each of these groups has, where that can be told for less than reading them. It is taken for a
+    /// hint.
+    fn counts(&self, groups: &[Logical]) -> Vec<Option<u32>> {
+        vec![None; groups.len()]
+    }
 }
 
 /// The bytes of one kind of space. On a mixed volume data and metadata are the same space.
@@ -70,110 +76,13 @@ pub struct Totals {
     pub growth: ByteLen,
 }
 
-/// The groups in the order of their addresses, each in a slot whose number the index uses.
-pub(crate) struct Table {
-    starts: Vec<u64>,
-    groups: Vec<Option<GroupRef>>,
-    slots: usize,
-    index: [OrderIndex; 3],
-}
-
-impl Table {
-    fn new() -> Table {
-        Table {
-            starts: Vec::new(),
-            groups: Vec::new(),
-            slots: SLOTS_MIN,
-            index: std::array::from_fn(|_| OrderIndex::new(SLOTS_MIN)),
-        }
-    }
-
-    /// The slot whose group holds `at`, if one does.
-    fn slot_of(&self, at: u64) -> Option<usize> {
-        let slot = self.starts.partition_point(|&start| start <= at).checked_sub(1)?;
-        self.groups[slot].as_ref().is_some_and(|group| at < group.end).then_some(slot)
-    }
-
-    /// The group that holds `at`.
-    pub(crate) fn group_of(&self, at: u64) -> Option<&GroupRef> {
-        self.groups[self.slot_of(at)?].as_ref()
-    }
-
-    /// The first slot whose group ends after `at`.
-    pub(crate) fn slot_from(&self, at: u64) -> usize {
-        self.slot_of(at).unwrap_or_else(|| self.starts.partition_point(|&start| start <= at))
-    }
-
-    /// The group that holds `at`, or the next one.
-    pub(crate) fn group_from(&self, at: u64) -> Option<GroupRef> {
-        self.groups.get(self.slot_from(at)..)?.iter().flatten().next().cloned()
-    }
-
-    /// The next group of `kind` at or after slot `from` whose longest run has at least `order`.
-    pub(crate) fn next(&self, kind: Kind, order: usize, from: usize, thorough: bool) -> Option<(usize, GroupRef)> {
-        let mut from = from;
-        loop {
-            // A slot without a group has no bit; one that loses its group just now is stepped over.
-            let slot = self.index[kind as usize].next(order, from, thorough)?;
-            match self.groups.get(slot)? {
-                Some(group) => return Some((slot, group.clone())),
-                None => from = slot + 1,
-            }
-        }
-    }
-
-    fn change(&self, group: &Group, old: u8, new: u8) {
-        let Some(slot) = self.slot_of(group.start) else { return };
-        for kind in Kind::ALL {
-            if group.serves(kind) {
-                self.index[kind as usize].change(slot, old, new);
-            }
-        }
-    }
-
-    fn insert(&mut self, group: GroupRef) -> Result<(), SpaceError> {
-        let slot = self.starts.partition_point(|&start| start < group.start);
-        let before = self.groups[..slot].iter().rev().flatten().next();
-        let after = self.groups[slot..].iter().flatten().next();
-        if before.is_some_and(|g| g.end > group.start) || after.is_some_and(|g| g.start < group.end) {
-            return Err(SpaceError::BadGroup(group.run()));
-        }
-        let last = slot == self.starts.len();
-        if self.starts.get(slot) == Some(&group.start) {
-            self.groups[slot] = Some(group.clone());
-        } else {
-            self.starts.insert(slot, group.start);
-            self.groups.insert(slot, Some(group.clone()));
-        }
-        if self.starts.len() > self.slots || !last {
-            self.rebuild();
-        } else {
-            self.change(&group, 0, group.order.load(SeqCst));
-        }
-        Ok(())
-    }
-
-    /// Makes the index anew, after slots have moved. A group whose order is being changed by another thread waits for
-    /// the table and then applies its change to the new index.
-    fn rebuild(&mut self) {
-        let keep: Vec<bool> = self.groups.iter().map(Option::is_some).collect();
-        let mut kept = keep.iter();
-        self.starts.retain(|_| kept.next().copied().unwrap_or(true));
-        self.groups.retain(Option::is_some);
-        self.slots = self.slots.max(self.starts.len().next_power_of_two());
-        self.index = std::array::from_fn(|_| OrderIndex::new(self.slots));
-        for group in self.groups.iter().flatten() {
-            self.change(group, 0, group.order.load(SeqCst));
-        }
-    }
-}
-
 /// What [`Space`] shares with its guards.
 pub(crate) struct Inner {
     pub(crate) sector_shift: u32,
     pub(crate) nodesize: u64,
-    source: RwLock<Arc<dyn FreeSource>>,
-    pub(crate) table: RwLock<Table>,
+    pub(crate) source: RwLock<Arc<dyn FreeSource>>,
+    pub(crate) tables: Tables,
+    pub(crate) residents: Residents,
     pools: [Pool; 3],
     /// Data and metadata share groups, so they share pool 0.
     mixed: AtomicBool,
@@ -197,13 +106,9 @@ impl Inner {
         self.pool(kind.unwrap_or(Kind::Data))
     }
 
-    pub(crate) fn group_of(&self, at: u64) -> Option<GroupRef> {
-        self.table.read().group_of(at).cloned()
-    }
-
     /// The group that holds all of `run`.
-    fn group_holding(&self, run: Run) -> Result<GroupRef, SpaceError> {
-        let group = self.group_of(run.start.0).ok_or(SpaceError::NoGroup(run))?;
+    fn group_holding(table: &Table, run: Run) -> Result<&GroupRef, SpaceError> {
+        let group = table.group_of(run.start.0).ok_or(SpaceError::NoGroup(run))?;
         let end = run.start.checked_add(run.len);
         if run.len.0 > 0 && end.is_some_and(|end| end.0 <= group.end) {
             Ok(group)
@@ -213,22 +118,28 @@ impl Inner {
     }
 
     /// Brings the index up to date after a group's runs have changed.
-    pub(crate) fn refile(&self, group: &Group, state: &State, freed_len: u64) {
-        let old = group.order.load(SeqCst);
-        let new = group.order_now(state, freed_len, self.sector_shift);
-        if old != new {
-            group.order.store(new, SeqCst);
-            self.table.read().change(group, old, new);
-        }
+    pub(crate) fn refile(&self, table: &Table, group: &Group, state: &mut State, freed_len: u64) {
+        state.changes = state.changes.wrapping_add(1);
+        self.residents.note(state);
+        self.file(table, group, state, group.orders_now(state, freed_len, self.sector_shift));
         if freed_len > 0 {
             self.pool_of(group).frees.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Puts a group where the index should have it. `_state` is held by whoever calls.
+    pub(crate) fn file(&self, table: &Table, group: &Group, _state: &mut State, new: Orders) {
+        let old = group.orders();
+        if old != new {
+            group.set_orders(new);
+            table.change(group, old, new);
         }
     }
 
     /// Makes `start..end` of the group free. Bytes that are free already stay so, once.
     fn free_in(&self, group: &Group, state: &mut State, start: u64, end: u64) {
         let freed = match &mut state.content {
-            Content::Unloaded { freed } | Content::Loading { freed } => freed.unite(start, end),
+            Content::Unloaded | Content::Loading => state.with_sets(|sets| sets.freed.unite(start, end)),
             Content::Loaded(runs) => {
                 if runs.insert(start, end) {
                     end - start
@@ -240,89 +151,29 @@ impl Inner {
         // Only an image whose free space and references contradict each other gets here otherwise, or a bug of ours.
         #[cfg(test)]
         assert!(freed == end - start, "{start}..{end} was given back but was free");
-        group.free.fetch_add(freed, SeqCst);
-        if !state.read_only && !state.removed {
+        group.add_free(freed.cast_signed());
+        if state.is_open() {
             self.pool_of(group).uncommit(freed);
         }
     }
 
     /// Takes `start..end`, free in a loaded group, out of its runs.
-    pub(crate) fn take_in(&self, group: &Group, runs: &mut Runs, start: u64, end: u64) -> bool {
+    pub(crate) fn take_in(group: &Group, runs: &mut Runs, start: u64, end: u64) -> bool {
         let taken = runs.take(start, end);
         if taken {
-            group.free.fetch_sub(end - start, SeqCst);
+            group.add_free(-(end - start).cast_signed());
         }
         taken
     }
 
     /// Makes a run free at once.
     pub(crate) fn put_back(&self, run: Run) {
+        let table = self.tables.read();
         // A group that was removed has taken its space with it.
-        let Some(group) = self.group_of(run.start.0) else { return };
+        let Some(group) = table.group_of(run.start.0) else { return };
         let mut state = group.state.lock();
-        self.free_in(&group, &mut state, run.start.0, run.end().0.min(group.end));
-        self.refile(&group, &state, run.len.0);
-    }
-
-    /// The group's state once its runs are known; `None` where another thread is reading them and `wait` is not set.
-    pub(crate) fn load<'g>(
-        &self,
-        group: &'g Group,
-        mut state: MutexGuard<'g, State>,
-        wait: bool,
-    ) -> Result<Option<MutexGuard<'g, State>>, LoadError> {
-        loop {
-            match &mut state.content {
-                Content::Loaded(_) => return Ok(Some(state)),
-                Content::Loading { .. } if !wait => return Ok(None),
-                Content::Loading { .. } => group.changed.wait(&mut state),
-                Content::Unloaded { freed } => {
-                    state.content = Content::Loading { freed: std::mem::take(freed) };
-                    drop(state);
-                    let source = self.source.read().clone();
-                    let answer = source.load(Logical(group.start));
-                    let answer = answer.and_then(|runs| {
-                        let runs = runs.into_iter().map(|(start, len)| Run { start, len });
-                        check_runs(group.run(), runs, self.sector_shift)
-                    });
-                    state = group.state.lock();
-                    let failed = self.loaded(group, &mut state, answer).err();
-                    group.changed.notify_all();
-                    if let Some(error) = failed {
-                        return Err(error);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Takes the source's answer in.
-    fn loaded(&self, group: &Group, state: &mut State, answer: Result<Ranges, LoadError>) -> Result<(), LoadError> {
-        let Content::Loading { freed } = &mut state.content else { return Ok(()) };
-        let freed = std::mem::take(freed);
-        let mut free = match answer {
-            Ok(free) => free,
-            Err(error) => {
-                state.content = Content::Unloaded { freed };
-                return Err(error);
-            }
-        };
-        for (start, end) in freed.iter() {
-            free.unite(start, end);
-        }
-        for (start, end) in state.pinned.iter() {
-            free.remove(start, end);
-        }
-        let (hoped, known) = (group.free.load(SeqCst), free.total());
-        group.free.store(known, SeqCst);
-        if !state.read_only && !state.removed {
-            let pool = self.pool_of(group);
-            pool.overdraw(hoped.saturating_sub(known));
-            pool.uncommit(known.saturating_sub(hoped));
-        }
-        state.content = Content::Loaded(Runs::from_ranges(free, self.sector_shift));
-        self.refile(group, state, 0);
-        Ok(())
+        self.free_in(group, &mut state, run.start.0, run.end().0.min(group.end));
+        self.refile(&table, group, &mut state, run.len.0);
     }
 
     /// Commits between `min` and `max` bytes of a kind; returns how many.
@@ -360,30 +211,40 @@ impl Inner {
     }
 }
 
+/// What guards hold of a space: each thread's are counted in one place, so that threads do not share a count.
+pub(crate) type Share = Arc<Arc<Inner>>;
+
 /// The space of a volume. Clones share it; all methods may be called by many threads.
 #[derive(Clone)]
 pub struct Space {
     pub(crate) inner: Arc<Inner>,
+    shares: Arc<[Apart<Share>]>,
 }
 
 impl Space {
     /// A space without groups. Both sizes are in bytes and powers of two, as a verified superblock has them.
     pub fn new(sectorsize: u32, nodesize: u32, source: Arc<dyn FreeSource>) -> Space {
         assert!(sectorsize.is_power_of_two() && nodesize.is_power_of_two() && nodesize >= sectorsize);
-        Space {
-            inner: Arc::new(Inner {
-                sector_shift: sectorsize.trailing_zeros(),
-                nodesize: nodesize.into(),
-                source: RwLock::new(source),
-                table: RwLock::new(Table::new()),
-                pools: Default::default(),
-                mixed: AtomicBool::new(false),
-                goals: Goals::new(),
-                pins: Mutex::default(),
-                used_dirty: Mutex::default(),
-                denials: Denials::default(),
-            }),
-        }
+        let inner = Arc::new(Inner {
+            sector_shift: sectorsize.trailing_zeros(),
+            nodesize: nodesize.into(),
+            source: RwLock::new(source),
+            tables: Tables::new(),
+            residents: Residents::new(),
+            pools: Default::default(),
+            mixed: AtomicBool::new(false),
+            goals: Goals::new(),
+            pins: Mutex::default(),
+            used_dirty: Mutex::default(),
+            denials: Denials::default(),
+        });
+        let shares = (0..threads::spread()).map(|_| Apart(Arc::new(inner.clone()))).collect();
+        Space { inner, shares }
+    }
+
+    /// What a new guard holds.
+    pub(crate) fn share(&self) -> Share {
+        self.shares[threads::number() % self.shares.len()].0.clone()
     }
 
     /// From now on asks `source` what is free.
@@ -405,18 +266,26 @@ impl Space {
             runs.sort_unstable();
             check_runs(run, runs.into_iter(), shift).map_err(|_| SpaceError::BadGroup(run))
         });
-        let group = Group::new(&info, ranges.transpose()?, shift);
-        let group = Arc::new(group);
-        let mut table = inner.table.write();
-        table.insert(group.clone())?;
-        if info.flags.contains(BlockGroupFlags::DATA | BlockGroupFlags::METADATA) && !inner.mixed.swap(true, SeqCst) {
-            inner.pools[0].absorb(&inner.pools[1]);
-        }
-        let pool = inner.pool_of(&group);
-        pool.total.fetch_add(group.len(), SeqCst);
-        pool.used.fetch_add(info.used.0, SeqCst);
-        if !info.read_only {
-            inner.reopen(&group);
+        let ranges = ranges.transpose()?;
+        let loaded = ranges.is_some();
+        let group = Arc::new(Group::new(&info, ranges, shift));
+        inner.tables.write(|table| {
+            table.insert(group.clone())?;
+            let both = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
+            if info.flags.contains(both) && !inner.mixed.swap(true, SeqCst) {
+                inner.pools[0].absorb(&inner.pools[1]);
+            }
+            let pool = inner.pool_of(&group);
+            pool.total.fetch_add(group.len(), SeqCst);
+            pool.used.fetch_add(info.used.0, SeqCst);
+            if group.state.lock().is_open() {
+                inner.reopen(&group);
+            }
+            Ok(())
+        })?;
+        if loaded {
+            inner.residents.note(&mut group.state.lock());
+            inner.residents.push(&group);
         }
         Ok(())
     }
@@ -425,78 +294,78 @@ impl Space {
     /// when its free space is promised.
     pub fn remove_group(&self, start: Logical) -> Result<GroupInfo, SpaceError> {
         let inner = &*self.inner;
-        let group = self.group_at(start)?;
-        let info = group.info();
-        let mut state = group.state.lock();
-        if state.removed {
-            return Err(SpaceError::NoGroup(Run::new(start, ByteLen(0))));
-        }
-        if state.pinned.total() > 0 {
-            return Err(SpaceError::Pinned(start));
-        }
-        if !state.read_only && !inner.close(&group) {
-            return Err(SpaceError::Reserved(start));
-        }
-        state.removed = true;
-        inner.refile(&group, &state, 0);
-        let pool = inner.pool_of(&group);
-        pool.total.fetch_sub(group.len(), SeqCst);
-        pool.used.fetch_sub(group.used.load(SeqCst), SeqCst);
-        let mut table = inner.table.write();
-        if let Some(slot) = table.slot_of(group.start) {
-            table.groups[slot] = None;
-        }
+        let info = self.with_group(start, |table, group| {
+            let info = group.info();
+            let mut state = group.state.lock();
+            if state.removed {
+                return Err(SpaceError::NoGroup(Run::new(start, ByteLen(0))));
+            }
+            if state.sets().pinned.total() > 0 {
+                return Err(SpaceError::Pinned(start));
+            }
+            if !state.read_only && !inner.close(group) {
+                return Err(SpaceError::Reserved(start));
+            }
+            state.removed = true;
+            inner.refile(table, group, &mut state, 0);
+            let pool = inner.pool_of(group);
+            pool.total.fetch_sub(group.len(), SeqCst);
+            pool.used.fetch_sub(group.used.load(SeqCst), SeqCst);
+            Ok(info)
+        })??;
+        inner.tables.write(|table| table.remove(info.start.0));
         Ok(info)
     }
 
-    /// Closes a group for allocation or opens it again. Closing is refused when its free space is promised.
+    /// Closes a group for allocation or opens it again. Closing is refused when its free space is promised; a group of 2³²
+    /// sectors or more stays closed.
     pub fn set_read_only(&self, start: Logical, read_only: bool) -> Result<(), SpaceError> {
-        let group = self.group_at(start)?;
-        let mut state = group.state.lock();
-        if state.read_only == read_only || state.removed {
-            return Ok(());
-        }
-        if read_only && !self.inner.close(&group) {
-            return Err(SpaceError::Reserved(start));
-        }
-        state.read_only = read_only;
-        if !read_only {
-            self.inner.reopen(&group);
-        }
-        self.inner.refile(&group, &state, 0);
-        Ok(())
+        let inner = &*self.inner;
+        self.with_group(start, |table, group| {
+            let mut state = group.state.lock();
+            if state.read_only == read_only || state.removed || !Runs::fits(group.len(), inner.sector_shift) {
+                return Ok(());
+            }
+            if read_only && !inner.close(group) {
+                return Err(SpaceError::Reserved(start));
+            }
+            state.read_only = read_only;
+            if !read_only {
+                inner.reopen(group);
+            }
+            let freed_len = if read_only { 0 } else { group.free.load(SeqCst) };
+            inner.refile(table, group, &mut state, freed_len);
+            Ok(())
+        })?
     }
 
-    fn group_at(&self, at: Logical) -> Result<GroupRef, SpaceError> {
-        self.inner.group_of(at.0).ok_or(SpaceError::NoGroup(Run::new(at, ByteLen(0))))
+    fn with_group<T>(&self, at: Logical, with: impl FnOnce(&Table, &GroupRef) -> T) -> Result<T, SpaceError> {
+        let table = self.inner.tables.read();
+        let group = table.group_of(at.0).ok_or(SpaceError::NoGroup(Run::new(at, ByteLen(0))))?;
+        Ok(with(&table, group))
     }
 
     /// All groups in rising order.
     pub fn groups(&self) -> Vec<GroupInfo> {
-        let groups: Vec<GroupRef> = self.inner.table.read().groups.iter().flatten().cloned().collect();
-        groups.iter().map(|group| group.info()).collect()
+        self.inner.tables.read().groups().map(|group| group.info()).collect()
     }
 
     /// The group that holds `at`.
     pub fn group(&self, at: Logical) -> Result<GroupInfo, SpaceError> {
-        Ok(self.group_at(at)?.info())
+        self.with_group(at, |_, group| group.info())
     }
 
     /// The free runs of the group that holds `at`, rising, loaded if need be.
     pub fn free_runs(&self, at: Logical) -> Result<Vec<Run>, FreeRunsError> {
-        let group = self.group_at(at)?;
-        let state = group.state.lock();
-        let state = self.inner.load(&group, state, true)?;
-        Ok(match state.as_deref() {
-            Some(State { content: Content::Loaded(runs), held, .. }) => {
-                let mut free = runs.ranges().clone();
-                for (start, end) in held.iter() {
-                    free.unite(start, end);
-                }
-                free.iter().map(|(start, end)| Run::between(start, end)).collect()
+        let group = self.with_group(at, |_, group| group.clone())?;
+        Ok(self.inner.with_loaded(&group, |_, state, _| {
+            let Content::Loaded(runs) = &state.content else { return Vec::new() };
+            let mut free = Ranges::EMPTY;
+            for (start, end) in runs.iter().chain(state.sets().held.iter()) {
+                free.unite(start, end);
             }
-            _ => Vec::new(),
-        })
+            free.iter().map(|(start, end)| Run::between(start, end)).collect()
+        })?)
     }
 
     /// Makes a run free at once: it was born and dropped in one transaction, and nothing on disk ever named it.
@@ -508,17 +377,19 @@ impl Space {
 
     /// Notes that the open transaction freed `run`: it becomes free when the transaction is durable.
     pub fn pin(&self, run: Run) -> Result<(), SpaceError> {
-        let group = self.inner.group_holding(run)?;
+        let table = self.inner.tables.read();
+        let group = Inner::group_holding(&table, run)?;
         let (start, end) = (run.start.0, run.end().0);
         let mut state = group.state.lock();
         let is_free = match &state.content {
-            Content::Loaded(runs) => runs.ranges().touches(start, end),
-            Content::Unloaded { freed } | Content::Loading { freed } => freed.touches(start, end),
+            Content::Loaded(runs) => runs.touches(start, end),
+            Content::Unloaded | Content::Loading => state.sets().freed.touches(start, end),
         };
-        if is_free || state.held.touches(start, end) || state.pinned.insert(start, end).is_none() {
+        let is_free = is_free || state.sets().held.touches(start, end);
+        if is_free || !state.with_sets(|sets| sets.pinned.insert(start, end)) {
             return Err(SpaceError::FreedTwice(run));
         }
-        self.inner.pool_of(&group).pinned.fetch_add(run.len.0, SeqCst);
+        self.inner.pool_of(group).pinned.fetch_add(run.len.0, SeqCst);
         self.inner.pins.lock().push(run);
         Ok(())
     }
@@ -527,9 +398,10 @@ impl Space {
     pub fn take_pinned(&self) -> PinSet {
         let mut runs = std::mem::take(&mut *self.inner.pins.lock());
         runs.sort_unstable();
-        let table = self.inner.table.read();
+        let table = self.inner.tables.read();
+        let begins = |at: Logical| table.group_of(at.0).is_some_and(|group| group.start == at.0);
         runs.dedup_by(|next, run| {
-            let merges = run.end() == next.start && table.starts.binary_search(&next.start.0).is_err();
+            let merges = run.end() == next.start && !begins(next.start);
             if merges {
                 run.len += next.len;
             }
@@ -542,19 +414,20 @@ impl Space {
     pub fn release(&self, pins: PinSet) {
         let mut runs = pins.runs.into_iter().peekable();
         while let Some(first) = runs.next() {
-            let Some(group) = self.inner.group_of(first.start.0) else { continue };
+            let table = self.inner.tables.read();
+            let Some(group) = table.group_of(first.start.0) else { continue };
             let mut state = group.state.lock();
             let mut longest = 0;
             let mut next = Some(first);
             while let Some(run) = next {
                 let (start, end) = (run.start.0, run.end().0.min(group.end));
-                state.pinned.remove(start, end);
-                self.inner.free_in(&group, &mut state, start, end);
-                self.inner.pool_of(&group).pinned.fetch_sub(end - start, SeqCst);
+                state.with_sets(|sets| sets.pinned.remove(start, end));
+                self.inner.free_in(group, &mut state, start, end);
+                self.inner.pool_of(group).pinned.fetch_sub(end - start, SeqCst);
                 longest = longest.max(end - start);
                 next = runs.next_if(|run| run.start.0 < group.end);
             }
-            self.inner.refile(&group, &state, longest);
+            self.inner.refile(&table, group, &mut state, longest);
         }
     }
 
@@ -562,7 +435,7 @@ impl Space {
     pub fn reserve(&self, kind: Kind, len: ByteLen) -> Result<Reservation, Refusal> {
         self.inner.denials.check(Ask::Promise, kind)?;
         self.inner.reserve_some(kind, len.0, len.0)?;
-        Ok(Reservation { inner: self.inner.clone(), kind, left: AtomicU64::new(len.0) })
+        Ok(Reservation { inner: self.share(), kind, left: AtomicU64::new(len.0) })
     }
 
     /// Tells how many bytes new chunks could add to a kind. When a chunk is made, first lower the growth, then add the
@@ -590,12 +463,12 @@ impl Space {
 
     /// Bytes used of the group that holds `at`, as its block group item will have it.
     pub fn used(&self, at: Logical) -> Result<ByteLen, SpaceError> {
-        Ok(ByteLen(self.group_at(at)?.used.load(SeqCst)))
+        self.with_group(at, |_, group| ByteLen(group.used.load(SeqCst)))
     }
 
     /// Settling has changed the bytes used of the group that holds `at`.
     pub fn note_used(&self, at: Logical, delta: i64) -> Result<(), SpaceError> {
-        let group = self.group_at(at)?;
+        let group = self.with_group(at, |_, group| group.clone())?;
         let change = |used: u64| used.checked_add_signed(delta).filter(|&used| used <= group.len());
         group.used.fetch_update(SeqCst, SeqCst, change).map_err(|used| SpaceError::UsedOutOfRange {
             group: Logical(group.start),
@@ -620,7 +493,7 @@ impl Space {
                 group.used_dirty.store(false, SeqCst);
                 (Logical(group.start), ByteLen(group.used.load(SeqCst)))
             })
-            .filter(|&(start, _)| self.inner.group_of(start.0).is_some())
+            .filter(|&(start, _)| self.with_group(start, |_, _| ()).is_ok())
             .collect();
         out.sort_unstable();
         out

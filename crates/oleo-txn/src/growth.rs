@@ -8,7 +8,7 @@
 //! Metadata is reserved against groups that exist, never against hope: reservations that do not fit grow a chunk at once.
 //! So an operation that was let in cannot meet a full disk in its commit.
 //!
-//! Locks: rank 20, one grower at a time. Crash: a chunk that was not recorded never was.
+//! Locks: rank 12, one grower at a time; below those of `space`. Crash: a chunk that was not recorded never was.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 

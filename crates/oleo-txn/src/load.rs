@@ -204,9 +204,40 @@ impl FreeSource for Source {
         let inner = self.0.upgrade().ok_or_else(|| LoadError::source(group, TxnError::Refused("closed".into())))?;
         inner.load_free(group).map_err(|e| LoadError::source(group, e))
     }
+
+    fn counts(&self, groups: &[Logical]) -> Vec<Option<u32>> {
+        // A hint: what cannot be read is told when it is needed.
+        let counts = self.0.upgrade().and_then(|inner| inner.free_counts(groups).ok());
+        counts.unwrap_or_else(|| vec![None; groups.len()])
+    }
 }
 
 impl Inner {
+    /// How many free runs groups have, by the free-space tree; `groups` rising.
+    fn free_counts(&self, groups: &[Logical]) -> Result<Vec<Option<u32>>, TxnError> {
+        let mut counts = vec![None; groups.len()];
+        if !self.rules.free_space_tree {
+            return Ok(counts);
+        }
+        let _reader = self.readers.enter();
+        let mut keys = Vec::with_capacity(groups.len());
+        for group in groups {
+            keys.push(Key::new(group.0, ItemType::FREE_SPACE_INFO, self.volume.chunk_of(*group)?.len.0));
+        }
+        // Candidates that were found going round come after those behind the goal.
+        let mut order: Vec<usize> = (0..keys.len()).collect();
+        order.sort_unstable_by_key(|&i| keys[i]);
+        let sorted: Vec<Key> = order.iter().map(|&i| keys[i]).collect();
+        let root = self.tree(TreeId::FREE_SPACE)?.root;
+        self.blocks.get_many(&root, &sorted, |i, data| {
+            let count = data.and_then(|data| data.first_chunk::<4>()).map(|bytes| u32::from_le_bytes(*bytes));
+            if let Some(slot) = order.get(i).and_then(|&i| counts.get_mut(i)) {
+                *slot = count;
+            }
+        })?;
+        Ok(counts)
+    }
+
     fn load_free(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, TxnError> {
         let _reader = self.readers.enter();
         let chunk = self.volume.chunk_of(group)?;

@@ -150,7 +150,8 @@ fn full_groups_are_never_looked_into() {
 fn a_busy_group_is_stepped_over_and_waited_for_at_last() {
     let space = space_of(2, 16 * MIB, DATA);
     let first = take(&space, SECTOR, 1);
-    let groups = [first.start.0, first.start.0 + 16 * MIB].map(|at| space.inner.group_of(at).unwrap());
+    let groups =
+        [first.start.0, first.start.0 + 16 * MIB].map(|at| space.inner.tables.read().group_of(at).unwrap().clone());
     let held = groups[0].state.lock();
     assert_eq!(take(&space, SECTOR, 1).start.0, groups[1].start);
     let held_too = groups[1].state.lock();
@@ -256,6 +257,7 @@ fn threads_never_get_the_same_sector() {
         let totals = space.totals(Kind::Data);
         assert_eq!((totals.free.0, totals.reserved.0, totals.pinned.0), (groups * len, 0, 0), "seed {seed}");
         assert_eq!(totals, space.totals(Kind::Metadata), "a mixed volume has one pool");
+        assert!(space.inner.tables.read().index_agrees(SECTOR.trailing_zeros()), "seed {seed}");
         for i in 0..groups {
             let start = base + i * len;
             assert_eq!(space.free_runs(Logical(start)).unwrap(), [run(start, len)]);
@@ -278,4 +280,75 @@ fn an_exact_run_is_claimed_once() {
     space.give_back(here);
     drop(next);
     assert_eq!(space.totals(Kind::Data).free.0, 16 * MIB);
+}
+
+/// Goal: what nobody disturbs gets the same addresses from whatever threads the calls come.
+/// Method: the same calls from one thread, and each from a thread of its own, one after the other.
+#[test]
+fn addresses_do_not_depend_on_the_thread() {
+    let runs = |apart: bool| -> Vec<Run> {
+        let space = space_of(4, 16 * MIB, DATA);
+        let call = |i: u64| take(&space, (1 + i % 7) * SECTOR, i / 3);
+        let call = |i| if apart { std::thread::scope(|s| s.spawn(|| call(i)).join().unwrap()) } else { call(i) };
+        (0..200).map(call).collect()
+    };
+    assert_eq!(runs(false), runs(true));
+}
+
+/// Goal: threads that disturb each other part, and stay apart: each keeps its small files side by side.
+/// Method: a thread finds the goal's group busy; from then on what it newly allocates goes on in another group, and the other
+/// thread's in the first.
+#[test]
+fn threads_that_meet_go_apart() {
+    let space = space_of(3, 16 * MIB, DATA);
+    let first = take(&space, SECTOR, 1);
+    let group = space.inner.tables.read().group_of(first.start.0).unwrap().clone();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let held = group.state.lock();
+            let met = take(&space, SECTOR, 100);
+            drop(held);
+            let mut runs = vec![met];
+            runs.extend((101..150).map(|stream| take(&space, SECTOR, stream)));
+            runs
+        });
+        let theirs = other.join().unwrap();
+        assert_ne!(theirs[0].start.0, first.end().0);
+        assert!(theirs.windows(2).all(|w| w[0].end() == w[1].start), "{theirs:?}");
+        let mine: Vec<Run> = (200..250).map(|stream| take(&space, SECTOR, stream)).collect();
+        assert_eq!(mine[0].start, first.end(), "the other's place is not ours");
+        assert!(mine.windows(2).all(|w| w[0].end() == w[1].start), "{mine:?}");
+    });
+}
+
+/// Goal: an odd length goes where runs are long on average, an exact power of two to the next group that has it.
+/// Method: a goal without a group; a group with one long run among a thousand holes, then one with long runs only.
+#[test]
+fn odd_lengths_go_where_runs_are_long() {
+    let space = space_of(2, 16 * MIB, DATA);
+    let all = [take(&space, 16 * MIB, 1), take(&space, 16 * MIB, 1)];
+    let (holes, long) = (all[0].start.0.min(all[1].start.0), all[0].start.0.max(all[1].start.0));
+    (0..1000).for_each(|i| space.give_back(run(holes + 2 * i * SECTOR, SECTOR)));
+    space.give_back(run(holes + 12 * MIB, MIB));
+    space.give_back(run(long + 4 * MIB, 8 * MIB));
+    let near = Goal::Near(Logical(0));
+    let odd = space.alloc(&want(5 * SECTOR, SECTOR, near)).unwrap().keep();
+    assert_eq!(odd.start.0, long + 4 * MIB);
+    let even = space.alloc(&want(4 * SECTOR, SECTOR, near)).unwrap().keep();
+    assert_eq!(even.start.0, holes + 12 * MIB);
+}
+
+/// Goal: metadata and data do not share groups where the volume keeps them apart.
+#[test]
+fn metadata_is_kept_apart_from_data() {
+    let space = space_of(1, 16 * MIB, DATA);
+    space.add_group(info(0, 16 * MIB, METADATA), Some(vec![run(0, 16 * MIB)])).unwrap();
+    let mut blocks = Vec::new();
+    space.alloc_blocks(Kind::Metadata, 8, &mut blocks).unwrap();
+    assert!(blocks.iter().all(|at| at.0 < 16 * MIB));
+    assert!(take(&space, 16 * MIB, 1).start.0 >= 1 << 30);
+    assert!(
+        space.alloc(&want(SECTOR, SECTOR, Goal::Near(Logical(0)))).is_err(),
+        "free metadata space is no data space"
+    );
 }

@@ -161,6 +161,13 @@ fn space_is_sets_of_sectors() {
             assert_eq!(totals.free.0, count(|g| if g.read_only { 0 } else { g.free.len() }), "{at}");
             assert_eq!(totals.reserved.0, holds.iter().map(|h| h.left().0).sum::<u64>(), "{at}");
             assert_eq!(totals.total.0, model.values().map(|g| g.len).sum::<u64>(), "{at}");
+            if step % 16 == 0 {
+                assert!(space.inner.tables.read().index_agrees(SECTOR.trailing_zeros()), "{at}");
+                for (&start, group) in model.iter().filter(|(_, group)| group.read_only || group.free.is_empty()) {
+                    let orders = space.inner.tables.read().group_of(start).unwrap().orders();
+                    assert_eq!(orders, crate::group::Orders::NONE, "{at}: {} free", group.free.len());
+                }
+            }
         }
         for (&start, group) in &model {
             let runs = space.free_runs(Logical(start)).unwrap();

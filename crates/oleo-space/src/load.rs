@@ -1,0 +1,272 @@
+//! How a group's free runs come into memory and leave it again.
+//!
+//! 1. At mount a group is known by the bytes used in it. When a search is about to read its free runs, `learn_counts` first
+//!    asks the source how many runs this group and the next candidates have ([`COUNTS_BATCH`] at a time, which lie next to
+//!    each other on disk), and files them anew: the search goes on with what is worth reading.
+//! 2. `load` reads one group's runs, with no lock held.
+//! 3. When the runs in memory take more than [`Space::set_runs_memory_max`] allows, `evict_some` looks at the groups in the
+//!    order in which they were loaded. One that somebody has looked at since its last turn gets another turn; another is let
+//!    go *if the source, asked again, says exactly what is in memory*. So a group whose allocations are not on disk yet
+//!    stays, and an evicted one is in the same state as one never loaded, for which the rules are known (see `group`).
+//!
+//! Locks: the table (rank 18), then the group's state (rank 20); none while the source is asked. `Residents::queue` is taken
+//! alone. Errors: a source that fails leaves the group as it was.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::Weak;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use oleo_format::{ByteLen, Logical};
+use parking_lot::Mutex;
+
+use crate::group::{COUNT_UNKNOWN, COUNT_UNTOLD, Content, Group, GroupRef, State, check_runs};
+use crate::index::By;
+use crate::runs::Runs;
+use crate::space::{Inner, Space};
+use crate::table::Table;
+use crate::{Kind, LoadError, Run};
+
+/// Groups whose numbers of free runs are asked for at once.
+const COUNTS_BATCH: usize = 64;
+
+/// Runs in memory, bytes, until told otherwise: about four million runs.
+const RUNS_MEMORY_MAX: u64 = 64 << 20;
+
+/// Groups looked at after one load while there is too much in memory; each may cost a read.
+const EVICT_STEPS_MAX: usize = 4;
+
+/// The groups whose runs are in memory.
+pub(crate) struct Residents {
+    /// In the order in which they were loaded, or were last spared.
+    queue: Mutex<VecDeque<Weak<Group>>>,
+    /// Memory of all runs, bytes, about.
+    bytes: AtomicU64,
+    bytes_max: AtomicU64,
+    /// A thread is evicting; others need not.
+    busy: AtomicBool,
+}
+
+impl Residents {
+    pub(crate) fn new() -> Residents {
+        Residents {
+            queue: Mutex::default(),
+            bytes: AtomicU64::new(0),
+            bytes_max: AtomicU64::new(RUNS_MEMORY_MAX),
+            busy: AtomicBool::new(false),
+        }
+    }
+
+    /// Brings the count of memory up to date with a group's runs.
+    pub(crate) fn note(&self, state: &mut State) {
+        let now = match &state.content {
+            Content::Loaded(runs) => u32::try_from(runs.memory()).unwrap_or(u32::MAX),
+            _ => 0,
+        };
+        if now != state.memory {
+            // Wrapping addition of a negative number is subtraction.
+            self.bytes.fetch_add((i64::from(now) - i64::from(state.memory)).cast_unsigned(), Relaxed);
+            state.memory = now;
+        }
+    }
+
+    pub(crate) fn push(&self, group: &GroupRef) {
+        self.queue.lock().push_back(Arc::downgrade(group));
+    }
+}
+
+impl Inner {
+    fn ask(&self, group: &Group) -> Result<Vec<(u64, u64)>, LoadError> {
+        let source = self.source.read().clone();
+        let runs = source.load(Logical(group.start))?;
+        let runs = runs.into_iter().map(|(start, len)| Run { start, len });
+        check_runs(group.run(), runs, self.sector_shift)
+    }
+
+    /// Reads a group's runs, with no lock held; `false` where another thread is reading them and `wait` is not set.
+    pub(crate) fn load(&self, group: &GroupRef, wait: bool) -> Result<bool, LoadError> {
+        loop {
+            let mut state = group.state.lock();
+            match &state.content {
+                Content::Loaded(_) => return Ok(true),
+                Content::Loading if !wait => return Ok(false),
+                Content::Loading => group.changed.wait(&mut state),
+                Content::Unloaded => {
+                    state.content = Content::Loading;
+                    drop(state);
+                    let answer = self.ask(group);
+                    let table = self.tables.read();
+                    let mut state = group.state.lock();
+                    let taken = self.loaded(&table, group, &mut state, answer);
+                    drop((state, table));
+                    group.changed.notify_all();
+                    taken?;
+                    // In this order: what was just read is wanted, and must not go before it was looked at.
+                    self.evict_some(EVICT_STEPS_MAX);
+                    self.residents.push(group);
+                    return Ok(true);
+                }
+            }
+        }
+    }
+
+    /// Takes the source's answer in.
+    fn loaded(
+        &self,
+        table: &Table,
+        group: &Group,
+        state: &mut State,
+        answer: Result<Vec<(u64, u64)>, LoadError>,
+    ) -> Result<(), LoadError> {
+        let free = match answer {
+            Ok(free) => free,
+            Err(error) => {
+                state.content = Content::Unloaded;
+                return Err(error);
+            }
+        };
+        let mut runs = Runs::from_sorted(group.start, self.sector_shift, &free);
+        state.with_sets(|sets| {
+            for (start, end) in std::mem::take(&mut sets.freed).iter() {
+                runs.unite(start, end);
+            }
+            for (start, end) in sets.pinned.iter() {
+                runs.remove(start, end);
+            }
+        });
+        let (hoped, known) = (group.free.load(SeqCst), runs.total());
+        group.free.store(known, SeqCst);
+        if state.is_open() {
+            let pool = self.pool_of(group);
+            pool.overdraw(hoped.saturating_sub(known));
+            pool.uncommit(known.saturating_sub(hoped));
+        }
+        state.content = Content::Loaded(Box::new(runs));
+        state.recent = true;
+        self.refile(table, group, state, 0);
+        Ok(())
+    }
+
+    /// Does something with a group whose runs are known, reading them first if need be. Called with no lock held.
+    pub(crate) fn with_loaded<T>(
+        &self,
+        group: &GroupRef,
+        mut with: impl FnMut(&Table, &mut State, &Inner) -> T,
+    ) -> Result<T, LoadError> {
+        loop {
+            // Every turn loads the group; an eviction in between is possible once in a long while.
+            let table = self.tables.read();
+            let mut state = group.state.lock();
+            if matches!(state.content, Content::Loaded(_)) {
+                state.recent = true;
+                return Ok(with(&table, &mut state, self));
+            }
+            drop((state, table));
+            self.load(group, true)?;
+        }
+    }
+
+    /// Asks how many free runs the groups at and after a slot have of which that is not known, and files them by it.
+    pub(crate) fn learn_counts(&self, kind: Kind, by: By, slot: usize) {
+        let table = self.tables.read();
+        let mut groups: Vec<GroupRef> = Vec::new();
+        let mut at = slot;
+        // Candidates of which the number is known are few so near to one of which it is not.
+        for _ in 0..2 * COUNTS_BATCH {
+            let Some((next, group)) = table.next(kind, by, at, false) else { break };
+            if groups.len() < COUNTS_BATCH && group.count.load(SeqCst) == COUNT_UNKNOWN {
+                groups.push(group.clone());
+            }
+            at = next + 1;
+        }
+        drop(table);
+        let starts: Vec<Logical> = groups.iter().map(|group| Logical(group.start)).collect();
+        let source = self.source.read().clone();
+        let counts = source.counts(&starts);
+        for (i, group) in groups.iter().enumerate() {
+            let table = self.tables.read();
+            let mut state = group.state.lock();
+            let count = counts.get(i).copied().flatten().map_or(COUNT_UNTOLD, |count| count.min(COUNT_UNTOLD - 1));
+            let first = group.count.compare_exchange(COUNT_UNKNOWN, count, SeqCst, SeqCst).is_ok();
+            let known = matches!(state.content, Content::Loaded(_)) || state.sets().freed.total() > 0;
+            if first && !known && count != COUNT_UNTOLD && state.is_open() {
+                let orders = group.orders_told(count, self.sector_shift);
+                self.file(&table, group, &mut state, orders);
+            }
+        }
+    }
+
+    /// Lets go of groups nobody looks at, while there is more in memory than there should be; looks at `steps_max`.
+    fn evict_some(&self, steps_max: usize) {
+        let residents = &self.residents;
+        let over = || residents.bytes.load(Relaxed) > residents.bytes_max.load(Relaxed);
+        if !over() || residents.busy.swap(true, SeqCst) {
+            return;
+        }
+        for _ in 0..steps_max {
+            if !over() {
+                break;
+            }
+            let Some(weak) = residents.queue.lock().pop_front() else { break };
+            if let Some(group) = weak.upgrade()
+                && !self.evict(&group)
+            {
+                residents.queue.lock().push_back(weak);
+            }
+        }
+        residents.busy.store(false, SeqCst);
+    }
+
+    /// Lets go of a group's runs, if nobody has looked at them since the last time and the source says the same; `true`
+    /// where they are not in memory any more.
+    fn evict(&self, group: &Group) -> bool {
+        let Some(mut state) = group.state.try_lock() else { return false };
+        let changes = state.changes;
+        match &state.content {
+            Content::Loaded(_) if state.removed => {}
+            Content::Loaded(_) if !state.recent && state.sets().held.total() == 0 => {}
+            Content::Loaded(_) | Content::Loading => {
+                state.recent = false;
+                return false;
+            }
+            Content::Unloaded => return true,
+        }
+        drop(state);
+        let Ok(answer) = self.ask(group) else { return false };
+        let mut state = group.state.lock();
+        let Content::Loaded(runs) = &state.content else { return false };
+        if state.changes != changes {
+            return false;
+        }
+        let pinned = &state.sets().pinned;
+        let same = if pinned.total() == 0 {
+            runs.iter().eq(answer.iter().copied())
+        } else {
+            let mut told = Runs::from_sorted(group.start, self.sector_shift, &answer);
+            pinned.iter().for_each(|(start, end)| told.remove(start, end));
+            runs.iter().eq(told.iter())
+        };
+        if same || state.removed {
+            group.count.store(u32::try_from(runs.count()).unwrap_or(COUNT_UNTOLD).min(COUNT_UNTOLD), SeqCst);
+            state.content = Content::Unloaded;
+            self.residents.note(&mut state);
+        }
+        same || state.removed
+    }
+}
+
+impl Space {
+    /// Bounds the memory that free runs take, in bytes, about. Groups that are in use stay beyond it.
+    pub fn set_runs_memory_max(&self, len: ByteLen) {
+        self.inner.residents.bytes_max.store(len.0, SeqCst);
+    }
+
+    /// The memory that free runs take now, in bytes, about.
+    pub fn runs_memory(&self) -> ByteLen {
+        ByteLen(self.inner.residents.bytes.load(SeqCst))
+    }
+}
+
+#[cfg(test)]
+mod tests;

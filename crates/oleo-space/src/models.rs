@@ -1,0 +1,148 @@
+//! The lock-free parts under a scheduler that decides every step between threads, from a seed.
+//!
+//! A schedule that breaks something is printed, and can be played again.
+
+use std::sync::Arc;
+
+use shuttle::sync::Mutex;
+use shuttle::sync::atomic::AtomicU64;
+use shuttle::thread;
+
+use crate::account::Pool;
+use crate::index::BitTree;
+use crate::word::Word;
+
+/// Schedules tried of each model.
+const SCHEDULES: usize = 3000;
+/// Changes of thread, against the order of priorities, in one schedule of the second sort.
+const DEPTH: usize = 3;
+
+/// At random, and with few but ill-timed interruptions.
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let model = Arc::new(model);
+    let again = model.clone();
+    shuttle::check_random(move || model(), SCHEDULES);
+    shuttle::check_pct(move || again(), SCHEDULES, DEPTH);
+}
+
+fn threads(all: Vec<Box<dyn FnOnce() + Send>>) {
+    let threads: Vec<_> = all.into_iter().map(thread::spawn).collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// Goal: upper bits of the index are right at rest, and a bit that stays set is always found thoroughly.
+/// Method: three threads set and clear bits of one word, and of its neighbour, under one upper word; a fourth looks for a
+/// bit behind them that nobody changes.
+#[test]
+fn upper_bits_are_right_at_rest() {
+    check(|| {
+        let tree: Arc<BitTree<AtomicU64>> = Arc::new(BitTree::new(200));
+        tree.set(199);
+        let own = |slot: usize, last: bool| -> Box<dyn FnOnce() + Send> {
+            let tree = tree.clone();
+            Box::new(move || {
+                tree.set(slot);
+                tree.clear(slot);
+                if last {
+                    tree.set(slot);
+                }
+            })
+        };
+        let looker = tree.clone();
+        let look = Box::new(move || {
+            assert_eq!(looker.next_thorough(130), Some(199));
+            assert!(looker.next_thorough(0).is_some());
+        });
+        threads(vec![own(3, false), own(5, true), own(70, false), look]);
+        for from in [0, 4, 6, 64, 71, 199] {
+            let want = if from <= 5 { 5 } else { 199 };
+            assert_eq!((tree.next(from), tree.next_thorough(from)), (Some(want), Some(want)), "from {from}");
+        }
+    });
+}
+
+/// Goal: what is promised never exceeds what there is, and who fits is let in.
+/// Method: a pool of ten; three threads commit what fits together exactly, give it back and commit again, while a fourth
+/// wants more than can ever be left.
+#[test]
+fn promises_are_kept_in_every_order() {
+    check(|| {
+        let pool: Arc<Pool<AtomicU64>> = Arc::new(Pool::default());
+        pool.capacity.add(8);
+        pool.growth.add(2);
+        let held = Arc::new(AtomicU64::new(0));
+        let take = |len: u64| -> Box<dyn FnOnce() + Send> {
+            let (pool, held) = (pool.clone(), held.clone());
+            Box::new(move || {
+                for _ in 0..2 {
+                    assert_eq!(pool.commit_some(len, len, 1), Some(len), "all of them fit");
+                    assert!(held.add(len) + len <= 10);
+                    held.sub(len);
+                    pool.uncommit(len);
+                }
+            })
+        };
+        let greedy = pool.clone();
+        let greed = Box::new(move || assert_eq!(greedy.commit_some(11, 11, 1), None));
+        threads(vec![take(3), take(3), take(4), greed]);
+        assert_eq!(Word::load(&pool.committed), 0);
+    });
+}
+
+/// Goal: an allocation that has a promise finds the space there is, however it moves.
+/// Method: two groups of one block each, of which others hold one at most: one thread frees the first group's and takes the
+/// second's, and back again; the searcher goes over the groups in order as the last pass does, and again while something was
+/// freed meanwhile.
+#[test]
+fn who_has_a_promise_is_not_refused() {
+    struct Groups {
+        index: BitTree<AtomicU64>,
+        free: [Mutex<bool>; 2],
+        frees: AtomicU64,
+    }
+    impl Groups {
+        fn put_back(&self, group: usize) {
+            let mut free = self.free[group].lock().unwrap();
+            *free = true;
+            self.index.set(group);
+            self.frees.add(1);
+        }
+        fn walk(&self) -> Option<usize> {
+            let mut at = 0;
+            while let Some(group) = self.index.next_thorough(at) {
+                let mut free = self.free[group].lock().unwrap();
+                if std::mem::take(&mut *free) {
+                    self.index.clear(group);
+                    return Some(group);
+                }
+                at = group + 1;
+            }
+            None
+        }
+        fn search(&self) -> Option<usize> {
+            loop {
+                let seen = Word::load(&self.frees);
+                let found = self.walk();
+                if found.is_some() || Word::load(&self.frees) == seen {
+                    return found;
+                }
+            }
+        }
+    }
+    check(|| {
+        let free = [Mutex::new(false), Mutex::new(true)];
+        let groups = Arc::new(Groups { index: BitTree::new(2), free, frees: AtomicU64::new(0) });
+        groups.index.set(1);
+        let mover = groups.clone();
+        let moves = Box::new(move || {
+            let mut mine = 0;
+            for _ in 0..2 {
+                mover.put_back(mine);
+                mine = mover.search().expect("one of two is free");
+            }
+        });
+        let searcher = groups.clone();
+        let search = Box::new(move || assert!(searcher.search().is_some(), "one of two is free"));
+        threads(vec![moves, search]);
+    });
+}

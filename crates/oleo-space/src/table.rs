@@ -1,0 +1,192 @@
+//! The groups in the order of their addresses, each in a slot, and the index over the slots.
+//!
+//! Every allocation and every free reads the table, so it is behind as many read-write locks as there are processors: a
+//! reader takes the one of its thread, which is mostly its own, a writer (a group comes or goes) all of them in order.
+//!
+//! Invariants: `starts` and `groups` are parallel; a slot without a group has no bit in the index; the index says of each
+//! group what its `order` and `average` say.
+//!
+//! Locks: rank 18, before the state of any group. Under it a group's state may be waited for, a load or a held run not.
+
+use std::sync::Arc;
+
+use parking_lot::{RwLock, RwLockReadGuard};
+use smallvec::SmallVec;
+
+use crate::group::{Group, GroupRef, Orders};
+use crate::index::{By, OrderIndex};
+use crate::threads::{self, Apart};
+use crate::{Kind, SpaceError};
+
+/// Slots of a new table; it doubles when they are taken.
+const SLOTS_MIN: usize = 64;
+
+/// The groups in the order of their addresses, each in a slot whose number the index uses.
+pub(crate) struct Table {
+    starts: Vec<u64>,
+    groups: Vec<Option<GroupRef>>,
+    slots: usize,
+    /// By kind; none where no group serves the kind.
+    index: [Option<OrderIndex>; 3],
+}
+
+impl Table {
+    fn new() -> Table {
+        Table { starts: Vec::new(), groups: Vec::new(), slots: SLOTS_MIN, index: Default::default() }
+    }
+
+    /// The slot whose group holds `at`, if one does.
+    pub(crate) fn slot_of(&self, at: u64) -> Option<usize> {
+        let slot = self.starts.partition_point(|&start| start <= at).checked_sub(1)?;
+        self.groups[slot].as_ref().is_some_and(|group| at < group.end).then_some(slot)
+    }
+
+    /// The group that holds `at`.
+    pub(crate) fn group_of(&self, at: u64) -> Option<&GroupRef> {
+        self.groups[self.slot_of(at)?].as_ref()
+    }
+
+    /// The first slot whose group ends after `at`.
+    pub(crate) fn slot_from(&self, at: u64) -> usize {
+        self.slot_of(at).unwrap_or_else(|| self.starts.partition_point(|&start| start <= at))
+    }
+
+    /// The group that holds `at`, or the next one.
+    pub(crate) fn group_from(&self, at: u64) -> Option<&GroupRef> {
+        self.groups.get(self.slot_from(at)..)?.iter().flatten().next()
+    }
+
+    /// The next group of `kind` at or after slot `from` of at least this order.
+    pub(crate) fn next(&self, kind: Kind, by: By, from: usize, thorough: bool) -> Option<(usize, &GroupRef)> {
+        let mut from = from;
+        loop {
+            // A slot without a group has no bit; one that loses its group just now is stepped over.
+            let slot = self.index[kind as usize].as_ref()?.next(by, from, thorough)?;
+            match self.groups.get(slot)? {
+                Some(group) => return Some((slot, group)),
+                None => from = slot + 1,
+            }
+        }
+    }
+
+    /// All groups in rising order.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &GroupRef> {
+        self.groups.iter().flatten()
+    }
+
+    /// A group's orders went from `old` to `new`. Whoever calls holds the group's state, or nobody else can have it.
+    pub(crate) fn change(&self, group: &Group, old: Orders, new: Orders) {
+        let Some(slot) = self.slot_of(group.start) else { return };
+        for kind in Kind::ALL {
+            if let Some(index) = &self.index[kind as usize]
+                && group.serves(kind)
+            {
+                index.change(slot, old, new);
+            }
+        }
+    }
+
+    /// Adds a group.
+    pub(crate) fn insert(&mut self, group: GroupRef) -> Result<(), SpaceError> {
+        let slot = self.starts.partition_point(|&start| start < group.start);
+        let before = self.groups[..slot].iter().rev().flatten().next();
+        let after = self.groups[slot..].iter().flatten().next();
+        if before.is_some_and(|g| g.end > group.start) || after.is_some_and(|g| g.start < group.end) {
+            return Err(SpaceError::BadGroup(group.run()));
+        }
+        let last = slot == self.starts.len();
+        if self.starts.get(slot) == Some(&group.start) {
+            self.groups[slot] = Some(group.clone());
+        } else {
+            self.starts.insert(slot, group.start);
+            self.groups.insert(slot, Some(group.clone()));
+        }
+        let known = Kind::ALL.iter().all(|&kind| !group.serves(kind) || self.index[kind as usize].is_some());
+        if self.starts.len() > self.slots || !last || !known {
+            self.rebuild();
+        } else {
+            self.change(&group, Orders::NONE, group.orders());
+        }
+        Ok(())
+    }
+
+    /// Forgets the group that starts at `start`; its bits are gone already.
+    pub(crate) fn remove(&mut self, start: u64) {
+        if let Some(slot) = self.slot_of(start) {
+            self.groups[slot] = None;
+        }
+    }
+
+    /// Whether the index has each group where its runs say, and nothing else; for tests, at rest.
+    #[cfg(test)]
+    pub(crate) fn index_agrees(&self, sector_shift: u32) -> bool {
+        let found = |kind: Kind, by: By| -> Vec<u64> {
+            let groups = std::iter::successors(self.next(kind, by, 0, true), |(slot, _)| {
+                let next = self.next(kind, by, slot + 1, true);
+                assert_eq!(next.map(|n| n.0), self.next(kind, by, slot + 1, false).map(|n| n.0));
+                next
+            });
+            groups.map(|(_, group)| group.start).collect()
+        };
+        Kind::ALL.into_iter().all(|kind| {
+            (0..crate::runs::ORDERS).all(|order| {
+                let want = |of: fn(Orders) -> u8| -> Vec<u64> {
+                    let groups = self.groups().filter(|group| group.serves(kind));
+                    let orders = |group: &GroupRef| group.orders_now(&group.state.lock(), 0, sector_shift);
+                    groups.filter(|group| usize::from(of(orders(group))) > order).map(|group| group.start).collect()
+                };
+                found(kind, By::Longest(order)) == want(|orders| orders.longest)
+                    && found(kind, By::Average(order)) == want(|orders| orders.average)
+            })
+        })
+    }
+
+    /// Makes the index anew, after slots have moved.
+    fn rebuild(&mut self) {
+        let keep: Vec<bool> = self.groups.iter().map(Option::is_some).collect();
+        let mut kept = keep.iter();
+        self.starts.retain(|_| kept.next().copied().unwrap_or(true));
+        self.groups.retain(Option::is_some);
+        self.slots = self.slots.max(self.starts.len().next_power_of_two());
+        let serves = |kind: Kind| self.groups.iter().flatten().any(|group| group.serves(kind));
+        let index = Kind::ALL.map(|kind| serves(kind).then(|| OrderIndex::new(self.slots)));
+        self.index = index;
+        for group in self.groups.iter().flatten() {
+            self.change(group, Orders::NONE, group.orders());
+        }
+    }
+}
+
+/// The table and its locks.
+pub(crate) struct Tables {
+    /// All the same table; by number of thread.
+    shards: Box<[Apart<RwLock<Arc<Table>>>]>,
+    /// What is in the shards while the table is changed.
+    blank: Arc<Table>,
+}
+
+impl Tables {
+    pub(crate) fn new() -> Tables {
+        let table = Arc::new(Table::new());
+        let shards = (0..threads::spread()).map(|_| Apart(RwLock::new(table.clone()))).collect();
+        Tables { shards, blank: Arc::new(Table::new()) }
+    }
+
+    /// The table, as it is until the guard is dropped but for the bits of the index.
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Arc<Table>> {
+        self.shards[threads::number() % self.shards.len()].0.read()
+    }
+
+    /// Changes the table while nobody reads it.
+    pub(crate) fn write<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
+        let mut guards: SmallVec<[_; threads::SPREAD_MAX]> = self.shards.iter().map(|shard| shard.0.write()).collect();
+        let mut table = self.blank.clone();
+        for guard in &mut guards {
+            table = std::mem::replace(&mut **guard, self.blank.clone());
+        }
+        // Readers borrow, they never keep a table, so with all locks held the last one left is the only one.
+        let answer = change(Arc::get_mut(&mut table).expect("nobody keeps a table"));
+        guards.iter_mut().for_each(|guard| **guard = table.clone());
+        answer
+    }
+}

@@ -1,0 +1,49 @@
+//! The atomic number that the lock-free parts are made of, so that the tests can put one in its place whose every step a
+//! scheduler of theirs decides.
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// An atomic number; all steps are sequentially consistent.
+pub(crate) trait Word {
+    fn new(value: u64) -> Self;
+    fn load(&self) -> u64;
+    /// The value before, as of all below.
+    fn or(&self, bits: u64) -> u64;
+    fn and(&self, bits: u64) -> u64;
+    fn add(&self, value: u64) -> u64;
+    fn sub(&self, value: u64) -> u64;
+    /// May fail without a reason; the value seen is the error.
+    fn exchange(&self, old: u64, new: u64) -> Result<u64, u64>;
+}
+
+macro_rules! word {
+    ($atomic:ty) => {
+        impl Word for $atomic {
+            fn new(value: u64) -> Self {
+                Self::new(value)
+            }
+            fn load(&self) -> u64 {
+                self.load(SeqCst)
+            }
+            fn or(&self, bits: u64) -> u64 {
+                self.fetch_or(bits, SeqCst)
+            }
+            fn and(&self, bits: u64) -> u64 {
+                self.fetch_and(bits, SeqCst)
+            }
+            fn add(&self, value: u64) -> u64 {
+                self.fetch_add(value, SeqCst)
+            }
+            fn sub(&self, value: u64) -> u64 {
+                self.fetch_sub(value, SeqCst)
+            }
+            fn exchange(&self, old: u64, new: u64) -> Result<u64, u64> {
+                self.compare_exchange_weak(old, new, SeqCst, SeqCst)
+            }
+        }
+    };
+}
+
+word!(AtomicU64);
+#[cfg(test)]
+word!(shuttle::sync::atomic::AtomicU64);
