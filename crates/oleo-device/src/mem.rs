@@ -1,10 +1,12 @@
 //! Sparse memory, for tests and for images that never touch a disk.
 //!
-//! Pages that were never written, or were discarded whole, take no memory and read as zeros.
+//! Pages that were never written, only written with zeros, or discarded whole take no memory and read as zeros; so a
+//! device of any length costs what is stored on it.
 //! Locks: one per shard of pages, held for one page at a time; a read and a write of the same bytes at the same time
 //! may tear at page borders, as on a disk. Flush does nothing. Crash: all is lost.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -69,23 +71,44 @@ impl MemDevice {
         })
     }
 
-    /// Zeros `offset..end`; whole pages are forgotten.
+    /// Zeros `offset..end`; whole pages are forgotten. Costs as many steps as the range has pages, or as there are pages
+    /// with contents if those are fewer.
     fn zero(&self, offset: u64, end: u64) {
-        let page_len = PAGE_LEN as u64;
+        let pages = offset / PAGE_LEN as u64..end.div_ceil(PAGE_LEN as u64);
+        if pages.end.saturating_sub(pages.start) <= self.resident_bytes() / PAGE_LEN as u64 {
+            for page in pages {
+                let mut shard = self.shard(page).write();
+                if let Entry::Occupied(mut bytes) = shard.entry(page)
+                    && !zero_in_page(page, bytes.get_mut(), offset, end)
+                {
+                    bytes.remove();
+                }
+            }
+            return;
+        }
         for shard in &self.shards {
-            shard.write().retain(|&page, bytes| {
-                let (start, stop) = (page * page_len, (page + 1) * page_len);
-                let (from, to) = (offset.max(start), end.min(stop));
-                if from == start && to == stop {
-                    return false;
-                }
-                if from < to {
-                    bytes[(from - start) as usize..(to - start) as usize].fill(0);
-                }
-                true
-            });
+            shard.write().retain(|&page, bytes| zero_in_page(page, bytes, offset, end));
         }
     }
+}
+
+/// Zeros what `offset..end` covers of a page; `false` where that is all of it.
+fn zero_in_page(page: u64, bytes: &mut [u8], offset: u64, end: u64) -> bool {
+    let start = page * PAGE_LEN as u64;
+    let (from, to) = (offset.max(start), end.min(start + PAGE_LEN as u64));
+    if to.saturating_sub(from) == PAGE_LEN as u64 {
+        return false;
+    }
+    if from < to {
+        bytes[(from - start) as usize..(to - start) as usize].fill(0);
+    }
+    true
+}
+
+/// Most contents are told from zeros by the first chunk; the rest is compared many bytes at once.
+fn is_zero(bytes: &[u8]) -> bool {
+    const CHUNK: usize = 64;
+    bytes.chunks(CHUNK).all(|chunk| chunk.iter().fold(0, |or, b| or | b) == 0)
 }
 
 impl Device for MemDevice {
@@ -108,9 +131,17 @@ impl Device for MemDevice {
     fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
         check_range(&self.name, Op::Write, offset, buf.len() as u64, self.len())?;
         for (page, in_page, at, take) in MemDevice::pieces(offset, buf.len()) {
+            let part = &buf[at..at + take];
             let mut shard = self.shard(page).write();
-            let bytes = shard.entry(page).or_insert_with(|| vec![0; PAGE_LEN].into_boxed_slice());
-            bytes[in_page..in_page + take].copy_from_slice(&buf[at..at + take]);
+            match shard.entry(page) {
+                Entry::Occupied(mut bytes) => bytes.get_mut()[in_page..in_page + take].copy_from_slice(part),
+                Entry::Vacant(_) if is_zero(part) => {}
+                Entry::Vacant(none) => {
+                    let mut bytes = vec![0; PAGE_LEN].into_boxed_slice();
+                    bytes[in_page..in_page + take].copy_from_slice(part);
+                    none.insert(bytes);
+                }
+            }
         }
         Ok(())
     }

@@ -103,6 +103,30 @@ fn memory_is_as_a_vector() {
     assert_eq!(&buf, b"en\0");
 }
 
+/// Goal: on a device of any length only what is not zero takes memory, and discarding a little costs a little.
+#[test]
+fn zeros_take_no_memory() {
+    let dev = MemDevice::new(1 << 50);
+    dev.write_at(1 << 40, &vec![0; 1 << 20]).expect("write");
+    assert_eq!(dev.resident_bytes(), 0);
+    for n in 0..64 {
+        dev.write_at((n << 44) + 100, b"some").expect("write");
+    }
+    let all = dev.resident_bytes();
+    dev.write_at(100, &[0; 4]).expect("zeros over something are written");
+    let mut buf = [9; 4];
+    dev.read_at(100, &mut buf).expect("read");
+    assert_eq!(buf, [0; 4]);
+    dev.discard(5 << 44, 102).expect("a part of a page");
+    dev.read_at((5 << 44) + 100, &mut buf).expect("read");
+    assert_eq!(&buf, b"\0\0me");
+    assert_eq!(dev.resident_bytes(), all);
+    dev.discard(6 << 44, 1 << 16).expect("a few pages");
+    assert_eq!(dev.resident_bytes(), all / 64 * 63);
+    dev.discard(7 << 44, 50 << 44).expect("more pages than there are");
+    assert_eq!(dev.resident_bytes(), all / 64 * 13);
+}
+
 #[test]
 fn file_is_as_a_vector() {
     let dir = tempfile::tempdir().expect("dir");
