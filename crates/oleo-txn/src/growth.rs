@@ -10,6 +10,7 @@
 //!
 //! Locks: rank 12, one grower at a time; below those of `space`. Crash: a chunk that was not recorded never was.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use oleo_format::{BlockGroupFlags, ByteLen, Key, Logical};
@@ -40,6 +41,8 @@ pub(crate) struct Growth {
     plans: Mutex<Vec<NewChunk>>,
     growing: Mutex<()>,
     bytes_used: AtomicI64,
+    /// Type and profile of new groups of each kind, once they were looked for. Groups that come later are made like this.
+    profiles: [OnceLock<BlockGroupFlags>; 3],
 }
 
 impl Growth {
@@ -48,6 +51,7 @@ impl Growth {
             plans: Mutex::new(Vec::new()),
             growing: Mutex::new(()),
             bytes_used: AtomicI64::new(i64::try_from(bytes_used).unwrap_or(i64::MAX)),
+            profiles: Default::default(),
         }
     }
 
@@ -129,12 +133,11 @@ impl Inner {
     /// The bound asked for, or a part of what there is already: a large image need not have tens of thousands of chunks.
     fn chunk_len_max(&self) -> Option<ByteLen> {
         let asked = self.rules.chunk_len_max?;
-        let have: u64 = self.volume.chunks().iter().map(|chunk| chunk.len.0).sum();
-        Some(asked.max(ByteLen(have / CHUNK_SHARE)))
+        Some(asked.max(ByteLen(self.volume.mapped_bytes().0 / CHUNK_SHARE)))
     }
 
     fn grow_locked(&self, kind: Kind) -> Result<bool, TxnError> {
-        let flags = self.profile_of(kind);
+        let flags = *self.growth.profiles[kind as usize].get_or_init(|| self.profile_of(kind));
         let want = ChunkWant { len_max: self.chunk_len_max(), ..ChunkWant::new(flags) };
         let plan = match self.volume.propose_chunk(&want) {
             Ok(plan) => plan,

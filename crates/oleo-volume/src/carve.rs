@@ -26,6 +26,7 @@ use crate::error::VolumeError;
 use crate::geometry::{ChunkMap, Hints, STRIPE_LEN, StripeAt};
 use crate::member::Member;
 use crate::open::DEV_ITEMS_OBJECTID;
+use crate::places::Places;
 use crate::profile::{Profile, ProfileShape};
 use crate::table::Table;
 use crate::write::is_system;
@@ -225,7 +226,7 @@ impl Volume {
         let members = self.members.read();
         let member = find(&members, devid)?;
         let device = member.to_write()?;
-        let end = used_runs(&self.chunks.read()).remove(&devid).and_then(|runs| runs.last().map(|r| r.1));
+        let end = self.chunks.read().places(devid).and_then(Places::end);
         if end.unwrap_or(DEVICE_HEAD_LEN) > total.0 {
             let what = format!("shrinking device {devid} to {total} bytes while chunks lie behind that");
             return Err(VolumeError::Unsupported { what });
@@ -256,16 +257,23 @@ impl Volume {
 
     /// The devices that may get chunks and have a free run of at least `min` bytes.
     fn candidates(&self, want: u64, min: u64) -> Vec<Candidate> {
-        let runs = used_runs(&self.chunks.read());
-        let none = Vec::new();
+        let members = self.members.read();
+        let chunks = self.chunks.read();
+        let none = Places::default();
         let mut found = Vec::new();
-        for member in self.members.read().iter().filter(|m| m.to_write().is_ok()) {
-            let used = runs.get(&member.devid).unwrap_or(&none);
-            let holes = holes(used, member.total());
-            let free = holes.iter().map(|h| h.1).sum();
-            let fits = holes.iter().find(|h| h.1 >= want);
-            // `max_by_key` returns the last of equals, and the first is wanted.
-            let hole = fits.or_else(|| holes.iter().rev().max_by_key(|h| h.1)).copied();
+        for member in members.iter().filter(|m| m.to_write().is_ok()) {
+            let places = chunks.places(member.devid).unwrap_or(&none);
+            let (mut free, mut fits, mut longest) = (0, None, None);
+            for hole in places.holes(DEVICE_HEAD_LEN, member.total()) {
+                free += hole.1;
+                if fits.is_none() && hole.1 >= want {
+                    fits = Some(hole);
+                }
+                if longest.is_none_or(|l: (u64, u64)| hole.1 > l.1) {
+                    longest = Some(hole);
+                }
+            }
+            let hole = fits.or(longest);
             if let Some(hole) = hole.filter(|h| h.1 >= min) {
                 let hole = (hole.0, hole.1.min(want));
                 found.push(Candidate { member: member.clone(), hole, free });
@@ -355,7 +363,7 @@ fn spread_max(free: &[u64], copies: u64) -> u64 {
     low
 }
 
-/// The parts of each device that chunks have: start and end, sorted.
+/// The stripes on each device: start and end, sorted.
 pub(crate) fn used_runs(chunks: &Table) -> BTreeMap<DevId, Vec<(u64, u64)>> {
     let mut runs: BTreeMap<DevId, Vec<(u64, u64)>> = BTreeMap::new();
     for placed in chunks.iter() {
@@ -366,21 +374,6 @@ pub(crate) fn used_runs(chunks: &Table) -> BTreeMap<DevId, Vec<(u64, u64)>> {
     }
     runs.values_mut().for_each(|r| r.sort_unstable());
     runs
-}
-
-/// The free runs of a device, start and length, in stripe units.
-fn holes(used: &[(u64, u64)], total: u64) -> Vec<(u64, u64)> {
-    let mut holes = Vec::new();
-    let mut next = DEVICE_HEAD_LEN;
-    for &(start, end) in used.iter().chain([&(total, total)]) {
-        let stop = start.min(total);
-        let len = stop.saturating_sub(next) / STRIPE_LEN * STRIPE_LEN;
-        if len > 0 {
-            holes.push((next, len));
-        }
-        next = next.max(end.checked_next_multiple_of(STRIPE_LEN).unwrap_or(u64::MAX));
-    }
-    holes
 }
 
 fn find(members: &[Arc<Member>], devid: DevId) -> Result<&Arc<Member>, VolumeError> {
@@ -410,16 +403,6 @@ fn change_used(members: &[Arc<Member>], devid: DevId, change: impl Fn(u64) -> u6
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Goal: holes and used runs add up to the device, apart from its head.
-    #[test]
-    fn holes_are_what_is_left() {
-        assert_eq!(holes(&[], 10 * MIB), [(MIB, 9 * MIB)]);
-        assert_eq!(holes(&[(MIB, 3 * MIB), (4 * MIB, 10 * MIB)], 10 * MIB), [(3 * MIB, MIB)]);
-        assert_eq!(holes(&[(2 * MIB, 30 * MIB)], 10 * MIB), [(MIB, MIB)]);
-        assert_eq!(holes(&[(0, u64::MAX)], 10 * MIB), []);
-        assert_eq!(holes(&[], 5), []);
-    }
 
     /// Goal: room for copies is neither promised twice nor forgotten.
     #[test]

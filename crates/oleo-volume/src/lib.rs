@@ -25,6 +25,7 @@ mod geometry;
 mod member;
 mod open;
 mod parallel;
+mod places;
 mod profile;
 mod read;
 mod rebuild;
@@ -100,6 +101,11 @@ impl Volume {
     /// All chunks by address.
     pub fn chunks(&self) -> Vec<Arc<ChunkMap>> {
         self.chunks.read().iter().map(|p| p.map.clone()).collect()
+    }
+
+    /// Bytes of all chunks together.
+    pub fn mapped_bytes(&self) -> ByteLen {
+        ByteLen(self.chunks.read().bytes())
     }
 
     /// All devices by number, missing ones too.

@@ -1,12 +1,18 @@
 //! The chunk map: chunks by address, each with the members that its stripes are on.
+//!
+//! What is asked for again and again is kept beside it, so that neither a new chunk nor a commit costs more where there
+//! are a million: what of each device is taken, which chunks the superblock lists, the sum of their lengths. Chunks that
+//! lie on the same members share one list of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use oleo_format::{Corruption, Logical};
+use oleo_format::{Corruption, DevId, Logical};
 
 use crate::geometry::ChunkMap;
 use crate::member::Member;
+use crate::places::Places;
+use crate::write::is_system;
 
 /// A chunk and the members of its stripes, in the stripes' order.
 #[derive(Clone)]
@@ -20,6 +26,14 @@ pub(crate) struct Table {
     by_start: BTreeMap<u64, Placed>,
     /// Starts of chunks that the open transaction removes. They keep their places until it is durable.
     retired: BTreeSet<u64>,
+    /// Starts of system chunks, retired ones too.
+    system: BTreeSet<u64>,
+    /// What chunks have of each device, retired ones too.
+    places: BTreeMap<DevId, Places>,
+    /// Bytes of all chunks, retired ones too.
+    bytes: u64,
+    /// The members of the chunk added last.
+    last_on: Option<Arc<[Arc<Member>]>>,
 }
 
 impl Table {
@@ -43,11 +57,6 @@ impl Table {
     /// Adds a chunk whose stripes are on the members of their number and uuid; a stripe on a device that the list
     /// does not have counts as missing. A chunk that is there already is left alone if it is the same.
     pub fn insert(&mut self, map: ChunkMap, members: &[Arc<Member>]) -> Result<(), Corruption> {
-        let on = map.stripes.iter().map(|s| {
-            let known = members.iter().find(|m| m.devid == s.devid && m.uuid == s.dev_uuid);
-            known.cloned().unwrap_or_else(|| Arc::new(Member::unknown(s.devid, s.dev_uuid)))
-        });
-        let on = on.collect();
         if self.get(map.start).is_some_and(|there| *there.map == map) {
             return Ok(());
         }
@@ -57,8 +66,48 @@ impl Table {
             let want = format_args!("no overlap with {}..{}", other.start, other.end()).to_string();
             return Err(Corruption::new("chunk", "address range", have, want).within(map.start));
         }
+        let on = self.members_of(&map, members);
+        if is_system(&map) {
+            self.system.insert(map.start.0);
+        }
+        self.bytes = self.bytes.saturating_add(map.len.0);
+        for (devid, start, end) in stripes(&map) {
+            self.places.entry(devid).or_default().take(start, end);
+        }
         self.by_start.insert(map.start.0, Placed { map: Arc::new(map), on });
         Ok(())
+    }
+
+    fn members_of(&mut self, map: &ChunkMap, members: &[Arc<Member>]) -> Arc<[Arc<Member>]> {
+        let same = |on: &Arc<[Arc<Member>]>| {
+            let pairs = || on.iter().zip(&map.stripes);
+            on.len() == map.stripes.len() && pairs().all(|(m, s)| m.devid == s.devid && m.uuid == s.dev_uuid)
+        };
+        if let Some(on) = self.last_on.as_ref().filter(|on| same(on)) {
+            return on.clone();
+        }
+        let on = map.stripes.iter().map(|s| {
+            let known = members.iter().find(|m| m.devid == s.devid && m.uuid == s.dev_uuid);
+            known.cloned().unwrap_or_else(|| Arc::new(Member::unknown(s.devid, s.dev_uuid)))
+        });
+        let on: Arc<[_]> = on.collect();
+        self.last_on = Some(on.clone());
+        on
+    }
+
+    /// The system chunks that stay.
+    pub fn system(&self) -> impl Iterator<Item = &Placed> {
+        self.system.iter().filter(|start| !self.retired.contains(start)).filter_map(|start| self.by_start.get(start))
+    }
+
+    /// What chunks have of a device; `None` where that is nothing.
+    pub fn places(&self, devid: DevId) -> Option<&Places> {
+        self.places.get(&devid)
+    }
+
+    /// Logical bytes of all chunks.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     pub fn retire(&mut self, start: Logical) -> bool {
@@ -71,6 +120,20 @@ impl Table {
 
     pub fn remove(&mut self, start: Logical) -> Option<Placed> {
         self.retired.remove(&start.0);
-        self.by_start.remove(&start.0)
+        self.system.remove(&start.0);
+        let removed = self.by_start.remove(&start.0)?;
+        self.bytes = self.bytes.saturating_sub(removed.map.len.0);
+        for (devid, start, end) in stripes(&removed.map) {
+            if let Some(places) = self.places.get_mut(&devid) {
+                places.give_back(start, end);
+            }
+        }
+        Some(removed)
     }
+}
+
+/// Device, start and end of each stripe.
+fn stripes(map: &ChunkMap) -> impl Iterator<Item = (DevId, u64, u64)> {
+    let len = map.stripe_bytes().0;
+    map.stripes.iter().map(move |s| (s.devid, s.offset.0, s.offset.0.saturating_add(len)))
 }

@@ -132,8 +132,7 @@ impl Volume {
 
     fn system_chunks(&self, wanted: impl Fn(&ChunkMap) -> bool) -> Vec<(Key, Chunk)> {
         let chunks = self.chunks.read();
-        let alive = chunks.iter().filter(|p| is_system(&p.map) && !chunks.is_retired(p.map.start) && wanted(&p.map));
-        alive.map(|p| (p.map.key(), p.map.chunk())).collect()
+        chunks.system().filter(|p| wanted(&p.map)).map(|p| (p.map.key(), p.map.chunk())).collect()
     }
 
     /// Tells the devices that nobody needs a range, as far as they care to know.
