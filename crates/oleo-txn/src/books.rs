@@ -153,21 +153,40 @@ impl<'a> Books<'a> {
         Ok(info.start.0)
     }
 
-    /// A chunk that was made since the last look: its items, its group, and what is free in it.
-    pub(crate) fn record_chunk(&mut self, chunk: &NewChunk) -> Result<(), TxnError> {
+    /// Chunks that were made since the last look: their items, their groups, and what is free in them; a batch for each
+    /// tree, however many they are.
+    pub(crate) fn record_chunks(&mut self, chunks: Vec<NewChunk>) -> Result<(), TxnError> {
         let inner = self.inner;
-        inner.apply(TreeId::CHUNK, &chunk.chunk_tree, self.generation)?;
-        inner.apply(TreeId::DEV, &chunk.dev_tree, self.generation)?;
-        let (start, len) = (chunk.start.0, chunk.len.0);
-        let mut group = Group { len, flags: chunk.flags.bits(), used: 0, free: None };
-        if inner.rules.free_space_tree {
-            let mut free = FreeItems::new(chunk.start, chunk.len, inner.rules.sectorsize, &chunk.free);
-            inner.apply(TreeId::FREE_SPACE, &free.changes(), self.generation)?;
-            group.free = Some(free);
+        let (mut chunk_tree, mut dev_tree) = (Vec::new(), Vec::new());
+        let (mut free_space, mut counts) = (Vec::new(), Vec::new());
+        for chunk in chunks {
+            chunk_tree.extend(chunk.chunk_tree);
+            dev_tree.extend(chunk.dev_tree);
+            let (start, len) = (chunk.start.0, chunk.len.0);
+            let mut group = Group { len, flags: chunk.flags.bits(), used: 0, free: None };
+            if inner.rules.free_space_tree {
+                let mut free = FreeItems::new(chunk.start, chunk.len, inner.rules.sectorsize, &chunk.free);
+                free_space.extend(free.changes());
+                group.free = Some(free);
+            }
+            self.groups.insert(start, group);
+            counts.push(self.count_change(start));
         }
-        self.groups.insert(start, group);
-        let change = [self.count_change(start)];
-        let tree = if inner.rules.block_group_tree { TreeId::BLOCK_GROUP } else { TreeId::EXTENT };
-        inner.apply(tree, &change, self.generation)
+        let groups = if inner.rules.block_group_tree { TreeId::BLOCK_GROUP } else { TreeId::EXTENT };
+        for (tree, changes) in
+            [(TreeId::CHUNK, chunk_tree), (TreeId::DEV, dev_tree), (TreeId::FREE_SPACE, free_space), (groups, counts)]
+        {
+            inner.apply(tree, &last_of_each(changes), self.generation)?;
+        }
+        Ok(())
     }
+}
+
+/// Sorted, and of several changes of one item (every chunk changes those of its devices) only the last.
+fn last_of_each(mut changes: Vec<Change>) -> Vec<Change> {
+    changes.sort_by_key(|c| c.key);
+    changes.reverse();
+    changes.dedup_by_key(|c| c.key);
+    changes.reverse();
+    changes
 }

@@ -184,12 +184,13 @@ impl Inner {
         self.put_device_stats(generation)?;
         for round in 0..SETTLE_ROUNDS_MAX {
             let plans = self.growth.take_plans();
-            for plan in &plans {
-                books.record_chunk(plan)?;
+            let grown = !plans.is_empty();
+            if grown {
+                books.record_chunks(plans)?;
             }
             let heads = self.ledger.drain(usize::MAX);
             let roots = self.trees.changed();
-            if heads.is_empty() && plans.is_empty() && roots.is_empty() && round > 0 {
+            if heads.is_empty() && !grown && roots.is_empty() && round > 0 {
                 if self.tree(TreeId::ROOT)?.root.generation != generation {
                     self.renew_root_tree(generation)?;
                     continue;

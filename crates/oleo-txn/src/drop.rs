@@ -23,29 +23,33 @@ pub enum Dropped {
 impl Engine {
     /// Deleted trees that are not gone yet, in the order of their numbers.
     pub fn dead_trees(&self) -> Result<Vec<TreeId>, TxnError> {
-        let _reader = self.reader();
-        let Some(root) = self.root(TreeId::ROOT)? else { return Ok(Vec::new()) };
         let mut dead = Vec::new();
+        let mut from = TreeId(0);
+        while let Some(tree) = self.dead_tree_from(from)? {
+            dead.push(tree);
+            from = TreeId(tree.0 + 1);
+        }
+        Ok(dead)
+    }
+
+    /// The first of them with this number or a higher one.
+    pub fn dead_tree_from(&self, from: TreeId) -> Result<Option<TreeId>, TxnError> {
+        let _reader = self.reader();
+        let Some(root) = self.root(TreeId::ROOT)? else { return Ok(None) };
         let mut cursor = self.0.blocks.cursor(&root);
-        let mut more = cursor.seek(&Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, 0))?;
+        let mut more = cursor.seek(&Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, from.0))?;
         while more {
             let Some((key, _)) = cursor.current() else { break };
             if key.objectid != ORPHAN_OBJECT || key.item_type != ItemType::ORPHAN_ITEM {
                 break;
             }
-            if TreeId(key.offset).is_subvol() {
-                dead.push(TreeId(key.offset));
+            let tree = TreeId(key.offset);
+            if tree.is_subvol() && self.root_item(tree)?.is_some_and(|item| item.refs.get() == 0) {
+                return Ok(Some(tree));
             }
             more = cursor.next()?;
         }
-        let refs = |tree: &TreeId| Ok::<_, TxnError>(self.root_item(*tree)?.is_some_and(|item| item.refs.get() == 0));
-        let mut gone = Vec::new();
-        for tree in dead {
-            if refs(&tree)? {
-                gone.push(tree);
-            }
-        }
-        Ok(gone)
+        Ok(None)
     }
 
     /// One step of taking a dead tree apart, looking at about `budget_blocks` of its blocks. It becomes durable with the next

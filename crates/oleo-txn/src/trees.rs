@@ -1,7 +1,11 @@
 //! The trees of the volume as the open transaction sees them: root block and root item of each, loaded on first use.
 //!
+//! A commit looks only at the trees that it has changed, however many are known: their numbers are kept beside the map.
+//!
 //! Locks: rank 50, `RwLock` around a map; held for a look-up or a store, never over I/O; and the set of trees that are gone,
 //! which is looked at under it.
+
+use std::collections::BTreeSet;
 
 use hashbrown::{HashMap, HashSet};
 use oleo_format::{Generation, ItemType, Key, Logical, RootItem, TreeId};
@@ -35,8 +39,29 @@ impl TreeState {
 }
 
 #[derive(Default)]
+struct Known {
+    trees: HashMap<TreeId, TreeState>,
+    /// Those that are `changed`.
+    changed: BTreeSet<TreeId>,
+    /// Those whose roots may hold blocks that are not on disk.
+    unsettled: HashSet<TreeId>,
+}
+
+impl Known {
+    /// Keeps the sets right after a tree's state was replaced or changed.
+    fn note(&mut self, tree: TreeId, changed: bool) {
+        self.unsettled.insert(tree);
+        if changed {
+            self.changed.insert(tree)
+        } else {
+            self.changed.remove(&tree)
+        };
+    }
+}
+
+#[derive(Default)]
 pub(crate) struct Trees {
-    map: RwLock<HashMap<TreeId, TreeState>>,
+    map: RwLock<Known>,
     /// Trees that were taken apart. Their numbers are not given out again, and whoever has just read their items from an
     /// older root tree must not bring them back.
     gone: RwLock<HashSet<TreeId>>,
@@ -44,35 +69,45 @@ pub(crate) struct Trees {
 
 impl Trees {
     pub(crate) fn peek(&self, tree: TreeId) -> Option<TreeState> {
-        self.map.read().get(&tree).cloned()
+        self.map.read().trees.get(&tree).cloned()
     }
 
     pub(crate) fn set(&self, state: TreeState) {
-        self.map.write().insert(state.root.tree, state);
+        let mut known = self.map.write();
+        known.note(state.root.tree, state.changed);
+        known.trees.insert(state.root.tree, state);
     }
 
     pub(crate) fn remove(&self, tree: TreeId) {
         self.gone.write().insert(tree);
-        self.map.write().remove(&tree);
+        let mut known = self.map.write();
+        known.trees.remove(&tree);
+        known.changed.remove(&tree);
+        known.unsettled.remove(&tree);
     }
 
     /// Those whose root items are stale, in the order of their numbers.
     pub(crate) fn changed(&self) -> Vec<TreeState> {
-        let mut list: Vec<TreeState> = self.map.read().values().filter(|t| t.changed).cloned().collect();
-        list.sort_unstable_by_key(|t| t.root.tree);
-        list
+        let known = self.map.read();
+        known.changed.iter().filter_map(|tree| known.trees.get(tree)).cloned().collect()
     }
 
     pub(crate) fn update(&self, tree: TreeId, f: impl FnOnce(&mut TreeState)) {
-        if let Some(t) = self.map.write().get_mut(&tree) {
+        let mut known = self.map.write();
+        if let Some(t) = known.trees.get_mut(&tree) {
             f(t);
+            let changed = t.changed;
+            known.note(tree, changed);
         }
     }
 
     /// Every root as it is now on disk: let go of the blocks in memory.
     pub(crate) fn committed(&self) {
-        for t in self.map.write().values_mut() {
-            t.root = t.root.settled();
+        let mut known = self.map.write();
+        for tree in std::mem::take(&mut known.unsettled) {
+            if let Some(t) = known.trees.get_mut(&tree) {
+                t.root = t.root.settled();
+            }
         }
     }
 
@@ -84,11 +119,11 @@ impl Trees {
         let Some(root_tree) = self.peek(TreeId::ROOT) else { return Ok(None) };
         let Some(found) = find(blocks, &root_tree.root, tree)? else { return Ok(None) };
         // Somebody may have changed the tree between the look and now: what is there wins.
-        let mut map = self.map.write();
+        let mut known = self.map.write();
         if self.gone.read().contains(&tree) {
             return Ok(None);
         }
-        Ok(Some(map.entry(tree).or_insert(found).clone()))
+        Ok(Some(known.trees.entry(tree).or_insert(found).clone()))
     }
 }
 
