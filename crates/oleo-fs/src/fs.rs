@@ -277,7 +277,7 @@ impl Fs {
             return Ok(true);
         }
         self.clean_orphans()?;
-        let Some(dead) = self.engine().dead_trees()?.first().copied() else { return Ok(false) };
+        let Some(dead) = self.engine().dead_tree_from(TreeId(0))? else { return Ok(false) };
         self.engine().drop_step(dead, budget_blocks)?;
         Ok(true)
     }

@@ -20,6 +20,8 @@ use crate::FsError;
 
 /// Items that one step looks at: bounds memory however long the file's map is.
 pub(crate) const MAP_BATCH: usize = 256;
+/// Items that a walk looks at first.
+const FIRST_BATCH: usize = 4;
 /// The most bytes that an inline extent may stand for: the largest sector there is.
 const INLINE_LEN_MAX: u64 = 64 * 1024;
 
@@ -209,9 +211,12 @@ pub(crate) fn walk(
             pos = from + 1; // an empty inline extent
         }
     }
+    // Most callers want the first few items only.
+    let mut limit = FIRST_BATCH;
     while pos < to {
-        let batch = map.batch(pos, to - 1, MAP_BATCH)?;
-        let full = batch.len() == MAP_BATCH;
+        let batch = map.batch(pos, to - 1, limit)?;
+        let full = batch.len() == limit;
+        limit = MAP_BATCH;
         for (at, extent) in batch {
             let end = at + extent.len(sector);
             if each(at, at..end.min(to), &extent)?.is_break() {
@@ -263,6 +268,19 @@ pub(crate) fn drop_some(
             pos = end.min(to);
         }
     }
+    let (more, pos) = drop_more(map, pos, to, limit)?;
+    Ok((freed + more, pos))
+}
+
+/// Goes on where [`drop_some`] has stopped: nothing sticks out of what it dropped, so nobody looks back over that.
+pub(crate) fn drop_more(
+    map: &mut (impl ExtentMapMut + ?Sized),
+    from: u64,
+    to: u64,
+    limit: usize,
+) -> Result<(u64, u64), FsError> {
+    let sector = map.sector();
+    let (mut freed, mut pos) = (0, from);
     let mut left = limit;
     while pos < to {
         let batch = map.batch(pos, to - 1, left.min(MAP_BATCH))?;

@@ -87,6 +87,8 @@ const CLONED_MAX: usize = 1 << 16;
 pub(crate) struct FileData {
     /// Held by whoever changes the extent map, over its I/O too.
     pub flush: Mutex<()>,
+    /// Of a file that is being deleted in steps: what lies before this offset is dropped. Changed under `flush`.
+    dropped: AtomicU64,
     buffer: Mutex<Option<Box<Buffer>>>,
 }
 

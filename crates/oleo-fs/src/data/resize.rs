@@ -7,6 +7,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use oleo_format::{ByteLen, Compression, InodeFlags};
 use oleo_txn::{DataWant, Need};
@@ -119,7 +120,8 @@ impl Inode {
             }]);
         }
         // Each round drops at least one item; the last finds none.
-        while !self.shrink_step(size, time)? {}
+        let mut last = MAP_END;
+        while !self.shrink_step(size, time, &mut last)? {}
         Ok(())
     }
 
@@ -130,12 +132,13 @@ impl Inode {
         Ok(Need { releasing: true, ..install::need_of(holes, old) })
     }
 
-    /// Drops some items from the end of the map; answers whether nothing behind `size` is left.
-    fn shrink_step(self: &Arc<Self>, size: u64, time: Time) -> Result<bool, FsError> {
+    /// Drops some items from the end of the map; answers whether nothing behind `size` is left. `last` is where the last item
+    /// can be: steps do not look again at what those before them have dropped, which the tree has until the next commit.
+    fn shrink_step(self: &Arc<Self>, size: u64, time: Time, last: &mut u64) -> Result<bool, FsError> {
         let engine = self.core().engine();
         let sector = u64::from(engine.sectorsize());
         let keep = size.next_multiple_of(sector);
-        let handle = engine.join(self.step_need(keep, MAP_END)?)?;
+        let handle = engine.join(self.step_need(keep, (*last).max(keep))?)?;
         let mut guard = self.write();
         guard.alive()?;
         let mut shown = guard.fields().size;
@@ -144,11 +147,12 @@ impl Inode {
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
         self.core().together(|| {
             for _ in 0..MAP_BATCH {
-                match items.last(MAP_END)? {
+                match items.last(*last)? {
                     Some((at, extent)) if at >= keep => {
                         freed += extent.counted();
                         items.delete(at);
                         shown = shown.min(at);
+                        *last = at;
                     }
                     Some((at, extent)) if at + extent.len(sector) > keep => {
                         freed += map::drop_range(&mut items, keep, at + extent.len(sector))?;
@@ -181,10 +185,13 @@ impl Inode {
         self.discard();
         let engine = self.core().engine();
         let sector = u64::from(engine.sectorsize());
-        let handle = engine.join(self.step_need(0, MAP_END)?)?;
+        let from = self.data.dropped.load(Ordering::Relaxed);
+        let handle = engine.join(self.step_need(from, MAP_END)?)?;
         let mut guard = self.write();
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
-        let (freed, pos) = self.core().together(|| map::drop_some(&mut items, 0, MAP_END, MAP_BATCH))?;
+        let (freed, pos) = self.core().together(|| map::drop_more(&mut items, from, MAP_END, MAP_BATCH))?;
+        // Should it come into use again, and be let go again, it is looked at from its beginning.
+        self.data.dropped.store(if pos >= MAP_END { 0 } else { pos }, Ordering::Relaxed);
         let fields = guard.fields_mut(&handle);
         fields.nbytes = fields.nbytes.saturating_sub(freed);
         if pos >= MAP_END {
@@ -234,7 +241,11 @@ impl Inode {
             let size_end = guard.fields().size.next_multiple_of(sector);
             let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
             let (freed, reached) = self.core().together(|| {
-                let (freed, reached) = map::drop_some(&mut items, pos, to, MAP_BATCH)?;
+                let (freed, reached) = if pos == from {
+                    map::drop_some(&mut items, pos, to, MAP_BATCH)?
+                } else {
+                    map::drop_more(&mut items, pos, to, MAP_BATCH)?
+                };
                 if !engine.features().no_holes() && pos < size_end {
                     map::fill_gaps(&mut items, pos, reached.min(size_end), handle.generation())?;
                 }
