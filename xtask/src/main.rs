@@ -3,6 +3,7 @@
 //! - `cargo xtask tidy`: the rules; see [`tidy`].
 //! - `cargo xtask ci [STEP…]`: everything that CI runs, or only the steps named; see [`ci`].
 //! - `cargo xtask crash --states N --seed S`: more crash states than CI judges; see [`crash`].
+//! - `cargo xtask soak --minutes N`: many threads on one volume for longer than CI lets them; see [`soak`].
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -11,6 +12,7 @@ use anyhow::{Context, Result, bail};
 
 mod ci;
 mod crash;
+mod soak;
 mod tidy;
 
 fn main() -> ExitCode {
@@ -30,6 +32,10 @@ fn run() -> Result<()> {
         Some("tidy") => tidy::run(root),
         Some("ci") => ci::run(root, &args[1..]),
         Some("crash") => crash::run(root, &args[1..]),
-        _ => bail!("usage: cargo xtask tidy | cargo xtask ci [{}] | cargo xtask crash …", ci::names().join("|")),
+        Some("soak") => soak::run(root, &args[1..]),
+        _ => bail!(
+            "usage: cargo xtask tidy | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask soak …",
+            ci::names().join("|")
+        ),
     }
 }

@@ -12,3 +12,4 @@ mod log_replay;
 mod matrix;
 mod ours;
 mod scripts;
+mod soak;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Result;
 use oleo::{Image, OpenOptions};
@@ -148,7 +149,7 @@ impl TreeView for OleoTree<'_> {
 
 /// The library as a target for scripts.
 pub struct Ours {
-    image: Option<Image>,
+    image: Option<Arc<Image>>,
     devices: Vec<PathBuf>,
     options: OpenOptions,
     /// Where scripts play, from the top level; empty for all of it.
@@ -159,13 +160,18 @@ impl Ours {
     /// Opens a file system for scripts that play in `top`.
     pub fn open(devices: &[PathBuf], options: OpenOptions, top: &str) -> Result<Ours> {
         let mut ours = Ours { image: None, devices: devices.to_vec(), options, top: top.to_owned() };
-        ours.image = Some(ours.opened()?);
+        ours.image = Some(Arc::new(ours.opened()?));
         Ok(ours)
     }
 
     /// Scripts on an image that is open already; it cannot be reopened.
     pub fn around(image: Image) -> Ours {
-        Ours { image: Some(image), devices: Vec::new(), options: OpenOptions::default(), top: String::new() }
+        Ours::sharing(Arc::new(image), "")
+    }
+
+    /// Scripts that play in `top` of an image that others use too; it cannot be reopened or closed here.
+    pub fn sharing(image: Arc<Image>, top: &str) -> Ours {
+        Ours { image: Some(image), devices: Vec::new(), options: OpenOptions::default(), top: top.to_owned() }
     }
 
     /// As `apply`, where devices may fail: nothing panics.
@@ -184,7 +190,7 @@ impl Ours {
 
     /// The open image.
     pub fn image(&self) -> &Image {
-        self.image.as_ref().expect("open until closed")
+        self.image.as_deref().expect("open until closed")
     }
 
     fn fs(&self) -> &Fs {
@@ -195,6 +201,7 @@ impl Ours {
     pub fn close(mut self) -> Result<()> {
         let image = self.image.take().expect("open until closed");
         image.clean()?;
+        let image = Arc::into_inner(image).ok_or_else(|| anyhow::anyhow!("others still use the image"))?;
         Ok(image.close()?)
     }
 
@@ -424,7 +431,7 @@ impl Ours {
             Op::Reopen => {
                 fs.sync()?;
                 self.image = None;
-                self.image = Some(self.opened().expect("it was open a moment ago"));
+                self.image = Some(Arc::new(self.opened().expect("it was open a moment ago")));
                 Ok(())
             }
         }
