@@ -18,6 +18,7 @@ mod mount_io;
 mod mount_metadata;
 mod mounted;
 mod restore;
+mod volume_scale;
 
 /// What a run was asked to do.
 #[derive(Parser, Debug)]
@@ -43,6 +44,9 @@ pub struct Args {
     /// Only figures whose name holds this.
     #[arg(long)]
     only: Option<String>,
+    /// Sizes of volume-scale are divided by this.
+    #[arg(long, default_value_t = 1)]
+    part: u64,
 }
 
 struct Bench {
@@ -101,6 +105,14 @@ const BENCHES: &[Bench] = &[
         what: "oleo check beside btrfs check (original mode; lowmem mode once, which takes minutes: --only original leaves it \
                out): 200 000 files, 16 snapshots, image in memory, page cache warm; time and peak memory",
         run: check::run,
+    },
+    Bench {
+        name: "volume-scale",
+        what: "what an operation costs on a volume of a hundredth of the size and at full size: a million block groups (a \
+               petabyte, nearly full), a directory of 10 million entries, a file of 10 million extents, 100 000 subvolumes, \
+               10 000 snapshots; in-process, one thread, tree blocks in memory (up to 6 GiB), data not kept; --only groups, \
+               directory, …; --part 100 divides all sizes",
+        run: volume_scale::run,
     },
 ];
 

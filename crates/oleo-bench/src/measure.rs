@@ -222,6 +222,19 @@ impl Report {
         }
     }
 
+    /// A cost at two sizes: it should not grow with them by more than `aim`.
+    pub fn scaled(&self, name: &str, unit: &str, small: f64, large: f64, aim: f64) {
+        let ratio = large / small;
+        if self.json {
+            let line = serde_json::json!({
+                "bench": self.bench, "figure": name, "unit": unit, "small": small, "large": large, "ratio": ratio, "aim": aim,
+            });
+            println!("{line}");
+        } else {
+            println!("{name:42} {small:12.2} {unit:3} | {large:12.2} {unit:3} | {ratio:6.2}x (aim: at most {aim}x)");
+        }
+    }
+
     /// Rates per second: more is better.
     pub fn rate(&self, name: &str, ours: f64, peer: &str, theirs: f64, aim: &str) {
         let ratio = ours / theirs;

@@ -1,0 +1,126 @@
+//! What does an operation cost on a volume a hundred times as large? Ours alone, in-process, on a device in memory that stores
+//! tree blocks and no data: space is preallocated, and what is written is zeros, which such a device does not keep.
+//!
+//! Each part makes its volume twice, at a hundredth of the full size and at the full size, and prints what each kind of
+//! operation cost per piece at both. Costs that grow by more than what deeper trees and colder caches explain are bugs.
+//! Memory is what the process holds at its peak beyond the device's contents.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use oleo::{Device, FeatureSet, Image, MemDevice, MkfsOptions, OpenOptions, Profile};
+
+use crate::Args;
+use crate::measure::Report;
+
+mod directory;
+mod extents;
+mod groups;
+mod snapshots;
+mod subvolumes;
+
+/// The smaller size is this part of the larger.
+const PARTS: u64 = 100;
+/// Costs per operation may grow that much from the smaller size to the larger.
+const AIM: f64 = 2.0;
+
+struct Part {
+    name: &'static str,
+    /// Pieces at full size.
+    full: u64,
+    /// Builds, measures.
+    run: fn(u64, &mut Costs) -> Result<()>,
+}
+
+const ALL: &[Part] = &[
+    Part { name: "groups", full: 1 << 20, run: groups::run },
+    Part { name: "directory", full: 10_000_000, run: directory::run },
+    Part { name: "extents", full: 10_000_000, run: extents::run },
+    Part { name: "subvolumes", full: 100_000, run: subvolumes::run },
+    Part { name: "snapshots", full: 10_000, run: snapshots::run },
+];
+
+/// What was measured at one size, in the order in which it was.
+#[derive(Default)]
+pub struct Costs(Vec<(&'static str, &'static str, f64)>);
+
+impl Costs {
+    /// Microseconds per operation, of so many.
+    fn each<R>(&mut self, name: &'static str, count: u64, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        let start = Instant::now();
+        let done = f()?;
+        self.put(name, "µs", start.elapsed().as_secs_f64() * 1e6 / count.max(1) as f64);
+        Ok(done)
+    }
+
+    fn put(&mut self, name: &'static str, unit: &'static str, value: f64) {
+        eprintln!("  {name}: {value:.2} {unit}");
+        self.0.push((name, unit, value));
+    }
+
+    /// How much memory was held at most since the last call, beyond what is stored on the device.
+    fn put_peak(&mut self, name: &'static str, device: &MemDevice) -> Result<()> {
+        let peak = memory("VmHWM:")?.saturating_sub(device.resident_bytes());
+        self.put(name, "MiB", peak as f64 / f64::from(1 << 20));
+        reset_peak();
+        Ok(())
+    }
+}
+
+/// A line of this process's status, in bytes.
+fn memory(line: &str) -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let found = status.lines().find_map(|l| l.strip_prefix(line)).context("no such line in /proc/self/status")?;
+    Ok(found.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
+}
+
+/// Peaks count from now on.
+fn reset_peak() {
+    // Where the kernel does not allow it, peaks are those of the whole run: too high, never too low.
+    let _allowed = std::fs::write("/proc/self/clear_refs", "5");
+}
+
+/// A volume on a device of `len` bytes, one copy of everything, block groups in a tree of their own.
+fn volume(len: u64) -> Result<Arc<MemDevice>> {
+    let device = Arc::new(MemDevice::new(len));
+    let single = Some(Profile::Single);
+    let features = FeatureSet { block_group_tree: true, ..FeatureSet::default() };
+    let options = MkfsOptions { data: single, metadata: single, features, ..MkfsOptions::default() };
+    let devices: [Arc<dyn Device>; 1] = [device.clone()];
+    oleo::make(&devices, &options)?;
+    Ok(device)
+}
+
+/// Opens it; what is freed is discarded, so that the device forgets it.
+fn open(device: &Arc<MemDevice>) -> Result<Image> {
+    let options = OpenOptions { discard: true, ..OpenOptions::writing() };
+    Ok(Image::from_devices(vec![device.clone()], &options)?)
+}
+
+/// Numbers below `bound` without an order that a cache would like.
+fn scattered(count: u64, bound: u64) -> impl Iterator<Item = u64> {
+    (0..count).map(move |n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) % bound)
+}
+
+/// Runs the benchmark.
+pub fn run(args: &Args, report: &mut Report) -> Result<()> {
+    let chosen = |p: &&Part| args.only.as_ref().is_none_or(|only| p.name.contains(only.as_str()));
+    ensure!(ALL.iter().any(|p| chosen(&p)), "no part of volume-scale is called {:?}", args.only);
+    for part in ALL.iter().filter(chosen) {
+        let large = (part.full / args.part.max(1)).max(PARTS);
+        let mut both = Vec::new();
+        for size in [large / PARTS, large] {
+            eprintln!("{} of {size}:", part.name);
+            let mut costs = Costs::default();
+            reset_peak();
+            (part.run)(size, &mut costs)?;
+            both.push(costs);
+        }
+        report.note(&format!("{}: {} and {large}", part.name, large / PARTS));
+        for ((name, unit, small), (.., large)) in both[0].0.iter().zip(&both[1].0) {
+            report.scaled(&format!("{}: {name}", part.name), unit, *small, *large, AIM);
+        }
+    }
+    Ok(())
+}
