@@ -43,7 +43,11 @@ const ALL: &[Part] = &[
 
 /// What was measured at one size, in the order in which it was.
 #[derive(Default)]
-pub struct Costs(Vec<(&'static str, &'static str, f64)>);
+pub struct Costs {
+    found: Vec<(&'static str, &'static str, f64)>,
+    /// Bytes that the device held when memory was looked at last.
+    stored: u64,
+}
 
 impl Costs {
     /// Microseconds per operation, of so many.
@@ -56,12 +60,13 @@ impl Costs {
 
     fn put(&mut self, name: &'static str, unit: &'static str, value: f64) {
         eprintln!("  {name}: {value:.2} {unit}");
-        self.0.push((name, unit, value));
+        self.found.push((name, unit, value));
     }
 
-    /// How much memory was held at most since the last call, beyond what is stored on the device.
+    /// How much memory was held at most since the last call, beyond what was stored on the device at its beginning or end.
     fn put_peak(&mut self, name: &'static str, device: &MemDevice) -> Result<()> {
-        let peak = memory("VmHWM:")?.saturating_sub(device.resident_bytes());
+        let before = std::mem::replace(&mut self.stored, device.resident_bytes());
+        let peak = memory("VmHWM:")?.saturating_sub(self.stored.max(before));
         self.put(name, "MiB", peak as f64 / f64::from(1 << 20));
         reset_peak();
         Ok(())
@@ -118,7 +123,7 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
             both.push(costs);
         }
         report.note(&format!("{}: {} and {large}", part.name, large / PARTS));
-        for ((name, unit, small), (.., large)) in both[0].0.iter().zip(&both[1].0) {
+        for ((name, unit, small), (.., large)) in both[0].found.iter().zip(&both[1].found) {
             report.scaled(&format!("{}: {name}", part.name), unit, *small, *large, AIM);
         }
     }
