@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Parser;
 
+mod allocator;
 mod check;
 mod create;
 mod dbench;
@@ -99,6 +100,13 @@ const BENCHES: &[Bench] = &[
                in-process beside system calls on a kernel mount, both on a loop device over a file in memory and over one on \
                disk (--disk)",
         run: fsync::run,
+    },
+    Bench {
+        name: "allocator",
+        what: "the block allocator alone, in memory: nanoseconds per allocation and free (median, 99th percentile) with 1 to 16 \
+               threads and pieces of 4 KiB to 128 MiB, on an aged image and on hostile patterns, beside best fit with one lock; \
+               how free space lies after 10 million operations, beside first fit and best fit; --only picks, as in '2 threads'",
+        run: allocator::run,
     },
     Bench {
         name: "check",

@@ -277,10 +277,14 @@ impl Report {
     }
 
     fn line(&self, figure: &Figure, ours: f64, peer: Peer, theirs: f64) {
-        let Figure { name, unit, better, aims } = figure;
-        let ratio = if *better == Better::Less { theirs / ours } else { ours / theirs };
-        let aim = aims.iter().find(|a| a.0 == peer).map_or("-", |a| a.1);
-        let peer = peer.name();
+        let aim = figure.aims.iter().find(|a| a.0 == peer).map_or("-", |a| a.1);
+        self.compare(&figure.name, figure.unit, figure.better, ours, peer.name(), theirs, aim);
+    }
+
+    /// One figure of ours beside a peer's, and how many times better ours is.
+    #[expect(clippy::too_many_arguments, reason = "they are the columns of one line")]
+    pub fn compare(&self, name: &str, unit: &str, better: Better, ours: f64, peer: &str, theirs: f64, aim: &str) {
+        let ratio = if better == Better::Less { theirs / ours } else { ours / theirs };
         if self.json {
             let line = serde_json::json!({
                 "bench": self.bench, "figure": name, "unit": unit, "ours": ours, "peer": peer, "theirs": theirs,
