@@ -203,6 +203,10 @@ impl Core {
 }
 
 impl DeltaSource for Core {
+    fn give_up_spare(&self) -> bool {
+        self.data.give_up_kept()
+    }
+
     fn freeze(&self) {
         let mut frozen = self.frozen.lock();
         assert!(frozen.inodes.is_empty() && frozen.subvols.is_empty(), "the last freeze has been published");

@@ -173,6 +173,8 @@ pub(crate) struct InodeState {
     pub(crate) gone: bool,
     /// The sequence number of the next entry of this directory; 0: not known yet.
     pub(crate) next_index: u64,
+    /// No extent item reaches beyond this offset; `None`: not known.
+    pub(crate) extents_end: Option<u64>,
     /// Whether there are extended attributes; `None`: not known.
     pub(crate) has_xattrs: Option<bool>,
     /// What the log of the open transaction has of it, if it was logged.
@@ -241,6 +243,7 @@ impl Inode {
                 fresh,
                 gone: false,
                 next_index: 0,
+                extents_end: if fresh { Some(0) } else { None },
                 has_xattrs: if fresh { Some(false) } else { None },
                 log: None,
             }),
@@ -512,6 +515,10 @@ impl ItemsMut for WriteGuard<'_> {
     fn put(&mut self, h: &dyn Joined, t: ItemType, offset: u64, v: Box<[u8]>) {
         self.touch();
         self.note(h, (t, offset));
+        if t == ItemType::EXTENT_DATA {
+            // Whoever knows the item's length says so afterwards.
+            self.state.extents_end = None;
+        }
         self.state.open.set((t, offset), Some(v));
     }
 

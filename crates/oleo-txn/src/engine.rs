@@ -112,6 +112,11 @@ pub trait DeltaSource: Send + Sync {
     fn itemise(&self) -> Result<Stage, TxnError>;
     /// The trees' roots hold what was frozen (they were replaced before this call): it can be dropped.
     fn published(&self);
+    /// Space is short: drops promises that nothing needs; whether there were any. Whoever asks for space may hold locks, but
+    /// none that covers a promise.
+    fn give_up_spare(&self) -> bool {
+        false
+    }
 }
 
 /// A volume with its trees, open for transactions. Clones are the same engine.
@@ -153,6 +158,8 @@ pub(crate) struct Inner {
     /// Something joined or was staged since the last commit.
     pub(crate) touched: AtomicBool,
     failed: RwLock<Option<Arc<str>>>,
+    /// `failed` is set: looked at by every operation, and never written to until then.
+    has_failed: AtomicBool,
     pub(crate) wanted_incompat: AtomicU64,
     pub(crate) rules: Rules,
 }
@@ -320,6 +327,7 @@ impl Engine {
             open_generation: AtomicU64::new(generation + 1),
             touched: AtomicBool::new(false),
             failed: RwLock::new(None),
+            has_failed: AtomicBool::new(false),
             wanted_incompat: AtomicU64::new(0),
             rules,
             volume,
@@ -374,6 +382,9 @@ impl Engine {
     }
     /// The error that turned it read-only, if one did.
     pub fn failed(&self) -> Option<Arc<str>> {
+        if !self.0.has_failed.load(Ordering::Acquire) {
+            return None;
+        }
         self.0.failed.read().clone()
     }
 
@@ -423,8 +434,8 @@ impl Engine {
 
     /// The newest root of a tree, staged changes included.
     pub fn root(&self, tree: TreeId) -> Result<Option<TreeRoot>, TxnError> {
-        if let Some(t) = self.0.trees.peek(tree) {
-            return Ok(Some(t.root));
+        if let Some(root) = self.0.trees.peek_root(tree) {
+            return Ok(Some(root));
         }
         let _reader = self.reader();
         Ok(self.0.trees.get(&self.0.blocks, tree)?.map(|t| t.root))
@@ -465,7 +476,7 @@ impl Engine {
             return Ok(());
         }
         let inner = &*self.0;
-        if inner.widen_credit(need)? {
+        if inner.widen_credit(need)? || (inner.give_up_spare() && inner.widen_credit(need)?) {
             return Ok(());
         }
         // Committing gives back what the open transaction holds beyond its real need, and what it freed.
@@ -485,7 +496,11 @@ impl Engine {
     /// Promises space for data. May commit when space is short; the same rules as for [`Engine::join`].
     pub fn reserve_data(&self, len: ByteLen) -> Result<DataReservation, TxnError> {
         self.0.writable()?;
-        let guard = match self.0.reserve_growing(Kind::Data, len)? {
+        let mut guard = self.0.reserve_growing(Kind::Data, len)?;
+        if guard.is_none() && self.0.give_up_spare() {
+            guard = self.0.reserve_growing(Kind::Data, len)?;
+        }
+        let guard = match guard {
             Some(guard) => guard,
             None => {
                 self.commit()?;
@@ -503,7 +518,7 @@ impl Engine {
         let covered = inner.credit.promise(need);
         // From here on an early return takes it back.
         let promise = MetadataPromise { inner: inner.clone(), needs: vec![need] };
-        if covered || inner.widen_credit(need)? {
+        if covered || inner.widen_credit(need)? || (inner.give_up_spare() && inner.widen_credit(need)?) {
             return Ok(promise);
         }
         self.commit()?;
@@ -585,6 +600,9 @@ impl Inner {
         if self.rules.read_only {
             return Err(TxnError::ReadOnly("it was opened for reading".into()));
         }
+        if !self.has_failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
         match &*self.failed.read() {
             Some(why) => Err(TxnError::ReadOnly(why.clone())),
             None => Ok(()),
@@ -594,7 +612,14 @@ impl Inner {
     /// Remembers the first error that leaves memory and disk apart: from now on nothing is written.
     pub(crate) fn poison(&self, error: TxnError) -> TxnError {
         self.failed.write().get_or_insert_with(|| format!("an earlier error: {error}").into());
+        self.has_failed.store(true, Ordering::Release);
         error
+    }
+
+    /// Has the room above drop what it does not need; whether that was anything.
+    fn give_up_spare(&self) -> bool {
+        let source = self.source.read().as_ref().and_then(Weak::upgrade);
+        source.is_some_and(|source| source.give_up_spare())
     }
 
     pub(crate) fn take_births(&self) -> Vec<(Logical, ByteLen)> {

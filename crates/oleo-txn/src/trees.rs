@@ -72,6 +72,11 @@ impl Trees {
         self.map.read().trees.get(&tree).cloned()
     }
 
+    /// The root alone: the item beside it is several times as long.
+    pub(crate) fn peek_root(&self, tree: TreeId) -> Option<TreeRoot> {
+        self.map.read().trees.get(&tree).map(|t| t.root.clone())
+    }
+
     pub(crate) fn set(&self, state: TreeState) {
         let mut known = self.map.write();
         known.note(state.root.tree, state.changed);

@@ -223,7 +223,7 @@ pub(super) fn throttle(inode: &Arc<Inode>) -> Result<(), FsError> {
     shared.call(opts.background_max());
     // Each round writes something out or waits for somebody who does; bytes that fail to be written end it.
     while shared.bytes() > opts.dirty_bytes_max {
-        if inode.data.dirty_bytes() > 0 && inode.flush_if_free()? {
+        if inode.data.is_dirty() && inode.flush_if_free()? {
             continue;
         }
         let others: Vec<Arc<Inode>> = shared.files.lock().oldest().take(BATCH_FILES).map(|e| e.inode.clone()).collect();
@@ -245,7 +245,7 @@ impl Inode {
     /// Flushes unless somebody is at it; whether there was something to flush.
     fn flush_if_free(self: &Arc<Self>) -> Result<bool, FsError> {
         let Some(_flush) = self.data.flush.try_lock() else { return Ok(false) };
-        if self.data.dirty_bytes() == 0 {
+        if !self.data.is_dirty() {
             return Ok(false);
         }
         match self.flush_locked(Inline::Allowed) {

@@ -53,45 +53,65 @@ impl Inode {
 
     /// The same for the holder of the `flush` lock.
     pub(super) fn flush_locked(self: &Arc<Self>, inline: Inline) -> Result<(), FsError> {
-        let Some(promises) = self.take() else { return Ok(()) };
+        let Some(Taken { promises, bytes, unplaced }) = self.take() else { return Ok(()) };
         let mut promises = promises.into_iter();
         let mut promise = promises.next();
         if let Some(promise) = &mut promise {
             promises.for_each(|other| promise.absorb(other));
             promise.release_metadata();
         }
-        let outcome = self.flush_flight(inline, promise.as_ref());
-        match outcome {
-            Ok(()) => drop(promise),
-            Err(_) => self.put_back(promise),
+        let mut outcome = if unplaced { self.place(promise.as_ref()) } else { Ok(()) };
+        if bytes && outcome.is_ok() {
+            outcome = self.flush_flight(inline, promise.as_ref());
         }
+        if !bytes && !unplaced {
+            outcome = self.stamp();
+        }
+        match outcome {
+            Ok(()) => self.not_due(),
+            Err(_) => self.put_back(promise.take()),
+        }
+        drop(promise);
         self.unlist();
         outcome
     }
 
     /// Moves what is dirty to flight.
-    fn take(&self) -> Option<Vec<DataReservation>> {
+    fn take(&self) -> Option<Taken> {
         let mut slot = self.data.buffer.lock();
-        let buffer = slot.as_mut().filter(|b| !b.dirty.is_empty())?;
+        let buffer = slot.as_mut().filter(|b| !b.is_empty())?;
         debug_assert!(buffer.flight.is_empty(), "one flush at a time");
-        buffer.flight = Arc::new(std::mem::take(&mut buffer.dirty));
+        let (bytes, unplaced) = (!buffer.dirty.is_empty(), !buffer.unplaced.is_empty());
+        if bytes {
+            buffer.flight = Arc::new(std::mem::take(&mut buffer.dirty));
+        }
         buffer.spare = 0;
-        Some(std::mem::take(&mut buffer.promises))
+        Some(Taken { promises: std::mem::take(&mut buffer.promises), bytes, unplaced })
     }
 
     fn put_back(&self, promise: Option<DataReservation>) {
         if let Some(buffer) = &mut *self.data.buffer.lock() {
-            let before = buffer.bytes();
+            let before = buffer.weight();
             buffer.dirty.put_under(Arc::unwrap_or_clone(std::mem::take(&mut buffer.flight)));
             buffer.promises.extend(promise);
-            self.core().data.count(before, buffer.bytes());
+            buffer.due = true;
+            self.core().data.count(before, buffer.weight());
+        }
+    }
+
+    /// The times have been written with whatever was.
+    fn not_due(&self) {
+        if let Some(buffer) = &mut *self.data.buffer.lock() {
+            let before = buffer.weight();
+            buffer.due = false;
+            self.core().data.count(before, buffer.weight());
         }
     }
 
     /// Drops the buffer where nothing is in it any more.
     fn unlist(&self) {
         let mut slot = self.data.buffer.lock();
-        if slot.as_ref().is_some_and(|b| b.bytes() == 0) {
+        if slot.as_ref().is_some_and(|b| b.is_empty()) {
             *slot = None;
             let file = self.core().data.files.lock().remove(self.rank());
             drop(slot);
@@ -105,7 +125,7 @@ impl Inode {
     pub(crate) fn discard(&self) {
         let mut slot = self.data.buffer.lock();
         if let Some(buffer) = slot.take() {
-            self.core().data.count(buffer.bytes(), 0);
+            self.core().data.count(buffer.weight(), 0);
             let file = self.core().data.files.lock().remove(self.rank());
             drop(slot);
             drop(file);
@@ -116,11 +136,11 @@ impl Inode {
         if let Some(bytes) = read::inline_bytes(self)?
             && let Some(buffer) = &mut *self.data.buffer.lock()
         {
-            let before = buffer.bytes();
+            let before = buffer.weight();
             let mut older = Pieces::default();
             older.write(0, &bytes);
             Arc::make_mut(&mut buffer.flight).put_under(older);
-            self.core().data.count(before, buffer.bytes());
+            self.core().data.count(before, buffer.weight());
         }
         let sector = u64::from(self.core().engine().sectorsize());
         let (policy, size, whole, plain) = {
@@ -271,7 +291,7 @@ impl Inode {
             let size = guard.fields().size;
             let mut slot = self.data.buffer.lock();
             let buffer = slot.get_or_insert_default();
-            let before = buffer.bytes();
+            let before = buffer.weight();
             buffer.promises.push(promise);
             let mut older = Pieces::default();
             older.write(0, &inline);
@@ -279,7 +299,7 @@ impl Inode {
             if zeros {
                 buffer.dirty.zero_gaps(size..size.next_multiple_of(sector).min(to));
             }
-            self.core().data.count(before, buffer.bytes());
+            self.core().data.count(before, buffer.weight());
             self.core().data.enlist(self);
         }
         let small = tail == Tail::Zero && to <= u64::from(self.core().opts.data.inline_max);
@@ -301,15 +321,24 @@ impl Inode {
         {
             let mut slot = self.data.buffer.lock();
             let buffer = slot.get_or_insert_default();
-            let before = buffer.bytes();
+            let before = buffer.weight();
             buffer.promises.push(promise);
             buffer.dirty.cut(range.clone());
             buffer.dirty.zero_gaps(range);
-            self.core().data.count(before, buffer.bytes());
+            self.core().data.count(before, buffer.weight());
             self.core().data.enlist(self);
         }
         self.flush_locked(Inline::Allowed)
     }
+}
+
+/// What a flush has taken out of a buffer.
+struct Taken {
+    promises: Vec<DataReservation>,
+    /// Something was dirty, and flies now.
+    bytes: bool,
+    /// Something has to get addresses.
+    unplaced: bool,
 }
 
 /// Parts of runs on their way to new space: many short ones are written and put together.

@@ -135,9 +135,9 @@ pub(super) fn overwrite(inode: &Arc<Inode>, place: &Place, data: &[u8], policy: 
         touch(fields, time);
     }
     if let Some(buffer) = &mut *inode.data.buffer.lock() {
-        let before = buffer.bytes();
+        let before = buffer.weight();
         Arc::make_mut(&mut buffer.flight).cut(written);
-        inode.core().data.count(before, buffer.bytes());
+        inode.core().data.count(before, buffer.weight());
     }
     Ok(())
 }

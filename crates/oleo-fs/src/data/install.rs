@@ -319,6 +319,9 @@ fn finish_group(item: &Finish<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> R
         Ok((freed, added))
     })?;
     let end = ranges.last().map_or(0, |last| last.end).min(item.end);
+    if item.time.is_some() {
+        item.inode.data.take_touched();
+    }
     let time = item.time.or_else(|| item.inode.data.touched().filter(|_| item.from_flight));
     let fields = guard.fields_mut(handle);
     fields.nbytes = fields.nbytes.saturating_sub(freed).saturating_add(added);
@@ -331,10 +334,10 @@ fn finish_group(item: &Finish<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> R
     }
     let mut slot = item.inode.data.buffer.lock();
     if let Some(buffer) = &mut *slot {
-        let before = buffer.bytes();
+        let before = buffer.weight();
         let pieces = if item.from_flight { Arc::make_mut(&mut buffer.flight) } else { &mut buffer.dirty };
         ranges.into_iter().for_each(|range| pieces.cut(range));
-        core.data.count(before, buffer.bytes());
+        core.data.count(before, buffer.weight());
     }
     Ok(())
 }

@@ -77,7 +77,9 @@ impl ExtentMap for MapMutOf<'_, '_> {
 
 impl ExtentMapMut for MapMutOf<'_, '_> {
     fn put(&mut self, at: u64, extent: Extent) {
+        let known = self.guard.state().extents_end;
         self.guard.put(self.handle, ItemType::EXTENT_DATA, at, extent.encode());
+        self.guard.state_mut().extents_end = known.map(|end| end.max(at + extent.len(self.sector)));
     }
     fn delete(&mut self, at: u64) {
         self.guard.delete(self.handle, ItemType::EXTENT_DATA, at);

@@ -59,6 +59,7 @@ mod resize;
 mod rewrite;
 mod share;
 mod unpacked;
+mod unplaced;
 mod write;
 
 pub use api::Stamp;
@@ -75,6 +76,7 @@ pub(crate) use resize::MAP_END;
 use dirty::DirtyFiles;
 use pieces::Pieces;
 use unpacked::Unpacked;
+use unplaced::Unplaced;
 
 /// The most bytes a file can have.
 pub(crate) const FILE_LEN_MAX: u64 = i64::MAX as u64;
@@ -99,12 +101,16 @@ struct Buffer {
     dirty: Pieces,
     /// Being written out by the holder of `flush`, who reads it without the lock.
     flight: Arc<Pieces>,
-    /// Space promised for `dirty`.
+    /// Preallocated, and without addresses.
+    unplaced: Unplaced,
+    /// Space promised for `dirty` and `unplaced`.
     promises: Vec<DataReservation>,
-    /// Bytes of `promises` that no dirty sector needs yet.
+    /// Bytes of `promises` that nothing needs yet.
     spare: u64,
     /// When something was last written; the inode's times once it is flushed.
     touched: Option<Time>,
+    /// It is to be written even where nothing else is.
+    due: bool,
 }
 
 /// What a file with anything in its buffer counts for at least, bytes: about what is promised for its data and items.
@@ -116,7 +122,17 @@ impl Buffer {
     }
 
     fn end(&self) -> u64 {
-        self.dirty.end().max(self.flight.end())
+        self.dirty.end().max(self.flight.end()).max(self.unplaced.size())
+    }
+
+    /// Whether a flush would find nothing to do.
+    fn is_empty(&self) -> bool {
+        self.bytes() == 0 && self.unplaced.is_empty() && !self.due
+    }
+
+    /// What it counts for among all files.
+    fn weight(&self) -> u64 {
+        if self.is_empty() { 0 } else { self.bytes().max(FILE_WEIGHT) }
     }
 }
 
@@ -132,7 +148,7 @@ impl FileData {
         let mut shown = *fields;
         if let Some(buffer) = &*self.buffer.lock() {
             shown.size = fields.size.max(buffer.end());
-            shown.nbytes = fields.nbytes.saturating_add(buffer.bytes());
+            shown.nbytes = fields.nbytes.saturating_add(buffer.bytes() + buffer.unplaced.bytes());
             if let Some(time) = buffer.touched {
                 shown.mtime = time;
                 // Something else may have changed since: a name, an attribute.
@@ -159,7 +175,7 @@ impl FileData {
 
     /// Whether something is buffered.
     pub fn is_dirty(&self) -> bool {
-        self.buffer.lock().as_ref().is_some_and(|b| b.bytes() > 0)
+        self.buffer.lock().as_ref().is_some_and(|b| !b.is_empty())
     }
 }
 
@@ -185,6 +201,8 @@ pub(crate) struct Shared {
     cloned: Mutex<HashMap<Logical, Generation>>,
     /// Space for data was short: promises are for what is needed only.
     tight: AtomicBool,
+    /// Some file may keep a promise that it does not need.
+    keeps: AtomicBool,
 }
 
 impl Shared {
@@ -200,10 +218,11 @@ impl Shared {
             unpacked: Unpacked::new(opts.unpacked_bytes_max),
             cloned: Mutex::default(),
             tight: AtomicBool::new(false),
+            keeps: AtomicBool::new(false),
         }
     }
 
-    /// Bytes buffered in all files, each counted as [`FILE_WEIGHT`] at least.
+    /// Bytes buffered in all files, each file that has anything buffered counted as [`FILE_WEIGHT`] at least.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -242,13 +261,12 @@ impl Shared {
         self.tight.store(false, Ordering::Relaxed);
     }
 
-    /// A file's buffer grew or shrank. One that holds a few bytes counts for more: space for its items was promised, too.
+    /// A file's buffer grew or shrank: it weighed `before` and weighs `now`. One that holds a few bytes weighs more than they
+    /// do: space for its items was promised, too.
     fn count(&self, before: u64, now: u64) {
-        let weight = |bytes: u64| if bytes == 0 { 0 } else { bytes.max(FILE_WEIGHT) };
-        let (before, now) = (weight(before), weight(now));
-        if now >= before {
+        if now > before {
             self.bytes.fetch_add(now - before, Ordering::Relaxed);
-        } else {
+        } else if now < before {
             self.bytes.fetch_sub(before - now, Ordering::Relaxed);
             self.made_room();
         }

@@ -18,7 +18,7 @@ pub enum ExtentKind {
     Inline,
     /// On disk.
     Data,
-    /// Has space, reads as zeros.
+    /// Has space, or is promised it, and reads as zeros.
     Unwritten,
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn extents(inode: &Inode, at: u64, len: u64) -> Result<Vec<ExtentInfo
     let mut found: Vec<ExtentInfo> = Vec::new();
     {
         let guard = inode.read();
-        let buffered = buffered_runs(inode, sector);
+        let (buffered, promised) = buffered_runs(inode, sector);
         let mut push = |range: Range<u64>, extent: &Extent, start: u64| {
             let mut info = describe(start, &range, extent);
             if let Some(i) = &mut info {
@@ -72,12 +72,14 @@ pub(crate) fn extents(inode: &Inode, at: u64, len: u64) -> Result<Vec<ExtentInfo
             }
             Ok(ControlFlow::Continue(()))
         })?;
-        for run in buffered.iter().filter(|r| r.start < end && r.end > at) {
+        let buffered = buffered.iter().map(|run| (run, ExtentKind::Delayed));
+        let promised = promised.iter().map(|run| (run, ExtentKind::Unwritten));
+        for (run, kind) in buffered.chain(promised).filter(|(r, _)| r.start < end && r.end > at) {
             let range = run.start.max(at)..run.end.min(end);
             found.push(ExtentInfo {
                 at: range.start,
                 len: range.end - range.start,
-                kind: ExtentKind::Delayed,
+                kind,
                 disk: None,
                 extent: None,
                 compression: Compression::None,
@@ -94,9 +96,10 @@ pub(crate) fn extents(inode: &Inode, at: u64, len: u64) -> Result<Vec<ExtentInfo
     Ok(merged(found))
 }
 
-fn buffered_runs(inode: &Inode, sector: u64) -> Vec<Range<u64>> {
+/// What is written, and what is preallocated beside it, and has no place yet.
+fn buffered_runs(inode: &Inode, sector: u64) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
     let buffer = inode.data.buffer.lock();
-    let Some(b) = &*buffer else { return Vec::new() };
+    let Some(b) = &*buffer else { return Default::default() };
     let mut runs = b.dirty.runs(sector);
     runs.append(&mut b.flight.runs(sector));
     runs.sort_by_key(|r| r.start);
@@ -107,7 +110,20 @@ fn buffered_runs(inode: &Inode, sector: u64) -> Vec<Range<u64>> {
             _ => merged.push(run),
         }
     }
-    merged
+    let mut promised = Vec::new();
+    for range in b.unplaced.ranges() {
+        let mut pos = range.start;
+        for run in merged.iter().filter(|r| r.start < range.end && r.end > range.start) {
+            if run.start > pos {
+                promised.push(pos..run.start);
+            }
+            pos = pos.max(run.end);
+        }
+        if pos < range.end {
+            promised.push(pos..range.end);
+        }
+    }
+    (merged, promised)
 }
 
 /// What an item that begins at `start` says about `range`; `None` for holes.

@@ -1,31 +1,31 @@
-//! Cutting files short, making them longer, preallocating, punching holes.
+//! Cutting files short, making them longer, preallocating, punching holes. (Preallocating files that have nothing: `unplaced`.)
 //!
 //! All of it happens under the inode's `flush` lock with nothing dirty: first what is buffered is written out, then bytes at
 //! unaligned edges are zeroed through the buffer, then whole sectors are changed in the map, in steps that each fit into
 //! one handle's reservation and each leave a sound file: a shrinking file is cut from its end, a growing one is filled from its
 //! old end.
 
-use std::ops::ControlFlow;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use oleo_format::{ByteLen, Compression, InodeFlags};
-use oleo_txn::{DataWant, Need};
+use oleo_txn::{DataReservation, Need};
 use parking_lot::MutexGuard;
 
-use crate::data::FILE_LEN_MAX;
 use crate::data::flush::{Inline, Tail};
 use crate::data::install::{self, Install};
-use crate::data::items::{MapMutOf, MapOf};
+use crate::data::items::MapMutOf;
 use crate::data::map::{self, Extent, ExtentMap, ExtentMapMut, MAP_BATCH, Span};
 use crate::data::prepare::{EXTENT_LEN_MAX, Prepared, Whole};
 use crate::data::read;
+use crate::data::{FILE_LEN_MAX, dirty};
 use crate::inode::{Inode, InodeFields, Items, ItemsMut};
 use crate::options::Time;
 use crate::{FileKind, FsError, rules};
 
 /// What putting one extent may need.
-const ONE_NEED: Need = Need { items: 8, bytes: 1024, releasing: false };
+pub(super) const ONE_NEED: Need = Need { items: 8, bytes: 1024, releasing: false };
 /// Where the offsets end that a file can have; a multiple of every sector size.
 pub(crate) const MAP_END: u64 = 1 << 63;
 
@@ -68,12 +68,15 @@ impl Inode {
             return Err(FsError::FileTooBig);
         }
         let _flush = self.data.flush.lock();
+        let time = self.core().now();
         if size == 0 {
+            if self.cut_unplaced(time)? {
+                return Ok(());
+            }
             self.discard();
         } else {
             self.flush_locked(Inline::Allowed)?;
         }
-        let time = self.core().now();
         let old = self.read().fields().size;
         if size > old { self.grow(size, time) } else { self.shrink(size, time) }
     }
@@ -166,15 +169,18 @@ impl Inode {
             }
             Ok(())
         })?;
+        if done {
+            guard.state_mut().extents_end = Some(keep);
+        }
         let fields = guard.fields_mut(&handle);
         fields.nbytes = fields.nbytes.saturating_sub(freed);
         fields.size = if done { size } else { shown.max(size) };
         touch(fields, time);
         if done && let Some(buffer) = &mut *self.data.buffer.lock() {
             // Written while the file was being cut: as if it had been written before.
-            let before = buffer.bytes();
+            let before = buffer.weight();
             buffer.dirty.cut(size..u64::MAX);
-            self.core().data.count(before, buffer.bytes());
+            self.core().data.count(before, buffer.weight());
         }
         Ok(done)
     }
@@ -261,8 +267,14 @@ impl Inode {
     /// Takes space for the range where it has none; it reads as zeros.
     pub(crate) fn preallocate(self: &Arc<Self>, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
         self.changeable(rules::grow)?;
-        let _flush = self.settle()?;
-        self.preallocate_settled(at, len, keep)
+        {
+            let _flush = self.data.flush.lock();
+            if !self.promise(at, len, keep)? {
+                self.flush_locked(Inline::Allowed)?;
+                return self.preallocate_settled(at, len, keep);
+            }
+        }
+        dirty::throttle(self)
     }
 
     /// Turns the range into zeros that have space.
@@ -292,10 +304,11 @@ impl Inode {
             lacking += gap.end - gap.start;
             pos = gap.end;
         }
-        let promise = engine.reserve_data(ByteLen(lacking))?;
+        let mut promise = engine.reserve_data(ByteLen(lacking))?;
+        promise.release_metadata();
         pos = from;
         while let Some(gap) = self.next_gap(pos, to)? {
-            pos = self.preallocate_step(gap)?;
+            pos = self.preallocate_step(gap, Some(&promise))?;
         }
         drop(promise);
         let handle = engine.join(ONE_NEED)?;
@@ -311,31 +324,16 @@ impl Inode {
         Ok(())
     }
 
-    /// The next range of `from..to` that has no space.
-    fn next_gap(&self, from: u64, to: u64) -> Result<Option<std::ops::Range<u64>>, FsError> {
-        let guard = self.read();
-        let sector = u64::from(self.core().engine().sectorsize());
-        let mut pos = from;
-        let mut found = None;
-        map::walk(&MapOf { items: &guard, sector }, from, to, |_, range, extent| {
-            if range.start > pos {
-                found = Some(pos..range.start);
-            } else if matches!(extent, Extent::Hole { .. }) {
-                found = Some(range);
-            } else {
-                pos = range.end;
-            }
-            Ok(if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
-        })?;
-        Ok(found.or_else(|| (pos < to).then_some(pos..to)))
-    }
-
     /// Puts a preallocated extent at the beginning of a gap and answers where it ends.
-    fn preallocate_step(self: &Arc<Self>, gap: std::ops::Range<u64>) -> Result<u64, FsError> {
+    pub(super) fn preallocate_step(
+        self: &Arc<Self>,
+        gap: Range<u64>,
+        promise: Option<&DataReservation>,
+    ) -> Result<u64, FsError> {
         let engine = self.core().engine();
         let sector = u64::from(engine.sectorsize());
-        let want = ByteLen((gap.end - gap.start).min(EXTENT_LEN_MAX));
-        let grant = engine.alloc_data(DataWant { len: want, min_len: ByteLen(sector), stream: self.ino().0 })?;
+        let len = (gap.end - gap.start).min(EXTENT_LEN_MAX);
+        let grant = install::take_space(engine, promise, install::want(self, len))?;
         let run = grant.run();
         let handle = engine.join(ONE_NEED)?;
         let mut guard = self.write();

@@ -185,13 +185,13 @@ fn copy_inline(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange, why: Why)
     {
         let mut slot = dst.data.buffer.lock();
         let buffer = slot.get_or_insert_default();
-        let before = buffer.bytes();
+        let before = buffer.weight();
         buffer.promises.push(promise);
         let mut newer = Pieces::default();
         newer.write(range.to, &bytes);
         newer.put_under(std::mem::take(&mut buffer.dirty));
         buffer.dirty = newer;
-        dst.core().data.count(before, buffer.bytes());
+        dst.core().data.count(before, buffer.weight());
         dst.core().data.enlist(dst);
     }
     let small = range.to == 0 && range.len <= sector;

@@ -29,9 +29,7 @@ const PROMISE_LEN: u64 = 1 << 20;
 pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
     inode.subvol().writable()?;
     // Over what is buffered already nothing is promised, which would be refused: such a write would be lost in silence.
-    if let Some(why) = inode.core().engine().failed() {
-        return Err(TxnError::ReadOnly(why).into());
-    }
+    inode.not_failed()?;
     if at.checked_add(data.len() as u64).is_none_or(|end| end > FILE_LEN_MAX) {
         return Err(FsError::FileTooBig);
     }
@@ -81,7 +79,7 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
             }
             continue;
         }
-        let before = buffer.bytes();
+        let before = buffer.weight();
         if zeros {
             buffer.dirty.zero_gaps(size..size.next_multiple_of(sector).min(at));
         }
@@ -89,7 +87,7 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
         buffer.spare = buffer.spare.saturating_sub(need);
         buffer.touched = Some(inode.core().now());
         let shared = &inode.core().data;
-        shared.count(before, buffer.bytes());
+        shared.count(before, buffer.weight());
         if before == 0 {
             shared.enlist(inode);
         }
@@ -121,13 +119,19 @@ fn reserve(
     }
     let sector = u64::from(engine.sectorsize());
     let aligned = range.start / sector * sector..range.end.next_multiple_of(sector);
-    let placed: u64 = in_place::places(inode, &inode.read(), aligned.clone())?.iter().map(Place::len).sum();
-    if placed == aligned.end - aligned.start {
+    let has_place = || -> Result<bool, FsError> {
+        let placed: u64 = in_place::places(inode, &inode.read(), aligned.clone())?.iter().map(Place::len).sum();
+        Ok(placed == aligned.end - aligned.start)
+    };
+    if has_place()? {
         return Ok(None);
     }
-    // What is buffered may need less than was promised for it.
+    // What is buffered may need less than was promised for it, and what was preallocated has a place then.
     inode.core().flush_all(None)?;
-    Ok(Some((engine.reserve_data(ByteLen(need))?, need)))
+    match engine.reserve_data(ByteLen(need)) {
+        Err(TxnError::NoSpace { .. }) if has_place()? => Ok(None),
+        other => Ok(Some((other?, need))),
+    }
 }
 
 /// Whether a write at `at`, or a longer file, leaves bytes behind the old end in its sector that are not known to be zeros.

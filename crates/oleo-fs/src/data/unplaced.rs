@@ -1,0 +1,289 @@
+//! Preallocation that is promised and has no addresses yet.
+//!
+//! Taking addresses costs a search, a record of the birth, an item and, when the file is cut short again, all of it once
+//! more the other way round. Programs that preallocate and truncate in turns do that for nothing, and in one transaction
+//! never get the same addresses twice. So for files without any extents it is put off, as it is for written bytes:
+//!
+//! 1. [`promise`](Inode::promise) reserves what the range lacks, data and metadata, and notes the range in the buffer: "no
+//!    space" comes from the call. Reads, sizes and block counts go by the buffer, so nobody sees a difference.
+//! 2. A flush (by sync, fsync, age, or whatever else looks at the extent map) calls [`place`](Inode::place): addresses
+//!    are drawn from the promise and the items put, in the order of the file, before bytes that were written meanwhile.
+//!    These then go into them, in place.
+//! 3. A truncate to nothing that comes before ([`cut_unplaced`](Inode::cut_unplaced)) only forgets the ranges. The file
+//!    stays listed, since its times are due, and may keep the promise for the next time.
+//!
+//! Kept promises are no one's need: they are small ([`KEPT_MAX`]), kept only while few files have buffers, and given up
+//! before anybody is told that there is no space ([`Shared::give_up_kept`]).
+//!
+//! Crash: as for written bytes: what was not flushed is lost.
+
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use oleo_format::{ByteLen, InodeFlags};
+use oleo_txn::{DataReservation, TxnError};
+use smallvec::SmallVec;
+
+use crate::FsError;
+use crate::data::items::MapOf;
+use crate::data::map::{self, Extent};
+use crate::data::resize::{KeepSize, ONE_NEED, touch};
+use crate::data::{Buffer, FILE_LEN_MAX, FILE_WEIGHT, Shared};
+use crate::inode::{Inode, Items, ItemsMut};
+use crate::options::Time;
+
+/// Bytes of one file that wait for addresses at most; more gets them at once.
+const UNPLACED_MAX: u64 = 1 << 20;
+/// Ranges that they may be in.
+const RANGES_MAX: usize = 16;
+/// Bytes of a promise that a file keeps after it was cut to nothing.
+const KEPT_MAX: u64 = 64 << 10;
+/// Promises are kept while all buffers together weigh no more: so are no more than this over the weight of a file.
+const KEPT_WEIGHT_MAX: u64 = 256 * FILE_WEIGHT;
+
+/// Ranges that are promised.
+#[derive(Default)]
+pub(super) struct Unplaced {
+    /// Whole sectors, rising, apart from each other.
+    ranges: SmallVec<[Range<u64>; 1]>,
+    /// The file is at least so long.
+    size: u64,
+}
+
+impl Unplaced {
+    pub(super) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|r| r.end - r.start).sum()
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub(super) fn ranges(&self) -> &[Range<u64>] {
+        &self.ranges
+    }
+
+    /// The bytes of a range that are not in here.
+    fn lacking(&self, range: &Range<u64>) -> u64 {
+        let has = |r: &Range<u64>| r.end.min(range.end).saturating_sub(r.start.max(range.start));
+        range.end - range.start - self.ranges.iter().map(has).sum::<u64>()
+    }
+
+    fn insert(&mut self, mut new: Range<u64>) {
+        let first = self.ranges.partition_point(|r| r.end < new.start);
+        let last = self.ranges.partition_point(|r| r.start <= new.end);
+        for old in self.ranges.drain(first..last) {
+            new = new.start.min(old.start)..new.end.max(old.end);
+        }
+        self.ranges.insert(first, new);
+    }
+
+    fn pop_front(&mut self) {
+        if !self.ranges.is_empty() {
+            self.ranges.remove(0);
+        }
+    }
+
+    fn clear(&mut self) {
+        self.ranges.clear();
+        self.size = 0;
+    }
+}
+
+impl Inode {
+    /// Fails where the file system refuses changes since an error: for whatever changes nothing but the buffer.
+    pub(super) fn not_failed(&self) -> Result<(), FsError> {
+        match self.core().engine().failed() {
+            Some(why) => Err(TxnError::ReadOnly(why).into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Promises the file space for a range; false where it has to get addresses at once. The `flush` lock is held.
+    pub(super) fn promise(self: &Arc<Self>, at: u64, len: u64, keep: KeepSize) -> Result<bool, FsError> {
+        let Some(end) = at.checked_add(len).filter(|end| *end <= FILE_LEN_MAX && len > 0) else { return Ok(false) };
+        if len > UNPLACED_MAX {
+            return Ok(false);
+        }
+        self.not_failed()?;
+        let core = self.core();
+        let sector = u64::from(core.engine().sectorsize());
+        let range = at / sector * sector..end.next_multiple_of(sector);
+        let mut more: Option<(DataReservation, u64)> = None;
+        // Each round but the last promises what writers of the same file may use up before the next.
+        loop {
+            let guard = self.read();
+            guard.alive()?;
+            let mut slot = self.data.buffer.lock();
+            if guard.state().extents_end != Some(0) || slot.as_ref().is_some_and(|b| !b.dirty.is_empty()) {
+                return Ok(false);
+            }
+            let buffer = slot.get_or_insert_default();
+            if let Some((promise, len)) = more.take() {
+                buffer.promises.push(promise);
+                buffer.spare += len;
+            }
+            let lacks = buffer.unplaced.lacking(&range);
+            let too_many = buffer.unplaced.ranges.len() >= RANGES_MAX;
+            if lacks > 0 && (too_many || buffer.unplaced.bytes() + lacks > UNPLACED_MAX) {
+                return Ok(false);
+            }
+            if buffer.spare < lacks {
+                let lacks = lacks - buffer.spare;
+                drop(slot);
+                drop(guard);
+                more = Some((core.engine().reserve_data(ByteLen(lacks))?, lacks));
+                continue;
+            }
+            let before = buffer.weight();
+            buffer.spare -= lacks;
+            buffer.unplaced.insert(range);
+            if keep == KeepSize::No {
+                buffer.unplaced.size = buffer.unplaced.size.max(end);
+            }
+            buffer.touched = Some(core.now());
+            core.data.count(before, buffer.weight());
+            if before == 0 {
+                core.data.enlist(self);
+            }
+            return Ok(true);
+        }
+    }
+
+    /// Forgets what is buffered of a file that is to be empty and has nothing but its buffer; false where there is more to
+    /// do. The `flush` lock is held.
+    pub(super) fn cut_unplaced(self: &Arc<Self>, time: Time) -> Result<bool, FsError> {
+        self.not_failed()?;
+        let shared = &self.core().data;
+        let guard = self.read();
+        guard.alive()?;
+        if guard.state().extents_end != Some(0) || guard.fields().size > 0 {
+            return Ok(false);
+        }
+        let mut slot = self.data.buffer.lock();
+        let Some(buffer) = slot.as_mut().filter(|b| !b.is_empty()) else { return Ok(false) };
+        let before = buffer.weight();
+        let spare = buffer.spare + buffer.unplaced.bytes();
+        let keeps = buffer.dirty.is_empty() && spare <= KEPT_MAX && shared.bytes() <= KEPT_WEIGHT_MAX;
+        buffer.unplaced.clear();
+        buffer.touched = Some(time);
+        buffer.due = true;
+        buffer.spare = if keeps { spare } else { 0 };
+        let gone = (!keeps).then(|| (std::mem::take(&mut buffer.promises), std::mem::take(&mut buffer.dirty)));
+        shared.count(before, buffer.weight());
+        drop(slot);
+        drop(guard);
+        drop(gone);
+        if keeps && !shared.keeps.load(Ordering::Relaxed) {
+            shared.keeps.store(true, Ordering::Relaxed);
+        }
+        Ok(true)
+    }
+
+    /// Gives what is promised addresses and items, drawing on the promise. The `flush` lock is held.
+    pub(super) fn place(self: &Arc<Self>, promise: Option<&DataReservation>) -> Result<(), FsError> {
+        let (mut any, mut size) = (false, 0);
+        // Each round takes a range away.
+        loop {
+            let range = {
+                let buffer = self.data.buffer.lock();
+                let Some(b) = &*buffer else { break };
+                size = b.unplaced.size;
+                b.unplaced.ranges.first().cloned()
+            };
+            let Some(range) = range else { break };
+            let mut pos = range.start;
+            while let Some(gap) = self.next_gap(pos, range.end)? {
+                pos = self.preallocate_step(gap, promise)?;
+            }
+            any = true;
+            if let Some(buffer) = &mut *self.data.buffer.lock() {
+                // What it weighs is counted off with the times, at the end of the flush.
+                buffer.due = true;
+                buffer.unplaced.pop_front();
+            }
+        }
+        if !any {
+            return Ok(());
+        }
+        let time = self.data.touched();
+        let handle = self.core().engine().join(ONE_NEED)?;
+        let mut guard = self.write();
+        guard.alive()?;
+        let fields = guard.fields_mut(&handle);
+        fields.flags |= InodeFlags::PREALLOC.bits();
+        fields.size = fields.size.max(size);
+        if let Some(time) = time {
+            touch(fields, time);
+        }
+        if let Some(buffer) = &mut *self.data.buffer.lock() {
+            buffer.unplaced.size = 0;
+        }
+        Ok(())
+    }
+
+    /// Writes the times of a file of which nothing but its times is left in the buffer. The `flush` lock is held.
+    pub(super) fn stamp(self: &Arc<Self>) -> Result<(), FsError> {
+        let handle = self.core().engine().join(ONE_NEED)?;
+        let mut guard = self.write();
+        guard.alive()?;
+        // Whoever has set the times since has taken it.
+        let Some(time) = self.data.take_touched() else { return Ok(()) };
+        let fields = guard.fields_mut(&handle);
+        let mtime = fields.mtime.max(time);
+        touch(fields, mtime);
+        Ok(())
+    }
+
+    /// The next range of `from..to` that has no space.
+    pub(super) fn next_gap(&self, from: u64, to: u64) -> Result<Option<Range<u64>>, FsError> {
+        let guard = self.read();
+        let sector = u64::from(self.core().engine().sectorsize());
+        let mut pos = from;
+        let mut found = None;
+        map::walk(&MapOf { items: &guard, sector }, from, to, |_, range, extent| {
+            if range.start > pos {
+                found = Some(pos..range.start);
+            } else if matches!(extent, Extent::Hole { .. }) {
+                found = Some(range);
+            } else {
+                pos = range.end;
+            }
+            Ok(if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        Ok(found.or_else(|| (pos < to).then_some(pos..to)))
+    }
+}
+
+impl Buffer {
+    /// Whether nothing but kept promises and times are in it.
+    fn is_spent(&self) -> bool {
+        self.dirty.is_empty() && self.flight.is_empty() && self.unplaced.is_empty()
+    }
+}
+
+impl Shared {
+    /// Gives up promises that files keep and do not need; whether there were any.
+    pub(crate) fn give_up_kept(&self) -> bool {
+        if !self.keeps.swap(false, Ordering::Relaxed) {
+            return false;
+        }
+        let mut any = false;
+        for file in self.files(None) {
+            let mut slot = file.data.buffer.lock();
+            if let Some(buffer) = slot.as_mut().filter(|b| b.is_spent() && !b.promises.is_empty()) {
+                buffer.spare = 0;
+                let gone = std::mem::take(&mut buffer.promises);
+                drop(slot);
+                drop(gone);
+                any = true;
+            }
+        }
+        any
+    }
+}
