@@ -12,6 +12,8 @@ mod allocator;
 mod check;
 mod create;
 mod dbench;
+mod fallocate;
+mod fsmark;
 mod fsync;
 mod image_build;
 mod measure;
@@ -48,6 +50,9 @@ pub struct Args {
     /// Sizes of volume-scale are divided by this.
     #[arg(long, default_value_t = 1)]
     part: u64,
+    /// The file that a process of the benchmark fallocate works on.
+    #[arg(long, hide = true)]
+    within: Option<PathBuf>,
 }
 
 struct Bench {
@@ -109,6 +114,19 @@ const BENCHES: &[Bench] = &[
         run: allocator::run,
     },
     Bench {
+        name: "fallocate",
+        what: "8 KiB of a file preallocated and truncated away, by 1, 2, 4 and 8 at once, each on its own file: threads \
+               in-process beside processes on the kernel's btrfs and on ext4 with mb_optimize_scan=0 and =1; thousands of \
+               rounds per second, nothing synced",
+        run: fallocate::run,
+    },
+    Bench {
+        name: "fsmark",
+        what: "fs_mark -S 0 -L 5 -n 100000 -s 0 -k with 2 threads: on the mount, on the kernel's btrfs, and the same loop \
+               in-process; files per second at each of the 5 loops",
+        run: fsmark::run,
+    },
+    Bench {
         name: "check",
         what: "oleo check beside btrfs check (original mode; lowmem mode once, which takes minutes: --only original leaves it \
                out): 200 000 files, 16 snapshots, image in memory, page cache warm; time and peak memory",
@@ -130,6 +148,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if let (fallocate::CHILD, Some(file)) = (args.name.as_str(), &args.within) {
+        return fallocate::child(file);
+    }
     if args.name == "list" {
         for b in BENCHES {
             println!("{:14} {}", b.name, b.what);

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use oleo_sim::oracle::{self, Mounted, Oracle, Scratch};
 use oleo_sim::served::{Limits, Served};
 use rustix::process::{Resource, Rlimit};
@@ -29,10 +29,16 @@ const KEPT_SECONDS: &str = "timeout=86400";
 /// What serves the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
+    /// The library, in-process.
+    Library,
     /// `oleo mount`.
     Oleo,
     /// The kernel's btrfs.
     Kernel,
+    /// The kernel's ext4 with mb_optimize_scan=0.
+    Ext4,
+    /// The kernel's ext4 with mb_optimize_scan=1.
+    Ext4Scan,
     /// A FUSE pass-through over a tmpfs.
     Pass,
     /// A server that only answers: files can be made, and nothing else.
@@ -48,8 +54,11 @@ impl Peer {
     /// As figures call it.
     pub fn name(self) -> &'static str {
         match self {
+            Peer::Library => "in-process",
             Peer::Oleo => "oleo",
             Peer::Kernel => "kernel",
+            Peer::Ext4 => "ext4 scan=0",
+            Peer::Ext4Scan => "ext4 scan=1",
             Peer::Pass => "pass-through",
             Peer::Null => "answers only",
         }
@@ -129,6 +138,11 @@ impl Bed {
         self.scratch.path()
     }
 
+    /// The kernel, which judges.
+    pub fn oracle(&self) -> &Oracle {
+        &self.oracle
+    }
+
     fn image(&self, peer: Peer) -> PathBuf {
         self.scratch.path().join(format!("{}.image", peer.name()))
     }
@@ -148,11 +162,15 @@ impl Bed {
                 std::fs::File::create(&image)?.set_len(IMAGE_LEN)?;
                 self.oracle.mkfs(&[], &[&image])?;
             }
+            Peer::Ext4 | Peer::Ext4Scan => {
+                std::fs::File::create(&image)?.set_len(IMAGE_LEN)?;
+                make_ext4(&image)?;
+            }
             Peer::Pass => {
                 let _ = std::fs::remove_dir_all(&image);
                 std::fs::create_dir(&image)?;
             }
-            Peer::Null => {}
+            Peer::Null | Peer::Library => {}
         }
         self.mount(peer, files)
     }
@@ -164,6 +182,8 @@ impl Bed {
         match peer {
             Peer::Oleo => Served::mount(&self.oleo, &[image], "noatime", limits).map(Mount::Served),
             Peer::Kernel => self.oracle.mount(&[image], "").map(Mount::Kernel),
+            Peer::Ext4 | Peer::Ext4Scan => mount_ext4(&self.oracle, &image, peer).map(Mount::Kernel),
+            Peer::Library => bail!("the library mounts nothing"),
             Peer::Pass if self.pass_through(files) == "bindfs" => {
                 let mut command = Command::new("bindfs");
                 let kept = "attr_timeout=86400,entry_timeout=86400,negative_timeout=86400";
@@ -201,6 +221,17 @@ impl Bed {
         let _ = std::fs::remove_file(&image);
         let _ = std::fs::remove_dir_all(&image);
     }
+}
+
+/// An empty ext4 in an image file.
+pub fn make_ext4(image: &Path) -> Result<()> {
+    oracle::run("mkfs.ext4", ["-q".as_ref(), "-F".as_ref(), image.as_os_str()]).map(drop)
+}
+
+/// Has the kernel mount an ext4, with or without the search that was measured against.
+pub fn mount_ext4(oracle: &Oracle, image: &Path, peer: Peer) -> Result<Mounted> {
+    let scan = if peer == Peer::Ext4Scan { "mb_optimize_scan=1" } else { "mb_optimize_scan=0" };
+    oracle.mount_as("ext4", &[image], scan)
 }
 
 /// Empties the kernel's caches of pages, names and inodes. What lies in a tmpfs stays, for all peers alike.

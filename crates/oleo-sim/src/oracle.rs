@@ -329,6 +329,11 @@ impl Oracle {
     /// Mounts the file system that lies on these files, with mount options (`""` for none); `noatime`, so that looking
     /// changes nothing.
     pub fn mount<P: AsRef<Path>>(&self, devices: &[P], options: &str) -> Result<Mounted> {
+        self.mount_as("btrfs", devices, options)
+    }
+
+    /// The same for a file system of another kind, to be measured beside.
+    pub fn mount_as<P: AsRef<Path>>(&self, kind: &str, devices: &[P], options: &str) -> Result<Mounted> {
         let loops = attach(devices, if options.split(',').any(|o| o == "ro") { ReadOnly::Yes } else { ReadOnly::No })?;
         let Some(first) = loops.first() else { bail!("nothing to mount") };
         let own = Scratch::new()?.dir;
@@ -339,7 +344,7 @@ impl Oracle {
         for other in loops.iter().filter(|_| loops.len() > 1) {
             all.push_str(&format!(",device={}", other.path().display()));
         }
-        let mut args: Vec<&OsStr> = vec!["-t".as_ref(), "btrfs".as_ref(), "-o".as_ref(), all.as_ref()];
+        let mut args: Vec<&OsStr> = vec!["-t".as_ref(), kind.as_ref(), "-o".as_ref(), all.as_ref()];
         args.extend([first.path().as_os_str(), own.path().as_os_str()]);
         run("mount", &args).with_context(|| format!("the kernel does not mount it{}", kernel_says(first.path())))?;
         let dir = MountPoint { path: own.path().to_owned(), mounted: true };
