@@ -55,9 +55,11 @@ impl Table {
     }
 
     /// Adds a chunk whose stripes are on the members of their number and uuid; a stripe on a device that the list
-    /// does not have counts as missing. A chunk that is there already is left alone if it is the same.
+    /// does not have counts as missing. A chunk that is there already is left alone if it is the same, whatever its hints
+    /// say.
     pub fn insert(&mut self, map: ChunkMap, members: &[Arc<Member>]) -> Result<(), Corruption> {
-        if self.get(map.start).is_some_and(|there| *there.map == map) {
+        let is_same = |there: &ChunkMap| *there == ChunkMap { hints: there.hints, ..map.clone() };
+        if self.get(map.start).is_some_and(|there| is_same(&there.map)) {
             return Ok(());
         }
         let before = self.by_start.range(..map.end().0).next_back().map(|(_, p)| &p.map);

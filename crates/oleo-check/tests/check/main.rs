@@ -3,4 +3,5 @@
 mod broken;
 mod files;
 mod kit;
+mod rare;
 mod sound;
