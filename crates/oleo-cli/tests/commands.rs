@@ -81,6 +81,46 @@ fn a_log() {
     }
 }
 
+/// Goal: a check says what it finds, and its exit code is that of `btrfs check`: clean, findings, could not be done.
+/// Method: an image, its data and then its tree blocks damaged; a file that is no image.
+#[test]
+fn a_check() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    ok(dir, &["mkfs", "--size", "300M", "-m", "single", "i"]);
+    std::fs::write(dir.join("data"), [0xa5; 70_000]).unwrap();
+    ok(dir, &["put", "i", "data", "/"]);
+    assert!(ok(dir, &["check", "i"]).contains("clean"));
+    let clean = common::json(dir, &["check", "--json", "--data", "--mode", "lowmem", "i"]);
+    assert_eq!(clean["findings"], serde_json::json!([]));
+
+    let image = std::fs::read(dir.join("i")).unwrap();
+    let damage = |find: &dyn Fn(&[u8]) -> bool| {
+        let mut bytes = image.clone();
+        let sector = bytes.chunks_mut(4096).find(|sector| find(sector)).unwrap();
+        sector[200] ^= 1;
+        std::fs::write(dir.join("i"), bytes).unwrap();
+    };
+    damage(&|sector| sector.iter().all(|b| *b == 0xa5));
+    ok(dir, &["check", "i"]);
+    let output = run(dir, &["check", "--json", "--data", "i"]);
+    assert_eq!(output.status.code(), Some(1));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["findings"][0]["kind"], "data-checksum");
+    assert_eq!(found["findings"].as_array().map(Vec::len), Some(1));
+
+    // A block of the tree of files: the owner stands in the header at 88, the level at 100.
+    let fs_tree = |sector: &[u8]| sector[88..96] == 5u64.to_le_bytes() && sector[100] == 0 && sector[48..56] != [0; 8];
+    damage(&|sector| fs_tree(sector) && sector.windows(4).any(|w| w == b"data"));
+    let output = run(dir, &["check", "--progress", "i"]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.lines().next().unwrap().starts_with("error: block-checksum: tree 5 at "), "{text}");
+
+    assert!(fails(dir, 2, &["check", "data"]).contains("superblock"));
+    assert!(fails(dir, 2, &["check", "missing"]).contains("missing"));
+}
+
 /// Goal: JSON is JSON wherever it is offered.
 #[test]
 fn json() {

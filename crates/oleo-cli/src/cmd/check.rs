@@ -1,6 +1,7 @@
 //! `oleo check`
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -20,6 +21,9 @@ use crate::out::{Out, fail, human, json, println_or_end};
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
+    /// Its other devices, as with --device.
+    #[arg(value_name = "IMG")]
+    more: Vec<PathBuf>,
     /// Read all data that has checksums too, on every copy.
     #[arg(long, visible_alias = "check-data-csum")]
     data: bool,
@@ -69,7 +73,9 @@ impl Args {
             kept_max: self.max,
             progress: self.progress.then_some(&show),
         };
-        let report = oleo::check::image(&self.image.image, &self.image.options(), self.backup.then_some(0), &how);
+        let mut open = self.image.options();
+        open.devices.extend_from_slice(&self.more);
+        let report = oleo::check::image(&self.image.image, &open, self.backup.then_some(0), &how);
         if self.progress {
             eprintln!();
         }

@@ -20,9 +20,21 @@ impl Ranges {
         self.0.insert(from, to);
     }
 
-    /// All of them, rising.
+    /// The parts of `start..end` that are in here.
+    pub(super) fn within(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let first = self.0.range(..=start).next_back().map_or(start, |(from, _)| *from);
+        let touching = self.0.range(first..end.max(first)).map(|(from, to)| ((*from).max(start), (*to).min(end)));
+        touching.filter(|(from, to)| from < to).collect()
+    }
+
+    /// A copy of all of them, rising.
     pub(super) fn list(&self) -> Vec<(u64, u64)> {
-        self.0.iter().map(|(from, to)| (*from, *to)).collect()
+        self.iter().collect()
+    }
+
+    /// All of them, rising.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.0.iter().map(|(from, to)| (*from, *to))
     }
 }
 
@@ -39,5 +51,8 @@ mod tests {
         assert_eq!(ranges.list(), [(5, 6), (10, 25), (28, 40), (50, 60)]);
         ranges.add(24, 55);
         assert_eq!(ranges.list(), [(5, 6), (10, 60)]);
+        assert_eq!(ranges.within(0, 12), [(5, 6), (10, 12)]);
+        assert_eq!(ranges.within(20, 30), [(20, 30)]);
+        assert_eq!(ranges.within(6, 10), []);
     }
 }

@@ -43,12 +43,11 @@ use crate::core::Core;
 use crate::delta::Value;
 use crate::fs::Fs;
 use crate::inode::{Inode, InodeFields, Items, ItemsMut};
+use crate::log::ranges::Ranges;
 use crate::subvol::Subvol;
 
 mod data;
 mod names;
-
-use data::Ranges;
 
 /// Items that one item of a log may change: a name has five.
 const ITEMS_PER_ITEM: u64 = 5;

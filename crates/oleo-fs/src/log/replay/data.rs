@@ -5,7 +5,6 @@
 //! that a replayed extent names and that has none yet; what the log brings must have all of its own, or it would be put
 //! where nobody can read it.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -19,37 +18,6 @@ use crate::inode::{Inode, Items, ItemsMut};
 
 /// Bytes of data whose checksums are looked at together.
 const CSUM_STEP: u64 = 64 << 20;
-
-/// Ranges that do not touch, by their start.
-#[derive(Default)]
-pub(super) struct Ranges(BTreeMap<u64, u64>);
-
-impl Ranges {
-    /// Adds a range, over or beside what is there.
-    pub fn add(&mut self, start: u64, end: u64) {
-        let (mut from, mut to) = (start, end);
-        while let Some((at, stop)) = self.0.range(..=to).next_back().map(|(a, s)| (*a, *s)) {
-            if stop < from {
-                break;
-            }
-            from = from.min(at);
-            to = to.max(stop);
-            self.0.remove(&at);
-        }
-        self.0.insert(from, to);
-    }
-
-    /// The parts of `start..end` that are in here.
-    pub fn within(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        let first = self.0.range(..=start).next_back().map_or(start, |(at, _)| *at);
-        let touching = self.0.range(first..end.max(first)).map(|(at, stop)| ((*at).max(start), (*stop).min(end)));
-        touching.filter(|(from, to)| from < to).collect()
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.0.iter().map(|(at, stop)| (*at, *stop))
-    }
-}
 
 impl Replay<'_> {
     /// What lies behind the last sector of the file goes.
