@@ -208,13 +208,46 @@ fn trim() {
     ok(dir, &["rm", "i", "f"]);
     let blocks = || std::fs::metadata(dir.join("i")).unwrap().blocks() * 512;
     let full = blocks();
-    ok(dir, &["filesystem", "trim", "i"]);
+    // Only the addresses below the first chunk: nothing.
+    let none = json(dir, &["filesystem", "trim", "--json", "--length", "64K", "i"]);
+    assert_eq!(none["trimmed"], 0);
+    let done = json(dir, &["filesystem", "trim", "--json", "i"]);
     assert!(blocks() + (60 << 20) < full, "{full} before, {} after", blocks());
+    assert!(done["trimmed"].as_u64().unwrap() > 900 << 20, "what no chunk has is trimmed, too: {done}");
     let output = run(dir, &["cat", "i", "keep"]);
     assert_eq!(output.stdout, vec![9; 1 << 20]);
     if let Some(oracle) = oracle() {
         oracle.must_be_sound(&[dir.join("i")], "trimmed").unwrap();
     }
+}
+
+/// Goal: what lies where no chunk is any more, or never was, goes with a trim of all, and stays with one of a range or of longer
+/// runs; superblocks stay. Method: bytes written into an image behind its chunks, around the second superblock and at the end.
+#[test]
+fn trim_of_what_no_chunk_has() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let dir = scratch.path();
+    ok(dir, &["mkfs", "--size", "4G", "i"]);
+    // Not kept open: the commands want the image for themselves.
+    let image = || std::fs::OpenOptions::new().read(true).write(true).open(dir.join("i")).unwrap();
+    let old = [0xAA; 1 << 20];
+    let places = [3 << 30, (4 << 30) - (1 << 20)];
+    places.iter().for_each(|at| image().write_all_at(&old, *at).unwrap());
+    let reads = |at: u64| {
+        let mut bytes = vec![1; 1 << 20];
+        image().read_exact_at(&mut bytes, at).unwrap();
+        bytes
+    };
+    ok(dir, &["filesystem", "trim", "--start", "1M", "i"]);
+    ok(dir, &["filesystem", "trim", "--minimum", "8G", "i"]);
+    assert!(places.iter().all(|at| reads(*at) == old));
+    ok(dir, &["filesystem", "trim", "i"]);
+    assert!(places.iter().all(|at| reads(*at).iter().all(|b| *b == 0)));
+    let supers = ok(dir, &["inspect", "dump-super", "--all", "i"]);
+    let sound = supers.lines().filter(|line| line.starts_with("csum\t") && line.ends_with("[match]"));
+    assert_eq!(sound.count(), 2, "{supers}");
+    oracle.must_be_sound(&[dir.join("i")], "trimmed where no chunk is").unwrap();
 }
 
 /// Goal: subvolumes go with what is inside them, by path and by number, and none is left over when `sync` returns.

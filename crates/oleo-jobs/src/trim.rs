@@ -1,26 +1,27 @@
-//! Tells devices which bytes of block groups are free.
+//! Tells devices which bytes nobody needs.
 //!
-//! Normal path: (1) a commit, so that nothing free is still named by what a crash would go back to; (2) for each group,
-//! its free runs; (3) a run is taken as if something was to be written there, in pieces of at most [`PIECE_MAX`], told to
-//! the devices, and given back. So nobody writes to what is being discarded.
+//! Normal path: (1) a commit, so that nothing free is still named by what a crash would go back to; (2) the free runs of the
+//! block groups, which the allocator holds for us one piece at a time: while a piece is told to the devices, nobody else is
+//! given any of it, and promises still count it as free; (3) unless only a range of addresses was asked for, what no
+//! chunk has: no chunk is made there meanwhile.
 //!
-//! Crash: what is free on disk may be gone, which is what free means. Space outside of chunks is left alone.
+//! Crash: what is free on disk may be gone, which is what free means.
 
 use oleo_format::{ByteLen, Logical};
 use oleo_fs::Fs;
-use oleo_space::{Refusal, Run};
+use oleo_space::HoldWant;
 
 use crate::JobError;
 
 /// Bytes that nobody else can have at one moment.
-const PIECE_MAX: u64 = 64 << 20;
+const PIECE_MAX: ByteLen = ByteLen(64 << 20);
 
 /// What to trim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TrimRange {
     /// From this address of the volume on.
     pub start: u64,
-    /// So many bytes.
+    /// So many bytes. Where this and `start` do not name all there is, what no chunk has is left alone: it has no address.
     pub len: u64,
     /// Shorter runs are left alone.
     pub min_len: u64,
@@ -38,39 +39,18 @@ impl Default for TrimRange {
 /// A device failed, or free space cannot be read.
 pub fn trim(fs: &Fs, range: &TrimRange) -> Result<ByteLen, JobError> {
     fs.sync()?;
-    let space = fs.engine().space().clone();
-    let volume = fs.engine().volume().clone();
-    let end = range.start.saturating_add(range.len);
-    let mut trimmed = 0;
-    for group in space.groups() {
-        let runs = space.free_runs(group.start).map_err(|e| JobError::refused(oleo_fs::errno::EIO, e.to_string()))?;
-        for run in runs {
-            let (mut at, stop) = (run.start.0.max(range.start), run.end().0.min(end));
-            if stop <= at || stop - at < range.min_len.max(1) {
-                continue;
-            }
-            while at < stop {
-                let len = (stop - at).min(PIECE_MAX);
-                let piece = Run { start: Logical(at), len: ByteLen(len) };
-                at += len;
-                // Somebody has used a part of it meanwhile: then it is in use, and the rest is for the next time.
-                if !claim(&space, piece)? {
-                    continue;
-                }
-                let told = volume.discard(piece.start, piece.len);
-                space.give_back(piece);
-                told?;
-                trimmed += len;
-            }
-        }
+    let engine = fs.engine();
+    let min_len = ByteLen(range.min_len);
+    let mut trimmed = ByteLen(0);
+    let (start, end) = (Logical(range.start), Logical(range.start.saturating_add(range.len)));
+    for held in engine.space().hold_free(HoldWant { start, end, min_len, piece_max: PIECE_MAX }) {
+        let held = held.map_err(|e| JobError::refused(oleo_fs::errno::EIO, e.to_string()))?;
+        let run = held.run();
+        engine.volume().discard(run.start, run.len)?;
+        trimmed += run.len;
     }
-    Ok(ByteLen(trimmed))
-}
-
-fn claim(space: &oleo_space::Space, piece: Run) -> Result<bool, JobError> {
-    match space.claim(piece) {
-        Ok(got) => Ok(got),
-        Err(Refusal::NeedChunk(_) | Refusal::NoSpace(_)) => Ok(false),
-        Err(Refusal::Load(error)) => Err(JobError::refused(oleo_fs::errno::EIO, error.to_string())),
+    if range.start == 0 && range.len == u64::MAX {
+        trimmed += engine.discard_unallocated(min_len)?;
     }
+    Ok(trimmed)
 }

@@ -20,6 +20,7 @@ mod log;
 mod readers;
 mod resize;
 mod trees;
+mod trim;
 mod workers;
 
 pub use commit::Staged;

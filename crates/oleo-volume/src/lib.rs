@@ -31,6 +31,7 @@ mod read;
 mod rebuild;
 mod supers;
 mod table;
+mod trim;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -49,6 +50,7 @@ pub use member::{DeviceInfo, ErrorCounters};
 pub use open::OpenOptions;
 pub use profile::{Profile, ProfileShape, UnknownProfile};
 pub use supers::{read_mirrors, read_super};
+pub use trim::{DevicePlace, Discarded};
 
 use member::Member;
 use table::{Placed, Table};

@@ -160,7 +160,7 @@ impl Volume {
         members.iter().filter_map(|m| Some((m.clone(), m.to_write().ok()?.clone()))).collect()
     }
 
-    fn may_write(&self) -> Result<(), VolumeError> {
+    pub(crate) fn may_write(&self) -> Result<(), VolumeError> {
         if let Some(first) = self.stopped.get() {
             return Err(VolumeError::Stopped { first: first.clone() });
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use oleo::control::{Reply, Request};
 
 use crate::args::{DeviceArgs, size};
-use crate::out::{Out, human};
+use crate::out::{Out, human, json};
 use crate::target::{self, Access};
 
 /// Tell devices what is free; an image file becomes sparse there
@@ -19,17 +19,31 @@ pub(crate) struct Args {
     /// Leave shorter runs alone.
     #[arg(long, short, value_name = "BYTES", default_value = "0", value_parser = size, hide_default_value = true)]
     minimum: u64,
+    /// Only from this address of the volume on; what no chunk has is left alone then.
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    start: Option<u64>,
+    /// Only so many bytes of addresses; what no chunk has is left alone then.
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    length: Option<u64>,
+    /// Show JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         let target = target::open(&self.path, &self.others, Access::Write, None)?;
-        let request = Request::Trim { start: 0, len: u64::MAX, min_len: self.minimum };
+        let (start, len) = (self.start.unwrap_or(0), self.length.unwrap_or(u64::MAX));
+        let request = Request::Trim { start, len, min_len: self.minimum };
         let bytes = match target.ask_of(self.path.as_os_str(), request)? {
             Reply::Bytes(bytes) => bytes,
             other => return target::unexpected(other),
         };
         target.close()?;
+        if self.json {
+            json(&serde_json::json!({ "trimmed": bytes.0 }));
+            return Ok(());
+        }
         out.note(format!("{}: {} trimmed", self.path.display(), human(bytes.0)));
         Ok(())
     }
