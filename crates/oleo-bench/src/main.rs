@@ -10,6 +10,7 @@ use clap::Parser;
 
 mod allocator;
 mod check;
+mod commit;
 mod create;
 mod dbench;
 mod fallocate;
@@ -20,6 +21,7 @@ mod measure;
 mod mount_io;
 mod mount_metadata;
 mod mounted;
+mod ref_heads;
 mod restore;
 mod volume_scale;
 
@@ -125,6 +127,19 @@ const BENCHES: &[Bench] = &[
         what: "fs_mark -S 0 -L 5 -n 100000 -s 0 -k with 2 threads: on the mount, on the kernel's btrfs, and the same loop \
                in-process; files per second at each of the 5 loops",
         run: fsmark::run,
+    },
+    Bench {
+        name: "commit",
+        what: "one commit of 1 to 1 000 000 changes (modes in order, at random, new files) of a tree of --files files, beside the \
+               kernel on a copy of the same image: what the loop device was given to write, and time, per change",
+        run: commit::run,
+    },
+    Bench {
+        name: "ref-heads",
+        what: "the store of delayed refs beside an ordered tree, a radix tree and sorted hash tables: nanoseconds per record and \
+               per drained head, 1 000 to 10 000 000 heads, 1, 2 and 4 threads recording; bytes per head; --only picks, as in \
+               'delete 100000'",
+        run: ref_heads::run,
     },
     Bench {
         name: "check",

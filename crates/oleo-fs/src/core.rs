@@ -28,6 +28,10 @@ use crate::options::{FsOptions, Time};
 use crate::subvol::Subvol;
 use crate::{FsError, InodeRef};
 
+/// Changed items that weigh as much as a changed inode: few files with very many extents (clones) are pressure, too. More
+/// than creating a file announces.
+const ITEMS_PER_INODE: u64 = 16;
+
 /// Shards of the list of dirty inodes: a few times the number of threads that push at once.
 const DIRTY_SHARDS: usize = 32;
 /// Inodes that enter a shard between two looks at whether all shards hold too many.
@@ -140,14 +144,19 @@ impl Core {
         }
     }
 
-    /// More inodes are dirty than should be.
+    /// More is dirty than should be.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.crowd.load(Ordering::Relaxed) > self.opts.dirty_inodes_max
+        self.is_beyond(self.opts.dirty_inodes_max)
     }
 
-    /// So many are that operations have to wait for a commit.
+    /// So much is that operations have to wait for a commit.
     pub(crate) fn is_overcrowded(&self) -> bool {
-        self.crowd.load(Ordering::Relaxed) > self.opts.dirty_inodes_max.saturating_mul(2)
+        self.is_beyond(self.opts.dirty_inodes_max.saturating_mul(2))
+    }
+
+    fn is_beyond(&self, inodes: usize) -> bool {
+        let items = u64::try_from(inodes).unwrap_or(u64::MAX).saturating_mul(ITEMS_PER_INODE);
+        self.crowd.load(Ordering::Relaxed) > inodes || self.engine.open_items() > items
     }
 
     /// Enters a subvolume whose root item has changed.

@@ -69,7 +69,8 @@ pub struct FsOptions {
     /// Inodes kept in memory after their last use; changed ones and those in use are kept beyond it.
     pub inodes_max: usize,
     /// Changed inodes that may wait in memory before an operation commits by itself. Each takes about 1.5 KiB until it
-    /// is on disk: itself, its items, and their share of the batch and the blocks that the commit makes of them.
+    /// is on disk: itself, its items, and their share of the batch and the blocks that the commit makes of them. Of files
+    /// with many items (extents, names), sixteen items count as an inode.
     pub dirty_inodes_max: usize,
     /// How file data is written.
     pub data: crate::data::DataOptions,

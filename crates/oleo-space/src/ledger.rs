@@ -1,46 +1,52 @@
 //! The reference ledger: what this transaction has added to or taken from each extent, not yet in the extent tree.
 //!
-//! Normal path: (1) `tree` calls [`Ledger::record`] (or [`Ledger::record_batch`]) for every reference it adds or
-//! drops, `txn` [`Ledger::born`] for every extent allocated; (2) opposite changes of one reference meet and vanish;
-//! (3) settling calls [`Ledger::drain`] for the rest in rising address order; (4) `txn` applies them to the extent tree
-//! as one sorted batch, which may record more, so (3) repeats until nothing comes.
+//! Normal path: (1) `tree` calls [`Ledger::record_batch`] with every reference it adds or drops, `txn` [`Ledger::born`] for
+//! every extent allocated; (2) opposite changes of one reference meet and vanish; (3) settling calls [`Ledger::drain`] for
+//! the rest, batch by batch in rising address order, from as many threads as it likes; (4) what that does to the trees may
+//! record more, so (3) repeats until nothing comes.
 //!
 //! What comes out: every extent with a reference left, every one that was born (without references it is to be given
-//! back), every one whose backrefs became full. Any other whose changes cancelled is forgotten on the spot.
+//! back), every one whose backrefs became full. Any other whose changes cancelled is forgotten.
 //!
-//! Shape: heads are spread by address over [`SHARDS`] shards; a shard has its heads side by side in a vector and a hash
-//! table of their positions. A head is 48 bytes, with room for the one reference that most have (a tree block's first
-//! key lies where only data references need the space); more references go to a side list.
+//! Shape: nobody looks anything up to record a change. Records (48 bytes, see `record`) are appended to the tail of a shard,
+//! chosen by address; a full tail is sorted into a *run*; runs of similar length are merged, so that a shard has few, each
+//! more than [`RUN_RATIO`] times as long as the next, and what has met its opposite takes up no room for long. One extent
+//! with a million references is a million records in order, and costs what others do.
 //!
-//! Order is made when it is needed. The first drain begins a *sweep*: it takes the vectors of all shards away, sorts the
-//! addresses and forgets the hash tables; the drains after it go on along the sorted list. What is recorded during a
-//! sweep goes into the shards as always, and a head that is drained is first joined with what its shard has got of
-//! it since, so opposite changes still meet. What is left in the shards is the next sweep. Measured against an ordered
-//! tree in `docs/decisions/0002-ledger.md`.
+//! Draining goes by *sweeps*: the runs of all shards are taken away, and an index of them by region, in the order of
+//! addresses, is made of them. A batch is some regions; it is merged by whoever draws it, outside all locks. What is
+//! recorded meanwhile is the next sweep's, which begins when all batches of this one have been dropped: no extent is ever in
+//! two hands. Measured against an ordered tree, a radix tree and a hash table in `docs/decisions/0011-head-store.md`.
 //!
-//! Invariants: no head holds two changes of one reference, nor a change of zero. One drain yields strictly rising
-//! addresses, and so does a sweep, in which no address comes twice.
-//! Locks: `sweep` (rank 39, a drain holds it), then one shard at a time (rank 40). Never held over I/O.
+//! Invariants: one batch holds strictly rising addresses, batches of one sweep rise in the order in which they are drawn, and
+//! no address comes twice in a sweep; no head holds two changes of one reference, nor a change of zero.
+//! Locks: `sweep` (rank 39, held while a batch is chosen), then one shard at a time (rank 40). Never held over I/O.
 //! Crash: memory only; a lost ledger is an uncommitted transaction.
 //! Not here: addresses (`pick`), making freed space free (`space`), the items (`txn`).
 
-use std::collections::BTreeMap;
+mod record;
+
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry;
-use oleo_format::{ByteLen, Ino, ItemType, Key, Logical, TreeId};
-use parking_lot::{Mutex, MutexGuard, RwLock};
-use smallvec::SmallVec;
+use oleo_format::{ByteLen, Ino, Key, Logical, TreeId};
+use parking_lot::{Mutex, RwLock};
+
+use record::{BORN, FULL_BACKREF, Folded, Record};
 
 /// Shards: enough that threads seldom meet in one.
 const SHARDS: usize = 64;
 
-/// Addresses are spread over shards in regions of this size (as a shift), so that neighbours share a shard.
-const REGION_SHIFT: u32 = 20;
+/// Addresses are spread over shards, and drained, in regions of this size (as a shift): neighbours share a shard, and the
+/// index of a sweep is short.
+const REGION_SHIFT: u32 = 24;
 
-/// Slots that an empty shard keeps room for; a shard that had more gives its memory back.
-const IDLE_SLOTS_MAX: usize = 1024;
+/// Records that are sorted into a run at once: what fits into a processor's first caches.
+const TAIL_RECORDS_MAX: usize = 512;
+
+/// A run that is not more than this many times as long as the next one is merged with it: few runs to ask, and no more than
+/// a fifth of what is kept can be waiting to meet the rest.
+const RUN_RATIO: usize = 4;
 
 /// Who references an extent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -103,8 +109,8 @@ pub struct Pending {
 }
 
 /// All that is recorded of one extent.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Head {
+#[derive(Clone, Copy)]
+pub struct Head<'a> {
     /// Address.
     pub at: Logical,
     /// Length.
@@ -115,314 +121,238 @@ pub struct Head {
     pub born: bool,
     /// Its backrefs become full.
     pub full_backref: bool,
-    /// The changes, sorted, none of them zero.
-    pub refs: SmallVec<[(RefKey, i32); 1]>,
+    records: &'a [Record],
 }
 
-impl Head {
+impl<'a> Head<'a> {
+    /// The changes, in the order of references, each reference once, none of them zero.
+    pub fn refs(&self) -> impl Iterator<Item = (RefKey, i32)> + Clone + use<'a> {
+        self.records.iter().filter_map(Record::reference)
+    }
+
     /// Sum of all changes.
     pub fn net(&self) -> i64 {
-        self.refs.iter().map(|&(_, delta)| i64::from(delta)).sum()
+        record::pending(self.records).refs
     }
 }
 
-/// What lengths are counted in; every sector size is a multiple.
-const LEN_UNIT: u64 = 512;
-
-/// The length is odd or huge, as only a lying image has it, and stands in the shard's list of those.
-const LEN_ODD: u32 = u32::MAX;
-
-const BORN: u8 = 1;
-const FULL_BACKREF: u8 = 2;
-const TREE: u8 = 4;
-
-/// A [`Head`], packed. For a tree block `words[1..]` and `key_type` are its first key, as its references need one word.
-#[derive(Clone, Copy)]
-struct Slot {
-    at: u64,
-    words: [u64; 3],
-    /// In units of [`LEN_UNIT`], or [`LEN_ODD`].
-    len: u32,
-    /// The inline reference's change; 0 for none.
-    delta: i32,
-    /// 1 + position in the shard's side lists; 0 for none.
-    more: u32,
-    flags: u8,
-    level: u8,
-    key_type: u8,
-    /// Which kind of reference the inline one is.
-    by: u8,
-}
-
-const _: () = assert!(size_of::<Slot>() == 48);
-
-impl Slot {
-    fn new(at: Logical, len: ByteLen, kind: ExtentKind) -> Slot {
-        let units =
-            u32::try_from(len.0 / LEN_UNIT).ok().filter(|&units| len.0.is_multiple_of(LEN_UNIT) && units != LEN_ODD);
-        let len = units.unwrap_or(LEN_ODD);
-        let mut slot = Slot { at: at.0, words: [0; 3], len, delta: 0, more: 0, flags: 0, level: 0, key_type: 0, by: 0 };
-        slot.set_kind(kind);
-        slot
-    }
-
-    fn set_kind(&mut self, kind: ExtentKind) {
-        match kind {
-            ExtentKind::Data => self.flags &= !TREE,
-            ExtentKind::Tree { level, first_key } => {
-                self.flags |= TREE;
-                self.level = level;
-                self.key_type = first_key.item_type.0;
-                self.words[1] = first_key.objectid;
-                self.words[2] = first_key.offset;
-            }
-        }
-    }
-
-    fn kind(&self) -> ExtentKind {
-        if self.flags & TREE == 0 {
-            return ExtentKind::Data;
-        }
-        let first_key = Key { objectid: self.words[1], item_type: ItemType(self.key_type), offset: self.words[2] };
-        ExtentKind::Tree { level: self.level, first_key }
-    }
-
-    /// The inline reference, if there is one.
-    fn inline(&self) -> Option<(RefKey, i32)> {
-        let [a, b, c] = self.words;
-        let by = match self.by {
-            0 => RefKey::TreeRoot(TreeId(a)),
-            1 => RefKey::TreeParent(Logical(a)),
-            2 => RefKey::DataRoot { root: TreeId(a), ino: Ino(b), offset: c },
-            _ => RefKey::DataParent(Logical(a)),
-        };
-        (self.delta != 0).then_some((by, self.delta))
-    }
-
-    /// Stores a reference inline; `false` for one that needs the words of a tree block's key.
-    fn set_inline(&mut self, by: RefKey, delta: i32) -> bool {
-        let (number, word) = match by {
-            RefKey::TreeRoot(root) => (0, root.0),
-            RefKey::TreeParent(parent) => (1, parent.0),
-            RefKey::DataParent(parent) => (3, parent.0),
-            RefKey::DataRoot { .. } if self.flags & TREE != 0 => return false,
-            RefKey::DataRoot { root, ino, offset } => {
-                self.words[1..].copy_from_slice(&[ino.0, offset]);
-                (2, root.0)
-            }
-        };
-        (self.by, self.words[0], self.delta) = (number, word, delta);
-        true
-    }
-
-    fn is_blank(&self) -> bool {
-        self.delta == 0 && self.more == 0 && self.flags & (BORN | FULL_BACKREF) == 0
-    }
-}
-
-/// The references of a head beyond the inline one, sorted.
-type Side = Vec<(RefKey, i32)>;
-
-/// Heads, in no order.
+/// Heads that one drainer has in hand, in rising address order. As long as it lives, nobody else gets what was recorded of
+/// these extents since.
 #[derive(Default)]
-struct Heap {
-    slots: Vec<Slot>,
-    sides: Vec<Side>,
-    sides_free: Vec<u32>,
-    odd_lens: BTreeMap<u64, ByteLen>,
+pub struct Batch {
+    records: Vec<Record>,
+    /// Tells the next sweep to wait.
+    _of: Runs,
 }
 
-impl Heap {
-    fn side(&self, slot: &Slot) -> &[(RefKey, i32)] {
-        slot.more.checked_sub(1).map_or(&[], |number| &self.sides[number as usize])
+impl Batch {
+    /// The heads.
+    pub fn heads(&self) -> impl Iterator<Item = Head<'_>> {
+        self.records.chunk_by(|a, b| a.at == b.at).map(record::head)
     }
 
-    fn pending(&self, i: usize) -> Pending {
-        let slot = &self.slots[i];
-        Pending {
-            refs: i64::from(slot.delta) + self.side(slot).iter().map(|&(_, delta)| i64::from(delta)).sum::<i64>(),
-            full_backref: slot.flags & FULL_BACKREF != 0,
-            born: slot.flags & BORN != 0,
-        }
-    }
-
-    fn change_side(&mut self, i: usize, change: &RefChange) {
-        let slot = &mut self.slots[i];
-        if slot.more == 0 {
-            let free = self.sides_free.pop().unwrap_or_else(|| {
-                self.sides.push(Side::new());
-                self.sides.len() as u32 - 1
-            });
-            slot.more = free + 1;
-        }
-        let number = slot.more - 1;
-        let side = &mut self.sides[number as usize];
-        // Sorted, so that an extent with thousands of references (a clone of clones) is still found quickly.
-        match side.binary_search_by(|(by, _)| by.cmp(&change.by)) {
-            Err(place) => side.insert(place, (change.by, change.delta)),
-            Ok(place) => {
-                side[place].1 = side[place].1.saturating_add(change.delta);
-                if side[place].1 == 0 {
-                    side.remove(place);
-                }
-            }
-        }
-        if side.is_empty() {
-            slot.more = 0;
-            *side = Side::new();
-            self.sides_free.push(number);
-        }
-    }
-
-    /// The head at a position, in full. What it has outside its slot is taken away.
-    fn unpack(&mut self, i: usize) -> Head {
-        let slot = self.slots[i];
-        let mut refs: SmallVec<[(RefKey, i32); 1]> = slot.inline().into_iter().collect();
-        if slot.more != 0 {
-            refs.extend(std::mem::take(&mut self.sides[slot.more as usize - 1]));
-            refs.sort_unstable();
-        }
-        let len = match slot.len {
-            LEN_ODD => self.odd_lens.remove(&slot.at).unwrap_or_default(),
-            units => ByteLen(u64::from(units) * LEN_UNIT),
-        };
-        Head {
-            at: Logical(slot.at),
-            len,
-            kind: slot.kind(),
-            born: slot.flags & BORN != 0,
-            full_backref: slot.flags & FULL_BACKREF != 0,
-            refs,
-        }
-    }
-}
-
-impl Head {
-    /// Adds what was recorded later.
-    fn join(&mut self, later: Head) {
-        for (by, delta) in later.refs {
-            match self.refs.iter_mut().find(|(known, _)| *known == by) {
-                Some((_, sum)) => *sum = sum.saturating_add(delta),
-                None => self.refs.push((by, delta)),
-            }
-        }
-        self.refs.retain(|(_, delta)| *delta != 0);
-        self.refs.sort_unstable();
-        if later.born {
-            (self.kind, self.len) = (later.kind, later.len);
-        }
-        self.born |= later.born;
-        self.full_backref |= later.full_backref;
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
     }
 }
 
 #[derive(Default)]
 struct Shard {
-    heap: Heap,
-    /// Positions in the heap, found by address.
-    table: HashTable<u32>,
-}
-
-/// A region's or an address's hash. Multiplication spreads upwards, and the table looks at both ends of the word.
-fn hash(word: u64) -> u64 {
-    let mixed = word.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed ^ (mixed >> 32)
+    tail: Vec<Record>,
+    /// Each in order and folded; the last ones are the shortest.
+    runs: Vec<Vec<Record>>,
+    /// Records in `runs`.
+    sorted: usize,
 }
 
 impl Shard {
-    fn find(&self, at: u64) -> Option<usize> {
-        self.table.find(hash(at), |&i| self.heap.slots[i as usize].at == at).map(|&i| i as usize)
+    fn push(&mut self, record: Record) {
+        if self.tail.len() >= TAIL_RECORDS_MAX {
+            self.sort_tail();
+        }
+        self.tail.push(record);
     }
 
-    fn find_or_add(&mut self, at: Logical, len: ByteLen, kind: ExtentKind, heads: &AtomicUsize) -> usize {
-        let slots = &mut self.heap.slots;
-        let same = |&i: &u32| slots[i as usize].at == at.0;
-        match self.table.entry(hash(at.0), same, |&i| hash(slots[i as usize].at)) {
-            Entry::Occupied(entry) => *entry.get() as usize,
-            Entry::Vacant(entry) => {
-                let i = slots.len();
-                // 2³² heads in one shard would be 13 TiB of heads in all.
-                entry.insert(i as u32);
-                let slot = Slot::new(at, len, kind);
-                if slot.len == LEN_ODD {
-                    self.heap.odd_lens.insert(at.0, len);
+    /// Makes a run of the tail.
+    fn sort_tail(&mut self) {
+        // Mostly some sorted pieces one after the other, which a stable sort finds and merges.
+        self.tail.sort_by(Record::compare);
+        let mut run = Folded::with_capacity(self.tail.len());
+        self.tail.drain(..).for_each(|record| run.push(&record));
+        let run = run.finish();
+        self.sorted += run.len();
+        match (self.runs.last_mut(), run.first()) {
+            (_, None) => return,
+            (Some(last), Some(first)) if last.last().is_some_and(|before| before.at < first.at) => {
+                if last.capacity() - last.len() < run.len() {
+                    // Grows by an eighth instead of doubling.
+                    last.reserve_exact(run.len().max(last.len() / 8));
                 }
-                slots.push(slot);
-                heads.fetch_add(1, Relaxed);
-                i
+                last.extend_from_slice(&run);
+            }
+            _ => self.runs.push(run),
+        }
+        while let [.., a, b] = self.runs.as_slice()
+            && a.len() <= b.len().saturating_mul(RUN_RATIO)
+        {
+            let merged = record::merge(a, b);
+            self.sorted -= a.len() + b.len() - merged.len();
+            self.runs.truncate(self.runs.len() - 2);
+            if !merged.is_empty() {
+                self.runs.push(merged);
             }
         }
     }
 
-    fn change(&mut self, change: &RefChange, heads: &AtomicUsize) {
-        if change.delta == 0 {
-            return;
-        }
-        let i = self.find_or_add(change.at, change.len, change.kind, heads);
-        let slot = &mut self.heap.slots[i];
-        let inline = slot.inline();
-        if let Some((by, delta)) = inline
-            && by == change.by
-        {
-            slot.delta = delta.saturating_add(change.delta);
-        } else if inline.is_some() || slot.more != 0 || !slot.set_inline(change.by, change.delta) {
-            self.heap.change_side(i, change);
-        }
-        if self.heap.slots[i].is_blank() {
-            self.remove(i, heads);
-        }
+    fn memory_bytes(&self) -> usize {
+        let records = self.tail.capacity() + self.runs.iter().map(Vec::capacity).sum::<usize>();
+        size_of::<Mutex<Shard>>() + records * size_of::<Record>() + self.runs.capacity() * size_of::<Vec<Record>>()
     }
 
-    /// Takes a head out of its place; the last one moves there.
-    fn remove(&mut self, i: usize, heads: &AtomicUsize) -> Head {
-        let head = self.heap.unpack(i);
-        let Shard { heap: Heap { slots, sides_free, .. }, table } = self;
-        if let Ok(entry) = table.find_entry(hash(slots[i].at), |&n| n as usize == i) {
-            entry.remove();
-        }
-        let last = slots.len() - 1;
-        if i != last
-            && let Some(place) = table.find_mut(hash(slots[last].at), |&n| n as usize == last)
-        {
-            *place = i as u32;
-        }
-        sides_free.extend(slots.swap_remove(i).more.checked_sub(1));
-        heads.fetch_sub(1, Relaxed);
-        if slots.is_empty() && slots.capacity() > IDLE_SLOTS_MAX {
-            *self = Shard::default();
-        }
-        head
+    fn records(&self) -> usize {
+        self.tail.len() + self.sorted
     }
 }
 
-/// The heads that were there when a drain last began at the lowest address.
+/// What a list in order says of one extent.
+fn find(records: &[Record], at: u64) -> Pending {
+    let from = records.partition_point(|record| record.at < at);
+    let same = records[from..].iter().take_while(|record| record.at == at).count();
+    record::pending(&records[from..from + same])
+}
+
+impl Pending {
+    fn and(self, other: Pending) -> Pending {
+        Pending {
+            refs: self.refs + other.refs,
+            full_backref: self.full_backref || other.full_backref,
+            born: self.born || other.born,
+        }
+    }
+}
+
+/// Records of one run that lie in one region.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Piece {
+    region: u64,
+    run: u32,
+    start: u32,
+    end: u32,
+}
+
+/// The runs of all shards.
+type Runs = Arc<Vec<Vec<Record>>>;
+
+/// The runs that were there when a drain last began at the lowest address.
 #[derive(Default)]
 struct Sweep {
-    /// One per shard.
-    heaps: Vec<Heap>,
-    /// Address and position in the heap of its shard, rising.
-    order: Vec<(u64, u32)>,
-    /// How many of `order` are drained.
+    /// Each batch that was drawn and is still in use holds them too.
+    runs: Runs,
+    /// In the order of regions.
+    pieces: Vec<Piece>,
+    /// How many of `pieces` have been drawn.
     done: usize,
 }
 
 impl Sweep {
-    fn find(&self, at: u64) -> Option<Pending> {
-        let left = self.order.get(self.done..)?;
-        let i = left.binary_search_by_key(&at, |&(at, _)| at).ok()?;
-        Some(self.heaps.get(shard_number(at))?.pending(left[i].1 as usize))
+    fn of(runs: Vec<Vec<Record>>) -> Sweep {
+        let mut pieces = Vec::new();
+        for (run, records) in (0..).zip(&runs) {
+            let mut start = 0;
+            while let Some(first) = records.get(start) {
+                let end = start + region_len(&records[start..]);
+                // 2³² records of one shard would be 200 GiB of them.
+                pieces.push(Piece { region: region(first.at), run, start: start as u32, end: end as u32 });
+                start = end;
+            }
+        }
+        pieces.sort_unstable();
+        Sweep { runs: Arc::new(runs), pieces, done: 0 }
+    }
+
+    /// The next regions, at least one, and others as long as they have no more records than that.
+    fn draw(&mut self, records_max: usize) -> Vec<Piece> {
+        let left = &self.pieces[self.done..];
+        let (mut records, mut count) = (0, 0);
+        for pieces in left.chunk_by(|a, b| a.region == b.region) {
+            records += pieces.iter().map(Piece::len).sum::<usize>();
+            if records > records_max && count > 0 {
+                break;
+            }
+            count += pieces.len();
+        }
+        self.done += count;
+        left[..count].to_vec()
+    }
+
+    fn find(&self, at: u64) -> Pending {
+        let left = &self.pieces[self.done..];
+        let from = left.partition_point(|piece| piece.region < region(at));
+        let here = left[from..].iter().take_while(|piece| piece.region == region(at));
+        here.map(|piece| find(piece.records(&self.runs), at)).fold(Pending::default(), Pending::and)
     }
 }
 
-fn shard_number(at: u64) -> usize {
-    (hash(at >> REGION_SHIFT) >> 58) as usize % SHARDS
+impl Piece {
+    fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    fn records<'a>(&self, runs: &'a [Vec<Record>]) -> &'a [Record] {
+        &runs[self.run as usize][self.start as usize..self.end as usize]
+    }
 }
 
-/// The ledger. Any number of threads record at once.
+/// Merges what was drawn.
+fn merge_pieces(runs: &[Vec<Record>], pieces: &[Piece]) -> Vec<Record> {
+    let mut out = Folded::with_capacity(pieces.iter().map(Piece::len).sum());
+    let mut mixed = Vec::new();
+    for region in pieces.chunk_by(|a, b| a.region == b.region) {
+        match region {
+            [one] => {
+                one.records(runs).iter().for_each(|record| out.push(record));
+                continue;
+            }
+            [a, b] => {
+                out.merge(a.records(runs), b.records(runs));
+                continue;
+            }
+            _ => mixed.clear(),
+        }
+        region.iter().for_each(|piece| mixed.extend_from_slice(piece.records(runs)));
+        // Sorted pieces one after the other, which a stable sort merges.
+        mixed.sort_by(Record::compare);
+        mixed.iter().for_each(|record| out.push(record));
+    }
+    out.finish()
+}
+
+fn region(at: u64) -> u64 {
+    at >> REGION_SHIFT
+}
+
+/// How many of the first records lie in the region of the first one: a search that is quick where they are few.
+fn region_len(records: &[Record]) -> usize {
+    let here = |record: &Record| region(record.at) == region(records[0].at);
+    let mut reach = 1;
+    while records.get(reach).is_some_and(here) {
+        reach *= 2;
+    }
+    let end = reach.min(records.len());
+    reach / 2 + records[reach / 2..end].partition_point(here)
+}
+
+/// Multiplication spreads upwards: the highest bits choose.
+fn shard_number(at: u64) -> usize {
+    (region(at).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SHARDS.ilog2())) as usize
+}
+
+/// The ledger. Any number of threads record at once, and any number drain.
 pub struct Ledger {
     shards: Box<[Mutex<Shard>]>,
-    /// Heads in the shards and in what is left of the sweep.
-    heads: AtomicUsize,
+    /// Records in the shards and in what is left of the sweep.
+    records: AtomicUsize,
     sweep: RwLock<Sweep>,
 }
 
@@ -437,129 +367,121 @@ impl Ledger {
     pub fn new() -> Ledger {
         Ledger {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            heads: AtomicUsize::new(0),
+            records: AtomicUsize::new(0),
             sweep: RwLock::default(),
         }
     }
 
-    fn shard(&self, at: Logical) -> &Mutex<Shard> {
-        &self.shards[shard_number(at.0)]
+    /// Changes a shard and counts what it has then.
+    fn change(&self, shard: &mut Shard, change: impl FnOnce(&mut Shard)) {
+        let before = shard.records();
+        change(shard);
+        // Wraps around below zero, as what meets its opposite goes.
+        self.records.fetch_add(shard.records().wrapping_sub(before), Relaxed);
+    }
+
+    fn push(&self, shard: usize, records: impl Iterator<Item = Record>) {
+        self.change(&mut self.shards[shard].lock(), |shard| records.for_each(|record| shard.push(record)));
     }
 
     /// Adds `delta` references of `by` to the extent at `at`.
     pub fn record(&self, at: Logical, len: ByteLen, kind: ExtentKind, by: RefKey, delta: i32) {
-        self.shard(at).lock().change(&RefChange { at, len, kind, by, delta }, &self.heads);
+        let change = RefChange { at, len, kind, by, delta };
+        self.push(shard_number(at.0), (delta != 0).then(|| Record::of(&change)).into_iter());
     }
 
     /// Records many changes, in any order, and leaves the vector empty.
     pub fn record_batch(&self, changes: &mut Vec<RefChange>) {
-        // Sorted, neighbours are in one shard, and one look at its lock does for them all.
-        changes.sort_unstable_by_key(|change| change.at);
-        for run in changes.chunk_by(|a, b| a.at.0 >> REGION_SHIFT == b.at.0 >> REGION_SHIFT) {
-            let mut shard = self.shard(run[0].at).lock();
-            run.iter().for_each(|change| shard.change(change, &self.heads));
+        changes.retain(|change| change.delta != 0);
+        // Counted, then listed by shard, so that each lock is taken once.
+        let mut ends = [0usize; SHARDS + 1];
+        changes.iter().for_each(|change| ends[shard_number(change.at.0) + 1] += 1);
+        (0..SHARDS).for_each(|shard| ends[shard + 1] += ends[shard]);
+        let mut next = ends;
+        let mut order = vec![0u32; changes.len()];
+        for (change, i) in changes.iter().zip(0..) {
+            let place = &mut next[shard_number(change.at.0)];
+            order[*place] = i;
+            *place += 1;
+        }
+        for shard in (0..SHARDS).filter(|&shard| ends[shard] < ends[shard + 1]) {
+            let mine = &order[ends[shard]..ends[shard + 1]];
+            self.push(shard, mine.iter().map(|&i| Record::of(&changes[i as usize])));
         }
         changes.clear();
     }
 
     /// The extent was allocated in this transaction.
     pub fn born(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
-        let mut shard = self.shard(at).lock();
-        let i = shard.find_or_add(at, len, kind, &self.heads);
-        let slot = &mut shard.heap.slots[i];
-        slot.flags |= BORN;
-        // Whoever allocated it knows best what it is; a reference recorded earlier may not have.
-        if slot.flags & TREE != 0 && kind != ExtentKind::Data {
-            slot.set_kind(kind);
-        }
+        self.push(shard_number(at.0), std::iter::once(Record::marks(at, len, kind, BORN)));
     }
 
     /// The tree block's references to others will name it instead of its tree.
     pub fn set_full_backref(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
-        let mut shard = self.shard(at).lock();
-        let i = shard.find_or_add(at, len, kind, &self.heads);
-        shard.heap.slots[i].flags |= FULL_BACKREF;
+        self.push(shard_number(at.0), std::iter::once(Record::marks(at, len, kind, FULL_BACKREF)));
     }
 
-    /// What is recorded of the extent at `at`.
+    /// What is recorded of the extent at `at` and has not been drawn.
     pub fn pending(&self, at: Logical) -> Pending {
         let sweep = self.sweep.read();
-        let old = sweep.find(at.0).unwrap_or_default();
-        let shard = self.shard(at).lock();
-        let new = shard.find(at.0).map(|i| shard.heap.pending(i)).unwrap_or_default();
-        Pending {
-            refs: old.refs + new.refs,
-            full_backref: old.full_backref || new.full_backref,
-            born: old.born || new.born,
-        }
+        let old = sweep.find(at.0);
+        let mut shard = self.shards[shard_number(at.0)].lock();
+        self.change(&mut shard, Shard::sort_tail);
+        shard.runs.iter().map(|run| find(run, at.0)).fold(old, Pending::and)
     }
 
-    /// Takes up to `max` heads out, in rising address order. When nothing comes, nothing is left.
-    pub fn drain(&self, max: usize) -> Vec<Head> {
-        let mut sweep = self.sweep.write();
-        let mut out = Vec::new();
-        // Ends when a sweep gives something or finds nothing to begin with; each turn uses one sweep up.
-        while max > 0 && out.is_empty() {
-            if sweep.done == sweep.order.len() && !self.begin(&mut sweep) {
-                break;
-            }
-            self.go_on(&mut sweep, max, &mut out);
-        }
-        out
-    }
-
-    /// Begins a sweep with all there is; `false` when there is nothing.
-    fn begin(&self, sweep: &mut Sweep) -> bool {
-        *sweep = Sweep::default();
-        sweep.heaps = self.shards.iter().map(|shard| std::mem::take(&mut *shard.lock()).heap).collect();
-        sweep.order.reserve_exact(sweep.heaps.iter().map(|heap| heap.slots.len()).sum());
-        for heap in &sweep.heaps {
-            sweep.order.extend(heap.slots.iter().zip(0..).map(|(slot, i)| (slot.at, i)));
-        }
-        sweep.order.sort_unstable();
-        !sweep.order.is_empty()
-    }
-
-    /// Drains up to `max` heads of the current sweep.
-    fn go_on(&self, sweep: &mut Sweep, max: usize, out: &mut Vec<Head>) {
-        let Sweep { heaps, order, done } = sweep;
-        out.reserve_exact(max.min(order.len() - *done));
-        let mut held: Option<(usize, MutexGuard<'_, Shard>)> = None;
-        while out.len() < max
-            && let Some(&(at, i)) = order.get(*done)
-        {
-            *done += 1;
-            let number = shard_number(at);
-            if held.as_ref().is_none_or(|(n, _)| *n != number) {
-                // Never two at once.
-                drop(held.take());
-                held = Some((number, self.shards[number].lock()));
-            }
-            let mut head = heaps[number].unpack(i as usize);
-            self.heads.fetch_sub(1, Relaxed);
-            if let Some((_, shard)) = &mut held
-                && !shard.heap.slots.is_empty()
-                && let Some(i) = shard.find(at)
-            {
-                head.join(shard.remove(i, &self.heads));
-                if head.refs.is_empty() && !head.born && !head.full_backref {
-                    continue;
+    /// Takes the next heads out: about `records_max` records of them, as a region of addresses is not divided; more where
+    /// the first one has more. An empty batch tells that there is nothing to do now: nothing is recorded, or all that is
+    /// waits for batches of the sweep before to be dropped (by this thread, too).
+    pub fn drain(&self, records_max: usize) -> Batch {
+        // Each turn uses regions up; only where all in them has met its opposite is there another one.
+        loop {
+            let (runs, pieces) = {
+                let mut sweep = self.sweep.write();
+                if sweep.done == sweep.pieces.len() && !self.begin(&mut sweep) {
+                    return Batch::default();
                 }
+                (sweep.runs.clone(), sweep.draw(records_max))
+            };
+            self.records.fetch_sub(pieces.iter().map(Piece::len).sum(), Relaxed);
+            let records = merge_pieces(&runs, &pieces);
+            if !records.is_empty() {
+                return Batch { records, _of: runs };
             }
-            out.push(head);
-        }
-        if *done == order.len() {
-            *sweep = Sweep::default();
         }
     }
 
-    /// Extents that something is recorded of. While a sweep is going on, an extent of which more was recorded since it
-    /// began counts twice.
+    /// Begins a sweep with all there is; `false` where there is nothing, or a batch of the last one is still in use.
+    fn begin(&self, sweep: &mut Sweep) -> bool {
+        if Arc::strong_count(&sweep.runs) > 1 {
+            return false;
+        }
+        // What the last one held is free before the next one is made.
+        *sweep = Sweep::default();
+        let mut runs = Vec::new();
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            self.change(&mut shard, Shard::sort_tail);
+            runs.append(&mut std::mem::take(&mut *shard).runs);
+        }
+        *sweep = Sweep::of(runs);
+        !sweep.pieces.is_empty()
+    }
+
+    /// How many records are held that have not been drawn. What has not met its opposite yet counts twice.
     pub fn len(&self) -> usize {
-        self.heads.load(Relaxed)
+        self.records.load(Relaxed)
     }
 
-    /// Whether nothing is recorded.
+    /// Bytes allocated for what is held, slack and index included.
+    pub fn memory_bytes(&self) -> usize {
+        let shards: usize = self.shards.iter().map(|shard| shard.lock().memory_bytes()).sum();
+        let sweep = self.sweep.read();
+        let runs: usize = sweep.runs.iter().map(|run| run.capacity() * size_of::<Record>()).sum();
+        shards + runs + sweep.pieces.capacity() * size_of::<Piece>()
+    }
+
+    /// Whether nothing is recorded that has not been drawn.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

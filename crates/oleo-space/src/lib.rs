@@ -32,7 +32,7 @@ pub use error::{LoadError, Refusal, SpaceError};
 pub use group::{GroupInfo, Kind};
 pub use guard::{Grant, PinSet, Reservation};
 pub use hold::{HeldRun, HoldFree, HoldWant};
-pub use ledger::{ExtentKind, Head, Ledger, Pending, RefChange, RefKey};
+pub use ledger::{Batch, ExtentKind, Head, Ledger, Pending, RefChange, RefKey};
 pub use pick::{Goal, Want};
 pub use space::{FreeRunsError, FreeSource, Space, Totals};
 

@@ -251,14 +251,14 @@ impl World {
     pub fn settle(&mut self) {
         let mut records = self.records.lock();
         loop {
-            let heads = self.ledger.drain(100);
-            if heads.is_empty() {
+            let batch = self.ledger.drain(100);
+            if batch.is_empty() {
                 break;
             }
-            for head in heads {
+            for head in batch.heads() {
                 let record = records.entry(head.at).or_default();
                 record.full |= head.full_backref;
-                for (key, delta) in head.refs {
+                for (key, delta) in head.refs() {
                     let count = record.refs.entry(key).or_default();
                     *count += i64::from(delta);
                     assert!(*count >= 0, "{key:?} of {} goes to {count}", head.at);

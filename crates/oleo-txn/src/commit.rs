@@ -4,7 +4,7 @@
 //! 1. `freeze`: the gate is closed for a moment; the room above, births, checksums and credit turn from open to frozen; the
 //!    next generation is open.
 //! 2. `apply_stage`: the room above itemises; each tree's batch is applied; the ledger hears what changed; roots are replaced.
-//! 3. `settle`: rounds of drain → extent tree, checksum tree, free-space tree, block groups, chunk and device trees, root
+//! 3. `settle`: rounds of drain (on all cores) → extent tree, checksum tree, free-space tree, block groups, chunk and device trees, root
 //!    items, each a sorted batch, until a round leaves nothing: a block born in this transaction is rewritten in memory
 //!    without a new record, so each round touches fewer new blocks.
 //! 4. `write`: data is flushed with the tree blocks: blocks sorted and written, flush, superblocks, flush.
@@ -31,7 +31,7 @@ use parking_lot::MutexGuard;
 
 use crate::books::Books;
 use crate::engine::{DeltaSource, Engine, Inner, Stage};
-use crate::extents::{ItemRules, settle_heads, stored_state};
+use crate::extents::{ItemRules, settle_ledger, stored_state};
 use crate::trees::TreeState;
 use zerocopy::IntoBytes;
 
@@ -188,9 +188,10 @@ impl Inner {
             if grown {
                 books.record_chunks(plans)?;
             }
-            let heads = self.ledger.drain(usize::MAX);
+            let extent_root = self.tree(TreeId::EXTENT)?.root;
+            let settled = settle_ledger(&self.ledger, &rules, &self.blocks, &extent_root)?;
             let roots = self.trees.changed();
-            if heads.is_empty() && !grown && roots.is_empty() && round > 0 {
+            if settled.is_none() && !grown && roots.is_empty() && round > 0 {
                 if self.tree(TreeId::ROOT)?.root.generation != generation {
                     self.renew_root_tree(generation)?;
                     continue;
@@ -202,8 +203,7 @@ impl Inner {
                 }
                 return Ok(still);
             }
-            let extent_root = self.tree(TreeId::EXTENT)?.root;
-            let settled = settle_heads(&heads, &rules, &self.blocks, &extent_root)?;
+            let settled = settled.unwrap_or_default();
             for at in &settled.freed_blocks {
                 self.dirty.remove(*at);
             }
@@ -368,10 +368,14 @@ impl Engine {
     }
 
     /// Brings all changes into the trees, keeps everybody out, and runs `f` on the trees as they stand. Nothing is written
-    /// to disk: the next commit does it. The caller holds no handle.
+    /// to disk: the next commit does it. Where earlier stages have left too much for that, it happens here, first. The caller
+    /// holds no handle.
     pub fn stage<R: Send>(&self, f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send) -> Result<R, TxnError> {
         let inner = &*self.0;
         inner.writable()?;
+        if self.owed_records() > inner.owed_records_max {
+            self.commit()?;
+        }
         let _one = inner.commit_lock.lock();
         inner.writable()?;
         inner.log_is_settled()?;
@@ -392,7 +396,9 @@ impl Engine {
         let births = inner.freeze(source.as_ref());
         inner.commit_workers.run(|| {
             inner.apply_stage(source.as_ref(), births, generation).map_err(|e| inner.poison(e))?;
-            f(&mut Staged { engine: self, generation })
+            let done = f(&mut Staged { engine: self, generation });
+            inner.owed.store(inner.ledger.len(), Ordering::Relaxed);
+            done
         })
     }
 }
@@ -406,6 +412,7 @@ impl Inner {
             let _closed = self.gate.close();
             let births = self.freeze(source.as_ref());
             self.touched.store(false, Ordering::Release);
+            self.owed.store(0, Ordering::Relaxed);
             (births, Generation(self.open_generation.fetch_add(1, Ordering::AcqRel)))
         };
         let done = self

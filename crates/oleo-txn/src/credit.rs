@@ -87,6 +87,11 @@ impl Credit {
         if bound <= covered + last { None } else { Some(bound - covered) }
     }
 
+    /// Items that the open transaction was asked for.
+    pub(crate) fn items(&self) -> u64 {
+        self.items.load(Ordering::Relaxed)
+    }
+
     /// Counts `need` in; whether what is held covers it. If not, widen or `untake`.
     pub(crate) fn take(&self, need: Need) -> bool {
         let items = self.items.fetch_add(u64::from(need.items), Ordering::Relaxed) + u64::from(need.items);

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 use std::sync::Weak;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use hashbrown::HashMap;
 use oleo_format::{
@@ -49,6 +49,10 @@ pub struct EngineOptions {
     pub discard: bool,
     /// Threads that commits run on, and as many again for file data; 0: as many as there are cores.
     pub threads: usize,
+    /// Records of changed references (48 bytes each) that stages may leave in memory: with more, the next stage begins with
+    /// a commit. So taking a large subvolume apart, or making many snapshots, is a row of commits of bounded length, between
+    /// which others get theirs.
+    pub owed_records_max: usize,
 }
 
 impl Default for EngineOptions {
@@ -60,6 +64,7 @@ impl Default for EngineOptions {
             ignore_bad_trees: false,
             discard: false,
             threads: 0,
+            owed_records_max: 128 * 1024,
         }
     }
 }
@@ -128,6 +133,9 @@ pub(crate) struct Inner {
     pub(crate) blocks: Blocks,
     pub(crate) space: Space,
     pub(crate) ledger: Ledger,
+    /// Records that stages have left in the ledger since the last commit.
+    pub(crate) owed: AtomicUsize,
+    pub(crate) owed_records_max: usize,
     pub(crate) dirty: Dirty,
     pub(crate) trees: Trees,
     pub(crate) gate: Gate,
@@ -289,7 +297,7 @@ impl Engine {
         blocks: Blocks,
         sb: SuperBlock,
         rules: Rules,
-        threads: usize,
+        opts: &EngineOptions,
     ) -> Engine {
         let layout = Layout {
             sectorsize: u64::from(rules.sectorsize),
@@ -304,14 +312,16 @@ impl Engine {
             blocks,
             space: Space::new(rules.sectorsize, rules.nodesize, Arc::new(load::Source(this.clone()))),
             ledger: Ledger::new(),
+            owed: AtomicUsize::new(0),
+            owed_records_max: opts.owed_records_max,
             dirty: Dirty::new(),
             trees: Trees::default(),
             gate: Gate::new(),
             commit_lock: Mutex::new(()),
             begun: AtomicU64::new(0),
             durable: AtomicU64::new(0),
-            commit_workers: Workers::new("oleo-commit", threads),
-            data_workers: Workers::new("oleo-data", threads),
+            commit_workers: Workers::new("oleo-commit", opts.threads),
+            data_workers: Workers::new("oleo-data", opts.threads),
             source: RwLock::new(None),
             csums: Pending::default(),
             layout,
@@ -391,6 +401,16 @@ impl Engine {
     /// Whether anything was changed since the last commit began: whether another would write anything.
     pub fn has_changes(&self) -> bool {
         self.0.touched.load(Ordering::Acquire)
+    }
+
+    /// Item changes that operations have announced since the last freeze: about how many the next commit has to itemise.
+    pub fn open_items(&self) -> u64 {
+        self.0.credit.items()
+    }
+
+    /// Records of changed references that the next commit has to settle besides those.
+    pub fn owed_records(&self) -> usize {
+        self.0.owed.load(Ordering::Relaxed)
     }
 
     /// Bytes free in the groups of data that nobody has been promised.

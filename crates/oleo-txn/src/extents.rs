@@ -4,7 +4,8 @@
 //! count, flags and, sorted, as many references inline as fit; the rest are items of their own behind it with the same
 //! objectid. This module owns that layout.
 //!
-//! Normal path: (1) `settle_heads` takes heads in address order; (2) an extent born in this transaction needs no look at the
+//! Normal path: (1) `settle_ledger` draws batches of heads, on as many threads as there are, and puts what comes of them
+//! together in the order of addresses; `settle_heads` works through one; (2) an extent born in this transaction needs no look at the
 //! tree; for every other head one cursor, moving forwards, collects its items (`Stored`); (3) the head's deltas are merged
 //! and the extent's items written anew, deleted, or created; (4) what became used or free, what vanished unrecorded and how
 //! many blocks each tree gained is told to the caller, who updates free space, checksums, block groups and root items.
@@ -19,8 +20,9 @@ use oleo_format::{
     BackRef, ByteLen, Corruption, ExtentFlags, ExtentRecord, Generation, ItemType, Key, Logical, TreeId,
     extent_record_len_max,
 };
-use oleo_space::{ExtentKind, Head, RefKey};
+use oleo_space::{Batch, ExtentKind, Head, Ledger, RefKey};
 use oleo_tree::{Blocks, Change, Cursor, Op, TreeRoot};
+use rayon::prelude::*;
 
 use crate::TxnError;
 use crate::free_runs::{Piece, Turn};
@@ -130,32 +132,74 @@ fn read_stored(cursor: &mut Cursor<'_>, at: Logical) -> Result<Option<Stored>, T
     Ok(stored)
 }
 
-/// Works through `heads`, which rise in address.
-pub(crate) fn settle_heads(
-    heads: &[Head],
+/// Records that a thread draws at once: enough that drawing costs little, few enough that all threads have work to the end.
+const BATCH_RECORDS: usize = 4096;
+
+/// Drains the ledger and works through all that it held; `None` where that was nothing. The caller sees to it that nobody
+/// records meanwhile.
+pub(crate) fn settle_ledger(
+    ledger: &Ledger,
+    rules: &ItemRules,
+    blocks: &Blocks,
+    extent_root: &TreeRoot,
+) -> Result<Option<Settled>, TxnError> {
+    let threads = ledger.len().div_ceil(BATCH_RECORDS).clamp(1, rayon::current_num_threads());
+    let work = |_| {
+        let draw = || Some(ledger.drain(BATCH_RECORDS)).filter(|batch| !batch.is_empty());
+        let settle = |batch: Batch| {
+            Ok((batch.heads().next().map(|head| head.at), settle_heads(&batch, rules, blocks, extent_root)?))
+        };
+        std::iter::from_fn(draw).map(settle).collect::<Result<Vec<_>, TxnError>>()
+    };
+    let done = if threads == 1 { vec![work(0)] } else { (0..threads).into_par_iter().map(work).collect() };
+    let mut parts: Vec<_> = done.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    parts.sort_unstable_by_key(|(first, _)| *first);
+    Ok(parts.into_iter().map(|(_, part)| part).reduce(|mut all, part| {
+        all.append(part);
+        all
+    }))
+}
+
+impl Settled {
+    /// Adds what came of higher addresses.
+    fn append(&mut self, mut later: Settled) {
+        self.changes.append(&mut later.changes);
+        self.turns.append(&mut later.turns);
+        self.freed_data.append(&mut later.freed_data);
+        self.freed_blocks.append(&mut later.freed_blocks);
+        self.vanished.append(&mut later.vanished);
+        self.vanished_data.append(&mut later.vanished_data);
+        for (tree, blocks) in later.tree_blocks {
+            *self.tree_blocks.entry(tree).or_default() += blocks;
+        }
+    }
+}
+
+fn settle_heads(
+    batch: &Batch,
     rules: &ItemRules,
     blocks: &Blocks,
     extent_root: &TreeRoot,
 ) -> Result<Settled, TxnError> {
     let mut out = Settled::default();
     let mut cursor = blocks.cursor(extent_root);
-    for head in heads {
+    for head in batch.heads() {
         let stored = if head.born { None } else { read_stored(&mut cursor, head.at)? };
-        settle_one(head, stored, rules, &mut out)?;
+        settle_one(&head, stored, rules, &mut out)?;
     }
     Ok(out)
 }
 
-fn settle_one(head: &Head, stored: Option<Stored>, rules: &ItemRules, out: &mut Settled) -> Result<(), TxnError> {
+fn settle_one(head: &Head<'_>, stored: Option<Stored>, rules: &ItemRules, out: &mut Settled) -> Result<(), TxnError> {
     let at = head.at;
     let data = matches!(head.kind, ExtentKind::Data);
-    for (who, delta) in &head.refs {
+    for (who, delta) in head.refs() {
         if let RefKey::TreeRoot(tree) = who {
-            *out.tree_blocks.entry(*tree).or_default() += i64::from(*delta);
+            *out.tree_blocks.entry(tree).or_default() += i64::from(delta);
         }
     }
-    if head.born && head.refs.iter().map(|(_, d)| i64::from(*d)).sum::<i64>() == 0 {
-        if let Some((who, _)) = head.refs.iter().find(|(_, d)| *d != 0) {
+    if head.born && head.net() == 0 {
+        if let Some((who, _)) = head.refs().next() {
             return Err(lies(at, "reference dropped", format!("{who:?}"), "one that was added"));
         }
         out.vanished.push((at, head.len));
@@ -167,7 +211,7 @@ fn settle_one(head: &Head, stored: Option<Stored>, rules: &ItemRules, out: &mut 
         return Ok(());
     }
     let Some(mut s) = stored.or_else(|| head.born.then(|| fresh(head, rules))) else {
-        return Err(lies(at, "extent item", "none", format!("one for {:?}", head.refs)));
+        return Err(lies(at, "extent item", "none", format!("one for {:?}", head.refs().next())));
     };
     // What the extent has now, by referrer; inline places are kept in order by the encoder.
     let mut inline: BTreeMap<RefKey, u32> = BTreeMap::new();
@@ -184,27 +228,27 @@ fn settle_one(head: &Head, stored: Option<Stored>, rules: &ItemRules, out: &mut 
     let mut total = i128::from(s.record.refs);
     let mut touched: BTreeMap<Key, Option<(RefKey, u32)>> = BTreeMap::new();
     let mut fresh_refs: Vec<(RefKey, u32)> = Vec::new();
-    for (who, delta) in &head.refs {
-        total += i128::from(*delta);
-        let have = inline.get(who).copied().or_else(|| s.keyed.get(who).map(|(_, c)| *c));
-        let now = i64::from(have.unwrap_or(0)) + i64::from(*delta);
+    for (who, delta) in head.refs() {
+        total += i128::from(delta);
+        let have = inline.get(&who).copied().or_else(|| s.keyed.get(&who).map(|(_, c)| *c));
+        let now = i64::from(have.unwrap_or(0)) + i64::from(delta);
         let now =
             u32::try_from(now).map_err(|_| lies(at, "count of a reference", format!("{who:?} {now}"), "0 or more"))?;
-        if data_less(who) && now > 1 {
+        if data_less(&who) && now > 1 {
             return Err(lies(at, "count of a tree reference", format!("{who:?} {now}"), "0 or 1"));
         }
-        if inline.contains_key(who) {
-            let _ = if now == 0 { inline.remove(who) } else { inline.insert(*who, now) };
-        } else if let Some((key, _)) = s.keyed.get(who).copied() {
+        if inline.contains_key(&who) {
+            let _ = if now == 0 { inline.remove(&who) } else { inline.insert(who, now) };
+        } else if let Some((key, _)) = s.keyed.get(&who).copied() {
             if now == 0 {
-                s.keyed.remove(who);
+                s.keyed.remove(&who);
                 touched.insert(key, None);
             } else {
-                s.keyed.insert(*who, (key, now));
-                touched.insert(key, Some((*who, now)));
+                s.keyed.insert(who, (key, now));
+                touched.insert(key, Some((who, now)));
             }
         } else if now > 0 {
-            fresh_refs.push((*who, now));
+            fresh_refs.push((who, now));
         }
     }
     let piece = Piece { start: at.0, end: at.0 + head.len.0 };
@@ -260,7 +304,7 @@ fn inline_len(who: &RefKey) -> usize {
     back_ref(who, 1).inline_len()
 }
 
-fn fresh(head: &Head, rules: &ItemRules) -> Stored {
+fn fresh(head: &Head<'_>, rules: &ItemRules) -> Stored {
     let (main, flags, tree_block) = match &head.kind {
         ExtentKind::Data => (Key::new(head.at.0, ItemType::EXTENT_ITEM, head.len.0), ExtentFlags::DATA, None),
         ExtentKind::Tree { level, .. } if rules.skinny => {

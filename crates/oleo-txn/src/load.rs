@@ -49,7 +49,7 @@ pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, 
         chunk_tree_uuid: volume.chunk_tree_uuid(),
         mixed: features.mixed_groups(),
     };
-    let engine = Engine::assemble(volume, blocks, sb, rules, opts.threads);
+    let engine = Engine::assemble(volume, blocks, sb, rules, opts);
     let inner = &*engine.0;
     inner.trees.set(state(root_tree.clone()));
     inner.trees.set(state(chunk_tree));

@@ -339,11 +339,11 @@ impl<'a> LogCommit<'a> {
         self.log.logged = Some(sb);
         // Nothing on disk leads to what was replaced, now that the new superblock is durable.
         loop {
-            let heads = ledger.drain(usize::MAX);
-            if heads.is_empty() {
+            let batch = ledger.drain(usize::MAX);
+            if batch.is_empty() {
                 break;
             }
-            self.log.idle.extend(heads.iter().filter(|head| head.net() <= 0).map(|head| head.at));
+            self.log.idle.extend(batch.heads().filter(|head| head.net() <= 0).map(|head| head.at));
         }
         Ok(LogWritten::Done { bytes })
     }

@@ -58,11 +58,13 @@ impl Fs {
     /// Makes a range of `dst` share the bytes of a range of `src`, over whatever was there. Both are in this file system, in any
     /// subvolumes.
     pub fn clone_range(&self, src: &InodeRef, dst: &InodeRef, range: &CloneRange) -> Result<(), FsError> {
+        self.core().relieve()?;
         share::clone_range(src, dst, range)
     }
 
     /// Makes a range of `dst` share a range of `src` if the bytes are equal.
     pub fn dedupe_range(&self, src: &InodeRef, dst: &InodeRef, range: &CloneRange) -> Result<Dedupe, FsError> {
+        self.core().relieve()?;
         share::dedupe_range(src, dst, range)
     }
 

@@ -128,8 +128,8 @@ fn what_both_copies_share_cancels() {
     world.commit();
     world.apply(TreeId(256), &[Change::put(Key::new(9_000, ANY, 0), rng.bytes(50))]);
     let mut changes = 0;
-    for head in world.ledger.drain(usize::MAX) {
-        for (by, delta) in head.refs {
+    for head in world.ledger.drain(usize::MAX).heads() {
+        for (by, delta) in head.refs() {
             changes += 1;
             match by {
                 RefKey::TreeParent(_) => assert_eq!(delta, 1),

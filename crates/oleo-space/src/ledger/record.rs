@@ -1,0 +1,238 @@
+//! What is recorded, packed into 48 bytes, and how records of one extent become one.
+//!
+//! A record is one reference's change, or nothing but marks ("born", "full backrefs") of its extent. Records are ordered by
+//! address, then by reference, marks alone first; the marks of an extent lie on the first of its records. [`Folded`] takes
+//! records in that order and adds up what is of one reference: what comes to nothing leaves no record, unless its extent
+//! is marked.
+//!
+//! A tree block's first key lies where only data references need the space, so a tree block is referenced by trees and
+//! blocks, and data by files and leaves; [`Record::of`] goes by the reference where a lying image has it otherwise.
+
+use std::cmp::Ordering;
+
+use oleo_format::{ByteLen, Ino, ItemType, Key, Logical, TreeId};
+
+use super::{ExtentKind, Head, Pending, RefChange, RefKey};
+
+pub(super) const BORN: u8 = 1;
+pub(super) const FULL_BACKREF: u8 = 2;
+const MARKS: u8 = BORN | FULL_BACKREF;
+const TREE: u8 = 4;
+/// From here on: 0 for marks alone, else 1 + which kind of reference; then, for tree blocks, the level.
+const BY_SHIFT: u8 = 3;
+const BY_BITS: u8 = 7 << BY_SHIFT;
+
+#[derive(Clone, Copy)]
+pub(super) struct Record {
+    pub(super) at: u64,
+    len: u64,
+    /// Whose reference it is; for a tree block `words[1..]` and `key_type` are its first key.
+    words: [u64; 3],
+    /// Not zero where it is a reference's.
+    delta: i32,
+    flags: u8,
+    key_type: u8,
+    level: u8,
+}
+
+const _: () = assert!(size_of::<Record>() == 48);
+
+impl Record {
+    /// Marks of an extent.
+    pub(super) fn marks(at: Logical, len: ByteLen, kind: ExtentKind, marks: u8) -> Record {
+        let mut record = Record { at: at.0, len: len.0, words: [0; 3], delta: 0, flags: marks, key_type: 0, level: 0 };
+        if let ExtentKind::Tree { level, first_key } = kind {
+            record.flags |= TREE;
+            record.level = level;
+            record.key_type = first_key.item_type.0;
+            record.words[1..].copy_from_slice(&[first_key.objectid, first_key.offset]);
+        }
+        record
+    }
+
+    /// A change of a reference.
+    pub(super) fn of(change: &RefChange) -> Record {
+        let kind = if let RefKey::DataRoot { .. } = change.by { ExtentKind::Data } else { change.kind };
+        let mut record = Record::marks(change.at, change.len, kind, 0);
+        let (by, word) = match change.by {
+            RefKey::TreeRoot(root) => (1, root.0),
+            RefKey::TreeParent(parent) => (2, parent.0),
+            RefKey::DataRoot { root, ino, offset } => {
+                record.words[1..].copy_from_slice(&[ino.0, offset]);
+                (3, root.0)
+            }
+            RefKey::DataParent(parent) => (4, parent.0),
+        };
+        record.words[0] = word;
+        record.flags |= by << BY_SHIFT;
+        record.delta = change.delta;
+        record
+    }
+
+    fn kind(&self) -> ExtentKind {
+        if self.flags & TREE == 0 {
+            return ExtentKind::Data;
+        }
+        let first_key = Key { objectid: self.words[1], item_type: ItemType(self.key_type), offset: self.words[2] };
+        ExtentKind::Tree { level: self.level, first_key }
+    }
+
+    /// The reference and its change, if it is a reference's.
+    pub(super) fn reference(&self) -> Option<(RefKey, i32)> {
+        let [a, b, c] = self.words;
+        let by = match self.flags >> BY_SHIFT {
+            0 => return None,
+            1 => RefKey::TreeRoot(TreeId(a)),
+            2 => RefKey::TreeParent(Logical(a)),
+            3 => RefKey::DataRoot { root: TreeId(a), ino: Ino(b), offset: c },
+            _ => RefKey::DataParent(Logical(a)),
+        };
+        Some((by, self.delta))
+    }
+
+    /// The order among the records of one extent; equal is what is of one reference.
+    fn compare_refs(&self, other: &Record) -> Ordering {
+        let by = |record: &Record| (record.flags & BY_BITS, record.words[0]);
+        by(self).cmp(&by(other)).then_with(|| match self.flags & TREE {
+            // Its words are a key, which does not tell references apart.
+            TREE => Ordering::Equal,
+            _ => self.words[1..].cmp(&other.words[1..]),
+        })
+    }
+
+    #[inline]
+    pub(super) fn compare(&self, other: &Record) -> Ordering {
+        self.at.cmp(&other.at).then_with(|| self.compare_refs(other))
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.delta == 0 && self.flags & MARKS == 0
+    }
+}
+
+/// Records in order, those of one reference added up.
+#[derive(Default)]
+pub(super) struct Folded {
+    records: Vec<Record>,
+    /// Where the last extent's records begin.
+    head: usize,
+}
+
+impl Folded {
+    pub(super) fn with_capacity(records: usize) -> Folded {
+        Folded { records: Vec::with_capacity(records), head: 0 }
+    }
+
+    /// Adds a record that is not before the last one.
+    #[inline]
+    pub(super) fn push(&mut self, record: &Record) {
+        match self.records.last() {
+            Some(last) if last.at == record.at => self.push_same(record),
+            _ => {
+                self.drop_nothing();
+                self.head = self.records.len();
+                self.records.push(*record);
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn push_same(&mut self, record: &Record) {
+        let last = self.records.len() - 1;
+        if record.flags & BY_BITS != 0 {
+            let here = &mut self.records[last];
+            if here.flags & BY_BITS == 0 {
+                // Marks alone, or a reference that came to nothing: the place is free.
+                let marks = here.flags & MARKS;
+                let was = *here;
+                *here = *record;
+                here.flags |= marks;
+                self.adopt(&was);
+            } else if here.compare_refs(record).is_eq() {
+                here.delta = here.delta.saturating_add(record.delta);
+                if here.delta == 0 && last > self.head {
+                    self.records.pop();
+                } else if here.delta == 0 {
+                    // Stays to carry the marks, as one of them alone.
+                    here.flags &= !BY_BITS;
+                    if here.flags & TREE == 0 {
+                        here.words = [0; 3];
+                    }
+                }
+            } else {
+                self.records.push(Record { flags: record.flags & !MARKS, ..*record });
+            }
+        }
+        self.records[self.head].flags |= record.flags & MARKS;
+        if record.flags & BORN != 0 {
+            self.adopt(record);
+        }
+    }
+
+    /// Whoever allocated an extent knows best what it is.
+    fn adopt(&mut self, born: &Record) {
+        if born.flags & BORN == 0 {
+            return;
+        }
+        let head = &mut self.records[self.head];
+        head.len = born.len;
+        if head.flags & born.flags & TREE != 0 {
+            (head.level, head.key_type) = (born.level, born.key_type);
+            head.words[1..].copy_from_slice(&born.words[1..]);
+        }
+    }
+
+    /// Forgets the last extent where nothing is left of it.
+    fn drop_nothing(&mut self) {
+        if self.records.last().is_some_and(Record::is_nothing) {
+            self.records.pop();
+        }
+    }
+
+    /// Adds two lists that are in order, and not before what is there.
+    pub(super) fn merge(&mut self, a: &[Record], b: &[Record]) {
+        let (mut i, mut j) = (0, 0);
+        while let (Some(x), Some(y)) = (a.get(i), b.get(j)) {
+            if y.compare(x).is_lt() {
+                self.push(y);
+                j += 1;
+            } else {
+                self.push(x);
+                i += 1;
+            }
+        }
+        a[i..].iter().chain(&b[j..]).for_each(|record| self.push(record));
+    }
+
+    pub(super) fn finish(mut self) -> Vec<Record> {
+        self.drop_nothing();
+        if self.records.len() < self.records.capacity() / 8 * 7 {
+            self.records.shrink_to_fit();
+        }
+        self.records
+    }
+}
+
+/// Merges two lists that are in order.
+pub(super) fn merge(a: &[Record], b: &[Record]) -> Vec<Record> {
+    let mut out = Folded::with_capacity(a.len() + b.len());
+    out.merge(a, b);
+    out.finish()
+}
+
+/// Adds up what a slice of records says of one extent.
+pub(super) fn pending(records: &[Record]) -> Pending {
+    let marks = records.iter().fold(0, |marks, record| marks | record.flags);
+    Pending {
+        refs: records.iter().map(|record| i64::from(record.delta)).sum(),
+        full_backref: marks & FULL_BACKREF != 0,
+        born: marks & BORN != 0,
+    }
+}
+
+/// The records of one extent, added up, as a head.
+pub(super) fn head(records: &[Record]) -> Head<'_> {
+    let first = &records[0];
+    let Pending { full_backref, born, .. } = pending(records);
+    Head { at: Logical(first.at), len: ByteLen(first.len), kind: first.kind(), born, full_backref, records }
+}
