@@ -14,6 +14,7 @@
 //! each is checked here and is a typed error, since it means lost data otherwise.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use hashbrown::HashMap;
 use oleo_format::{
@@ -237,8 +238,8 @@ fn settle_one(head: &Head<'_>, stored: Option<Stored>, rules: &ItemRules, out: &
         if data_less(&who) && now > 1 {
             return Err(lies(at, "count of a tree reference", format!("{who:?} {now}"), "0 or 1"));
         }
-        if inline.contains_key(&who) {
-            let _ = if now == 0 { inline.remove(&who) } else { inline.insert(who, now) };
+        if let Entry::Occupied(mut place) = inline.entry(who) {
+            let _ = if now == 0 { place.remove() } else { place.insert(now) };
         } else if let Some((key, _)) = s.keyed.get(&who).copied() {
             if now == 0 {
                 s.keyed.remove(&who);
