@@ -21,6 +21,7 @@ const TREE: u8 = 4;
 /// From here on: 0 for marks alone, else 1 + which kind of reference; then, for tree blocks, the level.
 const BY_SHIFT: u8 = 3;
 const BY_BITS: u8 = 7 << BY_SHIFT;
+const BY_DATA_ROOT: u8 = 3 << BY_SHIFT;
 
 #[derive(Clone, Copy)]
 pub(super) struct Record {
@@ -93,10 +94,10 @@ impl Record {
     /// The order among the records of one extent; equal is what is of one reference.
     fn compare_refs(&self, other: &Record) -> Ordering {
         let by = |record: &Record| (record.flags & BY_BITS, record.words[0]);
-        by(self).cmp(&by(other)).then_with(|| match self.flags & TREE {
-            // Its words are a key, which does not tell references apart.
-            TREE => Ordering::Equal,
-            _ => self.words[1..].cmp(&other.words[1..]),
+        by(self).cmp(&by(other)).then_with(|| match self.flags & BY_BITS {
+            BY_DATA_ROOT => self.words[1..].cmp(&other.words[1..]),
+            // The others' words are a key, or nothing: they do not tell references apart.
+            _ => Ordering::Equal,
         })
     }
 
@@ -149,7 +150,8 @@ impl Folded {
                 here.flags |= marks;
                 self.adopt(&was);
             } else if here.compare_refs(record).is_eq() {
-                here.delta = here.delta.saturating_add(record.delta);
+                // A wrong sum would be lost data; so many changes of one reference take hours, and a commit comes first.
+                here.delta = here.delta.checked_add(record.delta).expect("fewer than 2^31 changes of one reference");
                 if here.delta == 0 && last > self.head {
                     self.records.pop();
                 } else if here.delta == 0 {
