@@ -97,7 +97,8 @@ impl Fs {
         let core = self.core();
         let mut fields = start.fields(new, h.generation().0, now);
         fields.nlink = u32::from(name.is_some());
-        let made = InodeRef::new(Arc::new(Inode::new(dir.subvol().clone(), ino, fields, true)));
+        let inode = Inode::new(dir.subvol().clone(), ino, fields, true).made_in(dir.ino());
+        let made = InodeRef::new(Arc::new(inode));
         {
             let mut child = made.write();
             child.fields_mut(h);

@@ -212,6 +212,8 @@ impl InodeState {
 pub struct Inode {
     subvol: Arc<Subvol>,
     ino: Ino,
+    /// The directory it was made in, while it was in memory ever since; else 0. New files lie near their like.
+    directory: Ino,
     state: RwLock<InodeState>,
     /// The file's data: buffers and extents.
     pub(crate) data: FileData,
@@ -230,10 +232,21 @@ pub struct Inode {
 }
 
 impl Inode {
+    /// The same, made in a directory.
+    pub(crate) fn made_in(self, directory: Ino) -> Inode {
+        Inode { directory, ..self }
+    }
+
+    /// The directory it was made in, if that is known.
+    pub(crate) fn directory(&self) -> Ino {
+        self.directory
+    }
+
     pub(crate) fn new(subvol: Arc<Subvol>, ino: Ino, fields: InodeFields, fresh: bool) -> Inode {
         Inode {
             subvol,
             ino,
+            directory: Ino(0),
             state: RwLock::new(InodeState {
                 fields,
                 fate: ItemFate::Clean,

@@ -16,6 +16,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
+use crate::threads::Apart;
 use crate::word::Word;
 
 /// The numbers of one pool, in bytes.
@@ -33,9 +34,11 @@ pub(crate) struct Pool<W = AtomicU64> {
     pub(crate) growth: W,
     /// Bytes freed by a transaction that is not durable yet.
     pub(crate) pinned: W,
-    /// Grows whenever something has become free in a group and its index: a search that found nothing while this grew may
-    /// have looked too early.
-    pub(crate) frees: W,
+    /// Searches of the sort that must not miss anything, in their last pass.
+    searches: Apart<W>,
+    /// Grows whenever something has become free in a group and its index while there are such searches: one that found nothing
+    /// while this grew may have looked too early.
+    frees: W,
     /// Bytes used as the block group items will have it.
     pub(crate) used: W,
 }
@@ -67,6 +70,38 @@ impl<W: Word> Pool<W> {
     pub(crate) fn uncommit(&self, len: u64) {
         let before = self.committed.sub(len);
         debug_assert!(before >= len, "more bytes given back than were committed");
+    }
+}
+
+/// A search that must not miss what becomes free behind its back.
+pub(crate) struct Search<'a, W: Word>(&'a Pool<W>);
+
+impl<W: Word> Search<'_, W> {
+    /// Changes whenever something has become free.
+    pub(crate) fn frees(&self) -> u64 {
+        self.0.frees.load()
+    }
+}
+
+impl<W: Word> Drop for Search<'_, W> {
+    fn drop(&mut self) {
+        self.0.searches.0.sub(1);
+    }
+}
+
+impl<W: Word> Pool<W> {
+    /// From here on what becomes free is counted.
+    pub(crate) fn search(&self) -> Search<'_, W> {
+        self.searches.0.add(1);
+        Search(self)
+    }
+
+    /// Something has become free in a group and its index. Called with the group's state held: a search that is not seen here
+    /// has yet to look into the group.
+    pub(crate) fn tell_searchers(&self) {
+        if self.searches.0.load() > 0 {
+            self.frees.add(1);
+        }
     }
 }
 

@@ -292,7 +292,7 @@ impl Group {
             Content::Loaded(runs) => {
                 let held = state.sets().held.iter().map(|(start, end)| filed(end - start)).max().unwrap_or(0);
                 let longest = runs.top_order().map_or(0, |order| order as u8 + 1).max(held);
-                let average = filed(runs.total().checked_div(runs.count() as u64).unwrap_or(0));
+                let average = runs.average_order().map_or(0, |order| order as u8 + 1);
                 Orders { longest, average: average.max(held) }
             }
             // Only a part of what is free is known: keep the hope, or begin to have some.

@@ -1,14 +1,16 @@
-//! The index over groups: "the next group, going up from here, with a free run of at least this order", and "… whose free
-//! runs have at least this order on average".
+//! The index over groups: "the next group, going up from here, whose longest free run has this order", "… whose free runs
+//! have this order on average", and "… that has anything free".
 //!
-//! One [`BitTree`] per order, one bit per group slot; a group is in the trees of every order up to that of its longest
-//! run, and of its average one, so the question is one look at one tree. A tree is a bitmap with bitmaps over it (64 to one), read and changed
-//! by atomic operations: nobody waits for anybody, and a million groups are three steps deep. A full group has no bit
-//! set, so it costs a search nothing.
+//! One [`BitTree`] per order, one bit per group slot; a group is in the tree of the order of its longest run, in that of its
+//! average one, and in one for all that are not full. So what most changes of its runs do to the index is nothing, and else
+//! it leaves one tree and enters another; a search goes order by order, from the shortest that will do, which keeps
+//! long runs whole. A tree is a bitmap with bitmaps over it (64 to one), read and changed by atomic operations: nobody
+//! waits for anybody, and a million groups are four steps deep. A full group has no bit set, so it costs a search nothing.
 //!
 //! Invariants: at rest, an upper bit is set exactly when the word under it is not zero. While one thread clears the
-//! last bit of a word and another sets one, the upper bit may be missing for a moment; [`BitTree::next_thorough`],
-//! which reads the lowest level alone, cannot miss a set bit, and the last pass of an allocation uses it.
+//! last bit of a word and another sets one, the upper bit may be missing for a moment; and a search that goes order by order
+//! may have passed the order that a group just comes into. [`By::Any`] reads the lowest level of a tree alone whose bit stays set while
+//! anything is free: it cannot miss a group, and the last pass of an allocation uses it.
 //!
 //! Locks: none. The caller serialises changes of one group (by the group's lock).
 
@@ -38,6 +40,11 @@ impl<W: Word> BitTree<W> {
             }
             words = words.div_ceil(64);
         }
+    }
+
+    /// Whether nothing is in the set, as far as the topmost level tells.
+    fn is_empty(&self) -> bool {
+        self.levels.last().is_none_or(|top| top.iter().all(|word| word.load() == 0))
     }
 
     pub(crate) fn set(&self, slot: usize) {
@@ -112,46 +119,63 @@ impl<W: Word> BitTree<W> {
 /// Which groups a search means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum By {
-    /// Their longest free run has at least this order.
+    /// Their longest free run has this order.
     Longest(usize),
-    /// Their free runs have at least this order on average.
+    /// Their free runs have this order on average.
     Average(usize),
+    /// They have something free; none is missed.
+    Any,
 }
 
 /// The groups of one kind by the order of their longest free run, and by that of their average one.
 pub(crate) struct OrderIndex {
     longest: [BitTree; ORDERS],
     average: [BitTree; ORDERS],
+    any: BitTree,
 }
 
 impl OrderIndex {
     pub(crate) fn new(slots: usize) -> OrderIndex {
         let trees = || std::array::from_fn(|_| BitTree::new(slots));
-        OrderIndex { longest: trees(), average: trees() }
+        OrderIndex { longest: trees(), average: trees(), any: BitTree::new(slots) }
     }
 
     /// A group's orders went from `old` to `new`.
     pub(crate) fn change(&self, slot: usize, old: Orders, new: Orders) {
+        match (old.longest > 0, new.longest > 0) {
+            (false, true) => self.any.set(slot),
+            (true, false) => self.any.clear(slot),
+            _ => {}
+        }
         Self::change_in(&self.longest, slot, old.longest, new.longest);
         Self::change_in(&self.average, slot, old.average, new.average);
     }
 
     fn change_in(trees: &[BitTree; ORDERS], slot: usize, old: u8, new: u8) {
-        for tree in &trees[usize::from(old.min(new))..usize::from(new)] {
-            tree.set(slot);
-        }
-        for tree in &trees[usize::from(new.min(old))..usize::from(old)] {
-            tree.clear(slot);
+        let tree = |filed: u8| trees.get(usize::from(filed).checked_sub(1)?);
+        if old != new {
+            // In this order, so that a search sees it twice rather than not at all.
+            tree(new).into_iter().for_each(|tree| tree.set(slot));
+            tree(old).into_iter().for_each(|tree| tree.clear(slot));
         }
     }
 
     /// The next such slot at or after `from`.
-    pub(crate) fn next(&self, by: By, from: usize, thorough: bool) -> Option<usize> {
-        let tree = match by {
-            By::Longest(order) => &self.longest[order],
-            By::Average(order) => &self.average[order],
-        };
-        if thorough { tree.next_thorough(from) } else { tree.next(from) }
+    pub(crate) fn next(&self, by: By, from: usize) -> Option<usize> {
+        match by {
+            By::Longest(order) => self.longest[order].next(from),
+            By::Average(order) => self.average[order].next(from),
+            By::Any => self.any.next_thorough(from),
+        }
+    }
+
+    /// Whether there is no such group, as far as one look tells.
+    pub(crate) fn has_none(&self, by: By) -> bool {
+        match by {
+            By::Longest(order) => self.longest[order].is_empty(),
+            By::Average(order) => self.average[order].is_empty(),
+            By::Any => false,
+        }
     }
 }
 

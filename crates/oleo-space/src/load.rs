@@ -3,7 +3,8 @@
 //! 1. At mount a group is known by the bytes used in it. When a search is about to read its free runs, `learn_counts` first
 //!    asks the source how many runs this group and the next candidates have ([`COUNTS_BATCH`] at a time, which lie next to
 //!    each other on disk), and files them anew: the search goes on with what is worth reading.
-//! 2. `load` reads one group's runs, with no lock held.
+//! 2. `load` reads one group's runs, with no lock held. A search that has to read a second group is a scan: `expect` tells the
+//!    source the next candidates, to be read ahead.
 //! 3. When the runs in memory take more than [`Space::set_runs_memory_max`] allows, `evict_some` looks at the groups in the
 //!    order in which they were loaded. One that somebody has looked at since its last turn gets another turn; another is let
 //!    go *if the source, asked again, says exactly what is in memory*. So a group whose allocations are not on disk yet
@@ -27,6 +28,9 @@ use crate::runs::Runs;
 use crate::space::{Inner, Space};
 use crate::table::Table;
 use crate::{Kind, LoadError, Run};
+
+/// Groups that are read ahead when a scan has begun: a few leaves of the free-space tree.
+pub(crate) const AHEAD_GROUPS: usize = 16;
 
 /// Groups whose numbers of free runs are asked for at once.
 const COUNTS_BATCH: usize = 64;
@@ -174,7 +178,7 @@ impl Inner {
         let mut at = slot;
         // Candidates of which the number is known are few so near to one of which it is not.
         for _ in 0..2 * COUNTS_BATCH {
-            let Some((next, group)) = table.next(kind, by, at, false) else { break };
+            let Some((next, group)) = table.next(kind, by, at) else { break };
             if groups.len() < COUNTS_BATCH && group.count.load(SeqCst) == COUNT_UNKNOWN {
                 groups.push(group.clone());
             }
@@ -195,6 +199,21 @@ impl Inner {
                 self.file(&table, group, &mut state, orders);
             }
         }
+    }
+
+    /// A scan goes on at a slot: the source is told what it will probably be asked for next, [`AHEAD_GROUPS`] groups from there
+    /// on, so that it reads them in one go.
+    pub(crate) fn expect(&self, kind: Kind, by: By, slot: usize) {
+        let table = self.tables.read();
+        let found = |at: usize| table.next(kind, by, at);
+        let candidates = std::iter::successors(found(slot), |&(slot, _)| found(slot + 1)).take(AHEAD_GROUPS);
+        let unloaded =
+            |group: &GroupRef| group.state.try_lock().is_some_and(|s| matches!(s.content, Content::Unloaded));
+        let groups: Vec<Logical> =
+            candidates.filter(|(_, group)| unloaded(group)).map(|(_, group)| Logical(group.start)).collect();
+        drop(table);
+        let source = self.source.read().clone();
+        source.expect(&groups);
     }
 
     /// Lets go of groups nobody looks at, while there is more in memory than there should be; looks at `steps_max`.

@@ -99,14 +99,14 @@ fn who_has_a_promise_is_not_refused() {
     struct Groups {
         index: BitTree<AtomicU64>,
         free: [Mutex<bool>; 2],
-        frees: AtomicU64,
+        pool: Pool<AtomicU64>,
     }
     impl Groups {
         fn put_back(&self, group: usize) {
             let mut free = self.free[group].lock().unwrap();
             *free = true;
             self.index.set(group);
-            self.frees.add(1);
+            self.pool.tell_searchers();
         }
         fn take(&self, group: usize) -> bool {
             let mut free = self.free[group].lock().unwrap();
@@ -127,10 +127,11 @@ fn who_has_a_promise_is_not_refused() {
             None
         }
         fn search(&self) -> Option<usize> {
+            let search = self.pool.search();
             loop {
-                let seen = Word::load(&self.frees);
+                let seen = search.frees();
                 let found = self.walk();
-                if found.is_some() || Word::load(&self.frees) == seen {
+                if found.is_some() || search.frees() == seen {
                     return found;
                 }
             }
@@ -138,7 +139,7 @@ fn who_has_a_promise_is_not_refused() {
     }
     check(|| {
         let free = [Mutex::new(false), Mutex::new(true)];
-        let groups = Arc::new(Groups { index: BitTree::new(2), free, frees: AtomicU64::new(0) });
+        let groups = Arc::new(Groups { index: BitTree::new(2), free, pool: Pool::default() });
         groups.index.set(1);
         let mover = groups.clone();
         let moves = Box::new(move || {

@@ -1,18 +1,21 @@
 //! Which address an allocation gets.
 //!
-//! 1. The goal says where to begin: a stream goes on where it ended; a stream nobody has seen begins where the last
-//!    new one of its lane did end, so that small files written one after the other lie side by side; a stream that finds its
-//!    continuation taken leaves a few [`STRETCH_LEN`]s to whoever took it, so that two streams do not interleave piece by
-//!    piece. Tree blocks go on where the last tree blocks of their lane ended.
-//! 2. The goal's group is tried first, then groups from there going up and round, in [`Pass`]es of falling
-//!    expectations: for an exact power of two, groups whose longest run surely holds it; for other lengths first those
-//!    whose *average* run does; a few that may; order by order the best of the shorter runs; any.
-//! 3. A group that another thread has locked or is loading is stepped over, except in the last pass, which waits.
+//! 1. The goal says where to begin. A stream goes on where it ended; a new one of a directory where the last new one of that
+//!    directory did end, so that small files lie side by side. Who finds its continuation taken leaves a stretch to whoever took
+//!    it, where the free run is that long, so that two streams, or two directories, do not interleave piece by piece. Tree blocks
+//!    go on where the last tree blocks of their lane ended.
+//! 2. That place's group is tried first: right there, behind the stretch, else its shortest run that is long enough. What has no
+//!    place yet skips this step.
+//! 3. Then groups, in [`Pass`]es of falling expectations: order by order from the shortest that surely holds the length,
+//!    first by the groups' average run where the length is no power of two, then by their longest; a few that may hold
+//!    it; order by order the best of the shorter runs; any. Each goes over the groups from the goal's (for what has no place: from the
+//!    lane's first) up and round. So what is new fills the lowest groups and the shortest runs, and long runs stay whole.
+//! 4. A group that another thread has locked or is loading is stepped over, except in the last pass, which waits.
 //!
-//! Lanes: there are several goals for what is new, as many as suit the number of processors. All threads begin in the first
-//! lane; one that finds its goal's group busy is given another by its number, and its search begins behind that group. So
-//! threads that disturb each other part, and the same calls, one after the other, get the same addresses on any machine:
-//! no clock, thread number, number of processors or hash seed has a say in what nobody disturbs.
+//! Lanes: there are several places to begin at for what is new, as many as suit the number of processors. All threads begin in the
+//! first lane, which begins at the lowest group; one that finds a group busy is given another by its number, which begins where
+//! that search ended. So threads that disturb each other part, and the same calls, one after the other, get the same
+//! addresses on any machine: no clock, thread number, number of processors or hash seed has a say in what nobody disturbs.
 //!
 //! Invariants: what is returned is inside one group, aligned, of a length between the least and the wanted one.
 //!
@@ -20,6 +23,7 @@
 //! hints in atomic numbers.
 //! Not here: whether the caller may have the space at all (`account`), how groups are loaded (`load`).
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
@@ -28,7 +32,8 @@ use oleo_format::{ByteLen, Logical};
 use crate::deny::Ask;
 use crate::group::{COUNT_UNKNOWN, Content, Group, GroupRef};
 use crate::index::By;
-use crate::runs::{Fit, ORDERS, order_of, order_sure};
+use crate::load::AHEAD_GROUPS;
+use crate::runs::{Fit, Found, ORDERS, Runs, order_of, order_sure};
 use crate::space::{Inner, Space};
 use crate::table::Table;
 use crate::threads::{self, Apart};
@@ -43,8 +48,14 @@ const LANES_PER_PROCESSOR: usize = 2;
 /// Threads that may have a lane of their own; more share.
 const THREADS_TOLD_APART: usize = 64;
 
+/// Directories that are remembered; the same holds for them.
+const DIRECTORY_SLOTS: usize = 256;
+
 /// What a stream leaves free in front of it when another has taken its place.
 const STRETCH_LEN: u64 = 8 << 20;
+
+/// What the files of a directory leave free then.
+const DIRECTORY_STRETCH_LEN: u64 = 1 << 20;
 
 /// Groups looked into, in one pass, on the mere chance that they hold enough.
 const CHANCES_MAX: usize = 8;
@@ -57,6 +68,13 @@ const ROUNDS_MAX: usize = 1000;
 pub enum Goal {
     /// Behind the last allocation of the same stream: a hash of whatever is written in sequence.
     Stream(u64),
+    /// The same; and a new stream begins behind the last one of its directory that did.
+    File {
+        /// As above.
+        stream: u64,
+        /// The directory's name; not 0.
+        directory: u64,
+    },
     /// At or after an address.
     Near(Logical),
 }
@@ -76,21 +94,50 @@ pub struct Want {
     pub goal: Goal,
 }
 
-/// A stream's place. The two are read and written one by one: another stream's place for a moment harms nobody.
+/// A stream's place, or a directory's. The two are read and written one by one: another's place for a moment harms nobody.
 #[derive(Default)]
-struct Stream {
+struct Trail {
     id: AtomicU64,
     /// Where its last allocation ended; 0 for a slot never used.
     at: AtomicU64,
 }
 
+impl Trail {
+    fn of(slots: usize) -> Box<[Trail]> {
+        (0..slots).map(|_| Trail::default()).collect()
+    }
+
+    fn find(trails: &[Trail], kind: Kind, id: u64) -> &Trail {
+        &trails[(mix(id ^ kind as u64) >> 32) as usize & (trails.len() - 1)]
+    }
+
+    fn goes_on(&self, id: u64) -> Option<u64> {
+        let at = self.at.load(Relaxed);
+        (at != 0 && self.id.load(Relaxed) == id).then_some(at)
+    }
+
+    fn note(&self, id: u64, at: u64) {
+        self.id.store(id, Relaxed);
+        self.at.store(at, Relaxed);
+    }
+}
+
+/// Where a lane begins, by kind; 0 for one never used.
+#[derive(Default)]
+struct Lane {
+    /// Where the last tree blocks ended.
+    blocks: [AtomicU64; 3],
+    /// The lowest place for what is new: where a search that was disturbed ended.
+    first: [AtomicU64; 3],
+}
+
 /// Where allocations begin to look.
 pub(crate) struct Goals {
-    streams: Box<[Stream]>,
-    /// Where the last new stream's allocation, or the last tree block, ended, by lane and kind; 0 for a lane never used.
-    newest: Box<[Apart<[AtomicU64; 3]>]>,
+    streams: Box<[Trail]>,
+    directories: Box<[Trail]>,
+    lanes: Box<[Apart<Lane>]>,
     /// The lane of each thread, by number; 0 until it was disturbed.
-    lanes: Box<[AtomicU8]>,
+    lane_of: Box<[AtomicU8]>,
 }
 
 /// Where one allocation begins to look.
@@ -99,8 +146,20 @@ struct Aim {
     at: u64,
     /// Bytes to leave when `at` itself is taken.
     skip: u64,
-    /// The stream is a new one.
-    fresh: bool,
+    /// Bytes that shall be free behind, if that many are left.
+    rest_len: u64,
+    sort: Sort,
+}
+
+/// What is at the place that is aimed at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sort {
+    /// The last of the same stream, or of the same directory.
+    Trail,
+    /// The last tree blocks, or what the caller named.
+    Place,
+    /// Nothing: groups are searched from there up.
+    New,
 }
 
 /// Spreads the bits of a stream's name upwards.
@@ -111,61 +170,79 @@ fn mix(id: u64) -> u64 {
 impl Goals {
     pub(crate) fn new() -> Goals {
         Goals {
-            streams: (0..STREAM_SLOTS).map(|_| Stream::default()).collect(),
-            newest: (0..threads::spread() * LANES_PER_PROCESSOR).map(|_| Apart::default()).collect(),
-            lanes: (0..THREADS_TOLD_APART).map(|_| AtomicU8::new(0)).collect(),
+            streams: Trail::of(STREAM_SLOTS),
+            directories: Trail::of(DIRECTORY_SLOTS),
+            lanes: (0..threads::spread() * LANES_PER_PROCESSOR).map(|_| Apart::default()).collect(),
+            lane_of: (0..THREADS_TOLD_APART).map(|_| AtomicU8::new(0)).collect(),
         }
     }
 
-    fn slot(&self, kind: Kind, id: u64) -> &Stream {
-        &self.streams[(mix(id ^ kind as u64) >> 32) as usize % STREAM_SLOTS]
+    fn lane_number(&self) -> usize {
+        usize::from(threads::own(&self.lane_of).load(Relaxed)) & (self.lanes.len() - 1)
     }
 
-    fn lane(&self) -> usize {
-        usize::from(self.lanes[threads::number() % THREADS_TOLD_APART].load(Relaxed)) % self.newest.len()
+    fn lane(&self) -> &Lane {
+        &self.lanes[self.lane_number()].0
     }
 
     /// This thread was disturbed in its lane: in one of its own the next goal is another's less often. A thread that has one
     /// already stays there, and the lane goes where its next allocation ends.
     fn part(&self) {
-        let (number, others) = (threads::number(), self.newest.len() - 1);
-        if self.lane() == 0 && others > 0 {
-            self.lanes[number % THREADS_TOLD_APART].store((1 + number % others) as u8, Relaxed);
+        let (number, others) = (threads::number(), self.lanes.len() - 1);
+        if self.lane_number() == 0 && others > 0 {
+            threads::own(&self.lane_of).store((1 + number % others) as u8, Relaxed);
         }
     }
 
-    /// Where what is new begins.
-    fn fresh(&self, kind: Kind) -> Aim {
-        let newest = |lane: usize| self.newest[lane].0[kind as usize].load(Relaxed);
-        let at = Some(newest(self.lane())).filter(|&at| at != 0).unwrap_or_else(|| newest(0));
-        Aim { at, skip: 0, fresh: true }
+    /// Where tree blocks begin.
+    fn blocks(&self, kind: Kind) -> Aim {
+        let of = |lane: &Lane| Some(lane.blocks[kind as usize].load(Relaxed)).filter(|&at| at != 0);
+        let at = of(self.lane()).or_else(|| of(&self.lanes[0].0)).unwrap_or(0);
+        Aim { at, skip: 0, rest_len: 0, sort: Sort::Place }
+    }
+
+    fn blocks_ended(&self, kind: Kind, at: u64) {
+        self.lane().blocks[kind as usize].store(at, Relaxed);
     }
 
     fn aim(&self, kind: Kind, goal: Goal) -> Aim {
-        match goal {
-            Goal::Near(at) => Aim { at: at.0, skip: 0, fresh: false },
-            Goal::Stream(id) => {
-                let stream = self.slot(kind, id);
-                let at = stream.at.load(Relaxed);
-                if at != 0 && stream.id.load(Relaxed) == id {
-                    // Not the same for all, or streams that collided once would collide again.
-                    Aim { at, skip: STRETCH_LEN * (1 + (mix(id) >> 62)), fresh: false }
-                } else {
-                    self.fresh(kind)
-                }
-            }
+        let (stream, directory) = match goal {
+            Goal::Near(at) => return Aim { at: at.0, skip: 0, rest_len: 0, sort: Sort::Place },
+            Goal::Stream(stream) => (stream, None),
+            Goal::File { stream, directory } => (stream, Some(directory)),
+        };
+        // Not the same for all, or streams that collided once would collide again.
+        let trail = |at, id, stretch_len| Aim {
+            at,
+            skip: stretch_len * (1 + (mix(id) >> 62)),
+            rest_len: stretch_len,
+            sort: Sort::Trail,
+        };
+        if let Some(at) = Trail::find(&self.streams, kind, stream).goes_on(stream) {
+            return trail(at, stream, STRETCH_LEN);
         }
+        if let Some(directory) = directory
+            && let Some(at) = Trail::find(&self.directories, kind, directory).goes_on(directory)
+        {
+            return trail(at, directory, DIRECTORY_STRETCH_LEN);
+        }
+        let at = self.lane().first[kind as usize].load(Relaxed);
+        Aim { at, skip: 0, rest_len: 0, sort: Sort::New }
     }
 
-    fn ended(&self, kind: Kind, goal: Goal, aim: Aim, at: u64) {
-        if let Goal::Stream(id) = goal {
-            let stream = self.slot(kind, id);
-            stream.id.store(id, Relaxed);
-            stream.at.store(at, Relaxed);
+    fn ended(&self, kind: Kind, goal: Goal, at: u64) {
+        let (stream, directory) = match goal {
+            Goal::Near(_) => return,
+            Goal::Stream(stream) => (stream, None),
+            Goal::File { stream, directory } => (stream, Some(directory)),
+        };
+        let trail = Trail::find(&self.streams, kind, stream);
+        if let Some(directory) = directory
+            && trail.goes_on(stream).is_none()
+        {
+            Trail::find(&self.directories, kind, directory).note(directory, at);
         }
-        if aim.fresh {
-            self.newest[self.lane()].0[kind as usize].store(at, Relaxed);
-        }
+        trail.note(stream, at);
     }
 }
 
@@ -192,55 +269,84 @@ enum Visit {
     Held,
 }
 
+/// One pass over groups.
+struct Walk<'a> {
+    kind: Kind,
+    /// Goes up from there and round.
+    from: u64,
+    fit: &'a Fit,
+    /// Another thread was met.
+    disturbed: Cell<bool>,
+}
+
 impl Inner {
     /// Takes a run that fits from the groups there are.
     fn take(&self, kind: Kind, fit: &Fit, aim: Aim) -> Result<Option<Run>, LoadError> {
-        let mut from = aim.at;
-        match self.take_in_goal_group(kind, fit, aim)? {
-            (Visit::Taken(run), _) => return Ok(Some(run)),
-            (Visit::Busy, end) => {
-                self.goals.part();
-                from = end;
+        let mut walk = Walk { kind, from: aim.at, fit, disturbed: Cell::new(false) };
+        if aim.sort != Sort::New {
+            match self.take_in_goal_group(kind, fit, aim)? {
+                (Visit::Taken(run), _) => return Ok(Some(run)),
+                (Visit::Busy, end) => {
+                    walk.disturbed.set(true);
+                    walk.from = end;
+                }
+                _ => {}
             }
-            _ => {}
         }
+        let taken = self.take_in_groups(&walk)?;
+        if walk.disturbed.get() {
+            self.goals.part();
+            if let Some(run) = taken
+                && self.goals.lane_number() > 0
+            {
+                self.goals.lane().first[kind as usize].store(run.start.0, Relaxed);
+            }
+        }
+        Ok(taken)
+    }
+
+    fn take_in_groups(&self, walk: &Walk<'_>) -> Result<Option<Run>, LoadError> {
+        let fit = walk.fit;
         let sector = 1 << self.sector_shift;
         let sure = order_sure(fit.len + fit.align - fit.align.min(sector), self.sector_shift);
         let maybe = order_of(fit.len, self.sector_shift);
         let least = order_of(fit.min_len, self.sector_shift);
-        let walk = |pass, by, visits_max| self.walk(kind, by, from, pass, fit, visits_max);
         // Of groups that hold an exact power of two none is better than another; other lengths leave a rest, which does
         // least harm where runs are long anyway.
-        if !(fit.len >> self.sector_shift).is_power_of_two()
-            && let Some(run) = walk(Pass::Whole, By::Average(sure), CHANCES_MAX)?
-        {
-            return Ok(Some(run));
+        if !(fit.len >> self.sector_shift).is_power_of_two() {
+            for order in sure..ORDERS {
+                if let Some(run) = self.walk(walk, Pass::Whole, By::Average(order), CHANCES_MAX)? {
+                    return Ok(Some(run));
+                }
+            }
         }
         // A top order is open-ended, so nothing is sure there.
-        if let Some(run) = walk(Pass::Whole, By::Longest(sure), usize::MAX)? {
-            return Ok(Some(run));
+        for order in sure..ORDERS {
+            if let Some(run) = self.walk(walk, Pass::Whole, By::Longest(order), usize::MAX)? {
+                return Ok(Some(run));
+            }
         }
         if maybe < sure
-            && let Some(run) = walk(Pass::Whole, By::Longest(maybe), CHANCES_MAX)?
+            && let Some(run) = self.walk(walk, Pass::Whole, By::Longest(maybe), CHANCES_MAX)?
         {
             return Ok(Some(run));
         }
         if fit.min_len < fit.len {
             for order in (least..sure.max(least + 1).min(ORDERS)).rev() {
-                if let Some(run) = walk(Pass::Best, By::Longest(order), CHANCES_MAX)? {
+                if let Some(run) = self.walk(walk, Pass::Best, By::Longest(order), CHANCES_MAX)? {
                     return Ok(Some(run));
                 }
             }
         }
-        let frees = || self.pool(kind).frees.load(SeqCst);
+        let search = self.pool(walk.kind).search();
         for _ in 0..ROUNDS_MAX {
-            let seen = frees();
-            if let Some(run) = walk(Pass::Any, By::Longest(least), usize::MAX)? {
+            let seen = search.frees();
+            if let Some(run) = self.walk(walk, Pass::Any, By::Any, usize::MAX)? {
                 return Ok(Some(run));
             }
             // What became free behind our back, while what was in front of us was taken, is not to be missed: who has a
             // promise must not be refused.
-            if frees() == seen {
+            if search.frees() == seen {
                 break;
             }
         }
@@ -249,11 +355,14 @@ impl Inner {
 
     /// The goal's group, and where it ends.
     fn take_in_goal_group(&self, kind: Kind, fit: &Fit, aim: Aim) -> Result<(Visit, u64), LoadError> {
-        let find = |group: &Group, runs: &crate::runs::Runs| {
-            let whole = Fit { min_len: fit.len, ..*fit };
+        let whole = Fit { min_len: fit.len, ..*fit };
+        let find = |_: &Group, runs: &Runs| {
             runs.find_at(aim.at, &whole).or_else(|| {
-                let from = aim.at.saturating_add(aim.skip);
-                runs.find_whole(if from < group.end { from } else { group.start }, fit, false)
+                if aim.sort == Sort::Place {
+                    return runs.find_whole(aim.at, fit, false);
+                }
+                let apart = runs.find_apart(aim.at.saturating_add(aim.skip), aim.rest_len, fit);
+                apart.or_else(|| runs.find_tight(fit))
             })
         };
         for _ in 0..2 {
@@ -272,28 +381,25 @@ impl Inner {
         Ok((Visit::Nothing, aim.at))
     }
 
-    /// One pass over the groups that the index names, going up from `from` and round, once.
-    fn walk(
-        &self,
-        kind: Kind,
-        by: By,
-        from: u64,
-        pass: Pass,
-        fit: &Fit,
-        visits_max: usize,
-    ) -> Result<Option<Run>, LoadError> {
-        let wait = pass == Pass::Any;
-        let find = |group: &Group, runs: &crate::runs::Runs| match pass {
-            Pass::Whole => runs.find_whole(group.start, fit, false),
+    /// One pass over the groups that the index names, going up and round, once.
+    fn walk(&self, walk: &Walk<'_>, pass: Pass, by: By, visits_max: usize) -> Result<Option<Run>, LoadError> {
+        let (wait, fit, kind) = (pass == Pass::Any, walk.fit, walk.kind);
+        let least = order_of(fit.min_len, self.sector_shift);
+        let find = |group: &Group, runs: &Runs| match pass {
+            Pass::Whole => runs.find_tight(fit),
             Pass::Best => runs.find_best(fit, false),
             Pass::Any => runs.find_whole(group.start, fit, true).or_else(|| runs.find_best(fit, true)),
         };
         let mut table = self.tables.read();
-        let mut first = table.slot_from(from);
+        if table.has_none(kind, by) {
+            return Ok(None);
+        }
+        let mut first = table.slot_from(walk.from);
         let mut at = first;
         let mut round = false;
+        let mut loads = 0;
         for _ in 0..visits_max {
-            let next = table.next(kind, by, at, wait);
+            let next = table.next(kind, by, at);
             let Some((slot, group)) = next.filter(|&(slot, _)| !round || slot < first) else {
                 if round || first == 0 {
                     return Ok(None);
@@ -301,17 +407,22 @@ impl Inner {
                 (at, round) = (0, true);
                 continue;
             };
-            let visit = self.visit(&table, group, wait, &find);
-            if let Visit::Taken(run) = visit {
-                return Ok(Some(run));
-            }
-            if matches!(visit, Visit::Nothing | Visit::Busy) {
-                at = slot + 1;
-                continue;
+            // Whatever is free there is too short. (Not so in the other passes, which go by order.)
+            let too_short = wait && usize::from(group.orders().longest) <= least;
+            let visit = if too_short { Visit::Nothing } else { self.visit(&table, group, wait, &find) };
+            match visit {
+                Visit::Taken(run) => return Ok(Some(run)),
+                Visit::Nothing | Visit::Busy => {
+                    walk.disturbed.set(walk.disturbed.get() || matches!(visit, Visit::Busy));
+                    at = slot + 1;
+                    continue;
+                }
+                Visit::Unloaded | Visit::Held => {}
             }
             // What takes time is done without the table, which may be another one afterwards.
             let group: GroupRef = group.clone();
             drop(table);
+            let mut loaded = false;
             let again = match visit {
                 Visit::Held => {
                     Self::wait_for_held(&group);
@@ -321,10 +432,22 @@ impl Inner {
                     self.learn_counts(kind, by, slot);
                     true
                 }
-                _ => self.load(&group, wait)?,
+                _ => {
+                    loads += 1;
+                    // The first one deceived: a scan has begun; or what was read ahead is used up.
+                    if loads % AHEAD_GROUPS == 2 {
+                        self.expect(kind, by, slot);
+                    }
+                    loaded = self.load(&group, wait)?;
+                    false
+                }
             };
             table = self.tables.read();
-            first = table.slot_from(from);
+            first = table.slot_from(walk.from);
+            // What was just read is looked into under whatever order it is now: it may well do.
+            if loaded && let Visit::Taken(run) = self.visit(&table, &group, wait, &find) {
+                return Ok(Some(run));
+            }
             at = table.slot_from(group.start) + usize::from(!again);
         }
         Ok(None)
@@ -336,7 +459,7 @@ impl Inner {
         table: &Table,
         group: &GroupRef,
         wait: bool,
-        find: &impl Fn(&Group, &crate::runs::Runs) -> Option<(u64, u64)>,
+        find: &impl Fn(&Group, &Runs) -> Option<Found>,
     ) -> Visit {
         let state = if wait { Some(group.state.lock()) } else { group.state.try_lock() };
         let Some(mut state) = state else { return Visit::Busy };
@@ -349,11 +472,12 @@ impl Inner {
             Content::Loading if !wait => return Visit::Nothing,
             _ => return Visit::Unloaded,
         };
-        let found = find(group, runs);
-        match found.filter(|&(start, end)| Self::take_in(group, runs, start, end)) {
-            Some((start, end)) => {
+        match find(group, runs) {
+            Some(found) => {
+                runs.take_found(found);
+                group.add_free(-(found.end - found.start).cast_signed());
                 self.refile(table, group, &mut state, 0);
-                Visit::Taken(Run::between(start, end))
+                Visit::Taken(Run::between(found.start, found.end))
             }
             None if wait && state.sets().held.total() > 0 => Visit::Held,
             None => Visit::Nothing,
@@ -375,7 +499,7 @@ impl Inner {
         }
         let aim = self.goals.aim(want.kind, want.goal);
         let run = self.take(want.kind, fit, aim)?.ok_or(Refusal::NeedChunk(want.kind))?;
-        self.goals.ended(want.kind, want.goal, aim, run.end().0);
+        self.goals.ended(want.kind, want.goal, run.end().0);
         Ok(run)
     }
 }
@@ -471,10 +595,10 @@ impl Space {
         let mut left = count as u64;
         while left > 0 {
             let fit = Fit { len: left * node, min_len: node, align: node };
-            let aim = inner.goals.fresh(kind);
+            let aim = inner.goals.blocks(kind);
             let refusal = match inner.take(kind, &fit, aim) {
                 Ok(Some(run)) => {
-                    inner.goals.ended(kind, Goal::Near(run.start), aim, run.end().0);
+                    inner.goals.blocks_ended(kind, run.end().0);
                     out.extend((0..run.len.0 / node).map(|i| Logical(run.start.0 + i * node)));
                     left -= run.len.0 / node;
                     continue;
@@ -498,8 +622,9 @@ impl Space {
         let Some(group) = group.filter(|_| run.len.0 > 0) else { return Ok(false) };
         Ok(inner.with_loaded(&group, |table, state, inner| {
             let Content::Loaded(runs) = &mut state.content else { return false };
-            let taken = Inner::take_in(&group, runs, run.start.0, run.end().0);
+            let taken = runs.take(run.start.0, run.end().0);
             if taken {
+                group.add_free(-run.len.0.cast_signed());
                 if state.is_open() {
                     inner.pool_of(&group).overdraw(run.len.0);
                 }

@@ -81,12 +81,16 @@ struct Leaf {
     /// Runs of each order.
     counts: [u8; ORDERS],
     starts: [u32; LEAF_RUNS],
+    /// [`NO_RUN`] behind the last one.
     ends: [u32; LEAF_RUNS],
 }
 
+/// An end that no run has.
+const NO_RUN: u32 = u32::MAX;
+
 impl Leaf {
     fn new() -> Box<Leaf> {
-        Box::new(Leaf { len: 0, counts: [0; ORDERS], starts: [0; LEAF_RUNS], ends: [0; LEAF_RUNS] })
+        Box::new(Leaf { len: 0, counts: [0; ORDERS], starts: [0; LEAF_RUNS], ends: [NO_RUN; LEAF_RUNS] })
     }
 
     fn len(&self) -> usize {
@@ -103,7 +107,9 @@ impl Leaf {
 
     /// The first run that ends after `at`.
     fn seek(&self, at: u32) -> usize {
-        self.ends[..self.len()].partition_point(|&end| end <= at)
+        // Of all of them, which a processor does many at a time; a search by halves waits for each look.
+        let before: u32 = self.ends.iter().map(|&end| u32::from(end <= at)).sum();
+        (before as usize).min(self.len())
     }
 
     fn insert(&mut self, slot: usize, start: u32, end: u32) {
@@ -119,6 +125,7 @@ impl Leaf {
         let len = self.len();
         self.starts.copy_within(slot + 1..len, slot);
         self.ends.copy_within(slot + 1..len, slot);
+        self.ends[len - 1] = NO_RUN;
         self.len -= 1;
     }
 
@@ -128,6 +135,7 @@ impl Leaf {
         to.starts[at..at + moved].copy_from_slice(&self.starts[from..from + moved]);
         to.ends[at..at + moved].copy_from_slice(&self.ends[from..from + moved]);
         to.len += moved as u8;
+        self.ends[from..].fill(NO_RUN);
         self.len = from as u8;
         self.recount();
         to.recount();
@@ -147,6 +155,21 @@ impl Leaf {
 
 /// Where a run is: leaf and slot.
 type Place = (usize, usize);
+
+/// What a search has found: a part of a run, which can be [taken](Runs::take_found) while nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Found {
+    place: Place,
+    /// Bytes.
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+impl Found {
+    fn len(&self) -> u64 {
+        self.end - self.start
+    }
+}
 
 /// The free runs of one group.
 #[derive(Debug)]
@@ -215,6 +238,15 @@ impl Runs {
     /// The order of the longest run, or `None` when nothing is free.
     pub(crate) fn top_order(&self) -> Option<usize> {
         (self.filled != 0).then(|| self.filled.ilog2() as usize)
+    }
+
+    /// The order of the average run, or `None` when nothing is free.
+    pub(crate) fn average_order(&self) -> Option<usize> {
+        let (sectors, count) = (self.total >> self.sector_shift, u64::from(self.count));
+        // Of the quotient's two possible logarithms, without dividing.
+        let guess = sectors.checked_ilog2()? - count.checked_ilog2()?;
+        let order = if count << guess > sectors { guess - 1 } else { guess };
+        Some((order as usize).min(ORDERS - 1))
     }
 
     fn bytes(&self, (start, end): (u32, u32)) -> (u64, u64) {
@@ -405,13 +437,23 @@ impl Runs {
         if start < self.base || start >= end {
             return false;
         }
-        let bytes = end - start;
-        let (start, end) = (self.sector(start), self.sector(end));
-        let Some(place) = self.seek(start) else { return false };
-        let (s, e) = self.run(place);
-        if s > start || e < end {
-            return false;
+        let Some(place) = self.seek(self.sector(start)) else { return false };
+        let (s, e) = self.bytes(self.run(place));
+        let whole = s <= start && end <= e;
+        if whole {
+            self.take_found(Found { place, start, end });
         }
+        whole
+    }
+
+    /// Takes what was just found.
+    pub(crate) fn take_found(&mut self, found: Found) {
+        let Found { place, start, end } = found;
+        debug_assert!(start < end, "{found:?} is empty");
+        self.total -= end - start;
+        let (start, end) = (self.sector(start), self.sector(end));
+        let (s, e) = self.run(place);
+        debug_assert!(s <= start && end <= e, "{found:?} was found in another state");
         match (s < start, end < e) {
             (false, false) => self.delete(place),
             (false, true) => self.change(place, end, e),
@@ -421,8 +463,6 @@ impl Runs {
                 self.add(Some(place), s, start);
             }
         }
-        self.total -= bytes;
-        true
     }
 
     /// Adds whatever of `start..end` is not free yet; returns how many bytes that was.
@@ -449,13 +489,18 @@ impl Runs {
         {}
     }
 
+    /// The part of the run at a place that the allocation would get, if it begins at `from` or later.
+    fn part(&self, place: Place, from: u64, fit: &Fit, min_len: u64) -> Option<Found> {
+        let (start, end) = self.bytes(self.run(place));
+        let (start, end) = fit.within(start.max(from), end, min_len)?;
+        Some(Found { place, start, end })
+    }
+
     /// Exactly at `at`: what is free there, up to the length wanted.
-    pub(crate) fn find_at(&self, at: u64, fit: &Fit) -> Option<(u64, u64)> {
-        let (start, end) = self.at_or_after(at)?;
-        if start > at || at & (fit.align - 1) != 0 {
-            return None;
-        }
-        fit.within(at, end, fit.min_len)
+    pub(crate) fn find_at(&self, at: u64, fit: &Fit) -> Option<Found> {
+        let sector = self.sector(at);
+        let place = self.seek(sector)?;
+        self.part(place, at, fit, fit.min_len).filter(|found| found.start == at && self.run(place).0 <= sector)
     }
 
     /// The next run of an order at or behind a place.
@@ -477,7 +522,7 @@ impl Runs {
     }
 
     /// All runs of an order, going up from a place and round.
-    fn of_order(&self, order: usize, from: Option<Place>) -> impl Iterator<Item = (u64, u64)> + '_ {
+    fn of_order(&self, order: usize, from: Option<Place>) -> impl Iterator<Item = Place> + '_ {
         let first = from.unwrap_or((self.leaves.len(), 0));
         let (mut next, mut round) = (Some(first), false);
         std::iter::from_fn(move || {
@@ -489,23 +534,52 @@ impl Runs {
             let place = found.filter(|&place| !round || place < first);
             next = place.and_then(|place| self.step(place));
             round |= place.is_none();
-            place.map(|place| self.bytes(self.run(place)))
+            place
         })
     }
 
     /// The full length: near `from` going up, else from the shortest order that surely holds it, going up from `from`
     /// and round.
-    pub(crate) fn find_whole(&self, from: u64, fit: &Fit, thorough: bool) -> Option<(u64, u64)> {
+    pub(crate) fn find_whole(&self, from: u64, fit: &Fit, thorough: bool) -> Option<Found> {
         let first = self.seek(self.sector(from));
         let near = std::iter::successors(first, |&place| self.step(place)).take(NEAR_STEPS_MAX);
-        let near = near.map(|place| self.bytes(self.run(place)));
-        if let Some(found) = near.filter_map(|(s, e)| fit.within(s.max(from), e, fit.len)).next() {
-            return Some(found);
+        let near = near.filter_map(|place| self.part(place, from, fit, fit.len)).next();
+        near.or_else(|| self.find_shortest(first, fit, thorough))
+    }
+
+    /// The full length where one can go on, for who finds its place taken: at `at` or as soon behind as can be, in a run that
+    /// goes on for `rest_len` bytes; else in the middle of one of the longest runs, if its halves are an eighth of that. (From
+    /// its front on another may just be going, or come next.)
+    pub(crate) fn find_apart(&self, at: u64, rest_len: u64, fit: &Fit) -> Option<Found> {
+        let top = self.top_order()?;
+        let rest = |found: &Found| self.bytes(self.run(found.place)).1 - found.end;
+        if top >= order_sure(rest_len, self.sector_shift) {
+            let next = self.seek(self.sector(at)).and_then(|place| self.part(place, at, fit, fit.len));
+            if let Some(next) = next.filter(|found| rest(found) >= rest_len) {
+                return Some(next);
+            }
         }
+        if top <= order_sure(rest_len / 8, self.sector_shift) {
+            return None;
+        }
+        let place = self.next_of(top, (0, 0))?;
+        let (start, end) = self.run(place);
+        let middle = self.bytes((start + (end - start) / 2, end)).0;
+        self.part(place, middle, fit, fit.len)
+    }
+
+    /// The full length, from the shortest order that surely holds it, the lowest run.
+    pub(crate) fn find_tight(&self, fit: &Fit) -> Option<Found> {
+        self.find_shortest(Some((0, 0)), fit, false)
+    }
+
+    fn find_shortest(&self, first: Option<Place>, fit: &Fit, thorough: bool) -> Option<Found> {
         let sure = order_sure(fit.len + fit.align - (1 << self.sector_shift).min(fit.align), self.sector_shift);
+        let part = |place| self.part(place, 0, fit, fit.len);
         for order in bits(self.filled >> sure).map(|o| o + sure) {
             // The last order has no upper neighbour: its runs are long, not surely long enough.
-            let found = self.of_order(order, first).next().and_then(|(s, e)| fit.within(s, e, fit.len));
+            let next = first.and_then(|first| self.next_of(order, first)).or_else(|| self.next_of(order, (0, 0)));
+            let found = next.and_then(part);
             if found.is_some() {
                 return found;
             }
@@ -514,17 +588,17 @@ impl Runs {
         let steps_max = if thorough { usize::MAX } else { MAYBE_STEPS_MAX };
         (maybe..=sure)
             .filter(|order| self.filled & 1 << order != 0)
-            .find_map(|order| self.of_order(order, first).take(steps_max).find_map(|(s, e)| fit.within(s, e, fit.len)))
+            .find_map(|order| self.of_order(order, first).take(steps_max).find_map(part))
     }
 
     /// Less than the full length: one of the longest runs.
-    pub(crate) fn find_best(&self, fit: &Fit, thorough: bool) -> Option<(u64, u64)> {
+    pub(crate) fn find_best(&self, fit: &Fit, thorough: bool) -> Option<Found> {
         let steps_max = if thorough { usize::MAX } else { MAYBE_STEPS_MAX };
         for order in bits_down(self.filled) {
             let found = self.of_order(order, Some((0, 0))).take(steps_max);
-            let found = found.filter_map(|(s, e)| fit.within(s, e, fit.min_len));
+            let found = found.filter_map(|place| self.part(place, 0, fit, fit.min_len));
             // Of equals the lowest address wins.
-            let best = found.reduce(|best, next| if next.1 - next.0 > best.1 - best.0 { next } else { best });
+            let best = found.reduce(|best, next| if next.len() > best.len() { next } else { best });
             if best.is_some() {
                 return best;
             }
@@ -545,7 +619,8 @@ impl Runs {
                 total += u64::from(end - start) << self.sector_shift;
             }
             let dir = (self.last[i], self.masks[i]) == (leaf.last_end(), leaf.mask());
-            if leaf.len() == 0 || own != leaf.counts || !dir {
+            let blank = leaf.ends[leaf.len()..].iter().all(|&end| end == NO_RUN);
+            if leaf.len() == 0 || own != leaf.counts || !dir || !blank {
                 return false;
             }
         }

@@ -55,6 +55,11 @@ pub trait FreeSource: Send + Sync {
     fn counts(&self, groups: &[Logical]) -> Vec<Option<u32>> {
         vec![None; groups.len()]
     }
+
+    /// These groups will probably be loaded next, in this order. It is taken for a hint.
+    fn expect(&self, groups: &[Logical]) {
+        let _ = groups;
+    }
 }
 
 /// The bytes of one kind of space. On a mixed volume data and metadata are the same space.
@@ -123,7 +128,7 @@ impl Inner {
         self.residents.note(state);
         self.file(table, group, state, group.orders_now(state, freed_len, self.sector_shift));
         if freed_len > 0 {
-            self.pool_of(group).frees.fetch_add(1, SeqCst);
+            self.pool_of(group).tell_searchers();
         }
     }
 
@@ -155,15 +160,6 @@ impl Inner {
         if state.is_open() {
             self.pool_of(group).uncommit(freed);
         }
-    }
-
-    /// Takes `start..end`, free in a loaded group, out of its runs.
-    pub(crate) fn take_in(group: &Group, runs: &mut Runs, start: u64, end: u64) -> bool {
-        let taken = runs.take(start, end);
-        if taken {
-            group.add_free(-(end - start).cast_signed());
-        }
-        taken
     }
 
     /// Makes a run free at once.
@@ -244,7 +240,7 @@ impl Space {
 
     /// What a new guard holds.
     pub(crate) fn share(&self) -> Share {
-        self.shares[threads::number() % self.shares.len()].0.clone()
+        threads::own(&self.shares).0.clone()
     }
 
     /// From now on asks `source` what is free.

@@ -56,17 +56,23 @@ impl Table {
         self.groups.get(self.slot_from(at)..)?.iter().flatten().next()
     }
 
-    /// The next group of `kind` at or after slot `from` of at least this order.
-    pub(crate) fn next(&self, kind: Kind, by: By, from: usize, thorough: bool) -> Option<(usize, &GroupRef)> {
+    /// The next group of `kind` at or after slot `from` that `by` means.
+    pub(crate) fn next(&self, kind: Kind, by: By, from: usize) -> Option<(usize, &GroupRef)> {
+        let index = self.index[kind as usize].as_ref()?;
         let mut from = from;
         loop {
             // A slot without a group has no bit; one that loses its group just now is stepped over.
-            let slot = self.index[kind as usize].as_ref()?.next(by, from, thorough)?;
+            let slot = index.next(by, from)?;
             match self.groups.get(slot)? {
                 Some(group) => return Some((slot, group)),
                 None => from = slot + 1,
             }
         }
+    }
+
+    /// Whether `by` means no group of `kind`, as far as one look tells.
+    pub(crate) fn has_none(&self, kind: Kind, by: By) -> bool {
+        self.index[kind as usize].as_ref().is_none_or(|index| index.has_none(by))
     }
 
     /// All groups in rising order.
@@ -121,23 +127,21 @@ impl Table {
     #[cfg(test)]
     pub(crate) fn index_agrees(&self, sector_shift: u32) -> bool {
         let found = |kind: Kind, by: By| -> Vec<u64> {
-            let groups = std::iter::successors(self.next(kind, by, 0, true), |(slot, _)| {
-                let next = self.next(kind, by, slot + 1, true);
-                assert_eq!(next.map(|n| n.0), self.next(kind, by, slot + 1, false).map(|n| n.0));
-                next
-            });
+            let groups = std::iter::successors(self.next(kind, by, 0), |(slot, _)| self.next(kind, by, slot + 1));
             groups.map(|(_, group)| group.start).collect()
         };
+        let orders = |group: &GroupRef| group.orders_now(&group.state.lock(), 0, sector_shift);
         Kind::ALL.into_iter().all(|kind| {
-            (0..crate::runs::ORDERS).all(|order| {
-                let want = |of: fn(Orders) -> u8| -> Vec<u64> {
-                    let groups = self.groups().filter(|group| group.serves(kind));
-                    let orders = |group: &GroupRef| group.orders_now(&group.state.lock(), 0, sector_shift);
-                    groups.filter(|group| usize::from(of(orders(group))) > order).map(|group| group.start).collect()
-                };
-                found(kind, By::Longest(order)) == want(|orders| orders.longest)
-                    && found(kind, By::Average(order)) == want(|orders| orders.average)
-            })
+            let want = |is_meant: &dyn Fn(Orders) -> bool| -> Vec<u64> {
+                let groups = self.groups().filter(|group| group.serves(kind) && is_meant(orders(group)));
+                groups.map(|group| group.start).collect()
+            };
+            let by_order = (0..crate::runs::ORDERS).all(|order| {
+                let is = move |filed: u8| usize::from(filed) == order + 1;
+                found(kind, By::Longest(order)) == want(&|orders| is(orders.longest))
+                    && found(kind, By::Average(order)) == want(&|orders| is(orders.average))
+            });
+            by_order && found(kind, By::Any) == want(&|orders| orders.longest > 0)
         })
     }
 
@@ -174,7 +178,7 @@ impl Tables {
 
     /// The table, as it is until the guard is dropped but for the bits of the index.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Arc<Table>> {
-        self.shards[threads::number() % self.shards.len()].0.read()
+        threads::own(&self.shards).0.read()
     }
 
     /// Changes the table while nobody reads it.

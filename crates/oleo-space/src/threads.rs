@@ -11,14 +11,26 @@ pub(crate) const SPREAD_MAX: usize = 32;
 
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
+/// A thread that has not asked yet.
+const NONE: usize = usize::MAX;
+
 thread_local! {
-    static NUMBER: Cell<usize> = Cell::new(NEXT.fetch_add(1, Relaxed));
+    static NUMBER: Cell<usize> = const { Cell::new(NONE) };
 }
 
 /// This thread's number, counted from 0 in the order in which threads first asked.
 pub(crate) fn number() -> usize {
-    // A thread that is being torn down has none any more.
-    NUMBER.try_with(Cell::get).unwrap_or(0)
+    NUMBER.with(|number| {
+        if number.get() == NONE {
+            number.set(NEXT.fetch_add(1, Relaxed));
+        }
+        number.get()
+    })
+}
+
+/// This thread's of several places, of which there is a power of two.
+pub(crate) fn own<T>(places: &[T]) -> &T {
+    &places[number() & (places.len() - 1)]
 }
 
 /// How many places are worth having: a power of two, by the number of processors.

@@ -89,6 +89,8 @@ pub struct DataWant {
     pub min_len: ByteLen,
     /// Allocations of one stream (an inode, say) are kept together.
     pub stream: u64,
+    /// A new stream begins near the last new one of the same directory; 0 for none.
+    pub directory: u64,
 }
 
 /// Whether a read of data is compared with its checksums.

@@ -205,12 +205,16 @@ impl Inner {
 
     /// Takes space for data, out of the promise as far as it goes.
     pub(crate) fn alloc_data(&self, promise: Option<&Reservation>, want: DataWant) -> Result<Grant, TxnError> {
+        let goal = match (want.stream, want.directory) {
+            (stream, 0) => Goal::Stream(stream),
+            (stream, directory) => Goal::File { stream, directory },
+        };
         let want_inner = Want {
             kind: Kind::Data,
             len: want.len,
             min_len: want.min_len,
             align: ByteLen(u64::from(self.rules.sectorsize)),
-            goal: Goal::Stream(want.stream),
+            goal,
         };
         for _ in 0..GROW_MAX {
             let taken = match promise {

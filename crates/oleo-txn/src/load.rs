@@ -210,6 +210,11 @@ impl FreeSource for Source {
         let counts = self.0.upgrade().and_then(|inner| inner.free_counts(groups).ok());
         counts.unwrap_or_else(|| vec![None; groups.len()])
     }
+
+    fn expect(&self, groups: &[Logical]) {
+        // The leaves with the groups' summaries, into the cache, in one batch: what is free stands next to them.
+        let _ = self.0.upgrade().map(|inner| inner.free_counts(groups));
+    }
 }
 
 impl Inner {

@@ -146,7 +146,7 @@ fn unreferenced_births_leave_no_trace() {
     let len = oleo_format::ByteLen(1 << 20);
     for _ in 0..3 {
         let reservation = engine.reserve_data(len).unwrap();
-        let grant = engine.alloc_data(DataWant { len, min_len: len, stream: 7 }).unwrap();
+        let grant = engine.alloc_data(DataWant { len, min_len: len, stream: 7, directory: 0 }).unwrap();
         let run = grant.run();
         let data = vec![5u8; len.0 as usize];
         engine.write_data(&[(run.start, &data)]).unwrap();

@@ -127,7 +127,6 @@ pub(super) fn install(batch: &[Install<'_>]) -> Result<(), FsError> {
 /// Takes space for one file's pieces.
 fn place(engine: &Engine, item: &Install<'_>) -> Result<(Vec<Placed>, Unpacked), FsError> {
     let sector = u64::from(engine.sectorsize());
-    let stream = item.inode.ino().0;
     let mut placed = Vec::with_capacity(item.prepared.pieces.len());
     let mut unpacked = Vec::new();
     for piece in &item.prepared.pieces {
@@ -139,7 +138,7 @@ fn place(engine: &Engine, item: &Install<'_>) -> Result<(Vec<Placed>, Unpacked),
             }
             Body::Compressed { compression, data } => {
                 let len = ByteLen(data.len() as u64);
-                match take_space(engine, item.promise, DataWant { len, min_len: len, stream }) {
+                match take_space(engine, item.promise, DataWant { min_len: len, ..want(item.inode, len.0) }) {
                     Ok(grant) => {
                         let kind = PlacedKind::Disk { grant, compression: *compression, disk_len: len.0 };
                         placed.push(Placed { at: piece.at, len: piece.len, kind, csums: piece.csums.clone() });
@@ -153,13 +152,13 @@ fn place(engine: &Engine, item: &Install<'_>) -> Result<(Vec<Placed>, Unpacked),
                         if !piece.csums.is_empty() {
                             engine.csum_type().csum_sectors(&bytes, engine.sectorsize(), &mut csums);
                         }
-                        place_plain(engine, item.promise, piece, &csums, stream, &mut placed)?;
+                        place_plain(item, piece, &csums, &mut placed)?;
                         plain = Some(bytes);
                     }
                     Err(e) => return Err(e.into()),
                 }
             }
-            Body::Plain { .. } => place_plain(engine, item.promise, piece, &piece.csums, stream, &mut placed)?,
+            Body::Plain { .. } => place_plain(item, piece, &piece.csums, &mut placed)?,
         }
         unpacked.push(plain);
     }
@@ -180,7 +179,8 @@ pub(super) fn take_space(
 /// What one extent of a file wants.
 pub(super) fn want(inode: &Inode, len: u64) -> DataWant {
     let sector = inode.core().engine().sectorsize();
-    DataWant { len: ByteLen(len), min_len: ByteLen(u64::from(sector)), stream: inode.ino().0 }
+    let (stream, directory) = (inode.ino().0, inode.directory().0);
+    DataWant { len: ByteLen(len), min_len: ByteLen(u64::from(sector)), stream, directory }
 }
 
 /// Puts the item of one plain extent that has been written at `at`, out of the inode's flight. The flying bytes end at
@@ -192,20 +192,13 @@ pub(super) fn finish_plain(inode: &Arc<Inode>, at: u64, grant: Grant, csums: Vec
     finish(&Finish { inode, time: None, exact_size: None, from_flight: true, end }, vec![place])
 }
 
-fn place_plain(
-    engine: &Engine,
-    promise: Option<&DataReservation>,
-    piece: &Piece,
-    csums: &[u8],
-    stream: u64,
-    placed: &mut Vec<Placed>,
-) -> Result<(), FsError> {
+fn place_plain(item: &Install<'_>, piece: &Piece, csums: &[u8], placed: &mut Vec<Placed>) -> Result<(), FsError> {
+    let engine = item.inode.core().engine();
     let sector = u64::from(engine.sectorsize());
     let csum_len = if csums.is_empty() { 0 } else { engine.csum_type().csum_len() };
     let mut done = 0;
     while done < piece.len {
-        let want = DataWant { len: ByteLen(piece.len - done), min_len: ByteLen(sector), stream };
-        let grant = take_space(engine, promise, want)?;
+        let grant = take_space(engine, item.promise, want(item.inode, piece.len - done))?;
         let len = grant.run().len.0;
         let sums = (done / sector) as usize * csum_len..((done + len) / sector) as usize * csum_len;
         let kind = PlacedKind::Disk { grant, compression: Compression::None, disk_len: len };

@@ -17,6 +17,8 @@ struct Disk {
     tells_counts: bool,
     loads: Mutex<Vec<u64>>,
     counted: AtomicU64,
+    /// What was told to come.
+    expected: Mutex<Vec<u64>>,
 }
 
 fn runs_of(sectors: &BTreeSet<u64>) -> Vec<(Logical, ByteLen)> {
@@ -41,6 +43,10 @@ impl FreeSource for Disk {
         let free = self.free.lock();
         let count = |group: &Logical| Some(runs_of(&free[&group.0]).len() as u32);
         groups.iter().map(|group| self.tells_counts.then(|| count(group)).flatten()).collect()
+    }
+
+    fn expect(&self, groups: &[Logical]) {
+        self.expected.lock().extend(groups.iter().map(|group| group.0));
     }
 }
 
@@ -81,6 +87,22 @@ fn groups_are_chosen_from_the_summary() {
         assert_eq!(hoped.is_empty(), tells_counts, "{hoped:?}");
         assert_eq!(disk.counted.load(SeqCst), 100, "each was asked about once");
     }
+}
+
+/// Goal: a scan over groups that have to be read is told to the source ahead of need, a look into one group is not.
+/// Method: a hundred groups that promise sixteen sectors in a row and have one, but the ninetieth; after one of them was read
+/// in vain each must have been told before it is read.
+#[test]
+fn a_scan_is_read_ahead() {
+    let disk = Arc::new(Disk { tells_counts: true, ..Disk::default() });
+    let space = space_of(&disk, 100, |i, s| s % 2 == 0 || i == 90 && s < 32);
+    space.alloc(&want(SECTOR)).unwrap().keep();
+    assert_eq!((disk.loads.lock().len(), disk.expected.lock().len()), (1, 0));
+    assert_eq!(space.alloc(&want(16 * SECTOR)).unwrap().keep().start.0, BASE + 90 * LEN);
+    let (loads, expected) = (disk.loads.lock().clone(), disk.expected.lock().clone());
+    assert_eq!(loads.len(), 91, "{loads:?}");
+    assert_eq!(loads[2..], expected[..89], "{expected:?}");
+    assert!(expected.len() < 89 + AHEAD_GROUPS);
 }
 
 /// Goal: memory for free runs is bounded while groups are idle, and what is not on disk is never forgotten.

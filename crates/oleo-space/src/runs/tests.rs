@@ -41,7 +41,9 @@ fn runs_are_a_set_of_sectors() {
             let fit = Fit { len: len.max(align), min_len: align, align };
             let from = base + rng.below(600) * SECTOR;
             let at = format!("seed {seed} step {step} {fit:?} from {from}");
-            let (found, least) = match rng.below(4) {
+            let (found, least) = match rng.below(6) {
+                3 => (runs.find_tight(&fit), fit.len),
+                4 => (runs.find_apart(from, rng.below(100) * SECTOR, &fit), fit.len),
                 0 => (runs.find_whole(from, &fit, true), fit.len),
                 1 => (runs.find_best(&fit, true), fit.min_len),
                 2 => (runs.find_at(from, &fit), fit.min_len),
@@ -56,7 +58,7 @@ fn runs_are_a_set_of_sectors() {
                     continue;
                 }
             };
-            if let Some((start, end)) = found {
+            if let Some(Found { start, end, .. }) = found {
                 assert!(start % align == 0 && end - start >= least && end - start <= fit.len, "{at}");
                 assert!(free_for(&model, start, end - start), "{at}");
                 assert!(runs.take(start, end), "{at}");
@@ -66,6 +68,8 @@ fn runs_are_a_set_of_sectors() {
             assert!(runs.is_consistent(), "{at}");
             assert_eq!(runs.total(), model.len() as u64 * SECTOR, "{at}");
             assert!(runs.count() == 0 || runs.top_order().is_some());
+            let average = runs.total().checked_div(runs.count() as u64).map(|len| order_of(len, SHIFT));
+            assert_eq!(runs.average_order(), average, "{at}");
         }
     }
 }
@@ -89,7 +93,7 @@ fn a_thorough_search_finds_what_there_is() {
                 let longest = longest(&model, align);
                 let from = rng.below(200) * SECTOR;
                 assert_eq!(runs.find_whole(from, &fit, true).is_some(), longest >= len, "seed {seed} {fit:?}");
-                let best = runs.find_best(&fit, true).map_or(0, |(s, e)| e - s);
+                let best = runs.find_best(&fit, true).map_or(0, |found| found.len());
                 assert!(best > 0 || longest == 0, "seed {seed} {fit:?}");
             }
         }
@@ -135,7 +139,8 @@ fn many_runs_are_kept_in_order() {
             for _ in 0..20 {
                 let from = BASE + rng.below(sectors + 10) * SECTOR;
                 let (before, behind): (Vec<_>, Vec<_>) = all.iter().copied().partition(|&(_, end)| end <= from);
-                let got: Vec<_> = runs.of_order(order, runs.seek(runs.sector(from))).collect();
+                let places = runs.of_order(order, runs.seek(runs.sector(from)));
+                let got: Vec<_> = places.map(|place| runs.bytes(runs.run(place))).collect();
                 assert_eq!(got, [behind, before].concat(), "seed {seed} order {order}");
             }
         }
