@@ -5,7 +5,8 @@
 //!
 //! Normal path: (1) `FreeItems::read` takes a group's items as they stand; (2) `apply` merges the sorted changes of a
 //! settling round into the runs; (3) `changes` compares what should be on disk with what is and emits only the difference,
-//! switching form where the other is smaller.
+//! switching form where the other is smaller. Where the form stays, runs are compared with runs and bitmaps with bitmaps: a
+//! group may have thousands, and each round of each commit that touches it comes by here.
 //!
 //! Invariants: runs are sorted, do not touch, and lie in the group; taking what is not free and freeing what is free are
 //! errors, never absorbed: they mean a wrong reference count.
@@ -36,6 +37,13 @@ pub struct Piece {
     pub end: u64,
 }
 
+impl Piece {
+    /// Of the item that says that it is free.
+    fn key(&self) -> Key {
+        Key::new(self.start, ItemType::FREE_SPACE_EXTENT, self.end - self.start)
+    }
+}
+
 /// What a settling round does to a group's free space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
@@ -52,10 +60,21 @@ pub struct FreeItems {
     len: u64,
     sectorsize: u64,
     runs: Vec<Piece>,
-    bitmaps: bool,
-    /// What the tree holds: key to item bytes.
-    stored: BTreeMap<Key, Box<[u8]>>,
+    stored: Stored,
 }
+
+/// What the tree holds of a group.
+#[derive(Debug)]
+enum Stored {
+    /// As written here: an item for each of these runs.
+    Extents(Vec<Piece>),
+    /// As written here: bitmaps side by side, each but the last of full length, and a count of runs.
+    Bitmaps { maps: Vec<Box<[u8]>>, count: u32 },
+    /// Nothing, or items that say the same in another way: key to item bytes.
+    Other { items: Items, bitmaps: bool },
+}
+
+type Items = BTreeMap<Key, Box<[u8]>>;
 
 fn info_bytes(count: u32, flags: u32) -> Box<[u8]> {
     let mut v = Vec::with_capacity(8);
@@ -68,12 +87,46 @@ fn wrong(at: u64, what: &'static str, have: impl ToString, want: impl ToString) 
     Corruption::new("free space", what, have.to_string(), want.to_string()).within(format!("group {at}"))
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bit {
+    Set,
+    Clear,
+}
+
+/// The first bit from `from` on that is as wanted, or `end`: a byte at a time, since a group has a quarter of a million.
+fn next_bit(data: &[u8], from: u64, end: u64, want: Bit) -> u64 {
+    let flip = if want == Bit::Set { 0 } else { u8::MAX };
+    let mut bit = from;
+    while bit < end {
+        let byte = data.get((bit / 8) as usize).copied().unwrap_or(0) ^ flip;
+        let rest = byte >> (bit % 8);
+        if rest != 0 {
+            return end.min(bit + u64::from(rest.trailing_zeros()));
+        }
+        bit = (bit / 8 + 1) * 8;
+    }
+    end
+}
+
+/// Sets the bits `from..to`.
+fn set_bits(map: &mut [u8], from: u64, to: u64) {
+    let mut bit = from;
+    while bit < to {
+        let count = (8 - bit % 8).min(to - bit);
+        if let Some(byte) = map.get_mut((bit / 8) as usize) {
+            *byte |= (u8::MAX >> (8 - count)) << (bit % 8);
+        }
+        bit += count;
+    }
+}
+
 impl FreeItems {
     /// A group that is not in the tree yet, with what is free in it.
     pub fn new(start: Logical, len: ByteLen, sectorsize: u32, runs: &[(Logical, ByteLen)]) -> FreeItems {
         let runs = runs.iter().map(|(s, l)| Piece { start: s.0, end: s.0 + l.0 }).collect();
         let sectorsize = u64::from(sectorsize);
-        FreeItems { start: start.0, len: len.0, sectorsize, runs, bitmaps: false, stored: BTreeMap::new() }
+        let stored = Stored::Other { items: Items::new(), bitmaps: false };
+        FreeItems { start: start.0, len: len.0, sectorsize, runs, stored }
     }
 
     /// A group as the tree has it: `items` are all free-space items whose keys lie in it.
@@ -86,7 +139,7 @@ impl FreeItems {
         let mut group = FreeItems::new(start, len, sectorsize, &[]);
         let end = group.start + group.len;
         let mut info = None;
-        for (key, data) in items {
+        for (key, data) in &items {
             match key.item_type {
                 ItemType::FREE_SPACE_INFO if key.objectid == start.0 && key.offset == len.0 && data.len() == 8 => {
                     let word = |at: usize| data.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
@@ -97,17 +150,35 @@ impl FreeItems {
                     let piece_end = piece_end.ok_or_else(|| wrong(start.0, "free extent", key, "inside its group"))?;
                     group.push(key.objectid, piece_end)?;
                 }
-                ItemType::FREE_SPACE_BITMAP => group.push_bitmap(&key, &data, end)?,
+                ItemType::FREE_SPACE_BITMAP => group.push_bitmap(key, data, end)?,
                 _ => return Err(wrong(start.0, "item", key, "one of the free-space tree")),
             }
-            group.stored.insert(key, data);
         }
         let Some((count, flags)) = info else { return Err(wrong(start.0, "FREE_SPACE_INFO", "none", "one")) };
-        group.bitmaps = flags & USING_BITMAPS != 0;
         if group.runs.len() as u64 != u64::from(count) {
             return Err(wrong(start.0, "extent_count", count, group.runs.len()));
         }
+        group.stored = group.as_stored(items, count, flags);
         Ok(group)
+    }
+
+    /// How items stand in the tree that were found to mean `self.runs`.
+    fn as_stored(&self, items: Vec<(Key, Box<[u8]>)>, count: u32, flags: u32) -> Stored {
+        let bitmaps = flags & USING_BITMAPS != 0;
+        let rest = items.iter().filter(|(key, _)| key.item_type != ItemType::FREE_SPACE_INFO);
+        let as_here = match flags {
+            0 => rest.map(|(key, _)| *key).eq(self.runs.iter().map(Piece::key)),
+            USING_BITMAPS => rest.map(|(key, _)| *key).eq(self.bitmap_keys()),
+            _ => false,
+        };
+        if !as_here {
+            return Stored::Other { items: items.into_iter().collect(), bitmaps };
+        }
+        if !bitmaps {
+            return Stored::Extents(self.runs.clone());
+        }
+        let maps = items.into_iter().filter(|(key, _)| key.item_type != ItemType::FREE_SPACE_INFO).map(|(_, map)| map);
+        Stored::Bitmaps { maps: maps.collect(), count }
     }
 
     fn push(&mut self, start: u64, end: u64) -> Result<(), Corruption> {
@@ -130,18 +201,11 @@ impl FreeItems {
         if covers.is_none() || bits > BITMAP_BITS || data.len() as u64 != bits.div_ceil(8) {
             return Err(wrong(self.start, "bitmap", key, "a bitmap inside its group"));
         }
-        let mut bit = 0;
+        let mut bit = next_bit(data, 0, bits, Bit::Set);
         while bit < bits {
-            let set = |b: u64| data.get((b / 8) as usize).is_some_and(|byte| byte & (1 << (b % 8)) != 0);
-            if !set(bit) {
-                bit += 1;
-                continue;
-            }
-            let from = bit;
-            while bit < bits && set(bit) {
-                bit += 1;
-            }
-            self.push(key.objectid + from * self.sectorsize, key.objectid + bit * self.sectorsize)?;
+            let end = next_bit(data, bit, bits, Bit::Clear);
+            self.push(key.objectid + bit * self.sectorsize, key.objectid + end * self.sectorsize)?;
+            bit = next_bit(data, end, bits, Bit::Set);
         }
         Ok(())
     }
@@ -199,70 +263,126 @@ impl FreeItems {
         let bitmaps = self.len.div_ceil(BITMAP_BITS * self.sectorsize);
         let high = bitmaps * (BITMAP_BYTES + ITEM_HEAD_BYTES) / ITEM_HEAD_BYTES;
         let runs = self.runs.len() as u64;
-        if self.bitmaps { runs >= high - FORM_HYSTERESIS_RUNS.min(high / 2) } else { runs > high }
+        if self.has_bitmaps() { runs >= high - FORM_HYSTERESIS_RUNS.min(high / 2) } else { runs > high }
     }
 
-    fn wanted(&self, bitmaps: bool) -> BTreeMap<Key, Box<[u8]>> {
-        let mut items = BTreeMap::new();
-        let flags = if bitmaps { USING_BITMAPS } else { 0 };
-        let count = u32::try_from(self.runs.len()).unwrap_or(u32::MAX);
-        items.insert(Key::new(self.start, ItemType::FREE_SPACE_INFO, self.len), info_bytes(count, flags));
-        if !bitmaps {
-            for p in &self.runs {
-                items.insert(Key::new(p.start, ItemType::FREE_SPACE_EXTENT, p.end - p.start), Box::default());
-            }
-            return items;
+    fn has_bitmaps(&self) -> bool {
+        match &self.stored {
+            Stored::Extents(_) => false,
+            Stored::Bitmaps { .. } => true,
+            Stored::Other { bitmaps, .. } => *bitmaps,
         }
+    }
+
+    fn count(&self) -> u32 {
+        u32::try_from(self.runs.len()).unwrap_or(u32::MAX)
+    }
+
+    fn info(&self, count: u32, flags: u32) -> (Key, Box<[u8]>) {
+        (Key::new(self.start, ItemType::FREE_SPACE_INFO, self.len), info_bytes(count, flags))
+    }
+
+    /// The keys of all bitmaps, in order.
+    fn bitmap_keys(&self) -> impl Iterator<Item = Key> + '_ {
         let span = BITMAP_BITS * self.sectorsize;
-        let mut at = 0;
-        while at < self.len {
-            let covers = span.min(self.len - at);
-            let bytes = (covers / self.sectorsize).div_ceil(8) as usize;
-            items.insert(
-                Key::new(self.start + at, ItemType::FREE_SPACE_BITMAP, covers),
-                vec![0; bytes].into_boxed_slice(),
-            );
-            at += span;
-        }
+        (0..self.len.div_ceil(span)).map(move |n| {
+            let at = n * span;
+            Key::new(self.start + at, ItemType::FREE_SPACE_BITMAP, span.min(self.len - at))
+        })
+    }
+
+    /// The bitmaps that say what is free now, in order.
+    fn bitmaps(&self) -> Vec<Box<[u8]>> {
+        let empty = |key: Key| vec![0; (key.offset / self.sectorsize).div_ceil(8) as usize].into_boxed_slice();
+        let mut maps: Vec<Box<[u8]>> = self.bitmap_keys().map(empty).collect();
         for p in &self.runs {
             let mut sector = (p.start - self.start) / self.sectorsize;
             let last = (p.end - self.start) / self.sectorsize;
             while sector < last {
-                let key_at = self.start + sector / BITMAP_BITS * span;
-                let covers = span.min(self.start + self.len - key_at);
-                let stop = last.min((sector / BITMAP_BITS + 1) * BITMAP_BITS);
-                if let Some(map) = items.get_mut(&Key::new(key_at, ItemType::FREE_SPACE_BITMAP, covers)) {
-                    for bit in sector..stop {
-                        let bit = bit % BITMAP_BITS;
-                        if let Some(byte) = map.get_mut((bit / 8) as usize) {
-                            *byte |= 1 << (bit % 8);
-                        }
-                    }
+                let n = sector / BITMAP_BITS;
+                let stop = last.min((n + 1) * BITMAP_BITS);
+                if let Some(map) = maps.get_mut(n as usize) {
+                    set_bits(map, sector - n * BITMAP_BITS, stop - n * BITMAP_BITS);
                 }
                 sector = stop;
             }
         }
-        items
+        maps
+    }
+
+    /// All items of a form that the tree holds, or is to hold.
+    fn items_of(&self, form: &Stored) -> Items {
+        match form {
+            Stored::Extents(runs) => {
+                let count = u32::try_from(runs.len()).unwrap_or(u32::MAX);
+                runs.iter().map(|p| (p.key(), Box::default())).chain([self.info(count, 0)]).collect()
+            }
+            Stored::Bitmaps { maps, count } => {
+                let maps = self.bitmap_keys().zip(maps.iter().cloned());
+                maps.chain([self.info(*count, USING_BITMAPS)]).collect()
+            }
+            Stored::Other { items, .. } => items.clone(),
+        }
     }
 
     /// The item changes that make the tree say what the runs say, sorted; afterwards they count as stored.
     pub fn changes(&mut self) -> Vec<Change> {
-        self.bitmaps = self.wants_bitmaps();
-        let wanted = self.wanted(self.bitmaps);
+        let wanted = if self.wants_bitmaps() {
+            Stored::Bitmaps { maps: self.bitmaps(), count: self.count() }
+        } else {
+            Stored::Extents(self.runs.clone())
+        };
+        let put = |(key, data)| Change { key, op: Op::Put(data) };
         let mut changes = Vec::new();
-        for key in self.stored.keys() {
-            if !wanted.contains_key(key) {
-                changes.push(Change { key: *key, op: Op::Delete });
+        match (&self.stored, &wanted) {
+            (Stored::Extents(old), Stored::Extents(new)) => {
+                differences(old, new, |piece, stays| {
+                    let op = if stays { Op::Put(Box::default()) } else { Op::Delete };
+                    changes.push(Change { key: piece.key(), op });
+                });
+                if old.len() != new.len() {
+                    changes.push(put(self.info(self.count(), 0)));
+                }
             }
-        }
-        for (key, data) in &wanted {
-            if self.stored.get(key) != Some(data) {
-                changes.push(Change { key: *key, op: Op::Put(data.clone()) });
+            (Stored::Bitmaps { maps: old, count: before }, Stored::Bitmaps { maps: new, count }) => {
+                let pairs = self.bitmap_keys().zip(old.iter().zip(new));
+                changes.extend(pairs.filter(|(_, (a, b))| a != b).map(|(key, (_, map))| put((key, map.clone()))));
+                if before != count {
+                    changes.push(put(self.info(*count, USING_BITMAPS)));
+                }
+            }
+            (old, new) => {
+                let (old, new) = (self.items_of(old), self.items_of(new));
+                let gone = old.keys().filter(|key| !new.contains_key(key));
+                changes.extend(gone.map(|key| Change { key: *key, op: Op::Delete }));
+                changes.extend(new.into_iter().filter(|(key, data)| old.get(key) != Some(data)).map(put));
             }
         }
         changes.sort_unstable_by_key(|c| c.key);
         self.stored = wanted;
         changes
+    }
+}
+
+/// Calls `each` for what only one of two sorted lists has, with `true` for what only the second has.
+fn differences(old: &[Piece], new: &[Piece], mut each: impl FnMut(&Piece, bool)) {
+    let (mut old, mut new) = (old.iter().peekable(), new.iter().peekable());
+    loop {
+        match (old.peek(), new.peek()) {
+            (Some(a), Some(b)) if a == b => {
+                old.next();
+                new.next();
+            }
+            (Some(a), b) if b.is_none_or(|b| a < b) => {
+                each(a, false);
+                old.next();
+            }
+            (_, Some(b)) => {
+                each(b, true);
+                new.next();
+            }
+            (_, None) => break,
+        }
     }
 }
 

@@ -10,8 +10,7 @@
 //!
 //! Locks: rank 12, one grower at a time; below those of `space`. Crash: a chunk that was not recorded never was.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use oleo_format::{BlockGroupFlags, ByteLen, Key, Logical};
 use oleo_space::{Goal, Grant, GroupInfo, Kind, Refusal, Reservation, Run, Want};
@@ -41,8 +40,9 @@ pub(crate) struct Growth {
     plans: Mutex<Vec<NewChunk>>,
     growing: Mutex<()>,
     bytes_used: AtomicI64,
-    /// Type and profile of new groups of each kind, once they were looked for. Groups that come later are made like this.
-    profiles: [OnceLock<BlockGroupFlags>; 3],
+    /// Type and profile of the newest group of each kind as the volume was opened, which those to come are made like; 0 where
+    /// there was none.
+    profiles: [AtomicU64; 3],
 }
 
 impl Growth {
@@ -52,6 +52,13 @@ impl Growth {
             growing: Mutex::new(()),
             bytes_used: AtomicI64::new(i64::try_from(bytes_used).unwrap_or(i64::MAX)),
             profiles: Default::default(),
+        }
+    }
+
+    /// A group that the volume has; they are told in the order of their addresses.
+    pub(crate) fn note_group(&self, flags: BlockGroupFlags) {
+        for kind in Kind::ALL.into_iter().filter(|kind| flags.contains(bit_of(*kind))) {
+            self.profiles[kind as usize].store(flags.bits(), Ordering::Relaxed);
         }
     }
 
@@ -90,6 +97,19 @@ impl Growth {
     pub(crate) fn bytes_used(&self) -> u64 {
         u64::try_from(self.bytes_used.load(Ordering::Relaxed)).unwrap_or(0)
     }
+}
+
+fn bit_of(kind: Kind) -> BlockGroupFlags {
+    match kind {
+        Kind::Data => BlockGroupFlags::DATA,
+        Kind::Metadata => BlockGroupFlags::METADATA,
+        Kind::System => BlockGroupFlags::SYSTEM,
+    }
+}
+
+/// How long all of them are.
+pub(crate) fn sum_of(runs: &[(Logical, ByteLen)]) -> ByteLen {
+    ByteLen(runs.iter().map(|(_, len)| len.0).sum())
 }
 
 /// `all` without `cut`, which is sorted and may go beyond it.
@@ -137,7 +157,7 @@ impl Inner {
     }
 
     fn grow_locked(&self, kind: Kind) -> Result<bool, TxnError> {
-        let flags = *self.growth.profiles[kind as usize].get_or_init(|| self.profile_of(kind));
+        let flags = self.profile_of(kind);
         let want = ChunkWant { len_max: self.chunk_len_max(), ..ChunkWant::new(flags) };
         let plan = match self.volume.propose_chunk(&want) {
             Ok(plan) => plan,
@@ -154,7 +174,7 @@ impl Inner {
             len,
             flags,
             used: ByteLen(0),
-            excluded: ByteLen(supers.iter().map(|(_, len)| len.0).sum()),
+            excluded: sum_of(&supers),
             free_extents: Some(free.len() as u32),
             read_only: false,
         };
@@ -169,21 +189,13 @@ impl Inner {
         Ok(true)
     }
 
-    /// Type and profile for a new group: those of the newest group of its kind that can be written.
+    /// Type and profile for a new group.
     fn profile_of(&self, kind: Kind) -> BlockGroupFlags {
-        let bit = match kind {
-            Kind::Data => BlockGroupFlags::DATA,
-            Kind::Metadata => BlockGroupFlags::METADATA,
-            Kind::System => BlockGroupFlags::SYSTEM,
-        };
-        let groups = self.space.groups();
-        let newest = groups.iter().filter(|g| g.flags.contains(bit)).max_by_key(|g| (!g.read_only, g.start));
-        let mixed = if self.rules.mixed && kind != Kind::System {
-            BlockGroupFlags::DATA | BlockGroupFlags::METADATA
-        } else {
-            bit
-        };
-        newest.map_or(mixed, |g| g.flags)
+        match self.growth.profiles[kind as usize].load(Ordering::Relaxed) {
+            0 if self.rules.mixed && kind != Kind::System => BlockGroupFlags::DATA | BlockGroupFlags::METADATA,
+            0 => bit_of(kind),
+            newest => BlockGroupFlags::from_bits_retain(newest),
+        }
     }
 
     /// Takes blocks for a tree.

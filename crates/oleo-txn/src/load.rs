@@ -12,14 +12,15 @@ use oleo_format::{
 };
 use oleo_space::{FreeSource, GroupInfo, LoadError, Run};
 use oleo_tree::{Blocks, TreeRoot};
-use oleo_volume::{ErrorCounters, Volume};
+use oleo_volume::{ChunkMap, ErrorCounters, Volume};
+use rayon::prelude::*;
 
 use crate::TxnError;
 use crate::commit::device_stats_key;
 use crate::engine::{Engine, EngineOptions, Inner, Rules};
 use crate::found_log;
 use crate::free_runs::FreeItems;
-use crate::growth::without;
+use crate::growth::{sum_of, without};
 use crate::trees::{self, TreeState};
 
 /// `BTRFS_BALANCE_OBJECTID`, `BTRFS_DEV_REPLACE` in the UAPI header.
@@ -143,31 +144,61 @@ fn load_device_stats(inner: &Inner) -> Result<(), TxnError> {
     Ok(())
 }
 
+/// Block groups whose items one task reads. Where they have no tree of their own they stand among extents, a few to a leaf, so
+/// that nearly all of the extent tree has to be read and verified.
+const GROUPS_PER_TASK: usize = 1024;
+/// Tasks whose findings are kept at a time: enough for all cores, and a few megabytes.
+const TASKS: usize = 32;
+
 fn load_groups(inner: &Inner) -> Result<(), TxnError> {
     let tree = if inner.rules.block_group_tree { TreeId::BLOCK_GROUP } else { TreeId::EXTENT };
     let root = inner.tree(tree)?.root;
     let mut chunks = inner.volume.chunks();
     chunks.sort_unstable_by_key(|c| c.start);
-    let keys: Vec<Key> = chunks.iter().map(|c| Key::new(c.start.0, ItemType::BLOCK_GROUP_ITEM, c.len.0)).collect();
-    let mut found: Vec<Option<Result<BlockGroupItem, _>>> = vec![None; keys.len()];
-    inner.blocks.get_many(&root, &keys, |i, data| {
-        if let Some(slot) = found.get_mut(i) {
-            *slot = data.map(|d| BlockGroupItem::parse(d).copied());
-        }
-    })?;
-    for (chunk, item) in chunks.iter().zip(found) {
-        let Some(item) = item.transpose()? else {
-            // A chunk without a group is left alone: nothing is allocated from it.
-            continue;
+    let read = |chunks: &[Arc<ChunkMap>]| read_group_items(&inner.blocks, &root, chunks);
+    for some in chunks.chunks(GROUPS_PER_TASK * TASKS) {
+        let found: Vec<Vec<Option<BlockGroupItem>>> = if some.len() <= GROUPS_PER_TASK {
+            vec![read(some)?]
+        } else {
+            inner.commit_workers.run(|| some.par_chunks(GROUPS_PER_TASK).map(read).collect::<Result<_, _>>())?
         };
+        // A chunk without a group is left alone: nothing is allocated from it.
+        let groups = some.iter().zip(found.into_iter().flatten()).filter_map(|(chunk, item)| Some((chunk, item?)));
+        add_groups(inner, groups)?;
+    }
+    Ok(())
+}
+
+/// The block groups of chunks, which are sorted.
+fn read_group_items(
+    blocks: &Blocks,
+    root: &TreeRoot,
+    chunks: &[Arc<ChunkMap>],
+) -> Result<Vec<Option<BlockGroupItem>>, TxnError> {
+    let keys: Vec<Key> = chunks.iter().map(|c| Key::new(c.start.0, ItemType::BLOCK_GROUP_ITEM, c.len.0)).collect();
+    let mut found = vec![None; keys.len()];
+    let mut wrong = None;
+    blocks.get_many(root, &keys, |i, data| match data.map(BlockGroupItem::parse).transpose() {
+        Ok(item) => found[i] = item.copied(),
+        Err(e) => wrong = wrong.take().or(Some(e)),
+    })?;
+    wrong.map_or(Ok(found), |e| Err(e.into()))
+}
+
+fn add_groups<'a>(
+    inner: &Inner,
+    groups: impl Iterator<Item = (&'a Arc<ChunkMap>, BlockGroupItem)>,
+) -> Result<(), TxnError> {
+    for (chunk, item) in groups {
         let flags = oleo_format::BlockGroupFlags::from_bits_retain(item.flags.get());
+        inner.growth.note_group(flags);
         inner.space.add_group(
             GroupInfo {
                 start: chunk.start,
                 len: chunk.len,
                 flags,
                 used: ByteLen(item.used.get()),
-                excluded: ByteLen(inner.volume.super_ranges_in(chunk).iter().map(|(_, len)| len.0).sum()),
+                excluded: sum_of(&inner.volume.super_ranges_in(chunk)),
                 free_extents: None,
                 read_only: inner.rules.read_only,
             },
