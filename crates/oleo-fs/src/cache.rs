@@ -5,6 +5,8 @@
 //!
 //! Invariants: at most one [`Inode`] in memory per number: whoever evicted one while another thread was loading it
 //! makes that thread load again, since what it read may be older than what the evicted one had written.
+//! Those of a deleted subvolume go as others do, once nobody uses them: each says that it is stale, and no other subvolume ever
+//! has its number.
 //! Locks: a shard's lock is a leaf, held for a look-up or a sweep, never over I/O.
 
 use std::sync::Arc;
@@ -135,15 +137,6 @@ impl InodeCache {
     pub(crate) fn remove(&self, key: CacheKey) {
         let mut shard = self.shards[shard_of(key)].lock();
         if shard.inodes.remove(&key).is_some() {
-            shard.evictions += 1;
-        }
-    }
-
-    /// Takes out all inodes of a deleted subvolume.
-    pub(crate) fn remove_tree(&self, tree: TreeId) {
-        for shard in &self.shards {
-            let mut shard = shard.lock();
-            shard.inodes.retain(|key, _| key.0 != tree);
             shard.evictions += 1;
         }
     }

@@ -1,7 +1,7 @@
 //! When what was done becomes durable: sync, commits by the clock and under pressure. (fsync: see `log`.)
 //!
-//! Several callers at once share one commit (see `Engine::commit`). Pressure is a number of dirty inodes: above
-//! `dirty_inodes_max` somebody has to commit. That is whoever waits in [`Fs::wait_commit`], if anybody ever did; then
+//! Several callers at once share one commit (see `Engine::commit`). Pressure is a number of dirty inodes, and of changed items
+//! of those that have many: above `dirty_inodes_max` somebody has to commit. That is whoever waits in [`Fs::wait_commit`], if anybody ever did; then
 //! operations go on until there are twice as many. Else one operation commits, and others wait for it only as long as
 //! nothing is frozen yet.
 
@@ -65,6 +65,15 @@ impl Fs {
 }
 
 impl Core {
+    /// Comes between the steps of an operation that may change any number of items of one file, so that what waits for a commit
+    /// has a bound. The caller holds at most `flush` locks, which no commit takes.
+    pub(crate) fn relieve_in_steps(&self) -> Result<(), FsError> {
+        if self.is_crowded() {
+            self.engine().commit()?;
+        }
+        Ok(())
+    }
+
     /// Sees to it that dirty inodes do not become too many. The caller holds no handle and no lock.
     pub(crate) fn relieve(&self) -> Result<(), FsError> {
         if !self.is_crowded() {

@@ -324,7 +324,6 @@ impl Fs {
             s.orphan_tree(id)?;
             whole(self.core(), self.leave(s, &dir, &place, id, &item))?;
             subvol.set_deleted();
-            self.core().cache.remove_tree(id);
             self.core().subvols.lock().remove(&id);
             Ok(())
         })?;

@@ -216,6 +216,7 @@ pub(super) fn throttle(inode: &Arc<Inode>) -> Result<(), FsError> {
     let core = inode.core();
     let shared = &core.data;
     let opts = &core.opts.data;
+    core.relieve()?;
     if !shared.attended.load(Ordering::Relaxed) && inode.data.dirty_bytes() >= FILE_DIRTY_MAX.min(opts.dirty_bytes_max)
     {
         return inode.flush();

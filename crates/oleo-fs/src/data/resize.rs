@@ -124,7 +124,9 @@ impl Inode {
         }
         // Each round drops at least one item; the last finds none.
         let mut last = MAP_END;
-        while !self.shrink_step(size, time, &mut last)? {}
+        while !self.shrink_step(size, time, &mut last)? {
+            self.core().relieve_in_steps()?;
+        }
         Ok(())
     }
 
@@ -187,6 +189,7 @@ impl Inode {
 
     /// One step of dropping all data of a file that is being deleted; answers whether none is left.
     pub(crate) fn drop_data_step(self: &Arc<Self>) -> Result<bool, FsError> {
+        self.core().relieve_in_steps()?;
         let _flush = self.data.flush.lock();
         self.discard();
         let engine = self.core().engine();
@@ -241,6 +244,7 @@ impl Inode {
         let mut pos = from;
         // Each round drops at least one item, or reaches the end.
         while pos < to {
+            self.core().relieve_in_steps()?;
             let handle = engine.join(self.step_need(pos, to)?)?;
             let mut guard = self.write();
             guard.alive()?;
@@ -309,6 +313,7 @@ impl Inode {
         pos = from;
         while let Some(gap) = self.next_gap(pos, to)? {
             pos = self.preallocate_step(gap, Some(&promise))?;
+            self.core().relieve_in_steps()?;
         }
         drop(promise);
         let handle = engine.join(ONE_NEED)?;

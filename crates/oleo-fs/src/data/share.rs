@@ -149,6 +149,7 @@ fn share(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange, why: Why) -> Re
     let mut pos = range.from;
     // Each round clones at least one extent or reaches the end.
     while pos < end {
+        dst.core().relieve_in_steps()?;
         let mut extents = Vec::new();
         let mut reached = end;
         let guard = src.read();
