@@ -121,6 +121,47 @@ fn a_check() {
     assert!(fails(dir, 2, &["check", "missing"]).contains("missing"));
 }
 
+/// Goal: a check begins from the copy of the superblock that it is told to begin from.
+/// Method: the second copy is put back as it was some transactions ago, which is a warning by default and a first copy that
+/// differs when that one counts; then the first copy is broken, which the default gets over and its own number does not.
+#[test]
+fn a_check_from_a_copy_of_the_superblock() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    let at = |nth: usize| [64 << 10, 64 << 20][nth]..[64 << 10, 64 << 20][nth] + 4096;
+    ok(dir, &["mkfs", "--size", "300M", "i"]);
+    let before = std::fs::read(dir.join("i")).unwrap();
+    std::fs::write(dir.join("data"), b"bytes").unwrap();
+    ok(dir, &["put", "i", "data", "/"]);
+    for nth in ["0", "1"] {
+        assert!(ok(dir, &["check", "-s", nth, "i"]).contains("clean"));
+    }
+    let found = |args: &[&str]| {
+        let output = run(dir, &[&["check", "--json"], args, &["i"]].concat());
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let kinds = found["findings"].as_array().unwrap().iter();
+        kinds.map(|f| format!("{}: {}", f["kind"].as_str().unwrap(), f["have"].as_str().unwrap())).collect::<Vec<_>>()
+    };
+    let mut image = std::fs::read(dir.join("i")).unwrap();
+    let now = image[at(1)].to_vec();
+    image[at(1)].copy_from_slice(&before[at(1)]);
+    std::fs::write(dir.join("i"), &image).unwrap();
+    let stale = found(&[]);
+    assert!(stale.len() == 1 && stale[0].starts_with("super-stale: mirror at 67108864"), "{stale:?}");
+    assert_eq!(found(&["--super", "0"]), stale);
+    let other = found(&["--super", "1"]);
+    assert!(other.iter().any(|f| f.starts_with("super-mirror: mirror at 65536: root differs")), "{other:?}");
+
+    image[at(1)].copy_from_slice(&now);
+    image[at(0)][200] ^= 1;
+    std::fs::write(dir.join("i"), &image).unwrap();
+    assert!(found(&[])[0].starts_with("super-mirror: mirror at 65536"));
+    assert!(fails(dir, 2, &["check", "-s", "0", "i"]).contains("superblock"));
+    assert!(fails(dir, 2, &["check", "-s", "2", "i"]).contains("length"));
+    assert_eq!(run(dir, &["check", "-s", "3", "i"]).status.code(), Some(2));
+}
+
 /// Goal: JSON is JSON wherever it is offered.
 #[test]
 fn json() {

@@ -23,7 +23,7 @@ use crate::carve::used_runs;
 use crate::error::VolumeError;
 use crate::geometry::ChunkMap;
 use crate::member::Member;
-use crate::supers::{check_features, check_fields, read_super};
+use crate::supers::{check_features, check_fields, read_copy, read_super};
 use crate::table::Table;
 
 /// Most blocks that a chunk tree may have: with 4 KiB blocks, a good million chunks, that is more than an exabyte.
@@ -40,6 +40,8 @@ pub struct OpenOptions {
     pub degraded: bool,
     /// For reading: start from the roots that the superblock keeps of an earlier transaction; 0 is the last of these.
     pub backup: Option<usize>,
+    /// For reading: of each device that copy of its superblock instead of the best; 0 to 2, in the order of their places.
+    pub super_copy: Option<usize>,
 }
 
 /// A device with its best superblock.
@@ -52,7 +54,10 @@ impl Volume {
     /// Opens the volume that these devices are. Every member must be there unless `degraded` is set; seeds that the
     /// volume grew from are members too.
     pub fn open(devices: Vec<Arc<dyn Device>>, opts: &OpenOptions) -> Result<Volume, VolumeError> {
-        let (mut main, found) = gather(devices)?;
+        if opts.write && opts.super_copy.is_some() {
+            return Err(VolumeError::Unsupported { what: "writing from a chosen copy of the superblock".into() });
+        }
+        let (mut main, found) = gather(devices, opts.super_copy)?;
         if let Some(nth) = opts.backup
             && (opts.write || !main.use_backup(nth))
         {
@@ -203,10 +208,13 @@ impl Found {
 
 /// Reads all superblocks and finds the newest of the volume: of the first device's file system, or, if that is a seed,
 /// of the one that is no seed.
-fn gather(devices: Vec<Arc<dyn Device>>) -> Result<(SuperBlock, Vec<Found>), VolumeError> {
+fn gather(devices: Vec<Arc<dyn Device>>, super_copy: Option<usize>) -> Result<(SuperBlock, Vec<Found>), VolumeError> {
     let mut found = Vec::with_capacity(devices.len());
     for device in devices {
-        let sb = read_super(&*device)?;
+        let sb = match super_copy {
+            Some(nth) => read_copy(&*device, nth)?,
+            None => read_super(&*device)?,
+        };
         found.push(Found { device, sb });
     }
     let is_seed = |f: &&Found| f.sb.flags().contains(SuperFlags::SEEDING);

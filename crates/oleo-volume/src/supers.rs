@@ -58,16 +58,35 @@ pub fn read_super(device: &dyn Device) -> Result<SuperBlock, VolumeError> {
     if let Some(best) = best {
         return Ok(*best);
     }
-    let name = device.name();
     match mirrors.drain(..).next() {
-        Some((_, Err(VolumeError::Corrupt(why)))) => Err(VolumeError::NoSuper { name, why }),
-        Some((_, Err(e))) => Err(e),
-        _ => {
-            let want = SUPER_OFFSETS[0] + SUPER_LEN as u64;
-            let why = Corruption::new("device", "length", device.len(), format_args!("{want} or more"));
-            Err(VolumeError::NoSuper { name, why: Box::new(why) })
-        }
+        Some((_, Err(e))) => Err(none_on(device, e)),
+        _ => Err(too_short(device, SUPER_OFFSETS[0])),
     }
+}
+
+/// The `nth` copy of a device's superblock, whatever the others say.
+pub(crate) fn read_copy(device: &dyn Device, nth: usize) -> Result<SuperBlock, VolumeError> {
+    let Some(&offset) = SUPER_OFFSETS.get(nth) else {
+        let what = format!("copy {nth} of the superblock; there are {}", SUPER_OFFSETS.len());
+        return Err(VolumeError::Unsupported { what });
+    };
+    match read_mirrors(device).into_iter().find(|(at, _)| *at == offset) {
+        Some((_, copy)) => copy.map_err(|e| none_on(device, e)),
+        None => Err(too_short(device, offset)),
+    }
+}
+
+fn none_on(device: &dyn Device, error: VolumeError) -> VolumeError {
+    match error {
+        VolumeError::Corrupt(why) => VolumeError::NoSuper { name: device.name(), why },
+        other => other,
+    }
+}
+
+fn too_short(device: &dyn Device, offset: u64) -> VolumeError {
+    let want = format!("{} or more", offset + SUPER_LEN as u64);
+    let why = Corruption::new("device", "length", device.len(), want);
+    VolumeError::NoSuper { name: device.name(), why: Box::new(why) }
 }
 
 /// The files and block devices directly in a directory whose superblock has this fsid, by name.

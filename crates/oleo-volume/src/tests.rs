@@ -171,9 +171,9 @@ impl Sample {
     }
 }
 
-const WRITE: OpenOptions = OpenOptions { write: true, degraded: false, backup: None };
-const READ: OpenOptions = OpenOptions { write: false, degraded: false, backup: None };
-const DEGRADED: OpenOptions = OpenOptions { write: false, degraded: true, backup: None };
+const WRITE: OpenOptions = OpenOptions { write: true, degraded: false, backup: None, super_copy: None };
+const READ: OpenOptions = OpenOptions { write: false, degraded: false, backup: None, super_copy: None };
+const DEGRADED: OpenOptions = OpenOptions { write: false, degraded: true, backup: None, super_copy: None };
 
 /// How many devices each profile is tried on.
 fn cases() -> impl Iterator<Item = (Profile, usize)> {
@@ -284,7 +284,7 @@ fn missing_devices() {
                 Err(e) => assert!(touched && shape.copies == 1 && shape.parities == 0, "{what}: {e}"),
             }
         }
-        let write = OpenOptions { write: true, degraded: true, backup: None };
+        let write = OpenOptions { write: true, degraded: true, backup: None, super_copy: None };
         assert!(matches!(sample.open(&[0], write), Err(VolumeError::MissingForWriting { .. })));
     }
     let sample = Sample::new(Profile::Raid6, 5);

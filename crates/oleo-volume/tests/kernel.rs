@@ -16,9 +16,9 @@ use oleo_sim::rng::Rng;
 use oleo_volume::{ChunkWant, ErrorCounters, OpenOptions, Volume, VolumeError, read_mirrors};
 
 const MIB: u64 = 1 << 20;
-const READ: OpenOptions = OpenOptions { write: false, degraded: false, backup: None };
-const WRITE: OpenOptions = OpenOptions { write: true, degraded: false, backup: None };
-const DEGRADED: OpenOptions = OpenOptions { write: false, degraded: true, backup: None };
+const READ: OpenOptions = OpenOptions { write: false, degraded: false, backup: None, super_copy: None };
+const WRITE: OpenOptions = OpenOptions { write: true, degraded: false, backup: None, super_copy: None };
+const DEGRADED: OpenOptions = OpenOptions { write: false, degraded: true, backup: None, super_copy: None };
 
 fn open(files: &[&PathBuf], opts: &OpenOptions) -> Result<Volume, VolumeError> {
     let file_opts = FileOptions { write: opts.write, ..FileOptions::default() };

@@ -5,7 +5,8 @@
 //! # let scratch = tempfile::tempdir()?;
 //! # let img = scratch.path().join("disk.img");
 //! # oleo::build(&[&img], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() })?;
-//! let report = oleo::check::image(&img, &oleo::OpenOptions::default(), None, &Default::default())?;
+//! # use oleo::check::Start;
+//! let report = oleo::check::image(&img, &oleo::OpenOptions::default(), Start::default(), &Default::default())?;
 //! assert!(report.is_clean(), "{:?}", report.findings);
 //! # Ok(())
 //! # }
@@ -22,21 +23,26 @@ pub use oleo_check::{
     CheckError, CheckOptions, Counts, Finding, Kind, Place, Progress, Report, Severity, check as volume,
 };
 
-/// Checks the file system in an image or on a device that nobody has mounted. `backup`: by the roots that the superblock
-/// keeps of an earlier transaction, 0 being the last of these; the findings then tell how much of it is still whole.
+/// What a check begins with; by default the best superblock, and the newest roots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Start {
+    /// The roots that the superblock keeps of an earlier transaction, 0 being the last of these: the findings then tell how
+    /// much of it is still whole.
+    pub backup: Option<usize>,
+    /// This copy of each device's superblock, whatever the others say: 0 to 2, as far as the devices reach.
+    pub super_copy: Option<usize>,
+}
+
+/// Checks the file system in an image or on a device that nobody has mounted.
 ///
 /// # Errors
 /// What cannot be opened for reading cannot be checked: no superblock, no chunk tree, devices missing (unless `degraded`).
-pub fn image(
-    path: impl AsRef<Path>,
-    open: &OpenOptions,
-    backup: Option<usize>,
-    how: &CheckOptions<'_>,
-) -> Result<Report> {
+pub fn image(path: impl AsRef<Path>, open: &OpenOptions, start: Start, how: &CheckOptions<'_>) -> Result<Report> {
     let path = path.as_ref();
     let check = || {
         let devices = open_devices(path, &OpenOptions { write: false, ..open.clone() })?;
-        let options = VolumeOptions { write: false, degraded: open.degraded, backup };
+        let Start { backup, super_copy } = start;
+        let options = VolumeOptions { write: false, degraded: open.degraded, backup, super_copy };
         match oleo_check::check(&Volume::open(devices, &options)?, how) {
             Ok(report) => Ok(report),
             Err(CheckError::Volume(error)) => Err(error.into()),

@@ -136,7 +136,8 @@ impl Image {
         chunk_len_max: Option<u64>,
         backup: Option<usize>,
     ) -> Result<Image> {
-        let volume_options = VolumeOptions { write: options.write, degraded: options.degraded, backup };
+        let volume_options =
+            VolumeOptions { write: options.write, degraded: options.degraded, backup, super_copy: None };
         let mut volume = Arc::new(Volume::open(devices.clone(), &volume_options)?);
         let has_log = volume.super_block().log_root.get() != 0;
         // The log goes on from the newest roots, no others.

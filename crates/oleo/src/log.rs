@@ -32,7 +32,7 @@ pub(crate) fn applied(devices: &[Arc<dyn Device>], options: &OpenOptions) -> Res
     let over: Vec<Arc<dyn Device>> =
         devices.iter().map(|d| Arc::new(Overlay::new(d.clone(), share)) as Arc<dyn Device>).collect();
     let done = (|| {
-        let volume_options = VolumeOptions { write: true, degraded: options.degraded, backup: None };
+        let volume_options = VolumeOptions { write: true, degraded: options.degraded, backup: None, super_copy: None };
         let volume = Arc::new(Volume::open(over.clone(), &volume_options)?);
         let engine_options = EngineOptions { cache_bytes: options.cache_bytes, ..EngineOptions::default() };
         let engine = Engine::open(volume, &engine_options)?;

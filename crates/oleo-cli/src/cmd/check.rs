@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use oleo::check::{CheckOptions, Counts, Finding, Progress, Report, Severity};
+use oleo::check::{CheckOptions, Counts, Finding, Progress, Report, Severity, Start};
 use serde_json::json;
 
 use crate::args::ImageArgs;
@@ -42,6 +42,9 @@ pub(crate) struct Args {
     /// Begin from the roots of the transaction before, which the superblock remembers.
     #[arg(long, short)]
     backup: bool,
+    /// Begin from this copy of the superblock, not from the best: 0, 1 or 2 (at 64 KiB, 64 MiB, 256 GiB).
+    #[arg(long = "super", short, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=2))]
+    super_copy: Option<u8>,
     /// Threads; 0: one for each core.
     #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
     threads: usize,
@@ -75,7 +78,8 @@ impl Args {
         };
         let mut open = self.image.options();
         open.devices.extend_from_slice(&self.more);
-        let report = oleo::check::image(&self.image.image, &open, self.backup.then_some(0), &how);
+        let start = Start { backup: self.backup.then_some(0), super_copy: self.super_copy.map(usize::from) };
+        let report = oleo::check::image(&self.image.image, &open, start, &how);
         if self.progress {
             eprintln!();
         }

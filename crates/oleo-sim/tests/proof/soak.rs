@@ -6,7 +6,7 @@
 //! between its steps it does something in the directory that all share ([`shared`]), where outcomes are judged by
 //! invariants; (3) meanwhile one thread takes deleted subvolumes apart and one writes back and commits; (4) at the end all
 //! trees are compared, and the volume goes to the judges: our check, `btrfs check`, a kernel mount that must show the same,
-//! a scrub.
+//! a scrub; where everything is on two devices, each of them alone must show the same as well.
 //!
 //! Invariants: a thread's script says nothing of what other threads own, so its answers do not depend on who was first.
 //! A thread that gets nowhere for [`STUCK`] is taken for a deadlock: what each one was doing is told, and the process ends.
@@ -261,7 +261,7 @@ fn judge(
     }
     Arc::into_inner(image).ok_or("somebody still uses the image")?.close().map_err(lib)?;
     let options = OpenOptions { devices: devices[1..].to_vec(), ..OpenOptions::default() };
-    let report = oleo::check::image(&devices[0], &options, None, &Default::default()).map_err(lib)?;
+    let report = oleo::check::image(&devices[0], &options, Default::default(), &Default::default()).map_err(lib)?;
     if !report.is_clean() {
         return Err(keep(scratch, devices, format!("oleo check: {:#?}", report.findings)));
     }
@@ -278,7 +278,18 @@ fn judge(
     if !found.is_clean() {
         return Err(format!("scrub: {found}"));
     }
-    again.unmount().map_err(say)
+    again.unmount().map_err(say)?;
+    for device in devices.iter().filter(|_| devices.len() > 1) {
+        let alone = open(std::slice::from_ref(device), OpenOptions { degraded: true, ..OpenOptions::default() });
+        let mut seen =
+            Manifest::of(&OleoTree::new(&alone.map_err(say)?).map_err(say)?, Detail::default()).map_err(say)?;
+        blur_times(&mut seen);
+        let differences = have.differences(&seen, &Ignore::default());
+        if !differences.is_empty() {
+            return Err(format!("both devices and {} (want | have): {}", device.display(), differences.join("\n  ")));
+        }
+    }
+    Ok(())
 }
 
 /// Keeps the devices of a volume that is not sound where `OLEO_SOAK_KEEP` says, for whoever looks into it.
@@ -295,12 +306,12 @@ fn must_hold(oracle: Oracle, plan: &Plan) -> usize {
     }
 }
 
-/// Goal: eight threads on one volume do what one thread would, and leave a sound volume, also with small nodes and where
-/// data and metadata share groups.
+/// Goal: eight threads on one volume do what one thread would, and leave a sound volume, also with small nodes, where data and
+/// metadata share groups, and on two devices.
 #[test]
 fn eight_threads() {
     let Some(oracle) = oracle() else { return };
-    for seed in [4, 6] {
+    for seed in [4, 6, 7] {
         must_hold(oracle, &Plan { seed, threads: 8, steps: 250, until: None });
     }
 }
