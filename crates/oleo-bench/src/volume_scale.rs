@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use oleo::{Device, FeatureSet, Image, MemDevice, MkfsOptions, OpenOptions, Profile};
+use oleo::{Device, FeatureSet, Image, MemDevice, MkfsOptions, OpenOptions, Profile, TreeId};
 
 use crate::Args;
 use crate::measure::Report;
@@ -34,7 +34,8 @@ struct Part {
 }
 
 const ALL: &[Part] = &[
-    Part { name: "groups", full: 1 << 20, run: groups::run },
+    Part { name: "groups", full: 1 << 20, run: groups::in_a_tree },
+    Part { name: "groups-without-tree", full: 1 << 20, run: groups::without_tree },
     Part { name: "directory", full: 10_000_000, run: directory::run },
     Part { name: "extents", full: 10_000_000, run: extents::run },
     Part { name: "subvolumes", full: 100_000, run: subvolumes::run },
@@ -50,11 +51,15 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Microseconds per operation, of so many.
+    /// Microseconds per operation, of so many. What the processors were busy for, of all threads, is shown beside it: on a
+    /// machine that does other work it tells more.
     fn each<R>(&mut self, name: &'static str, count: u64, f: impl FnOnce() -> Result<R>) -> Result<R> {
-        let start = Instant::now();
+        let (start, busy) = (Instant::now(), busy_seconds()?);
         let done = f()?;
-        self.put(name, "µs", start.elapsed().as_secs_f64() * 1e6 / count.max(1) as f64);
+        let per_piece = 1e6 / count.max(1) as f64;
+        let (taken, busy) = (start.elapsed().as_secs_f64(), busy_seconds()? - busy);
+        eprintln!("  {name}, processors: {:.2} µs", busy * per_piece);
+        self.put(name, "µs", taken * per_piece);
         Ok(done)
     }
 
@@ -73,6 +78,15 @@ impl Costs {
     }
 }
 
+/// Processor time of all threads of this process. Its unit is a tick, 10 ms.
+fn busy_seconds() -> Result<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // Behind the name, which may hold anything, the 12th and 13th fields are user and system time.
+    let (_, fields) = stat.rsplit_once(')').context("no name in /proc/self/stat")?;
+    let ticks: Vec<u64> = fields.split_whitespace().skip(11).take(2).map(str::parse).collect::<Result<_, _>>()?;
+    Ok(ticks.iter().sum::<u64>() as f64 / 100.0)
+}
+
 /// A line of this process's status, in bytes.
 fn memory(line: &str) -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
@@ -88,9 +102,12 @@ fn reset_peak() {
 
 /// A volume on a device of `len` bytes, one copy of everything, block groups in a tree of their own.
 fn volume(len: u64) -> Result<Arc<MemDevice>> {
+    volume_with(len, FeatureSet { block_group_tree: true, ..FeatureSet::default() })
+}
+
+fn volume_with(len: u64, features: FeatureSet) -> Result<Arc<MemDevice>> {
     let device = Arc::new(MemDevice::new(len));
     let single = Some(Profile::Single);
-    let features = FeatureSet { block_group_tree: true, ..FeatureSet::default() };
     let options = MkfsOptions { data: single, metadata: single, features, ..MkfsOptions::default() };
     let devices: [Arc<dyn Device>; 1] = [device.clone()];
     oleo::make(&devices, &options)?;
@@ -101,6 +118,24 @@ fn volume(len: u64) -> Result<Arc<MemDevice>> {
 fn open(device: &Arc<MemDevice>) -> Result<Image> {
     let options = OpenOptions { discard: true, ..OpenOptions::writing() };
     Ok(Image::from_devices(vec![device.clone()], &options)?)
+}
+
+/// Deletes subvolumes, so many between two syncs, and takes them apart.
+fn delete(image: &Image, ids: &[TreeId], per_commit: u64, costs: &mut Costs) -> Result<()> {
+    let count = ids.len() as u64;
+    costs.each("delete", count, || {
+        for (n, id) in (1..).zip(ids) {
+            image.fs().subvol_delete(*id)?;
+            if n % per_commit == 0 {
+                image.sync()?;
+            }
+        }
+        Ok(image.sync()?)
+    })?;
+    costs.each("take apart", count, || {
+        image.clean()?;
+        Ok(image.sync().map(drop)?)
+    })
 }
 
 /// Numbers below `bound` without an order that a cache would like.

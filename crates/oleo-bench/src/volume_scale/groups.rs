@@ -1,12 +1,10 @@
 //! A device with so many block groups of 1 GiB, all but a few of them full: filling it, opening it, allocating from what is
 //! left, committing.
 
-use std::time::Instant;
-
 use anyhow::{Context, Result};
-use oleo::{Image, InodeRef, KeepSize, NewInode, NewKind};
+use oleo::{FeatureSet, Image, InodeRef, KeepSize, NewInode, NewKind};
 
-use super::{Costs, memory, open, volume};
+use super::{Costs, memory, open, volume_with};
 
 const GIB: u64 = 1 << 30;
 /// Bytes of one file, so that no map is unlike those of real files.
@@ -40,18 +38,25 @@ fn fill(image: &Image, groups: u64) -> Result<()> {
     Ok(image.sync().map(drop)?)
 }
 
-pub fn run(groups: u64, costs: &mut Costs) -> Result<()> {
-    let device = volume((groups + LEFT) * GIB)?;
+/// With block groups in a tree of their own.
+pub fn in_a_tree(groups: u64, costs: &mut Costs) -> Result<()> {
+    run(groups, true, costs)
+}
+
+/// With block groups between the extents of the extent tree, nine to a group.
+pub fn without_tree(groups: u64, costs: &mut Costs) -> Result<()> {
+    run(groups, false, costs)
+}
+
+fn run(groups: u64, block_group_tree: bool, costs: &mut Costs) -> Result<()> {
+    let device = volume_with((groups + LEFT) * GIB, FeatureSet { block_group_tree, ..FeatureSet::default() })?;
     let image = open(&device)?;
     costs.each("fill, per group", groups, || fill(&image, groups))?;
     image.close()?;
     costs.put_peak("memory while filling", &device)?;
 
     let before = memory("VmRSS:")?;
-    let start = Instant::now();
-    let image = open(&device)?;
-    costs.put("open, per group", "ns", start.elapsed().as_secs_f64() * 1e9 / groups as f64);
-    costs.put("open", "s", start.elapsed().as_secs_f64());
+    let image = costs.each("open, per group", groups, || open(&device))?;
     let held = memory("VmRSS:")?.saturating_sub(before);
     costs.put("memory when open, per group", "B", held as f64 / groups as f64);
     measure(&image, costs)?;

@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use oleo::{NewSubvol, SnapshotOptions, TreeId};
 
-use super::{Costs, open, scattered, volume};
+use super::{Costs, delete, open, scattered, volume};
 
 /// Files of the subvolume.
 const FILES: u64 = 2000;
@@ -59,26 +59,13 @@ pub fn run(count: u64, costs: &mut Costs) -> Result<()> {
     image.close()?;
 
     let image = costs.each("open", 1, || open(&device))?;
-    let fs = image.fs();
     costs.each("look up", LOOKUPS, || {
         for n in scattered(LOOKUPS, count) {
             ensure!(image.find(format!("dir/s{n:05}/f7")).is_ok(), "a file in snapshot {n} is not found");
         }
         Ok(())
     })?;
-    costs.each("delete", count, || {
-        for (n, id) in ids.iter().enumerate() {
-            fs.subvol_delete(*id)?;
-            if n as u64 % PER_COMMIT == PER_COMMIT - 1 {
-                image.sync()?;
-            }
-        }
-        Ok(image.sync()?)
-    })?;
-    costs.each("take apart", count, || {
-        image.clean()?;
-        Ok(image.sync()?)
-    })?;
+    delete(&image, &ids, PER_COMMIT, costs)?;
     costs.put_peak("memory while deleting", &device)?;
     Ok(image.close()?)
 }

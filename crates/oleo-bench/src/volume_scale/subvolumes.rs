@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use oleo::{NewSubvol, TreeId};
 
-use super::{Costs, open, scattered, volume};
+use super::{Costs, delete, open, scattered, volume};
 
 /// Random look-ups measured.
 const LOOKUPS: u64 = 2000;
@@ -51,19 +51,7 @@ pub fn run(count: u64, costs: &mut Costs) -> Result<()> {
         Ok(())
     })?;
     costs.put_peak("memory while reading", &device)?;
-    costs.each("delete", count, || {
-        for (n, id) in ids.iter().enumerate() {
-            fs.subvol_delete(*id)?;
-            if n as u64 % PER_COMMIT == PER_COMMIT - 1 {
-                image.sync()?;
-            }
-        }
-        Ok(image.sync()?)
-    })?;
-    costs.each("take apart", count, || {
-        image.clean()?;
-        Ok(image.sync()?)
-    })?;
+    delete(&image, &ids, PER_COMMIT, costs)?;
     costs.put_peak("memory while deleting", &device)?;
     drop(dir);
     Ok(image.close()?)
