@@ -148,15 +148,15 @@ fn a_check_from_a_copy_of_the_superblock() {
     image[at(1)].copy_from_slice(&before[at(1)]);
     std::fs::write(dir.join("i"), &image).unwrap();
     let stale = found(&[]);
-    assert!(stale.len() == 1 && stale[0].starts_with("super-stale: mirror at 67108864"), "{stale:?}");
+    assert!(stale.len() == 1 && stale[0].starts_with("superblock-stale: mirror at 67108864"), "{stale:?}");
     assert_eq!(found(&["--super", "0"]), stale);
     let other = found(&["--super", "1"]);
-    assert!(other.iter().any(|f| f.starts_with("super-mirror: mirror at 65536: root differs")), "{other:?}");
+    assert!(other.iter().any(|f| f.starts_with("superblock-mirror: mirror at 65536: root differs")), "{other:?}");
 
     image[at(1)].copy_from_slice(&now);
     image[at(0)][200] ^= 1;
     std::fs::write(dir.join("i"), &image).unwrap();
-    assert!(found(&[])[0].starts_with("super-mirror: mirror at 65536"));
+    assert!(found(&[])[0].starts_with("superblock-mirror: mirror at 65536"));
     assert!(fails(dir, 2, &["check", "-s", "0", "i"]).contains("superblock"));
     assert!(fails(dir, 2, &["check", "-s", "2", "i"]).contains("length"));
     assert_eq!(run(dir, &["check", "-s", "3", "i"]).status.code(), Some(2));
