@@ -27,11 +27,11 @@
 mod record;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use oleo_format::{ByteLen, Ino, Key, Logical, TreeId};
-use parking_lot::{Mutex, RwLock};
 
+use crate::locks::{Lock, Locks, Real, SharedLock};
+use crate::word::Word;
 use record::{BORN, FULL_BACKREF, Folded, Record};
 
 /// Shards: enough that threads seldom meet in one.
@@ -176,11 +176,8 @@ impl Shard {
 
     /// Makes a run of the tail.
     fn sort_tail(&mut self) {
-        // Mostly some sorted pieces one after the other, which a stable sort finds and merges.
-        self.tail.sort_by(Record::compare);
-        let mut run = Folded::with_capacity(self.tail.len());
-        self.tail.drain(..).for_each(|record| run.push(&record));
-        let run = run.finish();
+        let run = record::fold(&self.tail);
+        self.tail.clear();
         self.sorted += run.len();
         match (self.runs.last_mut(), run.first()) {
             (_, None) => return,
@@ -207,7 +204,7 @@ impl Shard {
 
     fn memory_bytes(&self) -> usize {
         let records = self.tail.capacity() + self.runs.iter().map(Vec::capacity).sum::<usize>();
-        size_of::<Mutex<Shard>>() + records * size_of::<Record>() + self.runs.capacity() * size_of::<Vec<Record>>()
+        size_of::<Shard>() + records * size_of::<Record>() + self.runs.capacity() * size_of::<Vec<Record>>()
     }
 
     fn records(&self) -> usize {
@@ -261,7 +258,7 @@ impl Sweep {
         for (run, records) in (0..).zip(&runs) {
             let mut start = 0;
             while let Some(first) = records.get(start) {
-                let end = start + region_len(&records[start..]);
+                let end = start + record::count_while(&records[start..], |r| region(r.at) == region(first.at));
                 // 2³² records of one shard would be 200 GiB of them.
                 pieces.push(Piece { region: region(first.at), run, start: start as u32, end: end as u32 });
                 start = end;
@@ -332,62 +329,67 @@ fn region(at: u64) -> u64 {
     at >> REGION_SHIFT
 }
 
-/// How many of the first records lie in the region of the first one: a search that is quick where they are few.
-fn region_len(records: &[Record]) -> usize {
-    let here = |record: &Record| region(record.at) == region(records[0].at);
-    let mut reach = 1;
-    while records.get(reach).is_some_and(here) {
-        reach *= 2;
-    }
-    let end = reach.min(records.len());
-    reach / 2 + records[reach / 2..end].partition_point(here)
-}
-
-/// Multiplication spreads upwards: the highest bits choose.
-fn shard_number(at: u64) -> usize {
-    (region(at).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SHARDS.ilog2())) as usize
-}
-
 /// The ledger. Any number of threads record at once, and any number drain.
-pub struct Ledger {
-    shards: Box<[Mutex<Shard>]>,
+pub struct LedgerOf<L: Locks> {
+    /// A power of two of them.
+    shards: Box<[L::Lock<Shard>]>,
     /// Records in the shards and in what is left of the sweep.
-    records: AtomicUsize,
-    sweep: RwLock<Sweep>,
+    records: L::Word,
+    sweep: L::SharedLock<Sweep>,
 }
 
-impl Default for Ledger {
-    fn default() -> Ledger {
-        Ledger::new()
+/// The ledger of programs.
+pub type Ledger = LedgerOf<Real>;
+
+impl<L: Locks> Default for LedgerOf<L> {
+    fn default() -> Self {
+        LedgerOf::with_shards(SHARDS)
     }
 }
 
 impl Ledger {
     /// An empty ledger.
     pub fn new() -> Ledger {
-        Ledger {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            records: AtomicUsize::new(0),
-            sweep: RwLock::default(),
+        Ledger::default()
+    }
+}
+
+impl<L: Locks> LedgerOf<L> {
+    /// At most [`SHARDS`].
+    pub(crate) fn with_shards(shards: usize) -> Self {
+        assert!(shards.is_power_of_two() && shards <= SHARDS, "{shards} shards");
+        LedgerOf {
+            shards: (0..shards).map(|_| <L::Lock<Shard>>::default()).collect(),
+            records: L::Word::new(0),
+            sweep: <L::SharedLock<Sweep>>::default(),
         }
     }
 
+    /// Multiplication spreads upwards: high bits choose.
+    fn shard_number(&self, at: u64) -> usize {
+        (region(at).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SHARDS.ilog2())) as usize
+            & (self.shards.len() - 1)
+    }
+
     /// Changes a shard and counts what it has then.
-    fn change(&self, shard: &mut Shard, change: impl FnOnce(&mut Shard)) {
-        let before = shard.records();
-        change(shard);
-        // Wraps around below zero, as what meets its opposite goes.
-        self.records.fetch_add(shard.records().wrapping_sub(before), Relaxed);
+    fn change<R>(&self, shard: usize, change: impl FnOnce(&mut Shard) -> R) -> R {
+        self.shards[shard].with(|shard| {
+            let before = shard.records();
+            let answer = change(shard);
+            // Wraps around below zero, as what meets its opposite goes.
+            self.records.add((shard.records() as u64).wrapping_sub(before as u64));
+            answer
+        })
     }
 
     fn push(&self, shard: usize, records: impl Iterator<Item = Record>) {
-        self.change(&mut self.shards[shard].lock(), |shard| records.for_each(|record| shard.push(record)));
+        self.change(shard, |shard| records.for_each(|record| shard.push(record)));
     }
 
     /// Adds `delta` references of `by` to the extent at `at`.
     pub fn record(&self, at: Logical, len: ByteLen, kind: ExtentKind, by: RefKey, delta: i32) {
         let change = RefChange { at, len, kind, by, delta };
-        self.push(shard_number(at.0), (delta != 0).then(|| Record::of(&change)).into_iter());
+        self.push(self.shard_number(at.0), (delta != 0).then(|| Record::of(&change)).into_iter());
     }
 
     /// Records many changes, in any order, and leaves the vector empty.
@@ -395,12 +397,12 @@ impl Ledger {
         changes.retain(|change| change.delta != 0);
         // Counted, then listed by shard, so that each lock is taken once.
         let mut ends = [0usize; SHARDS + 1];
-        changes.iter().for_each(|change| ends[shard_number(change.at.0) + 1] += 1);
+        changes.iter().for_each(|change| ends[self.shard_number(change.at.0) + 1] += 1);
         (0..SHARDS).for_each(|shard| ends[shard + 1] += ends[shard]);
         let mut next = ends;
         let mut order = vec![0u32; changes.len()];
         for (change, i) in changes.iter().zip(0..) {
-            let place = &mut next[shard_number(change.at.0)];
+            let place = &mut next[self.shard_number(change.at.0)];
             order[*place] = i;
             *place += 1;
         }
@@ -413,21 +415,24 @@ impl Ledger {
 
     /// The extent was allocated in this transaction.
     pub fn born(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
-        self.push(shard_number(at.0), std::iter::once(Record::marks(at, len, kind, BORN)));
+        self.push(self.shard_number(at.0), std::iter::once(Record::marks(at, len, kind, BORN)));
     }
 
     /// The tree block's references to others will name it instead of its tree.
     pub fn set_full_backref(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
-        self.push(shard_number(at.0), std::iter::once(Record::marks(at, len, kind, FULL_BACKREF)));
+        self.push(self.shard_number(at.0), std::iter::once(Record::marks(at, len, kind, FULL_BACKREF)));
     }
 
     /// What is recorded of the extent at `at` and has not been drawn.
     pub fn pending(&self, at: Logical) -> Pending {
-        let sweep = self.sweep.read();
-        let old = sweep.find(at.0);
-        let mut shard = self.shards[shard_number(at.0)].lock();
-        self.change(&mut shard, Shard::sort_tail);
-        shard.runs.iter().map(|run| find(run, at.0)).fold(old, Pending::and)
+        // Under the sweep's lock: what leaves the shards would be seen in neither, or in both.
+        self.sweep.read(|sweep| {
+            let old = sweep.find(at.0);
+            self.change(self.shard_number(at.0), |shard| {
+                shard.sort_tail();
+                shard.runs.iter().map(|run| find(run, at.0)).fold(old, Pending::and)
+            })
+        })
     }
 
     /// Takes the next heads out: about `records_max` records of them, as a region of addresses is not divided; more where
@@ -436,14 +441,12 @@ impl Ledger {
     pub fn drain(&self, records_max: usize) -> Batch {
         // Each turn uses regions up; only where all in them has met its opposite is there another one.
         loop {
-            let (runs, pieces) = {
-                let mut sweep = self.sweep.write();
-                if sweep.done == sweep.pieces.len() && !self.begin(&mut sweep) {
-                    return Batch::default();
-                }
-                (sweep.runs.clone(), sweep.draw(records_max))
-            };
-            self.records.fetch_sub(pieces.iter().map(Piece::len).sum(), Relaxed);
+            let drawn = self.sweep.write(|sweep| {
+                let any = sweep.done < sweep.pieces.len() || self.begin(sweep);
+                any.then(|| (sweep.runs.clone(), sweep.draw(records_max)))
+            });
+            let Some((runs, pieces)) = drawn else { return Batch::default() };
+            self.records.sub(pieces.iter().map(Piece::len).sum::<usize>() as u64);
             let records = merge_pieces(&runs, &pieces);
             if !records.is_empty() {
                 return Batch { records, _of: runs };
@@ -453,16 +456,19 @@ impl Ledger {
 
     /// Begins a sweep with all there is; `false` where there is nothing, or a batch of the last one is still in use.
     fn begin(&self, sweep: &mut Sweep) -> bool {
-        if Arc::strong_count(&sweep.runs) > 1 {
+        if Arc::get_mut(&mut sweep.runs).is_none() {
             return false;
         }
         // What the last one held is free before the next one is made.
         *sweep = Sweep::default();
         let mut runs = Vec::new();
         for shard in &self.shards {
-            let mut shard = shard.lock();
-            self.change(&mut shard, Shard::sort_tail);
-            runs.append(&mut std::mem::take(&mut *shard).runs);
+            shard.with(|shard| {
+                let before = shard.records();
+                shard.sort_tail();
+                self.records.sub((before - shard.records()) as u64);
+                runs.append(&mut std::mem::take(shard).runs);
+            });
         }
         *sweep = Sweep::of(runs);
         !sweep.pieces.is_empty()
@@ -470,15 +476,16 @@ impl Ledger {
 
     /// How many records are held that have not been drawn. What has not met its opposite yet counts twice.
     pub fn len(&self) -> usize {
-        self.records.load(Relaxed)
+        self.records.load() as usize
     }
 
     /// Bytes allocated for what is held, slack and index included.
     pub fn memory_bytes(&self) -> usize {
-        let shards: usize = self.shards.iter().map(|shard| shard.lock().memory_bytes()).sum();
-        let sweep = self.sweep.read();
-        let runs: usize = sweep.runs.iter().map(|run| run.capacity() * size_of::<Record>()).sum();
-        shards + runs + sweep.pieces.capacity() * size_of::<Piece>()
+        let shards: usize = self.shards.iter().map(|shard| shard.with(|shard| shard.memory_bytes())).sum();
+        self.sweep.read(|sweep| {
+            let runs: usize = sweep.runs.iter().map(|run| run.capacity() * size_of::<Record>()).sum();
+            shards + runs + sweep.pieces.capacity() * size_of::<Piece>()
+        })
     }
 
     /// Whether nothing is recorded that has not been drawn.

@@ -14,6 +14,7 @@ mod hold;
 mod index;
 mod ledger;
 mod load;
+mod locks;
 #[cfg(test)]
 mod models;
 mod pick;

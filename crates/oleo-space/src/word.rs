@@ -4,13 +4,18 @@
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// An atomic number; all steps are sequentially consistent.
-pub(crate) trait Word {
+pub trait Word {
+    /// With a value.
     fn new(value: u64) -> Self;
+    /// The value.
     fn load(&self) -> u64;
     /// The value before, as of all below.
     fn or(&self, bits: u64) -> u64;
+    /// Keeps these bits.
     fn and(&self, bits: u64) -> u64;
+    /// Wraps around.
     fn add(&self, value: u64) -> u64;
+    /// Wraps around.
     fn sub(&self, value: u64) -> u64;
     /// May fail without a reason; the value seen is the error.
     fn exchange(&self, old: u64, new: u64) -> Result<u64, u64>;

@@ -195,7 +195,7 @@ fn one_extent_with_many_references() {
 /// its batch, and add up; the sums per extent must be equal in the end.
 #[test]
 fn threads_record_and_drain_at_once() {
-    use std::sync::atomic::{AtomicBool, AtomicI64};
+    use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
     const PLACES: usize = 1 << 10;
     let at_of = |place: usize| (place as u64 % 16) << REGION_SHIFT | (place as u64 / 16) << 14;
     let place_of = |at: u64| (at >> REGION_SHIFT) as usize + ((at >> 14) as usize % (PLACES / 16)) * 16;
@@ -300,4 +300,75 @@ fn odd_and_huge_lengths_are_kept() {
     }
     let batch = ledger.drain(usize::MAX);
     assert_eq!(batch.heads().map(|head| head.len.0).collect::<Vec<_>>(), lens);
+}
+
+/// Goal: merging what is in order is the same as sorting all of it, however long the stretches of one side are.
+/// Method: records in stretches of one list or the other, with references that meet, cancel and carry marks; both lists are
+/// folded and merged, and compared with all of it folded at once and with a map of sums.
+#[test]
+fn merging_is_sorting() {
+    let heads = |records: &[Record]| -> Vec<_> {
+        let heads = records.chunk_by(|a, b| a.at == b.at).map(record::head);
+        heads.map(|h| (h.at, h.len, h.kind, h.born, h.full_backref, h.refs().collect::<Vec<_>>())).collect()
+    };
+    for seed in 0..300 {
+        let mut rng = Rng::new(seed);
+        let (mut lists, mut sums) = ([Vec::new(), Vec::new()], BTreeMap::new());
+        let (places, owners) = (1 + rng.below(200), 1 + rng.below(60));
+        for _ in 0..rng.below(40) {
+            let into = rng.below(2) as usize;
+            let mut place = rng.below(places);
+            for _ in 0..rng.below(100) {
+                if rng.below(4) == 0 {
+                    place += 1;
+                }
+                let at = Logical(place << 14);
+                if rng.below(30) == 0 {
+                    let mark = if rng.below(2) == 0 { BORN } else { FULL_BACKREF };
+                    lists[into].push(Record::marks(at, ByteLen(4096), ExtentKind::Data, mark));
+                    continue;
+                }
+                let by = RefKey::DataRoot { root: TreeId(256), ino: Ino(rng.below(owners)), offset: rng.below(2) };
+                let delta = rng.below(2) as i32 * 2 - 1;
+                let change = RefChange { at, len: ByteLen(4096), kind: ExtentKind::Data, by, delta };
+                *sums.entry((at, by)).or_insert(0) += delta;
+                lists[into].push(Record::of(&change));
+            }
+        }
+        let merged = record::merge(&record::fold(&lists[0]), &record::fold(&lists[1]));
+        assert!(merged.is_sorted_by(|a, b| a.compare(b).is_lt()), "seed {seed}");
+        assert_eq!(heads(&merged), heads(&record::fold(&lists.concat())), "seed {seed}");
+        sums.retain(|_, sum| *sum != 0);
+        let found: BTreeMap<_, _> = heads(&merged)
+            .into_iter()
+            .flat_map(|h| h.5.into_iter().map(move |(by, delta)| ((h.0, by), delta)))
+            .collect();
+        assert_eq!(found, sums, "seed {seed}");
+    }
+}
+
+/// Goal: an image that gives out an address twice, as data and as a tree block, is only wrong about what the extent is.
+/// Method: marks and references of both sorts at few addresses, enough for a sort to notice an order that is none.
+#[test]
+fn lying_kinds_are_in_one_order() {
+    let mut rng = Rng::new(3);
+    let ledger = Ledger::new();
+    let mut sums = BTreeMap::new();
+    for _ in 0..20_000 {
+        let at = Logical(rng.below(40) << 14);
+        let kind = if rng.below(2) == 0 { ExtentKind::Data } else { tree_kind(rng.below(1 << 30)) };
+        match rng.below(4) {
+            0 => ledger.born(at, ByteLen(16384), kind),
+            1 => ledger.set_full_backref(at, ByteLen(16384), kind),
+            _ => {
+                let any = if rng.below(2) == 0 { ExtentKind::Data } else { tree_kind(0) };
+                let by = random_ref(&mut rng, any);
+                ledger.record(at, ByteLen(16384), kind, by, 1);
+                *sums.entry((at, by)).or_insert(0) += 1;
+            }
+        }
+    }
+    let batch = ledger.drain(usize::MAX);
+    let found: BTreeMap<_, _> = batch.heads().flat_map(|h| h.refs().map(move |(by, d)| ((h.at, by), d))).collect();
+    assert_eq!(found, sums);
 }
