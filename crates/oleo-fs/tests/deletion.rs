@@ -1,17 +1,19 @@
 //! Much at once: subvolumes with very many shared extents go, files with very many are cloned, while others write.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use oleo_device::{Device, FileDevice, FileOptions};
-use oleo_format::TreeId;
+use oleo_format::{BackRef, ItemType, TreeId, data_ref_hash};
 use oleo_fs::data::CloneRange;
 use oleo_fs::{Fs, FsOptions, InodeRef, NewInode, NewKind, NewSubvol, SnapshotOptions};
 use oleo_mkfs::MkfsOptions;
 use oleo_sim::oracle::oracle;
+use oleo_sim::rng::Rng;
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions, Volume};
 
@@ -168,4 +170,145 @@ fn clones_are_pressure() -> Result<()> {
     fs.sync()?;
     drop((root, source, first, fs));
     oracle.must_be_sound(&[&image], "after many clones")
+}
+
+/// Goal: settling costs what has changed, however many references an extent has; each of them is found when it goes.
+/// Method: one block is cloned 20 000 times into a file, with a commit every 500 (so the items of references that all commits
+/// together look at would be 400 000, if each looked at all); the clones go in random order; then a source with many leaves gets
+/// 150 snapshots, a commit after each, is changed, and its snapshots are deleted. What was looked at is counted, and
+/// `btrfs check` judges.
+#[test]
+fn an_extent_with_many_references_costs_what_changes() -> Result<()> {
+    const CLONES: u64 = 20_000;
+    const CLONES_PER_COMMIT: usize = 500;
+    const SNAPSHOTS: u64 = 150;
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("many-references", 1 << 30)?;
+    make(&image)?;
+    let fs = open(&image, &FsOptions::default())?;
+    let root = fs.root(TreeId::FS)?;
+    let source = file(&fs, &root, "source")?;
+    fs.write(&source, 0, &vec![7; SECTOR as usize])?;
+    let clones = file(&fs, &root, "clones")?;
+    let mut order: Vec<u64> = (0..CLONES).collect();
+    let mut rng = Rng::new(5);
+    for i in 0..order.len() {
+        order.swap(i, i + rng.below(CLONES - i as u64) as usize);
+    }
+    let begun = fs.engine().ref_items_read();
+    let read = || fs.engine().ref_items_read() - begun;
+    for part in order.chunks(CLONES_PER_COMMIT) {
+        for n in part {
+            fs.clone_range(&source, &clones, &CloneRange { from: 0, to: n * SECTOR, len: SECTOR })?;
+        }
+        fs.sync()?;
+    }
+    let cloned = read();
+    for part in order.chunks(CLONES_PER_COMMIT * 4) {
+        for n in part {
+            fs.punch_hole(&clones, n * SECTOR, SECTOR)?;
+        }
+        fs.sync()?;
+    }
+    let punched = read() - cloned;
+    oracle.must_be_sound(&[&image], "after all clones went")?;
+    let subvol = fs.subvol_create(&root, b"shared", &NewSubvol::default())?;
+    let dir = fs.root(subvol)?;
+    for n in 0..300 {
+        fs.write(&file(&fs, &dir, &format!("file{n}"))?, 0, b"inline")?;
+    }
+    fs.sync()?;
+    let tree = fs.engine().root(subvol)?.context("its tree")?;
+    let children = fs.engine().blocks().root_node(&tree)?.len() as u64;
+    let before = read();
+    let mut snapshots = Vec::new();
+    for n in 0..SNAPSHOTS {
+        snapshots.push(fs.snapshot(subvol, &root, format!("snapshot{n}").as_bytes(), SnapshotOptions::default())?);
+        fs.sync()?;
+    }
+    let snapped = read() - before;
+    oracle.must_be_sound(&[&image], "with many snapshots")?;
+    for n in 0..300 {
+        fs.write(&file(&fs, &dir, &format!("later{n}"))?, 0, b"inline, too")?;
+    }
+    for n in snapshots {
+        fs.subvol_delete(n)?;
+        while fs.clean(STEP_BLOCKS)? {}
+        fs.sync()?;
+    }
+    let dropped = read() - before - snapped;
+    println!(
+        "items looked at: {cloned} by clones, {punched} by holes, {snapped} by snapshots of {children}, {dropped} by dropping"
+    );
+    ensure!(cloned <= 2 * CLONES, "{cloned} items were looked at for {CLONES} clones");
+    ensure!(punched <= 2 * CLONES, "{punched} items were looked at for {CLONES} holes");
+    ensure!(
+        snapped <= 2 * SNAPSHOTS * children,
+        "{snapped} items were looked at for {SNAPSHOTS} snapshots of {children}"
+    );
+    ensure!(
+        dropped <= 4 * SNAPSHOTS * children,
+        "{dropped} items were looked at for {SNAPSHOTS} snapshots of {children}"
+    );
+    drop((root, source, clones, dir, fs));
+    oracle.must_be_sound(&[&image], "after all snapshots went")
+}
+
+/// Goal: two references of one extent whose hashes are equal, of which the first has gone, stay two: what is added to the second
+/// finds it behind the gap, and what drops it, too.
+/// Method: offsets in a file whose hashes meet are searched for; one extent of two blocks gets so many references that they have
+/// items of their own, then those two; the first goes, the second block joins the second, then it goes; `btrfs check` judges each.
+#[test]
+fn references_whose_hashes_meet() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("hashes", 1 << 30)?;
+    make(&image)?;
+    let fs = open(&image, &FsOptions::default())?;
+    let root = fs.root(TreeId::FS)?;
+    let source = file(&fs, &root, "source")?;
+    fs.write(&source, 0, &vec![7; (2 * SECTOR) as usize])?;
+    let clones = file(&fs, &root, "clones")?;
+    let share = |from: u64, to: u64| fs.clone_range(&source, &clones, &CloneRange { from, to, len: SECTOR });
+    for n in 1..200 {
+        share(0, 2 * n * SECTOR)?;
+    }
+    fs.sync()?;
+    let mut rng = Rng::new(1);
+    let mut known = HashMap::new();
+    let (first, second) = loop {
+        // Beyond what is there; each an even sector, so that the one behind it is nobody's.
+        let offset = (1 << 20) + (rng.below(1 << 40) << 13);
+        let hash = data_ref_hash(TreeId::FS, clones.ino(), offset);
+        if let Some(other) = known.insert(hash, offset).filter(|other| *other != offset) {
+            break (other, offset);
+        }
+    };
+    share(0, first)?;
+    fs.sync()?;
+    share(0, second)?;
+    fs.sync()?;
+    oracle.must_be_sound(&[&image], "with two whose hashes meet")?;
+    fs.punch_hole(&clones, first, SECTOR)?;
+    fs.sync()?;
+    oracle.must_be_sound(&[&image], "after the first went")?;
+    share(SECTOR, second + SECTOR)?;
+    fs.sync()?;
+    let hash = data_ref_hash(TreeId::FS, clones.ino(), first);
+    let tree = fs.engine().root(TreeId::EXTENT)?.context("the extent tree")?;
+    let mut cursor = fs.engine().blocks().cursor(&tree);
+    let mut found = Vec::new();
+    while cursor.next()? {
+        let (key, item) = cursor.current().context("an item")?;
+        if key.item_type == ItemType::EXTENT_DATA_REF && (hash..hash + 4).contains(&key.offset) {
+            found.push((key.offset - hash, BackRef::parse_keyed(&key, item)?.count()));
+        }
+    }
+    ensure!(found == [(1, 2)], "one item for the second, behind a gap: {found:?}");
+    oracle.must_be_sound(&[&image], "after the second got another")?;
+    fs.punch_hole(&clones, second, 2 * SECTOR)?;
+    fs.sync()?;
+    oracle.must_be_sound(&[&image], "after both went")?;
+    Ok(())
 }

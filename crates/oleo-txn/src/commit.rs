@@ -204,6 +204,7 @@ impl Inner {
                 return Ok(still);
             }
             let settled = settled.unwrap_or_default();
+            self.ref_items_read.fetch_add(settled.items_read, Ordering::Relaxed);
             for at in &settled.freed_blocks {
                 self.dirty.remove(*at);
             }

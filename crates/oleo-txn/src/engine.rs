@@ -138,6 +138,7 @@ pub(crate) struct Inner {
     /// Records that stages have left in the ledger since the last commit.
     pub(crate) owed: AtomicUsize,
     pub(crate) owed_records_max: usize,
+    pub(crate) ref_items_read: AtomicU64,
     pub(crate) dirty: Dirty,
     pub(crate) trees: Trees,
     pub(crate) gate: Gate,
@@ -316,6 +317,7 @@ impl Engine {
             ledger: Ledger::new(),
             owed: AtomicUsize::new(0),
             owed_records_max: opts.owed_records_max,
+            ref_items_read: AtomicU64::new(0),
             dirty: Dirty::new(),
             trees: Trees::default(),
             gate: Gate::new(),
@@ -413,6 +415,11 @@ impl Engine {
     /// Records of changed references that the next commit has to settle besides those.
     pub fn owed_records(&self) -> usize {
         self.0.owed.load(Ordering::Relaxed)
+    }
+
+    /// Items of extents' references that commits have looked for or met since opening: a measure of their work.
+    pub fn ref_items_read(&self) -> u64 {
+        self.0.ref_items_read.load(Ordering::Relaxed)
     }
 
     /// Bytes free in the groups of data that nobody has been promised.
@@ -601,7 +608,7 @@ impl Engine {
     pub fn extent_users(&self, at: Logical) -> Result<Vec<RefKey>, TxnError> {
         let _reader = self.reader();
         let root = self.root(TreeId::EXTENT)?.ok_or(TxnError::NoTree(TreeId::EXTENT))?;
-        crate::extents::stored_users(&mut self.0.blocks.cursor(&root), at)
+        crate::extents::stored_users(self.0.blocks.cursor(&root), at)
     }
 
     /// How many references the extent at `at` has: those on disk and in the ledger; changes that have not been frozen yet

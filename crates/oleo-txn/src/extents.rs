@@ -6,15 +6,21 @@
 //!
 //! Normal path: (1) `settle_ledger` draws batches of heads, on as many threads as there are, and puts what comes of them
 //! together in the order of addresses; `settle_heads` works through one; (2) an extent born in this transaction needs no look at the
-//! tree; for every other head one cursor, moving forwards, collects its items (`Stored`); (3) the head's deltas are merged
-//! and the extent's items written anew, deleted, or created; (4) what became used or free, what vanished unrecorded and how
-//! many blocks each tree gained is told to the caller, who updates free space, checksums, block groups and root items.
+//! tree; for every other head one cursor reads its main item and those references that the head names, never all: an extent may
+//! have a million; (3) the head's deltas are merged and the extent's items written anew, deleted, or created; (4) what became
+//! used or free, what vanished unrecorded and how many blocks each tree gained is told to the caller, who updates free space,
+//! checksums, block groups and root items.
+//!
+//! A reference by a file has its hash for a key; where two meet, the later one takes the next offset that is free. What was
+//! before it may be gone since, so a search goes on over gaps: for one that is dropped until it is found, for one that is added as
+//! far as such rows are long ([`CHAIN_LIKELY`]).
 //!
 //! Invariants: no count goes below zero, a reference that is dropped exists, and the total equals the sum of the references:
 //! each is checked here and is a typed error, since it means lost data otherwise.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::ControlFlow;
 
 use hashbrown::HashMap;
 use oleo_format::{
@@ -56,14 +62,31 @@ pub(crate) struct Settled {
     pub(crate) vanished_data: Vec<(Logical, ByteLen)>,
     /// Change in the number of tree blocks that each tree refers to by its own name.
     pub(crate) tree_blocks: HashMap<TreeId, i64>,
+    /// Items of references that were looked for or met: a measure of work.
+    pub(crate) items_read: u64,
 }
 
-/// One extent's items as the tree has them.
+/// How far from its hash a file's reference may stand: an extent never had more references than that at once.
+const CHAIN_MAX: u64 = 1 << 32;
+
+/// How far from its hash a reference is looked for that is added to, and may be new. Hashes of one tree's references are spread over
+/// 2³² keys: a million of them leave one other within this reach. Only who makes thousands meet on purpose gets a reference
+/// into two items, which counts the same.
+const CHAIN_LIKELY: u64 = 4096;
+
+/// One extent's main item.
 struct Stored {
     main: Key,
     record: ExtentRecord,
-    /// Keyed references: who, under which key, how often.
-    keyed: BTreeMap<RefKey, (Key, u32)>,
+    /// Some references have items of their own.
+    has_keyed: bool,
+}
+
+/// Reads extents' items. The cursor moves forwards from extent to extent, and mostly inside them.
+struct Finder<'a> {
+    cursor: Cursor<'a>,
+    /// Items of references that were looked for or met.
+    items_read: u64,
 }
 
 fn lies(at: Logical, what: &'static str, have: impl ToString, want: impl ToString) -> TxnError {
@@ -90,47 +113,124 @@ fn back_ref(who: &RefKey, count: u32) -> BackRef {
     }
 }
 
-/// The key of a reference's own item. References whose hashes meet take the next free one.
-fn key_for(at: Logical, who: &RefKey, taken: &BTreeMap<RefKey, (Key, u32)>) -> Key {
-    let mut key = back_ref(who, 1).key(at);
-    if matches!(who, RefKey::DataRoot { .. }) {
-        // At most as many tries as there are references.
-        for _ in 0..taken.len() {
-            if !taken.values().any(|(k, _)| *k == key) {
+impl Finder<'_> {
+    fn main(&mut self, at: Logical) -> Result<Option<Stored>, TxnError> {
+        self.cursor.seek(&Key::new(at.0, ItemType::EXTENT_ITEM, 0))?;
+        let Some((main, data)) = self.cursor.current().filter(|(key, _)| is_item_of(key, at)) else { return Ok(None) };
+        if !matches!(main.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM) {
+            return Err(lies(at, "first item", main, "its extent item"));
+        }
+        let record = ExtentRecord::parse(&main, data)?;
+        let inline = record.inline.iter().map(|r| u64::from(r.count())).sum();
+        if record.refs < inline {
+            return Err(lies(at, "total count", record.refs, format!("{inline} or more, which stand inline")));
+        }
+        Ok(Some(Stored { main, has_keyed: record.refs > inline, record }))
+    }
+
+    /// Shows the items of `who`, first that at `first`, then those up to `reach` behind it, until `see` has seen enough. The first
+    /// key that is free behind `first`.
+    fn keyed(
+        &mut self,
+        first: Key,
+        who: &RefKey,
+        reach: u64,
+        mut see: impl FnMut(Key, u32) -> ControlFlow<()>,
+    ) -> Result<Key, TxnError> {
+        let at = Logical(first.objectid);
+        let reach = if matches!(who, RefKey::DataRoot { .. }) { reach } else { 0 };
+        let mut free = first;
+        self.items_read += 1;
+        let mut more = self.cursor.seek(&first)?;
+        while more {
+            let Some((key, data)) = self.cursor.current() else { break };
+            if (key.objectid, key.item_type) != (first.objectid, first.item_type) || key.offset - first.offset > reach {
                 break;
+            }
+            self.items_read += u64::from(key != first);
+            let there = split(&BackRef::parse_keyed(&key, data)?);
+            let (there, count) = there.ok_or_else(|| lies(at, "keyed reference", key, "a known one"))?;
+            if there == *who && see(key, count).is_break() {
+                break;
+            }
+            if key == free {
+                free.offset = free.offset.wrapping_add(1);
+            }
+            more = self.cursor.next()?;
+        }
+        Ok(free)
+    }
+
+    /// Adds to a reference that has an item of its own; where it has none, the key that it may have.
+    fn add_keyed(
+        &mut self,
+        first: Key,
+        who: &RefKey,
+        delta: i32,
+        touched: &mut Touched,
+    ) -> Result<Option<Key>, TxnError> {
+        let mut found = None;
+        let free = self.keyed(first, who, CHAIN_LIKELY, |key, count| {
+            found = Some((key, count));
+            ControlFlow::Break(())
+        })?;
+        let Some((key, have)) = found else { return Ok(Some(free)) };
+        let now = changed(Logical(first.objectid), who, have, delta)?;
+        touched.insert(key, Some((*who, now)));
+        Ok(None)
+    }
+
+    /// Takes from a reference that has items of its own, one but for odd cases.
+    fn drop_keyed(&mut self, first: Key, who: &RefKey, delta: i32, touched: &mut Touched) -> Result<(), TxnError> {
+        let mut left = delta.unsigned_abs();
+        self.keyed(first, who, CHAIN_MAX, |key, count| {
+            let taken = count.min(left);
+            left -= taken;
+            touched.insert(key, (taken < count).then_some((*who, count - taken)));
+            if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        if left > 0 {
+            let have = format!("{who:?}, {left} less than are dropped");
+            return Err(lies(Logical(first.objectid), "count of a reference", have, "0 or more"));
+        }
+        Ok(())
+    }
+
+    /// The first key from `key` on, which is free on disk, that is still free when those in `touched` are written.
+    fn free_key(&mut self, mut key: Key, touched: &Touched) -> Result<Key, TxnError> {
+        let on_disk = key;
+        // Ends after at most as many steps as the extent has references.
+        loop {
+            match touched.get(&key) {
+                Some(None) => return Ok(key),
+                Some(Some(_)) => {}
+                None if key == on_disk || !self.cursor.seek(&key)? || self.cursor.key() != Some(key) => return Ok(key),
+                None => self.items_read += 1,
             }
             key.offset = key.offset.wrapping_add(1);
         }
     }
-    key
+
+    /// The first item of the extent behind its main one that is not in `gone`.
+    fn left(&mut self, at: Logical, main: &Key, gone: &Touched) -> Result<Option<Key>, TxnError> {
+        let mut more = (self.cursor.key() == Some(*main) || self.cursor.seek(main)?) && self.cursor.next()?;
+        while more {
+            let Some(key) = self.cursor.key().filter(|key| is_item_of(key, at)) else { break };
+            if !gone.contains_key(&key) {
+                return Ok(Some(key));
+            }
+            self.items_read += 1;
+            more = self.cursor.next()?;
+        }
+        Ok(None)
+    }
 }
 
-/// Collects the items of the extent at `at`; the cursor only ever moves forwards over the drain.
-fn read_stored(cursor: &mut Cursor<'_>, at: Logical) -> Result<Option<Stored>, TxnError> {
-    let mut stored: Option<Stored> = None;
-    let mut more = cursor.seek(&Key::new(at.0, ItemType::EXTENT_ITEM, 0))?;
-    while more {
-        let Some((key, data)) = cursor.current() else { break };
-        if key.objectid != at.0 || key.item_type > ItemType::SHARED_DATA_REF {
-            break;
-        }
-        match (key.item_type, &mut stored) {
-            (ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM, None) => {
-                let record = ExtentRecord::parse(&key, data)?;
-                stored = Some(Stored { main: key, record, keyed: BTreeMap::new() });
-            }
-            (_, Some(s)) => {
-                let r = BackRef::parse_keyed(&key, data)?;
-                let (who, count) = split(&r).ok_or_else(|| lies(at, "keyed reference", key, "a known one"))?;
-                if s.keyed.insert(who, (key, count)).is_some() {
-                    return Err(lies(at, "reference", key, "one item for each"));
-                }
-            }
-            (_, None) => return Err(lies(at, "first item", key, "its extent item")),
-        }
-        more = cursor.next()?;
-    }
-    Ok(stored)
+/// References with items of their own that are written anew, or (`None`) deleted.
+type Touched = BTreeMap<Key, Option<(RefKey, u32)>>;
+
+fn is_item_of(key: &Key, at: Logical) -> bool {
+    key.objectid == at.0 && key.item_type <= ItemType::SHARED_DATA_REF
 }
 
 /// Records that a thread draws at once: enough that drawing costs little, few enough that all threads have work to the end.
@@ -173,6 +273,7 @@ impl Settled {
         for (tree, blocks) in later.tree_blocks {
             *self.tree_blocks.entry(tree).or_default() += blocks;
         }
+        self.items_read += later.items_read;
     }
 }
 
@@ -183,15 +284,15 @@ fn settle_heads(
     extent_root: &TreeRoot,
 ) -> Result<Settled, TxnError> {
     let mut out = Settled::default();
-    let mut cursor = blocks.cursor(extent_root);
+    let mut finder = Finder { cursor: blocks.cursor(extent_root), items_read: 0 };
     for head in batch.heads() {
-        let stored = if head.born { None } else { read_stored(&mut cursor, head.at)? };
-        settle_one(&head, stored, rules, &mut out)?;
+        settle_one(&head, &mut finder, rules, &mut out)?;
     }
+    out.items_read = finder.items_read;
     Ok(out)
 }
 
-fn settle_one(head: &Head<'_>, stored: Option<Stored>, rules: &ItemRules, out: &mut Settled) -> Result<(), TxnError> {
+fn settle_one(head: &Head<'_>, finder: &mut Finder<'_>, rules: &ItemRules, out: &mut Settled) -> Result<(), TxnError> {
     let at = head.at;
     let data = matches!(head.kind, ExtentKind::Data);
     for (who, delta) in head.refs() {
@@ -211,53 +312,23 @@ fn settle_one(head: &Head<'_>, stored: Option<Stored>, rules: &ItemRules, out: &
         }
         return Ok(());
     }
-    let Some(mut s) = stored.or_else(|| head.born.then(|| fresh(head, rules))) else {
+    let stored = if head.born { Some(fresh(head, rules)) } else { finder.main(at)? };
+    let Some(Stored { main, mut record, has_keyed }) = stored else {
         return Err(lies(at, "extent item", "none", format!("one for {:?}", head.refs().next())));
     };
-    // What the extent has now, by referrer; inline places are kept in order by the encoder.
-    let mut inline: BTreeMap<RefKey, u32> = BTreeMap::new();
-    let mut owner = None;
-    for r in &s.record.inline {
-        match split(r) {
-            Some((who, count)) => {
-                inline.insert(who, count);
-            }
-            None => owner = Some(*r),
-        }
-    }
-    let had_keyed = !s.keyed.is_empty();
-    let mut total = i128::from(s.record.refs);
-    let mut touched: BTreeMap<Key, Option<(RefKey, u32)>> = BTreeMap::new();
-    let mut fresh_refs: Vec<(RefKey, u32)> = Vec::new();
-    for (who, delta) in head.refs() {
-        total += i128::from(delta);
-        let have = inline.get(&who).copied().or_else(|| s.keyed.get(&who).map(|(_, c)| *c));
-        let now = i64::from(have.unwrap_or(0)) + i64::from(delta);
-        let now =
-            u32::try_from(now).map_err(|_| lies(at, "count of a reference", format!("{who:?} {now}"), "0 or more"))?;
-        if data_less(&who) && now > 1 {
-            return Err(lies(at, "count of a tree reference", format!("{who:?} {now}"), "0 or 1"));
-        }
-        if let Entry::Occupied(mut place) = inline.entry(who) {
-            let _ = if now == 0 { place.remove() } else { place.insert(now) };
-        } else if let Some((key, _)) = s.keyed.get(&who).copied() {
-            if now == 0 {
-                s.keyed.remove(&who);
-                touched.insert(key, None);
-            } else {
-                s.keyed.insert(who, (key, now));
-                touched.insert(key, Some((who, now)));
-            }
-        } else if now > 0 {
-            fresh_refs.push((who, now));
-        }
-    }
+    let total = i128::from(record.refs) + i128::from(head.net());
+    let owner = record.inline.iter().find(|r| split(r).is_none()).copied();
+    let Merged { mut inline, mut touched, fresh_refs } = merge(head, &record, has_keyed, finder)?;
     let piece = Piece { start: at.0, end: at.0 + head.len.0 };
     if total == 0 {
-        if !inline.is_empty() || !s.keyed.is_empty() || !fresh_refs.is_empty() {
-            return Err(lies(at, "references left", inline.len() + s.keyed.len(), 0));
+        let left = inline.len() + fresh_refs.len() + touched.values().flatten().count();
+        if left > 0 {
+            return Err(lies(at, "references left", left, 0));
         }
-        out.changes.push(Change { key: s.main, op: Op::Delete });
+        if let Some(key) = finder.left(at, &main, &touched)? {
+            return Err(lies(at, "references left", key, "none"));
+        }
+        out.changes.push(Change { key: main, op: Op::Delete });
         out.changes.extend(touched.into_keys().map(|key| Change { key, op: Op::Delete }));
         out.turns.push((piece, Turn::Free));
         if data {
@@ -270,31 +341,80 @@ fn settle_one(head: &Head<'_>, stored: Option<Stored>, rules: &ItemRules, out: &
     if head.born {
         out.turns.push((piece, Turn::Used));
     }
-    s.record.refs = u64::try_from(total).map_err(|_| lies(at, "total count", total, "0 or more"))?;
+    record.refs = u64::try_from(total).map_err(|_| lies(at, "total count", total, "0 or more"))?;
     if head.full_backref {
-        s.record.flags |= ExtentFlags::FULL_BACKREF;
+        record.flags |= ExtentFlags::FULL_BACKREF;
     }
-    s.record.inline = owner.into_iter().collect();
-    let mut bytes = s.record.encoded_len() + inline.keys().map(inline_len).sum::<usize>();
-    fresh_refs.sort_unstable();
-    for (who, count) in fresh_refs {
+    record.inline = owner.into_iter().collect();
+    let mut bytes = record.encoded_len() + inline.keys().map(inline_len).sum::<usize>();
+    let mut all_inline = !has_keyed;
+    for (who, count, key) in fresh_refs {
         // Where some references have items of their own, new ones join them: a reader that finds none inline looks there.
-        if !had_keyed && s.keyed.is_empty() && bytes + inline_len(&who) <= rules.item_bytes_max {
+        if all_inline && bytes + inline_len(&who) <= rules.item_bytes_max {
             bytes += inline_len(&who);
             inline.insert(who, count);
         } else {
-            let key = key_for(at, &who, &s.keyed);
-            s.keyed.insert(who, (key, count));
-            touched.insert(key, Some((who, count)));
+            all_inline = false;
+            touched.insert(finder.free_key(key, &touched)?, Some((who, count)));
         }
     }
-    s.record.inline.extend(inline.iter().map(|(who, count)| back_ref(who, *count)));
-    out.changes.push(Change { key: s.main, op: Op::Put(s.record.encode().into_boxed_slice()) });
+    record.inline.extend(inline.iter().map(|(who, count)| back_ref(who, *count)));
+    out.changes.push(Change { key: main, op: Op::Put(record.encode().into_boxed_slice()) });
     out.changes.extend(touched.into_iter().map(|(key, now)| Change {
         key,
         op: now.map_or(Op::Delete, |(who, count)| Op::Put(back_ref(&who, count).encode_keyed().into())),
     }));
     Ok(())
+}
+
+/// An extent's references after a head's changes.
+struct Merged {
+    /// Those that stood inline and are left.
+    inline: BTreeMap<RefKey, u32>,
+    /// Those with items of their own that changed.
+    touched: Touched,
+    /// New ones, and the key that each may have.
+    fresh_refs: Vec<(RefKey, u32, Key)>,
+}
+
+fn merge(head: &Head<'_>, record: &ExtentRecord, has_keyed: bool, finder: &mut Finder<'_>) -> Result<Merged, TxnError> {
+    let at = head.at;
+    let mut inline: BTreeMap<RefKey, u32> = record.inline.iter().filter_map(split).collect();
+    let mut others: Vec<(Key, RefKey, i32)> = Vec::new();
+    for (who, delta) in head.refs() {
+        if let Entry::Occupied(mut place) = inline.entry(who) {
+            let now = changed(at, &who, *place.get(), delta)?;
+            let _ = if now == 0 { place.remove() } else { place.insert(now) };
+        } else {
+            others.push((back_ref(&who, 1).key(at), who, delta));
+        }
+    }
+    // So that the search moves forwards.
+    others.sort_unstable();
+    let (mut touched, mut fresh_refs) = (Touched::new(), Vec::new());
+    for (first, who, delta) in others {
+        if delta < 0 && has_keyed {
+            finder.drop_keyed(first, &who, delta, &mut touched)?;
+            continue;
+        }
+        let place = if has_keyed { finder.add_keyed(first, &who, delta, &mut touched)? } else { Some(first) };
+        if let Some(key) = place {
+            fresh_refs.push((who, changed(at, &who, 0, delta)?, key));
+        }
+    }
+    fresh_refs.sort_unstable();
+    Ok(Merged { inline, touched, fresh_refs })
+}
+
+/// A reference's count after a change.
+fn changed(at: Logical, who: &RefKey, have: u32, delta: i32) -> Result<u32, TxnError> {
+    let now = i64::from(have) + i64::from(delta);
+    let now =
+        u32::try_from(now).map_err(|_| lies(at, "count of a reference", format!("{who:?} {now}"), "0 or more"))?;
+    if data_less(who) && now > 1 {
+        return Err(lies(at, "count of a tree reference", format!("{who:?} {now}"), "0 or 1"));
+    }
+    Ok(now)
 }
 
 fn data_less(who: &RefKey) -> bool {
@@ -318,7 +438,7 @@ fn fresh(head: &Head<'_>, rules: &ItemRules) -> Stored {
         ),
     };
     let record = ExtentRecord { refs: 0, generation: rules.generation, flags, tree_block, inline: Vec::new() };
-    Stored { main, record, keyed: BTreeMap::new() }
+    Stored { main, record, has_keyed: false }
 }
 
 /// Count and flags of the extent at `at` as the extent tree has them.
@@ -335,8 +455,16 @@ pub(crate) fn stored_state(cursor: &mut Cursor<'_>, at: Logical) -> Result<Optio
 }
 
 /// Who refers to the extent at `at`, as the extent tree has it; nobody where it is not in there yet.
-pub(crate) fn stored_users(cursor: &mut Cursor<'_>, at: Logical) -> Result<Vec<RefKey>, TxnError> {
-    let Some(stored) = read_stored(cursor, at)? else { return Ok(Vec::new()) };
-    let inline = stored.record.inline.iter().filter_map(split).map(|(who, _)| who);
-    Ok(inline.chain(stored.keyed.into_keys()).collect())
+pub(crate) fn stored_users(cursor: Cursor<'_>, at: Logical) -> Result<Vec<RefKey>, TxnError> {
+    let mut finder = Finder { cursor, items_read: 0 };
+    let Some(Stored { record, has_keyed, .. }) = finder.main(at)? else { return Ok(Vec::new()) };
+    let mut users: Vec<RefKey> = record.inline.iter().filter_map(split).map(|(who, _)| who).collect();
+    let mut more = has_keyed && finder.cursor.next()?;
+    while more {
+        let Some((key, data)) = finder.cursor.current().filter(|(key, _)| is_item_of(key, at)) else { break };
+        let who = split(&BackRef::parse_keyed(&key, data)?);
+        users.push(who.ok_or_else(|| lies(at, "keyed reference", key, "a known one"))?.0);
+        more = finder.cursor.next()?;
+    }
+    Ok(users)
 }
