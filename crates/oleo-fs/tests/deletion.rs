@@ -29,10 +29,14 @@ const STEP_BLOCKS: usize = 16;
 const RECORDS_PER_BLOCK: usize = 2 * 121 + 2;
 
 fn open(image: &Path, fs: &FsOptions) -> Result<Fs> {
+    open_with(image, fs, OWED_MAX)
+}
+
+fn open_with(image: &Path, fs: &FsOptions, owed_records_max: usize) -> Result<Fs> {
     let device: Arc<dyn Device> =
         Arc::new(FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?);
     let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
-    let options = EngineOptions { owed_records_max: OWED_MAX, ..EngineOptions::default() };
+    let options = EngineOptions { owed_records_max, ..EngineOptions::default() };
     Ok(Fs::open(Engine::open(Arc::new(volume), &options)?, fs)?)
 }
 
@@ -57,14 +61,14 @@ fn woven(fs: &Fs, source: &InodeRef, into: &InodeRef) -> Result<()> {
     Ok(())
 }
 
-/// Subvolume `a` of [`FILES`] woven files and its snapshot `b`, in directory `/`.
-fn fill(fs: &Fs) -> Result<[TreeId; 2]> {
+/// Subvolume `a` of so many woven files and its snapshot `b`, in directory `/`.
+fn fill(fs: &Fs, files: u64) -> Result<[TreeId; 2]> {
     let root = fs.root(TreeId::FS)?;
     let a = fs.subvol_create(&root, b"a", &NewSubvol::default())?;
     let dir = fs.root(a)?;
     let source = file(fs, &dir, "source")?;
     fs.write(&source, 0, &vec![7; (SHARED * SECTOR) as usize])?;
-    for n in 0..FILES {
+    for n in 0..files {
         woven(fs, &source, &file(fs, &dir, &format!("woven{n}"))?)?;
     }
     fs.sync()?;
@@ -73,71 +77,158 @@ fn fill(fs: &Fs) -> Result<[TreeId; 2]> {
     Ok([a, b])
 }
 
-/// Creates a file and syncs it; how long that took.
-fn create_and_sync(fs: &Fs, dir: &InodeRef, name: &str) -> Result<Duration> {
-    let start = Instant::now();
-    let new = file(fs, dir, name)?;
-    fs.write(&new, 0, b"a few bytes")?;
-    fs.fsync(&new)?;
-    Ok(start.elapsed())
+/// What one thread does over and over while something else goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Work {
+    /// A file is made, written and synced.
+    Sync,
+    /// A name is made and goes.
+    Names,
+    /// A file is written to, nothing is synced.
+    Write,
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times[times.len() / 2]
+const WORKS: [Work; 3] = [Work::Sync, Work::Names, Work::Write];
+
+/// Does it until `over`; how long each took.
+fn keep_on(fs: &Fs, dir: &InodeRef, work: Work, turn: &str, over: &AtomicBool) -> Result<Vec<Duration>> {
+    let mut times = Vec::new();
+    let written = file(fs, dir, &format!("{turn}-{work:?}"))?;
+    while !over.load(Ordering::Relaxed) {
+        let start = Instant::now();
+        let n = times.len() as u64;
+        match work {
+            Work::Sync => {
+                let new = file(fs, dir, &format!("{turn}-{n}"))?;
+                fs.write(&new, 0, b"a few bytes")?;
+                fs.fsync(&new)?;
+            }
+            Work::Names => {
+                file(fs, dir, &format!("{turn}-name"))?;
+                fs.unlink(dir, format!("{turn}-name").as_bytes())?;
+            }
+            Work::Write => drop(fs.write(&written, n % 64 * 16384, &[n as u8; 16384])?),
+        }
+        times.push(start.elapsed());
+    }
+    Ok(times)
+}
+
+/// How long something took in the middle, at the longest, and how often it was done.
+struct Times {
+    median: Duration,
+    longest: Duration,
+    count: usize,
+}
+
+impl Times {
+    fn of(mut times: Vec<Duration>) -> Times {
+        times.sort();
+        let middle = times.get(times.len() / 2).copied().unwrap_or_default();
+        Times { median: middle, longest: times.last().copied().unwrap_or_default(), count: times.len() }
+    }
+}
+
+/// All [`WORKS`] at once, each in a thread, as long as `f` runs here.
+fn beside(fs: &Fs, dir: &InodeRef, turn: &str, f: impl FnOnce() -> Result<()>) -> Result<[Times; 3]> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let threads = WORKS.map(|work| {
+            scope.spawn({
+                let over = &over;
+                move || keep_on(fs, dir, work, turn, over)
+            })
+        });
+        let done = f();
+        over.store(true, Ordering::Relaxed);
+        let times = threads.map(|thread| thread.join().unwrap());
+        done?;
+        let [a, b, c] = times;
+        Ok([Times::of(a?), Times::of(b?), Times::of(c?)])
+    })
+}
+
+/// How much is deleted, and how.
+struct Deletion {
+    files: u64,
+    owed_records_max: usize,
+    /// Blocks of a step of the cleaner.
+    step_blocks: usize,
+    image_len: u64,
+}
+
+/// A subvolume and its snapshot are deleted, one after the other (the first turns everything to full backrefs, the second frees
+/// it), step by step without a commit by us, while other threads work; what is left for a commit is looked at after each step, and
+/// `btrfs check` judges. How long the others took without the deletion, and with it.
+fn delete_beside(what: &Deletion) -> Result<Option<[[Times; 3]; 2]>> {
+    let Some(oracle) = oracle() else { return Ok(None) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("deletion", what.image_len)?;
+    make(&image)?;
+    let fs = open_with(&image, &FsOptions::default(), what.owed_records_max)?;
+    let subvols = fill(&fs, what.files)?;
+    let root = fs.root(TreeId::FS)?;
+    let idle = beside(&fs, &root, "idle", || {
+        std::thread::sleep(Duration::from_millis(500));
+        Ok(())
+    })?;
+    let (mut owed_max, begun, start) = (0, fs.engine().durable(), Instant::now());
+    let busy = beside(&fs, &root, "busy", || {
+        for subvol in subvols {
+            fs.subvol_delete(subvol)?;
+            while fs.clean(what.step_blocks)? {
+                owed_max = owed_max.max(fs.engine().owed_records());
+            }
+        }
+        Ok(())
+    })?;
+    let (took, commits) = (start.elapsed(), fs.engine().durable().0 - begun.0);
+    let extents = what.files * EXTENTS;
+    println!("2 x {extents} references deleted in {took:?}; owed at most {owed_max} records, {commits} commits");
+    for ((work, idle), busy) in WORKS.iter().zip(&idle).zip(&busy) {
+        println!(
+            "{work:?}: {:?} in the middle, {:?} at the longest; during deletion {:?}, {:?}, {} of them",
+            idle.median, idle.longest, busy.median, busy.longest, busy.count
+        );
+    }
+    let bound = what.owed_records_max + what.step_blocks * RECORDS_PER_BLOCK;
+    ensure!(owed_max <= bound, "{owed_max} records were left for a commit, more than {bound}");
+    ensure!(commits >= extents / (2 * what.owed_records_max as u64), "{commits} commits");
+    fs.sync()?;
+    drop((root, fs));
+    oracle.must_be_sound(&[&image], "after two large deletions")?;
+    Ok(Some([idle, busy]))
 }
 
 /// Goal: a subvolume with very many shared extents goes in commits of bounded size, and the file system stays responsive.
-/// Method: a subvolume and its snapshot are deleted, one after the other (the first turns everything to full backrefs, the
-/// second frees it), step by step without a commit by us, while another thread makes files and syncs them; what is left for
-/// a commit is looked at after each step; the time of a create and fsync is compared with the time without deletion;
-/// `btrfs check` judges.
+/// Method: [`delete_beside`] in small, with small steps; all others get on, and their operations take about as long as without.
 #[test]
 fn large_deletions_are_bounded_and_others_get_on() -> Result<()> {
-    let Some(oracle) = oracle() else { return Ok(()) };
-    let scratch = oracle.scratch()?;
-    let image = scratch.image("deletion", 1 << 30)?;
-    make(&image)?;
-    let fs = open(&image, &FsOptions::default())?;
-    let subvols = fill(&fs)?;
-    let root = fs.root(TreeId::FS)?;
-    let idle = (0..30).map(|n| create_and_sync(&fs, &root, &format!("idle{n}"))).collect::<Result<Vec<_>>>()?;
-    let over = AtomicBool::new(false);
-    let (mut owed_max, begun) = (0, fs.engine().durable());
-    let busy = std::thread::scope(|scope| -> Result<Vec<Duration>> {
-        let writer = scope.spawn(|| -> Result<Vec<Duration>> {
-            let mut times = Vec::new();
-            while !over.load(Ordering::Relaxed) {
-                times.push(create_and_sync(&fs, &root, &format!("busy{}", times.len()))?);
-            }
-            Ok(times)
-        });
-        let mut delete = || -> Result<()> {
-            for subvol in subvols {
-                fs.subvol_delete(subvol)?;
-                while fs.clean(STEP_BLOCKS)? {
-                    owed_max = owed_max.max(fs.engine().owed_records());
-                }
-            }
-            Ok(())
-        };
-        let deleted = delete();
-        over.store(true, Ordering::Relaxed);
-        deleted?;
-        writer.join().unwrap()
-    })?;
-    let commits = fs.engine().durable().0 - begun.0;
-    let (count, idle, busy) = (busy.len(), median(idle), median(busy));
-    println!(
-        "owed at most {owed_max}, {commits} commits; create and fsync {idle:?}, during deletion {busy:?}, {count} of them"
-    );
-    ensure!(owed_max <= OWED_MAX + STEP_BLOCKS * RECORDS_PER_BLOCK, "{owed_max} records were left for a commit");
-    ensure!(commits >= FILES * EXTENTS / (2 * OWED_MAX as u64), "{commits} commits");
-    ensure!(count >= 10, "the other thread got on: {count} files");
-    ensure!(busy <= 30 * idle + Duration::from_millis(100), "{busy:?} instead of {idle:?}");
-    fs.sync()?;
-    drop((root, fs));
-    oracle.must_be_sound(&[&image], "after two large deletions")
+    let what = Deletion { files: FILES, owed_records_max: OWED_MAX, step_blocks: STEP_BLOCKS, image_len: 1 << 30 };
+    let Some([idle, busy]) = delete_beside(&what)? else { return Ok(()) };
+    for ((work, idle), busy) in WORKS.iter().zip(&idle).zip(&busy) {
+        ensure!(busy.count >= 10, "{work:?} got on: {} times", busy.count);
+        let bound = 30 * idle.median + Duration::from_millis(100);
+        ensure!(busy.median <= bound, "{work:?}: {:?} instead of {:?}", busy.median, idle.median);
+        // Machines that build beside it are slow; one commit of all of it would take longer still by command.
+        let bound = idle.longest + Duration::from_secs(3);
+        ensure!(busy.longest <= bound, "{work:?} waited for {:?}", busy.longest);
+    }
+    Ok(())
+}
+
+/// Goal and method as above, with a million shared extents, the options that programs have, and the cleaner's steps; nobody waits
+/// longer than a commit of what may be owed takes.
+#[test]
+#[ignore = "by command, in release: takes a minute"]
+fn a_million_shared_extents_go_and_nobody_waits_long() -> Result<()> {
+    let owed_records_max = EngineOptions::default().owed_records_max;
+    let what = Deletion { files: 2500, owed_records_max, step_blocks: 256, image_len: 8 << 30 };
+    let Some([_, busy]) = delete_beside(&what)? else { return Ok(()) };
+    for (work, busy) in WORKS.iter().zip(&busy) {
+        ensure!(busy.longest <= Duration::from_secs(2), "{work:?} waited for {:?}", busy.longest);
+    }
+    Ok(())
 }
 
 /// Goal: cloning files with many extents over and over does not pile up changes without limit.
