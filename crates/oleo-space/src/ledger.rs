@@ -29,9 +29,9 @@ mod record;
 use std::sync::Arc;
 
 use oleo_format::{ByteLen, Ino, Key, Logical, TreeId};
+use smallvec::SmallVec;
 
 use crate::locks::{Lock, Locks, Real, SharedLock};
-use crate::word::Word;
 use record::{BORN, FULL_BACKREF, Folded, Record};
 
 /// Shards: enough that threads seldom meet in one.
@@ -304,23 +304,19 @@ impl Piece {
 /// Merges what was drawn.
 fn merge_pieces(runs: &[Vec<Record>], pieces: &[Piece]) -> Vec<Record> {
     let mut out = Folded::with_capacity(pieces.iter().map(Piece::len).sum());
-    let mut mixed = Vec::new();
     for region in pieces.chunk_by(|a, b| a.region == b.region) {
-        match region {
-            [one] => {
-                one.records(runs).iter().for_each(|record| out.push(record));
-                continue;
+        let mut lists: SmallVec<[&[Record]; 8]> = region.iter().map(|piece| piece.records(runs)).collect();
+        // The short ones first: most records are moved once.
+        lists.sort_unstable_by_key(|list| list.len());
+        match lists.as_slice() {
+            [] => {}
+            [one] => out.extend(one),
+            [a, b] => out.merge(a, b),
+            [a, b, rest @ .., last] => {
+                let merged = rest.iter().fold(record::merge(a, b), |merged, list| record::merge(&merged, list));
+                out.merge(&merged, last);
             }
-            [a, b] => {
-                out.merge(a.records(runs), b.records(runs));
-                continue;
-            }
-            _ => mixed.clear(),
         }
-        region.iter().for_each(|piece| mixed.extend_from_slice(piece.records(runs)));
-        // Sorted pieces one after the other, which a stable sort merges.
-        mixed.sort_by(Record::compare);
-        mixed.iter().for_each(|record| out.push(record));
     }
     out.finish()
 }
@@ -333,8 +329,6 @@ fn region(at: u64) -> u64 {
 pub struct LedgerOf<L: Locks> {
     /// A power of two of them.
     shards: Box<[L::Lock<Shard>]>,
-    /// Records in the shards and in what is left of the sweep.
-    records: L::Word,
     sweep: L::SharedLock<Sweep>,
 }
 
@@ -360,7 +354,6 @@ impl<L: Locks> LedgerOf<L> {
         assert!(shards.is_power_of_two() && shards <= SHARDS, "{shards} shards");
         LedgerOf {
             shards: (0..shards).map(|_| <L::Lock<Shard>>::default()).collect(),
-            records: L::Word::new(0),
             sweep: <L::SharedLock<Sweep>>::default(),
         }
     }
@@ -371,19 +364,8 @@ impl<L: Locks> LedgerOf<L> {
             & (self.shards.len() - 1)
     }
 
-    /// Changes a shard and counts what it has then.
-    fn change<R>(&self, shard: usize, change: impl FnOnce(&mut Shard) -> R) -> R {
-        self.shards[shard].with(|shard| {
-            let before = shard.records();
-            let answer = change(shard);
-            // Wraps around below zero, as what meets its opposite goes.
-            self.records.add((shard.records() as u64).wrapping_sub(before as u64));
-            answer
-        })
-    }
-
     fn push(&self, shard: usize, records: impl Iterator<Item = Record>) {
-        self.change(shard, |shard| records.for_each(|record| shard.push(record)));
+        self.shards[shard].with(|shard| records.for_each(|record| shard.push(record)));
     }
 
     /// Adds `delta` references of `by` to the extent at `at`.
@@ -428,7 +410,7 @@ impl<L: Locks> LedgerOf<L> {
         // Under the sweep's lock: what leaves the shards would be seen in neither, or in both.
         self.sweep.read(|sweep| {
             let old = sweep.find(at.0);
-            self.change(self.shard_number(at.0), |shard| {
+            self.shards[self.shard_number(at.0)].with(|shard| {
                 shard.sort_tail();
                 shard.runs.iter().map(|run| find(run, at.0)).fold(old, Pending::and)
             })
@@ -446,7 +428,6 @@ impl<L: Locks> LedgerOf<L> {
                 any.then(|| (sweep.runs.clone(), sweep.draw(records_max)))
             });
             let Some((runs, pieces)) = drawn else { return Batch::default() };
-            self.records.sub(pieces.iter().map(Piece::len).sum::<usize>() as u64);
             let records = merge_pieces(&runs, &pieces);
             if !records.is_empty() {
                 return Batch { records, _of: runs };
@@ -464,9 +445,7 @@ impl<L: Locks> LedgerOf<L> {
         let mut runs = Vec::new();
         for shard in &self.shards {
             shard.with(|shard| {
-                let before = shard.records();
                 shard.sort_tail();
-                self.records.sub((before - shard.records()) as u64);
                 runs.append(&mut std::mem::take(shard).runs);
             });
         }
@@ -476,7 +455,11 @@ impl<L: Locks> LedgerOf<L> {
 
     /// How many records are held that have not been drawn. What has not met its opposite yet counts twice.
     pub fn len(&self) -> usize {
-        self.records.load() as usize
+        // Nobody who records pays for a counter.
+        self.sweep.read(|sweep| {
+            let shards: usize = self.shards.iter().map(|shard| shard.with(|shard| shard.records())).sum();
+            shards + sweep.pieces[sweep.done..].iter().map(Piece::len).sum::<usize>()
+        })
     }
 
     /// Bytes allocated for what is held, slack and index included.

@@ -1,11 +1,7 @@
 //! What the ledger's threads meet at, so that the tests can put locks in its place whose every step a scheduler of theirs
 //! decides.
 
-use std::sync::atomic::AtomicU64;
-
 use parking_lot::{Mutex, RwLock};
-
-use crate::word::Word;
 
 /// A lock for one at a time.
 pub trait Lock<T>: Default {
@@ -27,8 +23,6 @@ pub trait Locks {
     type Lock<T: Default>: Lock<T>;
     /// For many who read.
     type SharedLock<T: Default>: SharedLock<T>;
-    /// A counter.
-    type Word: Word;
 }
 
 /// Those of programs.
@@ -38,7 +32,6 @@ pub struct Real;
 impl Locks for Real {
     type Lock<T: Default> = Mutex<T>;
     type SharedLock<T: Default> = RwLock<T>;
-    type Word = AtomicU64;
 }
 
 impl<T: Default> Lock<T> for Mutex<T> {

@@ -11,6 +11,7 @@
 use std::cmp::Ordering;
 
 use oleo_format::{ByteLen, Ino, ItemType, Key, Logical, TreeId};
+use smallvec::SmallVec;
 
 use super::{ExtentKind, Head, Pending, RefChange, RefKey};
 
@@ -22,6 +23,9 @@ const TREE: u8 = 4;
 const BY_SHIFT: u8 = 3;
 const BY_BITS: u8 = 7 << BY_SHIFT;
 const BY_DATA_ROOT: u8 = 3 << BY_SHIFT;
+
+/// What addresses are multiples of.
+const SECTOR: u64 = 4096;
 
 /// Records of one list in a row, in a merge, after which a longer row is expected.
 const GALLOP_AFTER: i32 = 8;
@@ -194,6 +198,18 @@ impl Folded {
         }
     }
 
+    /// Adds the records of one extent, in any order.
+    fn push_extent<'a>(&mut self, records: impl ExactSizeIterator<Item = &'a Record>) {
+        if records.len() == 1 {
+            return records.for_each(|record| self.push(record));
+        }
+        let mut same: SmallVec<[&Record; 16]> = records.collect();
+        if !same.is_sorted_by(|a, b| a.compare_refs(b).is_le()) {
+            same.sort_by(|a, b| a.compare_refs(b));
+        }
+        same.into_iter().for_each(|record| self.push(record));
+    }
+
     /// Adds records that are in order, folded, and not before what is there.
     pub(super) fn extend(&mut self, records: &[Record]) {
         // The first may add up with what is there, and the second may take the place that it leaves; the others are on their own.
@@ -266,23 +282,21 @@ pub(super) fn fold(records: &[Record]) -> Vec<Record> {
         records.iter().for_each(|record| out.push(record));
         return out.finish();
     }
-    // Sixteen bytes are moved quicker than 48, and compared quicker. Those of one extent stay in the order in which they came.
-    let mut order: Vec<u128> =
-        (0u32..).zip(records).map(|(i, r)| u128::from(r.at) << u32::BITS | u128::from(i)).collect();
-    order.sort_unstable();
-    let mut same: Vec<&Record> = Vec::new();
-    for extent in order.chunk_by(|a, b| a >> u32::BITS == b >> u32::BITS) {
-        let of_extent = extent.iter().map(|place| &records[*place as u32 as usize]);
-        if let [_] = extent {
-            of_extent.for_each(|record| out.push(record));
-            continue;
-        }
-        same.clear();
-        same.extend(of_extent);
-        if !same.is_sorted_by(|a, b| a.compare_refs(b).is_le()) {
-            same.sort_by(|a, b| a.compare_refs(b));
-        }
-        same.iter().for_each(|record| out.push(record));
+    // Eight bytes are moved quicker than 48, and compared quicker. Those of one extent stay in the order in which they came.
+    let number_bits = usize::BITS - records.len().leading_zeros();
+    let packs = |r: &Record| r.at.is_multiple_of(SECTOR) && (r.at / SECTOR).leading_zeros() >= number_bits;
+    if records.iter().all(packs) {
+        let pack = |(i, r): (u64, &Record)| (r.at / SECTOR) << number_bits | i;
+        let mut order: Vec<u64> = (0..).zip(records).map(pack).collect();
+        order.sort_unstable();
+        let extents = order.chunk_by(|a, b| a >> number_bits == b >> number_bits);
+        let numbers = (1 << number_bits) - 1;
+        extents.for_each(|extent| out.push_extent(extent.iter().map(|place| &records[(place & numbers) as usize])));
+    } else {
+        // Only a lying image has such addresses.
+        let mut order: Vec<&Record> = records.iter().collect();
+        order.sort_by_key(|record| record.at);
+        order.chunk_by(|a, b| a.at == b.at).for_each(|extent| out.push_extent(extent.iter().copied()));
     }
     out.finish()
 }
