@@ -1,27 +1,20 @@
 //! Who refers to a place on disk: from a logical address to files.
 //!
-//! Normal path: (1) a commit, so that the extent tree tells the truth; (2) the data extent that holds the address; (3) its
-//! references lead to leaves: by tree, file and offset, or by the leaf's own address; (4) from a leaf upwards: whatever
-//! refers to a block is a block one level above, by its address or by the tree that owns it, up to the roots of trees.
-//! Snapshots that share a leaf, or any block above it, are found on the way. What was found of a block is remembered.
+//! Normal path: (1) a commit, so that the extent tree tells the truth; (2) the data extent that holds the address; (3) the
+//! leaves that name it, and the trees that reach these ([`oleo_txn::Backrefs`]); (4) where in files that is.
 //!
-//! Bounds: every step up rises one level, of which there are eight; at most [`PATHS_MAX`] referrers are told.
+//! Bounds: at most [`PATHS_MAX`] referrers are told.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 
-use oleo_format::{CheckedNode, Compression, FileExtent, Ino, ItemType, Key, Logical, NodeExpect, TreeId, data_use};
+use oleo_format::{CheckedNode, Compression, FileExtent, Ino, ItemType, Key, Logical, TreeId, data_use};
 use oleo_fs::{Fs, errno};
-use oleo_space::RefKey;
-use oleo_tree::Cursor;
 use oleo_txn::Engine;
 
 use crate::JobError;
 
 /// The most referrers that are told: more than anybody reads, and far below what a reply can hold.
 pub const PATHS_MAX: usize = 1 << 16;
-/// Bytes of a file that one extent stands for, at most (format: `BTRFS_MAX_EXTENT_SIZE`, 128 MiB).
-const EXTENT_LEN_MAX: u64 = 128 << 20;
 
 /// A place in a file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -45,10 +38,12 @@ pub fn referrers(fs: &Fs, at: Logical) -> Result<Vec<Referrer>, JobError> {
     let engine = fs.engine();
     let _reader = engine.reader();
     let extent = data_extent(engine, at)?;
-    let mut walk = Walk { engine, roots: HashMap::new() };
+    let mut up = engine.backrefs()?;
     let mut found = BTreeSet::new();
-    for (leaf, uses) in walk.leaves(extent, at)? {
-        for tree in walk.roots_of(&leaf)?.iter() {
+    for naming in up.naming(extent)? {
+        let uses = uses_in(&naming.leaf, extent, at)?;
+        let set = up.of_block(&naming.leaf)?;
+        for tree in up.sets.trees(set).iter() {
             for (ino, offset) in &uses {
                 found.insert(Referrer { tree: *tree, ino: *ino, at: *offset });
                 if found.len() > PATHS_MAX {
@@ -90,138 +85,8 @@ fn is_block(at: Logical) -> JobError {
     JobError::refused(errno::EINVAL, format!("{at} is in a tree block, which belongs to no file"))
 }
 
-/// A block, as far as going up from it needs.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Block {
-    at: Logical,
-    level: u8,
-    first: Key,
-}
-
-impl Block {
-    fn of(node: &CheckedNode) -> Block {
-        Block { at: node.logical(), level: node.level(), first: node.key(0) }
-    }
-}
-
 /// Files and places in them that a leaf says are kept at the address.
 type Uses = Vec<(Ino, u64)>;
-
-struct Walk<'e> {
-    engine: &'e Engine,
-    /// The trees that reach a block.
-    roots: HashMap<Logical, Arc<BTreeSet<TreeId>>>,
-}
-
-impl Walk<'_> {
-    /// The leaves that refer to a data extent, and what they say of an address in it.
-    fn leaves(&self, extent: Logical, at: Logical) -> Result<Vec<(Block, Uses)>, JobError> {
-        let mut leaves: Vec<(Block, Uses)> = Vec::new();
-        for user in self.engine.extent_users(extent)? {
-            match user {
-                RefKey::DataParent(leaf) => {
-                    let node = self.read(leaf)?;
-                    leaves.push((Block::of(&node), uses_in(&node, extent, at)?));
-                }
-                RefKey::DataRoot { root, ino, offset } => self.search(root, ino, offset, extent, at, &mut leaves)?,
-                RefKey::TreeRoot(_) | RefKey::TreeParent(_) => {}
-            }
-        }
-        leaves.sort_by_key(|(leaf, _)| *leaf);
-        leaves.dedup_by_key(|(leaf, _)| leaf.at);
-        Ok(leaves)
-    }
-
-    /// The leaves of one file of a tree that refer to an extent.
-    fn search(
-        &self,
-        tree: TreeId,
-        ino: Ino,
-        offset: u64,
-        extent: Logical,
-        at: Logical,
-        leaves: &mut Vec<(Block, Uses)>,
-    ) -> Result<(), JobError> {
-        let Some(root) = self.engine.root(tree)? else { return Ok(()) };
-        let mut cursor = self.engine.blocks().cursor(&root);
-        // A part may begin before the file does: its offset is negative then.
-        let from = if offset as i64 >= 0 { offset } else { 0 };
-        let end = from.saturating_add(EXTENT_LEN_MAX);
-        let mut there = cursor.seek(&Key::new(ino.0, ItemType::EXTENT_DATA, from))?;
-        while there && let Some((key, item)) = cursor.current() {
-            if key.objectid != ino.0 || key.item_type != ItemType::EXTENT_DATA || key.offset > end {
-                break;
-            }
-            if data_use(&key, item).is_some_and(|u| u.extent == extent)
-                && let Some(leaf) = cursor.path().last()
-                && leaves.iter().all(|(known, _)| known.at != leaf.logical())
-            {
-                leaves.push((Block::of(leaf), uses_in(leaf, extent, at)?));
-            }
-            there = cursor.next()?;
-        }
-        Ok(())
-    }
-
-    /// The trees from whose roots a block is reached.
-    fn roots_of(&mut self, block: &Block) -> Result<Arc<BTreeSet<TreeId>>, JobError> {
-        if let Some(known) = self.roots.get(&block.at) {
-            return Ok(known.clone());
-        }
-        let mut trees = BTreeSet::new();
-        for user in self.engine.extent_users(block.at)? {
-            let parent = match user {
-                RefKey::TreeRoot(tree) => match self.parent_in(tree, block)? {
-                    Parent::IsRoot => {
-                        trees.insert(tree);
-                        continue;
-                    }
-                    Parent::Block(parent) => parent,
-                    Parent::None => continue,
-                },
-                RefKey::TreeParent(parent) => Block::of(&self.read(parent)?),
-                RefKey::DataRoot { .. } | RefKey::DataParent(_) => continue,
-            };
-            if parent.level != block.level + 1 {
-                let text = format!("block {} refers to block {} from level {}", parent.at, block.at, parent.level);
-                return Err(JobError::refused(errno::EUCLEAN, text));
-            }
-            trees.extend(self.roots_of(&parent)?.iter());
-        }
-        let trees = Arc::new(trees);
-        self.roots.insert(block.at, trees.clone());
-        Ok(trees)
-    }
-
-    /// The block of a tree that refers to a block.
-    fn parent_in(&self, tree: TreeId, block: &Block) -> Result<Parent, JobError> {
-        let Some(root) = self.engine.root(tree)? else { return Ok(Parent::None) };
-        if root.logical == block.at {
-            return Ok(Parent::IsRoot);
-        }
-        let mut cursor: Cursor<'_> = self.engine.blocks().cursor(&root);
-        cursor.seek(&block.first)?;
-        let above = cursor.path().find(|node| node.level() == block.level + 1);
-        let refers = |node: &CheckedNode| (0..node.len()).any(|slot| node.child(slot).logical == block.at);
-        Ok(match above {
-            Some(node) if refers(node) => Parent::Block(Block::of(node)),
-            // The tree has moved on since the extent tree was written.
-            _ => Parent::None,
-        })
-    }
-
-    fn read(&self, at: Logical) -> Result<CheckedNode, JobError> {
-        Ok(self.engine.volume().read_block(&NodeExpect::at(at))?)
-    }
-}
-
-enum Parent {
-    /// The block is a tree's root.
-    IsRoot,
-    Block(Block),
-    /// Nobody there.
-    None,
-}
 
 /// Where in files a leaf's items say that an address is.
 fn uses_in(leaf: &CheckedNode, extent: Logical, at: Logical) -> Result<Uses, JobError> {

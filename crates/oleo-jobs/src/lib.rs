@@ -7,12 +7,16 @@ mod backrefs;
 mod defragment;
 mod error;
 mod find_new;
+mod quota;
 mod resize;
+mod shares;
 mod trim;
 
 pub use backrefs::{PATHS_MAX, Referrer, referrers};
 pub use defragment::{DefragOptions, Defragmented, defragment};
 pub use error::JobError;
 pub use find_new::{NewExtent, NewExtents, find_new};
+pub use quota::{QgroupChange, qgroup_change, quota, quota_disable, quota_enable, quota_rescan};
 pub use resize::{NewSize, Resized, resize};
+pub use shares::{Shares, shares};
 pub use trim::{TrimRange, trim};

@@ -199,6 +199,13 @@ impl Blocks {
         Ok(node)
     }
 
+    /// A block that no parent tells of. It goes into the cache, where its parents find it.
+    pub(crate) fn read_any(&self, expect: &NodeExpect) -> Result<Arc<Node>, TreeError> {
+        let node = Arc::new(Node::new(self.reader.read_block(expect)?));
+        self.remember(node.clone());
+        Ok(node)
+    }
+
     fn for_reader(&self, tree: TreeId, expect: &NodeExpect) -> NodeExpect {
         NodeExpect { owner: (!has_foreign_blocks(tree)).then_some(tree), ..*expect }
     }

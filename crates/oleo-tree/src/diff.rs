@@ -7,7 +7,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use oleo_format::{Key, TreeId};
+use oleo_format::{ChildPtr, Key, TreeId};
 use smallvec::SmallVec;
 
 use crate::blocks::{Blocks, stopped};
@@ -42,19 +42,24 @@ pub enum Diff<'a> {
     },
 }
 
-struct Walker {
+pub(crate) struct Walker {
     tree: TreeId,
     stack: SmallVec<[(Arc<Node>, usize); LEVELS]>,
 }
 
 /// Where a walker stands: at an item (level 0), or at a pointer in a node of that level.
-struct Spot {
-    key: Key,
-    level: u8,
+pub(crate) struct Spot {
+    pub key: Key,
+    pub level: u8,
 }
 
 impl Walker {
-    fn new(tree: TreeId, root: Arc<Node>) -> Walker {
+    /// One that is past the end.
+    pub fn nowhere() -> Walker {
+        Walker { tree: TreeId(0), stack: SmallVec::new() }
+    }
+
+    pub fn new(tree: TreeId, root: Arc<Node>) -> Walker {
         let mut stack = SmallVec::new();
         if !root.is_empty() {
             stack.push((root, 0));
@@ -62,7 +67,7 @@ impl Walker {
         Walker { tree, stack }
     }
 
-    fn spot(&self) -> Option<Spot> {
+    pub fn spot(&self) -> Option<Spot> {
         let (node, slot) = self.stack.last()?;
         Some(Spot { key: node.key(*slot), level: node.level() })
     }
@@ -77,7 +82,7 @@ impl Walker {
     }
 
     /// Past the item, or the whole subtree, here.
-    fn step_over(&mut self) {
+    pub fn step_over(&mut self) {
         while let Some((node, slot)) = self.stack.last_mut() {
             *slot += 1;
             if *slot < node.len() {
@@ -87,10 +92,26 @@ impl Walker {
         }
     }
 
-    fn step_into(&mut self, blocks: &Blocks) -> Result<(), TreeError> {
+    /// What the pointer here says.
+    pub fn pointer(&self) -> ChildPtr {
         let (node, slot) = self.top();
-        let child = blocks.child(self.tree, node, *slot)?;
+        node.child(*slot)
+    }
+
+    /// The block that the pointer here leads to.
+    pub fn child(&self, blocks: &Blocks) -> Result<Arc<Node>, TreeError> {
+        let (node, slot) = self.top();
+        blocks.child(self.tree, node, *slot)
+    }
+
+    /// Goes on in a block, which is that of the pointer here.
+    pub fn push(&mut self, child: Arc<Node>) {
         self.stack.push((child, 0));
+    }
+
+    fn step_into(&mut self, blocks: &Blocks) -> Result<(), TreeError> {
+        let child = self.child(blocks)?;
+        self.push(child);
         Ok(())
     }
 }
@@ -154,8 +175,7 @@ impl Blocks {
     ) -> Result<(), TreeError> {
         match (l, r) {
             (Some(l), Some(r)) if l.level == r.level => {
-                let ((ln, ls), (rn, rs)) = (left.top(), right.top());
-                if ln.child(*ls) == rn.child(*rs) {
+                if left.pointer() == right.pointer() {
                     left.step_over();
                     right.step_over();
                     return Ok(());

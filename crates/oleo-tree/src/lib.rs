@@ -13,6 +13,7 @@
 //!
 //! Not here: what an item means (but for what it references), where blocks go (`space`), extent items (`txn`).
 
+mod apart;
 mod apply;
 mod blocks;
 mod cursor;
@@ -24,6 +25,7 @@ mod node;
 mod scan;
 mod snapshot;
 
+pub use apart::Apart;
 pub use apply::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op};
 pub use blocks::{BlockReader, Blocks, ItemRef};
 pub use cursor::Cursor;

@@ -21,8 +21,8 @@ use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
 use oleo_format::{
-    BlockHead, ByteLen, DevId, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, QgroupStatusFlags,
-    QgroupStatusItem, RootItem, TreeId,
+    BlockHead, ByteLen, DevId, Generation, HeaderFlags, Incompat, ItemType, Key, Logical,
+    RootItem, TreeId,
 };
 use oleo_space::{ExtentKind, Kind};
 use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op, TreeError, TreeRoot};
@@ -33,7 +33,6 @@ use crate::books::Books;
 use crate::engine::{DeltaSource, Engine, Inner, Stage};
 use crate::extents::{ItemRules, settle_ledger, stored_state};
 use crate::trees::TreeState;
-use zerocopy::IntoBytes;
 
 use crate::TxnError;
 
@@ -180,7 +179,7 @@ impl Inner {
     fn settle(&self, generation: Generation) -> Result<MutexGuard<'_, ()>, TxnError> {
         let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation);
         let mut books = Books::new(self, generation);
-        self.mark_quota(generation)?;
+        let mut counted = false;
         self.put_device_stats(generation)?;
         for round in 0..SETTLE_ROUNDS_MAX {
             let plans = self.growth.take_plans();
@@ -194,6 +193,9 @@ impl Inner {
             if settled.is_none() && !grown && roots.is_empty() && round > 0 {
                 if self.tree(TreeId::ROOT)?.root.generation != generation {
                     self.renew_root_tree(generation)?;
+                    continue;
+                }
+                if !std::mem::replace(&mut counted, true) && self.count_quota(generation)? {
                     continue;
                 }
                 // Nobody makes another chunk until the superblock, which lists them, is out.
@@ -221,23 +223,6 @@ impl Inner {
         let key = Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, u64::MAX);
         self.apply(TreeId::ROOT, &[Change::put(key, [])], generation)?;
         self.apply(TreeId::ROOT, &[Change::delete(key)], generation)
-    }
-
-    /// Quota numbers are not kept up here: whoever reads them next must be told to count anew.
-    fn mark_quota(&self, generation: Generation) -> Result<(), TxnError> {
-        let Some(quota) = self.trees.get(&self.blocks, TreeId::QUOTA)? else { return Ok(()) };
-        let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
-        let Some(item) = self.blocks.get(&quota.root, &key)? else { return Ok(()) };
-        let mut bytes = item.to_vec();
-        let (status, _) = QgroupStatusItem::parse_prefix(&bytes)?;
-        let flags = QgroupStatusFlags::from_bits_retain(status.flags.get());
-        if !flags.contains(QgroupStatusFlags::ON) || flags.contains(QgroupStatusFlags::INCONSISTENT) {
-            return Ok(());
-        }
-        let flags = flags | QgroupStatusFlags::INCONSISTENT;
-        let marked = QgroupStatusItem { generation: generation.0.into(), flags: flags.bits().into(), ..*status };
-        bytes[..size_of::<QgroupStatusItem>()].copy_from_slice(marked.as_bytes());
-        self.apply(TreeId::QUOTA, &[Change::put(key, bytes)], generation)
     }
 
     /// Writes the devices' error counters where they have changed.
@@ -473,7 +458,7 @@ impl<'a> Staged<'a> {
             .with_env(&fresh, tree, self.generation, |env| inner.blocks.create_tree(&[], env))
             .map_err(|e| inner.poison(e))?;
         inner.trees.set(TreeState { root, ..fresh });
-        Ok(())
+        self.quota_of_new(tree)
     }
 
     /// Makes `target` a snapshot of `source` as it is now.
@@ -492,7 +477,10 @@ impl<'a> Staged<'a> {
             }
             t.changed = true;
         });
-        Ok(())
+        if inner.quota.table.read().is_some() {
+            inner.quota.notes.lock().snapshots.push((source, target));
+        }
+        self.quota_of_new(target)
     }
 
     /// Marks a tree dead: no references left to it by name; [`Engine::drop_step`] takes it apart.
@@ -506,6 +494,7 @@ impl<'a> Staged<'a> {
             t.changed = true;
         });
         let key = Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, tree.0);
-        self.put(TreeId::ROOT, &[Change { key, op: Op::Put(Box::default()) }])
+        self.put(TreeId::ROOT, &[Change { key, op: Op::Put(Box::default()) }])?;
+        self.quota_of_deleted(tree)
     }
 }

@@ -55,6 +55,11 @@ impl Engine {
     /// One step of taking a dead tree apart, looking at about `budget_blocks` of its blocks. It becomes durable with the next
     /// commit. The caller holds no handle.
     pub fn drop_step(&self, tree: TreeId, budget_blocks: usize) -> Result<Dropped, TxnError> {
+        // A snapshot is counted as a copy of its source, which must not be taken apart before.
+        let fresh = !self.0.quota.notes.lock().snapshots.is_empty();
+        if fresh {
+            self.commit()?;
+        }
         self.stage(|staged| staged.drop_step(tree, budget_blocks))
     }
 }
@@ -109,6 +114,9 @@ impl Staged<'_> {
                 self.put(TreeId::ROOT, &gone)?;
                 // Only now: whoever asks for a tree that is not in memory looks into the root tree, and would bring it back.
                 inner.trees.remove(tree);
+                if inner.quota.table.read().is_some() {
+                    inner.quota.notes.lock().dropped.push(state);
+                }
                 Ok(Dropped::Whole)
             }
         }

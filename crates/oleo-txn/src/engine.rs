@@ -141,6 +141,7 @@ pub(crate) struct Inner {
     pub(crate) ref_items_read: AtomicU64,
     pub(crate) dirty: Dirty,
     pub(crate) trees: Trees,
+    pub(crate) quota: crate::quota::Quota,
     pub(crate) gate: Gate,
     pub(crate) commit_lock: Mutex<()>,
     /// Commits begun since opening; raised with the commit lock held, just before the gate is closed.
@@ -320,6 +321,7 @@ impl Engine {
             ref_items_read: AtomicU64::new(0),
             dirty: Dirty::new(),
             trees: Trees::default(),
+            quota: crate::quota::Quota::default(),
             gate: Gate::new(),
             commit_lock: Mutex::new(()),
             begun: AtomicU64::new(0),

@@ -45,6 +45,17 @@ pub enum TxnError {
     /// Reported by the room above while it turned its changes into items.
     #[error("{0}")]
     Source(Arc<str>),
+    /// Quota is not on.
+    #[error("quota is off")]
+    QuotaOff,
+    /// A change of quota groups cannot be.
+    #[error("{text}")]
+    Qgroup {
+        /// The number of the error, as Linux has it.
+        errno: i32,
+        /// What is wrong.
+        text: String,
+    },
     /// Settling did not come to rest: a bug, reported rather than looped on.
     #[error("settling the transaction did not come to rest after {0} rounds")]
     Unsettled(u32),

@@ -441,8 +441,16 @@ fn fresh(head: &Head<'_>, rules: &ItemRules) -> Stored {
     Stored { main, record, has_keyed: false }
 }
 
-/// Count and flags of the extent at `at` as the extent tree has them.
-pub(crate) fn stored_state(cursor: &mut Cursor<'_>, at: Logical) -> Result<Option<(u64, bool)>, TxnError> {
+/// What the extent tree has of an extent, but for who refers to it.
+pub(crate) struct StoredExtent {
+    pub(crate) refs: u64,
+    /// The transaction that allocated it.
+    pub(crate) generation: Generation,
+    pub(crate) full_backref: bool,
+}
+
+/// The extent at `at` as the extent tree has it.
+pub(crate) fn stored_extent(cursor: &mut Cursor<'_>, at: Logical) -> Result<Option<StoredExtent>, TxnError> {
     if !cursor.seek(&Key::new(at.0, ItemType::EXTENT_ITEM, 0))? {
         return Ok(None);
     }
@@ -451,7 +459,13 @@ pub(crate) fn stored_state(cursor: &mut Cursor<'_>, at: Logical) -> Result<Optio
         return Ok(None);
     }
     let record = ExtentRecord::parse(&key, data)?;
-    Ok(Some((record.refs, record.flags.contains(ExtentFlags::FULL_BACKREF))))
+    let full_backref = record.flags.contains(ExtentFlags::FULL_BACKREF);
+    Ok(Some(StoredExtent { refs: record.refs, generation: record.generation, full_backref }))
+}
+
+/// Count and flags of the extent at `at` as the extent tree has them.
+pub(crate) fn stored_state(cursor: &mut Cursor<'_>, at: Logical) -> Result<Option<(u64, bool)>, TxnError> {
+    Ok(stored_extent(cursor, at)?.map(|stored| (stored.refs, stored.full_backref)))
 }
 
 /// Who refers to the extent at `at`, as the extent tree has it; nobody where it is not in there yet.

@@ -3,6 +3,7 @@
 //! [`Engine`] is the door. `commit` tells the order of a commit, `extents`, `free_runs`, `csums` and `books` what it records,
 //! `growth` and `credit` how space is promised before it is used, `load` what opening does, `log` what an fsync writes.
 
+mod backrefs;
 mod books;
 mod commit;
 mod credit;
@@ -17,16 +18,21 @@ mod gate;
 mod growth;
 mod load;
 mod log;
+mod quota;
 mod readers;
 mod resize;
+mod root_sets;
 mod trees;
 mod trim;
 mod workers;
 
+pub use backrefs::{Backrefs, Naming};
 pub use commit::Staged;
 pub use drop::Dropped;
 pub use engine::{CsumCheck, DataReservation, DataWant, DeltaSource, Engine, EngineOptions, Handle, Need, Stage};
 pub use error::TxnError;
 pub use found_log::{FoundLog, LogTree};
 pub use log::{LogCommit, LogWritten, Still, commits_of_this_thread, refusal};
+pub use quota::{Assigned, Qgroup, QgroupId, QgroupLimit, QuotaState, ScanBase};
 pub use readers::Reader;
+pub use root_sets::{RootSet, RootSets};

@@ -33,6 +33,13 @@ impl TreeState {
         shareable.then(|| Generation(self.item.as_ref().map_or(0, |i| i.last_snapshot.get())))
     }
 
+    /// As a root item tells.
+    pub(crate) fn of(tree: TreeId, key: &Key, data: &[u8]) -> Result<TreeState, TxnError> {
+        let item = RootItem::decode(data)?;
+        let root = TreeRoot::on_disk(tree, Logical(item.bytenr.get()), Generation(item.generation.get()), item.level);
+        Ok(TreeState { root, item: Some(item), key_offset: key.offset, changed: false })
+    }
+
     pub(crate) fn key(&self) -> Key {
         Key::new(self.root.tree.0, ItemType::ROOT_ITEM, self.key_offset)
     }
@@ -97,6 +104,14 @@ impl Trees {
         known.changed.iter().filter_map(|tree| known.trees.get(tree)).cloned().collect()
     }
 
+    /// Those that were looked at for changing since the last commit, in the order of their numbers.
+    pub(crate) fn touched(&self) -> Vec<TreeState> {
+        let known = self.map.read();
+        let mut all: Vec<_> = known.unsettled.iter().filter_map(|tree| known.trees.get(tree)).cloned().collect();
+        all.sort_unstable_by_key(|state| state.root.tree);
+        all
+    }
+
     pub(crate) fn update(&self, tree: TreeId, f: impl FnOnce(&mut TreeState)) {
         let mut known = self.map.write();
         if let Some(t) = known.trees.get_mut(&tree) {
@@ -142,7 +157,5 @@ pub(crate) fn find(blocks: &Blocks, root_tree: &TreeRoot, tree: TreeId) -> Resul
     if key.objectid != tree.0 || key.item_type != ItemType::ROOT_ITEM {
         return Ok(None);
     }
-    let item = RootItem::decode(data)?;
-    let root = TreeRoot::on_disk(tree, Logical(item.bytenr.get()), Generation(item.generation.get()), item.level);
-    Ok(Some(TreeState { root, item: Some(item), key_offset: key.offset, changed: false }))
+    Ok(Some(TreeState::of(tree, &key, data)?))
 }

@@ -1,0 +1,104 @@
+//! Quota: turning it on and off, counting anew, and changing groups, each made durable before it returns.
+
+use oleo_fs::Fs;
+use oleo_txn::{Assigned, QgroupId, QgroupLimit, QuotaState, Staged, TxnError};
+
+use crate::JobError;
+use crate::shares::shares;
+
+/// A change of quota groups.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QgroupChange {
+    /// A new group, of level 1 or higher.
+    Create(QgroupId),
+    /// A group goes that nothing is in.
+    Destroy(QgroupId),
+    /// A group becomes part of another.
+    Assign(QgroupId, QgroupId),
+    /// It is no part of it any more.
+    Remove(QgroupId, QgroupId),
+    /// What it may use.
+    Limit(QgroupId, QgroupLimit),
+}
+
+fn staged<R: Send>(
+    fs: &Fs,
+    f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send,
+) -> Result<R, JobError> {
+    drop(fs.engine().join(oleo_txn::Need { items: 64, bytes: 8192, releasing: true })?);
+    let mut outcome = None;
+    // A refusal inside is no failure of the stage.
+    fs.engine().stage(|s| {
+        outcome = Some(f(s));
+        Ok::<(), TxnError>(())
+    })?;
+    let done = outcome.expect("a stage that succeeds has run")?;
+    fs.sync()?;
+    Ok(done)
+}
+
+/// What quota is; `None` where it is off.
+pub fn quota(fs: &Fs) -> Option<QuotaState> {
+    fs.engine().quota()
+}
+
+/// Turns quota on and counts.
+///
+/// # Errors
+/// No space, or the image lies.
+pub fn quota_enable(fs: &Fs) -> Result<(), JobError> {
+    if fs.engine().quota().is_some() {
+        return Ok(());
+    }
+    fs.sync()?;
+    let base = fs.engine().scan_base(false)?;
+    let subvols: Vec<_> = base.roots.iter().filter(|(_, dropping)| dropping.is_none()).map(|(r, _)| r.tree).collect();
+    drop(base);
+    let dead = fs.engine().dead_trees()?;
+    let subvols: Vec<_> = subvols.into_iter().filter(|tree| !dead.contains(tree)).collect();
+    staged(fs, |s| s.quota_enable(&subvols))?;
+    quota_rescan(fs)
+}
+
+/// Turns quota off.
+///
+/// # Errors
+/// It is off.
+pub fn quota_disable(fs: &Fs) -> Result<(), JobError> {
+    staged(fs, |s| s.quota_disable())
+}
+
+/// Counts anew what every group uses. Others go on meanwhile.
+///
+/// # Errors
+/// Quota is off, or the image lies.
+pub fn quota_rescan(fs: &Fs) -> Result<(), JobError> {
+    fs.sync()?;
+    let base = fs.engine().scan_begin()?;
+    let shares = shares(fs.engine(), &base, &|| true)?.expect("it was told to go on");
+    drop(base);
+    fs.sync()?;
+    fs.engine().scan_end(&shares)?;
+    fs.sync()?;
+    Ok(())
+}
+
+/// Changes a group. Where the numbers do not tell what that makes of them, they are counted anew if `scan` is set, and
+/// marked as wrong otherwise.
+///
+/// # Errors
+/// Quota is off, or there is no such group, or it cannot be.
+pub fn qgroup_change(fs: &Fs, change: QgroupChange, scan: bool) -> Result<Assigned, JobError> {
+    let done = staged(fs, |s| match change {
+        QgroupChange::Create(id) => s.qgroup_create(id).map(|()| Assigned::Exact),
+        QgroupChange::Destroy(id) => s.qgroup_destroy(id).map(|()| Assigned::Exact),
+        QgroupChange::Assign(member, parent) => s.qgroup_assign(member, parent),
+        QgroupChange::Remove(member, parent) => s.qgroup_remove(member, parent),
+        QgroupChange::Limit(id, limit) => s.qgroup_limit(id, limit).map(|()| Assigned::Exact),
+    })?;
+    if done == Assigned::NeedsScan && scan {
+        quota_rescan(fs)?;
+        return Ok(Assigned::Exact);
+    }
+    Ok(done)
+}

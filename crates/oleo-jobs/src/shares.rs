@@ -1,0 +1,93 @@
+//! Who uses what, of a whole volume: bytes by the exact set of subvolumes that reach them.
+//!
+//! One pass from the roots down, level by level, without the extent tree: a block is reached by whatever reaches one of the
+//! blocks that point at it, so once all blocks of a level are known with their sets, so are those of the next. Every block is
+//! read once, however many subvolumes share it, in the order of addresses; equal sets are kept once. So 64 snapshots cost
+//! hardly more than none.
+//!
+//! Memory: some 40 bytes for each block of one level and for each data extent.
+
+use std::sync::Arc;
+
+use std::collections::HashMap;
+
+use oleo_format::{ChildPtr, Logical, NodeExpect, TreeId, data_use};
+use oleo_tree::DropProgress;
+use oleo_txn::{Engine, RootSet, RootSets, ScanBase};
+
+use crate::JobError;
+
+/// Blocks that are read and looked at together.
+const BATCH_BLOCKS: usize = 256;
+
+/// Bytes by the set of subvolumes that reaches them, in rising order of the numbers.
+pub type Shares = HashMap<Arc<[TreeId]>, u64>;
+
+/// A block that is to be looked at.
+struct Due {
+    /// What its parent says; `None`: it is a root.
+    expect: NodeExpect,
+    set: RootSet,
+    /// How far the deletion of the only tree that reaches it has come, in nodes that it stands in.
+    progress: Option<DropProgress>,
+}
+
+/// Counts the subvolumes of a base. `goes_on` is asked now and then: where it says no, the answer is `None`.
+///
+/// # Errors
+/// The image lies, or cannot be read.
+pub fn shares(engine: &Engine, base: &ScanBase, goes_on: &dyn Fn() -> bool) -> Result<Option<Shares>, JobError> {
+    let mut sets = RootSets::default();
+    let mut levels: Vec<HashMap<Logical, Due>> = Vec::new();
+    levels.resize_with(usize::from(oleo_format::LEVELS_MAX), HashMap::new);
+    for (root, progress) in &base.roots {
+        let Some(level) = levels.get_mut(usize::from(root.level)) else { continue };
+        let expect = NodeExpect {
+            generation: Some(root.generation),
+            level: Some(root.level),
+            ..NodeExpect::at(root.logical)
+        };
+        level.insert(root.logical, Due { expect, set: sets.one(root.tree), progress: *progress });
+    }
+    let mut bytes: HashMap<RootSet, u64> = HashMap::new();
+    let mut data: HashMap<Logical, (u64, RootSet)> = HashMap::new();
+    let nodesize = u64::from(engine.nodesize());
+    while let Some(mut level) = levels.pop() {
+        let mut due: Vec<Due> = level.drain().map(|(_, due)| due).collect();
+        due.sort_unstable_by_key(|due| due.expect.logical);
+        for batch in due.chunks(BATCH_BLOCKS) {
+            if !goes_on() {
+                return Ok(None);
+            }
+            let expects: Vec<NodeExpect> = batch.iter().map(|due| due.expect).collect();
+            for (due, node) in batch.iter().zip(engine.volume().read_blocks(&expects)) {
+                let node = node?;
+                *bytes.entry(due.set).or_default() += nodesize;
+                if node.is_leaf() {
+                    for (key, item) in node.iter() {
+                        let Some(used) = data_use(&key, item) else { continue };
+                        let (_, set) = data.entry(used.extent).or_insert((used.len.0, RootSet::EMPTY));
+                        *set = sets.union(*set, due.set);
+                    }
+                    continue;
+                }
+                let below = levels.last_mut().expect("a node is above level 0");
+                let first = due.progress.map_or(0, |progress| node.child_slot(&progress.key));
+                for slot in first..node.len() {
+                    let child: ChildPtr = node.child(slot);
+                    let inside = due.progress.filter(|progress| slot == first && node.level() > progress.level);
+                    let known = below.entry(child.logical).or_insert_with(|| Due {
+                        expect: NodeExpect::child(&child, node.level()),
+                        set: RootSet::EMPTY,
+                        progress: inside,
+                    });
+                    known.set = sets.union(known.set, due.set);
+                }
+            }
+        }
+    }
+    for (len, set) in data.into_values() {
+        *bytes.entry(set).or_default() += len;
+    }
+    Ok(Some(bytes.into_iter().map(|(set, bytes)| (sets.trees(set).clone(), bytes)).collect()))
+}

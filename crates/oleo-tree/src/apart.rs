@@ -1,0 +1,153 @@
+//! Which blocks trees have and do not have: of two trees, and of a tree that is being dropped.
+//!
+//! `diff` tells of items; here it is the blocks themselves, for whoever keeps account of who uses which block. A block stands
+//! in one place of a tree at most, and its address and generation say what is in it, so two walkers that go side by side and
+//! step over what both point at see everything else. One may have gone into a block before the other gets to it: what both
+//! went into is taken out at the end.
+
+use std::sync::Arc;
+
+use oleo_format::{Logical, NodeExpect, TreeId};
+
+use crate::blocks::Blocks;
+use crate::diff::Walker;
+use crate::{Dirty, DropProgress, Node, TreeError, TreeRoot, Walk};
+
+/// Blocks that only one of two trees has, each list in the order of addresses.
+#[derive(Default, Debug)]
+pub struct Apart {
+    /// Only the first tree has them.
+    pub only_a: Vec<Arc<Node>>,
+    /// Only the second tree has them.
+    pub only_b: Vec<Arc<Node>>,
+}
+
+impl Apart {
+    /// Takes out what is in both lists.
+    fn cancel(&mut self) {
+        let id = |node: &Arc<Node>| (node.logical(), node.generation());
+        self.only_a.sort_unstable_by_key(id);
+        self.only_b.sort_unstable_by_key(id);
+        let (mut a, mut b) = (std::mem::take(&mut self.only_a).into_iter(), self.only_b.drain(..).peekable());
+        let mut rest_b = Vec::new();
+        for node in a.by_ref() {
+            while let Some(other) = b.next_if(|other| id(other) < id(&node)) {
+                rest_b.push(other);
+            }
+            if b.next_if(|other| id(other) == id(&node)).is_none() {
+                self.only_a.push(node);
+            }
+        }
+        rest_b.extend(b);
+        self.only_b = rest_b;
+    }
+}
+
+/// Goes into the block at a walker's place, which is told to `seen`.
+fn enter(blocks: &Blocks, walker: &mut Walker, seen: &mut Vec<Arc<Node>>) -> Result<(), TreeError> {
+    let child = walker.child(blocks)?;
+    seen.push(child.clone());
+    if child.is_leaf() || child.is_empty() {
+        walker.step_over();
+    } else {
+        walker.push(child);
+    }
+    Ok(())
+}
+
+impl Blocks {
+    /// The blocks that only one of two trees has. Subtrees that both have are not read. No tree is one without blocks.
+    pub fn apart(&self, a: Option<&TreeRoot>, b: Option<&TreeRoot>) -> Result<Apart, TreeError> {
+        let mut apart = Apart::default();
+        if let (Some(a), Some(b)) = (a, b)
+            && a.same_block(b)
+        {
+            return Ok(apart);
+        }
+        let start = |root: Option<&TreeRoot>, seen: &mut Vec<Arc<Node>>| -> Result<Walker, TreeError> {
+            let Some(root) = root else { return Ok(Walker::nowhere()) };
+            let node = self.root_node(root)?;
+            seen.push(node.clone());
+            Ok(if node.is_leaf() { Walker::nowhere() } else { Walker::new(root.tree, node) })
+        };
+        let mut left = start(a, &mut apart.only_a)?;
+        let mut right = start(b, &mut apart.only_b)?;
+        loop {
+            match (left.spot(), right.spot()) {
+                (None, None) => break,
+                (Some(l), Some(r)) if l.level == r.level => {
+                    if left.pointer() == right.pointer() {
+                        left.step_over();
+                        right.step_over();
+                        continue;
+                    }
+                    if l.key <= r.key {
+                        enter(self, &mut left, &mut apart.only_a)?;
+                    }
+                    if r.key <= l.key {
+                        enter(self, &mut right, &mut apart.only_b)?;
+                    }
+                }
+                (Some(l), r) if r.as_ref().is_none_or(|r| l.level > r.level) => {
+                    enter(self, &mut left, &mut apart.only_a)?;
+                }
+                _ => enter(self, &mut right, &mut apart.only_b)?,
+            }
+        }
+        apart.cancel();
+        Ok(apart)
+    }
+
+    /// A block of which only the address is known: one that the open transaction made, or one on disk.
+    pub fn at(&self, at: Logical, dirty: &Dirty) -> Result<Arc<Node>, TreeError> {
+        match dirty.get(at) {
+            Some(node) => Ok(node),
+            None => self.read_any(&NodeExpect::at(at)),
+        }
+    }
+
+    /// Calls `f` for every block that a tree which is being dropped has lost between two moments, nodes before their
+    /// children; `to` of `None` means all. Only [`Walk::Over`] and [`Walk::Into`] are of use: what is below the block is lost
+    /// all the same.
+    pub fn lost<E: From<TreeError>>(
+        &self,
+        root: &TreeRoot,
+        from: Option<&DropProgress>,
+        to: Option<&DropProgress>,
+        mut f: impl FnMut(&Arc<Node>) -> Result<Walk, E>,
+    ) -> Result<(), E> {
+        let node = self.root_node(root)?;
+        self.lost_below(root.tree, &node, from, to, &mut f)
+    }
+
+    fn lost_below<E: From<TreeError>>(
+        &self,
+        tree: TreeId,
+        node: &Arc<Node>,
+        from: Option<&DropProgress>,
+        to: Option<&DropProgress>,
+        f: &mut dyn FnMut(&Arc<Node>) -> Result<Walk, E>,
+    ) -> Result<(), E> {
+        // A node that the drop still stands in is kept, with what comes after the place.
+        if to.is_none() && f(node)? != Walk::Into {
+            return Ok(());
+        }
+        if node.is_leaf() {
+            return Ok(());
+        }
+        let slot_of = |progress: Option<&DropProgress>| progress.map(|p| (node.child_slot(&p.key), node.level() > p.level));
+        let (first, first_in_part) = slot_of(from).unwrap_or((0, false));
+        let (end, end_in_part) = slot_of(to).unwrap_or((node.len(), false));
+        for slot in first..end {
+            let from = from.filter(|_| first_in_part && slot == first);
+            let child = self.child(tree, node, slot)?;
+            self.lost_below(tree, &child, from, None, f)?;
+        }
+        if end_in_part {
+            let from = from.filter(|_| first_in_part && end == first);
+            let child = self.child(tree, node, end)?;
+            self.lost_below(tree, &child, from, to, f)?;
+        }
+        Ok(())
+    }
+}

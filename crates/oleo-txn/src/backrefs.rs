@@ -1,0 +1,205 @@
+//! Which trees reach a block, and which leaves name a data extent: from an extent upwards.
+//!
+//! Whatever refers to a block is a block one level above, by its address or by the tree that owns it, up to the roots of
+//! trees; snapshots that share the block, or any block above it, are found on the way. What was found of a block is
+//! remembered, and equal sets of trees are kept once, so that 64 snapshots cost little more than one.
+//!
+//! Shortcut: a block younger than the last snapshot of the tree that owns it is that tree's alone, unless relocation moved
+//! it (its flag tells).
+//!
+//! The extent tree must be settled: between transactions, or at the end of settling one. Bounds: eight levels.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use oleo_format::{CheckedNode, Corruption, Generation, HeaderFlags, Ino, ItemType, Key, Logical, TreeId, data_use};
+use oleo_space::RefKey;
+use oleo_tree::{Cursor, Node, TreeRoot};
+
+use crate::TxnError;
+use crate::engine::{Engine, Inner};
+use crate::extents::{StoredExtent, stored_extent, stored_users};
+use crate::root_sets::{RootSet, RootSets};
+
+/// Bytes of a file that one extent stands for, at most (format: `BTRFS_MAX_EXTENT_SIZE`, 128 MiB).
+const EXTENT_LEN_MAX: u64 = 128 << 20;
+
+/// What goes upwards, with what it found so far.
+pub struct Backrefs<'e> {
+    inner: &'e Inner,
+    /// The sets that it answers with.
+    pub sets: RootSets,
+    blocks: HashMap<Logical, RootSet>,
+    trees: HashMap<TreeId, Option<Tree<'e>>>,
+    extents: Cursor<'e>,
+}
+
+struct Tree<'e> {
+    root: TreeRoot,
+    /// Younger blocks are the tree's alone.
+    last_snapshot: Generation,
+    cursor: Cursor<'e>,
+}
+
+/// A leaf that names a data extent.
+pub struct Naming {
+    /// The leaf.
+    pub leaf: Arc<Node>,
+    /// How many of its items do.
+    pub items: u64,
+}
+
+/// Where a block is referred to from.
+enum Above {
+    Root,
+    Block(Arc<Node>),
+    Nobody,
+}
+
+impl Engine {
+    /// Goes upwards in the trees as the last commit left them. The caller keeps a [`Reader`](crate::Reader).
+    pub fn backrefs(&self) -> Result<Backrefs<'_>, TxnError> {
+        Backrefs::new(&self.0)
+    }
+}
+
+impl<'e> Backrefs<'e> {
+    pub(crate) fn new(inner: &'e Inner) -> Result<Backrefs<'e>, TxnError> {
+        let extents = inner.blocks.cursor(&inner.tree(TreeId::EXTENT)?.root);
+        Ok(Backrefs { inner, sets: RootSets::default(), blocks: HashMap::new(), trees: HashMap::new(), extents })
+    }
+
+    /// What the extent tree says of an extent, if it is there.
+    pub(crate) fn stored(&mut self, at: Logical) -> Result<Option<StoredExtent>, TxnError> {
+        stored_extent(&mut self.extents, at)
+    }
+
+    /// Who refers to an extent.
+    pub(crate) fn users(&mut self, at: Logical) -> Result<Vec<RefKey>, TxnError> {
+        stored_users(&mut self.extents, at)
+    }
+
+    fn tree(&mut self, tree: TreeId) -> Result<Option<&mut Tree<'e>>, TxnError> {
+        if !self.trees.contains_key(&tree) {
+            let inner = self.inner;
+            let found = inner.trees.get(&inner.blocks, tree)?.map(|state| Tree {
+                cursor: inner.blocks.cursor(&state.root),
+                last_snapshot: state.last_snapshot().unwrap_or(Generation(u64::MAX)),
+                root: state.root,
+            });
+            self.trees.insert(tree, found);
+        }
+        Ok(self.trees.get_mut(&tree).and_then(Option::as_mut))
+    }
+
+    /// Whether a block can only be its owner's: where it is reached at all.
+    pub(crate) fn is_sole(&mut self, node: &CheckedNode) -> Result<bool, TxnError> {
+        if node.flags().contains(HeaderFlags::RELOC) {
+            return Ok(false);
+        }
+        Ok(self.tree(node.owner())?.is_some_and(|tree| node.generation() > tree.last_snapshot))
+    }
+
+    /// The subvolumes from whose roots a block is reached; none where nothing refers to it any more.
+    pub fn of_block(&mut self, node: &CheckedNode) -> Result<RootSet, TxnError> {
+        let at = node.logical();
+        if let Some(known) = self.blocks.get(&at) {
+            return Ok(*known);
+        }
+        let mut set = RootSet::EMPTY;
+        if self.is_sole(node)? && self.stored(at)?.is_some() {
+            set = self.sets.one(node.owner());
+        } else {
+            for user in self.users(at)? {
+                let above = match user {
+                    RefKey::TreeRoot(tree) => match self.above_in(tree, node)? {
+                        Above::Root => {
+                            set = self.sets.with(set, tree);
+                            continue;
+                        }
+                        above => above,
+                    },
+                    RefKey::TreeParent(parent) => Above::Block(self.read(parent)?),
+                    RefKey::DataRoot { .. } | RefKey::DataParent(_) => Above::Nobody,
+                };
+                let Above::Block(parent) = above else { continue };
+                // Levels rise, so that this ends whatever the image says.
+                if parent.level() != node.level() + 1 {
+                    return Err(Corruption::new("backref", "level of the parent", parent.level(), node.level() + 1)
+                        .within(format!("block {}, parent {}", node.logical(), parent.logical()))
+                        .into());
+                }
+                let more = self.of_block(&parent)?;
+                set = self.sets.union(set, more);
+            }
+        }
+        self.blocks.insert(at, set);
+        Ok(set)
+    }
+
+    /// What refers to a block in a tree by the tree's name.
+    fn above_in(&mut self, tree: TreeId, node: &CheckedNode) -> Result<Above, TxnError> {
+        let Some(tree) = self.tree(tree)? else { return Ok(Above::Nobody) };
+        if tree.root.logical == node.logical() {
+            return Ok(Above::Root);
+        }
+        if node.is_empty() {
+            return Ok(Above::Nobody);
+        }
+        tree.cursor.seek(&node.key(0))?;
+        let above = tree.cursor.path().find(|above| above.level() == node.level() + 1);
+        let refers = |above: &Arc<Node>| (0..above.len()).any(|slot| above.child(slot).logical == node.logical());
+        Ok(above.filter(|above| refers(above)).map_or(Above::Nobody, |above| Above::Block(above.clone())))
+    }
+
+    /// The leaves that name a data extent, each once.
+    pub fn naming(&mut self, extent: Logical) -> Result<Vec<Naming>, TxnError> {
+        let mut leaves: BTreeMap<Logical, Arc<Node>> = BTreeMap::new();
+        for user in self.users(extent)? {
+            match user {
+                RefKey::DataParent(leaf) => {
+                    leaves.insert(leaf, self.read(leaf)?);
+                }
+                RefKey::DataRoot { root, ino, offset } => self.search(root, ino, offset, extent, &mut leaves)?,
+                RefKey::TreeRoot(_) | RefKey::TreeParent(_) => {}
+            }
+        }
+        let items =
+            |leaf: &Node| leaf.iter().filter(|(key, item)| data_use(key, item).is_some_and(|u| u.extent == extent)).count();
+        Ok(leaves.into_values().map(|leaf| Naming { items: items(&leaf) as u64, leaf }).collect())
+    }
+
+    /// The leaves of one file of a tree that name an extent.
+    fn search(
+        &mut self,
+        tree: TreeId,
+        ino: Ino,
+        offset: u64,
+        extent: Logical,
+        leaves: &mut BTreeMap<Logical, Arc<Node>>,
+    ) -> Result<(), TxnError> {
+        let Some(tree) = self.tree(tree)? else { return Ok(()) };
+        // A part may begin before the file does: its offset is negative then.
+        let from = if offset as i64 >= 0 { offset } else { 0 };
+        let end = from.saturating_add(EXTENT_LEN_MAX);
+        let cursor = &mut tree.cursor;
+        let mut there = cursor.seek(&Key::new(ino.0, ItemType::EXTENT_DATA, from))?;
+        while there && let Some((key, item)) = cursor.current() {
+            if key.objectid != ino.0 || key.item_type != ItemType::EXTENT_DATA || key.offset > end {
+                break;
+            }
+            if data_use(&key, item).is_some_and(|u| u.extent == extent && u.offset == offset)
+                && let Some(leaf) = cursor.path().last()
+            {
+                leaves.entry(leaf.logical()).or_insert_with(|| leaf.clone());
+            }
+            there = cursor.next()?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, at: Logical) -> Result<Arc<Node>, TxnError> {
+        Ok(self.inner.blocks.at(at, &self.inner.dirty)?)
+    }
+}

@@ -1,0 +1,230 @@
+//! Quota groups: kept exact by every commit, changed by staged operations, counted anew by a scan.
+//!
+//! Normal path: (1) operations note what trees alone do not tell: snapshots made, trees dropped; (2) when a commit has
+//! settled everything else, `account` finds what changed hands; (3) `table` turns that into numbers; (4) the items that
+//! changed go to the quota tree, with a status that names this transaction, and settling goes on with what that makes.
+//!
+//! A scan counts everything from the roots of one commit, outside of transactions. Until it ends, numbers on disk are zero
+//! and its progress is too, so that whoever takes over, the kernel too, begins anew. Commits meanwhile keep what they would have counted
+//! ([`Scan::log`]); it is played back on what the scan found.
+//!
+//! Locks: `table` (rank 55) and `notes` (rank 56), held for look-ups and stores, never over I/O. What groups there are and
+//! how they hang together changes only with the commit lock held.
+//! Crash: numbers and what they count are in the same transaction.
+
+pub(crate) mod account;
+mod edit;
+pub(crate) mod table;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use oleo_format::{Generation, QgroupStatusFlags, TreeId};
+use oleo_tree::TreeRoot;
+use parking_lot::{Mutex, RwLock};
+
+use crate::TxnError;
+use crate::engine::{Engine, Inner};
+use crate::readers::Reader;
+use crate::root_sets::RootSets;
+use crate::trees::TreeState;
+
+pub use edit::Assigned;
+pub use table::{Qgroup, QgroupId, QgroupLimit};
+
+use account::{Notes, Op};
+use table::{Move, Table};
+
+/// Quota of one volume.
+#[derive(Default)]
+pub(crate) struct Quota {
+    /// `None`: quota is off.
+    pub table: RwLock<Option<Table>>,
+    pub notes: Mutex<Notes>,
+    scan: Mutex<Option<Scan>>,
+}
+
+/// A scan under way.
+struct Scan {
+    /// What the commits since its base did.
+    log: Vec<(RootSets, Vec<Op>)>,
+}
+
+/// What quota is at the moment.
+#[derive(Clone, Debug)]
+pub struct QuotaState {
+    /// Flags of the status item.
+    pub flags: QgroupStatusFlags,
+    /// The transaction that the numbers are of.
+    pub generation: Generation,
+    /// All groups, in the order of their numbers.
+    pub groups: Vec<(QgroupId, Qgroup)>,
+}
+
+/// The trees of one commit, for a scan to count. They stay as they are while this lives.
+pub struct ScanBase {
+    /// Every subvolume's root, those being deleted included, and how far the deletion of it has come.
+    pub roots: Vec<(TreeRoot, Option<oleo_tree::DropProgress>)>,
+    _reader: Reader,
+}
+
+impl Engine {
+    /// What quota is; `None` where it is off.
+    pub fn quota(&self) -> Option<QuotaState> {
+        self.0.quota.table.read().as_ref().map(|table| QuotaState {
+            flags: table.status.flags,
+            generation: table.status.generation,
+            groups: table.groups.iter().map(|(id, group)| (*id, group.clone())).collect(),
+        })
+    }
+
+    /// Begins to count anew: numbers are zero until [`Engine::scan_end`].
+    pub fn scan_begin(&self) -> Result<ScanBase, TxnError> {
+        self.stage(|staged| staged.scan_begin())?;
+        self.commit()?;
+        self.scan_base(true)
+    }
+
+    /// The subvolumes of the last commit; with `log`, what is committed from now on is kept for [`Engine::scan_end`].
+    pub fn scan_base(&self, log: bool) -> Result<ScanBase, TxnError> {
+        let inner = &*self.0;
+        // No commit begins or ends meanwhile.
+        let _one = inner.commit_lock.lock();
+        let reader = self.reader();
+        if log {
+            *inner.quota.scan.lock() = Some(Scan { log: Vec::new() });
+        }
+        let committed = inner.committed_root_tree();
+        let mut roots = Vec::new();
+        let from = oleo_format::Key::new(TreeId::FS.0, oleo_format::ItemType::ROOT_ITEM, 0);
+        inner.blocks.scan(&committed, from, oleo_format::Key::MAX, |key, item| {
+            let tree = TreeId(key.objectid);
+            if tree.is_subvol() && key.item_type == oleo_format::ItemType::ROOT_ITEM {
+                let state = TreeState::of(tree, key, item)?;
+                let progress = account::progress(&state);
+                roots.push((state.root, progress));
+            }
+            Ok::<_, TxnError>(std::ops::ControlFlow::Continue(()))
+        })?;
+        Ok(ScanBase { roots, _reader: reader })
+    }
+
+    /// Ends a count: bytes by the set of trees that reaches them, as of the base. Durable with the next commit.
+    pub fn scan_end(&self, shares: &HashMap<Arc<[TreeId]>, u64>) -> Result<(), TxnError> {
+        // What has been staged would be counted by the commit after the numbers are set.
+        self.commit()?;
+        self.stage(|staged| staged.scan_end(shares))
+    }
+}
+
+impl Inner {
+    /// The root tree of the last commit.
+    pub(crate) fn committed_root_tree(&self) -> TreeRoot {
+        let sb = self.super_block.lock();
+        TreeRoot::on_disk(TreeId::ROOT, sb.root(), sb.generation(), sb.root_level)
+    }
+
+    /// Reads the quota tree when a volume is opened for writing.
+    pub(crate) fn load_quota(&self) -> Result<(), TxnError> {
+        let Some(state) = self.trees.get(&self.blocks, TreeId::QUOTA)? else { return Ok(()) };
+        let mut table = Table::load(&self.blocks, &state.root)?;
+        if let Some(table) = &mut table
+            && !table.status.flags.contains(QgroupStatusFlags::SIMPLE_MODE)
+            && table.status.generation != self.super_block.lock().generation()
+        {
+            // Somebody who does not keep quota has written meanwhile.
+            table.status.flags |= QgroupStatusFlags::INCONSISTENT;
+        }
+        *self.quota.table.write() = table.filter(|table| table.status.flags.contains(QgroupStatusFlags::ON));
+        Ok(())
+    }
+
+    /// Counts what the transaction changed, all else being settled; whether there was anything to write.
+    pub(crate) fn count_quota(&self, generation: Generation) -> Result<bool, TxnError> {
+        let notes = std::mem::take(&mut *self.quota.notes.lock());
+        let dropped: Vec<TreeId> = notes.dropped.iter().map(|state| state.root.tree).collect();
+        let Some(flags) = self.quota.table.read().as_ref().map(|table| table.status.flags) else { return Ok(false) };
+        let counts = !flags.intersects(QgroupStatusFlags::INCONSISTENT | QgroupStatusFlags::RESCAN);
+        let scans = self.quota.scan.lock().is_some();
+        if counts || scans {
+            let (sets, ops) = account::account(self, generation, &self.committed_root_tree(), notes)?;
+            if counts {
+                let mut table = self.quota.table.write();
+                if let Some(table) = table.as_mut() {
+                    table.play(&sets, &ops);
+                }
+            }
+            if let Some(scan) = &mut *self.quota.scan.lock() {
+                scan.log.push((sets, ops));
+            }
+        }
+        let changes = {
+            let mut table = self.quota.table.write();
+            let Some(table) = table.as_mut() else { return Ok(false) };
+            let mut gone = Vec::new();
+            for tree in dropped {
+                edit::remove(table, QgroupId::of(tree), &mut gone);
+            }
+            let mut changes = table.take_changes(generation);
+            changes.append(&mut gone);
+            changes.sort_by_key(|change| change.key);
+            changes
+        };
+        self.apply(TreeId::QUOTA, &changes, generation)?;
+        Ok(true)
+    }
+}
+
+impl Table {
+    fn play(&mut self, sets: &RootSets, ops: &[Op]) {
+        for op in ops {
+            match op {
+                Op::Moves(moves) => {
+                    if !self.apply(sets, moves) {
+                        self.status.flags |= QgroupStatusFlags::INCONSISTENT;
+                    }
+                }
+                Op::Copy { source, new } => self.apply_copy(*source, *new),
+            }
+        }
+    }
+}
+
+/// Plays on what a scan counted what commits did since its base.
+fn play_back(shares: &mut HashMap<Arc<[TreeId]>, u64>, log: Vec<(RootSets, Vec<Op>)>) -> bool {
+    let mut sound = true;
+    for (sets, ops) in log {
+        for op in ops {
+            match op {
+                Op::Moves(moves) => {
+                    for Move { from, to, bytes } in moves {
+                        let (from, to) = (sets.trees(from), sets.trees(to));
+                        if !from.is_empty() {
+                            let have = shares.entry(from.clone()).or_default();
+                            sound &= *have >= bytes;
+                            *have = have.saturating_sub(bytes);
+                        }
+                        if !to.is_empty() {
+                            *shares.entry(to.clone()).or_default() += bytes;
+                        }
+                    }
+                }
+                Op::Copy { source, new } => {
+                    let old = std::mem::take(shares);
+                    for (trees, bytes) in old {
+                        let trees = match (trees.binary_search(&source), trees.binary_search(&new)) {
+                            (Ok(_), Err(place)) => {
+                                let mut more = trees.to_vec();
+                                more.insert(place, new);
+                                more.into()
+                            }
+                            _ => trees,
+                        };
+                        *shares.entry(trees).or_default() += bytes;
+                    }
+                }
+            }
+        }
+    }
+    sound
+}
