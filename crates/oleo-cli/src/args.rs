@@ -117,6 +117,17 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or_else(wrong)
 }
 
+/// A quota group: level, slash, number. The level is in the upper 16 bits of what comes out.
+pub(crate) fn qgroup(text: &str) -> Result<u64, String> {
+    let parts = text
+        .split_once('/')
+        .and_then(|(level, number)| Some((level.parse::<u16>().ok()?, number.parse::<u64>().ok()?)));
+    match parts {
+        Some((level, number)) if number < 1 << 48 => Ok(u64::from(level) << 48 | number),
+        _ => Err(format!("{text} is not a quota group (such as 0/256, 1/100)")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,6 +137,10 @@ mod tests {
     fn sizes() {
         for (text, bytes) in [("4096", 4096), ("16k", 16384), ("1GiB", 1 << 30), ("3M", 3 << 20), ("2TB", 2 << 40)] {
             assert_eq!(size(text), Ok(bytes));
+        }
+        assert_eq!(qgroup("1/2"), Ok(1 << 48 | 2));
+        for text in ["", "1", "1/", "-1/1", "65536/1", "1/999999999999999"] {
+            assert!(qgroup(text).is_err(), "{text}");
         }
         for text in ["", "k", "-1", "1.5G", "99999999P"] {
             assert!(size(text).is_err(), "{text}");

@@ -14,6 +14,8 @@ pub(crate) mod mount;
 mod mv;
 mod property;
 mod put;
+mod qgroup;
+mod quota;
 mod rescue;
 mod restore;
 mod rm;
@@ -45,6 +47,10 @@ pub(crate) enum Command {
     Filesystem(filesystem::Command),
     #[command(subcommand, alias = "inspect-internal")]
     Inspect(inspect::Command),
+    #[command(subcommand)]
+    Quota(quota::Command),
+    #[command(subcommand)]
+    Qgroup(qgroup::Command),
     Check(check::Args),
     #[command(subcommand)]
     Property(property::Command),
@@ -72,6 +78,8 @@ impl Command {
             Command::Subvolume(command) => command.run(out),
             Command::Filesystem(command) => command.run(out),
             Command::Inspect(command) => command.run(),
+            Command::Quota(command) => command.run(out),
+            Command::Qgroup(command) => command.run(out),
             Command::Check(args) => args.run(out),
             Command::Property(command) => command.run(out),
             Command::Rescue(command) => command.run(out),

@@ -128,6 +128,8 @@ pub mod errno {
     pub const EFBIG: i32 = 27;
     pub const ENOSPC: i32 = 28;
     pub const EROFS: i32 = 30;
+    pub const ENOTCONN: i32 = 107;
+    pub const EDQUOT: i32 = 122;
     pub const EMLINK: i32 = 31;
     pub const ERANGE: i32 = 34;
     pub const ENAMETOOLONG: i32 = 36;
@@ -169,6 +171,8 @@ impl FsError {
             FsError::Data { .. } => errno::EIO,
             FsError::Tree(_) => errno::EIO,
             FsError::Txn(TxnError::ReadOnly(_)) => errno::EROFS,
+            FsError::Txn(TxnError::QuotaOff) => errno::ENOTCONN,
+            FsError::Txn(TxnError::Qgroup { errno, .. }) => *errno,
             FsError::Txn(_) => errno::EIO,
         }
     }

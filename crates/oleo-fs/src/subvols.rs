@@ -19,7 +19,7 @@ use oleo_format::{
     FileType, Generation, Incompat, Ino, InodeFlags, ItemType, Key, RootFlags, RootItem, RootRef, TreeId,
 };
 use oleo_tree::{Change, Op};
-use oleo_txn::{Need, Staged, TxnError};
+use oleo_txn::{Need, QgroupId, Staged, TxnError};
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
@@ -75,7 +75,7 @@ impl RootPlace {
 }
 
 /// What a new subvolume starts with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct NewSubvol {
     /// Its UUID, or a fresh one.
     pub uuid: Option<Uuid>,
@@ -87,21 +87,25 @@ pub struct NewSubvol {
     pub gid: u32,
     /// Times of its root directory, or the clock's.
     pub times: Option<Times>,
+    /// Quota groups that it becomes part of.
+    pub groups: Vec<QgroupId>,
 }
 
 impl Default for NewSubvol {
     fn default() -> Self {
-        NewSubvol { uuid: None, mode: 0o755, uid: 0, gid: 0, times: None }
+        NewSubvol { uuid: None, mode: 0o755, uid: 0, gid: 0, times: None, groups: Vec::new() }
     }
 }
 
 /// How to take a snapshot.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct SnapshotOptions {
     /// Refuse changes in the snapshot.
     pub read_only: bool,
     /// Its UUID, or a fresh one.
     pub uuid: Option<Uuid>,
+    /// Quota groups that it becomes part of.
+    pub groups: Vec<QgroupId>,
 }
 
 /// What a subvolume was received from.
@@ -233,7 +237,9 @@ impl Fs {
             let id = self.core().give_tree()?;
             let (now, generation) = (self.core().now(), s.generation());
             let item = self.new_root_item(uuid, now, generation);
+            s.qgroups_are_there(&new.groups)?;
             s.create_tree(id, item)?;
+            s.qgroups_join(id, &new.groups)?;
             let fields = root_dir_fields(new, &inherited, generation.0, now);
             s.put(id, &root_dir_changes(&fields, &inherited, generation.0))?;
             whole(self.core(), self.enter(s, dir, name, id, &item))?;
@@ -263,7 +269,9 @@ impl Fs {
             let id = self.core().give_tree()?;
             let (now, generation) = (self.core().now(), s.generation());
             let item = snapshot_item(&old, uuid, opts.read_only, now, generation);
+            s.qgroups_are_there(&opts.groups)?;
             s.snapshot(source, id, item)?;
+            s.qgroups_join(id, &opts.groups)?;
             whole(self.core(), self.enter(s, dir, name, id, &item))?;
             Ok(id)
         })

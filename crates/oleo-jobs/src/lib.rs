@@ -18,5 +18,5 @@ pub use error::JobError;
 pub use find_new::{NewExtent, NewExtents, find_new};
 pub use quota::{QgroupChange, qgroup_change, quota, quota_disable, quota_enable, quota_rescan};
 pub use resize::{NewSize, Resized, resize};
-pub use shares::{Shares, shares};
+pub use shares::{Shares, SubvolSize, frees, shares, subvol_sizes};
 pub use trim::{TrimRange, trim};

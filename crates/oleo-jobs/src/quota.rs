@@ -21,10 +21,7 @@ pub enum QgroupChange {
     Limit(QgroupId, QgroupLimit),
 }
 
-fn staged<R: Send>(
-    fs: &Fs,
-    f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send,
-) -> Result<R, JobError> {
+fn staged<R: Send>(fs: &Fs, f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send) -> Result<R, JobError> {
     drop(fs.engine().join(oleo_txn::Need { items: 64, bytes: 8192, releasing: true })?);
     let mut outcome = None;
     // A refusal inside is no failure of the stage.

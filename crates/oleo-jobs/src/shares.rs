@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::collections::HashMap;
 
 use oleo_format::{ChildPtr, Logical, NodeExpect, TreeId, data_use};
+use oleo_fs::Fs;
 use oleo_tree::DropProgress;
 use oleo_txn::{Engine, RootSet, RootSets, ScanBase};
 
@@ -42,11 +43,8 @@ pub fn shares(engine: &Engine, base: &ScanBase, goes_on: &dyn Fn() -> bool) -> R
     levels.resize_with(usize::from(oleo_format::LEVELS_MAX), HashMap::new);
     for (root, progress) in &base.roots {
         let Some(level) = levels.get_mut(usize::from(root.level)) else { continue };
-        let expect = NodeExpect {
-            generation: Some(root.generation),
-            level: Some(root.level),
-            ..NodeExpect::at(root.logical)
-        };
+        let expect =
+            NodeExpect { generation: Some(root.generation), level: Some(root.level), ..NodeExpect::at(root.logical) };
         level.insert(root.logical, Due { expect, set: sets.one(root.tree), progress: *progress });
     }
     let mut bytes: HashMap<RootSet, u64> = HashMap::new();
@@ -90,4 +88,64 @@ pub fn shares(engine: &Engine, base: &ScanBase, goes_on: &dyn Fn() -> bool) -> R
         *bytes.entry(set).or_default() += len;
     }
     Ok(Some(bytes.into_iter().map(|(set, bytes)| (sets.trees(set).clone(), bytes)).collect()))
+}
+
+/// What a subvolume takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SubvolSize {
+    /// Which.
+    pub id: TreeId,
+    /// Bytes that it reaches: data as it is on disk, each copy counted once, and tree blocks.
+    pub rfer: u64,
+    /// Those that no other subvolume reaches.
+    pub excl: u64,
+    /// Those that the one before it reaches too.
+    pub with_previous: u64,
+    /// Those that the one after it reaches too.
+    pub with_next: u64,
+}
+
+fn shares_now(fs: &Fs) -> Result<Shares, JobError> {
+    if !fs.options().read_only {
+        fs.sync()?;
+    }
+    let base = fs.engine().scan_base(false)?;
+    Ok(shares(fs.engine(), &base, &|| true)?.expect("it was told to go on"))
+}
+
+/// What each subvolume takes, in the order of their numbers.
+///
+/// # Errors
+/// The image lies, or cannot be read.
+pub fn subvol_sizes(fs: &Fs) -> Result<Vec<SubvolSize>, JobError> {
+    let mut ids: Vec<TreeId> = fs.subvol_list()?.into_iter().map(|info| info.id).collect();
+    ids.sort_unstable();
+    let mut sizes: Vec<SubvolSize> =
+        ids.iter().map(|id| SubvolSize { id: *id, rfer: 0, excl: 0, with_previous: 0, with_next: 0 }).collect();
+    for (trees, bytes) in shares_now(fs)? {
+        let mut last = None;
+        for tree in trees.iter() {
+            // Those being deleted have no line, but what they hold is not exclusive to others.
+            let Ok(place) = ids.binary_search(tree) else { continue };
+            sizes[place].rfer += bytes;
+            if trees.len() == 1 {
+                sizes[place].excl += bytes;
+            }
+            if place > 0 && last == Some(place - 1) {
+                sizes[place].with_previous += bytes;
+                sizes[place - 1].with_next += bytes;
+            }
+            last = Some(place);
+        }
+    }
+    Ok(sizes)
+}
+
+/// Bytes that deleting exactly these subvolumes would free.
+///
+/// # Errors
+/// The image lies, or cannot be read.
+pub fn frees(fs: &Fs, set: &[TreeId]) -> Result<u64, JobError> {
+    let all = |trees: &[TreeId]| trees.iter().all(|tree| set.contains(tree));
+    Ok(shares_now(fs)?.iter().filter(|(trees, _)| all(trees)).map(|(_, bytes)| bytes).sum())
 }

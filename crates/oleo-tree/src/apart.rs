@@ -135,7 +135,8 @@ impl Blocks {
         if node.is_leaf() {
             return Ok(());
         }
-        let slot_of = |progress: Option<&DropProgress>| progress.map(|p| (node.child_slot(&p.key), node.level() > p.level));
+        let slot_of =
+            |progress: Option<&DropProgress>| progress.map(|p| (node.child_slot(&p.key), node.level() > p.level));
         let (first, first_in_part) = slot_of(from).unwrap_or((0, false));
         let (end, end_in_part) = slot_of(to).unwrap_or((node.len(), false));
         for slot in first..end {

@@ -165,8 +165,9 @@ impl<'e> Backrefs<'e> {
                 RefKey::TreeRoot(_) | RefKey::TreeParent(_) => {}
             }
         }
-        let items =
-            |leaf: &Node| leaf.iter().filter(|(key, item)| data_use(key, item).is_some_and(|u| u.extent == extent)).count();
+        let items = |leaf: &Node| {
+            leaf.iter().filter(|(key, item)| data_use(key, item).is_some_and(|u| u.extent == extent)).count()
+        };
         Ok(leaves.into_values().map(|leaf| Naming { items: items(&leaf) as u64, leaf }).collect())
     }
 

@@ -21,8 +21,7 @@ use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
 use oleo_format::{
-    BlockHead, ByteLen, DevId, Generation, HeaderFlags, Incompat, ItemType, Key, Logical,
-    RootItem, TreeId,
+    BlockHead, ByteLen, DevId, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, RootItem, TreeId,
 };
 use oleo_space::{ExtentKind, Kind};
 use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op, TreeError, TreeRoot};

@@ -59,8 +59,8 @@ pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, 
     }
     tolerant(opts, load_device_stats(inner))?;
     tolerant(opts, load_groups(inner))?;
+    tolerant(opts, inner.load_quota())?;
     if !opts.read_only {
-        inner.load_quota()?;
         let found = found_log::read(inner)?;
         *inner.found_log.lock() = found.map(Arc::new);
     }

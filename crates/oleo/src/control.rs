@@ -16,6 +16,7 @@
 
 mod caller;
 mod execute;
+mod quota;
 mod request;
 mod space;
 mod wire;
@@ -25,8 +26,8 @@ pub use execute::{Invalidate, execute};
 pub use oleo_device::ioctl::{OLEO_IOC_CONTROL, OLEO_IOC_IDENT, control_socket, ident, is_on_fuse, open_to_ask};
 pub use oleo_jobs::{DefragOptions, Defragmented, NewExtent, NewSize, Resized};
 pub use request::{
-    At, Bytes, DeviceUsage, DuLine, Error, GroupUsed, LogStats, NewPart, Place, Property, Reply, Request, Stats,
-    Subvol, SubvolShown, Usage, Which,
+    At, Bytes, DeviceUsage, DuLine, Error, GroupUsed, LogStats, NewLimit, NewPart, Place, Property, QgroupShown,
+    QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol, SubvolShown, Usage, Which, WhichGroup,
 };
 pub use wire::{Client, REPLY_MAX, REQUEST_MAX, serve, stop};
 

@@ -375,7 +375,7 @@ impl Image {
         let path = path.as_ref();
         let source = self.subvol(source)?.tree();
         let (dir, name) = self.find_parent(&self.top()?, path)?;
-        self.fs.snapshot(source, &dir, name, *options).at(|| path.escape_ascii().to_string())
+        self.fs.snapshot(source, &dir, name, options.clone()).at(|| path.escape_ascii().to_string())
     }
 
     /// Makes everything done so far durable.

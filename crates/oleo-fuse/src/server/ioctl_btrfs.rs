@@ -156,7 +156,9 @@ impl Call<'_> {
             return Err(Errno::EOPNOTSUPP);
         }
         let at = self.entry(name_at)?;
-        let Reply::Made(id) = self.reply(Request::SubvolCreate { at, parents: false })? else { return Err(Errno::EIO) };
+        let Reply::Made(id) = self.reply(Request::SubvolCreate { at, parents: false, groups: vec![] })? else {
+            return Err(Errno::EIO);
+        };
         if flags & SUBVOL_RDONLY != 0 {
             return self.ask(read_only(At::inode(id, Ino::ROOT_DIR), true));
         }
@@ -174,7 +176,7 @@ impl Call<'_> {
             return Err(Errno::EINVAL);
         }
         let source = Which::At(At::inode(source.tree(), source.ino()));
-        self.ask(Request::Snapshot { source, at, read_only: flags & SUBVOL_RDONLY != 0, into: false })
+        self.ask(Request::Snapshot { source, at, read_only: flags & SUBVOL_RDONLY != 0, into: false, groups: vec![] })
     }
 
     fn destroy(&self, name_at: usize) -> Result<Answered, Errno> {

@@ -247,8 +247,7 @@ impl Account<'_> {
     }
 
     fn take_moves(&mut self) -> Op {
-        let mut moves: Vec<Move> =
-            self.moves.drain().map(|((from, to), bytes)| Move { from, to, bytes }).collect();
+        let mut moves: Vec<Move> = self.moves.drain().map(|((from, to), bytes)| Move { from, to, bytes }).collect();
         moves.sort_unstable_by_key(|m| (m.from, m.to));
         Op::Moves(moves)
     }

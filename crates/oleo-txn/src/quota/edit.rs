@@ -181,6 +181,30 @@ impl Staged<'_> {
         })
     }
 
+    /// Fails where a new subvolume cannot be put into these groups.
+    pub fn qgroups_are_there(&self, groups: &[QgroupId]) -> Result<(), TxnError> {
+        if groups.is_empty() {
+            return Ok(());
+        }
+        let table = self.inner().quota.table.read();
+        let table = table.as_ref().ok_or_else(off)?;
+        match groups.iter().find(|id| id.level() == 0 || !table.groups.contains_key(id)) {
+            Some(wrong) => Err(refused(EINVAL, format!("a subvolume cannot be put into group {wrong}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts a subvolume that has just been made into groups. Nothing is counted yet, so that the numbers stay right.
+    pub fn qgroups_join(&mut self, tree: TreeId, groups: &[QgroupId]) -> Result<(), TxnError> {
+        let mut groups = groups.to_vec();
+        groups.sort_unstable();
+        groups.dedup();
+        for parent in groups {
+            self.qgroup_assign(QgroupId::of(tree), parent)?;
+        }
+        Ok(())
+    }
+
     /// A new subvolume gets a group.
     pub(crate) fn quota_of_new(&mut self, tree: TreeId) -> Result<(), TxnError> {
         if !tree.is_subvol() || self.inner().quota.table.read().is_none() {

@@ -7,9 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use oleo_format::{
-    Generation, ItemType, Key, QgroupInfoItem, QgroupLimitFlags, QgroupLimitItem, QgroupStatus, TreeId,
-};
+use oleo_format::{Generation, ItemType, Key, QgroupInfoItem, QgroupLimitFlags, QgroupLimitItem, QgroupStatus, TreeId};
 use oleo_tree::{Blocks, Change, TreeRoot};
 use zerocopy::IntoBytes;
 
@@ -322,8 +320,7 @@ impl Table {
 impl Qgroup {
     pub(crate) fn info_change(&self, id: QgroupId, generation: Generation) -> Change {
         let (rfer, excl) = (self.rfer.into(), self.excl.into());
-        let info =
-            QgroupInfoItem { generation: generation.0.into(), rfer, rfer_cmpr: rfer, excl, excl_cmpr: excl };
+        let info = QgroupInfoItem { generation: generation.0.into(), rfer, rfer_cmpr: rfer, excl, excl_cmpr: excl };
         Change::put(info_key(id), info.as_bytes().to_vec())
     }
 

@@ -6,6 +6,7 @@
 use oleo_format::{Ino, Logical, TreeId};
 use oleo_fs::{FileKind, FsError, InodeRef, NewSubvol, ReadOnly, Received, SnapshotOptions, SubvolInfo, Time, errno};
 use oleo_jobs::{DefragOptions, TrimRange};
+use oleo_txn::QgroupId;
 
 use super::caller::{Caller, READ, SEARCH, WRITE, is_subvol_root};
 use super::request::{
@@ -49,10 +50,10 @@ type Done = (Reply, Vec<Invalidate>);
 pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done, Error> {
     let ask = Ask { image, caller };
     match request {
-        Request::SubvolCreate { at, parents } => ask.create(&at, parents),
-        Request::Snapshot { source, at, read_only, into } => {
+        Request::SubvolCreate { at, parents, groups } => ask.create(&at, parents, &groups),
+        Request::Snapshot { source, at, read_only, into, groups } => {
             let at = if into { ask.inside_of(&source, at)? } else { at };
-            ask.snapshot(&source, &at, read_only)
+            ask.snapshot(&source, &at, read_only, &groups)
         }
         Request::SubvolDelete { which, recursive } => ask.delete(&which, recursive),
         Request::SetDefault { which } => ask.set_default(&which),
@@ -75,6 +76,11 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done,
             caller.must_be_privileged("trim")?;
             let range = TrimRange { start, len, min_len };
             changed(Reply::Bytes(oleo_jobs::trim(image.fs(), &range)?), vec![])
+        }
+        Request::QuotaChange { change } => {
+            caller.must_be_privileged("change quota")?;
+            super::quota::change(image.fs(), change, |which| Ok(ask.subvol(which)?.tree()))?;
+            changed(Reply::Done, vec![])
         }
         Request::Sync => changed(Reply::Generation(image.sync()?), vec![]),
         reads => Ok((ask.look(reads)?, Vec::new())),
@@ -114,6 +120,17 @@ impl Ask<'_> {
             Request::LogicalResolve { at, paths } => {
                 self.caller.must_be_privileged("turn numbers into names")?;
                 self.places(at, paths)?
+            }
+            Request::Quota => Reply::Quota(super::quota::show(fs)?.map(Box::new)),
+            Request::SubvolSizes => {
+                self.caller.must_be_privileged("list all subvolumes")?;
+                Reply::Sizes(oleo_jobs::subvol_sizes(fs)?.into_iter().map(Into::into).collect())
+            }
+            Request::Frees { subvols } => {
+                self.caller.must_be_privileged("sum up subvolumes")?;
+                let set: Vec<TreeId> =
+                    subvols.iter().map(|which| Ok(self.subvol(which)?.tree())).collect::<Result<_, Error>>()?;
+                Reply::Bytes(oleo_format::ByteLen(oleo_jobs::frees(fs, &set)?))
             }
             Request::Df => Reply::Df(space::groups(self.image)),
             Request::Stats => Reply::Stats(Box::new(Stats { log: self.image.fs().log_stats().into() })),
@@ -250,7 +267,7 @@ impl Ask<'_> {
         changed(Reply::Defragmented { done, skipped }, vec![Invalidate::Inode { tree: inode.tree(), ino: inode.ino() }])
     }
 
-    fn create(&self, at: &At, parents: bool) -> Result<Done, Error> {
+    fn create(&self, at: &At, parents: bool, groups: &[u64]) -> Result<Done, Error> {
         let fs = self.image.fs();
         if parents && self.caller.privileged {
             let start = fs.inode(&fs.subvol(at.tree)?, at.ino)?;
@@ -260,7 +277,8 @@ impl Ask<'_> {
         let (dir, name) = self.caller.find_parent(self.image, at)?;
         self.caller.must_have(fs, &dir, WRITE | SEARCH)?;
         let (mode, uid, gid) = (self.caller.subvol_mode(), self.caller.uid, self.caller.gid);
-        let id = fs.subvol_create(&dir, name, &NewSubvol { mode, uid, gid, ..NewSubvol::default() })?;
+        let groups = self.groups(groups)?;
+        let id = fs.subvol_create(&dir, name, &NewSubvol { mode, uid, gid, groups, ..NewSubvol::default() })?;
         changed(Reply::Made(id), entry(&dir, name))
     }
 
@@ -275,13 +293,26 @@ impl Ask<'_> {
         Ok(place.map_or(at, |place| At::below(there.tree(), there.ino(), place.name)))
     }
 
-    fn snapshot(&self, source: &Which, at: &At, read_only: bool) -> Result<Done, Error> {
+    /// Quota groups to be put into.
+    fn groups(&self, groups: &[u64]) -> Result<Vec<QgroupId>, Error> {
+        if !groups.is_empty() {
+            self.caller.must_be_privileged("put subvolumes into quota groups")?;
+        }
+        Ok(groups.iter().copied().map(QgroupId).collect())
+    }
+
+    fn snapshot(&self, source: &Which, at: &At, read_only: bool, groups: &[u64]) -> Result<Done, Error> {
         let fs = self.image.fs();
         let from = self.subvol(source)?;
         self.caller.must_own(&fs.attr(&from))?;
         let (dir, name) = self.caller.find_parent(self.image, at)?;
         self.caller.must_have(fs, &dir, WRITE | SEARCH)?;
-        let id = fs.snapshot(from.tree(), &dir, name, SnapshotOptions { read_only, uuid: None })?;
+        let id = fs.snapshot(
+            from.tree(),
+            &dir,
+            name,
+            SnapshotOptions { read_only, groups: self.groups(groups)?, ..SnapshotOptions::default() },
+        )?;
         fs.engine().commit()?;
         changed(Reply::Made(id), entry(&dir, name))
     }

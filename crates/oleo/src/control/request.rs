@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use oleo_format::{ByteLen, DevId, Generation, Ino, Logical, TreeId};
 use oleo_fs::{SubvolInfo, Time};
-use oleo_jobs::{DefragOptions, Defragmented, NewExtent, NewSize, Resized};
+use oleo_jobs::{DefragOptions, Defragmented, NewExtent, NewSize, Resized, SubvolSize};
 use oleo_volume::DeviceInfo;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
@@ -121,6 +121,9 @@ pub enum Request {
         at: At,
         /// Makes the directories on the way too.
         parents: bool,
+        /// Quota groups that it becomes part of.
+        #[serde(default)]
+        groups: Vec<u64>,
     },
     /// Makes a snapshot. Answer: [`Reply::Made`].
     Snapshot {
@@ -133,6 +136,9 @@ pub enum Request {
         /// Where there is a directory already: into it, under the source's name.
         #[serde(default)]
         into: bool,
+        /// Quota groups that it becomes part of.
+        #[serde(default)]
+        groups: Vec<u64>,
     },
     /// Deletes a subvolume. Answer: [`Reply::Made`] with its number.
     SubvolDelete {
@@ -211,6 +217,20 @@ pub enum Request {
         /// Paths too.
         paths: bool,
     },
+    /// Changes quota. It is durable when the answer comes.
+    QuotaChange {
+        /// What to change.
+        change: QuotaChange,
+    },
+    /// Quota and its groups. Answer: [`Reply::Quota`].
+    Quota,
+    /// What each subvolume takes. Answer: [`Reply::Sizes`].
+    SubvolSizes,
+    /// What deleting exactly these subvolumes would free. Answer: [`Reply::Bytes`].
+    Frees {
+        /// Which.
+        subvols: Vec<Which>,
+    },
     /// Space by type and profile. Answer: [`Reply::Df`].
     Df,
     /// Where the space of the devices is. Answer: [`Reply::Usage`].
@@ -276,6 +296,9 @@ impl Request {
             | Request::SubvolPending { .. }
             | Request::FindNew { .. }
             | Request::LogicalResolve { .. }
+            | Request::Quota
+            | Request::SubvolSizes
+            | Request::Frees { .. }
             | Request::Df
             | Request::Usage
             | Request::Stats
@@ -293,6 +316,7 @@ impl Request {
             | Request::Resize { .. }
             | Request::Defragment { .. }
             | Request::Trim { .. }
+            | Request::QuotaChange { .. }
             | Request::Sync
             | Request::SetLabel { .. }
             | Request::PropertySet { .. } => false,
@@ -346,10 +370,141 @@ pub enum Reply {
         /// Files that could not be, and why.
         skipped: Vec<String>,
     },
+    /// Quota; `None`: it is off.
+    Quota(Option<Box<QuotaShown>>),
+    /// What subvolumes take, in the order of their numbers.
+    Sizes(Vec<SizeLine>),
     /// So many bytes.
     Bytes(ByteLen),
     /// Places in files.
     Places(Vec<Place>),
+}
+
+/// A change of quota. Groups are named by their numbers: the level in the upper 16 bits.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "quota", rename_all = "kebab-case")]
+pub enum QuotaChange {
+    /// Turns it on, and counts.
+    Enable,
+    /// Turns it off.
+    Disable,
+    /// Counts anew.
+    Rescan,
+    /// A new group.
+    Create {
+        /// Its number.
+        id: u64,
+    },
+    /// A group goes.
+    Destroy {
+        /// Its number.
+        id: u64,
+    },
+    /// Groups of subvolumes that are gone go.
+    ClearStale,
+    /// A group becomes part of another.
+    Assign {
+        /// The one.
+        member: u64,
+        /// The other.
+        parent: u64,
+        /// Counts anew where the numbers do not tell what that makes of them; else they are marked as wrong.
+        rescan: bool,
+    },
+    /// A group is no part of another any more.
+    Remove {
+        /// The one.
+        member: u64,
+        /// The other.
+        parent: u64,
+        /// As with `Assign`.
+        rescan: bool,
+    },
+    /// What a group may use.
+    Limit {
+        /// Which, or that of a subvolume.
+        group: WhichGroup,
+        /// Referenced bytes: leave it, no limit, or a limit.
+        rfer: NewLimit,
+        /// Exclusive bytes, likewise.
+        excl: NewLimit,
+    },
+}
+
+/// A quota group.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WhichGroup {
+    /// By its number.
+    Id(u64),
+    /// That of a subvolume.
+    Of(Which),
+}
+
+/// A limit to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NewLimit {
+    /// As it is.
+    Keep,
+    /// None.
+    None,
+    /// So many bytes.
+    Bytes(u64),
+}
+
+/// Quota and its groups.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct QuotaShown {
+    /// The numbers are known to be wrong.
+    pub inconsistent: bool,
+    /// They are being counted.
+    pub rescan: bool,
+    /// Extents count for the subvolume that made them only.
+    pub simple: bool,
+    /// The transaction that the numbers are of.
+    pub generation: Generation,
+    /// The groups, in the order of their numbers.
+    pub groups: Vec<QgroupShown>,
+}
+
+/// A quota group.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct QgroupShown {
+    /// The number, the level in the upper 16 bits.
+    pub id: u64,
+    /// Bytes that its subvolumes reach.
+    pub rfer: u64,
+    /// Bytes that nobody else reaches.
+    pub excl: u64,
+    /// Limits.
+    pub max_rfer: Option<u64>,
+    /// Limits.
+    pub max_excl: Option<u64>,
+    /// The groups that it is in.
+    pub parents: Vec<u64>,
+    /// The groups in it.
+    pub children: Vec<u64>,
+    /// Of a subvolume that is there: its path from the top level.
+    pub path: Option<Bytes>,
+}
+
+/// What a subvolume takes, in bytes; see [`oleo_jobs::SubvolSize`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "documented there")]
+pub struct SizeLine {
+    pub id: TreeId,
+    pub rfer: u64,
+    pub excl: u64,
+    pub with_previous: u64,
+    pub with_next: u64,
+}
+
+impl From<SubvolSize> for SizeLine {
+    fn from(size: SubvolSize) -> SizeLine {
+        let SubvolSize { id, rfer, excl, with_previous, with_next } = size;
+        SizeLine { id, rfer, excl, with_previous, with_next }
+    }
 }
 
 /// A part of a file that is new.

@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use oleo::FileUsage;
-use oleo::control::{Reply, Request};
+use oleo::control::{Reply, Request, Which};
+use oleo::{FileUsage, TreeId};
 
 use crate::args::{DeviceArgs, SubvolArg};
 use crate::out::{human, json, println_or_end, text};
@@ -23,6 +23,9 @@ pub(crate) struct Args {
     /// Only the sum.
     #[arg(long, short)]
     summarize: bool,
+    /// Show what deleting exactly these subvolumes would free (paths or numbers, separated by commas), of an image or mount.
+    #[arg(long, value_name = "SUBVOL,…", value_delimiter = ',', conflicts_with = "summarize")]
+    set: Vec<OsString>,
     /// Show JSON.
     #[arg(long)]
     json: bool,
@@ -32,6 +35,9 @@ impl Args {
     pub fn run(self) -> anyhow::Result<()> {
         let target =
             target::open(Path::new(&self.paths[0]), &self.others, Access::Read, self.subvol.subvol.as_deref())?;
+        if !self.set.is_empty() {
+            return self.show_set(&target);
+        }
         let mut paths = self.paths.clone();
         if !target.is_mount() {
             paths.remove(0);
@@ -71,6 +77,25 @@ impl Args {
         for (path, u) in lines {
             let (total, exclusive, shared) = (human(u.total), human(u.exclusive), human(u.set_shared));
             println_or_end(&format!("{total:>10}  {exclusive:>10}  {shared:>10}  {path}"));
+        }
+        Ok(())
+    }
+
+    fn show_set(&self, target: &target::Target) -> anyhow::Result<()> {
+        anyhow::ensure!(self.paths.len() == 1, "which image or mount?");
+        let which = |subvol: &OsString| match subvol.to_str().and_then(|text| text.parse().ok()) {
+            Some(id) => Ok(Which::Id(TreeId(id))),
+            None => target.which(subvol),
+        };
+        let subvols = self.set.iter().map(which).collect::<anyhow::Result<_>>()?;
+        let bytes = match target.ask(Request::Frees { subvols })? {
+            Reply::Bytes(bytes) => bytes.0,
+            other => return target::unexpected(other),
+        };
+        if self.json {
+            json(&serde_json::json!({ "frees": bytes }));
+        } else {
+            println_or_end(&format!("deleting these frees {} ({bytes} bytes)", human(bytes)));
         }
         Ok(())
     }

@@ -19,6 +19,9 @@ pub(crate) struct Args {
     /// Make missing directories on the way too.
     #[arg(long, short)]
     parents: bool,
+    /// Put it into this quota group (LEVEL/NUMBER); may be given again.
+    #[arg(short = 'i', value_name = "QGROUP", value_parser = crate::args::qgroup)]
+    inherit: Vec<u64>,
 }
 
 impl Args {
@@ -34,7 +37,9 @@ impl Args {
                 std::fs::create_dir_all(parent)?;
             }
             let at = target.new_at(path)?;
-            match target.ask_of(path, Request::SubvolCreate { at, parents: self.parents })? {
+            match target
+                .ask_of(path, Request::SubvolCreate { at, parents: self.parents, groups: self.inherit.clone() })?
+            {
                 Reply::Made(id) => made.push((path, id)),
                 other => return target::unexpected(other),
             }

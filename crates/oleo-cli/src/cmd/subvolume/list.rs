@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use oleo::TreeId;
-use oleo::control::{Reply, Request, Subvol};
+use oleo::control::{Reply, Request, SizeLine, Subvol};
 
 use crate::args::DeviceArgs;
-use crate::out::{date, json, println_or_end, text, uuid_or_dash};
+use crate::out::{date, human, json, println_or_end, text, uuid_or_dash};
 use crate::target::{self, Access};
 
 /// List all subvolumes
@@ -41,6 +41,13 @@ pub(crate) struct Args {
     /// Show numbers of deleted ones that are not gone yet, instead.
     #[arg(long, short = 'd')]
     deleted: bool,
+    /// Show what each takes: referenced and exclusive bytes, and what it shares with the one before and the one after it (by
+    /// number).
+    #[arg(long, conflicts_with = "deleted")]
+    sizes: bool,
+    /// Numbers in bytes.
+    #[arg(long, requires = "sizes")]
+    raw: bool,
     /// Show JSON.
     #[arg(long)]
     json: bool,
@@ -67,10 +74,28 @@ impl Args {
                 && (!self.snapshots || !info.parent_uuid.is_nil())
                 && (below.is_none() || info.parent == below)
         });
+        let sizes = match self.sizes {
+            true => match target.ask(Request::SubvolSizes)? {
+                Reply::Sizes(sizes) => sizes,
+                other => return target::unexpected(other),
+            },
+            false => Vec::new(),
+        };
+        let size_of = |id: TreeId| sizes.iter().find(|size| size.id == id);
         if self.json {
-            json(&list.iter().map(super::as_json).collect());
+            let lines = list.iter().map(|info| {
+                let mut line = super::as_json(info);
+                if let Some(size) = size_of(info.id) {
+                    line["referenced"] = size.rfer.into();
+                    line["exclusive"] = size.excl.into();
+                    line["shared_with_previous"] = size.with_previous.into();
+                    line["shared_with_next"] = size.with_next.into();
+                }
+                line
+            });
+            json(&lines.collect());
         } else {
-            list.iter().for_each(|info| self.show(info));
+            list.iter().for_each(|info| self.show(info, size_of(info.id)));
         }
         Ok(())
     }
@@ -88,7 +113,7 @@ impl Args {
         Ok(())
     }
 
-    fn show(&self, info: &Subvol) {
+    fn show(&self, info: &Subvol, size: Option<&SizeLine>) {
         let parent = info.parent.map_or(0, |id| id.0);
         let mut line = format!("ID {} gen {}", info.id, info.generation);
         if self.created || self.snapshots {
@@ -98,6 +123,12 @@ impl Args {
             line += &format!(" parent {parent}");
         }
         line += &format!(" top level {parent}");
+        if let Some(size) = size {
+            let bytes = |n: u64| if self.raw { n.to_string() } else { human(n) };
+            let (rfer, excl) = (bytes(size.rfer), bytes(size.excl));
+            let (previous, next) = (bytes(size.with_previous), bytes(size.with_next));
+            line += &format!(" rfer {rfer} excl {excl} with previous {previous} with next {next}");
+        }
         if self.snapshots {
             line += &format!(" otime {}", date(oleo::Time { sec: info.otime.0, nsec: info.otime.1 }));
         }

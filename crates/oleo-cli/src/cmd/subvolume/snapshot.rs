@@ -20,6 +20,9 @@ pub(crate) struct Args {
     /// The snapshot refuses changes.
     #[arg(long, short = 'r')]
     read_only: bool,
+    /// Put it into this quota group (LEVEL/NUMBER); may be given again.
+    #[arg(short = 'i', value_name = "QGROUP", value_parser = crate::args::qgroup)]
+    inherit: Vec<u64>,
 }
 
 impl Args {
@@ -31,7 +34,13 @@ impl Args {
         let inside = target.is_mount() && Path::new(path).is_dir();
         let path = if inside { Path::new(path).join(name).into_os_string() } else { path.clone() };
         let (source_of, at) = (target.which(source)?, target.new_at(&path)?);
-        let request = Request::Snapshot { source: source_of, at, read_only: self.read_only, into: !target.is_mount() };
+        let request = Request::Snapshot {
+            source: source_of,
+            at,
+            read_only: self.read_only,
+            into: !target.is_mount(),
+            groups: self.inherit,
+        };
         let Reply::Made(id) = target.ask_of(&path, request)? else { anyhow::bail!("no number came back") };
         target.close()?;
         out.note(format!("{}: subvolume {id}, a snapshot of {}", path.display(), source.display()));

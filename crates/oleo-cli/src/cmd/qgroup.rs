@@ -1,0 +1,176 @@
+//! `oleo qgroup`
+
+mod show;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use oleo::control::{NewLimit, QuotaChange, Request, WhichGroup};
+
+use crate::args::{DeviceArgs, qgroup, size};
+use crate::out::Out;
+use crate::target::{self, Access};
+
+/// Quota groups: what subvolumes use together, and may use
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    Show(show::Args),
+    Create(One),
+    Destroy(One),
+    Assign(Pair),
+    Remove(Pair),
+    Limit(Limit),
+    ClearStale(ClearStale),
+}
+
+impl Command {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        match self {
+            Command::Show(args) => args.run(),
+            Command::Create(args) => args.change(out, QuotaChange::Create { id: args.id }, "created"),
+            Command::Destroy(args) => args.change(out, QuotaChange::Destroy { id: args.id }, "destroyed"),
+            Command::Assign(args) => {
+                let rescan = !args.no_rescan;
+                args.change(out, QuotaChange::Assign { member: args.member, parent: args.parent, rescan })
+            }
+            Command::Remove(args) => {
+                let rescan = !args.no_rescan;
+                args.change(out, QuotaChange::Remove { member: args.member, parent: args.parent, rescan })
+            }
+            Command::Limit(args) => args.run(out),
+            Command::ClearStale(args) => args.run(out),
+        }
+    }
+}
+
+/// Make a group of level 1 or higher, or take one away that nothing is in
+#[derive(clap::Args)]
+pub(crate) struct One {
+    /// The group: LEVEL/NUMBER.
+    #[arg(value_name = "QGROUP", value_parser = qgroup)]
+    id: u64,
+    /// Image file, block device, or any path on a mount.
+    #[arg(value_name = "IMG|PATH")]
+    path: PathBuf,
+    #[command(flatten)]
+    others: DeviceArgs,
+}
+
+/// Put a group into another of a higher level, or take it out
+#[derive(clap::Args)]
+pub(crate) struct Pair {
+    /// The one: LEVEL/NUMBER.
+    #[arg(value_name = "MEMBER", value_parser = qgroup)]
+    member: u64,
+    /// The other.
+    #[arg(value_name = "PARENT", value_parser = qgroup)]
+    parent: u64,
+    /// Image file, block device, or any path on a mount.
+    #[arg(value_name = "IMG|PATH")]
+    path: PathBuf,
+    #[command(flatten)]
+    others: DeviceArgs,
+    /// Count anew where the numbers do not tell what becomes of them (the default).
+    #[arg(long)]
+    rescan: bool,
+    /// Mark the numbers as wrong there instead.
+    #[arg(long, conflicts_with = "rescan")]
+    no_rescan: bool,
+}
+
+/// Set what a group may use; what is beyond it is refused
+#[derive(clap::Args)]
+pub(crate) struct Limit {
+    /// Bytes, or "none".
+    #[arg(value_name = "SIZE|none")]
+    limit: String,
+    /// The group (LEVEL/NUMBER) and an image file, block device or path on a mount; or only a subvolume on a mount.
+    #[arg(value_name = "[QGROUP] IMG|PATH", required = true, num_args = 1..=2)]
+    of: Vec<OsString>,
+    #[command(flatten)]
+    others: DeviceArgs,
+    /// Limit what nobody else uses, not all that is used.
+    #[arg(short = 'e')]
+    exclusive: bool,
+    /// Count bytes after compression, as is done anyway.
+    #[arg(short = 'c')]
+    compressed: bool,
+}
+
+/// Take groups of subvolumes away that are gone
+#[derive(clap::Args)]
+pub(crate) struct ClearStale {
+    /// Image file, block device, or any path on a mount.
+    #[arg(value_name = "IMG|PATH")]
+    path: PathBuf,
+    #[command(flatten)]
+    others: DeviceArgs,
+}
+
+/// A group as people write it.
+pub(crate) fn shown(id: u64) -> String {
+    format!("{}/{}", id >> 48, id & ((1 << 48) - 1))
+}
+
+impl One {
+    fn change(&self, out: &Out, change: QuotaChange, done: &str) -> anyhow::Result<()> {
+        let target = target::open(&self.path, &self.others, Access::Write, None)?;
+        target.ask_of(self.path.as_os_str(), Request::QuotaChange { change })?;
+        target.close()?;
+        out.note(format!("{}: {done}", shown(self.id)));
+        Ok(())
+    }
+}
+
+impl Pair {
+    fn change(&self, out: &Out, change: QuotaChange) -> anyhow::Result<()> {
+        let target = target::open(&self.path, &self.others, Access::Write, None)?;
+        let (member, parent) = (shown(self.member), shown(self.parent));
+        let done = if matches!(change, QuotaChange::Assign { .. }) { "is in" } else { "is not in" };
+        target.ask_of(self.path.as_os_str(), Request::QuotaChange { change })?;
+        target.close()?;
+        out.note(format!("{member}: {done} {parent} now"));
+        Ok(())
+    }
+}
+
+impl Limit {
+    fn run(self, out: &Out) -> anyhow::Result<()> {
+        let limit = match self.limit.as_str() {
+            "none" => NewLimit::None,
+            text => NewLimit::Bytes(size(text).map_err(anyhow::Error::msg)?),
+        };
+        let (path, named) = match &self.of[..] {
+            [path] => (PathBuf::from(path), None),
+            [id, path] => {
+                let id = id.to_str().ok_or_else(|| anyhow::anyhow!("{} is not a group", id.display()))?;
+                (PathBuf::from(path), Some(qgroup(id).map_err(anyhow::Error::msg)?))
+            }
+            _ => anyhow::bail!("which group shall be limited?"),
+        };
+        let target = target::open(&path, &self.others, Access::Write, None)?;
+        let group = match named {
+            Some(id) => WhichGroup::Id(id),
+            None if target.is_mount() => WhichGroup::Of(target.which(path.as_os_str())?),
+            None => {
+                anyhow::bail!("which group of {} shall be limited? (oleo qgroup limit SIZE 0/ID IMG)", path.display())
+            }
+        };
+        let (rfer, excl) = if self.exclusive { (NewLimit::Keep, limit) } else { (limit, NewLimit::Keep) };
+        let change = QuotaChange::Limit { group, rfer, excl };
+        target.ask_of(path.as_os_str(), Request::QuotaChange { change })?;
+        target.close()?;
+        out.note(format!("{}: the limit is {} now", path.display(), self.limit));
+        Ok(())
+    }
+}
+
+impl ClearStale {
+    fn run(self, out: &Out) -> anyhow::Result<()> {
+        let target = target::open(&self.path, &self.others, Access::Write, None)?;
+        target.ask_of(self.path.as_os_str(), Request::QuotaChange { change: QuotaChange::ClearStale })?;
+        target.close()?;
+        out.note(format!("{}: no groups of deleted subvolumes are left", self.path.display()));
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! `oleo quota`
+
+use std::path::PathBuf;
+
+use oleo::control::{QuotaChange, QuotaShown, Reply, Request};
+
+use crate::args::DeviceArgs;
+use crate::out::{Out, json, println_or_end};
+use crate::target::{self, Access, Target};
+
+/// Turn quota on and off, count anew
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    Enable(Enable),
+    Disable(Disable),
+    Rescan(Rescan),
+    Status(Status),
+}
+
+impl Command {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        match self {
+            Command::Enable(args) => args.on.change(out, QuotaChange::Enable, "quota is on"),
+            Command::Disable(args) => args.on.change(out, QuotaChange::Disable, "quota is off"),
+            Command::Rescan(args) => args.run(out),
+            Command::Status(args) => args.run(),
+        }
+    }
+}
+
+/// Keep account of what subvolumes use
+#[derive(clap::Args)]
+pub(crate) struct Enable {
+    #[command(flatten)]
+    on: On,
+}
+
+/// Keep no account any more; all groups and limits are forgotten
+#[derive(clap::Args)]
+pub(crate) struct Disable {
+    #[command(flatten)]
+    on: On,
+}
+
+/// Count what every group uses anew; it is done when the command ends
+#[derive(clap::Args)]
+pub(crate) struct Rescan {
+    #[command(flatten)]
+    on: On,
+    /// Only tell whether a count is under way.
+    #[arg(long, short = 's', conflicts_with_all = ["wait", "wait_norescan"])]
+    status: bool,
+    /// Wait for the end, as is done anyway.
+    #[arg(long, short = 'w')]
+    wait: bool,
+    /// Start none.
+    #[arg(long = "wait-norescan", short = 'W')]
+    wait_norescan: bool,
+}
+
+/// Show whether quota is on, and whether its numbers are right
+#[derive(clap::Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    on: On,
+    /// Tell by the exit status alone: 0 if quota is on.
+    #[arg(long)]
+    is_enabled: bool,
+    /// Show JSON.
+    #[arg(long, conflicts_with = "is_enabled")]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+struct On {
+    /// Image file, block device, or any path on a mount.
+    #[arg(value_name = "IMG|PATH")]
+    path: PathBuf,
+    #[command(flatten)]
+    others: DeviceArgs,
+}
+
+impl On {
+    fn open(&self, access: Access) -> anyhow::Result<Target> {
+        target::open(&self.path, &self.others, access, None)
+    }
+
+    fn change(&self, out: &Out, change: QuotaChange, done: &str) -> anyhow::Result<()> {
+        let target = self.open(Access::Write)?;
+        target.ask_of(self.path.as_os_str(), Request::QuotaChange { change })?;
+        target.close()?;
+        out.note(format!("{}: {done}", self.path.display()));
+        Ok(())
+    }
+
+    fn look(&self) -> anyhow::Result<Option<QuotaShown>> {
+        match self.open(Access::Read)?.ask_of(self.path.as_os_str(), Request::Quota)? {
+            Reply::Quota(quota) => Ok(quota.map(|quota| *quota)),
+            other => target::unexpected(other),
+        }
+    }
+}
+
+impl Rescan {
+    fn run(self, out: &Out) -> anyhow::Result<()> {
+        if self.status {
+            let running = self.on.look()?.is_some_and(|quota| quota.rescan);
+            println_or_end(if running { "a rescan is under way" } else { "no rescan is under way" });
+            return Ok(());
+        }
+        if self.wait_norescan {
+            return Ok(());
+        }
+        self.on.change(out, QuotaChange::Rescan, "all groups are counted")
+    }
+}
+
+impl Status {
+    fn run(self) -> anyhow::Result<()> {
+        let quota = self.on.look()?;
+        if self.is_enabled {
+            anyhow::ensure!(quota.is_some(), "quota is off");
+            return Ok(());
+        }
+        if self.json {
+            json(&match &quota {
+                None => serde_json::json!({ "enabled": false }),
+                Some(quota) => serde_json::json!({
+                    "enabled": true,
+                    "mode": mode(quota),
+                    "inconsistent": quota.inconsistent,
+                    "rescan": quota.rescan,
+                    "generation": quota.generation.0,
+                    "qgroups": quota.groups.len(),
+                }),
+            });
+            return Ok(());
+        }
+        let Some(quota) = quota else {
+            println_or_end("Enabled:                 no");
+            return Ok(());
+        };
+        let yes = |what: bool| if what { "yes" } else { "no" };
+        println_or_end("Enabled:                 yes");
+        println_or_end(&format!("Mode:                    {}", mode(&quota)));
+        println_or_end(&format!("Inconsistent:            {}", yes(quota.inconsistent)));
+        println_or_end(&format!("Rescan:                  {}", yes(quota.rescan)));
+        println_or_end(&format!("Generation:              {}", quota.generation));
+        println_or_end(&format!("Quota groups:            {}", quota.groups.len()));
+        Ok(())
+    }
+}
+
+fn mode(quota: &QuotaShown) -> &'static str {
+    if quota.simple { "squota (simple accounting)" } else { "qgroup (full accounting)" }
+}
