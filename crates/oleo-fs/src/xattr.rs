@@ -206,7 +206,9 @@ impl Fs {
         }
         self.changeable(inode)?;
         self.core().relieve()?;
-        let h = self.engine().join(Need { items: 2, bytes: (value.len() + 512) as u32, ..Need::default() })?;
+        let h = self
+            .engine()
+            .join_in(inode.tree(), Need { items: 2, bytes: (value.len() + 512) as u32, ..Need::default() })?;
         let mut guard = inode.write();
         guard.alive()?;
         check_change(guard.fields(), name)?;

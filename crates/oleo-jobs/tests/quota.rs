@@ -11,7 +11,7 @@ use oleo_fs::{Fs, FsOptions, InodeRef, NewInode, NewKind, NewSubvol, SnapshotOpt
 use oleo_jobs::{QgroupChange, qgroup_change, quota, quota_enable, quota_rescan, shares};
 use oleo_sim::oracle::{Oracle, oracle, run};
 use oleo_sim::rng::Rng;
-use oleo_txn::{Engine, EngineOptions, QgroupId};
+use oleo_txn::{Engine, EngineOptions, QgroupId, QgroupLimit};
 use oleo_volume::{OpenOptions, Volume};
 
 const SECTOR: u64 = 4096;
@@ -296,4 +296,137 @@ fn scans_beside_writers() -> anyhow::Result<()> {
     drop(fs);
     oracle.must_be_sound(&[&image], "after scans beside writers")?;
     Ok(())
+}
+
+/// Goal: groups never come to use more than they may, by more than a tree block; nobody is refused while there is room;
+/// nothing stays charged.
+/// Method: sixteen threads write, clone, cut and delete in four subvolumes, in groups of two more levels, each with a
+/// limit; numbers are looked at after every commit, and in the end filled up sector by sector.
+#[test]
+fn limits_hold() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("quota", 512 << 20)?;
+    oracle.mkfs(&["-n", "4096"], &[&image])?;
+    let fs = open(&image)?;
+    quota_enable(&fs)?;
+    let top = fs.root(TreeId::FS)?;
+    let group = |n| QgroupId::new(1, n);
+    let all = QgroupId::new(2, 0);
+    for id in [group(0), group(1), all] {
+        qgroup_change(&fs, QgroupChange::Create(id), true)?;
+    }
+    let mut trees = Vec::new();
+    for n in 0..4u64 {
+        let groups = vec![group(n % 2)];
+        trees.push(fs.subvol_create(
+            &top,
+            format!("s{n}").as_bytes(),
+            &NewSubvol { groups, ..NewSubvol::default() },
+        )?);
+    }
+    let rfer = |bytes: u64| QgroupLimit { max_rfer: Some(bytes), max_excl: None };
+    for n in 0..2 {
+        qgroup_change(&fs, QgroupChange::Assign(group(n), all), true)?;
+        qgroup_change(&fs, QgroupChange::Limit(group(n), rfer(5 << 19)), true)?;
+    }
+    for (n, tree) in trees.iter().enumerate() {
+        qgroup_change(&fs, QgroupChange::Limit(QgroupId::of(*tree), rfer((3 + n as u64) << 19)), true)?;
+    }
+    qgroup_change(&fs, QgroupChange::Limit(all, rfer(8 << 19)), true)?;
+    let refused = std::sync::atomic::AtomicU32::new(0);
+    std::thread::scope(|scope| -> anyhow::Result<()> {
+        let mut threads = Vec::new();
+        for thread in 0..16u64 {
+            let (fs, trees, refused) = (fs.clone(), &trees, &refused);
+            threads.push(scope.spawn(move || -> anyhow::Result<()> {
+                let mut rng = Rng::new(100 + thread);
+                let mine = trees[thread as usize % 4];
+                for step in 0..120 {
+                    let root = fs.root(mine)?;
+                    let name = format!("t{thread}-{}", rng.below(4));
+                    let done = (|| -> Result<(), oleo_fs::FsError> {
+                        let file = match fs.lookup(&root, name.as_bytes())? {
+                            Some(file) => file,
+                            None => fs.create(&root, name.as_bytes(), &NewInode::new(NewKind::File, 0o644))?,
+                        };
+                        match rng.below(8) {
+                            0 => fs.unlink(&root, name.as_bytes()),
+                            1 => fs.truncate(&file, rng.below(300_000)),
+                            2 => {
+                                let other = fs.root(trees[rng.below(4) as usize])?;
+                                let name = format!("t{}-{}", rng.below(16), rng.below(4));
+                                let Some(src) = fs.lookup(&other, name.as_bytes())? else { return Ok(()) };
+                                let size = fs.attr(&src).size / SECTOR * SECTOR;
+                                let range = CloneRange { from: 0, len: size, to: 0 };
+                                if size > 0 && !Arc::ptr_eq(&src, &file) {
+                                    fs.clone_range(&src, &file, &range)
+                                } else {
+                                    Ok(())
+                                }
+                            }
+                            _ => {
+                                let len = rng.length(200_000) as usize + 1;
+                                fs.write(&file, rng.below(100) * SECTOR, &rng.bytes(len))
+                            }
+                        }
+                    })();
+                    match done {
+                        Err(e) if e.errno() == oleo_fs::errno::EDQUOT => {
+                            refused.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        }
+                        // Others delete files, and a source may shrink meanwhile.
+                        Err(oleo_fs::FsError::NotFound | oleo_fs::FsError::Stale | oleo_fs::FsError::Invalid(_)) => {}
+                        other => other?,
+                    }
+                    if step % 10 == thread % 10 {
+                        fs.sync()?;
+                        within_limits(&fs);
+                    }
+                }
+                Ok(())
+            }));
+        }
+        for thread in threads {
+            thread.join().expect("no thread panics")?;
+        }
+        Ok(())
+    })?;
+    fs.sync()?;
+    fs.sync()?;
+    must_be_exact(&fs, "after sixteen threads")?;
+    assert!(refused.into_inner() > 0, "the limits were met");
+    for tree in &trees {
+        assert_eq!(fs.engine().quota_charged(*tree), 0, "nothing is left charged to {tree}");
+    }
+    // Whatever room there is can be filled: at most a few sectors are left when the first write is refused.
+    let tree = trees[1];
+    let file = fs.create(&fs.root(tree)?, b"filler", &NewInode::new(NewKind::File, 0o644));
+    let Ok(file) = file else { return Ok(()) };
+    let mut at = 0;
+    while fs.write(&file, at, &vec![at as u8; SECTOR as usize]).is_ok() {
+        at += SECTOR;
+    }
+    fs.sync()?;
+    within_limits(&fs);
+    let state = quota(&fs).unwrap();
+    let mut room = u64::MAX;
+    let mut todo = vec![QgroupId::of(tree)];
+    while let Some(id) = todo.pop() {
+        let (_, g) = state.groups.iter().find(|(other, _)| *other == id).unwrap();
+        room = room.min(g.limit.max_rfer.map_or(u64::MAX, |max| max.saturating_sub(g.rfer)));
+        todo.extend(&g.parents);
+    }
+    assert!(room < 2 * SECTOR, "{room} bytes of room were refused");
+    drop(file);
+    drop(fs);
+    oracle.must_be_sound(&[&image], "at the limits")
+}
+
+/// No group uses more than it may, but for a tree block that a split may have added.
+fn within_limits(fs: &Fs) {
+    for (id, group) in quota(fs).unwrap().groups {
+        let max = group.limit.max_rfer.unwrap_or(u64::MAX - SECTOR);
+        assert!(group.rfer <= max + SECTOR, "group {id} uses {} of {max}", group.rfer);
+    }
 }

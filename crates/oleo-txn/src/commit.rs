@@ -136,6 +136,7 @@ impl Inner {
         }
         self.csums.freeze();
         self.credit.freeze();
+        self.quota.charges.freeze();
         self.take_births()
     }
 
@@ -410,6 +411,7 @@ impl Inner {
         self.csums.settled();
         self.trees.committed();
         self.credit.settled();
+        self.quota_settled();
         self.readers.published(self.space.take_pinned());
         self.reap();
         self.space.drain_used();

@@ -28,6 +28,7 @@ use crate::csums::{Layout, Pending};
 use crate::gate::{Gate, Pass, SHARDS};
 use crate::growth::Growth;
 use crate::log::LogState;
+use crate::quota::limits::Charge;
 use crate::readers::{Reader, Readers};
 use crate::trees::{TreeState, Trees};
 use crate::workers::Workers;
@@ -233,6 +234,8 @@ impl Handle<'_> {
 pub struct DataReservation {
     guard: oleo_space::Reservation,
     metadata: MetadataPromise,
+    /// What a quota group was charged.
+    charges: Vec<Charge>,
 }
 
 impl DataReservation {
@@ -240,6 +243,7 @@ impl DataReservation {
     pub fn absorb(&mut self, other: DataReservation) {
         self.guard.join(other.guard);
         let mut metadata = other.metadata;
+        self.charges.extend(other.charges);
         self.metadata.needs.append(&mut metadata.needs);
     }
 
@@ -541,7 +545,15 @@ impl Engine {
             }
         };
         let metadata = self.promise_metadata(need_of_data(len))?;
-        Ok(DataReservation { guard, metadata })
+        Ok(DataReservation { guard, metadata, charges: Vec::new() })
+    }
+
+    /// The same for data that a subvolume will come to reference, as far as its quota goes.
+    pub fn reserve_data_in(&self, tree: TreeId, len: ByteLen) -> Result<DataReservation, TxnError> {
+        let charge = self.charge_data(tree, len)?;
+        let mut promise = self.reserve_data(len)?;
+        promise.charges.extend(charge);
+        Ok(promise)
     }
 
     fn promise_metadata(&self, need: Need) -> Result<MetadataPromise, TxnError> {

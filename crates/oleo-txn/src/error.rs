@@ -48,6 +48,9 @@ pub enum TxnError {
     /// Quota is not on.
     #[error("quota is off")]
     QuotaOff,
+    /// A quota group has no room for what the tree would come to use; the call changed nothing.
+    #[error("the quota of subvolume {0} is exceeded")]
+    QuotaExceeded(TreeId),
     /// A change of quota groups cannot be.
     #[error("{text}")]
     Qgroup {

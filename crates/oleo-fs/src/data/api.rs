@@ -1,6 +1,8 @@
 //! The operations on file data that [`Fs`] offers.
 
-use oleo_format::ByteLen;
+use std::collections::BTreeMap;
+
+use oleo_format::TreeId;
 
 use crate::data::install::{self, Install};
 use crate::data::{
@@ -101,8 +103,13 @@ impl Fs {
             all.push(Install { inode: file, prepared, time, exact_size: None, promise: None, from_flight: false });
         }
         // Asking for all of it first commits where that frees enough.
-        let disk_len = batch.iter().map(|(_, prepared)| prepared.disk_len()).sum();
-        let _promise = if disk_len > 0 { Some(self.engine().reserve_data(ByteLen(disk_len))?) } else { None };
+        let mut promises: BTreeMap<TreeId, u64> = BTreeMap::new();
+        for (file, prepared) in batch {
+            *promises.entry(file.tree()).or_default() += prepared.disk_len();
+        }
+        promises.retain(|_, len| *len > 0);
+        let _promises =
+            promises.into_iter().map(|(tree, len)| self.core().reserve_in(tree, len)).collect::<Result<Vec<_>, _>>()?;
         install::install(&all)
     }
 

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oleo_format::{ByteLen, InodeFlags, Logical, TreeId};
-use oleo_txn::DataReservation;
+use oleo_txn::{DataReservation, TxnError};
 use rayon::prelude::*;
 
 use crate::FsError;
@@ -389,6 +389,17 @@ pub(super) enum Tail {
 }
 
 impl Core {
+    /// Promises space for data of a subvolume, as far as its quota goes. May commit; the caller may hold `flush` locks.
+    pub(crate) fn reserve_in(&self, tree: TreeId, len: u64) -> Result<DataReservation, FsError> {
+        match self.engine().reserve_data_in(tree, ByteLen(len)) {
+            Err(TxnError::QuotaExceeded(_)) => {}
+            other => return Ok(other?),
+        }
+        // What others were charged may have come to less.
+        self.engine().commit()?;
+        Ok(self.engine().reserve_data_in(tree, ByteLen(len))?)
+    }
+
     /// Flushes every file, or every file of one subvolume.
     pub(crate) fn flush_all(&self, of: Option<TreeId>) -> Result<(), FsError> {
         let mut outcome = Ok(());

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use oleo_format::{ByteLen, Compression, InodeFlags};
+use oleo_format::{Compression, InodeFlags};
 use oleo_txn::{DataReservation, Need};
 use parking_lot::MutexGuard;
 
@@ -308,7 +308,7 @@ impl Inode {
             lacking += gap.end - gap.start;
             pos = gap.end;
         }
-        let mut promise = engine.reserve_data(ByteLen(lacking))?;
+        let mut promise = self.core().reserve_in(self.tree(), lacking)?;
         promise.release_metadata();
         pos = from;
         while let Some(gap) = self.next_gap(pos, to)? {

@@ -7,7 +7,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use oleo_format::{ByteLen, InodeFlags};
+use oleo_format::InodeFlags;
 
 use crate::data::install::{self, Install};
 use crate::data::items::MapOf;
@@ -48,7 +48,7 @@ fn rewrite(inode: &Arc<Inode>, at: u64, len: u64, compress: Option<Compress>) ->
         }
         (policy, start, end)
     };
-    let mut promise = engine.reserve_data(ByteLen((end - start).next_multiple_of(sector)))?;
+    let mut promise = inode.core().reserve_in(inode.tree(), (end - start).next_multiple_of(sector))?;
     let mut data = vec![0; (end - start) as usize];
     read::read_mapped(inode, start, &mut data)?;
     let prepared = engine.compute(|| Prepared::new(data, start, Whole::Part, &policy));

@@ -11,7 +11,7 @@
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use oleo_format::{ByteLen, InodeFlags};
+use oleo_format::{ByteLen, InodeFlags, TreeId};
 use parking_lot::MutexGuard;
 
 use crate::data::flush::{Inline, Tail};
@@ -166,7 +166,7 @@ fn share(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange, why: Why) -> Re
             reached = part.end.next_multiple_of(sector).min(end);
             copy_inline(src, dst, range, why)?;
         } else {
-            put_extents(dst, range, pos..reached, &extents, why)?;
+            put_extents(src.tree(), dst, range, pos..reached, &extents, why)?;
         }
         pos = reached;
     }
@@ -199,8 +199,22 @@ fn copy_inline(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange, why: Why)
     dst.flush_locked(if small { Inline::Allowed } else { Inline::Refused })
 }
 
+/// What extents take on disk, each once.
+fn disk_bytes(extents: &[(u64, Range<u64>, Extent)]) -> u64 {
+    let mut disk: Vec<_> = extents
+        .iter()
+        .filter_map(
+            |(_, _, extent)| if let Extent::Span(span) = extent { Some((span.disk, span.disk_len)) } else { None },
+        )
+        .collect();
+    disk.sort_unstable();
+    disk.dedup_by_key(|(at, _)| *at);
+    disk.iter().map(|(_, len)| *len).sum()
+}
+
 /// Puts what the source has at `part` into the target.
 fn put_extents(
+    src_tree: TreeId,
     dst: &Arc<Inode>,
     range: &CloneRange,
     part: Range<u64>,
@@ -212,7 +226,9 @@ fn put_extents(
     let moved = |at: u64| at - range.from + range.to;
     let old = install::count_items(dst, moved(part.start), moved(part.end), u32::MAX)?;
     // On volumes whose holes have items, each extent may have one in front.
-    let handle = engine.join(install::need_of(extents.len() * 2, old))?;
+    // What the subvolume has already it does not come to reference.
+    let gained = if src_tree == dst.tree() { 0 } else { disk_bytes(extents) };
+    let handle = engine.join_with(dst.tree(), install::need_of(extents.len() * 2, old), gained)?;
     let mut guard = dst.write();
     guard.alive()?;
     let size_end = guard.fields().size.next_multiple_of(sector);

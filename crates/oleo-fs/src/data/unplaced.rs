@@ -21,7 +21,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use oleo_format::{ByteLen, InodeFlags};
+use oleo_format::InodeFlags;
 use oleo_txn::{DataReservation, TxnError};
 use smallvec::SmallVec;
 
@@ -137,7 +137,7 @@ impl Inode {
                 let lacks = lacks - buffer.spare;
                 drop(slot);
                 drop(guard);
-                more = Some((core.engine().reserve_data(ByteLen(lacks))?, lacks));
+                more = Some((core.reserve_in(self.tree(), lacks)?, lacks));
                 continue;
             }
             let before = buffer.weight();

@@ -106,15 +106,25 @@ fn reserve(
     let engine = inode.core().engine();
     let shared = &inode.core().data;
     if need < likely && !shared.tight.load(Ordering::Relaxed) {
-        match engine.reserve_data(ByteLen(likely)) {
+        match engine.reserve_data_in(inode.tree(), ByteLen(likely)) {
             Ok(promise) => return Ok(Some((promise, likely))),
             Err(TxnError::NoSpace { .. }) => shared.tight.store(true, Ordering::Relaxed),
+            Err(TxnError::QuotaExceeded(_)) => {}
             Err(e) => return Err(e.into()),
         }
     }
-    match engine.reserve_data(ByteLen(need)) {
+    match engine.reserve_data_in(inode.tree(), ByteLen(need)) {
         Ok(promise) => return Ok(Some((promise, need))),
         Err(TxnError::NoSpace { .. }) => {}
+        Err(TxnError::QuotaExceeded(_)) => {
+            // What is buffered may come to less than what was charged for it.
+            inode.core().flush_all(Some(inode.tree()))?;
+            engine.commit()?;
+            match engine.reserve_data_in(inode.tree(), ByteLen(need)) {
+                Err(TxnError::NoSpace { .. }) => {}
+                other => return Ok(Some((other?, need))),
+            }
+        }
         Err(e) => return Err(e.into()),
     }
     let sector = u64::from(engine.sectorsize());
@@ -128,7 +138,7 @@ fn reserve(
     }
     // What is buffered may need less than was promised for it, and what was preallocated has a place then.
     inode.core().flush_all(None)?;
-    match engine.reserve_data(ByteLen(need)) {
+    match engine.reserve_data_in(inode.tree(), ByteLen(need)) {
         Err(TxnError::NoSpace { .. }) if has_place()? => Ok(None),
         other => Ok(Some((other?, need))),
     }

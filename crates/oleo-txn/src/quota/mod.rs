@@ -8,12 +8,13 @@
 //! and its progress is too, so that whoever takes over, the kernel too, begins anew. Commits meanwhile keep what they would have counted
 //! ([`Scan::log`]); it is played back on what the scan found.
 //!
-//! Locks: `table` (rank 55) and `notes` (rank 56), held for look-ups and stores, never over I/O. What groups there are and
+//! Locks: `table` (rank 55) and `notes` (rank 56), held for look-ups and stores, never over I/O; `limits` has one more. What groups there are and
 //! how they hang together changes only with the commit lock held.
 //! Crash: numbers and what they count are in the same transaction.
 
 pub(crate) mod account;
 mod edit;
+pub(crate) mod limits;
 pub(crate) mod table;
 
 use std::collections::HashMap;
@@ -41,6 +42,7 @@ pub(crate) struct Quota {
     /// `None`: quota is off.
     pub table: RwLock<Option<Table>>,
     pub notes: Mutex<Notes>,
+    pub charges: limits::Charges,
     scan: Mutex<Option<Scan>>,
 }
 
@@ -135,8 +137,17 @@ impl Inner {
             // Somebody who does not keep quota has written meanwhile.
             table.status.flags |= QgroupStatusFlags::INCONSISTENT;
         }
-        *self.quota.table.write() = table.filter(|table| table.status.flags.contains(QgroupStatusFlags::ON));
+        let table = table.filter(|table| table.status.flags.contains(QgroupStatusFlags::ON));
+        self.quota.charges.follow(table.as_ref());
+        *self.quota.table.write() = table;
         Ok(())
+    }
+
+    /// The commit is durable: what it may have used is in the numbers.
+    pub(crate) fn quota_settled(&self) {
+        if self.quota.charges.limited() {
+            self.quota.charges.settled(&self.quota.table);
+        }
     }
 
     /// Counts what the transaction changed, all else being settled; whether there was anything to write.
