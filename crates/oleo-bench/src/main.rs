@@ -21,6 +21,7 @@ mod measure;
 mod mount_io;
 mod mount_metadata;
 mod mounted;
+mod quota;
 mod ref_heads;
 mod restore;
 mod volume_scale;
@@ -64,6 +65,22 @@ struct Bench {
 }
 
 const BENCHES: &[Bench] = &[
+    Bench {
+        name: "rescan",
+        what: "counting all quota groups anew with 1, 16 and 64 snapshots, in-process beside the kernel's rescan -w; caches as \
+               opening and mounting leave them; both commit the result",
+        run: quota::rescan,
+    },
+    Bench {
+        name: "snapshot-drop",
+        what: "deleting half of 16 and 64 snapshots until their space is back, quota off and on, beside the kernel on copies",
+        run: quota::snapshot_drop,
+    },
+    Bench {
+        name: "qgroup-churn",
+        what: "making empty files in two threads with quota on beside quota off, in-process, a commit at the end",
+        run: quota::churning,
+    },
     Bench {
         name: "image-build",
         what: "an image of a directory tree: mkfs --rootdir beside mkfs.btrfs --rootdir and beside kernel mount + cp -a + \

@@ -10,6 +10,7 @@
 //! | read and write files in an image | [`Image::open`], [`Image::open_file`], [`File`] |
 //! | subvolumes and snapshots | [`Image::create_subvol`], [`Image::snapshot`] |
 //! | everything about files and names | [`Image::fs`] |
+//! | quota | [`Image::quota_enable`], [`Image::quota`] |
 //! | copy files out | [`restore`] |
 //! | do what the command does, here or on a mount | [`control`] |
 //! | find out whether an image is sound | [`check`] |
@@ -132,6 +133,7 @@ mod image;
 pub mod inspect;
 mod log;
 mod ops;
+mod quota;
 pub mod rescue;
 pub mod restore;
 mod settings;
@@ -145,6 +147,7 @@ pub use ops::{Depth, Sharing};
 pub use settings::{PROPERTIES, parse_checksum, parse_compress, random_seed, seed_from_text};
 pub use usage::{FileUsage, GroupUsage, Room};
 
+pub use oleo_txn::{Assigned, Qgroup, QgroupId, QgroupLimit, QuotaState};
 pub use oleo_volume::DeviceInfo;
 pub use uuid::Uuid;
 
@@ -155,6 +158,7 @@ pub use oleo_fs::{
     Attr, Clock, DirEntryInfo, FileKind, FixedClock, Follow, Fs, FsError, FsOptions, InodeRef, NewInode, NewKind,
     NewSubvol, Rdev, RenameMode, SetAttr, SnapshotOptions, SubvolInfo, Target, Time, Times, UuidSource, XattrMode,
 };
+pub use oleo_jobs::{QgroupChange, SubvolSize};
 pub use oleo_mkfs::{
     FeatureSet, FillOptions, Made, MkfsError, MkfsOptions, OnProgress, Profile, Progress, Report, SubvolWish,
     TopAttributes, make,

@@ -9,7 +9,7 @@
 //! What may be needed is more than what will be: before an operation is refused for good, everything is committed, and it
 //! is asked for the least.
 //!
-//! Without any limit nothing is counted, and nobody meets here. Lock: `sums` (rank 57), taken before `table`; for additions.
+//! Without any limit nothing is counted, and nobody meets here. Lock: `sums` (rank 54), for additions; `table` is read under it.
 //! Crash: memory only.
 
 use std::sync::Arc;

@@ -1,0 +1,54 @@
+//! Quota by library.
+
+use oleo_jobs::{QgroupChange, SubvolSize};
+use oleo_txn::{Assigned, QuotaState};
+
+use crate::{Image, Result};
+
+impl Image {
+    /// Quota and its groups, as the last commit left them; `None` where it is off.
+    pub fn quota(&self) -> Option<QuotaState> {
+        oleo_jobs::quota(self.fs())
+    }
+
+    /// Turns quota on and counts what is there. Durable when it returns.
+    ///
+    /// # Errors
+    /// No space, or the image lies.
+    pub fn quota_enable(&self) -> Result<()> {
+        Ok(oleo_jobs::quota_enable(self.fs())?)
+    }
+
+    /// Turns quota off; groups and limits are gone.
+    ///
+    /// # Errors
+    /// It is off (`ENOTCONN`).
+    pub fn quota_disable(&self) -> Result<()> {
+        Ok(oleo_jobs::quota_disable(self.fs())?)
+    }
+
+    /// Counts what every group uses anew, while others go on.
+    ///
+    /// # Errors
+    /// Quota is off (`ENOTCONN`), or the image lies.
+    pub fn quota_rescan(&self) -> Result<()> {
+        Ok(oleo_jobs::quota_rescan(self.fs())?)
+    }
+
+    /// Changes a group. Where the numbers do not tell what that makes of them, all are counted anew if `scan` is set, and
+    /// marked as wrong otherwise.
+    ///
+    /// # Errors
+    /// Quota is off, there is no such group, or it cannot be; the errno is the kernel's.
+    pub fn qgroup_change(&self, change: QgroupChange, scan: bool) -> Result<Assigned> {
+        Ok(oleo_jobs::qgroup_change(self.fs(), change, scan)?)
+    }
+
+    /// What each subvolume takes, in the order of their numbers; quota may be off.
+    ///
+    /// # Errors
+    /// The image lies, or cannot be read.
+    pub fn subvol_sizes(&self) -> Result<Vec<SubvolSize>> {
+        Ok(oleo_jobs::subvol_sizes(self.fs())?)
+    }
+}
