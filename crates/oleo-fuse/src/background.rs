@@ -3,7 +3,8 @@
 //! Three threads: *commit* writes everything to disk every `commit=` seconds while there is something to write, and
 //! commits as soon as more inodes are dirty than should be, so that operations seldom have to;
 //! *write-back* sends file data to disk as soon as more waits than should, so that writers seldom have to; *clean* erases
-//! files without names and takes deleted subvolumes apart, in steps small enough for others to get in between.
+//! files without names and takes deleted subvolumes apart, in steps small enough for others to get in between; first of all it
+//! counts quota groups, where that was cut short.
 //!
 //! Stopping: all three are told and waited for; what they did not get to do, the end of the mount does, or (cleaning) the
 //! next opening. Locks: `bell`, a leaf.
@@ -138,6 +139,11 @@ fn write_back(bell: &Bell, server: &Server, log: &Log) {
 
 fn clean(bell: &Bell, server: &Server, log: &Log) {
     let fs = server.image().fs();
+    if server.image().quota().is_some_and(|quota| quota.flags.contains(oleo::QgroupStatusFlags::RESCAN))
+        && let Err(e) = server.image().quota_rescan_until(&|| !bell.wait(Duration::ZERO))
+    {
+        log(&format!("counting quota groups: {e}"));
+    }
     while !bell.wait(CLEAN_EVERY) {
         loop {
             match fs.clean(CLEAN_BLOCKS) {

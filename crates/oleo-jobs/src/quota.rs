@@ -54,7 +54,7 @@ pub fn quota_enable(fs: &Fs) -> Result<(), JobError> {
     let dead = fs.engine().dead_trees()?;
     let subvols: Vec<_> = subvols.into_iter().filter(|tree| !dead.contains(tree)).collect();
     staged(fs, |s| s.quota_enable(&subvols))?;
-    quota_rescan(fs)
+    quota_rescan(fs, &|| true)
 }
 
 /// Turns quota off.
@@ -65,14 +65,18 @@ pub fn quota_disable(fs: &Fs) -> Result<(), JobError> {
     staged(fs, |s| s.quota_disable())
 }
 
-/// Counts anew what every group uses. Others go on meanwhile.
+/// Counts anew what every group uses. Others go on meanwhile. `goes_on` is asked now and then: where it says no, the groups stay
+/// marked as being counted.
 ///
 /// # Errors
 /// Quota is off, or the image lies.
-pub fn quota_rescan(fs: &Fs) -> Result<(), JobError> {
+pub fn quota_rescan(fs: &Fs, goes_on: &dyn Fn() -> bool) -> Result<(), JobError> {
     fs.sync()?;
     let base = fs.engine().scan_begin()?;
-    let shares = shares(fs.engine(), &base, &|| true)?.expect("it was told to go on");
+    let Some(shares) = shares(fs.engine(), &base, goes_on)? else {
+        fs.engine().scan_give_up();
+        return Ok(());
+    };
     drop(base);
     fs.sync()?;
     fs.engine().scan_end(&shares)?;
@@ -94,7 +98,7 @@ pub fn qgroup_change(fs: &Fs, change: QgroupChange, scan: bool) -> Result<Assign
         QgroupChange::Limit(id, limit) => s.qgroup_limit(id, limit).map(|()| Assigned::Exact),
     })?;
     if done == Assigned::NeedsScan && scan {
-        quota_rescan(fs)?;
+        quota_rescan(fs, &|| true)?;
         return Ok(Assigned::Exact);
     }
     Ok(done)

@@ -27,6 +27,9 @@ pub struct FeatureSet {
     pub mixed: bool,
     /// Marks profiles with three or four copies; set by itself where a profile needs it.
     pub raid1c34: bool,
+    /// Quota is on. It takes the engine, so that whoever fills the file system turns it on at the end; [`make`](crate::make)
+    /// alone does not.
+    pub quota: bool,
 }
 
 impl Default for FeatureSet {
@@ -39,13 +42,14 @@ impl Default for FeatureSet {
             block_group_tree: false,
             mixed: false,
             raid1c34: false,
+            quota: false,
         }
     }
 }
 
 impl FeatureSet {
     /// The names that [`FeatureSet::apply`] knows, with one line on each.
-    pub const NAMES: [(&'static str, &'static str); 7] = [
+    pub const NAMES: [(&'static str, &'static str); 8] = [
         ("extref", "more hard links to one file in one directory (default)"),
         ("skinny-metadata", "smaller extent items of tree blocks (default)"),
         ("no-holes", "no items for holes in files (default)"),
@@ -53,6 +57,7 @@ impl FeatureSet {
         ("block-group-tree", "block groups in a tree of their own"),
         ("mixed-bg", "data and metadata in the same block groups"),
         ("raid1c34", "profiles with three or four copies (set by itself)"),
+        ("quota", "quota groups, counted from the start"),
     ];
 
     /// Switches one feature on, or off where the name begins with `^`.
@@ -72,7 +77,8 @@ impl FeatureSet {
             "block-group-tree" | "bgt" => &mut self.block_group_tree,
             "mixed-bg" => &mut self.mixed,
             "raid1c34" => &mut self.raid1c34,
-            "quota" | "squota" | "raid56" | "zoned" | "raid-stripe-tree" | "extent-tree-v2" => {
+            "quota" => &mut self.quota,
+            "squota" | "raid56" | "zoned" | "raid-stripe-tree" | "extent-tree-v2" => {
                 return Err(MkfsError::Unsupported(format!("feature {name}")));
             }
             _ => {
@@ -295,6 +301,6 @@ mod tests {
         for options in bad {
             assert!(options.resolve(1).is_err(), "{options:?}");
         }
-        assert!(FeatureSet::default().apply("quota").is_err());
+        assert!(FeatureSet::default().apply("squota").is_err());
     }
 }

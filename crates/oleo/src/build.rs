@@ -139,7 +139,8 @@ fn build_all<P: AsRef<Path>>(
     let made = make(&devices, &options.mkfs)?;
     let source = std::mem::replace(&mut options.source, Source::Empty);
     let mut filled = Report::default();
-    if growing || options.shrink || !matches!(source, Source::Empty) {
+    let quota = options.mkfs.features.quota;
+    if growing || options.shrink || quota || !matches!(source, Source::Empty) {
         let image = open_made(devices.clone(), options, growing)?;
         let top = image.top()?;
         filled = match source {
@@ -147,6 +148,9 @@ fn build_all<P: AsRef<Path>>(
             Source::Dir(dir) => fill_from_dir(image.fs(), &top, &dir, &options.fill)?,
             Source::Tar(stream) => fill_from_tar(image.fs(), &top, stream, &options.fill)?,
         };
+        if quota {
+            image.quota_enable()?;
+        }
         if growing || options.shrink {
             trim(image.fs(), if options.shrink { 0 } else { HEADROOM_BYTES })?;
         }

@@ -152,7 +152,7 @@ pub use oleo_volume::DeviceInfo;
 pub use uuid::Uuid;
 
 pub use oleo_device::{Device, FileDevice, FileOptions, MemDevice};
-pub use oleo_format::{ByteLen, Compression, CsumType, DevId, Generation, Ino, Logical, TreeId};
+pub use oleo_format::{ByteLen, Compression, CsumType, DevId, Generation, Ino, Logical, QgroupStatusFlags, TreeId};
 pub use oleo_fs::data::{CloneRange, Compress, ExtentInfo, ExtentKind, KeepSize};
 pub use oleo_fs::{
     Attr, Clock, DirEntryInfo, FileKind, FixedClock, Follow, Fs, FsError, FsOptions, InodeRef, NewInode, NewKind,

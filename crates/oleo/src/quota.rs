@@ -32,7 +32,15 @@ impl Image {
     /// # Errors
     /// Quota is off (`ENOTCONN`), or the image lies.
     pub fn quota_rescan(&self) -> Result<()> {
-        Ok(oleo_jobs::quota_rescan(self.fs())?)
+        Ok(oleo_jobs::quota_rescan(self.fs(), &|| true)?)
+    }
+
+    /// The same, as long as `goes_on` says so; it is asked now and then. Given up, the groups stay marked as being counted.
+    ///
+    /// # Errors
+    /// As with [`Image::quota_rescan`].
+    pub fn quota_rescan_until(&self, goes_on: &dyn Fn() -> bool) -> Result<()> {
+        Ok(oleo_jobs::quota_rescan(self.fs(), goes_on)?)
     }
 
     /// Changes a group. Where the numbers do not tell what that makes of them, all are counted anew if `scan` is set, and

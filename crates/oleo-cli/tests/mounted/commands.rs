@@ -67,6 +67,54 @@ fn subvolumes() {
     });
 }
 
+/// Goal: quota on a mount: turned on while in use, limits refuse at the call with EDQUOT and let go after a delete, a count
+/// beside a writer ends right; the kernel reads and counts the same. Method: a limit on a subvolume, writes around it.
+#[test]
+fn quota() {
+    const EDQUOT: i32 = 122;
+    let Some(mut mount) = Mount::new("") else { return };
+    let dir = mount.dir().to_owned();
+    ok(&dir, &["subvolume", "create", "m/v"]);
+    fs::write(mount.path("v/before"), vec![1; 1 << 20]).unwrap();
+    ok(&dir, &["quota", "enable", "m"]);
+    ok(&dir, &["qgroup", "create", "1/0", "m"]);
+    ok(&dir, &["qgroup", "assign", "0/256", "1/0", "m"]);
+    ok(&dir, &["qgroup", "limit", "3M", "m/v"]);
+    let over = fs::write(mount.path("v/over"), vec![2; 3 << 20]);
+    assert_eq!(over.unwrap_err().raw_os_error(), Some(EDQUOT));
+    fs::remove_file(mount.path("v/over")).unwrap();
+    fs::write(mount.path("v/fits"), vec![3; 1 << 20]).unwrap();
+    fs::write(mount.path("elsewhere"), vec![4; 4 << 20]).unwrap();
+    let over = fs::OpenOptions::new().write(true).open(mount.path("v/fits")).unwrap();
+    assert_eq!(over.write_all_at(&vec![5; 2 << 20], 1 << 20).unwrap_err().raw_os_error(), Some(EDQUOT));
+    drop(over);
+    ok(&dir, &["subvolume", "snapshot", "-i", "1/0", "m/v", "m/s"]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..200 {
+                fs::write(mount.path(&format!("v/small{n}")), [n as u8; 100]).unwrap();
+            }
+        });
+        for _ in 0..3 {
+            ok(&dir, &["quota", "rescan", "-w", "m"]);
+        }
+    });
+    let groups = json(&dir, &["qgroup", "show", "--json", "--sync", "-F", "m/v"]);
+    let ids: Vec<&str> = groups.as_array().unwrap().iter().filter_map(|g| g["qgroupid"].as_str()).collect();
+    assert_eq!(ids, ["0/256", "1/0"]);
+    ok(&dir, &["filesystem", "sync", "m"]);
+    let rows = |text: &str| -> Vec<Vec<String>> {
+        let words = |line: &str| line.split_whitespace().take(3).map(str::to_owned).collect();
+        text.lines().filter(|line| line.contains('/') && !line.contains("---")).map(words).collect()
+    };
+    let ours = rows(&ok(&dir, &["qgroup", "show", "--raw", "m"]));
+    mount.judge(|seen| {
+        let at = seen.display().to_string();
+        let kernel = || rows(&oleo_sim::oracle::run("btrfs", ["qgroup", "show", "--raw", &at]).unwrap());
+        assert_eq!(kernel(), ours, "as the kernel reads them");
+    });
+}
+
 /// Goal: the file system as a whole: label, usage, sync, size; files are defragmented while somebody writes to them, and no
 /// write is lost. Method: a writer that goes round and round through a file while it is defragmented again and again.
 #[test]

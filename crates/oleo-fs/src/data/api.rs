@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use oleo_format::TreeId;
+use oleo_txn::TxnError;
 
 use crate::data::install::{self, Install};
 use crate::data::{
@@ -20,6 +21,11 @@ pub enum Stamp {
     Keep,
 }
 
+/// How often room in quota is looked for before a write is refused.
+const QUOTA_TRIES: u32 = 4;
+/// How long in between.
+const QUOTA_WAIT: std::time::Duration = std::time::Duration::from_millis(5);
+
 impl Fs {
     /// Reads from `at` on and answers how many bytes there were: fewer than asked for at the end of the file only.
     pub fn read(&self, file: &InodeRef, at: u64, out: &mut [u8]) -> Result<usize, FsError> {
@@ -29,6 +35,16 @@ impl Fs {
     /// Writes `data` at `at`. The bytes are buffered; they reach the disk with [`Fs::flush`] and [`Fs::sync`], or earlier
     /// where too much is buffered.
     pub fn write(&self, file: &InodeRef, at: u64, data: &[u8]) -> Result<(), FsError> {
+        for _ in 1..QUOTA_TRIES {
+            match write::write(file, at, data) {
+                Err(FsError::Txn(TxnError::QuotaExceeded(_))) => {}
+                other => return other,
+            }
+            // Files without names that nobody holds any more still count until they are erased, and through a kernel it is a
+            // moment before it is known that nobody does.
+            std::thread::sleep(QUOTA_WAIT);
+            while self.core().erase_let_go()? {}
+        }
         write::write(file, at, data)
     }
 

@@ -111,6 +111,11 @@ impl Engine {
         Ok(ScanBase { roots, _reader: reader })
     }
 
+    /// A count is not carried on: the groups stay marked as being counted.
+    pub fn scan_give_up(&self) {
+        *self.0.quota.scan.lock() = None;
+    }
+
     /// Ends a count: bytes by the set of trees that reaches them, as of the base. Durable with the next commit.
     pub fn scan_end(&self, shares: &HashMap<Arc<[TreeId]>, u64>) -> Result<(), TxnError> {
         // What has been staged would be counted by the commit after the numbers are set.
@@ -136,6 +141,14 @@ impl Inner {
         {
             // Somebody who does not keep quota has written meanwhile.
             table.status.flags |= QgroupStatusFlags::INCONSISTENT;
+        }
+        if let Some(table) = &mut table
+            && table.status.flags.contains(QgroupStatusFlags::RESCAN)
+        {
+            // Somebody's count was cut short. What commits do from now on is not in what it counted, so it begins anew:
+            // whoever goes on, the kernel too, finds nothing counted and no progress.
+            table.zero();
+            table.status.rescan = 0;
         }
         let table = table.filter(|table| table.status.flags.contains(QgroupStatusFlags::ON));
         self.quota.charges.follow(table.as_ref());

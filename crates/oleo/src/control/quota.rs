@@ -42,7 +42,7 @@ pub(super) fn change(
     match change {
         QuotaChange::Enable => Ok(quota_enable(fs)?),
         QuotaChange::Disable => Ok(quota_disable(fs)?),
-        QuotaChange::Rescan => Ok(quota_rescan(fs)?),
+        QuotaChange::Rescan => Ok(quota_rescan(fs, &|| true)?),
         QuotaChange::Create { id } => group(QgroupChange::Create(QgroupId(id)), false),
         QuotaChange::Destroy { id } => group(QgroupChange::Destroy(QgroupId(id)), false),
         QuotaChange::Assign { member, parent, rescan } => {
