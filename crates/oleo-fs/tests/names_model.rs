@@ -731,7 +731,7 @@ fn subvolume_properties() -> Result<()> {
     let b = fs.subvol_create(&a_root, b"b", &NewSubvol::default())?;
     ensure!(matches!(fs.subvol_delete(a), Err(FsError::NotEmpty)));
     ensure!(matches!(fs.rmdir(&root, b"a"), Err(FsError::NotEmpty)));
-    let snap = fs.snapshot(a, &root, b"snap", SnapshotOptions { read_only: true, uuid: None })?;
+    let snap = fs.snapshot(a, &root, b"snap", SnapshotOptions { read_only: true, ..SnapshotOptions::default() })?;
     let snap_root = fs.root(snap)?;
     let file = NewInode::new(NewKind::File, 0o644);
     ensure!(matches!(fs.create(&snap_root, b"x", &file), Err(FsError::ReadOnly(_))));

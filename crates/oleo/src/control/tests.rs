@@ -19,7 +19,7 @@ fn ask(image: &Image, caller: &Caller, request: Request) -> Result<Reply, Error>
 }
 
 fn create(at: At) -> Request {
-    Request::SubvolCreate { at, parents: false }
+    Request::SubvolCreate { at, parents: false, groups: vec![] }
 }
 
 fn user(uid: u32) -> Caller {
@@ -118,6 +118,7 @@ fn permissions() {
         at: below(&home, name),
         read_only: true,
         into: false,
+        groups: vec![],
     };
     assert_eq!(ask(&image, &bob, snapshot("s")).unwrap_err().errno, 1);
     ask(&image, &ann, snapshot("s")).unwrap();
