@@ -63,7 +63,7 @@ fn place(file: u64) -> (String, String) {
 
 /// The changes of a batch; `turn` makes them differ from those before.
 fn edits(pattern: Pattern, count: u64, files: u64, turn: u64) -> Vec<Edit> {
-    let mode = 0o600 | (turn as u32 + 1) % 64;
+    let mode = 0o600 | ((turn as u32 + 1) % 64);
     let start = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (files - count + 1);
     let mut state = turn;
     match pattern {
