@@ -622,7 +622,7 @@ impl Engine {
     pub fn extent_users(&self, at: Logical) -> Result<Vec<RefKey>, TxnError> {
         let _reader = self.reader();
         let root = self.root(TreeId::EXTENT)?.ok_or(TxnError::NoTree(TreeId::EXTENT))?;
-        crate::extents::stored_users(self.0.blocks.cursor(&root), at)
+        crate::extents::stored_users(&mut self.0.blocks.cursor(&root), at)
     }
 
     /// How many references the extent at `at` has: those on disk and in the ledger; changes that have not been frozen yet

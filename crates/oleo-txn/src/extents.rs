@@ -83,8 +83,8 @@ struct Stored {
 }
 
 /// Reads extents' items. The cursor moves forwards from extent to extent, and mostly inside them.
-struct Finder<'a> {
-    cursor: Cursor<'a>,
+struct Finder<'c, 'a> {
+    cursor: &'c mut Cursor<'a>,
     /// Items of references that were looked for or met.
     items_read: u64,
 }
@@ -113,7 +113,7 @@ fn back_ref(who: &RefKey, count: u32) -> BackRef {
     }
 }
 
-impl Finder<'_> {
+impl Finder<'_, '_> {
     fn main(&mut self, at: Logical) -> Result<Option<Stored>, TxnError> {
         self.cursor.seek(&Key::new(at.0, ItemType::EXTENT_ITEM, 0))?;
         let Some((main, data)) = self.cursor.current().filter(|(key, _)| is_item_of(key, at)) else { return Ok(None) };
@@ -284,7 +284,7 @@ fn settle_heads(
     extent_root: &TreeRoot,
 ) -> Result<Settled, TxnError> {
     let mut out = Settled::default();
-    let mut finder = Finder { cursor: blocks.cursor(extent_root), items_read: 0 };
+    let mut finder = Finder { cursor: &mut blocks.cursor(extent_root), items_read: 0 };
     for head in batch.heads() {
         settle_one(&head, &mut finder, rules, &mut out)?;
     }
@@ -292,7 +292,12 @@ fn settle_heads(
     Ok(out)
 }
 
-fn settle_one(head: &Head<'_>, finder: &mut Finder<'_>, rules: &ItemRules, out: &mut Settled) -> Result<(), TxnError> {
+fn settle_one(
+    head: &Head<'_>,
+    finder: &mut Finder<'_, '_>,
+    rules: &ItemRules,
+    out: &mut Settled,
+) -> Result<(), TxnError> {
     let at = head.at;
     let data = matches!(head.kind, ExtentKind::Data);
     for (who, delta) in head.refs() {
@@ -377,7 +382,12 @@ struct Merged {
     fresh_refs: Vec<(RefKey, u32, Key)>,
 }
 
-fn merge(head: &Head<'_>, record: &ExtentRecord, has_keyed: bool, finder: &mut Finder<'_>) -> Result<Merged, TxnError> {
+fn merge(
+    head: &Head<'_>,
+    record: &ExtentRecord,
+    has_keyed: bool,
+    finder: &mut Finder<'_, '_>,
+) -> Result<Merged, TxnError> {
     let at = head.at;
     let mut inline: BTreeMap<RefKey, u32> = record.inline.iter().filter_map(split).collect();
     let mut others: Vec<(Key, RefKey, i32)> = Vec::new();
@@ -469,7 +479,7 @@ pub(crate) fn stored_state(cursor: &mut Cursor<'_>, at: Logical) -> Result<Optio
 }
 
 /// Who refers to the extent at `at`, as the extent tree has it; nobody where it is not in there yet.
-pub(crate) fn stored_users(cursor: Cursor<'_>, at: Logical) -> Result<Vec<RefKey>, TxnError> {
+pub(crate) fn stored_users(cursor: &mut Cursor<'_>, at: Logical) -> Result<Vec<RefKey>, TxnError> {
     let mut finder = Finder { cursor, items_read: 0 };
     let Some(Stored { record, has_keyed, .. }) = finder.main(at)? else { return Ok(Vec::new()) };
     let mut users: Vec<RefKey> = record.inline.iter().filter_map(split).map(|(who, _)| who).collect();
