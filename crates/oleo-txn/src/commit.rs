@@ -346,6 +346,9 @@ impl Engine {
         inner.writable()?;
         let served = inner.durable.load(Ordering::SeqCst) > begun;
         if served || !inner.touched.load(Ordering::Acquire) {
+            if !inner.touched.load(Ordering::Acquire) {
+                inner.quota_idle();
+            }
             return Ok(self.durable());
         }
         inner.log_is_settled()?;

@@ -156,6 +156,14 @@ impl Inner {
         Ok(())
     }
 
+    /// No commit is under way and the open transaction is empty, so that whatever was charged to it is not used.
+    pub(crate) fn quota_idle(&self) {
+        if self.quota.charges.limited() {
+            self.quota.charges.freeze();
+            self.quota.charges.settled(&self.quota.table);
+        }
+    }
+
     /// The commit is durable: what it may have used is in the numbers.
     pub(crate) fn quota_settled(&self) {
         if self.quota.charges.limited() {
