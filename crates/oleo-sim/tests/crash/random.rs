@@ -47,3 +47,14 @@ fn as_usual() {
 fn two_disks() {
     scripts("random scripts, two disks", Shape::PAIR, 2000, 30);
 }
+
+/// Goal: with quota on, the numbers are those of what is there in every state, snapshots and deletions included.
+#[test]
+fn with_quota() {
+    let base = Base::new(Shape::QUOTA, &[]);
+    let tally = in_parallel(share(40) as usize, |i| {
+        let seed = 3000 + i as u64;
+        judge_script(&base, &generate(seed, &Mix { subvolumes: true, ..mix(seed) }), &KINDS, seed, Some(100))
+    });
+    tally.must_be_clean("random scripts, quota on", |s| judge_script(&base, s, &KINDS, 0, None));
+}

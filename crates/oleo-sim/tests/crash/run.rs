@@ -39,15 +39,19 @@ pub struct Shape {
     pub nodesize: u32,
     pub metadata: Profile,
     pub disks: usize,
+    /// Quota groups are counted; the checker compares them in every state.
+    pub quota: bool,
 }
 
 impl Shape {
     /// One copy of everything: nothing heals.
-    pub const BARE: Shape = Shape { nodesize: 4096, metadata: Profile::Single, disks: 1 };
+    pub const BARE: Shape = Shape { nodesize: 4096, metadata: Profile::Single, disks: 1, quota: false };
+    /// The same with quota on.
+    pub const QUOTA: Shape = Shape { quota: true, ..Shape::BARE };
     /// As it is made when nothing is said.
-    pub const USUAL: Shape = Shape { nodesize: 16384, metadata: Profile::Dup, disks: 1 };
+    pub const USUAL: Shape = Shape { nodesize: 16384, metadata: Profile::Dup, disks: 1, quota: false };
     /// On two disks that fail independently.
-    pub const PAIR: Shape = Shape { nodesize: 4096, metadata: Profile::Raid1, disks: 2 };
+    pub const PAIR: Shape = Shape { nodesize: 4096, metadata: Profile::Raid1, disks: 2, quota: false };
 }
 
 /// The devices' length: enough for a second superblock.
@@ -124,6 +128,9 @@ impl Base {
         let mut ours = Ours::around(Image::from_devices(devices, &options(true)).unwrap());
         for op in setup {
             ours.try_apply(op).unwrap_or_else(|e| panic!("{op:?}: {e}"));
+        }
+        if shape.quota {
+            ours.image().quota_enable().unwrap();
         }
         ours.close().unwrap();
         let mut contents: Vec<Contents> = disks.iter().map(|d| d.contents()).collect();
