@@ -27,7 +27,8 @@ pub use oleo_device::ioctl::{OLEO_IOC_CONTROL, OLEO_IOC_IDENT, control_socket, i
 pub use oleo_jobs::{DefragOptions, Defragmented, NewExtent, NewSize, Resized};
 pub use request::{
     At, Bytes, DeviceUsage, DuLine, Error, GroupUsed, LogStats, NewLimit, NewPart, Place, Property, QgroupShown,
-    QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol, SubvolShown, Usage, Which, WhichGroup,
+    QgroupStats, QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol, SubvolShown, Usage, Which,
+    WhichGroup,
 };
 pub use wire::{Client, REPLY_MAX, REQUEST_MAX, serve, stop};
 

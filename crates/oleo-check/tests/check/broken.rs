@@ -71,7 +71,7 @@ fn extent_of_large(disk: &Disk) -> (Key, FileExtentItem) {
     (key, *FileExtentItem::parse(&item).unwrap())
 }
 
-/// The group with these flags, and a free run in it; of data, one directly behind an extent.
+/// The group with these flags, and a free run of more than a mebibyte in it; of data, one directly behind an extent.
 fn free_run(disk: &Disk, flags: BlockGroupFlags) -> (Key, Key) {
     let group = |key: &Key, item: &[u8]| {
         key.item_type == ItemType::BLOCK_GROUP_ITEM
@@ -85,7 +85,7 @@ fn free_run(disk: &Disk, flags: BlockGroupFlags) -> (Key, Key) {
         let ends = |k: &Key| k.item_type == ItemType::EXTENT_ITEM && k.objectid + k.offset == key.objectid;
         flags.contains(BlockGroupFlags::METADATA) || records.iter().any(|(k, _)| ends(k))
     };
-    let free = |key: &Key| key.item_type == ItemType::FREE_SPACE_EXTENT && inside(key) && key.offset > 2 * MIB;
+    let free = |key: &Key| key.item_type == ItemType::FREE_SPACE_EXTENT && inside(key) && key.offset > MIB + 4096;
     let run = runs.iter().rfind(|(key, _)| free(key) && is_behind(key)).expect("free space behind data");
     (group, run.0)
 }

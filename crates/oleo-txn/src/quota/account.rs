@@ -61,6 +61,8 @@ struct Account<'e> {
     /// Trees that are gone, and when the last snapshot was taken of each.
     gone: HashMap<TreeId, Generation>,
     moves: HashMap<(RootSet, RootSet), u64>,
+    /// Extents that were looked at.
+    looked_at: u64,
 }
 
 /// What changed since the last commit, which `committed` is the root tree of, and the sets that it is told in.
@@ -79,6 +81,7 @@ pub(crate) fn account(
         data: HashMap::new(),
         gone: HashMap::new(),
         moves: HashMap::new(),
+        looked_at: 0,
     };
     for state in &notes.dropped {
         account.gone.insert(state.root.tree, state.last_snapshot().unwrap_or(Generation(u64::MAX)));
@@ -94,12 +97,14 @@ pub(crate) fn account(
         let old = trees::find(&inner.blocks, committed, state.root.tree)?;
         account.tree(old.as_ref(), state, true)?;
     }
+    account.looked_at = account.blocks.len() as u64;
     account.judge_blocks()?;
     account.judge_data()?;
     let mut ops = vec![account.take_moves()];
     for nth in 0..account.news.len() {
         account.snapshot(nth, &mut ops)?;
     }
+    inner.quota.dirty_extents.fetch_add(account.looked_at, std::sync::atomic::Ordering::Relaxed);
     Ok((account.refs.sets, ops))
 }
 
@@ -186,6 +191,7 @@ impl Account<'_> {
         let mut data: Vec<_> = std::mem::take(&mut self.data).into_iter().collect();
         data.retain(|(_, (_, tags))| tags.iter().any(|(_, delta)| *delta != 0));
         data.sort_unstable_by_key(|(at, _)| *at);
+        self.looked_at += data.len() as u64;
         for (at, (len, tags)) in data {
             let Some(stored) = self.refs.stored(at)? else {
                 self.moved(RootSet::EMPTY, |_| 0, &tags, len.0);

@@ -19,6 +19,7 @@ pub(crate) mod table;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use oleo_format::{Generation, QgroupStatusFlags, TreeId};
 use oleo_tree::TreeRoot;
@@ -43,6 +44,8 @@ pub(crate) struct Quota {
     pub table: RwLock<Option<Table>>,
     pub notes: Mutex<Notes>,
     pub charges: limits::Charges,
+    /// Extents that commits have looked at for quota since opening.
+    pub dirty_extents: AtomicU64,
     scan: Mutex<Option<Scan>>,
 }
 
@@ -78,6 +81,12 @@ impl Engine {
             generation: table.status.generation,
             groups: table.groups.iter().map(|(id, group)| (*id, group.clone())).collect(),
         })
+    }
+
+    /// Extents that commits have looked at for quota since the volume was opened: what trees lost and gained, the counter
+    /// `qgroup.dirty_extents`.
+    pub fn quota_dirty_extents(&self) -> u64 {
+        self.0.quota.dirty_extents.load(Ordering::Relaxed)
     }
 
     /// Begins to count anew: numbers are zero until [`Engine::scan_end`].

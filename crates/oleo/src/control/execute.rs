@@ -10,7 +10,7 @@ use oleo_txn::QgroupId;
 
 use super::caller::{Caller, READ, SEARCH, WRITE, is_subvol_root};
 use super::request::{
-    At, Bytes, DuLine, Error, NewPart, Place, Property, Reply, Request, Stats, Subvol, SubvolShown, Which,
+    At, Bytes, DuLine, Error, NewPart, Place, Property, QgroupStats, Reply, Request, Stats, Subvol, SubvolShown, Which,
 };
 use super::space;
 use crate::{Image, PROPERTIES};
@@ -133,7 +133,10 @@ impl Ask<'_> {
                 Reply::Bytes(oleo_format::ByteLen(oleo_jobs::frees(fs, &set)?))
             }
             Request::Df => Reply::Df(space::groups(self.image)),
-            Request::Stats => Reply::Stats(Box::new(Stats { log: self.image.fs().log_stats().into() })),
+            Request::Stats => Reply::Stats(Box::new(Stats {
+                log: fs.log_stats().into(),
+                qgroup: QgroupStats { dirty_extents: fs.engine().quota_dirty_extents() },
+            })),
             Request::Usage => Reply::Usage(Box::new(space::usage(self.image))),
             Request::Du { at } => {
                 let inode = self.find(&at)?;

@@ -638,6 +638,16 @@ impl From<DeviceInfo> for DeviceUsage {
 pub struct Stats {
     /// fsync and its log.
     pub log: LogStats,
+    /// Quota.
+    #[serde(default)]
+    pub qgroup: QgroupStats,
+}
+
+/// What quota has cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct QgroupStats {
+    /// Extents that commits have looked at, because a subvolume lost or gained them.
+    pub dirty_extents: u64,
 }
 
 /// What fsyncs have cost. Those of link and rename that made a commit are counted too: there must be none.

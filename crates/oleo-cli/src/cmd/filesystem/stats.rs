@@ -33,6 +33,7 @@ impl Args {
             return Ok(());
         }
         show(&stats.log);
+        println_or_end(&format!("{:30}{:>12}", "qgroup.dirty_extents", stats.qgroup.dirty_extents));
         Ok(())
     }
 }
