@@ -11,7 +11,9 @@
 
 use std::collections::BTreeMap;
 
-use oleo_format::{BlockGroupItem, ByteLen, Corruption, Generation, ItemType, Key, Logical, TreeId};
+use oleo_format::{
+    BlockGroupItem, ByteLen, Corruption, FreeSpaceHeader, Generation, InodeItem, ItemType, Key, Logical, TreeId,
+};
 use oleo_space::Run;
 use oleo_tree::{Change, Op};
 use zerocopy::IntoBytes;
@@ -24,6 +26,8 @@ use crate::growth::NewChunk;
 
 /// `BTRFS_FIRST_CHUNK_TREE_OBJECTID` in the UAPI header: what every block group says its chunk's object is.
 pub(crate) const CHUNK_OBJECT: u64 = 256;
+/// `BTRFS_FREE_SPACE_OBJECTID` in the UAPI header.
+const CACHE_OBJECT: u64 = -11i64 as u64;
 
 struct Group {
     len: u64,
@@ -81,6 +85,9 @@ impl<'a> Books<'a> {
             self.turn_group(start, len, mine, &mut free_batch)?;
         }
         inner.apply(TreeId::FREE_SPACE, &free_batch, self.generation)?;
+        if !inner.rules.free_space_tree {
+            self.spoil_caches(&touched)?;
+        }
         let counts: Vec<Change> = touched.iter().map(|start| self.count_change(*start)).collect();
         if inner.rules.block_group_tree {
             inner.apply(TreeId::EXTENT, &changes, self.generation)?;
@@ -90,6 +97,29 @@ impl<'a> Books<'a> {
             changes.sort_unstable_by_key(|c| c.key);
             inner.apply(TreeId::EXTENT, &changes, self.generation)
         }
+    }
+
+    /// Marks the kernel's caches of what was free in these groups as not written, as the kernel does before it changes one: the
+    /// generation of a cache's file is 0. That the superblock tells of all caches being old is not enough: the next kernel sets
+    /// that right with its first commit, and then trusts the caches of groups that it has not changed itself.
+    fn spoil_caches(&self, groups: &[u64]) -> Result<(), TxnError> {
+        let inner = self.inner;
+        let root = inner.tree(TreeId::ROOT)?.root;
+        let mut batch = Vec::new();
+        for start in groups {
+            if !inner.spoiled_caches.lock().insert(*start) {
+                continue;
+            }
+            let Some(header) = inner.blocks.get(&root, &Key::new(CACHE_OBJECT, ItemType(0), *start))? else { continue };
+            let file = Key::from(FreeSpaceHeader::parse(&header)?.location);
+            let key = Key::new(file.objectid, ItemType::INODE_ITEM, 0);
+            let Some(item) = inner.blocks.get(&root, &key)? else { continue };
+            let mut inode = *InodeItem::parse(&item)?;
+            inode.generation.set(0);
+            batch.push(Change::put(key, inode.as_bytes().to_vec()));
+        }
+        batch.sort_unstable_by_key(|change| change.key);
+        inner.apply(TreeId::ROOT, &batch, self.generation)
     }
 
     fn turn_group(

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use oleo_format::{
     ByteLen, CompatRo, Corruption, CsumType, Features, Generation, Incompat, Key, Logical, RootItem, SuperBlock, TreeId,
 };
@@ -160,6 +160,8 @@ pub(crate) struct Inner {
     pub(crate) growth: Growth,
     /// Where turning a shared subtree goes on, for trees that are being dropped (see `drop`).
     pub(crate) turning: Mutex<HashMap<TreeId, (Key, u8)>>,
+    /// Groups whose old free-space caches nobody can take for true any more.
+    pub(crate) spoiled_caches: Mutex<HashSet<u64>>,
     pub(crate) super_block: Mutex<SuperBlock>,
     pub(crate) log: Mutex<LogState>,
     /// The generation of the last stage: changes of it were brought into the trees before their commit.
@@ -340,6 +342,7 @@ impl Engine {
             credit: Credit::new(rules.nodesize),
             growth,
             turning: Mutex::new(HashMap::new()),
+            spoiled_caches: Mutex::new(HashSet::new()),
             super_block: Mutex::new(sb),
             log: Mutex::new(LogState::new(sb)),
             staged: AtomicU64::new(0),
