@@ -13,7 +13,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use oleo_format::{CheckedNode, Corruption, Generation, HeaderFlags, Ino, ItemType, Key, Logical, TreeId, data_use};
+use oleo_format::{
+    CheckedNode, Corruption, Generation, HeaderFlags, Ino, ItemType, Key, Logical, TreeId, compress, data_use,
+};
 use oleo_space::RefKey;
 use oleo_tree::{Cursor, Node, TreeRoot};
 
@@ -21,9 +23,6 @@ use crate::TxnError;
 use crate::engine::{Engine, Inner};
 use crate::extents::{StoredExtent, stored_extent, stored_users};
 use crate::root_sets::{RootSet, RootSets};
-
-/// Bytes of a file that one extent stands for, at most (format: `BTRFS_MAX_EXTENT_SIZE`, 128 MiB).
-const EXTENT_LEN_MAX: u64 = 128 << 20;
 
 /// What goes upwards, with what it found so far.
 pub struct Backrefs<'e> {
@@ -153,15 +152,32 @@ impl<'e> Backrefs<'e> {
         Ok(above.filter(|above| refers(above)).map_or(Above::Nobody, |above| Above::Block(above.clone())))
     }
 
+    /// The subvolume that alone names a data extent, where that can be told without looking at its leaves: all references are by
+    /// its name, and the extent is younger than its last snapshot, so that no leaf that names it is shared.
+    pub(crate) fn sole_user(&mut self, at: Logical, stored: &StoredExtent) -> Result<Option<TreeId>, TxnError> {
+        let mut sole = None;
+        for user in self.users(at)? {
+            match user {
+                RefKey::DataRoot { root, .. } if sole.is_none_or(|tree| tree == root) => sole = Some(root),
+                _ => return Ok(None),
+            }
+        }
+        let Some(tree) = sole else { return Ok(None) };
+        Ok(self.tree(tree)?.is_some_and(|t| stored.generation > t.last_snapshot).then_some(tree))
+    }
+
     /// The leaves that name a data extent, each once.
     pub fn naming(&mut self, extent: Logical) -> Result<Vec<Naming>, TxnError> {
         let mut leaves: BTreeMap<Logical, Arc<Node>> = BTreeMap::new();
+        let Some(stored) = self.stored(extent)? else { return Ok(Vec::new()) };
+        // Of a file it stands for as many bytes as it has, or, compressed, for a few more.
+        let span = stored.len.max(compress::EXTENT_LEN_MAX as u64);
         for user in self.users(extent)? {
             match user {
                 RefKey::DataParent(leaf) => {
                     leaves.insert(leaf, self.read(leaf)?);
                 }
-                RefKey::DataRoot { root, ino, offset } => self.search(root, ino, offset, extent, &mut leaves)?,
+                RefKey::DataRoot { root, ino, offset } => self.search(root, ino, offset, span, extent, &mut leaves)?,
                 RefKey::TreeRoot(_) | RefKey::TreeParent(_) => {}
             }
         }
@@ -177,17 +193,19 @@ impl<'e> Backrefs<'e> {
         tree: TreeId,
         ino: Ino,
         offset: u64,
+        span: u64,
         extent: Logical,
         leaves: &mut BTreeMap<Logical, Arc<Node>>,
     ) -> Result<(), TxnError> {
         let Some(tree) = self.tree(tree)? else { return Ok(()) };
         // A part may begin before the file does: its offset is negative then.
         let from = if offset as i64 >= 0 { offset } else { 0 };
-        let end = from.saturating_add(EXTENT_LEN_MAX);
+        // Wraps where the offset is below zero.
+        let end = offset.wrapping_add(span);
         let cursor = &mut tree.cursor;
         let mut there = cursor.seek(&Key::new(ino.0, ItemType::EXTENT_DATA, from))?;
         while there && let Some((key, item)) = cursor.current() {
-            if key.objectid != ino.0 || key.item_type != ItemType::EXTENT_DATA || key.offset > end {
+            if key.objectid != ino.0 || key.item_type != ItemType::EXTENT_DATA || key.offset >= end {
                 break;
             }
             if data_use(&key, item).is_some_and(|u| u.extent == extent && u.offset == offset)

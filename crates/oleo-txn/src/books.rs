@@ -26,8 +26,6 @@ use crate::growth::NewChunk;
 
 /// `BTRFS_FIRST_CHUNK_TREE_OBJECTID` in the UAPI header: what every block group says its chunk's object is.
 pub(crate) const CHUNK_OBJECT: u64 = 256;
-/// `BTRFS_FREE_SPACE_OBJECTID` in the UAPI header.
-const CACHE_OBJECT: u64 = -11i64 as u64;
 
 struct Group {
     len: u64,
@@ -110,7 +108,9 @@ impl<'a> Books<'a> {
             if !inner.spoiled_caches.lock().insert(*start) {
                 continue;
             }
-            let Some(header) = inner.blocks.get(&root, &Key::new(CACHE_OBJECT, ItemType(0), *start))? else { continue };
+            let Some(header) = inner.blocks.get(&root, &Key::new(Key::FREE_SPACE, ItemType(0), *start))? else {
+                continue;
+            };
             let file = Key::from(FreeSpaceHeader::parse(&header)?.location);
             let key = Key::new(file.objectid, ItemType::INODE_ITEM, 0);
             let Some(item) = inner.blocks.get(&root, &key)? else { continue };

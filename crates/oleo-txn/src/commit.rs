@@ -345,10 +345,11 @@ impl Engine {
         let _one = inner.commit_lock.lock();
         inner.writable()?;
         let served = inner.durable.load(Ordering::SeqCst) > begun;
-        if served || !inner.touched.load(Ordering::Acquire) {
-            if !inner.touched.load(Ordering::Acquire) {
-                inner.quota_idle();
-            }
+        if served {
+            return Ok(self.durable());
+        }
+        if !inner.touched.load(Ordering::Acquire) {
+            inner.quota_idle();
             return Ok(self.durable());
         }
         inner.log_is_settled()?;

@@ -454,6 +454,8 @@ fn fresh(head: &Head<'_>, rules: &ItemRules) -> Stored {
 /// What the extent tree has of an extent, but for who refers to it.
 pub(crate) struct StoredExtent {
     pub(crate) refs: u64,
+    /// Of data: bytes on disk.
+    pub(crate) len: u64,
     /// The transaction that allocated it.
     pub(crate) generation: Generation,
     pub(crate) full_backref: bool,
@@ -470,7 +472,8 @@ pub(crate) fn stored_extent(cursor: &mut Cursor<'_>, at: Logical) -> Result<Opti
     }
     let record = ExtentRecord::parse(&key, data)?;
     let full_backref = record.flags.contains(ExtentFlags::FULL_BACKREF);
-    Ok(Some(StoredExtent { refs: record.refs, generation: record.generation, full_backref }))
+    let len = if key.item_type == ItemType::EXTENT_ITEM { key.offset } else { 0 };
+    Ok(Some(StoredExtent { refs: record.refs, len, generation: record.generation, full_backref }))
 }
 
 /// Count and flags of the extent at `at` as the extent tree has them.

@@ -206,6 +206,12 @@ impl Account<'_> {
                 self.moved(set, gained, &tags, len.0);
                 continue;
             }
+            if let Some(tree) = self.refs.sole_user(at, &stored)? {
+                let now = self.refs.sets.one(tree);
+                let names = i64::try_from(stored.refs).unwrap_or(i64::MAX);
+                self.moved(now, |_| names, &tags, len.0);
+                continue;
+            }
             let (now, names) = self.names(at)?;
             let count = |tree| names.iter().filter(|(set, _)| self.refs.sets.has(*set, tree)).map(|(_, n)| *n).sum();
             let counts: Vec<(TreeId, i64)> = tags.iter().map(|(tree, _)| (*tree, count(*tree))).collect();

@@ -44,17 +44,11 @@ impl Staged<'_> {
             let mut table = self.inner().quota.table.write();
             f(table.as_mut().ok_or_else(off)?, &mut changes)?
         };
-        self.follow();
+        let quota = &self.inner().quota;
+        quota.charges.follow(&quota.table);
         changes.sort_by_key(|change: &Change| change.key);
         self.put(TreeId::QUOTA, &changes)?;
         Ok(done)
-    }
-
-    /// Charges follow groups and limits.
-    fn follow(&self) {
-        let quota = &self.inner().quota;
-        let table = quota.table.read().clone();
-        quota.charges.follow(table.as_ref());
     }
 
     /// Turns quota on: a tree for it, and a group for every subvolume. The numbers are to be counted next.
@@ -97,7 +91,7 @@ impl Staged<'_> {
         let inner = self.inner();
         let was = inner.quota.table.write().take();
         *inner.quota.scan.lock() = None;
-        inner.quota.charges.follow(None);
+        inner.quota.charges.follow(&inner.quota.table);
         if was.is_none() && inner.trees.get(&inner.blocks, TreeId::QUOTA)?.is_none() {
             return Err(off());
         }

@@ -82,11 +82,12 @@ impl Charges {
     }
 
     /// Counts anew by group, after groups or limits changed.
-    pub fn follow(&self, table: Option<&Table>) {
+    pub fn follow(&self, table: &RwLock<Option<Table>>) {
         let mut sums = self.sums.lock();
-        let limited = table.is_some_and(|t| t.groups.values().any(|g| g.limit != Default::default()));
+        let table = table.read();
+        let limited = table.as_ref().is_some_and(|t| t.groups.values().any(|g| g.limit != Default::default()));
         self.limited.store(limited, Ordering::Release);
-        let Some(table) = table.filter(|_| limited) else {
+        let Some(table) = table.as_ref().filter(|_| limited) else {
             *sums = Sums::default();
             return;
         };

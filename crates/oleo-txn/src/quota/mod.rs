@@ -21,8 +21,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use oleo_format::{Generation, QgroupStatusFlags, TreeId};
-use oleo_tree::TreeRoot;
+use oleo_format::{Generation, ItemType, Key, QgroupStatusFlags, TreeId};
+use oleo_tree::{DropProgress, TreeRoot};
 use parking_lot::{Mutex, RwLock};
 
 use crate::TxnError;
@@ -69,7 +69,7 @@ pub struct QuotaState {
 /// The trees of one commit, for a scan to count. They stay as they are while this lives.
 pub struct ScanBase {
     /// Every subvolume's root, those being deleted included, and how far the deletion of it has come.
-    pub roots: Vec<(TreeRoot, Option<oleo_tree::DropProgress>)>,
+    pub roots: Vec<(TreeRoot, Option<DropProgress>)>,
     _reader: Reader,
 }
 
@@ -107,10 +107,10 @@ impl Engine {
         }
         let committed = inner.committed_root_tree();
         let mut roots = Vec::new();
-        let from = oleo_format::Key::new(TreeId::FS.0, oleo_format::ItemType::ROOT_ITEM, 0);
-        inner.blocks.scan(&committed, from, oleo_format::Key::MAX, |key, item| {
+        let from = Key::new(TreeId::FS.0, ItemType::ROOT_ITEM, 0);
+        inner.blocks.scan(&committed, from, Key::MAX, |key, item| {
             let tree = TreeId(key.objectid);
-            if tree.is_subvol() && key.item_type == oleo_format::ItemType::ROOT_ITEM {
+            if tree.is_subvol() && key.item_type == ItemType::ROOT_ITEM {
                 let state = TreeState::of(tree, key, item)?;
                 let progress = account::progress(&state);
                 roots.push((state.root, progress));
@@ -160,14 +160,19 @@ impl Inner {
             table.status.rescan = 0;
         }
         let table = table.filter(|table| table.status.flags.contains(QgroupStatusFlags::ON));
-        self.quota.charges.follow(table.as_ref());
         *self.quota.table.write() = table;
+        self.quota.charges.follow(&self.quota.table);
         Ok(())
     }
 
-    /// No commit is under way and the open transaction is empty, so that whatever was charged to it is not used.
+    /// No commit is under way. Where the open transaction is empty, too, whatever was charged to it is not used.
     pub(crate) fn quota_idle(&self) {
-        if self.quota.charges.limited() {
+        if !self.quota.charges.limited() {
+            return;
+        }
+        // Who is inside may have been charged.
+        let _closed = self.gate.close();
+        if !self.touched.load(Ordering::Acquire) {
             self.quota.charges.freeze();
             self.quota.charges.settled(&self.quota.table);
         }
