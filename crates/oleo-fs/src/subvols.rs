@@ -216,8 +216,17 @@ impl Fs {
 
     /// Runs `f` with all changes in the trees and everybody else kept out.
     fn staged<R: Send>(&self, f: impl FnOnce(&mut Staged<'_>) -> Result<R, FsError> + Send) -> Result<R, FsError> {
+        self.staged_with(TREE_NEED, f)
+    }
+
+    /// The same for whoever needs as much as this. What `f` refuses is no failure of the file system.
+    pub fn staged_with<R: Send>(
+        &self,
+        need: Need,
+        f: impl FnOnce(&mut Staged<'_>) -> Result<R, FsError> + Send,
+    ) -> Result<R, FsError> {
         // Reserves for the open transaction; what it reserved stays taken until the commit.
-        drop(self.engine().join(TREE_NEED)?);
+        drop(self.engine().join(need)?);
         let mut outcome = None;
         self.engine().stage(|s| {
             outcome = Some(f(s));

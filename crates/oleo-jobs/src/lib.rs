@@ -16,7 +16,7 @@ pub use backrefs::{PATHS_MAX, Referrer, referrers};
 pub use defragment::{DefragOptions, Defragmented, defragment};
 pub use error::JobError;
 pub use find_new::{NewExtent, NewExtents, find_new};
-pub use quota::{QgroupChange, qgroup_change, quota, quota_disable, quota_enable, quota_rescan};
+pub use quota::{QgroupChange, qgroup_change, qgroups_clear_stale, quota, quota_disable, quota_enable, quota_rescan};
 pub use resize::{NewSize, Resized, resize};
 pub use shares::{Shares, SubvolSize, frees, shares, subvol_sizes};
 pub use trim::{TrimRange, trim};

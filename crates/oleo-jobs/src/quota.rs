@@ -1,10 +1,14 @@
 //! Quota: turning it on and off, counting anew, and changing groups, each made durable before it returns.
 
+use oleo_format::TreeId;
 use oleo_fs::Fs;
-use oleo_txn::{Assigned, QgroupId, QgroupLimit, QuotaState, Staged, TxnError};
+use oleo_txn::{Assigned, Need, Qgroup, QgroupId, QgroupLimit, QuotaState, Staged, TxnError};
 
 use crate::JobError;
 use crate::shares::shares;
+
+/// What a change of quota may need: paths in the quota tree and the root tree. Turning it off gives space back.
+const NEED: Need = Need { items: 64, bytes: 8192, releasing: true };
 
 /// A change of quota groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,14 +26,7 @@ pub enum QgroupChange {
 }
 
 fn staged<R: Send>(fs: &Fs, f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send) -> Result<R, JobError> {
-    drop(fs.engine().join(oleo_txn::Need { items: 64, bytes: 8192, releasing: true })?);
-    let mut outcome = None;
-    // A refusal inside is no failure of the stage.
-    fs.engine().stage(|s| {
-        outcome = Some(f(s));
-        Ok::<(), TxnError>(())
-    })?;
-    let done = outcome.expect("a stage that succeeds has run")?;
+    let done = fs.staged_with(NEED, |s| Ok(f(s)?))?;
     fs.sync()?;
     Ok(done)
 }
@@ -102,4 +99,18 @@ pub fn qgroup_change(fs: &Fs, change: QgroupChange, scan: bool) -> Result<Assign
         return Ok(Assigned::Exact);
     }
     Ok(done)
+}
+
+/// Groups of subvolumes that are gone go, all at once; those that others are in, or that still count something, stay.
+///
+/// # Errors
+/// Quota is off.
+pub fn qgroups_clear_stale(fs: &Fs) -> Result<(), JobError> {
+    let there: Vec<TreeId> = fs.subvol_list()?.into_iter().map(|info| info.id).collect();
+    let state = quota(fs).ok_or(TxnError::QuotaOff)?;
+    let is_stale = |id: QgroupId, g: &Qgroup| {
+        id.level() == 0 && !there.contains(&TreeId(id.0)) && g.rfer == 0 && g.children.is_empty()
+    };
+    let stale: Vec<QgroupId> = state.groups.iter().filter(|(id, g)| is_stale(*id, g)).map(|(id, _)| *id).collect();
+    staged(fs, |s| stale.iter().try_for_each(|id| s.qgroup_destroy(*id)))
 }

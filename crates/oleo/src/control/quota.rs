@@ -2,7 +2,7 @@
 
 use oleo_format::{QgroupStatusFlags, TreeId};
 use oleo_fs::{Fs, errno};
-use oleo_jobs::{QgroupChange, qgroup_change, quota, quota_disable, quota_enable, quota_rescan};
+use oleo_jobs::{QgroupChange, qgroup_change, qgroups_clear_stale, quota, quota_disable, quota_enable, quota_rescan};
 use oleo_txn::QgroupId;
 
 use super::request::{Error, NewLimit, QgroupShown, QuotaChange, QuotaShown, WhichGroup};
@@ -51,15 +51,7 @@ pub(super) fn change(
         QuotaChange::Remove { member, parent, rescan } => {
             group(QgroupChange::Remove(QgroupId(member), QgroupId(parent)), rescan)
         }
-        QuotaChange::ClearStale => {
-            let there: Vec<TreeId> = fs.subvol_list()?.into_iter().map(|info| info.id).collect();
-            let state = quota(fs).ok_or_else(off)?;
-            let stale = |id: &QgroupId| id.level() == 0 && !there.contains(&TreeId(id.0));
-            for (id, _) in state.groups.iter().filter(|(id, g)| stale(id) && g.rfer == 0 && g.children.is_empty()) {
-                group(QgroupChange::Destroy(*id), false)?;
-            }
-            Ok(())
-        }
+        QuotaChange::ClearStale => Ok(qgroups_clear_stale(fs)?),
         QuotaChange::Limit { group: which, rfer, excl } => {
             let id = match which {
                 WhichGroup::Id(id) => QgroupId(id),
