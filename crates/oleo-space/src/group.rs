@@ -204,12 +204,10 @@ const HOPE: u64 = 16;
 
 impl Group {
     pub(crate) fn new(info: &GroupInfo, free: Option<Vec<(u64, u64)>>, sector_shift: u32) -> Group {
-        let runs = free.map(|runs| Box::new(Runs::from_sorted(info.start.0, sector_shift, &runs)));
+        let runs = free.map(|runs| Box::new(Runs::from_sorted(Run::new(info.start, info.len), sector_shift, &runs)));
         let free = runs
             .as_ref()
             .map_or(info.len.0.saturating_sub(info.used.0).saturating_sub(info.excluded.0), |runs| runs.total());
-        // A group too long for its runs to be kept is never allocated from.
-        let read_only = info.read_only || !Runs::fits(info.len.0, sector_shift);
         let group = Group {
             start: info.start.0,
             end: info.start.0 + info.len.0,
@@ -222,7 +220,7 @@ impl Group {
                 changes: 0,
                 memory: 0,
                 recent: true,
-                read_only,
+                read_only: info.read_only,
                 removed: false,
             }),
             changed: Condvar::new(),

@@ -130,7 +130,7 @@ impl Inner {
                 return Err(error);
             }
         };
-        let mut runs = Runs::from_sorted(group.start, self.sector_shift, &free);
+        let mut runs = Runs::from_sorted(group.run(), self.sector_shift, &free);
         state.with_sets(|sets| {
             for (start, end) in std::mem::take(&mut sets.freed).iter() {
                 runs.unite(start, end);
@@ -262,7 +262,7 @@ impl Inner {
         let same = if pinned.total() == 0 {
             runs.iter().eq(answer.iter().copied())
         } else {
-            let mut told = Runs::from_sorted(group.start, self.sector_shift, &answer);
+            let mut told = Runs::from_sorted(group.run(), self.sector_shift, &answer);
             pinned.iter().for_each(|(start, end)| told.remove(start, end));
             runs.iter().eq(told.iter())
         };

@@ -1,8 +1,8 @@
 //! The free runs of one block group: where they are, and which are long.
 //!
 //! Runs are kept in rising order in leaves of up to [`LEAF_RUNS`], as pairs of sector numbers counted from the group's
-//! start: eight bytes a run, and a look-up touches the directory of leaves and one leaf. By length they are found through
-//! *orders* (the whole logarithm of the length in sectors): the directory has for each leaf a mask of the orders that occur
+//! start: eight bytes a run, sixteen in a group that large (`width`), and a look-up touches the directory of leaves and one
+//! leaf. By length they are found through *orders* (the whole logarithm of the length in sectors): the directory has for each leaf a mask of the orders that occur
 //! in it, each leaf counts how many runs of each order it has. "The next run of this order, going up from here" is a scan
 //! over masks, four bytes a leaf, that a processor does many at a time.
 //!
@@ -13,11 +13,15 @@
 //! Invariants: runs never touch or overlap; no leaf is empty; `last[i]` is the end of leaf `i`'s last run; `masks[i]` has the
 //! bit of exactly the orders that leaf `i` counts; `counts`, `count` and `total` are the sums.
 //!
-//! Bounds: a group has less than 2³² sectors ([`Runs::fits`]). Taking and putting back cost a directory shift (16 bytes a
-//! leaf) once in some thirty times at worst.
+//! Bounds: a sector number is less than [`Sector::MAX`]. Taking and putting back cost a directory shift (16 bytes a leaf) once
+//! in some thirty times at worst.
 //!
 //! Locks: none here; the group's lock covers its runs. Not here: which group to look into (`pick`), what counts as
 //! reserved (`account`).
+
+mod width;
+
+pub(crate) use width::{Runs, Sector};
 
 /// Orders that are told apart: the last one holds every run of at least 2²³ sectors (32 GiB of 4 KiB sectors), more
 /// than a chunk has.
@@ -70,49 +74,46 @@ impl Fit {
 }
 
 /// The order of a run of some sectors.
-fn order(sectors: u32) -> usize {
-    (sectors.max(1).ilog2() as usize).min(ORDERS - 1)
+fn order<S: Sector>((start, end): (S, S)) -> usize {
+    ((end - start).into().max(1).ilog2() as usize).min(ORDERS - 1)
 }
 
 /// Some runs that follow one another.
 #[derive(Debug)]
-struct Leaf {
+struct Leaf<S> {
     len: u8,
     /// Runs of each order.
     counts: [u8; ORDERS],
-    starts: [u32; LEAF_RUNS],
-    /// [`NO_RUN`] behind the last one.
-    ends: [u32; LEAF_RUNS],
+    starts: [S; LEAF_RUNS],
+    /// [`Sector::MAX`], an end that no run has, behind the last one.
+    ends: [S; LEAF_RUNS],
 }
 
-/// An end that no run has.
-const NO_RUN: u32 = u32::MAX;
-
-impl Leaf {
-    fn new() -> Box<Leaf> {
-        Box::new(Leaf { len: 0, counts: [0; ORDERS], starts: [0; LEAF_RUNS], ends: [NO_RUN; LEAF_RUNS] })
+impl<S: Sector> Leaf<S> {
+    fn new() -> Box<Leaf<S>> {
+        Box::new(Leaf { len: 0, counts: [0; ORDERS], starts: [S::MAX; LEAF_RUNS], ends: [S::MAX; LEAF_RUNS] })
     }
 
     fn len(&self) -> usize {
         usize::from(self.len)
     }
 
-    fn run(&self, slot: usize) -> (u32, u32) {
+    fn run(&self, slot: usize) -> (S, S) {
         (self.starts[slot], self.ends[slot])
     }
 
-    fn last_end(&self) -> u32 {
+    fn last_end(&self) -> S {
         self.ends[self.len() - 1]
     }
 
     /// The first run that ends after `at`.
-    fn seek(&self, at: u32) -> usize {
+    fn seek(&self, at: S) -> usize {
         // Of all of them, which a processor does many at a time; a search by halves waits for each look.
-        let before: u32 = self.ends.iter().map(|&end| u32::from(end <= at)).sum();
+        let before: u32 = self.ends.iter().map(|end| u32::from(*end <= at)).sum();
         (before as usize).min(self.len())
     }
 
-    fn insert(&mut self, slot: usize, start: u32, end: u32) {
+    fn insert(&mut self, slot: usize, start: S, end: S) {
         let len = self.len();
         self.starts.copy_within(slot..len, slot + 1);
         self.ends.copy_within(slot..len, slot + 1);
@@ -125,17 +126,17 @@ impl Leaf {
         let len = self.len();
         self.starts.copy_within(slot + 1..len, slot);
         self.ends.copy_within(slot + 1..len, slot);
-        self.ends[len - 1] = NO_RUN;
+        self.ends[len - 1] = S::MAX;
         self.len -= 1;
     }
 
     /// Moves the runs from slot `from` on behind those of `to`.
-    fn move_to(&mut self, from: usize, to: &mut Leaf) {
+    fn move_to(&mut self, from: usize, to: &mut Leaf<S>) {
         let (moved, at) = (self.len() - from, to.len());
         to.starts[at..at + moved].copy_from_slice(&self.starts[from..from + moved]);
         to.ends[at..at + moved].copy_from_slice(&self.ends[from..from + moved]);
         to.len += moved as u8;
-        self.ends[from..].fill(NO_RUN);
+        self.ends[from..].fill(S::MAX);
         self.len = from as u8;
         self.recount();
         to.recount();
@@ -144,7 +145,7 @@ impl Leaf {
     fn recount(&mut self) {
         self.counts = [0; ORDERS];
         for slot in 0..self.len() {
-            self.counts[order(self.ends[slot] - self.starts[slot])] += 1;
+            self.counts[order(self.run(slot))] += 1;
         }
     }
 
@@ -171,16 +172,16 @@ impl Found {
     }
 }
 
-/// The free runs of one group.
+/// The free runs of one group, in sector numbers of one width.
 #[derive(Debug)]
-pub(crate) struct Runs {
+pub(crate) struct RunsIn<S> {
     /// What sector 0 is, bytes.
     base: u64,
     sector_shift: u32,
-    last: Vec<u32>,
+    last: Vec<S>,
     masks: Vec<u32>,
     #[allow(clippy::vec_box, reason = "a leaf is half a kilobyte: the directory shifts pointers")]
-    leaves: Vec<Box<Leaf>>,
+    leaves: Vec<Box<Leaf<S>>>,
     /// Runs of each order.
     counts: [u32; ORDERS],
     /// The orders that have any.
@@ -190,10 +191,10 @@ pub(crate) struct Runs {
     total: u64,
 }
 
-impl Runs {
+impl<S: Sector> RunsIn<S> {
     /// No runs, of a group that starts at `start`.
-    pub(crate) fn new(start: u64, sector_shift: u32) -> Runs {
-        Runs {
+    pub(crate) fn new(start: u64, sector_shift: u32) -> RunsIn<S> {
+        RunsIn {
             base: start >> sector_shift << sector_shift,
             sector_shift,
             last: Vec::new(),
@@ -204,20 +205,6 @@ impl Runs {
             count: 0,
             total: 0,
         }
-    }
-
-    /// The runs of a group that starts at `start`, rising and apart.
-    pub(crate) fn from_sorted(start: u64, sector_shift: u32, runs: &[(u64, u64)]) -> Runs {
-        let mut new = Runs::new(start, sector_shift);
-        for &(from, to) in runs {
-            new.insert(from, to);
-        }
-        new
-    }
-
-    /// Whether a group of this length can have its runs here.
-    pub(crate) fn fits(len: u64, sector_shift: u32) -> bool {
-        len >> sector_shift < u64::from(u32::MAX)
     }
 
     /// The free bytes.
@@ -232,7 +219,8 @@ impl Runs {
 
     /// Bytes of memory, about.
     pub(crate) fn memory(&self) -> usize {
-        self.leaves.len() * (size_of::<Leaf>() + size_of::<Box<Leaf>>() + 8) + size_of::<Runs>()
+        let per_leaf = size_of::<Leaf<S>>() + size_of::<Box<Leaf<S>>>() + size_of::<S>() + size_of::<u32>();
+        self.leaves.len() * per_leaf + size_of::<Self>()
     }
 
     /// The order of the longest run, or `None` when nothing is free.
@@ -249,22 +237,22 @@ impl Runs {
         Some((order as usize).min(ORDERS - 1))
     }
 
-    fn bytes(&self, (start, end): (u32, u32)) -> (u64, u64) {
-        (self.base + (u64::from(start) << self.sector_shift), self.base + (u64::from(end) << self.sector_shift))
+    fn bytes(&self, (start, end): (S, S)) -> (u64, u64) {
+        (self.base + (start.into() << self.sector_shift), self.base + (end.into() << self.sector_shift))
     }
 
     /// The sector that `at` is in, or the last there can be.
-    fn sector(&self, at: u64) -> u32 {
-        u32::try_from(at.saturating_sub(self.base) >> self.sector_shift).unwrap_or(u32::MAX)
+    fn sector(&self, at: u64) -> S {
+        S::clamped(at.saturating_sub(self.base) >> self.sector_shift)
     }
 
     /// The first run that ends after sector `at`.
-    fn seek(&self, at: u32) -> Option<Place> {
+    fn seek(&self, at: S) -> Option<Place> {
         let leaf = self.last.partition_point(|&end| end <= at);
         Some((leaf, self.leaves.get(leaf)?.seek(at)))
     }
 
-    fn run(&self, (leaf, slot): Place) -> (u32, u32) {
+    fn run(&self, (leaf, slot): Place) -> (S, S) {
         self.leaves[leaf].run(slot)
     }
 
@@ -296,11 +284,6 @@ impl Runs {
         Some(self.bytes(self.run(self.seek(self.sector(at))?)))
     }
 
-    /// Whether any byte of `start..end` is free.
-    pub(crate) fn touches(&self, start: u64, end: u64) -> bool {
-        self.at_or_after(start).is_some_and(|(s, _)| s < end)
-    }
-
     fn add_order(&mut self, leaf: usize, order: usize) {
         let counts = &mut self.leaves[leaf].counts;
         counts[order] += 1;
@@ -322,9 +305,8 @@ impl Runs {
     }
 
     /// A run becomes another that lies between the same neighbours.
-    fn change(&mut self, (leaf, slot): Place, start: u32, end: u32) {
-        let (s, e) = self.run((leaf, slot));
-        let (old, new) = (order(e - s), order(end - start));
+    fn change(&mut self, (leaf, slot): Place, start: S, end: S) {
+        let (old, new) = (order(self.run((leaf, slot))), order((start, end)));
         if old != new {
             self.drop_order(leaf, old);
             self.add_order(leaf, new);
@@ -338,7 +320,7 @@ impl Runs {
     }
 
     /// A new run before the one at `place`, or behind all.
-    fn add(&mut self, place: Option<Place>, start: u32, end: u32) {
+    fn add(&mut self, place: Option<Place>, start: S, end: S) {
         let (mut leaf, mut slot) = match place {
             Some(place) => place,
             None => self.leaves.len().checked_sub(1).map_or((0, 0), |leaf| (leaf, self.leaves[leaf].len())),
@@ -358,13 +340,12 @@ impl Runs {
         }
         self.leaves[leaf].insert(slot, start, end);
         self.last[leaf] = self.leaves[leaf].last_end();
-        self.add_order(leaf, order(end - start));
+        self.add_order(leaf, order((start, end)));
         self.count += 1;
     }
 
     fn delete(&mut self, (leaf, slot): Place) {
-        let (start, end) = self.run((leaf, slot));
-        self.drop_order(leaf, order(end - start));
+        self.drop_order(leaf, order(self.run((leaf, slot))));
         self.count -= 1;
         self.leaves[leaf].remove(slot);
         let len = self.leaves[leaf].len();
@@ -390,13 +371,13 @@ impl Runs {
         self.refresh(leaf);
     }
 
-    fn add_leaf(&mut self, at: usize, leaf: Box<Leaf>) {
-        self.last.insert(at, leaf.len().checked_sub(1).map_or(0, |slot| leaf.ends[slot]));
+    fn add_leaf(&mut self, at: usize, leaf: Box<Leaf<S>>) {
+        self.last.insert(at, leaf.len().checked_sub(1).map_or(S::MAX, |slot| leaf.ends[slot]));
         self.masks.insert(at, leaf.mask());
         self.leaves.insert(at, leaf);
     }
 
-    fn drop_leaf(&mut self, at: usize) -> Box<Leaf> {
+    fn drop_leaf(&mut self, at: usize) -> Box<Leaf<S>> {
         self.last.remove(at);
         self.masks.remove(at);
         self.leaves.remove(at)
@@ -513,7 +494,7 @@ impl Runs {
                 slot = 0;
             }
             let runs = &self.leaves[leaf];
-            let found = (slot..runs.len()).find(|&slot| self::order(runs.ends[slot] - runs.starts[slot]) == order);
+            let found = (slot..runs.len()).find(|&slot| self::order(runs.run(slot)) == order);
             if let Some(slot) = found {
                 return Some((leaf, slot));
             }
@@ -563,8 +544,9 @@ impl Runs {
             return None;
         }
         let place = self.next_of(top, (0, 0))?;
-        let (start, end) = self.run(place);
-        let middle = self.bytes((start + (end - start) / 2, end)).0;
+        let (start, end) = self.bytes(self.run(place));
+        let half = ((end - start) / 2) >> self.sector_shift << self.sector_shift;
+        let middle = start + half;
         self.part(place, middle, fit, fit.len)
     }
 
@@ -613,13 +595,13 @@ impl Runs {
         let mut total = 0;
         for (i, leaf) in self.leaves.iter().enumerate() {
             let mut own = [0; ORDERS];
-            for (start, end) in (0..leaf.len()).map(|slot| leaf.run(slot)) {
-                own[order(end - start)] += 1;
-                counts[order(end - start)] += 1;
-                total += u64::from(end - start) << self.sector_shift;
+            for run in (0..leaf.len()).map(|slot| leaf.run(slot)) {
+                own[order(run)] += 1;
+                counts[order(run)] += 1;
+                total += (run.1 - run.0).into() << self.sector_shift;
             }
             let dir = (self.last[i], self.masks[i]) == (leaf.last_end(), leaf.mask());
-            let blank = leaf.ends[leaf.len()..].iter().all(|&end| end == NO_RUN);
+            let blank = leaf.ends[leaf.len()..].iter().all(|&end| end == S::MAX);
             if leaf.len() == 0 || own != leaf.counts || !dir || !blank {
                 return false;
             }

@@ -37,7 +37,6 @@ use crate::group::{Content, Group, GroupRef, Orders, State, check_runs};
 use crate::load::Residents;
 use crate::pick::Goals;
 use crate::ranges::Ranges;
-use crate::runs::Runs;
 use crate::table::{Table, Tables};
 use crate::threads::{self, Apart};
 use crate::{GroupInfo, Kind, LoadError, PinSet, Refusal, Reservation, Run, SpaceError};
@@ -313,13 +312,12 @@ impl Space {
         Ok(info)
     }
 
-    /// Closes a group for allocation or opens it again. Closing is refused when its free space is promised; a group of 2³²
-    /// sectors or more stays closed.
+    /// Closes a group for allocation or opens it again. Closing is refused when its free space is promised.
     pub fn set_read_only(&self, start: Logical, read_only: bool) -> Result<(), SpaceError> {
         let inner = &*self.inner;
         self.with_group(start, |table, group| {
             let mut state = group.state.lock();
-            if state.read_only == read_only || state.removed || !Runs::fits(group.len(), inner.sector_shift) {
+            if state.read_only == read_only || state.removed {
                 return Ok(());
             }
             if read_only && !inner.close(group) {

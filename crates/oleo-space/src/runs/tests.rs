@@ -29,10 +29,15 @@ fn longest(model: &BTreeSet<u64>, align: u64) -> u64 {
 /// Method: random takes, finds and insertions on 600 sectors beside a set of sector addresses.
 #[test]
 fn runs_are_a_set_of_sectors() {
+    runs_are_a_set_of_sectors_in::<u32>();
+    runs_are_a_set_of_sectors_in::<u64>();
+}
+
+fn runs_are_a_set_of_sectors_in<S: Sector>() {
     for seed in 0..30 {
         let mut rng = Rng::new(seed);
         let base = BASE;
-        let mut runs = Runs::new(base, SHIFT);
+        let mut runs = RunsIn::<S>::new(base, SHIFT);
         let mut model: BTreeSet<u64> = (0..600).map(|i| base + i * SECTOR).collect();
         runs.insert(base, base + 600 * SECTOR);
         for step in 0..1500 {
@@ -77,9 +82,14 @@ fn runs_are_a_set_of_sectors() {
 /// Goal: a thorough search misses nothing. Method: random patterns; it finds a run exactly when the model has one.
 #[test]
 fn a_thorough_search_finds_what_there_is() {
+    a_thorough_search_finds_what_there_is_in::<u32>();
+    a_thorough_search_finds_what_there_is_in::<u64>();
+}
+
+fn a_thorough_search_finds_what_there_is_in<S: Sector>() {
     for seed in 0..300 {
         let mut rng = Rng::new(1000 + seed);
-        let mut runs = Runs::new(0, SHIFT);
+        let mut runs = RunsIn::<S>::new(0, SHIFT);
         let mut model = BTreeSet::new();
         for i in 0..200 {
             if rng.below(4) > 0 {
@@ -105,10 +115,15 @@ fn a_thorough_search_finds_what_there_is() {
 /// all runs compared at the end, and each order asked for from many places.
 #[test]
 fn many_runs_are_kept_in_order() {
+    many_runs_are_kept_in_order_in::<u32>();
+    many_runs_are_kept_in_order_in::<u64>();
+}
+
+fn many_runs_are_kept_in_order_in<S: Sector>() {
     for seed in 0..4 {
         let mut rng = Rng::new(seed);
         let sectors = 20_000;
-        let mut runs = Runs::new(BASE, SHIFT);
+        let mut runs = RunsIn::<S>::new(BASE, SHIFT);
         let mut model = BTreeSet::new();
         for i in (0..sectors).step_by(2) {
             let at = BASE + i * SECTOR;
@@ -145,4 +160,23 @@ fn many_runs_are_kept_in_order() {
             }
         }
     }
+}
+
+/// Goal: runs of a group that has more than 2³² sectors are told apart and merged on both sides of that number.
+/// Method: single sectors freed and taken around 2³² and near the end; what lies 2³² sectors apart is not mistaken for one.
+#[test]
+fn runs_beyond_two_to_the_32nd_sector() {
+    let edge = BASE + (SECTOR << 32);
+    let group = crate::Run::between(BASE, BASE + 3 * (SECTOR << 32));
+    let mut runs = Runs::from_sorted(group, SHIFT, &[(edge - 4 * SECTOR, edge + 4 * SECTOR)]);
+    assert!(runs.take(edge - SECTOR, edge + SECTOR) && !runs.take(edge, edge + SECTOR));
+    assert!(!runs.take(BASE, BASE + SECTOR), "sector 0 is not sector 2³²");
+    assert!(runs.insert(edge, edge + SECTOR) && !runs.insert(edge, edge + SECTOR));
+    let fit = Fit { len: SECTOR, min_len: SECTOR, align: SECTOR };
+    assert_eq!(runs.find_at(edge, &fit).map(|found| (found.start, found.end)), Some((edge, edge + SECTOR)));
+    assert!(runs.insert(edge - SECTOR, edge));
+    assert_eq!(runs.iter().collect::<Vec<_>>(), [(edge - 4 * SECTOR, edge + 4 * SECTOR)]);
+    assert!(runs.insert(group.end().0 - SECTOR, group.end().0));
+    assert_eq!((runs.count(), runs.total()), (2, 9 * SECTOR));
+    assert_eq!(runs.at_or_after(edge + 4 * SECTOR), Some((group.end().0 - SECTOR, group.end().0)));
 }

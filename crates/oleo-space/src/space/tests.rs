@@ -411,3 +411,44 @@ fn groups_do_not_overlap() {
     assert_eq!(taken, [1, 2, 3, 5, 7]);
     assert!(space.alloc(&want(SECTOR, SECTOR)).is_err());
 }
+
+/// Goal: a group of more than 2³² sectors is a group like others.
+/// Method: one of 20 TiB, read from the source, free but for its middle; space taken on both sides of 16 TiB, to the last
+/// sector, pinned, released and given back; it closes and opens; the source's own answer lets it be evicted.
+#[test]
+fn a_group_of_more_than_two_to_the_32nd_sectors_is_allocated_from() {
+    const TIB: u64 = 1 << 40;
+    let (start, len) = (TIB, 20 * TIB);
+    let free = [(start, 8 * TIB), (start + 15 * TIB, 5 * TIB)];
+    let source = Arc::new(MapSource::default());
+    source.free.lock().insert(start, free.map(|(at, len)| (Logical(at), ByteLen(len))).to_vec());
+    let space = Space::new(SECTOR as u32, NODE as u32, source);
+    space.add_group(GroupInfo { used: ByteLen(7 * TIB), ..info(start, len, DATA) }, None).unwrap();
+    let near = |at: u64, len: u64| Want { goal: Goal::Near(Logical(at)), ..want(len, len) };
+    let edge = start + (SECTOR << 32);
+    let mut mine = Vec::new();
+    for at in [edge - SECTOR, edge, edge + SECTOR, start + len - SECTOR, start] {
+        let got = space.alloc(&near(at, SECTOR)).unwrap().keep();
+        assert_eq!(got, run(at, SECTOR));
+        mine.push(got);
+    }
+    let long = space.alloc(&want(8 * TIB - SECTOR, SECTOR)).unwrap().keep();
+    assert_eq!(long, run(start + SECTOR, 8 * TIB - SECTOR));
+    let rest = space.totals(Kind::Data).free;
+    let low = space.alloc(&near(start + 15 * TIB, TIB - SECTOR)).unwrap().keep();
+    let high = space.alloc(&near(edge, rest.0 - low.len.0)).unwrap().keep();
+    assert_eq!((low.end().0, high), (edge - SECTOR, run(edge + 2 * SECTOR, 4 * TIB - 3 * SECTOR)));
+    assert!(matches!(space.alloc(&want(SECTOR, SECTOR)), Err(Refusal::NeedChunk(_))));
+    space.pin(high).unwrap();
+    assert!(space.pin(run(edge + 2 * SECTOR, SECTOR)).is_err());
+    let pins = space.take_pinned();
+    space.release(pins);
+    mine.extend([long, low]);
+    mine.into_iter().for_each(|run| space.give_back(run));
+    assert_eq!(space.free_runs(Logical(edge)).unwrap(), free.map(|(at, len)| run(at, len)));
+    space.set_read_only(Logical(start), true).unwrap();
+    assert!(space.alloc(&want(SECTOR, SECTOR)).is_err());
+    space.set_read_only(Logical(start), false).unwrap();
+    assert_eq!(space.totals(Kind::Data).free, ByteLen(13 * TIB));
+    assert!(space.alloc(&near(start + 19 * TIB, SECTOR)).is_ok());
+}
