@@ -41,7 +41,7 @@ pub use names::{
 };
 pub use node::{
     BlockHead, CheckedNode, ChildPtr, HEADER_LEN, ITEM_LEN, KEY_PTR_LEN, LeafBuilder, NODESIZE_MAX, NODESIZE_MIN,
-    NodeExpect, NodeRules, encode_node, item_len_max, leaf_capacity, node_capacity, seal,
+    NodeExpect, NodeRules, encode_node, item_len_max, leaf_capacity, node_capacity, seal, set_child, set_data_extent,
 };
 pub use records::{FREE_SPACE_BITMAP_LEN, QgroupStatus, RaidStripe, UuidItem, bitmap_runs, bitmap_set};
 pub use structs::*;

@@ -10,7 +10,7 @@ use zerocopy::FromBytes;
 use crate::csum::{CSUM_FIELD_LEN, CsumType};
 use crate::error::Corruption;
 use crate::flags::{Features, HeaderFlags};
-use crate::structs::{DiskItem, Header, KeyPtr};
+use crate::structs::{DiskItem, FileExtentItem, Header, KeyPtr};
 use crate::verify;
 use crate::{Generation, Key, Logical, TreeId};
 
@@ -403,6 +403,24 @@ pub fn encode_node(nodesize: u32, head: &BlockHead, children: &[ChildPtr]) -> Bo
         slot.copy_from_slice(zerocopy::IntoBytes::as_bytes(&KeyPtr::from(child)));
     }
     block
+}
+
+/// Lets a slot of a built node point to a block that stands elsewhere. The checksum is to be made anew.
+pub fn set_child(block: &mut [u8], slot: usize, to: Logical, generation: Generation) {
+    let at = HEADER_LEN + slot * KEY_PTR_LEN;
+    let (ptr, _) = KeyPtr::mut_from_prefix(&mut block[at..]).expect("the slot is inside the block");
+    ptr.blockptr = to.0.into();
+    ptr.generation = generation.0.into();
+}
+
+/// Lets a file extent item, which is not inline, in a slot of a built leaf name data elsewhere. The checksum is to be made
+/// anew.
+pub fn set_data_extent(block: &mut [u8], slot: usize, to: Logical) {
+    let at = HEADER_LEN + slot * ITEM_LEN;
+    let (item, _) = DiskItem::ref_from_prefix(&block[at..]).expect("the slot is inside the block");
+    let start = HEADER_LEN + item.offset.get() as usize;
+    let (extent, _) = FileExtentItem::mut_from_prefix(&mut block[start..]).expect("the item is as long as its kind");
+    extent.disk_bytenr = to.0.into();
 }
 
 /// Computes the checksum of a tree block or superblock and stores it.

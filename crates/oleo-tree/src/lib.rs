@@ -22,6 +22,7 @@ mod dirty;
 mod drop;
 mod error;
 mod node;
+mod rewrite;
 mod scan;
 mod snapshot;
 
@@ -34,6 +35,7 @@ pub use dirty::Dirty;
 pub use drop::{DropPlan, DropProgress, DropStep};
 pub use error::TreeError;
 pub use node::{Node, TreeRoot};
+pub use rewrite::Rewrite;
 pub use scan::Walk;
 
 #[cfg(test)]

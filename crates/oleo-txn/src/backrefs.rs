@@ -38,6 +38,8 @@ struct Tree<'e> {
     root: TreeRoot,
     /// Younger blocks are the tree's alone.
     last_snapshot: Generation,
+    /// Of a tree that is being taken apart: what is before this is gone, its blocks are others' by now.
+    gone_before: Key,
     cursor: Cursor<'e>,
 }
 
@@ -50,7 +52,7 @@ pub struct Naming {
 }
 
 /// Where a block is referred to from.
-enum Above {
+pub(crate) enum Above {
     Root,
     Block(Arc<Node>),
     Nobody,
@@ -85,6 +87,7 @@ impl<'e> Backrefs<'e> {
             let found = inner.trees.get(&inner.blocks, tree)?.map(|state| Tree {
                 cursor: inner.blocks.cursor(&state.root),
                 last_snapshot: state.last_snapshot().unwrap_or(Generation(u64::MAX)),
+                gone_before: state.item.as_ref().map_or(Key::MIN, |item| Key::from(item.drop_progress)),
                 root: state.root,
             });
             self.trees.insert(tree, found);
@@ -138,7 +141,7 @@ impl<'e> Backrefs<'e> {
     }
 
     /// What refers to a block in a tree by the tree's name.
-    fn above_in(&mut self, tree: TreeId, node: &CheckedNode) -> Result<Above, TxnError> {
+    pub(crate) fn above_in(&mut self, tree: TreeId, node: &CheckedNode) -> Result<Above, TxnError> {
         let Some(tree) = self.tree(tree)? else { return Ok(Above::Nobody) };
         if tree.root.logical == node.logical() {
             return Ok(Above::Root);
@@ -203,9 +206,10 @@ impl<'e> Backrefs<'e> {
         // Wraps where the offset is below zero.
         let end = offset.wrapping_add(span);
         let cursor = &mut tree.cursor;
-        let mut there = cursor.seek(&Key::new(ino.0, ItemType::EXTENT_DATA, from))?;
+        let first = Key::new(ino.0, ItemType::EXTENT_DATA, from).max(tree.gone_before);
+        let mut there = cursor.seek(&first)?;
         while there && let Some((key, item)) = cursor.current() {
-            if key.objectid != ino.0 || key.item_type != ItemType::EXTENT_DATA || key.offset >= end {
+            if key >= Key::new(ino.0, ItemType::EXTENT_DATA, end) {
                 break;
             }
             if data_use(&key, item).is_some_and(|u| u.extent == extent && u.offset == offset)
@@ -218,7 +222,7 @@ impl<'e> Backrefs<'e> {
         Ok(())
     }
 
-    fn read(&self, at: Logical) -> Result<Arc<Node>, TxnError> {
+    pub(crate) fn read(&self, at: Logical) -> Result<Arc<Node>, TxnError> {
         Ok(self.inner.blocks.at(at, &self.inner.dirty)?)
     }
 }

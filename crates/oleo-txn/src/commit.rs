@@ -31,6 +31,8 @@ use parking_lot::MutexGuard;
 use crate::books::Books;
 use crate::engine::{DeltaSource, Engine, Inner, Stage};
 use crate::extents::{ItemRules, settle_ledger, stored_state};
+use crate::gate::Closed;
+use crate::relocate::Moving;
 use crate::trees::TreeState;
 
 use crate::TxnError;
@@ -176,7 +178,12 @@ impl Inner {
     }
 
     /// Step 3.
-    fn settle(&self, generation: Generation) -> Result<MutexGuard<'_, ()>, TxnError> {
+    fn settle<'m>(
+        &'m self,
+        generation: Generation,
+        mut moving: Option<&mut Moving<'_>>,
+        mut closed: Option<Closed<'m>>,
+    ) -> Result<MutexGuard<'m, ()>, TxnError> {
         let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation);
         let mut books = Books::new(self, generation);
         let mut counted = false;
@@ -197,6 +204,13 @@ impl Inner {
                 }
                 if !std::mem::replace(&mut counted, true) && self.count_quota(generation)? {
                     continue;
+                }
+                if let Some(moving) = moving.take() {
+                    let more = self.relocate(moving, generation)?;
+                    drop(closed.take());
+                    if more {
+                        continue;
+                    }
                 }
                 // Nobody makes another chunk until the superblock, which lists them, is out.
                 let still = self.growth.hold();
@@ -354,7 +368,7 @@ impl Engine {
         }
         inner.log_is_settled()?;
         crate::log::count_commit();
-        inner.commit_workers.run(|| inner.commit_locked())
+        inner.commit_workers.run(|| inner.commit_locked(None))
     }
 
     /// Brings all changes into the trees, keeps everybody out, and runs `f` on the trees as they stand. Nothing is written
@@ -394,20 +408,22 @@ impl Engine {
 }
 
 impl Inner {
-    /// All steps, the commit lock held.
-    fn commit_locked(&self) -> Result<Generation, TxnError> {
+    /// All steps, the commit lock held. Where something is to move, that happens when all else is settled.
+    pub(crate) fn commit_locked(&self, moving: Option<&mut Moving<'_>>) -> Result<Generation, TxnError> {
         let source = self.source();
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let (births, generation) = {
-            let _closed = self.gate.close();
+        let (births, generation, closed) = {
+            let closed = self.gate.close();
             let births = self.freeze(source.as_ref());
             self.touched.store(false, Ordering::Release);
             self.owed.store(0, Ordering::Relaxed);
-            (births, Generation(self.open_generation.fetch_add(1, Ordering::AcqRel)))
+            let keeps_out = moving.as_ref().is_some_and(|moving| moving.keeps_out());
+            let generation = Generation(self.open_generation.fetch_add(1, Ordering::AcqRel));
+            (births, generation, keeps_out.then_some(closed))
         };
         let done = self
             .apply_stage(source.as_ref(), births, generation)
-            .and_then(|()| self.settle(generation))
+            .and_then(|()| self.settle(generation, moving, closed))
             .and_then(|_still| self.pin_log().and_then(|()| self.write(generation)));
         if let Err(e) = done {
             return Err(self.poison(e));

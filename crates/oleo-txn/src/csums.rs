@@ -84,6 +84,11 @@ impl Pending {
         }
     }
 
+    /// Readers find these from now on; the commit under way puts them into the tree itself.
+    pub(crate) fn show(&self, sums: &[(Logical, Vec<u8>)]) {
+        self.frozen.write().extend(sums.iter().map(|(at, sums)| (at.0, sums.clone())));
+    }
+
     /// The tree holds what was frozen.
     pub(crate) fn settled(&self) {
         *self.frozen.write() = Sums::new();
@@ -193,6 +198,48 @@ impl Pending {
         Ok((out, have))
     }
 
+    /// The checksums of `len` bytes at `at`, in runs: where each begins, in bytes from `at`, and what it is.
+    pub(crate) fn runs(
+        &self,
+        l: Layout,
+        blocks: &Blocks,
+        root: &TreeRoot,
+        at: Logical,
+        len: ByteLen,
+    ) -> Result<Vec<(u64, Vec<u8>)>, TxnError> {
+        let (sums, have) = self.gather(l, blocks, root, at, len)?;
+        let c = l.csum_len as usize;
+        let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
+        let mut before = false;
+        for (i, have) in have.into_iter().enumerate() {
+            if have {
+                if !before {
+                    runs.push((i as u64 * l.sectorsize, Vec::new()));
+                }
+                if let Some((_, run)) = runs.last_mut() {
+                    run.extend_from_slice(&sums[i * c..(i + 1) * c]);
+                }
+            }
+            before = have;
+        }
+        Ok(runs)
+    }
+
+    /// The item changes that put checksums where there were none, each given with the address of its first sector, rising.
+    pub(crate) fn insert_all(
+        &self,
+        l: Layout,
+        blocks: &Blocks,
+        root: &TreeRoot,
+        sums: Vec<(Logical, Vec<u8>)>,
+    ) -> Result<Vec<Change>, TxnError> {
+        let mut items: BTreeMap<u64, Option<Vec<u8>>> = BTreeMap::new();
+        for (at, sums) in sums {
+            insert(l, blocks, root, at.0, sums, &mut items)?;
+        }
+        Ok(changes_of(items))
+    }
+
     /// The item changes for one settling: what is frozen goes in (less what lies in `freed`), what lies in `freed` goes out.
     /// `freed` is sorted and without overlap; `with_frozen` only the first time in a transaction.
     pub(crate) fn rewrite(
@@ -228,9 +275,13 @@ impl Pending {
                 insert(l, blocks, root, at, have, &mut items)?;
             }
         }
-        let op = |v: Option<Vec<u8>>| v.map_or(Op::Delete, |v| Op::Put(v.into_boxed_slice()));
-        Ok(items.into_iter().map(|(at, v)| Change { key: csum_key(at), op: op(v) }).collect())
+        Ok(changes_of(items))
     }
+}
+
+fn changes_of(items: BTreeMap<u64, Option<Vec<u8>>>) -> Vec<Change> {
+    let op = |v: Option<Vec<u8>>| v.map_or(Op::Delete, |v| Op::Put(v.into_boxed_slice()));
+    items.into_iter().map(|(at, v)| Change { key: csum_key(at), op: op(v) }).collect()
 }
 
 fn is_csum(key: &Key) -> bool {

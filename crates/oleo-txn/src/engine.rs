@@ -4,7 +4,7 @@
 //! tells the handle what was born and which checksums belong to it; (3) `commit` (see `commit`) freezes, applies, settles,
 //! writes, publishes. Data goes to the volume before an item names it: `reserve_data`, `alloc_data`, `write_data`, then (1).
 //!
-//! Locks, in rank order: commit lock (5), log (6), gate (10), `growth` (20), trees (50), pending checksums (60), readers (70),
+//! Locks, in rank order: addresses (4), commit lock (5), log (6), gate (10), `growth` (20), trees (50), pending checksums (60), readers (70),
 //! births (75). Only the commit lock and `growth` are held over I/O: the first by design (one transaction is in flight), the
 //! second while a new chunk is planned.
 //! Crash: everything here is memory; the last commit is what remains.
@@ -144,6 +144,8 @@ pub(crate) struct Inner {
     pub(crate) trees: Trees,
     pub(crate) quota: crate::quota::Quota,
     pub(crate) gate: Gate,
+    /// Read by whoever goes by an address of data that it has looked up; written while data moves (see `relocate`).
+    pub(crate) addresses: RwLock<()>,
     pub(crate) commit_lock: Mutex<()>,
     /// Commits begun since opening; raised with the commit lock held, just before the gate is closed.
     pub(crate) begun: AtomicU64,
@@ -329,6 +331,7 @@ impl Engine {
             trees: Trees::default(),
             quota: crate::quota::Quota::default(),
             gate: Gate::new(),
+            addresses: RwLock::new(()),
             commit_lock: Mutex::new(()),
             begun: AtomicU64::new(0),
             durable: AtomicU64::new(0),

@@ -99,7 +99,7 @@ impl Growth {
     }
 }
 
-fn bit_of(kind: Kind) -> BlockGroupFlags {
+pub(crate) fn bit_of(kind: Kind) -> BlockGroupFlags {
     match kind {
         Kind::Data => BlockGroupFlags::DATA,
         Kind::Metadata => BlockGroupFlags::METADATA,
@@ -132,7 +132,7 @@ const CHUNK_SHARE: u64 = 16;
 
 impl Inner {
     /// Makes one chunk of a kind; `false` when the devices have no room for one.
-    fn grow(&self, kind: Kind) -> Result<bool, TxnError> {
+    pub(crate) fn grow(&self, kind: Kind) -> Result<bool, TxnError> {
         let _one = self.growth.growing.lock();
         if kind != Kind::System {
             self.grow_system()?;
@@ -148,6 +148,16 @@ impl Inner {
             self.grow_locked(Kind::System)?;
         }
         Ok(())
+    }
+
+    /// The same for when a system group is about to be closed; `false` where there is no room.
+    pub(crate) fn grow_system_without(&self, start: Logical) -> Result<bool, TxnError> {
+        let _one = self.growth.growing.lock();
+        let group = self.space.group(start)?;
+        let t = self.space.totals(Kind::System);
+        let ahead = t.used.0 + SYSTEM_AHEAD_BLOCKS * u64::from(self.rules.nodesize);
+        let free = t.free.0.saturating_sub((group.len - group.used).0);
+        if free < ahead { self.grow_locked(Kind::System) } else { Ok(true) }
     }
 
     /// The bound asked for, or a part of what there is already: a large image need not have tens of thousands of chunks.
@@ -213,6 +223,22 @@ impl Inner {
             }
         }
         Err(TxnError::NoSpace { what: "metadata", wanted: ByteLen(count as u64 * u64::from(self.rules.nodesize)) })
+    }
+
+    /// The same out of a promise, as far as there is one.
+    pub(crate) fn alloc_blocks_from(
+        &self,
+        hold: Option<&Reservation>,
+        kind: Kind,
+        count: usize,
+        out: &mut Vec<Logical>,
+    ) -> Result<(), TxnError> {
+        if let Some(hold) = hold
+            && self.space.alloc_blocks_from(hold, count, out).is_ok()
+        {
+            return Ok(());
+        }
+        self.alloc_blocks(kind, count, out)
     }
 
     /// Takes space for data, out of the promise as far as it goes.

@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use oleo_format::{ByteLen, InodeFlags, Logical, TreeId};
+use oleo_format::{ByteLen, Logical, TreeId};
 use oleo_txn::{DataReservation, TxnError};
 use rayon::prelude::*;
 
@@ -143,7 +143,7 @@ impl Inode {
             self.core().data.count(before, buffer.weight());
         }
         let sector = u64::from(self.core().engine().sectorsize());
-        let (policy, size, whole, plain) = {
+        let (policy, size, whole, in_place) = {
             let guard = self.read();
             guard.alive()?;
             let policy = self.core().policy(guard.fields(), &guard)?;
@@ -156,15 +156,16 @@ impl Inode {
                 whole = last.is_none_or(|(at, extent)| at + extent.len(sector) <= sector);
             }
             // What may be overwritten in place is read into memory as a whole.
-            let in_place = InodeFlags::PREALLOC | InodeFlags::NODATACOW;
-            let plain =
-                policy.compress.is_none() && !InodeFlags::from_bits_retain(guard.fields().flags).intersects(in_place);
-            (policy, size, whole, plain)
+            let in_place = in_place::may_be(guard.fields().flags);
+            (policy, size, whole, in_place)
         };
+        let plain = policy.compress.is_none() && !in_place;
         let mut batch = Batch { inode: self, policy: &policy, promise, prepared: Vec::new(), bytes: 0 };
         let mut pos = 0;
         // Each round takes a run, which is out of flight once the batch is installed.
         while let Some(run) = self.next_run(pos, sector, plain) {
+            // Data stays where it is until it has been written over.
+            let _addresses = in_place.then(|| self.core().engine().hold_addresses());
             let places = in_place::places(self, &self.read(), run.clone())?;
             let whole = if whole && places.is_empty() { Whole::File } else { Whole::Part };
             pos = run.start;

@@ -3,7 +3,8 @@
 //! That is right only where nobody else can see the extent. It is ours alone when
 //! - it was made after the last snapshot of the subvolume: then no snapshot shares the leaf that names it;
 //! - all references to it in the extent tree are this file's, and put it in one place of the file: parts of it do not overlap;
-//! - it has not been cloned in a transaction that the extent tree does not show yet (`Shared::cloned`).
+//! - it has not been cloned in a transaction that the extent tree does not show yet (`Shared::cloned`);
+//! - it is not on its way to another place (`Engine::is_open_place`).
 //!
 //! Whatever fails this test is written elsewhere, which is never wrong.
 //!
@@ -41,12 +42,18 @@ impl Place {
     }
 }
 
-/// The parts of `range` that can be written in place, in order.
+/// Whether a file with these flags may have parts that can.
+pub(super) fn may_be(flags: u64) -> bool {
+    InodeFlags::from_bits_retain(flags).intersects(InodeFlags::PREALLOC | InodeFlags::NODATACOW)
+}
+
+/// The parts of `range` that can be written in place, in order. They stay so as long as the caller, who has taken them before,
+/// keeps addresses from changing (`Engine::hold_addresses`).
 pub(super) fn places(inode: &Inode, guard: &ReadGuard<'_>, range: Range<u64>) -> Result<Vec<Place>, FsError> {
-    let flags = InodeFlags::from_bits_retain(guard.fields().flags);
-    if !flags.intersects(InodeFlags::PREALLOC | InodeFlags::NODATACOW) {
+    if !may_be(guard.fields().flags) {
         return Ok(Vec::new());
     }
+    let flags = InodeFlags::from_bits_retain(guard.fields().flags);
     let sector = u64::from(inode.core().engine().sectorsize());
     // Data with checksums is never overwritten: for a moment the two would not match.
     let no_cow = flags.contains(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
@@ -69,7 +76,10 @@ pub(super) fn places(inode: &Inode, guard: &ReadGuard<'_>, range: Range<u64>) ->
         let (at, base) = (place.span.disk, place.range.start.wrapping_sub(place.span.offset));
         let exclusive = match known {
             Some((extent, of, answer)) if extent == at && of == base => answer,
-            _ => place.span.generation > last_snapshot && is_ours(inode, at, base)?,
+            _ => {
+                let open = inode.core().engine().is_open_place(at);
+                open && place.span.generation > last_snapshot && is_ours(inode, at, base)?
+            }
         };
         known = Some((at, base, exclusive));
         if exclusive {

@@ -150,6 +150,8 @@ fn share(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange, why: Why) -> Re
     // Each round clones at least one extent or reaches the end.
     while pos < end {
         dst.core().relieve_in_steps()?;
+        // What was looked up is where it is until it has been named again.
+        let addresses = src.core().engine().hold_addresses();
         let mut extents = Vec::new();
         let mut reached = end;
         let guard = src.read();
@@ -164,6 +166,7 @@ fn share(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange, why: Why) -> Re
         drop(guard);
         if let Some((_, part, Extent::Inline { .. })) = extents.first() {
             reached = part.end.next_multiple_of(sector).min(end);
+            drop(addresses);
             copy_inline(src, dst, range, why)?;
         } else {
             put_extents(src.tree(), dst, range, pos..reached, &extents, why)?;

@@ -1,0 +1,204 @@
+//! What the tests of jobs share: a world of subvolumes that changes at random, and numbers of quota from three sources.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use oleo_device::{Device, FileDevice, FileOptions};
+use oleo_format::{QgroupStatusFlags, TreeId};
+use oleo_fs::data::CloneRange;
+use oleo_fs::{Fs, FsOptions, InodeRef, NewInode, NewKind, NewSubvol, SnapshotOptions};
+use oleo_jobs::{QgroupChange, qgroup_change, quota, shares};
+use oleo_sim::oracle::{Oracle, run};
+use oleo_sim::rng::Rng;
+use oleo_txn::{Engine, EngineOptions, QgroupId};
+use oleo_volume::{OpenOptions, Volume};
+
+pub const SECTOR: u64 = 4096;
+
+pub fn open(image: &Path) -> anyhow::Result<Fs> {
+    let device: Arc<dyn Device> =
+        Arc::new(FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?);
+    let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
+    let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
+    Ok(Fs::open(engine, &FsOptions::default())?)
+}
+
+pub type Numbers = BTreeMap<QgroupId, (u64, u64)>;
+
+/// What quota says.
+pub fn said(fs: &Fs) -> Numbers {
+    quota(fs).expect("quota is on").groups.into_iter().map(|(id, g)| (id, (g.rfer, g.excl))).collect()
+}
+
+/// What a count from the roots down says of the same groups, as of the last commit.
+pub fn counted(fs: &Fs) -> anyhow::Result<Numbers> {
+    let base = fs.engine().scan_base(false)?;
+    let shares = shares(fs.engine(), &base, &|| true)?.unwrap();
+    let groups: BTreeMap<QgroupId, _> = quota(fs).unwrap().groups.into_iter().collect();
+    let mut numbers: Numbers = groups.keys().map(|id| (*id, (0, 0))).collect();
+    for (trees, bytes) in shares {
+        let mut in_group: BTreeMap<QgroupId, usize> = BTreeMap::new();
+        for tree in trees.iter() {
+            let mut todo = vec![QgroupId::of(*tree)];
+            let mut seen = std::collections::BTreeSet::new();
+            while let Some(id) = todo.pop() {
+                if groups.contains_key(&id) && seen.insert(id) {
+                    *in_group.entry(id).or_default() += 1;
+                    todo.extend(&groups[&id].parents);
+                }
+            }
+        }
+        for (id, n) in in_group {
+            let (rfer, excl) = numbers.get_mut(&id).unwrap();
+            *rfer += bytes;
+            *excl += if n == trees.len() { bytes } else { 0 };
+        }
+    }
+    Ok(numbers)
+}
+
+pub fn must_be_exact(fs: &Fs, what: &str) -> anyhow::Result<()> {
+    let flags = quota(fs).unwrap().flags;
+    assert_eq!(flags, QgroupStatusFlags::ON, "{what}");
+    let (said, counted) = (said(fs), counted(fs)?);
+    let wrong: Vec<_> = said.iter().filter(|(id, n)| counted.get(id) != Some(n)).collect();
+    let want: Vec<_> = wrong.iter().map(|(id, _)| (*id, counted.get(id))).collect();
+    assert!(wrong.is_empty(), "{what}: says {wrong:?}, counted {want:?}");
+    Ok(())
+}
+
+/// What the kernel's own rescan says.
+pub fn kernel_counts(oracle: Oracle, image: &Path, what: &str) -> anyhow::Result<(Numbers, Numbers)> {
+    let mounted = oracle.mount(&[image], "")?;
+    let at = mounted.path().display().to_string();
+    let show = || -> anyhow::Result<Numbers> {
+        let text = run("btrfs", ["qgroup", "show", "--raw", &at])?;
+        let mut numbers = Numbers::new();
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let Some((level, number)) = words.first().and_then(|id| id.split_once('/')) else { continue };
+            let (Ok(level), Ok(number)) = (level.parse(), number.parse()) else { continue };
+            numbers.insert(QgroupId::new(level, number), (words[1].parse()?, words[2].parse()?));
+        }
+        assert!(!numbers.is_empty(), "{what}: {text}");
+        Ok(numbers)
+    };
+    let before = show()?;
+    run("btrfs", ["quota", "rescan", "-w", &at])?;
+    let after = show()?;
+    mounted.unmount()?;
+    Ok((before, after))
+}
+
+pub struct World {
+    pub fs: Fs,
+    pub rng: Rng,
+    pub subvols: Vec<TreeId>,
+    pub made: u32,
+}
+
+impl World {
+    fn some_subvol(&mut self) -> TreeId {
+        self.subvols[self.rng.below(self.subvols.len() as u64) as usize]
+    }
+
+    fn file(&mut self, tree: TreeId) -> anyhow::Result<InodeRef> {
+        let root = self.fs.root(tree)?;
+        let name = format!("file{}", self.rng.below(8));
+        if let Some(file) = self.fs.lookup(&root, name.as_bytes())? {
+            return Ok(file);
+        }
+        Ok(self.fs.create(&root, name.as_bytes(), &NewInode::new(NewKind::File, 0o644))?)
+    }
+
+    pub fn step(&mut self) -> anyhow::Result<String> {
+        let fs = self.fs.clone();
+        let tree = self.some_subvol();
+        Ok(match self.rng.below(24) {
+            0..=7 => {
+                let file = self.file(tree)?;
+                let (at, len) = (self.rng.below(60) * SECTOR, self.rng.length(120_000) + 1);
+                fs.write(&file, at, &self.rng.bytes(len as usize))?;
+                format!("write {tree} {at} {len}")
+            }
+            8 => {
+                let file = self.file(tree)?;
+                let size = self.rng.below(100_000);
+                fs.truncate(&file, size)?;
+                format!("truncate {tree} {size}")
+            }
+            9..=11 => {
+                let (src, other) = (self.file(tree)?, self.some_subvol());
+                let dst = self.file(other)?;
+                fs.flush(&src)?;
+                let size = fs.attr(&src).size / SECTOR * SECTOR;
+                let from = self.rng.below(size / SECTOR + 1) * SECTOR;
+                let to = self.rng.below(40) * SECTOR;
+                let range = CloneRange { from, len: size - from, to };
+                let done = if size > from { fs.clone_range(&src, &dst, &range) } else { Ok(()) };
+                // Overlapping ranges of one file are refused.
+                format!("clone {tree} {from}.. -> {other} {to}: {}", done.is_ok())
+            }
+            12 => {
+                let root = fs.root(tree)?;
+                let names: Vec<u32> = (0..30).collect();
+                for n in &names {
+                    let name = format!("small{}", self.made * 100 + n);
+                    let file = fs.create(&root, name.as_bytes(), &NewInode::new(NewKind::File, 0o644))?;
+                    fs.write(&file, 0, &self.rng.bytes(1500))?;
+                }
+                self.made += 1;
+                format!("30 small files in {tree}")
+            }
+            13..=15 if self.subvols.len() < 14 => {
+                let (top, name) = (fs.root(TreeId::FS)?, format!("snap{}", self.made));
+                self.made += 1;
+                let id = fs.snapshot(tree, &top, name.as_bytes(), SnapshotOptions::default())?;
+                self.subvols.push(id);
+                format!("snapshot {id} of {tree}")
+            }
+            16 if self.subvols.len() < 14 => {
+                let (top, name) = (fs.root(TreeId::FS)?, format!("subvol{}", self.made));
+                self.made += 1;
+                let id = fs.subvol_create(&top, name.as_bytes(), &NewSubvol::default())?;
+                self.subvols.push(id);
+                format!("subvolume {id}")
+            }
+            17 if tree != TreeId::FS => {
+                fs.subvol_delete(tree)?;
+                self.subvols.retain(|id| *id != tree);
+                format!("delete {tree}")
+            }
+            18 => format!("clean: {}", fs.clean(5)?),
+            19 => {
+                while fs.clean(1000)? {}
+                "clean all".into()
+            }
+            20 => {
+                let (member, parent) = self.some_pair();
+                let done = qgroup_change(&fs, QgroupChange::Assign(member, parent), true).is_ok();
+                format!("assign {member} to {parent}: {done}")
+            }
+            21 => {
+                let (member, parent) = self.some_pair();
+                let done = qgroup_change(&fs, QgroupChange::Remove(member, parent), true).is_ok();
+                format!("remove {member} from {parent}: {done}")
+            }
+            _ => {
+                let file = self.file(tree)?;
+                let at = self.rng.below(30) * SECTOR;
+                fs.punch_hole(&file, at, self.rng.below(9) * SECTOR + 1)?;
+                format!("punch {tree} {at}")
+            }
+        })
+    }
+
+    fn some_pair(&mut self) -> (QgroupId, QgroupId) {
+        let (tree, n) = (self.some_subvol(), self.rng.below(2));
+        match self.rng.below(4) {
+            0 => (QgroupId::new(1, n), QgroupId::new(2, 0)),
+            _ => (QgroupId::of(tree), QgroupId::new(1, n)),
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Relocation: groups are emptied and go, and nobody can tell but by addresses.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use oleo_device::{FileDevice, FileOptions};
+use oleo_format::{BlockGroupFlags, TreeId};
+use oleo_fs::{Fs, InodeRef};
+use oleo_jobs::{QgroupChange, qgroup_change, quota, quota_enable, shares};
+use oleo_mkfs::{FeatureSet, MkfsOptions};
+use oleo_sim::oracle::{Oracle, oracle};
+use oleo_sim::rng::Rng;
+use oleo_txn::{Moved, QgroupId, TxnError};
+
+use common::{World, kernel_counts, must_be_exact, open, said};
+
+/// Bytes by the set of subvolumes that shares them, as of the last commit.
+fn sharing(fs: &Fs) -> anyhow::Result<BTreeMap<Arc<[TreeId]>, u64>> {
+    let base = fs.engine().scan_base(false)?;
+    Ok(shares(fs.engine(), &base, &|| true)?.unwrap().into_iter().collect())
+}
+
+/// What may be in a world.
+struct Known {
+    subvols: Vec<TreeId>,
+    made: u32,
+}
+
+impl Known {
+    fn of(world: &World) -> Known {
+        Known { subvols: world.subvols.clone(), made: world.made }
+    }
+}
+
+/// All files of the subvolumes: their lengths, and hashes of their bytes.
+fn contents(fs: &Fs, world: &Known) -> anyhow::Result<BTreeMap<(TreeId, String), (usize, u64)>> {
+    let mut all = BTreeMap::new();
+    let names = (0..8).map(|n| format!("file{n}"));
+    let names: Vec<String> = names.chain((0..world.made * 100 + 30).map(|n| format!("small{n}"))).collect();
+    for tree in &world.subvols {
+        let root = fs.root(*tree)?;
+        for name in &names {
+            if let Some(file) = fs.lookup(&root, name.as_bytes())? {
+                all.insert((*tree, name.clone()), bytes(fs, &file)?);
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn bytes(fs: &Fs, file: &InodeRef) -> anyhow::Result<(usize, u64)> {
+    let mut out = vec![0; fs.attr(file).size as usize];
+    fs.read(file, 0, &mut out)?;
+    let mut hasher = DefaultHasher::new();
+    out.hash(&mut hasher);
+    Ok((out.len(), hasher.finish()))
+}
+
+fn groups(fs: &Fs, flags: BlockGroupFlags) -> Vec<oleo_format::Logical> {
+    fs.engine().space().groups().into_iter().filter(|g| g.flags.intersects(flags)).map(|g| g.start).collect()
+}
+
+/// Moves every group that is there now.
+fn move_all(fs: &Fs, flags: BlockGroupFlags) -> anyhow::Result<Moved> {
+    let mut all = Moved::default();
+    for start in groups(fs, flags) {
+        all += fs.engine().relocate_group(start, &|_| true)?.expect("nobody stops it");
+    }
+    Ok(all)
+}
+
+/// Makes a volume as `mkfs.btrfs` with these arguments does, or one of ours where that cannot make it.
+fn make(oracle: Oracle, image: &Path, mkfs: &[&str]) -> anyhow::Result<()> {
+    if mkfs != BLOCK_GROUP_TREE {
+        return oracle.mkfs(mkfs, &[image]);
+    }
+    let options = FileOptions { write: true, ..FileOptions::default() };
+    let features = FeatureSet { block_group_tree: true, ..FeatureSet::default() };
+    let device = Arc::new(FileDevice::open(image, &options)?);
+    oleo_mkfs::make(&[device], &MkfsOptions { features, seed: [9; 32], ..MkfsOptions::default() })?;
+    Ok(())
+}
+
+const BLOCK_GROUP_TREE: [&str; 2] = ["-O", "block-group-tree"];
+
+/// Not every `btrfs check` can read volumes with a tree of block groups: the kernel judges those alone.
+fn must_be_sound(oracle: Oracle, image: &Path, mkfs: &[&str], what: &str) -> anyhow::Result<()> {
+    if mkfs != BLOCK_GROUP_TREE {
+        return oracle.must_be_sound(&[image], what);
+    }
+    let mounted = oracle.mount(&[image], "")?;
+    let found = mounted.scrub()?;
+    assert!(found.is_clean(), "{what}: scrub: {found}");
+    mounted.unmount()
+}
+
+fn play(oracle: Oracle, seed: u64, mkfs: &[&str], with_quota: bool) -> anyhow::Result<()> {
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("relocate", 512 << 20)?;
+    make(oracle, &image, mkfs)?;
+    let fs = open(&image)?;
+    if with_quota {
+        quota_enable(&fs)?;
+        for id in [QgroupId::new(1, 0), QgroupId::new(1, 1), QgroupId::new(2, 0)] {
+            qgroup_change(&fs, QgroupChange::Create(id), true)?;
+        }
+    }
+    let mut world = World { fs, rng: Rng::new(seed), subvols: vec![TreeId::FS], made: 0 };
+    let kinds = [BlockGroupFlags::METADATA, BlockGroupFlags::DATA, BlockGroupFlags::SYSTEM];
+    for step in 0..120 {
+        let told = world.step()?;
+        if !world.rng.one_in(8) {
+            continue;
+        }
+        world.fs.sync()?;
+        let what = format!("seed {seed}, step {step}, after {told}");
+        let (before, data) = (sharing(&world.fs)?, contents(&world.fs, &Known::of(&world))?);
+        let dirty = world.fs.engine().quota_dirty_extents();
+        let kind = kinds[world.rng.below(3) as usize];
+        let there = groups(&world.fs, kind);
+        let start = there[world.rng.below(there.len() as u64) as usize];
+        world.fs.engine().relocate_group(start, &|_| true)?.expect("nobody stops it");
+        assert!(!groups(&world.fs, kind).contains(&start), "{what}: group {start} is still there");
+        assert_eq!(sharing(&world.fs)?, before, "{what}: who shares what");
+        assert_eq!(contents(&world.fs, &Known::of(&world))?, data, "{what}: what files hold");
+        if with_quota {
+            assert_eq!(world.fs.engine().quota_dirty_extents(), dirty, "{what}: extents looked at for quota");
+            must_be_exact(&world.fs, &what)?;
+        }
+        if world.rng.one_in(4) {
+            drop(world.fs);
+            must_be_sound(oracle, &image, mkfs, &what)?;
+            world.fs = open(&image)?;
+        }
+    }
+    world.fs.sync()?;
+    let data = contents(&world.fs, &Known::of(&world))?;
+    let moved = move_all(&world.fs, kinds[0] | kinds[1] | kinds[2])?;
+    assert!(moved.blocks > 10 && moved.extents > 0, "seed {seed}: {moved:?}");
+    assert!(moved.rewritten >= moved.blocks, "seed {seed}: {moved:?}");
+    assert_eq!(contents(&world.fs, &Known::of(&world))?, data, "seed {seed}: at the end");
+    // The kernel would go on with deletions before it counts.
+    while world.fs.clean(1000)? {}
+    world.fs.sync()?;
+    let ours = with_quota.then(|| said(&world.fs));
+    drop(world.fs);
+    must_be_sound(oracle, &image, mkfs, &format!("seed {seed}"))?;
+    if let Some(ours) = ours {
+        let (_, after) = kernel_counts(oracle, &image, &format!("seed {seed}"))?;
+        assert_eq!(ours, after, "seed {seed}: ours | the kernel's rescan");
+    }
+    // Read by somebody who has nothing in memory.
+    world.fs = open(&image)?;
+    assert_eq!(contents(&world.fs, &Known::of(&world))?, data, "seed {seed}: read again");
+    Ok(())
+}
+
+/// Goal: moving groups changes neither what files hold nor who shares what, and `btrfs check` finds nothing.
+/// Method: random histories with snapshots, clones, deletions under way; now and then a random group of a random kind
+/// is emptied; in the end all of them.
+#[test]
+fn random_groups() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    for seed in 1..5 {
+        play(oracle, seed, if seed % 2 == 0 { &["-n", "4096"] } else { &["-n", "16384"] }, false)?;
+    }
+    Ok(())
+}
+
+/// Goal: the same on volumes of other kinds: mixed groups, a tree of block groups, no free-space tree, no skinny metadata.
+#[test]
+fn kinds_of_volumes() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let kinds: [&[&str]; 5] = [
+        &["-n", "4096", "-M"],
+        &BLOCK_GROUP_TREE,
+        &["-n", "16384", "-R", "^free-space-tree"],
+        &["-n", "4096", "-O", "^skinny-metadata,^no-holes"],
+        &["-n", "4096", "--csum", "sha256", "-d", "dup"],
+    ];
+    for (mkfs, seed) in kinds.into_iter().zip(21..) {
+        play(oracle, seed, mkfs, false)?;
+    }
+    Ok(())
+}
+
+/// Goal: quota's numbers stay what they are, and nothing is looked at for it.
+#[test]
+fn with_quota() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    for seed in 31..34 {
+        play(oracle, seed, if seed % 2 == 0 { &["-n", "4096"] } else { &["-n", "16384"] }, true)?;
+    }
+    Ok(())
+}
+
+/// Goal: writers, cloners and deleters go on meanwhile, and lose nothing.
+/// Method: a thread works on the world while all groups move again and again; what its files hold in the end is what they held
+/// when they were last synced.
+#[test]
+fn beside_writers() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("relocate", 1 << 30)?;
+    oracle.mkfs(&["-n", "4096"], &[&image])?;
+    let fs = open(&image)?;
+    quota_enable(&fs)?;
+    let mut world = World { fs: fs.clone(), rng: Rng::new(77), subvols: vec![TreeId::FS], made: 0 };
+    let done = AtomicBool::new(false);
+    let (world, all) = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| -> anyhow::Result<World> {
+            for step in 0..500 {
+                // No changes of groups: they count anew.
+                if let Err(e) = world.step() {
+                    done.store(true, Ordering::Relaxed);
+                    return Err(e);
+                }
+                if step % 7 == 0 {
+                    world.fs.sync()?;
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+            Ok(world)
+        });
+        let mut all = Moved::default();
+        let kinds = BlockGroupFlags::DATA | BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM;
+        let mut failed = None;
+        while !done.load(Ordering::Relaxed) && failed.is_none() {
+            for start in groups(&fs, kinds) {
+                match fs.engine().relocate_group(start, &|_| !done.load(Ordering::Relaxed)) {
+                    Ok(moved) => all += moved.unwrap_or_default(),
+                    // Both may be short of room for a moment.
+                    Err(TxnError::NoSpace { .. }) => {}
+                    Err(e) => failed = Some(e),
+                }
+            }
+        }
+        let world = writer.join().expect("the writer did not panic")?;
+        if let Some(e) = failed {
+            return Err(e.into());
+        }
+        Ok::<_, anyhow::Error>((world, all))
+    })?;
+    assert!(all.blocks > 0 && all.extents > 0, "{all:?}");
+    while fs.clean(1000)? {}
+    fs.sync()?;
+    must_be_exact(&fs, "in the end")?;
+    let known = Known::of(&world);
+    drop(world);
+    let data = contents(&fs, &known)?;
+    let ours = said(&fs);
+    drop(fs);
+    oracle.must_be_sound(&[&image], "beside writers")?;
+    let (_, after) = kernel_counts(oracle, &image, "beside writers")?;
+    assert_eq!(ours, after, "ours | the kernel's rescan");
+    assert_eq!(contents(&open(&image)?, &known)?, data, "read again");
+    Ok(())
+}
+
+/// Goal: a job that is told to stop leaves the group open, with what was not moved in it.
+#[test]
+fn stopped() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("relocate", 512 << 20)?;
+    oracle.mkfs(&["-n", "4096"], &[&image])?;
+    let fs = open(&image)?;
+    let mut world = World { fs: fs.clone(), rng: Rng::new(5), subvols: vec![TreeId::FS], made: 0 };
+    for _ in 0..60 {
+        world.step()?;
+    }
+    fs.sync()?;
+    let start = groups(&fs, BlockGroupFlags::METADATA)[0];
+    assert_eq!(fs.engine().relocate_group(start, &|_| false)?, None);
+    assert!(fs.engine().space().group(start).is_ok_and(|group| !group.read_only));
+    assert!(quota(&fs).is_none());
+    fs.engine().relocate_group(start, &|_| true)?.expect("nobody stops it");
+    drop((fs, world));
+    oracle.must_be_sound(&[&image], "stopped, then moved")?;
+    Ok(())
+}

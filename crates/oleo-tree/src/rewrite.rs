@@ -1,0 +1,76 @@
+//! Blocks written anew somewhere else, with the same items: what relocation is made of.
+//!
+//! The caller has decided which blocks, and tells the ledger: a block that moves changes nothing of what trees say, only
+//! where it stands. Here a block is copied with another address, other addresses of children that have moved, and other
+//! addresses of data.
+
+use std::sync::Arc;
+
+use oleo_format::{CheckedNode, Generation, HeaderFlags, Logical, TreeId, data_use, seal, set_child, set_data_extent};
+
+use crate::blocks::Blocks;
+use crate::{Dirty, Node, TreeRoot};
+
+/// What is other about a block that is written anew.
+#[derive(Clone, Copy, Debug)]
+pub struct Rewrite {
+    /// Where it goes.
+    pub to: Logical,
+    /// The open transaction.
+    pub generation: Generation,
+    /// It may be shared though it is young: the flag that tells goes into its header.
+    pub relocated: bool,
+}
+
+impl Blocks {
+    /// A copy of a block of which some children, or some data, stand elsewhere now: `child` and `data` tell, by the old address,
+    /// which.
+    pub fn rewritten(
+        &self,
+        node: &Node,
+        how: &Rewrite,
+        child: impl Fn(Logical) -> Option<Arc<Node>>,
+        data: impl Fn(Logical) -> Option<Logical>,
+    ) -> Arc<Node> {
+        let mut bytes: Box<[u8]> = node.bytes().into();
+        let mut head = node.head();
+        head.logical = how.to;
+        head.generation = how.generation;
+        head.flags.set(HeaderFlags::RELOC, how.relocated);
+        head.stamp(&mut bytes);
+        let mut kids = Vec::new();
+        if node.is_leaf() {
+            for (slot, (key, item)) in node.iter().enumerate() {
+                if let Some(to) = data_use(&key, item).and_then(|used| data(used.extent)) {
+                    set_data_extent(&mut bytes, slot, to);
+                }
+            }
+        } else {
+            kids.reserve(node.len());
+            for slot in 0..node.len() {
+                let new = child(node.child(slot).logical);
+                if let Some(new) = &new {
+                    set_child(&mut bytes, slot, new.logical(), new.generation());
+                }
+                kids.push(new.or_else(|| node.kid(slot)));
+            }
+        }
+        seal(&mut bytes, self.rules().csum);
+        let block = CheckedNode::trust(bytes);
+        Arc::new(if kids.is_empty() { Node::new(block) } else { Node::with_kids(block, kids) })
+    }
+}
+
+impl Dirty {
+    /// Blocks written anew join those to be written; they take the place of what has their address.
+    pub fn add_rewritten(&self, nodes: impl Iterator<Item = Arc<Node>>) {
+        self.replace(&[], nodes);
+    }
+}
+
+impl TreeRoot {
+    /// The same tree under a root that was written anew.
+    pub fn rewritten(tree: TreeId, node: Arc<Node>) -> TreeRoot {
+        TreeRoot::of(tree, node)
+    }
+}

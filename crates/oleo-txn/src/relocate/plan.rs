@@ -1,0 +1,229 @@
+//! Which blocks have to be written anew for others to move: the closure, found from below.
+//!
+//! Everything here only looks: whatever is wrong with the image comes out before anything has changed.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use oleo_format::{Corruption, Generation, HeaderFlags, Logical, TreeId};
+use oleo_space::RefKey;
+use oleo_tree::Node;
+
+use super::data::Copied;
+use crate::TxnError;
+use crate::backrefs::{Above, Backrefs};
+use crate::engine::Inner;
+use crate::root_sets::{RootSet, RootSets};
+
+/// Blocks written anew in one transaction, at most: more where the first to be moved alone has more above it.
+const CLOSURE_BLOCKS_MAX: usize = 32 * 1024;
+
+/// Where a reference to a block comes from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum From {
+    /// The block is this tree's root.
+    Root(TreeId),
+    /// A block of the closure, by its index.
+    Piece(usize),
+}
+
+/// A block of the closure.
+pub(super) struct Piece {
+    pub(super) node: Arc<Node>,
+    /// Who refers to it, and which block that is.
+    pub(super) users: Vec<(RefKey, From)>,
+    /// What it refers to is keyed by its address.
+    pub(super) full: bool,
+    /// It gets a new address: it is on disk, or to be moved.
+    pub(super) moves: bool,
+    /// What it refers to will be keyed by its new address, and its header tells that it may be shared.
+    pub(super) marked: bool,
+    /// Its address from now on.
+    pub(super) to: Logical,
+}
+
+/// Blocks to be written anew: those to move, those that name data which moves, and all above them, each once.
+#[derive(Default)]
+pub(super) struct Closure<'d> {
+    pub(super) pieces: Vec<Piece>,
+    pub(super) index: HashMap<Logical, usize>,
+    /// Data that moves, by its old address.
+    pub(super) data: HashMap<Logical, &'d Copied>,
+    /// How many of the blocks to move are in here.
+    pub(super) wanted: u64,
+}
+
+/// What is still to be looked at for one block: itself, or, when what is above it is known, its references.
+enum Todo {
+    Open(Logical, u8),
+    Close(Arc<Node>, bool, Vec<(RefKey, Option<TreeId>, Logical)>),
+}
+
+fn lies(at: Logical, what: &'static str, have: impl ToString, want: impl ToString) -> TxnError {
+    Corruption::new("backref", what, have.to_string(), want.to_string()).within(format!("extent {at}")).into()
+}
+
+impl<'d> Closure<'d> {
+    /// The closure of as many of these blocks and data extents as are to be moved at once, in their order.
+    pub(super) fn of(
+        inner: &Inner,
+        generation: Generation,
+        blocks: &[Logical],
+        data: &'d [Copied],
+    ) -> Result<Closure<'d>, TxnError> {
+        let mut closure = Closure::default();
+        let mut refs = Backrefs::new(inner)?;
+        for at in blocks {
+            if !closure.pieces.is_empty() && closure.pieces.len() >= CLOSURE_BLOCKS_MAX {
+                break;
+            }
+            // It may have gone since it was found.
+            if refs.stored(*at)?.is_none() {
+                continue;
+            }
+            closure.add(&mut refs, *at)?;
+            closure.wanted += 1;
+        }
+        for copied in data {
+            if !closure.pieces.is_empty() && closure.pieces.len() >= CLOSURE_BLOCKS_MAX {
+                break;
+            }
+            let at = copied.from.start;
+            let Some(stored) = refs.stored(at)?.filter(|stored| stored.len == copied.from.len.0) else { continue };
+            let naming = refs.naming(at)?;
+            let named: u64 = naming.iter().map(|naming| naming.items).sum();
+            if named != stored.refs {
+                return Err(lies(at, "items that name the data", named, stored.refs));
+            }
+            for naming in naming {
+                closure.add(&mut refs, naming.leaf.logical())?;
+            }
+            closure.data.insert(at, copied);
+        }
+        for at in blocks {
+            if let Some(&index) = closure.index.get(at) {
+                closure.pieces[index].moves = true;
+            }
+        }
+        let open = |node: &Node| node.generation() == generation && inner.dirty.contains(node.logical());
+        for piece in &mut closure.pieces {
+            piece.moves |= !open(&piece.node);
+        }
+        closure.mark(inner)?;
+        Ok(closure)
+    }
+
+    /// Takes in a block and all above it.
+    fn add(&mut self, refs: &mut Backrefs<'_>, at: Logical) -> Result<(), TxnError> {
+        // Levels rise with each step, so that no more than eight blocks are open at a time.
+        let mut todo = vec![Todo::Open(at, 0)];
+        while let Some(next) = todo.pop() {
+            match next {
+                Todo::Open(at, level_min) => {
+                    if self.index.contains_key(&at) {
+                        continue;
+                    }
+                    let node = refs.read(at)?;
+                    if node.level() < level_min {
+                        return Err(lies(at, "level of a parent", node.level(), level_min));
+                    }
+                    let Some(stored) = refs.stored(at)? else {
+                        return Err(lies(at, "extent item", "none", "one, since it is referred to"));
+                    };
+                    let mut users = Vec::new();
+                    for user in refs.users(at)? {
+                        let (root, above) = match user {
+                            RefKey::TreeParent(parent) => (None, parent),
+                            RefKey::TreeRoot(tree) => match refs.above_in(tree, &node)? {
+                                Above::Root => (Some(tree), Logical(0)),
+                                Above::Block(parent) => (None, parent.logical()),
+                                Above::Nobody => return Err(lies(at, "block that refers to it", "none", tree)),
+                            },
+                            other => return Err(lies(at, "reference", format!("{other:?}"), "one of a tree block")),
+                        };
+                        users.push((user, root, above));
+                    }
+                    if users.is_empty() || users.len() as u64 != stored.refs {
+                        return Err(lies(at, "references found", users.len(), stored.refs));
+                    }
+                    let above: Vec<Logical> = users.iter().filter(|u| u.1.is_none()).map(|u| u.2).collect();
+                    let level = node.level() + 1;
+                    todo.push(Todo::Close(node, stored.full_backref, users));
+                    todo.extend(above.into_iter().map(|at| Todo::Open(at, level)));
+                }
+                Todo::Close(node, full, users) => {
+                    let at = node.logical();
+                    let users = users
+                        .into_iter()
+                        .map(|(key, root, above)| {
+                            let from = match root {
+                                Some(tree) => From::Root(tree),
+                                None => From::Piece(self.index[&above]),
+                            };
+                            (key, from)
+                        })
+                        .collect();
+                    self.index.entry(at).or_insert_with(|| {
+                        self.pieces.push(Piece { node, users, full, moves: false, marked: false, to: at });
+                        self.pieces.len() - 1
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides which of those that move get the mark of relocated blocks: whatever others than its owner may reach, or what names
+    /// what it refers to by its address. Roots are never shared.
+    fn mark(&mut self, inner: &Inner) -> Result<(), TxnError> {
+        let mut sets = RootSets::default();
+        let mut reach = vec![RootSet::EMPTY; self.pieces.len()];
+        let mut order: Vec<usize> = (0..self.pieces.len()).collect();
+        order.sort_by_key(|&index| std::cmp::Reverse(self.pieces[index].node.level()));
+        let mut last_snapshots: HashMap<TreeId, Option<Generation>> = HashMap::new();
+        for index in order {
+            let piece = &self.pieces[index];
+            let (mut set, mut is_root) = (RootSet::EMPTY, false);
+            for (_, from) in &piece.users {
+                set = match from {
+                    From::Root(tree) => {
+                        is_root = true;
+                        sets.with(set, *tree)
+                    }
+                    From::Piece(above) => sets.union(set, reach[*above]),
+                };
+            }
+            reach[index] = set;
+            let owner = piece.node.owner();
+            let marked = if piece.full {
+                true
+            } else if is_root || !owner.is_shareable() {
+                false
+            } else {
+                let last = match last_snapshots.get(&owner) {
+                    Some(last) => *last,
+                    None => {
+                        let state = inner.trees.get(&inner.blocks, owner)?;
+                        let last = state.and_then(|state| state.last_snapshot());
+                        last_snapshots.insert(owner, last);
+                        last
+                    }
+                };
+                let young = last.is_some_and(|last| piece.node.generation() > last);
+                let alone = young && !piece.node.flags().contains(HeaderFlags::RELOC);
+                !alone && sets.trees(set).as_ref() != [owner]
+            };
+            self.pieces[index].marked = marked;
+        }
+        Ok(())
+    }
+
+    /// References to other extents that are told anew when the pieces move: a measure of what settling will have to do.
+    pub(super) fn refs_told(&self) -> u64 {
+        let of = |piece: &Piece| {
+            let below = if piece.moves && piece.marked || piece.node.is_leaf() { piece.node.len() as u64 } else { 0 };
+            2 * piece.users.len() as u64 + below
+        };
+        self.pieces.iter().map(of).sum()
+    }
+}
