@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use clap::Parser;
 
 mod allocator;
+mod balance;
 mod check;
 mod commit;
 mod create;
@@ -75,6 +76,12 @@ const BENCHES: &[Bench] = &[
         name: "snapshot-drop",
         what: "deleting half of 16 and 64 snapshots until their space is back, quota off and on, beside the kernel on copies",
         run: quota::snapshot_drop,
+    },
+    Bench {
+        name: "balance",
+        what: "moving all metadata with 16 and 64 snapshots, and with snapshots that share less, quota off and on, in-process \
+               beside the kernel's balance start -m, on copies of one image",
+        run: balance::run,
     },
     Bench {
         name: "qgroup-churn",

@@ -14,8 +14,8 @@ use crate::Args;
 use crate::measure::{Better, Report, median, time};
 
 const IMAGE_LEN: u64 = 4 << 30;
-const FILES: usize = 100_000;
-const DIRS: usize = 200;
+pub(crate) const FILES: usize = 100_000;
+pub(crate) const DIRS: usize = 200;
 const CHANGED: usize = 3;
 const NODESIZE: u32 = 4096;
 /// Bytes of each file: they lie in its item.
@@ -30,7 +30,7 @@ fn make(path: &Path) -> Result<Image> {
 }
 
 /// Files, and `snapshots` of them.
-fn build(path: &Path, snapshots: usize, quota: bool) -> Result<()> {
+pub(crate) fn build(path: &Path, snapshots: usize, quota: bool) -> Result<()> {
     let image = make(path)?;
     let fs = image.fs();
     let live = image.create_subvol("/live")?;
@@ -62,7 +62,7 @@ fn build(path: &Path, snapshots: usize, quota: bool) -> Result<()> {
     Ok(image.close()?)
 }
 
-fn copy(of: &Path, to: &str) -> Result<PathBuf> {
+pub(crate) fn copy(of: &Path, to: &str) -> Result<PathBuf> {
     let copy = of.with_file_name(to);
     tool("cp", ["--sparse=always", &of.display().to_string(), &copy.display().to_string()])?;
     Ok(copy)

@@ -62,6 +62,15 @@ impl Style {
     }
 }
 
+/// What a block group is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum GroupKind {
+    Data,
+    Metadata,
+    System,
+}
+
 /// One operation. Offsets and lengths are bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
@@ -195,6 +204,10 @@ pub enum Op {
         seed: u64,
         sync: bool,
     },
+    /// Moves everything in block groups of one kind to other places.
+    Balance {
+        kind: GroupKind,
+    },
     /// Writes everything out and commits; manifests are compared here.
     Sync,
     /// Closes the file system and opens it again, where the target can.
@@ -245,7 +258,7 @@ impl Op {
             | Op::Snapshot { from, to, .. } => {
                 vec![from, to]
             }
-            Op::Sync | Op::Reopen => Vec::new(),
+            Op::Balance { .. } | Op::Sync | Op::Reopen => Vec::new(),
         }
     }
 }

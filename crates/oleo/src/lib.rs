@@ -147,7 +147,7 @@ pub use ops::{Depth, Sharing};
 pub use settings::{PROPERTIES, parse_checksum, parse_compress, random_seed, seed_from_text};
 pub use usage::{FileUsage, GroupUsage, Room};
 
-pub use oleo_txn::{Assigned, Qgroup, QgroupId, QgroupLimit, QuotaState};
+pub use oleo_txn::{Assigned, Moved, Qgroup, QgroupId, QgroupLimit, QuotaState};
 pub use oleo_volume::DeviceInfo;
 pub use uuid::Uuid;
 

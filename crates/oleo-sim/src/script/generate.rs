@@ -7,8 +7,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Op, RenameHow, Style};
+use super::{GroupKind, Op, RenameHow, Style};
 use crate::rng::Rng;
+
+/// Of a hundred operations of scripts that balance, so many do.
+const BALANCE_PERCENT: u64 = 3;
 
 /// What scripts are made of.
 #[derive(Clone, Debug)]
@@ -25,6 +28,8 @@ pub struct Mix {
     pub privileged: bool,
     /// Compression properties.
     pub compress: bool,
+    /// [`Op::Balance`] now and then.
+    pub balance: bool,
     /// [`Op::Reopen`] now and then.
     pub reopen: bool,
     /// Of a hundred operations, so many more make something durable: for runs that crash.
@@ -48,6 +53,7 @@ impl Default for Mix {
             holes: true,
             privileged: true,
             compress: false,
+            balance: false,
             reopen: false,
             promises: 0,
             file_len_max: 1 << 20,
@@ -99,6 +105,14 @@ pub fn generate(seed: u64, mix: &Mix) -> Vec<Op> {
 
 impl Generator<'_> {
     fn next(&mut self) -> Op {
+        if self.mix.balance && self.rng.below(100) < BALANCE_PERCENT {
+            let kind = match self.rng.below(5) {
+                0..2 => GroupKind::Data,
+                2..4 => GroupKind::Metadata,
+                _ => GroupKind::System,
+            };
+            return Op::Balance { kind };
+        }
         if self.mix.promises > 0 && self.rng.below(100) < self.mix.promises {
             return self.promise();
         }

@@ -14,8 +14,9 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::{Op, RenameHow, Style, Target};
+use super::{GroupKind, Op, RenameHow, Style, Target};
 use crate::manifest::{Detail, Manifest};
+use crate::oracle::run;
 use crate::specimen::set_times;
 
 /// A directory on a mounted btrfs (or, without subvolumes and clones, on anything).
@@ -310,6 +311,15 @@ impl Target for Host {
                 }
                 let source = format!("/proc/self/fd/{}", file.as_raw_fd());
                 rustix::fs::linkat(CWD, source, CWD, at, AtFlags::SYMLINK_FOLLOW)
+            }
+            Op::Balance { kind } => {
+                let kind = match kind {
+                    GroupKind::Data => "-d",
+                    GroupKind::Metadata => "-m",
+                    GroupKind::System => "-s",
+                };
+                let top = self.top.display().to_string();
+                run("btrfs", ["balance", "start", "--force", kind, &top]).map(drop).map_err(|_| Errno::IO)
             }
             Op::Sync | Op::Reopen => rustix::fs::syncfs(File::open(&self.top).map_err(|e| errno(&e))?),
         }

@@ -58,3 +58,27 @@ fn with_quota() {
     });
     tally.must_be_clean("random scripts, quota on", |s| judge_script(&base, s, &KINDS, 0, None));
 }
+
+/// Goal: a balance that is cut short anywhere leaves what was there: each of its transactions is whole by itself.
+#[test]
+fn with_balance() {
+    let base = Base::new(Shape::USUAL, &[]);
+    let tally = in_parallel(share(30) as usize, |i| {
+        let seed = 4000 + i as u64;
+        let mix = Mix { subvolumes: true, balance: true, ..mix(seed) };
+        judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
+    });
+    tally.must_be_clean("random scripts with balances", |s| judge_script(&base, s, &KINDS, 0, None));
+}
+
+/// Goal: the same with quota on: the numbers stay right.
+#[test]
+fn with_balance_and_quota() {
+    let base = Base::new(Shape::QUOTA, &[]);
+    let tally = in_parallel(share(30) as usize, |i| {
+        let seed = 5000 + i as u64;
+        let mix = Mix { subvolumes: true, balance: true, ..mix(seed) };
+        judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
+    });
+    tally.must_be_clean("random scripts with balances, quota on", |s| judge_script(&base, s, &KINDS, 0, None));
+}

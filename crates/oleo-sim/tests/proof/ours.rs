@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use oleo::{Image, OpenOptions};
-use oleo_format::{Compression, Ino};
+use oleo_format::{BlockGroupFlags, Compression, Ino};
 use oleo_fs::data::{CloneRange, ExtentKind, KeepSize};
 use oleo_fs::{
     FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, NewSubvol, Rdev, ReadOnly, RenameMode, SetAttr,
     SnapshotOptions, Time as FsTime, XattrMode,
 };
 use oleo_sim::manifest::{Attr, Detail, Kind, Manifest, Piece, Time, TreeView};
-use oleo_sim::script::{ANY_ANSWER, Op, RenameHow, Style, Target};
+use oleo_sim::script::{ANY_ANSWER, GroupKind, Op, RenameHow, Style, Target};
 use rustix::io::Errno;
 
 /// An open image as a tree to walk.
@@ -426,6 +426,20 @@ impl Ours {
                     fs.fsync(&file)?;
                 }
                 fs.link(&file, &dir, name)
+            }
+            Op::Balance { kind } => {
+                let flags = match kind {
+                    GroupKind::Data => BlockGroupFlags::DATA,
+                    GroupKind::Metadata => BlockGroupFlags::METADATA,
+                    GroupKind::System => BlockGroupFlags::SYSTEM,
+                };
+                fs.sync()?;
+                let engine = fs.engine();
+                let groups = engine.space().groups().into_iter().filter(|group| group.flags.intersects(flags));
+                for group in groups {
+                    engine.relocate_group(group.start, &|_| true)?;
+                }
+                Ok(())
             }
             Op::Sync => fs.sync().map(drop),
             Op::Reopen => {
