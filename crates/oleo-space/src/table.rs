@@ -21,23 +21,49 @@ use crate::{Kind, SpaceError};
 /// Slots of a new table; it doubles when they are taken.
 const SLOTS_MIN: usize = 64;
 
+/// Slots that a guess may be off, and is still worth more than halving the table: within a cache line.
+const GUESS_OFF_MAX: usize = 4;
+
 /// The groups in the order of their addresses, each in a slot whose number the index uses.
 pub(crate) struct Table {
     starts: Vec<u64>,
     groups: Vec<Option<GroupRef>>,
     slots: usize,
+    /// Slots for each byte between the first group and the last, for a guess.
+    slots_per_byte: f64,
     /// By kind; none where no group serves the kind.
     index: [Option<OrderIndex>; 3],
 }
 
 impl Table {
     fn new() -> Table {
-        Table { starts: Vec::new(), groups: Vec::new(), slots: SLOTS_MIN, index: Default::default() }
+        Table {
+            starts: Vec::new(),
+            groups: Vec::new(),
+            slots: SLOTS_MIN,
+            slots_per_byte: 0.0,
+            index: Default::default(),
+        }
+    }
+
+    /// How many groups start at or before `at`.
+    fn started(&self, at: u64) -> usize {
+        // Groups are mostly of one length, and then a look around the guess does; else halving the table does.
+        let guess =
+            (at.saturating_sub(self.starts.first().copied().unwrap_or(0)) as f64 * self.slots_per_byte) as usize;
+        let (low, high) = (guess.saturating_sub(GUESS_OFF_MAX), guess.saturating_add(GUESS_OFF_MAX));
+        if let Some(near) = self.starts.get(low..high)
+            && near.first().is_some_and(|&start| start <= at)
+            && near.last().is_some_and(|&start| at < start)
+        {
+            return low + near.partition_point(|&start| start <= at);
+        }
+        self.starts.partition_point(|&start| start <= at)
     }
 
     /// The slot whose group holds `at`, if one does.
     pub(crate) fn slot_of(&self, at: u64) -> Option<usize> {
-        let slot = self.starts.partition_point(|&start| start <= at).checked_sub(1)?;
+        let slot = self.started(at).checked_sub(1)?;
         self.groups[slot].as_ref().is_some_and(|group| at < group.end).then_some(slot)
     }
 
@@ -48,7 +74,7 @@ impl Table {
 
     /// The first slot whose group ends after `at`.
     pub(crate) fn slot_from(&self, at: u64) -> usize {
-        self.slot_of(at).unwrap_or_else(|| self.starts.partition_point(|&start| start <= at))
+        self.slot_of(at).unwrap_or_else(|| self.started(at))
     }
 
     /// The group that holds `at`, or the next one.
@@ -107,6 +133,7 @@ impl Table {
             self.starts.insert(slot, group.start);
             self.groups.insert(slot, Some(group.clone()));
         }
+        self.measure();
         let known = Kind::ALL.iter().all(|&kind| !group.serves(kind) || self.index[kind as usize].is_some());
         if self.starts.len() > self.slots || !last || !known {
             self.rebuild();
@@ -145,12 +172,19 @@ impl Table {
         })
     }
 
+    /// Makes the guess fit.
+    fn measure(&mut self) {
+        let bytes = self.starts.last().zip(self.starts.first()).map_or(0, |(last, first)| last - first);
+        self.slots_per_byte = (self.starts.len().saturating_sub(1)) as f64 / bytes.max(1) as f64;
+    }
+
     /// Makes the index anew, after slots have moved.
     fn rebuild(&mut self) {
         let keep: Vec<bool> = self.groups.iter().map(Option::is_some).collect();
         let mut kept = keep.iter();
         self.starts.retain(|_| kept.next().copied().unwrap_or(true));
         self.groups.retain(Option::is_some);
+        self.measure();
         self.slots = self.slots.max(self.starts.len().next_power_of_two());
         let serves = |kind: Kind| self.groups.iter().flatten().any(|group| group.serves(kind));
         let index = Kind::ALL.map(|kind| serves(kind).then(|| OrderIndex::new(self.slots)));
@@ -192,5 +226,41 @@ impl Tables {
         let answer = change(Arc::get_mut(&mut table).expect("nobody keeps a table"));
         guards.iter_mut().for_each(|guard| **guard = table.clone());
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oleo_format::BlockGroupFlags;
+
+    use super::*;
+    use crate::testing::{MIB, Rng, info};
+
+    /// Goal: the group of an address is found whatever the guess says. Method: tables of groups of one length, of two lengths, and
+    /// with gaps at random; every edge of every group beside a search from the front.
+    #[test]
+    fn addresses_find_their_groups() {
+        let mut rng = Rng::new(3);
+        for shape in 0..40 {
+            let mut table = Table::new();
+            let mut at = rng.below(3) * MIB;
+            let mut groups = Vec::new();
+            for _ in 0..rng.below(200) {
+                let len = if shape % 4 > 0 && rng.below(8) == 0 { 64 * MIB } else { MIB };
+                groups.push((at, at + len));
+                at += len + if shape % 4 > 1 { rng.below(shape % 4 * 3) * MIB } else { 0 };
+            }
+            for &(start, end) in &groups {
+                let info = info(start, end - start, BlockGroupFlags::DATA);
+                table.insert(Arc::new(Group::new(&info, None, 12))).unwrap();
+            }
+            let edges = groups.iter().flat_map(|&(start, end)| [start, start + 1, end - 1, end]);
+            for at in edges.chain([0, u64::MAX]) {
+                let want = groups.iter().position(|&(start, end)| (start..end).contains(&at));
+                assert_eq!(table.slot_of(at), want, "shape {shape}: {at}");
+                let next = groups.iter().position(|&(_, end)| end > at).unwrap_or(groups.len());
+                assert_eq!(table.slot_from(at), next, "shape {shape}: {at}");
+            }
+        }
     }
 }
