@@ -38,6 +38,7 @@ impl FreeSource for Empty {
 fn space_of(groups: u64, full_but: Option<u64>) -> Space {
     let space = Space::new(4096, NODE as u32, Arc::new(Empty));
     let len = 1 << 30;
+    let mut idle = Vec::new();
     for i in 0..groups {
         let full = full_but.is_some_and(|one| one != i);
         let start = (i + 1) * len;
@@ -50,8 +51,14 @@ fn space_of(groups: u64, full_but: Option<u64>) -> Space {
             free_extents: None,
             read_only: false,
         };
-        let free = (!full).then(|| vec![Run::new(Logical(start), ByteLen(len))]);
-        if let Err(error) = space.add_group(info, free) {
+        if full {
+            idle.push(info);
+        } else if let Err(error) = space.add_group(info, Some(vec![Run::new(Logical(start), ByteLen(len))])) {
+            println!("{error}");
+        }
+        if (idle.len() == 1024 || i == groups - 1)
+            && let Err(error) = space.add_groups(&std::mem::take(&mut idle))
+        {
             println!("{error}");
         }
     }

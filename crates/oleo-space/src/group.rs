@@ -13,19 +13,25 @@
 //! answered, the free runs are *source ∪ freed − pinned*, which is right whether the source read the state before or
 //! after the commit that is going on. Once evicted a group keeps its counts and its place in the index, which are exact.
 //!
+//! Most groups of a large volume are idle: nobody has looked into them, and nothing is pinned there. Such a group is its
+//! [`Group`] and nothing else, so what only the others need is in a [`Live`], and groups that are added together stand in one
+//! piece of memory, a *block*, without counts of their own: whoever keeps a group ([`GroupRef`]) keeps its block.
+//!
 //! Invariants: `free` is the sum of the runs and of what is held once loaded; no byte is in two of runs, `held`, `pinned`.
+//! A removed group has no runs, and none are read.
 //!
 //! Locks: a group's `state` (rank 20) is held for a few steps at a time and never while the source is asked: the
-//! loader marks the group `Loading`, lets go, asks, and comes back. Others skip it, or wait on `changed`. The table
+//! loader marks the group `Loading`, lets go, asks, and comes back. Others skip it, or wait for [`News`]. The table
 //! (rank 18) is taken before the state, never after.
 
 use std::fmt;
-use std::sync::Arc;
+use std::ops::Deref;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
+use std::sync::{Arc, Weak};
 
 use oleo_format::{BlockGroupFlags, ByteLen, Logical};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::ranges::Ranges;
 use crate::runs::{Runs, order_of};
@@ -137,37 +143,111 @@ pub(crate) struct Sets {
 
 static NO_SETS: Sets = Sets { freed: Ranges::EMPTY, pinned: Ranges::EMPTY, held: Ranges::EMPTY };
 
-pub(crate) struct State {
-    pub(crate) content: Content,
-    sets: Option<Box<Sets>>,
+/// What a group has that is not idle.
+struct Live {
+    content: Content,
+    sets: Sets,
     /// Grows with each change of the runs.
-    pub(crate) changes: u32,
+    changes: u32,
     /// Bytes of memory that were counted for the runs.
-    pub(crate) memory: u32,
+    memory: u32,
     /// Somebody looked at the runs since the last sweep came by.
-    pub(crate) recent: bool,
-    pub(crate) read_only: bool,
-    pub(crate) removed: bool,
+    recent: bool,
 }
 
+/// What a group's lock covers.
+#[derive(Default)]
+pub(crate) struct State(Option<Box<Live>>);
+
 impl State {
-    pub(crate) fn sets(&self) -> &Sets {
-        self.sets.as_deref().unwrap_or(&NO_SETS)
+    fn live(&mut self) -> &mut Live {
+        self.0.get_or_insert_with(|| {
+            let content = Content::Unloaded;
+            Box::new(Live { content, sets: Sets::default(), changes: 0, memory: 0, recent: true })
+        })
     }
 
-    /// Changes the sets; they take memory only while something is in them.
-    pub(crate) fn with_sets<T>(&mut self, change: impl FnOnce(&mut Sets) -> T) -> T {
-        let sets = self.sets.get_or_insert_default();
-        let answer = change(sets);
-        if sets.freed.total() + sets.pinned.total() + sets.held.total() == 0 {
-            self.sets = None;
+    /// Gives up the memory where nothing is left to remember.
+    fn rest(&mut self) {
+        let idle = |live: &Live| matches!(live.content, Content::Unloaded) && live.sets.are_empty();
+        if self.0.as_deref().is_some_and(idle) {
+            debug_assert!(self.0.as_ref().is_some_and(|live| live.memory == 0), "memory of no runs is counted");
+            self.0 = None;
         }
+    }
+
+    pub(crate) fn content(&self) -> &Content {
+        self.0.as_ref().map_or(&Content::Unloaded, |live| &live.content)
+    }
+
+    /// The runs, where they are known.
+    pub(crate) fn runs(&self) -> Option<&Runs> {
+        match self.content() {
+            Content::Loaded(runs) => Some(runs),
+            Content::Unloaded | Content::Loading => None,
+        }
+    }
+
+    /// The same, to change them.
+    pub(crate) fn runs_mut(&mut self) -> Option<&mut Runs> {
+        match &mut self.0.as_mut()?.content {
+            Content::Loaded(runs) => Some(runs),
+            Content::Unloaded | Content::Loading => None,
+        }
+    }
+
+    /// Changes what is known of the runs; returns by how many bytes that changes what all runs take.
+    pub(crate) fn set_content(&mut self, content: Content) -> i64 {
+        let live = self.live();
+        live.content = content;
+        live.recent = true;
+        let delta = self.count_memory();
+        self.rest();
+        delta
+    }
+
+    /// Brings the count of memory up to date; returns by how many bytes it has changed.
+    pub(crate) fn count_memory(&mut self) -> i64 {
+        let Some(live) = &mut self.0 else { return 0 };
+        let now = match &live.content {
+            Content::Loaded(runs) => u32::try_from(runs.memory()).unwrap_or(u32::MAX),
+            Content::Unloaded | Content::Loading => 0,
+        };
+        i64::from(now) - i64::from(std::mem::replace(&mut live.memory, now))
+    }
+
+    pub(crate) fn sets(&self) -> &Sets {
+        self.0.as_ref().map_or(&NO_SETS, |live| &live.sets)
+    }
+
+    /// Changes the sets.
+    pub(crate) fn with_sets<T>(&mut self, change: impl FnOnce(&mut Sets) -> T) -> T {
+        let answer = change(&mut self.live().sets);
+        self.rest();
         answer
     }
 
-    /// Whether something is allocated from the group.
-    pub(crate) fn is_open(&self) -> bool {
-        !self.read_only && !self.removed
+    /// Differs where the runs have changed, while they are known.
+    pub(crate) fn changes(&self) -> u32 {
+        self.0.as_ref().map_or(0, |live| live.changes)
+    }
+
+    /// The runs have changed.
+    pub(crate) fn changed(&mut self) {
+        if let Some(live) = &mut self.0 {
+            live.changes = live.changes.wrapping_add(1);
+        }
+    }
+
+    /// Whether somebody looked at the runs since the last sweep came by.
+    pub(crate) fn recent(&self) -> bool {
+        self.0.as_ref().is_some_and(|live| live.recent)
+    }
+
+    pub(crate) fn set_recent(&mut self, recent: bool) {
+        if let Some(live) = &mut self.0 {
+            live.recent = recent;
+        }
     }
 }
 
@@ -177,9 +257,11 @@ pub(crate) struct Group {
     pub(crate) flags: BlockGroupFlags,
     /// Bytes that nobody may have.
     excluded: u32,
+    /// Nothing is allocated from it. Changed under `state`.
+    pub(crate) read_only: AtomicBool,
+    /// It is not in the table any more. Changed under `state`.
+    pub(crate) removed: AtomicBool,
     pub(crate) state: Mutex<State>,
-    /// Told when a load has ended, well or not, and when what was held is let go.
-    pub(crate) changed: Condvar,
     /// As the index has them. Changed under `state`.
     longest: AtomicU8,
     average: AtomicU8,
@@ -202,28 +284,31 @@ pub(crate) const COUNT_UNTOLD: u32 = u32::MAX - 1;
 /// that corrects itself, once a group; not hoping leaves long runs unfound until nothing else is left.
 const HOPE: u64 = 16;
 
+impl Sets {
+    fn are_empty(&self) -> bool {
+        self.freed.total() + self.pinned.total() + self.held.total() == 0
+    }
+}
+
 impl Group {
     pub(crate) fn new(info: &GroupInfo, free: Option<Vec<(u64, u64)>>, sector_shift: u32) -> Group {
         let runs = free.map(|runs| Box::new(Runs::from_sorted(Run::new(info.start, info.len), sector_shift, &runs)));
         let free = runs
             .as_ref()
             .map_or(info.len.0.saturating_sub(info.used.0).saturating_sub(info.excluded.0), |runs| runs.total());
+        let mut state = State::default();
+        if let Some(runs) = runs {
+            state.live().content = Content::Loaded(runs);
+        }
         let group = Group {
             start: info.start.0,
             end: info.start.0 + info.len.0,
             flags: info.flags,
             // Superblock mirrors: a few of 64 KiB.
             excluded: u32::try_from(info.excluded.0).unwrap_or(u32::MAX),
-            state: Mutex::new(State {
-                content: runs.map_or(Content::Unloaded, Content::Loaded),
-                sets: None,
-                changes: 0,
-                memory: 0,
-                recent: true,
-                read_only: info.read_only,
-                removed: false,
-            }),
-            changed: Condvar::new(),
+            read_only: AtomicBool::new(info.read_only),
+            removed: AtomicBool::new(false),
+            state: Mutex::new(state),
             longest: AtomicU8::new(0),
             average: AtomicU8::new(0),
             used_dirty: AtomicBool::new(false),
@@ -248,6 +333,16 @@ impl Group {
         self.flags.contains(kind.flag())
     }
 
+    /// Whether something is allocated from the group. Changes under `state`.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.read_only.load(SeqCst) && !self.is_removed()
+    }
+
+    /// Whether the table has forgotten it.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.removed.load(SeqCst)
+    }
+
     /// As the index has them.
     pub(crate) fn orders(&self) -> Orders {
         Orders { longest: self.longest.load(SeqCst), average: self.average.load(SeqCst) }
@@ -265,9 +360,9 @@ impl Group {
 
     pub(crate) fn info(&self) -> GroupInfo {
         let state = self.state.lock();
-        let free_extents = match &state.content {
-            Content::Loaded(runs) => u32::try_from(runs.count()).ok(),
-            _ => Some(self.count.load(SeqCst)).filter(|&count| count < COUNT_UNTOLD),
+        let free_extents = match state.runs() {
+            Some(runs) => u32::try_from(runs.count()).ok(),
+            None => Some(self.count.load(SeqCst)).filter(|&count| count < COUNT_UNTOLD),
         };
         GroupInfo {
             start: Logical(self.start),
@@ -276,17 +371,17 @@ impl Group {
             used: ByteLen(self.used.load(SeqCst)),
             excluded: ByteLen(self.excluded.into()),
             free_extents,
-            read_only: state.read_only,
+            read_only: self.read_only.load(SeqCst),
         }
     }
 
     /// What the index should hold for this group now; `freed_len` bytes in one run have just become free.
     pub(crate) fn orders_now(&self, state: &State, freed_len: u64, sector_shift: u32) -> Orders {
-        if !state.is_open() {
+        if !self.is_open() {
             return Orders::NONE;
         }
         let filed = |len: u64| if len >> sector_shift == 0 { 0 } else { order_of(len, sector_shift) as u8 + 1 };
-        match &state.content {
+        match state.content() {
             Content::Loaded(runs) => {
                 let held = state.sets().held.iter().map(|(start, end)| filed(end - start)).max().unwrap_or(0);
                 let longest = runs.top_order().map_or(0, |order| order as u8 + 1).max(held);
@@ -333,5 +428,67 @@ pub(crate) fn check_runs(
     Ok(out)
 }
 
-/// A group and its place in the address space, shared by all who hold it.
-pub(crate) type GroupRef = Arc<Group>;
+/// Groups that were added together.
+pub(crate) type Block = Arc<[Group]>;
+
+/// A group that somebody keeps, be it in the table or not.
+#[derive(Clone)]
+pub(crate) struct GroupRef {
+    block: Block,
+    at: usize,
+}
+
+impl Deref for GroupRef {
+    type Target = Group;
+
+    fn deref(&self) -> &Group {
+        &self.block[self.at]
+    }
+}
+
+impl GroupRef {
+    /// Who knows it, but does not keep it.
+    pub(crate) fn downgrade(&self) -> WeakGroup {
+        WeakGroup { block: Arc::downgrade(&self.block), at: self.at }
+    }
+}
+
+/// A group that somebody knows.
+pub(crate) struct WeakGroup {
+    block: Weak<[Group]>,
+    at: usize,
+}
+
+impl WeakGroup {
+    pub(crate) fn upgrade(&self) -> Option<GroupRef> {
+        Some(GroupRef { block: self.block.upgrade()?, at: self.at })
+    }
+}
+
+/// A group in the table, which is locked.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupHere<'a> {
+    block: &'a Block,
+    group: &'a Group,
+    at: usize,
+}
+
+impl<'a> GroupHere<'a> {
+    /// The group at a place of a block.
+    pub(crate) fn new(block: &'a Block, at: usize) -> GroupHere<'a> {
+        GroupHere { block, group: &block[at], at }
+    }
+
+    /// Keeps it beyond the table's lock.
+    pub(crate) fn keep(self) -> GroupRef {
+        GroupRef { block: self.block.clone(), at: self.at }
+    }
+}
+
+impl Deref for GroupHere<'_> {
+    type Target = Group;
+
+    fn deref(&self) -> &Group {
+        self.group
+    }
+}

@@ -15,7 +15,7 @@ use std::fmt;
 
 use oleo_format::{ByteLen, Logical};
 
-use crate::group::{Content, GroupRef};
+use crate::group::GroupRef;
 use crate::space::Share;
 use crate::{LoadError, Run, Space};
 
@@ -65,13 +65,13 @@ impl Drop for HeldRun {
         let mut state = self.group.state.lock();
         let (start, end) = (self.run.start.0, self.run.end().0);
         state.with_sets(|sets| sets.held.remove(start, end));
-        if let Content::Loaded(runs) = &mut state.content {
+        if let Some(runs) = state.runs_mut() {
             let free_again = runs.insert(start, end);
             debug_assert!(free_again, "{:?} was held and free", self.run);
         }
         self.inner.refile(&table, &self.group, &mut state, self.run.len.0);
         drop((state, table));
-        self.group.changed.notify_all();
+        self.inner.news.tell();
     }
 }
 
@@ -80,19 +80,15 @@ impl HoldFree {
     fn hold_in(&self, group: &GroupRef) -> Result<Option<HeldRun>, LoadError> {
         let want = &self.want;
         let run = self.inner.with_loaded(group, |table, state, inner| {
-            let Content::Loaded(runs) = &mut state.content else { return None };
-            if state.removed {
-                return None;
-            }
             let piece_max = want.piece_max.0.max(1 << inner.sector_shift);
             let mut at = want.start.0.max(group.start);
-            while let Some((start, end)) = runs.at_or_after(at) {
+            while let Some((start, end)) = state.runs().and_then(|runs| runs.at_or_after(at)) {
                 let from = start.max(at);
                 if from >= want.end.0 {
                     break;
                 }
                 let to = end.min(want.end.0).min(from.saturating_add(piece_max));
-                if end - start >= want.min_len.0 && runs.take(from, to) {
+                if end - start >= want.min_len.0 && state.runs_mut().is_some_and(|runs| runs.take(from, to)) {
                     state.with_sets(|sets| sets.held.unite(from, to));
                     inner.refile(table, group, state, 0);
                     return Some(Run::between(from, to));
@@ -110,7 +106,7 @@ impl Iterator for HoldFree {
 
     fn next(&mut self) -> Option<Self::Item> {
         while self.want.start < self.want.end {
-            let group = self.inner.tables.read().group_from(self.want.start.0)?.clone();
+            let group = self.inner.tables.read().group_from(self.want.start.0)?.keep();
             let held = self.hold_in(&group);
             self.want.start = match &held {
                 Ok(Some(held)) => held.run.end(),

@@ -17,6 +17,7 @@ mod load;
 mod locks;
 #[cfg(test)]
 mod models;
+mod news;
 mod pick;
 mod ranges;
 mod runs;

@@ -14,15 +14,13 @@
 //! alone. Errors: a source that fails leaves the group as it was.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::Weak;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use oleo_format::{ByteLen, Logical};
 use parking_lot::Mutex;
 
-use crate::group::{COUNT_UNKNOWN, COUNT_UNTOLD, Content, Group, GroupRef, State, check_runs};
+use crate::group::{COUNT_UNKNOWN, COUNT_UNTOLD, Content, Group, GroupRef, State, WeakGroup, check_runs};
 use crate::index::By;
 use crate::runs::Runs;
 use crate::space::{Inner, Space};
@@ -44,7 +42,7 @@ const EVICT_STEPS_MAX: usize = 4;
 /// The groups whose runs are in memory.
 pub(crate) struct Residents {
     /// In the order in which they were loaded, or were last spared.
-    queue: Mutex<VecDeque<Weak<Group>>>,
+    queue: Mutex<VecDeque<WeakGroup>>,
     /// Memory of all runs, bytes, about.
     bytes: AtomicU64,
     bytes_max: AtomicU64,
@@ -64,19 +62,23 @@ impl Residents {
 
     /// Brings the count of memory up to date with a group's runs.
     pub(crate) fn note(&self, state: &mut State) {
-        let now = match &state.content {
-            Content::Loaded(runs) => u32::try_from(runs.memory()).unwrap_or(u32::MAX),
-            _ => 0,
-        };
-        if now != state.memory {
+        self.add(state.count_memory());
+    }
+
+    /// Changes what is known of a group's runs.
+    pub(crate) fn set_content(&self, state: &mut State, content: Content) {
+        self.add(state.set_content(content));
+    }
+
+    fn add(&self, bytes: i64) {
+        if bytes != 0 {
             // Wrapping addition of a negative number is subtraction.
-            self.bytes.fetch_add((i64::from(now) - i64::from(state.memory)).cast_unsigned(), Relaxed);
-            state.memory = now;
+            self.bytes.fetch_add(bytes.cast_unsigned(), Relaxed);
         }
     }
 
     pub(crate) fn push(&self, group: &GroupRef) {
-        self.queue.lock().push_back(Arc::downgrade(group));
+        self.queue.lock().push_back(group.downgrade());
     }
 }
 
@@ -88,23 +90,29 @@ impl Inner {
         check_runs(group.run(), runs, self.sector_shift)
     }
 
-    /// Reads a group's runs, with no lock held; `false` where another thread is reading them and `wait` is not set.
+    /// Reads a group's runs, with no lock held; `false` where another thread is reading them and `wait` is not set. A removed
+    /// group has none.
     pub(crate) fn load(&self, group: &GroupRef, wait: bool) -> Result<bool, LoadError> {
         loop {
+            let seen = self.news.seen();
             let mut state = group.state.lock();
-            match &state.content {
+            match state.content() {
+                _ if group.is_removed() => return Ok(true),
                 Content::Loaded(_) => return Ok(true),
                 Content::Loading if !wait => return Ok(false),
-                Content::Loading => group.changed.wait(&mut state),
+                Content::Loading => {
+                    drop(state);
+                    self.news.wait(seen);
+                }
                 Content::Unloaded => {
-                    state.content = Content::Loading;
+                    self.residents.set_content(&mut state, Content::Loading);
                     drop(state);
                     let answer = self.ask(group);
                     let table = self.tables.read();
                     let mut state = group.state.lock();
                     let taken = self.loaded(&table, group, &mut state, answer);
                     drop((state, table));
-                    group.changed.notify_all();
+                    self.news.tell();
                     taken?;
                     // In this order: what was just read is wanted, and must not go before it was looked at.
                     self.evict_some(EVICT_STEPS_MAX);
@@ -124,10 +132,10 @@ impl Inner {
         answer: Result<Vec<(u64, u64)>, LoadError>,
     ) -> Result<(), LoadError> {
         let free = match answer {
-            Ok(free) => free,
-            Err(error) => {
-                state.content = Content::Unloaded;
-                return Err(error);
+            Ok(free) if !group.is_removed() => free,
+            gone => {
+                self.residents.set_content(state, Content::Unloaded);
+                return gone.map(drop);
             }
         };
         let mut runs = Runs::from_sorted(group.run(), self.sector_shift, &free);
@@ -141,18 +149,18 @@ impl Inner {
         });
         let (hoped, known) = (group.free.load(SeqCst), runs.total());
         group.free.store(known, SeqCst);
-        if state.is_open() {
+        if group.is_open() {
             let pool = self.pool_of(group);
             pool.overdraw(hoped.saturating_sub(known));
             pool.uncommit(known.saturating_sub(hoped));
         }
-        state.content = Content::Loaded(Box::new(runs));
-        state.recent = true;
+        self.residents.set_content(state, Content::Loaded(Box::new(runs)));
         self.refile(table, group, state, 0);
         Ok(())
     }
 
-    /// Does something with a group whose runs are known, reading them first if need be. Called with no lock held.
+    /// Does something with a group whose runs are known, reading them first if need be, or that is removed and has none.
+    /// Called with no lock held.
     pub(crate) fn with_loaded<T>(
         &self,
         group: &GroupRef,
@@ -162,8 +170,8 @@ impl Inner {
             // Every turn loads the group; an eviction in between is possible once in a long while.
             let table = self.tables.read();
             let mut state = group.state.lock();
-            if matches!(state.content, Content::Loaded(_)) {
-                state.recent = true;
+            if state.runs().is_some() || group.is_removed() {
+                state.set_recent(true);
                 return Ok(with(&table, &mut state, self));
             }
             drop((state, table));
@@ -180,7 +188,7 @@ impl Inner {
         for _ in 0..2 * COUNTS_BATCH {
             let Some((next, group)) = table.next(kind, by, at) else { break };
             if groups.len() < COUNTS_BATCH && group.count.load(SeqCst) == COUNT_UNKNOWN {
-                groups.push(group.clone());
+                groups.push(group.keep());
             }
             at = next + 1;
         }
@@ -193,8 +201,8 @@ impl Inner {
             let mut state = group.state.lock();
             let count = counts.get(i).copied().flatten().map_or(COUNT_UNTOLD, |count| count.min(COUNT_UNTOLD - 1));
             let first = group.count.compare_exchange(COUNT_UNKNOWN, count, SeqCst, SeqCst).is_ok();
-            let known = matches!(state.content, Content::Loaded(_)) || state.sets().freed.total() > 0;
-            if first && !known && count != COUNT_UNTOLD && state.is_open() {
+            let known = state.runs().is_some() || state.sets().freed.total() > 0;
+            if first && !known && count != COUNT_UNTOLD && group.is_open() {
                 let orders = group.orders_told(count, self.sector_shift);
                 self.file(&table, group, &mut state, orders);
             }
@@ -207,8 +215,7 @@ impl Inner {
         let table = self.tables.read();
         let found = |at: usize| table.next(kind, by, at);
         let candidates = std::iter::successors(found(slot), |&(slot, _)| found(slot + 1)).take(AHEAD_GROUPS);
-        let unloaded =
-            |group: &GroupRef| group.state.try_lock().is_some_and(|s| matches!(s.content, Content::Unloaded));
+        let unloaded = |group: &Group| group.state.try_lock().is_some_and(|s| matches!(s.content(), Content::Unloaded));
         let groups: Vec<Logical> =
             candidates.filter(|(_, group)| unloaded(group)).map(|(_, group)| Logical(group.start)).collect();
         drop(table);
@@ -241,12 +248,11 @@ impl Inner {
     /// where they are not in memory any more.
     fn evict(&self, group: &Group) -> bool {
         let Some(mut state) = group.state.try_lock() else { return false };
-        let changes = state.changes;
-        match &state.content {
-            Content::Loaded(_) if state.removed => {}
-            Content::Loaded(_) if !state.recent && state.sets().held.total() == 0 => {}
+        let changes = state.changes();
+        match state.content() {
+            Content::Loaded(_) if !state.recent() && state.sets().held.total() == 0 => {}
             Content::Loaded(_) | Content::Loading => {
-                state.recent = false;
+                state.set_recent(false);
                 return false;
             }
             Content::Unloaded => return true,
@@ -254,8 +260,8 @@ impl Inner {
         drop(state);
         let Ok(answer) = self.ask(group) else { return false };
         let mut state = group.state.lock();
-        let Content::Loaded(runs) = &state.content else { return false };
-        if state.changes != changes {
+        let Some(runs) = state.runs() else { return group.is_removed() };
+        if state.changes() != changes {
             return false;
         }
         let pinned = &state.sets().pinned;
@@ -266,12 +272,11 @@ impl Inner {
             pinned.iter().for_each(|(start, end)| told.remove(start, end));
             runs.iter().eq(told.iter())
         };
-        if same || state.removed {
+        if same {
             group.count.store(u32::try_from(runs.count()).unwrap_or(COUNT_UNTOLD).min(COUNT_UNTOLD), SeqCst);
-            state.content = Content::Unloaded;
-            self.residents.note(&mut state);
+            self.residents.set_content(&mut state, Content::Unloaded);
         }
-        same || state.removed
+        same
     }
 }
 

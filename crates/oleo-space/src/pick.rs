@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 use oleo_format::{ByteLen, Logical};
 
 use crate::deny::Ask;
-use crate::group::{COUNT_UNKNOWN, Content, Group, GroupRef};
+use crate::group::{COUNT_UNKNOWN, Content, Group, GroupHere};
 use crate::index::By;
 use crate::load::AHEAD_GROUPS;
 use crate::runs::{Fit, Found, ORDERS, Runs, order_of, order_sure};
@@ -368,11 +368,11 @@ impl Inner {
         for _ in 0..2 {
             let table = self.tables.read();
             let Some(group) = table.group_of(aim.at).filter(|group| group.serves(kind)) else { break };
-            let visit = self.visit(&table, group, false, &find);
+            let visit = self.visit(&table, &group, false, &find);
             if !matches!(visit, Visit::Unloaded) {
                 return Ok((visit, group.end));
             }
-            let group = group.clone();
+            let group = group.keep();
             drop(table);
             if !self.load(&group, false)? {
                 break;
@@ -409,7 +409,7 @@ impl Inner {
             };
             // Whatever is free there is too short. (Not so in the other passes, which go by order.)
             let too_short = wait && usize::from(group.orders().longest) <= least;
-            let visit = if too_short { Visit::Nothing } else { self.visit(&table, group, wait, &find) };
+            let visit = if too_short { Visit::Nothing } else { self.visit(&table, &group, wait, &find) };
             match visit {
                 Visit::Taken(run) => return Ok(Some(run)),
                 Visit::Nothing | Visit::Busy => {
@@ -420,12 +420,12 @@ impl Inner {
                 Visit::Unloaded | Visit::Held => {}
             }
             // What takes time is done without the table, which may be another one afterwards.
-            let group: GroupRef = group.clone();
+            let group = group.keep();
             drop(table);
             let mut loaded = false;
             let again = match visit {
                 Visit::Held => {
-                    Self::wait_for_held(&group);
+                    self.wait_for_held(&group);
                     true
                 }
                 _ if !wait && group.count.load(SeqCst) == COUNT_UNKNOWN => {
@@ -454,23 +454,16 @@ impl Inner {
     }
 
     /// Looks into one group, and takes what `find` finds there.
-    fn visit(
-        &self,
-        table: &Table,
-        group: &GroupRef,
-        wait: bool,
-        find: &impl Fn(&Group, &Runs) -> Option<Found>,
-    ) -> Visit {
+    fn visit(&self, table: &Table, group: &Group, wait: bool, find: &impl Fn(&Group, &Runs) -> Option<Found>) -> Visit {
         let state = if wait { Some(group.state.lock()) } else { group.state.try_lock() };
         let Some(mut state) = state else { return Visit::Busy };
-        if !state.is_open() {
+        if !group.is_open() {
             return Visit::Nothing;
         }
-        state.recent = true;
-        let runs = match &mut state.content {
-            Content::Loaded(runs) => runs,
-            Content::Loading if !wait => return Visit::Nothing,
-            _ => return Visit::Unloaded,
+        state.set_recent(true);
+        let is_loading = matches!(state.content(), Content::Loading);
+        let Some(runs) = state.runs_mut() else {
+            return if is_loading && !wait { Visit::Nothing } else { Visit::Unloaded };
         };
         match find(group, runs) {
             Some(found) => {
@@ -485,10 +478,10 @@ impl Inner {
     }
 
     /// Waits until something that is held in a group is let go. Whoever holds it only tells the devices about it.
-    fn wait_for_held(group: &Group) {
-        let mut state = group.state.lock();
-        if state.sets().held.total() > 0 {
-            group.changed.wait(&mut state);
+    fn wait_for_held(&self, group: &Group) {
+        let seen = self.news.seen();
+        if group.state.lock().sets().held.total() > 0 {
+            self.news.wait(seen);
         }
     }
 
@@ -618,14 +611,14 @@ impl Space {
     /// Takes exactly `run`, if it is free; for addresses that something outside names. The bytes are overdrawn.
     pub fn claim(&self, run: Run) -> Result<bool, Refusal> {
         let inner = &self.inner;
-        let group = inner.tables.read().group_of(run.start.0).cloned();
+        let group = inner.tables.read().group_of(run.start.0).map(GroupHere::keep);
         let Some(group) = group.filter(|_| run.len.0 > 0) else { return Ok(false) };
         Ok(inner.with_loaded(&group, |table, state, inner| {
-            let Content::Loaded(runs) = &mut state.content else { return false };
+            let Some(runs) = state.runs_mut() else { return false };
             let taken = runs.take(run.start.0, run.end().0);
             if taken {
                 group.add_free(-run.len.0.cast_signed());
-                if state.is_open() {
+                if group.is_open() {
                     inner.pool_of(&group).overdraw(run.len.0);
                 }
                 inner.refile(table, &group, state, 0);

@@ -9,7 +9,7 @@
 //!    └─────────────────┴─────────────────────────────────────┘
 //! ```
 //!
-//! 1. At mount, `txn` calls [`Space::add_group`] for every block group, in rising order, with what the disk's summary
+//! 1. At mount, `txn` calls [`Space::add_groups`] for all block groups, in rising order, with what the disk's summary
 //!    says; free space is read later, when an allocation looks into the group.
 //! 2. Calls that will need space [`Space::reserve`] it; [`Space::alloc_from`] and [`Space::alloc_blocks`] give
 //!    addresses (`pick` chooses them).
@@ -33,11 +33,12 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::account::Pool;
 use crate::deny::{Ask, Denials};
-use crate::group::{Content, Group, GroupRef, Orders, State, check_runs};
+use crate::group::{Block, Content, Group, GroupHere, GroupRef, Orders, State, check_runs};
 use crate::load::Residents;
+use crate::news::News;
 use crate::pick::Goals;
 use crate::ranges::Ranges;
-use crate::table::{Table, Tables};
+use crate::table::{BLOCK_GROUPS_MAX, Table, Tables};
 use crate::threads::{self, Apart};
 use crate::{GroupInfo, Kind, LoadError, PinSet, Refusal, Reservation, Run, SpaceError};
 
@@ -87,6 +88,8 @@ pub(crate) struct Inner {
     pub(crate) source: RwLock<Arc<dyn FreeSource>>,
     pub(crate) tables: Tables,
     pub(crate) residents: Residents,
+    /// Loads that have ended, held runs that were let go.
+    pub(crate) news: News,
     pools: [Pool; 3],
     /// Data and metadata share groups, so they share pool 0.
     mixed: AtomicBool,
@@ -111,7 +114,7 @@ impl Inner {
     }
 
     /// The group that holds all of `run`.
-    fn group_holding(table: &Table, run: Run) -> Result<&GroupRef, SpaceError> {
+    fn group_holding(table: &Table, run: Run) -> Result<GroupHere<'_>, SpaceError> {
         let group = table.group_of(run.start.0).ok_or(SpaceError::NoGroup(run))?;
         let end = run.start.checked_add(run.len);
         if run.len.0 > 0 && end.is_some_and(|end| end.0 <= group.end) {
@@ -123,7 +126,7 @@ impl Inner {
 
     /// Brings the index up to date after a group's runs have changed.
     pub(crate) fn refile(&self, table: &Table, group: &Group, state: &mut State, freed_len: u64) {
-        state.changes = state.changes.wrapping_add(1);
+        state.changed();
         self.residents.note(state);
         self.file(table, group, state, group.orders_now(state, freed_len, self.sector_shift));
         if freed_len > 0 {
@@ -142,9 +145,9 @@ impl Inner {
 
     /// Makes `start..end` of the group free. Bytes that are free already stay so, once.
     fn free_in(&self, group: &Group, state: &mut State, start: u64, end: u64) {
-        let freed = match &mut state.content {
-            Content::Unloaded | Content::Loading => state.with_sets(|sets| sets.freed.unite(start, end)),
-            Content::Loaded(runs) => {
+        let freed = match state.runs_mut() {
+            None => state.with_sets(|sets| sets.freed.unite(start, end)),
+            Some(runs) => {
                 if runs.insert(start, end) {
                     end - start
                 } else {
@@ -156,7 +159,7 @@ impl Inner {
         #[cfg(test)]
         assert!(freed == end - start, "{start}..{end} was given back but was free");
         group.add_free(freed.cast_signed());
-        if state.is_open() {
+        if group.is_open() {
             self.pool_of(group).uncommit(freed);
         }
     }
@@ -167,8 +170,8 @@ impl Inner {
         // A group that was removed has taken its space with it.
         let Some(group) = table.group_of(run.start.0) else { return };
         let mut state = group.state.lock();
-        self.free_in(group, &mut state, run.start.0, run.end().0.min(group.end));
-        self.refile(&table, group, &mut state, run.len.0);
+        self.free_in(&group, &mut state, run.start.0, run.end().0.min(group.end));
+        self.refile(&table, &group, &mut state, run.len.0);
     }
 
     /// Commits between `min` and `max` bytes of a kind; returns how many.
@@ -226,6 +229,7 @@ impl Space {
             source: RwLock::new(source),
             tables: Tables::new(),
             residents: Residents::new(),
+            news: News::default(),
             pools: Default::default(),
             mixed: AtomicBool::new(false),
             goals: Goals::new(),
@@ -250,39 +254,53 @@ impl Space {
     /// Adds a block group. `free`: its free runs where they are known (a new chunk: all of it), else they are loaded
     /// when needed. Cheapest in rising order.
     pub fn add_group(&self, info: GroupInfo, free: Option<Vec<Run>>) -> Result<(), SpaceError> {
-        let run = Run::new(info.start, info.len);
-        let used_fits = info.used <= info.len;
-        if info.len.0 == 0 || info.start.checked_add(info.len).is_none() || !used_fits {
-            return Err(SpaceError::BadGroup(run));
-        }
         let inner = &*self.inner;
-        let shift = inner.sector_shift;
         let ranges = free.map(|mut runs| {
             runs.sort_unstable();
-            check_runs(run, runs.into_iter(), shift).map_err(|_| SpaceError::BadGroup(run))
+            let run = Run::new(info.start, info.len);
+            check_runs(run, runs.into_iter(), inner.sector_shift).map_err(|_| SpaceError::BadGroup(run))
         });
         let ranges = ranges.transpose()?;
         let loaded = ranges.is_some();
-        let group = Arc::new(Group::new(&info, ranges, shift));
-        inner.tables.write(|table| {
-            table.insert(group.clone())?;
-            let both = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
-            if info.flags.contains(both) && !inner.mixed.swap(true, SeqCst) {
-                inner.pools[0].absorb(&inner.pools[1]);
-            }
-            let pool = inner.pool_of(&group);
-            pool.total.fetch_add(group.len(), SeqCst);
-            pool.used.fetch_add(info.used.0, SeqCst);
-            if group.state.lock().is_open() {
-                inner.reopen(&group);
-            }
-            Ok(())
-        })?;
-        if loaded {
+        self.add_block(std::slice::from_ref(&info), ranges)?;
+        if loaded && let Ok(group) = self.with_group(info.start, |_, group| group.keep()) {
             inner.residents.note(&mut group.state.lock());
             inner.residents.push(&group);
         }
         Ok(())
+    }
+
+    /// Adds many groups whose free runs are not known: for less memory than one by one. Where one is refused, those before
+    /// it may have been added.
+    pub fn add_groups(&self, infos: &[GroupInfo]) -> Result<(), SpaceError> {
+        infos.chunks(BLOCK_GROUPS_MAX).try_for_each(|some| self.add_block(some, None))
+    }
+
+    /// Adds groups that share a piece of memory; `free` is of the first.
+    fn add_block(&self, infos: &[GroupInfo], mut free: Option<Vec<(u64, u64)>>) -> Result<(), SpaceError> {
+        let is_whole =
+            |info: &GroupInfo| info.len.0 > 0 && info.start.checked_add(info.len).is_some() && info.used <= info.len;
+        if let Some(bad) = infos.iter().find(|info| !is_whole(info)) {
+            return Err(SpaceError::BadGroup(Run::new(bad.start, bad.len)));
+        }
+        let inner = &*self.inner;
+        let block: Block = infos.iter().map(|info| Group::new(info, free.take(), inner.sector_shift)).collect();
+        inner.tables.write(|table| {
+            table.insert(block.clone())?;
+            for group in &*block {
+                let both = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
+                if group.flags.contains(both) && !inner.mixed.swap(true, SeqCst) {
+                    inner.pools[0].absorb(&inner.pools[1]);
+                }
+                let pool = inner.pool_of(group);
+                pool.total.fetch_add(group.len(), SeqCst);
+                pool.used.fetch_add(group.used.load(SeqCst), SeqCst);
+                if group.is_open() {
+                    inner.reopen(group);
+                }
+            }
+            Ok(())
+        })
     }
 
     /// Forgets a group, whatever is in it; returns what was known of it. Refused while something in it is pinned, and
@@ -292,18 +310,22 @@ impl Space {
         let info = self.with_group(start, |table, group| {
             let info = group.info();
             let mut state = group.state.lock();
-            if state.removed {
+            if group.is_removed() {
                 return Err(SpaceError::NoGroup(Run::new(start, ByteLen(0))));
             }
             if state.sets().pinned.total() > 0 {
                 return Err(SpaceError::Pinned(start));
             }
-            if !state.read_only && !inner.close(group) {
+            if !group.read_only.load(SeqCst) && !inner.close(&group) {
                 return Err(SpaceError::Reserved(start));
             }
-            state.removed = true;
-            inner.refile(table, group, &mut state, 0);
-            let pool = inner.pool_of(group);
+            group.removed.store(true, SeqCst);
+            // Its memory may go on for others' sake. Who is loading it lets go by itself.
+            if state.runs().is_some() {
+                inner.residents.set_content(&mut state, Content::Unloaded);
+            }
+            inner.refile(table, &group, &mut state, 0);
+            let pool = inner.pool_of(&group);
             pool.total.fetch_sub(group.len(), SeqCst);
             pool.used.fetch_sub(group.used.load(SeqCst), SeqCst);
             Ok(info)
@@ -317,23 +339,23 @@ impl Space {
         let inner = &*self.inner;
         self.with_group(start, |table, group| {
             let mut state = group.state.lock();
-            if state.read_only == read_only || state.removed {
+            if group.read_only.load(SeqCst) == read_only || group.is_removed() {
                 return Ok(());
             }
-            if read_only && !inner.close(group) {
+            if read_only && !inner.close(&group) {
                 return Err(SpaceError::Reserved(start));
             }
-            state.read_only = read_only;
+            group.read_only.store(read_only, SeqCst);
             if !read_only {
-                inner.reopen(group);
+                inner.reopen(&group);
             }
             let freed_len = if read_only { 0 } else { group.free.load(SeqCst) };
-            inner.refile(table, group, &mut state, freed_len);
+            inner.refile(table, &group, &mut state, freed_len);
             Ok(())
         })?
     }
 
-    fn with_group<T>(&self, at: Logical, with: impl FnOnce(&Table, &GroupRef) -> T) -> Result<T, SpaceError> {
+    fn with_group<T>(&self, at: Logical, with: impl FnOnce(&Table, GroupHere<'_>) -> T) -> Result<T, SpaceError> {
         let table = self.inner.tables.read();
         let group = table.group_of(at.0).ok_or(SpaceError::NoGroup(Run::new(at, ByteLen(0))))?;
         Ok(with(&table, group))
@@ -351,9 +373,9 @@ impl Space {
 
     /// The free runs of the group that holds `at`, rising, loaded if need be.
     pub fn free_runs(&self, at: Logical) -> Result<Vec<Run>, FreeRunsError> {
-        let group = self.with_group(at, |_, group| group.clone())?;
+        let group = self.with_group(at, |_, group| group.keep())?;
         Ok(self.inner.with_loaded(&group, |_, state, _| {
-            let Content::Loaded(runs) = &state.content else { return Vec::new() };
+            let Some(runs) = state.runs() else { return Vec::new() };
             let mut free = Ranges::EMPTY;
             for (start, end) in runs.iter().chain(state.sets().held.iter()) {
                 free.unite(start, end);
@@ -375,15 +397,13 @@ impl Space {
         let group = Inner::group_holding(&table, run)?;
         let (start, end) = (run.start.0, run.end().0);
         let mut state = group.state.lock();
-        let is_free = match &state.content {
-            Content::Loaded(runs) => runs.touches(start, end),
-            Content::Unloaded | Content::Loading => state.sets().freed.touches(start, end),
-        };
+        let is_free =
+            state.runs().map_or_else(|| state.sets().freed.touches(start, end), |runs| runs.touches(start, end));
         let is_free = is_free || state.sets().held.touches(start, end);
         if is_free || !state.with_sets(|sets| sets.pinned.insert(start, end)) {
             return Err(SpaceError::FreedTwice(run));
         }
-        self.inner.pool_of(group).pinned.fetch_add(run.len.0, SeqCst);
+        self.inner.pool_of(&group).pinned.fetch_add(run.len.0, SeqCst);
         self.inner.pins.lock().push(run);
         Ok(())
     }
@@ -416,12 +436,12 @@ impl Space {
             while let Some(run) = next {
                 let (start, end) = (run.start.0, run.end().0.min(group.end));
                 state.with_sets(|sets| sets.pinned.remove(start, end));
-                self.inner.free_in(group, &mut state, start, end);
-                self.inner.pool_of(group).pinned.fetch_sub(end - start, SeqCst);
+                self.inner.free_in(&group, &mut state, start, end);
+                self.inner.pool_of(&group).pinned.fetch_sub(end - start, SeqCst);
                 longest = longest.max(end - start);
                 next = runs.next_if(|run| run.start.0 < group.end);
             }
-            self.inner.refile(&table, group, &mut state, longest);
+            self.inner.refile(&table, &group, &mut state, longest);
         }
     }
 
@@ -462,7 +482,7 @@ impl Space {
 
     /// Settling has changed the bytes used of the group that holds `at`.
     pub fn note_used(&self, at: Logical, delta: i64) -> Result<(), SpaceError> {
-        let group = self.with_group(at, |_, group| group.clone())?;
+        let group = self.with_group(at, |_, group| group.keep())?;
         let change = |used: u64| used.checked_add_signed(delta).filter(|&used| used <= group.len());
         group.used.fetch_update(SeqCst, SeqCst, change).map_err(|used| SpaceError::UsedOutOfRange {
             group: Logical(group.start),

@@ -3,7 +3,7 @@
 //! Every allocation and every free reads the table, so it is behind as many read-write locks as there are processors: a
 //! reader takes the one of its thread, which is mostly its own, a writer (a group comes or goes) all of them in order.
 //!
-//! Invariants: `starts` and `groups` are parallel; a slot without a group has no bit in the index; the index says of each
+//! Invariants: `starts` and `places` are parallel; a slot without a group has no bit in the index; the index says of each
 //! group what its `order` and `average` say.
 //!
 //! Locks: rank 18, before the state of any group. Under it a group's state may be waited for, a load or a held run not.
@@ -13,13 +13,19 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockReadGuard};
 use smallvec::SmallVec;
 
-use crate::group::{Group, GroupRef, Orders};
+use crate::group::{Block, Group, GroupHere, Orders};
 use crate::index::{By, OrderIndex};
 use crate::threads::{self, Apart};
 use crate::{Kind, SpaceError};
 
-/// Slots of a new table; it doubles when they are taken.
+/// Slots of a new table; it grows by a quarter when they are taken.
 const SLOTS_MIN: usize = 64;
+
+/// The place of a slot whose group was removed.
+const NO_PLACE: u32 = u32::MAX;
+
+/// Groups that a block may have: places leave that many numbers to each.
+pub(crate) const BLOCK_GROUPS_MAX: usize = 64;
 
 /// Slots that a guess may be off, and is still worth more than halving the table: within a cache line.
 const GUESS_OFF_MAX: usize = 4;
@@ -27,7 +33,10 @@ const GUESS_OFF_MAX: usize = 4;
 /// The groups in the order of their addresses, each in a slot whose number the index uses.
 pub(crate) struct Table {
     starts: Vec<u64>,
-    groups: Vec<Option<GroupRef>>,
+    /// Where the group of a slot is: the number of its block, times [`BLOCK_GROUPS_MAX`], and its number there.
+    places: Vec<u32>,
+    /// All that places name, and some that none names any more.
+    blocks: Vec<Block>,
     slots: usize,
     /// Slots for each byte between the first group and the last, for a guess.
     slots_per_byte: f64,
@@ -39,7 +48,8 @@ impl Table {
     fn new() -> Table {
         Table {
             starts: Vec::new(),
-            groups: Vec::new(),
+            places: Vec::new(),
+            blocks: Vec::new(),
             slots: SLOTS_MIN,
             slots_per_byte: 0.0,
             index: Default::default(),
@@ -64,12 +74,22 @@ impl Table {
     /// The slot whose group holds `at`, if one does.
     pub(crate) fn slot_of(&self, at: u64) -> Option<usize> {
         let slot = self.started(at).checked_sub(1)?;
-        self.groups[slot].as_ref().is_some_and(|group| at < group.end).then_some(slot)
+        self.group_at(slot).is_some_and(|group| at < group.end).then_some(slot)
+    }
+
+    /// The group of a slot, if it has one.
+    fn group_at(&self, slot: usize) -> Option<GroupHere<'_>> {
+        self.group_in(*self.places.get(slot)?)
+    }
+
+    fn group_in(&self, place: u32) -> Option<GroupHere<'_>> {
+        let place = Some(place).filter(|&place| place != NO_PLACE)? as usize;
+        Some(GroupHere::new(&self.blocks[place / BLOCK_GROUPS_MAX], place % BLOCK_GROUPS_MAX))
     }
 
     /// The group that holds `at`.
-    pub(crate) fn group_of(&self, at: u64) -> Option<&GroupRef> {
-        self.groups[self.slot_of(at)?].as_ref()
+    pub(crate) fn group_of(&self, at: u64) -> Option<GroupHere<'_>> {
+        self.group_at(self.started(at).checked_sub(1)?).filter(|group| at < group.end)
     }
 
     /// The first slot whose group ends after `at`.
@@ -78,18 +98,21 @@ impl Table {
     }
 
     /// The group that holds `at`, or the next one.
-    pub(crate) fn group_from(&self, at: u64) -> Option<&GroupRef> {
-        self.groups.get(self.slot_from(at)..)?.iter().flatten().next()
+    pub(crate) fn group_from(&self, at: u64) -> Option<GroupHere<'_>> {
+        self.places.get(self.slot_from(at)..)?.iter().find_map(|&place| self.group_in(place))
     }
 
     /// The next group of `kind` at or after slot `from` that `by` means.
-    pub(crate) fn next(&self, kind: Kind, by: By, from: usize) -> Option<(usize, &GroupRef)> {
+    pub(crate) fn next(&self, kind: Kind, by: By, from: usize) -> Option<(usize, GroupHere<'_>)> {
         let index = self.index[kind as usize].as_ref()?;
         let mut from = from;
         loop {
             // A slot without a group has no bit; one that loses its group just now is stepped over.
             let slot = index.next(by, from)?;
-            match self.groups.get(slot)? {
+            if slot >= self.places.len() {
+                return None;
+            }
+            match self.group_at(slot) {
                 Some(group) => return Some((slot, group)),
                 None => from = slot + 1,
             }
@@ -102,8 +125,8 @@ impl Table {
     }
 
     /// All groups in rising order.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = &GroupRef> {
-        self.groups.iter().flatten()
+    pub(crate) fn groups(&self) -> impl Iterator<Item = GroupHere<'_>> {
+        self.places.iter().filter_map(|&place| self.group_in(place))
     }
 
     /// A group's orders went from `old` to `new`. Whoever calls holds the group's state, or nobody else can have it.
@@ -118,35 +141,57 @@ impl Table {
         }
     }
 
-    /// Adds a group.
-    pub(crate) fn insert(&mut self, group: GroupRef) -> Result<(), SpaceError> {
+    /// Adds a block of groups, or none of it where one would overlap another.
+    pub(crate) fn insert(&mut self, block: Block) -> Result<(), SpaceError> {
+        debug_assert!(block.len() <= BLOCK_GROUPS_MAX);
+        if self.starts.len() + block.len() > self.slots {
+            self.rebuild(block.len());
+        }
+        let first = self.blocks.len() * BLOCK_GROUPS_MAX;
+        self.blocks.push(block.clone());
+        let mut stays = true;
+        for (at, group) in block.iter().enumerate() {
+            match self.place(group, (first + at) as u32) {
+                Ok(is_last) => stays &= is_last,
+                Err(error) => {
+                    block[..at].iter().for_each(|group| self.remove(group.start));
+                    self.rebuild(0);
+                    return Err(error);
+                }
+            }
+        }
+        self.measure();
+        let known = |group: &Group| Kind::ALL.iter().all(|&k| !group.serves(k) || self.index[k as usize].is_some());
+        if stays && block.iter().all(known) {
+            block.iter().for_each(|group| self.change(group, Orders::NONE, group.orders()));
+        } else {
+            self.rebuild(0);
+        }
+        Ok(())
+    }
+
+    /// Gives a group a slot; `false` where slots behind it have moved.
+    fn place(&mut self, group: &Group, place: u32) -> Result<bool, SpaceError> {
         let slot = self.starts.partition_point(|&start| start < group.start);
-        let before = self.groups[..slot].iter().rev().flatten().next();
-        let after = self.groups[slot..].iter().flatten().next();
+        let before = (0..slot).rev().find_map(|slot| self.group_at(slot));
+        let after = (slot..self.places.len()).find_map(|slot| self.group_at(slot));
         if before.is_some_and(|g| g.end > group.start) || after.is_some_and(|g| g.start < group.end) {
             return Err(SpaceError::BadGroup(group.run()));
         }
-        let last = slot == self.starts.len();
+        let is_last = slot == self.starts.len();
         if self.starts.get(slot) == Some(&group.start) {
-            self.groups[slot] = Some(group.clone());
-        } else {
-            self.starts.insert(slot, group.start);
-            self.groups.insert(slot, Some(group.clone()));
+            self.places[slot] = place;
+            return Ok(true);
         }
-        self.measure();
-        let known = Kind::ALL.iter().all(|&kind| !group.serves(kind) || self.index[kind as usize].is_some());
-        if self.starts.len() > self.slots || !last || !known {
-            self.rebuild();
-        } else {
-            self.change(&group, Orders::NONE, group.orders());
-        }
-        Ok(())
+        self.starts.insert(slot, group.start);
+        self.places.insert(slot, place);
+        Ok(is_last)
     }
 
     /// Forgets the group that starts at `start`; its bits are gone already.
     pub(crate) fn remove(&mut self, start: u64) {
         if let Some(slot) = self.slot_of(start) {
-            self.groups[slot] = None;
+            self.places[slot] = NO_PLACE;
         }
     }
 
@@ -157,10 +202,10 @@ impl Table {
             let groups = std::iter::successors(self.next(kind, by, 0), |(slot, _)| self.next(kind, by, slot + 1));
             groups.map(|(_, group)| group.start).collect()
         };
-        let orders = |group: &GroupRef| group.orders_now(&group.state.lock(), 0, sector_shift);
+        let orders = |group: GroupHere<'_>| group.orders_now(&group.state.lock(), 0, sector_shift);
         Kind::ALL.into_iter().all(|kind| {
             let want = |is_meant: &dyn Fn(Orders) -> bool| -> Vec<u64> {
-                let groups = self.groups().filter(|group| group.serves(kind) && is_meant(orders(group)));
+                let groups = self.groups().filter(|group| group.serves(kind) && is_meant(orders(*group)));
                 groups.map(|group| group.start).collect()
             };
             let by_order = (0..crate::runs::ORDERS).all(|order| {
@@ -178,20 +223,44 @@ impl Table {
         self.slots_per_byte = (self.starts.len().saturating_sub(1)) as f64 / bytes.max(1) as f64;
     }
 
-    /// Makes the index anew, after slots have moved.
-    fn rebuild(&mut self) {
-        let keep: Vec<bool> = self.groups.iter().map(Option::is_some).collect();
-        let mut kept = keep.iter();
-        self.starts.retain(|_| kept.next().copied().unwrap_or(true));
-        self.groups.retain(Option::is_some);
+    /// Makes the index anew, after slots have moved or for `more` groups to come, and lets go of blocks that have no group any
+    /// more.
+    fn rebuild(&mut self, more: usize) {
+        let mut kept = self.places.iter().map(|&place| place != NO_PLACE);
+        self.starts.retain(|_| kept.next().unwrap_or(true));
+        self.places.retain(|&place| place != NO_PLACE);
+        self.let_go_of_blocks();
         self.measure();
-        self.slots = self.slots.max(self.starts.len().next_power_of_two());
-        let serves = |kind: Kind| self.groups.iter().flatten().any(|group| group.serves(kind));
+        let (len, need) = (self.starts.len(), self.starts.len() + more);
+        if need > self.slots {
+            self.slots = need + need / 4;
+            self.starts.reserve_exact(self.slots - len);
+            self.places.reserve_exact(self.slots - len);
+        }
+        let serves = |kind: Kind| self.groups().any(|group| group.serves(kind));
         let index = Kind::ALL.map(|kind| serves(kind).then(|| OrderIndex::new(self.slots)));
         self.index = index;
-        for group in self.groups.iter().flatten() {
-            self.change(group, Orders::NONE, group.orders());
+        for group in self.groups() {
+            self.change(&group, Orders::NONE, group.orders());
         }
+    }
+
+    fn let_go_of_blocks(&mut self) {
+        let number = |place: u32| place as usize / BLOCK_GROUPS_MAX;
+        let mut used = vec![false; self.blocks.len()];
+        self.places.iter().for_each(|&place| used[number(place)] = true);
+        let mut left = 0;
+        let mut renumber = |&used: &bool| {
+            left += usize::from(used);
+            left.saturating_sub(1)
+        };
+        let new: Vec<usize> = used.iter().map(&mut renumber).collect();
+        for place in &mut self.places {
+            let at = *place as usize % BLOCK_GROUPS_MAX;
+            *place = (new[number(*place)] * BLOCK_GROUPS_MAX + at) as u32;
+        }
+        let mut used = used.iter();
+        self.blocks.retain(|_| used.next().is_none_or(|&used| used));
     }
 }
 
@@ -231,6 +300,8 @@ impl Tables {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use oleo_format::BlockGroupFlags;
 
     use super::*;
@@ -250,9 +321,12 @@ mod tests {
                 groups.push((at, at + len));
                 at += len + if shape % 4 > 1 { rng.below(shape % 4 * 3) * MIB } else { 0 };
             }
-            for &(start, end) in &groups {
+            let group = |&(start, end): &(u64, u64)| {
                 let info = info(start, end - start, BlockGroupFlags::DATA);
-                table.insert(Arc::new(Group::new(&info, None, 12))).unwrap();
+                Group::new(&info, None, 12)
+            };
+            for some in groups.chunks(1 + shape as usize) {
+                table.insert(some.iter().map(group).collect()).unwrap();
             }
             let edges = groups.iter().flat_map(|&(start, end)| [start, start + 1, end - 1, end]);
             for at in edges.chain([0, u64::MAX]) {
@@ -261,6 +335,55 @@ mod tests {
                 let next = groups.iter().position(|&(_, end)| end > at).unwrap_or(groups.len());
                 assert_eq!(table.slot_from(at), next, "shape {shape}: {at}");
             }
+        }
+    }
+
+    /// Goal: groups come and go in blocks of all lengths, in any order, and the table is a map of them; a block that cannot be
+    /// added whole is not added at all; blocks without groups are let go.
+    /// Method: random insertions, some of them overlapping, and removals beside a map; the order of all, each found by its
+    /// address, the index; at the end everything is removed and one group more makes the table let go of what it had.
+    #[test]
+    fn the_table_is_a_map() {
+        for seed in 0..8 {
+            let mut rng = Rng::new(seed);
+            let mut table = Table::new();
+            let mut model = BTreeMap::new();
+            let mut blocks = Vec::new();
+            for step in 0..200 {
+                let at = format!("seed {seed} step {step}");
+                if rng.below(3) > 0 || model.is_empty() {
+                    let first = rng.below(4000);
+                    let count_max = if rng.below(4) == 0 { BLOCK_GROUPS_MAX as u64 } else { 3 };
+                    let count = 1 + rng.below(count_max);
+                    let starts: Vec<u64> = (first..first + count).map(|n| n * MIB).collect();
+                    let free = starts.iter().all(|start| !model.contains_key(start));
+                    let flags = if rng.below(2) == 0 { BlockGroupFlags::DATA } else { BlockGroupFlags::METADATA };
+                    let new = |&start: &u64| Group::new(&info(start, MIB, flags), None, 12);
+                    let block: Block = starts.iter().map(new).collect();
+                    blocks.push(Arc::downgrade(&block));
+                    assert_eq!(table.insert(block).is_ok(), free, "{at}");
+                    model.extend(starts.into_iter().filter(|_| free).map(|start| (start, flags)));
+                } else {
+                    let from = rng.below(4000) * MIB;
+                    let next = model.range(from..).next().or(model.iter().next()).map(|(&start, _)| start);
+                    let start = next.unwrap();
+                    model.remove(&start);
+                    let group = table.group_of(start).unwrap().keep();
+                    table.change(&group, group.orders(), Orders::NONE);
+                    table.remove(start);
+                }
+                let all: Vec<_> = table.groups().map(|group| (group.start, group.flags)).collect();
+                assert_eq!(all, model.iter().map(|(&start, &flags)| (start, flags)).collect::<Vec<_>>(), "{at}");
+                let found = |&start: &u64| table.group_of(start + MIB - 1).is_some_and(|group| group.start == start);
+                assert!(model.keys().all(found), "{at}");
+                assert!(table.index_agrees(12), "{at}");
+            }
+            model.into_keys().for_each(|start| table.remove(start));
+            table
+                .insert(Arc::new([Group::new(&info(u64::MAX - 2 * MIB, MIB, BlockGroupFlags::DATA), None, 12)]))
+                .unwrap();
+            table.rebuild(0);
+            assert!(blocks.iter().all(|block| block.upgrade().is_none()), "seed {seed}");
         }
     }
 }

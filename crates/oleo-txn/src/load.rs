@@ -190,23 +190,21 @@ fn add_groups<'a>(
     inner: &Inner,
     groups: impl Iterator<Item = (&'a Arc<ChunkMap>, BlockGroupItem)>,
 ) -> Result<(), TxnError> {
-    for (chunk, item) in groups {
+    let info = |(chunk, item): (&Arc<ChunkMap>, BlockGroupItem)| {
         let flags = oleo_format::BlockGroupFlags::from_bits_retain(item.flags.get());
         inner.growth.note_group(flags);
-        inner.space.add_group(
-            GroupInfo {
-                start: chunk.start,
-                len: chunk.len,
-                flags,
-                used: ByteLen(item.used.get()),
-                excluded: sum_of(&inner.volume.super_ranges_in(chunk)),
-                free_extents: None,
-                read_only: inner.rules.read_only,
-            },
-            None,
-        )?;
-    }
-    Ok(())
+        GroupInfo {
+            start: chunk.start,
+            len: chunk.len,
+            flags,
+            used: ByteLen(item.used.get()),
+            excluded: sum_of(&inner.volume.super_ranges_in(chunk)),
+            free_extents: None,
+            read_only: inner.rules.read_only,
+        }
+    };
+    let infos: Vec<GroupInfo> = groups.map(info).collect();
+    Ok(inner.space.add_groups(&infos)?)
 }
 
 /// Items with their keys, in the order of the tree.

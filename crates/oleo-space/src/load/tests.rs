@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use oleo_format::BlockGroupFlags;
 
@@ -126,7 +127,7 @@ fn idle_groups_are_let_go_and_busy_ones_are_not() {
     };
     let loads_of_first = || disk.loads.lock().iter().filter(|&&at| at == BASE).count();
     let loaded =
-        || matches!(space.inner.tables.read().group_of(BASE).unwrap().state.lock().content, Content::Loaded(_));
+        || matches!(space.inner.tables.read().group_of(BASE).unwrap().state.lock().content(), Content::Loaded(_));
     look();
     assert!(loads_of_first() > 1 && loaded(), "asked about, and kept");
     assert!(disk.loads.lock().len() > 40, "others went and came");
@@ -219,7 +220,25 @@ fn eviction_is_exact_in_the_midst_of_transactions() {
 /// Goal: an idle group costs little. Method: the sizes of what there is per group.
 #[test]
 fn an_idle_group_is_small() {
-    // The counts of its `Arc`, its own fields, its place in the table; the index is two bits a slot and order.
-    let bytes = 16 + size_of::<Group>() + 16;
-    assert!(bytes <= 144, "{bytes} bytes");
+    // Its own fields, its start and place in the table, its part of a block; the index is two bits a slot and order.
+    let bytes = size_of::<Group>() + 12 + 1;
+    assert!(bytes <= 85, "{bytes} bytes");
+}
+
+/// Goal: a removed group gives its memory back, although others of its block stay. Method: two groups added together and
+/// loaded; one removed; what runs take is what the other's take, and nothing of the first is read or held any more.
+#[test]
+fn a_removed_group_has_no_runs() {
+    let disk = Arc::new(Disk::default());
+    let space = space_of(&disk, 2, |_, sector| sector % 2 == 0);
+    let one = space.free_runs(Logical(BASE)).map(|_| space.runs_memory()).unwrap();
+    space.free_runs(Logical(BASE + LEN)).unwrap();
+    assert_eq!(space.runs_memory().0, 2 * one.0);
+    let group = space.inner.tables.read().group_of(BASE + LEN).unwrap().keep();
+    space.remove_group(Logical(BASE + LEN)).unwrap();
+    assert_eq!(space.runs_memory(), one);
+    let loads = disk.loads.lock().len();
+    assert!(space.inner.load(&group, true).unwrap());
+    let held = space.inner.with_loaded(&group, |_, state, _| state.runs().is_some()).unwrap();
+    assert_eq!((held, disk.loads.lock().len()), (false, loads));
 }

@@ -210,7 +210,7 @@ fn a_busy_group_is_stepped_over_and_waited_for_at_last() {
     let space = space_of(2, 16 * MIB, DATA);
     let first = take(&space, SECTOR, 1);
     let groups =
-        [first.start.0, first.start.0 + 16 * MIB].map(|at| space.inner.tables.read().group_of(at).unwrap().clone());
+        [first.start.0, first.start.0 + 16 * MIB].map(|at| space.inner.tables.read().group_of(at).unwrap().keep());
     let held = groups[0].state.lock();
     assert_eq!(take(&space, SECTOR, 1).start.0, groups[1].start);
     let held_too = groups[1].state.lock();
@@ -361,7 +361,7 @@ fn addresses_do_not_depend_on_the_thread() {
 fn threads_that_meet_go_apart() {
     let space = space_of(3, 16 * MIB, DATA);
     let first = take(&space, SECTOR, 1);
-    let group = space.inner.tables.read().group_of(first.start.0).unwrap().clone();
+    let group = space.inner.tables.read().group_of(first.start.0).unwrap().keep();
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
             let held = group.state.lock();
