@@ -47,6 +47,8 @@ pub struct DropPlan {
     pub from: Option<DropProgress>,
     /// About how many blocks to look at, at least one.
     pub budget_blocks: usize,
+    /// The root block is referred to by its own address, and refers to others by it: a relocation tree of the kernel's.
+    pub full_root: bool,
 }
 
 /// What a step of dropping a tree came to.
@@ -85,8 +87,9 @@ struct Dropper<'a> {
     blocks: &'a Blocks,
     env: &'a ApplyEnv<'a>,
     created: Generation,
+    full_root: bool,
     budget: usize,
-    refs: Refs<'a>,
+    refs: Refs,
     /// Blocks that turned to full backrefs: address, level, first key.
     turned: Vec<(Logical, u8, Key)>,
 }
@@ -97,11 +100,14 @@ impl Blocks {
         assert_eq!(root.tree, env.owner, "the environment is that of the tree");
         let _sharing = env.shareable().then(|| env.dirty.sharing());
         let node = self.root_node_in(root, env.dirty)?;
-        check_owner(env, &node)?;
+        if !plan.full_root {
+            check_owner(env, &node)?;
+        }
         let mut dropper = Dropper {
             blocks: self,
             env,
             created: plan.created,
+            full_root: plan.full_root,
             budget: plan.budget_blocks.max(1),
             refs: Refs::new(env, self.nodesize()),
             turned: Vec::new(),
@@ -119,8 +125,8 @@ impl Blocks {
 impl Dropper<'_> {
     fn run(&mut self, root: Arc<Node>, from: Option<DropProgress>) -> Result<DropStep, TreeError> {
         if root.is_leaf() {
-            self.drop_leaf(&root, false);
-            self.refs.block(root.logical(), 0, first_key(&root), None, -1);
+            self.drop_leaf(&root, self.full_root);
+            self.refs.block(root.logical(), 0, first_key(&root), self.full_root.then(|| root.logical()), -1);
             return Ok(DropStep::Done);
         }
         let mut turning = from.and_then(|from| from.turning);
@@ -130,7 +136,17 @@ impl Dropper<'_> {
                 let (at, level, key) = (frame.node.logical(), frame.node.level(), first_key(&frame.node));
                 path.pop();
                 let parent = path.last_mut();
-                self.refs.block(at, level, key, parent.as_ref().and_then(|parent| parent.by()), -1);
+                let by = match &parent {
+                    Some(parent) => {
+                        self.refs.owner = parent.node.owner();
+                        parent.by()
+                    }
+                    None => {
+                        self.refs.owner = self.env.owner;
+                        self.full_root.then_some(at)
+                    }
+                };
+                self.refs.block(at, level, key, by, -1);
                 if let Some(parent) = parent {
                     parent.slot += 1;
                 }
@@ -155,7 +171,7 @@ impl Dropper<'_> {
             } else if level == 0 {
                 let leaf = self.leaf(frame)?;
                 if !state.full_backref {
-                    check_owner(self.env, &leaf)?;
+                    self.check_owner(&leaf)?;
                 }
                 self.drop_leaf(&leaf, state.full_backref);
             } else {
@@ -167,15 +183,22 @@ impl Dropper<'_> {
             }
             self.budget = self.budget.saturating_sub(1);
             let frame = path.last_mut().expect("it has not been popped");
+            self.refs.owner = frame.node.owner();
             self.refs.block(child.logical, level, child.key, frame.by(), -1);
             frame.slot += 1;
         }
         Ok(DropStep::Done)
     }
 
+    /// A block that only we reference, and that references in its owner's name, is ours. Blocks that the kernel has swapped into a
+    /// relocation tree keep the name of the subvolume that they come from.
+    fn check_owner(&self, node: &Node) -> Result<(), TreeError> {
+        if self.full_root { Ok(()) } else { check_owner(self.env, node) }
+    }
+
     /// The path to where the last step ended.
     fn resume(&mut self, root: Arc<Node>, from: Option<DropProgress>) -> Result<Vec<Frame>, TreeError> {
-        let owned = ExtentState { refs: 1, full_backref: false };
+        let owned = ExtentState { refs: 1, full_backref: self.full_root };
         let Some(from) = from else { return Ok(vec![self.enter(root, owned, 0)?]) };
         let place = || format!("progress {} at level {}", from.key, from.level);
         if from.level == 0 || from.level > root.level() {
@@ -207,7 +230,7 @@ impl Dropper<'_> {
     /// Starts on a node that only we reference.
     fn enter(&mut self, node: Arc<Node>, state: ExtentState, slot: usize) -> Result<Frame, TreeError> {
         if !state.full_backref {
-            check_owner(self.env, &node)?;
+            self.check_owner(&node)?;
         }
         let states = self.states(&node, slot)?;
         Ok(Frame { node, full: state.full_backref, slot, states, first: slot, ahead: VecDeque::new() })
@@ -244,6 +267,7 @@ impl Dropper<'_> {
         if !self.env.shareable() {
             return;
         }
+        self.refs.owner = leaf.owner();
         for (key, item) in leaf.iter() {
             if let Some(used) = data_use(&key, item) {
                 self.refs.data(&used, full.then(|| leaf.logical()), -1);
@@ -259,6 +283,7 @@ impl Dropper<'_> {
             return Ok(None);
         }
         let mut from = from;
+        self.refs.owner = self.env.owner;
         self.turn_block(&top, full);
         let mut path = Vec::new();
         path.extend(TurnFrame::over(top, from));

@@ -111,7 +111,8 @@ impl TreeRoot {
 
 /// Whether a block of this owner may stand in that tree. Subvolumes share blocks with their snapshots.
 pub(crate) fn owner_fits(tree: TreeId, owner: TreeId) -> bool {
-    if has_foreign_blocks(tree) { owner.is_subvol() || owner == TreeId::TREE_RELOC } else { owner == tree }
+    let of_reloc = tree == TreeId::TREE_RELOC && owner == TreeId::DATA_RELOC;
+    if has_foreign_blocks(tree) { owner.is_subvol() || owner == TreeId::TREE_RELOC || of_reloc } else { owner == tree }
 }
 
 /// Whether blocks of other trees may stand in this one.

@@ -231,7 +231,7 @@ impl World {
     pub fn drop_step(&mut self, tree: TreeId, budget_blocks: usize) -> bool {
         let t = self.trees.get_mut(&tree).unwrap();
         t.dropping = true;
-        let plan = DropPlan { created: t.created, from: t.progress, budget_blocks };
+        let plan = DropPlan { created: t.created, from: t.progress, budget_blocks, full_root: false };
         let t = &self.trees[&tree];
         let step = self.with_env(tree, t.last_snapshot, |env| self.blocks.drop_tree(&t.root, &plan, env)).unwrap();
         match step {

@@ -83,7 +83,7 @@ impl Staged<'_> {
             let turning = inner.turning.lock().get(&tree).copied();
             turning.map(|t| DropProgress { key, level: state.root.level.max(1), turning: Some(t) })
         });
-        let plan = DropPlan { created: Generation(state.key_offset), from, budget_blocks };
+        let plan = DropPlan { created: Generation(state.key_offset), from, budget_blocks, full_root: false };
         let step = inner
             .with_env(&state, tree, generation, |env| inner.blocks.drop_tree(&state.root, &plan, env))
             .map_err(|e| inner.poison(e))?;

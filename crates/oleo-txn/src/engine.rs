@@ -297,8 +297,8 @@ fn need_of_data(len: ByteLen) -> Need {
 }
 
 impl Engine {
-    /// Opens the trees of `volume`. For writing it refuses what it cannot carry on: an interrupted balance or replace,
-    /// relocation trees, features it does not know. Where there is a log, what it uses is kept, and no commit happens
+    /// Opens the trees of `volume`. For writing it refuses what it cannot carry on: an interrupted replace of a device,
+    /// features it does not know. Where there is a log, what it uses is kept, and no commit happens
     /// before [`Engine::log_applied`].
     pub fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> {
         load::open(volume, opts)

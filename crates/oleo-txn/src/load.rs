@@ -23,9 +23,6 @@ use crate::free_runs::FreeItems;
 use crate::growth::{sum_of, without};
 use crate::trees::{self, TreeState};
 
-/// `BTRFS_BALANCE_OBJECTID`, `BTRFS_DEV_REPLACE` in the UAPI header.
-const BALANCE_OBJECT: u64 = -4i64 as u64;
-
 pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> {
     let sb = volume.super_block();
     let features = sb.features();
@@ -106,11 +103,6 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
         );
     }
     let blocks = &inner.blocks;
-    let holds =
-        |key: Key| -> Result<Option<Vec<u8>>, TxnError> { Ok(blocks.get(root_tree, &key)?.map(|i| i.to_vec())) };
-    if holds(Key::new(BALANCE_OBJECT, ItemType::TEMPORARY_ITEM, 0))?.is_some() {
-        return refuse("a balance was interrupted; let the kernel finish or cancel it");
-    }
     if let Some(dev_tree) = trees::find(blocks, root_tree, TreeId::DEV)? {
         let replace = blocks.get(&dev_tree.root, &Key::new(0, ItemType::DEV_REPLACE, 0))?;
         // `replace_state`: 1 started, 4 suspended (UAPI header); it stands behind source, cursors and mode.
@@ -118,14 +110,6 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
         if matches!(state, Some(1 | 4)) {
             return refuse("a device replace was interrupted; let the kernel finish or cancel it");
         }
-    }
-    let mut cursor = blocks.cursor(root_tree);
-    if cursor.seek(&Key::new(TreeId::TREE_RELOC.0, ItemType::ROOT_ITEM, 0))?
-        && cursor
-            .current()
-            .is_some_and(|(k, _)| k.objectid == TreeId::TREE_RELOC.0 && k.item_type == ItemType::ROOT_ITEM)
-    {
-        return refuse("relocation trees are left from an interrupted balance; mount the volume with the kernel once");
     }
     Ok(())
 }

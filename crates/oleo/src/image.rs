@@ -161,6 +161,7 @@ impl Image {
         let fs = Fs::open(engine, &fs_options)?;
         if options.write {
             log::replay(&fs)?;
+            fs.engine().recover_relocation()?;
         }
         Ok(Image { fs, write: options.write })
     }

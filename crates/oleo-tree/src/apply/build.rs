@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use oleo_format::{ByteLen, CheckedNode, ChildPtr, DataUse, Key, LeafBuilder, Logical, data_use, encode_node, seal};
+use oleo_format::{
+    ByteLen, CheckedNode, ChildPtr, DataUse, Key, LeafBuilder, Logical, TreeId, data_use, encode_node, seal,
+};
 use oleo_space::{ExtentKind, RefChange, RefKey};
 use rayon::prelude::*;
 
@@ -18,15 +20,16 @@ use crate::{Node, TreeError, TreeRoot};
 const PARALLEL_BLOCKS_MIN: usize = 32;
 
 /// Collects what the ledger will be told.
-pub(crate) struct Refs<'a> {
-    env: &'a ApplyEnv<'a>,
+pub(crate) struct Refs {
+    /// The tree in whose name implicit references are.
+    pub owner: TreeId,
     block_len: ByteLen,
     pub changes: Vec<RefChange>,
 }
 
-impl<'a> Refs<'a> {
-    pub fn new(env: &'a ApplyEnv<'a>, nodesize: u32) -> Refs<'a> {
-        Refs { env, block_len: ByteLen(u64::from(nodesize)), changes: Vec::new() }
+impl Refs {
+    pub fn new(env: &ApplyEnv<'_>, nodesize: u32) -> Refs {
+        Refs { owner: env.owner, block_len: ByteLen(u64::from(nodesize)), changes: Vec::new() }
     }
 
     /// The bytes of a block.
@@ -36,7 +39,7 @@ impl<'a> Refs<'a> {
 
     /// A reference to a block, by the tree (implicit) or by the block that has it as a child (full).
     pub fn block(&mut self, at: Logical, level: u8, first_key: Key, full: Option<Logical>, delta: i32) {
-        let by = full.map_or(RefKey::TreeRoot(self.env.owner), RefKey::TreeParent);
+        let by = full.map_or(RefKey::TreeRoot(self.owner), RefKey::TreeParent);
         self.changes.push(RefChange {
             at,
             len: self.block_len,
@@ -48,7 +51,7 @@ impl<'a> Refs<'a> {
 
     /// A reference to a data extent, by the tree and file (implicit) or by the leaf (full).
     pub fn data(&mut self, used: &DataUse, full: Option<Logical>, delta: i32) {
-        let implicit = RefKey::DataRoot { root: self.env.owner, ino: used.ino, offset: used.offset };
+        let implicit = RefKey::DataRoot { root: self.owner, ino: used.ino, offset: used.offset };
         let by = full.map_or(implicit, RefKey::DataParent);
         self.changes.push(RefChange { at: used.extent, len: used.len, kind: ExtentKind::Data, by, delta });
     }
@@ -170,7 +173,7 @@ impl Job<'_> {
     }
 
     /// Goes through a part of a run again: copies items, and notes what data references come and go.
-    fn replay(&self, run: &Run, part: Range<Pos>, mut leaf: Option<&mut LeafBuilder>, refs: &mut Refs<'_>) {
+    fn replay(&self, run: &Run, part: Range<Pos>, mut leaf: Option<&mut LeafBuilder>, refs: &mut Refs) {
         let Body::Leaves { changes, .. } = &run.body else { unreachable!("runs of the lowest level are leaves") };
         let derive = self.env.shareable();
         let mut flow = Flow::at(&run.olds, &self.batch[changes.clone()], part.start);
@@ -209,7 +212,7 @@ impl Job<'_> {
     }
 
     /// Data references of an item that comes and of the one that it replaces.
-    fn replaced(&self, run: &Run, key: &Key, new: Option<&[u8]>, over: Option<(usize, usize)>, refs: &mut Refs<'_>) {
+    fn replaced(&self, run: &Run, key: &Key, new: Option<&[u8]>, over: Option<(usize, usize)>, refs: &mut Refs) {
         let new_use = new.and_then(|item| data_use(key, item));
         let old = over.map(|(leaf, slot)| (&run.olds[leaf], slot));
         let old_use = old.and_then(|(old, slot)| data_use(key, old.node.item(slot)).map(|used| (old, used)));
@@ -260,7 +263,7 @@ impl Job<'_> {
     }
 
     /// Tells the ledger what the new leaves found and what becomes of blocks.
-    fn record(&self, mut refs: Refs<'_>) {
+    fn record(&self, mut refs: Refs) {
         let ledger = self.env.ledger;
         let block_len = refs.block_len;
         for (level, here) in self.levels.iter().enumerate() {
@@ -302,7 +305,7 @@ impl Job<'_> {
 }
 
 /// References to the children of an old node that its replacement has too.
-fn kept_children(old: &Old, level: u8, refs: &mut Refs<'_>) {
+fn kept_children(old: &Old, level: u8, refs: &mut Refs) {
     debug_assert!(usize::from(level) < LEVELS);
     let mut gone = old.gone.clone();
     gone.sort_unstable_by_key(|range| range.start);

@@ -101,7 +101,7 @@ impl Staged<'_> {
     fn remove_quota_tree(&mut self) -> Result<(), TxnError> {
         let (inner, generation) = (self.inner(), self.generation());
         let state = inner.tree(TreeId::QUOTA)?;
-        let plan = DropPlan { created: Generation(0), from: None, budget_blocks: usize::MAX };
+        let plan = DropPlan { created: Generation(0), from: None, budget_blocks: usize::MAX, full_root: false };
         let step = inner
             .with_env(&state, TreeId::QUOTA, generation, |env| inner.blocks.drop_tree(&state.root, &plan, env))
             .map_err(|e| inner.poison(e))?;

@@ -24,6 +24,7 @@
 mod apply;
 mod data;
 mod plan;
+mod recover;
 mod remove;
 
 use std::time::Duration;
