@@ -14,7 +14,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use hashbrown::HashMap;
 use oleo_format::{Ino, ItemType, Key, TreeId};
 use oleo_tree::{Change, Op};
 use oleo_txn::{DeltaSource, Engine, Stage, TxnError};
@@ -25,7 +24,7 @@ use crate::cache::InodeCache;
 use crate::delta::{Base, ItemMap, Slot, Value, Visit, Way};
 use crate::inode::{Inode, InodeFields, ItemFate};
 use crate::options::{FsOptions, Time};
-use crate::subvol::Subvol;
+use crate::subvol::{Subvol, Subvols};
 use crate::{FsError, InodeRef};
 
 /// Changed items that weigh as much as a changed inode: few files with very many extents (clones) are pressure, too. More
@@ -60,7 +59,7 @@ pub struct Core {
     /// Set aside by `freeze`, emptied by `published`.
     frozen: Mutex<FrozenList>,
     pub(crate) cache: InodeCache,
-    pub(crate) subvols: Mutex<HashMap<TreeId, Arc<Subvol>>>,
+    pub(crate) subvols: Mutex<Subvols>,
     /// Unlinked inodes whose last handle is gone.
     pub(crate) let_go: Mutex<Vec<Arc<Inode>>>,
     /// Held while a directory moves to another one, so that nobody else changes who is whose ancestor.
@@ -274,8 +273,10 @@ impl DeltaSource for Core {
         for subvol in &subvols {
             subvol.forget_frozen();
         }
-        drop(inodes);
+        drop((inodes, subvols));
         self.cache.trim();
+        let durable = self.engine.durable();
+        self.subvols.lock().sweep(durable);
     }
 }
 

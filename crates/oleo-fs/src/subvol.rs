@@ -6,12 +6,15 @@
 //!
 //! The same type stands for a tree that is no subvolume (the root tree, the UUID tree), of which only items are kept.
 //!
+//! Those that nobody uses are let go after a commit, where there are many ([`Subvols`]).
+//!
 //! Locks: `root` is a leaf.
 //! Not here: creating, snapshotting and deleting subvolumes (`subvols`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use hashbrown::HashMap;
 use oleo_format::{Generation, Ino, Key, RootFlags, RootItem, TreeId};
 use parking_lot::Mutex;
 
@@ -38,7 +41,7 @@ pub struct Subvol {
 struct RootState {
     /// `None` for a tree that is no subvolume.
     item: Option<RootItem>,
-    frozen: Option<RootItem>,
+    frozen: Option<Box<RootItem>>,
 }
 
 impl Subvol {
@@ -119,11 +122,11 @@ impl Subvol {
             item.ctransid = generation.0.into();
             item.ctime = timespec_of(now);
         }
-        root.frozen = root.item;
+        root.frozen = root.item.map(Box::new);
     }
 
     pub(crate) fn frozen_item(&self) -> Option<RootItem> {
-        if self.is_deleted() { None } else { self.root.lock().frozen }
+        if self.is_deleted() { None } else { self.root.lock().frozen.as_deref().copied() }
     }
 
     pub(crate) fn forget_frozen(&self) {
@@ -142,8 +145,8 @@ impl Subvol {
         }
     }
 
-    /// Sets the next number from the highest in the tree. All inodes that were ever given a number since the
-    /// subvolume was opened came from here, so that the tree knows every other one.
+    /// Sets the next number from the highest in the tree. All inodes that were ever given a number since this value was
+    /// made came from here and, while they are not in the tree, keep it, so that the tree knows every other one.
     fn load_next_ino(&self) -> Result<(), FsError> {
         let engine = self.core.engine();
         let _reader = engine.reader();
@@ -166,18 +169,83 @@ impl std::fmt::Debug for Subvol {
     }
 }
 
+/// Subvolumes that are kept whatever happens, a few megabytes. Beyond them those that nobody uses go when they have doubled.
+/// Few in builds for tests, so that any test of some subvolumes meets it.
+const KEPT_MIN: usize = if cfg!(debug_assertions) { 16 } else { 4096 };
+
+/// Looks for one root item while subvolumes are let go time and again; each takes a commit.
+const LOADS_MAX: usize = 1000;
+
+/// The subvolumes in memory.
+#[derive(Default)]
+pub(crate) struct Subvols {
+    known: HashMap<TreeId, Arc<Subvol>>,
+    /// How often some were taken out. Who has read a root item meanwhile may have an old one.
+    evictions: u64,
+    /// So many are too many; 0: [`KEPT_MIN`].
+    sweep_at: usize,
+}
+
+impl Subvols {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = TreeId> {
+        self.known.keys().copied()
+    }
+
+    pub(crate) fn insert(&mut self, subvol: Arc<Subvol>) {
+        self.known.insert(subvol.id, subvol);
+    }
+
+    pub(crate) fn remove(&mut self, id: TreeId) {
+        self.evictions += 1;
+        self.known.remove(&id);
+    }
+
+    /// Where there are many, lets go of those that nobody uses and that are in the root tree since `durable`. Inodes in
+    /// memory and the lists of what is dirty count as users, so what the engine has of the others is the newest.
+    pub(crate) fn sweep(&mut self, durable: Generation) {
+        if self.known.len() <= self.sweep_at.max(KEPT_MIN) {
+            return;
+        }
+        let is_stored = |item: &RootItem| item.otransid.get() <= durable.0;
+        self.known.retain(|_, subvol| {
+            // The only handle is this one.
+            let unused = Arc::get_mut(subvol).map(|subvol| subvol.root.get_mut());
+            !unused.is_some_and(|root| root.frozen.is_none() && root.item.as_ref().is_some_and(is_stored))
+        });
+        self.known.shrink_to(KEPT_MIN);
+        self.evictions += 1;
+        self.sweep_at = 2 * self.known.len();
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.evictions += 1;
+        self.known.clear();
+    }
+}
+
 impl Core {
     /// The tree of that number, a subvolume or one of the fixed trees.
     pub(crate) fn tree(self: &Arc<Self>, id: TreeId) -> Result<Arc<Subvol>, FsError> {
-        if let Some(subvol) = self.subvols.lock().get(&id) {
-            return Ok(subvol.clone());
+        for _ in 0..LOADS_MAX {
+            let evictions = {
+                let subvols = self.subvols.lock();
+                if let Some(subvol) = subvols.known.get(&id) {
+                    return Ok(subvol.clone());
+                }
+                subvols.evictions
+            };
+            let item =
+                if id == TreeId::ROOT { None } else { Some(self.engine().root_item(id)?.ok_or(FsError::NotFound)?) };
+            let durable = self.engine().durable();
+            let mut subvols = self.subvols.lock();
+            if subvols.evictions == evictions {
+                let new = || Arc::new(Subvol::new(self.clone(), id, item.filter(|_| id.is_subvol())));
+                let subvol = subvols.known.entry(id).or_insert_with(new).clone();
+                subvols.sweep(durable);
+                return Ok(subvol);
+            }
         }
-        let item = if id == TreeId::ROOT { None } else { Some(self.engine().root_item(id)?.ok_or(FsError::NotFound)?) };
-        let mut subvols = self.subvols.lock();
-        let subvol = subvols
-            .entry(id)
-            .or_insert_with(|| Arc::new(Subvol::new(self.clone(), id, item.filter(|_| id.is_subvol()))));
-        Ok(subvol.clone())
+        Err(FsError::Busy("subvolumes come and go"))
     }
 
     /// The subvolume of that number, unless it is being deleted.

@@ -341,7 +341,7 @@ impl Fs {
             s.orphan_tree(id)?;
             whole(self.core(), self.leave(s, &dir, &place, id, &item))?;
             subvol.set_deleted();
-            self.core().subvols.lock().remove(&id);
+            self.core().subvols.lock().remove(id);
             Ok(())
         })?;
         // What its files have buffered is dropped: each finds that it is stale.
@@ -536,8 +536,14 @@ impl Fs {
         Ok(infos)
     }
 
+    /// How many subvolumes are known in memory.
+    #[doc(hidden)]
+    pub fn subvols_known(&self) -> usize {
+        self.core().subvols.lock().ids().count()
+    }
+
     pub(crate) fn subvol_ids(&self) -> Result<Vec<TreeId>, FsError> {
-        let mut ids: Vec<TreeId> = self.core().subvols.lock().keys().copied().collect();
+        let mut ids: Vec<TreeId> = self.core().subvols.lock().ids().collect();
         let engine = self.engine();
         let _reader = engine.reader();
         if let Some(root) = engine.root(TreeId::ROOT)? {
@@ -731,7 +737,7 @@ impl Core {
         if self.next_tree.load(Ordering::Acquire) == 0 {
             let top = Key::new(TreeId::LAST_FREE.0, ItemType(u8::MAX), u64::MAX);
             let stored = self.highest(TreeId::ROOT, top)?.map_or(0, |key| key.objectid);
-            let known = self.subvols.lock().keys().map(|id| id.0).filter(|id| *id <= TreeId::LAST_FREE.0).max();
+            let known = self.subvols.lock().ids().map(|id| id.0).filter(|id| *id <= TreeId::LAST_FREE.0).max();
             let next = stored.max(known.unwrap_or(0)).max(TreeId::FIRST_FREE.0 - 1) + 1;
             let _ = self.next_tree.compare_exchange(0, next, Ordering::AcqRel, Ordering::Acquire);
         }
@@ -742,7 +748,7 @@ impl Core {
     /// Enters a subvolume that has just been made.
     fn enter_subvol(self: &Arc<Self>, id: TreeId, item: RootItem) {
         let subvol = Arc::new(Subvol::new(self.clone(), id, Some(item)));
-        self.subvols.lock().insert(id, subvol);
+        self.subvols.lock().insert(subvol);
         // A snapshot has the orphans of its source.
         self.orphans_seen.store(false, Ordering::Release);
     }

@@ -68,6 +68,10 @@ impl Staged<'_> {
     fn drop_step(&mut self, tree: TreeId, budget_blocks: usize) -> Result<Dropped, TxnError> {
         let generation = self.generation();
         let inner = self.inner();
+        if inner.trees.is_gone(tree) {
+            // Somebody else has just done it.
+            return Ok(Dropped::Whole);
+        }
         let state = inner.tree(tree)?;
         let Some(item) = state.item else { return Err(TxnError::NoTree(tree)) };
         if item.refs.get() != 0 {

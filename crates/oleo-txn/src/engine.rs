@@ -482,6 +482,12 @@ impl Engine {
         Ok(self.0.trees.get(&self.0.blocks, tree)?.map(|t| t.root))
     }
 
+    /// How many trees are known in memory.
+    #[doc(hidden)]
+    pub fn trees_known(&self) -> usize {
+        self.0.trees.len()
+    }
+
     /// The root item of a tree that has one.
     pub fn root_item(&self, tree: TreeId) -> Result<Option<RootItem>, TxnError> {
         let _reader = self.reader();

@@ -2,6 +2,10 @@
 //!
 //! A commit looks only at the trees that it has changed, however many are known: their numbers are kept beside the map.
 //!
+//! At the end of a commit the root tree says all there is to know, and where subvolumes are many ([`KEPT_MIN`]) their states
+//! are let go. So a state may be gone at any time at which no commit and no stage is going on; inside one, what was looked up
+//! stays. Who reads a root item meanwhile counts what was let go ([`Known::evictions`]): what it has read may be older.
+//!
 //! Locks: rank 50, `RwLock` around a map; held for a look-up or a store, never over I/O; and the set of trees that are gone,
 //! which is looked at under it.
 
@@ -45,9 +49,20 @@ impl TreeState {
     }
 }
 
+/// States that are kept whatever happens, a few megabytes. Beyond them those of subvolumes go when they have doubled. Few in
+/// builds for tests, so that any test of some subvolumes meets it.
+const KEPT_MIN: usize = if cfg!(debug_assertions) { 16 } else { 4096 };
+
+/// Looks into the root tree for one state, while others are let go time and again; each takes a commit.
+const LOOKS_MAX: usize = 1000;
+
 #[derive(Default)]
 struct Known {
     trees: HashMap<TreeId, TreeState>,
+    /// How often states were let go.
+    evictions: u64,
+    /// So many states are too many; 0: [`KEPT_MIN`].
+    sweep_at: usize,
     /// Those that are `changed`.
     changed: BTreeSet<TreeId>,
     /// Those whose roots may hold blocks that are not on disk.
@@ -64,6 +79,18 @@ impl Known {
             self.changed.remove(&tree)
         };
     }
+
+    /// Lets go of the subvolumes that are as the root tree says, where there are many.
+    fn sweep(&mut self) {
+        if self.trees.len() <= self.sweep_at.max(KEPT_MIN) {
+            return;
+        }
+        let unsettled = &self.unsettled;
+        self.trees.retain(|tree, state| !tree.is_subvol() || state.changed || unsettled.contains(tree));
+        self.trees.shrink_to(KEPT_MIN);
+        self.evictions += 1;
+        self.sweep_at = 2 * self.trees.len();
+    }
 }
 
 #[derive(Default)]
@@ -75,10 +102,6 @@ pub(crate) struct Trees {
 }
 
 impl Trees {
-    pub(crate) fn peek(&self, tree: TreeId) -> Option<TreeState> {
-        self.map.read().trees.get(&tree).cloned()
-    }
-
     /// The root alone: the item beside it is several times as long.
     pub(crate) fn peek_root(&self, tree: TreeId) -> Option<TreeRoot> {
         self.map.read().trees.get(&tree).map(|t| t.root.clone())
@@ -98,6 +121,11 @@ impl Trees {
         known.unsettled.remove(&tree);
     }
 
+    /// Whether it was taken apart since the volume was opened.
+    pub(crate) fn is_gone(&self, tree: TreeId) -> bool {
+        self.gone.read().contains(&tree)
+    }
+
     /// Those whose root items are stale, in the order of their numbers.
     pub(crate) fn changed(&self) -> Vec<TreeState> {
         let known = self.map.read();
@@ -112,8 +140,10 @@ impl Trees {
         all
     }
 
+    /// Changes a state that was looked up in this commit or stage.
     pub(crate) fn update(&self, tree: TreeId, f: impl FnOnce(&mut TreeState)) {
         let mut known = self.map.write();
+        debug_assert!(known.trees.contains_key(&tree), "{tree} is changed and was not looked up");
         if let Some(t) = known.trees.get_mut(&tree) {
             f(t);
             let changed = t.changed;
@@ -121,7 +151,11 @@ impl Trees {
         }
     }
 
-    /// Every root as it is now on disk: let go of the blocks in memory.
+    pub(crate) fn len(&self) -> usize {
+        self.map.read().trees.len()
+    }
+
+    /// Every root as it is now is on disk, and so are the items: let go of the blocks in memory, and of states.
     pub(crate) fn committed(&self) {
         let mut known = self.map.write();
         for tree in std::mem::take(&mut known.unsettled) {
@@ -129,21 +163,35 @@ impl Trees {
                 t.root = t.root.settled();
             }
         }
+        known.sweep();
     }
 
-    /// The tree's state, from memory or through the root tree.
+    /// The tree's state, from memory or through the root tree. Outside of a commit the caller has a reader.
     pub(crate) fn get(&self, blocks: &Blocks, tree: TreeId) -> Result<Option<TreeState>, TxnError> {
-        if let Some(t) = self.peek(tree) {
-            return Ok(Some(t));
+        for _ in 0..LOOKS_MAX {
+            let (evictions, root_tree) = {
+                let known = self.map.read();
+                if let Some(state) = known.trees.get(&tree) {
+                    return Ok(Some(state.clone()));
+                }
+                let Some(root_tree) = known.trees.get(&TreeId::ROOT) else { return Ok(None) };
+                (known.evictions, root_tree.root.clone())
+            };
+            let found = find(blocks, &root_tree, tree)?;
+            // Somebody may have changed the tree between the look and now: what is there wins, …
+            let mut known = self.map.write();
+            if self.is_gone(tree) {
+                return Ok(None);
+            }
+            if let Some(state) = known.trees.get(&tree) {
+                return Ok(Some(state.clone()));
+            }
+            // … and what was there may have been let go again.
+            if known.evictions == evictions {
+                return Ok(found.inspect(|state| drop(known.trees.insert(tree, state.clone()))));
+            }
         }
-        let Some(root_tree) = self.peek(TreeId::ROOT) else { return Ok(None) };
-        let Some(found) = find(blocks, &root_tree.root, tree)? else { return Ok(None) };
-        // Somebody may have changed the tree between the look and now: what is there wins.
-        let mut known = self.map.write();
-        if self.gone.read().contains(&tree) {
-            return Ok(None);
-        }
-        Ok(Some(known.trees.entry(tree).or_insert(found).clone()))
+        Err(TxnError::Refused(format!("tree {} is not found in time", tree.0)))
     }
 }
 
