@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use oleo::{BuildOptions, Source, build};
-use oleo_format::{Compression, CsumType};
+use oleo::{BuildOptions, OpenOptions, Source, build};
+use oleo_format::{BlockGroupFlags, Compression, CsumType};
 use oleo_fs::data::Compress;
 use oleo_mkfs::{FillOptions, MkfsOptions, Profile};
 use oleo_sim::manifest::{Detail, Ignore, Manifest};
@@ -14,7 +14,7 @@ use oleo_sim::script::{Host, Mix, Target, generate};
 use oleo_sim::specimen::aged::DETAIL;
 use oleo_sim::specimen::{self, Options};
 
-use crate::ours::manifest_of;
+use crate::ours::{manifest_of, move_groups, open};
 
 const MIB: u64 = 1 << 20;
 
@@ -121,6 +121,17 @@ fn prove(shape: Shape) {
     mounted.unmount().unwrap();
     let have = manifest_of(&devices, DETAIL).unwrap();
     want.must_equal(&have, &Ignore::default(), &format!("{what}: what the kernel wrote | as we see it"));
+
+    // All of it moves: nothing is other than before but where it stands.
+    let image = open(&devices, OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
+    let kinds = BlockGroupFlags::DATA | BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM;
+    assert!(move_groups(image.fs(), kinds).unwrap() > 10, "{what}: hardly anything has moved");
+    image.close().unwrap();
+    let have = manifest_of(&devices, DETAIL).unwrap();
+    // Compressed extents stand for more bytes than they have, which reach into what happens to lie behind them.
+    let ignore = Ignore { sharing: shape.compress.is_some(), ..Ignore::default() };
+    want.must_equal(&have, &ignore, &format!("{what}: before everything moved | after it"));
+    oracle.must_be_sound(&devices, &format!("{what}: after everything moved")).unwrap();
 }
 
 /// The kernel writes to it: new files, changes of ours, a snapshot, deletes.

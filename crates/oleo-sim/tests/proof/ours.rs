@@ -428,18 +428,13 @@ impl Ours {
                 fs.link(&file, &dir, name)
             }
             Op::Balance { kind } => {
-                let flags = match kind {
+                let kind = match kind {
                     GroupKind::Data => BlockGroupFlags::DATA,
                     GroupKind::Metadata => BlockGroupFlags::METADATA,
                     GroupKind::System => BlockGroupFlags::SYSTEM,
                 };
                 fs.sync()?;
-                let engine = fs.engine();
-                let groups = engine.space().groups().into_iter().filter(|group| group.flags.intersects(flags));
-                for group in groups {
-                    engine.relocate_group(group.start, &|_| true)?;
-                }
-                Ok(())
+                move_groups(fs, kind).map(drop)
             }
             Op::Sync => fs.sync().map(drop),
             Op::Reopen => {
@@ -500,6 +495,17 @@ impl Target for Ours {
 pub fn manifest_of(devices: &[PathBuf], detail: Detail) -> Result<Manifest> {
     let image = open_to_read(devices)?;
     Manifest::of(&OleoTree::new(&image)?, detail)
+}
+
+/// Moves everything in the groups of some kinds that are there now; how many extents and blocks moved.
+pub fn move_groups(fs: &Fs, kinds: BlockGroupFlags) -> Result<u64, FsError> {
+    let engine = fs.engine();
+    let mut all = 0;
+    for group in engine.space().groups().into_iter().filter(|group| group.flags.intersects(kinds)) {
+        let moved = engine.relocate_group(group.start, &|_| true)?.unwrap_or_default();
+        all += moved.blocks + moved.extents;
+    }
+    Ok(all)
 }
 
 /// Opens an image for reading.

@@ -126,6 +126,14 @@ fn everything_compressed() {
     }
 }
 
+/// Goal: groups of all kinds move in between, on both sides, and nobody can tell.
+#[test]
+fn everything_with_balances() {
+    let mix = Mix { steps: 600, balance: true, reopen: true, ..Mix::default() };
+    must_agree(50, &mix, Shape { mkfs: &["-n", "4096"], devices: 1 });
+    must_agree(51, &mix, PLAIN);
+}
+
 /// Goal: everything on four devices.
 #[test]
 fn everything_on_four_devices() {

@@ -17,6 +17,7 @@ use super::Moved;
 use super::plan::{Closure, From, Piece};
 use crate::TxnError;
 use crate::engine::Inner;
+use crate::trees::TreeState;
 
 /// Bytes of new references in items, each: an inline one has 9 or 29, an item of its own 29 more for its head, twice for
 /// leaves that split.
@@ -87,10 +88,9 @@ impl Closure<'_> {
         for (piece, new) in self.pieces.iter().zip(&built) {
             for (_, from) in &piece.users {
                 if let From::Root(tree) = from {
-                    inner.trees.update(*tree, |state| {
-                        state.root = TreeRoot::rewritten(*tree, new.clone());
-                        state.changed = true;
-                    });
+                    let state = inner.tree(*tree)?;
+                    let root = TreeRoot::rewritten(*tree, new.clone());
+                    inner.trees.set(TreeState { root, changed: true, ..state });
                 }
             }
         }

@@ -76,11 +76,11 @@ fn is_orphan(key: Key) -> bool {
 impl Staged<'_> {
     fn drop_reloc_step(&mut self, key: Key, state: TreeState) -> Result<(), TxnError> {
         let (inner, generation) = (self.inner(), self.generation());
-        let Some(mut item) = state.item.clone() else { return Err(TxnError::NoTree(TreeId::TREE_RELOC)) };
+        let Some(mut item) = state.item else { return Err(TxnError::NoTree(TreeId::TREE_RELOC)) };
         let begun = item.refs.get() == 0;
         let from = Key::from(item.drop_progress);
         let from =
-            (begun && from != Key::MIN).then(|| DropProgress { key: from, level: item.drop_level, turning: None });
+            (begun && from != Key::MIN).then_some(DropProgress { key: from, level: item.drop_level, turning: None });
         let plan = DropPlan { created: Generation(0), from, budget_blocks: STEP_BLOCKS, full_root: true };
         let step = inner
             .with_env(&state, TreeId::TREE_RELOC, generation, |env| inner.blocks.drop_tree(&state.root, &plan, env))
