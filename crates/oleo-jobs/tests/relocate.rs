@@ -9,15 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use oleo_device::{FileDevice, FileOptions};
-use oleo_format::{BlockGroupFlags, TreeId};
-use oleo_fs::{Fs, InodeRef};
+use oleo_format::{BlockGroupFlags, InodeFlags, TreeId};
+use oleo_fs::data::KeepSize;
+use oleo_fs::{Fs, InodeRef, NewInode, NewKind, SetAttr};
 use oleo_jobs::{QgroupChange, qgroup_change, quota, quota_enable, shares};
 use oleo_mkfs::{FeatureSet, MkfsOptions};
 use oleo_sim::oracle::{Oracle, oracle};
 use oleo_sim::rng::Rng;
 use oleo_txn::{Moved, QgroupId, TxnError};
 
-use common::{World, kernel_counts, must_be_exact, open, said};
+use common::{SECTOR, World, kernel_counts, must_be_exact, open, said};
 
 /// Bytes by the set of subvolumes that shares them, as of the last commit.
 fn sharing(fs: &Fs) -> anyhow::Result<BTreeMap<Arc<[TreeId]>, u64>> {
@@ -282,5 +283,149 @@ fn stopped() -> anyhow::Result<()> {
     fs.engine().relocate_group(start, &|_| true)?.expect("nobody stops it");
     drop((fs, world));
     oracle.must_be_sound(&[&image], "stopped, then moved")?;
+    Ok(())
+}
+
+/// Goal: whoever writes in place, into preallocated space or a file that is not copied on write, loses nothing when its data moves.
+/// Method: two threads write sectors of two such files and remember them, syncing now and then, while all data moves again and again;
+/// then what was remembered is read, by another opening.
+#[test]
+fn beside_writers_in_place() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("relocate", 1 << 30)?;
+    oracle.mkfs(&["-n", "4096"], &[&image])?;
+    let fs = open(&image)?;
+    let top = fs.root(TreeId::FS)?;
+    const SECTORS: u64 = 1500;
+    let mut files = Vec::new();
+    for name in ["preallocated", "not copied"] {
+        let dir = fs.create(&top, format!("{name}.d").as_bytes(), &NewInode::new(NewKind::Dir, 0o755))?;
+        if name == "not copied" {
+            let flags = Some(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
+            fs.set_attr(&dir, &SetAttr { flags, ..SetAttr::default() })?;
+        }
+        let file = fs.create(&dir, name.as_bytes(), &NewInode::new(NewKind::File, 0o644))?;
+        fs.preallocate(&file, 0, SECTORS * SECTOR, KeepSize::No)?;
+        files.push((name, file));
+    }
+    fs.sync()?;
+    let done = AtomicBool::new(false);
+    let (models, all) = std::thread::scope(|scope| {
+        let writers: Vec<_> = files
+            .iter()
+            .zip(1..)
+            .map(|((name, file), seed)| {
+                let fs = &fs;
+                scope.spawn(move || -> anyhow::Result<(String, Vec<u8>)> {
+                    let mut rng = Rng::new(seed);
+                    let mut model = vec![0; (SECTORS * SECTOR) as usize];
+                    for step in 0..1500 {
+                        let (at, len) = (rng.below(SECTORS) * SECTOR, rng.below(3) * SECTOR + SECTOR);
+                        let len = len.min(SECTORS * SECTOR - at);
+                        let bytes = rng.bytes(len as usize);
+                        fs.write(file, at, &bytes)?;
+                        model[at as usize..(at + len) as usize].copy_from_slice(&bytes);
+                        match step % 10 {
+                            0 => fs.flush(file)?,
+                            5 => fs.fsync(file)?,
+                            _ => {}
+                        }
+                    }
+                    Ok(((*name).to_string(), model))
+                })
+            })
+            .collect();
+        let mover = scope.spawn(|| -> anyhow::Result<Moved> {
+            let mut all = Moved::default();
+            while !done.load(Ordering::Relaxed) {
+                all += move_all(&fs, BlockGroupFlags::DATA)?;
+            }
+            Ok(all)
+        });
+        let models: Vec<_> = writers.into_iter().map(|writer| writer.join().expect("no writer panicked")).collect();
+        done.store(true, Ordering::Relaxed);
+        let all = mover.join().expect("the mover did not panic")?;
+        Ok::<_, anyhow::Error>((models.into_iter().collect::<Result<Vec<_>, _>>()?, all))
+    })?;
+    assert!(all.extents > 20, "{all:?}");
+    fs.sync()?;
+    drop((files, top, fs));
+    oracle.must_be_sound(&[&image], "beside writers in place")?;
+    let fs = open(&image)?;
+    for (name, model) in models {
+        let dir = fs.lookup(&fs.root(TreeId::FS)?, format!("{name}.d").as_bytes())?.unwrap();
+        let file = fs.lookup(&dir, name.as_bytes())?.unwrap();
+        let mut out = vec![0; model.len()];
+        fs.read(&file, 0, &mut out)?;
+        let wrong = (0..SECTORS as usize).find(|n| out[n * 4096..][..4096] != model[n * 4096..][..4096]);
+        assert_eq!(wrong, None, "{name}: the first sector that is not what was written last");
+    }
+    Ok(())
+}
+
+/// Goal: on a full device nothing is lost: what cannot move stays, the group is open again, and life goes on.
+/// Method: the device is filled to the last; every group is asked to move; then space is made, and all move.
+#[test]
+fn full() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    for mkfs in [&["-n", "4096"][..], &["-n", "16384", "-m", "single"]] {
+        let scratch = oracle.scratch()?;
+        let image = scratch.image("relocate", 256 << 20)?;
+        oracle.mkfs(mkfs, &[&image])?;
+        let fs = open(&image)?;
+        let top = fs.root(TreeId::FS)?;
+        let mut world = Vec::new();
+        'full: for n in 0.. {
+            let file = fs.create(&top, format!("file{n}").as_bytes(), &NewInode::new(NewKind::File, 0o644));
+            let Ok(file) = file else { break };
+            let mut rng = Rng::new(n);
+            for at in 0..8 {
+                if fs.write(&file, at << 19, &rng.bytes(1 << 19)).is_err() {
+                    break 'full;
+                }
+            }
+            if fs.sync().is_err() {
+                break;
+            }
+            world.push((n, file));
+        }
+        fs.sync()?;
+        let kinds = BlockGroupFlags::DATA | BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM;
+        let mut refused = 0;
+        for start in groups(&fs, kinds) {
+            match fs.engine().relocate_group(start, &|_| true) {
+                Ok(moved) => assert!(moved.is_some()),
+                Err(TxnError::NoSpace { .. }) => {
+                    refused += 1;
+                    let group = fs.engine().space().group(start)?;
+                    assert!(!group.read_only, "group {start} is open again");
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        assert!(refused > 0, "{mkfs:?}: there was room, so this shows nothing");
+        assert!(fs.failed().is_none());
+        for (n, _) in world.iter().step_by(2) {
+            fs.unlink(&top, format!("file{n}").as_bytes())?;
+        }
+        let kept: Vec<_> = world.into_iter().skip(1).step_by(2).collect();
+        fs.sync()?;
+        while fs.clean(1000)? {}
+        fs.sync()?;
+        // Data first: what that leaves of the device is where metadata can go.
+        move_all(&fs, BlockGroupFlags::DATA)?;
+        move_all(&fs, BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM)?;
+        for (n, file) in &kept {
+            let mut rng = Rng::new(*n);
+            let mut out = vec![0; 1 << 19];
+            for at in 0..8 {
+                fs.read(file, at << 19, &mut out)?;
+                assert!(out == rng.bytes(1 << 19), "{mkfs:?}: file {n} at {at}");
+            }
+        }
+        drop((kept, top, fs));
+        oracle.must_be_sound(&[&image], &format!("{mkfs:?}: full, then moved"))?;
+    }
     Ok(())
 }
