@@ -40,6 +40,15 @@ impl HostTree {
     pub fn is_stub_number(ino: u64) -> bool {
         ino % (1 << INO_BITS) == STUB_INO
     }
+
+    /// Whether such a directory is at `path`.
+    pub fn is_stub(path: &Path) -> bool {
+        rustix::fs::lstat(path).is_ok_and(|s| {
+            FileType::from_raw_mode(s.st_mode) == FileType::Directory
+                && HostTree::is_stub_number(s.st_ino)
+                && path.parent().is_some_and(|dir| HostTree::new(dir).btrfs)
+        })
+    }
 }
 
 /// What a file type is called here.

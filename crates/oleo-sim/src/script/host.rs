@@ -14,8 +14,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::{GroupKind, Op, RenameHow, Style, Target};
-use crate::manifest::{Detail, Manifest};
+use super::{ANY_ANSWER, GroupKind, Op, RenameHow, Style, Target};
+use crate::manifest::{Detail, HostTree, Manifest};
 use crate::oracle::run;
 use crate::specimen::set_times;
 
@@ -255,6 +255,12 @@ impl Target for Host {
             Op::Link { from, to } => rustix::fs::linkat(CWD, self.at(from), CWD, self.at(to), AtFlags::empty()),
             Op::Unlink { path } => rustix::fs::unlinkat(CWD, self.at(path), AtFlags::empty()),
             Op::Rmdir { path } => rustix::fs::unlinkat(CWD, self.at(path), AtFlags::REMOVEDIR),
+            // A kernel that exchanges a stand-in of a subvolume aborts its transaction and is read-only from then on.
+            Op::Rename { from, to, how: RenameHow::Exchange }
+                if HostTree::is_stub(&self.at(from)) || HostTree::is_stub(&self.at(to)) =>
+            {
+                Err(ANY_ANSWER)
+            }
             Op::Rename { from, to, how } => {
                 let flags = match how {
                     RenameHow::Plain => RenameFlags::empty(),
