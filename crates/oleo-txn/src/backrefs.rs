@@ -149,7 +149,8 @@ impl<'e> Backrefs<'e> {
         if node.is_empty() {
             return Ok(Above::Nobody);
         }
-        tree.cursor.seek(&node.key(0))?;
+        // Of a tree that is being taken apart, what is left of a block on the way to the place.
+        tree.cursor.seek(&node.key(0).max(tree.gone_before))?;
         let above = tree.cursor.path().find(|above| above.level() == node.level() + 1);
         let refers = |above: &Arc<Node>| (0..above.len()).any(|slot| above.child(slot).logical == node.logical());
         Ok(above.filter(|above| refers(above)).map_or(Above::Nobody, |above| Above::Block(above.clone())))

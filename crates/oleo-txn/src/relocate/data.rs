@@ -75,13 +75,17 @@ impl Engine {
         Ok(found)
     }
 
-    /// Gives each extent a new place and copies it there, on all cores.
+    /// Gives extents new places, as many as there is room for, and copies them there, on all cores.
     pub(super) fn copy_extents(&self, extents: &[Run]) -> Result<Vec<Copied>, TxnError> {
         let mut copied = Vec::with_capacity(extents.len());
         for from in extents {
             // An extent stays one: its items name it whole.
             let want = DataWant { len: from.len, min_len: from.len, stream: STREAM, directory: 0 };
-            copied.push(Copied { from: *from, grant: self.alloc_data(want)? });
+            match self.alloc_data(want) {
+                Ok(grant) => copied.push(Copied { from: *from, grant }),
+                Err(TxnError::NoSpace { .. }) if !copied.is_empty() => break,
+                Err(e) => return Err(e),
+            }
         }
         self.compute(|| copied.par_iter().try_for_each(|copied| self.copy_extent(copied)))?;
         Ok(copied)

@@ -43,11 +43,14 @@ use plan::Closure;
 const STEP_BYTES: u64 = 48 << 20;
 /// A step that finds no room is tried again with half as much, down to this many blocks.
 const STEP_BLOCKS_MIN: usize = 16;
-/// Times that steps may find nothing that can move, though there is something, before it is given up: what others had taken before
-/// the group was closed comes with a commit or two.
-const IDLE_STEPS_MAX: u32 = 100;
-/// How long an idle step waits for others.
-const IDLE_WAIT: Duration = Duration::from_millis(5);
+/// Steps in a row that may find nothing to move before it is given up. What others had taken before the group was closed comes with a
+/// commit or two; somebody who reads all of an old state may take minutes.
+const IDLE_STEPS_MAX: u32 = 6000;
+/// How long the first idle step waits for others; each of the next ones that much longer, as far as [`IDLE_WAIT_MAX`].
+const IDLE_WAIT: Duration = Duration::from_millis(2);
+const IDLE_WAIT_MAX: Duration = Duration::from_millis(100);
+/// Steps in a row in which what is there cannot be moved: nobody is known who would be the reason.
+const STUCK_STEPS_MAX: u32 = 100;
 
 /// What moving a group has come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -243,11 +246,11 @@ impl Engine {
             }
             // Others have something in it that no tree names yet, or read what was in it.
             idle += 1;
-            if idle > IDLE_STEPS_MAX {
+            if idle > if found.is_empty() { IDLE_STEPS_MAX } else { STUCK_STEPS_MAX } {
                 return Err(TxnError::Source(format!("block group {} does not become empty", group.start).into()));
             }
             self.commit()?;
-            std::thread::sleep(IDLE_WAIT * idle);
+            std::thread::sleep((IDLE_WAIT * idle).min(IDLE_WAIT_MAX));
         }
     }
 

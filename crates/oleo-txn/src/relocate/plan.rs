@@ -15,8 +15,8 @@ use crate::backrefs::{Above, Backrefs};
 use crate::engine::Inner;
 use crate::root_sets::{RootSet, RootSets};
 
-/// Blocks written anew in one transaction, at most: more where the first to be moved alone has more above it.
-const CLOSURE_BLOCKS_MAX: usize = 32 * 1024;
+/// Bytes of blocks written anew in one transaction, at most: more where the first to be moved alone has more above it.
+const CLOSURE_BYTES_MAX: usize = 128 << 20;
 
 /// Where a reference to a block comes from.
 #[derive(Clone, Copy, Debug)]
@@ -72,9 +72,12 @@ impl<'d> Closure<'d> {
         data: &'d [Copied],
     ) -> Result<Closure<'d>, TxnError> {
         let mut closure = Closure::default();
+        let enough = |closure: &Closure<'_>| {
+            !closure.pieces.is_empty() && closure.pieces.len() * inner.rules.nodesize as usize >= CLOSURE_BYTES_MAX
+        };
         let mut refs = Backrefs::new(inner)?;
         for at in blocks {
-            if !closure.pieces.is_empty() && closure.pieces.len() >= CLOSURE_BLOCKS_MAX {
+            if enough(&closure) {
                 break;
             }
             // It may have gone since it was found.
@@ -85,7 +88,7 @@ impl<'d> Closure<'d> {
             closure.wanted += 1;
         }
         for copied in data {
-            if !closure.pieces.is_empty() && closure.pieces.len() >= CLOSURE_BLOCKS_MAX {
+            if enough(&closure) {
                 break;
             }
             let at = copied.from.start;
