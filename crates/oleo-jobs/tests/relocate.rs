@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use oleo_device::{FileDevice, FileOptions};
 use oleo_format::{BlockGroupFlags, InodeFlags, TreeId};
 use oleo_fs::data::KeepSize;
-use oleo_fs::{Fs, InodeRef, NewInode, NewKind, SetAttr};
+use oleo_fs::{Fs, InodeRef, NewInode, NewKind, NewSubvol, SetAttr, SnapshotOptions};
 use oleo_jobs::{QgroupChange, qgroup_change, quota, quota_enable, shares};
 use oleo_mkfs::{FeatureSet, MkfsOptions};
 use oleo_sim::oracle::{Oracle, oracle};
@@ -427,5 +427,61 @@ fn full() -> anyhow::Result<()> {
         drop((kept, top, fs));
         oracle.must_be_sound(&[&image], &format!("{mkfs:?}: full, then moved"))?;
     }
+    Ok(())
+}
+
+/// Goal: groups move while a subvolume is being taken apart, part by part, and what has gone already is not looked for.
+/// Method: a subvolume with a snapshot that shares some of it is deleted in small steps; after each, what became free is written
+/// over by new files, and everything moves.
+#[test]
+fn beside_a_deletion() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("relocate", 1 << 30)?;
+    oracle.mkfs(&["-n", "4096"], &[&image])?;
+    let fs = open(&image)?;
+    let top = fs.root(TreeId::FS)?;
+    let subvol = fs.subvol_create(&top, b"v", &NewSubvol::default())?;
+    let root = fs.root(subvol)?;
+    let mut rng = Rng::new(3);
+    let write = |dir: &InodeRef, name: String, rng: &mut Rng| -> anyhow::Result<()> {
+        let file = fs.create(dir, name.as_bytes(), &NewInode::new(NewKind::File, 0o644))?;
+        let len = if rng.one_in(4) { 9000 } else { 500 };
+        fs.write(&file, 0, &rng.bytes(len))?;
+        Ok(())
+    };
+    for n in 0..3000 {
+        write(&root, format!("file{n}"), &mut rng)?;
+    }
+    fs.sync()?;
+    fs.snapshot(subvol, &top, b"w", SnapshotOptions::default())?;
+    for n in (0..3000).step_by(5) {
+        let file = fs.lookup(&root, format!("file{n}").as_bytes())?.unwrap();
+        fs.write(&file, 0, &rng.bytes(700))?;
+    }
+    fs.sync()?;
+    drop(root);
+    fs.subvol_delete(subvol)?;
+    let (mut steps, mut made) = (0, 0);
+    while fs.clean(60)? {
+        steps += 1;
+        fs.sync()?;
+        for _ in 0..60 {
+            write(&top, format!("new{made}"), &mut rng)?;
+            made += 1;
+        }
+        fs.sync()?;
+        if steps % 3 == 0 {
+            // The second time, what was dropped lies in groups that are gone.
+            for _ in 0..2 {
+                fs.engine().blocks().forget_all();
+                move_all(&fs, BlockGroupFlags::METADATA | BlockGroupFlags::DATA)?;
+            }
+        }
+    }
+    assert!(steps > 10, "{steps} steps");
+    fs.sync()?;
+    drop((top, fs));
+    oracle.must_be_sound(&[&image], "moved beside a deletion")?;
     Ok(())
 }
