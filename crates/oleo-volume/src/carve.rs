@@ -24,7 +24,7 @@ use zerocopy::IntoBytes;
 use crate::Volume;
 use crate::error::VolumeError;
 use crate::geometry::{ChunkMap, Hints, STRIPE_LEN, StripeAt};
-use crate::member::Member;
+use crate::member::{KeptFree, Member};
 use crate::open::DEV_ITEMS_OBJECTID;
 use crate::places::Places;
 use crate::profile::{Profile, ProfileShape};
@@ -238,6 +238,12 @@ impl Volume {
         Ok(dev_item(member, 0))
     }
 
+    /// Keeps new chunks away from what lies behind `end` of a device, for as long as the answer lives: so that chunks can
+    /// be moved away from there before it shrinks. One that was proposed already may still come to lie there.
+    pub fn keep_free_behind(&self, devid: DevId, end: ByteLen) -> Result<KeptFree, VolumeError> {
+        Ok(KeptFree::new(find(&self.members.read(), devid)?.clone(), end))
+    }
+
     /// The bytes that a device has, whatever the volume uses of them.
     pub fn device_len(&self, devid: DevId) -> Result<ByteLen, VolumeError> {
         Ok(ByteLen(find(&self.members.read(), devid)?.to_write()?.len()))
@@ -264,7 +270,7 @@ impl Volume {
         for member in members.iter().filter(|m| m.to_write().is_ok()) {
             let places = chunks.places(member.devid).unwrap_or(&none);
             let (mut free, mut fits, mut longest) = (0, None, None);
-            for hole in places.holes(DEVICE_HEAD_LEN, member.total()) {
+            for hole in places.holes(DEVICE_HEAD_LEN, member.room_end()) {
                 free += hole.1;
                 if fits.is_none() && hole.1 >= want {
                     fits = Some(hole);

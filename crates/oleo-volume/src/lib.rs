@@ -46,7 +46,7 @@ pub use carve::{ChunkPlan, ChunkRemoval, ChunkWant};
 pub use copies::CopyRead;
 pub use error::VolumeError;
 pub use geometry::{ChunkMap, Hints, Piece, STRIPE_LEN, StripeAt};
-pub use member::{DeviceInfo, ErrorCounters};
+pub use member::{DeviceInfo, ErrorCounters, KeptFree};
 pub use open::OpenOptions;
 pub use profile::{Profile, ProfileShape, UnknownProfile};
 pub use supers::{read_mirrors, read_super};

@@ -72,6 +72,23 @@ pub struct DeviceInfo {
     pub item: DevItem,
 }
 
+/// While it lives, new chunks keep away from the end of a device.
+#[must_use]
+pub struct KeptFree(Arc<Member>);
+
+impl KeptFree {
+    pub(crate) fn new(member: Arc<Member>, end: ByteLen) -> KeptFree {
+        member.room_end.store(end.0, Ordering::SeqCst);
+        KeptFree(member)
+    }
+}
+
+impl Drop for KeptFree {
+    fn drop(&mut self) {
+        self.0.room_end.store(u64::MAX, Ordering::SeqCst);
+    }
+}
+
 pub(crate) struct Member {
     pub devid: DevId,
     pub uuid: Uuid,
@@ -83,6 +100,8 @@ pub(crate) struct Member {
     pub seed: bool,
     /// Transactions that its superblock lacks.
     pub behind: u64,
+    /// New chunks keep away from what lies behind, in bytes; usually nothing does.
+    room_end: AtomicU64,
     counts: [AtomicU64; 5],
 }
 
@@ -96,6 +115,7 @@ impl Member {
             plain: device,
             seed,
             behind,
+            room_end: AtomicU64::new(u64::MAX),
             counts: Default::default(),
         }
     }
@@ -148,6 +168,11 @@ impl Member {
     pub fn total(&self) -> u64 {
         let total = self.item.lock().total_bytes.get();
         self.device.as_ref().map_or(total, |d| total.min(d.len()))
+    }
+
+    /// Up to where new chunks may lie.
+    pub fn room_end(&self) -> u64 {
+        self.total().min(self.room_end.load(Ordering::SeqCst))
     }
 
     pub fn info(&self) -> DeviceInfo {

@@ -448,6 +448,13 @@ fn carving() {
     let more = volume.resize_device(DevId(2), ByteLen(500 * MIB)).expect("grows");
     assert_eq!(DevItem::parse(&more.1).expect("item").total_bytes.get(), 500 * MIB);
     assert_eq!(volume.unallocated(dup).0, 100 * MIB);
+    let kept = volume.keep_free_behind(DevId(2), ByteLen(400 * MIB)).expect("there");
+    assert_eq!(volume.unallocated(dup).0, 50 * MIB);
+    let plan = volume.propose_chunk(&ChunkWant::new(dup)).expect("room");
+    let ends = plan.map.stripes.iter().map(|s| s.offset.0 + plan.map.stripe_bytes().0);
+    assert!(ends.max() <= Some(400 * MIB), "{plan:?}");
+    drop(kept);
+    assert_eq!(volume.unallocated(dup).0, 100 * MIB);
     assert!(volume.resize_device(DevId(2), ByteLen(100 * MIB)).is_err());
     let raid5 = ChunkWant::new(BlockGroupFlags::DATA | BlockGroupFlags::RAID5);
     assert!(matches!(volume.propose_chunk(&raid5), Err(VolumeError::Unsupported { .. })));
