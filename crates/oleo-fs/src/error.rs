@@ -115,6 +115,7 @@ impl From<TxnError> for FsError {
 pub mod errno {
     pub const EPERM: i32 = 1;
     pub const ENOENT: i32 = 2;
+    pub const EINTR: i32 = 4;
     pub const EIO: i32 = 5;
     pub const EACCES: i32 = 13;
     pub const EBUSY: i32 = 16;
@@ -129,6 +130,8 @@ pub mod errno {
     pub const ENOSPC: i32 = 28;
     pub const EROFS: i32 = 30;
     pub const ENOTCONN: i32 = 107;
+    pub const EINPROGRESS: i32 = 115;
+    pub const ECANCELED: i32 = 125;
     pub const EDQUOT: i32 = 122;
     pub const EMLINK: i32 = 31;
     pub const ERANGE: i32 = 34;

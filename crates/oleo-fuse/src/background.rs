@@ -1,18 +1,20 @@
 //! What goes on without being asked for: commits, write-back, cleaning.
 //!
-//! Three threads: *commit* writes everything to disk every `commit=` seconds while there is something to write, and
+//! Four threads: *commit* writes everything to disk every `commit=` seconds while there is something to write, and
 //! commits as soon as more inodes are dirty than should be, so that operations seldom have to;
 //! *write-back* sends file data to disk as soon as more waits than should, so that writers seldom have to; *clean* erases
 //! files without names and takes deleted subvolumes apart, in steps small enough for others to get in between; first of all it
-//! counts quota groups, where that was cut short.
+//! counts quota groups, where that was cut short; *balance* runs balances that are asked for, and resumes one that was cut short,
+//! unless mounted with `skip_balance`.
 //!
-//! Stopping: all three are told and waited for; what they did not get to do, the end of the mount does, or (cleaning) the
+//! Stopping: all four are told and waited for; what they did not get to do, the end of the mount does, or (cleaning) the
 //! next opening. Locks: `bell`, a leaf.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use oleo::{BalanceEnd, BalanceState};
 use parking_lot::{Condvar, Mutex};
 
 use crate::options::MountOptions;
@@ -24,6 +26,8 @@ const CLEAN_BLOCKS: usize = 256;
 const CLEAN_EVERY: Duration = Duration::from_millis(500);
 /// How long those who wait for work do so before they look whether they are to stop.
 const LOOK_UP: Duration = Duration::from_millis(500);
+/// How long between two looks for a balance, when nobody waits.
+const BREATH: Duration = Duration::from_millis(10);
 /// How long to leave alone what did not work.
 const AFTER_ERROR: Duration = Duration::from_secs(5);
 
@@ -70,6 +74,8 @@ impl Background {
             start("write-back", Box::new(move || write_back(&b, &s, &l)));
             let (b, s, l) = (bell.clone(), server.clone(), log.clone());
             start("clean", Box::new(move || clean(&b, &s, &l)));
+            let (b, s, l, skip) = (bell.clone(), server.clone(), log.clone(), options.skip_balance);
+            start("balance", Box::new(move || balance(&b, &s, &l, skip)));
         }
         Background { bell, threads }
     }
@@ -158,6 +164,26 @@ fn clean(bell: &Bell, server: &Server, log: &Log) {
                     break;
                 }
             }
+        }
+    }
+}
+
+fn balance(bell: &Bell, server: &Server, log: &Log, skip: bool) {
+    let balancer = server.image().balancer();
+    if !skip
+        && balancer.status().state == BalanceState::Paused
+        && let Err(e) = balancer.resume()
+    {
+        log(&format!("the balance that was interrupted is not resumed: {e}"));
+    }
+    loop {
+        if balancer.wait_work(LOOK_UP)
+            && let Some(BalanceEnd::Failed { text, .. }) = balancer.run()
+        {
+            log(&format!("balance: {text}"));
+        }
+        if bell.wait(BREATH) {
+            return;
         }
     }
 }

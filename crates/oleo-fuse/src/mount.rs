@@ -260,6 +260,8 @@ impl Mounted {
     /// The connection broke, or not everything could be written.
     pub fn serve(self) -> Result<(), MountError> {
         let served = self.transport.serve(self.server.clone());
+        // Requests that move groups end soon.
+        self.server.image().balancer().stop();
         if let Some(control) = self.control {
             control.stop();
         }

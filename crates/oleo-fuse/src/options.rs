@@ -125,6 +125,8 @@ pub struct MountOptions {
     pub threads: usize,
     /// Users may delete their own subvolumes.
     pub user_subvol_rm_allowed: bool,
+    /// A balance that was interrupted stays so.
+    pub skip_balance: bool,
     /// What to overlook.
     pub rescue: Rescue,
     /// Others than the one who mounts may use it. As root by default, as every file system.
@@ -158,6 +160,7 @@ impl Default for MountOptions {
             inline_max: None,
             threads: THREADS,
             user_subvol_rm_allowed: false,
+            skip_balance: false,
             rescue: Rescue::default(),
             allow_other: None,
             fsname: None,
@@ -213,6 +216,7 @@ impl MountOptions {
                 self.flags.set(MountFlags::NODIRATIME, self.no_dir_atime);
             }
             "user_subvol_rm_allowed" => self.user_subvol_rm_allowed = true,
+            "skip_balance" => self.skip_balance = true,
             "allow_other" => self.allow_other = Some(true),
             "usebackuproot" => self.rescue.use_backup_root = true,
             "nologreplay" | "norecovery" => self.rescue.no_log_replay = true,
@@ -347,6 +351,7 @@ mod tests {
         let o = parsed("subvolid=257,commit=0,max_inline=2k,thread_pool=4,rescue=usebackuproot:nologreplay").unwrap();
         assert_eq!((o.subvolid, o.commit_seconds, o.inline_max, o.threads), (Some(257), 1, Some(2048), 4));
         assert!(o.rescue.use_backup_root && o.rescue.no_log_replay && !o.rescue.ignore_bad_roots);
+        assert!(parsed("skip_balance").unwrap().skip_balance);
         assert!(parsed("compress=no").unwrap().compress.is_none());
         assert!(parsed("compress-force=zstd:5").unwrap().compress.is_some_and(|c| c.force));
     }

@@ -28,6 +28,7 @@ mod flags;
 mod init;
 mod invalidate;
 mod ioctl;
+mod ioctl_balance;
 mod ioctl_btrfs;
 mod ioctl_info;
 mod ioctl_numbers;

@@ -1,7 +1,7 @@
 //! Why a job was not done.
 
 use oleo_format::Corruption;
-use oleo_fs::FsError;
+use oleo_fs::{FsError, errno};
 use oleo_tree::TreeError;
 use oleo_txn::TxnError;
 use oleo_volume::VolumeError;
@@ -28,6 +28,20 @@ pub enum JobError {
 impl JobError {
     pub(crate) fn refused(errno: i32, text: impl Into<String>) -> JobError {
         JobError::Refused { errno, text: text.into() }
+    }
+
+    /// What a system call would answer.
+    pub fn errno(&self) -> i32 {
+        match self {
+            JobError::Refused { errno, .. } => *errno,
+            JobError::Fs(error) => error.errno(),
+            JobError::Volume(error) => match **error {
+                VolumeError::Corrupt(_) => errno::EUCLEAN,
+                VolumeError::NoRoom { .. } => errno::ENOSPC,
+                VolumeError::Unsupported { .. } => errno::EOPNOTSUPP,
+                _ => errno::EIO,
+            },
+        }
     }
 }
 

@@ -1,22 +1,28 @@
-//! Work on whole file systems or whole files: resizing devices, defragmenting, trimming, finding what is new, and
-//! finding who refers to a place on disk. Each job works on an open file system, mounted or not, while others use it.
+//! Work on whole file systems or whole files: resizing devices, defragmenting, trimming, balancing, finding what is new,
+//! and finding who refers to a place on disk. Each job works on an open file system, mounted or not, while others use it.
 //!
 //! Not here: who may ask for it (`oleo::control`), and what a file or a transaction is (`oleo-fs`, `oleo-txn`).
 
 mod backrefs;
+mod balance;
 mod defragment;
 mod error;
 mod find_new;
 mod quota;
+mod reclaim;
 mod resize;
 mod shares;
 mod trim;
 
 pub use backrefs::{PATHS_MAX, Referrer, referrers};
+pub use balance::{
+    BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Balancer, Bound, Filters, Span,
+};
 pub use defragment::{DefragOptions, Defragmented, defragment};
 pub use error::JobError;
 pub use find_new::{NewExtent, NewExtents, find_new};
 pub use quota::{QgroupChange, qgroup_change, qgroups_clear_stale, quota, quota_disable, quota_enable, quota_rescan};
+pub use reclaim::{Reclaimed, reclaim};
 pub use resize::{NewSize, Resized, resize};
 pub use shares::{Shares, SubvolSize, frees, shares, subvol_sizes};
 pub use trim::{TrimRange, trim};

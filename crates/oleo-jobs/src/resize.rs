@@ -1,20 +1,31 @@
 //! How much of a device the file system uses: more, or less.
 //!
 //! Normal path: (1) everything is committed, so that the chunks in the trees are those in memory; (2) what is asked for
-//! becomes a number of bytes; (3) when shrinking, chunks that reach beyond it are counted, and if there are any, it is
-//! refused: moving them is a balance; (4) the device's item changes, in the volume and in the chunk tree at once, so that
-//! no new chunk goes by the old size (`Staged::resize_device`); (5) a commit; (6) a file that became too long is cut.
+//! becomes a number of bytes; (3) when shrinking, new chunks are kept out of what goes (`Volume::keep_free_behind`), and the
+//! groups that have a piece there are closed and moved ([`empty`]), the highest address first; (4) the device's item changes, in the
+//! volume and in the chunk tree at once, so that no new chunk goes by the old size (`Staged::resize_device`); (5) a commit;
+//! (6) a file that became too long is cut.
 //!
-//! Crash: before (5) the device has its old size; a file may be longer than that already, or still.
+//! A chunk that somebody was about to make when (3) began may still come to lie behind the new end. (4) finds it, and (3)
+//! begins again.
+//! Crash or error before (5): the device has its old size, what was moved is moved; a file may be longer than that already, or
+//! still.
 
-use oleo_format::{ByteLen, DevId};
+use std::collections::BTreeSet;
+
+use oleo_format::{ByteLen, DevId, Logical};
 use oleo_fs::{Fs, errno};
+use oleo_txn::{Engine, TxnError};
 use serde::{Deserialize, Serialize};
 
-use crate::JobError;
+use crate::{Balancer, JobError};
 
 /// The first bytes of a device, which no chunk uses, and one more chunk's stripe.
 const DEVICE_MIN: u64 = 2 << 20;
+
+/// How often the end of a device is emptied. Each time but the first there was a chunk that was being made when it began, and of
+/// those there is one at a time.
+const ROUNDS_MAX: u32 = 8;
 
 /// What size a device is to have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -72,13 +83,17 @@ pub struct Resized {
     pub before: ByteLen,
     /// Its bytes now.
     pub now: ByteLen,
+    /// Block groups that were moved for that.
+    #[serde(default)]
+    pub groups: u64,
 }
 
-/// Changes how much of a device the file system uses; the only one, if none is named.
+/// Changes how much of a device the file system uses; the only one, if none is named. Where there are chunks that lie behind its new
+/// end, they are moved.
 ///
 /// # Errors
-/// There is no such device, it has no room, or chunks are in the way.
-pub fn resize(fs: &Fs, devid: Option<DevId>, to: NewSize) -> Result<Resized, JobError> {
+/// There is no such device, it has no room, or there is none for what has to move; or a balance is under way.
+pub fn resize(fs: &Fs, balancer: &Balancer, devid: Option<DevId>, to: NewSize) -> Result<Resized, JobError> {
     fs.sync()?;
     let volume = fs.engine().volume().clone();
     let devices = volume.devices();
@@ -102,41 +117,101 @@ pub fn resize(fs: &Fs, devid: Option<DevId>, to: NewSize) -> Result<Resized, Job
     let Some(now) = wanted.map(ByteLen) else {
         return Err(JobError::refused(errno::EINVAL, format!("device {devid} has {before} bytes: that makes no size")));
     };
-    if now == before {
-        return Ok(Resized { devid, before, now });
-    }
+    let mut groups = 0;
     if now < before {
-        must_fit(fs, devid, now)?;
-    }
-    fs.engine().stage(|staged| staged.resize_device(devid, now))?;
-    fs.sync()?;
-    if now < before {
+        groups = balancer.exclusively("shrinking a device", |goes_on| shrink(fs, devid, now, goes_on))?;
         volume.cut_device(devid)?;
+    } else if now > before {
+        fs.engine().stage(|staged| staged.resize_device(devid, now))?;
+        fs.sync()?;
     }
-    Ok(Resized { devid, before, now })
+    Ok(Resized { devid, before, now, groups })
 }
 
-/// Fails where chunks reach beyond the new end, and says how much would have to move.
-fn must_fit(fs: &Fs, devid: DevId, now: ByteLen) -> Result<(), JobError> {
-    let (mut moving, mut count, mut last_end) = (0u64, 0u64, 0u64);
-    for chunk in fs.engine().volume().chunks() {
-        for stripe in chunk.stripes.iter().filter(|s| s.devid == devid) {
-            let end = stripe.offset.0 + chunk.stripe_bytes().0;
-            last_end = last_end.max(end);
-            if end > now.0 {
-                moving += chunk.stripe_bytes().0;
-                count += 1;
+/// Makes a device smaller; answers how many groups were moved for that.
+fn shrink(fs: &Fs, devid: DevId, now: ByteLen, goes_on: &dyn Fn() -> bool) -> Result<u64, JobError> {
+    let volume = fs.engine().volume().clone();
+    let _kept = volume.keep_free_behind(devid, now)?;
+    let mut moved = 0;
+    for _ in 0..ROUNDS_MAX {
+        moved += empty(fs, devid, now, goes_on)?;
+        // What has moved leaves its place when that is durable.
+        fs.sync()?;
+        match fs.engine().stage(|staged| staged.resize_device(devid, now)) {
+            Ok(()) => {
+                fs.sync()?;
+                return Ok(moved);
             }
+            Err(_) if !behind(fs, devid, now).is_empty() => {}
+            Err(error) => return Err(error.into()),
         }
     }
-    if count == 0 {
-        return Ok(());
+    Err(JobError::refused(errno::EBUSY, format!("new chunks keep coming to lie at the end of device {devid}")))
+}
+
+/// The chunks that have a piece of a device behind `end`, by address.
+fn behind(fs: &Fs, devid: DevId, end: ByteLen) -> BTreeSet<Logical> {
+    let chunks = fs.engine().volume().chunks();
+    let reaches = |chunk: &&std::sync::Arc<oleo_volume::ChunkMap>| {
+        let mut stripes = chunk.stripes.iter().filter(|s| s.devid == devid);
+        stripes.any(|s| s.offset.0 + chunk.stripe_bytes().0 > end.0)
+    };
+    chunks.iter().filter(reaches).map(|chunk| chunk.start).collect()
+}
+
+/// Groups that nothing may come into. Dropping opens those that are left.
+struct Closed<'a> {
+    engine: &'a Engine,
+    groups: BTreeSet<Logical>,
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        for start in std::mem::take(&mut self.groups) {
+            // One that is gone needs no opening; otherwise the volume can no longer be written.
+            let _ = self.engine.open_group(start);
+        }
     }
+}
+
+/// Moves the groups that have a piece of a device behind `end`; answers how many.
+fn empty(fs: &Fs, devid: DevId, end: ByteLen, goes_on: &dyn Fn() -> bool) -> Result<u64, JobError> {
+    let engine = fs.engine();
+    let groups = behind(fs, devid, end);
+    // What moves goes where it can stay. Those that cannot be closed yet are when it is their turn.
+    let mut closed = Closed { engine, groups: BTreeSet::new() };
+    for start in groups.iter().rev() {
+        if engine.space().group(*start).is_ok_and(|g| !g.read_only) && engine.close_group(*start)? {
+            closed.groups.insert(*start);
+        }
+    }
+    let mut moved = 0;
+    for start in groups.into_iter().rev() {
+        // What was empty may have gone by itself.
+        if engine.space().group(start).is_err() {
+            continue;
+        }
+        match engine.relocate_group(start, &|_| goes_on()) {
+            Ok(Some(_)) => moved += 1,
+            Ok(None) => return Err(JobError::refused(errno::EINTR, "the file system is being closed")),
+            Err(TxnError::NoSpace { .. }) => return Err(no_room(fs, devid, end)),
+            Err(error) => return Err(error.into()),
+        }
+        closed.groups.remove(&start);
+    }
+    Ok(moved)
+}
+
+/// There is no room to move what lies behind the new end; how small the device can be without that.
+fn no_room(fs: &Fs, devid: DevId, end: ByteLen) -> JobError {
+    let chunks = fs.engine().volume().chunks();
+    let stripes = chunks.iter().flat_map(|chunk| chunk.stripes.iter().map(move |s| (s, chunk.stripe_bytes().0)));
+    let last = stripes.filter(|(s, _)| s.devid == devid).map(|(s, len)| s.offset.0 + len).max().unwrap_or(0);
     let text = format!(
-        "device {devid} cannot shrink to {now} bytes: {count} stripes of chunks with {moving} bytes lie behind that and \
-         would have to move, which needs a balance; it can shrink to {last_end}"
+        "device {devid} cannot shrink to {end} bytes: there is no room elsewhere for what lies behind that; it can shrink to \
+         {last}"
     );
-    Err(JobError::refused(errno::EOPNOTSUPP, text))
+    JobError::refused(errno::ENOSPC, text)
 }
 
 #[cfg(test)]

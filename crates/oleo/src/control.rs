@@ -14,6 +14,7 @@
 //! What callers may do is what the kernel lets them do: [`Caller`] has the rules.
 //! Not here: what the requests do; that is `oleo-fs`'s, `oleo-jobs`'s and the rest of this library's.
 
+mod balance;
 mod caller;
 mod execute;
 mod quota;
@@ -24,11 +25,14 @@ mod wire;
 pub use caller::Caller;
 pub use execute::{Invalidate, execute};
 pub use oleo_device::ioctl::{OLEO_IOC_CONTROL, OLEO_IOC_IDENT, control_socket, ident, is_on_fuse, open_to_ask};
-pub use oleo_jobs::{DefragOptions, Defragmented, NewExtent, NewSize, Resized};
+pub use oleo_jobs::{
+    BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Bound, DefragOptions, Defragmented, Filters,
+    NewExtent, NewSize, Reclaimed, Resized, Span,
+};
 pub use request::{
-    At, Bytes, DeviceUsage, DuLine, Error, GroupUsed, LogStats, NewLimit, NewPart, Place, Property, QgroupShown,
-    QgroupStats, QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol, SubvolShown, Usage, Which,
-    WhichGroup,
+    At, BalanceChange, Bytes, DeviceUsage, DuLine, Error, GroupUsed, LogStats, NewLimit, NewPart, Place, Property,
+    QgroupShown, QgroupStats, QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol, SubvolShown, Usage,
+    Which, WhichGroup,
 };
 pub use wire::{Client, REPLY_MAX, REQUEST_MAX, serve, stop};
 

@@ -141,11 +141,7 @@ impl Error {
         match self {
             Error::At { source, .. } | Error::Log(source) => source.errno(),
             Error::Control(error) => error.errno,
-            Error::Job(error) => match &**error {
-                JobError::Refused { errno, .. } => *errno,
-                JobError::Fs(error) => error.errno(),
-                JobError::Volume(error) => volume_errno(error),
-            },
+            Error::Job(error) => error.errno(),
             Error::Host { source, .. } | Error::Output(source) => source.raw_os_error().unwrap_or(errno::EIO),
             Error::Request(_) => errno::EINVAL,
             Error::Fs(error) => error.errno(),

@@ -9,6 +9,7 @@ use oleo_format::{ByteLen, Generation, Ino, ROOT_BACKUPS, TreeId};
 use oleo_fs::{
     Attr, DirEntryInfo, FileKind, Follow, Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, SnapshotOptions,
 };
+use oleo_jobs::Balancer;
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 use uuid::Uuid;
@@ -83,6 +84,7 @@ impl OpenOptions {
 /// done since the last commit, never what was committed.
 pub struct Image {
     fs: Fs,
+    balancer: Balancer,
     write: bool,
 }
 
@@ -163,12 +165,21 @@ impl Image {
             log::replay(&fs)?;
             fs.engine().recover_relocation()?;
         }
-        Ok(Image { fs, write: options.write })
+        let balancer = match Balancer::new(&fs) {
+            Err(_) if options.ignore_bad_trees && !options.write => Balancer::idle(&fs),
+            other => other?,
+        };
+        Ok(Image { fs, balancer, write: options.write })
     }
 
     /// The full interface to files and names.
     pub fn fs(&self) -> &Fs {
         &self.fs
+    }
+
+    /// The balance of this volume.
+    pub fn balancer(&self) -> &Balancer {
+        &self.balancer
     }
 
     /// The volume below: devices, chunks, superblock.

@@ -11,6 +11,7 @@
 //! | subvolumes and snapshots | [`Image::create_subvol`], [`Image::snapshot`] |
 //! | everything about files and names | [`Image::fs`] |
 //! | quota | [`Image::quota_enable`], [`Image::quota`] |
+//! | move, pack and convert block groups | [`Image::balance`], [`Image::reclaim`] |
 //! | copy files out | [`restore`] |
 //! | do what the command does, here or on a mount | [`control`] |
 //! | find out whether an image is sound | [`check`] |
@@ -124,6 +125,7 @@
 //! # }
 //! ```
 
+mod balance;
 mod build;
 pub mod check;
 pub mod control;
@@ -158,7 +160,10 @@ pub use oleo_fs::{
     Attr, Clock, DirEntryInfo, FileKind, FixedClock, Follow, Fs, FsError, FsOptions, InodeRef, NewInode, NewKind,
     NewSubvol, Rdev, RenameMode, SetAttr, SnapshotOptions, SubvolInfo, Target, Time, Times, UuidSource, XattrMode,
 };
-pub use oleo_jobs::{QgroupChange, SubvolSize};
+pub use oleo_jobs::{
+    BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Balancer, Filters, QgroupChange, Reclaimed,
+    SubvolSize,
+};
 pub use oleo_mkfs::{
     FeatureSet, FillOptions, Made, MkfsError, MkfsOptions, OnProgress, Profile, Progress, Report, SubvolWish,
     TopAttributes, make,

@@ -103,6 +103,8 @@ impl Call<'_> {
                     _ => Err(Errno::EIO),
                 }
             }
+            BALANCE_V2 => self.balance(),
+            BALANCE_PROGRESS => self.balance_progress(),
             SYNC | WAIT_SYNC => self.ask(Request::Sync),
             START_SYNC => match self.reply(Request::Sync)? {
                 Reply::Generation(generation) => Ok(generation.0.as_bytes().to_vec().into()),

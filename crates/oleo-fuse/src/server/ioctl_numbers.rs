@@ -48,6 +48,14 @@ pub(super) const LOOKUP_PATH_LEN: usize = 4080;
 pub(super) const LOOKUP_USER_PATH_LEN: usize = 4080 - NAME_MAX - 1;
 /// `BTRFS_DEFRAG_RANGE_COMPRESS`.
 pub(super) const DEFRAG_COMPRESS: u64 = 1;
+/// `BTRFS_BALANCE_STATE_RUNNING`.
+pub(super) const BALANCE_RUNNING: u64 = 1;
+/// `BTRFS_BALANCE_STATE_PAUSE_REQ`.
+pub(super) const BALANCE_PAUSE_REQ: u64 = 1 << 1;
+/// `BTRFS_BALANCE_STATE_CANCEL_REQ`.
+pub(super) const BALANCE_CANCEL_REQ: u64 = 1 << 2;
+/// `BTRFS_BALANCE_RESUME`.
+pub(super) const BALANCE_RESUME: u64 = 1 << 4;
 /// `BTRFS_DEFRAG_RANGE_START_IO`.
 pub(super) const DEFRAG_START_IO: u64 = 2;
 
@@ -69,6 +77,8 @@ pub(super) const SUBVOL_GETFLAGS: u32 = read::<u64>(25);
 pub(super) const SUBVOL_SETFLAGS: u32 = write::<u64>(26);
 pub(super) const DEV_INFO: u32 = both::<VolArgs>(30);
 pub(super) const FS_INFO: u32 = read::<FsInfo>(31);
+pub(super) const BALANCE_V2: u32 = both::<Balance>(32);
+pub(super) const BALANCE_PROGRESS: u32 = read::<Balance>(34);
 pub(super) const SET_RECEIVED_SUBVOL: u32 = both::<Received>(37);
 pub(super) const GET_DEV_STATS: u32 = both::<DevStats>(52);
 pub(super) const GET_FEATURES: u32 = read::<[u64; 3]>(57);
@@ -103,6 +113,9 @@ structs! {
         csum_size: u16, flags: u64, generation: u64, metadata_uuid: [u8; 16], reserved: [u8; 944] }
     /// `struct btrfs_ioctl_dev_info_args` up to its path, which ends it.
     DevInfo (3072) { devid: u64, uuid: [u8; 16], bytes_used: u64, total_bytes: u64, fsid: [u8; 16], unused: [u64; 377] }
+    /// `struct btrfs_ioctl_balance_args`; the filters of each type as on disk.
+    Balance (1024) { flags: u64, state: u64, data: [u8; 136], meta: [u8; 136], sys: [u8; 136], expected: u64, considered: u64,
+        completed: u64, unused: [u64; 72] }
     /// `struct btrfs_ioctl_received_subvol_args`.
     Received (200) { uuid: [u8; 16], stransid: u64, rtransid: u64, stime: Timespec, rtime: Timespec, flags: u64, reserved: [u64; 16] }
     /// `struct btrfs_ioctl_get_dev_stats`.
@@ -137,6 +150,8 @@ mod tests {
         assert_eq!(SET_RECEIVED_SUBVOL, 0xc0c8_9425);
         assert_eq!(GET_SUBVOL_INFO, 0x81f8_943c);
         assert_eq!(GET_FSLABEL, 0x8100_9431);
+        assert_eq!(BALANCE_V2, 0xc400_9420);
+        assert_eq!(BALANCE_PROGRESS, 0x8400_9422);
         assert_eq!(GETVERSION, 0x8008_7601);
         assert_eq!(FITRIM, 0xc018_5879);
     }

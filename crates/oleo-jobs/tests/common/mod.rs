@@ -1,5 +1,7 @@
 //! What the tests of jobs share: a world of subvolumes that changes at random, and numbers of quota from three sources.
 
+#![allow(dead_code, reason = "each test program uses a part")]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

@@ -69,7 +69,7 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done,
         }
         Request::Resize { devid, to } => {
             caller.must_be_privileged("resize")?;
-            changed(Reply::Resized(oleo_jobs::resize(image.fs(), devid, to)?), vec![])
+            changed(Reply::Resized(oleo_jobs::resize(image.fs(), image.balancer(), devid, to)?), vec![])
         }
         Request::Defragment { at, recursive, options } => ask.defragment(&at, recursive, &options),
         Request::Trim { start, len, min_len } => {
@@ -81,6 +81,14 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done,
             caller.must_be_privileged("change quota")?;
             super::quota::change(image.fs(), change, |which| Ok(ask.subvol(which)?.tree()))?;
             changed(Reply::Done, vec![])
+        }
+        Request::Balance { change } => {
+            caller.must_be_privileged("balance")?;
+            changed(super::balance::change(image.balancer(), change)?, vec![])
+        }
+        Request::Reclaim { percent } => {
+            caller.must_be_privileged("move block groups")?;
+            changed(Reply::Reclaimed(oleo_jobs::reclaim(image.fs(), image.balancer(), percent)?), vec![])
         }
         Request::Sync => changed(Reply::Generation(image.sync()?), vec![]),
         reads => Ok((ask.look(reads)?, Vec::new())),
@@ -122,6 +130,10 @@ impl Ask<'_> {
                 self.places(at, paths)?
             }
             Request::Quota => Reply::Quota(super::quota::show(fs)?.map(Box::new)),
+            Request::BalanceStatus => {
+                self.caller.must_be_privileged("ask for the balance")?;
+                Reply::Balance(Box::new(self.image.balancer().status()))
+            }
             Request::SubvolSizes => {
                 self.caller.must_be_privileged("list all subvolumes")?;
                 Reply::Sizes(oleo_jobs::subvol_sizes(fs)?.into_iter().map(Into::into).collect())

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use oleo_format::{ByteLen, DevId, Generation, Ino, Logical, TreeId};
 use oleo_fs::{SubvolInfo, Time};
-use oleo_jobs::{DefragOptions, Defragmented, NewExtent, NewSize, Resized, SubvolSize};
+use oleo_jobs::{
+    BalanceArgs, BalanceStatus, DefragOptions, Defragmented, NewExtent, NewSize, Reclaimed, Resized, SubvolSize,
+};
 use oleo_volume::DeviceInfo;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
@@ -224,6 +226,19 @@ pub enum Request {
     },
     /// Quota and its groups. Answer: [`Reply::Quota`].
     Quota,
+    /// Begins, interrupts or ends a balance. Beginning one answers with [`Reply::Number`] as soon as it is on disk: it is done
+    /// in the background of a mount, and by `Balancer::run` on an image. Interrupting and ending wait for the group at hand.
+    Balance {
+        /// What to do.
+        change: BalanceChange,
+    },
+    /// The balance as it is. Answer: [`Reply::Balance`].
+    BalanceStatus,
+    /// Gives back nearly empty block groups. Answer: [`Reply::Reclaimed`].
+    Reclaim {
+        /// Those of which less is used, in percent.
+        percent: u64,
+    },
     /// What each subvolume takes. Answer: [`Reply::Sizes`].
     SubvolSizes,
     /// What deleting exactly these subvolumes would free. Answer: [`Reply::Bytes`].
@@ -297,6 +312,7 @@ impl Request {
             | Request::FindNew { .. }
             | Request::LogicalResolve { .. }
             | Request::Quota
+            | Request::BalanceStatus
             | Request::SubvolSizes
             | Request::Frees { .. }
             | Request::Df
@@ -317,6 +333,8 @@ impl Request {
             | Request::Defragment { .. }
             | Request::Trim { .. }
             | Request::QuotaChange { .. }
+            | Request::Balance { .. }
+            | Request::Reclaim { .. }
             | Request::Sync
             | Request::SetLabel { .. }
             | Request::PropertySet { .. } => false,
@@ -372,12 +390,35 @@ pub enum Reply {
     },
     /// Quota; `None`: it is off.
     Quota(Option<Box<QuotaShown>>),
+    /// The balance.
+    Balance(Box<BalanceStatus>),
+    /// The number of the balance that was begun.
+    Number(u64),
+    /// What was given back.
+    Reclaimed(Reclaimed),
     /// What subvolumes take, in the order of their numbers.
     Sizes(Vec<SizeLine>),
     /// So many bytes.
     Bytes(ByteLen),
     /// Places in files.
     Places(Vec<Place>),
+}
+
+/// What is to become of the balance.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "balance", rename_all = "kebab-case")]
+pub enum BalanceChange {
+    /// A new one.
+    Start {
+        /// What it is to do.
+        args: Box<BalanceArgs>,
+    },
+    /// The one that is paused goes on.
+    Resume,
+    /// It is interrupted.
+    Pause,
+    /// It ends.
+    Cancel,
 }
 
 /// A change of quota. Groups are named by their numbers: the level in the upper 16 bits.
