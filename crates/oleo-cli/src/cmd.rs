@@ -1,5 +1,6 @@
 //! The commands: one file each.
 
+mod balance;
 mod cat;
 mod check;
 mod cp;
@@ -48,6 +49,8 @@ pub(crate) enum Command {
     #[command(subcommand, alias = "inspect-internal")]
     Inspect(inspect::Command),
     #[command(subcommand)]
+    Balance(balance::Command),
+    #[command(subcommand)]
     Quota(quota::Command),
     #[command(subcommand)]
     Qgroup(qgroup::Command),
@@ -78,6 +81,7 @@ impl Command {
             Command::Subvolume(command) => command.run(out),
             Command::Filesystem(command) => command.run(out),
             Command::Inspect(command) => command.run(),
+            Command::Balance(command) => command.run(out),
             Command::Quota(command) => command.run(out),
             Command::Qgroup(command) => command.run(out),
             Command::Check(args) => args.run(out),

@@ -78,6 +78,21 @@ impl Progress {
     }
 }
 
+impl Progress {
+    /// Whether anybody sees it.
+    pub fn is_shown(&self) -> bool {
+        self.bar.is_some()
+    }
+
+    /// Shows a line in its place.
+    pub fn tell(&self, line: String) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(line);
+            bar.tick();
+        }
+    }
+}
+
 impl Drop for Progress {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {

@@ -4,6 +4,7 @@ mod defragment;
 mod df;
 mod du;
 mod label;
+mod reclaim;
 mod resize;
 mod show;
 mod stats;
@@ -24,6 +25,7 @@ pub(crate) enum Command {
     Sync(sync::Args),
     Label(label::Args),
     Resize(resize::Args),
+    Reclaim(reclaim::Args),
     #[command(alias = "defrag")]
     Defragment(defragment::Args),
     Trim(trim::Args),
@@ -40,6 +42,7 @@ impl Command {
             Command::Sync(args) => args.run(out),
             Command::Label(args) => args.run(out),
             Command::Resize(args) => args.run(out),
+            Command::Reclaim(args) => args.run(out),
             Command::Defragment(args) => args.run(out),
             Command::Trim(args) => args.run(out),
         }

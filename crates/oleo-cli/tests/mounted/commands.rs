@@ -130,7 +130,7 @@ fn the_whole() {
     assert_eq!(size, 512 << 20);
     ok(&dir, &["filesystem", "resize", "+128M", "m"]);
     assert_eq!(json(&dir, &["filesystem", "usage", "--json", "m"])["device_size"], 640 << 20);
-    assert!(fails(&dir, &["filesystem", "resize", "3M", "m"]).contains("balance"));
+    assert!(fails(&dir, &["filesystem", "resize", "3M", "m"]).contains("no room"));
 
     const SECTORS: u64 = 64;
     let file = fs::File::create(mount.path("f")).unwrap();

@@ -26,6 +26,8 @@ const SUBVOL_GETFLAGS: u32 = 0x8008_9419;
 const SUBVOL_SETFLAGS: u32 = 0x4008_941a;
 const DEV_INFO: u32 = 0xd000_941e;
 const FS_INFO: u32 = 0x8400_941f;
+const BALANCE_V2: u32 = 0xc400_9420;
+const BALANCE_PROGRESS: u32 = 0x8400_9422;
 const SET_RECEIVED_SUBVOL: u32 = 0xc0c8_9425;
 const GET_DEV_STATS: u32 = 0xc408_9434;
 const GET_FEATURES: u32 = 0x8018_9439;
@@ -288,4 +290,40 @@ fn many_at_once() {
     let seen_before = names(&top);
     assert_eq!(seen_before.len(), 8 * (6 + 50));
     mount.judge(|seen| assert_eq!(names(seen), seen_before));
+}
+
+/// Goal: programs begin balances by ioctl, which waits for the end and tells what was done, and ask for their progress; what cannot be
+/// is refused. Method: the struct as `linux/btrfs.h` has it: flags, state, three times 136 bytes of filters, three counts.
+#[test]
+fn balance() {
+    const METADATA_AT: usize = 16 + 136;
+    const SYSTEM_AT: usize = METADATA_AT + 136;
+    const COUNTS_AT: usize = SYSTEM_AT + 136;
+    const TARGET: usize = 56;
+    const FLAGS: usize = 64;
+    let Some(mut mount) = Mount::new("") else { return };
+    let top = mount.path("");
+    fs::write(mount.path("f"), vec![7; 1 << 20]).unwrap();
+    assert_eq!(errno(&top, BALANCE_PROGRESS, &[]), 107, "there is none");
+    let args = |flags: u64, target: u64| {
+        let mut args = vec![0u8; 1024];
+        let mut put = |at: usize, value: u64| args[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        put(0, flags);
+        for at in [METADATA_AT, SYSTEM_AT].into_iter().filter(|_| target != 0) {
+            put(at + TARGET, target);
+            put(at + FLAGS, 1 << 8);
+        }
+        args
+    };
+    let told = call(&top, BALANCE_V2, &args(0b001, 0)).unwrap();
+    assert!(u64_at(&told, COUNTS_AT + 8) >= 3, "all groups were considered");
+    assert_eq!((u64_at(&told, COUNTS_AT + 16), u64_at(&told, 8)), (1, 0), "that of data was moved, and it has ended");
+    let single = 1 << 48;
+    assert_eq!(errno(&top, BALANCE_V2, &args(0b110, single)), 22, "copies are not given up by accident");
+    assert_eq!(errno(&top, BALANCE_V2, &args(0b110, 1 << 4)), 22, "one device is not enough");
+    assert_eq!(errno(&top, BALANCE_V2, &args(1 << 4, 0)), 107, "there is nothing to resume");
+    call(&top, BALANCE_V2, &args(0b1110, single)).unwrap();
+    let groups = ok(mount.dir(), &["filesystem", "df", "m"]);
+    assert!(groups.contains("Metadata, single") && groups.contains("System, single"), "{groups}");
+    mount.judge(|top| assert_eq!(fs::read(top.join("f")).unwrap(), vec![7; 1 << 20]));
 }

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use oleo_sim::oracle::{Oracle, Scratch, oracle};
 
+mod balance;
 mod commands;
 #[path = "../common/mod.rs"]
 mod common;

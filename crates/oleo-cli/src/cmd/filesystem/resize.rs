@@ -10,6 +10,8 @@ use crate::out::{Out, human};
 use crate::target::{self, Access};
 
 /// Change how much of a device the file system uses
+///
+/// What lies behind the new end of a device that shrinks is moved.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The new size in bytes (K, M, G, T are understood), or +SIZE, -SIZE, or max: all there is. DEVID: in front names
@@ -34,6 +36,9 @@ impl Args {
         target.close()?;
         let (before, now) = (human(done.before.0), human(done.now.0));
         out.note(format!("{}: device {} had {before}, has {now}", self.path.display(), done.devid));
+        if done.groups > 0 {
+            out.detail(|| format!("{} block groups moved", done.groups));
+        }
         Ok(())
     }
 }

@@ -1,0 +1,190 @@
+//! `oleo balance`
+
+mod start;
+mod status;
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::bail;
+use oleo::control::{BalanceChange, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Reply, Request};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::args::DeviceArgs;
+use crate::out::{Out, human};
+use crate::target::{self, Access, Target};
+
+/// How often the progress is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Move block groups: to spread them over devices, to pack them, to change their profiles
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    Start(start::Args),
+    Pause(Pause),
+    Cancel(Cancel),
+    Resume(Resume),
+    Status(status::Args),
+}
+
+impl Command {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        match self {
+            Command::Start(args) => args.run(out),
+            Command::Pause(args) => args.on.change(out, BalanceChange::Pause, "paused"),
+            Command::Cancel(args) => {
+                args.on.change(out, BalanceChange::Cancel, "cancelled; what was moved stays there")
+            }
+            Command::Resume(args) => follow(&args.on, out, BalanceChange::Resume, args.background),
+            Command::Status(args) => args.run(out),
+        }
+    }
+}
+
+/// Interrupt the balance of a mount; it can be resumed
+#[derive(clap::Args)]
+pub(crate) struct Pause {
+    #[command(flatten)]
+    on: On,
+}
+
+/// End a balance, under way or paused; what was moved stays where it is
+#[derive(clap::Args)]
+pub(crate) struct Cancel {
+    #[command(flatten)]
+    on: On,
+}
+
+/// Go on with a balance that was paused or cut short, by Oleo or the kernel
+#[derive(clap::Args)]
+pub(crate) struct Resume {
+    #[command(flatten)]
+    on: On,
+    /// Return at once; the mount does it.
+    #[arg(long, visible_alias = "bg")]
+    background: bool,
+}
+
+#[derive(clap::Args)]
+struct On {
+    /// Image file, block device, or any path on a mount.
+    #[arg(value_name = "IMG|PATH")]
+    path: PathBuf,
+    #[command(flatten)]
+    others: DeviceArgs,
+}
+
+impl On {
+    fn open(&self, access: Access) -> anyhow::Result<Target> {
+        target::open(&self.path, &self.others, access, None)
+    }
+
+    fn change(&self, out: &Out, change: BalanceChange, done: &str) -> anyhow::Result<()> {
+        let target = self.open(Access::Write)?;
+        target.ask_of(self.path.as_os_str(), Request::Balance { change })?;
+        target.close()?;
+        out.note(format!("{}: {done}", self.path.display()));
+        Ok(())
+    }
+
+    fn look(&self, target: &Target) -> anyhow::Result<BalanceStatus> {
+        match target.ask_of(self.path.as_os_str(), Request::BalanceStatus)? {
+            Reply::Balance(status) => Ok(*status),
+            other => target::unexpected(other),
+        }
+    }
+}
+
+/// Has a balance begin or go on, and stays until its end.
+fn follow(on: &On, out: &Out, change: BalanceChange, background: bool) -> anyhow::Result<()> {
+    let target = on.open(Access::Write)?;
+    if background && !target.is_mount() {
+        bail!("{} is an image: there is nobody in the background who could do it", on.path.display());
+    }
+    let number = match target.ask_of(on.path.as_os_str(), Request::Balance { change })? {
+        Reply::Number(number) => number,
+        other => return target::unexpected(other),
+    };
+    if background {
+        out.note(format!("{}: begun; `oleo balance status` tells how far it is", on.path.display()));
+        return Ok(());
+    }
+    let status = match &target {
+        Target::Image { image, .. } => run_here(image.balancer(), out)?,
+        Target::Mount { .. } => wait(on, &target, out, number)?,
+    };
+    target.close()?;
+    tell_end(on, out, &status)
+}
+
+/// Runs it in this process. A signal interrupts it, so that it can be resumed.
+fn run_here(balancer: &oleo::Balancer, out: &Out) -> anyhow::Result<BalanceStatus> {
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let handle = signals.handle();
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            for _ in signals.forever() {
+                balancer.interrupt();
+            }
+        });
+        threads.spawn(|| {
+            let progress = out.progress("balance");
+            while progress.is_shown() && balancer.status().state == BalanceState::Running {
+                progress.tell(line(&balancer.status().progress));
+                thread::sleep(LOOK_EVERY);
+            }
+        });
+        balancer.run();
+        handle.close();
+    });
+    Ok(balancer.status())
+}
+
+/// Waits while a mount does it.
+fn wait(on: &On, target: &Target, out: &Out, number: u64) -> anyhow::Result<BalanceStatus> {
+    let progress = out.progress("balance");
+    loop {
+        let status = on.look(target)?;
+        if status.number != number || status.state != BalanceState::Running {
+            return Ok(status);
+        }
+        progress.tell(line(&status.progress));
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn tell_end(on: &On, out: &Out, status: &BalanceStatus) -> anyhow::Result<()> {
+    let (path, done) = (on.path.display(), &status.progress);
+    let so_far = format!("{} of {} block groups moved", done.completed, done.considered);
+    match &status.end {
+        Some(BalanceEnd::Failed { text, .. }) => bail!("{path}: {text} ({so_far})"),
+        Some(BalanceEnd::Paused) => out.note(format!("{path}: paused, {so_far}; `oleo balance resume` goes on")),
+        Some(BalanceEnd::Cancelled) => out.note(format!("{path}: cancelled, {so_far}")),
+        Some(BalanceEnd::Done) | None => out.note(format!("{path}: done, {so_far}")),
+    }
+    out.detail(|| {
+        let (data, blocks) = (human(done.data_bytes), done.blocks);
+        format!(
+            "{data} of data in {} extents and {blocks} tree blocks moved, {} written anew",
+            done.extents, done.rewritten
+        )
+    });
+    Ok(())
+}
+
+/// How far it is, on one line.
+fn line(progress: &BalanceProgress) -> String {
+    let mut line = format!(
+        "{} of about {} block groups, {} of {}",
+        progress.completed,
+        progress.expected,
+        human(progress.bytes_done),
+        human(progress.bytes_expected)
+    );
+    if let Some(left) = progress.remaining_ms {
+        line.push_str(&format!(", about {} s left", left.div_ceil(1000)));
+    }
+    line
+}

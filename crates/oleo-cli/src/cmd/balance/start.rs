@@ -1,0 +1,138 @@
+//! `oleo balance start`
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use oleo::control::{BalanceArgs, BalanceChange, Filters};
+
+use super::{On, follow};
+use crate::args::DeviceArgs;
+use crate::out::Out;
+
+/// Move the block groups that filters choose, or all
+///
+/// On an image it is done when the command ends; interrupted (Ctrl-C), it can be resumed. On a mount it goes on when the command
+/// is interrupted.
+///
+/// Filters, separated by commas: profiles=A|B, usage=PERCENT or usage=A..B (as full as that or less), devid=N, drange=A..B (bytes of
+/// that device), vrange=A..B (logical bytes), limit=N or limit=A..B (so many groups), stripes=A..B, convert=PROFILE, soft
+/// (with convert: leave what has the profile). Profiles: single, dup, raid0, raid1, raid1c3, raid1c4, raid10.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Image file, block device, or any path on a mount.
+    #[arg(value_name = "IMG|PATH")]
+    path: Option<PathBuf>,
+    #[command(flatten)]
+    others: DeviceArgs,
+    /// Groups of data, those that these filters choose.
+    #[arg(long, short, value_name = "FILTERS", num_args = 0..=1, default_missing_value = "")]
+    data: Option<String>,
+    /// Groups of metadata; the groups of the chunk tree too, with the same filters.
+    #[arg(long, short, value_name = "FILTERS", num_args = 0..=1, default_missing_value = "")]
+    metadata: Option<String>,
+    /// Groups of the chunk tree; needs --force.
+    #[arg(long, short, value_name = "FILTERS", num_args = 0..=1, default_missing_value = "")]
+    system: Option<String>,
+    /// Allow that metadata loses its copies, and -s.
+    #[arg(long, short)]
+    force: bool,
+    /// Move everything, without a word about how long that may take.
+    #[arg(long, conflicts_with_all = ["data", "metadata", "system"])]
+    full_balance: bool,
+    /// Return at once; the mount does it.
+    #[arg(long, visible_alias = "bg")]
+    background: bool,
+}
+
+impl Args {
+    pub fn run(mut self, out: &Out) -> anyhow::Result<()> {
+        let path = self.take_path().context("which image, or what on a mount?")?;
+        let args = self.what()?;
+        if args == BalanceArgs::full() && !self.full_balance {
+            out.warnings(&[
+                "without filters everything is moved, which may take long (--full-balance says that it is meant)"
+                    .to_owned(),
+            ]);
+        }
+        let on = On { path, others: self.others };
+        follow(&on, out, BalanceChange::Start { args: Box::new(args) }, self.background)
+    }
+
+    /// The path; behind a bare `-d`, `-m` or `-s` it looks like its filters.
+    fn take_path(&mut self) -> Option<PathBuf> {
+        if let Some(path) = self.path.take() {
+            return Some(path);
+        }
+        let given = [&mut self.data, &mut self.metadata, &mut self.system];
+        let mut no_filters =
+            given.into_iter().flatten().filter(|text| !text.contains('=') && !matches!(text.as_str(), "" | "soft"));
+        no_filters.next().map(|text| PathBuf::from(std::mem::take(text)))
+    }
+
+    fn what(&self) -> anyhow::Result<BalanceArgs> {
+        let parse = |name: &str, text: &Option<String>| -> anyhow::Result<Option<Filters>> {
+            let parsed = text.as_ref().map(|text| text.parse()).transpose();
+            parsed.map_err(|why: String| anyhow::anyhow!("-{name}: {why}"))
+        };
+        let (data, metadata) = (parse("d", &self.data)?, parse("m", &self.metadata)?);
+        let mut system = parse("s", &self.system)?;
+        if system.is_some() && !self.force {
+            bail!("the groups of the chunk tree are moved along with metadata; --force moves them by themselves");
+        }
+        if data.is_none() && metadata.is_none() && system.is_none() {
+            return Ok(BalanceArgs { force: self.force, ..BalanceArgs::full() });
+        }
+        if system.is_none() {
+            system = metadata.clone();
+        }
+        Ok(BalanceArgs { data, metadata, system, force: self.force })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parsed(line: &str) -> anyhow::Result<(String, BalanceArgs)> {
+        let mut args = Line::try_parse_from(std::iter::once("start").chain(line.split(' ')))?.args;
+        let path = args.take_path().context("no path")?;
+        Ok((path.display().to_string(), args.what()?))
+    }
+
+    /// Goal: what users of btrfs write is understood, and what others of our commands lead to expect: filters at the letter or behind
+    /// it, bare letters, the path anywhere.
+    #[test]
+    fn grammar() {
+        let of = |data: Option<&str>, metadata: Option<&str>, system: Option<&str>, force| {
+            let parse = |text: Option<&str>| text.map(|text| text.parse().unwrap());
+            BalanceArgs { data: parse(data), metadata: parse(metadata), system: parse(system), force }
+        };
+        let half = Some("usage=50,limit=2");
+        for (line, want) in [
+            ("-dusage=50,limit=2 i", of(half, None, None, false)),
+            ("-d usage=50,limit=2 i", of(half, None, None, false)),
+            ("i --data usage=50,limit=2", of(half, None, None, false)),
+            ("-d i", of(Some(""), None, None, false)),
+            ("i -d", of(Some(""), None, None, false)),
+            ("-d -m i", of(Some(""), Some(""), Some(""), false)),
+            ("-mconvert=dup i", of(None, Some("convert=dup"), Some("convert=dup"), false)),
+            ("-mconvert=dup -susage=5 -f i", of(None, Some("convert=dup"), Some("usage=5"), true)),
+            ("-f -s i", of(None, None, Some(""), true)),
+            ("i", BalanceArgs::full()),
+            ("--full-balance i", BalanceArgs::full()),
+        ] {
+            assert_eq!(parsed(line).unwrap(), ("i".to_owned(), want), "{line}");
+        }
+        for line in ["-s i", "-dnonsense i", "-d usage=5", "-d=usage=x i", "--full-balance -d i", ""] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+    }
+}
