@@ -208,6 +208,13 @@ pub enum Op {
     Balance {
         kind: GroupKind,
     },
+    /// The same, into groups of another profile: mirrored on two devices, or not at all.
+    Convert {
+        kind: GroupKind,
+        mirrored: bool,
+    },
+    /// Counts quota anew.
+    Rescan,
     /// Writes everything out and commits; manifests are compared here.
     Sync,
     /// Closes the file system and opens it again, where the target can.
@@ -258,7 +265,7 @@ impl Op {
             | Op::Snapshot { from, to, .. } => {
                 vec![from, to]
             }
-            Op::Balance { .. } | Op::Sync | Op::Reopen => Vec::new(),
+            Op::Balance { .. } | Op::Convert { .. } | Op::Rescan | Op::Sync | Op::Reopen => Vec::new(),
         }
     }
 }

@@ -30,6 +30,10 @@ pub struct Mix {
     pub compress: bool,
     /// [`Op::Balance`] now and then.
     pub balance: bool,
+    /// [`Op::Convert`] now and then: needs two devices.
+    pub convert: bool,
+    /// [`Op::Rescan`] now and then: needs quota.
+    pub rescan: bool,
     /// [`Op::Reopen`] now and then.
     pub reopen: bool,
     /// Of a hundred operations, so many more make something durable: for runs that crash.
@@ -54,6 +58,8 @@ impl Default for Mix {
             privileged: true,
             compress: false,
             balance: false,
+            convert: false,
+            rescan: false,
             reopen: false,
             promises: 0,
             file_len_max: 1 << 20,
@@ -106,12 +112,13 @@ pub fn generate(seed: u64, mix: &Mix) -> Vec<Op> {
 impl Generator<'_> {
     fn next(&mut self) -> Op {
         if self.mix.balance && self.rng.below(100) < BALANCE_PERCENT {
-            let kind = match self.rng.below(5) {
-                0..2 => GroupKind::Data,
-                2..4 => GroupKind::Metadata,
-                _ => GroupKind::System,
-            };
-            return Op::Balance { kind };
+            return Op::Balance { kind: self.group_kind() };
+        }
+        if self.mix.convert && self.rng.below(100) < BALANCE_PERCENT {
+            return Op::Convert { kind: self.group_kind(), mirrored: self.rng.one_in(2) };
+        }
+        if self.mix.rescan && self.rng.below(100) < BALANCE_PERCENT {
+            return Op::Rescan;
         }
         if self.mix.promises > 0 && self.rng.below(100) < self.mix.promises {
             return self.promise();
@@ -452,6 +459,14 @@ impl Generator<'_> {
             self.names.insert(to.clone(), if read_only { Toy::ReadOnlySubvol } else { Toy::Subvol });
         }
         Op::Snapshot { from, to, read_only }
+    }
+
+    fn group_kind(&mut self) -> GroupKind {
+        match self.rng.below(5) {
+            0..2 => GroupKind::Data,
+            2..4 => GroupKind::Metadata,
+            _ => GroupKind::System,
+        }
     }
 
     fn sync(&mut self) -> Op {

@@ -214,6 +214,18 @@ const NOW: Timestamps = {
     Timestamps { last_access: now, last_modification: now }
 };
 
+impl Host {
+    fn balance(&self, kind: GroupKind, filters: &str) -> Result<(), Errno> {
+        let kind = match kind {
+            GroupKind::Data => "-d",
+            GroupKind::Metadata => "-m",
+            GroupKind::System => "-s",
+        };
+        let (kind, top) = (format!("{kind}{filters}"), self.top.display().to_string());
+        run("btrfs", ["balance", "start", "--force", &kind, &top]).map(drop).map_err(|_| Errno::IO)
+    }
+}
+
 impl Target for Host {
     fn apply(&mut self, op: &Op) -> Result<(), Errno> {
         match op {
@@ -318,14 +330,13 @@ impl Target for Host {
                 let source = format!("/proc/self/fd/{}", file.as_raw_fd());
                 rustix::fs::linkat(CWD, source, CWD, at, AtFlags::SYMLINK_FOLLOW)
             }
-            Op::Balance { kind } => {
-                let kind = match kind {
-                    GroupKind::Data => "-d",
-                    GroupKind::Metadata => "-m",
-                    GroupKind::System => "-s",
-                };
+            Op::Balance { kind } => self.balance(*kind, ""),
+            Op::Convert { kind, mirrored } => {
+                self.balance(*kind, if *mirrored { "convert=raid1,soft" } else { "convert=single,soft" })
+            }
+            Op::Rescan => {
                 let top = self.top.display().to_string();
-                run("btrfs", ["balance", "start", "--force", kind, &top]).map(drop).map_err(|_| Errno::IO)
+                run("btrfs", ["quota", "rescan", "-w", &top]).map(drop).map_err(|_| Errno::IO)
             }
             Op::Sync | Op::Reopen => rustix::fs::syncfs(File::open(&self.top).map_err(|e| errno(&e))?),
         }

@@ -71,6 +71,30 @@ fn with_balance() {
     tally.must_be_clean("random scripts with balances", |s| judge_script(&base, s, &KINDS, 0, None));
 }
 
+/// Goal: the same while groups turn from one profile into another, and back.
+#[test]
+fn with_conversions() {
+    let base = Base::new(Shape::PAIR, &[]);
+    let tally = in_parallel(share(30) as usize, |i| {
+        let seed = 6000 + i as u64;
+        let mix = Mix { subvolumes: true, convert: true, ..mix(seed) };
+        judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
+    });
+    tally.must_be_clean("random scripts with conversions", |s| judge_script(&base, s, &KINDS, 0, None));
+}
+
+/// Goal: a count of quota that is cut short anywhere leaves numbers that are right, or marked as being counted.
+#[test]
+fn with_rescans() {
+    let base = Base::new(Shape::QUOTA, &[]);
+    let tally = in_parallel(share(30) as usize, |i| {
+        let seed = 7000 + i as u64;
+        let mix = Mix { subvolumes: true, rescan: true, balance: true, ..mix(seed) };
+        judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
+    });
+    tally.must_be_clean("random scripts with counts of quota", |s| judge_script(&base, s, &KINDS, 0, None));
+}
+
 /// Goal: the same with quota on: the numbers stay right.
 #[test]
 fn with_balance_and_quota() {

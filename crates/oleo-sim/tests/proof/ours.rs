@@ -428,14 +428,16 @@ impl Ours {
                 fs.link(&file, &dir, name)
             }
             Op::Balance { kind } => {
-                let kind = match kind {
-                    GroupKind::Data => BlockGroupFlags::DATA,
-                    GroupKind::Metadata => BlockGroupFlags::METADATA,
-                    GroupKind::System => BlockGroupFlags::SYSTEM,
-                };
                 fs.sync()?;
-                move_groups(fs, kind).map(drop)
+                move_groups(fs, flags_of(*kind)).map(drop)
             }
+            Op::Convert { kind, mirrored } => {
+                fs.sync()?;
+                let profile = if *mirrored { BlockGroupFlags::RAID1 } else { BlockGroupFlags::empty() };
+                fs.engine().set_profile(flags_of(*kind) | profile);
+                move_groups(fs, flags_of(*kind)).map(drop)
+            }
+            Op::Rescan => self.image().quota_rescan().map_err(|_| FsError::Invalid("quota")),
             Op::Sync => fs.sync().map(drop),
             Op::Reopen => {
                 fs.sync()?;
@@ -495,6 +497,14 @@ impl Target for Ours {
 pub fn manifest_of(devices: &[PathBuf], detail: Detail) -> Result<Manifest> {
     let image = open_to_read(devices)?;
     Manifest::of(&OleoTree::new(&image)?, detail)
+}
+
+fn flags_of(kind: GroupKind) -> BlockGroupFlags {
+    match kind {
+        GroupKind::Data => BlockGroupFlags::DATA,
+        GroupKind::Metadata => BlockGroupFlags::METADATA,
+        GroupKind::System => BlockGroupFlags::SYSTEM,
+    }
 }
 
 /// Moves everything in the groups of some kinds that are there now; how many extents and blocks moved.
