@@ -175,6 +175,7 @@ impl FsError {
             FsError::Tree(_) => errno::EIO,
             FsError::Txn(TxnError::ReadOnly(_)) => errno::EROFS,
             FsError::Txn(TxnError::QuotaOff) => errno::ENOTCONN,
+            FsError::Txn(TxnError::StillUsed(_)) => errno::EBUSY,
             FsError::Txn(TxnError::QuotaExceeded(_)) => errno::EDQUOT,
             FsError::Txn(TxnError::Qgroup { errno, .. }) => *errno,
             FsError::Txn(_) => errno::EIO,

@@ -45,6 +45,9 @@ pub enum TxnError {
     /// Reported by the room above while it turned its changes into items.
     #[error("{0}")]
     Source(Arc<str>),
+    /// What is in a block group cannot be moved: somebody has used it, or read it, for minutes.
+    #[error("block group {0} does not become empty: something in it is in use")]
+    StillUsed(Logical),
     /// Quota is not on.
     #[error("quota is off")]
     QuotaOff,

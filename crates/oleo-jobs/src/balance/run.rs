@@ -8,7 +8,8 @@
 //! So that nothing is moved into a group that is itself about to be moved, the next groups are closed ahead ([`Ahead`]), as long
 //! as that takes no more than half of the free room from writers. Whatever happens, they are opened again.
 //!
-//! A group that nothing has room for is left where it is; the others are moved, and the end is an error.
+//! A group that nothing has room for, or that somebody uses for minutes, is left where it is; the others are moved, and the end is an
+//! error.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,7 +79,7 @@ impl Run<'_> {
         groups.reverse();
         let plan = self.plan(&groups);
         self.convert();
-        let mut no_space = 0;
+        let (mut no_space, mut in_use) = (0, None);
         for (nth, group) in groups.iter().enumerate() {
             if !self.watch.goes_on() {
                 return Ok(Outcome::Interrupted);
@@ -102,12 +103,19 @@ impl Run<'_> {
                     self.watch.tell(|p| p.no_space += 1);
                     self.ahead.open(group.start)?;
                 }
+                Err(error @ TxnError::StillUsed(_)) => {
+                    in_use.get_or_insert(error);
+                    self.ahead.open(group.start)?;
+                }
                 Err(error) => return Err(error.into()),
             }
             self.watch.tell(|p| p.considered += 1);
             self.done[kind] += 1;
             *left = self.args.left_below(group.start, &self.done);
             put_item(self.fs, Some(left))?;
+        }
+        if let Some(error) = in_use {
+            return Err(error.into());
         }
         Ok(if no_space == 0 { Outcome::Done } else { Outcome::NoSpace(no_space) })
     }

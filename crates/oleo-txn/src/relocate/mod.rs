@@ -162,7 +162,8 @@ impl Engine {
             let same = |other: &oleo_space::GroupInfo| other.flags.contains(crate::growth::bit_of(kind));
             let others = inner.space.groups();
             let alone = !others.iter().any(|other| other.start != start && !other.read_only && same(other));
-            if alone && !inner.grow(kind)? && kind != Kind::Data {
+            // Without another group, writers of data wait for the end; nobody waits for what cannot be moved.
+            if alone && !inner.grow(kind)? && (kind != Kind::Data || info.used.0 > 0) {
                 return Ok(false);
             }
             if kind == Kind::System && !inner.grow_system_without(start)? {
@@ -247,7 +248,7 @@ impl Engine {
             // Others have something in it that no tree names yet, or read what was in it.
             idle += 1;
             if idle > if found.is_empty() { IDLE_STEPS_MAX } else { STUCK_STEPS_MAX } {
-                return Err(TxnError::Source(format!("block group {} does not become empty", group.start).into()));
+                return Err(TxnError::StillUsed(group.start));
             }
             self.commit()?;
             std::thread::sleep((IDLE_WAIT * idle).min(IDLE_WAIT_MAX));
