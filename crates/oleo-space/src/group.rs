@@ -21,7 +21,7 @@
 //! A removed group has no runs, and none are read.
 //!
 //! Locks: a group's `state` (rank 20) is held for a few steps at a time and never while the source is asked: the
-//! loader marks the group `Loading`, lets go, asks, and comes back. Others skip it, or wait for [`News`]. The table
+//! loader marks the group `Loading`, lets go, asks, and comes back. Others skip it, or wait for `News`. The table
 //! (rank 18) is taken before the state, never after.
 
 use std::fmt;
