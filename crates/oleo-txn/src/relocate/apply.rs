@@ -22,6 +22,8 @@ use crate::trees::TreeState;
 /// Bytes of new references in items, each: an inline one has 9 or 29, an item of its own 29 more for its head, twice for
 /// leaves that split.
 const BYTES_PER_REF: u64 = 96;
+/// Checksums go into new leaves, which may be half full, and leave others, which are written anew.
+const SUMS_FACTOR: u64 = 4;
 /// Blocks that any transaction needs: paths of the bookkeeping trees.
 const BASE_BLOCKS: u64 = 64;
 
@@ -48,7 +50,9 @@ impl Closure<'_> {
             }
         }
         let touched = (told * 2 * node).min(books);
-        let need = blocks * node + touched + told * BYTES_PER_REF + BASE_BLOCKS * node;
+        let data: u64 = self.data.values().map(|copied| copied.from.len.0).sum();
+        let sums = data / inner.layout.sectorsize * inner.layout.csum_len;
+        let need = blocks * node + touched + told * BYTES_PER_REF + sums * SUMS_FACTOR + BASE_BLOCKS * node;
         inner.reserve_growing(Kind::Metadata, ByteLen(need))
     }
 
