@@ -161,16 +161,18 @@ fn play(oracle: Oracle, seed: u64, mkfs: &[&str], with_quota: bool) -> anyhow::R
     Ok(())
 }
 
+/// Small blocks and usual ones in turns.
+fn nodesize(seed: u64) -> &'static [&'static str] {
+    if seed.is_multiple_of(2) { &["-n", "4096"] } else { &["-n", "16384"] }
+}
+
 /// Goal: moving groups changes neither what files hold nor who shares what, and `btrfs check` finds nothing.
 /// Method: random histories with snapshots, clones, deletions under way; now and then a random group of a random kind
 /// is emptied; in the end all of them.
 #[test]
 fn random_groups() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
-    for seed in 1..5 {
-        play(oracle, seed, if seed % 2 == 0 { &["-n", "4096"] } else { &["-n", "16384"] }, false)?;
-    }
-    Ok(())
+    (1..5).try_for_each(|seed| play(oracle, seed, nodesize(seed), false))
 }
 
 /// Goal: the same on volumes of other kinds: mixed groups, a tree of block groups, no free-space tree, no skinny metadata.
@@ -194,10 +196,7 @@ fn kinds_of_volumes() -> anyhow::Result<()> {
 #[test]
 fn with_quota() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
-    for seed in 31..34 {
-        play(oracle, seed, if seed % 2 == 0 { &["-n", "4096"] } else { &["-n", "16384"] }, true)?;
-    }
-    Ok(())
+    (31..34).try_for_each(|seed| play(oracle, seed, nodesize(seed), true))
 }
 
 /// Goal: writers, cloners and deleters go on meanwhile, and lose nothing.
@@ -216,7 +215,6 @@ fn beside_writers() -> anyhow::Result<()> {
     let (world, all) = std::thread::scope(|scope| {
         let writer = scope.spawn(|| -> anyhow::Result<World> {
             for step in 0..500 {
-                // No changes of groups: they count anew.
                 if let Err(e) = world.step() {
                     done.store(true, Ordering::Relaxed);
                     return Err(e);

@@ -14,7 +14,7 @@ use oleo_tree::{Node, Rewrite, TreeRoot};
 use rayon::prelude::*;
 
 use super::Moved;
-use super::plan::{Closure, From, Piece};
+use super::plan::{Closure, Holder, Piece};
 use crate::TxnError;
 use crate::engine::Inner;
 use crate::trees::TreeState;
@@ -90,8 +90,8 @@ impl Closure<'_> {
         inner.ledger.record_batch(&mut changes);
         inner.dirty.add_rewritten(built.iter().cloned());
         for (piece, new) in self.pieces.iter().zip(&built) {
-            for (_, from) in &piece.users {
-                if let From::Root(tree) = from {
+            for (_, holder) in &piece.users {
+                if let Holder::Root(tree) = holder {
                     let state = inner.tree(*tree)?;
                     let root = TreeRoot::rewritten(*tree, new.clone());
                     inner.trees.set(TreeState { root, changed: true, ..state });
@@ -168,10 +168,10 @@ impl Closure<'_> {
     }
 
     /// How a reference of a block's parent is keyed from now on.
-    fn user_now(&self, user: RefKey, from: From) -> RefKey {
-        match from {
-            From::Root(_) => user,
-            From::Piece(above) => {
+    fn user_now(&self, user: RefKey, holder: Holder) -> RefKey {
+        match holder {
+            Holder::Root(_) => user,
+            Holder::Piece(above) => {
                 let above = &self.pieces[above];
                 if above.is_full_now() { RefKey::TreeParent(above.to) } else { user }
             }
@@ -183,8 +183,8 @@ impl Closure<'_> {
         let node = &piece.node;
         let (old, new, kind) = (node.logical(), piece.to, kind_of(node));
         let len = ByteLen(node.bytes().len() as u64);
-        for (user, from) in &piece.users {
-            let now = self.user_now(*user, *from);
+        for (user, holder) in &piece.users {
+            let now = self.user_now(*user, *holder);
             if (old, *user) != (new, now) {
                 changes.push(RefChange { at: old, len, kind, by: *user, delta: -1 });
                 changes.push(RefChange { at: new, len, kind, by: now, delta: 1 });

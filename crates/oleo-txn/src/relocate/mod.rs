@@ -31,11 +31,12 @@ use std::time::Duration;
 
 use hashbrown::HashSet;
 use oleo_format::{BlockGroupFlags, Generation, Logical};
-use oleo_space::{Kind, Reservation, Run, SpaceError};
+use oleo_space::{GroupInfo, Kind, Reservation, Run, SpaceError};
 use parking_lot::RwLockReadGuard;
 
 use crate::TxnError;
 use crate::engine::{Engine, Inner};
+use crate::growth::bit_of;
 use data::Copied;
 use plan::Closure;
 
@@ -157,11 +158,11 @@ impl Engine {
         if info.read_only {
             return Ok(true);
         }
-        let kinds = Kind::ALL.into_iter().filter(|kind| info.flags.contains(crate::growth::bit_of(*kind)));
-        for kind in kinds {
-            let same = |other: &oleo_space::GroupInfo| other.flags.contains(crate::growth::bit_of(kind));
-            let others = inner.space.groups();
-            let alone = !others.iter().any(|other| other.start != start && !other.read_only && same(other));
+        let groups = inner.space.groups();
+        let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| info.flags.contains(bit_of(*kind))).collect();
+        for &kind in &kinds {
+            let is_other = |group: &GroupInfo| group.start != start && !group.read_only;
+            let alone = !groups.iter().any(|group| is_other(group) && group.flags.contains(bit_of(kind)));
             // Without another group, writers of data wait for the end; nobody waits for what cannot be moved.
             if alone && !inner.grow(kind)? && (kind != Kind::Data || info.used.0 > 0) {
                 return Ok(false);
@@ -174,8 +175,7 @@ impl Engine {
             match inner.space.set_read_only(start, true) {
                 Ok(()) => return Ok(inner.space.group(start)?.read_only),
                 Err(SpaceError::Reserved(_)) => {
-                    let kind = Kind::ALL.into_iter().find(|kind| info.flags.contains(crate::growth::bit_of(*kind)));
-                    if !inner.grow(kind.unwrap_or(Kind::Data))? {
+                    if !inner.grow(kinds.first().copied().unwrap_or(Kind::Data))? {
                         return Ok(false);
                     }
                 }

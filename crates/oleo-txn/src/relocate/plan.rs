@@ -20,7 +20,7 @@ const CLOSURE_BYTES_MAX: usize = 128 << 20;
 
 /// Where a reference to a block comes from.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum From {
+pub(super) enum Holder {
     /// The block is this tree's root.
     Root(TreeId),
     /// A block of the closure, by its index.
@@ -31,7 +31,7 @@ pub(super) enum From {
 pub(super) struct Piece {
     pub(super) node: Arc<Node>,
     /// Who refers to it, and which block that is.
-    pub(super) users: Vec<(RefKey, From)>,
+    pub(super) users: Vec<(RefKey, Holder)>,
     /// What it refers to is keyed by its address.
     pub(super) full: bool,
     /// It gets a new address: it is on disk, or to be moved.
@@ -159,11 +159,11 @@ impl<'d> Closure<'d> {
                     let users = users
                         .into_iter()
                         .map(|(key, root, above)| {
-                            let from = match root {
-                                Some(tree) => From::Root(tree),
-                                None => From::Piece(self.index[&above]),
+                            let holder = match root {
+                                Some(tree) => Holder::Root(tree),
+                                None => Holder::Piece(self.index[&above]),
                             };
-                            (key, from)
+                            (key, holder)
                         })
                         .collect();
                     self.index.entry(at).or_insert_with(|| {
@@ -187,13 +187,13 @@ impl<'d> Closure<'d> {
         for index in order {
             let piece = &self.pieces[index];
             let (mut set, mut is_root) = (RootSet::EMPTY, false);
-            for (_, from) in &piece.users {
-                set = match from {
-                    From::Root(tree) => {
+            for (_, holder) in &piece.users {
+                set = match holder {
+                    Holder::Root(tree) => {
                         is_root = true;
                         sets.with(set, *tree)
                     }
-                    From::Piece(above) => sets.union(set, reach[*above]),
+                    Holder::Piece(above) => sets.union(set, reach[*above]),
                 };
             }
             reach[index] = set;
