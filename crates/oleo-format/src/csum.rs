@@ -101,7 +101,7 @@ impl std::str::FromStr for CsumType {
 }
 
 /// CRC-32C from a seed, without the inversion before and after that the checksum type has.
-fn crc32c_raw(seed: u32, data: &[u8]) -> u32 {
+pub(crate) fn crc32c_raw(seed: u32, data: &[u8]) -> u32 {
     !crc32c::crc32c_append(!seed, data)
 }
 

@@ -1,4 +1,5 @@
-//! What the bytes of a btrfs volume mean: keys, items, nodes, superblocks, checksums, compression.
+//! What the bytes of a btrfs volume mean: keys, items, nodes, superblocks, checksums, compression; and what the
+//! bytes of a send stream mean.
 //!
 //! Nothing here does I/O or holds state. Facts come from the format's documentation and the UAPI headers
 //! `linux/btrfs.h` and `linux/btrfs_tree.h`.
@@ -18,6 +19,7 @@ mod node;
 pub mod print;
 pub mod raid6;
 mod records;
+pub mod stream;
 mod structs;
 mod super_block;
 mod verify;
