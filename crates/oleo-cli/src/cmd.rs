@@ -17,6 +17,7 @@ mod property;
 mod put;
 mod qgroup;
 mod quota;
+mod receive;
 mod rescue;
 mod restore;
 mod rm;
@@ -37,6 +38,7 @@ pub(crate) enum Command {
     Cat(cat::Args),
     Restore(restore::Args),
     Put(put::Args),
+    Receive(Box<receive::Args>),
     Mkdir(mkdir::Args),
     Rm(rm::Args),
     Mv(mv::Args),
@@ -73,6 +75,7 @@ impl Command {
             Command::Cat(args) => args.run(),
             Command::Restore(args) => args.run(out),
             Command::Put(args) => args.run(out),
+            Command::Receive(args) => args.run(out),
             Command::Mkdir(args) => args.run(out),
             Command::Rm(args) => args.run(out),
             Command::Mv(args) => args.run(out),

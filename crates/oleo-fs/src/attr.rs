@@ -269,11 +269,14 @@ pub struct NewInode<'a> {
     /// Takes owner, group and mode as they are, without the directory's set-group-id bit and default ACL: for copies
     /// of files that were somewhere else before.
     pub plain: bool,
+    /// Takes nothing at all over from the directory, not even compression and copy-on-write flags: for copies of which everything
+    /// is told.
+    pub bare: bool,
 }
 
 impl<'a> NewInode<'a> {
     /// An inode of this kind and mode that belongs to root.
     pub fn new(kind: NewKind<'a>, mode: u32) -> NewInode<'a> {
-        NewInode { kind, mode, umask: 0, uid: 0, gid: 0, times: None, ino: None, plain: false }
+        NewInode { kind, mode, umask: 0, uid: 0, gid: 0, times: None, ino: None, plain: false, bare: false }
     }
 }

@@ -137,11 +137,17 @@ impl Start {
             mode: new.mode & 0o7777 | kind.mode_bits(),
             xattrs: Vec::new(),
         };
-        if kind == FileKind::File {
+        if new.bare {
+            start.flags = InodeFlags::empty();
+        }
+        if kind == FileKind::File && !new.bare {
             start.flags |= dir.inode().core().opts.data.new_file_flags;
         }
         if kind == FileKind::Symlink {
             start.mode = 0o777 | kind.mode_bits();
+        }
+        if new.bare {
+            return Ok(start);
         }
         if parent.mode & MODE_SETGID != 0 && !new.plain {
             start.gid = parent.gid;

@@ -5,5 +5,7 @@
 //! Not here: which image or mount it is about, who may do it, and how it is told to the user (`oleo`, the command).
 
 mod commands;
+pub mod dump;
+pub mod receive;
 
 pub use commands::{Commands, Limits, Next, StreamError};

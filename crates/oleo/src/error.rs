@@ -8,6 +8,7 @@ use oleo_format::Corruption;
 use oleo_fs::{FsError, errno};
 use oleo_jobs::JobError;
 use oleo_mkfs::MkfsError;
+use oleo_stream::receive::{ApplyError, ReceiveError};
 use oleo_txn::TxnError;
 use oleo_volume::VolumeError;
 use serde::{Deserialize, Serialize};
@@ -65,6 +66,9 @@ pub enum Error {
     /// From a job on a whole file system.
     #[error(transparent)]
     Job(Box<JobError>),
+    /// A stream was not applied.
+    #[error(transparent)]
+    Receive(Box<ReceiveError>),
     /// A request to an open file system was not carried out.
     #[error(transparent)]
     Control(Box<crate::control::Error>),
@@ -129,6 +133,7 @@ impl Error {
             Error::Output(_) => ErrorKind::Device,
             Error::Device(error) => device_kind(error),
             Error::Mkfs(error) => mkfs_kind(error),
+            Error::Receive(error) => receive_kind(error),
             Error::Volume(error) => volume_kind(error),
             Error::Fs(FsError::Txn(error)) => engine_kind(error),
             Error::Engine(error) => engine_kind(error),
@@ -142,6 +147,7 @@ impl Error {
             Error::At { source, .. } | Error::Log(source) => source.errno(),
             Error::Control(error) => error.errno,
             Error::Job(error) => error.errno(),
+            Error::Receive(error) => error.errno(),
             Error::Host { source, .. } | Error::Output(source) => source.raw_os_error().unwrap_or(errno::EIO),
             Error::Request(_) => errno::EINVAL,
             Error::Fs(error) => error.errno(),
@@ -205,6 +211,20 @@ fn mkfs_kind(error: &MkfsError) -> ErrorKind {
     }
 }
 
+fn receive_kind(error: &ReceiveError) -> ErrorKind {
+    match error {
+        ReceiveError::Command { source, .. } | ReceiveError::Target { source, .. } => match &**source {
+            ApplyError::Fs(error) => match &**error {
+                FsError::Corruption(_) => ErrorKind::Corruption,
+                FsError::Txn(error) => engine_kind(error),
+                _ => ErrorKind::Refusal,
+            },
+            _ => ErrorKind::Refusal,
+        },
+        ReceiveError::Stream(_) | ReceiveError::Rule { .. } => ErrorKind::Refusal,
+    }
+}
+
 fn volume_kind(error: &VolumeError) -> ErrorKind {
     match error {
         VolumeError::Corrupt(_) | VolumeError::NoSuper { .. } => ErrorKind::Corruption,
@@ -248,6 +268,7 @@ boxed! {
     Corruption(Corruption),
     Control(crate::control::Error),
     Job(JobError),
+    Receive(ReceiveError),
 }
 
 /// Adds a place to errors as they pass by.

@@ -13,6 +13,7 @@
 //! | quota | [`Image::quota_enable`], [`Image::quota`] |
 //! | move, pack and convert block groups | [`Image::balance`], [`Image::reclaim`] |
 //! | copy files out | [`restore`] |
+//! | apply what `btrfs send` wrote | [`Image::receive`], [`receive`] |
 //! | do what the command does, here or on a mount | [`control`] |
 //! | find out whether an image is sound | [`check`] |
 //! | look at blocks and superblocks | [`inspect`] |
@@ -136,6 +137,7 @@ pub mod inspect;
 mod log;
 mod ops;
 mod quota;
+pub mod receive;
 pub mod rescue;
 pub mod restore;
 mod settings;

@@ -72,7 +72,15 @@ struct Placed {
 
 enum PlacedKind {
     Inline { compression: Compression, data: Box<[u8]> },
-    Disk { grant: Grant, compression: Compression, disk_len: u64 },
+    Disk { grant: Grant, disk_len: u64, packed: Option<Packed> },
+}
+
+/// What a compressed extent decompresses to, and where in that its bytes of the file begin.
+#[derive(Clone, Copy)]
+struct Packed {
+    compression: Compression,
+    ram_len: u64,
+    skip: u64,
 }
 
 /// The plain bytes of a compressed piece that had to be taken apart, for each piece.
@@ -136,18 +144,16 @@ fn place(engine: &Engine, item: &Install<'_>) -> Result<(Vec<Placed>, Unpacked),
                 let kind = PlacedKind::Inline { compression: *compression, data: data.clone() };
                 placed.push(Placed { at: piece.at, len: piece.len, kind, csums: Vec::new() });
             }
-            Body::Compressed { compression, data } => {
+            Body::Compressed { compression, data, ram_len, skip } => {
+                let packed = Packed { compression: *compression, ram_len: *ram_len, skip: *skip };
                 let len = ByteLen(data.len() as u64);
                 match take_space(engine, item.promise, DataWant { min_len: len, ..want(item.inode, len.0) }) {
                     Ok(grant) => {
-                        let kind = PlacedKind::Disk { grant, compression: *compression, disk_len: len.0 };
+                        let kind = PlacedKind::Disk { grant, disk_len: len.0, packed: Some(packed) };
                         placed.push(Placed { at: piece.at, len: piece.len, kind, csums: piece.csums.clone() });
                     }
                     Err(TxnError::NoSpace { .. }) if len.0 > sector => {
-                        let bytes =
-                            decompress(*compression, data, piece.len as usize, engine.sectorsize()).map_err(|e| {
-                                FsError::lie("compressed data", piece.at, "stream", e, "what was compressed")
-                            })?;
+                        let bytes = unpack(piece, &packed, data, engine.sectorsize())?;
                         let mut csums = Vec::new();
                         if !piece.csums.is_empty() {
                             engine.csum_type().csum_sectors(&bytes, engine.sectorsize(), &mut csums);
@@ -163,6 +169,17 @@ fn place(engine: &Engine, item: &Install<'_>) -> Result<(Vec<Placed>, Unpacked),
         unpacked.push(plain);
     }
     Ok((placed, unpacked))
+}
+
+/// The plain bytes of a compressed piece.
+fn unpack(piece: &Piece, packed: &Packed, data: &[u8], sectorsize: u32) -> Result<Vec<u8>, FsError> {
+    let broken =
+        |e: &dyn std::fmt::Display| FsError::lie("compressed data", piece.at, "stream", e, "what was compressed");
+    let mut bytes =
+        decompress(packed.compression, data, packed.ram_len as usize, sectorsize).map_err(|e| broken(&e))?;
+    bytes.drain(..packed.skip as usize);
+    bytes.truncate(piece.len as usize);
+    Ok(bytes)
 }
 
 pub(super) fn take_space(
@@ -187,7 +204,7 @@ pub(super) fn want(inode: &Inode, len: u64) -> DataWant {
 /// `end`; the `flush` lock is held.
 pub(super) fn finish_plain(inode: &Arc<Inode>, at: u64, grant: Grant, csums: Vec<u8>, end: u64) -> Result<(), FsError> {
     let len = grant.run().len.0;
-    let kind = PlacedKind::Disk { grant, compression: Compression::None, disk_len: len };
+    let kind = PlacedKind::Disk { grant, disk_len: len, packed: None };
     let place = Placed { at, len, kind, csums };
     finish(&Finish { inode, time: None, exact_size: None, from_flight: true, end }, vec![place])
 }
@@ -201,7 +218,7 @@ fn place_plain(item: &Install<'_>, piece: &Piece, csums: &[u8], placed: &mut Vec
         let grant = take_space(engine, item.promise, want(item.inode, piece.len - done))?;
         let len = grant.run().len.0;
         let sums = (done / sector) as usize * csum_len..((done + len) / sector) as usize * csum_len;
-        let kind = PlacedKind::Disk { grant, compression: Compression::None, disk_len: len };
+        let kind = PlacedKind::Disk { grant, disk_len: len, packed: None };
         placed.push(Placed { at: piece.at + done, len, kind, csums: csums[sums].to_vec() });
         done += len;
     }
@@ -343,14 +360,16 @@ fn extent_of(place: Placed, handle: &Handle<'_>, engine: &Engine, generation: Ge
             require(engine, compression);
             (at, Extent::Inline { generation, ram_len: place.len, compression, data })
         }
-        PlacedKind::Disk { grant, compression, disk_len } => {
+        PlacedKind::Disk { grant, disk_len, packed } => {
+            let len = place.len;
+            let plain = Packed { compression: Compression::None, ram_len: len, skip: 0 };
+            let Packed { compression, ram_len, skip } = packed.unwrap_or(plain);
             require(engine, compression);
             let disk = grant.run().start;
             handle.born(grant);
             handle.add_csums(disk, place.csums);
-            let len = place.len;
             let prealloc = false;
-            (at, Extent::Span(Span { generation, disk, disk_len, ram_len: len, offset: 0, len, compression, prealloc }))
+            (at, Extent::Span(Span { generation, disk, disk_len, ram_len, offset: skip, len, compression, prealloc }))
         }
     }
 }

@@ -64,7 +64,7 @@ mod write;
 
 pub use api::Stamp;
 pub use policy::DataOptions;
-pub use prepare::{Compress, Policy, Prepared, Whole};
+pub use prepare::{Compress, Encoded, Policy, Prepared, Whole};
 pub use query::{ExtentInfo, ExtentKind};
 pub use resize::KeepSize;
 pub use share::{CloneRange, Dedupe};

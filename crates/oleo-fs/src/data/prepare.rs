@@ -80,8 +80,23 @@ pub(crate) enum Body {
     Inline { compression: Compression, data: Box<[u8]> },
     /// As they are: these bytes of `Prepared::data`, then the tail if they reach its end.
     Plain { from: usize, to: usize },
-    /// Compressed, padded to whole sectors.
-    Compressed { compression: Compression, data: Box<[u8]> },
+    /// Compressed, padded to whole sectors. The piece is what stands at `skip` of the `ram_len` bytes that this decompresses to.
+    Compressed { compression: Compression, data: Box<[u8]>, ram_len: u64, skip: u64 },
+}
+
+/// Bytes that are compressed already, as an extent of another volume has them.
+#[derive(Clone, Copy, Debug)]
+pub struct Encoded<'d> {
+    /// The compressed bytes.
+    pub data: &'d [u8],
+    /// How; LZO in the framing of this volume's sectors.
+    pub compression: Compression,
+    /// What they decompress to, bytes.
+    pub ram_len: u64,
+    /// Which of these are the file's: the first one, and how many.
+    pub skip: u64,
+    /// Bytes of the file.
+    pub len: u64,
 }
 
 /// What the compression of one chunk came to.
@@ -108,6 +123,32 @@ impl<'a> Prepared<'a> {
         let chunks = prepared.compress(policy);
         prepared.cut(chunks, policy);
         prepared
+    }
+
+    /// Takes over what is compressed already, to stand at `at`. `None` where such an extent may not be written so, in this volume
+    /// or at all: its bytes are to be prepared like others. The caller has seen that they can be decompressed.
+    ///
+    /// Bytes that are all there is of a file and no whole sectors on disk are an inline extent and stay one.
+    pub fn encoded(encoded: &Encoded<'_>, at: u64, whole: Whole, policy: &Policy) -> Option<Prepared<'a>> {
+        let sector = u64::from(policy.sectorsize);
+        if let Some(piece) = encoded_inline(encoded, at, whole, policy) {
+            return Some(Prepared { at, len: encoded.len, data: Cow::Borrowed(&[]), tail: None, pieces: vec![piece] });
+        }
+        let round = |len: u64| len.next_multiple_of(sector);
+        let Encoded { data, compression, ram_len, skip, len } = *encoded;
+        let max = COMPRESSED_LEN_MAX as u64;
+        let disk_len = round(data.len() as u64);
+        let fits = len > 0 && ram_len <= max && len <= max && skip <= max && disk_len < round(ram_len);
+        let inside = fits && skip.is_multiple_of(sector) && skip + round(len) <= round(ram_len);
+        if !inside || !at.is_multiple_of(sector) || compression == Compression::None || policy.csum.is_none() {
+            return None;
+        }
+        let mut data = data.to_vec();
+        data.resize(disk_len as usize, 0);
+        let csums = sums(&data, policy);
+        let body = Body::Compressed { compression, data: data.into(), ram_len: round(ram_len), skip };
+        let piece = Piece { at, len: round(len), body, csums };
+        Some(Prepared { at, len, data: Cow::Borrowed(&[]), tail: None, pieces: vec![piece] })
     }
 
     /// Bytes of the file.
@@ -191,7 +232,7 @@ impl<'a> Prepared<'a> {
                         self.push_plain(from, pos, policy);
                     }
                     let len = ((end - pos) as u64).next_multiple_of(u64::from(policy.sectorsize));
-                    let body = Body::Compressed { compression: algorithm, data };
+                    let body = Body::Compressed { compression: algorithm, data, ram_len: len, skip: 0 };
                     self.pieces.push(Piece { at: self.at + pos as u64, len, body, csums });
                 }
             }
@@ -240,6 +281,17 @@ pub enum Whole {
     File,
     /// A part.
     Part,
+}
+
+/// Compressed bytes as they would stand in an item, if they did before and may.
+fn encoded_inline(encoded: &Encoded<'_>, at: u64, whole: Whole, policy: &Policy) -> Option<Piece> {
+    let Encoded { data, compression, ram_len, skip, len } = *encoded;
+    let sector = policy.sectorsize as usize;
+    let was_inline = !data.len().is_multiple_of(sector) && ram_len <= sector as u64 && (data.len() as u64) < ram_len;
+    let is_all = whole == Whole::File && at == 0 && skip == 0 && len == ram_len;
+    let may = data.len() <= policy.inline_max as usize && compression != Compression::None && policy.csum.is_some();
+    let body = Body::Inline { compression, data: data.into() };
+    (was_inline && is_all && may).then(|| Piece { at, len, body, csums: Vec::new() })
 }
 
 /// The bytes as they would stand in an item, if they may.

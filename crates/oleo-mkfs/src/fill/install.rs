@@ -178,6 +178,7 @@ impl<'a> Installer<'a> {
             times: Some(times),
             ino: None,
             plain: true,
+            bare: false,
         };
         let inode = self.fs.create(dir, name, &new)?;
         self.xattrs(&inode, meta)?;

@@ -1,0 +1,138 @@
+//! `oleo receive`
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use oleo::receive::{Commands, Dumper, Limits, Receive, ReceiveOptions, Report};
+
+use crate::args::{DeviceArgs, ImageArgs, InPath};
+use crate::out::{Out, human};
+
+/// Apply a stream of btrfs send: to an image, or show what is in it
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Image file or block device; not with --dump.
+    #[arg(value_name = "IMG", required_unless_present = "dump", conflicts_with = "dump")]
+    target: Option<PathBuf>,
+    #[command(flatten)]
+    others: DeviceArgs,
+    /// Read the stream from this file instead of standard input.
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Make the subvolumes in this directory of the image instead of the top level.
+    #[arg(long, value_name = "PATH", default_value = "/", hide_default_value = true)]
+    into: InPath,
+    /// Stop at the first end command, not at the end of the input.
+    #[arg(short = 'e', long)]
+    terminate_on_end: bool,
+    /// Accepted, as for btrfs: paths never leave the place that is received into.
+    #[arg(short = 'C', long)]
+    chroot: bool,
+    /// Accepted, as for btrfs: where the file system is mounted is found out.
+    #[arg(short = 'm', long, value_name = "ROOT")]
+    root: Option<PathBuf>,
+    /// Stop after so many errors; 0: never. What is received with errors is not what was sent.
+    #[arg(short = 'E', long, value_name = "N", default_value_t = 1)]
+    max_errors: u64,
+    /// All or nothing: change nothing on disk before the end, leave nothing behind after an error.
+    #[arg(long)]
+    atomic: bool,
+    /// Go on with a subvolume that an earlier receive of the same stream left incomplete.
+    #[arg(long, conflicts_with = "atomic")]
+    resume: bool,
+    /// Apply an incremental stream on this subvolume (path or number) instead of the parent that it names.
+    #[arg(long, value_name = "PARENT")]
+    rebase: Option<String>,
+    /// Only show the stream, a line for each command.
+    #[arg(long)]
+    dump: bool,
+    /// With --dump: each line is a JSON object.
+    #[arg(long, requires = "dump")]
+    json: bool,
+}
+
+impl Args {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        let input = self.input()?;
+        if self.dump {
+            return self.dump(input);
+        }
+        let Some(target) = self.target.clone() else { bail!("which image?") };
+        let how = Receive {
+            into: self.into.0.clone(),
+            rebase: self.rebase.clone(),
+            atomic: self.atomic,
+            options: ReceiveOptions {
+                one_stream: self.terminate_on_end,
+                errors_passed_max: self.max_errors.checked_sub(1),
+                resume: self.resume,
+                ..ReceiveOptions::default()
+            },
+        };
+        self.apply_to(&target, input, &how, out)
+    }
+
+    fn input(&self) -> anyhow::Result<Box<dyn Read + Send>> {
+        match self.file.as_deref().filter(|file| *file != Path::new("-")) {
+            Some(file) => Ok(Box::new(File::open(file).with_context(|| format!("cannot open {}", file.display()))?)),
+            None => Ok(Box::new(io::stdin())),
+        }
+    }
+
+    fn apply_to(&self, target: &Path, input: Box<dyn Read + Send>, how: &Receive, out: &Out) -> anyhow::Result<()> {
+        let args = ImageArgs { image: target.to_owned(), others: self.others.clone() };
+        let image = oleo::Image::open(target, &how.open_options(args.options()))?;
+        let (report, result) = image.receive_report(input, how)?;
+        tell(out, &report);
+        match result {
+            Ok(()) => Ok(image.close()?),
+            Err(error) => {
+                let incomplete = report.subvols.last().filter(|_| !how.atomic);
+                if let Some(subvol) = incomplete {
+                    out.warnings(&[format!("{} is incomplete; --resume goes on with it", subvol.path.escape_ascii())]);
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    fn dump(&self, input: Box<dyn Read + Send>) -> anyhow::Result<()> {
+        let mut commands = Commands::new(input, Limits::default());
+        let mut dumper = Dumper::default();
+        let mut stdout = io::BufWriter::with_capacity(1 << 16, io::stdout().lock());
+        while let Some(next) = commands.next()? {
+            let end = matches!(next.command, oleo::receive::Command::End);
+            let line = if self.json {
+                dumper.json(next.position, &next.command)
+            } else if end {
+                continue;
+            } else {
+                dumper.text(&next.command)
+            };
+            if let Err(error) = writeln!(stdout, "{line}") {
+                if error.kind() == io::ErrorKind::BrokenPipe {
+                    return Ok(());
+                }
+                return Err(error).context("cannot write the output");
+            }
+            if end && self.terminate_on_end {
+                break;
+            }
+        }
+        stdout.flush().context("cannot write the output")
+    }
+}
+
+/// Says what was received.
+fn tell(out: &Out, report: &Report) {
+    out.warnings(&report.errors);
+    out.warnings(&report.warnings);
+    for subvol in &report.subvols {
+        let kind = if subvol.incremental { "snapshot" } else { "subvolume" };
+        let was = if subvol.passed_over { ": complete already" } else { "" };
+        out.note(format!("{kind} {}{was}", subvol.path.escape_ascii()));
+    }
+    out.detail(|| format!("{} commands, {}", report.commands, human(report.bytes)));
+}

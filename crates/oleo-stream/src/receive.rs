@@ -1,0 +1,249 @@
+//! Applies streams.
+//!
+//! Normal path of [`receive`]: (1) a thread of its own reads the input, verifies it and gathers commands into blocks
+//! (`blocks`); (2) the interpreter takes block after block, checks the order of commands and every path in them
+//! (`interpret`, `paths`); (3) runs of commands on one subvolume go to the [`Target`] at once, so that it may prepare their data
+//! on all cores and install it in batches; (4) at the END, or when the next subvolume begins, the target finishes the subvolume:
+//! what was received, read-only.
+//!
+//! Targets: [`FsTarget`], a file system of ours.
+//!
+//! Invariants: nothing but the subvolume being received is changed. No path leaves it: components are names, links on the
+//! way are not followed, other subvolumes are not entered. What a stream makes us hold in memory is bounded: a few
+//! blocks, and caches of fixed size.
+//!
+//! Errors and crashes: while it is received a subvolume carries a mark (`mark`), the extended attribute [`MARK`], which goes
+//! when it is complete. After an error the mark says up to which byte the stream was applied, where that is known
+//! exactly; `resume` goes on from there. Where nothing is to be left, the subvolumes that are not complete are deleted.
+//! Whoever called commits.
+//! Not here: opening images, who may receive where, committing at the end.
+
+mod blocks;
+mod fs_target;
+mod interpret;
+mod mark;
+mod paths;
+
+use std::io;
+
+use oleo_format::stream::Command;
+use oleo_fs::FsError;
+use uuid::Uuid;
+
+use crate::{Limits, StreamError};
+
+pub use fs_target::{FsTarget, FsTargetOptions};
+pub use interpret::receive;
+pub use mark::{MARK, Mark};
+
+/// How a stream is applied.
+#[derive(Clone, Debug)]
+pub struct ReceiveOptions {
+    /// Stop at the first END; else go on with what follows it.
+    pub one_stream: bool,
+    /// Errors of commands that are passed over before the one that ends the work; `None`: any number. What is received
+    /// then differs from what was sent.
+    pub errors_passed_max: Option<u64>,
+    /// Go on with subvolumes that an earlier receive of the same stream left incomplete, and pass over complete ones.
+    pub resume: bool,
+    /// What becomes of a subvolume that is not complete when the work ends with an error.
+    pub incomplete: Incomplete,
+    /// How much of a stream is believed.
+    pub limits: Limits,
+}
+
+impl Default for ReceiveOptions {
+    fn default() -> ReceiveOptions {
+        ReceiveOptions {
+            one_stream: false,
+            errors_passed_max: Some(0),
+            resume: false,
+            incomplete: Incomplete::Marked,
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// What becomes of a subvolume that is not complete.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Incomplete {
+    /// It stays, writable and marked.
+    Marked,
+    /// It is deleted, and so are those of the same run that were complete before it.
+    Deleted,
+}
+
+/// What was done.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Subvolumes received, in order.
+    pub subvols: Vec<ReceivedSubvol>,
+    /// Commands read.
+    pub commands: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Errors that were passed over.
+    pub errors: Vec<String>,
+    /// Things that are not as one might expect.
+    pub warnings: Vec<String>,
+}
+
+/// One subvolume of a stream.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ReceivedSubvol {
+    /// Its path where it was received.
+    pub path: Vec<u8>,
+    /// Of the one that was sent.
+    pub uuid: Uuid,
+    /// Its transaction at the sender's.
+    pub ctransid: u64,
+    /// It is a snapshot of one that was there.
+    pub incremental: bool,
+    /// It was complete before.
+    pub passed_over: bool,
+}
+
+/// What a SUBVOL or SNAPSHOT command begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Begin<'a> {
+    /// Its path, one name or several.
+    pub path: &'a [u8],
+    /// Of the subvolume that was sent.
+    pub uuid: Uuid,
+    /// Its transaction.
+    pub ctransid: u64,
+    /// What it is a snapshot of: UUID and transaction.
+    pub parent: Option<(Uuid, u64)>,
+}
+
+/// A command for a target, with safe paths.
+#[derive(Clone, Copy, Debug)]
+pub struct Item<'s> {
+    /// Where in the stream it begins.
+    pub position: u64,
+    /// The command; no SUBVOL, SNAPSHOT or END.
+    pub command: Command<'s>,
+}
+
+/// What was there of a subvolume that is to be resumed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Found {
+    /// Nothing.
+    Nothing,
+    /// All of it.
+    Complete,
+    /// A part, which is open now for more.
+    Part(Mark),
+}
+
+/// Where a stream is applied. Between `begin` (or `reopen` that found a part) and `finish` or `abandon`, one subvolume is open.
+pub trait Target {
+    /// Begins a subvolume.
+    fn begin(&mut self, new: &Begin<'_>) -> Result<(), ApplyError>;
+    /// Opens a subvolume that an earlier run began, if it is there.
+    fn reopen(&mut self, new: &Begin<'_>) -> Result<Found, ApplyError>;
+    /// Applies commands in order. On an error: which one failed; those before it were applied.
+    fn apply(&mut self, items: &[Item<'_>]) -> Result<(), Failed>;
+    /// Everything up to here was applied. The target may note it, and make it durable.
+    fn checkpoint(&mut self, mark: &Mark) -> Result<(), ApplyError>;
+    /// The subvolume is complete.
+    fn finish(&mut self) -> Result<(), ApplyError>;
+    /// Nothing more comes. `applied`: up to where the stream was applied, where that is known exactly.
+    fn abandon(&mut self, applied: Option<&Mark>, incomplete: Incomplete) -> Result<(), ApplyError>;
+    /// What is worth telling, once.
+    fn take_warnings(&mut self) -> Vec<String>;
+}
+
+/// Which of some commands failed.
+#[derive(Debug)]
+pub struct Failed {
+    /// Its index.
+    pub index: usize,
+    /// Whether all commands before it were applied, and nothing of it or of later ones.
+    pub exact: bool,
+    /// Why.
+    pub error: ApplyError,
+}
+
+/// Why a command could not be applied.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The file system refuses.
+    #[error(transparent)]
+    Fs(Box<FsError>),
+    /// The host's file system refuses.
+    #[error("{what}: {source}")]
+    Host {
+        /// What was tried.
+        what: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+    /// It makes no sense here.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Why a receive ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiveError {
+    /// The stream cannot be read.
+    #[error(transparent)]
+    Stream(Box<StreamError>),
+    /// The stream breaks a rule: of order, or of paths.
+    #[error("byte {position} of the stream: {command}: {what}")]
+    Rule {
+        /// Where the command begins.
+        position: u64,
+        /// Its name.
+        command: &'static str,
+        /// Which rule.
+        what: String,
+    },
+    /// A command could not be applied.
+    #[error("byte {position} of the stream: {command} {path}: {source}")]
+    Command {
+        /// Where the command begins.
+        position: u64,
+        /// Its name.
+        command: &'static str,
+        /// The path it is about.
+        path: String,
+        /// Why.
+        source: Box<ApplyError>,
+    },
+    /// Something else failed.
+    #[error("{what}: {source}")]
+    Target {
+        /// What was to be done.
+        what: &'static str,
+        /// Why not.
+        source: Box<ApplyError>,
+    },
+}
+
+impl From<FsError> for ApplyError {
+    fn from(error: FsError) -> ApplyError {
+        ApplyError::Fs(Box::new(error))
+    }
+}
+
+impl From<StreamError> for ReceiveError {
+    fn from(error: StreamError) -> ReceiveError {
+        ReceiveError::Stream(Box::new(error))
+    }
+}
+
+impl ReceiveError {
+    /// The errno that comes nearest.
+    pub fn errno(&self) -> i32 {
+        match self {
+            ReceiveError::Stream(_) | ReceiveError::Rule { .. } => oleo_fs::errno::EINVAL,
+            ReceiveError::Command { source, .. } | ReceiveError::Target { source, .. } => match &**source {
+                ApplyError::Fs(error) => error.errno(),
+                ApplyError::Host { source, .. } => source.raw_os_error().unwrap_or(oleo_fs::errno::EIO),
+                ApplyError::Refused(_) => oleo_fs::errno::EINVAL,
+            },
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Applies commands to a file system of ours.
+//!
+//! Normal path of `apply`: (1) commands are applied in order; (2) data waits in a batch (`batch`) until something needs it in its
+//! place, or the run of commands ends: then it is prepared on all cores and installed at once; (3) attributes of
+//! one file, which come one by one, wait until the stream goes on to another path (`Current`), and are set at once, or not at
+//! all where the file was made with them: what a new file will be given is looked up in the commands that follow; (4)
+//! a new inode, which senders make under a passing name and rename at once, is made where it goes to.
+//!
+//! Whatever is told of an inode is taken as it is: changes of owner do not take privileges away, times include that of the last
+//! change and of the creation, nothing is handed down from directories. Flags that forbid changes wait until the subvolume is
+//! complete (`locked`).
+//!
+//! Memory: caches of directories (`paths`), the commands of one run. Checkpoints commit after so many commands or bytes,
+//! before the pressure of changed inodes does: so a mark and what it says are in one transaction.
+
+mod attrs;
+mod batch;
+mod clone;
+mod inodes;
+mod paths;
+mod subvols;
+
+use std::collections::HashMap;
+
+use oleo_format::stream::Command;
+use oleo_format::{Ino, InodeFlags, TreeId};
+use oleo_fs::data::Policy;
+use oleo_fs::{FileKind, Fs, FsError, InodeRef, SetAttr};
+use uuid::Uuid;
+
+use super::mark::MARK as MARK_NAME;
+use super::{ApplyError, Begin, Failed, Found, Incomplete, Item, Mark, Target};
+use batch::Batch;
+use paths::Finder;
+
+/// Commands between two commits, below what the file system lets wait of changed inodes.
+const COMMANDS_PER_COMMIT: usize = 48_000;
+/// Bytes of data between two commits.
+const BYTES_PER_COMMIT: u64 = 1 << 30;
+/// Warnings that are kept.
+const WARNINGS_MAX: usize = 1000;
+
+/// How to receive into a file system.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FsTargetOptions {
+    /// Use this subvolume in place of the parent that the stream names, and as source of what is cloned from that.
+    pub rebase: Option<TreeId>,
+    /// Commit nothing in between.
+    pub one_transaction: bool,
+}
+
+/// A file system of ours, and the directory in it where subvolumes are made.
+pub struct FsTarget {
+    fs: Fs,
+    into: InodeRef,
+    options: FsTargetOptions,
+    open: Option<Open>,
+    /// Complete ones of this run.
+    done: Vec<TreeId>,
+    warnings: Vec<String>,
+    /// Since the last commit.
+    commands: usize,
+    bytes: u64,
+}
+
+/// The subvolume being received.
+struct Open {
+    uuid: Uuid,
+    ctransid: u64,
+    root: InodeRef,
+    finder: Finder,
+    current: Option<Current>,
+    /// What is taken for the parent, by the name that the stream has for it.
+    parent: Option<(Uuid, TreeId)>,
+    /// Other subvolumes that data was cloned from, by UUID and transaction.
+    sources: HashMap<(Uuid, u64), Finder>,
+    /// Flags that the inodes get when nothing is changed any more.
+    locked: HashMap<Ino, InodeFlags>,
+    /// Files that have data in the batch, and how long they will be.
+    waiting: HashMap<Ino, u64>,
+}
+
+/// The inode that the commands are about at the moment.
+struct Current {
+    path: Vec<u8>,
+    inode: InodeRef,
+    kind: FileKind,
+    /// What the size will be when everything waiting is in place.
+    size: u64,
+    /// To be set when the stream goes on.
+    attrs: SetAttr,
+    /// Some bytes are in the file's buffer.
+    buffered: bool,
+    /// It was made by this stream and has nothing but what was written: nothing behind its end.
+    plain: bool,
+    policy: Option<Policy>,
+}
+
+impl FsTarget {
+    /// Receives into a directory of `fs`.
+    pub fn new(fs: &Fs, into: &InodeRef, options: FsTargetOptions) -> FsTarget {
+        FsTarget {
+            fs: fs.clone(),
+            into: into.clone(),
+            options,
+            open: None,
+            done: Vec::new(),
+            warnings: Vec::new(),
+            commands: 0,
+            bytes: 0,
+        }
+    }
+
+    fn warn(&mut self, text: String) {
+        if self.warnings.len() < WARNINGS_MAX {
+            self.warnings.push(text);
+        }
+    }
+
+    fn open(&mut self) -> Result<&mut Open, ApplyError> {
+        self.open.as_mut().ok_or_else(|| refused("no subvolume is being received"))
+    }
+
+    /// One command; answers how many were used up.
+    fn one<'s>(&mut self, batch: &mut Batch<'s>, items: &[Item<'s>], at: usize) -> Result<usize, ApplyError> {
+        match items[at].command {
+            Command::MkFile { .. }
+            | Command::MkDir { .. }
+            | Command::MkNod { .. }
+            | Command::MkFifo { .. }
+            | Command::MkSock { .. }
+            | Command::Symlink { .. } => return self.create(items, at),
+            Command::Rename { path, to } => self.rename(path, to)?,
+            Command::Link { path, target } => self.link(path, target)?,
+            Command::Unlink { path } => self.unlink(batch, path)?,
+            Command::RmDir { path } => self.rmdir(path)?,
+            Command::SetXattr { path, name, value } => self.set_xattr(path, name, value)?,
+            Command::RemoveXattr { path, name } => self.remove_xattr(path, name)?,
+            Command::Write { path, offset, data } => self.write(batch, path, offset, data, at)?,
+            Command::EncodedWrite { path, .. } => self.encoded_write(batch, path, &items[at].command, at)?,
+            Command::Clone { .. } => self.clone_range(batch, &items[at].command)?,
+            Command::Truncate { path, size } => self.truncate(batch, path, size)?,
+            Command::Fallocate { path, mode, offset, len } => self.fallocate(batch, path, mode, offset..len)?,
+            Command::Chmod { path, mode } => {
+                let mode = u32::try_from(mode & 0o7777).unwrap_or_default();
+                self.attrs(path)?.mode = Some(mode);
+            }
+            Command::Chown { path, uid, gid } => {
+                let id = |id: u64| u32::try_from(id).map_err(|_| refused("an owner's number beyond 32 bits"));
+                let (uid, gid) = (id(uid)?, id(gid)?);
+                let attrs = self.attrs(path)?;
+                (attrs.uid, attrs.gid) = (Some(uid), Some(gid));
+            }
+            Command::Utimes { path, atime, mtime, ctime, otime } => {
+                let attrs = self.attrs(path)?;
+                attrs.atime = Some(attrs::time(&atime));
+                attrs.mtime = Some(attrs::time(&mtime));
+                attrs.ctime = Some(attrs::time(&ctime));
+                attrs.otime = otime.as_ref().map(attrs::time).or(attrs.otime);
+            }
+            // Data that the sender left out.
+            Command::UpdateExtent { .. } => {}
+            Command::FileAttr { path, attr } => self.file_attr(batch, path, attr)?,
+            Command::EnableVerity { .. } => return Err(FsError::NotSupported("fs-verity").into()),
+            Command::Subvol { .. } | Command::Snapshot { .. } | Command::End => {
+                return Err(refused("not a command for a file"));
+            }
+        }
+        Ok(1)
+    }
+}
+
+impl Target for FsTarget {
+    fn begin(&mut self, new: &Begin<'_>) -> Result<(), ApplyError> {
+        self.begin_subvol(new)
+    }
+
+    fn reopen(&mut self, new: &Begin<'_>) -> Result<Found, ApplyError> {
+        self.reopen_subvol(new)
+    }
+
+    fn apply(&mut self, items: &[Item<'_>]) -> Result<(), Failed> {
+        let mut batch = Batch::default();
+        let mut at = 0;
+        while at < items.len() {
+            match self.one(&mut batch, items, at) {
+                Ok(used) => at += used,
+                Err(error) => {
+                    // What came before it is applied as far as it can be.
+                    let exact = !batch.failed && self.install(&mut batch).is_ok() && self.settle().is_ok();
+                    let index = if batch.failed { batch.failed_at } else { at };
+                    return Err(Failed { index, exact, error });
+                }
+            }
+        }
+        if let Err(error) = self.install(&mut batch) {
+            return Err(Failed { index: batch.failed_at, exact: false, error });
+        }
+        self.commands += items.len();
+        Ok(())
+    }
+
+    fn checkpoint(&mut self, mark: &Mark) -> Result<(), ApplyError> {
+        if self.options.one_transaction || (self.commands < COMMANDS_PER_COMMIT && self.bytes < BYTES_PER_COMMIT) {
+            return Ok(());
+        }
+        self.settle()?;
+        self.set_mark(Some(mark))?;
+        self.fs.commit()?;
+        (self.commands, self.bytes) = (0, 0);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), ApplyError> {
+        self.finish_subvol()
+    }
+
+    fn abandon(&mut self, applied: Option<&Mark>, incomplete: Incomplete) -> Result<(), ApplyError> {
+        self.abandon_subvol(applied, incomplete)
+    }
+
+    fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
+    }
+}
+
+pub(super) fn refused(what: impl Into<String>) -> ApplyError {
+    ApplyError::Refused(what.into())
+}

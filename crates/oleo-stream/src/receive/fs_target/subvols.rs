@@ -1,0 +1,177 @@
+//! Beginning, ending and finding subvolumes; the mark on what is incomplete.
+
+use oleo_format::TreeId;
+use oleo_fs::Time;
+use oleo_fs::{
+    COMPRESSION, FsError, InodeRef, NewSubvol, ReadOnly, Received, SnapshotOptions, SubvolInfo, UuidKind, XattrMode,
+};
+use uuid::Uuid;
+
+use super::super::mark::Stored;
+use super::super::paths::split;
+use super::super::{ApplyError, Begin, Found, Incomplete, Mark};
+use super::paths::Finder;
+use super::{FsTarget, MARK_NAME, Open, refused};
+
+impl FsTarget {
+    /// The directory where a subvolume is to be, and its name.
+    fn place<'p>(&self, path: &'p [u8]) -> Result<(InodeRef, &'p [u8]), ApplyError> {
+        let (dir, name) = split(path);
+        Ok((Finder::new(self.into.clone()).dir(&self.fs, dir)?, name))
+    }
+
+    pub(super) fn begin_subvol(&mut self, new: &Begin<'_>) -> Result<(), ApplyError> {
+        let (dir, name) = self.place(new.path)?;
+        let mut parent = None;
+        let tree = match new.parent {
+            None => self.fs.subvol_create(&dir, name, &NewSubvol::default())?,
+            Some((uuid, ctransid)) => {
+                let source = self.parent(uuid, ctransid)?;
+                parent = Some((uuid, source));
+                self.fs.snapshot(source, &dir, name, SnapshotOptions::default())?
+            }
+        };
+        self.enter(tree, new, parent)?;
+        if new.parent.is_none() {
+            let root = self.open()?.root.clone();
+            if self.fs.xattr_get(&root, COMPRESSION)?.is_some() {
+                // Everything is told by the stream, nothing handed down.
+                self.fs.xattr_remove(&root, COMPRESSION)?;
+            }
+        }
+        let root = self.open()?.root.clone();
+        self.unlock(&root)?;
+        self.set_mark(None)
+    }
+
+    fn enter(&mut self, tree: TreeId, new: &Begin<'_>, parent: Option<(Uuid, TreeId)>) -> Result<(), ApplyError> {
+        let root = self.fs.root(tree)?;
+        self.open = Some(Open {
+            uuid: new.uuid,
+            ctransid: new.ctransid,
+            finder: Finder::new(root.clone()),
+            root,
+            current: None,
+            parent,
+            sources: Default::default(),
+            locked: Default::default(),
+            waiting: Default::default(),
+        });
+        Ok(())
+    }
+
+    /// What an incremental stream is to be applied on.
+    fn parent(&self, uuid: Uuid, ctransid: u64) -> Result<TreeId, ApplyError> {
+        if let Some(tree) = self.options.rebase {
+            return Ok(tree);
+        }
+        self.find_subvol(uuid, ctransid)?.ok_or_else(|| {
+            let what =
+                format!("the parent, {uuid} (transaction {ctransid}), was not received here, or was changed since");
+            refused(what)
+        })
+    }
+
+    /// The subvolume that was received from the one of this UUID, or is it. A sender that received it itself names the
+    /// first sender's UUID but its own transaction, so the transaction only says which of several is best. The subvolume
+    /// itself must not have changed since it was sent.
+    pub(super) fn find_subvol(&self, uuid: Uuid, ctransid: u64) -> Result<Option<TreeId>, ApplyError> {
+        let open = self.open.as_ref().map(|open| open.root.tree());
+        let info = |ids: Vec<TreeId>| -> Result<Vec<SubvolInfo>, FsError> {
+            ids.into_iter().filter(|id| Some(*id) != open).map(|id| self.fs.subvol_info(id)).collect()
+        };
+        let mut received = info(self.fs.find_uuid(uuid, UuidKind::Received)?)?;
+        received.retain(|subvol| subvol.read_only);
+        if let Some(best) = received.iter().max_by_key(|s| (s.stransid == ctransid, s.otransid, s.id)) {
+            return Ok(Some(best.id));
+        }
+        let own = info(self.fs.find_uuid(uuid, UuidKind::Own)?)?;
+        Ok(own.iter().find(|subvol| subvol.read_only && subvol.ctransid == ctransid).map(|subvol| subvol.id))
+    }
+
+    pub(super) fn reopen_subvol(&mut self, new: &Begin<'_>) -> Result<Found, ApplyError> {
+        let (dir, name) = self.place(new.path)?;
+        let Some(root) = self.fs.lookup(&dir, name)? else { return Ok(Found::Nothing) };
+        let tree = root.tree();
+        if tree == dir.tree() || root.is_stub() {
+            return Err(FsError::Exists.into());
+        }
+        let info = self.fs.subvol_info(tree)?;
+        if info.read_only && info.received_uuid == new.uuid && info.stransid == new.ctransid {
+            return Ok(Found::Complete);
+        }
+        let stored = self.fs.xattr_get(&root, MARK_NAME)?.and_then(|value| Stored::parse(&value));
+        let Some(stored) = stored.filter(|s| s.uuid == new.uuid && s.ctransid == new.ctransid) else {
+            return Err(refused("what is there was not begun by receiving this"));
+        };
+        let written = self.fs.attr(&root).transid;
+        let Some(mark) = stored.mark.filter(|_| written == stored.generation && info.generation <= written) else {
+            let what = "how far it was received is not known exactly: delete it and receive it anew";
+            return Err(refused(what));
+        };
+        let parent = match new.parent {
+            None => None,
+            Some((uuid, ctransid)) => Some((uuid, self.parent(uuid, ctransid)?)),
+        };
+        self.enter(tree, new, parent)?;
+        Ok(Found::Part(mark))
+    }
+
+    /// Writes the mark, in the transaction of what it is about.
+    pub(super) fn set_mark(&mut self, mark: Option<&Mark>) -> Result<(), ApplyError> {
+        /// A commit may come between looking at the transaction's number and writing it.
+        const TRIES: usize = 3;
+        let fs = self.fs.clone();
+        let open = self.open()?;
+        let mut generation = fs.engine().generation().0;
+        for _ in 0..TRIES {
+            let stored = Stored { uuid: open.uuid, ctransid: open.ctransid, generation, mark: mark.cloned() };
+            fs.xattr_set(&open.root, MARK_NAME, &stored.encode(), XattrMode::Any)?;
+            let written = fs.attr(&open.root).transid;
+            if written == generation {
+                return Ok(());
+            }
+            generation = written;
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish_subvol(&mut self) -> Result<(), ApplyError> {
+        self.settle()?;
+        let fs = self.fs.clone();
+        let open = self.open()?;
+        let (tree, received) =
+            (open.root.tree(), Received { uuid: open.uuid, stransid: open.ctransid, stime: Time::default() });
+        let attr = fs.attr(&open.root);
+        fs.xattr_remove(&open.root, MARK_NAME)?;
+        // Removing it is no change that anybody should see.
+        let set = oleo_fs::SetAttr { ctime: Some(attr.ctime), ..Default::default() };
+        fs.set_attr(&open.root, &set)?;
+        self.lock_again()?;
+        fs.set_received(tree, &received)?;
+        fs.set_read_only(tree, ReadOnly::Yes)?;
+        self.open = None;
+        self.done.push(tree);
+        Ok(())
+    }
+
+    pub(super) fn abandon_subvol(&mut self, applied: Option<&Mark>, incomplete: Incomplete) -> Result<(), ApplyError> {
+        let settled = self.settle();
+        match incomplete {
+            Incomplete::Marked => {
+                if self.open.is_some() {
+                    self.lock_again()?;
+                    self.set_mark(applied.filter(|_| settled.is_ok()))?;
+                }
+            }
+            Incomplete::Deleted => {
+                let open = self.open.take().map(|open| open.root.tree());
+                for tree in open.into_iter().chain(self.done.drain(..).rev()) {
+                    self.fs.subvol_delete(tree)?;
+                }
+            }
+        }
+        self.open = None;
+        Ok(())
+    }
+}

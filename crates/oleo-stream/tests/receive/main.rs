@@ -1,0 +1,5 @@
+//! Receiving, judged by the kernel: its streams into our images, beside its own receive of the same stream.
+
+mod chains;
+mod common;
+mod crafted;

@@ -1,0 +1,102 @@
+//! Streams of `btrfs send`, applied to an image; and printed.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use std::sync::Arc;
+//! # use oleo::{Device, MemDevice};
+//! # let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(256 << 20))];
+//! # oleo::make(&devices, &oleo::MkfsOptions { seed: oleo::random_seed(), ..Default::default() })?;
+//! # let image = oleo::Image::from_devices(devices, &oleo::OpenOptions::writing())?;
+//! use oleo::receive::{Command, Receive, header};
+//!
+//! let mut stream = header(1).to_vec();
+//! Command::Subvol { path: b"home", uuid: oleo::Uuid::from_u128(7), ctransid: 9 }.encode(1, &mut stream);
+//! Command::MkFile { path: b"file", ino: 257 }.encode(1, &mut stream);
+//! Command::Write { path: b"file", offset: 0, data: b"contents" }.encode(1, &mut stream);
+//! Command::End.encode(1, &mut stream);
+//!
+//! let report = image.receive(std::io::Cursor::new(stream), &Receive::default())?;
+//! assert_eq!(report.subvols[0].path, b"home");
+//! assert_eq!(image.read("home/file")?, b"contents");
+//! # Ok(())
+//! # }
+//! ```
+
+use std::io::Read;
+
+use oleo_stream::receive::{FsTarget, FsTargetOptions};
+
+use crate::error::AtPlace;
+use crate::{Error, Image, Result};
+
+pub use oleo_format::stream::{Command, header};
+pub use oleo_stream::dump::Dumper;
+pub use oleo_stream::receive::{Incomplete, ReceiveError, ReceiveOptions, ReceivedSubvol, Report};
+pub use oleo_stream::{Commands, Limits, Next, StreamError};
+
+/// How to receive into an image.
+#[derive(Clone, Debug, Default)]
+pub struct Receive {
+    /// The directory where subvolumes are made, from the top level; empty: the top level.
+    pub into: Vec<u8>,
+    /// The subvolume (path or number) to use as the parent of an incremental stream, in place of the one that the stream names.
+    pub rebase: Option<String>,
+    /// All or nothing: nothing is committed before the end, and nothing at all is left where an error ends the work.
+    pub atomic: bool,
+    /// The rest.
+    pub options: ReceiveOptions,
+}
+
+impl Image {
+    /// Applies a stream, and makes what was received durable.
+    ///
+    /// With `atomic` the image should be opened with room for all changes in memory ([`Receive::open_options`]); where space is short the
+    /// engine may have to commit all the same, and then a crash, not an error, leaves an incomplete subvolume, marked.
+    ///
+    /// # Errors
+    /// The stream is damaged or cannot be applied. What is incomplete stays, marked, and is durable too, unless it
+    /// is to be atomic.
+    pub fn receive<R: Read + Send + 'static>(&self, input: R, how: &Receive) -> Result<Report> {
+        let (report, result) = self.receive_report(input, how)?;
+        result.map(|()| report)
+    }
+
+    /// The same; the report tells what was done before an error, too.
+    ///
+    /// # Errors
+    /// The place to receive into is not there. The second result is that of [`Image::receive`].
+    pub fn receive_report<R: Read + Send + 'static>(&self, input: R, how: &Receive) -> Result<(Report, Result<()>)> {
+        let fs = self.fs();
+        let into = self.find(&how.into)?;
+        let rebase = how.rebase.as_deref().map(|spec| self.subvol(spec).map(|root| root.tree())).transpose()?;
+        let mut options = how.options.clone();
+        if how.atomic {
+            options.incomplete = Incomplete::Deleted;
+        }
+        let before = fs.engine().durable();
+        let mut target = FsTarget::new(fs, &into, FsTargetOptions { rebase, one_transaction: how.atomic });
+        let (report, result) = oleo_stream::receive::receive(&mut target, input, &options);
+        drop(target);
+        drop(into);
+        let failed = result.is_err();
+        // After an error nothing of it is on disk, unless space was so short that there were commits.
+        if !(failed && how.atomic && fs.engine().durable() == before) {
+            fs.sync().at(|| String::from_utf8_lossy(&how.into).into_owned())?;
+        }
+        if failed && options.incomplete == Incomplete::Deleted && !how.atomic {
+            self.clean()?;
+        }
+        Ok((report, result.map_err(Error::from)))
+    }
+}
+
+impl Receive {
+    /// What opening the image for this takes.
+    pub fn open_options(&self, mut options: crate::OpenOptions) -> crate::OpenOptions {
+        options.write = true;
+        if self.atomic {
+            options.fs.dirty_inodes_max = usize::MAX;
+        }
+        options
+    }
+}
