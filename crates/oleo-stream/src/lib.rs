@@ -7,5 +7,7 @@
 mod commands;
 pub mod dump;
 pub mod receive;
+mod send;
 
 pub use commands::{Commands, Limits, Next, StreamError};
+pub use send::{Hook, Progress, SendError, SendOptions, Sent, send};

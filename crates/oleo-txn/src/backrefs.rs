@@ -10,6 +10,7 @@
 //! The extent tree must be settled: between transactions, or at the end of settling one. Bounds: eight levels.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -189,6 +190,42 @@ impl<'e> Backrefs<'e> {
             leaf.iter().filter(|(key, item)| data_use(key, item).is_some_and(|u| u.extent == extent)).count()
         };
         Ok(leaves.into_values().map(|leaf| Naming { items: items(&leaf) as u64, leaf }).collect())
+    }
+
+    /// Tells where files name a data extent: the file's number, and where in the file the extent would begin (below zero, wrapped,
+    /// where it would before the file). A place is told for each reference to it, until the visitor breaks off; of which trees
+    /// it is a place is not told, and it need not be one of the tree that the reference names. Nothing is told of an extent that
+    /// was made after `not_after`, which no tree that old can name. (A file's own item does not say when: splitting and cloning
+    /// make it younger.)
+    pub fn places<E: From<TxnError>>(
+        &mut self,
+        extent: Logical,
+        not_after: Generation,
+        mut visit: impl FnMut(Ino, u64) -> Result<ControlFlow<()>, E>,
+    ) -> Result<(), E> {
+        if self.stored(extent)?.is_none_or(|stored| stored.generation > not_after) {
+            return Ok(());
+        }
+        for user in self.users(extent)? {
+            match user {
+                RefKey::DataRoot { ino, offset, .. } => {
+                    if visit(ino, offset)?.is_break() {
+                        return Ok(());
+                    }
+                }
+                RefKey::DataParent(leaf) => {
+                    for (key, item) in self.read(leaf)?.iter() {
+                        if let Some(found) = data_use(&key, item).filter(|found| found.extent == extent)
+                            && visit(found.ino, found.offset)?.is_break()
+                        {
+                            return Ok(());
+                        }
+                    }
+                }
+                RefKey::TreeRoot(_) | RefKey::TreeParent(_) => {}
+            }
+        }
+        Ok(())
     }
 
     /// The leaves of one file of a tree that name an extent.

@@ -37,15 +37,27 @@ impl Attrs<'_> {
     fn path(&mut self, path: &[u8]) -> &mut Self {
         self.bytes(AttrKind::Path, path)
     }
-    /// The last attribute of its command: without a length from version 2 on.
-    fn data(&mut self, data: &[u8]) {
+    /// What comes before the bytes of the last attribute of a command: without a length from version 2 on.
+    fn data_head(&mut self, len: usize) {
+        self.out.extend_from_slice(&AttrKind::Data.number().to_le_bytes());
         if self.version == 1 {
-            self.bytes(AttrKind::Data, data);
-        } else {
-            self.out.extend_from_slice(&AttrKind::Data.number().to_le_bytes());
-            self.out.extend_from_slice(data);
+            let len = u16::try_from(len).unwrap_or_else(|_| panic!("data of {len} bytes: at most 65535 in version 1"));
+            self.out.extend_from_slice(&len.to_le_bytes());
         }
     }
+    fn data(&mut self, data: &[u8]) {
+        self.data_head(data.len());
+        self.out.extend_from_slice(data);
+    }
+}
+
+/// Fills in the header of a whole command.
+fn finish(kind: CommandKind, command: &mut [u8]) {
+    let len = u32::try_from(command.len() - COMMAND_HEAD_LEN).expect("a command is far below 4 GiB");
+    command[..4].copy_from_slice(&len.to_le_bytes());
+    command[4..6].copy_from_slice(&kind.number().to_le_bytes());
+    let crc = crc32c_raw(0, command);
+    command[6..10].copy_from_slice(&crc.to_le_bytes());
 }
 
 impl Command<'_> {
@@ -61,11 +73,35 @@ impl Command<'_> {
         let at = out.len();
         out.extend_from_slice(&[0; COMMAND_HEAD_LEN]);
         self.encode_attrs(&mut Attrs { version, out });
-        let len = u32::try_from(out.len() - at - COMMAND_HEAD_LEN).expect("a command is far below 4 GiB");
-        out[at..at + 4].copy_from_slice(&len.to_le_bytes());
-        out[at + 4..at + 6].copy_from_slice(&kind.number().to_le_bytes());
-        let crc = crc32c_raw(0, &out[at..]);
-        out[at + 6..at + 10].copy_from_slice(&crc.to_le_bytes());
+        finish(kind, &mut out[at..]);
+    }
+
+    /// Appends a [`Command::Write`] whose data, `len` bytes, is put right where it belongs by `fill`: what is read for a stream need
+    /// not be copied. Where `fill` fails, `out` is as before.
+    ///
+    /// # Panics
+    /// As [`Command::encode`].
+    pub fn encode_write<E>(
+        version: u32,
+        path: &[u8],
+        offset: u64,
+        len: usize,
+        out: &mut Vec<u8>,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let at = out.len();
+        out.extend_from_slice(&[0; COMMAND_HEAD_LEN]);
+        let mut attrs = Attrs { version, out };
+        attrs.path(path).u64(AttrKind::FileOffset, offset);
+        attrs.data_head(len);
+        let data = out.len();
+        out.resize(data + len, 0);
+        if let Err(error) = fill(&mut out[data..]) {
+            out.truncate(at);
+            return Err(error);
+        }
+        finish(CommandKind::Write, &mut out[at..]);
+        Ok(())
     }
 
     /// Attributes in the order in which the kernel writes them.

@@ -36,6 +36,8 @@ pub struct Mix {
     pub rescan: bool,
     /// [`Op::Reopen`] now and then.
     pub reopen: bool,
+    /// Of a hundred operations, so many more rename directories.
+    pub moves: u64,
     /// Of a hundred operations, so many more make something durable: for runs that crash.
     pub promises: u64,
     /// No file grows beyond this, bytes.
@@ -61,6 +63,7 @@ impl Default for Mix {
             convert: false,
             rescan: false,
             reopen: false,
+            moves: 0,
             promises: 0,
             file_len_max: 1 << 20,
             sectorsize: 4096,
@@ -119,6 +122,9 @@ impl Generator<'_> {
         }
         if self.mix.rescan && self.rng.below(100) < BALANCE_PERCENT {
             return Op::Rescan;
+        }
+        if self.mix.moves > 0 && self.rng.below(100) < self.mix.moves {
+            return self.move_dir();
         }
         if self.mix.promises > 0 && self.rng.below(100) < self.mix.promises {
             return self.promise();
@@ -316,6 +322,18 @@ impl Generator<'_> {
 
     fn subvol_of(&self, path: &str) -> String {
         parents(path).find(|p| self.names.get(*p).is_some_and(|t| t.is_subvol())).unwrap_or("").to_owned()
+    }
+
+    /// A directory under another one, or in exchange for another one.
+    fn move_dir(&mut self) -> Op {
+        let from = self.any(Toy::is_dir).unwrap_or_else(|| "missing".into());
+        let other = self.any(Toy::is_dir).unwrap_or_else(|| "missing".into());
+        let (to, how) = match self.rng.below(3) {
+            0 => (other, RenameHow::Exchange),
+            _ => (format!("{other}/{}", from.rsplit('/').next().unwrap_or("moved")), RenameHow::Plain),
+        };
+        self.note_rename(&from, &to, how);
+        Op::Rename { from, to, how }
     }
 
     fn rename(&mut self) -> Op {

@@ -1,0 +1,471 @@
+//! From commands to the stream's bytes: data is read and encoded on all cores, and comes out in order.
+//!
+//! Normal path: (1) the planner appends commands to a batch, and where there is data to be read, what is to be read; (2) a batch
+//! that stands for enough bytes goes to whichever worker is free; (3) workers read, decompress and encode; (4) the writer puts
+//! batches in order and writes them.
+//!
+//! Memory: as many batches are under way as the bound allows; the planner waits for the writer.
+//! Errors: the first one ends all; the planner learns of it at its next batch.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use oleo_format::compress::decompress_into;
+use oleo_format::stream::Command;
+use oleo_format::{Compression, Corruption, Logical, decompress_inline};
+use oleo_txn::{CsumCheck, Engine};
+use parking_lot::Mutex;
+
+use super::SendError;
+
+/// Bytes that a batch stands for: enough to pay for handing it out.
+const BATCH_BYTES: usize = 1 << 20;
+/// Bytes of commands that make a batch without any data.
+const BATCH_COMMAND_BYTES: usize = 128 << 10;
+/// Data in one command of version 1: with all else it must fit into 64 KiB. A multiple of every usual sector size.
+const WRITE_LEN_V1: usize = 48 << 10;
+/// The same from version 2 on, as the kernel has it.
+const WRITE_LEN_V2: usize = 128 << 10;
+/// The longest compressed extent that is decompressed; the format's limit is an eighth of it.
+const RAM_LEN_MAX: u64 = 1 << 20;
+
+/// Where the bytes of a range come from.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Bytes {
+    Plain {
+        at: Logical,
+        check: CsumCheck,
+    },
+    /// Decompressed, from `skip` on.
+    Packed {
+        at: Logical,
+        disk_len: u64,
+        ram_len: u64,
+        compression: Compression,
+        skip: u64,
+        check: CsumCheck,
+    },
+    Here(Arc<[u8]>),
+    Zeros,
+}
+
+/// Data at a place in a file: parts that follow one another. But for the last one, they end at sectors.
+#[derive(Debug)]
+pub(super) struct DataWrite {
+    pub path: Arc<[u8]>,
+    pub at: u64,
+    pub parts: Vec<(Bytes, u64)>,
+}
+
+impl DataWrite {
+    pub fn len(&self) -> u64 {
+        self.parts.iter().map(|(_, len)| *len).sum()
+    }
+}
+
+/// A compressed extent as it is stored.
+#[derive(Debug)]
+pub(super) struct EncodedWrite {
+    pub path: Arc<[u8]>,
+    pub at: u64,
+    pub file_len: u64,
+    pub ram_len: u64,
+    pub skip: u64,
+    pub compression: u32,
+    pub from: Bytes,
+    pub disk_len: u64,
+}
+
+#[derive(Debug)]
+enum Data {
+    Write(DataWrite),
+    Encoded(EncodedWrite),
+}
+
+#[derive(Default)]
+struct Batch {
+    number: u64,
+    commands: Vec<u8>,
+    /// Data to be read, and where among the commands it comes.
+    data: Vec<(usize, Data)>,
+    weight: usize,
+}
+
+/// What went into the stream.
+#[derive(Default, Debug)]
+pub(super) struct Counts {
+    pub bytes: AtomicU64,
+    pub commands: AtomicU64,
+    pub data_bytes: AtomicU64,
+}
+
+/// The planner's end.
+pub(super) struct Pipe<'p> {
+    version: u32,
+    batch: Batch,
+    next: u64,
+    work: Sender<Batch>,
+    /// One for each batch that may be under way.
+    tickets: Receiver<()>,
+    counts: &'p Counts,
+}
+
+struct Shared<'s> {
+    engine: &'s Engine,
+    version: u32,
+    error: Mutex<Option<SendError>>,
+    counts: &'s Counts,
+}
+
+/// Runs a planner, whose commands go to `out`.
+pub(super) fn run<R>(
+    engine: &Engine,
+    version: u32,
+    memory_bytes: usize,
+    threads: usize,
+    counts: &Counts,
+    out: &mut (dyn Write + Send),
+    plan: impl FnOnce(&mut Pipe<'_>) -> Result<R, SendError>,
+) -> Result<R, SendError> {
+    let shared = Shared { engine, version, error: Mutex::new(None), counts };
+    // A batch is held once as it is made and once as it was encoded.
+    let under_way = (memory_bytes / (2 * BATCH_BYTES)).clamp(2, 1 << 12);
+    let (give_ticket, tickets) = bounded::<()>(under_way);
+    for _ in 0..under_way {
+        let _ = give_ticket.send(());
+    }
+    let (work, todo) = bounded::<Batch>(under_way);
+    let (done, finished) = bounded::<(u64, Vec<u8>)>(under_way);
+    let planned = std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            let (todo, done, shared) = (todo.clone(), done.clone(), &shared);
+            scope.spawn(move || worker(shared, &todo, &done));
+        }
+        drop((todo, done));
+        let shared = &shared;
+        scope.spawn(move || writer(shared, out, &finished, &give_ticket));
+        let mut pipe = Pipe { version, batch: Batch::default(), next: 0, work, tickets, counts };
+        let planned = plan(&mut pipe);
+        if planned.is_ok() {
+            pipe.hand_out();
+        }
+        planned
+    });
+    match shared.error.into_inner() {
+        Some(error) => Err(error),
+        None => planned,
+    }
+}
+
+impl Pipe<'_> {
+    /// Appends a command.
+    pub fn command(&mut self, command: &Command<'_>) -> Result<(), SendError> {
+        let before = self.batch.commands.len();
+        command.encode(self.version, &mut self.batch.commands);
+        self.counts.commands.fetch_add(1, Ordering::Relaxed);
+        self.batch.weight += (self.batch.commands.len() - before) * (BATCH_BYTES / BATCH_COMMAND_BYTES);
+        self.roll()
+    }
+
+    /// Appends the header of a stream.
+    pub fn header(&mut self) {
+        self.batch.commands.extend_from_slice(&oleo_format::stream::header(self.version));
+    }
+
+    /// Appends writes of data that is still to be read.
+    pub fn write(&mut self, write: DataWrite) -> Result<(), SendError> {
+        let len = write.len();
+        self.counts.data_bytes.fetch_add(len, Ordering::Relaxed);
+        self.batch.weight += usize::try_from(len).unwrap_or(BATCH_BYTES) + write.path.len();
+        self.batch.data.push((self.batch.commands.len(), Data::Write(write)));
+        self.roll()
+    }
+
+    /// Appends a compressed extent that is still to be read.
+    pub fn encoded(&mut self, write: EncodedWrite) -> Result<(), SendError> {
+        self.counts.data_bytes.fetch_add(write.disk_len, Ordering::Relaxed);
+        self.batch.weight += usize::try_from(write.disk_len).unwrap_or(BATCH_BYTES) + write.path.len();
+        self.batch.data.push((self.batch.commands.len(), Data::Encoded(write)));
+        self.roll()
+    }
+
+    fn roll(&mut self) -> Result<(), SendError> {
+        if self.batch.weight >= BATCH_BYTES && !self.hand_out() {
+            // Why is known to `run`.
+            return Err(SendError::Stopped);
+        }
+        Ok(())
+    }
+
+    /// Hands out what there is; false when nobody is there any more.
+    fn hand_out(&mut self) -> bool {
+        if self.tickets.recv().is_err() {
+            return false;
+        }
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.number = self.next;
+        self.next += 1;
+        self.work.send(batch).is_ok()
+    }
+}
+
+impl Shared<'_> {
+    fn fail(&self, error: SendError) {
+        self.error.lock().get_or_insert(error);
+    }
+
+    fn has_failed(&self) -> bool {
+        self.error.lock().is_some()
+    }
+}
+
+fn writer(
+    shared: &Shared<'_>,
+    out: &mut (dyn Write + Send),
+    finished: &Receiver<(u64, Vec<u8>)>,
+    tickets: &Sender<()>,
+) {
+    let mut next = 0;
+    let mut early = BTreeMap::new();
+    while let Ok((number, bytes)) = finished.recv() {
+        early.insert(number, bytes);
+        while let Some(bytes) = early.remove(&next) {
+            next += 1;
+            if let Err(error) = out.write_all(&bytes) {
+                return shared.fail(SendError::Write(error));
+            }
+            shared.counts.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            let _ = tickets.send(());
+        }
+        if shared.has_failed() {
+            return;
+        }
+    }
+    if let Err(error) = out.flush() {
+        shared.fail(SendError::Write(error));
+    }
+}
+
+fn worker(shared: &Shared<'_>, todo: &Receiver<Batch>, done: &Sender<(u64, Vec<u8>)>) {
+    let mut encoder = Encoder { shared, unpacked: None };
+    while let Ok(batch) = todo.recv() {
+        let number = batch.number;
+        let bytes = match encoder.batch(batch) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                shared.fail(error);
+                Vec::new()
+            }
+        };
+        if done.send((number, bytes)).is_err() {
+            return;
+        }
+    }
+}
+
+struct Encoder<'s> {
+    shared: &'s Shared<'s>,
+    /// The extent that was decompressed last.
+    unpacked: Option<(Logical, Vec<u8>)>,
+}
+
+impl Encoder<'_> {
+    fn batch(&mut self, batch: Batch) -> Result<Vec<u8>, SendError> {
+        if self.shared.has_failed() {
+            return Ok(Vec::new());
+        }
+        if batch.data.is_empty() {
+            return Ok(batch.commands);
+        }
+        let mut out = Vec::with_capacity(batch.commands.len() + batch.weight + (batch.weight >> 6));
+        let mut from = 0;
+        for (to, data) in batch.data {
+            out.extend_from_slice(&batch.commands[from..to]);
+            from = to;
+            match data {
+                Data::Write(write) => self.write(&write, &mut out)?,
+                Data::Encoded(write) => self.encoded(&write, &mut out)?,
+            }
+        }
+        out.extend_from_slice(&batch.commands[from..]);
+        Ok(out)
+    }
+
+    fn write(&mut self, write: &DataWrite, out: &mut Vec<u8>) -> Result<(), SendError> {
+        let chunk = if self.shared.version == 1 { WRITE_LEN_V1 } else { WRITE_LEN_V2 };
+        let mut left = write.len();
+        let mut at = write.at;
+        let mut parts = write.parts.iter();
+        let mut part: Option<(&Bytes, u64)> = None;
+        let mut done = 0;
+        while left > 0 {
+            let len = left.min(chunk as u64);
+            let path = &write.path;
+            self.shared.counts.commands.fetch_add(1, Ordering::Relaxed);
+            Command::encode_write(self.shared.version, path, at, len as usize, out, |mut room| {
+                while !room.is_empty() {
+                    let (bytes, part_len) = match part {
+                        Some(part) => part,
+                        None => match parts.next() {
+                            Some((bytes, len)) => (bytes, *len),
+                            None => break,
+                        },
+                    };
+                    let now = room.len().min((part_len - done) as usize);
+                    let (head, tail) = room.split_at_mut(now);
+                    self.read(bytes, done, head)?;
+                    room = tail;
+                    done += now as u64;
+                    part = Some((bytes, part_len));
+                    if done == part_len {
+                        (part, done) = (None, 0);
+                    }
+                }
+                Ok::<_, SendError>(())
+            })?;
+            at += len;
+            left -= len;
+        }
+        Ok(())
+    }
+
+    fn encoded(&mut self, write: &EncodedWrite, out: &mut Vec<u8>) -> Result<(), SendError> {
+        let mut data = vec![0; usize::try_from(write.disk_len).unwrap_or(usize::MAX)];
+        self.read(&write.from, 0, &mut data)?;
+        self.shared.counts.commands.fetch_add(1, Ordering::Relaxed);
+        Command::EncodedWrite {
+            path: &write.path,
+            offset: write.at,
+            unencoded_file_len: write.file_len,
+            unencoded_len: write.ram_len,
+            unencoded_offset: write.skip,
+            compression: write.compression,
+            encryption: 0,
+            data: &data,
+        }
+        .encode(self.shared.version, out);
+        Ok(())
+    }
+
+    /// The bytes from `from` on. Plain ones: `from` is at a sector.
+    fn read(&mut self, bytes: &Bytes, from: u64, out: &mut [u8]) -> Result<(), SendError> {
+        let engine = self.shared.engine;
+        match bytes {
+            Bytes::Zeros => out.fill(0),
+            Bytes::Here(bytes) => out.copy_from_slice(&bytes[from as usize..from as usize + out.len()]),
+            Bytes::Plain { at, check } => read_plain(engine, Logical(at.0 + from), out, *check)?,
+            Bytes::Packed { at, disk_len, ram_len, compression, skip, check } => {
+                if self.unpacked.as_ref().is_none_or(|(known, _)| known != at) {
+                    let bytes = unpack(engine, *at, *disk_len, *ram_len, *compression, *check)?;
+                    self.unpacked = Some((*at, bytes));
+                }
+                let Some((_, bytes)) = &self.unpacked else { return Ok(()) };
+                let from = (skip + from) as usize;
+                let Some(bytes) = bytes.get(from..from + out.len()) else {
+                    return Err(Corruption::new("file extent", "end", from + out.len(), ram_len)
+                        .within(format!("extent {at}"))
+                        .into());
+                };
+                out.copy_from_slice(bytes);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Plain data from a sector on; it may end within one.
+pub(super) fn read_plain(engine: &Engine, at: Logical, out: &mut [u8], check: CsumCheck) -> Result<(), SendError> {
+    let sector = engine.sectorsize() as usize;
+    let whole = out.len() / sector * sector;
+    let (head, tail) = out.split_at_mut(whole);
+    if !head.is_empty() {
+        engine.read_data(at, head, check)?;
+    }
+    if !tail.is_empty() {
+        let mut last = vec![0; sector];
+        engine.read_data(Logical(at.0 + whole as u64), &mut last, check)?;
+        tail.copy_from_slice(&last[..tail.len()]);
+    }
+    Ok(())
+}
+
+/// A compressed extent, decompressed.
+pub(super) fn unpack(
+    engine: &Engine,
+    at: Logical,
+    disk_len: u64,
+    ram_len: u64,
+    compression: Compression,
+    check: CsumCheck,
+) -> Result<Vec<u8>, SendError> {
+    if ram_len > RAM_LEN_MAX || disk_len > RAM_LEN_MAX {
+        return Err(Corruption::new("compressed extent", "length", ram_len.max(disk_len), RAM_LEN_MAX)
+            .within(format!("extent {at}"))
+            .into());
+    }
+    let mut packed = vec![0; disk_len as usize];
+    engine.read_data(at, &mut packed, check)?;
+    let mut bytes = vec![0; ram_len as usize];
+    decompress_into(compression, &packed, &mut bytes, engine.sectorsize()).map_err(|e| {
+        Corruption::new("compressed extent", "data", e, "a stream that can be decompressed")
+            .within(format!("extent {at}"))
+    })?;
+    Ok(bytes)
+}
+
+/// The bytes of an inline extent.
+pub(super) fn unpack_here(
+    compression: Compression,
+    data: &[u8],
+    len: u64,
+    sectorsize: u32,
+    ino: u64,
+) -> Result<Vec<u8>, SendError> {
+    let lie = |have: String| {
+        Corruption::new("inline file extent", "data", have, "at most a sector, or a stream that can be decompressed")
+            .within(format!("inode {ino}"))
+    };
+    if len > RAM_LEN_MAX {
+        return Err(lie(len.to_string()).into());
+    }
+    if compression == Compression::None {
+        let mut bytes = data.to_vec();
+        bytes.resize(len as usize, 0);
+        return Ok(bytes);
+    }
+    Ok(decompress_inline(compression, data, len as usize, sectorsize).map_err(|e| lie(e.to_string()))?)
+}
+
+impl Bytes {
+    /// What is left of them after so many.
+    pub fn after(&self, skipped: u64) -> Bytes {
+        match self {
+            Bytes::Zeros => Bytes::Zeros,
+            Bytes::Plain { at, check } => Bytes::Plain { at: Logical(at.0.saturating_add(skipped)), check: *check },
+            Bytes::Packed { at, disk_len, ram_len, compression, skip, check } => Bytes::Packed {
+                at: *at,
+                disk_len: *disk_len,
+                ram_len: *ram_len,
+                compression: *compression,
+                skip: skip.saturating_add(skipped),
+                check: *check,
+            },
+            Bytes::Here(bytes) => Bytes::Here(bytes.get(skipped as usize..).unwrap_or_default().into()),
+        }
+    }
+
+    /// Whether others follow these, `len` in number, as one piece.
+    pub fn goes_on(&self, len: u64, next: &Bytes) -> bool {
+        !matches!(self, Bytes::Here(_)) && self.after(len) == *next
+    }
+}
+
+impl Pipe<'_> {
+    /// Bytes of the stream that are written.
+    pub fn bytes_written(&self) -> u64 {
+        self.counts.bytes.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,6 @@
+//! Streams of ours: what the kernel makes of them, and how large they are.
+
+mod bytes;
+mod common;
+mod named;
+mod roundtrip;
