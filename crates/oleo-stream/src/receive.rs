@@ -6,7 +6,7 @@
 //! on all cores and install it in batches; (4) at the END, or when the next subvolume begins, the target finishes the subvolume:
 //! what was received, read-only.
 //!
-//! Targets: [`FsTarget`], a file system of ours.
+//! Targets: [`FsTarget`], a file system of ours; [`DirTarget`], a directory of any file system.
 //!
 //! Invariants: nothing but the subvolume being received is changed. No path leaves it: components are names, links on the
 //! way are not followed, other subvolumes are not entered. What a stream makes us hold in memory is bounded: a few
@@ -19,6 +19,8 @@
 //! Not here: opening images, who may receive where, committing at the end.
 
 mod blocks;
+mod copy_tree;
+mod dir_target;
 mod fs_target;
 mod interpret;
 mod mark;
@@ -32,6 +34,7 @@ use uuid::Uuid;
 
 use crate::{Limits, StreamError};
 
+pub use dir_target::{DirOptions, DirTarget};
 pub use fs_target::{FsTarget, FsTargetOptions};
 pub use interpret::receive;
 pub use mark::{MARK, Mark};

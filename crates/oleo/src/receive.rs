@@ -23,8 +23,9 @@
 //! ```
 
 use std::io::Read;
+use std::path::{Path, PathBuf};
 
-use oleo_stream::receive::{FsTarget, FsTargetOptions};
+use oleo_stream::receive::{DirOptions, DirTarget, FsTarget, FsTargetOptions};
 
 use crate::error::AtPlace;
 use crate::{Error, Image, Result};
@@ -88,6 +89,21 @@ impl Image {
         }
         Ok((report, result.map_err(Error::from)))
     }
+}
+
+/// Applies a stream to a directory of any file system: subvolumes become directories, snapshots copies of their parent, which is one
+/// received from the same input, or `rebase`, a directory too. `atomic` removes what was made where an error ends the work.
+///
+/// # Errors
+/// As [`Image::receive`]; the report tells what was done before.
+pub fn receive_to_dir<R: Read + Send + 'static>(dir: &Path, input: R, how: &Receive) -> (Report, Result<()>) {
+    let mut target = DirTarget::new(dir, DirOptions { parent: how.rebase.as_ref().map(PathBuf::from) });
+    let mut options = how.options.clone();
+    if how.atomic {
+        options.incomplete = Incomplete::Deleted;
+    }
+    let (report, result) = oleo_stream::receive::receive(&mut target, input, &options);
+    (report, result.map_err(Error::from))
 }
 
 impl Receive {

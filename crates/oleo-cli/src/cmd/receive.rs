@@ -13,7 +13,7 @@ use crate::out::{Out, human};
 /// Apply a stream of btrfs send: to an image, or show what is in it
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Image file or block device; not with --dump.
+    /// Image file or block device; with --to-dir, a directory; not with --dump.
     #[arg(value_name = "IMG", required_unless_present = "dump", conflicts_with = "dump")]
     target: Option<PathBuf>,
     #[command(flatten)]
@@ -45,6 +45,10 @@ pub(crate) struct Args {
     /// Apply an incremental stream on this subvolume (path or number) instead of the parent that it names.
     #[arg(long, value_name = "PARENT")]
     rebase: Option<String>,
+    /// Receive into a directory of any file system: subvolumes become directories, snapshots copies of their parent, which
+    /// --rebase names if it does not come from the same stream. What only btrfs has is left out.
+    #[arg(long, conflicts_with_all = ["resume", "into"])]
+    to_dir: bool,
     /// Only show the stream, a line for each command.
     #[arg(long)]
     dump: bool,
@@ -71,6 +75,11 @@ impl Args {
                 ..ReceiveOptions::default()
             },
         };
+        if self.to_dir {
+            let (report, result) = oleo::receive::receive_to_dir(&target, input, &how);
+            tell(out, &report);
+            return Ok(result?);
+        }
         self.apply_to(&target, input, &how, out)
     }
 

@@ -31,6 +31,7 @@ use uuid::Uuid;
 use super::mark::MARK as MARK_NAME;
 use super::{ApplyError, Begin, Failed, Found, Incomplete, Item, Mark, Target};
 use batch::Batch;
+pub(super) use batch::packed;
 use paths::Finder;
 
 /// Commands between two commits, below what the file system lets wait of changed inodes.

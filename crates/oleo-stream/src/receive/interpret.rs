@@ -167,16 +167,20 @@ impl Session<'_> {
             }
         };
         let found = if self.options.resume { self.target.reopen(&begin) } else { Ok(Found::Nothing) };
+        self.exact = true;
+        self.applied = Some(self.prefix.mark(next.end));
         self.state = match found.map_err(failed)? {
             Found::Nothing => {
                 self.target.begin(&begin).map_err(failed)?;
                 State::Open
             }
             Found::Complete => State::Passing,
-            Found::Part(mark) => State::Skipping(mark),
+            Found::Part(mark) => {
+                // Where this turns out to be another stream, the mark stays what it was.
+                self.applied = Some(mark.clone());
+                State::Skipping(mark)
+            }
         };
-        self.exact = true;
-        self.applied = Some(self.prefix.mark(next.end));
         self.report.subvols.push(ReceivedSubvol {
             path: begin.path.to_vec(),
             uuid: begin.uuid,
@@ -201,7 +205,7 @@ impl Session<'_> {
             State::Skipping(mark) => {
                 let what = format!("the subvolume ends before byte {}, up to which it was applied", mark.position);
                 self.state = State::Skipping(mark);
-                Err(ApplyError::Refused(format!("{what}: this is another stream")))
+                Err(ApplyError::Refused(format!("{what}: this is not the stream that was begun with")))
             }
         }
     }

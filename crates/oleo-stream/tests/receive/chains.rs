@@ -16,11 +16,11 @@ fn ignore() -> Ignore {
     Ignore { dir_sizes: true, ..Ignore::default() }
 }
 
-fn fill(top: &Path, seed: u64) -> Result<()> {
+pub fn fill(top: &Path, seed: u64) -> Result<()> {
     specimen::make(top, &specimen::Options { seed, large_len: 5 << 20, wide: 300, ..Default::default() })
 }
 
-fn change(top: &Path, seed: u64, steps: usize) {
+pub fn change(top: &Path, seed: u64, steps: usize) {
     let mix = Mix { steps, subvolumes: false, names_max: 150, ..Mix::default() };
     let mut host = Host::new(top, 4096);
     for op in generate(seed, &mix) {
@@ -105,4 +105,54 @@ fn kernel_version_1() {
 #[test]
 fn kernel_version_2_compressed() {
     chain(&["--proto", "2", "--compressed-data"], "compress-force=zstd", &[], 2, 4).unwrap();
+}
+
+/// Goal: several subvolumes in one input, with and without ends between them, and clones from other subvolumes, are received as
+/// the kernel does; then each side's next incremental goes onto what the other side received, so that chains go on across.
+/// Method: two subvolumes that share files, sent at once; one more snapshot, sent from its parent and received by the other kind.
+#[test]
+fn several_and_across() {
+    let Some(oracle) = oracle() else { return };
+    let run = || -> Result<()> {
+        let sender = Sender::new(oracle, "")?;
+        let top = sender.subvol("work")?;
+        fill(&top, 5)?;
+        sender.snapshot("work", "a")?;
+        change(&top, 6, 300);
+        sender.snapshot("work", "b")?;
+        let other = sender.subvol("other")?;
+        let clone = ["--reflink=always", "-a"].map(str::to_owned);
+        let from = sender.at("b").join("sizes");
+        oleo_sim::oracle::run("cp", [&clone[0], &clone[1], from.to_str().unwrap_or(""), other.to_str().unwrap_or("")])?;
+        sender.snapshot("other", "c")?;
+        let (ours, theirs) = (Receiver::new(oracle, &[])?, Receiver::new(oracle, &[])?);
+        let first = sender.send(&[], &["a"])?;
+        let rest = sender.send(&["-p", "a"], &["b"])?;
+        let cloned = sender.send(&["-p", "b", "-c", "a"], &["c"])?;
+        let mut all = Vec::new();
+        for stream in [&first, &rest, &cloned] {
+            theirs.kernel(stream)?;
+            all.extend(std::fs::read(stream)?);
+        }
+        // One input for ours.
+        std::fs::write(&first, &all)?;
+        ensure!(ours.ours(&first)?.subvols.len() == 3);
+        let both = sender.send(&["-e"], &["a", "b"])?;
+        let third = Receiver::new(oracle, &[])?;
+        ensure!(third.ours(&both)?.subvols.len() == 2, "without ends between them");
+        change(&top, 7, 300);
+        sender.snapshot("work", "d")?;
+        let next = sender.send(&["-p", "b"], &["d"])?;
+        ours.kernel(&next)?;
+        theirs.ours(&next)?;
+        ours.must_be_sound("ours, then the kernel")?;
+        theirs.must_be_sound("the kernel, then ours")?;
+        let (have, want) = (ours.mount()?, theirs.mount()?);
+        for name in ["a", "b", "c", "d"] {
+            must_equal(&sender.mounted, &have, name, &Ignore { sharing: true, holes: true, ..ignore() })?;
+            must_equal(&want, &have, name, &ignore())?;
+        }
+        Ok(())
+    };
+    run().unwrap();
 }

@@ -3,3 +3,4 @@
 mod chains;
 mod common;
 mod crafted;
+mod dir;

@@ -161,7 +161,12 @@ impl FsTarget {
     pub(super) fn file_attr(&mut self, batch: &mut Batch<'_>, path: &[u8], attr: u64) -> Result<(), ApplyError> {
         let want = InodeFlags::from_bits_retain(attr) & SETTABLE;
         let fs = self.fs.clone();
-        let inode = self.go_to(path)?.inode.clone();
+        let current = self.go_to(path)?;
+        if !matches!(current.kind, FileKind::File | FileKind::Dir) {
+            // Others have none of these.
+            return Ok(());
+        }
+        let inode = current.inode.clone();
         self.install(batch)?;
         let have = fs.attr(&inode);
         let mut flags = (have.flags - SETTABLE) | (want - LOCKS);

@@ -46,7 +46,7 @@ enum Body<'s> {
 
 /// An encoded write.
 #[derive(Clone, Copy)]
-struct Packed<'s> {
+pub(in crate::receive) struct Packed<'s> {
     data: &'s [u8],
     how: EncodedCompression,
     ram_len: u64,
@@ -56,7 +56,7 @@ struct Packed<'s> {
 
 impl Packed<'_> {
     /// The bytes of the file.
-    fn unpack(&self, sectorsize: u32) -> Result<Vec<u8>, ApplyError> {
+    pub fn unpack(&self, sectorsize: u32) -> Result<Vec<u8>, ApplyError> {
         let (from, len, ram_len) = (self.skip as usize, self.len as usize, self.ram_len as usize);
         let broken = |e| refused(format!("the encoded data cannot be decoded: {e}"));
         let mut bytes = match self.how.kind {
@@ -237,7 +237,7 @@ impl FsTarget {
 }
 
 /// Takes an encoded write apart and checks its numbers.
-fn packed<'s>(command: &Command<'s>) -> Result<Packed<'s>, ApplyError> {
+pub(in crate::receive) fn packed<'s>(command: &Command<'s>) -> Result<Packed<'s>, ApplyError> {
     let Command::EncodedWrite {
         unencoded_file_len: len,
         unencoded_len: ram_len,
