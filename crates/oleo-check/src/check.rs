@@ -19,7 +19,7 @@ use oleo_volume::{Volume, VolumeError};
 use crate::collect::Findings;
 use crate::csums::{CsumVisitor, Csums};
 use crate::extents::{Early, ExtentRecords, ExtentVisitor, extent_place, note_early};
-use crate::feed::{Env, Feed, TreeStart};
+use crate::feed::{Env, Feed, TreeStart, Used};
 use crate::finding::{Finding, Kind, Place, Severity};
 use crate::refs::{Extents, RefHash, RefKey};
 use crate::sets::Sets;
@@ -133,6 +133,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
         lost_csum: AtomicBool::new(false),
         lost_any: AtomicBool::new(false),
         sets: Sets::new(false),
+        simple_since: None,
     };
     let mut counts = Counts::default();
     let mut memory = 0u64;
@@ -147,8 +148,11 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     counts.trees = trees.len() as u64;
     counts.subvolumes = trees.iter().filter(|t| t.tree.is_subvol()).count() as u64;
     let feed = Feed { volume };
-    if quota_is_on(&feed, &trees) {
-        cx.sets = Sets::new(true);
+    let quota = quota_status(&feed, &trees).filter(|status| status.flags.contains(QgroupStatusFlags::ON));
+    match quota.map(|status| (status.flags.contains(QgroupStatusFlags::SIMPLE_MODE), status.enable_gen)) {
+        Some((true, since)) => cx.simple_since = since.map(|since| since.0),
+        Some((false, _)) => cx.sets = Sets::new(true),
+        None => {}
     }
     clock.lap("roots");
 
@@ -217,6 +221,9 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
         all.free.append(&mut part.free);
         all.prealloc.append(&mut part.prealloc);
         all.set_blocks.append(&mut part.set_blocks);
+        for (tree, blocks) in std::mem::take(&mut part.owned_blocks) {
+            *all.owned_blocks.entry(tree).or_default() += blocks;
+        }
     }
     memory += all.leaves.len() as u64 * size_of::<(u64, files::Facts)>() as u64
         + all.nodes.iter().map(|node| 40 + node.children.len() as u64 * 8).sum::<u64>()
@@ -247,7 +254,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     let (leaves, nodes) = (std::mem::take(&mut all.leaves), std::mem::take(&mut all.nodes));
     fold::judge_trees(&cx, &others, &csums, leaves, nodes);
     clock.lap("files");
-    let shares = cx.sets.is_on().then(|| {
+    let used = if cx.sets.is_on() {
         let mut bytes = std::collections::BTreeMap::new();
         for set in &all.set_blocks {
             *bytes.entry(set.0).or_insert(0) += u64::from(cx.env.rules.nodesize);
@@ -256,8 +263,17 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
             let len = extents.bytes(i, cx.env.rules.sectorsize.into());
             *bytes.entry(set.load(Ordering::Relaxed)).or_insert(0) += len;
         }
-        cx.sets.shares(&bytes)
-    });
+        Some(Used::Shares(cx.sets.shares(&bytes)))
+    } else if cx.simple_since.is_some() && !cx.lost_any.load(Ordering::Relaxed) {
+        let mut owned = std::mem::take(&mut records.owned);
+        for (tree, blocks) in &all.owned_blocks {
+            let sum = owned.entry(*tree).or_default();
+            *sum = sum.saturating_add(blocks.saturating_mul(cx.env.rules.nodesize.into()));
+        }
+        Some(Used::Owned(owned))
+    } else {
+        None
+    };
     trees.insert(0, root);
     if sb.log_root.get() != 0 {
         let generation = sb.generation.get() + 1;
@@ -266,7 +282,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
         crate::log::judge_log(&cx, &feed, &log, &extents, &mut counts);
     }
     let tell = |finding: Finding| cx.findings.tell(finding);
-    files::judge_volume(&cx.env, &feed, &trees, shares.as_deref(), &tell);
+    files::judge_volume(&cx.env, &feed, &trees, used.as_ref(), &tell);
     clock.lap("volume");
     if options.data {
         counts.verified_bytes = crate::data::verify(&cx, &feed, &csum_trees, csums.bytes());
@@ -295,10 +311,10 @@ fn has_valid_free_space_tree(cx: &Context<'_>) -> bool {
     cx.env.rules.features.compat_ro.contains(CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID)
 }
 
-fn quota_is_on(feed: &Feed<'_>, trees: &[TreeStart]) -> bool {
-    let Some(tree) = trees.iter().find(|t| t.tree == TreeId::QUOTA) else { return false };
+fn quota_status(feed: &Feed<'_>, trees: &[TreeStart]) -> Option<QgroupStatus> {
+    let tree = trees.iter().find(|t| t.tree == TreeId::QUOTA)?;
     let status = feed.get(tree, Key::new(0, ItemType::QGROUP_STATUS, 0));
-    status.and_then(|item| QgroupStatus::parse(&item).ok()).is_some_and(|s| s.flags.contains(QgroupStatusFlags::ON))
+    QgroupStatus::parse(&status?).ok()
 }
 
 /// The trees that must be there.

@@ -9,6 +9,7 @@ use oleo_format::{
     Logical, TreeId,
 };
 
+use crate::feed::Owned;
 use crate::finding::{Kind, Place};
 use crate::refs::{Extent, ExtentKind, Extents, RefHash, RefKey};
 use crate::walk::{Context, Visit, Visitor};
@@ -63,6 +64,8 @@ pub(crate) struct Part {
     pub early: Vec<Early>,
     /// Children that blocks point to, with the tree that does.
     pub refs: Vec<(u64, TreeId)>,
+    /// Data that simple quotas count.
+    owned: Owned,
 }
 
 /// Sees the extent tree and the block-group tree.
@@ -105,6 +108,7 @@ impl ExtentVisitor<'_, '_> {
             match key.item_type {
                 ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => {
                     if let Some(record) = self.record(key, item, &place) {
+                        self.own(&key, item, &mut out.owned);
                         leaf.records.push(record);
                     }
                 }
@@ -135,6 +139,23 @@ impl ExtentVisitor<'_, '_> {
             }
         }
         out.leaves.push(leaf);
+    }
+
+    /// Counts data for the subvolume that wrote it.
+    fn own(&self, key: &Key, item: &[u8], owned: &mut Owned) {
+        let Some(since) = self.cx.simple_since else { return };
+        let Ok((head, inline)) = ExtentRecord::parse_head(key, item) else { return };
+        if !head.flags.contains(ExtentFlags::DATA) || head.generation.0 < since {
+            return;
+        }
+        let owner = InlineRefs(inline).find_map(|backref| match backref {
+            Ok(BackRef::Owner { root }) => Some(root),
+            _ => None,
+        });
+        if let Some(owner) = owner {
+            let sum = owned.entry(owner).or_default();
+            *sum = sum.saturating_add(key.offset);
+        }
     }
 
     /// A data reference's key is the hash of it, or a little more where others have the same.
@@ -201,6 +222,7 @@ pub(crate) struct ExtentRecords {
     pub groups: Vec<Group>,
     pub early: Vec<Early>,
     pub refs: Vec<(u64, TreeId)>,
+    pub owned: Owned,
 }
 
 impl ExtentRecords {
@@ -213,6 +235,10 @@ impl ExtentRecords {
             all.groups.append(&mut part.groups);
             all.early.append(&mut part.early);
             all.refs.append(&mut part.refs);
+            for (tree, bytes) in part.owned {
+                let sum = all.owned.entry(tree).or_default();
+                *sum = sum.saturating_add(bytes);
+            }
         }
         leaves.sort_by_key(|leaf| leaf.first);
         let count = leaves.iter().map(|leaf| leaf.records.len()).sum();

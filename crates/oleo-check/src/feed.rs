@@ -8,6 +8,7 @@
 //!
 //! Trees that no snapshot shares (root tree, uuid, quota, log) are read in key order with [`Feed::each`].
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use oleo_format::{Generation, ItemType, Key, Logical, NodeExpect, NodeRules, RootItem, SuperBlock, TreeId};
@@ -81,6 +82,18 @@ pub(crate) struct Share {
     /// Bytes on disk, data and tree blocks.
     pub bytes: u64,
 }
+
+/// What quota is held against.
+#[derive(Clone, Debug)]
+pub(crate) enum Used {
+    /// Of full quotas.
+    Shares(Vec<Share>),
+    /// Of simple quotas: bytes by the subvolume that wrote them, as far as they count.
+    Owned(Owned),
+}
+
+/// Bytes by subvolume.
+pub(crate) type Owned = BTreeMap<TreeId, u64>;
 
 /// Reads trees in key order.
 pub(crate) struct Feed<'a> {

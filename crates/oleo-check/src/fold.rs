@@ -27,6 +27,9 @@ pub(crate) struct Inner {
     pub children: Box<[u64]>,
 }
 
+/// In place of children: the address of no block, which stands for some that are gone.
+pub(crate) const NOWHERE: u64 = 0;
+
 /// Facts by address, rising.
 type Level = Vec<(u64, Facts)>;
 

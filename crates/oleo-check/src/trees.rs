@@ -13,9 +13,10 @@ use oleo_format::{
 
 use crate::csums::Csums;
 use crate::extents::extent_place;
+use crate::feed::Owned;
 use crate::files::Facts;
 use crate::finding::{Kind, Place};
-use crate::fold::{Inner, with_hear};
+use crate::fold::{Inner, NOWHERE, with_hear};
 use crate::prealloc::{self, Suspects};
 use crate::refs::{Extent, ExtentKind, Extents, RefHash, RefKey};
 use crate::sets::SetId;
@@ -95,6 +96,8 @@ pub(crate) struct TreePart {
     pub prealloc: Suspects,
     /// Bytes of tree blocks by the set of subvolumes that reach them.
     pub set_blocks: Vec<SetId>,
+    /// How many tree blocks simple quotas count, by who wrote them.
+    pub owned_blocks: Owned,
 }
 
 /// Sees every tree but those of extents and checksums.
@@ -126,6 +129,9 @@ impl Visitor for TreeVisitor<'_, '_> {
         if self.cx.sets.is_on() && visit.class == Class::Files {
             out.set_blocks.push(visit.set);
         }
+        if self.cx.simple_since.is_some_and(|since| visit.generation >= since) {
+            *out.owned_blocks.entry(node.owner()).or_default() += 1;
+        }
         if node.is_leaf() {
             out.counts.leaves += 1;
             self.leaf(node, visit, full, out);
@@ -138,7 +144,10 @@ impl Visitor for TreeVisitor<'_, '_> {
             self.found(child.blockptr.get(), key, hash, out);
         }
         if is_files(visit.class) {
-            let children = node.key_ptrs()[from..].iter().map(|p| p.blockptr.get()).collect();
+            // What a tree that is being deleted has dropped counts like what cannot be read.
+            let dropped = (from > 0).then_some(NOWHERE);
+            let left = node.key_ptrs()[from..].iter().map(|p| p.blockptr.get());
+            let children = dropped.into_iter().chain(left).collect();
             out.nodes.push(Inner { level: node.level(), at, owner: node.owner(), children });
         }
         from

@@ -115,6 +115,8 @@ pub(crate) struct Context<'a> {
     pub lost_any: AtomicBool,
     /// Kept by the sets of roots.
     pub sets: Sets,
+    /// Simple quotas are on: extents count from this transaction on.
+    pub simple_since: Option<u64>,
 }
 
 /// How far a check has come.

@@ -14,7 +14,7 @@ use super::qgroups::Qgroups;
 use super::roots::{Entry, Roots};
 use super::uuids::Uuids;
 use super::{Context, Facts, Hear};
-use crate::feed::{Env, Feed, Share, Tell, TreeStart};
+use crate::feed::{Env, Feed, Tell, TreeStart, Used};
 use crate::finding::Kind;
 
 /// Takes the items of a tree, one by one.
@@ -98,9 +98,9 @@ fn rings(dirs: &[Arc<[(u64, u64)]>]) -> Vec<u64> {
 }
 
 /// Judges what ties trees to each other: root references, the uuid tree, orphans of the root tree, log trees, and with
-/// `shares` (given when quota is on) the numbers of quota groups. `trees` are all trees that have root items, in the order of
+/// `used` (given when quota is on) the numbers of quota groups. `trees` are all trees that have root items, in the order of
 /// their keys, after the root tree and, if there is one, the root of log trees.
-pub(crate) fn judge_volume(env: &Env, feed: &Feed<'_>, trees: &[TreeStart], shares: Option<&[Share]>, tell: Tell<'_>) {
+pub(crate) fn judge_volume(env: &Env, feed: &Feed<'_>, trees: &[TreeStart], used: Option<&Used>, tell: Tell<'_>) {
     let hear = Hear { tell, data: &|_| {} };
     let context = |tree| Context::new(env, tree, hear);
     // Logs of single trees have the number of all of them, and offsets.
@@ -126,7 +126,7 @@ pub(crate) fn judge_volume(env: &Env, feed: &Feed<'_>, trees: &[TreeStart], shar
     if let Some(start) = find(TreeId::QUOTA) {
         let mut qgroups = Qgroups::default();
         if all(feed, start, &mut |key, item| qgroups.item(key, item)) {
-            qgroups.judge(&context(TreeId::QUOTA), &roots, shares);
+            qgroups.judge(&context(TreeId::QUOTA), &roots, used);
         }
     }
     if let Some(start) = find(TreeId::TREE_LOG) {

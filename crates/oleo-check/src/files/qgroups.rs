@@ -4,9 +4,12 @@
 //! subvolumes below them. The usage comes as bytes per exact set of trees, so an extent that 64 snapshots share counts once
 //! here, with all extents that the same 64 share.
 //!
+//! With simple quotas both are what its subvolumes wrote: data by the owner that stands in its record, tree blocks by the owner in
+//! their headers, as far as they are not older than the quotas.
+//!
 //! Silent: groups of subvolumes that are gone (the kernel keeps them); all numbers while a rescan runs, when they are marked
-//! inconsistent, when the status is of another transaction (the kernel marks them at the next mount), while a subvolume is
-//! half dropped (the kernel counts it no more, its blocks still refer), and with simple quota, which counts otherwise.
+//! inconsistent, and with full quotas when the status is of another transaction (the kernel marks them at the next mount) or a
+//! subvolume is half dropped (the kernel counts it no more, its blocks still refer).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +17,7 @@ use oleo_format::{ItemType, Key, QgroupInfoItem, QgroupStatus, QgroupStatusFlags
 
 use super::Context;
 use super::roots::Roots;
-use crate::feed::Share;
+use crate::feed::{Owned, Share, Used};
 use crate::finding::Kind;
 
 /// The level of a group is in the upper 16 bits of its number.
@@ -50,8 +53,8 @@ impl Qgroups {
         }
     }
 
-    /// Judges the tree, once all items were seen. Without `shares` the numbers are not compared.
-    pub(super) fn judge(&self, c: &Context<'_>, roots: &Roots, shares: Option<&[Share]>) {
+    /// Judges the tree, once all items were seen. Without `used` the numbers are not compared.
+    pub(super) fn judge(&self, c: &Context<'_>, roots: &Roots, used: Option<&Used>) {
         let Some(status) = &self.status else {
             let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
             c.error(Kind::QgroupStatus, key, "a quota tree without status", "a status item");
@@ -71,8 +74,16 @@ impl Qgroups {
         let unsure = QgroupStatusFlags::INCONSISTENT | QgroupStatusFlags::RESCAN;
         let current = status.generation == c.generation && !status.flags.intersects(unsure);
         let half = roots.trees.values().any(|(_, root)| Key::from(root.drop_progress) != Key::MIN);
-        if let Some(shares) = shares.filter(|_| current && !simple && !half) {
-            self.judge_numbers(c, &members, shares);
+        match used {
+            Some(Used::Shares(shares)) if current && !simple && !half => {
+                self.judge_numbers(c, &count_shares(&members, shares), true);
+            }
+            // Who wrote something does not change; nobody writes without keeping these numbers, either.
+            Some(Used::Owned(owned)) if simple && !status.flags.intersects(unsure) => {
+                // The kernel leaves the numbers after compression at zero here.
+                self.judge_numbers(c, &count_owned(&members, owned), false);
+            }
+            _ => {}
         }
     }
 
@@ -125,28 +136,13 @@ impl Qgroups {
         members
     }
 
-    fn judge_numbers(&self, c: &Context<'_>, members: &BTreeMap<u64, BTreeSet<u64>>, shares: &[Share]) {
-        let mut counted: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
-        for Share { trees, bytes } in shares {
-            let trees: Vec<TreeId> = trees.iter().copied().filter(|tree| tree.is_subvol()).collect();
-            let mut reached: BTreeMap<u64, usize> = BTreeMap::new();
-            for tree in &trees {
-                for &group in members.get(&tree.0).into_iter().flatten() {
-                    *reached.entry(group).or_default() += 1;
-                }
-            }
-            for (group, by) in reached {
-                let (rfer, excl) = counted.entry(group).or_default();
-                *rfer = rfer.saturating_add(*bytes);
-                if by == trees.len() {
-                    *excl = excl.saturating_add(*bytes);
-                }
-            }
-        }
+    /// `compressed`: the numbers after compression are kept, too, which are the same.
+    fn judge_numbers(&self, c: &Context<'_>, counted: &Counted, compressed: bool) {
         for (&group, info) in &self.infos {
             let (rfer, excl) = counted.get(&group).copied().unwrap_or_default();
             let have = [info.rfer.get(), info.rfer_cmpr.get(), info.excl.get(), info.excl_cmpr.get()];
-            if have != [rfer, rfer, excl, excl] {
+            let wrong = (have[0], have[2]) != (rfer, excl) || compressed && (have[1], have[3]) != (rfer, excl);
+            if wrong {
                 let key = Key::new(0, ItemType::QGROUP_INFO, group);
                 let [have_rfer, have_rfer_cmpr, have_excl, have_excl_cmpr] = have;
                 let have = format_args!(
@@ -157,4 +153,42 @@ impl Qgroups {
             }
         }
     }
+}
+
+/// What groups use: referenced, exclusive.
+type Counted = BTreeMap<u64, (u64, u64)>;
+
+/// What full quotas say. `members` has all groups that a subvolume's group is in, itself included.
+fn count_shares(members: &BTreeMap<u64, BTreeSet<u64>>, shares: &[Share]) -> Counted {
+    let mut counted = Counted::new();
+    for Share { trees, bytes } in shares {
+        let trees: Vec<TreeId> = trees.iter().copied().filter(|tree| tree.is_subvol()).collect();
+        let mut reached: BTreeMap<u64, usize> = BTreeMap::new();
+        for tree in &trees {
+            for &group in members.get(&tree.0).into_iter().flatten() {
+                *reached.entry(group).or_default() += 1;
+            }
+        }
+        for (group, by) in reached {
+            let (rfer, excl) = counted.entry(group).or_default();
+            *rfer = rfer.saturating_add(*bytes);
+            if by == trees.len() {
+                *excl = excl.saturating_add(*bytes);
+            }
+        }
+    }
+    counted
+}
+
+/// What simple quotas say: both numbers are the same.
+fn count_owned(members: &BTreeMap<u64, BTreeSet<u64>>, owned: &Owned) -> Counted {
+    let mut counted = Counted::new();
+    for (tree, bytes) in owned {
+        for &group in members.get(&tree.0).into_iter().flatten() {
+            let (rfer, excl) = counted.entry(group).or_default();
+            *rfer = rfer.saturating_add(*bytes);
+            *excl = *rfer;
+        }
+    }
+    counted
 }

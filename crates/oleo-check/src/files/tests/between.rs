@@ -14,7 +14,7 @@ use super::super::qgroups::Qgroups;
 use super::super::roots::{Entry, Roots};
 use super::super::uuids::Uuids;
 use super::kit::*;
-use crate::feed::Share;
+use crate::feed::{Share, Used};
 use crate::finding::Kind;
 
 const A: TreeId = TreeId(257);
@@ -28,7 +28,7 @@ struct Volume {
     quota: BTreeMap<Key, Vec<u8>>,
     log: BTreeMap<Key, Vec<u8>>,
     entries: BTreeMap<(TreeId, Ino, u64), Entry>,
-    shares: Vec<Share>,
+    used: Used,
 }
 
 fn root_item(refs: u32, uuid: u8, received: u8) -> RootItem {
@@ -85,8 +85,8 @@ impl Volume {
     }
 
     fn status(&mut self, flags: QgroupStatusFlags, generation: u64) {
-        let status =
-            QgroupStatus { version: 1, generation: Generation(generation), flags, rescan: 0, enable_gen: None };
+        let enable_gen = flags.contains(QgroupStatusFlags::SIMPLE_MODE).then_some(Generation(3));
+        let status = QgroupStatus { version: 1, generation: Generation(generation), flags, rescan: 0, enable_gen };
         self.quota.insert(Key::new(0, ItemType::QGROUP_STATUS, 0), status.encode());
     }
 
@@ -97,7 +97,7 @@ impl Volume {
             quota: BTreeMap::new(),
             log: BTreeMap::new(),
             entries: BTreeMap::new(),
-            shares: Vec::new(),
+            used: Used::Shares(Vec::new()),
         };
         v.put_root(TreeId::FS, &root_item(1, 0, 0));
         v.put_root(A, &root_item(1, 1, 0));
@@ -125,9 +125,8 @@ impl Volume {
             v.uuid.insert(Key::uuid(Uuid::from_bytes([uuid; 16]), kind), item.encode());
         }
         v.status(QgroupStatusFlags::ON, GENERATION);
-        v.shares = [(vec![TreeId::FS], 100), (vec![A], 10), (vec![A, B], 7), (vec![TreeId::FS, A, B], 1000)]
-            .map(|(trees, bytes)| Share { trees, bytes })
-            .to_vec();
+        let shares = [(vec![TreeId::FS], 100), (vec![A], 10), (vec![A, B], 7), (vec![TreeId::FS, A, B], 1000)];
+        v.used = Used::Shares(shares.map(|(trees, bytes)| Share { trees, bytes }).to_vec());
         v.qgroup(TreeId::FS.0, 1100, 100);
         v.qgroup(A.0, 1017, 10);
         v.qgroup(B.0, 1007, 0);
@@ -158,7 +157,7 @@ impl Volume {
             uuids.judge(c, &roots);
             let mut qgroups = Qgroups::default();
             self.quota.iter().for_each(|(k, v)| qgroups.item(k, v));
-            qgroups.judge(c, &roots, Some(&self.shares));
+            qgroups.judge(c, &roots, Some(&self.used));
             let mut log = Log::default();
             self.log.iter().for_each(|(k, v)| log.item(c, k, v));
         })
@@ -331,7 +330,9 @@ fn qgroup_status() {
     let mut v = Volume::sound();
     v.quota.remove(&Key::new(0, ItemType::QGROUP_STATUS, 0));
     v.expect(Kind::QgroupStatus);
-    v.status(QgroupStatusFlags::ON | QgroupStatusFlags::SIMPLE_MODE, GENERATION);
+    let flags = QgroupStatusFlags::ON | QgroupStatusFlags::SIMPLE_MODE;
+    let status = QgroupStatus { version: 1, generation: Generation(GENERATION), flags, rescan: 0, enable_gen: None };
+    v.quota.insert(Key::new(0, ItemType::QGROUP_STATUS, 0), status.encode());
     v.expect(Kind::QgroupStatus);
 }
 
@@ -380,6 +381,34 @@ fn qgroup_numbers() {
         v.status(QgroupStatusFlags::ON, GENERATION);
         let drop_progress = DiskKey::from(Key::inode(Ino(300)));
         v.put_root(DEAD, &RootItem { drop_progress, ..root_item(0, 3, 0) });
+        assert_eq!(v.judge().findings, []);
+    }
+}
+
+/// The same volume with simple quotas.
+fn simple() -> Volume {
+    let mut v = Volume::sound();
+    v.status(QgroupStatusFlags::ON | QgroupStatusFlags::SIMPLE_MODE, GENERATION);
+    v.used = Used::Owned([(TreeId::FS, 100), (A, 20), (B, 3), (DEAD, 7), (TreeId::EXTENT, 50)].into());
+    for (id, bytes) in [(TreeId::FS.0, 100), (A.0, 20), (B.0, 3), (DEAD.0, 7), (group(1, 1), 23), (group(2, 1), 23)] {
+        v.qgroup(id, bytes, bytes);
+    }
+    v
+}
+
+#[test]
+fn simple_qgroup_numbers() {
+    assert_eq!(simple().judge().findings, []);
+    for (id, rfer, excl) in [(A.0, 21, 21), (A.0, 20, 19), (B.0, 0, 0), (group(1, 1), 20, 20), (DEAD.0, 0, 0)] {
+        let mut v = simple();
+        v.qgroup(id, rfer, excl);
+        v.expect(Kind::QgroupNumbers);
+        // Every transaction keeps these numbers, also one that does not write them, and half-dropped trees are no matter.
+        v.status(QgroupStatusFlags::ON | QgroupStatusFlags::SIMPLE_MODE, GENERATION - 1);
+        let drop_progress = DiskKey::from(Key::inode(Ino(300)));
+        v.put_root(DEAD, &RootItem { drop_progress, ..root_item(0, 3, 0) });
+        v.expect(Kind::QgroupNumbers);
+        v.status(QgroupStatusFlags::ON | QgroupStatusFlags::SIMPLE_MODE | QgroupStatusFlags::INCONSISTENT, GENERATION);
         assert_eq!(v.judge().findings, []);
     }
 }
