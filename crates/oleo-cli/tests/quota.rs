@@ -89,6 +89,52 @@ fn groups() {
     oracle.must_be_sound(&[&image], "quota off").unwrap();
 }
 
+/// Goal: simple quotas by command, on images, at their making, and on a mount of the kernel's. Method: numbers that are known.
+#[test]
+fn simple() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let dir = scratch.path();
+    let image = dir.join("i");
+    std::fs::write(dir.join("f"), vec![7; 1 << 20]).unwrap();
+    assert!(fails(dir, &["mkfs", "--size", "512M", "-O", "quota,squota", "i"]).contains("choose one"));
+    ok(dir, &["mkfs", "--size", "512M", "-O", "squota", "i"]);
+    ok(dir, &["subvolume", "create", "i", "a"]);
+    ok(dir, &["put", "i", "f", "a/f"]);
+    ok(dir, &["subvolume", "snapshot", "i", "a", "s"]);
+    let status = json(dir, &["quota", "status", "--json", "i"]);
+    assert_eq!((&status["enabled"], &status["inconsistent"]), (&true.into(), &false.into()));
+    assert!(status["mode"].as_str().unwrap().contains("squota"), "{status}");
+    let table = ok(dir, &["qgroup", "show", "--raw", "i"]);
+    let ours = rows(&table);
+    let want = [("0/5", 16384), ("0/256", (1 << 20) + 16384), ("0/257", 16384)].map(|(id, n)| (id.to_owned(), n, n));
+    assert_eq!(ours, want, "{table}");
+    assert!(fails(dir, &["quota", "rescan", "i"]).contains("never counted anew"));
+    assert!(fails(dir, &["quota", "enable", "i"]).contains("simple accounting"));
+    ok(dir, &["quota", "enable", "--simple", "i"]);
+    ok(dir, &["check", "i"]);
+
+    let mounted = oracle.mount(&[&image], "").unwrap();
+    let at = mounted.path().display().to_string();
+    assert_eq!(
+        rows(&oracle::run("btrfs", ["qgroup", "show", "--raw", &at]).unwrap()),
+        ours,
+        "as the kernel reads them"
+    );
+    mounted.unmount().unwrap();
+
+    ok(dir, &["subvolume", "delete", "i", "a"]);
+    let left = rows(&ok(dir, &["qgroup", "show", "--raw", "i"]));
+    assert_eq!(left[1], ("0/256".to_owned(), 1 << 20, 1 << 20), "the snapshot has what `a` wrote, but for its root");
+    assert!(fails(dir, &["qgroup", "destroy", "0/256", "i"]).contains("in use"));
+    ok(dir, &["subvolume", "delete", "i", "s"]);
+    ok(dir, &["qgroup", "clear-stale", "i"]);
+    assert_eq!(rows(&ok(dir, &["qgroup", "show", "--raw", "i"])).len(), 1);
+    ok(dir, &["quota", "disable", "i"]);
+    ok(dir, &["quota", "enable", "i"]);
+    ok(dir, &["check", "i"]);
+}
+
 /// Goal: what snapshots cost is told with quota off: deleting a set frees what was said. Method: two snapshots that share what the
 /// subvolume no longer has; used bytes before and after.
 #[test]

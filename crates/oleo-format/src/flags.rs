@@ -373,7 +373,6 @@ impl Features {
     /// Features that stand in the way of writing, by name; empty if the volume can be written as far as features go.
     pub fn unwritable(&self) -> Vec<String> {
         let mut names = self.unreadable();
-        names.extend(names_of(self.incompat.intersection(Incompat::READ_ONLY).iter_names(), 0));
         names.extend(names_of(std::iter::empty::<(&str, CompatRo)>(), self.compat_ro.bits() & !CompatRo::NAMED));
         names
     }
@@ -407,10 +406,8 @@ impl Features {
 impl Incompat {
     /// All that have a name.
     const NAMED: u64 = 0x3_7fff;
-    /// Those that reading takes care of.
+    /// Those that reading and writing take care of.
     pub const READABLE: Incompat = Incompat::from_bits_retain(0xfff).union(Incompat::SIMPLE_QUOTA);
-    /// Those that are read but not written.
-    pub const READ_ONLY: Incompat = Incompat::SIMPLE_QUOTA;
 }
 
 impl CompatRo {

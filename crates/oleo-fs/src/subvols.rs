@@ -87,7 +87,7 @@ pub struct NewSubvol {
     pub gid: u32,
     /// Times of its root directory, or the clock's.
     pub times: Option<Times>,
-    /// Quota groups that it becomes part of.
+    /// Quota groups that it becomes part of. With simple quotas none means those of the subvolume that it is made in.
     pub groups: Vec<QgroupId>,
 }
 
@@ -104,7 +104,7 @@ pub struct SnapshotOptions {
     pub read_only: bool,
     /// Its UUID, or a fresh one.
     pub uuid: Option<Uuid>,
-    /// Quota groups that it becomes part of.
+    /// Quota groups that it becomes part of, as with [`NewSubvol::groups`].
     pub groups: Vec<QgroupId>,
 }
 
@@ -246,9 +246,10 @@ impl Fs {
             let id = self.core().give_tree()?;
             let (now, generation) = (self.core().now(), s.generation());
             let item = self.new_root_item(uuid, now, generation);
-            s.qgroups_are_there(&new.groups)?;
+            let groups = s.qgroups_of_new(&new.groups, dir.tree());
+            s.qgroups_are_there(&groups)?;
             s.create_tree(id, item)?;
-            s.qgroups_join(id, &new.groups)?;
+            s.qgroups_join(id, &groups)?;
             let fields = root_dir_fields(new, &inherited, generation.0, now);
             s.put(id, &root_dir_changes(&fields, &inherited, generation.0))?;
             whole(self.core(), self.enter(s, dir, name, id, &item))?;
@@ -278,9 +279,10 @@ impl Fs {
             let id = self.core().give_tree()?;
             let (now, generation) = (self.core().now(), s.generation());
             let item = snapshot_item(&old, uuid, opts.read_only, now, generation);
-            s.qgroups_are_there(&opts.groups)?;
+            let groups = s.qgroups_of_new(&opts.groups, dir.tree());
+            s.qgroups_are_there(&groups)?;
             s.snapshot(source, id, item)?;
-            s.qgroups_join(id, &opts.groups)?;
+            s.qgroups_join(id, &groups)?;
             whole(self.core(), self.enter(s, dir, name, id, &item))?;
             Ok(id)
         })

@@ -21,7 +21,10 @@ pub use balance::{
 pub use defragment::{DefragOptions, Defragmented, defragment};
 pub use error::JobError;
 pub use find_new::{NewExtent, NewExtents, find_new};
-pub use quota::{QgroupChange, qgroup_change, qgroups_clear_stale, quota, quota_disable, quota_enable, quota_rescan};
+pub use quota::{
+    QgroupChange, qgroup_change, qgroups_clear_stale, quota, quota_disable, quota_enable, quota_enable_simple,
+    quota_rescan,
+};
 pub use reclaim::{Reclaimed, reclaim};
 pub use resize::{NewSize, Resized, resize};
 pub use shares::{Shares, SubvolSize, frees, shares, subvol_sizes};

@@ -2,7 +2,7 @@
 
 use oleo_format::TreeId;
 use oleo_fs::Fs;
-use oleo_txn::{Assigned, Need, Qgroup, QgroupId, QgroupLimit, QuotaState, Staged, TxnError};
+use oleo_txn::{Assigned, Need, Qgroup, QgroupId, QgroupLimit, QuotaMode, QuotaState, Staged, TxnError};
 
 use crate::JobError;
 use crate::shares::shares;
@@ -36,13 +36,26 @@ pub fn quota(fs: &Fs) -> Option<QuotaState> {
     fs.engine().quota()
 }
 
-/// Turns quota on and counts.
+/// Turns full quotas on and counts.
 ///
 /// # Errors
-/// No space, or the image lies.
+/// No space, or the image lies; simple quotas are on (`EEXIST`).
 pub fn quota_enable(fs: &Fs) -> Result<(), JobError> {
+    if turn_on(fs, QuotaMode::Full)? { quota_rescan(fs, &|| true) } else { Ok(()) }
+}
+
+/// Turns simple quotas on: what is written from now on counts for the subvolume that writes it.
+///
+/// # Errors
+/// No space, or the image lies; full quotas are on (`EEXIST`).
+pub fn quota_enable_simple(fs: &Fs) -> Result<(), JobError> {
+    turn_on(fs, QuotaMode::Simple).map(drop)
+}
+
+/// Whether it was off.
+fn turn_on(fs: &Fs, mode: QuotaMode) -> Result<bool, JobError> {
     if fs.engine().quota().is_some() {
-        return Ok(());
+        return staged(fs, |s| s.quota_enable(&[], mode)).map(|()| false);
     }
     fs.sync()?;
     let base = fs.engine().scan_base(false)?;
@@ -50,8 +63,8 @@ pub fn quota_enable(fs: &Fs) -> Result<(), JobError> {
     drop(base);
     let dead = fs.engine().dead_trees()?;
     let subvols: Vec<_> = subvols.into_iter().filter(|tree| !dead.contains(tree)).collect();
-    staged(fs, |s| s.quota_enable(&subvols))?;
-    quota_rescan(fs, &|| true)
+    staged(fs, |s| s.quota_enable(&subvols, mode))?;
+    Ok(true)
 }
 
 /// Turns quota off.
@@ -66,7 +79,7 @@ pub fn quota_disable(fs: &Fs) -> Result<(), JobError> {
 /// marked as being counted.
 ///
 /// # Errors
-/// Quota is off, or the image lies.
+/// Quota is off, or simple (`EINVAL`), or the image lies.
 pub fn quota_rescan(fs: &Fs, goes_on: &dyn Fn() -> bool) -> Result<(), JobError> {
     fs.sync()?;
     let base = fs.engine().scan_begin()?;

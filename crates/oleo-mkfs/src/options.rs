@@ -30,6 +30,8 @@ pub struct FeatureSet {
     /// Quota is on. It takes the engine, so that whoever fills the file system turns it on at the end; [`make`](crate::make)
     /// alone does not.
     pub quota: bool,
+    /// Simple quotas are on, before anything is written; the rest as with `quota`, in place of which they are.
+    pub simple_quota: bool,
 }
 
 impl Default for FeatureSet {
@@ -43,13 +45,14 @@ impl Default for FeatureSet {
             mixed: false,
             raid1c34: false,
             quota: false,
+            simple_quota: false,
         }
     }
 }
 
 impl FeatureSet {
     /// The names that [`FeatureSet::apply`] knows, with one line on each.
-    pub const NAMES: [(&'static str, &'static str); 8] = [
+    pub const NAMES: [(&'static str, &'static str); 9] = [
         ("extref", "more hard links to one file in one directory (default)"),
         ("skinny-metadata", "smaller extent items of tree blocks (default)"),
         ("no-holes", "no items for holes in files (default)"),
@@ -58,6 +61,7 @@ impl FeatureSet {
         ("mixed-bg", "data and metadata in the same block groups"),
         ("raid1c34", "profiles with three or four copies (set by itself)"),
         ("quota", "quota groups, counted from the start"),
+        ("squota", "simple quotas: what is written counts for the subvolume that writes it"),
     ];
 
     /// Switches one feature on, or off where the name begins with `^`.
@@ -78,7 +82,8 @@ impl FeatureSet {
             "mixed-bg" => &mut self.mixed,
             "raid1c34" => &mut self.raid1c34,
             "quota" => &mut self.quota,
-            "squota" | "raid56" | "zoned" | "raid-stripe-tree" | "extent-tree-v2" => {
+            "squota" => &mut self.simple_quota,
+            "raid56" | "zoned" | "raid-stripe-tree" | "extent-tree-v2" => {
                 return Err(MkfsError::Unsupported(format!("feature {name}")));
             }
             _ => {
@@ -202,6 +207,9 @@ impl MkfsOptions {
                 return Err(MkfsError::Options(format!("block-group-tree needs {name}, which is switched off")));
             }
         }
+        if self.features.quota && self.features.simple_quota {
+            return Err(MkfsError::Options("quota and squota are two ways of counting: choose one".into()));
+        }
         if self.label.len() > LABEL_BYTES_MAX || self.label.contains(['\n', '\0']) {
             return Err(MkfsError::Options(format!("a label has at most {LABEL_BYTES_MAX} bytes and no line feed")));
         }
@@ -296,11 +304,12 @@ mod tests {
             MkfsOptions { fsid: Some(Uuid::nil()), ..ok.clone() },
             MkfsOptions { data: Some(Profile::Raid6), ..ok.clone() },
             with(FeatureSet { block_group_tree: true, free_space_tree: false, ..FeatureSet::default() }),
+            with(FeatureSet { quota: true, simple_quota: true, ..FeatureSet::default() }),
             with(FeatureSet { block_group_tree: true, no_holes: false, ..FeatureSet::default() }),
         ];
         for options in bad {
             assert!(options.resolve(1).is_err(), "{options:?}");
         }
-        assert!(FeatureSet::default().apply("squota").is_err());
+        assert!(FeatureSet::default().apply("raid56").is_err());
     }
 }

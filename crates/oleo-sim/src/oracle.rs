@@ -25,7 +25,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+mod qgroups;
 mod verdict;
+pub use qgroups::{ShownQgroup, ShownQgroups};
 pub use verdict::Verdict;
 
 /// How often a busy unmount or detach is tried again, 20 ms apart: two seconds are enough for a scanner to let go.

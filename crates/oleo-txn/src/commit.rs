@@ -20,18 +20,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
-use oleo_format::{
-    BlockHead, ByteLen, DevId, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, RootItem, TreeId,
-};
+use oleo_format::{BlockHead, DevId, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, RootItem, TreeId};
 use oleo_space::{ExtentKind, Kind};
 use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op, TreeError, TreeRoot};
 
 use parking_lot::MutexGuard;
 
 use crate::books::Books;
-use crate::engine::{DeltaSource, Engine, Inner, Stage};
+use crate::engine::{Birth, DeltaSource, Engine, Inner, Stage};
 use crate::extents::{ItemRules, settle_ledger, stored_state};
 use crate::gate::Closed;
+use crate::quota::simple::OwnedBytes;
 use crate::relocate::Moving;
 use crate::trees::TreeState;
 
@@ -132,7 +131,7 @@ impl Inner {
     }
 
     /// Step 1, the gate being closed by the caller.
-    fn freeze(&self, source: Option<&Arc<dyn DeltaSource>>) -> Vec<(Logical, ByteLen)> {
+    fn freeze(&self, source: Option<&Arc<dyn DeltaSource>>) -> Vec<Birth> {
         if let Some(s) = source {
             s.freeze();
         }
@@ -146,10 +145,11 @@ impl Inner {
     fn apply_stage(
         &self,
         source: Option<&Arc<dyn DeltaSource>>,
-        births: Vec<(Logical, ByteLen)>,
+        births: Vec<Birth>,
         generation: Generation,
     ) -> Result<(), TxnError> {
-        for (at, len) in births {
+        self.note_owners(&births);
+        for (at, len, _) in births {
             self.ledger.born(at, len, ExtentKind::Data);
         }
         let Some(source) = source else { return Ok(()) };
@@ -184,9 +184,9 @@ impl Inner {
         mut moving: Option<&mut Moving<'_>>,
         mut closed: Option<Closed<'m>>,
     ) -> Result<MutexGuard<'m, ()>, TxnError> {
-        let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation);
+        let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation).owned(self.owned());
         let mut books = Books::new(self, generation);
-        let mut counted = false;
+        let (mut counted, mut owned) = (false, OwnedBytes::new());
         self.put_device_stats(generation)?;
         for round in 0..SETTLE_ROUNDS_MAX {
             let plans = self.growth.take_plans();
@@ -202,7 +202,10 @@ impl Inner {
                     self.renew_root_tree(generation)?;
                     continue;
                 }
-                if !std::mem::replace(&mut counted, true) && self.count_quota(generation)? {
+                // What is moved after the count may come to count, too.
+                let more_owned = owned.values().any(|delta| *delta != 0);
+                let owned = std::mem::take(&mut owned);
+                if (!std::mem::replace(&mut counted, true) || more_owned) && self.count_quota(generation, &owned)? {
                     continue;
                 }
                 if let Some(moving) = moving.take() {
@@ -220,6 +223,9 @@ impl Inner {
                 return Ok(still);
             }
             let settled = settled.unwrap_or_default();
+            for (tree, delta) in &settled.owned {
+                *owned.entry(*tree).or_default() += delta;
+            }
             self.ref_items_read.fetch_add(settled.items_read, Ordering::Relaxed);
             for at in &settled.freed_blocks {
                 self.dirty.remove(*at);
@@ -432,6 +438,7 @@ impl Inner {
         self.trees.committed();
         self.credit.settled();
         self.quota_settled();
+        self.quota.owners.clear();
         self.readers.published(self.space.take_pinned());
         self.reap();
         self.space.drain_used();
@@ -498,7 +505,7 @@ impl<'a> Staged<'a> {
             }
             t.changed = true;
         });
-        if inner.quota.table.read().is_some() {
+        if inner.quota.table.read().as_ref().is_some_and(|table| !table.is_simple()) {
             inner.quota.notes.lock().snapshots.push((source, target));
         }
         self.quota_of_new(target)

@@ -156,7 +156,7 @@ pub(crate) struct Inner {
     pub(crate) source: RwLock<Option<Weak<dyn DeltaSource>>>,
     pub(crate) csums: Pending,
     pub(crate) layout: Layout,
-    births: Vec<Mutex<Vec<(Logical, ByteLen)>>>,
+    births: Vec<Mutex<Vec<Birth>>>,
     pub(crate) readers: Readers,
     pub(crate) credit: Credit,
     pub(crate) growth: Growth,
@@ -199,6 +199,9 @@ pub(crate) struct Rules {
     pub(crate) chunk_len_max: Option<ByteLen>,
 }
 
+/// Data that came to be named: where, how much, and who wrote it.
+pub(crate) type Birth = (Logical, ByteLen, TreeId);
+
 /// A pass into the open transaction. Changes made while it lives go into one commit together.
 pub struct Handle<'a> {
     inner: &'a Inner,
@@ -213,15 +216,14 @@ impl Handle<'_> {
     }
 
     /// An item of this transaction names the granted data from now on (or did and no longer does: then it is given back at
-    /// the commit).
-    pub fn born(&self, grant: Grant) {
-        let run = grant.keep();
-        self.inner.births[self.pass.shard].lock().push((run.start, run.len));
+    /// the commit). `owner` has written it.
+    pub fn born(&self, grant: Grant, owner: TreeId) {
+        self.adopt(grant.keep(), owner);
     }
 
     /// The same for a run that was taken when the volume was opened.
-    pub(crate) fn adopt(&self, run: Run) {
-        self.inner.births[self.pass.shard].lock().push((run.start, run.len));
+    pub(crate) fn adopt(&self, run: Run, owner: TreeId) {
+        self.inner.births[self.pass.shard].lock().push((run.start, run.len, owner));
     }
 
     /// The checksums of data written at `at`, one per sector.
@@ -677,7 +679,7 @@ impl Inner {
         source.is_some_and(|source| source.give_up_spare())
     }
 
-    pub(crate) fn take_births(&self) -> Vec<(Logical, ByteLen)> {
+    pub(crate) fn take_births(&self) -> Vec<Birth> {
         let mut all: Vec<_> = self.births.iter().flat_map(|s| std::mem::take(&mut *s.lock())).collect();
         all.sort_unstable();
         all

@@ -33,20 +33,28 @@ use rayon::prelude::*;
 
 use crate::TxnError;
 use crate::free_runs::{Piece, Turn};
+use crate::quota::simple::{Owned, OwnedBytes};
 
 /// How extent items are written on this volume.
-pub(crate) struct ItemRules {
+pub(crate) struct ItemRules<'q> {
     pub(crate) skinny: bool,
     pub(crate) nodesize: u32,
     pub(crate) generation: Generation,
     /// Inline references stop where the main item would grow past this.
     pub(crate) item_bytes_max: usize,
+    /// Simple quotas are on.
+    owned: Option<Owned<'q>>,
 }
 
-impl ItemRules {
-    pub(crate) fn new(skinny: bool, nodesize: u32, generation: Generation) -> ItemRules {
+impl<'q> ItemRules<'q> {
+    pub(crate) fn new(skinny: bool, nodesize: u32, generation: Generation) -> ItemRules<'q> {
         let item_bytes_max = extent_record_len_max(nodesize);
-        ItemRules { skinny, nodesize, generation, item_bytes_max }
+        ItemRules { skinny, nodesize, generation, item_bytes_max, owned: None }
+    }
+
+    /// The same, with simple quotas.
+    pub(crate) fn owned(self, owned: Option<Owned<'q>>) -> ItemRules<'q> {
+        ItemRules { owned, ..self }
     }
 }
 
@@ -64,6 +72,8 @@ pub(crate) struct Settled {
     pub(crate) tree_blocks: HashMap<TreeId, i64>,
     /// Items of references that were looked for or met: a measure of work.
     pub(crate) items_read: u64,
+    /// With simple quotas: bytes that subvolumes came to own.
+    pub(crate) owned: OwnedBytes,
 }
 
 /// How far from its hash a file's reference may stand: an extent never had more references than that at once.
@@ -240,7 +250,7 @@ const BATCH_RECORDS: usize = 4096;
 /// records meanwhile.
 pub(crate) fn settle_ledger(
     ledger: &Ledger,
-    rules: &ItemRules,
+    rules: &ItemRules<'_>,
     blocks: &Blocks,
     extent_root: &TreeRoot,
 ) -> Result<Option<Settled>, TxnError> {
@@ -274,12 +284,15 @@ impl Settled {
             *self.tree_blocks.entry(tree).or_default() += blocks;
         }
         self.items_read += later.items_read;
+        for (tree, bytes) in later.owned {
+            *self.owned.entry(tree).or_default() += bytes;
+        }
     }
 }
 
 fn settle_heads(
     batch: &Batch,
-    rules: &ItemRules,
+    rules: &ItemRules<'_>,
     blocks: &Blocks,
     extent_root: &TreeRoot,
 ) -> Result<Settled, TxnError> {
@@ -295,7 +308,7 @@ fn settle_heads(
 fn settle_one(
     head: &Head<'_>,
     finder: &mut Finder<'_, '_>,
-    rules: &ItemRules,
+    rules: &ItemRules<'_>,
     out: &mut Settled,
 ) -> Result<(), TxnError> {
     let at = head.at;
@@ -323,6 +336,9 @@ fn settle_one(
     };
     let total = i128::from(record.refs) + i128::from(head.net());
     let owner = record.inline.iter().find(|r| split(r).is_none()).copied();
+    if let Some(owned) = rules.owned.filter(|_| head.born || total == 0) {
+        owned.count(head, owner_of(&record), record.generation, head.born, &mut out.owned)?;
+    }
     let Merged { mut inline, mut touched, fresh_refs } = merge(head, &record, has_keyed, finder)?;
     let piece = Piece { start: at.0, end: at.0 + head.len.0 };
     if total == 0 {
@@ -435,7 +451,7 @@ fn inline_len(who: &RefKey) -> usize {
     back_ref(who, 1).inline_len()
 }
 
-fn fresh(head: &Head<'_>, rules: &ItemRules) -> Stored {
+fn fresh(head: &Head<'_>, rules: &ItemRules<'_>) -> Stored {
     let (main, flags, tree_block) = match &head.kind {
         ExtentKind::Data => (Key::new(head.at.0, ItemType::EXTENT_ITEM, head.len.0), ExtentFlags::DATA, None),
         ExtentKind::Tree { level, .. } if rules.skinny => {
@@ -447,7 +463,9 @@ fn fresh(head: &Head<'_>, rules: &ItemRules) -> Stored {
             Some((*first_key, *level)),
         ),
     };
-    let record = ExtentRecord { refs: 0, generation: rules.generation, flags, tree_block, inline: Vec::new() };
+    let owner = rules.owned.filter(|_| flags == ExtentFlags::DATA).and_then(|owned| owned.of_young(head.at));
+    let inline = owner.map(|root| BackRef::Owner { root }).into_iter().collect();
+    let record = ExtentRecord { refs: 0, generation: rules.generation, flags, tree_block, inline };
     Stored { main, record, has_keyed: false }
 }
 
@@ -459,6 +477,15 @@ pub(crate) struct StoredExtent {
     /// The transaction that allocated it.
     pub(crate) generation: Generation,
     pub(crate) full_backref: bool,
+    /// Whom data is accounted to by simple quotas.
+    pub(crate) owner: Option<TreeId>,
+}
+
+fn owner_of(record: &ExtentRecord) -> Option<TreeId> {
+    record.inline.iter().find_map(|r| match r {
+        BackRef::Owner { root } => Some(*root),
+        _ => None,
+    })
 }
 
 /// The extent at `at` as the extent tree has it.
@@ -473,7 +500,8 @@ pub(crate) fn stored_extent(cursor: &mut Cursor<'_>, at: Logical) -> Result<Opti
     let record = ExtentRecord::parse(&key, data)?;
     let full_backref = record.flags.contains(ExtentFlags::FULL_BACKREF);
     let len = if key.item_type == ItemType::EXTENT_ITEM { key.offset } else { 0 };
-    Ok(Some(StoredExtent { refs: record.refs, len, generation: record.generation, full_backref }))
+    let owner = owner_of(&record);
+    Ok(Some(StoredExtent { refs: record.refs, len, generation: record.generation, full_backref, owner }))
 }
 
 /// Count and flags of the extent at `at` as the extent tree has them.

@@ -40,10 +40,14 @@ pub struct FoundLog {
     /// Addresses of all its blocks.
     blocks: Vec<Logical>,
     /// Data that the log names and the extent tree does not.
-    young: BTreeMap<u64, u64>,
+    young: Young,
     items: u64,
     item_bytes: u64,
 }
+
+/// Data by its start: its length, and the subvolume in whose log it is. Of several that is the one of the highest number, as with the
+/// kernel, which begins with that.
+type Young = BTreeMap<u64, (u64, TreeId)>;
 
 /// The log of one subvolume.
 #[derive(Clone, Debug)]
@@ -109,7 +113,7 @@ pub(crate) fn read(inner: &Inner) -> Result<Option<FoundLog>, TxnError> {
         let at = Logical(item.bytenr.get());
         let tree = TreeRoot::on_disk(TreeId::TREE_LOG, at, Generation(item.generation.get()), item.level);
         let mut extents = std::mem::take(&mut reading.extents);
-        reading.walk(&tree, |key, item| note_extent(&mut extents, key, item))?;
+        reading.walk(&tree, |key, item| note_extent(&mut extents, subvol, key, item))?;
         reading.extents = extents;
         trees.push(LogTree { subvol, root: tree });
     }
@@ -128,8 +132,8 @@ struct Reading<'a> {
     inner: &'a Inner,
     /// Addresses of the blocks met so far.
     seen: HashSet<u64>,
-    /// Start and length of the data that is named.
-    extents: BTreeMap<u64, u64>,
+    /// The data that is named.
+    extents: Young,
     items: u64,
     item_bytes: u64,
 }
@@ -164,7 +168,7 @@ impl Reading<'_> {
 }
 
 /// Notes the data that an item names. Two items may name parts of the same, never overlap otherwise.
-fn note_extent(extents: &mut BTreeMap<u64, u64>, key: &Key, item: &[u8]) -> Result<(), TxnError> {
+fn note_extent(extents: &mut Young, subvol: TreeId, key: &Key, item: &[u8]) -> Result<(), TxnError> {
     if key.item_type != ItemType::EXTENT_DATA {
         return Ok(());
     }
@@ -179,25 +183,26 @@ fn note_extent(extents: &mut BTreeMap<u64, u64>, key: &Key, item: &[u8]) -> Resu
     if extent.compression == Compression::None && extent.offset.0.saturating_add(extent.num_bytes.0) > len {
         return Err(lies("extent", key, extent.num_bytes, "bytes that are on disk"));
     }
-    if extents.get(&at) == Some(&len) {
+    if let Some((_, owner)) = extents.get_mut(&at).filter(|(have, _)| *have == len) {
+        *owner = (*owner).max(subvol);
         return Ok(());
     }
-    let before = extents.range(..end).next_back();
+    let before = extents.range(..end).next_back().map(|(start, (len, _))| (start, len));
     if let Some((start, len)) = before.filter(|(start, len)| *start + *len > at) {
         return Err(lies("extent", key, format!("{at}+{len}"), format!("none that overlaps {start}+{len}")));
     }
-    extents.insert(at, len);
+    extents.insert(at, (len, subvol));
     Ok(())
 }
 
 /// Claims the extents that the extent tree does not know, and answers which these are.
-fn claim_data(inner: &Inner, extents: BTreeMap<u64, u64>) -> Result<BTreeMap<u64, u64>, TxnError> {
-    let mut young = BTreeMap::new();
+fn claim_data(inner: &Inner, extents: Young) -> Result<Young, TxnError> {
+    let mut young = Young::new();
     if extents.is_empty() {
         return Ok(young);
     }
     let root = inner.tree(TreeId::EXTENT)?.root;
-    for (at, len) in extents {
+    for (at, (len, subvol)) in extents {
         let key = Key::new(at, ItemType::EXTENT_ITEM, len);
         if let Some(item) = inner.blocks.get(&root, &key)? {
             if !ExtentRecord::parse(&key, &item)?.flags.contains(ExtentFlags::DATA) {
@@ -206,7 +211,7 @@ fn claim_data(inner: &Inner, extents: BTreeMap<u64, u64>) -> Result<BTreeMap<u64
             continue;
         }
         claim(inner, Logical(at), ByteLen(len), BlockGroupFlags::DATA)?;
-        young.insert(at, len);
+        young.insert(at, (len, subvol));
     }
     Ok(young)
 }
@@ -269,8 +274,8 @@ impl Inner {
 impl Handle<'_> {
     /// The data that only the log names becomes part of this transaction: what no item names at its end is free again.
     pub fn adopt_log(&self, log: &FoundLog) {
-        for (at, len) in &log.young {
-            self.adopt(Run::new(Logical(*at), ByteLen(*len)));
+        for (at, (len, subvol)) in &log.young {
+            self.adopt(Run::new(Logical(*at), ByteLen(*len)), *subvol);
         }
     }
 

@@ -34,7 +34,7 @@ pub use engine::{CsumCheck, DataReservation, DataWant, DeltaSource, Engine, Engi
 pub use error::TxnError;
 pub use found_log::{FoundLog, LogTree};
 pub use log::{LogCommit, LogWritten, Still, commits_of_this_thread, refusal};
-pub use quota::{Assigned, Qgroup, QgroupId, QgroupLimit, QuotaState, ScanBase};
+pub use quota::{Assigned, Qgroup, QgroupId, QgroupLimit, QuotaMode, QuotaState, ScanBase};
 pub use readers::Reader;
 pub use relocate::{Addresses, Moved};
 pub use root_sets::{RootSet, RootSets};

@@ -88,7 +88,6 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
         (Incompat::ZONED, "zoned devices"),
         (Incompat::RAID_STRIPE_TREE, "the raid-stripe tree"),
         (Incompat::EXTENT_TREE_V2, "extent tree v2"),
-        (Incompat::SIMPLE_QUOTA, "simple quotas"),
     ] {
         if features.incompat.contains(feature) {
             return refuse(&format!("{name} cannot be written yet"));

@@ -154,7 +154,7 @@ fn unreferenced_births_leave_no_trace() {
         engine.csum_type().csum_sectors(&data, engine.sectorsize(), &mut sums);
         {
             let handle = engine.join(Need { items: 2, bytes: 1024, releasing: false }).unwrap();
-            handle.born(grant);
+            handle.born(grant, TreeId::FS);
             handle.add_csums(run.start, sums);
         }
         drop(reservation);

@@ -139,9 +139,12 @@ fn build_all<P: AsRef<Path>>(
     let made = make(&devices, &options.mkfs)?;
     let source = std::mem::replace(&mut options.source, Source::Empty);
     let mut filled = Report::default();
-    let quota = options.mkfs.features.quota;
-    if growing || options.shrink || quota || !matches!(source, Source::Empty) {
+    let (quota, simple) = (options.mkfs.features.quota, options.mkfs.features.simple_quota);
+    if growing || options.shrink || quota || simple || !matches!(source, Source::Empty) {
         let image = open_made(devices.clone(), options, growing)?;
+        if simple {
+            image.quota_enable_simple()?;
+        }
         let top = image.top()?;
         filled = match source {
             Source::Empty => Report::default(),

@@ -11,12 +11,23 @@ impl Image {
         oleo_jobs::quota(self.fs())
     }
 
-    /// Turns quota on and counts what is there. Durable when it returns.
+    /// Turns full quotas on and counts what is there. Durable when it returns.
     ///
     /// # Errors
-    /// No space, or the image lies.
+    /// No space, or the image lies; simple quotas are on (`EEXIST`).
     pub fn quota_enable(&self) -> Result<()> {
         Ok(oleo_jobs::quota_enable(self.fs())?)
+    }
+
+    /// Turns simple quotas on: what is written from now on counts for the subvolume that writes it, whoever comes to share it,
+    /// until it is gone; of tree blocks that is those which are rewritten. Costs less than full quotas, which tell what
+    /// a subvolume reaches and what it has alone. Durable when it returns. Volumes that have had them can be read and
+    /// written by kernels from 6.7 on only.
+    ///
+    /// # Errors
+    /// No space, or the image lies; full quotas are on (`EEXIST`).
+    pub fn quota_enable_simple(&self) -> Result<()> {
+        Ok(oleo_jobs::quota_enable_simple(self.fs())?)
     }
 
     /// Turns quota off; groups and limits are gone.
@@ -30,7 +41,7 @@ impl Image {
     /// Counts what every group uses anew, while others go on.
     ///
     /// # Errors
-    /// Quota is off (`ENOTCONN`), or the image lies.
+    /// Quota is off (`ENOTCONN`) or simple (`EINVAL`), or the image lies.
     pub fn quota_rescan(&self) -> Result<()> {
         Ok(oleo_jobs::quota_rescan(self.fs(), &|| true)?)
     }

@@ -20,6 +20,9 @@ pub(crate) enum Command {
 impl Command {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         match self {
+            Command::Enable(args) if args.simple => {
+                args.on.change(out, QuotaChange::EnableSimple, "simple quotas are on")
+            }
             Command::Enable(args) => args.on.change(out, QuotaChange::Enable, "quota is on"),
             Command::Disable(args) => args.on.change(out, QuotaChange::Disable, "quota is off"),
             Command::Rescan(args) => args.run(out),
@@ -33,6 +36,9 @@ impl Command {
 pub(crate) struct Enable {
     #[command(flatten)]
     on: On,
+    /// Simple quotas: what is written from now on counts for the subvolume that writes it (kernels from 6.7 on).
+    #[arg(long, short = 's')]
+    simple: bool,
 }
 
 /// Keep no account any more; all groups and limits are forgotten

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use oleo_format::{ByteLen, Compression, Generation, Incompat, Logical, decompress};
+use oleo_format::{ByteLen, Compression, Incompat, Logical, decompress};
 use oleo_space::Grant;
 use oleo_txn::{DataReservation, DataWant, Engine, Handle, Need, TxnError};
 
@@ -322,7 +322,7 @@ fn finish_group(item: &Finish<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> R
             let end = (place.at + place.len).next_multiple_of(sector);
             reached = reached.max(end);
             freed += map::drop_range(&mut items, place.at, end)?;
-            let (at, extent) = extent_of(place, handle, engine, generation);
+            let (at, extent) = extent_of(place, handle, item.inode);
             added += extent.counted();
             items.put(at, extent);
         }
@@ -353,7 +353,8 @@ fn finish_group(item: &Finish<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> R
 }
 
 /// The extent for a placed piece, whose space is born with it.
-fn extent_of(place: Placed, handle: &Handle<'_>, engine: &Engine, generation: Generation) -> (u64, Extent) {
+fn extent_of(place: Placed, handle: &Handle<'_>, inode: &Inode) -> (u64, Extent) {
+    let (engine, generation) = (inode.core().engine(), handle.generation());
     let at = place.at;
     match place.kind {
         PlacedKind::Inline { compression, data } => {
@@ -366,7 +367,7 @@ fn extent_of(place: Placed, handle: &Handle<'_>, engine: &Engine, generation: Ge
             let Packed { compression, ram_len, skip } = packed.unwrap_or(plain);
             require(engine, compression);
             let disk = grant.run().start;
-            handle.born(grant);
+            handle.born(grant, inode.tree());
             handle.add_csums(disk, place.csums);
             let prealloc = false;
             (at, Extent::Span(Span { generation, disk, disk_len, ram_len, offset: skip, len, compression, prealloc }))

@@ -362,7 +362,7 @@ impl Inode {
             prealloc: true,
         };
         items.put(gap.start, Extent::Span(span));
-        handle.born(grant);
+        handle.born(grant, self.tree());
         let fields = guard.fields_mut(&handle);
         fields.nbytes = fields.nbytes.saturating_add(run.len.0);
         fields.flags |= InodeFlags::PREALLOC.bits();

@@ -59,6 +59,18 @@ fn with_quota() {
     tally.must_be_clean("random scripts, quota on", |s| judge_script(&base, s, &KINDS, 0, None));
 }
 
+/// Goal: the same with simple quotas: what a log brings back and what a balance moves still counts for who wrote it.
+#[test]
+fn with_simple_quota() {
+    let base = Base::new(Shape::SIMPLE_QUOTA, &[]);
+    let tally = in_parallel(share(40) as usize, |i| {
+        let seed = 8000 + i as u64;
+        let mix = Mix { subvolumes: true, balance: seed.is_multiple_of(2), ..mix(seed) };
+        judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
+    });
+    tally.must_be_clean("random scripts, simple quotas", |s| judge_script(&base, s, &KINDS, 0, None));
+}
+
 /// Goal: a balance that is cut short anywhere leaves what was there: each of its transactions is whole by itself.
 #[test]
 fn with_balance() {

@@ -33,6 +33,14 @@ impl Clock for Ticking {
     }
 }
 
+/// How quota is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quota {
+    Off,
+    Full,
+    Simple,
+}
+
 /// What a file system is made like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -40,18 +48,20 @@ pub struct Shape {
     pub metadata: Profile,
     pub disks: usize,
     /// Quota groups are counted; the checker compares them in every state.
-    pub quota: bool,
+    pub quota: Quota,
 }
 
 impl Shape {
     /// One copy of everything: nothing heals.
-    pub const BARE: Shape = Shape { nodesize: 4096, metadata: Profile::Single, disks: 1, quota: false };
+    pub const BARE: Shape = Shape { nodesize: 4096, metadata: Profile::Single, disks: 1, quota: Quota::Off };
     /// The same with quota on.
-    pub const QUOTA: Shape = Shape { quota: true, ..Shape::BARE };
+    pub const QUOTA: Shape = Shape { quota: Quota::Full, ..Shape::BARE };
+    /// The same with simple quotas.
+    pub const SIMPLE_QUOTA: Shape = Shape { quota: Quota::Simple, ..Shape::BARE };
     /// As it is made when nothing is said.
-    pub const USUAL: Shape = Shape { nodesize: 16384, metadata: Profile::Dup, disks: 1, quota: false };
+    pub const USUAL: Shape = Shape { nodesize: 16384, metadata: Profile::Dup, disks: 1, quota: Quota::Off };
     /// On two disks that fail independently.
-    pub const PAIR: Shape = Shape { nodesize: 4096, metadata: Profile::Raid1, disks: 2, quota: false };
+    pub const PAIR: Shape = Shape { nodesize: 4096, metadata: Profile::Raid1, disks: 2, quota: Quota::Off };
 }
 
 /// The devices' length: enough for a second superblock.
@@ -126,10 +136,13 @@ impl Base {
         };
         oleo::make(&devices, &mkfs).unwrap();
         let mut ours = Ours::around(Image::from_devices(devices, &options(true)).unwrap());
+        if shape.quota == Quota::Simple {
+            ours.image().quota_enable_simple().unwrap();
+        }
         for op in setup {
             ours.try_apply(op).unwrap_or_else(|e| panic!("{op:?}: {e}"));
         }
-        if shape.quota {
+        if shape.quota == Quota::Full {
             ours.image().quota_enable().unwrap();
         }
         ours.close().unwrap();

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use oleo_format::{Generation, ItemType, Key, QgroupStatus, QgroupStatusFlags, RootItem, TreeId};
+use oleo_format::{Generation, Incompat, ItemType, Key, QgroupStatus, QgroupStatusFlags, RootItem, TreeId};
 use oleo_tree::{Change, DropPlan, DropStep};
 
 use super::play_back;
@@ -20,6 +21,15 @@ pub enum Assigned {
     Exact,
     /// They do not tell; all must be counted anew, and are marked so.
     NeedsScan,
+}
+
+/// What is counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QuotaMode {
+    /// What subvolumes reach, and what nobody else does.
+    Full,
+    /// What they wrote first, from now on.
+    Simple,
 }
 
 /// Quota is off: ENOTCONN, as the kernel has it.
@@ -51,10 +61,16 @@ impl Staged<'_> {
         Ok(done)
     }
 
-    /// Turns quota on: a tree for it, and a group for every subvolume. The numbers are to be counted next.
-    pub fn quota_enable(&mut self, subvols: &[TreeId]) -> Result<(), TxnError> {
-        if self.inner().quota.table.read().is_some() {
-            return Ok(());
+    /// Turns quota on: a tree for it, and a group for every subvolume. Full quotas are to be counted next; simple ones count
+    /// what is written from the next transaction on. Where it is on in the same way already, nothing happens.
+    pub fn quota_enable(&mut self, subvols: &[TreeId], mode: QuotaMode) -> Result<(), TxnError> {
+        let simple = mode == QuotaMode::Simple;
+        if let Some(table) = &*self.inner().quota.table.read() {
+            if table.is_simple() == simple {
+                return Ok(());
+            }
+            let other = if simple { "full" } else { "simple" };
+            return Err(refused(EEXIST, format!("quota is on already, with {other} accounting; turn it off first")));
         }
         if self.inner().trees.get(&self.inner().blocks, TreeId::QUOTA)?.is_some() {
             self.remove_quota_tree()?;
@@ -67,9 +83,11 @@ impl Staged<'_> {
         let status = QgroupStatus {
             version: 1,
             generation,
-            flags: QgroupStatusFlags::ON | QgroupStatusFlags::INCONSISTENT,
+            flags: QgroupStatusFlags::ON
+                | if simple { QgroupStatusFlags::SIMPLE_MODE } else { QgroupStatusFlags::INCONSISTENT },
             rescan: 0,
-            enable_gen: Some(Generation(0)),
+            // What this transaction makes may have been made before quota was on.
+            enable_gen: Some(if simple { Generation(generation.0 + 1) } else { Generation(0) }),
         };
         let mut table = Table::new(status);
         for tree in subvols {
@@ -83,14 +101,18 @@ impl Staged<'_> {
         changes.sort_by_key(|change| change.key);
         self.put(TreeId::QUOTA, &changes)?;
         *self.inner().quota.table.write() = Some(table);
+        if simple {
+            self.inner().wanted_incompat.fetch_or(Incompat::SIMPLE_QUOTA.bits(), Ordering::Relaxed);
+        }
         Ok(())
     }
 
-    /// Turns quota off: its tree goes.
+    /// Turns quota off: its tree goes. After simple quotas the volume keeps the feature: extents tell whose they are.
     pub fn quota_disable(&mut self) -> Result<(), TxnError> {
         let inner = self.inner();
         let was = inner.quota.table.write().take();
         *inner.quota.scan.lock() = None;
+        inner.quota.owners.clear();
         inner.quota.charges.follow(&inner.quota.table);
         if was.is_none() && inner.trees.get(&inner.blocks, TreeId::QUOTA)?.is_none() {
             return Err(off());
@@ -139,8 +161,13 @@ impl Staged<'_> {
             && self.inner().trees.get(&self.inner().blocks, TreeId(id.0))?.is_some_and(|state| state.is_alive());
         self.edit(|table, changes| {
             let group = table.groups.get(&id).ok_or_else(|| refused(ENOENT, format!("no group {id}")))?;
-            if lives || !group.children.is_empty() {
-                let why = if lives { "its subvolume is there" } else { "others are in it" };
+            let owns = table.is_simple() && id.level() == 0 && group.rfer > 0;
+            if lives || owns || !group.children.is_empty() {
+                let why = match () {
+                    () if lives => "its subvolume is there",
+                    () if owns => "others share what its subvolume wrote",
+                    () => "others are in it",
+                };
                 return Err(refused(EBUSY, format!("group {id} is in use: {why}")));
             }
             remove(table, id, changes);
@@ -197,6 +224,16 @@ impl Staged<'_> {
         }
     }
 
+    /// The groups that a new subvolume comes into where these are asked for: with simple quotas, where none are, those that the
+    /// subvolume is in which it is made in.
+    pub fn qgroups_of_new(&self, wanted: &[QgroupId], made_in: TreeId) -> Vec<QgroupId> {
+        let table = self.inner().quota.table.read();
+        let Some(table) = table.as_ref().filter(|table| wanted.is_empty() && table.is_simple()) else {
+            return wanted.to_vec();
+        };
+        table.groups.get(&QgroupId::of(made_in)).into_iter().flat_map(|group| group.parents.iter().copied()).collect()
+    }
+
     /// Puts a subvolume that has just been made into groups. Nothing is counted yet, so that the numbers stay right.
     pub fn qgroups_join(&mut self, tree: TreeId, groups: &[QgroupId]) -> Result<(), TxnError> {
         let mut groups = groups.to_vec();
@@ -217,15 +254,17 @@ impl Staged<'_> {
     }
 
     /// A subvolume was deleted. A group that is in no other goes at once: what the tree still holds until it is dropped is
-    /// shared with something that no group stands for. One that is in others stays until the tree is gone.
+    /// shared with something that no group stands for. One that is in others stays until the tree is gone, with simple quotas any.
     pub(crate) fn quota_of_deleted(&mut self, tree: TreeId) -> Result<(), TxnError> {
         let id = QgroupId::of(tree);
         let group = self.inner().quota.table.read().as_ref().and_then(|table| table.groups.get(&id).cloned());
         match group {
-            Some(group) if group.parents.is_empty() => self.edit(|table, changes| {
-                remove(table, id, changes);
-                Ok(())
-            }),
+            Some(group) if group.parents.is_empty() && !self.inner().has_simple_quota() => {
+                self.edit(|table, changes| {
+                    remove(table, id, changes);
+                    Ok(())
+                })
+            }
             _ => Ok(()),
         }
     }
@@ -233,6 +272,9 @@ impl Staged<'_> {
     pub(crate) fn scan_begin(&mut self) -> Result<(), TxnError> {
         *self.inner().quota.scan.lock() = None;
         self.edit(|table, changes| {
+            if table.is_simple() {
+                return Err(refused(EINVAL, "simple quotas are never counted anew".into()));
+            }
             table.status.flags |= QgroupStatusFlags::RESCAN;
             table.status.rescan = 0;
             table.zero();
@@ -295,6 +337,11 @@ fn mark(table: &mut Table, done: Assigned, changes: &mut Vec<Change>) -> Assigne
 impl Table {
     /// Puts a group into another, and counts it there where the numbers tell how.
     fn relate_counted(&mut self, member: QgroupId, parent: QgroupId) -> Assigned {
+        if self.is_simple() {
+            self.relate(member, parent);
+            self.sum_up(parent);
+            return Assigned::Exact;
+        }
         let (trees, uses) = (self.trees_of(member), self.groups[&member].clone());
         let mut done = Assigned::Exact;
         for id in self.above(parent) {
@@ -317,6 +364,11 @@ impl Table {
 
     /// Takes a group out of another, likewise.
     fn unrelate_counted(&mut self, member: QgroupId, parent: QgroupId) -> Assigned {
+        if self.is_simple() {
+            self.unrelate(member, parent);
+            self.sum_up(parent);
+            return Assigned::Exact;
+        }
         let (trees, uses) = (self.trees_of(member), self.groups[&member].clone());
         let above = self.above(parent);
         self.unrelate(member, parent);

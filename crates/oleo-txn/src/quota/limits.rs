@@ -183,6 +183,8 @@ impl Engine {
             return self.join(need);
         }
         let added = u64::from(need.bytes) + u64::from(need.items) * ITEM_BYTES;
+        // With simple quotas it goes on counting for who wrote it.
+        let data = if self.0.has_simple_quota() { 0 } else { data };
         // The second time nothing else is under way, and what is there says what is used.
         for (factor, last) in [(SPLIT_FACTOR, false), (1, true)] {
             let handle = self.join(need)?;

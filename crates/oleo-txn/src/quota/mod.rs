@@ -1,6 +1,9 @@
 //! Quota groups: kept exact by every commit, changed by staged operations, counted anew by a scan.
 //!
-//! Normal path: (1) operations note what trees alone do not tell: snapshots made, trees dropped; (2) when a commit has
+//! Two ways of counting: *full* quotas tell what subvolumes reach, and what nobody else does; *simple* ones (`simple`) what they wrote
+//! first. The groups, their limits and what users do to them are the same.
+//!
+//! Normal path of full quotas: (1) operations note what trees alone do not tell: snapshots made, trees dropped; (2) when a commit has
 //! settled everything else, `account` finds what changed hands; (3) `table` turns that into numbers; (4) the items that
 //! changed go to the quota tree, with a status that names this transaction, and settling goes on with what that makes.
 //!
@@ -15,6 +18,7 @@
 pub(crate) mod account;
 mod edit;
 pub(crate) mod limits;
+pub(crate) mod simple;
 pub(crate) mod table;
 
 use std::collections::HashMap;
@@ -31,10 +35,11 @@ use crate::readers::Reader;
 use crate::root_sets::RootSets;
 use crate::trees::TreeState;
 
-pub use edit::Assigned;
+pub use edit::{Assigned, QuotaMode};
 pub use table::{Qgroup, QgroupId, QgroupLimit};
 
 use account::{Notes, Op};
+use simple::OwnedBytes;
 use table::{Move, Table};
 
 /// Quota of one volume.
@@ -44,6 +49,8 @@ pub(crate) struct Quota {
     pub table: RwLock<Option<Table>>,
     pub notes: Mutex<Notes>,
     pub charges: limits::Charges,
+    /// Of simple quotas.
+    pub owners: simple::Owners,
     /// Extents that commits have looked at for quota since opening.
     pub dirty_extents: AtomicU64,
     scan: Mutex<Option<Scan>>,
@@ -62,6 +69,8 @@ pub struct QuotaState {
     pub flags: QgroupStatusFlags,
     /// The transaction that the numbers are of.
     pub generation: Generation,
+    /// With simple quotas: extents count from this transaction on.
+    pub since: Option<Generation>,
     /// All groups, in the order of their numbers.
     pub groups: Vec<(QgroupId, Qgroup)>,
 }
@@ -79,6 +88,7 @@ impl Engine {
         self.0.quota.table.read().as_ref().map(|table| QuotaState {
             flags: table.status.flags,
             generation: table.status.generation,
+            since: table.status.enable_gen.filter(|_| table.is_simple()),
             groups: table.groups.iter().map(|(id, group)| (*id, group.clone())).collect(),
         })
     }
@@ -185,14 +195,20 @@ impl Inner {
         }
     }
 
-    /// Counts what the transaction changed, all else being settled; whether there was anything to write.
-    pub(crate) fn count_quota(&self, generation: Generation) -> Result<bool, TxnError> {
+    /// Counts what the transaction changed, all else being settled; whether there was anything to write. With simple quotas
+    /// that is what subvolumes came to own.
+    pub(crate) fn count_quota(&self, generation: Generation, owned: &OwnedBytes) -> Result<bool, TxnError> {
         let notes = std::mem::take(&mut *self.quota.notes.lock());
         let dropped: Vec<TreeId> = notes.dropped.iter().map(|state| state.root.tree).collect();
         let Some(flags) = self.quota.table.read().as_ref().map(|table| table.status.flags) else { return Ok(false) };
+        let simple = flags.contains(QgroupStatusFlags::SIMPLE_MODE);
         let counts = !flags.intersects(QgroupStatusFlags::INCONSISTENT | QgroupStatusFlags::RESCAN);
         let scans = self.quota.scan.lock().is_some();
-        if counts || scans {
+        if let Some(table) = self.quota.table.write().as_mut().filter(|_| simple) {
+            if !table.own(owned) {
+                table.status.flags |= QgroupStatusFlags::INCONSISTENT;
+            }
+        } else if counts || scans {
             let (sets, ops) = account::account(self, generation, &self.committed_root_tree(), notes)?;
             if counts {
                 let mut table = self.quota.table.write();
@@ -208,8 +224,11 @@ impl Inner {
             let mut table = self.quota.table.write();
             let Some(table) = table.as_mut() else { return Ok(false) };
             let mut gone = Vec::new();
-            for tree in dropped {
-                edit::remove(table, QgroupId::of(tree), &mut gone);
+            for id in dropped.into_iter().map(QgroupId::of) {
+                // What others share with it still counts for who wrote it.
+                if !simple || table.groups.get(&id).is_some_and(|group| group.rfer == 0) {
+                    edit::remove(table, id, &mut gone);
+                }
             }
             let mut changes = table.take_changes(generation);
             changes.append(&mut gone);

@@ -68,6 +68,7 @@ impl Closure<'_> {
             let (at, len) = (copied.to(), copied.from.len);
             inner.ledger.born(at, len, ExtentKind::Data);
         }
+        inner.quota.owners.note(self.owners.iter().copied());
         let sums = self.csums(inner)?;
         inner.csums.show(&sums);
         let built = self.build(inner, generation);

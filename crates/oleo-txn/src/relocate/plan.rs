@@ -49,6 +49,8 @@ pub(super) struct Closure<'d> {
     pub(super) index: HashMap<Logical, usize>,
     /// Data that moves, by its old address.
     pub(super) data: HashMap<Logical, &'d Copied>,
+    /// Of data that simple quotas count: where it goes, and who wrote it.
+    pub(super) owners: Vec<(Logical, TreeId)>,
     /// How many of the blocks to move are in here.
     pub(super) wanted: u64,
 }
@@ -100,6 +102,11 @@ impl<'d> Closure<'d> {
             }
             for naming in naming {
                 closure.add(&mut refs, naming.leaf.logical())?;
+            }
+            if let (Some(owned), Some(owner)) = (inner.owned(), stored.owner)
+                && owned.counts(stored.generation)
+            {
+                closure.owners.push((copied.to(), owner));
             }
             closure.data.insert(at, copied);
         }

@@ -2,7 +2,10 @@
 
 use oleo_format::{QgroupStatusFlags, TreeId};
 use oleo_fs::{Fs, errno};
-use oleo_jobs::{QgroupChange, qgroup_change, qgroups_clear_stale, quota, quota_disable, quota_enable, quota_rescan};
+use oleo_jobs::{
+    QgroupChange, qgroup_change, qgroups_clear_stale, quota, quota_disable, quota_enable, quota_enable_simple,
+    quota_rescan,
+};
 use oleo_txn::QgroupId;
 
 use super::request::{Error, NewLimit, QgroupShown, QuotaChange, QuotaShown, WhichGroup};
@@ -41,6 +44,7 @@ pub(super) fn change(
     let group = |change, scan| -> Result<(), Error> { Ok(qgroup_change(fs, change, scan).map(drop)?) };
     match change {
         QuotaChange::Enable => Ok(quota_enable(fs)?),
+        QuotaChange::EnableSimple => Ok(quota_enable_simple(fs)?),
         QuotaChange::Disable => Ok(quota_disable(fs)?),
         QuotaChange::Rescan => Ok(quota_rescan(fs, &|| true)?),
         QuotaChange::Create { id } => group(QgroupChange::Create(QgroupId(id)), false),

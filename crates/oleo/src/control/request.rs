@@ -427,6 +427,8 @@ pub enum BalanceChange {
 pub enum QuotaChange {
     /// Turns it on, and counts.
     Enable,
+    /// Turns simple quotas on: what is written from now on counts for the subvolume that writes it.
+    EnableSimple,
     /// Turns it off.
     Disable,
     /// Counts anew.
