@@ -18,6 +18,7 @@ mod balance;
 mod caller;
 mod execute;
 mod quota;
+mod receive;
 mod request;
 mod space;
 mod wire;
@@ -29,6 +30,7 @@ pub use oleo_jobs::{
     BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Bound, DefragOptions, Defragmented, Filters,
     NewExtent, NewSize, Reclaimed, Resized, Span,
 };
+pub use receive::{Feed, ReceiveHow, Received, ReceivedSubvol};
 pub use request::{
     At, BalanceChange, Bytes, DeviceUsage, DuLine, Error, GroupUsed, LogStats, NewLimit, NewPart, Place, Property,
     QgroupShown, QgroupStats, QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol, SubvolShown, Usage,

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use oleo_stream::receive::{DirOptions, DirTarget, FsTarget, FsTargetOptions};
 
 use crate::error::AtPlace;
-use crate::{Error, Image, Result};
+use crate::{Error, Image, InodeRef, Result, TreeId};
 
 pub use oleo_format::stream::{Command, header};
 pub use oleo_stream::dump::Dumper;
@@ -67,18 +67,28 @@ impl Image {
     /// # Errors
     /// The place to receive into is not there. The second result is that of [`Image::receive`].
     pub fn receive_report<R: Read + Send + 'static>(&self, input: R, how: &Receive) -> Result<(Report, Result<()>)> {
-        let fs = self.fs();
         let into = self.find(&how.into)?;
         let rebase = how.rebase.as_deref().map(|spec| self.subvol(spec).map(|root| root.tree())).transpose()?;
+        self.receive_into(&into, rebase, input, how)
+    }
+
+    /// The same for a directory and parent that are known.
+    pub(crate) fn receive_into<R: Read + Send + 'static>(
+        &self,
+        into: &InodeRef,
+        rebase: Option<TreeId>,
+        input: R,
+        how: &Receive,
+    ) -> Result<(Report, Result<()>)> {
+        let fs = self.fs();
         let mut options = how.options.clone();
         if how.atomic {
             options.incomplete = Incomplete::Deleted;
         }
         let before = fs.engine().durable();
-        let mut target = FsTarget::new(fs, &into, FsTargetOptions { rebase, one_transaction: how.atomic });
+        let mut target = FsTarget::new(fs, into, FsTargetOptions { rebase, one_transaction: how.atomic });
         let (report, result) = oleo_stream::receive::receive(&mut target, input, &options);
         drop(target);
-        drop(into);
         let failed = result.is_err();
         // After an error nothing of it is on disk, unless space was so short that there were commits.
         if !(failed && how.atomic && fs.engine().durable() == before) {

@@ -5,16 +5,18 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use oleo::control::{Feed, ReceiveHow, Received, Reply, Request};
 use oleo::receive::{Commands, Dumper, Limits, Receive, ReceiveOptions, Report};
 
 use crate::args::{DeviceArgs, ImageArgs, InPath};
 use crate::out::{Out, human};
+use crate::target::{self, Target};
 
-/// Apply a stream of btrfs send: to an image, or show what is in it
+/// Apply a stream of btrfs send to an image, a mount or a directory; or show what is in it
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Image file or block device; with --to-dir, a directory; not with --dump.
-    #[arg(value_name = "IMG", required_unless_present = "dump", conflicts_with = "dump")]
+    /// Image file or block device, or a directory on a mount of oleo; with --to-dir, any directory; not with --dump.
+    #[arg(value_name = "IMG|PATH", required_unless_present = "dump", conflicts_with = "dump")]
     target: Option<PathBuf>,
     #[command(flatten)]
     others: DeviceArgs,
@@ -80,7 +82,10 @@ impl Args {
             tell(out, &report);
             return Ok(result?);
         }
-        self.apply_to(&target, input, &how, out)
+        match target::mount_of(&target)? {
+            Some(mount) => self.on_mount(&mount, &target, input, out),
+            None => self.apply_to(&target, input, &how, out),
+        }
     }
 
     fn input(&self) -> anyhow::Result<Box<dyn Read + Send>> {
@@ -104,6 +109,29 @@ impl Args {
                 }
                 Err(error.into())
             }
+        }
+    }
+
+    fn on_mount(&self, mount: &Target, target: &Path, input: Box<dyn Read + Send>, out: &Out) -> anyhow::Result<()> {
+        let feed = Feed::offer(input).context("cannot offer the stream to the mount's server")?;
+        let request = Request::Receive {
+            into: mount.at(target.as_os_str())?,
+            feed: feed.name(),
+            rebase: self.rebase.as_ref().map(|parent| mount.which(parent.as_ref())).transpose()?,
+            how: ReceiveHow {
+                one_stream: self.terminate_on_end,
+                errors_passed_max: self.max_errors.checked_sub(1),
+                resume: self.resume,
+                atomic: self.atomic,
+            },
+        };
+        match mount.ask(request)? {
+            Reply::Received(mut received) => {
+                let error = received.error.take();
+                tell_of(out, &received);
+                error.map_or(Ok(()), |error| Err(oleo::Error::from(error).into()))
+            }
+            other => target::unexpected(other),
         }
     }
 
@@ -136,12 +164,16 @@ impl Args {
 
 /// Says what was received.
 fn tell(out: &Out, report: &Report) {
-    out.warnings(&report.errors);
-    out.warnings(&report.warnings);
-    for subvol in &report.subvols {
+    tell_of(out, &Received::of(report.clone(), None));
+}
+
+fn tell_of(out: &Out, received: &Received) {
+    out.warnings(&received.errors);
+    out.warnings(&received.warnings);
+    for subvol in &received.subvols {
         let kind = if subvol.incremental { "snapshot" } else { "subvolume" };
         let was = if subvol.passed_over { ": complete already" } else { "" };
-        out.note(format!("{kind} {}{was}", subvol.path.escape_ascii()));
+        out.note(format!("{kind} {}{was}", subvol.path.0.escape_ascii()));
     }
-    out.detail(|| format!("{} commands, {}", report.commands, human(report.bytes)));
+    out.detail(|| format!("{} commands, {}", received.commands, human(received.bytes)));
 }

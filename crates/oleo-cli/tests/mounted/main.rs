@@ -11,6 +11,7 @@ mod commands;
 #[path = "../common/mod.rs"]
 mod common;
 mod ioctls;
+mod receive;
 
 use common::{json, ok};
 

@@ -8,9 +8,6 @@ use oleo::{Attr, Device, FileKind, Follow, Image, MemDevice, MkfsOptions, OpenOp
 use oleo_format::{Compression, InodeFlags, Timespec, compress};
 use oleo_sim::rng::Rng;
 
-#[path = "../support/anything.rs"]
-mod anything;
-
 const ID: Uuid = Uuid::from_u128(0xfeed);
 
 /// A stream of this version with one subvolume "s" and these commands in it.
@@ -362,6 +359,6 @@ fn anything() {
     for seed in 0..300 {
         let mut rng = Rng::new(seed);
         let len = rng.between(10, 900) as usize;
-        anything::receive_anything(&rng.bytes(len));
+        crate::anything::receive_anything(&rng.bytes(len));
     }
 }

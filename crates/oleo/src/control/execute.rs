@@ -61,6 +61,10 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done,
             let stime = Time { sec: stime.0, nsec: stime.1 };
             ask.set_received(&which, &Received { uuid, stransid, stime })
         }
+        Request::Receive { into, feed, rebase, how } => {
+            let rebase = rebase.map(|which| ask.subvol(&which).map(|root| root.tree())).transpose()?;
+            super::receive::receive(image, caller, &into, &feed, rebase, &how)
+        }
         Request::PropertySet { at, property, force } => ask.set_property(&at, &property, force),
         Request::SetLabel { label } => {
             caller.must_be_privileged("change the label")?;

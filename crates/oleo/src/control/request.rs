@@ -168,6 +168,18 @@ pub enum Request {
         /// Their numbers.
         ids: Vec<TreeId>,
     },
+    /// Applies a stream. Answer: [`Reply::Received`], whether it came to its end or not.
+    Receive {
+        /// The directory where subvolumes are made.
+        into: At,
+        /// The socket of a [`Feed`](super::Feed).
+        feed: Bytes,
+        /// Use this subvolume as the parent.
+        #[serde(default)]
+        rebase: Option<Which>,
+        /// The rest.
+        how: super::ReceiveHow,
+    },
     /// Notes what a subvolume was received from. Answer: [`Reply::Generation`], of the transaction that notes it.
     SetReceived {
         /// Which.
@@ -329,6 +341,7 @@ impl Request {
             | Request::SubvolDelete { .. }
             | Request::SetDefault { .. }
             | Request::SetReceived { .. }
+            | Request::Receive { .. }
             | Request::Resize { .. }
             | Request::Defragment { .. }
             | Request::Trim { .. }
@@ -350,6 +363,8 @@ pub enum Reply {
     Done,
     /// The number of the subvolume that was made, deleted or asked for.
     Made(TreeId),
+    /// What was received.
+    Received(Box<super::Received>),
     /// The transaction that is on disk.
     Generation(Generation),
     /// Subvolumes.

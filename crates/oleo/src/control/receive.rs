@@ -1,0 +1,182 @@
+//! Receiving on a mount: the stream goes from who asks to the server through a socket of its own.
+//!
+//! Normal path: (1) the client listens at a name that nobody else may use ([`Feed`]), and asks; (2) the server connects to it,
+//! sees that it is the caller's, and reads the stream from it; (3) what was received is answered, errors of the stream
+//! included, so that what was done before is told too.
+//!
+//! A client that goes away ends its stream, which then is one that is cut short. A client that stalls keeps the server
+//! reading: the mount is in use until it ends.
+
+use std::ffi::OsStr;
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use oleo_fs::errno;
+use serde::{Deserialize, Serialize};
+
+use super::caller::{Caller, WRITE};
+use super::execute::Invalidate;
+use super::request::{At, Bytes, Error, Reply};
+use crate::receive::{Receive, ReceiveOptions, Report};
+use crate::{Image, TreeId};
+
+/// How to receive on a mount; see [`Receive`].
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ReceiveHow {
+    /// Stop at the first END.
+    pub one_stream: bool,
+    /// Errors that are passed over; none: any number.
+    pub errors_passed_max: Option<u64>,
+    /// Go on with what is incomplete.
+    pub resume: bool,
+    /// Leave nothing behind after an error. What a crash leaves is marked.
+    pub atomic: bool,
+}
+
+/// What was received, and what ended it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Received {
+    /// Subvolumes, in order.
+    pub subvols: Vec<ReceivedSubvol>,
+    /// Commands read.
+    pub commands: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Errors that were passed over.
+    pub errors: Vec<String>,
+    /// Things that are not as one might expect.
+    pub warnings: Vec<String>,
+    /// The error that ended it.
+    pub error: Option<Error>,
+}
+
+/// One subvolume.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct ReceivedSubvol {
+    /// Its path where it was received.
+    pub path: Bytes,
+    /// It is a snapshot of one that was there.
+    pub incremental: bool,
+    /// It was complete before.
+    pub passed_over: bool,
+}
+
+impl Received {
+    /// What a report says, for sending.
+    pub fn of(report: Report, error: Option<Error>) -> Received {
+        let Report { subvols, commands, bytes, errors, warnings } = report;
+        let subvols = subvols.into_iter().map(|subvol| ReceivedSubvol {
+            path: subvol.path.into(),
+            incremental: subvol.incremental,
+            passed_over: subvol.passed_over,
+        });
+        Received { subvols: subvols.collect(), commands, bytes, errors, warnings, error }
+    }
+}
+
+/// Where a stream can be fetched, once.
+#[derive(Debug)]
+pub struct Feed {
+    dir: PathBuf,
+    path: PathBuf,
+}
+
+impl Feed {
+    /// Offers a stream; a thread of its own hands it out.
+    ///
+    /// # Errors
+    /// There is no place for the socket.
+    pub fn offer(mut stream: Box<dyn Read + Send>) -> io::Result<Feed> {
+        static FEEDS: AtomicU64 = AtomicU64::new(0);
+        let number = FEEDS.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("oleo-feed-{}-{number}", std::process::id()));
+        // Fails where somebody else has made it.
+        std::fs::DirBuilder::new().mode(0o700).create(&dir)?;
+        let path = dir.join("stream");
+        let feed = Feed { dir, path };
+        let listener = UnixListener::bind(&feed.path)?;
+        std::thread::spawn(move || {
+            let Ok((mut socket, _)) = listener.accept() else { return };
+            let mut buffer = vec![0; 1 << 18];
+            loop {
+                match stream.read(&mut buffer) {
+                    // What cannot be read is missing at the other end, which says so.
+                    Ok(0) => return,
+                    Ok(len) if socket.write_all(&buffer[..len]).is_err() => return,
+                    Err(error) if error.kind() != io::ErrorKind::Interrupted => return,
+                    _ => {}
+                }
+            }
+        });
+        Ok(feed)
+    }
+
+    /// Its name, for the request.
+    pub fn name(&self) -> Bytes {
+        self.path.as_os_str().as_bytes().into()
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        // What stays behind is an empty directory of the user's.
+        let _gone = std::fs::remove_file(&self.path).and_then(|()| std::fs::remove_dir(&self.dir));
+    }
+}
+
+/// Carries the request out.
+pub(super) fn receive(
+    image: &Image,
+    caller: &Caller,
+    into: &At,
+    feed: &Bytes,
+    rebase: Option<TreeId>,
+    how: &ReceiveHow,
+) -> Result<(Reply, Vec<Invalidate>), Error> {
+    caller.must_be_privileged("receive")?;
+    let fs = image.fs();
+    let dir = caller.find(image, into)?;
+    caller.must_have(fs, &dir, WRITE)?;
+    let stream = connect(caller, Path::new(OsStr::from_bytes(&feed.0)))?;
+    let how = Receive {
+        atomic: how.atomic,
+        options: ReceiveOptions {
+            one_stream: how.one_stream,
+            errors_passed_max: how.errors_passed_max,
+            resume: how.resume,
+            ..ReceiveOptions::default()
+        },
+        ..Receive::default()
+    };
+    let (report, result) = image.receive_into(&dir, rebase, stream, &how)?;
+    let mut changed = vec![Invalidate::Inode { tree: dir.tree(), ino: dir.ino() }];
+    for subvol in &report.subvols {
+        // Somebody may have looked into it while it was incomplete.
+        if let Ok(root) = image.resolve(&dir, &subvol.path)
+            && root.tree() != dir.tree()
+        {
+            changed.push(Invalidate::Subtree { tree: root.tree() });
+        }
+        let name = subvol.path.clone();
+        changed.push(Invalidate::Entry { tree: dir.tree(), dir: dir.ino(), name });
+    }
+    let received = Received::of(report, result.err().map(Error::from));
+    Ok((Reply::Received(Box::new(received)), changed))
+}
+
+/// The stream that the caller, and nobody else, offers.
+fn connect(caller: &Caller, path: &Path) -> Result<UnixStream, Error> {
+    let refused = |error: io::Error| {
+        Error::refused(error.raw_os_error().unwrap_or(errno::EIO), format!("cannot fetch the stream: {error}"))
+    };
+    let stream = UnixStream::connect(path).map_err(refused)?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| refused(e.into()))?;
+    if peer.uid.as_raw() != caller.uid {
+        return Err(Error::refused(errno::EACCES, "the stream is offered by somebody else"));
+    }
+    Ok(stream)
+}
