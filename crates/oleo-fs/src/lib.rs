@@ -37,6 +37,7 @@ mod rules;
 mod setattr;
 mod subvol;
 mod subvols;
+mod verity;
 mod xattr;
 
 pub use attr::{Attr, FileKind, NewInode, NewKind, Rdev, SetAttr, Times};
@@ -54,4 +55,5 @@ pub use refs::NameOf;
 pub use rename::RenameMode;
 pub use subvol::Subvol;
 pub use subvols::{NewSubvol, ReadOnly, Received, RootPlace, SnapshotOptions, SubvolInfo, UuidKind};
+pub use verity::Verity;
 pub use xattr::{COMPRESSION, NameValue, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};

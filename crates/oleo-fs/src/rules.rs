@@ -10,6 +10,7 @@ use crate::FsError;
 use crate::inode::InodeFields;
 
 const IMMUTABLE: FsError = FsError::NotPermitted("it is immutable");
+const SEALED: FsError = FsError::NotPermitted("it is protected by fs-verity");
 const APPEND_ONLY: FsError = FsError::NotPermitted("it is append-only");
 
 fn flags(of: &InodeFields) -> InodeFlags {
@@ -18,11 +19,17 @@ fn flags(of: &InodeFields) -> InodeFlags {
 
 /// Data may be written from `at` on, where the file ends at `size`.
 pub(crate) fn write(file: &InodeFields, at: u64, size: u64) -> Result<(), FsError> {
+    content(file)?;
     let flags = flags(file);
     if flags.contains(InodeFlags::APPEND) && at < size {
         return Err(APPEND_ONLY);
     }
     grow(file)
+}
+
+/// The bytes of a file may change at all.
+pub(crate) fn content(file: &InodeFields) -> Result<(), FsError> {
+    if flags(file).contains(InodeFlags::RO_VERITY) { Err(SEALED) } else { Ok(()) }
 }
 
 /// It may change in ways that take nothing away: more space for a file, one more entry for a directory, a newer time.

@@ -55,7 +55,7 @@ impl Inode {
         let guard = self.read();
         guard.alive()?;
         match guard.fields().kind() {
-            FileKind::File => rule(guard.fields()),
+            FileKind::File => rules::content(guard.fields()).and_then(|()| rule(guard.fields())),
             FileKind::Dir => Err(FsError::IsDir),
             _ => Err(FsError::Invalid("not a regular file")),
         }

@@ -25,7 +25,7 @@ use std::collections::HashMap;
 use oleo_format::stream::Command;
 use oleo_format::{Ino, InodeFlags, TreeId};
 use oleo_fs::data::Policy;
-use oleo_fs::{FileKind, Fs, FsError, InodeRef, SetAttr};
+use oleo_fs::{FileKind, Fs, FsError, InodeRef, SetAttr, Verity};
 use uuid::Uuid;
 
 use super::mark::MARK as MARK_NAME;
@@ -162,7 +162,9 @@ impl FsTarget {
             // Data that the sender left out.
             Command::UpdateExtent { .. } => {}
             Command::FileAttr { path, attr } => self.file_attr(batch, path, attr)?,
-            Command::EnableVerity { .. } => return Err(FsError::NotSupported("fs-verity").into()),
+            Command::EnableVerity { path, algorithm, block_size, salt, signature } => {
+                self.enable_verity(batch, path, &Verity { algorithm, block_size, salt, signature })?;
+            }
             Command::Subvol { .. } | Command::Snapshot { .. } | Command::End => {
                 return Err(refused("not a command for a file"));
             }

@@ -249,6 +249,49 @@ fn hostile() {
     Memory::new().fails(&orphan, &atomic, &["the parent", "was not received here"]);
 }
 
+/// Goal: a file with fs-verity is sealed as the sender had it: the tree and descriptor are there, and snapshots of it cannot be written to
+/// either. Method: version 3, a file of several levels, an empty one; our check and `btrfs check`, and the kernel mounts it.
+#[test]
+fn verity() {
+    let data: Vec<u8> = (0..2_000_000u32).map(|n| (n % 251) as u8).collect();
+    let seal =
+        |path, algorithm| Command::EnableVerity { path, algorithm, block_size: 4096, salt: b"salt", signature: b"sig" };
+    let mut commands = vec![Command::MkFile { path: b"f", ino: 0 }];
+    for (n, piece) in data.chunks(128 << 10).enumerate() {
+        commands.push(Command::Write { path: b"f", offset: (n as u64) << 17, data: piece });
+    }
+    commands.extend([
+        seal(b"f", 2),
+        Command::Utimes { path: b"f", atime: t(1), mtime: t(2), ctime: t(3), otime: None },
+        Command::MkFile { path: b"empty", ino: 0 },
+        seal(b"empty", 1),
+    ]);
+    let stream = stream(3, &commands);
+    let memory = Memory::new();
+    memory.ok(&stream);
+    let image = memory.open();
+    assert_eq!(image.read("s/f").unwrap(), data);
+    assert!(attr(&image, "s/f").flags.contains(InodeFlags::RO_VERITY) && attr(&image, "s/f").mtime.sec == 2);
+    image.snapshot("s", "rw", &oleo::SnapshotOptions::default()).unwrap();
+    let file = image.find("rw/f").unwrap();
+    assert!(image.fs().write(&file, 0, b"x").is_err() && image.fs().truncate(&file, 5).is_err());
+    drop((file, image));
+    let twice = [Command::MkFile { path: b"f", ino: 0 }, seal(b"f", 1), seal(b"f", 1)];
+    Memory::new().fails(&self::stream(3, &twice), &Receive::default(), &["enable_verity f: exists already"]);
+    let odd = [Command::MkFile { path: b"f", ino: 0 }, seal(b"f", 9)];
+    Memory::new().fails(&self::stream(3, &odd), &Receive::default(), &["not supported"]);
+    let huge = [Command::MkFile { path: b"f", ino: 0 }, Command::Truncate { path: b"f", size: 1 << 60 }, seal(b"f", 1)];
+    Memory::new().fails(&self::stream(3, &huge), &Receive::default(), &["too large"]);
+    let Some(oracle) = oleo_sim::oracle::oracle() else { return };
+    let receiver = crate::common::Receiver::new(oracle, &[]).unwrap();
+    let path = receiver.image.with_extension("stream");
+    std::fs::write(&path, &stream).unwrap();
+    receiver.ours(&path).unwrap();
+    receiver.must_be_sound("verity").unwrap();
+    let mounted = receiver.mount().unwrap();
+    assert_eq!(std::fs::metadata(mounted.path().join("s/f")).unwrap().len(), data.len() as u64);
+}
+
 /// Goal: a receive that was cut off goes on where it stopped, whatever it was doing, and comes to the same. Method: a stream
 /// cut at many places, received, then the whole one with `resume`; another stream is refused.
 #[test]

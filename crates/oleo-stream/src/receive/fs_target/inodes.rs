@@ -5,7 +5,7 @@ use std::ops::Range;
 use oleo_format::InodeFlags;
 use oleo_format::stream::Command;
 use oleo_fs::data::KeepSize;
-use oleo_fs::{FileKind, FsError, InodeRef, NewInode, NewKind, Rdev, RenameMode, SetAttr, Times};
+use oleo_fs::{FileKind, FsError, InodeRef, NewInode, NewKind, Rdev, RenameMode, SetAttr, Times, Verity};
 
 use super::super::paths::split;
 use super::super::{ApplyError, Item};
@@ -215,6 +215,19 @@ impl FsTarget {
         let size = fs.attr(&inode).size;
         let current = self.file(path)?;
         (current.size, current.plain) = (size, false);
+        Ok(())
+    }
+
+    /// Hashes the file as it is now, all of it, and seals it.
+    pub(super) fn enable_verity(
+        &mut self,
+        batch: &mut Batch<'_>,
+        path: &[u8],
+        verity: &Verity<'_>,
+    ) -> Result<(), ApplyError> {
+        let inode = self.file(path)?.inode.clone();
+        self.install_for(batch, &inode)?;
+        self.fs.enable_verity(&inode, verity)?;
         Ok(())
     }
 }
