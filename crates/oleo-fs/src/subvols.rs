@@ -243,11 +243,11 @@ impl Fs {
         let inherited = self.inherited(dir, new.mode)?;
         self.staged(|s| {
             self.check_free(dir, name)?;
+            let groups = s.qgroups_of_new(&new.groups, dir.tree());
+            s.qgroups_are_there(&groups)?;
             let id = self.core().give_tree()?;
             let (now, generation) = (self.core().now(), s.generation());
             let item = self.new_root_item(uuid, now, generation);
-            let groups = s.qgroups_of_new(&new.groups, dir.tree());
-            s.qgroups_are_there(&groups)?;
             s.create_tree(id, item)?;
             s.qgroups_join(id, &groups)?;
             let fields = root_dir_fields(new, &inherited, generation.0, now);
@@ -276,11 +276,11 @@ impl Fs {
             if from.is_deleted() {
                 return Err(FsError::NotFound);
             }
+            let groups = s.qgroups_of_new(&opts.groups, dir.tree());
+            s.qgroups_are_there(&groups)?;
             let id = self.core().give_tree()?;
             let (now, generation) = (self.core().now(), s.generation());
             let item = snapshot_item(&old, uuid, opts.read_only, now, generation);
-            let groups = s.qgroups_of_new(&opts.groups, dir.tree());
-            s.qgroups_are_there(&groups)?;
             s.snapshot(source, id, item)?;
             s.qgroups_join(id, &groups)?;
             whole(self.core(), self.enter(s, dir, name, id, &item))?;

@@ -246,8 +246,8 @@ fn turn_by_turn_with_the_kernel() -> anyhow::Result<()> {
             must_be_sound(&image, &format!("{what}: written by us"))?;
             assert_eq!(ours, kernel_says(oracle, &image)?, "{what}: ours | as the kernel reads them");
         }
-        // All data goes, and with it what it counted: the kernel takes apart what both have written.
-        let mounted = oracle.mount(&[&image], "")?;
+        // All data goes, and with it what it counted: the kernel takes apart what both have written, when it commits.
+        let mounted = oracle.mount(&[&image], "commit=1")?;
         for entry in std::fs::read_dir(mounted.path())? {
             let path = entry?.path();
             if path.is_dir() {

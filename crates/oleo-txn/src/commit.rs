@@ -508,7 +508,7 @@ impl<'a> Staged<'a> {
         if inner.quota.table.read().as_ref().is_some_and(|table| !table.is_simple()) {
             inner.quota.notes.lock().snapshots.push((source, target));
         }
-        self.quota_of_new(target)
+        self.quota_of_snapshot(source, target)
     }
 
     /// Marks a tree dead: no references left to it by name; [`Engine::drop_step`] takes it apart.

@@ -253,6 +253,20 @@ impl Staged<'_> {
         self.new_group(QgroupId::of(tree), false)
     }
 
+    /// So does a snapshot, with full quotas one with the limits of its source, as with the kernel.
+    pub(crate) fn quota_of_snapshot(&mut self, source: TreeId, target: TreeId) -> Result<(), TxnError> {
+        self.quota_of_new(target)?;
+        let limit = {
+            let table = self.inner().quota.table.read();
+            let full = table.as_ref().filter(|table| !table.is_simple());
+            full.and_then(|table| table.groups.get(&QgroupId::of(source))).map(|group| group.limit)
+        };
+        match limit.filter(|limit| *limit != QgroupLimit::default()) {
+            Some(limit) => self.qgroup_limit(QgroupId::of(target), limit),
+            None => Ok(()),
+        }
+    }
+
     /// A subvolume was deleted. A group that is in no other goes at once: what the tree still holds until it is dropped is
     /// shared with something that no group stands for. One that is in others stays until the tree is gone, with simple quotas any.
     pub(crate) fn quota_of_deleted(&mut self, tree: TreeId) -> Result<(), TxnError> {
