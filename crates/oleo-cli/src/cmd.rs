@@ -21,6 +21,7 @@ mod receive;
 mod rescue;
 mod restore;
 mod rm;
+mod send;
 mod subvolume;
 mod unmount;
 
@@ -38,6 +39,7 @@ pub(crate) enum Command {
     Cat(cat::Args),
     Restore(restore::Args),
     Put(put::Args),
+    Send(Box<send::Args>),
     Receive(Box<receive::Args>),
     Mkdir(mkdir::Args),
     Rm(rm::Args),
@@ -75,6 +77,7 @@ impl Command {
             Command::Cat(args) => args.run(),
             Command::Restore(args) => args.run(out),
             Command::Put(args) => args.run(out),
+            Command::Send(args) => args.run(out),
             Command::Receive(args) => args.run(out),
             Command::Mkdir(args) => args.run(out),
             Command::Rm(args) => args.run(out),

@@ -8,6 +8,7 @@ use oleo_format::Corruption;
 use oleo_fs::{FsError, errno};
 use oleo_jobs::JobError;
 use oleo_mkfs::MkfsError;
+use oleo_stream::SendError;
 use oleo_stream::receive::{ApplyError, ReceiveError};
 use oleo_txn::TxnError;
 use oleo_volume::VolumeError;
@@ -69,6 +70,9 @@ pub enum Error {
     /// A stream was not applied.
     #[error(transparent)]
     Receive(Box<ReceiveError>),
+    /// A stream was not made.
+    #[error(transparent)]
+    Send(Box<SendError>),
     /// A request to an open file system was not carried out.
     #[error(transparent)]
     Control(Box<crate::control::Error>),
@@ -134,6 +138,7 @@ impl Error {
             Error::Device(error) => device_kind(error),
             Error::Mkfs(error) => mkfs_kind(error),
             Error::Receive(error) => receive_kind(error),
+            Error::Send(error) => send_kind(error),
             Error::Volume(error) => volume_kind(error),
             Error::Fs(FsError::Txn(error)) => engine_kind(error),
             Error::Engine(error) => engine_kind(error),
@@ -148,6 +153,7 @@ impl Error {
             Error::Control(error) => error.errno,
             Error::Job(error) => error.errno(),
             Error::Receive(error) => error.errno(),
+            Error::Send(error) => error.errno(),
             Error::Host { source, .. } | Error::Output(source) => source.raw_os_error().unwrap_or(errno::EIO),
             Error::Request(_) => errno::EINVAL,
             Error::Fs(error) => error.errno(),
@@ -225,6 +231,15 @@ fn receive_kind(error: &ReceiveError) -> ErrorKind {
     }
 }
 
+fn send_kind(error: &SendError) -> ErrorKind {
+    match error {
+        SendError::Fs(FsError::Corruption(_)) => ErrorKind::Corruption,
+        SendError::Fs(FsError::Txn(error)) => engine_kind(error),
+        SendError::Write(_) => ErrorKind::Device,
+        _ => ErrorKind::Refusal,
+    }
+}
+
 fn volume_kind(error: &VolumeError) -> ErrorKind {
     match error {
         VolumeError::Corrupt(_) | VolumeError::NoSuper { .. } => ErrorKind::Corruption,
@@ -269,6 +284,7 @@ boxed! {
     Control(crate::control::Error),
     Job(JobError),
     Receive(ReceiveError),
+    Send(SendError),
 }
 
 /// Adds a place to errors as they pass by.

@@ -14,6 +14,7 @@
 //! | move, pack and convert block groups | [`Image::balance`], [`Image::reclaim`] |
 //! | copy files out | [`restore`] |
 //! | apply what `btrfs send` wrote | [`Image::receive`], [`receive`] |
+//! | write such a stream | [`Image::send`], [`send`] |
 //! | do what the command does, here or on a mount | [`control`] |
 //! | find out whether an image is sound | [`check`] |
 //! | look at blocks and superblocks | [`inspect`] |
@@ -140,6 +141,7 @@ mod quota;
 pub mod receive;
 pub mod rescue;
 pub mod restore;
+pub mod send;
 mod settings;
 mod usage;
 

@@ -1,7 +1,7 @@
 //! Why a stream was not made.
 
 use oleo_format::Corruption;
-use oleo_fs::FsError;
+use oleo_fs::{FsError, errno};
 use oleo_tree::TreeError;
 use oleo_txn::TxnError;
 
@@ -28,6 +28,16 @@ pub enum SendError {
 }
 
 impl SendError {
+    /// What a system call would answer.
+    pub fn errno(&self) -> i32 {
+        match self {
+            SendError::Refused { errno, .. } => *errno,
+            SendError::Fs(error) => error.errno(),
+            SendError::Write(error) => error.raw_os_error().unwrap_or(errno::EIO),
+            SendError::Stopped => errno::EINTR,
+        }
+    }
+
     pub(super) fn refused(errno: i32, text: impl Into<String>) -> SendError {
         SendError::Refused { errno, text: text.into() }
     }

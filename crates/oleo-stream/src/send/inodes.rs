@@ -38,7 +38,8 @@ struct Current {
 pub(super) struct Inodes<'i, 'c, 'p, 'e> {
     pub contents: &'i mut Contents<'c, 'p, 'e>,
     sides: &'i Sides<'e>,
-    progress: Option<&'i Hook>,
+    /// What tells how far it is, and the last inode there is.
+    progress: Option<(&'i Hook<'i>, u64)>,
     current: Option<Current>,
     /// Directories that differ.
     dirs: Vec<u64>,
@@ -49,7 +50,7 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
     pub fn new(
         contents: &'i mut Contents<'c, 'p, 'e>,
         sides: &'i Sides<'e>,
-        progress: Option<&'i Hook>,
+        progress: Option<(&'i Hook<'i>, u64)>,
     ) -> Inodes<'i, 'c, 'p, 'e> {
         Inodes { contents, sides, progress, current: None, dirs: Vec::new(), inodes: 0 }
     }
@@ -65,9 +66,10 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
     fn report(&mut self, ino: u64) -> Result<(), SendError> {
         self.inodes += 1;
         if self.inodes.is_multiple_of(PROGRESS_INODES)
-            && let Some(progress) = self.progress
+            && let Some((progress, last_inode)) = self.progress
         {
-            let now = Progress { inodes: self.inodes, at_inode: ino, bytes: self.contents.pipe.bytes_written() };
+            let now =
+                Progress { inodes: self.inodes, at_inode: ino, last_inode, bytes: self.contents.pipe.bytes_written() };
             if progress(&now).is_break() {
                 return Err(SendError::Stopped);
             }

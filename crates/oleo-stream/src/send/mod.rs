@@ -33,7 +33,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use oleo_format::stream::{Command, VERSION_MAX};
-use oleo_format::{Ino, TreeId};
+use oleo_format::{Ino, ItemType, Key, TreeId};
 use oleo_fs::{Fs, SubvolInfo, errno};
 use oleo_txn::Engine;
 use uuid::Uuid;
@@ -51,7 +51,7 @@ use walk::Sides;
 const INDEX_RANGE_BYTES: usize = 96;
 
 /// Called now and then with how far it is; it may stop the send.
-pub type Hook = dyn Fn(&Progress) -> ControlFlow<()> + Sync;
+pub type Hook<'o> = dyn Fn(&Progress) -> ControlFlow<()> + Sync + 'o;
 
 /// What to send, and how.
 #[derive(Clone)]
@@ -73,7 +73,7 @@ pub struct SendOptions<'o> {
     /// Threads that read and encode; 0: as many as there are cores.
     pub threads: usize,
     /// Called now and then; it may stop the send.
-    pub progress: Option<&'o Hook>,
+    pub progress: Option<&'o Hook<'o>>,
 }
 
 impl Default for SendOptions<'_> {
@@ -99,6 +99,8 @@ pub struct Progress {
     pub inodes: u64,
     /// The one that is being looked at. They rise; directories come again in the end.
     pub at_inode: u64,
+    /// The last one of the subvolume.
+    pub last_inode: u64,
     /// Bytes of the stream that were written.
     pub bytes: u64,
 }
@@ -231,7 +233,12 @@ fn one(
     let form = Form { version: options.version, compressed: options.compressed, no_data: options.no_data };
     let mut contents = Contents::new(engine, pipe, sources, index, form);
     contents.ask = !whole;
-    let mut inodes = Inodes::new(&mut contents, &sides, options.progress);
+    let last = Key::new(Ino::LAST.0, ItemType(u8::MAX), u64::MAX);
+    let mut cursor = engine.blocks().cursor(&sides.new);
+    cursor.seek_back(&last)?;
+    let last_inode = cursor.key().map_or(0, |key| key.objectid);
+    let hook = options.progress.map(|hook| (hook, last_inode));
+    let mut inodes = Inodes::new(&mut contents, &sides, hook);
     walk::walk(&sides, &mut inodes)?;
     let touched = left.top_touched.then_some(Ino::ROOT_DIR.0);
     inodes.directories(&left.bare, touched.as_slice())?;
