@@ -25,6 +25,7 @@ mod mounted;
 mod quota;
 mod ref_heads;
 mod restore;
+mod stream;
 mod volume_scale;
 
 /// What a run was asked to do.
@@ -170,6 +171,25 @@ const BENCHES: &[Bench] = &[
         what: "oleo check beside btrfs check (original mode; lowmem mode once, which takes minutes: --only original leaves it \
                out): 200 000 files, 16 snapshots, image in memory, page cache warm; time and peak memory",
         run: check::run,
+    },
+    Bench {
+        name: "send-shared",
+        what: "oleo send of an image beside btrfs send of its mount: files of one extent of 4 and 8 KiB, each reflinked 50 times \
+               (--files, 3000 by default), full and incremental; 20 files of 128 KiB reflinked 1000, 1100 and 100 000 times (the \
+               last only ours); streams to files in memory; --only picks, as in '128 KiB'",
+        run: stream::shared,
+    },
+    Bench { name: "send-tree", what: "the same of an ordinary tree: 60 000 files, 850 MiB, whole", run: stream::tree },
+    Bench {
+        name: "send-incremental",
+        what: "the same, of what one file in a hundred changed",
+        run: stream::incremental,
+    },
+    Bench {
+        name: "receive",
+        what: "oleo receive into an image beside btrfs receive into a mount, synced: the tree, the tree and its changes, and shared \
+               files; each side its own stream but where it says otherwise",
+        run: stream::receive,
     },
     Bench {
         name: "volume-scale",

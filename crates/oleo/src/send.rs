@@ -11,9 +11,9 @@
 //!
 //! image.create_subvol("home")?;
 //! image.write("home/file", b"contents")?;
-//! let first = image.snapshot("home", "first", oleo::SnapshotOptions { read_only: true, ..Default::default() })?;
+//! let first = image.snapshot("home", "first", &oleo::SnapshotOptions { read_only: true, ..Default::default() })?;
 //! image.write("home/other", b"more")?;
-//! let second = image.snapshot("home", "second", oleo::SnapshotOptions { read_only: true, ..Default::default() })?;
+//! let second = image.snapshot("home", "second", &oleo::SnapshotOptions { read_only: true, ..Default::default() })?;
 //!
 //! let (mut whole, mut change) = (Vec::new(), Vec::new());
 //! image.send(&[first], &SendOptions::default(), &mut whole)?;

@@ -166,6 +166,27 @@ impl History {
         Ok(())
     }
 
+    /// Receives all snapshots ourselves, into an image of the kernel's making, and has the kernel look.
+    pub fn to_us(&self, oracle: Oracle, sender: &Sender) -> Result<()> {
+        let streams = self.streams(sender)?;
+        let image = fresh(oracle, &self.scratch, "received")?;
+        {
+            let into = oleo::Image::open(&image, &oleo::OpenOptions::writing())?;
+            for (name, stream) in self.snapshots.iter().zip(streams) {
+                into.receive(std::io::Cursor::new(stream), &oleo::receive::Receive::default())
+                    .with_context(|| format!("receive of {name}"))?;
+            }
+            into.close()?;
+        }
+        oracle.must_be_sound(&[&image], "received by us")?;
+        let mounted = oracle.mount(&[&image], "")?;
+        let have = Manifest::of_dir(mounted.path(), DETAIL)?;
+        mounted.unmount()?;
+        std::fs::remove_file(&image)?;
+        same(&self.manifest, &have, !self.packed, &format!("to ourselves, seed {}, {sender:?}", self.seed));
+        Ok(())
+    }
+
     /// What the kernel has received.
     pub fn received(&self, oracle: Oracle, sender: &Sender) -> Result<Manifest> {
         let streams = self.streams(sender)?;

@@ -566,10 +566,10 @@ fn special(top: &Path, minor: &str, mode: u32) -> Result<()> {
     Ok(())
 }
 
-/// Goal: each situation arrives. Method: all of them in one history, each in a directory of its own; to the kernel, in
-/// versions 1 and 2.
+/// Goal: each situation arrives. Method: all of them in one history, each in a directory of its own; to the kernel and to
+/// ourselves, in versions 1 and 2.
 #[test]
-fn arrive_at_the_kernel() {
+fn arrive() {
     let Some(oracle) = oracle() else { return };
     let history = History::with(oracle, 0, 2, |work, number| {
         for (index, case) in CASES.iter().enumerate() {
@@ -584,7 +584,9 @@ fn arrive_at_the_kernel() {
     })
     .unwrap();
     for (version, compressed) in [(1, false), (2, false), (2, true)] {
-        history.to_the_kernel(oracle, &Sender { version, compressed, ..Sender::default() }).unwrap();
+        let sender = Sender { version, compressed, ..Sender::default() };
+        history.to_the_kernel(oracle, &sender).unwrap();
+        history.to_us(oracle, &sender).unwrap();
     }
 }
 
