@@ -20,6 +20,7 @@ mod execute;
 mod quota;
 mod receive;
 mod request;
+mod send;
 mod space;
 mod wire;
 
@@ -36,6 +37,7 @@ pub use request::{
     QgroupShown, QgroupStats, QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol, SubvolShown, Usage,
     Which, WhichGroup,
 };
+pub use send::{MEMORY_MAX, SendHow, SentShown};
 pub use wire::{Client, REPLY_MAX, REQUEST_MAX, serve, stop};
 
 #[cfg(test)]

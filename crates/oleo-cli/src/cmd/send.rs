@@ -1,34 +1,37 @@
 //! `oleo send`
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use oleo::control::{Feed, Reply, Request, SendHow, SentShown};
 use oleo::send::{Progress, SendOptions};
 use oleo::{Image, TreeId};
 
 use crate::args::{DeviceArgs, ImageArgs, size};
 use crate::out::{Out, human};
+use crate::target::{self, Target};
 
 /// Write read-only subvolumes as a stream, for btrfs receive or oleo receive
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Image file or block device.
-    #[arg(value_name = "IMG")]
-    image: PathBuf,
+    /// An image (file or block device) with --subvol, or subvolumes on a mount, to be sent one after another.
+    #[arg(value_name = "IMG | PATH", required = true)]
+    targets: Vec<OsString>,
     #[command(flatten)]
     others: DeviceArgs,
-    /// The subvolume to send (path or number). May be given several times: they are sent one after another.
-    #[arg(long, value_name = "SUBVOL", required = true)]
-    subvol: Vec<String>,
+    /// The subvolume of the image to send (path or number); repeat it for several, one after another.
+    #[arg(long, value_name = "SUBVOL")]
+    subvol: Vec<OsString>,
     /// Send what differs from this subvolume, which the receiver has.
     #[arg(short, long, value_name = "SUBVOL")]
-    parent: Option<String>,
+    parent: Option<OsString>,
     /// The receiver has this one too: what it shares is cloned. Without --parent the best of them is the parent.
     #[arg(short, long, value_name = "SUBVOL")]
-    clone_source: Vec<String>,
+    clone_source: Vec<OsString>,
     /// Version of the stream: 1, 2 (compressed data, holes, flags) or 3 (fs-verity).
     #[arg(long, value_name = "1|2|3", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3))]
     proto: u32,
@@ -51,9 +54,28 @@ pub(crate) struct Args {
 
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
-        let args = ImageArgs { image: self.image.clone(), others: self.others.clone() };
+        let first = Path::new(&self.targets[0]);
+        let sent = match target::mount_of(first)? {
+            Some(mount) => self.of_mount(&mount)?,
+            None => self.of_image(first, out)?,
+        };
+        out.detail(|| {
+            let (bytes, data, cloned) = (human(sent.bytes), human(sent.data_bytes), human(sent.cloned_bytes));
+            format!("{bytes}: {} commands, {data} of contents; {cloned} cloned", sent.commands)
+        });
+        Ok(())
+    }
+
+    fn version(&self) -> u32 {
+        if self.compressed_data { self.proto.max(2) } else { self.proto }
+    }
+
+    fn of_image(&self, path: &Path, out: &Out) -> anyhow::Result<SentShown> {
+        if self.subvol.is_empty() || self.targets.len() > 1 {
+            bail!("of an image, name the subvolumes with --subvol");
+        }
+        let args = ImageArgs { image: path.to_owned(), others: self.others.clone() };
         let image = args.read()?;
-        let subvols = ids(&image, &self.subvol)?;
         let progress = out.progress("send");
         let hook = |now: &Progress| {
             progress.tell(line(now));
@@ -62,7 +84,7 @@ impl Args {
         let options = SendOptions {
             parent: self.parent.as_deref().map(|spec| id(&image, spec)).transpose()?,
             clone_sources: ids(&image, &self.clone_source)?,
-            version: if self.compressed_data { self.proto.max(2) } else { self.proto },
+            version: self.version(),
             compressed: self.compressed_data,
             no_data: self.no_data,
             one_end: self.end_once,
@@ -70,6 +92,7 @@ impl Args {
             progress: progress.is_shown().then_some(&hook),
             ..SendOptions::default()
         };
+        let subvols = ids(&image, &self.subvol)?;
         let sent = match self.output()? {
             Some(mut file) => {
                 let sent = image.send(&subvols, &options, &mut file)?;
@@ -78,12 +101,52 @@ impl Args {
             }
             None => image.send(&subvols, &options, &mut Stdout(io::stdout()))?,
         };
-        drop(progress);
-        out.detail(|| {
-            let (bytes, data, cloned) = (human(sent.bytes), human(sent.data_bytes), human(sent.cloned_bytes));
-            format!("{bytes}: {} commands, {data} of contents; {cloned} cloned", sent.commands)
-        });
-        Ok(())
+        Ok(sent.into())
+    }
+
+    /// The mount's server makes the stream.
+    fn of_mount(&self, mount: &Target) -> anyhow::Result<SentShown> {
+        if !self.subvol.is_empty() {
+            bail!("--subvol is for images; on a mount, give the paths of the subvolumes");
+        }
+        let which =
+            |things: &[OsString]| things.iter().map(|thing| mount.which(thing)).collect::<anyhow::Result<Vec<_>>>();
+        let (subvols, clone_sources) = (which(&self.targets)?, which(&self.clone_source)?);
+        let parent = self.parent.as_ref().map(|thing| mount.which(thing)).transpose()?;
+        let file = self.output()?;
+        let kept = file.as_ref().map(File::try_clone).transpose()?;
+        let output: Box<dyn Write + Send> = match file {
+            Some(file) => Box::new(file),
+            None => Box::new(Stdout(io::stdout())),
+        };
+        let (feed, collected) = Feed::collect(output).context("cannot wait for the stream of the mount's server")?;
+        let request = Request::Send {
+            subvols,
+            parent,
+            clone_sources,
+            feed: feed.name(),
+            how: SendHow {
+                version: self.version(),
+                compressed: self.compressed_data,
+                no_data: self.no_data,
+                one_end: self.end_once,
+                memory_bytes: self.memory,
+            },
+        };
+        let reply = mount.ask(request);
+        if reply.is_err() {
+            feed.give_up();
+        }
+        let written = collected.join().unwrap_or_else(|_| Err(io::Error::other("the thread that writes it panicked")));
+        let reply = reply?;
+        written.with_context(|| self.place())?;
+        if let Some(file) = kept {
+            file.sync_all().with_context(|| self.place())?;
+        }
+        match reply {
+            Reply::Sent(sent) => Ok(sent),
+            other => target::unexpected(other),
+        }
     }
 
     fn place(&self) -> String {
@@ -115,11 +178,12 @@ impl Write for Stdout {
     }
 }
 
-fn id(image: &Image, spec: &str) -> anyhow::Result<TreeId> {
-    Ok(image.subvol(spec)?.tree())
+fn id(image: &Image, spec: &OsStr) -> anyhow::Result<TreeId> {
+    let text = spec.to_str().with_context(|| format!("{} is not text; give its number", spec.display()))?;
+    Ok(image.subvol(text)?.tree())
 }
 
-fn ids(image: &Image, specs: &[String]) -> anyhow::Result<Vec<TreeId>> {
+fn ids(image: &Image, specs: &[OsString]) -> anyhow::Result<Vec<TreeId>> {
     specs.iter().map(|spec| id(image, spec)).collect()
 }
 

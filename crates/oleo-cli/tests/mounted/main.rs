@@ -12,6 +12,7 @@ mod commands;
 mod common;
 mod ioctls;
 mod receive;
+mod send;
 
 use common::{json, ok};
 

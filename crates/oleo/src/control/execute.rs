@@ -65,6 +65,16 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done,
             let rebase = rebase.map(|which| ask.subvol(&which).map(|root| root.tree())).transpose()?;
             super::receive::receive(image, caller, &into, &feed, rebase, &how)
         }
+        Request::Send { subvols, parent, clone_sources, feed, how } => {
+            caller.must_be_privileged("send")?;
+            let id = |which: &Which| ask.subvol(which).map(|root| root.tree());
+            let parts = super::send::Parts {
+                subvols: subvols.iter().map(id).collect::<Result<_, _>>()?,
+                parent: parent.as_ref().map(id).transpose()?,
+                clone_sources: clone_sources.iter().map(id).collect::<Result<_, _>>()?,
+            };
+            changed(super::send::send(image, caller, parts, &feed, &how)?, vec![])
+        }
         Request::PropertySet { at, property, force } => ask.set_property(&at, &property, force),
         Request::SetLabel { label } => {
             caller.must_be_privileged("change the label")?;

@@ -91,14 +91,7 @@ impl Feed {
     /// # Errors
     /// There is no place for the socket.
     pub fn offer(mut stream: Box<dyn Read + Send>) -> io::Result<Feed> {
-        static FEEDS: AtomicU64 = AtomicU64::new(0);
-        let number = FEEDS.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("oleo-feed-{}-{number}", std::process::id()));
-        // Fails where somebody else has made it.
-        std::fs::DirBuilder::new().mode(0o700).create(&dir)?;
-        let path = dir.join("stream");
-        let feed = Feed { dir, path };
-        let listener = UnixListener::bind(&feed.path)?;
+        let (feed, listener) = Feed::listen()?;
         std::thread::spawn(move || {
             let Ok((mut socket, _)) = listener.accept() else { return };
             let mut buffer = vec![0; 1 << 18];
@@ -113,6 +106,23 @@ impl Feed {
             }
         });
         Ok(feed)
+    }
+
+    /// A socket that nobody else may use.
+    pub(super) fn listen() -> io::Result<(Feed, UnixListener)> {
+        static FEEDS: AtomicU64 = AtomicU64::new(0);
+        let number = FEEDS.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("oleo-feed-{}-{number}", std::process::id()));
+        // Fails where somebody else has made it.
+        std::fs::DirBuilder::new().mode(0o700).create(&dir)?;
+        let path = dir.join("stream");
+        let feed = Feed { dir, path };
+        let listener = UnixListener::bind(&feed.path)?;
+        Ok((feed, listener))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Its name, for the request.
@@ -141,7 +151,7 @@ pub(super) fn receive(
     let fs = image.fs();
     let dir = caller.find(image, into)?;
     caller.must_have(fs, &dir, WRITE)?;
-    let stream = connect(caller, Path::new(OsStr::from_bytes(&feed.0)))?;
+    let stream = connect(caller, feed)?;
     let how = Receive {
         atomic: how.atomic,
         options: ReceiveOptions {
@@ -168,10 +178,14 @@ pub(super) fn receive(
     Ok((Reply::Received(Box::new(received)), changed))
 }
 
-/// The stream that the caller, and nobody else, offers.
-fn connect(caller: &Caller, path: &Path) -> Result<UnixStream, Error> {
+/// The socket that the caller, and nobody else, listens at.
+pub(super) fn connect(caller: &Caller, feed: &Bytes) -> Result<UnixStream, Error> {
+    let path = Path::new(OsStr::from_bytes(&feed.0));
     let refused = |error: io::Error| {
-        Error::refused(error.raw_os_error().unwrap_or(errno::EIO), format!("cannot fetch the stream: {error}"))
+        Error::refused(
+            error.raw_os_error().unwrap_or(errno::EIO),
+            format!("cannot reach the other end of the stream: {error}"),
+        )
     };
     let stream = UnixStream::connect(path).map_err(refused)?;
     let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| refused(e.into()))?;

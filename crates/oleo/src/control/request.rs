@@ -180,6 +180,21 @@ pub enum Request {
         /// The rest.
         how: super::ReceiveHow,
     },
+    /// Writes a stream of subvolumes. Answer: [`Reply::Sent`].
+    Send {
+        /// Which, in order.
+        subvols: Vec<Which>,
+        /// What the receiver has, and the first of them is made out of.
+        #[serde(default)]
+        parent: Option<Which>,
+        /// What the receiver has too.
+        #[serde(default)]
+        clone_sources: Vec<Which>,
+        /// The socket of a [`Feed`](super::Feed).
+        feed: Bytes,
+        /// The rest.
+        how: super::SendHow,
+    },
     /// Notes what a subvolume was received from. Answer: [`Reply::Generation`], of the transaction that notes it.
     SetReceived {
         /// Which.
@@ -342,6 +357,7 @@ impl Request {
             | Request::SetDefault { .. }
             | Request::SetReceived { .. }
             | Request::Receive { .. }
+            | Request::Send { .. }
             | Request::Resize { .. }
             | Request::Defragment { .. }
             | Request::Trim { .. }
@@ -365,6 +381,8 @@ pub enum Reply {
     Made(TreeId),
     /// What was received.
     Received(Box<super::Received>),
+    /// What was sent.
+    Sent(super::SentShown),
     /// The transaction that is on disk.
     Generation(Generation),
     /// Subvolumes.
