@@ -25,7 +25,7 @@ use std::collections::HashMap;
 use oleo_format::stream::Command;
 use oleo_format::{Ino, InodeFlags, TreeId};
 use oleo_fs::data::Policy;
-use oleo_fs::{FileKind, Fs, FsError, InodeRef, SetAttr, Verity};
+use oleo_fs::{FileKind, Fs, InodeRef, SetAttr, Verity};
 use uuid::Uuid;
 
 use super::mark::MARK as MARK_NAME;
