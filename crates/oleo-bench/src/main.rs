@@ -23,7 +23,6 @@ mod mount_io;
 mod mount_metadata;
 mod mounted;
 mod quota;
-mod receive;
 mod ref_heads;
 mod restore;
 mod stream;
@@ -105,12 +104,6 @@ const BENCHES: &[Bench] = &[
         name: "restore",
         what: "all files out of an image into a tmpfs directory beside kernel mount + cp -a; page cache of the image warm",
         run: restore::run,
-    },
-    Bench {
-        name: "receive",
-        what: "the kernel's stream of a directory tree (--tree) into an empty image beside kernel mount + btrfs receive + umount; the \
-               stream is in memory; both end with everything in the image file",
-        run: receive::run,
     },
     Bench {
         name: "mount-metadata",
