@@ -186,6 +186,10 @@ fn conversions() {
         assert_eq!(now["Data"], [data], "step {step}: {now:?}");
         assert_eq!(now["Metadata"], [metadata], "step {step}: {now:?}");
         assert_eq!(now["System"], [metadata], "step {step}: {now:?}");
+        // The feature goes with the last group that needs it, as with the kernel.
+        let features = ok(dir, &["inspect", "dump-super", "d-0.img"]);
+        let needed = [data, metadata].iter().any(|profile| profile.starts_with("raid1c"));
+        assert_eq!(features.contains("RAID1C34"), needed, "step {step}: {features}");
         oracle.must_be_sound(&devices, &format!("{data} and {metadata}")).unwrap();
         let mounted = oracle.mount(&devices, "").unwrap();
         assert!(contents(mounted.path()) == want, "{data} and {metadata}: the contents are others");
@@ -213,6 +217,7 @@ fn refusals() {
         (&["start", "-s", "i"], "--force"),
         (&["start", "-dusage=101", "i"], "percent"),
         (&["start", "--background", "-d", "i"], "an image"),
+        (&["start", "--enqueue", "--background", "-d", "i"], "an image"),
         (&["pause", "i"], "no balance"),
         (&["cancel", "i"], "no balance"),
         (&["resume", "i"], "no balance"),

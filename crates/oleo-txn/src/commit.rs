@@ -307,7 +307,12 @@ impl Inner {
         self.volume.write(&parts)?;
         let mut sb = *self.super_block.lock();
         let incompat = Incompat::from_bits_retain(self.wanted_incompat.load(Ordering::Relaxed));
-        let features = sb.features().incompat | incompat;
+        let mut features = sb.features().incompat | incompat;
+        if self.many_copies_gone.load(Ordering::Relaxed) {
+            // From here on what there is tells, not what was once asked for.
+            self.wanted_incompat.fetch_and(!Incompat::RAID1C34.bits(), Ordering::Relaxed);
+            features.set(Incompat::RAID1C34, self.has_many_copies());
+        }
         sb.incompat_flags.set(features.bits());
         let root = self.tree(TreeId::ROOT)?.root;
         let chunk = self.tree(TreeId::CHUNK)?.root;

@@ -178,6 +178,8 @@ pub(crate) struct Inner {
     /// `failed` is set: looked at by every operation, and never written to until then.
     has_failed: AtomicBool,
     pub(crate) wanted_incompat: AtomicU64,
+    /// A group with three or four copies was removed: the last one takes the feature with it.
+    pub(crate) many_copies_gone: AtomicBool,
     pub(crate) rules: Rules,
 }
 
@@ -357,6 +359,7 @@ impl Engine {
             failed: RwLock::new(None),
             has_failed: AtomicBool::new(false),
             wanted_incompat: AtomicU64::new(0),
+            many_copies_gone: AtomicBool::new(false),
             rules,
             volume,
         }))

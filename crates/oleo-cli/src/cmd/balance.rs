@@ -119,6 +119,15 @@ fn follow(on: &On, out: &Out, change: BalanceChange, background: bool) -> anyhow
     tell_end(on, out, &status)
 }
 
+/// Waits until no balance runs. One that is paused is nothing to wait for.
+fn wait_for_others(on: &On) -> anyhow::Result<()> {
+    let target = on.open(Access::Read)?;
+    while on.look(&target)?.state == BalanceState::Running {
+        thread::sleep(LOOK_EVERY);
+    }
+    Ok(target.close()?)
+}
+
 /// Runs it in this process. A signal interrupts it, so that it can be resumed.
 fn run_here(balancer: &oleo::Balancer, out: &Out) -> anyhow::Result<BalanceStatus> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;

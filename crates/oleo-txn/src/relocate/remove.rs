@@ -7,13 +7,25 @@
 //! Volumes without a free-space tree may have an old cache of what is free in the group: its file goes with it.
 //! Crash: before (3) the group is there, empty.
 
-use oleo_format::{FreeSpaceHeader, ItemType, Key, Logical, TreeId, data_use};
+use std::sync::atomic::Ordering;
+
+use oleo_format::{BlockGroupFlags, FreeSpaceHeader, ItemType, Key, Logical, TreeId, data_use};
 use oleo_space::{ExtentKind, RefKey, Run};
 use oleo_tree::Change;
 
 use crate::TxnError;
 use crate::commit::Staged;
 use crate::engine::{Engine, Inner};
+
+/// Profiles that need a feature of their own.
+const MANY_COPIES: BlockGroupFlags = BlockGroupFlags::RAID1C3.union(BlockGroupFlags::RAID1C4);
+
+impl Inner {
+    /// Whether there is a group with three or four copies.
+    pub(crate) fn has_many_copies(&self) -> bool {
+        self.space.groups().iter().any(|group| group.flags.intersects(MANY_COPIES))
+    }
+}
 
 impl Engine {
     /// Whether all of a group is free.
@@ -48,6 +60,9 @@ impl Staged<'_> {
         let inner = self.inner();
         // Refused where somebody has something in it after all: nothing has changed then.
         let info = inner.space.remove_group(start)?;
+        if info.flags.intersects(MANY_COPIES) {
+            inner.many_copies_gone.store(true, Ordering::Relaxed);
+        }
         self.remove_records(start, Run::new(start, info.len)).map_err(|e| inner.poison(e))
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use oleo::control::{BalanceArgs, BalanceChange, Filters};
 
-use super::{On, follow};
+use super::{On, follow, wait_for_others};
 use crate::args::DeviceArgs;
 use crate::out::Out;
 
@@ -42,6 +42,9 @@ pub(crate) struct Args {
     /// Return at once; the mount does it.
     #[arg(long, visible_alias = "bg")]
     background: bool,
+    /// Wait for another balance of the mount to end first, instead of failing.
+    #[arg(long)]
+    enqueue: bool,
 }
 
 impl Args {
@@ -55,6 +58,9 @@ impl Args {
             ]);
         }
         let on = On { path, others: self.others };
+        if self.enqueue {
+            wait_for_others(&on)?;
+        }
         follow(&on, out, BalanceChange::Start { args: Box::new(args) }, self.background)
     }
 
