@@ -24,11 +24,12 @@ pub struct Sender {
     pub version: u32,
     pub compressed: bool,
     pub threads: usize,
+    pub no_data: bool,
 }
 
 impl Default for Sender {
     fn default() -> Sender {
-        Sender { version: 1, compressed: false, threads: 0 }
+        Sender { version: 1, compressed: false, threads: 0, no_data: false }
     }
 }
 
@@ -47,6 +48,7 @@ impl Sender {
             version: self.version,
             compressed: self.compressed,
             threads: self.threads,
+            no_data: self.no_data,
             ..SendOptions::default()
         };
         let mut out = Vec::new();

@@ -3,4 +3,5 @@
 mod bytes;
 mod common;
 mod named;
+mod other;
 mod roundtrip;

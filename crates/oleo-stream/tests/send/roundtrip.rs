@@ -15,7 +15,7 @@ fn mix(steps: usize) -> Mix {
 }
 
 /// How often each command occurs.
-fn commands(stream: &[u8], into: &mut BTreeMap<CommandKind, usize>) {
+pub fn commands(stream: &[u8], into: &mut BTreeMap<CommandKind, usize>) {
     let mut reader = Commands::new(stream, Limits::default());
     while let Some(next) = reader.next().unwrap() {
         *into.entry(next.command.kind()).or_default() += 1;
