@@ -214,6 +214,9 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
                         self.saved.same += within.end - within.start;
                         return Ok(());
                     }
+                    if self.form.no_data {
+                        return self.tell_range(within);
+                    }
                     self.write_here(within, &bytes)
                 }
                 Body::Prealloc(_) => Ok(()),
@@ -227,6 +230,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
 
     /// Bytes that stand in the item; what is missing up to the end is zeros.
     fn write_here(&mut self, range: Range<u64>, bytes: &[u8]) -> Result<(), SendError> {
+        self.changed = true;
         let mut here = bytes.get(range.start as usize..).unwrap_or_default().to_vec();
         here.resize((range.end - range.start) as usize, 0);
         let len = here.len() as u64;

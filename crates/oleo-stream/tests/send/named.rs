@@ -365,6 +365,9 @@ const CASES: &[Case] = &[
                     set_xattr(&t.join(name), b"security.capability", &CAPABILITY)?;
                 }
             }
+            // So small that it stands in the tree.
+            random(&t.join("caps-small"), 300)?;
+            set_xattr(&t.join("caps-small"), b"security.capability", &CAPABILITY)?;
             fs::set_permissions(t.join("suid"), fs::Permissions::from_mode(0o6755))?;
             set_xattr(&t.join("attrs"), b"user.one", b"1")?;
             set_xattr(&t.join("attrs"), b"user.two", &[2; 2000])?;
@@ -376,6 +379,8 @@ const CASES: &[Case] = &[
             set_xattr(&t.join("caps-owner"), b"security.capability", &CAPABILITY)?;
             overwrite(&t.join("caps-written"), 100, 200, 9)?;
             set_xattr(&t.join("caps-written"), b"security.capability", &CAPABILITY)?;
+            overwrite(&t.join("caps-small"), 0, 100, 9)?;
+            set_xattr(&t.join("caps-small"), b"security.capability", &CAPABILITY)?;
             std::os::unix::fs::chown(t.join("suid"), Some(7), None)?;
             overwrite(&t.join("suid"), 100, 200, 9)?;
             fs::set_permissions(t.join("suid"), fs::Permissions::from_mode(0o6711))?;
