@@ -103,7 +103,10 @@ fn new_flags(old: &InodeFields, new: InodeFlags) -> Result<u64, FsError> {
     if (new ^ had).intersects(EMPTY_ONLY_FLAGS) && old.kind() == FileKind::File && old.size > 0 {
         return Err(FsError::Invalid("only an empty file can change its copy-on-write flags"));
     }
-    if new.contains(InodeFlags::COMPRESS) && new.intersects(InodeFlags::NOCOMPRESS | InodeFlags::NODATACOW) {
+    let against = InodeFlags::NOCOMPRESS | InodeFlags::NODATACOW;
+    // The kernel notes beside a wish to compress that it is not worth while: what an inode has, it may keep.
+    let changes = (new ^ had).intersects(against | InodeFlags::COMPRESS);
+    if changes && new.contains(InodeFlags::COMPRESS) && new.intersects(against) {
         return Err(FsError::Invalid("compression contradicts other flags"));
     }
     Ok(new.bits())

@@ -170,7 +170,34 @@ impl History {
 
     /// Receives all snapshots ourselves, into an image of the kernel's making, and has the kernel look.
     pub fn to_us(&self, oracle: Oracle, sender: &Sender) -> Result<()> {
-        let streams = self.streams(sender)?;
+        let sharing = !self.packed;
+        self.receive(oracle, self.streams(sender)?, sharing, &format!("to ourselves, seed {}, {sender:?}", self.seed))
+    }
+
+    /// The same with streams of the kernel's, in this version.
+    pub fn kernel_to_us(&self, oracle: Oracle, version: u32) -> Result<()> {
+        let mounted = oracle.mount(&[&self.image], "")?;
+        let file = self.scratch.path().join("stream");
+        let proto = version.to_string();
+        let mut streams = Vec::new();
+        for (number, name) in self.snapshots.iter().enumerate() {
+            let at = |name: &str| mounted.path().join(name).display().to_string();
+            let mut args = vec!["send".to_owned(), "-q".into(), "--proto".into(), proto.clone()];
+            args.extend(["-f".into(), file.display().to_string()]);
+            if let Some(before) = number.checked_sub(1) {
+                args.extend(["-p".into(), at(&self.snapshots[before])]);
+            }
+            args.push(at(name));
+            run("btrfs", &args)?;
+            streams.push(std::fs::read(&file)?);
+            std::fs::remove_file(&file)?;
+        }
+        mounted.unmount()?;
+        // The kernel's streams share less than the snapshots do.
+        self.receive(oracle, streams, false, &format!("the kernel's, seed {}, version {version}", self.seed))
+    }
+
+    fn receive(&self, oracle: Oracle, streams: Vec<Vec<u8>>, sharing: bool, what: &str) -> Result<()> {
         let image = fresh(oracle, &self.scratch, "received")?;
         {
             let into = oleo::Image::open(&image, &oleo::OpenOptions::writing())?;
@@ -185,7 +212,7 @@ impl History {
         let have = Manifest::of_dir(mounted.path(), DETAIL)?;
         mounted.unmount()?;
         std::fs::remove_file(&image)?;
-        same(&self.manifest, &have, !self.packed, &format!("to ourselves, seed {}, {sender:?}", self.seed));
+        same(&self.manifest, &have, sharing, what);
         Ok(())
     }
 

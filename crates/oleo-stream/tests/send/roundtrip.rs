@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::common::{History, Sender, fresh, kernel_receive, same};
 use oleo_format::stream::CommandKind;
 use oleo_sim::manifest::Manifest;
-use oleo_sim::oracle::oracle;
+use oleo_sim::oracle::{Oracle, oracle};
 use oleo_sim::script::Mix;
 use oleo_stream::{Commands, Limits};
 
@@ -36,7 +36,42 @@ fn random_histories() {
         let sender = Sender { version, compressed, ..Sender::default() };
         history.to_the_kernel(oracle, &sender).unwrap();
         history.to_us(oracle, &sender).unwrap();
+        history.kernel_to_us(oracle, version).unwrap();
     }
+}
+
+/// Goal: the same with thousands of operations between snapshots, and streams of the kernel's too. Method: as above, one seed in each
+/// version.
+#[test]
+fn long_chains() {
+    let Some(oracle) = oracle() else { return };
+    for seed in [100, 101] {
+        long_chain(oracle, seed);
+    }
+}
+
+/// More of them, by command: `OLEO_STREAM_SEEDS=1..20 cargo test -p oleo-stream --test send -- --ignored more_long_chains`.
+#[test]
+#[ignore = "takes half a minute for each seed"]
+fn more_long_chains() {
+    let Some(oracle) = oracle() else { return };
+    let seeds = std::env::var("OLEO_STREAM_SEEDS").unwrap_or_else(|_| "102..112".into());
+    let (from, to) = seeds.split_once("..").expect("OLEO_STREAM_SEEDS is FROM..TO");
+    for seed in from.parse::<u64>().unwrap()..to.parse().unwrap() {
+        long_chain(oracle, seed);
+    }
+}
+
+fn long_chain(oracle: Oracle, seed: u64) {
+    let version = 1 + u32::try_from(seed % 2).unwrap();
+    let compressed = seed % 4 == 3;
+    let mix = Mix { compress: compressed, holes: seed % 3 != 0, ..mix(22_000) };
+    let history = History::make(oracle, seed, &mix, 11).unwrap();
+    let sender = Sender { version, compressed, ..Sender::default() };
+    history.to_the_kernel(oracle, &sender).unwrap();
+    history.to_us(oracle, &sender).unwrap();
+    history.kernel_to_us(oracle, version).unwrap();
+    eprintln!("long chains: seed {seed}, {sender:?}: equal");
 }
 
 /// Goal: several clone sources, none of them the parent or one of them: what they share is cloned, the rest arrives.

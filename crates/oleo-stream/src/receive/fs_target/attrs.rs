@@ -176,6 +176,10 @@ impl FsTarget {
             let shown = path.escape_ascii();
             self.warn(format!("{shown}: whether it is copied on write stays as it is: it has data already"));
         }
+        if flags.contains(InodeFlags::COMPRESS) && flags.intersects(InodeFlags::NOCOMPRESS | InodeFlags::NODATACOW) {
+            // The kernel has both where a file that is to be compressed turned out not to be worth it: then it is not.
+            flags -= InodeFlags::COMPRESS;
+        }
         if flags != have.flags {
             fs.set_attr(&inode, &SetAttr { flags: Some(flags), ..SetAttr::default() })?;
         }
