@@ -2,6 +2,7 @@
 
 mod bytes;
 mod common;
+mod damage;
 mod named;
 mod other;
 mod roundtrip;
