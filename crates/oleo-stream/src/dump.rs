@@ -2,7 +2,7 @@
 //!
 //! The text has the command's name, its path with that of the subvolume in front, and its values as `name=value`, as users of
 //! `btrfs receive --dump` know it; bytes that do not print, spaces and backslashes are escaped. Data itself is not shown,
-//! nor are attributes longer than [`VALUE_SHOWN_MAX`].
+//! nor are attributes longer than 256 bytes.
 
 use oleo_format::stream::Command;
 use oleo_format::{Timespec, print};

@@ -130,12 +130,12 @@ fn half_dropped_in_the_middle_of_files() {
     let writing = oleo::Image::open(&image, &oleo::OpenOptions::writing()).unwrap();
     let top = writing.top().unwrap();
     for n in 0..200 {
-        writing.write(&format!("f{n}"), &vec![n as u8; 1500]).unwrap();
+        writing.write(format!("f{n}"), &vec![n as u8; 1500]).unwrap();
     }
     let snapshot = writing.fs().snapshot(oleo::TreeId::FS, &top, b"s", oleo::SnapshotOptions::default()).unwrap();
     // Blocks of its own, below which it shares nothing.
     for n in 0..200 {
-        writing.write(&format!("f{n}"), &vec![!n as u8; 1500]).unwrap();
+        writing.write(format!("f{n}"), &vec![!n as u8; 1500]).unwrap();
     }
     writing.fs().subvol_delete(snapshot).unwrap();
     writing.sync().unwrap();
