@@ -75,7 +75,11 @@ impl Args {
             bail!("of an image, name the subvolumes with --subvol");
         }
         let args = ImageArgs { image: path.to_owned(), others: self.others.clone() };
-        let image = args.read()?;
+        // Both walks go over the same blocks: half of the memory keeps them.
+        let memory = usize::try_from(self.memory).unwrap_or(usize::MAX);
+        let options = args.options();
+        let cache_bytes = options.cache_bytes.max(memory / 2);
+        let image = Image::open(path, &oleo::OpenOptions { cache_bytes, ..options })?;
         let progress = out.progress("send");
         let hook = |now: &Progress| {
             progress.tell(line(now));
@@ -88,7 +92,7 @@ impl Args {
             compressed: self.compressed_data,
             no_data: self.no_data,
             one_end: self.end_once,
-            memory_bytes: usize::try_from(self.memory).unwrap_or(usize::MAX),
+            memory_bytes: memory / 2,
             progress: progress.is_shown().then_some(&hook),
             ..SendOptions::default()
         };
