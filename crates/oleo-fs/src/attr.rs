@@ -101,6 +101,17 @@ impl Rdev {
         let minor = rdev & ((1 << Self::MINOR_BITS) - 1);
         Rdev { major: (rdev >> Self::MINOR_BITS) as u32, minor: minor as u32 }
     }
+
+    /// The number in 32 bits, as the kernel tells it to programs, and as streams have it: 12 bits of major, 20 of minor; what
+    /// does not fit is cut off.
+    pub fn to_stat(self) -> u32 {
+        (self.minor & 0xff) | (self.major & 0xfff) << 8 | (self.minor & 0xf_ff00) << 12
+    }
+
+    /// From those 32 bits.
+    pub fn of_stat(dev: u32) -> Rdev {
+        Rdev { major: (dev >> 8) & 0xfff, minor: (dev & 0xff) | ((dev >> 12) & 0xf_ff00) }
+    }
 }
 
 /// Everything that `stat` tells, and what the format knows beyond it.

@@ -66,6 +66,7 @@ pub use api::Stamp;
 pub use policy::DataOptions;
 pub use prepare::{Compress, Encoded, Policy, Prepared, Whole};
 pub use query::{ExtentInfo, ExtentKind};
+pub use read::{read_plain, unpack_inline};
 pub use resize::KeepSize;
 pub use share::{CloneRange, Dedupe};
 

@@ -12,7 +12,7 @@
 use std::ops::{ControlFlow, Range};
 
 use oleo_format::compress::decompress_into;
-use oleo_format::{Compression, InodeFlags, Logical, decompress_inline};
+use oleo_format::{Compression, Ino, InodeFlags, Logical, decompress_inline};
 use oleo_txn::{CsumCheck, Engine, TxnError};
 use rayon::prelude::*;
 
@@ -122,7 +122,7 @@ pub(super) fn inline_bytes(inode: &Inode) -> Result<Option<Vec<u8>>, FsError> {
     let sector = inode.core().engine().sectorsize();
     let found = map::ExtentMap::last(&MapOf { items: &guard, sector: u64::from(sector) }, 0)?;
     let Some((_, Extent::Inline { ram_len, compression, data, .. })) = found else { return Ok(None) };
-    let mut bytes = unpack_inline(inode, compression, &data, ram_len, sector)?;
+    let mut bytes = unpack_inline(inode.ino(), compression, &data, ram_len, sector)?;
     bytes.truncate(usize::try_from(guard.fields().size).unwrap_or(usize::MAX));
     Ok(Some(bytes))
 }
@@ -214,7 +214,7 @@ fn run_one(inode: &Inode, task: Task<'_>, check: CsumCheck) -> Result<(), FsErro
     match task.source {
         Source::Disk { at } => read_plain(engine, Logical(at.0 + task.skip), task.out, check).map_err(failed),
         Source::Inline { compression, ram_len, data } => {
-            let bytes = unpack_inline(inode, *compression, data, *ram_len, engine.sectorsize())?;
+            let bytes = unpack_inline(inode.ino(), *compression, data, *ram_len, engine.sectorsize())?;
             // The part begins where the range does: inline extents are at offset 0.
             let from = task.from as usize;
             task.out.copy_from_slice(&bytes[from..from + task.out.len()]);
@@ -225,7 +225,10 @@ fn run_one(inode: &Inode, task: Task<'_>, check: CsumCheck) -> Result<(), FsErro
 }
 
 /// Reads plain data; where it does not begin or end at a sector, through a sector in between.
-fn read_plain(engine: &Engine, at: Logical, out: &mut [u8], check: CsumCheck) -> Result<(), oleo_txn::TxnError> {
+///
+/// # Errors
+/// No copy can be read that matches its checksums.
+pub fn read_plain(engine: &Engine, at: Logical, out: &mut [u8], check: CsumCheck) -> Result<(), TxnError> {
     let sector = u64::from(engine.sectorsize());
     let head_skip = at.0 % sector;
     let mut pos = at.0;
@@ -285,8 +288,12 @@ fn read_packed(inode: &Inode, span: &Span, skip: u64, task: Task<'_>, check: Csu
     Ok(())
 }
 
-fn unpack_inline(
-    inode: &Inode,
+/// The bytes of an inline extent, decompressed. The item was checked, its length is that of a tree block at most.
+///
+/// # Errors
+/// It cannot be decompressed: the image lies.
+pub fn unpack_inline(
+    ino: Ino,
     compression: Compression,
     data: &[u8],
     ram_len: u64,
@@ -300,5 +307,5 @@ fn unpack_inline(
         return Ok(bytes);
     }
     decompress_inline(compression, data, len, sectorsize)
-        .map_err(|e| FsError::lie("inline file extent", inode.ino(), "data", e, "a stream that can be decompressed"))
+        .map_err(|e| FsError::lie("inline file extent", ino, "data", e, "a stream that can be decompressed"))
 }

@@ -22,16 +22,6 @@ const STATX_IMMUTABLE: u64 = 0x10;
 const STATX_APPEND: u64 = 0x20;
 const STATX_NODUMP: u64 = 0x40;
 
-/// A device number as `struct stat` of the protocol has it: what the kernel's new_encode_dev makes of it.
-fn encode_dev(major: u32, minor: u32) -> u32 {
-    (minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12
-}
-
-/// The reverse.
-pub(super) fn decode_dev(dev: u32) -> oleo::Rdev {
-    oleo::Rdev { major: (dev >> 8) & 0xfff, minor: (dev & 0xff) | ((dev >> 12) & 0xf_ff00) }
-}
-
 /// Whether all times that are set are the present: whoever may write may do that.
 fn touches(valid: Fattr) -> bool {
     valid.contains(Fattr::ATIME) == valid.contains(Fattr::ATIME_NOW)
@@ -64,7 +54,7 @@ impl Server {
             nlink: a.nlink,
             uid: a.uid,
             gid: a.gid,
-            rdev: encode_dev(a.rdev.major, a.rdev.minor),
+            rdev: a.rdev.to_stat(),
             blksize: self.block_size(),
             flags: 0,
         }
@@ -205,7 +195,8 @@ mod tests {
     #[test]
     fn device_numbers() {
         for (major, minor) in [(0, 0), (1, 3), (8, 17), (259, 300), (0xfff, 0xf_ffff)] {
-            assert_eq!(decode_dev(encode_dev(major, minor)), oleo::Rdev { major, minor });
+            let rdev = oleo::Rdev { major, minor };
+            assert_eq!(oleo::Rdev::of_stat(rdev.to_stat()), rdev);
         }
     }
 }

@@ -3,7 +3,6 @@
 use oleo::{FileKind, NewInode, NewKind, RenameMode};
 use oleo_fs::InodeRef;
 
-use super::attr::decode_dev;
 use super::{Answer, Errno, Server};
 use crate::wire::Reply;
 use crate::wire::abi;
@@ -50,7 +49,7 @@ impl Server {
         name: &[u8],
         reply: &mut Reply<'_>,
     ) -> Answer {
-        let rdev = decode_dev(args.rdev);
+        let rdev = oleo::Rdev::of_stat(args.rdev);
         let kind = match FileKind::of_mode(args.mode) {
             FileKind::File => NewKind::File,
             FileKind::CharDevice => NewKind::CharDevice(rdev),

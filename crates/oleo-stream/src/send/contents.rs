@@ -15,12 +15,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oleo_format::stream::{Command, EncodedCompression};
-use oleo_format::{ByteLen, Compression, DiskExtent, Logical};
+use oleo_format::{ByteLen, Compression, DiskExtent, Ino, Logical};
+use oleo_fs::data::{read_plain, unpack_inline};
 use oleo_txn::{CsumCheck, Engine};
 
 use super::SendError;
 use super::index::{Index, Known, Place, Step};
-use super::pipe::{Bytes, DataWrite, EncodedWrite, Pipe, read_plain, unpack_here};
+use super::pipe::{Bytes, DataWrite, EncodedWrite, Pipe};
 use super::segments::{Body, Interval, Segment, Side, Sweep};
 use super::sources::{Sources, Wanted};
 
@@ -225,7 +226,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
     }
 
     fn inline_bytes(&self, compression: Compression, data: &[u8], len: u64) -> Result<Vec<u8>, SendError> {
-        unpack_here(compression, data, len, self.engine.sectorsize(), self.file().ino)
+        Ok(unpack_inline(Ino(self.file().ino), compression, data, len, self.engine.sectorsize())?)
     }
 
     /// Bytes that stand in the item; what is missing up to the end is zeros.
@@ -275,16 +276,14 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
 
     fn fallocate(&mut self, range: Range<u64>, mode: u32) -> Result<(), SendError> {
         self.flush()?;
-        let file = self.file.as_ref().expect("extents are told between the beginning and the end of a file");
-        let len = range.end - range.start;
-        self.pipe.command(&Command::Fallocate { path: &file.path, mode, offset: range.start, len })
+        let (path, len) = (self.file().path.clone(), range.end - range.start);
+        self.pipe.command(&Command::Fallocate { path: &path, mode, offset: range.start, len })
     }
 
     fn tell_range(&mut self, range: Range<u64>) -> Result<(), SendError> {
         self.changed = true;
-        let file = self.file.as_ref().expect("extents are told between the beginning and the end of a file");
-        let len = range.end - range.start;
-        self.pipe.command(&Command::UpdateExtent { path: &file.path, offset: range.start, len })
+        let (path, len) = (self.file().path.clone(), range.end - range.start);
+        self.pipe.command(&Command::UpdateExtent { path: &path, offset: range.start, len })
     }
 
     /// A range of data.
@@ -512,8 +511,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
     /// Tells what waits.
     fn flush(&mut self) -> Result<(), SendError> {
         let Some(pending) = self.pending.take() else { return Ok(()) };
-        let file = self.file.as_ref().expect("extents are told between the beginning and the end of a file");
-        let path = file.path.clone();
+        let path = self.file().path.clone();
         match pending {
             Pending::Clone { source, ino, from, at, len } => {
                 let source = &mut self.sources.list[usize::from(source)];

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use oleo_format::stream::Command;
-use oleo_format::{Corruption, DirEntryRef, FileExtent, Ino, InodeFlags, ItemType, Key, Timespec, dir_hash};
+use oleo_format::{Corruption, FileExtent, Ino, InodeFlags, ItemType, Key, Timespec};
 use oleo_fs::inode::InodeFields;
 use oleo_fs::{FileKind, Rdev};
 use oleo_txn::CsumCheck;
@@ -85,7 +85,7 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
             FileKind::Fifo => self.tell(&Command::MkFifo { path, ino })?,
             FileKind::Socket => self.tell(&Command::MkSock { path, ino })?,
             FileKind::CharDevice | FileKind::BlockDevice => {
-                let rdev = stat_rdev(Rdev::of_disk(head.now.rdev));
+                let rdev = Rdev::of_disk(head.now.rdev).to_stat().into();
                 self.tell(&Command::MkNod { path, ino, mode: u64::from(mode), rdev })?;
             }
             FileKind::Symlink => {
@@ -116,19 +116,6 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
             FileExtent::Inline { data, .. } if (1..4096).contains(&data.len()) => Ok(data),
             _ => Err(lie("another").into()),
         }
-    }
-
-    /// An attribute of the subvolume's inode.
-    fn xattr(&self, ino: u64, name: &[u8]) -> Result<Option<Vec<u8>>, SendError> {
-        let key = Key::new(ino, ItemType::XATTR_ITEM, u64::from(dir_hash(name)));
-        let Some(item) = self.sides.blocks.get(&self.sides.new, &key)? else { return Ok(None) };
-        for entry in DirEntryRef::iter(&item) {
-            let entry = entry?;
-            if entry.name == name {
-                return Ok(Some(entry.data.to_vec()));
-            }
-        }
-        Ok(None)
     }
 
     /// Sets and removes the attributes that differ, of those that `which` takes.
@@ -175,7 +162,7 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
         if (owner || written)
             && before.is_some()
             && !told
-            && let Some(value) = self.xattr(head.ino, CAPABILITY)?
+            && let Some(value) = walk::xattr(self.sides.blocks, &self.sides.new, head.ino, CAPABILITY)?
         {
             self.set_xattr(path, &(CAPABILITY.to_vec(), value))?;
         }
@@ -312,10 +299,4 @@ impl Hear for Inodes<'_, '_, '_, '_> {
         self.verity(&path, &head)?;
         self.finish(&path, &head, written)
     }
-}
-
-/// A device number as stat(2) has it, in the 32 bits that streams hold: twelve of the major, twenty of the minor.
-fn stat_rdev(rdev: Rdev) -> u64 {
-    let (major, minor) = (u64::from(rdev.major), u64::from(rdev.minor));
-    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }

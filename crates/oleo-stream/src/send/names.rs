@@ -313,13 +313,7 @@ impl Run<'_, '_> {
                 continue;
             }
             for name in INHERITED {
-                let key = Key::new(ino, ItemType::XATTR_ITEM, u64::from(dir_hash(name)));
-                let Some(item) = self.sides.blocks.get(root, &key)? else { continue };
-                let mut has = false;
-                for entry in DirEntryRef::iter(&item) {
-                    has |= entry?.name == name;
-                }
-                if has {
+                if walk::xattr(self.sides.blocks, root, ino, name)?.is_some() {
                     let path = self.dir_path(Id { ino, old: false })?;
                     (self.emit)(&Command::RemoveXattr { path: &path, name })?;
                     if self.left.bare.last() != Some(&ino) {

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use oleo_format::compress::decompress_into;
 use oleo_format::stream::Command;
-use oleo_format::{Compression, Corruption, Logical, decompress_inline};
+use oleo_format::{Compression, Corruption, Logical};
+use oleo_fs::data::read_plain;
 use oleo_txn::{CsumCheck, Engine};
 use parking_lot::Mutex;
 
@@ -376,24 +377,8 @@ impl Encoder<'_> {
     }
 }
 
-/// Plain data from a sector on; it may end within one.
-pub(super) fn read_plain(engine: &Engine, at: Logical, out: &mut [u8], check: CsumCheck) -> Result<(), SendError> {
-    let sector = engine.sectorsize() as usize;
-    let whole = out.len() / sector * sector;
-    let (head, tail) = out.split_at_mut(whole);
-    if !head.is_empty() {
-        engine.read_data(at, head, check)?;
-    }
-    if !tail.is_empty() {
-        let mut last = vec![0; sector];
-        engine.read_data(Logical(at.0 + whole as u64), &mut last, check)?;
-        tail.copy_from_slice(&last[..tail.len()]);
-    }
-    Ok(())
-}
-
 /// A compressed extent, decompressed.
-pub(super) fn unpack(
+fn unpack(
     engine: &Engine,
     at: Logical,
     disk_len: u64,
@@ -414,29 +399,6 @@ pub(super) fn unpack(
             .within(format!("extent {at}"))
     })?;
     Ok(bytes)
-}
-
-/// The bytes of an inline extent.
-pub(super) fn unpack_here(
-    compression: Compression,
-    data: &[u8],
-    len: u64,
-    sectorsize: u32,
-    ino: u64,
-) -> Result<Vec<u8>, SendError> {
-    let lie = |have: String| {
-        Corruption::new("inline file extent", "data", have, "at most a sector, or a stream that can be decompressed")
-            .within(format!("inode {ino}"))
-    };
-    if len > RAM_LEN_MAX {
-        return Err(lie(len.to_string()).into());
-    }
-    if compression == Compression::None {
-        let mut bytes = data.to_vec();
-        bytes.resize(len as usize, 0);
-        return Ok(bytes);
-    }
-    Ok(decompress_inline(compression, data, len as usize, sectorsize).map_err(|e| lie(e.to_string()))?)
 }
 
 impl Bytes {

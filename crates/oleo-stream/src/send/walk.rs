@@ -11,7 +11,7 @@
 
 use std::ops::ControlFlow;
 
-use oleo_format::{DirEntryRef, Ino, InodeExtrefEntryRef, InodeRefEntryRef, ItemType, Key};
+use oleo_format::{DirEntryRef, Ino, InodeExtrefEntryRef, InodeRefEntryRef, ItemType, Key, dir_hash};
 use oleo_fs::inode::InodeFields;
 use oleo_tree::{Blocks, Diff, TreeRoot};
 
@@ -103,6 +103,19 @@ pub(super) fn fields(blocks: &Blocks, root: &TreeRoot, ino: u64) -> Result<Optio
     let key = Key::new(ino, ItemType::INODE_ITEM, 0);
     let item = blocks.get(root, &key)?;
     item.map(|item| InodeFields::parse(&item, key)).transpose().map_err(SendError::from)
+}
+
+/// One attribute of an inode in a tree.
+pub(super) fn xattr(blocks: &Blocks, root: &TreeRoot, ino: u64, name: &[u8]) -> Result<Option<Vec<u8>>, SendError> {
+    let key = Key::new(ino, ItemType::XATTR_ITEM, u64::from(dir_hash(name)));
+    let Some(item) = blocks.get(root, &key)? else { return Ok(None) };
+    for entry in DirEntryRef::iter(&item) {
+        let entry = entry?;
+        if entry.name == name {
+            return Ok(Some(entry.data.to_vec()));
+        }
+    }
+    Ok(None)
 }
 
 /// The names and attributes of an inode in a tree.

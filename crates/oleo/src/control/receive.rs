@@ -94,16 +94,8 @@ impl Feed {
         let (feed, listener) = Feed::listen()?;
         std::thread::spawn(move || {
             let Ok((mut socket, _)) = listener.accept() else { return };
-            let mut buffer = vec![0; 1 << 18];
-            loop {
-                match stream.read(&mut buffer) {
-                    // What cannot be read is missing at the other end, which says so.
-                    Ok(0) => return,
-                    Ok(len) if socket.write_all(&buffer[..len]).is_err() => return,
-                    Err(error) if error.kind() != io::ErrorKind::Interrupted => return,
-                    _ => {}
-                }
-            }
+            // What cannot be read or written is missing at the other end, which says so.
+            let _cut = pump(&mut stream, &mut socket);
         });
         Ok(feed)
     }
@@ -135,6 +127,19 @@ impl Drop for Feed {
     fn drop(&mut self) {
         // What stays behind is an empty directory of the user's.
         let _gone = std::fs::remove_file(&self.path).and_then(|()| std::fs::remove_dir(&self.dir));
+    }
+}
+
+/// Hands on all there is, in large pieces.
+pub(super) fn pump(from: &mut dyn Read, to: &mut dyn Write) -> io::Result<()> {
+    let mut buffer = vec![0; 1 << 18];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return to.flush(),
+            Ok(len) => to.write_all(&buffer[..len])?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
 }
 

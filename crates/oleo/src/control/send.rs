@@ -3,14 +3,14 @@
 //! Normal path: (1) the client listens ([`Feed::collect`]) and asks; (2) the server connects to it, sees that it is the caller's, and
 //! writes the stream into it; (3) the answer says what was sent, when all is written. A client that goes away ends the send.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
 use serde::{Deserialize, Serialize};
 
 use super::caller::Caller;
-use super::receive::{Feed, connect};
+use super::receive::{Feed, connect, pump};
 use super::request::{Bytes, Error, Reply};
 use crate::send::SendOptions;
 use crate::{Image, TreeId};
@@ -62,15 +62,7 @@ impl Feed {
         let (feed, listener) = Feed::listen()?;
         let thread = std::thread::spawn(move || {
             let (mut socket, _) = listener.accept()?;
-            let mut buffer = vec![0; 1 << 18];
-            loop {
-                match socket.read(&mut buffer) {
-                    Ok(0) => return out.flush(),
-                    Ok(len) => out.write_all(&buffer[..len])?,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
-                }
-            }
+            pump(&mut socket, &mut out)
         });
         Ok((feed, thread))
     }

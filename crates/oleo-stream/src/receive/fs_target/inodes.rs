@@ -23,10 +23,10 @@ const TYPE: u64 = 0o170_000;
 const CHAR_DEVICE: u64 = 0o020_000;
 const BLOCK_DEVICE: u64 = 0o060_000;
 
-/// A device number as streams have it: the kernel's form for user space, 12 bits of major and 20 of minor.
+/// A device number as streams have it.
 fn rdev(number: u64) -> Result<Rdev, ApplyError> {
     let number = u32::try_from(number).map_err(|_| refused("a device number beyond 32 bits"))?;
-    Ok(Rdev { major: (number >> 8) & 0xfff, minor: number & 0xff | (number >> 12) & 0xf_ff00 })
+    Ok(Rdev::of_stat(number))
 }
 
 fn kind_of<'s>(command: &Command<'s>) -> Result<NewKind<'s>, ApplyError> {
