@@ -189,8 +189,6 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     /// Goal: device numbers survive the way to the kernel and back.
     #[test]
     fn device_numbers() {
