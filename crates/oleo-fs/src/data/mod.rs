@@ -50,6 +50,7 @@ mod in_place;
 mod install;
 mod items;
 pub(crate) mod map;
+mod packed;
 mod pieces;
 mod policy;
 mod prepare;
@@ -63,6 +64,7 @@ mod unplaced;
 mod write;
 
 pub use api::Stamp;
+pub use packed::PackedExtent;
 pub use policy::DataOptions;
 pub use prepare::{Compress, Encoded, Policy, Prepared, Whole};
 pub use query::{ExtentInfo, ExtentKind};

@@ -11,7 +11,6 @@
 
 use std::ops::{ControlFlow, Range};
 
-use oleo_format::compress::decompress_into;
 use oleo_format::{Compression, Ino, InodeFlags, Logical, decompress_inline};
 use oleo_txn::{CsumCheck, Engine, TxnError};
 use rayon::prelude::*;
@@ -20,13 +19,11 @@ use crate::FsError;
 use crate::data::FILE_LEN_MAX;
 use crate::data::items::MapOf;
 use crate::data::map::{self, Extent, Span};
-use crate::data::prepare::COMPRESSED_LEN_MAX;
+use crate::data::packed::PackedExtent;
 use crate::inode::{Inode, Items, ReadGuard};
 
 /// Bytes that one task of a large read handles: enough to pay for handing it out.
 const TASK_LEN: u64 = 1 << 20;
-/// The longest compressed extent that is decompressed; the format's limit is an eighth of it.
-const RAM_LEN_MAX: u64 = 8 * COMPRESSED_LEN_MAX as u64;
 
 /// Where a range of the file comes from.
 enum Source {
@@ -270,17 +267,16 @@ fn read_packed(inode: &Inode, span: &Span, skip: u64, task: Task<'_>, check: Csu
         }
         return Ok(());
     }
-    if span.ram_len > RAM_LEN_MAX || span.disk_len > RAM_LEN_MAX {
-        return Err(FsError::lie("compressed extent", span.disk, "length", span.ram_len, RAM_LEN_MAX));
-    }
-    let mut packed = vec![0; span.disk_len as usize];
-    engine.read_data(span.disk, &mut packed, check).map_err(|e| FsError::data(inode, task.from, e))?;
-    let broken = |e| FsError::lie("compressed extent", span.disk, "data", e, "a stream that can be decompressed");
+    let (at, compression) = (span.disk, span.compression);
+    let extent = PackedExtent { at, disk_len: span.disk_len, ram_len: span.ram_len, compression };
+    let failed = |e| match e {
+        TxnError::Corrupt(lie) => FsError::Corruption(lie),
+        e => FsError::data(inode, task.from, e),
+    };
     if whole {
-        return decompress_into(span.compression, &packed, task.out, engine.sectorsize()).map_err(broken);
+        return extent.read_into(engine, check, task.out).map_err(failed);
     }
-    let mut bytes = vec![0; span.ram_len as usize];
-    decompress_into(span.compression, &packed, &mut bytes, engine.sectorsize()).map_err(broken)?;
+    let bytes = extent.read(engine, check).map_err(failed)?;
     task.out.copy_from_slice(&bytes[from as usize..from as usize + task.out.len()]);
     if !to_the_end {
         unpacked.keep(span, bytes.into());

@@ -1,8 +1,9 @@
 //! What is in files: extents to clones, writes and holes.
 //!
 //! Normal path, for one file: (1) intervals come from a [`Sweep`] of both sides; (2) what is the same on both sides is passed
-//! over: the same extent, or (sector by sector, by checksum and then by content) another one with the same bytes; (3) of an extent
-//! that differs, what the receiver has somewhere is cloned, the rest is written, and from then on it is known here
+//! over: the same extent, or (sector by sector, by checksum and then by content) another one with the same bytes, which for compressed
+//! ones is found when they are read to be written; (3) of an extent that differs, what the receiver has somewhere is cloned, the rest is
+//! written, and from then on it is known here
 //! ([`Index`]); (4) clones and writes that continue one another become one.
 //!
 //! What the receiver's file holds is followed: its size, and that beyond it there is nothing. So a hole behind the old data
@@ -16,12 +17,12 @@ use std::sync::Arc;
 
 use oleo_format::stream::{Command, EncodedCompression};
 use oleo_format::{ByteLen, Compression, DiskExtent, Ino, Logical};
-use oleo_fs::data::{read_plain, unpack_inline};
+use oleo_fs::data::{PackedExtent, read_plain, unpack_inline};
 use oleo_txn::{CsumCheck, Engine};
 
 use super::SendError;
 use super::index::{Index, Known, Place, Step};
-use super::pipe::{Bytes, DataWrite, EncodedWrite, Pipe};
+use super::pipe::{Bytes, DataWrite, EncodedWrite, Part, Pipe};
 use super::segments::{Body, Interval, Segment, Side, Sweep};
 use super::sources::{Sources, Wanted};
 
@@ -56,7 +57,7 @@ pub(super) struct File {
 /// Commands that may still grow.
 enum Pending {
     Clone { source: u16, ino: u64, from: u64, at: u64, len: u64 },
-    Write { at: u64, parts: Vec<(Bytes, u64)>, len: u64 },
+    Write { at: u64, parts: Vec<Part>, len: u64 },
     Zeros(Range<u64>),
 }
 
@@ -235,7 +236,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         let mut here = bytes.get(range.start as usize..).unwrap_or_default().to_vec();
         here.resize((range.end - range.start) as usize, 0);
         let len = here.len() as u64;
-        self.write(range.start, Bytes::Here(here.into()), len)
+        self.write(range.start, Part { bytes: Bytes::Here(here.into()), len, old: None })
     }
 
     /// Zeros, where the parent may have something else.
@@ -302,11 +303,40 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
                 self.saved.same += range.end - range.start;
                 return Ok(());
             }
-            if !self.form.no_data && was.compression == Compression::None && now.compression == Compression::None {
-                return self.compare(range, now, inside, Logical(was.disk_bytenr.0 + was_inside));
+            if was.compression == Compression::None && now.compression == Compression::None {
+                if !self.form.no_data {
+                    return self.compare(range, now, inside, Logical(was.disk_bytenr.0 + was_inside));
+                }
+            } else if self.file().check == CsumCheck::Verify {
+                return self.differs_unless(range, now, inside, was, was_inside);
             }
         }
-        self.differs(range, now, inside)
+        self.differs(range, now, inside, None)
+    }
+
+    /// A range of which only reading tells whether the contents changed, since one side is compressed.
+    fn differs_unless(
+        &mut self,
+        range: Range<u64>,
+        now: &DiskExtent,
+        inside: u64,
+        was: &DiskExtent,
+        was_inside: u64,
+    ) -> Result<(), SendError> {
+        let file = self.file();
+        // What the receiver's file has of a sector in which the old file ended is not all of it.
+        let there = match file.size_before == file.size {
+            true => range.end,
+            false => (file.size_before / self.sector * self.sector).clamp(range.start, range.end),
+        };
+        if range.start < there {
+            let old = bytes_of(was, was_inside, file.check);
+            self.differs(range.start..there, now, inside, Some(&old))?;
+        }
+        if there < range.end {
+            self.differs(there..range.end, now, inside + (there - range.start), None)?;
+        }
+        Ok(())
     }
 
     /// Passes over sectors whose contents did not change, though they are elsewhere now.
@@ -323,7 +353,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
                     self.saved.same += run.end - run.start;
                     self.enter(now, inside, &run);
                 } else {
-                    self.differs(run, now, inside)?;
+                    self.differs(run, now, inside, None)?;
                 }
             }
             at += len;
@@ -375,8 +405,14 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         self.index.insert(at, Known { start: inside, end: inside + (range.end - range.start), place });
     }
 
-    /// A range whose contents the receiver's file has not.
-    fn differs(&mut self, range: Range<u64>, extent: &DiskExtent, inside: u64) -> Result<(), SendError> {
+    /// A range whose contents the receiver's file has not, or has at most where they equal `old`, what it has there.
+    fn differs(
+        &mut self,
+        range: Range<u64>,
+        extent: &DiskExtent,
+        inside: u64,
+        old: Option<&Bytes>,
+    ) -> Result<(), SendError> {
         self.changed = true;
         if self.form.no_data {
             return self.tell_range(range);
@@ -396,7 +432,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
                     self.sources.find(&mut self.index, &Wanted { extent, range: at..end_inside })?;
                 }
                 Step::Lack { end } => {
-                    self.write_extent(here, extent, at..end)?;
+                    self.write_extent(here, extent, at..end, old.map(|old| old.after(at - inside)))?;
                     at = end;
                 }
             }
@@ -405,53 +441,39 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         Ok(())
     }
 
-    fn write_extent(&mut self, at: u64, extent: &DiskExtent, inside: Range<u64>) -> Result<(), SendError> {
-        let len = inside.end - inside.start;
-        let check = self.file().check;
-        if extent.compression == Compression::None {
-            let from = Logical(extent.disk_bytenr.0.saturating_add(inside.start));
-            return self.write(at, Bytes::Plain { at: from, check }, len);
-        }
-        if self.form.compressed
-            && extent.disk_num_bytes.0 <= len
-            && let Some(compression) = EncodedCompression::number(extent.compression, self.engine.sectorsize())
-        {
-            return self.write_encoded(at, extent, inside, compression);
-        }
-        let packed = Bytes::Packed {
-            at: extent.disk_bytenr,
-            disk_len: extent.disk_num_bytes.0,
-            ram_len: extent.ram_bytes.0,
-            compression: extent.compression,
-            skip: inside.start,
-            check,
-        };
-        self.write(at, packed, len)
-    }
-
-    fn write_encoded(
+    fn write_extent(
         &mut self,
         at: u64,
         extent: &DiskExtent,
         inside: Range<u64>,
-        compression: u32,
+        old: Option<Bytes>,
     ) -> Result<(), SendError> {
-        self.flush()?;
-        let file = self.file();
         let len = inside.end - inside.start;
-        let write = EncodedWrite {
-            path: file.path.clone(),
-            at,
-            file_len: len,
-            ram_len: extent.ram_bytes.0,
-            skip: inside.start,
-            compression,
-            from: Bytes::Plain { at: extent.disk_bytenr, check: file.check },
-            disk_len: extent.disk_num_bytes.0,
-        };
-        self.pipe.encoded(write)?;
-        self.size_now = self.size_now.max(at + len);
-        Ok(())
+        let bytes = bytes_of(extent, inside.start, self.file().check);
+        if self.form.compressed
+            && extent.compression != Compression::None
+            && extent.disk_num_bytes.0 <= len
+            && let Some(compression) = EncodedCompression::number(extent.compression, self.engine.sectorsize())
+        {
+            self.flush()?;
+            let file = self.file();
+            let write = EncodedWrite {
+                path: file.path.clone(),
+                at,
+                file_len: len,
+                ram_len: extent.ram_bytes.0,
+                skip: inside.start,
+                compression,
+                from: Bytes::Plain { at: extent.disk_bytenr, check: file.check },
+                disk_len: extent.disk_num_bytes.0,
+                plain: bytes,
+                old,
+            };
+            self.pipe.encoded(write)?;
+            self.size_now = self.size_now.max(at + len);
+            return Ok(());
+        }
+        self.write(at, Part { bytes, len, old })
     }
 
     fn clone_from(&mut self, at: u64, len: u64, clone_len: u64, place: Place) -> Result<(), SendError> {
@@ -476,9 +498,9 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         })
     }
 
-    fn write(&mut self, at: u64, bytes: Bytes, len: u64) -> Result<(), SendError> {
-        let (mut at, mut bytes, mut left) = (at, bytes, len);
-        while left > 0 {
+    fn write(&mut self, at: u64, part: Part) -> Result<(), SendError> {
+        let (mut at, mut rest) = (at, part);
+        while rest.len > 0 {
             let room = match &self.pending {
                 Some(Pending::Write { at: from, len, .. }) if *from + *len == at && *len < WRITE_LEN_MAX => {
                     WRITE_LEN_MAX - *len
@@ -488,16 +510,20 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
                     WRITE_LEN_MAX
                 }
             };
-            let now = left.min(room);
-            let rest = bytes.after(now);
+            let now = rest.len.min(room);
+            let after = Part {
+                bytes: rest.bytes.after(now),
+                len: rest.len - now,
+                old: rest.old.as_ref().map(|old| old.after(now)),
+            };
             if let Some(Pending::Write { parts, len, .. }) = &mut self.pending {
                 match parts.last_mut() {
-                    Some((before, before_len)) if before.goes_on(*before_len, &bytes) => *before_len += now,
-                    _ => parts.push((bytes, now)),
+                    Some(before) if before.goes_on(&rest.bytes, rest.old.as_ref()) => before.len += now,
+                    _ => parts.push(Part { len: now, ..rest }),
                 }
                 *len += now;
             }
-            (at, bytes, left) = (at + now, rest, left - now);
+            (at, rest) = (at + now, after);
         }
         Ok(())
     }
@@ -540,7 +566,11 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
                 let mut at = range.start;
                 while at < range.end {
                     let len = WRITE_LEN_MAX.min(range.end - at);
-                    self.pipe.write(DataWrite { path: path.clone(), at, parts: vec![(Bytes::Zeros, len)] })?;
+                    self.pipe.write(DataWrite {
+                        path: path.clone(),
+                        at,
+                        parts: vec![Part { bytes: Bytes::Zeros, len, old: None }],
+                    })?;
                     at += len;
                 }
                 self.size_now = self.size_now.max(range.end);
@@ -548,4 +578,18 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         }
         Ok(())
     }
+}
+
+/// The bytes of an extent from `inside` on.
+fn bytes_of(extent: &DiskExtent, inside: u64, check: CsumCheck) -> Bytes {
+    if extent.compression == Compression::None {
+        return Bytes::Plain { at: Logical(extent.disk_bytenr.0.saturating_add(inside)), check };
+    }
+    let packed = PackedExtent {
+        at: extent.disk_bytenr,
+        disk_len: extent.disk_num_bytes.0,
+        ram_len: extent.ram_bytes.0,
+        compression: extent.compression,
+    };
+    Bytes::Packed { extent: packed, skip: inside, check }
 }

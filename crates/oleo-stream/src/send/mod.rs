@@ -172,6 +172,7 @@ pub fn send(
     sent.bytes = counts.bytes.load(Ordering::Relaxed);
     sent.commands = counts.commands.load(Ordering::Relaxed);
     sent.data_bytes = counts.data_bytes.load(Ordering::Relaxed);
+    sent.same_bytes += counts.same_bytes.load(Ordering::Relaxed);
     Ok(sent)
 }
 

@@ -1,22 +1,22 @@
-//! From commands to the stream's bytes: data is read and encoded on all cores, and comes out in order.
+//! From commands to the stream's bytes: data is read, compared and encoded on all cores, and comes out in order.
 //!
 //! Normal path: (1) the planner appends commands to a batch, and where there is data to be read, what is to be read; (2) a batch
-//! that stands for enough bytes goes to whichever worker is free; (3) workers read, decompress and encode; (4) the writer puts
+//! that stands for enough bytes goes to whichever worker is free; (3) workers read, decompress, leave out what
+//! the receiver turns out to have, and encode; (4) the writer puts
 //! batches in order and writes them.
 //!
 //! Memory: as many batches are under way as the bound allows; the planner waits for the writer.
 //! Errors: the first one ends all; the planner learns of it at its next batch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use oleo_format::compress::decompress_into;
 use oleo_format::stream::Command;
-use oleo_format::{Compression, Corruption, Logical};
-use oleo_fs::data::read_plain;
+use oleo_format::{Corruption, Logical};
+use oleo_fs::data::{PackedExtent, read_plain};
 use oleo_txn::{CsumCheck, Engine};
 use parking_lot::Mutex;
 
@@ -30,8 +30,9 @@ const BATCH_COMMAND_BYTES: usize = 128 << 10;
 const WRITE_LEN_V1: usize = 48 << 10;
 /// The same from version 2 on, as the kernel has it.
 const WRITE_LEN_V2: usize = 128 << 10;
-/// The longest compressed extent that is decompressed; the format's limit is an eighth of it.
-const RAM_LEN_MAX: u64 = 1 << 20;
+
+/// Decompressed extents that a worker keeps.
+const UNPACKED_KEPT: usize = 2;
 
 /// Where the bytes of a range come from.
 #[derive(Clone, PartialEq, Debug)]
@@ -42,10 +43,7 @@ pub(super) enum Bytes {
     },
     /// Decompressed, from `skip` on.
     Packed {
-        at: Logical,
-        disk_len: u64,
-        ram_len: u64,
-        compression: Compression,
+        extent: PackedExtent,
         skip: u64,
         check: CsumCheck,
     },
@@ -53,17 +51,38 @@ pub(super) enum Bytes {
     Zeros,
 }
 
+/// A range of a write.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub bytes: Bytes,
+    pub len: u64,
+    /// What the receiver's file has there: sectors with the same contents are not sent. Only reading tells.
+    pub old: Option<Bytes>,
+}
+
+impl Part {
+    /// Whether another one follows this one as one piece.
+    pub fn goes_on(&self, next: &Bytes, next_old: Option<&Bytes>) -> bool {
+        let old_too = match (&self.old, next_old) {
+            (None, None) => true,
+            (Some(old), Some(next)) => old.goes_on(self.len, next),
+            _ => false,
+        };
+        old_too && self.bytes.goes_on(self.len, next)
+    }
+}
+
 /// Data at a place in a file: parts that follow one another. But for the last one, they end at sectors.
 #[derive(Debug)]
 pub(super) struct DataWrite {
     pub path: Arc<[u8]>,
     pub at: u64,
-    pub parts: Vec<(Bytes, u64)>,
+    pub parts: Vec<Part>,
 }
 
 impl DataWrite {
     pub fn len(&self) -> u64 {
-        self.parts.iter().map(|(_, len)| *len).sum()
+        self.parts.iter().map(|p| p.len).sum()
     }
 }
 
@@ -76,8 +95,12 @@ pub(super) struct EncodedWrite {
     pub ram_len: u64,
     pub skip: u64,
     pub compression: u32,
+    /// As it is stored, and decompressed.
     pub from: Bytes,
     pub disk_len: u64,
+    pub plain: Bytes,
+    /// What the receiver's file has there; if it is the same, nothing is sent.
+    pub old: Option<Bytes>,
 }
 
 #[derive(Debug)]
@@ -101,6 +124,8 @@ pub(super) struct Counts {
     pub bytes: AtomicU64,
     pub commands: AtomicU64,
     pub data_bytes: AtomicU64,
+    /// Bytes that were read to be sent, and were not.
+    pub same_bytes: AtomicU64,
 }
 
 /// The planner's end.
@@ -179,7 +204,6 @@ impl Pipe<'_> {
     /// Appends writes of data that is still to be read.
     pub fn write(&mut self, write: DataWrite) -> Result<(), SendError> {
         let len = write.len();
-        self.counts.data_bytes.fetch_add(len, Ordering::Relaxed);
         self.batch.weight += usize::try_from(len).unwrap_or(BATCH_BYTES) + write.path.len();
         self.batch.data.push((self.batch.commands.len(), Data::Write(write)));
         self.roll()
@@ -187,7 +211,6 @@ impl Pipe<'_> {
 
     /// Appends a compressed extent that is still to be read.
     pub fn encoded(&mut self, write: EncodedWrite) -> Result<(), SendError> {
-        self.counts.data_bytes.fetch_add(write.disk_len, Ordering::Relaxed);
         self.batch.weight += usize::try_from(write.disk_len).unwrap_or(BATCH_BYTES) + write.path.len();
         self.batch.data.push((self.batch.commands.len(), Data::Encoded(write)));
         self.roll()
@@ -251,7 +274,7 @@ fn writer(
 }
 
 fn worker(shared: &Shared<'_>, todo: &Receiver<Batch>, done: &Sender<(u64, Vec<u8>)>) {
-    let mut encoder = Encoder { shared, unpacked: None };
+    let mut encoder = Encoder { shared, unpacked: VecDeque::new() };
     while let Ok(batch) = todo.recv() {
         let number = batch.number;
         let bytes = match encoder.batch(batch) {
@@ -269,8 +292,8 @@ fn worker(shared: &Shared<'_>, todo: &Receiver<Batch>, done: &Sender<(u64, Vec<u
 
 struct Encoder<'s> {
     shared: &'s Shared<'s>,
-    /// The extent that was decompressed last.
-    unpacked: Option<(Logical, Vec<u8>)>,
+    /// The extents that were decompressed last: one to be sent, and one that it is compared with.
+    unpacked: VecDeque<(PackedExtent, Vec<u8>)>,
 }
 
 impl Encoder<'_> {
@@ -296,32 +319,71 @@ impl Encoder<'_> {
     }
 
     fn write(&mut self, write: &DataWrite, out: &mut Vec<u8>) -> Result<(), SendError> {
+        if write.parts.iter().all(|p| p.old.is_none()) {
+            return self.tell(&write.path, write.at, &write.parts, out);
+        }
+        let mut run = Vec::new();
+        let (mut run_at, mut at) = (write.at, write.at);
+        for part in &write.parts {
+            for (bytes, len) in self.pieces(part)? {
+                match bytes {
+                    Some(bytes) => run.push(Part { bytes, len, old: None }),
+                    None => {
+                        self.shared.counts.same_bytes.fetch_add(len, Ordering::Relaxed);
+                        self.tell(&write.path, run_at, &run, out)?;
+                        run.clear();
+                        run_at = at + len;
+                    }
+                }
+                at += len;
+            }
+        }
+        self.tell(&write.path, run_at, &run, out)
+    }
+
+    /// What is to be sent of a part, in order; none for what the receiver has.
+    fn pieces(&mut self, part: &Part) -> Result<Vec<(Option<Bytes>, u64)>, SendError> {
+        let Some(old) = &part.old else { return Ok(vec![(Some(part.bytes.clone()), part.len)]) };
+        let len = part.len as usize;
+        let (mut new_bytes, mut old_bytes) = (vec![0; len], vec![0; len]);
+        self.read(&part.bytes, 0, &mut new_bytes)?;
+        if self.read(old, 0, &mut old_bytes).is_err() {
+            // What cannot be read cannot be compared with; what is sent is right at any rate.
+            return Ok(vec![(Some(Bytes::Here(new_bytes.into())), part.len)]);
+        }
+        let sector = self.shared.engine.sectorsize() as usize;
+        let sectors: Vec<(&[u8], bool)> =
+            new_bytes.chunks(sector).zip(old_bytes.chunks(sector)).map(|(new, old)| (new, new == old)).collect();
+        let runs = sectors.chunk_by(|a, b| a.1 == b.1);
+        let piece = |run: &[(&[u8], bool)]| {
+            let len = run.iter().map(|(bytes, _)| bytes.len() as u64).sum();
+            let bytes = (!run[0].1).then(|| Bytes::Here(run.iter().flat_map(|(bytes, _)| *bytes).copied().collect()));
+            (bytes, len)
+        };
+        Ok(runs.map(piece).collect())
+    }
+
+    /// Writes of parts, as long as the version has them.
+    fn tell(&mut self, path: &[u8], at: u64, parts: &[Part], out: &mut Vec<u8>) -> Result<(), SendError> {
         let chunk = if self.shared.version == 1 { WRITE_LEN_V1 } else { WRITE_LEN_V2 };
-        let mut left = write.len();
-        let mut at = write.at;
-        let mut parts = write.parts.iter();
-        let mut part: Option<(&Bytes, u64)> = None;
+        let mut left: u64 = parts.iter().map(|p| p.len).sum();
+        self.shared.counts.data_bytes.fetch_add(left, Ordering::Relaxed);
+        let mut at = at;
+        let mut parts = parts.iter();
+        let mut part: Option<&Part> = None;
         let mut done = 0;
         while left > 0 {
             let len = left.min(chunk as u64);
-            let path = &write.path;
             self.shared.counts.commands.fetch_add(1, Ordering::Relaxed);
             Command::encode_write(self.shared.version, path, at, len as usize, out, |mut room| {
                 while !room.is_empty() {
-                    let (bytes, part_len) = match part {
-                        Some(part) => part,
-                        None => match parts.next() {
-                            Some((bytes, len)) => (bytes, *len),
-                            None => break,
-                        },
-                    };
-                    let now = room.len().min((part_len - done) as usize);
-                    let (head, tail) = room.split_at_mut(now);
-                    self.read(bytes, done, head)?;
+                    let Some(now) = part.or_else(|| parts.next()) else { break };
+                    let (head, tail) = room.split_at_mut(room.len().min((now.len - done) as usize));
+                    self.read(&now.bytes, done, head)?;
+                    done += head.len() as u64;
                     room = tail;
-                    done += now as u64;
-                    part = Some((bytes, part_len));
-                    if done == part_len {
+                    part = Some(now);
+                    if done == now.len {
                         (part, done) = (None, 0);
                     }
                 }
@@ -334,9 +396,19 @@ impl Encoder<'_> {
     }
 
     fn encoded(&mut self, write: &EncodedWrite, out: &mut Vec<u8>) -> Result<(), SendError> {
+        if let Some(old) = &write.old {
+            let len = usize::try_from(write.file_len).unwrap_or(usize::MAX);
+            let (mut new_bytes, mut old_bytes) = (vec![0; len], vec![0; len]);
+            self.read(&write.plain, 0, &mut new_bytes)?;
+            if self.read(old, 0, &mut old_bytes).is_ok() && new_bytes == old_bytes {
+                self.shared.counts.same_bytes.fetch_add(write.file_len, Ordering::Relaxed);
+                return Ok(());
+            }
+        }
         let mut data = vec![0; usize::try_from(write.disk_len).unwrap_or(usize::MAX)];
         self.read(&write.from, 0, &mut data)?;
         self.shared.counts.commands.fetch_add(1, Ordering::Relaxed);
+        self.shared.counts.data_bytes.fetch_add(write.disk_len, Ordering::Relaxed);
         Command::EncodedWrite {
             path: &write.path,
             offset: write.at,
@@ -358,16 +430,18 @@ impl Encoder<'_> {
             Bytes::Zeros => out.fill(0),
             Bytes::Here(bytes) => out.copy_from_slice(&bytes[from as usize..from as usize + out.len()]),
             Bytes::Plain { at, check } => read_plain(engine, Logical(at.0 + from), out, *check)?,
-            Bytes::Packed { at, disk_len, ram_len, compression, skip, check } => {
-                if self.unpacked.as_ref().is_none_or(|(known, _)| known != at) {
-                    let bytes = unpack(engine, *at, *disk_len, *ram_len, *compression, *check)?;
-                    self.unpacked = Some((*at, bytes));
+            Bytes::Packed { extent, skip, check } => {
+                let known = self.unpacked.iter().position(|(known, _)| known == extent);
+                if known.is_none() {
+                    let bytes = extent.read(engine, *check)?;
+                    self.unpacked.truncate(UNPACKED_KEPT - 1);
+                    self.unpacked.push_front((*extent, bytes));
                 }
-                let Some((_, bytes)) = &self.unpacked else { return Ok(()) };
+                let (_, bytes) = &self.unpacked[known.unwrap_or(0)];
                 let from = (skip + from) as usize;
                 let Some(bytes) = bytes.get(from..from + out.len()) else {
-                    return Err(Corruption::new("file extent", "end", from + out.len(), ram_len)
-                        .within(format!("extent {at}"))
+                    return Err(Corruption::new("file extent", "end", from + out.len(), extent.ram_len)
+                        .within(format!("extent {}", extent.at))
                         .into());
                 };
                 out.copy_from_slice(bytes);
@@ -377,44 +451,15 @@ impl Encoder<'_> {
     }
 }
 
-/// A compressed extent, decompressed.
-fn unpack(
-    engine: &Engine,
-    at: Logical,
-    disk_len: u64,
-    ram_len: u64,
-    compression: Compression,
-    check: CsumCheck,
-) -> Result<Vec<u8>, SendError> {
-    if ram_len > RAM_LEN_MAX || disk_len > RAM_LEN_MAX {
-        return Err(Corruption::new("compressed extent", "length", ram_len.max(disk_len), RAM_LEN_MAX)
-            .within(format!("extent {at}"))
-            .into());
-    }
-    let mut packed = vec![0; disk_len as usize];
-    engine.read_data(at, &mut packed, check)?;
-    let mut bytes = vec![0; ram_len as usize];
-    decompress_into(compression, &packed, &mut bytes, engine.sectorsize()).map_err(|e| {
-        Corruption::new("compressed extent", "data", e, "a stream that can be decompressed")
-            .within(format!("extent {at}"))
-    })?;
-    Ok(bytes)
-}
-
 impl Bytes {
     /// What is left of them after so many.
     pub fn after(&self, skipped: u64) -> Bytes {
         match self {
             Bytes::Zeros => Bytes::Zeros,
             Bytes::Plain { at, check } => Bytes::Plain { at: Logical(at.0.saturating_add(skipped)), check: *check },
-            Bytes::Packed { at, disk_len, ram_len, compression, skip, check } => Bytes::Packed {
-                at: *at,
-                disk_len: *disk_len,
-                ram_len: *ram_len,
-                compression: *compression,
-                skip: skip.saturating_add(skipped),
-                check: *check,
-            },
+            Bytes::Packed { extent, skip, check } => {
+                Bytes::Packed { extent: *extent, skip: skip.saturating_add(skipped), check: *check }
+            }
             Bytes::Here(bytes) => Bytes::Here(bytes.get(skipped as usize..).unwrap_or_default().into()),
         }
     }
