@@ -39,6 +39,9 @@ pub use fs_target::{FsTarget, FsTargetOptions};
 pub use interpret::receive;
 pub use mark::{MARK, Mark};
 
+/// Commands between two commits, below what the file system lets wait of changed inodes.
+const COMMANDS_PER_COMMIT: usize = 48_000;
+
 /// How a stream is applied.
 #[derive(Clone, Debug)]
 pub struct ReceiveOptions {
@@ -51,6 +54,8 @@ pub struct ReceiveOptions {
     pub resume: bool,
     /// What becomes of a subvolume that is not complete when the work ends with an error.
     pub incomplete: Incomplete,
+    /// A place up to which all was applied is made durable after so many commands at least, one or more.
+    pub commands_per_commit: usize,
     /// How much of a stream is believed.
     pub limits: Limits,
 }
@@ -62,6 +67,7 @@ impl Default for ReceiveOptions {
             errors_passed_max: Some(0),
             resume: false,
             incomplete: Incomplete::Marked,
+            commands_per_commit: COMMANDS_PER_COMMIT,
             limits: Limits::default(),
         }
     }

@@ -32,7 +32,7 @@ use crate::{Error, Image, InodeRef, Result, TreeId};
 
 pub use oleo_format::stream::{Command, header};
 pub use oleo_stream::dump::Dumper;
-pub use oleo_stream::receive::{Incomplete, ReceiveError, ReceiveOptions, ReceivedSubvol, Report};
+pub use oleo_stream::receive::{Incomplete, MARK, ReceiveError, ReceiveOptions, ReceivedSubvol, Report};
 pub use oleo_stream::{Commands, Limits, Next, StreamError};
 
 /// How to receive into an image.
@@ -86,7 +86,8 @@ impl Image {
             options.incomplete = Incomplete::Deleted;
         }
         let before = fs.engine().durable();
-        let mut target = FsTarget::new(fs, into, FsTargetOptions { rebase, one_transaction: how.atomic });
+        let commands_per_commit = (!how.atomic).then_some(options.commands_per_commit);
+        let mut target = FsTarget::new(fs, into, FsTargetOptions { rebase, commands_per_commit });
         let (report, result) = oleo_stream::receive::receive(&mut target, input, &options);
         drop(target);
         let failed = result.is_err();

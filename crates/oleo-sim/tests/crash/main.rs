@@ -10,5 +10,6 @@ mod mutants;
 #[path = "../proof/ours.rs"]
 mod ours;
 mod random;
+mod receive;
 mod run;
 mod tally;

@@ -83,7 +83,8 @@ pub struct Base {
     pub contents: Vec<Contents>,
 }
 
-fn options(write: bool) -> OpenOptions {
+/// How states are opened.
+pub fn options(write: bool) -> OpenOptions {
     let clock = Arc::new(Ticking(AtomicI64::new(0)));
     let fs = FsOptions { clock, ..FsOptions::default() };
     OpenOptions { write, cache_bytes: 4 << 20, fs, ..OpenOptions::default() }

@@ -57,18 +57,19 @@ impl Block {
         })
     }
 
-    fn is_full(&self) -> bool {
-        self.bytes.len() >= BLOCK_BYTES || self.entries.len() >= BLOCK_COMMANDS
+    fn is_full(&self, commands_max: usize) -> bool {
+        self.bytes.len() >= BLOCK_BYTES || self.entries.len() >= commands_max
     }
 }
 
-/// Starts reading.
-pub(super) fn read<R: Read + Send + 'static>(input: R, limits: Limits) -> Receiver<Block> {
+/// Starts reading. Blocks are `commands_max` long at most.
+pub(super) fn read<R: Read + Send + 'static>(input: R, limits: Limits, commands_max: usize) -> Receiver<Block> {
+    let commands_max = commands_max.clamp(1, BLOCK_COMMANDS);
     let (sender, receiver) = sync_channel(BLOCKS_AHEAD);
     thread::spawn(move || {
         let mut commands = Commands::new(input, limits);
         loop {
-            let (block, more) = fill(&mut commands);
+            let (block, more) = fill(&mut commands, commands_max);
             if sender.send(block).is_err() || !more {
                 return;
             }
@@ -78,9 +79,9 @@ pub(super) fn read<R: Read + Send + 'static>(input: R, limits: Limits) -> Receiv
 }
 
 /// The next block, and whether there may be more.
-fn fill<R: Read>(commands: &mut Commands<R>) -> (Block, bool) {
+fn fill<R: Read>(commands: &mut Commands<R>, commands_max: usize) -> (Block, bool) {
     let mut block = Block { bytes: Vec::with_capacity(BLOCK_BYTES + (256 << 10)), ..Block::default() };
-    while !block.is_full() {
+    while !block.is_full(commands_max) {
         match commands.next() {
             Ok(Some(next)) => {
                 let start = block.bytes.len();

@@ -34,8 +34,6 @@ use batch::Batch;
 pub(super) use batch::packed;
 use paths::Finder;
 
-/// Commands between two commits, below what the file system lets wait of changed inodes.
-const COMMANDS_PER_COMMIT: usize = 48_000;
 /// Bytes of data between two commits.
 const BYTES_PER_COMMIT: u64 = 1 << 30;
 /// Warnings that are kept.
@@ -46,8 +44,8 @@ const WARNINGS_MAX: usize = 1000;
 pub struct FsTargetOptions {
     /// Use this subvolume in place of the parent that the stream names, and as source of what is cloned from that.
     pub rebase: Option<TreeId>,
-    /// Commit nothing in between.
-    pub one_transaction: bool,
+    /// Commands between two commits; `None`: commit nothing in between.
+    pub commands_per_commit: Option<usize>,
 }
 
 /// A file system of ours, and the directory in it where subvolumes are made.
@@ -204,7 +202,8 @@ impl Target for FsTarget {
     }
 
     fn checkpoint(&mut self, mark: &Mark) -> Result<(), ApplyError> {
-        if self.options.one_transaction || (self.commands < COMMANDS_PER_COMMIT && self.bytes < BYTES_PER_COMMIT) {
+        let Some(most) = self.options.commands_per_commit else { return Ok(()) };
+        if self.commands < most && self.bytes < BYTES_PER_COMMIT {
             return Ok(());
         }
         self.settle()?;

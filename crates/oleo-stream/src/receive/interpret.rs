@@ -40,7 +40,7 @@ pub fn receive<R: Read + Send + 'static>(
         applied: None,
         done: false,
     };
-    let blocks = blocks::read(input, options.limits);
+    let blocks = blocks::read(input, options.limits, options.commands_per_commit);
     let mut result = Ok(());
     // Ends with the channel, which the reading thread closes at the end of the stream.
     for block in blocks {

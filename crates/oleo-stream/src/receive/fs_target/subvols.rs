@@ -1,9 +1,9 @@
 //! Beginning, ending and finding subvolumes; the mark on what is incomplete.
 
 use oleo_format::TreeId;
-use oleo_fs::Time;
 use oleo_fs::{
-    COMPRESSION, FsError, InodeRef, NewSubvol, ReadOnly, Received, SnapshotOptions, SubvolInfo, UuidKind, XattrMode,
+    COMPRESSION, Fs, FsError, InodeRef, NewSubvol, ReadOnly, Received, SetAttr, SnapshotOptions, SubvolInfo, Time,
+    UuidKind, XattrMode,
 };
 use uuid::Uuid;
 
@@ -126,7 +126,7 @@ impl FsTarget {
         let mut generation = fs.engine().generation().0;
         for _ in 0..TRIES {
             let stored = Stored { uuid: open.uuid, ctransid: open.ctransid, generation, mark: mark.cloned() };
-            fs.xattr_set(&open.root, MARK_NAME, &stored.encode(), XattrMode::Any)?;
+            unseen(&fs, &open.root, || fs.xattr_set(&open.root, MARK_NAME, &stored.encode(), XattrMode::Any))?;
             let written = fs.attr(&open.root).transid;
             if written == generation {
                 return Ok(());
@@ -142,11 +142,7 @@ impl FsTarget {
         let open = self.open()?;
         let (tree, received) =
             (open.root.tree(), Received { uuid: open.uuid, stransid: open.ctransid, stime: Time::default() });
-        let attr = fs.attr(&open.root);
-        fs.xattr_remove(&open.root, MARK_NAME)?;
-        // Removing it is no change that anybody should see.
-        let set = oleo_fs::SetAttr { ctime: Some(attr.ctime), ..Default::default() };
-        fs.set_attr(&open.root, &set)?;
+        unseen(&fs, &open.root, || fs.xattr_remove(&open.root, MARK_NAME))?;
         self.lock_again()?;
         fs.set_received(tree, &received)?;
         fs.set_read_only(tree, ReadOnly::Yes)?;
@@ -174,4 +170,11 @@ impl FsTarget {
         self.open = None;
         Ok(())
     }
+}
+
+/// A change of the mark: none that the time of the last change tells of, which is the sender's.
+fn unseen(fs: &Fs, root: &InodeRef, change: impl FnOnce() -> Result<(), FsError>) -> Result<(), FsError> {
+    let ctime = Some(fs.attr(root).ctime);
+    change()?;
+    fs.set_attr(root, &SetAttr { ctime, ..SetAttr::default() }).map(drop)
 }
