@@ -74,6 +74,87 @@ fn exact_with_levels() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Files of [`large`] and the extents that each has.
+const LARGE_FILES: usize = 6000;
+
+/// A subvolume with a large tree, and a snapshot of it that shares all of it, with quota on.
+fn large(oracle: Oracle, image: &std::path::Path, nodesize: &str) -> anyhow::Result<(Fs, [TreeId; 2])> {
+    oracle.mkfs(&["-n", nodesize], &[image])?;
+    let fs = open(image)?;
+    quota_enable(&fs)?;
+    qgroup_change(&fs, QgroupChange::Create(QgroupId::new(1, 0)), true)?;
+    let top = fs.root(TreeId::FS)?;
+    let source = fs.subvol_create(&top, b"source", &NewSubvol::default())?;
+    let root = fs.root(source)?;
+    for n in 0..LARGE_FILES {
+        let file = fs.create(&root, format!("file-{n:05}").as_bytes(), &NewInode::new(NewKind::File, 0o644))?;
+        let len = if n % 4 == 0 { 5000 } else { 900 };
+        fs.write(&file, 0, &vec![n as u8; len])?;
+    }
+    fs.sync()?;
+    let snapshot = fs.snapshot(source, &top, b"snapshot", oleo_fs::SnapshotOptions::default())?;
+    fs.sync()?;
+    must_be_exact(&fs, "before anything is deleted")?;
+    Ok((fs, [source, snapshot]))
+}
+
+/// Goal: deleting one of two subvolumes that share a large tree, after which all of it is the other one's, has no commit look at more
+/// for quota than the steps that it makes durable; the numbers are exact after each.
+/// Method: the source or the snapshot goes, blocks of either size, the volume opened anew between; the counter of extents looked at.
+/// Some steps before the end the kernel takes over, whose own count then finds the same.
+#[test]
+fn large_shared_tree_goes_in_bounded_steps() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    for (nodesize, nth, budget) in [("4096", 0, 40), ("4096", 1, 40), ("16384", 0, 10), ("16384", 1, 10)] {
+        let what = format!("blocks of {nodesize}, deleting number {nth}");
+        let scratch = oracle.scratch()?;
+        let image = scratch.image("quota", 512 << 20)?;
+        let (mut fs, trees) = large(oracle, &image, nodesize)?;
+        fs.subvol_delete(trees[nth])?;
+        fs.sync()?;
+        let all = fs.engine().quota_dirty_extents();
+        let (mut steps, mut most, mut sum, mut seen) = (0, 0, 0, all);
+        while fs.clean(budget)? {
+            fs.sync()?;
+            let now = fs.engine().quota_dirty_extents();
+            (most, sum, seen) = (most.max(now - seen), sum + (now - seen), now);
+            steps += 1;
+            if steps % 12 == 0 {
+                must_be_exact(&fs, &format!("{what}, step {steps}"))?;
+            }
+            if steps % 20 == 0 {
+                drop(fs);
+                fs = open(&image)?;
+                seen = 0;
+            }
+            if nth == 1 && steps == 25 {
+                break;
+            }
+        }
+        // A leaf names one extent of data, or four; and there are the nodes that copies took the place of.
+        let bound = budget as u64 * 6 + 40;
+        assert!(most <= bound, "{what}: a commit looked at {most} extents");
+        assert!(sum > 5 * bound && steps > 20, "{what}: there was much to look at: {sum} in {steps} steps");
+        must_be_exact(&fs, &format!("{what}, at the end"))?;
+        drop(fs);
+        // (`btrfs check` counts what a half dropped tree still points at, though its references are gone.)
+        if nth == 0 {
+            oracle.must_be_sound(&[&image], &what)?;
+        }
+        let (before, after) = kernel_counts(oracle, &image, &what)?;
+        if nth == 0 {
+            assert_eq!(before, after, "{what}: ours | the kernel's rescan");
+        }
+        let fs = open(&image)?;
+        while fs.clean(1000)? {}
+        quota_rescan(&fs, &|| true)?;
+        must_be_exact(&fs, &format!("{what}, after the kernel"))?;
+        drop(fs);
+        oracle.must_be_sound(&[&image], &format!("{what}, after the kernel"))?;
+    }
+    Ok(())
+}
+
 /// Goal: what a count found and what was done while it ran come together.
 /// Method: writers in other threads during scans; the numbers at the end against a fresh count.
 #[test]

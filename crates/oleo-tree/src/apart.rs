@@ -43,6 +43,24 @@ impl Apart {
     }
 }
 
+/// A tree that is being dropped, at some moment.
+#[derive(Clone, Copy, Debug)]
+pub struct DropMoment<'a> {
+    /// Its root.
+    pub root: &'a TreeRoot,
+    /// How far the drop has come.
+    pub progress: Option<&'a DropProgress>,
+}
+
+/// What became of a block of a tree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fortune {
+    /// The tree has it no more.
+    Lost,
+    /// The tree has it now.
+    Gained,
+}
+
 /// Goes into the block at a walker's place, which is told to `seen`.
 fn enter(blocks: &Blocks, walker: &mut Walker, seen: &mut Vec<Arc<Node>>) -> Result<(), TreeError> {
     let child = walker.child(blocks)?;
@@ -106,18 +124,58 @@ impl Blocks {
         }
     }
 
-    /// Calls `f` for every block that a tree which is being dropped has lost between two moments, nodes before their
-    /// children; `to` of `None` means all. Only [`Walk::Over`] and [`Walk::Into`] are of use: what is below the block is lost
-    /// all the same.
-    pub fn lost<E: From<TreeError>>(
+    /// Calls `f` for the blocks that a tree which is being dropped has lost and gained between two moments, nodes before their
+    /// children; `to` of `None` means that all of it is gone. Only [`Walk::Over`] and [`Walk::Into`] are of use: what is below
+    /// a lost block is lost all the same. A block may be told twice, as gained and as lost, which comes to nothing.
+    pub fn dropped<E: From<TreeError>>(
         &self,
-        root: &TreeRoot,
-        from: Option<&DropProgress>,
-        to: Option<&DropProgress>,
-        mut f: impl FnMut(&Arc<Node>) -> Result<Walk, E>,
+        from: DropMoment<'_>,
+        to: Option<DropMoment<'_>>,
+        mut f: impl FnMut(&Arc<Node>, Fortune) -> Result<Walk, E>,
     ) -> Result<(), E> {
-        let node = self.root_node(root)?;
-        self.lost_below(root.tree, &node, from, to, &mut f)
+        let tree = from.root.tree;
+        let old = self.root_node(from.root)?;
+        let Some(to) = to else { return self.lost_below(tree, &old, from.progress, None, &mut f) };
+        let new = self.root_node(to.root)?;
+        match to.progress {
+            Some(progress) => self.replaced_below(tree, &old, from.progress, (&new, progress), &mut f),
+            // The drop has not begun.
+            None => Ok(()),
+        }
+    }
+
+    /// A node on the way to where the drop stands, and what was in its place.
+    fn replaced_below<E: From<TreeError>>(
+        &self,
+        tree: TreeId,
+        old: &Arc<Node>,
+        from: Option<&DropProgress>,
+        (new, to): (&Arc<Node>, &DropProgress),
+        f: &mut dyn FnMut(&Arc<Node>, Fortune) -> Result<Walk, E>,
+    ) -> Result<(), E> {
+        if (old.logical(), old.generation()) == (new.logical(), new.generation()) {
+            return self.lost_below(tree, old, from, Some(to), f);
+        }
+        if old.level() != new.level() {
+            return Err(TreeError::corrupt(tree, "level of a copy", new.level(), old.level(), new.logical()).into());
+        }
+        f(new, Fortune::Gained)?;
+        let wants = f(old, Fortune::Lost)? == Walk::Into;
+        if old.is_leaf() {
+            return Ok(());
+        }
+        let (first, in_part) = slot_in(old, from).unwrap_or((0, false));
+        let end = old.child_slot(&to.key);
+        let rest_of = |slot| from.filter(|_| in_part && slot == first);
+        for slot in (first..end).filter(|_| wants) {
+            let child = self.child(tree, old, slot)?;
+            self.lost_below(tree, &child, rest_of(slot), None, f)?;
+        }
+        if new.level() > to.level {
+            let (old, now) = (self.child(tree, old, end)?, self.child(tree, new, new.child_slot(&to.key))?);
+            self.replaced_below(tree, &old, rest_of(end), (&now, to), f)?;
+        }
+        Ok(())
     }
 
     fn lost_below<E: From<TreeError>>(
@@ -126,19 +184,17 @@ impl Blocks {
         node: &Arc<Node>,
         from: Option<&DropProgress>,
         to: Option<&DropProgress>,
-        f: &mut dyn FnMut(&Arc<Node>) -> Result<Walk, E>,
+        f: &mut dyn FnMut(&Arc<Node>, Fortune) -> Result<Walk, E>,
     ) -> Result<(), E> {
         // A node that the drop still stands in is kept, with what comes after the place.
-        if to.is_none() && f(node)? != Walk::Into {
+        if to.is_none() && f(node, Fortune::Lost)? != Walk::Into {
             return Ok(());
         }
         if node.is_leaf() {
             return Ok(());
         }
-        let slot_of =
-            |progress: Option<&DropProgress>| progress.map(|p| (node.child_slot(&p.key), node.level() > p.level));
-        let (first, first_in_part) = slot_of(from).unwrap_or((0, false));
-        let (end, end_in_part) = slot_of(to).unwrap_or((node.len(), false));
+        let (first, first_in_part) = slot_in(node, from).unwrap_or((0, false));
+        let (end, end_in_part) = slot_in(node, to).unwrap_or((node.len(), false));
         for slot in first..end {
             let from = from.filter(|_| first_in_part && slot == first);
             let child = self.child(tree, node, slot)?;
@@ -151,4 +207,9 @@ impl Blocks {
         }
         Ok(())
     }
+}
+
+/// The slot of a node that a drop stands in, and whether it stands in the middle of what is there.
+fn slot_in(node: &Node, progress: Option<&DropProgress>) -> Option<(usize, bool)> {
+    progress.map(|p| (node.child_slot(&p.key), node.level() > p.level))
 }

@@ -5,15 +5,20 @@
 //! - that others reference too stays. If it references in our name (owner, implicit) that name is about to vanish: it and all
 //!   blocks below it that are ours in the same way are turned to full backrefs first. Then our reference to it goes.
 //!
-//! No block is rewritten. The blocks on the path from the root to the current place still point at what has been dropped
+//! Otherwise no block is rewritten. The blocks on the path from the root to the current place still point at what has been dropped
 //! already; that it is gone is known from the key and level of the progress, which the root item carries
 //! (`drop_progress`, `drop_level`), as the kernel has it.
+//!
+//! Where it matters that what is below a shared block does not change hands all at once (quota counts it), the caller says so,
+//! and the block is not let go of at its top: a copy takes its place (`copies`).
 //!
 //! Turning a large shared subtree takes many steps. Its own progress is kept in memory only: a block that has been turned
 //! has its flag set on disk, so that starting the subtree again after a crash goes over it without turning it twice.
 //!
 //! Crash between steps: what the progress says is true of the transaction that carries it. Within a step: nothing has
 //! happened.
+
+mod copies;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -60,11 +65,28 @@ pub enum DropStep {
     Done,
 }
 
-/// A node that only we reference, on the way down.
+/// What a step did.
+#[derive(Clone, Debug)]
+pub struct Dropping {
+    /// How far it came.
+    pub step: DropStep,
+    /// The root, where copies took the place of shared blocks.
+    pub root: Option<TreeRoot>,
+    /// Blocks that it looked at.
+    pub looked_at: usize,
+}
+
+/// Whether the children of a block that others reference too are to change hands one by one.
+pub type TakesApart<'a> = &'a mut dyn FnMut(&Node) -> Result<bool, TreeError>;
+
+/// A node that only we reference, on the way down; or one that others keep, of which we go on with a copy.
 struct Frame {
     node: Arc<Node>,
     /// Its references are keyed by its address.
     full: bool,
+    /// Others keep the node. Ours is a copy of it with the children from `slot` on, which is not made until the step ends: until then
+    /// nobody has counted our references to its children, which `states` have.
+    copied: bool,
     slot: usize,
     /// The states of its children, from `first` on.
     states: Vec<ExtentState>,
@@ -89,6 +111,7 @@ struct Dropper<'a> {
     created: Generation,
     full_root: bool,
     budget: usize,
+    takes_apart: Option<TakesApart<'a>>,
     refs: Refs,
     /// Blocks that turned to full backrefs: address, level, first key.
     turned: Vec<(Logical, u8, Key)>,
@@ -97,37 +120,61 @@ struct Dropper<'a> {
 impl Blocks {
     /// One step of taking away what a deleted tree references. The tree must not be read or changed any more.
     pub fn drop_tree(&self, root: &TreeRoot, plan: &DropPlan, env: &ApplyEnv<'_>) -> Result<DropStep, TreeError> {
+        Ok(self.drop_tree_slowly(root, plan, env, None)?.step)
+    }
+
+    /// The same, where `takes_apart` says of nodes that others reference too whether what is below them must not change hands
+    /// at once. For each such node on the way to the place where the step ends a block is written; where there is no room for
+    /// them, the step is done without. What is above the place is written anew, too.
+    pub fn drop_tree_slowly<'a>(
+        &'a self,
+        root: &TreeRoot,
+        plan: &DropPlan,
+        env: &'a ApplyEnv<'a>,
+        takes_apart: Option<TakesApart<'a>>,
+    ) -> Result<Dropping, TreeError> {
         assert_eq!(root.tree, env.owner, "the environment is that of the tree");
+        assert!(!plan.full_root || takes_apart.is_none(), "what is copied references in our name");
         let _sharing = env.shareable().then(|| env.dirty.sharing());
         let node = self.root_node_in(root, env.dirty)?;
         if !plan.full_root {
             check_owner(env, &node)?;
         }
+        let budget = plan.budget_blocks.max(1);
         let mut dropper = Dropper {
             blocks: self,
             env,
             created: plan.created,
             full_root: plan.full_root,
-            budget: plan.budget_blocks.max(1),
+            budget,
+            takes_apart,
             refs: Refs::new(env, self.nodesize()),
             turned: Vec::new(),
         };
-        let step = dropper.run(node, plan.from)?;
-        let Dropper { mut refs, turned, .. } = dropper;
+        let (step, path) = dropper.run(node, plan.from)?;
+        let made = dropper.make_copies(&path)?;
+        let Dropper { mut refs, turned, budget: left, .. } = dropper;
         for (at, level, first_key) in turned {
             env.ledger.set_full_backref(at, refs.block_len(), ExtentKind::Tree { level, first_key });
         }
+        let kind = |node: &Node| ExtentKind::Tree { level: node.level(), first_key: first_key(node) };
+        for node in &made {
+            env.ledger.born(node.logical(), refs.block_len(), kind(node));
+        }
         env.ledger.record_batch(&mut refs.changes);
-        Ok(step)
+        let root = made.last().map(|node| TreeRoot::of(env.owner, node.clone()));
+        env.dirty.replace(&[], made.into_iter());
+        Ok(Dropping { step, root, looked_at: budget - left })
     }
 }
 
 impl Dropper<'_> {
-    fn run(&mut self, root: Arc<Node>, from: Option<DropProgress>) -> Result<DropStep, TreeError> {
+    /// The step, and the nodes in which it stands at its end.
+    fn run(&mut self, root: Arc<Node>, from: Option<DropProgress>) -> Result<(DropStep, Vec<Frame>), TreeError> {
         if root.is_leaf() {
             self.drop_leaf(&root, self.full_root);
             self.refs.block(root.logical(), 0, first_key(&root), self.full_root.then(|| root.logical()), -1);
-            return Ok(DropStep::Done);
+            return Ok((DropStep::Done, Vec::new()));
         }
         let mut turning = from.and_then(|from| from.turning);
         let mut path = self.resume(root, from)?;
@@ -135,37 +182,32 @@ impl Dropper<'_> {
             if frame.slot == frame.node.len() {
                 let (at, level, key) = (frame.node.logical(), frame.node.level(), first_key(&frame.node));
                 path.pop();
-                let parent = path.last_mut();
-                let by = match &parent {
-                    Some(parent) => {
-                        self.refs.owner = parent.node.owner();
-                        parent.by()
-                    }
-                    None => {
-                        self.refs.owner = self.env.owner;
-                        self.full_root.then_some(at)
-                    }
-                };
-                self.refs.block(at, level, key, by, -1);
-                if let Some(parent) = parent {
+                self.let_go(path.last(), at, level, key);
+                if let Some(parent) = path.last_mut() {
                     parent.slot += 1;
                 }
                 continue;
             }
             let here = DropProgress { key: frame.node.key(frame.slot), level: frame.node.level(), turning: None };
             if self.budget == 0 {
-                return Ok(DropStep::More(here));
+                return Ok((DropStep::More(here), path));
             }
             let child = frame.node.child(frame.slot);
             let level = frame.node.level() - 1;
             let state = frame.state();
             if state.refs > 1 {
+                if let Some(next) = self.take_apart(frame)? {
+                    turning = None;
+                    path.push(next);
+                    self.budget -= 1;
+                    continue;
+                }
                 let settled = level == 0 && state.full_backref;
                 if child.generation >= self.created && !settled {
                     let node = self.blocks.child(self.env.owner, &frame.node, frame.slot)?;
                     let turning = self.turn(node, state.full_backref, turning.take())?;
                     if turning.is_some() {
-                        return Ok(DropStep::More(DropProgress { turning, ..here }));
+                        return Ok((DropStep::More(DropProgress { turning, ..here }), path));
                     }
                 }
             } else if level == 0 {
@@ -182,12 +224,27 @@ impl Dropper<'_> {
                 continue;
             }
             self.budget = self.budget.saturating_sub(1);
-            let frame = path.last_mut().expect("it has not been popped");
-            self.refs.owner = frame.node.owner();
-            self.refs.block(child.logical, level, child.key, frame.by(), -1);
-            frame.slot += 1;
+            self.let_go(path.last(), child.logical, level, child.key);
+            path.last_mut().expect("it has not been popped").slot += 1;
         }
-        Ok(DropStep::Done)
+        Ok((DropStep::Done, path))
+    }
+
+    /// Our reference to a block goes, which is by this parent; without one the block is the root.
+    fn let_go(&mut self, parent: Option<&Frame>, at: Logical, level: u8, key: Key) {
+        let by = match parent {
+            // It was not counted.
+            Some(parent) if parent.copied => return,
+            Some(parent) => {
+                self.refs.owner = parent.node.owner();
+                parent.by()
+            }
+            None => {
+                self.refs.owner = self.env.owner;
+                self.full_root.then_some(at)
+            }
+        };
+        self.refs.block(at, level, key, by, -1);
     }
 
     /// A block that only we reference, and that references in its owner's name, is ours. Blocks that the kernel has swapped into a
@@ -233,7 +290,8 @@ impl Dropper<'_> {
             self.check_owner(&node)?;
         }
         let states = self.states(&node, slot)?;
-        Ok(Frame { node, full: state.full_backref, slot, states, first: slot, ahead: VecDeque::new() })
+        let full = state.full_backref;
+        Ok(Frame { node, full, copied: false, slot, states, first: slot, ahead: VecDeque::new() })
     }
 
     /// The states of the children of a node from a slot on.

@@ -26,13 +26,13 @@ mod rewrite;
 mod scan;
 mod snapshot;
 
-pub use apart::Apart;
+pub use apart::{Apart, DropMoment, Fortune};
 pub use apply::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op};
 pub use blocks::{BlockReader, Blocks, ItemRef};
 pub use cursor::Cursor;
 pub use diff::Diff;
 pub use dirty::Dirty;
-pub use drop::{DropPlan, DropProgress, DropStep};
+pub use drop::{DropPlan, DropProgress, DropStep, Dropping, TakesApart};
 pub use error::TreeError;
 pub use node::{Node, TreeRoot};
 pub use rewrite::Rewrite;

@@ -229,22 +229,67 @@ impl World {
 
     /// One step of dropping a tree; whether it is gone.
     pub fn drop_step(&mut self, tree: TreeId, budget_blocks: usize) -> bool {
-        let t = self.trees.get_mut(&tree).unwrap();
-        t.dropping = true;
-        let plan = DropPlan { created: t.created, from: t.progress, budget_blocks, full_root: false };
+        self.drop_step_slowly(tree, budget_blocks, None)
+    }
+
+    /// The same with a choice of shared nodes that are taken apart. What the tree lost and gained is what walks say.
+    pub fn drop_step_slowly(&mut self, tree: TreeId, budget_blocks: usize, apart: Option<TakesApart<'_>>) -> bool {
+        self.trees.get_mut(&tree).unwrap().dropping = true;
         let t = &self.trees[&tree];
-        let step = self.with_env(tree, t.last_snapshot, |env| self.blocks.drop_tree(&t.root, &plan, env)).unwrap();
-        match step {
-            DropStep::Done => {
-                self.trees.remove(&tree);
-                true
+        let before = self.reached(&t.root, t.progress);
+        let plan = DropPlan { created: t.created, from: t.progress, budget_blocks, full_root: false };
+        let done = self
+            .with_env(tree, t.last_snapshot, |env| {
+                let apart = apart.map(|f| f as TakesApart<'_>);
+                self.blocks.drop_tree_slowly(&t.root, &plan, env, apart)
+            })
+            .unwrap();
+        assert!(done.looked_at <= budget_blocks.max(1));
+        let root = done.root.clone().unwrap_or_else(|| t.root.clone());
+        let progress = match done.step {
+            DropStep::Done => None,
+            DropStep::More(progress) => Some(progress),
+        };
+        let after = if progress.is_some() { self.reached(&root, progress) } else { BTreeSet::new() };
+        let mut said: BTreeMap<Logical, i64> = BTreeMap::new();
+        let from = DropMoment { root: &t.root, progress: t.progress.as_ref() };
+        let to = progress.as_ref().map(|progress| DropMoment { root: &root, progress: Some(progress) });
+        self.blocks
+            .dropped::<TreeError>(from, to, |node, fortune| {
+                *said.entry(node.logical()).or_default() += if fortune == Fortune::Lost { -1 } else { 1 };
+                Ok(Walk::Into)
+            })
+            .unwrap();
+        let lost = before.difference(&after).map(|at| (*at, -1));
+        let want: BTreeMap<Logical, i64> = lost.chain(after.difference(&before).map(|at| (*at, 1))).collect();
+        said.retain(|_, n| *n != 0);
+        assert_eq!(said, want, "what the tree lost and gained");
+        let Some(progress) = progress else {
+            self.trees.remove(&tree);
+            return true;
+        };
+        assert!(t.progress != Some(progress), "every step comes further: {progress:?}");
+        let t = self.trees.get_mut(&tree).unwrap();
+        (t.root, t.progress) = (root, Some(progress));
+        false
+    }
+
+    /// The blocks of a tree, of one that is being dropped what is left.
+    fn reached(&self, root: &TreeRoot, progress: Option<DropProgress>) -> BTreeSet<Logical> {
+        let mut all = BTreeSet::new();
+        let mut stack = vec![(self.blocks.root_node_in(root, &self.dirty).unwrap(), progress)];
+        while let Some((node, progress)) = stack.pop() {
+            all.insert(node.logical());
+            if node.is_leaf() {
+                continue;
             }
-            DropStep::More(progress) => {
-                assert!(t.progress != Some(progress), "every step comes further: {progress:?}");
-                self.trees.get_mut(&tree).unwrap().progress = Some(progress);
-                false
+            let from = progress.map_or(0, |p| node.child_slot(&p.key));
+            for slot in from..node.len() {
+                let inherited = progress.filter(|p| slot == from && node.level() > p.level);
+                stack.push((self.blocks.child(root.tree, &node, slot).unwrap(), inherited));
             }
         }
+        all
     }
 
     /// Settles the ledger into the records.

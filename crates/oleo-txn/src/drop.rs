@@ -3,13 +3,26 @@
 //! A deleted tree has a root item without references and an orphan item in the root tree. Each step gives up what a bounded
 //! number of its blocks reference, and writes how far it came into the root item (`drop_progress`, `drop_level`), in one
 //! transaction; so a crash, or the kernel, goes on from there. When nothing is left, root item and orphan item go.
+//!
+//! With quota on, a subtree that changes hands when the tree lets go of it is taken apart leaf by leaf, so that the count of the
+//! transaction has no more to look at than the steps did ([`QUOTA_BYTES_MAX`] in all). That needs room for a few blocks; without it the subtree
+//! goes at once, and the count takes what it takes.
 
-use oleo_format::{Generation, ItemType, Key, TreeId};
-use oleo_tree::{Change, DropPlan, DropProgress, DropStep};
+use oleo_format::{ByteLen, Generation, ItemType, Key, TreeId};
+use oleo_space::Kind;
+use oleo_tree::{Change, DropPlan, DropProgress, DropStep, Dropping, Node, TreeError};
 
 use crate::TxnError;
+use crate::backrefs::Backrefs;
 use crate::commit::{ORPHAN_OBJECT, Staged};
-use crate::engine::Engine;
+use crate::engine::{Engine, Inner};
+use crate::trees::TreeState;
+
+/// Blocks that steps may look at in one transaction with quota on, in bytes: the count keeps them in memory until it ends. A tree
+/// that follows others in a transaction may have it look at theirs again, and counts for as many.
+const QUOTA_BYTES_MAX: usize = 64 << 20;
+/// Blocks for which there must be room for a subtree to be taken apart: a path of copies, and paths of bookkeeping trees, which list them.
+const COPY_ROOM_BLOCKS: u64 = 64;
 
 /// How far a step of [`Engine::drop_step`] came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,9 +68,13 @@ impl Engine {
     /// One step of taking a dead tree apart, looking at about `budget_blocks` of its blocks. It becomes durable with the next
     /// commit. The caller holds no handle.
     pub fn drop_step(&self, tree: TreeId, budget_blocks: usize) -> Result<Dropped, TxnError> {
-        // A snapshot is counted as a copy of its source, which must not be taken apart before.
-        let fresh = !self.0.quota.notes.lock().snapshots.is_empty();
-        if fresh {
+        let enough = QUOTA_BYTES_MAX / self.0.rules.nodesize as usize;
+        let due = {
+            let notes = self.0.quota.notes.lock();
+            // A snapshot is counted as a copy of its source, which must not be taken apart before.
+            !notes.snapshots.is_empty() || notes.drop_blocks >= enough
+        };
+        if due {
             self.commit()?;
         }
         self.stage(|staged| staged.drop_step(tree, budget_blocks))
@@ -66,7 +83,6 @@ impl Engine {
 
 impl Staged<'_> {
     fn drop_step(&mut self, tree: TreeId, budget_blocks: usize) -> Result<Dropped, TxnError> {
-        let generation = self.generation();
         let inner = self.inner();
         if inner.trees.is_gone(tree) {
             // Somebody else has just done it.
@@ -88,9 +104,12 @@ impl Staged<'_> {
             turning.map(|t| DropProgress { key, level: state.root.level.max(1), turning: Some(t) })
         });
         let plan = DropPlan { created: Generation(state.key_offset), from, budget_blocks, full_root: false };
-        let step = inner
-            .with_env(&state, tree, generation, |env| inner.blocks.drop_tree(&state.root, &plan, env))
-            .map_err(|e| inner.poison(e))?;
+        let Dropping { step, root, looked_at } = self.drop_blocks(&state, &plan).map_err(|e| inner.poison(e))?;
+        if inner.counts_drops() {
+            let mut notes = inner.quota.notes.lock();
+            notes.drop_blocks += looked_at * (1 + notes.dropped.len());
+            notes.dropping.entry(tree).or_insert_with(|| state.clone());
+        }
         match step {
             DropStep::More(progress) => {
                 match progress.turning {
@@ -98,6 +117,9 @@ impl Staged<'_> {
                     None => drop(inner.turning.lock().remove(&tree)),
                 }
                 inner.trees.update(tree, |t| {
+                    if let Some(root) = root {
+                        t.root = root;
+                    }
                     if let Some(item) = &mut t.item {
                         item.drop_progress = progress.key.into();
                         item.drop_level = progress.level;
@@ -124,5 +146,33 @@ impl Staged<'_> {
                 Ok(Dropped::Whole)
             }
         }
+    }
+
+    /// The step among blocks. Whether a shared subtree changes hands is asked of the extent tree as the last commit left it: who
+    /// has come to share it since, or does no more, is overlooked, which costs time at worst.
+    fn drop_blocks(&self, state: &TreeState, plan: &DropPlan) -> Result<Dropping, TxnError> {
+        let (inner, generation, tree) = (self.inner(), self.generation(), state.root.tree);
+        let room = ByteLen(COPY_ROOM_BLOCKS * u64::from(inner.rules.nodesize));
+        if !inner.counts_drops() || inner.space.reserve(Kind::Metadata, room).is_err() {
+            return inner
+                .with_env(state, tree, generation, |env| inner.blocks.drop_tree_slowly(&state.root, plan, env, None));
+        }
+        let mut refs = Backrefs::new(inner)?;
+        let mut changes_hands = |node: &Node| {
+            let all = refs.of_block(node).map_err(TreeError::outside)?;
+            let others = refs.sets.only(all, |other| other != tree);
+            let table = inner.quota.table.read();
+            Ok(table.as_ref().is_some_and(|table| !table.is_free_of(tree, refs.sets.trees(others))))
+        };
+        inner.with_env(state, tree, generation, |env| {
+            inner.blocks.drop_tree_slowly(&state.root, plan, env, Some(&mut changes_hands))
+        })
+    }
+}
+
+impl Inner {
+    /// Whether it is counted what deleted trees let go of.
+    fn counts_drops(&self) -> bool {
+        self.quota.table.read().as_ref().is_some_and(|table| !table.is_simple())
     }
 }

@@ -23,6 +23,11 @@ fn references_equal_a_walk_long() {
     }
 }
 
+/// Some nodes are taken apart, some are not, and it is not always the same ones.
+fn some_of(seed: u64) -> impl FnMut(&Node) -> Result<bool, TreeError> {
+    move |node| Ok((node.logical().0 / 4096 + seed) % 4 < 3)
+}
+
 fn history(seed: u64, rounds: u64) {
     let mut rng = Rng(seed);
     let nodesize = [4096, 4096, 16384][rng.below(3) as usize];
@@ -51,7 +56,9 @@ fn history(seed: u64, rounds: u64) {
                         world.trees.iter().filter(|(_, t)| t.dropping).map(|(id, _)| *id).collect();
                     if let Some(tree) = dropping.first() {
                         let budget = [1, 2, 5, 20, 200][rng.below(5) as usize];
-                        world.drop_step(*tree, budget);
+                        let mut apart = some_of(seed + round);
+                        let apart: Option<TakesApart<'_>> = if rng.below(3) > 0 { Some(&mut apart) } else { None };
+                        world.drop_step_slowly(*tree, budget, apart);
                     }
                 }
                 11 if live.len() > 3 && tree.is_subvol() => {
@@ -79,7 +86,7 @@ fn history(seed: u64, rounds: u64) {
     let all: Vec<TreeId> = world.trees.keys().copied().collect();
     for tree in all {
         let mut steps = 0;
-        while !world.drop_step(tree, 7) {
+        while !world.drop_step_slowly(tree, 7, Some(&mut some_of(seed + steps))) {
             steps += 1;
             assert!(steps < 100_000, "seed {seed}: dropping tree {tree} ends");
             if steps % 16 == 0 {
@@ -182,6 +189,51 @@ fn turning_survives_a_crash() {
         world.check_refs(&format!("budget {budget} changed"));
         world.check_contents("changed");
         while !world.drop_step(TreeId(257), 100) {}
+        world.commit();
+        assert!(world.records.lock().is_empty());
+    }
+}
+
+/// Goal: where nothing may change hands at once, a step gives away no more leaves than it may look at, writes no more blocks than a
+/// tree has levels, and the deletion ends; the extent tree is right after each.
+/// Method: a tree and its unchanged snapshot, of which either goes, in steps of several sizes.
+#[test]
+fn taken_apart_leaf_by_leaf() {
+    for (budget, who) in [(1, 256), (3, 257), (40, 256), (40, 257)] {
+        let mut rng = Rng(budget as u64);
+        let mut world = World::new(4096);
+        world.create(TreeId(256));
+        let extents = (0..4000).map(|n| {
+            Change::put(Key::new(256, ItemType::EXTENT_DATA, n * 16384), file_extent((1 << 40) + (n % 50) * 65536, 1))
+        });
+        let others = (0..16_000).map(|n| Change::put(Key::new(257 + n, ANY, 0), rng.bytes(40)));
+        let batch: Vec<Change> = extents.chain(others).collect();
+        world.apply(TreeId(256), &batch);
+        world.commit();
+        world.snapshot(TreeId(256), TreeId(257));
+        world.commit();
+        let levels = usize::from(world.trees[&TreeId(256)].root.level) + 1;
+        let (mut steps, mut done) = (0, false);
+        while !done {
+            let records = world.records.lock().clone();
+            done = world.drop_step_slowly(TreeId(who), budget, Some(&mut |_| Ok(true)));
+            assert!(world.dirty.len() <= levels, "{} blocks", world.dirty.len());
+            world.commit();
+            let now = world.records.lock();
+            let changed = now.iter().filter(|(at, record)| records.get(at) != Some(record)).count();
+            // Leaves, what they name, and the children of the copies.
+            assert!(changed <= budget * (1 + 50) + levels * 130, "{changed} extents in a step of {budget}");
+            drop(now);
+            steps += 1;
+            if steps % (100 / budget) == 0 {
+                world.check_refs(&format!("budget {budget} step {steps}"));
+            }
+        }
+        world.check_refs(&format!("budget {budget} dropped"));
+        let left = TreeId(513 - who);
+        world.check_contents("the other one");
+        assert!(steps > 300 / budget, "{steps} steps");
+        while !world.drop_step(left, 100) {}
         world.commit();
         assert!(world.records.lock().is_empty());
     }

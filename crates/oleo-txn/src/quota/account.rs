@@ -11,6 +11,7 @@
 //!   than numbers tell, everything in the source is looked at.
 //! - A tree that is being dropped loses what the drop went over. Below a block that others keep, nothing is looked at if no
 //!   number depends on it: the tree's own group went when it was deleted, and two other subvolumes share the block anyway.
+//!   Where numbers do depend, the drop has gone over it block by block, too, so that there is not much of it.
 //! - Relocation changes who is where, not who uses what: it is not looked at at all.
 //!
 //! Cost: the blocks that trees lost and gained, and one look into the extent tree for each that may be shared.
@@ -20,7 +21,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use oleo_format::{ByteLen, Generation, Key, Logical, TreeId, data_use};
-use oleo_tree::{Apart, DropProgress, Node, TreeRoot, Walk};
+use oleo_tree::{Apart, DropMoment, DropProgress, Fortune, Node, TreeRoot, Walk};
 
 use crate::TxnError;
 use crate::backrefs::Backrefs;
@@ -45,6 +46,10 @@ pub(crate) struct Notes {
     pub snapshots: Vec<(TreeId, TreeId)>,
     /// Trees that were dropped to the end, as they were.
     pub dropped: Vec<TreeState>,
+    /// Trees that steps of dropping were made of, as they were before the first of them.
+    pub dropping: HashMap<TreeId, TreeState>,
+    /// Blocks that those steps looked at, and that the count of the transaction may so look at again.
+    pub drop_blocks: usize,
 }
 
 /// Who lost (below 0) and gained an extent.
@@ -90,12 +95,20 @@ pub(crate) fn account(
     for state in inner.trees.touched().into_iter().filter(|state| state.root.tree.is_subvol()) {
         if !news.contains(&state.root.tree) {
             let old = trees::find(&inner.blocks, committed, state.root.tree)?;
-            account.tree(old.as_ref(), &state, false)?;
+            match notes.dropping.get(&state.root.tree) {
+                Some(begin) => {
+                    account.changed(old.as_ref(), begin)?;
+                    account.dropped(begin, Some(&state))?;
+                }
+                None => account.changed(old.as_ref(), &state)?,
+            }
         }
     }
     for state in &notes.dropped {
+        let begin = notes.dropping.get(&state.root.tree).unwrap_or(state);
         let old = trees::find(&inner.blocks, committed, state.root.tree)?;
-        account.tree(old.as_ref(), state, true)?;
+        account.changed(old.as_ref(), begin)?;
+        account.dropped(begin, None)?;
     }
     account.looked_at = account.blocks.len() as u64;
     account.judge_blocks()?;
@@ -117,31 +130,37 @@ pub(crate) fn progress(state: &TreeState) -> Option<DropProgress> {
 }
 
 impl Account<'_> {
-    /// What one tree lost and gained; `gone`: it was dropped to the end.
-    fn tree(&mut self, old: Option<&TreeState>, new: &TreeState, gone: bool) -> Result<(), TxnError> {
-        let tree = new.root.tree;
+    /// What one tree lost and gained by changes.
+    fn changed(&mut self, old: Option<&TreeState>, new: &TreeState) -> Result<(), TxnError> {
         let Apart { only_a, only_b } = self.inner.blocks.apart(old.map(|old| &old.root), Some(&new.root))?;
         for (nodes, delta) in [(only_a, -1), (only_b, 1)] {
             for node in nodes {
-                self.tag(&node, tree, delta);
+                self.tag(&node, new.root.tree, delta);
             }
         }
-        let (from, to) = (old.and_then(progress), progress(new));
-        if !gone && from == to {
-            return Ok(());
-        }
+        Ok(())
+    }
+
+    /// What one tree lost and gained by being dropped, from some place on to another one, or to the end.
+    fn dropped(&mut self, begin: &TreeState, end: Option<&TreeState>) -> Result<(), TxnError> {
+        let tree = begin.root.tree;
+        let places = (progress(begin), end.and_then(progress));
+        let begin = DropMoment { root: &begin.root, progress: places.0.as_ref() };
+        let end = end.map(|end| DropMoment { root: &end.root, progress: places.1.as_ref() });
         let blocks = &self.inner.blocks;
-        blocks.lost(&new.root, from.as_ref(), if gone { None } else { to.as_ref() }, |node| {
-            self.tag(node, tree, -1);
-            if self.is_only_of(node, tree)? {
-                return Ok(Walk::Into);
-            }
-            let left = self.refs.of_block(node)?;
-            let others = self.refs.sets.trees(left);
-            let table = self.inner.quota.table.read();
-            let free = table.as_ref().is_none_or(|table| table.is_free_of(tree, others));
-            Ok::<_, TxnError>(if free { Walk::Over } else { Walk::Into })
+        blocks.dropped(begin, end, |node, fortune| {
+            let delta = if fortune == Fortune::Gained { 1 } else { -1 };
+            self.tag(node, tree, delta);
+            let over = fortune == Fortune::Lost && !self.is_only_of(node, tree)? && self.is_free_of(tree, node)?;
+            Ok(if over { Walk::Over } else { Walk::Into })
         })
+    }
+
+    /// Whether it makes no difference to numbers that a tree that is being dropped does not reach a block any more.
+    fn is_free_of(&mut self, tree: TreeId, node: &Node) -> Result<bool, TxnError> {
+        let left = self.refs.of_block(node)?;
+        let table = self.inner.quota.table.read();
+        Ok(table.as_ref().is_none_or(|table| table.is_free_of(tree, self.refs.sets.trees(left))))
     }
 
     /// Notes that a tree lost or gained a block, and the data that it names if it is a leaf.

@@ -1,0 +1,84 @@
+//! Shared blocks that are not let go of at their top: what is below them changes hands bit by bit.
+//!
+//! Whoever lets go of a shared block in one go gives all that is below it to those who keep it, in one transaction, however
+//! much that is. Instead a copy takes the block's place in our tree, as if we were to change it: the block is the others' from
+//! then on, its children are theirs and ours, and we let go of one child after another, in the same way. A leaf is let go of
+//! at once. So a step gives away as many leaves as it looks at, and each state between is a tree like any other:
+//! whoever reads it, the kernel too, goes on from its progress.
+//!
+//! Of the copies only those are written that the step ends in, a block for each level at most. They have what is left: the place
+//! where it goes on is the first of each. References that would come and go within the step are not recorded.
+
+use super::*;
+use oleo_format::{CheckedNode, ChildPtr, encode_node, seal};
+
+impl Dropper<'_> {
+    /// Goes on with a copy of the node at the current slot, which others reference too, if that is asked for.
+    pub(super) fn take_apart(&mut self, frame: &Frame) -> Result<Option<Frame>, TreeError> {
+        if frame.node.level() < 2 {
+            return Ok(None);
+        }
+        let Some(takes_apart) = &mut self.takes_apart else { return Ok(None) };
+        let node = self.blocks.child(self.env.owner, &frame.node, frame.slot)?;
+        if !takes_apart(&node)? {
+            return Ok(None);
+        }
+        let state = frame.state();
+        if node.owner() == self.env.owner {
+            // Our name is what the copy references by.
+            self.refs.owner = self.env.owner;
+            self.turn_block(&node, state.full_backref);
+        }
+        let mut states = self.states(&node, 0)?;
+        for state in &mut states {
+            state.refs = state.refs.saturating_add(1);
+        }
+        Ok(Some(Frame { node, full: false, copied: true, slot: 0, states, first: 0, ahead: VecDeque::new() }))
+    }
+
+    /// Makes the copies that a step ends in, and writes the nodes above them anew; the root is the last.
+    pub(super) fn make_copies(&mut self, path: &[Frame]) -> Result<Vec<Arc<Node>>, TreeError> {
+        if !path.iter().any(|frame| frame.copied) {
+            return Ok(Vec::new());
+        }
+        let mut at = Vec::with_capacity(path.len());
+        self.env.alloc.alloc(path.len(), &mut at)?;
+        let mut made: Vec<Arc<Node>> = Vec::with_capacity(path.len());
+        for (depth, frame) in path.iter().enumerate().rev() {
+            let below = made.last().cloned();
+            let node = self.copy_rest(frame, at[depth], below.as_ref());
+            let parent = depth.checked_sub(1).map(|above| &path[above]);
+            self.let_go(parent, frame.node.logical(), frame.node.level(), first_key(&frame.node));
+            self.refs.owner = self.env.owner;
+            self.refs.block(node.logical(), node.level(), first_key(&node), None, 1);
+            made.push(node);
+        }
+        Ok(made)
+    }
+
+    /// What is left of a node as a block of ours; `below` takes the place of its first child.
+    fn copy_rest(&mut self, frame: &Frame, at: Logical, below: Option<&Arc<Node>>) -> Arc<Node> {
+        let old = &frame.node;
+        let level = old.level();
+        let mut children: Vec<ChildPtr> = (frame.slot..old.len()).map(|slot| old.child(slot)).collect();
+        let mut kids: Vec<Option<Arc<Node>>> = (frame.slot..old.len()).map(|slot| old.kid(slot)).collect();
+        let kept = usize::from(below.is_some());
+        for child in &children[kept..] {
+            if frame.full {
+                self.refs.block(child.logical, level - 1, child.key, frame.by(), -1);
+            }
+            if frame.full || frame.copied {
+                self.refs.owner = self.env.owner;
+                self.refs.block(child.logical, level - 1, child.key, None, 1);
+            }
+        }
+        if let Some(below) = below {
+            let (logical, generation) = (below.logical(), below.generation());
+            children[0] = ChildPtr { key: first_key(below), logical, generation };
+            kids[0] = Some(below.clone());
+        }
+        let mut bytes = encode_node(self.blocks.nodesize(), &self.env.head_of(at, level), &children);
+        seal(&mut bytes, self.blocks.rules().csum);
+        Arc::new(Node::with_kids(CheckedNode::trust(bytes), kids))
+    }
+}
