@@ -61,6 +61,8 @@ pub enum Fortune {
     Gained,
 }
 
+type Visit<'v, E> = &'v mut dyn FnMut(&Arc<Node>, Fortune) -> Result<Walk, E>;
+
 /// Goes into the block at a walker's place, which is told to `seen`.
 fn enter(blocks: &Blocks, walker: &mut Walker, seen: &mut Vec<Arc<Node>>) -> Result<(), TreeError> {
     let child = walker.child(blocks)?;
@@ -151,7 +153,7 @@ impl Blocks {
         old: &Arc<Node>,
         from: Option<&DropProgress>,
         (new, to): (&Arc<Node>, &DropProgress),
-        f: &mut dyn FnMut(&Arc<Node>, Fortune) -> Result<Walk, E>,
+        f: Visit<'_, E>,
     ) -> Result<(), E> {
         if (old.logical(), old.generation()) == (new.logical(), new.generation()) {
             return self.lost_below(tree, old, from, Some(to), f);
@@ -184,7 +186,7 @@ impl Blocks {
         node: &Arc<Node>,
         from: Option<&DropProgress>,
         to: Option<&DropProgress>,
-        f: &mut dyn FnMut(&Arc<Node>, Fortune) -> Result<Walk, E>,
+        f: Visit<'_, E>,
     ) -> Result<(), E> {
         // A node that the drop still stands in is kept, with what comes after the place.
         if to.is_none() && f(node, Fortune::Lost)? != Walk::Into {

@@ -3,6 +3,7 @@
 use oleo_sim::crash::states::Kinds;
 use oleo_sim::script::{Mix, generate};
 
+use crate::ours::Mover;
 use crate::run::{Base, Shape};
 use crate::tally::{in_parallel, judge_script, share};
 
@@ -117,4 +118,27 @@ fn with_balance_and_quota() {
         judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
     tally.must_be_clean("random scripts with balances, quota on", |s| judge_script(&base, s, &KINDS, 0, None));
+}
+
+/// Goal: the job of balancing, with its item on disk: cut short anywhere, the volume is sound, whoever opens it finds the balance
+/// paused, and it ends when it is carried on.
+/// Method: every move of groups in the scripts is a balance that is started, paused, resumed and ended; half of the bases have quota,
+/// half two disks, whose groups turn from one profile into another.
+#[test]
+fn with_the_balance_job() {
+    let bases = [Shape::QUOTA, Shape::PAIR].map(|shape| Base { mover: Mover::Balance, ..Base::new(shape, &[]) });
+    let tally = in_parallel(share(30) as usize, |i| {
+        let seed = 9000 + i as u64;
+        let two = seed.is_multiple_of(2);
+        let mix = Mix { subvolumes: true, balance: !two, convert: two, ..mix(seed) };
+        judge_script(&bases[usize::from(two)], &generate(seed, &mix), &KINDS, seed, Some(100))
+    });
+    let (states, resumed) = (tally.states, tally.resumed);
+    // A script that fails on either is one that fails.
+    tally.must_be_clean("random scripts with the job of balancing", |s| {
+        let mut both = judge_script(&bases[0], s, &KINDS, 0, None);
+        both.add(judge_script(&bases[1], s, &KINDS, 0, None));
+        both
+    });
+    assert!(resumed * 20 > states, "{resumed} of {states} states had a balance to be carried on");
 }

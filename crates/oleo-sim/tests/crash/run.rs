@@ -5,10 +5,10 @@
 //! log, has it checked, reads everything, and asks the model.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use anyhow::Context;
-use oleo::{Image, KeepSize, MkfsOptions, OpenOptions, Profile};
+use oleo::{BalanceEnd, BalanceState, Image, KeepSize, MkfsOptions, OpenOptions, Profile};
 use oleo_device::Device;
 use oleo_format::SuperBlock;
 use oleo_fs::{Clock, FsError, FsOptions, Time};
@@ -21,7 +21,7 @@ use oleo_sim::rng::Rng;
 use oleo_sim::script::Op;
 use oleo_space::Denial;
 
-use crate::ours::{OleoTree, Ours};
+use crate::ours::{Mover, OleoTree, Ours};
 
 /// Moments are told apart by their times: each look at the clock is a millisecond later.
 struct Ticking(AtomicI64);
@@ -81,6 +81,8 @@ pub enum Wrong {
 /// A file system before a run.
 pub struct Base {
     pub contents: Vec<Contents>,
+    /// Who moves groups in runs.
+    pub mover: Mover,
 }
 
 /// How states are opened.
@@ -149,7 +151,7 @@ impl Base {
         ours.close().unwrap();
         let mut contents: Vec<Contents> = disks.iter().map(|d| d.contents()).collect();
         contents.iter_mut().for_each(Contents::settle);
-        Base { contents }
+        Base { contents, mover: Mover::Engine }
     }
 
     /// The same file system, filled up until all that is left is `room` bytes that a file has given back.
@@ -181,7 +183,7 @@ impl Base {
         image.close().unwrap();
         let mut contents: Vec<Contents> = disks.iter().map(|d| d.contents()).collect();
         contents.iter_mut().for_each(Contents::settle);
-        Base { contents }
+        Base { contents, mover: Mover::Engine }
     }
 
     /// Runs a script, with something wrong from its first step on.
@@ -199,7 +201,7 @@ impl Base {
             image.fs().engine().space().deny(denial);
         }
         let may_fail = fault.is_some() || matches!(wrong, Some(Wrong::NoSpace(denial)) if denial.blocks);
-        let mut ours = Ours::around(image);
+        let mut ours = Ours::around(image).moved_by(self.mover);
         let (mut steps, mut results, mut broken) = (Vec::new(), Vec::new(), None);
         journal.take();
         journal.inject(fault);
@@ -245,6 +247,7 @@ impl Base {
             asked,
             failed,
             broken,
+            resumed: AtomicU64::new(0),
         }
     }
 }
@@ -275,6 +278,8 @@ pub struct Run {
     pub failed: Option<String>,
     /// An error that no script may meet.
     pub broken: Option<String>,
+    /// States so far in which a balance was found, and carried on.
+    pub resumed: AtomicU64,
 }
 
 /// How a state is opened.
@@ -332,6 +337,12 @@ impl Run {
         };
         let mut wrong = judge(&self.history, self.progress(cut), Some(commit), &found);
         wrong.extend(check(&image).into_iter().map(|w| format!("check: {w}")));
+        if way != Way::Read && wrong.is_empty() {
+            match resume(&image, &found) {
+                Ok(resumed) => drop(self.resumed.fetch_add(resumed.into(), Ordering::Relaxed)),
+                Err(e) => wrong.push(format!("the balance does not go on: {e:#}")),
+            }
+        }
         if way == Way::GoOn && wrong.is_empty() {
             wrong = go_on(image, disks).err().map(|e| format!("life does not go on: {e:#}")).into_iter().collect();
         }
@@ -350,6 +361,25 @@ pub fn check(image: &Image) -> Vec<String> {
         }
         Err(e) => vec![format!("cannot run: {e}")],
     }
+}
+
+/// Goal: a balance that was cut short is found paused, is carried on to its end, and changes nothing that is to be seen. Whether there
+/// was one.
+fn resume(image: &Image, found: &Seen) -> anyhow::Result<bool> {
+    if image.balance_status().state != BalanceState::Paused {
+        return Ok(false);
+    }
+    match image.balance_resume()? {
+        BalanceEnd::Done => {}
+        // It fails as it would without a crash.
+        BalanceEnd::Failed { errno, .. } if errno == oleo_fs::errno::ENOSPC => {}
+        end => anyhow::bail!("{end:?}"),
+    }
+    anyhow::ensure!(image.balance_status().state == BalanceState::Idle, "it is still there");
+    anyhow::ensure!(look(image, Some(found))? == *found, "it has changed what is to be seen");
+    let wrong = check(image);
+    anyhow::ensure!(wrong.is_empty(), "check: {wrong:?}");
+    Ok(true)
 }
 
 /// Goal: what a crash left can be used. Method: a file is written and synced, everything dead cleaned up, and all is as it was

@@ -56,6 +56,8 @@ pub struct Tally {
     pub runs: u64,
     pub states: u64,
     pub with_log: u64,
+    /// States with a balance, which was carried on.
+    pub resumed: u64,
     pub failures: Vec<Failure>,
     pub time_running: Duration,
     pub time_judging: Duration,
@@ -67,6 +69,7 @@ impl Tally {
         self.runs += other.runs;
         self.states += other.states;
         self.with_log += other.with_log;
+        self.resumed += other.resumed;
         self.failures.extend(other.failures);
         self.time_running += other.time_running;
         self.time_judging += other.time_judging;
@@ -75,10 +78,11 @@ impl Tally {
     /// One line, as the README quotes it.
     pub fn line(&self, what: &str) -> String {
         format!(
-            "crash: {what}: {} scripts, {} states ({} with a log), {} failures; {:.1} s running, {:.1} s judging",
+            "crash: {what}: {} scripts, {} states ({} with a log, {} with a balance), {} failures; {:.1} s running, {:.1} s judging",
             self.runs,
             self.states,
             self.with_log,
+            self.resumed,
             self.failures.len(),
             self.time_running.as_secs_f64(),
             self.time_judging.as_secs_f64()
@@ -158,6 +162,7 @@ pub fn judge_wrong(
         }
     }
     tally.time_judging = begin.elapsed();
+    tally.resumed = run.resumed.load(std::sync::atomic::Ordering::Relaxed);
     tally
 }
 

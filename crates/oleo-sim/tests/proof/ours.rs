@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
-use oleo::{Image, OpenOptions};
-use oleo_format::{BlockGroupFlags, Compression, Ino};
+use oleo::{BalanceArgs, BalanceEnd, Filters, Image, OpenOptions, Profile};
+use oleo_format::{BlockGroupFlags, Compression, Corruption, Ino};
 use oleo_fs::data::{CloneRange, ExtentKind, KeepSize};
 use oleo_fs::{
     FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, NewSubvol, Rdev, ReadOnly, RenameMode, SetAttr,
@@ -154,12 +154,25 @@ pub struct Ours {
     options: OpenOptions,
     /// Where scripts play, from the top level; empty for all of it.
     top: String,
+    /// Who moves groups.
+    mover: Mover,
+}
+
+/// Who moves block groups where a script says so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mover {
+    /// The engine, group by group.
+    #[default]
+    Engine,
+    /// A balance, which has its item on disk meanwhile, and is paused and resumed on the way.
+    Balance,
 }
 
 impl Ours {
     /// Opens a file system for scripts that play in `top`.
     pub fn open(devices: &[PathBuf], options: OpenOptions, top: &str) -> Result<Ours> {
-        let mut ours = Ours { image: None, devices: devices.to_vec(), options, top: top.to_owned() };
+        let (devices, top) = (devices.to_vec(), top.to_owned());
+        let mut ours = Ours { image: None, devices, options, top, mover: Mover::Engine };
         ours.image = Some(Arc::new(ours.opened()?));
         Ok(ours)
     }
@@ -171,7 +184,39 @@ impl Ours {
 
     /// Scripts that play in `top` of an image that others use too; it cannot be reopened or closed here.
     pub fn sharing(image: Arc<Image>, top: &str) -> Ours {
-        Ours { image: Some(image), devices: Vec::new(), options: OpenOptions::default(), top: top.to_owned() }
+        let (options, top) = (OpenOptions::default(), top.to_owned());
+        Ours { image: Some(image), devices: Vec::new(), options, top, mover: Mover::Engine }
+    }
+
+    /// The same with groups moved by somebody else.
+    #[allow(dead_code, reason = "for the states of crashes")]
+    pub fn moved_by(self, mover: Mover) -> Ours {
+        Ours { mover, ..self }
+    }
+
+    /// A balance of all groups of one kind; the changes so far are part of what it moves. It begins paused, as it would after a crash.
+    fn balance(&self, kind: GroupKind, convert: Option<Profile>) -> Result<(), FsError> {
+        let filters = Some(Filters { convert, ..Filters::default() });
+        let mut args = BalanceArgs { force: true, ..BalanceArgs::default() };
+        *(match kind {
+            GroupKind::Data => &mut args.data,
+            GroupKind::Metadata => &mut args.metadata,
+            GroupKind::System => &mut args.system,
+        }) = filters;
+        let balancer = self.image().balancer();
+        let wrong = |e: &dyn std::fmt::Display| FsError::Corruption(Corruption::new("balance", "end", e, "done"));
+        balancer.start(args).map_err(|e| wrong(&e))?;
+        balancer.interrupt();
+        match balancer.run() {
+            Some(BalanceEnd::Paused) => {}
+            end => return Err(wrong(&format!("{end:?}, not paused"))),
+        }
+        balancer.resume().map_err(|e| wrong(&e))?;
+        match balancer.run() {
+            Some(BalanceEnd::Done) => Ok(()),
+            Some(BalanceEnd::Failed { errno, .. }) if errno == oleo_fs::errno::ENOSPC => Ok(()),
+            end => Err(wrong(&format!("{end:?}"))),
+        }
     }
 
     /// As `apply`, where devices may fail: nothing panics.
@@ -426,6 +471,10 @@ impl Ours {
                     fs.fsync(&file)?;
                 }
                 fs.link(&file, &dir, name)
+            }
+            Op::Balance { kind } if self.mover == Mover::Balance => self.balance(*kind, None),
+            Op::Convert { kind, mirrored } if self.mover == Mover::Balance => {
+                self.balance(*kind, Some(if *mirrored { Profile::Raid1 } else { Profile::Single }))
             }
             Op::Balance { kind } => {
                 fs.sync()?;
