@@ -156,6 +156,11 @@ on_disk! {
 
     /// The size of a file's verity descriptor.
     25 VerityDescriptorItem { size: U64, reserved: [U64; 2], encryption: u8, }
+    /// What that descriptor begins with; the signature follows (`struct fsverity_descriptor` of the kernel's documentation of fs-verity).
+    256 VerityDescriptor {
+        version: u8, hash_algorithm: u8, log_blocksize: u8, salt_size: u8, sig_size: U32, data_size: U64, root_hash: [u8; 64],
+        salt: [u8; 32], reserved: [[u8; 16]; 9],
+    }
     /// One stripe of a raid-stripe-tree extent (`struct btrfs_raid_stride`).
     16 RaidStride { devid: U64, physical: U64, }
 

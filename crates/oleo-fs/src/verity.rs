@@ -13,7 +13,7 @@
 //! Crash: items without the flag mean nothing; they go with the file, or are written over by the next try.
 //! Not here: verifying data that is read, and signatures, which are kept as they are.
 
-use oleo_format::{CompatRo, Features, InodeFlags, ItemType, VerityDescriptorItem};
+use oleo_format::{CompatRo, Features, InodeFlags, ItemType, VerityDescriptor, VerityDescriptorItem};
 use oleo_txn::Need;
 use sha2::{Digest, Sha256, Sha512};
 use zerocopy::IntoBytes;
@@ -31,8 +31,6 @@ const LEVELS_MAX: usize = 16;
 const SALT_LEN_MAX: usize = 32;
 /// The longest signature (`FS_VERITY_MAX_SIGNATURE_SIZE`).
 const SIGNATURE_LEN_MAX: usize = 16128;
-/// Bytes of the descriptor without signature.
-const DESCRIPTOR_LEN: usize = 256;
 /// The largest tree, which is in memory while it is made: of 32 GiB in blocks of 4 KiB with SHA-256.
 const TREE_LEN_MAX: u64 = 256 << 20;
 /// Bytes read at a time.
@@ -172,9 +170,9 @@ impl Fs {
         }
         let (root, levels) = self.merkle_tree(file, attr.size, block_len, &hasher)?;
         let mut descriptor = descriptor(verity, attr.size, &root);
-        let digest = hasher.plain(&descriptor);
-        descriptor[4..8].copy_from_slice(&(verity.signature.len() as u32).to_le_bytes());
-        descriptor.extend_from_slice(verity.signature);
+        let digest = hasher.plain(descriptor.as_bytes());
+        descriptor.sig_size = (verity.signature.len() as u32).into();
+        let descriptor = [descriptor.as_bytes(), verity.signature].concat();
         self.put_pieces(file, ItemType::VERITY_MERKLE_ITEM, 0, &levels.concat())?;
         self.put_pieces(file, ItemType::VERITY_DESC_ITEM, 1, &descriptor)?;
         self.require_verity()?;
@@ -245,17 +243,17 @@ impl Fs {
 }
 
 /// The descriptor without signature, as the digest is over it.
-fn descriptor(verity: &Verity<'_>, size: u64, root: &[u8]) -> Vec<u8> {
-    const ROOT_AT: usize = 16;
-    const SALT_AT: usize = 80;
-    let mut out = vec![0; DESCRIPTOR_LEN];
-    out[0] = 1;
-    out[1] = verity.algorithm;
-    out[2] = verity.block_size.ilog2() as u8;
-    out[3] = verity.salt.len() as u8;
-    out[8..16].copy_from_slice(&size.to_le_bytes());
-    out[ROOT_AT..ROOT_AT + root.len()].copy_from_slice(root);
-    out[SALT_AT..SALT_AT + verity.salt.len()].copy_from_slice(verity.salt);
+fn descriptor(verity: &Verity<'_>, size: u64, root: &[u8]) -> VerityDescriptor {
+    let mut out = VerityDescriptor {
+        version: 1,
+        hash_algorithm: verity.algorithm,
+        log_blocksize: verity.block_size.ilog2() as u8,
+        salt_size: verity.salt.len() as u8,
+        data_size: size.into(),
+        ..Default::default()
+    };
+    out.root_hash[..root.len()].copy_from_slice(root);
+    out.salt[..verity.salt.len()].copy_from_slice(verity.salt);
     out
 }
 
@@ -312,7 +310,7 @@ mod tests {
     #[test]
     fn digest_of_an_empty_file() {
         let verity = Verity { algorithm: 1, block_size: 4096, salt: b"", signature: b"" };
-        let digest = Sha256::digest(descriptor(&verity, 0, &[0; 32]));
+        let digest = Sha256::digest(descriptor(&verity, 0, &[0; 32]).as_bytes());
         let hex: String = digest.iter().map(|b| format!("{b:02x}")).collect();
         assert_eq!(hex, "3d248ca542a24fc62d1c43b916eae5016878e2533c88238480b26128a1f1af95");
     }

@@ -1,21 +1,16 @@
 //! The fs-verity descriptor of a file, as the format keeps it.
 //!
-//! VERITY_DESC_ITEM at offset 0 says how long the descriptor is; its bytes follow in items at offset 1 and on. The
-//! descriptor is `struct fsverity_descriptor` of the kernel's documentation ("fs-verity", "Merkle tree and descriptor").
+//! VERITY_DESC_ITEM at offset 0 says how long the descriptor is; its bytes follow in items at offset 1 and on.
 
 use std::ops::ControlFlow;
 
-use oleo_format::{Corruption, ItemType, Key};
+use oleo_format::{Corruption, ItemType, Key, VerityDescriptor};
 
 use super::SendError;
 use super::walk::Sides;
 
-/// Bytes of the descriptor without its signature.
-const HEAD_LEN: usize = 256;
 /// Bytes of a descriptor (`FS_VERITY_MAX_DESCRIPTOR_SIZE`).
 const LEN_MAX: usize = 16 << 10;
-/// Bytes of the salt.
-const SALT_LEN_MAX: usize = 32;
 
 /// How a file is protected.
 pub(super) struct Descriptor {
@@ -43,16 +38,13 @@ pub(super) fn read(sides: &Sides<'_>, ino: u64) -> Result<Descriptor, SendError>
 }
 
 fn parse(bytes: &[u8]) -> Option<Descriptor> {
-    let (head, signature) = bytes.split_at_checked(HEAD_LEN)?;
-    let [version, algorithm, log_block, salt_len] = *head.first_chunk::<4>()?;
-    let signature_len = u32::from_le_bytes(*head[4..].first_chunk()?) as usize;
-    let salt_len = usize::from(salt_len);
-    if version != 1 || !(10..=16).contains(&log_block) || salt_len > SALT_LEN_MAX || signature_len > signature.len() {
+    let (head, signature) = VerityDescriptor::parse_prefix(bytes).ok()?;
+    if head.version != 1 || !(10..=16).contains(&head.log_blocksize) {
         return None;
     }
-    // Version, algorithm, block size, salt length, signature length, data length (8) and root hash (64) come before the salt.
-    let salt = head.get(80..80 + salt_len)?.to_vec();
-    Some(Descriptor { algorithm, block_size: 1 << log_block, salt, signature: signature[..signature_len].to_vec() })
+    let salt = head.salt.get(..usize::from(head.salt_size))?.to_vec();
+    let signature = signature.get(..head.sig_size.get() as usize)?.to_vec();
+    Some(Descriptor { algorithm: head.hash_algorithm, block_size: 1 << head.log_blocksize, salt, signature })
 }
 
 #[cfg(test)]
@@ -63,14 +55,15 @@ mod tests {
     /// Method: one laid out by hand; cut short, and with each field out of bounds.
     #[test]
     fn parses() {
-        let mut bytes = vec![0; HEAD_LEN + 3];
+        let head = size_of::<VerityDescriptor>();
+        let mut bytes = vec![0; head + 3];
         bytes[..8].copy_from_slice(&[1, 2, 12, 4, 3, 0, 0, 0]);
         bytes[80..84].copy_from_slice(b"salt");
-        bytes[HEAD_LEN..].copy_from_slice(b"sig");
+        bytes[head..].copy_from_slice(b"sig");
         let found = parse(&bytes).unwrap();
         assert_eq!((found.algorithm, found.block_size), (2, 4096));
         assert_eq!((found.salt.as_slice(), found.signature.as_slice()), (&b"salt"[..], &b"sig"[..]));
-        assert!(parse(&bytes[..HEAD_LEN + 2]).is_none());
+        assert!(parse(&bytes[..head + 2]).is_none());
         for (at, value) in [(0, 2), (2, 9), (2, 200), (3, 33), (4, 4)] {
             let mut bad = bytes.clone();
             bad[at] = value;
