@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use oleo::control::{BalanceChange, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Reply, Request};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -37,7 +38,7 @@ impl Command {
             Command::Cancel(args) => {
                 args.on.change(out, BalanceChange::Cancel, "cancelled; what was moved stays there")
             }
-            Command::Resume(args) => follow(&args.on, out, BalanceChange::Resume, args.background),
+            Command::Resume(args) => follow(&args.on, out, BalanceChange::Resume, args.how()),
             Command::Status(args) => args.run(out),
         }
     }
@@ -97,16 +98,28 @@ impl On {
     }
 }
 
+/// How a command goes about a balance.
+#[derive(Clone, Copy)]
+struct How {
+    /// It does not stay until the end.
+    background: bool,
+    /// It waits for others to end first.
+    enqueue: bool,
+}
+
+impl Resume {
+    fn how(&self) -> How {
+        How { background: self.background, enqueue: false }
+    }
+}
+
 /// Has a balance begin or go on, and stays until its end.
-fn follow(on: &On, out: &Out, change: BalanceChange, background: bool) -> anyhow::Result<()> {
+fn follow(on: &On, out: &Out, change: BalanceChange, How { background, enqueue }: How) -> anyhow::Result<()> {
     let target = on.open(Access::Write)?;
     if background && !target.is_mount() {
         bail!("{} is an image: there is nobody in the background who could do it", on.path.display());
     }
-    let number = match target.ask_of(on.path.as_os_str(), Request::Balance { change })? {
-        Reply::Number(number) => number,
-        other => return target::unexpected(other),
-    };
+    let number = begin(on, &target, &change, enqueue)?;
     if background {
         out.note(format!("{}: begun; `oleo balance status` tells how far it is", on.path.display()));
         return Ok(());
@@ -119,13 +132,19 @@ fn follow(on: &On, out: &Out, change: BalanceChange, background: bool) -> anyhow
     tell_end(on, out, &status)
 }
 
-/// Waits until no balance runs. One that is paused is nothing to wait for.
-fn wait_for_others(on: &On) -> anyhow::Result<()> {
-    let target = on.open(Access::Read)?;
-    while on.look(&target)?.state == BalanceState::Running {
-        thread::sleep(LOOK_EVERY);
+/// Asks for a balance; where others are under way, after them, if that is wanted. Of several that wait any may be next. One that is
+/// paused is nothing to wait for.
+fn begin(on: &On, target: &Target, change: &BalanceChange, enqueue: bool) -> anyhow::Result<u64> {
+    loop {
+        let request = Request::Balance { change: change.clone() };
+        match target.ask_of(on.path.as_os_str(), request) {
+            Ok(Reply::Number(number)) => return Ok(number),
+            Ok(other) => return target::unexpected(other),
+            Err(error) if !enqueue || error.errno() != Errno::INPROGRESS.raw_os_error() => return Err(error.into()),
+            Err(error) if on.look(target)?.state == BalanceState::Paused => return Err(error.into()),
+            Err(_) => thread::sleep(LOOK_EVERY),
+        }
     }
-    Ok(target.close()?)
 }
 
 /// Runs it in this process. A signal interrupts it, so that it can be resumed.

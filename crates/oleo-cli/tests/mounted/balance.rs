@@ -126,6 +126,45 @@ fn succeeds(dir: &Path, args: &[&str]) -> bool {
     crate::common::run(dir, args).status.success()
 }
 
+/// Goal: balances that are to wait for others do, one after another, whoever comes first; each is done; one that is not told to wait is
+/// refused, and one that is paused is nothing to wait for.
+/// Method: a balance in the background, three commands that queue up behind it at once, and the numbers that the mount has given out.
+#[test]
+fn one_after_another() {
+    let Some(mut mount) = Mount::new("") else { return };
+    let dir = mount.dir().to_owned();
+    fill(&mount);
+    ok(&dir, &["filesystem", "sync", "m"]);
+    let number = || json(&dir, &["balance", "status", "--json", "m"])["number"].as_u64().unwrap();
+    // It may have ended by the time that another one is asked for.
+    let met = (0..10).any(|_| {
+        ok(&dir, &["balance", "start", "--full-balance", "--background", "m"]);
+        let refused = crate::common::run(&dir, &["balance", "start", "-musage=0", "m"]);
+        !refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("under way")
+    });
+    assert!(met, "each had ended before another one was asked for");
+    let before = number();
+    std::thread::scope(|threads| {
+        let waiting = ["-dlimit=2", "-m", "-dusage=90"].map(|filters| {
+            let dir = &dir;
+            threads.spawn(move || ok(dir, &["balance", "start", "--enqueue", filters, "m"]))
+        });
+        for told in waiting.map(|thread| thread.join().unwrap()) {
+            assert!(told.contains("done"), "{told}");
+        }
+    });
+    assert_eq!((number(), state(&dir)), (before + 3, "idle".to_owned()));
+    let paused = (0..10).any(|_| {
+        ok(&dir, &["balance", "start", "--full-balance", "--enqueue", "--background", "m"]);
+        succeeds(&dir, &["balance", "pause", "m"])
+    });
+    assert!(paused, "each had ended before it was paused");
+    assert!(fails(&dir, &["balance", "start", "--enqueue", "-d", "m"]).contains("paused"));
+    ok(&dir, &["balance", "cancel", "m"]);
+    must_be_filled(&mount.path(""));
+    mount.judge(must_be_filled);
+}
+
 /// Goal: a device of a mount shrinks though chunks lie behind its new end, and grows again; nearly empty groups are given back.
 /// Method: a full volume whose first half is deleted.
 #[test]

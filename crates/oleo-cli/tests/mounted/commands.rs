@@ -115,6 +115,55 @@ fn quota() {
     });
 }
 
+/// Goal: simple quotas on a mount: turned on while in use, they count what is written from then on, for who wrote it first; limits refuse at
+/// the call with EDQUOT and let go after a delete; the checker and the kernel have the same numbers.
+/// Method: a limit on a subvolume, writes around it, a clone into another one that does not count there.
+#[test]
+fn simple_quota() {
+    const EDQUOT: i32 = 122;
+    let Some(mut mount) = Mount::new("") else { return };
+    let dir = mount.dir().to_owned();
+    ok(&dir, &["subvolume", "create", "m/v"]);
+    fs::write(mount.path("v/before"), vec![1; 1 << 20]).unwrap();
+    ok(&dir, &["filesystem", "sync", "m"]);
+    ok(&dir, &["quota", "enable", "--simple", "m"]);
+    let status = json(&dir, &["quota", "status", "--json", "m"]);
+    assert!(status["mode"].as_str().unwrap().contains("squota"), "{status}");
+    ok(&dir, &["subvolume", "create", "m/w"]);
+    ok(&dir, &["qgroup", "limit", "3M", "m/v"]);
+    fs::write(mount.path("v/fits"), vec![3; 2 << 20]).unwrap();
+    let over = fs::write(mount.path("v/over"), vec![2; 2 << 20]);
+    assert_eq!(over.unwrap_err().raw_os_error(), Some(EDQUOT));
+    fs::remove_file(mount.path("v/over")).unwrap();
+    fs::write(mount.path("w/elsewhere"), vec![4; 4 << 20]).unwrap();
+    ok(&dir, &["filesystem", "sync", "m"]);
+    // It goes on counting for who wrote it, where it is cloned to as where it was.
+    ok(&dir, &["subvolume", "snapshot", "m/w", "m/s"]);
+    let rows = |text: &str| -> Vec<Vec<String>> {
+        let words = |line: &str| line.split_whitespace().take(3).map(str::to_owned).collect();
+        text.lines().filter(|line| line.contains('/') && !line.contains("---")).map(words).collect()
+    };
+    let show = || rows(&ok(&dir, &["qgroup", "show", "--raw", "--sync", "m"]));
+    let rfer = |id: &str| show().iter().find(|row| row[0] == id).map(|row| row[1].parse::<u64>().unwrap()).unwrap();
+    // What was there before does not count, and blocks of trees are few.
+    assert!((2 << 20..(2 << 20) + (1 << 18)).contains(&rfer("0/256")), "{:?}", show());
+    assert!((4 << 20..(4 << 20) + (1 << 18)).contains(&rfer("0/257")), "{:?}", show());
+    assert!(rfer("0/258") < 1 << 18, "{:?}", show());
+    fs::remove_file(mount.path("v/fits")).unwrap();
+    ok(&dir, &["filesystem", "sync", "m"]);
+    fs::write(mount.path("v/again"), vec![5; 2 << 20]).unwrap();
+    let ours = show();
+    mount.unmount();
+    ok(&dir, &["check", "i"]);
+    let image = dir.join("i");
+    let seen = mount.oracle.mount(&[&image], "ro,subvolid=5").unwrap();
+    let kernels =
+        oleo_sim::oracle::run("btrfs", ["qgroup", "show", "--raw", &seen.path().display().to_string()]).unwrap();
+    assert_eq!(rows(&kernels), ours, "as the kernel reads them");
+    assert!(fs::read(seen.path().join("v/again")).unwrap() == vec![5; 2 << 20]);
+    seen.unmount().unwrap();
+}
+
 /// Goal: the file system as a whole: label, usage, sync, size; files are defragmented while somebody writes to them, and no
 /// write is lost. Method: a writer that goes round and round through a file while it is defragmented again and again.
 #[test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use oleo::control::{BalanceArgs, BalanceChange, Filters};
 
-use super::{On, follow, wait_for_others};
+use super::{How, On, follow};
 use crate::args::DeviceArgs;
 use crate::out::Out;
 
@@ -58,10 +58,8 @@ impl Args {
             ]);
         }
         let on = On { path, others: self.others };
-        if self.enqueue {
-            wait_for_others(&on)?;
-        }
-        follow(&on, out, BalanceChange::Start { args: Box::new(args) }, self.background)
+        let how = How { background: self.background, enqueue: self.enqueue };
+        follow(&on, out, BalanceChange::Start { args: Box::new(args) }, how)
     }
 
     /// The path; behind a bare `-d`, `-m` or `-s` it looks like its filters.
