@@ -190,8 +190,8 @@ fn scans_beside_writers() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goal: groups never come to use more than they may, by more than a tree block for each subvolume in them; nobody is refused while there is room;
-/// nothing stays charged.
+/// Goal: groups never come to use more than they may, by more than a few tree blocks; nobody is refused while there is room; nothing stays
+/// charged.
 /// Method: sixteen threads write, clone, cut and delete in four subvolumes, in groups of two more levels, each with a
 /// limit; numbers are looked at after every commit, and in the end filled up sector by sector.
 #[test]
@@ -315,13 +315,74 @@ fn limits_hold() -> anyhow::Result<()> {
     oracle.must_be_sound(&[&image], "at the limits")
 }
 
-/// No group uses more than it may, but for a tree block that a split may have added to each of its four subvolumes.
+/// No group uses more than it may, but for tree blocks of one operation: a leaf that is the root of its tree, and splits, adds two; with
+/// those of leaves that deleting splits, which is never refused, four.
 fn within_limits(fs: &Fs) {
-    let slack = |id: QgroupId| if id.level() == 0 { SECTOR } else { 4 * SECTOR };
+    let slack = |id: QgroupId| if id.level() == 0 { 2 * SECTOR } else { 4 * SECTOR };
     for (id, group) in quota(fs).unwrap().groups {
         let Some(max) = group.limit.max_rfer else { continue };
         assert!(group.rfer <= max + slack(id), "group {id} uses {} of {max}", group.rfer);
     }
+}
+
+/// Goal: by how much a group exceeds its limit does not depend on how many subvolumes it has.
+/// Method: many subvolumes, each with one leaf so full that the next file splits it; a limit that has room for the items of a file in
+/// each, and for the blocks of two; then a file in each, in one transaction as far as they are let in.
+#[test]
+fn limits_of_many_subvolumes() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("quota", 512 << 20)?;
+    oracle.mkfs(&["-n", "4096"], &[&image])?;
+    let fs = open(&image)?;
+    quota_enable(&fs)?;
+    let group = QgroupId::new(1, 0);
+    qgroup_change(&fs, QgroupChange::Create(group), true)?;
+    let top = fs.root(TreeId::FS)?;
+    let make = |n: u32| {
+        fs.subvol_create(&top, format!("s{n}").as_bytes(), &NewSubvol { groups: vec![group], ..NewSubvol::default() })
+    };
+    let put = |tree: TreeId, n: u32| -> Result<(), oleo_fs::FsError> {
+        fs.create(&fs.root(tree)?, format!("file{n:02}").as_bytes(), &NewInode::new(NewKind::File, 0o644)).map(drop)
+    };
+    let uses = |id: QgroupId| quota(&fs).unwrap().groups.into_iter().find(|(other, _)| *other == id).unwrap().1.rfer;
+    let first = make(0)?;
+    let mut fits = 0;
+    loop {
+        put(first, fits)?;
+        fs.sync()?;
+        if uses(QgroupId::of(first)) > SECTOR {
+            break;
+        }
+        fits += 1;
+    }
+    // (`btrfs check` 6.2 reads the groups wrong where their tree has two full leaves, also where the kernel has written them.)
+    let trees = (1..16).map(make).collect::<Result<Vec<TreeId>, _>>()?;
+    for tree in &trees {
+        (0..fits).try_for_each(|n| put(*tree, n))?;
+    }
+    fs.sync()?;
+    let before = uses(group);
+    assert!(trees.iter().all(|tree| uses(QgroupId::of(*tree)) == SECTOR), "none has split");
+    let max = before + 5 * SECTOR;
+    qgroup_change(&fs, QgroupChange::Limit(group, QgroupLimit { max_rfer: Some(max), max_excl: None }), true)?;
+    let mut let_in = 0;
+    for tree in &trees {
+        match put(*tree, 99) {
+            Ok(()) => let_in += 1,
+            Err(e) => assert_eq!(e.errno(), oleo_fs::errno::EDQUOT),
+        }
+    }
+    fs.sync()?;
+    // Each adds a leaf and a root: two fit, and for the third there still is room.
+    assert_eq!((let_in, uses(group)), (3, before + 6 * SECTOR));
+    must_be_exact(&fs, "at the limit")?;
+    for tree in &trees {
+        assert_eq!(fs.engine().quota_charged(*tree), 0, "nothing is left charged to {tree}");
+    }
+    drop(top);
+    drop(fs);
+    oracle.must_be_sound(&[&image], "at the limit")
 }
 
 /// Goal: a count that was cut short is carried on by whoever opens the volume next, and the numbers are right, though others wrote

@@ -573,6 +573,20 @@ impl Engine {
         Ok(promise)
     }
 
+    /// The same for one that was refused for its quota, which has others counted first, as `settle` sees to, and is then charged the
+    /// data alone.
+    pub fn reserve_data_alone<E: From<TxnError>>(
+        &self,
+        tree: TreeId,
+        len: ByteLen,
+        settle: impl Fn() -> Result<(), E>,
+    ) -> Result<DataReservation, E> {
+        let charge = self.charge_data_alone(tree, len, settle)?;
+        let mut promise = self.reserve_data(len)?;
+        promise.charges.extend(charge);
+        Ok(promise)
+    }
+
     fn promise_metadata(&self, need: Need) -> Result<MetadataPromise, TxnError> {
         let inner = &self.0;
         let covered = inner.credit.promise(need);
@@ -677,7 +691,7 @@ impl Inner {
     }
 
     /// Has the room above drop what it does not need; whether that was anything.
-    fn give_up_spare(&self) -> bool {
+    pub(crate) fn give_up_spare(&self) -> bool {
         let source = self.source.read().as_ref().and_then(Weak::upgrade);
         source.is_some_and(|source| source.give_up_spare())
     }

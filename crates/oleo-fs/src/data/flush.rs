@@ -397,8 +397,8 @@ impl Core {
             other => return Ok(other?),
         }
         // What others were charged may have come to less.
-        self.engine().commit()?;
-        Ok(self.engine().reserve_data_in(tree, ByteLen(len))?)
+        let settle = || -> Result<(), FsError> { Ok(self.engine().commit().map(drop)?) };
+        self.engine().reserve_data_alone(tree, ByteLen(len), settle)
     }
 
     /// Flushes every file, or every file of one subvolume.

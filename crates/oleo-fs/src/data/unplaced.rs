@@ -275,15 +275,21 @@ impl Shared {
         }
         let mut any = false;
         for file in self.files(None) {
-            let mut slot = file.data.buffer.lock();
-            if let Some(buffer) = slot.as_mut().filter(|b| b.is_spent() && !b.promises.is_empty()) {
-                buffer.spare = 0;
-                let gone = std::mem::take(&mut buffer.promises);
-                drop(slot);
-                drop(gone);
-                any = true;
-            }
+            any |= file.give_up_spent();
         }
         any
+    }
+}
+
+impl Inode {
+    /// Gives up promises of a file that has nothing buffered; whether there were any.
+    pub(super) fn give_up_spent(&self) -> bool {
+        let mut slot = self.data.buffer.lock();
+        let Some(buffer) = slot.as_mut().filter(|b| b.is_spent() && !b.promises.is_empty()) else { return false };
+        buffer.spare = 0;
+        let gone = std::mem::take(&mut buffer.promises);
+        drop(slot);
+        drop(gone);
+        true
     }
 }

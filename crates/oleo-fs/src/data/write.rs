@@ -35,7 +35,12 @@ pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsEr
     }
     let mut pos = at;
     for step in data.chunks(STEP_LEN) {
-        write_step(inode, pos, step)?;
+        // What it was promised and is not going to use is no use to others.
+        let done = write_step(inode, pos, step);
+        if done.is_err() {
+            inode.give_up_spent();
+        }
+        done?;
         pos += step.len() as u64;
         dirty::throttle(inode)?;
     }
@@ -117,11 +122,14 @@ fn reserve(
         Ok(promise) => return Ok(Some((promise, need))),
         Err(TxnError::NoSpace { .. }) => {}
         Err(TxnError::QuotaExceeded(_)) => {
-            // What is buffered may come to less than what was charged for it.
-            inode.core().flush_all(Some(inode.tree()))?;
-            engine.commit()?;
-            match engine.reserve_data_in(inode.tree(), ByteLen(need)) {
-                Err(TxnError::NoSpace { .. }) => {}
+            // What is buffered, here or elsewhere in its groups, may come to less than what was charged for it.
+            let settle = || -> Result<(), FsError> {
+                shared.give_up_kept();
+                inode.core().flush_all(None)?;
+                Ok(engine.commit().map(drop)?)
+            };
+            match engine.reserve_data_alone(inode.tree(), ByteLen(need), settle) {
+                Err(FsError::Txn(TxnError::NoSpace { .. })) => {}
                 other => return Ok(Some((other?, need))),
             }
         }

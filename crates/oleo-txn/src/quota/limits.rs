@@ -6,8 +6,11 @@
 //! ends when it has been recorded: it becomes one of the open transaction; (3) a freeze turns those of the open transaction
 //! into those of the frozen one, and the end of that commit, whose numbers have them, drops them. Nothing is left behind.
 //!
-//! What may be needed is more than what will be: before an operation is refused for good, everything is committed, and it
-//! is asked for the least.
+//! How many tree blocks the items take is not known before they are in the trees. So an operation is charged the most that it may come
+//! to. That is more than what will be: where there is no room for it, everything is committed, and the operation is charged the
+//! least, what its items and data have in bytes, and nobody else is let in like that into a group with a limit until it is
+//! counted ([`Sums::lone`]). So a group comes to exceed its limit by the tree blocks of one operation at most, and whoever is refused
+//! had no room.
 //!
 //! Without any limit nothing is counted, and nobody meets here. Lock: `sums` (rank 54), for additions; `table` is read under it.
 //! Crash: memory only.
@@ -19,7 +22,7 @@ use hashbrown::HashMap;
 use oleo_format::{ByteLen, TreeId};
 use parking_lot::{Mutex, RwLock};
 
-use super::table::{QgroupId, Table};
+use super::table::{QgroupId, QgroupLimit, Table};
 use crate::TxnError;
 use crate::engine::{Engine, Inner, Need};
 
@@ -27,6 +30,13 @@ use crate::engine::{Engine, Inner, Need};
 const ITEM_BYTES: u64 = 25;
 /// A leaf that is split is half full.
 const SPLIT_FACTOR: u64 = 2;
+/// Leaves that an operation may split: a name has items in two places of its directory and one in the inode's, and the directory's
+/// own item may be elsewhere.
+const LEAVES_OF_NAMES: u64 = 4;
+/// The same for data of one file: the inode's item, and those of its extents, which are neighbours.
+const LEAVES_OF_DATA: u64 = 2;
+/// Turns that an operation waits for others that were let in alone: more than there are threads, as a rule. A commit each.
+const TURNS_MAX: u32 = 32;
 
 #[derive(Default)]
 struct Sums {
@@ -36,6 +46,34 @@ struct Sums {
     frozen: HashMap<TreeId, u64>,
     /// The same by group, of whatever level.
     groups: HashMap<QgroupId, u64>,
+    /// Trees of operations that were charged the least, as above.
+    lone: [Vec<TreeId>; 3],
+}
+
+/// Places in [`Sums::lone`].
+const HELD: usize = 0;
+const OPEN: usize = 1;
+const FROZEN: usize = 2;
+
+/// What an operation is charged.
+#[derive(Clone, Copy)]
+struct Ask {
+    bytes: u64,
+    /// For a [`Charge`], otherwise for the open transaction.
+    held: bool,
+    /// It is the least that it may come to.
+    least: bool,
+}
+
+/// Whether there is room for it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Room {
+    /// There is, and it has been charged.
+    Charged,
+    /// There may be, when others have been counted.
+    Later,
+    /// There is none.
+    None,
 }
 
 /// What is charged at the moment.
@@ -51,11 +89,18 @@ pub(crate) struct Charge {
     inner: Arc<Inner>,
     tree: TreeId,
     bytes: u64,
+    lone: bool,
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
         let mut sums = self.inner.quota.charges.sums.lock();
+        if self.lone
+            && let Some(at) = sums.lone[HELD].iter().position(|tree| *tree == self.tree)
+        {
+            sums.lone[HELD].swap_remove(at);
+            sums.lone[OPEN].push(self.tree);
+        }
         // Gone where quota was turned off meanwhile.
         if take(&mut sums.held, self.tree, self.bytes) {
             *sums.open.entry(self.tree).or_default() += self.bytes;
@@ -111,11 +156,14 @@ impl Charges {
         for (tree, bytes) in std::mem::take(&mut sums.open) {
             *sums.frozen.entry(tree).or_default() += bytes;
         }
+        let mut lone = std::mem::take(&mut sums.lone[OPEN]);
+        sums.lone[FROZEN].append(&mut lone);
     }
 
     /// The numbers have what the frozen transaction used.
     pub fn settled(&self, table: &RwLock<Option<Table>>) {
         let mut sums = self.sums.lock();
+        sums.lone[FROZEN].clear();
         let table = table.read();
         let Some(table) = table.as_ref() else { return };
         for (tree, bytes) in std::mem::take(&mut sums.frozen) {
@@ -132,26 +180,40 @@ impl Charges {
 }
 
 impl Inner {
-    /// Charges a tree, in the open transaction or for a [`Charge`]; false where a group would exceed what it may use.
-    fn charge(&self, tree: TreeId, bytes: u64, held: bool) -> bool {
+    /// Charges a tree, where no group would exceed what it may use.
+    fn charge(&self, tree: TreeId, ask: Ask) -> Room {
         let mut sums = self.quota.charges.sums.lock();
         let table = self.quota.table.read();
-        let Some(table) = table.as_ref() else { return true };
+        let Some(table) = table.as_ref() else { return Room::Charged };
         let above = table.above(QgroupId::of(tree));
-        for id in &above {
+        let limited = |id: &QgroupId| table.groups[id].limit != QgroupLimit::default();
+        let mut room = Room::Charged;
+        for id in above.iter().filter(|id| limited(id)) {
             let group = &table.groups[id];
-            let more = sums.groups.get(id).copied().unwrap_or(0).saturating_add(bytes);
-            let exceeds = |uses: u64, max: Option<u64>| max.is_some_and(|max| uses.saturating_add(more) > max);
-            if exceeds(group.rfer, group.limit.max_rfer) || exceeds(group.excl, group.limit.max_excl) {
-                return false;
+            let exceeds = |more: u64| {
+                let exceeds = |uses: u64, max: Option<u64>| max.is_some_and(|max| uses.saturating_add(more) > max);
+                exceeds(group.rfer, group.limit.max_rfer) || exceeds(group.excl, group.limit.max_excl)
+            };
+            if exceeds(ask.bytes) {
+                return Room::None;
+            }
+            if exceeds(sums.groups.get(id).copied().unwrap_or(0).saturating_add(ask.bytes)) {
+                room = Room::Later;
             }
         }
-        for id in above {
-            *sums.groups.entry(id).or_default() += bytes;
+        let meets = |other: &TreeId| table.above(QgroupId::of(*other)).intersection(&above).any(limited);
+        if room == Room::Later || (ask.least && sums.lone.iter().flatten().any(meets)) {
+            return Room::Later;
         }
-        let of = if held { &mut sums.held } else { &mut sums.open };
-        *of.entry(tree).or_default() += bytes;
-        true
+        for id in above {
+            *sums.groups.entry(id).or_default() += ask.bytes;
+        }
+        let of = if ask.held { &mut sums.held } else { &mut sums.open };
+        *of.entry(tree).or_default() += ask.bytes;
+        if ask.least {
+            sums.lone[if ask.held { HELD } else { OPEN }].push(tree);
+        }
+        Room::Charged
     }
 }
 
@@ -161,15 +223,38 @@ impl Engine {
         self.0.quota.charges.sums.lock().groups.get(&QgroupId::of(tree)).copied().unwrap_or(0)
     }
 
-    /// Charges data that is to be written.
+    /// Charges data that is to be written, and the most that its items may come to.
     pub(crate) fn charge_data(&self, tree: TreeId, len: ByteLen) -> Result<Option<Charge>, TxnError> {
         if !self.0.quota.charges.limited() {
             return Ok(None);
         }
-        if !self.0.charge(tree, len.0, true) {
-            return Err(TxnError::QuotaExceeded(tree));
+        let bytes = len.0 + LEAVES_OF_DATA * u64::from(self.0.rules.nodesize);
+        match self.0.charge(tree, Ask { bytes, held: true, least: false }) {
+            Room::Charged => Ok(Some(Charge { inner: self.0.clone(), tree, bytes, lone: false })),
+            Room::Later | Room::None => Err(TxnError::QuotaExceeded(tree)),
         }
-        Ok(Some(Charge { inner: self.0.clone(), tree, bytes: len.0 }))
+    }
+
+    /// Charges no more than the data itself, where nobody else was let in like that. What is to be counted first, `settle` sees to:
+    /// it commits, at least.
+    pub(crate) fn charge_data_alone<E: From<TxnError>>(
+        &self,
+        tree: TreeId,
+        len: ByteLen,
+        settle: impl Fn() -> Result<(), E>,
+    ) -> Result<Option<Charge>, E> {
+        for _ in 0..TURNS_MAX {
+            settle()?;
+            if !self.0.quota.charges.limited() {
+                return Ok(None);
+            }
+            match self.0.charge(tree, Ask { bytes: len.0, held: true, least: true }) {
+                Room::Charged => return Ok(Some(Charge { inner: self.0.clone(), tree, bytes: len.0, lone: true })),
+                Room::Later => {}
+                Room::None => break,
+            }
+        }
+        Err(TxnError::QuotaExceeded(tree).into())
     }
 
     /// As [`Engine::join`], for an operation that adds to a tree what groups may not have room for. May commit.
@@ -185,15 +270,20 @@ impl Engine {
         let added = u64::from(need.bytes) + u64::from(need.items) * ITEM_BYTES;
         // With simple quotas it goes on counting for who wrote it.
         let data = if self.0.has_simple_quota() { 0 } else { data };
-        // The second time nothing else is under way, and what is there says what is used.
-        for (factor, last) in [(SPLIT_FACTOR, false), (1, true)] {
+        let most = added * SPLIT_FACTOR + LEAVES_OF_NAMES * u64::from(self.0.rules.nodesize) + data;
+        let handle = self.join(need)?;
+        if self.0.charge(tree, Ask { bytes: most, held: false, least: false }) == Room::Charged {
+            return Ok(handle);
+        }
+        drop(handle);
+        for _ in 0..TURNS_MAX {
+            self.0.give_up_spare();
+            self.commit()?;
             let handle = self.join(need)?;
-            if self.0.charge(tree, added * factor + data, false) {
-                return Ok(handle);
-            }
-            drop(handle);
-            if !last {
-                self.commit()?;
+            match self.0.charge(tree, Ask { bytes: added + data, held: false, least: true }) {
+                Room::Charged => return Ok(handle),
+                Room::Later => {}
+                Room::None => break,
             }
         }
         Err(TxnError::QuotaExceeded(tree))
