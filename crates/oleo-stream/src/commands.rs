@@ -4,7 +4,8 @@
 //! follows; (2) reads a command's header, and refuses a length beyond [`Limits`]; (3) reads the attributes into one buffer that
 //! is used again; (4) compares the checksum; (5) decodes.
 //!
-//! Invariants: the buffer holds at most one command and what was read ahead of it. After an error nothing more is read.
+//! Invariants: the buffer holds at most one command and what was read ahead of it, or, where commands are kept, those since they
+//! were taken. After an error nothing more is read.
 //! Not here: which commands may follow which (the interpreter's business).
 
 use std::io::{self, Read};
@@ -84,13 +85,48 @@ pub struct Commands<R> {
     /// Whether a stream has been read to its END.
     complete: bool,
     failed: bool,
+    /// What was used stays where it is in the buffer until [`Commands::take_used`].
+    keep: bool,
 }
 
 impl<R: Read> Commands<R> {
     /// Reads from `input`, which should not be buffered: it is read in large pieces.
     pub fn new(input: R, limits: Limits) -> Commands<R> {
         let buffer = vec![0; READ_LEN];
-        Commands { input, limits, buffer, from: 0, to: 0, position: 0, version: None, complete: false, failed: false }
+        let (from, to, position) = (0, 0, 0);
+        Commands {
+            input,
+            limits,
+            buffer,
+            from,
+            to,
+            position,
+            version: None,
+            complete: false,
+            failed: false,
+            keep: false,
+        }
+    }
+
+    /// The same, keeping all commands in `buffer` one after another, where [`Commands::used`] tells the end of the last one.
+    pub(crate) fn keeping(input: R, limits: Limits, buffer: Vec<u8>) -> Commands<R> {
+        Commands { buffer, keep: true, ..Commands::new(input, limits) }
+    }
+
+    /// Bytes of the buffer up to the end of the last command.
+    pub(crate) fn used(&self) -> usize {
+        self.from
+    }
+
+    /// Hands out the buffer with all commands since the last time, and goes on in `fresh`, whatever that holds.
+    pub(crate) fn take_used(&mut self, mut fresh: Vec<u8>) -> Vec<u8> {
+        let rest = self.from..self.to;
+        if fresh.len() < rest.len() {
+            fresh.resize(rest.len().next_multiple_of(READ_LEN), 0);
+        }
+        fresh[..rest.len()].copy_from_slice(&self.buffer[rest.clone()]);
+        (self.from, self.to) = (0, rest.len());
+        std::mem::replace(&mut self.buffer, fresh)
     }
 
     /// Bytes used of the input so far.
@@ -180,16 +216,18 @@ impl<R: Read> Commands<R> {
         if self.to - self.from >= len {
             return Ok(self.to - self.from);
         }
-        if self.from + len > self.buffer.len() {
+        if self.from + len > self.buffer.len() && !self.keep {
             self.buffer.copy_within(self.from..self.to, 0);
             self.to -= self.from;
             self.from = 0;
         }
-        if len > self.buffer.len() {
-            self.buffer.resize(len.next_multiple_of(READ_LEN), 0);
+        if self.from + len > self.buffer.len() {
+            self.buffer.resize((self.from + len).next_multiple_of(READ_LEN), 0);
         }
         while self.to - self.from < len {
-            match self.input.read(&mut self.buffer[self.to..]) {
+            // No more at once than stays in the processor's cache until it is looked at.
+            let end = self.buffer.len().min(self.to + READ_LEN.max(self.from + len - self.to));
+            match self.input.read(&mut self.buffer[self.to..end]) {
                 Ok(0) => break,
                 Ok(n) => self.to += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

@@ -3,8 +3,8 @@
 //! Normal path of [`receive`]: (1) a thread of its own reads the input, verifies it and gathers commands into blocks
 //! (`blocks`); (2) the interpreter takes block after block, checks the order of commands and every path in them
 //! (`interpret`, `paths`); (3) runs of commands on one subvolume go to the [`Target`] at once, so that it may prepare their data
-//! on all cores and install it in batches; (4) at the END, or when the next subvolume begins, the target finishes the subvolume:
-//! what was received, read-only.
+//! on all cores and install it in batches, behind the commands that follow; (4) at the END, or when the next subvolume
+//! begins, the target finishes the subvolume: what was received, read-only.
 //!
 //! Targets: [`FsTarget`], a file system of ours; [`DirTarget`], a directory of any file system.
 //!
@@ -27,6 +27,7 @@ mod mark;
 mod paths;
 
 use std::io;
+use std::sync::Arc;
 
 use oleo_format::stream::Command;
 use oleo_fs::FsError;
@@ -132,6 +133,8 @@ pub struct Item<'s> {
     pub position: u64,
     /// The command; no SUBVOL, SNAPSHOT or END.
     pub command: Command<'s>,
+    /// What the command borrows from.
+    block: &'s Arc<blocks::Buffer>,
 }
 
 /// What was there of a subvolume that is to be resumed.
@@ -151,8 +154,12 @@ pub trait Target {
     fn begin(&mut self, new: &Begin<'_>) -> Result<(), ApplyError>;
     /// Opens a subvolume that an earlier run began, if it is there.
     fn reopen(&mut self, new: &Begin<'_>) -> Result<Found, ApplyError>;
-    /// Applies commands in order. On an error: which one failed; those before it were applied.
+    /// Applies commands in order; data may go on being written after that. On an error: which one failed; those before it
+    /// were applied.
     fn apply(&mut self, items: &[Item<'_>]) -> Result<(), Failed>;
+    /// The commands whose data could not be written after they had been applied, in order, each told once. With
+    /// [`Wait::Yes`] all data is written by then.
+    fn late(&mut self, wait: Wait) -> Vec<Late>;
     /// Everything up to here was applied. The target may note it, and make it durable.
     fn checkpoint(&mut self, mark: &Mark) -> Result<(), ApplyError>;
     /// The subvolume is complete.
@@ -170,6 +177,28 @@ pub struct Failed {
     pub index: usize,
     /// Whether all commands before it were applied, and nothing of it or of later ones.
     pub exact: bool,
+    /// Why.
+    pub error: ApplyError,
+}
+
+/// Whether to wait for data that is being written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    /// Until all is written.
+    Yes,
+    /// Not at all.
+    No,
+}
+
+/// A command that turned out to fail when later ones had been applied.
+#[derive(Debug)]
+pub struct Late {
+    /// Where in the stream it begins.
+    pub position: u64,
+    /// Its name.
+    pub command: &'static str,
+    /// The path it is about.
+    pub path: Vec<u8>,
     /// Why.
     pub error: ApplyError,
 }

@@ -87,7 +87,8 @@ impl Image {
         }
         let before = fs.engine().durable();
         let commands_per_commit = (!how.atomic).then_some(options.commands_per_commit);
-        let mut target = FsTarget::new(fs, into, FsTargetOptions { rebase, commands_per_commit });
+        let target = FsTarget::new(fs, into, FsTargetOptions { rebase, commands_per_commit });
+        let mut target = target.map_err(|e| ReceiveError::Target { what: "begin", source: Box::new(e) })?;
         let (report, result) = oleo_stream::receive::receive(&mut target, input, &options);
         drop(target);
         let failed = result.is_err();

@@ -1,13 +1,15 @@
 //! Commands gathered into blocks by a thread of its own, so that reading and verifying the stream goes on while what came
 //! before is applied.
 //!
-//! Memory: [`BLOCKS_AHEAD`] blocks wait, one is being filled, one applied; each holds [`BLOCK_BYTES`] and one command.
+//! Memory: [`BLOCKS_AHEAD`] blocks wait, one is being filled, one applied; each holds [`BLOCK_BYTES`] and one command. A target
+//! may keep a few more ([`Buffer`]). Their memory is used again and again.
 //! The thread ends with the stream, with an error, or when nobody takes blocks any more. It is not waited for: it may be
 //! inside a read that lasts as long as the sender likes.
 
 use std::io::Read;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread;
 
 use oleo_format::stream::{COMMAND_HEAD_LEN, Command};
@@ -16,15 +18,16 @@ use crate::{Commands, Limits, StreamError};
 
 /// Bytes of commands from which on a block is full.
 const BLOCK_BYTES: usize = 4 << 20;
+/// Room for the command that fills it: longer ones are rare.
+const BLOCK_ROOM: usize = BLOCK_BYTES + (512 << 10);
 /// Commands from which on a block is full.
 const BLOCK_COMMANDS: usize = 8192;
 /// Blocks that wait to be applied.
 const BLOCKS_AHEAD: usize = 2;
 
 /// Some commands.
-#[derive(Default)]
 pub(super) struct Block {
-    bytes: Vec<u8>,
+    bytes: Arc<Buffer>,
     entries: Vec<Entry>,
     /// What ended the stream after them.
     pub error: Option<StreamError>,
@@ -38,6 +41,38 @@ struct Entry {
     range: Range<usize>,
 }
 
+/// The bytes of a block, which live as long as somebody has them.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    bytes: Vec<u8>,
+    /// Where they are used again.
+    home: Sender<Vec<u8>>,
+}
+
+impl Buffer {
+    /// Where a part of it is.
+    ///
+    /// # Panics
+    /// It is no part of it.
+    pub fn place(&self, part: &[u8]) -> Range<usize> {
+        let from = (part.as_ptr() as usize).wrapping_sub(self.bytes.as_ptr() as usize);
+        assert!(from <= self.bytes.len() && part.len() <= self.bytes.len() - from, "a part of the block");
+        from..from + part.len()
+    }
+
+    /// What is there.
+    pub fn part(&self, place: &Range<usize>) -> &[u8] {
+        &self.bytes[place.clone()]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // Where reading has ended, nobody wants it.
+        let _unwanted = self.home.send(std::mem::take(&mut self.bytes));
+    }
+}
+
 /// A command of a block.
 #[derive(Clone, Copy)]
 pub(super) struct InBlock<'b> {
@@ -48,17 +83,17 @@ pub(super) struct InBlock<'b> {
 }
 
 impl Block {
+    pub fn bytes(&self) -> &Arc<Buffer> {
+        &self.bytes
+    }
+
     pub fn commands(&self) -> impl Iterator<Item = Result<InBlock<'_>, StreamError>> {
         self.entries.iter().map(|entry| {
-            let (header, attrs) = self.bytes[entry.range.clone()].split_at(COMMAND_HEAD_LEN);
+            let (header, attrs) = self.bytes.part(&entry.range).split_at(COMMAND_HEAD_LEN);
             let end = entry.position + entry.range.len() as u64;
             let command = Command::decode(entry.version, entry.kind, attrs)?;
             Ok(InBlock { position: entry.position, end, header, command })
         })
-    }
-
-    fn is_full(&self, commands_max: usize) -> bool {
-        self.bytes.len() >= BLOCK_BYTES || self.entries.len() >= commands_max
     }
 }
 
@@ -67,10 +102,15 @@ pub(super) fn read<R: Read + Send + 'static>(input: R, limits: Limits, commands_
     let commands_max = commands_max.clamp(1, BLOCK_COMMANDS);
     let (sender, receiver) = sync_channel(BLOCKS_AHEAD);
     thread::spawn(move || {
-        let mut commands = Commands::new(input, limits);
+        let (home, used_again) = channel();
+        let mut commands = Commands::keeping(input, limits, vec![0; BLOCK_ROOM]);
         loop {
-            let (block, more) = fill(&mut commands, commands_max);
-            if sender.send(block).is_err() || !more {
+            let (entries, more) = fill(&mut commands, commands_max);
+            let more_bytes = used_again.try_recv().unwrap_or_else(|_| vec![0; BLOCK_ROOM]);
+            let bytes = Arc::new(Buffer { bytes: commands.take_used(more_bytes), home: home.clone() });
+            let ended = !matches!(more, Ok(true));
+            let block = Block { bytes, entries, error: more.err() };
+            if sender.send(block).is_err() || ended {
                 return;
             }
         }
@@ -78,23 +118,20 @@ pub(super) fn read<R: Read + Send + 'static>(input: R, limits: Limits, commands_
     receiver
 }
 
-/// The next block, and whether there may be more.
-fn fill<R: Read>(commands: &mut Commands<R>, commands_max: usize) -> (Block, bool) {
-    let mut block = Block { bytes: Vec::with_capacity(BLOCK_BYTES + (256 << 10)), ..Block::default() };
-    while !block.is_full(commands_max) {
-        match commands.next() {
+/// The commands of the next block, and whether there may be more.
+fn fill<R: Read>(commands: &mut Commands<R>, commands_max: usize) -> (Vec<Entry>, Result<bool, StreamError>) {
+    let mut entries = Vec::new();
+    while commands.used() < BLOCK_BYTES && entries.len() < commands_max {
+        let next = match commands.next() {
             Ok(Some(next)) => {
-                let start = block.bytes.len();
-                block.bytes.extend_from_slice(next.bytes);
-                let (position, version, kind) = (next.position, next.version, next.command.kind().number());
-                block.entries.push(Entry { position, version, kind, range: start..block.bytes.len() });
+                let len = next.bytes.len();
+                (next.position, next.version, next.command.kind().number(), len)
             }
-            Ok(None) => return (block, false),
-            Err(error) => {
-                block.error = Some(error);
-                return (block, false);
-            }
-        }
+            Ok(None) => return (entries, Ok(false)),
+            Err(error) => return (entries, Err(error)),
+        };
+        let (position, version, kind, len) = next;
+        entries.push(Entry { position, version, kind, range: commands.used() - len..commands.used() });
     }
-    (block, true)
+    (entries, Ok(true))
 }

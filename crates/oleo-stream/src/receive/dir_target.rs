@@ -27,7 +27,7 @@ use rustix::fs::{
 use uuid::Uuid;
 
 use super::paths::split;
-use super::{ApplyError, Begin, Failed, Found, Incomplete, Item, Mark, Target};
+use super::{ApplyError, Begin, Failed, Found, Incomplete, Item, Late, Mark, Target, Wait};
 
 /// Bytes copied at a time.
 const COPY_LEN: usize = 1 << 20;
@@ -380,6 +380,10 @@ impl Target for DirTarget {
             self.one(&item.command).map_err(|error| Failed { index, exact: false, error })?;
         }
         Ok(())
+    }
+
+    fn late(&mut self, _wait: Wait) -> Vec<Late> {
+        Vec::new()
     }
 
     fn checkpoint(&mut self, _mark: &Mark) -> Applied {

@@ -29,8 +29,8 @@ use oleo_fs::{FileKind, Fs, InodeRef, SetAttr, Verity};
 use uuid::Uuid;
 
 use super::mark::MARK as MARK_NAME;
-use super::{ApplyError, Begin, Failed, Found, Incomplete, Item, Mark, Target};
-use batch::Batch;
+use super::{ApplyError, Begin, Failed, Found, Incomplete, Item, Late, Mark, Target, Wait};
+use batch::Installer;
 pub(super) use batch::packed;
 use paths::Finder;
 
@@ -51,6 +51,7 @@ pub struct FsTargetOptions {
 /// A file system of ours, and the directory in it where subvolumes are made.
 pub struct FsTarget {
     fs: Fs,
+    installer: Installer,
     into: InodeRef,
     options: FsTargetOptions,
     open: Option<Open>,
@@ -75,8 +76,16 @@ struct Open {
     sources: HashMap<(Uuid, u64), Finder>,
     /// Flags that the inodes get when nothing is changed any more.
     locked: HashMap<Ino, InodeFlags>,
-    /// Files that have data in the batch, and how long they will be.
-    waiting: HashMap<Ino, u64>,
+    /// Files that have data that is not in its place.
+    waiting: HashMap<Ino, Waiting>,
+}
+
+/// Data of a file that is not in its place.
+struct Waiting {
+    /// How long the file will be.
+    size: u64,
+    /// The last batch that has some.
+    batch: u64,
 }
 
 /// The inode that the commands are about at the moment.
@@ -97,9 +106,13 @@ struct Current {
 
 impl FsTarget {
     /// Receives into a directory of `fs`.
-    pub fn new(fs: &Fs, into: &InodeRef, options: FsTargetOptions) -> FsTarget {
-        FsTarget {
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn new(fs: &Fs, into: &InodeRef, options: FsTargetOptions) -> Result<FsTarget, ApplyError> {
+        Ok(FsTarget {
             fs: fs.clone(),
+            installer: Installer::new(fs)?,
             into: into.clone(),
             options,
             open: None,
@@ -107,7 +120,7 @@ impl FsTarget {
             warnings: Vec::new(),
             commands: 0,
             bytes: 0,
-        }
+        })
     }
 
     fn warn(&mut self, text: String) {
@@ -121,7 +134,7 @@ impl FsTarget {
     }
 
     /// One command; answers how many were used up.
-    fn one<'s>(&mut self, batch: &mut Batch<'s>, items: &[Item<'s>], at: usize) -> Result<usize, ApplyError> {
+    fn one(&mut self, items: &[Item<'_>], at: usize) -> Result<usize, ApplyError> {
         match items[at].command {
             Command::MkFile { .. }
             | Command::MkDir { .. }
@@ -131,15 +144,15 @@ impl FsTarget {
             | Command::Symlink { .. } => return self.create(items, at),
             Command::Rename { path, to } => self.rename(path, to)?,
             Command::Link { path, target } => self.link(path, target)?,
-            Command::Unlink { path } => self.unlink(batch, path)?,
+            Command::Unlink { path } => self.unlink(path)?,
             Command::RmDir { path } => self.rmdir(path)?,
             Command::SetXattr { path, name, value } => self.set_xattr(path, name, value)?,
             Command::RemoveXattr { path, name } => self.remove_xattr(path, name)?,
-            Command::Write { path, offset, data } => self.write(batch, path, offset, data, at)?,
-            Command::EncodedWrite { path, .. } => self.encoded_write(batch, path, &items[at].command, at)?,
-            Command::Clone { .. } => self.clone_range(batch, &items[at].command)?,
-            Command::Truncate { path, size } => self.truncate(batch, path, size)?,
-            Command::Fallocate { path, mode, offset, len } => self.fallocate(batch, path, mode, offset..len)?,
+            Command::Write { path, offset, data } => self.write(&items[at], path, offset, data)?,
+            Command::EncodedWrite { path, .. } => self.encoded_write(&items[at], path)?,
+            Command::Clone { .. } => self.clone_range(&items[at].command)?,
+            Command::Truncate { path, size } => self.truncate(path, size)?,
+            Command::Fallocate { path, mode, offset, len } => self.fallocate(path, mode, offset..len)?,
             Command::Chmod { path, mode } => {
                 let mode = u32::try_from(mode & 0o7777).unwrap_or_default();
                 self.attrs(path)?.mode = Some(mode);
@@ -159,9 +172,9 @@ impl FsTarget {
             }
             // Data that the sender left out.
             Command::UpdateExtent { .. } => {}
-            Command::FileAttr { path, attr } => self.file_attr(batch, path, attr)?,
+            Command::FileAttr { path, attr } => self.file_attr(path, attr)?,
             Command::EnableVerity { path, algorithm, block_size, salt, signature } => {
-                self.enable_verity(batch, path, &Verity { algorithm, block_size, salt, signature })?;
+                self.enable_verity(path, &Verity { algorithm, block_size, salt, signature })?;
             }
             Command::Subvol { .. } | Command::Snapshot { .. } | Command::End => {
                 return Err(refused("not a command for a file"));
@@ -181,29 +194,38 @@ impl Target for FsTarget {
     }
 
     fn apply(&mut self, items: &[Item<'_>]) -> Result<(), Failed> {
-        let mut batch = Batch::default();
         let mut at = 0;
         while at < items.len() {
-            match self.one(&mut batch, items, at) {
+            match self.one(items, at) {
                 Ok(used) => at += used,
                 Err(error) => {
                     // What came before it is applied as far as it can be.
-                    let exact = !batch.failed && self.install(&mut batch).is_ok() && self.settle().is_ok();
-                    let index = if batch.failed { batch.failed_at } else { at };
-                    return Err(Failed { index, exact, error });
+                    self.install();
+                    let exact = !self.installer.is_late() && self.settle().is_ok();
+                    return Err(Failed { index: at, exact, error });
                 }
             }
         }
-        if let Err(error) = self.install(&mut batch) {
-            return Err(Failed { index: batch.failed_at, exact: false, error });
-        }
+        self.begin_install();
         self.commands += items.len();
         Ok(())
+    }
+
+    fn late(&mut self, wait: Wait) -> Vec<Late> {
+        if wait == Wait::Yes {
+            self.install();
+        }
+        self.installer.take_late()
     }
 
     fn checkpoint(&mut self, mark: &Mark) -> Result<(), ApplyError> {
         let Some(most) = self.options.commands_per_commit else { return Ok(()) };
         if self.commands < most && self.bytes < BYTES_PER_COMMIT {
+            return Ok(());
+        }
+        self.install();
+        if self.installer.is_late() {
+            // It is told with the next commands; up to here not all is applied.
             return Ok(());
         }
         self.settle()?;
@@ -218,6 +240,8 @@ impl Target for FsTarget {
     }
 
     fn abandon(&mut self, applied: Option<&Mark>, incomplete: Incomplete) -> Result<(), ApplyError> {
+        self.install();
+        let applied = applied.filter(|_| !self.installer.is_late());
         self.abandon_subvol(applied, incomplete)
     }
 

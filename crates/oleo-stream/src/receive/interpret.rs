@@ -15,7 +15,9 @@ use oleo_format::stream::Command;
 use super::blocks::{self, Block, InBlock};
 use super::mark::{Mark, Prefix};
 use super::paths::{self, Root};
-use super::{ApplyError, Begin, Failed, Found, Item, ReceiveError, ReceiveOptions, ReceivedSubvol, Report, Target};
+use super::{
+    ApplyError, Begin, Failed, Found, Item, Late, ReceiveError, ReceiveOptions, ReceivedSubvol, Report, Target, Wait,
+};
 
 /// Errors that are kept as text.
 const ERRORS_KEPT_MAX: usize = 1000;
@@ -38,6 +40,7 @@ pub fn receive<R: Read + Send + 'static>(
         prefix: Prefix::default(),
         exact: true,
         applied: None,
+        passed: 0,
         done: false,
     };
     let blocks = blocks::read(input, options.limits, options.commands_per_commit);
@@ -89,6 +92,8 @@ struct Session<'t> {
     /// What is applied is the stream up to `applied`, exactly.
     exact: bool,
     applied: Option<Mark>,
+    /// Errors that were passed over.
+    passed: u64,
     /// An END was seen and nothing after it is wanted.
     done: bool,
 }
@@ -103,13 +108,16 @@ impl Session<'_> {
             self.report.bytes = next.end;
             let wanted = match self.rule(&next) {
                 Ok(wanted) => wanted,
-                Err(error) => return self.apply(&mut run).and(Err(error)),
+                Err(error) => {
+                    self.apply(&mut run)?;
+                    return self.late(Wait::Yes).and(Err(error));
+                }
             };
             if wanted == Wanted::Apply {
                 if run.items.is_empty() {
                     run.before = self.prefix.clone();
                 }
-                run.items.push(Item { position: next.position, command: next.command });
+                run.items.push(Item { position: next.position, command: next.command, block: block.bytes() });
                 run.headers.push(next.header);
                 run.end = next.end;
                 self.prefix.add(next.header);
@@ -118,6 +126,7 @@ impl Session<'_> {
             self.apply(&mut run)?;
             self.prefix.add(next.header);
             if wanted == Wanted::Control {
+                self.late(Wait::Yes)?;
                 self.control(&next)?;
             }
             if self.done {
@@ -127,7 +136,7 @@ impl Session<'_> {
         }
         self.apply(&mut run)?;
         match error {
-            Some(error) => Err(error.into()),
+            Some(error) => self.late(Wait::Yes).and(Err(error.into())),
             None => self.checkpoint(),
         }
     }
@@ -232,11 +241,12 @@ impl Session<'_> {
         }
         let mut from = 0;
         while from < run.items.len() {
-            let Err(Failed { index, exact, error }) = self.target.apply(&run.items[from..]) else { break };
+            let result = self.target.apply(&run.items[from..]);
+            self.late(Wait::No)?;
+            let Err(Failed { index, exact, error }) = result else { break };
             let index = from + index;
             let item = &run.items[index];
-            let error = command_error(item.position, &item.command, error);
-            if self.options.errors_passed_max.is_some_and(|max| self.report.errors.len() as u64 >= max) {
+            if let Err(error) = self.pass_over(command_error(item.position, &item.command, error)) {
                 // A receive that is resumed begins with this command.
                 self.exact &= exact;
                 run.headers[..index].iter().for_each(|header| run.before.add(header));
@@ -244,14 +254,33 @@ impl Session<'_> {
                 return Err(error);
             }
             self.exact = false;
-            if self.report.errors.len() < ERRORS_KEPT_MAX {
-                self.report.errors.push(error.to_string());
-            }
             from = index + 1;
         }
         self.applied = Some(self.prefix.mark(run.end));
         run.items.clear();
         run.headers.clear();
+        Ok(())
+    }
+
+    /// What turned out to have failed.
+    fn late(&mut self, wait: Wait) -> Result<(), ReceiveError> {
+        for Late { position, command, path, error } in self.target.late(wait) {
+            self.exact = false;
+            let (path, source) = (path.escape_ascii().to_string(), Box::new(error));
+            self.pass_over(ReceiveError::Command { position, command, path, source })?;
+        }
+        Ok(())
+    }
+
+    /// Notes an error, or gives it back if it is one too many.
+    fn pass_over(&mut self, error: ReceiveError) -> Result<(), ReceiveError> {
+        if self.options.errors_passed_max.is_some_and(|max| self.passed >= max) {
+            return Err(error);
+        }
+        self.passed += 1;
+        if self.report.errors.len() < ERRORS_KEPT_MAX {
+            self.report.errors.push(error.to_string());
+        }
         Ok(())
     }
 

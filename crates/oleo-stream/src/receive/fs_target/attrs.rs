@@ -6,7 +6,7 @@ use oleo_fs::data::Policy;
 use oleo_fs::{Attr, FileKind, Fs, FsError, InodeRef, SetAttr, Time, XattrMode};
 
 use super::super::{ApplyError, Item};
-use super::batch::{Batch, check_file};
+use super::batch::check_file;
 use super::{Current, FsTarget, MARK_NAME};
 
 /// Flags that forbid changes.
@@ -78,7 +78,7 @@ impl FsTarget {
             self.unlock(&current.inode)?;
             let open = self.open()?;
             let waiting = open.waiting.get(&current.inode.ino());
-            current.size = current.size.max(waiting.copied().unwrap_or(0));
+            current.size = current.size.max(waiting.map_or(0, |waiting| waiting.size));
             open.current = Some(current);
         }
         self.open()?.current.as_mut().ok_or_else(|| FsError::NotFound.into())
@@ -158,7 +158,7 @@ impl FsTarget {
     }
 
     /// Sets the inode's flags to those of the sender, as far as that is to be had.
-    pub(super) fn file_attr(&mut self, batch: &mut Batch<'_>, path: &[u8], attr: u64) -> Result<(), ApplyError> {
+    pub(super) fn file_attr(&mut self, path: &[u8], attr: u64) -> Result<(), ApplyError> {
         let want = InodeFlags::from_bits_retain(attr) & SETTABLE;
         let fs = self.fs.clone();
         let current = self.go_to(path)?;
@@ -167,7 +167,7 @@ impl FsTarget {
             return Ok(());
         }
         let inode = current.inode.clone();
-        self.install(batch)?;
+        self.install_for(&inode)?;
         let have = fs.attr(&inode);
         let mut flags = (have.flags - SETTABLE) | (want - LOCKS);
         let cow = InodeFlags::NODATACOW | InodeFlags::NODATASUM;

@@ -7,7 +7,7 @@ use oleo_fs::{FsError, InodeRef};
 use uuid::Uuid;
 
 use super::super::ApplyError;
-use super::batch::{Batch, check_file};
+use super::batch::check_file;
 use super::paths::Finder;
 use super::{FsTarget, refused};
 
@@ -15,7 +15,7 @@ use super::{FsTarget, refused};
 const COPY_LEN: u64 = 1 << 20;
 
 impl FsTarget {
-    pub(super) fn clone_range(&mut self, batch: &mut Batch<'_>, command: &Command<'_>) -> Result<(), ApplyError> {
+    pub(super) fn clone_range(&mut self, command: &Command<'_>) -> Result<(), ApplyError> {
         let Command::Clone { path, offset, len, clone_uuid, clone_ctransid, clone_path, clone_offset } = *command
         else {
             return Err(refused("not a clone"));
@@ -28,8 +28,8 @@ impl FsTarget {
             fs.flush(&inode)?;
             current.buffered = false;
         }
-        self.install_for(batch, &inode)?;
-        self.install_for(batch, &source)?;
+        self.install_for(&inode)?;
+        self.install_for(&source)?;
         let source_attr = fs.attr(&source);
         check_file(source_attr.kind)?;
         let from_end = clone_offset.checked_add(len).filter(|end| *end <= source_attr.size);

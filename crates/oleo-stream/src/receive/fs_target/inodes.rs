@@ -10,7 +10,6 @@ use oleo_fs::{FileKind, FsError, InodeRef, NewInode, NewKind, Rdev, RenameMode, 
 use super::super::paths::split;
 use super::super::{ApplyError, Item};
 use super::attrs::told_later;
-use super::batch::Batch;
 use super::{Current, FsTarget, refused};
 
 /// Modes of fallocate(2).
@@ -152,12 +151,12 @@ impl FsTarget {
         Ok(self.fs.link(&inode, &dir, name)?)
     }
 
-    pub(super) fn unlink(&mut self, batch: &mut Batch<'_>, path: &[u8]) -> Result<(), ApplyError> {
+    pub(super) fn unlink(&mut self, path: &[u8]) -> Result<(), ApplyError> {
         let inode = self.go_to(path)?.inode.clone();
         if self.open()?.current.as_ref().is_some_and(|current| current.kind == FileKind::Dir) {
             return Err(FsError::IsDir.into());
         }
-        self.install_for(batch, &inode)?;
+        self.install_for(&inode)?;
         self.settle()?;
         let (dir, name) = self.dir_of(path)?;
         self.fs.unlink(&dir, name)?;
@@ -174,14 +173,14 @@ impl FsTarget {
         Ok(self.fs.rmdir(&dir, name)?)
     }
 
-    pub(super) fn truncate(&mut self, batch: &mut Batch<'_>, path: &[u8], size: u64) -> Result<(), ApplyError> {
+    pub(super) fn truncate(&mut self, path: &[u8], size: u64) -> Result<(), ApplyError> {
         let fs = self.fs.clone();
         let current = self.file(path)?;
         if current.size == size && current.plain {
             return Ok(());
         }
         let inode = current.inode.clone();
-        self.install_for(batch, &inode)?;
+        self.install_for(&inode)?;
         if i64::try_from(size).is_err() {
             return Err(FsError::FileTooBig.into());
         }
@@ -193,7 +192,6 @@ impl FsTarget {
     /// `place`: offset and length.
     pub(super) fn fallocate(
         &mut self,
-        batch: &mut Batch<'_>,
         path: &[u8],
         mode: u32,
         place: Range<u64>,
@@ -201,7 +199,7 @@ impl FsTarget {
         let fs = self.fs.clone();
         let (at, len) = (place.start, place.end);
         let inode = self.file(path)?.inode.clone();
-        self.install_for(batch, &inode)?;
+        self.install_for(&inode)?;
         at.checked_add(len).filter(|end| i64::try_from(*end).is_ok()).ok_or(FsError::FileTooBig)?;
         let keep = if mode & KEEP_SIZE == 0 { KeepSize::No } else { KeepSize::Yes };
         match mode & !KEEP_SIZE {
@@ -221,12 +219,11 @@ impl FsTarget {
     /// Hashes the file as it is now, all of it, and seals it.
     pub(super) fn enable_verity(
         &mut self,
-        batch: &mut Batch<'_>,
         path: &[u8],
         verity: &Verity<'_>,
     ) -> Result<(), ApplyError> {
         let inode = self.file(path)?.inode.clone();
-        self.install_for(batch, &inode)?;
+        self.install_for(&inode)?;
         self.fs.enable_verity(&inode, verity)?;
         Ok(())
     }
