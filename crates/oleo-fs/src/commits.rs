@@ -30,6 +30,12 @@ impl Fs {
         Ok(self.engine().commit()?)
     }
 
+    /// The same; calls `frozen` as soon as whatever is done from then on belongs to a later transaction. Where it fails before,
+    /// or there is nothing to commit, `frozen` is not called.
+    pub fn commit_telling(&self, frozen: &(dyn Fn() + Sync)) -> Result<Generation, FsError> {
+        Ok(self.engine().commit_telling(frozen)?)
+    }
+
     /// Whether anything was changed that is not on disk: buffered bytes, or something for a commit to write.
     pub fn has_changes(&self) -> bool {
         self.core().data.bytes() > 0 || self.engine().has_changes() || !self.core().let_go.lock().is_empty()

@@ -364,6 +364,12 @@ impl Engine {
     /// Makes everything done so far durable and returns its generation. Where nothing was done it returns the last one.
     /// Several callers at once share a commit that began after they asked. The caller holds no handle.
     pub fn commit(&self) -> Result<Generation, TxnError> {
+        self.commit_telling(&|| {})
+    }
+
+    /// The same; calls `frozen` as soon as whatever is done from then on belongs to a later transaction. It is not called
+    /// where nothing had to be committed, or that failed before.
+    pub fn commit_telling(&self, frozen: &(dyn Fn() + Sync)) -> Result<Generation, TxnError> {
         let inner = &*self.0;
         inner.writable()?;
         let begun = inner.begun.load(Ordering::SeqCst);
@@ -379,7 +385,7 @@ impl Engine {
         }
         inner.log_is_settled()?;
         crate::log::count_commit();
-        inner.commit_workers.run(|| inner.commit_locked(None))
+        inner.commit_workers.run(|| inner.commit_locked(None, frozen))
     }
 
     /// Brings all changes into the trees, keeps everybody out, and runs `f` on the trees as they stand. Nothing is written
@@ -420,7 +426,11 @@ impl Engine {
 
 impl Inner {
     /// All steps, the commit lock held. Where something is to move, that happens when all else is settled.
-    pub(crate) fn commit_locked(&self, moving: Option<&mut Moving<'_>>) -> Result<Generation, TxnError> {
+    pub(crate) fn commit_locked(
+        &self,
+        moving: Option<&mut Moving<'_>>,
+        frozen: &dyn Fn(),
+    ) -> Result<Generation, TxnError> {
         let source = self.source();
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let (births, generation, closed) = {
@@ -432,6 +442,7 @@ impl Inner {
             let generation = Generation(self.open_generation.fetch_add(1, Ordering::AcqRel));
             (births, generation, keeps_out.then_some(closed))
         };
+        frozen();
         let done = self
             .apply_stage(source.as_ref(), births, generation)
             .and_then(|()| self.settle(generation, moving, closed))

@@ -86,12 +86,6 @@ struct Packed {
 /// The plain bytes of a compressed piece that had to be taken apart, for each piece.
 type Unpacked = Vec<Option<Vec<u8>>>;
 
-/// Data to be written: where, which piece of which file, which bytes of it.
-struct Copy<'a> {
-    to: Logical,
-    bytes: [&'a [u8]; 2],
-}
-
 /// Writes the prepared bytes of some files and puts their items.
 pub(super) fn install(batch: &[Install<'_>]) -> Result<(), FsError> {
     let Some(first) = batch.first() else { return Ok(()) };
@@ -103,17 +97,9 @@ pub(super) fn install(batch: &[Install<'_>]) -> Result<(), FsError> {
         placed.push(mine);
         unpacked.push(plain);
     }
-    let mut copies: Vec<Copy<'_>> = Vec::new();
+    let mut parts: Vec<(Logical, &[u8])> = Vec::new();
     for ((item, mine), plain) in batch.iter().zip(&placed).zip(&unpacked) {
-        copies_of(item.prepared, mine, plain, &mut copies);
-    }
-    let mut parts: Vec<(Logical, &[u8])> = Vec::with_capacity(copies.len());
-    for copy in &copies {
-        let mut to = copy.to;
-        for bytes in copy.bytes.into_iter().filter(|b| !b.is_empty()) {
-            parts.push((to, bytes));
-            to += ByteLen(bytes.len() as u64);
-        }
+        copies_of(item.prepared, mine, plain, &mut parts);
     }
     if !parts.is_empty() {
         engine.write_data(&parts)?;
@@ -225,11 +211,12 @@ fn place_plain(item: &Install<'_>, piece: &Piece, csums: &[u8], placed: &mut Vec
     Ok(())
 }
 
+/// What is to be written of one file, and where.
 fn copies_of<'a>(
     prepared: &'a Prepared<'_>,
     placed: &[Placed],
     unpacked: &'a [Option<Vec<u8>>],
-    copies: &mut Vec<Copy<'a>>,
+    parts: &mut Vec<(Logical, &'a [u8])>,
 ) {
     let mut pieces = prepared.pieces.iter().zip(unpacked).peekable();
     for place in placed {
@@ -239,14 +226,15 @@ fn copies_of<'a>(
         }
         let Some((piece, plain)) = pieces.peek() else { return };
         let skip = place.at - piece.at;
-        let bytes = match plain {
-            Some(plain) => [&plain[skip as usize..(skip + disk_len) as usize], &[][..]],
-            None => {
-                let (first, tail) = prepared.disk_bytes(piece, skip, *disk_len);
-                [first, tail]
-            }
+        let mut to = grant.run().start;
+        let mut push = |bytes: &'a [u8]| {
+            parts.push((to, bytes));
+            to += ByteLen(bytes.len() as u64);
         };
-        copies.push(Copy { to: grant.run().start, bytes });
+        match plain {
+            Some(plain) => push(&plain[skip as usize..(skip + disk_len) as usize]),
+            None => prepared.disk_bytes(piece, skip, *disk_len, push),
+        }
     }
 }
 

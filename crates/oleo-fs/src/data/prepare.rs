@@ -10,6 +10,7 @@
 //! Not here: where the bytes come from, addresses, items (`install`).
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use oleo_format::{Compression, CsumType, compress, compress_inline, looks_compressible};
 use rayon::prelude::*;
@@ -55,10 +56,46 @@ pub struct Prepared<'a> {
     /// How many bytes of the file they are.
     pub(crate) len: u64,
     /// The bytes given, as far as plain pieces still need them.
-    data: Cow<'a, [u8]>,
+    data: Source<'a>,
     /// The last sector where plain data does not fill it, padded with zeros.
     tail: Option<Box<[u8]>>,
     pub(crate) pieces: Vec<Piece>,
+}
+
+/// Bytes, in one piece of memory or several.
+#[derive(Debug)]
+enum Source<'a> {
+    One(Cow<'a, [u8]>),
+    /// Whole sectors, but for the last one.
+    Parts(Vec<&'a [u8]>),
+}
+
+impl Source<'_> {
+    const NONE: Source<'static> = Source::One(Cow::Borrowed(&[]));
+
+    fn len(&self) -> usize {
+        match self {
+            Source::One(bytes) => bytes.len(),
+            Source::Parts(parts) => parts.iter().map(|part| part.len()).sum(),
+        }
+    }
+
+    /// Calls `each` with the bytes of a range, in order.
+    fn slices<'s>(&'s self, range: Range<usize>, mut each: impl FnMut(&'s [u8])) {
+        let parts: &[&'s [u8]] = match self {
+            Source::One(bytes) => &[bytes],
+            Source::Parts(parts) => parts,
+        };
+        let mut start = 0;
+        for part in parts {
+            let end = start + part.len();
+            let (from, to) = (range.start.max(start), range.end.min(end));
+            if from < to {
+                each(&part[from - start..to - start]);
+            }
+            start = end;
+        }
+    }
 }
 
 /// What will become one file extent, or several where space is fragmented.
@@ -117,11 +154,31 @@ impl<'a> Prepared<'a> {
             && let Some(body) = inline_body(&data, policy)
         {
             let piece = Piece { at, len, body, csums: Vec::new() };
-            return Prepared { at, len, data: Cow::Borrowed(&[]), tail: None, pieces: vec![piece] };
+            return Prepared { at, len, data: Source::NONE, tail: None, pieces: vec![piece] };
         }
-        let mut prepared = Prepared { at, len, data, tail: None, pieces: Vec::new() };
-        let chunks = prepared.compress(policy);
+        let chunks = compress_chunks(&data, policy);
+        let mut prepared = Prepared { at, len, data: Source::One(data), tail: None, pieces: Vec::new() };
         prepared.cut(chunks, policy);
+        prepared
+    }
+
+    /// The same for bytes that are not in one piece of memory; they are brought together only where that is needed.
+    pub fn gathered(parts: Vec<&'a [u8]>, at: u64, whole: Whole, policy: &Policy) -> Prepared<'a> {
+        let sector = policy.sectorsize as usize;
+        if let [one] = parts[..] {
+            return Prepared::new(one, at, whole, policy);
+        }
+        let aligned =
+            parts.split_last().is_none_or(|(_, before)| before.iter().all(|p| p.len().is_multiple_of(sector)));
+        let source = Source::Parts(parts);
+        let len = source.len();
+        if !aligned || len <= sector || policy.compress.is_some_and(|c| c.algorithm != Compression::None) {
+            let mut bytes = Vec::with_capacity(len);
+            source.slices(0..len, |part| bytes.extend_from_slice(part));
+            return Prepared::new(bytes, at, whole, policy);
+        }
+        let mut prepared = Prepared { at, len: len as u64, data: source, tail: None, pieces: Vec::new() };
+        prepared.cut(Vec::new(), policy);
         prepared
     }
 
@@ -132,7 +189,7 @@ impl<'a> Prepared<'a> {
     pub fn encoded(encoded: &Encoded<'_>, at: u64, whole: Whole, policy: &Policy) -> Option<Prepared<'a>> {
         let sector = u64::from(policy.sectorsize);
         if let Some(piece) = encoded_inline(encoded, at, whole, policy) {
-            return Some(Prepared { at, len: encoded.len, data: Cow::Borrowed(&[]), tail: None, pieces: vec![piece] });
+            return Some(Prepared { at, len: encoded.len, data: Source::NONE, tail: None, pieces: vec![piece] });
         }
         let round = |len: u64| len.next_multiple_of(sector);
         let Encoded { data, compression, ram_len, skip, len } = *encoded;
@@ -148,7 +205,7 @@ impl<'a> Prepared<'a> {
         let csums = sums(&data, policy);
         let body = Body::Compressed { compression, data: data.into(), ram_len: round(ram_len), skip };
         let piece = Piece { at, len: round(len), body, csums };
-        Some(Prepared { at, len, data: Cow::Borrowed(&[]), tail: None, pieces: vec![piece] })
+        Some(Prepared { at, len, data: Source::NONE, tail: None, pieces: vec![piece] })
     }
 
     /// Bytes of the file.
@@ -180,38 +237,21 @@ impl<'a> Prepared<'a> {
         self.pieces.iter().map(len).sum()
     }
 
-    /// The bytes `skip..skip + len` of a piece as they go to disk, in one or two parts.
-    pub(crate) fn disk_bytes<'p>(&'p self, piece: &'p Piece, skip: u64, len: u64) -> (&'p [u8], &'p [u8]) {
+    /// Calls `each` with the bytes `skip..skip + len` of a piece as they go to disk, in order.
+    pub(crate) fn disk_bytes<'p>(&'p self, piece: &'p Piece, skip: u64, len: u64, mut each: impl FnMut(&'p [u8])) {
         let (skip, len) = (skip as usize, len as usize);
         match &piece.body {
-            Body::Inline { .. } => (&[], &[]),
-            Body::Compressed { data, .. } => (&data[skip..skip + len], &[]),
+            Body::Inline { .. } => {}
+            Body::Compressed { data, .. } => each(&data[skip..skip + len]),
             Body::Plain { from, to } => {
                 let have = to - from;
-                let first = &self.data[from + skip.min(have)..from + (skip + len).min(have)];
-                let tail = if first.len() < len { self.tail.as_deref().unwrap_or(&[]) } else { &[] };
-                (first, tail)
+                self.data.slices(from + skip.min(have)..from + (skip + len).min(have), &mut each);
+                if skip + len > have
+                    && let Some(tail) = &self.tail
+                {
+                    each(tail);
+                }
             }
-        }
-    }
-
-    /// Tries every chunk with the file's algorithm. Empty: nothing is to be compressed.
-    fn compress(&self, policy: &Policy) -> Vec<Chunk> {
-        let Some(ask) = policy.compress.filter(|c| c.algorithm != Compression::None) else { return Vec::new() };
-        let one = |chunk: &[u8]| {
-            if chunk.len() <= policy.sectorsize as usize || !(ask.force || looks_compressible(chunk)) {
-                return Chunk::Plain;
-            }
-            let Some(packed) = compress(ask.algorithm, ask.level, chunk, policy.sectorsize) else {
-                return Chunk::Plain;
-            };
-            let csums = sums(&packed, policy);
-            Chunk::Compressed(packed.into_boxed_slice(), csums)
-        };
-        if policy.threads && self.data.len() > COMPRESSED_LEN_MAX {
-            self.data.par_chunks(COMPRESSED_LEN_MAX).map(one).collect()
-        } else {
-            self.data.chunks(COMPRESSED_LEN_MAX).map(one).collect()
         }
     }
 
@@ -245,7 +285,7 @@ impl<'a> Prepared<'a> {
             self.push_plain(from, total, policy);
         }
         if !self.pieces.iter().any(|p| matches!(p.body, Body::Plain { .. })) {
-            self.data = Cow::Borrowed(&[]);
+            self.data = Source::NONE;
         }
     }
 
@@ -255,9 +295,11 @@ impl<'a> Prepared<'a> {
         while pos < to {
             let end = to.min(pos + EXTENT_LEN_MAX as usize);
             let whole = pos + (end - pos) / sector * sector;
-            let mut csums = sums(&self.data[pos..whole], policy);
+            let mut csums = Vec::new();
+            self.data.slices(pos..whole, |part| csums.append(&mut sums(part, policy)));
             if whole < end {
-                let mut tail = self.data[whole..end].to_vec();
+                let mut tail = Vec::with_capacity(sector);
+                self.data.slices(whole..end, |part| tail.extend_from_slice(part));
                 tail.resize(sector, 0);
                 csums.extend_from_slice(&sums(&tail, policy));
                 self.tail = Some(tail.into_boxed_slice());
@@ -271,6 +313,26 @@ impl<'a> Prepared<'a> {
             });
             pos = end;
         }
+    }
+}
+
+/// Tries every chunk with the file's algorithm. Empty: nothing is to be compressed.
+fn compress_chunks(data: &[u8], policy: &Policy) -> Vec<Chunk> {
+    let Some(ask) = policy.compress.filter(|c| c.algorithm != Compression::None) else { return Vec::new() };
+    let one = |chunk: &[u8]| {
+        if chunk.len() <= policy.sectorsize as usize || !(ask.force || looks_compressible(chunk)) {
+            return Chunk::Plain;
+        }
+        let Some(packed) = compress(ask.algorithm, ask.level, chunk, policy.sectorsize) else {
+            return Chunk::Plain;
+        };
+        let csums = sums(&packed, policy);
+        Chunk::Compressed(packed.into_boxed_slice(), csums)
+    };
+    if policy.threads && data.len() > COMPRESSED_LEN_MAX {
+        data.par_chunks(COMPRESSED_LEN_MAX).map(one).collect()
+    } else {
+        data.chunks(COMPRESSED_LEN_MAX).map(one).collect()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Applies commands to a file system of ours.
 //!
-//! Normal path of `apply`: (1) commands are applied in order; (2) data waits in a batch (`batch`) until something needs it in its
-//! place, or the run of commands ends: then it is prepared on all cores and installed at once; (3) attributes of
+//! Normal path of `apply`: (1) commands are applied in order; (2) data is gathered (`batch`) until something needs it in its
+//! place, or the run of commands ends: then it is prepared on all cores and installed at once, while the next run is applied; (3) attributes of
 //! one file, which come one by one, wait until the stream goes on to another path (`Current`), and are set at once, or not at
 //! all where the file was made with them: what a new file will be given is looked up in the commands that follow; (4)
 //! a new inode, which senders make under a passing name and rename at once, is made where it goes to.
@@ -10,12 +10,14 @@
 //! change and of the creation, nothing is handed down from directories. Flags that forbid changes wait until the subvolume is
 //! complete (`locked`).
 //!
-//! Memory: caches of directories (`paths`), the commands of one run. Checkpoints commit after so many commands or bytes,
-//! before the pressure of changed inodes does: so a mark and what it says are in one transaction.
+//! Memory: caches of directories (`paths`), the commands of one run, those whose data is being installed. Checkpoints commit
+//! after so many commands or bytes, before the pressure of changed inodes does: so a mark and what it says are in one
+//! transaction. What follows is applied while that is written (`commits`).
 
 mod attrs;
 mod batch;
 mod clone;
+mod commits;
 mod inodes;
 mod paths;
 mod subvols;
@@ -32,6 +34,7 @@ use super::mark::MARK as MARK_NAME;
 use super::{ApplyError, Begin, Failed, Found, Incomplete, Item, Late, Mark, Target, Wait};
 use batch::Installer;
 pub(super) use batch::packed;
+use commits::Commits;
 use paths::Finder;
 
 /// Bytes of data between two commits.
@@ -52,6 +55,7 @@ pub struct FsTargetOptions {
 pub struct FsTarget {
     fs: Fs,
     installer: Installer,
+    commits: Commits,
     into: InodeRef,
     options: FsTargetOptions,
     open: Option<Open>,
@@ -113,6 +117,7 @@ impl FsTarget {
         Ok(FsTarget {
             fs: fs.clone(),
             installer: Installer::new(fs)?,
+            commits: Commits::default(),
             into: into.clone(),
             options,
             open: None,
@@ -230,12 +235,13 @@ impl Target for FsTarget {
         }
         self.settle()?;
         self.set_mark(Some(mark))?;
-        self.fs.commit()?;
+        self.commits.begin(&self.fs)?;
         (self.commands, self.bytes) = (0, 0);
         Ok(())
     }
 
     fn finish(&mut self) -> Result<(), ApplyError> {
+        self.commits.finish()?;
         self.finish_subvol()
     }
 

@@ -395,6 +395,81 @@ fn errors_passed_over() {
     }
 }
 
+/// Goal: data that turns out to be unusable when later commands have been applied is told with the place of its own command, and
+/// everything else is there. Method: bytes that cannot be decoded between files, some of them after another error.
+#[test]
+fn late_errors() {
+    let nonsense = [0xa5; 100];
+    let encoded = |path: &'static [u8]| Command::EncodedWrite {
+        path,
+        offset: 0,
+        unencoded_file_len: 8192,
+        unencoded_len: 8192,
+        unencoded_offset: 0,
+        compression: 2,
+        encryption: 0,
+        data: &nonsense,
+    };
+    let good = [7; 5000];
+    let mut commands = Vec::new();
+    for path in [&b"a"[..], b"b", b"c", b"d"] {
+        commands.push(Command::MkFile { path, ino: 0 });
+        commands.push(Command::Write { path, offset: 0, data: &good });
+    }
+    commands.insert(4, Command::MkFile { path: b"bad", ino: 0 });
+    commands.insert(5, encoded(b"bad"));
+    commands.push(Command::RmDir { path: b"nothing" });
+    commands.push(Command::MkFile { path: b"worse", ino: 0 });
+    commands.push(encoded(b"worse"));
+    let position = stream(2, &commands[..5]).len() - 10;
+    let bytes = stream(2, &commands);
+    Memory::new().fails(&bytes, &Receive::default(), &[&format!("byte {position} of the stream: encoded_write bad")]);
+    let options = ReceiveOptions { errors_passed_max: None, ..Default::default() };
+    let memory = Memory::new();
+    let (report, result) = memory.receive(&bytes, &Receive { options, ..Receive::default() });
+    result.unwrap();
+    let [one, two, three] = &report.errors[..] else { panic!("{:?}", report.errors) };
+    assert!(
+        one.contains("encoded_write bad") && two.contains("rmdir nothing") && three.contains("encoded_write worse")
+    );
+    let image = memory.open();
+    for path in ["s/a", "s/b", "s/c", "s/d"] {
+        assert_eq!(image.read(path).unwrap(), good, "{path}");
+    }
+}
+
+/// Goal: a mark is right however many commits lay behind it, and data behind the commands that follow is in its place at the
+/// end. Method: a stream of so many commands that there are commits in between, cut, gone on with.
+#[test]
+fn long() {
+    let names: Vec<Vec<u8>> = (0..9_000).map(|n| format!("f{n}").into_bytes()).collect();
+    let data: Vec<u8> = (0..9000u32).map(|n| (n % 251) as u8).collect();
+    let mut commands = Vec::new();
+    for (n, name) in names.iter().enumerate() {
+        commands.push(Command::MkFile { path: name, ino: 0 });
+        commands.push(Command::Write { path: name, offset: 0, data: &data[..4096] });
+        // Behind other files' data, so that it is another piece, maybe of another batch.
+        if let Some(before) = n.checked_sub(3).map(|n| &names[n]) {
+            commands.push(Command::Write { path: before, offset: 4096, data: &data[4096..4096 + n % 4900] });
+        }
+        commands.extend((0o600..0o611).map(|mode| Command::Chmod { path: name, mode }));
+    }
+    let whole = stream(1, &commands);
+    let again = Receive { options: ReceiveOptions { resume: true, ..Default::default() }, ..Receive::default() };
+    let memory = Memory::new();
+    let generation = |memory: &Memory| memory.open().fs().engine().generation().0;
+    let before = generation(&memory);
+    memory.fails(&whole[..whole.len() / 100 * 97], &Receive::default(), &["the stream ends"]);
+    assert!(generation(&memory) >= before + 3, "two commits in between, one at the end");
+    memory.receive(&whole, &again).1.unwrap();
+    let image = memory.open();
+    for (n, name) in names.iter().enumerate() {
+        let more = if n + 3 < names.len() { (n + 3) % 4900 } else { 0 };
+        let have = image.read([b"s/", &name[..]].concat()).unwrap();
+        assert!(have == data[..4096 + more], "{} of {}", have.len(), 4096 + more);
+    }
+}
+
 /// Goal: whatever a stream says, nothing panics and the image is sound. Method: streams from seeds, most of whose commands meet
 /// something; what the fuzz target does.
 #[test]

@@ -265,7 +265,7 @@ impl Engine {
             let _one = inner.commit_lock.lock();
             inner.writable()?;
             inner.log_is_settled()?;
-            inner.commit_workers.run(|| inner.commit_locked(Some(&mut moving)))?;
+            inner.commit_workers.run(|| inner.commit_locked(Some(&mut moving), &|| {}))?;
         }
         moving.done
     }

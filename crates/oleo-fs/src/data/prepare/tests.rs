@@ -52,10 +52,9 @@ fn unpack(prepared: &Prepared<'_>, policy: &Policy) -> Vec<u8> {
                 let half = disk_len / 2 / SECTOR * SECTOR;
                 let mut bytes = Vec::new();
                 for (skip, len) in [(0, half), (half, disk_len - half)] {
-                    let (first, tail) = prepared.disk_bytes(piece, skip, len);
-                    assert_eq!((first.len() + tail.len()) as u64, len);
-                    bytes.extend_from_slice(first);
-                    bytes.extend_from_slice(tail);
+                    let before = bytes.len();
+                    prepared.disk_bytes(piece, skip, len, |part| bytes.extend_from_slice(part));
+                    assert_eq!((bytes.len() - before) as u64, len);
                 }
                 let mut sums = Vec::new();
                 CsumType::Crc32c.csum_sectors(&bytes, policy.sectorsize, &mut sums);
@@ -125,4 +124,35 @@ fn inline_edges() {
     let none = Policy { inline_max: 0, ..zstd };
     assert!(matches!(Prepared::new(&text[..10], 0, Whole::File, &none).pieces[0].body, Body::Plain { .. }));
     assert!(Prepared::new(&[][..], 0, Whole::File, &zstd).is_empty());
+}
+
+/// Goal: bytes in several places of memory are prepared like the same bytes in one. Method: cut at sectors and within them, with
+/// and without compression, short and long, ends inside a sector.
+#[test]
+fn gathered() {
+    for compress in [None, Some(Compression::Zstd)] {
+        let policy = policy(compress, false);
+        for (lens, whole) in [
+            (&[8192usize, 49_152, 5000][..], Whole::File),
+            (&[4096, 100], Whole::File),
+            (&[4096, 4096], Whole::Part),
+            (&[5000, 4096, 4096], Whole::Part),
+            (&[100, 200], Whole::File),
+            (&[300_000 / 4096 * 4096, 0, 200_001], Whole::File),
+            (&[70_000], Whole::File),
+            (&[], Whole::Part),
+        ] {
+            let data = mixed(lens.iter().sum(), 3);
+            let mut rest = &data[..];
+            let parts = lens.iter().map(|len| rest.split_off(..*len).unwrap()).collect();
+            let gathered = Prepared::gathered(parts, 8192 * u64::from(whole == Whole::Part), whole, &policy);
+            let one = Prepared::new(&data, gathered.at, whole, &policy);
+            assert_eq!((gathered.len(), gathered.disk_len()), (one.len(), one.disk_len()), "{lens:?}");
+            let shape = |p: &Prepared<'_>| {
+                p.pieces.iter().map(|piece| (piece.at, piece.len, piece.csums.clone())).collect::<Vec<_>>()
+            };
+            assert_eq!(shape(&gathered), shape(&one), "{lens:?}");
+            assert_eq!(unpack(&gathered, &policy), unpack(&one, &policy), "{lens:?}");
+        }
+    }
 }

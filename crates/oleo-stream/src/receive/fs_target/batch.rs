@@ -6,7 +6,6 @@
 //!
 //! Memory: one batch is gathered, [`BATCHES_AHEAD`] wait, one is installed; each keeps the block that its bytes are in.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -105,11 +104,8 @@ impl Piece {
         let whole = if self.first && whole { Whole::File } else { Whole::Part };
         match &self.body {
             Body::Plain(parts) => {
-                let data = match &parts[..] {
-                    [one] => Cow::Borrowed(block.part(one)),
-                    _ => Cow::Owned(parts.iter().map(|part| block.part(part)).collect::<Vec<_>>().concat()),
-                };
-                Ok(Prepared::new(data, self.at, whole, &self.policy))
+                let parts = parts.iter().map(|part| block.part(part)).collect();
+                Ok(Prepared::gathered(parts, self.at, whole, &self.policy))
             }
             Body::Packed(place, code) => {
                 let data = block.part(place);
@@ -299,13 +295,7 @@ impl Drop for Installer {
 }
 
 impl FsTarget {
-    pub(super) fn write(
-        &mut self,
-        item: &Item<'_>,
-        path: &[u8],
-        offset: u64,
-        data: &[u8],
-    ) -> Result<(), ApplyError> {
+    pub(super) fn write(&mut self, item: &Item<'_>, path: &[u8], offset: u64, data: &[u8]) -> Result<(), ApplyError> {
         let len = data.len() as u64;
         if len == 0 {
             return self.file(path).map(|_| ());

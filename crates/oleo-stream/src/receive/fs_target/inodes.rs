@@ -190,12 +190,7 @@ impl FsTarget {
     }
 
     /// `place`: offset and length.
-    pub(super) fn fallocate(
-        &mut self,
-        path: &[u8],
-        mode: u32,
-        place: Range<u64>,
-    ) -> Result<(), ApplyError> {
+    pub(super) fn fallocate(&mut self, path: &[u8], mode: u32, place: Range<u64>) -> Result<(), ApplyError> {
         let fs = self.fs.clone();
         let (at, len) = (place.start, place.end);
         let inode = self.file(path)?.inode.clone();
@@ -217,11 +212,7 @@ impl FsTarget {
     }
 
     /// Hashes the file as it is now, all of it, and seals it.
-    pub(super) fn enable_verity(
-        &mut self,
-        path: &[u8],
-        verity: &Verity<'_>,
-    ) -> Result<(), ApplyError> {
+    pub(super) fn enable_verity(&mut self, path: &[u8], verity: &Verity<'_>) -> Result<(), ApplyError> {
         let inode = self.file(path)?.inode.clone();
         self.install_for(&inode)?;
         self.fs.enable_verity(&inode, verity)?;

@@ -1,0 +1,48 @@
+//! Commits behind the commands that follow: the thread of a commit goes on writing when the transaction is frozen.
+
+use std::sync::mpsc::sync_channel;
+use std::thread::{self, JoinHandle};
+
+use oleo_fs::{Fs, FsError};
+
+use super::super::ApplyError;
+
+/// One commit at a time.
+#[derive(Default)]
+pub(super) struct Commits(Option<JoinHandle<Result<(), FsError>>>);
+
+impl Commits {
+    /// Begins one: what is done after this call is not part of it. Fails where the one before did.
+    pub fn begin(&mut self, fs: &Fs) -> Result<(), ApplyError> {
+        self.finish()?;
+        let fs = fs.clone();
+        let (frozen, heard) = sync_channel(1);
+        let commit = move || {
+            let tell = || {
+                let _told = frozen.try_send(());
+            };
+            fs.commit_telling(&tell).map(drop)
+        };
+        let thread = thread::Builder::new().name("commit".to_owned()).spawn(commit);
+        self.0 = Some(thread.map_err(|source| ApplyError::Host { what: "start a thread", source })?);
+        // Ends with the commit too, where nothing was frozen.
+        let _ended = heard.recv();
+        Ok(())
+    }
+
+    /// Waits for the one that was begun.
+    pub fn finish(&mut self) -> Result<(), ApplyError> {
+        match self.0.take().map(JoinHandle::join) {
+            None | Some(Ok(Ok(()))) => Ok(()),
+            Some(Ok(Err(error))) => Err(error.into()),
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+impl Drop for Commits {
+    fn drop(&mut self) {
+        // A panic has told about itself, and a commit that failed leaves a file system that says so.
+        let _ended = self.0.take().map(JoinHandle::join);
+    }
+}
