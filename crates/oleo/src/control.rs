@@ -31,7 +31,7 @@ pub use oleo_jobs::{
     BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Bound, DefragOptions, Defragmented, Filters,
     NewExtent, NewSize, Reclaimed, Resized, Span,
 };
-pub use receive::{Feed, ReceiveHow, Received, ReceivedSubvol};
+pub use receive::{Feed, ReceiveHow, Received, ReceivedSubvol, STALL_MAX};
 pub use request::{
     At, BalanceChange, Bytes, DeviceUsage, DuLine, Error, GroupUsed, LogStats, NewLimit, NewPart, Place, Property,
     QgroupShown, QgroupStats, QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol, SubvolShown, Usage,

@@ -1,15 +1,16 @@
 //! `oleo receive`
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use oleo::control::{Feed, ReceiveHow, Received, Reply, Request};
 use oleo::receive::{Commands, Dumper, Limits, Receive, ReceiveOptions, Report};
 
 use crate::args::{DeviceArgs, ImageArgs, InPath};
-use crate::out::{Out, human};
+use crate::out::{Out, Progress, human};
 use crate::target::{self, Target};
 
 /// Apply a stream of btrfs send to an image, a mount or a directory; or show what is in it
@@ -66,6 +67,7 @@ impl Args {
             return self.dump(input);
         }
         let Some(target) = self.target.clone() else { bail!("which image?") };
+        let input = self.told(input, out);
         let how = Receive {
             into: self.into.0.clone(),
             rebase: self.rebase.clone(),
@@ -93,6 +95,17 @@ impl Args {
             Some(file) => Ok(Box::new(File::open(file).with_context(|| format!("cannot open {}", file.display()))?)),
             None => Ok(Box::new(io::stdin())),
         }
+    }
+
+    /// The same input, which says how far it has been read where somebody sees it.
+    fn told(&self, input: Box<dyn Read + Send>, out: &Out) -> Box<dyn Read + Send> {
+        let progress = out.progress("receive");
+        if !progress.is_shown() {
+            return input;
+        }
+        let meta = self.file.as_ref().and_then(|file| fs::metadata(file).ok());
+        let total = meta.filter(fs::Metadata::is_file).map(|meta| meta.len());
+        Box::new(Told { input, progress, total, bytes: 0, last: Instant::now() })
     }
 
     fn apply_to(&self, target: &Path, input: Box<dyn Read + Send>, how: &Receive, out: &Out) -> anyhow::Result<()> {
@@ -159,6 +172,41 @@ impl Args {
             }
         }
         stdout.flush().context("cannot write the output")
+    }
+}
+
+/// The time between two lines of progress.
+const PROGRESS_PAUSE: Duration = Duration::from_millis(50);
+
+/// A stream that tells how much of it has been read. What is read is applied soon after.
+struct Told {
+    input: Box<dyn Read + Send>,
+    progress: Progress,
+    bytes: u64,
+    /// Bytes in all, if it is known.
+    total: Option<u64>,
+    last: Instant,
+}
+
+impl Read for Told {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = self.input.read(buffer)?;
+        self.bytes += len as u64;
+        if self.last.elapsed() >= PROGRESS_PAUSE {
+            self.last = Instant::now();
+            self.progress.tell(progress_line(self.bytes, self.total));
+        }
+        Ok(len)
+    }
+}
+
+fn progress_line(bytes: u64, total: Option<u64>) -> String {
+    match total {
+        Some(total) => {
+            let share = u128::from(bytes) * 100 / u128::from(total.max(1));
+            format!("{} of {}, about {}%", human(bytes), human(total), share.min(100))
+        }
+        None => human(bytes),
     }
 }
 

@@ -56,7 +56,7 @@ impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         let first = Path::new(&self.targets[0]);
         let sent = match target::mount_of(first)? {
-            Some(mount) => self.of_mount(&mount)?,
+            Some(mount) => self.of_mount(&mount, out)?,
             None => self.of_image(first, out)?,
         };
         out.detail(|| {
@@ -109,7 +109,7 @@ impl Args {
     }
 
     /// The mount's server makes the stream.
-    fn of_mount(&self, mount: &Target) -> anyhow::Result<SentShown> {
+    fn of_mount(&self, mount: &Target, out: &Out) -> anyhow::Result<SentShown> {
         if !self.subvol.is_empty() {
             bail!("--subvol is for images; on a mount, give the paths of the subvolumes");
         }
@@ -124,6 +124,9 @@ impl Args {
             None => Box::new(Stdout(io::stdout())),
         };
         let (feed, collected) = Feed::collect(output).context("cannot wait for the stream of the mount's server")?;
+        let progress = out.progress("send");
+        let watch = progress.is_shown().then(|| Feed::watch(move |now| progress.tell(line(&now)))).transpose();
+        let watch = watch.context("cannot wait for news of the mount's server")?;
         let request = Request::Send {
             subvols,
             parent,
@@ -135,9 +138,15 @@ impl Args {
                 no_data: self.no_data,
                 one_end: self.end_once,
                 memory_bytes: self.memory,
+                progress: watch.as_ref().map(|(feed, _)| feed.name()),
             },
         };
         let reply = mount.ask(request);
+        if let Some((feed, watching)) = watch {
+            // A server that knows nothing of this never came.
+            feed.give_up();
+            let _panicked = watching.join();
+        }
         if reply.is_err() {
             feed.give_up();
         }

@@ -4,8 +4,8 @@
 //! sees that it is the caller's, and reads the stream from it; (3) what was received is answered, errors of the stream
 //! included, so that what was done before is told too.
 //!
-//! A client that goes away ends its stream, which then is one that is cut short. A client that stalls keeps the server
-//! reading: the mount is in use until it ends.
+//! A client that goes away ends its stream, which then is one that is cut short; so does one that is silent for [`STALL_MAX`].
+//! Until then the mount is in use. Others are served meanwhile: each connection has a thread of its own.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
@@ -14,6 +14,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use oleo_fs::errno;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,9 @@ use super::execute::Invalidate;
 use super::request::{At, Bytes, Error, Reply};
 use crate::receive::{Receive, ReceiveOptions, Report};
 use crate::{Image, TreeId};
+
+/// How long the other end of a stream may neither give nor take a byte.
+pub const STALL_MAX: Duration = Duration::from_secs(600);
 
 /// How to receive on a mount; see [`Receive`].
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -185,6 +189,11 @@ pub(super) fn receive(
 
 /// The socket that the caller, and nobody else, listens at.
 pub(super) fn connect(caller: &Caller, feed: &Bytes) -> Result<UnixStream, Error> {
+    connect_for(caller, feed, STALL_MAX)
+}
+
+/// The same; reads and writes that wait for longer than `stall` fail.
+pub(super) fn connect_for(caller: &Caller, feed: &Bytes, stall: Duration) -> Result<UnixStream, Error> {
     let path = Path::new(OsStr::from_bytes(&feed.0));
     let refused = |error: io::Error| {
         Error::refused(
@@ -197,5 +206,6 @@ pub(super) fn connect(caller: &Caller, feed: &Bytes) -> Result<UnixStream, Error
     if peer.uid.as_raw() != caller.uid {
         return Err(Error::refused(errno::EACCES, "the stream is offered by somebody else"));
     }
+    stream.set_read_timeout(Some(stall)).and_then(|()| stream.set_write_timeout(Some(stall))).map_err(refused)?;
     Ok(stream)
 }

@@ -273,3 +273,58 @@ fn asking_while_cleaning() {
         there = cursor.next().unwrap();
     }
 }
+
+/// Goal: a send tells how far it is, if asked to; a client that reads neither news nor stream costs a bounded time. Method: a
+/// subvolume of some thousand files, sent with somebody watching; then to sockets that nobody reads.
+#[test]
+fn send_tells() {
+    use std::io::{Read, Write};
+    use std::time::{Duration, Instant};
+    let image = image();
+    ask(&image, &Caller::owner(), create(At::top(b"live".to_vec()))).unwrap();
+    for n in 0..3000 {
+        image.write(format!("live/f{n}"), b"some contents").unwrap();
+    }
+    let options = crate::SnapshotOptions { read_only: true, ..Default::default() };
+    let snapshot = image.snapshot("live", "first", &options).unwrap();
+    let me = Caller { uid: rustix::process::getuid().as_raw(), ..Caller::owner() };
+    let request = |feed: &Feed, progress: Option<&Feed>| Request::Send {
+        subvols: vec![Which::Id(snapshot)],
+        parent: None,
+        clone_sources: vec![],
+        feed: feed.name(),
+        how: SendHow {
+            version: 1,
+            compressed: false,
+            no_data: false,
+            one_end: false,
+            memory_bytes: 64 << 20,
+            progress: progress.map(Feed::name),
+        },
+    };
+
+    let (feed, collected) = Feed::collect(Box::new(std::io::sink())).unwrap();
+    let (told, heard) = std::sync::mpsc::channel();
+    let (news, watched) = Feed::watch(move |now| told.send(now).unwrap()).unwrap();
+    let Reply::Sent(sent) = ask(&image, &me, request(&feed, Some(&news))).unwrap() else { panic!("another reply") };
+    collected.join().unwrap().unwrap();
+    watched.join().unwrap();
+    let heard: Vec<_> = heard.iter().collect();
+    let first = heard.first().expect("there was news");
+    assert!(first.inodes > 0 && first.last_inode > 3000 && first.at_inode <= first.last_inode, "{first:?}");
+    assert!(heard.iter().all(|now| now.bytes <= sent.bytes) && heard.is_sorted_by_key(|now| now.inodes));
+
+    // Nobody reads the news: it comes to an end all the same.
+    let (silent, _listener) = Feed::listen().unwrap();
+    let (feed, collected) = Feed::collect(Box::new(std::io::sink())).unwrap();
+    ask(&image, &me, request(&feed, Some(&silent))).unwrap();
+    collected.join().unwrap().unwrap();
+
+    // Nobody takes or gives the stream: that ends, too.
+    let stall = Duration::from_millis(100);
+    let mut socket = super::receive::connect_for(&me, &silent.name(), stall).unwrap();
+    let begun = Instant::now();
+    assert!(socket.read(&mut [0]).is_err());
+    assert!(socket.write_all(&vec![0; 16 << 20]).is_err());
+    assert!(begun.elapsed() < Duration::from_secs(60));
+}
