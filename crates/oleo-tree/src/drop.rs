@@ -72,12 +72,18 @@ pub struct Dropping {
     pub step: DropStep,
     /// The root, where copies took the place of shared blocks.
     pub root: Option<TreeRoot>,
-    /// Blocks that it looked at.
+    /// Blocks that only we referenced, or that were taken apart or let go of one by one: not those that were let go of at the top of
+    /// something shared.
     pub looked_at: usize,
 }
 
-/// Whether the children of a block that others reference too are to change hands one by one.
-pub type TakesApart<'a> = &'a mut dyn FnMut(&Node) -> Result<bool, TreeError>;
+/// Says of which blocks that others reference too the children are to change hands one by one.
+pub struct TakesApart<'a> {
+    /// Not of those with more references than this, ours included.
+    pub refs_max: u64,
+    /// Of which of the others.
+    pub asks: &'a mut dyn FnMut(&Node) -> Result<bool, TreeError>,
+}
 
 /// A node that only we reference, on the way down; or one that others keep, of which we go on with a copy.
 struct Frame {
@@ -111,6 +117,7 @@ struct Dropper<'a> {
     created: Generation,
     full_root: bool,
     budget: usize,
+    looked_at: usize,
     takes_apart: Option<TakesApart<'a>>,
     refs: Refs,
     /// Blocks that turned to full backrefs: address, level, first key.
@@ -140,20 +147,20 @@ impl Blocks {
         if !plan.full_root {
             check_owner(env, &node)?;
         }
-        let budget = plan.budget_blocks.max(1);
         let mut dropper = Dropper {
             blocks: self,
             env,
             created: plan.created,
             full_root: plan.full_root,
-            budget,
+            budget: plan.budget_blocks.max(1),
+            looked_at: 0,
             takes_apart,
             refs: Refs::new(env, self.nodesize()),
             turned: Vec::new(),
         };
         let (step, path) = dropper.run(node, plan.from)?;
         let made = dropper.make_copies(&path)?;
-        let Dropper { mut refs, turned, budget: left, .. } = dropper;
+        let Dropper { mut refs, turned, looked_at, .. } = dropper;
         for (at, level, first_key) in turned {
             env.ledger.set_full_backref(at, refs.block_len(), ExtentKind::Tree { level, first_key });
         }
@@ -164,7 +171,7 @@ impl Blocks {
         env.ledger.record_batch(&mut refs.changes);
         let root = made.last().map(|node| TreeRoot::of(env.owner, node.clone()));
         env.dirty.replace(&[], made.into_iter());
-        Ok(Dropping { step, root, looked_at: budget - left })
+        Ok(Dropping { step, root, looked_at })
     }
 }
 
@@ -195,6 +202,7 @@ impl Dropper<'_> {
             let child = frame.node.child(frame.slot);
             let level = frame.node.level() - 1;
             let state = frame.state();
+            self.looked_at += usize::from(state.refs == 1 || frame.copied);
             if state.refs > 1 {
                 if let Some(next) = self.take_apart(frame)? {
                     turning = None;

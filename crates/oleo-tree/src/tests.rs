@@ -113,6 +113,9 @@ impl ExtentInfo for Extents<'_> {
     }
 }
 
+/// Says which shared nodes are taken apart.
+pub(crate) type Choice<'a> = &'a mut dyn FnMut(&Node) -> Result<bool, TreeError>;
+
 pub(crate) struct Tree {
     pub root: TreeRoot,
     pub last_snapshot: Option<Generation>,
@@ -233,14 +236,14 @@ impl World {
     }
 
     /// The same with a choice of shared nodes that are taken apart. What the tree lost and gained is what walks say.
-    pub fn drop_step_slowly(&mut self, tree: TreeId, budget_blocks: usize, apart: Option<TakesApart<'_>>) -> bool {
+    pub fn drop_step_slowly(&mut self, tree: TreeId, budget_blocks: usize, apart: Option<Choice<'_>>) -> bool {
         self.trees.get_mut(&tree).unwrap().dropping = true;
         let t = &self.trees[&tree];
         let before = self.reached(&t.root, t.progress);
         let plan = DropPlan { created: t.created, from: t.progress, budget_blocks, full_root: false };
         let done = self
             .with_env(tree, t.last_snapshot, |env| {
-                let apart = apart.map(|f| f as TakesApart<'_>);
+                let apart = apart.map(|asks| TakesApart { refs_max: u64::MAX, asks });
                 self.blocks.drop_tree_slowly(&t.root, &plan, env, apart)
             })
             .unwrap();

@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use oleo_format::{
-    CheckedNode, Corruption, Generation, HeaderFlags, Ino, ItemType, Key, Logical, TreeId, compress, data_use,
+    CheckedNode, Corruption, Generation, HeaderFlags, Ino, ItemType, Key, LEVELS_MAX, Logical, TreeId, compress,
+    data_use,
 };
 use oleo_space::RefKey;
 use oleo_tree::{Cursor, Node, TreeRoot};
@@ -31,6 +32,9 @@ pub struct Backrefs<'e> {
     /// The sets that it answers with.
     pub sets: RootSets,
     blocks: HashMap<Logical, RootSet>,
+    /// Whether at least two trees reach a block; and the last block that was found to be the only parent of one, on each level.
+    by_two: HashMap<Logical, bool>,
+    only_parents: [Option<Arc<Node>>; LEVELS_MAX as usize],
     trees: HashMap<TreeId, Option<Tree<'e>>>,
     extents: Cursor<'e>,
 }
@@ -69,7 +73,15 @@ impl Engine {
 impl<'e> Backrefs<'e> {
     pub(crate) fn new(inner: &'e Inner) -> Result<Backrefs<'e>, TxnError> {
         let extents = inner.blocks.cursor(&inner.tree(TreeId::EXTENT)?.root);
-        Ok(Backrefs { inner, sets: RootSets::default(), blocks: HashMap::new(), trees: HashMap::new(), extents })
+        Ok(Backrefs {
+            inner,
+            sets: RootSets::default(),
+            blocks: HashMap::new(),
+            by_two: HashMap::new(),
+            only_parents: Default::default(),
+            trees: HashMap::new(),
+            extents,
+        })
     }
 
     /// What the extent tree says of an extent, if it is there.
@@ -139,6 +151,52 @@ impl<'e> Backrefs<'e> {
         }
         self.blocks.insert(at, set);
         Ok(set)
+    }
+
+    /// Whether at least two trees reach a block. Each parent is reached by trees of its own, so two parents are enough, of the block or of
+    /// any above it as long as there is one: cheaper than to find out which trees.
+    pub(crate) fn is_reached_by_two(&mut self, node: &CheckedNode) -> Result<bool, TxnError> {
+        let at = node.logical();
+        if let Some(known) = self.by_two.get(&at) {
+            return Ok(*known);
+        }
+        let by_two = match self.stored(at)?.map_or(0, |stored| stored.refs) {
+            0 => false,
+            1 => match self.only_parent(node)? {
+                // Levels rise, so that this ends whatever the image says.
+                Some(parent) if parent.level() == node.level() + 1 => self.is_reached_by_two(&parent)?,
+                _ => false,
+            },
+            2.. => true,
+        };
+        self.by_two.insert(at, by_two);
+        Ok(by_two)
+    }
+
+    /// The block above one that has a single reference; `None` above roots. Neighbours have the same, as a rule.
+    fn only_parent(&mut self, node: &CheckedNode) -> Result<Option<Arc<Node>>, TxnError> {
+        let last = &self.only_parents[usize::from(node.level())];
+        if let Some(parent) = last
+            && !node.is_empty()
+            && parent.child(parent.child_slot(&node.key(0))).logical == node.logical()
+        {
+            return Ok(Some(parent.clone()));
+        }
+        for user in self.users(node.logical())? {
+            let parent = match user {
+                RefKey::TreeParent(parent) => self.read(parent)?,
+                RefKey::TreeRoot(tree) => match self.above_in(tree, node)? {
+                    Above::Block(parent) => parent,
+                    Above::Root | Above::Nobody => continue,
+                },
+                RefKey::DataRoot { .. } | RefKey::DataParent(_) => continue,
+            };
+            if parent.level() > 0 {
+                self.only_parents[usize::from(node.level())] = Some(parent.clone());
+            }
+            return Ok(Some(parent));
+        }
+        Ok(None)
     }
 
     /// What refers to a block in a tree by the tree's name.

@@ -10,12 +10,13 @@
 
 use oleo_format::{ByteLen, Generation, ItemType, Key, TreeId};
 use oleo_space::Kind;
-use oleo_tree::{Change, DropPlan, DropProgress, DropStep, Dropping, Node, TreeError};
+use oleo_tree::{Change, DropPlan, DropProgress, DropStep, Dropping, Node, TakesApart, TreeError};
 
 use crate::TxnError;
 use crate::backrefs::Backrefs;
 use crate::commit::{ORPHAN_OBJECT, Staged};
 use crate::engine::{Engine, Inner};
+use crate::quota::table::Table;
 use crate::trees::TreeState;
 
 /// Blocks that steps may look at in one transaction with quota on, in bytes: the count keeps them in memory until it ends. A tree
@@ -157,6 +158,9 @@ impl Staged<'_> {
             return inner
                 .with_env(state, tree, generation, |env| inner.blocks.drop_tree_slowly(&state.root, plan, env, None));
         }
+        // Who else refers to a block reaches it in a way of their own. So where no group has two subvolumes, two of them say enough.
+        let simple = inner.quota.table.read().as_ref().is_some_and(Table::is_flat);
+        let refs_max = if simple { 2 } else { u64::MAX };
         let mut refs = Backrefs::new(inner)?;
         let mut changes_hands = |node: &Node| {
             let all = refs.of_block(node).map_err(TreeError::outside)?;
@@ -165,7 +169,8 @@ impl Staged<'_> {
             Ok(table.as_ref().is_some_and(|table| !table.is_free_of(tree, refs.sets.trees(others))))
         };
         inner.with_env(state, tree, generation, |env| {
-            inner.blocks.drop_tree_slowly(&state.root, plan, env, Some(&mut changes_hands))
+            let takes_apart = TakesApart { refs_max, asks: &mut changes_hands };
+            inner.blocks.drop_tree_slowly(&state.root, plan, env, Some(takes_apart))
         })
     }
 }

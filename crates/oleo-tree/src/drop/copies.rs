@@ -18,12 +18,13 @@ impl Dropper<'_> {
         if frame.node.level() < 2 {
             return Ok(None);
         }
-        let Some(takes_apart) = &mut self.takes_apart else { return Ok(None) };
+        let state = frame.state();
+        let Some(takes_apart) = self.takes_apart.as_mut().filter(|t| state.refs <= t.refs_max) else { return Ok(None) };
         let node = self.blocks.child(self.env.owner, &frame.node, frame.slot)?;
-        if !takes_apart(&node)? {
+        if !(takes_apart.asks)(&node)? {
             return Ok(None);
         }
-        let state = frame.state();
+        self.looked_at += usize::from(!frame.copied);
         if node.owner() == self.env.owner {
             // Our name is what the copy references by.
             self.refs.owner = self.env.owner;

@@ -57,7 +57,7 @@ fn history(seed: u64, rounds: u64) {
                     if let Some(tree) = dropping.first() {
                         let budget = [1, 2, 5, 20, 200][rng.below(5) as usize];
                         let mut apart = some_of(seed + round);
-                        let apart: Option<TakesApart<'_>> = if rng.below(3) > 0 { Some(&mut apart) } else { None };
+                        let apart: Option<Choice<'_>> = if rng.below(3) > 0 { Some(&mut apart) } else { None };
                         world.drop_step_slowly(*tree, budget, apart);
                     }
                 }

@@ -26,7 +26,7 @@ use oleo_tree::{Apart, DropMoment, DropProgress, Fortune, Node, TreeRoot, Walk};
 use crate::TxnError;
 use crate::backrefs::Backrefs;
 use crate::engine::Inner;
-use crate::quota::table::Move;
+use crate::quota::table::{Move, QgroupId, Table};
 use crate::root_sets::{RootSet, RootSets};
 use crate::trees::{self, TreeState};
 
@@ -66,6 +66,8 @@ struct Account<'e> {
     /// Trees that are gone, and when the last snapshot was taken of each.
     gone: HashMap<TreeId, Generation>,
     moves: HashMap<(RootSet, RootSet), u64>,
+    /// A count goes on, and is told of sets.
+    scans: bool,
     /// Extents that were looked at.
     looked_at: u64,
 }
@@ -86,6 +88,7 @@ pub(crate) fn account(
         data: HashMap::new(),
         gone: HashMap::new(),
         moves: HashMap::new(),
+        scans: inner.quota.scan.lock().is_some(),
         looked_at: 0,
     };
     for state in &notes.dropped {
@@ -148,7 +151,16 @@ impl Account<'_> {
         let begin = DropMoment { root: &begin.root, progress: places.0.as_ref() };
         let end = end.map(|end| DropMoment { root: &end.root, progress: places.1.as_ref() });
         let blocks = &self.inner.blocks;
+        // Nobody asks for sets, and two subvolumes that reach a block are in no group together.
+        let two_are_enough = {
+            let table = self.inner.quota.table.read();
+            let alone = |table: &Table| table.is_flat() && !table.groups.contains_key(&QgroupId::of(tree));
+            !self.scans && table.as_ref().is_some_and(alone)
+        };
         blocks.dropped(begin, end, |node, fortune| {
+            if two_are_enough && fortune == Fortune::Lost && self.refs.is_reached_by_two(node)? {
+                return Ok(Walk::Over);
+            }
             let delta = if fortune == Fortune::Gained { 1 } else { -1 };
             self.tag(node, tree, delta);
             let over = fortune == Fortune::Lost && !self.is_only_of(node, tree)? && self.is_free_of(tree, node)?;

@@ -296,6 +296,11 @@ impl Table {
         false
     }
 
+    /// Whether no group of any level has two subvolumes, or another group, in it.
+    pub fn is_flat(&self) -> bool {
+        self.groups.values().all(|group| group.children.is_empty())
+    }
+
     /// Sets all numbers to nothing.
     pub fn zero(&mut self) {
         for (id, group) in &mut self.groups {
