@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use oleo_format::{Logical, NodeExpect, TreeId};
+use oleo_format::{ChildPtr, Logical, NodeExpect, TreeId};
 
 use crate::blocks::Blocks;
 use crate::diff::Walker;
@@ -61,7 +61,13 @@ pub enum Fortune {
     Gained,
 }
 
-type Visit<'v, E> = &'v mut dyn FnMut(&Arc<Node>, Fortune) -> Result<Walk, E>;
+/// Is told what became of the blocks of a tree.
+pub trait DropVisit<E> {
+    /// Whether a block, of which a parent that is lost tells, and all that is below it, is not to be looked at or read.
+    fn passes_over(&mut self, child: &ChildPtr, level: u8) -> Result<bool, E>;
+    /// A block. Only [`Walk::Over`] and [`Walk::Into`] are of use: what is below a lost block is lost all the same.
+    fn meet(&mut self, node: &Arc<Node>, fortune: Fortune) -> Result<Walk, E>;
+}
 
 /// Goes into the block at a walker's place, which is told to `seen`.
 fn enter(blocks: &Blocks, walker: &mut Walker, seen: &mut Vec<Arc<Node>>) -> Result<(), TreeError> {
@@ -126,21 +132,20 @@ impl Blocks {
         }
     }
 
-    /// Calls `f` for the blocks that a tree which is being dropped has lost and gained between two moments, nodes before their
-    /// children; `to` of `None` means that all of it is gone. Only [`Walk::Over`] and [`Walk::Into`] are of use: what is below
-    /// a lost block is lost all the same. A block may be told twice, as gained and as lost, which comes to nothing.
+    /// Tells of the blocks that a tree which is being dropped has lost and gained between two moments, nodes before their
+    /// children; `to` of `None` means that all of it is gone. A block may be told twice, as gained and as lost, which comes to nothing.
     pub fn dropped<E: From<TreeError>>(
         &self,
         from: DropMoment<'_>,
         to: Option<DropMoment<'_>>,
-        mut f: impl FnMut(&Arc<Node>, Fortune) -> Result<Walk, E>,
+        visit: &mut dyn DropVisit<E>,
     ) -> Result<(), E> {
         let tree = from.root.tree;
         let old = self.root_node(from.root)?;
-        let Some(to) = to else { return self.lost_below(tree, &old, from.progress, None, &mut f) };
+        let Some(to) = to else { return self.lost_below(tree, &old, from.progress, None, visit) };
         let new = self.root_node(to.root)?;
         match to.progress {
-            Some(progress) => self.replaced_below(tree, &old, from.progress, (&new, progress), &mut f),
+            Some(progress) => self.replaced_below(tree, &old, from.progress, (&new, progress), visit),
             // The drop has not begun.
             None => Ok(()),
         }
@@ -153,16 +158,16 @@ impl Blocks {
         old: &Arc<Node>,
         from: Option<&DropProgress>,
         (new, to): (&Arc<Node>, &DropProgress),
-        f: Visit<'_, E>,
+        visit: &mut dyn DropVisit<E>,
     ) -> Result<(), E> {
         if (old.logical(), old.generation()) == (new.logical(), new.generation()) {
-            return self.lost_below(tree, old, from, Some(to), f);
+            return self.lost_below(tree, old, from, Some(to), visit);
         }
         if old.level() != new.level() {
             return Err(TreeError::corrupt(tree, "level of a copy", new.level(), old.level(), new.logical()).into());
         }
-        f(new, Fortune::Gained)?;
-        let wants = f(old, Fortune::Lost)? == Walk::Into;
+        visit.meet(new, Fortune::Gained)?;
+        let wants = visit.meet(old, Fortune::Lost)? == Walk::Into;
         if old.is_leaf() {
             return Ok(());
         }
@@ -170,12 +175,11 @@ impl Blocks {
         let end = old.child_slot(&to.key);
         let rest_of = |slot| from.filter(|_| in_part && slot == first);
         for slot in (first..end).filter(|_| wants) {
-            let child = self.child(tree, old, slot)?;
-            self.lost_below(tree, &child, rest_of(slot), None, f)?;
+            self.lost_child(tree, old, slot, rest_of(slot), visit)?;
         }
         if new.level() > to.level {
             let (old, now) = (self.child(tree, old, end)?, self.child(tree, new, new.child_slot(&to.key))?);
-            self.replaced_below(tree, &old, rest_of(end), (&now, to), f)?;
+            self.replaced_below(tree, &old, rest_of(end), (&now, to), visit)?;
         }
         Ok(())
     }
@@ -186,10 +190,10 @@ impl Blocks {
         node: &Arc<Node>,
         from: Option<&DropProgress>,
         to: Option<&DropProgress>,
-        f: Visit<'_, E>,
+        visit: &mut dyn DropVisit<E>,
     ) -> Result<(), E> {
         // A node that the drop still stands in is kept, with what comes after the place.
-        if to.is_none() && f(node, Fortune::Lost)? != Walk::Into {
+        if to.is_none() && visit.meet(node, Fortune::Lost)? != Walk::Into {
             return Ok(());
         }
         if node.is_leaf() {
@@ -199,15 +203,30 @@ impl Blocks {
         let (end, end_in_part) = slot_in(node, to).unwrap_or((node.len(), false));
         for slot in first..end {
             let from = from.filter(|_| first_in_part && slot == first);
-            let child = self.child(tree, node, slot)?;
-            self.lost_below(tree, &child, from, None, f)?;
+            self.lost_child(tree, node, slot, from, visit)?;
         }
         if end_in_part {
             let from = from.filter(|_| first_in_part && end == first);
             let child = self.child(tree, node, end)?;
-            self.lost_below(tree, &child, from, to, f)?;
+            self.lost_below(tree, &child, from, to, visit)?;
         }
         Ok(())
+    }
+
+    /// A child that is lost, with all that was left of it.
+    fn lost_child<E: From<TreeError>>(
+        &self,
+        tree: TreeId,
+        node: &Arc<Node>,
+        slot: usize,
+        from: Option<&DropProgress>,
+        visit: &mut dyn DropVisit<E>,
+    ) -> Result<(), E> {
+        if visit.passes_over(&node.child(slot), node.level().saturating_sub(1))? {
+            return Ok(());
+        }
+        let child = self.child(tree, node, slot)?;
+        self.lost_below(tree, &child, from, None, visit)
     }
 }
 

@@ -26,7 +26,7 @@ mod rewrite;
 mod scan;
 mod snapshot;
 
-pub use apart::{Apart, DropMoment, Fortune};
+pub use apart::{Apart, DropMoment, DropVisit, Fortune};
 pub use apply::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op};
 pub use blocks::{BlockReader, Blocks, ItemRef};
 pub use cursor::Cursor;

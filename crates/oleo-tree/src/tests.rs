@@ -113,6 +113,20 @@ impl ExtentInfo for Extents<'_> {
     }
 }
 
+/// How often blocks were gained, less how often they were lost.
+struct Sums<'a>(&'a mut BTreeMap<Logical, i64>);
+
+impl DropVisit<TreeError> for Sums<'_> {
+    fn passes_over(&mut self, _: &oleo_format::ChildPtr, _: u8) -> Result<bool, TreeError> {
+        Ok(false)
+    }
+
+    fn meet(&mut self, node: &Arc<Node>, fortune: Fortune) -> Result<Walk, TreeError> {
+        *self.0.entry(node.logical()).or_default() += if fortune == Fortune::Lost { -1 } else { 1 };
+        Ok(Walk::Into)
+    }
+}
+
 /// Says which shared nodes are taken apart.
 pub(crate) type Choice<'a> = &'a mut dyn FnMut(&Node) -> Result<bool, TreeError>;
 
@@ -257,12 +271,7 @@ impl World {
         let mut said: BTreeMap<Logical, i64> = BTreeMap::new();
         let from = DropMoment { root: &t.root, progress: t.progress.as_ref() };
         let to = progress.as_ref().map(|progress| DropMoment { root: &root, progress: Some(progress) });
-        self.blocks
-            .dropped::<TreeError>(from, to, |node, fortune| {
-                *said.entry(node.logical()).or_default() += if fortune == Fortune::Lost { -1 } else { 1 };
-                Ok(Walk::Into)
-            })
-            .unwrap();
+        self.blocks.dropped(from, to, &mut Sums(&mut said)).unwrap();
         let lost = before.difference(&after).map(|at| (*at, -1));
         let want: BTreeMap<Logical, i64> = lost.chain(after.difference(&before).map(|at| (*at, 1))).collect();
         said.retain(|_, n| *n != 0);

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use oleo_format::{
-    CheckedNode, Corruption, Generation, HeaderFlags, Ino, ItemType, Key, LEVELS_MAX, Logical, TreeId, compress,
-    data_use,
+    CheckedNode, ChildPtr, Corruption, Generation, HeaderFlags, Ino, ItemType, Key, LEVELS_MAX, Logical, TreeId,
+    compress, data_use,
 };
 use oleo_space::RefKey;
 use oleo_tree::{Cursor, Node, TreeRoot};
@@ -155,16 +155,19 @@ impl<'e> Backrefs<'e> {
 
     /// Whether at least two trees reach a block. Each parent is reached by trees of its own, so two parents are enough, of the block or of
     /// any above it as long as there is one: cheaper than to find out which trees.
-    pub(crate) fn is_reached_by_two(&mut self, node: &CheckedNode) -> Result<bool, TxnError> {
-        let at = node.logical();
+    pub(crate) fn is_reached_by_two(&mut self, block: &ChildPtr, level: u8) -> Result<bool, TxnError> {
+        let at = block.logical;
         if let Some(known) = self.by_two.get(&at) {
             return Ok(*known);
         }
         let by_two = match self.stored(at)?.map_or(0, |stored| stored.refs) {
             0 => false,
-            1 => match self.only_parent(node)? {
+            1 => match self.only_parent(block, level)? {
                 // Levels rise, so that this ends whatever the image says.
-                Some(parent) if parent.level() == node.level() + 1 => self.is_reached_by_two(&parent)?,
+                Some(parent) if parent.level() == level + 1 && !parent.is_empty() => {
+                    let (key, logical, generation) = (parent.key(0), parent.logical(), parent.generation());
+                    self.is_reached_by_two(&ChildPtr { key, logical, generation }, parent.level())?
+                }
                 _ => false,
             },
             2.. => true,
@@ -174,25 +177,26 @@ impl<'e> Backrefs<'e> {
     }
 
     /// The block above one that has a single reference; `None` above roots. Neighbours have the same, as a rule.
-    fn only_parent(&mut self, node: &CheckedNode) -> Result<Option<Arc<Node>>, TxnError> {
-        let last = &self.only_parents[usize::from(node.level())];
-        if let Some(parent) = last
-            && !node.is_empty()
-            && parent.child(parent.child_slot(&node.key(0))).logical == node.logical()
+    fn only_parent(&mut self, block: &ChildPtr, level: u8) -> Result<Option<Arc<Node>>, TxnError> {
+        let last = self.only_parents.get(usize::from(level)).and_then(Option::as_ref);
+        if let Some(parent) = last.filter(|parent| parent.child(parent.child_slot(&block.key)).logical == block.logical)
         {
             return Ok(Some(parent.clone()));
         }
-        for user in self.users(node.logical())? {
+        for user in self.users(block.logical)? {
             let parent = match user {
                 RefKey::TreeParent(parent) => self.read(parent)?,
-                RefKey::TreeRoot(tree) => match self.above_in(tree, node)? {
+                RefKey::TreeRoot(tree) => match self.above_place(tree, block.logical, Some(block.key), level)? {
                     Above::Block(parent) => parent,
                     Above::Root | Above::Nobody => continue,
                 },
                 RefKey::DataRoot { .. } | RefKey::DataParent(_) => continue,
             };
-            if parent.level() > 0 {
-                self.only_parents[usize::from(node.level())] = Some(parent.clone());
+            if let Some(last) = self.only_parents.get_mut(usize::from(level))
+                && !parent.is_leaf()
+                && !parent.is_empty()
+            {
+                *last = Some(parent.clone());
             }
             return Ok(Some(parent));
         }
@@ -201,17 +205,21 @@ impl<'e> Backrefs<'e> {
 
     /// What refers to a block in a tree by the tree's name.
     pub(crate) fn above_in(&mut self, tree: TreeId, node: &CheckedNode) -> Result<Above, TxnError> {
+        let key = (!node.is_empty()).then(|| node.key(0));
+        self.above_place(tree, node.logical(), key, node.level())
+    }
+
+    /// The same for a block of which the place is known; without a key it has nothing in it.
+    fn above_place(&mut self, tree: TreeId, at: Logical, key: Option<Key>, level: u8) -> Result<Above, TxnError> {
         let Some(tree) = self.tree(tree)? else { return Ok(Above::Nobody) };
-        if tree.root.logical == node.logical() {
+        if tree.root.logical == at {
             return Ok(Above::Root);
         }
-        if node.is_empty() {
-            return Ok(Above::Nobody);
-        }
+        let Some(key) = key else { return Ok(Above::Nobody) };
         // Of a tree that is being taken apart, what is left of a block on the way to the place.
-        tree.cursor.seek(&node.key(0).max(tree.gone_before))?;
-        let above = tree.cursor.path().find(|above| above.level() == node.level() + 1);
-        let refers = |above: &Arc<Node>| (0..above.len()).any(|slot| above.child(slot).logical == node.logical());
+        tree.cursor.seek(&key.max(tree.gone_before))?;
+        let above = tree.cursor.path().find(|above| above.level() == level + 1);
+        let refers = |above: &Arc<Node>| (0..above.len()).any(|slot| above.child(slot).logical == at);
         Ok(above.filter(|above| refers(above)).map_or(Above::Nobody, |above| Above::Block(above.clone())))
     }
 

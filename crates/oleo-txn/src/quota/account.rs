@@ -20,8 +20,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use oleo_format::{ByteLen, Generation, Key, Logical, TreeId, data_use};
-use oleo_tree::{Apart, DropMoment, DropProgress, Fortune, Node, TreeRoot, Walk};
+use oleo_format::{ByteLen, ChildPtr, Generation, Key, Logical, TreeId, data_use};
+use oleo_tree::{Apart, DropMoment, DropProgress, DropVisit, Fortune, Node, TreeRoot, Walk};
 
 use crate::TxnError;
 use crate::backrefs::Backrefs;
@@ -150,22 +150,14 @@ impl Account<'_> {
         let places = (progress(begin), end.and_then(progress));
         let begin = DropMoment { root: &begin.root, progress: places.0.as_ref() };
         let end = end.map(|end| DropMoment { root: &end.root, progress: places.1.as_ref() });
-        let blocks = &self.inner.blocks;
         // Nobody asks for sets, and two subvolumes that reach a block are in no group together.
         let two_are_enough = {
             let table = self.inner.quota.table.read();
             let alone = |table: &Table| table.is_flat() && !table.groups.contains_key(&QgroupId::of(tree));
             !self.scans && table.as_ref().is_some_and(alone)
         };
-        blocks.dropped(begin, end, |node, fortune| {
-            if two_are_enough && fortune == Fortune::Lost && self.refs.is_reached_by_two(node)? {
-                return Ok(Walk::Over);
-            }
-            let delta = if fortune == Fortune::Gained { 1 } else { -1 };
-            self.tag(node, tree, delta);
-            let over = fortune == Fortune::Lost && !self.is_only_of(node, tree)? && self.is_free_of(tree, node)?;
-            Ok(if over { Walk::Over } else { Walk::Into })
-        })
+        let inner = self.inner;
+        inner.blocks.dropped(begin, end, &mut Losses { account: self, tree, two_are_enough })
     }
 
     /// Whether it makes no difference to numbers that a tree that is being dropped does not reach a block any more.
@@ -365,6 +357,27 @@ impl Account<'_> {
         let without = self.refs.sets.only(set, |tree| !later.contains(&tree));
         let with = self.refs.sets.with(without, new);
         self.count(without, with, bytes);
+    }
+}
+
+/// Notes what a tree that is being dropped lost and gained.
+struct Losses<'a, 'e> {
+    account: &'a mut Account<'e>,
+    tree: TreeId,
+    /// Below a block that two trees reach no number changes.
+    two_are_enough: bool,
+}
+
+impl DropVisit<TxnError> for Losses<'_, '_> {
+    fn passes_over(&mut self, child: &ChildPtr, level: u8) -> Result<bool, TxnError> {
+        Ok(self.two_are_enough && self.account.refs.is_reached_by_two(child, level)?)
+    }
+
+    fn meet(&mut self, node: &Arc<Node>, fortune: Fortune) -> Result<Walk, TxnError> {
+        let (account, tree) = (&mut *self.account, self.tree);
+        account.tag(node, tree, if fortune == Fortune::Gained { 1 } else { -1 });
+        let over = fortune == Fortune::Lost && !account.is_only_of(node, tree)? && account.is_free_of(tree, node)?;
+        Ok(if over { Walk::Over } else { Walk::Into })
     }
 }
 
