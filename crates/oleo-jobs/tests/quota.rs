@@ -190,6 +190,44 @@ fn scans_beside_writers() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Goal: a count that runs while a snapshot of a large tree goes, step by step, comes out right.
+/// Method: counts without end beside the steps, for the source and the snapshot; the numbers in the end
+/// against a fresh count.
+#[test]
+fn scans_beside_deletion() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    for nth in [0, 1, 1] {
+        let scratch = oracle.scratch()?;
+        let image = scratch.image("quota", 512 << 20)?;
+        let (fs, trees) = large(oracle, &image, "4096")?;
+        let what = format!("deleting number {nth}");
+        let ours = fs.clone();
+        let scans = std::thread::scope(|scope| -> anyhow::Result<u32> {
+            let cleaner = scope.spawn(move || -> anyhow::Result<()> {
+                ours.subvol_delete(trees[nth])?;
+                ours.sync()?;
+                while ours.clean(15)? {
+                    ours.sync()?;
+                }
+                Ok(())
+            });
+            let mut scans = 0;
+            while !cleaner.is_finished() {
+                quota_rescan(&fs, &|| true)?;
+                let flags = quota(&fs).unwrap().flags;
+                anyhow::ensure!(flags == QgroupStatusFlags::ON, "{flags:?} after {scans} counts");
+                scans += 1;
+            }
+            cleaner.join().expect("the cleaner did not panic")?;
+            Ok(scans)
+        })?;
+        assert!(scans > 1, "{what}: {scans} counts");
+        fs.sync()?;
+        must_be_exact(&fs, &what)?;
+    }
+    Ok(())
+}
+
 /// Goal: groups never come to use more than they may, by more than a few tree blocks; nobody is refused while there is room; nothing stays
 /// charged.
 /// Method: sixteen threads write, clone, cut and delete in four subvolumes, in groups of two more levels, each with a
