@@ -37,7 +37,7 @@ impl Fs {
             check_target(target, self.engine().nodesize())?;
         }
         let target_len = if let NewKind::Symlink(target) = new.kind { target.len() as u32 } else { 0 };
-        let h = self.engine().join_in(dir.tree(), name_need(name, target_len))?;
+        let h = self.core().join_in(dir.tree(), name_need(name, target_len))?;
         let mut parent = dir.write();
         check_dir(&parent)?;
         let spot = dir::Spot::of(&parent, name)?;
@@ -65,7 +65,7 @@ impl Fs {
         }
         let core = self.core();
         core.relieve()?;
-        let h = self.engine().join_in(dir.tree(), name_need(b"", 0))?;
+        let h = self.core().join_in(dir.tree(), name_need(b"", 0))?;
         let mut parent = dir.write();
         check_dir(&parent)?;
         rules::grow(parent.fields())?;

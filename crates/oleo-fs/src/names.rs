@@ -76,7 +76,7 @@ impl Fs {
         let _watch = core.log.stats.watch();
         let need = name_need(name, 0);
         // An orphan item more, where it is the first name.
-        let h = self.engine().join_in(dir.tree(), Need { items: need.items + 1, ..need })?;
+        let h = self.core().join_in(dir.tree(), Need { items: need.items + 1, ..need })?;
         let mut locked = lock_all(&[dir, file]);
         let fields = *locked.of(file).fields();
         if fields.kind() == FileKind::Dir {

@@ -145,7 +145,7 @@ impl Fs {
         let more = if mark.is_some() { NAME_ITEMS + MARK_ITEMS } else { 0 };
         let items = 2 * NAME_ITEMS + RENAME_ITEMS + more + orphan::erase_need(extents).items;
         let need = Need { items, bytes: 3 * NAME_BYTES + 3 * names, releasing: false };
-        let h = self.engine().join_in(plan.dst_dir.tree(), need)?;
+        let h = self.core().join_in(plan.dst_dir.tree(), need)?;
         let mut inodes: smallvec::SmallVec<[&Arc<Inode>; 4]> = smallvec::smallvec![&**plan.src_dir, &**plan.dst_dir];
         inodes.extend([Some(&source), target.as_ref()].into_iter().flatten().filter_map(Moved::inode));
         let mut locked = lock_all(&inodes);

@@ -207,7 +207,7 @@ impl Fs {
         self.changeable(inode)?;
         self.core().relieve()?;
         let h = self
-            .engine()
+            .core()
             .join_in(inode.tree(), Need { items: 2, bytes: (value.len() + 512) as u32, ..Need::default() })?;
         let mut guard = inode.write();
         guard.alive()?;

@@ -363,6 +363,34 @@ fn within_limits(fs: &Fs) {
     }
 }
 
+/// Goal: what is buffered is charged more than it comes to, and nobody is refused for that.
+/// Method: many small files, none of them written out, into a subvolume that has room for all of them, but not for the blocks that each
+/// might split.
+#[test]
+fn buffered_data_refuses_no_names() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("quota", 512 << 20)?;
+    oracle.mkfs(&[], &[&image])?;
+    let fs = open(&image)?;
+    quota_enable(&fs)?;
+    let tree = fs.subvol_create(&fs.root(TreeId::FS)?, b"v", &NewSubvol::default())?;
+    fs.sync()?;
+    let limit = QgroupLimit { max_rfer: Some(1 << 20), ..QgroupLimit::default() };
+    qgroup_change(&fs, QgroupChange::Limit(QgroupId::of(tree), limit), false)?;
+    let root = fs.root(tree)?;
+    for n in 0..300 {
+        let file = fs.create(&root, format!("small{n}").as_bytes(), &NewInode::new(NewKind::File, 0o644))?;
+        fs.write(&file, 0, &[n as u8; 100])?;
+    }
+    within_limits(&fs);
+    fs.sync()?;
+    within_limits(&fs);
+    must_be_exact(&fs, "in the end")?;
+    assert_eq!(fs.engine().quota_charged(tree), 0, "nothing stays charged");
+    Ok(())
+}
+
 /// Goal: by how much a group exceeds its limit does not depend on how many subvolumes it has.
 /// Method: many subvolumes, each with one leaf so full that the next file splits it; a limit that has room for the items of a file in
 /// each, and for the blocks of two; then a file in each, in one transaction as far as they are let in.

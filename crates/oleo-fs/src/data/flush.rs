@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oleo_format::{ByteLen, Logical, TreeId};
-use oleo_txn::{DataReservation, TxnError};
+use oleo_txn::{DataReservation, Handle, Need, TxnError};
 use rayon::prelude::*;
 
 use crate::FsError;
@@ -399,6 +399,15 @@ impl Core {
         // What others were charged may have come to less.
         let settle = || -> Result<(), FsError> { Ok(self.engine().commit().map(drop)?) };
         self.engine().reserve_data_alone(tree, ByteLen(len), settle)
+    }
+
+    /// Joins for what adds names or attributes to a subvolume, as far as its quota goes. Before that refuses, what is buffered is written
+    /// out: it may come to less than what was charged for it. May commit; the caller holds no lock of an inode.
+    pub(crate) fn join_in(&self, tree: TreeId, need: Need) -> Result<Handle<'_>, FsError> {
+        self.engine().join_with(tree, need, 0, || {
+            self.data.give_up_kept();
+            self.flush_all(None)
+        })
     }
 
     /// Flushes every file, or every file of one subvolume.

@@ -231,7 +231,8 @@ fn put_extents(
     // On volumes whose holes have items, each extent may have one in front.
     // What the subvolume has already it does not come to reference.
     let gained = if src_tree == dst.tree() { 0 } else { disk_bytes(extents) };
-    let handle = engine.join_with(dst.tree(), install::need_of(extents.len() * 2, old), gained)?;
+    let handle =
+        engine.join_with(dst.tree(), install::need_of(extents.len() * 2, old), gained, || Ok::<_, FsError>(()))?;
     let mut guard = dst.write();
     guard.alive()?;
     let size_end = guard.fields().size.next_multiple_of(sector);

@@ -257,15 +257,17 @@ impl Engine {
         Err(TxnError::QuotaExceeded(tree).into())
     }
 
-    /// As [`Engine::join`], for an operation that adds to a tree what groups may not have room for. May commit.
-    pub fn join_in(&self, tree: TreeId, need: Need) -> Result<crate::Handle<'_>, TxnError> {
-        self.join_with(tree, need, 0)
-    }
-
-    /// The same for one that also brings `data` bytes of data into the tree that were in others.
-    pub fn join_with(&self, tree: TreeId, need: Need, data: u64) -> Result<crate::Handle<'_>, TxnError> {
+    /// As [`Engine::join`], for an operation that adds to a tree what groups may not have room for, and brings `data` bytes of data into
+    /// it that were in others. May commit; whatever else may have others counted, `settle` sees to.
+    pub fn join_with<E: From<TxnError>>(
+        &self,
+        tree: TreeId,
+        need: Need,
+        data: u64,
+        settle: impl Fn() -> Result<(), E>,
+    ) -> Result<crate::Handle<'_>, E> {
         if need.releasing || !self.0.quota.charges.limited() {
-            return self.join(need);
+            return Ok(self.join(need)?);
         }
         let added = u64::from(need.bytes) + u64::from(need.items) * ITEM_BYTES;
         // With simple quotas it goes on counting for who wrote it.
@@ -277,6 +279,7 @@ impl Engine {
         }
         drop(handle);
         for _ in 0..TURNS_MAX {
+            settle()?;
             self.0.give_up_spare();
             self.commit()?;
             let handle = self.join(need)?;
@@ -286,6 +289,6 @@ impl Engine {
                 Room::None => break,
             }
         }
-        Err(TxnError::QuotaExceeded(tree))
+        Err(TxnError::QuotaExceeded(tree).into())
     }
 }
