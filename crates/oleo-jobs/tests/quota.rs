@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use oleo_format::{QgroupStatusFlags, TreeId};
-use oleo_fs::data::CloneRange;
+use oleo_fs::data::{CloneRange, KeepSize};
 use oleo_fs::{Fs, NewInode, NewKind, NewSubvol};
 use oleo_jobs::{QgroupChange, qgroup_change, quota, quota_enable, quota_rescan};
 use oleo_sim::oracle::{Oracle, oracle, run};
@@ -384,6 +384,22 @@ fn buffered_data_refuses_no_names() -> anyhow::Result<()> {
         fs.write(&file, 0, &[n as u8; 100])?;
     }
     within_limits(&fs);
+    // The same for preallocating and cloning.
+    let elsewhere = fs.create(&fs.root(TreeId::FS)?, b"elsewhere", &NewInode::new(NewKind::File, 0o644))?;
+    fs.write(&elsewhere, 0, &vec![1; 100 << 10])?;
+    fs.sync()?;
+    let into = fs.create(&root, b"into", &NewInode::new(NewKind::File, 0o644))?;
+    let buffer = || -> anyhow::Result<()> {
+        for n in 0..25 {
+            let file = fs.lookup(&root, format!("small{n}").as_bytes())?.expect("it was made");
+            fs.write(&file, 0, &[n as u8; 200])?;
+        }
+        Ok(())
+    };
+    buffer()?;
+    fs.preallocate(&into, 0, 400 << 10, KeepSize::No)?;
+    buffer()?;
+    fs.clone_range(&elsewhere, &into, &CloneRange { from: 0, len: 100 << 10, to: 400 << 10 })?;
     fs.sync()?;
     within_limits(&fs);
     must_be_exact(&fs, "in the end")?;

@@ -60,7 +60,7 @@ impl Fs {
 
     /// Takes space for a range, which reads as zeros where nothing was written.
     pub fn preallocate(&self, file: &InodeRef, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
-        file.preallocate(at, len, keep)
+        self.core().twice_for_quota(|| file.preallocate(at, len, keep))
     }
 
     /// Makes a range a hole; at unaligned edges the bytes become zeros. The size stays.
@@ -70,20 +70,20 @@ impl Fs {
 
     /// Turns a range into zeros that have space.
     pub fn zero_range(&self, file: &InodeRef, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
-        file.zero_range(at, len, keep)
+        self.core().twice_for_quota(|| file.zero_range(at, len, keep))
     }
 
     /// Makes a range of `dst` share the bytes of a range of `src`, over whatever was there. Both are in this file system, in any
     /// subvolumes.
     pub fn clone_range(&self, src: &InodeRef, dst: &InodeRef, range: &CloneRange) -> Result<(), FsError> {
         self.core().relieve()?;
-        share::clone_range(src, dst, range)
+        self.core().twice_for_quota(|| share::clone_range(src, dst, range))
     }
 
     /// Makes a range of `dst` share a range of `src` if the bytes are equal.
     pub fn dedupe_range(&self, src: &InodeRef, dst: &InodeRef, range: &CloneRange) -> Result<Dedupe, FsError> {
         self.core().relieve()?;
-        share::dedupe_range(src, dst, range)
+        self.core().twice_for_quota(|| share::dedupe_range(src, dst, range))
     }
 
     /// Where the bytes of a range are: rising, holes left out.

@@ -410,6 +410,19 @@ impl Core {
         })
     }
 
+    /// Does what may be refused for quota while others have data buffered, which may come to less than what was charged for it: then that
+    /// is written out and counted, and it is tried once more. The caller holds no lock of an inode; what was done in part is done over.
+    pub(crate) fn twice_for_quota<T>(&self, mut work: impl FnMut() -> Result<T, FsError>) -> Result<T, FsError> {
+        match work() {
+            Err(FsError::Txn(TxnError::QuotaExceeded(_))) => {}
+            other => return other,
+        }
+        self.data.give_up_kept();
+        self.flush_all(None)?;
+        self.engine().commit()?;
+        work()
+    }
+
     /// Flushes every file, or every file of one subvolume.
     pub(crate) fn flush_all(&self, of: Option<TreeId>) -> Result<(), FsError> {
         let mut outcome = Ok(());
