@@ -178,14 +178,11 @@ impl Table {
         if before.is_some_and(|g| g.end > group.start) || after.is_some_and(|g| g.start < group.end) {
             return Err(SpaceError::BadGroup(group.run()));
         }
-        let is_last = slot == self.starts.len();
-        if self.starts.get(slot) == Some(&group.start) {
-            self.places[slot] = place;
-            return Ok(true);
-        }
-        self.starts.insert(slot, group.start);
-        self.places.insert(slot, place);
-        Ok(is_last)
+        // Slots of groups that are gone and began where this one is now: an address behind them must find this one.
+        let gone = self.starts[slot..].partition_point(|&start| start < group.end);
+        self.starts.splice(slot..slot + gone, [group.start]);
+        self.places.splice(slot..slot + gone, [place]);
+        Ok(gone == 1 || slot + 1 == self.starts.len())
     }
 
     /// Forgets the group that starts at `start`; its bits are gone already.
@@ -306,6 +303,35 @@ mod tests {
 
     use super::*;
     use crate::testing::{MIB, Rng, info};
+
+    /// Goal: a group that lies where several were that are gone is found at every address, and so are those behind it.
+    /// Method: groups in a row, some in the middle or at the end removed, and one put in their place.
+    #[test]
+    fn a_group_in_place_of_several() {
+        let group = |start: u64, len: u64| -> Block {
+            let info = info(start * MIB, len * MIB, BlockGroupFlags::DATA);
+            [Group::new(&info, None, 12)].into_iter().collect()
+        };
+        for (from, to) in [(2, 6), (3, 8), (0, 8), (7, 8), (5, 7)] {
+            let mut table = Table::new();
+            (0..8).for_each(|n| table.insert(group(n * 10, 10)).unwrap());
+            for n in from..to {
+                let group = table.group_of(n * 10 * MIB).unwrap().keep();
+                table.change(&group, group.orders(), Orders::NONE);
+                table.remove(n * 10 * MIB);
+            }
+            assert!((from..to).all(|n| table.group_of(n * 10 * MIB).is_none()));
+            let (start, len) = (from * 10 + 1, (to - from) * 10 - 1);
+            table.insert(group(start, len)).unwrap();
+            for at in 0..80 {
+                let inside = (from * 10..to * 10).contains(&at);
+                let want = if inside { start } else { at / 10 * 10 } * MIB;
+                let found = table.group_of(at * MIB).map(|group| group.start);
+                assert_eq!(found, (at != from * 10).then_some(want), "{from}..{to}, {at}");
+            }
+            assert!(table.index_agrees(12));
+        }
+    }
 
     /// Goal: the group of an address is found whatever the guess says. Method: tables of groups of one length, of two lengths, and
     /// with gaps at random; every edge of every group beside a search from the front.
