@@ -11,8 +11,10 @@ const USAGE: &str = "usage: cargo xtask crash --states N [--seed S] [--kinds ran
 /// Calls the tests that do it.
 pub fn run(root: &Path, args: &[String]) -> Result<()> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let test = ["test", "--release", "--locked", "--package", "oleo-sim", "--test", "crash", "--", "--nocapture"];
-    command.args(test).args(["longer::longer", "longer::repeat"]).current_dir(root);
+    let test =
+        ["test", "--release", "--locked", "--package", "oleo-sim", "--test", "crash", "--", "--nocapture", "--ignored"];
+    let script = args.iter().any(|a| a == "--script");
+    command.args(test).arg(if script { "longer::repeat" } else { "longer::longer" }).current_dir(root);
     let mut any = false;
     for pair in args.chunks(2) {
         let [name, value] = pair else { bail!("{USAGE}") };

@@ -3,6 +3,7 @@
 //! - `cargo xtask tidy`: the rules; see [`tidy`].
 //! - `cargo xtask ci [STEP…]`: everything that CI runs, or only the steps named; see [`ci`].
 //! - `cargo xtask crash --states N --seed S`: more crash states than CI judges; see [`crash`].
+//! - `cargo xtask nightly`: every proof that takes too long for CI; see [`nightly`].
 //! - `cargo xtask soak --minutes N`: many threads on one volume for longer than CI lets them; see [`soak`].
 
 use std::path::Path;
@@ -12,6 +13,7 @@ use anyhow::{Context, Result, bail};
 
 mod ci;
 mod crash;
+mod nightly;
 mod soak;
 mod tidy;
 
@@ -32,9 +34,10 @@ fn run() -> Result<()> {
         Some("tidy") => tidy::run(root),
         Some("ci") => ci::run(root, &args[1..]),
         Some("crash") => crash::run(root, &args[1..]),
+        Some("nightly") => nightly::run(root, &args[1..]),
         Some("soak") => soak::run(root, &args[1..]),
         _ => bail!(
-            "usage: cargo xtask tidy | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask soak …",
+            "usage: cargo xtask tidy | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask nightly | cargo xtask soak …",
             ci::names().join("|")
         ),
     }

@@ -10,7 +10,8 @@ const USAGE: &str = "usage: cargo xtask soak --minutes N [--threads T] [--seed S
 /// Calls the test that does it.
 pub fn run(root: &Path, args: &[String]) -> Result<()> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let test = ["test", "--release", "--locked", "--package", "oleo-sim", "--test", "proof", "--", "--nocapture"];
+    let test =
+        ["test", "--release", "--locked", "--package", "oleo-sim", "--test", "proof", "--", "--nocapture", "--ignored"];
     command.args(test).arg("soak::longer").current_dir(root);
     let mut minutes = false;
     for pair in args.chunks(2) {

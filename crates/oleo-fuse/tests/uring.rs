@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use oleo_fuse::{MountError, MountOptions, Mounted, Plan, Stopper, Uring, detach};
+use oleo_sim::oracle::skip;
 use parking_lot::{Mutex, MutexGuard};
 
 /// Where root switches it on.
@@ -31,13 +32,13 @@ impl Switch {
     fn to(position: &str) -> Option<Switch> {
         let turn = TURN.lock();
         if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: only root switches FUSE over io_uring");
+            skip("only root switches FUSE over io_uring");
             return None;
         }
         // The module may not be there before somebody opens its device.
         let _device = fs::File::open("/dev/fuse");
         let Ok(before) = fs::read_to_string(SWITCH) else {
-            eprintln!("SKIPPED: this kernel has no FUSE over io_uring ({SWITCH})");
+            skip(&format!("this kernel has no FUSE over io_uring ({SWITCH})"));
             return None;
         };
         fs::write(SWITCH, position).unwrap();

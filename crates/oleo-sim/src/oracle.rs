@@ -8,7 +8,9 @@
 //! Invariants: whatever was attached or mounted goes away with its guard, also when a test panics; a mount goes before
 //! its loop devices, loop devices before the scratch directory (fields are dropped in the order they are declared).
 //! On a machine that is root and has loop devices and a kernel with btrfs, a missing tool is a failure. Elsewhere the
-//! test is skipped: a line on standard error says which and why, and how many so far in this process.
+//! test is skipped: a line on standard error says which and why, and how many so far in this process; [`skip`] also adds it to
+//! the file that `OLEO_SKIPPED` names, from which `cargo xtask ci` counts. Where `OLEO_DEMAND_ORACLE` is set, as in CI, a test
+//! that cannot be judged fails.
 //!
 //! A trap: the kernel remembers every btrfs device it has seen, by file system id. Two images with the same id, on
 //! different loop devices, are taken for one file system on two paths: the second is refused or, worse, joined to the
@@ -65,14 +67,26 @@ pub fn oracle() -> Option<Oracle> {
             Some(Oracle(()))
         }
         Err(why) => {
-            let count = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
-            let name = std::thread::current().name().unwrap_or("?").to_owned();
-            // Not eprintln!: the test runner swallows that of tests that pass.
-            let line =
-                format!("SKIPPED {name}: no kernel oracle here ({why}); {count} skipped so far in this process\n");
-            let _ = std::io::stderr().write_all(line.as_bytes());
+            skip(&format!("no kernel oracle here ({why})"));
             None
         }
+    }
+}
+
+/// Notes that the calling test proves nothing on this machine, and why.
+///
+/// # Panics
+/// Where `OLEO_DEMAND_ORACLE` is set: there a proof that cannot run is a failure.
+pub fn skip(why: &str) {
+    let name = std::thread::current().name().unwrap_or("?").to_owned();
+    assert!(std::env::var_os("OLEO_DEMAND_ORACLE").is_none(), "{name} must not be skipped here: {why}");
+    let count = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
+    // Not eprintln!: the test runner swallows that of tests that pass.
+    let line = format!("SKIPPED {name}: {why}; {count} skipped so far in this process\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    if let Some(file) = std::env::var_os("OLEO_SKIPPED") {
+        let mut file = fs::OpenOptions::new().append(true).create(true).open(file).expect("the file of OLEO_SKIPPED");
+        file.write_all(format!("{name}\n").as_bytes()).expect("the file of OLEO_SKIPPED");
     }
 }
 

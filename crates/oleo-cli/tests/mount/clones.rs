@@ -15,8 +15,8 @@ family!(
     "";
     whole_file_is_shared after whole_after, aligned_part_is_shared after part_after, unaligned_is_copied after unaligned_after, short_at_the_end, refusals,
     same_file after same_after, overlapping_is_refused, into_a_hole_and_over_data, of_what_is_not_on_disk_yet, writing_one_leaves_the_other after writing_after,
-    holes_stay_holes, ficlone_ioctl limited "the kernel answers FICLONE itself, by asking for a method that FUSE has not",
-    dedupe_ioctl limited "the kernel answers FIDEDUPERANGE itself, as FICLONE", cp_reflink_auto after cp_after, across_subvolumes after across_after, positions_move,
+    holes_stay_holes, ficlone_ioctl limited "the kernel answers FICLONE itself, by asking for a method that FUSE has not" with "code: 95",
+    dedupe_ioctl limited "the kernel answers FIDEDUPERANGE itself, as FICLONE" with "left: Err(", cp_reflink_auto after cp_after, across_subvolumes after across_after, positions_move,
 );
 
 fn data(len: usize, seed: u64) -> Vec<u8> {

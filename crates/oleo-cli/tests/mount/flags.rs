@@ -13,8 +13,8 @@ family!(
     "";
     get_and_set after get_after, unknown_flags, changed_by_the_owner, immutable_and_append_are_roots, compress_and_nocow,
     nocow_needs_an_empty_file, inheritance, immutable_file, immutable_open_for_writing limited "the kernel checks this on opening, and
-        does not know of a FUSE inode that it is immutable; writing is refused instead", immutable_directory, append_only_file,
-    append_only_open limited "as for immutable files: checked on opening by the kernel, on writing by us", append_only_directory,
+        does not know of a FUSE inode that it is immutable; writing is refused instead" with "Operation not permitted (os error 1)", immutable_directory, append_only_file,
+    append_only_open limited "as for immutable files: checked on opening by the kernel, on writing by us" with "Operation not permitted (os error 1)", append_only_directory,
     fsxattr, no_attributes_on_the_rest,
 );
 

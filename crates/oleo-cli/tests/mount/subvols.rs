@@ -13,7 +13,7 @@ use crate::place::{Kind, Place, family, open, refused};
 family!(
     "";
     made_and_used after made_after, borders, rmdir_of_an_empty_one, snapshot_keeps_the_past after snapshot_after, snapshot_of_unsynced_data after unsynced_after,
-    read_only_snapshot, opening_in_a_read_only_one limited "the kernel checks this on opening, and does not know of subvolumes", numbers_are_unique, deleted_while_in_use, deleted_with_files after deleted_after, renaming_a_subvolume after renamed_after,
+    read_only_snapshot, opening_in_a_read_only_one limited "the kernel checks this on opening, and does not know of subvolumes" with "Read-only file system (os error 30)", numbers_are_unique, deleted_while_in_use, deleted_with_files after deleted_after, renaming_a_subvolume after renamed_after,
     nested_are_left_out, clones_into_a_snapshot, parent_of_the_top,
 );
 

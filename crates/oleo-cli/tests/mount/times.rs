@@ -13,7 +13,7 @@ family!(
     "strictatime";
     making_names, linking, removing_names, renaming, renaming_across, exchanging, writing, truncating, opening_with_trunc,
     attributes, setting_times, far_times after far_times_after, btime_stays, looking_changes_nothing, reading_a_file,
-    reading_a_file_again limited "the kernel's page cache answers, and a FUSE inode's atime is the server's business",
+    reading_a_file_again limited "the kernel's page cache answers, and a FUSE inode's atime is the server's business" with "times of ",
     reading_a_directory, reading_a_link, space, copying, mapping, through_an_open_descriptor,
 );
 

@@ -170,10 +170,11 @@ fn stand_ins_are_not_exchanged() {
     assert_eq!(done, 7, "all but the exchanges");
 }
 
-/// Longer runs with other seeds: `OLEO_SCRIPT_SEEDS=first:count`, `OLEO_SCRIPT_STEPS`; nothing without them.
+/// Longer runs with other seeds: `OLEO_SCRIPT_SEEDS=first:count`, `OLEO_SCRIPT_STEPS`.
 #[test]
+#[ignore = "takes minutes: `cargo xtask nightly`, or OLEO_SCRIPT_SEEDS=1000:50 and --ignored"]
 fn longer() {
-    let Ok(seeds) = std::env::var("OLEO_SCRIPT_SEEDS") else { return };
+    let seeds = std::env::var("OLEO_SCRIPT_SEEDS").unwrap_or_else(|_| "1000:6".into());
     let (first, count) = seeds.split_once(':').expect("OLEO_SCRIPT_SEEDS is first:count");
     let (first, count): (u64, u64) = (first.parse().unwrap(), count.parse().unwrap());
     let steps = std::env::var("OLEO_SCRIPT_STEPS").map_or(5000, |s| s.parse().unwrap());
@@ -184,10 +185,11 @@ fn longer() {
     }
 }
 
-/// Runs the script in the file that `OLEO_SCRIPT` names; nothing without it.
+/// Runs the script in the file that `OLEO_SCRIPT` names.
 #[test]
+#[ignore = "by command, it needs a file: OLEO_SCRIPT=FILE"]
 fn replay() {
-    let Some(path) = std::env::var_os("OLEO_SCRIPT") else { return };
+    let path = std::env::var_os("OLEO_SCRIPT").expect("OLEO_SCRIPT=FILE");
     let Some(oracle) = oracle() else { return };
     let script = from_text(&std::fs::read_to_string(path).unwrap()).unwrap();
     match run(oracle, &script, PLAIN, &compare()) {

@@ -1,0 +1,40 @@
+//! `cargo xtask nightly`: the proofs that take too long for CI, in release: every test that is `#[ignore]`d, but for those that
+//! are no proof by themselves.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// Ignored tests that prove nothing by themselves, by a part of their names: bodies of processes that other tests start,
+/// those that need a file or a checkout of others, and measurements.
+const NOT_PROOFS: [&str; 11] = [
+    "concurrent::worker",
+    "opened_by_a_process_of_its_own",
+    "kernel::probe",
+    "longer::repeat",
+    "scripts::replay",
+    "corpus",
+    "latency",
+    "listing_rate",
+    "write_rate",
+    "create_rate",
+    "speed::speed",
+];
+
+/// Runs them one program after the other and fails at the end. The kernel oracle is demanded.
+pub fn run(root: &Path, args: &[String]) -> Result<()> {
+    if !args.is_empty() {
+        bail!("usage: cargo xtask nightly");
+    }
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["test", "--release", "--workspace", "--locked", "--no-fail-fast", "--", "--ignored"]);
+    for name in NOT_PROOFS {
+        command.args(["--skip", name]);
+    }
+    command.env("OLEO_DEMAND_ORACLE", "1").current_dir(root);
+    if !command.status().context("cannot run cargo")?.success() {
+        bail!("a long proof failed");
+    }
+    Ok(())
+}
