@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 
 use hashbrown::{HashMap, HashSet};
 use oleo_format::{Generation, ItemType, Key, Logical, RootItem, TreeId};
-use oleo_tree::{Blocks, TreeRoot};
+use oleo_tree::{Blocks, DropProgress, TreeRoot};
 use parking_lot::RwLock;
 
 use crate::TxnError;
@@ -42,6 +42,13 @@ impl TreeState {
         let item = RootItem::decode(data)?;
         let root = TreeRoot::on_disk(tree, Logical(item.bytenr.get()), Generation(item.generation.get()), item.level);
         Ok(TreeState { root, item: Some(item), key_offset: key.offset, changed: false })
+    }
+
+    /// How far the deletion of the tree has come, if it has begun.
+    pub(crate) fn drop_progress(&self) -> Option<DropProgress> {
+        let item = self.item.as_ref()?;
+        let begun = item.refs.get() == 0 && item.drop_level > 0;
+        begun.then(|| DropProgress { key: item.drop_progress.into(), level: item.drop_level, turning: None })
     }
 
     pub(crate) fn key(&self) -> Key {

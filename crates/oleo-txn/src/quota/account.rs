@@ -20,8 +20,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use oleo_format::{ByteLen, ChildPtr, Generation, Key, Logical, TreeId, data_use};
-use oleo_tree::{Apart, DropMoment, DropProgress, DropVisit, Fortune, Node, TreeRoot, Walk};
+use oleo_format::{ByteLen, ChildPtr, Generation, Logical, TreeId, data_use};
+use oleo_tree::{Apart, DropMoment, DropVisit, Fortune, Node, TreeRoot, Walk};
 
 use crate::TxnError;
 use crate::backrefs::Backrefs;
@@ -124,14 +124,6 @@ pub(crate) fn account(
     Ok((account.refs.sets, ops))
 }
 
-/// How far the drop of a tree has come.
-pub(crate) fn progress(state: &TreeState) -> Option<DropProgress> {
-    let item = state.item.as_ref()?;
-    let key = Key::from(item.drop_progress);
-    let begun = item.refs.get() == 0 && item.drop_level > 0;
-    begun.then_some(DropProgress { key, level: item.drop_level, turning: None })
-}
-
 impl Account<'_> {
     /// What one tree lost and gained by changes.
     fn changed(&mut self, old: Option<&TreeState>, new: &TreeState) -> Result<(), TxnError> {
@@ -147,7 +139,7 @@ impl Account<'_> {
     /// What one tree lost and gained by being dropped, from some place on to another one, or to the end.
     fn dropped(&mut self, begin: &TreeState, end: Option<&TreeState>) -> Result<(), TxnError> {
         let tree = begin.root.tree;
-        let places = (progress(begin), end.and_then(progress));
+        let places = (begin.drop_progress(), end.and_then(TreeState::drop_progress));
         let begin = DropMoment { root: &begin.root, progress: places.0.as_ref() };
         let end = end.map(|end| DropMoment { root: &end.root, progress: places.1.as_ref() });
         // Nobody asks for sets, and two subvolumes that reach a block are in no group together.

@@ -122,7 +122,7 @@ impl Engine {
             let tree = TreeId(key.objectid);
             if tree.is_subvol() && key.item_type == ItemType::ROOT_ITEM {
                 let state = TreeState::of(tree, key, item)?;
-                let progress = account::progress(&state);
+                let progress = state.drop_progress();
                 roots.push((state.root, progress));
             }
             Ok::<_, TxnError>(std::ops::ControlFlow::Continue(()))

@@ -199,7 +199,7 @@ impl Closure<'_> {
                 return;
             }
             let by = |full: Option<Logical>| full.map_or(RefKey::TreeRoot(owner), RefKey::TreeParent);
-            for slot in 0..node.len() {
+            for slot in piece.gone..node.len() {
                 let child = node.child(slot);
                 // Those of the closure tell it themselves.
                 if self.index.contains_key(&child.logical) {

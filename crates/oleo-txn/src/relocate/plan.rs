@@ -40,6 +40,9 @@ pub(super) struct Piece {
     pub(super) marked: bool,
     /// Its address from now on.
     pub(super) to: Logical,
+    /// Its first children that it refers to no more: a deletion is on its way through it, and has taken them apart. What stands at
+    /// their addresses, if anything, is not what this block names.
+    pub(super) gone: usize,
 }
 
 /// Blocks to be written anew: those to move, those that name data which moves, and all above them, each once.
@@ -120,6 +123,7 @@ impl<'d> Closure<'d> {
             piece.moves |= !open(&piece.node);
         }
         closure.mark(inner)?;
+        closure.find_gone(inner)?;
         Ok(closure)
     }
 
@@ -174,10 +178,37 @@ impl<'d> Closure<'d> {
                         })
                         .collect();
                     self.index.entry(at).or_insert_with(|| {
-                        self.pieces.push(Piece { node, users, full, moves: false, marked: false, to: at });
+                        self.pieces.push(Piece { node, users, full, moves: false, marked: false, to: at, gone: 0 });
                         self.pieces.len() - 1
                     });
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the blocks that deletions are on their way through: those from a dying tree's root to its progress, which nobody else
+    /// reaches. What is before the progress has been let go of, though the blocks on the way name it still.
+    fn find_gone(&mut self, inner: &Inner) -> Result<(), TxnError> {
+        let is_root = |(_, holder): &(RefKey, Holder)| match holder {
+            Holder::Root(tree) => Some(*tree),
+            Holder::Piece(_) => None,
+        };
+        let roots: Vec<(usize, TreeId)> = (0..self.pieces.len())
+            .filter_map(|index| Some((index, self.pieces[index].users.iter().find_map(is_root)?)))
+            .collect();
+        for (root, tree) in roots {
+            let Some(progress) = inner.tree(tree)?.drop_progress() else { continue };
+            let mut next = Some(root);
+            while let Some(piece) = next.map(|index| &mut self.pieces[index])
+                && piece.node.level() >= progress.level.max(1)
+                && !piece.node.is_empty()
+            {
+                let slot = piece.node.child_slot(&progress.key);
+                piece.gone = slot;
+                let on_the_way = piece.node.level() > progress.level;
+                let child = piece.node.child(slot).logical;
+                next = self.index.get(&child).copied().filter(|_| on_the_way);
             }
         }
         Ok(())
