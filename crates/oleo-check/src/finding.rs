@@ -163,7 +163,7 @@ kinds! {
     ExtentOverlap = "extent-overlap",
     /// An extent outside of all block groups, or in one of another type.
     ExtentGroup = "extent-group",
-    /// An extent where a superblock mirror lies: one overwrites the other.
+    /// An extent where a superblock mirror lies: one overwrites the other; or at address 0, which stands for none.
     ExtentOverSuper = "extent-over-super",
     /// A record and what uses the extent do not agree whether it is data or a tree block.
     ExtentFlags = "extent-flags",

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use oleo_format::{BlockGroupFlags, Chunk, DevExtent, DevId, DevItem, FreeSpaceFlags, Key, Logical, TreeId};
+use oleo_format::{BlockGroupFlags, ByteLen, Chunk, DevExtent, DevId, DevItem, FreeSpaceFlags, Key, Logical, TreeId};
 use oleo_volume::{ChunkMap, Profile};
 
 use crate::extents::{Group, extent_place};
@@ -126,13 +126,18 @@ pub(crate) fn judge_groups(cx: &Context<'_>, chunks: &[(Key, Chunk)], groups: &[
 pub(crate) fn judge_used(cx: &Context<'_>, groups: &[Group], extents: &Extents) {
     let unit = u64::from(cx.env.rules.sectorsize);
     let mut used = vec![0u64; groups.len()];
-    let supers: Vec<(u64, u64)> = groups.iter().flat_map(|group| supers_in(cx, group)).collect();
+    let supers: Vec<(u64, u64)> =
+        groups.iter().flat_map(|group| ranges_in(cx, group, ChunkMap::super_ranges)).collect();
     for i in 0..extents.len() {
         let (start, end) = (extents.at[i], extents.end(i, unit));
         if let Some(mirror) = supers.get(supers.partition_point(|mirror| mirror.1 <= start)).filter(|m| m.0 < end) {
             let have = format_args!("{start}..{end}").to_string();
             let want = format_args!("nothing in {}..{}", mirror.0, mirror.1).to_string();
             cx.error(Kind::ExtentOverSuper, extent_place(start), have, want);
+        }
+        if start == 0 {
+            // No superblock and no item can name it: 0 stands for nothing there.
+            cx.error(Kind::ExtentOverSuper, extent_place(start), "an extent", "nothing at address 0");
         }
         let at = groups.partition_point(|g| g.start <= start).checked_sub(1);
         let Some((at, group)) = at.map(|at| (at, &groups[at])).filter(|(_, g)| end <= g.start.saturating_add(g.len))
@@ -273,8 +278,8 @@ fn judge_group_free(cx: &Context<'_>, group: &Group, extents: &Extents, items: &
     if runs == want {
         return;
     }
-    let supers = supers_in(cx, group);
-    let (have, want) = (without(&runs, &supers), without(&want, &supers));
+    let withheld = ranges_in(cx, group, ChunkMap::withheld_ranges);
+    let (have, want) = (without(&runs, &withheld), without(&want, &withheld));
     for (start, end) in without(&have, &want) {
         let have = format!("{start}..{end} is free");
         cx.error(Kind::FreeSpaceUsed, free_place(start), have, "used by an extent");
@@ -285,13 +290,10 @@ fn judge_group_free(cx: &Context<'_>, group: &Group, extents: &Extents, items: &
     }
 }
 
-/// Where superblock mirrors lie in a group, from `start` to `end`.
-fn supers_in(cx: &Context<'_>, group: &Group) -> Vec<(u64, u64)> {
-    let supers = cx
-        .volume
-        .chunk_of(Logical(group.start))
-        .map_or_else(|_| Vec::new(), |map: std::sync::Arc<ChunkMap>| cx.volume.super_ranges_in(&map));
-    supers.iter().map(|(at, len)| (at.0, at.0 + len.0)).collect()
+/// What is said of a group's chunk: ranges, from `start` to `end`.
+fn ranges_in(cx: &Context<'_>, group: &Group, of: fn(&ChunkMap) -> Vec<(Logical, ByteLen)>) -> Vec<(u64, u64)> {
+    let ranges = cx.volume.chunk_of(Logical(group.start)).map_or_else(|_| Vec::new(), |map| of(&map));
+    ranges.iter().map(|(at, len)| (at.0, at.0 + len.0)).collect()
 }
 
 /// The parts of the runs that are in none of the others; both are sorted.

@@ -176,15 +176,15 @@ impl Inner {
         };
         self.volume.add_chunk(&plan);
         let (start, len) = (plan.map.start, plan.map.len);
-        let supers = self.volume.super_ranges_in(&plan.map);
+        let withheld = self.volume.withheld_ranges_in(&plan.map);
         let run = Run::new(start, len);
-        let free = without(run, &supers);
+        let free = without(run, &withheld);
         let info = GroupInfo {
             start,
             len,
             flags,
             used: ByteLen(0),
-            excluded: sum_of(&supers),
+            excluded: sum_of(&withheld),
             free_extents: Some(free.len() as u32),
             read_only: false,
         };

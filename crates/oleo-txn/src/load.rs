@@ -181,7 +181,7 @@ fn add_groups<'a>(
             len: chunk.len,
             flags,
             used: ByteLen(item.used.get()),
-            excluded: sum_of(&inner.volume.super_ranges_in(chunk)),
+            excluded: sum_of(&inner.volume.withheld_ranges_in(chunk)),
             free_extents: None,
             read_only: inner.rules.read_only,
         }
@@ -259,17 +259,17 @@ impl Inner {
     fn load_free(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, TxnError> {
         let _reader = self.readers.enter();
         let chunk = self.volume.chunk_of(group)?;
-        let supers = self.volume.super_ranges_in(&chunk);
+        let withheld = self.volume.withheld_ranges_in(&chunk);
         if self.rules.free_space_tree {
             let root = self.tree(TreeId::FREE_SPACE)?.root;
             let items = group_items(&self.blocks, &root, chunk.start, chunk.len)?;
             let free = FreeItems::read(chunk.start, chunk.len, self.rules.sectorsize, items)?;
             // The kernel records the superblock mirrors in its new groups as free, and never gives them out.
             let runs = free.runs().map(|(start, len)| Run::new(start, len));
-            return Ok(runs.flat_map(|run| without(run, &supers)).collect());
+            return Ok(runs.flat_map(|run| without(run, &withheld)).collect());
         }
         let root = self.tree(TreeId::EXTENT)?.root;
-        let mut taken = supers;
+        let mut taken = withheld;
         let mut cursor = self.blocks.cursor(&root);
         let mut more = cursor.seek(&Key::new(chunk.start.0, ItemType(0), 0))?;
         while more {

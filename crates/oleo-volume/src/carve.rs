@@ -8,7 +8,7 @@
 //!
 //! Rules, those that users of btrfs know: devices with the longest free run first, then with the most free space, then
 //! by number; the first MiB of a device is never used; lengths as in [`Limits`]. Superblock mirrors may lie inside
-//! chunks; `ChunkMap::super_ranges` keeps them from being given out.
+//! chunks; `ChunkMap::withheld_ranges` keeps them from being given out.
 //! Deterministic: the same chunks and sizes give the same plan; there are no random numbers in it.
 
 use std::collections::BTreeMap;

@@ -276,6 +276,22 @@ impl ChunkMap {
         starts.dedup();
         starts.iter().map(|&at| (self.start + ByteLen(at), ByteLen(row_len.min(self.len.0 - at)))).collect()
     }
+
+    /// Logical ranges that must not be given out: [`super_ranges`](Self::super_ranges), and addresses before that of the first
+    /// superblock, which chunks of old volumes may have. A block at address 0 would be taken for none: no superblock can name it.
+    /// Sorted, without overlaps.
+    pub fn withheld_ranges(&self) -> Vec<(Logical, ByteLen)> {
+        let mut ranges = self.super_ranges();
+        let end = self.end().0.min(oleo_format::SUPER_OFFSETS[0]);
+        if self.start.0 < end {
+            // Whatever of it lies in a mirror's unit or row is withheld as it is.
+            let end = ranges.first().map_or(end, |(first, _)| end.min(first.0));
+            if self.start.0 < end {
+                ranges.insert(0, (self.start, ByteLen(end - self.start.0)));
+            }
+        }
+        ranges
+    }
 }
 
 impl From<&Stripe> for StripeAt {

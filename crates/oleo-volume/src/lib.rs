@@ -132,6 +132,11 @@ impl Volume {
         chunk.super_ranges()
     }
 
+    /// Parts of a chunk that must not be given out, whatever the reason: see [`ChunkMap::withheld_ranges`].
+    pub fn withheld_ranges_in(&self, chunk: &ChunkMap) -> Vec<(Logical, ByteLen)> {
+        chunk.withheld_ranges()
+    }
+
     fn members_of(&self, devid: oleo_format::DevId) -> Vec<Arc<Member>> {
         self.members.read().iter().filter(|m| m.devid == devid).cloned().collect()
     }

@@ -15,6 +15,7 @@ use crate::error::VolumeError;
 use crate::geometry::ChunkMap;
 use crate::member::{Count, Member};
 use crate::parallel::{PARALLEL_BYTES_MIN, each};
+use crate::supers::check_fields;
 
 /// The writes of one device: place, bytes.
 type DeviceWrites<'a> = (Arc<Member>, Vec<(u64, &'a [u8])>);
@@ -63,9 +64,11 @@ impl Volume {
     }
 
     /// Makes `sb` the superblock of every device: flush, first mirrors, flush, other mirrors. `dev_item`, `bytenr` and
-    /// `csum` are filled in for each device; all else is as given (see [`stamp`](Self::stamp)).
+    /// `csum` are filled in for each device; all else is as given (see [`stamp`](Self::stamp)). What could not be opened again
+    /// is refused: the superblocks on disk stay.
     pub fn write_supers(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
+        check_fields(sb).map_err(|e| e.within("superblock to be written"))?;
         self.flush()?;
         self.write_mirrors(sb, &SUPER_OFFSETS[..1])?;
         self.flush()?;

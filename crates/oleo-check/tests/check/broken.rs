@@ -432,6 +432,11 @@ fn records_of_extents() {
     expect(&disk, &[&of_space[..], &[Kind::ExtentUnused, Kind::ExtentOverSuper]].concat());
 
     let disk = self::disk();
+    disk.insert(tree, Key::new(0, ItemType::EXTENT_ITEM, 4096), data.encode());
+    let kinds = disk.kinds();
+    assert!(kinds.contains(&Kind::ExtentOverSuper), "{kinds:?}");
+
+    let disk = self::disk();
     let (_, run) = free_run(&disk, BlockGroupFlags::METADATA);
     disk.insert(tree, Key::new(run.objectid, ItemType::EXTENT_ITEM, 4096), data.encode());
     let kinds = disk.kinds();

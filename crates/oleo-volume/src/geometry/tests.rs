@@ -113,7 +113,7 @@ fn items_go_there_and_back() {
                 bent[byte] = value;
                 if let Ok(map) = ChunkMap::parse(map.start, &bent, 4096) {
                     map.piece(map.len.0 - 1, 1);
-                    map.super_ranges();
+                    map.withheld_ranges();
                 }
             }
         }
@@ -137,4 +137,23 @@ fn superblocks_are_left_alone() {
     assert_eq!(at(mib, 2, Profile::Raid0, 256 * mib), [(126 * mib, 65536), (126 * mib + 65536, 65536)]);
     assert_eq!(at(mib, 4, Profile::Raid10, 256 * mib), [(126 * mib, 65536), (126 * mib + 65536, 65536)]);
     assert_eq!(at(mib, 3, Profile::Raid5, 256 * mib), [(126 * mib, 131072)]);
+}
+
+/// Goal: of a chunk that begins before the first superblock's address, what is before that is not given out, once.
+#[test]
+fn the_first_addresses_are_left_alone() {
+    let mib = 1u64 << 20;
+    let at = |start: u64, offset: u64, len: u64| {
+        let mut map = chunk(Profile::Single, 1, len);
+        map.start = Logical(start);
+        map.stripes[0].offset = Physical(offset);
+        map.withheld_ranges().iter().map(|(l, n)| (l.0, n.0)).collect::<Vec<_>>()
+    };
+    // As old volumes have it: the first superblock lies behind what is withheld, in a unit of its own.
+    assert_eq!(at(0, 0, 4 * mib), [(0, 65536), (65536, 65536)]);
+    assert_eq!(at(0, mib, 4 * mib), [(0, 65536)]);
+    assert_eq!(at(0, 65536, 4 * mib), [(0, 65536)]);
+    assert_eq!(at(16384, mib, 4 * mib), [(16384, 49152)]);
+    assert_eq!(at(65536, mib, 4 * mib), []);
+    assert_eq!(at(0, mib, 65536), [(0, 65536)]);
 }
