@@ -2,17 +2,17 @@
 //!
 //! The setting is that of the benchmarks of quota, as the snapshots were made, and after one file in thirty was touched in each of
 //! them, so that the trees share less. Both sides move every group of metadata and of system chunks of a copy of one image,
-//! and all of it is durable when the clock stops. The kernel's side is mounted before the clock starts; ours opened.
+//! and all of it is durable when the clock stops. The kernel's side is mounted before the clock starts; our command
+//! opens its image within it.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use oleo::{Image, Moved, OpenOptions, SetAttr};
-use oleo_format::BlockGroupFlags;
+use oleo::{Image, OpenOptions, SetAttr};
 use oleo_sim::oracle::{self, Oracle, run as tool};
 
 use crate::Args;
-use crate::measure::{Report, Sample, median, time};
+use crate::measure::{self, Report, Sample, median, program, time};
 use crate::quota::{DIRS, FILES, build, copy};
 
 const TOUCHED_STEP: usize = 30;
@@ -34,34 +34,6 @@ fn touch(path: &Path, snapshots: usize) -> Result<()> {
     Ok(image.close()?)
 }
 
-/// User and system seconds of this process so far.
-fn cpu() -> Result<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    // The fields behind the name in brackets: the twelfth and the thirteenth are ticks, of which a second has 100.
-    let fields = stat.rsplit_once(')').context("no name in /proc/self/stat")?.1;
-    let ticks: f64 = fields.split_whitespace().skip(11).take(2).filter_map(|f| f.parse::<f64>().ok()).sum();
-    Ok(ticks / 100.0)
-}
-
-fn ours(path: &Path) -> Result<(Sample, Moved, f64, u64)> {
-    let image = Image::open(path, &OpenOptions::writing())?;
-    let engine = image.fs().engine();
-    let kinds = BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM;
-    let groups: Vec<_> =
-        engine.space().groups().into_iter().filter(|g| g.flags.intersects(kinds)).map(|g| g.start).collect();
-    let mut all = Moved::default();
-    let before = cpu()?;
-    let taken = time(|| {
-        for start in &groups {
-            all += engine.relocate_group(*start, &|_| true)?.context("nobody stops it")?;
-        }
-        Ok(())
-    })?;
-    let (cpu, dirty) = (cpu()? - before, engine.quota_dirty_extents());
-    image.close()?;
-    Ok((taken, all, cpu, dirty))
-}
-
 fn theirs(oracle: &Oracle, path: &Path) -> Result<Sample> {
     let mounted = oracle.mount(&[path], "")?;
     let at = mounted.path().display().to_string();
@@ -73,7 +45,7 @@ fn theirs(oracle: &Oracle, path: &Path) -> Result<Sample> {
 /// `balance`
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     let oracle = oracle::oracle().context("this benchmark needs the kernel's btrfs")?;
-    let scratch = oracle.scratch()?;
+    let (scratch, oleo) = (oracle.scratch()?, measure::oleo()?);
     report.note(&format!("all metadata of {FILES} files; median of {} runs", args.runs));
     for (snapshots, touched) in [(16, false), (64, false), (64, true)] {
         let what = format!("{snapshots} snapshots{}", if touched { ", touched" } else { "" });
@@ -88,20 +60,13 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
                 touch(&image, snapshots)?;
             }
             let (mut mine, mut kernels) = (Vec::new(), Vec::new());
-            let mut told = String::new();
             for _ in 0..args.runs {
                 let path = copy(&image, "ours.img")?;
-                let (taken, moved, cpu, dirty) = ours(&path)?;
-                mine.push(taken);
-                told = format!(
-                    "{what}: {} blocks moved, {} written, {cpu:.2} s of processors, {dirty} dirty extents",
-                    moved.blocks, moved.rewritten
-                );
+                mine.push(program(&oleo, &["balance".as_ref(), "start".as_ref(), "-m".as_ref(), path.as_os_str()])?);
                 oracle.must_be_sound(&[&path], "balanced")?;
                 let path = copy(&image, "theirs.img")?;
                 kernels.push(theirs(&oracle, &path)?);
             }
-            report.note(&told);
             let mine = median(mine);
             let name = format!("{what}, quota {}", if quota { "on" } else { "off" });
             report.seconds(&name, mine, "kernel", median(kernels), "5x");

@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use oleo::{Image, MkfsOptions, NewInode, NewKind, OpenOptions};
-use oleo_sim::oracle;
+use oleo_sim::oracle::{self, Loop, Oracle, ReadOnly};
 
 use crate::Args;
-use crate::measure::Report;
+use crate::measure::{Figure, Report};
+use crate::mounted::Peer;
 
 const THREADS: u64 = 2;
 
@@ -16,15 +17,10 @@ const THREADS: u64 = 2;
 const IMAGE_LEN: u64 = 16 << 30;
 
 fn ours(image: &std::path::Path, files: u64) -> Result<f64> {
-    let file = std::fs::File::create(image)?;
-    file.set_len(IMAGE_LEN)?;
-    drop(file);
-    let device = oleo::FileDevice::open(image, &oleo::FileOptions { write: true, ..Default::default() })?;
+    let attached = Loop::attach(image, ReadOnly::No)?;
+    let device = oleo::FileDevice::open(attached.path(), &oleo::FileOptions { write: true, ..Default::default() })?;
     oleo::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
-    let mut options = OpenOptions::writing();
-    // Otherwise it would commit whenever some ten thousand inodes have changed.
-    options.fs.dirty_inodes_max = usize::MAX;
-    let image = Image::open(image, &options)?;
+    let image = Image::open(attached.path(), &OpenOptions::writing())?;
     let top = image.top()?;
     // Made before the clock starts, as fs_mark's threads get theirs.
     let mut dirs = Vec::new();
@@ -61,45 +57,43 @@ fn ours(image: &std::path::Path, files: u64) -> Result<f64> {
     Ok(files as f64 / seconds)
 }
 
-fn median(mut rates: Vec<f64>) -> f64 {
-    rates.sort_by(f64::total_cmp);
-    rates[rates.len() / 2]
+fn theirs(oracle: &Oracle, image: &std::path::Path, log: &std::path::Path, files: u64) -> Result<f64> {
+    oracle.mkfs(&["-q", "-f"], &[image])?;
+    let mounted = oracle.mount(&[image], "")?;
+    let mut cmd = Command::new("fs_mark");
+    cmd.args(["-S", "0", "-s", "0", "-k", "-n", &(files / THREADS).to_string()]);
+    for t in 0..THREADS {
+        let dir = mounted.path().join(format!("t{t}"));
+        std::fs::create_dir(&dir)?;
+        cmd.arg("-d").arg(dir);
+    }
+    mounted.sync()?;
+    cmd.arg("-l").arg(log);
+    let start = Instant::now();
+    let out = cmd.output().context("fs_mark")?;
+    ensure!(out.status.success(), "fs_mark failed: {}", String::from_utf8_lossy(&out.stderr));
+    mounted.sync()?;
+    let rate = files as f64 / start.elapsed().as_secs_f64();
+    mounted.unmount()?;
+    Ok(rate)
 }
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
+    const NAME: &str = "create, committed";
     let oracle = oracle::oracle().context("this benchmark needs root, loop devices and the kernel's btrfs")?;
     let scratch = oracle.scratch()?;
-    let image = scratch.path().join("create.img");
+    let (image, log) = (scratch.path().join("create.img"), scratch.path().join("fs_log"));
     report.note(&format!("{} files in {THREADS} threads; median of {} runs", args.files, args.runs));
-    let mut mine = Vec::new();
-    for _ in 0..args.runs {
-        mine.push(ours(&image, args.files)?);
-    }
-    oracle.must_be_sound(&[&image], "the image that was measured")?;
-    let mut theirs = Vec::new();
-    for _ in 0..args.runs {
-        std::fs::remove_file(&image)?;
+    let figures = [Figure::rate(NAME, "1/s", &[(Peer::Kernel, "5x")])];
+    report.in_turns(&figures, &[Peer::Library, Peer::Kernel], args.runs, |peer, found| {
+        let _ = std::fs::remove_file(&image);
         std::fs::File::create(&image)?.set_len(IMAGE_LEN)?;
-        oracle.mkfs(&["-q", "-f"], &[&image])?;
-        let mounted = oracle.mount(&[&image], "")?;
-        let mut cmd = Command::new("fs_mark");
-        cmd.args(["-S", "0", "-s", "0", "-k", "-n", &(args.files / THREADS).to_string()]);
-        for t in 0..THREADS {
-            let dir = mounted.path().join(format!("t{t}"));
-            std::fs::create_dir(&dir)?;
-            cmd.arg("-d").arg(dir);
+        if peer == Peer::Kernel {
+            found.put(peer, NAME, theirs(&oracle, &image, &log, args.files)?);
+            return Ok(());
         }
-        mounted.sync()?;
-        let log = scratch.path().join("fs_log");
-        cmd.arg("-l").arg(&log);
-        let start = Instant::now();
-        let out = cmd.output().context("fs_mark")?;
-        ensure!(out.status.success(), "fs_mark failed: {}", String::from_utf8_lossy(&out.stderr));
-        mounted.sync()?;
-        theirs.push(args.files as f64 / start.elapsed().as_secs_f64());
-        mounted.unmount()?;
-    }
-    report.rate("create, one commit", median(mine), "kernel fs_mark", median(theirs), "5x");
-    Ok(())
+        found.put(peer, NAME, ours(&image, args.files)?);
+        oracle.must_be_sound(&[&image], "the image that was measured")
+    })
 }

@@ -1,21 +1,22 @@
-//! fsync, and rename and link after it: our calls in-process beside system calls on a kernel mount.
+//! fsync, and rename and link after it: our calls in-process, and system calls on Oleo's mount and on the kernel's.
 //!
-//! Both work on a loop device, over a file in memory and over one on disk, on a volume made the same way, with 10 000 files in
+//! All work on a loop device, over a file in memory and over one on disk, on a volume made the same way, with 10 000 files in
 //! the directory that are committed. A thread appends to its file and syncs it, each time; then files that were just
-//! synced are renamed and linked.
+//! synced are renamed and linked, names relative to an open directory on all sides.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, anyhow, ensure};
 use oleo::{Image, InodeRef, MkfsOptions, NewInode, NewKind, OpenOptions, RenameMode};
-use oleo_sim::oracle::{self, Loop, Mounted, Oracle, ReadOnly};
+use oleo_sim::oracle::{Loop, ReadOnly};
+use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::Args;
 use crate::measure::{Better, Figure, Found, Report, quantile};
-use crate::mounted::Peer;
+use crate::mounted::{Bed, Peer};
 
 const IMAGE_LEN: u64 = 4 << 30;
 /// Files that are in the directory before anything is measured.
@@ -67,21 +68,26 @@ impl Store for Ours {
     }
 }
 
-struct Kernel {
-    mounted: Mounted,
+/// A directory on a mount, the kernel's or Oleo's.
+struct Calls {
+    dir: File,
 }
 
-impl Kernel {
-    fn at(&self, name: &str) -> PathBuf {
-        self.mounted.path().join("dir").join(name)
+impl Calls {
+    /// A new directory `dir` of what is mounted there.
+    fn new(mounted: &Path) -> Result<Calls> {
+        let dir = mounted.join("dir");
+        std::fs::create_dir(&dir)?;
+        Ok(Calls { dir: File::open(dir)? })
     }
 }
 
-impl Store for Kernel {
+impl Store for Calls {
     type File = File;
 
     fn create(&self, name: &str) -> Result<File> {
-        Ok(File::create_new(self.at(name))?)
+        let how = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(&self.dir, name, how, Mode::from_raw_mode(0o600))?.into())
     }
     fn append(&self, file: &File, at: u64, data: &[u8]) -> Result<()> {
         Ok(file.write_all_at(data, at)?)
@@ -90,13 +96,13 @@ impl Store for Kernel {
         Ok(file.sync_all()?)
     }
     fn rename(&self, from: &str, to: &str) -> Result<()> {
-        Ok(std::fs::rename(self.at(from), self.at(to))?)
+        Ok(rustix::fs::renameat(&self.dir, from, &self.dir, to)?)
     }
     fn link(&self, _: &File, from: &str, to: &str) -> Result<()> {
-        Ok(std::fs::hard_link(self.at(from), self.at(to))?)
+        Ok(rustix::fs::linkat(&self.dir, from, &self.dir, to, AtFlags::empty())?)
     }
     fn sync(&self) -> Result<()> {
-        self.mounted.sync()
+        Ok(rustix::fs::syncfs(&self.dir)?)
     }
 }
 
@@ -189,20 +195,26 @@ fn figures() -> Vec<Figure> {
     all
 }
 
-fn one_run(oracle: &Oracle, image: &Path, device: usize, peer: Peer, found: &mut Found) -> Result<()> {
-    let (label, rounds) = (DEVICES[device], ROUNDS[device]);
+fn one_run(bed: &Bed, image: &Path, device: usize, peer: Peer, found: &mut Found) -> Result<()> {
+    let (label, rounds, oracle) = (DEVICES[device], ROUNDS[device], bed.oracle());
     let _ = std::fs::remove_file(image);
     File::create(image)?.set_len(IMAGE_LEN)?;
     if peer == Peer::Kernel {
         oracle.mkfs(&[], &[image])?;
-        let store = Kernel { mounted: oracle.mount(&[image], "")? };
-        std::fs::create_dir(store.at(""))?;
-        measure(&store, label, rounds, found, peer)?;
-        return store.mounted.unmount();
+        let mounted = oracle.mount(&[image], "")?;
+        measure(&Calls::new(mounted.path())?, label, rounds, found, peer)?;
+        return mounted.unmount();
     }
     let attached = Loop::attach(image, ReadOnly::No)?;
     let options = oleo::FileOptions { write: true, ..Default::default() };
     oleo::make(&[std::sync::Arc::new(oleo::FileDevice::open(attached.path(), &options)?)], &MkfsOptions::default())?;
+    if peer == Peer::Oleo {
+        let mounted = bed.serve(attached.path())?;
+        measure(&Calls::new(mounted.path())?, label, rounds, found, peer)?;
+        mounted.unmount()?;
+        drop(attached);
+        return oracle.must_be_sound(&[image], "the image that was measured");
+    }
     let opened = Image::open(attached.path(), &OpenOptions::writing())?;
     let dir = opened.fs().create(&opened.top()?, b"dir", &NewInode::new(NewKind::Dir, 0o755))?;
     let store = Ours { image: opened, dir };
@@ -219,18 +231,18 @@ fn one_run(oracle: &Oracle, image: &Path, device: usize, peer: Peer, found: &mut
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let oracle = oracle::oracle().context("this benchmark needs root, loop devices and the kernel's btrfs")?;
-    let memory = oracle.scratch()?;
+    let bed = Bed::new()?;
+    let memory = bed.oracle().scratch()?;
     let disk = tempfile::Builder::new().prefix("oleo-bench-").tempdir_in(&args.disk)?;
     report.note(&format!(
-        "append of {APPENDED} bytes and fsync in a directory of {NEIGHBOURS} files, in-process beside a kernel mount, both on a \
-         loop device; {ROUNDS:?} calls of each kind in memory and on disk ({}); median of {} runs",
+        "append of {APPENDED} bytes and fsync in a directory of {NEIGHBOURS} files, in-process, on Oleo's mount and on the kernel's, all on \
+         a loop device; {ROUNDS:?} calls of each kind in memory and on disk ({}); median of {} runs",
         args.disk.display(),
         args.runs
     ));
-    report.in_turns(&figures(), &[Peer::Oleo, Peer::Kernel], args.runs, |peer, found| {
+    report.in_turns(&figures(), &[Peer::Library, Peer::Oleo, Peer::Kernel], args.runs, |peer, found| {
         for (device, dir) in [memory.path(), disk.path()].into_iter().enumerate() {
-            one_run(&oracle, &dir.join("fsync.img"), device, peer, found)?;
+            one_run(&bed, &dir.join("fsync.img"), device, peer, found)?;
         }
         Ok(())
     })

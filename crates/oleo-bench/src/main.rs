@@ -1,7 +1,9 @@
 //! Benchmarks beside the kernel and btrfs-progs: `oleo-bench list`, `oleo-bench NAME [--json]`.
 //!
 //! Each prints ours, the peer's and the ratio from one run, each figure the median of several, everything on a tmpfs. What
-//! both sides do, the durability they give and the state of the caches are said in each benchmark's `what`.
+//! both sides do, the durability they give and the state of the caches are said in each benchmark's `what`; what its times
+//! contain is its [`Timed`], printed first with the versions of the kernel and of btrfs-progs. Library calls are timed with the
+//! library's own allocator, which is the C library's; the command brings its own.
 
 use std::path::PathBuf;
 
@@ -60,8 +62,37 @@ pub struct Args {
     within: Option<PathBuf>,
 }
 
+/// What the times of a benchmark contain.
+#[derive(Clone, Copy, Debug)]
+enum Timed {
+    /// Whole commands on both sides: start of the process, opening of the image, the work, closing. The kernel's side has the
+    /// volume mounted before the clock starts unless `what` says otherwise.
+    Commands,
+    /// Programs that work on mounts, Oleo's and the peers' alike.
+    Mounts,
+    /// Calls of the library in this process. Where a peer is the kernel, its system calls are in its time, and so is the
+    /// process that makes them if one is named.
+    Calls,
+    /// A part of the library by itself, in memory, beside others of its kind.
+    Parts,
+}
+
+impl Timed {
+    fn words(self) -> &'static str {
+        match self {
+            Timed::Commands => "times are of whole commands",
+            Timed::Mounts => "times are of programs on mounts",
+            Timed::Calls => {
+                "times are of library calls; a peer's contain its system calls and the start of the command named"
+            }
+            Timed::Parts => "times are of a part of the library, in memory",
+        }
+    }
+}
+
 struct Bench {
     name: &'static str,
+    times: Timed,
     what: &'static str,
     run: fn(&Args, &mut measure::Report) -> Result<()>,
 }
@@ -69,72 +100,88 @@ struct Bench {
 const BENCHES: &[Bench] = &[
     Bench {
         name: "rescan",
-        what: "counting all quota groups anew with 1, 16 and 64 snapshots, in-process beside the kernel's rescan -w; caches as \
-               opening and mounting leave them; both commit the result",
+        times: Timed::Commands,
+        what: "counting all quota groups anew with 1, 16 and 64 snapshots: oleo quota rescan of an image, which opens and closes it, \
+               beside btrfs quota rescan -w of a mount; caches as opening and mounting leave them; both commit the result",
         run: quota::rescan,
     },
     Bench {
         name: "snapshot-drop",
-        what: "deleting half of 16 and 64 snapshots until their space is back, quota off and on, beside the kernel on copies",
+        times: Timed::Calls,
+        what: "deleting half of 16 and 64 snapshots until their space is back, quota off and on, on copies of one image: calls \
+               beside btrfs subvolume delete, filesystem sync and a look each 5 ms whether all are gone (some ms of processes)",
         run: quota::snapshot_drop,
     },
     Bench {
         name: "balance",
-        what: "moving all metadata with 16 and 64 snapshots, and with snapshots that share less, quota off and on, in-process \
-               beside the kernel's balance start -m, on copies of one image",
+        times: Timed::Commands,
+        what: "moving all metadata with 16 and 64 snapshots, and with snapshots that share less, quota off and on: oleo balance \
+               start -m of an image, which opens and closes it, beside btrfs balance start -m of a mount, on copies of one image",
         run: balance::run,
     },
     Bench {
         name: "qgroup-churn",
+        times: Timed::Calls,
         what: "making empty files in two threads with quota on beside quota off, in-process, a commit at the end",
         run: quota::churning,
     },
     Bench {
         name: "image-build",
+        times: Timed::Commands,
         what: "an image of a directory tree: mkfs --rootdir beside mkfs.btrfs --rootdir and beside kernel mount + cp -a + \
                sync + umount; plain and zstd:3; page cache of the source warm on all sides; peak memory",
         run: image_build::run,
     },
     Bench {
         name: "create",
-        what: "empty files in 2 threads, one commit at the end, in-process beside fs_mark -S 0 on a kernel mount",
+        times: Timed::Calls,
+        what: "empty files in 2 threads, a commit at the end and whenever the library makes one, beside fs_mark -S 0 on a kernel mount \
+               (its system calls, its start, its log and its clock are in the peer's time); both on a loop device over a file in memory",
         run: create::run,
     },
     Bench {
         name: "restore",
+        times: Timed::Commands,
         what: "all files out of an image into a tmpfs directory beside kernel mount + cp -a; page cache of the image warm",
         run: restore::run,
     },
     Bench {
         name: "mount-metadata",
+        times: Timed::Mounts,
         what: "names and attributes on a mount, beside the kernel's btrfs on a loop device and a FUSE pass-through over tmpfs: \
-               fs_mark without sync, untar, find over 200 000 files looking at attributes (cold: after unmounting, dropping \
+               fs_mark without sync, untar, find over 200 000 files looking at attributes (with many files \
+               bindfs is the pass-through, which works by names; cold: after unmounting, dropping \
                all caches and mounting again; warm and again: the second and third time), rm -r, dbench with 4 clients; no \
                fsync but dbench's own; --tree is what is untarred (default /usr/include)",
         run: mount_metadata::run,
     },
     Bench {
         name: "mount-io",
+        times: Timed::Mounts,
         what: "data on a mount, beside the same two: fio with one job, psync, a file of 1 GiB that does not compress; writes \
-               are not synced but where it says fsync (on the pass-through that costs nothing: its tmpfs has no disk); cold: \
+               are not synced but where it says fsync (on the pass-through that costs nothing: its tmpfs has no disk); direct writes end in \
+               the server's memory on Oleo and on the pass-through, and in the loop device on the kernel; cold: \
                after unmounting, dropping all caches and mounting again",
         run: mount_io::run,
     },
     Bench {
         name: "dbench",
+        times: Timed::Mounts,
         what: "dbench with 1, 4 and 16 clients on the mount and on the kernel's btrfs, both in memory: throughput, average and \
                maximum of Rename, Flush, Unlink, NTCreateX; fsync on both sides waits for the image file's fsync",
         run: dbench::run,
     },
     Bench {
         name: "fsync",
+        times: Timed::Calls,
         what: "fsync of a small appended file in a directory of 10 000, alone and with 8 threads; rename and link after fsync: \
-               in-process beside system calls on a kernel mount, both on a loop device over a file in memory and over one on \
+               in-process, through Oleo's mount, and through the kernel's, names relative to an open directory; all on a loop device over a file in memory and over one on \
                disk (--disk)",
         run: fsync::run,
     },
     Bench {
         name: "allocator",
+        times: Timed::Parts,
         what: "the block allocator alone, in memory: nanoseconds per allocation and free (median, 99th percentile) with 1 to 16 \
                threads and pieces of 4 KiB to 128 MiB, on an aged image and on hostile patterns, beside best fit with one lock; \
                how free space lies after 10 million operations, beside first fit and best fit; --only picks, as in '2 threads'",
@@ -142,25 +189,30 @@ const BENCHES: &[Bench] = &[
     },
     Bench {
         name: "fallocate",
+        times: Timed::Calls,
         what: "8 KiB of a file preallocated and truncated away, by 1, 2, 4 and 8 at once, each on its own file: threads \
-               in-process beside processes on the kernel's btrfs and on ext4 with mb_optimize_scan=0 and =1; thousands of \
-               rounds per second, nothing synced",
+               in-process beside processes on the kernel's btrfs and on ext4 with mb_optimize_scan=0 and =1, which place space at \
+               once; ours promised only, then written out with addresses (the figure with the aim); thousands of rounds per second, \
+               nothing synced",
         run: fallocate::run,
     },
     Bench {
         name: "fsmark",
+        times: Timed::Mounts,
         what: "fs_mark -S 0 -L 5 -n 100000 -s 0 -k with 2 threads: on the mount, on the kernel's btrfs, and the same loop \
                in-process; files per second at each of the 5 loops",
         run: fsmark::run,
     },
     Bench {
         name: "commit",
+        times: Timed::Calls,
         what: "one commit of 1 to 1 000 000 changes (modes in order, at random, new files) of a tree of --files files, beside the \
                kernel on a copy of the same image: what the loop device was given to write, and time, per change",
         run: commit::run,
     },
     Bench {
         name: "ref-heads",
+        times: Timed::Parts,
         what: "the store of delayed refs beside an ordered tree, a radix tree and sorted hash tables: nanoseconds per record and \
                per drained head, 1 000 to 10 000 000 heads, 1, 2 and 4 threads recording; bytes per head; --only picks, as in \
                'delete 100000'",
@@ -168,31 +220,41 @@ const BENCHES: &[Bench] = &[
     },
     Bench {
         name: "check",
+        times: Timed::Commands,
         what: "oleo check beside btrfs check (original mode; lowmem mode once, which takes minutes: --only original leaves it \
                out): 200 000 files, 16 snapshots, image in memory, page cache warm; time and peak memory",
         run: check::run,
     },
     Bench {
         name: "send-shared",
+        times: Timed::Commands,
         what: "oleo send of an image beside btrfs send of its mount: files of one extent of 4 and 8 KiB, each reflinked 50 times \
                (--files, 3000 by default), full and incremental; 20 files of 128 KiB reflinked 1000, 1100 and 100 000 times (the \
                last only ours); streams to files in memory; --only picks, as in '128 KiB'",
         run: stream::shared,
     },
-    Bench { name: "send-tree", what: "the same of an ordinary tree: 60 000 files, 850 MiB, whole", run: stream::tree },
+    Bench {
+        name: "send-tree",
+        times: Timed::Commands,
+        what: "the same of an ordinary tree: 60 000 files, 850 MiB, whole",
+        run: stream::tree,
+    },
     Bench {
         name: "send-incremental",
+        times: Timed::Commands,
         what: "the same, of what one file in a hundred changed",
         run: stream::incremental,
     },
     Bench {
         name: "receive",
+        times: Timed::Commands,
         what: "oleo receive into an image beside btrfs receive into a mount, synced: the tree, the tree and its changes, and shared \
                files; each side its own stream but where it says otherwise",
         run: stream::receive,
     },
     Bench {
         name: "volume-scale",
+        times: Timed::Calls,
         what: "what an operation costs on a volume of a hundredth of the size and at full size: a million block groups (a \
                petabyte, nearly full), a directory of 10 million entries, a file of 10 million extents, 100 000 subvolumes, \
                10 000 snapshots; in-process, one thread, tree blocks in memory (up to 6 GiB), data not kept; --only groups, \
@@ -200,10 +262,6 @@ const BENCHES: &[Bench] = &[
         run: volume_scale::run,
     },
 ];
-
-// Millions of small items are made on one thread and let go of on another; see docs/dependencies.md for the measurement.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> Result<()> {
     let args = Args::parse();
@@ -222,6 +280,7 @@ fn main() -> Result<()> {
     }
     for b in chosen {
         let mut report = measure::Report::new(b.name, args.json);
+        report.note(&format!("{}; {}", b.times.words(), measure::versions()));
         (b.run)(&args, &mut report)?;
     }
     Ok(())

@@ -101,6 +101,16 @@ pub fn built(package: &str, name: &str, kind: Built) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// The versions of the peers, for the report: figures are beside these and no others.
+pub fn versions() -> String {
+    let first_line = |path: &str, args: &[&str]| {
+        let out = Command::new(path).args(args).output().ok();
+        let text = out.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+        text.lines().next().map_or_else(|| format!("no {path}"), str::to_owned)
+    };
+    format!("kernel {}, {}", first_line("uname", &["-r"]), first_line("btrfs", &["--version"]))
+}
+
 /// Files and bytes below a directory, hard links once by name.
 pub fn census(dir: &Path) -> Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
@@ -232,20 +242,6 @@ impl Report {
             println!("{line}");
         } else {
             println!("{name:42} {small:12.2} {unit:3} | {large:12.2} {unit:3} | {ratio:6.2}x (aim: at most {aim}x)");
-        }
-    }
-
-    /// Rates per second: more is better.
-    pub fn rate(&self, name: &str, ours: f64, peer: &str, theirs: f64, aim: &str) {
-        let ratio = ours / theirs;
-        if self.json {
-            let line = serde_json::json!({
-                "bench": self.bench, "figure": name, "unit": "1/s", "ours": ours, "peer": peer, "theirs": theirs,
-                "ratio": ratio, "aim": aim,
-            });
-            println!("{line}");
-        } else {
-            println!("{name:34} ours {ours:12.0} /s | {peer} {theirs:12.0} /s | {ratio:6.2}x (aim {aim})");
         }
     }
 

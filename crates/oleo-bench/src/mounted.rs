@@ -2,8 +2,8 @@
 //! only passes through to a tmpfs, which is about what FUSE itself allows.
 //!
 //! The pass-through is libfuse's example `passthrough_ll`, compiled when it is needed from where the package
-//! libfuse3-dev puts it, with caching switched on. It holds a descriptor for every inode that the kernel knows, so for many
-//! files, where the limit of descriptors cannot be raised as far, bindfs stands in, which writes slower. The fourth peer
+//! libfuse3-dev puts it, with caching switched on. It keeps inodes in a list that it searches for each look-up, so for many
+//! files bindfs stands in, which works by names and is slower: no figure with many files aims at it. The fourth peer
 //! only answers: a server on our transport that keeps nothing (`examples/null.rs` of oleo-fuse). All keep their bytes in
 //! memory.
 
@@ -14,15 +14,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use oleo_sim::oracle::{self, Mounted, Oracle, Scratch};
 use oleo_sim::served::{Limits, Served};
-use rustix::process::{Resource, Rlimit};
 
 use crate::measure::{self, Built};
 
 /// Image files are sparse: this costs only what is written.
 const IMAGE_LEN: u64 = 12 << 30;
 const EXAMPLE: &str = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c";
-/// More than files in any run.
-const DESCRIPTORS: u64 = 300_000;
 /// How long names and attributes are kept by the kernel for the pass-through: longer than any run.
 const KEPT_SECONDS: &str = "timeout=86400";
 
@@ -70,7 +67,7 @@ impl Peer {
 pub enum Files {
     /// Fewer than any limit of descriptors.
     Few,
-    /// Up to [`DESCRIPTORS`].
+    /// Hundreds of thousands.
     Many,
 }
 
@@ -81,8 +78,6 @@ pub struct Bed {
     oleo: PathBuf,
     pass: PathBuf,
     null: PathBuf,
-    /// The limit of descriptors cannot be raised here: with many files a pass-through that works by names is taken.
-    by_name: bool,
 }
 
 /// Something mounted; gone with the guard.
@@ -121,16 +116,14 @@ impl Bed {
         let mut args = vec!["-O2", "-o", pass.to_str().context("path")?, EXAMPLE];
         args.extend(flags.split_whitespace());
         oracle::run("gcc", args).context("the pass-through needs gcc and libfuse3-dev")?;
-        // It holds a descriptor for every inode that the kernel knows; servers inherit the limit.
-        let limit = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
-        let by_name = rustix::process::setrlimit(Resource::Nofile, limit).is_err();
         let (oleo, null) = (measure::oleo()?, measure::built("oleo-fuse", "null", Built::Example)?);
-        Ok(Bed { oracle, oleo, scratch, pass, null, by_name })
+        Ok(Bed { oracle, oleo, scratch, pass, null })
     }
 
     /// Which program stands for the pass-through, for the report.
     pub fn pass_through(&self, files: Files) -> &'static str {
-        if self.by_name && files == Files::Many { "bindfs" } else { "passthrough_ll" }
+        // passthrough_ll looks each inode up in a list: with many files that is what would be measured.
+        if files == Files::Many { "bindfs" } else { "passthrough_ll" }
     }
 
     /// A directory for logs and archives.
@@ -173,6 +166,12 @@ impl Bed {
             Peer::Null | Peer::Library => {}
         }
         self.mount(peer, files)
+    }
+
+    /// Oleo's mount of a volume that somebody else has made.
+    pub fn serve(&self, device: &Path) -> Result<Served> {
+        let limits = Limits { life: Duration::from_secs(3600), unmount: Duration::from_secs(300), ..Limits::default() };
+        Served::mount(&self.oleo, &[device], "noatime", limits)
     }
 
     /// Mounts what is there.

@@ -11,7 +11,7 @@ use oleo::{Image, MkfsOptions, NewInode, NewKind, OpenOptions, SnapshotOptions};
 use oleo_sim::oracle::{self, Oracle, run as tool};
 
 use crate::Args;
-use crate::measure::{Better, Report, median, time};
+use crate::measure::{self, Better, Report, median, program, time};
 
 const IMAGE_LEN: u64 = 4 << 30;
 pub(crate) const FILES: usize = 100_000;
@@ -77,14 +77,12 @@ pub fn rescan(args: &Args, report: &mut Report) -> Result<()> {
         "{FILES} files, {CHANGED} changed before each snapshot, blocks of {NODESIZE}; median of {} runs",
         args.runs
     ));
-    let mut one = None;
+    let (oleo, mut one) = (measure::oleo()?, None);
     for snapshots in [1, 16, 64] {
         build(&image, snapshots, true)?;
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..args.runs {
-            let opened = Image::open(&image, &OpenOptions::writing())?;
-            ours.push(time(|| Ok(opened.quota_rescan()?))?);
-            opened.close()?;
+            ours.push(program(&oleo, &["quota".as_ref(), "rescan".as_ref(), image.as_os_str()])?);
             let mounted = oracle.mount(&[&image], "")?;
             let at = mounted.path().display().to_string();
             theirs.push(time(|| tool("btrfs", ["quota", "rescan", "-w", &at]).map(drop))?);
