@@ -225,6 +225,21 @@ pub enum DeviceError {
     },
 }
 
+impl DeviceError {
+    /// Whether a write found no room in what holds the device (`ENOSPC`, or the quota of the file that is the image). Such a
+    /// write was not taken, which is known for certain, and may be done again; a flush that fails is another matter.
+    pub fn is_full(&self) -> bool {
+        const EDQUOT: i32 = rustix::io::Errno::DQUOT.raw_os_error();
+        const ENOSPC: i32 = rustix::io::Errno::NOSPC.raw_os_error();
+        match self {
+            DeviceError::Io { op: Op::Write, source, .. } => {
+                matches!(source.raw_os_error(), Some(ENOSPC | EDQUOT))
+            }
+            _ => false,
+        }
+    }
+}
+
 /// The end of a request that lies wholly inside a device of `size` bytes, or `OutOfRange`.
 fn check_range(name: &Arc<str>, op: Op, offset: u64, len: u64, size: u64) -> Result<u64, DeviceError> {
     match offset.checked_add(len) {

@@ -93,7 +93,8 @@ impl Device for Window {
 /// A device that remembers its first failed write or flush: from then on it refuses every change with that failure.
 ///
 /// After a failed flush nobody knows which of the earlier writes arrived, and the system may forget that they did not;
-/// a second flush that succeeds would prove nothing.
+/// a second flush that succeeds would prove nothing. A write that found no room ([`DeviceError::is_full`]) does not close it:
+/// that it was not taken is certain, and whoever wrote does all of it again or reports it.
 pub struct Latched {
     inner: Arc<dyn Device>,
     name: Arc<str>,
@@ -117,6 +118,9 @@ impl Latched {
             return Err(DeviceError::Latched { name: self.name.clone(), op, first: first.clone() });
         }
         work().inspect_err(|e| {
+            if e.is_full() {
+                return;
+            }
             // Two threads may fail at once; one of the two failures is the first.
             let _ = self.first.set(Arc::new(e.clone()));
         })

@@ -178,6 +178,7 @@ impl FsError {
             FsError::Txn(TxnError::StillUsed(_)) => errno::EBUSY,
             FsError::Txn(TxnError::QuotaExceeded(_)) => errno::EDQUOT,
             FsError::Txn(TxnError::Qgroup { errno, .. }) => *errno,
+            FsError::Txn(error) if error.is_full() => errno::ENOSPC,
             FsError::Txn(_) => errno::EIO,
         }
     }

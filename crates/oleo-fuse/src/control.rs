@@ -12,6 +12,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use oleo::control::{self, Caller, Error, Invalidate, Reply, Request};
+use oleo::control::{self, Caller, Error, Invalidate, MountShown, Reply, Request};
+use oleo::restore::{RestoreOptions, restore_to_dir};
+use oleo_fs::errno;
 
 use crate::server::{Log, Server};
 
@@ -38,20 +41,34 @@ pub(crate) struct Control {
     thread: JoinHandle<()>,
 }
 
+/// Where this user's sockets may be, the best place first. Root of a namespace of users may be nobody to /run.
+pub(crate) fn directories() -> Vec<PathBuf> {
+    let uid = rustix::process::geteuid();
+    let run = uid.is_root().then(|| PathBuf::from(RUN));
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(|run| PathBuf::from(run).join("oleo"));
+    run.into_iter().chain(own).chain([std::env::temp_dir().join(format!("oleo-{}", uid.as_raw()))]).collect()
+}
+
 /// The directory of this user's sockets, made where it is missing.
 fn directory() -> io::Result<PathBuf> {
-    let uid = rustix::process::geteuid();
-    let dir = match std::env::var_os("XDG_RUNTIME_DIR") {
-        _ if uid.is_root() => PathBuf::from(RUN),
-        Some(run) => PathBuf::from(run).join("oleo"),
-        None => std::env::temp_dir().join(format!("oleo-{}", uid.as_raw())),
-    };
-    DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir)?;
-    let found = rustix::fs::lstat(&dir)?;
-    if found.st_uid != uid.as_raw() || found.st_mode & 0o022 != 0 {
+    let mut why = io::Error::from(io::ErrorKind::NotFound);
+    for dir in directories() {
+        match make_own(&dir) {
+            Ok(()) => return Ok(dir),
+            Err(e) => why = e,
+        }
+    }
+    Err(why)
+}
+
+fn make_own(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(DIR_MODE).create(dir)?;
+    let found = rustix::fs::lstat(dir)?;
+    if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o022 != 0 {
         return Err(io::Error::other(format!("{} belongs to somebody else", dir.display())));
     }
-    Ok(dir)
+    rustix::fs::access(dir, rustix::fs::Access::WRITE_OK)?;
+    Ok(())
 }
 
 /// Removes the sockets of servers that were killed. A socket in another namespace of processes may be alive though its
@@ -107,9 +124,45 @@ impl Server {
     /// Carries out a control request for somebody who came through the socket.
     fn control(&self, mut caller: Caller, request: Request) -> Result<Reply, Error> {
         caller.privileged |= caller.uid == rustix::process::geteuid().as_raw();
+        match request {
+            Request::Mounted | Request::Finish | Request::GiveUp | Request::SaveTo { .. } => {
+                return self.about_the_mount(&caller, request);
+            }
+            // There is nothing to write.
+            Request::Sync if self.options().read_only => {
+                return Ok(Reply::Generation(self.image().fs().engine().durable()));
+            }
+            _ => {}
+        }
+        let under_way = self.ending().enter()?;
         let (reply, changed) = self.execute(caller, request)?;
         self.invalidate(&changed);
+        drop(under_way);
         Ok(reply)
+    }
+
+    /// What concerns the mount and its end, not the file system.
+    fn about_the_mount(&self, caller: &Caller, request: Request) -> Result<Reply, Error> {
+        match request {
+            Request::Mounted => {
+                let (attached, unwritten) = self.ending().shown();
+                let dir = self.dir().map_or(&[][..], |dir| dir.as_os_str().as_bytes()).into();
+                Ok(Reply::Mounted(Box::new(MountShown { dir, attached, unwritten })))
+            }
+            // Whoever may unmount waits, without holding anything up.
+            Request::Finish => self.ending().wait().map(|()| Reply::Done),
+            _ if !caller.privileged => Err(Error::refused(errno::EPERM, "only root and the mount's owner may do that")),
+            Request::GiveUp => self.ending().give_up().map(|()| Reply::Done),
+            Request::SaveTo { dir } => {
+                let image = self.image();
+                let to = Path::new(OsStr::from_bytes(&dir.0));
+                let report = restore_to_dir(image, &image.top()?, b"", to, &RestoreOptions::default())?;
+                report.warnings.iter().for_each(|warning| (self.log())(warning));
+                let done = &report.done;
+                Ok(Reply::Number(done.files + done.dirs + done.links + done.others + done.subvols))
+            }
+            _ => Err(Error::refused(errno::EOPNOTSUPP, "not about the mount")),
+        }
     }
 
     /// Carries out a control request that came as an ioctl.

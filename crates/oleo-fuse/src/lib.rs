@@ -2,7 +2,8 @@
 //!
 //! Normal path: (1) [`Mounted::new`] opens the image, finds the subvolume to show, mounts and agrees with the kernel; (2)
 //! [`Mounted::serve`] answers requests with `server` until the file system is unmounted, while `background` commits,
-//! writes back and cleans; (3) it writes everything to disk and lets go of the image.
+//! writes back and cleans; (3) it writes everything to disk (`ending`: where
+//! it cannot, it keeps that and tries again) and lets go of the image.
 //!
 //! `wire` is the protocol, `transport` how requests come and replies go, `attach` mount(2) and `fusermount3`, `nodes` the
 //! kernel's numbers for inodes, `options` what a mount may be asked to be.
@@ -13,6 +14,7 @@
 mod attach;
 mod background;
 mod control;
+mod ending;
 mod mount;
 mod nodes;
 mod options;
@@ -25,4 +27,4 @@ pub use attach::{AttachOptions, attach, detach};
 pub use mount::{MountError, Mounted, Plan, Stopper};
 pub use options::{Atime, MountOptions, OptionError, Rescue, Uring};
 pub use server::{Log, Server};
-pub use unmount::unmount;
+pub use unmount::{UnmountOptions, Unmounted, unmount};

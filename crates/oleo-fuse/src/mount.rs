@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use oleo::{Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
 use oleo_device::mountinfo::mount_on;
@@ -85,6 +86,7 @@ impl Stopper {
     /// Writes everything to disk and unmounts; where files are in use, so that nobody new finds it. [`Mounted::serve`]
     /// returns when the last user is gone.
     pub fn stop(&self) {
+        self.server.ending().hurry();
         if let Err(e) = self.sync() {
             (self.log)(&format!("not everything could be written: {e}"));
         }
@@ -232,6 +234,7 @@ impl Mounted {
             read_ahead(&mount.device, IO_LEN_MAX);
             server.set_device(mount.device);
         }
+        server.set_dir(dir.to_path_buf());
         let control = match Control::start(&server, &plan.log) {
             Ok(control) => Some(control),
             Err(e) => {
@@ -254,7 +257,8 @@ impl Mounted {
         Stopper { server: self.server.clone(), dir: self.dir.clone(), log: self.log.clone() }
     }
 
-    /// Answers requests until it is unmounted; then everything is on disk.
+    /// Answers requests until it is unmounted; then everything is on disk. What cannot be written is kept until it can be, or
+    /// is given up (`ending`).
     ///
     /// # Errors
     /// The connection broke, or not everything could be written.
@@ -262,14 +266,44 @@ impl Mounted {
         let served = self.transport.serve(self.server.clone());
         // Requests that move groups end soon.
         self.server.image().balancer().stop();
+        self.server.ending().begin();
+        self.background.stop();
+        self.server.forget_all();
+        let written = if self.read_only { Ok(()) } else { write_all(&self.server, &self.log) };
+        self.server.ending().over();
         if let Some(control) = self.control {
             control.stop();
         }
-        self.background.stop();
-        self.server.forget_all();
-        if !self.read_only {
-            self.server.sync()?;
-        }
+        written?;
         served.map_err(MountError::Connection)
+    }
+}
+
+/// Writes everything to disk, however often it takes.
+fn write_all(server: &Server, log: &Log) -> oleo::Result<()> {
+    let mut failed = None;
+    let mut told = false;
+    loop {
+        let Err(error) = server.sync() else {
+            if told {
+                log("everything is on disk now");
+            }
+            return Ok(());
+        };
+        if server.image().fs().failed().is_some() {
+            failed.get_or_insert_with(Instant::now);
+        }
+        if !std::mem::replace(&mut told, true) {
+            let dir = server.dir().map(|dir| dir.display().to_string()).unwrap_or_default();
+            log(&format!(
+                "not everything could be written: {error}; it is kept in memory, and tried again. `oleo unmount {dir}` tries \
+                 at once; with --save-to DIR it writes out all files, with --force it gives up what is not on disk"
+            ));
+        }
+        let shown =
+            oleo::control::Error { errno: error.errno(), kind: error.kind(), message: error.to_string(), hint: None };
+        if !server.ending().stuck(shown, failed) {
+            return Err(error);
+        }
     }
 }

@@ -45,6 +45,7 @@ use oleo_fs::{FsError, InodeRef};
 
 pub(crate) use errno::Errno;
 
+use crate::ending::Ending;
 use crate::nodes::Nodes;
 use crate::options::{Atime, MountOptions};
 use crate::transport::{Handler, Notifier, Outcome};
@@ -66,6 +67,9 @@ pub struct Server {
     control: OnceLock<PathBuf>,
     /// The number that the kernel gave the mount's device, as mountinfo shows it.
     device: OnceLock<String>,
+    /// Where it is mounted.
+    dir: OnceLock<PathBuf>,
+    ending: Ending,
     log: Log,
 }
 
@@ -86,12 +90,18 @@ impl Server {
             notifier: OnceLock::new(),
             control: OnceLock::new(),
             device: OnceLock::new(),
+            dir: OnceLock::new(),
+            ending: Ending::default(),
             log,
         }
     }
 
     pub(crate) fn options(&self) -> &MountOptions {
         &self.options
+    }
+
+    pub(crate) fn log(&self) -> &Log {
+        &self.log
     }
 
     /// The image that is served.
@@ -113,6 +123,21 @@ impl Server {
     /// can be told from others.
     pub(crate) fn set_device(&self, device: String) {
         let _ = self.device.set(device);
+    }
+
+    /// Says where it is mounted.
+    pub(crate) fn set_dir(&self, dir: PathBuf) {
+        let _ = self.dir.set(dir);
+    }
+
+    /// Where it is mounted.
+    pub(crate) fn dir(&self) -> Option<&PathBuf> {
+        self.dir.get()
+    }
+
+    /// How far the end has come.
+    pub(crate) fn ending(&self) -> &Ending {
+        &self.ending
     }
 
     fn device(&self) -> Option<&str> {

@@ -1,41 +1,201 @@
 //! Unmounting from outside, and waiting until the server has written everything.
 //!
 //! The kernel answers umount(2) of a FUSE mount at once, while the server still has changes in memory. So: (1) ask the mount
-//! for its control socket, and the socket for the process that listens on it; (2) unmount; (3) wait for that process to
-//! end, which it does when the image is complete.
+//! for its control socket; (2) have the server write everything: where it cannot, nothing is unmounted; (3) unmount; (4) wait
+//! for what the server says of its last commit, and for its end. Where the same mount is still seen elsewhere (a bind mount,
+//! another namespace), the server goes on, and nobody waits.
+//!
+//! After a plain umount(8) the directory leads to no server. A server that could not write everything is found by asking those
+//! whose sockets this user may see where they were mounted.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use oleo::control::{control_socket, open_to_ask};
-use rustix::event::{PollFd, PollFlags, poll};
+use oleo::control::{Client, Error, Reply, Request, control_socket, open_to_ask};
+use oleo_device::mountinfo::{Mount, mount_on, mounts_of};
+use oleo_fs::errno;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::attach::detach;
+use crate::control::directories;
 
-/// Unmounts and waits until the image is complete. `lazily`: also where it is in use, without waiting.
+/// How long the server may take to end when all is written.
+const END_SECONDS: i64 = 30;
+/// How long a server may take to say what it serves.
+const SAYS: Duration = Duration::from_secs(2);
+/// What to try when not everything could be written, and it is still mounted.
+const STUCK: &str = "it is still mounted. Make room below the image and unmount again; --save-to DIR writes out all files; \
+                     --force gives up what is not on disk";
+/// The same when it is not mounted any more.
+const KEPT: &str = "the server keeps it in memory and goes on trying. Make room below the image and unmount again; --save-to DIR \
+                    writes out all files; --force gives up what is not on disk";
+
+/// How to unmount.
+#[derive(Clone, Debug, Default)]
+pub struct UnmountOptions {
+    /// Also where it is in use: nobody new finds it then. Does not wait.
+    pub lazy: bool,
+    /// Also where not everything can be written: what is not on disk is lost.
+    pub force: bool,
+    /// Where not everything can be written, write all files as they are to this directory, and unmount.
+    pub save_to: Option<PathBuf>,
+}
+
+/// What became of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Unmounted {
+    /// Everything is on disk.
+    Complete,
+    /// What is on disk is of the last commit; so many files and directories were written elsewhere.
+    Saved(u64),
+    /// What was not on disk is lost.
+    GivenUp,
+    /// It goes on being served: it is mounted elsewhere, too.
+    StillMounted(Option<PathBuf>),
+    /// Nobody waited for the end, or nobody could be asked.
+    NotWaited,
+}
+
+/// Unmounts and waits until the image is complete.
 ///
 /// # Errors
-/// It is not mounted, in use, or not the caller's to unmount.
-pub fn unmount(dir: &Path, lazily: bool) -> io::Result<()> {
-    // A mount whose server is dead answers nothing; there is nobody to wait for then.
-    let server = server_of(dir).unwrap_or(None);
-    detach(dir, lazily)?;
-    if let Some(server) = server
-        && !lazily
+/// It is not mounted, in use, or not the caller's to unmount; or not everything could be written. In the last case it is still
+/// mounted, or (when it had been unmounted before) the server keeps what it could not write.
+pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> {
+    // A mount whose server is dead does not let anybody look.
+    let place = std::fs::canonicalize(dir).or_else(|_| std::path::absolute(dir)).unwrap_or_else(|_| dir.to_path_buf());
+    let mount = mount_on(&place).ok().flatten();
+    if mount.is_none()
+        && let Some(server) = unmounted_before(&place)
     {
-        let mut fds = [PollFd::new(&server, PollFlags::IN)];
-        while poll(&mut fds, None).is_err_and(|e| e == rustix::io::Errno::INTR) {}
+        return finish(server, options, false);
     }
-    Ok(())
+    // A mount whose server is dead answers nothing; there is nobody to wait for then.
+    let mut server = server_of(dir).unwrap_or(None);
+    let mut saved = None;
+    if let Some(server) = &mut server
+        && !options.force
+        && let Err(error) = server.client.ask(&Request::Sync)
+    {
+        saved = Some(save(server, options, error, STUCK)?);
+    }
+    if let Some(server) = &mut server
+        && !options.lazy
+        && saved.is_none()
+        && !options.force
+    {
+        // Said now, so that it is there when the server has nothing left to do.
+        server.client.tell(&Request::Finish).map_err(|e| lost(&e))?;
+    }
+    detach(dir, options.lazy).map_err(|source| host(dir, source))?;
+    if let Some(elsewhere) = mount.as_ref().and_then(other_place) {
+        return Ok(Unmounted::StillMounted(Some(elsewhere)));
+    }
+    match server {
+        Some(_) if options.lazy => Ok(Unmounted::NotWaited),
+        Some(mut server) if options.force || saved.is_some() => {
+            server.client.ask(&Request::GiveUp)?;
+            server.wait_end();
+            Ok(saved.map_or(Unmounted::GivenUp, Unmounted::Saved))
+        }
+        Some(server) => finish(server, options, true),
+        None => Ok(Unmounted::NotWaited),
+    }
+}
+
+/// Waits for the last commit of a server whose mount is gone. `asked`: it has been asked already.
+fn finish(mut server: Server, options: &UnmountOptions, asked: bool) -> oleo::Result<Unmounted> {
+    let answer = if asked { server.client.answer() } else { server.client.ask(&Request::Finish) };
+    let done = match answer {
+        Ok(_) => Unmounted::Complete,
+        Err(error) if error.errno() == errno::EBUSY => return Ok(Unmounted::StillMounted(None)),
+        Err(_) if options.force => {
+            server.client.ask(&Request::GiveUp)?;
+            Unmounted::GivenUp
+        }
+        Err(error) => {
+            let saved = save(&mut server, options, error, KEPT)?;
+            server.client.ask(&Request::GiveUp)?;
+            Unmounted::Saved(saved)
+        }
+    };
+    server.wait_end();
+    Ok(done)
+}
+
+/// Has everything written elsewhere where that is wished, or says why it cannot be written where it belongs.
+fn save(server: &mut Server, options: &UnmountOptions, error: oleo::Error, hint: &str) -> oleo::Result<u64> {
+    let Some(to) = &options.save_to else {
+        let mut error = Error::from(error);
+        error.message = format!("not everything could be written: {}", error.message);
+        error.hint = Some(hint.to_owned());
+        return Err(error.into());
+    };
+    let to = std::path::absolute(to).map_err(|source| host(to, source))?;
+    let dir = std::os::unix::ffi::OsStrExt::as_bytes(to.as_os_str()).into();
+    match server.client.ask(&Request::SaveTo { dir })? {
+        Reply::Number(count) => Ok(count),
+        _ => Err(lost(&io::Error::other("an answer to something else")).into()),
+    }
+}
+
+fn host(dir: &Path, source: io::Error) -> oleo::Error {
+    oleo::Error::Host { what: "unmount", path: dir.to_path_buf(), source }
+}
+
+fn lost(error: &io::Error) -> Error {
+    Error::refused(errno::EIO, format!("the mount's server does not answer: {error}"))
+}
+
+/// Another place where the same file system is mounted, a bind mount for example.
+fn other_place(mount: &Mount) -> Option<PathBuf> {
+    mounts_of("self").ok()?.into_iter().find(|other| other.device == mount.device).map(|other| other.at)
 }
 
 /// The process that serves a mount.
-fn server_of(dir: &Path) -> io::Result<Option<OwnedFd>> {
+struct Server {
+    client: Client,
+    process: Option<OwnedFd>,
+}
+
+impl Server {
+    fn connect(socket: &Path) -> io::Result<Server> {
+        let stream = UnixStream::connect(socket)?;
+        let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+        // Its number says nothing in another namespace of processes.
+        let process = pidfd_open(peer.pid, PidfdFlags::empty()).ok();
+        Ok(Server { client: Client::over(stream), process })
+    }
+
+    /// Waits until the process has ended: then nobody uses the image any more.
+    fn wait_end(self) {
+        let Some(process) = self.process else { return };
+        drop(self.client);
+        let time = Timespec { tv_sec: END_SECONDS, tv_nsec: 0 };
+        let mut fds = [PollFd::new(&process, PollFlags::IN)];
+        while poll(&mut fds, Some(&time)).is_err_and(|e| e == rustix::io::Errno::INTR) {}
+    }
+}
+
+fn server_of(dir: &Path) -> io::Result<Option<Server>> {
     let file = open_to_ask(dir)?;
     let Some(socket) = control_socket(&file)? else { return Ok(None) };
-    let peer = rustix::net::sockopt::socket_peercred(UnixStream::connect(socket)?)?;
-    Ok(Some(pidfd_open(peer.pid, PidfdFlags::empty())?))
+    Ok(Some(Server::connect(&socket)?))
+}
+
+/// The server that was mounted on a directory, and has not ended.
+fn unmounted_before(dir: &Path) -> Option<Server> {
+    let sockets = directories().into_iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten();
+    sockets.filter(|entry| entry.path().extension().is_some_and(|e| e == "sock")).find_map(|entry| {
+        let mut server = Server::connect(&entry.path()).ok()?;
+        server.client.wait_at_most(Some(SAYS)).ok()?;
+        let Ok(Reply::Mounted(shown)) = server.client.ask(&Request::Mounted) else { return None };
+        server.client.wait_at_most(None).ok()?;
+        let there = shown.dir.0 == std::os::unix::ffi::OsStrExt::as_bytes(dir.as_os_str());
+        (there && !shown.attached).then_some(server)
+    })
 }

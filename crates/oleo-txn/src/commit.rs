@@ -13,6 +13,9 @@
 //! `stage` is 1 and 2 with the gate kept closed: changes reach the trees without a commit, so that a snapshot can be taken
 //! of them; many stages make one transaction. It does both once with the gate open first, so that little is left.
 //!
+//! Where the place below the devices is full, a write of 4 fails without harm: the transaction is settled and stays in memory
+//! ([`Unwritten`]). Every caller is told; whoever comes next with the commit lock writes all of it again before anything else.
+//!
 //! Crash: until the superblock is written the old generation stands, untouched, since nothing it names is overwritten; after
 //! it the new one does. Errors: from step 2 on memory and disk part, so the engine turns read-only; the old state is intact.
 
@@ -20,9 +23,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
-use oleo_format::{BlockHead, DevId, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, RootItem, TreeId};
+use oleo_format::{
+    BlockHead, DevId, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, RootItem, SuperBlock, TreeId,
+};
 use oleo_space::{ExtentKind, Kind};
-use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op, TreeError, TreeRoot};
+use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Node, Op, TreeError, TreeRoot};
 
 use parking_lot::MutexGuard;
 
@@ -300,11 +305,10 @@ impl Inner {
         self.apply(TreeId::ROOT, &batch, generation)
     }
 
-    /// Step 4.
-    fn write(&self, generation: Generation) -> Result<(), TxnError> {
+    /// What step 4 writes.
+    fn to_write(&self, number: u64, generation: Generation) -> Result<Unwritten, TxnError> {
+        let logged = self.pin_log()?;
         let blocks = self.dirty.drain_sorted();
-        let parts: Vec<(Logical, &[u8])> = blocks.iter().map(|n| (n.logical(), n.bytes())).collect();
-        self.volume.write(&parts)?;
         let mut sb = *self.super_block.lock();
         let incompat = Incompat::from_bits_retain(self.wanted_incompat.load(Ordering::Relaxed));
         let mut features = sb.features().incompat | incompat;
@@ -332,12 +336,61 @@ impl Inner {
         }
         self.volume.stamp(&mut sb)?;
         self.fill_backup(&mut sb, generation)?;
-        self.volume.write_supers(&sb)?;
+        Ok(Unwritten { number, generation, logged, blocks, sb })
+    }
+
+    /// Steps 4 and 5. Without room below the devices the transaction is kept for the next try.
+    fn write(&self, unwritten: Unwritten) -> Result<Generation, TxnError> {
+        match self.put_out(&unwritten) {
+            Ok(()) => {}
+            Err(e) if e.is_full() => {
+                *self.unwritten.lock() = Some(unwritten);
+                return Err(e);
+            }
+            Err(e) => return Err(self.poison(e)),
+        }
+        let Unwritten { number, generation, blocks, sb, .. } = unwritten;
         *self.super_block.lock() = sb;
         self.log_committed(&sb);
         self.blocks.publish(&blocks);
-        Ok(())
+        self.csums.settled();
+        self.trees.committed();
+        self.credit.settled();
+        self.quota_settled();
+        self.quota.owners.clear();
+        self.readers.published(self.space.take_pinned());
+        self.reap();
+        self.space.drain_used();
+        self.durable.store(number, Ordering::SeqCst);
+        Ok(generation)
     }
+
+    /// Every write of step 4, whatever of it was done before.
+    fn put_out(&self, unwritten: &Unwritten) -> Result<(), TxnError> {
+        if let Some(sb) = &unwritten.logged {
+            self.volume.write_other_mirrors(sb)?;
+        }
+        let parts: Vec<(Logical, &[u8])> = unwritten.blocks.iter().map(|n| (n.logical(), n.bytes())).collect();
+        self.volume.write(&parts)?;
+        Ok(self.volume.write_supers(&unwritten.sb)?)
+    }
+
+    /// Writes what found no room before. The caller holds the commit lock, and does nothing else where this fails.
+    pub(crate) fn write_unwritten(&self) -> Result<(), TxnError> {
+        let unwritten = self.unwritten.lock().take();
+        unwritten.map_or(Ok(()), |unwritten| self.write(unwritten).map(drop))
+    }
+}
+
+/// A transaction that is settled and not on disk.
+pub(crate) struct Unwritten {
+    /// Which of the commits begun.
+    number: u64,
+    generation: Generation,
+    /// The superblock with the log that ends, for the mirrors that do not have it.
+    logged: Option<SuperBlock>,
+    blocks: Vec<Arc<Node>>,
+    sb: SuperBlock,
 }
 
 /// The key of a device's error counters (`BTRFS_DEV_STATS_OBJECTID` is 0, UAPI header).
@@ -375,6 +428,7 @@ impl Engine {
         let begun = inner.begun.load(Ordering::SeqCst);
         let _one = inner.commit_lock.lock();
         inner.writable()?;
+        inner.write_unwritten()?;
         let served = inner.durable.load(Ordering::SeqCst) > begun;
         if served {
             return Ok(self.durable());
@@ -399,6 +453,7 @@ impl Engine {
         }
         let _one = inner.commit_lock.lock();
         inner.writable()?;
+        inner.write_unwritten()?;
         inner.log_is_settled()?;
         let source = inner.source();
         inner.staged.store(self.generation().0, Ordering::Release);
@@ -446,20 +501,9 @@ impl Inner {
         let done = self
             .apply_stage(source.as_ref(), births, generation)
             .and_then(|()| self.settle(generation, moving, closed))
-            .and_then(|_still| self.pin_log().and_then(|()| self.write(generation)));
-        if let Err(e) = done {
-            return Err(self.poison(e));
-        }
-        self.csums.settled();
-        self.trees.committed();
-        self.credit.settled();
-        self.quota_settled();
-        self.quota.owners.clear();
-        self.readers.published(self.space.take_pinned());
-        self.reap();
-        self.space.drain_used();
-        self.durable.store(number, Ordering::SeqCst);
-        Ok(generation)
+            .and_then(|still| Ok((self.to_write(number, generation)?, still)));
+        let (unwritten, _still) = done.map_err(|e| self.poison(e))?;
+        self.write(unwritten)
     }
 }
 

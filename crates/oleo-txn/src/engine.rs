@@ -23,6 +23,7 @@ use oleo_volume::Volume;
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
+use crate::commit::Unwritten;
 use crate::credit::Credit;
 use crate::csums::{Layout, Pending};
 use crate::gate::{Gate, Pass, SHARDS};
@@ -147,6 +148,8 @@ pub(crate) struct Inner {
     /// Read by whoever goes by an address of data that it has looked up; written while data moves (see `relocate`).
     pub(crate) addresses: RwLock<()>,
     pub(crate) commit_lock: Mutex<()>,
+    /// A transaction that found no room below the devices: written before anything else is. Changed with the commit lock held.
+    pub(crate) unwritten: Mutex<Option<Unwritten>>,
     /// Commits begun since opening; raised with the commit lock held, just before the gate is closed.
     pub(crate) begun: AtomicU64,
     /// Which of them was the last that is durable.
@@ -337,6 +340,7 @@ impl Engine {
             gate: Gate::new(),
             addresses: RwLock::new(()),
             commit_lock: Mutex::new(()),
+            unwritten: Mutex::new(None),
             begun: AtomicU64::new(0),
             durable: AtomicU64::new(0),
             commit_workers: Workers::new("oleo-commit", opts.threads),
@@ -421,7 +425,7 @@ impl Engine {
 
     /// Whether anything was changed since the last commit began: whether another would write anything.
     pub fn has_changes(&self) -> bool {
-        self.0.touched.load(Ordering::Acquire)
+        self.0.touched.load(Ordering::Acquire) || self.0.unwritten.lock().is_some()
     }
 
     /// Item changes that operations have announced since the last freeze: about how many the next commit has to itemise.
@@ -619,7 +623,7 @@ impl Engine {
     /// Writes data to all its copies. Not flushed; a commit flushes before anything names it.
     pub fn write_data(&self, parts: &[(Logical, &[u8])]) -> Result<(), TxnError> {
         self.0.writable()?;
-        self.0.volume.write(parts).map_err(|e| self.0.poison(e.into()))
+        self.0.volume.write(parts).map_err(|e| self.0.poison_unless_full(e.into()))
     }
 
     /// Reads data, from a copy that matches its checksums where `check` says so.
@@ -681,6 +685,11 @@ impl Inner {
             Some(why) => Err(TxnError::ReadOnly(why.clone())),
             None => Ok(()),
         }
+    }
+
+    /// The same, but for a write that found no room below: whoever wrote keeps what it was, to write it again.
+    pub(crate) fn poison_unless_full(&self, error: TxnError) -> TxnError {
+        if error.is_full() { error } else { self.poison(error) }
     }
 
     /// Remembers the first error that leaves memory and disk apart: from now on nothing is written.

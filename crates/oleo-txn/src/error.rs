@@ -67,6 +67,14 @@ pub enum TxnError {
     Unsettled(u32),
 }
 
+impl TxnError {
+    /// Whether a write found no room in what holds a device (a full file system below the image). Nothing is lost: what was to
+    /// be written is kept, and is written when somebody asks again and there is room.
+    pub fn is_full(&self) -> bool {
+        matches!(self, TxnError::Volume(e) if e.is_full())
+    }
+}
+
 impl From<TreeError> for TxnError {
     fn from(e: TreeError) -> TxnError {
         TxnError::Tree(Arc::new(e))

@@ -26,7 +26,8 @@
 //!
 //! Locks: the commit lock (5) for all of it, over I/O: commits and stages wait for a log commit, operations do not; inside it
 //! `log` (6).
-//! Crash: before (4)'s last flush the log of before stands, or none. Errors while writing poison the engine as in a commit.
+//! Crash: before (4)'s last flush the log of before stands, or none. Errors while writing poison the engine as in a commit, but
+//! for want of room below the devices: then the log of before stands, and a commit has to do.
 //! Not here: what is logged (`oleo-fs`), replay.
 
 use std::cell::Cell;
@@ -159,6 +160,7 @@ impl Engine {
         inner.writable()?;
         let one = inner.commit_lock.lock();
         inner.writable()?;
+        inner.write_unwritten()?;
         inner.log_is_settled()?;
         let log = inner.log.lock();
         Ok(LogCommit { inner, generation: self.generation(), log, _one: one })
@@ -332,7 +334,11 @@ impl<'a> LogCommit<'a> {
         let incompat = Incompat::from_bits_retain(inner.wanted_incompat.load(Ordering::Relaxed));
         sb.incompat_flags.set((sb.features().incompat | incompat).bits());
         let written = inner.volume.write(&parts).and_then(|()| inner.volume.write_log_super(&sb));
-        written.map_err(|e| inner.poison(e.into()))?;
+        if let Err(e) = written {
+            // A superblock may name the new blocks already: they stay taken, and the commit says how this ends.
+            self.refuse(refusal::NO_SPACE);
+            return Err(inner.poison_unless_full(e.into()));
+        }
         let bytes = parts.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         self.log.root = Some(root);
         self.log.trees.extend(grown.trees);
@@ -427,17 +433,16 @@ fn root_item(inner: &Inner, root: &TreeRoot, generation: Generation) -> RootItem
 
 impl Inner {
     /// The commit in progress ends the log: its blocks are free when that commit is durable.
-    pub(crate) fn pin_log(&self) -> Result<(), TxnError> {
+    /// Answers the superblock with that log, which the other mirrors are to get first.
+    pub(crate) fn pin_log(&self) -> Result<Option<SuperBlock>, TxnError> {
         let mut log = self.log.lock();
         let len = ByteLen(u64::from(self.rules.nodesize));
         for at in std::mem::take(&mut log.taken) {
             self.space.pin(Run::new(at, len))?;
         }
-        if let Some(sb) = log.logged.take() {
-            self.volume.write_other_mirrors(&sb)?;
-        }
+        let logged = log.logged.take();
         log.clear();
-        Ok(())
+        Ok(logged)
     }
 
     /// The superblock of a commit is on disk.

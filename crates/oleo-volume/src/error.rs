@@ -4,6 +4,13 @@ use oleo_device::DeviceError;
 use oleo_format::{BlockGroupFlags, Corruption, DevId, Logical};
 use uuid::Uuid;
 
+impl VolumeError {
+    /// Whether a write found no room in what holds a device: nothing is lost, and it may be done again.
+    pub fn is_full(&self) -> bool {
+        matches!(self, VolumeError::Device(e) if e.is_full())
+    }
+}
+
 /// Why a volume did not do what it was asked to.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum VolumeError {

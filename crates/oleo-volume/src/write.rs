@@ -98,7 +98,7 @@ impl Volume {
                 let bytes = |&at: &u64| SuperBlock { dev_item: *member.item.lock(), ..*sb }.to_bytes(at);
                 let fit = mirrors.iter().filter(|&&at| at + (SUPER_LEN as u64) < total);
                 for (at, bytes) in fit.map(|at| (*at, bytes(at))) {
-                    device.write_at(at, &bytes).inspect_err(|_| member.count(Count::Write))?;
+                    device.write_at(at, &bytes).inspect_err(|e| count_write(member, e))?;
                 }
             }
             Ok(())
@@ -170,9 +170,12 @@ impl Volume {
         if self.write { Ok(()) } else { Err(VolumeError::ReadOnly) }
     }
 
-    /// Remembers the first failure; from now on nothing is written.
+    /// Remembers the first failure; from now on nothing is written. A write that found no room is no such failure: the caller
+    /// does all of it again, before anything that relies on it.
     fn stop(&self, e: DeviceError) -> VolumeError {
-        let _ = self.stopped.set(e.clone());
+        if !e.is_full() {
+            let _ = self.stopped.set(e.clone());
+        }
         e.into()
     }
 }
@@ -194,7 +197,14 @@ fn write_device(member: &Member, writes: &mut [(u64, &[u8])]) -> Result<(), Devi
         reqs.push(WriteReq { offset: run[0].0, parts: &parts[first..first + run.len()] });
         first += run.len();
     }
-    device.write_batch(&reqs).inspect_err(|_| member.count(Count::Write))
+    device.write_batch(&reqs).inspect_err(|e| count_write(member, e))
+}
+
+/// Counts a failed write. That there is no room below is not the device's failure.
+fn count_write(member: &Member, e: &DeviceError) {
+    if !e.is_full() {
+        member.count(Count::Write);
+    }
 }
 
 pub(crate) fn is_system(map: &ChunkMap) -> bool {

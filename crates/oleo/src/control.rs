@@ -33,9 +33,9 @@ pub use oleo_jobs::{
 };
 pub use receive::{Feed, ReceiveHow, Received, ReceivedSubvol, STALL_MAX};
 pub use request::{
-    At, BalanceChange, Bytes, DeviceUsage, DuLine, Error, GroupUsed, LogStats, NewLimit, NewPart, Place, Property,
-    QgroupShown, QgroupStats, QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol, SubvolShown, Usage,
-    Which, WhichGroup,
+    At, BalanceChange, Bytes, DeviceUsage, DuLine, Error, GroupUsed, LogStats, MountShown, NewLimit, NewPart, Place,
+    Property, QgroupShown, QgroupStats, QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol, SubvolShown,
+    Usage, Which, WhichGroup,
 };
 pub use send::{MEMORY_MAX, SendHow, SentShown};
 pub use wire::{Client, REPLY_MAX, REQUEST_MAX, serve, stop};

@@ -252,6 +252,7 @@ fn volume_errno(error: &VolumeError) -> i32 {
     match error {
         VolumeError::Corrupt(_) => errno::EUCLEAN,
         VolumeError::NoRoom { .. } => errno::ENOSPC,
+        VolumeError::Device(error) if error.is_full() => errno::ENOSPC,
         VolumeError::Unsupported { .. } => errno::EOPNOTSUPP,
         _ => errno::EIO,
     }

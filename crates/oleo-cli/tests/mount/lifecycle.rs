@@ -248,21 +248,27 @@ fn commits_by_the_clock() {
 }
 
 /// The device of FUSE, open to all as most systems have it; as it was, afterwards.
-struct OpenToAll(u32);
+pub struct OpenToAll {
+    before: u32,
+    /// One test at a time, or one would close what another needs.
+    _one: std::sync::MutexGuard<'static, ()>,
+}
 
 impl OpenToAll {
     const DEVICE: &'static str = "/dev/fuse";
 
-    fn new() -> OpenToAll {
+    pub fn new() -> OpenToAll {
+        static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let before = fs::metadata(OpenToAll::DEVICE).unwrap().mode();
         rustix::fs::chmod(OpenToAll::DEVICE, Mode::from_raw_mode(0o666)).unwrap();
-        OpenToAll(before)
+        OpenToAll { before, _one: one }
     }
 }
 
 impl Drop for OpenToAll {
     fn drop(&mut self) {
-        let _ = rustix::fs::chmod(OpenToAll::DEVICE, Mode::from_raw_mode(self.0 & 0o7777));
+        let _ = rustix::fs::chmod(OpenToAll::DEVICE, Mode::from_raw_mode(self.before & 0o7777));
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! - Families of POSIX cases, each run on a kernel mount (which proves the case) and on Oleo's: `opening`, `names`, `errors`,
 //!   `rights`, `setid`, `times`, `xattrs`, `acls`, `flags`, `holes`, `clones`, `maps`, `syncing`, `unlinked`, `dirs`, `subvols`.
-//! - Many at once, compared with the kernel: `concurrent`. Real programs: `programs`. A killed server: `killed`. Damaged data: `damage`. Mounting and unmounting: `lifecycle`.
+//! - Many at once, compared with the kernel: `concurrent`. Real programs: `programs`. A killed server: `killed`. Damaged data: `damage`. Mounting and unmounting: `lifecycle`; without room to write: `ending`.
 //! - `place` mounts, runs and judges; `sys` has the system calls without a safe wrapper.
 
 mod place;
@@ -13,6 +13,7 @@ mod clones;
 mod concurrent;
 mod damage;
 mod dirs;
+mod ending;
 mod errors;
 mod flags;
 mod holes;

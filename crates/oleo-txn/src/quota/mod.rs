@@ -111,6 +111,7 @@ impl Engine {
         let inner = &*self.0;
         // No commit begins or ends meanwhile.
         let _one = inner.commit_lock.lock();
+        inner.write_unwritten()?;
         let reader = self.reader();
         if log {
             *inner.quota.scan.lock() = Some(Scan { log: Vec::new() });

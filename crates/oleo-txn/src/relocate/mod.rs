@@ -264,6 +264,7 @@ impl Engine {
             let _nobody_knows_an_address = inner.addresses.write();
             let _one = inner.commit_lock.lock();
             inner.writable()?;
+            inner.write_unwritten()?;
             inner.log_is_settled()?;
             inner.commit_workers.run(|| inner.commit_locked(Some(&mut moving), &|| {}))?;
         }

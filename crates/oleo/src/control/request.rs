@@ -286,6 +286,18 @@ pub enum Request {
     Stats,
     /// Makes everything durable. Answer: [`Reply::Generation`].
     Sync,
+    /// Of a mount: where it is, and how far its end has come. Answer: [`Reply::Mounted`].
+    Mounted,
+    /// Of a mount: waits until it is unmounted and everything is on disk. Fails where that cannot be written; the server keeps it
+    /// and tries again. Asked then, it is tried at once.
+    Finish,
+    /// Of a mount: writes all files as they are into a directory of the host. Answer: [`Reply::Number`] of files and directories.
+    SaveTo {
+        /// An absolute path; there must be nothing in it.
+        dir: Bytes,
+    },
+    /// Of a mount that is unmounted: its server ends without what is not on disk.
+    GiveUp,
     /// The label. Answer: [`Reply::Label`].
     Label,
     /// Changes the label.
@@ -365,6 +377,10 @@ impl Request {
             | Request::Balance { .. }
             | Request::Reclaim { .. }
             | Request::Sync
+            | Request::Mounted
+            | Request::Finish
+            | Request::SaveTo { .. }
+            | Request::GiveUp
             | Request::SetLabel { .. }
             | Request::PropertySet { .. } => false,
         }
@@ -435,6 +451,19 @@ pub enum Reply {
     Bytes(ByteLen),
     /// Places in files.
     Places(Vec<Place>),
+    /// A mount.
+    Mounted(Box<MountShown>),
+}
+
+/// A mount, as its server sees it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MountShown {
+    /// Where it is or was mounted.
+    pub dir: Bytes,
+    /// The kernel has it still.
+    pub attached: bool,
+    /// Why not everything could be written at the end, and is kept.
+    pub unwritten: Option<String>,
 }
 
 /// What is to become of the balance.

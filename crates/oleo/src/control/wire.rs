@@ -30,6 +30,8 @@ pub const REPLY_MAX: usize = 64 << 20;
 const CONNECTIONS_MAX: usize = 32;
 /// How long a connection may be silent between requests, or not take an answer.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// What the other side is called in messages.
+const SERVER: &str = "the mount's server";
 /// `EOVERFLOW`.
 const TOO_LARGE: i32 = oleo_fs::errno::EOVERFLOW;
 
@@ -58,16 +60,40 @@ impl Client {
     /// # Errors
     /// The server refuses, or has gone.
     pub fn ask(&mut self, request: &Request) -> crate::Result<Reply> {
-        let gone = crate::Error::host("ask", "the mount's server");
-        let answer = send(&mut self.stream, request, REQUEST_MAX).and_then(|()| receive(&mut self.stream, REPLY_MAX));
-        let answer: Option<Result<Reply, Error>> = match answer {
-            Ok(answer) => answer,
-            Err(error) => return Err(gone(error)),
-        };
+        self.tell(request).map_err(crate::Error::host("ask", SERVER))?;
+        self.answer()
+    }
+
+    /// Sends a request whose answer is waited for later.
+    ///
+    /// # Errors
+    /// The server has gone.
+    pub fn tell(&mut self, request: &Request) -> io::Result<()> {
+        send(&mut self.stream, request, REQUEST_MAX)
+    }
+
+    /// Waits for the answer to the request that was sent.
+    ///
+    /// # Errors
+    /// The server refuses, or has gone.
+    pub fn answer(&mut self) -> crate::Result<Reply> {
+        let answer: Option<Result<Reply, Error>> =
+            receive(&mut self.stream, REPLY_MAX).map_err(crate::Error::host("ask", SERVER))?;
         match answer {
             Some(answer) => Ok(answer?),
-            None => Err(gone(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection"))),
+            None => {
+                let closed = io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection");
+                Err(crate::Error::host("ask", SERVER)(closed))
+            }
         }
+    }
+
+    /// Waits for answers that long at most, from now on.
+    ///
+    /// # Errors
+    /// The socket does not take it.
+    pub fn wait_at_most(&mut self, time: Option<Duration>) -> io::Result<()> {
+        self.stream.set_read_timeout(time)
     }
 }
 

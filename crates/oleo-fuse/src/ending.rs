@@ -1,0 +1,223 @@
+//! The end of a mount: from the moment when the kernel lets go of it until everything is on disk.
+//!
+//! ```text
+//! Serving --(unmounted)--> Writing --(written, or given up)--> Over
+//!                            ^  |
+//!     (time, or asked again) |  v (it cannot be written)
+//!                            Stuck
+//! ```
+//!
+//! What cannot be written is kept: a commit that found no room below the image is tried again every [`AGAIN`] and whenever
+//! somebody asks ([`Ending::wait`], `oleo unmount`), for as long as it takes. A volume that has turned read-only can be read
+//! still, and so saved elsewhere: it is kept for [`KEPT_FAILED`]. A server that was told to end (SIGTERM) goes on for [`HURRY`].
+//!
+//! From `Writing` on requests that change something are refused, and those under way are waited for, so that nothing comes
+//! behind the last commit.
+//!
+//! Locks: `state`, a leaf, never held over I/O. Crash: as ever, the last commit stands.
+
+use std::time::{Duration, Instant};
+
+use oleo::control::Error;
+use oleo_fs::errno;
+use parking_lot::{Condvar, Mutex};
+
+/// How long between two tries.
+const AGAIN: Duration = Duration::from_secs(5);
+/// How long a server that was told to end tries.
+const HURRY: Duration = Duration::from_secs(10);
+/// How long what can be read, and not written any more, is kept for somebody to save it.
+const KEPT_FAILED: Duration = Duration::from_secs(600);
+/// How long whoever has unmounted waits for the kernel to tell the server.
+const DETACHING: Duration = Duration::from_secs(10);
+
+#[derive(Default)]
+enum Phase {
+    #[default]
+    Serving,
+    Writing,
+    Stuck(Error),
+    Over,
+}
+
+#[derive(Default)]
+struct State {
+    phase: Phase,
+    /// Requests under way that may change something.
+    requests: usize,
+    /// Somebody wants another try.
+    again: bool,
+    /// Somebody does not want what is not on disk.
+    give_up: bool,
+    /// When this server was told to end.
+    hurry: Option<Instant>,
+}
+
+/// How far the end has come.
+#[derive(Default)]
+pub(crate) struct Ending {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A request under way.
+pub(crate) struct Request<'a>(&'a Ending);
+
+impl Drop for Request<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().requests -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+fn unmounted() -> Error {
+    Error::refused(errno::ENODEV, "it has been unmounted")
+}
+
+impl Ending {
+    /// Announces a request that may change something.
+    pub(crate) fn enter(&self) -> Result<Request<'_>, Error> {
+        let mut state = self.state.lock();
+        if !matches!(state.phase, Phase::Serving) {
+            return Err(unmounted());
+        }
+        state.requests += 1;
+        Ok(Request(self))
+    }
+
+    /// The kernel has let go: waits for the requests under way.
+    pub(crate) fn begin(&self) {
+        let mut state = self.state.lock();
+        state.phase = Phase::Writing;
+        self.changed.notify_all();
+        while state.requests > 0 {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// It could not be written. Waits until it is to be tried again; false: it is given up. `failed`: another try cannot do
+    /// better, and saving it elsewhere is all that is left; since when.
+    pub(crate) fn stuck(&self, error: Error, failed: Option<Instant>) -> bool {
+        let mut state = self.state.lock();
+        state.phase = Phase::Stuck(error);
+        self.changed.notify_all();
+        let next = Instant::now() + AGAIN;
+        while !state.again && !state.give_up && Instant::now() < next {
+            let hurry = state.hurry.map(|since| since + HURRY);
+            self.changed.wait_until(&mut state, hurry.map_or(next, |hurry| next.min(hurry)));
+            if state.hurry.is_some_and(|since| since.elapsed() >= HURRY) {
+                state.give_up = true;
+            }
+        }
+        state.give_up |= failed.is_some_and(|since| since.elapsed() >= KEPT_FAILED);
+        state.again = false;
+        state.phase = Phase::Writing;
+        !state.give_up
+    }
+
+    /// Nothing is left to do.
+    pub(crate) fn over(&self) {
+        self.state.lock().phase = Phase::Over;
+        self.changed.notify_all();
+    }
+
+    /// This server was told to end.
+    pub(crate) fn hurry(&self) {
+        self.state.lock().hurry.get_or_insert_with(Instant::now);
+        self.changed.notify_all();
+    }
+
+    /// Whether the kernel still has it, and what could not be written.
+    pub(crate) fn shown(&self) -> (bool, Option<String>) {
+        let state = self.state.lock();
+        match &state.phase {
+            Phase::Serving => (true, None),
+            Phase::Stuck(error) => (false, Some(error.message.clone())),
+            Phase::Writing | Phase::Over => (false, None),
+        }
+    }
+
+    /// Waits until everything is on disk, or could not be written once more.
+    pub(crate) fn wait(&self) -> Result<(), Error> {
+        let mut state = self.detached()?;
+        if matches!(state.phase, Phase::Stuck(_)) {
+            state.phase = Phase::Writing;
+            state.again = true;
+            self.changed.notify_all();
+        }
+        while matches!(state.phase, Phase::Writing) {
+            self.changed.wait(&mut state);
+        }
+        match &state.phase {
+            Phase::Stuck(error) => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets the server end without what is not on disk, and waits for that.
+    pub(crate) fn give_up(&self) -> Result<(), Error> {
+        let mut state = self.detached()?;
+        state.give_up = true;
+        self.changed.notify_all();
+        while !matches!(state.phase, Phase::Over) {
+            self.changed.wait(&mut state);
+        }
+        Ok(())
+    }
+
+    fn detached(&self) -> Result<parking_lot::MutexGuard<'_, State>, Error> {
+        let end = Instant::now() + DETACHING;
+        let mut state = self.state.lock();
+        while matches!(state.phase, Phase::Serving) {
+            if self.changed.wait_until(&mut state, end).timed_out() {
+                return Err(Error::refused(errno::EBUSY, "it is still mounted: elsewhere, or in another namespace"));
+            }
+        }
+        Ok(state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: whoever asks for the end is told of a failure, asks again, and is told of success; what comes in between is refused.
+    /// Method: a server that fails once, beside two who wait.
+    #[test]
+    fn asked_again() {
+        let ending = Ending::default();
+        std::thread::scope(|threads| {
+            let first = threads.spawn(|| ending.wait());
+            let request = ending.enter().unwrap();
+            let server = threads.spawn(|| {
+                ending.begin();
+                assert!(ending.stuck(Error::refused(errno::ENOSPC, "full"), None), "somebody asks again");
+                ending.over();
+            });
+            while ending.shown().0 {
+                std::thread::yield_now();
+            }
+            assert_eq!(ending.enter().map(drop).unwrap_err().errno, errno::ENODEV);
+            assert!(!server.is_finished());
+            drop(request);
+            assert_eq!(first.join().unwrap().unwrap_err().message, "full");
+            assert_eq!(ending.shown(), (false, Some("full".into())));
+            ending.wait().unwrap();
+            server.join().unwrap();
+        });
+    }
+
+    /// Goal: what is given up ends at once.
+    #[test]
+    fn given_up() {
+        let ending = Ending::default();
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                ending.begin();
+                while ending.stuck(Error::refused(errno::EIO, "gone"), Some(Instant::now())) {}
+                ending.over();
+            });
+            ending.give_up().unwrap();
+        });
+    }
+}
