@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use oleo_format::{Generation, ItemType, Key, Logical, QgroupStatus, QgroupStatusFlags, RootItem, TreeId};
+use oleo_format::{Generation, ItemType, Key, Logical, QgroupStatus, QgroupStatusFlags, RootItem, SuperFlags, TreeId};
 use oleo_volume::{Volume, VolumeError};
 
 use crate::collect::Findings;
@@ -73,6 +73,8 @@ pub struct Report {
     pub left_out: std::collections::BTreeMap<Kind, u64>,
     /// What there is.
     pub counts: Counts,
+    /// The volume was made by `btrfs-image`: it has no data, so none was verified.
+    pub metadata_only: bool,
     /// Bytes of the tables that grow with the volume, at their largest: an estimate.
     pub memory_bytes: u64,
     /// How long each part took.
@@ -206,7 +208,9 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     let extent_sets: Vec<AtomicU32> =
         if cx.sets.is_on() { extents.at.iter().map(|_| AtomicU32::new(0)).collect() } else { Vec::new() };
     let is_dying = |t: &&TreeStart| t.tree.is_subvol() && t.item.refs.get() == 0;
-    let dying: Vec<TreeId> = trees.iter().filter(is_dying).map(|t| t.tree).collect();
+    let mut dying: Vec<TreeId> = trees.iter().filter(is_dying).map(|t| t.tree).collect();
+    // A relocation tree is named after the tree with which it swaps blocks.
+    dying.extend(trees.iter().filter(|t| Class::of(t.tree) == Class::Reloc).map(|t| TreeId(t.key.offset)));
     let visitor =
         TreeVisitor { cx: &cx, hash, extents: &extents, csums: &csums, extent_sets: &extent_sets, dying: &dying };
     let mut all = TreePart::default();
@@ -230,6 +234,14 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
         + all.free.len() as u64 * size_of::<crate::trees::FreeItem>() as u64;
     clock.lap("trees");
 
+    // The log, which may name what has no record yet.
+    let log = (sb.log_root.get() != 0).then(|| {
+        let generation = sb.generation.get() + 1;
+        TreeStart::of_super(TreeId::TREE_LOG, sb.log_root.get(), generation, sb.log_root_level)
+    });
+    let logged =
+        log.as_ref().map_or_else(Vec::new, |log| crate::log::judge_log(&cx, log, &extents, &csums, &mut counts));
+
     // What is left over.
     missing.list.append(&mut all.missing);
     missing.tell(&cx);
@@ -246,7 +258,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
         space::judge_free_space(&cx, &groups, &extents, &mut all.free);
     }
     if !cx.lost_extent.load(Ordering::Relaxed) {
-        csums.judge_extents(&cx, &extents);
+        csums.judge_extents(&cx, &extents, &logged);
     }
     clock.lap("space");
 
@@ -275,16 +287,14 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
         None
     };
     trees.insert(0, root);
-    if sb.log_root.get() != 0 {
-        let generation = sb.generation.get() + 1;
-        let log = TreeStart::of_super(TreeId::TREE_LOG, sb.log_root.get(), generation, sb.log_root_level);
-        trees.insert(1, log.clone());
-        crate::log::judge_log(&cx, &feed, &log, &extents, &mut counts);
+    if let Some(log) = log {
+        trees.insert(1, log);
     }
     let tell = |finding: Finding| cx.findings.tell(finding);
     files::judge_volume(&cx.env, &feed, &trees, used.as_ref(), &tell);
     clock.lap("volume");
-    if options.data {
+    let metadata_only = sb.flags().intersects(SuperFlags::METADUMP | SuperFlags::METADUMP_V2);
+    if options.data && !metadata_only {
         counts.verified_bytes = crate::data::verify(&cx, &feed, &csum_trees, csums.bytes());
         clock.lap("data");
     }
@@ -297,7 +307,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     }
     counts.csum_bytes = csums.bytes();
     let (findings, left_out) = cx.findings.finish();
-    Ok(Report { findings, left_out, counts, memory_bytes: memory, times: clock.times })
+    Ok(Report { findings, left_out, counts, metadata_only, memory_bytes: memory, times: clock.times })
 }
 
 /// How many tree blocks there may be: for progress only.

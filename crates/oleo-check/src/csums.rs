@@ -7,6 +7,7 @@ use oleo_format::{CheckedNode, ItemType, Logical, TreeId};
 use crate::extents::{Early, note_early};
 use crate::finding::{Kind, Place};
 use crate::refs::Extents;
+use crate::space::without;
 use crate::walk::{Context, Visit, Visitor};
 
 /// What a batch of blocks of the checksum tree brought.
@@ -48,6 +49,11 @@ pub(crate) struct Csums {
 }
 
 impl Csums {
+    /// From runs that rise and do not touch.
+    pub fn of_runs(runs: Vec<(u64, u64)>) -> Csums {
+        Csums { runs }
+    }
+
     /// Puts the parts together.
     pub fn merge(cx: &Context<'_>, parts: &mut [CsumPart]) -> Csums {
         let mut all: Vec<(u64, u64)> = parts.iter_mut().flat_map(|p| std::mem::take(&mut p.runs)).collect();
@@ -86,8 +92,15 @@ impl Csums {
         &self.runs
     }
 
-    /// Every byte with a checksum must be in a data extent.
-    pub fn judge_extents(&self, cx: &Context<'_>, extents: &Extents) {
+    /// Where the run of checksums ends that covers this byte.
+    pub fn end_of_run(&self, at: u64) -> Option<u64> {
+        let run = self.runs.get(self.runs.partition_point(|run| run.1 <= at))?;
+        (run.0 <= at).then_some(run.1)
+    }
+
+    /// Every byte with a checksum must be in a data extent, or in data that a log names (start and end, rising): a crash may
+    /// leave the checksums of what was synced in the tree of all.
+    pub fn judge_extents(&self, cx: &Context<'_>, extents: &Extents, logged: &[(u64, u64)]) {
         let unit = u64::from(cx.env.rules.sectorsize);
         for &(start, end) in &self.runs {
             let mut at = start;
@@ -99,8 +112,10 @@ impl Csums {
                 }
                 let next = if i < extents.len() { extents.at[i].min(end) } else { end };
                 if next > at {
-                    let have = format_args!("checksums of {at}..{next}").to_string();
-                    cx.error(Kind::CsumWithoutExtent, csum_place(at), have, "a data extent there");
+                    for (start, end) in without(&[(at, next)], logged) {
+                        let have = format_args!("checksums of {start}..{end}").to_string();
+                        cx.error(Kind::CsumWithoutExtent, csum_place(start), have, "a data extent there");
+                    }
                 }
                 at = if i < extents.len() { next.max(extents.end(i, unit)) } else { end };
             }
@@ -125,5 +140,7 @@ mod tests {
             assert_eq!(csums.covered(start, len), want, "{start}+{len}");
         }
         assert_eq!((csums.covered(0, u64::MAX), csums.bytes()), (200, 200));
+        let ends = [99, 100, 199, 200, 300, 400].map(|at| csums.end_of_run(at));
+        assert_eq!(ends, [None, Some(200), Some(200), None, Some(400), None]);
     }
 }

@@ -150,6 +150,8 @@ kinds! {
     GroupUsed = "group-used",
     /// Free space recorded where there is no block group, or beyond its end.
     FreeSpaceStray = "free-space-stray",
+    /// Free space recorded for the first groups of `mkfs.btrfs`, which are gone: of no consequence.
+    FreeSpaceLeftover = "free-space-leftover",
     /// A block group's summary of free space: missing, its count, its flags.
     FreeSpaceInfo = "free-space-info",
     /// Recorded as free, but in use: it would be overwritten.
@@ -202,6 +204,8 @@ kinds! {
     CsumOverlap = "csum-overlap",
     /// Data that should have checksums and has not.
     CsumMissing = "csum-missing",
+    /// Data that a log names, and neither the log nor the checksum tree has checksums of.
+    LogCsum = "log-checksum",
     /// Checksums of data that should have none.
     CsumOdd = "csum-odd",
     /// Checksums where no data is.
@@ -214,6 +218,10 @@ kinds! {
     // Inside trees of files (`files`).
     /// A tree of files without its root directory.
     RootDir = "root-dir",
+    /// The cache of free inode numbers that old kernels kept.
+    InodeCache = "inode-cache",
+    /// An item of a type that nobody has defined, in a tree of files.
+    ItemUnknown = "item-unknown",
     /// Items of an inode without its inode item.
     InodeMissing = "inode-missing",
     /// `nlink` is not the number of names.

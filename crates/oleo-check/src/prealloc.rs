@@ -49,7 +49,7 @@ pub(crate) fn judge(cx: &Context<'_>, csums: &Csums, trees: &[TreeStart], suspec
 }
 
 /// Ranges, start and end, as few as can be, rising.
-fn joined(mut all: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+pub(crate) fn joined(mut all: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     all.sort_unstable();
     all.dedup_by(|next, last| {
         let touches = next.0 <= last.1;

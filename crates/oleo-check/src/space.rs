@@ -181,9 +181,16 @@ pub(crate) fn judge_free_space(cx: &Context<'_>, groups: &[Group], extents: &Ext
     let at = |item: &FreeItem| match *item {
         FreeItem::Info(at, ..) | FreeItem::Extent(at, _) | FreeItem::Bitmap(at, _) | FreeItem::Bits(at, _) => at,
     };
-    // mkfs.btrfs leaves what it wrote of its first groups, which it replaces by others; nothing ever lies there again.
+    // mkfs.btrfs (until 6.x) leaves what it wrote of its first groups, which it replaces by others: addresses only rise, so nothing
+    // ever lies there again.
     let first = groups.first().map_or(0, |group| group.start);
-    let mut rest = &free[free.partition_point(|item| at(item) < first)..];
+    let (leftovers, mut rest) = free.split_at(free.partition_point(|item| at(item) < first));
+    for item in leftovers {
+        if let FreeItem::Info(at, len, ..) = *item {
+            let have = format_args!("{at}+{len}").to_string();
+            cx.warn(Kind::FreeSpaceLeftover, free_place(at), have, "inside a block group");
+        }
+    }
     for group in groups {
         let end = group.start.saturating_add(group.len);
         let (before, from) = rest.split_at(rest.partition_point(|item| at(item) < group.start));
@@ -297,7 +304,7 @@ fn ranges_in(cx: &Context<'_>, group: &Group, of: fn(&ChunkMap) -> Vec<(Logical,
 }
 
 /// The parts of the runs that are in none of the others; both are sorted.
-fn without(runs: &[(u64, u64)], others: &[(u64, u64)]) -> Vec<(u64, u64)> {
+pub(crate) fn without(runs: &[(u64, u64)], others: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let mut left = Vec::new();
     let mut i = 0;
     for &(start, end) in runs {

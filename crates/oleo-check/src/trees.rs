@@ -108,7 +108,7 @@ pub(crate) struct TreeVisitor<'a, 'b> {
     pub csums: &'a Csums,
     /// Per extent, who reaches it; empty unless asked for.
     pub extent_sets: &'a [AtomicU32],
-    /// Subvolumes that are being deleted.
+    /// Subvolumes that are being deleted, and trees that have a relocation tree.
     pub dying: &'a [TreeId],
 }
 
@@ -185,7 +185,8 @@ pub(crate) fn judge_record(cx: &Context<'_>, at: u64, tree: TreeId, level: u8, g
 
 impl TreeVisitor<'_, '_> {
     /// Who looks for the users of a block without full backrefs searches the tree that owns it. A subvolume that is being
-    /// deleted may have half of its blocks changed to full backrefs.
+    /// deleted may have half of its blocks changed to full backrefs; where a relocation was cut short, blocks that were swapped
+    /// have references by parents alone until it has gone on.
     fn judge_owner(&self, node: &CheckedNode, record: &Extent) {
         let owner = node.owner();
         if !record.may_have_root(owner) && !self.dying.contains(&owner) {

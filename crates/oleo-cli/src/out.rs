@@ -123,6 +123,9 @@ pub(crate) fn json(value: &serde_json::Value) {
     println_or_end(&format!("{value:#}"));
 }
 
+/// The exit code of a damaged image.
+pub(crate) const DAMAGED: i32 = 3;
+
 /// Says what went wrong and what to try, on one line, and decides the exit code.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     let ours = error.downcast_ref::<oleo::Error>();

@@ -152,9 +152,7 @@ pub(crate) fn check_features(sb: &SuperBlock, write: bool) -> Result<(), VolumeE
             names(refused.iter_names().map(|n| n.0), (refused - known).bits()),
         ));
     }
-    let changing = SuperFlags::METADUMP
-        | SuperFlags::METADUMP_V2
-        | SuperFlags::CHANGING_FSID
+    let changing = SuperFlags::CHANGING_FSID
         | SuperFlags::CHANGING_FSID_V2
         | SuperFlags::CHANGING_BG_TREE
         | SuperFlags::CHANGING_DATA_CSUM
@@ -167,6 +165,12 @@ pub(crate) fn check_features(sb: &SuperBlock, write: bool) -> Result<(), VolumeE
     let unknown = features.compat_ro - known;
     if write && !unknown.is_empty() {
         return Err(unsupported("writing with compat_ro feature", names(std::iter::empty(), unknown.bits())));
+    }
+    if write && sb.flags().intersects(SuperFlags::METADUMP | SuperFlags::METADUMP_V2) {
+        return Err(unsupported(
+            "writing to",
+            "an image that btrfs-image made, which has no data; it may be read".into(),
+        ));
     }
     if write && sb.flags().contains(SuperFlags::SEEDING) {
         return Err(unsupported("writing to", "a seed device; it may be read".into()));

@@ -11,9 +11,10 @@
 use std::sync::Arc;
 
 use oleo_device::{Device, Overlay};
+use oleo_format::SuperFlags;
 use oleo_fs::{Fs, FsOptions};
 use oleo_txn::{Engine, EngineOptions};
-use oleo_volume::{OpenOptions as VolumeOptions, Volume};
+use oleo_volume::{OpenOptions as VolumeOptions, Volume, read_mirrors};
 
 use crate::{Error, OpenOptions, Result};
 
@@ -32,6 +33,7 @@ pub(crate) fn applied(devices: &[Arc<dyn Device>], options: &OpenOptions) -> Res
     let over: Vec<Arc<dyn Device>> =
         devices.iter().map(|d| Arc::new(Overlay::new(d.clone(), share)) as Arc<dyn Device>).collect();
     let done = (|| {
+        over.iter().try_for_each(|device| no_dump(&**device))?;
         let volume_options = VolumeOptions { write: true, degraded: options.degraded, backup: None, super_copy: None };
         let volume = Arc::new(Volume::open(over.clone(), &volume_options)?);
         let engine_options = EngineOptions { cache_bytes: options.cache_bytes, ..EngineOptions::default() };
@@ -45,4 +47,18 @@ pub(crate) fn applied(devices: &[Arc<dyn Device>], options: &OpenOptions) -> Res
         Err(_) if options.ignore_bad_trees || options.read_in_use => Ok(devices.to_vec()),
         Err(error) => Err(Error::Log(Box::new(error))),
     }
+}
+
+/// An image of `btrfs-image` must not be written; this one is in memory only.
+fn no_dump(device: &dyn Device) -> Result<()> {
+    for (offset, sb) in read_mirrors(device) {
+        let Ok(mut sb) = sb else { continue };
+        let flags = sb.flags();
+        let dump = SuperFlags::METADUMP | SuperFlags::METADUMP_V2;
+        if flags.intersects(dump) {
+            sb.flags = (flags - dump).bits().into();
+            device.write_at(offset, &sb.to_bytes(offset))?;
+        }
+    }
+    Ok(())
 }

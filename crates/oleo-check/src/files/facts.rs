@@ -221,8 +221,18 @@ impl Leaf {
             | ItemType::DIR_ITEM
             | ItemType::DIR_INDEX
             | ItemType::EXTENT_DATA => {}
-            // What does not belong into a tree of files, the block verifier refuses; logs are judged elsewhere.
-            _ => return,
+            // What does not belong into a tree of files, the block verifier refuses; logs are judged elsewhere. The cache of
+            // free inode numbers has two items of no type.
+            ItemType(0) if key.objectid == Key::FREE_SPACE => return,
+            other => {
+                c.error(
+                    Kind::ItemUnknown,
+                    *key,
+                    format_args!("an item of type {}", other.0),
+                    "a type of trees of files",
+                );
+                return;
+            }
         }
         if self.current.as_ref().is_some_and(|part| part.ino != key.objectid) {
             self.take(c, false);

@@ -5,9 +5,9 @@
 //! is told of the names and inodes in those buckets; (3) [`Look::end`] compares them and tells what has no other side.
 //!
 //! Memory: 4 × 16384 buckets of 32 bytes; then at most about `KEPT_MAX` names and inodes, for which buckets are taken until their
-//! claims are that many, and one finding says that there is more.
+//! claims are that many, and one finding says that there is more; and as many directories without a name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use oleo_format::{DirEntryRef, FileType, Ino, InodeExtrefEntryRef, InodeItem, InodeRefEntryRef, ItemType, Key};
 
@@ -89,6 +89,8 @@ pub(super) struct Look {
     current: Option<Current>,
     names: BTreeMap<(u64, Box<[u8]>), Name>,
     inodes: BTreeMap<u64, Inode>,
+    /// Directories without a name, which wait to be taken away: what is left of their entries is of no consequence.
+    dying: BTreeSet<u64>,
     left_out: u64,
 }
 
@@ -167,6 +169,10 @@ impl Look {
                     let fields = Fields::of(inode);
                     if let Some(current) = &mut self.current {
                         current.fields = Some(fields);
+                    }
+                    let is_dying = fields.nlink == 0 && fields.kind() == FileType::Dir;
+                    if is_dying && (self.dying.len() as u64) < KEPT_MAX {
+                        self.dying.insert(key.objectid);
                     }
                     self.told(Told::Inode { ino: key.objectid, fields });
                 }
@@ -302,7 +308,7 @@ impl Look {
 
     /// Tells what was found.
     pub(super) fn end(self, c: &Context<'_>) {
-        for ((dir, text), name) in &self.names {
+        for ((dir, text), name) in self.names.iter().filter(|((dir, _), _)| !self.dying.contains(dir)) {
             judge_entries(c, *dir, text, name);
             judge_refs(c, *dir, text, name, &self.inodes);
         }

@@ -598,6 +598,108 @@ fn a_log_over_data() {
     assert_eq!(report.counts.log_blocks, 1);
 }
 
+/// A volume with a log of one tree, the top level: its items.
+fn with_log(items: &[(Key, Vec<u8>)]) -> Disk {
+    let disk = disk();
+    let (_, run) = free_run(&disk, BlockGroupFlags::METADATA);
+    let generation = disk.volume().super_block().generation.get() + 1;
+    let head = disk.node(disk.root(TreeId::ROOT)).head();
+    let nodesize = u64::from(disk.volume().rules().nodesize);
+    let write = |at: u64, items: &[(Key, Vec<u8>)]| {
+        let head = BlockHead {
+            logical: Logical(at),
+            owner: TreeId::TREE_LOG,
+            generation: oleo_format::Generation(generation),
+            level: 0,
+            ..head
+        };
+        let mut leaf = LeafBuilder::new(disk.volume().rules().nodesize);
+        items.iter().for_each(|(key, item)| assert!(leaf.push(key, item)));
+        let block = leaf.finish(&head);
+        disk.edit_block(Logical(at), |bytes| bytes.copy_from_slice(&block));
+    };
+    let at = run.objectid.next_multiple_of(nodesize);
+    write(at, items);
+    let root = RootItem { bytenr: at.into(), generation: generation.into(), ..RootItem::default() };
+    let key = Key::new(TreeId::TREE_LOG.0, ItemType::ROOT_ITEM, TreeId::FS.0);
+    write(at + nodesize, &[(key, root.as_bytes().to_vec())]);
+    disk.edit_super(0, None, true, |sb| sb.log_root = (at + nodesize).into());
+    disk
+}
+
+/// Goal: data that a log names has checksums, in the log or in the tree of all, whose checksums then are not stray.
+/// Method: a log with a file of two sectors in free space: without checksums, with some, with all; with those in the tree of
+/// all; a file without checksums.
+#[test]
+fn checksums_of_a_log() {
+    let plain = disk();
+    let (_, run) = free_run(&plain, BlockGroupFlags::DATA);
+    let at = run.objectid;
+    let inode = |flags: InodeFlags| InodeItem {
+        generation: 1.into(),
+        mode: 0o100_644.into(),
+        nlink: 1.into(),
+        flags: flags.bits().into(),
+        ..InodeItem::default()
+    };
+    let extent = FileExtentItem {
+        generation: 1.into(),
+        ram_bytes: 8192.into(),
+        r#type: FileExtentItem::REG,
+        disk_bytenr: at.into(),
+        disk_num_bytes: 8192.into(),
+        num_bytes: 8192.into(),
+        ..FileExtentItem::default()
+    };
+    let file = |flags| {
+        let ino = oleo_format::Ino(1000);
+        vec![
+            (Key::inode(ino), inode(flags).as_bytes().to_vec()),
+            (Key::extent_data(ino, 0), extent.as_bytes().to_vec()),
+        ]
+    };
+    let csums = |sectors: usize| (Key::csum(Logical(at)), vec![7; 4 * sectors]);
+    let of_kind = |disk: &Disk| {
+        let report = check(&disk.volume(), &CheckOptions { threads: 1, ..CheckOptions::default() }).unwrap();
+        report.findings.iter().map(|f| f.kind).collect::<Vec<_>>()
+    };
+    let logged = |flags, sectors| {
+        let mut items = vec![];
+        items.extend(file(flags));
+        items.extend((sectors > 0).then(|| csums(sectors)));
+        with_log(&items)
+    };
+    let none = InodeFlags::empty();
+    assert_eq!(of_kind(&logged(none, 0)), [Kind::LogCsum]);
+    assert_eq!(of_kind(&logged(none, 1)), [Kind::LogCsum]);
+    assert_eq!(of_kind(&logged(none, 2)), []);
+    assert_eq!(of_kind(&logged(InodeFlags::NODATASUM, 0)), []);
+    let both = logged(none, 0);
+    both.insert(TreeId::CSUM, csums(2).0, csums(2).1);
+    assert_eq!(of_kind(&both), []);
+    let stray = disk();
+    stray.insert(TreeId::CSUM, csums(2).0, csums(2).1);
+    assert_eq!(of_kind(&stray), [Kind::CsumWithoutExtent]);
+}
+
+/// Goal: what old versions of mkfs.btrfs have left is sound: a root directory in the uuid tree; entries of the free-space tree
+/// for block groups before the first are worth a warning.
+#[test]
+fn leftovers_of_mkfs() {
+    let disk = disk();
+    let (key, item) = disk.find(TreeId::FS, |key, _| key.item_type == ItemType::INODE_ITEM);
+    let (ref_key, ref_item) = disk.find(TreeId::FS, |key, _| key.item_type == ItemType::INODE_REF);
+    disk.insert(TreeId::UUID, key, item);
+    disk.insert(TreeId::UUID, ref_key, ref_item);
+    expect(&disk, &[]);
+    let disk = self::disk();
+    let (key, item) = disk.find(TreeId::FREE_SPACE, |key, _| key.item_type == ItemType::FREE_SPACE_INFO);
+    assert!(key.objectid >= MIB);
+    disk.insert(TreeId::FREE_SPACE, Key { objectid: 4096, offset: 8192, ..key }, item);
+    expect(&disk, &[Kind::FreeSpaceLeftover]);
+    assert!(!disk.check().has_errors());
+}
+
 /// Goal: whatever is changed, a check ends, and says something where bytes that mean something changed.
 /// Method: the same block made its own child; then many changes of random bytes of tree blocks, sealed.
 #[test]

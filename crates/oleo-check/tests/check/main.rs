@@ -1,6 +1,7 @@
 //! The check on whole volumes: sound ones are clean, and each kind of damage is found for what it is.
 
 mod broken;
+mod dumps;
 mod files;
 mod kit;
 mod rare;

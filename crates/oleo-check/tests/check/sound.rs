@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use oleo::{FeatureSet, MkfsOptions, Profile};
-use oleo_check::{CheckOptions, Report, check};
+use oleo_check::{CheckOptions, Kind, Report, check};
 use oleo_device::{Device, FileDevice, FileOptions};
 use oleo_sim::oracle::{oracle, run};
 use oleo_sim::specimen::aged;
@@ -19,6 +19,13 @@ fn check_images<P: AsRef<Path>>(images: &[P]) -> Report {
     check(&volume, &CheckOptions { data: true, ..CheckOptions::default() }).unwrap()
 }
 
+/// Nothing but what mkfs.btrfs 6.2 leaves behind.
+#[track_caller]
+fn assert_sound(what: &str, report: &Report) {
+    let odd: Vec<_> = report.findings.iter().filter(|f| f.kind != Kind::FreeSpaceLeftover).collect();
+    assert!(odd.is_empty() && !report.has_errors(), "{what}: {odd:#?}");
+}
+
 /// Goal: what the kernel made and used for a while is clean, whatever its features.
 /// Method: all recipes of the simulator; both checks.
 #[test]
@@ -28,7 +35,7 @@ fn aged_by_the_kernel() {
         let scratch = oracle.scratch().unwrap();
         let made = aged::make(oracle, &scratch, &recipe).unwrap();
         let report = check_images(&made.devices);
-        assert!(report.is_clean(), "{}: {:#?}", recipe.name, report.findings);
+        assert_sound(&recipe.name, &report);
         let verdict = oracle.check(&made.devices).unwrap();
         assert!(verdict.is_clean(), "{}: {verdict}", recipe.name);
         assert!(report.counts.verified_bytes > 0 && report.counts.inodes > 1000, "{:?}", report.counts);
@@ -79,7 +86,7 @@ fn odd_states_of_the_kernel() {
         run("btrfs", ["subvolume".as_ref(), "delete".as_ref(), top.join("v").as_os_str()]).unwrap();
         mounted.unmount().unwrap();
         let report = check_images(&[&image]);
-        assert!(report.is_clean(), "{name}: {:#?}", report.findings);
+        assert_sound(name, &report);
         if name != "groups" {
             let verdict = oracle.check(&[&image]).unwrap();
             assert!(verdict.is_clean(), "{name}: {verdict}");

@@ -9,15 +9,17 @@ use oleo::check::{CheckOptions, Counts, Finding, Progress, Report, Severity, Sta
 use serde_json::json;
 
 use crate::args::ImageArgs;
-use crate::out::{Out, fail, human, json, println_or_end};
+use crate::out::{DAMAGED, Out, human, json, println_or_end};
 
 /// Find out whether an image is sound
 ///
 /// Rebuilds everything from what is on disk and compares: superblocks, chunks, devices, every tree block and copy of it,
 /// extents and their references, free space, checksums, files, directories, subvolumes, quota. Changes nothing.
 #[derive(clap::Args)]
-#[command(after_help = "Exit codes: 0 clean; 1 there are findings; 2 the check could not be done, or wrong usage.\n\n\
-    There is one way to check, with little memory and on all cores; --mode is taken for the sake of scripts.")]
+#[command(
+    after_help = "Exit codes: 0 sound, if with warnings; 3 damaged; others: the check could not be done, as in oleo --help.\n\n\
+    There is one way to check, with little memory and on all cores; --mode is taken for the sake of scripts."
+)]
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
@@ -55,16 +57,11 @@ pub(crate) struct Args {
 
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
-        let code = match self.check(out) {
-            Ok(report) if report.is_clean() => return Ok(()),
-            Ok(_) => 1,
-            Err(error) => {
-                fail(&error.into());
-                2
-            }
-        };
-        let _ = std::io::stdout().flush();
-        std::process::exit(code)
+        if self.check(out)?.has_errors() {
+            let _ = std::io::stdout().flush();
+            std::process::exit(DAMAGED);
+        }
+        Ok(())
     }
 
     fn check(&self, out: &Out) -> oleo::Result<Report> {
@@ -128,12 +125,17 @@ fn tell(out: &Out, report: &Report, began: Instant) {
         c.refs,
         c.subvolumes,
         c.inodes,
-        match report.findings.len() as u64 + report.left_out.values().sum::<u64>() {
-            0 => "clean".to_owned(),
-            1 => "1 finding".to_owned(),
-            n => format!("{n} findings"),
+        match (report.findings.len() as u64 + report.left_out.values().sum::<u64>(), report.has_errors()) {
+            (0, _) => "clean".to_owned(),
+            (1, true) => "1 finding".to_owned(),
+            (n, true) => format!("{n} findings"),
+            (1, false) => "sound, with 1 warning".to_owned(),
+            (n, false) => format!("sound, with {n} warnings"),
         }
     ));
+    if report.metadata_only {
+        out.note("an image of btrfs-image: it has no data that could be verified");
+    }
     if c.verified_bytes > 0 {
         out.note(format!("{} of data verified, each copy counted", human(c.verified_bytes)));
     }
@@ -204,6 +206,8 @@ fn as_json(report: &Report) -> serde_json::Value {
     } = report.counts;
     json!({
         "clean": report.is_clean(),
+        "sound": !report.has_errors(),
+        "metadata_only": report.metadata_only,
         "findings": report.findings.iter().map(finding).collect::<Vec<_>>(),
         "left_out": left_out,
         "counts": {

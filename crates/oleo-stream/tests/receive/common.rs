@@ -99,7 +99,7 @@ impl Receiver {
         self.oracle.must_be_sound(&[&self.image], what)?;
         let options = oleo::check::CheckOptions { data: true, ..Default::default() };
         let report = oleo::check::image(&self.image, &OpenOptions::default(), Default::default(), &options)?;
-        ensure!(report.is_clean(), "{what}: {:?}", report.findings);
+        ensure!(!report.has_errors(), "{what}: {:?}", report.findings);
         Ok(())
     }
 }

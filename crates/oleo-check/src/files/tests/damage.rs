@@ -63,6 +63,22 @@ fn inode_missing() {
 }
 
 #[test]
+fn inode_cache() {
+    let mut s = sample();
+    let mut item = s.tree.items[&Key::inode(Ino(s.orphan))].clone();
+    item[40..44].fill(0);
+    s.tree.items.insert(Key::inode(Ino(Key::FREE_INO)), item);
+    expect(&s.tree, Kind::InodeCache);
+}
+
+#[test]
+fn item_unknown() {
+    let mut s = sample();
+    s.tree.items.insert(Key::new(s.file, ItemType(8), 256), Vec::new());
+    expect(&s.tree, Kind::ItemUnknown);
+}
+
+#[test]
 fn inode_links() {
     let mut s = sample();
     s.tree.edit(s.file, |i| i.nlink = 3.into());

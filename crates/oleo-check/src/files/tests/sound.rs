@@ -6,6 +6,43 @@ use super::super::{Facts, Forest};
 use super::kit::*;
 use crate::finding::Kind;
 
+/// Goal: what eviction leaves of inodes without names in between is no damage; with a name it is.
+/// Method: an orphan with less extents than counted; a directory whose entries are half taken away; a link without target.
+#[test]
+fn half_evicted() {
+    let mut tree = Tree::new();
+    let file = tree.inode(FileType::RegFile);
+    tree.data(file, 0, 4 * SECTOR);
+    tree.edit(file, |i| i.nbytes = (100 * SECTOR).into());
+    let link = tree.inode(FileType::Symlink);
+    tree.set_size(link, 7);
+    let dir = tree.inode(FileType::Dir);
+    let inside = tree.inode(FileType::RegFile);
+    tree.entry(dir, b"gone", Key::inode(Ino(inside)), FileType::RegFile);
+    tree.remove(Key::dir_item(Ino(dir), b"gone"));
+    tree.set_size(dir, 0);
+    for ino in [file, link, dir, inside] {
+        tree.orphan(ino);
+    }
+    let items = tree.list();
+    let every: Vec<usize> = (1..items.len()).collect();
+    for cuts in [&[][..], &every] {
+        assert_eq!(judge_cut(&items, cuts, Order::Halves, How::default()).findings, []);
+    }
+    for ino in [file, link, dir] {
+        let mut tree = tree.clone();
+        tree.remove(Key::orphan(ino));
+        tree.link(ino, ROOT, b"named");
+        let kinds = judge(&tree).kinds();
+        let want = match ino {
+            _ if ino == file => vec![Kind::FileBytes],
+            _ if ino == link => vec![Kind::SymlinkSize],
+            _ => vec![Kind::DirSize, Kind::DirItem, Kind::InodeRef],
+        };
+        assert_eq!(kinds, want);
+    }
+}
+
 /// A small generator, so that this crate needs no other for its tests.
 struct Rng(u64);
 
