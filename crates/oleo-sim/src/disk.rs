@@ -57,11 +57,44 @@ pub struct SimDisk {
     power: Power,
 }
 
+/// What a disk was told and may yet forget.
+enum Change {
+    Write(u64, Vec<u8>),
+    /// Where, how many bytes, and whether zeros come in their place, not rubbish.
+    Discard(u64, u64, bool),
+    SetLen(u64),
+}
+
+impl Change {
+    /// Does it, or, of what consists of sectors, those that are `kept`.
+    fn apply(&self, disk: &MemDevice, kept: &mut dyn FnMut() -> bool) -> Result<(), DeviceError> {
+        match self {
+            Change::Write(offset, data) => {
+                for (i, sector) in data.chunks(SECTOR).enumerate().filter(|_| kept()) {
+                    // What lies beyond the end now has no place any more.
+                    let _gone = disk.write_at(offset + (i * SECTOR) as u64, sector);
+                }
+                Ok(())
+            }
+            Change::Discard(offset, len, zeros) => {
+                for at in (0..*len).step_by(SECTOR).filter(|_| kept()) {
+                    let (at, len) = (offset + at, (SECTOR as u64).min(len - at));
+                    let _gone =
+                        if *zeros { disk.discard(at, len) } else { disk.write_at(at, &[0xd5; SECTOR][..len as usize]) };
+                }
+                Ok(())
+            }
+            Change::SetLen(len) if kept() => disk.set_len(*len),
+            Change::SetLen(_) => Ok(()),
+        }
+    }
+}
+
 struct State {
     /// As of the last flush.
     stable: MemDevice,
     /// Since then, in order.
-    pending: Vec<(u64, Vec<u8>)>,
+    pending: Vec<Change>,
     writes: u64,
     flushes: u64,
 }
@@ -84,13 +117,9 @@ impl SimDisk {
         let disk = state.stable.copy();
         // Sometimes all of it, sometimes nothing, mostly a part.
         let kept_of_eight = rng.below(9);
-        for (offset, data) in &state.pending {
-            for (i, sector) in data.chunks(SECTOR).enumerate() {
-                if rng.below(8) < kept_of_eight {
-                    // In range: it was written before.
-                    let _ = disk.write_at(offset + (i * SECTOR) as u64, sector);
-                }
-            }
+        for change in &state.pending {
+            // Memory does not fail.
+            let _done = change.apply(&disk, &mut || rng.below(8) < kept_of_eight);
         }
         disk
     }
@@ -125,7 +154,7 @@ impl Device for SimDisk {
             return Err(self.no_power(Op::Write, offset, buf.len() as u64));
         }
         self.seen.write_at(offset, buf)?;
-        state.pending.push((offset, buf.to_vec()));
+        state.pending.push(Change::Write(offset, buf.to_vec()));
         state.writes += 1;
         Ok(())
     }
@@ -135,19 +164,32 @@ impl Device for SimDisk {
         if !self.power.take() {
             return Err(self.no_power(Op::Flush, 0, 0));
         }
-        for (offset, data) in std::mem::take(&mut state.pending) {
-            state.stable.write_at(offset, &data)?;
+        for change in std::mem::take(&mut state.pending) {
+            change.apply(&state.stable, &mut || true)?;
         }
         state.flushes += 1;
         Ok(())
     }
 
-    fn discard(&self, _offset: u64, _len: u64) -> Result<(), DeviceError> {
-        Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Discard })
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let mut state = self.state();
+        if !self.power.take() {
+            return Err(self.no_power(Op::Discard, offset, len));
+        }
+        self.seen.discard(offset, len)?;
+        let zeros = state.pending.len().is_multiple_of(2);
+        state.pending.push(Change::Discard(offset, len, zeros));
+        Ok(())
     }
 
-    fn set_len(&self, _len: u64) -> Result<(), DeviceError> {
-        Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Resize })
+    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        let mut state = self.state();
+        if !self.power.take() {
+            return Err(self.no_power(Op::Resize, 0, len));
+        }
+        self.seen.set_len(len)?;
+        state.pending.push(Change::SetLen(len));
+        Ok(())
     }
 
     fn name(&self) -> String {

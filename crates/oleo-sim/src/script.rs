@@ -215,6 +215,12 @@ pub enum Op {
     },
     /// Counts quota anew.
     Rescan,
+    /// Tells the devices which bytes nobody needs.
+    Trim,
+    /// Makes the only device this long.
+    Resize {
+        len: u64,
+    },
     /// Writes everything out and commits; manifests are compared here.
     Sync,
     /// Closes the file system and opens it again, where the target can.
@@ -265,7 +271,13 @@ impl Op {
             | Op::Snapshot { from, to, .. } => {
                 vec![from, to]
             }
-            Op::Balance { .. } | Op::Convert { .. } | Op::Rescan | Op::Sync | Op::Reopen => Vec::new(),
+            Op::Balance { .. }
+            | Op::Convert { .. }
+            | Op::Rescan
+            | Op::Trim
+            | Op::Resize { .. }
+            | Op::Sync
+            | Op::Reopen => Vec::new(),
         }
     }
 }

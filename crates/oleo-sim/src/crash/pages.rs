@@ -5,14 +5,35 @@
 //! with a lock around them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 use oleo_device::{Device, DeviceError, Op};
+
+use crate::rng::Rng;
 
 /// Bytes per page: what one write copies at least.
 const PAGE_LEN: usize = 4096;
 
-type Pages = HashMap<u64, Arc<[u8; PAGE_LEN]>>;
+type Page = Arc<[u8; PAGE_LEN]>;
+type Pages = HashMap<u64, Page>;
+
+static ZEROS: LazyLock<Page> = LazyLock::new(|| Arc::new([0; PAGE_LEN]));
+static RUBBISH: LazyLock<Page> = LazyLock::new(|| {
+    let mut page = [0; PAGE_LEN];
+    Rng::new(0xd15c_a4d0).fill(&mut page);
+    Arc::new(page)
+});
+
+/// What a discarded range reads as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// What was there.
+    Old,
+    /// Zeros.
+    Zeros,
+    /// Bytes that nobody wrote.
+    Rubbish,
+}
 
 /// What is on a disk. Pages that nobody wrote are zeros.
 #[derive(Clone, Debug, Default)]
@@ -78,8 +99,10 @@ impl Contents {
         }
     }
 
-    /// Writes `data` at `offset`.
+    /// Writes `data` at `offset`; what lies beyond the end is lost.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
+        let room = usize::try_from(self.len.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let data = &data[..data.len().min(room)];
         for (page, in_page, at, take) in pieces(offset, data.len()) {
             let base = &self.base;
             let bytes = self.own.entry(page).or_insert_with(|| match base.get(&page) {
@@ -88,6 +111,39 @@ impl Contents {
             });
             Arc::make_mut(bytes)[in_page..in_page + take].copy_from_slice(&data[at..at + take]);
         }
+    }
+
+    /// Makes a range read as something else; what lies beyond the end stays.
+    pub fn discard(&mut self, offset: u64, len: u64, left: Left) {
+        let page = match left {
+            Left::Old => return,
+            Left::Zeros => &*ZEROS,
+            Left::Rubbish => &*RUBBISH,
+        };
+        let end = offset.saturating_add(len).min(self.len);
+        let mut at = offset;
+        while at < end {
+            let in_page = at % PAGE_LEN as u64;
+            let take = (PAGE_LEN as u64 - in_page).min(end - at);
+            if take == PAGE_LEN as u64 {
+                // Where there is nothing already, nothing is more than that.
+                let nth = at / PAGE_LEN as u64;
+                if left == Left::Rubbish || self.own.contains_key(&nth) || self.base.contains_key(&nth) {
+                    self.own.insert(nth, page.clone());
+                }
+            } else {
+                let from = usize::try_from(in_page).unwrap_or(0);
+                self.write(at, &page[from..from + usize::try_from(take).unwrap_or(0)]);
+            }
+            at += take;
+        }
+    }
+
+    /// Cuts the end off, or adds zeros.
+    pub fn set_len(&mut self, len: u64) {
+        // What comes back later is zeros.
+        self.discard(len, self.len.saturating_sub(len), Left::Zeros);
+        self.len = len;
     }
 
     /// What was ever written, with its offsets, in no order.
@@ -160,12 +216,22 @@ impl Device for Overlay {
         Ok(())
     }
 
-    fn discard(&self, _offset: u64, _len: u64) -> Result<(), DeviceError> {
-        Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Discard })
+    /// What is discarded is gone at once, and rubbish comes in its place.
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        if self.read_only {
+            return Err(DeviceError::ReadOnly { name: self.name.clone(), op: Op::Discard });
+        }
+        self.check(Op::Discard, offset, usize::try_from(len).unwrap_or(usize::MAX))?;
+        self.contents.write().unwrap_or_else(PoisonError::into_inner).discard(offset, len, Left::Rubbish);
+        Ok(())
     }
 
-    fn set_len(&self, _len: u64) -> Result<(), DeviceError> {
-        Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Resize })
+    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        if self.read_only {
+            return Err(DeviceError::ReadOnly { name: self.name.clone(), op: Op::Resize });
+        }
+        self.contents.write().unwrap_or_else(PoisonError::into_inner).set_len(len);
+        Ok(())
     }
 
     fn name(&self) -> String {

@@ -1,4 +1,4 @@
-//! A device that notes every write and flush, and during which step of a run it came.
+//! A device that notes every write, discard, change of length and flush, and during which step of a run it came.
 //!
 //! Normal path: (1) [`Journal::new`]; (2) [`Journal::disk`] for each device of a volume; (3) the volume is used, each step of
 //! the run between [`Journal::begin`] and [`Journal::end`]; (4) [`Journal::take`] gives what happened, in the order in which
@@ -27,6 +27,22 @@ pub enum Event {
         offset: u64,
         /// What.
         data: Arc<[u8]>,
+    },
+    /// A device was told that nobody needs these bytes.
+    Discard {
+        /// Which device.
+        disk: usize,
+        /// Where, bytes.
+        offset: u64,
+        /// How many.
+        len: u64,
+    },
+    /// A device (a file) was made longer or shorter.
+    SetLen {
+        /// Which device.
+        disk: usize,
+        /// Bytes now.
+        len: u64,
     },
     /// A device was told to make its writes durable.
     Flush {
@@ -222,11 +238,17 @@ impl Device for Recorder {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
-        self.seen.discard(offset, len)
+        let mut state = self.journal.state();
+        self.seen.discard(offset, len)?;
+        state.events.push(Event::Discard { disk: self.disk, offset, len });
+        Ok(())
     }
 
     fn set_len(&self, len: u64) -> Result<(), DeviceError> {
-        self.seen.set_len(len)
+        let mut state = self.journal.state();
+        self.seen.set_len(len)?;
+        state.events.push(Event::SetLen { disk: self.disk, len });
+        Ok(())
     }
 
     fn name(&self) -> String {

@@ -4,14 +4,20 @@
 //! [`Maker`] makes it: what was flushed is there; of the writes after it all are there (in order), or a seeded choice of them,
 //! in a seeded order, whole or torn at [`SECTOR_LEN`]. Cuts in rising order share the work for what was flushed.
 //!
+//! A discard is done or not like a write, and piece by piece where writes are torn. Of one that is done (flushed or not), the bytes are
+//! what they were, zeros or rubbish, and stay that. A device that was made longer or shorter has either length until the next flush.
+//!
 //! Invariants: the same cut of the same events gives the same bytes. A flush covers what its disk was told before it.
 
-use super::pages::Contents;
+use super::pages::{Contents, Left};
 use super::record::Event;
 use crate::rng::Rng;
 
 /// Written whole or not at all, bytes.
 pub const SECTOR_LEN: usize = 512;
+
+/// A discard is done or not in pieces of this, bytes.
+const DISCARD_LEN: u64 = 64 << 10;
 
 /// What became of the writes that were not flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,7 +85,7 @@ pub fn cuts(events: &[Event], kinds: &Kinds, rng: &mut Rng) -> Vec<Cut> {
     let (mut start, mut writes) = (0, 0_u32);
     for (i, event) in events.iter().enumerate() {
         match event {
-            Event::Write { .. } => {
+            Event::Write { .. } | Event::Discard { .. } | Event::SetLen { .. } => {
                 writes += 1;
                 if kinds.writes {
                     out.push(Cut { at: i + 1, rest: Rest::All });
@@ -140,7 +146,7 @@ impl<'a> Maker<'a> {
         assert!(cut.at >= self.next, "cuts come in rising order");
         while self.next < cut.at {
             match &self.events[self.next] {
-                Event::Write { .. } => self.pending.push(self.next),
+                Event::Write { .. } | Event::Discard { .. } | Event::SetLen { .. } => self.pending.push(self.next),
                 Event::Flush { disk } => self.flush(*disk),
                 Event::Begin(_) | Event::End(_) => {}
             }
@@ -149,12 +155,12 @@ impl<'a> Maker<'a> {
         let mut out = self.durable.clone();
         match cut.rest {
             Rest::None => {}
-            Rest::All => self.pending.iter().for_each(|i| put(&mut out, &self.events[*i])),
+            Rest::All => self.pending.iter().for_each(|i| put(&mut out, self.events, *i)),
             Rest::Some { seed } => {
                 let mut rng = Rng::new(seed);
                 for i in shuffled(&self.pending, &mut rng) {
                     if rng.one_in(2) {
-                        put(&mut out, &self.events[i]);
+                        put(&mut out, self.events, i);
                     }
                 }
             }
@@ -163,11 +169,20 @@ impl<'a> Maker<'a> {
                 // Sometimes nearly all of it, mostly a part.
                 let kept_of_eight = 1 + rng.below(7);
                 for i in shuffled(&self.pending, &mut rng) {
-                    let Event::Write { disk, offset, data } = &self.events[i] else { continue };
-                    for (nth, sector) in data.chunks(SECTOR_LEN).enumerate() {
-                        if rng.below(8) < kept_of_eight {
-                            out[*disk].write(offset + (nth * SECTOR_LEN) as u64, sector);
+                    let mut kept = || rng.below(8) < kept_of_eight;
+                    match &self.events[i] {
+                        Event::Write { disk, offset, data } => {
+                            for (nth, sector) in data.chunks(SECTOR_LEN).enumerate().filter(|_| kept()) {
+                                out[*disk].write(offset + (nth * SECTOR_LEN) as u64, sector);
+                            }
                         }
+                        Event::Discard { disk, offset, len } => {
+                            for at in (0..*len).step_by(DISCARD_LEN as usize).filter(|_| kept()) {
+                                out[*disk].discard(offset + at, DISCARD_LEN.min(len - at), left(i));
+                            }
+                        }
+                        _ if kept() => put(&mut out, self.events, i),
+                        _ => {}
                     }
                 }
             }
@@ -178,8 +193,10 @@ impl<'a> Maker<'a> {
     fn flush(&mut self, flushed: usize) {
         let (events, durable) = (self.events, &mut self.durable);
         self.pending.retain(|i| match &events[*i] {
-            Event::Write { disk, .. } if *disk == flushed => {
-                put(durable, &events[*i]);
+            Event::Write { disk, .. } | Event::Discard { disk, .. } | Event::SetLen { disk, .. }
+                if *disk == flushed =>
+            {
+                put(durable, events, *i);
                 false
             }
             _ => true,
@@ -187,9 +204,21 @@ impl<'a> Maker<'a> {
     }
 }
 
-fn put(disks: &mut [Contents], event: &Event) {
-    if let Event::Write { disk, offset, data } = event {
-        disks[*disk].write(*offset, data);
+fn put(disks: &mut [Contents], events: &[Event], nth: usize) {
+    match &events[nth] {
+        Event::Write { disk, offset, data } => disks[*disk].write(*offset, data),
+        Event::Discard { disk, offset, len } => disks[*disk].discard(*offset, *len, left(nth)),
+        Event::SetLen { disk, len } => disks[*disk].set_len(*len),
+        Event::Flush { .. } | Event::Begin(_) | Event::End(_) => {}
+    }
+}
+
+/// What the nth event, a discard, leaves: rubbish as often as not.
+fn left(nth: usize) -> Left {
+    match Rng::new(nth as u64).below(4) {
+        0 => Left::Old,
+        1 => Left::Zeros,
+        _ => Left::Rubbish,
     }
 }
 

@@ -40,3 +40,21 @@ fn a_cut_ends_everything() {
     assert!(b.read_at(0, &mut [0]).is_err());
     assert_eq!((a.counts(), b.counts()), ((1, 0), (1, 0)));
 }
+
+/// Goal: a discard and a change of length are lost or done like a write, and done when they were flushed.
+#[test]
+fn discards_and_lengths_are_pending_too() {
+    const LEN: u64 = 1 << 20;
+    let disk = SimDisk::new("disk", MemDevice::new(LEN), &Power::steady());
+    disk.write_at(0, &[1; 8 * SECTOR]).unwrap();
+    disk.flush().unwrap();
+    disk.discard(0, 8 * SECTOR as u64).unwrap();
+    disk.set_len(LEN / 2).unwrap();
+    let states: Vec<MemDevice> = (0..100).map(|seed| disk.after_crash(&mut Rng::new(seed))).collect();
+    let gone = |state: &MemDevice| (0..8).filter(|i| byte(state, i * SECTOR as u64) != 1).count();
+    assert!(states.iter().any(|s| gone(s) == 0) && states.iter().any(|s| gone(s) == 8));
+    assert!(states.iter().any(|s| s.len() == LEN) && states.iter().any(|s| s.len() == LEN / 2));
+    disk.flush().unwrap();
+    let after = disk.after_crash(&mut Rng::new(1));
+    assert_eq!((gone(&after), after.len()), (8, LEN / 2));
+}

@@ -12,6 +12,8 @@ use crate::rng::Rng;
 
 /// Of a hundred operations of scripts that balance, so many do.
 const BALANCE_PERCENT: u64 = 3;
+/// Of a hundred operations of scripts that trim, so many do.
+const TRIM_PERCENT: u64 = 4;
 
 /// What scripts are made of.
 #[derive(Clone, Debug)]
@@ -34,6 +36,10 @@ pub struct Mix {
     pub convert: bool,
     /// [`Op::Rescan`] now and then: needs quota.
     pub rescan: bool,
+    /// [`Op::Trim`] now and then.
+    pub trim: bool,
+    /// [`Op::Resize`] now and then, between these lengths: needs one device.
+    pub resize: Option<(u64, u64)>,
     /// [`Op::Reopen`] now and then.
     pub reopen: bool,
     /// Of a hundred operations, so many more rename directories.
@@ -62,6 +68,8 @@ impl Default for Mix {
             balance: false,
             convert: false,
             rescan: false,
+            trim: false,
+            resize: None,
             reopen: false,
             moves: 0,
             promises: 0,
@@ -122,6 +130,14 @@ impl Generator<'_> {
         }
         if self.mix.rescan && self.rng.below(100) < BALANCE_PERCENT {
             return Op::Rescan;
+        }
+        if self.mix.trim && self.rng.below(100) < TRIM_PERCENT {
+            return Op::Trim;
+        }
+        if let Some((shortest, longest)) = self.mix.resize
+            && self.rng.below(100) < BALANCE_PERCENT
+        {
+            return Op::Resize { len: self.rng.between(shortest, longest) / self.mix.sectorsize * self.mix.sectorsize };
         }
         if self.mix.moves > 0 && self.rng.below(100) < self.mix.moves {
             return self.move_dir();

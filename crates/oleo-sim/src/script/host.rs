@@ -338,6 +338,11 @@ impl Target for Host {
                 let top = self.top.display().to_string();
                 run("btrfs", ["quota", "rescan", "-w", &top]).map(drop).map_err(|_| Errno::IO)
             }
+            Op::Trim => run("fstrim", [&self.top]).map(drop).map_err(|_| Errno::IO),
+            Op::Resize { len } => {
+                let (len, top) = (len.to_string(), self.top.display().to_string());
+                run("btrfs", ["filesystem", "resize", &len, &top]).map(drop).map_err(|_| Errno::NOSPC)
+            }
             Op::Sync | Op::Reopen => rustix::fs::syncfs(File::open(&self.top).map_err(|e| errno(&e))?),
         }
     }

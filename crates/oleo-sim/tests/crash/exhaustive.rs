@@ -19,6 +19,7 @@ fn one_operation() {
         operations().iter().flat_map(|op| objects().into_iter().map(|o| [op.clone(), o])).collect();
     let tally = in_parallel(scripts.len(), |i| judge_script(&base, &scripts[i], &ALL, i as u64, None));
     tally.must_be_clean("one operation", |s| judge_script(&base, s, &ALL, 0, None));
+    tally.must_have_tested(400, 700);
 }
 
 /// Goal: all pairs of operations, then a promise about each thing there is.
@@ -36,6 +37,7 @@ fn two_operations() {
         tally
     });
     tally.must_be_clean("two operations", |s| judge_script(&base, s, &ALL, 0, None));
+    tally.must_have_tested(20_000, 10_000);
 }
 
 /// Goal: more operations than can be tried in all orders, with promises in between.
@@ -47,4 +49,5 @@ fn three_operations() {
         judge_script(&base, &script, &FEW, i as u64, Some(3))
     });
     tally.must_be_clean("three operations", |s| judge_script(&base, s, &ALL, 0, None));
+    tally.must_have_tested(5000, 2300);
 }

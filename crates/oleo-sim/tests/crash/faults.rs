@@ -150,6 +150,7 @@ fn each_request_for_space_is_refused() {
     ));
     assert!(refused > 10, "only {refused}");
     tally.must_be_clean("runs with refusals", |s| judge_script(&base, s, &kinds, 0, None));
+    tally.must_have_tested(3500, 650);
 }
 
 /// Goal: a commit that finds no block for a tree, whatever was promised to it, stops the file system with the old state whole.
@@ -197,4 +198,5 @@ fn the_disk_is_full() {
     say(&format!("crash: faults: of {} runs on a nearly full disk {refused} were refused something", tally.runs));
     assert!(refused > 3, "only {refused}");
     tally.must_be_clean("runs on a nearly full disk", |s| judge_script(&base, s, &kinds, 0, None));
+    tally.must_have_tested(120, 400);
 }

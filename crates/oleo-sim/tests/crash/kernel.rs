@@ -221,6 +221,7 @@ fn the_kernel_opens_ours() {
         let Some(cut) = cut else { continue };
         let state = Maker::new(&run.base, &run.events).make(cut);
         tally.with_log += u64::from(has_log(&state));
+        tally.promises += run.promises(cut);
         let wrong = match mounted(oracle, &state[0], "") {
             Ok((found, wrong)) => {
                 [wrong, judge(&run.history, run.progress(cut), run.commit_of(&state), &found)].concat()
@@ -230,6 +231,7 @@ fn the_kernel_opens_ours() {
         note(&mut tally, format!("script {nth}, {cut:?}, opened by the kernel"), &script, wrong);
     }
     tally.must_be_clean("states of ours that the kernel mounted and btrfs check judged", |_| Tally::default());
+    tally.must_have_tested(350, 45);
 }
 
 /// Goal: we open what a crash of the kernel left, replaying its log, and find what it promised; so does the kernel, which proves
@@ -254,6 +256,7 @@ fn we_open_the_kernels() {
         let run = base.run(oracle, &script).unwrap();
         (ours.runs, kernels.runs) = (ours.runs + 1, kernels.runs + 1);
         ours.with_log += u64::from(has_log(std::slice::from_ref(&run.crashed)));
+        ours.promises += run.history.steps.iter().filter(|s| s.promise.is_some()).count() as u64;
         let wrong = run.judge_by_oleo().unwrap_or_else(|e| vec![format!("{e:#}")]);
         note(&mut ours, format!("script {nth}, kernel's crash opened by us"), &script, wrong);
         // Half of them: mounting takes its time.
@@ -272,6 +275,7 @@ fn we_open_the_kernels() {
         tally
     };
     ours.must_be_clean("crashes of the kernel, opened by us", |s| again(s, true));
+    ours.must_have_tested(500, 35);
     kernels.must_be_clean("crashes of the kernel, opened by the kernel", |s| again(s, false));
 }
 

@@ -49,6 +49,13 @@ fn lies_are_noticed() {
     assert!(!failures(Some(Wrong::Device(Fault::DropFlushes))).is_empty());
 }
 
+/// Goal: an fsync that is refused, where nothing is in its way, is a failure: it breaks no promise, since it makes none.
+#[test]
+fn refused_promises_are_noticed() {
+    let refused = failures(Some(Wrong::FsyncRefuses));
+    assert!(refused.iter().all(|f| f.contains("the promise is refused")) && !refused.is_empty(), "{refused:?}");
+}
+
 /// Goal: each flush matters, and each write but some of the superblock's second copy: that is only needed while the first is
 /// torn.
 /// Method: one at a time is left out.

@@ -1,11 +1,11 @@
 //! Random scripts with many promises, over every shape of file system.
 
 use oleo_sim::crash::states::Kinds;
-use oleo_sim::script::{Mix, generate};
+use oleo_sim::script::{Mix, Op, generate};
 
 use crate::ours::Mover;
 use crate::run::{Base, Shape};
-use crate::tally::{in_parallel, judge_script, share};
+use crate::tally::{in_parallel, judge_script, say, share};
 
 const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
 
@@ -31,6 +31,8 @@ fn scripts(what: &str, shape: Shape, first: u64, count: u64) {
         judge_script(&base, &generate(seed, &mix(seed)), &KINDS, seed, Some(100))
     });
     tally.must_be_clean(what, |s| judge_script(&base, s, &KINDS, 0, None));
+    // A third of them has few.
+    tally.must_have_tested(25 * count, 50 * count);
 }
 
 /// Goal: nothing that was promised is lost, and nothing is half there, whatever was done before.
@@ -58,6 +60,7 @@ fn with_quota() {
         judge_script(&base, &generate(seed, &Mix { subvolumes: true, ..mix(seed) }), &KINDS, seed, Some(100))
     });
     tally.must_be_clean("random scripts, quota on", |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_have_tested(1100, 2300);
 }
 
 /// Goal: the same with simple quotas: what a log brings back and what a balance moves still counts for who wrote it.
@@ -70,6 +73,7 @@ fn with_simple_quota() {
         judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
     tally.must_be_clean("random scripts, simple quotas", |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_have_tested(1100, 1900);
 }
 
 /// Goal: a balance that is cut short anywhere leaves what was there: each of its transactions is whole by itself.
@@ -82,6 +86,7 @@ fn with_balance() {
         judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
     tally.must_be_clean("random scripts with balances", |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_have_tested(800, 1100);
 }
 
 /// Goal: the same while groups turn from one profile into another, and back.
@@ -94,6 +99,7 @@ fn with_conversions() {
         judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
     tally.must_be_clean("random scripts with conversions", |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_have_tested(800, 1200);
 }
 
 /// Goal: a count of quota that is cut short anywhere leaves numbers that are right, or marked as being counted.
@@ -106,6 +112,32 @@ fn with_rescans() {
         judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
     tally.must_be_clean("random scripts with counts of quota", |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_have_tested(750, 850);
+}
+
+/// Goal: what is discarded is nothing that a crash would go back to, and a device is made longer before it is counted, shorter after.
+/// Method: volumes that discard what a commit frees, trims and changes of length in between, balances too. The discarded bytes are
+/// what they were, zeros or rubbish, at once or later.
+#[test]
+fn with_discards() {
+    const LENGTHS: (u64, u64) = (80 << 20, 160 << 20);
+    let bases = [Shape::BARE, Shape::USUAL, Shape::PAIR].map(|shape| Base { discard: true, ..Base::new(shape, &[]) });
+    let one = |base: &Base, script: &[Op], seed, most| judge_script(base, script, &KINDS, seed, most);
+    let tally = in_parallel(share(45) as usize, |i| {
+        let seed = 10_000 + i as u64;
+        let resize = (i % 3 != 2).then_some(LENGTHS);
+        let mix = Mix { subvolumes: true, balance: seed.is_multiple_of(2), trim: true, resize, ..mix(seed) };
+        one(&bases[i % 3], &generate(seed, &mix), seed, Some(100))
+    });
+    let (discards, lengths) = (tally.discards, tally.lengths);
+    say(&format!("crash: {discards} discards, {lengths} changes of length"));
+    tally.must_be_clean("random scripts with discards", |s| {
+        let mut both = one(&bases[0], s, 0, None);
+        both.add(one(&bases[1], s, 0, None));
+        both
+    });
+    tally.must_have_tested(1000, 900);
+    assert!(discards > 5000 && lengths > 50, "{discards} discards, {lengths} changes of length");
 }
 
 /// Goal: the same with quota on: the numbers stay right.
@@ -118,6 +150,7 @@ fn with_balance_and_quota() {
         judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
     tally.must_be_clean("random scripts with balances, quota on", |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_have_tested(800, 1200);
 }
 
 /// Goal: the job of balancing, with its item on disk: cut short anywhere, the volume is sound, whoever opens it finds the balance
@@ -140,5 +173,6 @@ fn with_the_balance_job() {
         both.add(judge_script(&bases[1], s, &KINDS, 0, None));
         both
     });
+    tally.must_have_tested(850, 900);
     assert!(resumed * 20 > states, "{resumed} of {states} states had a balance to be carried on");
 }

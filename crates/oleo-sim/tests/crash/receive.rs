@@ -176,9 +176,12 @@ fn history(seed: u64, kinds: &std::sync::Mutex<Kinds4>) -> Result<Tally> {
             all.remove(usize::try_from(rng.below(all.len() as u64 - 1))?);
         }
         let mut maker = Maker::new(&run.base, &run.events);
+        let mut returned = false;
         for cut in &all {
             let state = maker.make(cut);
             tally.states += 1;
+            // That of a receive is to return.
+            returned |= progress(&run.events, cut.at).done > 0;
             match run.judge(&state, progress(&run.events, cut.at).done > 0) {
                 Ok(found) => {
                     let kind = match found {
@@ -195,6 +198,7 @@ fn history(seed: u64, kinds: &std::sync::Mutex<Kinds4>) -> Result<Tally> {
                 }
             }
         }
+        tally.promises += u64::from(returned);
         tally.time_judging += begin.elapsed();
         base = after;
     }
@@ -211,5 +215,6 @@ fn is_gone_on_with() {
     let kinds = kinds.into_inner().unwrap();
     say(&format!("crash: found nothing, parts without a place, parts, all: {kinds:?}"));
     tally.must_be_clean("receives", |_| Tally::default());
+    tally.must_have_tested(24, 0);
     assert!(kinds[0] > 0 && kinds[2] > 20 && kinds[3] > 0, "every sort is met: {kinds:?}");
 }

@@ -17,6 +17,7 @@ use oleo_sim::crash::pages::{Contents, Overlay};
 use oleo_sim::crash::record::{Counts, Event, Fault, Journal};
 use oleo_sim::crash::seen::Seen;
 use oleo_sim::crash::states::{Cut, Kinds, Progress, cuts, progress};
+use oleo_sim::manifest::Kind;
 use oleo_sim::rng::Rng;
 use oleo_sim::script::Op;
 use oleo_space::Denial;
@@ -76,6 +77,8 @@ pub enum Wrong {
     NoSpace(Denial),
     /// `fsync` and `fdatasync` do nothing.
     FsyncLies,
+    /// `fsync` and `fdatasync` find no room.
+    FsyncRefuses,
 }
 
 /// A file system before a run.
@@ -83,6 +86,10 @@ pub struct Base {
     pub contents: Vec<Contents>,
     /// Who moves groups in runs.
     pub mover: Mover,
+    /// What a commit frees is discarded.
+    pub discard: bool,
+    /// There is next to no room, so that promises may be refused.
+    pub full: bool,
 }
 
 /// How states are opened.
@@ -151,7 +158,7 @@ impl Base {
         ours.close().unwrap();
         let mut contents: Vec<Contents> = disks.iter().map(|d| d.contents()).collect();
         contents.iter_mut().for_each(Contents::settle);
-        Base { contents, mover: Mover::Engine }
+        Base { contents, mover: Mover::Engine, discard: false, full: false }
     }
 
     /// The same file system, filled up until all that is left is `room` bytes that a file has given back.
@@ -183,7 +190,7 @@ impl Base {
         image.close().unwrap();
         let mut contents: Vec<Contents> = disks.iter().map(|d| d.contents()).collect();
         contents.iter_mut().for_each(Contents::settle);
-        Base { contents, mover: Mover::Engine }
+        Base { contents, mover: Mover::Engine, discard: false, full: true }
     }
 
     /// Runs a script, with something wrong from its first step on.
@@ -194,13 +201,16 @@ impl Base {
         };
         let journal = Journal::new();
         let disks = self.contents.iter().enumerate().map(|(i, c)| journal.disk(i, c.clone()));
-        let image = Image::from_devices(devices(disks), &options(true)).unwrap_or_else(|e| panic!("the base: {e}"));
+        let how = OpenOptions { discard: self.discard, ..options(true) };
+        let image = Image::from_devices(devices(disks), &how).unwrap_or_else(|e| panic!("the base: {e}"));
         let mut moments = vec![look(&image, None).unwrap()];
         let mut durable = vec![image.fs().engine().durable().0];
         if let Some(Wrong::NoSpace(denial)) = wrong {
             image.fs().engine().space().deny(denial);
         }
         let may_fail = fault.is_some() || matches!(wrong, Some(Wrong::NoSpace(denial)) if denial.blocks);
+        // What makes it right to refuse a promise.
+        let planned = fault.is_some() || matches!(wrong, Some(Wrong::NoSpace(_))) || self.full;
         let mut ours = Ours::around(image).moved_by(self.mover);
         let (mut steps, mut results, mut broken) = (Vec::new(), Vec::new(), None);
         journal.take();
@@ -208,14 +218,21 @@ impl Base {
         for (i, op) in script.iter().enumerate() {
             let before = &moments[moments.len() - 1];
             journal.begin(i);
-            let lie = wrong == Some(Wrong::FsyncLies) && matches!(op, Op::Fsync { .. } | Op::Fdatasync { .. });
-            let result = if lie { Ok(()) } else { ours.try_apply(op) };
+            let is_fsync = matches!(op, Op::Fsync { .. } | Op::Fdatasync { .. });
+            let result = match wrong {
+                Some(Wrong::FsyncLies) if is_fsync => Ok(()),
+                Some(Wrong::FsyncRefuses) if is_fsync => Err(FsError::NoSpace),
+                _ => ours.try_apply(op),
+            };
             journal.end(i);
             // A refusal has a number of its own; what has none of these is ours or the device's.
             let is_fault = result.as_ref().is_err_and(|e| [5, 117].contains(&e.errno()));
             if is_fault && !may_fail {
                 broken =
                     Some(format!("{op:?}: {}", result.as_ref().err().map(ToString::to_string).unwrap_or_default()));
+            }
+            if let Some(e) = result.as_ref().err().filter(|_| is_owed(op, before) && !planned) {
+                broken = Some(format!("{op:?}: the promise is refused: {e}"));
             }
             let after = look(ours.image(), Some(before)).unwrap_or_else(|e| {
                 if !may_fail {
@@ -248,7 +265,20 @@ impl Base {
             failed,
             broken,
             resumed: AtomicU64::new(0),
+            discard: self.discard,
         }
+    }
+}
+
+/// Whether a step is to make something durable that is there: nothing but a fault may be in its way.
+fn is_owed(op: &Op, before: &Seen) -> bool {
+    match op {
+        Op::Sync => true,
+        Op::Fsync { path } | Op::Fdatasync { path } => {
+            let node = before.find(path).and_then(|id| before.nodes.get(&id));
+            node.is_some_and(|node| !node.stub && matches!(node.kind, Kind::File | Kind::Dir))
+        }
+        _ => false,
     }
 }
 
@@ -280,6 +310,8 @@ pub struct Run {
     pub broken: Option<String>,
     /// States so far in which a balance was found, and carried on.
     pub resumed: AtomicU64,
+    /// States are opened with discards, too.
+    pub discard: bool,
 }
 
 /// How a state is opened.
@@ -310,6 +342,16 @@ impl Run {
         Some(Commit { generation: sb.generation.get(), log: sb.log_root.get() != 0 })
     }
 
+    /// Promises that were made before a cut.
+    pub fn promises(&self, cut: &Cut) -> u64 {
+        self.history.steps[..self.progress(cut).done].iter().filter(|s| s.promise.is_some()).count() as u64
+    }
+
+    /// How many events are such.
+    pub fn count(&self, what: impl Fn(&Event) -> bool) -> u64 {
+        self.events.iter().filter(|e| what(e)).count() as u64
+    }
+
     /// Everything wrong with what the crash left.
     pub fn judge(&self, cut: &Cut, state: &[Contents], way: Way) -> Vec<String> {
         let fail = |what: &str, e: &dyn std::fmt::Display| vec![format!("{what}: {e:#}")];
@@ -326,7 +368,8 @@ impl Run {
             }
             Err(e) => return fail("it does not open without its log", &e),
         }
-        let image = match Image::from_devices(disks.clone(), &options(way != Way::Read)) {
+        let how = OpenOptions { discard: self.discard && way != Way::Read, ..options(way != Way::Read) };
+        let image = match Image::from_devices(disks.clone(), &how) {
             Ok(image) => image,
             Err(e) => return fail("it does not open", &e),
         };

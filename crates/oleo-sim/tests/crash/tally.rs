@@ -6,6 +6,7 @@ use std::io::Write;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use oleo_sim::crash::record::Event;
 use oleo_sim::crash::states::{Kinds, Maker};
 use oleo_sim::rng::Rng;
 use oleo_sim::script::{Op, shrink, to_text};
@@ -56,6 +57,11 @@ pub struct Tally {
     pub runs: u64,
     pub states: u64,
     pub with_log: u64,
+    /// Promises that were made before the last state of their run.
+    pub promises: u64,
+    /// Discards and changes of length that the devices were told.
+    pub discards: u64,
+    pub lengths: u64,
     /// States with a balance, which was carried on.
     pub resumed: u64,
     pub failures: Vec<Failure>,
@@ -69,6 +75,9 @@ impl Tally {
         self.runs += other.runs;
         self.states += other.states;
         self.with_log += other.with_log;
+        self.promises += other.promises;
+        self.discards += other.discards;
+        self.lengths += other.lengths;
         self.resumed += other.resumed;
         self.failures.extend(other.failures);
         self.time_running += other.time_running;
@@ -78,8 +87,9 @@ impl Tally {
     /// One line, as the README quotes it.
     pub fn line(&self, what: &str) -> String {
         format!(
-            "crash: {what}: {} scripts, {} states ({} with a log, {} with a balance), {} failures; {:.1} s running, {:.1} s judging",
+            "crash: {what}: {} scripts, {} promises, {} states ({} with a log, {} with a balance), {} failures; {:.1} s running, {:.1} s judging",
             self.runs,
+            self.promises,
             self.states,
             self.with_log,
             self.resumed,
@@ -87,6 +97,17 @@ impl Tally {
             self.time_running.as_secs_f64(),
             self.time_judging.as_secs_f64()
         )
+    }
+
+    /// # Panics
+    /// Where fewer promises were put to the test, or fewer states had a log to be replayed, than this: a run that makes no promise breaks
+    /// none.
+    pub fn must_have_tested(&self, promises: u64, with_log: u64) {
+        let least = |usual: u64| usual * percent().min(100) / 100;
+        let (promises, with_log) = (least(promises), least(with_log));
+        let Tally { promises: made, with_log: logs, .. } = self;
+        assert!(*made >= promises, "only {made} promises were tested, not {promises}");
+        assert!(*logs >= with_log, "only {logs} states had a log, not {with_log}");
     }
 
     /// # Panics
@@ -162,6 +183,9 @@ pub fn judge_wrong(
         }
     }
     tally.time_judging = begin.elapsed();
+    tally.promises = all.iter().map(|cut| run.promises(cut)).max().unwrap_or(0);
+    tally.discards = run.count(|e| matches!(e, Event::Discard { .. }));
+    tally.lengths = run.count(|e| matches!(e, Event::SetLen { .. }));
     tally.resumed = run.resumed.load(std::sync::atomic::Ordering::Relaxed);
     tally
 }
@@ -171,10 +195,15 @@ pub fn say(line: &str) {
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
 }
 
+/// `OLEO_CRASH_SHARE`, a number of percent; in CI never less than all.
+fn percent() -> u64 {
+    let percent = std::env::var("OLEO_CRASH_SHARE").ok().and_then(|s| s.parse().ok()).unwrap_or(100);
+    if std::env::var_os("CI").is_some() { percent.max(100) } else { percent }
+}
+
 /// So many for CI; `OLEO_CRASH_SHARE` makes it as many times more, in percent.
 pub fn share(usual: u64) -> u64 {
-    let percent = std::env::var("OLEO_CRASH_SHARE").ok().and_then(|s| s.parse().ok()).unwrap_or(100);
-    (usual * percent).div_ceil(100)
+    (usual * percent()).div_ceil(100)
 }
 
 /// Works through all scripts on all cores.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
+use oleo::control::{Caller, NewSize, Request, execute};
 use oleo::{BalanceArgs, BalanceEnd, Filters, Image, OpenOptions, Profile};
 use oleo_format::{BlockGroupFlags, Compression, Corruption, Ino};
 use oleo_fs::data::{CloneRange, ExtentKind, KeepSize};
@@ -487,6 +488,8 @@ impl Ours {
                 move_groups(fs, flags_of(*kind)).map(drop)
             }
             Op::Rescan => self.image().quota_rescan().map_err(|_| FsError::Invalid("quota")),
+            Op::Trim => self.request(Request::Trim { start: 0, len: u64::MAX, min_len: 0 }),
+            Op::Resize { len } => self.request(Request::Resize { devid: None, to: NewSize::To(*len) }),
             Op::Sync => fs.sync().map(drop),
             Op::Reopen => {
                 fs.sync()?;
@@ -495,6 +498,16 @@ impl Ours {
                 Ok(())
             }
         }
+    }
+
+    /// What the command asks for on whole file systems.
+    fn request(&self, request: Request) -> Result<(), FsError> {
+        let answer = execute(self.image(), &Caller::owner(), request);
+        let wrong = |e: oleo::control::Error| match e.errno {
+            oleo_fs::errno::ENOSPC => FsError::NoSpace,
+            _ => FsError::Corruption(Corruption::new("request", "answer", &e.message, "done")),
+        };
+        answer.map(drop).map_err(wrong)
     }
 
     fn can_compress(&self, path: &str) -> Result<bool, FsError> {

@@ -64,6 +64,56 @@ fn states_hold_what_was_flushed() {
     assert_eq!(byte(&base[0], 0), 0);
 }
 
+/// Goal: what is discarded is there, zeros or rubbish, and what is cut off is lost or not until it is flushed; a write after either counts.
+/// Method: a run of each; states at every place; what is behind a flush is the same in all of them.
+#[test]
+fn discards_and_lengths_are_part_of_the_states() {
+    let journal = Journal::new();
+    let mut base = Contents::zeros(LEN);
+    base.write(0, &[7; LEN as usize]);
+    base.settle();
+    let disk = journal.disk(0, base.clone());
+    disk.discard(512, 20_000).unwrap();
+    disk.write_at(8192, &[1; 512]).unwrap();
+    disk.set_len(LEN / 2).unwrap();
+    assert!(disk.write_at(LEN / 2, &[1]).is_err());
+    disk.flush().unwrap();
+    disk.set_len(LEN).unwrap();
+    disk.discard(LEN / 2, 4096).unwrap();
+    let mut now = [0; 2];
+    disk.read_at(4096, &mut now).unwrap();
+    assert_ne!(now, [7, 7], "a discard is seen at once");
+    let events = journal.take();
+    assert_eq!(events.len(), 6);
+    let kinds = Kinds { flushes: true, writes: true, steps: true, some: 40, torn: 40 };
+    let mut met = std::collections::BTreeSet::new();
+    for shift in 0..20 {
+        // The number of an event decides what its discard leaves.
+        let mut events = vec![Event::Begin(0); shift].into_iter().chain(events.clone()).collect::<Vec<_>>();
+        events.push(Event::End(0));
+        let mut maker = Maker::new(std::slice::from_ref(&base), &events);
+        for cut in cuts(&events, &kinds, &mut Rng::new(1)) {
+            let state = &maker.make(&cut)[0];
+            let (done, old) = (cut.at > shift + 3, byte(state, 5000));
+            assert_eq!(
+                (byte(state, 0), byte(state, 511), byte(state, 30_000)),
+                (7, 7, 7),
+                "{cut:?}: beside the discard"
+            );
+            met.insert(("discarded", done, if [0, 7].contains(&old) { old } else { 1 }));
+            met.insert(("length", done, (state.len() / (LEN / 2)) as u8));
+            if done {
+                assert_eq!(byte(state, 8192), 1, "{cut:?}: a write behind a discard");
+                assert!(byte(state, LEN - 1) == 0, "{cut:?}: what was cut off is back");
+            }
+        }
+    }
+    let all = [false, true].map(|done| [("discarded", done, 0), ("discarded", done, 1), ("discarded", done, 7)]);
+    assert!(all.iter().flatten().all(|sort| met.contains(sort)), "{met:?}");
+    let all = [false, true].map(|done| [("length", done, 1), ("length", done, 2)]);
+    assert!(all.iter().flatten().all(|sort| met.contains(sort)), "{met:?}");
+}
+
 /// Goal: devices lie and fail as asked, once, and say that they did.
 #[test]
 fn faults_happen() {
