@@ -19,10 +19,15 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 impl Fs {
     /// Writes everything to disk: all files' buffers, then a commit. Returns the generation on disk.
+    ///
+    /// # Errors
+    /// Where the commit fails, why. Where a file could not be flushed or erased, all else was, and is on disk: then the error is the
+    /// first of those.
     pub fn sync(&self) -> Result<Generation, FsError> {
-        self.core().flush_all(None)?;
-        while self.core().erase_let_go()? {}
-        Ok(self.engine().commit()?)
+        let flushed = self.core().flush_all(None);
+        let erased = self.core().erase_all_let_go();
+        let generation = self.engine().commit()?;
+        flushed.and(erased).map(|()| generation)
     }
 
     /// Commits what is part of the open transaction. What is buffered of files stays so.

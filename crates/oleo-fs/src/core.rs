@@ -11,6 +11,7 @@
 //! Locks: a list's shard and a cache's shard are leaves, held for a push or a look-up.
 //! Crash: memory only.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -61,7 +62,7 @@ pub struct Core {
     pub(crate) cache: InodeCache,
     pub(crate) subvols: Mutex<Subvols>,
     /// Unlinked inodes whose last handle is gone.
-    pub(crate) let_go: Mutex<Vec<Arc<Inode>>>,
+    pub(crate) let_go: Mutex<VecDeque<Arc<Inode>>>,
     /// Held while a directory moves to another one, so that nobody else changes who is whose ancestor.
     pub(crate) moving: Mutex<()>,
     /// The number the next new subvolume gets; 0: not known yet.
@@ -179,7 +180,7 @@ impl Core {
 
     /// Takes note that the last handle of an unlinked inode is gone; the next clean step deletes it.
     pub(crate) fn let_go(&self, inode: Arc<Inode>) {
-        self.let_go.lock().push(inode);
+        self.let_go.lock().push_back(inode);
     }
 
     /// The inode of that number, or `None` where the subvolume has none.

@@ -249,7 +249,7 @@ impl Fs {
     /// What is known of an inode.
     pub fn attr(&self, inode: &InodeRef) -> Attr {
         let guard = inode.read();
-        Attr::of(inode, &inode.data.show(guard.fields()))
+        Attr::of(inode, &crate::data::shown(&guard))
     }
 
     /// Fails where the inode may not be changed.
@@ -260,14 +260,13 @@ impl Fs {
         inode.subvol().writable()
     }
 
-    /// Erases some of the inodes that were let go of.
-    pub(crate) fn erase_some(&self) -> Result<(), FsError> {
+    /// Erases some of the inodes that were let go of. One that cannot be is told by whoever syncs or cleans.
+    pub(crate) fn erase_some(&self) {
         for _ in 0..ERASE_STEPS {
-            if !self.core().erase_let_go()? {
+            if !self.core().erase_let_go().unwrap_or(false) {
                 break;
             }
         }
-        Ok(())
     }
 
     /// One step of cleaning: inodes without names, what a crash left, deleted subvolumes, of which at most
@@ -289,6 +288,10 @@ impl Fs {
         if self.core().orphans_seen.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        self.clean_orphans_everywhere().inspect_err(|_| self.core().orphans_seen.store(false, Ordering::Release))
+    }
+
+    fn clean_orphans_everywhere(&self) -> Result<(), FsError> {
         for id in self.subvol_ids()? {
             match self.subvol(id) {
                 Ok(subvol) if subvol.writable().is_ok() => self.core().clean_orphans(&subvol)?,

@@ -150,7 +150,7 @@ impl Fs {
             if let Some(let_go) = self.remove_inode_name(dir, name, target, &child, directory)? {
                 if let_go {
                     self.core().let_go(child);
-                    self.erase_some()?;
+                    self.erase_some();
                 }
                 return Ok(());
             }

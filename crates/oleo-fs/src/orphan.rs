@@ -102,14 +102,37 @@ impl Core {
 
     /// One step of erasing the inodes that nobody holds any more; false when there are none.
     pub(crate) fn erase_let_go(self: &Arc<Self>) -> Result<bool, FsError> {
-        let Some(inode) = self.let_go.lock().pop() else { return Ok(false) };
+        let Some(inode) = self.let_go.lock().pop_back() else { return Ok(false) };
         if inode.subvol().is_deleted() {
             return Ok(true);
         }
-        if !self.erase_step(&inode)? {
-            self.let_go.lock().push(inode);
+        match self.erase_step(&inode) {
+            Ok(true) => {}
+            Ok(false) => self.let_go.lock().push_back(inode),
+            Err(e) => {
+                // Behind all others, which may fare better.
+                self.let_go.lock().push_front(inode);
+                return Err(e);
+            }
         }
         Ok(true)
+    }
+
+    /// Erases all inodes that nobody holds any more, but for those where it fails: the first error.
+    pub(crate) fn erase_all_let_go(self: &Arc<Self>) -> Result<(), FsError> {
+        let (mut first, mut failures) = (Ok(()), 0);
+        // Each failure is put behind all others: when there are as many as inodes, all that is left has failed.
+        while failures <= self.let_go.lock().len() {
+            match self.erase_let_go() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) => {
+                    failures += 1;
+                    first = first.and(Err(e));
+                }
+            }
+        }
+        first
     }
 
     /// One step; true when the inode is gone, or in use again.
@@ -141,6 +164,11 @@ impl Core {
         if subvol.orphans_seen.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        // Whoever comes after an error looks again.
+        self.clean_all_orphans(subvol).inspect_err(|_| subvol.orphans_seen.store(false, Ordering::Release))
+    }
+
+    fn clean_all_orphans(self: &Arc<Self>, subvol: &Arc<Subvol>) -> Result<(), FsError> {
         let object = self.object(subvol.id(), ORPHAN_OBJECT)?;
         let mut from = 0;
         loop {

@@ -94,7 +94,7 @@ impl Fs {
             if let Some(let_go) = self.rename_once(&plan, from.1, to.map(|t| t.1))? {
                 if let Some(inode) = let_go {
                     self.core().let_go(inode);
-                    self.erase_some()?;
+                    self.erase_some();
                 }
                 return Ok(());
             }

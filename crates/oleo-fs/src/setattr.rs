@@ -93,7 +93,8 @@ impl Fs {
         fields.otime = set.otime.unwrap_or(fields.otime);
         fields.ctime = set.ctime.unwrap_or(now);
         fields.sequence += 1;
-        Ok(Attr::of(inode, &inode.data.show(fields)))
+        drop(guard);
+        Ok(self.attr(inode))
     }
 }
 

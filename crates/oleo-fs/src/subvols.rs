@@ -227,6 +227,10 @@ impl Fs {
     ) -> Result<R, FsError> {
         // Reserves for the open transaction; what it reserved stays taken until the commit.
         drop(self.engine().join(need)?);
+        self.on_stage(f)
+    }
+
+    fn on_stage<R: Send>(&self, f: impl FnOnce(&mut Staged<'_>) -> Result<R, FsError> + Send) -> Result<R, FsError> {
         let mut outcome = None;
         self.engine().stage(|s| {
             outcome = Some(f(s));
@@ -270,7 +274,10 @@ impl Fs {
         let from = self.subvol(source)?;
         let uuid = opts.uuid.unwrap_or_else(|| self.options().uuids.fresh());
         self.core().flush_all(Some(source))?;
-        self.staged(|s| {
+        drop(self.engine().join(TREE_NEED)?);
+        // Whoever is writing to data in place has looked before whether a snapshot shares it, and looks again only for the next write.
+        let _nobody_writes_in_place = self.engine().bar_addresses();
+        self.on_stage(|s| {
             self.check_free(dir, name)?;
             let old = from.root_item().ok_or(FsError::NotFound)?;
             if from.is_deleted() {

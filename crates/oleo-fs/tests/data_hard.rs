@@ -351,3 +351,38 @@ fn threads_change_nothing() -> anyhow::Result<()> {
     assert!(images[0] == images[1]);
     Ok(())
 }
+
+/// Goal: what is buffered looks as it will on disk: data begins and ends with a sector, and bytes that replace others are counted
+/// once.
+/// Method: the same questions before a sync and after it.
+#[test]
+fn buffered_as_on_disk() -> anyhow::Result<()> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 * MIB));
+    mkfs(&device, 3)?;
+    let fs = open(device, &FsOptions::default())?;
+    let sparse = new_file(&fs, "sparse")?;
+    for at in [2, 20_000, 70_000] {
+        fs.write(&sparse, at, b"x")?;
+    }
+    let seek = || -> anyhow::Result<Vec<_>> {
+        let places = [0, 1, 2, 3, 100, 4095, 4096, 5000, 16_384, 20_001, 30_000, 69_999, 70_000];
+        places.iter().map(|at| Ok((fs.seek_data(&sparse, *at)?, fs.seek_hole(&sparse, *at)?))).collect()
+    };
+    let before = seek()?;
+    fs.sync()?;
+    assert_eq!(before, seek()?);
+    assert_eq!(before[0], (Some(0), Some(4096)));
+    let full = new_file(&fs, "full")?;
+    fs.write(&full, 0, &vec![1; 4 * MIB as usize])?;
+    fs.sync()?;
+    let settled = fs.attr(&full).nbytes;
+    assert_eq!(settled, 4 * MIB);
+    fs.write(&full, 0, &vec![2; 4 * MIB as usize])?;
+    assert_eq!(fs.attr(&full).nbytes, settled);
+    // A megabyte more, and one that is there.
+    fs.write(&full, 3 * MIB, &vec![3; 2 * MIB as usize])?;
+    let shown = fs.attr(&full).nbytes;
+    fs.sync()?;
+    assert_eq!((shown, fs.attr(&full).nbytes), (5 * MIB, 5 * MIB));
+    Ok(())
+}

@@ -36,5 +36,5 @@ pub use found_log::{FoundLog, LogTree};
 pub use log::{LogCommit, LogWritten, Still, commits_of_this_thread, refusal};
 pub use quota::{Assigned, Qgroup, QgroupId, QgroupLimit, QuotaMode, QuotaState, ScanBase};
 pub use readers::Reader;
-pub use relocate::{Addresses, Moved};
+pub use relocate::{Addresses, Moved, NoAddresses};
 pub use root_sets::{RootSet, RootSets};

@@ -1,4 +1,4 @@
-//! Data on the device that is not what was written: an error that names the place, or the other copy.
+//! Data on the device that is not what was written: an error that names the place, or the other copy; and nobody else's loss.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -83,5 +83,34 @@ fn with_another_copy() {
     let wanted = &content()[HURT * SECTOR..(HURT + 1) * SECTOR];
     for copy in copies {
         assert_eq!(&bytes[copy * SECTOR..(copy + 1) * SECTOR], wanted, "copy at sector {copy}");
+    }
+}
+
+/// Goal: a file that cannot be written, since a sector of which a part was overwritten cannot be read, costs nobody else anything:
+/// fsync of it fails, that of others does not, and what others have done is there after the mount has ended.
+/// Method: one sector of a file is overwritten in the image, then a byte of it through the mount.
+#[test]
+fn what_cannot_be_written_costs_others_nothing() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let (image, _) = hurt(&scratch, &[]);
+    let served = serve(&image);
+    let file = fs::OpenOptions::new().write(true).open(served.path().join("dir/file")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"z", (HURT * SECTOR + 100) as u64).unwrap();
+    let other = fs::File::create(served.path().join("other")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&other, b"hello", 0).unwrap();
+    let eio = Some(rustix::io::Errno::IO.raw_os_error());
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), eio);
+    other.sync_all().unwrap();
+    fs::create_dir(served.path().join("after")).unwrap();
+    fs::write(served.path().join("after/not-synced"), "as well").unwrap();
+    // As long as it lasts.
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), eio);
+    drop((file, other));
+    // Whether this fails is not looked at: that something is lost is to be said, and the rest is to be there.
+    let _ = served.unmount();
+    for (path, want) in [("other", "hello"), ("after/not-synced", "as well")] {
+        let found = run(OLEO, ["cat".as_ref(), image.as_os_str(), path.as_ref()]).unwrap();
+        assert_eq!(found, want, "{path}");
     }
 }

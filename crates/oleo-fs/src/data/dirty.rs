@@ -8,6 +8,12 @@
 //! or the oldest, unless somebody is at it, and then waits until there is room. Where nobody writes back in the
 //! background (a program without a thread for it), a writer also flushes its file every [`FILE_DIRTY_MAX`] bytes.
 //!
+//! A file that could not be flushed (a sector of which a part was overwritten cannot be read, there is no space) keeps what it
+//! could not write, and can be read as it was written. It is set aside: nobody else's write, write-back or wait for room has to do
+//! with it, and write-back tries it again only when its bytes have become old once more. Its own fsync tries, too, and fails as
+//! long as the bytes are there: until they could be written, are overwritten by whole sectors, or cut away with `truncate` to 0 or the
+//! file's deletion. Where too much is buffered already, so do writes to it, so that what is kept has a bound.
+//!
 //! Locks: `Shared::files` and `Shared::waiting` are leaves. No lock is held while somebody waits for room.
 
 use std::collections::BTreeMap;
@@ -38,12 +44,24 @@ type Rank = (TreeId, Ino);
 pub(super) struct DirtyFiles {
     by_rank: BTreeMap<Rank, Entry>,
     by_turn: BTreeMap<u64, Rank>,
+    /// Those of which the last flush failed, in the order in which that was found.
+    failed: BTreeMap<u64, Rank>,
     next_turn: u64,
+}
+
+/// How a file's last flush ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flushed {
+    /// What it had was written; it has been written to since.
+    Well,
+    /// Not all could be written.
+    Badly,
 }
 
 struct Entry {
     inode: Arc<Inode>,
     turn: u64,
+    /// When the first of its bytes was buffered, or the last flush failed.
     since: Time,
 }
 
@@ -51,30 +69,44 @@ impl DirtyFiles {
     /// Enters a file, unless it is there.
     pub(super) fn insert(&mut self, inode: &Arc<Inode>, since: Time) {
         let rank = inode.rank();
-        if self.by_rank.contains_key(&rank) {
-            return;
+        if !self.by_rank.contains_key(&rank) {
+            let turn = self.put(inode.clone(), since);
+            self.by_turn.insert(turn, rank);
         }
+    }
+
+    fn put(&mut self, inode: Arc<Inode>, since: Time) -> u64 {
         let turn = self.next_turn;
         self.next_turn += 1;
-        self.by_turn.insert(turn, rank);
-        self.by_rank.insert(rank, Entry { inode: inode.clone(), turn, since });
+        self.by_rank.insert(inode.rank(), Entry { inode, turn, since });
+        turn
     }
 
     pub(super) fn remove(&mut self, rank: Rank) -> Option<Arc<Inode>> {
         let entry = self.by_rank.remove(&rank)?;
         self.by_turn.remove(&entry.turn);
+        self.failed.remove(&entry.turn);
         Some(entry.inode)
     }
 
-    /// Puts a file at the end of the order.
-    fn renew(&mut self, rank: Rank, since: Time) {
+    /// Puts a file at the end of the order, or sets it aside.
+    fn renew(&mut self, rank: Rank, since: Time, flushed: Flushed) {
         if let Some(inode) = self.remove(rank) {
-            self.insert(&inode, since);
+            let turn = self.put(inode, since);
+            let order = if flushed == Flushed::Well { &mut self.by_turn } else { &mut self.failed };
+            order.insert(turn, rank);
         }
     }
 
     fn oldest(&self) -> impl Iterator<Item = &Entry> {
         self.by_turn.values().filter_map(|rank| self.by_rank.get(rank))
+    }
+
+    /// What write-back is to take first: those that wait, if there is too much or as far as they are old, and those set aside that
+    /// have become old again.
+    fn due(&self, too_much: bool, old: Time) -> impl Iterator<Item = &Entry> {
+        let again = self.failed.values().filter_map(|rank| self.by_rank.get(rank)).take_while(move |e| e.since < old);
+        self.oldest().take_while(move |e| too_much || e.since < old).chain(again)
     }
 
     /// All of them in rank order; of one subvolume, or of all.
@@ -91,9 +123,9 @@ impl Shared {
         self.files.lock().insert(inode, now);
     }
 
-    /// A file was flushed and has been written to meanwhile.
-    pub(super) fn renew(&self, inode: &Inode) {
-        self.files.lock().renew(inode.rank(), inode.core().now());
+    /// A file was flushed and has something buffered: it has been written to meanwhile, or not all could be written.
+    pub(super) fn renew(&self, inode: &Inode, flushed: Flushed) {
+        self.files.lock().renew(inode.rank(), inode.core().now(), flushed);
     }
 
     /// Wakes whoever writes back, where too much is buffered.
@@ -124,17 +156,20 @@ impl Shared {
 
 impl Fs {
     /// Flushes the files that have waited longest, until what is buffered is below the background threshold and not
-    /// older than it should be. Whether anything was flushed. After an error the rest waits for the next call.
+    /// older than it should be. Whether anything was flushed. The first error of a file comes after all others had their turn.
     pub fn write_back(&self) -> Result<bool, FsError> {
-        let mut any = false;
+        let (mut any, mut first) = (false, None);
         // A file that was flushed is younger than all others, so each round comes closer to the end.
         loop {
             let some = self.to_write_back();
             if some.is_empty() {
-                return Ok(any);
+                return first.map_or(Ok(any), Err);
             }
             for file in some {
-                any |= file.flush_unless_gone()?;
+                match file.flush_unless_gone() {
+                    Ok(some) => any |= some,
+                    Err(e) => drop(first.get_or_insert(e)),
+                }
                 if !self.has_to_write_back() {
                     break;
                 }
@@ -176,9 +211,9 @@ impl Fs {
 
     fn has_to_write_back(&self) -> bool {
         let shared = &self.core().data;
+        let too_much = shared.bytes() > self.options().data.background_max();
         let old = self.old_before();
-        shared.bytes() > self.options().data.background_max()
-            || shared.files.lock().oldest().next().is_some_and(|e| e.since < old)
+        shared.files.lock().due(too_much, old).next().is_some()
     }
 
     fn to_write_back(&self) -> Vec<Arc<Inode>> {
@@ -186,7 +221,7 @@ impl Fs {
         let too_much = shared.bytes() > self.options().data.background_max();
         let old = self.old_before();
         let files = shared.files.lock();
-        files.oldest().take_while(|e| too_much || e.since < old).take(BATCH_FILES).map(|e| e.inode.clone()).collect()
+        files.due(too_much, old).take(BATCH_FILES).map(|e| e.inode.clone()).collect()
     }
 }
 
@@ -222,15 +257,20 @@ pub(super) fn throttle(inode: &Arc<Inode>) -> Result<(), FsError> {
         return inode.flush();
     }
     shared.call(opts.background_max());
-    // Each round writes something out or waits for somebody who does; bytes that fail to be written end it.
+    // Each round writes something out, sets a file aside, or waits for somebody who does.
     while shared.bytes() > opts.dirty_bytes_max {
         if inode.data.is_dirty() && inode.flush_if_free()? {
             continue;
         }
         let others: Vec<Arc<Inode>> = shared.files.lock().oldest().take(BATCH_FILES).map(|e| e.inode.clone()).collect();
+        if others.is_empty() && !inode.data.is_dirty() {
+            // What is left cannot be written.
+            return Ok(());
+        }
         let mut helped = false;
         for other in others {
-            helped |= other.flush_if_free()?;
+            // An error is its own, and kept with it.
+            helped |= other.flush_if_free().unwrap_or(true);
             if shared.bytes() <= opts.dirty_bytes_max {
                 return Ok(());
             }

@@ -4,8 +4,9 @@
 //! join it, since any change of the first sector replaces such an extent; (3) each run of sectors is completed at its edges
 //! from the map, prepared and installed, which takes it out of flight; (4) the promised space is let go.
 //!
-//! Errors: what is still in flight becomes dirty again, under what was written since, with its promises, so that a
-//! later flush tries again.
+//! Errors: where a sector cannot be completed, since the rest of it cannot be read, everything beside that sector is written; where anything
+//! else fails, the flush ends. What is still in flight becomes dirty again, under what was written since, with its promises, so that
+//! a later flush tries again (see `dirty`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use rayon::prelude::*;
 
 use crate::FsError;
 use crate::core::Core;
+use crate::data::dirty::Flushed;
 use crate::data::install::{self, Install};
 use crate::data::items::MapOf;
 use crate::data::map::{self, ExtentMap};
@@ -72,7 +74,7 @@ impl Inode {
             Err(_) => self.put_back(promise.take()),
         }
         drop(promise);
-        self.unlist();
+        self.unlist(if outcome.is_ok() { Flushed::Well } else { Flushed::Badly });
         outcome
     }
 
@@ -95,6 +97,7 @@ impl Inode {
             buffer.dirty.put_under(Arc::unwrap_or_clone(std::mem::take(&mut buffer.flight)));
             buffer.promises.extend(promise);
             buffer.due = true;
+            buffer.failed = true;
             self.core().data.count(before, buffer.weight());
         }
     }
@@ -104,12 +107,13 @@ impl Inode {
         if let Some(buffer) = &mut *self.data.buffer.lock() {
             let before = buffer.weight();
             buffer.due = false;
+            buffer.failed = false;
             self.core().data.count(before, buffer.weight());
         }
     }
 
     /// Drops the buffer where nothing is in it any more.
-    fn unlist(&self) {
+    fn unlist(&self, flushed: Flushed) {
         let mut slot = self.data.buffer.lock();
         if slot.as_ref().is_some_and(|b| b.is_empty()) {
             *slot = None;
@@ -117,7 +121,7 @@ impl Inode {
             drop(slot);
             drop(file);
         } else if slot.is_some() {
-            self.core().data.renew(self);
+            self.core().data.renew(self, flushed);
         }
     }
 
@@ -161,46 +165,86 @@ impl Inode {
         };
         let plain = policy.compress.is_none() && !in_place;
         let mut batch = Batch { inode: self, policy: &policy, promise, prepared: Vec::new(), bytes: 0 };
-        let mut pos = 0;
+        let shape = Shape { size, whole, in_place };
+        let (mut pos, mut outcome) = (0, Ok(()));
         // Each round takes a run, which is out of flight once the batch is installed.
         while let Some(run) = self.next_run(pos, sector, plain) {
-            // Data stays where it is until it has been written over.
-            let _addresses = in_place.then(|| self.core().engine().hold_addresses());
-            let places = in_place::places(self, &self.read(), run.clone())?;
-            let whole = if whole && places.is_empty() { Whole::File } else { Whole::Part };
-            pos = run.start;
-            for place in &places {
-                batch.add(pos..place.range.start.min(size), whole)?;
-                batch.install()?;
-                let data = self.complete(place.range.start..place.range.end.min(size))?;
-                in_place::overwrite(self, place, &data, &policy)?;
-                pos = place.range.end;
-            }
-            batch.add(pos..run.end.min(size), whole)?;
             pos = run.end;
+            match self.flush_around(run, &shape, &mut batch) {
+                Err(e) if outcome.is_ok() && is_unreadable(&e) => outcome = Err(e),
+                Err(e) if !is_unreadable(&e) => return Err(e),
+                _ => {}
+            }
         }
-        batch.install()
+        batch.install()?;
+        outcome
     }
 
-    /// The same for a long part that is not compressed: it becomes as few extents as space allows, written step by step.
+    /// A run, but for sectors that cannot be completed: the error of the first of them. Any other error ends it.
+    fn flush_around(self: &Arc<Self>, run: Range<u64>, shape: &Shape, batch: &mut Batch<'_>) -> Result<(), FsError> {
+        let sector = u64::from(batch.policy.sectorsize);
+        let mut first = Ok(());
+        let mut todo = vec![run];
+        // A part that fails is halved until it is a sector: all parts of a run are twice its sectors at most.
+        while let Some(part) = todo.pop() {
+            let mut pos = part.start;
+            let Err(e) = self.flush_run(&mut pos, part.end, shape, batch) else { continue };
+            if !is_unreadable(&e) {
+                return Err(e);
+            }
+            let sectors = (part.end - pos).div_ceil(sector);
+            if sectors > 1 {
+                let middle = pos + sectors / 2 * sector;
+                todo.extend([middle..part.end, pos..middle]);
+            } else if first.is_ok() {
+                first = Err(e);
+            }
+        }
+        first
+    }
+
+    /// A run up to `end`; `pos` is how far it came, in whole sectors.
+    fn flush_run(
+        self: &Arc<Self>,
+        pos: &mut u64,
+        end: u64,
+        shape: &Shape,
+        batch: &mut Batch<'_>,
+    ) -> Result<(), FsError> {
+        // Data stays where it is until it has been written over.
+        let _addresses = shape.in_place.then(|| self.core().engine().hold_addresses());
+        let places = in_place::places(self, &self.read(), *pos..end)?;
+        let whole = if shape.whole && places.is_empty() { Whole::File } else { Whole::Part };
+        for place in &places {
+            batch.add(pos, place.range.start.min(shape.size), whole)?;
+            batch.install()?;
+            let data = self.complete(place.range.start..place.range.end.min(shape.size))?;
+            in_place::overwrite(self, place, &data, batch.policy)?;
+            *pos = place.range.end;
+        }
+        batch.add(pos, end.min(shape.size), whole)
+    }
+
+    /// A long part that is not compressed: it becomes as few extents as space allows, written step by step. `pos` is how far it came.
     fn write_plain(
         self: &Arc<Self>,
-        range: Range<u64>,
+        pos: &mut u64,
+        end: u64,
         policy: &Policy,
         promise: Option<&DataReservation>,
     ) -> Result<(), FsError> {
         let engine = self.core().engine();
         let sector = u64::from(policy.sectorsize);
-        let mut pos = range.start;
         // Each round fills at least one sector.
-        while pos < range.end {
-            let len = (range.end - pos).next_multiple_of(sector).min(EXTENT_LEN_MAX);
+        while *pos < end {
+            let at = *pos;
+            let len = (end - at).next_multiple_of(sector).min(EXTENT_LEN_MAX);
             let grant = install::take_space(engine, promise, install::want(self, len))?;
             let run = grant.run();
             let flight = self.data.buffer.lock().as_ref().map(|b| b.flight.clone()).unwrap_or_default();
-            let one = |at: &u64| {
-                let end = (pos + at + STEP_LEN).min(pos + run.len.0).min(range.end);
-                self.write_step(&flight, pos + at..end, run.start + ByteLen(*at), policy)
+            let one = |skip: &u64| {
+                let to = (at + skip + STEP_LEN).min(at + run.len.0).min(end);
+                self.write_step(&flight, at + skip..to, run.start + ByteLen(*skip), policy)
             };
             let steps: Vec<u64> = (0..run.len.0).step_by(STEP_LEN as usize).collect();
             let sums: Vec<Vec<u8>> = if policy.threads {
@@ -210,8 +254,8 @@ impl Inode {
             };
             // What is put leaves the flight, which nobody may share then.
             drop(flight);
-            install::finish_plain(self, pos, grant, sums.concat(), range.end)?;
-            pos += run.len.0;
+            install::finish_plain(self, at, grant, sums.concat(), end)?;
+            *pos += run.len.0;
         }
         Ok(())
     }
@@ -342,6 +386,21 @@ struct Taken {
     unplaced: bool,
 }
 
+/// What holds for all runs of a flush.
+struct Shape {
+    /// The file's size afterwards.
+    size: u64,
+    /// All of it may go into one item.
+    whole: bool,
+    /// Some of it may be written where it is.
+    in_place: bool,
+}
+
+/// Whether the rest of a sector cannot be read: others of the file may be.
+fn is_unreadable(error: &FsError) -> bool {
+    matches!(error, FsError::Data { .. })
+}
+
 /// Parts of runs on their way to new space: many short ones are written and put together.
 struct Batch<'a> {
     inode: &'a Arc<Inode>,
@@ -352,16 +411,19 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    fn add(&mut self, range: Range<u64>, whole: Whole) -> Result<(), FsError> {
+    /// Adds what lies between `pos` and `end`; `pos` is how far it came.
+    fn add(&mut self, pos: &mut u64, end: u64, whole: Whole) -> Result<(), FsError> {
+        let range = *pos..end;
         if range.is_empty() {
             return Ok(());
         }
         let (inode, policy) = (self.inode, self.policy);
         if whole == Whole::Part && policy.compress.is_none() && range.end - range.start >= PLAIN_LEN_MIN {
             self.install()?;
-            return inode.write_plain(range, policy, self.promise);
+            return inode.write_plain(pos, end, policy, self.promise);
         }
         let data = inode.complete(range.clone())?;
+        *pos = end;
         self.bytes += data.len() as u64;
         self.prepared.push(if policy.threads && data.len() >= THREADS_LEN_MIN {
             inode.core().engine().compute(|| Prepared::new(data, range.start, whole, policy))
@@ -406,7 +468,8 @@ impl Core {
     pub(crate) fn join_in(&self, tree: TreeId, need: Need) -> Result<Handle<'_>, FsError> {
         self.engine().join_with(tree, need, 0, || {
             self.data.give_up_kept();
-            self.flush_all(None)
+            self.flush_what_can_be();
+            Ok(())
         })
     }
 
@@ -418,12 +481,17 @@ impl Core {
             other => return other,
         }
         self.data.give_up_kept();
-        self.flush_all(None)?;
+        self.flush_what_can_be();
         self.engine().commit()?;
         work()
     }
 
-    /// Flushes every file, or every file of one subvolume.
+    /// Flushes every file, for whoever needs the room: what cannot be written is its file's affair.
+    pub(crate) fn flush_what_can_be(&self) {
+        let _ = self.flush_all(None);
+    }
+
+    /// Flushes every file, or every file of one subvolume; the error is that of the first that could not be.
     pub(crate) fn flush_all(&self, of: Option<TreeId>) -> Result<(), FsError> {
         let mut outcome = Ok(());
         for inode in self.data.files(of) {

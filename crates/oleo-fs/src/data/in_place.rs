@@ -8,6 +8,9 @@
 //!
 //! Whatever fails this test is written elsewhere, which is never wrong.
 //!
+//! All of that is so from when it was looked at until the data is written: the caller holds addresses meanwhile
+//! (`Engine::hold_addresses`), and a snapshot is taken while nobody does.
+//!
 //! Normal path, within a flush: (1) `places` finds the parts of a run that can be written in place; (2) `overwrite` writes the
 //! data, then joins and turns preallocated parts into regular ones with their checksums.
 //! Crash: a preallocated part that was written is still zeros, since its item says so; of a file that is not copied on

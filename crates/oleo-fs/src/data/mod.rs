@@ -74,6 +74,7 @@ pub use share::{CloneRange, Dedupe};
 
 pub(crate) use items::{MapMutOf, MapOf};
 pub(crate) use map::{Extent, ExtentMap, walk as map_walk};
+pub(crate) use query::shown;
 pub(crate) use resize::MAP_END;
 
 use dirty::DirtyFiles;
@@ -114,6 +115,8 @@ struct Buffer {
     touched: Option<Time>,
     /// It is to be written even where nothing else is.
     due: bool,
+    /// The last flush could not write all of it.
+    failed: bool,
 }
 
 /// What a file with anything in its buffer counts for at least, bytes: about what is promised for its data and items.
@@ -146,7 +149,7 @@ impl FileData {
     }
 
     /// The fields that users see: with the size, the space and the times of what is buffered. Bytes that will replace
-    /// others are counted beside them until they do.
+    /// others are counted beside them ([`shown`](query::shown) does not).
     pub fn show(&self, fields: &InodeFields) -> InodeFields {
         let mut shown = *fields;
         if let Some(buffer) = &*self.buffer.lock() {
@@ -176,9 +179,33 @@ impl FileData {
         self.buffer.lock().as_ref().map_or(0, |b| b.dirty.bytes())
     }
 
+    /// Whether the last flush left something that it could not write.
+    fn has_failed(&self) -> bool {
+        self.buffer.lock().as_ref().is_some_and(|b| b.failed)
+    }
+
     /// Whether something is buffered.
     pub fn is_dirty(&self) -> bool {
         self.buffer.lock().as_ref().is_some_and(|b| !b.is_empty())
+    }
+}
+
+/// Extents and the transaction in which they were last cloned.
+struct Cloned {
+    extents: HashMap<Logical, Generation>,
+    /// With so many, those that are on disk are looked for: twice as many as were left the last time, so that one that is noted
+    /// costs looking at two.
+    sweep_at: usize,
+}
+
+impl Cloned {
+    fn note(&mut self, extent: Logical, now: Generation) {
+        if self.extents.len() >= self.sweep_at {
+            // At most the open transaction and the one being written are not on disk yet.
+            self.extents.retain(|_, generation| generation.0 + 1 >= now.0);
+            self.sweep_at = CLONED_MAX.max(2 * self.extents.len());
+        }
+        self.extents.insert(extent, now);
     }
 }
 
@@ -201,7 +228,7 @@ pub(crate) struct Shared {
     /// Compressed extents that were read in part.
     unpacked: Unpacked,
     /// Extents that were cloned, and in which transaction: until that is committed, the extent tree does not show it.
-    cloned: Mutex<HashMap<Logical, Generation>>,
+    cloned: Mutex<Cloned>,
     /// Space for data was short: promises are for what is needed only.
     tight: AtomicBool,
     /// Some file may keep a promise that it does not need.
@@ -219,7 +246,7 @@ impl Shared {
             room: Condvar::new(),
             crowd: AtomicU32::new(0),
             unpacked: Unpacked::new(opts.unpacked_bytes_max),
-            cloned: Mutex::default(),
+            cloned: Mutex::new(Cloned { extents: HashMap::new(), sweep_at: CLONED_MAX }),
             tight: AtomicBool::new(false),
             keeps: AtomicBool::new(false),
         }
@@ -238,21 +265,16 @@ impl Shared {
 
     /// An extent gained a user in the transaction `now`.
     fn note_clone(&self, extent: Logical, now: Generation) {
-        let mut cloned = self.cloned.lock();
-        if cloned.len() >= CLONED_MAX {
-            // At most the open transaction and the one being written are not on disk yet.
-            cloned.retain(|_, generation| generation.0 + 1 >= now.0);
-        }
-        cloned.insert(extent, now);
+        self.cloned.lock().note(extent, now);
     }
 
     /// Whether an extent gained a user after the transaction `committed`.
     fn was_cloned(&self, extent: Logical, committed: Generation) -> bool {
         let mut cloned = self.cloned.lock();
-        match cloned.get(&extent) {
+        match cloned.extents.get(&extent) {
             Some(generation) if *generation > committed => true,
             Some(_) => {
-                cloned.remove(&extent);
+                cloned.extents.remove(&extent);
                 false
             }
             None => false,
@@ -278,5 +300,28 @@ impl Shared {
     /// The files that have buffered bytes, in rank order; of one subvolume, or all.
     fn files(&self, of: Option<TreeId>) -> Vec<Arc<Inode>> {
         self.files.lock().of(of)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: noting a clone costs the same however many there are in a transaction, and those that are on disk are forgotten.
+    /// Method: sixteen times as many as are kept without a look, counted by how often a look was worth it.
+    #[test]
+    fn clones_are_noted_in_passing() {
+        let mut cloned = Cloned { extents: HashMap::new(), sweep_at: CLONED_MAX };
+        let mut looks = 0;
+        for n in 0..16 * CLONED_MAX as u64 {
+            let before = cloned.sweep_at;
+            cloned.note(Logical(n), Generation(7));
+            looks += usize::from(cloned.sweep_at != before);
+        }
+        assert_eq!((cloned.extents.len(), looks), (16 * CLONED_MAX, 4));
+        for n in 0..=16 * CLONED_MAX as u64 {
+            cloned.note(Logical(n), Generation(9));
+        }
+        assert!(cloned.extents.values().all(|generation| generation.0 == 9));
     }
 }

@@ -7,7 +7,10 @@ use oleo_format::{Compression, Logical};
 use crate::FsError;
 use crate::data::items::MapOf;
 use crate::data::map::{self, Extent};
-use crate::inode::{Inode, Items};
+use crate::inode::{Inode, InodeFields, Items, ReadGuard};
+
+/// Runs of buffered bytes that are compared with the extent map when somebody asks for a file's attributes.
+const SHOWN_RUNS_MAX: usize = 64;
 
 /// What a range of a file is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,6 +99,30 @@ pub(crate) fn extents(inode: &Inode, at: u64, len: u64) -> Result<Vec<ExtentInfo
     Ok(merged(found))
 }
 
+/// The fields that users see, as [`FileData::show`](super::FileData::show), but for buffered bytes that replace others: these have been
+/// counted before.
+pub(crate) fn shown(guard: &ReadGuard<'_>) -> InodeFields {
+    let inode = guard.inode();
+    let mut shown = inode.data.show(guard.fields());
+    if shown.nbytes == guard.fields().nbytes || guard.state().extents_end == Some(0) {
+        return shown;
+    }
+    let sector = u64::from(inode.core().engine().sectorsize());
+    let (runs, _) = buffered_runs(inode, sector);
+    let mut replaced = 0;
+    // Of very many runs a part is enough to be near; what cannot be read is told to whoever reads it.
+    for run in runs.into_iter().take(SHOWN_RUNS_MAX) {
+        let _ = map::walk(&MapOf { items: guard, sector }, run.start, run.end, |_, range, extent| {
+            if !matches!(extent, Extent::Hole { .. }) {
+                replaced += range.end - range.start;
+            }
+            Ok(ControlFlow::Continue(()))
+        });
+    }
+    shown.nbytes = shown.nbytes.saturating_sub(replaced).max(guard.fields().nbytes);
+    shown
+}
+
 /// What is written, and what is preallocated beside it, and has no place yet.
 fn buffered_runs(inode: &Inode, sector: u64) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
     let buffer = inode.data.buffer.lock();
@@ -174,7 +201,8 @@ pub(crate) fn seek_data(inode: &Inode, at: u64) -> Result<Option<u64>, FsError> 
     let guard = inode.read();
     let sector = u64::from(inode.core().engine().sectorsize());
     let size = inode.data.shown(guard.fields());
-    let mut found = next_buffered(inode, at).map(|r| r.start);
+    // Data begins and ends with a sector, as it will once it is on disk.
+    let mut found = next_buffered(inode, at / sector * sector).map(|r| at.max(r.start / sector * sector));
     map::walk(&MapOf { items: &guard, sector }, at, size, |_, range, extent| {
         if !extent.has_data() {
             return Ok(ControlFlow::Continue(()));
@@ -197,8 +225,8 @@ pub(crate) fn seek_hole(inode: &Inode, at: u64) -> Result<Option<u64>, FsError> 
     // Each round moves on, over buffered bytes or over extents.
     loop {
         let before = pos;
-        if let Some(run) = next_buffered(inode, pos)
-            && run.start <= pos
+        if let Some(run) = next_buffered(inode, pos / sector * sector)
+            && run.start / sector * sector <= pos
         {
             pos = run.end.next_multiple_of(sector);
         }

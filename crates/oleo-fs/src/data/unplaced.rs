@@ -173,6 +173,7 @@ impl Inode {
         buffer.unplaced.clear();
         buffer.touched = Some(time);
         buffer.due = true;
+        buffer.failed = false;
         buffer.spare = if keeps { spare } else { 0 };
         let gone = (!keeps).then(|| (std::mem::take(&mut buffer.promises), std::mem::take(&mut buffer.dirty)));
         shared.count(before, buffer.weight());

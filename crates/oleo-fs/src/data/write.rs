@@ -33,6 +33,11 @@ pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsEr
     if at.checked_add(data.len() as u64).is_none_or(|end| end > FILE_LEN_MAX) {
         return Err(FsError::FileTooBig);
     }
+    // What cannot be written stays in memory, up to here.
+    let core = inode.core();
+    if core.data.bytes() > core.opts.data.dirty_bytes_max && inode.data.has_failed() {
+        inode.flush()?;
+    }
     let mut pos = at;
     for step in data.chunks(STEP_LEN) {
         // What it was promised and is not going to use is no use to others.
@@ -125,7 +130,7 @@ fn reserve(
             // What is buffered, here or elsewhere in its groups, may come to less than what was charged for it.
             let settle = || -> Result<(), FsError> {
                 shared.give_up_kept();
-                inode.core().flush_all(None)?;
+                inode.core().flush_what_can_be();
                 Ok(engine.commit().map(drop)?)
             };
             match engine.reserve_data_alone(inode.tree(), ByteLen(need), settle) {
@@ -145,7 +150,7 @@ fn reserve(
         return Ok(None);
     }
     // What is buffered may need less than was promised for it, and what was preallocated has a place then.
-    inode.core().flush_all(None)?;
+    inode.core().flush_what_can_be();
     match engine.reserve_data_in(inode.tree(), ByteLen(need)) {
         Err(TxnError::NoSpace { .. }) if has_place()? => Ok(None),
         other => Ok(Some((other?, need))),

@@ -32,7 +32,7 @@ use std::time::Duration;
 use hashbrown::HashSet;
 use oleo_format::{BlockGroupFlags, Generation, Logical};
 use oleo_space::{GroupInfo, Kind, Reservation, Run, SpaceError};
-use parking_lot::RwLockReadGuard;
+use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 
 use crate::TxnError;
 use crate::engine::{Engine, Inner};
@@ -77,6 +77,9 @@ impl std::ops::AddAssign for Moved {
 
 /// While it lives, data stays where it was found.
 pub struct Addresses<'a>(#[allow(dead_code, reason = "held for the lock only")] RwLockReadGuard<'a, ()>);
+
+/// While it lives, nobody holds [`Addresses`].
+pub struct NoAddresses<'a>(#[allow(dead_code, reason = "held for the lock only")] RwLockWriteGuard<'a, ()>);
 
 /// What one commit is to move.
 pub(crate) struct Moving<'a> {
@@ -137,6 +140,12 @@ impl Engine {
     /// pass into the open transaction.
     pub fn hold_addresses(&self) -> Addresses<'_> {
         Addresses(self.0.addresses.read())
+    }
+
+    /// Waits until nobody holds addresses, and keeps others from it: for whoever is about to share all data of a tree, which somebody
+    /// may be writing over. The caller holds no lock that comes after, and no pass.
+    pub fn bar_addresses(&self) -> NoAddresses<'_> {
+        NoAddresses(self.0.addresses.write())
     }
 
     /// Whether data here may be written to without being copied: not where it is on its way to another place.

@@ -1,0 +1,314 @@
+//! Flushing where something is in the way: sectors that cannot be read, and snapshots at the same moment.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use oleo_device::{Device, DeviceError, MemDevice, ReadReq, WriteReq};
+use oleo_format::{InodeFlags, TreeId};
+use oleo_fs::{Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, SetAttr, SnapshotOptions, errno};
+use oleo_mkfs::{MkfsOptions, make};
+use oleo_txn::{Engine, EngineOptions};
+use oleo_volume::{OpenOptions, Volume};
+use parking_lot::{Condvar, Mutex};
+
+const MIB: u64 = 1 << 20;
+const SECTOR: u64 = 4096;
+
+fn open(device: Arc<dyn Device>, opts: &FsOptions) -> Result<Fs> {
+    let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
+    let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
+    Ok(Fs::open(engine, opts)?)
+}
+
+fn file(fs: &Fs, name: &str) -> Result<InodeRef> {
+    Ok(fs.create(&fs.root(TreeId::FS)?, name.as_bytes(), &NewInode::new(NewKind::File, 0o644))?)
+}
+
+fn find(fs: &Fs, name: &str) -> Result<InodeRef> {
+    fs.lookup(&fs.root(TreeId::FS)?, name.as_bytes())?.with_context(|| name.to_owned())
+}
+
+fn read_at(fs: &Fs, file: &InodeRef, at: u64, len: u64) -> Result<Vec<u8>, FsError> {
+    let mut out = vec![0; len as usize];
+    let got = fs.read(file, at, &mut out)?;
+    out.truncate(got);
+    Ok(out)
+}
+
+/// A sector that no other is like.
+fn sector(n: u64) -> Vec<u8> {
+    (0..SECTOR / 8).flat_map(|i| (n * 1_000_003 + i).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect()
+}
+
+/// Destroys the one place where the device has this sector.
+fn destroy(device: &dyn Device, content: &[u8]) -> Result<()> {
+    let mut found = 0;
+    let mut piece = vec![0; MIB as usize];
+    for at in (0..device.len()).step_by(piece.len()) {
+        device.read_at(at, &mut piece)?;
+        for (n, _) in piece.chunks(content.len()).enumerate().filter(|(_, c)| *c == content) {
+            device.write_at(at + n as u64 * SECTOR, &vec![0xee; content.len()])?;
+            found += 1;
+        }
+    }
+    ensure!(found == 1, "{found} places");
+    Ok(())
+}
+
+fn is_eio<T: std::fmt::Debug>(done: Result<T, FsError>) -> Result<()> {
+    match done {
+        Err(e) if e.errno() == errno::EIO => Ok(()),
+        other => anyhow::bail!("{other:?}"),
+    }
+}
+
+/// A file of which sectors 1 and 600 cannot be read, and parts of these, and others, were written since; and another file.
+fn unreadable(opts: &FsOptions) -> Result<(Arc<MemDevice>, Fs, InodeRef)> {
+    let device = Arc::new(MemDevice::new(256 * MIB));
+    make(&[device.clone() as Arc<dyn Device>], &MkfsOptions::default())?;
+    let fs = open(device.clone(), opts)?;
+    let bad = file(&fs, "bad")?;
+    let content: Vec<u8> = (0..2048).flat_map(sector).collect();
+    fs.write(&bad, 0, &content)?;
+    fs.sync()?;
+    for n in [1, 600] {
+        destroy(&*device, &sector(n))?;
+    }
+    Ok((device, fs, bad))
+}
+
+/// Goal: a file that cannot be flushed costs nobody else anything: other files and names are on disk after a sync, which tells of
+/// it all the same; its own fsync fails as long as the bytes are there; they can be read; all its other bytes are on disk, too;
+/// and once they can be written they are.
+/// Method: parts of sectors are written whose rest does not match its checksum, alone and at the beginning of a long run; the
+/// volume is opened a second time.
+#[test]
+fn one_file_holds_up_no_other() -> Result<()> {
+    let (device, fs, bad) = unreadable(&FsOptions::default())?;
+    // Whoever flushes is told to be others: nothing goes to disk before it is asked for.
+    fs.wait_write_back(Duration::ZERO);
+    fs.write(&bad, SECTOR + 100, b"z")?;
+    fs.write(&bad, 5 * SECTOR + 100, b"five")?;
+    // A run of some megabytes that begins within a bad sector.
+    let run = vec![0x77; (1200 * SECTOR) as usize];
+    fs.write(&bad, 600 * SECTOR + 9, &run)?;
+    let other = file(&fs, "other")?;
+    fs.write(&other, 0, b"hello")?;
+    let dir = fs.create(&fs.root(TreeId::FS)?, b"dir", &NewInode::new(NewKind::Dir, 0o755))?;
+    is_eio(fs.sync())?;
+    is_eio(fs.fsync(&bad))?;
+    is_eio(fs.fsync(&bad))?;
+    fs.fsync(&other)?;
+    fs.write(&other, 5, b" again")?;
+    drop(dir);
+    is_eio(fs.sync())?;
+    ensure!(read_at(&fs, &bad, SECTOR + 100, 1)? == b"z");
+    ensure!(read_at(&fs, &bad, 600 * SECTOR + 9, run.len() as u64)? == run);
+    {
+        let seen = open(device.clone(), &FsOptions::default())?;
+        let other = find(&seen, "other")?;
+        ensure!(read_at(&seen, &other, 0, 100)? == b"hello again");
+        find(&seen, "dir")?;
+        let bad = find(&seen, "bad")?;
+        ensure!(read_at(&seen, &bad, 5 * SECTOR + 100, 4)? == b"five");
+        let rest = read_at(&seen, &bad, 601 * SECTOR, 1199 * SECTOR + 9)?;
+        ensure!(rest.len() as u64 == 1199 * SECTOR + 9 && rest.iter().all(|b| *b == 0x77));
+        is_eio(read_at(&seen, &bad, SECTOR, 1))?;
+    }
+    // The rest of the sectors is written: now nothing is missing.
+    fs.write(&bad, SECTOR, &[1; 100])?;
+    fs.write(&bad, SECTOR + 101, &[2; SECTOR as usize - 101])?;
+    fs.write(&bad, 600 * SECTOR, &[3; 9])?;
+    fs.fsync(&bad)?;
+    fs.sync()?;
+    let seen = open(device, &FsOptions::default())?;
+    let bad = find(&seen, "bad")?;
+    ensure!(read_at(&seen, &bad, SECTOR + 99, 3)? == b"\x01z\x02");
+    Ok(())
+}
+
+/// Goal: what cannot be flushed is not tried time and again, holds up no writer of another file, and has a bound in memory.
+/// Method: room for few bytes; a file whose bytes stay; then another is written that needs the room many times over, and write-back
+/// is asked whether it has work.
+#[test]
+fn what_stays_has_a_bound() -> Result<()> {
+    let mut opts = FsOptions::default();
+    opts.data.dirty_bytes_max = 64 << 10;
+    opts.data.dirty_background_max = Some(0);
+    let (device, fs, bad) = unreadable(&opts)?;
+    fs.wait_write_back(Duration::ZERO);
+    fs.write(&bad, SECTOR + 100, b"z")?;
+    is_eio(fs.write_back())?;
+    ensure!(!fs.wait_write_back(Duration::ZERO), "there is work");
+    ensure!(!fs.write_back()?, "something was written");
+    let (said, heard) = channel();
+    let writer = {
+        let fs = fs.clone();
+        std::thread::spawn(move || {
+            let done = (|| -> Result<()> {
+                let other = file(&fs, "other")?;
+                for n in 0..64 {
+                    fs.write(&other, n * (16 << 10), &[n as u8; 16 << 10])?;
+                }
+                Ok(())
+            })();
+            let _ = said.send(done);
+        })
+    };
+    heard.recv_timeout(Duration::from_secs(60)).context("the writer waits for ever")??;
+    writer.join().map_err(|_| anyhow::anyhow!("a panic"))?;
+    // Parts of many sectors, all of which cannot be read.
+    let mut refused = false;
+    for n in 1000..1200 {
+        destroy(&*device, &sector(n))?;
+        if n % 20 == 0 {
+            for m in n - 19..=n {
+                refused |= m >= 1000 && fs.write(&bad, m * SECTOR, &[7; 3000]).is_err();
+            }
+        }
+    }
+    ensure!(refused, "all of it was taken");
+    // Gone with the file's content.
+    fs.truncate(&bad, 0)?;
+    fs.fsync(&bad)?;
+    fs.sync()?;
+    Ok(())
+}
+
+/// A device that keeps writers of bytes with a mark waiting until they may go on.
+struct Marked {
+    inner: MemDevice,
+    marks: Mutex<Marks>,
+    told: Condvar,
+}
+
+#[derive(Default)]
+struct Marks {
+    shut: Vec<u8>,
+    waiting: Vec<u8>,
+}
+
+impl Marked {
+    fn pass(&self, bytes: &[u8]) {
+        let Some(mark) = bytes.first().copied().filter(|m| bytes.iter().take(64).all(|b| b == m)) else { return };
+        let mut marks = self.marks.lock();
+        if marks.shut.contains(&mark) {
+            marks.waiting.push(mark);
+            self.told.notify_all();
+        }
+        while marks.shut.contains(&mark) {
+            self.told.wait(&mut marks);
+        }
+    }
+
+    fn shut(&self, mark: u8) {
+        self.marks.lock().shut.push(mark);
+    }
+
+    fn let_go(&self, mark: u8) {
+        self.marks.lock().shut.retain(|m| *m != mark);
+        self.told.notify_all();
+    }
+
+    fn await_writer(&self, mark: u8) {
+        let mut marks = self.marks.lock();
+        while !marks.waiting.contains(&mark) {
+            self.told.wait(&mut marks);
+        }
+    }
+}
+
+impl Device for Marked {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.pass(buf);
+        self.inner.write_at(offset, buf)
+    }
+    fn read_batch(&self, reqs: &mut [ReadReq<'_>]) {
+        self.inner.read_batch(reqs);
+    }
+    fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        reqs.iter().flat_map(|req| req.parts).for_each(|part| self.pass(part));
+        self.inner.write_batch(reqs)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.inner.discard(offset, len)
+    }
+    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        self.inner.set_len(len)
+    }
+    fn name(&self) -> String {
+        "marked".into()
+    }
+    fn read_only(&self) -> bool {
+        false
+    }
+}
+
+/// Goal: a snapshot never changes, though data of its source is being written in place while it is taken.
+/// Method: a file that is not copied on write is flushed while the snapshot has flushed it and waits for another file; its
+/// bytes reach the device only when the snapshot has had time to be there.
+#[test]
+fn snapshots_beside_writing_in_place() -> Result<()> {
+    const NEW: u8 = 0xa1;
+    const OTHER: u8 = 0xb1;
+    const LEN: u64 = 16 * SECTOR;
+    let device = Arc::new(Marked { inner: MemDevice::new(256 * MIB), marks: Mutex::default(), told: Condvar::new() });
+    make(&[device.clone() as Arc<dyn Device>], &MkfsOptions::default())?;
+    let fs = open(device.clone(), &FsOptions::default())?;
+    fs.wait_write_back(Duration::ZERO);
+    let kept = file(&fs, "kept")?;
+    let flags = Some(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
+    fs.set_attr(&kept, &SetAttr { flags, ..SetAttr::default() })?;
+    fs.write(&kept, 0, &[0xa0; LEN as usize])?;
+    let other = file(&fs, "other")?;
+    fs.sync()?;
+    fs.write(&other, 0, &[OTHER; LEN as usize])?;
+    device.shut(NEW);
+    device.shut(OTHER);
+    std::thread::scope(|scope| -> Result<()> {
+        let (fs, device, kept) = (&fs, &device, &kept);
+        let (said, heard) = channel();
+        let snapshot = scope.spawn(move || -> Result<TreeId, FsError> {
+            let options = SnapshotOptions { read_only: true, ..SnapshotOptions::default() };
+            let done = fs.snapshot(TreeId::FS, &fs.root(TreeId::FS)?, b"snap", options);
+            let _ = said.send(());
+            done
+        });
+        // It has been past the first file, which has nothing to flush.
+        device.await_writer(OTHER);
+        fs.write(kept, 0, &[NEW; LEN as usize])?;
+        let flusher = scope.spawn(move || fs.flush(kept));
+        device.await_writer(NEW);
+        device.let_go(OTHER);
+        // There is no sign of its having to wait: so it gets a moment.
+        let done = heard.recv_timeout(Duration::from_millis(500)).is_ok();
+        let look = |id| read_at(fs, &fs.lookup(&fs.root(id)?, b"kept")?.ok_or(FsError::NotFound)?, 0, LEN);
+        let (id, before) = if done {
+            let id = snapshot.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+            let before = look(id)?;
+            device.let_go(NEW);
+            (id, before)
+        } else {
+            device.let_go(NEW);
+            let id = snapshot.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+            (id, look(id)?)
+        };
+        flusher.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+        fs.sync()?;
+        let after = look(id)?;
+        ensure!(before == after, "was {:x}, is {:x}", before[0], after[0]);
+        ensure!(read_at(fs, kept, 0, LEN)? == [NEW; LEN as usize]);
+        Ok(())
+    })
+}
