@@ -73,7 +73,7 @@ impl Inode {
             if self.cut_unplaced(time)? {
                 return Ok(());
             }
-            self.discard();
+            // What is buffered goes with the last extent: until then it can fail.
         } else {
             self.flush_locked(Inline::Allowed)?;
         }
@@ -178,8 +178,10 @@ impl Inode {
         fields.nbytes = fields.nbytes.saturating_sub(freed);
         fields.size = if done { size } else { shown.max(size) };
         touch(fields, time);
-        if done && let Some(buffer) = &mut *self.data.buffer.lock() {
-            // Written while the file was being cut: as if it had been written before.
+        // What was written while the file was being cut goes, too: as if it had been written before.
+        if done && size == 0 {
+            self.discard();
+        } else if done && let Some(buffer) = &mut *self.data.buffer.lock() {
             let before = buffer.weight();
             buffer.dirty.cut(size..u64::MAX);
             self.core().data.count(before, buffer.weight());

@@ -72,6 +72,24 @@ impl Shared {
     }
 }
 
+/// Leads a round. When it ends, however that comes about, somebody else may lead; a round that was not made durable has failed.
+struct Leading<'a> {
+    shared: &'a Shared,
+    good: bool,
+}
+
+impl Drop for Leading<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.shared.queue.lock();
+        queue.leading = false;
+        queue.done = queue.begun;
+        if !self.good {
+            queue.failed = queue.done;
+        }
+        self.shared.turn.notify_all();
+    }
+}
+
 /// How a round ended.
 enum Outcome {
     Idle,
@@ -166,14 +184,10 @@ impl Core {
             }
             queue.leading = true;
             drop(queue);
-            let good = self.lead();
+            let mut leading = Leading { shared, good: false };
+            leading.good = self.lead();
+            drop(leading);
             queue = shared.queue.lock();
-            queue.leading = false;
-            queue.done = queue.begun;
-            if !good {
-                queue.failed = queue.done;
-            }
-            shared.turn.notify_all();
         }
         let failed = queue.failed >= mine;
         drop(queue);
