@@ -21,6 +21,7 @@ pub mod ioctl;
 mod mem;
 pub mod mountinfo;
 mod overlay;
+pub mod process;
 mod wrap;
 
 use std::fmt;

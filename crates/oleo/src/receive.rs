@@ -44,6 +44,8 @@ pub struct Receive {
     pub rebase: Option<String>,
     /// All or nothing: nothing is committed before the end, and nothing at all is left where an error ends the work.
     pub atomic: bool,
+    /// In a directory of another file system: keep modes as they are, whatever the umask says; root does so in any case.
+    pub exact_modes: bool,
     /// The rest.
     pub options: ReceiveOptions,
 }
@@ -109,7 +111,10 @@ impl Image {
 /// # Errors
 /// As [`Image::receive`]; the report tells what was done before.
 pub fn receive_to_dir<R: Read + Send + 'static>(dir: &Path, input: R, how: &Receive) -> (Report, Result<()>) {
-    let mut target = DirTarget::new(dir, DirOptions { parent: how.rebase.as_ref().map(PathBuf::from) });
+    let all = how.exact_modes || rustix::process::geteuid().is_root();
+    // As tar does: without being asked, an ordinary user gets no set-ID bits at all.
+    let umask = if all { 0 } else { oleo_device::process::umask() | 0o6000 };
+    let mut target = DirTarget::new(dir, DirOptions { parent: how.rebase.as_ref().map(PathBuf::from), umask });
     let mut options = how.options.clone();
     if how.atomic {
         options.incomplete = Incomplete::Deleted;

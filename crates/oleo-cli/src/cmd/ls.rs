@@ -1,6 +1,6 @@
 //! `oleo ls`
 
-use oleo::{Attr, FileKind, Image, InodeRef};
+use oleo::{Attr, Descent, FileKind, Image, InodeRef};
 use serde_json::json;
 
 use crate::args::{ImageArgs, InPath, SubvolArg};
@@ -54,6 +54,7 @@ impl Args {
     }
 
     fn directories(&self, image: &Image, top: InodeRef, all: &mut Vec<serde_json::Value>) -> anyhow::Result<()> {
+        let mut descent = Descent::new(&top);
         let mut stack = vec![(Vec::new(), top)];
         let mut first = true;
         while let Some((prefix, dir)) = stack.pop() {
@@ -73,7 +74,10 @@ impl Args {
             for line in lines {
                 let path = if prefix.is_empty() { line.name.clone() } else { [&prefix[..], b"/", &line.name].concat() };
                 self.show(&line, &path, all);
-                if self.recursive && line.attr.kind == FileKind::Dir {
+                if self.recursive
+                    && line.attr.kind == FileKind::Dir
+                    && descent.enters(image.fs(), &dir, &line.name, &line.inode)
+                {
                     stack.push((path, line.inode));
                 }
             }

@@ -52,6 +52,9 @@ pub(crate) struct Args {
     /// --rebase names if it does not come from the same stream. What only btrfs has is left out.
     #[arg(long, conflicts_with_all = ["resume", "into"])]
     to_dir: bool,
+    /// With --to-dir: keep modes as they are, whatever the umask says; root does so in any case.
+    #[arg(short, long, requires = "to_dir")]
+    preserve_permissions: bool,
     /// Only show the stream, a line for each command.
     #[arg(long)]
     dump: bool,
@@ -72,6 +75,7 @@ impl Args {
             into: self.into.0.clone(),
             rebase: self.rebase.clone(),
             atomic: self.atomic,
+            exact_modes: self.preserve_permissions,
             options: ReceiveOptions {
                 one_stream: self.terminate_on_end,
                 errors_passed_max: self.max_errors.checked_sub(1),

@@ -23,6 +23,12 @@ pub(crate) struct Args {
     /// Leave nested subvolumes out.
     #[arg(long)]
     one_subvol: bool,
+    /// Keep modes as they are, whatever the umask says; root does so in any case. A tar archive always has them.
+    #[arg(short, long)]
+    preserve_permissions: bool,
+    /// Make no device nodes, and nothing that is set-user-ID or set-group-ID.
+    #[arg(long)]
+    no_special: bool,
     /// Threads [default: one per core].
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     threads: usize,
@@ -34,8 +40,13 @@ impl Args {
         let from = image.resolve(&self.subvol.start(&image)?, &self.path.0)?;
         let name = self.path.0.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or_default();
         let progress = out.progress("restoring");
-        let options =
-            RestoreOptions { one_subvol: self.one_subvol, threads: self.threads, on_progress: progress.callback() };
+        let options = RestoreOptions {
+            one_subvol: self.one_subvol,
+            exact_modes: self.preserve_permissions,
+            no_special: self.no_special,
+            threads: self.threads,
+            on_progress: progress.callback(),
+        };
         let report = if self.dest.as_os_str() == "-" {
             restore_to_tar(&image, &from, name, std::io::stdout(), &options)?
         } else {
@@ -44,7 +55,10 @@ impl Args {
         drop(progress);
         out.warnings(&report.warnings);
         if report.owners_lost > 0 {
-            out.warnings(&[format!("{} entries belong to you now: only root can give them away", report.owners_lost)]);
+            out.warnings(&[format!(
+                "{} entries belong to you now: only root can give them away (set-ID bits are dropped)",
+                report.owners_lost
+            )]);
         }
         if self.dest.as_os_str() != "-" {
             let done = &report.done;

@@ -1,4 +1,5 @@
-//! A copy of a directory tree of the host, as the beginning of a snapshot.
+//! A copy of a directory tree of the host, as the beginning of a snapshot. What has not kept its owner does not keep its set-user-ID
+//! and set-group-ID bits.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,12 +20,17 @@ type Links = HashMap<(u64, u64), Vec<u8>>;
 struct Copying<'t> {
     top: BorrowedFd<'t>,
     links: Links,
+    /// An owner could not be kept.
+    owner_lost: bool,
 }
 
-/// Copies everything in `from` into the empty directory `to`, and the attributes of the directory itself.
-pub(super) fn copy_tree(from: &OwnedFd, to: &OwnedFd, depth_max: usize) -> Result<(), ApplyError> {
-    let mut copying = Copying { top: to.as_fd(), links: Links::new() };
-    copy_dir(&mut copying, from.as_fd(), to.as_fd(), b"", depth_max)
+/// Copies everything in `from` into the empty directory `to`; of the directory itself the extended attributes, but not what
+/// decides who may enter it. Whether an owner could not be kept.
+pub(super) fn copy_tree(from: &OwnedFd, to: &OwnedFd, depth_max: usize) -> Result<bool, ApplyError> {
+    let mut copying = Copying { top: to.as_fd(), links: Links::new(), owner_lost: false };
+    copy_dir(&mut copying, from.as_fd(), to.as_fd(), b"", depth_max)?;
+    copy_xattrs(from, to, &|name| name != super::dir_target::ACL);
+    Ok(copying.owner_lost)
 }
 
 /// `path`: of the directory, from the top, with a slash behind it where it is not the top.
@@ -60,6 +66,9 @@ fn copy_dir(
             let copy = rustix::fs::openat(to, name, flags, Mode::empty()).map_err(host("open"))?;
             let below = [path, name.to_bytes(), b"/"].concat();
             copy_dir(copying, source.as_fd(), copy.as_fd(), &below, depth - 1)?;
+            let stat = rustix::fs::fstat(&source).map_err(host("stat"))?;
+            copying.owner_lost |= !copy_attributes(&source, &copy, &stat)?;
+            rustix::fs::utimensat(&copy, ".", &times_of(&stat), AtFlags::empty()).map_err(host("set times"))?;
             continue;
         }
         if kind.is_symlink() {
@@ -80,19 +89,17 @@ fn copy_dir(
         let only = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let source = rustix::fs::openat(from, name, only, Mode::empty()).map_err(host("open"))?;
         let copy = rustix::fs::openat(to, name, only, Mode::empty()).map_err(host("open"))?;
-        copy_attributes(&source, &copy, &stat)?;
+        copying.owner_lost |= !copy_attributes(&source, &copy, &stat)?;
         let times = times_of(&stat);
         rustix::fs::utimensat(to, name, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(host("set times"))?;
         if stat.st_nlink > 1 {
             copying.links.insert(number, [path, name.to_bytes()].concat());
         }
     }
-    let stat = rustix::fs::fstat(from).map_err(host("stat"))?;
-    copy_attributes(&from, &to, &stat)?;
-    rustix::fs::utimensat(to, ".", &times_of(&stat), AtFlags::empty()).map_err(host("set times"))
+    Ok(())
 }
 
-fn times_of(stat: &Stat) -> Timestamps {
+pub(super) fn times_of(stat: &Stat) -> Timestamps {
     let time = |sec: i64, nsec: u64| rustix::fs::Timespec { tv_sec: sec, tv_nsec: nsec.cast_signed() };
     Timestamps {
         last_access: time(stat.st_atime, stat.st_atime_nsec),
@@ -100,23 +107,38 @@ fn times_of(stat: &Stat) -> Timestamps {
     }
 }
 
-/// Owner, extended attributes and mode, as far as this user may set them.
-fn copy_attributes(from: &(impl AsFd + AsRawFd), to: &(impl AsFd + AsRawFd), stat: &Stat) -> Result<(), ApplyError> {
-    let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
-    // An ordinary user keeps what is made as his.
-    let _refused = rustix::fs::chownat(to, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH);
-    let by_number = |fd: &dyn AsRawFd| format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let (from, to) = (by_number(from), by_number(to));
+fn by_number(fd: &impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+}
+
+/// An extended attribute, where there is one that this user may read.
+pub(super) fn xattr(of: BorrowedFd<'_>, name: &[u8]) -> Option<Vec<u8>> {
+    let mut value = vec![0; 1 << 16];
+    let len = rustix::fs::getxattr(by_number(&of), name, value.as_mut_slice()).ok()?;
+    value.truncate(len);
+    Some(value)
+}
+
+fn copy_xattrs(from: &impl AsFd, to: &impl AsFd, wanted: &dyn Fn(&[u8]) -> bool) {
     let mut names = vec![0; 1 << 16];
-    let len = rustix::fs::listxattr(&from, names.as_mut_slice()).unwrap_or(0);
-    for name in names[..len].split(|b| *b == 0).filter(|name| !name.is_empty()) {
-        let mut value = vec![0; 1 << 16];
-        if let Ok(len) = rustix::fs::getxattr(&from, name, value.as_mut_slice()) {
-            let _refused = rustix::fs::setxattr(&to, name, &value[..len], XattrFlags::empty());
+    let len = rustix::fs::listxattr(by_number(from), names.as_mut_slice()).unwrap_or(0);
+    for name in names[..len].split(|b| *b == 0).filter(|name| !name.is_empty() && wanted(name)) {
+        if let Some(value) = xattr(from.as_fd(), name) {
+            let _refused = rustix::fs::setxattr(by_number(to), name, &value, XattrFlags::empty());
         }
     }
-    if FileType::from_raw_mode(stat.st_mode).is_symlink() {
-        return Ok(());
+}
+
+/// Owner, extended attributes and mode, as far as this user may set them; whether the owner is kept.
+fn copy_attributes(from: &impl AsFd, to: &impl AsFd, stat: &Stat) -> Result<bool, ApplyError> {
+    let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+    // An ordinary user keeps what is made as his.
+    let owned = rustix::fs::chownat(to, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).is_ok();
+    copy_xattrs(from, to, &|_| true);
+    if !FileType::from_raw_mode(stat.st_mode).is_symlink() {
+        let lost = if owned { 0 } else { super::dir_target::SET_ID };
+        let mode = Mode::from_raw_mode(stat.st_mode & 0o7777 & !lost);
+        rustix::fs::chmod(by_number(to), mode).map_err(host("set the mode"))?;
     }
-    rustix::fs::chmod(&to, Mode::from_raw_mode(stat.st_mode & 0o7777)).map_err(host("set the mode"))
+    Ok(owned)
 }

@@ -6,7 +6,14 @@
 //! counted and told.
 //!
 //! Every path is opened below the subvolume's directory with openat2(2), which refuses to leave it and to follow links, whoever
-//! else is changing the tree meanwhile; what is made or removed is named relative to a directory opened so.
+//! else is changing the tree meanwhile; what is made or removed is named relative to a directory opened so. So are the directories
+//! of earlier subvolumes, below the one that is received into, and what is found there must be the inode that was made ([`Place`]).
+//!
+//! Until its end a subvolume's directory is its maker's alone: its owner, mode and access list are kept back ([`Kept`]), so
+//! nobody can put something else in the place of a file between two commands.
+//!
+//! Set-user-ID and set-group-ID bits are for the owner that the stream names: where that one could not be set, they are dropped.
+//! Modes are under the umask that is given.
 //!
 //! Crash and errors: what was applied stays. There is no mark, and nothing is resumed.
 
@@ -14,7 +21,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -39,6 +46,8 @@ const DEPTH_MAX: usize = 200;
 pub struct DirOptions {
     /// Use this directory as the parent of an incremental stream.
     pub parent: Option<PathBuf>,
+    /// Permission bits that nothing gets.
+    pub umask: u32,
 }
 
 /// A directory where subvolumes become directories.
@@ -47,18 +56,51 @@ pub struct DirTarget {
     options: DirOptions,
     open: Option<OpenDir>,
     /// Directories made by this run, by what was sent.
-    done: HashMap<Uuid, PathBuf>,
-    made: Vec<PathBuf>,
+    done: HashMap<Uuid, Place>,
+    made: Vec<Place>,
+    /// The inode whose owner was set last, and whether that succeeded.
+    owned: Option<(Id, bool)>,
+    /// An owner could not be set.
+    owner_lost: bool,
     /// What this user may not set: what, how often.
     lost: HashMap<&'static str, u64>,
 }
 
+/// Device and number of an inode of the host.
+type Id = (u64, u64);
+
+/// The directory of a subvolume.
+#[derive(Clone)]
+struct Place {
+    /// Below the one that is received into.
+    path: Vec<u8>,
+    id: Id,
+}
+
+/// What the root directory of a subvolume gets at its end.
+#[derive(Default)]
+struct Kept {
+    owner: Option<(Uid, Gid)>,
+    mode: Option<u32>,
+    /// The access list; inside, `None` removes it.
+    acl: Option<Option<Vec<u8>>>,
+    times: Option<Timestamps>,
+}
+
+/// The extended attribute that lets others in.
+pub(super) const ACL: &[u8] = b"system.posix_acl_access";
+/// The mode of a directory about which the stream says nothing.
+const MODE: u32 = 0o755;
+/// Set-user-ID and set-group-ID.
+pub(super) const SET_ID: u32 = 0o6000;
+
 struct OpenDir {
     uuid: Uuid,
-    path: PathBuf,
+    place: Place,
     root: OwnedFd,
+    kept: Kept,
     /// What clones from the parent refer to.
-    parent: Option<(Uuid, PathBuf)>,
+    parent: Option<(Uuid, OwnedFd)>,
     /// The file that was written to last.
     file: Option<(Vec<u8>, File)>,
 }
@@ -92,6 +134,36 @@ fn open_below(root: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, App
 /// The entry that an open descriptor stands for, by a name that leads nowhere else.
 fn by_number(fd: &impl AsRawFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+fn id_of(fd: &OwnedFd) -> Result<Id, ApplyError> {
+    let stat = rustix::fs::fstat(fd).map_err(host("stat"))?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+impl Place {
+    fn open(&self, top: &OwnedFd) -> Result<OwnedFd, ApplyError> {
+        let found = open_below(top, &self.path, OFlags::PATH | OFlags::DIRECTORY)?;
+        if id_of(&found)? != self.id {
+            return Err(refused("another directory is in the place of one that was received"));
+        }
+        Ok(found)
+    }
+
+    /// Removes the directory with everything in it.
+    fn remove(&self, top: &OwnedFd) -> Applied {
+        let found = self.open(top)?;
+        for entry in fs::read_dir(by_number(&found)).map_err(host_io("list"))? {
+            let entry = entry.map_err(host_io("list"))?;
+            let is_dir = entry.file_type().map_err(host_io("stat"))?.is_dir();
+            // Neither follows links, whatever becomes of the entry meanwhile.
+            let removed = if is_dir { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) };
+            removed.map_err(host_io("remove"))?;
+        }
+        let (dir, name) = split(&self.path);
+        let dir = open_below(top, dir, OFlags::PATH | OFlags::DIRECTORY)?;
+        rustix::fs::unlinkat(&dir, name_of(name), AtFlags::REMOVEDIR).map_err(host("remove"))
+    }
 }
 
 impl OpenDir {
@@ -188,6 +260,8 @@ impl DirTarget {
             open: None,
             done: HashMap::new(),
             made: Vec::new(),
+            owned: None,
+            owner_lost: false,
             lost: HashMap::new(),
         }
     }
@@ -196,16 +270,70 @@ impl DirTarget {
         self.open.as_mut().ok_or_else(|| refused("no subvolume is being received"))
     }
 
-    /// Passes over what only others may do.
-    fn permitted(&mut self, what: &'static str, done: Result<(), rustix::io::Errno>) -> Applied {
+    /// Passes over what only others may do; whether it was done.
+    fn tried(&mut self, what: &'static str, done: Result<(), rustix::io::Errno>) -> Result<bool, ApplyError> {
         use rustix::io::Errno;
         match done {
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::ACCESS) => {
                 *self.lost.entry(what).or_default() += 1;
-                Ok(())
+                Ok(false)
             }
-            other => other.map_err(host(what)),
+            other => other.map(|()| true).map_err(host(what)),
         }
+    }
+
+    fn permitted(&mut self, what: &'static str, done: Result<(), rustix::io::Errno>) -> Applied {
+        self.tried(what, done).map(drop)
+    }
+
+    /// The mode that an inode gets: set-ID bits only with the owner that they are about.
+    fn mode(&self, of: Id, mode: u32) -> Mode {
+        let owned = match self.owned {
+            Some((id, owned)) if id == of => owned,
+            // The stream has not named the owner lately: it is that of the parent, which root could give it.
+            _ => rustix::process::geteuid().is_root() && !self.owner_lost,
+        };
+        Mode::from_raw_mode(mode & 0o7777 & !self.options.umask & !if owned { 0 } else { SET_ID })
+    }
+
+    fn set_owner(&mut self, fd: &OwnedFd, owner: (Uid, Gid)) -> Applied {
+        let done = rustix::fs::chownat(fd, "", Some(owner.0), Some(owner.1), AtFlags::EMPTY_PATH);
+        let owned = self.tried("set an owner", done)?;
+        self.owned = Some((id_of(fd)?, owned));
+        self.owner_lost |= !owned;
+        Ok(())
+    }
+
+    fn set_mode(&mut self, fd: &OwnedFd, mode: u32) -> Applied {
+        let done = rustix::fs::chmod(by_number(fd), self.mode(id_of(fd)?, mode));
+        self.permitted("set a mode", done)
+    }
+
+    /// What was kept back of the root directory, in the order of a stream.
+    fn set_kept(&mut self, open: &mut OpenDir) -> Applied {
+        let kept = std::mem::take(&mut open.kept);
+        if let Some(owner) = kept.owner {
+            self.set_owner(&open.root, owner)?;
+        }
+        let at = by_number(&open.root);
+        match kept.acl {
+            Some(Some(acl)) => {
+                let done = rustix::fs::setxattr(&at, name_of(ACL), &acl, XattrFlags::empty());
+                self.permitted("set an extended attribute", done)?;
+            }
+            // There has been none until now.
+            Some(None) | None => {}
+        }
+        self.set_mode(&open.root, kept.mode.unwrap_or(MODE))?;
+        if let Some(times) = kept.times {
+            let done = rustix::fs::utimensat(&open.root, ".", &times, AtFlags::SYMLINK_NOFOLLOW);
+            self.permitted("set times", done)?;
+        }
+        Ok(())
+    }
+
+    fn top(&self) -> Result<OwnedFd, ApplyError> {
+        open_top(&self.top)
     }
 
     fn one(&mut self, command: &Command<'_>) -> Applied {
@@ -252,19 +380,23 @@ impl DirTarget {
                 self.permitted("allocate space", done)
             }
             Command::Chmod { path, mode } => {
+                let mode = u32::try_from(mode & 0o7777).unwrap_or_default();
+                if path.is_empty() {
+                    self.open()?.kept.mode = Some(mode);
+                    return Ok(());
+                }
                 let fd = open_below(&self.open()?.root, path, OFlags::PATH)?;
-                let mode = Mode::from_raw_mode(u32::try_from(mode & 0o7777).unwrap_or_default());
-                let done = rustix::fs::chmod(by_number(&fd), mode);
-                self.permitted("set a mode", done)
+                self.set_mode(&fd, mode)
             }
             Command::Chown { path, uid, gid } => self.chown(path, uid, gid),
             Command::Utimes { path, ref atime, ref mtime, .. } => {
-                let (dir, name) = match split(path) {
-                    (_, b"") => (open_below(&self.open()?.root, b"", OFlags::PATH)?, OsStr::new(".")),
-                    _ => self.open()?.dir(path)?,
-                };
                 let time = |t: &Timespec| rustix::fs::Timespec { tv_sec: t.seconds(), tv_nsec: t.nsec.get().into() };
                 let times = Timestamps { last_access: time(atime), last_modification: time(mtime) };
+                if path.is_empty() {
+                    self.open()?.kept.times = Some(times);
+                    return Ok(());
+                }
+                let (dir, name) = self.open()?.dir(path)?;
                 let done = rustix::fs::utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW);
                 self.permitted("set times", done)
             }
@@ -291,13 +423,27 @@ impl DirTarget {
             u32::try_from(id).ok().filter(|id| *id != u32::MAX).ok_or_else(|| refused("an owner that nobody can be"))
         };
         let (uid, gid) = (Uid::from_raw(id(uid)?), Gid::from_raw(id(gid)?));
+        if path.is_empty() {
+            self.open()?.kept.owner = Some((uid, gid));
+            return Ok(());
+        }
         let fd = open_below(&self.open()?.root, path, OFlags::PATH)?;
-        let done = rustix::fs::chownat(&fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH);
-        self.permitted("set an owner", done)
+        self.set_owner(&fd, (uid, gid))
     }
 
     fn xattr(&mut self, command: &Command<'_>) -> Applied {
         let path = command.path().unwrap_or_default();
+        match *command {
+            Command::SetXattr { name: ACL, value, .. } if path.is_empty() => {
+                self.open()?.kept.acl = Some(Some(value.to_vec()));
+                return Ok(());
+            }
+            Command::RemoveXattr { name: ACL, .. } if path.is_empty() => {
+                self.open()?.kept.acl = Some(None);
+                return Ok(());
+            }
+            _ => {}
+        }
         let fd = open_below(&self.open()?.root, path, OFlags::PATH)?;
         let at = by_number(&fd);
         let done = match *command {
@@ -314,25 +460,19 @@ impl DirTarget {
         let Command::Clone { path, offset, len, clone_uuid, clone_path, clone_offset, .. } = *command else {
             return Err(refused("not a clone"));
         };
-        let known = self.done.get(&clone_uuid).cloned();
+        let known = self.done.get(&clone_uuid).map(|place| place.open(&self.top()?)).transpose()?;
         let open = self.open()?;
-        let parent = open.parent.as_ref().filter(|(uuid, _)| *uuid == clone_uuid).map(|(_, path)| path.clone());
-        let source = if clone_uuid == open.uuid {
-            open_below(&open.root, clone_path, OFlags::RDONLY | OFlags::NONBLOCK)?
-        } else {
-            let dir = known.or(parent);
-            let dir = dir.ok_or_else(|| refused(format!("{clone_uuid}, which is cloned from, is not known here")))?;
-            open_below(&open_top(&dir)?, clone_path, OFlags::RDONLY | OFlags::NONBLOCK)?
-        };
+        let parent = open.parent.as_ref().filter(|(uuid, _)| *uuid == clone_uuid).map(|(_, dir)| dir);
+        let dir = if clone_uuid == open.uuid { Some(&open.root) } else { known.as_ref().or(parent) };
+        let dir = dir.ok_or_else(|| refused(format!("{clone_uuid}, which is cloned from, is not known here")))?;
+        let source = open_below(dir, clone_path, OFlags::RDONLY | OFlags::NONBLOCK)?;
         open.clone_from(&File::from(source), clone_offset, path, offset, len)
     }
 
     fn give_up(&mut self) -> Applied {
         self.open = None;
-        for path in std::mem::take(&mut self.made) {
-            fs::remove_dir_all(path).map_err(host_io("remove"))?;
-        }
-        Ok(())
+        let top = self.top()?;
+        std::mem::take(&mut self.made).iter().rev().try_for_each(|place| place.remove(&top))
     }
 }
 
@@ -351,23 +491,37 @@ const SECTOR: u32 = 4096;
 
 impl Target for DirTarget {
     fn begin(&mut self, new: &Begin<'_>) -> Applied {
-        let path = self.top.join(name_of(new.path));
-        let root = open_top(&self.top)?;
+        let top = self.top()?;
         let (dir, name) = split(new.path);
-        let dir = open_below(&root, dir, OFlags::PATH | OFlags::DIRECTORY)?;
-        rustix::fs::mkdirat(&dir, name_of(name), Mode::from_raw_mode(0o755)).map_err(host("make"))?;
-        self.made.push(path.clone());
-        let root = open_below(&root, new.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        let mut parent = None;
+        let dir = open_below(&top, dir, OFlags::PATH | OFlags::DIRECTORY)?;
+        // Its maker's alone until its end.
+        rustix::fs::mkdirat(&dir, name_of(name), Mode::RWXU).map_err(host("make"))?;
+        let root = open_below(&dir, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let made = rustix::fs::fstat(&root).map_err(host("stat"))?;
+        if made.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(refused("somebody else has put another directory in the place of the new one"));
+        }
+        let place = Place { path: new.path.to_vec(), id: (made.st_dev, made.st_ino) };
+        self.made.push(place.clone());
+        let (mut parent, mut kept) = (None, Kept::default());
         if let Some((uuid, _)) = new.parent {
-            let known = self.options.parent.clone().or_else(|| self.done.get(&uuid).cloned());
-            let from = known.ok_or_else(|| {
-                refused(format!("the parent, {uuid}, is not known here: --rebase names the directory that it is in"))
-            })?;
-            super::copy_tree::copy_tree(&open_top(&from)?, &root, DEPTH_MAX)?;
+            let from = match (&self.options.parent, self.done.get(&uuid)) {
+                (Some(path), _) => open_top(path)?,
+                (None, Some(place)) => place.open(&top)?,
+                (None, None) => {
+                    let hint = "--rebase names the directory that it is in";
+                    return Err(refused(format!("the parent, {uuid}, is not known here: {hint}")));
+                }
+            };
+            self.owner_lost |= super::copy_tree::copy_tree(&from, &root, DEPTH_MAX)?;
+            let stat = rustix::fs::fstat(&from).map_err(host("stat"))?;
+            kept.owner = Some((Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid)));
+            kept.mode = Some(stat.st_mode & 0o7777);
+            kept.acl = super::copy_tree::xattr(from.as_fd(), ACL).map(Some);
+            kept.times = Some(super::copy_tree::times_of(&stat));
             parent = Some((uuid, from));
         }
-        self.open = Some(OpenDir { uuid: new.uuid, path, root, parent, file: None });
+        self.open = Some(OpenDir { uuid: new.uuid, place, root, kept, parent, file: None });
         Ok(())
     }
 
@@ -391,8 +545,9 @@ impl Target for DirTarget {
     }
 
     fn finish(&mut self) -> Applied {
-        if let Some(open) = self.open.take() {
-            self.done.insert(open.uuid, open.path);
+        if let Some(mut open) = self.open.take() {
+            self.set_kept(&mut open)?;
+            self.done.insert(open.uuid, open.place);
         }
         Ok(())
     }

@@ -8,21 +8,22 @@
 //! setting them is what its `Drop` does. So is a large file's.
 //!
 //! Hard links: the first name of an inode with several makes the file, under the lock of the table of links; later
-//! names link to it.
+//! names link to it. Directories that are complete belong to somebody else by then, who may have moved things: the way to the
+//! first name is gone from the top without following links, and what is found there must be the inode that was made.
 //!
 //! An error ends all workers; the first one is told. What was made by then stays.
 
 use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oleo_format::{Ino, TreeId};
-use oleo_fs::{Attr, DirEntryInfo, FileKind, Fs, InodeRef, Target, Time};
+use oleo_fs::{Attr, Descent, DirEntryInfo, FileKind, Fs, InodeRef, Target, Time};
 use parking_lot::{Condvar, Mutex};
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::{RestoreOptions, RestoreReport};
@@ -34,6 +35,10 @@ const ENTRIES_AT_ONCE: usize = 256;
 const RANGE_BYTES: u64 = 32 << 20;
 /// Bytes read and written at once.
 const BUFFER_BYTES: usize = 1 << 20;
+/// Files up to this size whose inode says that they have no holes are believed: as many zeros can be written where it lies.
+const BELIEVED_BYTES: u64 = 1 << 20;
+/// Set-user-ID and set-group-ID.
+const SET_ID: u32 = 0o6000;
 /// What the owner is called among attributes that may not be kept.
 const OWNER: &str = "owner";
 /// Entries between two calls of the progress function.
@@ -62,17 +67,27 @@ pub fn restore_to_dir(
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(dest, flags, Mode::empty()).map_err(|e| Error::host("open", dest)(e.into()))?;
+    let host = |e: Errno| Error::host("look at", dest)(e.into());
+    let top_fd = rustix::fs::openat(&fd, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let stat = rustix::fs::fstat(&fd).map_err(host)?;
+    let is_root = rustix::process::geteuid().is_root();
+    let exact = is_root || options.exact_modes;
+    let umask = if exact { 0 } else { oleo_device::process::umask() | SET_ID };
     let core = Core {
         fs: image.fs(),
         options,
         one_tree: options.one_subvol.then(|| from.tree()),
         dest,
-        is_root: rustix::process::geteuid().is_root(),
+        top: top_fd.map_err(host)?,
+        is_root,
+        mode_bits: 0o7777 & !umask & !if options.no_special { SET_ID } else { 0 },
+        descent: Mutex::new(Descent::new(from)),
         links: Mutex::new(HashMap::new()),
         failed: Mutex::new(None),
         report: Mutex::new(RestoreReport::default()),
         uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
+        // What is made in a set-group-ID directory gets its group.
+        gid: if stat.st_mode & 0o2000 != 0 { stat.st_gid } else { rustix::process::getegid().as_raw() },
     };
     let is_dir = image.fs().attr(from).kind == FileKind::Dir;
     // The directory of the host keeps its own attributes when only one file is put into it.
@@ -178,13 +193,29 @@ struct Core<'a> {
     /// Set: only this subvolume.
     one_tree: Option<TreeId>,
     dest: &'a Path,
+    /// `dest`, opened.
+    top: OwnedFd,
     is_root: bool,
+    /// Bits of modes that are given.
+    mode_bits: u32,
+    descent: Mutex<Descent>,
+    /// The owner and group of what this process makes.
     uid: u32,
     gid: u32,
-    /// Where inodes with several names have been made, and how many names are still to come at most.
-    links: Mutex<HashMap<(TreeId, Ino), (PathBuf, u32)>>,
+    /// Inodes with several names.
+    links: Mutex<HashMap<(TreeId, Ino), Made>>,
     failed: Mutex<Option<Error>>,
     report: Mutex<RestoreReport>,
+}
+
+/// An inode with several names that has been made.
+struct Made {
+    /// Its first name, from the top.
+    path: PathBuf,
+    /// Device and number on the host.
+    id: (u64, u64),
+    /// How many names are still to come at most.
+    left: u32,
 }
 
 fn c_name(name: &[u8]) -> Result<CString> {
@@ -277,6 +308,11 @@ impl<'a> Work<'a> {
             return Ok(());
         };
         if entry.kind == FileKind::Dir {
+            if !self.core.descent.lock().enters(self.core.fs, inode, &entry.name, &child) {
+                let warning = || format!("{}: left out, the directory is elsewhere too", place());
+                self.core.report.lock().warn(warning);
+                return Ok(());
+            }
             self.core.count(|done| done.dirs += 1);
             self.push(Job::Dir { dir: dir.clone(), name: entry.name, inode: child });
             return Ok(());
@@ -296,21 +332,23 @@ impl<'a> Work<'a> {
         }
         let mut links = self.core.links.lock();
         let key = (attr.subvol, attr.ino);
-        if let Some((first, left)) = links.get_mut(&key) {
-            *left -= 1;
-            let (first, is_last) = (first.clone(), *left == 0);
+        if let Some(made) = links.get_mut(&key) {
+            made.left -= 1;
+            let (first, id, is_last) = (made.path.clone(), made.id, made.left == 0);
             if is_last {
                 links.remove(&key);
             }
             drop(links);
-            let (from, to) = (self.core.dest.join(&first), self.core.dest.join(&path));
-            let linked = rustix::fs::linkat(rustix::fs::CWD, &from, rustix::fs::CWD, &to, AtFlags::empty());
-            linked.map_err(|e| Error::host("link", to)(e.into()))?;
+            let linked = self.core.link(&first, id, dir, &c_name(name)?);
+            linked.map_err(|e| Error::host("link", self.core.dest.join(&path))(e.into()))?;
             self.core.count(|done| done.links += 1);
             return Ok(());
         }
         let file = self.make(dir, name, &path, inode, attr)?;
-        links.insert(key, (path, attr.nlink - 1));
+        // What could not be made has no entry; its other names will not be made either.
+        if let Ok(stat) = rustix::fs::statat(&dir.fd, c_name(name)?.as_c_str(), AtFlags::SYMLINK_NOFOLLOW) {
+            links.insert(key, Made { path, id: (stat.st_dev, stat.st_ino), left: attr.nlink - 1 });
+        }
         drop(links);
         match file {
             Some(file) => self.copy_range(file, 0, buffer),
@@ -334,6 +372,11 @@ impl<'a> Work<'a> {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let fd =
                     rustix::fs::openat(&dir.fd, c_name.as_c_str(), flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+                if attr.size > BELIEVED_BYTES {
+                    // Holes are what is not written; and a size that the host cannot have is an error before anything is.
+                    let sized = rustix::fs::ftruncate(&fd, attr.size);
+                    sized.map_err(|e| Error::host("set the size of", self.core.dest.join(path))(e.into()))?;
+                }
                 self.core.count(|done| done.files += 1);
                 return Ok(Some(Arc::new(FileTask { fd, path: path.to_owned(), inode, attr, dir: dir.clone() })));
             }
@@ -355,13 +398,18 @@ impl<'a> Work<'a> {
                         return Ok(None);
                     }
                 };
+                if self.core.options.no_special && matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) {
+                    self.core.report.lock().warn(|| format!("{}: a device is left out", path.display()));
+                    return Ok(None);
+                }
                 let rdev = rustix::fs::makedev(attr.rdev.major, attr.rdev.minor);
                 rustix::fs::mknodat(&dir.fd, c_name.as_c_str(), file_type, Mode::RUSR | Mode::WUSR, rdev)
             }
         };
         match made {
             Ok(()) => {}
-            Err(Errno::PERM) if !self.core.is_root => {
+            // In a container root cannot either.
+            Err(Errno::PERM) => {
                 self.core.report.lock().warn(|| format!("{}: only root can make it", path.display()));
                 return Ok(None);
             }
@@ -375,14 +423,21 @@ impl<'a> Work<'a> {
     /// Copies a part of a file; what follows it is put on the stack before.
     fn copy_range(&self, file: Arc<FileTask<'a>>, from: u64, buffer: &mut [u8]) -> Result<()> {
         let size = file.attr.size;
+        let inside = |e: oleo_fs::FsError| Error::from(e).at(file.path.display());
+        let host = |what| Error::host(what, self.core.dest.join(&file.path));
+        // A file whose extents cover all of it has no holes to look for.
+        let dense = file.attr.nbytes >= size && size <= BELIEVED_BYTES;
+        let mut from = from;
+        if !dense {
+            match self.core.fs.seek_data(&file.inode, from).map_err(inside)?.filter(|&data| data < size) {
+                Some(data) => from = data,
+                None => from = size,
+            }
+        }
         let to = from.saturating_add(RANGE_BYTES).min(size);
         if to < size {
             self.push(Job::Range { file: file.clone(), from: to });
         }
-        let inside = |e: oleo_fs::FsError| Error::from(e).at(file.path.display());
-        let host = |what| Error::host(what, self.core.dest.join(&file.path));
-        // A file whose extents cover all of it has no holes to look for.
-        let dense = file.attr.nbytes >= size;
         let mut at = from;
         while at < to {
             let mut end = to;
@@ -413,7 +468,7 @@ impl<'a> Work<'a> {
             }
             at = at.max(end);
         }
-        if to == size && !dense {
+        if to == size && !dense && size <= BELIEVED_BYTES {
             rustix::fs::ftruncate(&file.fd, size).map_err(|e| host("set the size of")(e.into()))?;
         }
         Ok(())
@@ -440,17 +495,18 @@ impl Core<'_> {
     fn set_attributes(&self, fd: &OwnedFd, inode: &InodeRef, path: &Path) -> Result<()> {
         let attr = self.fs.attr(inode);
         let host = |what| Error::host(what, self.dest.join(path));
-        if (attr.uid, attr.gid) != (self.uid, self.gid) {
+        let mut owned = true;
+        if self.must_give(&attr) {
             let chown = rustix::fs::fchown(fd, Some(Uid::from_raw(attr.uid)), Some(Gid::from_raw(attr.gid)));
-            self.allow(chown, path, OWNER).map_err(|e| host("change the owner of")(e.into()))?;
+            owned = self.allow(chown, path, OWNER).map_err(|e| host("change the owner of")(e.into()))?;
         }
-        let mode = Mode::from_raw_mode(attr.mode & 0o7777);
-        rustix::fs::fchmod(fd, mode).map_err(|e| host("change the mode of")(e.into()))?;
         for (name, value) in self.fs.xattrs(inode).map_err(|e| Error::from(e).at(path.display()))? {
             let set = rustix::fs::fsetxattr(fd, c_name(&name)?.as_c_str(), &value, XattrFlags::empty());
             self.allow(set, path, &name.escape_ascii().to_string())
                 .map_err(|e| host("set an attribute of")(e.into()))?;
         }
+        // After the access list, whose widest permission it limits.
+        rustix::fs::fchmod(fd, self.mode(&attr, owned)).map_err(|e| host("change the mode of")(e.into()))?;
         rustix::fs::futimens(fd, &stamps(&attr)).map_err(|e| host("set the times of")(e.into()))
     }
 
@@ -465,32 +521,64 @@ impl Core<'_> {
     ) -> Result<()> {
         let host = |what| Error::host(what, self.dest.join(path));
         let at = dir.fd.as_fd();
-        if (attr.uid, attr.gid) != (self.uid, self.gid) {
+        let mut owned = true;
+        if self.must_give(attr) {
             let (uid, gid) = (Some(Uid::from_raw(attr.uid)), Some(Gid::from_raw(attr.gid)));
             let chown = rustix::fs::chownat(at, name.as_c_str(), uid, gid, AtFlags::SYMLINK_NOFOLLOW);
-            self.allow(chown, path, OWNER).map_err(|e| host("change the owner of")(e.into()))?;
+            owned = self.allow(chown, path, OWNER).map_err(|e| host("change the owner of")(e.into()))?;
         }
-        if attr.kind != FileKind::Symlink {
-            let mode = Mode::from_raw_mode(attr.mode & 0o7777);
-            let chmod = rustix::fs::chmodat(at, name.as_c_str(), mode, AtFlags::empty());
-            chmod.map_err(|e| host("change the mode of")(e.into()))?;
-        }
+        let entry = by_number(at).join(OsStr::from_bytes(name.as_bytes()));
         for (key, value) in self.fs.xattrs(inode).map_err(|e| Error::from(e).at(path.display()))? {
-            let set =
-                rustix::fs::lsetxattr(self.dest.join(path), c_name(&key)?.as_c_str(), &value, XattrFlags::empty());
+            let set = rustix::fs::lsetxattr(&entry, c_name(&key)?.as_c_str(), &value, XattrFlags::empty());
             self.allow(set, path, &key.escape_ascii().to_string())
                 .map_err(|e| host("set an attribute of")(e.into()))?;
+        }
+        if attr.kind != FileKind::Symlink {
+            let chmod = rustix::fs::chmodat(at, name.as_c_str(), self.mode(attr, owned), AtFlags::empty());
+            chmod.map_err(|e| host("change the mode of")(e.into()))?;
         }
         let times = rustix::fs::utimensat(at, name.as_c_str(), &stamps(attr), AtFlags::SYMLINK_NOFOLLOW);
         times.map_err(|e| host("set the times of")(e.into()))
     }
 
-    /// Turns what the caller's rights or the host's file system do not allow into a warning.
-    fn allow(&self, result: std::result::Result<(), Errno>, path: &Path, what: &str) -> std::result::Result<(), Errno> {
+    /// Whether the owner has to be set: it is another, or whom a set-ID bit is about must be certain.
+    fn must_give(&self, attr: &Attr) -> bool {
+        (attr.uid, attr.gid) != (self.uid, self.gid) || attr.mode & SET_ID != 0
+    }
+
+    /// The mode that something gets.
+    fn mode(&self, attr: &Attr, owned: bool) -> Mode {
+        let lost = if owned { 0 } else { SET_ID };
+        Mode::from_raw_mode(attr.mode & self.mode_bits & !lost)
+    }
+
+    /// Gives an inode that was made under `first` another name.
+    fn link(&self, first: &Path, id: (u64, u64), dir: &DirTask<'_>, name: &CString) -> std::result::Result<(), Errno> {
+        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let above = first.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // The last name may be a symbolic link that was made here.
+        let above = rustix::fs::openat2(&self.top, above, flags | OFlags::DIRECTORY, Mode::empty(), how)?;
+        let found = rustix::fs::openat(&above, first.file_name().unwrap_or_default(), flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&found)?;
+        if (stat.st_dev, stat.st_ino) != id {
+            return Err(Errno::STALE);
+        }
+        let found = by_number(found.as_fd());
+        rustix::fs::linkat(rustix::fs::CWD, found, &dir.fd, name.as_c_str(), AtFlags::SYMLINK_FOLLOW)
+    }
+
+    /// Turns what the caller's rights or the host's file system do not allow into a warning; whether it was done.
+    fn allow(
+        &self,
+        result: std::result::Result<(), Errno>,
+        path: &Path,
+        what: &str,
+    ) -> std::result::Result<bool, Errno> {
         match result {
             Err(Errno::OPNOTSUPP | Errno::INVAL) => {}
             Err(Errno::PERM | Errno::ACCESS) if !self.is_root => {}
-            other => return other,
+            other => return other.map(|()| true),
         }
         let mut report = self.report.lock();
         if what == OWNER {
@@ -498,8 +586,13 @@ impl Core<'_> {
         } else {
             report.warn(|| format!("{}: {what} could not be kept", Path::new(".").join(path).display()));
         }
-        Ok(())
+        Ok(false)
     }
+}
+
+/// What an open descriptor stands for, by a name that leads nowhere else.
+fn by_number(fd: BorrowedFd<'_>) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
 }
 
 fn stamps(attr: &Attr) -> Timestamps {

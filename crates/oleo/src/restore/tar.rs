@@ -13,7 +13,7 @@ use std::thread;
 
 use crossbeam_channel::{Sender, bounded};
 use oleo_format::{Ino, TreeId};
-use oleo_fs::{Attr, DirEntryInfo, FileKind, InodeRef, Target, Time};
+use oleo_fs::{Attr, Descent, DirEntryInfo, FileKind, InodeRef, Target, Time};
 use tar::{EntryType, Header};
 
 use super::{RestoreOptions, RestoreReport};
@@ -27,6 +27,10 @@ const STEPS_AHEAD: usize = 16;
 const ENTRIES_AT_ONCE: usize = 1024;
 /// Runs of data of one file; beyond that, holes are written as zeros.
 const RUNS_MAX: usize = 1 << 20;
+/// Bytes of holes of one file that are written as zeros, at most.
+const HOLES_WRITTEN_MAX: u64 = 64 << 30;
+/// Files up to this size whose inode says that they have no holes are believed: as many zeros can be written where it lies.
+const BELIEVED_BYTES: u64 = 1 << 20;
 const BLOCK: usize = 512;
 /// The largest number in the eight octal digits of owner and group, and in the twelve of size and time.
 const OCTAL_8_MAX: u64 = 0o7_777_777;
@@ -91,6 +95,7 @@ impl Archive<'_> {
 
     fn all(&mut self, from: &InodeRef, name: &[u8]) -> Result<()> {
         let name = if name.is_empty() { b"." } else { name };
+        let mut descent = Descent::new(from);
         let mut open = Vec::new();
         if let Some(dir) = self.entry(from, name)? {
             open.push(dir);
@@ -117,6 +122,12 @@ impl Archive<'_> {
                 continue;
             }
             match self.image.fs().open_entry(&dir.inode, &entry).map_err(|e| Error::from(e).at(place()))? {
+                Some(child)
+                    if entry.kind == FileKind::Dir
+                        && !descent.enters(self.image.fs(), &dir.inode, &entry.name, &child) =>
+                {
+                    self.report.warn(|| format!("{}: left out, the directory is elsewhere too", place()));
+                }
                 Some(child) => open.extend(self.entry(&child, &path)?),
                 None => self.report.warn(|| format!("{}: has vanished", place())),
             }
@@ -178,7 +189,8 @@ impl Archive<'_> {
     }
 
     fn file(&mut self, inode: &InodeRef, attr: &Attr, path: &[u8], mut pax: Vec<(Vec<u8>, Vec<u8>)>) -> Result<()> {
-        let runs = if attr.nbytes >= attr.size { vec![(0, attr.size)] } else { self.runs(inode, attr, path)? };
+        let believed = attr.nbytes >= attr.size && attr.size <= BELIEVED_BYTES;
+        let runs = if believed { vec![(0, attr.size)] } else { self.runs(inode, attr, path)? };
         let total: u64 = runs.iter().map(|(start, end)| end - start).sum();
         if total == attr.size {
             self.member(attr, EntryType::Regular, path, b"", attr.size, pax)?;
@@ -218,12 +230,19 @@ impl Archive<'_> {
         let place = |e: oleo_fs::FsError| Error::from(e).at(path.escape_ascii());
         let fs = self.image.fs();
         let mut runs: Vec<(u64, u64)> = Vec::new();
-        let mut at = 0;
+        let (mut at, mut filled) = (0, 0);
         while let Some(start) = fs.seek_data(inode, at).map_err(place)?.filter(|&start| start < attr.size) {
             let end = fs.seek_hole(inode, start).map_err(place)?.unwrap_or(attr.size).min(attr.size);
             let full = runs.len() >= RUNS_MAX;
             match runs.last_mut() {
-                Some(last) if full => last.1 = end,
+                Some(last) if full => {
+                    filled += start - last.1;
+                    if filled > HOLES_WRITTEN_MAX {
+                        let error = Error::Request(format!("more than {RUNS_MAX} holes; restore it into a directory"));
+                        return Err(error.at(path.escape_ascii()));
+                    }
+                    last.1 = end;
+                }
                 _ => runs.push((start, end)),
             }
             if end <= at || end >= attr.size {
