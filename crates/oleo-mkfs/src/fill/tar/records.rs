@@ -15,12 +15,16 @@ use crate::MkfsError;
 use crate::fill::entry::Stamp;
 
 const BLOCK: usize = 512;
-/// Bytes of one pax header, long name or long link. An extended attribute has at most 64 KiB.
+/// Bytes of all pax headers, long names and long links in front of one member. An extended attribute has at most 64 KiB.
 const EXTENSION_BYTES_MAX: u64 = 16 << 20;
+/// Keys and values in front of one member: each takes memory besides its bytes.
+const PAIRS_MAX: usize = 1 << 19;
+/// Bytes of keys and values that hold for all members that follow; they are looked at for each.
+const GLOBAL_BYTES_MAX: usize = 64 << 10;
 /// Runs of data in one sparse file.
 const SPARSE_RUNS_MAX: usize = 1 << 20;
-/// Blocks that the map of a sparse file in pax form 1.0 may take: enough for the runs above.
-const SPARSE_MAP_BLOCKS_MAX: usize = 1 << 17;
+/// Digits of a number in the map of a sparse file, with blanks.
+const NUMBER_LEN_MAX: usize = 64;
 
 /// Keys and values of pax headers, in order.
 type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
@@ -149,10 +153,12 @@ impl<R: Read> Records<R> {
         self.padding = size.wrapping_neg() % BLOCK as u64;
     }
 
-    fn extension(&mut self) -> Result<Vec<u8>, MkfsError> {
-        if self.left > EXTENSION_BYTES_MAX {
-            return Err(self.error(format!("an extended header of {} bytes", self.left)));
-        }
+    /// The contents of an extended header; `room` is what those in front of one member may still take.
+    fn extension(&mut self, room: &mut u64) -> Result<Vec<u8>, MkfsError> {
+        let rest = room.checked_sub(self.left).ok_or_else(|| {
+            self.error(format!("extended headers of more than {EXTENSION_BYTES_MAX} bytes in front of one member"))
+        })?;
+        *room = rest;
         let mut bytes = vec![0; usize::try_from(self.left).unwrap_or(0)];
         self.read_data(&mut bytes)?;
         Ok(bytes)
@@ -162,17 +168,21 @@ impl<R: Read> Records<R> {
     pub fn next(&mut self) -> Result<Option<Record>, MkfsError> {
         let mut pax: Pairs = self.globals.clone();
         let (mut long_path, mut long_link) = (None, None);
+        let mut room = EXTENSION_BYTES_MAX;
         loop {
+            if pax.len() > PAIRS_MAX {
+                return Err(self.error("too many values in extended headers"));
+            }
             let Some(header) = self.header()? else { return Ok(None) };
             match header.entry_type().as_byte() {
-                b'x' | b'X' => pax.extend(self.pax_pairs()?),
+                b'x' | b'X' => pax.extend(self.pax_pairs(&mut room)?),
                 b'g' => {
-                    let pairs = self.pax_pairs()?;
-                    self.globals.extend(pairs.iter().cloned());
+                    let pairs = self.pax_pairs(&mut room)?;
+                    self.keep(&pairs)?;
                     pax.extend(pairs);
                 }
-                b'L' => long_path = Some(until_zero(self.extension()?)),
-                b'K' => long_link = Some(until_zero(self.extension()?)),
+                b'L' => long_path = Some(until_zero(self.extension(&mut room)?)),
+                b'K' => long_link = Some(until_zero(self.extension(&mut room)?)),
                 // A label of the whole archive.
                 b'V' => {}
                 b'M' => return Err(self.error("a member that continues from another volume")),
@@ -181,9 +191,24 @@ impl<R: Read> Records<R> {
         }
     }
 
-    fn pax_pairs(&mut self) -> Result<Pairs, MkfsError> {
-        let bytes = self.extension()?;
+    fn pax_pairs(&mut self, room: &mut u64) -> Result<Pairs, MkfsError> {
+        let bytes = self.extension(room)?;
         parse_pairs(&bytes).ok_or_else(|| self.error("a malformed pax header"))
+    }
+
+    /// Keeps what holds for all members that follow; of each key the last value counts.
+    fn keep(&mut self, pairs: &Pairs) -> Result<(), MkfsError> {
+        let bytes = |pairs: &Pairs| -> usize { pairs.iter().map(|(key, value)| 1 + key.len() + value.len()).sum() };
+        if bytes(pairs) <= GLOBAL_BYTES_MAX {
+            for pair in pairs {
+                self.globals.retain(|(key, _)| *key != pair.0);
+                self.globals.push(pair.clone());
+            }
+        }
+        if bytes(pairs).max(bytes(&self.globals)) > GLOBAL_BYTES_MAX {
+            return Err(self.error(format!("global extended headers of more than {GLOBAL_BYTES_MAX} bytes")));
+        }
+        Ok(())
     }
 
     fn member(
@@ -259,6 +284,9 @@ impl<R: Read> Records<R> {
             let Some(size) = real_size else { return Err(self.error("a sparse file without its size")) };
             (size, self.sparse_map_in_data()?)
         } else if let (Some(map), Some(size)) = (get("GNU.sparse.map"), real_size) {
+            if map.iter().filter(|&&b| b == b',').count() > 2 * SPARSE_RUNS_MAX {
+                return Err(self.error("a sparse file of too many runs"));
+            }
             let numbers: Option<Vec<u64>> = map.split(|&b| b == b',').map(decimal).collect();
             let Some(numbers) = numbers else { return Err(self.error("a malformed map of a sparse file")) };
             (size, numbers.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
@@ -274,6 +302,9 @@ impl<R: Read> Records<R> {
         } else {
             (self.left, vec![(0, self.left)])
         };
+        if i64::try_from(size).is_err() {
+            return Err(self.error(format!("a file of {size} bytes")));
+        }
         let mut end = 0u64;
         let mut total = 0u64;
         for &(start, len) in &runs {
@@ -315,25 +346,30 @@ impl<R: Read> Records<R> {
 
     /// Pax form 1.0: the map stands in front of the data, one decimal number a line, padded to whole blocks.
     fn sparse_map_in_data(&mut self) -> Result<Vec<(u64, u64)>, MkfsError> {
-        let mut text = Vec::new();
+        // The number that is being read: never more than a line, so each byte is looked at once.
+        let mut line = Vec::new();
         let mut numbers: Vec<u64> = Vec::new();
-        for _ in 0..SPARSE_MAP_BLOCKS_MAX {
+        loop {
             let mut block = [0u8; BLOCK];
             self.read_data(&mut block)?;
-            text.extend_from_slice(&block);
-            let mut from = 0;
-            while let Some(len) = text[from..].iter().position(|&b| b == b'\n') {
-                let number = decimal(&text[from..from + len]);
-                numbers.push(number.ok_or_else(|| self.error("a malformed map of a sparse file"))?);
-                from += len + 1;
-                let wanted = numbers[0].saturating_mul(2).saturating_add(1);
-                if numbers.len() as u64 == wanted {
+            for byte in block {
+                if byte != b'\n' {
+                    line.push(byte);
+                    if line.len() > NUMBER_LEN_MAX {
+                        return Err(self.error("a malformed map of a sparse file"));
+                    }
+                    continue;
+                }
+                numbers.push(decimal(&line).ok_or_else(|| self.error("a malformed map of a sparse file"))?);
+                line.clear();
+                if numbers[0] > SPARSE_RUNS_MAX as u64 {
+                    return Err(self.error("a sparse file of too many runs"));
+                }
+                if numbers.len() as u64 == 2 * numbers[0] + 1 {
                     return Ok(numbers[1..].chunks_exact(2).map(|pair| (pair[0], pair[1])).collect());
                 }
             }
-            text.drain(..from);
         }
-        Err(self.error("a sparse file of too many runs"))
     }
 }
 
@@ -419,6 +455,79 @@ mod tests {
         for bad in [&b"99 a=b\n"[..], b"x", b"6 ab\n", b"3 \n"] {
             assert!(parse_pairs(bad).is_none(), "{}", bad.escape_ascii());
         }
+    }
+
+    /// A header with its data, padded.
+    fn header(kind: u8, data: &[u8]) -> Vec<u8> {
+        let mut block = vec![0; BLOCK];
+        block[..4].copy_from_slice(b"name");
+        for (at, field) in [(100, "0000644\0"), (108, "0000000\0"), (116, "0000000\0"), (136, "00000000000\0")] {
+            block[at..at + field.len()].copy_from_slice(field.as_bytes());
+        }
+        block[124..136].copy_from_slice(format!("{:011o}\0", data.len()).as_bytes());
+        block[156] = kind;
+        let sum: u32 = block[..148].iter().chain(&block[156..]).map(|&b| u32::from(b)).sum::<u32>() + 256;
+        block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        block.extend_from_slice(data);
+        block.resize(block.len().next_multiple_of(BLOCK), 0);
+        block
+    }
+
+    /// `length key=value\n`.
+    fn line(key: &str, len: usize) -> Vec<u8> {
+        let rest = key.len() + len + 3;
+        let whole = (rest + 1..).find(|whole| *whole == rest + whole.to_string().len()).unwrap();
+        [format!("{whole} {key}=").as_bytes(), &vec![b'v'; len], b"\n"].concat()
+    }
+
+    fn complaint(tar: &[u8]) -> String {
+        let mut records = Records::new(tar);
+        loop {
+            match records.next() {
+                Ok(Some(_)) => {}
+                Ok(None) => return String::new(),
+                Err(error) => return error.to_string(),
+            }
+        }
+    }
+
+    /// Goal: extended headers take bounded memory, however many there are. Method: many in front of one member, as many as fit;
+    /// global ones with ever new keys, and with the same.
+    #[test]
+    fn extended_headers_are_bounded() {
+        let one = header(b'x', &line("SCHILY.xattr.user.a", 1 << 20));
+        let file = header(b'0', b"contents");
+        assert_eq!(complaint(&[one.repeat(15), file.clone()].concat()), "");
+        assert!(complaint(&[one.repeat(17), file.clone()].concat()).contains("extended headers of more than"));
+        assert_eq!(
+            complaint(&[[one.repeat(9), file.clone()].concat(), [one.repeat(9), file.clone()].concat()].concat()),
+            ""
+        );
+        let many = header(b'x', &line("a", 1).repeat(PAIRS_MAX + 1));
+        assert!(complaint(&[many, file.clone()].concat()).contains("too many values"));
+        let global = |n: usize| header(b'g', &line(&format!("key{n}"), 1000));
+        let new: Vec<u8> = (0..100).flat_map(|n| [global(n), file.clone()].concat()).collect();
+        assert!(complaint(&new).contains("global extended headers"));
+        let same: Vec<u8> = (0..100).flat_map(|_| [global(0), file.clone()].concat()).collect();
+        assert_eq!(complaint(&same), "");
+        assert!(complaint(&header(b'g', &line("key", GLOBAL_BYTES_MAX))).contains("global extended headers"));
+    }
+
+    /// Goal: the map of a sparse file is read once, and no further than it can make sense. Method: maps without a line's end, of
+    /// more runs than are taken, and one in order.
+    #[test]
+    fn sparse_maps_are_bounded() {
+        let sparse = |map: &[u8]| {
+            let text = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n27 GNU.sparse.realsize=100\n";
+            [header(b'x', text), header(b'0', map)].concat()
+        };
+        let began = std::time::Instant::now();
+        assert!(complaint(&sparse(&vec![b'7'; 32 << 20])).contains("malformed map"));
+        let greedy = [b"9999999\n", &b"1\n".repeat(4 << 20)[..]].concat();
+        assert!(complaint(&sparse(&greedy)).contains("too many runs"));
+        assert!(began.elapsed().as_secs() < 20);
+        let map = [&b"1\n10\n4\n"[..], &[0; BLOCK - 7], b"data"].concat();
+        assert_eq!(complaint(&sparse(&map)), "");
     }
 
     /// Goal: junk is an error, not a panic. Method: random bytes with correct header checksums.
