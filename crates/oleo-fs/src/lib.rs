@@ -38,6 +38,7 @@ mod setattr;
 mod subvol;
 mod subvols;
 mod verity;
+mod walk;
 mod xattr;
 
 pub use attr::{Attr, FileKind, NewInode, NewKind, Rdev, SetAttr, Times};
@@ -56,4 +57,5 @@ pub use rename::RenameMode;
 pub use subvol::Subvol;
 pub use subvols::{NewSubvol, ReadOnly, Received, RootPlace, SnapshotOptions, SubvolInfo, UuidKind};
 pub use verity::Verity;
+pub use walk::Descent;
 pub use xattr::{COMPRESSION, NameValue, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};

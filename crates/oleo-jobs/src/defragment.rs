@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use oleo_format::Compression;
 use oleo_fs::data::{Compress, ExtentInfo, ExtentKind};
-use oleo_fs::{FileKind, Fs, FsError, InodeRef, Target};
+use oleo_fs::{Descent, FileKind, Fs, FsError, InodeRef, Target};
 use serde::{Deserialize, Serialize};
 
 use crate::JobError;
@@ -71,13 +71,14 @@ pub fn defragment(
 ) -> Result<Defragmented, JobError> {
     let mut done = Defragmented::default();
     let mut left = vec![start.clone()];
+    let mut descent = Descent::new(start);
     while let Some(inode) = left.pop() {
         match fs.attr(&inode).kind {
             FileKind::File => match one(fs, &inode, options, &mut done) {
                 Err(error @ (FsError::Data { .. } | FsError::ReadOnly(_) | FsError::Stale)) => skipped(&inode, &error),
                 other => other?,
             },
-            FileKind::Dir => below(fs, &inode, &mut left)?,
+            FileKind::Dir => below(fs, &inode, &mut descent, &mut left)?,
             _ => {}
         }
     }
@@ -85,7 +86,7 @@ pub fn defragment(
 }
 
 /// Everything directly in a directory that is not another subvolume.
-fn below(fs: &Fs, dir: &InodeRef, left: &mut Vec<InodeRef>) -> Result<(), FsError> {
+fn below(fs: &Fs, dir: &InodeRef, descent: &mut Descent, left: &mut Vec<InodeRef>) -> Result<(), FsError> {
     let mut after = 0;
     loop {
         let batch = fs.readdir(dir, after, ENTRIES_AT_ONCE)?;
@@ -93,7 +94,10 @@ fn below(fs: &Fs, dir: &InodeRef, left: &mut Vec<InodeRef>) -> Result<(), FsErro
         after = last.index;
         for entry in batch.iter().filter(|entry| matches!(entry.target, Target::Inode(_))) {
             if matches!(entry.kind, FileKind::File | FileKind::Dir) {
-                left.extend(fs.open_entry(dir, entry)?);
+                let Some(found) = fs.open_entry(dir, entry)? else { continue };
+                if entry.kind != FileKind::Dir || descent.enters(fs, dir, &entry.name, &found) {
+                    left.push(found);
+                }
             }
         }
     }

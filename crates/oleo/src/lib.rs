@@ -161,8 +161,9 @@ pub use oleo_device::{Device, FileDevice, FileOptions, MemDevice};
 pub use oleo_format::{ByteLen, Compression, CsumType, DevId, Generation, Ino, Logical, QgroupStatusFlags, TreeId};
 pub use oleo_fs::data::{CloneRange, Compress, ExtentInfo, ExtentKind, KeepSize};
 pub use oleo_fs::{
-    Attr, Clock, DirEntryInfo, FileKind, FixedClock, Follow, Fs, FsError, FsOptions, InodeRef, NewInode, NewKind,
-    NewSubvol, Rdev, RenameMode, SetAttr, SnapshotOptions, SubvolInfo, Target, Time, Times, UuidSource, XattrMode,
+    Attr, Clock, Descent, DirEntryInfo, FileKind, FixedClock, Follow, Fs, FsError, FsOptions, InodeRef, NewInode,
+    NewKind, NewSubvol, Rdev, RenameMode, SetAttr, SnapshotOptions, SubvolInfo, Target, Time, Times, UuidSource,
+    XattrMode,
 };
 pub use oleo_jobs::{
     BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Balancer, Filters, QgroupChange, Reclaimed,

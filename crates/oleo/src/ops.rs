@@ -7,9 +7,11 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use oleo_format::Corruption;
 use oleo_fs::data::CloneRange;
 use oleo_fs::{
-    Attr, FileKind, Follow, FsError, InodeRef, NewInode, NewKind, RenameMode, SetAttr, Target, Times, XattrMode,
+    Attr, Descent, FileKind, Follow, FsError, InodeRef, NewInode, NewKind, RenameMode, SetAttr, Target, Times,
+    XattrMode,
 };
 use oleo_mkfs::{FillOptions, Report, fill_from_dir};
 
@@ -131,6 +133,7 @@ impl Image {
             return Err(is_directory(path));
         }
         // Each step goes one directory down, or empties one and goes up: nothing is held but the way down.
+        let mut descent = Descent::new(&inode);
         let mut way = vec![(dir, name.to_vec(), inode)];
         while let Some((parent, name, dir)) = way.last() {
             let batch = self.fs().readdir(dir, 0, ENTRIES_AT_ONCE)?;
@@ -139,6 +142,7 @@ impl Image {
                 if entry.kind == FileKind::Dir {
                     let child = self.fs().open_entry(dir, entry)?;
                     if let Some(child) = child {
+                        descent.enter(self.fs(), dir, &entry.name, &child).at(|| shown(&entry.name))?;
                         down = Some((dir.clone(), entry.name.clone(), child));
                         break;
                     }
@@ -213,6 +217,7 @@ impl Image {
         if self.is_inside(dir, &from)? {
             return Err(Error::Request("a directory cannot be copied into itself".into()));
         }
+        let mut descent = Descent::new(&from);
         let mut open = vec![(from, made, 0u64)];
         while let Some((from, to, after)) = open.last_mut() {
             let batch = self.fs().readdir(from, *after, ENTRIES_AT_ONCE)?;
@@ -221,6 +226,7 @@ impl Image {
                 *after = entry.index;
                 let Some(child) = self.fs().open_entry(from, entry)? else { continue };
                 if entry.kind == FileKind::Dir {
+                    descent.enter(self.fs(), from, &entry.name, &child).at(|| shown(&entry.name))?;
                     down = Some((child.clone(), self.copy_dir(&child, to, &entry.name)?, 0));
                     break;
                 }
@@ -241,14 +247,18 @@ impl Image {
     }
 
     fn is_inside(&self, dir: &InodeRef, of: &InodeRef) -> Result<bool> {
-        let mut at = Some(dir.clone());
-        while let Some(here) = at {
-            if here.tree() == of.tree() && here.ino() == of.ino() {
+        /// Directories from anything up to the top level, at most.
+        const DEPTH_MAX: usize = 1 << 16;
+        let mut at = dir.clone();
+        for _ in 0..DEPTH_MAX {
+            if at.tree() == of.tree() && at.ino() == of.ino() {
                 return Ok(true);
             }
-            at = self.fs().parent(&here)?;
+            let Some(parent) = self.fs().parent(&at)? else { return Ok(false) };
+            at = parent;
         }
-        Ok(false)
+        let lie = Corruption::new("directory", "depth", "endless", "a way to the top level").within(dir.ino());
+        Err(FsError::Corruption(lie).into())
     }
 
     fn copy_dir(&self, from: &InodeRef, dir: &InodeRef, name: &[u8]) -> Result<InodeRef> {

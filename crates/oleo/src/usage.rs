@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use oleo_format::{BlockGroupFlags, ByteLen};
 use oleo_fs::data::ExtentKind;
-use oleo_fs::{FileKind, InodeRef};
+use oleo_fs::{Descent, FileKind, InodeRef};
 use oleo_volume::Profile;
 
 use crate::{Image, Result};
@@ -102,10 +102,13 @@ impl Image {
             whole.file(self, inode)?;
             return Ok(whole.usage());
         }
+        let mut descent = Descent::new(inode);
         for entry in self.list_dir(inode)? {
             let Some(child) = self.fs().open_entry(inode, &entry)? else { continue };
             let mut part = Sum::default();
-            part.below(self, child)?;
+            if self.fs().attr(&child).kind != FileKind::Dir || descent.enters(self.fs(), inode, &entry.name, &child) {
+                part.below(self, child, &mut descent)?;
+            }
             each(&entry.name, part.usage());
             whole.add(part);
         }
@@ -122,13 +125,18 @@ struct Sum {
 }
 
 impl Sum {
-    fn below(&mut self, image: &Image, start: InodeRef) -> Result<()> {
+    fn below(&mut self, image: &Image, start: InodeRef, descent: &mut Descent) -> Result<()> {
         let mut left = vec![start];
         while let Some(inode) = left.pop() {
             match image.fs().attr(&inode).kind {
                 FileKind::Dir => {
                     for entry in image.list_dir(&inode)? {
-                        left.extend(image.fs().open_entry(&inode, &entry)?);
+                        let Some(found) = image.fs().open_entry(&inode, &entry)? else { continue };
+                        if image.fs().attr(&found).kind != FileKind::Dir
+                            || descent.enters(image.fs(), &inode, &entry.name, &found)
+                        {
+                            left.push(found);
+                        }
                     }
                 }
                 FileKind::File => self.file(image, &inode)?,

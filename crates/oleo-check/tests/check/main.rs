@@ -3,6 +3,7 @@
 mod broken;
 mod dumps;
 mod files;
+mod hostile;
 mod kit;
 mod rare;
 mod sound;
