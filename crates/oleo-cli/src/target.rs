@@ -70,8 +70,9 @@ pub(crate) fn open(path: &Path, others: &DeviceArgs, access: Access, subvol: Opt
 
 /// The mount that a path is on, if it is one of ours.
 pub(crate) fn mount_of(path: &Path) -> anyhow::Result<Option<Target>> {
-    let Some(socket) = socket_of(path).with_context(|| path.display().to_string())? else { return Ok(None) };
-    let client = Client::connect(&socket)
+    let found = socket_of(path).with_context(|| path.display().to_string())?;
+    let Some((file, socket)) = found else { return Ok(None) };
+    let client = Client::connect_of(&file, &socket)
         .with_context(|| format!("{} is on a mount whose server does not answer", path.display()))?;
     Ok(Some(Target::Mount { client: Mutex::new(client), socket }))
 }
@@ -167,11 +168,11 @@ fn open_near(path: &Path) -> io::Result<(File, bool)> {
 }
 
 /// The control socket of the mount that a path is on, if it is on one of ours.
-fn socket_of(path: &Path) -> io::Result<Option<PathBuf>> {
+fn socket_of(path: &Path) -> io::Result<Option<(File, PathBuf)>> {
     let mut at = path;
     loop {
         match open_near(at) {
-            Ok((file, _)) => return control::control_socket(&file),
+            Ok((file, _)) => return Ok(control::control_socket(&file)?.map(|socket| (file, socket))),
             // The directories on the way may be missing too.
             Err(error) if error.kind() == io::ErrorKind::NotFound && parent(at) != at => at = parent(at),
             // Whoever opens it as an image will say it better.

@@ -48,13 +48,19 @@ pub fn is_on_fuse(file: &File) -> io::Result<bool> {
     Ok(rustix::fs::fstatfs(file)?.f_type as u64 & 0xffff_ffff == FUSE_SUPER_MAGIC)
 }
 
+/// The same, and it is a file or directory: what is asked of a device goes to its driver, wherever its node lies.
+fn is_plain_on_fuse(file: &File) -> io::Result<bool> {
+    let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode);
+    Ok((kind.is_file() || kind.is_dir()) && is_on_fuse(file)?)
+}
+
 /// The control socket of the mount that a regular file or directory is on; `None` where it is on no mount of ours.
 ///
 /// # Errors
 /// The mount answers nonsense, or not at all.
 pub fn control_socket(file: &File) -> io::Result<Option<PathBuf>> {
     let mut path = [0u8; SOCKET_PATH_LEN];
-    if !is_on_fuse(file)? || !ask::<OLEO_IOC_CONTROL, _>(file, &mut path)? {
+    if !is_plain_on_fuse(file)? || !ask::<OLEO_IOC_CONTROL, _>(file, &mut path)? {
         return Ok(None);
     }
     match path.iter().position(|&b| b == 0) {
@@ -69,7 +75,7 @@ pub fn control_socket(file: &File) -> io::Result<Option<PathBuf>> {
 /// The mount does not answer.
 pub fn ident(file: &File) -> io::Result<Option<[u64; 2]>> {
     let mut pair = [0u64; 2];
-    let answered = is_on_fuse(file)? && ask::<OLEO_IOC_IDENT, _>(file, &mut pair)?;
+    let answered = is_plain_on_fuse(file)? && ask::<OLEO_IOC_IDENT, _>(file, &mut pair)?;
     Ok(answered.then_some(pair))
 }
 
@@ -78,7 +84,7 @@ trait Plain: Copy {}
 impl Plain for [u8; SOCKET_PATH_LEN] {}
 impl Plain for [u64; 2] {}
 
-/// Asks one question; `false` where the file system does not know it. The caller has made sure that it is FUSE.
+/// Asks one question; `false` where the file system does not know it. The caller has made sure that it is a file or directory on FUSE.
 fn ask<const OPCODE: Opcode, T: Plain>(file: &File, answer: &mut T) -> io::Result<bool> {
     // SAFETY: `OPCODE` is `_IOR` with the size of `T` (the two constants above), and for such a request to a FUSE file
     // system the kernel writes at most that many bytes; `T` is initialised, and any bytes are a `T`.

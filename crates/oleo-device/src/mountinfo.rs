@@ -18,6 +18,10 @@ pub struct Mount {
     pub at: PathBuf,
     /// What it was mounted from.
     pub source: PathBuf,
+    /// Nothing can be changed through it: the mount itself is read-only, or the file system.
+    pub read_only: bool,
+    /// Of a FUSE file system: the user who serves it.
+    pub user: Option<u32>,
 }
 
 /// The mounts that a process sees, given its number or "self", in the order in which they were made.
@@ -38,13 +42,17 @@ pub fn mount_on(dir: &Path) -> io::Result<Option<Mount>> {
 }
 
 impl Mount {
-    /// Fields 1, 3 and 5 of a line and, after the lone "-", 2.
+    /// Fields 1, 3, 5 and 6 of a line and, after the lone "-", 2 and 3.
     fn parse(line: &[u8]) -> Option<Mount> {
         let fields: Vec<&[u8]> = line.split(|&b| b == b' ').collect();
         let dash = fields.iter().position(|f| *f == b"-")?;
         let text = |at: usize| fields.get(at).map(|bytes| String::from_utf8_lossy(bytes).into_owned());
         let path = |at: usize| fields.get(at).map(|bytes| PathBuf::from(OsStr::from_bytes(&unescape(bytes))));
-        Some(Mount { id: text(0)?, device: text(2)?, at: path(4)?, source: path(dash + 2)? })
+        let options = |at: usize| fields.get(at).map_or(&[][..], |bytes| bytes).split(|&b| b == b',');
+        let read_only = options(5).chain(options(dash + 3)).any(|option| option == b"ro");
+        let user = options(dash + 3).find_map(|option| std::str::from_utf8(option.strip_prefix(b"user_id=")?).ok());
+        let user = user.and_then(|id| id.parse().ok());
+        Some(Mount { id: text(0)?, device: text(2)?, at: path(4)?, source: path(dash + 2)?, read_only, user })
     }
 }
 
@@ -80,6 +88,11 @@ mod tests {
         assert_eq!(mount.at, Path::new("/mnt/a b"));
         assert_eq!(mount.source, Path::new("/dev/loop11"));
         assert_eq!((mount.id.as_str(), mount.device.as_str()), ("36", "98:0"));
+        assert_eq!((mount.read_only, mount.user), (false, None));
+        let line = b"36 35 0:50 / /m ro,noatime - fuse.oleo /i rw,user_id=1000,group_id=5,allow_other";
+        assert_eq!(Mount::parse(line).map(|m| (m.read_only, m.user)), Some((true, Some(1000))));
+        let line = b"36 35 0:50 / /m rw - fuse.oleo /i ro,user_id=0";
+        assert_eq!(Mount::parse(line).map(|m| (m.read_only, m.user)), Some((true, Some(0))));
         assert_eq!(Mount::parse(b""), None);
         assert_eq!(unescape(br"\04"), br"\04");
     }

@@ -5,13 +5,16 @@
 //! function as offline; (3) the kernel is made to forget what changed; (4) the answer goes out. So whoever has the answer
 //! sees the change.
 //!
-//! Who may ask for what is decided by `oleo::control`; whoever serves the mount owns it, as root does.
-//! Crash: a socket that nobody listens on stays behind. Its name holds the process's number: the next server that starts
-//! removes those whose process is gone.
+//! Who may ask for what is decided by `oleo::control`. Who may ask at all is whoever may use the mount: without `allow_other` the
+//! socket is its owner's alone; with it, it lies in a directory of a random name, in one that nobody else can list, and
+//! only the mount tells where. It is bound by the directory's number, so that `/proc/net/unix` does not tell either.
+//! Crash: a socket that nobody listens on stays behind. Its directory's name holds the process's number: the next server that
+//! starts removes those whose process is gone.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -22,17 +25,19 @@ use std::thread::JoinHandle;
 
 use oleo::control::{self, Caller, Error, Invalidate, MountShown, Reply, Request};
 use oleo::restore::{RestoreOptions, restore_to_dir};
+use oleo_device::mountinfo::mounts_of;
 use oleo_fs::errno;
 
 use crate::server::{Log, Server};
 
 /// Where the sockets of root's mounts are.
 const RUN: &str = "/run/oleo";
-/// Everybody may connect; what they may do is another matter.
-const SOCKET_MODE: u32 = 0o666;
-
-/// Everybody may look a socket up, nobody else may put one there.
-const DIR_MODE: u32 = 0o755;
+/// What a socket is called in its directory.
+const SOCKET: &str = "control.sock";
+/// Whoever knows a socket's name may look it up; nobody else may put one there, or list them.
+const DIR_MODE: u32 = 0o711;
+/// The same of a mount's own directory, and who may connect: with `allow_other`, and without.
+const MODES: [(u32, u32); 2] = [(0o711, 0o666), (0o700, 0o600)];
 
 /// A control socket that is being served.
 pub(crate) struct Control {
@@ -42,7 +47,7 @@ pub(crate) struct Control {
 }
 
 /// Where this user's sockets may be, the best place first. Root of a namespace of users may be nobody to /run.
-pub(crate) fn directories() -> Vec<PathBuf> {
+fn directories() -> Vec<PathBuf> {
     let uid = rustix::process::geteuid();
     let run = uid.is_root().then(|| PathBuf::from(RUN));
     let own = std::env::var_os("XDG_RUNTIME_DIR").map(|run| PathBuf::from(run).join("oleo"));
@@ -68,7 +73,36 @@ fn make_own(dir: &Path) -> io::Result<()> {
         return Err(io::Error::other(format!("{} belongs to somebody else", dir.display())));
     }
     rustix::fs::access(dir, rustix::fs::Access::WRITE_OK)?;
-    Ok(())
+    // One that was made before may show its entries.
+    fs::set_permissions(dir, fs::Permissions::from_mode(DIR_MODE))
+}
+
+/// The sockets that this user can see.
+pub(crate) fn sockets() -> impl Iterator<Item = PathBuf> {
+    let entries = directories().into_iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+    entries.map(|entry| entry.path().join(SOCKET))
+}
+
+/// A new socket in a directory of its own below one that is this user's.
+fn bind(dir: &Path, number: u64, everybody: bool) -> io::Result<(UnixListener, PathBuf)> {
+    let (dir_mode, mode) = if everybody { MODES[0] } else { MODES[1] };
+    let random = oleo::Uuid::new_v4().simple().to_string();
+    let own = dir.join(format!("{}-{number}-{random}", std::process::id()));
+    DirBuilder::new().mode(0o700).create(&own)?;
+    let bound = fs::File::open(&own).and_then(|opened| {
+        let listener = UnixListener::bind(format!("/proc/self/fd/{}/{SOCKET}", opened.as_raw_fd()))?;
+        let path = own.join(SOCKET);
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+        fs::set_permissions(&own, fs::Permissions::from_mode(dir_mode))?;
+        Ok((listener, path))
+    });
+    bound.inspect_err(|_| remove(&own))
+}
+
+/// Removes a directory of a socket.
+fn remove(dir: &Path) {
+    let _ = fs::remove_file(dir.join(SOCKET));
+    let _ = fs::remove_dir(dir);
 }
 
 /// Removes the sockets of servers that were killed. A socket in another namespace of processes may be alive though its
@@ -76,13 +110,14 @@ fn make_own(dir: &Path) -> io::Result<()> {
 fn sweep(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for path in entries.flatten().map(|e| e.path()) {
-        let pid = path.file_stem().and_then(OsStr::to_str).and_then(|s| s.split_once('-')).map(|(pid, _)| pid);
+        let pid = path.file_name().and_then(OsStr::to_str).and_then(|s| s.split_once('-')).map(|(pid, _)| pid);
         let Some(pid) = pid.and_then(|p| p.parse::<u32>().ok()) else { continue };
-        if path.extension() != Some(OsStr::new("sock")) || Path::new("/proc").join(pid.to_string()).exists() {
+        if Path::new("/proc").join(pid.to_string()).exists() {
             continue;
         }
-        if UnixStream::connect(&path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
-            let _ = fs::remove_file(&path);
+        let gone = |e: io::Error| matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound);
+        if UnixStream::connect(path.join(SOCKET)).is_err_and(gone) {
+            remove(&path);
         }
     }
 }
@@ -94,13 +129,9 @@ impl Control {
         let number = MOUNTS.fetch_add(1, Ordering::Relaxed);
         let dir = directory()?;
         sweep(&dir);
-        let path = dir.join(format!("{}-{number}.sock", std::process::id()));
-        match fs::remove_file(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        let listener = Arc::new(UnixListener::bind(&path)?);
-        fs::set_permissions(&path, fs::Permissions::from_mode(SOCKET_MODE))?;
+        let everybody = server.options().allow_other.unwrap_or_else(|| rustix::process::geteuid().is_root());
+        let (listener, path) = bind(&dir, number, everybody)?;
+        let listener = Arc::new(listener);
         server.set_control(path.clone());
         let (served, of, log) = (listener.clone(), server.clone(), log.clone());
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || {
@@ -115,15 +146,16 @@ impl Control {
     /// Stops listening; requests under way are still answered.
     pub(crate) fn stop(self) {
         let _ = control::stop(&self.listener);
-        let _ = fs::remove_file(&self.path);
+        if let Some(dir) = self.path.parent() {
+            remove(dir);
+        }
         let _ = self.thread.join();
     }
 }
 
 impl Server {
     /// Carries out a control request for somebody who came through the socket.
-    fn control(&self, mut caller: Caller, request: Request) -> Result<Reply, Error> {
-        caller.privileged |= caller.uid == rustix::process::geteuid().as_raw();
+    fn control(&self, caller: Caller, request: Request) -> Result<Reply, Error> {
         match request {
             Request::Mounted | Request::Finish | Request::GiveUp | Request::SaveTo { .. } => {
                 return self.about_the_mount(&caller, request);
@@ -172,9 +204,20 @@ impl Server {
         Ok(reply)
     }
 
+    /// Whether a process sees this mount, and only where it is read-only: by `mount -o remount,ro`, or by bind mounts in a
+    /// container. A call does not tell through which of several it came.
+    fn is_read_only_for(&self, pid: u32) -> bool {
+        let (Some(device), Ok(mounts)) = (self.device(), mounts_of(pid)) else { return false };
+        let mut ours = mounts.iter().filter(|mount| mount.device == device).peekable();
+        ours.peek().is_some() && ours.all(|mount| mount.read_only)
+    }
+
     fn execute(&self, mut caller: Caller, request: Request) -> Result<(Reply, Vec<Invalidate>), Error> {
         caller.user_subvol_rm_allowed = self.options().user_subvol_rm_allowed;
         caller.keep = self.root_tree();
+        if request.changes() && caller.pid.is_some_and(|pid| self.is_read_only_for(pid)) {
+            return Err(Error::refused(errno::EROFS, "it is mounted read-only"));
+        }
         control::execute(self.image(), &caller, request)
     }
 }
@@ -186,11 +229,14 @@ mod tests {
     #[test]
     fn only_dead_sockets_of_dead_processes_are_swept() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
+        let at = |name: &str| dir.path().join(name).join(SOCKET);
         // The kernel's greatest process number is 2^22.
         let gone = (1u32 << 22) + 1;
-        let (dead, alive) = (at(&format!("{gone}-0.sock")), at(&format!("{gone}-1.sock")));
-        let (own, other) = (at(&format!("{}-0.sock", std::process::id())), at("other-0.sock"));
+        let (dead, alive) = (at(&format!("{gone}-0-a")), at(&format!("{gone}-1-b")));
+        let (own, other) = (at(&format!("{}-0-c", std::process::id())), at("other-0-d"));
+        for path in [&dead, &alive, &own, &other] {
+            fs::create_dir(path.parent().unwrap()).unwrap();
+        }
         for path in [&dead, &own, &other] {
             drop(UnixListener::bind(path).unwrap());
         }
@@ -198,5 +244,24 @@ mod tests {
         sweep(dir.path());
         let left = [&dead, &alive, &own, &other].map(|path| path.exists());
         assert_eq!(left, [false, true, true, true]);
+    }
+
+    /// Goal: a socket can be reached by its name and by nothing that everybody may read. Method: one of each kind; modes; the
+    /// table of sockets.
+    #[test]
+    fn sockets_are_told_by_the_mount_only() {
+        let dir = tempfile::tempdir().unwrap();
+        for (everybody, modes) in [(true, MODES[0]), (false, MODES[1])] {
+            let (_listener, path) = bind(dir.path(), 7, everybody).unwrap();
+            UnixStream::connect(&path).unwrap();
+            let own = path.parent().unwrap();
+            let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+            assert_eq!((mode(own), mode(&path)), modes);
+            let table = fs::read_to_string("/proc/net/unix").unwrap();
+            let secret = own.file_name().unwrap().to_str().unwrap();
+            assert!(table.contains(SOCKET) && !table.contains(secret));
+            remove(own);
+            assert!(!own.exists());
+        }
     }
 }

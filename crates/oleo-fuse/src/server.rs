@@ -140,7 +140,7 @@ impl Server {
         &self.ending
     }
 
-    fn device(&self) -> Option<&str> {
+    pub(crate) fn device(&self) -> Option<&str> {
         self.device.get().map(String::as_str)
     }
 

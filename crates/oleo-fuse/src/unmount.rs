@@ -14,14 +14,14 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use oleo::control::{Client, Error, Reply, Request, control_socket, open_to_ask};
+use oleo::control::{Client, Error, Reply, Request, connect_of, control_socket, open_to_ask};
 use oleo_device::mountinfo::{Mount, mount_on, mounts_of};
 use oleo_fs::errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::attach::detach;
-use crate::control::directories;
+use crate::control::sockets;
 
 /// How long the server may take to end when all is written.
 const END_SECONDS: i64 = 30;
@@ -163,8 +163,7 @@ struct Server {
 }
 
 impl Server {
-    fn connect(socket: &Path) -> io::Result<Server> {
-        let stream = UnixStream::connect(socket)?;
+    fn over(stream: UnixStream) -> io::Result<Server> {
         let peer = rustix::net::sockopt::socket_peercred(&stream)?;
         // Its number says nothing in another namespace of processes.
         let process = pidfd_open(peer.pid, PidfdFlags::empty()).ok();
@@ -184,14 +183,13 @@ impl Server {
 fn server_of(dir: &Path) -> io::Result<Option<Server>> {
     let file = open_to_ask(dir)?;
     let Some(socket) = control_socket(&file)? else { return Ok(None) };
-    Ok(Some(Server::connect(&socket)?))
+    Ok(Some(Server::over(connect_of(&file, &socket)?)?))
 }
 
 /// The server that was mounted on a directory, and has not ended.
 fn unmounted_before(dir: &Path) -> Option<Server> {
-    let sockets = directories().into_iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten();
-    sockets.filter(|entry| entry.path().extension().is_some_and(|e| e == "sock")).find_map(|entry| {
-        let mut server = Server::connect(&entry.path()).ok()?;
+    sockets().find_map(|socket| {
+        let mut server = Server::over(UnixStream::connect(socket).ok()?).ok()?;
         server.client.wait_at_most(Some(SAYS)).ok()?;
         let Ok(Reply::Mounted(shown)) = server.client.ask(&Request::Mounted) else { return None };
         server.client.wait_at_most(None).ok()?;

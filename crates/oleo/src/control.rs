@@ -38,7 +38,7 @@ pub use request::{
     Usage, Which, WhichGroup,
 };
 pub use send::{MEMORY_MAX, SendHow, SentShown};
-pub use wire::{Client, REPLY_MAX, REQUEST_MAX, serve, stop};
+pub use wire::{Client, REPLY_MAX, REQUEST_MAX, connect_of, serve, stop};
 
 #[cfg(test)]
 mod tests;

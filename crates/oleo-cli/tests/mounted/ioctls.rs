@@ -9,6 +9,8 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
 
 use crate::{Mount, json, ok};
 
+mod strangers;
+
 /// Numbers of `linux/btrfs.h` and `linux/fs.h`.
 const SNAP_CREATE_V2: u32 = 0x5000_9417;
 const SUBVOL_CREATE: u32 = 0x5000_940e;

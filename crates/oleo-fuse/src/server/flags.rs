@@ -59,7 +59,7 @@ impl Server {
     }
 
     /// `FS_IOC_SETFLAGS`. The kernel has checked that the caller owns the file.
-    pub(super) fn set_fs_flags(&self, inode: &InodeRef, want: u32, privileged: bool) -> Result<(), Errno> {
+    pub(super) fn set_fs_flags(&self, inode: &InodeRef, want: u32, privileged: &dyn Fn() -> bool) -> Result<(), Errno> {
         let known = FLAGS.iter().map(|(bit, _)| bit).sum::<u32>() | NOCOW;
         let both = |a, b| want & a != 0 && want & b != 0;
         if want & !known != 0 {
@@ -83,7 +83,7 @@ impl Server {
                 new.set(InodeFlags::NODATASUM, want & NOCOW != 0);
             }
         }
-        if (old ^ new).intersects(PRIVILEGED) && !privileged {
+        if (old ^ new).intersects(PRIVILEGED) && !privileged() {
             return Err(Errno::EPERM);
         }
         let set = SetAttr { flags: Some(new), ..SetAttr::default() };
@@ -122,7 +122,12 @@ impl Server {
     }
 
     /// `FS_IOC_FSSETXATTR`: what it has no bits for stays.
-    pub(super) fn set_fsxattr(&self, inode: &InodeRef, want: &Fsxattr, privileged: bool) -> Result<(), Errno> {
+    pub(super) fn set_fsxattr(
+        &self,
+        inode: &InodeRef,
+        want: &Fsxattr,
+        privileged: &dyn Fn() -> bool,
+    ) -> Result<(), Errno> {
         let known: u32 = XFLAGS.iter().map(|(x, _)| x).sum();
         if want.xflags & !known != 0 || want.extsize != 0 || want.projid != 0 || want.cowextsize != 0 {
             return Err(Errno::EOPNOTSUPP);

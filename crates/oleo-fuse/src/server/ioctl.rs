@@ -4,6 +4,7 @@
 use std::os::unix::ffi::OsStrExt;
 
 use oleo::control::{OLEO_IOC_CONTROL, OLEO_IOC_IDENT};
+use oleo_device::process::{CAP_LINUX_IMMUTABLE, Process};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::flags::Fsxattr;
@@ -37,18 +38,19 @@ impl Server {
 
     fn ioctl_bytes(&self, head: &abi::InHeader, args: &abi::IoctlIn, data: &[u8]) -> IoctlAnswer {
         let inode = self.inode(head.nodeid)?;
-        let privileged = head.uid == 0;
+        // The kernel has asked already, of who calls chattr.
+        let privileged = || Process::of(head.pid).can(CAP_LINUX_IMMUTABLE);
         match args.cmd {
             FS_IOC_GETFLAGS => Ok(self.fs_flags(&inode).as_bytes().to_vec().into()),
             FS_IOC_SETFLAGS => {
                 let (want, _) = u32::read_from_prefix(data).map_err(|_| Errno::EINVAL)?;
-                self.set_fs_flags(&inode, want, privileged)?;
+                self.set_fs_flags(&inode, want, &privileged)?;
                 Ok(nothing())
             }
             FS_IOC_FSGETXATTR => Ok(self.fsxattr(&inode).as_bytes().to_vec().into()),
             FS_IOC_FSSETXATTR => {
                 let (want, _) = Fsxattr::read_from_prefix(data).map_err(|_| Errno::EINVAL)?;
-                self.set_fsxattr(&inode, &want, privileged)?;
+                self.set_fsxattr(&inode, &want, &privileged)?;
                 Ok(nothing())
             }
             OLEO_IOC_CONTROL => {

@@ -116,10 +116,7 @@ impl Call<'_> {
 
     /// Who calls.
     pub(super) fn caller(&self) -> Caller {
-        let mut caller = Caller::process(self.head.pid, self.head.uid, self.head.gid);
-        caller.privileged |= caller.uid == rustix::process::geteuid().as_raw();
-        caller.resolved = true;
-        caller
+        Caller::by_call(self.head.pid, self.head.uid, self.head.gid)
     }
 
     pub(super) fn reply(&self, request: Request) -> Result<Reply, Errno> {

@@ -8,15 +8,22 @@
 //! | make a subvolume read-only, change properties | to own it |
 //! | defragment a file | write permission |
 //! | list subvolumes, resolve numbers to names, resize, set the label or the default, trim | to be privileged |
-//! | usage, stats, sync | nothing |
 //!
-//! Privileged is root, and whoever serves the mount: the volume is theirs.
+//! | usage, stats, sync | nothing; names of files of the host, and of what nobody has named, are for the privileged |
+//!
+//! Privileged is who has `CAP_SYS_ADMIN` where the server is, as the kernel asks of callers of btrfs, and the ordinary user who
+//! serves the mount: the volume is theirs. Being user 0 is not enough: in a container, or in a user namespace of its
+//! own, that is not root. Who comes through the socket must be user 0 besides: what is known of a process there is what it is
+//! when it is looked at, and it may have started another program since it connected.
 //!
 //! A caller who comes through the socket says which inode is meant by its number, not by having opened it. So for those
 //! who are not privileged, every directory above it must be searchable ([`Caller::must_reach`]), as it would have to be
-//! for opening it by its path; and what they send may name at most one entry below it, no links are followed.
+//! for opening it by its path, up to the root of the mount, outside of which there is nothing for them.
+//! Whoever comes from elsewhere may name at most one entry below an inode, and no links are followed: not even for root, in
+//! whose way somebody may have put one.
 //! Where the kernel has resolved a path for the caller (an ioctl), this is not looked at again.
 
+use oleo_device::process::{CAP_SYS_ADMIN, Process};
 use oleo_format::TreeId;
 use oleo_fs::{Attr, FileKind, Follow, Fs, InodeRef, errno};
 
@@ -29,6 +36,13 @@ pub(super) const READ: u32 = 4;
 pub(super) const WRITE: u32 = 2;
 /// The permission to search a directory.
 pub(super) const SEARCH: u32 = 1;
+
+/// `CAP_DAC_OVERRIDE` and `CAP_FOWNER` of linux/capability.h.
+const CAP_DAC_OVERRIDE: u32 = 1;
+const CAP_FOWNER: u32 = 3;
+/// Which of a process's users counts for sockets, and which for files.
+const EFFECTIVE: usize = 1;
+const FILE_SYSTEM: usize = 3;
 
 /// Directories from anything up to the top level, at most: as deep as a path can be.
 const DEPTH_MAX: usize = 4096;
@@ -46,13 +60,19 @@ pub struct Caller {
     pub groups: Vec<u32>,
     /// Permission bits that new files do not get.
     pub umask: u32,
-    /// Root, or whoever serves the mount.
+    /// Who may administer the machine, or the ordinary user who serves the mount.
     pub privileged: bool,
+    /// Its effective capabilities where the server is, a bit each; only of who is privileged where it came through the socket.
+    pub capabilities: u64,
+    /// The process, where it is another one.
+    pub pid: Option<u32>,
+    /// Whoever has opened the image: paths may have several names, and links are followed.
+    pub is_owner: bool,
     /// The kernel has resolved the path for this caller.
     pub resolved: bool,
     /// The mount's option `user_subvol_rm_allowed`.
     pub user_subvol_rm_allowed: bool,
-    /// A subvolume that cannot be deleted: the root of the mount.
+    /// The root of the mount. It cannot be deleted, and what is not in it is nothing for those who are not privileged.
     pub keep: Option<TreeId>,
 }
 
@@ -65,30 +85,66 @@ impl Caller {
             groups: Vec::new(),
             umask: 0o022,
             privileged: true,
+            capabilities: 0,
+            pid: None,
+            is_owner: true,
             resolved: true,
             user_subvol_rm_allowed: true,
             keep: None,
         }
     }
 
-    /// A process on this machine. Its groups and umask are looked up; where it is gone, or another user's by now, it has
-    /// no groups but its own.
-    pub fn process(pid: u32, uid: u32, gid: u32) -> Caller {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-        // Real, effective, saved and file system user: the last counts for files, the second for sockets.
-        let same = field("Uid:").split_whitespace().any(|id| id.parse() == Ok(uid));
-        let groups = if same { field("Groups:") } else { "" };
+    /// A thread that waits in a call on the mount. What it may do is looked up; where it is gone, or another user's by now, it
+    /// has no groups but its own, and no privileges.
+    pub fn by_call(pid: u32, uid: u32, gid: u32) -> Caller {
+        let (found, same) = Caller::look_up(pid, uid, FILE_SYSTEM);
+        let capabilities = if same && found.is_at_home() { found.effective } else { 0 };
+        Caller {
+            privileged: capabilities >> CAP_SYS_ADMIN & 1 == 1 || (same && serves(uid, &found)),
+            capabilities,
+            resolved: true,
+            ..Caller::stranger(pid, uid, gid, same.then_some(found))
+        }
+    }
+
+    /// A process that has connected to the control socket.
+    pub fn by_socket(pid: u32, uid: u32, gid: u32) -> Caller {
+        let (found, same) = Caller::look_up(pid, uid, EFFECTIVE);
+        let is_root = same && uid == 0 && found.can(CAP_SYS_ADMIN);
+        Caller {
+            privileged: is_root || (same && serves(uid, &found)),
+            capabilities: if is_root { found.effective } else { 0 },
+            resolved: false,
+            ..Caller::stranger(pid, uid, gid, same.then_some(found))
+        }
+    }
+
+    /// A process, and whether it is still of that user.
+    fn look_up(pid: u32, uid: u32, which: usize) -> (Process, bool) {
+        let found = Process::of(pid);
+        let same = found.uids.get(which) == Some(&uid);
+        (found, same)
+    }
+
+    fn stranger(pid: u32, uid: u32, gid: u32, found: Option<Process>) -> Caller {
+        let found = found.unwrap_or(Process { umask: 0o022, ..Process::default() });
         Caller {
             uid,
             gid,
-            groups: groups.split_whitespace().filter_map(|id| id.parse().ok()).collect(),
-            umask: u32::from_str_radix(field("Umask:").trim(), 8).ok().filter(|_| same).unwrap_or(0o022),
-            privileged: uid == 0,
+            groups: found.groups,
+            umask: found.umask,
+            privileged: false,
+            capabilities: 0,
+            pid: Some(pid),
+            is_owner: false,
             resolved: false,
             user_subvol_rm_allowed: false,
             keep: None,
         }
+    }
+
+    fn has_capability(&self, number: u32) -> bool {
+        self.privileged || self.capabilities >> number & 1 == 1
     }
 
     /// Permission bits of a new subvolume's root directory.
@@ -103,7 +159,11 @@ impl Caller {
 
     /// Fails for everybody but the owner of a file.
     pub(super) fn must_own(&self, attr: &Attr) -> Result<(), Error> {
-        if self.privileged || attr.uid == self.uid { Ok(()) } else { Err(denied("only its owner may do that")) }
+        if attr.uid == self.uid || self.has_capability(CAP_FOWNER) {
+            Ok(())
+        } else {
+            Err(denied("only its owner may do that"))
+        }
     }
 
     /// Fails without all of these permissions.
@@ -119,7 +179,7 @@ impl Caller {
     /// # Errors
     /// The file's ACL cannot be read.
     pub fn may(&self, fs: &Fs, inode: &InodeRef, wanted: u32) -> Result<bool, Error> {
-        Ok(self.privileged || self.has(fs, inode, wanted)?)
+        Ok(self.has_capability(CAP_DAC_OVERRIDE) || self.has(fs, inode, wanted)?)
     }
 
     fn has(&self, fs: &Fs, inode: &InodeRef, wanted: u32) -> Result<bool, Error> {
@@ -161,7 +221,15 @@ impl Caller {
     fn must_search_above(&self, fs: &Fs, dir: InodeRef) -> Result<(), Error> {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
-            let Some(parent) = fs.parent(&at)? else { return Ok(()) };
+            if self.keep == Some(at.tree()) && at.ino() == oleo_format::Ino::ROOT_DIR {
+                return Ok(());
+            }
+            let Some(parent) = fs.parent(&at)? else {
+                return match self.keep {
+                    None => Ok(()),
+                    Some(_) => Err(Error::refused(errno::EACCES, "it is not on this mount")),
+                };
+            };
             self.must_have(fs, &parent, SEARCH)?;
             at = parent;
         }
@@ -173,7 +241,8 @@ impl Caller {
         const STICKY: u32 = 0o1000;
         self.must_have(fs, dir, WRITE | SEARCH)?;
         let attr = fs.attr(dir);
-        if self.privileged || attr.mode & STICKY == 0 || attr.uid == self.uid || victim.uid == self.uid {
+        if self.has_capability(CAP_FOWNER) || attr.mode & STICKY == 0 || attr.uid == self.uid || victim.uid == self.uid
+        {
             return Ok(());
         }
         Err(denied("the directory is sticky, and the subvolume belongs to somebody else"))
@@ -186,7 +255,7 @@ impl Caller {
         if path.is_empty() {
             return Ok(start);
         }
-        if self.privileged {
+        if self.is_owner {
             return Ok(image.fs().resolve(&start, path, Follow::Yes)?);
         }
         single_name(path)?;
@@ -197,7 +266,7 @@ impl Caller {
     /// The directory that is meant, and the name in it.
     pub(super) fn find_parent<'a>(&self, image: &Image, at: &'a At) -> Result<(InodeRef, &'a [u8]), Error> {
         let start = self.start(image, at)?;
-        if !self.privileged {
+        if !self.is_owner {
             single_name(&at.path.0)?;
             return Ok((start, &at.path.0));
         }
@@ -216,6 +285,12 @@ impl Caller {
         self.must_reach(fs, &start)?;
         Ok(start)
     }
+}
+
+/// Whether a process is the ordinary user's who runs this one, and not in a user namespace of its own. Of root more is asked.
+fn serves(uid: u32, found: &Process) -> bool {
+    let own = rustix::process::geteuid();
+    !own.is_root() && uid == own.as_raw() && found.is_at_home()
 }
 
 /// What an access ACL says to somebody who does not own the file: the first of the entries that apply, as acl(5) has it.

@@ -134,6 +134,9 @@ impl Ask<'_> {
                 self.show(fs.default_subvol()?)?
             }
             Request::SubvolPending { ids } => {
+                if ids.is_empty() {
+                    self.caller.must_be_privileged("list what was deleted")?;
+                }
                 let mut dead = fs.engine().dead_trees()?;
                 dead.retain(|id| ids.is_empty() || ids.contains(id));
                 Reply::Subvolumes(dead)
@@ -143,7 +146,10 @@ impl Ask<'_> {
                 self.caller.must_be_privileged("turn numbers into names")?;
                 self.places(at, paths)?
             }
-            Request::Quota => Reply::Quota(super::quota::show(fs)?.map(Box::new)),
+            Request::Quota => {
+                self.caller.must_be_privileged("list quota groups")?;
+                Reply::Quota(super::quota::show(fs)?.map(Box::new))
+            }
             Request::BalanceStatus => {
                 self.caller.must_be_privileged("ask for the balance")?;
                 Reply::Balance(Box::new(self.image.balancer().status()))
@@ -163,7 +169,16 @@ impl Ask<'_> {
                 log: fs.log_stats().into(),
                 qgroup: QgroupStats { dirty_extents: fs.engine().quota_dirty_extents() },
             })),
-            Request::Usage => Reply::Usage(Box::new(space::usage(self.image))),
+            Request::Usage => {
+                let mut usage = space::usage(self.image);
+                if !self.caller.privileged {
+                    // Where files are on the machine is nobody else's business.
+                    for device in &mut usage.devices {
+                        device.path = device.path.file_name().map(Into::into).unwrap_or_default();
+                    }
+                }
+                Reply::Usage(Box::new(usage))
+            }
             Request::Du { at } => {
                 let inode = self.find(&at)?;
                 match fs.attr(&inode).kind {
@@ -217,11 +232,14 @@ impl Ask<'_> {
     fn show(&self, id: TreeId) -> Result<Reply, Error> {
         let fs = self.image.fs();
         let info = fs.subvol_info(id)?;
+        let mut info = info;
         if !self.caller.privileged {
             self.caller.must_have(fs, &fs.root(id)?, READ | SEARCH)?;
+            // Directories on the way may be such as the caller cannot look into.
+            info.path = info.place.as_ref().map(|place| place.name.clone()).unwrap_or_default();
         }
         let mut snapshots = Vec::new();
-        if !info.uuid.is_nil() {
+        if !info.uuid.is_nil() && self.caller.privileged {
             let is_snapshot = |other: &SubvolInfo| other.parent_uuid == info.uuid;
             snapshots = fs.subvol_list()?.into_iter().filter(is_snapshot).map(|other| other.path.into()).collect();
         }

@@ -341,6 +341,29 @@ pub enum Request {
 }
 
 impl Request {
+    /// Whether it changes the file system, which is not done for who sees it read-only.
+    pub fn changes(&self) -> bool {
+        match self {
+            Request::SubvolCreate { .. }
+            | Request::Snapshot { .. }
+            | Request::SubvolDelete { .. }
+            | Request::SetDefault { .. }
+            | Request::Receive { .. }
+            | Request::SetReceived { .. }
+            | Request::Resize { .. }
+            | Request::Defragment { .. }
+            | Request::Trim { .. }
+            | Request::QuotaChange { .. }
+            | Request::Balance { .. }
+            | Request::Reclaim { .. }
+            | Request::SetLabel { .. }
+            | Request::PropertySet { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+impl Request {
     /// Whether the file system stays as it is.
     pub fn only_reads(&self) -> bool {
         match self {

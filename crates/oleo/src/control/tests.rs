@@ -23,7 +23,15 @@ fn create(at: At) -> Request {
 }
 
 fn user(uid: u32) -> Caller {
-    Caller { uid, gid: uid, privileged: false, resolved: false, user_subvol_rm_allowed: false, ..Caller::owner() }
+    Caller {
+        uid,
+        gid: uid,
+        privileged: false,
+        is_owner: false,
+        resolved: false,
+        user_subvol_rm_allowed: false,
+        ..Caller::owner()
+    }
 }
 
 /// Goal: any bytes survive the way through JSON. Method: all 256 of them.
@@ -154,6 +162,55 @@ fn permissions() {
     };
     assert_eq!(ask(&image, &bob, ro("true")).unwrap_err().errno, 1);
     ask(&image, &ann, ro("true")).unwrap();
+    image.close().unwrap();
+}
+
+/// Goal: who is not privileged sees nothing of what is outside of the mount, and no names of what he has not named. Method: a mount of
+/// one subvolume, and inodes by number inside and outside of it; each request that tells names.
+#[test]
+fn outside_of_the_mount() {
+    let image = image();
+    let root = Caller::owner();
+    let fs = image.fs();
+    let Reply::Made(shown) = ask(&image, &root, create(At::top(&b"shown"[..]))).unwrap() else {
+        panic!("another reply")
+    };
+    let open = crate::SetAttr { mode: Some(0o777), ..Default::default() };
+    fs.set_attr(&fs.root(shown).unwrap(), &open).unwrap();
+    let outside = image.create_dir("outside").unwrap();
+    fs.set_attr(&outside, &open).unwrap();
+    let ann = Caller { keep: Some(shown), ..user(1000) };
+    let inside = At::below(shown, Ino::ROOT_DIR, &b"v"[..]);
+    ask(&image, &ann, create(inside)).unwrap();
+    let beside = || At::below(outside.tree(), outside.ino(), &b"v"[..]);
+    assert_eq!(ask(&image, &ann, create(beside())).unwrap_err().errno, 13);
+    assert_eq!(ask(&image, &ann, Request::PropertyGet { at: beside(), name: None }).unwrap_err().errno, 13);
+    ask(&image, &Caller { keep: Some(TreeId::FS), ..user(1000) }, create(beside())).unwrap();
+
+    let show = Request::SubvolShow { which: Which::At(At::below(shown, Ino::ROOT_DIR, &b"v"[..])) };
+    let told = |caller| match ask(&image, caller, show.clone()).unwrap() {
+        Reply::Subvol(found) => found.subvol.path,
+        _ => panic!("another reply"),
+    };
+    assert_eq!((told(&root), told(&ann)), (Bytes(b"shown/v".to_vec()), Bytes(b"v".to_vec())));
+    assert_eq!(ask(&image, &ann, Request::Quota).unwrap_err().errno, 1);
+    assert_eq!(ask(&image, &ann, Request::SubvolPending { ids: vec![] }).unwrap_err().errno, 1);
+    ask(&image, &ann, Request::SubvolPending { ids: vec![shown] }).unwrap();
+    image.close().unwrap();
+}
+
+/// Goal: links are followed for whoever has opened the image, and for nobody who asks from elsewhere. Method: a link to a
+/// subvolume, to be deleted.
+#[test]
+fn links_from_elsewhere() {
+    let image = image();
+    let owner = Caller::owner();
+    ask(&image, &owner, create(At::top(&b"v"[..]))).unwrap();
+    image.symlink(&image.top().unwrap(), b"v", b"link").unwrap();
+    let delete = Request::SubvolDelete { which: Which::At(At::top(&b"link"[..])), recursive: false };
+    let root = Caller { is_owner: false, ..Caller::owner() };
+    assert_eq!(ask(&image, &root, delete.clone()).unwrap_err().errno, 22);
+    ask(&image, &owner, delete).unwrap();
     image.close().unwrap();
 }
 
