@@ -89,10 +89,22 @@ impl Drop for KeptFree {
     }
 }
 
+/// A device's item in two transactions.
+#[derive(Clone, Copy)]
+pub(crate) struct Settled {
+    /// The one on disk.
+    pub written: DevItem,
+    /// The one that is to be written.
+    pub next: DevItem,
+}
+
 pub(crate) struct Member {
     pub devid: DevId,
     pub uuid: Uuid,
     pub item: Mutex<DevItem>,
+    /// The item as the trees of superblocks have it: those of the last that was written, and of the next one. What has changed since
+    /// is in no tree yet.
+    pub settled: Mutex<Settled>,
     /// `None`: missing.
     pub device: Option<Arc<Latched>>,
     /// The same without the latch, for healing: a bad copy that stays bad is no reason to stop.
@@ -111,6 +123,7 @@ impl Member {
             devid: DevId(item.devid.get()),
             uuid: Uuid::from_bytes(item.uuid),
             item: Mutex::new(item),
+            settled: Mutex::new(Settled { written: item, next: item }),
             device: device.clone().map(|d| Arc::new(Latched::new(d))),
             plain: device,
             seed,

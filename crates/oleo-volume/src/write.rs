@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use oleo_device::{Device, DeviceError, Latched, WriteReq};
-use oleo_format::{ByteLen, Chunk, Key, Logical, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
+use oleo_format::{ByteLen, Chunk, DevItem, Key, Logical, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
 
 use crate::Volume;
 use crate::error::VolumeError;
 use crate::geometry::ChunkMap;
-use crate::member::{Count, Member};
+use crate::member::{Count, Member, Settled};
 use crate::parallel::{PARALLEL_BYTES_MIN, each};
 use crate::supers::check_fields;
 
@@ -70,10 +70,14 @@ impl Volume {
         self.may_write()?;
         check_fields(sb).map_err(|e| e.within("superblock to be written"))?;
         self.flush()?;
-        self.write_mirrors(sb, &SUPER_OFFSETS[..1])?;
+        self.write_mirrors(sb, &SUPER_OFFSETS[..1], |settled| settled.next)?;
         self.flush()?;
         *self.super_block.write() = *sb;
-        self.write_mirrors(sb, &SUPER_OFFSETS[1..])
+        for member in self.members.read().iter() {
+            let mut settled = member.settled.lock();
+            settled.written = settled.next;
+        }
+        self.write_mirrors(sb, &SUPER_OFFSETS[1..], |settled| settled.written)
     }
 
     /// Makes `sb`, the superblock on disk with the root of a log in it, the first mirror of every device: flush, first
@@ -81,21 +85,27 @@ impl Volume {
     pub fn write_log_super(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
         self.flush()?;
-        self.write_mirrors(sb, &SUPER_OFFSETS[..1])?;
+        self.write_mirrors(sb, &SUPER_OFFSETS[..1], |settled| settled.written)?;
         self.flush()
     }
 
     /// Writes `sb` to all mirrors but the first; durable after the next flush.
     pub fn write_other_mirrors(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
-        self.write_mirrors(sb, &SUPER_OFFSETS[1..])
+        self.write_mirrors(sb, &SUPER_OFFSETS[1..], |settled| settled.written)
     }
 
-    fn write_mirrors(&self, sb: &SuperBlock, mirrors: &[u64]) -> Result<(), VolumeError> {
+    /// Writes some mirrors, with the item of each device that the trees of this superblock have.
+    fn write_mirrors(
+        &self,
+        sb: &SuperBlock,
+        mirrors: &[u64],
+        item: impl Fn(&Settled) -> DevItem,
+    ) -> Result<(), VolumeError> {
         let write = || -> Result<(), DeviceError> {
             for (member, device) in &self.writable_members() {
                 let total = member.total();
-                let bytes = |&at: &u64| SuperBlock { dev_item: *member.item.lock(), ..*sb }.to_bytes(at);
+                let bytes = |&at: &u64| SuperBlock { dev_item: item(&member.settled.lock()), ..*sb }.to_bytes(at);
                 let fit = mirrors.iter().filter(|&&at| at + (SUPER_LEN as u64) < total);
                 for (at, bytes) in fit.map(|at| (*at, bytes(at))) {
                     device.write_at(at, &bytes).inspect_err(|e| count_write(member, e))?;
@@ -107,7 +117,7 @@ impl Volume {
     }
 
     /// Sets the fields of a superblock that the volume knows: the system chunks, the number of devices and their
-    /// total size. They must be what the trees say that this superblock leads to, so chunks that were added since
+    /// total size, and notes the devices' items for when it is written. They must be what the trees say that this superblock leads to, so chunks that were added since
     /// those trees were made are named in `young`, to be left out.
     pub fn stamp_without(&self, sb: &mut SuperBlock, young: &[Logical]) -> Result<(), VolumeError> {
         let chunks = self.system_chunks(|map| !young.contains(&map.start));
@@ -115,6 +125,10 @@ impl Volume {
             return Err(VolumeError::SystemArrayFull);
         }
         let members = self.members.read();
+        for member in members.iter() {
+            let item = *member.item.lock();
+            member.settled.lock().next = item;
+        }
         sb.num_devices = (members.len() as u64).into();
         let total = members.iter().fold(0u64, |sum, m| sum.saturating_add(m.item.lock().total_bytes.get()));
         sb.total_bytes = total.into();
