@@ -1,4 +1,5 @@
 //! `cargo xtask crash --states N --seed S [--kinds random,three,four]`: more crash states than CI judges, in release, on all cores.
+//! `cargo xtask crash --mount N [--seed S]`: the same of mounts with processes at work.
 //! `cargo xtask crash --script FILE`: one script again. What is told of a failure names the command.
 
 use std::path::Path;
@@ -6,26 +7,31 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-const USAGE: &str = "usage: cargo xtask crash --states N [--seed S] [--kinds random,three,four] | --script FILE";
+const USAGE: &str =
+    "usage: cargo xtask crash --states N [--seed S] [--kinds random,three,four] | --mount N [--seed S] | --script FILE";
 
 /// Calls the tests that do it.
 pub fn run(root: &Path, args: &[String]) -> Result<()> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let test =
-        ["test", "--release", "--locked", "--package", "oleo-sim", "--test", "crash", "--", "--nocapture", "--ignored"];
-    let script = args.iter().any(|a| a == "--script");
-    command.args(test).arg(if script { "longer::repeat" } else { "longer::longer" }).current_dir(root);
+    let has = |name: &str| args.iter().any(|a| a == name);
+    let (package, program, test) = match (has("--script"), has("--mount")) {
+        (true, _) => ("oleo-sim", "crash", "longer::repeat"),
+        (false, false) => ("oleo-sim", "crash", "longer::longer"),
+        (false, true) => ("oleo-cli", "crashed", "longer"),
+    };
+    command.args(["test", "--release", "--locked", "--package", package, "--test", program]);
+    command.args(["--", "--nocapture", "--ignored", test]).current_dir(root);
     let mut any = false;
     for pair in args.chunks(2) {
         let [name, value] = pair else { bail!("{USAGE}") };
         let variable = match name.as_str() {
-            "--states" => "OLEO_CRASH_STATES",
+            "--states" | "--mount" => "OLEO_CRASH_STATES",
             "--seed" => "OLEO_CRASH_SEED",
             "--kinds" => "OLEO_CRASH_KINDS",
             "--script" => "OLEO_CRASH_SCRIPT",
             _ => bail!("{USAGE}"),
         };
-        any |= matches!(name.as_str(), "--states" | "--script");
+        any |= matches!(name.as_str(), "--states" | "--mount" | "--script");
         let value = if name == "--script" { std::path::absolute(value)?.display().to_string() } else { value.clone() };
         command.env(variable, value);
     }

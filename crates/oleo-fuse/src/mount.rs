@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use oleo::{Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
+use oleo::{Device, Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
 use oleo_device::mountinfo::mount_on;
 use oleo_format::InodeFlags;
 
@@ -215,10 +215,27 @@ impl Mounted {
             find_root(&image, &plan.options)?;
             (image, attach()?)
         };
-        let served = Mounted::start(image, channel, &plan, &dir);
+        Mounted::start_or_detach(image, channel, &plan, &dir)
+    }
+
+    /// The same over devices that are open already, in any order; the images of the plan are not looked at.
+    ///
+    /// # Errors
+    /// See [`MountError`]; nothing is mounted then.
+    pub fn over(devices: Vec<Arc<dyn Device>>, plan: &Plan) -> Result<Mounted, MountError> {
+        let failed = |source| MountError::Attach { dir: plan.dir.clone(), source };
+        let dir = std::fs::canonicalize(&plan.dir).map_err(failed)?;
+        let image = Image::from_devices(devices, &open_options(plan)?)?;
+        find_root(&image, &plan.options)?;
+        let channel = attach(&dir, &attach_options(plan, Path::new(SUBTYPE), false)).map_err(failed)?;
+        Mounted::start_or_detach(image, channel, plan, &dir)
+    }
+
+    fn start_or_detach(image: Image, channel: std::fs::File, plan: &Plan, dir: &Path) -> Result<Mounted, MountError> {
+        let served = Mounted::start(image, channel, plan, dir);
         if served.is_err() {
             // What is reported is why it could not be served.
-            let _ = detach(&dir, true);
+            let _ = detach(dir, true);
         }
         served
     }

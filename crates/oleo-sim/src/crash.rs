@@ -3,6 +3,7 @@
 //! - [`pages`]: disk contents that are cheap to copy.
 //! - [`record`]: devices that note what they are told.
 //! - [`states`]: the states that a crash may leave of it.
+//! - [`order`]: the same in an order that keeps no promise, to see that this is noticed.
 //! - [`seen`]: what a program sees of a file system at one moment.
 //! - [`ace`]: all short sequences of operations.
 //! - [`model`]: which of that may be found after a crash.
@@ -11,6 +12,7 @@
 
 pub mod ace;
 pub mod model;
+pub mod order;
 pub mod pages;
 pub mod record;
 pub mod seen;

@@ -66,6 +66,8 @@ pub struct History {
     pub durable: Vec<u64>,
     /// The kernel ran it: bytes are judged one by one, and a renamed file may have both names.
     pub by_kernel: bool,
+    /// Others were at work too, or what ran it takes writes apart: bytes are judged one by one.
+    pub by_byte: bool,
 }
 
 /// What the superblock says after a crash.
@@ -287,13 +289,16 @@ impl<'a> Judge<'a> {
         let empty = node.data.is_empty() && born(bytes);
         // fdatasync promises bytes, even none, and no time.
         let timeless = node.data.is_empty() && born(times);
-        if !timeless && !self.history_of(id, times).any(|n| n.mtime == node.mtime) {
+        let times_of = || self.history_of(id, times).map(|n| n.mtime);
+        // A step that is taken apart has times between.
+        let between = self.run.by_byte && times_of().min() <= Some(node.mtime) && Some(node.mtime) <= times_of().max();
+        if !timeless && !between && !times_of().any(|mtime| mtime == node.mtime) {
             self.say(format!("inode {id}: mtime {:?} of no moment of {times:?}", node.mtime));
         }
         if empty || self.history_of(id, bytes).any(|n| n.data == node.data) {
             return;
         }
-        if !self.run.by_kernel {
+        if !self.run.by_kernel && !self.run.by_byte {
             let (len, hash) = (node.data.len(), crc32c::crc32c(&node.data));
             let then: Vec<_> = self.history_of(id, bytes).map(|n| (n.data.len(), crc32c::crc32c(&n.data))).collect();
             self.say(format!("inode {id}: {len} bytes (crc {hash:x}) as at no moment of {bytes:?}: {then:x?}"));

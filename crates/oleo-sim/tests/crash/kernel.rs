@@ -123,7 +123,7 @@ impl KernelBase {
         }
         let crashed = load(&file)?;
         mounted.unmount()?;
-        let history = History { moments, steps, durable: Vec::new(), by_kernel: true };
+        let history = History { moments, steps, durable: Vec::new(), by_kernel: true, by_byte: true };
         Ok(KernelRun { history, crashed })
     }
 }

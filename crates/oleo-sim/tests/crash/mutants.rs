@@ -1,12 +1,14 @@
 //! Proof that the harness can fail: runs with something wrong, of which it must complain.
 
 use oleo_sim::crash::ace::setup;
+use oleo_sim::crash::order::Careless;
 use oleo_sim::crash::record::{Event, Fault};
 use oleo_sim::crash::states::Kinds;
-use oleo_sim::script::{Op, Style};
+use oleo_sim::script::{Mix, Op, Style, generate};
 
+use crate::random::{KINDS, mix};
 use crate::run::{Base, Shape, Wrong};
-use crate::tally::{judge_wrong, say};
+use crate::tally::{Tally, in_parallel, judge_wrong, say};
 
 const ALL: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 10, torn: 10 };
 
@@ -89,4 +91,38 @@ fn every_write_and_flush_matters() {
     ));
     assert!(others.is_empty(), "writes left out unnoticed: {others:?}");
     assert!(flushes.is_empty(), "flushes left out unnoticed: {flushes:?}");
+}
+
+/// Goal: each mistake in the order of writes, flushes and discards is noticed on every shape of volume, with balances, snapshots and quota
+/// in between.
+/// Method: random scripts as those that must be clean, with as many states of each; what the devices were told is put into another order.
+/// The same scripts in the right order are clean.
+#[test]
+fn the_order_matters() {
+    const SCRIPTS: u64 = 3;
+    let shapes = [Shape::BARE, Shape::QUOTA, Shape::SIMPLE_QUOTA, Shape::USUAL, Shape::PAIR];
+    let bases = shapes.map(|shape| Base { discard: true, ..Base::new(shape, &[]) });
+    let all: Vec<Option<Careless>> = Careless::ALL.into_iter().map(Some).chain([None]).collect();
+    let states = std::sync::Mutex::new(Vec::new());
+    in_parallel(bases.len() * all.len(), |i| {
+        let (base, careless) = (&bases[i / all.len()], all[i % all.len()]);
+        let mut sum = Tally::default();
+        for seed in 11_000..11_000 + SCRIPTS {
+            let mix = Mix { subvolumes: true, balance: true, trim: true, ..mix(seed) };
+            let wrong = careless.map(Wrong::Order);
+            sum.add(judge_wrong(base, &generate(seed, &mix), &KINDS, seed, Some(100), wrong));
+        }
+        states.lock().unwrap().push((shapes[i / all.len()], careless, sum.states, sum.failures.len()));
+        sum
+    });
+    let states = states.into_inner().unwrap();
+    for careless in &all {
+        let of = states.iter().filter(|s| s.1 == *careless);
+        let told: Vec<String> = of.map(|s| format!("{} of {}", s.3, s.2)).collect();
+        let what = careless.map_or("the right order".into(), |c| format!("{c:?}"));
+        say(&format!("crash: mutants: {what}: wrong states on each shape: {}", told.join(", ")));
+    }
+    for (shape, careless, _, failures) in states {
+        assert_eq!(failures > 0, careless.is_some(), "{careless:?} on {shape:?}: {failures} failures");
+    }
 }

@@ -7,7 +7,8 @@ use crate::ours::Mover;
 use crate::run::{Base, Shape};
 use crate::tally::{in_parallel, judge_script, say, share};
 
-const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
+/// Which states are judged.
+pub const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
 
 /// What the script of a seed is made of.
 pub fn mix(seed: u64) -> Mix {

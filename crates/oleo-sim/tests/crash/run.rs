@@ -13,6 +13,7 @@ use oleo_device::Device;
 use oleo_format::SuperBlock;
 use oleo_fs::{Clock, FsError, FsOptions, Time};
 use oleo_sim::crash::model::{Commit, History, Promise, Step, judge};
+use oleo_sim::crash::order::Careless;
 use oleo_sim::crash::pages::{Contents, Overlay};
 use oleo_sim::crash::record::{Counts, Event, Fault, Journal};
 use oleo_sim::crash::seen::Seen;
@@ -75,6 +76,8 @@ pub enum Wrong {
     Device(Fault),
     /// Space is refused.
     NoSpace(Denial),
+    /// What the devices were told comes in another order.
+    Order(Careless),
     /// `fsync` and `fdatasync` do nothing.
     FsyncLies,
     /// `fsync` and `fdatasync` find no room.
@@ -103,7 +106,7 @@ fn devices(disks: impl IntoIterator<Item = impl Device + 'static>) -> Vec<Arc<dy
     disks.into_iter().map(|d| Arc::new(d) as Arc<dyn Device>).collect()
 }
 
-fn overlays(contents: &[Contents], write: bool) -> Vec<Arc<dyn Device>> {
+pub fn overlays(contents: &[Contents], write: bool) -> Vec<Arc<dyn Device>> {
     let make = if write { Overlay::new } else { Overlay::read_only };
     devices(contents.iter().enumerate().map(|(i, c)| make(&format!("disk {i}"), c.clone())))
 }
@@ -253,10 +256,13 @@ impl Base {
         let struck = journal.struck();
         let failed = ours.image().fs().failed();
         let asked = ours.image().fs().engine().space().asked();
-        let history = History { moments, steps, durable, by_kernel: false };
+        let history = History { moments, steps, durable, by_kernel: false, by_byte: false };
         Run {
             base: self.contents.clone(),
-            events: journal.take(),
+            events: match wrong {
+                Some(Wrong::Order(careless)) => careless.order(journal.take()),
+                _ => journal.take(),
+            },
             history,
             results,
             counts,
@@ -271,7 +277,7 @@ impl Base {
 }
 
 /// Whether a step is to make something durable that is there: nothing but a fault may be in its way.
-fn is_owed(op: &Op, before: &Seen) -> bool {
+pub fn is_owed(op: &Op, before: &Seen) -> bool {
     match op {
         Op::Sync => true,
         Op::Fsync { path } | Op::Fdatasync { path } => {
@@ -427,7 +433,7 @@ fn resume(image: &Image, found: &Seen) -> anyhow::Result<bool> {
 
 /// Goal: what a crash left can be used. Method: a file is written and synced, everything dead cleaned up, and all is as it was
 /// and that file there when it is opened again.
-fn go_on(image: Image, disks: Vec<Arc<dyn Device>>) -> anyhow::Result<()> {
+pub fn go_on(image: Image, disks: Vec<Arc<dyn Device>>) -> anyhow::Result<()> {
     let written = image.write("after the crash", &[9; 9000]);
     let synced = written.and_then(|()| Ok(image.fs().fsync(&image.find("after the crash")?)?));
     match synced {

@@ -62,6 +62,8 @@ pub struct Tally {
     /// Discards and changes of length that the devices were told.
     pub discards: u64,
     pub lengths: u64,
+    /// States in which writes were torn; counted by some tests.
+    pub torn: u64,
     /// States with a balance, which was carried on.
     pub resumed: u64,
     pub failures: Vec<Failure>,
@@ -78,6 +80,7 @@ impl Tally {
         self.promises += other.promises;
         self.discards += other.discards;
         self.lengths += other.lengths;
+        self.torn += other.torn;
         self.resumed += other.resumed;
         self.failures.extend(other.failures);
         self.time_running += other.time_running;

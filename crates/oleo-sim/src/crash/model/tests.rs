@@ -37,7 +37,7 @@ fn seen(files: &[(Id, &str, Id, &[u8])]) -> Seen {
 
 fn run(moments: Vec<Seen>, promises: &[Option<Promise>]) -> History {
     let steps = promises.iter().map(|p| Step { label: String::new(), promise: *p }).collect();
-    History { moments, steps, durable: Vec::new(), by_kernel: false }
+    History { moments, steps, durable: Vec::new(), by_kernel: false, by_byte: false }
 }
 
 fn verdict(history: &History, found: &Seen) -> String {

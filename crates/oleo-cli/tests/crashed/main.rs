@@ -1,0 +1,118 @@
+//! The mount itself is crashed: what is there when the machine stops under a server, its threads, and the processes that use it.
+//!
+//! Normal path: (1) [`Load::run`] makes a volume on devices that record, has this process serve it as `oleo mount` does, and lets
+//! processes work on it ([`worker`]): each in a directory of its own, one step after the other, noted when it begins and when it has
+//! returned; meanwhile snapshots are made and deleted and block groups moved by command, and the server's own threads commit, write
+//! back and clean; (2) the states that a crash may leave are cut as everywhere (`oleo_sim::crash::states`); (3) [`Load::judge`] opens
+//! each, which replays the log, has it checked, and asks the model about each worker's directory.
+//!
+//! What a worker did is told from what others did by the directory: nobody else changes anything in there. So the rules of
+//! `oleo_sim::crash::model` hold for it alone; but which commit came when is not known, so rules 6 and 7 are not asked, and bytes are judged
+//! one by one: a write under way at the crash may be there in any part.
+
+mod judging;
+mod load;
+#[allow(dead_code, reason = "other test programs use the rest")]
+#[path = "../../../oleo-sim/tests/proof/ours.rs"]
+mod ours;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::time::Instant;
+
+use oleo_sim::crash::record::Fault;
+
+use crate::judging::Tally;
+use crate::load::{Load, Shape};
+
+/// The command that is tested.
+const OLEO: &str = env!("CARGO_BIN_EXE_oleo");
+
+/// Tells counts. Not println!: the test runner swallows that of tests that pass.
+fn say(line: &str) {
+    let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
+}
+
+fn told(what: &str, tally: &Tally) -> String {
+    format!(
+        "crash: {what}: {} runs of processes on a mount, {} promises, {} commits, {} snapshots, {} balances, {} states ({} with a log, {} with a \
+         balance), {} failures; {:.1} s running, {:.1} s judging",
+        tally.runs,
+        tally.promises,
+        tally.commits,
+        tally.snapshots,
+        tally.balances,
+        tally.states,
+        tally.with_log,
+        tally.with_balance,
+        tally.failures.len(),
+        tally.time_running.as_secs_f64(),
+        tally.time_judging.as_secs_f64()
+    )
+}
+
+/// Runs one load and judges states of it.
+fn one(shape: Shape, seed: u64, steps: usize, states: usize, fault: Option<Fault>) -> Tally {
+    let begin = Instant::now();
+    let load = Load::run(shape, seed, steps, fault).unwrap_or_else(|e| panic!("{shape:?}, seed {seed}: {e:#}"));
+    let running = begin.elapsed();
+    let begin = Instant::now();
+    let mut tally = load.judge_some(seed, states);
+    (tally.time_running, tally.time_judging) = (running, begin.elapsed());
+    tally
+}
+
+fn must_be_clean(what: &str, tally: &Tally) {
+    const TOLD_MAX: usize = 12;
+    say(&told(what, tally));
+    // Those that differ in numbers only are alike.
+    let mut sorts: BTreeMap<String, Vec<&String>> = BTreeMap::new();
+    for failure in &tally.failures {
+        let about = failure.split_once(": ").map_or(failure.as_str(), |(_, rest)| rest);
+        let sort = about.chars().filter(|c| !c.is_ascii_digit()).collect();
+        sorts.entry(sort).or_default().push(failure);
+    }
+    let some: String = sorts.values().take(TOLD_MAX).map(|s| format!("\n--- {} like: {}", s.len(), s[0])).collect();
+    assert!(sorts.is_empty(), "{what}: {} failures of {} sorts:{some}", tally.failures.len(), sorts.len());
+}
+
+/// Goal: nothing that any process had synced is lost, and what is found is sound, whatever the server and its threads were at.
+/// Method: three processes on a volume of each shape; a share of the states.
+#[test]
+fn nothing_synced_is_lost() {
+    let Some(_) = oleo_sim::oracle::oracle() else { return };
+    let mut tally = Tally::default();
+    for (nth, shape) in (0..).zip(Shape::ALL) {
+        tally.add(one(shape, 1 + nth, 500, 2000, None));
+    }
+    must_be_clean("the mount", &tally);
+    assert!(tally.promises > 300, "only {} promises", tally.promises);
+    assert!(tally.with_log > 300 && tally.with_balance > 0, "logs {}, balances {}", tally.with_log, tally.with_balance);
+    assert!(tally.commits > 20 && tally.snapshots > 8 && tally.balances > 2, "{}", told("too little", &tally));
+}
+
+/// Goal: the judge can fail: devices that do not flush are noticed.
+#[test]
+fn a_mount_that_does_not_flush_is_noticed() {
+    let Some(_) = oleo_sim::oracle::oracle() else { return };
+    let tally = one(Shape::Bare, 7, 60, 60, Some(Fault::DropFlushes));
+    assert!(!tally.failures.is_empty(), "{}", told("no flush, and no failure", &tally));
+}
+
+/// As many states as are asked for (`OLEO_CRASH_STATES`), from a seed on (`OLEO_CRASH_SEED`).
+#[test]
+#[ignore = "by command: `cargo xtask crash --mount N`; `cargo xtask nightly`"]
+fn longer() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|s| s.parse::<u64>().ok());
+    let states = number("OLEO_CRASH_STATES").unwrap_or(20_000);
+    let mut seed = number("OLEO_CRASH_SEED").unwrap_or(1000);
+    let mut tally = Tally::default();
+    while tally.states < states && tally.failures.is_empty() {
+        let shape = Shape::ALL[seed as usize % Shape::ALL.len()];
+        tally.add(one(shape, seed, 400, 1000, None));
+        seed += 1;
+        say(&told(&format!("seeds below {seed}"), &tally));
+    }
+    must_be_clean("the mount, longer", &tally);
+}
