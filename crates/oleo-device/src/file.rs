@@ -28,6 +28,10 @@ const IOV_COUNT_MAX: usize = 1024;
 
 /// How long an opening waits for a process that uses the file: starting a program takes a hundredth of that.
 const IN_USE_PATIENCE: Duration = Duration::from_millis(200);
+/// How long it waits for a server that has been unmounted and is ending: the kernel does not wait for that.
+const ENDING_PATIENCE: Duration = Duration::from_millis(1500);
+/// What this program is called among processes.
+const OWN_NAME: &str = "oleo";
 
 /// How [`FileDevice::open`] opens.
 #[derive(Clone, Debug, Default)]
@@ -64,19 +68,27 @@ pub struct FileDevice {
     len_dirty: AtomicBool,
 }
 
+/// How long to wait for somebody to go.
+fn patience(by: &User) -> Duration {
+    match by {
+        User::Writer { command, .. } if command == OWN_NAME => ENDING_PATIENCE,
+        User::Writer { .. } | User::Lock => IN_USE_PATIENCE,
+        User::Mounted { .. } | User::Served { .. } | User::Kernel => Duration::ZERO,
+    }
+}
+
 impl FileDevice {
     /// Opens `path`. When opening for writing, anyone else who has it mounted or open for writing is a reason to
     /// refuse; when opening for reading too, unless `read_in_use` says otherwise.
     ///
     /// A process that has just been started holds what its parent had open until it has replaced itself: someone who uses
-    /// the file may be gone in a moment, so it is tried again for as long as `IN_USE_PATIENCE`.
+    /// the file may be gone in a moment, so it is tried again for as long as `IN_USE_PATIENCE`. So may a server whose mount is gone
+    /// (were it mounted, that would be the reason): `ENDING_PATIENCE`.
     pub fn open(path: &Path, opts: &FileOptions) -> Result<FileDevice, DeviceError> {
         let start = Instant::now();
         loop {
             match FileDevice::open_now(path, opts) {
-                Err(DeviceError::InUse { by: User::Writer { .. } | User::Lock, .. })
-                    if start.elapsed() < IN_USE_PATIENCE =>
-                {
+                Err(DeviceError::InUse { ref by, .. }) if start.elapsed() < patience(by) => {
                     std::thread::sleep(IN_USE_PATIENCE / 20);
                 }
                 result => return result,

@@ -21,6 +21,11 @@ pub enum User {
         /// Where, if that is known.
         at: Option<PathBuf>,
     },
+    /// A program serves it to a mount through FUSE.
+    Served {
+        /// Where.
+        at: PathBuf,
+    },
     /// Another process has it open for writing.
     Writer {
         /// Its process number.
@@ -39,6 +44,7 @@ impl fmt::Display for User {
         match self {
             User::Mounted { at: Some(at) } => write!(f, "mounted by the kernel at {}; unmount it first", at.display()),
             User::Mounted { at: None } => f.write_str("mounted by the kernel; unmount it first"),
+            User::Served { at } => write!(f, "served to the mount at {}; unmount it first", at.display()),
             User::Writer { pid, command } => write!(f, "process {pid} ({command}) has it open for writing"),
             User::Lock => f.write_str("another oleo process, or another handle of this one, has it open"),
             User::Kernel => f.write_str("the kernel holds it exclusively: mounted, or part of another device"),
@@ -58,7 +64,7 @@ struct Identity {
 /// Those who have `path` mounted or open for writing, this process excepted.
 pub fn users_of(path: &Path) -> Vec<User> {
     let Some(id) = identity(path) else { return Vec::new() };
-    let mut users = mounts(&id);
+    let mut users = mounts(&id, path);
     users.extend(writers(&id));
     users
 }
@@ -105,16 +111,27 @@ fn read_dev(path: &Path) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-fn mounts(id: &Identity) -> Vec<User> {
+fn mounts(id: &Identity, path: &Path) -> Vec<User> {
     let mut found = Vec::new();
-    if id.blocks.is_empty() {
-        return found;
-    }
+    let whole = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     for mount in mounts_of("self").unwrap_or_default() {
+        let through_fuse = mount.kind.starts_with("fuse");
+        // FUSE shows whatever its server says; a name alone is no reason to ask a file system that may not answer.
+        if through_fuse && mount.source == whole {
+            found.push(User::Served { at: mount.at });
+            continue;
+        }
+        if id.blocks.is_empty() || (through_fuse && !mount.kind.starts_with("fuseblk")) {
+            continue;
+        }
         let Ok(meta) = fs::metadata(&mount.source) else { continue };
         if meta.file_type().is_block_device() && id.blocks.contains(&split_rdev(meta.rdev())) {
-            found.push(User::Mounted { at: Some(mount.at) });
+            let at = mount.at;
+            found.push(if through_fuse { User::Served { at } } else { User::Mounted { at: Some(at) } });
         }
+    }
+    if id.blocks.is_empty() {
+        return found;
     }
     // A btrfs of several devices names only one of them as the mount's source, but lists all of them here.
     let members = fs::read_dir("/sys/fs/btrfs").into_iter().flatten().flatten().flat_map(|fsid| {

@@ -22,6 +22,8 @@ pub struct Mount {
     pub read_only: bool,
     /// Of a FUSE file system: the user who serves it.
     pub user: Option<u32>,
+    /// The file system's type.
+    pub kind: String,
 }
 
 /// The mounts that a process sees, given its number or "self", in the order in which they were made.
@@ -42,7 +44,7 @@ pub fn mount_on(dir: &Path) -> io::Result<Option<Mount>> {
 }
 
 impl Mount {
-    /// Fields 1, 3, 5 and 6 of a line and, after the lone "-", 2 and 3.
+    /// Fields 1, 3, 5 and 6 of a line and, after the lone "-", 1 to 3.
     fn parse(line: &[u8]) -> Option<Mount> {
         let fields: Vec<&[u8]> = line.split(|&b| b == b' ').collect();
         let dash = fields.iter().position(|f| *f == b"-")?;
@@ -52,7 +54,7 @@ impl Mount {
         let read_only = options(5).chain(options(dash + 3)).any(|option| option == b"ro");
         let user = options(dash + 3).find_map(|option| std::str::from_utf8(option.strip_prefix(b"user_id=")?).ok());
         let user = user.and_then(|id| id.parse().ok());
-        Some(Mount { id: text(0)?, device: text(2)?, at: path(4)?, source: path(dash + 2)?, read_only, user })
+        Some(Mount { id: text(0)?, device: text(2)?, at: path(4)?, source: path(dash + 2)?, read_only, user, kind: text(dash + 1)? })
     }
 }
 

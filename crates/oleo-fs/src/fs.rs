@@ -269,6 +269,13 @@ impl Fs {
         }
     }
 
+    /// Refuses every change and commit from now on: somebody who was changing things did not come to an end, and nobody knows
+    /// what is whole. What is on disk stays as of the last commit.
+    pub fn refuse_changes(&self, why: &str) {
+        self.core().spoiled.lock().get_or_insert_with(|| why.to_owned());
+        self.engine().refuse_changes(why);
+    }
+
     /// One step of cleaning: inodes without names, what a crash left, deleted subvolumes, of which at most
     /// `budget_blocks` blocks are taken apart. False when nothing is left to do.
     pub fn clean(&self, budget_blocks: usize) -> Result<bool, FsError> {

@@ -28,6 +28,24 @@ impl Fs {
         dir::list(&guard, after, limit)
     }
 
+    /// The highest index that an entry of a directory has had, as far as anybody can tell: entries made from now on have
+    /// higher ones.
+    pub fn last_index(&self, dir: &InodeRef) -> Result<u64, FsError> {
+        {
+            let guard = dir.read();
+            if guard.state().next_index != 0 {
+                return Ok(guard.state().next_index - 1);
+            }
+        }
+        let mut guard = dir.write();
+        guard.alive()?;
+        if guard.fields().kind() != FileKind::Dir {
+            return Err(FsError::NotDir);
+        }
+        dir::learn_next_index(&mut guard)?;
+        Ok(guard.state().next_index - 1)
+    }
+
     /// The same with the inodes, which are loaded all at once.
     pub fn readdir_plus(&self, dir: &InodeRef, after: u64, limit: usize) -> Result<Vec<EntryAndInode>, FsError> {
         let entries = self.readdir(dir, after, limit)?;

@@ -86,12 +86,13 @@ fn is_stale(fields: &InodeFields, policy: AtimePolicy, now: Time) -> bool {
 }
 
 impl Fs {
-    /// Takes away the privileges that a file must not keep after what was done to it.
-    pub fn strip_privileges(&self, file: &InodeRef, why: Strip) -> Result<(), FsError> {
+    /// Takes away the privileges that a file must not keep after what was done to it. Whether there were any: then whoever
+    /// remembers its mode has to be told.
+    pub fn strip_privileges(&self, file: &InodeRef, why: Strip) -> Result<bool, FsError> {
         {
             let guard = file.read();
             if bits_to_strip(guard.fields(), why) == 0 && !has_capability(&guard)? {
-                return Ok(());
+                return Ok(false);
             }
         }
         self.changeable(file)?;
@@ -101,14 +102,14 @@ impl Fs {
         guard.alive()?;
         let bits = bits_to_strip(guard.fields(), why);
         if !xattr::remove(&mut guard, &h, CAPABILITY)? && bits == 0 {
-            return Ok(());
+            return Ok(false);
         }
         let now = self.core().now();
         let fields = guard.fields_mut(&h);
         fields.mode &= !bits;
         fields.ctime = now;
         fields.sequence += 1;
-        Ok(())
+        Ok(true)
     }
 
     /// Notes that a file was read or a directory listed. Where that cannot be noted it is not: nobody's read fails for

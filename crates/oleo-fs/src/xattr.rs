@@ -205,6 +205,16 @@ impl Fs {
             return Err(FsError::NoSpace);
         }
         self.changeable(inode)?;
+        if name == COMPRESSION {
+            // A wish that is refused is refused before it is part of a transaction, or it would make one.
+            let guard = inode.read();
+            guard.alive()?;
+            check_change(guard.fields(), name)?;
+            match guard.fields().kind() {
+                FileKind::File | FileKind::Dir => drop(self.check_compression(&guard, value)?),
+                _ => return compression_flags(value).map(drop),
+            }
+        }
         self.core().relieve()?;
         let h = self
             .core()

@@ -18,7 +18,7 @@ use oleo::{BalanceEnd, BalanceState};
 use parking_lot::{Condvar, Mutex};
 
 use crate::options::MountOptions;
-use crate::server::{Log, Server};
+use crate::server::{Log, Server, guarded};
 
 /// Blocks that one step of the cleaner takes apart: some milliseconds.
 const CLEAN_BLOCKS: usize = 256;
@@ -63,7 +63,7 @@ impl Background {
             let commit_every = Duration::from_secs(options.commit_seconds);
             let mut start = |name: &str, work: Box<dyn FnOnce() + Send>| match std::thread::Builder::new()
                 .name(name.to_owned())
-                .spawn(work)
+                .spawn(guarded_work(server, log, name, work))
             {
                 Ok(thread) => threads.push(thread),
                 Err(e) => log(&format!("no thread for {name}: {e}")),
@@ -88,6 +88,20 @@ impl Background {
             // A thread that panicked has said so.
             let _ = thread.join();
         }
+    }
+}
+
+/// A thread that panics ends, and with it all changes.
+fn guarded_work(
+    server: &Arc<Server>,
+    log: &Log,
+    name: &str,
+    work: Box<dyn FnOnce() + Send>,
+) -> impl FnOnce() + Send + use<> {
+    let (server, log, what) = (server.clone(), log.clone(), format!("the thread that does {name}"));
+    move || {
+        // What it said is all there is to know.
+        let _panicked = guarded(server.image().fs(), &log, &what, work);
     }
 }
 

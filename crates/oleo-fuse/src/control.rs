@@ -28,7 +28,7 @@ use oleo::restore::{RestoreOptions, restore_to_dir};
 use oleo_device::mountinfo::mounts_of;
 use oleo_fs::errno;
 
-use crate::server::{Log, Server};
+use crate::server::{Log, Server, guarded};
 
 /// Where the sockets of root's mounts are.
 const RUN: &str = "/run/oleo";
@@ -218,7 +218,10 @@ impl Server {
         if request.changes() && caller.pid.is_some_and(|pid| self.is_read_only_for(pid)) {
             return Err(Error::refused(errno::EROFS, "it is mounted read-only"));
         }
-        control::execute(self.image(), &caller, request)
+        let done = guarded(self.image().fs(), self.log(), "a control request", || {
+            control::execute(self.image(), &caller, request)
+        });
+        done.unwrap_or_else(|| Err(Error::refused(errno::EIO, "the request panicked, which is a bug")))
     }
 }
 

@@ -150,6 +150,18 @@ fn attach_options(plan: &Plan, first: &Path, block: bool) -> AttachOptions {
     }
 }
 
+/// Holds a block device, so that neither the kernel nor anybody else who asks takes it.
+fn claim(device: &Path, open: &OpenOptions) -> Result<std::fs::File, MountError> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;
+    let claimed = std::fs::OpenOptions::new().read(true).custom_flags(exclusive).open(device);
+    claimed.map_err(|source| match Image::open(device, open) {
+        // That names who has it.
+        Err(error) => error.into(),
+        Ok(_) => oleo::Error::Host { what: "hold", path: device.to_path_buf(), source }.into(),
+    })
+}
+
 /// The root directory of the subvolume to show.
 fn find_root(image: &Image, options: &MountOptions) -> Result<InodeRef, MountError> {
     let fs = image.fs();
@@ -202,19 +214,20 @@ impl Mounted {
         let attach_options = attach_options(&plan, first, block);
         let attach = || attach(&dir, &attach_options).map_err(|source| MountError::Attach { dir: dir.clone(), source });
         let open = open_options(&plan)?;
-        let (image, channel) = if block {
-            // Only one can hold the device, and that is the kernel. What could not be mounted is found out before.
-            let look = Image::open(first, &OpenOptions { write: false, ..open.clone() })?;
-            find_root(&look, &plan.options)?;
-            drop(look);
-            let channel = attach()?;
-            let image = Image::open(first, &OpenOptions { claimed: true, ..open });
-            (image.inspect_err(|_| drop(detach(&dir, true)))?, channel)
+        let image = if block {
+            // Opened whole before it is mounted, a log replayed too: until its server answers, a mount holds up whoever asks the
+            // kernel about all file systems. Meanwhile the device is held, and at the end let go of for the kernel to take.
+            let claim = claim(first, &open)?;
+            let image = Image::open(first, &OpenOptions { claimed: true, ..open })?;
+            find_root(&image, &plan.options)?;
+            drop(claim);
+            image
         } else {
             let image = Image::open(first, &open)?;
             find_root(&image, &plan.options)?;
-            (image, attach()?)
+            image
         };
+        let channel = attach()?;
         Mounted::start_or_detach(image, channel, &plan, &dir)
     }
 

@@ -13,6 +13,8 @@
 //! Invariants: a node is in the table exactly while the kernel has been told it more often than it has forgotten it; the
 //! root always is. Locks: one shard at a time, a leaf.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use hashbrown::HashMap;
 use oleo::{Ino, TreeId};
 use oleo_fs::InodeRef;
@@ -29,6 +31,16 @@ const ODD: u64 = 1 << 63;
 struct Node {
     inode: InodeRef,
     lookups: u64,
+    /// Some of its pages may be in the kernel's cache.
+    cached: bool,
+    /// The highest index that listing it goes up to; see [`Nodes::list_up_to`].
+    listed_to: u64,
+}
+
+impl Node {
+    fn new(inode: InodeRef) -> Node {
+        Node { inode, lookups: 0, cached: false, listed_to: u64::MAX }
+    }
 }
 
 /// Numbers that follow no rule.
@@ -42,12 +54,18 @@ struct Odd {
 pub(crate) struct Nodes {
     shards: Vec<Mutex<HashMap<u64, Node>>>,
     root: InodeRef,
+    root_listed_to: AtomicU64,
     odd: Mutex<Odd>,
 }
 
 impl Nodes {
     pub(crate) fn new(root: InodeRef) -> Nodes {
-        Nodes { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), root, odd: Mutex::default() }
+        Nodes {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            root,
+            root_listed_to: AtomicU64::new(u64::MAX),
+            odd: Mutex::default(),
+        }
     }
 
     fn shard(&self, node: u64) -> &Mutex<HashMap<u64, Node>> {
@@ -61,6 +79,46 @@ impl Nodes {
             return Some(self.root.clone());
         }
         self.shard(node).lock().get(&node).map(|n| n.inode.clone())
+    }
+
+    /// The same for somebody whose bytes go through the kernel's cache.
+    pub(crate) fn get_cached(&self, node: u64) -> Option<InodeRef> {
+        let mut shard = self.shard(node).lock();
+        let known = shard.get_mut(&node)?;
+        known.cached = true;
+        Some(known.inode.clone())
+    }
+
+    /// Whether the kernel's cache may have bytes of a node.
+    pub(crate) fn is_cached(&self, node: u64) -> bool {
+        self.shard(node).lock().get(&node).is_some_and(|known| known.cached)
+    }
+
+    /// A listing begins: it goes up to this index, however many entries come meanwhile. There are no handles of open
+    /// directories, so whoever begins to list the same directory meanwhile moves the end for all.
+    pub(crate) fn list_up_to(&self, node: u64, index: u64) {
+        if node == ROOT_ID {
+            self.root_listed_to.store(index, Ordering::Relaxed);
+        } else if let Some(known) = self.shard(node).lock().get_mut(&node) {
+            known.listed_to = index;
+        }
+    }
+
+    /// The index that a listing under way goes up to.
+    pub(crate) fn listed_to(&self, node: u64) -> u64 {
+        if node == ROOT_ID {
+            return self.root_listed_to.load(Ordering::Relaxed);
+        }
+        self.shard(node).lock().get(&node).map_or(u64::MAX, |known| known.listed_to)
+    }
+
+    /// The inode that a number follows from by rule.
+    pub(crate) fn named(node: u64) -> Option<(TreeId, Ino)> {
+        let (tree, ino) = (TreeId(node >> INO_BITS), Ino(node & ((1 << INO_BITS) - 1)));
+        match tree.0 {
+            0 => Some((TreeId::FS, ino)),
+            _ => (tree.0 >> TREE_BITS == 0 && tree.is_subvol()).then_some((tree, ino)),
+        }
     }
 
     /// The number that an inode shows.
@@ -93,12 +151,12 @@ impl Nodes {
             odd.given += 1;
             let node = ODD + odd.given;
             drop(odd);
-            self.shard(node).lock().insert(node, Node { inode, lookups: 1 });
+            self.shard(node).lock().insert(node, Node { lookups: 1, ..Node::new(inode) });
             return node;
         }
         let node = self.id(inode.tree(), inode.ino());
         if node != ROOT_ID {
-            self.shard(node).lock().entry(node).or_insert(Node { inode, lookups: 0 }).lookups += 1;
+            self.shard(node).lock().entry(node).or_insert_with(|| Node::new(inode)).lookups += 1;
         }
         node
     }

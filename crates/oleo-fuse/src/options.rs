@@ -37,6 +37,8 @@ const OF_NO_EFFECT: &[&str] = &[
     "treelog",
     "noautodefrag",
     "noloop",
+    "flushoncommit",
+    "noflushoncommit",
 ];
 
 /// Why an option is not taken.

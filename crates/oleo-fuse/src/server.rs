@@ -37,6 +37,7 @@ mod names;
 mod statfs;
 mod xattr;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -63,6 +64,8 @@ pub struct Server {
     options: MountOptions,
     atime: Atime,
     notifier: OnceLock<Arc<dyn Notifier>>,
+    /// Tells the kernel of pages, once that was needed.
+    teller: OnceLock<invalidate::Teller>,
     /// Where the control socket listens.
     control: OnceLock<PathBuf>,
     /// The number that the kernel gave the mount's device, as mountinfo shows it.
@@ -88,6 +91,7 @@ impl Server {
             options,
             atime,
             notifier: OnceLock::new(),
+            teller: OnceLock::new(),
             control: OnceLock::new(),
             device: OnceLock::new(),
             dir: OnceLock::new(),
@@ -234,6 +238,18 @@ impl Server {
     }
 }
 
+/// Runs something that may panic. What it has changed by then nobody knows: from then on nothing is changed or committed, so that
+/// the image stays as of its last commit. The panic itself has been told on standard error.
+pub(crate) fn guarded<R>(fs: &Fs, log: &Log, what: &str, work: impl FnOnce() -> R) -> Option<R> {
+    let done = catch_unwind(AssertUnwindSafe(work)).ok();
+    if done.is_none() {
+        let why = format!("{what} panicked, which is a bug");
+        log(&format!("the volume is read-only from now on, as of its last commit: {why}"));
+        fs.refuse_changes(&why);
+    }
+    done
+}
+
 /// Whether somebody should look into it, whatever the caller makes of it.
 fn is_serious(errno: Errno) -> bool {
     matches!(errno.0, oleo_fs::errno::EIO | oleo_fs::errno::EUCLEAN | oleo_fs::errno::EOVERFLOW)
@@ -256,7 +272,7 @@ impl Handler for Server {
             Op::Interrupt => return Outcome::Silent,
             _ => {}
         }
-        match self.answer(request, reply) {
+        match guarded(&self.fs, &self.log, "a request", || self.answer(request, reply)).unwrap_or(Err(Errno::EIO)) {
             Ok(()) => Outcome::Done,
             Err(errno) => Outcome::Failed(errno.0),
         }
@@ -266,5 +282,35 @@ impl Handler for Server {
 impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Server").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: after a panic nothing is changed or committed any more, and what is on disk stays; reading goes on.
+    #[test]
+    fn a_panic_ends_changes() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("image");
+        let options = oleo::BuildOptions { size: Some(128 << 20), ..Default::default() };
+        oleo::build(&[&path], options).unwrap();
+        let image = Image::open(&path, &oleo::OpenOptions::writing()).unwrap();
+        let make = |image: &Image, name: &[u8]| image.symlink(&image.top().unwrap(), b"target", name);
+        make(&image, b"before").unwrap();
+        image.sync().unwrap();
+        make(&image, b"after").unwrap();
+        let found = |image: &Image, name: &[u8]| image.fs().lookup(&image.top().unwrap(), name).unwrap();
+        let log: Log = Arc::new(|_| {});
+        assert_eq!(guarded(image.fs(), &log, "a test", || 7), Some(7));
+        assert!(image.fs().failed().is_none());
+        assert_eq!(guarded(image.fs(), &log, "a test", || -> u8 { panic!("here") }), None);
+        assert!(image.fs().failed().unwrap().contains("a test panicked"));
+        assert!(make(&image, b"more").is_err() && image.sync().is_err());
+        assert!(found(&image, b"after").is_some());
+        drop(image);
+        let image = Image::open(&path, &oleo::OpenOptions::default()).unwrap();
+        assert!(found(&image, b"before").is_some() && found(&image, b"after").is_none());
     }
 }

@@ -673,6 +673,13 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// Refuses everything that writes from now on, as after an error that leaves memory and disk apart.
+    pub fn refuse_changes(&self, why: &str) {
+        self.0.poison(TxnError::Source(why.into()));
+    }
+}
+
 impl Inner {
     pub(crate) fn writable(&self) -> Result<(), TxnError> {
         if self.rules.read_only {

@@ -100,7 +100,7 @@ impl Args {
         let sent = match self.output()? {
             Some(mut file) => {
                 let sent = image.send(&subvols, &options, &mut file)?;
-                file.sync_all().with_context(|| self.place())?;
+                make_durable(&file).with_context(|| self.place())?;
                 sent
             }
             None => image.send(&subvols, &options, &mut Stdout(io::stdout()))?,
@@ -154,7 +154,7 @@ impl Args {
         let reply = reply?;
         written.with_context(|| self.place())?;
         if let Some(file) = kept {
-            file.sync_all().with_context(|| self.place())?;
+            make_durable(&file).with_context(|| self.place())?;
         }
         match reply {
             Reply::Sent(sent) => Ok(sent),
@@ -175,6 +175,14 @@ impl Args {
             bail!("a stream is nothing for a terminal: send it to a file (-f FILE) or a pipe");
         }
         Ok(None)
+    }
+}
+
+/// Makes a file durable; what is none (a pipe with a name, /dev/null) is as durable as it gets.
+fn make_durable(file: &File) -> io::Result<()> {
+    match file.sync_all() {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        done => done,
     }
 }
 

@@ -12,7 +12,7 @@ use crate::place::{Place, family, open};
 family!(
     "";
     types_and_numbers, large after large_after, seek_to_each, rewind_sees_the_new, positions_outlive_other_changes, while_others_work,
-    remove_all_while_listing, link_count_is_one, sizes_follow_names, long_names_fill_buffers, two_listings_at_once,
+    remove_all_while_listing, link_count_is_one, sizes_follow_names, long_names_fill_buffers, two_listings_at_once, renaming_while_listing,
 );
 
 /// Everything in a directory, with the position behind each; `.` and `..` left out.
@@ -221,4 +221,29 @@ fn two_listings_at_once(at: &Place) {
     }
     assert_eq!(names.0.len(), 1002);
     assert_eq!(names.0, names.1);
+}
+
+/// Whoever renames each entry that is listed comes to an end, and whoever starts again sees the new names. (A name in another
+/// directory would be no new entry here.)
+fn renaming_while_listing(at: &Place) {
+    const FILES: usize = 3000;
+    for n in 0..FILES {
+        at.file(&format!("old-{n}"), b"");
+    }
+    let mut dir = opened(&at.dir);
+    let mut seen = 0;
+    while let Some(entry) = dir.read() {
+        let name = entry.unwrap().file_name().to_str().unwrap().to_owned();
+        if name.starts_with('.') {
+            continue;
+        }
+        seen += 1;
+        assert!(seen <= FILES, "endless");
+        fs::rename(at.at(&name), at.at(&format!("new-{seen}"))).unwrap();
+    }
+    assert_eq!(seen, FILES);
+    dir.rewind();
+    let listed = list(&mut dir);
+    assert_eq!(listed.len(), FILES);
+    assert!(listed.iter().all(|(name, ..)| name.starts_with("new-")));
 }

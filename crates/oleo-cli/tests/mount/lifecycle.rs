@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use oleo_sim::oracle::{Oracle, Scratch, oracle, run};
+use oleo_sim::oracle::{Loop, Oracle, ReadOnly, Scratch, oracle, run};
 use oleo_sim::served::{Limits, Served};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
@@ -304,5 +304,35 @@ fn as_an_ordinary_user() {
     refused(act_as(crate::sys::ALICE, || rustix::fs::stat(dir.join("file"))), Errno::ACCESS);
     as_nobody(&["unmount".as_ref(), dir.as_os_str()]);
     assert!(!is_mounted(&dir));
+    bed.must_hold("file", b"content");
+}
+
+/// Goal: right after umount(8) the device or image can be opened, and mounted again: who opens it waits for the server that is
+/// ending. Who serves a mount is named as such, at once. Method: an image and a loop device, several rounds.
+#[test]
+fn again_at_once() {
+    let Some(bed) = Bed::new() else { return };
+    let dir = bed.scratch.dir("mnt").unwrap();
+    let _guard = Unmounted(&dir);
+    let device = Loop::attach(&bed.image, ReadOnly::No).unwrap();
+    for place in [bed.image.as_path(), device.path()] {
+        for round in 0..4u8 {
+            bed.oleo_ok(&["mount".as_ref(), place.as_os_str(), dir.as_os_str()]);
+            fs::write(dir.join("new"), vec![round; 3 << 20]).unwrap();
+            let begun = Instant::now();
+            let out = bed.oleo(&["check".as_ref(), place.as_os_str()]);
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert!(!out.status.success() && said.contains("served to the mount at"), "{said}");
+            assert!(begun.elapsed() < Duration::from_millis(1000), "no need to wait");
+            run("umount", [&dir]).unwrap();
+            bed.oleo_ok(&["check".as_ref(), place.as_os_str()]);
+            bed.oleo_ok(&["mount".as_ref(), place.as_os_str(), dir.as_os_str()]);
+            run("umount", [&dir]).unwrap();
+            bed.oleo_ok(&["mount".as_ref(), place.as_os_str(), dir.as_os_str()]);
+            assert_eq!(fs::read(dir.join("new")).unwrap(), vec![round; 3 << 20]);
+            bed.oleo_ok(&["unmount".as_ref(), dir.as_os_str()]);
+        }
+    }
+    drop(device);
     bed.must_hold("file", b"content");
 }

@@ -1,7 +1,7 @@
 //! The mount, from outside: what a program sees on it, beside what it sees on the kernel's.
 //!
 //! - Families of POSIX cases, each run on a kernel mount (which proves the case) and on Oleo's: `opening`, `names`, `errors`,
-//!   `rights`, `setid`, `times`, `xattrs`, `acls`, `flags`, `holes`, `clones`, `maps`, `syncing`, `unlinked`, `dirs`, `subvols`.
+//!   `rights`, `setid`, `times`, `xattrs`, `acls`, `flags`, `holes`, `clones`, `maps`, `syncing`, `unlinked`, `dirs`, `subvols`, `handles`.
 //! - Many at once, compared with the kernel: `concurrent`. Real programs: `programs`. A killed server: `killed`. Damaged data: `damage`. Mounting and unmounting: `lifecycle`; without room to write: `ending`.
 //! - `place` mounts, runs and judges; `sys` has the system calls without a safe wrapper.
 
@@ -16,6 +16,7 @@ mod dirs;
 mod ending;
 mod errors;
 mod flags;
+mod handles;
 mod holes;
 mod killed;
 mod lifecycle;

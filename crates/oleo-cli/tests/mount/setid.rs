@@ -16,6 +16,7 @@ family!(
     truncate_removes_setid, chown_removes_setid, chown_by_root_too, chgrp_bit_without_execute_stays, chmod_by_a_stranger_to_the_group,
     directories_keep_theirs, capability_goes_with_a_write, capability_goes_with_a_truncate, capability_goes_with_a_chown,
     capability_survives_chmod, fallocate_removes_setid, copy_removes_setid, mapped_write_keeps_setid,
+    gone_at_once,
 );
 
 fn mode(bits: u32) -> Mode {
@@ -219,4 +220,47 @@ fn mapped_write_keeps_setid(at: &Place) {
     });
     assert_eq!(&fs::read(&path).unwrap()[..6], b"mapped");
     assert_eq!(bits(&path), 0o6777);
+}
+
+/// A program that gives its user root's id gives nothing any more as soon as somebody else has changed it: not in its mode as it is
+/// remembered, and not when it is executed.
+fn gone_at_once(at: &Place) {
+    const GROUP: u32 = 77_000;
+    let member = Who { groups: &[GROUP], ..ALICE };
+    rustix::fs::chmod(&at.dir, mode(0o755)).unwrap();
+    let source = at.file("source", &[7; 4096]);
+    rustix::fs::chmod(&source, mode(0o644)).unwrap();
+    let changes: [(&str, fn(&Path, &Path)); 4] = [
+        ("write", |path, _| {
+            let file = open(path, OFlags::WRONLY | OFlags::APPEND).unwrap();
+            assert_eq!(rustix::io::write(&file, b"x"), Ok(1));
+        }),
+        ("allocate", |path, _| {
+            let file = open(path, OFlags::WRONLY).unwrap();
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 10 << 20, 4096).unwrap();
+        }),
+        ("copy", |path, source| {
+            let (from, to) = (open(source, OFlags::RDONLY).unwrap(), open(path, OFlags::WRONLY).unwrap());
+            let end = &mut (1u64 << 20);
+            assert_eq!(rustix::fs::copy_file_range(&from, Some(&mut 0), &to, Some(end), 4096), Ok(4096));
+        }),
+        ("truncate", |path, _| rustix::fs::ftruncate(open(path, OFlags::WRONLY).unwrap(), 20 << 20).unwrap()),
+    ];
+    let run_as_alice = |path: &Path| {
+        let ids = ["--reuid", "60001", "--regid", "60001", "--clear-groups"];
+        let out = std::process::Command::new("setpriv").args(ids).arg(path).arg("-u").output().unwrap();
+        String::from_utf8(out.stdout).unwrap().trim().to_owned()
+    };
+    for (name, change) in changes {
+        let path = at.at(name);
+        oleo_sim::oracle::copy_program(Path::new("/usr/bin/id"), &path).unwrap();
+        rustix::fs::chown(&path, Some(Uid::from_raw(0)), Some(Gid::from_raw(GROUP))).unwrap();
+        rustix::fs::chmod(&path, mode(0o4775)).unwrap();
+        assert_eq!(run_as_alice(&path), "0", "{name}: the bit works");
+        act_as(member, || change(&path, &source));
+        // Only the mode is asked for, as `stat -c %A` does.
+        let shown = rustix::fs::statx(CWD, &path, AtFlags::empty(), rustix::fs::StatxFlags::MODE).unwrap();
+        assert_eq!(shown.stx_mode & 0o7777, 0o775, "{name}");
+        assert_eq!(run_as_alice(&path), "60001", "{name}");
+    }
 }

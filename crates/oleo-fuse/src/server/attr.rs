@@ -4,7 +4,8 @@ use oleo::{Attr, FileKind, SetAttr, Time};
 use oleo_format::InodeFlags;
 use oleo_fs::InodeRef;
 
-use super::{Answer, Server};
+use super::{Answer, Errno, Server};
+use crate::nodes::Nodes;
 use crate::options::Atime;
 use crate::wire::Reply;
 use crate::wire::abi::{self, Fattr};
@@ -62,10 +63,13 @@ impl Server {
 
     /// Tells the kernel an inode, and counts that.
     pub(super) fn entry(&self, inode: InodeRef) -> abi::EntryOut {
-        let attr = self.wire_attr(&self.fs.attr(&inode));
+        let known = self.fs.attr(&inode);
+        let attr = self.wire_attr(&known);
+        let nodeid = self.nodes.enter(inode);
         abi::EntryOut {
-            nodeid: self.nodes.enter(inode),
-            generation: 0,
+            nodeid,
+            // Tells apart, for file handles, who has had a number one after the other. The kernel made the root itself.
+            generation: if nodeid == abi::ROOT_ID { 0 } else { known.generation },
             entry_valid: VALID_SECONDS,
             attr_valid: VALID_SECONDS,
             entry_valid_nsec: 0,
@@ -74,7 +78,32 @@ impl Server {
         }
     }
 
+    /// What a file handle asks for: the inode of a number, whether the kernel knows it or not, or the directory above.
+    fn lookup_by_number(&self, node: u64, name: &[u8], reply: &mut Reply<'_>) -> Answer {
+        let inode = self.inode_of_number(node)?;
+        let found = match name {
+            // Nothing is above the root of the mount.
+            b".." if node != abi::ROOT_ID => self.fs.parent(&inode).map_err(|e| self.errno("lookup", &e))?,
+            _ => Some(inode),
+        };
+        reply.put(&self.entry(found.ok_or(Errno::ESTALE)?));
+        Ok(())
+    }
+
+    fn inode_of_number(&self, node: u64) -> Result<InodeRef, Errno> {
+        if let Ok(known) = self.inode(node) {
+            return Ok(known);
+        }
+        let (tree, ino) = Nodes::named(node).ok_or(Errno::ESTALE)?;
+        let found = self.fs.subvol(tree).and_then(|subvol| self.fs.inode(&subvol, ino)).map_err(|_| Errno::ESTALE)?;
+        // Without a name, and nobody has it open: it is about to be erased.
+        if self.fs.attr(&found).nlink == 0 { Err(Errno::ESTALE) } else { Ok(found) }
+    }
+
     pub(super) fn lookup(&self, dir: u64, name: &[u8], reply: &mut Reply<'_>) -> Answer {
+        if matches!(name, b"." | b"..") {
+            return self.lookup_by_number(dir, name, reply);
+        }
         let dir = self.inode(dir)?;
         match self.fs.lookup(&dir, name).map_err(|e| self.errno("lookup", &e))? {
             Some(inode) => reply.put(&self.entry(inode)),

@@ -19,6 +19,11 @@ const COPY_STEP: usize = 1 << 20;
 /// Bytes that one request copies where it cannot share: the caller asks again for the rest, and can be interrupted.
 const COPY_MAX: u64 = 64 << 20;
 
+/// Whether a file was opened for going past the kernel's cache.
+fn is_direct(flags: u32) -> bool {
+    flags & rustix::fs::OFlags::DIRECT.bits() != 0
+}
+
 impl Server {
     pub(super) fn readlink(&self, node: u64, reply: &mut Reply<'_>) -> Answer {
         let inode = self.inode(node)?;
@@ -30,8 +35,14 @@ impl Server {
         Ok(())
     }
 
+    /// The inode; where the kernel keeps the bytes in its cache, that is noted. It drops them before a direct write, but after an
+    /// asynchronous one it does not look for those that somebody has read meanwhile.
+    fn inode_for_io(&self, node: u64, flags: u32) -> Result<InodeRef, Errno> {
+        if is_direct(flags) { self.inode(node) } else { self.nodes.get_cached(node).ok_or(Errno::ESTALE) }
+    }
+
     pub(super) fn read(&self, node: u64, args: &abi::ReadIn, reply: &mut Reply<'_>) -> Answer {
-        let inode = self.inode(node)?;
+        let inode = self.inode_for_io(node, args.flags)?;
         reply
             .fill(args.size as usize, |out| self.fs.read(&inode, args.offset, out))
             .map_err(|e| self.errno_of("read", &inode, &e))?;
@@ -40,11 +51,14 @@ impl Server {
     }
 
     pub(super) fn write(&self, node: u64, args: &abi::WriteIn, data: &[u8], reply: &mut Reply<'_>) -> Answer {
-        let inode = self.inode(node)?;
+        let inode = self.inode_for_io(node, args.flags)?;
         self.fs.write(&inode, args.offset, data).map_err(|e| self.errno("write", &e))?;
+        if is_direct(args.flags) && self.nodes.is_cached(node) {
+            self.forget_pages(node, args.offset, data.len() as u64);
+        }
         let strip =
             if args.write_flags & abi::WRITE_KILL_SUIDGID != 0 { Strip::Content } else { Strip::CapabilityOnly };
-        self.fs.strip_privileges(&inode, strip).map_err(|e| self.errno("write", &e))?;
+        self.strip(node, &inode, strip).map_err(|e| self.errno("write", &e))?;
         reply.put(&abi::WriteOut { size: data.len() as u32, padding: 0 });
         Ok(())
     }
@@ -59,7 +73,16 @@ impl Server {
             ZERO_RANGE => self.fs.zero_range(&inode, at, len, keep),
             _ => return Err(Errno::EOPNOTSUPP),
         };
-        done.and_then(|()| self.fs.strip_privileges(&inode, Strip::Content)).map_err(|e| self.errno("fallocate", &e))
+        done.and_then(|()| self.strip(node, &inode, Strip::Content)).map_err(|e| self.errno("fallocate", &e))
+    }
+
+    /// Takes privileges away after a change of content. The kernel, which does not look for that, goes on letting everybody
+    /// execute the file with them until it is told; that needs no lock there, so it can be told before the answer.
+    fn strip(&self, node: u64, inode: &InodeRef, why: Strip) -> Result<(), FsError> {
+        if self.fs.strip_privileges(inode, why)? {
+            self.forget_attributes(node);
+        }
+        Ok(())
     }
 
     pub(super) fn lseek(&self, node: u64, args: &abi::LseekIn, reply: &mut Reply<'_>) -> Answer {
@@ -89,7 +112,7 @@ impl Server {
         let max = if wide { u64::MAX } else { u64::from(u32::MAX) & !u64::from(self.fs.engine().sectorsize() - 1) };
         let range = CloneRange { from: args.off_in, len: args.len.min(max), to: args.off_out };
         let copied = self.copy(&src, &dst, range).map_err(|e| self.errno("copy_file_range", &e))?;
-        self.fs.strip_privileges(&dst, Strip::Content).map_err(|e| self.errno("copy_file_range", &e))?;
+        self.strip(args.nodeid_out, &dst, Strip::Content).map_err(|e| self.errno("copy_file_range", &e))?;
         if wide {
             reply.put(&abi::CopyFileRangeOut { bytes_copied: copied });
         } else {

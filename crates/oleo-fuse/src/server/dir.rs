@@ -1,7 +1,8 @@
 //! Listing directories.
 //!
 //! Offsets: 1 is behind ".", 2 behind "..", and `index + 1` behind the entry of that index, so that an offset stays valid
-//! whatever is made or removed meanwhile.
+//! whatever is made or removed meanwhile. A listing ends with the entries that there were when it began (offset 0): else
+//! whoever renames each entry that is listed would never come to an end.
 
 use oleo::{DirEntryInfo, FileKind, Target};
 use oleo_fs::InodeRef;
@@ -57,16 +58,30 @@ impl Server {
         Ok(true)
     }
 
+    /// The highest index that this part of a listing may have.
+    fn listing_end(&self, node: u64, dir: &InodeRef, offset: u64) -> Result<u64, Errno> {
+        if offset == 0 && !dir.is_stub() {
+            let last = self.fs.last_index(dir).map_err(|e| self.errno("readdir", &e))?;
+            self.nodes.list_up_to(node, last);
+        }
+        // The kernel knows no offsets beyond.
+        Ok(self.nodes.listed_to(node).min(i64::MAX as u64 - 1))
+    }
+
     pub(super) fn readdir(&self, node: u64, args: &abi::ReadIn, reply: &mut Reply<'_>) -> Answer {
         let dir = self.inode(node)?;
         reply.limit(args.size as usize);
         if !self.dots(&dir, args.offset, false, reply)? {
             return Ok(());
         }
+        let end = self.listing_end(node, &dir, args.offset)?;
         let mut after = args.offset.saturating_sub(1).max(BEFORE_FIRST);
         'reply: loop {
             let entries = self.fs.readdir(&dir, after, ENTRIES_PER_LOOK).map_err(|e| self.errno("readdir", &e))?;
             for entry in &entries {
+                if entry.index > end {
+                    break 'reply;
+                }
                 let dirent = self.dirent(&dir, entry);
                 if !reply.entry(None, &dirent, &entry.name) {
                     break 'reply;
@@ -96,12 +111,16 @@ impl Server {
         if !self.dots(&dir, args.offset, true, reply)? {
             return Ok(());
         }
+        let end = self.listing_end(node, &dir, args.offset)?;
         let mut after = args.offset.saturating_sub(1).max(BEFORE_FIRST);
         'reply: loop {
             let entries =
                 self.fs.readdir_plus(&dir, after, ENTRIES_PER_LOOK_PLUS).map_err(|e| self.errno("readdirplus", &e))?;
             let last = entries.len() < ENTRIES_PER_LOOK_PLUS;
             for (entry, inode) in entries {
+                if entry.index > end {
+                    break 'reply;
+                }
                 let dirent = self.dirent(&dir, &entry);
                 let before = reply.len();
                 // Room first: once a node was counted, the kernel must hear of it.

@@ -19,6 +19,7 @@ const PAGE: usize = 4096;
 /// microsecond, and a look-up that the kernel saves by it some twenty. With AUTO only the first part of a listing would, since
 /// programs like find list a whole directory before they look at its first file.
 const WANTED: InitFlags = InitFlags::ASYNC_READ
+    .union(InitFlags::EXPORT_SUPPORT)
     .union(InitFlags::BIG_WRITES)
     .union(InitFlags::DONT_MASK)
     .union(InitFlags::IOCTL_DIR)

@@ -5,12 +5,13 @@
 //! them might, with nobody left to answer. Whoever serves the control socket may wait.
 
 use std::io;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use oleo::control::Invalidate;
+use parking_lot::Mutex;
 
-use super::Server;
+use super::{Log, Server};
 use crate::transport::Notifier;
 
 /// All of a file's pages; of a directory's, the cached listing.
@@ -46,6 +47,15 @@ impl Server {
         }
     }
 
+    /// Has the kernel forget the attributes of a node, and none of its pages. It takes no lock for that which somebody who waits
+    /// for an answer could hold, so any thread may do it.
+    pub(super) fn forget_attributes(&self, node: u64) {
+        let told = self.notifier.get().map_or(Ok(()), |notifier| notifier.inval_inode(node, NONE, ALL));
+        if let Err(e) = told {
+            (self.log)(&format!("the kernel does not take a notice: {e}"));
+        }
+    }
+
     /// The same from a thread that answers requests: comes back when the kernel has taken the notices, or is waiting for
     /// somebody who may be waiting for this thread.
     pub(crate) fn invalidate_soon(&self, what: &[Invalidate]) {
@@ -71,6 +81,14 @@ impl Server {
         }
     }
 
+    /// Has the kernel forget some pages of a node. It waits for the lock of each: of one that is being read, for an answer. So a
+    /// thread of its own tells it, and this one waits for a while.
+    pub(super) fn forget_pages(&self, node: u64, at: u64, len: u64) {
+        let Some(notifier) = self.notifier.get() else { return };
+        let teller = self.teller.get_or_init(|| Teller::start(notifier.clone(), self.log.clone()));
+        teller.tell(Pages { node, at, len });
+    }
+
     fn notices(&self, what: &[Invalidate]) -> Vec<Notice> {
         let mut notices = Vec::new();
         for one in what {
@@ -91,5 +109,52 @@ impl Server {
             }
         }
         notices
+    }
+}
+
+/// Pages that are not to be believed any longer.
+struct Pages {
+    node: u64,
+    at: u64,
+    len: u64,
+}
+
+/// A thread that tells the kernel about pages.
+pub(super) struct Teller(Option<Mutex<mpsc::Sender<(Pages, mpsc::Sender<()>)>>>);
+
+impl Teller {
+    fn start(notifier: Arc<dyn Notifier>, log: Log) -> Teller {
+        let (orders, list) = mpsc::channel::<(Pages, mpsc::Sender<()>)>();
+        let said = log.clone();
+        let work = move || {
+            for (pages, done) in list {
+                let Pages { node, at, len } = pages;
+                // Beyond what the protocol can say there is no page.
+                if let (Ok(at), Ok(len)) = (i64::try_from(at), i64::try_from(len))
+                    && let Err(e) = notifier.inval_inode(node, at, len)
+                {
+                    log(&format!("the kernel does not take a notice: {e}"));
+                }
+                // Who asked may have gone on.
+                let _ = done.send(());
+            }
+        };
+        match std::thread::Builder::new().name("pages".to_owned()).spawn(work) {
+            Ok(_) => Teller(Some(Mutex::new(orders))),
+            Err(e) => {
+                said(&format!("no thread for notices to the kernel: {e}"));
+                Teller(None)
+            }
+        }
+    }
+
+    /// Comes back when the kernel has forgotten them, or is waiting for somebody who may be waiting for this thread.
+    fn tell(&self, pages: Pages) {
+        let Some(orders) = &self.0 else { return };
+        let (done, waiting) = mpsc::channel();
+        if orders.lock().send((pages, done)).is_ok() {
+            // A time-out is no error: the notice is on its way.
+            let _ = waiting.recv_timeout(PATIENCE);
+        }
     }
 }

@@ -15,6 +15,9 @@ use super::ioctl_numbers::*;
 use super::{Errno, Server};
 use crate::wire::abi;
 
+/// A bad address.
+const EFAULT: i32 = 14;
+
 /// What an ioctl answers: its return value (0, or a negative errno that comes with data), and bytes for the caller.
 pub(super) struct Answered {
     pub result: i32,
@@ -98,6 +101,11 @@ impl Call<'_> {
             DEFRAG_RANGE => self.defragment(defrag_options(&take(self.data, 0)?)?),
             FITRIM => {
                 let [start, len, min_len] = take::<[u64; 3]>(self.data, 0)?;
+                let sector = u64::from(self.server.image().fs().engine().sectorsize());
+                // What the kernel refuses: less than a sector, and a start without a sector behind it.
+                if len < sector || start > u64::MAX - sector {
+                    return Err(Errno::EINVAL);
+                }
                 match self.reply(Request::Trim { start, len, min_len })? {
                     Reply::Bytes(done) => Ok([start, done.0, min_len].as_bytes().to_vec().into()),
                     _ => Err(Errno::EIO),
@@ -150,12 +158,46 @@ impl Call<'_> {
         if is_root { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    fn create(&self, name_at: usize, flags: u64) -> Result<Answered, Errno> {
-        if flags & !SUBVOL_RDONLY != 0 {
+    /// The quota groups that a new subvolume is to be put into: in the caller's memory, to which the second form points.
+    fn groups(&self, flags: u64) -> Result<Vec<u64>, Errno> {
+        /// `struct btrfs_qgroup_inherit` before its list: flags, three counts, a limit of five numbers.
+        const HEAD_LEN: usize = 72;
+        /// The kernel takes a page at most.
+        const SIZE_MAX: u64 = 4096;
+        if flags & !(SUBVOL_RDONLY | SUBVOL_QGROUP_INHERIT) != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
+        if flags & SUBVOL_QGROUP_INHERIT == 0 {
+            return Ok(Vec::new());
+        }
+        let [size, address] = take::<[u64; 2]>(self.data, INHERIT_AT_V2)?;
+        if !(HEAD_LEN as u64..=SIZE_MAX).contains(&size) {
+            return Err(Errno::EINVAL);
+        }
+        let read = |at: u64, bytes: &mut [u8]| -> Result<(), Errno> {
+            use std::os::unix::fs::FileExt;
+            // The caller waits for the answer: its number is its own. Where we may not look, we cannot do it.
+            let memory = std::fs::File::open(format!("/proc/{}/mem", self.head.pid)).map_err(|_| Errno::EOPNOTSUPP)?;
+            memory.read_exact_at(bytes, at).map_err(|_| Errno(EFAULT))
+        };
+        let mut head = [0; HEAD_LEN];
+        read(address, &mut head)?;
+        let [inherit_flags, count, ref_copies, excl_copies] = take::<[u64; 4]>(&head, 0)?;
+        if inherit_flags | ref_copies | excl_copies != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if count > (size - HEAD_LEN as u64) / 8 {
+            return Err(Errno::EINVAL);
+        }
+        let mut groups = vec![0u64; count as usize];
+        read(address.checked_add(HEAD_LEN as u64).ok_or(Errno(EFAULT))?, groups.as_mut_bytes())?;
+        Ok(groups)
+    }
+
+    fn create(&self, name_at: usize, flags: u64) -> Result<Answered, Errno> {
+        let groups = self.groups(flags)?;
         let at = self.entry(name_at)?;
-        let Reply::Made(id) = self.reply(Request::SubvolCreate { at, parents: false, groups: vec![] })? else {
+        let Reply::Made(id) = self.reply(Request::SubvolCreate { at, parents: false, groups })? else {
             return Err(Errno::EIO);
         };
         if flags & SUBVOL_RDONLY != 0 {
@@ -165,9 +207,7 @@ impl Call<'_> {
     }
 
     fn snapshot(&self, name_at: usize, flags: u64) -> Result<Answered, Errno> {
-        if flags & !SUBVOL_RDONLY != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
+        let groups = self.groups(flags)?;
         let at = self.entry(name_at)?;
         let source = self.server.inode_of_fd(self.head.pid, take(self.data, 0)?)?;
         // As with the kernel, anything in a subvolume names it only if it is its root.
@@ -175,7 +215,7 @@ impl Call<'_> {
             return Err(Errno::EINVAL);
         }
         let source = Which::At(At::inode(source.tree(), source.ino()));
-        self.ask(Request::Snapshot { source, at, read_only: flags & SUBVOL_RDONLY != 0, into: false, groups: vec![] })
+        self.ask(Request::Snapshot { source, at, read_only: flags & SUBVOL_RDONLY != 0, into: false, groups })
     }
 
     fn destroy(&self, name_at: usize) -> Result<Answered, Errno> {

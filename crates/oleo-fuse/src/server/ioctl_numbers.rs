@@ -30,12 +30,16 @@ pub(super) const NAME_AT: usize = 8;
 pub(super) const NAME_AT_V2: usize = 56;
 /// Where the flags are in the second form.
 pub(super) const FLAGS_AT_V2: usize = 16;
+/// Where the length of a list of quota groups is in the second form, and behind it its address.
+pub(super) const INHERIT_AT_V2: usize = 24;
 /// Bytes of a label.
 pub(super) const LABEL_LEN: usize = 256;
 /// `BTRFS_VOL_NAME_MAX`.
 pub(super) const NAME_MAX: usize = 255;
 /// `BTRFS_SUBVOL_RDONLY`.
 pub(super) const SUBVOL_RDONLY: u64 = 1 << 1;
+/// `BTRFS_SUBVOL_QGROUP_INHERIT`.
+pub(super) const SUBVOL_QGROUP_INHERIT: u64 = 1 << 2;
 /// `BTRFS_SUBVOL_SPEC_BY_ID`.
 pub(super) const SUBVOL_SPEC_BY_ID: u64 = 1 << 4;
 /// `BTRFS_MAX_ROOTREF_BUFFER_NUM`.

@@ -43,8 +43,14 @@ impl Server {
         value(size, &list, reply)
     }
 
-    pub(super) fn setxattr(&self, node: u64, args: &abi::SetxattrIn, name: &[u8], value: &[u8]) -> Answer {
+    /// The stand-in of a subvolume that is elsewhere has none, as with the kernel.
+    fn inode_with_xattrs(&self, node: u64) -> Result<oleo_fs::InodeRef, Errno> {
         let inode = self.inode(node)?;
+        if inode.is_stub() { Err(Errno::EOPNOTSUPP) } else { Ok(inode) }
+    }
+
+    pub(super) fn setxattr(&self, node: u64, args: &abi::SetxattrIn, name: &[u8], value: &[u8]) -> Answer {
+        let inode = self.inode_with_xattrs(node)?;
         let mode = match args.flags {
             0 => XattrMode::Any,
             XATTR_CREATE => XattrMode::Create,
@@ -69,7 +75,7 @@ impl Server {
     }
 
     pub(super) fn removexattr(&self, node: u64, name: &[u8]) -> Answer {
-        let inode = self.inode(node)?;
+        let inode = self.inode_with_xattrs(node)?;
         self.fs.xattr_remove(&inode, name).map_err(|e| self.errno("removexattr", &e))
     }
 }

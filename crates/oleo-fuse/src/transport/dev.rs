@@ -14,6 +14,7 @@
 
 use std::fs::File;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -228,7 +229,10 @@ fn answer(fd: &File, handler: &dyn Handler, head: &abi::InHeader, buffers: &mut 
     let (out_head, out) = reply.as_mut_bytes().split_at_mut(OUT_HEAD);
     let mut reply_body = Reply::new(out);
     let outcome = match Request::parse_whole(*head, body) {
-        Ok(request) => handler.handle(&request, &mut reply_body),
+        // A request that is never answered holds up its caller for ever, and a thread that ends is missing. The panic has been
+        // told on standard error.
+        Ok(request) => catch_unwind(AssertUnwindSafe(|| handler.handle(&request, &mut reply_body)))
+            .unwrap_or(Outcome::Failed(Errno::IO.raw_os_error())),
         Err(_) => Outcome::Failed(Errno::IO.raw_os_error()),
     };
     let (len, error) = match outcome {
@@ -276,3 +280,6 @@ impl Notifier for Notices {
         self.send(abi::notify::INVAL_ENTRY, &[args.as_bytes(), name, &[0]])
     }
 }
+
+#[cfg(test)]
+mod tests;

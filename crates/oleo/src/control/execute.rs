@@ -1,7 +1,7 @@
 //! Carrying out requests on an open image.
 //!
 //! A request is whole or an error, but for those that say otherwise. What a snapshot is of is on disk when its request
-//! is done, as with the kernel; other changes are durable with the next commit.
+//! is done, as with the kernel, and so is a new label; other changes are durable with the next commit.
 
 use oleo_format::{Ino, Logical, TreeId};
 use oleo_fs::{FileKind, FsError, InodeRef, NewSubvol, ReadOnly, Received, SnapshotOptions, SubvolInfo, Time, errno};
@@ -79,6 +79,7 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done,
         Request::SetLabel { label } => {
             caller.must_be_privileged("change the label")?;
             image.set_label(&label.0)?;
+            image.fs().commit()?;
             changed(Reply::Done, vec![])
         }
         Request::Resize { devid, to } => {
@@ -461,6 +462,9 @@ impl Ask<'_> {
             self.forget_received(&inode, force)?;
         }
         self.image.set_property(&inode, &property.name, &property.value)?;
+        if property.name == "label" {
+            fs.commit()?;
+        }
         changed(Reply::Done, vec![Invalidate::Inode { tree: inode.tree(), ino: inode.ino() }])
     }
 

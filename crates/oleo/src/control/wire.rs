@@ -183,7 +183,7 @@ pub fn serve(
             open.lock().insert(number, Open { stream: second, user });
             let (open, handle) = (&open, &handle);
             threads.spawn(move || {
-                // What goes wrong on one connection is that connection's affair: the client sees it end.
+                // What goes wrong on one connection is that connection's affair, a panic too: the client sees it end.
                 let _ended = catch_unwind(AssertUnwindSafe(|| talk(stream, &caller, handle)));
                 open.lock().remove(&number);
             });
