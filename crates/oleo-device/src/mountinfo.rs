@@ -54,7 +54,15 @@ impl Mount {
         let read_only = options(5).chain(options(dash + 3)).any(|option| option == b"ro");
         let user = options(dash + 3).find_map(|option| std::str::from_utf8(option.strip_prefix(b"user_id=")?).ok());
         let user = user.and_then(|id| id.parse().ok());
-        Some(Mount { id: text(0)?, device: text(2)?, at: path(4)?, source: path(dash + 2)?, read_only, user, kind: text(dash + 1)? })
+        Some(Mount {
+            id: text(0)?,
+            device: text(2)?,
+            at: path(4)?,
+            source: path(dash + 2)?,
+            read_only,
+            user,
+            kind: text(dash + 1)?,
+        })
     }
 }
 

@@ -1,13 +1,14 @@
 //! What goes on without being asked for: commits, write-back, cleaning.
 //!
-//! Four threads: *commit* writes everything to disk every `commit=` seconds while there is something to write, and
+//! Five threads: *commit* writes everything to disk every `commit=` seconds while there is something to write, and
 //! commits as soon as more inodes are dirty than should be, so that operations seldom have to;
 //! *write-back* sends file data to disk as soon as more waits than should, so that writers seldom have to; *clean* erases
 //! files without names and takes deleted subvolumes apart, in steps small enough for others to get in between; first of all it
 //! counts quota groups, where that was cut short; *balance* runs balances that are asked for, and resumes one that was cut short,
-//! unless mounted with `skip_balance`.
+//! unless mounted with `skip_balance`; *prune*, also of a mount that cannot be changed, has the kernel forget inodes where it knows too
+//! many.
 //!
-//! Stopping: all four are told and waited for; what they did not get to do, the end of the mount does, or (cleaning) the
+//! Stopping: all of them are told and waited for; what they did not get to do, the end of the mount does, or (cleaning) the
 //! next opening. Locks: `bell`, a leaf.
 
 use std::sync::Arc;
@@ -55,19 +56,21 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Starts them; on a mount that cannot be changed there are none.
+    /// Starts them; on a mount that cannot be changed only the last.
     pub(crate) fn start(server: &Arc<Server>, options: &MountOptions, log: &Log) -> Background {
         let bell = Arc::new(Bell::default());
         let mut threads = Vec::new();
+        let commit_every = Duration::from_secs(options.commit_seconds);
+        let mut start = |name: &str, work: Box<dyn FnOnce() + Send>| match std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(guarded_work(server, log, name, work))
+        {
+            Ok(thread) => threads.push(thread),
+            Err(e) => log(&format!("no thread for {name}: {e}")),
+        };
+        let (b, s) = (bell.clone(), server.clone());
+        start("prune", Box::new(move || prune(&b, &s)));
         if !options.read_only {
-            let commit_every = Duration::from_secs(options.commit_seconds);
-            let mut start = |name: &str, work: Box<dyn FnOnce() + Send>| match std::thread::Builder::new()
-                .name(name.to_owned())
-                .spawn(guarded_work(server, log, name, work))
-            {
-                Ok(thread) => threads.push(thread),
-                Err(e) => log(&format!("no thread for {name}: {e}")),
-            };
             let (b, s, l) = (bell.clone(), server.clone(), log.clone());
             start("commit", Box::new(move || commit(&b, &s, &l, commit_every)));
             let (b, s, l) = (bell.clone(), server.clone(), log.clone());
@@ -137,6 +140,17 @@ fn commit(bell: &Bell, server: &Server, log: &Log, every: Duration) {
         if !told && let Some(why) = fs.failed() {
             log(&format!("the volume is read-only from now on, as of its last commit: {why}"));
             told = true;
+        }
+    }
+}
+
+fn prune(bell: &Bell, server: &Server) {
+    while !bell.wait(LOOK_UP) {
+        // What is asked of the kernel it does at once, but for what is in use: there may be more.
+        while server.prune() {
+            if bell.wait(BREATH) {
+                return;
+            }
         }
     }
 }

@@ -167,7 +167,10 @@ impl Server {
             _ => {}
         }
         let under_way = self.ending().enter()?;
-        let (reply, changed) = self.execute(caller, request)?;
+        let (mut reply, changed) = self.execute(caller, request)?;
+        if let Reply::Stats(stats) = &mut reply {
+            stats.nodes = Some(self.nodes_known());
+        }
         self.invalidate(&changed);
         drop(under_way);
         Ok(reply)

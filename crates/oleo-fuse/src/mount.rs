@@ -13,12 +13,11 @@ use oleo_format::InodeFlags;
 use crate::attach::{AttachOptions, attach, detach, read_ahead};
 use crate::background::Background;
 use crate::control::Control;
+use crate::memory;
 use crate::options::{MountOptions, Rescue};
 use crate::server::{Log, Server};
 use crate::transport::{IO_LEN_MAX, Transport, connect};
 
-/// Bytes of tree blocks kept in memory: the trees of some hundred thousand files.
-const CACHE_BYTES: usize = 256 << 20;
 /// Inodes kept beyond those that the kernel knows.
 const INODES_MAX: usize = 32 * 1024;
 /// The part of the type behind `fuse.` when nobody gives one.
@@ -130,7 +129,7 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
         use_backup_root: rescue.use_backup_root,
         ignore_bad_trees: rescue.ignore_bad_roots,
         no_log_replay: rescue.no_log_replay,
-        cache_bytes: CACHE_BYTES,
+        cache_bytes: usize::try_from(options.cache_bytes.unwrap_or_else(memory::cache_bytes)).unwrap_or(usize::MAX),
         fs,
         ..OpenOptions::default()
     })

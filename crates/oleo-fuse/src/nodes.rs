@@ -13,7 +13,7 @@
 //! Invariants: a node is in the table exactly while the kernel has been told it more often than it has forgotten it; the
 //! root always is. Locks: one shard at a time, a leaf.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use hashbrown::HashMap;
 use oleo::{Ino, TreeId};
@@ -35,11 +35,13 @@ struct Node {
     cached: bool,
     /// The highest index that listing it goes up to; see [`Nodes::list_up_to`].
     listed_to: u64,
+    /// A request named it since it was last looked at by [`Nodes::idle`].
+    used: bool,
 }
 
 impl Node {
     fn new(inode: InodeRef) -> Node {
-        Node { inode, lookups: 0, cached: false, listed_to: u64::MAX }
+        Node { inode, lookups: 0, cached: false, listed_to: u64::MAX, used: true }
     }
 }
 
@@ -56,6 +58,9 @@ pub(crate) struct Nodes {
     root: InodeRef,
     root_listed_to: AtomicU64,
     odd: Mutex<Odd>,
+    count: AtomicUsize,
+    /// The shard that [`Nodes::idle`] looks at next.
+    hand: AtomicUsize,
 }
 
 impl Nodes {
@@ -65,6 +70,8 @@ impl Nodes {
             root,
             root_listed_to: AtomicU64::new(u64::MAX),
             odd: Mutex::default(),
+            count: AtomicUsize::new(0),
+            hand: AtomicUsize::new(0),
         }
     }
 
@@ -78,7 +85,10 @@ impl Nodes {
         if node == ROOT_ID {
             return Some(self.root.clone());
         }
-        self.shard(node).lock().get(&node).map(|n| n.inode.clone())
+        let mut shard = self.shard(node).lock();
+        let known = shard.get_mut(&node)?;
+        known.used = true;
+        Some(known.inode.clone())
     }
 
     /// The same for somebody whose bytes go through the kernel's cache.
@@ -86,6 +96,7 @@ impl Nodes {
         let mut shard = self.shard(node).lock();
         let known = shard.get_mut(&node)?;
         known.cached = true;
+        known.used = true;
         Some(known.inode.clone())
     }
 
@@ -152,11 +163,18 @@ impl Nodes {
             let node = ODD + odd.given;
             drop(odd);
             self.shard(node).lock().insert(node, Node { lookups: 1, ..Node::new(inode) });
+            self.count.fetch_add(1, Ordering::Relaxed);
             return node;
         }
         let node = self.id(inode.tree(), inode.ino());
         if node != ROOT_ID {
-            self.shard(node).lock().entry(node).or_insert_with(|| Node::new(inode)).lookups += 1;
+            let mut shard = self.shard(node).lock();
+            let known = shard.entry(node).or_insert_with(|| Node::new(inode));
+            if known.lookups == 0 {
+                self.count.fetch_add(1, Ordering::Relaxed);
+            }
+            known.lookups += 1;
+            known.used = true;
         }
         node
     }
@@ -168,10 +186,34 @@ impl Nodes {
         known.lookups = known.lookups.saturating_sub(lookups);
         if known.lookups == 0 {
             let gone = shard.remove(&node);
+            self.count.fetch_sub(1, Ordering::Relaxed);
             drop(shard);
             // The last handle may erase the inode.
             drop(gone);
         }
+    }
+
+    /// How many nodes the kernel knows.
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Some nodes that no request has named since the last time they were looked at, with their inodes; about `want`. Every call
+    /// goes on where the one before has stopped, and comes around once at most.
+    pub(crate) fn idle(&self, want: usize) -> Vec<(u64, InodeRef)> {
+        let mut found = Vec::new();
+        for _ in 0..SHARDS {
+            let shard = self.hand.fetch_add(1, Ordering::Relaxed) % SHARDS;
+            for (node, known) in self.shards[shard].lock().iter_mut() {
+                if !std::mem::replace(&mut known.used, false) {
+                    found.push((*node, known.inode.clone()));
+                }
+            }
+            if found.len() >= want {
+                break;
+            }
+        }
+        found
     }
 
     /// All nodes of a subvolume that the kernel knows.

@@ -14,6 +14,11 @@ const THREADS: usize = 16;
 /// The most that can be asked for.
 const THREADS_MAX: usize = 256;
 
+/// Bytes of tree blocks below which hardly anything works: the ways down a few large trees.
+const CACHE_BYTES_MIN: u64 = 4 << 20;
+/// Nodes below which nobody wants to go: what a few programs have open.
+const NODES_MIN: u64 = 256;
+
 /// What mount(8) and /etc/fstab may pass along, and what btrfs does anyway: nothing changes.
 const OF_NO_EFFECT: &[&str] = &[
     "defaults",
@@ -125,6 +130,10 @@ pub struct MountOptions {
     pub inline_max: Option<u32>,
     /// Threads that answer requests, at most.
     pub threads: usize,
+    /// Bytes of tree blocks kept in memory; by default as the machine's memory allows.
+    pub cache_bytes: Option<u64>,
+    /// Inodes that the kernel knows, beyond which it is asked to forget some; by default as the machine's memory allows.
+    pub nodes_max: Option<u64>,
     /// Users may delete their own subvolumes.
     pub user_subvol_rm_allowed: bool,
     /// A balance that was interrupted stays so.
@@ -161,6 +170,8 @@ impl Default for MountOptions {
             degraded: false,
             inline_max: None,
             threads: THREADS,
+            cache_bytes: None,
+            nodes_max: None,
             user_subvol_rm_allowed: false,
             skip_balance: false,
             rescue: Rescue::default(),
@@ -249,6 +260,8 @@ impl MountOptions {
             "commit" => self.commit_seconds = number(name, value, COMMIT_SECONDS_MAX)?.max(1),
             "discard" if matches!(value, "sync" | "async") => self.discard = true,
             "max_inline" => self.inline_max = Some(size(name, value)?),
+            "cache" => self.cache_bytes = Some(bytes(name, value)?.max(CACHE_BYTES_MIN)),
+            "nodes" => self.nodes_max = Some(number(name, value, u64::MAX)?.max(NODES_MIN)),
             "thread_pool" => self.threads = (number(name, value, THREADS_MAX as u64)? as usize).max(1),
             "rescue" => {
                 for what in value.split(':') {
@@ -313,6 +326,22 @@ fn size(name: &str, value: &str) -> Result<u32, OptionError> {
     bytes.ok_or_else(|| wrong(name, value, "a number of bytes"))
 }
 
+/// A number of bytes, with K, M, G or T for powers of 1024.
+fn bytes(name: &str, value: &str) -> Result<u64, OptionError> {
+    let unit = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
+    let (digits, unit) = value.split_at(unit);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(wrong(name, value, "a number of bytes")),
+    };
+    let whole = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift));
+    whole.ok_or_else(|| wrong(name, value, "a number of bytes"))
+}
+
 fn compress(value: &str, force: bool) -> Result<Option<Compress>, OptionError> {
     if matches!(value, "no" | "none") {
         return Ok(None);
@@ -353,6 +382,9 @@ mod tests {
         let o = parsed("subvolid=257,commit=0,max_inline=2k,thread_pool=4,rescue=usebackuproot:nologreplay").unwrap();
         assert_eq!((o.subvolid, o.commit_seconds, o.inline_max, o.threads), (Some(257), 1, Some(2048), 4));
         assert!(o.rescue.use_backup_root && o.rescue.no_log_replay && !o.rescue.ignore_bad_roots);
+        let o = parsed("cache=2G,nodes=100000").unwrap();
+        assert_eq!((o.cache_bytes, o.nodes_max), (Some(2 << 30), Some(100_000)));
+        assert_eq!(parsed("cache=1,nodes=0").unwrap().cache_bytes, Some(CACHE_BYTES_MIN));
         assert!(parsed("skip_balance").unwrap().skip_balance);
         assert!(parsed("compress=no").unwrap().compress.is_none());
         assert!(parsed("compress-force=zstd:5").unwrap().compress.is_some_and(|c| c.force));
@@ -363,7 +395,15 @@ mod tests {
         for list in ["nonsense", "nonsense=1", "ro,autodefrag", "subvol"] {
             assert!(matches!(parsed(list), Err(OptionError::Unknown(_))), "{list}");
         }
-        for list in ["subvolid=x", "max_inline=9999999k", "rescue=nonsense", "compress=rot13", "io_uring=perhaps"] {
+        for list in [
+            "subvolid=x",
+            "max_inline=9999999k",
+            "rescue=nonsense",
+            "compress=rot13",
+            "io_uring=perhaps",
+            "cache=1X",
+            "nodes=-1",
+        ] {
             assert!(matches!(parsed(list), Err(OptionError::Value { .. })), "{list}");
         }
     }

@@ -34,6 +34,7 @@ mod ioctl_info;
 mod ioctl_numbers;
 mod ioctl_source;
 mod names;
+mod prune;
 mod statfs;
 mod xattr;
 
@@ -61,6 +62,8 @@ pub struct Server {
     image: Arc<Image>,
     fs: Fs,
     nodes: Nodes,
+    /// Beyond so many nodes the kernel is asked to forget some.
+    nodes_max: usize,
     options: MountOptions,
     atime: Atime,
     notifier: OnceLock<Arc<dyn Notifier>>,
@@ -88,6 +91,8 @@ impl Server {
             image,
             fs,
             nodes: Nodes::new(root),
+            nodes_max: usize::try_from(options.nodes_max.unwrap_or_else(crate::memory::nodes_max))
+                .unwrap_or(usize::MAX),
             options,
             atime,
             notifier: OnceLock::new(),
@@ -165,6 +170,11 @@ impl Server {
     /// A device failed.
     pub fn sync(&self) -> oleo::Result<()> {
         self.image.sync().map(drop)
+    }
+
+    /// How many inodes the kernel knows.
+    pub(crate) fn nodes_known(&self) -> u64 {
+        self.nodes.count() as u64
     }
 
     /// The kernel has let go of everything.

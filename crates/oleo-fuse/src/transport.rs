@@ -86,6 +86,12 @@ pub trait Notifier: Send + Sync {
     /// # Errors
     /// The connection is gone.
     fn inval_entry(&self, dir: u64, name: &[u8]) -> io::Result<()>;
+
+    /// Nodes that are better forgotten where nobody uses them; not too many at once.
+    ///
+    /// # Errors
+    /// The connection is gone; `Unsupported`: this kernel cannot be asked that.
+    fn prune(&self, nodes: &[u64]) -> io::Result<()>;
 }
 
 /// What is agreed with the kernel before the first request.

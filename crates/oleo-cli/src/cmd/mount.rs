@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[arg(value_name = "IMG… DIR", required = true, num_args = 2..)]
     places: Vec<PathBuf>,
     /// Mount options, separated by commas: ro, subvol=PATH, subvolid=ID, compress[-force]=ALGORITHM[:LEVEL], nodatacow,
-    /// nodatasum, commit=SECONDS, discard, noatime, relatime, strictatime, degraded, max_inline=BYTES, thread_pool=N,
+    /// nodatasum, commit=SECONDS, discard, noatime, relatime, strictatime, degraded, max_inline=BYTES, thread_pool=N, cache=BYTES, nodes=N,
     /// user_subvol_rm_allowed, skip_balance, rescue=WHAT, device=FILE, allow_other, fsname=NAME, subtype=NAME, io_uring=auto|on|off.
     #[arg(short = 'o', long = "options", value_name = "OPTS")]
     options: Vec<String>,

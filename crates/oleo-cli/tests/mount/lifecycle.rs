@@ -336,3 +336,42 @@ fn again_at_once() {
     drop(device);
     bed.must_hold("file", b"content");
 }
+
+/// Goal: the kernel knows about as many inodes as `nodes=` says, however many were looked at; what is open stays, and what was
+/// forgotten is found again. Method: many files, listed, looked at and read, some held open; the count as `filesystem stats` has it.
+#[test]
+fn nodes_are_bounded() {
+    const FILES: usize = 6000;
+    const MAX: u64 = 500;
+    let Some(bed) = Bed::new() else { return };
+    let served = bed.serve(&format!("nodes={MAX},cache=8M"));
+    let name = |n: usize| served.path().join(format!("d{}/f{n}", n % 7));
+    (0..7).for_each(|n| fs::create_dir(served.path().join(format!("d{n}"))).unwrap());
+    (0..FILES).for_each(|n| fs::write(name(n), n.to_string()).unwrap());
+    let held: Vec<fs::File> = (0..100).map(|n| fs::File::open(name(n)).unwrap()).collect();
+    fs::remove_file(name(3)).unwrap();
+    let known = || {
+        let out = bed.oleo_ok(&["filesystem".as_ref(), "stats".as_ref(), served.path().as_os_str()]);
+        let line = out.lines().find(|line| line.starts_with("inodes known")).unwrap().to_owned();
+        line.split(' ').next_back().unwrap().parse::<u64>().unwrap()
+    };
+    for round in 0..3 {
+        for n in 0..7 {
+            for entry in fs::read_dir(served.path().join(format!("d{n}"))).unwrap() {
+                assert!(entry.unwrap().metadata().unwrap().is_file());
+            }
+        }
+        let start = Instant::now();
+        while known() > MAX {
+            assert!(start.elapsed() < Duration::from_secs(20), "round {round}: {}", known());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    for (n, file) in held.iter().enumerate() {
+        assert_eq!(std::io::read_to_string(file).unwrap(), n.to_string());
+    }
+    (0..FILES).filter(|n| *n != 3).for_each(|n| assert_eq!(fs::read_to_string(name(n)).unwrap(), n.to_string()));
+    drop(held);
+    served.unmount().unwrap();
+    bed.must_hold("d6/f6", b"6");
+}

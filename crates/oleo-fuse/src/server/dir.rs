@@ -114,8 +114,13 @@ impl Server {
         let end = self.listing_end(node, &dir, args.offset)?;
         let mut after = args.offset.saturating_sub(1).max(BEFORE_FIRST);
         'reply: loop {
-            let entries =
-                self.fs.readdir_plus(&dir, after, ENTRIES_PER_LOOK_PLUS).map_err(|e| self.errno("readdirplus", &e))?;
+            let entries = if self.has_many_nodes() {
+                let alone = self.fs.readdir(&dir, after, ENTRIES_PER_LOOK_PLUS);
+                alone.map(|entries| entries.into_iter().map(|entry| (entry, None)).collect::<Vec<_>>())
+            } else {
+                self.fs.readdir_plus(&dir, after, ENTRIES_PER_LOOK_PLUS)
+            };
+            let entries = entries.map_err(|e| self.errno("readdirplus", &e))?;
             let last = entries.len() < ENTRIES_PER_LOOK_PLUS;
             for (entry, inode) in entries {
                 if entry.index > end {

@@ -17,7 +17,8 @@ const PAGE: usize = 4096;
 ///
 /// Listings always bring the inodes along (no READDIRPLUS_AUTO): loading an inode beside its neighbours takes about a
 /// microsecond, and a look-up that the kernel saves by it some twenty. With AUTO only the first part of a listing would, since
-/// programs like find list a whole directory before they look at its first file.
+/// programs like find list a whole directory before they look at its first file. While the kernel knows nearly too many inodes,
+/// listings come without (`prune`).
 const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::EXPORT_SUPPORT)
     .union(InitFlags::BIG_WRITES)

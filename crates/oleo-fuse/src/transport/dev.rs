@@ -279,6 +279,15 @@ impl Notifier for Notices {
         let args = abi::NotifyInvalEntry { parent: dir, namelen: name.len() as u32, flags: 0 };
         self.send(abi::notify::INVAL_ENTRY, &[args.as_bytes(), name, &[0]])
     }
+
+    fn prune(&self, nodes: &[u64]) -> io::Result<()> {
+        let args = abi::NotifyPrune { count: nodes.len() as u32, padding: 0, spare: 0 };
+        match self.send(abi::notify::PRUNE, &[args.as_bytes(), nodes.as_bytes()]) {
+            // What a kernel says to a code that it does not know.
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => Err(io::ErrorKind::Unsupported.into()),
+            done => done,
+        }
+    }
 }
 
 #[cfg(test)]

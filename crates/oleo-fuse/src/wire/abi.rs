@@ -117,6 +117,8 @@ wire! {
     NotifyInvalInode (24) { ino: u64, off: i64, len: i64 }
     /// Notification that a name is out of date.
     NotifyInvalEntry (16) { parent: u64, namelen: u32, flags: u32 }
+    /// Notification of nodes to forget, whose numbers follow.
+    NotifyPrune (16) { count: u32, padding: u32, spare: u64 }
 }
 
 /// Numbers of requests (`enum fuse_opcode`).
@@ -173,6 +175,8 @@ pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     /// `FUSE_NOTIFY_INVAL_ENTRY`.
     pub const INVAL_ENTRY: i32 = 3;
+    /// `FUSE_NOTIFY_PRUNE`, of protocol 7.45 (Linux 6.18).
+    pub const PRUNE: i32 = 9;
 }
 
 #[allow(missing_docs, reason = "as in linux/fuse.h")]

@@ -169,6 +169,7 @@ impl Ask<'_> {
             Request::Stats => Reply::Stats(Box::new(Stats {
                 log: fs.log_stats().into(),
                 qgroup: QgroupStats { dirty_extents: fs.engine().quota_dirty_extents() },
+                nodes: None,
             })),
             Request::Usage => {
                 let mut usage = space::usage(self.image);

@@ -769,6 +769,9 @@ pub struct Stats {
     /// Quota.
     #[serde(default)]
     pub qgroup: QgroupStats,
+    /// Of a mount: the inodes that the kernel knows.
+    #[serde(default)]
+    pub nodes: Option<u64>,
 }
 
 /// What quota has cost.

@@ -34,6 +34,9 @@ impl Args {
         }
         show(&stats.log);
         println_or_end(&format!("{:30}{:>12}", "qgroup.dirty_extents", stats.qgroup.dirty_extents));
+        if let Some(nodes) = stats.nodes {
+            println_or_end(&format!("{:30}{nodes:>12}", "inodes known to the kernel"));
+        }
         Ok(())
     }
 }

@@ -1,0 +1,60 @@
+//! Bounding the inodes that the kernel knows.
+//!
+//! Each of them is held here ([`nodes`](crate::nodes)), and the kernel, which does not see that memory, forgets them only when its own
+//! runs short. So above `nodes=` it is asked to forget those that no request has named for a while: by their numbers
+//! (FUSE_NOTIFY_PRUNE, Linux 6.18), or, on older kernels, by the names of files. What somebody has open stays. And listings do not
+//! bring inodes along while there are nearly too many (`dir`).
+
+use std::io;
+
+use oleo::FileKind;
+
+use super::Server;
+use crate::transport::Notifier;
+
+/// Nodes that one notice names.
+const AT_ONCE: usize = 256;
+
+impl Server {
+    /// Whether the kernel had better not be told inodes that it did not ask for.
+    pub(super) fn has_many_nodes(&self) -> bool {
+        self.nodes.count() > self.nodes_max / 8 * 7
+    }
+
+    /// Asks the kernel to forget some nodes, where it knows too many; whether it has forgotten any.
+    pub(crate) fn prune(&self) -> bool {
+        let count = self.nodes.count();
+        let Some(notifier) = self.notifier.get().filter(|_| count > self.nodes_max) else { return false };
+        // A sixteenth more, so that this is not for every single one.
+        let idle = self.nodes.idle(count - self.nodes_max + self.nodes_max / 16);
+        let numbers: Vec<u64> = idle.iter().map(|(node, _)| *node).collect();
+        for part in numbers.chunks(AT_ONCE) {
+            match notifier.prune(part) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::Unsupported => {
+                    self.prune_names(&**notifier, &idle);
+                    break;
+                }
+                // The end of the mount, most likely.
+                Err(_) => return false,
+            }
+        }
+        // Who is in use now may be idle at the next look; whoever is always in use must not be asked for without end.
+        numbers.is_empty() || self.nodes.count() < count
+    }
+
+    /// The same for kernels that cannot be asked by number. Directories stay: the kernel would take away what is mounted on them.
+    fn prune_names(&self, notifier: &dyn Notifier, idle: &[(u64, oleo_fs::InodeRef)]) {
+        for (_, inode) in idle {
+            if inode.is_stub() || self.fs.attr(inode).kind == FileKind::Dir {
+                continue;
+            }
+            for name in self.fs.names(inode).unwrap_or_default() {
+                let dir = self.nodes.id(inode.tree(), name.parent);
+                if notifier.inval_entry(dir, &name.name).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
