@@ -14,6 +14,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use oleo_format::{Ino, ItemType, Key, TreeId};
 use oleo_tree::{Change, Op};
@@ -31,6 +32,9 @@ use crate::{FsError, InodeRef};
 /// Changed items that weigh as much as a changed inode: few files with very many extents (clones) are pressure, too. More
 /// than creating a file announces.
 const ITEMS_PER_INODE: u64 = 16;
+
+/// How long an inode without names is expected to be let go of any moment.
+const NAMELESS_AWAITED: Duration = Duration::from_secs(1);
 
 /// Shards of the list of dirty inodes: a few times the number of threads that push at once.
 const DIRTY_SHARDS: usize = 32;
@@ -63,6 +67,8 @@ pub struct Core {
     pub(crate) subvols: Mutex<Subvols>,
     /// Unlinked inodes whose last handle is gone.
     pub(crate) let_go: Mutex<VecDeque<Arc<Inode>>>,
+    /// When the last name of an inode went that somebody held.
+    nameless: Mutex<Option<Instant>>,
     /// Held while a directory moves to another one, so that nobody else changes who is whose ancestor.
     pub(crate) moving: Mutex<()>,
     /// The number the next new subvolume gets; 0: not known yet.
@@ -103,6 +109,7 @@ impl Core {
             cache: InodeCache::new(opts.inodes_max),
             subvols: Mutex::default(),
             let_go: Mutex::default(),
+            nameless: Mutex::default(),
             moving: Mutex::default(),
             next_tree: AtomicU64::new(0),
             spoiled: Mutex::default(),
@@ -181,6 +188,16 @@ impl Core {
     /// Takes note that the last handle of an unlinked inode is gone; the next clean step deletes it.
     pub(crate) fn let_go(&self, inode: Arc<Inode>) {
         self.let_go.lock().push_back(inode);
+    }
+
+    /// Takes note that an inode has lost its last name that somebody holds.
+    pub(crate) fn note_nameless(&self) {
+        *self.nameless.lock() = Some(Instant::now());
+    }
+
+    /// Whether an inode lost its last name a moment ago, so that it may be let go of in the next.
+    pub(crate) fn awaits_let_go(&self) -> bool {
+        self.nameless.lock().is_some_and(|at| at.elapsed() < NAMELESS_AWAITED)
     }
 
     /// The inode of that number, or `None` where the subvolume has none.

@@ -295,7 +295,7 @@ impl Inode {
         self.stub
     }
 
-    pub(crate) fn core(&self) -> &Core {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         self.subvol.core()
     }
 

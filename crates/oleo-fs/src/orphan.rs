@@ -84,7 +84,11 @@ pub(crate) fn last_name_gone(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents
     this.subvol().core().set_orphan(this, h, true)?;
     this.unlinked.store(true, Ordering::SeqCst);
     // Whoever held the last handle may have dropped it before it could see the mark.
-    Ok(this.handles() == 0)
+    let let_go = this.handles() == 0;
+    if !let_go {
+        this.core().note_nameless();
+    }
+    Ok(let_go)
 }
 
 impl Core {

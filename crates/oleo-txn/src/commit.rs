@@ -56,7 +56,8 @@ struct KindAlloc<'a> {
 
 impl BlockAlloc for KindAlloc<'_> {
     fn alloc(&self, count: usize, out: &mut Vec<Logical>) -> Result<(), TreeError> {
-        self.inner.alloc_blocks(self.kind, count, out).map_err(TreeError::outside)
+        let hold = if self.kind == Kind::Metadata { self.inner.credit.frozen() } else { None };
+        self.inner.alloc_blocks_from(hold.as_deref(), self.kind, count, out).map_err(TreeError::outside)
     }
 }
 
@@ -355,6 +356,7 @@ impl Inner {
         self.blocks.publish(&blocks);
         self.csums.settled();
         self.trees.committed();
+        self.credit.set_existing(self.space.totals(Kind::Metadata).used);
         self.credit.settled();
         self.quota_settled();
         self.quota.owners.clear();

@@ -4,20 +4,32 @@
 //! touch (`items` × blocks per item) and by what exists (every block of the volume rewritten once, twice with the
 //! references that un-sharing adds) plus the new bytes. The smaller bound is reserved.
 //!
-//! Normal path: (1) `take` adds an operation's need to the open transaction's counts and says whether what is held covers
-//! the bound: two atomic additions and a comparison; (2) where not, `Inner::widen_credit` reserves more, growing a chunk
-//! when the allocator says so; (3) a freeze moves what is held aside (`freeze`), the end of the commit drops it.
+//! Three sorts of needs:
+//! - An ordinary operation comes in where what is held covers all that the open transaction was asked for and all that was
+//!   promised.
+//! - A promise ([`promise`](Credit::promise)) is for an operation to come, in whichever transaction that is: the flush of what
+//!   is buffered. It is counted until that operation is in the open transaction.
+//! - An operation that gives space back, or that was promised room, comes in where what is held, promises and the last reserve
+//!   included, covers what its transaction was asked for: other promises are for later transactions, and no reason to wait.
+//!   Where it does not even then, it comes in alone (`Engine::join_alone`): so deleting and writing out work when nothing
+//!   else does, if need be with a commit each.
 //!
-//! Invariants: held ≥ bound(counts) for every operation that was let in, but for releasing ones, which may use the last
-//! reserve, and one of them at a time does so whatever its bound: a single operation on an otherwise empty transaction
-//! rewrites a few paths, far less than the bound says. So deleting works when nothing else does, if need be with a commit
-//! each. Locks: rank 20 (`held`), never over I/O but for a chunk being planned. Crash: memory only.
+//! Normal path: (1) inside the gate `take` counts an operation in and says whether what is held covers it: two atomic additions
+//! and a comparison; (2) where not, the operation leaves the gate, `Inner::widen_credit` reserves more, growing a chunk when the
+//! allocator says so, and the operation comes back; (3) a freeze moves what the frozen transaction may need aside (`freeze`)
+//! and leaves what the promises need; (4) the commit takes its blocks out of the former, and its end (`settled`) hands what is
+//! left of it to the open transaction as far as that lacks it, before anybody else can have it.
+//!
+//! Invariants: an operation is counted in the transaction in which it makes its changes. Held and last reserve ≥ bound(counts
+//! of operations) but for the one that came in alone, which rewrites a few paths, far less than the bound says. Locks: rank 20
+//! (`held`), never over I/O but for a chunk being planned; `turn` is outside the gate and the commit lock. Crash: memory only.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use oleo_format::ByteLen;
 use oleo_space::Reservation;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine::Need;
 
@@ -28,16 +40,23 @@ const BLOCKS_PER_ITEM: u64 = 8;
 const BYTES_FACTOR: u64 = 3;
 /// Blocks that any transaction needs: paths of the bookkeeping trees, root items, chunk records.
 const BASE_BLOCKS: u64 = 48;
-/// Blocks kept back for operations that free space.
-const LAST_RESERVE_BLOCKS: u64 = 128;
+/// Blocks kept back for operations that free space, or as much of that as there is when they are asked for.
+const LAST_RESERVE_BLOCKS: [u64; 3] = [128, 64, 32];
+/// Blocks that must really be free for one operation to be let in alone, beside one per item.
+const ALONE_BLOCKS: u64 = 32;
 /// Reserved at once beyond the need of the moment, so that the slow path is rare.
 const STEP_BYTES: u64 = 1 << 20;
 
 #[derive(Default)]
 struct Held {
-    open: Vec<Reservation>,
-    frozen: Vec<Reservation>,
-    last: Vec<Reservation>,
+    open: Option<Reservation>,
+    frozen: Option<Arc<Reservation>>,
+    /// What the operations of the frozen transaction asked for, in all the stages that it has had.
+    frozen_items: u64,
+    frozen_bytes: u64,
+    /// Bytes that were moved to `frozen` for them.
+    frozen_len: u64,
+    last: Option<Reservation>,
 }
 
 pub(crate) struct Credit {
@@ -49,11 +68,33 @@ pub(crate) struct Credit {
     promised_bytes: AtomicU64,
     /// Bytes in `open`.
     covered: AtomicU64,
-    /// Twice the metadata in use, refreshed by the slow path.
+    /// Twice the metadata in use.
     existing: AtomicU64,
     /// Bytes in `last`.
     last: AtomicU64,
+    /// Somebody is about to come in alone: all others wait for `turn`.
+    alone: AtomicBool,
+    turn: Mutex<()>,
     held: Mutex<Held>,
+}
+
+/// While it lives nobody else comes in.
+pub(crate) struct Alone<'a> {
+    credit: &'a Credit,
+    _turn: MutexGuard<'a, ()>,
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.credit.alone.store(false, Ordering::SeqCst);
+    }
+}
+
+fn join(to: &mut Option<Reservation>, more: Reservation) {
+    match to {
+        Some(have) => have.join(more),
+        None => *to = Some(more),
+    }
 }
 
 impl Credit {
@@ -67,24 +108,29 @@ impl Credit {
             covered: AtomicU64::new(0),
             existing: AtomicU64::new(0),
             last: AtomicU64::new(0),
+            alone: AtomicBool::new(false),
+            turn: Mutex::new(()),
             held: Mutex::new(Held::default()),
         }
     }
 
     fn bound(&self, items: u64, bytes: u64) -> u64 {
-        let items = items + self.promised_items.load(Ordering::Relaxed);
-        let bytes = bytes + self.promised_bytes.load(Ordering::Relaxed);
         let touched = items.saturating_mul(BLOCKS_PER_ITEM * self.nodesize);
         let existing = self.existing.load(Ordering::Relaxed);
-        touched.min(existing) + bytes * BYTES_FACTOR + BASE_BLOCKS * self.nodesize
+        touched.min(existing) + bytes.saturating_mul(BYTES_FACTOR) + BASE_BLOCKS * self.nodesize
     }
 
-    /// By how much what is held falls short of `bound`, the last reserve left out; `None` when it covers it.
-    fn shortfall(&self, bound: u64, releasing: bool) -> Option<u64> {
-        let last = if releasing { self.last.load(Ordering::Relaxed) } else { 0 };
+    /// By how much what is held falls short of what so much needs; `None` when it covers that.
+    fn shortfall(&self, items: u64, bytes: u64, releasing: bool) -> Option<u64> {
+        let (bound, last) = if releasing {
+            (self.bound(items, bytes), self.last.load(Ordering::Relaxed))
+        } else {
+            let items = items + self.promised_items.load(Ordering::Relaxed);
+            (self.bound(items, bytes + self.promised_bytes.load(Ordering::Relaxed)), 0)
+        };
         // Looked at once: others add to it meanwhile.
-        let covered = self.covered.load(Ordering::Acquire);
-        if bound <= covered + last { None } else { Some(bound - covered) }
+        let covered = self.covered.load(Ordering::Acquire) + last;
+        if bound <= covered { None } else { Some(bound - covered) }
     }
 
     /// Items that the open transaction was asked for.
@@ -92,40 +138,70 @@ impl Credit {
         self.items.load(Ordering::Relaxed)
     }
 
-    /// Counts `need` in; whether what is held covers it. If not, widen or `untake`.
+    /// Counts `need` in where what is held covers it; whether it does. Called inside the gate, so that the transaction in which it
+    /// is counted is the one in which it is used.
     pub(crate) fn take(&self, need: Need) -> bool {
-        let items = self.items.fetch_add(u64::from(need.items), Ordering::Relaxed) + u64::from(need.items);
-        let bytes = self.bytes.fetch_add(u64::from(need.bytes), Ordering::Relaxed) + u64::from(need.bytes);
-        self.shortfall(self.bound(items, bytes), need.releasing).is_none()
+        let (items, bytes) = (u64::from(need.items), u64::from(need.bytes));
+        let all_items = self.items.fetch_add(items, Ordering::SeqCst) + items;
+        let all_bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let taken =
+            !self.alone.load(Ordering::SeqCst) && self.shortfall(all_items, all_bytes, need.releasing).is_none();
+        if !taken {
+            self.items.fetch_sub(items, Ordering::Relaxed);
+            self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        taken
     }
 
-    /// Counts in what a later operation will need, whatever transactions begin and end meanwhile; whether what is held
-    /// covers it. If not, widen or `unpromise`.
-    pub(crate) fn promise(&self, need: Need) -> bool {
+    /// From now on nobody is let in until the value is dropped, and who was let in before is part of the next freeze.
+    pub(crate) fn alone(&self) -> Alone<'_> {
+        let turn = self.turn.lock();
+        self.alone.store(true, Ordering::SeqCst);
+        Alone { credit: self, _turn: turn }
+    }
+
+    /// Waits for whoever is about to come in alone.
+    pub(crate) fn wait_turn(&self) {
+        if self.alone.load(Ordering::SeqCst) {
+            drop(self.turn.lock());
+        }
+    }
+
+    /// As [`Self::take`], for the holder of `alone`: counts it in where nothing else is counted, and `free` bytes, which no block
+    /// has, are enough for what one operation comes to.
+    pub(crate) fn take_alone(&self, _alone: &Alone<'_>, need: Need, free: ByteLen) -> bool {
+        let (items, bytes) = (u64::from(need.items), u64::from(need.bytes));
+        let used = self.existing.load(Ordering::Relaxed) / 2;
+        let least = ((items + ALONE_BLOCKS) * self.nodesize).min(used / 2) + bytes;
+        // Others add for a moment what they take away again.
+        let taken = self.items.compare_exchange(0, items, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if taken && free.0 < least {
+            self.items.fetch_sub(items, Ordering::Relaxed);
+            return false;
+        }
+        if taken {
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    /// Counts in what a later operation will need, whatever transactions begin and end meanwhile. Called inside the gate.
+    pub(crate) fn promise(&self, need: Need) {
         self.promised_items.fetch_add(u64::from(need.items), Ordering::Relaxed);
         self.promised_bytes.fetch_add(u64::from(need.bytes), Ordering::Relaxed);
-        self.missing(false).is_none()
     }
 
-    /// The later operation asks for itself now, or will not come.
+    /// The later operation is counted for itself now, or will not come.
     pub(crate) fn unpromise(&self, need: Need) {
         self.promised_items.fetch_sub(u64::from(need.items), Ordering::Relaxed);
         self.promised_bytes.fetch_sub(u64::from(need.bytes), Ordering::Relaxed);
     }
 
-    /// The operation gave up. Its counts may have gone with a freeze meanwhile, so they never fall below zero.
-    pub(crate) fn untake(&self, need: Need) {
-        let sub = |n: &AtomicU64, by: u32| {
-            let _ = n.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |v| Some(v.saturating_sub(u64::from(by))));
-        };
-        sub(&self.items, need.items);
-        sub(&self.bytes, need.bytes);
-    }
-
-    /// How much more must be reserved to cover the counts, or `None` when they are.
-    pub(crate) fn missing(&self, releasing: bool) -> Option<ByteLen> {
-        let bound = self.bound(self.items.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
-        self.shortfall(bound, releasing).map(ByteLen)
+    /// How much more must be reserved for the counts and `need`, or `None` when what is held covers them.
+    pub(crate) fn missing(&self, need: Need) -> Option<ByteLen> {
+        let items = self.items.load(Ordering::Relaxed) + u64::from(need.items);
+        let bytes = self.bytes.load(Ordering::Relaxed) + u64::from(need.bytes);
+        self.shortfall(items, bytes, need.releasing).map(ByteLen)
     }
 
     /// What a reservation is rounded up to while there is plenty.
@@ -137,44 +213,69 @@ impl Credit {
         self.existing.store(used.0.saturating_mul(2), Ordering::Relaxed);
     }
 
-    pub(crate) fn add(&self, guard: Reservation, len: ByteLen) {
+    pub(crate) fn add(&self, guard: Reservation) {
         let mut held = self.held.lock();
-        held.open.push(guard);
-        self.covered.fetch_add(len.0, Ordering::Release);
+        self.covered.fetch_add(guard.left().0, Ordering::Release);
+        join(&mut held.open, guard);
     }
 
-    /// Bytes to set aside for operations that free space.
-    pub(crate) fn last_reserve(&self) -> ByteLen {
-        ByteLen(LAST_RESERVE_BLOCKS * self.nodesize)
+    /// Bytes to set aside for operations that free space: the first that there is room for.
+    pub(crate) fn last_reserves(&self) -> impl Iterator<Item = ByteLen> + '_ {
+        LAST_RESERVE_BLOCKS.iter().map(|blocks| ByteLen(blocks * self.nodesize))
     }
 
-    pub(crate) fn set_last(&self, guard: Reservation, len: ByteLen) {
-        self.held.lock().last = vec![guard];
-        self.last.store(len.0, Ordering::Relaxed);
+    pub(crate) fn set_last(&self, guard: Reservation) {
+        let mut held = self.held.lock();
+        self.last.store(guard.left().0, Ordering::Relaxed);
+        held.last = Some(guard);
     }
 
     pub(crate) fn has_last(&self) -> bool {
         self.last.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether `need` is all that the open transaction was asked for (once or, where nothing was there to commit, twice), and there is a last reserve to do it with.
-    pub(crate) fn is_all(&self, need: Need) -> bool {
-        self.has_last() && self.items.load(Ordering::Relaxed) <= 2 * u64::from(need.items)
+    /// What blocks of the frozen transaction are taken out of.
+    pub(crate) fn frozen(&self) -> Option<Arc<Reservation>> {
+        self.held.lock().frozen.clone()
     }
 
-    /// The gate is closed: counts start anew; what is held belongs to the frozen transaction.
+    /// The gate is closed: counts start anew. What the frozen transaction may need is its own, what promises need stays, and the
+    /// rest goes back.
     pub(crate) fn freeze(&self) {
         let mut held = self.held.lock();
-        let open = std::mem::take(&mut held.open);
-        held.frozen.extend(open);
-        self.covered.store(0, Ordering::Release);
-        self.items.store(0, Ordering::Relaxed);
-        self.bytes.store(0, Ordering::Relaxed);
+        held.frozen_items += self.items.swap(0, Ordering::SeqCst);
+        held.frozen_bytes += self.bytes.swap(0, Ordering::Relaxed);
+        let Some(open) = held.open.take() else { return };
+        let needed = self.bound(held.frozen_items, held.frozen_bytes).saturating_sub(held.frozen_len);
+        let frozen = open.split(ByteLen(needed));
+        held.frozen_len += frozen.left().0;
+        match &held.frozen {
+            Some(before) => before.join(frozen),
+            None => held.frozen = Some(Arc::new(frozen)),
+        }
+        let for_promises = match self.promised_items.load(Ordering::Relaxed) {
+            0 => 0,
+            items => self.bound(items, self.promised_bytes.load(Ordering::Relaxed)),
+        };
+        let keep = open.split(ByteLen(for_promises));
+        self.covered.store(keep.left().0, Ordering::Release);
+        held.open = Some(keep);
+        drop(held);
+        drop(open);
     }
 
-    /// The frozen transaction has taken its blocks: the rest of its reservation goes back.
+    /// The frozen transaction has taken its blocks: what it did not need serves the open one as far as that lacks it, and the
+    /// rest goes back.
     pub(crate) fn settled(&self) {
-        let frozen = std::mem::take(&mut self.held.lock().frozen);
+        let mut held = self.held.lock();
+        (held.frozen_items, held.frozen_bytes, held.frozen_len) = (0, 0, 0);
+        let Some(frozen) = held.frozen.take() else { return };
+        if let Some(missing) = self.missing(Need::default()) {
+            let more = frozen.split(missing);
+            self.covered.fetch_add(more.left().0, Ordering::Release);
+            join(&mut held.open, more);
+        }
+        drop(held);
         drop(frozen);
     }
 }

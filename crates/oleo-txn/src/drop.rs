@@ -15,7 +15,7 @@ use oleo_tree::{Change, DropPlan, DropProgress, DropStep, Dropping, Node, TakesA
 use crate::TxnError;
 use crate::backrefs::Backrefs;
 use crate::commit::{ORPHAN_OBJECT, Staged};
-use crate::engine::{Engine, Inner};
+use crate::engine::{Engine, Inner, Need};
 use crate::quota::table::Table;
 use crate::trees::TreeState;
 
@@ -24,6 +24,9 @@ use crate::trees::TreeState;
 const QUOTA_BYTES_MAX: usize = 64 << 20;
 /// Blocks for which there must be room for a subtree to be taken apart: a path of copies, and paths of bookkeeping trees, which list them.
 const COPY_ROOM_BLOCKS: u64 = 64;
+/// What a step announces: it rewrites a path of the dead tree, and the leaves that list the blocks it lets go of, which are
+/// neighbours as a rule.
+const STEP_NEED: Need = Need { items: 16, bytes: 512, releasing: true };
 
 /// How far a step of [`Engine::drop_step`] came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,6 +81,8 @@ impl Engine {
         if due {
             self.commit()?;
         }
+        // Counted in the transaction that the stage makes its changes in, or in the one before where that is being frozen.
+        drop(self.join(STEP_NEED)?);
         self.stage(|staged| staged.drop_step(tree, budget_blocks))
     }
 }

@@ -78,7 +78,8 @@ pub struct Need {
     pub items: u32,
     /// Bytes of item data that it may add.
     pub bytes: u32,
-    /// It gives space back in the end (unlink, truncate): it may use the last reserve.
+    /// It gives space back in the end (unlink, truncate), or records data that was promised room: it may use the last reserve and
+    /// what others were promised for later.
     pub releasing: bool,
 }
 
@@ -257,11 +258,6 @@ impl DataReservation {
         self.charges.extend(other.charges);
         self.metadata.needs.append(&mut metadata.needs);
     }
-
-    /// Lets go of the promised metadata: the caller is about to [`Engine::join`] for it.
-    pub fn release_metadata(&mut self) {
-        self.metadata.release();
-    }
 }
 
 /// Metadata that is counted as needed while this lives.
@@ -270,17 +266,11 @@ struct MetadataPromise {
     needs: Vec<Need>,
 }
 
-impl MetadataPromise {
-    fn release(&mut self) {
+impl Drop for MetadataPromise {
+    fn drop(&mut self) {
         for need in self.needs.drain(..) {
             self.inner.credit.unpromise(need);
         }
-    }
-}
-
-impl Drop for MetadataPromise {
-    fn drop(&mut self) {
-        self.release();
     }
 }
 
@@ -292,6 +282,16 @@ const DATA_PER_ITEM: u64 = 64 << 10;
 const DATA_ITEM_BYTES: u32 = 4096;
 /// Data bytes for each byte of items: checksums, and extents of a few sectors.
 const DATA_PER_ITEM_BYTE: u64 = 64;
+
+/// Times that an operation comes back with more room, which others may have taken meanwhile.
+const TRIES_MAX: u32 = 32;
+/// Commits that an operation makes to have room.
+const COMMITS_MAX: u32 = 2;
+
+fn no_metadata(inner: &Inner, need: Need) -> TxnError {
+    let wanted = ByteLen(u64::from(need.bytes) + u64::from(inner.rules.nodesize));
+    TxnError::NoSpace { what: "metadata", wanted }
+}
 
 /// What recording `len` bytes of data needs.
 fn need_of_data(len: ByteLen) -> Need {
@@ -518,35 +518,65 @@ impl Engine {
     /// [`DeltaSource`] needs and no other handle: where space is short, a commit happens in here.
     pub fn join(&self, need: Need) -> Result<Handle<'_>, TxnError> {
         self.0.writable()?;
-        self.reserve_metadata(need)?;
+        match self.enter_with(|credit| credit.take(need)) {
+            Some(handle) => Ok(handle),
+            None => self.join_slowly(need),
+        }
+    }
+
+    /// Passes into the open transaction where `take` counts the operation in there.
+    fn enter_with(&self, take: impl FnOnce(&Credit) -> bool) -> Option<Handle<'_>> {
         let pass = self.0.gate.enter();
+        if !take(&self.0.credit) {
+            return None;
+        }
         if !self.0.touched.load(Ordering::Relaxed) {
             self.0.touched.store(true, Ordering::Release);
         }
         let generation = self.generation();
-        Ok(Handle { inner: &self.0, pass, generation })
+        Some(Handle { inner: &self.0, pass, generation })
     }
 
-    fn reserve_metadata(&self, need: Need) -> Result<(), TxnError> {
-        if self.0.credit.take(need) {
-            return Ok(());
-        }
+    /// Outside the gate sees to it that there is room, and tries again inside: others may have taken it meanwhile.
+    fn join_slowly(&self, need: Need) -> Result<Handle<'_>, TxnError> {
         let inner = &*self.0;
-        if inner.widen_credit(need)? || (inner.give_up_spare() && inner.widen_credit(need)?) {
-            return Ok(());
+        let mut commits = 0;
+        for _ in 0..TRIES_MAX {
+            inner.credit.wait_turn();
+            let has_room = inner.widen_or_spare(need)?;
+            if let Some(handle) = self.enter_with(|credit| credit.take(need)) {
+                return Ok(handle);
+            }
+            if has_room {
+                continue;
+            }
+            if commits == COMMITS_MAX {
+                break;
+            }
+            // Committing gives back what the open transaction holds beyond its real need, and what it freed.
+            commits += 1;
+            self.commit()?;
+            inner.reap();
         }
-        // Committing gives back what the open transaction holds beyond its real need, and what it freed.
-        self.commit()?;
-        inner.reap();
-        // The commit has started the counts anew, without this operation's.
-        if inner.credit.take(need) || inner.widen_credit(need)? || (need.releasing && inner.credit.is_all(need)) {
-            return Ok(());
+        if need.releasing {
+            return self.join_alone(need);
         }
-        inner.credit.untake(need);
-        Err(TxnError::NoSpace {
-            what: "metadata",
-            wanted: ByteLen(u64::from(need.bytes) + u64::from(inner.rules.nodesize)),
-        })
+        Err(no_metadata(inner, need))
+    }
+
+    /// Lets a releasing operation in that nothing covers, as the only one of its transaction so far.
+    fn join_alone(&self, need: Need) -> Result<Handle<'_>, TxnError> {
+        let inner = &*self.0;
+        let alone = inner.credit.alone();
+        for _ in 0..TRIES_MAX {
+            self.commit()?;
+            inner.reap();
+            let free = inner.free_metadata();
+            if let Some(handle) = self.enter_with(|credit| credit.take_alone(&alone, need, free)) {
+                return Ok(handle);
+            }
+        }
+        Err(no_metadata(inner, need))
     }
 
     /// Promises space for data. May commit when space is short; the same rules as for [`Engine::join`].
@@ -593,18 +623,25 @@ impl Engine {
 
     fn promise_metadata(&self, need: Need) -> Result<MetadataPromise, TxnError> {
         let inner = &self.0;
-        let covered = inner.credit.promise(need);
+        {
+            // No freeze comes between.
+            let _pass = inner.gate.enter();
+            inner.credit.promise(need);
+        }
         // From here on an early return takes it back.
         let promise = MetadataPromise { inner: inner.clone(), needs: vec![need] };
-        if covered || inner.widen_credit(need)? || (inner.give_up_spare() && inner.widen_credit(need)?) {
+        let nothing_more = Need::default();
+        if inner.credit.missing(nothing_more).is_none() || inner.widen_or_spare(nothing_more)? {
             return Ok(promise);
         }
-        self.commit()?;
-        inner.reap();
-        if inner.widen_credit(need)? {
-            return Ok(promise);
+        for _ in 0..COMMITS_MAX {
+            self.commit()?;
+            inner.reap();
+            if inner.widen_credit(nothing_more)? {
+                return Ok(promise);
+            }
         }
-        Err(TxnError::NoSpace { what: "metadata", wanted: ByteLen(u64::from(need.bytes)) })
+        Err(no_metadata(inner, need))
     }
 
     /// The same out of a promise, which is drawn on before what nobody was promised: what was promised is there, however
@@ -704,6 +741,12 @@ impl Inner {
         self.failed.write().get_or_insert_with(|| format!("an earlier error: {error}").into());
         self.has_failed.store(true, Ordering::Release);
         error
+    }
+
+    /// Reserves what the open transaction lacks to let `need` in, at the price of promises that nobody needs; `false` where there is
+    /// no room.
+    fn widen_or_spare(&self, need: Need) -> Result<bool, TxnError> {
+        Ok(self.widen_credit(need)? || (self.give_up_spare() && self.widen_credit(need)?))
     }
 
     /// Has the room above drop what it does not need; whether that was anything.

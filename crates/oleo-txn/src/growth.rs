@@ -6,7 +6,8 @@
 //! committed before it.
 //!
 //! Metadata is reserved against groups that exist, never against hope: reservations that do not fit grow a chunk at once.
-//! So an operation that was let in cannot meet a full disk in its commit.
+//! So an operation that was let in cannot meet a full disk in its commit. No chunk is made for a request that could not be met
+//! even if all that is unallocated became chunks for it.
 //!
 //! Locks: rank 12, one grower at a time; below those of `space`. Crash: a chunk that was not recorded never was.
 
@@ -272,13 +273,13 @@ impl Inner {
         Err(TxnError::NoSpace { what: "data", wanted: want.min_len })
     }
 
-    /// A reservation, making chunks for it as needed; `None` when there is no room.
+    /// A reservation, making chunks for it as needed; `None` when there is no room. None is made for what cannot fit.
     pub(crate) fn reserve_growing(&self, kind: Kind, len: ByteLen) -> Result<Option<Reservation>, TxnError> {
         for _ in 0..GROW_MAX {
             match self.space.reserve(kind, len) {
                 Ok(guard) => return Ok(Some(guard)),
                 Err(Refusal::NeedChunk(_)) => {
-                    if !self.grow(kind)? {
+                    if self.most(kind) < len.0 || !self.grow(kind)? {
                         return Ok(None);
                     }
                 }
@@ -289,24 +290,39 @@ impl Inner {
         Ok(None)
     }
 
-    /// Reserves what the open transaction's counts lack; `false` when there is no room.
+    /// Bytes that could be promised if all that is unallocated became chunks of this kind.
+    fn most(&self, kind: Kind) -> u64 {
+        let totals = self.space.totals(kind);
+        let free = totals.free.0.saturating_sub(totals.reserved.0);
+        free.saturating_add(self.volume.unallocated(self.profile_of(kind)).0)
+    }
+
+    /// Reserves what the open transaction lacks to let `need` in; `false` when there is no room.
     pub(crate) fn widen_credit(&self, need: Need) -> Result<bool, TxnError> {
         self.credit.set_existing(self.space.totals(Kind::Metadata).used);
         if !self.credit.has_last() {
-            let last = self.credit.last_reserve();
-            if let Some(guard) = self.reserve_growing(Kind::Metadata, last)? {
-                self.credit.set_last(guard, last);
+            for last in self.credit.last_reserves() {
+                if let Some(guard) = self.reserve_growing(Kind::Metadata, last)? {
+                    self.credit.set_last(guard);
+                    break;
+                }
             }
         }
-        let Some(missing) = self.credit.missing(need.releasing) else { return Ok(true) };
+        let Some(missing) = self.credit.missing(need) else { return Ok(true) };
         let generous = self.credit.generous(missing);
         for len in [generous, missing] {
             if let Some(guard) = self.reserve_growing(Kind::Metadata, len)? {
-                self.credit.add(guard, len);
+                self.credit.add(guard);
                 return Ok(true);
             }
         }
-        Ok(self.credit.missing(need.releasing).is_none())
+        Ok(self.credit.missing(need).is_none())
+    }
+
+    /// Bytes that tree blocks could still take: those of free blocks, and what could become metadata chunks.
+    pub(crate) fn free_metadata(&self) -> ByteLen {
+        let unallocated = self.volume.unallocated(self.profile_of(Kind::Metadata));
+        ByteLen(self.space.totals(Kind::Metadata).free.0.saturating_add(unallocated.0))
     }
 }
 

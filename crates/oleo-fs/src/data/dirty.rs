@@ -284,7 +284,7 @@ pub(super) fn throttle(inode: &Arc<Inode>) -> Result<(), FsError> {
 
 impl Inode {
     /// Flushes unless somebody is at it; whether there was something to flush.
-    fn flush_if_free(self: &Arc<Self>) -> Result<bool, FsError> {
+    pub(super) fn flush_if_free(self: &Arc<Self>) -> Result<bool, FsError> {
         let Some(_flush) = self.data.flush.try_lock() else { return Ok(false) };
         if !self.data.is_dirty() {
             return Ok(false);

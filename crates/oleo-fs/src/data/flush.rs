@@ -2,7 +2,8 @@
 //!
 //! Normal path of a flush, the `flush` lock held: (1) `take` moves what is dirty to flight; (2) the bytes of an inline extent
 //! join it, since any change of the first sector replaces such an extent; (3) each run of sectors is completed at its edges
-//! from the map, prepared and installed, which takes it out of flight; (4) the promised space is let go.
+//! from the map, prepared and installed, which takes it out of flight; (4) the promised space is let go, that of the items too: until
+//! then nobody else gets it.
 //!
 //! Errors: where a sector cannot be completed, since the rest of it cannot be read, everything beside that sector is written; where anything
 //! else fails, the flush ends. What is still in flight becomes dirty again, under what was written since, with its promises, so that
@@ -10,6 +11,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use oleo_format::{ByteLen, Logical, TreeId};
 use oleo_txn::{DataReservation, Handle, Need, TxnError};
@@ -60,7 +62,6 @@ impl Inode {
         let mut promise = promises.next();
         if let Some(promise) = &mut promise {
             promises.for_each(|other| promise.absorb(other));
-            promise.release_metadata();
         }
         let mut outcome = if unplaced { self.place(promise.as_ref()) } else { Ok(()) };
         if bytes && outcome.is_ok() {
@@ -451,11 +452,29 @@ pub(super) enum Tail {
     Keep,
 }
 
+/// Which `flush` locks the caller of [`Core::make_room`] holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flushing {
+    /// None.
+    None,
+    /// Those of some files.
+    Some,
+}
+
+/// How often whoever finds no space looks whether what was unlinked has been let go of.
+const LET_GO_TRIES: u32 = 10;
+/// How long in between.
+const LET_GO_WAIT: Duration = Duration::from_millis(10);
+
 impl Core {
     /// Promises space for data of a subvolume, as far as its quota goes. May commit; the caller may hold `flush` locks.
-    pub(crate) fn reserve_in(&self, tree: TreeId, len: u64) -> Result<DataReservation, FsError> {
+    pub(crate) fn reserve_in(self: &Arc<Self>, tree: TreeId, len: u64) -> Result<DataReservation, FsError> {
         match self.engine().reserve_data_in(tree, ByteLen(len)) {
             Err(TxnError::QuotaExceeded(_)) => {}
+            Err(TxnError::NoSpace { .. }) => {
+                self.make_room(Flushing::Some)?;
+                return Ok(self.engine().reserve_data_in(tree, ByteLen(len))?);
+            }
             other => return Ok(other?),
         }
         // What others were charged may have come to less.
@@ -463,14 +482,49 @@ impl Core {
         self.engine().reserve_data_alone(tree, ByteLen(len), settle)
     }
 
-    /// Joins for what adds names or attributes to a subvolume, as far as its quota goes. Before that refuses, what is buffered is written
-    /// out: it may come to less than what was charged for it. May commit; the caller holds no lock of an inode.
-    pub(crate) fn join_in(&self, tree: TreeId, need: Need) -> Result<Handle<'_>, FsError> {
-        self.engine().join_with(tree, need, 0, || {
-            self.data.give_up_kept();
-            self.flush_what_can_be();
-            Ok(())
-        })
+    /// Joins for what adds names or attributes to a subvolume, as far as its quota and the space go. Before that refuses, what is
+    /// buffered is written out: it may come to less than what was charged or promised for it. May commit; the caller holds no lock
+    /// of an inode.
+    pub(crate) fn join_in(self: &Arc<Self>, tree: TreeId, need: Need) -> Result<Handle<'_>, FsError> {
+        let join = || {
+            self.engine().join_with(tree, need, 0, || {
+                self.data.give_up_kept();
+                self.flush_what_can_be();
+                Ok(())
+            })
+        };
+        match join() {
+            Err(FsError::NoSpace) => {}
+            other => return other,
+        }
+        self.make_room(Flushing::None)?;
+        join()
+    }
+
+    /// Space is short: writes out what is buffered, which may need less than it was promised, erases what nobody holds any more,
+    /// and commits, so that what was freed is free. The caller holds no lock of an inode but those `flushing` names.
+    pub(crate) fn make_room(self: &Arc<Self>, flushing: Flushing) -> Result<(), FsError> {
+        self.data.give_up_kept();
+        for inode in self.data.files(None) {
+            // Whose bytes cannot be written out hears it from a sync.
+            let _ = match flushing {
+                Flushing::None => inode.flush_unless_gone(),
+                Flushing::Some => inode.flush_if_free(),
+            };
+        }
+        self.data.relax();
+        for _ in 0..LET_GO_TRIES {
+            let any = !self.let_go.lock().is_empty();
+            // What cannot be erased is left for later, as it is when nobody is short of space.
+            let _ = self.erase_all_let_go();
+            // Through a kernel it is a moment before it is known that nobody holds what has just lost its name.
+            if any || !self.awaits_let_go() {
+                break;
+            }
+            std::thread::sleep(LET_GO_WAIT);
+        }
+        self.engine().commit()?;
+        Ok(())
     }
 
     /// Does what may be refused for quota while others have data buffered, which may come to less than what was charged for it: then that

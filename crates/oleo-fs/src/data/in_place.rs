@@ -129,7 +129,7 @@ pub(super) fn overwrite(inode: &Arc<Inode>, place: &Place, data: &[u8], policy: 
     let parts: Vec<_> = parts.into_iter().filter(|(_, bytes)| !bytes.is_empty()).collect();
     engine.write_data(&parts)?;
     let written = place.range.start..place.range.start + (whole + tail.len()) as u64;
-    let handle = engine.join(Need { items: 10, bytes: 1024, ..Need::default() })?;
+    let handle = engine.join(Need { items: 10, bytes: 1024, releasing: true })?;
     let mut guard = inode.write();
     guard.alive()?;
     if place.span.prealloc {

@@ -255,6 +255,8 @@ fn finish(item: &Finish<'_>, placed: Vec<Placed>) -> Result<(), FsError> {
         // Each may split an extent, and on volumes whose holes have items have a hole in front.
         let mut need = need_of(group * 2, old);
         need.bytes += inline_len as u32;
+        // What was buffered was promised room.
+        need.releasing = item.from_flight;
         let handle = match engine.join(need) {
             Err(TxnError::NoSpace { .. }) if group > 1 => {
                 group_max = 1;

@@ -72,6 +72,7 @@ pub use read::{read_plain, unpack_inline};
 pub use resize::KeepSize;
 pub use share::{CloneRange, Dedupe};
 
+pub(crate) use flush::Flushing;
 pub(crate) use items::{MapMutOf, MapOf};
 pub(crate) use map::{Extent, ExtentMap, walk as map_walk};
 pub(crate) use query::shown;

@@ -26,6 +26,8 @@ use crate::{FileKind, FsError, rules};
 
 /// What putting one extent may need.
 pub(super) const ONE_NEED: Need = Need { items: 8, bytes: 1024, releasing: false };
+/// The same where room was promised, or is given back.
+pub(super) const PROMISED_NEED: Need = Need { releasing: true, ..ONE_NEED };
 /// Where the offsets end that a file can have; a multiple of every sector size.
 pub(crate) const MAP_END: u64 = 1 << 63;
 
@@ -310,15 +312,13 @@ impl Inode {
             lacking += gap.end - gap.start;
             pos = gap.end;
         }
-        let mut promise = self.core().reserve_in(self.tree(), lacking)?;
-        promise.release_metadata();
+        let promise = self.core().reserve_in(self.tree(), lacking)?;
         pos = from;
         while let Some(gap) = self.next_gap(pos, to)? {
             pos = self.preallocate_step(gap, Some(&promise))?;
             self.core().relieve_in_steps()?;
         }
-        drop(promise);
-        let handle = engine.join(ONE_NEED)?;
+        let handle = engine.join(PROMISED_NEED)?;
         let mut guard = self.write();
         guard.alive()?;
         let time = self.core().now();
@@ -342,7 +342,7 @@ impl Inode {
         let len = (gap.end - gap.start).min(EXTENT_LEN_MAX);
         let grant = install::take_space(engine, promise, install::want(self, len))?;
         let run = grant.run();
-        let handle = engine.join(ONE_NEED)?;
+        let handle = engine.join(PROMISED_NEED)?;
         let mut guard = self.write();
         guard.alive()?;
         let size_end = guard.fields().size.next_multiple_of(sector);
@@ -373,7 +373,7 @@ impl Inode {
 
     /// Sets the change times to now.
     pub(super) fn touch_now(self: &Arc<Self>) -> Result<(), FsError> {
-        let handle = self.core().engine().join(ONE_NEED)?;
+        let handle = self.core().engine().join(PROMISED_NEED)?;
         let mut guard = self.write();
         let time = self.core().now();
         touch(guard.fields_mut(&handle), time);

@@ -48,11 +48,10 @@ fn rewrite(inode: &Arc<Inode>, at: u64, len: u64, compress: Option<Compress>) ->
         }
         (policy, start, end)
     };
-    let mut promise = inode.core().reserve_in(inode.tree(), (end - start).next_multiple_of(sector))?;
+    let promise = inode.core().reserve_in(inode.tree(), (end - start).next_multiple_of(sector))?;
     let mut data = vec![0; (end - start) as usize];
     read::read_mapped(inode, start, &mut data)?;
     let prepared = engine.compute(|| Prepared::new(data, start, Whole::Part, &policy));
-    promise.release_metadata();
     install::install(&[Install {
         inode,
         prepared: &prepared,

@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 use crate::FsError;
 use crate::data::items::MapOf;
 use crate::data::map::{self, Extent};
-use crate::data::resize::{KeepSize, ONE_NEED, touch};
+use crate::data::resize::{KeepSize, PROMISED_NEED, touch};
 use crate::data::{Buffer, FILE_LEN_MAX, FILE_WEIGHT, Shared};
 use crate::inode::{Inode, Items, ItemsMut};
 use crate::options::Time;
@@ -213,7 +213,7 @@ impl Inode {
             return Ok(());
         }
         let time = self.data.touched();
-        let handle = self.core().engine().join(ONE_NEED)?;
+        let handle = self.core().engine().join(PROMISED_NEED)?;
         let mut guard = self.write();
         guard.alive()?;
         let fields = guard.fields_mut(&handle);
@@ -230,7 +230,7 @@ impl Inode {
 
     /// Writes the times of a file of which nothing but its times is left in the buffer. The `flush` lock is held.
     pub(super) fn stamp(self: &Arc<Self>) -> Result<(), FsError> {
-        let handle = self.core().engine().join(ONE_NEED)?;
+        let handle = self.core().engine().join(PROMISED_NEED)?;
         let mut guard = self.write();
         guard.alive()?;
         // Whoever has set the times since has taken it.

@@ -15,7 +15,7 @@ use crate::data::dirty;
 use crate::data::in_place::{self, Place};
 use crate::data::items::MapOf;
 use crate::data::map;
-use crate::data::{Buffer, FILE_LEN_MAX};
+use crate::data::{Buffer, FILE_LEN_MAX, Flushing};
 use crate::inode::{Inode, Items, ReadGuard};
 use crate::{FileKind, FsError, rules};
 
@@ -84,7 +84,11 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
             drop(guard);
             match reserve(inode, lacks, likely, at..end) {
                 Ok(Some(more)) => promise = Some(more),
-                Ok(None) => has_place = true,
+                Ok(None) => {
+                    // The items that say so need room all the same.
+                    has_place = true;
+                    promise = Some((inode.core().engine().reserve_data(ByteLen(0))?, 0));
+                }
                 Err(e) => return Err(e),
             }
             continue;
@@ -134,7 +138,7 @@ fn reserve(
                 Ok(engine.commit().map(drop)?)
             };
             match engine.reserve_data_alone(inode.tree(), ByteLen(need), settle) {
-                Err(FsError::Txn(TxnError::NoSpace { .. })) => {}
+                Err(FsError::NoSpace) => {}
                 other => return Ok(Some((other?, need))),
             }
         }
@@ -150,7 +154,7 @@ fn reserve(
         return Ok(None);
     }
     // What is buffered may need less than was promised for it, and what was preallocated has a place then.
-    inode.core().flush_what_can_be();
+    inode.core().make_room(Flushing::None)?;
     match engine.reserve_data_in(inode.tree(), ByteLen(need)) {
         Err(TxnError::NoSpace { .. }) if has_place()? => Ok(None),
         other => Ok(Some((other?, need))),
