@@ -13,7 +13,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use oleo_format::{Generation, ItemType, Key, Logical, QgroupStatus, QgroupStatusFlags, RootItem, SuperFlags, TreeId};
+use oleo_format::{
+    Classified, Generation, ItemType, Key, Logical, QgroupStatus, QgroupStatusFlags, RootItem, SuperFlags, TreeId,
+    errno,
+};
 use oleo_volume::{Volume, VolumeError};
 
 use crate::collect::Findings;
@@ -62,6 +65,16 @@ pub enum CheckError {
     /// No threads to work with.
     #[error("cannot start threads: {0}")]
     Threads(String),
+}
+
+impl Classified for CheckError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> oleo_format::Class {
+        match self {
+            CheckError::Volume(error) => error.class(),
+            CheckError::Threads(_) => oleo_format::Class::refusal(errno::EAGAIN),
+        }
+    }
 }
 
 /// What a check found.
@@ -440,5 +453,19 @@ impl Missing {
             let more = if of_one.len() > 1 { format!(" and {} more", of_one.len() - 1) } else { String::new() };
             cx.error(Kind::ExtentMissing, extent_place(at), format_args!("no record; used by {key}{more}"), "a record");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn classes() {
+        oleo_format::assert_classes!(CheckError {
+            Volume: VolumeError::ReadOnly.into() => oleo_format::Class::refusal(errno::EROFS),
+            Threads: CheckError::Threads("so".into()) => oleo_format::Class::refusal(errno::EAGAIN),
+        });
     }
 }

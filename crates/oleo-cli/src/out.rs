@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use oleo::{ErrorKind, Time};
+use oleo::{Class, Classified, ErrorKind, Time};
 
 /// Where output goes, and how much of it.
 pub(crate) struct Out {
@@ -124,22 +124,70 @@ pub(crate) fn json(value: &serde_json::Value) {
 }
 
 /// The exit code of a damaged image.
-pub(crate) const DAMAGED: i32 = 3;
+pub(crate) const DAMAGED: u8 = 3;
+
+/// An error of the command itself, which says of which kind it is.
+#[derive(Debug)]
+pub(crate) struct Said(pub ErrorKind, pub String);
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.1)
+    }
+}
+
+impl std::error::Error for Said {}
+
+/// The error of arguments that make no sense.
+macro_rules! misuse {
+    ($($text:tt)*) => { anyhow::Error::new($crate::out::Said(oleo::ErrorKind::Usage, format!($($text)*))) };
+}
+pub(crate) use misuse;
 
 /// Says what went wrong and what to try, on one line, and decides the exit code.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
-    let ours = error.downcast_ref::<oleo::Error>();
-    // Errors of the library tell their causes themselves.
-    let text = ours.map_or_else(|| format!("{error:#}"), ToString::to_string).replace('\n', " ");
-    match ours.and_then(oleo::Error::hint) {
+    let text = text_of(error).replace('\n', " ");
+    match error.chain().find_map(library).and_then(oleo::Error::hint) {
         Some(hint) => eprintln!("oleo: {text}; {hint}"),
         None => eprintln!("oleo: {text}"),
     }
-    ExitCode::from(match ours.map(oleo::Error::kind) {
-        Some(ErrorKind::Corruption) => 3,
+    ExitCode::from(match error.chain().find_map(kind_of) {
+        Some(ErrorKind::Refusal) | None => 1,
+        Some(ErrorKind::Usage) => 2,
+        Some(ErrorKind::Corruption) => DAMAGED,
         Some(ErrorKind::Device) => 4,
-        _ => 1,
     })
+}
+
+/// An error with its causes, each once: many tell of theirs themselves.
+fn text_of(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// An error of the library, or of a mount that has one.
+fn library<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a oleo::Error> {
+    match error.downcast_ref() {
+        Some(oleo_fuse::MountError::Image(error)) => Some(error),
+        _ => error.downcast_ref(),
+    }
+}
+
+fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<ErrorKind> {
+    let of = |error: &dyn Classified| error.kind();
+    None.or_else(|| error.downcast_ref::<oleo::Error>().map(|e| of(e)))
+        .or_else(|| error.downcast_ref::<oleo::control::Error>().map(|e| of(e)))
+        .or_else(|| error.downcast_ref::<oleo_fuse::MountError>().map(|e| of(e)))
+        .or_else(|| error.downcast_ref::<oleo_fuse::OptionError>().map(|e| of(e)))
+        .or_else(|| error.downcast_ref::<Said>().map(|said| said.0))
+        .or_else(|| error.downcast_ref::<io::Error>().map(|error| Class::of_io(error).kind))
 }
 
 /// Bytes with a unit, two decimals.
@@ -180,6 +228,17 @@ pub(crate) fn uuid_or_dash(id: uuid::Uuid) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: an error and its causes are told, each once, and the kind is found wherever it stands.
+    #[test]
+    fn causes_are_told_once() {
+        let gone = || io::Error::from_raw_os_error(2);
+        let error = anyhow::Error::new(oleo::Error::Output(gone()).at("here")).context("cannot do it");
+        assert_eq!(text_of(&error), format!("cannot do it: here: cannot write the output: {}", gone()));
+        assert_eq!(error.chain().find_map(kind_of), Some(ErrorKind::Device));
+        assert_eq!(misuse!("what?").chain().find_map(kind_of), Some(ErrorKind::Usage));
+        assert_eq!(anyhow::anyhow!("no").chain().find_map(kind_of), None);
+    }
 
     /// Goal: dates and sizes read as people expect, at the edges too.
     #[test]

@@ -16,6 +16,7 @@ use oleo::control::{self, At, Caller, Client, Reply, Request, Which};
 use oleo::{Image, Ino, TreeId};
 
 use crate::args::{DeviceArgs, ImageArgs};
+use crate::out::misuse;
 
 /// `f_type` of a btrfs that the kernel has mounted (`BTRFS_SUPER_MAGIC` of linux/magic.h).
 const BTRFS_SUPER_MAGIC: u64 = 0x9123_683e;
@@ -43,7 +44,7 @@ pub(crate) enum Target {
 
 /// Splits the arguments of a command that takes `IMG THING…` or, on a mount, `THING…`: the target, and the things.
 pub(crate) fn split(args: &[OsString], others: &DeviceArgs, access: Access) -> anyhow::Result<(Target, Vec<OsString>)> {
-    let Some((first, rest)) = args.split_first() else { bail!("which image, or what on a mount?") };
+    let Some((first, rest)) = args.split_first() else { return Err(misuse!("which image, or what on a mount?")) };
     let target = open(Path::new(first), others, access, None)?;
     let things = if target.is_mount() { args } else { rest };
     Ok((target, things.to_vec()))

@@ -29,6 +29,8 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use oleo_format::{Class, Classified, errno};
+
 pub use file::{FileDevice, FileOptions};
 pub use in_use::{User, users_of};
 pub use mem::MemDevice;
@@ -237,6 +239,24 @@ impl DeviceError {
                 matches!(source.raw_os_error(), Some(ENOSPC | EDQUOT))
             }
             _ => false,
+        }
+    }
+}
+
+impl Classified for DeviceError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            DeviceError::Open { source, .. } => Class::of_io(source),
+            DeviceError::Kind { .. } => Class::refusal(errno::EINVAL),
+            // Of the store below, whatever it says.
+            DeviceError::Io { .. } => Class::DEVICE,
+            // Of an image that has been cut short.
+            DeviceError::OutOfRange { .. } => Class::DATA,
+            DeviceError::ReadOnly { .. } => Class::refusal(errno::EROFS),
+            DeviceError::Unsupported { .. } => Class::refusal(errno::EOPNOTSUPP),
+            DeviceError::InUse { .. } => Class::refusal(errno::EBUSY),
+            DeviceError::Latched { first, .. } => first.class(),
         }
     }
 }

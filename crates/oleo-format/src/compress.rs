@@ -11,6 +11,7 @@ mod zlib;
 mod zstd;
 
 use crate::Compression;
+use crate::failure::{Class, Classified};
 
 pub use estimate::looks_compressible;
 
@@ -35,6 +36,14 @@ pub enum DecompressError {
     /// Nothing to decompress.
     #[error("the extent is not compressed")]
     NotCompressed,
+}
+
+impl Classified for DecompressError {
+    fn class(&self) -> Class {
+        match self {
+            DecompressError::Broken(..) | DecompressError::NotCompressed => Class::DATA,
+        }
+    }
 }
 
 /// Compresses a regular extent, `data` being at most [`EXTENT_LEN_MAX`] bytes. The result is filled up with zeros to whole

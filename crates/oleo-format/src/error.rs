@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::fmt::Display;
 
+use crate::failure::{Class, Classified};
+
 /// Something on disk is not what the format allows: which structure, where, what about it, what it is and what it should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("corrupt {structure}{}{at}: {what} is {have}, want {want}", if at.is_empty() { "" } else { " at " })]
@@ -36,6 +38,12 @@ impl Corruption {
     pub fn within(mut self, place: impl Display) -> Corruption {
         self.at = if self.at.is_empty() { place.to_string() } else { format!("{place}, {}", self.at) };
         self
+    }
+}
+
+impl Classified for Corruption {
+    fn class(&self) -> Class {
+        Class::DAMAGE
     }
 }
 

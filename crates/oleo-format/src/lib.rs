@@ -10,6 +10,7 @@ mod csum;
 mod data_use;
 mod error;
 mod extent;
+mod failure;
 mod file_extent;
 mod flags;
 mod ids;
@@ -30,6 +31,7 @@ pub use csum::{CSUM_FIELD_LEN, CsumType, data_ref_hash, dir_hash, extref_hash};
 pub use data_use::{DataUse, data_use};
 pub use error::Corruption;
 pub use extent::{BackRef, ExtentRecord, InlineRefs, extent_record_len_max};
+pub use failure::{Class, Classified, ErrorKind, errno};
 pub use file_extent::{Compression, DiskExtent, FileExtent};
 pub use flags::{
     BalanceArgsFlags, BalanceFlags, BlockGroupFlags, CompatRo, ExtentFlags, Features, FileType, FreeSpaceFlags,

@@ -1,6 +1,6 @@
 //! What can go wrong with files and names, and the one table that turns it into an errno.
 
-use oleo_format::{Corruption, Ino, TreeId};
+use oleo_format::{Class, Classified, Corruption, Ino, TreeId};
 use oleo_tree::TreeError;
 use oleo_txn::TxnError;
 use thiserror::Error;
@@ -110,45 +110,40 @@ impl From<TxnError> for FsError {
     }
 }
 
-/// Linux errno values, which are the same on every architecture that we meet.
-#[allow(missing_docs, reason = "errno(3) documents them")]
-pub mod errno {
-    pub const EPERM: i32 = 1;
-    pub const ENOENT: i32 = 2;
-    pub const EINTR: i32 = 4;
-    pub const EIO: i32 = 5;
-    pub const EACCES: i32 = 13;
-    pub const EBUSY: i32 = 16;
-    pub const E2BIG: i32 = 7;
-    pub const EEXIST: i32 = 17;
-    pub const EXDEV: i32 = 18;
-    pub const ENODEV: i32 = 19;
-    pub const ENOTDIR: i32 = 20;
-    pub const EISDIR: i32 = 21;
-    pub const EINVAL: i32 = 22;
-    pub const EFBIG: i32 = 27;
-    pub const ENOSPC: i32 = 28;
-    pub const EROFS: i32 = 30;
-    pub const ENOTCONN: i32 = 107;
-    pub const EINPROGRESS: i32 = 115;
-    pub const ECANCELED: i32 = 125;
-    pub const EDQUOT: i32 = 122;
-    pub const EMLINK: i32 = 31;
-    pub const ERANGE: i32 = 34;
-    pub const ENAMETOOLONG: i32 = 36;
-    pub const ENOTEMPTY: i32 = 39;
-    pub const ELOOP: i32 = 40;
-    pub const ENODATA: i32 = 61;
-    pub const EOVERFLOW: i32 = 75;
-    pub const EOPNOTSUPP: i32 = 95;
-    pub const ESTALE: i32 = 116;
-    pub const EUCLEAN: i32 = 117;
-}
+pub use oleo_format::errno;
 
 impl FsError {
     /// The errno that a system call with this outcome returns.
     pub fn errno(&self) -> i32 {
-        match self {
+        self.class().errno
+    }
+
+    /// Data of a file could not be read at `at`.
+    pub(crate) fn data(inode: &crate::inode::Inode, at: u64, source: TxnError) -> FsError {
+        FsError::Data { tree: inode.tree(), ino: inode.ino(), at, source: Box::new(source) }
+    }
+
+    /// A lie of the image that the verifier of blocks cannot see, because it takes several items to tell.
+    pub(crate) fn lie(
+        structure: &'static str,
+        at: impl std::fmt::Display,
+        what: &'static str,
+        have: impl std::fmt::Display,
+        want: impl std::fmt::Display,
+    ) -> FsError {
+        FsError::Corruption(Corruption::new(structure, what, have, want).within(at))
+    }
+}
+
+impl Classified for FsError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        let errno = match self {
+            FsError::Corruption(error) => return error.class(),
+            FsError::Tree(error) => return error.class(),
+            FsError::Txn(error) => return error.class(),
+            // A call that reads has no other word for it, whatever is wrong below.
+            FsError::Data { source, .. } => return Class { errno: errno::EIO, ..source.class() },
             FsError::NotFound => errno::ENOENT,
             FsError::Exists => errno::EEXIST,
             FsError::NotEmpty => errno::ENOTEMPTY,
@@ -170,32 +165,50 @@ impl FsError {
             FsError::FileTooBig => errno::EFBIG,
             FsError::Stale => errno::ESTALE,
             FsError::Busy(_) => errno::EBUSY,
-            FsError::Corruption(_) => errno::EUCLEAN,
-            FsError::Data { .. } => errno::EIO,
-            FsError::Tree(_) => errno::EIO,
-            FsError::Txn(TxnError::ReadOnly(_)) => errno::EROFS,
-            FsError::Txn(TxnError::QuotaOff) => errno::ENOTCONN,
-            FsError::Txn(TxnError::StillUsed(_)) => errno::EBUSY,
-            FsError::Txn(TxnError::QuotaExceeded(_)) => errno::EDQUOT,
-            FsError::Txn(TxnError::Qgroup { errno, .. }) => *errno,
-            FsError::Txn(error) if error.is_full() => errno::ENOSPC,
-            FsError::Txn(_) => errno::EIO,
-        }
+        };
+        Class::refusal(errno)
     }
+}
 
-    /// Data of a file could not be read at `at`.
-    pub(crate) fn data(inode: &crate::inode::Inode, at: u64, source: TxnError) -> FsError {
-        FsError::Data { tree: inode.tree(), ino: inode.ino(), at, source: Box::new(source) }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// A lie of the image that the verifier of blocks cannot see, because it takes several items to tell.
-    pub(crate) fn lie(
-        structure: &'static str,
-        at: impl std::fmt::Display,
-        what: &'static str,
-        have: impl std::fmt::Display,
-        want: impl std::fmt::Display,
-    ) -> FsError {
-        FsError::Corruption(Corruption::new(structure, what, have, want).within(at))
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn classes() {
+        let (tree, ino) = (TreeId(5), Ino(257));
+        let data = |source: TxnError| FsError::Data { tree, ino, at: 0, source: Box::new(source) };
+        let refusal = Class::refusal;
+        oleo_format::assert_classes!(FsError {
+            NotFound: FsError::NotFound => refusal(errno::ENOENT),
+            Exists: FsError::Exists => refusal(errno::EEXIST),
+            NotEmpty: FsError::NotEmpty => refusal(errno::ENOTEMPTY),
+            IsDir: FsError::IsDir => refusal(errno::EISDIR),
+            NotDir: FsError::NotDir => refusal(errno::ENOTDIR),
+            NameTooLong: FsError::NameTooLong => refusal(errno::ENAMETOOLONG),
+            TooManyLinks: FsError::TooManyLinks => refusal(errno::EMLINK),
+            CrossSubvolume: FsError::CrossSubvolume => refusal(errno::EXDEV),
+            ReadOnly: FsError::ReadOnly("so") => refusal(errno::EROFS),
+            NoSpace: FsError::NoSpace => refusal(errno::ENOSPC),
+            NoSpace: TxnError::NoSpace { what: "data", wanted: oleo_format::ByteLen(1) }.into() => refusal(errno::ENOSPC),
+            Invalid: FsError::Invalid("so") => refusal(errno::EINVAL),
+            TooManySymlinks: FsError::TooManySymlinks => refusal(errno::ELOOP),
+            NoData: FsError::NoData => refusal(errno::ENODATA),
+            TooBig: FsError::TooBig => refusal(errno::E2BIG),
+            Range: FsError::Range("so") => refusal(errno::ERANGE),
+            NotSupported: FsError::NotSupported("so") => refusal(errno::EOPNOTSUPP),
+            NotPermitted: FsError::NotPermitted("so") => refusal(errno::EPERM),
+            Overflow: FsError::Overflow("so") => refusal(errno::EOVERFLOW),
+            FileTooBig: FsError::FileTooBig => refusal(errno::EFBIG),
+            Stale: FsError::Stale => refusal(errno::ESTALE),
+            Busy: FsError::Busy("so") => refusal(errno::EBUSY),
+            Data: data(TxnError::NoChecksum(oleo_format::Logical(1))) => Class::DATA,
+            Data: data(Corruption::new("node", "level", 9, 1).into()) => Class::DATA,
+            Corruption: Corruption::new("node", "level", 9, 1).into() => Class::DAMAGE,
+            Tree: TreeError::TooHigh { tree, max: 8 }.into() => refusal(errno::EFBIG),
+            Txn: TxnError::ReadOnly("so".into()).into() => refusal(errno::EROFS),
+            Txn: TxnError::QuotaExceeded(tree).into() => refusal(errno::EDQUOT),
+        });
     }
 }

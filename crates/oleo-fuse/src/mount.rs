@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use oleo::{Device, Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
 use oleo_device::mountinfo::mount_on;
-use oleo_format::InodeFlags;
+use oleo_format::{Class, Classified, InodeFlags};
 
 use crate::attach::{AttachOptions, attach, detach, read_ahead};
 use crate::background::Background;
@@ -43,6 +43,18 @@ pub enum MountError {
     /// The connection to the kernel broke.
     #[error("the connection to the kernel broke: {0}")]
     Connection(io::Error),
+}
+
+impl Classified for MountError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            MountError::Image(error) => error.class(),
+            MountError::Option(_) => Class::USAGE,
+            MountError::Attach { source, .. } => Class::of_io(source),
+            MountError::Connection(_) => Class::DEVICE,
+        }
+    }
 }
 
 /// What to mount where.

@@ -2,7 +2,7 @@
 //!
 //! What is not known is refused. Options of every mount (nosuid, noexec …) and those of FUSE are taken as well.
 
-use oleo::{Compress, parse_compress};
+use oleo::{Class, Classified, Compress, parse_compress};
 use rustix::mount::MountFlags;
 
 /// Seconds between commits when nobody asks for one; what btrfs does.
@@ -62,6 +62,15 @@ pub enum OptionError {
         /// What it takes.
         want: &'static str,
     },
+}
+
+impl Classified for OptionError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            OptionError::Unknown(_) | OptionError::Value { .. } => Class::USAGE,
+        }
+    }
 }
 
 /// When reading changes the time of the last access.
@@ -406,5 +415,24 @@ mod tests {
         ] {
             assert!(matches!(parsed(list), Err(OptionError::Value { .. })), "{list}");
         }
+    }
+
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn classes() {
+        let (name, value) = ("a".to_owned(), "b".to_owned());
+        oleo_format::assert_classes!(OptionError {
+            Unknown: OptionError::Unknown(name.clone()) => Class::USAGE,
+            Value: OptionError::Value { name, value, want: "c" } => Class::USAGE,
+        });
+        use crate::MountError;
+        let busy = || std::io::Error::from_raw_os_error(oleo_format::errno::EBUSY);
+        let request = || oleo::Error::Request("so".into());
+        oleo_format::assert_classes!(MountError {
+            Image: request().into() => Class::USAGE,
+            Option: MountError::Option("so".into()) => Class::USAGE,
+            Attach: MountError::Attach { dir: "d".into(), source: busy() } => Class::refusal(oleo_format::errno::EBUSY),
+            Connection: MountError::Connection(busy()) => Class::DEVICE,
+        });
     }
 }

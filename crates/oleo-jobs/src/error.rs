@@ -1,7 +1,7 @@
 //! Why a job was not done.
 
-use oleo_format::Corruption;
-use oleo_fs::{FsError, errno};
+use oleo_format::{Class, Classified, Corruption};
+use oleo_fs::FsError;
 use oleo_tree::TreeError;
 use oleo_txn::TxnError;
 use oleo_volume::VolumeError;
@@ -32,15 +32,17 @@ impl JobError {
 
     /// What a system call would answer.
     pub fn errno(&self) -> i32 {
+        self.class().errno
+    }
+}
+
+impl Classified for JobError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
         match self {
-            JobError::Refused { errno, .. } => *errno,
-            JobError::Fs(error) => error.errno(),
-            JobError::Volume(error) => match **error {
-                VolumeError::Corrupt(_) => errno::EUCLEAN,
-                VolumeError::NoRoom { .. } => errno::ENOSPC,
-                VolumeError::Unsupported { .. } => errno::EOPNOTSUPP,
-                _ => errno::EIO,
-            },
+            JobError::Refused { errno, .. } => Class::refusal(*errno),
+            JobError::Fs(error) => error.class(),
+            JobError::Volume(error) => error.class(),
         }
     }
 }
@@ -66,5 +68,22 @@ impl From<TreeError> for JobError {
 impl From<Corruption> for JobError {
     fn from(error: Corruption) -> JobError {
         JobError::Fs(error.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oleo_format::errno;
+
+    use super::*;
+
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn classes() {
+        oleo_format::assert_classes!(JobError {
+            Refused: JobError::refused(errno::EBUSY, "so") => Class::refusal(errno::EBUSY),
+            Fs: FsError::NotFound.into() => Class::refusal(errno::ENOENT),
+            Volume: VolumeError::ReadOnly.into() => Class::refusal(errno::EROFS),
+        });
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use oleo_device::DeviceError;
+use oleo_format::{Class, Classified, errno};
 use oleo_fs::FsError;
 use oleo_txn::TxnError;
 use oleo_volume::VolumeError;
@@ -77,5 +78,46 @@ impl From<DeviceError> for MkfsError {
 impl From<TxnError> for MkfsError {
     fn from(error: TxnError) -> MkfsError {
         MkfsError::Engine(Box::new(error))
+    }
+}
+
+impl Classified for MkfsError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            MkfsError::Options(_) => Class::USAGE,
+            MkfsError::Unsupported(_) => Class::refusal(errno::EOPNOTSUPP),
+            MkfsError::TooSmall { .. } => Class::refusal(errno::ENOSPC),
+            MkfsError::Source { cause, .. } => Class::of_io(cause),
+            // The archive is damaged, not the image.
+            MkfsError::Tar { .. } => Class::refusal(errno::EINVAL),
+            MkfsError::Device(error) => error.class(),
+            MkfsError::Volume(error) => error.class(),
+            MkfsError::Engine(error) => error.class(),
+            MkfsError::Fs(error) => error.class(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn classes() {
+        let path = || PathBuf::from("a");
+        let none = || io::Error::from_raw_os_error(errno::ENOENT);
+        oleo_format::assert_classes!(MkfsError {
+            Options: MkfsError::Options("so".into()) => Class::USAGE,
+            Unsupported: MkfsError::Unsupported("so".into()) => Class::refusal(errno::EOPNOTSUPP),
+            TooSmall: MkfsError::TooSmall { device: 0, len: 1, more: 1 } => Class::refusal(errno::ENOSPC),
+            Source: MkfsError::Source { what: "read", path: path(), cause: none() } => Class::refusal(errno::ENOENT),
+            Tar: MkfsError::Tar { at: 0, what: "so".into() } => Class::refusal(errno::EINVAL),
+            Device: DeviceError::Kind { path: path() }.into() => Class::refusal(errno::EINVAL),
+            Volume: VolumeError::ReadOnly.into() => Class::refusal(errno::EROFS),
+            Engine: TxnError::QuotaOff.into() => Class::refusal(errno::ENOTCONN),
+            Fs: FsError::NoSpace.into() => Class::refusal(errno::ENOSPC),
+        });
     }
 }

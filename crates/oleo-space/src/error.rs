@@ -4,9 +4,9 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use oleo_format::{ByteLen, Logical};
+use oleo_format::{ByteLen, Class, Classified, Logical, errno};
 
-use crate::{Kind, Run};
+use crate::{FreeRunsError, Kind, Run};
 
 /// Why nothing was given.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -30,6 +30,8 @@ pub enum LoadError {
     Source {
         /// Start of the group.
         group: Logical,
+        /// What the cause is.
+        class: Class,
         /// What the source said.
         cause: Arc<dyn Error + Send + Sync>,
     },
@@ -45,8 +47,51 @@ pub enum LoadError {
 
 impl LoadError {
     /// The source of `group`'s free space failed with `cause`.
-    pub fn source(group: Logical, cause: impl Error + Send + Sync + 'static) -> LoadError {
-        LoadError::Source { group, cause: Arc::new(cause) }
+    pub fn source(group: Logical, cause: impl Error + Classified + Send + Sync + 'static) -> LoadError {
+        LoadError::Source { group, class: cause.class(), cause: Arc::new(cause) }
+    }
+}
+
+impl Classified for LoadError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            LoadError::Source { class, .. } => *class,
+            LoadError::BadRun { .. } => Class::DAMAGE,
+        }
+    }
+}
+
+impl Classified for Refusal {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            Refusal::NeedChunk(_) | Refusal::NoSpace(_) => Class::refusal(errno::ENOSPC),
+            Refusal::Load(error) => error.class(),
+        }
+    }
+}
+
+impl Classified for SpaceError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            SpaceError::NoGroup(_)
+            | SpaceError::FreedTwice(_)
+            | SpaceError::UsedOutOfRange { .. }
+            | SpaceError::BadGroup(_) => Class::DAMAGE,
+            SpaceError::Pinned(_) | SpaceError::Reserved(_) => Class::refusal(errno::EBUSY),
+        }
+    }
+}
+
+impl Classified for FreeRunsError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            FreeRunsError::Space(error) => error.class(),
+            FreeRunsError::Load(error) => error.class(),
+        }
     }
 }
 
@@ -80,4 +125,40 @@ pub enum SpaceError {
     /// A group cannot be closed for writing: what is reserved would no longer fit.
     #[error("block group {0} cannot be closed: its free space is reserved")]
     Reserved(Logical),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn classes() {
+        let (group, run) = (Logical(1), Run::new(Logical(1), ByteLen(1)));
+        let bad = || LoadError::BadRun { group, run };
+        let busy = Class::refusal(errno::EBUSY);
+        oleo_format::assert_classes!(LoadError {
+            BadRun: bad() => Class::DAMAGE,
+            Source: LoadError::source(group, SpaceError::Pinned(group)) => busy,
+            Source: LoadError::source(group, bad()) => Class::DAMAGE,
+        });
+        oleo_format::assert_classes!(Refusal {
+            NeedChunk: Refusal::NeedChunk(Kind::Data) => Class::refusal(errno::ENOSPC),
+            NoSpace: Refusal::NoSpace(Kind::Data) => Class::refusal(errno::ENOSPC),
+            Load: bad().into() => Class::DAMAGE,
+        });
+        let (used, len) = (ByteLen(1), ByteLen(2));
+        oleo_format::assert_classes!(SpaceError {
+            NoGroup: SpaceError::NoGroup(run) => Class::DAMAGE,
+            FreedTwice: SpaceError::FreedTwice(run) => Class::DAMAGE,
+            UsedOutOfRange: SpaceError::UsedOutOfRange { group, used, delta: 5, len } => Class::DAMAGE,
+            BadGroup: SpaceError::BadGroup(run) => Class::DAMAGE,
+            Pinned: SpaceError::Pinned(group) => busy,
+            Reserved: SpaceError::Reserved(group) => busy,
+        });
+        oleo_format::assert_classes!(FreeRunsError {
+            Space: SpaceError::Pinned(group).into() => busy,
+            Load: bad().into() => Class::DAMAGE,
+        });
+    }
 }

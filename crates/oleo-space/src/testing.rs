@@ -46,7 +46,11 @@ impl FreeSource for MapSource {
     fn load(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, LoadError> {
         self.loads.fetch_add(1, SeqCst);
         std::thread::yield_now();
-        self.free.lock().get(&group.0).cloned().ok_or_else(|| LoadError::source(group, std::fmt::Error))
+        self.free
+            .lock()
+            .get(&group.0)
+            .cloned()
+            .ok_or_else(|| LoadError::source(group, crate::SpaceError::Pinned(group)))
     }
 }
 

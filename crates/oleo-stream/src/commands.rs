@@ -10,8 +10,8 @@
 
 use std::io::{self, Read};
 
-use oleo_format::Corruption;
 use oleo_format::stream::{self, COMMAND_HEAD_LEN, COMMAND_LEN_MAX_V1, Command, CommandHead, HEADER_LEN};
+use oleo_format::{Class, Classified, Corruption, errno};
 
 /// Bytes read from the input at once: large enough that a pipe or file is not asked for every small command.
 const READ_LEN: usize = 256 << 10;
@@ -52,6 +52,17 @@ pub enum StreamError {
         /// Why.
         source: io::Error,
     },
+}
+
+impl Classified for StreamError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            // The stream is damaged, not the image.
+            StreamError::Corrupt(_) | StreamError::Truncated { .. } => Class::refusal(errno::EINVAL),
+            StreamError::Io { source, .. } => Class::of_io(source),
+        }
+    }
 }
 
 /// One command and where it stands.

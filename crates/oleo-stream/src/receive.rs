@@ -30,6 +30,7 @@ use std::io;
 use std::sync::Arc;
 
 use oleo_format::stream::Command;
+use oleo_format::{Class, Classified};
 use oleo_fs::FsError;
 use uuid::Uuid;
 
@@ -275,13 +276,62 @@ impl From<StreamError> for ReceiveError {
 impl ReceiveError {
     /// The errno that comes nearest.
     pub fn errno(&self) -> i32 {
+        self.class().errno
+    }
+}
+
+impl Classified for ApplyError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
         match self {
-            ReceiveError::Stream(_) | ReceiveError::Rule { .. } => oleo_fs::errno::EINVAL,
-            ReceiveError::Command { source, .. } | ReceiveError::Target { source, .. } => match &**source {
-                ApplyError::Fs(error) => error.errno(),
-                ApplyError::Host { source, .. } => source.raw_os_error().unwrap_or(oleo_fs::errno::EIO),
-                ApplyError::Refused(_) => oleo_fs::errno::EINVAL,
-            },
+            ApplyError::Fs(error) => error.class(),
+            ApplyError::Host { source, .. } => Class::of_io(source),
+            ApplyError::Refused(_) => Class::refusal(oleo_fs::errno::EINVAL),
         }
+    }
+}
+
+impl Classified for ReceiveError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            ReceiveError::Stream(error) => error.class(),
+            ReceiveError::Rule { .. } => Class::refusal(oleo_fs::errno::EINVAL),
+            ReceiveError::Command { source, .. } | ReceiveError::Target { source, .. } => source.class(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oleo_format::errno;
+
+    use super::*;
+
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn classes() {
+        let (position, command) = (0, "write");
+        let host = |errno| ApplyError::Host { what: "write", source: io::Error::from_raw_os_error(errno) };
+        let lie = || StreamError::from(oleo_format::Corruption::new("stream", "magic", 1, 2));
+        oleo_format::assert_classes!(StreamError {
+            Corrupt: lie() => Class::refusal(errno::EINVAL),
+            Truncated: StreamError::Truncated { at: 0, within: "so" } => Class::refusal(errno::EINVAL),
+            Io: StreamError::Io { at: 0, source: io::Error::from_raw_os_error(errno::EIO) } => Class::DEVICE,
+        });
+        oleo_format::assert_classes!(ApplyError {
+            Fs: FsError::NoSpace.into() => Class::refusal(errno::ENOSPC),
+            Host: host(errno::EACCES) => Class::refusal(errno::EACCES),
+            Host: host(errno::EIO) => Class::DEVICE,
+            Refused: ApplyError::Refused("so".into()) => Class::refusal(errno::EINVAL),
+        });
+        let source = || Box::new(ApplyError::from(FsError::NoSpace));
+        let path = || "a".to_owned();
+        oleo_format::assert_classes!(ReceiveError {
+            Stream: lie().into() => Class::refusal(errno::EINVAL),
+            Rule: ReceiveError::Rule { position, command, what: path() } => Class::refusal(errno::EINVAL),
+            Command: ReceiveError::Command { position, command, path: path(), source: source() } => Class::refusal(errno::ENOSPC),
+            Target: ReceiveError::Target { what: "so", source: source() } => Class::refusal(errno::ENOSPC),
+        });
     }
 }

@@ -1,6 +1,6 @@
 //! What can go wrong with a tree.
 
-use oleo_format::{Corruption, Key, TreeId};
+use oleo_format::{Class, Classified, Corruption, Key, TreeId, errno};
 use oleo_space::Refusal;
 
 /// Why a tree could not be read or changed.
@@ -16,8 +16,13 @@ pub enum TreeError {
     #[error("no room for new tree blocks: {0}")]
     Space(#[from] Refusal),
     /// Told by what the caller lent: the allocator, or whoever counts references.
-    #[error(transparent)]
-    Outside(Box<dyn std::error::Error + Send + Sync>),
+    #[error("{cause}")]
+    Outside {
+        /// What it is.
+        class: Class,
+        /// What was told.
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// An item is larger than a leaf.
     #[error("item {key} of tree {tree} has {len} bytes, a leaf holds {max}")]
     ItemTooLarge {
@@ -42,8 +47,8 @@ pub enum TreeError {
 
 impl TreeError {
     /// An error of what the caller lent.
-    pub fn outside(cause: impl std::error::Error + Send + Sync + 'static) -> TreeError {
-        TreeError::Outside(Box::new(cause))
+    pub fn outside(cause: impl std::error::Error + Classified + Send + Sync + 'static) -> TreeError {
+        TreeError::Outside { class: cause.class(), cause: Box::new(cause) }
     }
 
     /// A corruption found in a tree.
@@ -56,5 +61,39 @@ impl TreeError {
         place: impl std::fmt::Display,
     ) -> TreeError {
         TreeError::Corrupt(Corruption::new("tree", what, have, want).within(place).within(format!("tree {tree}")))
+    }
+}
+
+impl Classified for TreeError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            TreeError::Corrupt(error) => error.class(),
+            TreeError::Volume(error) => error.class(),
+            TreeError::Space(error) => error.class(),
+            TreeError::Outside { class, .. } => *class,
+            TreeError::ItemTooLarge { .. } => Class::refusal(errno::EOVERFLOW),
+            TreeError::TooHigh { .. } => Class::refusal(errno::EFBIG),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn classes() {
+        let (tree, max) = (TreeId(5), 1);
+        let no_room = || Refusal::NoSpace(oleo_space::Kind::Data);
+        oleo_format::assert_classes!(TreeError {
+            Corrupt: Corruption::new("node", "level", 9, 1).into() => Class::DAMAGE,
+            Volume: TreeError::Volume(oleo_volume::VolumeError::ReadOnly) => Class::refusal(errno::EROFS),
+            Space: no_room().into() => Class::refusal(errno::ENOSPC),
+            Outside: TreeError::outside(no_room()) => Class::refusal(errno::ENOSPC),
+            ItemTooLarge: TreeError::ItemTooLarge { tree, key: Key::MIN, len: 2, max } => Class::refusal(errno::EOVERFLOW),
+            TooHigh: TreeError::TooHigh { tree, max } => Class::refusal(errno::EFBIG),
+        });
     }
 }

@@ -1,7 +1,7 @@
 //! What can go wrong in a transaction.
 
-use oleo_format::{ByteLen, Corruption, Logical, TreeId};
-use oleo_space::SpaceError;
+use oleo_format::{ByteLen, Class, Classified, Corruption, Logical, TreeId, errno};
+use oleo_space::{LoadError, SpaceError};
 use oleo_tree::TreeError;
 use oleo_volume::VolumeError;
 use std::sync::Arc;
@@ -42,6 +42,9 @@ pub enum TxnError {
     /// Data has no checksum though it should have one.
     #[error("data at {0} has no checksum")]
     NoChecksum(Logical),
+    /// What is free in a block group cannot be told.
+    #[error(transparent)]
+    Load(#[from] LoadError),
     /// Reported by the room above while it turned its changes into items.
     #[error("{0}")]
     Source(Arc<str>),
@@ -90,5 +93,60 @@ impl From<VolumeError> for TxnError {
 impl From<SpaceError> for TxnError {
     fn from(e: SpaceError) -> TxnError {
         TxnError::Space(Arc::new(e))
+    }
+}
+
+impl Classified for TxnError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            TxnError::Corrupt(error) => error.class(),
+            TxnError::Tree(error) => error.class(),
+            TxnError::Volume(error) => error.class(),
+            TxnError::Space(error) => error.class(),
+            TxnError::Load(error) => error.class(),
+            TxnError::NoSpace { .. } => Class::refusal(errno::ENOSPC),
+            TxnError::ReadOnly(_) => Class::refusal(errno::EROFS),
+            TxnError::Refused(_) => Class::refusal(errno::EOPNOTSUPP),
+            TxnError::NoTree(_) => Class::refusal(errno::ENOENT),
+            TxnError::NoChecksum(_) => Class::DATA,
+            // After an operation that failed half way: nothing is written any more.
+            TxnError::Source(_) => Class::DEVICE,
+            TxnError::StillUsed(_) => Class::refusal(errno::EBUSY),
+            TxnError::QuotaOff => Class::refusal(errno::ENOTCONN),
+            TxnError::QuotaExceeded(_) => Class::refusal(errno::EDQUOT),
+            TxnError::Qgroup { errno, .. } => Class::refusal(*errno),
+            TxnError::Unsettled(_) => Class::DATA,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn classes() {
+        let (at, tree) = (Logical(1), TreeId(5));
+        let run = oleo_space::Run::new(at, ByteLen(1));
+        oleo_format::assert_classes!(TxnError {
+            Corrupt: Corruption::new("node", "level", 9, 1).into() => Class::DAMAGE,
+            Tree: TreeError::TooHigh { tree, max: 8 }.into() => Class::refusal(errno::EFBIG),
+            Volume: VolumeError::ReadOnly.into() => Class::refusal(errno::EROFS),
+            Space: SpaceError::NoGroup(run).into() => Class::DAMAGE,
+            Load: LoadError::BadRun { group: at, run }.into() => Class::DAMAGE,
+            NoSpace: TxnError::NoSpace { what: "data", wanted: ByteLen(1) } => Class::refusal(errno::ENOSPC),
+            ReadOnly: TxnError::ReadOnly("so".into()) => Class::refusal(errno::EROFS),
+            Refused: TxnError::Refused("so".into()) => Class::refusal(errno::EOPNOTSUPP),
+            NoTree: TxnError::NoTree(tree) => Class::refusal(errno::ENOENT),
+            NoChecksum: TxnError::NoChecksum(at) => Class::DATA,
+            Source: TxnError::Source("so".into()) => Class::DEVICE,
+            StillUsed: TxnError::StillUsed(at) => Class::refusal(errno::EBUSY),
+            QuotaOff: TxnError::QuotaOff => Class::refusal(errno::ENOTCONN),
+            QuotaExceeded: TxnError::QuotaExceeded(tree) => Class::refusal(errno::EDQUOT),
+            Qgroup: TxnError::Qgroup { errno: errno::ENOENT, text: "so".into() } => Class::refusal(errno::ENOENT),
+            Unsettled: TxnError::Unsettled(1) => Class::DATA,
+        });
     }
 }

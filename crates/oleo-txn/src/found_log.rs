@@ -225,7 +225,7 @@ fn claim(inner: &Inner, at: Logical, len: ByteLen, kind: BlockGroupFlags) -> Res
     match inner.space.claim(Run::new(at, len)) {
         Ok(true) => Ok(()),
         Ok(false) => Err(lies("address", at, format!("{len} bytes that are not free"), "space that no tree uses")),
-        Err(Refusal::Load(e)) => Err(TxnError::Source(e.to_string().into())),
+        Err(Refusal::Load(e)) => Err(e.into()),
         Err(Refusal::NeedChunk(_) | Refusal::NoSpace(_)) => Err(TxnError::NoSpace { what: "the log", wanted: len }),
     }
 }

@@ -331,6 +331,6 @@ fn refused(e: Refusal) -> TxnError {
         Refusal::NeedChunk(kind) | Refusal::NoSpace(kind) => {
             TxnError::NoSpace { what: if kind == Kind::Data { "data" } else { "metadata" }, wanted: ByteLen(0) }
         }
-        Refusal::Load(e) => TxnError::Source(e.to_string().into()),
+        Refusal::Load(e) => e.into(),
     }
 }

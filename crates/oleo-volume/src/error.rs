@@ -1,7 +1,7 @@
 //! What can go wrong with a volume.
 
 use oleo_device::DeviceError;
-use oleo_format::{BlockGroupFlags, Corruption, DevId, Logical};
+use oleo_format::{BlockGroupFlags, Class, Classified, Corruption, DevId, Logical, errno};
 use uuid::Uuid;
 
 impl VolumeError {
@@ -149,5 +149,71 @@ pub enum VolumeError {
 impl From<Corruption> for VolumeError {
     fn from(e: Corruption) -> VolumeError {
         VolumeError::Corrupt(Box::new(e))
+    }
+}
+
+impl Classified for VolumeError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            VolumeError::Device(error) => error.class(),
+            VolumeError::Corrupt(_) | VolumeError::NoSuper { .. } | VolumeError::Unmapped { .. } => Class::DAMAGE,
+            VolumeError::DataChecksum { .. } => Class::DATA,
+            VolumeError::NoDevices | VolumeError::Unaligned { .. } => Class::USAGE,
+            VolumeError::NoBackup(_) | VolumeError::Stranger { .. } => Class::refusal(errno::EINVAL),
+            VolumeError::Twins { .. } => Class::refusal(errno::EEXIST),
+            VolumeError::Missing { .. } => Class::refusal(errno::ENODEV),
+            VolumeError::MissingForWriting { .. } | VolumeError::ReadOnly => Class::refusal(errno::EROFS),
+            VolumeError::Unsupported { .. } => Class::refusal(errno::EOPNOTSUPP),
+            VolumeError::Stopped { first } => first.class(),
+            // A call that reads has no other word for it, whatever is wrong with the copies.
+            VolumeError::NoGoodCopy { why, .. } => Class { errno: errno::EIO, ..why.class() },
+            VolumeError::OnMissing { .. } => Class::DEVICE,
+            VolumeError::NoRoom { .. } | VolumeError::SystemArrayFull => Class::refusal(errno::ENOSPC),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn classes() {
+        let device = || DeviceError::Io {
+            name: "d".into(),
+            op: oleo_device::Op::Read,
+            offset: 0,
+            len: 1,
+            source: Arc::new(std::io::Error::other("broken")),
+        };
+        let lie = || Box::new(Corruption::new("node", "level", 9, 1));
+        let (at, devid, uuid) = (Logical(1), DevId(1), Uuid::nil());
+        let name = || "d".to_owned();
+        oleo_format::assert_classes!(VolumeError {
+            Device: device().into() => Class::DEVICE,
+            Corrupt: VolumeError::Corrupt(lie()) => Class::DAMAGE,
+            NoSuper: VolumeError::NoSuper { name: name(), why: lie() } => Class::DAMAGE,
+            NoDevices: VolumeError::NoDevices => Class::USAGE,
+            NoBackup: VolumeError::NoBackup(1) => Class::refusal(errno::EINVAL),
+            Stranger: VolumeError::Stranger { name: name(), fsid: uuid, want: uuid } => Class::refusal(errno::EINVAL),
+            Twins: VolumeError::Twins { devid, first: name(), second: name() } => Class::refusal(errno::EEXIST),
+            Missing: VolumeError::Missing { first: (devid, uuid), count: 1 } => Class::refusal(errno::ENODEV),
+            MissingForWriting: VolumeError::MissingForWriting { devid, uuid } => Class::refusal(errno::EROFS),
+            Unsupported: VolumeError::Unsupported { what: name() } => Class::refusal(errno::EOPNOTSUPP),
+            ReadOnly: VolumeError::ReadOnly => Class::refusal(errno::EROFS),
+            Stopped: VolumeError::Stopped { first: device() } => Class::DEVICE,
+            Unmapped: VolumeError::Unmapped { at, len: 1 } => Class::DAMAGE,
+            NoGoodCopy: VolumeError::NoGoodCopy { at, len: 1, why: Box::new(device().into()) } => Class::DEVICE,
+            NoGoodCopy: VolumeError::NoGoodCopy { at, len: 1, why: Box::new(VolumeError::Corrupt(lie())) } => Class::DATA,
+            OnMissing: VolumeError::OnMissing { devid } => Class::DEVICE,
+            DataChecksum: VolumeError::DataChecksum { at, devid } => Class::DATA,
+            Unaligned: VolumeError::Unaligned { at, len: 1, csums: 1 } => Class::USAGE,
+            NoRoom: VolumeError::NoRoom { flags: BlockGroupFlags::DATA, devices: 0, want: 1 } => Class::refusal(errno::ENOSPC),
+            SystemArrayFull: VolumeError::SystemArrayFull => Class::refusal(errno::ENOSPC),
+        });
     }
 }

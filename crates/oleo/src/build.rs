@@ -172,7 +172,10 @@ fn reflink(targets: &[Target], options: &BuildOptions) -> Result<Reflink> {
     let device_of = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).map_err(Error::host("open", path));
     if device_of(dir)? != device_of(&target.path)? {
         let both = format!("{} and {}", dir.display(), target.path.display());
-        return Err(Error::Request(format!("{both} are on different file systems and cannot share data")));
+        return Err(Error::refused(
+            oleo_fs::errno::EXDEV,
+            format!("{both} are on different file systems and cannot share data"),
+        ));
     }
     Ok(Reflink::new(&target.path, options.offset)?)
 }
@@ -243,7 +246,7 @@ fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device
     if !options.force
         && let Some(what) = oleo_mkfs::signature(&device)?
     {
-        return Err(Error::Request(format!("holds {what}; --force overwrites it")));
+        return Err(Error::refused(oleo_fs::errno::EEXIST, format!("holds {what}; --force overwrites it")));
     }
     if is_block {
         discard(&device)?;

@@ -14,6 +14,7 @@
 
 use std::path::Path;
 
+use oleo_format::Classified;
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 
 use crate::image::open_devices;
@@ -46,7 +47,7 @@ pub fn image(path: impl AsRef<Path>, open: &OpenOptions, start: Start, how: &Che
         match oleo_check::check(&Volume::open(devices, &options)?, how) {
             Ok(report) => Ok(report),
             Err(CheckError::Volume(error)) => Err(error.into()),
-            Err(error @ CheckError::Threads(_)) => Err(crate::Error::Request(error.to_string())),
+            Err(error @ CheckError::Threads(_)) => Err(crate::Error::refused(error.class().errno, error.to_string())),
         }
     };
     check().map_err(|error: crate::Error| error.of_image(path))

@@ -1,18 +1,17 @@
 //! Why something did not work, and what to try.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use oleo_device::DeviceError;
-use oleo_format::Corruption;
+use oleo_device::{DeviceError, FileDevice, FileOptions, User};
+use oleo_format::{Class, Classified, Corruption, ErrorKind};
 use oleo_fs::{FsError, errno};
 use oleo_jobs::JobError;
 use oleo_mkfs::MkfsError;
 use oleo_stream::SendError;
-use oleo_stream::receive::{ApplyError, ReceiveError};
+use oleo_stream::receive::ReceiveError;
 use oleo_txn::TxnError;
 use oleo_volume::VolumeError;
-use serde::{Deserialize, Serialize};
 
 /// An error of this library. It says what went wrong; [`Error::hint`] says what to try, [`Error::kind`] which of the
 /// four kinds it is.
@@ -43,6 +42,14 @@ pub enum Error {
     /// The request makes no sense as it is.
     #[error("{0}")]
     Request(String),
+    /// It cannot be done as asked; the text says why.
+    #[error("{text}")]
+    Refused {
+        /// What a system call would answer.
+        errno: i32,
+        /// Why.
+        text: String,
+    },
     /// From a device.
     #[error(transparent)]
     Device(Box<DeviceError>),
@@ -81,18 +88,6 @@ pub enum Error {
 /// The result of this library's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The kinds of errors, which are never mixed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ErrorKind {
-    /// It cannot be done as asked: not found, no room, not supported, in use.
-    Refusal,
-    /// What is on disk is not what the format allows.
-    Corruption,
-    /// A device or the host failed.
-    Device,
-}
-
 impl Error {
     /// The same error, with the place that it is about.
     pub fn at(self, place: impl std::fmt::Display) -> Error {
@@ -100,7 +95,13 @@ impl Error {
     }
 
     /// The same error with the name of an image, unless it has it already.
-    pub(crate) fn of_image(self, path: &std::path::Path) -> Error {
+    pub(crate) fn of_image(self, path: &Path) -> Error {
+        if let Error::Volume(error) = &self
+            && let VolumeError::NoSuper { name, .. } = &**error
+            && let Some(what) = other_contents(Path::new(name))
+        {
+            return Error::refused(errno::EINVAL, format!("{name}: holds {what}, no btrfs"));
+        }
         let has_name = match &self {
             Error::Device(_) | Error::Host { .. } => true,
             Error::Volume(error) => matches!(
@@ -122,56 +123,19 @@ impl Error {
         move |source| Error::Host { what, path, source }
     }
 
+    /// A refusal.
+    pub(crate) fn refused(errno: i32, text: impl Into<String>) -> Error {
+        Error::Refused { errno, text: text.into() }
+    }
+
     /// Which kind of error it is.
     pub fn kind(&self) -> ErrorKind {
-        match self {
-            Error::At { source, .. } | Error::Log(source) => source.kind(),
-            Error::Control(error) => error.kind,
-            Error::Job(error) => match &**error {
-                JobError::Fs(FsError::Corruption(_)) => ErrorKind::Corruption,
-                JobError::Fs(FsError::Txn(error)) => engine_kind(error),
-                JobError::Volume(error) => volume_kind(error),
-                _ => ErrorKind::Refusal,
-            },
-            Error::Corruption(_) | Error::Fs(FsError::Corruption(_)) => ErrorKind::Corruption,
-            Error::Output(_) => ErrorKind::Device,
-            Error::Device(error) => device_kind(error),
-            Error::Mkfs(error) => mkfs_kind(error),
-            Error::Receive(error) => receive_kind(error),
-            Error::Send(error) => send_kind(error),
-            Error::Volume(error) => volume_kind(error),
-            Error::Fs(FsError::Txn(error)) => engine_kind(error),
-            Error::Engine(error) => engine_kind(error),
-            _ => ErrorKind::Refusal,
-        }
+        self.class().kind
     }
 
     /// The errno of a system call with this outcome.
     pub fn errno(&self) -> i32 {
-        match self {
-            Error::At { source, .. } | Error::Log(source) => source.errno(),
-            Error::Control(error) => error.errno,
-            Error::Job(error) => error.errno(),
-            Error::Receive(error) => error.errno(),
-            Error::Send(error) => error.errno(),
-            Error::Host { source, .. } | Error::Output(source) => source.raw_os_error().unwrap_or(errno::EIO),
-            Error::Request(_) => errno::EINVAL,
-            Error::Fs(error) => error.errno(),
-            Error::Corruption(_) => errno::EUCLEAN,
-            Error::Engine(error) => match &**error {
-                TxnError::NoSpace { .. } => errno::ENOSPC,
-                TxnError::ReadOnly(_) => errno::EROFS,
-                TxnError::Corrupt(_) => errno::EUCLEAN,
-                TxnError::Volume(error) => volume_errno(error),
-                _ => errno::EIO,
-            },
-            Error::Volume(error) => volume_errno(error),
-            Error::Device(_) => errno::EIO,
-            Error::Mkfs(error) => match &**error {
-                MkfsError::Fs(error) => error.errno(),
-                _ => errno::EIO,
-            },
-        }
+        self.class().errno
     }
 
     /// What to try next, where there is something.
@@ -180,7 +144,8 @@ impl Error {
             Error::At { source, .. } => source.hint(),
             Error::Log(_) => Some(LOG),
             Error::Control(error) => error.hint.as_deref(),
-            Error::Device(error) if matches!(**error, DeviceError::InUse { .. }) => {
+            // Of a mount by the kernel the error itself says what to do.
+            Error::Device(error) if matches!(&**error, DeviceError::InUse { by, .. } if !matches!(by, User::Mounted { .. })) => {
                 Some("unmount it, or end the program that uses it")
             }
             Error::Volume(error) if matches!(**error, VolumeError::Missing { .. }) => {
@@ -197,72 +162,39 @@ impl Error {
     }
 }
 
+/// What else than btrfs a file or device holds, as far as it is known.
+fn other_contents(path: &Path) -> Option<&'static str> {
+    let device = FileDevice::open(path, &FileOptions { read_in_use: true, ..FileOptions::default() }).ok()?;
+    oleo_mkfs::signature(&device).ok().flatten().filter(|what| !what.contains("btrfs"))
+}
+
 /// What to try when a log cannot be applied.
 const LOG: &str = "--no-log-replay (mount option nologreplay) reads what was there at the last commit; `oleo rescue zero-log` \
                    drops the log, and with it what was synced since";
 /// What to try when there is no room.
 const NO_SPACE: &str = "make the image larger (--size), or delete something";
 
-fn device_kind(error: &DeviceError) -> ErrorKind {
-    if matches!(error, DeviceError::Io { .. }) { ErrorKind::Device } else { ErrorKind::Refusal }
-}
-
-fn mkfs_kind(error: &MkfsError) -> ErrorKind {
-    match error {
-        MkfsError::Device(error) => device_kind(error),
-        MkfsError::Volume(error) => volume_kind(error),
-        MkfsError::Engine(error) => engine_kind(error),
-        MkfsError::Fs(FsError::Corruption(_)) => ErrorKind::Corruption,
-        _ => ErrorKind::Refusal,
-    }
-}
-
-fn receive_kind(error: &ReceiveError) -> ErrorKind {
-    match error {
-        ReceiveError::Command { source, .. } | ReceiveError::Target { source, .. } => match &**source {
-            ApplyError::Fs(error) => match &**error {
-                FsError::Corruption(_) => ErrorKind::Corruption,
-                FsError::Txn(error) => engine_kind(error),
-                _ => ErrorKind::Refusal,
-            },
-            _ => ErrorKind::Refusal,
-        },
-        ReceiveError::Stream(_) | ReceiveError::Rule { .. } => ErrorKind::Refusal,
-    }
-}
-
-fn send_kind(error: &SendError) -> ErrorKind {
-    match error {
-        SendError::Fs(FsError::Corruption(_)) => ErrorKind::Corruption,
-        SendError::Fs(FsError::Txn(error)) => engine_kind(error),
-        SendError::Write(_) => ErrorKind::Device,
-        _ => ErrorKind::Refusal,
-    }
-}
-
-fn volume_kind(error: &VolumeError) -> ErrorKind {
-    match error {
-        VolumeError::Corrupt(_) | VolumeError::NoSuper { .. } => ErrorKind::Corruption,
-        VolumeError::Device(error) => device_kind(error),
-        _ => ErrorKind::Refusal,
-    }
-}
-
-fn volume_errno(error: &VolumeError) -> i32 {
-    match error {
-        VolumeError::Corrupt(_) => errno::EUCLEAN,
-        VolumeError::NoRoom { .. } => errno::ENOSPC,
-        VolumeError::Device(error) if error.is_full() => errno::ENOSPC,
-        VolumeError::Unsupported { .. } => errno::EOPNOTSUPP,
-        _ => errno::EIO,
-    }
-}
-
-fn engine_kind(error: &TxnError) -> ErrorKind {
-    match error {
-        TxnError::Corrupt(_) => ErrorKind::Corruption,
-        TxnError::Volume(error) => volume_kind(error),
-        _ => ErrorKind::Refusal,
+impl Classified for Error {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            Error::At { source, .. } | Error::Log(source) => source.class(),
+            Error::Host { source, .. } => Class::of_io(source),
+            // Whatever the system says, the output is not whole.
+            Error::Output(source) => Class { kind: ErrorKind::Device, ..Class::of_io(source) },
+            Error::Request(_) => Class::USAGE,
+            Error::Refused { errno, .. } => Class::refusal(*errno),
+            Error::Device(error) => error.class(),
+            Error::Volume(error) => error.class(),
+            Error::Engine(error) => error.class(),
+            Error::Fs(error) => error.class(),
+            Error::Mkfs(error) => error.class(),
+            Error::Corruption(error) => error.class(),
+            Error::Job(error) => error.class(),
+            Error::Receive(error) => error.class(),
+            Error::Send(error) => error.class(),
+            Error::Control(error) => error.class(),
+        }
     }
 }
 
@@ -296,5 +228,37 @@ pub(crate) trait AtPlace<T> {
 impl<T, E: Into<Error>> AtPlace<T> for std::result::Result<T, E> {
     fn at(self, place: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|error| error.into().at(place()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn classes() {
+        let host = |errno| io::Error::from_raw_os_error(errno);
+        let refused = || Error::refused(errno::EEXIST, "so");
+        let exists = Class::refusal(errno::EEXIST);
+        oleo_format::assert_classes!(Error {
+            At: refused().at("here") => exists,
+            Host: Error::host("read", "a")(host(errno::ENOENT)) => Class::refusal(errno::ENOENT),
+            Host: Error::host("read", "a")(host(errno::EIO)) => Class::DEVICE,
+            Output: Error::Output(host(errno::ENOSPC)) => Class { kind: ErrorKind::Device, errno: errno::ENOSPC },
+            Request: Error::Request("so".into()) => Class::USAGE,
+            Refused: refused() => exists,
+            Device: DeviceError::Kind { path: "a".into() }.into() => Class::refusal(errno::EINVAL),
+            Log: Error::Log(Box::new(refused())) => exists,
+            Volume: VolumeError::ReadOnly.into() => Class::refusal(errno::EROFS),
+            Engine: TxnError::QuotaOff.into() => Class::refusal(errno::ENOTCONN),
+            Fs: FsError::Exists.into() => exists,
+            Mkfs: MkfsError::Options("so".into()).into() => Class::USAGE,
+            Corruption: Corruption::new("node", "level", 9, 1).into() => Class::DAMAGE,
+            Job: JobError::from(FsError::Exists).into() => exists,
+            Receive: ReceiveError::from(oleo_stream::StreamError::Truncated { at: 0, within: "so" }).into() => Class::refusal(errno::EINVAL),
+            Send: SendError::Stopped.into() => Class::refusal(errno::EINTR),
+            Control: crate::control::Error::refused(errno::EEXIST, "so").into() => exists,
+        });
     }
 }

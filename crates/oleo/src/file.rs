@@ -58,7 +58,8 @@ impl File {
             if want == 0 {
                 return Ok(all);
             }
-            all.try_reserve(want).map_err(|_| Error::Request("the file is larger than memory".into()))?;
+            all.try_reserve(want)
+                .map_err(|_| Error::refused(oleo_fs::errno::ENOMEM, "the file is larger than memory"))?;
             all.resize(have + want, 0);
             let n = self.read_at(&mut all[have..], have as u64)?;
             all.truncate(have + n);

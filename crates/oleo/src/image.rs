@@ -205,7 +205,7 @@ impl Image {
         }
         let inode = self.fs.resolve(&self.top()?, spec.as_bytes(), Follow::Yes).at(|| spec.to_owned())?;
         if inode.ino() != Ino::ROOT_DIR || inode.is_stub() {
-            return Err(Error::Request(format!("{spec} is not a subvolume")));
+            return Err(Error::refused(oleo_fs::errno::EINVAL, format!("{spec} is not a subvolume")));
         }
         Ok(inode)
     }
@@ -267,7 +267,7 @@ impl Image {
         match self.fs.attr(&inode).kind {
             FileKind::File => Ok(File::new(self.fs.clone(), inode)),
             FileKind::Dir => Err(Error::from(FsError::IsDir).at(path.escape_ascii())),
-            _ => Err(Error::Request(format!("{} is not a regular file", path.escape_ascii()))),
+            _ => Err(Error::refused(oleo_fs::errno::EINVAL, format!("{} is not a regular file", path.escape_ascii()))),
         }
     }
 

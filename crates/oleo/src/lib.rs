@@ -146,7 +146,7 @@ mod settings;
 mod usage;
 
 pub use build::{BuildOptions, BuildReport, Source, build};
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, Result};
 pub use file::File;
 pub use image::{Image, OpenOptions};
 pub use ops::{Depth, Sharing};
@@ -158,7 +158,10 @@ pub use oleo_volume::DeviceInfo;
 pub use uuid::Uuid;
 
 pub use oleo_device::{Device, FileDevice, FileOptions, MemDevice};
-pub use oleo_format::{ByteLen, Compression, CsumType, DevId, Generation, Ino, Logical, QgroupStatusFlags, TreeId};
+pub use oleo_format::{
+    ByteLen, Class, Classified, Compression, CsumType, DevId, ErrorKind, Generation, Ino, Logical, QgroupStatusFlags,
+    TreeId,
+};
 pub use oleo_fs::data::{CloneRange, Compress, ExtentInfo, ExtentKind, KeepSize};
 pub use oleo_fs::{
     Attr, Clock, Descent, DirEntryInfo, FileKind, FixedClock, Follow, Fs, FsError, FsOptions, InodeRef, NewInode,

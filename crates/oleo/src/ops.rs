@@ -48,7 +48,7 @@ fn shown(path: &[u8]) -> String {
 }
 
 fn is_directory(path: &[u8]) -> Error {
-    Error::Request(format!("{} is a directory; -r takes everything in it along", shown(path)))
+    Error::refused(oleo_fs::errno::EISDIR, format!("{} is a directory; -r takes everything in it along", shown(path)))
 }
 
 impl Image {
@@ -215,7 +215,7 @@ impl Image {
     fn copy_tree(&self, from: InodeRef, dir: &InodeRef, name: &[u8], sharing: Sharing) -> Result<()> {
         let made = self.copy_dir(&from, dir, name)?;
         if self.is_inside(dir, &from)? {
-            return Err(Error::Request("a directory cannot be copied into itself".into()));
+            return Err(Error::refused(oleo_fs::errno::EINVAL, "a directory cannot be copied into itself"));
         }
         let mut descent = Descent::new(&from);
         let mut open = vec![(from, made, 0u64)];
@@ -287,7 +287,7 @@ impl Image {
             FileKind::BlockDevice => NewKind::BlockDevice(attr.rdev),
             FileKind::Fifo => NewKind::Fifo,
             FileKind::Socket => NewKind::Socket,
-            _ => return Err(Error::Request("an unknown kind of file".into())),
+            _ => return Err(Error::refused(oleo_fs::errno::EOPNOTSUPP, "an unknown kind of file")),
         };
         let new = new_like(kind, attr);
         let to = match kind {
@@ -295,7 +295,7 @@ impl Image {
             _ => self.fs().create(dir, name, &new)?,
         };
         if to.tree() == from.tree() && to.ino() == from.ino() {
-            return Err(Error::Request("source and target are the same file".into()));
+            return Err(Error::refused(oleo_fs::errno::EINVAL, "source and target are the same file"));
         }
         self.copy_xattrs(from, &to)?;
         if attr.kind == FileKind::File {

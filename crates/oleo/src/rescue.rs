@@ -39,12 +39,10 @@ fn zero_log_of(devices: &[Arc<dyn Device>], degraded: bool) -> Result<Option<Dro
     for device in devices {
         let best = oleo_volume::read_super(device.as_ref())?;
         if let Some(newest) = newest.filter(|newest| newest.fsid != best.fsid) {
-            return Err(Error::Request(format!(
-                "{} belongs to file system {}, not to {}",
-                device.name(),
-                best.fsid(),
-                newest.fsid()
-            )));
+            return Err(Error::refused(
+                oleo_fs::errno::EINVAL,
+                format!("{} belongs to file system {}, not to {}", device.name(), best.fsid(), newest.fsid()),
+            ));
         }
         if newest.is_none_or(|newest| best.generation.get() > newest.generation.get()) {
             newest = Some(best);
@@ -56,7 +54,10 @@ fn zero_log_of(devices: &[Arc<dyn Device>], degraded: bool) -> Result<Option<Dro
     let missing = newest.num_devices.get().saturating_sub(devices.len() as u64);
     if missing > 0 && !degraded {
         let all = newest.num_devices;
-        return Err(Error::Request(format!("the volume has {all} devices, {missing} of which were not named")));
+        return Err(Error::refused(
+            oleo_fs::errno::ENODEV,
+            format!("the volume has {all} devices, {missing} of which were not named"),
+        ));
     }
     found.retain(|(_, _, sb)| sb.log_root.get() != 0);
     let copies = u32::try_from(found.len()).unwrap_or(u32::MAX);

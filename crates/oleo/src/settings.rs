@@ -120,8 +120,8 @@ impl Image {
                 Ok(self.fs().set_read_only(inode.tree(), read_only)?)
             }
             "label" if is_root && inode.tree() == TreeId::FS => self.set_label(value.as_bytes()),
-            "ro" => Err(Error::Request("only subvolumes have the property ro".into())),
-            "label" => Err(Error::Request("only the top level has the property label".into())),
+            "ro" => Err(Error::refused(oleo_fs::errno::EINVAL, "only subvolumes have the property ro")),
+            "label" => Err(Error::refused(oleo_fs::errno::EINVAL, "only the top level has the property label")),
             "compression" if value.is_empty() => Ok(self.fs().xattr_remove(inode, COMPRESSION)?),
             "compression" => {
                 parse_compress(value)?;

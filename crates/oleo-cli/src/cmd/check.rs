@@ -59,7 +59,7 @@ impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         if self.check(out)?.has_errors() {
             let _ = std::io::stdout().flush();
-            std::process::exit(DAMAGED);
+            std::process::exit(DAMAGED.into());
         }
         Ok(())
     }

@@ -7,14 +7,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use oleo::{
     BuildOptions, BuildReport, FeatureSet, FillOptions, MkfsOptions, Profile, Source, SubvolWish, TopAttributes,
 };
 use uuid::Uuid;
 
 use crate::args::size;
-use crate::out::{Out, human, json};
+use crate::out::{Out, human, json, misuse};
 
 /// Make a file system, empty or with everything of a directory or a tar archive in it
 #[derive(clap::Args)]
@@ -108,7 +108,7 @@ impl Args {
             return Ok(());
         }
         if self.images.is_empty() {
-            bail!("name an image file or device to make");
+            return Err(misuse!("name an image file or device to make"));
         }
         let epoch = source_date_epoch()?;
         let progress = out.progress("filling");
@@ -225,7 +225,12 @@ fn wish(text: &OsString) -> anyhow::Result<SubvolWish> {
         b"ro" => (true, false),
         b"default" => (false, true),
         b"default-ro" => (true, true),
-        _ => bail!("there is no subvolume type {}; choose one of rw, ro, default, default-ro", kind.escape_ascii()),
+        _ => {
+            return Err(misuse!(
+                "there is no subvolume type {}; choose one of rw, ro, default, default-ro",
+                kind.escape_ascii()
+            ));
+        }
     };
     let path = PathBuf::from(std::ffi::OsStr::from_bytes(path));
     let path = path.strip_prefix("/").unwrap_or(&path).components().collect();

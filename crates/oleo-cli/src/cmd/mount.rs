@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::DeviceArgs;
-use crate::out::Out;
+use crate::out::{Out, misuse};
 
 /// Where messages of programs in the background go.
 const SYSLOG: &str = "/dev/log";
@@ -50,7 +50,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub fn run(mut self, out: &Out) -> anyhow::Result<()> {
-        let Some(dir) = self.places.pop() else { bail!("nowhere to mount on") };
+        let Some(dir) = self.places.pop() else { return Err(misuse!("nowhere to mount on")) };
         let mut options = MountOptions::default();
         for list in &self.options {
             options.parse(list)?;

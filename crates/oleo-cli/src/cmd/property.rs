@@ -7,7 +7,7 @@ use oleo::PROPERTIES;
 use oleo::control::{Property, Reply, Request};
 
 use crate::args::{DeviceArgs, SubvolArg};
-use crate::out::{Out, json, println_or_end};
+use crate::out::{Out, json, misuse, println_or_end};
 use crate::target::{self, Access, Target};
 
 /// Get and set properties of files, directories and subvolumes
@@ -84,7 +84,9 @@ fn split(
 ) -> anyhow::Result<(Target, Vec<OsString>)> {
     let target = target::open(Path::new(&args[0]), others, access, subvol.subvol.as_deref())?;
     let things = if target.is_mount() { args } else { &args[1..] };
-    anyhow::ensure!(!things.is_empty(), "of what in the image?");
+    if things.is_empty() {
+        return Err(misuse!("of what in the image?"));
+    }
     Ok((target, things.to_vec()))
 }
 
@@ -98,7 +100,9 @@ fn ask(target: &Target, thing: &OsString, name: Option<String>) -> anyhow::Resul
 impl Get {
     fn run(self) -> anyhow::Result<()> {
         let (target, things) = split(&self.args, &self.others, &self.subvol, Access::Read)?;
-        anyhow::ensure!(things.len() <= 2, "one path, and one name at most");
+        if things.len() > 2 {
+            return Err(misuse!("one path, and one name at most"));
+        }
         let name = things.get(1).map(|name| name.to_string_lossy().into_owned());
         let found = ask(&target, &things[0], name)?;
         if self.json {
@@ -116,7 +120,7 @@ impl Get {
 impl Set {
     fn run(self, out: &Out) -> anyhow::Result<()> {
         let (target, things) = split(&self.args, &self.others, &self.subvol, Access::Write)?;
-        let [thing, name, value] = &things[..] else { anyhow::bail!("a path, a name and a value, please") };
+        let [thing, name, value] = &things[..] else { return Err(misuse!("a path, a name and a value, please")) };
         let property =
             Property { name: name.to_string_lossy().into_owned(), value: value.to_string_lossy().into_owned() };
         let note = format!("{}: {}={}", thing.display(), property.name, property.value);

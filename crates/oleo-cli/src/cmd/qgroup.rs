@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use oleo::control::{NewLimit, QuotaChange, Request, WhichGroup};
 
 use crate::args::{DeviceArgs, qgroup, size};
-use crate::out::Out;
+use crate::out::{Out, misuse};
 use crate::target::{self, Access};
 
 /// Quota groups: what subvolumes use together, and may use
@@ -143,17 +143,20 @@ impl Limit {
         let (path, named) = match &self.of[..] {
             [path] => (PathBuf::from(path), None),
             [id, path] => {
-                let id = id.to_str().ok_or_else(|| anyhow::anyhow!("{} is not a group", id.display()))?;
+                let id = id.to_str().ok_or_else(|| misuse!("{} is not a group", id.display()))?;
                 (PathBuf::from(path), Some(qgroup(id).map_err(anyhow::Error::msg)?))
             }
-            _ => anyhow::bail!("which group shall be limited?"),
+            _ => return Err(misuse!("which group shall be limited?")),
         };
         let target = target::open(&path, &self.others, Access::Write, None)?;
         let group = match named {
             Some(id) => WhichGroup::Id(id),
             None if target.is_mount() => WhichGroup::Of(target.which(path.as_os_str())?),
             None => {
-                anyhow::bail!("which group of {} shall be limited? (oleo qgroup limit SIZE 0/ID IMG)", path.display())
+                return Err(misuse!(
+                    "which group of {} shall be limited? (oleo qgroup limit SIZE 0/ID IMG)",
+                    path.display()
+                ));
             }
         };
         let (rfer, excl) = if self.exclusive { (NewLimit::Keep, limit) } else { (limit, NewLimit::Keep) };

@@ -5,12 +5,12 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use oleo::control::{Feed, ReceiveHow, Received, Reply, Request};
 use oleo::receive::{Commands, Dumper, Limits, Receive, ReceiveOptions, Report};
 
 use crate::args::{DeviceArgs, ImageArgs, InPath};
-use crate::out::{Out, Progress, human};
+use crate::out::{Out, Progress, human, misuse};
 use crate::target::{self, Target};
 
 /// Apply a stream of btrfs send to an image, a mount or a directory; or show what is in it
@@ -69,7 +69,7 @@ impl Args {
         if self.dump {
             return self.dump(input);
         }
-        let Some(target) = self.target.clone() else { bail!("which image?") };
+        let Some(target) = self.target.clone() else { return Err(misuse!("which image?")) };
         let input = self.told(input, out);
         let how = Receive {
             into: self.into.0.clone(),

@@ -12,7 +12,7 @@ use oleo::send::{Progress, SendOptions};
 use oleo::{Image, TreeId};
 
 use crate::args::{DeviceArgs, ImageArgs, size};
-use crate::out::{Out, human};
+use crate::out::{Out, human, misuse};
 use crate::target::{self, Target};
 
 /// Write read-only subvolumes as a stream, for btrfs receive or oleo receive
@@ -72,7 +72,7 @@ impl Args {
 
     fn of_image(&self, path: &Path, out: &Out) -> anyhow::Result<SentShown> {
         if self.subvol.is_empty() || self.targets.len() > 1 {
-            bail!("of an image, name the subvolumes with --subvol");
+            return Err(misuse!("of an image, name the subvolumes with --subvol"));
         }
         let args = ImageArgs { image: path.to_owned(), others: self.others.clone() };
         // Both walks go over the same blocks: half of the memory keeps them.
@@ -111,7 +111,7 @@ impl Args {
     /// The mount's server makes the stream.
     fn of_mount(&self, mount: &Target, out: &Out) -> anyhow::Result<SentShown> {
         if !self.subvol.is_empty() {
-            bail!("--subvol is for images; on a mount, give the paths of the subvolumes");
+            return Err(misuse!("--subvol is for images; on a mount, give the paths of the subvolumes"));
         }
         let which =
             |things: &[OsString]| things.iter().map(|thing| mount.which(thing)).collect::<anyhow::Result<Vec<_>>>();

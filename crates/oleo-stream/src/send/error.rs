@@ -1,7 +1,7 @@
 //! Why a stream was not made.
 
-use oleo_format::Corruption;
-use oleo_fs::{FsError, errno};
+use oleo_format::{Class, Classified, Corruption, ErrorKind, errno};
+use oleo_fs::FsError;
 use oleo_tree::TreeError;
 use oleo_txn::TxnError;
 
@@ -30,12 +30,7 @@ pub enum SendError {
 impl SendError {
     /// What a system call would answer.
     pub fn errno(&self) -> i32 {
-        match self {
-            SendError::Refused { errno, .. } => *errno,
-            SendError::Fs(error) => error.errno(),
-            SendError::Write(error) => error.raw_os_error().unwrap_or(errno::EIO),
-            SendError::Stopped => errno::EINTR,
-        }
+        self.class().errno
     }
 
     pub(super) fn refused(errno: i32, text: impl Into<String>) -> SendError {
@@ -58,5 +53,34 @@ impl From<TreeError> for SendError {
 impl From<Corruption> for SendError {
     fn from(error: Corruption) -> SendError {
         SendError::Fs(error.into())
+    }
+}
+
+impl Classified for SendError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            SendError::Refused { errno, .. } => Class::refusal(*errno),
+            SendError::Fs(error) => error.class(),
+            SendError::Write(error) => Class { kind: ErrorKind::Device, ..Class::of_io(error) },
+            SendError::Stopped => Class::refusal(errno::EINTR),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn classes() {
+        let full = std::io::Error::from_raw_os_error(errno::ENOSPC);
+        oleo_format::assert_classes!(SendError {
+            Refused: SendError::refused(errno::EINVAL, "so") => Class::refusal(errno::EINVAL),
+            Fs: FsError::NotFound.into() => Class::refusal(errno::ENOENT),
+            Write: SendError::Write(full) => Class { kind: ErrorKind::Device, errno: errno::ENOSPC },
+            Stopped: SendError::Stopped => Class::refusal(errno::EINTR),
+        });
     }
 }

@@ -51,7 +51,7 @@ impl Engine {
 fn free_runs_error(error: oleo_space::FreeRunsError) -> TxnError {
     match error {
         oleo_space::FreeRunsError::Space(e) => e.into(),
-        oleo_space::FreeRunsError::Load(e) => TxnError::Source(e.to_string().into()),
+        oleo_space::FreeRunsError::Load(e) => e.into(),
     }
 }
 

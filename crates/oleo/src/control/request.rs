@@ -879,6 +879,12 @@ impl Error {
     }
 }
 
+impl oleo_format::Classified for Error {
+    fn class(&self) -> oleo_format::Class {
+        oleo_format::Class { kind: self.kind, errno: self.errno }
+    }
+}
+
 impl From<crate::Error> for Error {
     fn from(error: crate::Error) -> Error {
         match error {

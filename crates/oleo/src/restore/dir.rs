@@ -63,7 +63,10 @@ pub fn restore_to_dir(
         _ => {}
     }
     if std::fs::read_dir(dest).map_err(Error::host("list", dest))?.next().is_some() {
-        return Err(Error::Request(format!("{} is not empty; restore into a new or empty directory", dest.display())));
+        return Err(Error::refused(
+            oleo_fs::errno::ENOTEMPTY,
+            format!("{} is not empty; restore into a new or empty directory", dest.display()),
+        ));
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(dest, flags, Mode::empty()).map_err(|e| Error::host("open", dest)(e.into()))?;

@@ -90,7 +90,7 @@ struct Open {
 impl Archive<'_> {
     fn send(&self, bytes: Vec<u8>) -> Result<()> {
         // The writer has ended with an error of its own, which counts.
-        self.sender.send(bytes).map_err(|_| Error::Request("the output was closed".into()))
+        self.sender.send(bytes).map_err(|_| Error::refused(oleo_fs::errno::EPIPE, "the output was closed"))
     }
 
     fn all(&mut self, from: &InodeRef, name: &[u8]) -> Result<()> {

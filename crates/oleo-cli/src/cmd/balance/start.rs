@@ -7,7 +7,7 @@ use oleo::control::{BalanceArgs, BalanceChange, Filters};
 
 use super::{How, On, follow};
 use crate::args::DeviceArgs;
-use crate::out::Out;
+use crate::out::{Out, misuse};
 
 /// Move the block groups that filters choose, or all
 ///
@@ -76,7 +76,7 @@ impl Args {
     fn what(&self) -> anyhow::Result<BalanceArgs> {
         let parse = |name: &str, text: &Option<String>| -> anyhow::Result<Option<Filters>> {
             let parsed = text.as_ref().map(|text| text.parse()).transpose();
-            parsed.map_err(|why: String| anyhow::anyhow!("-{name}: {why}"))
+            parsed.map_err(|why: String| misuse!("-{name}: {why}"))
         };
         let (data, metadata) = (parse("d", &self.data)?, parse("m", &self.metadata)?);
         let mut system = parse("s", &self.system)?;

@@ -6,7 +6,7 @@ use std::path::Path;
 use oleo::control::{DefragOptions, Reply, Request};
 
 use crate::args::{DeviceArgs, SubvolArg, size};
-use crate::out::{Out, human};
+use crate::out::{Out, human, misuse};
 use crate::target::{self, Access};
 
 /// Write files that are in many small pieces anew, in few long ones
@@ -51,7 +51,9 @@ impl Args {
         let target =
             target::open(Path::new(&self.paths[0]), &self.others, Access::Write, self.subvol.subvol.as_deref())?;
         let paths = if target.is_mount() { &self.paths[..] } else { &self.paths[1..] };
-        anyhow::ensure!(!paths.is_empty(), "which files of the image?");
+        if paths.is_empty() {
+            return Err(misuse!("which files of the image?"));
+        }
         let mut lines = Vec::new();
         for path in paths {
             let request = Request::Defragment { at: target.at(path)?, recursive: self.recursive, options };

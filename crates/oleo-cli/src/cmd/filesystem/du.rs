@@ -7,7 +7,7 @@ use oleo::control::{Reply, Request, Which};
 use oleo::{FileUsage, TreeId};
 
 use crate::args::{DeviceArgs, SubvolArg};
-use crate::out::{human, json, println_or_end, text};
+use crate::out::{human, json, misuse, println_or_end, text};
 use crate::target::{self, Access};
 
 /// Show how much space files take, and how much of it they share
@@ -82,7 +82,9 @@ impl Args {
     }
 
     fn show_set(&self, target: &target::Target) -> anyhow::Result<()> {
-        anyhow::ensure!(self.paths.len() == 1, "which image or mount?");
+        if self.paths.len() != 1 {
+            return Err(misuse!("which image or mount?"));
+        }
         let which = |subvol: &OsString| match subvol.to_str().and_then(|text| text.parse().ok()) {
             Some(id) => Ok(Which::Id(TreeId(id))),
             None => target.which(subvol),

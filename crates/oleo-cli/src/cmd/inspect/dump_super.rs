@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use anyhow::bail;
+use oleo::ErrorKind;
 use oleo_format::print;
 use serde_json::json;
 
 use crate::args::size;
-use crate::out::{json, println_or_end};
+use crate::out::{Said, json, println_or_end};
 
 /// Show the superblock of a device
 #[derive(clap::Args)]
@@ -67,7 +67,12 @@ impl Args {
         }
         match first_error {
             Some(error) if good == 0 => Err(error.into()),
-            _ if good == 0 => bail!("{}: no superblock is whole", self.image.display()),
+            _ if good == 0 => {
+                return Err(anyhow::Error::new(Said(
+                    ErrorKind::Corruption,
+                    format!("{}: no superblock is whole", self.image.display()),
+                )));
+            }
             _ => Ok(()),
         }
     }

@@ -5,7 +5,7 @@ use oleo::inspect::{Inspector, Step, TreeStart};
 use oleo_format::{CheckedNode, Logical, NodeExpect, print};
 
 use crate::args::ImageArgs;
-use crate::out::{print_or_end, println_or_end};
+use crate::out::{misuse, print_or_end, println_or_end};
 
 /// Show everything that is in the trees
 #[derive(clap::Args)]
@@ -125,7 +125,7 @@ fn tree_of(word: &str) -> anyhow::Result<TreeId> {
         "data-reloc" => TreeId::DATA_RELOC,
         _ => match word.parse::<i64>() {
             Ok(number) => TreeId(number.cast_unsigned()),
-            Err(_) => TreeId(word.parse::<u64>().map_err(|_| anyhow::anyhow!("there is no tree {word}"))?),
+            Err(_) => TreeId(word.parse::<u64>().map_err(|_| misuse!("there is no tree {word}"))?),
         },
     })
 }

@@ -7,7 +7,7 @@ use oleo::TreeId;
 use oleo::control::{Bytes, Reply, Request};
 
 use crate::args::{DeviceArgs, SubvolArg};
-use crate::out::{json, println_or_end, text};
+use crate::out::{json, misuse, println_or_end, text};
 use crate::target::{self, Access, Target};
 
 /// Show the paths of an inode
@@ -140,7 +140,7 @@ impl Rootid {
         let path = match (target.is_mount(), self.path.get(1)) {
             (true, None) => self.path[0].clone(),
             (false, path) => path.cloned().unwrap_or_else(|| "/".into()),
-            (true, Some(_)) => anyhow::bail!("one path, please"),
+            (true, Some(_)) => return Err(misuse!("one path, please")),
         };
         match target.ask_of(&path, Request::Rootid { at: target.at(&path)? })? {
             Reply::Made(id) => println_or_end(&id.to_string()),

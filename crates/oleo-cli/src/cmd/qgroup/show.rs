@@ -8,7 +8,7 @@ use oleo::control::{QgroupShown, Reply, Request};
 
 use super::shown;
 use crate::args::DeviceArgs;
-use crate::out::{human, json, println_or_end, text};
+use crate::out::{human, json, misuse, println_or_end, text};
 use crate::target::{self, Access};
 
 /// List quota groups, what they use and what they may use
@@ -203,7 +203,11 @@ fn sort(groups: &mut [QgroupShown], by: &str) -> anyhow::Result<()> {
             "max_rfer" => |a, b| a.max_rfer.cmp(&b.max_rfer),
             "max_excl" => |a, b| a.max_excl.cmp(&b.max_excl),
             "path" => |a, b| path(a).cmp(&path(b)),
-            _ => anyhow::bail!("{name} is nothing to sort by: qgroupid, rfer, excl, max_rfer, max_excl, path are"),
+            _ => {
+                return Err(misuse!(
+                    "{name} is nothing to sort by: qgroupid, rfer, excl, max_rfer, max_excl, path are"
+                ));
+            }
         };
         keys.push((compare, down));
     }

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use oleo::control::{Reply, Request};
 
 use crate::args::DeviceArgs;
-use crate::out::Out;
+use crate::out::{Out, misuse};
 use crate::target::{self, Access};
 
 /// Make empty subvolumes
@@ -27,7 +27,9 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         let (target, paths) = target::split(&self.paths, &self.others, Access::Write)?;
-        anyhow::ensure!(!paths.is_empty(), "where shall the subvolume go?");
+        if paths.is_empty() {
+            return Err(misuse!("where shall the subvolume go?"));
+        }
         let mut made = Vec::new();
         for path in &paths {
             if self.parents

@@ -6,7 +6,7 @@ use oleo::TreeId;
 use oleo::control::{Request, Which};
 
 use crate::args::DeviceArgs;
-use crate::out::Out;
+use crate::out::{Out, misuse};
 use crate::target::{self, Access};
 
 /// Delete subvolumes with everything in them
@@ -40,14 +40,18 @@ impl Args {
             if target.is_mount() {
                 subvols.clear();
             }
-            anyhow::ensure!(subvols.is_empty(), "either a number or paths");
+            if !subvols.is_empty() {
+                return Err(misuse!("either a number or paths"));
+            }
             doomed.push((OsString::from(id.to_string()), Which::Id(TreeId(id))));
         }
         for subvol in subvols {
             let which = target.which(&subvol)?;
             doomed.push((subvol, which));
         }
-        anyhow::ensure!(!doomed.is_empty(), "which subvolume shall go?");
+        if doomed.is_empty() {
+            return Err(misuse!("which subvolume shall go?"));
+        }
         let mut gone = Vec::new();
         for (name, which) in doomed {
             target.ask_of(&name, Request::SubvolDelete { which, recursive: self.recursive })?;

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use oleo::control::{NewPart, Reply, Request};
 
 use crate::args::DeviceArgs;
-use crate::out::{json, println_or_end, text};
+use crate::out::{json, misuse, println_or_end, text};
 use crate::target::{self, Access};
 
 /// List the parts of files that a subvolume got in a generation or later
@@ -24,12 +24,9 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
         let (target, things) = target::split(&self.args, &self.others, Access::Read)?;
-        let [subvol, since] = &things[..] else { anyhow::bail!("a subvolume and a generation, please") };
+        let [subvol, since] = &things[..] else { return Err(misuse!("a subvolume and a generation, please")) };
         let since: u64 = since.to_string_lossy().parse().map_err(|_| {
-            anyhow::anyhow!(
-                "{} is not a generation: a number, such as find-new itself shows at the end",
-                since.display()
-            )
+            misuse!("{} is not a generation: a number, such as find-new itself shows at the end", since.display())
         })?;
         let request = Request::FindNew { which: target.which(subvol)?, since };
         let (parts, marker) = match target.ask_of(subvol, request)? {

@@ -6,7 +6,7 @@ use std::path::Path;
 use oleo::control::{Reply, Request};
 
 use crate::args::DeviceArgs;
-use crate::out::Out;
+use crate::out::{Out, misuse};
 use crate::target::{self, Access};
 
 /// Make a snapshot of a subvolume
@@ -28,7 +28,7 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         let (target, paths) = target::split(&self.paths, &self.others, Access::Write)?;
-        let [source, path] = &paths[..] else { anyhow::bail!("a snapshot needs a source and a new path") };
+        let [source, path] = &paths[..] else { return Err(misuse!("a snapshot needs a source and a new path")) };
         // A directory that is there: into it, under the source's name.
         let name = Path::new(source).file_name().unwrap_or(OsStr::new(""));
         let inside = target.is_mount() && Path::new(path).is_dir();
