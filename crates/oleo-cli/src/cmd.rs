@@ -63,7 +63,7 @@ pub(crate) enum Command {
     Property(property::Command),
     #[command(subcommand)]
     Rescue(rescue::Command),
-    #[command(subcommand, hide = true)]
+    #[command(subcommand)]
     Generate(generate::Command),
 }
 

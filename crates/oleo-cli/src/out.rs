@@ -146,6 +146,9 @@ pub(crate) use misuse;
 
 /// Says what went wrong and what to try, on one line, and decides the exit code.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
+    if error.chain().find_map(library).is_some_and(oleo::Error::is_unread) {
+        return ExitCode::SUCCESS;
+    }
     let text = text_of(error).replace('\n', " ");
     match error.chain().find_map(library).and_then(oleo::Error::hint) {
         Some(hint) => eprintln!("oleo: {text}; {hint}"),

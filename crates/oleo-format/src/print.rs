@@ -1,7 +1,7 @@
 //! Superblocks, blocks and items as text that whoever knows `btrfs inspect-internal` recognises, and as JSON ([`json`]).
 //!
 //! Everything here takes checked bytes and still trusts nothing: an item that cannot be parsed is shown as its error.
-//! Times are in UTC. Bytes of names that are not printable are escaped.
+//! Times are in UTC. Names are escaped as newer versions do ([`octal`]).
 
 mod items;
 pub mod json;
@@ -151,6 +151,36 @@ pub fn text(bytes: &[u8]) -> String {
     }
 }
 
+/// A name as btrfs writes it: spaces and backslashes behind a backslash, control characters by their letters or as three octal
+/// digits, as all bytes that are not ASCII. What comes out is one word, and harmless to a terminal.
+pub fn octal(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for &byte in bytes {
+        let letter = match byte {
+            0x07 => 'a',
+            0x08 => 'b',
+            b'\t' => 't',
+            b'\n' => 'n',
+            0x0b => 'v',
+            0x0c => 'f',
+            b'\r' => 'r',
+            0x1b => 'e',
+            b' ' => ' ',
+            b'\\' => '\\',
+            0x21..=0x7e => {
+                out.push(char::from(byte));
+                continue;
+            }
+            _ => {
+                out.push_str(&format!("\\{byte:03o}"));
+                continue;
+            }
+        };
+        out.extend(['\\', letter]);
+    }
+    out
+}
+
 /// A time as seconds, nanoseconds and, in brackets, date and time of day in UTC.
 pub fn time(t: &Timespec) -> String {
     format!("{}.{} ({})", t.seconds(), t.nsec, date(t.seconds()))
@@ -221,7 +251,18 @@ pub fn block<'a>(node: &'a CheckedNode, rules: &'a NodeRules) -> impl Display + 
 
 #[cfg(test)]
 mod tests {
-    use super::date;
+    use super::{date, octal};
+
+    /// Goal: names read as btrfs writes them (the words are of btrfs-progs 6.19).
+    #[test]
+    fn names_are_escaped() {
+        let all: Vec<u8> = (1..=0x30).chain([0x5c, 0x7e, 0x7f, 0x80, 0xc3, 0xff]).collect();
+        assert_eq!(
+            octal(&all),
+            "\\001\\002\\003\\004\\005\\006\\a\\b\\t\\n\\v\\f\\r\\016\\017\\020\\021\\022\\023\\024\\025\\026\\027\\030\\031\\032\\e\\034\\035\\036\\037\\ \
+             !\"#$%&'()*+,-./0\\\\~\\177\\200\\303\\377"
+        );
+    }
 
     #[test]
     fn dates() {

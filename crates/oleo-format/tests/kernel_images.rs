@@ -330,6 +330,14 @@ fn blocks_of(text: &str) -> BTreeMap<u64, String> {
     blocks
 }
 
+/// A line of a dump without what only newer versions of btrfs-progs show: the key of a reference inside a record.
+fn of_all_versions(line: &str) -> String {
+    match line.split_once(") ") {
+        Some((key, rest)) if key.starts_with("\t\t(17") && rest.contains("backref") => format!("\t\t{rest}"),
+        _ => line.to_owned(),
+    }
+}
+
 /// Goal: a user of `btrfs inspect-internal` reads our dumps without learning anything.
 /// Method: dump every block of an aged image with both, compare line by line; the same for the superblock.
 #[test]
@@ -350,8 +358,10 @@ fn dumps_read_like_those_of_btrfs_progs() {
     let image = Image::open(&made.devices);
     let theirs = tool(&["dump-super", "-f"]);
     let ours = print::super_block(&image.sb, true).to_string();
-    let theirs: Vec<&str> = theirs.lines().skip(2).filter(|l| !l.is_empty()).collect();
-    let ours: Vec<&str> = ours.lines().filter(|l| !l.is_empty()).collect();
+    // Newer versions show zeros where there is no other uuid.
+    let shown = |l: &&str| !l.is_empty() && !l.starts_with("metadata_uuid");
+    let theirs: Vec<&str> = theirs.lines().skip(2).filter(shown).collect();
+    let ours: Vec<&str> = ours.lines().filter(shown).collect();
     assert_eq!(ours, theirs);
 
     let theirs = blocks_of(&tool(&["dump-tree"]));
@@ -364,8 +374,9 @@ fn dumps_read_like_those_of_btrfs_progs() {
             let Some(theirs) = theirs.get(&leaf.logical().0) else { return };
             for (ours, theirs) in ours.lines().zip(theirs.lines()) {
                 seen += 1;
-                same += usize::from(ours == theirs);
-                if ours != theirs && shown < 5 {
+                let is_same = of_all_versions(ours) == of_all_versions(theirs);
+                same += usize::from(is_same);
+                if !is_same && shown < 5 {
                     shown += 1;
                     eprintln!("ours   {ours}\ntheirs {theirs}");
                 }
@@ -373,6 +384,8 @@ fn dumps_read_like_those_of_btrfs_progs() {
         });
     }
     eprintln!("{same} of {seen} lines are the same");
-    // Names and values that are not printable are escaped here and not there.
-    assert!(seen > 10_000 && same * 100 >= seen * 99, "{same} of {seen} lines are the same");
+    // Names and values that are not printable are escaped here, and there only by newer versions.
+    let escapes = |l: &str| l.starts_with("\t\tname: ") && l.contains("\\3");
+    let least = if theirs.values().any(|block| block.lines().any(escapes)) { 999 } else { 950 };
+    assert!(seen > 10_000 && same * 1000 >= seen * least, "{same} of {seen} lines are the same");
 }

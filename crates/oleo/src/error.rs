@@ -128,6 +128,15 @@ impl Error {
         Error::Refused { errno, text: text.into() }
     }
 
+    /// Whether it is only that nobody reads the output any more.
+    pub fn is_unread(&self) -> bool {
+        match self {
+            Error::At { source, .. } => source.is_unread(),
+            Error::Output(source) => source.kind() == io::ErrorKind::BrokenPipe,
+            _ => false,
+        }
+    }
+
     /// Which kind of error it is.
     pub fn kind(&self) -> ErrorKind {
         self.class().kind

@@ -8,7 +8,7 @@ use oleo_format::{CheckedNode, Generation, ItemType, Key, Logical, NodeExpect, R
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 
 use crate::image::open_devices;
-use crate::{OpenOptions, Result};
+use crate::{Error, OpenOptions, Result};
 
 /// The blocks of an image.
 pub struct Inspector {
@@ -28,6 +28,13 @@ pub struct TreeStart {
     pub generation: Generation,
     /// The level of its root block.
     pub level: u8,
+}
+
+impl TreeStart {
+    /// What its root block must be.
+    pub fn expect(&self) -> NodeExpect {
+        NodeExpect { generation: Some(self.generation), level: Some(self.level), ..NodeExpect::at(self.root) }
+    }
 }
 
 /// What a walk does after a block.
@@ -84,6 +91,15 @@ impl Inspector {
     /// # Errors
     /// The root tree cannot be read.
     pub fn trees(&self) -> Result<Vec<TreeStart>> {
+        let mut first = None;
+        let trees = self.trees_past(&mut |_, error| {
+            first.get_or_insert(error);
+        });
+        first.map_or(Ok(trees), Err)
+    }
+
+    /// The same as far as the root tree can be read; `bad` is told of its blocks that have no good copy.
+    pub fn trees_past(&self, bad: &mut dyn FnMut(Logical, Error)) -> Vec<TreeStart> {
         let sb = self.volume.super_block();
         let start = |tree, root: u64, generation: u64, level| TreeStart {
             tree,
@@ -100,15 +116,15 @@ impl Inspector {
             let log = start(TreeId::TREE_LOG, sb.log_root.get(), generation + 1, sb.log_root_level);
             trees.push(log);
             // The log is no reason not to show the rest.
-            let _ = self.trees_named_in(&log, &mut trees);
+            self.trees_named_in(&log, &mut trees, &mut |_, _| {});
         }
-        self.trees_named_in(&root, &mut trees)?;
-        Ok(trees)
+        self.trees_named_in(&root, &mut trees, bad);
+        trees
     }
 
     /// The trees that a tree has root items of.
-    fn trees_named_in(&self, tree: &TreeStart, trees: &mut Vec<TreeStart>) -> Result<()> {
-        self.walk(tree, |node| {
+    fn trees_named_in(&self, tree: &TreeStart, trees: &mut Vec<TreeStart>, bad: &mut dyn FnMut(Logical, Error)) {
+        let named = |node: &CheckedNode| {
             if !node.is_leaf() {
                 return Step::Into;
             }
@@ -124,7 +140,8 @@ impl Inspector {
                 }
             }
             Step::Into
-        })
+        };
+        self.walk_past(tree.expect(), named, bad);
     }
 
     /// Calls `each` for every block of a tree, parents before children, in the order of keys.
@@ -132,10 +149,7 @@ impl Inspector {
     /// # Errors
     /// A block has no good copy.
     pub fn walk(&self, tree: &TreeStart, each: impl FnMut(&CheckedNode) -> Step) -> Result<()> {
-        let mut expect = NodeExpect::at(tree.root);
-        expect.generation = Some(tree.generation);
-        expect.level = Some(tree.level);
-        self.walk_from(expect, each)
+        self.walk_from(tree.expect(), each)
     }
 
     /// The same from any block on.
@@ -143,10 +157,39 @@ impl Inspector {
     /// # Errors
     /// A block has no good copy.
     pub fn walk_from(&self, first: NodeExpect, mut each: impl FnMut(&CheckedNode) -> Step) -> Result<()> {
+        self.go(first, &mut each, &mut |_, error| Err(error))
+    }
+
+    /// The same, going on past blocks that have no good copy: `bad` is told where they are, and why.
+    pub fn walk_past(
+        &self,
+        first: NodeExpect,
+        mut each: impl FnMut(&CheckedNode) -> Step,
+        bad: &mut dyn FnMut(Logical, Error),
+    ) {
+        let told = self.go(first, &mut each, &mut |at, error| {
+            bad(at, error);
+            Ok(())
+        });
+        debug_assert!(told.is_ok(), "whatever is wrong has been told");
+    }
+
+    fn go(
+        &self,
+        first: NodeExpect,
+        each: &mut dyn FnMut(&CheckedNode) -> Step,
+        bad: &mut dyn FnMut(Logical, Error) -> Result<()>,
+    ) -> Result<()> {
         // Levels fall with every step down, so the stack holds at most the children of one block per level.
         let mut stack = vec![first];
         while let Some(expect) = stack.pop() {
-            let node = self.volume.read_block(&expect)?;
+            let node = match self.volume.read_block(&expect) {
+                Ok(node) => node,
+                Err(error) => {
+                    bad(expect.logical, error.into())?;
+                    continue;
+                }
+            };
             if each(&node) == Step::Into && !node.is_leaf() {
                 stack.extend((0..node.len()).rev().map(|slot| NodeExpect::child(&node.child(slot), node.level())));
             }

@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 
-use super::{flag_names, group_type, key as show_key, text, time, tree_name};
+use super::{flag_names, group_type, key as show_key, octal, text, time, tree_name};
 use crate::error::Corruption;
 use crate::extent::{BackRef, ExtentRecord};
 use crate::file_extent::FileExtent;
@@ -31,13 +31,13 @@ fn describe(key: &Key, data: &[u8], rules: &NodeRules, out: &mut Vec<String>) ->
         ItemType::INODE_REF => {
             for e in InodeRefEntryRef::iter(data) {
                 let e = e?;
-                out.push(format!("index {} namelen {} name: {}", e.index, e.name.len(), text(e.name)));
+                out.push(format!("index {} namelen {} name: {}", e.index, e.name.len(), octal(e.name)));
             }
         }
         ItemType::INODE_EXTREF => {
             for e in InodeExtrefEntryRef::iter(data) {
                 let e = e?;
-                let name = text(e.name);
+                let name = octal(e.name);
                 out.push(format!("index {} parent {} namelen {} name: {name}", e.index, e.parent, e.name.len()));
             }
         }
@@ -51,7 +51,7 @@ fn describe(key: &Key, data: &[u8], rules: &NodeRules, out: &mut Vec<String>) ->
         ItemType::ROOT_REF | ItemType::ROOT_BACKREF => {
             let e = RootRefEntry::parse(data)?;
             let kind = if key.item_type == ItemType::ROOT_REF { "ref" } else { "backref" };
-            out.push(format!("root {kind} key dirid {} sequence {} name {}", e.dirid, e.sequence, text(&e.name)));
+            out.push(format!("root {kind} key dirid {} sequence {} name {}", e.dirid, e.sequence, octal(&e.name)));
         }
         ItemType::ORPHAN_ITEM => out.push("orphan item".to_owned()),
         ItemType::DIR_LOG_ITEM | ItemType::DIR_LOG_INDEX => {
@@ -159,12 +159,15 @@ fn file_type(t: FileType) -> &'static str {
     }
 }
 
+/// Bytes of an attribute's value that are shown.
+const DATA_SHOWN_MAX: usize = 255;
+
 fn dir_entry(e: &DirEntryRef<'_>, out: &mut Vec<String>) {
     out.push(format!("location key {} type {}", show_key(&e.location), file_type(e.file_type)));
     out.push(format!("transid {} data_len {} name_len {}", e.transid, e.data.len(), e.name.len()));
-    out.push(format!("name: {}", text(e.name)));
+    out.push(format!("name: {}", octal(e.name)));
     if !e.data.is_empty() {
-        out.push(format!("data {}", text(e.data)));
+        out.push(format!("data {}", octal(&e.data[..e.data.len().min(DATA_SHOWN_MAX)])));
     }
 }
 
@@ -238,7 +241,8 @@ fn extent(key: &Key, data: &[u8], out: &mut Vec<String>) -> Result<(), Corruptio
     } else if key.item_type == ItemType::METADATA_ITEM {
         out.push(format!("tree block skinny level {}", key.offset));
     }
-    out.extend(e.inline.iter().map(back_ref));
+    // Those that stand in a record have no key of their own to show.
+    out.extend(e.inline.iter().map(|r| format!("({} {:#x}) {}", r.item_type().0, r.key_offset(), back_ref(r))));
     Ok(())
 }
 

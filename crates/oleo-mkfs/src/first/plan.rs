@@ -91,6 +91,27 @@ impl Plan {
 /// # Errors
 /// The devices are too small.
 pub(crate) fn plan(lengths: &[u64], options: &Resolved) -> Result<Plan, MkfsError> {
+    /// No chunk of the first three is larger.
+    const ENOUGH: u64 = 2 << 30;
+    let with_all_at_least = |len: u64| -> Vec<u64> { lengths.iter().map(|have| *have.max(&len)).collect() };
+    match plan_for(lengths, options) {
+        Err(MkfsError::TooSmall { device, len, .. }) => {
+            // Chunks grow with devices, so what is missing now would not be enough.
+            let (mut low, mut high) = (len / MIB, ENOUGH / MIB);
+            while low < high {
+                let middle = low.midpoint(high);
+                match plan_for(&with_all_at_least(middle * MIB), options) {
+                    Ok(_) => high = middle,
+                    Err(_) => low = middle + 1,
+                }
+            }
+            Err(MkfsError::TooSmall { device, len, more: (high * MIB).saturating_sub(len) })
+        }
+        other => other,
+    }
+}
+
+fn plan_for(lengths: &[u64], options: &Resolved) -> Result<Plan, MkfsError> {
     let sector = u64::from(options.sectorsize);
     let device_bytes: Vec<u64> = lengths.iter().map(|len| len / sector * sector).collect();
     let smallest = device_bytes.iter().copied().min().unwrap_or(0);
@@ -225,7 +246,12 @@ mod tests {
     #[test]
     fn small_devices() {
         let options = MkfsOptions::default().resolve(1).unwrap();
-        assert!(matches!(plan(&[8 * MIB], &options), Err(MkfsError::TooSmall { .. })));
         assert!(plan(&[16 * MIB], &options).is_ok());
+        // As much more as it says is enough, and no less.
+        for len in [100 << 10, 2 * MIB, 8 * MIB, 10 * MIB] {
+            let Err(MkfsError::TooSmall { device: 0, more, .. }) = plan(&[len], &options) else { panic!("{len}") };
+            assert!(plan(&[len + more], &options).is_ok(), "{len}");
+            assert!(plan(&[len + more - MIB], &options).is_err(), "{len}");
+        }
     }
 }

@@ -411,7 +411,8 @@ impl Author<'_> {
             if tree.is_subvol() {
                 item.uuid = self.top_uuid().into_bytes();
                 item.ctransid = FIRST_GENERATION.0.into();
-                item.otransid = FIRST_GENERATION.0.into();
+                // Nobody has made the top level out of a transaction, as mkfs.btrfs says it too.
+                item.otransid = if tree == TreeId::FS { 0 } else { FIRST_GENERATION.0 }.into();
                 item.ctime = self.time();
                 item.otime = self.time();
             }

@@ -1,11 +1,11 @@
 //! `oleo inspect dump-tree`
 
-use oleo::TreeId;
 use oleo::inspect::{Inspector, Step, TreeStart};
+use oleo::{ErrorKind, TreeId};
 use oleo_format::{CheckedNode, Logical, NodeExpect, print};
 
 use crate::args::ImageArgs;
-use crate::out::{misuse, print_or_end, println_or_end};
+use crate::out::{Said, misuse, print_or_end, println_or_end};
 
 /// Show everything that is in the trees
 #[derive(clap::Args)]
@@ -33,23 +33,23 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
         let inspector = self.image.inspect()?;
-        let mut shower = Shower { inspector: &inspector, json: self.json, first: true };
+        let mut shower = Shower { inspector: &inspector, json: self.json, first: true, bad: Vec::new() };
         if self.json {
             println_or_end("[");
         }
         if let Some(address) = self.block {
-            let follow = self.follow;
-            let step = if follow { Step::Into } else { Step::Over };
-            inspector.walk_from(NodeExpect::at(Logical(address)), |node| {
-                shower.block(node);
-                step
-            })?;
+            let step = if self.follow { Step::Into } else { Step::Over };
+            shower.from(NodeExpect::at(Logical(address)), step);
         } else {
             let wanted = self.tree.as_deref().map(tree_of).transpose()?;
-            for tree in inspector.trees()? {
-                if wanted.is_none_or(|wanted| wanted == tree.tree) {
-                    shower.tree(&tree, self.roots)?;
-                }
+            let mut bad = Vec::new();
+            let trees = inspector.trees_past(&mut |at, error| bad.push((at, error)));
+            // Who looks at the root tree itself is told below.
+            if wanted.is_some_and(|wanted| wanted != TreeId::ROOT) || self.roots {
+                bad.into_iter().for_each(|(at, error)| shower.bad(at, error));
+            }
+            for tree in trees.iter().filter(|tree| wanted.is_none_or(|wanted| wanted == tree.tree)) {
+                shower.tree(tree, self.roots);
             }
         }
         if self.json {
@@ -60,7 +60,10 @@ impl Args {
             println_or_end(&format!("bytes used {}", sb.bytes_used));
             println_or_end(&format!("uuid {}", sb.fsid()));
         }
-        Ok(())
+        match shower.bad.first() {
+            Some(kind) => Err(Said(*kind, format!("{} blocks could not be read", shower.bad.len())).into()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -68,30 +71,55 @@ struct Shower<'a> {
     inspector: &'a Inspector,
     json: bool,
     first: bool,
+    /// Blocks without a good copy: what was wrong.
+    bad: Vec<ErrorKind>,
 }
 
 impl Shower<'_> {
-    fn tree(&mut self, tree: &TreeStart, roots: bool) -> anyhow::Result<()> {
+    fn tree(&mut self, tree: &TreeStart, roots: bool) {
         if !self.json {
-            let title = print::tree_title(tree.tree);
-            let key = tree.key.map_or(String::new(), |key| format!(" key {}", print::key(&key)));
-            let place = if roots { format!(" {} level {}", tree.root, tree.level) } else { String::new() };
-            println_or_end(&format!("{title}{key}{place}"));
+            let title = if tree.tree == TreeId::TREE_LOG && tree.key.is_none() {
+                "log root tree"
+            } else {
+                print::tree_title(tree.tree)
+            };
+            let key = tree.key.map_or(String::new(), |key| format!(" key {} ", print::key(&key)));
+            let place = if roots { format!("{} level {}", tree.root, tree.level) } else { String::new() };
+            let gap = if roots && key.is_empty() { " " } else { "" };
+            println_or_end(&format!("{title}{key}{gap}{place}"));
         }
-        if roots {
-            if self.json {
-                self.value(&serde_json::json!({
-                    "tree": print::json::tree(tree.tree), "root": tree.root.0, "level": tree.level,
-                    "generation": tree.generation.0,
-                }));
-            }
-            return Ok(());
+        if !roots {
+            self.from(tree.expect(), Step::Into);
+        } else if self.json {
+            self.value(&serde_json::json!({
+                "tree": print::json::tree(tree.tree), "root": tree.root.0, "level": tree.level,
+                "generation": tree.generation.0,
+            }));
         }
-        self.inspector.walk(tree, |node| {
-            self.block(node);
-            Step::Into
-        })?;
-        Ok(())
+    }
+
+    /// Blocks from one on; those that cannot be read are named, and passed over.
+    fn from(&mut self, first: NodeExpect, step: Step) {
+        let mut bad = Vec::new();
+        let inspector = self.inspector;
+        inspector.walk_past(
+            first,
+            |node| {
+                self.block(node);
+                step
+            },
+            &mut |at, error| bad.push((at, error)),
+        );
+        bad.into_iter().for_each(|(at, error)| self.bad(at, error));
+    }
+
+    fn bad(&mut self, at: Logical, error: oleo::Error) {
+        if self.json {
+            self.value(&serde_json::json!({ "bytenr": at.0, "error": error.to_string() }));
+        } else {
+            eprintln!("oleo: block {at} is passed over: {error}");
+        }
+        self.bad.push(error.kind());
     }
 
     fn block(&mut self, node: &CheckedNode) {
