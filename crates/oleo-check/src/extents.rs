@@ -209,8 +209,10 @@ impl Record {
         self.extent.claim(hash, count);
         self.owing = self.owing.saturating_sub(count.into());
         self.hashes.push(hash);
-        if let RefKey::Tree(root) = key {
-            self.extent.claim_root(root);
+        match key {
+            RefKey::Tree(root) => self.extent.claim_root(root),
+            RefKey::Parent(_) => self.extent.claim_parent(),
+            RefKey::Data { .. } | RefKey::DataParent(_) => {}
         }
     }
 }

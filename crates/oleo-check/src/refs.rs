@@ -121,7 +121,13 @@ impl Extent {
         self.roots |= root_bit(root);
     }
 
-    /// Whether the record may claim that; if not, it does not.
+    /// The record claims that a block refers to it by its own address. Any tree may have it that way: a block that was moved, being
+    /// shared, refers so to what was not.
+    pub fn claim_parent(&mut self) {
+        self.roots = u32::MAX;
+    }
+
+    /// Whether the record may claim that a tree has the block; if not, it does not.
     pub fn may_have_root(&self, root: TreeId) -> bool {
         self.roots & root_bit(root) != 0
     }

@@ -185,8 +185,8 @@ pub(crate) fn judge_record(cx: &Context<'_>, at: u64, tree: TreeId, level: u8, g
 
 impl TreeVisitor<'_, '_> {
     /// Who looks for the users of a block without full backrefs searches the tree that owns it. A subvolume that is being
-    /// deleted may have half of its blocks changed to full backrefs; where a relocation was cut short, blocks that were swapped
-    /// have references by parents alone until it has gone on.
+    /// deleted may have half of its blocks changed to full backrefs; a block that another refers to by its own address may be the
+    /// owner's by way of that: relocation, the kernel's too, leaves it so where it moved the upper block alone.
     fn judge_owner(&self, node: &CheckedNode, record: &Extent) {
         let owner = node.owner();
         if !record.may_have_root(owner) && !self.dying.contains(&owner) {
