@@ -8,10 +8,11 @@ use anyhow::{Context, Result, bail};
 
 /// Ignored tests that prove nothing by themselves, by a part of their names: bodies of processes that other tests start,
 /// those that need a file or a checkout of others, and measurements.
-const NOT_PROOFS: [&str; 13] = [
+const NOT_PROOFS: [&str; 14] = [
     "concurrent::worker",
     "strangers::in_another_process",
     "worker::body",
+    "soak::worker",
     "opened_by_a_process_of_its_own",
     "kernel::probe",
     "longer::repeat",

@@ -1,35 +1,53 @@
-//! `cargo xtask soak --minutes N [--threads T] [--seed S]`: the soak for longer than CI runs it, in release.
+//! `cargo xtask soak`: many at work on one volume, for longer than CI lets them.
+//!
+//! - `--minutes N [--threads T] [--seed S]`: threads on one open volume, beside a kernel mount that does the same.
+//! - `--mix balance`: all block groups move over and over meanwhile, and snapshots come and go; `--quota`: it is counted.
+//! - `--way classic|io_uring`: processes on a mount instead of threads in the library, always beside a balance. Root must have
+//!   let FUSE use io_uring for the second (`/sys/module/fuse/parameters/enable_uring`).
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-const USAGE: &str = "usage: cargo xtask soak --minutes N [--threads T] [--seed S]";
+const USAGE: &str = "usage: cargo xtask soak --minutes N [--threads T] [--seed S] [--mix balance] \
+                     [--way library|classic|io_uring] [--quota]";
 
-/// Calls the test that does it.
+/// Calls the test that does it, in release.
 pub fn run(root: &Path, args: &[String]) -> Result<()> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let test =
-        ["test", "--release", "--locked", "--package", "oleo-sim", "--test", "proof", "--", "--nocapture", "--ignored"];
-    command.args(test).arg("soak::longer").current_dir(root);
-    let mut minutes = false;
-    for pair in args.chunks(2) {
-        let [name, value] = pair else { bail!("{USAGE}") };
+    let (mut minutes, mut mix, mut way) = (false, false, "library");
+    let mut args = args.iter();
+    while let Some(name) = args.next() {
+        if name == "--quota" {
+            command.env("OLEO_SOAK_QUOTA", "1");
+            continue;
+        }
+        let Some(value) = args.next() else { bail!("{USAGE}") };
         let variable = match name.as_str() {
             "--minutes" => "OLEO_SOAK_MINUTES",
             "--threads" => "OLEO_SOAK_THREADS",
             "--seed" => "OLEO_SOAK_SEED",
+            "--mix" if value == "balance" => "OLEO_SOAK_MIX",
+            "--way" if ["library", "classic", "io_uring"].contains(&value.as_str()) => "OLEO_SOAK_WAY",
             _ => bail!("{USAGE}"),
         };
         minutes |= name == "--minutes";
+        mix |= name == "--mix";
+        if name == "--way" {
+            way = value;
+        }
         command.env(variable, value);
     }
-    if !minutes {
+    if !minutes || (way != "library" && !mix) {
         bail!("{USAGE}");
     }
+    let (package, program) = if way == "library" { ("oleo-sim", "proof") } else { ("oleo-cli", "mount") };
+    let test = ["test", "--release", "--locked", "--package", package, "--test", program, "--"];
+    command.args(test).args(["--nocapture", "--ignored", "soak::longer"]).current_dir(root);
+    command.env("OLEO_DEMAND_ORACLE", "1");
     if !command.status().context("cannot run cargo")?.success() {
-        bail!("threads do not leave what they should");
+        bail!("they do not leave what they should");
     }
     Ok(())
 }
