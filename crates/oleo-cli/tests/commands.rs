@@ -1,6 +1,6 @@
 //! The commands end to end: the wiring from arguments to output and exit codes. What they do is tested below.
 
-use oleo_sim::oracle::{Scratch, oracle};
+use oleo_sim::oracle::{Loop, ReadOnly, Scratch, oracle};
 
 mod common;
 use common::{fails_with as fails, ok, run};
@@ -217,4 +217,27 @@ fn complaints() {
     assert!(ok(dir, &["mkfs", "-O", "list-all"]).contains("block-group-tree"));
     assert_eq!(run(dir, &["ls"]).status.code(), Some(2));
     assert_eq!(run(dir, &["mkfs", "--size", "many", "k"]).status.code(), Some(2));
+}
+
+/// Goal: a file system is made on a block device as on an image, and what cannot be one is named as what it is.
+#[test]
+fn mkfs_on_a_block_device() {
+    let Some(oracle) = oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let dir = scratch.path();
+    let image = scratch.image("i", 300 << 20).unwrap();
+    let device = Loop::attach(&image, ReadOnly::No).unwrap();
+    let name = device.path().to_str().unwrap();
+    std::fs::write(dir.join("file"), "contents").unwrap();
+    ok(dir, &["mkfs", name]);
+    assert!(fails(dir, 1, &["mkfs", name]).contains("--force"));
+    ok(dir, &["mkfs", "--force", "-L", "device", name]);
+    ok(dir, &["put", name, "file", "/file"]);
+    assert_eq!(ok(dir, &["cat", name, "file"]), "contents");
+    drop(device);
+    oracle.must_be_sound(&[&image], "made on a device").unwrap();
+
+    assert!(fails(dir, 1, &["mkfs", "/dev/null"]).contains("neither a regular file nor a block device"));
+    std::fs::write(dir.join("empty"), "").unwrap();
+    assert!(fails(dir, 1, &["mkfs", "empty"]).contains("the file is empty"));
 }

@@ -122,7 +122,8 @@ impl FileDevice {
         let file = OpenOptions::new()
             .read(true)
             .write(opts.write)
-            .create(create)
+            // A block device is there, and O_CREAT with O_EXCL means that it must not be.
+            .create(create && !block)
             .custom_flags(flags.bits() as i32)
             .open(path)
             .map_err(|e| match (block, e.kind()) {

@@ -201,7 +201,8 @@ fn target(path: &Path, options: &BuildOptions) -> Result<Target> {
     let empty = matches!(options.source, Source::Empty);
     let (created, is_block, have) = match fs::metadata(path) {
         Ok(meta) if meta.file_type().is_block_device() => (false, true, 0),
-        Ok(meta) => (false, false, meta.len()),
+        Ok(meta) if meta.is_file() => (false, false, meta.len()),
+        Ok(_) => return Err(DeviceError::Kind { path: path.to_owned() }.into()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => (true, false, 0),
         Err(error) => return Err(Error::host("open", path)(error)),
     };
@@ -218,7 +219,10 @@ fn target(path: &Path, options: &BuildOptions) -> Result<Target> {
         Some(size) => size,
         None if growing => 0,
         None if after > 0 => after,
-        None => return Err(Error::Request("there is no such file yet; say how large it shall be (--size)".into())),
+        None => {
+            let what = if created { "there is no such file yet" } else { "the file is empty" };
+            return Err(Error::Request(format!("{what}; say how large it shall be (--size)")));
+        }
     };
     Ok(Target { path: path.to_owned(), created, growing, len })
 }

@@ -23,6 +23,14 @@ fn same_input_same_bytes() {
     assert!(image(1) != image(2));
 }
 
+/// Goal: devices whose bytes cannot be counted together are refused, and nothing is written to them.
+#[test]
+fn sums_have_a_place() {
+    let devices = memory(&[6 << 60, 6 << 60, 6 << 60]);
+    let error = make(&devices, &MkfsOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("16 EiB"), "{error}");
+}
+
 /// Goal: whatever was on a device before is not found again. Method: fill the places of superblocks and the start
 /// with junk, make, and look.
 #[test]
