@@ -183,7 +183,7 @@ fn add_groups<'a>(
             used: ByteLen(item.used.get()),
             excluded: sum_of(&inner.volume.withheld_ranges_in(chunk)),
             free_extents: None,
-            read_only: inner.rules.read_only,
+            read_only: inner.rules.read_only || inner.volume.is_on_seed(chunk),
         }
     };
     let infos: Vec<GroupInfo> = groups.map(info).collect();

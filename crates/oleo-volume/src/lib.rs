@@ -137,6 +137,12 @@ impl Volume {
         chunk.withheld_ranges()
     }
 
+    /// Whether a chunk lies on a seed device, in part at least: nothing in it can be written.
+    pub fn is_on_seed(&self, chunk: &ChunkMap) -> bool {
+        let members = self.members.read();
+        members.iter().filter(|m| m.seed).any(|m| chunk.stripes.iter().any(|s| s.devid == m.devid))
+    }
+
     fn members_of(&self, devid: oleo_format::DevId) -> Vec<Arc<Member>> {
         self.members.read().iter().filter(|m| m.devid == devid).cloned().collect()
     }

@@ -173,7 +173,10 @@ pub(crate) fn check_features(sb: &SuperBlock, write: bool) -> Result<(), VolumeE
         ));
     }
     if write && sb.flags().contains(SuperFlags::SEEDING) {
-        return Err(unsupported("writing to", "a seed device; it may be read".into()));
+        return Err(unsupported(
+            "writing to",
+            "a seed device: it may be read, or written to with a device that the kernel has added to it".into(),
+        ));
     }
     Ok(())
 }

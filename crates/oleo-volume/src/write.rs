@@ -152,7 +152,7 @@ impl Volume {
         chunks.system().filter(|p| wanted(&p.map)).map(|p| (p.map.key(), p.map.chunk())).collect()
     }
 
-    /// Tells the devices that nobody needs a range, as far as they care to know.
+    /// Tells the devices that nobody needs a range, as far as they care to know. Seeds are told nothing.
     pub fn discard(&self, at: Logical, len: ByteLen) -> Result<(), VolumeError> {
         self.may_write()?;
         for (placed, offset, len) in self.spans(at, len.0)? {
@@ -161,6 +161,9 @@ impl Volume {
             }
             for piece in placed.map.pieces(offset, len) {
                 for stripe in piece.stripe..piece.stripe + piece.copies {
+                    if placed.on[stripe].seed {
+                        continue;
+                    }
                     let device = placed.on[stripe].to_write()?;
                     match device.discard(placed.map.physical(stripe, piece.offset).0, piece.len) {
                         Ok(()) | Err(DeviceError::Unsupported { .. }) => {}
