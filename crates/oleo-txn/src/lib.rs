@@ -3,6 +3,7 @@
 //! [`Engine`] is the door. `commit` tells the order of a commit, `extents`, `free_runs`, `csums` and `books` what it records,
 //! `growth` and `credit` how space is promised before it is used, `load` what opening does, `log` what an fsync writes.
 
+mod agree;
 mod backrefs;
 mod books;
 mod commit;

@@ -50,6 +50,9 @@ const IDLE_STEPS_MAX: u32 = 6000;
 /// How long the first idle step waits for others; each of the next ones that much longer, as far as [`IDLE_WAIT_MAX`].
 const IDLE_WAIT: Duration = Duration::from_millis(2);
 const IDLE_WAIT_MAX: Duration = Duration::from_millis(100);
+/// Steps in a row, each with a commit, in which a group counts bytes as used where no extent is recorded: that is no writer's doing, who
+/// is counted and recorded at once.
+const UNRECORDED_STEPS_MAX: u32 = 5;
 /// Steps in a row in which what is there cannot be moved: nobody is known who would be the reason.
 const STUCK_STEPS_MAX: u32 = 100;
 
@@ -193,8 +196,12 @@ impl Engine {
         }
     }
 
-    /// Opens a group again.
+    /// Opens a group again, unless it lies on a seed device.
     pub fn open_group(&self, start: Logical) -> Result<(), TxnError> {
+        let chunk = self.0.volume.chunk_of(start)?;
+        if self.0.volume.is_on_seed(&chunk) {
+            return Ok(());
+        }
         Ok(self.0.space.set_read_only(start, false)?)
     }
 
@@ -256,6 +263,9 @@ impl Engine {
             }
             // Others have something in it that no tree names yet, or read what was in it.
             idle += 1;
+            if found.is_empty() && idle >= UNRECORDED_STEPS_MAX {
+                self.verify_group(group.start)?;
+            }
             if idle > if found.is_empty() { IDLE_STEPS_MAX } else { STUCK_STEPS_MAX } {
                 return Err(TxnError::StillUsed(group.start));
             }
