@@ -195,13 +195,14 @@ impl Inner {
         let (mut counted, mut owned) = (false, OwnedBytes::new());
         self.put_device_stats(generation)?;
         for round in 0..SETTLE_ROUNDS_MAX {
+            let extent_root = self.tree(TreeId::EXTENT)?.root;
+            let settled = settle_ledger(&self.ledger, &rules, &self.blocks, &extent_root)?;
+            // Only now: what the ledger names may lie in a chunk that somebody made a moment ago. What recording adds is for the next round.
             let plans = self.growth.take_plans();
             let grown = !plans.is_empty();
             if grown {
                 books.record_chunks(plans)?;
             }
-            let extent_root = self.tree(TreeId::EXTENT)?.root;
-            let settled = settle_ledger(&self.ledger, &rules, &self.blocks, &extent_root)?;
             let roots = self.trees.changed();
             if settled.is_none() && !grown && roots.is_empty() && round > 0 {
                 if self.tree(TreeId::ROOT)?.root.generation != generation {
