@@ -13,3 +13,4 @@ mod random;
 mod receive;
 mod run;
 mod tally;
+mod threads;
