@@ -149,13 +149,15 @@ impl Core {
         if busy() || (inode.read().fields().kind() == FileKind::File && !inode.drop_data_step()?) {
             return Ok(busy());
         }
-        let h = self.engine().join(erase_need(EXTENTS_PER_STEP as u32))?;
+        // As a rule its data is gone by now.
+        let left = inode.read().range_limit(ItemType::EXTENT_DATA, 0, u64::MAX, EXTENTS_PER_STEP)?.len() as u32;
+        let h = self.engine().join(erase_need(left))?;
         let mut guard = inode.write();
         if guard.state().gone || inode.handles() > 0 || guard.fields().nlink > 0 {
             return Ok(true);
         }
         inode.discard();
-        let done = erase(&mut guard, &h, EXTENTS_PER_STEP as u32)?;
+        let done = erase(&mut guard, &h, left)?;
         drop(guard);
         if done {
             self.set_orphan(inode, &h, false)?;
