@@ -30,6 +30,7 @@ use oleo_space::{ExtentKind, Kind};
 use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Node, Op, TreeError, TreeRoot};
 
 use parking_lot::MutexGuard;
+use zerocopy::IntoBytes;
 
 use crate::books::Books;
 use crate::engine::{Birth, DeltaSource, Engine, Inner, Stage};
@@ -151,9 +152,10 @@ impl Inner {
     fn apply_stage(
         &self,
         source: Option<&Arc<dyn DeltaSource>>,
-        births: Vec<Birth>,
+        mut births: Vec<Birth>,
         generation: Generation,
     ) -> Result<(), TxnError> {
+        births.sort_unstable();
         self.note_owners(&births);
         for (at, len, _) in births {
             self.ledger.born(at, len, ExtentKind::Data);
@@ -311,10 +313,11 @@ impl Inner {
     fn to_write(&self, number: u64, generation: Generation) -> Result<Unwritten, TxnError> {
         let logged = self.pin_log()?;
         let blocks = self.dirty.drain_sorted();
-        let mut sb = *self.super_block.lock();
+        let before = *self.super_block.lock();
+        let mut sb = before;
         let incompat = Incompat::from_bits_retain(self.wanted_incompat.load(Ordering::Relaxed));
         let mut features = sb.features().incompat | incompat;
-        if self.many_copies_gone.load(Ordering::Relaxed) {
+        if self.many_copies_gone.swap(false, Ordering::Relaxed) {
             // From here on what there is tells, not what was once asked for.
             self.wanted_incompat.fetch_and(!Incompat::RAID1C34.bits(), Ordering::Relaxed);
             features.set(Incompat::RAID1C34, self.has_many_copies());
@@ -338,7 +341,7 @@ impl Inner {
         }
         self.volume.stamp(&mut sb)?;
         self.fill_backup(&mut sb, generation)?;
-        Ok(Unwritten { number, generation, logged, blocks, sb })
+        Ok(Unwritten { number, generation, logged, blocks, before, sb })
     }
 
     /// Steps 4 and 5. Without room below the devices the transaction is kept for the next try.
@@ -351,8 +354,8 @@ impl Inner {
             }
             Err(e) => return Err(self.poison(e)),
         }
-        let Unwritten { number, generation, blocks, sb, .. } = unwritten;
-        *self.super_block.lock() = sb;
+        let Unwritten { number, generation, blocks, before, sb, .. } = unwritten;
+        keep_edits(&mut self.super_block.lock(), &before, &sb);
         self.log_committed(&sb);
         self.blocks.publish(&blocks);
         self.csums.settled();
@@ -393,7 +396,19 @@ pub(crate) struct Unwritten {
     /// The superblock with the log that ends, for the mirrors that do not have it.
     logged: Option<SuperBlock>,
     blocks: Vec<Arc<Node>>,
+    /// The superblock that `sb` was made from.
+    before: SuperBlock,
     sb: SuperBlock,
+}
+
+/// Puts `written`, which was made from `before`, in the place of `now`, but for what somebody has changed there meanwhile: that is
+/// for the next commit.
+fn keep_edits(now: &mut SuperBlock, before: &SuperBlock, written: &SuperBlock) {
+    for ((now, before), written) in now.as_mut_bytes().iter_mut().zip(before.as_bytes()).zip(written.as_bytes()) {
+        if *now == *before {
+            *now = *written;
+        }
+    }
 }
 
 /// The key of a device's error counters (`BTRFS_DEV_STATS_OBJECTID` is 0, UAPI header).
@@ -587,5 +602,26 @@ impl<'a> Staged<'a> {
         let key = Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, tree.0);
         self.put(TreeId::ROOT, &[Change { key, op: Op::Put(Box::default()) }])?;
         self.quota_of_deleted(tree)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what is edited in the superblock while a commit writes its own copy is in the next one, and everything of the commit is
+    /// there.
+    #[test]
+    fn edits_beside_a_commit_are_kept() {
+        let mut before = SuperBlock::default();
+        before.label[..3].copy_from_slice(b"old");
+        before.generation.set(7);
+        let mut written = before;
+        written.generation.set(8);
+        written.root.set(1 << 20);
+        let mut now = before;
+        now.label[..5].copy_from_slice(b"newer");
+        keep_edits(&mut now, &before, &written);
+        assert_eq!((now.generation.get(), now.root.get(), &now.label[..6]), (8, 1 << 20, &b"newer\0"[..]));
     }
 }

@@ -756,9 +756,7 @@ impl Inner {
     }
 
     pub(crate) fn take_births(&self) -> Vec<Birth> {
-        let mut all: Vec<_> = self.births.iter().flat_map(|s| std::mem::take(&mut *s.lock())).collect();
-        all.sort_unstable();
-        all
+        self.births.iter().flat_map(|s| std::mem::take(&mut *s.lock())).collect()
     }
 
     pub(crate) fn tree(&self, tree: TreeId) -> Result<TreeState, TxnError> {
