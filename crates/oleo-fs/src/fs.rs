@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use oleo_format::{FileExtentHead, Ino, ItemType, Key, TreeId};
 use oleo_txn::{DeltaSource, Engine, TxnError};
@@ -23,6 +24,8 @@ const SYMLINKS_MAX: usize = 40;
 const PATH_MAX: usize = 41 * 4096;
 /// Inodes erased by an operation that let one go, so that erasing keeps up with unlinking.
 const ERASE_STEPS: usize = 4;
+/// How long a block group stays that nothing is in.
+const GROUP_IDLE: Duration = Duration::from_secs(10);
 /// The type of a file extent whose bytes stand in the item (`BTRFS_FILE_EXTENT_INLINE`).
 const INLINE: u8 = 0;
 /// Permissions of the empty directory that stands in for a subvolume elsewhere.
@@ -277,13 +280,15 @@ impl Fs {
     }
 
     /// One step of cleaning: inodes without names, what a crash left, deleted subvolumes, of which at most
-    /// `budget_blocks` blocks are taken apart. False when nothing is left to do.
+    /// `budget_blocks` blocks are taken apart, block groups that have been empty for a while. False when nothing is left to do.
     pub fn clean(&self, budget_blocks: usize) -> Result<bool, FsError> {
         if self.core().erase_let_go()? {
             return Ok(true);
         }
         self.clean_orphans()?;
-        let Some(dead) = self.engine().dead_tree_from(TreeId(0))? else { return Ok(false) };
+        let Some(dead) = self.engine().dead_tree_from(TreeId(0))? else {
+            return Ok(self.engine().remove_idle_group(GROUP_IDLE)?.is_some());
+        };
         self.engine().drop_step(dead, budget_blocks)?;
         Ok(true)
     }

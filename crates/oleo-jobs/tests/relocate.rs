@@ -265,6 +265,47 @@ fn beside_writers() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Goal: groups that nothing is in any more go by themselves, one of each kind stays, the image is sound for the kernel, and their
+/// place can be had again. Method: files in several groups of data are deleted; groups that were seen to be empty for no time at all,
+/// and for long enough, are asked for; then the same much is written once more.
+#[test]
+fn empty_groups_go() -> anyhow::Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("relocate", 2 << 30)?;
+    oracle.mkfs(&[], &[&image])?;
+    let fs = open(&image)?;
+    let top = fs.root(TreeId::FS)?;
+    for _ in 0..2 {
+        let before = groups(&fs, BlockGroupFlags::DATA).len();
+        let file = fs.create(&top, b"large", &NewInode::new(NewKind::File, 0o644))?;
+        fs.preallocate(&file, 0, 1 << 30, KeepSize::No)?;
+        fs.write(&file, 12345, &[7; 100_000])?;
+        fs.sync()?;
+        let full = groups(&fs, BlockGroupFlags::DATA).len();
+        assert!(full > 2 && full > before, "{full} groups of data after {before}");
+        let idle = || fs.engine().remove_idle_group(Duration::ZERO);
+        while idle()?.is_some() {}
+        assert!(groups(&fs, BlockGroupFlags::DATA).len() * 8 > full * 6, "what is in use stays");
+        drop(file);
+        fs.unlink(&top, b"large")?;
+        fs.sync()?;
+        let emptied = groups(&fs, BlockGroupFlags::DATA).len();
+        assert!(emptied > 2);
+        assert_eq!(fs.engine().remove_idle_group(Duration::from_secs(3600))?, None, "not that long");
+        let mut gone = 0;
+        while idle()?.is_some() {
+            gone += 1;
+        }
+        assert_eq!(groups(&fs, BlockGroupFlags::DATA).len(), emptied - gone);
+        assert_eq!(groups(&fs, BlockGroupFlags::DATA).len(), 1, "one stays");
+        assert!(!groups(&fs, BlockGroupFlags::METADATA).is_empty());
+    }
+    drop((top, fs));
+    oracle.must_be_sound(&[&image], "empty groups are gone")?;
+    must_be_sound(oracle, &image, &BLOCK_GROUP_TREE, "empty groups are gone, for the kernel")
+}
+
 /// Goal: a job that is told to stop leaves the group open, with what was not moved in it.
 #[test]
 fn stopped() -> anyhow::Result<()> {

@@ -12,7 +12,9 @@
 //! Locks: rank 12, one grower at a time; below those of `space`. Crash: a chunk that was not recorded never was.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Instant;
 
+use hashbrown::HashMap;
 use oleo_format::{BlockGroupFlags, ByteLen, Key, Logical};
 use oleo_space::{Goal, Grant, GroupInfo, Kind, Refusal, Reservation, Run, Want};
 use oleo_tree::Change;
@@ -40,6 +42,8 @@ pub(crate) struct NewChunk {
 pub(crate) struct Growth {
     plans: Mutex<Vec<NewChunk>>,
     growing: Mutex<()>,
+    /// Groups that nothing is in, and since when that is known (see `relocate::idle`).
+    pub(crate) idle: Mutex<HashMap<Logical, Instant>>,
     bytes_used: AtomicI64,
     /// Type and profile of the newest group of each kind as the volume was opened, which those to come are made like; 0 where
     /// there was none.
@@ -51,6 +55,7 @@ impl Growth {
         Growth {
             plans: Mutex::new(Vec::new()),
             growing: Mutex::new(()),
+            idle: Mutex::new(HashMap::new()),
             bytes_used: AtomicI64::new(i64::try_from(bytes_used).unwrap_or(i64::MAX)),
             profiles: Default::default(),
         }

@@ -23,6 +23,7 @@
 
 mod apply;
 mod data;
+mod idle;
 mod plan;
 mod recover;
 mod remove;

@@ -1,0 +1,86 @@
+//! Block groups that have been empty for a while go, so that their place can become groups of another kind.
+//!
+//! Normal path: (1) the cleaner asks again and again ([`Engine::remove_idle_group`]); what is empty is noted with the time; (2) one
+//! that has been empty long enough, and without which there is room left in groups like it, is closed for allocation; (3) a commit
+//! brings whatever was on its way into it to light; (4) where the extent tree has nothing in it and all of it is free, it is
+//! removed as one that was moved away from is (`remove`); otherwise it is opened again.
+//!
+//! Crash: as for `remove`: before the last commit the group is there, empty.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use oleo_format::{BlockGroupFlags, Logical};
+use oleo_space::{GroupInfo, Run, SpaceError};
+
+use crate::TxnError;
+use crate::engine::Engine;
+
+/// A group goes where groups like it have this part of its length free.
+const ROOM_SHARE: u64 = 4;
+
+impl Engine {
+    /// Removes one block group that nothing has been in for that long, as earlier calls have seen; which one. One of each kind
+    /// stays. The caller holds no handle.
+    pub fn remove_idle_group(&self, idle_min: Duration) -> Result<Option<Logical>, TxnError> {
+        let inner = &*self.0;
+        inner.writable()?;
+        let groups = inner.space.groups();
+        let young = inner.growth.young();
+        let is_idle = |group: &&GroupInfo| {
+            group.used.0 == 0
+                && !group.read_only
+                && !group.flags.contains(BlockGroupFlags::SYSTEM)
+                && !young.iter().any(|run| run.start == group.start)
+        };
+        let idle: Vec<&GroupInfo> = groups.iter().filter(is_idle).collect();
+        let ripe: Vec<&GroupInfo> = {
+            let now = Instant::now();
+            let starts: HashSet<Logical> = idle.iter().map(|group| group.start).collect();
+            let mut since = inner.growth.idle.lock();
+            since.retain(|start, _| starts.contains(start));
+            let has_waited =
+                |group: &&&GroupInfo| now.duration_since(*since.entry(group.start).or_insert(now)) >= idle_min;
+            idle.iter().filter(has_waited).copied().collect()
+        };
+        for group in ripe {
+            let is_like =
+                |other: &&GroupInfo| other.start != group.start && !other.read_only && other.flags == group.flags;
+            let room: u64 = groups.iter().filter(is_like).map(|other| other.len.0.saturating_sub(other.used.0)).sum();
+            if room < group.len.0 / ROOM_SHARE {
+                continue;
+            }
+            match inner.space.set_read_only(group.start, true) {
+                Ok(()) => {}
+                // Its room is promised, or it is gone.
+                Err(SpaceError::Reserved(_) | SpaceError::NoGroup(_)) => continue,
+                Err(e) => return Err(e.into()),
+            }
+            let removed = self.remove_if_empty(group);
+            inner.growth.idle.lock().remove(&group.start);
+            if !matches!(removed, Ok(true)) && inner.writable().is_ok() && inner.space.group(group.start).is_ok() {
+                self.open_group(group.start)?;
+            }
+            if removed? {
+                return Ok(Some(group.start));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Removes a closed group unless something is in it; whether it did.
+    fn remove_if_empty(&self, group: &GroupInfo) -> Result<bool, TxnError> {
+        // As in moving: what was given out before comes to be known.
+        drop(self.0.addresses.write());
+        self.commit()?;
+        if !self.extents_in(Run::new(group.start, group.len), 1)?.is_empty() || !self.is_empty_group(group.start)? {
+            return Ok(false);
+        }
+        match self.remove_group(group.start) {
+            Ok(()) => Ok(true),
+            // Somebody has something in it after all; nothing has changed.
+            Err(TxnError::Space(e)) if matches!(*e, SpaceError::Pinned(_) | SpaceError::Reserved(_)) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+}
