@@ -403,3 +403,46 @@ fn references_whose_hashes_meet() -> Result<()> {
     oracle.must_be_sound(&[&image], "after both went")?;
     Ok(())
 }
+
+/// Goal: while a subvolume is taken apart an fsync costs a commit of the log and no more, and what it says is durable is.
+/// Method: a file is written and synced between the steps; the image as it is then is opened a second time, by us and the
+/// kernel.
+#[test]
+fn syncs_beside_a_deletion_are_logged() -> Result<()> {
+    let Some(oracle) = oracle() else { return Ok(()) };
+    let scratch = oracle.scratch()?;
+    let image = scratch.image("image", 300 << 20)?;
+    make(&image)?;
+    let fs = open_with(&image, &FsOptions::default(), 1 << 20)?;
+    let [a, _] = fill(&fs, 12)?;
+    fs.subvol_delete(a)?;
+    let root = fs.root(TreeId::FS)?;
+    let written = file(&fs, &root, "written")?;
+    fs.sync()?;
+    let before = fs.log_stats();
+    let (mut steps, mut content) = (0u64, Vec::new());
+    while fs.clean(4)? {
+        steps += 1;
+        content = format!("after step {steps}").into_bytes();
+        fs.write(&written, 0, &content)?;
+        fs.fsync(&written)?;
+        if steps.is_multiple_of(8) {
+            let crashed = scratch.path().join("crashed");
+            std::fs::copy(&image, &crashed)?;
+            let mounted = oracle.mount(&[&crashed], "")?;
+            ensure!(std::fs::read(mounted.path().join("written"))? == content, "after {steps} steps");
+            mounted.unmount()?;
+            oracle.must_be_sound(&[&crashed], &format!("after {steps} steps"))?;
+        }
+    }
+    let after = fs.log_stats();
+    ensure!(steps > 8, "{steps} steps only");
+    ensure!(after.full_commits == before.full_commits, "{after:?}");
+    ensure!(after.log_commits - before.log_commits == steps, "{after:?}");
+    fs.sync()?;
+    drop((written, root, fs));
+    oracle.must_be_sound(&[&image], "in the end")?;
+    let mounted = oracle.mount(&[&image], "ro")?;
+    ensure!(std::fs::read(mounted.path().join("written"))? == content);
+    mounted.unmount()
+}

@@ -490,7 +490,7 @@ impl Engine {
         let births = inner.freeze(source.as_ref());
         inner.commit_workers.run(|| {
             inner.apply_stage(source.as_ref(), births, generation).map_err(|e| inner.poison(e))?;
-            let done = f(&mut Staged { engine: self, generation });
+            let done = f(&mut Staged::new(self, generation));
             inner.owed.store(inner.ledger.len(), Ordering::Relaxed);
             done
         })
@@ -532,6 +532,10 @@ pub struct Staged<'a> {
 }
 
 impl<'a> Staged<'a> {
+    pub(crate) fn new(engine: &'a Engine, generation: Generation) -> Staged<'a> {
+        Staged { engine, generation }
+    }
+
     pub(crate) fn inner(&self) -> &'a Inner {
         &self.engine.0
     }

@@ -4,9 +4,14 @@
 //! number of its blocks reference, and writes how far it came into the root item (`drop_progress`, `drop_level`), in one
 //! transaction; so a crash, or the kernel, goes on from there. When nothing is left, root item and orphan item go.
 //!
+//! A step is a part of the open transaction beside operations, which neither it nor the log waits for: a dead tree has no changes in
+//! memory, and other trees stay as they are but for the reference counts, which the commit settles.
+//!
 //! With quota on, a subtree that changes hands when the tree lets go of it is taken apart leaf by leaf, so that the count of the
 //! transaction has no more to look at than the steps did ([`QUOTA_BYTES_MAX`] in all). That needs room for a few blocks; without it the subtree
 //! goes at once, and the count takes what it takes.
+
+use std::sync::atomic::Ordering;
 
 use oleo_format::{ByteLen, Generation, ItemType, Key, TreeId};
 use oleo_space::Kind;
@@ -78,12 +83,34 @@ impl Engine {
             // A snapshot is counted as a copy of its source, which must not be taken apart before.
             !notes.snapshots.is_empty() || notes.drop_blocks >= enough
         };
-        if due {
+        if due || self.owed_records() > self.0.owed_records_max {
             self.commit()?;
         }
-        // Counted in the transaction that the stage makes its changes in, or in the one before where that is being frozen.
+        // Counted in the transaction that the step makes its changes in, or in the one before where that is being frozen.
         drop(self.join(STEP_NEED)?);
-        self.stage(|staged| staged.drop_step(tree, budget_blocks))
+        self.among_the_dead(|staged| staged.drop_step(tree, budget_blocks))
+    }
+
+    /// Changes what no operation has to do with: a dead tree, and its items in the root tree. So operations go on meanwhile, while
+    /// blocks are read from disk, what they have changed stays apart from the trees, and the log stays possible.
+    fn among_the_dead<R: Send>(
+        &self,
+        f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send,
+    ) -> Result<R, TxnError> {
+        let inner = &*self.0;
+        inner.writable()?;
+        let _one = inner.commit_lock.lock();
+        inner.writable()?;
+        inner.write_unwritten()?;
+        inner.log_is_settled()?;
+        // No commit ends the transaction while the lock is held.
+        let generation = self.generation();
+        inner.touched.store(true, Ordering::Release);
+        inner.commit_workers.run(|| {
+            let done = f(&mut Staged::new(self, generation));
+            inner.owed.store(inner.ledger.len(), Ordering::Relaxed);
+            done
+        })
     }
 }
 
