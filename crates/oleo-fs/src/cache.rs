@@ -29,6 +29,11 @@ const LOADS_MAX: usize = 100;
 /// looking at each of them time and again would cost more than it frees.
 const SWEEP_GROWTH: usize = 4;
 
+/// A sweep after a commit was worth it if it evicted one of so many.
+const WORTH_PART: usize = 16;
+/// Commits that go by at most between two sweeps that are not: some minutes, as commits go.
+const PAUSE_MAX: u32 = 15;
+
 type CacheKey = (TreeId, u64);
 
 pub(crate) struct InodeCache {
@@ -48,6 +53,35 @@ struct Shard {
     evictions: u64,
     /// Entries at which the next sweep happens.
     sweep_at: usize,
+    pace: Pace,
+}
+
+/// Which commits look for what they have unpinned. Where nearly all of many inodes are held by others (the kernel knows them), looking at
+/// all of them with each commit is waste: the less it is worth, the longer the pause.
+#[derive(Default)]
+struct Pace {
+    /// Commits to be passed over before the next look.
+    rest: u32,
+    /// How many that were the last time.
+    pause: u32,
+}
+
+impl Pace {
+    fn is_due(&mut self, len: usize, max: usize) -> bool {
+        if len <= max {
+            *self = Pace::default();
+            return false;
+        }
+        let due = self.rest == 0;
+        self.rest = self.rest.saturating_sub(1);
+        due
+    }
+
+    fn swept(&mut self, before: usize, after: usize, max: usize) {
+        let worth_it = after <= max || (before - after) * WORTH_PART >= before;
+        self.pause = if worth_it { 0 } else { (self.pause * 2 + 1).min(PAUSE_MAX) };
+        self.rest = self.pause;
+    }
 }
 
 impl Shard {
@@ -60,6 +94,15 @@ impl Shard {
             self.inodes.retain(|_, inode| Arc::strong_count(inode) > 1 || inode.used.swap(false, Ordering::Relaxed));
         }
         self.sweep_at = max.max(self.inodes.len() * SWEEP_GROWTH);
+    }
+
+    /// A commit has unpinned some, perhaps.
+    fn trim(&mut self, max: usize) {
+        let before = self.inodes.len();
+        if self.pace.is_due(before, max) {
+            self.sweep(max);
+            self.pace.swept(before, self.inodes.len(), max);
+        }
     }
 }
 
@@ -144,10 +187,7 @@ impl InodeCache {
     /// Evicts what a commit has unpinned.
     pub(crate) fn trim(&self) {
         for shard in &self.shards {
-            let mut shard = shard.lock();
-            if shard.inodes.len() > self.shard_max {
-                shard.sweep(self.shard_max);
-            }
+            shard.lock().trim(self.shard_max);
         }
     }
 
@@ -157,5 +197,32 @@ impl InodeCache {
             let gone = std::mem::take(&mut shard.lock().inodes);
             drop(gone);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: commits look at inodes that others hold seldom, and at such as they have unpinned each time.
+    /// Method: the commits that look are counted, for entries that stay and for entries that go.
+    #[test]
+    fn pinned_inodes_are_seldom_looked_at() {
+        let mut pace = Pace::default();
+        let mut looks = |after: usize| {
+            let mut count = 0;
+            for _ in 0..160 {
+                if pace.is_due(100, 10) {
+                    pace.swept(100, after, 10);
+                    count += 1;
+                }
+            }
+            count
+        };
+        assert_eq!(looks(100), 13);
+        // The pause that has begun ends first.
+        assert!(looks(80) >= 160 - PAUSE_MAX);
+        assert_eq!(looks(80), 160);
+        assert_eq!(looks(10), 160);
     }
 }

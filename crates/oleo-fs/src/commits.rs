@@ -1,4 +1,5 @@
-//! When what was done becomes durable: sync, commits by the clock and under pressure. (fsync: see `log`.)
+//! When what was done becomes durable: sync, commits by the clock and under pressure, inodes whose flags ask for it at once. (fsync: see
+//! `log`.)
 //!
 //! Several callers at once share one commit (see `Engine::commit`). Pressure is a number of dirty inodes, or of changed items
 //! where few inodes have many: above `dirty_inodes_max` somebody has to commit. That is whoever waits in
@@ -8,11 +9,12 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use oleo_format::Generation;
+use oleo_format::{Generation, InodeFlags};
 
 use crate::FsError;
 use crate::core::Core;
 use crate::fs::Fs;
+use crate::inode::{InodeRef, Items};
 
 /// How often an operation that waits for a freeze looks whether it has come.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -44,6 +46,18 @@ impl Fs {
     /// Whether anything was changed that is not on disk: buffered bytes, or something for a commit to write.
     pub fn has_changes(&self) -> bool {
         self.core().data.bytes() > 0 || self.engine().has_changes() || !self.core().let_go.lock().is_empty()
+    }
+
+    /// Comes after a change of a file: makes it durable where the file's flags ask for that (`chattr +S`).
+    pub(crate) fn keep_content(&self, file: &InodeRef) -> Result<(), FsError> {
+        let flags = InodeFlags::from_bits_retain(file.read().fields().flags);
+        if flags.contains(InodeFlags::SYNC) { self.fsync(file) } else { Ok(()) }
+    }
+
+    /// Comes after a change of a directory's entries: the same, also for `chattr +D`.
+    pub(crate) fn keep_names(&self, dir: &InodeRef) -> Result<(), FsError> {
+        let flags = InodeFlags::from_bits_retain(dir.read().fields().flags);
+        if flags.intersects(InodeFlags::SYNC | InodeFlags::DIRSYNC) { self.fsync(dir) } else { Ok(()) }
     }
 
     /// The error that made the file system refuse all changes, if one did.

@@ -36,6 +36,9 @@ const ITEMS_PER_INODE: u64 = 16;
 /// How long an inode without names is expected to be let go of any moment.
 const NAMELESS_AWAITED: Duration = Duration::from_secs(1);
 
+/// Inodes that wait to be erased before those who remove names erase some, too: each stays in memory until then.
+const LET_GO_MAX: usize = 4096;
+
 /// Shards of the list of dirty inodes: a few times the number of threads that push at once.
 const DIRTY_SHARDS: usize = 32;
 /// Inodes that enter a shard between two looks at whether all shards hold too many.
@@ -69,6 +72,8 @@ pub struct Core {
     pub(crate) let_go: Mutex<VecDeque<Arc<Inode>>>,
     /// When the last name of an inode went that somebody held.
     nameless: Mutex<Option<Instant>>,
+    /// There are more of them than should be, as of the last look.
+    pub(crate) many_let_go: AtomicBool,
     /// Held while a directory moves to another one, so that nobody else changes who is whose ancestor.
     pub(crate) moving: Mutex<()>,
     /// The number the next new subvolume gets; 0: not known yet.
@@ -110,6 +115,7 @@ impl Core {
             subvols: Mutex::default(),
             let_go: Mutex::default(),
             nameless: Mutex::default(),
+            many_let_go: AtomicBool::new(false),
             moving: Mutex::default(),
             next_tree: AtomicU64::new(0),
             spoiled: Mutex::default(),
@@ -187,7 +193,9 @@ impl Core {
 
     /// Takes note that the last handle of an unlinked inode is gone; the next clean step deletes it.
     pub(crate) fn let_go(&self, inode: Arc<Inode>) {
-        self.let_go.lock().push_back(inode);
+        let mut let_go = self.let_go.lock();
+        let_go.push_back(inode);
+        self.many_let_go.store(let_go.len() > LET_GO_MAX, Ordering::Relaxed);
     }
 
     /// Takes note that an inode has lost its last name that somebody holds.

@@ -29,6 +29,12 @@ const PERMISSIONS: u32 = 0o777;
 impl Fs {
     /// Makes a new inode with one name.
     pub fn create(&self, dir: &InodeRef, name: &[u8], new: &NewInode<'_>) -> Result<InodeRef, FsError> {
+        let made = self.create_named(dir, name, new)?;
+        self.keep_names(dir)?;
+        Ok(made)
+    }
+
+    fn create_named(&self, dir: &InodeRef, name: &[u8], new: &NewInode<'_>) -> Result<InodeRef, FsError> {
         dir::check_name(name)?;
         self.changeable(dir)?;
         let core = self.core();

@@ -263,6 +263,14 @@ impl Fs {
         inode.subvol().writable()
     }
 
+    /// Comes after the removal of a name: where more inodes wait to be erased than should, some are. Somebody else lets go of them, and
+    /// one thread that cleans may be slower than many that remove.
+    pub(crate) fn keep_up(&self) {
+        if self.core().many_let_go.load(Ordering::Relaxed) {
+            self.erase_some();
+        }
+    }
+
     /// Erases some of the inodes that were let go of. One that cannot be is told by whoever syncs or cleans.
     pub(crate) fn erase_some(&self) {
         for _ in 0..ERASE_STEPS {

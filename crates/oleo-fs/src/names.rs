@@ -64,8 +64,14 @@ pub(crate) fn whole<R>(core: &Core, done: Result<R, FsError>) -> Result<R, FsErr
 }
 
 impl Fs {
-    /// Gives a file one more name; one that was made without any ([`tmpfile`](Fs::tmpfile)) its first.
+    /// Gives a file one more name; one that was made without any ([`tmpfile`](Fs::tmpfile)) its first. Like all changes of names it
+    /// is durable when it returns, if the directory's flags say so ([`InodeFlags::DIRSYNC`](oleo_format::InodeFlags), SYNC).
     pub fn link(&self, file: &InodeRef, dir: &InodeRef, name: &[u8]) -> Result<(), FsError> {
+        self.add_name(file, dir, name)?;
+        self.keep_names(dir)
+    }
+
+    fn add_name(&self, file: &InodeRef, dir: &InodeRef, name: &[u8]) -> Result<(), FsError> {
         dir::check_name(name)?;
         self.changeable(dir)?;
         if file.tree() != dir.tree() {
@@ -119,12 +125,14 @@ impl Fs {
 
     /// Removes a name of anything but a directory. The file goes with its last name, or with the last handle to it.
     pub fn unlink(&self, dir: &InodeRef, name: &[u8]) -> Result<(), FsError> {
-        self.remove_name(dir, name, false)
+        self.remove_name(dir, name, false)?;
+        self.keep_names(dir)
     }
 
     /// Removes an empty directory. An empty subvolume is deleted.
     pub fn rmdir(&self, dir: &InodeRef, name: &[u8]) -> Result<(), FsError> {
-        self.remove_name(dir, name, true)
+        self.remove_name(dir, name, true)?;
+        self.keep_names(dir)
     }
 
     fn remove_name(&self, dir: &InodeRef, name: &[u8], directory: bool) -> Result<(), FsError> {
@@ -152,6 +160,7 @@ impl Fs {
                     self.core().let_go(child);
                     self.erase_some();
                 }
+                self.keep_up();
                 return Ok(());
             }
         }

@@ -106,7 +106,10 @@ impl Core {
 
     /// One step of erasing the inodes that nobody holds any more; false when there are none.
     pub(crate) fn erase_let_go(self: &Arc<Self>) -> Result<bool, FsError> {
-        let Some(inode) = self.let_go.lock().pop_back() else { return Ok(false) };
+        let Some(inode) = self.let_go.lock().pop_back() else {
+            self.many_let_go.store(false, Ordering::Relaxed);
+            return Ok(false);
+        };
         if inode.subvol().is_deleted() {
             return Ok(true);
         }

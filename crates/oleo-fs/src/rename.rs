@@ -70,6 +70,19 @@ impl Fs {
         dst: &[u8],
         mode: RenameMode,
     ) -> Result<(), FsError> {
+        self.move_name(src_dir, src, dst_dir, dst, mode)?;
+        self.keep_names(src_dir)?;
+        if src_dir.same(dst_dir) { Ok(()) } else { self.keep_names(dst_dir) }
+    }
+
+    fn move_name(
+        &self,
+        src_dir: &InodeRef,
+        src: &[u8],
+        dst_dir: &InodeRef,
+        dst: &[u8],
+        mode: RenameMode,
+    ) -> Result<(), FsError> {
         dir::check_name(src)?;
         dir::check_name(dst)?;
         self.changeable(src_dir)?;

@@ -93,7 +93,8 @@ impl Fs {
         fields.otime = set.otime.unwrap_or(fields.otime);
         fields.ctime = set.ctime.unwrap_or(now);
         fields.sequence += 1;
-        drop(guard);
+        drop((guard, h));
+        self.keep_content(inode)?;
         Ok(self.attr(inode))
     }
 }

@@ -7,8 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use oleo_device::{Device, DeviceError, MemDevice, ReadReq, WriteReq};
 use oleo_format::{InodeFlags, TreeId};
-use oleo_fs::{Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, SetAttr, SnapshotOptions, errno};
+use oleo_fs::{
+    Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, RenameMode, SetAttr, SnapshotOptions, errno, replay,
+};
 use oleo_mkfs::{MkfsOptions, make};
+use oleo_sim::disk::{Power, SimDisk};
+use oleo_sim::rng::Rng;
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions, Volume};
 use parking_lot::{Condvar, Mutex};
@@ -311,4 +315,64 @@ fn snapshots_beside_writing_in_place() -> Result<()> {
         ensure!(read_at(fs, kept, 0, LEN)? == [NEW; LEN as usize]);
         Ok(())
     })
+}
+
+/// Goal: what is written to a file with the flag SYNC is durable when the call returns, and so are names in a directory with DIRSYNC
+/// or SYNC; without them nothing is.
+/// Method: a disk that loses what was not flushed, after each kind of change.
+#[test]
+fn flags_that_ask_for_durability() -> Result<()> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 * MIB));
+    make(std::slice::from_ref(&device), &MkfsOptions::default())?;
+    let first = MemDevice::new(256 * MIB);
+    let mut part = vec![0; MIB as usize];
+    for at in (0..256 * MIB).step_by(part.len()) {
+        device.read_at(at, &mut part)?;
+        first.write_at(at, &part)?;
+    }
+    let disk = Arc::new(SimDisk::new("disk", first, &Power::steady()));
+    let fs = open(disk.clone(), &FsOptions::default())?;
+    let crashed = |seed: u64| -> Result<Fs> {
+        let fs = open(Arc::new(disk.after_crash(&mut Rng::new(seed))), &FsOptions::default())?;
+        replay(&fs)?;
+        Ok(fs)
+    };
+    let flagged = |name: &str, kind: NewKind<'static>, flags: InodeFlags| -> Result<InodeRef> {
+        let made = fs.create(&fs.root(TreeId::FS)?, name.as_bytes(), &NewInode::new(kind, 0o755))?;
+        fs.set_attr(&made, &SetAttr { flags: Some(flags), ..SetAttr::default() })?;
+        Ok(made)
+    };
+    let plain = file(&fs, "plain")?;
+    let kept = flagged("kept", NewKind::File, InodeFlags::SYNC)?;
+    let dirs = [flagged("d", NewKind::Dir, InodeFlags::DIRSYNC)?, flagged("s", NewKind::Dir, InodeFlags::SYNC)?];
+    fs.sync()?;
+    fs.write(&plain, 0, b"lost")?;
+    fs.write(&kept, 0, b"written")?;
+    for seed in 0..8 {
+        let seen = crashed(seed)?;
+        ensure!(read_at(&seen, &find(&seen, "kept")?, 0, 100)? == b"written");
+        ensure!(seen.attr(&find(&seen, "plain")?).size == 0, "the disk loses nothing");
+    }
+    fs.truncate(&kept, 3)?;
+    fs.preallocate(&kept, 0, 9000, oleo_fs::data::KeepSize::No)?;
+    let seen = crashed(9)?;
+    ensure!(seen.attr(&find(&seen, "kept")?).size == 9000);
+    fs.set_attr(&kept, &SetAttr { size: Some(2), ..SetAttr::default() })?;
+    let seen = crashed(10)?;
+    ensure!(read_at(&seen, &find(&seen, "kept")?, 0, 100)? == b"wr");
+    for (n, dir) in dirs.iter().enumerate() {
+        let path = ["d", "s"][n];
+        let has =
+            |seen: &Fs, name: &str| -> Result<bool> { Ok(seen.lookup(&find(seen, path)?, name.as_bytes())?.is_some()) };
+        fs.create(dir, b"file", &NewInode::new(NewKind::File, 0o644))?;
+        ensure!(has(&crashed(11)?, "file")?);
+        fs.link(&fs.lookup(dir, b"file")?.context("file")?, dir, b"link")?;
+        ensure!(has(&crashed(12)?, "link")?);
+        fs.rename(dir, b"link", dir, b"moved", RenameMode::Replace)?;
+        let seen = crashed(13)?;
+        ensure!(has(&seen, "moved")? && !has(&seen, "link")?);
+        fs.unlink(dir, b"moved")?;
+        ensure!(!has(&crashed(14)?, "moved")?);
+    }
+    Ok(())
 }

@@ -33,8 +33,14 @@ impl Fs {
     }
 
     /// Writes `data` at `at`. The bytes are buffered; they reach the disk with [`Fs::flush`] and [`Fs::sync`], or earlier
-    /// where too much is buffered.
+    /// where too much is buffered. Where the file's flags say so ([`InodeFlags::SYNC`](oleo_format::InodeFlags)), this and what else
+    /// changes its content returns when it is durable.
     pub fn write(&self, file: &InodeRef, at: u64, data: &[u8]) -> Result<(), FsError> {
+        self.write_buffered(file, at, data)?;
+        self.keep_content(file)
+    }
+
+    fn write_buffered(&self, file: &InodeRef, at: u64, data: &[u8]) -> Result<(), FsError> {
         for _ in 1..QUOTA_TRIES {
             match write::write(file, at, data) {
                 Err(FsError::Txn(TxnError::QuotaExceeded(_))) => {}
@@ -56,29 +62,34 @@ impl Fs {
 
     /// Makes a file `size` bytes long.
     pub fn truncate(&self, file: &InodeRef, size: u64) -> Result<(), FsError> {
-        file.truncate(size)
+        file.truncate(size)?;
+        self.keep_content(file)
     }
 
     /// Takes space for a range, which reads as zeros where nothing was written.
     pub fn preallocate(&self, file: &InodeRef, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
-        self.core().twice_for_quota(|| file.preallocate(at, len, keep))
+        self.core().twice_for_quota(|| file.preallocate(at, len, keep))?;
+        self.keep_content(file)
     }
 
     /// Makes a range a hole; at unaligned edges the bytes become zeros. The size stays.
     pub fn punch_hole(&self, file: &InodeRef, at: u64, len: u64) -> Result<(), FsError> {
-        file.punch_hole(at, len)
+        file.punch_hole(at, len)?;
+        self.keep_content(file)
     }
 
     /// Turns a range into zeros that have space.
     pub fn zero_range(&self, file: &InodeRef, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
-        self.core().twice_for_quota(|| file.zero_range(at, len, keep))
+        self.core().twice_for_quota(|| file.zero_range(at, len, keep))?;
+        self.keep_content(file)
     }
 
     /// Makes a range of `dst` share the bytes of a range of `src`, over whatever was there. Both are in this file system, in any
     /// subvolumes.
     pub fn clone_range(&self, src: &InodeRef, dst: &InodeRef, range: &CloneRange) -> Result<(), FsError> {
         self.core().relieve()?;
-        self.core().twice_for_quota(|| share::clone_range(src, dst, range))
+        self.core().twice_for_quota(|| share::clone_range(src, dst, range))?;
+        self.keep_content(dst)
     }
 
     /// Makes a range of `dst` share a range of `src` if the bytes are equal.

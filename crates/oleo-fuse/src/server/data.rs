@@ -2,6 +2,8 @@
 
 use oleo::{CloneRange, FileKind, KeepSize};
 use oleo_fs::{FsError, InodeRef, Strip};
+use rustix::fs::OFlags;
+use rustix::mount::MountFlags;
 
 use super::{Answer, Errno, Server};
 use crate::wire::Reply;
@@ -59,6 +61,12 @@ impl Server {
         let strip =
             if args.write_flags & abi::WRITE_KILL_SUIDGID != 0 { Strip::Content } else { Strip::CapabilityOnly };
         self.strip(node, &inode, strip).map_err(|e| self.errno("write", &e))?;
+        let flags = OFlags::from_bits_retain(args.flags);
+        if self.options.flags.contains(MountFlags::SYNCHRONOUS) || flags.contains(OFlags::SYNC) {
+            self.fs.fsync(&inode).map_err(|e| self.errno("write", &e))?;
+        } else if flags.contains(OFlags::DSYNC) {
+            self.fs.fdatasync(&inode).map_err(|e| self.errno("write", &e))?;
+        }
         reply.put(&abi::WriteOut { size: data.len() as u32, padding: 0 });
         Ok(())
     }

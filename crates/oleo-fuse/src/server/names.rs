@@ -2,6 +2,7 @@
 
 use oleo::{FileKind, NewInode, NewKind, RenameMode};
 use oleo_fs::InodeRef;
+use rustix::mount::MountFlags;
 
 use super::{Answer, Errno, Server};
 use crate::wire::Reply;
@@ -34,6 +35,7 @@ impl Server {
         let dir = self.inode(head.nodeid)?;
         let new = self.new_inode(head, kind, maker);
         let made = self.fs.create(&dir, name, &new).map_err(|e| self.errno("create", &e))?;
+        self.keep_names(&[&dir])?;
         reply.put(&self.entry(made));
         Ok(())
     }
@@ -89,18 +91,21 @@ impl Server {
     pub(super) fn link(&self, file: u64, dir: u64, name: &[u8], reply: &mut Reply<'_>) -> Answer {
         let (file, dir) = (self.inode(file)?, self.inode(dir)?);
         self.fs.link(&file, &dir, name).map_err(|e| self.errno("link", &e))?;
+        self.keep_names(&[&dir])?;
         reply.put(&self.entry(file));
         Ok(())
     }
 
     pub(super) fn unlink(&self, dir: u64, name: &[u8]) -> Answer {
         let dir = self.inode(dir)?;
-        self.fs.unlink(&dir, name).map_err(|e| self.errno("unlink", &e))
+        self.fs.unlink(&dir, name).map_err(|e| self.errno("unlink", &e))?;
+        self.keep_names(&[&dir])
     }
 
     pub(super) fn rmdir(&self, dir: u64, name: &[u8]) -> Answer {
         let dir = self.inode(dir)?;
-        self.fs.rmdir(&dir, name).map_err(|e| self.errno("rmdir", &e))
+        self.fs.rmdir(&dir, name).map_err(|e| self.errno("rmdir", &e))?;
+        self.keep_names(&[&dir])
     }
 
     pub(super) fn rename(&self, head: &abi::InHeader, from: &[u8], to_dir: u64, to: &[u8], flags: u32) -> Answer {
@@ -114,6 +119,15 @@ impl Server {
             }
             _ => return Err(Errno::EINVAL),
         };
-        self.fs.rename(&from_dir, from, &to_dir, to, mode).map_err(|e| self.errno("rename", &e))
+        self.fs.rename(&from_dir, from, &to_dir, to, mode).map_err(|e| self.errno("rename", &e))?;
+        self.keep_names(&[&from_dir, &to_dir])
+    }
+
+    /// Entries of these directories have changed: makes them durable on a mount that was asked for with `dirsync` or `sync`.
+    fn keep_names(&self, dirs: &[&InodeRef]) -> Answer {
+        if self.options.flags.intersects(MountFlags::DIRSYNC | MountFlags::SYNCHRONOUS) {
+            dirs.iter().try_for_each(|dir| self.fs.fsync(dir)).map_err(|e| self.errno("fsync", &e))?;
+        }
+        Ok(())
     }
 }
