@@ -179,6 +179,8 @@ pub(crate) struct InodeState {
     pub(crate) has_xattrs: Option<bool>,
     /// What the log of the open transaction has of it, if it was logged.
     pub(crate) log: Option<Box<LogMark>>,
+    /// The transaction in which it was last linked, renamed or unlinked, and not synced since.
+    pub(crate) moved: Generation,
 }
 
 impl InodeState {
@@ -259,6 +261,7 @@ impl Inode {
                 extents_end: if fresh { Some(0) } else { None },
                 has_xattrs: if fresh { Some(false) } else { None },
                 log: None,
+                moved: Generation(0),
             }),
             data: FileData::default(),
             handles: AtomicU32::new(0),
@@ -581,9 +584,11 @@ impl ReadGuard<'_> {
                 || state.has_open_of(ItemType::INODE_EXTREF)
                 || state.fields.nlink == 0
         };
+        let generation = self.inode.core().engine().generation();
         state.fields.kind() != crate::FileKind::Dir
+            && state.moved != generation
             && match &state.log {
-                Some(mark) if mark.generation == self.inode.core().engine().generation() => !mark.renamed,
+                Some(mark) if mark.generation == generation => !mark.renamed,
                 _ => !renamed(),
             }
     }

@@ -3,7 +3,10 @@
 //! An INODE_REF holds all names that the inode has in one directory; a name that would make it outgrow a leaf goes
 //! into an INODE_EXTREF, where the volume has that feature. Several names of one hash share an INODE_EXTREF.
 
-use oleo_format::{Ino, InodeExtref, InodeRef as InodeRefHead, ItemType, extref_hash, item_len_max};
+use oleo_format::{
+    Ino, InodeExtref, InodeExtrefEntryRef, InodeRef as InodeRefHead, InodeRefEntryRef, ItemType, extref_hash,
+    item_len_max,
+};
 use zerocopy::IntoBytes;
 
 use crate::FsError;
@@ -92,6 +95,7 @@ pub(crate) fn add(
     name: &[u8],
     index: u64,
 ) -> Result<(), FsError> {
+    inode.state_mut().moved = h.generation();
     let engine = inode.inode().core().engine();
     let len_max = item_len_max(engine.nodesize());
     let new = encode_ref(index, name);
@@ -122,13 +126,26 @@ pub(crate) fn remove(
     parent: Ino,
     name: &[u8],
 ) -> Result<Option<u64>, FsError> {
+    inode.state_mut().moved = h.generation();
     if let Some(old) = inode.get(ItemType::INODE_REF, parent.0)? {
-        let names = parse_refs(parent, &old)?;
-        if let Some(gone) = names.iter().find(|n| n.name == name) {
-            let kept: Vec<u8> =
-                names.iter().filter(|n| n.name != name).flat_map(|n| encode_ref(n.index, &n.name)).collect();
+        // In passing over the item's bytes: it may hold thousands of names.
+        let (mut gone, mut kept) = (None, Vec::new());
+        for entry in InodeRefEntryRef::iter(&old) {
+            let entry = entry?;
+            if entry.name == name {
+                gone = Some(entry.index);
+            }
+        }
+        if gone.is_some() {
+            kept.reserve(old.len());
+            for entry in InodeRefEntryRef::iter(&old) {
+                let entry = entry?;
+                if entry.name != name {
+                    entry.encode_to(&mut kept);
+                }
+            }
             put_or_delete(inode, h, ItemType::INODE_REF, parent.0, kept);
-            return Ok(Some(gone.index));
+            return Ok(gone);
         }
     }
     let hash = extref_hash(parent, name);
@@ -157,12 +174,21 @@ pub(crate) fn parse(t: ItemType, offset: u64, bytes: &[u8]) -> Result<Vec<NameOf
 pub(crate) fn all_in(inode: &dyn Items, parent: Ino, name: &[u8]) -> Result<Vec<NameOf>, FsError> {
     let mut names = Vec::new();
     if let Some(item) = inode.get(ItemType::INODE_REF, parent.0)? {
-        names.append(&mut parse_refs(parent, &item)?);
+        for entry in InodeRefEntryRef::iter(&item) {
+            let entry = entry?;
+            if entry.name == name {
+                names.push(NameOf { parent, index: entry.index, name: name.to_vec() });
+            }
+        }
     }
     if let Some(item) = inode.get(ItemType::INODE_EXTREF, extref_hash(parent, name))? {
-        names.append(&mut parse_extrefs(&item)?);
+        for entry in InodeExtrefEntryRef::iter(&item) {
+            let entry = entry?;
+            if entry.parent == parent && entry.name == name {
+                names.push(NameOf { parent, index: entry.index, name: name.to_vec() });
+            }
+        }
     }
-    names.retain(|n| n.parent == parent && n.name == name);
     Ok(names)
 }
 

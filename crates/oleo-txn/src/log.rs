@@ -47,8 +47,8 @@ use crate::gate::Closed;
 
 /// Why a log cannot be written, and a commit has to be: rules of the format, and two of ours (space, damage).
 pub mod refusal {
-    /// A snapshot, a new or deleted subvolume, or a step of taking one apart: changes of the open transaction are in the trees
-    /// already, and what the last commit had cannot be told apart from them. Also a subvolume that moved.
+    /// A snapshot, a new or deleted subvolume: changes of the open transaction are in the trees already, and what the last
+    /// commit had cannot be told apart from them. Also a subvolume that moved.
     pub const STAGED: &str = "subvolume";
     /// Data, or the only room for log blocks, lies in a chunk that the chunk tree on disk does not have.
     pub const NEW_CHUNK: &str = "new-chunk";
@@ -56,11 +56,13 @@ pub mod refusal {
     pub const SUBVOLUME_ENTRY: &str = "subvolume-entry";
     /// There is no room for log blocks.
     pub const NO_SPACE: &str = "no-space";
+    /// A file with very many names got or lost some: the kernel's replay, which puts them in one after the other, has been seen to fail.
+    pub const MANY_NAMES: &str = "many-names";
     /// Something could not be read: the commit says what.
     pub const UNREADABLE: &str = "unreadable";
 
     /// All of them.
-    pub const ALL: [&str; 5] = [STAGED, NEW_CHUNK, SUBVOLUME_ENTRY, NO_SPACE, UNREADABLE];
+    pub const ALL: [&str; 6] = [STAGED, NEW_CHUNK, SUBVOLUME_ENTRY, NO_SPACE, MANY_NAMES, UNREADABLE];
 }
 
 /// From so many changes on a batch is applied on all cores, by the threads that commits have.

@@ -51,12 +51,17 @@
 //!     a reader unpacks all. `write f; clone f g; fsync g`: g could not be read.
 //! 16. *What was overwritten in place is flushed though no extent has changed*: such files are never passed over by
 //!     `fdatasync`. Nor are files whose names have changed: a name is a way to the data.
+//! 17. *A synced file that was linked, renamed or unlinked in the transaction brings the directories it is in, and was in at the last
+//!     commit, as if they were synced*: programs expect what happened to other names there before to be there, as with the kernel.
+//!     `ln d/f d/g; mv e/h d/h; fsync d/g`: h would be in e. Once for each such change; a file that was only made brings no
+//!     more than the new directories above it.
 //!
 //! What the log cannot say makes the round commit instead, counted by name in [`LogStats::full_commits_by`]
 //! (`oleo_txn::refusal`): a subvolume or snapshot was made, moved or deleted in the transaction (`subvolume`: `snapshot; creat f; fsync
 //! f`: the changes that the snapshot needed in the trees are told apart from the last commit's no more, and a new subvolume has
 //! no committed root that a log could be replayed on); an entry of a subvolume came or went (`subvolume-entry`: `mv subvol
-//! s2; fsync .`: a replay takes its number for that of a file); data lies in a chunk that no chunk tree on disk has
+//! s2; fsync .`: a replay takes its number for that of a file); a file with hundreds of names got or lost some (`many-names`:
+//! `ln f 1; …; ln f 1000; fsync f`: a kernel has been seen to fail in its replay of such a log); data lies in a chunk that no chunk tree on disk has
 //! (`new-chunk`); there is no room for log blocks (`no-space`); something could not be read (`unreadable`).
 //!
 //! An unsynced unlink may be persistent after a replay, as may any change of an inode that came into the log by the rules:

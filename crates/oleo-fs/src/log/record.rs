@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hashbrown::{HashMap, HashSet};
-use oleo_format::{Ino, InodeFlags, ItemType, Key, TreeId};
+use oleo_format::{Generation, Ino, InodeFlags, ItemType, Key, TreeId};
 use oleo_tree::{Change, Op, TreeRoot};
-use oleo_txn::{LogCommit, Still};
+use oleo_txn::{LogCommit, Still, refusal};
 
 use crate::core::Core;
 use crate::inode::{Inode, InodeFields, Items, WriteGuard};
@@ -35,6 +35,10 @@ pub(super) enum Marking {
     /// They are not: it is for reading ahead only.
     Never,
 }
+
+/// Names of a file that may be in a log when some have changed: a kernel has been seen to fail in its replay of a thousand new ones,
+/// and never with a few hundred.
+const NAMES_MAX: usize = 256;
 
 /// What is left to be recorded.
 enum Task {
@@ -59,6 +63,8 @@ pub(super) struct Recorder<'a> {
     still: Option<Still<'a>>,
     /// Inodes added so far, and how much of them.
     added: HashMap<Ino, Depth>,
+    /// Those that somebody syncs.
+    asked: HashSet<Ino>,
     /// Inodes without names whose end is recorded.
     pub(super) ended: HashSet<Ino>,
     /// Directories whose way to the root has been looked at.
@@ -98,12 +104,19 @@ impl<'a> Recorder<'a> {
             todo: Vec::new(),
             still: None,
             added: HashMap::new(),
+            asked: HashSet::new(),
             ended: HashSet::new(),
             climbed: HashSet::new(),
             items: BTreeMap::new(),
             gone: BTreeMap::new(),
             refused: None,
         })
+    }
+
+    /// Adds an inode that somebody syncs.
+    pub(super) fn ask(&mut self, ino: Ino) {
+        self.asked.insert(ino);
+        self.add(ino, Depth::Whole);
     }
 
     /// Adds an inode, unless it was added at least as deep.
@@ -233,16 +246,18 @@ impl<'a> Recorder<'a> {
         let depth = if guard.fields().kind() == FileKind::Symlink { Depth::Whole } else { depth };
         let generation = self.log.generation();
         let mark = guard.state_mut().log.take().filter(|mark| mark.generation == generation);
-        if mark.as_ref().is_some_and(|mark| mark.has(depth)) {
+        let state = guard.state();
+        let moved = state.moved == generation && self.asked.contains(&ino);
+        if !moved && mark.as_ref().is_some_and(|mark| mark.has(depth)) {
             guard.state_mut().log = mark;
             return Ok(());
         }
-        let state = guard.state();
         let renamed = match &mark {
             Some(mark) => mark.renamed,
             None => state.has_open_of(ItemType::INODE_REF) || state.has_open_of(ItemType::INODE_EXTREF),
         };
-        if self.marking == Marking::Now && self.still.is_none() && (renamed || guard.fields().kind() == FileKind::Dir) {
+        let others = renamed || moved || guard.fields().kind() == FileKind::Dir;
+        if self.marking == Marking::Now && self.still.is_none() && others {
             guard.state_mut().log = mark;
             drop(guard);
             self.todo.push(Task::Inode(ino, depth));
@@ -258,9 +273,17 @@ impl<'a> Recorder<'a> {
             }
             _ => mark,
         };
+        let now = if moved { refs::all(&guard)? } else { Vec::new() };
+        if moved && self.marking == Marking::Now {
+            guard.state_mut().moved = Generation(0);
+        }
         drop(guard);
         let Parts { names, gone } = found?;
         // Only now: others are looked at, and locked.
+        if moved {
+            let before = if young { Vec::new() } else { self.committed_names(ino)? };
+            now.iter().chain(&before).for_each(|name| self.add(name.parent, Depth::Whole));
+        }
         if let Some(names) = names {
             self.names(ino, &names, young)?;
         }
@@ -309,6 +332,9 @@ impl<'a> Recorder<'a> {
             _ => {}
         }
         let names = if renamed { Some(refs::all(guard)?) } else { None };
+        if names.as_ref().is_some_and(|names| names.len() > NAMES_MAX) {
+            self.refused = Some(refusal::MANY_NAMES);
+        }
         Ok(Parts { names, gone })
     }
 

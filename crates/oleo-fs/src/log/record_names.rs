@@ -140,7 +140,7 @@ impl Recorder<'_> {
         Ok(())
     }
 
-    fn committed_names(&self, ino: Ino) -> Result<Vec<NameOf>, FsError> {
+    pub(super) fn committed_names(&self, ino: Ino) -> Result<Vec<NameOf>, FsError> {
         let mut items = self.committed_items(ino, ItemType::INODE_REF, 0)?;
         items.append(&mut self.committed_items(ino, ItemType::INODE_EXTREF, 0)?);
         names_of(&items)

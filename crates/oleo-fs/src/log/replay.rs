@@ -29,7 +29,7 @@
 //! `settle_links` takes an entry away for good. Memory: the log's own size a few times over, and a tombstone for each item that goes.
 //! Errors: whatever the log says that cannot be is an error that names it; nothing is committed then, and the log stays.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -107,6 +107,9 @@ fn need(log: &FoundLog) -> Need {
     }
 }
 
+/// An inode's names by the number of the directory.
+type LoggedNames = HashMap<u64, HashSet<Vec<u8>>>;
+
 /// One subvolume's replay.
 struct Replay<'a> {
     core: &'a Arc<Core>,
@@ -119,6 +122,8 @@ struct Replay<'a> {
     no_holes: bool,
     /// Logged without a name.
     ignored: HashSet<u64>,
+    /// The names that inodes have in the log, as far as somebody has asked.
+    names: HashMap<u64, LoggedNames>,
     /// Whose links are to be counted.
     fixups: BTreeSet<u64>,
     /// Files whose extents may have gaps.
@@ -150,6 +155,7 @@ impl<'a> Replay<'a> {
             sector: u64::from(engine.sectorsize()),
             no_holes: engine.features().no_holes(),
             ignored: HashSet::new(),
+            names: HashMap::new(),
             fixups: BTreeSet::new(),
             files: BTreeSet::new(),
             moved: BTreeMap::new(),

@@ -265,14 +265,14 @@ impl Core {
             // Whatever this finds or fails at: it only brings blocks and inodes into memory.
             let renamed = self.log.renamed.lock().get(&tree).cloned().unwrap_or_default();
             renamed.iter().for_each(|inode| rehearsal.add(inode.ino(), Depth::Exists));
-            inodes.iter().for_each(|inode| rehearsal.add(inode.ino(), Depth::Whole));
+            inodes.iter().for_each(|inode| rehearsal.ask(inode.ino()));
             let _ = rehearsal.run();
         }
         let mut recorder = Recorder::new(self, log, tree, Marking::Now)?;
         if !apart {
             recorder.be_still();
         }
-        inodes.iter().for_each(|inode| recorder.add(inode.ino(), Depth::Whole));
+        inodes.iter().for_each(|inode| recorder.ask(inode.ino()));
         recorder.run()
     }
 }

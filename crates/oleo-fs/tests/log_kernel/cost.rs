@@ -200,3 +200,71 @@ fn how_long() {
     let stats = fs.log_stats();
     assert!(stats.full_commits <= 2 && stats.commits_by_link_rename == 0, "{stats:?}");
 }
+
+/// Goal: replaying a log of a file with very many names takes a time that grows with their number, not with its square.
+/// Method: the kernel makes the log: of a file with thousands of committed names that is written to (it commits where one of so many
+/// comes or goes); a copy of the image is replayed here, and compared.
+#[test]
+fn replay_of_very_many_names() {
+    const NAMES: usize = 3000;
+    let Some(oracle) = oleo_sim::oracle::oracle() else { return };
+    let scratch = oracle.scratch().unwrap();
+    let image = scratch.image("image", IMAGE_LEN).unwrap();
+    oracle.mkfs(&[], &[&image]).unwrap();
+    let mounted = oracle.mount(&[&image], "commit=300").unwrap();
+    let at = |n: usize| mounted.path().join(format!("link_{n}"));
+    std::fs::write(at(0), "hello").unwrap();
+    (1..NAMES).for_each(|n| std::fs::hard_link(at(0), at(n)).unwrap());
+    mounted.sync().unwrap();
+    std::fs::write(at(0), "hello again").unwrap();
+    std::fs::File::open(at(0)).unwrap().sync_all().unwrap();
+    let crashed = scratch.path().join("crashed");
+    std::fs::copy(&image, &crashed).unwrap();
+    let mut want: Vec<_> = std::fs::read_dir(mounted.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    mounted.unmount().unwrap();
+    want.sort();
+    let device = FileDevice::open(&crashed, &FileOptions { write: true, ..FileOptions::default() }).unwrap();
+    let fs = open(Arc::new(device));
+    assert!(fs.engine().found_log().is_some(), "the kernel has left no log");
+    let begin = Instant::now();
+    oleo_fs::replay(&fs).unwrap();
+    let took = begin.elapsed();
+    let root = fs.root(TreeId::FS).unwrap();
+    let mut have: Vec<_> = fs.readdir(&root, 0, usize::MAX).unwrap().into_iter().map(|e| e.name).collect();
+    have.sort();
+    assert!(have.iter().map(Vec::as_slice).eq(want.iter().map(|name| name.as_encoded_bytes())), "the names differ");
+    drop((root, fs));
+    oracle.must_be_sound(&[&crashed], "replayed").unwrap();
+    println!("{took:?} for {NAMES} names");
+    assert!(took.as_secs() < 10, "{took:?} for {NAMES} names");
+}
+
+/// Goal: the superblock of a log says of the device what the trees say that it leads to.
+/// Method: a chunk is made after the last commit, then a file that needs none of it is synced.
+#[test]
+fn the_superblock_of_a_log_is_of_the_last_commit() {
+    const LEN: u64 = 2 << 30;
+    let device = Arc::new(MemDevice::new(LEN));
+    let options = MkfsOptions { metadata: Some(oleo_mkfs::Profile::Single), ..MkfsOptions::default() };
+    make(&[device.clone() as Arc<dyn Device>], &options).unwrap();
+    let on_disk = || {
+        let mut bytes = vec![0; 4096];
+        device.read_at(65536, &mut bytes).unwrap();
+        oleo_format::SuperBlock::read(&bytes).unwrap()
+    };
+    let fs = open(device.clone());
+    let (large, small) = (file(&fs, "large"), file(&fs, "small"));
+    fs.write(&small, 0, b"x").unwrap();
+    fs.sync().unwrap();
+    let committed = on_disk().dev_item.bytes_used.get();
+    fs.preallocate(&large, 0, 900 << 20, oleo_fs::data::KeepSize::No).unwrap();
+    fs.write(&small, 0, b"y").unwrap();
+    fs.fsync(&small).unwrap();
+    let stats = fs.log_stats();
+    assert_eq!((stats.log_commits, stats.full_commits), (1, 0), "{stats:?}");
+    let logged = on_disk();
+    assert_ne!(logged.log_root.get(), 0);
+    assert_eq!(logged.dev_item.bytes_used.get(), committed);
+    fs.sync().unwrap();
+    assert!(on_disk().dev_item.bytes_used.get() > committed, "no chunk was made");
+}

@@ -541,3 +541,93 @@ fn names_by_fdatasync() {
         bed.must_be_logged();
     });
 }
+
+/// Goal: whoever syncs a file that was linked, renamed or unlinked finds what happened to other names in its directories before,
+/// as with the kernel.
+/// Method: the sequences of xfstests' generic/104, 336 and 343: links of two files, a name that goes beside one that moves away, and
+/// a directory and a file that move in.
+#[test]
+fn other_names_come_along() {
+    on_all_forms(|bed| {
+        start(bed);
+        // 104
+        bed.link("a/one", "a/one-too");
+        bed.link("a/two", "a/two-too");
+        bed.fsync("a/two");
+        bed.must_be_logged();
+        bed.after_crash(|found| {
+            only_at(found, &["a/one", "a/one-too"], b"1");
+            only_at(found, &["a/two", "a/two-too"], b"22");
+        });
+        bed.sync();
+        // 336
+        bed.link("a/one", "b/foo");
+        bed.file("b/bar", b"bar");
+        bed.sync();
+        bed.unlink("b/foo");
+        bed.rename("b/bar", "c/bar");
+        bed.fsync("a/one");
+        bed.must_be_logged();
+        bed.after_crash(|found| {
+            found.must_list("b", &["three"]);
+            only_at(found, &["c/bar"], b"bar");
+        });
+        bed.sync();
+        // 343
+        bed.mkdir("b/z");
+        bed.file("b/z/in", b"in");
+        bed.sync();
+        bed.link("a/one", "a/uno");
+        bed.rename("b/z", "a/z");
+        bed.rename("b/three", "a/three");
+        bed.fsync("a/uno");
+        bed.must_be_logged();
+        let check = |found: &crate::bed::Found| {
+            only_at(found, &["a/one", "a/one-too", "a/uno"], b"1");
+            only_at(found, &["a/z/in"], b"in");
+            only_at(found, &["a/three"], b"333");
+            found.must_list("b", &[]);
+        };
+        bed.after_crash(check);
+        bed.after_our_replay(check);
+        // Once: what moves later is not its affair.
+        bed.fs.write(&bed.at("a/uno"), 0, b"1").unwrap();
+        bed.file("a/later", b"");
+        bed.fsync("a/uno");
+        bed.after_crash(|found| assert!(!found.has("a/later")));
+    });
+}
+
+/// Goal: new names of a file are in the log as long as it has no more than some hundred; else a commit brings them.
+/// Method: links with long names, fewer and more than that.
+#[test]
+fn very_many_new_names() {
+    let name = |n: usize| format!("a/{n:04}{}", "x".repeat(56));
+    let Some(bed) = Bed::new(&[], oleo_fs::FsOptions::default()) else { return };
+    start(&bed);
+    for n in 0..100 {
+        bed.link("a/one", &name(n));
+    }
+    bed.fsync("a/one");
+    bed.must_be_logged();
+    bed.after_crash(|found| {
+        assert_eq!(found.meta("a/one").nlink(), 101);
+        assert_eq!(found.names("a").len(), 102);
+    });
+    for n in 100..600 {
+        bed.link("a/one", &name(n));
+    }
+    bed.fsync("a/one");
+    assert_eq!(bed.stats().full_commits, 1);
+    bed.after_crash(|found| assert_eq!(found.meta("a/one").nlink(), 601));
+    // Its content is logged as ever, names and all.
+    bed.fs.write(&bed.at("a/one"), 0, b"uno").unwrap();
+    bed.fsync("a/one");
+    assert_eq!(bed.stats().full_commits, 1);
+    let check = |found: &crate::bed::Found| {
+        found.must_hold("a/one", b"uno");
+        assert_eq!(found.meta("a/one").nlink(), 601);
+        assert_eq!(found.names("a").len(), 602);
+    };
+    bed.after_our_replay(check);
+}

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use oleo_format::{Ino, ItemType, Key, extref_hash};
+use oleo_format::{Ino, ItemType, Key};
 
-use super::{BATCH, Replay};
+use super::{BATCH, LoggedNames, Replay};
 use crate::attr::FileKind;
 use crate::dir::{self, DirEntryInfo, Target};
 use crate::inode::{Inode, Items, ItemsMut, lock_all};
@@ -135,22 +135,30 @@ impl Replay<'_> {
             Some(Target::Subvol(id)) => return Err(self.lie(key, "entry", ino, format_args!("subvolume {id}"))),
             None => {}
         }
-        if self.is_name_logged(ino, dir.ino(), &name)? {
+        if self.logged_names(ino)?.get(&dir.ino().0).is_some_and(|names| names.contains(&*name)) {
             return Ok(());
         }
         self.link(&dir, &name, index, &child)
     }
 
-    /// Whether the log says that an inode has this name.
-    fn is_name_logged(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<bool, FsError> {
-        if let Some(item) = self.logged(ino, ItemType::INODE_REF, parent.0)?
-            && refs::parse_refs(parent, &item)?.iter().any(|n| n.name == name)
-        {
-            return Ok(true);
+    /// The names that the log has of an inode, by directory. Read once for each: an inode may have any number of names.
+    fn logged_names(&mut self, ino: Ino) -> Result<&LoggedNames, FsError> {
+        if !self.names.contains_key(&ino.0) {
+            let mut names = LoggedNames::new();
+            let mut cursor = self.blocks.cursor(&self.log.root);
+            let mut more = cursor.seek(&Key::new(ino.0, ItemType::INODE_REF, 0))?;
+            while more && let Some((key, item)) = cursor.current() {
+                if key.objectid != ino.0 || key.item_type > ItemType::INODE_EXTREF {
+                    break;
+                }
+                for name in refs::parse(key.item_type, key.offset, item)? {
+                    names.entry(name.parent.0).or_default().insert(name.name);
+                }
+                more = cursor.next()?;
+            }
+            self.names.insert(ino.0, names);
         }
-        let extref = self.logged(ino, ItemType::INODE_EXTREF, extref_hash(parent, name))?;
-        let Some(item) = extref else { return Ok(false) };
-        Ok(refs::parse_extrefs(&item)?.iter().any(|n| n.parent == parent && n.name == name))
+        Ok(self.names.entry(ino.0).or_default())
     }
 
     /// Step 3: the names that one item of the log holds.
@@ -159,6 +167,7 @@ impl Replay<'_> {
             ItemType::INODE_REF => refs::parse_refs(Ino(key.offset), item)?,
             _ => refs::parse_extrefs(item)?,
         };
+        let mut cleared = false;
         for name in &names {
             if name.parent == child.ino() {
                 // The root directory is its own parent.
@@ -171,21 +180,24 @@ impl Replay<'_> {
                 return Err(self.lie(key, "name of the root directory", name.name.escape_ascii(), "none"));
             }
             let Some(dir) = self.inode(name.parent)? else { continue };
-            self.drop_old_names(&dir, child)?;
+            if !std::mem::replace(&mut cleared, true) {
+                self.drop_old_names(child, key)?;
+            }
             self.put_name(&dir, child, name, key)?;
         }
         Ok(())
     }
 
-    /// Names that an inode has in a directory, and no longer has in the log, go.
-    fn drop_old_names(&mut self, dir: &Arc<Inode>, child: &Arc<Inode>) -> Result<(), FsError> {
-        let old = match child.read().get(ItemType::INODE_REF, dir.ino().0)? {
-            Some(item) => refs::parse_refs(dir.ino(), &item)?,
-            None => return Ok(()),
-        };
+    /// Names that an item of an inode holds and that the log, which has the same item, no longer has, here or elsewhere, go. Of
+    /// items that the log does not have nothing is known: the kernel logs only those near what has changed.
+    fn drop_old_names(&mut self, child: &Arc<Inode>, key: Key) -> Result<(), FsError> {
+        let Some(item) = child.read().get(key.item_type, key.offset)? else { return Ok(()) };
+        let mut old = refs::parse(key.item_type, key.offset, &item)?;
+        let logged = self.logged_names(child.ino())?;
+        old.retain(|name| !logged.get(&name.parent.0).is_some_and(|names| names.contains(&name.name)));
         for name in old {
-            if !self.is_name_logged(child.ino(), dir.ino(), &name.name)? {
-                self.unlink(dir, &name.name, child)?;
+            if let Some(dir) = self.inode(name.parent)? {
+                self.unlink(&dir, &name.name, child)?;
             }
         }
         Ok(())
