@@ -71,8 +71,10 @@ pub struct FileDevice {
 /// How long to wait for somebody to go.
 fn patience(by: &User) -> Duration {
     match by {
+        // A process that is ending shows no open files any more, and still holds their locks for a while.
+        User::Lock => ENDING_PATIENCE,
         User::Writer { command, .. } if command == OWN_NAME => ENDING_PATIENCE,
-        User::Writer { .. } | User::Lock => IN_USE_PATIENCE,
+        User::Writer { .. } => IN_USE_PATIENCE,
         User::Mounted { .. } | User::Served { .. } | User::Kernel => Duration::ZERO,
     }
 }
