@@ -592,7 +592,8 @@ impl Fs {
 
     /// Pushes the names of a directory and those above it, within one subvolume.
     fn push_dirs(&self, parts: &mut Vec<Vec<u8>>, subvol: &Arc<Subvol>, mut dir: Ino) -> Result<(), FsError> {
-        for _ in 0..NESTING_MAX {
+        // Of all subvolumes on the way together.
+        while parts.len() <= NESTING_MAX {
             if dir == Ino::ROOT_DIR {
                 return Ok(());
             }

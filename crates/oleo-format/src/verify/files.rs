@@ -58,6 +58,13 @@ pub(super) fn name_len(structure: &'static str, len: usize) -> Result<(), Corrup
     Ok(())
 }
 
+/// Checks a name that stands in a directory, so that a path made of it leads nowhere else.
+pub(super) fn plain_name(structure: &'static str, name: &[u8]) -> Result<(), Corruption> {
+    let plain = !name.contains(&b'/') && !name.contains(&0) && !matches!(name, b"." | b"..");
+    ensure!(plain, structure, "name", name.escape_ascii(), "one without slash and zero, not . or ..");
+    Ok(())
+}
+
 pub(super) fn inode_ref(i: &Item<'_>) -> Result<(), Corruption> {
     names(i, "inode reference", InodeRefEntryRef::iter(i.data).map(|e| e.map(|e| e.name)))
 }
@@ -74,7 +81,13 @@ fn names<'a>(
 ) -> Result<(), Corruption> {
     follows_inode(i, structure)?;
     ensure!(!i.data.is_empty(), structure, "length", 0, "a name");
-    all.try_for_each(|name| name_len(structure, name?.len()))
+    // The root directory of a tree refers to itself.
+    let is_root = i.key.objectid == i.key.offset && i.key.item_type == ItemType::INODE_REF;
+    all.try_for_each(|name| {
+        let name = name?;
+        name_len(structure, name.len())?;
+        if is_root && name == b".." { Ok(()) } else { plain_name(structure, name) }
+    })
 }
 
 /// The most bytes that one entry of a list may have.
@@ -106,6 +119,11 @@ pub(super) fn dir_entries(i: &Item<'_>) -> Result<(), Corruption> {
         }
         if is_xattr { xattr(&entry)? } else { dir_entry(&entry)? }
     }
+    if i.key.item_type == ItemType::DIR_INDEX {
+        // Where reading goes on is one more.
+        let max = i64::MAX as u64;
+        ensure!(i.key.offset < max, structure, "index", i.key.offset, format_args!("less than {max}"));
+    }
     ensure!(count == 1 || i.key.item_type != ItemType::DIR_INDEX, structure, "entries of one index", count, 1);
     Ok(())
 }
@@ -119,8 +137,7 @@ fn xattr(entry: &DirEntryRef<'_>) -> Result<(), Corruption> {
 fn dir_entry(entry: &DirEntryRef<'_>) -> Result<(), Corruption> {
     ensure!(entry.file_type != FileType::Xattr, "directory entry", "type", "Xattr", "that of a file");
     ensure!(entry.data.is_empty(), "directory entry", "data_len", entry.data.len(), 0);
-    let plain = !entry.name.contains(&b'/') && !entry.name.contains(&0);
-    ensure!(plain, "directory entry", "name", entry.name.escape_ascii(), "one without slash and zero");
+    plain_name("directory entry", entry.name)?;
     let to = entry.location;
     let known = match to.item_type {
         ItemType::ROOT_ITEM => TreeId(to.objectid).is_subvol(),

@@ -288,6 +288,12 @@ fn files_are_checked() {
     finds!(files[2], "location", |_, d| edit::<DirItem>(d, |e| e.location = key(257, ItemType::DIR_ITEM, 0).into()));
     finds!(files[3], "name", |_, d| *d.last_mut().unwrap() = b'/');
     finds!(files[3], "name", |_, d| *d.last_mut().unwrap() = 0);
+    finds!(files[3], "name", |_, d| *d.last_mut().unwrap() = b'.');
+    finds!(files[3], "index", |k, _| k.offset = u64::MAX);
+    for bad in [b'/', b'.', 0] {
+        finds!(files[5], "name", |_, d| *d.last_mut().unwrap() = bad);
+        finds!(files[6], "name", |_, d| *d.last_mut().unwrap() = bad);
+    }
     finds!(files[3], "entries of one index", |_, d| d.extend_from_within(..));
     finds!(files[7], "type", |_, d| edit::<DirItem>(d, |e| e.r#type = 1));
     finds!(files[7], "location", |_, d| edit::<DirItem>(d, |e| e.location.objectid = 1.into()));
@@ -404,6 +410,7 @@ fn the_rest_is_checked() {
     finds!(roots[0], "flags", |_, d| edit::<RootItem>(d, |r| r.flags = 2.into()));
     finds!(roots[0], "length", |_, d| d.truncate(300));
     finds!(roots[0], "offset of its key", |k, _| *k = key(7, ItemType::ROOT_ITEM, 1));
+    finds!(roots[1], "name", |_, d| *d.last_mut().unwrap() = b'/');
     finds!(roots[1], "length of its name", |_, d| edit::<RootRef>(d, |r| r.name_len = 30.into()));
     finds!(roots[4], "length in bytes", |_, d| d.truncate(300));
     finds!(quota[0], "length", |_, d| d.push(0));

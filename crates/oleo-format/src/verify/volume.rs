@@ -2,7 +2,7 @@
 
 use super::Item;
 use super::extents::group_flags;
-use super::files::name_len;
+use super::files::{name_len, plain_name};
 use crate::chunk::STRIPE_LEN;
 use crate::error::{Corruption, ensure};
 use crate::flags::{BlockGroupFlags, RootFlags};
@@ -152,7 +152,8 @@ pub(super) fn root_item(i: &Item<'_>) -> Result<(), Corruption> {
 
 pub(super) fn root_ref(i: &Item<'_>) -> Result<(), Corruption> {
     let entry = RootRefEntry::parse(i.data)?;
-    name_len("root reference", entry.name.len())
+    name_len("root reference", entry.name.len())?;
+    plain_name("root reference", entry.name.as_ref())
 }
 
 pub(super) fn qgroup(i: &Item<'_>) -> Result<(), Corruption> {

@@ -502,6 +502,8 @@ impl Image {
         const DEPTH_MAX: usize = 4096;
         let subvol = self.fs().subvol_info(inode.tree())?.path;
         let mut paths = Vec::new();
+        let mut bytes = 0;
+        let too_many = || Error::refused(errno::EOVERFLOW, "its names are too many, or too deep");
         if inode.ino() == Ino::ROOT_DIR {
             return Ok(vec![subvol]);
         }
@@ -519,11 +521,19 @@ impl Image {
                 dir = name.parent;
                 parts.push(name.name);
             }
+            if dir != Ino::ROOT_DIR {
+                return Err(too_many().into());
+            }
             if !subvol.is_empty() {
                 parts.push(subvol.clone());
             }
             parts.reverse();
-            paths.push(parts.join(&b'/'));
+            let path = parts.join(&b'/');
+            bytes += path.len();
+            if bytes > super::REPLY_MAX {
+                return Err(too_many().into());
+            }
+            paths.push(path);
         }
         Ok(paths)
     }
