@@ -21,14 +21,14 @@ impl Out {
     /// One line about what was done.
     pub fn note(&self, line: impl AsRef<str>) {
         if !self.quiet {
-            println_or_end(line.as_ref());
+            println_or_end(&plain(line.as_ref(), &['\n', '\t']));
         }
     }
 
     /// A line for those who want to know more.
     pub fn detail(&self, line: impl FnOnce() -> String) {
         if self.verbose > 0 {
-            eprintln!("{}", line());
+            eprintln!("{}", plain(&line(), &['\n', '\t']));
         }
     }
 
@@ -40,7 +40,7 @@ impl Out {
         const SHOWN: usize = 10;
         let shown = if self.verbose > 0 { warnings.len() } else { warnings.len().min(SHOWN) };
         for warning in &warnings[..shown] {
-            eprintln!("oleo: {warning}");
+            eprintln!("oleo: {}", plain(warning, &[]));
         }
         if shown < warnings.len() {
             eprintln!("oleo: and {} more of these (-v shows them)", warnings.len() - shown);
@@ -151,8 +151,8 @@ pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     }
     let text = text_of(error).replace('\n', " ");
     match error.chain().find_map(library).and_then(oleo::Error::hint) {
-        Some(hint) => eprintln!("oleo: {text}; {hint}"),
-        None => eprintln!("oleo: {text}"),
+        Some(hint) => eprintln!("oleo: {}; {}", plain(&text, &[]), plain(hint, &[])),
+        None => eprintln!("oleo: {}", plain(&text, &[])),
     }
     ExitCode::from(match error.chain().find_map(kind_of) {
         Some(ErrorKind::Refusal) | None => 1,
@@ -215,10 +215,24 @@ pub(crate) fn date(time: Time) -> String {
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", of_day / 3600, of_day / 60 % 60, of_day % 60)
 }
 
+/// A message as it may go to a terminal: names in it may hold anything, and what a terminal would obey, or what would turn the
+/// order of letters around, is escaped, but for what is in `kept`.
+pub(crate) fn plain(text: &str, kept: &[char]) -> String {
+    let obeyed = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            c if obeyed(c) && !kept.contains(&c) => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    shown
+}
+
 /// A name or path for people: bytes that are no text are escaped.
 pub(crate) fn text(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
-        Ok(text) if !text.contains(char::is_control) => text.to_owned(),
+        Ok(text) if plain(text, &[]) == text => text.to_owned(),
         _ => bytes.escape_ascii().to_string(),
     }
 }
@@ -241,6 +255,18 @@ mod tests {
         assert_eq!(error.chain().find_map(kind_of), Some(ErrorKind::Device));
         assert_eq!(misuse!("what?").chain().find_map(kind_of), Some(ErrorKind::Usage));
         assert_eq!(anyhow::anyhow!("no").chain().find_map(kind_of), None);
+    }
+
+    /// Goal: nothing that a terminal obeys gets to one. Method: each control character, and marks of direction.
+    #[test]
+    fn messages_are_plain() {
+        for c in (0..0xa0).filter_map(char::from_u32).chain(['\u{202e}', '\u{2066}']) {
+            let told = plain(&format!("a{c}b"), &[]);
+            assert!(!told.contains(char::is_control) && !told.contains('\u{202e}'), "{told:?}");
+            assert_eq!(told.len() == 3, (' '..='~').contains(&c), "{told:?}");
+        }
+        assert_eq!(plain("bell\x07 \x1b[31m\u{9b}0m", &[]), "bell\\u{7} \\u{1b}[31m\\u{9b}0m");
+        assert_eq!(plain("größer\n", &['\n']), "größer\n");
     }
 
     /// Goal: dates and sizes read as people expect, at the edges too.

@@ -104,6 +104,32 @@ fn restored_programs() {
     assert_eq!(fs::metadata(dir.join("tame/open/groups")).unwrap().uid(), 5);
 }
 
+/// Goal: a terminal gets nothing to obey from names in an image: not in warnings, not in errors, not in lists. Method: names with an
+/// escape sequence, of a device that an ordinary user cannot make and of a file that cannot be found.
+#[test]
+fn names_for_a_terminal() {
+    let (scratch, program) = place();
+    let dir = scratch.path();
+    let evil = "a\u{1b}]0;title\u{7}\u{9b}31m";
+    fs::create_dir(dir.join("src")).unwrap();
+    let made = Command::new("mknod").arg(dir.join("src").join(evil)).args(["c", "1", "3"]).status().unwrap();
+    assert!(made.success());
+    ok(dir, &["mkfs", "--rootdir", "src", "--size", "200M", "i"]);
+    fs::set_permissions(dir.join("i"), Permissions::from_mode(0o644)).unwrap();
+    let missing = format!("{evil}/{evil}");
+    let tries: [&[&str]; 4] = [
+        &["restore", "i", "own/out"],
+        &["restore", "--path", &missing, "i", "own/none"],
+        &["restore", &missing, "own/none"],
+        &["ls", "-lR", "i"],
+    ];
+    for args in tries {
+        let output = as_alice(&program, dir, "022", args).output().unwrap();
+        let told = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert!(!told.is_empty() && !told.contains(|c: char| c.is_control() && c != '\n'), "{args:?}: {told:?}");
+    }
+}
+
 /// A stream of these commands.
 fn stream(commands: &[Sent<'_>]) -> Vec<u8> {
     let mut bytes = header(1).to_vec();

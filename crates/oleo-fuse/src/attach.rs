@@ -70,8 +70,10 @@ fn attach_as_root(dir: &Path, options: &AttachOptions) -> io::Result<File> {
 
 fn attach_as_user(dir: &Path, options: &AttachOptions) -> io::Result<File> {
     let (ours, theirs) = UnixStream::pair()?;
-    let escaped = options.source.replace('\\', "\\\\").replace(',', "\\,");
-    let mut list = format!("fsname={escaped},subtype={},default_permissions", options.subtype);
+    // What it takes apart at commas.
+    let escaped = |text: &str| text.replace('\\', "\\\\").replace(',', "\\,");
+    let (source, subtype) = (escaped(&options.source), escaped(&options.subtype));
+    let mut list = format!("fsname={source},subtype={subtype},default_permissions");
     let words = [
         (options.allow_other, "allow_other"),
         (options.read_only, "ro"),

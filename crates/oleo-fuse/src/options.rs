@@ -25,11 +25,7 @@ const OF_NO_EFFECT: &[&str] = &[
     "default_permissions",
     "auto",
     "noauto",
-    "user",
     "nouser",
-    "users",
-    "owner",
-    "group",
     "_netdev",
     "nofail",
     "loud",
@@ -244,6 +240,9 @@ impl MountOptions {
             "nologreplay" | "norecovery" => self.rescue.no_log_replay = true,
             "nosuid" | "suid" => self.flags.set(MountFlags::NOSUID, name == "nosuid"),
             "nodev" | "dev" => self.flags.set(MountFlags::NODEV, name == "nodev"),
+            // As in mount(8): others than root may have the say of what is in it.
+            "user" | "users" => self.flags.insert(MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC),
+            "owner" | "group" => self.flags.insert(MountFlags::NOSUID | MountFlags::NODEV),
             "noexec" | "exec" => self.flags.set(MountFlags::NOEXEC, name == "noexec"),
             "sync" | "async" => self.flags.set(MountFlags::SYNCHRONOUS, name == "sync"),
             "dirsync" => self.flags.insert(MountFlags::DIRSYNC),
@@ -378,6 +377,14 @@ mod tests {
         assert_eq!((o.atime, o.flags), (Atime::Strict, MountFlags::STRICTATIME));
         assert!(parsed("discard,ro").unwrap().read_only);
         assert!(!parsed("discard,ro").unwrap().discard, "nothing is freed where nothing is written");
+    }
+
+    #[test]
+    fn mounts_of_users_are_harmless() {
+        let harmless = MountFlags::NOSUID | MountFlags::NODEV;
+        assert_eq!(parsed("users").unwrap().flags, harmless | MountFlags::NOEXEC);
+        assert_eq!(parsed("owner").unwrap().flags, harmless);
+        assert_eq!(parsed("user,exec,suid").unwrap().flags, MountFlags::NODEV);
     }
 
     #[test]

@@ -123,7 +123,7 @@ fn announce() -> anyhow::Result<()> {
 }
 
 fn to_stderr() -> Log {
-    Arc::new(|line: &str| eprintln!("oleo: {line}"))
+    Arc::new(|line: &str| eprintln!("oleo: {}", crate::out::plain(line, &[])))
 }
 
 fn to_syslog() -> Log {
