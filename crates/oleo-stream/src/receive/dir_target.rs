@@ -316,13 +316,10 @@ impl DirTarget {
             self.set_owner(&open.root, owner)?;
         }
         let at = by_number(&open.root);
-        match kept.acl {
-            Some(Some(acl)) => {
-                let done = rustix::fs::setxattr(&at, name_of(ACL), &acl, XattrFlags::empty());
-                self.permitted("set an extended attribute", done)?;
-            }
-            // There has been none until now.
-            Some(None) | None => {}
+        // To remove one there is nothing to do: there has been none until now.
+        if let Some(Some(acl)) = kept.acl {
+            let done = rustix::fs::setxattr(&at, name_of(ACL), &acl, XattrFlags::empty());
+            self.permitted("set an extended attribute", done)?;
         }
         self.set_mode(&open.root, kept.mode.unwrap_or(MODE))?;
         if let Some(times) = kept.times {
