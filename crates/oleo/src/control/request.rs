@@ -343,23 +343,23 @@ pub enum Request {
 impl Request {
     /// Whether it changes the file system, which is not done for who sees it read-only.
     pub fn changes(&self) -> bool {
-        match self {
+        matches!(
+            self,
             Request::SubvolCreate { .. }
-            | Request::Snapshot { .. }
-            | Request::SubvolDelete { .. }
-            | Request::SetDefault { .. }
-            | Request::Receive { .. }
-            | Request::SetReceived { .. }
-            | Request::Resize { .. }
-            | Request::Defragment { .. }
-            | Request::Trim { .. }
-            | Request::QuotaChange { .. }
-            | Request::Balance { .. }
-            | Request::Reclaim { .. }
-            | Request::SetLabel { .. }
-            | Request::PropertySet { .. } => true,
-            _ => false,
-        }
+                | Request::Snapshot { .. }
+                | Request::SubvolDelete { .. }
+                | Request::SetDefault { .. }
+                | Request::Receive { .. }
+                | Request::SetReceived { .. }
+                | Request::Resize { .. }
+                | Request::Defragment { .. }
+                | Request::Trim { .. }
+                | Request::QuotaChange { .. }
+                | Request::Balance { .. }
+                | Request::Reclaim { .. }
+                | Request::SetLabel { .. }
+                | Request::PropertySet { .. }
+        )
     }
 }
 
