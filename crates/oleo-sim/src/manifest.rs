@@ -124,6 +124,15 @@ pub trait TreeView {
     fn data_runs(&self, file: &Self::Node, size: u64) -> Result<Vec<(u64, u64)>>;
     /// The mapped parts in rising order, as FIEMAP tells them.
     fn pieces(&self, file: &Self::Node) -> Result<Vec<Piece>>;
+    /// What of a file has space, or will have it when it is written out: where, how many bytes, and whether nothing was written there.
+    /// `None` where nobody can tell.
+    fn room(&self, _file: &Self::Node) -> Result<Option<Vec<(u64, u64, bool)>>> {
+        Ok(None)
+    }
+    /// The flags of an inode, as they are on disk; `None` where nobody can tell.
+    fn flags(&self, _node: &Self::Node) -> Result<Option<u64>> {
+        Ok(None)
+    }
 }
 
 /// What to record beyond type, mode, owner, size, links, mtime, xattrs, targets and contents.

@@ -20,6 +20,9 @@
 //! 4. Mode and owner, the xattrs, the time of change, the bytes with the size: each is that of one moment at which the inode
 //!    was there. On the kernel each *byte* is that of some moment, since it writes pages back when it pleases; a byte may
 //!    also be a zero where a moment had none. A file that was born after `lo` may be empty.
+//!    Where it can be told, the same holds for inode flags, and each sector of a file is a hole, written, or has space in which nothing
+//!    was written, as at one of the moments that its bytes may be of. The time of the last change of an inode, and of a directory that of
+//!    its contents, is not outside of what it was at these moments. (These three are not asked of the kernel.)
 //! 5. An inode's link count is the number of its names.
 //! 6. Where the superblock names no log, all names, attributes and xattrs are those of one moment: that at which its
 //!    generation became durable. Only bytes may be older, where they were not flushed.
@@ -30,8 +33,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::seen::{Id, Name, Node, Seen};
+use super::seen::{Id, Name, Node, Room, Seen};
 use super::states::Progress;
+use crate::manifest::{Kind, Time};
 
 /// What a step made durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -287,6 +291,10 @@ impl<'a> Judge<'a> {
         // Bytes and their time come when they are flushed: of a file that was born since, perhaps neither.
         let born = |window: Window| !self.run.moments[window.lo.min(window.hi)].nodes.contains_key(&id);
         let empty = node.data.is_empty() && born(bytes);
+        self.changed(id, node, if node.kind == Kind::File { times } else { window });
+        if !empty {
+            self.room(id, node, bytes);
+        }
         // fdatasync promises bytes, even none, and no time.
         let timeless = node.data.is_empty() && born(times);
         let times_of = || self.history_of(id, times).map(|n| n.mtime);
@@ -315,10 +323,57 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// Rule 4 for flags and the times that no call sets.
+    fn changed(&mut self, id: Id, node: &Node, window: Window) {
+        // Where the kernel has replayed a log, it has set times of its own; it cannot tell flags.
+        let (Some((mtime, ctime)), Some(flags), false) = (node.times, node.flags, self.run.by_kernel) else { return };
+        let then: Vec<(Time, Time)> = self.history_of(id, window).filter_map(|n| n.times).collect();
+        // Of what was born since, there are moments between two that nobody saw.
+        let born = !self.run.moments[window.lo.min(window.hi)].nodes.contains_key(&id);
+        let outside = |time: Time, of: fn((Time, Time)) -> Time| {
+            let all = || then.iter().copied().map(of);
+            let (first, last) = (all().min(), all().max());
+            first.is_some_and(|first| time < first && !born) || last.is_some_and(|last| time > last)
+        };
+        let is_dir = node.kind == Kind::Dir;
+        let wrong = [("ctime", ctime, outside(ctime, |t| t.1)), ("mtime", mtime, is_dir && outside(mtime, |t| t.0))];
+        for (what, time, _) in wrong.into_iter().filter(|w| w.2) {
+            self.say(format!("inode {id}: {what} {time:?} outside of all moments of {window:?}: {then:?}"));
+        }
+        // A step that is taken apart has flags between.
+        let mut known = self.history_of(id, window).filter_map(|n| n.flags).peekable();
+        if !self.run.by_byte && known.peek().is_some() && !known.any(|f| f == flags) {
+            self.say(format!("inode {id}: flags {flags:x} of no moment of {window:?}"));
+        }
+    }
+
+    /// Rule 4 for space.
+    fn room(&mut self, id: Id, node: &Node, window: Window) {
+        let all: Vec<&Vec<Room>> = self.history_of(id, window).filter_map(|n| n.room.as_ref()).collect();
+        let Some(have) = &node.room else { return };
+        if all.is_empty() || all.contains(&have) || self.run.by_kernel || self.run.by_byte {
+            return;
+        }
+        let kind = |room: &[Room], at: u64| room.iter().find(|r| (r.first..r.end).contains(&at)).map(|r| r.unwritten);
+        // Where anything changes; between these places all is alike.
+        let places = |room: &Vec<Room>| room.iter().flat_map(|r| [r.first, r.end]).collect::<Vec<_>>();
+        let mut at: BTreeSet<u64> = all.iter().flat_map(|room| places(room)).chain(places(have)).collect();
+        at.insert(0);
+        let strange = at.into_iter().find(|at| !all.iter().any(|room| kind(room, *at) == kind(have, *at)));
+        if let Some(at) = strange {
+            let have = match kind(have, at) {
+                None => "a hole",
+                Some(false) => "written",
+                Some(true) => "space in which nothing was written",
+            };
+            self.say(format!("inode {id}: sector {at} is {have} as at no moment of {window:?}"));
+        }
+    }
+
     /// Rules 3 and 5.
     fn set_of_names(&mut self, id: Id, node: &Node, window: Window) {
         let have = self.found.names_of(id);
-        if node.kind != crate::manifest::Kind::Dir && node.nlink != have.len() as u64 {
+        if node.kind != Kind::Dir && node.nlink != have.len() as u64 {
             self.say(format!("inode {id}: {} links, {} names", node.nlink, have.len()));
         }
         let sets: Vec<BTreeSet<&Name>> =

@@ -11,6 +11,8 @@ use crate::manifest::{Kind, Time, TreeView};
 
 /// Files longer than this are none that a crash run makes.
 const LEN_MAX: u64 = 16 << 20;
+/// What space is given in, bytes.
+const SECTOR_LEN: u64 = 4096;
 /// Directories nested deeper than this are taken for a loop.
 const DEPTH_MAX: usize = 100;
 
@@ -43,11 +45,28 @@ pub struct Node {
     pub nlink: u64,
     /// Of files; others have none here.
     pub mtime: Option<Time>,
+    /// Times of the last changes of contents and of the inode; subvolumes that a snapshot left out have none.
+    pub times: Option<(Time, Time)>,
+    /// Inode flags, where they can be told.
+    pub flags: Option<u64>,
+    /// What of a file has space, in sectors, where that can be told; what is not listed is a hole.
+    pub room: Option<Vec<Room>>,
     pub xattrs: Xattrs,
     /// The contents of a file, the target of a symlink.
     pub data: Vec<u8>,
     /// An empty directory in place of a subvolume that a snapshot left out: has neither attributes nor a number.
     pub stub: bool,
+}
+
+/// Sectors of a file that have space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// The first of them.
+    pub first: u64,
+    /// The one behind the last.
+    pub end: u64,
+    /// Nothing was written there yet.
+    pub unwritten: bool,
 }
 
 /// A name: the directory and its bytes.
@@ -105,6 +124,9 @@ impl Seen {
             nlink: attr.nlink,
             mtime: (attr.kind == Kind::File).then_some(attr.mtime),
             xattrs: if attr.stub { Xattrs::new() } else { view.xattrs(node)? },
+            times: (!attr.stub).then_some((attr.mtime, attr.ctime)),
+            flags: if attr.stub { None } else { view.flags(node)? },
+            room: None,
             data: Vec::new(),
             stub: attr.stub,
         };
@@ -117,6 +139,7 @@ impl Seen {
                 new.data = vec![0; usize::try_from(attr.size)?];
                 let got = view.read(node, 0, &mut new.data)?;
                 ensure!(got == new.data.len(), "{got} bytes where the size is {}", attr.size);
+                new.room = view.room(node)?.map(|all| in_sectors(&all));
             }
             Kind::Symlink => new.data = view.read_link(node)?,
             _ => {}
@@ -139,4 +162,17 @@ impl Seen {
     pub fn names_of(&self, id: Id) -> BTreeSet<&Name> {
         self.entries.iter().filter(|(_, to)| **to == id).map(|(name, _)| name).collect()
     }
+}
+
+/// Neighbours that are alike are one: how a file is cut into extents is nobody's business.
+fn in_sectors(all: &[(u64, u64, bool)]) -> Vec<Room> {
+    let mut out: Vec<Room> = Vec::new();
+    for (at, len, unwritten) in all {
+        let (first, end) = (at / SECTOR_LEN, (at + len).div_ceil(SECTOR_LEN));
+        match out.last_mut() {
+            Some(last) if last.end == first && last.unwritten == *unwritten => last.end = end,
+            _ => out.push(Room { first, end, unwritten: *unwritten }),
+        }
+    }
+    out
 }

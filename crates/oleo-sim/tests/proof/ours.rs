@@ -132,6 +132,15 @@ impl TreeView for OleoTree<'_> {
         Ok(out)
     }
 
+    fn room(&self, file: &InodeRef) -> Result<Option<Vec<(u64, u64, bool)>>> {
+        let all = self.fs.extents(file, 0, u64::MAX)?;
+        Ok(Some(all.into_iter().map(|e| (e.at, e.len, e.kind == ExtentKind::Unwritten)).collect()))
+    }
+
+    fn flags(&self, node: &InodeRef) -> Result<Option<u64>> {
+        Ok(Some(self.fs.attr(node).flags.bits()))
+    }
+
     fn pieces(&self, file: &InodeRef) -> Result<Vec<Piece>> {
         let all = self.fs.extents(file, 0, u64::MAX)?;
         let mapped = all.into_iter().filter(|e| e.disk.is_some() || e.kind == ExtentKind::Inline);

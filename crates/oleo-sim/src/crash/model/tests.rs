@@ -14,7 +14,8 @@ const fn id(ino: u64) -> Id {
 fn node(kind: Kind, data: &[u8]) -> Arc<Node> {
     let mtime = (kind == Kind::File).then_some(crate::manifest::Time { sec: 1, nsec: 0 });
     let data = data.to_vec();
-    Arc::new(Node { kind, owner: (0, 0, 0, (0, 0)), nlink: 1, mtime, xattrs: BTreeMap::new(), data, stub: false })
+    let (owner, xattrs) = ((0, 0, 0, (0, 0)), BTreeMap::new());
+    Arc::new(Node { kind, owner, nlink: 1, mtime, times: None, flags: None, room: None, xattrs, data, stub: false })
 }
 
 /// Two directories and what is said of the files in them: directory, name, inode, contents.
