@@ -137,3 +137,36 @@ fn other_rules() {
     let history = run(vec![seen(&[]), seen(&[])], &[None]);
     assert!(verdict(&history, &one).contains("it was at none"));
 }
+
+/// Goal: the times of a directory, flags and preallocated space that an fsync has promised are looked at.
+/// Method: each changes, is synced, and is found as it was before; and as it was promised.
+#[test]
+fn times_flags_and_space_are_looked_at() {
+    let time = |sec| crate::manifest::Time { sec, nsec: 0 };
+    let change = |seen: &mut Seen, id: Id, how: &dyn Fn(&mut Node)| {
+        let mut node = (*seen.nodes[&id]).clone();
+        how(&mut node);
+        seen.nodes.insert(id, Arc::new(node));
+    };
+    let mut before = seen(&[(A, "x", FILE, b"1")]);
+    for id in [A, FILE] {
+        change(&mut before, id, &|n| (n.times, n.flags) = (Some((time(1), time(1))), Some(0)));
+    }
+    change(&mut before, FILE, &|n| n.room = Some(vec![Room { first: 0, end: 1, unwritten: false }]));
+    let kept = |what: &str, id: Id, how: &dyn Fn(&mut Node)| {
+        let mut after = before.clone();
+        change(&mut after, id, how);
+        let history = run(vec![before.clone(), after.clone(), after.clone()], &[None, Some(Promise::Inode(id))]);
+        assert_eq!(verdict(&history, &after), "");
+        assert!(verdict(&history, &before).contains(what), "{what}: {}", verdict(&history, &before));
+        // Without the promise either is right.
+        let history = run(vec![before.clone(), after.clone(), after], &[None, None]);
+        assert_eq!(verdict(&history, &before), "");
+    };
+    kept("mtime", A, &|n| n.times = Some((time(2), time(1))));
+    kept("ctime", A, &|n| n.times = Some((time(1), time(2))));
+    kept("ctime", FILE, &|n| n.times = Some((time(1), time(2))));
+    kept("flags", FILE, &|n| n.flags = Some(1));
+    let reserved = Room { first: 1, end: 4, unwritten: true };
+    kept("sector 1 is a hole", FILE, &|n| n.room.as_mut().unwrap().push(reserved));
+}
