@@ -84,6 +84,48 @@ impl SubvolArg {
     }
 }
 
+/// In which unit numbers of bytes are shown; the largest that fits if nothing is said.
+#[derive(Args, Clone, Copy, Default)]
+pub(crate) struct UnitArgs {
+    /// Show bytes without a unit.
+    #[arg(long, short = 'b', group = "unit")]
+    raw: bool,
+    /// Show KiB (with --si: kB).
+    #[arg(long, short = 'k', group = "unit")]
+    kbytes: bool,
+    /// Show MiB (with --si: MB).
+    #[arg(long, short = 'm', group = "unit")]
+    mbytes: bool,
+    /// Show GiB (with --si: GB).
+    #[arg(long, short = 'g', group = "unit")]
+    gbytes: bool,
+    /// Show TiB (with --si: TB).
+    #[arg(long, short = 't', group = "unit")]
+    tbytes: bool,
+    /// Units are powers of 1000.
+    #[arg(long)]
+    si: bool,
+    /// Units are powers of 1024, as they are anyway.
+    #[arg(long, conflicts_with = "si")]
+    iec: bool,
+}
+
+impl UnitArgs {
+    /// A number of bytes as it was asked for.
+    pub fn show(&self, bytes: u64) -> String {
+        const BINARY: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        const DECIMAL: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
+        if self.raw {
+            return bytes.to_string();
+        }
+        let (step, names) = if self.si { (1000u64, DECIMAL) } else { (1024, BINARY) };
+        let asked = [self.kbytes, self.mbytes, self.gbytes, self.tbytes].iter().position(|asked| *asked);
+        let fitting = || bytes.checked_ilog(step).unwrap_or(0) as usize;
+        let unit = asked.map_or_else(fitting, |at| at + 1);
+        format!("{:.2}{}", bytes as f64 / step.pow(unit as u32) as f64, names[unit])
+    }
+}
+
 /// A path inside an image: any bytes.
 #[derive(Clone)]
 pub(crate) struct InPath(pub Vec<u8>);
@@ -131,6 +173,21 @@ pub(crate) fn qgroup(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: numbers of bytes in the unit that was asked for, and at the edges.
+    #[test]
+    fn units() {
+        let of = UnitArgs::default();
+        assert_eq!(
+            (of.show(0), of.show(1536), of.show(u64::MAX)),
+            ("0.00B".into(), "1.50KiB".into(), "16.00EiB".into())
+        );
+        assert_eq!(UnitArgs { raw: true, ..of }.show(1536), "1536");
+        assert_eq!(UnitArgs { mbytes: true, ..of }.show(1 << 19), "0.50MiB");
+        assert_eq!(UnitArgs { gbytes: true, si: true, ..of }.show(2_500_000_000), "2.50GB");
+        assert_eq!(UnitArgs { si: true, ..of }.show(1_000_000), "1.00MB");
+        assert_eq!(UnitArgs { tbytes: true, ..of }.show(u64::MAX), "16777216.00TiB");
+    }
 
     /// Goal: sizes read as people write them; nonsense and overflow are refused.
     #[test]

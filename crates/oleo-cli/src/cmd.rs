@@ -27,7 +27,7 @@ mod unmount;
 
 use clap::Subcommand;
 
-use crate::out::Out;
+use crate::out::{Out, println_or_end};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -65,6 +65,8 @@ pub(crate) enum Command {
     Rescue(rescue::Command),
     #[command(subcommand)]
     Generate(generate::Command),
+    /// Show the version, as --version does
+    Version,
 }
 
 impl Command {
@@ -94,6 +96,10 @@ impl Command {
             Command::Property(command) => command.run(out),
             Command::Rescue(command) => command.run(out),
             Command::Generate(command) => command.run(),
+            Command::Version => {
+                println_or_end(concat!("oleo ", env!("CARGO_PKG_VERSION")));
+                Ok(())
+            }
         }
     }
 }

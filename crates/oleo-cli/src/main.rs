@@ -17,7 +17,7 @@ use crate::out::Out;
 
 /// btrfs without the kernel: make, read, write and look into btrfs images that nobody has mounted.
 #[derive(Parser)]
-#[command(name = "oleo", version, propagate_version = true, arg_required_else_help = true)]
+#[command(name = "oleo", version, propagate_version = true, arg_required_else_help = true, infer_subcommands = true)]
 #[command(after_help = "Exit codes: 0 done; 1 refused; 2 wrong usage; 3 the image is damaged; 4 a device failed.")]
 pub(crate) struct Cli {
     #[command(subcommand)]

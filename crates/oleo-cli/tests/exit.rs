@@ -75,7 +75,7 @@ const COMMANDS: &str = "
     rescue zero-log IMG
 ";
 /// These have no image that they could not read.
-const OTHERS: [&str; 4] = ["mkfs", "unmount", "generate completions", "generate man"];
+const OTHERS: [&str; 5] = ["mkfs", "unmount", "generate completions", "generate man", "version"];
 
 /// Requests that a sound image refuses.
 const REFUSED: &str = "
@@ -138,6 +138,10 @@ const MISUSED: &str = "
     receive
     subvolume snapshot good
     subvolume list
+    subvolume list -G x good
+    subvolume list --sort size good
+    filesystem df -k -m good
+    re
     inspect dump-tree -t foo good
     inspect logical-resolve here good
     balance start good -d foo
@@ -228,6 +232,35 @@ fn codes() {
     let leaves = all.iter().filter(|name| !all.iter().any(|other| other.starts_with(&format!("{name} "))));
     let unlisted: Vec<_> = leaves.filter(|name| !listed.contains(**name)).collect();
     assert!(unlisted.is_empty(), "no exit code is tested of {unlisted:?}");
+}
+
+/// Goal: commands can be shortened as with btrfs, and subvolumes listed, filtered and sorted as with it; sizes in the unit asked for.
+#[test]
+fn as_with_btrfs() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    ok(dir, &["mkfs", "--size", "300M", "i"]);
+    for name in ["b", "c", "a"] {
+        ok(dir, &["sub", "cr", "i", name]);
+    }
+    let paths = |args: &[&str]| -> Vec<String> {
+        let shown = ok(dir, &[&["sub", "li"], args, &["i"]].concat());
+        shown.lines().map(|line| line.rsplit([' ', '\t']).next().unwrap().to_owned()).collect()
+    };
+    assert_eq!(paths(&["-a", "-g"]), ["b", "c", "a"]);
+    assert_eq!(paths(&["--sort", "path"]), ["a", "b", "c"]);
+    assert_eq!(paths(&["--sort=-rootid"]), ["a", "c", "b"]);
+    assert_eq!(paths(&["-t"]), ["path", "----", "b", "c", "a"]);
+    let created = |name: &str| {
+        let line = ok(dir, &["sub", "li", "-c", "i"]).lines().find(|l| l.ends_with(name)).unwrap().to_owned();
+        line.split(' ').skip_while(|word| *word != "cgen").nth(1).unwrap().to_owned()
+    };
+    let of_c = created("path c");
+    assert_eq!(paths(&["-C", &of_c]), ["c"]);
+    assert_eq!(paths(&["-C", &format!("+{of_c}")]), ["c", "a"]);
+    assert_eq!(paths(&["-C", &format!("-{of_c}")]), ["b", "c"]);
+    assert!(ok(dir, &["fi", "df", "-k", "i"]).contains("KiB") && ok(dir, &["fi", "us", "--si", "i"]).contains("MB"));
+    assert_eq!(ok(dir, &["version"]), ok(dir, &["--version"]));
 }
 
 /// Goal: an output that cannot be written is a failure of a device; a reader that has seen enough is none.

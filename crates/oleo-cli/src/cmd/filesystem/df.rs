@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use oleo::control::{Reply, Request};
 
-use crate::args::DeviceArgs;
-use crate::out::{human, json, println_or_end};
+use crate::args::{DeviceArgs, UnitArgs};
+use crate::out::{json, println_or_end};
 use crate::target::{self, Access};
 
 /// Show how much space there is of each type and profile, and how much of it is used
@@ -16,6 +16,8 @@ pub(crate) struct Args {
     path: PathBuf,
     #[command(flatten)]
     others: DeviceArgs,
+    #[command(flatten)]
+    unit: UnitArgs,
     /// Show JSON.
     #[arg(long)]
     json: bool,
@@ -38,7 +40,7 @@ impl Args {
             return Ok(());
         }
         for g in groups {
-            let (total, used) = (human(g.total.0), human(g.used.0));
+            let (total, used) = (self.unit.show(g.total.0), self.unit.show(g.used.0));
             println_or_end(&format!("{}, {}: total={total}, used={used}", g.kind, g.profile));
         }
         Ok(())

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use oleo::control::{GroupUsed, Reply, Request, Usage};
 
-use crate::args::DeviceArgs;
-use crate::out::{human, json, println_or_end};
+use crate::args::{DeviceArgs, UnitArgs};
+use crate::out::{json, println_or_end};
 use crate::target::{self, Access};
 
 /// Show where the space is: of the whole, of each type and profile, on each device
@@ -16,9 +16,8 @@ pub(crate) struct Args {
     path: PathBuf,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Show bytes without a unit.
-    #[arg(long, short = 'b')]
-    raw: bool,
+    #[command(flatten)]
+    unit: UnitArgs,
     /// Show JSON.
     #[arg(long)]
     json: bool,
@@ -51,7 +50,7 @@ impl Args {
     }
 
     fn bytes(&self, bytes: u64) -> String {
-        if self.raw { bytes.to_string() } else { human(bytes) }
+        self.unit.show(bytes)
     }
 
     fn show(&self, usage: &Usage, sums: &Sums) {

@@ -41,6 +41,24 @@ pub(crate) struct Args {
     /// Show numbers of deleted ones that are not gone yet, instead.
     #[arg(long, short = 'd')]
     deleted: bool,
+    /// All, which is what it shows anyway.
+    #[arg(long, short = 'a')]
+    all: bool,
+    /// Show the generation, which it does anyway.
+    #[arg(short = 'g')]
+    generation: bool,
+    /// Only those with this generation; with + or - before it, those with at least or at most this.
+    #[arg(long = "gen", short = 'G', value_name = "[+|-]N", allow_hyphen_values = true, value_parser = bound)]
+    of_generation: Option<Bound>,
+    /// The same for the generation at creation.
+    #[arg(long, short = 'C', value_name = "[+|-]N", allow_hyphen_values = true, value_parser = bound)]
+    ogen: Option<Bound>,
+    /// Show a table.
+    #[arg(long, short = 't')]
+    table: bool,
+    /// Sort by these, separated by commas, each with - before it from the highest down: rootid, gen, ogen, path.
+    #[arg(long, value_name = "KEYS", allow_hyphen_values = true, value_delimiter = ',', value_parser = order)]
+    sort: Vec<Order>,
     /// Show what each takes: referenced and exclusive bytes, and what it shares with the one before and the one after it (by
     /// number).
     #[arg(long, conflicts_with = "deleted")]
@@ -51,6 +69,76 @@ pub(crate) struct Args {
     /// Show JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// A generation to be reached, met or not exceeded.
+#[derive(Clone, Copy)]
+enum Bound {
+    Least(u64),
+    Just(u64),
+    Most(u64),
+}
+
+impl Bound {
+    fn holds(self, n: u64) -> bool {
+        match self {
+            Bound::Least(least) => n >= least,
+            Bound::Just(just) => n == just,
+            Bound::Most(most) => n <= most,
+        }
+    }
+}
+
+fn bound(text: &str) -> Result<Bound, String> {
+    let (make, digits): (fn(u64) -> Bound, _) = match text.split_at_checked(1) {
+        Some(("+", digits)) => (Bound::Least, digits),
+        Some(("-", digits)) => (Bound::Most, digits),
+        _ => (Bound::Just, text),
+    };
+    digits.parse().map(make).map_err(|_| format!("{text} is no generation, with + or - before it or not"))
+}
+
+/// What subvolumes are sorted by.
+#[derive(Clone, Copy)]
+struct Order {
+    key: SortKey,
+    falling: bool,
+}
+
+#[derive(Clone, Copy)]
+enum SortKey {
+    Id,
+    Generation,
+    Created,
+    Path,
+}
+
+impl Order {
+    fn compare(self, a: &Subvol, b: &Subvol) -> std::cmp::Ordering {
+        let order = match self.key {
+            SortKey::Id => a.id.cmp(&b.id),
+            SortKey::Generation => a.generation.cmp(&b.generation),
+            SortKey::Created => a.otransid.cmp(&b.otransid),
+            SortKey::Path => a.path.0.cmp(&b.path.0),
+        };
+        if self.falling { order.reverse() } else { order }
+    }
+}
+
+fn order(text: &str) -> Result<Order, String> {
+    let (falling, name) = match text.split_at_checked(1) {
+        Some(("-", name)) => (true, name),
+        Some(("+", name)) => (false, name),
+        _ => (false, text),
+    };
+    let key = match name {
+        "rootid" => SortKey::Id,
+        "gen" => SortKey::Generation,
+        "ogen" => SortKey::Created,
+        "path" => SortKey::Path,
+        _ => return Err(format!("{name} is nothing to sort by: rootid, gen, ogen, path are")),
+    };
+    Ok(Order { key, falling })
 }
 
 impl Args {
@@ -73,6 +161,12 @@ impl Args {
                 && (!self.read_only || info.read_only)
                 && (!self.snapshots || !info.parent_uuid.is_nil())
                 && (below.is_none() || info.parent == below)
+                && self.of_generation.is_none_or(|bound| bound.holds(info.generation))
+                && self.ogen.is_none_or(|bound| bound.holds(info.otransid))
+        });
+        list.sort_by(|a, b| {
+            let each = self.sort.iter().map(|order| order.compare(a, b));
+            each.fold(std::cmp::Ordering::Equal, std::cmp::Ordering::then)
         });
         let sizes = match self.sizes {
             true => match target.ask(Request::SubvolSizes)? {
@@ -95,7 +189,20 @@ impl Args {
             });
             json(&lines.collect());
         } else {
-            list.iter().for_each(|info| self.show(info, size_of(info.id)));
+            for (i, info) in list.iter().enumerate() {
+                let columns = self.columns(info, size_of(info.id));
+                if self.table && i == 0 {
+                    let titles: Vec<&str> = columns.iter().map(|(title, _)| *title).collect();
+                    let lines: Vec<String> = titles.iter().map(|title| "-".repeat(title.len())).collect();
+                    println_or_end(&titles.join("\t"));
+                    println_or_end(&lines.join("\t"));
+                }
+                let words = columns.iter().map(|(title, value)| match self.table {
+                    true => value.clone(),
+                    false => format!("{title} {value}"),
+                });
+                println_or_end(&words.collect::<Vec<_>>().join(if self.table { "\t" } else { " " }));
+            }
         }
         Ok(())
     }
@@ -113,34 +220,37 @@ impl Args {
         Ok(())
     }
 
-    fn show(&self, info: &Subvol, size: Option<&SizeLine>) {
-        let parent = info.parent.map_or(0, |id| id.0);
-        let mut line = format!("ID {} gen {}", info.id, info.generation);
+    /// What is shown of one: titles and values.
+    fn columns(&self, info: &Subvol, size: Option<&SizeLine>) -> Vec<(&'static str, String)> {
+        let parent = info.parent.map_or(0, |id| id.0).to_string();
+        let mut columns = vec![("ID", info.id.to_string()), ("gen", info.generation.to_string())];
         if self.created || self.snapshots {
-            line += &format!(" cgen {}", info.otransid);
+            columns.push(("cgen", info.otransid.to_string()));
         }
         if self.parent {
-            line += &format!(" parent {parent}");
+            columns.push(("parent", parent.clone()));
         }
-        line += &format!(" top level {parent}");
+        columns.push(("top level", parent));
         if let Some(size) = size {
             let bytes = |n: u64| if self.raw { n.to_string() } else { human(n) };
-            let (rfer, excl) = (bytes(size.rfer), bytes(size.excl));
-            let (previous, next) = (bytes(size.with_previous), bytes(size.with_next));
-            line += &format!(" rfer {rfer} excl {excl} with previous {previous} with next {next}");
+            columns.push(("rfer", bytes(size.rfer)));
+            columns.push(("excl", bytes(size.excl)));
+            columns.push(("with previous", bytes(size.with_previous)));
+            columns.push(("with next", bytes(size.with_next)));
         }
         if self.snapshots {
-            line += &format!(" otime {}", date(oleo::Time { sec: info.otime.0, nsec: info.otime.1 }));
+            columns.push(("otime", date(oleo::Time { sec: info.otime.0, nsec: info.otime.1 })));
         }
         if self.uuid {
-            line += &format!(" parent_uuid {}", uuid_or_dash(info.parent_uuid));
+            columns.push(("parent_uuid", uuid_or_dash(info.parent_uuid)));
         }
         if self.received {
-            line += &format!(" received_uuid {}", uuid_or_dash(info.received_uuid));
+            columns.push(("received_uuid", uuid_or_dash(info.received_uuid)));
         }
         if self.uuid {
-            line += &format!(" uuid {}", uuid_or_dash(info.uuid));
+            columns.push(("uuid", uuid_or_dash(info.uuid)));
         }
-        println_or_end(&format!("{line} path {}", text(&info.path.0)));
+        columns.push(("path", text(&info.path.0)));
+        columns
     }
 }
