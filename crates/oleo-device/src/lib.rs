@@ -250,6 +250,7 @@ impl Classified for DeviceError {
             DeviceError::Open { source, .. } => Class::of_io(source),
             DeviceError::Kind { .. } => Class::refusal(errno::EINVAL),
             // Of the store below, whatever it says.
+            DeviceError::Io { .. } if self.is_full() => Class { errno: errno::ENOSPC, ..Class::DEVICE },
             DeviceError::Io { .. } => Class::DEVICE,
             // Of an image that has been cut short.
             DeviceError::OutOfRange { .. } => Class::DATA,
