@@ -239,5 +239,5 @@ fn mkfs_on_a_block_device() {
 
     assert!(fails(dir, 1, &["mkfs", "/dev/null"]).contains("neither a regular file nor a block device"));
     std::fs::write(dir.join("empty"), "").unwrap();
-    assert!(fails(dir, 1, &["mkfs", "empty"]).contains("the file is empty"));
+    assert!(fails(dir, 2, &["mkfs", "empty"]).contains("the file is empty"));
 }

@@ -35,7 +35,7 @@ fn aged_by_the_kernel() {
         let scratch = oracle.scratch().unwrap();
         let made = aged::make(oracle, &scratch, &recipe).unwrap();
         let report = check_images(&made.devices);
-        assert_sound(&recipe.name, &report);
+        assert_sound(recipe.name, &report);
         let verdict = oracle.check(&made.devices).unwrap();
         assert!(verdict.is_clean(), "{}: {verdict}", recipe.name);
         assert!(report.counts.verified_bytes > 0 && report.counts.inodes > 1000, "{:?}", report.counts);

@@ -230,7 +230,8 @@ fn gone_at_once(at: &Place) {
     rustix::fs::chmod(&at.dir, mode(0o755)).unwrap();
     let source = at.file("source", &[7; 4096]);
     rustix::fs::chmod(&source, mode(0o644)).unwrap();
-    let changes: [(&str, fn(&Path, &Path)); 4] = [
+    type Change = fn(&Path, &Path);
+    let changes: [(&str, Change); 4] = [
         ("write", |path, _| {
             let file = open(path, OFlags::WRONLY | OFlags::APPEND).unwrap();
             assert_eq!(rustix::io::write(&file, b"x"), Ok(1));

@@ -119,12 +119,15 @@ struct Pages {
     len: u64,
 }
 
+/// Pages, and where to say that the kernel has been told.
+type Order = (Pages, mpsc::Sender<()>);
+
 /// A thread that tells the kernel about pages.
-pub(super) struct Teller(Option<Mutex<mpsc::Sender<(Pages, mpsc::Sender<()>)>>>);
+pub(super) struct Teller(Option<Mutex<mpsc::Sender<Order>>>);
 
 impl Teller {
     fn start(notifier: Arc<dyn Notifier>, log: Log) -> Teller {
-        let (orders, list) = mpsc::channel::<(Pages, mpsc::Sender<()>)>();
+        let (orders, list) = mpsc::channel::<Order>();
         let said = log.clone();
         let work = move || {
             for (pages, done) in list {

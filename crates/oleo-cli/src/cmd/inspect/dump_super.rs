@@ -67,12 +67,10 @@ impl Args {
         }
         match first_error {
             Some(error) if good == 0 => Err(error.into()),
-            _ if good == 0 => {
-                return Err(anyhow::Error::new(Said(
-                    ErrorKind::Corruption,
-                    format!("{}: no superblock is whole", self.image.display()),
-                )));
-            }
+            _ if good == 0 => Err(anyhow::Error::new(Said(
+                ErrorKind::Corruption,
+                format!("{}: no superblock is whole", self.image.display()),
+            ))),
             _ => Ok(()),
         }
     }
