@@ -254,7 +254,7 @@ fn classes() {
     oleo_format::assert_classes!(DeviceError {
         Open: DeviceError::Open { path: "d".into(), source: says(errno::ENOENT) } => Class::refusal(errno::ENOENT),
         Kind: DeviceError::Kind { path: "d".into() } => Class::refusal(errno::EINVAL),
-        Io: failed() => Class::DEVICE,
+        Io: failed() => Class { errno: errno::ENOSPC, ..Class::DEVICE },
         OutOfRange: DeviceError::OutOfRange { name: name(), op, offset: 0, len: 2, size: 1 } => Class::DATA,
         ReadOnly: DeviceError::ReadOnly { name: name(), op } => Class::refusal(errno::EROFS),
         Unsupported: DeviceError::Unsupported { name: name(), op } => Class::refusal(errno::EOPNOTSUPP),

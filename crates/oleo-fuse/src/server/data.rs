@@ -61,10 +61,12 @@ impl Server {
         let strip =
             if args.write_flags & abi::WRITE_KILL_SUIDGID != 0 { Strip::Content } else { Strip::CapabilityOnly };
         self.strip(node, &inode, strip).map_err(|e| self.errno("write", &e))?;
+        // After a write of O_SYNC or O_DSYNC through the page cache the kernel sends an fsync of its own, one for all its requests.
         let flags = OFlags::from_bits_retain(args.flags);
-        if self.options.flags.contains(MountFlags::SYNCHRONOUS) || flags.contains(OFlags::SYNC) {
+        let direct = flags.contains(OFlags::DIRECT);
+        if self.options.flags.contains(MountFlags::SYNCHRONOUS) || direct && flags.contains(OFlags::SYNC) {
             self.fs.fsync(&inode).map_err(|e| self.errno("write", &e))?;
-        } else if flags.contains(OFlags::DSYNC) {
+        } else if direct && flags.contains(OFlags::DSYNC) {
             self.fs.fdatasync(&inode).map_err(|e| self.errno("write", &e))?;
         }
         reply.put(&abi::WriteOut { size: data.len() as u32, padding: 0 });

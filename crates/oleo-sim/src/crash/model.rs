@@ -19,7 +19,9 @@
 //!    (A name may be gone and the one that was linked before not yet there: `link a b; unlink a; fsync(directory of a)`.)
 //! 4. Mode and owner, the xattrs, the time of change, the bytes with the size: each is that of one moment at which the inode
 //!    was there. On the kernel each *byte* is that of some moment, since it writes pages back when it pleases; a byte may
-//!    also be a zero where a moment had none. A file that was born after `lo` may be empty.
+//!    also be a zero where a moment had none. A file that was born after `lo` may be empty. Where writes are taken apart (FUSE sends
+//!    one in several requests, others work beside it), each byte is judged so, too, and the size may be between those of two moments
+//!    that follow each other.
 //!    Where it can be told, the same holds for inode flags, and each sector of a file is a hole, written, or has space in which nothing
 //!    was written, as at one of the moments that its bytes may be of. The time of the last change of an inode, and of a directory that of
 //!    its contents, is not outside of what it was at these moments. (These three are not asked of the kernel.)
@@ -312,7 +314,11 @@ impl<'a> Judge<'a> {
             self.say(format!("inode {id}: {len} bytes (crc {hash:x}) as at no moment of {bytes:?}: {then:x?}"));
             return;
         }
-        if !self.history_of(id, bytes).any(|n| n.data.len() == node.data.len()) {
+        let len = node.data.len();
+        let sizes: Vec<usize> = self.history_of(id, bytes).map(|n| n.data.len()).collect();
+        // A write that is taken apart ends in between.
+        let between = |w: &[usize]| (w[0].min(w[1])..=w[0].max(w[1])).contains(&len);
+        if !sizes.contains(&len) && !(self.run.by_byte && sizes.windows(2).any(between)) {
             self.say(format!("inode {id}: size {} of no moment of {bytes:?}", node.data.len()));
         }
         let strange = node.data.iter().enumerate().position(|(at, byte)| {

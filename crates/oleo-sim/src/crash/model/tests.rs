@@ -96,6 +96,11 @@ fn bytes_are_of_some_moment() {
     for wrong in [&b"bbcc"[..3], b"bbdccc", b"aabb"] {
         assert!(!verdict(&history, &file(wrong)).is_empty(), "{}", wrong.escape_ascii());
     }
+    (history.by_kernel, history.by_byte) = (false, true);
+    assert_eq!(verdict(&history, &file(b"bbbbc")), "");
+    for wrong in [&b"bbbbccc"[..], b"bbb", b"bbbba"] {
+        assert!(!verdict(&history, &file(wrong)).is_empty(), "{}", wrong.escape_ascii());
+    }
 }
 
 /// Goal: without a log there is one moment for everything; with one, each inode has its own.
