@@ -250,11 +250,13 @@ fn a_foreign_writer_is_seen() {
 fn classes() {
     let (name, op) = (|| std::sync::Arc::<str>::from("d"), Op::Write);
     let says = |errno| std::sync::Arc::new(std::io::Error::from_raw_os_error(errno));
-    let failed = || DeviceError::Io { name: name(), op, offset: 0, len: 1, source: says(errno::ENOSPC) };
+    let of = |number| DeviceError::Io { name: name(), op, offset: 0, len: 1, source: says(number) };
+    let failed = || of(errno::EIO);
+    assert_eq!(of(errno::ENOSPC).class(), Class { errno: errno::ENOSPC, ..Class::DEVICE }, "no room below");
     oleo_format::assert_classes!(DeviceError {
         Open: DeviceError::Open { path: "d".into(), source: says(errno::ENOENT) } => Class::refusal(errno::ENOENT),
         Kind: DeviceError::Kind { path: "d".into() } => Class::refusal(errno::EINVAL),
-        Io: failed() => Class { errno: errno::ENOSPC, ..Class::DEVICE },
+        Io: failed() => Class::DEVICE,
         OutOfRange: DeviceError::OutOfRange { name: name(), op, offset: 0, len: 2, size: 1 } => Class::DATA,
         ReadOnly: DeviceError::ReadOnly { name: name(), op } => Class::refusal(errno::EROFS),
         Unsupported: DeviceError::Unsupported { name: name(), op } => Class::refusal(errno::EOPNOTSUPP),
