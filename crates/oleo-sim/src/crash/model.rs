@@ -318,7 +318,8 @@ impl<'a> Judge<'a> {
         let sizes: Vec<usize> = self.history_of(id, bytes).map(|n| n.data.len()).collect();
         // A write that is taken apart ends in between.
         let between = |w: &[usize]| (w[0].min(w[1])..=w[0].max(w[1])).contains(&len);
-        if !sizes.contains(&len) && !(self.run.by_byte && sizes.windows(2).any(between)) {
+        let known = sizes.contains(&len) || self.run.by_byte && sizes.windows(2).any(between);
+        if !known {
             self.say(format!("inode {id}: size {} of no moment of {bytes:?}", node.data.len()));
         }
         let strange = node.data.iter().enumerate().position(|(at, byte)| {
