@@ -10,6 +10,8 @@
 //! What cannot be written is kept: a commit that found no room below the image is tried again every [`AGAIN`] and whenever
 //! somebody asks ([`Ending::wait`], `oleo unmount`), for as long as it takes. A volume that has turned read-only can be read
 //! still, and so saved elsewhere: it is kept for [`KEPT_FAILED`]. A server that was told to end (SIGTERM) goes on for [`HURRY`].
+//! Bytes that no waiting can save (the rest of their sector cannot be read) hold up nothing: all else is on disk, the server ends,
+//! and whoever asked is told of them.
 //!
 //! From `Writing` on requests that change something are refused, and those under way are waited for, so that nothing comes
 //! behind the last commit.
@@ -37,7 +39,8 @@ enum Phase {
     Serving,
     Writing,
     Stuck(Error),
-    Over,
+    /// With what could not be saved, and will not be.
+    Over(Option<Error>),
 }
 
 #[derive(Default)]
@@ -115,9 +118,9 @@ impl Ending {
         !state.give_up
     }
 
-    /// Nothing is left to do.
-    pub(crate) fn over(&self) {
-        self.state.lock().phase = Phase::Over;
+    /// Nothing is left to do. `lost`: what is not on disk, and no other try will bring there.
+    pub(crate) fn over(&self, lost: Option<Error>) {
+        self.state.lock().phase = Phase::Over(lost);
         self.changed.notify_all();
     }
 
@@ -133,7 +136,7 @@ impl Ending {
         match &state.phase {
             Phase::Serving => (true, None),
             Phase::Stuck(error) => (false, Some(error.message.clone())),
-            Phase::Writing | Phase::Over => (false, None),
+            Phase::Writing | Phase::Over(_) => (false, None),
         }
     }
 
@@ -149,7 +152,7 @@ impl Ending {
             self.changed.wait(&mut state);
         }
         match &state.phase {
-            Phase::Stuck(error) => Err(error.clone()),
+            Phase::Stuck(error) | Phase::Over(Some(error)) => Err(error.clone()),
             _ => Ok(()),
         }
     }
@@ -159,7 +162,7 @@ impl Ending {
         let mut state = self.detached()?;
         state.give_up = true;
         self.changed.notify_all();
-        while !matches!(state.phase, Phase::Over) {
+        while !matches!(state.phase, Phase::Over(_)) {
             self.changed.wait(&mut state);
         }
         Ok(())
@@ -194,7 +197,7 @@ mod tests {
                 for _ in 0..3 {
                     assert!(ending.stuck(Error::refused(errno::ENOSPC, "full"), None), "nobody gives up");
                 }
-                ending.over();
+                ending.over(None);
             });
             while ending.shown().0 {
                 std::thread::yield_now();
@@ -219,7 +222,7 @@ mod tests {
             threads.spawn(|| {
                 ending.begin();
                 while ending.stuck(Error::refused(errno::EIO, "gone"), Some(Instant::now())) {}
-                ending.over();
+                ending.over(None);
             });
             ending.give_up().unwrap();
         });

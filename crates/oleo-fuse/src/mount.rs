@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use oleo::{Device, Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
+use oleo::{Device, ErrorKind, Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
 use oleo_device::mountinfo::mount_on;
 use oleo_format::{Class, Classified, InodeFlags};
 
@@ -17,6 +17,7 @@ use crate::memory;
 use crate::options::{MountOptions, Rescue};
 use crate::server::{Log, Server};
 use crate::transport::{IO_LEN_MAX, Transport, connect};
+use crate::unmount::LOST;
 
 /// Inodes kept beyond those that the kernel knows.
 const INODES_MAX: usize = 32 * 1024;
@@ -311,13 +312,28 @@ impl Mounted {
         self.background.stop();
         self.server.forget_all();
         let written = if self.read_only { Ok(()) } else { write_all(&self.server, &self.log) };
-        self.server.ending().over();
+        self.server.ending().over(written.as_ref().err().filter(|e| is_lost(&self.server, e)).map(lost));
         if let Some(control) = self.control {
             control.stop();
         }
         written?;
         served.map_err(MountError::Connection)
     }
+}
+
+fn shown(error: &oleo::Error, hint: Option<&str>) -> oleo::control::Error {
+    let message = error.to_string();
+    oleo::control::Error { errno: error.errno(), kind: error.kind(), message, hint: hint.map(str::to_owned) }
+}
+
+/// Whether only bytes of files could not be written, and will not be: the commit was made.
+fn is_lost(server: &Server, error: &oleo::Error) -> bool {
+    error.kind() == ErrorKind::Corruption && server.image().fs().failed().is_none()
+}
+
+/// What whoever unmounts is told of bytes that are lost.
+fn lost(error: &oleo::Error) -> oleo::control::Error {
+    shown(error, Some(LOST))
 }
 
 /// Writes everything to disk, however often it takes.
@@ -333,6 +349,10 @@ fn write_all(server: &Server, log: &Log) -> oleo::Result<()> {
         };
         if server.image().fs().failed().is_some() {
             failed.get_or_insert_with(Instant::now);
+        } else if is_lost(server, &error) {
+            // Sectors that cannot be read, so that what was written to a part of them has no place: all else is on disk.
+            log(&format!("not everything could be written, and some bytes of files are lost: {error}"));
+            return Err(error);
         }
         if !std::mem::replace(&mut told, true) {
             let dir = server.dir().map(|dir| dir.display().to_string()).unwrap_or_default();
@@ -341,9 +361,7 @@ fn write_all(server: &Server, log: &Log) -> oleo::Result<()> {
                  at once; with --save-to DIR it writes out all files, with --force it gives up what is not on disk"
             ));
         }
-        let shown =
-            oleo::control::Error { errno: error.errno(), kind: error.kind(), message: error.to_string(), hint: None };
-        if !server.ending().stuck(shown, failed) {
+        if !server.ending().stuck(shown(&error, None), failed) {
             return Err(error);
         }
     }

@@ -14,6 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use oleo::ErrorKind;
 use oleo::control::{Client, Error, Reply, Request, connect_of, control_socket, open_to_ask};
 use oleo_device::mountinfo::{Mount, mount_on, mounts_of};
 use oleo_fs::errno;
@@ -33,6 +34,9 @@ const STUCK: &str = "it is still mounted. Make room below the image and unmount 
 /// The same when it is not mounted any more.
 const KEPT: &str = "the server keeps it in memory and goes on trying. Make room below the image and unmount again; --save-to DIR \
                     writes out all files; --force gives up what is not on disk";
+
+/// What is said when bytes of files could not be saved, and nothing is kept.
+pub(crate) const LOST: &str = "it is unmounted, and all else is on disk";
 
 /// How to unmount.
 #[derive(Clone, Debug, Default)]
@@ -64,7 +68,8 @@ pub enum Unmounted {
 ///
 /// # Errors
 /// It is not mounted, in use, or not the caller's to unmount; or not everything could be written. In the last case it is still
-/// mounted, or (when it had been unmounted before) the server keeps what it could not write.
+/// mounted, or (when it had been unmounted before) the server keeps what it could not write; but where only bytes of files are
+/// concerned that are beside damage, it is unmounted, and all else is on disk.
 pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> {
     // A mount whose server is dead does not let anybody look.
     let place = std::fs::canonicalize(dir).or_else(|_| std::path::absolute(dir)).unwrap_or_else(|_| dir.to_path_buf());
@@ -80,6 +85,8 @@ pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> 
     if let Some(server) = &mut server
         && !options.force
         && let Err(error) = server.client.ask(&Request::Sync)
+        // Damage does not go away by waiting: the server says what became of it when it ends.
+        && (options.save_to.is_some() || error.kind() != ErrorKind::Corruption)
     {
         saved = Some(save(server, options, error, STUCK)?);
     }
@@ -117,6 +124,10 @@ fn finish(mut server: Server, options: &UnmountOptions, asked: bool) -> oleo::Re
             server.client.ask(&Request::GiveUp)?;
             Unmounted::GivenUp
         }
+        Err(error) if error.hint() == Some(LOST) => {
+            server.wait_end();
+            return Err(not_everything(error, LOST));
+        }
         Err(error) => {
             let saved = save(&mut server, options, error, KEPT)?;
             server.client.ask(&Request::GiveUp)?;
@@ -129,18 +140,20 @@ fn finish(mut server: Server, options: &UnmountOptions, asked: bool) -> oleo::Re
 
 /// Has everything written elsewhere where that is wished, or says why it cannot be written where it belongs.
 fn save(server: &mut Server, options: &UnmountOptions, error: oleo::Error, hint: &str) -> oleo::Result<u64> {
-    let Some(to) = &options.save_to else {
-        let mut error = Error::from(error);
-        error.message = format!("not everything could be written: {}", error.message);
-        error.hint = Some(hint.to_owned());
-        return Err(error.into());
-    };
+    let Some(to) = &options.save_to else { return Err(not_everything(error, hint)) };
     let to = std::path::absolute(to).map_err(|source| host(to, source))?;
     let dir = std::os::unix::ffi::OsStrExt::as_bytes(to.as_os_str()).into();
     match server.client.ask(&Request::SaveTo { dir })? {
         Reply::Number(count) => Ok(count),
         _ => Err(lost(&io::Error::other("an answer to something else")).into()),
     }
+}
+
+fn not_everything(error: oleo::Error, hint: &str) -> oleo::Error {
+    let mut error = Error::from(error);
+    error.message = format!("not everything could be written: {}", error.message);
+    error.hint = Some(hint.to_owned());
+    error.into()
 }
 
 fn host(dir: &Path, source: io::Error) -> oleo::Error {
