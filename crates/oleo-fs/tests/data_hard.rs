@@ -384,5 +384,13 @@ fn buffered_as_on_disk() -> anyhow::Result<()> {
     let shown = fs.attr(&full).nbytes;
     fs.sync()?;
     assert_eq!((shown, fs.attr(&full).nbytes), (5 * MIB, 5 * MIB));
+    // Over space that is promised, across the edge of a sector.
+    let edge = new_file(&fs, "edge")?;
+    fs.preallocate(&edge, 4095, 2, KeepSize::No)?;
+    assert_eq!(fs.attr(&edge).nbytes, 8192);
+    fs.write(&edge, 4095, b"xy")?;
+    assert_eq!(fs.attr(&edge).nbytes, 8192);
+    fs.sync()?;
+    assert_eq!(fs.attr(&edge).nbytes, 8192);
     Ok(())
 }

@@ -99,19 +99,21 @@ pub(crate) fn extents(inode: &Inode, at: u64, len: u64) -> Result<Vec<ExtentInfo
     Ok(merged(found))
 }
 
-/// The fields that users see, as [`FileData::show`](super::FileData::show), but for buffered bytes that replace others: these have been
-/// counted before.
+/// The fields that users see, as [`FileData::show`](super::FileData::show), but for what is buffered over other space, on disk or
+/// promised: that has been counted before.
 pub(crate) fn shown(guard: &ReadGuard<'_>) -> InodeFields {
     let inode = guard.inode();
     let mut shown = inode.data.show(guard.fields());
-    if shown.nbytes == guard.fields().nbytes || guard.state().extents_end == Some(0) {
+    if shown.nbytes == guard.fields().nbytes {
         return shown;
     }
     let sector = u64::from(inode.core().engine().sectorsize());
-    let (runs, _) = buffered_runs(inode, sector);
+    let (runs, promised) = buffered_runs(inode, sector);
+    let added: u64 = runs.iter().chain(&promised).map(|r| r.end - r.start).sum();
     let mut replaced = 0;
     // Of very many runs a part is enough to be near; what cannot be read is told to whoever reads it.
-    for run in runs.into_iter().take(SHOWN_RUNS_MAX) {
+    let looked_at = if guard.state().extents_end == Some(0) { 0 } else { SHOWN_RUNS_MAX };
+    for run in runs.into_iter().take(looked_at) {
         let _ = map::walk(&MapOf { items: guard, sector }, run.start, run.end, |_, range, extent| {
             if !matches!(extent, Extent::Hole { .. }) {
                 replaced += range.end - range.start;
@@ -119,7 +121,7 @@ pub(crate) fn shown(guard: &ReadGuard<'_>) -> InodeFields {
             Ok(ControlFlow::Continue(()))
         });
     }
-    shown.nbytes = shown.nbytes.saturating_sub(replaced).max(guard.fields().nbytes);
+    shown.nbytes = guard.fields().nbytes.saturating_add(added.saturating_sub(replaced));
     shown
 }
 
