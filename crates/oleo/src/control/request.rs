@@ -343,30 +343,21 @@ pub enum Request {
 impl Request {
     /// Whether it changes the file system, which is not done for who sees it read-only.
     pub fn changes(&self) -> bool {
-        matches!(
-            self,
-            Request::SubvolCreate { .. }
-                | Request::Snapshot { .. }
-                | Request::SubvolDelete { .. }
-                | Request::SetDefault { .. }
-                | Request::Receive { .. }
-                | Request::SetReceived { .. }
-                | Request::Resize { .. }
-                | Request::Defragment { .. }
-                | Request::Trim { .. }
-                | Request::QuotaChange { .. }
-                | Request::Balance { .. }
-                | Request::Reclaim { .. }
-                | Request::SetLabel { .. }
-                | Request::PropertySet { .. }
-        )
-    }
-}
-
-impl Request {
-    /// Whether the file system stays as it is.
-    pub fn only_reads(&self) -> bool {
         match self {
+            Request::SubvolCreate { .. }
+            | Request::Snapshot { .. }
+            | Request::SubvolDelete { .. }
+            | Request::SetDefault { .. }
+            | Request::Receive { .. }
+            | Request::SetReceived { .. }
+            | Request::Resize { .. }
+            | Request::Defragment { .. }
+            | Request::Trim { .. }
+            | Request::QuotaChange { .. }
+            | Request::Balance { .. }
+            | Request::Reclaim { .. }
+            | Request::SetLabel { .. }
+            | Request::PropertySet { .. } => true,
             Request::SubvolList
             | Request::SubvolShow { .. }
             | Request::GetDefault
@@ -385,27 +376,13 @@ impl Request {
             | Request::PropertyGet { .. }
             | Request::InodeResolve { .. }
             | Request::SubvolPath { .. }
-            | Request::Rootid { .. } => true,
-            Request::SubvolCreate { .. }
-            | Request::Snapshot { .. }
-            | Request::SubvolDelete { .. }
-            | Request::SetDefault { .. }
-            | Request::SetReceived { .. }
-            | Request::Receive { .. }
+            | Request::Rootid { .. }
             | Request::Send { .. }
-            | Request::Resize { .. }
-            | Request::Defragment { .. }
-            | Request::Trim { .. }
-            | Request::QuotaChange { .. }
-            | Request::Balance { .. }
-            | Request::Reclaim { .. }
             | Request::Sync
             | Request::Mounted
             | Request::Finish
             | Request::SaveTo { .. }
-            | Request::GiveUp
-            | Request::SetLabel { .. }
-            | Request::PropertySet { .. } => false,
+            | Request::GiveUp => false,
         }
     }
 }
