@@ -326,6 +326,11 @@ fn file_extents_are_checked() {
     finds!(files[10], "length", |_, d| edit::<E>(d, |e| e.num_bytes = 0.into()));
     finds!(files[10], "num_bytes", |_, d| edit::<E>(d, |e| e.num_bytes = (!4095).into()));
     finds!(files[10], "offset and num_bytes", |_, d| edit::<E>(d, |e| e.offset = 12288.into()));
+    // However many bytes an uncompressed extent is said to stand for, it does not go on behind its end on disk.
+    finds!(files[10], "offset and num_bytes", |_, d| edit::<E>(d, |e| {
+        e.ram_bytes = (1 << 20).into();
+        e.offset = 16384.into();
+    }));
     finds!(files[10], "disk_num_bytes", |_, d| edit::<E>(d, |e| e.disk_bytenr = (!4095).into()));
     finds!(files[10], "disk_num_bytes of a hole", |_, d| edit::<E>(d, |e| e.disk_bytenr = 0.into()));
     finds!(files[10], "ram_bytes of a compressed one", |_, d| edit::<E>(d, |e| {

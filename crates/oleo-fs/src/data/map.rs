@@ -98,14 +98,17 @@ impl Extent {
         if e.is_hole() {
             return Ok(Extent::Hole { generation: e.generation, len });
         }
-        if e.offset.0.checked_add(len).is_none_or(|end| end > e.ram_bytes.0) {
-            return Err(FsError::lie("file extent", at, "offset and num_bytes", e.offset, "within ram_bytes"));
+        // Some kernels wrote a `ram_bytes` that is too small for parts of uncompressed extents; and one that is too large must
+        // not lead into what is another's. The length on disk is right.
+        let ram_len = if e.compression == Compression::None { e.disk_num_bytes.0 } else { e.ram_bytes.0 };
+        if e.offset.0.checked_add(len).is_none_or(|end| end > ram_len) {
+            return Err(FsError::lie("file extent", at, "offset and num_bytes", e.offset, "within the extent"));
         }
         Ok(Extent::Span(Span {
             generation: e.generation,
             disk: e.disk_bytenr,
             disk_len: e.disk_num_bytes.0,
-            ram_len: e.ram_bytes.0,
+            ram_len,
             offset: e.offset.0,
             len,
             compression: e.compression,
