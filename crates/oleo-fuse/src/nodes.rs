@@ -3,10 +3,11 @@
 //! The scheme, which is also what `st_ino` shows, so that inode numbers are unique over the whole mount:
 //! - an inode of the top-level subvolume (tree 5) keeps its number, when that is below 2⁴⁰;
 //! - an inode of another subvolume is `tree · 2⁴⁰ + number`, when the tree is below 2²³ and the number below 2⁴⁰;
-//! - anything beyond gets a number from 2⁶³ on, which is kept as long as the mount;
+//! - anything beyond gets a number from 2⁶³ on: a number for the subvolume and the upper half of the inode's number, which is kept
+//!   as long as the mount, and the lower half;
 //! - the root of the mount is node 1 to the kernel, whatever its `st_ino`;
-//! - an empty directory that stands in for a subvolume elsewhere gets a fresh node each time it is looked up, because
-//!   there are many of them with one number.
+//! - an empty directory that stands in for a subvolume elsewhere gets a fresh node each time it is looked up, from 2⁶³ + 2⁶² on,
+//!   because there are many of them with one number.
 //!
 //! Each node in the table holds an [`InodeRef`]: while the kernel knows an inode, it stays usable without a name.
 //!
@@ -27,6 +28,10 @@ const INO_BITS: u32 = 40;
 const TREE_BITS: u32 = 23;
 /// Where numbers begin that follow no rule.
 const ODD: u64 = 1 << 63;
+/// Where those begin, among them, that stand for one look-up.
+const FRESH: u64 = ODD | 1 << 62;
+/// Bits that an odd number has of the inode's own.
+const ODD_BITS: u32 = 32;
 
 struct Node {
     inode: InodeRef,
@@ -45,11 +50,28 @@ impl Node {
     }
 }
 
-/// Numbers that follow no rule.
+/// Numbers that follow no rule. What is kept is some tens of bytes for each subvolume that was made as the 2²³rd or later and shown
+/// since the mount began; an inode of it takes nothing, unless four thousand million others lie between.
 #[derive(Default)]
 struct Odd {
-    given: u64,
-    of: HashMap<(TreeId, Ino), u64>,
+    fresh: u64,
+    of: HashMap<(TreeId, u64), u64>,
+}
+
+impl Odd {
+    /// A number for one look-up.
+    fn fresh(&mut self) -> u64 {
+        self.fresh += 1;
+        FRESH + self.fresh
+    }
+
+    /// The same number for the same inode; 2³⁰ subvolumes and no more, which is beyond what memory holds.
+    fn number(&mut self, tree: TreeId, ino: Ino) -> u64 {
+        let next = self.of.len() as u64;
+        let slot = *self.of.entry((tree, ino.0 >> ODD_BITS)).or_insert(next);
+        assert!(slot < 1 << (62 - ODD_BITS), "fewer subvolumes than that");
+        ODD | slot << ODD_BITS | ino.0 & ((1 << ODD_BITS) - 1)
+    }
 }
 
 /// The table of nodes.
@@ -142,12 +164,7 @@ impl Nodes {
                 return tree.0 << INO_BITS | ino.0;
             }
         }
-        let mut odd = self.odd.lock();
-        let Odd { given, of } = &mut *odd;
-        *of.entry((tree, ino)).or_insert_with(|| {
-            *given += 1;
-            ODD + *given
-        })
+        self.odd.lock().number(tree, ino)
     }
 
     /// The node of an inode, whether or not the kernel knows it.
@@ -158,10 +175,7 @@ impl Nodes {
     /// The kernel is about to be told a node: counts it.
     pub(crate) fn enter(&self, inode: InodeRef) -> u64 {
         if inode.is_stub() {
-            let mut odd = self.odd.lock();
-            odd.given += 1;
-            let node = ODD + odd.given;
-            drop(odd);
+            let node = self.odd.lock().fresh();
             self.shard(node).lock().insert(node, Node { lookups: 1, ..Node::new(inode) });
             self.count.fetch_add(1, Ordering::Relaxed);
             return node;
@@ -234,5 +248,30 @@ impl Nodes {
             let nodes = std::mem::take(&mut *shard.lock());
             drop(nodes);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: numbers that follow no rule differ from each other and from all others, stay, and cost memory by subvolumes, not by
+    /// inodes. Method: many inodes of two late subvolumes, and of one with huge numbers, asked for twice.
+    #[test]
+    fn odd_numbers() {
+        let mut odd = Odd::default();
+        let late = TreeId(1 << TREE_BITS);
+        let inodes =
+            || (256..10_000).map(Ino).chain([Ino(1 << INO_BITS | 300), Ino((1 << INO_BITS) + (1 << 33) + 300)]);
+        let all: Vec<_> =
+            [late, TreeId(late.0 + 1), TreeId::FS].into_iter().flat_map(|t| inodes().map(move |i| (t, i))).collect();
+        let numbers: Vec<u64> = all.iter().map(|(t, i)| odd.number(*t, *i)).collect();
+        let again: Vec<u64> = all.iter().map(|(t, i)| odd.number(*t, *i)).collect();
+        assert_eq!(numbers, again);
+        let mut distinct: std::collections::BTreeSet<u64> = numbers.into_iter().collect();
+        assert_eq!(distinct.len(), all.len());
+        assert!(distinct.iter().all(|n| *n >= ODD && Nodes::named(*n).is_none()));
+        assert!(distinct.insert(odd.fresh()) && distinct.insert(odd.fresh()));
+        assert_eq!(odd.of.len(), 9);
     }
 }
