@@ -7,8 +7,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// Ignored tests that prove nothing by themselves, by a part of their names: bodies of processes that other tests start,
-/// those that need a file or a checkout of others, and measurements.
-const NOT_PROOFS: [&str; 14] = [
+/// and those that need a file or a checkout of others.
+const NOT_PROOFS: [&str; 9] = [
     "concurrent::worker",
     "strangers::in_another_process",
     "worker::body",
@@ -18,11 +18,6 @@ const NOT_PROOFS: [&str; 14] = [
     "longer::repeat",
     "scripts::replay",
     "corpus",
-    "latency",
-    "listing_rate",
-    "write_rate",
-    "create_rate",
-    "speed::speed",
 ];
 
 /// Runs them one program after the other and fails at the end. The kernel oracle is demanded.

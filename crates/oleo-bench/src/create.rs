@@ -8,7 +8,7 @@ use oleo::{Image, MkfsOptions, NewInode, NewKind, OpenOptions};
 use oleo_sim::oracle::{self, Loop, Oracle, ReadOnly};
 
 use crate::Args;
-use crate::measure::{Figure, Report};
+use crate::measure::{self, Figure, Report};
 use crate::mounted::Peer;
 
 const THREADS: u64 = 2;
@@ -28,7 +28,8 @@ fn ours(image: &std::path::Path, files: u64) -> Result<f64> {
         dirs.push(image.fs().create(&top, format!("t{t}").as_bytes(), &NewInode::new(NewKind::Dir, 0o755))?);
     }
     image.sync()?;
-    let start = Instant::now();
+    measure::reset_peak();
+    let (start, busy) = (Instant::now(), measure::busy_seconds()?);
     std::thread::scope(|s| -> Result<()> {
         let threads: Vec<_> = dirs
             .iter()
@@ -49,10 +50,15 @@ fn ours(image: &std::path::Path, files: u64) -> Result<f64> {
         }
         Ok(())
     })?;
-    let creating = start.elapsed().as_secs_f64();
+    let (creating, busy_creating) = (start.elapsed().as_secs_f64(), measure::busy_seconds()? - busy);
     image.sync()?;
-    let seconds = start.elapsed().as_secs_f64();
-    eprintln!("  ours: created in {creating:.3} s, committed in {:.3} s", seconds - creating);
+    let (seconds, busy) = (start.elapsed().as_secs_f64(), measure::busy_seconds()? - busy);
+    eprintln!(
+        "  ours: created in {creating:.3} s, committed in {:.3} s; processors {busy_creating:.2} s and {:.2} s; at most {} MiB",
+        seconds - creating,
+        busy - busy_creating,
+        measure::memory("VmHWM:")? >> 20
+    );
     image.close()?;
     Ok(files as f64 / seconds)
 }

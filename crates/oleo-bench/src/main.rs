@@ -20,6 +20,7 @@ mod fallocate;
 mod fsmark;
 mod fsync;
 mod image_build;
+mod library;
 mod measure;
 mod mount_io;
 mod mount_metadata;
@@ -28,6 +29,7 @@ mod quota;
 mod ref_heads;
 mod restore;
 mod stream;
+mod trees;
 mod volume_scale;
 
 /// What a run was asked to do.
@@ -45,7 +47,7 @@ pub struct Args {
     /// The tree that image-build and restore work on, and what mount-metadata untars.
     #[arg(long, default_value = "/usr")]
     tree: PathBuf,
-    /// Files that create makes.
+    /// Files that create, trees and commit work with.
     #[arg(long, default_value_t = 1_000_000)]
     files: u64,
     /// A directory on a disk, for fsync.
@@ -54,9 +56,12 @@ pub struct Args {
     /// Only figures whose name holds this.
     #[arg(long)]
     only: Option<String>,
-    /// Sizes of volume-scale are divided by this.
+    /// Sizes of volume-scale and write-rate are divided by this.
     #[arg(long, default_value_t = 1)]
     part: u64,
+    /// How long latency works on each side.
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
     /// The file that a process of the benchmark fallocate works on.
     #[arg(long, hide = true)]
     within: Option<PathBuf>,
@@ -136,7 +141,8 @@ const BENCHES: &[Bench] = &[
         name: "create",
         times: Timed::Calls,
         what: "empty files in 2 threads, a commit at the end and whenever the library makes one, beside fs_mark -S 0 on a kernel mount \
-               (its system calls, its start, its log and its clock are in the peer's time); both on a loop device over a file in memory",
+               (its system calls, its start, its log and its clock are in the peer's time); both on a loop device over a file in memory; \
+               ours with processor time and peak memory",
         run: create::run,
     },
     Bench {
@@ -251,6 +257,36 @@ const BENCHES: &[Bench] = &[
         what: "oleo receive into an image beside btrfs receive into a mount, synced: the tree, the tree and its changes, and shared \
                files; each side its own stream but where it says otherwise",
         run: stream::receive,
+    },
+    Bench {
+        name: "latency",
+        times: Timed::Calls,
+        what: "how long a call waits while another thread commits in a loop, beside the same without commits: one thread creates \
+               files, writes 4 KiB and looks names up for --seconds, in-process, device in memory; each call timed by itself; no \
+               peer outside",
+        run: library::latency,
+    },
+    Bench {
+        name: "listing-rate",
+        times: Timed::Calls,
+        what: "a directory of 20 000 files listed with their inodes, 128 at a time, in one call beside one call per entry; opened \
+               anew for each, device in memory; no peer outside",
+        run: library::listing_rate,
+    },
+    Bench {
+        name: "write-rate",
+        times: Timed::Calls,
+        what: "a file of 512 MiB in steps of 1 MiB, then 20 000 times 4 KiB all over it: the writes (into memory), the flush (summed and \
+               written to a device in memory) and the commit, each timed by itself; the first round and overwriting; no peer; \
+               --part 10 divides the sizes",
+        run: library::write_rate,
+    },
+    Bench {
+        name: "trees",
+        times: Timed::Parts,
+        what: "batches of items applied to a tree in memory (nothing shared, nothing written), look-ups and a cursor's steps, wall time \
+               on one thread and on all cores; no peer; --files says how large the tree is",
+        run: trees::run,
     },
     Bench {
         name: "volume-scale",

@@ -111,6 +111,28 @@ pub fn versions() -> String {
     format!("kernel {}, {}", first_line("uname", &["-r"]), first_line("btrfs", &["--version"]))
 }
 
+/// Processor time of all threads of this process. Its unit is a tick, 10 ms.
+pub fn busy_seconds() -> Result<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // Behind the name, which may hold anything, the 12th and 13th fields are user and system time.
+    let (_, fields) = stat.rsplit_once(')').context("no name in /proc/self/stat")?;
+    let ticks: Vec<u64> = fields.split_whitespace().skip(11).take(2).map(str::parse).collect::<Result<_, _>>()?;
+    Ok(ticks.iter().sum::<u64>() as f64 / 100.0)
+}
+
+/// A line of this process's status, in bytes.
+pub fn memory(line: &str) -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let found = status.lines().find_map(|l| l.strip_prefix(line)).context("no such line in /proc/self/status")?;
+    Ok(found.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
+}
+
+/// Peaks of memory count from now on.
+pub fn reset_peak() {
+    // Where the kernel does not allow it, peaks are those of the whole run: too high, never too low.
+    let _allowed = std::fs::write("/proc/self/clear_refs", "5");
+}
+
 /// Files and bytes below a directory, hard links once by name.
 pub fn census(dir: &Path) -> Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
@@ -270,6 +292,15 @@ impl Report {
             }
         }
         Ok(())
+    }
+
+    /// A figure that has no peer.
+    pub fn value(&self, name: &str, unit: &str, value: f64) {
+        if self.json {
+            println!("{}", serde_json::json!({"bench": self.bench, "figure": name, "unit": unit, "ours": value}));
+        } else {
+            println!("{name:42} {value:12.2} {unit}");
+        }
     }
 
     fn line(&self, figure: &Figure, ours: f64, peer: Peer, theirs: f64) {

@@ -8,11 +8,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use oleo::{Device, FeatureSet, Image, MemDevice, MkfsOptions, OpenOptions, Profile, TreeId};
 
 use crate::Args;
-use crate::measure::Report;
+use crate::measure::{Report, busy_seconds, memory, reset_peak};
 
 mod directory;
 mod extents;
@@ -76,28 +76,6 @@ impl Costs {
         reset_peak();
         Ok(())
     }
-}
-
-/// Processor time of all threads of this process. Its unit is a tick, 10 ms.
-fn busy_seconds() -> Result<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    // Behind the name, which may hold anything, the 12th and 13th fields are user and system time.
-    let (_, fields) = stat.rsplit_once(')').context("no name in /proc/self/stat")?;
-    let ticks: Vec<u64> = fields.split_whitespace().skip(11).take(2).map(str::parse).collect::<Result<_, _>>()?;
-    Ok(ticks.iter().sum::<u64>() as f64 / 100.0)
-}
-
-/// A line of this process's status, in bytes.
-fn memory(line: &str) -> Result<u64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let found = status.lines().find_map(|l| l.strip_prefix(line)).context("no such line in /proc/self/status")?;
-    Ok(found.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
-}
-
-/// Peaks count from now on.
-fn reset_peak() {
-    // Where the kernel does not allow it, peaks are those of the whole run: too high, never too low.
-    let _allowed = std::fs::write("/proc/self/clear_refs", "5");
 }
 
 /// A volume on a device of `len` bytes, one copy of everything, block groups in a tree of their own.

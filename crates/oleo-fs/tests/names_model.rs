@@ -20,16 +20,12 @@ use oleo_volume::{OpenOptions, Volume};
 const IMAGE_LEN: u64 = 512 << 20;
 
 fn open(image: &Path) -> Result<Fs> {
-    open_with(image, 300)
-}
-
-fn open_with(image: &Path, dirty_inodes_max: usize) -> Result<Fs> {
     let device = FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?;
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(device)];
     let volume = Volume::open(devices, &OpenOptions { write: true, ..OpenOptions::default() })?;
     let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
     let clock = Arc::new(FixedClock(Time { sec: 1_700_000_000, nsec: 7 }));
-    Ok(Fs::open(engine, &FsOptions { clock, inodes_max: 64, dirty_inodes_max, ..FsOptions::default() })?)
+    Ok(Fs::open(engine, &FsOptions { clock, inodes_max: 64, dirty_inodes_max: 300, ..FsOptions::default() })?)
 }
 
 fn fresh(image: &Path, nodesize: u32) -> Result<Fs> {
@@ -927,60 +923,4 @@ fn thread_of_names(fs: &Fs, seed: u64) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Goal: `create` is fast enough that two threads make a million files in two seconds.
-/// Method: two threads, a directory each; prints the rate of making and of the commit. Run by hand, in release.
-#[test]
-#[ignore = "a measurement"]
-fn create_rate() -> Result<()> {
-    let image = PathBuf::from("/dev/shm/oleo-create-rate.img");
-    let files: usize = std::env::var("OLEO_FILES").ok().and_then(|s| s.parse().ok()).unwrap_or(1_000_000);
-    drop(fresh(&image, 16384)?);
-    std::fs::File::options().write(true).open(&image)?.set_len(IMAGE_LEN)?;
-    let fs = fresh_large(&image, 8 << 30)?;
-    let root = fs.root(TreeId::FS)?;
-    let start = std::time::Instant::now();
-    std::thread::scope(|scope| {
-        for thread in 0..2 {
-            let (fs, root) = (&fs, &root);
-            scope.spawn(move || {
-                let name = format!("dir{thread}").into_bytes();
-                let dir = fs.create(root, &name, &NewInode::new(NewKind::Dir, 0o755)).expect("mkdir");
-                for n in 0..files / 2 {
-                    let name = format!("{n:08x}-file").into_bytes();
-                    fs.create(&dir, &name, &NewInode::new(NewKind::File, 0o644)).expect("create");
-                }
-            });
-        }
-    });
-    let (made, made_cpu) = (start.elapsed(), cpu_seconds()?);
-    fs.sync()?;
-    let (synced, synced_cpu) = (start.elapsed(), cpu_seconds()?);
-    println!(
-        "{files} files: made in {made:?}, on disk after {synced:?}; CPU {made_cpu:.2} s, then {:.2} s",
-        synced_cpu - made_cpu
-    );
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    println!("{}", status.lines().find(|l| l.starts_with("VmHWM")).unwrap_or_default());
-    drop(root);
-    drop(fs);
-    std::fs::remove_file(&image)?;
-    Ok(())
-}
-
-/// Seconds of processor time that this process has used, on all cores; in steps of 10 ms.
-fn cpu_seconds() -> Result<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-    let ticks = |n: usize| fields.get(n).and_then(|f| f.parse::<f64>().ok()).context("/proc/self/stat");
-    Ok((ticks(11)? + ticks(12)?) / 100.0)
-}
-
-fn fresh_large(image: &Path, len: u64) -> Result<Fs> {
-    std::fs::File::create(image)?.set_len(len)?;
-    let device = FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?;
-    make(&[Arc::new(device)], &MkfsOptions::default())?;
-    let dirty_max = std::env::var("OLEO_DIRTY_INODES").ok().and_then(|s| s.parse().ok()).unwrap_or(usize::MAX);
-    open_with(image, dirty_max)
 }

@@ -4,7 +4,6 @@
 mod batch;
 mod read;
 mod refs;
-mod speed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
