@@ -3,14 +3,15 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use oleo_device::{Device, DeviceError, MemDevice, ReadReq, WriteReq};
+use oleo_device::{Device, MemDevice};
 use oleo_format::{Compression, ItemType, Key, TreeId};
 use oleo_fs::data::Compress;
 use oleo_fs::{Clock, Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, Time, errno};
 use oleo_mkfs::{MkfsOptions, make};
+use oleo_sim::gate::{Gate, Writes};
 use oleo_sim::oracle::oracle;
 use oleo_sim::rng::Rng;
 use oleo_txn::{Engine, EngineOptions};
@@ -189,11 +190,7 @@ fn long_extents() -> Result<()> {
 /// Method: a device that lets no data through until it is told to; meanwhile a thread flushes, and writes must return.
 #[test]
 fn writers_do_not_wait_for_a_flush() -> Result<()> {
-    let gate = Arc::new(Gated {
-        inner: MemDevice::new(256 * MIB),
-        shut: AtomicBool::new(false),
-        broken: AtomicBool::new(false),
-    });
+    let gate = Arc::new(Gate::new(256 * MIB));
     let device: Arc<dyn Device> = gate.clone();
     mkfs(&device)?;
     let fs = open(device, &FsOptions::default())?;
@@ -201,10 +198,10 @@ fn writers_do_not_wait_for_a_flush() -> Result<()> {
     fs.sync()?;
     leave_it_to_others(&fs);
     fs.write(&f, 0, &vec![1; 8 * MIB as usize])?;
-    gate.shut.store(true, Ordering::SeqCst);
+    gate.shut(Writes::All);
     let outcome = std::thread::scope(|scope| {
         let flusher = scope.spawn(|| fs.flush(&f));
-        std::thread::sleep(NAP);
+        gate.await_held(Writes::All);
         let (said, heard) = std::sync::mpsc::channel();
         let (fs, f) = (&fs, &f);
         scope.spawn(move || {
@@ -215,7 +212,7 @@ fn writers_do_not_wait_for_a_flush() -> Result<()> {
         });
         let answer = heard.recv_timeout(Duration::from_secs(20));
         let still_flushing = !flusher.is_finished();
-        gate.shut.store(false, Ordering::SeqCst);
+        gate.open(Writes::All);
         flusher.join().expect("the flush panicked")?;
         Ok::<_, anyhow::Error>((answer.context("the writes waited for the flush")??, still_flushing))
     })?;
@@ -419,70 +416,11 @@ fn others_commit_under_pressure() -> Result<()> {
     Ok(())
 }
 
-/// A device in memory whose writes can be held up, or fail.
-struct Gated {
-    inner: MemDevice,
-    shut: AtomicBool,
-    broken: AtomicBool,
-}
-
-impl Gated {
-    fn pass(&self) -> Result<(), DeviceError> {
-        while self.shut.load(Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        if self.broken.load(Ordering::SeqCst) {
-            // A write behind the end fails as any device's does.
-            return self.inner.write_at(self.inner.len(), &[0]);
-        }
-        Ok(())
-    }
-}
-
-impl Device for Gated {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
-        self.pass()?;
-        self.inner.write_at(offset, buf)
-    }
-    fn read_batch(&self, reqs: &mut [ReadReq<'_>]) {
-        self.inner.read_batch(reqs);
-    }
-    fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
-        self.pass()?;
-        self.inner.write_batch(reqs)
-    }
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
-    }
-    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
-        self.inner.discard(offset, len)
-    }
-    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
-        self.inner.set_len(len)
-    }
-    fn name(&self) -> String {
-        "gated".into()
-    }
-    fn read_only(&self) -> bool {
-        false
-    }
-}
-
 /// Goal: after a failed write the file system says so, refuses changes, still reads, and the old state is intact.
 /// Method: a device that fails; then what is on it is opened again.
 #[test]
 fn failures_are_told() -> Result<()> {
-    let gate = Arc::new(Gated {
-        inner: MemDevice::new(256 * MIB),
-        shut: AtomicBool::new(false),
-        broken: AtomicBool::new(false),
-    });
+    let gate = Arc::new(Gate::new(256 * MIB));
     let device: Arc<dyn Device> = gate.clone();
     mkfs(&device)?;
     let fs = open(device.clone(), &FsOptions::default())?;
@@ -491,14 +429,14 @@ fn failures_are_told() -> Result<()> {
     fs.sync()?;
     ensure!(fs.failed().is_none());
     fs.write(&f, 0, b"after!")?;
-    gate.broken.store(true, Ordering::SeqCst);
+    gate.fail(true);
     ensure!(fs.fsync(&f).is_err() && fs.fsync(&f).is_err() && fs.sync().is_err());
     ensure!(fs.failed().is_some(), "it says so");
     let refused = file(&fs, "g").err().context("changes are refused")?;
     ensure!(refused.downcast_ref::<FsError>().map(FsError::errno) == Some(errno::EROFS), "{refused}");
     ensure!(read_all(&fs, &f)? == b"after!");
     drop((f, fs));
-    gate.broken.store(false, Ordering::SeqCst);
+    gate.fail(false);
     let fs = open(device, &FsOptions::default())?;
     let f = fs.lookup(&fs.root(TreeId::FS)?, b"f")?.context("f")?;
     ensure!(read_all(&fs, &f)? == b"before");
@@ -535,146 +473,5 @@ fn callers_may_use_the_shared_threads() -> Result<()> {
     });
     heard.recv_timeout(Duration::from_secs(120)).context("the threads wait for each other")??;
     worker.join().expect("a thread panicked");
-    Ok(())
-}
-
-/// Goal: how long an operation waits while commits go on.
-/// Method: one thread creates files and writes to one, another commits in a loop; prints the distribution. By hand, in
-/// release: `cargo test --release -p oleo-fs --test background -- --ignored --nocapture latency`.
-#[test]
-#[ignore = "a measurement"]
-fn latency() -> Result<()> {
-    let fs = open(memory(2048 * MIB)?, &FsOptions::default())?;
-    let root = fs.root(TreeId::FS)?;
-    let f = file(&fs, "data")?;
-    let over = AtomicBool::new(false);
-    let (mut create, mut write, mut look) = (Vec::new(), Vec::new(), Vec::new());
-    let commits = std::thread::scope(|scope| {
-        let committer = scope.spawn(|| {
-            let mut n = 0u64;
-            while !over.load(Ordering::Relaxed) {
-                fs.sync().expect("sync");
-                n += 1;
-            }
-            n
-        });
-        let start = Instant::now();
-        let mut n = 0u64;
-        while start.elapsed() < Duration::from_secs(5) {
-            let at = Instant::now();
-            let made =
-                fs.create(&root, n.to_string().as_bytes(), &NewInode::new(NewKind::File, 0o600)).expect("create");
-            create.push(at.elapsed());
-            let at = Instant::now();
-            fs.write(&f, n % 1000 * 4096, &[n as u8; 4096]).expect("write");
-            write.push(at.elapsed());
-            let at = Instant::now();
-            fs.lookup(&root, (n / 2).to_string().as_bytes()).expect("look up");
-            look.push(at.elapsed());
-            drop(made);
-            n += 1;
-        }
-        over.store(true, Ordering::Relaxed);
-        committer.join().expect("the committer panicked")
-    });
-    println!("{commits} commits in 5 s");
-    for (what, times) in [("create", &mut create), ("write", &mut write), ("look up", &mut look)] {
-        times.sort_unstable();
-        let part = |p: f64| times[((times.len() - 1) as f64 * p) as usize];
-        println!(
-            "{what:8} {} times: p50 {:?}, p99 {:?}, p99.9 {:?}, max {:?}",
-            times.len(),
-            part(0.5),
-            part(0.99),
-            part(0.999),
-            part(1.0)
-        );
-    }
-    Ok(())
-}
-
-/// Goal: what a listing with inodes costs beside one look-up per entry.
-/// Method: a directory of 20 000 files, opened anew for each way; prints both. By hand, in release.
-#[test]
-#[ignore = "a measurement"]
-fn listing_rate() -> Result<()> {
-    const FILES: usize = 20_000;
-    let device = memory(1024 * MIB)?;
-    let fs = open(device.clone(), &FsOptions::default())?;
-    let dir = fs.create(&fs.root(TreeId::FS)?, b"dir", &NewInode::new(NewKind::Dir, 0o755))?;
-    for n in 0..FILES {
-        fs.create(&dir, format!("{n:08x}-file").as_bytes(), &NewInode::new(NewKind::File, 0o644))?;
-    }
-    fs.sync()?;
-    drop(dir);
-    drop(fs);
-    for plus in [false, true, false, true] {
-        let fs = open(device.clone(), &FsOptions::default())?;
-        let dir = fs.lookup(&fs.root(TreeId::FS)?, b"dir")?.context("dir")?;
-        let start = Instant::now();
-        let (mut after, mut seen) = (0, Vec::new());
-        loop {
-            let part = if plus {
-                fs.readdir_plus(&dir, after, 128)?
-            } else {
-                let entries = fs.readdir(&dir, after, 128)?;
-                entries.into_iter().map(|e| Ok((e.clone(), fs.open_entry(&dir, &e)?))).collect::<Result<Vec<_>>>()?
-            };
-            let Some(last) = part.last() else { break };
-            after = last.0.index;
-            seen.extend(part.into_iter().filter_map(|(_, inode)| inode));
-        }
-        ensure!(seen.len() == FILES);
-        let took = start.elapsed();
-        println!(
-            "{}: {took:?}, {:.2} us per entry",
-            if plus { "at once" } else { "one by one" },
-            took.as_secs_f64() * 1e6 / FILES as f64
-        );
-    }
-    Ok(())
-}
-
-/// Goal: what writing and flushing costs.
-/// Method: a file in steps of 1 MiB, then 4 KiB at a time all over it, each followed by a flush; prints rates. By hand, in
-/// release.
-#[test]
-#[ignore = "a measurement"]
-fn write_rate() -> Result<()> {
-    const LEN: u64 = 512 * MIB;
-    const WRITES: u64 = 20_000;
-    let mut opts = FsOptions::default();
-    opts.data.dirty_bytes_max = 2 * LEN;
-    let fs = open(memory(4096 * MIB)?, &opts)?;
-    leave_it_to_others(&fs);
-    let f = file(&fs, "f")?;
-    let block = Rng::new(1).bytes(MIB as usize);
-    let report = |what: &str, start: Instant, bytes: u64| {
-        let took = start.elapsed().as_secs_f64();
-        println!("{what}: {took:.3} s, {:.0} MB/s", bytes as f64 / took / 1e6);
-    };
-    for round in 0..2 {
-        let start = Instant::now();
-        for n in 0..LEN / MIB {
-            fs.write(&f, n * MIB, &block)?;
-        }
-        report(&format!("round {round}: sequential, into memory"), start, LEN);
-        let start = Instant::now();
-        fs.flush(&f)?;
-        report(&format!("round {round}: sequential, flush"), start, LEN);
-        fs.sync()?;
-        let mut rng = Rng::new(round);
-        let start = Instant::now();
-        for _ in 0..WRITES {
-            fs.write(&f, rng.below(LEN / 4096) * 4096, &block[..4096])?;
-        }
-        report(&format!("round {round}: random, into memory"), start, WRITES * 4096);
-        let start = Instant::now();
-        fs.flush(&f)?;
-        report(&format!("round {round}: random, flush"), start, WRITES * 4096);
-        let start = Instant::now();
-        fs.commit()?;
-        report(&format!("round {round}: random, commit"), start, WRITES * 4096);
-    }
     Ok(())
 }

@@ -5,17 +5,17 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use oleo_device::{Device, DeviceError, MemDevice, ReadReq, WriteReq};
+use oleo_device::{Device, MemDevice};
 use oleo_format::{InodeFlags, TreeId};
 use oleo_fs::{
     Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, RenameMode, SetAttr, SnapshotOptions, errno, replay,
 };
 use oleo_mkfs::{MkfsOptions, make};
 use oleo_sim::disk::{Power, SimDisk};
+use oleo_sim::gate::{Gate, Writes};
 use oleo_sim::rng::Rng;
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions, Volume};
-use parking_lot::{Condvar, Mutex};
 
 const MIB: u64 = 1 << 20;
 const SECTOR: u64 = 4096;
@@ -181,84 +181,6 @@ fn what_stays_has_a_bound() -> Result<()> {
     Ok(())
 }
 
-/// A device that keeps writers of bytes with a mark waiting until they may go on.
-struct Marked {
-    inner: MemDevice,
-    marks: Mutex<Marks>,
-    told: Condvar,
-}
-
-#[derive(Default)]
-struct Marks {
-    shut: Vec<u8>,
-    waiting: Vec<u8>,
-}
-
-impl Marked {
-    fn pass(&self, bytes: &[u8]) {
-        let Some(mark) = bytes.first().copied().filter(|m| bytes.iter().take(64).all(|b| b == m)) else { return };
-        let mut marks = self.marks.lock();
-        if marks.shut.contains(&mark) {
-            marks.waiting.push(mark);
-            self.told.notify_all();
-        }
-        while marks.shut.contains(&mark) {
-            self.told.wait(&mut marks);
-        }
-    }
-
-    fn shut(&self, mark: u8) {
-        self.marks.lock().shut.push(mark);
-    }
-
-    fn let_go(&self, mark: u8) {
-        self.marks.lock().shut.retain(|m| *m != mark);
-        self.told.notify_all();
-    }
-
-    fn await_writer(&self, mark: u8) {
-        let mut marks = self.marks.lock();
-        while !marks.waiting.contains(&mark) {
-            self.told.wait(&mut marks);
-        }
-    }
-}
-
-impl Device for Marked {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
-        self.pass(buf);
-        self.inner.write_at(offset, buf)
-    }
-    fn read_batch(&self, reqs: &mut [ReadReq<'_>]) {
-        self.inner.read_batch(reqs);
-    }
-    fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
-        reqs.iter().flat_map(|req| req.parts).for_each(|part| self.pass(part));
-        self.inner.write_batch(reqs)
-    }
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
-    }
-    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
-        self.inner.discard(offset, len)
-    }
-    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
-        self.inner.set_len(len)
-    }
-    fn name(&self) -> String {
-        "marked".into()
-    }
-    fn read_only(&self) -> bool {
-        false
-    }
-}
-
 /// Goal: a snapshot never changes, though data of its source is being written in place while it is taken.
 /// Method: a file that is not copied on write is flushed while the snapshot has flushed it and waits for another file; its
 /// bytes reach the device only when the snapshot has had time to be there.
@@ -267,7 +189,7 @@ fn snapshots_beside_writing_in_place() -> Result<()> {
     const NEW: u8 = 0xa1;
     const OTHER: u8 = 0xb1;
     const LEN: u64 = 16 * SECTOR;
-    let device = Arc::new(Marked { inner: MemDevice::new(256 * MIB), marks: Mutex::default(), told: Condvar::new() });
+    let device = Arc::new(Gate::new(256 * MIB));
     make(&[device.clone() as Arc<dyn Device>], &MkfsOptions::default())?;
     let fs = open(device.clone(), &FsOptions::default())?;
     fs.wait_write_back(Duration::ZERO);
@@ -278,8 +200,8 @@ fn snapshots_beside_writing_in_place() -> Result<()> {
     let other = file(&fs, "other")?;
     fs.sync()?;
     fs.write(&other, 0, &[OTHER; LEN as usize])?;
-    device.shut(NEW);
-    device.shut(OTHER);
+    device.shut(Writes::Of(NEW));
+    device.shut(Writes::Of(OTHER));
     std::thread::scope(|scope| -> Result<()> {
         let (fs, device, kept) = (&fs, &device, &kept);
         let (said, heard) = channel();
@@ -290,21 +212,21 @@ fn snapshots_beside_writing_in_place() -> Result<()> {
             done
         });
         // It has been past the first file, which has nothing to flush.
-        device.await_writer(OTHER);
+        device.await_held(Writes::Of(OTHER));
         fs.write(kept, 0, &[NEW; LEN as usize])?;
         let flusher = scope.spawn(move || fs.flush(kept));
-        device.await_writer(NEW);
-        device.let_go(OTHER);
+        device.await_held(Writes::Of(NEW));
+        device.open(Writes::Of(OTHER));
         // There is no sign of its having to wait: so it gets a moment.
         let done = heard.recv_timeout(Duration::from_millis(500)).is_ok();
         let look = |id| read_at(fs, &fs.lookup(&fs.root(id)?, b"kept")?.ok_or(FsError::NotFound)?, 0, LEN);
         let (id, before) = if done {
             let id = snapshot.join().map_err(|_| anyhow::anyhow!("a panic"))??;
             let before = look(id)?;
-            device.let_go(NEW);
+            device.open(Writes::Of(NEW));
             (id, before)
         } else {
-            device.let_go(NEW);
+            device.open(Writes::Of(NEW));
             let id = snapshot.join().map_err(|_| anyhow::anyhow!("a panic"))??;
             (id, look(id)?)
         };

@@ -7,6 +7,7 @@
 //! - [`rot`]: images with bytes changed and the checksums put right again.
 //! - [`served`]: Oleo's own mount, as a guard.
 //! - [`disk`]: a disk in memory that loses power and what was not flushed.
+//! - [`gate`]: a device in memory that keeps writes waiting.
 //! - [`crash`]: what a crash leaves of a run, state by state, and which of that is right.
 //! - [`rng`]: the seeded numbers that all of these draw from.
 //!
@@ -17,6 +18,7 @@
 
 pub mod crash;
 pub mod disk;
+pub mod gate;
 pub mod manifest;
 pub mod oracle;
 pub mod rng;
