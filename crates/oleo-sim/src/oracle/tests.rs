@@ -80,10 +80,37 @@ fn a_panic_cleans_up() {
 }
 
 /// Goal: what mkfs.btrfs 6.2 leaves is tolerated only when asked, and only that.
+/// Method: the words of `btrfs check` 6.19 and of older ones, with other findings beside them, in other places and too often.
 #[test]
 fn known_leftovers_of_mkfs() {
-    let text = "We have a space info key for a block group that doesn't exist\nsomething else\n";
-    let found = Verdict::from_check(false, "found 1 bytes used, error(s) found\n", text);
-    assert_eq!(found.findings.len(), 3);
-    assert_eq!(found.but_for_mkfs_6_2().findings, ["something else"]);
+    const SUM: &str = "found 1 bytes used, error(s) found";
+    let said = |lines: &[&str]| Verdict::from_check(false, &format!("{SUM}\n"), &lines.join("\n"));
+    let orphan = |at: u64, len: u64| format!("Space key logical {at} length {len} has no corresponding block group");
+    let (first, second, third) = (orphan(1 << 20, 4 << 20), orphan(5 << 20, 8 << 20), orphan(13 << 20, 8 << 20));
+    let known = [&first[..], &second, &third];
+
+    assert_eq!(said(&known).findings.len(), 4, "nothing is forgiven unasked");
+    assert!(said(&known).but_for_mkfs_6_2().is_clean());
+    assert!(said(&known[..2]).but_for_mkfs_6_2().is_clean());
+    // Another place or length, or one of them twice, is a finding.
+    for odd in [&orphan(21 << 20, 8 << 20), &orphan(1 << 20, 8 << 20), &orphan(5 << 20, 4 << 20), &first] {
+        let found = said(&[&first, odd, &second]).but_for_mkfs_6_2();
+        assert_eq!(found.findings, [&odd[..], SUM]);
+    }
+    // Errors that are summed up and were not said are not forgiven.
+    assert_eq!(said(&[]).but_for_mkfs_6_2().findings, [SUM]);
+
+    let old = "We have a space info key for a block group that doesn't exist";
+    assert_eq!(said(&[old, "something else"]).but_for_mkfs_6_2().findings, ["something else", SUM]);
+    assert!(said(&[old, old, old]).but_for_mkfs_6_2().is_clean());
+    assert_eq!(said(&[old, old, old, old]).but_for_mkfs_6_2().findings, [old, SUM]);
+}
+
+/// Goal: lines that say how far it is are no findings; what else begins like them is.
+#[test]
+fn progress_is_no_finding() {
+    let text = "[1/7] checking root items\n[8/8] checking quota groups skipped (not enabled on this FS)\n\
+        [2/7] extent item is odd\n[2] checking\n[x/7] checking extents\n";
+    let found = Verdict::from_check(true, text, "").findings;
+    assert_eq!(found, ["[2/7] extent item is odd", "[2] checking", "[x/7] checking extents"]);
 }
