@@ -41,7 +41,10 @@ fn put(fs: &Fs, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
 fn run(balancer: &Balancer, after: u64, act: impl FnOnce(&Balancer)) -> BalanceEnd {
     std::thread::scope(|threads| {
         let running = threads.spawn(|| balancer.run().expect("it was asked for"));
-        loop {
+        let begun = std::time::Instant::now();
+        // Where it ended by a panic, joining says so.
+        while !running.is_finished() {
+            assert!(begun.elapsed() < Duration::from_secs(300), "it neither moves {after} bytes nor ends");
             let status = balancer.status();
             let moved = status.progress.data_bytes + (status.progress.rewritten << 14);
             if status.end.is_some() || (moved >= after && status.state == BalanceState::Running) {

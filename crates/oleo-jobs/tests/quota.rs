@@ -14,6 +14,9 @@ use oleo_txn::{QgroupId, QgroupLimit};
 
 use common::{SECTOR, World, kernel_counts, must_be_exact, open, said};
 
+/// The kernel counts some hundred extents in a moment; a machine may be busy.
+const RESCAN_MAX: std::time::Duration = std::time::Duration::from_secs(120);
+
 fn play(oracle: Oracle, seed: u64, nodesize: &str, levels: bool) -> anyhow::Result<()> {
     let scratch = oracle.scratch()?;
     let image = scratch.image("quota", 512 << 20)?;
@@ -493,7 +496,9 @@ fn a_scan_cut_short() -> anyhow::Result<()> {
     let mounted = oracle.mount(&[&image], "")?;
     let at = mounted.path().display().to_string();
     // It goes on by itself; asking for a count would begin another.
+    let begun = std::time::Instant::now();
     while !run("btrfs", ["quota", "rescan", "-s", &at])?.contains("no rescan") {
+        anyhow::ensure!(begun.elapsed() < RESCAN_MAX, "the kernel still counts after {RESCAN_MAX:?}");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     mounted.unmount()?;

@@ -207,3 +207,16 @@ fn uncompressed_extents_end_on_disk() {
     assert!(read.is_err(), "read {} bytes of another's", read.map_or(0, |b| b.len()));
     drop(long);
 }
+
+/// Goal: an image that this process has forgotten to close is told at once, not waited for.
+#[test]
+fn a_forgotten_image_is_told() {
+    let scratch = Scratch::new().unwrap();
+    let path = scratch.path().join("image");
+    oleo::build(&[&path], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() }).unwrap();
+    let forgotten = open(&[path.clone()], OpenOptions::writing()).unwrap();
+    let told = open(&[path.clone()], OpenOptions::writing()).err().unwrap().to_string();
+    assert!(told.contains("has not closed"), "{told}");
+    forgotten.close().unwrap();
+    open(&[path], OpenOptions::writing()).unwrap();
+}

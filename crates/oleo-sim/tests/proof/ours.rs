@@ -4,8 +4,9 @@
 //! asked. Errors must then be the kernel's, errno for errno.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use oleo::control::{Caller, NewSize, Request, execute};
@@ -594,16 +595,28 @@ pub fn open_to_read(devices: &[PathBuf]) -> Result<Image> {
     open(devices, OpenOptions::default())
 }
 
-/// Opens an image. Another test of this process may just be starting a tool: until that has replaced itself, it holds
-/// what we have closed; so an image in use is tried again for a while.
+/// Opens an image. Another test of this process may just be starting a tool: until that child has replaced itself, it holds what
+/// we have closed, and the image is in use. So it is tried again for a while; but not where it is this process that
+/// still has the image open: that is a descriptor which somebody forgot.
 pub fn open(devices: &[PathBuf], options: OpenOptions) -> Result<Image> {
-    const TRIES_MAX: u32 = 200;
+    const PATIENCE: Duration = Duration::from_secs(10);
     let options = OpenOptions { devices: devices[1..].to_vec(), ..options };
-    for _ in 1..TRIES_MAX {
+    let begun = Instant::now();
+    loop {
         match Image::open(&devices[0], &options) {
-            Err(e) if e.to_string().contains("in use") => std::thread::sleep(std::time::Duration::from_millis(10)),
+            Err(e) if e.to_string().contains("in use") && begun.elapsed() < PATIENCE => {
+                let ours = devices.iter().find(|device| is_open_here(device));
+                anyhow::ensure!(ours.is_none(), "this process has not closed {ours:?}: {e}");
+                std::thread::sleep(Duration::from_millis(10));
+            }
             result => return Ok(result?),
         }
     }
-    Ok(Image::open(&devices[0], &options)?)
+}
+
+/// Whether this process has a descriptor of the file.
+fn is_open_here(file: &Path) -> bool {
+    let Ok(want) = file.canonicalize() else { return false };
+    let all = std::fs::read_dir("/proc/self/fd").expect("a process sees its descriptors");
+    all.flatten().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == want))
 }
