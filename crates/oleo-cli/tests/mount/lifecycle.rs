@@ -375,3 +375,35 @@ fn nodes_are_bounded() {
     served.unmount().unwrap();
     bed.must_hold("d6/f6", b"6");
 }
+
+/// Goal: threads of the server that come and go leave nothing behind, so that a mount serves for months. Requests that take
+/// long, many at a time and then none, make it start threads and end them; what it has mapped must not grow with that.
+#[test]
+fn threads_that_end_leave_nothing_behind() {
+    const WORKERS: usize = 12;
+    let Some(bed) = Bed::new() else { return };
+    let served = bed.serve("io_uring=off");
+    let mappings = || fs::read_to_string(format!("/proc/{}/maps", served.pid())).unwrap().lines().count();
+    let work = |rounds: usize| {
+        let (dir, begin) = (served.path(), std::sync::Barrier::new(WORKERS));
+        std::thread::scope(|threads| {
+            for worker in 0..WORKERS {
+                let begin = &begin;
+                threads.spawn(move || {
+                    for _ in 0..rounds {
+                        begin.wait();
+                        let file = fs::File::create(dir.join(format!("w{worker}"))).unwrap();
+                        file.sync_all().unwrap();
+                    }
+                });
+            }
+        });
+    };
+    work(20);
+    let before = mappings();
+    work(400);
+    let after = mappings();
+    // Two for each thread that there may be at a time, and what the allocator takes.
+    assert!(after < before + 200, "{before} mappings, and {after} after more of the same");
+    served.unmount().unwrap();
+}

@@ -9,7 +9,7 @@
 //! Few threads, because the kernel hands requests to waiting readers in turn: with many of them each request would be
 //! handled on a cold stack and a cold core.
 //!
-//! Invariants: every request that was read is answered once, but for those without reply. Locks: none but `extra`, the
+//! Invariants: every request that was read is answered once, but for those without reply. Locks: none but `unjoined`, the
 //! list of threads started, a leaf.
 
 use std::fs::File;
@@ -133,7 +133,9 @@ struct Pool {
     threads: AtomicUsize,
     threads_base: usize,
     threads_max: usize,
-    extra: Mutex<Vec<JoinHandle<()>>>,
+    /// Threads that nobody has joined yet: those there are, and those that ended since the last one was started. A thread that
+    /// is not joined keeps its stack mapped, and a process may have 65 530 mappings.
+    unjoined: Mutex<Vec<JoinHandle<()>>>,
     broken: OnceLock<io::Error>,
 }
 
@@ -148,7 +150,7 @@ impl Transport for DevFuse {
             threads: AtomicUsize::new(0),
             threads_base: base,
             threads_max: self.threads_max,
-            extra: Mutex::default(),
+            unjoined: Mutex::default(),
             broken: OnceLock::new(),
         });
         for _ in 0..base {
@@ -156,10 +158,8 @@ impl Transport for DevFuse {
         }
         // Threads may start others until the last one has ended.
         loop {
-            let Some(thread) = pool.extra.lock().pop() else { break };
-            if thread.join().is_err() {
-                return Err(io::Error::other("a thread that answers requests panicked"));
-            }
+            let Some(thread) = pool.unjoined.lock().pop() else { break };
+            pool.join(thread);
         }
         match Arc::into_inner(pool).and_then(|mut pool| pool.broken.take()) {
             Some(error) => Err(error),
@@ -181,13 +181,24 @@ impl Pool {
         let started = std::thread::Builder::new().name(format!("fuse-{number}")).spawn(move || pool.work(&fd));
         match started {
             Ok(thread) => {
-                self.extra.lock().push(thread);
+                let mut unjoined = self.unjoined.lock();
+                unjoined.push(thread);
+                let ended: Vec<_> = unjoined.extract_if(.., |thread| thread.is_finished()).collect();
+                drop(unjoined);
+                ended.into_iter().for_each(|thread| self.join(thread));
                 Ok(())
             }
             Err(e) => {
                 self.threads.fetch_sub(1, Ordering::AcqRel);
                 Err(e)
             }
+        }
+    }
+
+    /// Returns when a thread is gone, and its stack with it.
+    fn join(&self, thread: JoinHandle<()>) {
+        if thread.join().is_err() {
+            let _ = self.broken.set(io::Error::other("a thread that answers requests panicked"));
         }
     }
 

@@ -16,6 +16,7 @@
 //! --seed S` runs rounds with rising seeds until the time is up; with `--mix balance` rounds with a balance.
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -26,6 +27,7 @@ use oleo_sim::manifest::{Detail, Ignore, Manifest};
 use oleo_sim::oracle::{Oracle, Scratch, oracle};
 use oleo_sim::rng::Rng;
 use oleo_sim::script::{Compare, Host, Mix, Op, Target, blur_times, generate, run_both};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::ours::{OleoTree, Ours, open};
@@ -154,8 +156,32 @@ impl Target for Busy<'_> {
     }
 }
 
+/// The kernel's side, with its directories held in memory. The kernel forgets now and then that new files inherit a directory's
+/// compression when it reads the directory again (seen on 6.18 after dropping its caches, where the directory's attributes
+/// cross from one leaf to the next).
+struct Held {
+    host: Host,
+    top: PathBuf,
+    dirs: Vec<OwnedFd>,
+}
+
+impl Target for Held {
+    fn apply(&mut self, op: &Op) -> Result<(), Errno> {
+        self.host.apply(op)?;
+        if let Op::Mkdir { path, .. } = op {
+            let dir = rustix::fs::open(self.top.join(path), OFlags::PATH | OFlags::NOFOLLOW, Mode::empty());
+            self.dirs.push(dir.expect("a directory that was just made"));
+        }
+        Ok(())
+    }
+
+    fn manifest(&mut self, detail: Detail) -> anyhow::Result<Manifest> {
+        self.host.manifest(detail)
+    }
+}
+
 /// One thread: its script in pieces, until it is through or the time is up.
-fn work(plan: &Plan, mut busy: Busy<'_>, mut host: Host) -> Result<usize, String> {
+fn work(plan: &Plan, mut busy: Busy<'_>, mut host: Held) -> Result<usize, String> {
     const PIECE: usize = 400;
     let thread = busy.thread;
     let mix = Mix {
@@ -275,7 +301,8 @@ fn round(oracle: Oracle, plan: &Plan) -> Result<usize, String> {
                     thread,
                     plan: *plan,
                 };
-                let host = Host::new(&mounted.path().join(top), 4096);
+                let top = mounted.path().join(top);
+                let host = Held { host: Host::new(&top, 4096), top, dirs: Vec::new() };
                 scope.spawn(move || work(plan, busy, host))
             })
             .collect();
