@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use oleo_device::{Device, MemDevice};
 use oleo_format::{InodeFlags, TreeId};
+use oleo_fs::data::KeepSize;
 use oleo_fs::{
     Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, RenameMode, SetAttr, SnapshotOptions, errno, replay,
 };
@@ -68,8 +69,8 @@ fn is_eio<T: std::fmt::Debug>(done: Result<T, FsError>) -> Result<()> {
     }
 }
 
-/// A file of which sectors 1 and 600 cannot be read, and parts of these, and others, were written since; and another file.
-fn unreadable(opts: &FsOptions) -> Result<(Arc<MemDevice>, Fs, InodeRef)> {
+/// A file of 2048 sectors on disk.
+fn on_disk(opts: &FsOptions) -> Result<(Arc<MemDevice>, Fs, InodeRef)> {
     let device = Arc::new(MemDevice::new(256 * MIB));
     make(&[device.clone() as Arc<dyn Device>], &MkfsOptions::default())?;
     let fs = open(device.clone(), opts)?;
@@ -77,20 +78,61 @@ fn unreadable(opts: &FsOptions) -> Result<(Arc<MemDevice>, Fs, InodeRef)> {
     let content: Vec<u8> = (0..2048).flat_map(sector).collect();
     fs.write(&bad, 0, &content)?;
     fs.sync()?;
-    for n in [1, 600] {
+    Ok((device, fs, bad))
+}
+
+/// Goal: what could not be written out, since a sector of which it is a part cannot be read, is refused by the call that brings it, and
+/// leaves nothing that would be in a later one's way; what replaces such sectors as a whole is taken.
+/// Method: sectors that do not match their checksums; writes that begin and end in one, cutting short and making longer, holes, a part of
+/// a sector that was written as a whole before; then a sync, and the file as it is found afterwards.
+#[test]
+fn what_lies_beside_damage_is_refused() -> Result<()> {
+    let (device, fs, bad) = on_disk(&FsOptions::default())?;
+    fs.wait_write_back(Duration::ZERO);
+    fs.truncate(&bad, 2000 * SECTOR + 100)?;
+    fs.sync()?;
+    // Cutting does not write the last sector anew.
+    for n in [1, 600, 2000] {
         destroy(&*device, &sector(n))?;
     }
-    Ok((device, fs, bad))
+    let before = fs.attr(&bad);
+    is_eio(fs.write(&bad, SECTOR + 100, b"z"))?;
+    is_eio(fs.write(&bad, SECTOR, &vec![1; 100]))?;
+    is_eio(fs.write(&bad, 601 * SECTOR - 1, &vec![2; 10]))?;
+    is_eio(fs.write(&bad, 590 * SECTOR, &vec![3; 10 * SECTOR as usize + 1]))?;
+    is_eio(fs.punch_hole(&bad, SECTOR + 5, 17))?;
+    is_eio(fs.zero_range(&bad, 600 * SECTOR + 5, SECTOR, KeepSize::No))?;
+    // What is behind the end of the file in its last sector has to become zeros.
+    is_eio(fs.write(&bad, 2000 * SECTOR + 100, b"more"))?;
+    is_eio(fs.write(&bad, 3000 * SECTOR, b"far"))?;
+    is_eio(fs.truncate(&bad, 4000 * SECTOR))?;
+    ensure!(fs.attr(&bad).size == before.size && fs.attr(&bad).mtime == before.mtime);
+    fs.fsync(&bad)?;
+    fs.sync()?;
+    ensure!(!fs.has_changes());
+    // Whole sectors, and what is beside others.
+    fs.write(&bad, SECTOR, &vec![7; SECTOR as usize])?;
+    fs.write(&bad, SECTOR + 9, b"nine")?;
+    fs.write(&bad, 602 * SECTOR + 1, b"one")?;
+    fs.sync()?;
+    fs.write(&bad, 2000 * SECTOR, &[8; 100])?;
+    fs.write(&bad, 2000 * SECTOR + 100, b"more")?;
+    fs.sync()?;
+    let seen = open(device, &FsOptions::default())?;
+    let bad = find(&seen, "bad")?;
+    ensure!(read_at(&seen, &bad, SECTOR + 8, 6)? == b"\x07nine\x07");
+    ensure!(read_at(&seen, &bad, 2000 * SECTOR + 99, 9)? == b"\x08more");
+    is_eio(read_at(&seen, &bad, 600 * SECTOR, 1))
 }
 
 /// Goal: a file that cannot be flushed costs nobody else anything: other files and names are on disk after a sync, which tells of
 /// it all the same; its own fsync fails as long as the bytes are there; they can be read; all its other bytes are on disk, too;
 /// and once they can be written they are.
-/// Method: parts of sectors are written whose rest does not match its checksum, alone and at the beginning of a long run; the
-/// volume is opened a second time.
+/// Method: parts of sectors are written whose rest does not match its checksum from then on, alone and at the beginning of a long run;
+/// the volume is opened a second time.
 #[test]
 fn one_file_holds_up_no_other() -> Result<()> {
-    let (device, fs, bad) = unreadable(&FsOptions::default())?;
+    let (device, fs, bad) = on_disk(&FsOptions::default())?;
     // Whoever flushes is told to be others: nothing goes to disk before it is asked for.
     fs.wait_write_back(Duration::ZERO);
     fs.write(&bad, SECTOR + 100, b"z")?;
@@ -98,6 +140,9 @@ fn one_file_holds_up_no_other() -> Result<()> {
     // A run of some megabytes that begins within a bad sector.
     let run = vec![0x77; (1200 * SECTOR) as usize];
     fs.write(&bad, 600 * SECTOR + 9, &run)?;
+    for n in [1, 600] {
+        destroy(&*device, &sector(n))?;
+    }
     let other = file(&fs, "other")?;
     fs.write(&other, 0, b"hello")?;
     let dir = fs.create(&fs.root(TreeId::FS)?, b"dir", &NewInode::new(NewKind::Dir, 0o755))?;
@@ -141,9 +186,10 @@ fn what_stays_has_a_bound() -> Result<()> {
     let mut opts = FsOptions::default();
     opts.data.dirty_bytes_max = 64 << 10;
     opts.data.dirty_background_max = Some(0);
-    let (device, fs, bad) = unreadable(&opts)?;
+    let (device, fs, bad) = on_disk(&opts)?;
     fs.wait_write_back(Duration::ZERO);
     fs.write(&bad, SECTOR + 100, b"z")?;
+    destroy(&*device, &sector(1))?;
     is_eio(fs.write_back())?;
     ensure!(!fs.wait_write_back(Duration::ZERO), "there is work");
     ensure!(!fs.write_back()?, "something was written");
@@ -163,14 +209,14 @@ fn what_stays_has_a_bound() -> Result<()> {
     };
     heard.recv_timeout(Duration::from_secs(60)).context("the writer waits for ever")??;
     writer.join().map_err(|_| anyhow::anyhow!("a panic"))?;
-    // Parts of many sectors, all of which cannot be read.
+    // Parts of many sectors, all of which cannot be read from then on.
     let mut refused = false;
-    for n in 1000..1200 {
-        destroy(&*device, &sector(n))?;
-        if n % 20 == 0 {
-            for m in n - 19..=n {
-                refused |= m >= 1000 && fs.write(&bad, m * SECTOR, &[7; 3000]).is_err();
-            }
+    for n in (1000..1200).step_by(4) {
+        for m in n..n + 4 {
+            refused |= fs.write(&bad, m * SECTOR, &[7; 3000]).is_err();
+        }
+        for m in n..n + 4 {
+            let _ = destroy(&*device, &sector(m));
         }
     }
     ensure!(refused, "all of it was taken");

@@ -10,7 +10,7 @@
 //! Round trips that never happen: OPEN, OPENDIR, FLUSH and CREATE are answered with ENOSYS once, after which the kernel opens and
 //! closes files on its own and makes new ones with MKNOD. So there are no file handles: a node names the file. (A file
 //! without a name that is still open is held by its node; see `nodes`.) The price: what a file system would say at open(2),
-//! it says at the first write.
+//! it says at the first write; close(2) says nothing, so write(2) refuses whatever could not be written out (`oleo_fs::data`).
 //!
 //! Permissions are the kernel's to check (`default_permissions`, POSIX ACLs included): it knows mode, owner and ACL of
 //! every node. What only the file system knows (read-only subvolumes, the immutable flag) it checks itself.

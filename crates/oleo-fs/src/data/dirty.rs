@@ -8,8 +8,8 @@
 //! or the oldest, unless somebody is at it, and then waits until there is room. Where nobody writes back in the
 //! background (a program without a thread for it), a writer also flushes its file every [`FILE_DIRTY_MAX`] bytes.
 //!
-//! A file that could not be flushed (a sector of which a part was overwritten cannot be read, there is no space) keeps what it
-//! could not write, and can be read as it was written. It is set aside: nobody else's write, write-back or wait for room has to do
+//! A file that could not be flushed (a sector of which a part was overwritten has gone bad since `write` has read it, the device refuses)
+//! keeps what it could not write, and can be read as it was written. It is set aside: nobody else's write, write-back or wait for room has to do
 //! with it, and write-back tries it again only when its bytes have become old once more. Its own fsync tries, too, and fails as
 //! long as the bytes are there: until they could be written, are overwritten by whole sectors, or cut away with `truncate` to 0 or the
 //! file's deletion. Where too much is buffered already, so do writes to it, so that what is kept has a bound.

@@ -331,6 +331,10 @@ impl Inode {
         if inline.is_empty() && !zeros {
             return Ok(());
         }
+        if zeros {
+            let size = self.read().fields().size;
+            write::readable_beside(self, size..to)?;
+        }
         let promise = engine.reserve_data(ByteLen(2 * sector))?;
         {
             let guard = self.read();
@@ -363,6 +367,7 @@ impl Inode {
         if range.is_empty() || !has_data {
             return Ok(());
         }
+        write::readable_beside(self, range.clone())?;
         let promise = engine.reserve_data(ByteLen(2 * sector))?;
         {
             let mut slot = self.data.buffer.lock();

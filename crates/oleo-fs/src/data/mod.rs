@@ -1,6 +1,7 @@
 //! File data: the buffer of what is written but not on disk yet, the extent map, and every operation on them.
 //!
-//! The life of written bytes: (1) `write` promises itself space and copies them into the inode's `dirty` pieces; (2) a
+//! The life of written bytes: (1) `write` promises itself space, looks whether sectors of which they are a part can be read, and copies
+//! them into the inode's `dirty` pieces; (2) a
 //! flush (by `sync`, by the caller, or because too much is dirty) moves these to `flight`, completes partial sectors,
 //! compresses and computes checksums ([`Prepared`]), takes space and writes; (3) it joins the transaction, locks the
 //! inode, puts the extent items, tells births and checksums, sets size and `nbytes`, and forgets the flight in the same
@@ -135,6 +136,12 @@ impl Buffer {
     /// Whether a flush would find nothing to do.
     fn is_empty(&self) -> bool {
         self.bytes() == 0 && self.unplaced.is_empty() && !self.due
+    }
+
+    /// Whether nothing of the sector with this byte is here.
+    fn is_untouched(&self, at: u64, sector: u64) -> bool {
+        let whole = at / sector * sector..at / sector * sector + sector;
+        [&self.dirty, &*self.flight].iter().all(|pieces| pieces.sectors_missing(whole.clone(), sector) == sector)
     }
 
     /// What it counts for among all files.

@@ -1,8 +1,9 @@
 //! Writing into the buffer.
 //!
 //! Normal path: (1) `write` cuts the bytes into steps; (2) a step locks the inode and its buffer, counts what new
-//! sectors it will touch, and if the promised space does not cover them drops the locks, promises more and tries again;
-//! (3) it copies the bytes in; (4) whoever finds too much buffered makes room before it returns (`dirty`).
+//! sectors it will touch, and if the promised space does not cover them drops the locks, promises more and tries again; where it is
+//! the first to write a part of a sector, it also reads the rest of it, without the locks (`beside`): what could not be written out is
+//! refused; (3) it copies the bytes in; (4) whoever finds too much buffered makes room before it returns (`dirty`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::data::dirty;
 use crate::data::in_place::{self, Place};
 use crate::data::items::MapOf;
 use crate::data::map;
-use crate::data::{Buffer, FILE_LEN_MAX, Flushing};
+use crate::data::{Buffer, FILE_LEN_MAX, Flushing, read};
 use crate::inode::{Inode, Items, ReadGuard};
 use crate::{FileKind, FsError, rules};
 
@@ -58,7 +59,10 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
     let mut promise: Option<(DataReservation, u64)> = None;
     // All of it goes into space that the file has.
     let mut has_place = false;
-    // Each round but the last promises space that other writers of the same file may use up before the next.
+    // Parts of sectors beside the bytes, which have been read.
+    let mut seen: Vec<Range<u64>> = Vec::new();
+    // Each round but the last promises space that other writers of the same file may use up before the next, or reads what lies beside
+    // the bytes in at most three sectors.
     loop {
         let guard = inode.read();
         guard.alive()?;
@@ -75,6 +79,25 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
         rules::write(guard.fields(), at, size.max(buffer.end()))?;
         let zeros = tail_gap(&guard, Some(buffer), at, sector)?;
         let extra = if zeros { sector } else { 0 };
+        let mut beside = parts_beside(at..end, size.max(buffer.end()), sector);
+        if zeros {
+            beside.push(size / sector * sector..size);
+        }
+        beside.retain(|part| !seen.contains(part) && buffer.is_untouched(part.start, sector));
+        if !beside.is_empty() {
+            let map = MapOf { items: &guard, sector };
+            let has_data =
+                beside.iter().map(|part| map::has_data(&map, part.clone())).collect::<Result<Vec<_>, _>>()?;
+            drop(slot);
+            drop(guard);
+            for (part, has_data) in beside.into_iter().zip(has_data) {
+                if has_data {
+                    read_part(inode, &part)?;
+                }
+                seen.push(part);
+            }
+            continue;
+        }
         let need = buffer.dirty.sectors_missing(at..end, sector) + extra;
         if buffer.spare < need && !has_place {
             let lacks = need - buffer.spare;
@@ -159,6 +182,25 @@ fn reserve(
         Err(TxnError::NoSpace { .. }) if has_place()? => Ok(None),
         other => Ok(Some((other?, need))),
     }
+}
+
+/// What lies beside a range in its first and last sector, up to the end of the file.
+fn parts_beside(range: Range<u64>, size: u64, sector: u64) -> Vec<Range<u64>> {
+    let before = range.start / sector * sector..range.start.min(size);
+    let after = range.end..range.end.next_multiple_of(sector).min(size);
+    [before, after].into_iter().filter(|part| !part.is_empty()).collect()
+}
+
+fn read_part(inode: &Inode, part: &Range<u64>) -> Result<(), FsError> {
+    let mut bytes = vec![0; (part.end - part.start) as usize];
+    read::read(inode, part.start, &mut bytes).map(drop)
+}
+
+/// Fails where a part of the range's first or last sector that is not in it cannot be read: such a sector could not be completed.
+pub(super) fn readable_beside(inode: &Inode, range: Range<u64>) -> Result<(), FsError> {
+    let sector = u64::from(inode.core().engine().sectorsize());
+    let size = inode.data.shown(inode.read().fields());
+    parts_beside(range, size, sector).iter().try_for_each(|part| read_part(inode, part))
 }
 
 /// Whether a write at `at`, or a longer file, leaves bytes behind the old end in its sector that are not known to be zeros.

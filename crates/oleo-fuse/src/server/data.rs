@@ -54,7 +54,7 @@ impl Server {
 
     pub(super) fn write(&self, node: u64, args: &abi::WriteIn, data: &[u8], reply: &mut Reply<'_>) -> Answer {
         let inode = self.inode_for_io(node, args.flags)?;
-        self.fs.write(&inode, args.offset, data).map_err(|e| self.errno("write", &e))?;
+        self.fs.write(&inode, args.offset, data).map_err(|e| self.errno_of("write", &inode, &e))?;
         if is_direct(args.flags) && self.nodes.is_cached(node) {
             self.forget_pages(node, args.offset, data.len() as u64);
         }
