@@ -11,6 +11,9 @@ use crate::out::Out;
 /// What cannot be written (the file system below the image is full, say) is reported; then nothing is unmounted, and after room
 /// was made the command can be given again. This also reaches a server whose mount was taken away by umount(8) and which could
 /// not write everything. The exit code is 0 when everything is on disk.
+///
+/// Bytes that cannot be written because the rest of their sector cannot be read are no reason to stay mounted: all else is
+/// written, it is unmounted, they are lost and reported, and the exit code is 3.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Where it is, or was, mounted.
