@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
+use oleo_sim::oracle::{Loop, ReadOnly, oracle, run as oracle_run};
+use oleo_sim::served::{Limits, Served};
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
 
 use crate::common::run;
@@ -33,6 +35,7 @@ const BALANCE_V2: u32 = 0xc400_9420;
 const BALANCE_PROGRESS: u32 = 0x8400_9422;
 const SET_RECEIVED_SUBVOL: u32 = 0xc0c8_9425;
 const GET_DEV_STATS: u32 = 0xc408_9434;
+const DEV_REPLACE: u32 = 0xca28_9435;
 const GET_FEATURES: u32 = 0x8018_9439;
 const LOGICAL_INO_V2: u32 = 0xc038_943b;
 const GET_SUBVOL_INFO: u32 = 0x81f8_943c;
@@ -385,4 +388,41 @@ fn as_the_kernel_answers() {
     ok(&dir, &["send", "-f", "/dev/null", "m/s"]);
     drop(inherit);
     mount.judge(|seen| assert_eq!(fs::read(seen.join("v/f")).unwrap(), b"content"));
+}
+
+/// Goal: what is told of a device's replacement is what the kernel tells of the same volume: never begun, or finished and when; there is
+/// none to cancel, and none is begun.
+/// Method: the ioctl on a kernel mount, before and after the kernel replaced the only device, and on ours of either image.
+#[test]
+fn replacing_a_device() {
+    let Some(oracle) = oracle() else { return };
+    const STATUS: u64 = 1;
+    const TOLD: usize = 64;
+    let scratch = oracle.scratch().unwrap();
+    let [old, new] = ["old", "new"].map(|name| scratch.image(name, 256 << 20).unwrap());
+    oracle.mkfs(&["-m", "single"], &[&old]).unwrap();
+    let status = |top: &Path| call(top, DEV_REPLACE, &words(&[STATUS, 7])).unwrap()[..TOLD].to_vec();
+    let ours = |image: &Path| {
+        let served = Served::mount(Path::new(env!("CARGO_BIN_EXE_oleo")), &[image], "", Limits::default()).unwrap();
+        let told = status(served.path());
+        let cancelled = call(served.path(), DEV_REPLACE, &words(&[2])).unwrap();
+        assert_eq!(u64_at(&cancelled, 8), 1, "there is none");
+        assert_eq!(errno(served.path(), DEV_REPLACE, &words(&[0])), 95);
+        assert_eq!(errno(served.path(), DEV_REPLACE, &words(&[9])), 22);
+        served.unmount().unwrap();
+        told
+    };
+    let never = ours(&old);
+    let mounted = oracle.mount(&[&old], "").unwrap();
+    assert_eq!(never, status(mounted.path()));
+    let cancelled = call(mounted.path(), DEV_REPLACE, &words(&[2])).unwrap();
+    assert_eq!(u64_at(&cancelled, 8), 1, "the kernel says so, too");
+    let target = Loop::attach(&new, ReadOnly::No).unwrap();
+    let replace = ["replace", "start", "-B", "-f", "1"].map(std::ffi::OsStr::new).into_iter();
+    oracle_run("btrfs", replace.chain([target.path().as_os_str(), mounted.path().as_os_str()])).unwrap();
+    let finished = status(mounted.path());
+    mounted.unmount().unwrap();
+    drop(target);
+    assert_eq!(ours(&new), finished);
+    assert_ne!(finished, never);
 }

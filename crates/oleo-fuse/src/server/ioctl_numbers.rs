@@ -60,6 +60,14 @@ pub(super) const BALANCE_PAUSE_REQ: u64 = 1 << 1;
 pub(super) const BALANCE_CANCEL_REQ: u64 = 1 << 2;
 /// `BTRFS_BALANCE_RESUME`.
 pub(super) const BALANCE_RESUME: u64 = 1 << 4;
+/// `BTRFS_IOCTL_DEV_REPLACE_CMD_*`.
+pub(super) const REPLACE_START: u64 = 0;
+pub(super) const REPLACE_STATUS: u64 = 1;
+pub(super) const REPLACE_CANCEL: u64 = 2;
+/// `BTRFS_IOCTL_DEV_REPLACE_STATE_FINISHED`.
+pub(super) const REPLACE_FINISHED: u64 = 2;
+/// `BTRFS_IOCTL_DEV_REPLACE_RESULT_NOT_STARTED`.
+pub(super) const REPLACE_NOT_STARTED: u64 = 1;
 /// `BTRFS_DEFRAG_RANGE_START_IO`.
 pub(super) const DEFRAG_START_IO: u64 = 2;
 
@@ -85,6 +93,7 @@ pub(super) const BALANCE_V2: u32 = both::<Balance>(32);
 pub(super) const BALANCE_PROGRESS: u32 = read::<Balance>(34);
 pub(super) const SET_RECEIVED_SUBVOL: u32 = both::<Received>(37);
 pub(super) const GET_DEV_STATS: u32 = both::<DevStats>(52);
+pub(super) const DEV_REPLACE: u32 = both::<DevReplace>(53);
 pub(super) const GET_FEATURES: u32 = read::<[u64; 3]>(57);
 pub(super) const GET_SUBVOL_INFO: u32 = read::<SubvolInfo>(60);
 pub(super) const GET_SUBVOL_ROOTREF: u32 = both::<VolArgs>(61);
@@ -124,6 +133,9 @@ structs! {
     Received (200) { uuid: [u8; 16], stransid: u64, rtransid: u64, stime: Timespec, rtime: Timespec, flags: u64, reserved: [u64; 16] }
     /// `struct btrfs_ioctl_get_dev_stats`.
     DevStats (1032) { devid: u64, nr_items: u64, flags: u64, values: [u64; 5], unused: [u64; 121] }
+    /// `struct btrfs_ioctl_dev_replace_args` with what a status is; the rest is that of a start, and spare.
+    DevReplace (2600) { cmd: u64, result: u64, state: u64, progress_1000: u64, time_started: u64, time_stopped: u64,
+        num_write_errors: u64, num_uncorrectable_read_errors: u64, rest: [u64; 317] }
     /// `struct btrfs_ioctl_get_subvol_info_args`.
     SubvolInfo (504) { treeid: u64, name: [u8; 256], parent_id: u64, dirid: u64, generation: u64, flags: u64, uuid: [u8; 16],
         parent_uuid: [u8; 16], received_uuid: [u8; 16], ctransid: u64, otransid: u64, stransid: u64, rtransid: u64, ctime: Timespec,
@@ -156,6 +168,7 @@ mod tests {
         assert_eq!(GET_FSLABEL, 0x8100_9431);
         assert_eq!(BALANCE_V2, 0xc400_9420);
         assert_eq!(BALANCE_PROGRESS, 0x8400_9422);
+        assert_eq!(DEV_REPLACE, 0xca28_9435);
         assert_eq!(GETVERSION, 0x8008_7601);
         assert_eq!(FITRIM, 0xc018_5879);
     }
