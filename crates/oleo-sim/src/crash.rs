@@ -6,6 +6,7 @@
 //! - [`order`]: the same in an order that keeps no promise, to see that this is noticed.
 //! - [`seen`]: what a program sees of a file system at one moment.
 //! - [`ace`]: all short sequences of operations.
+//! - [`promises`]: which steps make something durable.
 //! - [`model`]: which of that may be found after a crash.
 //!
 //! `tests/crash` runs the library and the kernel with these.
@@ -14,6 +15,7 @@ pub mod ace;
 pub mod model;
 pub mod order;
 pub mod pages;
+pub mod promises;
 pub mod record;
 pub mod seen;
 pub mod states;

@@ -369,22 +369,20 @@ impl Oracle {
 
     /// `btrfs check --readonly` of an unmounted file system, data checksums included.
     pub fn check<P: AsRef<Path>>(&self, devices: &[P]) -> Result<Verdict> {
-        let args = |device: &Path| {
-            ["check", "--readonly", "--check-data-csum"]
-                .iter()
-                .map(OsString::from)
-                .chain([device.into()])
-                .collect::<Vec<_>>()
-        };
-        let out = match devices {
+        match devices {
             [] => bail!("nothing to check"),
-            [one] => run_raw("btrfs", args(one.as_ref()))?,
+            [one] => self.check_attached(one.as_ref()),
             many => {
                 let loops = attach(many, ReadOnly::Yes)?;
-                // The tool finds the others by itself, among all block devices.
-                run_raw("btrfs", args(loops[0].path()))?
+                self.check_attached(loops[0].path())
             }
-        };
+        }
+    }
+
+    /// The same by the path of a file, or of a block device: the tool finds the others by itself, among all block devices.
+    pub fn check_attached(&self, device: &Path) -> Result<Verdict> {
+        let args = ["check", "--readonly", "--check-data-csum"].map(OsStr::new);
+        let out = run_raw("btrfs", args.into_iter().chain([device.as_os_str()]))?;
         Ok(Verdict::from_check(out.status.success(), &text(&out.stdout), &text(&out.stderr)))
     }
 

@@ -39,6 +39,15 @@ pub enum RenameHow {
     Exchange,
 }
 
+/// By which inode flag [`Op::Keep`] asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Keep {
+    /// `S`, for files and directories.
+    All,
+    /// `D`, for directories.
+    Names,
+}
+
 /// What is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Style {
@@ -190,6 +199,11 @@ pub enum Op {
         path: String,
         read_only: bool,
     },
+    /// From now on all changes of a file's content, or of a directory's entries, are to be durable when they return.
+    Keep {
+        path: String,
+        keep: Keep,
+    },
     /// Of a file or directory.
     Fsync {
         path: String,
@@ -262,6 +276,7 @@ impl Op {
             | Op::Subvol { path }
             | Op::DeleteSubvol { path }
             | Op::SetReadOnly { path, .. }
+            | Op::Keep { path, .. }
             | Op::Fsync { path }
             | Op::Fdatasync { path }
             | Op::Tmpfile { path, .. } => vec![path],

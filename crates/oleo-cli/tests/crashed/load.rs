@@ -8,18 +8,19 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use oleo::{Device, Image, MkfsOptions, OpenOptions, Profile};
-use oleo_fuse::{MountOptions, Mounted, Plan, Stopper};
+use oleo_fuse::{MountOptions, Mounted, Plan, Stopper, Uring};
 use oleo_sim::crash::model::{History, Promise, Step as Noted};
 use oleo_sim::crash::pages::Contents;
+use oleo_sim::crash::promises::{Promises, is_owed};
 use oleo_sim::crash::record::{Event, Fault, Journal};
 use oleo_sim::crash::seen::Seen;
-use oleo_sim::manifest::{Attr, HostTree, Kind, Piece, TreeView};
+use oleo_sim::manifest::{Attr, HostTree, Piece, TreeView};
 use oleo_sim::oracle::{Scratch, run};
 use oleo_sim::script::Op;
 use rustix::io::Errno;
 
 use crate::OLEO;
-use crate::worker::{How, Step, Worker, script};
+use crate::worker::{Deaf, How, Step, Worker, script, script_for};
 
 /// Processes at work.
 pub const WORKERS: u64 = 3;
@@ -100,9 +101,9 @@ struct Serving {
 }
 
 impl Serving {
-    fn start(devices: Vec<Arc<dyn Device>>, dir: &Path) -> Result<Serving> {
+    fn start(devices: Vec<Arc<dyn Device>>, dir: &Path, uring: Uring) -> Result<Serving> {
         let log: oleo_fuse::Log = Arc::new(|line: &str| eprintln!("the server: {line}"));
-        let options = MountOptions { commit_seconds: 1, ..MountOptions::default() };
+        let options = MountOptions { commit_seconds: 1, uring, ..MountOptions::default() };
         let plan = Plan { images: vec![], scan: vec![], offset: 0, dir: dir.to_owned(), options, log };
         let mounted = Mounted::over(devices, &plan)?;
         let stopper = mounted.stopper();
@@ -157,44 +158,52 @@ fn make(shape: Shape) -> Result<Vec<Contents>> {
 }
 
 /// What a step that has returned well made durable.
-fn promise_of(step: &Step, after: &Seen) -> Option<Promise> {
+fn promise_of(step: &Step, after: &Seen, promises: &mut Promises) -> Option<Promise> {
+    let promise = promises.of(&step.op, after);
     match (&step.op, step.how) {
-        (Op::Sync, _) => Some(Promise::All),
-        (Op::Fsync { path }, _) | (Op::Write { path, .. }, How::Sync) => after.find(path).map(Promise::Inode),
-        (Op::Fdatasync { path }, _) | (Op::Write { path, .. }, How::DataSync) => after.find(path).map(Promise::Data),
-        (Op::Tmpfile { path, sync: true, .. }, _) => after.find(path).map(Promise::Unnamed),
-        _ => None,
+        (Op::Write { path, .. }, How::Sync | How::DirectSync) => after.find(path).map(Promise::Inode),
+        (Op::Write { path, .. }, How::DataSync | How::DirectDataSync) => {
+            promise.or(after.find(path).map(Promise::Data))
+        }
+        _ => promise,
     }
 }
 
-/// Whether nothing may be in the way of a promise.
-fn is_owed(op: &Op, before: &Seen) -> bool {
-    match op {
-        Op::Sync => true,
-        Op::Fsync { path } | Op::Fdatasync { path } => {
-            let node = before.find(path).and_then(|id| before.nodes.get(&id));
-            node.is_some_and(|node| matches!(node.kind, Kind::File | Kind::Dir))
-        }
-        _ => false,
-    }
+/// What is wrong with a mount that is to be noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// The devices fail.
+    Device(Fault),
+    /// Something that promises does nothing.
+    Deaf(Deaf),
+    /// Nothing is; but the script is the same as with that.
+    Nothing(Deaf),
 }
 
 /// Has a worker do its steps, and notes what it sees. What was refused is told beside it.
-fn work(top: &Path, number: u64, steps: Vec<Step>, journal: &Journal) -> Result<(History, Vec<String>)> {
+fn work(
+    top: &Path,
+    number: u64,
+    steps: Vec<Step>,
+    deaf: Option<Deaf>,
+    journal: &Journal,
+) -> Result<(History, Vec<String>)> {
     let dir = top.join("work").join(name(number));
     let view = MountTree(HostTree::new(&dir));
     let mut worker = Worker::start(&dir)?;
     let mut moments = vec![Seen::of(&view, None)?];
-    let (mut noted, mut refused) = (Vec::new(), Vec::new());
+    let (mut noted, mut refused, mut promises) = (Vec::new(), Vec::new(), Promises::default());
     for (nth, step) in steps.iter().enumerate() {
         let id = usize::try_from(number)? * STRIDE + nth;
         journal.begin(id);
-        let done = match step.op {
+        let heard = deaf.map_or(Some(step.clone()), |deaf| deaf.done(step));
+        let done = match (&step.op, heard) {
+            (_, None) => Ok(()),
             // syncfs(2) of a mount like this reaches no server.
-            Op::Sync => {
+            (Op::Sync, _) => {
                 run(OLEO, ["filesystem".as_ref(), "sync".as_ref(), top.as_os_str()]).map(drop).map_err(|_| Errno::IO)
             }
-            _ => worker.run(step)?,
+            (_, Some(heard)) => worker.run(&heard)?,
         };
         journal.end(id);
         let before = moments.last().context("one at least")?;
@@ -205,7 +214,7 @@ fn work(top: &Path, number: u64, steps: Vec<Step>, journal: &Journal) -> Result<
         {
             refused.push(format!("worker {number}, step {nth}, {step:?}: {e}"));
         }
-        let promise = promise_of(step, &after).filter(|_| done.is_ok());
+        let promise = if done.is_ok() { promise_of(step, &after, &mut promises) } else { None };
         noted.push(Noted { label: format!("{step:?}"), promise });
         moments.push(after);
     }
@@ -241,21 +250,33 @@ fn manage(top: &Path, stop: &AtomicBool) -> Result<(u64, u64)> {
 
 impl Load {
     /// Runs one: `steps` of each worker.
-    pub fn run(shape: Shape, seed: u64, steps: usize, fault: Option<Fault>) -> Result<Load> {
+    pub fn run(shape: Shape, seed: u64, steps: usize, wrong: Option<Wrong>) -> Result<Load> {
+        let (fault, deaf, of) = match wrong {
+            Some(Wrong::Device(fault)) => (Some(fault), None, None),
+            Some(Wrong::Deaf(deaf)) => (None, Some(deaf), Some(deaf)),
+            Some(Wrong::Nothing(deaf)) => (None, None, Some(deaf)),
+            None => (None, None, None),
+        };
+        let script_of = |n| of.map_or_else(|| script(seed, n, steps), |of| script_for(of, seed, n, steps));
         let base = make(shape)?;
         let scratch = Scratch::new()?;
         let top = scratch.dir("mnt")?;
         let journal = Journal::new();
         journal.inject(fault);
         let disks = base.iter().enumerate().map(|(i, c)| Arc::new(journal.disk(i, c.clone())) as Arc<dyn Device>);
-        let serving = Serving::start(disks.collect(), &top)?;
+        // Over io_uring where the kernel offers it, and each second time over /dev/fuse.
+        let uring = if seed % 2 == 0 { Uring::Auto } else { Uring::Off };
+        let serving = Serving::start(disks.collect(), &top, uring)?;
         let stop = AtomicBool::new(false);
         let manager = Mutex::new(Ok((0, 0)));
         let done: Result<Vec<(History, Vec<String>)>> = std::thread::scope(|scope| {
             let managing = scope.spawn(|| manage(&top, &stop));
             let (top, journal) = (&top, &journal);
-            let workers: Vec<_> =
-                (0..WORKERS).map(|n| scope.spawn(move || work(top, n, script(seed, n, steps), journal))).collect();
+            let one = |n| {
+                let steps = script_of(n);
+                scope.spawn(move || work(top, n, steps, deaf, journal))
+            };
+            let workers: Vec<_> = (0..WORKERS).map(one).collect();
             let joined = workers.into_iter().map(|w| w.join().unwrap_or_else(|_| bail!("a thread panicked"))).collect();
             stop.store(true, Ordering::Relaxed);
             *manager.lock().unwrap() = managing.join().unwrap_or_else(|_| bail!("the manager panicked"));

@@ -24,7 +24,8 @@ use std::time::Instant;
 use oleo_sim::crash::record::Fault;
 
 use crate::judging::Tally;
-use crate::load::{Load, Shape};
+use crate::load::{Load, Shape, Wrong};
+use crate::worker::Deaf;
 
 /// The command that is tested.
 const OLEO: &str = env!("CARGO_BIN_EXE_oleo");
@@ -53,9 +54,9 @@ fn told(what: &str, tally: &Tally) -> String {
 }
 
 /// Runs one load and judges states of it.
-fn one(shape: Shape, seed: u64, steps: usize, states: usize, fault: Option<Fault>) -> Tally {
+fn one(shape: Shape, seed: u64, steps: usize, states: usize, wrong: Option<Wrong>) -> Tally {
     let begin = Instant::now();
-    let load = Load::run(shape, seed, steps, fault).unwrap_or_else(|e| panic!("{shape:?}, seed {seed}: {e:#}"));
+    let load = Load::run(shape, seed, steps, wrong).unwrap_or_else(|e| panic!("{shape:?}, seed {seed}: {e:#}"));
     let running = begin.elapsed();
     let begin = Instant::now();
     let mut tally = load.judge_some(seed, states);
@@ -96,8 +97,28 @@ fn nothing_synced_is_lost() {
 #[test]
 fn a_mount_that_does_not_flush_is_noticed() {
     let Some(_) = oleo_sim::oracle::oracle() else { return };
-    let tally = one(Shape::Bare, 7, 60, 60, Some(Fault::DropFlushes));
+    let tally = one(Shape::Bare, 7, 60, 60, Some(Wrong::Device(Fault::DropFlushes)));
     assert!(!tally.failures.is_empty(), "{}", told("no flush, and no failure", &tally));
+}
+
+/// Goal: O_SYNC, O_DSYNC, both with O_DIRECT, and the flags `S` and `D` each do what they promise by themselves: a mount that does nothing
+/// for one of them is noticed, and the same script on one that does is kept.
+/// Method: scripts in which nothing else promises anything. That one of them does nothing is made by not passing it on, while
+/// its promise counts.
+#[test]
+fn each_promise_by_itself() {
+    let Some(_) = oleo_sim::oracle::oracle() else { return };
+    const STEPS: usize = 150;
+    const STATES: usize = 150;
+    let mut kept = Tally::default();
+    for (nth, deaf) in (0..).zip(Deaf::ALL) {
+        let wrong = one(Shape::Bare, 100 + nth, STEPS, STATES, Some(Wrong::Deaf(deaf)));
+        say(&told(&format!("a mount deaf: {deaf:?}"), &wrong));
+        let noticed = wrong.failures.iter().filter(|f| f.contains("worker ")).count();
+        assert!(noticed > 0 && wrong.promises > 10, "{}", told(&format!("{deaf:?} is not missed"), &wrong));
+        kept.add(one(Shape::Bare, 100 + nth, STEPS, STATES, Some(Wrong::Nothing(deaf))));
+    }
+    must_be_clean("each promise by itself", &kept);
 }
 
 /// As many states as are asked for (`OLEO_CRASH_STATES`), from a seed on (`OLEO_CRASH_SEED`).

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use oleo_sim::rng::Rng;
-use oleo_sim::script::{Host, Mix, Op, Target, from_text, generate, to_text};
+use oleo_sim::script::{Host, Keep, Mix, Op, Target, from_text, generate, to_text};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -20,15 +20,84 @@ const ANSWER: &str = "@ ";
 /// A sector, and what clones are multiples of.
 const SECTOR: u64 = 4096;
 
-/// How a step is done.
+/// How a write is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// As it is.
     Plain,
-    /// A write through a descriptor with O_SYNC.
+    /// Through a descriptor with O_SYNC.
     Sync,
     /// With O_DSYNC.
     DataSync,
+    /// With O_DIRECT.
+    Direct,
+    /// With O_DIRECT and O_SYNC.
+    DirectSync,
+    /// With O_DIRECT and O_DSYNC.
+    DirectDataSync,
+}
+
+impl How {
+    const ALL: [How; 6] = [How::Plain, How::Sync, How::DataSync, How::Direct, How::DirectSync, How::DirectDataSync];
+
+    /// What the descriptor is opened with; `None` where that is nothing of note.
+    fn flags(self) -> Option<OFlags> {
+        match self {
+            How::Plain => None,
+            How::Sync => Some(OFlags::SYNC),
+            How::DataSync => Some(OFlags::DSYNC),
+            How::Direct => Some(OFlags::DIRECT),
+            How::DirectSync => Some(OFlags::DIRECT | OFlags::SYNC),
+            How::DirectDataSync => Some(OFlags::DIRECT | OFlags::DSYNC),
+        }
+    }
+
+    /// The same write without its promise.
+    pub fn deaf(self) -> How {
+        match self {
+            How::Plain | How::Sync | How::DataSync => How::Plain,
+            How::Direct | How::DirectSync | How::DirectDataSync => How::Direct,
+        }
+    }
+}
+
+/// What of a mount does nothing: a test must notice each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deaf {
+    /// The flag of open(2) that a write is done with.
+    To(How),
+    /// The inode flag `S` or `D`.
+    ToFlag(Keep),
+}
+
+impl Deaf {
+    pub const ALL: [Deaf; 6] = [
+        Deaf::To(How::Sync),
+        Deaf::To(How::DataSync),
+        Deaf::To(How::DirectSync),
+        Deaf::To(How::DirectDataSync),
+        Deaf::ToFlag(Keep::All),
+        Deaf::ToFlag(Keep::Names),
+    ];
+
+    /// What a mount does that is deaf so, where it is told this; `None`: nothing.
+    pub fn done(self, step: &Step) -> Option<Step> {
+        match (self, &step.op) {
+            (Deaf::To(how), _) if how == step.how => Some(Step { how: how.deaf(), op: step.op.clone() }),
+            (Deaf::ToFlag(deaf), Op::Keep { keep, .. }) if deaf == *keep => None,
+            _ => Some(step.clone()),
+        }
+    }
+
+    /// Whether a step promises what such a mount would keep all the same, or nothing.
+    fn is_beside(self, step: &Step) -> bool {
+        match (self, &step.op) {
+            (_, Op::Sync | Op::Fsync { .. } | Op::Fdatasync { .. } | Op::Tmpfile { sync: true, .. }) => true,
+            (Deaf::To(_), Op::Keep { .. }) => true,
+            (Deaf::ToFlag(deaf), Op::Keep { keep, .. }) => deaf != *keep,
+            _ => false,
+        }
+    }
 }
 
 /// What a worker does.
@@ -44,6 +113,7 @@ pub fn script(seed: u64, number: u64, steps: usize) -> Vec<Step> {
         steps,
         subvolumes: false,
         promises: [15, 30, 45][number as usize % 3],
+        keeps: 3,
         compress: number % 2 == 1,
         file_len_max: 60_000,
         names_max: 12,
@@ -52,12 +122,23 @@ pub fn script(seed: u64, number: u64, steps: usize) -> Vec<Step> {
     };
     let mut rng = Rng::new(seed ^ (number << 40));
     let how = |op: &Op, rng: &mut Rng| match op {
-        Op::Write { .. } if rng.one_in(6) => How::Sync,
-        Op::Write { .. } if rng.one_in(6) => How::DataSync,
+        Op::Write { .. } if rng.one_in(2) => rng.pick(&How::ALL).copied().unwrap_or(How::Plain),
         _ => How::Plain,
     };
     let ops = generate(seed.wrapping_mul(100) + number, &mix);
     ops.into_iter().map(|op| Step { how: how(&op, &mut rng), op }).collect()
+}
+
+/// The same where nothing promises but what `deaf` does not hear of.
+pub fn script_for(deaf: Deaf, seed: u64, number: u64, steps: usize) -> Vec<Step> {
+    let keeps = if matches!(deaf, Deaf::ToFlag(_)) { 15 } else { 0 };
+    let mix = Mix { steps, subvolumes: false, keeps, file_len_max: 60_000, names_max: 12, ..Mix::default() };
+    let how = |op: &Op| match (deaf, op) {
+        (Deaf::To(how), Op::Write { .. }) => how,
+        _ => How::Plain,
+    };
+    let all = generate(seed.wrapping_mul(100) + number, &mix).into_iter().map(|op| Step { how: how(&op), op });
+    all.filter(|step| !deaf.is_beside(step)).collect()
 }
 
 /// A worker process.
@@ -114,12 +195,12 @@ impl Drop for Worker {
     }
 }
 
-/// A write through a descriptor that promises by itself.
-fn write_synced(path: PathBuf, flag: OFlags, at: u64, data: &[u8]) -> Result<(), Errno> {
+/// A write through a descriptor with these flags.
+fn write_with(path: PathBuf, flags: OFlags, at: u64, data: &[u8]) -> Result<(), Errno> {
     if !std::fs::symlink_metadata(&path).map_err(|_| Errno::NOENT)?.is_file() {
         return Err(Errno::INVAL);
     }
-    let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::NOFOLLOW | flag, Mode::empty())?;
+    let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::NOFOLLOW | flags, Mode::empty())?;
     let mut done = 0;
     while done < data.len() {
         done += rustix::io::pwrite(&file, &data[done..], at + done as u64)?;
@@ -138,14 +219,10 @@ fn body() {
         let line = line.unwrap();
         let (how, op) = line.split_once(' ').unwrap();
         let [op] = from_text(op).unwrap().try_into().unwrap();
-        let flag = match how {
-            "Plain" => None,
-            "Sync" => Some(OFlags::SYNC),
-            _ => Some(OFlags::DSYNC),
-        };
-        let done = match (&op, flag) {
-            (Op::Write { path, at, len, seed, style }, Some(flag)) => {
-                write_synced(dir.join(path), flag, *at, &style.data(*seed, *len))
+        let how = How::ALL.into_iter().find(|h| format!("{h:?}") == how).unwrap();
+        let done = match (&op, how.flags()) {
+            (Op::Write { path, at, len, seed, style }, Some(flags)) => {
+                write_with(dir.join(path), flags, *at, &style.data(*seed, *len))
             }
             _ => host.apply(&op),
         };

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{GroupKind, Op, RenameHow, Style};
+use super::{GroupKind, Keep, Op, RenameHow, Style};
 use crate::rng::Rng;
 
 /// Of a hundred operations of scripts that balance, so many do.
@@ -46,6 +46,8 @@ pub struct Mix {
     pub moves: u64,
     /// Of a hundred operations, so many more make something durable: for runs that crash.
     pub promises: u64,
+    /// Of a hundred operations, so many more ask that all changes of something be kept ([`Op::Keep`]).
+    pub keeps: u64,
     /// No file grows beyond this, bytes.
     pub file_len_max: u64,
     /// Granularity of clones, bytes.
@@ -73,6 +75,7 @@ impl Default for Mix {
             reopen: false,
             moves: 0,
             promises: 0,
+            keeps: 0,
             file_len_max: 1 << 20,
             sectorsize: 4096,
             xattr_len_max: 3000,
@@ -144,6 +147,9 @@ impl Generator<'_> {
         }
         if self.mix.promises > 0 && self.rng.below(100) < self.mix.promises {
             return self.promise();
+        }
+        if self.mix.keeps > 0 && self.rng.below(100) < self.mix.keeps {
+            return self.keep();
         }
         let full = self.names.len() > self.mix.names_max;
         match self.rng.below(if full { 130 } else { 100 }) {
@@ -433,6 +439,14 @@ impl Generator<'_> {
                 Op::Times { path, sec, nsec: u32::try_from(nsec).unwrap_or(0) }
             }
         }
+    }
+
+    fn keep(&mut self) -> Op {
+        if self.rng.one_in(2) {
+            return Op::Keep { path: self.file(), keep: Keep::All };
+        }
+        let path = self.any(Toy::is_dir).unwrap_or_else(|| "missing".into());
+        Op::Keep { path, keep: if self.rng.one_in(3) { Keep::All } else { Keep::Names } }
     }
 
     fn subvolume(&mut self) -> Op {

@@ -10,11 +10,12 @@ use std::process::Command;
 
 use anyhow::Result;
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, RenameFlags, Timespec, Timestamps, UTIME_NOW, Uid, XattrFlags,
+    AtFlags, CWD, FallocateFlags, FileType, Gid, IFlags, Mode, RenameFlags, Timespec, Timestamps, UTIME_NOW, Uid,
+    XattrFlags,
 };
 use rustix::io::Errno;
 
-use super::{ANY_ANSWER, GroupKind, Op, RenameHow, Style, Target};
+use super::{ANY_ANSWER, GroupKind, Keep, Op, RenameHow, Style, Target};
 use crate::manifest::{Detail, HostTree, Manifest};
 use crate::oracle::run;
 use crate::specimen::set_times;
@@ -310,6 +311,14 @@ impl Target for Host {
             }
             Op::Subvol { .. } | Op::Snapshot { .. } | Op::DeleteSubvol { .. } | Op::SetReadOnly { .. } => {
                 self.subvolume(op)
+            }
+            Op::Keep { path, keep } => {
+                let inode = self.open_to_sync(path)?;
+                let flag = match keep {
+                    Keep::All => IFlags::SYNC,
+                    Keep::Names => IFlags::DIRSYNC,
+                };
+                rustix::fs::ioctl_setflags(&inode, rustix::fs::ioctl_getflags(&inode)? | flag)
             }
             Op::Fsync { path } => rustix::fs::fsync(self.open_to_sync(path)?),
             Op::Fdatasync { path } => rustix::fs::fdatasync(self.open_to_sync(path)?),

@@ -1,10 +1,10 @@
 //! Proof that the harness can fail: runs with something wrong, of which it must complain.
 
-use oleo_sim::crash::ace::setup;
+use oleo_sim::crash::ace::{operations, setup};
 use oleo_sim::crash::order::Careless;
 use oleo_sim::crash::record::{Event, Fault};
 use oleo_sim::crash::states::Kinds;
-use oleo_sim::script::{Mix, Op, Style, generate};
+use oleo_sim::script::{Keep, Mix, Op, Style, generate};
 
 use crate::random::{KINDS, mix};
 use crate::run::{Base, Shape, Wrong};
@@ -49,6 +49,43 @@ fn lies_are_noticed() {
     assert!(lies.iter().any(|f| f.contains("as at no moment")), "{lies:?}");
     assert!(lies.iter().any(|f| f.contains("leads to")), "{lies:?}");
     assert!(!failures(Some(Wrong::Device(Fault::DropFlushes))).is_empty());
+}
+
+/// Goal: what files and directories with the flags `S` and `D` promise is kept, and is noticed where it is not.
+/// Method: every operation on a small tree in which all have the flags; once more with flags that are never set. Each kind of operation
+/// that promises something must have been noticed.
+#[test]
+fn flags_that_do_nothing_are_noticed() {
+    let base = Base::new(Shape::BARE, &setup());
+    let keep = |path: &str, keep| Op::Keep { path: path.into(), keep };
+    let flags = |dirs| {
+        let files = ["A/foo", "A/bar", "S/foo"].map(|path| keep(path, Keep::All));
+        files.into_iter().chain(["", "A", "B"].map(|path| keep(path, dirs))).chain([Op::Sync])
+    };
+    let scripts: Vec<Vec<Op>> = operations()
+        .into_iter()
+        // What promises by itself is no witness.
+        .filter(|op| !matches!(op, Op::Tmpfile { sync: true, .. }))
+        .flat_map(|op| [Keep::All, Keep::Names].map(|dirs| flags(dirs).chain([op.clone()]).collect()))
+        .collect();
+    let noticed = std::sync::Mutex::new(std::collections::BTreeMap::new());
+    let tally = in_parallel(scripts.len(), |i| {
+        let script = &scripts[i];
+        let promises = base.run(script, None).history.steps.last().is_some_and(|s| s.promise.is_some());
+        if promises {
+            let without = judge_wrong(&base, script, &KINDS, 1, None, Some(Wrong::KeepLies));
+            let name = format!("{:?}", script[script.len() - 1]);
+            let name = name.split(' ').next().unwrap_or_default().to_owned();
+            *noticed.lock().unwrap().entry(name).or_insert(false) |= !without.failures.is_empty();
+        }
+        judge_wrong(&base, script, &KINDS, 1, None, None)
+    });
+    let noticed = noticed.into_inner().unwrap();
+    say(&format!("crash: mutants: flags that do nothing: {noticed:?}"));
+    assert!(noticed.len() >= 13 && noticed.values().all(|n| *n), "{noticed:?}");
+    tally.must_be_clean("files and directories that keep every change", |s| {
+        judge_wrong(&base, s, &KINDS, 1, None, None)
+    });
 }
 
 /// Goal: an fsync that is refused, where nothing is in its way, is a failure: it breaks no promise, since it makes none.

@@ -5,7 +5,7 @@ use oleo_sim::script::{Mix, Op, generate};
 
 use crate::ours::Mover;
 use crate::run::{Base, Shape};
-use crate::tally::{in_parallel, judge_script, say, share};
+use crate::tally::{in_parallel, judge_script, say, seed_from, share};
 
 /// Which states are judged.
 pub const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
@@ -28,7 +28,7 @@ pub fn mix(seed: u64) -> Mix {
 fn scripts(what: &str, shape: Shape, first: u64, count: u64) {
     let base = Base::new(shape, &[]);
     let tally = in_parallel(share(count) as usize, |i| {
-        let seed = first + i as u64;
+        let seed = seed_from(first) + i as u64;
         judge_script(&base, &generate(seed, &mix(seed)), &KINDS, seed, Some(100))
     });
     tally.must_be_clean(what, |s| judge_script(&base, s, &KINDS, 0, None));
@@ -52,12 +52,26 @@ fn two_disks() {
     scripts("random scripts, two disks", Shape::PAIR, 2000, 30);
 }
 
+/// Goal: what changes files and directories that are to keep every change (`chattr +S`, `+D`) is durable when it returns.
+/// Method: scripts that set the flags now and then and ask for little else.
+#[test]
+fn with_flags_that_keep() {
+    let bases = [Shape::BARE, Shape::PAIR].map(|shape| Base::new(shape, &[]));
+    let script = |seed| generate(seed, &Mix { promises: 3, keeps: 8, ..mix(seed) });
+    let tally = in_parallel(share(24) as usize, |i| {
+        let seed = seed_from(12_000) + i as u64;
+        judge_script(&bases[i % 2], &script(seed), &KINDS, seed, Some(100))
+    });
+    tally.must_be_clean("random scripts with flags that keep", |s| judge_script(&bases[0], s, &KINDS, 0, None));
+    tally.must_have_tested(500, 500);
+}
+
 /// Goal: with quota on, the numbers are those of what is there in every state, snapshots and deletions included.
 #[test]
 fn with_quota() {
     let base = Base::new(Shape::QUOTA, &[]);
     let tally = in_parallel(share(40) as usize, |i| {
-        let seed = 3000 + i as u64;
+        let seed = seed_from(3000) + i as u64;
         judge_script(&base, &generate(seed, &Mix { subvolumes: true, ..mix(seed) }), &KINDS, seed, Some(100))
     });
     tally.must_be_clean("random scripts, quota on", |s| judge_script(&base, s, &KINDS, 0, None));
@@ -69,7 +83,7 @@ fn with_quota() {
 fn with_simple_quota() {
     let base = Base::new(Shape::SIMPLE_QUOTA, &[]);
     let tally = in_parallel(share(40) as usize, |i| {
-        let seed = 8000 + i as u64;
+        let seed = seed_from(8000) + i as u64;
         let mix = Mix { subvolumes: true, balance: seed.is_multiple_of(2), ..mix(seed) };
         judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
@@ -82,7 +96,7 @@ fn with_simple_quota() {
 fn with_balance() {
     let base = Base::new(Shape::USUAL, &[]);
     let tally = in_parallel(share(30) as usize, |i| {
-        let seed = 4000 + i as u64;
+        let seed = seed_from(4000) + i as u64;
         let mix = Mix { subvolumes: true, balance: true, ..mix(seed) };
         judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
@@ -95,7 +109,7 @@ fn with_balance() {
 fn with_conversions() {
     let base = Base::new(Shape::PAIR, &[]);
     let tally = in_parallel(share(30) as usize, |i| {
-        let seed = 6000 + i as u64;
+        let seed = seed_from(6000) + i as u64;
         let mix = Mix { subvolumes: true, convert: true, ..mix(seed) };
         judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
@@ -108,7 +122,7 @@ fn with_conversions() {
 fn with_rescans() {
     let base = Base::new(Shape::QUOTA, &[]);
     let tally = in_parallel(share(30) as usize, |i| {
-        let seed = 7000 + i as u64;
+        let seed = seed_from(7000) + i as u64;
         let mix = Mix { subvolumes: true, rescan: true, balance: true, ..mix(seed) };
         judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
@@ -125,7 +139,7 @@ fn with_discards() {
     let bases = [Shape::BARE, Shape::USUAL, Shape::PAIR].map(|shape| Base { discard: true, ..Base::new(shape, &[]) });
     let one = |base: &Base, script: &[Op], seed, most| judge_script(base, script, &KINDS, seed, most);
     let tally = in_parallel(share(45) as usize, |i| {
-        let seed = 10_000 + i as u64;
+        let seed = seed_from(10_000) + i as u64;
         let resize = (i % 3 != 2).then_some(LENGTHS);
         let mix = Mix { subvolumes: true, balance: seed.is_multiple_of(2), trim: true, resize, ..mix(seed) };
         one(&bases[i % 3], &generate(seed, &mix), seed, Some(100))
@@ -146,7 +160,7 @@ fn with_discards() {
 fn with_balance_and_quota() {
     let base = Base::new(Shape::QUOTA, &[]);
     let tally = in_parallel(share(30) as usize, |i| {
-        let seed = 5000 + i as u64;
+        let seed = seed_from(5000) + i as u64;
         let mix = Mix { subvolumes: true, balance: true, ..mix(seed) };
         judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
@@ -162,7 +176,7 @@ fn with_balance_and_quota() {
 fn with_the_balance_job() {
     let bases = [Shape::QUOTA, Shape::PAIR].map(|shape| Base { mover: Mover::Balance, ..Base::new(shape, &[]) });
     let tally = in_parallel(share(30) as usize, |i| {
-        let seed = 9000 + i as u64;
+        let seed = seed_from(9000) + i as u64;
         let two = seed.is_multiple_of(2);
         let mix = Mix { subvolumes: true, balance: !two, convert: two, ..mix(seed) };
         judge_script(&bases[usize::from(two)], &generate(seed, &mix), &KINDS, seed, Some(100))

@@ -17,7 +17,7 @@ use oleo_sim::script::{Mix, generate};
 
 use crate::ours::{OleoTree, Ours};
 use crate::run::{Base, Shape, check, open, options};
-use crate::tally::{Failure, Tally, in_parallel, say, share};
+use crate::tally::{Failure, Tally, in_parallel, say, seed_from, share};
 
 const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
 /// States judged of each receive.
@@ -211,7 +211,7 @@ fn history(seed: u64, kinds: &std::sync::Mutex<Kinds4>) -> Result<Tally> {
 #[test]
 fn is_gone_on_with() {
     let kinds = std::sync::Mutex::new(Kinds4::default());
-    let tally = in_parallel(share(12) as usize, |i| history(9000 + i as u64, &kinds).unwrap());
+    let tally = in_parallel(share(12) as usize, |i| history(seed_from(9000) + i as u64, &kinds).unwrap());
     let kinds = kinds.into_inner().unwrap();
     say(&format!("crash: found nothing, parts without a place, parts, all: {kinds:?}"));
     tally.must_be_clean("receives", |_| Tally::default());

@@ -12,13 +12,13 @@ use oleo::{BalanceEnd, BalanceState, Image, KeepSize, MkfsOptions, OpenOptions, 
 use oleo_device::Device;
 use oleo_format::SuperBlock;
 use oleo_fs::{Clock, FsError, FsOptions, Time};
-use oleo_sim::crash::model::{Commit, History, Promise, Step, judge};
+use oleo_sim::crash::model::{Commit, History, Step, judge};
 use oleo_sim::crash::order::Careless;
 use oleo_sim::crash::pages::{Contents, Overlay};
+use oleo_sim::crash::promises::{Promises, is_owed};
 use oleo_sim::crash::record::{Counts, Event, Fault, Journal};
 use oleo_sim::crash::seen::Seen;
 use oleo_sim::crash::states::{Cut, Kinds, Progress, cuts, progress};
-use oleo_sim::manifest::Kind;
 use oleo_sim::rng::Rng;
 use oleo_sim::script::Op;
 use oleo_space::Denial;
@@ -82,6 +82,8 @@ pub enum Wrong {
     FsyncLies,
     /// `fsync` and `fdatasync` find no room.
     FsyncRefuses,
+    /// What is to be kept is not.
+    KeepLies,
 }
 
 /// A file system before a run.
@@ -137,6 +139,11 @@ pub fn super_block(contents: &[Contents]) -> Option<SuperBlock> {
 impl Base {
     /// A file system in which `setup` was done and committed.
     pub fn new(shape: Shape, setup: &[Op]) -> Base {
+        Base::with_seed(shape, setup, [7; 32])
+    }
+
+    /// The same with other ids.
+    pub fn with_seed(shape: Shape, setup: &[Op], seed: [u8; 32]) -> Base {
         let empty: Vec<Contents> = (0..shape.disks).map(|_| Contents::zeros(DISK_LEN)).collect();
         let journal = Journal::new();
         let disks: Vec<_> = empty.into_iter().enumerate().map(|(i, c)| Arc::new(journal.disk(i, c))).collect();
@@ -144,7 +151,7 @@ impl Base {
         let mkfs = MkfsOptions {
             nodesize: Some(shape.nodesize),
             metadata: Some(shape.metadata),
-            seed: [7; 32],
+            seed,
             ..MkfsOptions::default()
         };
         oleo::make(&devices, &mkfs).unwrap();
@@ -216,6 +223,7 @@ impl Base {
         let planned = fault.is_some() || matches!(wrong, Some(Wrong::NoSpace(_))) || self.full;
         let mut ours = Ours::around(image).moved_by(self.mover);
         let (mut steps, mut results, mut broken) = (Vec::new(), Vec::new(), None);
+        let mut promises = Promises::default();
         journal.take();
         journal.inject(fault);
         for (i, op) in script.iter().enumerate() {
@@ -225,6 +233,7 @@ impl Base {
             let result = match wrong {
                 Some(Wrong::FsyncLies) if is_fsync => Ok(()),
                 Some(Wrong::FsyncRefuses) if is_fsync => Err(FsError::NoSpace),
+                Some(Wrong::KeepLies) if matches!(op, Op::Keep { .. }) => Ok(()),
                 _ => ours.try_apply(op),
             };
             journal.end(i);
@@ -243,7 +252,7 @@ impl Base {
                 }
                 before.clone()
             });
-            let promise = promise_of(op, &after).filter(|_| result.is_ok());
+            let promise = if result.is_ok() { promises.of(op, &after) } else { None };
             steps.push(Step { label: format!("{op:?}"), promise });
             results.push(result);
             moments.push(after);
@@ -273,29 +282,6 @@ impl Base {
             resumed: AtomicU64::new(0),
             discard: self.discard,
         }
-    }
-}
-
-/// Whether a step is to make something durable that is there: nothing but a fault may be in its way.
-pub fn is_owed(op: &Op, before: &Seen) -> bool {
-    match op {
-        Op::Sync => true,
-        Op::Fsync { path } | Op::Fdatasync { path } => {
-            let node = before.find(path).and_then(|id| before.nodes.get(&id));
-            node.is_some_and(|node| !node.stub && matches!(node.kind, Kind::File | Kind::Dir))
-        }
-        _ => false,
-    }
-}
-
-/// What a step has made durable, once it has returned.
-pub fn promise_of(op: &Op, after: &Seen) -> Option<Promise> {
-    match op {
-        Op::Sync => Some(Promise::All),
-        Op::Fsync { path } => after.find(path).map(Promise::Inode),
-        Op::Fdatasync { path } => after.find(path).map(Promise::Data),
-        Op::Tmpfile { path, sync: true, .. } => after.find(path).map(Promise::Unnamed),
-        _ => None,
     }
 }
 

@@ -209,6 +209,11 @@ pub fn share(usual: u64) -> u64 {
     (usual * percent()).div_ceil(100)
 }
 
+/// The first seed of a test: the usual one, and `OLEO_CRASH_OFFSET` more.
+pub fn seed_from(usual: u64) -> u64 {
+    usual + std::env::var("OLEO_CRASH_OFFSET").ok().and_then(|s| s.parse().ok()).unwrap_or(0)
+}
+
 /// Works through all scripts on all cores.
 pub fn in_parallel(count: usize, work: impl Fn(usize) -> Tally + Sync) -> Tally {
     let next = Mutex::new(0..count);

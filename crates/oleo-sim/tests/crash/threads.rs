@@ -13,6 +13,7 @@ use oleo::{Follow, Image, OpenOptions};
 use oleo_device::Device;
 use oleo_sim::crash::model::{History, Step, judge};
 use oleo_sim::crash::pages::Contents;
+use oleo_sim::crash::promises::{Promises, is_owed};
 use oleo_sim::crash::record::{Event, Fault, Journal};
 use oleo_sim::crash::seen::Seen;
 use oleo_sim::crash::states::{Cut, Kinds, Maker, Progress, cuts};
@@ -20,8 +21,8 @@ use oleo_sim::rng::Rng;
 use oleo_sim::script::{Mix, Op, generate};
 
 use crate::ours::{OleoTree, Ours};
-use crate::run::{Base, Shape, check, go_on, is_owed, options, overlays, promise_of, super_block};
-use crate::tally::{Failure, Tally, in_parallel, say, share};
+use crate::run::{Base, Shape, check, go_on, options, overlays, super_block};
+use crate::tally::{Failure, Tally, in_parallel, say, seed_from, share};
 
 const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
 /// Threads at work.
@@ -61,7 +62,7 @@ fn view(image: &Image, thread: usize) -> Result<OleoTree<'_>> {
 fn work(image: &Arc<Image>, thread: usize, script: &[Op], journal: &Journal) -> Result<(History, Vec<String>)> {
     let mut ours = Ours::sharing(image.clone(), &format!("work/{}", name(thread)));
     let mut moments = vec![Seen::of(&view(image, thread)?, None)?];
-    let (mut steps, mut refused) = (Vec::new(), Vec::new());
+    let (mut steps, mut refused, mut promises) = (Vec::new(), Vec::new(), Promises::default());
     for (nth, op) in script.iter().enumerate() {
         let before = moments.last().context("one at least")?;
         journal.begin(thread * STRIDE + nth);
@@ -73,7 +74,7 @@ fn work(image: &Arc<Image>, thread: usize, script: &[Op], journal: &Journal) -> 
         {
             refused.push(format!("thread {thread}, {op:?}: {e}"));
         }
-        let promise = promise_of(op, &after).filter(|_| result.is_ok());
+        let promise = if result.is_ok() { promises.of(op, &after) } else { None };
         steps.push(Step { label: format!("{op:?}"), promise });
         moments.push(after);
     }
@@ -130,6 +131,7 @@ impl Run {
                     let mix = Mix {
                         steps,
                         promises: 30,
+                        keeps: 3,
                         subvolumes: false,
                         file_len_max: 40_000,
                         names_max: 10,
@@ -225,7 +227,7 @@ fn at_once() {
     let bases = shapes.map(|shape| Base { discard: shape == Shape::USUAL, ..Base::new(shape, &setup()) });
     let snapshots = std::sync::atomic::AtomicU64::new(0);
     let tally = in_parallel(share(8) as usize, |i| {
-        let (tally, made) = judge_some(&bases[i % bases.len()], 20_000 + i as u64, 100, 400, None);
+        let (tally, made) = judge_some(&bases[i % bases.len()], seed_from(20_000) + i as u64, 100, 400, None);
         snapshots.fetch_add(made, Ordering::Relaxed);
         tally
     });

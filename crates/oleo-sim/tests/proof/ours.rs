@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use oleo::control::{Caller, NewSize, Request, execute};
 use oleo::{BalanceArgs, BalanceEnd, Filters, Image, OpenOptions, Profile};
-use oleo_format::{BlockGroupFlags, Compression, Corruption, Ino};
+use oleo_format::{BlockGroupFlags, Compression, Corruption, Ino, InodeFlags};
 use oleo_fs::data::{CloneRange, ExtentKind, KeepSize};
 use oleo_fs::{
     FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, NewSubvol, Rdev, ReadOnly, RenameMode, SetAttr,
     SnapshotOptions, Time as FsTime, XattrMode,
 };
 use oleo_sim::manifest::{Attr, Detail, Kind, Manifest, Piece, Time, TreeView};
-use oleo_sim::script::{ANY_ANSWER, GroupKind, Op, RenameHow, Style, Target};
+use oleo_sim::script::{ANY_ANSWER, GroupKind, Keep, Op, RenameHow, Style, Target};
 use rustix::io::Errno;
 
 /// An open image as a tree to walk.
@@ -391,7 +391,12 @@ impl Ours {
             Op::Truncate { path, size } => fs.truncate(&self.writable(path)?, *size),
             Op::Punch { path, at, len } => {
                 let file = self.writable(path)?;
+                let before = fs.attr(&file).mtime;
                 fs.punch_hole(&file, *at, *len)?;
+                // The kernel sets the times even where there is nothing to be punched.
+                if fs.attr(&file).mtime != before {
+                    return Ok(());
+                }
                 let now = fs.options().clock.now();
                 fs.set_attr(&file, &SetAttr { mtime: Some(now), ..SetAttr::default() }).map(drop)
             }
@@ -449,6 +454,15 @@ impl Ours {
                 fs.set_attr(&self.find(path)?, &set).map(drop)
             }
             // The kernel answers with success where the property means nothing.
+            Op::Keep { path, keep } => {
+                let inode = self.file_or_dir(path)?;
+                let flag = match keep {
+                    Keep::All => InodeFlags::SYNC,
+                    Keep::Names => InodeFlags::DIRSYNC,
+                };
+                let flags = Some(fs.attr(&inode).flags | flag);
+                fs.set_attr(&inode, &SetAttr { flags, ..SetAttr::default() }).map(drop)
+            }
             Op::Compress { path, .. } if !self.can_compress(path)? => Ok(()),
             Op::Compress { path, algo } if algo.is_empty() => fs.xattr_remove(&self.find(path)?, oleo_fs::COMPRESSION),
             Op::Compress { path, algo } => {
