@@ -1,0 +1,59 @@
+//! Makes an image from a directory, lists what is in it, and checks it.
+//!
+//! `cargo run --release -p oleo --example build_image [DIR IMG]`
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use oleo::check::Start;
+use oleo::{BuildOptions, FillOptions, Image, MkfsOptions, OpenOptions, Source};
+
+/// Makes the image; the same directory gives the same bytes each time.
+pub fn make_image(dir: &Path, img: &Path) -> Result<u64, Box<dyn Error>> {
+    let report = oleo::build(
+        &[img],
+        BuildOptions {
+            source: Source::Dir(dir.into()),
+            fill: FillOptions { compress: oleo::parse_compress("zstd:3")?, ..FillOptions::default() },
+            mkfs: MkfsOptions {
+                label: "example".into(),
+                // All UUIDs follow from the seed. `oleo::random_seed()` makes each image unique.
+                seed: oleo::seed_from_text("example"),
+                created_seconds: 1_700_000_000,
+                ..MkfsOptions::default()
+            },
+            shrink: true,
+            ..BuildOptions::default()
+        },
+    )?;
+    Ok(report.filled.done.files)
+}
+
+pub fn main() -> Result<(), Box<dyn Error>> {
+    let scratch = tempfile::tempdir()?;
+    let mut args = std::env::args_os().skip(1).map(PathBuf::from);
+    let (dir, img) = match (args.next(), args.next()) {
+        (Some(dir), Some(img)) if dir.is_dir() => (dir, img),
+        _ => {
+            let dir = scratch.path().join("source");
+            std::fs::create_dir_all(dir.join("docs"))?;
+            std::fs::write(dir.join("readme"), "hello\n")?;
+            std::fs::write(dir.join("docs/manual"), "much to read\n".repeat(1000))?;
+            (dir, scratch.path().join("disk.img"))
+        }
+    };
+    println!("{} files", make_image(&dir, &img)?);
+
+    let image = Image::open(&img, &OpenOptions::default())?;
+    for entry in image.list("")? {
+        println!("{:?} {}", entry.kind, entry.name.escape_ascii());
+    }
+    image.close()?;
+
+    let report = oleo::check::image(&img, &OpenOptions::default(), Start::default(), &Default::default())?;
+    if !report.is_clean() {
+        return Err(format!("{} findings", report.findings.len()).into());
+    }
+    println!("sound");
+    Ok(())
+}

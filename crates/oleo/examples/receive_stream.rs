@@ -1,0 +1,60 @@
+//! Copies a subvolume from one volume to another by streams, as `btrfs send` and `btrfs receive` do: all of it first, then only
+//! what changed. The stream runs through a pipe, so neither side holds all of it.
+//!
+//! `cargo run --release -p oleo --example receive_stream`
+
+use std::error::Error;
+use std::io::BufWriter;
+use std::sync::Arc;
+
+use oleo::receive::Receive;
+use oleo::send::SendOptions;
+use oleo::{Device, Image, MemDevice, MkfsOptions, OpenOptions, SnapshotOptions, TreeId};
+
+fn volume() -> oleo::Result<Image> {
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(256 << 20))];
+    oleo::make(&devices, &MkfsOptions { seed: oleo::random_seed(), ..MkfsOptions::default() })?;
+    Image::from_devices(devices, &OpenOptions::writing())
+}
+
+/// Sends from one thread and receives in another; returns how many bytes went through the pipe.
+pub fn transfer(
+    from: &Image,
+    snapshot: TreeId,
+    parent: Option<TreeId>,
+    to: &Image,
+) -> Result<u64, Box<dyn Error + Send + Sync>> {
+    let (reader, writer) = std::io::pipe()?;
+    let options = SendOptions { parent, version: 2, ..SendOptions::default() };
+    // All or nothing: a stream that is cut off leaves nothing behind.
+    let how = Receive { atomic: true, ..Receive::default() };
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| from.send(&[snapshot], &options, &mut BufWriter::new(writer)));
+        let received = to.receive(reader, &how);
+        let sent = sender.join().expect("sending does not panic");
+        // If receiving fails, sending fails too, since nobody reads: the first is the reason.
+        received?;
+        Ok(sent?.bytes)
+    })
+}
+
+pub fn main() -> Result<(), Box<dyn Error>> {
+    let (from, to) = (volume()?, volume()?);
+    let read_only = SnapshotOptions { read_only: true, ..SnapshotOptions::default() };
+    from.create_subvol("data")?;
+    for n in 0..100u8 {
+        from.write(format!("data/{n}"), &[n; 20_000])?;
+    }
+    let monday = from.snapshot("data", "monday", &read_only)?;
+    from.write("data/7", b"changed on tuesday")?;
+    let tuesday = from.snapshot("data", "tuesday", &read_only)?;
+
+    let all = transfer(&from, monday, None, &to).map_err(|e| e.to_string())?;
+    let change = transfer(&from, tuesday, Some(monday), &to).map_err(|e| e.to_string())?;
+    println!("monday: {all} bytes; tuesday, as a change: {change} bytes");
+
+    if to.read("tuesday/7")? != b"changed on tuesday" || to.read("tuesday/8")? != [8; 20_000] || change * 100 > all {
+        return Err("what was received is not what was sent".into());
+    }
+    Ok(())
+}
