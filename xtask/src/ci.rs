@@ -18,7 +18,7 @@ struct Step {
 }
 
 /// Tests come last: their closing lines are what a reader looks for.
-const STEPS: [Step; 5] = [
+const STEPS: [Step; 6] = [
     Step { name: "fmt", args: &["fmt", "--all", "--check"], env: &[] },
     Step { name: "tidy", args: &["run", "--quiet", "--package", "xtask", "--", "tidy"], env: &[] },
     Step {
@@ -31,6 +31,7 @@ const STEPS: [Step; 5] = [
         args: &["doc", "--workspace", "--no-deps", "--locked", "--document-private-items"],
         env: &[("RUSTDOCFLAGS", "--deny warnings")],
     },
+    Step { name: "package", args: &["run", "--quiet", "--package", "xtask", "--", "package"], env: &[] },
     Step { name: "test", args: &["test", "--workspace", "--locked", "--no-fail-fast"], env: &[] },
 ];
 

@@ -4,6 +4,7 @@
 //! - `cargo xtask ci [STEP…]`: everything that CI runs, or only the steps named; see [`ci`].
 //! - `cargo xtask crash --states N --seed S`: more crash states than CI judges; see [`crash`].
 //! - `cargo xtask nightly`: every proof that takes too long for CI; see [`nightly`].
+//! - `cargo xtask package`: whether the crates can be published; see [`package`].
 //! - `cargo xtask soak --minutes N`: many threads on one volume for longer than CI lets them; see [`soak`].
 
 use std::path::Path;
@@ -14,6 +15,7 @@ use anyhow::{Context, Result, bail};
 mod ci;
 mod crash;
 mod nightly;
+mod package;
 mod soak;
 mod tidy;
 
@@ -35,9 +37,10 @@ fn run() -> Result<()> {
         Some("ci") => ci::run(root, &args[1..]),
         Some("crash") => crash::run(root, &args[1..]),
         Some("nightly") => nightly::run(root, &args[1..]),
+        Some("package") => package::run(root),
         Some("soak") => soak::run(root, &args[1..]),
         _ => bail!(
-            "usage: cargo xtask tidy | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask nightly | cargo xtask soak …",
+            "usage: cargo xtask tidy | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask nightly | cargo xtask package | cargo xtask soak …",
             ci::names().join("|")
         ),
     }
