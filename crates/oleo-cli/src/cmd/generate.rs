@@ -1,5 +1,7 @@
 //! `oleo generate`: what packages install beside the command.
 
+mod man;
+
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -39,8 +41,9 @@ impl Command {
                 print_or_end(&text);
                 Ok(())
             }
-            Command::Man(args) => clap_mangen::generate_to(Cli::command(), &args.dir)
-                .with_context(|| format!("cannot write manual pages into {}", args.dir.display())),
+            Command::Man(args) => {
+                man::write(&args.dir).with_context(|| format!("cannot write manual pages into {}", args.dir.display()))
+            }
         }
     }
 }
