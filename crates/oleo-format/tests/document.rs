@@ -238,6 +238,10 @@ fn examples_are_items() {
     assert!(matches!(FileExtent::parse(&example(&text, "FileExtentItem")).unwrap(), FileExtent::Regular(_)));
     let csums: Vec<u8> = [b'A', b'B', b'C'].iter().flat_map(|b| crc_of(*b)).collect();
     assert!(dumps(&text).contains(&csums), "the checksums of three sectors");
+    let bytes = example(&text, "ExtentDataRef");
+    let reference = ExtentDataRef::parse(&bytes).unwrap();
+    let hash = data_ref_hash(TreeId(reference.root.get()), Ino(reference.objectid.get()), reference.offset.get());
+    assert!(text.contains(&format!("{hash:#x}:")), "the hash of the reference");
 }
 
 fn crc_of(byte: u8) -> [u8; 4] {
