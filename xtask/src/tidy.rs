@@ -7,12 +7,15 @@
 //! 5. Openings: every module says at its top what it is for.
 //! 6. Traces of a machine: paths that exist on one computer only.
 //! 7. Dependencies: each one of the workspace is argued for in `docs/dependencies.md`, and nothing else is.
+//! 8. Links: what a document links within the repository is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+
+mod links;
 
 const LINES_WARN: usize = 1000;
 const LINES_MAX: usize = 1500;
@@ -33,6 +36,7 @@ pub fn run(root: &Path) -> Result<()> {
         opening(path, text, &mut report);
     }
     dead_files(&files, &mut report);
+    links::links(root, &files, &mut report);
     for line in &report.warnings {
         println!("warning: {line}");
     }
