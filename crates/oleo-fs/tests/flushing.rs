@@ -97,8 +97,8 @@ fn what_lies_beside_damage_is_refused() -> Result<()> {
     }
     let before = fs.attr(&bad);
     is_eio(fs.write(&bad, SECTOR + 100, b"z"))?;
-    is_eio(fs.write(&bad, SECTOR, &vec![1; 100]))?;
-    is_eio(fs.write(&bad, 601 * SECTOR - 1, &vec![2; 10]))?;
+    is_eio(fs.write(&bad, SECTOR, &[1; 100]))?;
+    is_eio(fs.write(&bad, 601 * SECTOR - 1, &[2; 10]))?;
     is_eio(fs.write(&bad, 590 * SECTOR, &vec![3; 10 * SECTOR as usize + 1]))?;
     is_eio(fs.punch_hole(&bad, SECTOR + 5, 17))?;
     is_eio(fs.zero_range(&bad, 600 * SECTOR + 5, SECTOR, KeepSize::No))?;

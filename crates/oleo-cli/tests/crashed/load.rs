@@ -265,7 +265,7 @@ impl Load {
         journal.inject(fault);
         let disks = base.iter().enumerate().map(|(i, c)| Arc::new(journal.disk(i, c.clone())) as Arc<dyn Device>);
         // Over io_uring where the kernel offers it, and each second time over /dev/fuse.
-        let uring = if seed % 2 == 0 { Uring::Auto } else { Uring::Off };
+        let uring = if seed.is_multiple_of(2) { Uring::Auto } else { Uring::Off };
         let serving = Serving::start(disks.collect(), &top, uring)?;
         let stop = AtomicBool::new(false);
         let manager = Mutex::new(Ok((0, 0)));

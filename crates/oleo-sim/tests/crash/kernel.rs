@@ -307,7 +307,7 @@ impl KernelJudge {
         let (base, script) = match nth % 6 {
             0 => (&self.empty[0], generate(nth, &mix)),
             1 => (&self.empty[1], generate(nth, &mix)),
-            2 => (&self.empty[2], generate(nth, &Mix { subvolumes: true, balance: nth % 4 == 0, ..mix })),
+            2 => (&self.empty[2], generate(nth, &Mix { subvolumes: true, balance: nth.is_multiple_of(4), ..mix })),
             3 => (&self.empty[0], generate(nth, &Mix { keeps: 5, ..mix })),
             _ => (&self.small, sample(2 + rng.one_in(2) as usize, &mut rng)),
         };
