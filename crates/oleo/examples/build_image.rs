@@ -29,6 +29,7 @@ pub fn make_image(dir: &Path, img: &Path) -> Result<u64, Box<dyn Error>> {
     Ok(report.filled.done.files)
 }
 
+/// Runs the example; fails if what it shows is not so.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let scratch = tempfile::tempdir()?;
     let mut args = std::env::args_os().skip(1).map(PathBuf::from);

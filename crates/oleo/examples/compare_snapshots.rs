@@ -62,6 +62,7 @@ fn example() -> oleo::Result<Image> {
     Ok(image)
 }
 
+/// Runs the example; fails if what it shows is not so.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     if let [img, old, new] = args.as_slice()

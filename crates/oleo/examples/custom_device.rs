@@ -58,6 +58,7 @@ impl Device for Counting {
     }
 }
 
+/// Runs the example; fails if what it shows is not so.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Arc::new(Counting::new(256 << 20));
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];

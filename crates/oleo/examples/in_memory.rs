@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use oleo::{Device, Image, MemDevice, MkfsOptions, OpenOptions, Profile, SnapshotOptions};
 
+/// Runs the example; fails if what it shows is not so.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let disks: Vec<Arc<MemDevice>> = (0..2).map(|_| Arc::new(MemDevice::new(512 << 20))).collect();
     let devices = || disks.iter().map(|d| d.clone() as Arc<dyn Device>).collect::<Vec<_>>();

@@ -38,6 +38,7 @@ pub fn transfer(
     })
 }
 
+/// Runs the example; fails if what it shows is not so.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let (from, to) = (volume()?, volume()?);
     let read_only = SnapshotOptions { read_only: true, ..SnapshotOptions::default() };

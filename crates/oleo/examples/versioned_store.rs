@@ -86,6 +86,7 @@ pub fn fill_and_verify(store: &Store) -> Result<usize, Box<dyn Error + Send + Sy
     })
 }
 
+/// Runs the example; fails if what it shows is not so.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let store = Store::create(vec![Arc::new(MemDevice::new(512 << 20))])?;
     let values = fill_and_verify(&store).map_err(|e| e.to_string())?;
