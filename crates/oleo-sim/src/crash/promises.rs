@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::model::Promise;
 use super::seen::{Id, Seen};
 use crate::manifest::Kind;
-use crate::script::{Keep, Op};
+use crate::script::{Keep, Op, RenameHow};
 
 /// What the script so far has asked to be kept.
 #[derive(Clone, Debug, Default)]
@@ -41,13 +41,21 @@ impl Promises {
             | Op::Mknod { path, .. }
             | Op::Unlink { path }
             | Op::Rmdir { path }
-            | Op::Link { to: path, .. }
-            | Op::Rename { to: path, .. } => {
-                let dir = after.find(path.rsplit_once('/').map_or("", |(dir, _)| dir))?;
-                self.kept.contains_key(&dir).then_some(Promise::Inode(dir))
+            | Op::Link { to: path, .. } => self.names(path, after),
+            // Between two names of one file it changes nothing, and nobody is asked.
+            Op::Rename { from, to, how } => {
+                let left = after.find(from);
+                let changed = if *how == RenameHow::Exchange { left != after.find(to) } else { left.is_none() };
+                if changed { self.names(to, after) } else { None }
             }
             _ => None,
         }
+    }
+
+    /// What a change of this name promises.
+    fn names(&self, path: &str, after: &Seen) -> Option<Promise> {
+        let dir = after.find(path.rsplit_once('/').map_or("", |(dir, _)| dir))?;
+        self.kept.contains_key(&dir).then_some(Promise::Inode(dir))
     }
 }
 
