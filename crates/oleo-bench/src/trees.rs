@@ -26,7 +26,7 @@ use crate::measure::Report;
 
 const NODE_LEN: u32 = 16384;
 /// No type that the format knows: any bytes may stand in such an item.
-const ANY: ItemType = ItemType(250);
+const ANY: ItemType = ItemType(100);
 const TREE: TreeId = TreeId(256);
 const LOOKUPS: u64 = 1_000_000;
 /// Files that look-ups of a working set are among.
