@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -244,8 +245,9 @@ fn ends_when_the_connection_is_cut() {
     let number = rustix::fs::minor(fs::metadata(&dir).unwrap().dev());
     let control = Fusectl::new();
     let abort = control.0.path().join(number.to_string()).join("abort");
-    std::thread::scope(|scope| {
-        for worker in 0..4 {
+    let synced: [AtomicU32; 4] = Default::default();
+    let all_at_it = std::thread::scope(|scope| {
+        for (worker, synced) in synced.iter().enumerate() {
             let dir = &dir;
             scope.spawn(move || {
                 for n in 0.. {
@@ -256,12 +258,19 @@ fn ends_when_the_connection_is_cut() {
                     if done.is_err() {
                         break;
                     }
+                    synced.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
-        std::thread::sleep(Duration::from_millis(300));
+        let (begun, mut all_at_it) = (Instant::now(), false);
+        while !all_at_it && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+            all_at_it = synced.iter().all(|count| count.load(Ordering::Relaxed) > 1);
+        }
         fs::write(&abort, "1").unwrap();
+        all_at_it
     });
+    assert!(all_at_it, "somebody did nothing before the cut: {synced:?}");
     let (result, _image, _held) = served.ended();
     detach(&dir, true).unwrap();
     result.unwrap();
