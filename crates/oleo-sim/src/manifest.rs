@@ -9,7 +9,7 @@
 //! kept as a hash per [`HASHED_LEN`] bytes, so that a difference can be placed. Nothing depends on inode numbers, device
 //! numbers or disk addresses: sharing is said as "the same bytes on disk as file so-and-so at such an offset".
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use anyhow::{Context, Result};
@@ -23,8 +23,20 @@ pub use host::{HostTree, kind_of, set_xattr, xattrs_of};
 /// One hash is kept for each so many bytes of a file.
 pub const HASHED_LEN: usize = 64 << 10;
 
-/// Directories nested deeper than this are taken for a loop: no specimen is.
-const DEPTH_MAX: usize = 2000;
+/// More of a file's data than this is not read: nothing that a test makes has as much.
+const CONTENT_MAX: u64 = 4 << 30;
+
+/// The view would have gone on without end. A test of damaged images fails with it ([`Manifest::of_damaged`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endless(String);
+
+impl fmt::Display for Endless {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "endless: {}", self.0)
+    }
+}
+
+impl std::error::Error for Endless {}
 
 /// What sort of thing an inode is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -208,6 +220,20 @@ impl Manifest {
         Ok(out)
     }
 
+    /// Walks a tree that may be damaged.
+    ///
+    /// # Panics
+    /// When it has no end: what was walked should have said that something is wrong.
+    pub fn of_damaged<V: TreeView>(view: &V, detail: Detail) -> Result<Manifest> {
+        let walked = Manifest::of(view, detail);
+        if let Err(endless) = &walked
+            && endless.is::<Endless>()
+        {
+            panic!("{endless:#}");
+        }
+        walked
+    }
+
     /// A directory of this machine.
     pub fn of_dir(dir: &std::path::Path, detail: Detail) -> Result<Manifest> {
         Manifest::of(&HostTree::new(dir), detail)
@@ -247,18 +273,22 @@ impl Manifest {
 fn collect<V: TreeView>(view: &V, paths: &mut BTreeMap<Vec<u8>, V::Node>) -> Result<()> {
     let top = view.root()?;
     paths.insert(Vec::new(), top.clone());
-    let mut todo = vec![(Vec::new(), top, 0)];
-    while let Some((path, dir, depth)) = todo.pop() {
-        anyhow::ensure!(depth < DEPTH_MAX, "deeper than {DEPTH_MAX} at {}", path.escape_ascii());
+    let attr = view.attr(&top)?;
+    // Each directory has one name, so that a walk ends.
+    let mut entered = HashSet::from([(attr.tree, attr.ino)]);
+    let mut todo = vec![(Vec::new(), top)];
+    while let Some((path, dir)) = todo.pop() {
         for (name, node) in view.list(&dir).with_context(|| format!("listing {}", path.escape_ascii()))? {
             let mut below = path.clone();
             if !below.is_empty() {
                 below.push(b'/');
             }
             below.extend_from_slice(&name);
-            let kind = view.attr(&node).with_context(|| format!("stat of {}", below.escape_ascii()))?.kind;
-            if kind == Kind::Dir {
-                todo.push((below.clone(), node.clone(), depth + 1));
+            let attr = view.attr(&node).with_context(|| format!("stat of {}", below.escape_ascii()))?;
+            if attr.kind == Kind::Dir {
+                let first = attr.stub || entered.insert((attr.tree, attr.ino));
+                anyhow::ensure!(first, "a directory has two names, one of them {}", below.escape_ascii());
+                todo.push((below.clone(), node.clone()));
             }
             anyhow::ensure!(paths.insert(below.clone(), node).is_none(), "listed twice: {}", below.escape_ascii());
         }
@@ -315,26 +345,47 @@ fn describe<V: TreeView>(
     })
 }
 
-/// Larger files are not hashed: nothing that a test makes is, but damage can make a file claim to be of any size, and reading
-/// the zeros of such a hole takes for ever.
-const CONTENT_MAX: u64 = 4 << 30;
-
 fn hash<V: TreeView>(view: &V, file: &V::Node, size: u64) -> Result<Vec<u64>> {
-    anyhow::ensure!(size <= CONTENT_MAX, "a file of {size} bytes is more than a manifest takes");
-    const READ_LEN: usize = 16 * HASHED_LEN;
-    let mut buf = vec![0; READ_LEN];
-    let mut hashes = Vec::new();
-    let mut at = 0;
-    while at < size {
-        let got = view.read(file, at, &mut buf)?;
-        let want = usize::try_from(size - at).unwrap_or(usize::MAX).min(READ_LEN);
-        anyhow::ensure!(got == want, "a read of {READ_LEN} bytes at {at} of {size} gave {got}");
-        hashes.extend(buf[..got].chunks(HASHED_LEN).map(|c| XxHash64::oneshot(0, c)));
-        at += got as u64;
+    let (mut buf, mut hashes) = (Vec::new(), Vec::new());
+    if size <= CONTENT_MAX {
+        hash_run(view, file, (0, size), &mut buf, &mut hashes)?;
+    } else {
+        // Holes may be of any size, and reading their zeros takes for ever.
+        let runs = view.data_runs(file, size)?;
+        let data = runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.1));
+        if data > CONTENT_MAX {
+            return Err(Endless(format!("{data} bytes of data in a file")).into());
+        }
+        for run in runs {
+            hashes.extend([run.0, run.1]);
+            hash_run(view, file, run, &mut buf, &mut hashes)?;
+        }
     }
+    buf.resize(1, 0);
     let past_the_end = view.read(file, size, &mut buf[..1])?;
     anyhow::ensure!(past_the_end == 0, "it can be read past its size {size}");
     Ok(hashes)
+}
+
+/// Adds the hashes of so many bytes from an offset on.
+fn hash_run<V: TreeView>(
+    view: &V,
+    file: &V::Node,
+    (start, len): (u64, u64),
+    buf: &mut Vec<u8>,
+    hashes: &mut Vec<u64>,
+) -> Result<()> {
+    const READ_LEN: usize = 16 * HASHED_LEN;
+    let mut done = 0;
+    while done < len {
+        let want = usize::try_from(len - done).unwrap_or(usize::MAX).min(READ_LEN);
+        buf.resize(want, 0);
+        let got = view.read(file, start + done, buf)?;
+        anyhow::ensure!(got == want, "a read of {want} bytes at {} gave {got}", start + done);
+        hashes.extend(buf.chunks(HASHED_LEN).map(|c| XxHash64::oneshot(0, c)));
+        done += got as u64;
+    }
+    Ok(())
 }
 
 /// The first place where each address was seen, block by block. Of compressed extents only the beginning is an address,

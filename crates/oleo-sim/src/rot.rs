@@ -2,7 +2,8 @@
 //!
 //! Normal path: (1) [`Rot::survey`] finds the superblocks and tree blocks of an image of one device, every copy of each;
 //! (2) [`Rot::random`] picks some [`Damage`] from a seed: bytes, fields set to awkward values, addresses that point
-//! somewhere else, in a tree block or superblock, or the image cut short; (3) [`Rot::inflict`] does it, to all copies
+//! somewhere else, in a tree block or superblock, or the image cut short; [`Rot::lie`] picks what a reader could follow without
+//! end; (3) [`Rot::inflict`] does it, to all copies
 //! alike, with new checksums; (4) dropping the [`Inflicted`] guard puts the old bytes back, so one image serves many rounds.
 //!
 //! Invariants: damage is data and can be printed and repeated. A block counts as live when `btrfs inspect-internal
@@ -18,6 +19,9 @@ use oleo_format::{CSUM_FIELD_LEN, CsumType, SUPER_LEN, SUPER_OFFSETS, SuperBlock
 
 use crate::oracle;
 use crate::rng::Rng;
+
+mod lies;
+pub use lies::Lie;
 
 /// Where the header of a tree block keeps its own address.
 const HEADER_BYTENR: usize = 48;
@@ -66,21 +70,23 @@ pub enum Damage {
     Truncate(u64),
 }
 
-/// Puts the old bytes back when dropped.
+/// Puts the old bytes back when dropped. It does not keep the image open: who finds that somebody may write to it refuses it,
+/// whatever is in it.
 #[derive(Debug)]
 pub struct Inflicted {
-    file: File,
+    path: PathBuf,
     len: u64,
     old: Vec<(u64, Vec<u8>)>,
 }
 
 impl Drop for Inflicted {
     fn drop(&mut self) {
-        let back = self
-            .file
-            .set_len(self.len)
-            .and_then(|()| self.old.iter().try_for_each(|(at, b)| self.file.write_all_at(b, *at)));
-        if let Err(e) = back {
+        let back = || {
+            let file = File::options().write(true).open(&self.path)?;
+            file.set_len(self.len)?;
+            self.old.iter().try_for_each(|(at, bytes)| file.write_all_at(bytes, *at))
+        };
+        if let Err(e) = back() {
             eprintln!("the image stays damaged: {e}");
         }
     }
@@ -210,12 +216,12 @@ impl Rot {
     /// Damages the image until the guard is dropped.
     pub fn inflict(&self, damage: &Damage) -> Result<Inflicted> {
         let file = File::options().read(true).write(true).open(&self.path)?;
-        let mut done = Inflicted { file, len: self.len, old: Vec::new() };
+        let mut done = Inflicted { path: self.path.clone(), len: self.len, old: Vec::new() };
         let (places, len, edits): (&[u64], usize, &[Edit]) = match damage {
             Damage::Truncate(to) => {
                 let lost = self.lost_by_cut(*to)?;
                 done.old = lost;
-                done.file.set_len(*to)?;
+                file.set_len(*to)?;
                 return Ok(done);
             }
             Damage::Super(edits) => (&self.supers, SUPER_LEN, edits),
@@ -231,7 +237,7 @@ impl Rot {
             }
             seal(&mut new, self.csum);
             done.old.push((at, old));
-            done.file.write_all_at(&new, at)?;
+            file.write_all_at(&new, at)?;
         }
         Ok(done)
     }

@@ -91,7 +91,15 @@ impl Volume {
         for item in items {
             let of = |f: &&Found| f.sb.dev_item.devid == item.devid && f.sb.dev_item.uuid == item.uuid;
             members.push(Arc::new(match found.iter().find(of) {
-                Some(f) => f.member(item, &main),
+                Some(f) => {
+                    // The next commit puts the item into the superblock, where nobody believes another file system's.
+                    if opts.write && f.sb.fsid == main.fsid && item.fsid != volume.rules.fsid.into_bytes() {
+                        let (have, want) = (Uuid::from_bytes(item.fsid), volume.rules.fsid);
+                        let place = format!("device {}", item.devid);
+                        return Err(Corruption::new("device item", "fsid", have, want).within(place).into());
+                    }
+                    f.member(item, &main)
+                }
                 None => Member::new(item, None, item.fsid != volume.rules.fsid.into_bytes(), 0),
             }));
         }

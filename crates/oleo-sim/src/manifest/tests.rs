@@ -82,3 +82,83 @@ fn sharing_is_told_by_names() {
     let found = first.differences(&manifest("third", "--reflink=never"), &ignore);
     assert!(found.iter().any(|l| l.contains("extent 0 of 1")), "{found:?}");
 }
+
+/// One file that claims a size, and parts of it that hold data; a directory that is its own child, if asked for.
+struct Claims {
+    size: u64,
+    data: Vec<(u64, u64)>,
+    circle: bool,
+}
+
+impl TreeView for Claims {
+    type Node = u64;
+
+    fn root(&self) -> Result<u64> {
+        Ok(256)
+    }
+
+    fn list(&self, _: &u64) -> Result<Vec<(Vec<u8>, u64)>> {
+        Ok(vec![if self.circle { (b"again".to_vec(), 256) } else { (b"file".to_vec(), 257) }])
+    }
+
+    fn attr(&self, node: &u64) -> Result<Attr> {
+        let never = Time { sec: 0, nsec: 0 };
+        Ok(Attr {
+            kind: if *node == 256 { Kind::Dir } else { Kind::File },
+            mode: 0o600,
+            uid: 0,
+            gid: 0,
+            size: self.size,
+            nlink: 1,
+            rdev: (0, 0),
+            ino: *node,
+            tree: 5,
+            atime: never,
+            mtime: never,
+            ctime: never,
+            otime: None,
+            stub: false,
+        })
+    }
+
+    fn read(&self, _: &u64, at: u64, buf: &mut [u8]) -> Result<usize> {
+        let got = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX).min(buf.len());
+        buf[..got].fill(1);
+        Ok(got)
+    }
+
+    fn read_link(&self, _: &u64) -> Result<Vec<u8>> {
+        anyhow::bail!("there is none")
+    }
+
+    fn xattrs(&self, _: &u64) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+        Ok(BTreeMap::new())
+    }
+
+    fn data_runs(&self, _: &u64, _: u64) -> Result<Vec<(u64, u64)>> {
+        Ok(self.data.clone())
+    }
+
+    fn pieces(&self, _: &u64) -> Result<Vec<Piece>> {
+        Ok(Vec::new())
+    }
+}
+
+/// Goal: of a file of any size what holds data is read, and no more; data without end and directories in circles are not taken for
+/// something that was looked at.
+#[test]
+fn what_has_no_end_is_told() {
+    const HUGE: u64 = 1 << 62;
+    let walk = |size, data: &[(u64, u64)], circle| {
+        Manifest::of(&Claims { size, data: data.to_vec(), circle }, Detail::default())
+    };
+    let content = |size, data: &[(u64, u64)]| walk(size, data, false).unwrap().entries[&b"file"[..]].content.clone();
+    assert_eq!(content(HUGE, &[(1 << 40, 100_000)]).unwrap().len(), 2 + 2);
+    assert_ne!(content(HUGE, &[(1 << 40, 100_000)]), content(HUGE, &[(1 << 41, 100_000)]));
+    assert_ne!(content(HUGE, &[(1 << 40, 100_000)]), content(HUGE, &[(1 << 40, 99_999)]));
+    assert!(walk(HUGE, &[(0, HUGE)], false).unwrap_err().is::<Endless>());
+    assert!(walk(0, &[], true).unwrap_err().to_string().contains("two names"));
+    let damaged =
+        || Manifest::of_damaged(&Claims { size: HUGE, data: vec![(0, HUGE)], circle: false }, Detail::default());
+    assert!(std::panic::catch_unwind(|| damaged().is_ok()).is_err());
+}

@@ -1,9 +1,11 @@
 //! Damaged images: a typed error or the truth, no panic, no endless loop, no memory beyond the image's means.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use oleo::check::{Kind, Severity};
 use oleo::{BuildOptions, Image, OpenOptions, build};
 use oleo_sim::manifest::{Detail, Manifest};
 use oleo_sim::oracle::{Oracle, Scratch, oracle};
@@ -33,10 +35,14 @@ fn read_all(path: &Path) -> bool {
     let detail = Detail { holes: true, sharing: true, ..Detail::default() };
     let result = open_to_read(&[path.to_owned()]).and_then(|image| {
         let subvols = image.fs().subvol_list();
-        let manifest = Manifest::of(&OleoTree::new(&image)?, detail);
+        let manifest = Manifest::of_damaged(&OleoTree::new(&image)?, detail);
         subvols?;
         manifest
     });
+    if let Err(refused) = &result {
+        let text = format!("{refused:#}");
+        assert!(!text.contains("in use") && !text.contains("has not closed"), "nothing was read: {text}");
+    }
     result.is_ok()
 }
 
@@ -56,8 +62,18 @@ fn change_some(path: &Path) -> bool {
     change().is_ok()
 }
 
+/// How often our check finds each kind of error; `None` where it cannot look at the volume at all.
+fn errors(path: &Path) -> Option<BTreeMap<Kind, usize>> {
+    let report = oleo::check::image(path, &OpenOptions::default(), Default::default(), &Default::default()).ok()?;
+    let mut count = BTreeMap::new();
+    for finding in report.findings.iter().filter(|f| f.severity == Severity::Error) {
+        *count.entry(finding.kind).or_default() += 1;
+    }
+    Some(count)
+}
+
 /// Runs on another thread, so that an endless loop is a failure and not an endless test.
-fn within_time(path: &Path, damage: &Damage, what: fn(&Path) -> bool) -> bool {
+fn within_time<R: Send + 'static>(path: &Path, damage: &Damage, what: fn(&Path) -> R) -> R {
     let (send, receive) = mpsc::channel();
     let path = path.to_owned();
     let thread = std::thread::Builder::new().name("victim".into()).spawn(move || {
@@ -117,23 +133,42 @@ fn an_aged_file_system() {
     rot_away(&aged.devices[0], 2, 120);
 }
 
-/// Goal: damage met while writing ends in an error too.
-/// Method: a copy of the image for each round, since it is changed.
+/// Goal: damage met while writing ends in an error too, and is no worse afterwards: who writes to a volume that our check finds sound
+/// leaves it sound, and where it is not, every kind of error was there before, at most as often.
+/// Method: a copy of the image for each round, since it is changed; our check before and after, whether the writer refused or not.
 #[test]
 fn while_writing() {
+    const ROUNDS: u32 = 150;
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let image = specimen_image(oracle, &scratch);
     let rot = Rot::survey(&image).unwrap();
     let mut rng = Rng::new(3);
-    for _ in 0..150 {
+    let (mut written, mut sound, mut worse) = (0, 0, Vec::new());
+    for round in 0..ROUNDS {
         let damage = rot.random(&mut rng).unwrap();
         let inflicted = rot.inflict(&damage).unwrap();
         let copy = scratch.path().join("copy");
         oleo_sim::oracle::run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]).unwrap();
         drop(inflicted);
-        within_time(&copy, &damage, change_some);
+        let before = within_time(&copy, &damage, errors);
+        let done = within_time(&copy, &damage, change_some);
+        let after = within_time(&copy, &damage, errors);
+        written += u32::from(done);
+        sound += u32::from(before.as_ref().is_some_and(BTreeMap::is_empty));
+        let grown = match (&before, &after) {
+            (Some(before), Some(after)) => after.iter().any(|(kind, n)| before.get(kind).is_none_or(|old| n > old)),
+            (Some(_), None) => true,
+            (None, _) => false,
+        };
+        if grown {
+            let what = if done { "written" } else { "refused" };
+            worse.push(format!("round {round}, {what}: {before:?} became {after:?}: {damage:?}"));
+        }
     }
+    assert!(worse.is_empty(), "{} of {ROUNDS} became worse:\n{}", worse.len(), worse.join("\n"));
+    // Both are met often enough to prove something.
+    assert!(written > ROUNDS / 10 && sound > ROUNDS / 20, "{written} written, {sound} sound before");
     assert!(peak_memory_kib() < MEMORY_MAX_KIB);
 }
 
@@ -150,21 +185,47 @@ fn no_image_at_all() {
     assert!(error.is_some_and(|e| e.contains("missing")), "the message names the file");
 }
 
+/// Goal: an item that says that a device of the volume is another file system's does not get into the superblock by way of a commit, where
+/// it would keep everybody out. Method: the item's fsid; reading goes on, writing is refused.
+#[test]
+fn a_device_of_another_file_system() {
+    const DEV_ITEM: u8 = 216;
+    const FSID: usize = 82;
+    let scratch = Scratch::new().unwrap();
+    let path = scratch.path().join("image");
+    build(&[&path], BuildOptions { size: Some(128 << 20), ..BuildOptions::default() }).unwrap();
+    let rot = Rot::survey(&path).unwrap();
+    let item_of = |block: &[u8]| items(block, DEV_ITEM).first().map(|(at, _)| *at);
+    let blocks = (0..rot.blocks()).filter_map(|index| Some((index, item_of(&rot.block(index).unwrap())?)));
+    let (index, at) = blocks.into_iter().next().expect("the chunk tree has the item");
+    let edits = vec![(at + FSID, vec![0x5a; 16])];
+    let inflicted = rot.inflict(&Damage::Block { index, logical: rot.address(index), edits }).unwrap();
+    assert!(read_all(&path));
+    let refused = open(std::slice::from_ref(&path), OpenOptions::writing()).err().expect("refused").to_string();
+    assert!(refused.contains("fsid"), "{refused}");
+    drop(inflicted);
+    open(&[path], OpenOptions::writing()).unwrap();
+}
+
 /// Offsets of the fields of a file extent item, and the key's type.
 const RAM_BYTES: usize = 8;
 const DISK_LEN: usize = 29;
 const PART_OFFSET: usize = 37;
 const EXTENT_DATA: u8 = 108;
 
-/// The items in a leaf that name extents on disk: where they begin in the block.
-fn extent_items(block: &[u8]) -> Vec<usize> {
+/// The items of a type in a leaf: where they begin in the block, and how long they are.
+fn items(block: &[u8], item_type: u8) -> Vec<(usize, usize)> {
     let u32_at = |at: usize| u32::from_le_bytes(block[at..at + 4].try_into().unwrap()) as usize;
     if block[100] != 0 {
         return Vec::new();
     }
-    let entries = (0..u32_at(96)).map(|n| 101 + n * 25);
-    let of_files = entries.filter(|at| block[at + 8] == EXTENT_DATA && u32_at(at + 21) == 53);
-    of_files.map(|at| 101 + u32_at(at + 17)).collect()
+    let entries = (0..u32_at(96)).map(|n| 101 + n * 25).filter(|at| block[at + 8] == item_type);
+    entries.map(|at| (101 + u32_at(at + 17), u32_at(at + 21))).collect()
+}
+
+/// Those that name extents on disk.
+fn extent_items(block: &[u8]) -> Vec<usize> {
+    items(block, EXTENT_DATA).into_iter().filter(|(_, len)| *len == 53).map(|(at, _)| at).collect()
 }
 
 /// Goal: an extent that is not compressed has as many bytes as it takes on disk, whatever it is said to stand for: where that is
@@ -177,7 +238,7 @@ fn uncompressed_extents_end_on_disk() {
     let path = scratch.path().join("image");
     let options = BuildOptions { size: Some(128 << 20), ..BuildOptions::default() };
     build(&[&path], options).unwrap();
-    let image = open(&[path.clone()], OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
+    let image = open(std::slice::from_ref(&path), OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
     image.write("mine", &[1; 65536]).unwrap();
     image.write("secret", &[2; 65536]).unwrap();
     image.close().unwrap();
@@ -195,7 +256,7 @@ fn uncompressed_extents_end_on_disk() {
 
     let short = damage(|_, at| vec![(at + RAM_BYTES, 4096_u64.to_le_bytes().to_vec())]);
     assert!(!short.is_empty(), "the extents are found");
-    let image = open_to_read(&[path.clone()]).unwrap();
+    let image = open_to_read(std::slice::from_ref(&path)).unwrap();
     assert!(image.read("mine").unwrap() == [1; 65536] && image.read("secret").unwrap() == [2; 65536]);
     drop((image, short));
 
@@ -203,7 +264,7 @@ fn uncompressed_extents_end_on_disk() {
         let end = block[at + DISK_LEN..at + DISK_LEN + 8].to_vec();
         vec![(at + RAM_BYTES, (1_u64 << 20).to_le_bytes().to_vec()), (at + PART_OFFSET, end)]
     });
-    let read = open_to_read(&[path.clone()]).and_then(|image| Ok(image.read("mine")?));
+    let read = open_to_read(std::slice::from_ref(&path)).and_then(|image| Ok(image.read("mine")?));
     assert!(read.is_err(), "read {} bytes of another's", read.map_or(0, |b| b.len()));
     drop(long);
 }
@@ -214,8 +275,8 @@ fn a_forgotten_image_is_told() {
     let scratch = Scratch::new().unwrap();
     let path = scratch.path().join("image");
     oleo::build(&[&path], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() }).unwrap();
-    let forgotten = open(&[path.clone()], OpenOptions::writing()).unwrap();
-    let told = open(&[path.clone()], OpenOptions::writing()).err().unwrap().to_string();
+    let forgotten = open(std::slice::from_ref(&path), OpenOptions::writing()).unwrap();
+    let told = open(std::slice::from_ref(&path), OpenOptions::writing()).err().unwrap().to_string();
     assert!(told.contains("has not closed"), "{told}");
     forgotten.close().unwrap();
     open(&[path], OpenOptions::writing()).unwrap();

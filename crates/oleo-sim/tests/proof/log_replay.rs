@@ -56,7 +56,7 @@ fn manifest_of(image: &Image) -> Manifest {
 }
 
 fn try_manifest(image: &Image) -> anyhow::Result<Manifest> {
-    Manifest::of(&OleoTree::new(image)?, DETAIL).map(blurred)
+    Manifest::of_damaged(&OleoTree::new(image)?, DETAIL).map(blurred)
 }
 
 fn blurred(mut manifest: Manifest) -> Manifest {
