@@ -8,6 +8,7 @@
 //! - [`ace`]: all short sequences of operations.
 //! - [`promises`]: which steps make something durable.
 //! - [`model`]: which of that may be found after a crash.
+//! - [`tally`]: counting, and telling of failures.
 //!
 //! `tests/crash` runs the library and the kernel with these.
 
@@ -19,3 +20,4 @@ pub mod promises;
 pub mod record;
 pub mod seen;
 pub mod states;
+pub mod tally;

@@ -1,7 +1,6 @@
 //! What a crash of a mount may leave, and what must not be found there.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use oleo::check::{CheckOptions, Kind, volume};
@@ -12,6 +11,7 @@ use oleo_sim::crash::pages::{Contents, Overlay};
 use oleo_sim::crash::record::Event;
 use oleo_sim::crash::seen::Seen;
 use oleo_sim::crash::states::{Cut, Kinds, Maker, Progress, cuts};
+use oleo_sim::crash::tally::{Failure, Tally, in_parallel};
 use oleo_sim::rng::Rng;
 
 use crate::load::{Load, STRIDE};
@@ -21,37 +21,8 @@ const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 3, 
 /// Parts of a run that are judged at once.
 const PARTS: usize = 8;
 
-/// What was done so far.
-#[derive(Clone, Debug, Default)]
-pub struct Tally {
-    pub runs: u64,
-    pub promises: u64,
-    pub commits: u64,
-    pub snapshots: u64,
-    pub balances: u64,
-    pub states: u64,
-    pub with_log: u64,
-    pub with_balance: u64,
-    pub failures: Vec<String>,
-    pub time_running: Duration,
-    pub time_judging: Duration,
-}
-
-impl Tally {
-    /// The sum.
-    pub fn add(&mut self, other: Tally) {
-        self.runs += other.runs;
-        self.promises += other.promises;
-        self.commits += other.commits;
-        self.snapshots += other.snapshots;
-        self.balances += other.balances;
-        self.states += other.states;
-        self.with_log += other.with_log;
-        self.with_balance += other.with_balance;
-        self.failures.extend(other.failures);
-        self.time_running += other.time_running;
-        self.time_judging += other.time_judging;
-    }
+fn failure(state: String, wrong: Vec<String>) -> Failure {
+    Failure { wrong, state, script: Vec::new() }
 }
 
 /// How a state was.
@@ -122,23 +93,15 @@ impl Load {
             commits: self.commits,
             snapshots: self.snapshots,
             balances: self.balances,
-            failures: self.refused.iter().map(|what| format!("refused: {what}")).collect(),
+            failures: self
+                .refused
+                .iter()
+                .map(|what| failure(format!("seed {seed}"), vec![format!("refused: {what}")]))
+                .collect(),
             ..Tally::default()
         };
-        let parts = Mutex::new(all.chunks(all.len().div_ceil(PARTS).max(1)));
-        let total = Mutex::new(Tally::default());
-        std::thread::scope(|scope| {
-            for _ in 0..std::thread::available_parallelism().map_or(2, |n| n.get()) {
-                scope.spawn(|| {
-                    loop {
-                        let Some(part) = parts.lock().unwrap().next() else { return };
-                        let one = self.judge_part(part, seed);
-                        total.lock().unwrap().add(one);
-                    }
-                });
-            }
-        });
-        tally.add(total.into_inner().unwrap());
+        let parts: Vec<&[Cut]> = all.chunks(all.len().div_ceil(PARTS).max(1)).collect();
+        tally.add(in_parallel(parts.len(), |part| self.judge_part(parts[part], seed)));
         tally
     }
 
@@ -151,11 +114,10 @@ impl Load {
             let verdict = self.judge(cut, &state, write);
             tally.states += 1;
             tally.with_log += u64::from(verdict.log);
-            tally.with_balance += u64::from(verdict.balance);
+            tally.resumed += u64::from(verdict.balance);
             if !verdict.wrong.is_empty() {
                 let how = if write { "writing" } else { "reading" };
-                let wrong = verdict.wrong.join("\n    ");
-                tally.failures.push(format!("seed {seed}, opened for {how}: {wrong}\n    {cut:?}"));
+                tally.failures.push(failure(format!("seed {seed}, opened for {how}, {cut:?}"), verdict.wrong));
             }
         }
         tally

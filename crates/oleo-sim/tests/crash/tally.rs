@@ -1,141 +1,14 @@
-//! Counting what was judged, and telling how a failure is repeated.
+//! Running a script, and judging states of it.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::io::Write;
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use oleo_sim::crash::record::Event;
 use oleo_sim::crash::states::{Kinds, Maker};
+pub use oleo_sim::crash::tally::{Failure, Tally, in_parallel, say, seed_from, share};
 use oleo_sim::rng::Rng;
-use oleo_sim::script::{Op, shrink, to_text};
+use oleo_sim::script::Op;
 
 use crate::run::{Base, Way, Wrong};
-
-/// Sorts of failures of which one is told in full.
-const TOLD_MAX: usize = 12;
-/// Runs for making a script shorter.
-const TRIES_MAX: usize = 300;
-/// Complaints told of each.
-const WRONG_MAX: usize = 8;
-
-/// A state that is not as it should be.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    /// What is wrong with it.
-    pub wrong: Vec<String>,
-    /// The state, and how it was opened.
-    pub state: String,
-    /// The script, to be repeated with `OLEO_CRASH_SCRIPT`.
-    pub script: Vec<Op>,
-}
-
-impl Failure {
-    /// Failures that look alike: the first complaint without its numbers.
-    fn class(&self) -> String {
-        let first = self.wrong.first().map_or("", String::as_str);
-        let cut = [", allowed", " (", ", at:", ": [", " of Window"];
-        let short = cut.iter().fold(first, |s, c| s.split(c).next().unwrap_or(s));
-        // Places and names are too many.
-        let words: Vec<&str> = short.split(' ').filter(|w| !w.contains(['/', '0', '\\'])).collect();
-        words.join(" ").chars().filter(|c| !c.is_ascii_digit()).take(100).collect()
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:", self.state)?;
-        self.wrong.iter().take(WRONG_MAX).try_for_each(|w| write!(f, "\n    {w}"))?;
-        write!(f, "\n  script:\n{}", to_text(&self.script))
-    }
-}
-
-/// What was done so far.
-#[derive(Clone, Debug, Default)]
-pub struct Tally {
-    pub runs: u64,
-    pub states: u64,
-    pub with_log: u64,
-    /// Promises that were made before the last state of their run.
-    pub promises: u64,
-    /// Discards and changes of length that the devices were told.
-    pub discards: u64,
-    pub lengths: u64,
-    /// States in which writes were torn; counted by some tests.
-    pub torn: u64,
-    /// States with a balance, which was carried on.
-    pub resumed: u64,
-    pub failures: Vec<Failure>,
-    pub time_running: Duration,
-    pub time_judging: Duration,
-}
-
-impl Tally {
-    /// The sum.
-    pub fn add(&mut self, other: Tally) {
-        self.runs += other.runs;
-        self.states += other.states;
-        self.with_log += other.with_log;
-        self.promises += other.promises;
-        self.discards += other.discards;
-        self.lengths += other.lengths;
-        self.torn += other.torn;
-        self.resumed += other.resumed;
-        self.failures.extend(other.failures);
-        self.time_running += other.time_running;
-        self.time_judging += other.time_judging;
-    }
-
-    /// One line, as the README quotes it.
-    pub fn line(&self, what: &str) -> String {
-        format!(
-            "crash: {what}: {} scripts, {} promises, {} states ({} with a log, {} with a balance), {} failures; {:.1} s running, {:.1} s judging",
-            self.runs,
-            self.promises,
-            self.states,
-            self.with_log,
-            self.resumed,
-            self.failures.len(),
-            self.time_running.as_secs_f64(),
-            self.time_judging.as_secs_f64()
-        )
-    }
-
-    /// # Panics
-    /// Where fewer promises were put to the test, or fewer states had a log to be replayed, than this: a run that makes no promise breaks
-    /// none.
-    pub fn must_have_tested(&self, promises: u64, with_log: u64) {
-        let least = |usual: u64| usual * percent().min(100) / 100;
-        let (promises, with_log) = (least(promises), least(with_log));
-        let Tally { promises: made, with_log: logs, .. } = self;
-        assert!(*made >= promises, "only {made} promises were tested, not {promises}");
-        assert!(*logs >= with_log, "only {logs} states had a log, not {with_log}");
-    }
-
-    /// # Panics
-    /// Where something failed, with all that is needed to repeat it. `again` judges a script anew, for making it shorter.
-    pub fn must_be_clean(&self, what: &str, again: impl Fn(&[Op]) -> Tally) {
-        say(&self.line(what));
-        let mut classes: BTreeMap<String, Vec<&Failure>> = BTreeMap::new();
-        for failure in &self.failures {
-            classes.entry(failure.class()).or_default().push(failure);
-        }
-        let mut told = String::new();
-        for (class, alike) in classes.iter().take(TOLD_MAX) {
-            let Some(shortest) = alike.iter().min_by_key(|f| f.script.len()) else { continue };
-            let fails = |s: &[Op]| again(s).failures.into_iter().find(|f| f.class() == *class);
-            let short = shrink(&shortest.script, TRIES_MAX, |s| fails(s).is_some());
-            let failure = fails(&short).unwrap_or_else(|| (*shortest).clone());
-            let file = std::env::temp_dir().join(format!("oleo-crash-{:08x}.script", crc32c::crc32c(class.as_bytes())));
-            let kept = std::fs::write(&file, to_text(&short));
-            let repeat =
-                kept.map_or(String::new(), |()| format!("  again: cargo xtask crash --script {}", file.display()));
-            told.push_str(&format!("\n--- {} like: {class}\n{failure}{repeat}", alike.len()));
-        }
-        assert!(self.failures.is_empty(), "{what}: {} failures of {} sorts{told}", self.failures.len(), classes.len());
-    }
-}
 
 /// Runs a script and judges states of it. Where `most` is given, at most so many, chosen by the seed.
 pub fn judge_script(base: &Base, script: &[Op], kinds: &Kinds, seed: u64, most: Option<usize>) -> Tally {
@@ -191,44 +64,4 @@ pub fn judge_wrong(
     tally.lengths = run.count(|e| matches!(e, Event::SetLen { .. }));
     tally.resumed = run.resumed.load(std::sync::atomic::Ordering::Relaxed);
     tally
-}
-
-/// Tells counts. Not println!: the test runner swallows that of tests that pass.
-pub fn say(line: &str) {
-    let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
-}
-
-/// `OLEO_CRASH_SHARE`, a number of percent; in CI never less than all.
-fn percent() -> u64 {
-    let percent = std::env::var("OLEO_CRASH_SHARE").ok().and_then(|s| s.parse().ok()).unwrap_or(100);
-    if std::env::var_os("CI").is_some() { percent.max(100) } else { percent }
-}
-
-/// So many for CI; `OLEO_CRASH_SHARE` makes it as many times more, in percent.
-pub fn share(usual: u64) -> u64 {
-    (usual * percent()).div_ceil(100)
-}
-
-/// The first seed of a test: the usual one, and `OLEO_CRASH_OFFSET` more.
-pub fn seed_from(usual: u64) -> u64 {
-    usual + std::env::var("OLEO_CRASH_OFFSET").ok().and_then(|s| s.parse().ok()).unwrap_or(0)
-}
-
-/// Works through all scripts on all cores.
-pub fn in_parallel(count: usize, work: impl Fn(usize) -> Tally + Sync) -> Tally {
-    let next = Mutex::new(0..count);
-    let total = Mutex::new(Tally::default());
-    let threads = std::thread::available_parallelism().map_or(2, |n| n.get());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let Some(i) = next.lock().unwrap().next() else { return };
-                    let one = work(i);
-                    total.lock().unwrap().add(one);
-                }
-            });
-        }
-    });
-    total.into_inner().unwrap()
 }
