@@ -13,7 +13,7 @@ use crate::place::{Kind, Place, family, open, refused};
 family!(
     "";
     made_and_used after made_after, borders, rmdir_of_an_empty_one, snapshot_keeps_the_past after snapshot_after, snapshot_of_unsynced_data after unsynced_after,
-    read_only_snapshot, opening_in_a_read_only_one limited "the kernel checks this on opening, and does not know of subvolumes" with "Read-only file system (os error 30)", numbers_are_unique, deleted_while_in_use, deleted_with_files after deleted_after, renaming_a_subvolume after renamed_after,
+    read_only_snapshot, read_only_ones_keep_their_parent, opening_in_a_read_only_one limited "the kernel checks this on opening, and does not know of subvolumes" with "Read-only file system (os error 30)", numbers_are_unique, deleted_while_in_use, deleted_with_files after deleted_after, renaming_a_subvolume after renamed_after,
     nested_are_left_out, clones_into_a_snapshot, parent_of_the_top,
 );
 
@@ -128,6 +128,24 @@ fn read_only_snapshot(at: &Place) {
     refused(rustix::fs::link(s.join("f"), s.join("g")), Errno::ROFS);
     refused(rustix::fs::setxattr(s.join("f"), "user.a", b"x", rustix::fs::XattrFlags::empty()), Errno::ROFS);
     assert_eq!(fs::read(s.join("f")).unwrap(), b"x");
+}
+
+/// A directory that gets another parent is written to; one that gets another name is not.
+fn read_only_ones_keep_their_parent(at: &Place) {
+    let v = at.subvolume("v");
+    fs::create_dir(v.join("d")).unwrap();
+    at.subvolume_command(&["snapshot".as_ref(), "-r".as_ref(), v.as_os_str(), at.at("s").as_os_str()]);
+    at.subdir("other");
+    at.subdir("other/plain");
+    refused(rustix::fs::rename(at.at("s"), at.at("other/s")), Errno::ROFS);
+    let swap = RenameFlags::EXCHANGE;
+    refused(rustix::fs::renameat_with(CWD, at.at("s"), CWD, at.at("other/plain"), swap), Errno::ROFS);
+    refused(rustix::fs::renameat_with(CWD, at.at("other/plain"), CWD, at.at("s"), swap), Errno::ROFS);
+    rustix::fs::rename(at.at("s"), at.at("again")).unwrap();
+    rustix::fs::renameat_with(CWD, at.at("again"), CWD, at.at("other"), swap).unwrap();
+    assert!(at.at("other/d").is_dir() && at.at("again/plain").is_dir());
+    // What can be written moves.
+    rustix::fs::rename(&v, at.at("again/v")).unwrap();
 }
 
 fn opening_in_a_read_only_one(at: &Place) {

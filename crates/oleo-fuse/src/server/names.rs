@@ -119,8 +119,26 @@ impl Server {
             }
             _ => return Err(Errno::EINVAL),
         };
+        if !from_dir.same(&to_dir) {
+            self.may_get_parent(&from_dir, from)?;
+            if mode == RenameMode::Exchange {
+                self.may_get_parent(&to_dir, to)?;
+            }
+        }
         self.fs.rename(&from_dir, from, &to_dir, to, mode).map_err(|e| self.errno("rename", &e))?;
         self.keep_names(&[&from_dir, &to_dir])
+    }
+
+    /// A directory that gets another parent counts as written to: its `..` changes. The kernel asks for permission, and does not know
+    /// that one which begins a read-only subvolume cannot be written.
+    fn may_get_parent(&self, dir: &InodeRef, name: &[u8]) -> Answer {
+        let found = self.fs.lookup(dir, name).map_err(|e| self.errno("rename", &e))?;
+        match found {
+            Some(inode) if inode.subvol().is_read_only() && self.fs.attr(&inode).kind == FileKind::Dir => {
+                Err(Errno::EROFS)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Entries of these directories have changed: makes them durable on a mount that was asked for with `dirsync` or `sync`.
