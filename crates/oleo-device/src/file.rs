@@ -73,9 +73,11 @@ fn patience(by: &User) -> Duration {
     match by {
         // A process that is ending shows no open files any more, and still holds their locks for a while.
         User::Lock => ENDING_PATIENCE,
+        // Nobody has it mounted, or that would be the reason: the kernel lets go of a mount a while after that is gone.
+        User::Kernel => ENDING_PATIENCE,
         User::Writer { command, .. } if command == OWN_NAME => ENDING_PATIENCE,
         User::Writer { .. } => IN_USE_PATIENCE,
-        User::Mounted { .. } | User::Served { .. } | User::Kernel => Duration::ZERO,
+        User::Mounted { .. } | User::Served { .. } => Duration::ZERO,
     }
 }
 
@@ -85,7 +87,7 @@ impl FileDevice {
     ///
     /// A process that has just been started holds what its parent had open until it has replaced itself: someone who uses
     /// the file may be gone in a moment, so it is tried again for as long as `IN_USE_PATIENCE`. So may a server whose mount is gone
-    /// (were it mounted, that would be the reason): `ENDING_PATIENCE`.
+    /// (were it mounted, that would be the reason), and the kernel with what it held of one: `ENDING_PATIENCE`.
     pub fn open(path: &Path, opts: &FileOptions) -> Result<FileDevice, DeviceError> {
         let start = Instant::now();
         loop {

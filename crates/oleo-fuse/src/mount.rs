@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use oleo::{Device, ErrorKind, Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
 use oleo_device::mountinfo::mount_on;
@@ -21,6 +21,10 @@ use crate::unmount::LOST;
 
 /// Inodes kept beyond those that the kernel knows.
 const INODES_MAX: usize = 32 * 1024;
+/// How long a device is waited for that somebody holds who does not serve it: the kernel's rest of a mount before this one.
+const LETTING_GO: Duration = Duration::from_secs(2);
+/// How long between two tries.
+const HOLD_AGAIN: Duration = Duration::from_millis(10);
 /// The part of the type behind `fuse.` when nobody gives one.
 const SUBTYPE: &str = "oleo";
 
@@ -162,16 +166,25 @@ fn attach_options(plan: &Plan, first: &Path, block: bool) -> AttachOptions {
     }
 }
 
-/// Holds a block device, so that neither the kernel nor anybody else who asks takes it.
+/// Holds a block device, so that neither the kernel nor anybody else who asks takes it. Who was served there before lets go of it a
+/// moment after the server has ended.
 fn claim(device: &Path, open: &OpenOptions) -> Result<std::fs::File, MountError> {
     use std::os::unix::fs::OpenOptionsExt;
     let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;
-    let claimed = std::fs::OpenOptions::new().read(true).custom_flags(exclusive).open(device);
-    claimed.map_err(|source| match Image::open(device, open) {
-        // That names who has it.
-        Err(error) => error.into(),
-        Ok(_) => oleo::Error::Host { what: "hold", path: device.to_path_buf(), source }.into(),
-    })
+    let hold = || std::fs::OpenOptions::new().read(true).custom_flags(exclusive).open(device);
+    if let Ok(claimed) = hold() {
+        return Ok(claimed);
+    }
+    // That waits for a server which is ending, or names who has it.
+    drop(Image::open(device, open)?);
+    let begun = Instant::now();
+    loop {
+        match hold() {
+            Ok(claimed) => return Ok(claimed),
+            Err(_) if begun.elapsed() < LETTING_GO => std::thread::sleep(HOLD_AGAIN),
+            Err(source) => return Err(oleo::Error::Host { what: "hold", path: device.to_path_buf(), source }.into()),
+        }
+    }
 }
 
 /// The root directory of the subvolume to show.

@@ -153,8 +153,8 @@ impl Error {
             Error::At { source, .. } => source.hint(),
             Error::Log(_) => Some(LOG),
             Error::Control(error) => error.hint.as_deref(),
-            // Of a mount by the kernel the error itself says what to do.
-            Error::Device(error) if matches!(&**error, DeviceError::InUse { by, .. } if !matches!(by, User::Mounted { .. })) => {
+            // Of a mount the error itself says what to do.
+            Error::Device(error) if matches!(&**error, DeviceError::InUse { by, .. } if !matches!(by, User::Mounted { .. } | User::Served { .. })) => {
                 Some("unmount it, or end the program that uses it")
             }
             Error::Volume(error) if matches!(**error, VolumeError::Missing { .. }) => {
