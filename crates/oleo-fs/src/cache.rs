@@ -25,9 +25,10 @@ const SHARDS: usize = 64;
 /// within one read of a tree.
 const LOADS_MAX: usize = 100;
 
-/// How much a shard grows after a sweep that could not evict enough before the next: dirty inodes cannot go, and
-/// looking at each of them time and again would cost more than it frees.
-const SWEEP_GROWTH: usize = 4;
+/// How much a shard grows after a sweep that could not evict enough before the next: dirty inodes cannot go, nor those that the kernel
+/// knows, and looking at each of them time and again would cost more than it frees. Where nothing is committed, this is how many there are
+/// at most for each that is held.
+const SWEEP_GROWTH: usize = 2;
 
 /// A sweep after a commit was worth it if it evicted one of so many.
 const WORTH_PART: usize = 16;
@@ -189,6 +190,21 @@ impl InodeCache {
         for shard in &self.shards {
             shard.lock().trim(self.shard_max);
         }
+    }
+
+    /// Evicts what nobody holds any more, where that may be a lot.
+    pub(crate) fn shed(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            if shard.inodes.len() > self.shard_max {
+                shard.sweep(self.shard_max);
+            }
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().inodes.len()).sum()
     }
 
     /// Everything in memory, dropped: for the end.

@@ -67,6 +67,16 @@ impl Fs {
         &self.0.core
     }
 
+    /// How many inodes are in memory.
+    pub fn inodes_in_memory(&self) -> usize {
+        self.core().cache.len()
+    }
+
+    /// Lets go of inodes beyond [`FsOptions::inodes_max`] that nobody holds any more; commits do that, too.
+    pub fn shed(&self) {
+        self.core().cache.shed();
+    }
+
     /// The engine below.
     pub fn engine(&self) -> &Engine {
         self.0.core.engine()

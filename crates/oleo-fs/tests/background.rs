@@ -475,3 +475,31 @@ fn callers_may_use_the_shared_threads() -> Result<()> {
     worker.join().expect("a thread panicked");
     Ok(())
 }
+
+/// Goal: inodes that nobody holds any more go when they are asked to, without a commit, down to what is kept for later; those that
+/// are held stay, and while many are held no more than as many again are in memory.
+/// Method: many files held, then nearly none; then many looked up and let go of.
+#[test]
+fn inodes_are_let_go_of() -> Result<()> {
+    const FILES: usize = 12_000;
+    const KEPT: usize = 64;
+    let fs = open(memory(256 * MIB)?, &FsOptions { inodes_max: KEPT, ..FsOptions::default() })?;
+    let mut held = (0..FILES).map(|n| file(&fs, &format!("f{n}"))).collect::<Result<Vec<_>>>()?;
+    fs.sync()?;
+    assert!(fs.inodes_in_memory() >= FILES);
+    held.truncate(10);
+    fs.shed();
+    let left = fs.inodes_in_memory();
+    // A sector of the cache has one too many at most, and the root and what else is no file are there, too.
+    assert!((10..KEPT * 3 + 10).contains(&left), "{left} inodes");
+
+    let root = fs.root(TreeId::FS)?;
+    let find = |n: usize| fs.lookup(&root, format!("f{n}").as_bytes())?.context("a file");
+    held.extend((0..FILES / 4).map(find).collect::<Result<Vec<_>>>()?);
+    for n in 0..FILES {
+        find(n)?;
+    }
+    let most = fs.inodes_in_memory();
+    assert!(most <= FILES / 4 * 2 + KEPT * 3, "{most} inodes");
+    Ok(())
+}

@@ -146,6 +146,7 @@ fn commit(bell: &Bell, server: &Server, log: &Log, every: Duration) {
 
 fn prune(bell: &Bell, server: &Server) {
     while !bell.wait(LOOK_UP) {
+        server.shed();
         // What is asked of the kernel it does at once, but for what is in use: there may be more.
         while server.prune() {
             if bell.wait(BREATH) {

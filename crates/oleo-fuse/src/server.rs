@@ -40,6 +40,7 @@ mod xattr;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
 use oleo::{Fs, Image};
@@ -64,6 +65,8 @@ pub struct Server {
     nodes: Nodes,
     /// Beyond so many nodes the kernel is asked to forget some.
     nodes_max: usize,
+    /// The most there were since the file system was last had to let go of inodes.
+    nodes_most: AtomicUsize,
     options: MountOptions,
     atime: Atime,
     notifier: OnceLock<Arc<dyn Notifier>>,
@@ -93,6 +96,7 @@ impl Server {
             nodes: Nodes::new(root),
             nodes_max: usize::try_from(options.nodes_max.unwrap_or_else(crate::memory::nodes_max))
                 .unwrap_or(usize::MAX),
+            nodes_most: AtomicUsize::new(0),
             options,
             atime,
             notifier: OnceLock::new(),

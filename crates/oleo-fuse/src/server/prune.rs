@@ -4,8 +4,12 @@
 //! runs short. So above `nodes=` it is asked to forget those that no request has named for a while: by their numbers
 //! (FUSE_NOTIFY_PRUNE, Linux 6.18), or, on older kernels, by the names of files. What somebody has open stays. And listings do not
 //! bring inodes along while there are nearly too many (`dir`).
+//!
+//! What the kernel has forgotten stays in the file system's cache until a commit sweeps that; a mount that only reads has no commits. So
+//! when half of what was known is forgotten, the cache is swept.
 
 use std::io;
+use std::sync::atomic::Ordering;
 
 use oleo::FileKind;
 
@@ -14,6 +18,8 @@ use crate::transport::Notifier;
 
 /// Nodes that one notice names.
 const AT_ONCE: usize = 256;
+/// Fewer nodes than this are not worth a sweep.
+const SHED_MIN: usize = 16 << 10;
 
 impl Server {
     /// Whether the kernel had better not be told inodes that it did not ask for.
@@ -43,7 +49,17 @@ impl Server {
         numbers.is_empty() || self.nodes.count() < count
     }
 
-    /// The same for kernels that cannot be asked by number. Directories stay: the kernel would take away what is mounted on them.
+    /// Has the file system let go of inodes where the kernel has forgotten half of those that it knew, or more.
+    pub(crate) fn shed(&self) {
+        // The prune thread alone comes here.
+        let mut most = self.nodes_most.load(Ordering::Relaxed);
+        if has_halved(&mut most, self.nodes.count()) {
+            self.fs.shed();
+        }
+        self.nodes_most.store(most, Ordering::Relaxed);
+    }
+
+    /// What `prune` does, for kernels that cannot be asked by number. Directories stay: the kernel would take away what is mounted on them.
     fn prune_names(&self, notifier: &dyn Notifier, idle: &[(u64, oleo_fs::InodeRef)]) {
         for (_, inode) in idle {
             if inode.is_stub() || self.fs.attr(inode).kind == FileKind::Dir {
@@ -56,5 +72,28 @@ impl Server {
                 }
             }
         }
+    }
+}
+
+/// Whether there are half as many as the most there were since it was last said, or fewer.
+fn has_halved(most: &mut usize, count: usize) -> bool {
+    let halved = *most >= SHED_MIN && count <= *most / 2;
+    *most = if halved { count } else { count.max(*most) };
+    halved
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a sweep is asked for once when half of the nodes are forgotten, however slowly, and not for a few.
+    #[test]
+    fn halves() {
+        let mut most = 0;
+        let mut halved = |count| has_halved(&mut most, count);
+        assert!(!halved(100) && !halved(0));
+        assert!(!halved(100_000) && !halved(90_000) && !halved(50_001) && halved(50_000));
+        assert!(!halved(49_000) && !halved(60_000) && !halved(30_001) && halved(20_000));
+        assert!(halved(10_000) && !halved(1));
     }
 }

@@ -169,6 +169,7 @@ impl Ask<'_> {
             Request::Stats => Reply::Stats(Box::new(Stats {
                 log: fs.log_stats().into(),
                 qgroup: QgroupStats { dirty_extents: fs.engine().quota_dirty_extents() },
+                inodes: fs.inodes_in_memory() as u64,
                 nodes: None,
             })),
             Request::Usage => {

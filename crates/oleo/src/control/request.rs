@@ -746,6 +746,9 @@ pub struct Stats {
     /// Quota.
     #[serde(default)]
     pub qgroup: QgroupStats,
+    /// The inodes in memory: those that the kernel knows, and some more.
+    #[serde(default)]
+    pub inodes: u64,
     /// Of a mount: the inodes that the kernel knows.
     #[serde(default)]
     pub nodes: Option<u64>,

@@ -34,6 +34,7 @@ impl Args {
         }
         show(&stats.log);
         println_or_end(&format!("{:30}{:>12}", "qgroup.dirty_extents", stats.qgroup.dirty_extents));
+        println_or_end(&format!("{:30}{:>12}", "inodes in memory", stats.inodes));
         if let Some(nodes) = stats.nodes {
             println_or_end(&format!("{:30}{nodes:>12}", "inodes known to the kernel"));
         }
