@@ -337,6 +337,37 @@ fn again_at_once() {
     bed.must_hold("file", b"content");
 }
 
+/// Goal: a device is waited for that the kernel has not let go of yet, since the mount before is just ending; not for long.
+/// Method: a loop device held here in the kernel's place, for a moment, and for good.
+#[test]
+fn held_a_moment_longer() {
+    let Some(bed) = Bed::new() else { return };
+    let dir = bed.scratch.dir("mnt").unwrap();
+    let _guard = Unmounted(&dir);
+    let device = Loop::attach(&bed.image, ReadOnly::No).unwrap();
+    let mount = ["mount".as_ref(), device.path().as_os_str(), dir.as_os_str()];
+    let hold =
+        || rustix::fs::open(device.path(), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let held = hold();
+    std::thread::scope(|threads| {
+        threads.spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            drop(held);
+        });
+        bed.oleo_ok(&mount);
+    });
+    bed.oleo_ok(&["unmount".as_ref(), dir.as_os_str()]);
+    let held = hold();
+    let out = bed.oleo(&mount);
+    assert!(
+        !out.status.success() && String::from_utf8_lossy(&out.stderr).contains("the kernel holds it exclusively"),
+        "{out:?}"
+    );
+    drop(held);
+    drop(device);
+    bed.must_hold("file", b"content");
+}
+
 /// Goal: the kernel knows about as many inodes as `nodes=` says, however many were looked at; what is open stays, and what was
 /// forgotten is found again. Method: many files, listed, looked at and read, some held open; the count as `filesystem stats` has it.
 #[test]
