@@ -1,7 +1,7 @@
 //! How much of a device the file system uses: more, or less.
 //!
 //! Normal path: (1) everything is committed, so that the chunks in the trees are those in memory; (2) what is asked for
-//! becomes a number of bytes; (3) when shrinking, new chunks are kept out of what goes (`Volume::keep_free_behind`), and the
+//! becomes a number of bytes; (3) when shrinking, new chunks are kept out of what goes (`Engine::keep_free_behind`), and the
 //! groups that have a piece there are closed and moved ([`empty`]), the highest address first; (4) the device's item changes, in the
 //! volume and in the chunk tree at once, so that no new chunk goes by the old size (`Staged::resize_device`); (5) a commit;
 //! (6) a file that became too long is cut.
@@ -130,8 +130,7 @@ pub fn resize(fs: &Fs, balancer: &Balancer, devid: Option<DevId>, to: NewSize) -
 
 /// Makes a device smaller; answers how many groups were moved for that.
 fn shrink(fs: &Fs, devid: DevId, now: ByteLen, goes_on: &dyn Fn() -> bool) -> Result<u64, JobError> {
-    let volume = fs.engine().volume().clone();
-    let _kept = volume.keep_free_behind(devid, now)?;
+    let _kept = fs.engine().keep_free_behind(devid, now)?;
     let mut moved = 0;
     for _ in 0..ROUNDS_MAX {
         moved += empty(fs, devid, now, goes_on)?;

@@ -3,10 +3,14 @@
 //! A pool is the space of one kind (data, metadata, system; on a mixed volume data and metadata are one pool). Its one
 //! number that matters is `committed`: everything in writable groups that is not free, plus everything reserved.
 //!
-//! 1. `Reservation`s raise it by compare-and-swap, never past `capacity + growth`.
+//! 1. `Reservation`s raise it by compare-and-swap, never past `limit`, which is `capacity + growth`.
 //! 2. An allocation against a reservation turns reserved bytes into used ones: `committed` stays as it is, so nothing
 //!    is counted twice and nothing can slip in between.
 //! 3. Freed bytes lower it once they are really free (pinned ones are not).
+//! 4. Whoever takes something out of the limit commits it first, so that it is nobody's, then lowers the limit, then uncommits it. A
+//!    reservation that has read the old limit may find `committed` at the value it knows all the same (what was taken was an empty
+//!    group, say); so it looks at the limit again when it is in, and steps back.
+//! 5. A group that is made out of growth raises and lowers the limit in one step: it is never higher than what there is.
 //!
 //! Invariants: at rest `committed = reserved + Σ (len − free)` over writable groups. The one way past the limit is
 //! [`Pool::overdraw`], for tree blocks that a running commit cannot do without.
@@ -32,6 +36,8 @@ pub(crate) struct Pool<W = AtomicU64> {
     pub(crate) reserved: W,
     /// What new chunks could add, as last told.
     pub(crate) growth: W,
+    /// The sum of the two: a number of its own, so that both can change at once.
+    pub(crate) limit: W,
     /// Bytes freed by a transaction that is not durable yet.
     pub(crate) pinned: W,
     /// Searches of the sort that must not miss anything, in their last pass.
@@ -48,17 +54,29 @@ impl<W: Word> Pool<W> {
     pub(crate) fn commit_some(&self, max: u64, min: u64, unit: u64) -> Option<u64> {
         let mut now = self.committed.load();
         loop {
-            let limit = self.capacity.load().saturating_add(self.growth.load());
-            let room = limit.saturating_sub(now);
+            let room = self.limit.load().saturating_sub(now);
             let got = if room >= max { max } else { room / unit * unit };
             if got < min {
                 return None;
             }
             match self.committed.exchange(now, now + got) {
-                Ok(_) => return Some(got),
+                Ok(_) if got == 0 || self.limit.load() >= now + got => return Some(got),
+                // The limit has sunk since it was read.
+                Ok(_) => now = self.committed.sub(got) - got,
                 Err(seen) => now = seen,
             }
         }
+    }
+
+    /// Lowers the limit by `len` bytes, if that many are nobody's, and has `change` say so elsewhere; of them, `free` were to be had.
+    pub(crate) fn take_out(&self, len: u64, free: u64, change: impl FnOnce()) -> bool {
+        if self.commit_some(free, free, 1).is_none() {
+            return false;
+        }
+        change();
+        self.limit.sub(len);
+        self.uncommit(len);
+        true
     }
 
     /// Commits `len` bytes whether or not they fit.
@@ -113,6 +131,8 @@ impl Pool {
             (&self.capacity, &other.capacity),
             (&self.committed, &other.committed),
             (&self.reserved, &other.reserved),
+            (&self.growth, &other.growth),
+            (&self.limit, &other.limit),
             (&self.pinned, &other.pinned),
             (&self.used, &other.used),
         ];

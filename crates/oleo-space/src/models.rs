@@ -74,8 +74,7 @@ fn upper_bits_are_right_at_rest() {
 fn promises_are_kept_in_every_order() {
     check(|| {
         let pool: Arc<Pool<AtomicU64>> = Arc::new(Pool::default());
-        pool.capacity.add(8);
-        pool.growth.add(2);
+        pool.limit.add(10);
         let held = Arc::new(AtomicU64::new(0));
         let take = |len: u64| -> Box<dyn FnOnce() + Send> {
             let (pool, held) = (pool.clone(), held.clone());
@@ -92,6 +91,31 @@ fn promises_are_kept_in_every_order() {
         let greed = Box::new(move || assert_eq!(greedy.commit_some(11, 11, 1), None));
         threads(vec![take(3), take(3), take(4), greed]);
         assert_eq!(Word::load(&pool.committed), 0);
+    });
+}
+
+/// Goal: who is let in beside somebody who takes space away is within what is left, also where the count is the same again.
+/// Method: a pool of ten, of which one thread takes four out, as an empty group is; others commit what fits only before, or only
+/// after.
+#[test]
+fn a_limit_that_sinks_is_seen() {
+    check(|| {
+        let pool: Arc<Pool<AtomicU64>> = Arc::new(Pool::default());
+        pool.limit.add(10);
+        let take = |len: u64| -> Box<dyn FnOnce() + Send> {
+            let pool = pool.clone();
+            Box::new(move || {
+                let _ = pool.commit_some(len, len, 1);
+            })
+        };
+        let sinking = pool.clone();
+        let sink = Box::new(move || {
+            let _ = sinking.take_out(4, 4, || {});
+        });
+        threads(vec![take(7), take(3), sink]);
+        let (committed, limit) = (Word::load(&pool.committed), Word::load(&pool.limit));
+        assert!(committed <= limit, "{committed} of {limit}");
+        assert!(limit == 6 || committed > 6, "it was free to be taken out");
     });
 }
 

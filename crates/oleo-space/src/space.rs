@@ -191,20 +191,20 @@ impl Inner {
     /// Takes a group's space out of what may be promised; `false` where it has been promised.
     fn close(&self, group: &Group) -> bool {
         let pool = self.pool_of(group);
-        let free = group.free.load(SeqCst);
-        if pool.commit_some(free, free, 1).is_none() {
-            return false;
-        }
-        pool.capacity.fetch_sub(group.len(), SeqCst);
-        pool.uncommit(group.len());
-        true
+        let len = group.len();
+        pool.take_out(len, group.free.load(SeqCst), || {
+            pool.capacity.fetch_sub(len, SeqCst);
+        })
     }
 
-    /// The opposite of [`Self::close`].
-    fn reopen(&self, group: &Group) {
+    /// The opposite of [`Self::close`]; growth is another from then on, where that is told.
+    fn reopen(&self, group: &Group, growth: Option<u64>) {
         let pool = self.pool_of(group);
         pool.overdraw(group.len());
         pool.capacity.fetch_add(group.len(), SeqCst);
+        let told = growth.map_or(0, |growth| growth.wrapping_sub(pool.growth.swap(growth, SeqCst)));
+        // Wrapping addition of a negative number is subtraction.
+        pool.limit.fetch_add(group.len().wrapping_add(told), SeqCst);
         pool.uncommit(group.free.load(SeqCst));
     }
 }
@@ -254,6 +254,20 @@ impl Space {
     /// Adds a block group. `free`: its free runs where they are known (a new chunk: all of it), else they are loaded
     /// when needed. Cheapest in rising order.
     pub fn add_group(&self, info: GroupInfo, free: Option<Vec<Run>>) -> Result<(), SpaceError> {
+        self.add_group_telling(info, free, None)
+    }
+
+    /// The same for a group that was made out of growth: of that, so much is left.
+    pub fn add_grown(&self, info: GroupInfo, free: Vec<Run>, growth: ByteLen) -> Result<(), SpaceError> {
+        self.add_group_telling(info, Some(free), Some(growth.0))
+    }
+
+    fn add_group_telling(
+        &self,
+        info: GroupInfo,
+        free: Option<Vec<Run>>,
+        growth: Option<u64>,
+    ) -> Result<(), SpaceError> {
         let inner = &*self.inner;
         let ranges = free.map(|mut runs| {
             runs.sort_unstable();
@@ -262,7 +276,7 @@ impl Space {
         });
         let ranges = ranges.transpose()?;
         let loaded = ranges.is_some();
-        self.add_block(std::slice::from_ref(&info), ranges)?;
+        self.add_block(std::slice::from_ref(&info), ranges, growth)?;
         if loaded && let Ok(group) = self.with_group(info.start, |_, group| group.keep()) {
             inner.residents.note(&mut group.state.lock());
             inner.residents.push(&group);
@@ -273,11 +287,16 @@ impl Space {
     /// Adds many groups whose free runs are not known: for less memory than one by one. Where one is refused, those before
     /// it may have been added.
     pub fn add_groups(&self, infos: &[GroupInfo]) -> Result<(), SpaceError> {
-        infos.chunks(BLOCK_GROUPS_MAX).try_for_each(|some| self.add_block(some, None))
+        infos.chunks(BLOCK_GROUPS_MAX).try_for_each(|some| self.add_block(some, None, None))
     }
 
-    /// Adds groups that share a piece of memory; `free` is of the first.
-    fn add_block(&self, infos: &[GroupInfo], mut free: Option<Vec<(u64, u64)>>) -> Result<(), SpaceError> {
+    /// Adds groups that share a piece of memory; `free` is of the first, and `growth` what is left with it.
+    fn add_block(
+        &self,
+        infos: &[GroupInfo],
+        mut free: Option<Vec<(u64, u64)>>,
+        growth: Option<u64>,
+    ) -> Result<(), SpaceError> {
         let is_whole =
             |info: &GroupInfo| info.len.0 > 0 && info.start.checked_add(info.len).is_some() && info.used <= info.len;
         if let Some(bad) = infos.iter().find(|info| !is_whole(info)) {
@@ -296,7 +315,7 @@ impl Space {
                 pool.total.fetch_add(group.len(), SeqCst);
                 pool.used.fetch_add(group.used.load(SeqCst), SeqCst);
                 if group.is_open() {
-                    inner.reopen(group);
+                    inner.reopen(group, growth);
                 }
             }
             Ok(())
@@ -347,7 +366,7 @@ impl Space {
             }
             group.read_only.store(read_only, SeqCst);
             if !read_only {
-                inner.reopen(&group);
+                inner.reopen(&group, None);
             }
             let freed_len = if read_only { 0 } else { group.free.load(SeqCst) };
             inner.refile(table, &group, &mut state, freed_len);
@@ -452,10 +471,23 @@ impl Space {
         Ok(Reservation { inner: self.share(), kind, left: AtomicU64::new(len.0) })
     }
 
-    /// Tells how many bytes new chunks could add to a kind. When a chunk is made, first lower the growth, then add the
-    /// group.
+    /// Tells how many bytes new chunks could add to a kind, whatever of it is promised already. When a chunk is made of them,
+    /// [`add_grown`](Self::add_grown) tells what is left. One thread at a time tells.
     pub fn set_growth(&self, kind: Kind, len: ByteLen) {
-        self.inner.pool(kind).growth.store(len.0, SeqCst);
+        let pool = self.inner.pool(kind);
+        // Wrapping addition of a negative number is subtraction.
+        pool.limit.fetch_add(len.0.wrapping_sub(pool.growth.swap(len.0, SeqCst)), SeqCst);
+    }
+
+    /// The same, but less is told only where what is no longer there was promised to nobody; whether it was told.
+    pub fn tell_growth(&self, kind: Kind, len: ByteLen) -> bool {
+        let pool = self.inner.pool(kind);
+        let less = pool.growth.load(SeqCst).saturating_sub(len.0);
+        if less > 0 {
+            return pool.take_out(less, less, || pool.growth.store(len.0, SeqCst));
+        }
+        self.set_growth(kind, len);
+        true
     }
 
     /// The bytes of a kind. Exact while nothing is going on; each number by itself is right at any time.

@@ -5,9 +5,10 @@
 //! settling records the plans. Until then nothing on disk names the chunk, and nothing that names space in it can be
 //! committed before it.
 //!
-//! Metadata is reserved against groups that exist, never against hope: reservations that do not fit grow a chunk at once.
-//! So an operation that was let in cannot meet a full disk in its commit. No chunk is made for a request that could not be met
-//! even if all that is unallocated became chunks for it.
+//! Data is reserved against groups that exist: reservations that do not fit grow a chunk at once. Metadata is reserved against
+//! what is unallocated, too (see `outlook`): bursts of promises come and go, and a group is made when a block finds no other place. So an
+//! operation that was let in cannot meet a full disk in its commit. No chunk is made for a request that could not be met even if all
+//! that is unallocated became chunks for it.
 //!
 //! Locks: rank 12, one grower at a time; below those of `space`. Crash: a chunk that was not recorded never was.
 
@@ -15,14 +16,14 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Instant;
 
 use hashbrown::HashMap;
-use oleo_format::{BlockGroupFlags, ByteLen, Key, Logical};
+use oleo_format::{BlockGroupFlags, ByteLen, DevId, Key, Logical};
 use oleo_space::{Goal, Grant, GroupInfo, Kind, Refusal, Reservation, Run, Want};
 use oleo_tree::Change;
-use oleo_volume::{ChunkWant, VolumeError};
+use oleo_volume::{ChunkPlan, ChunkWant, KeptFree, Outlook, VolumeError};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::TxnError;
-use crate::engine::{DataWant, Inner, Need};
+use crate::engine::{DataWant, Engine, Inner, Need};
 
 /// Chunks that one request may make: the largest request over the smallest chunk, with room to spare.
 const GROW_MAX: u32 = 1 << 20;
@@ -45,6 +46,9 @@ pub(crate) struct Growth {
     /// Groups that nothing is in, and since when that is known (see `relocate::idle`).
     pub(crate) idle: Mutex<HashMap<Logical, Instant>>,
     bytes_used: AtomicI64,
+    /// What of the devices belonged to nobody when metadata's growth was told; `u64::MAX` until then. While that is the same, so is the
+    /// growth.
+    told_of: AtomicU64,
     /// Type and profile of the newest group of each kind as the volume was opened, which those to come are made like; 0 where
     /// there was none.
     profiles: [AtomicU64; 3],
@@ -57,6 +61,7 @@ impl Growth {
             growing: Mutex::new(()),
             idle: Mutex::new(HashMap::new()),
             bytes_used: AtomicI64::new(i64::try_from(bytes_used).unwrap_or(i64::MAX)),
+            told_of: AtomicU64::new(u64::MAX),
             profiles: Default::default(),
         }
     }
@@ -133,6 +138,17 @@ pub(crate) fn without(all: Run, cut: &[(Logical, ByteLen)]) -> Vec<(Logical, Byt
     free
 }
 
+/// Metadata groups to come that may be promised before they are there: gigabytes. Where that is not enough, groups are made.
+const OUTLOOK_CHUNKS_MAX: u32 = 8;
+/// Blocks that such a group has at least: shorter ones would hold little but their own records.
+const OUTLOOK_BLOCKS_MIN: u64 = 256;
+/// Blocks of each that are not promised: its records change leaves of five trees, a path each, twice.
+const OUTLOOK_BLOCKS_LOST: u64 = 64;
+/// Times that a chunk of data is tried again at half the length, so that what is promised to metadata has its place.
+const SHORTER_MAX: u32 = 12;
+/// No data chunk is made shorter than this for that reason, bytes.
+const SHORTEST_LEN: u64 = 1 << 20;
+
 /// A new chunk of an image that is to be cut to size may be as large as this part of all chunks before it.
 const CHUNK_SHARE: u64 = 16;
 
@@ -140,6 +156,19 @@ impl Inner {
     /// Makes one chunk of a kind; `false` when the devices have no room for one.
     pub(crate) fn grow(&self, kind: Kind) -> Result<bool, TxnError> {
         let _one = self.growth.growing.lock();
+        self.grow_held(kind)
+    }
+
+    /// The same for whoever found nothing in the groups that there were: several at once are served by one chunk.
+    fn grow_beyond(&self, kind: Kind, seen: ByteLen) -> Result<bool, TxnError> {
+        let _one = self.growth.growing.lock();
+        if self.space.totals(kind).total > seen {
+            return Ok(true);
+        }
+        self.grow_held(kind)
+    }
+
+    fn grow_held(&self, kind: Kind) -> Result<bool, TxnError> {
         if kind != Kind::System {
             self.grow_system()?;
         }
@@ -174,12 +203,38 @@ impl Inner {
 
     fn grow_locked(&self, kind: Kind) -> Result<bool, TxnError> {
         let flags = self.profile_of(kind);
-        let want = ChunkWant { len_max: self.chunk_len_max(), ..ChunkWant::new(flags) };
-        let plan = match self.volume.propose_chunk(&want) {
-            Ok(plan) => plan,
-            Err(VolumeError::NoRoom { .. } | VolumeError::SystemArrayFull) => return Ok(false),
-            Err(e) => return Err(e.into()),
-        };
+        let mut want = ChunkWant { len_max: self.chunk_len_max(), ..ChunkWant::new(flags) };
+        for _ in 0..SHORTER_MAX {
+            let plan = match self.volume.propose_chunk(&want) {
+                Ok(plan) => plan,
+                Err(VolumeError::NoRoom { .. } | VolumeError::SystemArrayFull) => return Ok(false),
+                Err(e) => return Err(e.into()),
+            };
+            let growth = self.outlook(Some(&plan));
+            // What is promised to metadata is no place for data. The chunk tree must go on whatever happens.
+            if kind == Kind::System {
+                self.space.set_growth(Kind::Metadata, growth);
+            }
+            if kind != Kind::Data || self.rules.mixed || self.space.tell_growth(Kind::Metadata, growth) {
+                self.add_planned(kind, flags, plan, growth)?;
+                return Ok(true);
+            }
+            want.len_max = Some(ByteLen(plan.map.len.0 / 2));
+            if plan.map.len.0 / 2 < SHORTEST_LEN {
+                break;
+            }
+        }
+        Ok(false)
+    }
+
+    /// A chunk that is made; `growth` is what metadata may grow by beside it.
+    fn add_planned(
+        &self,
+        kind: Kind,
+        flags: BlockGroupFlags,
+        plan: ChunkPlan,
+        growth: ByteLen,
+    ) -> Result<(), TxnError> {
         self.volume.add_chunk(&plan);
         let (start, len) = (plan.map.start, plan.map.len);
         let withheld = self.volume.withheld_ranges_in(&plan.map);
@@ -201,8 +256,78 @@ impl Inner {
         dev_tree.sort_unstable_by_key(|c| c.key);
         let runs = free.iter().map(|(at, len)| Run::new(*at, *len)).collect();
         self.growth.plans.lock().push(NewChunk { start, len, flags, free, chunk_tree, dev_tree });
-        self.space.add_group(info, Some(runs))?;
-        Ok(true)
+        match kind {
+            Kind::Metadata if !self.rules.mixed => self.space.add_grown(info, runs, growth)?,
+            _ => self.space.add_group(info, Some(runs))?,
+        }
+        self.growth.told_of.store(self.unallocated_metadata(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn unallocated_metadata(&self) -> u64 {
+        self.volume.unallocated(self.profile_of(Kind::Metadata)).0
+    }
+
+    /// What may be promised to metadata of what no group has, after one more chunk. Cautious: of each group to come, so much is left out
+    /// that recording it cannot make it less than was promised, and only those of some length count. Nothing where groups serve
+    /// both, and for images that shall have no more groups than they need.
+    fn outlook(&self, taken: Option<&ChunkPlan>) -> ByteLen {
+        if self.rules.mixed || self.rules.chunk_len_max.is_some() || self.rules.read_only {
+            return ByteLen(0);
+        }
+        let nodesize = u64::from(self.rules.nodesize);
+        let system = self.space.totals(Kind::System);
+        let ahead = 2 * (system.used.0 + SYSTEM_AHEAD_BLOCKS * nodesize);
+        self.volume.outlook(&Outlook {
+            flags: self.profile_of(Kind::Metadata),
+            taken,
+            first: (system.free.0 < ahead).then(|| self.profile_of(Kind::System)),
+            chunks_max: OUTLOOK_CHUNKS_MAX,
+            len_min: ByteLen(OUTLOOK_BLOCKS_MIN * nodesize),
+            lost: ByteLen(OUTLOOK_BLOCKS_LOST * nodesize),
+        })
+    }
+
+    /// Sees to it that more may be promised, with a new chunk where it takes one; `false` where nothing helps.
+    pub(crate) fn widen_limit(&self, kind: Kind) -> Result<bool, TxnError> {
+        if kind != Kind::Metadata || self.rules.mixed {
+            return self.grow(kind);
+        }
+        let before = self.limit();
+        if self.growth.told_of.load(Ordering::Relaxed) != self.unallocated_metadata() {
+            let _one = self.growth.growing.lock();
+            let of = self.unallocated_metadata();
+            if self.space.tell_growth(kind, self.outlook(None)) {
+                self.growth.told_of.store(of, Ordering::Relaxed);
+            }
+            if self.limit() > before {
+                return Ok(true);
+            }
+        }
+        // Either all that is unallocated is told, but for what is too small to be, or there is very much of it.
+        Ok(self.grow(kind)? && self.limit() > before)
+    }
+
+    /// Bytes that metadata may come to.
+    fn limit(&self) -> u64 {
+        let totals = self.space.totals(Kind::Metadata);
+        (totals.total.0 + totals.growth.0).saturating_sub(totals.read_only.0)
+    }
+
+    /// Makes groups for all metadata that is promised and has none, and promises no more of what is unallocated until it is asked
+    /// for again; before somebody else can ask, `then` makes what is unallocated less, or groups to come of another profile.
+    fn found_promises<R>(&self, then: impl FnOnce() -> R) -> Result<R, TxnError> {
+        let _one = self.growth.growing.lock();
+        for _ in 0..GROW_MAX {
+            if self.space.tell_growth(Kind::Metadata, ByteLen(0)) {
+                self.growth.told_of.store(u64::MAX, Ordering::Relaxed);
+                return Ok(then());
+            }
+            if !self.grow_locked(Kind::Metadata)? {
+                break;
+            }
+        }
+        Err(TxnError::NoSpace { what: "metadata", wanted: self.space.totals(Kind::Metadata).growth })
     }
 
     /// Type and profile for a new group.
@@ -218,10 +343,11 @@ impl Inner {
     pub(crate) fn alloc_blocks(&self, kind: Kind, count: usize, out: &mut Vec<Logical>) -> Result<(), TxnError> {
         let had = out.len();
         for _ in 0..GROW_MAX {
+            let seen = self.space.totals(kind).total;
             match self.space.alloc_blocks(kind, count - (out.len() - had), out) {
                 Ok(()) => return Ok(()),
                 Err(Refusal::NeedChunk(_)) => {
-                    if !self.grow(kind)? {
+                    if !self.grow_beyond(kind, seen)? {
                         break;
                     }
                 }
@@ -239,10 +365,14 @@ impl Inner {
         count: usize,
         out: &mut Vec<Logical>,
     ) -> Result<(), TxnError> {
-        if let Some(hold) = hold
-            && self.space.alloc_blocks_from(hold, count, out).is_ok()
-        {
-            return Ok(());
+        let Some(hold) = hold else { return self.alloc_blocks(kind, count, out) };
+        for _ in 0..GROW_MAX {
+            let seen = self.space.totals(kind).total;
+            match self.space.alloc_blocks_from(hold, count, out) {
+                Ok(()) => return Ok(()),
+                Err(Refusal::NeedChunk(_)) if self.grow_beyond(kind, seen)? => {}
+                Err(_) => break,
+            }
         }
         self.alloc_blocks(kind, count, out)
     }
@@ -284,7 +414,7 @@ impl Inner {
             match self.space.reserve(kind, len) {
                 Ok(guard) => return Ok(Some(guard)),
                 Err(Refusal::NeedChunk(_)) => {
-                    if self.most(kind) < len.0 || !self.grow(kind)? {
+                    if self.most(kind) < len.0 || !self.widen_limit(kind)? {
                         return Ok(None);
                     }
                 }
@@ -298,8 +428,14 @@ impl Inner {
     /// Bytes that could be promised if all that is unallocated became chunks of this kind.
     fn most(&self, kind: Kind) -> u64 {
         let totals = self.space.totals(kind);
+        let unallocated = self.volume.unallocated(self.profile_of(kind)).0;
         let free = totals.free.0.saturating_sub(totals.reserved.0);
-        free.saturating_add(self.volume.unallocated(self.profile_of(kind)).0)
+        // What is promised to metadata beyond its groups is to come out of the same.
+        let metadata = self.space.totals(Kind::Metadata);
+        let over = u128::from(metadata.reserved.0.saturating_sub(metadata.free.0));
+        let all = u128::from(self.unallocated_metadata().max(1));
+        let theirs = over * u128::from(unallocated) / all;
+        free.saturating_add(unallocated.saturating_sub(u64::try_from(theirs).unwrap_or(u64::MAX)))
     }
 
     /// Reserves what the open transaction lacks to let `need` in; `false` when there is no room.
@@ -328,6 +464,42 @@ impl Inner {
     pub(crate) fn free_metadata(&self) -> ByteLen {
         let unallocated = self.volume.unallocated(self.profile_of(Kind::Metadata));
         ByteLen(self.space.totals(Kind::Metadata).free.0.saturating_add(unallocated.0))
+    }
+}
+
+impl Engine {
+    /// New groups of this kind have this profile from now on: `flags` as a block group has them.
+    ///
+    /// # Errors
+    /// What is promised to metadata has no place yet, and there is none for groups as they were.
+    pub fn set_profile(&self, flags: BlockGroupFlags) -> Result<(), TxnError> {
+        if !flags.contains(BlockGroupFlags::METADATA) || flags == self.0.profile_of(Kind::Metadata) {
+            self.0.growth.note_group(flags);
+            return Ok(());
+        }
+        self.found_promises(|| self.0.growth.note_group(flags))
+    }
+
+    /// Keeps new chunks away from what lies behind `end` of a device, for as long as the answer lives: so that chunks can
+    /// be moved away from there before it shrinks.
+    ///
+    /// # Errors
+    /// There is no such device, or what is promised to metadata has no place yet.
+    pub fn keep_free_behind(&self, devid: DevId, end: ByteLen) -> Result<KeptFree, TxnError> {
+        Ok(self.found_promises(|| self.0.volume.keep_free_behind(devid, end))??)
+    }
+
+    fn found_promises<R>(&self, then: impl Fn() -> R) -> Result<R, TxnError> {
+        self.0.writable()?;
+        match self.0.found_promises(&then) {
+            Err(TxnError::NoSpace { .. }) => {
+                // A commit gives back what was promised and not needed.
+                self.commit()?;
+                self.0.reap();
+                self.0.found_promises(&then)
+            }
+            done => done,
+        }
     }
 }
 

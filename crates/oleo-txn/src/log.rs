@@ -16,8 +16,8 @@
 //!   replaced is used again by the log commits after it, and becomes free space with the commit that ends the log
 //!   ([`Inner::pin_log`]).
 //! - The log names no space in chunks that the disk does not know: those made since the last commit.
-//! - Log blocks are taken from space that nobody was promised, and no chunk is made for them: where there is none, the answer
-//!   is [`LogWritten::Refused`], and the caller commits.
+//! - Log blocks are taken from space that nobody was promised: where there is none, the answer is [`LogWritten::Refused`], and the
+//!   caller commits. Where only the groups are full, one is made, which that commit records.
 //! - Before a commit writes its first superblock, the other mirrors get the log too: should that write tear, whoever falls
 //!   back to them finds what was synced.
 //!
@@ -214,7 +214,8 @@ impl BlockAlloc for LogAlloc<'_> {
         };
         let had = out.len();
         if self.inner.space.alloc_blocks_from(&promise, missing, out).is_err() {
-            return Err(refuse(refusal::NO_SPACE));
+            let grown = self.inner.grow(Kind::Metadata).map_err(TreeError::outside)?;
+            return Err(refuse(if grown { refusal::NEW_CHUNK } else { refusal::NO_SPACE }));
         }
         let young = self.inner.growth.young();
         let is_young = |at: &Logical| young.iter().any(|run| *at >= run.start && *at < run.end());

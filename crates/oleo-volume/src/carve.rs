@@ -107,6 +107,38 @@ impl Limits {
     }
 }
 
+/// What is free of a device that may get chunks.
+pub(crate) struct Room {
+    member: Arc<Member>,
+    /// Free runs, start and length, in whole stripe units.
+    holes: Vec<(u64, u64)>,
+}
+
+impl Room {
+    /// A stripe lies there from now on.
+    pub(crate) fn take(&mut self, devid: DevId, start: u64, len: u64) {
+        if devid != self.member.devid {
+            return;
+        }
+        let end = start.saturating_add(len);
+        let cut = |(from, have): (u64, u64)| {
+            let before = (from, have.min(start.saturating_sub(from)));
+            let after = (from.max(end), (from + have).saturating_sub(from.max(end)));
+            [before, after].into_iter().filter(|hole| hole.1 > 0)
+        };
+        self.holes = std::mem::take(&mut self.holes).into_iter().flat_map(cut).collect();
+    }
+
+    fn candidate(&self, want: u64, min: u64) -> Option<Candidate> {
+        let fits = self.holes.iter().find(|hole| hole.1 >= want);
+        // Of equally long ones the first.
+        let longest = || self.holes.iter().rev().max_by_key(|hole| hole.1);
+        let hole = fits.or_else(longest).filter(|hole| hole.1 >= min)?;
+        let free = self.holes.iter().map(|hole| hole.1).sum();
+        Some(Candidate { member: self.member.clone(), hole: (hole.0, hole.1.min(want)), free })
+    }
+}
+
 /// A device with room.
 struct Candidate {
     member: Arc<Member>,
@@ -119,6 +151,20 @@ struct Candidate {
 impl Volume {
     /// Where a new chunk would go. Nothing is changed.
     pub fn propose_chunk(&self, want: &ChunkWant) -> Result<ChunkPlan, VolumeError> {
+        let (map, candidates) = self.place_chunk(&self.rooms(), want)?;
+        map.check(self.rules.sectorsize)?;
+        if is_system(&map) && !self.fits_system_array(&map) {
+            return Err(VolumeError::SystemArrayFull);
+        }
+        Ok(self.plan(map, &candidates))
+    }
+
+    /// Where a chunk goes if this is what is free.
+    pub(crate) fn place(&self, rooms: &[Room], want: &ChunkWant) -> Result<ChunkMap, VolumeError> {
+        Ok(self.place_chunk(rooms, want)?.0)
+    }
+
+    fn place_chunk(&self, rooms: &[Room], want: &ChunkWant) -> Result<(ChunkMap, Vec<Candidate>), VolumeError> {
         let profile = Profile::of(want.flags)
             .ok_or_else(|| VolumeError::Unsupported { what: format!("chunk type {:#x}", want.flags.bits()) })?;
         if profile.has_parity() {
@@ -127,14 +173,14 @@ impl Volume {
         let shape = profile.shape();
         let per_device = u64::from(shape.stripes_per_device);
         let limits = Limits::of(want.flags, self.writable_bytes());
-        let mut candidates = self.candidates(limits.stripe_max * per_device, STRIPE_LEN * per_device);
+        let (most, least) = (limits.stripe_max * per_device, STRIPE_LEN * per_device);
+        let mut candidates: Vec<Candidate> = rooms.iter().filter_map(|room| room.candidate(most, least)).collect();
         candidates.sort_by_key(|c| (std::cmp::Reverse(c.hole.1), std::cmp::Reverse(c.free), c.member.devid));
         let count = self.device_count(want.flags, shape, candidates.len())?;
         candidates.truncate(count);
         let stripe_len = stripe_len(&candidates, profile, limits, want.len_max);
-        let refuse = || VolumeError::NoRoom { flags: want.flags, devices: 0, want: count };
         if stripe_len == 0 {
-            return Err(refuse());
+            return Err(VolumeError::NoRoom { flags: want.flags, devices: 0, want: count });
         }
         let mut stripes = Vec::new();
         for c in &candidates {
@@ -154,11 +200,7 @@ impl Volume {
             stripes,
             hints: Hints::new(profile, self.rules.sectorsize),
         };
-        map.check(self.rules.sectorsize)?;
-        if is_system(&map) && !self.fits_system_array(&map) {
-            return Err(VolumeError::SystemArrayFull);
-        }
-        Ok(self.plan(map, &candidates))
+        Ok((map, candidates))
     }
 
     /// Makes a proposed chunk part of the map. Two chunks at one address are a mistake of the caller.
@@ -208,7 +250,9 @@ impl Volume {
     pub fn unallocated(&self, flags: BlockGroupFlags) -> ByteLen {
         let Some(profile) = Profile::of(flags).filter(|p| !p.has_parity()) else { return ByteLen(0) };
         let shape = profile.shape();
-        let free: Vec<u64> = self.candidates(u64::MAX, STRIPE_LEN).iter().map(|c| c.free).collect();
+        let rooms = self.rooms();
+        let free: Vec<u64> =
+            rooms.iter().filter_map(|room| room.candidate(u64::MAX, STRIPE_LEN)).map(|c| c.free).collect();
         if free.len() < usize::from(shape.devices_min) {
             return ByteLen(0);
         }
@@ -261,31 +305,16 @@ impl Volume {
         Ok(())
     }
 
-    /// The devices that may get chunks and have a free run of at least `min` bytes.
-    fn candidates(&self, want: u64, min: u64) -> Vec<Candidate> {
+    /// What is free of the devices that may get chunks.
+    pub(crate) fn rooms(&self) -> Vec<Room> {
         let members = self.members.read();
         let chunks = self.chunks.read();
         let none = Places::default();
-        let mut found = Vec::new();
-        for member in members.iter().filter(|m| m.to_write().is_ok()) {
-            let places = chunks.places(member.devid).unwrap_or(&none);
-            let (mut free, mut fits, mut longest) = (0, None, None);
-            for hole in places.holes(DEVICE_HEAD_LEN, member.room_end()) {
-                free += hole.1;
-                if fits.is_none() && hole.1 >= want {
-                    fits = Some(hole);
-                }
-                if longest.is_none_or(|l: (u64, u64)| hole.1 > l.1) {
-                    longest = Some(hole);
-                }
-            }
-            let hole = fits.or(longest);
-            if let Some(hole) = hole.filter(|h| h.1 >= min) {
-                let hole = (hole.0, hole.1.min(want));
-                found.push(Candidate { member: member.clone(), hole, free });
-            }
-        }
-        found
+        let room = |member: &Arc<Member>| Room {
+            member: member.clone(),
+            holes: chunks.places(member.devid).unwrap_or(&none).holes(DEVICE_HEAD_LEN, member.room_end()).collect(),
+        };
+        members.iter().filter(|m| m.to_write().is_ok()).map(room).collect()
     }
 
     fn writable_bytes(&self) -> u64 {

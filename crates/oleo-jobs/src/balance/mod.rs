@@ -382,6 +382,9 @@ impl Balancer {
         if gone.is_ok() {
             (state.args, state.unknown) = (None, None);
             state.end = Some(BalanceEnd::Cancelled);
+        }
+        drop(state);
+        if gone.is_ok() {
             run::go_by_newest_groups(self.fs.engine());
         }
         gone

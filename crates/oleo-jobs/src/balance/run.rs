@@ -55,7 +55,8 @@ pub(super) fn run(fs: &Fs, args: &BalanceArgs, watch: &Watch<'_>, left: &mut Bal
 pub(super) fn go_by_newest_groups(engine: &Engine) {
     for bit in TYPES {
         if let Some(newest) = engine.space().groups().iter().rfind(|g| TYPES[type_of(g.flags)] == bit) {
-            engine.set_profile(newest.flags);
+            // Where that fails, they are made as the balance wanted them until the volume is opened anew.
+            let _ = engine.set_profile(newest.flags);
         }
     }
 }
@@ -78,7 +79,7 @@ impl Run<'_> {
         let mut groups = engine.space().groups();
         groups.reverse();
         let plan = self.plan(&groups);
-        self.convert();
+        self.convert()?;
         let (mut no_space, mut in_use) = (0, None);
         for (nth, group) in groups.iter().enumerate() {
             if !self.watch.goes_on() {
@@ -121,15 +122,16 @@ impl Run<'_> {
     }
 
     /// What new groups are to be like.
-    fn convert(&self) {
+    fn convert(&self) -> Result<(), JobError> {
         let engine = self.fs.engine();
         for (filters, bit) in self.args.each().into_iter().zip(TYPES) {
             let Some(target) = filters.and_then(|f| f.convert) else { continue };
             engine.require_incompat(target.incompat());
             let mixed = engine.is_mixed() && bit != BlockGroupFlags::SYSTEM;
             let kind = if mixed { BlockGroupFlags::DATA | BlockGroupFlags::METADATA } else { bit };
-            engine.set_profile(kind | target.bits());
+            engine.set_profile(kind | target.bits())?;
         }
+        Ok(())
     }
 
     fn filters(&self, flags: BlockGroupFlags) -> Option<&Filters> {

@@ -508,7 +508,7 @@ impl Ours {
             Op::Convert { kind, mirrored } => {
                 fs.sync()?;
                 let profile = if *mirrored { BlockGroupFlags::RAID1 } else { BlockGroupFlags::empty() };
-                fs.engine().set_profile(flags_of(*kind) | profile);
+                fs.engine().set_profile(flags_of(*kind) | profile)?;
                 move_groups(fs, flags_of(*kind)).map(drop)
             }
             Op::Rescan => self.image().quota_rescan().map_err(|_| FsError::Invalid("quota")),

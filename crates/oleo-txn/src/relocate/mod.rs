@@ -157,11 +157,6 @@ impl Engine {
         self.0.space.group(at).is_ok_and(|group| !group.read_only)
     }
 
-    /// New groups of this kind have this profile from now on: `flags` as a block group has them.
-    pub fn set_profile(&self, flags: BlockGroupFlags) {
-        self.0.growth.note_group(flags);
-    }
-
     /// Closes a group for allocation. Where its room is promised, or nothing else is open for its kind, a new one is made first.
     /// `false` where that cannot be.
     pub fn close_group(&self, start: Logical) -> Result<bool, TxnError> {
@@ -188,7 +183,7 @@ impl Engine {
             match inner.space.set_read_only(start, true) {
                 Ok(()) => return Ok(inner.space.group(start)?.read_only),
                 Err(SpaceError::Reserved(_)) => {
-                    if !inner.grow(kinds.first().copied().unwrap_or(Kind::Data))? {
+                    if !inner.widen_limit(kinds.first().copied().unwrap_or(Kind::Data))? {
                         return Ok(false);
                     }
                 }
