@@ -45,6 +45,8 @@ pub(crate) struct Growth {
     growing: Mutex<()>,
     /// Groups that nothing is in, and since when that is known (see `relocate::idle`).
     pub(crate) idle: Mutex<HashMap<Logical, Instant>>,
+    /// When all groups were last looked at for that.
+    pub(crate) idle_looked: Mutex<Option<Instant>>,
     bytes_used: AtomicI64,
     /// What of the devices belonged to nobody when metadata's growth was told; `u64::MAX` until then. While that is the same, so is the
     /// growth.
@@ -60,6 +62,7 @@ impl Growth {
             plans: Mutex::new(Vec::new()),
             growing: Mutex::new(()),
             idle: Mutex::new(HashMap::new()),
+            idle_looked: Mutex::new(None),
             bytes_used: AtomicI64::new(i64::try_from(bytes_used).unwrap_or(i64::MAX)),
             told_of: AtomicU64::new(u64::MAX),
             profiles: Default::default(),

@@ -5,9 +5,12 @@
 //! brings whatever was on its way into it to light; (4) where the extent tree has nothing in it and all of it is free, it is
 //! removed as one that was moved away from is (`remove`); otherwise it is opened again.
 //!
+//! A volume may have very many groups, so they are looked at only so often while they are to stay for long, and what is free in all groups
+//! like one is summed up once for each sort.
+//!
 //! Crash: as for `remove`: before the last commit the group is there, empty.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use oleo_format::{BlockGroupFlags, Logical};
@@ -16,6 +19,8 @@ use oleo_space::{GroupInfo, Run, SpaceError};
 use crate::TxnError;
 use crate::engine::Engine;
 
+/// Looks at all groups in the time that an empty one stays.
+const LOOKS: u32 = 8;
 /// A group goes where groups like it have this part of its length free.
 const ROOM_SHARE: u64 = 4;
 
@@ -25,6 +30,13 @@ impl Engine {
     pub fn remove_idle_group(&self, idle_min: Duration) -> Result<Option<Logical>, TxnError> {
         let inner = &*self.0;
         inner.writable()?;
+        {
+            let (now, mut looked) = (Instant::now(), inner.growth.idle_looked.lock());
+            if looked.is_some_and(|at| now.duration_since(at) < idle_min / LOOKS) {
+                return Ok(None);
+            }
+            *looked = Some(now);
+        }
         let groups = inner.space.groups();
         let young = inner.growth.young();
         let is_idle = |group: &&GroupInfo| {
@@ -43,10 +55,16 @@ impl Engine {
                 |group: &&&GroupInfo| now.duration_since(*since.entry(group.start).or_insert(now)) >= idle_min;
             idle.iter().filter(has_waited).copied().collect()
         };
+        if ripe.is_empty() {
+            return Ok(None);
+        }
+        let mut rooms: HashMap<BlockGroupFlags, u64> = HashMap::new();
+        for group in groups.iter().filter(|group| !group.read_only) {
+            *rooms.entry(group.flags).or_default() += group.len.0.saturating_sub(group.used.0);
+        }
         for group in ripe {
-            let is_like =
-                |other: &&GroupInfo| other.start != group.start && !other.read_only && other.flags == group.flags;
-            let room: u64 = groups.iter().filter(is_like).map(|other| other.len.0.saturating_sub(other.used.0)).sum();
+            // Its own is part of it.
+            let room = rooms.get(&group.flags).map_or(0, |room| room.saturating_sub(group.len.0));
             if room < group.len.0 / ROOM_SHARE {
                 continue;
             }
@@ -62,6 +80,8 @@ impl Engine {
                 self.open_group(group.start)?;
             }
             if removed? {
+                // The next one need not wait for the next look.
+                *inner.growth.idle_looked.lock() = None;
                 return Ok(Some(group.start));
             }
         }
