@@ -365,7 +365,7 @@ impl Inner {
         self.quota_settled();
         self.quota.owners.clear();
         self.readers.published(self.space.take_pinned());
-        self.reap();
+        self.reap_quickly();
         self.space.drain_used();
         self.durable.store(number, Ordering::SeqCst);
         Ok(generation)
@@ -441,6 +441,14 @@ impl Engine {
     /// The same; calls `frozen` as soon as whatever is done from then on belongs to a later transaction. It is not called
     /// where nothing had to be committed, or that failed before.
     pub fn commit_telling(&self, frozen: &(dyn Fn() + Sync)) -> Result<Generation, TxnError> {
+        let done = self.commit_alone(frozen);
+        if self.0.rules.discard && done.is_ok() {
+            self.0.reap();
+        }
+        done
+    }
+
+    fn commit_alone(&self, frozen: &(dyn Fn() + Sync)) -> Result<Generation, TxnError> {
         let inner = &*self.0;
         inner.writable()?;
         let begun = inner.begun.load(Ordering::SeqCst);

@@ -23,6 +23,7 @@ use oleo_volume::Volume;
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
+use crate::agree::Agreed;
 use crate::commit::Unwritten;
 use crate::credit::Credit;
 use crate::csums::{Layout, Pending};
@@ -158,6 +159,8 @@ pub(crate) struct Inner {
     pub(crate) commit_workers: Workers,
     data_workers: Workers,
     pub(crate) source: RwLock<Option<Weak<dyn DeltaSource>>>,
+    /// Groups in which what commits free may be discarded; held while that is done.
+    pub(crate) agreed: Mutex<Agreed>,
     pub(crate) csums: Pending,
     pub(crate) layout: Layout,
     births: Vec<Mutex<Vec<Birth>>>,
@@ -346,6 +349,7 @@ impl Engine {
             commit_workers: Workers::new("oleo-commit", opts.threads),
             data_workers: Workers::new("oleo-data", opts.threads),
             source: RwLock::new(None),
+            agreed: Mutex::default(),
             csums: Pending::default(),
             layout,
             births: (0..SHARDS).map(|_| Mutex::new(Vec::new())).collect(),
@@ -763,16 +767,31 @@ impl Inner {
         self.trees.get(&self.blocks, tree)?.ok_or(TxnError::NoTree(tree))
     }
 
-    /// Gives back to the allocator what nobody can be looking at any more.
+    /// Gives back to the allocator what nobody can be looking at any more. Where devices are to be told, that happens first, so the
+    /// caller does not hold the commit lock: others go on meanwhile, without what is told.
     pub(crate) fn reap(&self) {
+        if !self.rules.discard {
+            self.readers.reap().into_iter().for_each(|pins| self.space.release(pins));
+            return;
+        }
+        // Who looks for room waits for what somebody else is telling.
+        let mut agreed = self.agreed.lock();
         for pins in self.readers.reap() {
-            if self.rules.discard {
-                for run in pins.runs() {
+            for run in pins.runs() {
+                let group = self.space.group(run.start).map(|group| group.start);
+                if group.is_ok_and(|group| self.may_discard_in(&mut agreed, group)) {
                     // A device that does not take the hint keeps what nobody needs: no harm.
                     let _ = self.volume.discard(run.start, run.len);
                 }
             }
             self.space.release(pins);
+        }
+    }
+
+    /// The same for whoever holds the commit lock, which must be let go of before devices are told anything.
+    pub(crate) fn reap_quickly(&self) {
+        if !self.rules.discard {
+            self.reap();
         }
     }
 
