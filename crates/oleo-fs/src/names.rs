@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use oleo_format::ItemType;
-use oleo_txn::Need;
+use oleo_txn::{Need, TxnError};
 
 use crate::attr::FileKind;
 use crate::core::Core;
@@ -179,7 +179,14 @@ impl Fs {
         let core = self.core();
         let extents = orphan::extents_to_erase(child)?;
         let erase = orphan::erase_need(extents);
-        let h = self.engine().join(Need { items: NAME_ITEMS + erase.items, ..erase })?;
+        let (h, extents) = match self.engine().join(Need { items: NAME_ITEMS + erase.items, ..erase }) {
+            // Then its extents go later, in shorter steps.
+            Err(TxnError::NoSpace { .. }) if extents > 0 => {
+                let erase = orphan::erase_need(0);
+                (self.engine().join(Need { items: NAME_ITEMS + erase.items, ..erase })?, 0)
+            }
+            h => (h?, extents),
+        };
         let mut locked = lock_all(&[dir, child]);
         check_dir(locked.of(dir))?;
         if dir::find(locked.of(dir), name)?.map(|e| e.0) != Some(target) || locked.of(child).state().gone {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use oleo_format::{Compression, InodeFlags};
-use oleo_txn::{DataReservation, Need};
+use oleo_txn::{DataReservation, Engine, Handle, Need, TxnError};
 use parking_lot::MutexGuard;
 
 use crate::data::flush::{Inline, Tail};
@@ -28,6 +28,8 @@ use crate::{FileKind, FsError, rules};
 pub(super) const ONE_NEED: Need = Need { items: 8, bytes: 1024, releasing: false };
 /// The same where room was promised, or is given back.
 pub(super) const PROMISED_NEED: Need = Need { releasing: true, ..ONE_NEED };
+/// Items that a step goes over at least, where space is short.
+const MAP_BATCH_SHORT: usize = 4;
 /// Where the offsets end that a file can have; a multiple of every sector size.
 pub(crate) const MAP_END: u64 = 1 << 63;
 
@@ -132,11 +134,18 @@ impl Inode {
         Ok(())
     }
 
-    /// What a step over the items of a range may need.
-    fn step_need(&self, from: u64, to: u64) -> Result<Need, FsError> {
-        let old = install::count_items(self, from, to, MAP_BATCH as u32)?;
-        let holes = if self.core().engine().features().no_holes() { 0 } else { old as usize };
-        Ok(Need { releasing: true, ..install::need_of(holes, old) })
+    /// Joins for a step over the items of a range; over how many. Where there is no room for what many may need, it is few: releasing
+    /// must go on with what is kept back for it.
+    fn join_step<'a>(&self, engine: &'a Engine, from: u64, to: u64) -> Result<(Handle<'a>, usize), FsError> {
+        let mut batch = MAP_BATCH;
+        loop {
+            let old = install::count_items(self, from, to, batch as u32)?;
+            let holes = if engine.features().no_holes() { 0 } else { old as usize };
+            match engine.join(Need { releasing: true, ..install::need_of(holes, old) }) {
+                Err(TxnError::NoSpace { .. }) if batch > MAP_BATCH_SHORT => batch /= 8,
+                handle => return Ok((handle?, batch)),
+            }
+        }
     }
 
     /// Drops some items from the end of the map; answers whether nothing behind `size` is left. `last` is where the last item
@@ -145,7 +154,7 @@ impl Inode {
         let engine = self.core().engine();
         let sector = u64::from(engine.sectorsize());
         let keep = size.next_multiple_of(sector);
-        let handle = engine.join(self.step_need(keep, (*last).max(keep))?)?;
+        let (handle, batch) = self.join_step(engine, keep, (*last).max(keep))?;
         let mut guard = self.write();
         guard.alive()?;
         let mut shown = guard.fields().size;
@@ -153,7 +162,7 @@ impl Inode {
         let mut done = false;
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
         self.core().together(|| {
-            for _ in 0..MAP_BATCH {
+            for _ in 0..batch {
                 match items.last(*last)? {
                     Some((at, extent)) if at >= keep => {
                         freed += extent.counted();
@@ -199,10 +208,10 @@ impl Inode {
         let engine = self.core().engine();
         let sector = u64::from(engine.sectorsize());
         let from = self.data.dropped.load(Ordering::Relaxed);
-        let handle = engine.join(self.step_need(from, MAP_END)?)?;
+        let (handle, batch) = self.join_step(engine, from, MAP_END)?;
         let mut guard = self.write();
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
-        let (freed, pos) = self.core().together(|| map::drop_more(&mut items, from, MAP_END, MAP_BATCH))?;
+        let (freed, pos) = self.core().together(|| map::drop_more(&mut items, from, MAP_END, batch))?;
         // Should it come into use again, and be let go again, it is looked at from its beginning.
         self.data.dropped.store(if pos >= MAP_END { 0 } else { pos }, Ordering::Relaxed);
         let fields = guard.fields_mut(&handle);
@@ -249,16 +258,16 @@ impl Inode {
         // Each round drops at least one item, or reaches the end.
         while pos < to {
             self.core().relieve_in_steps()?;
-            let handle = engine.join(self.step_need(pos, to)?)?;
+            let (handle, batch) = self.join_step(engine, pos, to)?;
             let mut guard = self.write();
             guard.alive()?;
             let size_end = guard.fields().size.next_multiple_of(sector);
             let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
             let (freed, reached) = self.core().together(|| {
                 let (freed, reached) = if pos == from {
-                    map::drop_some(&mut items, pos, to, MAP_BATCH)?
+                    map::drop_some(&mut items, pos, to, batch)?
                 } else {
-                    map::drop_more(&mut items, pos, to, MAP_BATCH)?
+                    map::drop_more(&mut items, pos, to, batch)?
                 };
                 if !engine.features().no_holes() && pos < size_end {
                     map::fill_gaps(&mut items, pos, reached.min(size_end), handle.generation())?;
