@@ -303,6 +303,13 @@ fn run(oracle: Oracle, seed: u64, steps: usize, options: &str) {
             );
         }
     }
+    // What was done under the names that differ, to find out what it is.
+    for different in want.differences(have, &Ignore::default()).iter().take(3) {
+        let path = different.split(": ").next().unwrap_or(different);
+        let name = path.rsplit('/').next().unwrap_or(path);
+        let about = answers.iter().flat_map(|a| a.lines()).filter(|line| line.contains(name));
+        about.for_each(|line| eprintln!("{name}: {line}"));
+    }
     // Inode numbers are no part of it; sharing and holes follow rules of their own in each.
     want.must_equal(have, &Ignore::default(), &format!("seed {seed}: kernel | Oleo's mount"));
     kind.must_check_clean(oracle, image, &format!("seed {seed}"));

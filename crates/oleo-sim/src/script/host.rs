@@ -179,10 +179,11 @@ impl Host {
 }
 
 /// On a FUSE mount a file in a read-only subvolume can be opened for writing: the kernel does not know. The kernel's btrfs
-/// refuses that; so here it is asked for, by giving the file the size that it has.
+/// refuses that; so here it is asked for, by giving the file the mode that it has. Nothing that scripts compare must change by it:
+/// where what was to be written is refused then, the kernel's side is as before, too (so not by its size, which gives it a new mtime).
 pub fn may_be_written(file: impl AsFd) -> Result<(), Errno> {
-    let size = rustix::fs::fstat(&file)?.st_size.cast_unsigned();
-    rustix::fs::ftruncate(file, size)
+    let mode = rustix::fs::fstat(&file)?.st_mode;
+    rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o7777))
 }
 
 fn errno(e: &std::io::Error) -> Errno {
