@@ -37,12 +37,13 @@ const BUSY_RETRIES_MAX: u32 = 100;
 const BUSY_WAIT: Duration = Duration::from_millis(20);
 
 /// The tools that an oracle needs, by the package that has them.
-const TOOLS: [(&str, &str); 6] = [
+const TOOLS: [(&str, &str); 7] = [
     ("btrfs", "btrfs-progs"),
     ("mkfs.btrfs", "btrfs-progs"),
     ("losetup", "mount"),
     ("mount", "mount"),
     ("umount", "mount"),
+    ("unshare", "util-linux"),
     ("filefrag", "e2fsprogs"),
 ];
 
@@ -200,6 +201,9 @@ impl Scratch {
 #[derive(Debug)]
 pub struct Loop {
     device: PathBuf,
+    /// Where the kernel says which file it is over; the file goes by another name once it is removed.
+    backing: PathBuf,
+    was: Vec<u8>,
 }
 
 impl Loop {
@@ -214,7 +218,13 @@ impl Loop {
         let mut last = None;
         for _ in 0..BUSY_RETRIES_MAX {
             match run("losetup", &args) {
-                Ok(out) => return Ok(Loop { device: PathBuf::from(out.trim()) }),
+                Ok(out) => {
+                    let device = PathBuf::from(out.trim());
+                    let name = device.file_name().context("a device without a name")?;
+                    let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
+                    let was = fs::read(&backing)?.trim_ascii_end().to_vec();
+                    return Ok(Loop { device, backing, was });
+                }
                 Err(e) => last = Some(e),
             }
             std::thread::sleep(BUSY_WAIT);
@@ -231,7 +241,13 @@ impl Loop {
 impl Drop for Loop {
     fn drop(&mut self) {
         let _ = run_raw("btrfs", [OsStr::new("device"), "scan".as_ref(), "--forget".as_ref(), self.device.as_os_str()]);
-        let done = retry(|| run("losetup", [OsStr::new("--detach"), self.device.as_os_str()]).map(drop));
+        // Who has the device open keeps it and all that is on it: `btrfs check` and others open every block device now and then.
+        let gone = || match fs::read(&self.backing) {
+            Ok(file) if file.starts_with(&self.was) => bail!("it is open somewhere"),
+            _ => Ok(()),
+        };
+        let done = retry(|| run("losetup", [OsStr::new("--detach"), self.device.as_os_str()]).map(drop))
+            .and_then(|()| retry(gone));
         if let Err(e) = done {
             eprintln!("{} stays attached: {e:#}", self.device.display());
         }
@@ -371,19 +387,13 @@ impl Oracle {
     pub fn check<P: AsRef<Path>>(&self, devices: &[P]) -> Result<Verdict> {
         match devices {
             [] => bail!("nothing to check"),
-            [one] => self.check_attached(one.as_ref()),
+            [one] => check_alone(one.as_ref(), &[]),
             many => {
                 let loops = attach(many, ReadOnly::Yes)?;
-                self.check_attached(loops[0].path())
+                let devices: Vec<&Path> = loops.iter().map(Loop::path).collect();
+                check_alone(devices[0], &devices)
             }
         }
-    }
-
-    /// The same by the path of a file, or of a block device: the tool finds the others by itself, among all block devices.
-    pub fn check_attached(&self, device: &Path) -> Result<Verdict> {
-        let args = ["check", "--readonly", "--check-data-csum"].map(OsStr::new);
-        let out = run_raw("btrfs", args.into_iter().chain([device.as_os_str()]))?;
-        Ok(Verdict::from_check(out.status.success(), &text(&out.stdout), &text(&out.stderr)))
     }
 
     /// Mounts, scrubs, unmounts and checks: what every image that we have written must survive.
@@ -398,6 +408,26 @@ impl Oracle {
         assert!(found.is_clean(), "{what}: scrub: {found}");
         mounted.unmount()
     }
+}
+
+/// `btrfs check` of a file or device where no block devices are but those given. It looks at all that there are, for others of the same
+/// file system and for mounts, and those of other tests go away while it looks.
+fn check_alone(what: &Path, devices: &[&Path]) -> Result<Verdict> {
+    const ALONE: &str = r#"
+        own=$1; devices=$2; shift 2
+        mount -t tmpfs -o mode=755 none "$own" && mkdir "$own/shm" && mount --bind /dev/shm "$own/shm" &&
+        cp -a /dev/null $devices "$own" && mount --rbind "$own" /dev && exec "$@""#;
+    let btrfs = find_tool("btrfs").context("btrfs is not installed")?;
+    let own = Scratch::new()?;
+    let devices = devices.iter().map(|d| d.as_os_str()).collect::<Vec<_>>().join(OsStr::new(" "));
+    let args = ["--mount", "sh", "-c", ALONE, "sh"].map(OsStr::new).into_iter().chain([
+        own.path().as_os_str(),
+        &devices,
+        btrfs.as_os_str(),
+    ]);
+    let args = args.chain(["check", "--readonly", "--check-data-csum"].map(OsStr::new)).chain([what.as_os_str()]);
+    let out = run_raw("unshare", args)?;
+    Ok(Verdict::from_check(out.status.success(), &text(&out.stdout), &text(&out.stderr)))
 }
 
 fn attach<P: AsRef<Path>>(files: &[P], read_only: ReadOnly) -> Result<Vec<Loop>> {
