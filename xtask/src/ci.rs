@@ -1,6 +1,6 @@
 //! What CI runs, in the order of what fails fastest. Each step is one command that can be given by hand.
 //!
-//! Where `CI` is set the kernel oracle is demanded: a test that it cannot judge fails. Elsewhere such tests are skipped, and the
+//! Where `CI` is set the kernel oracle is demanded: a test that it cannot verify fails. Elsewhere such tests are skipped, and the
 //! closing lines name and count them apart from those that passed.
 
 use std::collections::BTreeSet;
@@ -123,7 +123,7 @@ impl Tally {
             println!("test {name} ... FAILED");
         }
         for name in &self.skipped {
-            println!("test {name} ... skipped: this machine cannot judge it");
+            println!("test {name} ... skipped: this machine cannot check it");
         }
         println!(
             "test result: {}. {} passed; {} failed; {} ignored; {} skipped; in {} test programs",

@@ -1,4 +1,4 @@
-//! `cargo xtask crash --states N --seed S [--kinds random,three,four]`: more crash states than CI judges, in release, on all cores.
+//! `cargo xtask crash --states N --seed S [--kinds random,three,four]`: more crash states than CI verifies, in release, on all cores.
 //! `cargo xtask crash --mount N [--seed S]`: the same of mounts with processes at work.
 //! `cargo xtask crash --script FILE`: one script again. What is told of a failure names the command.
 

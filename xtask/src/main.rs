@@ -2,7 +2,7 @@
 //!
 //! - `cargo xtask tidy`: the rules; see [`tidy`].
 //! - `cargo xtask ci [STEP…]`: everything that CI runs, or only the steps named; see [`ci`].
-//! - `cargo xtask crash --states N --seed S`: more crash states than CI judges; see [`crash`].
+//! - `cargo xtask crash --states N --seed S`: more crash states than CI verifies; see [`crash`].
 //! - `cargo xtask nightly`: every proof that takes too long for CI; see [`nightly`].
 //! - `cargo xtask package`: whether the crates can be published; see [`package`].
 //! - `cargo xtask soak --minutes N`: many threads on one volume for longer than CI lets them; see [`soak`].

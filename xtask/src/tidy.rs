@@ -1,13 +1,16 @@
 //! The house rules.
 //!
-//! 1. Arrows: what each manifest uses of ours is what the table in `docs/architecture.md` lists, no more and no less.
+//! 1. Dependencies of crates: what each manifest uses of ours is what the table in `docs/architecture.md` lists, no
+//!    more and no less.
 //! 2. Banned: calls and markers of things unfinished, bytes in the machine's order.
 //! 3. Size: files beyond [`LINES_WARN`] lines are named, beyond [`LINES_MAX`] refused.
 //! 4. Dead files: every Rust file is reached by a `mod` from a crate's root.
 //! 5. Openings: every module says at its top what it is for.
 //! 6. Traces of a machine: paths that exist on one computer only.
-//! 7. Dependencies: each one of the workspace is argued for in `docs/dependencies.md`, and nothing else is.
+//! 7. Dependencies of others: each one of the workspace is argued for in `docs/dependencies.md`, and nothing else is.
 //! 8. Links: what a document links within the repository is there.
+//! 9. Words: names and phrases that others have replaced are refused (`words`).
+//! 10. Overview: the names in `docs/overview.md` are there (`overview`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,26 +19,30 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 mod links;
+mod overview;
+mod words;
 
 const LINES_WARN: usize = 1000;
 const LINES_MAX: usize = 1500;
 
-/// Directories that are not ours to judge.
+/// Directories that are not ours to verify.
 const SKIPPED_DIRS: [&str; 4] = ["target", ".git", "corpus", "artifacts"];
 
 /// Runs every rule; prints what is broken.
 pub fn run(root: &Path) -> Result<()> {
     let files = files_of(root)?;
     let mut report = Report::default();
-    arrows(root, &mut report)?;
+    crate_dependencies(root, &mut report)?;
     dependencies(root, &mut report)?;
     for (path, text) in &files {
         banned(path, text, &mut report);
         size(path, text, &mut report);
         traces(path, text, &mut report);
         opening(path, text, &mut report);
+        words::check(path, text, &mut report);
     }
     dead_files(&files, &mut report);
+    overview::check(&files, &mut report);
     links::links(root, &files, &mut report);
     for line in &report.warnings {
         println!("warning: {line}");
@@ -88,25 +95,25 @@ fn is_rust(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "rs")
 }
 
-/// What one room may use, and what only its tests may.
+/// What one crate may use, and what only its tests may.
 #[derive(Default, Debug, PartialEq, Eq)]
 struct Uses {
     always: BTreeSet<String>,
     tests: BTreeSet<String>,
 }
 
-fn arrows(root: &Path, report: &mut Report) -> Result<()> {
+fn crate_dependencies(root: &Path, report: &mut Report) -> Result<()> {
     let text = fs::read_to_string(root.join("docs/architecture.md"))?;
     let table = text
-        .split_once("<!-- arrows -->")
-        .and_then(|(_, rest)| rest.split_once("<!-- /arrows -->"))
+        .split_once("<!-- dependencies -->")
+        .and_then(|(_, rest)| rest.split_once("<!-- /dependencies -->"))
         .map(|(table, _)| table)
-        .context("docs/architecture.md has no table of arrows")?;
+        .context("docs/architecture.md has no table of dependencies")?;
     let mut allowed: BTreeMap<String, Uses> = BTreeMap::new();
     for line in table.lines().filter(|l| l.starts_with("| ")) {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-        let [room, uses] = cells[..] else { continue };
-        if room == "room" {
+        let [krate, uses] = cells[..] else { continue };
+        if krate == "crate" {
             continue;
         }
         let mut entry = Uses::default();
@@ -116,36 +123,36 @@ fn arrows(root: &Path, report: &mut Report) -> Result<()> {
                 None => entry.always.insert(word.to_owned()),
             };
         }
-        allowed.insert(room.to_owned(), entry);
+        allowed.insert(krate.to_owned(), entry);
     }
     let mut manifests: Vec<PathBuf> =
         fs::read_dir(root.join("crates"))?.map(|e| Ok(e?.path())).collect::<Result<_>>()?;
     manifests.push(root.join("xtask"));
     manifests.sort();
     for dir in manifests {
-        let room = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let krate = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let used = uses(&fs::read_to_string(dir.join("Cargo.toml"))?);
-        let Some(may) = allowed.remove(&room) else {
-            report.error(format!("{room} is not in the table of arrows"));
+        let Some(may) = allowed.remove(&krate) else {
+            report.error(format!("{krate} is not in the table of dependencies"));
             continue;
         };
         for to in used.always.difference(&may.always) {
-            report.error(format!("{room} uses {to}, which the table of arrows does not allow"));
+            report.error(format!("{krate} uses {to}, which the table of dependencies does not allow"));
         }
         for to in may.always.difference(&used.always) {
-            report.error(format!("{room} does not use {to}: take the arrow out of the table"));
+            report.error(format!("{krate} does not use {to}: take it out of the table"));
         }
-        // Tests may use the harness and whatever the room itself uses.
+        // Tests may use the harness and whatever the crate itself uses.
         for to in used.tests.iter().filter(|t| *t != "oleo-sim" && !may.tests.contains(*t) && !may.always.contains(*t))
         {
-            report.error(format!("the tests of {room} use {to}, which the table of arrows does not allow"));
+            report.error(format!("the tests of {krate} use {to}, which the table of dependencies does not allow"));
         }
         for to in may.tests.difference(&used.tests) {
-            report.error(format!("the tests of {room} do not use {to}: take the arrow out of the table"));
+            report.error(format!("the tests of {krate} do not use {to}: take it out of the table"));
         }
     }
-    for room in allowed.keys() {
-        report.error(format!("{room} is in the table of arrows, but there is no such room"));
+    for krate in allowed.keys() {
+        report.error(format!("{krate} is in the table of dependencies, but there is no such crate"));
     }
     Ok(())
 }

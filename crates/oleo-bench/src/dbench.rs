@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::Args;
 use crate::measure::{Better, Figure, Found, Report};
-use crate::mounted::{Bed, Files, Peer, tool};
+use crate::mounted::{Files, Fixture, Peer, tool};
 
 const CLIENTS: [u32; 3] = [1, 4, 16];
 const SECONDS: &str = "15";
@@ -51,25 +51,25 @@ fn parse(out: &str, clients: u32, mut put: impl FnMut(&str, f64)) -> Result<()> 
     Ok(())
 }
 
-fn one_run(bed: &Bed, peer: Peer, found: &mut Found) -> Result<()> {
+fn one_run(fixture: &Fixture, peer: Peer, found: &mut Found) -> Result<()> {
     for n in CLIENTS {
-        let mount = bed.fresh(peer, Files::Few)?;
+        let mount = fixture.fresh(peer, Files::Few)?;
         let dir = mount.path().join("dbench");
         std::fs::create_dir(&dir)?;
         let out = tool(Command::new("dbench").arg("-D").arg(&dir).args(["-t", SECONDS, &n.to_string()]))?;
         parse(&out, n, |name, value| found.put(peer, name, value))?;
         mount.unmount()?;
-        bed.must_be_sound(peer)?;
+        fixture.must_be_sound(peer)?;
     }
-    bed.remove(peer);
+    fixture.remove(peer);
     Ok(())
 }
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let bed = Bed::new()?;
+    let fixture = Fixture::new()?;
     report.note(&format!("dbench for {SECONDS} s with {CLIENTS:?} clients; median of {} runs", args.runs));
-    report.in_turns(&figures(), &[Peer::Oleo, Peer::Kernel], args.runs, |peer, found| one_run(&bed, peer, found))
+    report.in_turns(&figures(), &[Peer::Oleo, Peer::Kernel], args.runs, |peer, found| one_run(&fixture, peer, found))
 }
 
 #[cfg(test)]

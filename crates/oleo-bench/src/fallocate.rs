@@ -66,7 +66,7 @@ fn rounds(mut round: impl FnMut() -> Result<()>) -> Result<u64> {
     Ok(done)
 }
 
-/// One process of the kernel's side: opens its file, says so, waits for a line, and tells how many rounds it made.
+/// One process of the kernel's side: opens its file, says so, waits for a line, and says how many rounds it made.
 pub fn child(file: &Path) -> Result<()> {
     let file = OpenOptions::new().create(true).truncate(true).write(true).open(file)?;
     println!("ready");

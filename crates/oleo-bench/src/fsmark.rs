@@ -20,7 +20,7 @@ use oleo_sim::rng::Rng;
 
 use crate::Args;
 use crate::measure::{Better, Figure, Found, Report};
-use crate::mounted::{Bed, Files, Mount, Peer, tool};
+use crate::mounted::{Files, Fixture, Mount, Peer, tool};
 
 const LOOPS: usize = 5;
 const FILES: u64 = 100_000;
@@ -151,7 +151,7 @@ fn in_process(oracle: &Oracle, path: &Path) -> Result<Vec<f64>> {
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let bed = Bed::new()?;
+    let fixture = Fixture::new()?;
     report.note(&format!(
         "{LOOPS} loops of {FILES} files in each of {THREADS} threads, no sync; median of {} runs; the kernel's btrfs on a \
          loop device in memory",
@@ -159,13 +159,13 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     ));
     report.in_turns(&figures(), PEERS, args.runs, |peer, found| {
         let rates = match peer {
-            Peer::Library => in_process(bed.oracle(), &bed.scratch().join("library.image"))?,
+            Peer::Library => in_process(fixture.oracle(), &fixture.scratch().join("library.image"))?,
             _ => {
-                let mount = bed.fresh(peer, Files::Many)?;
-                let rates = fs_mark(&mount, &bed.scratch().join("fs_log"))?;
+                let mount = fixture.fresh(peer, Files::Many)?;
+                let rates = fs_mark(&mount, &fixture.scratch().join("fs_log"))?;
                 mount.unmount()?;
-                bed.must_be_sound(peer)?;
-                bed.remove(peer);
+                fixture.must_be_sound(peer)?;
+                fixture.remove(peer);
                 rates
             }
         };

@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::Args;
 use crate::measure::{Better, Figure, Found, Report, quantile};
-use crate::mounted::{Bed, Peer};
+use crate::mounted::{Fixture, Peer};
 
 const IMAGE_LEN: u64 = 4 << 30;
 /// Files that are in the directory before anything is measured.
@@ -195,8 +195,8 @@ fn figures() -> Vec<Figure> {
     all
 }
 
-fn one_run(bed: &Bed, image: &Path, device: usize, peer: Peer, found: &mut Found) -> Result<()> {
-    let (label, rounds, oracle) = (DEVICES[device], ROUNDS[device], bed.oracle());
+fn one_run(fixture: &Fixture, image: &Path, device: usize, peer: Peer, found: &mut Found) -> Result<()> {
+    let (label, rounds, oracle) = (DEVICES[device], ROUNDS[device], fixture.oracle());
     let _ = std::fs::remove_file(image);
     File::create(image)?.set_len(IMAGE_LEN)?;
     if peer == Peer::Kernel {
@@ -209,7 +209,7 @@ fn one_run(bed: &Bed, image: &Path, device: usize, peer: Peer, found: &mut Found
     let options = oleo::FileOptions { write: true, ..Default::default() };
     oleo::make(&[std::sync::Arc::new(oleo::FileDevice::open(attached.path(), &options)?)], &MkfsOptions::default())?;
     if peer == Peer::Oleo {
-        let mounted = bed.serve(attached.path())?;
+        let mounted = fixture.serve(attached.path())?;
         measure(&Calls::new(mounted.path())?, label, rounds, found, peer)?;
         mounted.unmount()?;
         drop(attached);
@@ -231,8 +231,8 @@ fn one_run(bed: &Bed, image: &Path, device: usize, peer: Peer, found: &mut Found
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let bed = Bed::new()?;
-    let memory = bed.oracle().scratch()?;
+    let fixture = Fixture::new()?;
+    let memory = fixture.oracle().scratch()?;
     let disk = tempfile::Builder::new().prefix("oleo-bench-").tempdir_in(&args.disk)?;
     report.note(&format!(
         "append of {APPENDED} bytes and fsync in a directory of {NEIGHBOURS} files, in-process, on Oleo's mount and on the kernel's, all on \
@@ -242,7 +242,7 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     ));
     report.in_turns(&figures(), &[Peer::Library, Peer::Oleo, Peer::Kernel], args.runs, |peer, found| {
         for (device, dir) in [memory.path(), disk.path()].into_iter().enumerate() {
-            one_run(&bed, &dir.join("fsync.img"), device, peer, found)?;
+            one_run(&fixture, &dir.join("fsync.img"), device, peer, found)?;
         }
         Ok(())
     })

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::Args;
 use crate::measure::{Figure, Found, Report};
-use crate::mounted::{Bed, Files, Mount, Peer, tool};
+use crate::mounted::{Files, Fixture, Mount, Peer, tool};
 
 /// Length of the file that is worked on.
 const SIZE: &str = "1g";
@@ -41,42 +41,42 @@ fn fio(mount: &Mount, how: &str, block: &str, extra: &[&str]) -> Result<(f64, f6
     Ok((number("bw_bytes")? / f64::from(1 << 20), number("iops")?))
 }
 
-fn one_run(bed: &Bed, peer: Peer, args: &Args, found: &mut Found) -> Result<()> {
+fn one_run(fixture: &Fixture, peer: Peer, args: &Args, found: &mut Found) -> Result<()> {
     let wanted = |name: &str| args.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
     let mut put = |name, value| found.put(peer, name, value);
     let random = ["--time_based", "--runtime", RANDOM_SECONDS, "--norandommap"];
     let direct = [&random[..], &["--direct=1"]].concat();
-    let mut mount = bed.fresh(peer, Files::Few)?;
+    let mut mount = fixture.fresh(peer, Files::Few)?;
     put("seq write 1 MiB", fio(&mount, "write", "1m", &[])?.0);
     if wanted("fsync") {
         mount.unmount()?;
-        mount = bed.fresh(peer, Files::Few)?;
+        mount = fixture.fresh(peer, Files::Few)?;
         put("seq write 1 MiB + fsync", fio(&mount, "write", "1m", &["--end_fsync=1"])?.0);
     }
     put("seq rewrite 1 MiB", fio(&mount, "write", "1m", &["--overwrite=1"])?.0);
-    mount = bed.cold(peer, Files::Few, mount)?;
+    mount = fixture.cold(peer, Files::Few, mount)?;
     put("seq read 1 MiB cold", fio(&mount, "read", "1m", &[])?.0);
     put("seq read 1 MiB warm", fio(&mount, "read", "1m", &[])?.0);
     if wanted("random") {
-        mount = bed.cold(peer, Files::Few, mount)?;
+        mount = fixture.cold(peer, Files::Few, mount)?;
         put("random read 4 KiB cold", fio(&mount, "randread", "4k", &random)?.1);
         put("random read 4 KiB direct", fio(&mount, "randread", "4k", &direct)?.1);
         put("random write 4 KiB", fio(&mount, "randwrite", "4k", &random)?.1);
         put("random write 4 KiB direct", fio(&mount, "randwrite", "4k", &direct)?.1);
     }
     mount.unmount()?;
-    bed.must_be_sound(peer)?;
-    bed.remove(peer);
+    fixture.must_be_sound(peer)?;
+    fixture.remove(peer);
     Ok(())
 }
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let bed = Bed::new()?;
+    let fixture = Fixture::new()?;
     report.note(&format!(
         "fio, one job, psync, a file of {SIZE}; random for {RANDOM_SECONDS} s; median of {} runs",
         args.runs
     ));
-    report.note(&format!("the pass-through is {}", bed.pass_through(Files::Few)));
-    report.in_turns(FIGURES, Peer::FILES, args.runs, |peer, found| one_run(&bed, peer, args, found))
+    report.note(&format!("the pass-through is {}", fixture.pass_through(Files::Few)));
+    report.in_turns(FIGURES, Peer::FILES, args.runs, |peer, found| one_run(&fixture, peer, args, found))
 }

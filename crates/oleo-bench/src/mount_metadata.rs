@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::Args;
 use crate::measure::{Figure, Found, Report};
-use crate::mounted::{Bed, Files, Mount, Peer, tool};
+use crate::mounted::{Files, Fixture, Mount, Peer, tool};
 
 const CREATE_THREADS: u64 = 2;
 const CREATE_FILES: u64 = 100_000;
@@ -71,54 +71,54 @@ fn dbench(mount: &Mount) -> Result<f64> {
     line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).with_context(|| line.to_owned())
 }
 
-fn one_run(bed: &Bed, peer: Peer, archive: &Path, args: &Args, found: &mut Found) -> Result<()> {
+fn one_run(fixture: &Fixture, peer: Peer, archive: &Path, args: &Args, found: &mut Found) -> Result<()> {
     let wanted = |name: &str| args.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
     let mut put = |name, value| found.put(peer, name, value);
     if wanted("create") {
-        let mount = bed.fresh(peer, Files::Many)?;
-        put("create", create(&mount, &bed.scratch().join("fs_log"))?);
+        let mount = fixture.fresh(peer, Files::Many)?;
+        put("create", create(&mount, &fixture.scratch().join("fs_log"))?);
         mount.unmount()?;
-        bed.must_be_sound(peer)?;
+        fixture.must_be_sound(peer)?;
     }
     if peer == Peer::Null {
         return Ok(());
     }
     if wanted("untar") || wanted("rm -r of the source tree") {
-        let mount = bed.fresh(peer, Files::Many)?;
+        let mount = fixture.fresh(peer, Files::Many)?;
         let dir = mount.path().join("source");
         std::fs::create_dir(&dir)?;
         put("untar", seconds(Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(&dir))?);
         put("rm -r of the source tree", seconds(Command::new("rm").arg("-r").arg(&dir))?);
         mount.unmount()?;
-        bed.must_be_sound(peer)?;
+        fixture.must_be_sound(peer)?;
     }
     if wanted("find") || wanted("rm -r of 200000") {
-        let mount = bed.fresh(peer, Files::Many)?;
+        let mount = fixture.fresh(peer, Files::Many)?;
         let name = "many";
         many_files(&mount.path().join(name))?;
-        let mount = bed.cold(peer, Files::Many, mount)?;
+        let mount = fixture.cold(peer, Files::Many, mount)?;
         put("find cold", find(&mount.path().join(name))?);
         put("find warm", find(&mount.path().join(name))?);
         put("find again", find(&mount.path().join(name))?);
         put("rm -r of 200000", seconds(Command::new("rm").arg("-r").arg(mount.path().join(name)))?);
         mount.unmount()?;
-        bed.must_be_sound(peer)?;
+        fixture.must_be_sound(peer)?;
     }
     if wanted("dbench") {
-        let mount = bed.fresh(peer, Files::Few)?;
+        let mount = fixture.fresh(peer, Files::Few)?;
         put("dbench", dbench(&mount)?);
         mount.unmount()?;
-        bed.must_be_sound(peer)?;
+        fixture.must_be_sound(peer)?;
     }
-    bed.remove(peer);
+    fixture.remove(peer);
     Ok(())
 }
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let bed = Bed::new()?;
+    let fixture = Fixture::new()?;
     let source = if args.tree == Path::new("/usr") { Path::new("/usr/include") } else { &args.tree };
-    let archive = bed.scratch().join("source.tar");
+    let archive = fixture.scratch().join("source.tar");
     tool(Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(source).arg("."))?;
     let len = std::fs::metadata(&archive)?.len();
     report.note(&format!(
@@ -129,7 +129,7 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
         len >> 20,
         args.runs
     ));
-    let (few, many) = (bed.pass_through(Files::Few), bed.pass_through(Files::Many));
+    let (few, many) = (fixture.pass_through(Files::Few), fixture.pass_through(Files::Many));
     report.note(&format!("the pass-through is {few} for dbench, {many} for the rest"));
-    report.in_turns(FIGURES, Peer::ALL, args.runs, |peer, found| one_run(&bed, peer, &archive, args, found))
+    report.in_turns(FIGURES, Peer::ALL, args.runs, |peer, found| one_run(&fixture, peer, &archive, args, found))
 }

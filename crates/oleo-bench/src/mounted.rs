@@ -72,7 +72,7 @@ pub enum Files {
 }
 
 /// Where all of it happens.
-pub struct Bed {
+pub struct Fixture {
     oracle: Oracle,
     scratch: Scratch,
     oleo: PathBuf,
@@ -106,9 +106,9 @@ impl Mount {
     }
 }
 
-impl Bed {
+impl Fixture {
     /// Builds what is needed.
-    pub fn new() -> Result<Bed> {
+    pub fn new() -> Result<Fixture> {
         let oracle = oracle::oracle().context("this benchmark needs root, loop devices and the kernel's btrfs")?;
         let scratch = oracle.scratch()?;
         let pass = scratch.path().join("passthrough_ll");
@@ -117,7 +117,7 @@ impl Bed {
         args.extend(flags.split_whitespace());
         oracle::run("gcc", args).context("the pass-through needs gcc and libfuse3-dev")?;
         let (oleo, null) = (measure::oleo()?, measure::built("oleo-fuse", "null", Built::Example)?);
-        Ok(Bed { oracle, oleo, scratch, pass, null })
+        Ok(Fixture { oracle, oleo, scratch, pass, null })
     }
 
     /// Which program stands for the pass-through, for the report.
@@ -131,7 +131,7 @@ impl Bed {
         self.scratch.path()
     }
 
-    /// The kernel, which judges.
+    /// The kernel, which verifies.
     pub fn oracle(&self) -> &Oracle {
         &self.oracle
     }

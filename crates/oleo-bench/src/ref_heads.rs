@@ -1,14 +1,14 @@
 //! The store of delayed refs beside an ordered tree, a radix tree and sorted hash tables: time per record and per drained
 //! head, and memory.
 //!
-//! The mixes have the shape that transactions have: births come first, in the order of addresses, then what batch
+//! The mixes have the shape that transactions have: new extents come first, in the order of addresses, then what batch
 //! application found, tree by tree.
 //!
 //! | mix | records |
 //! |---|---|
-//! | create | every extent born, then its first reference, both in the order of addresses |
-//! | overwrite | half the heads are new blocks (born, +1) in order, half are old ones (−1) at random; a third as many pairs of +1 and −1 of one reference come to nothing |
-//! | delete | a snapshot's extents: −1 in random order, one in eight a block that turns to full backrefs (−1 by tree, +1 by parent) |
+//! | create | every new extent, then its first reference, both in the order of addresses |
+//! | overwrite | half the heads are new blocks (new, +1) in order, half are old ones (−1) at random; a third as many pairs of +1 and −1 of one reference come to nothing |
+//! | delete | a snapshot's extents: −1 in random order, one in eight a block that is converted to full backrefs (−1 by tree, +1 by parent) |
 //! | clone | a thousand references each on few extents, a file at a time |
 
 mod stores;
@@ -84,9 +84,9 @@ impl Recorder<'_> {
         self.store.record_batch(&mut self.batch);
     }
 
-    fn born(&mut self, at: u64, len: u64, kind: ExtentKind) {
+    fn record_new_extent(&mut self, at: u64, len: u64, kind: ExtentKind) {
         self.records += 1;
-        self.store.born(Logical(at), ByteLen(len), kind);
+        self.store.record_new_extent(Logical(at), ByteLen(len), kind);
     }
 
     /// What one of some threads records of a mix with so many heads in all.
@@ -98,13 +98,13 @@ impl Recorder<'_> {
         let tree = RefKey::TreeRoot(TreeId(256));
         match mix {
             "create" => {
-                share.clone().for_each(|i| self.born(new + i * 4096, 4096, ExtentKind::Data));
+                share.clone().for_each(|i| self.record_new_extent(new + i * 4096, 4096, ExtentKind::Data));
                 share.for_each(|i| self.put([data(new + i * 4096, i, 1)]));
             }
             "overwrite" => {
                 for i in share {
                     if i % 2 == 0 {
-                        self.born(new + i * NODE, NODE, tree_kind(i));
+                        self.record_new_extent(new + i * NODE, NODE, tree_kind(i));
                         self.put([block(new + i * NODE, tree, 1)]);
                     } else {
                         let at = old(&mut seed);

@@ -4,11 +4,11 @@
 //! tree, and the checksum tree are read, which gives what is claimed; (4) all other trees are walked, shared blocks once,
 //! and every reference found is set against the claims; (5) what is left over is told, after a second look (`details`);
 //! (6) block groups, free space, devices and checksums are compared with the extents; (7) trees of files are folded and
-//! judged; (8) what ties trees together is judged; (9) with `data`, all data is read.
+//! checked; (8) what ties trees together is checked; (9) with `data`, all data is read.
 //!
 //! Memory, beside a batch of blocks per thread (64 blocks of each copy): 40 bytes per extent (tree blocks included), 16 per
 //! gap in the checksums, 32 per item of free space, 80 per pointer of one level of the trees, and for trees of files
-//! the facts of each leaf and 8 bytes per child. Nothing per reference: not per snapshot, not per clone.
+//! the summaries of each leaf and 8 bytes per child. Nothing per reference: not per snapshot, not per clone.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,13 +22,13 @@ use oleo_volume::{Volume, VolumeError};
 use crate::collect::Findings;
 use crate::csums::{CsumVisitor, Csums};
 use crate::extents::{Early, ExtentRecords, ExtentVisitor, extent_place, note_early};
-use crate::feed::{Env, Feed, TreeStart, Used};
 use crate::finding::{Finding, Kind, Place, Severity};
+use crate::input::{Env, Input, TreeStart, Used};
 use crate::refs::{Extents, RefHash, RefKey};
 use crate::sets::Sets;
-use crate::trees::{Counts, TreePart, TreeVisitor, judge_record};
+use crate::trees::{Counts, TreePart, TreeVisitor, check_record};
 use crate::walk::{Class, Context, Progress, Visit, Visitor, walk};
-use crate::{details, files, fold, prealloc, space, supers};
+use crate::{details, files, prealloc, reduce, space, supers};
 
 /// How to check.
 #[derive(Clone, Copy)]
@@ -153,17 +153,17 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     let mut counts = Counts::default();
     let mut memory = 0u64;
     let hash = RefHash::new();
-    supers::judge_mirrors(&cx);
+    supers::check_mirrors(&cx);
 
     // Which trees there are.
     let root = TreeStart::of_super(TreeId::ROOT, sb.root.get(), sb.generation.get(), sb.root_level);
     let roots = RootParts::gather(&cx, &root);
     let mut trees = roots.trees;
-    judge_roots(&cx, &trees);
+    check_roots(&cx, &trees);
     counts.trees = trees.len() as u64;
     counts.subvolumes = trees.iter().filter(|t| t.tree.is_subvol()).count() as u64;
-    let feed = Feed { volume };
-    let quota = quota_status(&feed, &trees).filter(|status| status.flags.contains(QgroupStatusFlags::ON));
+    let input = Input { volume };
+    let quota = quota_status(&input, &trees).filter(|status| status.flags.contains(QgroupStatusFlags::ON));
     match quota.map(|status| (status.flags.contains(QgroupStatusFlags::SIMPLE_MODE), status.enable_gen)) {
         Some((true, since)) => cx.simple_since = since.map(|since| since.0),
         Some((false, _)) => cx.sets = Sets::new(true),
@@ -194,7 +194,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
         counts.blocks += 1;
         counts.leaves += u64::from(block.level == 0);
         if let Some(record) = extents.get(block.at) {
-            judge_record(&cx, block.at, block.tree, block.level, block.generation, record);
+            check_record(&cx, block.at, block.tree, block.level, block.generation, record);
         }
     }
     let refs = roots.refs.iter().chain(&records.refs).chain(csum_parts.iter().flat_map(|p| &p.refs));
@@ -242,7 +242,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
             *all.owned_blocks.entry(tree).or_default() += blocks;
         }
     }
-    memory += all.leaves.len() as u64 * size_of::<(u64, files::Facts)>() as u64
+    memory += all.leaves.len() as u64 * size_of::<(u64, files::LeafSummary)>() as u64
         + all.nodes.iter().map(|node| 40 + node.children.len() as u64 * 8).sum::<u64>()
         + all.free.len() as u64 * size_of::<crate::trees::FreeItem>() as u64;
     clock.lap("trees");
@@ -253,31 +253,31 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
         TreeStart::of_super(TreeId::TREE_LOG, sb.log_root.get(), generation, sb.log_root_level)
     });
     let logged =
-        log.as_ref().map_or_else(Vec::new, |log| crate::log::judge_log(&cx, log, &extents, &csums, &mut counts));
+        log.as_ref().map_or_else(Vec::new, |log| crate::log::check_log(&cx, log, &extents, &csums, &mut counts));
 
     // What is left over.
     missing.list.append(&mut all.missing);
-    missing.tell(&cx);
-    prealloc::judge(&cx, &csums, &others, std::mem::take(&mut all.prealloc));
+    missing.report(&cx);
+    prealloc::check(&cx, &csums, &others, std::mem::take(&mut all.prealloc));
     let walked: Vec<TreeStart> = others.iter().chain(&claiming).chain(&csum_trees).chain([&root]).cloned().collect();
-    details::judge_refs(&cx, &extents, &claiming, &walked, &roots.data);
+    details::check_refs(&cx, &extents, &claiming, &walked, &roots.data);
     clock.lap("references");
     all.chunks.sort_by_key(|(key, _)| key.offset);
-    supers::judge_chunks(&cx, &all.chunks, &all.dev_items);
-    space::judge_devices(&cx, &all.chunks, &all.dev_items, &all.dev_extents);
-    let groups = space::judge_groups(&cx, &all.chunks, &records.groups);
-    space::judge_used(&cx, &groups, &extents);
+    supers::check_chunks(&cx, &all.chunks, &all.dev_items);
+    space::check_devices(&cx, &all.chunks, &all.dev_items, &all.dev_extents);
+    let groups = space::check_groups(&cx, &all.chunks, &records.groups);
+    space::check_used(&cx, &groups, &extents);
     if has_valid_free_space_tree(&cx) && trees.iter().any(|t| t.tree == TreeId::FREE_SPACE) {
-        space::judge_free_space(&cx, &groups, &extents, &mut all.free);
+        space::check_free_space(&cx, &groups, &extents, &mut all.free);
     }
     if !cx.lost_extent.load(Ordering::Relaxed) {
-        csums.judge_extents(&cx, &extents, &logged);
+        csums.check_extents(&cx, &extents, &logged);
     }
     clock.lap("space");
 
     // Files.
     let (leaves, nodes) = (std::mem::take(&mut all.leaves), std::mem::take(&mut all.nodes));
-    fold::judge_trees(&cx, &others, &csums, leaves, nodes);
+    reduce::check_trees(&cx, &others, &csums, leaves, nodes);
     clock.lap("files");
     let used = if cx.sets.is_on() {
         let mut bytes = std::collections::BTreeMap::new();
@@ -303,12 +303,12 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     if let Some(log) = log {
         trees.insert(1, log);
     }
-    let tell = |finding: Finding| cx.findings.tell(finding);
-    files::judge_volume(&cx.env, &feed, &trees, used.as_ref(), &tell);
+    let report = |finding: Finding| cx.findings.report(finding);
+    files::check_volume(&cx.env, &input, &trees, used.as_ref(), &report);
     clock.lap("volume");
     let metadata_only = sb.flags().intersects(SuperFlags::METADUMP | SuperFlags::METADUMP_V2);
     if options.data && !metadata_only {
-        counts.verified_bytes = crate::data::verify(&cx, &feed, &csum_trees, csums.bytes());
+        counts.verified_bytes = crate::data::verify(&cx, &input, &csum_trees, csums.bytes());
         clock.lap("data");
     }
 
@@ -334,14 +334,14 @@ fn has_valid_free_space_tree(cx: &Context<'_>) -> bool {
     cx.env.rules.features.compat_ro.contains(CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID)
 }
 
-fn quota_status(feed: &Feed<'_>, trees: &[TreeStart]) -> Option<QgroupStatus> {
+fn quota_status(input: &Input<'_>, trees: &[TreeStart]) -> Option<QgroupStatus> {
     let tree = trees.iter().find(|t| t.tree == TreeId::QUOTA)?;
-    let status = feed.get(tree, Key::new(0, ItemType::QGROUP_STATUS, 0));
+    let status = input.get(tree, Key::new(0, ItemType::QGROUP_STATUS, 0));
     QgroupStatus::parse(&status?).ok()
 }
 
 /// The trees that must be there.
-fn judge_roots(cx: &Context<'_>, trees: &[TreeStart]) {
+fn check_roots(cx: &Context<'_>, trees: &[TreeStart]) {
     let features = &cx.env.rules.features;
     let mut needed = vec![TreeId::EXTENT, TreeId::DEV, TreeId::FS, TreeId::CSUM];
     if features.block_group_tree() {
@@ -440,14 +440,14 @@ impl Missing {
         }
     }
 
-    fn tell(&mut self, cx: &Context<'_>) {
+    fn report(&mut self, cx: &Context<'_>) {
         if cx.lost_extent.load(Ordering::Relaxed) {
             return;
         }
         self.list.sort_unstable();
         // Of blocks outside of all chunks the walk has told.
-        let told = |key: &RefKey| matches!(key, RefKey::Tree(_) | RefKey::Parent(_));
-        self.list.retain(|(at, key)| !told(key) || cx.volume.copies(Logical(*at)) > 0);
+        let reported = |key: &RefKey| matches!(key, RefKey::Tree(_) | RefKey::Parent(_));
+        self.list.retain(|(at, key)| !reported(key) || cx.volume.copies(Logical(*at)) > 0);
         for of_one in self.list.chunk_by(|a, b| a.0 == b.0) {
             let (at, key) = of_one[0];
             let more = if of_one.len() > 1 { format!(" and {} more", of_one.len() - 1) } else { String::new() };

@@ -18,7 +18,7 @@ impl Findings {
     }
 
     /// Counts a finding, and keeps it while there are few of its kind.
-    pub fn tell(&self, finding: Finding) {
+    pub fn report(&self, finding: Finding) {
         let mut inner = self.inner.lock();
         let (count, kept) = inner.entry(finding.kind).or_default();
         if kept.contains(&finding) {

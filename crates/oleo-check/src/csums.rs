@@ -100,7 +100,7 @@ impl Csums {
 
     /// Every byte with a checksum must be in a data extent, or in data that a log names (start and end, rising): a crash may
     /// leave the checksums of what was synced in the tree of all.
-    pub fn judge_extents(&self, cx: &Context<'_>, extents: &Extents, logged: &[(u64, u64)]) {
+    pub fn check_extents(&self, cx: &Context<'_>, extents: &Extents, logged: &[(u64, u64)]) {
         let unit = u64::from(cx.env.rules.sectorsize);
         for &(start, end) in &self.runs {
             let mut at = start;

@@ -9,8 +9,8 @@ use oleo_format::{ItemType, Key, Logical};
 use oleo_volume::CopyRead;
 use rayon::prelude::*;
 
-use crate::feed::{Feed, TreeStart};
 use crate::finding::{Kind, Place};
+use crate::input::{Input, TreeStart};
 use crate::walk::{Context, Progress};
 
 /// Bytes that one thread reads at once, of each copy.
@@ -25,7 +25,7 @@ struct Job {
 }
 
 /// Verifies everything; returns how many bytes were verified, each copy counted.
-pub(crate) fn verify(cx: &Context<'_>, feed: &Feed<'_>, csum_trees: &[TreeStart], expected: u64) -> u64 {
+pub(crate) fn verify(cx: &Context<'_>, input: &Input<'_>, csum_trees: &[TreeStart], expected: u64) -> u64 {
     let unit = cx.env.rules.sectorsize as usize;
     let csum_len = cx.env.rules.csum.csum_len();
     let per_job = (READ_LEN / unit).max(1) * csum_len;
@@ -47,7 +47,7 @@ pub(crate) fn verify(cx: &Context<'_>, feed: &Feed<'_>, csum_trees: &[TreeStart]
     };
     let mut jobs: Vec<Job> = Vec::new();
     for tree in csum_trees {
-        feed.each(tree, Key::MIN, Key::MAX, &mut |key, item| {
+        input.each(tree, Key::MIN, Key::MAX, &mut |key, item| {
             if key.item_type == ItemType::EXTENT_CSUM {
                 for (i, csums) in item.chunks(per_job).enumerate() {
                     let at = key.offset.saturating_add((i * per_job / csum_len * unit) as u64);

@@ -11,8 +11,8 @@ use hashbrown::HashSet;
 use oleo_format::{BackRef, CheckedNode, ExtentRecord, InlineRefs, ItemType, Key, data_use};
 
 use crate::extents::extent_place;
-use crate::feed::{Feed, TreeStart};
 use crate::finding::Kind;
+use crate::input::{Input, TreeStart};
 use crate::refs::{ExtentKind, Extents, RefKey};
 use crate::trees::first_live_slot;
 use crate::walk::{Class, Context, Visit, Visitor, walk};
@@ -22,8 +22,8 @@ const DETAILED_MAX: usize = 1000;
 /// References of one extent that are kept when it is looked at again.
 const REFS_MAX: usize = 100_000;
 
-/// Tells what is wrong with references.
-pub(crate) fn judge_refs(
+/// Says what is wrong with references.
+pub(crate) fn check_refs(
     cx: &Context<'_>,
     extents: &Extents,
     claiming: &[TreeStart],
@@ -106,10 +106,10 @@ fn claims(cx: &Context<'_>, claiming: &[TreeStart], at: u64) -> BTreeMap<RefKey,
         }
         if all.len() < REFS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };
-    let feed = Feed { volume: cx.volume };
+    let input = Input { volume: cx.volume };
     let (from, to) = (Key::new(at, ItemType(0), 0), Key::new(at, ItemType(u8::MAX), u64::MAX));
     for tree in claiming.iter().filter(|t| Class::of(t.tree) == Class::Extent) {
-        feed.each(tree, from, to, &mut |key, item| match key.item_type {
+        input.each(tree, from, to, &mut |key, item| match key.item_type {
             ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => {
                 let Ok((_, inline)) = ExtentRecord::parse_head(key, item) else { return ControlFlow::Continue(()) };
                 InlineRefs(inline).flatten().try_for_each(|backref| add(&backref))

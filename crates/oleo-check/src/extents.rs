@@ -9,8 +9,8 @@ use oleo_format::{
     Logical, TreeId,
 };
 
-use crate::feed::Owned;
 use crate::finding::{Kind, Place};
+use crate::input::Owned;
 use crate::refs::{Extent, ExtentKind, Extents, RefHash, RefKey};
 use crate::walk::{Context, Visit, Visitor};
 

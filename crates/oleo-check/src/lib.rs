@@ -1,7 +1,7 @@
 //! An independent check: reads a volume through `oleo-volume` alone, rebuilds every count and compares.
 //!
-//! It shares no code with the rooms that write (tree, space, txn, fs), so that one mistake cannot blind both.
-//! How a check goes is told in `check`; how memory is kept small, in `walk`, `refs` and `fold`.
+//! It shares no code with the crates that write (tree, space, txn, fs), so that one mistake cannot blind both.
+//! How a check goes is told in `check`; how memory is kept small, in `walk`, `refs` and `reduce`.
 
 mod check;
 mod collect;
@@ -9,12 +9,12 @@ mod csums;
 mod data;
 mod details;
 mod extents;
-mod feed;
 mod files;
 mod finding;
-mod fold;
+mod input;
 mod log;
 mod prealloc;
+mod reduce;
 mod refs;
 mod sets;
 mod space;

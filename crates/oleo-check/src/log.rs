@@ -7,8 +7,8 @@ use oleo_format::{CheckedNode, FileExtentItem, InodeFlags, InodeItem, ItemType, 
 
 use crate::csums::Csums;
 use crate::extents::extent_place;
-use crate::feed::TreeStart;
 use crate::finding::{Kind, Place};
+use crate::input::TreeStart;
 use crate::prealloc;
 use crate::refs::Extents;
 use crate::trees::Counts;
@@ -80,7 +80,7 @@ impl LogVisitor {
 }
 
 /// Walks the log, sets it against extents and checksums, and returns all data that it names: start and end, rising.
-pub(crate) fn judge_log(
+pub(crate) fn check_log(
     cx: &Context<'_>,
     root: &TreeStart,
     extents: &Extents,
@@ -92,7 +92,7 @@ pub(crate) fn judge_log(
     let mut parts = walk(cx, std::slice::from_ref(root), &visitor);
     let trees: Vec<TreeStart> = parts.iter_mut().flat_map(|p| std::mem::take(&mut p.trees)).collect();
     parts.extend(walk(cx, &trees, &visitor));
-    judge_csums(cx, csums, &mut parts);
+    check_csums(cx, csums, &mut parts);
     let nodesize = u64::from(cx.env.rules.nodesize);
     let meets = |at: u64, len: u64| {
         let i = extents.first_beyond(at, unit);
@@ -129,7 +129,7 @@ pub(crate) fn judge_log(
 }
 
 /// What is read through a log must have checksums: a replay puts those of the log into the tree of all.
-fn judge_csums(cx: &Context<'_>, csums: &Csums, parts: &mut [LogPart]) {
+fn check_csums(cx: &Context<'_>, csums: &Csums, parts: &mut [LogPart]) {
     if cx.lost_any.load(std::sync::atomic::Ordering::Relaxed) {
         return;
     }

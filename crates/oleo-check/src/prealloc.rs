@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use oleo_format::{CheckedNode, FileExtentItem, ItemType};
 
 use crate::csums::Csums;
-use crate::feed::TreeStart;
 use crate::finding::{Kind, Place};
+use crate::input::TreeStart;
 use crate::trees::first_live_slot;
 use crate::walk::{Class, Context, Visit, Visitor, walk};
 
@@ -29,7 +29,7 @@ pub(crate) fn range_of(item: &[u8], wanted: u8) -> Option<(u64, u64)> {
 }
 
 /// Tells of those that nobody has written.
-pub(crate) fn judge(cx: &Context<'_>, csums: &Csums, trees: &[TreeStart], suspects: Suspects) {
+pub(crate) fn check(cx: &Context<'_>, csums: &Csums, trees: &[TreeStart], suspects: Suspects) {
     if suspects.is_empty() {
         return;
     }

@@ -74,10 +74,10 @@ impl Sets {
     }
 
     /// The sets with their bytes, without the empty one.
-    pub fn shares(&self, bytes: &BTreeMap<u32, u64>) -> Vec<crate::feed::Share> {
+    pub fn shares(&self, bytes: &BTreeMap<u32, u64>) -> Vec<crate::input::Share> {
         let inner = self.inner.lock();
         let share =
-            |(&set, &bytes): (&u32, &u64)| crate::feed::Share { trees: inner.sets[set as usize].clone(), bytes };
+            |(&set, &bytes): (&u32, &u64)| crate::input::Share { trees: inner.sets[set as usize].clone(), bytes };
         bytes.iter().filter(|(set, _)| **set != 0).map(share).collect()
     }
 }

@@ -28,7 +28,7 @@ fn group_place(group: &Group) -> Place {
 type Stripe = (u64, u64, u64, u64);
 
 /// Stripes of chunks against device extents, these against each other and against the devices.
-pub(crate) fn judge_devices(
+pub(crate) fn check_devices(
     cx: &Context<'_>,
     chunks: &[(Key, Chunk)],
     dev_items: &[DevItem],
@@ -84,7 +84,7 @@ pub(crate) fn judge_devices(
 }
 
 /// Block groups against chunks. Returns one group for each chunk, as long as the chunk: those that are missing, too.
-pub(crate) fn judge_groups(cx: &Context<'_>, chunks: &[(Key, Chunk)], groups: &[Group]) -> Vec<Group> {
+pub(crate) fn check_groups(cx: &Context<'_>, chunks: &[(Key, Chunk)], groups: &[Group]) -> Vec<Group> {
     let home = if cx.env.rules.features.block_group_tree() { TreeId::BLOCK_GROUP } else { TreeId::EXTENT };
     let mut of_chunks: Vec<Option<Group>> = vec![None; chunks.len()];
     for group in groups {
@@ -123,7 +123,7 @@ pub(crate) fn judge_groups(cx: &Context<'_>, chunks: &[(Key, Chunk)], groups: &[
 }
 
 /// Extents against the block groups that they are in.
-pub(crate) fn judge_used(cx: &Context<'_>, groups: &[Group], extents: &Extents) {
+pub(crate) fn check_used(cx: &Context<'_>, groups: &[Group], extents: &Extents) {
     let unit = u64::from(cx.env.rules.sectorsize);
     let mut used = vec![0u64; groups.len()];
     let supers: Vec<(u64, u64)> =
@@ -171,7 +171,7 @@ pub(crate) fn judge_used(cx: &Context<'_>, groups: &[Group], extents: &Extents) 
 
 /// The free-space tree against what the extent tree leaves free. Where superblock mirrors lie nothing is ever given
 /// out, so there it may say what it likes.
-pub(crate) fn judge_free_space(cx: &Context<'_>, groups: &[Group], extents: &Extents, free: &mut [FreeItem]) {
+pub(crate) fn check_free_space(cx: &Context<'_>, groups: &[Group], extents: &Extents, free: &mut [FreeItem]) {
     // By address; an info before what lies at its start.
     free.sort_unstable_by_key(|item| match *item {
         FreeItem::Info(at, len, ..) => (at, 0, len),
@@ -196,7 +196,7 @@ pub(crate) fn judge_free_space(cx: &Context<'_>, groups: &[Group], extents: &Ext
         let (before, from) = rest.split_at(rest.partition_point(|item| at(item) < group.start));
         strays(cx, before);
         let (of_group, after) = from.split_at(from.partition_point(|item| at(item) < end));
-        judge_group_free(cx, group, extents, of_group);
+        check_group_free(cx, group, extents, of_group);
         rest = after;
     }
     strays(cx, rest);
@@ -214,7 +214,7 @@ fn strays(cx: &Context<'_>, items: &[FreeItem]) {
     }
 }
 
-fn judge_group_free(cx: &Context<'_>, group: &Group, extents: &Extents, items: &[FreeItem]) {
+fn check_group_free(cx: &Context<'_>, group: &Group, extents: &Extents, items: &[FreeItem]) {
     let unit = u64::from(cx.env.rules.sectorsize);
     let mut info = None;
     let mut runs: Vec<(u64, u64)> = Vec::new();

@@ -8,7 +8,7 @@ use crate::finding::{Kind, Place};
 use crate::walk::Context;
 
 /// Looks at every mirror of every device that is there.
-pub(crate) fn judge_mirrors(cx: &Context<'_>) {
+pub(crate) fn check_mirrors(cx: &Context<'_>) {
     let main = &cx.env.sb;
     for info in cx.volume.devices() {
         let Some(device) = cx.volume.device(info.devid).filter(|_| !info.seed) else { continue };
@@ -63,7 +63,7 @@ fn difference(a: &SuperBlock, b: &SuperBlock) -> Option<&'static str> {
 }
 
 /// The superblock against the chunk tree: system chunks and devices.
-pub(crate) fn judge_chunks(cx: &Context<'_>, chunks: &[(Key, Chunk)], dev_items: &[DevItem]) {
+pub(crate) fn check_chunks(cx: &Context<'_>, chunks: &[(Key, Chunk)], dev_items: &[DevItem]) {
     let sb = &cx.env.sb;
     let place = Place::default();
     let Ok(array) = sb.parse_sys_chunks() else {
@@ -103,11 +103,11 @@ pub(crate) fn judge_chunks(cx: &Context<'_>, chunks: &[(Key, Chunk)], dev_items:
     if sb.total_bytes.get() != total {
         cx.error(Kind::SuperTotalBytes, place, sb.total_bytes, total);
     }
-    judge_dev_items(cx, cx.volume, dev_items);
+    check_dev_items(cx, cx.volume, dev_items);
 }
 
 /// Each device's superblock has a copy of its item.
-fn judge_dev_items(cx: &Context<'_>, volume: &Volume, dev_items: &[DevItem]) {
+fn check_dev_items(cx: &Context<'_>, volume: &Volume, dev_items: &[DevItem]) {
     for info in volume.devices() {
         let Some(device) = volume.device(info.devid).filter(|_| !info.seed && !info.stale) else { continue };
         let Ok(sb) = oleo_volume::read_super(&*device) else { continue };

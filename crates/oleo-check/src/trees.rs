@@ -1,5 +1,5 @@
 //! The visitor of everything but extents and checksums: sets what trees reference against the extent records, and gathers
-//! the items of the bookkeeping trees and the facts of files.
+//! the items of the bookkeeping trees and the summaries of files.
 //!
 //! What a block's references look like follows from its record: with FULL_BACKREF they name the block as parent, without it
 //! the tree that owns the block (and for data the inode and offset). That holds once per block, however many trees reach it.
@@ -13,11 +13,11 @@ use oleo_format::{
 
 use crate::csums::Csums;
 use crate::extents::extent_place;
-use crate::feed::Owned;
-use crate::files::Facts;
+use crate::files::LeafSummary;
 use crate::finding::{Kind, Place};
-use crate::fold::{Inner, NOWHERE, with_hear};
+use crate::input::Owned;
 use crate::prealloc::{self, Suspects};
+use crate::reduce::{Inner, NOWHERE, with_reporter};
 use crate::refs::{Extent, ExtentKind, Extents, RefHash, RefKey};
 use crate::sets::SetId;
 use crate::walk::{Class, Context, Visit, Visitor};
@@ -86,8 +86,8 @@ pub(crate) struct TreePart {
     pub missing: Vec<(u64, RefKey)>,
     /// Nodes of trees of files.
     pub nodes: Vec<Inner>,
-    /// Facts of leaves of trees of files.
-    pub leaves: Vec<(u64, Facts)>,
+    /// Summaries of leaves of trees of files.
+    pub leaves: Vec<(u64, LeafSummary)>,
     pub chunks: Vec<(Key, Chunk)>,
     pub dev_items: Vec<DevItem>,
     pub dev_extents: Vec<(Key, DevExtent)>,
@@ -120,11 +120,11 @@ impl Visitor for TreeVisitor<'_, '_> {
         out.counts.blocks += 1;
         let record = self.extents.get(at);
         if let Some(record) = record {
-            judge_record(self.cx, at, visit.tree.tree, node.level(), visit.generation, record);
+            check_record(self.cx, at, visit.tree.tree, node.level(), visit.generation, record);
         }
         let full = record.is_some_and(|r| r.kind == ExtentKind::FullBlock);
         if let Some(record) = record.filter(|r| r.kind == ExtentKind::Block && visit.class.is_shared()) {
-            self.judge_owner(node, record);
+            self.check_owner(node, record);
         }
         if self.cx.sets.is_on() && visit.class == Class::Files {
             out.set_blocks.push(visit.set);
@@ -169,7 +169,7 @@ pub(crate) fn first_live_slot(node: &CheckedNode, visit: &Visit<'_>) -> usize {
 }
 
 /// Sets a block against its record.
-pub(crate) fn judge_record(cx: &Context<'_>, at: u64, tree: TreeId, level: u8, generation: u64, record: &Extent) {
+pub(crate) fn check_record(cx: &Context<'_>, at: u64, tree: TreeId, level: u8, generation: u64, record: &Extent) {
     let place = Place { tree: Some(tree), block: Some(Logical(at)), ..Place::default() };
     if record.is_data() {
         cx.error(Kind::ExtentFlags, place, "a data extent's record", "that of a tree block");
@@ -187,7 +187,7 @@ impl TreeVisitor<'_, '_> {
     /// Who looks for the users of a block without full backrefs searches the tree that owns it. A subvolume that is being
     /// deleted may have half of its blocks changed to full backrefs; a block that another refers to by its own address may be the
     /// owner's by way of that: relocation, the kernel's too, leaves it so where it moved the upper block alone.
-    fn judge_owner(&self, node: &CheckedNode, record: &Extent) {
+    fn check_owner(&self, node: &CheckedNode, record: &Extent) {
         let owner = node.owner();
         if !record.may_have_root(owner) && !self.dying.contains(&owner) {
             let place = Place { tree: Some(owner), block: Some(node.logical()), ..Place::default() };
@@ -226,11 +226,13 @@ impl TreeVisitor<'_, '_> {
             }
         }
         if is_files(visit.class) {
-            let facts = match visit.tainted {
-                true => Facts::lost(),
-                false => with_hear(self.cx, self.csums, |hear| Facts::of_leaf(&self.cx.env, node, hear)),
+            let summaries = match visit.tainted {
+                true => LeafSummary::lost(),
+                false => {
+                    with_reporter(self.cx, self.csums, |reporter| LeafSummary::of_leaf(&self.cx.env, node, reporter))
+                }
             };
-            out.leaves.push((node.logical().0, facts));
+            out.leaves.push((node.logical().0, summaries));
         }
     }
 

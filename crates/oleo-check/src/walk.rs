@@ -17,8 +17,8 @@ use oleo_volume::{CopyRead, Volume, VolumeError};
 use rayon::prelude::*;
 
 use crate::collect::Findings;
-use crate::feed::{Env, TreeStart};
 use crate::finding::{Finding, Kind, Place, Severity};
+use crate::input::{Env, TreeStart};
 use crate::sets::{SetId, Sets};
 
 /// Blocks that are read at once by one thread.
@@ -131,16 +131,16 @@ pub struct Progress {
 }
 
 impl Context<'_> {
-    pub fn tell(&self, severity: Severity, kind: Kind, at: Place, have: impl ToString, want: impl ToString) {
-        self.findings.tell(Finding { severity, kind, at, have: have.to_string(), want: want.to_string() });
+    pub fn report(&self, severity: Severity, kind: Kind, at: Place, have: impl ToString, want: impl ToString) {
+        self.findings.report(Finding { severity, kind, at, have: have.to_string(), want: want.to_string() });
     }
 
     pub fn error(&self, kind: Kind, at: Place, have: impl ToString, want: impl ToString) {
-        self.tell(Severity::Error, kind, at, have, want);
+        self.report(Severity::Error, kind, at, have, want);
     }
 
     pub fn warn(&self, kind: Kind, at: Place, have: impl ToString, want: impl ToString) {
-        self.tell(Severity::Warning, kind, at, have, want);
+        self.report(Severity::Warning, kind, at, have, want);
     }
 
     fn lost(&self, class: Class) {
@@ -291,7 +291,7 @@ fn check_upper(cx: &Context<'_>, tree: &TreeStart, pending: &Pending, node: &Che
     }
 }
 
-/// Reads and judges all copies of the blocks of a batch. The flag says that some item in it is not sound.
+/// Reads and checks all copies of the blocks of a batch. The flag says that some item in it is not sound.
 fn read_batch(cx: &Context<'_>, trees: &[TreeStart], level: u8, batch: &[Pending]) -> Vec<Option<(CheckedNode, bool)>> {
     let nodesize = cx.env.rules.nodesize as usize;
     let copies: Vec<usize> = batch.iter().map(|p| cx.volume.copies(Logical(p.at))).collect();
@@ -310,13 +310,13 @@ fn read_batch(cx: &Context<'_>, trees: &[TreeStart], level: u8, batch: &[Pending
         .zip(bufs)
         .map(|(pending, bufs)| {
             let results: Vec<_> = results.by_ref().take(bufs.len()).collect();
-            judge(cx, &trees[pending.tree as usize], level, pending, bufs, results)
+            check(cx, &trees[pending.tree as usize], level, pending, bufs, results)
         })
         .collect()
 }
 
-/// Judges the copies of one block.
-fn judge(
+/// Checks the copies of one block.
+fn check(
     cx: &Context<'_>,
     tree: &TreeStart,
     level: u8,
@@ -352,7 +352,7 @@ fn judge(
                     Ok(_) => "another sound block".to_owned(),
                     Err(e) => e.to_string(),
                 };
-                tell_copy(cx, &place, copy, &have);
+                report_copy(cx, &place, copy, &have);
             }
             None => {
                 let rules = cx.volume.rules_of(&buf);
@@ -367,18 +367,18 @@ fn judge(
         // With parity there is another way to get it.
         good = cx.volume.read_block(&expect).ok();
     }
-    let Some(node) = good else { return judge_bad(cx, tree, class, level, pending, bad) };
+    let Some(node) = good else { return check_bad(cx, tree, class, level, pending, bad) };
     for (copy, e) in bad {
         // A missing device is what the user asked to do without.
         if !matches!(e, VolumeError::OnMissing { .. }) {
-            tell_copy(cx, &place, copy, &e.to_string());
+            report_copy(cx, &place, copy, &e.to_string());
         }
     }
     after_verify(cx, tree, class, &place, &node);
     Some((node, false))
 }
 
-fn tell_copy(cx: &Context<'_>, place: &Place, copy: usize, have: &str) {
+fn report_copy(cx: &Context<'_>, place: &Place, copy: usize, have: &str) {
     let device = place.block.and_then(|at| cx.volume.device_of_copy(at, copy)).map(|d| d.0);
     cx.error(
         Kind::BlockMirror,
@@ -405,7 +405,7 @@ fn after_verify(cx: &Context<'_>, tree: &TreeStart, class: Class, place: &Place,
 }
 
 /// No copy is as its parent says. A block that is sound in itself, or but for an item, is gone on with.
-fn judge_bad(
+fn check_bad(
     cx: &Context<'_>,
     tree: &TreeStart,
     class: Class,

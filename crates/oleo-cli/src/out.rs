@@ -85,7 +85,7 @@ impl Progress {
     }
 
     /// Shows a line in its place.
-    pub fn tell(&self, line: String) {
+    pub fn show(&self, line: String) {
         if let Some(bar) = &self.bar {
             bar.set_message(line);
             bar.tick();
@@ -248,7 +248,7 @@ mod tests {
 
     /// Goal: an error and its causes are told, each once, and the kind is found wherever it stands.
     #[test]
-    fn causes_are_told_once() {
+    fn causes_are_reported_once() {
         let gone = || io::Error::from_raw_os_error(2);
         let error = anyhow::Error::new(oleo::Error::Output(gone()).at("here")).context("cannot do it");
         assert_eq!(text_of(&error), format!("cannot do it: here: cannot write the output: {}", gone()));
@@ -261,9 +261,9 @@ mod tests {
     #[test]
     fn messages_are_plain() {
         for c in (0..0xa0).filter_map(char::from_u32).chain(['\u{202e}', '\u{2066}']) {
-            let told = plain(&format!("a{c}b"), &[]);
-            assert!(!told.contains(char::is_control) && !told.contains('\u{202e}'), "{told:?}");
-            assert_eq!(told.len() == 3, (' '..='~').contains(&c), "{told:?}");
+            let reported = plain(&format!("a{c}b"), &[]);
+            assert!(!reported.contains(char::is_control) && !reported.contains('\u{202e}'), "{reported:?}");
+            assert_eq!(reported.len() == 3, (' '..='~').contains(&c), "{reported:?}");
         }
         assert_eq!(plain("bell\x07 \x1b[31m\u{9b}0m", &[]), "bell\\u{7} \\u{1b}[31m\\u{9b}0m");
         assert_eq!(plain("größer\n", &['\n']), "größer\n");

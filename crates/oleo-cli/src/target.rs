@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use anyhow::{Context, bail};
-use oleo::control::{self, At, Caller, Client, Reply, Request, Which};
+use oleo::control::{self, Caller, Client, Location, Reply, Request, SubvolRef};
 use oleo::{Image, Ino, TreeId};
 
 use crate::args::{DeviceArgs, ImageArgs};
@@ -104,9 +104,9 @@ impl Target {
     }
 
     /// Something that is there.
-    pub fn at(&self, thing: &OsStr) -> anyhow::Result<At> {
+    pub fn at(&self, thing: &OsStr) -> anyhow::Result<Location> {
         match self {
-            Target::Image { start, .. } => Ok(At::below(start.0, start.1, thing.as_bytes())),
+            Target::Image { start, .. } => Ok(Location::below(start.0, start.1, thing.as_bytes())),
             Target::Mount { socket, .. } => {
                 ident_of(Path::new(thing), socket).with_context(|| thing.display().to_string())
             }
@@ -114,20 +114,20 @@ impl Target {
     }
 
     /// Something that is to be made.
-    pub fn new_at(&self, thing: &OsStr) -> anyhow::Result<At> {
+    pub fn new_at(&self, thing: &OsStr) -> anyhow::Result<Location> {
         let Target::Mount { socket, .. } = self else { return self.at(thing) };
         let path = Path::new(thing);
         let name = path.file_name().with_context(|| format!("{} does not end in a name", path.display()))?;
         let found = ident_of(parent(path), socket).with_context(|| parent(path).display().to_string());
-        Ok(At { path: name.as_bytes().into(), ..found? })
+        Ok(Location { path: name.as_bytes().into(), ..found? })
     }
 
     /// A subvolume, by path or, in an image, number.
-    pub fn which(&self, thing: &OsStr) -> anyhow::Result<Which> {
+    pub fn which(&self, thing: &OsStr) -> anyhow::Result<SubvolRef> {
         let number = thing.to_str().and_then(|text| text.parse().ok()).filter(|_| !self.is_mount());
         Ok(match number {
-            Some(id) => Which::Id(TreeId(id)),
-            None => Which::At(self.at(thing)?),
+            Some(id) => SubvolRef::Id(TreeId(id)),
+            None => SubvolRef::At(self.at(thing)?),
         })
     }
 
@@ -183,7 +183,7 @@ fn socket_of(path: &Path) -> io::Result<Option<(File, PathBuf)>> {
 }
 
 /// Which inode a path on that mount is.
-fn ident_of(path: &Path, socket: &Path) -> anyhow::Result<At> {
+fn ident_of(path: &Path, socket: &Path) -> anyhow::Result<Location> {
     // Links are followed here, so that whatever cannot be opened is an entry of its directory.
     let path = fs::canonicalize(path)?;
     let (file, itself) = open_near(&path)?;
@@ -192,7 +192,7 @@ fn ident_of(path: &Path, socket: &Path) -> anyhow::Result<At> {
     }
     let [tree, ino] = control::ident(&file)?.context("the mount does not say which file it is")?;
     let name = if itself { &[][..] } else { path.file_name().map_or(&[][..], OsStr::as_bytes) };
-    Ok(At::below(TreeId(tree), Ino(ino), name))
+    Ok(Location::below(TreeId(tree), Ino(ino), name))
 }
 
 /// A reply of another kind than the request's: the server is of another version.

@@ -1,4 +1,4 @@
-//! Balance by command, on images, judged by the kernel.
+//! Balance by command, on images, verified by the kernel.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -132,13 +132,13 @@ fn filters_as_the_kernel() {
         copy();
         let mounted = oracle.mount(&copies, "").unwrap();
         let path = mounted.path().display().to_string();
-        let told = oracle::run("btrfs", [&["balance", "start"], filters, &[&path]].concat()).unwrap();
-        let theirs = numbers(&told);
+        let reported = oracle::run("btrfs", [&["balance", "start"], filters, &[&path]].concat()).unwrap();
+        let theirs = numbers(&reported);
         mounted.unmount().unwrap();
         copy();
-        let told = ok(dir, &[&["balance", "start"], filters, &["a-0.img", "--device", "a-1.img"]].concat());
-        let ours = numbers(told.split_once(':').unwrap().1);
-        assert_eq!(ours, theirs, "{filters:?}: {told}");
+        let reported = ok(dir, &[&["balance", "start"], filters, &["a-0.img", "--device", "a-1.img"]].concat());
+        let ours = numbers(reported.split_once(':').unwrap().1);
+        assert_eq!(ours, theirs, "{filters:?}: {reported}");
     }
     oracle.must_be_sound(&copies, "after the last").unwrap();
     let mounted = oracle.mount(&copies, "ro").unwrap();

@@ -191,7 +191,7 @@ fn prepare(dir: &Path) {
     ext4.write_all_at(b"\x53\xef", 0x438).unwrap();
 }
 
-/// Goal: the exit code tells what became of it, whatever the command. Method: each command with an option that nobody has, with an
+/// Goal: the exit code says what became of it, whatever the command. Method: each command with an option that nobody has, with an
 /// image that is not there, with two that are damaged; tables of requests that are refused and of arguments that mean nothing;
 /// the tables hold all commands that the help has.
 #[test]

@@ -88,7 +88,7 @@ fn bounded(mut command: Command, out: &Path, what: &str) -> (Option<i32>, String
     (status.code(), text)
 }
 
-struct Bed {
+struct Fixture {
     // Goes before the directory that it is in.
     small: Small,
     image: PathBuf,
@@ -96,9 +96,9 @@ struct Bed {
     _scratch: Scratch,
 }
 
-impl Bed {
+impl Fixture {
     /// An image with files of all kinds, directories in directories, and a read-only snapshot.
-    fn new(oracle: Oracle) -> Bed {
+    fn new(oracle: Oracle) -> Fixture {
         let scratch = oracle.scratch().unwrap();
         let (dir, source) = (scratch.path(), scratch.dir("src").unwrap());
         fs::create_dir_all(source.join("one/two/three")).unwrap();
@@ -114,7 +114,7 @@ impl Bed {
         let image = dir.join("i");
         let rot = Rot::survey(&image).unwrap();
         let small = Small::new(&scratch);
-        Bed { small, image, rot, _scratch: scratch }
+        Fixture { small, image, rot, _scratch: scratch }
     }
 
     /// Every kind of command that reads, once; how many of them were content.
@@ -186,7 +186,7 @@ impl Bed {
 }
 
 /// The sound image is read by all, or the tests below would prove nothing.
-fn sound(bed: &Bed) {
+fn sound(bed: &Fixture) {
     assert_eq!(bed.commands("sound"), 8, "all are content with the sound image");
 }
 
@@ -195,7 +195,7 @@ fn sound(bed: &Bed) {
 #[test]
 fn lies_end() {
     let Some(oracle) = oracle::oracle() else { return };
-    let bed = Bed::new(oracle);
+    let bed = Fixture::new(oracle);
     sound(&bed);
     assert!(bed.programs("sound"));
     let (mut noticed, mut mounted) = (0, 0);
@@ -218,7 +218,7 @@ fn lies_end() {
 #[test]
 fn random_damage_ends() {
     let Some(oracle) = oracle::oracle() else { return };
-    let bed = Bed::new(oracle);
+    let bed = Fixture::new(oracle);
     let (mut rng, mut mounted) = (Rng::new(11), 0);
     for round in 0..24 {
         let damage = bed.rot.random(&mut rng).unwrap();

@@ -1,4 +1,4 @@
-//! Jobs on whole file systems, as the commands start them, judged by the kernel.
+//! Jobs on whole file systems, as the commands start them, verified by the kernel.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -1,4 +1,4 @@
-//! Quota by command, on images and mounts, judged by the kernel.
+//! Quota by command, on images and mounts, verified by the kernel.
 
 use std::path::Path;
 

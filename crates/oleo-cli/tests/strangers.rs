@@ -79,8 +79,8 @@ fn restored_programs() {
         let at = |name: &str| mode(&dir.join(out).join(name));
         ["", "open", "open/roots", "open/groups", "open/alices", "open/all"].map(at)
     };
-    let told = alice("027", &["restore", "i", "own/plain"]);
-    assert!(told.contains("belong to you now"), "{told}");
+    let reported = alice("027", &["restore", "i", "own/plain"]);
+    assert!(reported.contains("belong to you now"), "{reported}");
     assert_eq!(modes("own/plain"), [0o750, 0o1750, 0o750, 0o750, 0o750, 0o640]);
     assert_eq!(fs::read_link(dir.join("own/plain/link-again")).unwrap(), Path::new("nowhere"));
     let inode = |name: &str| fs::symlink_metadata(dir.join("own/plain").join(name)).unwrap().ino();
@@ -125,8 +125,11 @@ fn names_for_a_terminal() {
     ];
     for args in tries {
         let output = as_alice(&program, dir, "022", args).output().unwrap();
-        let told = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-        assert!(!told.is_empty() && !told.contains(|c: char| c.is_control() && c != '\n'), "{args:?}: {told:?}");
+        let reported = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert!(
+            !reported.is_empty() && !reported.contains(|c: char| c.is_control() && c != '\n'),
+            "{args:?}: {reported:?}"
+        );
     }
 }
 

@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(OLEO_IOC_IDENT, 0x8010_4f02);
     }
 
-    /// Goal: files elsewhere are told apart without an ioctl. Method: a scratch file, and `/proc`.
+    /// Goal: files elsewhere are distinguished without an ioctl. Method: a scratch file, and `/proc`.
     #[test]
     fn elsewhere() {
         let scratch = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The one error for "the image lies".
+//! The one error for "the image is damaged".
 
 use std::borrow::Cow;
 use std::fmt::Display;

@@ -1,8 +1,8 @@
-//! What an error is, for all rooms: its kind, which decides the exit code of a command, and its errno, which a system call and an
-//! ioctl return.
+//! What an error is, for all crates: its kind, which decides the exit code of a command, and its errno, which a system
+//! call and an ioctl return.
 //!
 //! Each error enum says both in one place, its [`Classified::class`]: a `match` without wildcard, beside the enum, with a row for
-//! every variant in a test there. Nobody above looks into an error of a room below to decide the same again.
+//! every variant in a test there. Nobody above looks into an error of a crate below to decide the same again.
 
 use std::io;
 
@@ -43,7 +43,7 @@ pub trait Classified {
 }
 
 impl Class {
-    /// The image lies about its structure.
+    /// The image is damaged.
     pub const DAMAGE: Class = Class { kind: ErrorKind::Corruption, errno: errno::EUCLEAN };
     /// Data is not what was written.
     pub const DATA: Class = Class { kind: ErrorKind::Corruption, errno: errno::EIO };
@@ -125,7 +125,7 @@ macro_rules! assert_classes {
 mod tests {
     use super::*;
 
-    /// Goal: a host that fails is told from one that refuses.
+    /// Goal: a host that fails is reported from one that refuses.
     #[test]
     fn of_the_host() {
         let of = |errno| Class::of_io(&io::Error::from_raw_os_error(errno));

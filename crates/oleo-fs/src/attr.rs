@@ -47,7 +47,7 @@ impl FileKind {
 
     pub(crate) fn of_disk(value: u8) -> Result<FileKind, FsError> {
         let t = FileType::from_disk(value)
-            .ok_or_else(|| FsError::lie("directory entry", "", "type", value, "a file type, 0 to 8"))?;
+            .ok_or_else(|| FsError::corrupt("directory entry", "", "type", value, "a file type, 0 to 8"))?;
         Ok(FileKind::of_type(t))
     }
 

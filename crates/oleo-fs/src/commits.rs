@@ -27,7 +27,7 @@ impl Fs {
     /// first of those.
     pub fn sync(&self) -> Result<Generation, FsError> {
         let flushed = self.core().flush_all(None);
-        let erased = self.core().erase_all_let_go();
+        let erased = self.core().evict_all();
         let generation = self.engine().commit()?;
         flushed.and(erased).map(|()| generation)
     }
@@ -39,13 +39,13 @@ impl Fs {
 
     /// The same; calls `frozen` as soon as whatever is done from then on belongs to a later transaction. Where it fails before,
     /// or there is nothing to commit, `frozen` is not called.
-    pub fn commit_telling(&self, frozen: &(dyn Fn() + Sync)) -> Result<Generation, FsError> {
-        Ok(self.engine().commit_telling(frozen)?)
+    pub fn commit_notifying(&self, frozen: &(dyn Fn() + Sync)) -> Result<Generation, FsError> {
+        Ok(self.engine().commit_notifying(frozen)?)
     }
 
     /// Whether anything was changed that is not on disk: buffered bytes, or something for a commit to write.
     pub fn has_changes(&self) -> bool {
-        self.core().data.bytes() > 0 || self.engine().has_changes() || !self.core().let_go.lock().is_empty()
+        self.core().data.bytes() > 0 || self.engine().has_changes() || !self.core().evictable.lock().is_empty()
     }
 
     /// Comes after a change of a file: makes it durable where the file's flags ask for that (`chattr +S`).
@@ -61,28 +61,28 @@ impl Fs {
     }
 
     /// The error that made the file system refuse all changes, if one did.
-    pub fn failed(&self) -> Option<String> {
-        let engine = self.engine().failed().map(|why| why.to_string());
-        engine.or_else(|| self.core().spoiled.lock().clone())
+    pub fn poisoned_by(&self) -> Option<String> {
+        let engine = self.engine().poisoned_by().map(|why| why.to_string());
+        engine.or_else(|| self.core().poisoned.lock().clone())
     }
 
     /// Waits until so much was changed that somebody should [`commit`](Fs::commit), or for that long; whether it was.
     /// Whoever calls this says that somebody commits in the background from now on.
     pub fn wait_commit(&self, timeout: Duration) -> bool {
         let core = self.core();
-        core.attended.store(true, Ordering::Relaxed);
+        core.has_background_committer.store(true, Ordering::Relaxed);
         let deadline = Instant::now().checked_add(timeout);
         let mut waiting = core.waiting.lock();
-        while !core.is_crowded() {
+        while !core.over_soft_limit() {
             let timed_out = match deadline {
-                Some(deadline) => core.called.wait_until(&mut waiting, deadline).timed_out(),
+                Some(deadline) => core.commit_wanted.wait_until(&mut waiting, deadline).timed_out(),
                 None => {
-                    core.called.wait(&mut waiting);
+                    core.commit_wanted.wait(&mut waiting);
                     false
                 }
             };
             if timed_out {
-                return core.is_crowded();
+                return core.over_soft_limit();
             }
         }
         true
@@ -92,32 +92,33 @@ impl Fs {
 impl Core {
     /// Comes between the steps of an operation that may change any number of items of one file, so that what waits for a commit
     /// has a bound. The caller holds at most `flush` locks, which no commit takes.
-    pub(crate) fn relieve_in_steps(&self) -> Result<(), FsError> {
-        if self.is_crowded() {
+    pub(crate) fn throttle_between_steps(&self) -> Result<(), FsError> {
+        if self.over_soft_limit() {
             self.engine().commit()?;
         }
         Ok(())
     }
 
-    /// Sees to it that dirty inodes do not become too many. The caller holds no handle and no lock.
-    pub(crate) fn relieve(&self) -> Result<(), FsError> {
-        if !self.is_crowded() {
+    /// Keeps the number of dirty inodes within bounds: wakes the background committer, or commits. The caller holds no
+    /// handle and no lock.
+    pub(crate) fn throttle_dirty_inodes(&self) -> Result<(), FsError> {
+        if !self.over_soft_limit() {
             return Ok(());
         }
-        if self.attended.load(Ordering::Relaxed) {
+        if self.has_background_committer.load(Ordering::Relaxed) {
             let waiting = self.waiting.lock();
-            self.called.notify_all();
+            self.commit_wanted.notify_all();
             drop(waiting);
-            if !self.is_overcrowded() {
+            if !self.over_hard_limit() {
                 return Ok(());
             }
         }
         let before = self.epoch();
         // Ends with the freeze of somebody else's commit, or with its end where there is too much again by then.
         let _one = loop {
-            match self.relieving.try_lock_for(LOOK_AGAIN) {
+            match self.throttling.try_lock_for(LOOK_AGAIN) {
                 Some(one) => break one,
-                None if self.is_crowded() => {}
+                None if self.over_soft_limit() => {}
                 None => return Ok(()),
             }
         };

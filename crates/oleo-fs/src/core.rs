@@ -23,7 +23,7 @@ use parking_lot::{Condvar, Mutex};
 use rayon::prelude::*;
 
 use crate::cache::InodeCache;
-use crate::delta::{Base, ItemMap, Slot, Value, Visit, Way};
+use crate::delta::{Base, Direction, ItemMap, Slot, Value, Visit};
 use crate::inode::{Inode, InodeFields, ItemFate};
 use crate::options::{FsOptions, Time};
 use crate::subvol::{Subvol, Subvols};
@@ -33,16 +33,16 @@ use crate::{FsError, InodeRef};
 /// than creating a file announces.
 const ITEMS_PER_INODE: u64 = 16;
 
-/// How long an inode without names is expected to be let go of any moment.
+/// How long an inode without names is expected to be closed any moment.
 const NAMELESS_AWAITED: Duration = Duration::from_secs(1);
 
 /// Inodes that wait to be erased before those who remove names erase some, too: each stays in memory until then.
-const LET_GO_MAX: usize = 4096;
+const EVICTABLE_MAX: usize = 4096;
 
 /// Shards of the list of dirty inodes: a few times the number of threads that push at once.
 const DIRTY_SHARDS: usize = 32;
 /// Inodes that enter a shard between two looks at whether all shards hold too many.
-const CROWD_STEP: usize = 64;
+const DIRTY_COUNT_STEP: usize = 64;
 /// Inodes that one task itemises: enough to hide the cost of handing out the task.
 const ITEMISE_CHUNK: usize = 2048;
 
@@ -54,32 +54,32 @@ pub struct Core {
     epoch: AtomicU64,
     dirty: [Mutex<Vec<Listed>>; DIRTY_SHARDS],
     /// How many inodes are dirty, as of the last look.
-    crowd: AtomicUsize,
+    dirty_inodes: AtomicUsize,
     /// Held by the one operation that commits because they are too many.
-    pub(crate) relieving: Mutex<()>,
+    pub(crate) throttling: Mutex<()>,
     /// Somebody commits in the background.
-    pub(crate) attended: AtomicBool,
-    /// Held by whoever looks whether to commit, before it waits to be called.
+    pub(crate) has_background_committer: AtomicBool,
+    /// Held by the background committer while it checks whether to commit, until it waits for `commit_wanted`.
     pub(crate) waiting: Mutex<()>,
     /// There are too many dirty inodes.
-    pub(crate) called: Condvar,
+    pub(crate) commit_wanted: Condvar,
     dirty_subvols: Mutex<Vec<Arc<Subvol>>>,
     /// Set aside by `freeze`, emptied by `published`.
     frozen: Mutex<FrozenList>,
     pub(crate) cache: InodeCache,
     pub(crate) subvols: Mutex<Subvols>,
     /// Unlinked inodes whose last handle is gone.
-    pub(crate) let_go: Mutex<VecDeque<Arc<Inode>>>,
+    pub(crate) evictable: Mutex<VecDeque<Arc<Inode>>>,
     /// When the last name of an inode went that somebody held.
     nameless: Mutex<Option<Instant>>,
     /// There are more of them than should be, as of the last look.
-    pub(crate) many_let_go: AtomicBool,
+    pub(crate) many_evictable: AtomicBool,
     /// Held while a directory moves to another one, so that nobody else changes who is whose ancestor.
     pub(crate) moving: Mutex<()>,
     /// The number the next new subvolume gets; 0: not known yet.
     pub(crate) next_tree: AtomicU64,
     /// Why the open transaction must not be committed.
-    pub(crate) spoiled: Mutex<Option<String>>,
+    pub(crate) poisoned: Mutex<Option<String>>,
     /// What a crash left without names has been looked for, in every subvolume that may be changed.
     pub(crate) orphans_seen: AtomicBool,
     /// What all files' data has in common.
@@ -104,21 +104,21 @@ impl Core {
             engine,
             epoch: AtomicU64::new(1),
             dirty: std::array::from_fn(|_| Mutex::default()),
-            crowd: AtomicUsize::new(0),
-            relieving: Mutex::default(),
-            attended: AtomicBool::new(false),
+            dirty_inodes: AtomicUsize::new(0),
+            throttling: Mutex::default(),
+            has_background_committer: AtomicBool::new(false),
             waiting: Mutex::default(),
-            called: Condvar::new(),
+            commit_wanted: Condvar::new(),
             dirty_subvols: Mutex::default(),
             frozen: Mutex::default(),
             cache: InodeCache::new(opts.inodes_max),
             subvols: Mutex::default(),
-            let_go: Mutex::default(),
+            evictable: Mutex::default(),
             nameless: Mutex::default(),
-            many_let_go: AtomicBool::new(false),
+            many_evictable: AtomicBool::new(false),
             moving: Mutex::default(),
             next_tree: AtomicU64::new(0),
-            spoiled: Mutex::default(),
+            poisoned: Mutex::default(),
             orphans_seen: AtomicBool::new(false),
             data: crate::data::Shared::new(&opts.data),
             log: crate::log::Shared::default(),
@@ -148,28 +148,28 @@ impl Core {
         list.push((inode.rank(), inode.clone()));
         let len = list.len();
         drop(list);
-        if len.is_multiple_of(CROWD_STEP) {
+        if len.is_multiple_of(DIRTY_COUNT_STEP) {
             let all: usize = self.dirty.iter().map(|shard| shard.lock().len()).sum();
-            self.crowd.store(all, Ordering::Relaxed);
+            self.dirty_inodes.store(all, Ordering::Relaxed);
         }
         if inode.subvol().touch(epoch) {
             self.dirty_subvols.lock().push(inode.subvol().clone());
         }
     }
 
-    /// More is dirty than should be.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.is_beyond(self.opts.dirty_inodes_max)
+    /// More is dirty than the soft limit allows: somebody should commit.
+    pub(crate) fn over_soft_limit(&self) -> bool {
+        self.is_over(self.opts.dirty_inodes_max)
     }
 
-    /// So much is that operations have to wait for a commit.
-    pub(crate) fn is_overcrowded(&self) -> bool {
-        self.is_beyond(self.opts.dirty_inodes_max.saturating_mul(2))
+    /// More is dirty than the hard limit allows: operations wait for a commit.
+    pub(crate) fn over_hard_limit(&self) -> bool {
+        self.is_over(self.opts.dirty_inodes_max.saturating_mul(2))
     }
 
-    fn is_beyond(&self, inodes: usize) -> bool {
+    fn is_over(&self, inodes: usize) -> bool {
         let items = u64::try_from(inodes).unwrap_or(u64::MAX).saturating_mul(ITEMS_PER_INODE);
-        self.crowd.load(Ordering::Relaxed) > inodes || self.engine.open_items() > items
+        self.dirty_inodes.load(Ordering::Relaxed) > inodes || self.engine.open_items() > items
     }
 
     /// Enters a subvolume whose root item has changed.
@@ -191,11 +191,11 @@ impl Core {
         drop(gone);
     }
 
-    /// Takes note that the last handle of an unlinked inode is gone; the next clean step deletes it.
-    pub(crate) fn let_go(&self, inode: Arc<Inode>) {
-        let mut let_go = self.let_go.lock();
-        let_go.push_back(inode);
-        self.many_let_go.store(let_go.len() > LET_GO_MAX, Ordering::Relaxed);
+    /// Queues an unlinked inode whose last handle is gone; the next step of the cleaner deletes it.
+    pub(crate) fn queue_eviction(&self, inode: Arc<Inode>) {
+        let mut evictable = self.evictable.lock();
+        evictable.push_back(inode);
+        self.many_evictable.store(evictable.len() > EVICTABLE_MAX, Ordering::Relaxed);
     }
 
     /// Takes note that an inode has lost its last name that somebody holds.
@@ -203,8 +203,8 @@ impl Core {
         *self.nameless.lock() = Some(Instant::now());
     }
 
-    /// Whether an inode lost its last name a moment ago, so that it may be let go of in the next.
-    pub(crate) fn awaits_let_go(&self) -> bool {
+    /// Whether an inode lost its last name a moment ago, so that it may be closed in the next.
+    pub(crate) fn awaits_eviction(&self) -> bool {
         self.nameless.lock().is_some_and(|at| at.elapsed() < NAMELESS_AWAITED)
     }
 
@@ -237,8 +237,8 @@ impl Core {
 }
 
 impl DeltaSource for Core {
-    fn give_up_spare(&self) -> bool {
-        self.data.give_up_kept()
+    fn release_idle_reservations(&self) -> bool {
+        self.data.release_idle_reservations()
     }
 
     fn freeze(&self) {
@@ -246,7 +246,7 @@ impl DeltaSource for Core {
         assert!(frozen.inodes.is_empty() && frozen.subvols.is_empty(), "the last freeze has been published");
         frozen.epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
         self.log.forget();
-        self.crowd.store(0, Ordering::Relaxed);
+        self.dirty_inodes.store(0, Ordering::Relaxed);
         for shard in &self.dirty {
             frozen.inodes.append(&mut shard.lock());
         }
@@ -258,7 +258,7 @@ impl DeltaSource for Core {
     }
 
     fn itemise(&self) -> Result<Stage, TxnError> {
-        self.whole()?;
+        self.check_not_poisoned()?;
         let mut frozen = self.frozen.lock();
         let epoch = frozen.epoch;
         // Each shard is sorted by and large, which a stable sort makes use of.
@@ -356,22 +356,29 @@ impl Base for TreeBase<'_> {
         Ok(self.core.engine.blocks().get(&root, &key)?.map(Value::InTree))
     }
 
-    fn walk(&self, t: ItemType, from: u64, to_incl: u64, way: Way, visit: &mut Visit<'_>) -> Result<(), FsError> {
+    fn walk(
+        &self,
+        t: ItemType,
+        from: u64,
+        to_incl: u64,
+        direction: Direction,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), FsError> {
         let _reader = self.core.engine.reader();
         let Some(root) = self.core.engine.root(self.tree)? else { return Ok(()) };
         let (low, high) = (Key::new(self.objectid, t, from), Key::new(self.objectid, t, to_incl));
         let mut cursor = self.core.engine.blocks().cursor(&root);
-        match way {
-            Way::Up => cursor.seek(&low)?,
-            Way::Down => cursor.seek_back(&high)?,
+        match direction {
+            Direction::Up => cursor.seek(&low)?,
+            Direction::Down => cursor.seek_back(&high)?,
         };
         while let Some((key, bytes)) = cursor.current() {
             if key < low || key > high || visit(key.offset, bytes).is_break() {
                 break;
             }
-            match way {
-                Way::Up => cursor.next()?,
-                Way::Down => cursor.prev()?,
+            match direction {
+                Direction::Up => cursor.next()?,
+                Direction::Down => cursor.prev()?,
             };
         }
         Ok(())

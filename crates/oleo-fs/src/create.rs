@@ -5,7 +5,7 @@
 //! nobody else ever waits for its lock.
 //!
 //! `tmpfile` does the same without (2) and (4): the inode is an orphan from the beginning, which a crash or the last
-//! handle takes away, until `link` gives it a name ([`Inode::linkable`]).
+//! handle takes away, until `link` gives it a name ([`Inode::may_be_linked`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::attr::{FileKind, MODE_SETGID, NewInode, NewKind, Times};
 use crate::dir::{self, Target};
 use crate::fs::Fs;
 use crate::inode::{Inode, InodeFields, InodeRef, Items, ItemsMut, Joined, WriteGuard};
-use crate::names::{check_dir, name_need, stamp, whole};
+use crate::names::{check_dir, name_need, poison_on_error, stamp};
 use crate::options::Time;
 use crate::{FsError, acl, refs, rules, xattr};
 
@@ -38,7 +38,7 @@ impl Fs {
         dir::check_name(name)?;
         self.changeable(dir)?;
         let core = self.core();
-        core.relieve()?;
+        core.throttle_dirty_inodes()?;
         if let NewKind::Symlink(target) = new.kind {
             check_target(target, self.engine().nodesize())?;
         }
@@ -70,7 +70,7 @@ impl Fs {
             return Err(FsError::Invalid("only regular files can be made without a name"));
         }
         let core = self.core();
-        core.relieve()?;
+        core.throttle_dirty_inodes()?;
         let h = self.core().join_in(dir.tree(), name_need(b"", 0))?;
         let mut parent = dir.write();
         check_dir(&parent)?;
@@ -82,8 +82,8 @@ impl Fs {
             None => dir.subvol().give_inos(1)?,
         };
         let made = self.make(dir, &h, new, &start, ino, None, core.now())?;
-        whole(core, core.set_orphan(&made, &h, true))?;
-        made.linkable.store(true, Ordering::SeqCst);
+        poison_on_error(core, core.set_orphan(&made, &h, true))?;
+        made.may_be_linked.store(true, Ordering::SeqCst);
         made.unlinked.store(true, Ordering::SeqCst);
         Ok(made)
     }
@@ -116,7 +116,7 @@ impl Fs {
                 child.put(h, ItemType::EXTENT_DATA, 0, inline_extent(h.generation().0, target));
             }
             for (name, value) in &start.xattrs {
-                whole(core, xattr::set(&mut child, h, name, value, xattr::XattrMode::Any))?;
+                poison_on_error(core, xattr::set(&mut child, h, name, value, xattr::XattrMode::Any))?;
             }
         }
         core.cache.insert((dir.tree(), ino.0), Arc::clone(&made));

@@ -235,7 +235,7 @@ impl DoubleEndedIterator for MapRange<'_> {
 
 /// Which way a walk goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// Rising offsets.
     Up,
     /// Falling offsets.
@@ -248,8 +248,15 @@ pub type Visit<'a> = dyn FnMut(u64, &[u8]) -> ControlFlow<()> + 'a;
 /// The layer below the maps: one object's items in a tree.
 pub(crate) trait Base {
     fn get(&self, slot: Slot) -> Result<Option<Value>, FsError>;
-    /// Calls `visit` for every item of type `t` with an offset in `from..=to_incl`, in the order of `way`.
-    fn walk(&self, t: ItemType, from: u64, to_incl: u64, way: Way, visit: &mut Visit<'_>) -> Result<(), FsError>;
+    /// Calls `visit` for every item of type `t` with an offset in `from..=to_incl`, in the order of `direction`.
+    fn walk(
+        &self,
+        t: ItemType,
+        from: u64,
+        to_incl: u64,
+        direction: Direction,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), FsError>;
 }
 
 /// The three layers that a read goes through.
@@ -269,13 +276,13 @@ impl Layers<'_> {
         }
     }
 
-    /// Calls `visit` for the items of one type as they stand, in the order of `way`.
+    /// Calls `visit` for the items of one type as they stand, in the order of `direction`.
     pub(crate) fn walk(
         &self,
         t: ItemType,
         from: u64,
         to_incl: u64,
-        way: Way,
+        direction: Direction,
         visit: &mut Visit<'_>,
     ) -> Result<(), FsError> {
         if from > to_incl {
@@ -284,9 +291,9 @@ impl Layers<'_> {
         let empty = ItemMap::default();
         let open = self.open.range(t, from, to_incl);
         let frozen = self.frozen.unwrap_or(&empty).range(t, from, to_incl);
-        match way {
-            Way::Up => self.merge(t, from, to_incl, way, open, frozen, visit),
-            Way::Down => self.merge(t, from, to_incl, way, open.rev(), frozen.rev(), visit),
+        match direction {
+            Direction::Up => self.merge(t, from, to_incl, direction, open, frozen, visit),
+            Direction::Down => self.merge(t, from, to_incl, direction, open.rev(), frozen.rev(), visit),
         }
     }
 
@@ -296,19 +303,19 @@ impl Layers<'_> {
         t: ItemType,
         from: u64,
         to_incl: u64,
-        way: Way,
+        direction: Direction,
         open: impl Iterator<Item = (Slot, &'m Fate)>,
         frozen: impl Iterator<Item = (Slot, &'m Fate)>,
         visit: &mut Visit<'_>,
     ) -> Result<(), FsError> {
-        let before = |a: u64, b: u64| match way {
-            Way::Up => a.cmp(&b),
-            Way::Down => b.cmp(&a),
+        let before = |a: u64, b: u64| match direction {
+            Direction::Up => a.cmp(&b),
+            Direction::Down => b.cmp(&a),
         };
         let mut changes = Overlay { open: open.peekable(), frozen: frozen.peekable(), before };
         let mut stopped = false;
         if let Some(base) = self.base {
-            base.walk(t, from, to_incl, way, &mut |offset, bytes| {
+            base.walk(t, from, to_incl, direction, &mut |offset, bytes| {
                 while let Some(next) = changes.peek() {
                     if before(next, offset) == Ordering::Greater {
                         break;

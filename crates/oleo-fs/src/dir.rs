@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use oleo_format::{DirItem, DiskKey, FileType, Ino, ItemType, Key, TreeId, dir_hash, item_len_max};
 use zerocopy::IntoBytes;
 
-use crate::delta::{Value, Way};
+use crate::delta::{Direction, Value};
 use crate::inode::{Items, ItemsMut, Joined, WriteGuard};
 use crate::{FileKind, FsError};
 
@@ -49,7 +49,7 @@ fn parse(bytes: &[u8]) -> Result<(Entry<'_>, &[u8]), FsError> {
     let (head, rest) = DirItem::parse_prefix(bytes)?;
     let (name_len, data_len) = (usize::from(head.name_len.get()), usize::from(head.data_len.get()));
     if rest.len() < name_len + data_len {
-        return Err(FsError::lie("directory entry", "", "length", rest.len(), name_len + data_len));
+        return Err(FsError::corrupt("directory entry", "", "length", rest.len(), name_len + data_len));
     }
     let (name, rest) = rest.split_at(name_len);
     let (data, rest) = rest.split_at(data_len);
@@ -108,7 +108,7 @@ impl Target {
         match location.item_type {
             ItemType::INODE_ITEM => Ok(Target::Inode(Ino(location.objectid))),
             ItemType::ROOT_ITEM => Ok(Target::Subvol(TreeId(location.objectid))),
-            _ => Err(FsError::lie("directory entry", location, "location", "neither", "an inode or a root")),
+            _ => Err(FsError::corrupt("directory entry", location, "location", "neither", "an inode or a root")),
         }
     }
 
@@ -282,7 +282,7 @@ pub(crate) fn remove_item(dir: &mut WriteGuard<'_>, h: &dyn Joined, name: &[u8])
     let key = dir.inode().key(ItemType::DIR_ITEM, hash);
     let old = dir
         .get(ItemType::DIR_ITEM, hash)?
-        .ok_or_else(|| FsError::lie("directory", key, "entry", "missing", "an entry"))?;
+        .ok_or_else(|| FsError::corrupt("directory", key, "entry", "missing", "an entry"))?;
     let kept = without(&old, name)?;
     if kept.is_empty() {
         dir.delete(h, ItemType::DIR_ITEM, hash);
@@ -307,7 +307,7 @@ pub(crate) fn list(dir: &dyn Items, after: u64, limit: usize) -> Result<Vec<DirE
     if limit == 0 {
         return Ok(found);
     }
-    dir.walk(ItemType::DIR_INDEX, from, u64::MAX, Way::Up, &mut |index, bytes| {
+    dir.walk(ItemType::DIR_INDEX, from, u64::MAX, Direction::Up, &mut |index, bytes| {
         match info(index, bytes) {
             Ok(entry) => found.push(entry),
             Err(e) => {
@@ -337,7 +337,7 @@ pub(crate) fn info(index: u64, bytes: &[u8]) -> Result<DirEntryInfo, FsError> {
 /// The index of an entry, by going through the whole directory: for entries whose own record of it is lost.
 pub(crate) fn index_of(dir: &dyn Items, name: &[u8]) -> Result<Option<u64>, FsError> {
     let mut found = None;
-    dir.walk(ItemType::DIR_INDEX, 0, u64::MAX, Way::Up, &mut |index, bytes| match parse(bytes) {
+    dir.walk(ItemType::DIR_INDEX, 0, u64::MAX, Direction::Up, &mut |index, bytes| match parse(bytes) {
         Ok((entry, _)) if entry.name == name => {
             found = Some(index);
             ControlFlow::Break(())

@@ -83,7 +83,7 @@ pub enum FsError {
         /// What went wrong below.
         source: Box<TxnError>,
     },
-    /// The image lies.
+    /// The image is damaged.
     #[error(transparent)]
     Corruption(#[from] Corruption),
     /// From the trees below.
@@ -104,7 +104,7 @@ impl From<TxnError> for FsError {
     fn from(error: TxnError) -> FsError {
         match error {
             TxnError::NoSpace { .. } => FsError::NoSpace,
-            TxnError::Corrupt(lie) => FsError::Corruption(lie),
+            TxnError::Corrupt(corrupt) => FsError::Corruption(corrupt),
             other => FsError::Txn(other),
         }
     }
@@ -124,7 +124,7 @@ impl FsError {
     }
 
     /// A lie of the image that the verifier of blocks cannot see, because it takes several items to tell.
-    pub(crate) fn lie(
+    pub(crate) fn corrupt(
         structure: &'static str,
         at: impl std::fmt::Display,
         what: &'static str,

@@ -29,7 +29,7 @@ const GROUP_IDLE: Duration = Duration::from_secs(10);
 /// The type of a file extent whose bytes stand in the item (`BTRFS_FILE_EXTENT_INLINE`).
 const INLINE: u8 = 0;
 /// Permissions of the empty directory that stands in for a subvolume elsewhere.
-const STUB_MODE: u32 = 0o040_755;
+const EMPTY_SUBVOL_DIR_MODE: u32 = 0o040_755;
 /// Whether the last part of a path may be a symbolic link that is followed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Follow {
@@ -150,14 +150,14 @@ impl Fs {
         let fields = InodeFields {
             generation: parent.generation,
             nlink: 1,
-            mode: STUB_MODE,
+            mode: EMPTY_SUBVOL_DIR_MODE,
             atime: parent.mtime,
             ctime: parent.mtime,
             mtime: parent.mtime,
             otime: parent.mtime,
             ..InodeFields::default()
         };
-        Ok(InodeRef::new(Arc::new(Inode::new_stub(dir.subvol().clone(), fields))))
+        Ok(InodeRef::new(Arc::new(Inode::new_empty_subvol_dir(dir.subvol().clone(), fields))))
     }
 
     /// The directory that a directory is in, across subvolumes; `None` at the top.
@@ -178,7 +178,7 @@ impl Fs {
         match refs::parent(&guard)? {
             Some(parent) => Ok(Some((tree, parent))),
             None if guard.fields().nlink == 0 => Ok(None),
-            None => Err(FsError::lie("inode", ino, "names", "none", "one at least")),
+            None => Err(FsError::corrupt("inode", ino, "names", "none", "one at least")),
         }
     }
 
@@ -248,10 +248,10 @@ impl Fs {
         let at = link.key(ItemType::EXTENT_DATA, 0);
         let item = guard
             .get(ItemType::EXTENT_DATA, 0)?
-            .ok_or_else(|| FsError::lie("symbolic link", at, "target", "missing", "an inline extent"))?;
+            .ok_or_else(|| FsError::corrupt("symbolic link", at, "target", "missing", "an inline extent"))?;
         let (head, target) = FileExtentHead::parse_prefix(&item)?;
         if head.r#type != INLINE {
-            return Err(FsError::lie("symbolic link", at, "extent type", head.r#type, INLINE));
+            return Err(FsError::corrupt("symbolic link", at, "extent type", head.r#type, INLINE));
         }
         if head.compression != 0 {
             return Err(FsError::NotSupported("compressed targets of symbolic links"));
@@ -267,8 +267,8 @@ impl Fs {
 
     /// Fails where the inode may not be changed.
     pub(crate) fn changeable(&self, inode: &Inode) -> Result<(), FsError> {
-        if inode.is_stub() {
-            return Err(FsError::NotPermitted("the stand-in of a subvolume that is elsewhere"));
+        if inode.is_empty_subvol_dir() {
+            return Err(FsError::NotPermitted("the empty directory in place of a subvolume that is elsewhere"));
         }
         inode.subvol().writable()
     }
@@ -276,15 +276,15 @@ impl Fs {
     /// Comes after the removal of a name: where more inodes wait to be erased than should, some are. Somebody else lets go of them, and
     /// one thread that cleans may be slower than many that remove.
     pub(crate) fn keep_up(&self) {
-        if self.core().many_let_go.load(Ordering::Relaxed) {
+        if self.core().many_evictable.load(Ordering::Relaxed) {
             self.erase_some();
         }
     }
 
-    /// Erases some of the inodes that were let go of. One that cannot be is told by whoever syncs or cleans.
+    /// Erases some of the inodes that are to be evicted. One that cannot be is told by whoever syncs or cleans.
     pub(crate) fn erase_some(&self) {
         for _ in 0..ERASE_STEPS {
-            if !self.core().erase_let_go().unwrap_or(false) {
+            if !self.core().evict_one().unwrap_or(false) {
                 break;
             }
         }
@@ -293,14 +293,14 @@ impl Fs {
     /// Refuses every change and commit from now on: somebody who was changing things did not come to an end, and nobody knows
     /// what is whole. What is on disk stays as of the last commit.
     pub fn refuse_changes(&self, why: &str) {
-        self.core().spoiled.lock().get_or_insert_with(|| why.to_owned());
+        self.core().poisoned.lock().get_or_insert_with(|| why.to_owned());
         self.engine().refuse_changes(why);
     }
 
     /// One step of cleaning: inodes without names, what a crash left, deleted subvolumes, of which at most
     /// `budget_blocks` blocks are taken apart, block groups that have been empty for a while. False when nothing is left to do.
     pub fn clean(&self, budget_blocks: usize) -> Result<bool, FsError> {
-        if self.core().erase_let_go()? {
+        if self.core().evict_one()? {
             return Ok(true);
         }
         self.clean_orphans()?;
@@ -347,7 +347,7 @@ fn parts(path: &[u8]) -> Vec<Vec<u8>> {
 impl Core {
     /// Drops what holds the core itself in a circle.
     fn close(&self) {
-        self.let_go.lock().clear();
+        self.evictable.lock().clear();
         self.cache.clear();
         self.subvols.lock().clear();
         self.forget_dirty();
@@ -356,20 +356,20 @@ impl Core {
 
     /// An operation failed half way, which only a broken disk can do: nothing may be committed any more, or half of it
     /// would be.
-    pub(crate) fn spoil(&self, error: &FsError) {
-        let mut spoiled = self.spoiled.lock();
-        if spoiled.is_none() {
-            *spoiled = Some(format!("an operation failed half way: {error}"));
+    pub(crate) fn poison(&self, error: &FsError) {
+        let mut poisoned = self.poisoned.lock();
+        if poisoned.is_none() {
+            *poisoned = Some(format!("an operation failed half way: {error}"));
         }
     }
 
     /// Runs changes that belong together: where one fails after others were made, nothing may be committed.
-    pub(crate) fn together<R>(&self, changes: impl FnOnce() -> Result<R, FsError>) -> Result<R, FsError> {
-        changes().inspect_err(|e| self.spoil(e))
+    pub(crate) fn poison_on_error<R>(&self, changes: impl FnOnce() -> Result<R, FsError>) -> Result<R, FsError> {
+        changes().inspect_err(|e| self.poison(e))
     }
 
-    pub(crate) fn whole(&self) -> Result<(), TxnError> {
-        match &*self.spoiled.lock() {
+    pub(crate) fn check_not_poisoned(&self) -> Result<(), TxnError> {
+        match &*self.poisoned.lock() {
             Some(why) => Err(TxnError::Source(why.as_str().into())),
             None => Ok(()),
         }

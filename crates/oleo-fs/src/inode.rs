@@ -31,7 +31,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::core::{Core, TreeBase};
 use crate::data::FileData;
-use crate::delta::{Base, ItemMap, Layers, Slot, Value, Visit, Way};
+use crate::delta::{Base, Direction, ItemMap, Layers, Slot, Value, Visit};
 use crate::log::LogMark;
 use crate::options::Time;
 use crate::subvol::Subvol;
@@ -224,13 +224,13 @@ pub struct Inode {
     /// No name is left: when the last handle goes, so does the inode.
     pub(crate) unlinked: AtomicBool,
     /// It was made without a name and never had one: it may be given its first. Until its last handle goes.
-    pub(crate) linkable: AtomicBool,
+    pub(crate) may_be_linked: AtomicBool,
     /// Known to have no `security.capability`; changed with the lock held, at least for reading.
-    pub(crate) no_capability: AtomicBool,
+    pub(crate) nosec: AtomicBool,
     /// Used since the cache last looked for something to evict.
     pub(crate) used: AtomicBool,
     /// An empty directory in place of a subvolume that is not there, not in any tree.
-    stub: bool,
+    empty_subvol_dir: bool,
 }
 
 impl Inode {
@@ -266,16 +266,16 @@ impl Inode {
             data: FileData::default(),
             handles: AtomicU32::new(0),
             unlinked: AtomicBool::new(false),
-            linkable: AtomicBool::new(false),
-            no_capability: AtomicBool::new(fresh),
+            may_be_linked: AtomicBool::new(false),
+            nosec: AtomicBool::new(fresh),
             used: AtomicBool::new(true),
-            stub: false,
+            empty_subvol_dir: false,
         }
     }
 
     /// The empty directory that a snapshot shows where its source had a nested subvolume.
-    pub(crate) fn new_stub(subvol: Arc<Subvol>, fields: InodeFields) -> Inode {
-        Inode { stub: true, ..Inode::new(subvol, Ino::EMPTY_SUBVOL_DIR, fields, true) }
+    pub(crate) fn new_empty_subvol_dir(subvol: Arc<Subvol>, fields: InodeFields) -> Inode {
+        Inode { empty_subvol_dir: true, ..Inode::new(subvol, Ino::EMPTY_SUBVOL_DIR, fields, true) }
     }
 
     /// The subvolume that the inode is in.
@@ -294,8 +294,8 @@ impl Inode {
     }
 
     /// Whether this stands in for a nested subvolume that is not there: always empty, never changed.
-    pub fn is_stub(&self) -> bool {
-        self.stub
+    pub fn is_empty_subvol_dir(&self) -> bool {
+        self.empty_subvol_dir
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -395,8 +395,8 @@ impl Clone for InodeRef {
 impl Drop for InodeRef {
     fn drop(&mut self) {
         if self.0.handles.fetch_sub(1, Ordering::SeqCst) == 1 && self.0.unlinked.load(Ordering::SeqCst) {
-            self.0.linkable.store(false, Ordering::SeqCst);
-            self.0.core().let_go(self.0.clone());
+            self.0.may_be_linked.store(false, Ordering::SeqCst);
+            self.0.core().queue_eviction(self.0.clone());
         }
     }
 }
@@ -420,7 +420,14 @@ pub trait Items {
     fn get(&self, t: ItemType, offset: u64) -> Result<Option<Value>, FsError>;
 
     /// Calls `visit` for the items of type `t` from `from` to `to_incl` until it breaks; upwards or downwards.
-    fn walk(&self, t: ItemType, from: u64, to_incl: u64, way: Way, visit: &mut Visit<'_>) -> Result<(), FsError>;
+    fn walk(
+        &self,
+        t: ItemType,
+        from: u64,
+        to_incl: u64,
+        direction: Direction,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), FsError>;
 
     /// The inode item's fields as they stand.
     fn fields(&self) -> &InodeFields;
@@ -431,7 +438,7 @@ pub trait Items {
         if limit == 0 {
             return Ok(found);
         }
-        self.walk(t, from, to_incl, Way::Up, &mut |offset, bytes| {
+        self.walk(t, from, to_incl, Direction::Up, &mut |offset, bytes| {
             found.push((offset, Value::Owned(bytes.into())));
             if found.len() >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
@@ -446,7 +453,7 @@ pub trait Items {
     /// The last item of type `t` at or below an offset.
     fn last(&self, t: ItemType, at_or_below: u64) -> Result<Option<(u64, Value)>, FsError> {
         let mut found = None;
-        self.walk(t, 0, at_or_below, Way::Down, &mut |offset, bytes| {
+        self.walk(t, 0, at_or_below, Direction::Down, &mut |offset, bytes| {
             found = Some((offset, Value::Owned(bytes.into())));
             ControlFlow::Break(())
         })?;
@@ -507,8 +514,15 @@ impl Items for ReadGuard<'_> {
     fn get(&self, t: ItemType, offset: u64) -> Result<Option<Value>, FsError> {
         with_layers(self.inode, &self.state, |l| l.get((t, offset)))
     }
-    fn walk(&self, t: ItemType, from: u64, to_incl: u64, way: Way, visit: &mut Visit<'_>) -> Result<(), FsError> {
-        with_layers(self.inode, &self.state, |l| l.walk(t, from, to_incl, way, visit))
+    fn walk(
+        &self,
+        t: ItemType,
+        from: u64,
+        to_incl: u64,
+        direction: Direction,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), FsError> {
+        with_layers(self.inode, &self.state, |l| l.walk(t, from, to_incl, direction, visit))
     }
     fn fields(&self) -> &InodeFields {
         &self.state.fields
@@ -519,8 +533,15 @@ impl Items for WriteGuard<'_> {
     fn get(&self, t: ItemType, offset: u64) -> Result<Option<Value>, FsError> {
         with_layers(self.inode, &self.state, |l| l.get((t, offset)))
     }
-    fn walk(&self, t: ItemType, from: u64, to_incl: u64, way: Way, visit: &mut Visit<'_>) -> Result<(), FsError> {
-        with_layers(self.inode, &self.state, |l| l.walk(t, from, to_incl, way, visit))
+    fn walk(
+        &self,
+        t: ItemType,
+        from: u64,
+        to_incl: u64,
+        direction: Direction,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), FsError> {
+        with_layers(self.inode, &self.state, |l| l.walk(t, from, to_incl, direction, visit))
     }
     fn fields(&self) -> &InodeFields {
         &self.state.fields
@@ -571,7 +592,7 @@ impl ReadGuard<'_> {
     }
 
     /// Whether nothing of it is in any tree or commit under way.
-    pub(crate) fn is_young(&self) -> bool {
+    pub(crate) fn is_uncommitted(&self) -> bool {
         self.state.fresh && self.state.frozen.is_none()
     }
 

@@ -9,9 +9,9 @@
 //! items; `orphan` the end of an inode; `commits` says when changes become durable, `log` what an fsync writes; `subvols` subvolumes and snapshots; `data` what is inside files.
 //!
 //! Locks, in rank order: `moving` (10, held while a directory changes its parent), a file's `flush` (20, see `data`),
-//! the engine's gate inside `join` (30), inodes by (tree, number) (40), objects of trees that are no inodes (50), then
-//! leaves: root items, shards of the cache and of the dirty list, buffers. Nothing but `flush` and `moving` is held
-//! over `join`.
+//! the engine's transaction barrier inside `join` (30), inodes by (tree, number) (40), objects of trees that are no
+//! inodes (50), then leaves: root items, shards of the cache and of the dirty list, buffers. Nothing but `flush` and
+//! `moving` is held over `join`.
 
 mod acl;
 pub mod attr;
@@ -43,7 +43,7 @@ mod xattr;
 
 pub use attr::{Attr, FileKind, NewInode, NewKind, Rdev, SetAttr, Times};
 pub use data::DataOptions;
-pub use delta::{Value, Visit, Way};
+pub use delta::{Direction, Value, Visit};
 pub use dir::{DirEntryInfo, NAME_MAX, Target};
 pub use error::{FsError, errno};
 pub use fs::{Follow, Fs};

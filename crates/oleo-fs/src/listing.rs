@@ -46,7 +46,7 @@ impl Fs {
         Ok(guard.state().next_index - 1)
     }
 
-    /// The same with the inodes, which are loaded all at once.
+    /// The same with the inodes, which are loaded together.
     pub fn readdir_plus(&self, dir: &InodeRef, after: u64, limit: usize) -> Result<Vec<EntryAndInode>, FsError> {
         let entries = self.readdir(dir, after, limit)?;
         let mut inos: Vec<Ino> = Vec::with_capacity(entries.len());

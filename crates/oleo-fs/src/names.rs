@@ -1,11 +1,11 @@
 //! Operations on names: link, unlink, rmdir, and what all of them share (`create` and `rename` have the others).
 //!
 //! Normal path: (1) look at the entries without locks held across calls; (2) join the transaction; (3) lock the inodes
-//! concerned, all at once; (4) look again, and start over if somebody was faster; (5) check everything that can refuse;
+//! concerned, together; (4) look again, and start over if somebody was faster; (5) check everything that can refuse;
 //! (6) change.
 //!
 //! Invariants: after (5) only reading from a broken disk can fail. Where that happens in the middle of (6) the open
-//! transaction is no longer whole, and the file system refuses to commit it ([`Core::spoil`]).
+//! transaction is poisoned, and the file system refuses to commit it ([`Core::poison`]).
 //! Crash: an operation is in one transaction, so either all of it is on disk or nothing.
 
 use std::sync::Arc;
@@ -55,10 +55,10 @@ pub(crate) fn check_dir(dir: &WriteGuard<'_>) -> Result<(), FsError> {
     if dir.fields().nlink == 0 { Err(FsError::NotFound) } else { Ok(()) }
 }
 
-/// The one error kind that a change half done can meet; see [`Core::spoil`].
-pub(crate) fn whole<R>(core: &Core, done: Result<R, FsError>) -> Result<R, FsError> {
+/// Poisons the open transaction if a change of several items failed part-way; see [`Core::poison`].
+pub(crate) fn poison_on_error<R>(core: &Core, done: Result<R, FsError>) -> Result<R, FsError> {
     if let Err(e) = &done {
-        core.spoil(e);
+        core.poison(e);
     }
     done
 }
@@ -78,7 +78,7 @@ impl Fs {
             return Err(FsError::CrossSubvolume);
         }
         let core = self.core();
-        core.relieve()?;
+        core.throttle_dirty_inodes()?;
         let _watch = core.log.stats.watch();
         let need = name_need(name, 0);
         // An orphan item more, where it is the first name.
@@ -91,7 +91,7 @@ impl Fs {
         check_dir(locked.of(dir))?;
         locked.of(file).alive()?;
         let first = fields.nlink == 0;
-        if first && !file.linkable.load(Ordering::SeqCst) {
+        if first && !file.may_be_linked.load(Ordering::SeqCst) {
             return Err(FsError::NotFound);
         }
         if fields.nlink >= LINKS_MAX {
@@ -110,10 +110,10 @@ impl Fs {
             refs::add(locked.of(file), &h, dir.ino(), name, index)?;
             if first { core.set_orphan(file, &h, false) } else { Ok(()) }
         })();
-        whole(core, done)?;
+        poison_on_error(core, done)?;
         if first {
             file.unlinked.store(false, Ordering::SeqCst);
-            file.linkable.store(false, Ordering::SeqCst);
+            file.may_be_linked.store(false, Ordering::SeqCst);
         }
         stamp(locked.of(dir), &h, now);
         let fields = locked.of(file).fields_mut(&h);
@@ -138,7 +138,7 @@ impl Fs {
     fn remove_name(&self, dir: &InodeRef, name: &[u8], directory: bool) -> Result<(), FsError> {
         dir::check_name(name)?;
         self.changeable(dir)?;
-        self.core().relieve()?;
+        self.core().throttle_dirty_inodes()?;
         for _ in 0..RETRIES_MAX {
             let (target, kind) = self.entry(dir, name)?;
             if directory && kind != FileKind::Dir {
@@ -155,9 +155,9 @@ impl Fs {
                 self.check_dangling(dir, name, target)?;
                 continue;
             };
-            if let Some(let_go) = self.remove_inode_name(dir, name, target, &child, directory)? {
-                if let_go {
-                    self.core().let_go(child);
+            if let Some(evict) = self.remove_inode_name(dir, name, target, &child, directory)? {
+                if evict {
+                    self.core().queue_eviction(child);
                     self.erase_some();
                 }
                 self.keep_up();
@@ -167,7 +167,7 @@ impl Fs {
         Err(FsError::Busy("the directory keeps changing"))
     }
 
-    /// `None`: the entry has changed, start over. Otherwise whether the inode must be let go of.
+    /// `None`: the entry has changed, start over. Otherwise whether the inode must be evicted.
     fn remove_inode_name(
         &self,
         dir: &InodeRef,
@@ -205,7 +205,7 @@ impl Fs {
             stamp(locked.of(dir), &h, now);
             drop_name(locked.of(child), &h, extents, now)
         })();
-        whole(core, done).map(Some)
+        poison_on_error(core, done).map(Some)
     }
 
     /// An entry, which must exist.
@@ -225,13 +225,13 @@ impl Fs {
             && let Target::Inode(ino) = target
             && self.core().inode(dir.subvol(), ino)?.is_none()
         {
-            return Err(FsError::lie("directory", dir.ino(), "entry's inode", "missing", ino));
+            return Err(FsError::corrupt("directory", dir.ino(), "entry's inode", "missing", ino));
         }
         Ok(())
     }
 }
 
-/// One name less. True when the inode must be let go of.
+/// One name less. True when the inode must be evicted.
 pub(crate) fn drop_name(
     inode: &mut WriteGuard<'_>,
     h: &dyn Joined,
@@ -257,7 +257,7 @@ pub(crate) fn remove_index(
         None => dir::index_of(dir, name)?,
     };
     if let Some(index) = index {
-        // An index that was freed is not given out again in the same transaction: a log tells what goes and what comes by it.
+        // An index that was freed is not given out again in the same transaction: a log says what goes and what comes by it.
         dir::learn_next_index(dir)?;
         dir.delete(h, ItemType::DIR_INDEX, index);
     }

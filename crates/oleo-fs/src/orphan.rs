@@ -3,7 +3,7 @@
 //! Normal path: (1) the operation that removes the last name tries to erase the inode in the same transaction; (2)
 //! where somebody holds a handle, or the file has more extents than one operation may touch, it puts an ORPHAN_ITEM
 //! instead, so that whoever opens the volume after a crash finds the inode; (3) when the last handle goes the inode
-//! is put on the list of those let go; (4) [`Core::erase_let_go`] erases them in steps, each its own operation.
+//! is put on the list of those let go; (4) [`Core::evict_one`] erases them in steps, each its own operation.
 //!
 //! Orphans of a crash: [`Core::clean_orphans`] goes through a subvolume's ORPHAN_ITEMs once.
 //!
@@ -72,7 +72,7 @@ pub(crate) fn erase(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents_max: u32
 }
 
 /// The last name of an inode is gone: erases it if it has no more than `extents_max` extents, or leaves it to be
-/// erased. True when it must be let go of by [`Core::let_go`] once all locks are dropped.
+/// erased. True when it must be queued by [`Core::queue_eviction`] once all locks are dropped.
 pub(crate) fn last_name_gone(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents_max: u32) -> Result<bool, FsError> {
     let this = inode.inode();
     if this.handles() == 0 {
@@ -84,11 +84,11 @@ pub(crate) fn last_name_gone(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents
     this.subvol().core().set_orphan(this, h, true)?;
     this.unlinked.store(true, Ordering::SeqCst);
     // Whoever held the last handle may have dropped it before it could see the mark.
-    let let_go = this.handles() == 0;
-    if !let_go {
+    let evict = this.handles() == 0;
+    if !evict {
         this.core().note_nameless();
     }
-    Ok(let_go)
+    Ok(evict)
 }
 
 impl Core {
@@ -105,9 +105,9 @@ impl Core {
     }
 
     /// One step of erasing the inodes that nobody holds any more; false when there are none.
-    pub(crate) fn erase_let_go(self: &Arc<Self>) -> Result<bool, FsError> {
-        let Some(inode) = self.let_go.lock().pop_back() else {
-            self.many_let_go.store(false, Ordering::Relaxed);
+    pub(crate) fn evict_one(self: &Arc<Self>) -> Result<bool, FsError> {
+        let Some(inode) = self.evictable.lock().pop_back() else {
+            self.many_evictable.store(false, Ordering::Relaxed);
             return Ok(false);
         };
         if inode.subvol().is_deleted() {
@@ -115,10 +115,10 @@ impl Core {
         }
         match self.erase_step(&inode) {
             Ok(true) => {}
-            Ok(false) => self.let_go.lock().push_back(inode),
+            Ok(false) => self.evictable.lock().push_back(inode),
             Err(e) => {
                 // Behind all others, which may fare better.
-                self.let_go.lock().push_front(inode);
+                self.evictable.lock().push_front(inode);
                 return Err(e);
             }
         }
@@ -126,11 +126,11 @@ impl Core {
     }
 
     /// Erases all inodes that nobody holds any more, but for those where it fails: the first error.
-    pub(crate) fn erase_all_let_go(self: &Arc<Self>) -> Result<(), FsError> {
+    pub(crate) fn evict_all(self: &Arc<Self>) -> Result<(), FsError> {
         let (mut first, mut failures) = (Ok(()), 0);
         // Each failure is put behind all others: when there are as many as inodes, all that is left has failed.
-        while failures <= self.let_go.lock().len() {
-            match self.erase_let_go() {
+        while failures <= self.evictable.lock().len() {
+            match self.evict_one() {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => {

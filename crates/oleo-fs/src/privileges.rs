@@ -1,7 +1,7 @@
 //! What an access does beside what it was asked for: a write takes privileges away, a read leaves a time.
 //!
 //! Both are called with every write and every read, so both look first under the read lock and return there as a rule.
-//! That a file has no capabilities is remembered in the inode ([`Inode::no_capability`](crate::Inode)).
+//! That a file has no capabilities is remembered in the inode ([`Inode::nosec`](crate::Inode)).
 
 use std::sync::atomic::Ordering;
 
@@ -62,7 +62,7 @@ fn bits_to_strip(fields: &InodeFields, why: Strip) -> u32 {
 }
 
 fn has_capability(guard: &ReadGuard<'_>) -> Result<bool, FsError> {
-    let known = &guard.inode().no_capability;
+    let known = &guard.inode().nosec;
     if known.load(Ordering::Relaxed) || guard.state().has_xattrs == Some(false) {
         return Ok(false);
     }
@@ -96,7 +96,7 @@ impl Fs {
             }
         }
         self.changeable(file)?;
-        self.core().relieve()?;
+        self.core().throttle_dirty_inodes()?;
         let h = self.engine().join(Need { items: 2, bytes: 512, releasing: true })?;
         let mut guard = file.write();
         guard.alive()?;
@@ -130,7 +130,7 @@ impl Fs {
     }
 
     fn set_atime(&self, file: &InodeRef, now: Time) -> Result<(), FsError> {
-        self.core().relieve()?;
+        self.core().throttle_dirty_inodes()?;
         let h = self.engine().join(Need { items: 1, bytes: 0, ..Need::default() })?;
         let mut guard = file.write();
         guard.alive()?;

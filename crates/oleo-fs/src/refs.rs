@@ -50,7 +50,7 @@ pub(crate) fn parse_extrefs(mut bytes: &[u8]) -> Result<Vec<NameOf>, FsError> {
 fn split_name(rest: &[u8], name_len: u16) -> Result<(Vec<u8>, &[u8]), FsError> {
     match rest.split_at_checked(usize::from(name_len)) {
         Some((name, rest)) => Ok((name.to_vec(), rest)),
-        None => Err(FsError::lie("inode reference", "", "length", rest.len(), name_len)),
+        None => Err(FsError::corrupt("inode reference", "", "length", rest.len(), name_len)),
     }
 }
 

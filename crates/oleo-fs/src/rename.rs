@@ -15,7 +15,7 @@ use crate::create::Start;
 use crate::dir::{self, Target};
 use crate::fs::Fs;
 use crate::inode::{Inode, InodeRef, Items, ItemsMut, Joined, LockedSet, lock_all};
-use crate::names::{NAME_BYTES, NAME_ITEMS, RETRIES_MAX, check_dir, drop_name, remove_index, stamp, whole};
+use crate::names::{NAME_BYTES, NAME_ITEMS, RETRIES_MAX, check_dir, drop_name, poison_on_error, remove_index, stamp};
 use crate::options::Time;
 use crate::{FsError, orphan, refs, rules};
 
@@ -87,7 +87,7 @@ impl Fs {
         dir::check_name(dst)?;
         self.changeable(src_dir)?;
         self.changeable(dst_dir)?;
-        self.core().relieve()?;
+        self.core().throttle_dirty_inodes()?;
         let _watch = self.core().log.stats.watch();
         for _ in 0..RETRIES_MAX {
             let from = self.entry(src_dir, src)?;
@@ -104,9 +104,9 @@ impl Fs {
                 return Ok(());
             }
             let plan = Rename { src_dir, src, dst_dir, dst, from: from.0, to: to.map(|t| t.0), mode };
-            if let Some(let_go) = self.rename_once(&plan, from.1, to.map(|t| t.1))? {
-                if let Some(inode) = let_go {
-                    self.core().let_go(inode);
+            if let Some(evict) = self.rename_once(&plan, from.1, to.map(|t| t.1))? {
+                if let Some(inode) = evict {
+                    self.core().queue_eviction(inode);
                     self.erase_some();
                 }
                 return Ok(());
@@ -115,7 +115,7 @@ impl Fs {
         Err(FsError::Busy("the directories keep changing"))
     }
 
-    /// `None`: an entry has changed, start over. Otherwise the inode to let go of.
+    /// `None`: an entry has changed, start over. Otherwise the inode to evict.
     fn rename_once(
         &self,
         plan: &Rename<'_>,
@@ -196,7 +196,7 @@ impl Fs {
         let now = core.now();
         let done = (|| {
             self.detach(&mut locked, &h, plan.src_dir, plan.src, &source)?;
-            let mut let_go = None;
+            let mut evict = None;
             if let Some(target) = &target {
                 self.detach(&mut locked, &h, plan.dst_dir, plan.dst, target)?;
                 match (target, plan.mode) {
@@ -206,10 +206,10 @@ impl Fs {
                     }
                     (Moved::Inode(old), _) => {
                         if drop_name(locked.of(old), &h, extents, now)? {
-                            let_go = Some(old.clone());
+                            evict = Some(old.clone());
                         }
                     }
-                    (Moved::Stub(_) | Moved::Subvol(_), _) => {}
+                    (Moved::EmptySubvolDir(_) | Moved::Subvol(_), _) => {}
                 }
             }
             self.attach(&mut locked, &h, plan.dst_dir, plan.dst, &source, kind, now)?;
@@ -222,12 +222,12 @@ impl Fs {
             if !plan.src_dir.same(plan.dst_dir) {
                 stamp(locked.of(plan.dst_dir), &h, now);
             }
-            Ok(let_go)
+            Ok(evict)
         })();
         if [Some(&source), target.as_ref()].into_iter().flatten().any(|moved| matches!(moved, Moved::Subvol(_))) {
-            self.engine().bar_log(h.generation());
+            self.engine().disable_log(h.generation());
         }
-        whole(core, done).map(Some)
+        poison_on_error(core, done).map(Some)
     }
 
     /// What an entry that is to be moved or replaced leads to; `None`: it has changed meanwhile.
@@ -238,7 +238,7 @@ impl Fs {
                 None => self.check_dangling(dir, name, target).map(|()| None),
             },
             Target::Subvol(id) if self.is_subvol_here(dir, name, id)? => Ok(Some(Moved::Subvol(id))),
-            Target::Subvol(id) => Ok(Some(Moved::Stub(id))),
+            Target::Subvol(id) => Ok(Some(Moved::EmptySubvolDir(id))),
         }
     }
 
@@ -254,7 +254,7 @@ impl Fs {
         let index = match what {
             Moved::Inode(inode) => refs::remove(locked.of(inode), h, dir.ino(), name)?,
             Moved::Subvol(id) => self.remove_root_ref(h, dir.tree(), *id)?.map(|r| r.sequence),
-            Moved::Stub(_) => None,
+            Moved::EmptySubvolDir(_) => None,
         };
         dir::remove_item(locked.of(dir), h, name)?;
         remove_index(locked.of(dir), h, name, index)
@@ -281,7 +281,7 @@ impl Fs {
                 Ok(())
             }
             Moved::Subvol(id) => self.add_root_ref(h, dir.tree(), dir.ino(), *id, index, name),
-            Moved::Stub(_) => Ok(()),
+            Moved::EmptySubvolDir(_) => Ok(()),
         }
     }
 
@@ -290,7 +290,7 @@ impl Fs {
         let moved = match moved {
             Moved::Inode(inode) => inode.rank(),
             Moved::Subvol(id) => (*id, Ino::ROOT_DIR),
-            Moved::Stub(_) => return Ok(()),
+            Moved::EmptySubvolDir(_) => return Ok(()),
         };
         let mut at = (new_parent.tree(), new_parent.ino());
         for _ in 0..DEPTH_MAX {
@@ -303,7 +303,7 @@ impl Fs {
                 None => return Ok(()),
             }
         }
-        Err(FsError::lie("directory", at.1, "depth", "endless", "a way to the root"))
+        Err(FsError::corrupt("directory", at.1, "depth", "endless", "a way to the root"))
     }
 }
 
@@ -333,7 +333,7 @@ impl Rename<'_> {
     }
 
     /// The rules of entries that lead to subvolumes: only these move between subvolumes, none is replaced, and the
-    /// stand-in of one that is elsewhere does not move at all.
+    /// empty directory in place of one that is elsewhere does not move at all.
     fn check_subvols(&self, source: &Moved, target: Option<&Moved>) -> Result<(), FsError> {
         let swapped = target.filter(|_| self.mode == RenameMode::Exchange);
         let moved = || [Some(source), swapped].into_iter().flatten();
@@ -341,7 +341,7 @@ impl Rename<'_> {
             return Err(FsError::CrossSubvolume);
         }
         let replaced = target.filter(|_| self.mode != RenameMode::Exchange);
-        if moved().any(|m| matches!(m, Moved::Stub(_))) || matches!(replaced, Some(Moved::Subvol(_))) {
+        if moved().any(|m| matches!(m, Moved::EmptySubvolDir(_))) || matches!(replaced, Some(Moved::Subvol(_))) {
             return Err(FsError::NotEmpty);
         }
         Ok(())
@@ -354,21 +354,21 @@ enum Moved {
     /// A subvolume that is in this place.
     Subvol(oleo_format::TreeId),
     /// An entry of a subvolume that is somewhere else.
-    Stub(oleo_format::TreeId),
+    EmptySubvolDir(oleo_format::TreeId),
 }
 
 impl Moved {
     fn inode(&self) -> Option<&Arc<Inode>> {
         match self {
             Moved::Inode(inode) => Some(inode),
-            Moved::Subvol(_) | Moved::Stub(_) => None,
+            Moved::Subvol(_) | Moved::EmptySubvolDir(_) => None,
         }
     }
 
     fn target(&self) -> Target {
         match self {
             Moved::Inode(inode) => Target::Inode(inode.ino()),
-            Moved::Subvol(id) | Moved::Stub(id) => Target::Subvol(*id),
+            Moved::Subvol(id) | Moved::EmptySubvolDir(id) => Target::Subvol(*id),
         }
     }
 }

@@ -64,7 +64,7 @@ impl Fs {
             }
             inode.truncate(size)?;
         }
-        self.core().relieve()?;
+        self.core().throttle_dirty_inodes()?;
         let h = self.engine().join(Need { items: 4, bytes: 1024, ..Need::default() })?;
         let mut guard = inode.write();
         guard.alive()?;

@@ -28,7 +28,7 @@ use crate::core::Core;
 use crate::dir::{self, Target};
 use crate::fs::Fs;
 use crate::inode::{InodeFields, InodeRef, Items, ItemsMut, Joined, time_of, timespec_of};
-use crate::names::{check_dir, remove_index, stamp, whole};
+use crate::names::{check_dir, poison_on_error, remove_index, stamp};
 use crate::options::Time;
 use crate::subvol::Subvol;
 use crate::{FsError, acl, refs, rules, xattr};
@@ -59,7 +59,7 @@ impl RootPlace {
     fn parse(bytes: &[u8]) -> Result<RootPlace, FsError> {
         let (head, name) = RootRef::parse_prefix(bytes)?;
         if name.len() != usize::from(head.name_len.get()) {
-            return Err(FsError::lie("root reference", "", "name length", name.len(), head.name_len.get()));
+            return Err(FsError::corrupt("root reference", "", "name length", name.len(), head.name_len.get()));
         }
         Ok(RootPlace { dirid: Ino(head.dirid.get()), sequence: head.sequence.get(), name: name.to_vec() })
     }
@@ -256,7 +256,7 @@ impl Fs {
             s.qgroups_join(id, &groups)?;
             let fields = root_dir_fields(new, &inherited, generation.0, now);
             s.put(id, &root_dir_changes(&fields, &inherited, generation.0))?;
-            whole(self.core(), self.enter(s, dir, name, id, &item))?;
+            poison_on_error(self.core(), self.enter(s, dir, name, id, &item))?;
             Ok(id)
         })
     }
@@ -290,7 +290,7 @@ impl Fs {
             let item = snapshot_item(&old, uuid, opts.read_only, now, generation);
             s.snapshot(source, id, item)?;
             s.qgroups_join(id, &groups)?;
-            whole(self.core(), self.enter(s, dir, name, id, &item))?;
+            poison_on_error(self.core(), self.enter(s, dir, name, id, &item))?;
             Ok(id)
         })
     }
@@ -305,7 +305,7 @@ impl Fs {
         if self.is_subvol_here(dir, name, id)? {
             return self.delete_subvol(id, true);
         }
-        // The stand-in of a subvolume that is elsewhere: an entry and nothing more.
+        // The empty directory in place of a subvolume that is elsewhere: an entry and nothing more.
         let h = self.engine().join(Need { items: 4, bytes: 1024, releasing: true })?;
         let mut guard = dir.write();
         check_dir(&guard)?;
@@ -316,7 +316,7 @@ impl Fs {
         let now = self.core().now();
         dir::remove_item(&mut guard, &h, name)?;
         let done = remove_index(&mut guard, &h, name, None);
-        whole(self.core(), done)?;
+        poison_on_error(self.core(), done)?;
         stamp(&mut guard, &h, now);
         Ok(())
     }
@@ -348,7 +348,7 @@ impl Fs {
             }
             let item = subvol.root_item().ok_or(FsError::NotFound)?;
             s.orphan_tree(id)?;
-            whole(self.core(), self.leave(s, &dir, &place, id, &item))?;
+            poison_on_error(self.core(), self.leave(s, &dir, &place, id, &item))?;
             subvol.set_deleted();
             self.core().subvols.lock().remove(id);
             Ok(())
@@ -587,7 +587,7 @@ impl Fs {
             self.push_dirs(&mut parts, &self.subvol(parent)?, place.dirid)?;
             at = parent;
         }
-        Err(FsError::lie("root reference", id, "depth", "endless", "a way to the top level"))
+        Err(FsError::corrupt("root reference", id, "depth", "endless", "a way to the top level"))
     }
 
     /// Pushes the names of a directory and those above it, within one subvolume.
@@ -602,7 +602,7 @@ impl Fs {
             dir = name.parent;
             parts.push(name.name);
         }
-        Err(FsError::lie("inode reference", dir, "depth", "endless", "a way to the root directory"))
+        Err(FsError::corrupt("inode reference", dir, "depth", "endless", "a way to the root directory"))
     }
 
     fn uuid_object(&self, uuid: Uuid) -> Result<Option<(Arc<crate::inode::Inode>, u64)>, FsError> {

@@ -32,7 +32,7 @@ impl Descent {
     /// Whether to enter a directory that was found in another one under a name: not where the walk has been there, or would
     /// come back to what it came from.
     pub fn enters(&mut self, fs: &Fs, dir: &InodeRef, name: &[u8], child: &InodeRef) -> bool {
-        if child.is_stub() {
+        if child.is_empty_subvol_dir() {
             // It has no entries.
             return true;
         }
@@ -53,7 +53,7 @@ impl Descent {
 
 /// A directory that leads to itself.
 pub(crate) fn in_circles(dir: &InodeRef) -> FsError {
-    FsError::lie("directory", dir.ino(), "ways to it", "several, or from itself", "one")
+    FsError::corrupt("directory", dir.ino(), "ways to it", "several, or from itself", "one")
 }
 
 fn confirmed(fs: &Fs, dir: &InodeRef, name: &[u8], child: &InodeRef) -> bool {

@@ -112,7 +112,7 @@ pub(crate) fn set(
     }
     inode.put(h, ItemType::XATTR_ITEM, hash, bytes.into_boxed_slice());
     if name == privileges::CAPABILITY {
-        inode.inode().no_capability.store(false, Ordering::Relaxed);
+        inode.inode().nosec.store(false, Ordering::Relaxed);
     }
     inode.state_mut().has_xattrs = Some(true);
     Ok(())
@@ -215,7 +215,7 @@ impl Fs {
                 _ => return compression_flags(value).map(drop),
             }
         }
-        self.core().relieve()?;
+        self.core().throttle_dirty_inodes()?;
         let h = self
             .core()
             .join_in(inode.tree(), Need { items: 2, bytes: (value.len() + 512) as u32, ..Need::default() })?;

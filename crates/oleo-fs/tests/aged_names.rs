@@ -52,7 +52,7 @@ fn compare(fs: &Fs, want: &Manifest, dir: &InodeRef, path: &[u8]) -> Result<usiz
             let attr = fs.attr(&child);
             let have = want.entries.get(&path).with_context(|| format!("{} is not there for the kernel", here()))?;
             ensure!(kind_of(attr.kind) == Some(have.kind), "kind of {}", here());
-            ensure!(child.is_stub() || attr.mode & 0o7777 == have.mode & 0o7777, "mode of {}", here());
+            ensure!(child.is_empty_subvol_dir() || attr.mode & 0o7777 == have.mode & 0o7777, "mode of {}", here());
             ensure!((attr.uid, attr.gid) == (have.uid, have.gid), "owner of {}", here());
             if attr.kind != FileKind::Dir {
                 ensure!(u64::from(attr.nlink) == have.nlink, "links of {}", here());
@@ -87,7 +87,7 @@ fn clear(fs: &Fs, dir: &InodeRef) -> Result<()> {
             drop(child);
             fs.subvol_delete(id).with_context(here)?;
         } else if entry.kind == FileKind::Dir {
-            if !child.is_stub() {
+            if !child.is_empty_subvol_dir() {
                 clear(fs, &child).with_context(here)?;
             }
             drop(child);
@@ -104,7 +104,7 @@ fn clear(fs: &Fs, dir: &InodeRef) -> Result<()> {
 
 /// Goal: all names, links, attributes and subvolumes that the kernel has made are found, and can be removed.
 /// Method: file systems aged by the kernel; compared name by name; then everything is removed, subvolumes too, with
-/// commits in between; the kernel and `btrfs check` judge the rest.
+/// commits in between; the kernel and `btrfs check` verify the rest.
 #[test]
 fn the_kernels_names_are_found_and_removed() -> Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };

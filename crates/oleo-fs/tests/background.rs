@@ -229,7 +229,7 @@ fn writers_do_not_wait_for_a_flush() -> Result<()> {
 /// Method: two threads fill a small volume with write-back going on, some of it compressible; every accepted byte is
 /// compared after the sync, which must succeed.
 #[test]
-fn full_disks_are_told_by_writes() -> Result<()> {
+fn full_disks_are_reported_by_writes() -> Result<()> {
     let device = memory(192 * MIB)?;
     let mut opts = FsOptions::default();
     opts.data.dirty_bytes_max = 24 * MIB;
@@ -419,7 +419,7 @@ fn others_commit_under_pressure() -> Result<()> {
 /// Goal: after a failed write the file system says so, refuses changes, still reads, and the old state is intact.
 /// Method: a device that fails; then what is on it is opened again.
 #[test]
-fn failures_are_told() -> Result<()> {
+fn failures_are_reported() -> Result<()> {
     let gate = Arc::new(Gate::new(256 * MIB));
     let device: Arc<dyn Device> = gate.clone();
     mkfs(&device)?;
@@ -427,11 +427,11 @@ fn failures_are_told() -> Result<()> {
     let f = file(&fs, "f")?;
     fs.write(&f, 0, b"before")?;
     fs.sync()?;
-    ensure!(fs.failed().is_none());
+    ensure!(fs.poisoned_by().is_none());
     fs.write(&f, 0, b"after!")?;
     gate.fail(true);
     ensure!(fs.fsync(&f).is_err() && fs.fsync(&f).is_err() && fs.sync().is_err());
-    ensure!(fs.failed().is_some(), "it says so");
+    ensure!(fs.poisoned_by().is_some(), "it says so");
     let refused = file(&fs, "g").err().context("changes are refused")?;
     ensure!(refused.downcast_ref::<FsError>().map(FsError::errno) == Some(errno::EROFS), "{refused}");
     ensure!(read_all(&fs, &f)? == b"after!");

@@ -350,11 +350,11 @@ fn on_kernel_images() -> anyhow::Result<()> {
         }
         let mut world = World { fs, files, model };
         world.compare(&mut rng, &what)?;
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for step in 0..150 {
-            told.push(world.step(&mut rng).map_err(|e| e.context(format!("{what}, step {step}")))?);
+            reported.push(world.step(&mut rng).map_err(|e| e.context(format!("{what}, step {step}")))?);
             if rng.one_in(5) {
-                let late = &told[told.len().saturating_sub(12)..];
+                let late = &reported[reported.len().saturating_sub(12)..];
                 world.compare(&mut rng, &format!("{what}, step {step}, after {late:#?}"))?;
             }
         }
@@ -394,14 +394,14 @@ fn play(oracle: &Oracle, case: &Case, seed: u64, steps: usize) -> anyhow::Result
     let compress = case.compress.map(|algorithm| Compress { algorithm, level: 0, force: false });
     let mut rng = Rng::new(seed);
     let mut world = World::create(open(&image, compress)?)?;
-    let mut told: BTreeMap<usize, String> = BTreeMap::new();
+    let mut reported: BTreeMap<usize, String> = BTreeMap::new();
     for step in 0..steps {
-        let op = world.step(&mut rng).map_err(|e| e.context(format!("{what}, step {step} after {told:?}")))?;
-        told.insert(step, op);
-        if told.len() > 12 {
-            told.pop_first();
+        let op = world.step(&mut rng).map_err(|e| e.context(format!("{what}, step {step} after {reported:?}")))?;
+        reported.insert(step, op);
+        if reported.len() > 12 {
+            reported.pop_first();
         }
-        let context = || format!("{what}, step {step}: {told:#?}");
+        let context = || format!("{what}, step {step}: {reported:#?}");
         if rng.one_in(3) {
             world.compare(&mut rng, &context())?;
         }

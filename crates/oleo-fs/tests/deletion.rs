@@ -32,11 +32,11 @@ fn open(image: &Path, fs: &FsOptions) -> Result<Fs> {
     open_with(image, fs, OWED_MAX)
 }
 
-fn open_with(image: &Path, fs: &FsOptions, owed_records_max: usize) -> Result<Fs> {
+fn open_with(image: &Path, fs: &FsOptions, staged_ref_changes_max: usize) -> Result<Fs> {
     let device: Arc<dyn Device> =
         Arc::new(FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?);
     let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
-    let options = EngineOptions { owed_records_max, ..EngineOptions::default() };
+    let options = EngineOptions { staged_ref_changes_max, ..EngineOptions::default() };
     Ok(Fs::open(Engine::open(Arc::new(volume), &options)?, fs)?)
 }
 
@@ -151,7 +151,7 @@ fn beside(fs: &Fs, dir: &InodeRef, turn: &str, f: impl FnOnce() -> Result<()>) -
 /// How much is deleted, and how.
 struct Deletion {
     files: u64,
-    owed_records_max: usize,
+    staged_ref_changes_max: usize,
     /// Blocks of a step of the cleaner.
     step_blocks: usize,
     image_len: u64,
@@ -159,13 +159,13 @@ struct Deletion {
 
 /// A subvolume and its snapshot are deleted, one after the other (the first turns everything to full backrefs, the second frees
 /// it), step by step without a commit by us, while other threads work; what is left for a commit is looked at after each step, and
-/// `btrfs check` judges. How long the others took without the deletion, and with it.
+/// `btrfs check` verifies. How long the others took without the deletion, and with it.
 fn delete_beside(what: &Deletion) -> Result<Option<[[Times; 3]; 2]>> {
     let Some(oracle) = oracle() else { return Ok(None) };
     let scratch = oracle.scratch()?;
     let image = scratch.image("deletion", what.image_len)?;
     make(&image)?;
-    let fs = open_with(&image, &FsOptions::default(), what.owed_records_max)?;
+    let fs = open_with(&image, &FsOptions::default(), what.staged_ref_changes_max)?;
     let subvols = fill(&fs, what.files)?;
     let root = fs.root(TreeId::FS)?;
     let idle = beside(&fs, &root, "idle", || {
@@ -177,7 +177,7 @@ fn delete_beside(what: &Deletion) -> Result<Option<[[Times; 3]; 2]>> {
         for subvol in subvols {
             fs.subvol_delete(subvol)?;
             while fs.clean(what.step_blocks)? {
-                owed_max = owed_max.max(fs.engine().owed_records());
+                owed_max = owed_max.max(fs.engine().staged_ref_changes());
             }
         }
         Ok(())
@@ -191,9 +191,9 @@ fn delete_beside(what: &Deletion) -> Result<Option<[[Times; 3]; 2]>> {
             idle.median, idle.longest, busy.median, busy.longest, busy.count
         );
     }
-    let bound = what.owed_records_max + what.step_blocks * RECORDS_PER_BLOCK;
+    let bound = what.staged_ref_changes_max + what.step_blocks * RECORDS_PER_BLOCK;
     ensure!(owed_max <= bound, "{owed_max} records were left for a commit, more than {bound}");
-    ensure!(commits >= extents / (2 * what.owed_records_max as u64), "{commits} commits");
+    ensure!(commits >= extents / (2 * what.staged_ref_changes_max as u64), "{commits} commits");
     fs.sync()?;
     drop((root, fs));
     oracle.must_be_sound(&[&image], "after two large deletions")?;
@@ -204,7 +204,8 @@ fn delete_beside(what: &Deletion) -> Result<Option<[[Times; 3]; 2]>> {
 /// Method: [`delete_beside`] in small, with small steps; all others get on, and their operations take about as long as without.
 #[test]
 fn large_deletions_are_bounded_and_others_get_on() -> Result<()> {
-    let what = Deletion { files: FILES, owed_records_max: OWED_MAX, step_blocks: STEP_BLOCKS, image_len: 1 << 30 };
+    let what =
+        Deletion { files: FILES, staged_ref_changes_max: OWED_MAX, step_blocks: STEP_BLOCKS, image_len: 1 << 30 };
     let Some([idle, busy]) = delete_beside(&what)? else { return Ok(()) };
     for ((work, idle), busy) in WORKS.iter().zip(&idle).zip(&busy) {
         ensure!(busy.count >= 10, "{work:?} got on: {} times", busy.count);
@@ -222,8 +223,8 @@ fn large_deletions_are_bounded_and_others_get_on() -> Result<()> {
 #[test]
 #[ignore = "by command, in release: takes a minute"]
 fn a_million_shared_extents_go_and_nobody_waits_long() -> Result<()> {
-    let owed_records_max = EngineOptions::default().owed_records_max;
-    let what = Deletion { files: 2500, owed_records_max, step_blocks: 256, image_len: 8 << 30 };
+    let staged_ref_changes_max = EngineOptions::default().staged_ref_changes_max;
+    let what = Deletion { files: 2500, staged_ref_changes_max, step_blocks: 256, image_len: 8 << 30 };
     let Some([_, busy]) = delete_beside(&what)? else { return Ok(()) };
     for (work, busy) in WORKS.iter().zip(&busy) {
         ensure!(busy.longest <= Duration::from_secs(2), "{work:?} waited for {:?}", busy.longest);
@@ -267,7 +268,7 @@ fn clones_are_pressure() -> Result<()> {
 /// Method: one block is cloned 20 000 times into a file, with a commit every 500 (so the items of references that all commits
 /// together look at would be 400 000, if each looked at all); the clones go in random order; then a source with many leaves gets
 /// 150 snapshots, a commit after each, is changed, and its snapshots are deleted. What was looked at is counted, and
-/// `btrfs check` judges.
+/// `btrfs check` verifies.
 #[test]
 fn an_extent_with_many_references_costs_what_changes() -> Result<()> {
     const CLONES: u64 = 20_000;
@@ -349,7 +350,8 @@ fn an_extent_with_many_references_costs_what_changes() -> Result<()> {
 /// Goal: two references of one extent whose hashes are equal, of which the first has gone, stay two: what is added to the second
 /// finds it behind the gap, and what drops it, too.
 /// Method: offsets in a file whose hashes meet are searched for; one extent of two blocks gets so many references that they have
-/// items of their own, then those two; the first goes, the second block joins the second, then it goes; `btrfs check` judges each.
+/// items of their own, then those two; the first goes, the second block joins the second, then it goes; `btrfs check`
+/// verifies each.
 #[test]
 fn references_whose_hashes_meet() -> Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };

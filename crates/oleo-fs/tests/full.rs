@@ -161,7 +161,7 @@ fn rounds(len: u64, opts: &MkfsOptions, attended: bool) -> Result<()> {
         })?;
         fs.sync().with_context(|| format!("sync of the deletion, round {round}"))?;
     }
-    ensure!(fs.failed().is_none());
+    ensure!(fs.poisoned_by().is_none());
     drop(fs);
     if let Some(oracle) = oracle() {
         let scratch = oracle.scratch()?;

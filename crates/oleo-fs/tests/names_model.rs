@@ -66,7 +66,7 @@ struct Node {
     subvol: usize,
     /// The tree, for roots of subvolumes.
     tree: Option<TreeId>,
-    stub: bool,
+    empty_subvol_dir: bool,
 }
 
 struct Model {
@@ -87,7 +87,7 @@ impl Model {
             parent: 0,
             subvol: 0,
             tree: Some(TreeId::FS),
-            stub: false,
+            empty_subvol_dir: false,
         };
         Model { nodes: vec![root] }
     }
@@ -122,7 +122,7 @@ impl Model {
     }
 
     fn create(&mut self, dir: usize, name: &[u8], kind: FileKind, mode: u32, target: &[u8]) -> Outcome {
-        if self.nodes[dir].stub {
+        if self.nodes[dir].empty_subvol_dir {
             return Err(errno::EPERM);
         }
         if self.nodes[dir].entries.contains_key(name) {
@@ -139,7 +139,7 @@ impl Model {
             xattrs: BTreeMap::new(),
             nlink: 1,
             tree: None,
-            stub: false,
+            empty_subvol_dir: false,
         };
         self.nodes.push(node);
         let new = self.nodes.len() - 1;
@@ -148,7 +148,7 @@ impl Model {
     }
 
     fn link(&mut self, file: usize, dir: usize, name: &[u8]) -> Outcome {
-        if self.nodes[dir].stub {
+        if self.nodes[dir].empty_subvol_dir {
             return Err(errno::EPERM);
         }
         if self.nodes[file].subvol != self.nodes[dir].subvol {
@@ -166,7 +166,7 @@ impl Model {
     }
 
     fn remove(&mut self, dir: usize, name: &[u8], directory: bool) -> Outcome {
-        if self.nodes[dir].stub {
+        if self.nodes[dir].empty_subvol_dir {
             return Err(errno::EPERM);
         }
         let Some(&node) = self.nodes[dir].entries.get(name) else { return Err(errno::ENOENT) };
@@ -195,7 +195,7 @@ impl Model {
     }
 
     fn rename(&mut self, from: (usize, &[u8]), to: (usize, &[u8]), mode: RenameMode) -> Outcome {
-        if self.nodes[from.0].stub || self.nodes[to.0].stub {
+        if self.nodes[from.0].empty_subvol_dir || self.nodes[to.0].empty_subvol_dir {
             return Err(errno::EPERM);
         }
         let Some(&source) = self.nodes[from.0].entries.get(from.1) else { return Err(errno::ENOENT) };
@@ -224,7 +224,7 @@ impl Model {
         if crosses && moved().any(|n| self.nodes[n].tree.is_none()) {
             return Err(errno::EXDEV);
         }
-        if moved().any(|n| self.nodes[n].stub) {
+        if moved().any(|n| self.nodes[n].empty_subvol_dir) {
             return Err(errno::ENOTEMPTY);
         }
         if let Some(t) = target
@@ -248,7 +248,7 @@ impl Model {
         Ok(())
     }
 
-    /// A copy of a subvolume below `dir`; nested ones become stand-ins.
+    /// A copy of a subvolume below `dir`; nested ones become empty subvolume directories.
     fn snapshot(&mut self, source: usize, dir: usize, name: &[u8], tree: TreeId) {
         let mut copies = BTreeMap::new();
         let new = self.copy(source, dir, None, &mut copies);
@@ -268,13 +268,13 @@ impl Model {
         }
         let new = self.nodes.len();
         let mut copied = self.nodes[node].clone();
-        let nested = subvol.is_some() && (copied.tree.is_some() || copied.stub);
+        let nested = subvol.is_some() && (copied.tree.is_some() || copied.empty_subvol_dir);
         copied.parent = parent;
         copied.subvol = subvol.unwrap_or(new);
         copied.entries.clear();
         if nested {
             copied.tree = None;
-            copied.stub = true;
+            copied.empty_subvol_dir = true;
             copied.mode = 0o755;
             copied.xattrs.clear();
         }
@@ -326,7 +326,7 @@ fn compare(fs: &Fs, model: &Model, dir: usize, inode: &InodeRef) -> Result<()> {
         let place = || format!("in {} of {inode:?}", name.escape_ascii());
         let by_list = fs.open_entry(inode, &have[name])?.with_context(place)?;
         let by_name = fs.lookup(inode, name)?.with_context(place)?;
-        ensure!(model.node(*child).stub || by_list.same(&by_name), "two inodes {}", place());
+        ensure!(model.node(*child).empty_subvol_dir || by_list.same(&by_name), "two inodes {}", place());
         ensure!(have[name].kind == model.node(*child).kind, "kind {}", place());
         compare(fs, model, *child, &by_name).with_context(place)?;
     }
@@ -343,8 +343,8 @@ fn check_node(fs: &Fs, node: &Node, inode: &InodeRef) -> Result<()> {
     }
     let xattrs: BTreeMap<_, _> = fs.xattrs(inode)?.into_iter().collect();
     ensure!(xattrs == node.xattrs, "xattrs: have {xattrs:?}, want {:?}", node.xattrs);
-    if node.stub != inode.is_stub() {
-        bail!("stub: have {}, want {}", inode.is_stub(), node.stub);
+    if node.empty_subvol_dir != inode.is_empty_subvol_dir() {
+        bail!("stub: have {}, want {}", inode.is_empty_subvol_dir(), node.empty_subvol_dir);
     }
     Ok(())
 }
@@ -440,7 +440,7 @@ impl Run {
         let (dir, inode) = self.some_dir()?;
         let name = self.some_name();
         let file_inode = self.fs.lookup(&from_dir, &from_name)?.context("the model has it")?;
-        if self.model.node(file).stub {
+        if self.model.node(file).empty_subvol_dir {
             return Ok(());
         }
         let (_, have) = outcome(self.fs.link(&file_inode, &inode, &name));
@@ -475,7 +475,7 @@ impl Run {
     fn some_inode(&mut self) -> Result<Option<(usize, InodeRef)>> {
         let (dir, inode, name) = self.some_entry()?;
         let Some(&node) = self.model.node(dir).entries.get(&name) else { return Ok(None) };
-        if self.model.node(node).stub {
+        if self.model.node(node).empty_subvol_dir {
             return Ok(None);
         }
         let child = self.fs.lookup(&inode, &name)?.context("the model has it")?;
@@ -554,7 +554,7 @@ impl Run {
         let (dir, inode) = self.some_dir()?;
         let name = self.some_name();
         let (id, have) = outcome(self.fs.snapshot(tree, &inode, &name, SnapshotOptions::default()));
-        let want = if self.model.node(dir).stub {
+        let want = if self.model.node(dir).empty_subvol_dir {
             Err(errno::EPERM)
         } else if self.model.node(dir).entries.contains_key(&name) {
             Err(errno::EEXIST)
@@ -660,7 +660,7 @@ fn kernel_agrees(model: &Model, dir: usize, path: &Path) -> Result<()> {
     use std::os::unix::fs::MetadataExt;
     let node = model.node(dir);
     let meta = std::fs::symlink_metadata(path)?;
-    ensure!(node.stub || meta.mode() & 0o7777 == node.mode, "mode of {}", path.display());
+    ensure!(node.empty_subvol_dir || meta.mode() & 0o7777 == node.mode, "mode of {}", path.display());
     if node.kind != FileKind::Dir {
         ensure!(meta.nlink() == u64::from(node.nlink), "links of {}", path.display());
         return Ok(());
@@ -731,7 +731,7 @@ fn subvolume_properties() -> Result<()> {
     let snap_root = fs.root(snap)?;
     let file = NewInode::new(NewKind::File, 0o644);
     ensure!(matches!(fs.create(&snap_root, b"x", &file), Err(FsError::ReadOnly(_))));
-    ensure!(fs.lookup(&snap_root, b"b")?.context("stub")?.is_stub());
+    ensure!(fs.lookup(&snap_root, b"b")?.context("stub")?.is_empty_subvol_dir());
     fs.set_default(b)?;
     ensure!(fs.default_subvol()? == b);
     ensure!(matches!(fs.subvol_delete(b), Err(FsError::NotPermitted(_))));
@@ -822,7 +822,7 @@ fn listing(fs: &Fs, dir: &InodeRef, path: &str, out: &mut Vec<String>) -> Result
         let child = fs.open_entry(dir, &entry)?.with_context(|| format!("{path}: {entry:?} leads nowhere"))?;
         let attr = fs.attr(&child);
         let path = format!("{path}/{}", entry.name.escape_ascii());
-        let ino = if child.is_stub() { 0 } else { attr.ino.0 };
+        let ino = if child.is_empty_subvol_dir() { 0 } else { attr.ino.0 };
         let xattrs = fs.xattr_list(&child)?.len();
         out.push(format!("{path} {ino} {:?} {} {} {xattrs}", attr.kind, attr.nlink, attr.size));
         if attr.kind == FileKind::Dir {

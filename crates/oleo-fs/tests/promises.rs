@@ -114,7 +114,7 @@ fn keeps_what_was_promised(sizes: &[u64], opts: &MkfsOptions) -> Result<()> {
     }
     drop(big);
     fs.sync().context("everything was accepted")?;
-    ensure!(fs.failed().is_none());
+    ensure!(fs.poisoned_by().is_none());
     eprintln!(
         "{sizes:?}: {files} files, {} MiB of data, {names} names, {} groups of metadata, {first} at first",
         taken / MIB,

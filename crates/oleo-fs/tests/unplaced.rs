@@ -8,7 +8,7 @@ use oleo_fs::data::{ExtentKind, KeepSize};
 use oleo_fs::{Fs, FsError, FsOptions, InodeRef, NewInode, NewKind};
 use oleo_mkfs::{MkfsOptions, make};
 use oleo_sim::oracle::oracle;
-use oleo_space::{Denial, Kind};
+use oleo_space::{FaultSpec, Kind};
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions, Volume};
 
@@ -35,7 +35,7 @@ fn free(fs: &Fs) -> u64 {
     fs.engine().space().totals(Kind::Data).free.0
 }
 
-/// Goal: nobody can tell that addresses are put off: size, space taken, zeros, FIEMAP, before and after they come, and after
+/// Goal: nobody can say that addresses are put off: size, space taken, zeros, FIEMAP, before and after they come, and after
 /// they are taken from the disk again; and the times of a file that was cut last to the disk. Method: one file with a hole
 /// between two ranges, one of them beyond its end; one that was cut to nothing; looked at, synced, opened anew.
 #[test]
@@ -98,11 +98,11 @@ fn in_turns_it_costs_nothing() -> anyhow::Result<()> {
     turn(8 * KIB)?;
     let space = fs.engine().space();
     let promised = space.totals(Kind::Data).reserved;
-    space.deny(Denial { promises: true, extents: true, blocks: true, ..Denial::default() });
+    space.fail_requests(FaultSpec { promises: true, extents: true, blocks: true, ..FaultSpec::default() });
     for _ in 0..1000 {
         turn(8 * KIB)?;
     }
-    assert_eq!(space.asked(), 0, "the promise of the first turn is the promise of all");
+    assert_eq!(space.requests_counted(), 0, "the promise of the first turn is the promise of all");
     assert_eq!(space.totals(Kind::Data).reserved, promised);
     turn(512 * KIB)?;
     assert_eq!(space.totals(Kind::Data).reserved, ByteLen(0), "what is large is not kept");
@@ -113,7 +113,7 @@ fn in_turns_it_costs_nothing() -> anyhow::Result<()> {
 
 /// Goal: "no space" comes from the call: every byte that was preallocated can be written, even where nothing else is free, and
 /// what files keep without needing it is given to whoever needs it. Method: files that were cut keep promises; others
-/// preallocate until they are refused, which must not be before nearly all is taken; then all of it is written, synced, judged.
+/// preallocate until they are refused, which must not be before nearly all is taken; then all of it is written, synced, verified.
 #[test]
 fn what_is_promised_is_there() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };

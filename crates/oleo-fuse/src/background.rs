@@ -9,7 +9,7 @@
 //! many.
 //!
 //! Stopping: all of them are told and waited for; what they did not get to do, the end of the mount does, or (cleaning) the
-//! next opening. Locks: `bell`, a leaf.
+//! next opening. Locks: `stop_signal`, a leaf.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -28,18 +28,18 @@ const CLEAN_EVERY: Duration = Duration::from_millis(500);
 /// How long those who wait for work do so before they look whether they are to stop.
 const LOOK_UP: Duration = Duration::from_millis(500);
 /// How long between two looks for a balance, when nobody waits.
-const BREATH: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How long to leave alone what did not work.
 const AFTER_ERROR: Duration = Duration::from_secs(5);
 
 /// Tells the threads to stop.
 #[derive(Default)]
-struct Bell {
+struct StopSignal {
     stopped: Mutex<bool>,
     rung: Condvar,
 }
 
-impl Bell {
+impl StopSignal {
     /// Waits that long, or until the end; whether it is the end.
     fn wait(&self, how_long: Duration) -> bool {
         let end = Instant::now() + how_long;
@@ -51,14 +51,14 @@ impl Bell {
 
 /// The threads of one mount.
 pub(crate) struct Background {
-    bell: Arc<Bell>,
+    stop_signal: Arc<StopSignal>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Background {
     /// Starts them; on a mount that cannot be changed only the last.
     pub(crate) fn start(server: &Arc<Server>, options: &MountOptions, log: &Log) -> Background {
-        let bell = Arc::new(Bell::default());
+        let stop_signal = Arc::new(StopSignal::default());
         let mut threads = Vec::new();
         let commit_every = Duration::from_secs(options.commit_seconds);
         let mut start = |name: &str, work: Box<dyn FnOnce() + Send>| match std::thread::Builder::new()
@@ -68,25 +68,25 @@ impl Background {
             Ok(thread) => threads.push(thread),
             Err(e) => log(&format!("no thread for {name}: {e}")),
         };
-        let (b, s) = (bell.clone(), server.clone());
+        let (b, s) = (stop_signal.clone(), server.clone());
         start("prune", Box::new(move || prune(&b, &s)));
         if !options.read_only {
-            let (b, s, l) = (bell.clone(), server.clone(), log.clone());
+            let (b, s, l) = (stop_signal.clone(), server.clone(), log.clone());
             start("commit", Box::new(move || commit(&b, &s, &l, commit_every)));
-            let (b, s, l) = (bell.clone(), server.clone(), log.clone());
+            let (b, s, l) = (stop_signal.clone(), server.clone(), log.clone());
             start("write-back", Box::new(move || write_back(&b, &s, &l)));
-            let (b, s, l) = (bell.clone(), server.clone(), log.clone());
+            let (b, s, l) = (stop_signal.clone(), server.clone(), log.clone());
             start("clean", Box::new(move || clean(&b, &s, &l)));
-            let (b, s, l, skip) = (bell.clone(), server.clone(), log.clone(), options.skip_balance);
+            let (b, s, l, skip) = (stop_signal.clone(), server.clone(), log.clone(), options.skip_balance);
             start("balance", Box::new(move || balance(&b, &s, &l, skip)));
         }
-        Background { bell, threads }
+        Background { stop_signal, threads }
     }
 
     /// Stops them.
     pub(crate) fn stop(self) {
-        *self.bell.stopped.lock() = true;
-        self.bell.rung.notify_all();
+        *self.stop_signal.stopped.lock() = true;
+        self.stop_signal.rung.notify_all();
         for thread in self.threads {
             // A thread that panicked has said so.
             let _ = thread.join();
@@ -108,13 +108,13 @@ fn guarded_work(
     }
 }
 
-fn commit(bell: &Bell, server: &Server, log: &Log, every: Duration) {
+fn commit(stop_signal: &StopSignal, server: &Server, log: &Log, every: Duration) {
     let fs = server.image().fs();
-    let mut told = false;
+    let mut reported = false;
     let mut due = Instant::now() + every;
     loop {
         let pressed = fs.wait_commit(due.saturating_duration_since(Instant::now()).min(LOOK_UP));
-        if bell.wait(Duration::ZERO) {
+        if stop_signal.wait(Duration::ZERO) {
             return;
         }
         let is_due = Instant::now() >= due;
@@ -130,64 +130,64 @@ fn commit(bell: &Bell, server: &Server, log: &Log, every: Duration) {
             (false, true) => fs.commit().map(drop),
         };
         if let Err(e) = done {
-            if !told {
+            if !reported {
                 log(&format!("commit: {e}"));
             }
-            if bell.wait(AFTER_ERROR) {
+            if stop_signal.wait(AFTER_ERROR) {
                 return;
             }
         }
-        if !told && let Some(why) = fs.failed() {
+        if !reported && let Some(why) = fs.poisoned_by() {
             log(&format!("the volume is read-only from now on, as of its last commit: {why}"));
-            told = true;
+            reported = true;
         }
     }
 }
 
-fn prune(bell: &Bell, server: &Server) {
-    while !bell.wait(LOOK_UP) {
+fn prune(stop_signal: &StopSignal, server: &Server) {
+    while !stop_signal.wait(LOOK_UP) {
         server.shed();
         // What is asked of the kernel it does at once, but for what is in use: there may be more.
         while server.prune() {
-            if bell.wait(BREATH) {
+            if stop_signal.wait(POLL_INTERVAL) {
                 return;
             }
         }
     }
 }
 
-fn write_back(bell: &Bell, server: &Server, log: &Log) {
+fn write_back(stop_signal: &StopSignal, server: &Server, log: &Log) {
     let fs = server.image().fs();
     loop {
         let work = fs.wait_write_back(LOOK_UP);
-        if bell.wait(Duration::ZERO) {
+        if stop_signal.wait(Duration::ZERO) {
             return;
         }
         if work && let Err(e) = fs.write_back() {
             log(&format!("write-back: {e}"));
-            if bell.wait(AFTER_ERROR) {
+            if stop_signal.wait(AFTER_ERROR) {
                 return;
             }
         }
     }
 }
 
-fn clean(bell: &Bell, server: &Server, log: &Log) {
+fn clean(stop_signal: &StopSignal, server: &Server, log: &Log) {
     let fs = server.image().fs();
     if server.image().quota().is_some_and(|quota| quota.flags.contains(oleo::QgroupStatusFlags::RESCAN))
-        && let Err(e) = server.image().quota_rescan_until(&|| !bell.wait(Duration::ZERO))
+        && let Err(e) = server.image().quota_rescan_until(&|| !stop_signal.wait(Duration::ZERO))
     {
         log(&format!("counting quota groups: {e}"));
     }
-    while !bell.wait(CLEAN_EVERY) {
+    while !stop_signal.wait(CLEAN_EVERY) {
         loop {
             match fs.clean(CLEAN_BLOCKS) {
-                Ok(true) if bell.wait(Duration::ZERO) => return,
+                Ok(true) if stop_signal.wait(Duration::ZERO) => return,
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => {
                     log(&format!("cleaning: {e}"));
-                    if bell.wait(AFTER_ERROR) {
+                    if stop_signal.wait(AFTER_ERROR) {
                         return;
                     }
                     break;
@@ -197,7 +197,7 @@ fn clean(bell: &Bell, server: &Server, log: &Log) {
     }
 }
 
-fn balance(bell: &Bell, server: &Server, log: &Log, skip: bool) {
+fn balance(stop_signal: &StopSignal, server: &Server, log: &Log, skip: bool) {
     let balancer = server.image().balancer();
     if !skip
         && balancer.status().state == BalanceState::Paused
@@ -211,7 +211,7 @@ fn balance(bell: &Bell, server: &Server, log: &Log, skip: bool) {
         {
             log(&format!("balance: {text}"));
         }
-        if bell.wait(BREATH) {
+        if stop_signal.wait(POLL_INTERVAL) {
             return;
         }
     }

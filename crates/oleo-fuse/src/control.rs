@@ -7,7 +7,7 @@
 //!
 //! Who may ask for what is decided by `oleo::control`. Who may ask at all is whoever may use the mount: without `allow_other` the
 //! socket is its owner's alone; with it, it lies in a directory of a random name, in one that nobody else can list, and
-//! only the mount tells where. It is bound by the directory's number, so that `/proc/net/unix` does not tell either.
+//! only the mount says where. It is bound by the directory's number, so that `/proc/net/unix` does not tell either.
 //! Crash: a socket that nobody listens on stays behind. Its directory's name holds the process's number: the next server that
 //! starts removes those whose process is gone.
 
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use oleo::control::{self, Caller, Error, Invalidate, MountShown, Reply, Request};
+use oleo::control::{self, Caller, Error, Invalidation, MountShown, Reply, Request};
 use oleo::restore::{RestoreOptions, restore_to_dir};
 use oleo_device::mountinfo::mounts_of;
 use oleo_fs::errno;
@@ -215,7 +215,7 @@ impl Server {
         ours.peek().is_some() && ours.all(|mount| mount.read_only)
     }
 
-    fn execute(&self, mut caller: Caller, request: Request) -> Result<(Reply, Vec<Invalidate>), Error> {
+    fn execute(&self, mut caller: Caller, request: Request) -> Result<(Reply, Vec<Invalidation>), Error> {
         caller.user_subvol_rm_allowed = self.options().user_subvol_rm_allowed;
         caller.keep = self.root_tree();
         if request.changes() && caller.pid.is_some_and(|pid| self.is_read_only_for(pid)) {
@@ -255,7 +255,7 @@ mod tests {
     /// Goal: a socket can be reached by its name and by nothing that everybody may read. Method: one of each kind; modes; the
     /// table of sockets.
     #[test]
-    fn sockets_are_told_by_the_mount_only() {
+    fn sockets_are_reported_by_the_mount_only() {
         let dir = tempfile::tempdir().unwrap();
         for (everybody, modes) in [(true, MODES[0]), (false, MODES[1])] {
             let (_listener, path) = bind(dir.path(), 7, everybody).unwrap();

@@ -195,7 +195,7 @@ fn find_root(image: &Image, options: &MountOptions) -> Result<InodeRef, MountErr
             let found = fs
                 .resolve(&image.top()?, path.as_bytes(), Follow::Yes)
                 .map_err(|e| MountError::Option(format!("subvol={path}: {e}")))?;
-            if found.ino() != oleo::Ino::ROOT_DIR || found.is_stub() {
+            if found.ino() != oleo::Ino::ROOT_DIR || found.is_empty_subvol_dir() {
                 return Err(MountError::Option(format!("subvol={path}: not a subvolume")));
             }
             if id.is_some_and(|id| id != 0 && id != found.tree().0) {
@@ -341,7 +341,7 @@ fn shown(error: &oleo::Error, hint: Option<&str>) -> oleo::control::Error {
 
 /// Whether only bytes of files could not be written, and will not be: the commit was made.
 fn is_lost(server: &Server, error: &oleo::Error) -> bool {
-    error.kind() == ErrorKind::Corruption && server.image().fs().failed().is_none()
+    error.kind() == ErrorKind::Corruption && server.image().fs().poisoned_by().is_none()
 }
 
 /// What whoever unmounts is told of bytes that are lost.
@@ -352,22 +352,22 @@ fn lost(error: &oleo::Error) -> oleo::control::Error {
 /// Writes everything to disk, however often it takes.
 fn write_all(server: &Server, log: &Log) -> oleo::Result<()> {
     let mut failed = None;
-    let mut told = false;
+    let mut reported = false;
     loop {
         let Err(error) = server.sync() else {
-            if told {
+            if reported {
                 log("everything is on disk now");
             }
             return Ok(());
         };
-        if server.image().fs().failed().is_some() {
+        if server.image().fs().poisoned_by().is_some() {
             failed.get_or_insert_with(Instant::now);
         } else if is_lost(server, &error) {
             // Sectors that cannot be read, so that what was written to a part of them has no place: all else is on disk.
             log(&format!("not everything could be written, and some bytes of files are lost: {error}"));
             return Err(error);
         }
-        if !std::mem::replace(&mut told, true) {
+        if !std::mem::replace(&mut reported, true) {
             let dir = server.dir().map(|dir| dir.display().to_string()).unwrap_or_default();
             log(&format!(
                 "not everything could be written: {error}; it is kept in memory, and tried again. `oleo unmount {dir}` tries \

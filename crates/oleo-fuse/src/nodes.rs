@@ -53,12 +53,12 @@ impl Node {
 /// Numbers that follow no rule. What is kept is some tens of bytes for each subvolume that was made as the 2²³rd or later and shown
 /// since the mount began; an inode of it takes nothing, unless four thousand million others lie between.
 #[derive(Default)]
-struct Odd {
+struct ForeignInodes {
     fresh: u64,
     of: HashMap<(TreeId, u64), u64>,
 }
 
-impl Odd {
+impl ForeignInodes {
     /// A number for one look-up.
     fn fresh(&mut self) -> u64 {
         self.fresh += 1;
@@ -79,7 +79,7 @@ pub(crate) struct Nodes {
     shards: Vec<Mutex<HashMap<u64, Node>>>,
     root: InodeRef,
     root_listed_to: AtomicU64,
-    odd: Mutex<Odd>,
+    odd: Mutex<ForeignInodes>,
     count: AtomicUsize,
     /// The shard that [`Nodes::idle`] looks at next.
     hand: AtomicUsize,
@@ -174,7 +174,7 @@ impl Nodes {
 
     /// The kernel is about to be told a node: counts it.
     pub(crate) fn enter(&self, inode: InodeRef) -> u64 {
-        if inode.is_stub() {
+        if inode.is_empty_subvol_dir() {
             let node = self.odd.lock().fresh();
             self.shard(node).lock().insert(node, Node { lookups: 1, ..Node::new(inode) });
             self.count.fetch_add(1, Ordering::Relaxed);
@@ -259,7 +259,7 @@ mod tests {
     /// inodes. Method: many inodes of two late subvolumes, and of one with huge numbers, asked for twice.
     #[test]
     fn odd_numbers() {
-        let mut odd = Odd::default();
+        let mut odd = ForeignInodes::default();
         let late = TreeId(1 << TREE_BITS);
         let inodes =
             || (256..10_000).map(Ino).chain([Ino(1 << INO_BITS | 300), Ino((1 << INO_BITS) + (1 << 33) + 300)]);

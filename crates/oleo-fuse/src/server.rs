@@ -71,7 +71,7 @@ pub struct Server {
     atime: Atime,
     notifier: OnceLock<Arc<dyn Notifier>>,
     /// Tells the kernel of pages, once that was needed.
-    teller: OnceLock<invalidate::Teller>,
+    notice_thread: OnceLock<invalidate::NoticeThread>,
     /// Where the control socket listens.
     control: OnceLock<PathBuf>,
     /// The number that the kernel gave the mount's device, as mountinfo shows it.
@@ -100,7 +100,7 @@ impl Server {
             options,
             atime,
             notifier: OnceLock::new(),
-            teller: OnceLock::new(),
+            notice_thread: OnceLock::new(),
             control: OnceLock::new(),
             device: OnceLock::new(),
             dir: OnceLock::new(),
@@ -318,9 +318,9 @@ mod tests {
         let found = |image: &Image, name: &[u8]| image.fs().lookup(&image.top().unwrap(), name).unwrap();
         let log: Log = Arc::new(|_| {});
         assert_eq!(guarded(image.fs(), &log, "a test", || 7), Some(7));
-        assert!(image.fs().failed().is_none());
+        assert!(image.fs().poisoned_by().is_none());
         assert_eq!(guarded(image.fs(), &log, "a test", || -> u8 { panic!("here") }), None);
-        assert!(image.fs().failed().unwrap().contains("a test panicked"));
+        assert!(image.fs().poisoned_by().unwrap().contains("a test panicked"));
         assert!(make(&image, b"more").is_err() && image.sync().is_err());
         assert!(found(&image, b"after").is_some());
         drop(image);

@@ -37,7 +37,7 @@ pub enum Outcome {
 
 /// How long answering takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Pace {
+enum BlockingClass {
     /// Memory and processor alone, as a rule.
     Quick,
     /// It may wait for a device, or for room in memory.
@@ -46,12 +46,12 @@ enum Pace {
     Waits,
 }
 
-fn pace(code: u32) -> Pace {
+fn blocking_class(code: u32) -> BlockingClass {
     match code {
-        opcode::READ | opcode::WRITE | opcode::SETATTR => Pace::MayWait,
-        opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS | opcode::DESTROY | opcode::IOCTL => Pace::Waits,
-        opcode::FALLOCATE | opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => Pace::Waits,
-        _ => Pace::Quick,
+        opcode::READ | opcode::WRITE | opcode::SETATTR => BlockingClass::MayWait,
+        opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS | opcode::DESTROY | opcode::IOCTL => BlockingClass::Waits,
+        opcode::FALLOCATE | opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => BlockingClass::Waits,
+        _ => BlockingClass::Quick,
     }
 }
 

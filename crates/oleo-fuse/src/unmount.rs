@@ -96,7 +96,7 @@ pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> 
         && !options.force
     {
         // Said now, so that it is there when the server has nothing left to do.
-        server.client.tell(&Request::Finish).map_err(|e| lost(&e))?;
+        server.client.post(&Request::Finish).map_err(|e| lost(&e))?;
     }
     detach(dir, options.lazy).map_err(|source| host(dir, source))?;
     if let Some(elsewhere) = mount.as_ref().and_then(other_place) {

@@ -30,7 +30,7 @@ pub struct Referrer {
 /// All places in files that are kept at a logical address, in rising order.
 ///
 /// # Errors
-/// Nothing or a tree block is there, there are more than [`PATHS_MAX`], or the image lies.
+/// Nothing or a tree block is there, there are more than [`PATHS_MAX`], or the image is damaged.
 pub fn referrers(fs: &Fs, at: Logical) -> Result<Vec<Referrer>, JobError> {
     if !fs.options().read_only {
         fs.sync()?;

@@ -62,7 +62,7 @@ pub struct Defragmented {
 /// Defragments a file, or every file below a directory of the same subvolume; files that cannot be are told to `skipped`.
 ///
 /// # Errors
-/// There is no room, a device failed, or the image lies.
+/// There is no room, a device failed, or the image is damaged.
 pub fn defragment(
     fs: &Fs,
     start: &InodeRef,

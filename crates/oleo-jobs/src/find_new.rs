@@ -45,7 +45,7 @@ pub struct NewExtents {
 /// The extents of a subvolume that were written in a generation or later.
 ///
 /// # Errors
-/// There is no such subvolume, or the image lies.
+/// There is no such subvolume, or the image is damaged.
 pub fn find_new(fs: &Fs, tree: TreeId, since: u64) -> Result<NewExtents, JobError> {
     if !fs.options().read_only {
         fs.sync()?;

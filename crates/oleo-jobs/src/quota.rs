@@ -39,7 +39,7 @@ pub fn quota(fs: &Fs) -> Option<QuotaState> {
 /// Turns full quotas on and counts.
 ///
 /// # Errors
-/// No space, or the image lies; simple quotas are on (`EEXIST`).
+/// No space, or the image is damaged; simple quotas are on (`EEXIST`).
 pub fn quota_enable(fs: &Fs) -> Result<(), JobError> {
     if turn_on(fs, QuotaMode::Full)? { quota_rescan(fs, &|| true) } else { Ok(()) }
 }
@@ -47,7 +47,7 @@ pub fn quota_enable(fs: &Fs) -> Result<(), JobError> {
 /// Turns simple quotas on: what is written from now on counts for the subvolume that writes it.
 ///
 /// # Errors
-/// No space, or the image lies; full quotas are on (`EEXIST`).
+/// No space, or the image is damaged; full quotas are on (`EEXIST`).
 pub fn quota_enable_simple(fs: &Fs) -> Result<(), JobError> {
     turn_on(fs, QuotaMode::Simple).map(drop)
 }
@@ -79,7 +79,7 @@ pub fn quota_disable(fs: &Fs) -> Result<(), JobError> {
 /// marked as being counted.
 ///
 /// # Errors
-/// Quota is off, or simple (`EINVAL`), or the image lies.
+/// Quota is off, or simple (`EINVAL`), or the image is damaged.
 pub fn quota_rescan(fs: &Fs, goes_on: &dyn Fn() -> bool) -> Result<(), JobError> {
     fs.sync()?;
     let base = fs.engine().scan_begin()?;
@@ -94,7 +94,7 @@ pub fn quota_rescan(fs: &Fs, goes_on: &dyn Fn() -> bool) -> Result<(), JobError>
     Ok(())
 }
 
-/// Changes a group. Where the numbers do not tell what that makes of them, they are counted anew if `scan` is set, and
+/// Changes a group. Where the numbers do not say what that makes of them, they are counted anew if `scan` is set, and
 /// marked as wrong otherwise.
 ///
 /// # Errors
@@ -114,7 +114,7 @@ pub fn qgroup_change(fs: &Fs, change: QgroupChange, scan: bool) -> Result<Assign
     Ok(done)
 }
 
-/// Groups of subvolumes that are gone go, all at once; those that others are in, or that still count something, stay.
+/// Groups of subvolumes that are gone go, together; those that others are in, or that still count something, stay.
 ///
 /// # Errors
 /// Quota is off.

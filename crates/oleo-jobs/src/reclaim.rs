@@ -26,7 +26,7 @@ pub struct Reclaimed {
 /// Empty ones always go, but for the last of its type.
 ///
 /// # Errors
-/// It is no percentage, a balance is under way, or the image lies.
+/// It is no percentage, a balance is under way, or the image is damaged.
 pub fn reclaim(fs: &Fs, balancer: &Balancer, percent: u64) -> Result<Reclaimed, JobError> {
     if percent > 100 {
         return Err(JobError::refused(errno::EINVAL, format!("{percent} is not a part in percent")));

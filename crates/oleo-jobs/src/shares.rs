@@ -36,7 +36,7 @@ struct Due {
 /// Counts the subvolumes of a base. `goes_on` is asked now and then: where it says no, the answer is `None`.
 ///
 /// # Errors
-/// The image lies, or cannot be read.
+/// The image is damaged, or cannot be read.
 pub fn shares(engine: &Engine, base: &ScanBase, goes_on: &dyn Fn() -> bool) -> Result<Option<Shares>, JobError> {
     let mut sets = RootSets::default();
     let mut levels: Vec<HashMap<Logical, Due>> = Vec::new();
@@ -116,7 +116,7 @@ fn shares_now(fs: &Fs) -> Result<Shares, JobError> {
 /// What each subvolume takes, in the order of their numbers.
 ///
 /// # Errors
-/// The image lies, or cannot be read.
+/// The image is damaged, or cannot be read.
 pub fn subvol_sizes(fs: &Fs) -> Result<Vec<SubvolSize>, JobError> {
     let mut ids: Vec<TreeId> = fs.subvol_list()?.into_iter().map(|info| info.id).collect();
     ids.sort_unstable();
@@ -144,7 +144,7 @@ pub fn subvol_sizes(fs: &Fs) -> Result<Vec<SubvolSize>, JobError> {
 /// Bytes that deleting exactly these subvolumes would free.
 ///
 /// # Errors
-/// The image lies, or cannot be read.
+/// The image is damaged, or cannot be read.
 pub fn frees(fs: &Fs, set: &[TreeId]) -> Result<u64, JobError> {
     let all = |trees: &[TreeId]| trees.iter().all(|tree| set.contains(tree));
     Ok(shares_now(fs)?.iter().filter(|(trees, _)| all(trees)).map(|(_, bytes)| bytes).sum())

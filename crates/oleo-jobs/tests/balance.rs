@@ -37,7 +37,7 @@ fn put(fs: &Fs, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
     Ok(fs.write(&file, 0, bytes)?)
 }
 
-/// Runs a balance on a thread of its own, has something done to it when it has moved so much, and tells how it ended.
+/// Runs a balance on a thread of its own, has something done to it when it has moved so much, and says how it ended.
 fn run(balancer: &Balancer, after: u64, act: impl FnOnce(&Balancer)) -> BalanceEnd {
     std::thread::scope(|threads| {
         let running = threads.spawn(|| balancer.run().expect("it was asked for"));
@@ -59,7 +59,7 @@ fn run(balancer: &Balancer, after: u64, act: impl FnOnce(&Balancer)) -> BalanceE
 
 /// Goal: wherever a balance is paused, cancelled, or its file system closed, everything is as it was but for where it lies; no
 /// group stays closed; the item on disk is there when it was paused, and not otherwise; whoever opens the volume next resumes
-/// it to its end, group by group, none twice. Method: random points and ways, writes in between; the kernel judges.
+/// it to its end, group by group, none twice. Method: random points and ways, writes in between; the kernel verifies.
 #[test]
 fn interrupted_anywhere() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };

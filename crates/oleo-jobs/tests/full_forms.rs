@@ -131,7 +131,7 @@ fn rounds(form: &Form) -> Result<()> {
         drop(top);
         fs.sync().with_context(|| format!("sync of the deletion, round {round}"))?;
     }
-    ensure!(fs.failed().is_none());
+    ensure!(fs.poisoned_by().is_none());
     drop(fs);
     if let Some(oracle) = oracle() {
         let scratch = oracle.scratch()?;

@@ -267,11 +267,11 @@ fn play(oracle: Oracle, seed: u64, simple: bool) -> anyhow::Result<()> {
     let fs = open(&mine)?;
     let mut maker = Maker { rng: Rng::new(seed), subvols: vec![0], made: 0, simple };
     let mut steps = vec![Step::Enable { simple }, Step::Change(QgroupChange::Create(QgroupId::new(1, 0)))];
-    let (mut told, mut let_through) = (Vec::new(), 0);
+    let (mut reported, mut let_through) = (Vec::new(), 0);
     for _ in 0..70 {
         let step = if steps.is_empty() { maker.step() } else { steps.remove(0) };
-        told.push(step.clone());
-        let what = format!("seed {seed}, after {:#?}", &told[told.len().saturating_sub(4)..]);
+        reported.push(step.clone());
+        let what = format!("seed {seed}, after {:#?}", &reported[reported.len().saturating_sub(4)..]);
         let (a, b) = (by_kernel(&mounted, &step)?, by_us(&fs, &step)?);
         assert_eq!(a, b, "{what}: by the kernel | by us");
         if a {

@@ -93,7 +93,7 @@ fn make(oracle: Oracle, image: &Path, mkfs: &[&str]) -> anyhow::Result<()> {
 
 const BLOCK_GROUP_TREE: [&str; 2] = ["-O", "block-group-tree"];
 
-/// Not every `btrfs check` can read volumes with a tree of block groups: the kernel judges those alone.
+/// Not every `btrfs check` can read volumes with a tree of block groups: the kernel verifies those alone.
 fn must_be_sound(oracle: Oracle, image: &Path, mkfs: &[&str], what: &str) -> anyhow::Result<()> {
     if mkfs != BLOCK_GROUP_TREE {
         return oracle.must_be_sound(&[image], what);
@@ -118,12 +118,12 @@ fn play(oracle: Oracle, seed: u64, mkfs: &[&str], with_quota: bool) -> anyhow::R
     let mut world = World { fs, rng: Rng::new(seed), subvols: vec![TreeId::FS], made: 0 };
     let kinds = [BlockGroupFlags::METADATA, BlockGroupFlags::DATA, BlockGroupFlags::SYSTEM];
     for step in 0..120 {
-        let told = world.step()?;
+        let reported = world.step()?;
         if !world.rng.one_in(8) {
             continue;
         }
         world.fs.sync()?;
-        let what = format!("seed {seed}, step {step}, after {told}");
+        let what = format!("seed {seed}, step {step}, after {reported}");
         let (before, data) = (sharing(&world.fs)?, contents(&world.fs, &Known::of(&world))?);
         let dirty = world.fs.engine().quota_dirty_extents();
         let kind = kinds[world.rng.below(3) as usize];
@@ -448,7 +448,7 @@ fn full() -> anyhow::Result<()> {
             }
         }
         assert!(refused > 0, "{mkfs:?}: there was room, so this shows nothing");
-        assert!(fs.failed().is_none());
+        assert!(fs.poisoned_by().is_none());
         for (n, _) in world.iter().step_by(2) {
             fs.unlink(&top, format!("file{n}").as_bytes())?;
         }

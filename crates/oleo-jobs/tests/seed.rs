@@ -61,7 +61,7 @@ fn sprouts_are_written() -> Result<()> {
     drop(second);
     let seed = std::fs::read(&files[0])?;
 
-    let judge = |what: &str| -> Result<()> {
+    let verify = |what: &str| -> Result<()> {
         let report = oleo_check::check(&open_all(&files, false)?, &CheckOptions { data: true, ..Default::default() })?;
         assert!(!report.has_errors(), "{what}: {:#?}", report.findings);
         assert!(std::fs::read(&files[0])? == seed, "{what}: the seed is another");
@@ -87,7 +87,7 @@ fn sprouts_are_written() -> Result<()> {
     fs.sync()?;
     assert!(trim(&fs, &TrimRange::default())?.0 > 0);
     drop((file, root, fs));
-    judge("written")?;
+    verify("written")?;
 
     let fs = open_fs(&files)?;
     let all = fs.engine().space().groups();
@@ -95,5 +95,5 @@ fn sprouts_are_written() -> Result<()> {
         fs.engine().relocate_group(group.start, &|_| true)?.expect("nobody stops it");
     }
     drop(fs);
-    judge("moved")
+    verify("moved")
 }

@@ -184,7 +184,7 @@ fn kernel_steps(mounted: &Mounted, rng: &mut Rng, round: u64) -> anyhow::Result<
 }
 
 /// Goal: the kernel goes on where we left off, and we where the kernel did, at any point, and the numbers of both are always what
-/// the extent tree says. Method: turned on by the kernel or by us, then turns of random steps, judged after each.
+/// the extent tree says. Method: turned on by the kernel or by us, then turns of random steps, verified after each.
 #[test]
 fn turn_by_turn_with_the_kernel() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -413,12 +413,12 @@ fn relocation() -> anyhow::Result<()> {
         };
         let mut all = oleo_txn::Moved::default();
         for step in 0..100 {
-            let told = world.step()?;
+            let reported = world.step()?;
             if step % 20 != 19 {
                 continue;
             }
             fs.sync()?;
-            let what = format!("seed {seed}, step {step}, after {told}");
+            let what = format!("seed {seed}, step {step}, after {reported}");
             must_be_exact(&fs, &what)?;
             let copied = scratch.path().join("copy");
             run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copied.as_os_str()])?;

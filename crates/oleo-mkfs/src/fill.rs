@@ -24,7 +24,7 @@ use oleo_fs::data::Compress;
 
 pub use self::from_dir::{fill_from_dir, fill_one};
 pub use self::from_tar::fill_from_tar;
-use self::pool::{RawPiece, Whole};
+use self::pool::{UnpreparedPiece, Whole};
 pub use self::reflink::Reflink;
 use crate::MkfsError;
 
@@ -33,7 +33,7 @@ const BYTES_AHEAD_MAX: u64 = 64 << 20;
 
 /// A directory of the source that becomes a subvolume.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct SubvolWish {
+pub struct SubvolSpec {
     /// Where, from the top.
     pub path: PathBuf,
     /// It shall be read-only.
@@ -85,7 +85,7 @@ pub struct TopAttributes {
 /// How to fill.
 pub struct FillOptions {
     /// Directories that become subvolumes.
-    pub subvols: Vec<SubvolWish>,
+    pub subvols: Vec<SubvolSpec>,
     /// How data is compressed, if at all.
     pub compress: Option<Compress>,
     /// Makes times reproducible: the time of modification stands for all four, and is cut to this many seconds since
@@ -127,14 +127,14 @@ impl FillOptions {
         if self.threads == 0 { cores() } else { self.threads }
     }
 
-    /// Refuses wishes that contradict each other.
+    /// Refuses options that contradict each other.
     fn check(&self) -> Result<(), MkfsError> {
-        if self.subvols.iter().filter(|wish| wish.default).count() > 1 {
+        if self.subvols.iter().filter(|spec| spec.default).count() > 1 {
             return Err(MkfsError::Options("only one subvolume can be the default".into()));
         }
-        for (i, wish) in self.subvols.iter().enumerate() {
-            if self.subvols[..i].iter().any(|other| other.path == wish.path) {
-                return Err(MkfsError::Options(format!("subvolume {} is asked for twice", wish.path.display())));
+        for (i, spec) in self.subvols.iter().enumerate() {
+            if self.subvols[..i].iter().any(|other| other.path == spec.path) {
+                return Err(MkfsError::Options(format!("subvolume {} is asked for twice", spec.path.display())));
             }
         }
         Ok(())

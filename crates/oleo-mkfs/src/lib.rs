@@ -12,7 +12,7 @@ mod uuids;
 
 pub use error::MkfsError;
 pub use fill::{
-    FillOptions, OnProgress, Progress, Reflink, Report, SubvolWish, TopAttributes, fill_from_dir, fill_from_tar,
+    FillOptions, OnProgress, Progress, Reflink, Report, SubvolSpec, TopAttributes, fill_from_dir, fill_from_tar,
     fill_one,
 };
 pub use first::{Made, make};

@@ -47,7 +47,7 @@ struct State {
 pub struct Gate {
     inner: MemDevice,
     state: Mutex<State>,
-    told: Condvar,
+    reported: Condvar,
     broken: AtomicBool,
 }
 
@@ -57,7 +57,7 @@ impl Gate {
         Gate {
             inner: MemDevice::new(len),
             state: Mutex::default(),
-            told: Condvar::new(),
+            reported: Condvar::new(),
             broken: AtomicBool::new(false),
         }
     }
@@ -74,7 +74,7 @@ impl Gate {
     /// These wait no longer.
     pub fn open(&self, writes: Writes) {
         self.state().shut.retain(|shut| *shut != writes);
-        self.told.notify_all();
+        self.reported.notify_all();
     }
 
     /// Returns once one of these is waiting.
@@ -83,13 +83,13 @@ impl Gate {
     /// When none comes: the test would prove nothing.
     pub fn await_held(&self, writes: Writes) {
         let none = |state: &mut State| !state.held.contains(&writes);
-        let waited = self.told.wait_timeout_while(self.state(), AWAITED_MAX, none);
+        let waited = self.reported.wait_timeout_while(self.state(), AWAITED_MAX, none);
         let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
             // Whoever comes later must not wait for a test that has ended.
             state.shut.clear();
             drop(state);
-            self.told.notify_all();
+            self.reported.notify_all();
             panic!("no writer came to {writes:?} in {AWAITED_MAX:?}");
         }
     }
@@ -103,8 +103,8 @@ impl Gate {
         let mut state = self.state();
         while let Some(why) = state.shut.iter().copied().find(|writes| writes.has(bytes)) {
             state.held.push(why);
-            self.told.notify_all();
-            state = self.told.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.reported.notify_all();
+            state = self.reported.wait(state).unwrap_or_else(PoisonError::into_inner);
             if let Some(mine) = state.held.iter().position(|held| *held == why) {
                 state.held.swap_remove(mine);
             }

@@ -1,6 +1,6 @@
 //! For tests only: what proves the engine.
 //!
-//! - [`oracle`]: the kernel and `btrfs-progs` as judges. Scratch images, loop devices, mounts, `btrfs check`, scrub.
+//! - [`oracle`]: the kernel and `btrfs-progs` as oracles. Scratch images, loop devices, mounts, `btrfs check`, scrub.
 //! - [`manifest`]: everything that a program can see of a directory tree, as data that can be compared.
 //! - [`specimen`]: directories with every kind of file, and file systems that the kernel has made and aged.
 //! - [`script`]: random operation scripts as data, run on any [`script::Target`], compared step by step, shrunk.

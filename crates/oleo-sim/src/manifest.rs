@@ -96,7 +96,7 @@ pub struct Attr {
     /// Birth, where it is known.
     pub otime: Option<Time>,
     /// An empty directory where a snapshot does not reach into a nested subvolume: its other attributes mean nothing.
-    pub stub: bool,
+    pub empty_subvol_dir: bool,
 }
 
 /// A mapped part of a file, as FIEMAP tells it.
@@ -286,7 +286,7 @@ fn collect<V: TreeView>(view: &V, paths: &mut BTreeMap<Vec<u8>, V::Node>) -> Res
             below.extend_from_slice(&name);
             let attr = view.attr(&node).with_context(|| format!("stat of {}", below.escape_ascii()))?;
             if attr.kind == Kind::Dir {
-                let first = attr.stub || entered.insert((attr.tree, attr.ino));
+                let first = attr.empty_subvol_dir || entered.insert((attr.tree, attr.ino));
                 anyhow::ensure!(first, "a directory has two names, one of them {}", below.escape_ascii());
                 todo.push((below.clone(), node.clone()));
             }
@@ -305,7 +305,7 @@ fn describe<V: TreeView>(
     seen: &mut Seen,
 ) -> Result<Entry> {
     let mut attr = view.attr(node)?;
-    if attr.stub {
+    if attr.empty_subvol_dir {
         let never = Time { sec: 0, nsec: 0 };
         attr = Attr {
             mode: 0o755,
@@ -337,7 +337,7 @@ fn describe<V: TreeView>(
         atime_ctime: detail.atime_ctime.then_some((attr.atime, attr.ctime)),
         otime: if detail.otime { attr.otime } else { None },
         target: if attr.kind == Kind::Symlink { Some(view.read_link(node)?) } else { None },
-        xattrs: if attr.stub { BTreeMap::new() } else { view.xattrs(node)? },
+        xattrs: if attr.empty_subvol_dir { BTreeMap::new() } else { view.xattrs(node)? },
         content: if file { Some(hash(view, node, attr.size)?) } else { None },
         data_runs: if file && detail.holes { Some(view.data_runs(node, attr.size)?) } else { None },
         shares: if file && detail.sharing { Some(seen.shares(path, view.pieces(node)?)) } else { None },

@@ -1,4 +1,4 @@
-//! The kernel and `btrfs-progs` as judges of what we write.
+//! The kernel and `btrfs-progs` as oracles of what we write.
 //!
 //! Normal path: (1) a test asks [`oracle`] and returns when there is none; (2) [`Oracle::scratch`] gives a directory in
 //! memory; (3) images are made in it, by us or by [`Oracle::mkfs`]; (4) [`Oracle::mount`] attaches loop devices and mounts;
@@ -10,7 +10,7 @@
 //! On a machine that is root and has loop devices and a kernel with btrfs, a missing tool is a failure. Elsewhere the
 //! test is skipped: a line on standard error says which and why, and how many so far in this process; [`skip`] also adds it to
 //! the file that `OLEO_SKIPPED` names, from which `cargo xtask ci` counts. Where `OLEO_DEMAND_ORACLE` is set, as in CI, a test
-//! that cannot be judged fails.
+//! that cannot be verified fails.
 //!
 //! A trap: the kernel remembers every btrfs device it has seen, by file system id. Two images with the same id, on
 //! different loop devices, are taken for one file system on two paths: the second is refused or, worse, joined to the
@@ -49,7 +49,7 @@ const TOOLS: [(&str, &str); 7] = [
 
 static SKIPPED: AtomicU32 = AtomicU32::new(0);
 
-/// Proof that this machine can judge. Made by [`oracle`].
+/// Proof that this machine can verify images. Made by [`oracle`].
 #[derive(Clone, Copy, Debug)]
 pub struct Oracle(());
 
@@ -399,7 +399,7 @@ impl Oracle {
     /// Mounts, scrubs, unmounts and checks: what every image that we have written must survive.
     ///
     /// # Panics
-    /// With what the judges found.
+    /// With what the oracles found.
     pub fn must_be_sound<P: AsRef<Path>>(&self, devices: &[P], what: &str) -> Result<()> {
         let found = self.check(devices)?;
         assert!(found.is_clean(), "{what}: btrfs check: {found}");

@@ -1,6 +1,6 @@
 //! Times the allocator: `cargo run --release -p oleo-space --example measure`.
 //!
-//! Processor time, summed over the threads, so that a busy machine does not spoil the figures.
+//! Processor time, summed over the threads, so that a busy machine does not distort the figures.
 
 use std::sync::Arc;
 use std::time::Instant;

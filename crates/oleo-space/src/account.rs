@@ -20,8 +20,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use crate::threads::Apart;
-use crate::word::Word;
+use crate::atomic::AtomicCell;
+use crate::threads::CachePadded;
 
 /// The numbers of one pool, in bytes.
 #[derive(Default)]
@@ -41,7 +41,7 @@ pub(crate) struct Pool<W = AtomicU64> {
     /// Bytes freed by a transaction that is not durable yet.
     pub(crate) pinned: W,
     /// Searches of the sort that must not miss anything, in their last pass.
-    searches: Apart<W>,
+    searches: CachePadded<W>,
     /// Grows whenever something has become free in a group and its index while there are such searches: one that found nothing
     /// while this grew may have looked too early.
     frees: W,
@@ -49,7 +49,7 @@ pub(crate) struct Pool<W = AtomicU64> {
     pub(crate) used: W,
 }
 
-impl<W: Word> Pool<W> {
+impl<W: AtomicCell> Pool<W> {
     /// Commits up to `max` bytes, at least `min`, as much as there is; a multiple of `unit` when less than `max`.
     pub(crate) fn commit_some(&self, max: u64, min: u64, unit: u64) -> Option<u64> {
         let mut now = self.committed.load();
@@ -92,22 +92,22 @@ impl<W: Word> Pool<W> {
 }
 
 /// A search that must not miss what becomes free behind its back.
-pub(crate) struct Search<'a, W: Word>(&'a Pool<W>);
+pub(crate) struct Search<'a, W: AtomicCell>(&'a Pool<W>);
 
-impl<W: Word> Search<'_, W> {
+impl<W: AtomicCell> Search<'_, W> {
     /// Changes whenever something has become free.
     pub(crate) fn frees(&self) -> u64 {
         self.0.frees.load()
     }
 }
 
-impl<W: Word> Drop for Search<'_, W> {
+impl<W: AtomicCell> Drop for Search<'_, W> {
     fn drop(&mut self) {
         self.0.searches.0.sub(1);
     }
 }
 
-impl<W: Word> Pool<W> {
+impl<W: AtomicCell> Pool<W> {
     /// From here on what becomes free is counted.
     pub(crate) fn search(&self) -> Search<'_, W> {
         self.searches.0.add(1);
@@ -116,7 +116,7 @@ impl<W: Word> Pool<W> {
 
     /// Something has become free in a group and its index. Called with the group's state held: a search that is not seen here
     /// has yet to look into the group.
-    pub(crate) fn tell_searchers(&self) {
+    pub(crate) fn notify_searchers(&self) {
         if self.searches.0.load() > 0 {
             self.frees.add(1);
         }

@@ -1,5 +1,5 @@
-//! What can go wrong: a refusal (no space), a source that could not tell what is free, or an image whose records
-//! contradict what this room knows.
+//! What can go wrong: a refusal (no space), a source that could not say what is free, or an image whose records
+//! contradict what this crate knows.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -21,7 +21,7 @@
 //! A removed group has no runs, and none are read.
 //!
 //! Locks: a group's `state` (rank 20) is held for a few steps at a time and never while the source is asked: the
-//! loader marks the group `Loading`, lets go, asks, and comes back. Others skip it, or wait for `News`. The table
+//! loader marks the group `Loading`, lets go, asks, and comes back. Others skip it, or wait for `Wakeups`. The table
 //! (rank 18) is taken before the state, never after.
 
 use std::fmt;
@@ -267,7 +267,7 @@ pub(crate) struct Group {
     average: AtomicU8,
     /// `used` was changed since the last drain.
     pub(crate) used_dirty: AtomicBool,
-    /// The number of free runs as the disk or our own last look told it; see [`COUNT_UNKNOWN`], [`COUNT_UNTOLD`].
+    /// The number of free runs as the disk or our own last look told it; see [`COUNT_UNKNOWN`], [`COUNT_UNPUBLISHED`].
     pub(crate) count: AtomicU32,
     /// Free bytes; an estimate until loaded. Changed under `state`.
     pub(crate) free: AtomicU64,
@@ -278,7 +278,7 @@ pub(crate) struct Group {
 /// Nobody has asked how many free runs a group has.
 pub(crate) const COUNT_UNKNOWN: u32 = u32::MAX;
 /// The disk did not tell.
-pub(crate) const COUNT_UNTOLD: u32 = u32::MAX - 1;
+pub(crate) const COUNT_UNPUBLISHED: u32 = u32::MAX - 1;
 
 /// How many times the average run the longest one is hoped to be, while only their number is known. Hoping costs a look
 /// that corrects itself, once a group; not hoping leaves long runs unfound until nothing else is left.
@@ -362,7 +362,7 @@ impl Group {
         let state = self.state.lock();
         let free_extents = match state.runs() {
             Some(runs) => u32::try_from(runs.count()).ok(),
-            None => Some(self.count.load(SeqCst)).filter(|&count| count < COUNT_UNTOLD),
+            None => Some(self.count.load(SeqCst)).filter(|&count| count < COUNT_UNPUBLISHED),
         };
         GroupInfo {
             start: Logical(self.start),
@@ -392,7 +392,7 @@ impl Group {
             Content::Unloaded | Content::Loading => match self.orders() {
                 Orders::NONE => {
                     let count = self.count.load(SeqCst);
-                    let count = if count >= COUNT_UNTOLD { 1 } else { u64::from(count) };
+                    let count = if count >= COUNT_UNPUBLISHED { 1 } else { u64::from(count) };
                     Orders::hoped(self.free.load(SeqCst), count, sector_shift)
                 }
                 hope => hope.max(Orders { longest: filed(freed_len), average: 0 }),
@@ -401,7 +401,7 @@ impl Group {
     }
 
     /// The disk says how many free runs there are: what is hoped for now. Under `state`, not loaded.
-    pub(crate) fn orders_told(&self, count: u32, sector_shift: u32) -> Orders {
+    pub(crate) fn orders_published(&self, count: u32, sector_shift: u32) -> Orders {
         Orders::hoped(self.free.load(SeqCst), u64::from(count), sector_shift)
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use oleo_format::ByteLen;
 
-use crate::deny::Ask;
+use crate::faults::RequestKind;
 use crate::space::Share;
 use crate::{Kind, Refusal, Run};
 
@@ -76,7 +76,7 @@ impl Reservation {
 
     /// Asks for `len` bytes more.
     pub fn grow(&self, len: ByteLen) -> Result<(), Refusal> {
-        self.inner.denials.check(Ask::Promise, self.kind)?;
+        self.inner.faults.check(RequestKind::Promise, self.kind)?;
         self.inner.reserve_some(self.kind, len.0, len.0)?;
         self.left.fetch_add(len.0, SeqCst);
         Ok(())

@@ -71,7 +71,7 @@ impl Drop for HeldRun {
         }
         self.inner.refile(&table, &self.group, &mut state, self.run.len.0);
         drop((state, table));
-        self.inner.news.tell();
+        self.inner.wakeups.notify();
     }
 }
 

@@ -16,9 +16,9 @@
 
 use std::sync::atomic::AtomicU64;
 
+use crate::atomic::AtomicCell;
 use crate::group::Orders;
 use crate::runs::ORDERS;
-use crate::word::Word;
 
 /// Levels that a tree can have: 64⁶ slots are more groups than 64 bits of address hold.
 const LEVELS_MAX: usize = 6;
@@ -29,7 +29,7 @@ pub(crate) struct BitTree<W = AtomicU64> {
     levels: Vec<Box<[W]>>,
 }
 
-impl<W: Word> BitTree<W> {
+impl<W: AtomicCell> BitTree<W> {
     pub(crate) fn new(slots: usize) -> BitTree<W> {
         let mut levels = Vec::new();
         let mut words = slots.div_ceil(64).max(1);

@@ -1,11 +1,11 @@
 //! The reference ledger: what this transaction has added to or taken from each extent, not yet in the extent tree.
 //!
-//! Normal path: (1) `tree` calls [`Ledger::record_batch`] with every reference it adds or drops, `txn` [`Ledger::born`] for
-//! every extent allocated; (2) opposite changes of one reference meet and vanish; (3) settling calls [`Ledger::drain`] for
-//! the rest, batch by batch in rising address order, from as many threads as it likes; (4) what that does to the trees may
-//! record more, so (3) repeats until nothing comes.
+//! Normal path: (1) `tree` calls [`Ledger::record_batch`] with every reference it adds or drops, `txn`
+//! [`Ledger::record_new_extent`] for every extent allocated; (2) opposite changes of one reference meet and vanish; (3)
+//! settling calls [`Ledger::drain`] for the rest, batch by batch in rising address order, from as many threads as it
+//! likes; (4) what that does to the trees may record more, so (3) repeats until nothing comes.
 //!
-//! What comes out: every extent with a reference left, every one that was born (without references it is to be given
+//! What comes out: every extent with a reference left, every one that is new (without references it is to be given
 //! back), every one whose backrefs became full. Any other whose changes cancelled is forgotten.
 //!
 //! Shape: nobody looks anything up to record a change. Records (48 bytes, see `record`) are appended to the tail of a shard,
@@ -31,8 +31,8 @@ use std::sync::Arc;
 use oleo_format::{ByteLen, Ino, Key, Logical, TreeId};
 use smallvec::SmallVec;
 
-use crate::locks::{Lock, Locks, Real, SharedLock};
-use record::{BORN, FULL_BACKREF, Folded, Record};
+use crate::sync::{MutexLike, ParkingLot, RwLockLike, SyncPrimitives};
+use record::{FULL_BACKREF, Folded, NEW, Record};
 
 /// Shards: enough that threads seldom meet in one.
 const SHARDS: usize = 64;
@@ -105,7 +105,7 @@ pub struct Pending {
     /// Its backrefs are to become full.
     pub full_backref: bool,
     /// It was allocated in this transaction.
-    pub born: bool,
+    pub is_new: bool,
 }
 
 /// All that is recorded of one extent.
@@ -118,7 +118,7 @@ pub struct Head<'a> {
     /// What it is.
     pub kind: ExtentKind,
     /// It was allocated in this transaction: no item on disk.
-    pub born: bool,
+    pub is_new: bool,
     /// Its backrefs become full.
     pub full_backref: bool,
     records: &'a [Record],
@@ -224,7 +224,7 @@ impl Pending {
         Pending {
             refs: self.refs + other.refs,
             full_backref: self.full_backref || other.full_backref,
-            born: self.born || other.born,
+            is_new: self.is_new || other.is_new,
         }
     }
 }
@@ -326,16 +326,16 @@ fn region(at: u64) -> u64 {
 }
 
 /// The ledger. Any number of threads record at once, and any number drain.
-pub struct LedgerOf<L: Locks> {
+pub struct LedgerOf<L: SyncPrimitives> {
     /// A power of two of them.
     shards: Box<[L::Lock<Shard>]>,
     sweep: L::SharedLock<Sweep>,
 }
 
 /// The ledger of programs.
-pub type Ledger = LedgerOf<Real>;
+pub type Ledger = LedgerOf<ParkingLot>;
 
-impl<L: Locks> Default for LedgerOf<L> {
+impl<L: SyncPrimitives> Default for LedgerOf<L> {
     fn default() -> Self {
         LedgerOf::with_shards(SHARDS)
     }
@@ -348,7 +348,7 @@ impl Ledger {
     }
 }
 
-impl<L: Locks> LedgerOf<L> {
+impl<L: SyncPrimitives> LedgerOf<L> {
     /// At most [`SHARDS`].
     pub(crate) fn with_shards(shards: usize) -> Self {
         assert!(shards.is_power_of_two() && shards <= SHARDS, "{shards} shards");
@@ -396,8 +396,8 @@ impl<L: Locks> LedgerOf<L> {
     }
 
     /// The extent was allocated in this transaction.
-    pub fn born(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
-        self.push(self.shard_number(at.0), std::iter::once(Record::marks(at, len, kind, BORN)));
+    pub fn record_new_extent(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
+        self.push(self.shard_number(at.0), std::iter::once(Record::marks(at, len, kind, NEW)));
     }
 
     /// The tree block's references to others will name it instead of its tree.
@@ -418,7 +418,7 @@ impl<L: Locks> LedgerOf<L> {
     }
 
     /// Takes the next heads out: about `records_max` records of them, as a region of addresses is not divided; more where
-    /// the first one has more. An empty batch tells that there is nothing to do now: nothing is recorded, or all that is
+    /// the first one has more. An empty batch says that there is nothing to do now: nothing is recorded, or all that is
     /// waits for batches of the sweep before to be dropped (by this thread, too).
     pub fn drain(&self, records_max: usize) -> Batch {
         // Each turn uses regions up; only where all in them has met its opposite is there another one.

@@ -1,36 +1,36 @@
-//! What is free, reserved, pinned and owed: block groups, the allocator, the ledger of delayed refs.
+//! What is free, reserved and pinned, and which references have changed: block groups, the allocator, the ledger of delayed refs.
 //!
-//! This room decides, in memory; it reads no disk and records nothing on one. [`Space`] gives out addresses and keeps
+//! This crate decides, in memory; it reads no disk and records nothing on one. [`Space`] gives out addresses and keeps
 //! the promises about space; [`Ledger`] keeps what the open transaction has added to or taken from each extent until
-//! the settling of a commit drains it. What this room needs to know of the disk it asks through [`FreeSource`]; what
+//! the settling of a commit drains it. What this crate needs to know of the disk it asks through [`FreeSource`]; what
 //! it cannot do itself (make a chunk) it answers as a value, [`Refusal::NeedChunk`].
 
 mod account;
-mod deny;
+mod atomic;
 mod error;
+mod faults;
 mod group;
 mod guard;
 mod hold;
 mod index;
 mod ledger;
 mod load;
-mod locks;
 #[cfg(test)]
 mod models;
-mod news;
 mod pick;
 mod ranges;
 mod runs;
 mod space;
+mod sync;
 mod table;
 #[cfg(test)]
 mod testing;
 mod threads;
-mod word;
+mod wakeups;
 
-#[doc(hidden)]
-pub use deny::Denial;
 pub use error::{LoadError, Refusal, SpaceError};
+#[doc(hidden)]
+pub use faults::FaultSpec;
 pub use group::{GroupInfo, Kind};
 pub use guard::{Grant, PinSet, Reservation};
 pub use hold::{HeldRun, HoldFree, HoldWant};

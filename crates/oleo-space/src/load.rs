@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use oleo_format::{ByteLen, Logical};
 use parking_lot::Mutex;
 
-use crate::group::{COUNT_UNKNOWN, COUNT_UNTOLD, Content, Group, GroupRef, State, WeakGroup, check_runs};
+use crate::group::{COUNT_UNKNOWN, COUNT_UNPUBLISHED, Content, Group, GroupRef, State, WeakGroup, check_runs};
 use crate::index::By;
 use crate::runs::Runs;
 use crate::space::{Inner, Space};
@@ -94,7 +94,7 @@ impl Inner {
     /// group has none.
     pub(crate) fn load(&self, group: &GroupRef, wait: bool) -> Result<bool, LoadError> {
         loop {
-            let seen = self.news.seen();
+            let seen = self.wakeups.seen();
             let mut state = group.state.lock();
             match state.content() {
                 _ if group.is_removed() => return Ok(true),
@@ -102,7 +102,7 @@ impl Inner {
                 Content::Loading if !wait => return Ok(false),
                 Content::Loading => {
                     drop(state);
-                    self.news.wait(seen);
+                    self.wakeups.wait(seen);
                 }
                 Content::Unloaded => {
                     self.residents.set_content(&mut state, Content::Loading);
@@ -112,7 +112,7 @@ impl Inner {
                     let mut state = group.state.lock();
                     let taken = self.loaded(&table, group, &mut state, answer);
                     drop((state, table));
-                    self.news.tell();
+                    self.wakeups.notify();
                     taken?;
                     // In this order: what was just read is wanted, and must not go before it was looked at.
                     self.evict_some(EVICT_STEPS_MAX);
@@ -199,11 +199,12 @@ impl Inner {
         for (i, group) in groups.iter().enumerate() {
             let table = self.tables.read();
             let mut state = group.state.lock();
-            let count = counts.get(i).copied().flatten().map_or(COUNT_UNTOLD, |count| count.min(COUNT_UNTOLD - 1));
+            let count =
+                counts.get(i).copied().flatten().map_or(COUNT_UNPUBLISHED, |count| count.min(COUNT_UNPUBLISHED - 1));
             let first = group.count.compare_exchange(COUNT_UNKNOWN, count, SeqCst, SeqCst).is_ok();
             let known = state.runs().is_some() || state.sets().freed.total() > 0;
-            if first && !known && count != COUNT_UNTOLD && group.is_open() {
-                let orders = group.orders_told(count, self.sector_shift);
+            if first && !known && count != COUNT_UNPUBLISHED && group.is_open() {
+                let orders = group.orders_published(count, self.sector_shift);
                 self.file(&table, group, &mut state, orders);
             }
         }
@@ -268,12 +269,12 @@ impl Inner {
         let same = if pinned.total() == 0 {
             runs.iter().eq(answer.iter().copied())
         } else {
-            let mut told = Runs::from_sorted(group.run(), self.sector_shift, &answer);
-            pinned.iter().for_each(|(start, end)| told.remove(start, end));
-            runs.iter().eq(told.iter())
+            let mut reported = Runs::from_sorted(group.run(), self.sector_shift, &answer);
+            pinned.iter().for_each(|(start, end)| reported.remove(start, end));
+            runs.iter().eq(reported.iter())
         };
         if same {
-            group.count.store(u32::try_from(runs.count()).unwrap_or(COUNT_UNTOLD).min(COUNT_UNTOLD), SeqCst);
+            group.count.store(u32::try_from(runs.count()).unwrap_or(COUNT_UNPUBLISHED).min(COUNT_UNPUBLISHED), SeqCst);
             self.residents.set_content(&mut state, Content::Unloaded);
         }
         same

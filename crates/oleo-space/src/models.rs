@@ -11,10 +11,10 @@ use shuttle::sync::{Mutex, RwLock};
 use shuttle::thread;
 
 use crate::account::Pool;
+use crate::atomic::AtomicCell;
 use crate::index::BitTree;
 use crate::ledger::LedgerOf;
-use crate::locks::{Lock, Locks, SharedLock};
-use crate::word::Word;
+use crate::sync::{MutexLike, RwLockLike, SyncPrimitives};
 use crate::{ExtentKind, RefChange, RefKey};
 
 /// Schedules tried of each model.
@@ -90,7 +90,7 @@ fn promises_are_kept_in_every_order() {
         let greedy = pool.clone();
         let greed = Box::new(move || assert_eq!(greedy.commit_some(11, 11, 1), None));
         threads(vec![take(3), take(3), take(4), greed]);
-        assert_eq!(Word::load(&pool.committed), 0);
+        assert_eq!(AtomicCell::load(&pool.committed), 0);
     });
 }
 
@@ -113,7 +113,7 @@ fn a_limit_that_sinks_is_seen() {
             let _ = sinking.take_out(4, 4, || {});
         });
         threads(vec![take(7), take(3), sink]);
-        let (committed, limit) = (Word::load(&pool.committed), Word::load(&pool.limit));
+        let (committed, limit) = (AtomicCell::load(&pool.committed), AtomicCell::load(&pool.limit));
         assert!(committed <= limit, "{committed} of {limit}");
         assert!(limit == 6 || committed > 6, "it was free to be taken out");
     });
@@ -135,7 +135,7 @@ fn who_has_a_promise_is_not_refused() {
             let mut free = self.free[group].lock().unwrap();
             *free = true;
             self.index.set(group);
-            self.pool.tell_searchers();
+            self.pool.notify_searchers();
         }
         fn take(&self, group: usize) -> bool {
             let mut free = self.free[group].lock().unwrap();
@@ -190,18 +190,18 @@ fn who_has_a_promise_is_not_refused() {
 /// The scheduler's locks.
 struct Scheduled;
 
-impl Locks for Scheduled {
+impl SyncPrimitives for Scheduled {
     type Lock<T: Default> = Mutex<T>;
     type SharedLock<T: Default> = RwLock<T>;
 }
 
-impl<T: Default> Lock<T> for Mutex<T> {
+impl<T: Default> MutexLike<T> for Mutex<T> {
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         f(&mut self.lock().unwrap())
     }
 }
 
-impl<T: Default> SharedLock<T> for RwLock<T> {
+impl<T: Default> RwLockLike<T> for RwLock<T> {
     fn read<R>(&self, f: impl FnOnce(&T) -> R) -> R {
         f(&self.read().unwrap())
     }

@@ -3,19 +3,20 @@
 //! 1. The goal says where to begin. A stream goes on where it ended; a new one of a directory where the last new one of that
 //!    directory did end, so that small files lie side by side. Who finds its continuation taken leaves a stretch to whoever took
 //!    it, where the free run is that long, so that two streams, or two directories, do not interleave piece by piece. Tree blocks
-//!    go on where the last tree blocks of their lane ended.
+//!    go on where the last tree blocks of their start cursor ended.
 //! 2. That place's group is tried first: right there, behind the stretch, else its shortest run that is long enough. What has no
 //!    place yet skips this step.
 //! 3. Then groups, in [`Pass`]es of falling expectations: order by order from the shortest that surely holds the length,
 //!    first by the groups' average run where the length is no power of two, then by their longest; a few that may hold
 //!    it; order by order the best of the shorter runs; any. Each goes over the groups from the goal's (for what has no place: from the
-//!    lane's first) up and round. So what is new fills the lowest groups and the shortest runs, and long runs stay whole.
+//!    start cursor's first) up and round. So what is new fills the lowest groups and the shortest runs, and long runs stay whole.
 //! 4. A group that another thread has locked or is loading is stepped over, except in the last pass, which waits.
 //!
-//! Lanes: there are several places to begin at for what is new, as many as suit the number of processors. All threads begin in the
-//! first lane, which begins at the lowest group; one that finds a group busy is given another by its number, which begins where
-//! that search ended. So threads that disturb each other part, and the same calls, one after the other, get the same
-//! addresses on any machine: no clock, thread number, number of processors or hash seed has a say in what nobody disturbs.
+//! Start cursors: there are several places to begin at for what is new, as many as suit the number of processors. All
+//! threads begin with the first cursor, at the lowest group; one that finds a group busy gets a cursor by its number,
+//! which begins where that search ended. So threads that disturb each other part, and the same calls, one after the
+//! other, get the same addresses on any machine: no clock, thread number, number of processors or hash seed has a say
+//! in what nobody disturbs.
 //!
 //! Invariants: what is returned is inside one group, aligned, of a length between the least and the wanted one.
 //!
@@ -29,24 +30,24 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use oleo_format::{ByteLen, Logical};
 
-use crate::deny::Ask;
+use crate::faults::RequestKind;
 use crate::group::{COUNT_UNKNOWN, Content, Group, GroupHere};
 use crate::index::By;
 use crate::load::AHEAD_GROUPS;
 use crate::runs::{Fit, Found, ORDERS, Runs, order_of, order_sure};
 use crate::space::{Inner, Space};
 use crate::table::Table;
-use crate::threads::{self, Apart};
+use crate::threads::{self, CachePadded};
 use crate::{Grant, Kind, LoadError, Refusal, Reservation, Run};
 
 /// Streams that are remembered. Two streams in one slot cost each other their place, nothing else.
 const STREAM_SLOTS: usize = 256;
 
 /// Goals for what is new: two for each processor, as threads that meet in one move at random.
-const LANES_PER_PROCESSOR: usize = 2;
+const CURSORS_PER_PROCESSOR: usize = 2;
 
-/// Threads that may have a lane of their own; more share.
-const THREADS_TOLD_APART: usize = 64;
+/// Threads that may have a start cursor of their own; more share.
+const THREADS_WITH_CURSOR_MAX: usize = 64;
 
 /// Directories that are remembered; the same holds for them.
 const DIRECTORY_SLOTS: usize = 256;
@@ -96,22 +97,22 @@ pub struct Want {
 
 /// A stream's place, or a directory's. The two are read and written one by one: another's place for a moment harms nobody.
 #[derive(Default)]
-struct Trail {
+struct StreamHint {
     id: AtomicU64,
     /// Where its last allocation ended; 0 for a slot never used.
     at: AtomicU64,
 }
 
-impl Trail {
-    fn of(slots: usize) -> Box<[Trail]> {
-        (0..slots).map(|_| Trail::default()).collect()
+impl StreamHint {
+    fn of(slots: usize) -> Box<[StreamHint]> {
+        (0..slots).map(|_| StreamHint::default()).collect()
     }
 
-    fn find(trails: &[Trail], kind: Kind, id: u64) -> &Trail {
-        &trails[(mix(id ^ kind as u64) >> 32) as usize & (trails.len() - 1)]
+    fn find(stream_hints: &[StreamHint], kind: Kind, id: u64) -> &StreamHint {
+        &stream_hints[(mix(id ^ kind as u64) >> 32) as usize & (stream_hints.len() - 1)]
     }
 
-    fn goes_on(&self, id: u64) -> Option<u64> {
+    fn next_address(&self, id: u64) -> Option<u64> {
         let at = self.at.load(Relaxed);
         (at != 0 && self.id.load(Relaxed) == id).then_some(at)
     }
@@ -122,9 +123,9 @@ impl Trail {
     }
 }
 
-/// Where a lane begins, by kind; 0 for one never used.
+/// Where a start cursor begins, by kind; 0 for one never used.
 #[derive(Default)]
-struct Lane {
+struct StartCursor {
     /// Where the last tree blocks ended.
     blocks: [AtomicU64; 3],
     /// The lowest place for what is new: where a search that was disturbed ended.
@@ -132,32 +133,32 @@ struct Lane {
 }
 
 /// Where allocations begin to look.
-pub(crate) struct Goals {
-    streams: Box<[Trail]>,
-    directories: Box<[Trail]>,
-    lanes: Box<[Apart<Lane>]>,
-    /// The lane of each thread, by number; 0 until it was disturbed.
-    lane_of: Box<[AtomicU8]>,
+pub(crate) struct AllocationHints {
+    streams: Box<[StreamHint]>,
+    directories: Box<[StreamHint]>,
+    cursors: Box<[CachePadded<StartCursor>]>,
+    /// The start cursor of each thread, by number; 0 until it was disturbed.
+    cursor_of_thread: Box<[AtomicU8]>,
 }
 
 /// Where one allocation begins to look.
 #[derive(Clone, Copy)]
-struct Aim {
+struct SearchStart {
     at: u64,
     /// Bytes to leave when `at` itself is taken.
     skip: u64,
     /// Bytes that shall be free behind, if that many are left.
     rest_len: u64,
-    sort: Sort,
+    kind_of_start: StartKind,
 }
 
-/// What is at the place that is aimed at.
+/// What is at the place where a search begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Sort {
+enum StartKind {
     /// The last of the same stream, or of the same directory.
-    Trail,
+    Continuation,
     /// The last tree blocks, or what the caller named.
-    Place,
+    Address,
     /// Nothing: groups are searched from there up.
     New,
 }
@@ -167,67 +168,67 @@ fn mix(id: u64) -> u64 {
     id.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-impl Goals {
-    pub(crate) fn new() -> Goals {
-        Goals {
-            streams: Trail::of(STREAM_SLOTS),
-            directories: Trail::of(DIRECTORY_SLOTS),
-            lanes: (0..threads::spread() * LANES_PER_PROCESSOR).map(|_| Apart::default()).collect(),
-            lane_of: (0..THREADS_TOLD_APART).map(|_| AtomicU8::new(0)).collect(),
+impl AllocationHints {
+    pub(crate) fn new() -> AllocationHints {
+        AllocationHints {
+            streams: StreamHint::of(STREAM_SLOTS),
+            directories: StreamHint::of(DIRECTORY_SLOTS),
+            cursors: (0..threads::spread() * CURSORS_PER_PROCESSOR).map(|_| CachePadded::default()).collect(),
+            cursor_of_thread: (0..THREADS_WITH_CURSOR_MAX).map(|_| AtomicU8::new(0)).collect(),
         }
     }
 
-    fn lane_number(&self) -> usize {
-        usize::from(threads::own(&self.lane_of).load(Relaxed)) & (self.lanes.len() - 1)
+    fn cursor_number(&self) -> usize {
+        usize::from(threads::own(&self.cursor_of_thread).load(Relaxed)) & (self.cursors.len() - 1)
     }
 
-    fn lane(&self) -> &Lane {
-        &self.lanes[self.lane_number()].0
+    fn cursor(&self) -> &StartCursor {
+        &self.cursors[self.cursor_number()].0
     }
 
-    /// This thread was disturbed in its lane: in one of its own the next goal is another's less often. A thread that has one
-    /// already stays there, and the lane goes where its next allocation ends.
-    fn part(&self) {
-        let (number, others) = (threads::number(), self.lanes.len() - 1);
-        if self.lane_number() == 0 && others > 0 {
-            threads::own(&self.lane_of).store((1 + number % others) as u8, Relaxed);
+    /// This thread met another at its cursor: with a cursor of its own it meets others less often. A thread that has one
+    /// already keeps it, and the cursor moves to where its next allocation ends.
+    fn move_to_own_cursor(&self) {
+        let (number, others) = (threads::number(), self.cursors.len() - 1);
+        if self.cursor_number() == 0 && others > 0 {
+            threads::own(&self.cursor_of_thread).store((1 + number % others) as u8, Relaxed);
         }
     }
 
     /// Where tree blocks begin.
-    fn blocks(&self, kind: Kind) -> Aim {
-        let of = |lane: &Lane| Some(lane.blocks[kind as usize].load(Relaxed)).filter(|&at| at != 0);
-        let at = of(self.lane()).or_else(|| of(&self.lanes[0].0)).unwrap_or(0);
-        Aim { at, skip: 0, rest_len: 0, sort: Sort::Place }
+    fn blocks(&self, kind: Kind) -> SearchStart {
+        let of = |cursor: &StartCursor| Some(cursor.blocks[kind as usize].load(Relaxed)).filter(|&at| at != 0);
+        let at = of(self.cursor()).or_else(|| of(&self.cursors[0].0)).unwrap_or(0);
+        SearchStart { at, skip: 0, rest_len: 0, kind_of_start: StartKind::Address }
     }
 
     fn blocks_ended(&self, kind: Kind, at: u64) {
-        self.lane().blocks[kind as usize].store(at, Relaxed);
+        self.cursor().blocks[kind as usize].store(at, Relaxed);
     }
 
-    fn aim(&self, kind: Kind, goal: Goal) -> Aim {
+    fn search_start(&self, kind: Kind, goal: Goal) -> SearchStart {
         let (stream, directory) = match goal {
-            Goal::Near(at) => return Aim { at: at.0, skip: 0, rest_len: 0, sort: Sort::Place },
+            Goal::Near(at) => return SearchStart { at: at.0, skip: 0, rest_len: 0, kind_of_start: StartKind::Address },
             Goal::Stream(stream) => (stream, None),
             Goal::File { stream, directory } => (stream, Some(directory)),
         };
         // Not the same for all, or streams that collided once would collide again.
-        let trail = |at, id, stretch_len| Aim {
+        let continuation = |at, id, stretch_len| SearchStart {
             at,
             skip: stretch_len * (1 + (mix(id) >> 62)),
             rest_len: stretch_len,
-            sort: Sort::Trail,
+            kind_of_start: StartKind::Continuation,
         };
-        if let Some(at) = Trail::find(&self.streams, kind, stream).goes_on(stream) {
-            return trail(at, stream, STRETCH_LEN);
+        if let Some(at) = StreamHint::find(&self.streams, kind, stream).next_address(stream) {
+            return continuation(at, stream, STRETCH_LEN);
         }
         if let Some(directory) = directory
-            && let Some(at) = Trail::find(&self.directories, kind, directory).goes_on(directory)
+            && let Some(at) = StreamHint::find(&self.directories, kind, directory).next_address(directory)
         {
-            return trail(at, directory, DIRECTORY_STRETCH_LEN);
+            return continuation(at, directory, DIRECTORY_STRETCH_LEN);
         }
-        let at = self.lane().first[kind as usize].load(Relaxed);
-        Aim { at, skip: 0, rest_len: 0, sort: Sort::New }
+        let at = self.cursor().first[kind as usize].load(Relaxed);
+        SearchStart { at, skip: 0, rest_len: 0, kind_of_start: StartKind::New }
     }
 
     fn ended(&self, kind: Kind, goal: Goal, at: u64) {
@@ -236,13 +237,13 @@ impl Goals {
             Goal::Stream(stream) => (stream, None),
             Goal::File { stream, directory } => (stream, Some(directory)),
         };
-        let trail = Trail::find(&self.streams, kind, stream);
+        let hint = StreamHint::find(&self.streams, kind, stream);
         if let Some(directory) = directory
-            && trail.goes_on(stream).is_none()
+            && hint.next_address(stream).is_none()
         {
-            Trail::find(&self.directories, kind, directory).note(directory, at);
+            StreamHint::find(&self.directories, kind, directory).note(directory, at);
         }
-        trail.note(stream, at);
+        hint.note(stream, at);
     }
 }
 
@@ -281,10 +282,10 @@ struct Walk<'a> {
 
 impl Inner {
     /// Takes a run that fits from the groups there are.
-    fn take(&self, kind: Kind, fit: &Fit, aim: Aim) -> Result<Option<Run>, LoadError> {
-        let mut walk = Walk { kind, from: aim.at, fit, disturbed: Cell::new(false) };
-        if aim.sort != Sort::New {
-            match self.take_in_goal_group(kind, fit, aim)? {
+    fn take(&self, kind: Kind, fit: &Fit, search_start: SearchStart) -> Result<Option<Run>, LoadError> {
+        let mut walk = Walk { kind, from: search_start.at, fit, disturbed: Cell::new(false) };
+        if search_start.kind_of_start != StartKind::New {
+            match self.take_in_goal_group(kind, fit, search_start)? {
                 (Visit::Taken(run), _) => return Ok(Some(run)),
                 (Visit::Busy, end) => {
                     walk.disturbed.set(true);
@@ -295,11 +296,11 @@ impl Inner {
         }
         let taken = self.take_in_groups(&walk)?;
         if walk.disturbed.get() {
-            self.goals.part();
+            self.hints.move_to_own_cursor();
             if let Some(run) = taken
-                && self.goals.lane_number() > 0
+                && self.hints.cursor_number() > 0
             {
-                self.goals.lane().first[kind as usize].store(run.start.0, Relaxed);
+                self.hints.cursor().first[kind as usize].store(run.start.0, Relaxed);
             }
         }
         Ok(taken)
@@ -354,20 +355,21 @@ impl Inner {
     }
 
     /// The goal's group, and where it ends.
-    fn take_in_goal_group(&self, kind: Kind, fit: &Fit, aim: Aim) -> Result<(Visit, u64), LoadError> {
+    fn take_in_goal_group(&self, kind: Kind, fit: &Fit, search_start: SearchStart) -> Result<(Visit, u64), LoadError> {
         let whole = Fit { min_len: fit.len, ..*fit };
         let find = |_: &Group, runs: &Runs| {
-            runs.find_at(aim.at, &whole).or_else(|| {
-                if aim.sort == Sort::Place {
-                    return runs.find_whole(aim.at, fit, false);
+            runs.find_at(search_start.at, &whole).or_else(|| {
+                if search_start.kind_of_start == StartKind::Address {
+                    return runs.find_whole(search_start.at, fit, false);
                 }
-                let apart = runs.find_apart(aim.at.saturating_add(aim.skip), aim.rest_len, fit);
+                let apart =
+                    runs.find_apart(search_start.at.saturating_add(search_start.skip), search_start.rest_len, fit);
                 apart.or_else(|| runs.find_tight(fit))
             })
         };
         for _ in 0..2 {
             let table = self.tables.read();
-            let Some(group) = table.group_of(aim.at).filter(|group| group.serves(kind)) else { break };
+            let Some(group) = table.group_of(search_start.at).filter(|group| group.serves(kind)) else { break };
             let visit = self.visit(&table, &group, false, &find);
             if !matches!(visit, Visit::Unloaded) {
                 return Ok((visit, group.end));
@@ -378,7 +380,7 @@ impl Inner {
                 break;
             }
         }
-        Ok((Visit::Nothing, aim.at))
+        Ok((Visit::Nothing, search_start.at))
     }
 
     /// One pass over the groups that the index names, going up and round, once.
@@ -479,9 +481,9 @@ impl Inner {
 
     /// Waits until something that is held in a group is let go. Whoever holds it only tells the devices about it.
     fn wait_for_held(&self, group: &Group) {
-        let seen = self.news.seen();
+        let seen = self.wakeups.seen();
         if group.state.lock().sets().held.total() > 0 {
-            self.news.wait(seen);
+            self.wakeups.wait(seen);
         }
     }
 
@@ -490,9 +492,9 @@ impl Inner {
         if fit.len < fit.min_len {
             return Err(Refusal::NeedChunk(want.kind));
         }
-        let aim = self.goals.aim(want.kind, want.goal);
-        let run = self.take(want.kind, fit, aim)?.ok_or(Refusal::NeedChunk(want.kind))?;
-        self.goals.ended(want.kind, want.goal, run.end().0);
+        let search_start = self.hints.search_start(want.kind, want.goal);
+        let run = self.take(want.kind, fit, search_start)?.ok_or(Refusal::NeedChunk(want.kind))?;
+        self.hints.ended(want.kind, want.goal, run.end().0);
         Ok(run)
     }
 }
@@ -510,7 +512,7 @@ impl Space {
 
     fn alloc_with(&self, hold: Option<&Reservation>, want: &Want) -> Result<Grant, Refusal> {
         let inner = &self.inner;
-        inner.denials.check(Ask::Extent, want.kind)?;
+        inner.faults.check(RequestKind::Extent, want.kind)?;
         let sector = 1 << inner.sector_shift;
         let align = want.align.0.max(sector).next_power_of_two();
         let len = want.len.align_up(ByteLen(align)).0;
@@ -553,7 +555,7 @@ impl Space {
     /// had promised to itself it gives up ([`Reservation::give_up`]) or lets [`Space::alloc_blocks_from`] convert.
     pub fn alloc_blocks(&self, kind: Kind, count: usize, out: &mut Vec<Logical>) -> Result<(), Refusal> {
         let inner = &self.inner;
-        inner.denials.check(Ask::Blocks, kind)?;
+        inner.faults.check(RequestKind::Blocks, kind)?;
         inner.pool(kind).overdraw(count as u64 * inner.nodesize);
         let taken = self.take_blocks(kind, count, out);
         if taken.is_err() {
@@ -565,7 +567,7 @@ impl Space {
     /// The same against a promise: bytes that `hold` still has are reserved no longer, only the rest is overdrawn.
     pub fn alloc_blocks_from(&self, hold: &Reservation, count: usize, out: &mut Vec<Logical>) -> Result<(), Refusal> {
         let inner = &self.inner;
-        inner.denials.check(Ask::Blocks, hold.kind)?;
+        inner.faults.check(RequestKind::Blocks, hold.kind)?;
         let pool = inner.pool(hold.kind);
         let need = count as u64 * inner.nodesize;
         let claimed = hold.claim(need);
@@ -588,10 +590,10 @@ impl Space {
         let mut left = count as u64;
         while left > 0 {
             let fit = Fit { len: left * node, min_len: node, align: node };
-            let aim = inner.goals.blocks(kind);
-            let refusal = match inner.take(kind, &fit, aim) {
+            let search_start = inner.hints.blocks(kind);
+            let refusal = match inner.take(kind, &fit, search_start) {
                 Ok(Some(run)) => {
-                    inner.goals.blocks_ended(kind, run.end().0);
+                    inner.hints.blocks_ended(kind, run.end().0);
                     out.extend((0..run.len.0 / node).map(|i| Logical(run.start.0 + i * node)));
                     left -= run.len.0 / node;
                     continue;

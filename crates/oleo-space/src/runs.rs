@@ -23,7 +23,7 @@ mod width;
 
 pub(crate) use width::{Runs, Sector};
 
-/// Orders that are told apart: the last one holds every run of at least 2²³ sectors (32 GiB of 4 KiB sectors), more
+/// Orders that are distinguished: the last one holds every run of at least 2²³ sectors (32 GiB of 4 KiB sectors), more
 /// than a chunk has.
 pub(crate) const ORDERS: usize = 24;
 

@@ -5,7 +5,7 @@
 //! ```text
 //!          alloc                  keep, then referenced                  pin              take_pinned, release
 //!   free ─────────► granted ────────────────────────────► in use ──────────────► pinned ─────────────────────► free
-//!    ▲                 │ drop                                │ give_back (born and dropped in one transaction)
+//!    ▲                 │ drop                                │ give_back (is_new and dropped in one transaction)
 //!    └─────────────────┴─────────────────────────────────────┘
 //! ```
 //!
@@ -32,20 +32,20 @@ use oleo_format::{BlockGroupFlags, ByteLen, Logical};
 use parking_lot::{Mutex, RwLock};
 
 use crate::account::Pool;
-use crate::deny::{Ask, Denials};
+use crate::faults::{FaultInjector, RequestKind};
 use crate::group::{Block, Content, Group, GroupHere, GroupRef, Orders, State, check_runs};
 use crate::load::Residents;
-use crate::news::News;
-use crate::pick::Goals;
+use crate::pick::AllocationHints;
 use crate::ranges::Ranges;
 use crate::table::{BLOCK_GROUPS_MAX, Table, Tables};
-use crate::threads::{self, Apart};
+use crate::threads::{self, CachePadded};
+use crate::wakeups::Wakeups;
 use crate::{GroupInfo, Kind, LoadError, PinSet, Refusal, Reservation, Run, SpaceError};
 
 /// Where the free space of a group is known: the free-space tree, or the extent tree where there is none.
 ///
 /// The answer must be at least as new as the newest state whose pins were released, and leave out the superblock
-/// mirrors. No lock of this room that another thread needs is held during the call.
+/// mirrors. No lock of this crate that another thread needs is held during the call.
 pub trait FreeSource: Send + Sync {
     /// The free runs of the group that starts at `group`, rising, not overlapping.
     fn load(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, LoadError>;
@@ -89,15 +89,15 @@ pub(crate) struct Inner {
     pub(crate) tables: Tables,
     pub(crate) residents: Residents,
     /// Loads that have ended, held runs that were let go.
-    pub(crate) news: News,
+    pub(crate) wakeups: Wakeups,
     pools: [Pool; 3],
     /// Data and metadata share groups, so they share pool 0.
     mixed: AtomicBool,
-    pub(crate) goals: Goals,
+    pub(crate) hints: AllocationHints,
     pins: Mutex<Vec<Run>>,
     /// Groups whose used bytes changed since the last drain.
     used_dirty: Mutex<Vec<GroupRef>>,
-    pub(crate) denials: Denials,
+    pub(crate) faults: FaultInjector,
 }
 
 impl Inner {
@@ -130,7 +130,7 @@ impl Inner {
         self.residents.note(state);
         self.file(table, group, state, group.orders_now(state, freed_len, self.sector_shift));
         if freed_len > 0 {
-            self.pool_of(group).tell_searchers();
+            self.pool_of(group).notify_searchers();
         }
     }
 
@@ -202,9 +202,9 @@ impl Inner {
         let pool = self.pool_of(group);
         pool.overdraw(group.len());
         pool.capacity.fetch_add(group.len(), SeqCst);
-        let told = growth.map_or(0, |growth| growth.wrapping_sub(pool.growth.swap(growth, SeqCst)));
+        let reported = growth.map_or(0, |growth| growth.wrapping_sub(pool.growth.swap(growth, SeqCst)));
         // Wrapping addition of a negative number is subtraction.
-        pool.limit.fetch_add(group.len().wrapping_add(told), SeqCst);
+        pool.limit.fetch_add(group.len().wrapping_add(reported), SeqCst);
         pool.uncommit(group.free.load(SeqCst));
     }
 }
@@ -216,7 +216,7 @@ pub(crate) type Share = Arc<Arc<Inner>>;
 #[derive(Clone)]
 pub struct Space {
     pub(crate) inner: Arc<Inner>,
-    shares: Arc<[Apart<Share>]>,
+    shares: Arc<[CachePadded<Share>]>,
 }
 
 impl Space {
@@ -229,15 +229,15 @@ impl Space {
             source: RwLock::new(source),
             tables: Tables::new(),
             residents: Residents::new(),
-            news: News::default(),
+            wakeups: Wakeups::default(),
             pools: Default::default(),
             mixed: AtomicBool::new(false),
-            goals: Goals::new(),
+            hints: AllocationHints::new(),
             pins: Mutex::default(),
             used_dirty: Mutex::default(),
-            denials: Denials::default(),
+            faults: FaultInjector::default(),
         });
-        let shares = (0..threads::spread()).map(|_| Apart(Arc::new(inner.clone()))).collect();
+        let shares = (0..threads::spread()).map(|_| CachePadded(Arc::new(inner.clone()))).collect();
         Space { inner, shares }
     }
 
@@ -403,7 +403,7 @@ impl Space {
         })?)
     }
 
-    /// Makes a run free at once: it was born and dropped in one transaction, and nothing on disk ever named it.
+    /// Makes a run free at once: it was made and dropped in one transaction, and nothing on disk ever named it.
     pub fn give_back(&self, run: Run) {
         if run.len.0 > 0 {
             self.inner.put_back(run);
@@ -466,13 +466,13 @@ impl Space {
 
     /// Promises `len` bytes: they fit in what is free and what new chunks could add, next to all that is promised.
     pub fn reserve(&self, kind: Kind, len: ByteLen) -> Result<Reservation, Refusal> {
-        self.inner.denials.check(Ask::Promise, kind)?;
+        self.inner.faults.check(RequestKind::Promise, kind)?;
         self.inner.reserve_some(kind, len.0, len.0)?;
         Ok(Reservation { inner: self.share(), kind, left: AtomicU64::new(len.0) })
     }
 
-    /// Tells how many bytes new chunks could add to a kind, whatever of it is promised already. When a chunk is made of them,
-    /// [`add_grown`](Self::add_grown) tells what is left. One thread at a time tells.
+    /// Says how many bytes new chunks could add to a kind, whatever of it is promised already. When a chunk is made of them,
+    /// [`add_grown`](Self::add_grown) says what is left. One thread at a time tells.
     pub fn set_growth(&self, kind: Kind, len: ByteLen) {
         let pool = self.inner.pool(kind);
         // Wrapping addition of a negative number is subtraction.
@@ -480,7 +480,7 @@ impl Space {
     }
 
     /// The same, but less is told only where what is no longer there was promised to nobody; whether it was told.
-    pub fn tell_growth(&self, kind: Kind, len: ByteLen) -> bool {
+    pub fn offer_growth(&self, kind: Kind, len: ByteLen) -> bool {
         let pool = self.inner.pool(kind);
         let less = pool.growth.load(SeqCst).saturating_sub(len.0);
         if less > 0 {

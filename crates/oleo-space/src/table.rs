@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use crate::group::{Block, Group, GroupHere, Orders};
 use crate::index::{By, OrderIndex};
-use crate::threads::{self, Apart};
+use crate::threads::{self, CachePadded};
 use crate::{Kind, SpaceError};
 
 /// Slots of a new table; it grows by a quarter when they are taken.
@@ -226,7 +226,7 @@ impl Table {
         let mut kept = self.places.iter().map(|&place| place != NO_PLACE);
         self.starts.retain(|_| kept.next().unwrap_or(true));
         self.places.retain(|&place| place != NO_PLACE);
-        self.let_go_of_blocks();
+        self.release_blocks();
         self.measure();
         let (len, need) = (self.starts.len(), self.starts.len() + more);
         if need > self.slots {
@@ -242,7 +242,7 @@ impl Table {
         }
     }
 
-    fn let_go_of_blocks(&mut self) {
+    fn release_blocks(&mut self) {
         let number = |place: u32| place as usize / BLOCK_GROUPS_MAX;
         let mut used = vec![false; self.blocks.len()];
         self.places.iter().for_each(|&place| used[number(place)] = true);
@@ -264,7 +264,7 @@ impl Table {
 /// The table and its locks.
 pub(crate) struct Tables {
     /// All the same table; by number of thread.
-    shards: Box<[Apart<RwLock<Arc<Table>>>]>,
+    shards: Box<[CachePadded<RwLock<Arc<Table>>>]>,
     /// What is in the shards while the table is changed.
     blank: Arc<Table>,
 }
@@ -272,7 +272,7 @@ pub(crate) struct Tables {
 impl Tables {
     pub(crate) fn new() -> Tables {
         let table = Arc::new(Table::new());
-        let shards = (0..threads::spread()).map(|_| Apart(RwLock::new(table.clone()))).collect();
+        let shards = (0..threads::spread()).map(|_| CachePadded(RwLock::new(table.clone()))).collect();
         Tables { shards, blank: Arc::new(Table::new()) }
     }
 

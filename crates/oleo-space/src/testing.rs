@@ -1,4 +1,4 @@
-//! What the tests of this room share.
+//! What the tests of this crate share.
 
 /// A small seeded generator (splitmix64), so that a seed names a run for ever.
 pub(crate) struct Rng(u64);

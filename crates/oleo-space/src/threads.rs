@@ -41,4 +41,4 @@ pub(crate) fn spread() -> usize {
 /// Something on cache lines of its own.
 #[repr(align(128))]
 #[derive(Default)]
-pub(crate) struct Apart<T>(pub(crate) T);
+pub(crate) struct CachePadded<T>(pub(crate) T);

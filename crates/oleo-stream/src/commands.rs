@@ -222,7 +222,7 @@ impl<R: Read> Commands<R> {
         Ok(())
     }
 
-    /// Has at least `len` bytes in the buffer, or as many as there are; tells how many.
+    /// Has at least `len` bytes in the buffer, or as many as there are; says how many.
     fn fill(&mut self, len: usize) -> Result<usize, StreamError> {
         if self.to - self.from >= len {
             return Ok(self.to - self.from);
@@ -261,8 +261,8 @@ mod tests {
     use super::*;
 
     /// Yields a byte or two at a time, and interrupts.
-    struct Drip<'a>(&'a [u8], usize);
-    impl Read for Drip<'_> {
+    struct SlowReader<'a>(&'a [u8], usize);
+    impl Read for SlowReader<'_> {
         fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
             self.1 += 1;
             if self.1.is_multiple_of(3) {
@@ -303,7 +303,7 @@ mod tests {
             .map(|(at, name)| (at, name.to_string()))
             .into();
         assert_eq!(all(&bytes[..]).unwrap(), want);
-        assert_eq!(all(Drip(&bytes, 0)).unwrap(), want);
+        assert_eq!(all(SlowReader(&bytes, 0)).unwrap(), want);
     }
 
     /// Goal: a stream that is cut short is noticed wherever it is cut, one that is not never.

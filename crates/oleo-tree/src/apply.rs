@@ -5,11 +5,11 @@
 //!    level, and find the fate of each touched block: who references it besides us (one batch of questions per level).
 //! 2. `merge`: at the leaves, neighbouring touched leaves of one parent form a run; a pass over its old items and changes
 //!    finds where the new leaves begin. A run that ends in a nearly empty leaf takes in an untouched neighbour.
-//! 3. `rise`: level by level upwards, the children of touched nodes are listed anew and cut into new nodes; the tree grows or
-//!    shrinks at the root. So far nothing has been copied, allocated or recorded.
+//! 3. `rebuild_parents`: level by level upwards, the children of touched nodes are listed anew and cut into new nodes;
+//!    the tree grows or shrinks at the root. So far nothing has been copied, allocated or recorded.
 //! 4. `build`: one pass in key order, leaves before nodes, gives addresses: that of a block that is replaced in place, else
-//!    new ones, allocated all at once. Then leaves are filled (on all cores), then the nodes of each level.
-//! 5. The ledger is told the differences, and `Dirty` gets the new blocks.
+//!    new ones, allocated together. Then leaves are filled (on all cores), then the nodes of each level.
+//! 5. The differences are recorded in the ledger, and `Dirty` gets the new blocks.
 //!
 //! Invariants: until 5 nothing is visible, so that an error leaves everything as it was (4 may have allocated: addresses
 //! that were given out are lost until the transaction ends). The same root and batch give the same bytes and the same
@@ -23,7 +23,7 @@
 //! |---|---|---|---|---|
 //! | `Sole` | none | implicitly | dropped, or rewritten in place | −implicit |
 //! | `SoleFull` | none | fully | dropped | −full |
-//! | `SharedOurs` | some | implicitly, as ours | stays, turns to full | −implicit +full |
+//! | `SharedOurs` | some | implicitly, as ours | stays, is converted to full | −implicit +full |
 //! | `SharedOther` | some | fully, or as another tree's | stays | nothing |
 //!
 //! Each new block is ours and references implicitly: what it holds gets +implicit. What cancels is not recorded.
@@ -32,7 +32,7 @@
 mod build;
 mod merge;
 mod plan;
-mod rise;
+mod rebuild_parents;
 pub(crate) mod share;
 
 pub(crate) use build::{Refs, first_key};
@@ -138,7 +138,7 @@ impl Blocks {
         let _sharing = env.shareable().then(|| env.dirty.sharing());
         let mut job = plan::Job::plan(self, root, batch, env)?;
         job.merge_leaves()?;
-        job.rise()?;
+        job.rebuild_parents()?;
         if job.unchanged() {
             return Ok(root.clone());
         }
@@ -150,7 +150,7 @@ impl Blocks {
         check_order(batch);
         let mut job = plan::Job::new(self, batch, env);
         job.merge_nothing()?;
-        job.rise()?;
+        job.rebuild_parents()?;
         job.build()
     }
 }

@@ -114,7 +114,7 @@ impl Blocks {
         self.rules().nodesize
     }
 
-    /// Puts blocks that have just been written into the cache; they let go of their children. Roots kept from before should
+    /// Puts blocks that have just been written into the cache; they release their children. Roots kept from before should
     /// be replaced by [`TreeRoot::settled`] after this.
     pub fn publish(&self, written: &[Arc<Node>]) {
         for node in written {
@@ -122,7 +122,7 @@ impl Blocks {
         }
         // Only now: a reader finds a child with its parent, in the cache or on disk, at any moment.
         for node in written {
-            node.let_go();
+            node.release_children();
         }
     }
 

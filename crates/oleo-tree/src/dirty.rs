@@ -16,7 +16,7 @@ use rayon::prelude::*;
 
 use crate::{Node, TreeError};
 
-/// Every block born in this transaction and still alive, by address.
+/// Every block made in this transaction and still alive, by address.
 #[derive(Default)]
 pub struct Dirty {
     map: Mutex<HashMap<u64, Arc<Node>>>,

@@ -3,17 +3,18 @@
 //! Normal path of a step: go down from the root in key order, starting at the key where the last step ended. A child block
 //! - that only we reference is entered; when all below it has been dropped, our reference to it goes, and so it;
 //! - that others reference too stays. If it references in our name (owner, implicit) that name is about to vanish: it and all
-//!   blocks below it that are ours in the same way are turned to full backrefs first. Then our reference to it goes.
+//!   blocks below it that are ours in the same way are converted to full backrefs first. Then our reference to it goes.
 //!
 //! Otherwise no block is rewritten. The blocks on the path from the root to the current place still point at what has been dropped
 //! already; that it is gone is known from the key and level of the progress, which the root item carries
 //! (`drop_progress`, `drop_level`), as the kernel has it.
 //!
-//! Where it matters that what is below a shared block does not change hands all at once (quota counts it), the caller says so,
-//! and the block is not let go of at its top: a copy takes its place (`copies`).
+//! Where it matters that what is below a shared block does not change hands together (quota counts it), the caller says so,
+//! and the reference to the block is not dropped at its top: a copy takes its place (`copies`).
 //!
-//! Turning a large shared subtree takes many steps. Its own progress is kept in memory only: a block that has been turned
-//! has its flag set on disk, so that starting the subtree again after a crash goes over it without turning it twice.
+//! Converting a large shared subtree to full backrefs takes many steps. Its own progress is kept in memory only: a
+//! block that has been converted has its flag set on disk, so that starting the subtree again after a crash passes over
+//! it without converting it twice.
 //!
 //! Crash between steps: what the progress says is true of the transaction that carries it. Within a step: nothing has
 //! happened.
@@ -38,8 +39,9 @@ pub struct DropProgress {
     pub key: Key,
     /// The level of the node in which the key is (`drop_level`), at least 1.
     pub level: u8,
-    /// Where the turning of a shared subtree goes on: key and level of the next block. In memory only: `None` after a mount.
-    pub turning: Option<(Key, u8)>,
+    /// Where the conversion of a shared subtree to full backrefs continues: key and level of the next block. In memory
+    /// only: `None` after a mount.
+    pub backref_conversion: Option<(Key, u8)>,
 }
 
 /// One step of dropping a tree.
@@ -72,8 +74,8 @@ pub struct Dropping {
     pub step: DropStep,
     /// The root, where copies took the place of shared blocks.
     pub root: Option<TreeRoot>,
-    /// Blocks that only we referenced, or that were taken apart or let go of one by one: not those that were let go of at the top of
-    /// something shared.
+    /// Blocks that only we referenced, or that were taken apart or dropped one by one: not those that were let go of at
+    /// the top of something shared.
     pub looked_at: usize,
 }
 
@@ -120,8 +122,8 @@ struct Dropper<'a> {
     looked_at: usize,
     takes_apart: Option<TakesApart<'a>>,
     refs: Refs,
-    /// Blocks that turned to full backrefs: address, level, first key.
-    turned: Vec<(Logical, u8, Key)>,
+    /// Blocks that were converted to full backrefs: address, level, first key.
+    converted: Vec<(Logical, u8, Key)>,
 }
 
 impl Blocks {
@@ -156,17 +158,17 @@ impl Blocks {
             looked_at: 0,
             takes_apart,
             refs: Refs::new(env, self.nodesize()),
-            turned: Vec::new(),
+            converted: Vec::new(),
         };
         let (step, path) = dropper.run(node, plan.from)?;
         let made = dropper.make_copies(&path)?;
-        let Dropper { mut refs, turned, looked_at, .. } = dropper;
-        for (at, level, first_key) in turned {
+        let Dropper { mut refs, converted, looked_at, .. } = dropper;
+        for (at, level, first_key) in converted {
             env.ledger.set_full_backref(at, refs.block_len(), ExtentKind::Tree { level, first_key });
         }
         let kind = |node: &Node| ExtentKind::Tree { level: node.level(), first_key: first_key(node) };
         for node in &made {
-            env.ledger.born(node.logical(), refs.block_len(), kind(node));
+            env.ledger.record_new_extent(node.logical(), refs.block_len(), kind(node));
         }
         env.ledger.record_batch(&mut refs.changes);
         let root = made.last().map(|node| TreeRoot::of(env.owner, node.clone()));
@@ -183,19 +185,20 @@ impl Dropper<'_> {
             self.refs.block(root.logical(), 0, first_key(&root), self.full_root.then(|| root.logical()), -1);
             return Ok((DropStep::Done, Vec::new()));
         }
-        let mut turning = from.and_then(|from| from.turning);
+        let mut backref_conversion = from.and_then(|from| from.backref_conversion);
         let mut path = self.resume(root, from)?;
         while let Some(frame) = path.last_mut() {
             if frame.slot == frame.node.len() {
                 let (at, level, key) = (frame.node.logical(), frame.node.level(), first_key(&frame.node));
                 path.pop();
-                self.let_go(path.last(), at, level, key);
+                self.drop_reference(path.last(), at, level, key);
                 if let Some(parent) = path.last_mut() {
                     parent.slot += 1;
                 }
                 continue;
             }
-            let here = DropProgress { key: frame.node.key(frame.slot), level: frame.node.level(), turning: None };
+            let here =
+                DropProgress { key: frame.node.key(frame.slot), level: frame.node.level(), backref_conversion: None };
             if self.budget == 0 {
                 return Ok((DropStep::More(here), path));
             }
@@ -205,7 +208,7 @@ impl Dropper<'_> {
             self.looked_at += usize::from(state.refs == 1 || frame.copied);
             if state.refs > 1 {
                 if let Some(next) = self.take_apart(frame)? {
-                    turning = None;
+                    backref_conversion = None;
                     path.push(next);
                     self.budget -= 1;
                     continue;
@@ -213,9 +216,10 @@ impl Dropper<'_> {
                 let settled = level == 0 && state.full_backref;
                 if child.generation >= self.created && !settled {
                     let node = self.blocks.child(self.env.owner, &frame.node, frame.slot)?;
-                    let turning = self.turn(node, state.full_backref, turning.take())?;
-                    if turning.is_some() {
-                        return Ok((DropStep::More(DropProgress { turning, ..here }), path));
+                    let backref_conversion =
+                        self.convert_to_full_backref(node, state.full_backref, backref_conversion.take())?;
+                    if backref_conversion.is_some() {
+                        return Ok((DropStep::More(DropProgress { backref_conversion, ..here }), path));
                     }
                 }
             } else if level == 0 {
@@ -232,14 +236,14 @@ impl Dropper<'_> {
                 continue;
             }
             self.budget = self.budget.saturating_sub(1);
-            self.let_go(path.last(), child.logical, level, child.key);
+            self.drop_reference(path.last(), child.logical, level, child.key);
             path.last_mut().expect("it has not been popped").slot += 1;
         }
         Ok((DropStep::Done, path))
     }
 
     /// Our reference to a block goes, which is by this parent; without one the block is the root.
-    fn let_go(&mut self, parent: Option<&Frame>, at: Logical, level: u8, key: Key) {
+    fn drop_reference(&mut self, parent: Option<&Frame>, at: Logical, level: u8, key: Key) {
         let by = match parent {
             // It was not counted.
             Some(parent) if parent.copied => return,
@@ -342,17 +346,22 @@ impl Dropper<'_> {
     }
 
     /// Turns a shared block and what is below it and ours in the same way to full backrefs, from some place on. Gives the
-    /// place to go on from when the budget is used up. Blocks that are turned already are passed through: what is below them
+    /// place to go on from when the budget is used up. Blocks that are converted already are passed through: what is below them
     /// may not be.
-    fn turn(&mut self, top: Arc<Node>, full: bool, from: Option<(Key, u8)>) -> Result<Option<(Key, u8)>, TreeError> {
+    fn convert_to_full_backref(
+        &mut self,
+        top: Arc<Node>,
+        full: bool,
+        from: Option<(Key, u8)>,
+    ) -> Result<Option<(Key, u8)>, TreeError> {
         if top.owner() != self.env.owner {
             return Ok(None);
         }
         let mut from = from;
         self.refs.owner = self.env.owner;
-        self.turn_block(&top, full);
+        self.convert_block(&top, full);
         let mut path = Vec::new();
-        path.extend(TurnFrame::over(top, from));
+        path.extend(ConversionFrame::over(top, from));
         while let Some(frame) = path.last_mut() {
             self.read_ahead(frame)?;
             let Some((node, full)) = frame.ahead.pop_front() else {
@@ -368,14 +377,14 @@ impl Dropper<'_> {
                 }
                 self.budget -= 1;
             }
-            self.turn_block(&node, full);
-            path.extend(TurnFrame::over(node, from));
+            self.convert_block(&node, full);
+            path.extend(ConversionFrame::over(node, from));
         }
         Ok(None)
     }
 
-    /// Reads those of the next children of a node that may have to be turned, and asks whether they have been.
-    fn read_ahead(&self, frame: &mut TurnFrame) -> Result<(), TreeError> {
+    /// Reads those of the next children of a node that may have to be converted, and asks whether they have been.
+    fn read_ahead(&self, frame: &mut ConversionFrame) -> Result<(), TreeError> {
         while frame.ahead.is_empty() && frame.slot < frame.node.len() {
             let end = frame.node.len().min(frame.slot + READ_AHEAD_BLOCKS);
             let young = |slot: &usize| frame.node.child(*slot).generation >= self.created;
@@ -390,8 +399,8 @@ impl Dropper<'_> {
         Ok(())
     }
 
-    /// Turns one block, if it has not been turned.
-    fn turn_block(&mut self, node: &Node, full: bool) {
+    /// Converts one block to full backrefs, unless that has been done.
+    fn convert_block(&mut self, node: &Node, full: bool) {
         if full {
             return;
         }
@@ -410,26 +419,26 @@ impl Dropper<'_> {
                 self.refs.block(child.logical, node.level() - 1, child.key, Some(at), 1);
             }
         }
-        self.turned.push((at, node.level(), first_key(node)));
+        self.converted.push((at, node.level(), first_key(node)));
     }
 }
 
-/// A node whose children may have to be turned.
-struct TurnFrame {
+/// A node whose children may have to be converted.
+struct ConversionFrame {
     node: Arc<Node>,
     /// The next child to read.
     slot: usize,
-    /// Children that are ours, and whether they are turned already.
+    /// Children that are ours, and whether they are converted already.
     ahead: VecDeque<(Arc<Node>, bool)>,
 }
 
-impl TurnFrame {
+impl ConversionFrame {
     /// Over the children of a block, if it has any, from some place on.
-    fn over(node: Arc<Node>, from: Option<(Key, u8)>) -> Option<TurnFrame> {
+    fn over(node: Arc<Node>, from: Option<(Key, u8)>) -> Option<ConversionFrame> {
         if node.is_leaf() {
             return None;
         }
         let slot = from.map_or(0, |(key, _)| node.child_slot(&key));
-        Some(TurnFrame { node, slot, ahead: VecDeque::new() })
+        Some(ConversionFrame { node, slot, ahead: VecDeque::new() })
     }
 }

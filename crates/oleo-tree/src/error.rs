@@ -6,7 +6,7 @@ use oleo_space::Refusal;
 /// Why a tree could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
-    /// The image lies.
+    /// The image is damaged.
     #[error(transparent)]
     Corrupt(#[from] Corruption),
     /// A block could not be read.

@@ -8,13 +8,13 @@
 //! the same generation, the same first key. So a descent ends after at most eight blocks, whatever the image says.
 //!
 //! Writing: [`Blocks::apply`] takes one sorted list of changes and makes the tree that has them (see `apply`). References
-//! are derived there from what blocks hold, and told to the ledger. [`Blocks::copy_root`] makes a snapshot,
+//! are derived there from what blocks hold, and recorded in the ledger. [`Blocks::copy_root`] makes a snapshot,
 //! [`Blocks::drop_tree`] takes away in steps what a deleted tree references.
 //!
 //! Not here: what an item means (but for what it references), where blocks go (`space`), extent items (`txn`).
 
-mod apart;
 mod apply;
+mod block_diff;
 mod blocks;
 mod cursor;
 mod diff;
@@ -26,8 +26,8 @@ mod rewrite;
 mod scan;
 mod snapshot;
 
-pub use apart::{Apart, DropMoment, DropVisit, Fortune};
 pub use apply::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op};
+pub use block_diff::{BlockChange, BlockDiff, DropMoment, DropVisit};
 pub use blocks::{BlockReader, Blocks, ItemRef};
 pub use cursor::Cursor;
 pub use diff::Diff;

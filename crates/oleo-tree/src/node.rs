@@ -64,8 +64,8 @@ impl Node {
         self.kids.read().as_ref()?[slot].clone()
     }
 
-    /// Lets go of the children: they are on disk now.
-    pub(crate) fn let_go(&self) {
+    /// Releases the children: they are on disk now.
+    pub(crate) fn release_children(&self) {
         if self.holds.swap(false, Ordering::Relaxed) {
             drop(self.kids.write().take());
         }

@@ -49,7 +49,7 @@ impl Blocks {
         let node = Arc::new(wrap(CheckedNode::trust(bytes)));
         let mut refs = Refs::new(env, self.nodesize());
         let (at, level, first_key) = (node.logical(), node.level(), first_key(&node));
-        env.ledger.born(at, refs.block_len(), ExtentKind::Tree { level, first_key });
+        env.ledger.record_new_extent(at, refs.block_len(), ExtentKind::Tree { level, first_key });
         refs.block(at, level, first_key, None, 1);
         env.ledger.record_batch(&mut refs.changes);
         env.dirty.replace(&[], std::iter::once(node.clone()));

@@ -120,8 +120,8 @@ impl DropVisit<TreeError> for Sums<'_> {
         Ok(false)
     }
 
-    fn meet(&mut self, node: &Arc<Node>, fortune: Fortune) -> Result<Walk, TreeError> {
-        *self.0.entry(node.logical()).or_default() += if fortune == Fortune::Lost { -1 } else { 1 };
+    fn meet(&mut self, node: &Arc<Node>, block_change: BlockChange) -> Result<Walk, TreeError> {
+        *self.0.entry(node.logical()).or_default() += if block_change == BlockChange::Lost { -1 } else { 1 };
         Ok(Walk::Into)
     }
 }

@@ -258,7 +258,7 @@ impl<'e> Backrefs<'e> {
         Ok(leaves.into_values().map(|leaf| Naming { items: items(&leaf) as u64, leaf }).collect())
     }
 
-    /// Tells where files name a data extent: the file's number, and where in the file the extent would begin (below zero, wrapped,
+    /// Says where files name a data extent: the file's number, and where in the file the extent would begin (below zero, wrapped,
     /// where it would before the file). A place is told for each reference to it, until the visitor breaks off; of which trees
     /// it is a place is not told, and it need not be one of the tree that the reference names. Nothing is told of an extent that
     /// was made after `not_after`, which no tree that old can name. (A file's own item does not say when: splitting and cloning

@@ -1,17 +1,17 @@
 //! Commit: freeze, apply, settle, write, publish.
 //!
 //! Normal path:
-//! 1. `freeze`: the gate is closed for a moment; the room above, births, checksums and credit turn from open to frozen; the
-//!    next generation is open.
-//! 2. `apply_stage`: the room above itemises; each tree's batch is applied; the ledger hears what changed; roots are replaced.
+//! 1. `freeze`: joins are blocked for a moment; the crate above, new extents, checksums and the metadata reserve turn
+//!    from open to frozen; the next generation is open.
+//! 2. `apply_stage`: the crate above itemises; each tree's batch is applied; the ledger records what changed; roots are replaced.
 //! 3. `settle`: rounds of drain (on all cores) → extent tree, checksum tree, free-space tree, block groups, chunk and device trees, root
-//!    items, each a sorted batch, until a round leaves nothing: a block born in this transaction is rewritten in memory
+//!    items, each a sorted batch, until a round leaves nothing: a block made in this transaction is rewritten in memory
 //!    without a new record, so each round touches fewer new blocks.
 //! 4. `write`: data is flushed with the tree blocks: blocks sorted and written, flush, superblocks, flush.
 //! 5. `publish`: roots are let go of to the cache; pins are handed to the readers' queue.
 //!
-//! `stage` is 1 and 2 with the gate kept closed: changes reach the trees without a commit, so that a snapshot can be taken
-//! of them; many stages make one transaction. It does both once with the gate open first, so that little is left.
+//! `stage` is 1 and 2 with joins kept blocked: changes reach the trees without a commit, so that a snapshot can be taken
+//! of them; many stages make one transaction. It does both once without blocking joins first, so that little is left.
 //!
 //! Where the place below the devices is full, a write of 4 fails without harm: the transaction is settled and stays in memory
 //! ([`Unwritten`]). Every caller is told; whoever comes next with the commit lock writes all of it again before anything else.
@@ -32,10 +32,10 @@ use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Node, Op,
 use parking_lot::MutexGuard;
 use zerocopy::IntoBytes;
 
-use crate::books::Books;
-use crate::engine::{Birth, DeltaSource, Engine, Inner, Stage};
+use crate::barrier::FreezeGuard;
+use crate::bookkeeping::BookkeepingWriter;
+use crate::engine::{DeltaSource, Engine, Inner, NewExtent, Stage};
 use crate::extents::{ItemRules, settle_ledger, stored_state};
-use crate::gate::Closed;
 use crate::quota::simple::OwnedBytes;
 use crate::relocate::Moving;
 use crate::trees::TreeState;
@@ -57,7 +57,7 @@ struct KindAlloc<'a> {
 
 impl BlockAlloc for KindAlloc<'_> {
     fn alloc(&self, count: usize, out: &mut Vec<Logical>) -> Result<(), TreeError> {
-        let hold = if self.kind == Kind::Metadata { self.inner.credit.frozen() } else { None };
+        let hold = if self.kind == Kind::Metadata { self.inner.metadata_reserve.frozen() } else { None };
         self.inner.alloc_blocks_from(hold.as_deref(), self.kind, count, out).map_err(TreeError::outside)
     }
 }
@@ -137,28 +137,28 @@ impl Inner {
         self.source.read().as_ref().and_then(|w| w.upgrade())
     }
 
-    /// Step 1, the gate being closed by the caller.
-    fn freeze(&self, source: Option<&Arc<dyn DeltaSource>>) -> Vec<Birth> {
+    /// Step 1, joins being blocked by the caller.
+    fn freeze(&self, source: Option<&Arc<dyn DeltaSource>>) -> Vec<NewExtent> {
         if let Some(s) = source {
             s.freeze();
         }
         self.csums.freeze();
-        self.credit.freeze();
+        self.metadata_reserve.freeze();
         self.quota.charges.freeze();
-        self.take_births()
+        self.take_new_extents()
     }
 
     /// Step 2.
     fn apply_stage(
         &self,
         source: Option<&Arc<dyn DeltaSource>>,
-        mut births: Vec<Birth>,
+        mut new_extents: Vec<NewExtent>,
         generation: Generation,
     ) -> Result<(), TxnError> {
-        births.sort_unstable();
-        self.note_owners(&births);
-        for (at, len, _) in births {
-            self.ledger.born(at, len, ExtentKind::Data);
+        new_extents.sort_unstable();
+        self.note_owners(&new_extents);
+        for (at, len, _) in new_extents {
+            self.ledger.record_new_extent(at, len, ExtentKind::Data);
         }
         let Some(source) = source else { return Ok(()) };
         let stage = source.itemise()?;
@@ -190,10 +190,10 @@ impl Inner {
         &'m self,
         generation: Generation,
         mut moving: Option<&mut Moving<'_>>,
-        mut closed: Option<Closed<'m>>,
+        mut freeze_guard: Option<FreezeGuard<'m>>,
     ) -> Result<MutexGuard<'m, ()>, TxnError> {
         let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation).owned(self.owned());
-        let mut books = Books::new(self, generation);
+        let mut bookkeeping = BookkeepingWriter::new(self, generation);
         let (mut counted, mut owned) = (false, OwnedBytes::new());
         self.put_device_stats(generation)?;
         for round in 0..SETTLE_ROUNDS_MAX {
@@ -203,7 +203,7 @@ impl Inner {
             let plans = self.growth.take_plans();
             let grown = !plans.is_empty();
             if grown {
-                books.record_chunks(plans)?;
+                bookkeeping.record_chunks(plans)?;
             }
             let roots = self.trees.changed();
             if settled.is_none() && !grown && roots.is_empty() && round > 0 {
@@ -219,17 +219,17 @@ impl Inner {
                 }
                 if let Some(moving) = moving.take() {
                     let more = self.relocate(moving, generation)?;
-                    drop(closed.take());
+                    drop(freeze_guard.take());
                     if more {
                         continue;
                     }
                 }
                 // Nobody makes another chunk until the superblock, which lists them, is out.
-                let still = self.growth.hold();
+                let chunk_alloc_lock = self.growth.lock_chunk_alloc();
                 if self.growth.has_plans() {
                     continue;
                 }
-                return Ok(still);
+                return Ok(chunk_alloc_lock);
             }
             let settled = settled.unwrap_or_default();
             for (tree, delta) in &settled.owned {
@@ -240,7 +240,7 @@ impl Inner {
                 self.dirty.remove(*at);
             }
             self.count_tree_blocks(&settled.tree_blocks)?;
-            books.round(settled, round == 0)?;
+            bookkeeping.round(settled, round == 0)?;
             self.put_root_items(generation)?;
         }
         Err(TxnError::Unsettled(SETTLE_ROUNDS_MAX))
@@ -360,8 +360,8 @@ impl Inner {
         self.blocks.publish(&blocks);
         self.csums.settled();
         self.trees.committed();
-        self.credit.set_existing(self.space.totals(Kind::Metadata).used);
-        self.credit.settled();
+        self.metadata_reserve.set_existing(self.space.totals(Kind::Metadata).used);
+        self.metadata_reserve.settled();
         self.quota_settled();
         self.quota.owners.clear();
         self.readers.published(self.space.take_pinned());
@@ -435,12 +435,12 @@ impl Engine {
     /// Makes everything done so far durable and returns its generation. Where nothing was done it returns the last one.
     /// Several callers at once share a commit that began after they asked. The caller holds no handle.
     pub fn commit(&self) -> Result<Generation, TxnError> {
-        self.commit_telling(&|| {})
+        self.commit_notifying(&|| {})
     }
 
     /// The same; calls `frozen` as soon as whatever is done from then on belongs to a later transaction. It is not called
     /// where nothing had to be committed, or that failed before.
-    pub fn commit_telling(&self, frozen: &(dyn Fn() + Sync)) -> Result<Generation, TxnError> {
+    pub fn commit_notifying(&self, frozen: &(dyn Fn() + Sync)) -> Result<Generation, TxnError> {
         let done = self.commit_alone(frozen);
         if self.0.rules.discard && done.is_ok() {
             self.0.reap();
@@ -474,7 +474,7 @@ impl Engine {
     pub fn stage<R: Send>(&self, f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send) -> Result<R, TxnError> {
         let inner = &*self.0;
         inner.writable()?;
-        if self.owed_records() > inner.owed_records_max {
+        if self.staged_ref_changes() > inner.staged_ref_changes_max {
             self.commit()?;
         }
         let _one = inner.commit_lock.lock();
@@ -485,21 +485,21 @@ impl Engine {
         inner.staged.store(self.generation().0, Ordering::Release);
         if inner.touched.load(Ordering::Acquire) {
             // What is there by now goes in while others go on, so that they have to wait for the rest only.
-            let closed = inner.gate.close();
+            let freeze_guard = inner.barrier.block_joins();
             let generation = self.generation();
-            let births = inner.freeze(source.as_ref());
-            drop(closed);
-            let done = inner.commit_workers.run(|| inner.apply_stage(source.as_ref(), births, generation));
+            let new_extents = inner.freeze(source.as_ref());
+            drop(freeze_guard);
+            let done = inner.commit_workers.run(|| inner.apply_stage(source.as_ref(), new_extents, generation));
             done.map_err(|e| inner.poison(e))?;
         }
-        let _closed = inner.gate.close();
+        let _freeze_guard = inner.barrier.block_joins();
         let generation = self.generation();
         inner.touched.store(true, Ordering::Release);
-        let births = inner.freeze(source.as_ref());
+        let new_extents = inner.freeze(source.as_ref());
         inner.commit_workers.run(|| {
-            inner.apply_stage(source.as_ref(), births, generation).map_err(|e| inner.poison(e))?;
+            inner.apply_stage(source.as_ref(), new_extents, generation).map_err(|e| inner.poison(e))?;
             let done = f(&mut Staged::new(self, generation));
-            inner.owed.store(inner.ledger.len(), Ordering::Relaxed);
+            inner.staged_ref_changes.store(inner.ledger.len(), Ordering::Relaxed);
             done
         })
     }
@@ -514,21 +514,21 @@ impl Inner {
     ) -> Result<Generation, TxnError> {
         let source = self.source();
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let (births, generation, closed) = {
-            let closed = self.gate.close();
-            let births = self.freeze(source.as_ref());
+        let (new_extents, generation, freeze_guard) = {
+            let freeze_guard = self.barrier.block_joins();
+            let new_extents = self.freeze(source.as_ref());
             self.touched.store(false, Ordering::Release);
-            self.owed.store(0, Ordering::Relaxed);
+            self.staged_ref_changes.store(0, Ordering::Relaxed);
             let keeps_out = moving.as_ref().is_some_and(|moving| moving.keeps_out());
             let generation = Generation(self.open_generation.fetch_add(1, Ordering::AcqRel));
-            (births, generation, keeps_out.then_some(closed))
+            (new_extents, generation, keeps_out.then_some(freeze_guard))
         };
         frozen();
         let done = self
-            .apply_stage(source.as_ref(), births, generation)
-            .and_then(|()| self.settle(generation, moving, closed))
-            .and_then(|still| Ok((self.to_write(number, generation)?, still)));
-        let (unwritten, _still) = done.map_err(|e| self.poison(e))?;
+            .apply_stage(source.as_ref(), new_extents, generation)
+            .and_then(|()| self.settle(generation, moving, freeze_guard))
+            .and_then(|chunk_alloc_lock| Ok((self.to_write(number, generation)?, chunk_alloc_lock)));
+        let (unwritten, _chunk_alloc_lock) = done.map_err(|e| self.poison(e))?;
         self.write(unwritten)
     }
 }

@@ -73,7 +73,7 @@ impl Pending {
         self.open.write().insert(at.0, sums);
     }
 
-    /// The gate is closed: what is open becomes frozen. What was frozen has been settled before.
+    /// Joins are blocked: what is open becomes frozen. What was frozen has been settled before.
     pub(crate) fn freeze(&self) {
         let mut open = self.open.write();
         let mut frozen = self.frozen.write();
@@ -172,10 +172,10 @@ impl Pending {
         let sectors = (len.0 / l.sectorsize) as usize;
         let (mut out, mut have) = (vec![0; l.bytes(len.0)], vec![false; sectors]);
         // The oldest first: what a younger map holds of a reused address replaces it.
-        let mut young = (out.clone(), have.clone());
-        Self::overlay(&self.frozen.read(), l, at.0, &mut young.0, &mut young.1);
-        Self::overlay(&self.open.read(), l, at.0, &mut young.0, &mut young.1);
-        if young.1.iter().any(|h| !h) {
+        let mut pending = (out.clone(), have.clone());
+        Self::overlay(&self.frozen.read(), l, at.0, &mut pending.0, &mut pending.1);
+        Self::overlay(&self.open.read(), l, at.0, &mut pending.0, &mut pending.1);
+        if pending.1.iter().any(|h| !h) {
             let mut cursor = blocks.cursor(root);
             let mut found = cursor.seek_back(&csum_key(at.0))?;
             if !found || !cursor.current().is_some_and(|(k, _)| is_csum(&k)) {
@@ -191,8 +191,8 @@ impl Pending {
             }
         }
         let c = l.csum_len as usize;
-        for (i, _) in young.1.iter().enumerate().filter(|(_, h)| **h) {
-            out[i * c..(i + 1) * c].copy_from_slice(&young.0[i * c..(i + 1) * c]);
+        for (i, _) in pending.1.iter().enumerate().filter(|(_, h)| **h) {
+            out[i * c..(i + 1) * c].copy_from_slice(&pending.0[i * c..(i + 1) * c]);
             have[i] = true;
         }
         Ok((out, have))

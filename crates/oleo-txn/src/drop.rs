@@ -83,7 +83,7 @@ impl Engine {
             // A snapshot is counted as a copy of its source, which must not be taken apart before.
             !notes.snapshots.is_empty() || notes.drop_blocks >= enough
         };
-        if due || self.owed_records() > self.0.owed_records_max {
+        if due || self.staged_ref_changes() > self.0.staged_ref_changes_max {
             self.commit()?;
         }
         // Counted in the transaction that the step makes its changes in, or in the one before where that is being frozen.
@@ -108,7 +108,7 @@ impl Engine {
         inner.touched.store(true, Ordering::Release);
         inner.commit_workers.run(|| {
             let done = f(&mut Staged::new(self, generation));
-            inner.owed.store(inner.ledger.len(), Ordering::Relaxed);
+            inner.staged_ref_changes.store(inner.ledger.len(), Ordering::Relaxed);
             done
         })
     }
@@ -130,11 +130,15 @@ impl Staged<'_> {
         let from = (key != Key::new(0, ItemType(0), 0)).then(|| DropProgress {
             key,
             level: item.drop_level,
-            turning: inner.turning.lock().get(&tree).copied(),
+            backref_conversion: inner.backref_conversion.lock().get(&tree).copied(),
         });
         let from = from.or_else(|| {
-            let turning = inner.turning.lock().get(&tree).copied();
-            turning.map(|t| DropProgress { key, level: state.root.level.max(1), turning: Some(t) })
+            let backref_conversion = inner.backref_conversion.lock().get(&tree).copied();
+            backref_conversion.map(|t| DropProgress {
+                key,
+                level: state.root.level.max(1),
+                backref_conversion: Some(t),
+            })
         });
         let plan = DropPlan { created: Generation(state.key_offset), from, budget_blocks, full_root: false };
         let Dropping { step, root, looked_at } = self.drop_blocks(&state, &plan).map_err(|e| inner.poison(e))?;
@@ -145,9 +149,9 @@ impl Staged<'_> {
         }
         match step {
             DropStep::More(progress) => {
-                match progress.turning {
-                    Some(t) => drop(inner.turning.lock().insert(tree, t)),
-                    None => drop(inner.turning.lock().remove(&tree)),
+                match progress.backref_conversion {
+                    Some(t) => drop(inner.backref_conversion.lock().insert(tree, t)),
+                    None => drop(inner.backref_conversion.lock().remove(&tree)),
                 }
                 inner.trees.update(tree, |t| {
                     if let Some(root) = root {
@@ -162,7 +166,7 @@ impl Staged<'_> {
                 Ok(Dropped::Partly)
             }
             DropStep::Done => {
-                inner.turning.lock().remove(&tree);
+                inner.backref_conversion.lock().remove(&tree);
                 // A tree that was made and deleted in one transaction has no item yet: deleting nothing is no harm.
                 let gone = [
                     Change::delete(Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, tree.0)),

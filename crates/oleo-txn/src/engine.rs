@@ -1,11 +1,12 @@
 //! The engine: what is open, and the calls that everybody above uses.
 //!
-//! Normal path of a change: (1) `join` reserves metadata and passes the gate; (2) the room above changes its objects and
-//! tells the handle what was born and which checksums belong to it; (3) `commit` (see `commit`) freezes, applies, settles,
-//! writes, publishes. Data goes to the volume before an item names it: `reserve_data`, `alloc_data`, `write_data`, then (1).
+//! Normal path of a change: (1) `join` reserves metadata and joins the open transaction; (2) the crate above changes its
+//! objects and reports to the handle which new extents it references and which checksums belong to them; (3) `commit`
+//! (see `commit`) freezes, applies, settles, writes, publishes. Data goes to the volume before an item names it:
+//! `reserve_data`, `alloc_data`, `write_data`, then (1).
 //!
 //! Locks, in rank order: addresses (4), commit lock (5), log (6), gate (10), `growth` (20), trees (50), pending checksums (60), readers (70),
-//! births (75). Only the commit lock and `growth` are held over I/O: the first by design (one transaction is in flight), the
+//! new extents (75). Only the commit lock and `growth` are held over I/O: the first by design (one transaction is in flight), the
 //! second while a new chunk is planned.
 //! Crash: everything here is memory; the last commit is what remains.
 
@@ -24,12 +25,12 @@ use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
 use crate::agree::Agreed;
+use crate::barrier::{JoinGuard, SHARDS, TransactionBarrier};
 use crate::commit::Unwritten;
-use crate::credit::Credit;
 use crate::csums::{Layout, Pending};
-use crate::gate::{Gate, Pass, SHARDS};
 use crate::growth::Growth;
 use crate::log::LogState;
+use crate::metadata_reserve::MetadataReserve;
 use crate::quota::limits::Charge;
 use crate::readers::{Reader, Readers};
 use crate::trees::{TreeState, Trees};
@@ -55,7 +56,7 @@ pub struct EngineOptions {
     /// Records of changed references (48 bytes each) that stages may leave in memory: with more, the next stage begins with
     /// a commit. So taking a large subvolume apart, or making many snapshots, is a row of commits of bounded length, between
     /// which others get theirs.
-    pub owed_records_max: usize,
+    pub staged_ref_changes_max: usize,
 }
 
 impl Default for EngineOptions {
@@ -67,7 +68,7 @@ impl Default for EngineOptions {
             ignore_bad_trees: false,
             discard: false,
             threads: 0,
-            owed_records_max: 128 * 1024,
+            staged_ref_changes_max: 128 * 1024,
         }
     }
 }
@@ -106,7 +107,7 @@ pub enum CsumCheck {
     Skip,
 }
 
-/// What the room above hands over when a transaction is frozen.
+/// What the crate above hands over when a transaction is frozen.
 #[derive(Default)]
 pub struct Stage {
     /// Item changes per tree, sorted by key, one per key.
@@ -115,7 +116,7 @@ pub struct Stage {
     pub root_items: Vec<(TreeId, RootItem)>,
 }
 
-/// The room above, as the engine sees it.
+/// The crate above, as the engine sees it.
 pub trait DeltaSource: Send + Sync {
     /// No handle is out: what is open becomes frozen. Pointer moves only, no I/O, no waiting.
     fn freeze(&self);
@@ -125,7 +126,7 @@ pub trait DeltaSource: Send + Sync {
     fn published(&self);
     /// Space is short: drops promises that nothing needs; whether there were any. Whoever asks for space may hold locks, but
     /// none that covers a promise.
-    fn give_up_spare(&self) -> bool {
+    fn release_idle_reservations(&self) -> bool {
         false
     }
 }
@@ -140,19 +141,19 @@ pub(crate) struct Inner {
     pub(crate) space: Space,
     pub(crate) ledger: Ledger,
     /// Records that stages have left in the ledger since the last commit.
-    pub(crate) owed: AtomicUsize,
-    pub(crate) owed_records_max: usize,
+    pub(crate) staged_ref_changes: AtomicUsize,
+    pub(crate) staged_ref_changes_max: usize,
     pub(crate) ref_items_read: AtomicU64,
     pub(crate) dirty: Dirty,
     pub(crate) trees: Trees,
     pub(crate) quota: crate::quota::Quota,
-    pub(crate) gate: Gate,
+    pub(crate) barrier: TransactionBarrier,
     /// Read by whoever goes by an address of data that it has looked up; written while data moves (see `relocate`).
     pub(crate) addresses: RwLock<()>,
     pub(crate) commit_lock: Mutex<()>,
     /// A transaction that found no room below the devices: written before anything else is. Changed with the commit lock held.
     pub(crate) unwritten: Mutex<Option<Unwritten>>,
-    /// Commits begun since opening; raised with the commit lock held, just before the gate is closed.
+    /// Commits begun since opening; raised with the commit lock held, just before joins are blocked.
     pub(crate) begun: AtomicU64,
     /// Which of them was the last that is durable.
     pub(crate) durable: AtomicU64,
@@ -163,27 +164,27 @@ pub(crate) struct Inner {
     pub(crate) agreed: Mutex<Agreed>,
     pub(crate) csums: Pending,
     pub(crate) layout: Layout,
-    births: Vec<Mutex<Vec<Birth>>>,
+    new_extents: Vec<Mutex<Vec<NewExtent>>>,
     pub(crate) readers: Readers,
-    pub(crate) credit: Credit,
+    pub(crate) metadata_reserve: MetadataReserve,
     pub(crate) growth: Growth,
-    /// Where turning a shared subtree goes on, for trees that are being dropped (see `drop`).
-    pub(crate) turning: Mutex<HashMap<TreeId, (Key, u8)>>,
+    /// Where converting a shared subtree to full backrefs continues, for trees that are being dropped (see `drop`).
+    pub(crate) backref_conversion: Mutex<HashMap<TreeId, (Key, u8)>>,
     /// Groups whose old free-space caches nobody can take for true any more.
-    pub(crate) spoiled_caches: Mutex<HashSet<u64>>,
+    pub(crate) invalidated_caches: Mutex<HashSet<u64>>,
     pub(crate) super_block: Mutex<SuperBlock>,
     pub(crate) log: Mutex<LogState>,
     /// The generation of the last stage: changes of it were brought into the trees before their commit.
     pub(crate) staged: AtomicU64,
-    /// What a crash left to be applied before anything is committed.
-    pub(crate) found_log: crate::found_log::Slot,
+    /// The log that a crash left, to be replayed before anything is committed.
+    pub(crate) unreplayed_log: crate::unreplayed_log::Slot,
     /// The generation that operations join now.
     pub(crate) open_generation: AtomicU64,
     /// Something joined or was staged since the last commit.
     pub(crate) touched: AtomicBool,
-    failed: RwLock<Option<Arc<str>>>,
-    /// `failed` is set: looked at by every operation, and never written to until then.
-    has_failed: AtomicBool,
+    poisoned_by: RwLock<Option<Arc<str>>>,
+    /// `poisoned_by` is set: looked at by every operation, and never written to until then.
+    is_poisoned: AtomicBool,
     pub(crate) wanted_incompat: AtomicU64,
     /// A group with three or four copies was removed: the last one takes the feature with it.
     pub(crate) many_copies_gone: AtomicBool,
@@ -208,13 +209,13 @@ pub(crate) struct Rules {
     pub(crate) chunk_len_max: Option<ByteLen>,
 }
 
-/// Data that came to be named: where, how much, and who wrote it.
-pub(crate) type Birth = (Logical, ByteLen, TreeId);
+/// Data that came to be referenced: where, how much, and who wrote it.
+pub(crate) type NewExtent = (Logical, ByteLen, TreeId);
 
-/// A pass into the open transaction. Changes made while it lives go into one commit together.
+/// A place in the open transaction. Changes made while it lives go into one commit together.
 pub struct Handle<'a> {
     inner: &'a Inner,
-    pass: Pass<'a>,
+    join_guard: JoinGuard<'a>,
     generation: Generation,
 }
 
@@ -226,13 +227,13 @@ impl Handle<'_> {
 
     /// An item of this transaction names the granted data from now on (or did and no longer does: then it is given back at
     /// the commit). `owner` has written it.
-    pub fn born(&self, grant: Grant, owner: TreeId) {
+    pub fn record_new_extent(&self, grant: Grant, owner: TreeId) {
         self.adopt(grant.keep(), owner);
     }
 
     /// The same for a run that was taken when the volume was opened.
     pub(crate) fn adopt(&self, run: Run, owner: TreeId) {
-        self.inner.births[self.pass.shard].lock().push((run.start, run.len, owner));
+        self.inner.new_extents[self.join_guard.shard].lock().push((run.start, run.len, owner));
     }
 
     /// The checksums of data written at `at`, one per sector.
@@ -272,7 +273,7 @@ struct MetadataPromise {
 impl Drop for MetadataPromise {
     fn drop(&mut self) {
         for need in self.needs.drain(..) {
-            self.inner.credit.unpromise(need);
+            self.inner.metadata_reserve.cancel_promise(need);
         }
     }
 }
@@ -334,13 +335,13 @@ impl Engine {
             blocks,
             space: Space::new(rules.sectorsize, rules.nodesize, Arc::new(load::Source(this.clone()))),
             ledger: Ledger::new(),
-            owed: AtomicUsize::new(0),
-            owed_records_max: opts.owed_records_max,
+            staged_ref_changes: AtomicUsize::new(0),
+            staged_ref_changes_max: opts.staged_ref_changes_max,
             ref_items_read: AtomicU64::new(0),
             dirty: Dirty::new(),
             trees: Trees::default(),
             quota: crate::quota::Quota::default(),
-            gate: Gate::new(),
+            barrier: TransactionBarrier::new(),
             addresses: RwLock::new(()),
             commit_lock: Mutex::new(()),
             unwritten: Mutex::new(None),
@@ -352,20 +353,20 @@ impl Engine {
             agreed: Mutex::default(),
             csums: Pending::default(),
             layout,
-            births: (0..SHARDS).map(|_| Mutex::new(Vec::new())).collect(),
+            new_extents: (0..SHARDS).map(|_| Mutex::new(Vec::new())).collect(),
             readers: Readers::new(),
-            credit: Credit::new(rules.nodesize),
+            metadata_reserve: MetadataReserve::new(rules.nodesize),
             growth,
-            turning: Mutex::new(HashMap::new()),
-            spoiled_caches: Mutex::new(HashSet::new()),
+            backref_conversion: Mutex::new(HashMap::new()),
+            invalidated_caches: Mutex::new(HashSet::new()),
             super_block: Mutex::new(sb),
             log: Mutex::new(LogState::new(sb)),
             staged: AtomicU64::new(0),
-            found_log: Mutex::new(None),
+            unreplayed_log: Mutex::new(None),
             open_generation: AtomicU64::new(generation + 1),
             touched: AtomicBool::new(false),
-            failed: RwLock::new(None),
-            has_failed: AtomicBool::new(false),
+            poisoned_by: RwLock::new(None),
+            is_poisoned: AtomicBool::new(false),
             wanted_incompat: AtomicU64::new(0),
             many_copies_gone: AtomicBool::new(false),
             rules,
@@ -420,11 +421,11 @@ impl Engine {
         self.0.writable().err().map(|e| e.to_string().into())
     }
     /// The error that turned it read-only, if one did.
-    pub fn failed(&self) -> Option<Arc<str>> {
-        if !self.0.has_failed.load(Ordering::Acquire) {
+    pub fn poisoned_by(&self) -> Option<Arc<str>> {
+        if !self.0.is_poisoned.load(Ordering::Acquire) {
             return None;
         }
-        self.0.failed.read().clone()
+        self.0.poisoned_by.read().clone()
     }
 
     /// Whether anything was changed since the last commit began: whether another would write anything.
@@ -434,12 +435,12 @@ impl Engine {
 
     /// Item changes that operations have announced since the last freeze: about how many the next commit has to itemise.
     pub fn open_items(&self) -> u64 {
-        self.0.credit.items()
+        self.0.metadata_reserve.items()
     }
 
     /// Records of changed references that the next commit has to settle besides those.
-    pub fn owed_records(&self) -> usize {
-        self.0.owed.load(Ordering::Relaxed)
+    pub fn staged_ref_changes(&self) -> usize {
+        self.0.staged_ref_changes.load(Ordering::Relaxed)
     }
 
     /// Items of extents' references that commits have looked for or met since opening: a measure of their work.
@@ -513,42 +514,42 @@ impl Engine {
         Ok(self.0.trees.get(&self.0.blocks, tree)?.map(|t| t.key_offset))
     }
 
-    /// Names the room above, which holds changes in memory.
+    /// Names the crate above, which holds changes in memory.
     pub fn set_source(&self, source: Weak<dyn DeltaSource>) {
         *self.0.source.write() = Some(source);
     }
 
-    /// Reserves metadata for an operation and passes into the open transaction. The caller holds no lock that
+    /// Reserves metadata for an operation and joins the open transaction. The caller holds no lock that
     /// [`DeltaSource`] needs and no other handle: where space is short, a commit happens in here.
     pub fn join(&self, need: Need) -> Result<Handle<'_>, TxnError> {
         self.0.writable()?;
-        match self.enter_with(|credit| credit.take(need)) {
+        match self.join_charged(|metadata_reserve| metadata_reserve.charge(need)) {
             Some(handle) => Ok(handle),
             None => self.join_slowly(need),
         }
     }
 
-    /// Passes into the open transaction where `take` counts the operation in there.
-    fn enter_with(&self, take: impl FnOnce(&Credit) -> bool) -> Option<Handle<'_>> {
-        let pass = self.0.gate.enter();
-        if !take(&self.0.credit) {
+    /// Joins the open transaction if `charge` counts the operation in.
+    fn join_charged(&self, charge: impl FnOnce(&MetadataReserve) -> bool) -> Option<Handle<'_>> {
+        let join_guard = self.0.barrier.join();
+        if !charge(&self.0.metadata_reserve) {
             return None;
         }
         if !self.0.touched.load(Ordering::Relaxed) {
             self.0.touched.store(true, Ordering::Release);
         }
         let generation = self.generation();
-        Some(Handle { inner: &self.0, pass, generation })
+        Some(Handle { inner: &self.0, join_guard, generation })
     }
 
-    /// Outside the gate sees to it that there is room, and tries again inside: others may have taken it meanwhile.
+    /// Makes room without being joined, then joins and tries again: others may have taken the room meanwhile.
     fn join_slowly(&self, need: Need) -> Result<Handle<'_>, TxnError> {
         let inner = &*self.0;
         let mut commits = 0;
         for _ in 0..TRIES_MAX {
-            inner.credit.wait_turn();
-            let has_room = inner.widen_or_spare(need)?;
-            if let Some(handle) = self.enter_with(|credit| credit.take(need)) {
+            inner.metadata_reserve.wait_for_alone();
+            let has_room = inner.grow_reserve_or_release_idle(need)?;
+            if let Some(handle) = self.join_charged(|metadata_reserve| metadata_reserve.charge(need)) {
                 return Ok(handle);
             }
             if has_room {
@@ -571,12 +572,14 @@ impl Engine {
     /// Lets a releasing operation in that nothing covers, as the only one of its transaction so far.
     fn join_alone(&self, need: Need) -> Result<Handle<'_>, TxnError> {
         let inner = &*self.0;
-        let alone = inner.credit.alone();
+        let alone = inner.metadata_reserve.alone();
         for _ in 0..TRIES_MAX {
             self.commit()?;
             inner.reap();
             let free = inner.free_metadata();
-            if let Some(handle) = self.enter_with(|credit| credit.take_alone(&alone, need, free)) {
+            if let Some(handle) =
+                self.join_charged(|metadata_reserve| metadata_reserve.charge_alone(&alone, need, free))
+            {
                 return Ok(handle);
             }
         }
@@ -587,7 +590,7 @@ impl Engine {
     pub fn reserve_data(&self, len: ByteLen) -> Result<DataReservation, TxnError> {
         self.0.writable()?;
         let mut guard = self.0.reserve_growing(Kind::Data, len)?;
-        if guard.is_none() && self.0.give_up_spare() {
+        if guard.is_none() && self.0.release_idle_reservations() {
             guard = self.0.reserve_growing(Kind::Data, len)?;
         }
         let guard = match guard {
@@ -629,19 +632,21 @@ impl Engine {
         let inner = &self.0;
         {
             // No freeze comes between.
-            let _pass = inner.gate.enter();
-            inner.credit.promise(need);
+            let _join_guard = inner.barrier.join();
+            inner.metadata_reserve.promise(need);
         }
         // From here on an early return takes it back.
         let promise = MetadataPromise { inner: inner.clone(), needs: vec![need] };
         let nothing_more = Need::default();
-        if inner.credit.missing(nothing_more).is_none() || inner.widen_or_spare(nothing_more)? {
+        if inner.metadata_reserve.shortfall_for(nothing_more).is_none()
+            || inner.grow_reserve_or_release_idle(nothing_more)?
+        {
             return Ok(promise);
         }
         for _ in 0..COMMITS_MAX {
             self.commit()?;
             inner.reap();
-            if inner.widen_credit(nothing_more)? {
+            if inner.grow_metadata_reserve(nothing_more)? {
                 return Ok(promise);
             }
         }
@@ -726,10 +731,10 @@ impl Inner {
         if self.rules.read_only {
             return Err(TxnError::ReadOnly("it was opened for reading".into()));
         }
-        if !self.has_failed.load(Ordering::Acquire) {
+        if !self.is_poisoned.load(Ordering::Acquire) {
             return Ok(());
         }
-        match &*self.failed.read() {
+        match &*self.poisoned_by.read() {
             Some(why) => Err(TxnError::ReadOnly(why.clone())),
             None => Ok(()),
         }
@@ -742,25 +747,26 @@ impl Inner {
 
     /// Remembers the first error that leaves memory and disk apart: from now on nothing is written.
     pub(crate) fn poison(&self, error: TxnError) -> TxnError {
-        self.failed.write().get_or_insert_with(|| format!("an earlier error: {error}").into());
-        self.has_failed.store(true, Ordering::Release);
+        self.poisoned_by.write().get_or_insert_with(|| format!("an earlier error: {error}").into());
+        self.is_poisoned.store(true, Ordering::Release);
         error
     }
 
     /// Reserves what the open transaction lacks to let `need` in, at the price of promises that nobody needs; `false` where there is
     /// no room.
-    fn widen_or_spare(&self, need: Need) -> Result<bool, TxnError> {
-        Ok(self.widen_credit(need)? || (self.give_up_spare() && self.widen_credit(need)?))
+    fn grow_reserve_or_release_idle(&self, need: Need) -> Result<bool, TxnError> {
+        Ok(self.grow_metadata_reserve(need)?
+            || (self.release_idle_reservations() && self.grow_metadata_reserve(need)?))
     }
 
-    /// Has the room above drop what it does not need; whether that was anything.
-    pub(crate) fn give_up_spare(&self) -> bool {
+    /// Has the crate above drop what it does not need; whether that was anything.
+    pub(crate) fn release_idle_reservations(&self) -> bool {
         let source = self.source.read().as_ref().and_then(Weak::upgrade);
-        source.is_some_and(|source| source.give_up_spare())
+        source.is_some_and(|source| source.release_idle_reservations())
     }
 
-    pub(crate) fn take_births(&self) -> Vec<Birth> {
-        self.births.iter().flat_map(|s| std::mem::take(&mut *s.lock())).collect()
+    pub(crate) fn take_new_extents(&self) -> Vec<NewExtent> {
+        self.new_extents.iter().flat_map(|s| std::mem::take(&mut *s.lock())).collect()
     }
 
     pub(crate) fn tree(&self, tree: TreeId) -> Result<TreeState, TxnError> {

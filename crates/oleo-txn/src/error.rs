@@ -6,11 +6,11 @@ use oleo_tree::TreeError;
 use oleo_volume::VolumeError;
 use std::sync::Arc;
 
-/// Errors of the transaction room. The four kinds of the house: corruption, device, refusal; a bug panics.
+/// Errors of the transaction crate. The four kinds of the house: corruption, device, refusal; a bug panics.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum TxnError {
-    /// The image lies.
+    /// The image is damaged.
     #[error(transparent)]
     Corrupt(#[from] Corruption),
     /// A tree could not be read or changed.
@@ -45,7 +45,7 @@ pub enum TxnError {
     /// What is free in a block group cannot be told.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// Reported by the room above while it turned its changes into items.
+    /// Reported by the crate above while it turned its changes into items.
     #[error("{0}")]
     Source(Arc<str>),
     /// What is in a block group cannot be moved: somebody has used it, or read it, for minutes.

@@ -5,11 +5,11 @@
 //! objectid. This module owns that layout.
 //!
 //! Normal path: (1) `settle_ledger` draws batches of heads, on as many threads as there are, and puts what comes of them
-//! together in the order of addresses; `settle_heads` works through one; (2) an extent born in this transaction needs no look at the
-//! tree; for every other head one cursor reads its main item and those references that the head names, never all: an extent may
-//! have a million; (3) the head's deltas are merged and the extent's items written anew, deleted, or created; (4) what became
-//! used or free, what vanished unrecorded and how many blocks each tree gained is told to the caller, who updates free space,
-//! checksums, block groups and root items.
+//! together in the order of addresses; `settle_heads` works through one; (2) an extent made in this transaction needs
+//! no look at the tree; for every other head one cursor reads its main item and those references that the head names,
+//! never all: an extent may have a million; (3) the head's deltas are merged and the extent's items written anew,
+//! deleted, or created; (4) what became used or free, what vanished unrecorded and how many blocks each tree gained is
+//! told to the caller, who updates free space, checksums, block groups and root items.
 //!
 //! A reference by a file has its hash for a key; where two meet, the later one takes the next offset that is free. What was
 //! before it may be gone since, so a search goes on over gaps: for one that is dropped until it is found, for one that is added as
@@ -32,7 +32,7 @@ use oleo_tree::{Blocks, Change, Cursor, Op, TreeRoot};
 use rayon::prelude::*;
 
 use crate::TxnError;
-use crate::free_runs::{Piece, Turn};
+use crate::free_runs::{FreeSpaceChange, Piece};
 use crate::quota::simple::{Owned, OwnedBytes};
 
 /// How extent items are written on this volume.
@@ -62,7 +62,7 @@ impl<'q> ItemRules<'q> {
 #[derive(Default)]
 pub(crate) struct Settled {
     pub(crate) changes: Vec<Change>,
-    pub(crate) turns: Vec<(Piece, Turn)>,
+    pub(crate) space_changes: Vec<(Piece, FreeSpaceChange)>,
     pub(crate) freed_data: Vec<(Logical, ByteLen)>,
     pub(crate) freed_blocks: Vec<Logical>,
     /// Born and dropped again before anything was recorded.
@@ -99,7 +99,7 @@ struct Finder<'c, 'a> {
     items_read: u64,
 }
 
-fn lies(at: Logical, what: &'static str, have: impl ToString, want: impl ToString) -> TxnError {
+fn corrupt(at: Logical, what: &'static str, have: impl ToString, want: impl ToString) -> TxnError {
     Corruption::new("extent tree", what, have.to_string(), want.to_string()).within(format!("extent {at}")).into()
 }
 
@@ -128,12 +128,12 @@ impl Finder<'_, '_> {
         self.cursor.seek(&Key::new(at.0, ItemType::EXTENT_ITEM, 0))?;
         let Some((main, data)) = self.cursor.current().filter(|(key, _)| is_item_of(key, at)) else { return Ok(None) };
         if !matches!(main.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM) {
-            return Err(lies(at, "first item", main, "its extent item"));
+            return Err(corrupt(at, "first item", main, "its extent item"));
         }
         let record = ExtentRecord::parse(&main, data)?;
         let inline = record.inline.iter().map(|r| u64::from(r.count())).sum();
         if record.refs < inline {
-            return Err(lies(at, "total count", record.refs, format!("{inline} or more, which stand inline")));
+            return Err(corrupt(at, "total count", record.refs, format!("{inline} or more, which stand inline")));
         }
         Ok(Some(Stored { main, has_keyed: record.refs > inline, record }))
     }
@@ -159,7 +159,7 @@ impl Finder<'_, '_> {
             }
             self.items_read += u64::from(key != first);
             let there = split(&BackRef::parse_keyed(&key, data)?);
-            let (there, count) = there.ok_or_else(|| lies(at, "keyed reference", key, "a known one"))?;
+            let (there, count) = there.ok_or_else(|| corrupt(at, "keyed reference", key, "a known one"))?;
             if there == *who && see(key, count).is_break() {
                 break;
             }
@@ -201,7 +201,7 @@ impl Finder<'_, '_> {
         })?;
         if left > 0 {
             let have = format!("{who:?}, {left} less than are dropped");
-            return Err(lies(Logical(first.objectid), "count of a reference", have, "0 or more"));
+            return Err(corrupt(Logical(first.objectid), "count of a reference", have, "0 or more"));
         }
         Ok(())
     }
@@ -275,7 +275,7 @@ impl Settled {
     /// Adds what came of higher addresses.
     fn append(&mut self, mut later: Settled) {
         self.changes.append(&mut later.changes);
-        self.turns.append(&mut later.turns);
+        self.space_changes.append(&mut later.space_changes);
         self.freed_data.append(&mut later.freed_data);
         self.freed_blocks.append(&mut later.freed_blocks);
         self.vanished.append(&mut later.vanished);
@@ -318,9 +318,9 @@ fn settle_one(
             *out.tree_blocks.entry(tree).or_default() += i64::from(delta);
         }
     }
-    if head.born && head.net() == 0 {
+    if head.is_new && head.net() == 0 {
         if let Some((who, _)) = head.refs().next() {
-            return Err(lies(at, "reference dropped", format!("{who:?}"), "one that was added"));
+            return Err(corrupt(at, "reference dropped", format!("{who:?}"), "one that was added"));
         }
         out.vanished.push((at, head.len));
         if data {
@@ -330,28 +330,28 @@ fn settle_one(
         }
         return Ok(());
     }
-    let stored = if head.born { Some(fresh(head, rules)) } else { finder.main(at)? };
+    let stored = if head.is_new { Some(fresh(head, rules)) } else { finder.main(at)? };
     let Some(Stored { main, mut record, has_keyed }) = stored else {
-        return Err(lies(at, "extent item", "none", format!("one for {:?}", head.refs().next())));
+        return Err(corrupt(at, "extent item", "none", format!("one for {:?}", head.refs().next())));
     };
     let total = i128::from(record.refs) + i128::from(head.net());
     let owner = record.inline.iter().find(|r| split(r).is_none()).copied();
-    if let Some(owned) = rules.owned.filter(|_| head.born || total == 0) {
-        owned.count(head, owner_of(&record), record.generation, head.born, &mut out.owned)?;
+    if let Some(owned) = rules.owned.filter(|_| head.is_new || total == 0) {
+        owned.count(head, owner_of(&record), record.generation, head.is_new, &mut out.owned)?;
     }
     let Merged { mut inline, mut touched, fresh_refs } = merge(head, &record, has_keyed, finder)?;
     let piece = Piece { start: at.0, end: at.0 + head.len.0 };
     if total == 0 {
         let left = inline.len() + fresh_refs.len() + touched.values().flatten().count();
         if left > 0 {
-            return Err(lies(at, "references left", left, 0));
+            return Err(corrupt(at, "references left", left, 0));
         }
         if let Some(key) = finder.left(at, &main, &touched)? {
-            return Err(lies(at, "references left", key, "none"));
+            return Err(corrupt(at, "references left", key, "none"));
         }
         out.changes.push(Change { key: main, op: Op::Delete });
         out.changes.extend(touched.into_keys().map(|key| Change { key, op: Op::Delete }));
-        out.turns.push((piece, Turn::Free));
+        out.space_changes.push((piece, FreeSpaceChange::Free));
         if data {
             out.freed_data.push((at, head.len));
         } else {
@@ -359,10 +359,10 @@ fn settle_one(
         }
         return Ok(());
     }
-    if head.born {
-        out.turns.push((piece, Turn::Used));
+    if head.is_new {
+        out.space_changes.push((piece, FreeSpaceChange::Used));
     }
-    record.refs = u64::try_from(total).map_err(|_| lies(at, "total count", total, "0 or more"))?;
+    record.refs = u64::try_from(total).map_err(|_| corrupt(at, "total count", total, "0 or more"))?;
     if head.full_backref {
         record.flags |= ExtentFlags::FULL_BACKREF;
     }
@@ -436,9 +436,9 @@ fn merge(
 fn changed(at: Logical, who: &RefKey, have: u32, delta: i32) -> Result<u32, TxnError> {
     let now = i64::from(have) + i64::from(delta);
     let now =
-        u32::try_from(now).map_err(|_| lies(at, "count of a reference", format!("{who:?} {now}"), "0 or more"))?;
+        u32::try_from(now).map_err(|_| corrupt(at, "count of a reference", format!("{who:?} {now}"), "0 or more"))?;
     if data_less(who) && now > 1 {
-        return Err(lies(at, "count of a tree reference", format!("{who:?} {now}"), "0 or 1"));
+        return Err(corrupt(at, "count of a tree reference", format!("{who:?} {now}"), "0 or 1"));
     }
     Ok(now)
 }
@@ -463,7 +463,7 @@ fn fresh(head: &Head<'_>, rules: &ItemRules<'_>) -> Stored {
             Some((*first_key, *level)),
         ),
     };
-    let owner = rules.owned.filter(|_| flags == ExtentFlags::DATA).and_then(|owned| owned.of_young(head.at));
+    let owner = rules.owned.filter(|_| flags == ExtentFlags::DATA).and_then(|owned| owned.of_new_data(head.at));
     let inline = owner.map(|root| BackRef::Owner { root }).into_iter().collect();
     let record = ExtentRecord { refs: 0, generation: rules.generation, flags, tree_block, inline };
     Stored { main, record, has_keyed: false }
@@ -518,7 +518,7 @@ pub(crate) fn stored_users(cursor: &mut Cursor<'_>, at: Logical) -> Result<Vec<R
     while more {
         let Some((key, data)) = finder.cursor.current().filter(|(key, _)| is_item_of(key, at)) else { break };
         let who = split(&BackRef::parse_keyed(&key, data)?);
-        users.push(who.ok_or_else(|| lies(at, "keyed reference", key, "a known one"))?.0);
+        users.push(who.ok_or_else(|| corrupt(at, "keyed reference", key, "a known one"))?.0);
         more = finder.cursor.next()?;
     }
     Ok(users)

@@ -46,7 +46,7 @@ impl Piece {
 
 /// What a settling round does to a group's free space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub enum FreeSpaceChange {
     /// The piece is now used.
     Used,
     /// The piece is now free.
@@ -215,33 +215,33 @@ impl FreeItems {
         self.runs.iter().map(|p| (Logical(p.start), ByteLen(p.end - p.start)))
     }
 
-    /// Merges `turns`, sorted by start and without overlap, into the runs.
-    pub fn apply(&mut self, turns: &[(Piece, Turn)]) -> Result<(), Corruption> {
-        let mut out: Vec<Piece> = Vec::with_capacity(self.runs.len() + turns.len());
+    /// Merges `space_changes`, sorted by start and without overlap, into the runs.
+    pub fn apply(&mut self, space_changes: &[(Piece, FreeSpaceChange)]) -> Result<(), Corruption> {
+        let mut out: Vec<Piece> = Vec::with_capacity(self.runs.len() + space_changes.len());
         let mut add = |piece: Piece| match out.last_mut() {
             Some(last) if last.end == piece.start => last.end = piece.end,
             _ => out.push(piece),
         };
         let mut old = self.runs.iter().copied();
         let mut current = old.next();
-        for (piece, turn) in turns {
+        for (piece, new_state) in space_changes {
             while let Some(run) = current.filter(|run| run.end <= piece.start) {
                 add(run);
                 current = old.next();
             }
-            match (turn, current) {
-                (Turn::Free, Some(run)) if run.start < piece.end => {
+            match (new_state, current) {
+                (FreeSpaceChange::Free, Some(run)) if run.start < piece.end => {
                     return Err(wrong(self.start, "freed but free already", piece.start, run.start));
                 }
-                (Turn::Free, _) => add(*piece),
-                (Turn::Used, Some(run)) if run.start <= piece.start && run.end >= piece.end => {
+                (FreeSpaceChange::Free, _) => add(*piece),
+                (FreeSpaceChange::Used, Some(run)) if run.start <= piece.start && run.end >= piece.end => {
                     if run.start < piece.start {
                         add(Piece { start: run.start, end: piece.start });
                     }
                     current = Some(Piece { start: piece.end, end: run.end }).filter(|r| r.start < r.end);
                     current = current.or_else(|| old.next());
                 }
-                (Turn::Used, run) => {
+                (FreeSpaceChange::Used, run) => {
                     return Err(wrong(
                         self.start,
                         "used but not free",

@@ -50,7 +50,7 @@ pub(crate) struct Growth {
     bytes_used: AtomicI64,
     /// What of the devices belonged to nobody when metadata's growth was told; `u64::MAX` until then. While that is the same, so is the
     /// growth.
-    told_of: AtomicU64,
+    reported_of: AtomicU64,
     /// Type and profile of the newest group of each kind as the volume was opened, which those to come are made like; 0 where
     /// there was none.
     profiles: [AtomicU64; 3],
@@ -64,7 +64,7 @@ impl Growth {
             idle: Mutex::new(HashMap::new()),
             idle_looked: Mutex::new(None),
             bytes_used: AtomicI64::new(i64::try_from(bytes_used).unwrap_or(i64::MAX)),
-            told_of: AtomicU64::new(u64::MAX),
+            reported_of: AtomicU64::new(u64::MAX),
             profiles: Default::default(),
         }
     }
@@ -91,7 +91,7 @@ impl Growth {
     }
 
     /// The space of chunks that are not recorded yet.
-    pub(crate) fn young(&self) -> Vec<Run> {
+    pub(crate) fn uncommitted_chunks(&self) -> Vec<Run> {
         self.plans.lock().iter().map(|plan| Run::new(plan.start, plan.len)).collect()
     }
 
@@ -100,7 +100,7 @@ impl Growth {
     }
 
     /// While held, no chunk is made.
-    pub(crate) fn hold(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn lock_chunk_alloc(&self) -> MutexGuard<'_, ()> {
         self.growing.lock()
     }
 
@@ -218,7 +218,7 @@ impl Inner {
             if kind == Kind::System {
                 self.space.set_growth(Kind::Metadata, growth);
             }
-            if kind != Kind::Data || self.rules.mixed || self.space.tell_growth(Kind::Metadata, growth) {
+            if kind != Kind::Data || self.rules.mixed || self.space.offer_growth(Kind::Metadata, growth) {
                 self.add_planned(kind, flags, plan, growth)?;
                 return Ok(true);
             }
@@ -263,7 +263,7 @@ impl Inner {
             Kind::Metadata if !self.rules.mixed => self.space.add_grown(info, runs, growth)?,
             _ => self.space.add_group(info, Some(runs))?,
         }
-        self.growth.told_of.store(self.unallocated_metadata(), Ordering::Relaxed);
+        self.growth.reported_of.store(self.unallocated_metadata(), Ordering::Relaxed);
         Ok(())
     }
 
@@ -297,11 +297,11 @@ impl Inner {
             return self.grow(kind);
         }
         let before = self.limit();
-        if self.growth.told_of.load(Ordering::Relaxed) != self.unallocated_metadata() {
+        if self.growth.reported_of.load(Ordering::Relaxed) != self.unallocated_metadata() {
             let _one = self.growth.growing.lock();
             let of = self.unallocated_metadata();
-            if self.space.tell_growth(kind, self.outlook(None)) {
-                self.growth.told_of.store(of, Ordering::Relaxed);
+            if self.space.offer_growth(kind, self.outlook(None)) {
+                self.growth.reported_of.store(of, Ordering::Relaxed);
             }
             if self.limit() > before {
                 return Ok(true);
@@ -322,8 +322,8 @@ impl Inner {
     fn found_promises<R>(&self, then: impl FnOnce() -> R) -> Result<R, TxnError> {
         let _one = self.growth.growing.lock();
         for _ in 0..GROW_MAX {
-            if self.space.tell_growth(Kind::Metadata, ByteLen(0)) {
-                self.growth.told_of.store(u64::MAX, Ordering::Relaxed);
+            if self.space.offer_growth(Kind::Metadata, ByteLen(0)) {
+                self.growth.reported_of.store(u64::MAX, Ordering::Relaxed);
                 return Ok(then());
             }
             if !self.grow_locked(Kind::Metadata)? {
@@ -442,25 +442,25 @@ impl Inner {
     }
 
     /// Reserves what the open transaction lacks to let `need` in; `false` when there is no room.
-    pub(crate) fn widen_credit(&self, need: Need) -> Result<bool, TxnError> {
-        self.credit.set_existing(self.space.totals(Kind::Metadata).used);
-        if !self.credit.has_last() {
-            for last in self.credit.last_reserves() {
+    pub(crate) fn grow_metadata_reserve(&self, need: Need) -> Result<bool, TxnError> {
+        self.metadata_reserve.set_existing(self.space.totals(Kind::Metadata).used);
+        if !self.metadata_reserve.has_last() {
+            for last in self.metadata_reserve.last_reserves() {
                 if let Some(guard) = self.reserve_growing(Kind::Metadata, last)? {
-                    self.credit.set_last(guard);
+                    self.metadata_reserve.set_last(guard);
                     break;
                 }
             }
         }
-        let Some(missing) = self.credit.missing(need) else { return Ok(true) };
-        let generous = self.credit.generous(missing);
-        for len in [generous, missing] {
+        let Some(missing) = self.metadata_reserve.shortfall_for(need) else { return Ok(true) };
+        let rounded_up = self.metadata_reserve.rounded_up(missing);
+        for len in [rounded_up, missing] {
             if let Some(guard) = self.reserve_growing(Kind::Metadata, len)? {
-                self.credit.add(guard);
+                self.metadata_reserve.add(guard);
                 return Ok(true);
             }
         }
-        Ok(self.credit.missing(need).is_none())
+        Ok(self.metadata_reserve.shortfall_for(need).is_none())
     }
 
     /// Bytes that tree blocks could still take: those of free blocks, and what could become metadata chunks.

@@ -1,24 +1,24 @@
 //! Transactions: begin, join, freeze, settle, write, publish; the bookkeeping trees, back references, snapshots.
 //!
-//! [`Engine`] is the door. `commit` tells the order of a commit, `extents`, `free_runs`, `csums` and `books` what it records,
-//! `growth` and `credit` how space is promised before it is used, `load` what opening does, `log` what an fsync writes.
+//! [`Engine`] is the entry point. `commit` tells the order of a commit, `extents`, `free_runs`, `csums` and
+//! `bookkeeping` what it records, `growth` and `metadata_reserve` how space is promised before it is used, `load` what
+//! opening does, `log` what an fsync writes.
 
 mod agree;
 mod backrefs;
-mod books;
+mod barrier;
+mod bookkeeping;
 mod commit;
-mod credit;
 mod csums;
 mod drop;
 mod engine;
 mod error;
 mod extents;
-mod found_log;
 mod free_runs;
-mod gate;
 mod growth;
 mod load;
 mod log;
+mod metadata_reserve;
 mod quota;
 mod readers;
 mod relocate;
@@ -26,6 +26,7 @@ mod resize;
 mod root_sets;
 mod trees;
 mod trim;
+mod unreplayed_log;
 mod workers;
 
 pub use backrefs::{Backrefs, Naming};
@@ -33,9 +34,9 @@ pub use commit::Staged;
 pub use drop::Dropped;
 pub use engine::{CsumCheck, DataReservation, DataWant, DeltaSource, Engine, EngineOptions, Handle, Need, Stage};
 pub use error::TxnError;
-pub use found_log::{FoundLog, LogTree};
-pub use log::{LogCommit, LogWritten, Still, commits_of_this_thread, refusal};
+pub use log::{JoinsBlocked, LogCommit, LogWritten, commits_of_this_thread, fallback};
 pub use quota::{Assigned, Qgroup, QgroupId, QgroupLimit, QuotaMode, QuotaState, ScanBase};
 pub use readers::Reader;
 pub use relocate::{Addresses, Moved, NoAddresses};
 pub use root_sets::{RootSet, RootSets};
+pub use unreplayed_log::{LogTree, UnreplayedLog};

@@ -18,10 +18,10 @@ use rayon::prelude::*;
 use crate::TxnError;
 use crate::commit::device_stats_key;
 use crate::engine::{Engine, EngineOptions, Inner, Rules};
-use crate::found_log;
 use crate::free_runs::FreeItems;
 use crate::growth::{sum_of, without};
 use crate::trees::{self, TreeState};
+use crate::unreplayed_log;
 
 pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> {
     let sb = volume.super_block();
@@ -58,8 +58,8 @@ pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, 
     tolerant(opts, load_groups(inner))?;
     tolerant(opts, inner.load_quota())?;
     if !opts.read_only {
-        let found = found_log::read(inner)?;
-        *inner.found_log.lock() = found.map(Arc::new);
+        let found = unreplayed_log::read(inner)?;
+        *inner.unreplayed_log.lock() = found.map(Arc::new);
     }
     Ok(engine)
 }

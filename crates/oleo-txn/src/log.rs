@@ -6,7 +6,7 @@
 //! on the trees of the last commit. Log blocks are in no extent tree and in no free-space tree.
 //!
 //! Normal path: (1) [`Engine::begin_log`] waits for the commit in flight and keeps others out, so that the open generation
-//! is the one after what is on disk; (2) the room above asks what the log has ([`LogCommit::logged`]) and decides what goes
+//! is the one after what is on disk; (2) the crate above asks what the log has ([`LogCommit::logged`]) and decides what goes
 //! in; (3) [`LogCommit::write`] applies the batches to the log trees, (4) writes the new blocks, flushes (the data too), puts
 //! the superblock with the log's root on the first mirror of every device, flushes. The next commit makes the log obsolete:
 //! its superblock has none.
@@ -21,7 +21,7 @@
 //! - Before a commit writes its first superblock, the other mirrors get the log too: should that write tear, whoever falls
 //!   back to them finds what was synced.
 //!
-//! A log is refused, by the names in [`refusal`], where the format cannot say what happened.
+//! A log is refused, by the names in [`fallback`], where the format cannot say what happened.
 //! The trees of the log stay in memory whole until the commit: they are as large as what was synced.
 //!
 //! Locks: the commit lock (5) for all of it, over I/O: commits and stages wait for a log commit, operations do not; inside it
@@ -42,13 +42,13 @@ use oleo_tree::{ApplyEnv, BlockAlloc, Change, Dirty, ExtentInfo, ExtentState, Op
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::TxnError;
+use crate::barrier::FreezeGuard;
 use crate::engine::{Engine, Inner};
-use crate::gate::Closed;
 
 /// Why a log cannot be written, and a commit has to be: rules of the format, and two of ours (space, damage).
-pub mod refusal {
+pub mod fallback {
     /// A snapshot, a new or deleted subvolume: changes of the open transaction are in the trees already, and what the last
-    /// commit had cannot be told apart from them. Also a subvolume that moved.
+    /// commit had cannot be distinguished from them. Also a subvolume that moved.
     pub const STAGED: &str = "subvolume";
     /// Data, or the only room for log blocks, lies in a chunk that the chunk tree on disk does not have.
     pub const NEW_CHUNK: &str = "new-chunk";
@@ -138,7 +138,7 @@ pub enum LogWritten {
         /// Bytes of tree blocks.
         bytes: u64,
     },
-    /// The log cannot have it; one of [`refusal`]. A commit is needed.
+    /// The log cannot have it; one of [`fallback`]. A commit is needed.
     Refused(&'static str),
 }
 
@@ -152,7 +152,7 @@ pub struct LogCommit<'a> {
 }
 
 /// While it lives no operation is under way.
-pub struct Still<'a>(#[allow(dead_code, reason = "held for its locks")] Closed<'a>);
+pub struct JoinsBlocked<'a>(#[allow(dead_code, reason = "held for its locks")] FreezeGuard<'a>);
 
 impl Engine {
     /// Waits until no commit is in flight and keeps others out. The caller holds no handle and no lock that an operation
@@ -171,7 +171,7 @@ impl Engine {
 
 impl Engine {
     /// The transaction that a handle is for has changed what no log can say: until it is committed, there is none.
-    pub fn bar_log(&self, open: Generation) {
+    pub fn disable_log(&self, open: Generation) {
         self.0.staged.store(open.0, Ordering::Release);
     }
 
@@ -204,26 +204,26 @@ impl BlockAlloc for LogAlloc<'_> {
         if missing == 0 {
             return Ok(());
         }
-        let mut refuse = |rule: &'static str| {
+        let mut fall_back = |rule: &'static str| {
             found.refused = Some(rule);
             TreeError::outside(TxnError::NoSpace { what: "the log", wanted: ByteLen(missing as u64) })
         };
         let len = ByteLen(missing as u64 * u64::from(self.inner.rules.nodesize));
         let Ok(promise) = self.inner.space.reserve(Kind::Metadata, len) else {
-            return Err(refuse(refusal::NO_SPACE));
+            return Err(fall_back(fallback::NO_SPACE));
         };
         let had = out.len();
         if self.inner.space.alloc_blocks_from(&promise, missing, out).is_err() {
             let grown = self.inner.grow(Kind::Metadata).map_err(TreeError::outside)?;
-            return Err(refuse(if grown { refusal::NEW_CHUNK } else { refusal::NO_SPACE }));
+            return Err(fall_back(if grown { fallback::NEW_CHUNK } else { fallback::NO_SPACE }));
         }
-        let young = self.inner.growth.young();
-        let is_young = |at: &Logical| young.iter().any(|run| *at >= run.start && *at < run.end());
-        if out[had..].iter().any(is_young) {
+        let uncommitted = self.inner.growth.uncommitted_chunks();
+        let is_uncommitted = |at: &Logical| uncommitted.iter().any(|run| *at >= run.start && *at < run.end());
+        if out[had..].iter().any(is_uncommitted) {
             for at in out.drain(had..) {
                 self.inner.space.give_back(Run::new(at, ByteLen(u64::from(self.inner.rules.nodesize))));
             }
-            return Err(refuse(refusal::NEW_CHUNK));
+            return Err(fall_back(fallback::NEW_CHUNK));
         }
         found.taken.extend_from_slice(&out[had..]);
         Ok(())
@@ -246,17 +246,17 @@ impl<'a> LogCommit<'a> {
     }
 
     /// Why nothing can be logged in this transaction any more, if so.
-    pub fn refused(&self) -> Option<&'static str> {
+    pub fn fallback(&self) -> Option<&'static str> {
         match self.log.refused {
             Some((generation, rule)) if generation == self.generation.0 => Some(rule),
-            _ if self.inner.staged.load(Ordering::Acquire) == self.generation.0 => Some(refusal::STAGED),
+            _ if self.inner.staged.load(Ordering::Acquire) == self.generation.0 => Some(fallback::STAGED),
             _ => None,
         }
     }
 
     /// Nothing more goes into the log of this transaction, so that whoever was promised to be in it is served by a commit.
-    pub fn refuse(&mut self, rule: &'static str) {
-        if self.refused().is_none() {
+    pub fn fall_back(&mut self, rule: &'static str) {
+        if self.fallback().is_none() {
             self.log.refused = Some((self.generation.0, rule));
         }
     }
@@ -269,19 +269,19 @@ impl<'a> LogCommit<'a> {
         self.log.trees.get(&tree).cloned()
     }
 
-    /// The tree as the last commit left it. Right as long as [`refused`](Self::refused) says nothing.
+    /// The tree as the last commit left it. Right as long as [`fallback`](Self::fallback) says nothing.
     pub fn committed(&self, tree: TreeId) -> Result<Option<TreeRoot>, TxnError> {
         Ok(self.inner.trees.get(&self.inner.blocks, tree)?.map(|t| t.root))
     }
 
     /// Waits until no operation is under way and keeps others out: for a moment, and not over I/O.
-    pub fn still(&self) -> Still<'a> {
-        Still(self.inner.gate.close())
+    pub fn block_joins(&self) -> JoinsBlocked<'a> {
+        JoinsBlocked(self.inner.barrier.block_joins())
     }
 
     /// Whether space lies in a chunk that the disk does not know yet.
-    pub fn is_young(&self, at: Logical) -> bool {
-        self.inner.growth.young().iter().any(|run| at >= run.start && at < run.end())
+    pub fn is_uncommitted(&self, at: Logical) -> bool {
+        self.inner.growth.uncommitted_chunks().iter().any(|run| at >= run.start && at < run.end())
     }
 
     /// Adds the checksum items that data in `at..at + len` needs and that are not in the checksum tree yet. The same data
@@ -296,7 +296,7 @@ impl<'a> LogCommit<'a> {
     /// # Errors
     /// A log block could not be read back or written; in the latter case the engine is read-only from now on.
     pub fn write(&mut self, batches: &[(TreeId, Vec<Change>)]) -> Result<LogWritten, TxnError> {
-        if let Some(rule) = self.refused() {
+        if let Some(rule) = self.fallback() {
             return Ok(LogWritten::Refused(rule));
         }
         if self.log.generation != self.generation.0 {
@@ -318,11 +318,11 @@ impl<'a> LogCommit<'a> {
         let grown = match (grown, found.refused) {
             (Ok(grown), _) => grown,
             (Err(_), Some(rule)) => {
-                self.refuse(rule);
+                self.fall_back(rule);
                 return Ok(LogWritten::Refused(rule));
             }
             (Err(e), None) => {
-                self.refuse(refusal::UNREADABLE);
+                self.fall_back(fallback::UNREADABLE);
                 return Err(e);
             }
         };
@@ -339,7 +339,7 @@ impl<'a> LogCommit<'a> {
         let written = inner.volume.write(&parts).and_then(|()| inner.volume.write_log_super(&sb));
         if let Err(e) = written {
             // A superblock may name the new blocks already: they stay taken, and the commit says how this ends.
-            self.refuse(refusal::NO_SPACE);
+            self.fall_back(fallback::NO_SPACE);
             return Err(inner.poison_unless_full(e.into()));
         }
         let bytes = parts.iter().map(|(_, bytes)| bytes.len() as u64).sum();

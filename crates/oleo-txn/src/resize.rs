@@ -18,7 +18,7 @@ impl Staged<'_> {
     /// Chunks lie behind the new end, or the device cannot grow: nothing has changed then.
     pub fn resize_device(&mut self, devid: DevId, total: ByteLen) -> Result<(), TxnError> {
         let inner = self.inner();
-        let held = inner.growth.hold();
+        let held = inner.growth.lock_chunk_alloc();
         let (key, item) = inner.volume.resize_device(devid, total)?;
         inner.growth.replace_in_plans(&held, &key, &item);
         drop(held);

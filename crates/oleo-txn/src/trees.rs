@@ -48,7 +48,7 @@ impl TreeState {
     pub(crate) fn drop_progress(&self) -> Option<DropProgress> {
         let item = self.item.as_ref()?;
         let begun = item.refs.get() == 0 && item.drop_level > 0;
-        begun.then(|| DropProgress { key: item.drop_progress.into(), level: item.drop_level, turning: None })
+        begun.then(|| DropProgress { key: item.drop_progress.into(), level: item.drop_level, backref_conversion: None })
     }
 
     pub(crate) fn key(&self) -> Key {

@@ -22,7 +22,7 @@ impl Engine {
         let (mut from, mut discarded) = ((DevId(0), Physical(0)), ByteLen(0));
         // Each round goes on behind the last piece.
         loop {
-            let _no_chunk_is_made = self.0.growth.hold();
+            let _no_chunk_is_made = self.0.growth.lock_chunk_alloc();
             match self.0.volume.discard_unallocated(from, min_len, PIECE_MAX)? {
                 Some(piece) => {
                     from = piece.next;

@@ -1,4 +1,4 @@
-//! Many transactions on one volume, judged by `btrfs check`.
+//! Many transactions on one volume, verified by `btrfs check`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -13,7 +13,7 @@ use oleo_volume::{OpenOptions, Volume};
 use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
-/// A room above that holds extended attributes of the top directory, the smallest valid content there is.
+/// A crate above that holds extended attributes of the top directory, the smallest valid content there is.
 #[derive(Default)]
 struct Attributes {
     open: Mutex<BTreeMap<Key, Change>>,
@@ -108,7 +108,7 @@ fn churn(name: &str, options: MkfsOptions, seed: u64) {
 }
 
 /// Goal: any number of transactions leaves extents, references, free space, groups and roots as `btrfs check` wants them.
-/// Method: attributes come and go in seeded transactions with stages in between; a map is the model; the tool judges.
+/// Method: attributes come and go in seeded transactions with stages in between; a map is the model; the tool verifies.
 #[test]
 fn transactions_leave_sound_volumes() {
     churn("plain", MkfsOptions::default(), 1);
@@ -134,7 +134,7 @@ fn old_features() {
 /// Goal: data that was never named is not lost space, and checksums go with it. Method: grant, write, name in a handle, do
 /// not reference; commit; the space is free again and the volume sound.
 #[test]
-fn unreferenced_births_leave_no_trace() {
+fn unreferenced_new_extents_leave_no_trace() {
     let Some(oracle) = oracle::oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let image = scratch.image("births", 512 << 20).unwrap();
@@ -154,7 +154,7 @@ fn unreferenced_births_leave_no_trace() {
         engine.csum_type().csum_sectors(&data, engine.sectorsize(), &mut sums);
         {
             let handle = engine.join(Need { items: 2, bytes: 1024, releasing: false }).unwrap();
-            handle.born(grant, TreeId::FS);
+            handle.record_new_extent(grant, TreeId::FS);
             handle.add_csums(run.start, sums);
         }
         drop(reservation);

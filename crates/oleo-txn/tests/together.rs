@@ -9,10 +9,10 @@ use oleo_txn::{DeltaSource, Engine, EngineOptions, Need, Stage, TxnError};
 use oleo_volume::{OpenOptions, Volume};
 use parking_lot::Mutex;
 
-/// A room above without changes, whose first commit waits until it is told to go on.
+/// A crate above without changes, whose first commit waits until it is told to go on.
 struct Slow {
     frozen: AtomicU64,
-    told: Mutex<mpsc::Receiver<()>>,
+    reported: Mutex<mpsc::Receiver<()>>,
     reached: mpsc::Sender<()>,
 }
 
@@ -23,7 +23,7 @@ impl DeltaSource for Slow {
     fn itemise(&self) -> Result<Stage, TxnError> {
         if self.frozen.load(Ordering::SeqCst) == 1 {
             self.reached.send(()).unwrap();
-            self.told.lock().recv().unwrap();
+            self.reported.lock().recv().unwrap();
         }
         Ok(Stage::default())
     }
@@ -43,9 +43,9 @@ fn open() -> Engine {
 #[test]
 fn one_commit_for_all_who_wait() {
     let engine = open();
-    let (go, told) = mpsc::channel();
+    let (go, reported) = mpsc::channel();
     let (reached, is_there) = mpsc::channel();
-    let slow = Arc::new(Slow { frozen: AtomicU64::new(0), told: Mutex::new(told), reached });
+    let slow = Arc::new(Slow { frozen: AtomicU64::new(0), reported: Mutex::new(reported), reached });
     let source: Arc<dyn DeltaSource> = slow.clone();
     engine.set_source(Arc::downgrade(&source) as Weak<dyn DeltaSource>);
     let change = || drop(engine.join(Need { items: 1, bytes: 10, releasing: false }).unwrap());
@@ -75,5 +75,5 @@ fn one_commit_for_all_who_wait() {
         }
     });
     assert_eq!(slow.frozen.load(Ordering::SeqCst), 2);
-    assert!(!engine.has_changes() && engine.failed().is_none());
+    assert!(!engine.has_changes() && engine.poisoned_by().is_none());
 }

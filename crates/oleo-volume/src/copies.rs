@@ -1,6 +1,6 @@
 //! Reading one named copy: for those who want to know whether every copy is good, not only some.
 //!
-//! Nothing is judged, counted or healed here. The copies of an address are numbered from 0 in the order of the chunk's
+//! Nothing is verified, counted or healed here. The copies of an address are numbered from 0 in the order of the chunk's
 //! stripes; with parity there is one, and `read_block` is who rebuilds.
 
 use std::sync::Arc;

@@ -17,7 +17,7 @@ pub enum VolumeError {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The image lies.
+    /// The image is damaged.
     #[error(transparent)]
     Corrupt(Box<Corruption>),
     /// No mirror of the superblock is whole.
@@ -84,7 +84,7 @@ pub enum VolumeError {
     ReadOnly,
     /// A write or a flush failed earlier; since then nothing is written.
     #[error("nothing is written since an earlier failure: {first}")]
-    Stopped {
+    Poisoned {
         /// The failure.
         first: DeviceError,
     },
@@ -165,7 +165,7 @@ impl Classified for VolumeError {
             VolumeError::Missing { .. } => Class::refusal(errno::ENODEV),
             VolumeError::MissingForWriting { .. } | VolumeError::ReadOnly => Class::refusal(errno::EROFS),
             VolumeError::Unsupported { .. } => Class::refusal(errno::EOPNOTSUPP),
-            VolumeError::Stopped { first } => first.class(),
+            VolumeError::Poisoned { first } => first.class(),
             // A call that reads has no other word for it, whatever is wrong with the copies.
             VolumeError::NoGoodCopy { why, .. } => Class { errno: errno::EIO, ..why.class() },
             VolumeError::OnMissing { .. } => Class::DEVICE,
@@ -205,7 +205,7 @@ mod tests {
             MissingForWriting: VolumeError::MissingForWriting { devid, uuid } => Class::refusal(errno::EROFS),
             Unsupported: VolumeError::Unsupported { what: name() } => Class::refusal(errno::EOPNOTSUPP),
             ReadOnly: VolumeError::ReadOnly => Class::refusal(errno::EROFS),
-            Stopped: VolumeError::Stopped { first: device() } => Class::DEVICE,
+            Poisoned: VolumeError::Poisoned { first: device() } => Class::DEVICE,
             Unmapped: VolumeError::Unmapped { at, len: 1 } => Class::DAMAGE,
             NoGoodCopy: VolumeError::NoGoodCopy { at, len: 1, why: Box::new(device().into()) } => Class::DEVICE,
             NoGoodCopy: VolumeError::NoGoodCopy { at, len: 1, why: Box::new(VolumeError::Corrupt(lie())) } => Class::DATA,

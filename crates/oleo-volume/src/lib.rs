@@ -5,13 +5,13 @@
 //!
 //! Normal path: (1) `open` takes devices, reads their superblocks (`supers`), matches them to each other, learns the
 //! system chunks from the superblock's array and with them reads the chunk tree (`open`); (2) `read_block` and
-//! `read_data` fetch bytes from the copy most likely to be good, judge them, and try the others, or parity, if they
+//! `read_data` fetch bytes from the copy most likely to be good, verify them, and try the others, or parity, if they
 //! are not (`read`, `rebuild`); (3) `write` sends bytes to all copies, `write_supers` makes a transaction the newest
 //! (`write`, `supers`); (4) `propose_chunk` says where a new chunk would go and with which items; after the caller has
 //! put those into the trees, `add_chunk` makes it usable (`carve`).
 //!
 //! Invariants: chunks do not overlap, in logical space nor on devices; every stripe is on a member (which may be
-//! missing). A byte is written to every copy or the volume is stopped: after the first write or flush that fails
+//! missing). A byte is written to every copy or the volume is poisoned: after the first write or flush that fails
 //! nothing more is written.
 //! Locks: `chunks` and `members` (rank 80, shared for lookups, never held over I/O), `super_block` (rank 81), each
 //! member's item (rank 82).
@@ -67,8 +67,8 @@ pub struct Volume {
     seed_rules: Vec<NodeRules>,
     chunk_tree_uuid: Uuid,
     write: bool,
-    /// The write or flush that stopped the volume.
-    stopped: OnceLock<DeviceError>,
+    /// The write or flush that poisoned the volume.
+    poisoned: OnceLock<DeviceError>,
 }
 
 impl Volume {
@@ -94,7 +94,7 @@ impl Volume {
 
     /// Whether writes are refused.
     pub fn read_only(&self) -> bool {
-        !self.write || self.stopped.get().is_some()
+        !self.write || self.poisoned.get().is_some()
     }
 
     /// The chunk that maps an address.

@@ -1,7 +1,7 @@
 //! Opening: from a handful of devices to a chunk map.
 //!
 //! Steps: (1) `gather` reads each device's superblock and sorts the devices into members of the volume and of its
-//! seeds; (2) the newest superblock is judged; (3) the system chunks of its array are enough to read the chunk tree,
+//! seeds; (2) the newest superblock is verified; (3) the system chunks of its array are enough to read the chunk tree,
 //! which `walk_chunk_tree` does level by level; (4) its DEV_ITEMs are matched with the devices, its CHUNK_ITEMs make
 //! the map.
 //!
@@ -83,7 +83,7 @@ impl Volume {
             seed_rules: seed_rules_of(seed_rules)?,
             chunk_tree_uuid: Uuid::nil(),
             write: false,
-            stopped: OnceLock::new(),
+            poisoned: OnceLock::new(),
         };
         let (items, maps) = volume.walk_chunk_tree(&main)?;
         // The items know more than the superblocks: missing devices, and sizes as of the last transaction.
@@ -150,7 +150,7 @@ impl Volume {
             seed_rules: Vec::new(),
             chunk_tree_uuid,
             write: true,
-            stopped: OnceLock::new(),
+            poisoned: OnceLock::new(),
         })
     }
 

@@ -3,7 +3,7 @@
 //! A read goes in two steps. (1) The *first pass* fetches everything from the best source of each piece, in one batch
 //! per device, devices in parallel. (2) What failed to read or to verify is *recovered*: the remaining sources are
 //! tried for just those bytes. When a later source is good and the volume was opened for writing, the bad copies are
-//! overwritten with it. Only what a checksum has judged is healed.
+//! overwritten with it. Only what a checksum has verified is healed.
 //!
 //! Order of sources: devices that are there before devices that missed writes; among equals, spread by address, so
 //! that big reads use all copies' devices. Healing is past the latch: a disk that cannot be healed is no reason to stop.
@@ -124,7 +124,7 @@ impl Volume {
     /// checksums.
     pub fn read_data(&self, at: Logical, buf: &mut [u8], csums: Option<&[u8]>) -> Result<(), VolumeError> {
         let len = buf.len() as u64;
-        let judge = Judge::new(&self.rules, at, len, csums)?;
+        let verifier = Verifier::new(&self.rules, at, len, csums)?;
         let spans = self.spans(at, len)?;
         let mut parts = Vec::new();
         let mut rest = buf;
@@ -144,17 +144,22 @@ impl Volume {
         }
         let mut sector_buf = Vec::new();
         for part in &mut parts {
-            self.settle_part(part, &judge, &mut sector_buf)?;
+            self.settle_part(part, &verifier, &mut sector_buf)?;
         }
         Ok(())
     }
 
-    /// Judges what the first pass brought, and gets from elsewhere what is bad.
-    fn settle_part(&self, part: &mut Part<'_, '_>, judge: &Judge<'_>, spare: &mut Vec<u8>) -> Result<(), VolumeError> {
+    /// Verifies what the first pass brought, and gets from elsewhere what is bad.
+    fn settle_part(
+        &self,
+        part: &mut Part<'_, '_>,
+        verifier: &Verifier<'_>,
+        spare: &mut Vec<u8>,
+    ) -> Result<(), VolumeError> {
         let start = part.logical();
         let mut bad = match &part.error {
             Some(_) => vec![(0, part.buf.len())],
-            None => judge.bad_runs(start, part.buf),
+            None => verifier.bad_runs(start, part.buf),
         };
         if bad.is_empty() {
             return Ok(());
@@ -168,9 +173,9 @@ impl Volume {
                 // The first source was read already; once more sector by sector if the read failed as a whole.
                 let again = index > 0 || first_failed;
                 let left = match again {
-                    true => self.read_run(part, source, (from, to), judge, spare, &mut first_error),
+                    true => self.read_run(part, source, (from, to), verifier, spare, &mut first_error),
                     false => {
-                        part.count_bad(source, judge, (from, to), &mut first_error);
+                        part.count_bad(source, verifier, (from, to), &mut first_error);
                         vec![(from, to)]
                     }
                 };
@@ -187,7 +192,7 @@ impl Volume {
         if let Some(&(from, to)) = bad.first() {
             return Err(no_good_copy(start + ByteLen(from as u64), (to - from) as u64, first_error));
         }
-        if judge.csums.is_some() {
+        if verifier.csums.is_some() {
             for (source, (from, to)) in failed {
                 let at = part.piece.offset + from as u64;
                 self.heal(part.placed, source, at, &part.buf[from..to]);
@@ -202,7 +207,7 @@ impl Volume {
         part: &mut Part<'_, '_>,
         source: Source,
         run: (usize, usize),
-        judge: &Judge<'_>,
+        verifier: &Verifier<'_>,
         spare: &mut Vec<u8>,
         first_error: &mut Option<VolumeError>,
     ) -> Vec<(usize, usize)> {
@@ -223,9 +228,9 @@ impl Volume {
         let mut bad = Vec::new();
         match fetch(from, to, spare) {
             Ok(()) => {
-                bad = judge.bad_runs(start + ByteLen(from as u64), spare);
+                bad = verifier.bad_runs(start + ByteLen(from as u64), spare);
                 for &(f, t) in &bad {
-                    part.count_bad(source, judge, (from + f, from + t), first_error);
+                    part.count_bad(source, verifier, (from + f, from + t), first_error);
                 }
             }
             Err(VolumeError::OnMissing { devid }) => {
@@ -237,7 +242,7 @@ impl Volume {
                 for f in (0..to - from).step_by(unit) {
                     let t = (f + unit).min(to - from);
                     let fits = fetch(from + f, from + t, &mut spare[f..t]).is_ok()
-                        && judge.bad_runs(start + ByteLen((from + f) as u64), &spare[f..t]).is_empty();
+                        && verifier.bad_runs(start + ByteLen((from + f) as u64), &spare[f..t]).is_empty();
                     if !fits {
                         bad.push((f, t));
                     }
@@ -312,11 +317,11 @@ impl Part<'_, '_> {
     }
 
     /// Counts the sectors of a run that a copy had wrong.
-    fn count_bad(&self, source: Source, judge: &Judge<'_>, run: (usize, usize), first: &mut Option<VolumeError>) {
+    fn count_bad(&self, source: Source, verifier: &Verifier<'_>, run: (usize, usize), first: &mut Option<VolumeError>) {
         let Source::Copy { stripe } = source else { return };
         let member = &self.placed.on[stripe];
         let (from, to) = run;
-        for _ in (from..to).step_by(judge.rules.sectorsize as usize) {
+        for _ in (from..to).step_by(verifier.rules.sectorsize as usize) {
             member.count(Count::Corruption);
         }
         let at = self.logical() + ByteLen(from as u64);
@@ -325,14 +330,14 @@ impl Part<'_, '_> {
 }
 
 /// Checksums of a range of data.
-struct Judge<'a> {
+struct Verifier<'a> {
     rules: &'a NodeRules,
     start: Logical,
     csums: Option<&'a [u8]>,
 }
 
-impl<'a> Judge<'a> {
-    fn new(rules: &'a NodeRules, at: Logical, len: u64, csums: Option<&'a [u8]>) -> Result<Judge<'a>, VolumeError> {
+impl<'a> Verifier<'a> {
+    fn new(rules: &'a NodeRules, at: Logical, len: u64, csums: Option<&'a [u8]>) -> Result<Verifier<'a>, VolumeError> {
         if let Some(csums) = csums {
             let unit = ByteLen(rules.sectorsize.into());
             let want = len / unit.0 * rules.csum.csum_len() as u64;
@@ -340,7 +345,7 @@ impl<'a> Judge<'a> {
                 return Err(VolumeError::Unaligned { at, len, csums: csums.len() });
             }
         }
-        Ok(Judge { rules, start: at, csums })
+        Ok(Verifier { rules, start: at, csums })
     }
 
     /// Byte ranges of `data`, which lies at `at`, that do not fit their checksums. Neighbouring sectors are one run.

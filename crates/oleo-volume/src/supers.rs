@@ -1,4 +1,4 @@
-//! Superblocks: finding the best mirror, judging it, writing all of them.
+//! Superblocks: finding the best mirror, verifying it, writing all of them.
 //!
 //! A device has up to three mirrors at fixed offsets. The best is the one with the highest generation among those
 //! whose checksum, magic and own offset are right; mirrors of another file system (left over from an earlier life of

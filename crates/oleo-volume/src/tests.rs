@@ -190,7 +190,7 @@ fn samples() -> impl Iterator<Item = (Profile, usize, &'static Sample)> {
     all.iter().map(|(p, n, s)| (*p, *n, s))
 }
 
-/// Goal: what was written is read, the chunk tree tells what was carved, and a parity volume is not opened for writing.
+/// Goal: what was written is read, the chunk tree says what was carved, and a parity volume is not opened for writing.
 #[test]
 fn every_profile_is_read_back() {
     for (profile, count, sample) in samples() {

@@ -1,6 +1,6 @@
 //! Writing: every byte to all its copies; flush; superblocks; discard.
 //!
-//! Invariants: after the first write or flush that fails, the volume is stopped: nothing else is written, superblocks
+//! Invariants: after the first write or flush that fails, the volume is poisoned: nothing else is written, superblocks
 //! least of all, so the last transaction that was made durable stays the newest. Writing to chunks with parity is
 //! refused. Devices work in parallel, each on its own sorted and merged batch.
 
@@ -118,9 +118,9 @@ impl Volume {
 
     /// Sets the fields of a superblock that the volume knows: the system chunks, the number of devices and their
     /// total size, and notes the devices' items for when it is written. They must be what the trees say that this superblock leads to, so chunks that were added since
-    /// those trees were made are named in `young`, to be left out.
-    pub fn stamp_without(&self, sb: &mut SuperBlock, young: &[Logical]) -> Result<(), VolumeError> {
-        let chunks = self.system_chunks(|map| !young.contains(&map.start));
+    /// those trees were made are named in `uncommitted`, to be left out.
+    pub fn stamp_without(&self, sb: &mut SuperBlock, uncommitted: &[Logical]) -> Result<(), VolumeError> {
+        let chunks = self.system_chunks(|map| !uncommitted.contains(&map.start));
         if !sb.set_sys_chunks(chunks.iter().map(|(key, chunk)| (*key, chunk))) {
             return Err(VolumeError::SystemArrayFull);
         }
@@ -181,8 +181,8 @@ impl Volume {
     }
 
     pub(crate) fn may_write(&self) -> Result<(), VolumeError> {
-        if let Some(first) = self.stopped.get() {
-            return Err(VolumeError::Stopped { first: first.clone() });
+        if let Some(first) = self.poisoned.get() {
+            return Err(VolumeError::Poisoned { first: first.clone() });
         }
         if self.write { Ok(()) } else { Err(VolumeError::ReadOnly) }
     }
@@ -191,7 +191,7 @@ impl Volume {
     /// does all of it again, before anything that relies on it.
     fn stop(&self, e: DeviceError) -> VolumeError {
         if !e.is_full() {
-            let _ = self.stopped.set(e.clone());
+            let _ = self.poisoned.set(e.clone());
         }
         e.into()
     }

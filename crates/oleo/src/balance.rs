@@ -40,7 +40,7 @@ impl Image {
     /// Gives back block groups of which less than `percent` is used, as far as others have room.
     ///
     /// # Errors
-    /// A balance is under way, or the image lies.
+    /// A balance is under way, or the image is damaged.
     pub fn reclaim(&self, percent: u64) -> Result<Reclaimed> {
         Ok(oleo_jobs::reclaim(self.fs(), self.balancer(), percent)?)
     }

@@ -27,7 +27,7 @@ pub use oleo_check::{
 /// What a check begins with; by default the best superblock, and the newest roots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Start {
-    /// The roots that the superblock keeps of an earlier transaction, 0 being the last of these: the findings then tell how
+    /// The roots that the superblock keeps of an earlier transaction, 0 being the last of these: the findings then say how
     /// much of it is still whole.
     pub backup: Option<usize>,
     /// This copy of each device's superblock, whatever the others say: 0 to 2, as far as the devices reach.

@@ -5,10 +5,10 @@
 //! the mount, by an ioctl on the path it was given, where its control socket is and which inode the path is
 //! ([`OLEO_IOC_CONTROL`], [`OLEO_IOC_IDENT`]); (2) it sends the request through the socket ([`Client`]); (3) the
 //! server ([`serve`]) learns from the socket who asks ([`Caller`]), calls [`execute()`] on the image that it has open,
-//! has the kernel forget what changed ([`Invalidate`]) and sends the reply. The ioctls of btrfs that reach a mount are
+//! has the kernel forget what changed ([`Invalidation`]) and sends the reply. The ioctls of btrfs that reach a mount are
 //! turned into the same requests.
 //!
-//! Objects are named by tree, inode number and the rest of a path ([`At`]), so that neither side needs to know where
+//! Objects are named by tree, inode number and the rest of a path ([`Location`]), so that neither side needs to know where
 //! the other sees the file system.
 //!
 //! What callers may do is what the kernel lets them do: [`Caller`] has the rules.
@@ -25,7 +25,7 @@ mod space;
 mod wire;
 
 pub use caller::Caller;
-pub use execute::{Invalidate, execute};
+pub use execute::{Invalidation, execute};
 pub use oleo_device::ioctl::{OLEO_IOC_CONTROL, OLEO_IOC_IDENT, control_socket, ident, is_on_fuse, open_to_ask};
 pub use oleo_jobs::{
     BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Bound, DefragOptions, Defragmented, Filters,
@@ -33,9 +33,9 @@ pub use oleo_jobs::{
 };
 pub use receive::{Feed, ReceiveHow, Received, ReceivedSubvol, STALL_MAX};
 pub use request::{
-    At, BalanceChange, Bytes, DeviceUsage, DuLine, Error, GroupUsed, LogStats, MountShown, NewLimit, NewPart, Place,
-    Property, QgroupShown, QgroupStats, QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol, SubvolShown,
-    Usage, Which, WhichGroup,
+    BalanceChange, Bytes, DeviceUsage, DuLine, Error, GroupUsed, Location, LogStats, MountShown, NewLimit, NewPart,
+    Place, Property, QgroupShown, QgroupStats, QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol,
+    SubvolRef, SubvolShown, Usage, WhichGroup,
 };
 pub use send::{MEMORY_MAX, SendHow, SentShown};
 pub use wire::{Client, REPLY_MAX, REQUEST_MAX, connect_of, serve, stop};

@@ -68,7 +68,7 @@ pub enum Error {
     /// From making a file system.
     #[error(transparent)]
     Mkfs(Box<MkfsError>),
-    /// The image lies.
+    /// The image is damaged.
     #[error(transparent)]
     Corruption(Box<Corruption>),
     /// From a job on a whole file system.

@@ -190,7 +190,7 @@ impl Image {
     /// The root directory of the top level.
     ///
     /// # Errors
-    /// The image lies.
+    /// The image is damaged.
     pub fn top(&self) -> Result<InodeRef> {
         Ok(self.fs.root(TreeId::FS)?)
     }
@@ -204,7 +204,7 @@ impl Image {
             return self.fs.root(TreeId(number)).at(|| format!("subvolume {number}"));
         }
         let inode = self.fs.resolve(&self.top()?, spec.as_bytes(), Follow::Yes).at(|| spec.to_owned())?;
-        if inode.ino() != Ino::ROOT_DIR || inode.is_stub() {
+        if inode.ino() != Ino::ROOT_DIR || inode.is_empty_subvol_dir() {
             return Err(Error::refused(oleo_fs::errno::EINVAL, format!("{spec} is not a subvolume")));
         }
         Ok(inode)
@@ -353,7 +353,7 @@ impl Image {
     /// All entries of an open directory, in the order of their creation.
     ///
     /// # Errors
-    /// It is no directory, or the image lies.
+    /// It is no directory, or the image is damaged.
     pub fn list_dir(&self, dir: &InodeRef) -> Result<Vec<DirEntryInfo>> {
         /// Entries read at once.
         const BATCH: usize = 4096;
@@ -401,7 +401,7 @@ impl Image {
     /// Takes apart what was deleted, so that its space is free for others.
     ///
     /// # Errors
-    /// A device failed, or the image lies.
+    /// A device failed, or the image is damaged.
     pub fn clean(&self) -> Result<()> {
         while self.fs.clean(CLEAN_BLOCKS)? {}
         Ok(())

@@ -167,11 +167,11 @@ impl Inspector {
         mut each: impl FnMut(&CheckedNode) -> Step,
         bad: &mut dyn FnMut(Logical, Error),
     ) {
-        let told = self.go(first, &mut each, &mut |at, error| {
+        let reported = self.go(first, &mut each, &mut |at, error| {
             bad(at, error);
             Ok(())
         });
-        debug_assert!(told.is_ok(), "whatever is wrong has been told");
+        debug_assert!(reported.is_ok(), "whatever is wrong has been told");
     }
 
     fn go(

@@ -151,7 +151,7 @@ pub use file::File;
 pub use image::{Image, OpenOptions};
 pub use ops::{Depth, Sharing};
 pub use settings::{PROPERTIES, parse_checksum, parse_compress, random_seed, seed_from_text};
-pub use usage::{FileUsage, GroupUsage, Room};
+pub use usage::{FileUsage, GroupUsage, SpaceSummary};
 
 pub use oleo_txn::{Assigned, Moved, Qgroup, QgroupId, QgroupLimit, QuotaState};
 pub use oleo_volume::DeviceInfo;
@@ -173,6 +173,6 @@ pub use oleo_jobs::{
     SubvolSize,
 };
 pub use oleo_mkfs::{
-    FeatureSet, FillOptions, Made, MkfsError, MkfsOptions, OnProgress, Profile, Progress, Report, SubvolWish,
+    FeatureSet, FillOptions, Made, MkfsError, MkfsOptions, OnProgress, Profile, Progress, Report, SubvolSpec,
     TopAttributes, make,
 };

@@ -14,18 +14,18 @@ impl Image {
     /// Turns full quotas on and counts what is there. Durable when it returns.
     ///
     /// # Errors
-    /// No space, or the image lies; simple quotas are on (`EEXIST`).
+    /// No space, or the image is damaged; simple quotas are on (`EEXIST`).
     pub fn quota_enable(&self) -> Result<()> {
         Ok(oleo_jobs::quota_enable(self.fs())?)
     }
 
     /// Turns simple quotas on: what is written from now on counts for the subvolume that writes it, whoever comes to share it,
-    /// until it is gone; of tree blocks that is those which are rewritten. Costs less than full quotas, which tell what
+    /// until it is gone; of tree blocks that is those which are rewritten. Costs less than full quotas, which say what
     /// a subvolume reaches and what it has alone. Durable when it returns. Volumes that have had them can be read and
     /// written by kernels from 6.7 on only.
     ///
     /// # Errors
-    /// No space, or the image lies; full quotas are on (`EEXIST`).
+    /// No space, or the image is damaged; full quotas are on (`EEXIST`).
     pub fn quota_enable_simple(&self) -> Result<()> {
         Ok(oleo_jobs::quota_enable_simple(self.fs())?)
     }
@@ -41,7 +41,7 @@ impl Image {
     /// Counts what every group uses anew, while others go on.
     ///
     /// # Errors
-    /// Quota is off (`ENOTCONN`) or simple (`EINVAL`), or the image lies.
+    /// Quota is off (`ENOTCONN`) or simple (`EINVAL`), or the image is damaged.
     pub fn quota_rescan(&self) -> Result<()> {
         Ok(oleo_jobs::quota_rescan(self.fs(), &|| true)?)
     }
@@ -54,7 +54,7 @@ impl Image {
         Ok(oleo_jobs::quota_rescan(self.fs(), goes_on)?)
     }
 
-    /// Changes a group. Where the numbers do not tell what that makes of them, all are counted anew if `scan` is set, and
+    /// Changes a group. Where the numbers do not say what that makes of them, all are counted anew if `scan` is set, and
     /// marked as wrong otherwise.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Image {
     /// What each subvolume takes, in the order of their numbers; quota may be off.
     ///
     /// # Errors
-    /// The image lies, or cannot be read.
+    /// The image is damaged, or cannot be read.
     pub fn subvol_sizes(&self) -> Result<Vec<SubvolSize>> {
         Ok(oleo_jobs::subvol_sizes(self.fs())?)
     }

@@ -64,7 +64,7 @@ impl Image {
         result.map(|()| report)
     }
 
-    /// The same; the report tells what was done before an error, too.
+    /// The same; the report says what was done before an error, too.
     ///
     /// # Errors
     /// The place to receive into is not there. The second result is that of [`Image::receive`].
@@ -109,7 +109,7 @@ impl Image {
 /// received from the same input, or `rebase`, a directory too. `atomic` removes what was made where an error ends the work.
 ///
 /// # Errors
-/// As [`Image::receive`]; the report tells what was done before.
+/// As [`Image::receive`]; the report says what was done before.
 pub fn receive_to_dir<R: Read + Send + 'static>(dir: &Path, input: R, how: &Receive) -> (Report, Result<()>) {
     let all = how.exact_modes || rustix::process::geteuid().is_root();
     // As tar does: without being asked, an ordinary user gets no set-ID bits at all.

@@ -35,7 +35,7 @@ impl Image {
     /// Writes a stream of read-only subvolumes, in this order. An image that is open for changes is committed first.
     ///
     /// # Errors
-    /// A subvolume is not there or not read-only, the image lies, or the stream cannot be written. What was written
+    /// A subvolume is not there or not read-only, the image is damaged, or the stream cannot be written. What was written
     /// then has no end, and receivers tell.
     pub fn send(&self, subvols: &[TreeId], options: &SendOptions<'_>, out: &mut (dyn Write + Send)) -> Result<Sent> {
         Ok(oleo_stream::send(self.fs(), subvols, options, out)?)

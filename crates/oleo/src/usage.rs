@@ -49,7 +49,7 @@ pub struct FileUsage {
 
 /// How full a volume is, counted in what files can have: copies and parity taken off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
+pub struct SpaceSummary {
     /// All bytes of the devices.
     pub total: ByteLen,
     /// What nothing uses.
@@ -60,7 +60,7 @@ pub struct Room {
 
 impl Image {
     /// How full the volume is.
-    pub fn room(&self) -> Room {
+    pub fn space_summary(&self) -> SpaceSummary {
         let (mut data_used, mut other_used, mut data) = (0, 0, BlockGroupFlags::DATA);
         let copies = |flags: BlockGroupFlags| Profile::of(flags).map_or(1, |p| u64::from(p.shape().copies.max(1)));
         for group in self.df() {
@@ -77,7 +77,7 @@ impl Image {
         let engine = self.fs().engine();
         let available = engine.data_free() + self.volume().unallocated(data);
         let free = total.saturating_sub(data_used + other_used / ratio);
-        Room { total: ByteLen(total), free: ByteLen(free), available: available.min(ByteLen(free)) }
+        SpaceSummary { total: ByteLen(total), free: ByteLen(free), available: available.min(ByteLen(free)) }
     }
 
     /// Space by type and profile, in the order of the flags.
@@ -95,7 +95,7 @@ impl Image {
     /// What a file, or everything below a directory, takes; and the same for each direct entry, told to `each`.
     ///
     /// # Errors
-    /// The image lies.
+    /// The image is damaged.
     pub fn du(&self, inode: &InodeRef, mut each: impl FnMut(&[u8], FileUsage)) -> Result<FileUsage> {
         let mut whole = Sum::default();
         if self.fs().attr(inode).kind != FileKind::Dir {

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::Result;
 use oleo::restore::{RestoreOptions, restore_to_dir, restore_to_tar};
-use oleo::{BuildOptions, FillOptions, Image, MkfsOptions, OpenOptions, Source, SubvolWish, build};
+use oleo::{BuildOptions, FillOptions, Image, MkfsOptions, OpenOptions, Source, SubvolSpec, build};
 use oleo_sim::manifest::{Detail, Ignore, Manifest};
 use oleo_sim::oracle::{Scratch, oracle};
 use oleo_sim::specimen;
@@ -110,7 +110,7 @@ fn reproducible() -> Result<()> {
             threads,
             epoch_seconds: Some(1_600_000_000),
             compress: oleo::parse_compress("zstd:1")?,
-            subvols: vec![SubvolWish { path: "deep".into(), read_only: true, default: false }],
+            subvols: vec![SubvolSpec { path: "deep".into(), read_only: true, default: false }],
             ..FillOptions::default()
         };
         fs::create_dir_all(dir.join("deep"))?;
@@ -136,7 +136,7 @@ fn subvolumes() -> Result<()> {
     for place in ["a/one", "a/two", "a/inner/three", "b/four"] {
         fs::hard_link(dir.join("file"), dir.join(place))?;
     }
-    let wish = |path: &str, read_only, default| SubvolWish { path: path.into(), read_only, default };
+    let wish = |path: &str, read_only, default| SubvolSpec { path: path.into(), read_only, default };
     let image = scratch.path().join("image");
     let mut options = options(Source::Dir(dir.clone()), 5);
     options.fill.subvols = vec![wish("a", false, true), wish("a/inner", true, false)];

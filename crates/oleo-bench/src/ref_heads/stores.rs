@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 /// What all of them can.
 pub trait Store: Sync {
     /// The extent was allocated just now.
-    fn born(&self, at: Logical, len: ByteLen, kind: ExtentKind);
+    fn record_new_extent(&self, at: Logical, len: ByteLen, kind: ExtentKind);
     /// Takes changes in.
     fn record_batch(&self, batch: &mut Vec<RefChange>);
     /// Takes about so many heads out, lowest address first, and shows address and sum of each; how many.
@@ -22,8 +22,8 @@ pub trait Store: Sync {
 }
 
 impl Store for Ledger {
-    fn born(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
-        Ledger::born(self, at, len, kind);
+    fn record_new_extent(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
+        Ledger::record_new_extent(self, at, len, kind);
     }
     fn record_batch(&self, batch: &mut Vec<RefChange>) {
         Ledger::record_batch(self, batch);
@@ -38,13 +38,13 @@ pub struct Head {
     at: u64,
     _len: ByteLen,
     _kind: ExtentKind,
-    born: bool,
+    record_new_extent: bool,
     refs: SmallVec<[(RefKey, i32); 1]>,
 }
 
 impl Head {
     fn new(at: Logical, len: ByteLen, kind: ExtentKind) -> Head {
-        Head { at: at.0, _len: len, _kind: kind, born: false, refs: SmallVec::new() }
+        Head { at: at.0, _len: len, _kind: kind, record_new_extent: false, refs: SmallVec::new() }
     }
 
     fn change(&mut self, by: RefKey, delta: i32) {
@@ -60,7 +60,7 @@ impl Head {
     }
 
     fn is_blank(&self) -> bool {
-        self.refs.is_empty() && !self.born
+        self.refs.is_empty() && !self.record_new_extent
     }
 
     fn net(&self) -> i64 {
@@ -73,8 +73,8 @@ impl Head {
 pub struct Ordered(Mutex<BTreeMap<u64, Head>>);
 
 impl Store for Ordered {
-    fn born(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
-        self.0.lock().entry(at.0).or_insert_with(|| Head::new(at, len, kind)).born = true;
+    fn record_new_extent(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
+        self.0.lock().entry(at.0).or_insert_with(|| Head::new(at, len, kind)).record_new_extent = true;
     }
 
     fn record_batch(&self, batch: &mut Vec<RefChange>) {
@@ -206,10 +206,10 @@ impl RadixTree {
 pub struct Radix(Mutex<RadixTree>);
 
 impl Store for Radix {
-    fn born(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
+    fn record_new_extent(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
         let mut tree = self.0.lock();
         let head = tree.entry(at, len, kind);
-        tree.heads[head as usize].born = true;
+        tree.heads[head as usize].record_new_extent = true;
     }
 
     fn record_batch(&self, batch: &mut Vec<RefChange>) {
@@ -260,8 +260,8 @@ impl Hashed {
 }
 
 impl Store for Hashed {
-    fn born(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
-        self.shard(at).lock().entry(at.0).or_insert_with(|| Head::new(at, len, kind)).born = true;
+    fn record_new_extent(&self, at: Logical, len: ByteLen, kind: ExtentKind) {
+        self.shard(at).lock().entry(at.0).or_insert_with(|| Head::new(at, len, kind)).record_new_extent = true;
     }
 
     fn record_batch(&self, batch: &mut Vec<RefChange>) {

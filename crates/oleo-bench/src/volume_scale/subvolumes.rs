@@ -46,7 +46,7 @@ pub fn run(count: u64, costs: &mut Costs) -> Result<()> {
     ensure!(listed.len() as u64 > count, "{} of {count} subvolumes were listed", listed.len());
     costs.each("look up", LOOKUPS, || {
         for n in scattered(LOOKUPS, count) {
-            ensure!(fs.lookup(&dir, &name(n))?.is_some_and(|i| !i.is_stub()), "subvolume {n} is not found");
+            ensure!(fs.lookup(&dir, &name(n))?.is_some_and(|i| !i.is_empty_subvol_dir()), "subvolume {n} is not found");
         }
         Ok(())
     })?;

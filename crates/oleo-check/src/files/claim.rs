@@ -5,7 +5,8 @@
 //! Where a sum is zero, both sides say the same, wherever they stand and however many leaves lie between them. Sums of
 //! leaves add up to those of trees in any grouping, so a leaf that a hundred snapshots share is read once.
 //!
-//! A sum that is not zero says that something is wrong, not what: [`look`](super::look) reads the tree again for that.
+//! A sum that is not zero says that something is wrong, not what: [`second_pass`](super::second_pass) reads the tree
+//! again for that.
 
 use oleo_format::{FileType, Key};
 

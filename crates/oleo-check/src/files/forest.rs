@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 
 use super::claim::Sums;
 use super::logs::{self, Log};
-use super::look::Look;
 use super::qgroups::Qgroups;
 use super::roots::{Entry, Roots};
+use super::second_pass::SecondPass;
 use super::uuids::Uuids;
-use super::{Context, Facts, Hear};
-use crate::feed::{Env, Feed, Tell, TreeStart, Used};
+use super::{Context, LeafSummary, Reporter};
 use crate::finding::Kind;
+use crate::input::{Env, Input, ReportFinding, TreeStart, Used};
 
 /// Takes the items of a tree, one by one.
 type Each<'a> = &'a mut dyn FnMut(&Key, &[u8]);
@@ -30,16 +30,24 @@ pub(crate) struct Forest {
 }
 
 impl Forest {
-    /// Judges a whole tree of files from the facts of its root block; where they do not add up, reads it again to name what
-    /// is wrong. Trees that hold no files are passed over. Where a tree is half deleted, its facts begin with [`Facts::lost`].
-    pub fn tree(&self, env: &Env, feed: &Feed<'_>, start: &TreeStart, facts: Facts, hear: Hear<'_>) {
+    /// Checks a whole tree of files from the summaries of its root block; where they do not add up, reads it again to name what
+    /// is wrong. Trees that hold no files are passed over. Where a tree is half deleted, its summaries begin with
+    /// [`LeafSummary::lost`].
+    pub fn tree(
+        &self,
+        env: &Env,
+        input: &Input<'_>,
+        start: &TreeStart,
+        summaries: LeafSummary,
+        reporter: Reporter<'_>,
+    ) {
         if !start.tree.is_subvol() && start.tree != TreeId::DATA_RELOC {
             return;
         }
-        let c = Context::new(env, start.tree, hear);
+        let c = Context::new(env, start.tree, reporter);
         let is_half = start.drop_progress().is_some();
-        self.judge(&c, facts, is_half, &mut |each| {
-            feed.each(start, Key::MIN, Key::MAX, &mut |key, item| {
+        self.check(&c, summaries, is_half, &mut |each| {
+            input.each(start, Key::MIN, Key::MAX, &mut |key, item| {
                 each(key, item);
                 ControlFlow::Continue(())
             });
@@ -47,8 +55,8 @@ impl Forest {
     }
 
     /// The same for a tree that `read` reads.
-    pub(super) fn judge(&self, c: &Context<'_>, facts: Facts, is_half: bool, read: &mut dyn FnMut(Each<'_>)) {
-        let closed = facts.finish(c);
+    pub(super) fn check(&self, c: &Context<'_>, summaries: LeafSummary, is_half: bool, read: &mut dyn FnMut(Each<'_>)) {
+        let closed = summaries.finish(c);
         if closed.lost || is_half {
             return;
         }
@@ -64,7 +72,7 @@ impl Forest {
         if closed.sums.balanced() || !self.looked.lock().insert(closed.sums) {
             return;
         }
-        let mut look = Look::default();
+        let mut look = SecondPass::default();
         while look.again() {
             read(&mut |key, item| look.item(key, item));
         }
@@ -73,7 +81,7 @@ impl Forest {
 }
 
 /// Follows every directory upwards, each once, and returns one of each ring. In the lists are directories and where they
-/// are; what is not there ends a way: the root directory, and directories of which others tell that they are missing.
+/// are; what is not there ends a way: the root directory, and directories of which others say that they are missing.
 fn rings(dirs: &[Arc<[(u64, u64)]>]) -> Vec<u64> {
     let mut all: Vec<(u64, u64)> = dirs.iter().flat_map(|list| list.iter().copied()).collect();
     all.sort_unstable();
@@ -97,72 +105,78 @@ fn rings(dirs: &[Arc<[(u64, u64)]>]) -> Vec<u64> {
     found
 }
 
-/// Judges what ties trees to each other: root references, the uuid tree, orphans of the root tree, log trees, and with
+/// Checks what ties trees to each other: root references, the uuid tree, orphans of the root tree, log trees, and with
 /// `used` (given when quota is on) the numbers of quota groups. `trees` are all trees that have root items, in the order of
 /// their keys, after the root tree and, if there is one, the root of log trees.
-pub(crate) fn judge_volume(env: &Env, feed: &Feed<'_>, trees: &[TreeStart], used: Option<&Used>, tell: Tell<'_>) {
-    let hear = Hear { tell, data: &|_| {} };
-    let context = |tree| Context::new(env, tree, hear);
+pub(crate) fn check_volume(
+    env: &Env,
+    input: &Input<'_>,
+    trees: &[TreeStart],
+    used: Option<&Used>,
+    report: ReportFinding<'_>,
+) {
+    let reporter = Reporter { report, data: &|_| {} };
+    let context = |tree| Context::new(env, tree, reporter);
     // Logs of single trees have the number of all of them, and offsets.
     let find = |tree| trees.iter().find(|start| start.tree == tree && start.key.offset == 0);
     let subvols: BTreeMap<TreeId, &TreeStart> = trees.iter().map(|start| (start.tree, start)).collect();
     let mut roots = Roots::default();
     // Where a block cannot be read, what is in it would be missed everywhere.
     let Some(start) = find(TreeId::ROOT) else { return };
-    if !all(feed, start, &mut |key, item| roots.item(key, item)) {
+    if !all(input, start, &mut |key, item| roots.item(key, item)) {
         return;
     }
-    roots.judge(&context(TreeId::ROOT), &mut |tree, dir, index| {
-        subvols.get(&tree).map_or(Entry::Unknown, |start| entry(feed, start, dir, index))
+    roots.check(&context(TreeId::ROOT), &mut |tree, dir, index| {
+        subvols.get(&tree).map_or(Entry::Unknown, |start| entry(input, start, dir, index))
     });
     if let Some(start) = find(TreeId::UUID)
         && env.sb.uuid_tree_generation == env.sb.generation
     {
         let mut uuids = Uuids::default();
-        if all(feed, start, &mut |key, item| uuids.item(key, item)) {
-            uuids.judge(&context(TreeId::UUID), &roots);
+        if all(input, start, &mut |key, item| uuids.item(key, item)) {
+            uuids.check(&context(TreeId::UUID), &roots);
         }
     }
     if let Some(start) = find(TreeId::QUOTA) {
         let mut qgroups = Qgroups::default();
-        if all(feed, start, &mut |key, item| qgroups.item(key, item)) {
-            qgroups.judge(&context(TreeId::QUOTA), &roots, used);
+        if all(input, start, &mut |key, item| qgroups.item(key, item)) {
+            qgroups.check(&context(TreeId::QUOTA), &roots, used);
         }
     }
     if let Some(start) = find(TreeId::TREE_LOG) {
-        judge_logs(&context(TreeId::TREE_LOG), feed, start, &roots);
+        check_logs(&context(TreeId::TREE_LOG), input, start, &roots);
     }
 }
 
-/// Judges the root of log trees and all logs.
-fn judge_logs(c: &Context<'_>, feed: &Feed<'_>, start: &TreeStart, roots: &Roots) {
+/// Checks the root of log trees and all logs.
+fn check_logs(c: &Context<'_>, input: &Input<'_>, start: &TreeStart, roots: &Roots) {
     let mut logs = Vec::new();
-    all(feed, start, &mut |key, item| {
+    all(input, start, &mut |key, item| {
         if key.item_type == ItemType::ROOT_ITEM
-            && let Some(root) = logs::judge_root(c, roots, key, item)
+            && let Some(root) = logs::check_root(c, roots, key, item)
         {
             logs.push(TreeStart::of_item(*key, root));
         }
     });
     for start in logs {
         let mut log = Log::default();
-        all(feed, &start, &mut |key, item| log.item(c, key, item));
+        all(input, &start, &mut |key, item| log.item(c, key, item));
     }
 }
 
 /// Reads a tree; false if a block of it cannot be read.
-fn all(feed: &Feed<'_>, start: &TreeStart, each: &mut dyn FnMut(&Key, &[u8])) -> bool {
-    feed.each(start, Key::MIN, Key::MAX, &mut |key, item| {
+fn all(input: &Input<'_>, start: &TreeStart, each: &mut dyn FnMut(&Key, &[u8])) -> bool {
+    input.each(start, Key::MIN, Key::MAX, &mut |key, item| {
         each(key, item);
         ControlFlow::Continue(())
     })
 }
 
 /// What is at an index of a directory.
-fn entry(feed: &Feed<'_>, start: &TreeStart, dir: Ino, index: u64) -> Entry {
+fn entry(input: &Input<'_>, start: &TreeStart, dir: Ino, index: u64) -> Entry {
     let key = Key::dir_index(dir, index);
     let mut found = Entry::Nothing;
-    let whole = feed.each(start, key, key, &mut |_, item| {
+    let whole = input.each(start, key, key, &mut |_, item| {
         found = DirEntry::parse(item).map_or(Entry::Unknown, Entry::Is);
         ControlFlow::Break(())
     });

@@ -11,8 +11,8 @@ use super::extents::Extent;
 use super::roots::Roots;
 use crate::finding::Kind;
 
-/// Judges the root item of a log; true if the log is to be read.
-pub(super) fn judge_root(c: &Context<'_>, roots: &Roots, key: &Key, item: &[u8]) -> Option<RootItem> {
+/// Checks the root item of a log; true if the log is to be read.
+pub(super) fn check_root(c: &Context<'_>, roots: &Roots, key: &Key, item: &[u8]) -> Option<RootItem> {
     let root = RootItem::decode(item).ok()?;
     if !roots.is_live(TreeId(key.offset)) && key.offset != TreeId::DATA_RELOC.0 {
         c.error(Kind::LogRoot, *key, format_args!("a log of tree {}", key.offset), "a subvolume that is there");
@@ -20,7 +20,7 @@ pub(super) fn judge_root(c: &Context<'_>, roots: &Roots, key: &Key, item: &[u8])
     Some(root)
 }
 
-/// Judges the items of one log, in the order of keys.
+/// Checks the items of one log, in the order of keys.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     /// The file whose extents pass by, and where the last one ends.

@@ -1,36 +1,37 @@
 //! What is inside the trees of files, and what binds trees to one another.
 //!
-//! Normal path: (1) [`Facts::of_leaf`] once for each leaf, however many trees share it; (2) [`Facts::join`] joins neighbours,
-//! leaves to nodes and nodes to trees, and may be remembered per block: a snapshot costs the blocks that it does not share;
-//! (3) [`Forest::tree`] judges a whole tree of files from its facts and, where something does not add up, reads that tree
-//! again to name it ([`look`]); (4) [`judge_volume`] judges what is between the trees.
+//! Normal path: (1) [`LeafSummary::of_leaf`] once for each leaf, however many trees share it; (2) [`LeafSummary::join`]
+//! joins neighbours, leaves to nodes and nodes to trees, and may be remembered per block: a snapshot costs the blocks
+//! that it does not share; (3) [`Forest::tree`] checks a whole tree of files from its summaries and, where something
+//! does not add up, reads that tree again to name it ([`second_pass`]); (4) [`check_volume`] checks what is between the
+//! trees.
 //!
-//! Invariants: `join` is associative, so the verdict does not depend on how a tree is cut into blocks. Findings are told while
-//! joining; two trees that join the same neighbours in different nodes tell the same finding twice: the receiver drops
-//! doubles. Nothing keeps a list of files, so memory grows with blocks (about 500 bytes each), directories (16 bytes) and subvolumes only.
-//! Blocks are verified before: what `CheckedNode` checks within an item or a leaf is not checked again; items that do not
-//! parse are passed over.
+//! Invariants: `join` is associative, so the verdict does not depend on how a tree is cut into blocks. Findings are
+//! reported while joining; two trees that join the same neighbours in different nodes tell the same finding twice: the
+//! receiver drops doubles. Nothing keeps a list of files, so memory grows with blocks (about 500 bytes each),
+//! directories (16 bytes) and subvolumes only. Blocks are verified before: what `CheckedNode` checks within an item or
+//! a leaf is not checked again; items that do not parse are passed over.
 
 mod claim;
 mod extents;
-mod facts;
 mod forest;
+mod inode_summary;
+mod leaf_summary;
 mod logs;
-mod look;
-mod part;
 mod qgroups;
 mod roots;
+mod second_pass;
 mod uuids;
 
 use std::fmt::Display;
 
 use oleo_format::{Generation, Key, Logical, TreeId};
 
-pub(crate) use facts::Facts;
-pub(crate) use forest::{Forest, judge_volume};
+pub(crate) use forest::{Forest, check_volume};
+pub(crate) use leaf_summary::LeafSummary;
 
-use crate::feed::{Env, Tell};
 use crate::finding::{Finding, Kind, Place, Severity};
+use crate::input::{Env, ReportFinding};
 
 /// Data that a file reads, in bytes of the volume. The same may be told many times over.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -43,16 +44,16 @@ pub(crate) struct DataNeed {
     pub sums: bool,
 }
 
-/// Who is told what.
+/// Where findings go.
 #[derive(Clone, Copy)]
-pub(crate) struct Hear<'a> {
+pub(crate) struct Reporter<'a> {
     /// Something is wrong.
-    pub tell: Tell<'a>,
+    pub report: ReportFinding<'a>,
     /// This data needs checksums, or must not have any.
     pub data: &'a (dyn Fn(DataNeed) + Sync),
 }
 
-/// What judging needs to know beside the items.
+/// What checking needs to know beside the items.
 #[derive(Clone, Copy)]
 struct Context<'a> {
     /// The tree through which the items were reached.
@@ -65,13 +66,13 @@ struct Context<'a> {
     no_holes: bool,
     /// The transaction of the superblock; nothing in a tree is younger.
     generation: Generation,
-    /// Tell which data needs checksums: not for the data relocation tree.
+    /// Say which data needs checksums: not for the data relocation tree.
     data_sums: bool,
-    hear: Hear<'a>,
+    reporter: Reporter<'a>,
 }
 
 impl<'a> Context<'a> {
-    fn new(env: &Env, tree: TreeId, hear: Hear<'a>) -> Context<'a> {
+    fn new(env: &Env, tree: TreeId, reporter: Reporter<'a>) -> Context<'a> {
         Context {
             tree,
             block: None,
@@ -79,22 +80,22 @@ impl<'a> Context<'a> {
             no_holes: env.rules.features.no_holes(),
             generation: Generation(env.sb.generation.get()),
             data_sums: tree != TreeId::DATA_RELOC,
-            hear,
+            reporter,
         }
     }
 
     #[cold]
-    fn tell(&self, severity: Severity, kind: Kind, key: Key, have: String, want: String) {
+    fn report(&self, severity: Severity, kind: Kind, key: Key, have: String, want: String) {
         let at = Place { tree: Some(self.tree), block: self.block, key: Some(key), device: None };
-        (self.hear.tell)(Finding { severity, kind, at, have, want });
+        (self.reporter.report)(Finding { severity, kind, at, have, want });
     }
 
     fn error(&self, kind: Kind, key: Key, have: impl Display, want: impl Display) {
-        self.tell(Severity::Error, kind, key, have.to_string(), want.to_string());
+        self.report(Severity::Error, kind, key, have.to_string(), want.to_string());
     }
 
     fn warning(&self, kind: Kind, key: Key, have: impl Display, want: impl Display) {
-        self.tell(Severity::Warning, kind, key, have.to_string(), want.to_string());
+        self.report(Severity::Warning, kind, key, have.to_string(), want.to_string());
     }
 }
 

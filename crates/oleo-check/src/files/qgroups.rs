@@ -17,8 +17,8 @@ use oleo_format::{ItemType, Key, QgroupInfoItem, QgroupStatus, QgroupStatusFlags
 
 use super::Context;
 use super::roots::Roots;
-use crate::feed::{Owned, Share, Used};
 use crate::finding::Kind;
+use crate::input::{Owned, Share, Used};
 
 /// The level of a group is in the upper 16 bits of its number.
 const LEVEL_SHIFT: u32 = 48;
@@ -53,8 +53,8 @@ impl Qgroups {
         }
     }
 
-    /// Judges the tree, once all items were seen. Without `used` the numbers are not compared.
-    pub(super) fn judge(&self, c: &Context<'_>, roots: &Roots, used: Option<&Used>) {
+    /// Checks the tree, once all items were seen. Without `used` the numbers are not compared.
+    pub(super) fn check(&self, c: &Context<'_>, roots: &Roots, used: Option<&Used>) {
         let Some(status) = &self.status else {
             let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
             c.error(Kind::QgroupStatus, key, "a quota tree without status", "a status item");
@@ -69,25 +69,25 @@ impl Qgroups {
             let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
             c.error(Kind::QgroupStatus, key, "simple quota without `enable_gen`", "the longer form");
         }
-        self.judge_items(c, roots);
-        let members = self.judge_relations(c);
+        self.check_items(c, roots);
+        let members = self.check_relations(c);
         let unsure = QgroupStatusFlags::INCONSISTENT | QgroupStatusFlags::RESCAN;
         let current = status.generation == c.generation && !status.flags.intersects(unsure);
         let half = roots.trees.values().any(|(_, root)| Key::from(root.drop_progress) != Key::MIN);
         match used {
             Some(Used::Shares(shares)) if current && !simple && !half => {
-                self.judge_numbers(c, &count_shares(&members, shares), true);
+                self.check_numbers(c, &count_shares(&members, shares), true);
             }
             // Who wrote something does not change; nobody writes without keeping these numbers, either.
             Some(Used::Owned(owned)) if simple && !status.flags.intersects(unsure) => {
                 // The kernel leaves the numbers after compression at zero here.
-                self.judge_numbers(c, &count_owned(&members, owned), false);
+                self.check_numbers(c, &count_owned(&members, owned), false);
             }
             _ => {}
         }
     }
 
-    fn judge_items(&self, c: &Context<'_>, roots: &Roots) {
+    fn check_items(&self, c: &Context<'_>, roots: &Roots) {
         for &tree in roots.trees.keys().filter(|tree| roots.is_live(**tree)) {
             if !self.infos.contains_key(&tree.0) {
                 let key = Key::new(0, ItemType::QGROUP_INFO, tree.0);
@@ -104,8 +104,8 @@ impl Qgroups {
         }
     }
 
-    /// Judges the relations and returns, for each subvolume's group, that and all groups that it is in.
-    fn judge_relations(&self, c: &Context<'_>) -> BTreeMap<u64, BTreeSet<u64>> {
+    /// Checks the relations and returns, for each subvolume's group, that and all groups that it is in.
+    fn check_relations(&self, c: &Context<'_>) -> BTreeMap<u64, BTreeSet<u64>> {
         let mut above: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for &(a, b) in &self.relations {
             let key = Key::new(a, ItemType::QGROUP_RELATION, b);
@@ -137,7 +137,7 @@ impl Qgroups {
     }
 
     /// `compressed`: the numbers after compression are kept, too, which are the same.
-    fn judge_numbers(&self, c: &Context<'_>, counted: &Counted, compressed: bool) {
+    fn check_numbers(&self, c: &Context<'_>, counted: &Counted, compressed: bool) {
         for (&group, info) in &self.infos {
             let (rfer, excl) = counted.get(&group).copied().unwrap_or_default();
             let have = [info.rfer.get(), info.rfer_cmpr.get(), info.excl.get(), info.excl_cmpr.get()];

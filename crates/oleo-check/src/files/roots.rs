@@ -1,8 +1,8 @@
 //! The root tree: which subvolumes there are, how they hang in each other, which are being deleted.
 //!
 //! A subvolume's place is told four times: ROOT_REF (parent to child) and ROOT_BACKREF (child to parent) in the root tree, and two
-//! entries in a directory of the parent, which [`look`](super::look) compares with each other. A snapshot copies entries but
-//! not references: an entry without a ROOT_REF shows an empty directory and is sound.
+//! entries in a directory of the parent, which [`second_pass`](super::second_pass) compares with each other. A snapshot
+//! copies entries but not references: an entry without a ROOT_REF shows an empty directory and is sound.
 //!
 //! Memory: about a kilobyte per subvolume.
 
@@ -87,13 +87,13 @@ impl Roots {
         self.trees.get(&tree).is_some_and(|(_, root)| root.refs.get() > 0)
     }
 
-    /// Judges the root tree, once all items were seen. `entry` looks up what is at an index of a directory of a tree.
-    pub(super) fn judge(&self, c: &Context<'_>, entry: &mut dyn FnMut(TreeId, Ino, u64) -> Entry) {
-        self.judge_refs(c, entry);
-        self.judge_trees(c);
-        self.judge_rings(c);
-        self.judge_orphans(c);
-        self.judge_default(c);
+    /// Checks the root tree, once all items were seen. `entry` looks up what is at an index of a directory of a tree.
+    pub(super) fn check(&self, c: &Context<'_>, entry: &mut dyn FnMut(TreeId, Ino, u64) -> Entry) {
+        self.check_refs(c, entry);
+        self.check_trees(c);
+        self.check_rings(c);
+        self.check_orphans(c);
+        self.check_default(c);
         for (key, location) in &self.caches {
             if !self.inodes.contains(&location.objectid) {
                 c.warning(Kind::SpaceCache, *key, format_args!("a cache in {location}"), "an inode that is there");
@@ -101,7 +101,7 @@ impl Roots {
         }
     }
 
-    fn judge_refs(&self, c: &Context<'_>, entry: &mut dyn FnMut(TreeId, Ino, u64) -> Entry) {
+    fn check_refs(&self, c: &Context<'_>, entry: &mut dyn FnMut(TreeId, Ino, u64) -> Entry) {
         for (&(parent, child), want) in &self.refs {
             let key = Key::root_ref(parent, child);
             if !self.trees.contains_key(&parent) || !self.trees.contains_key(&child) {
@@ -142,7 +142,7 @@ impl Roots {
         }
     }
 
-    fn judge_trees(&self, c: &Context<'_>) {
+    fn check_trees(&self, c: &Context<'_>) {
         let placed: BTreeSet<TreeId> = self.refs.keys().chain(self.backrefs.keys()).map(|&(_, child)| child).collect();
         for (&tree, (offset, root)) in &self.trees {
             let key = Key::new(tree.0, ItemType::ROOT_ITEM, *offset);
@@ -162,7 +162,7 @@ impl Roots {
     }
 
     /// Follows every subvolume upwards, each once.
-    fn judge_rings(&self, c: &Context<'_>) {
+    fn check_rings(&self, c: &Context<'_>) {
         let parents: BTreeMap<TreeId, TreeId> = self.backrefs.keys().map(|&(parent, child)| (child, parent)).collect();
         let mut seen: BTreeMap<TreeId, TreeId> = BTreeMap::new();
         for &first in parents.keys() {
@@ -181,7 +181,7 @@ impl Roots {
         }
     }
 
-    fn judge_orphans(&self, c: &Context<'_>) {
+    fn check_orphans(&self, c: &Context<'_>) {
         for &number in &self.orphans {
             let is_root = self.trees.get(&TreeId(number)).is_some_and(|(_, root)| root.refs.get() == 0);
             // Files of free-space caches may be orphans, too.
@@ -191,7 +191,7 @@ impl Roots {
         }
     }
 
-    fn judge_default(&self, c: &Context<'_>) {
+    fn check_default(&self, c: &Context<'_>) {
         let Some((key, entry)) = &self.default else { return };
         let to = entry.location;
         if to.item_type != ItemType::ROOT_ITEM || !self.is_live(TreeId(to.objectid)) {

@@ -28,7 +28,7 @@ impl Uuids {
     }
 
     /// Compares both ways.
-    pub(super) fn judge(&self, c: &Context<'_>, roots: &Roots) {
+    pub(super) fn check(&self, c: &Context<'_>, roots: &Roots) {
         let mut want = BTreeSet::new();
         for (&tree, (_, root)) in roots.trees.iter().filter(|(tree, _)| roots.is_live(**tree)) {
             let both = [(ItemType::UUID_SUBVOL, root.uuid), (ItemType::UUID_RECEIVED_SUBVOL, root.received_uuid)];

@@ -1,5 +1,5 @@
-//! Damage inside trees of files and between trees, on a whole volume: it reaches the judges through the walk, also where
-//! an inode's items lie in several leaves and where snapshots share the leaf. Each finding alone has its test beside the judges.
+//! Damage inside trees of files and between trees, on a whole volume: it reaches the checks through the walk, also where
+//! an inode's items lie in several leaves and where snapshots share the leaf. Each finding alone has its test beside the checks.
 
 use std::sync::OnceLock;
 
@@ -196,7 +196,7 @@ fn subvolumes() {
         disk1.remove(TreeId::ROOT, &key);
         expect(&disk1, &[kind]);
     }
-    // Neither of both: nothing leads to it. The entry alone is a stub.
+    // Neither of both: nothing leads to it. The entry alone is an empty subvolume directory.
     let disk1 = disk();
     cases.iter().for_each(|(key, _)| disk1.remove(TreeId::ROOT, key));
     expect(&disk1, &[Kind::RootUnreachable]);

@@ -214,7 +214,7 @@ fn groups_that_overlap() {
 
 /// Goal: of more damage than is looked at again, at least the number is told. Method: one reference too many at 1200 extents.
 #[test]
-fn more_than_is_told_in_detail() {
+fn more_than_is_reported_in_detail() {
     const EXTENTS: usize = 1200;
     const DETAILED: usize = 1000;
     let fill = |image: &Image| {

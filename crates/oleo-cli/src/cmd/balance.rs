@@ -48,28 +48,28 @@ impl Command {
 #[derive(clap::Args)]
 pub(crate) struct Pause {
     #[command(flatten)]
-    on: On,
+    on: BalanceTarget,
 }
 
 /// End a balance, under way or paused; what was moved stays where it is
 #[derive(clap::Args)]
 pub(crate) struct Cancel {
     #[command(flatten)]
-    on: On,
+    on: BalanceTarget,
 }
 
 /// Go on with a balance that was paused or cut short, by Oleo or the kernel
 #[derive(clap::Args)]
 pub(crate) struct Resume {
     #[command(flatten)]
-    on: On,
+    on: BalanceTarget,
     /// Return at once; the mount does it.
     #[arg(long, visible_alias = "bg")]
     background: bool,
 }
 
 #[derive(clap::Args)]
-struct On {
+struct BalanceTarget {
     /// Image file, block device, or any path on a mount.
     #[arg(value_name = "IMG|PATH")]
     path: PathBuf,
@@ -77,7 +77,7 @@ struct On {
     others: DeviceArgs,
 }
 
-impl On {
+impl BalanceTarget {
     fn open(&self, access: Access) -> anyhow::Result<Target> {
         target::open(&self.path, &self.others, access, None)
     }
@@ -100,7 +100,7 @@ impl On {
 
 /// How a command goes about a balance.
 #[derive(Clone, Copy)]
-struct How {
+struct RunOptions {
     /// It does not stay until the end.
     background: bool,
     /// It waits for others to end first.
@@ -108,13 +108,18 @@ struct How {
 }
 
 impl Resume {
-    fn how(&self) -> How {
-        How { background: self.background, enqueue: false }
+    fn how(&self) -> RunOptions {
+        RunOptions { background: self.background, enqueue: false }
     }
 }
 
 /// Has a balance begin or go on, and stays until its end.
-fn follow(on: &On, out: &Out, change: BalanceChange, How { background, enqueue }: How) -> anyhow::Result<()> {
+fn follow(
+    on: &BalanceTarget,
+    out: &Out,
+    change: BalanceChange,
+    RunOptions { background, enqueue }: RunOptions,
+) -> anyhow::Result<()> {
     let target = on.open(Access::Write)?;
     if background && !target.is_mount() {
         bail!("{} is an image: there is nobody in the background who could do it", on.path.display());
@@ -129,12 +134,12 @@ fn follow(on: &On, out: &Out, change: BalanceChange, How { background, enqueue }
         Target::Mount { .. } => wait(on, &target, out, number)?,
     };
     target.close()?;
-    tell_end(on, out, &status)
+    print_end(on, out, &status)
 }
 
 /// Asks for a balance; where others are under way, after them, if that is wanted. Of several that wait any may be next. One that is
 /// paused is nothing to wait for.
-fn begin(on: &On, target: &Target, change: &BalanceChange, enqueue: bool) -> anyhow::Result<u64> {
+fn begin(on: &BalanceTarget, target: &Target, change: &BalanceChange, enqueue: bool) -> anyhow::Result<u64> {
     loop {
         let request = Request::Balance { change: change.clone() };
         match target.ask_of(on.path.as_os_str(), request) {
@@ -160,7 +165,7 @@ fn run_here(balancer: &oleo::Balancer, out: &Out) -> anyhow::Result<BalanceStatu
         threads.spawn(|| {
             let progress = out.progress("balance");
             while progress.is_shown() && balancer.status().state == BalanceState::Running {
-                progress.tell(line(&balancer.status().progress));
+                progress.show(line(&balancer.status().progress));
                 thread::sleep(LOOK_EVERY);
             }
         });
@@ -171,19 +176,19 @@ fn run_here(balancer: &oleo::Balancer, out: &Out) -> anyhow::Result<BalanceStatu
 }
 
 /// Waits while a mount does it.
-fn wait(on: &On, target: &Target, out: &Out, number: u64) -> anyhow::Result<BalanceStatus> {
+fn wait(on: &BalanceTarget, target: &Target, out: &Out, number: u64) -> anyhow::Result<BalanceStatus> {
     let progress = out.progress("balance");
     loop {
         let status = on.look(target)?;
         if status.number != number || status.state != BalanceState::Running {
             return Ok(status);
         }
-        progress.tell(line(&status.progress));
+        progress.show(line(&status.progress));
         thread::sleep(LOOK_EVERY);
     }
 }
 
-fn tell_end(on: &On, out: &Out, status: &BalanceStatus) -> anyhow::Result<()> {
+fn print_end(on: &BalanceTarget, out: &Out, status: &BalanceStatus) -> anyhow::Result<()> {
     let (path, done) = (on.path.display(), &status.progress);
     let so_far = format!("{} of {} block groups moved", done.completed, done.considered);
     match &status.end {

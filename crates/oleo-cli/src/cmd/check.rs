@@ -83,7 +83,7 @@ impl Args {
         let report = report?;
         match self.json {
             true => json(&as_json(&report)),
-            false => tell(out, &report, line.began),
+            false => print_report(out, &report, line.began),
         }
         Ok(report)
     }
@@ -109,7 +109,7 @@ impl Line {
     }
 }
 
-fn tell(out: &Out, report: &Report, began: Instant) {
+fn print_report(out: &Out, report: &Report, began: Instant) {
     for finding in &report.findings {
         println_or_end(&text(finding));
     }

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use oleo::{
-    BuildOptions, BuildReport, FeatureSet, FillOptions, MkfsOptions, Profile, Source, SubvolWish, TopAttributes,
+    BuildOptions, BuildReport, FeatureSet, FillOptions, MkfsOptions, Profile, Source, SubvolSpec, TopAttributes,
 };
 use uuid::Uuid;
 
@@ -214,7 +214,7 @@ impl Args {
 }
 
 /// `[TYPE:]PATH`
-fn wish(text: &OsString) -> anyhow::Result<SubvolWish> {
+fn wish(text: &OsString) -> anyhow::Result<SubvolSpec> {
     let bytes = text.as_bytes();
     let (kind, path) = match bytes.iter().position(|&b| b == b':') {
         Some(at) => (&bytes[..at], &bytes[at + 1..]),
@@ -234,7 +234,7 @@ fn wish(text: &OsString) -> anyhow::Result<SubvolWish> {
     };
     let path = PathBuf::from(std::ffi::OsStr::from_bytes(path));
     let path = path.strip_prefix("/").unwrap_or(&path).components().collect();
-    Ok(SubvolWish { path, read_only, default })
+    Ok(SubvolSpec { path, read_only, default })
 }
 
 fn source_date_epoch() -> anyhow::Result<Option<i64>> {

@@ -35,7 +35,7 @@ impl Command {
 #[derive(clap::Args)]
 pub(crate) struct Enable {
     #[command(flatten)]
-    on: On,
+    on: QuotaTarget,
     /// Simple quotas: what is written from now on counts for the subvolume that writes it (kernels from 6.7 on).
     #[arg(long, short = 's')]
     simple: bool,
@@ -45,14 +45,14 @@ pub(crate) struct Enable {
 #[derive(clap::Args)]
 pub(crate) struct Disable {
     #[command(flatten)]
-    on: On,
+    on: QuotaTarget,
 }
 
 /// Count what every group uses anew; it is done when the command ends
 #[derive(clap::Args)]
 pub(crate) struct Rescan {
     #[command(flatten)]
-    on: On,
+    on: QuotaTarget,
     /// Only tell whether a count is under way.
     #[arg(long, short = 's', conflicts_with_all = ["wait", "wait_norescan"])]
     status: bool,
@@ -68,7 +68,7 @@ pub(crate) struct Rescan {
 #[derive(clap::Args)]
 pub(crate) struct Status {
     #[command(flatten)]
-    on: On,
+    on: QuotaTarget,
     /// Tell by the exit status alone: 0 if quota is on.
     #[arg(long)]
     is_enabled: bool,
@@ -78,7 +78,7 @@ pub(crate) struct Status {
 }
 
 #[derive(clap::Args)]
-struct On {
+struct QuotaTarget {
     /// Image file, block device, or any path on a mount.
     #[arg(value_name = "IMG|PATH")]
     path: PathBuf,
@@ -86,7 +86,7 @@ struct On {
     others: DeviceArgs,
 }
 
-impl On {
+impl QuotaTarget {
     fn open(&self, access: Access) -> anyhow::Result<Target> {
         target::open(&self.path, &self.others, access, None)
     }

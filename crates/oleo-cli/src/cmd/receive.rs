@@ -70,7 +70,7 @@ impl Args {
             return self.dump(input);
         }
         let Some(target) = self.target.clone() else { return Err(misuse!("which image?")) };
-        let input = self.told(input, out);
+        let input = self.reported(input, out);
         let how = Receive {
             into: self.into.0.clone(),
             rebase: self.rebase.clone(),
@@ -85,7 +85,7 @@ impl Args {
         };
         if self.to_dir {
             let (report, result) = oleo::receive::receive_to_dir(&target, input, &how);
-            tell(out, &report);
+            print_report(out, &report);
             return Ok(result?);
         }
         match target::mount_of(&target)? {
@@ -102,21 +102,21 @@ impl Args {
     }
 
     /// The same input, which says how far it has been read where somebody sees it.
-    fn told(&self, input: Box<dyn Read + Send>, out: &Out) -> Box<dyn Read + Send> {
+    fn reported(&self, input: Box<dyn Read + Send>, out: &Out) -> Box<dyn Read + Send> {
         let progress = out.progress("receive");
         if !progress.is_shown() {
             return input;
         }
         let meta = self.file.as_ref().and_then(|file| fs::metadata(file).ok());
         let total = meta.filter(fs::Metadata::is_file).map(|meta| meta.len());
-        Box::new(Told { input, progress, total, bytes: 0, last: Instant::now() })
+        Box::new(Reported { input, progress, total, bytes: 0, last: Instant::now() })
     }
 
     fn apply_to(&self, target: &Path, input: Box<dyn Read + Send>, how: &Receive, out: &Out) -> anyhow::Result<()> {
         let args = ImageArgs { image: target.to_owned(), others: self.others.clone() };
         let image = oleo::Image::open(target, &how.open_options(args.options()))?;
         let (report, result) = image.receive_report(input, how)?;
-        tell(out, &report);
+        print_report(out, &report);
         match result {
             Ok(()) => Ok(image.close()?),
             Err(error) => {
@@ -183,7 +183,7 @@ impl Args {
 const PROGRESS_PAUSE: Duration = Duration::from_millis(50);
 
 /// A stream that tells how much of it has been read. What is read is applied soon after.
-struct Told {
+struct Reported {
     input: Box<dyn Read + Send>,
     progress: Progress,
     bytes: u64,
@@ -192,13 +192,13 @@ struct Told {
     last: Instant,
 }
 
-impl Read for Told {
+impl Read for Reported {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let len = self.input.read(buffer)?;
         self.bytes += len as u64;
         if self.last.elapsed() >= PROGRESS_PAUSE {
             self.last = Instant::now();
-            self.progress.tell(progress_line(self.bytes, self.total));
+            self.progress.show(progress_line(self.bytes, self.total));
         }
         Ok(len)
     }
@@ -215,7 +215,7 @@ fn progress_line(bytes: u64, total: Option<u64>) -> String {
 }
 
 /// Says what was received.
-fn tell(out: &Out, report: &Report) {
+fn print_report(out: &Out, report: &Report) {
     tell_of(out, &Received::of(report.clone(), None));
 }
 

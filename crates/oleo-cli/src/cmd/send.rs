@@ -82,7 +82,7 @@ impl Args {
         let image = Image::open(path, &oleo::OpenOptions { cache_bytes, ..options })?;
         let progress = out.progress("send");
         let hook = |now: &Progress| {
-            progress.tell(line(now));
+            progress.show(line(now));
             ControlFlow::Continue(())
         };
         let options = SendOptions {
@@ -125,7 +125,7 @@ impl Args {
         };
         let (feed, collected) = Feed::collect(output).context("cannot wait for the stream of the mount's server")?;
         let progress = out.progress("send");
-        let watch = progress.is_shown().then(|| Feed::watch(move |now| progress.tell(line(&now)))).transpose();
+        let watch = progress.is_shown().then(|| Feed::watch(move |now| progress.show(line(&now)))).transpose();
         let watch = watch.context("cannot wait for news of the mount's server")?;
         let request = Request::Send {
             subvols,

@@ -3,18 +3,19 @@
 //! Normal path: (1) [`Load::run`] makes a volume on devices that record, has this process serve it as `oleo mount` does, and lets
 //! processes work on it ([`worker`]): each in a directory of its own, one step after the other, noted when it begins and when it has
 //! returned; meanwhile snapshots are made and deleted and block groups moved by command, and the server's own threads commit, write
-//! back and clean; (2) the states that a crash may leave are cut as everywhere (`oleo_sim::crash::states`); (3) [`Load::judge`] opens
-//! each, which replays the log, has it checked, and asks the model about each worker's directory.
+//! back and clean; (2) the states that a crash may leave are cut as everywhere (`oleo_sim::crash::states`); (3)
+//! [`Load::verify`] opens each, which replays the log, has it checked, and asks the model about each worker's
+//! directory.
 //!
 //! What a worker did is told from what others did by the directory: nobody else changes anything in there. So the rules of
-//! `oleo_sim::crash::model` hold for it alone; but which commit came when is not known, so rules 6 and 7 are not asked, and bytes are judged
+//! `oleo_sim::crash::model` hold for it alone; but which commit came when is not known, so rules 6 and 7 are not asked, and bytes are verified
 //! one by one: a write under way at the crash may be there in any part.
 
-mod judging;
 mod load;
 #[allow(dead_code, reason = "other test programs use the rest")]
 #[path = "../../../oleo-sim/tests/proof/ours.rs"]
 mod ours;
+mod verifying;
 mod worker;
 
 use std::time::Instant;
@@ -28,14 +29,14 @@ use crate::worker::Deaf;
 /// The command that is tested.
 const OLEO: &str = env!("CARGO_BIN_EXE_oleo");
 
-/// Runs one load and judges states of it.
+/// Runs one load and verifies states of it.
 fn one(shape: Shape, seed: u64, steps: usize, states: usize, wrong: Option<Wrong>) -> Tally {
     let begin = Instant::now();
     let load = Load::run(shape, seed, steps, wrong).unwrap_or_else(|e| panic!("{shape:?}, seed {seed}: {e:#}"));
     let running = begin.elapsed();
     let begin = Instant::now();
-    let mut tally = load.judge_some(seed, states);
-    (tally.time_running, tally.time_judging) = (running, begin.elapsed());
+    let mut tally = load.verify_some(seed, states);
+    (tally.time_running, tally.time_verifying) = (running, begin.elapsed());
     tally
 }
 
@@ -59,7 +60,7 @@ fn nothing_synced_is_lost() {
     assert!(tally.commits > 20 && tally.snapshots >= 3 && tally.balances > 0, "{}", tally.line("too little"));
 }
 
-/// Goal: the judge can fail: devices that do not flush are noticed.
+/// Goal: verification can fail: devices that do not flush are noticed.
 #[test]
 fn a_mount_that_does_not_flush_is_noticed() {
     let Some(_) = oleo_sim::oracle::oracle() else { return };

@@ -3,7 +3,7 @@
 //! Normal path: (1) [`run`] makes a file system of each kind and starts [`WORKERS`] processes on each: this test program
 //! again, with [`worker`] as its only test; (2) each process runs a script in a directory of its own, and works in a
 //! directory that all share, where only what commutes is done ([`shared`]); (3) it writes down how each step ended;
-//! (4) the answers of the two kinds are compared step by step, then the trees; (5) the images are unmounted and judged.
+//! (4) the answers of the two kinds are compared step by step, then the trees; (5) the images are unmounted and verified.
 //!
 //! Invariants: a worker's script follows from its seed and says nothing of other workers' files, so that the outcome does
 //! not depend on who was first. Times are blurred.
@@ -124,10 +124,14 @@ impl Worker {
 
     /// Whether a step is about an empty directory where a snapshot left out a subvolume. The kernel's is made up in
     /// memory and takes some changes, which are lost; nobody should rely on that.
-    fn meets_a_stub(&self, step: &Step) -> bool {
+    fn meets_an_empty_subvol_dir(&self, step: &Step) -> bool {
         let Step::Plain(op) = step else { return false };
-        let is_stub = |path: &Path| rustix::fs::lstat(path).is_ok_and(|s| HostTree::is_stub_number(s.st_ino));
-        op.paths().iter().map(|p| self.dir.join(p)).any(|p| is_stub(&p) || p.parent().is_some_and(is_stub))
+        let is_empty_subvol_dir =
+            |path: &Path| rustix::fs::lstat(path).is_ok_and(|s| HostTree::is_empty_subvol_dir_number(s.st_ino));
+        op.paths()
+            .iter()
+            .map(|p| self.dir.join(p))
+            .any(|p| is_empty_subvol_dir(&p) || p.parent().is_some_and(is_empty_subvol_dir))
     }
 
     fn run(&mut self, step: &Step) -> Result<(), Errno> {
@@ -207,9 +211,9 @@ const ANYTHING: &str = "anything";
 #[test]
 #[ignore = "no test: the body of a process that other tests start"]
 fn worker() {
-    let told = std::env::var(TOLD).expect(TOLD);
-    let told: Vec<&str> = told.split('|').collect();
-    let [kind, top, seed, number, steps, out] = told[..] else { panic!("{TOLD}: {told:?}") };
+    let reported = std::env::var(TOLD).expect(TOLD);
+    let reported: Vec<&str> = reported.split('|').collect();
+    let [kind, top, seed, number, steps, out] = reported[..] else { panic!("{TOLD}: {reported:?}") };
     let (seed, number, steps) = (seed.parse().unwrap(), number.parse().unwrap(), steps.parse().unwrap());
     no_umask();
     let top = Path::new(top);
@@ -222,7 +226,7 @@ fn worker() {
     let mut worker = Worker { dir, host, shared: shared::Shared::new(&top.join("shared"), number) };
     let mut answers = String::new();
     for step in script(seed, number, steps) {
-        let anything = worker.meets_a_stub(&step);
+        let anything = worker.meets_an_empty_subvol_dir(&step);
         let answer = worker.run(&step).map_or_else(|e| format!("{}", std::io::Error::from(e)), |()| "done".into());
         let answer = if anything && kind == "Oleo" { ANYTHING.to_owned() } else { answer };
         answers += &format!("{answer}\t{step:?}\n");
@@ -232,9 +236,9 @@ fn worker() {
 }
 
 fn start(kind: Kind, top: &Path, seed: u64, number: u64, steps: usize, out: &Path) -> Result<Child> {
-    let told = format!("{kind:?}|{}|{seed}|{number}|{steps}|{}", top.display(), out.display());
+    let reported = format!("{kind:?}|{}|{seed}|{number}|{steps}|{}", top.display(), out.display());
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["--exact", "--test-threads=1", "--nocapture", "--ignored", "concurrent::worker"]).env(TOLD, told);
+    command.args(["--exact", "--test-threads=1", "--nocapture", "--ignored", "concurrent::worker"]).env(TOLD, reported);
     Ok(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?)
 }
 

@@ -21,12 +21,12 @@ fn content() -> Vec<u8> {
 /// the first is overwritten.
 fn hurt(scratch: &Scratch, options: &[&str]) -> (PathBuf, Vec<usize>) {
     let (image, copies) = sound(scratch, options);
-    spoil(&image, copies[0]);
+    damage(&image, copies[0]);
     (image, copies)
 }
 
 /// Overwrites a sector of the image.
-fn spoil(image: &Path, sector: usize) {
+fn damage(image: &Path, sector: usize) {
     let file = fs::OpenOptions::new().write(true).open(image).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[0xee; SECTOR], (sector * SECTOR) as u64).unwrap();
 }
@@ -143,7 +143,7 @@ fn what_cannot_be_written_costs_others_nothing() {
     let served = serve(&image);
     let file = fs::OpenOptions::new().write(true).open(served.path().join("dir/file")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, b"z", (HURT * SECTOR + 100) as u64).unwrap();
-    spoil(&image, copies[0]);
+    damage(&image, copies[0]);
     let other = fs::File::create(served.path().join("other")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&other, b"hello", 0).unwrap();
     let eio = Some(rustix::io::Errno::IO.raw_os_error());

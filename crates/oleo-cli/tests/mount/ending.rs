@@ -1,6 +1,6 @@
 //! The end of a mount where not everything can be written at first: the file system below the image is full.
 //!
-//! Only Oleo's mount: the kernel has no say in what `oleo unmount` promises, but it judges the images that are left.
+//! Only Oleo's mount: the kernel has no say in what `oleo unmount` promises, but it verifies the images that are left.
 
 use std::fs;
 use std::io::Write;
@@ -64,11 +64,11 @@ impl Narrow {
         let image = below.join("image");
         run(OLEO, ["mkfs".as_ref(), "--quiet".as_ref(), "--size".as_ref(), "400M".as_ref(), image.as_os_str()])
             .unwrap();
-        let bed = Narrow { oracle, below, image, dir, scratch };
-        bed.mount(options);
-        fs::write(bed.at("before"), b"there before").unwrap();
-        run(OLEO, ["filesystem".as_ref(), "sync".as_ref(), bed.dir.as_os_str()]).unwrap();
-        Some(bed)
+        let fixture = Narrow { oracle, below, image, dir, scratch };
+        fixture.mount(options);
+        fs::write(fixture.at("before"), b"there before").unwrap();
+        run(OLEO, ["filesystem".as_ref(), "sync".as_ref(), fixture.dir.as_os_str()]).unwrap();
+        Some(fixture)
     }
 
     fn mount(&self, options: &str) {
@@ -127,55 +127,55 @@ impl Narrow {
 /// the same command completes the image. Method: fill what is below, write more than it holds, make room.
 #[test]
 fn no_room_below() {
-    let Some(bed) = Narrow::new("") else { return };
+    let Some(fixture) = Narrow::new("") else { return };
     let content = noise(1, 30 << 20);
-    bed.fill(100_000);
-    fs::write(bed.at("new"), &content).unwrap();
-    bed.must_not(&bed.unmount(&[]));
-    assert!(is_mounted(&bed.dir));
+    fixture.fill(100_000);
+    fs::write(fixture.at("new"), &content).unwrap();
+    fixture.must_not(&fixture.unmount(&[]));
+    assert!(is_mounted(&fixture.dir));
     // Each time anew.
-    bed.must_not(&bed.unmount(&[]));
-    assert!(fs::read(bed.at("new")).unwrap() == content);
-    let synced = fs::File::open(bed.at("new")).unwrap().sync_all();
+    fixture.must_not(&fixture.unmount(&[]));
+    assert!(fs::read(fixture.at("new")).unwrap() == content);
+    let synced = fs::File::open(fixture.at("new")).unwrap().sync_all();
     assert_eq!(synced.unwrap_err().raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
-    fs::write(bed.at("more"), b"goes on").unwrap();
-    bed.make_room();
-    fs::File::open(bed.at("more")).unwrap().sync_all().unwrap();
-    bed.must_unmount(&[]);
-    bed.must_hold(&[("new", &content), ("more", b"goes on"), ("before", b"there before")]);
+    fs::write(fixture.at("more"), b"goes on").unwrap();
+    fixture.make_room();
+    fs::File::open(fixture.at("more")).unwrap().sync_all().unwrap();
+    fixture.must_unmount(&[]);
+    fixture.must_hold(&[("new", &content), ("more", b"goes on"), ("before", b"there before")]);
 }
 
 /// Goal: after a plain umount the server keeps what it could not write, says so to `oleo unmount`, and completes the image when
 /// there is room.
 #[test]
 fn no_room_after_umount() {
-    let Some(bed) = Narrow::new("") else { return };
+    let Some(fixture) = Narrow::new("") else { return };
     let content = noise(2, 30 << 20);
-    bed.fill(100_000);
-    fs::write(bed.at("new"), &content).unwrap();
-    run("umount", [&bed.dir]).unwrap();
-    bed.must_not(&bed.unmount(&[]));
-    bed.make_room();
-    bed.must_unmount(&[]);
-    bed.must_hold(&[("new", &content), ("before", b"there before")]);
+    fixture.fill(100_000);
+    fs::write(fixture.at("new"), &content).unwrap();
+    run("umount", [&fixture.dir]).unwrap();
+    fixture.must_not(&fixture.unmount(&[]));
+    fixture.make_room();
+    fixture.must_unmount(&[]);
+    fixture.must_hold(&[("new", &content), ("before", b"there before")]);
 }
 
 /// Goal: the same without anybody asking: the server tries again by itself and ends.
 #[test]
 fn room_comes_back() {
-    let Some(bed) = Narrow::new("") else { return };
+    let Some(fixture) = Narrow::new("") else { return };
     let content = noise(3, 3 << 20);
-    bed.fill(100_000);
-    fs::write(bed.at("new"), &content).unwrap();
-    run("umount", [&bed.dir]).unwrap();
-    bed.make_room();
+    fixture.fill(100_000);
+    fs::write(fixture.at("new"), &content).unwrap();
+    run("umount", [&fixture.dir]).unwrap();
+    fixture.make_room();
     let start = Instant::now();
     // While it is served it cannot be opened.
-    while !Command::new(OLEO).arg("check").arg(&bed.image).output().unwrap().status.success() {
+    while !Command::new(OLEO).arg("check").arg(&fixture.image).output().unwrap().status.success() {
         assert!(start.elapsed() < Duration::from_secs(30), "the server does not end");
         std::thread::sleep(Duration::from_millis(100));
     }
-    bed.must_hold(&[("new", &content)]);
+    fixture.must_hold(&[("new", &content)]);
 }
 
 /// Goal: with `--save-to` what cannot be written to the image is written elsewhere, as it is now; the image is as of its last
@@ -183,33 +183,33 @@ fn room_comes_back() {
 #[test]
 fn saved_elsewhere() {
     for plain in [false, true] {
-        let Some(bed) = Narrow::new("") else { return };
+        let Some(fixture) = Narrow::new("") else { return };
         let content = noise(4, 30 << 20);
-        bed.fill(100_000);
-        fs::create_dir(bed.at("d")).unwrap();
-        fs::write(bed.at("d/new"), &content).unwrap();
-        fs::rename(bed.at("before"), bed.at("d/before")).unwrap();
+        fixture.fill(100_000);
+        fs::create_dir(fixture.at("d")).unwrap();
+        fs::write(fixture.at("d/new"), &content).unwrap();
+        fs::rename(fixture.at("before"), fixture.at("d/before")).unwrap();
         if plain {
-            run("umount", [&bed.dir]).unwrap();
+            run("umount", [&fixture.dir]).unwrap();
         }
-        let to = bed.scratch.path().join("saved");
-        bed.must_unmount(&["--save-to", to.to_str().unwrap()]);
+        let to = fixture.scratch.path().join("saved");
+        fixture.must_unmount(&["--save-to", to.to_str().unwrap()]);
         assert!(fs::read(to.join("d/new")).unwrap() == content);
         assert_eq!(fs::read(to.join("d/before")).unwrap(), b"there before");
-        bed.make_room();
-        bed.must_hold(&[("before", b"there before")]);
+        fixture.make_room();
+        fixture.must_hold(&[("before", b"there before")]);
     }
 }
 
 /// Goal: `--force` gives up what cannot be written: the image is as of its last commit.
 #[test]
 fn given_up() {
-    let Some(bed) = Narrow::new("") else { return };
-    bed.fill(100_000);
-    fs::write(bed.at("new"), noise(5, 3 << 20)).unwrap();
-    bed.must_unmount(&["--force"]);
-    bed.make_room();
-    bed.must_hold(&[("before", b"there before")]);
+    let Some(fixture) = Narrow::new("") else { return };
+    fixture.fill(100_000);
+    fs::write(fixture.at("new"), noise(5, 3 << 20)).unwrap();
+    fixture.must_unmount(&["--force"]);
+    fixture.make_room();
+    fixture.must_hold(&[("before", b"there before")]);
 }
 
 /// Goal: wherever the room ends (data, blocks of trees, the log, superblocks), what was refused is written when there is room, and
@@ -217,79 +217,79 @@ fn given_up() {
 /// syncs, some of which fail; a model of what the files hold; room at the end of every third round.
 #[test]
 fn room_ends_anywhere() {
-    let Some(bed) = Narrow::new("") else { return };
+    let Some(fixture) = Narrow::new("") else { return };
     let mut model: std::collections::BTreeMap<String, Vec<u8>> = std::collections::BTreeMap::new();
     let mut refused = 0;
     for round in 0..24usize {
-        bed.fill(round * 24 * 1024);
+        fixture.fill(round * 24 * 1024);
         for n in 0..6usize {
             let name = format!("f{}", (round * 7 + n * 3) % 20);
             let content = noise((round * 100 + n) as u64, 1 + (n * n * 20_011 + round * 977) % 300_000);
-            fs::write(bed.at(&name), &content).unwrap();
+            fs::write(fixture.at(&name), &content).unwrap();
             if n % 2 == 0 {
-                refused += usize::from(fs::File::open(bed.at(&name)).unwrap().sync_all().is_err());
+                refused += usize::from(fs::File::open(fixture.at(&name)).unwrap().sync_all().is_err());
             }
             model.insert(name, content);
         }
         if let Some((name, content)) = model.pop_first() {
-            fs::rename(bed.at(&name), bed.at(&format!("r{round}"))).unwrap();
+            fs::rename(fixture.at(&name), fixture.at(&format!("r{round}"))).unwrap();
             model.insert(format!("r{round}"), content);
         }
         if let Some((name, _)) = model.pop_last() {
-            fs::remove_file(bed.at(&name)).unwrap();
+            fs::remove_file(fixture.at(&name)).unwrap();
         }
-        let sync = Command::new(OLEO).args(["filesystem", "sync"]).arg(&bed.dir).output().unwrap();
+        let sync = Command::new(OLEO).args(["filesystem", "sync"]).arg(&fixture.dir).output().unwrap();
         refused += usize::from(!sync.status.success());
         if round % 3 == 2 {
-            bed.make_room();
-            run(OLEO, ["filesystem".as_ref(), "sync".as_ref(), bed.dir.as_os_str()]).unwrap();
+            fixture.make_room();
+            run(OLEO, ["filesystem".as_ref(), "sync".as_ref(), fixture.dir.as_os_str()]).unwrap();
             for (name, content) in &model {
-                assert!(fs::read(bed.at(name)).unwrap() == *content, "{name} in round {round}");
+                assert!(fs::read(fixture.at(name)).unwrap() == *content, "{name} in round {round}");
             }
         }
     }
     assert!(refused > 10, "{refused}");
-    bed.must_unmount(&[]);
+    fixture.must_unmount(&[]);
     let files: Vec<(&str, &[u8])> = model.iter().map(|(name, content)| (name.as_str(), content.as_slice())).collect();
-    bed.must_hold(&files);
+    fixture.must_hold(&files);
 }
 
 /// Goal: a bind mount is unmounted without waiting for a server that goes on; so is the mount itself while the bind mount is
 /// left, with a word about it; the last one completes the image.
 #[test]
 fn bind_mounts() {
-    let Some(bed) = Narrow::new("") else { return };
-    fs::create_dir(bed.at("d")).unwrap();
-    let bound = bed.scratch.dir("bound").unwrap();
-    let bind = || run("mount", ["--bind".as_ref(), bed.at("d").as_os_str(), bound.as_os_str()]).unwrap();
+    let Some(fixture) = Narrow::new("") else { return };
+    fs::create_dir(fixture.at("d")).unwrap();
+    let bound = fixture.scratch.dir("bound").unwrap();
+    let bind = || run("mount", ["--bind".as_ref(), fixture.at("d").as_os_str(), bound.as_os_str()]).unwrap();
     bind();
     let out = Command::new("timeout").args(["20", OLEO, "unmount"]).arg(&bound).output().unwrap();
     assert!(out.status.success(), "{out:?}");
-    assert!(is_mounted(&bed.dir) && !is_mounted(&bound));
+    assert!(is_mounted(&fixture.dir) && !is_mounted(&bound));
     bind();
-    fs::write(bed.at("d/new"), b"new").unwrap();
-    let out = Command::new("timeout").args(["20", OLEO, "unmount"]).arg(&bed.dir).output().unwrap();
+    fs::write(fixture.at("d/new"), b"new").unwrap();
+    let out = Command::new("timeout").args(["20", OLEO, "unmount"]).arg(&fixture.dir).output().unwrap();
     assert!(out.status.success() && String::from_utf8_lossy(&out.stdout).contains("still mounted on"), "{out:?}");
     assert_eq!(fs::read(bound.join("new")).unwrap(), b"new");
     fs::write(bound.join("newer"), b"newer").unwrap();
     let out = Command::new("timeout").args(["20", OLEO, "unmount"]).arg(&bound).output().unwrap();
     assert!(out.status.success(), "{out:?}");
-    bed.must_hold(&[("d/new", b"new"), ("d/newer", b"newer")]);
+    fixture.must_hold(&[("d/new", b"new"), ("d/newer", b"newer")]);
 }
 
 /// Goal: in a namespace of users of one's own `oleo unmount` waits for the server's end. Method: as nobody, who is root in there,
 /// mount, write, unmount and at once list the image, several times.
 #[test]
 fn in_a_namespace() {
-    let Some(bed) = Narrow::new("") else { return };
-    bed.must_unmount(&[]);
+    let Some(fixture) = Narrow::new("") else { return };
+    fixture.must_unmount(&[]);
     let _device = OpenToAll::new();
-    let top = bed.scratch.path();
+    let top = fixture.scratch.path();
     let program = top.join("oleo");
     oleo_sim::oracle::copy_program(Path::new(OLEO), &program).unwrap();
     let own = top.join("own");
     fs::create_dir(&own).unwrap();
-    fs::copy(&bed.image, own.join("image")).unwrap();
+    fs::copy(&fixture.image, own.join("image")).unwrap();
     fs::create_dir(own.join("mnt")).unwrap();
     for path in [top, &program] {
         rustix::fs::chmod(path, Mode::from_raw_mode(0o755)).unwrap();

@@ -15,7 +15,7 @@ family!(
     allocate after allocate_after, allocate_over_data, keep_size, punch after punch_after, punch_parts_of_sectors, punch_keeps_the_size,
     punch_needs_keep_size, zero after zero_after, zero_keep_size, zero_beyond_the_end, unknown_modes, wrong_descriptors,
     sparse_file, seek_data_and_hole, seek_of_preallocated, seek_beyond_the_end, truncate_up_and_down, truncate_within_a_sector,
-    blocks_are_told, write_into_preallocated after written_after,
+    blocks_are_reported, write_into_preallocated after written_after,
 );
 
 const K: u64 = 1024;
@@ -269,7 +269,7 @@ fn truncate_within_a_sector(at: &Place) {
     assert_eq!(fs::read(at.at("f")).unwrap()[100..200], [0; 100]);
 }
 
-fn blocks_are_told(at: &Place) {
+fn blocks_are_reported(at: &Place) {
     let f = file(at, "f", &data(1 << 20, 1));
     rustix::fs::fsync(&f).unwrap();
     let stat = rustix::fs::fstat(&f).unwrap();

@@ -1,6 +1,6 @@
 //! From mounting to unmounting: background and foreground, options, signals, ordinary users.
 //!
-//! Only Oleo's mount: the kernel's is no oracle here, but it judges the images that are left.
+//! Only Oleo's mount: the kernel's is no oracle here, but it verifies the images that are left.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -18,27 +18,27 @@ use crate::place::{Kind, OLEO, open, refused};
 use crate::sys::{Who, act_as};
 
 /// An image with some content, made without mounting it.
-struct Bed {
+struct Fixture {
     oracle: Oracle,
     scratch: Scratch,
     image: PathBuf,
 }
 
-impl Bed {
-    fn new() -> Option<Bed> {
+impl Fixture {
+    fn new() -> Option<Fixture> {
         let oracle = oracle()?;
         let scratch = oracle.scratch().unwrap();
         let image = scratch.path().join("image");
         run(OLEO, ["mkfs".as_ref(), "--quiet".as_ref(), "--size".as_ref(), "300M".as_ref(), image.as_os_str()])
             .unwrap();
         fs::write(scratch.path().join("file"), b"content").unwrap();
-        let bed = Bed { oracle, scratch, image };
-        bed.oleo_ok(&["subvolume".as_ref(), "create".as_ref(), bed.image.as_os_str(), "v".as_ref()]);
+        let fixture = Fixture { oracle, scratch, image };
+        fixture.oleo_ok(&["subvolume".as_ref(), "create".as_ref(), fixture.image.as_os_str(), "v".as_ref()]);
         for to in ["file", "v/inner"] {
-            let from = bed.scratch.path().join("file");
-            bed.oleo_ok(&["put".as_ref(), bed.image.as_os_str(), from.as_os_str(), to.as_ref()]);
+            let from = fixture.scratch.path().join("file");
+            fixture.oleo_ok(&["put".as_ref(), fixture.image.as_os_str(), from.as_os_str(), to.as_ref()]);
         }
-        Some(bed)
+        Some(fixture)
     }
 
     fn oleo(&self, args: &[&OsStr]) -> Output {
@@ -84,38 +84,38 @@ impl Drop for Unmounted<'_> {
 /// Goal: without `--foreground` the command returns when the mount is there, and `oleo unmount` when the image is complete.
 #[test]
 fn background() {
-    let Some(bed) = Bed::new() else { return };
-    let dir = bed.scratch.dir("mnt").unwrap();
-    bed.oleo_ok(&["mount".as_ref(), bed.image.as_os_str(), dir.as_os_str()]);
+    let Some(fixture) = Fixture::new() else { return };
+    let dir = fixture.scratch.dir("mnt").unwrap();
+    fixture.oleo_ok(&["mount".as_ref(), fixture.image.as_os_str(), dir.as_os_str()]);
     let _guard = Unmounted(&dir);
     assert_eq!(fs::read(dir.join("file")).unwrap(), b"content");
     fs::write(dir.join("new"), [7; 100_000]).unwrap();
-    bed.oleo_ok(&["unmount".as_ref(), dir.as_os_str()]);
+    fixture.oleo_ok(&["unmount".as_ref(), dir.as_os_str()]);
     assert!(!is_mounted(&dir));
-    bed.must_hold("new", &[7; 100_000]);
+    fixture.must_hold("new", &[7; 100_000]);
 }
 
 /// Goal: SIGTERM unmounts, completes the image and ends well.
 #[test]
 fn sigterm() {
-    let Some(bed) = Bed::new() else { return };
-    let served = bed.serve("");
+    let Some(fixture) = Fixture::new() else { return };
+    let served = fixture.serve("");
     fs::write(served.path().join("new"), b"written").unwrap();
     served.terminate().unwrap();
-    bed.must_hold("new", b"written");
+    fixture.must_hold("new", b"written");
 }
 
 /// Goal: after a plain umount the server completes the image and ends.
 #[test]
 fn plain_umount() {
-    let Some(bed) = Bed::new() else { return };
-    let dir = bed.scratch.dir("mnt").unwrap();
+    let Some(fixture) = Fixture::new() else { return };
+    let dir = fixture.scratch.dir("mnt").unwrap();
     let mut server = Command::new(OLEO)
         .args([
             OsStr::new("mount"),
             "--quiet".as_ref(),
             "--foreground".as_ref(),
-            bed.image.as_os_str(),
+            fixture.image.as_os_str(),
             dir.as_os_str(),
         ])
         .spawn()
@@ -141,15 +141,15 @@ fn plain_umount() {
         std::thread::sleep(Duration::from_millis(5));
     };
     assert!(status.success(), "{status}");
-    bed.must_hold("new", b"written");
+    fixture.must_hold("new", b"written");
 }
 
 /// Goal: a read-only mount refuses every change and leaves not a byte changed.
 #[test]
 fn read_only() {
-    let Some(bed) = Bed::new() else { return };
-    let before = run("sha256sum", [&bed.image]).unwrap();
-    let served = bed.serve("ro");
+    let Some(fixture) = Fixture::new() else { return };
+    let before = run("sha256sum", [&fixture.image]).unwrap();
+    let served = fixture.serve("ro");
     let at = |name: &str| served.path().join(name);
     assert_eq!(fs::read(at("v/inner")).unwrap(), b"content");
     refused(open(&at("new"), OFlags::CREATE | OFlags::WRONLY), Errno::ROFS);
@@ -160,15 +160,15 @@ fn read_only() {
     refused(rustix::fs::chmod(at("file"), Mode::from_raw_mode(0o600)), Errno::ROFS);
     fs::File::open(at("file")).unwrap().sync_all().unwrap();
     served.unmount().unwrap();
-    assert_eq!(run("sha256sum", [&bed.image]).unwrap(), before);
+    assert_eq!(run("sha256sum", [&fixture.image]).unwrap(), before);
 }
 
 /// Goal: `subvol=` and `subvolid=` show one subvolume as the root.
 #[test]
 fn subvolume_as_root() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(fixture) = Fixture::new() else { return };
     for option in ["subvol=v", "subvol=/v", "subvolid=256"] {
-        let served = bed.serve(option);
+        let served = fixture.serve(option);
         assert_eq!(fs::read(served.path().join("inner")).unwrap(), b"content", "{option}");
         assert!(!served.path().join("file").exists());
         let meta = fs::metadata(served.path()).unwrap();
@@ -176,75 +176,81 @@ fn subvolume_as_root() {
         fs::write(served.path().join("by-option"), option).unwrap();
         served.unmount().unwrap();
     }
-    bed.must_hold("v/by-option", b"subvolid=256");
+    fixture.must_hold("v/by-option", b"subvolid=256");
 }
 
 /// Goal: what is not understood is refused with its name, and nothing is mounted.
 #[test]
 fn refusals() {
-    let Some(bed) = Bed::new() else { return };
-    let dir = bed.scratch.dir("mnt").unwrap();
+    let Some(fixture) = Fixture::new() else { return };
+    let dir = fixture.scratch.dir("mnt").unwrap();
     let _guard = Unmounted(&dir);
     let named = [("nonsense", "nonsense"), ("commit=often", "often"), ("compress=rar", "rar"), ("ro,size=5", "size")];
     for (option, word) in named.into_iter().chain([("subvol=none", "none"), ("subvolid=77", "77")]) {
-        let out = bed.oleo(&["mount".as_ref(), "-o".as_ref(), option.as_ref(), bed.image.as_os_str(), dir.as_os_str()]);
+        let out = fixture.oleo(&[
+            "mount".as_ref(),
+            "-o".as_ref(),
+            option.as_ref(),
+            fixture.image.as_os_str(),
+            dir.as_os_str(),
+        ]);
         let errors = String::from_utf8_lossy(&out.stderr);
         assert!(!out.status.success() && !is_mounted(&dir), "{option}: {errors}");
         assert!(errors.contains(word), "{option}: {errors}");
     }
-    let missing = bed.scratch.path().join("missing");
-    assert!(!bed.oleo(&["mount".as_ref(), bed.image.as_os_str(), missing.as_os_str()]).status.success());
-    assert!(!bed.oleo(&["mount".as_ref(), missing.as_os_str(), dir.as_os_str()]).status.success());
-    assert!(!bed.oleo(&["unmount".as_ref(), dir.as_os_str()]).status.success());
+    let missing = fixture.scratch.path().join("missing");
+    assert!(!fixture.oleo(&["mount".as_ref(), fixture.image.as_os_str(), missing.as_os_str()]).status.success());
+    assert!(!fixture.oleo(&["mount".as_ref(), missing.as_os_str(), dir.as_os_str()]).status.success());
+    assert!(!fixture.oleo(&["unmount".as_ref(), dir.as_os_str()]).status.success());
 }
 
 /// Goal: nobody opens for writing what is mounted.
 #[test]
 fn not_twice() {
-    let Some(bed) = Bed::new() else { return };
-    let dir = bed.scratch.dir("second").unwrap();
+    let Some(fixture) = Fixture::new() else { return };
+    let dir = fixture.scratch.dir("second").unwrap();
     let _guard = Unmounted(&dir);
-    let served = bed.serve("");
-    assert!(!bed.oleo(&["mount".as_ref(), bed.image.as_os_str(), dir.as_os_str()]).status.success());
+    let served = fixture.serve("");
+    assert!(!fixture.oleo(&["mount".as_ref(), fixture.image.as_os_str(), dir.as_os_str()]).status.success());
     assert!(!is_mounted(&dir));
-    assert!(!bed.oleo(&["mkdir".as_ref(), bed.image.as_os_str(), "d".as_ref()]).status.success());
+    assert!(!fixture.oleo(&["mkdir".as_ref(), fixture.image.as_os_str(), "d".as_ref()]).status.success());
     fs::write(served.path().join("new"), b"written").unwrap();
     served.unmount().unwrap();
-    bed.must_hold("new", b"written");
+    fixture.must_hold("new", b"written");
 }
 
 /// Goal: called as mount(8) calls its helpers, it mounts: device, directory, options behind them.
 #[test]
 fn as_a_helper() {
-    let Some(bed) = Bed::new() else { return };
-    let dir = bed.scratch.dir("mnt").unwrap();
+    let Some(fixture) = Fixture::new() else { return };
+    let dir = fixture.scratch.dir("mnt").unwrap();
     let _guard = Unmounted(&dir);
     for name in ["mount.oleo", "mount.fuse.oleo"] {
-        let helper = bed.scratch.path().join(name);
+        let helper = fixture.scratch.path().join(name);
         std::os::unix::fs::symlink(OLEO, &helper).unwrap();
         let out = Command::new(&helper)
-            .args([bed.image.as_os_str(), dir.as_os_str(), "-o".as_ref(), "rw,noatime,nosuid".as_ref()])
+            .args([fixture.image.as_os_str(), dir.as_os_str(), "-o".as_ref(), "rw,noatime,nosuid".as_ref()])
             .output()
             .unwrap();
         assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
         assert_eq!(fs::read(dir.join("file")).unwrap(), b"content");
         let shown =
             run("findmnt", ["-no".as_ref(), "SOURCE,OPTIONS".as_ref(), "-M".as_ref(), dir.as_os_str()]).unwrap();
-        assert!(shown.starts_with(bed.image.to_str().unwrap()) && shown.contains("nosuid"), "{shown}");
-        bed.oleo_ok(&["unmount".as_ref(), dir.as_os_str()]);
+        assert!(shown.starts_with(fixture.image.to_str().unwrap()) && shown.contains("nosuid"), "{shown}");
+        fixture.oleo_ok(&["unmount".as_ref(), dir.as_os_str()]);
     }
 }
 
 /// Goal: without fsync, what was done is on disk after the time between commits.
 #[test]
 fn commits_by_the_clock() {
-    let Some(bed) = Bed::new() else { return };
-    let mut served = bed.serve("commit=1");
+    let Some(fixture) = Fixture::new() else { return };
+    let mut served = fixture.serve("commit=1");
     fs::write(served.path().join("new"), [3; 50_000]).unwrap();
     std::thread::sleep(Duration::from_millis(3500));
     served.kill().unwrap();
     drop(served);
-    bed.must_hold("new", &[3; 50_000]);
+    fixture.must_hold("new", &[3; 50_000]);
 }
 
 /// The device of FUSE, open to all as most systems have it; as it was, afterwards.
@@ -275,15 +281,15 @@ impl Drop for OpenToAll {
 /// Goal: a user without privileges can mount an image of his, and nobody else gets in.
 #[test]
 fn as_an_ordinary_user() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(fixture) = Fixture::new() else { return };
     let _device = OpenToAll::new();
     const NOBODY: Who<'static> = Who { uid: 65_534, gid: 65_534, groups: &[] };
     let (uid, gid) = (Some(Uid::from_raw(NOBODY.uid)), Some(Gid::from_raw(NOBODY.gid)));
-    let top = bed.scratch.path();
+    let top = fixture.scratch.path();
     rustix::fs::chmod(top, Mode::from_raw_mode(0o755)).unwrap();
-    let dir = bed.scratch.dir("mnt").unwrap();
+    let dir = fixture.scratch.dir("mnt").unwrap();
     let _guard = Unmounted(&dir);
-    for path in [&dir, &bed.image] {
+    for path in [&dir, &fixture.image] {
         rustix::fs::chown(path, uid, gid).unwrap();
     }
     // The program may lie where this user cannot go.
@@ -295,7 +301,7 @@ fn as_an_ordinary_user() {
         let args: Vec<&OsStr> = ids.into_iter().chain([program.as_os_str()]).chain(args.iter().copied()).collect();
         run("setpriv", args).unwrap();
     };
-    as_nobody(&["mount".as_ref(), bed.image.as_os_str(), dir.as_os_str()]);
+    as_nobody(&["mount".as_ref(), fixture.image.as_os_str(), dir.as_os_str()]);
     act_as(NOBODY, || {
         assert_eq!(fs::read(dir.join("file")).unwrap(), b"content");
         // The top belongs to root in the image: what cannot be done there cannot be done here.
@@ -304,47 +310,47 @@ fn as_an_ordinary_user() {
     refused(act_as(crate::sys::ALICE, || rustix::fs::stat(dir.join("file"))), Errno::ACCESS);
     as_nobody(&["unmount".as_ref(), dir.as_os_str()]);
     assert!(!is_mounted(&dir));
-    bed.must_hold("file", b"content");
+    fixture.must_hold("file", b"content");
 }
 
 /// Goal: right after umount(8) the device or image can be opened, and mounted again: who opens it waits for the server that is
 /// ending. Who serves a mount is named as such, at once. Method: an image and a loop device, several rounds.
 #[test]
 fn again_at_once() {
-    let Some(bed) = Bed::new() else { return };
-    let dir = bed.scratch.dir("mnt").unwrap();
+    let Some(fixture) = Fixture::new() else { return };
+    let dir = fixture.scratch.dir("mnt").unwrap();
     let _guard = Unmounted(&dir);
-    let device = Loop::attach(&bed.image, ReadOnly::No).unwrap();
-    for place in [bed.image.as_path(), device.path()] {
+    let device = Loop::attach(&fixture.image, ReadOnly::No).unwrap();
+    for place in [fixture.image.as_path(), device.path()] {
         for round in 0..4u8 {
-            bed.oleo_ok(&["mount".as_ref(), place.as_os_str(), dir.as_os_str()]);
+            fixture.oleo_ok(&["mount".as_ref(), place.as_os_str(), dir.as_os_str()]);
             fs::write(dir.join("new"), vec![round; 3 << 20]).unwrap();
             let begun = Instant::now();
-            let out = bed.oleo(&["check".as_ref(), place.as_os_str()]);
+            let out = fixture.oleo(&["check".as_ref(), place.as_os_str()]);
             let said = String::from_utf8_lossy(&out.stderr);
             assert!(!out.status.success() && said.contains("served to the mount at"), "{said}");
             assert!(begun.elapsed() < Duration::from_millis(1000), "no need to wait");
             run("umount", [&dir]).unwrap();
-            bed.oleo_ok(&["check".as_ref(), place.as_os_str()]);
-            bed.oleo_ok(&["mount".as_ref(), place.as_os_str(), dir.as_os_str()]);
+            fixture.oleo_ok(&["check".as_ref(), place.as_os_str()]);
+            fixture.oleo_ok(&["mount".as_ref(), place.as_os_str(), dir.as_os_str()]);
             run("umount", [&dir]).unwrap();
-            bed.oleo_ok(&["mount".as_ref(), place.as_os_str(), dir.as_os_str()]);
+            fixture.oleo_ok(&["mount".as_ref(), place.as_os_str(), dir.as_os_str()]);
             assert_eq!(fs::read(dir.join("new")).unwrap(), vec![round; 3 << 20]);
-            bed.oleo_ok(&["unmount".as_ref(), dir.as_os_str()]);
+            fixture.oleo_ok(&["unmount".as_ref(), dir.as_os_str()]);
         }
     }
     drop(device);
-    bed.must_hold("file", b"content");
+    fixture.must_hold("file", b"content");
 }
 
 /// Goal: a device is waited for that the kernel has not let go of yet, since the mount before is just ending; not for long.
 /// Method: a loop device held here in the kernel's place, for a moment, and for good.
 #[test]
 fn held_a_moment_longer() {
-    let Some(bed) = Bed::new() else { return };
-    let dir = bed.scratch.dir("mnt").unwrap();
+    let Some(fixture) = Fixture::new() else { return };
+    let dir = fixture.scratch.dir("mnt").unwrap();
     let _guard = Unmounted(&dir);
-    let device = Loop::attach(&bed.image, ReadOnly::No).unwrap();
+    let device = Loop::attach(&fixture.image, ReadOnly::No).unwrap();
     let mount = ["mount".as_ref(), device.path().as_os_str(), dir.as_os_str()];
     let hold =
         || rustix::fs::open(device.path(), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()).unwrap();
@@ -354,18 +360,18 @@ fn held_a_moment_longer() {
             std::thread::sleep(Duration::from_millis(300));
             drop(held);
         });
-        bed.oleo_ok(&mount);
+        fixture.oleo_ok(&mount);
     });
-    bed.oleo_ok(&["unmount".as_ref(), dir.as_os_str()]);
+    fixture.oleo_ok(&["unmount".as_ref(), dir.as_os_str()]);
     let held = hold();
-    let out = bed.oleo(&mount);
+    let out = fixture.oleo(&mount);
     assert!(
         !out.status.success() && String::from_utf8_lossy(&out.stderr).contains("the kernel holds it exclusively"),
         "{out:?}"
     );
     drop(held);
     drop(device);
-    bed.must_hold("file", b"content");
+    fixture.must_hold("file", b"content");
 }
 
 /// Goal: the kernel knows about as many inodes as `nodes=` says, however many were looked at; what is open stays, and what was
@@ -374,15 +380,15 @@ fn held_a_moment_longer() {
 fn nodes_are_bounded() {
     const FILES: usize = 6000;
     const MAX: u64 = 500;
-    let Some(bed) = Bed::new() else { return };
-    let served = bed.serve(&format!("nodes={MAX},cache=8M"));
+    let Some(fixture) = Fixture::new() else { return };
+    let served = fixture.serve(&format!("nodes={MAX},cache=8M"));
     let name = |n: usize| served.path().join(format!("d{}/f{n}", n % 7));
     (0..7).for_each(|n| fs::create_dir(served.path().join(format!("d{n}"))).unwrap());
     (0..FILES).for_each(|n| fs::write(name(n), n.to_string()).unwrap());
     let held: Vec<fs::File> = (0..100).map(|n| fs::File::open(name(n)).unwrap()).collect();
     fs::remove_file(name(3)).unwrap();
     let known = || {
-        let out = bed.oleo_ok(&["filesystem".as_ref(), "stats".as_ref(), served.path().as_os_str()]);
+        let out = fixture.oleo_ok(&["filesystem".as_ref(), "stats".as_ref(), served.path().as_os_str()]);
         let line = out.lines().find(|line| line.starts_with("inodes known")).unwrap().to_owned();
         line.split(' ').next_back().unwrap().parse::<u64>().unwrap()
     };
@@ -404,7 +410,7 @@ fn nodes_are_bounded() {
     (0..FILES).filter(|n| *n != 3).for_each(|n| assert_eq!(fs::read_to_string(name(n)).unwrap(), n.to_string()));
     drop(held);
     served.unmount().unwrap();
-    bed.must_hold("d6/f6", b"6");
+    fixture.must_hold("d6/f6", b"6");
 }
 
 /// Goal: threads of the server that come and go leave nothing behind, so that a mount serves for months. Requests that take
@@ -412,8 +418,8 @@ fn nodes_are_bounded() {
 #[test]
 fn threads_that_end_leave_nothing_behind() {
     const WORKERS: usize = 12;
-    let Some(bed) = Bed::new() else { return };
-    let served = bed.serve("io_uring=off");
+    let Some(fixture) = Fixture::new() else { return };
+    let served = fixture.serve("io_uring=off");
     let mappings = || fs::read_to_string(format!("/proc/{}/maps", served.pid())).unwrap().lines().count();
     let work = |rounds: usize| {
         let (dir, begin) = (served.path(), std::sync::Barrier::new(WORKERS));

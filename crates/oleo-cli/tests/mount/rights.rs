@@ -94,7 +94,7 @@ fn write_on_the_directory_is_needed(at: &Place) {
         refused(rustix::fs::rmdir(dir.join("e")), Errno::ACCESS);
         refused(rustix::fs::rename(&path, &new), Errno::ACCESS);
         refused(open(&dir, OFlags::TMPFILE | OFlags::RDWR), Errno::ACCESS);
-        // What is there is told apart from what may not be.
+        // What is there is distinguished from what may not be.
         refused(rustix::fs::mkdir(&path, mode(0o755)), Errno::EXIST);
         refused(rustix::fs::unlink(&new), Errno::NOENT);
     });

@@ -5,7 +5,7 @@
 //! [`worker`] as its only test, change files in a directory of their own until the time is up, and remember what is in them
 //! ([`Model`]); (3) meanwhile one thread snapshots the top every second and deletes the fourth last snapshot, another has
 //! `oleo balance` move all groups; (4) the workers compare all that they have with what they remember, and write it down;
-//! (5) the mount ends, and the volume goes to the judges: our check, `btrfs check`, and a kernel mount, where each file of each
+//! (5) the mount ends, and the volume goes to the oracles: our check, `btrfs check`, and a kernel mount, where each file of each
 //! worker must be what it wrote down.
 //!
 //! `cargo xtask soak --mix balance --way classic --minutes 10` runs it for longer, `--way io_uring` with requests through that.
@@ -133,7 +133,7 @@ impl Model {
     }
 
     /// All files, compared; their names, lengths and hashes, a line each.
-    fn told(&self) -> Result<String> {
+    fn reported(&self) -> Result<String> {
         let mut lines = String::new();
         for (name, want) in &self.files {
             let have = fs::read(self.at(name)).with_context(|| name.clone())?;
@@ -165,9 +165,9 @@ const TOLD: &str = "OLEO_SOAK_WORKER";
 #[test]
 #[ignore = "no test: the body of a process that other tests start"]
 fn worker() {
-    let told = std::env::var(TOLD).expect(TOLD);
-    let told: Vec<&str> = told.split('|').collect();
-    let [dir, seed, until, out] = told[..] else { panic!("{TOLD}: {told:?}") };
+    let reported = std::env::var(TOLD).expect(TOLD);
+    let reported: Vec<&str> = reported.split('|').collect();
+    let [dir, seed, until, out] = reported[..] else { panic!("{TOLD}: {reported:?}") };
     let until = UNIX_EPOCH + Duration::from_secs_f64(until.parse().unwrap());
     let mut model = Model { dir: dir.into(), files: BTreeMap::new(), rng: Rng::new(seed.parse().unwrap()) };
     fs::create_dir(dir).unwrap();
@@ -179,15 +179,15 @@ fn worker() {
             Err(e) => panic!("step {}: {e:#}; before: {:?}", done.len(), &done[done.len().saturating_sub(10)..]),
         }
     }
-    fs::write(out, model.told().unwrap()).unwrap();
+    fs::write(out, model.reported().unwrap()).unwrap();
 }
 
 fn start(plan: &Plan, top: &Path, number: u64, until: SystemTime, out: &Path) -> Result<Child> {
     let seed = plan.seed * WORKERS + number;
     let until = until.duration_since(UNIX_EPOCH)?.as_secs_f64();
-    let told = format!("{}|{seed}|{until}|{}", top.join(format!("w{number}")).display(), out.display());
+    let reported = format!("{}|{seed}|{until}|{}", top.join(format!("w{number}")).display(), out.display());
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["--exact", "--test-threads=1", "--nocapture", "--ignored", "soak::worker"]).env(TOLD, told);
+    command.args(["--exact", "--test-threads=1", "--nocapture", "--ignored", "soak::worker"]).env(TOLD, reported);
     Ok(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?)
 }
 
@@ -230,7 +230,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// One volume from mkfs to the judges. How often it was snapshotted and balanced.
+/// One volume from mkfs to the oracles. How often it was snapshotted and balanced.
 fn round(oracle: Oracle, plan: &Plan) -> Result<(usize, usize)> {
     let scratch = oracle.scratch()?;
     let image = scratch.path().join("image");
@@ -270,16 +270,16 @@ fn round(oracle: Oracle, plan: &Plan) -> Result<(usize, usize)> {
     let counts = counts.with_context(|| format!("the server said: {}", mount.log()))?;
     let log = mount.log();
     mount.unmount().with_context(|| format!("the server said: {log}"))?;
-    let judged = judge(oracle, plan, &image, &out);
-    if judged.is_err()
+    let verified = verify(oracle, plan, &image, &out);
+    if verified.is_err()
         && let Some(to) = std::env::var_os("OLEO_SOAK_KEEP")
     {
         run("cp", ["--sparse=always".as_ref(), image.as_os_str(), &to])?;
     }
-    judged.map(|()| counts)
+    verified.map(|()| counts)
 }
 
-fn judge(oracle: Oracle, plan: &Plan, image: &Path, out: &dyn Fn(u64) -> PathBuf) -> Result<()> {
+fn verify(oracle: Oracle, plan: &Plan, image: &Path, out: &dyn Fn(u64) -> PathBuf) -> Result<()> {
     oleo(&["check", "--data"], &[image])?;
     let found = oracle.check(&[image])?;
     // With quota it reads what a deletion has let go of, complains, and finds no error.

@@ -243,13 +243,13 @@ fn nested_are_left_out(at: &Place) {
     at.subvolume("v/nested");
     fs::write(v.join("nested/f"), b"x").unwrap();
     at.snapshot(&v, "s");
-    let stub = at.at("s/nested");
-    assert!(fs::metadata(&stub).unwrap().is_dir());
-    assert_eq!(fs::read_dir(&stub).unwrap().count(), 0);
-    refused(rustix::fs::lstat(stub.join("f")), Errno::NOENT);
-    let made = rustix::fs::mkdir(stub.join("d"), Mode::from_raw_mode(0o755));
+    let empty_subvol_dir = at.at("s/nested");
+    assert!(fs::metadata(&empty_subvol_dir).unwrap().is_dir());
+    assert_eq!(fs::read_dir(&empty_subvol_dir).unwrap().count(), 0);
+    refused(rustix::fs::lstat(empty_subvol_dir.join("f")), Errno::NOENT);
+    let made = rustix::fs::mkdir(empty_subvol_dir.join("d"), Mode::from_raw_mode(0o755));
     assert!(made.is_err(), "nothing can be made in it");
-    rustix::fs::rmdir(&stub).unwrap();
+    rustix::fs::rmdir(&empty_subvol_dir).unwrap();
 }
 
 fn clones_into_a_snapshot(at: &Place) {

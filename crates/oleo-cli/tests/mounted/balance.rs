@@ -51,7 +51,7 @@ fn must_be_filled(top: &Path) {
 
 /// Goal: on a mount a balance goes on in the background, beside writers, is seen, paused, resumed and cancelled by other commands, and
 /// survives the end of the mount: the next one resumes it, unless told not to. Method: each of that, with
-/// threads that write, overwrite and delete all along; the kernel judges.
+/// threads that write, overwrite and delete all along; the kernel verifies.
 #[test]
 fn beside_writers() {
     let Some(mut mount) = Mount::new("") else { return };
@@ -78,8 +78,8 @@ fn beside_writers() {
         }
         // Whatever happens here, the writers end.
         let _stop = Stop(&stop);
-        let told = ok(&dir, &["balance", "start", "-d", "-m", "m"]);
-        assert!(told.contains("done"), "{told}");
+        let reported = ok(&dir, &["balance", "start", "-d", "-m", "m"]);
+        assert!(reported.contains("done"), "{reported}");
         ok(&dir, &["balance", "start", "--full-balance", "--background", "m"]);
         // It may have ended by the time that it is asked to pause.
         let paused = succeeds(&dir, &["balance", "pause", "m/d"]);
@@ -111,7 +111,7 @@ fn beside_writers() {
     mount.mount("");
     wait_for(&dir, "idle");
     must_be_filled(&mount.path(""));
-    mount.judge(must_be_filled);
+    mount.verify(must_be_filled);
 }
 
 struct Stop<'a>(&'a AtomicBool);
@@ -149,8 +149,8 @@ fn one_after_another() {
             let dir = &dir;
             threads.spawn(move || ok(dir, &["balance", "start", "--enqueue", filters, "m"]))
         });
-        for told in waiting.map(|thread| thread.join().unwrap()) {
-            assert!(told.contains("done"), "{told}");
+        for reported in waiting.map(|thread| thread.join().unwrap()) {
+            assert!(reported.contains("done"), "{reported}");
         }
     });
     assert_eq!((number(), state(&dir)), (before + 3, "idle".to_owned()));
@@ -162,7 +162,7 @@ fn one_after_another() {
     assert!(fails(&dir, &["balance", "start", "--enqueue", "-d", "m"]).contains("paused"));
     ok(&dir, &["balance", "cancel", "m"]);
     must_be_filled(&mount.path(""));
-    mount.judge(must_be_filled);
+    mount.verify(must_be_filled);
 }
 
 /// Goal: a device of a mount shrinks though chunks lie behind its new end, and grows again; nearly empty groups are given back.
@@ -185,5 +185,5 @@ fn shrinking() {
     ok(&dir, &["filesystem", "reclaim", "m"]);
     ok(&dir, &["filesystem", "resize", "+100M", "m"]);
     must_be_filled(&mount.path(""));
-    mount.judge(must_be_filled);
+    mount.verify(must_be_filled);
 }

@@ -60,7 +60,7 @@ fn subvolumes() {
 
     let since = ok(&dir, &["subvolume", "find-new", "m/v", "0"]);
     assert!(since.contains("v/file") && since.contains("transid marker was "), "{since}");
-    mount.judge(|seen| {
+    mount.verify(|seen| {
         assert_eq!(fs::read(seen.join("v/file")).unwrap(), b"after");
         assert_eq!(fs::read(seen.join("s/file")).unwrap(), b"written");
         assert!(seen.join("deep/er/u").is_dir() && !seen.join("w").exists());
@@ -108,7 +108,7 @@ fn quota() {
         text.lines().filter(|line| line.contains('/') && !line.contains("---")).map(words).collect()
     };
     let ours = rows(&ok(&dir, &["qgroup", "show", "--raw", "m"]));
-    mount.judge(|seen| {
+    mount.verify(|seen| {
         let at = seen.display().to_string();
         let kernel = || rows(&oleo_sim::oracle::run("btrfs", ["qgroup", "show", "--raw", &at]).unwrap());
         assert_eq!(kernel(), ours, "as the kernel reads them");
@@ -216,7 +216,7 @@ fn the_whole() {
     let du = json(&dir, &["filesystem", "du", "-s", "--json", "m/f"]);
     assert_eq!(du[0]["total"], SECTORS * 4096);
     drop(file);
-    mount.judge(|seen| assert_eq!(fs::read(seen.join("f")).unwrap(), want));
+    mount.verify(|seen| assert_eq!(fs::read(seen.join("f")).unwrap(), want));
     assert_eq!(fs::metadata(dir.join("i")).unwrap().len(), 640 << 20);
 }
 
@@ -245,7 +245,7 @@ fn resolving() {
     assert!(fails(&dir, &["subvolume", "delete", "-i", id.trim(), "m"]).contains("root of this mount"));
     assert!(Command::new("mkfifo").arg(mount.path("pipe")).status().unwrap().success());
     assert_eq!(ok(&dir, &["inspect", "rootid", "m/pipe"]), id);
-    mount.judge(|_| {});
+    mount.verify(|_| {});
 }
 
 /// Goal: other users may do what they may do with the kernel, no more. Method: the command as user 1000 on a mount of root's.
@@ -282,7 +282,7 @@ fn other_users() {
     assert!(user(&["subvolume", "delete", "m/roots"]).1.contains("permission denied"));
     assert_eq!(user(&["subvolume", "delete", "m/mine/s"]), done);
     assert_eq!(user(&["filesystem", "usage", "m"]), done);
-    mount.judge(|seen| assert!(seen.join("mine/a").is_dir() && !seen.join("mine/s").exists()));
+    mount.verify(|seen| assert!(seen.join("mine/a").is_dir() && !seen.join("mine/s").exists()));
 }
 
 /// Goal: what is no image and on no mount is refused by name. Method: a directory elsewhere.
@@ -321,7 +321,7 @@ fn stats() {
     let text = ok(&dir, &["filesystem", "stats", "m"]);
     let line = text.lines().find_map(|l| l.strip_prefix("commits by link and rename")).unwrap();
     assert_eq!(line.trim(), "0");
-    mount.judge(|seen| {
+    mount.verify(|seen| {
         for n in 0..FILES {
             assert_eq!(fs::read(seen.join(format!("g{n}"))).unwrap(), format!("content {n}").as_bytes());
             assert_eq!(fs::metadata(seen.join(format!("h{n}"))).unwrap().nlink(), 2);

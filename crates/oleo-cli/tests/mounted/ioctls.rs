@@ -46,7 +46,7 @@ const SET_FSLABEL: u32 = 0x4100_9432;
 const GETVERSION: u32 = 0x8008_7601;
 const FITRIM: u32 = 0xc018_5879;
 
-/// An ioctl whose number tells how many bytes go in and out.
+/// An ioctl whose number says how many bytes go in and out.
 struct Raw<'a> {
     number: u32,
     data: &'a mut [u8],
@@ -140,7 +140,7 @@ fn subvolumes() {
     assert_eq!(errno(&top, SNAP_CREATE_V2, &named_v2(source.as_raw_fd(), 4, "t")), 22);
     let root = File::open(&top).unwrap();
     call(&mount.path("v"), SNAP_CREATE_V2, &named_v2(root.as_raw_fd(), 0, "of-top")).unwrap();
-    assert!(mount.path("v/of-top/v").is_dir(), "the stand-in of v");
+    assert!(mount.path("v/of-top/v").is_dir(), "the empty directory in place of v");
     drop((file, source, root));
 
     let flags = |path: &str| u64_at(&call(&mount.path(path), SUBVOL_GETFLAGS, &[]).unwrap(), 0);
@@ -161,7 +161,7 @@ fn subvolumes() {
     assert_eq!(errno(&top, SNAP_DESTROY, &named("gone")), 2);
     fs::create_dir(mount.path("plain")).unwrap();
     assert_eq!(errno(&top, SNAP_DESTROY, &named("plain")), 22);
-    mount.judge(|seen| {
+    mount.verify(|seen| {
         assert_eq!(fs::read(seen.join("s/file")).unwrap(), b"changed");
         assert!(!seen.join("gone").exists() && seen.join("v/of-top").is_dir());
     });
@@ -217,7 +217,7 @@ fn telling() {
     assert!(roots.contains(&id), "{roots:?}");
     assert!(u64_at(&call(&mount.path("d/e/f"), GETVERSION, &[]).unwrap(), 0) > 0);
     assert_eq!(errno(&top, LOGICAL_INO_V2, &[]), 25, "what holds pointers cannot be answered");
-    mount.judge(|_| {});
+    mount.verify(|_| {});
 }
 
 /// Goal: ioctls that change the whole do so. Method: each, then a look by command and by the kernel.
@@ -256,7 +256,7 @@ fn the_whole() {
     call(&top, WAIT_SYNC, &transid).unwrap();
     let trimmed = call(&top, FITRIM, &words(&[0, u64::MAX, 0])).unwrap();
     assert!(u64_at(&trimmed, 8) > 1 << 20);
-    mount.judge(|seen| assert_eq!(fs::read_to_string(seen.join("v/f")).unwrap(), text));
+    mount.verify(|seen| assert_eq!(fs::read_to_string(seen.join("v/f")).unwrap(), text));
 }
 
 /// Goal: ioctls that change a directory do not hang with others who hold its lock, even when they take up every thread of
@@ -295,11 +295,12 @@ fn many_at_once() {
     };
     let seen_before = names(&top);
     assert_eq!(seen_before.len(), 8 * (6 + 50));
-    mount.judge(|seen| assert_eq!(names(seen), seen_before));
+    mount.verify(|seen| assert_eq!(names(seen), seen_before));
 }
 
-/// Goal: programs begin balances by ioctl, which waits for the end and tells what was done, and ask for their progress; what cannot be
-/// is refused. Method: the struct as `linux/btrfs.h` has it: flags, state, three times 136 bytes of filters, three counts.
+/// Goal: programs begin balances by ioctl, which waits for the end and says what was done, and ask for their progress;
+/// what cannot be is refused. Method: the struct as `linux/btrfs.h` has it: flags, state, three times 136 bytes of
+/// filters, three counts.
 #[test]
 fn balance() {
     const METADATA_AT: usize = 16 + 136;
@@ -321,9 +322,13 @@ fn balance() {
         }
         args
     };
-    let told = call(&top, BALANCE_V2, &args(0b001, 0)).unwrap();
-    assert!(u64_at(&told, COUNTS_AT + 8) >= 3, "all groups were considered");
-    assert_eq!((u64_at(&told, COUNTS_AT + 16), u64_at(&told, 8)), (1, 0), "that of data was moved, and it has ended");
+    let reported = call(&top, BALANCE_V2, &args(0b001, 0)).unwrap();
+    assert!(u64_at(&reported, COUNTS_AT + 8) >= 3, "all groups were considered");
+    assert_eq!(
+        (u64_at(&reported, COUNTS_AT + 16), u64_at(&reported, 8)),
+        (1, 0),
+        "that of data was moved, and it has ended"
+    );
     let single = 1 << 48;
     assert_eq!(errno(&top, BALANCE_V2, &args(0b110, single)), 22, "copies are not given up by accident");
     assert_eq!(errno(&top, BALANCE_V2, &args(0b110, 1 << 4)), 22, "one device is not enough");
@@ -331,12 +336,13 @@ fn balance() {
     call(&top, BALANCE_V2, &args(0b1110, single)).unwrap();
     let groups = ok(mount.dir(), &["filesystem", "df", "m"]);
     assert!(groups.contains("Metadata, single") && groups.contains("System, single"), "{groups}");
-    mount.judge(|top| assert_eq!(fs::read(top.join("f")).unwrap(), vec![7; 1 << 20]));
+    mount.verify(|top| assert_eq!(fs::read(top.join("f")).unwrap(), vec![7; 1 << 20]));
 }
 
 /// Goal: FITRIM refuses what the kernel refuses, and nothing overflows; a label is on disk when its ioctl is done; a refused
-/// property leaves no transaction behind; a new subvolume is put into quota groups; the stand-in of a nested subvolume takes no
-/// attributes; /dev/null takes a stream. Method: the calls; the superblock beside the mount; quota as shown.
+/// property leaves no transaction behind; a new subvolume is put into quota groups; the empty directory in place of a
+/// nested subvolume takes no attributes; /dev/null takes a stream. Method: the calls; the superblock beside the mount;
+/// quota as shown.
 #[test]
 fn as_the_kernel_answers() {
     let Some(mut mount) = Mount::new("") else { return };
@@ -382,12 +388,13 @@ fn as_the_kernel_answers() {
 
     call(&mount.path("v"), SUBVOL_CREATE, &named("nested")).unwrap();
     ok(&dir, &["subvolume", "snapshot", "m/v", "m/s"]);
-    let stub = rustix::fs::setxattr(mount.path("s/nested"), "user.a", b"x", rustix::fs::XattrFlags::empty());
-    assert_eq!(stub, Err(rustix::io::Errno::OPNOTSUPP));
+    let empty_subvol_dir =
+        rustix::fs::setxattr(mount.path("s/nested"), "user.a", b"x", rustix::fs::XattrFlags::empty());
+    assert_eq!(empty_subvol_dir, Err(rustix::io::Errno::OPNOTSUPP));
     ok(&dir, &["property", "set", "m/s", "ro", "true"]);
     ok(&dir, &["send", "-f", "/dev/null", "m/s"]);
     drop(inherit);
-    mount.judge(|seen| assert_eq!(fs::read(seen.join("v/f")).unwrap(), b"content"));
+    mount.verify(|seen| assert_eq!(fs::read(seen.join("v/f")).unwrap(), b"content"));
 }
 
 /// Goal: what is told of a device's replacement is what the kernel tells of the same volume: never begun, or finished and when; there is
@@ -404,13 +411,13 @@ fn replacing_a_device() {
     let status = |top: &Path| call(top, DEV_REPLACE, &words(&[STATUS, 7])).unwrap()[..TOLD].to_vec();
     let ours = |image: &Path| {
         let served = Served::mount(Path::new(env!("CARGO_BIN_EXE_oleo")), &[image], "", Limits::default()).unwrap();
-        let told = status(served.path());
+        let reported = status(served.path());
         let cancelled = call(served.path(), DEV_REPLACE, &words(&[2])).unwrap();
         assert_eq!(u64_at(&cancelled, 8), 1, "there is none");
         assert_eq!(errno(served.path(), DEV_REPLACE, &words(&[0])), 95);
         assert_eq!(errno(served.path(), DEV_REPLACE, &words(&[9])), 22);
         served.unmount().unwrap();
-        told
+        reported
     };
     let never = ours(&old);
     let mounted = oracle.mount(&[&old], "").unwrap();

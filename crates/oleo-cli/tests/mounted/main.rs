@@ -1,4 +1,4 @@
-//! Control of a mounted volume: the commands through the control socket, and the ioctls of btrfs, judged by the kernel once
+//! Control of a mounted volume: the commands through the control socket, and the ioctls of btrfs, verified by the kernel once
 //! the image is unmounted.
 
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// `None` where there is no kernel to judge.
+    /// `None` where there is no kernel to verify.
     fn new(options: &str) -> Option<Mount> {
         let oracle = oracle()?;
         assert!(Path::new("/dev/fuse").exists(), "the kernel's btrfs is there, but no FUSE: nothing would be proved");
@@ -62,7 +62,7 @@ impl Mount {
     }
 
     /// Unmounts; the image must be sound, and is shown to the kernel.
-    fn judge(&mut self, look: impl FnOnce(&Path)) {
+    fn verify(&mut self, look: impl FnOnce(&Path)) {
         self.unmount();
         let image = self.dir().join("i");
         self.oracle.must_be_sound(&[&image], "after control of a mount").unwrap();

@@ -17,7 +17,7 @@ fn stream(begin: &Command<'_>, commands: &[Command<'_>]) -> Vec<u8> {
 
 /// Goal: a stream is received on a mount while it is in use, and seen at once, also where somebody had looked before; errors are
 /// told, and what is incomplete is gone on with. Method: a full stream cut short, looked at, resumed; an incremental one; a bad one with
-/// --atomic; the kernel judges the image.
+/// --atomic; the kernel verifies the image.
 #[test]
 fn through_the_server() {
     let Some(mut mount) = Mount::new("") else { return };
@@ -52,5 +52,5 @@ fn through_the_server() {
     fs::write(dir.join("bad"), bad).unwrap();
     assert!(fails(&dir, &["receive", "--atomic", "-f", "bad", "m"]).contains("the name .."));
     assert!(!mount.path("u").exists());
-    mount.judge(|top| assert!(fs::read(top.join("in/s/g")).unwrap() == data));
+    mount.verify(|top| assert!(fs::read(top.join("in/s/g")).unwrap() == data));
 }

@@ -35,7 +35,7 @@ fn through_the_server_and_offline() {
     ok(&dir, &["receive", "-f", "both", "k"]);
 
     let want = Manifest::of_dir(&mount.path(""), Detail::default()).unwrap();
-    mount.judge(|_| ());
+    mount.verify(|_| ());
     for (name, args) in [
         ("whole", &["--subvol", "/first"][..]),
         ("change", &["-p", "/first", "--subvol", "/second"]),

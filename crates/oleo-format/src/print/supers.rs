@@ -34,7 +34,7 @@ fn line(f: &mut impl Write, name: &str, value: impl Display) -> fmt::Result {
     writeln!(f, "{name}{tabs}{value}")
 }
 
-fn judged(ok: bool) -> &'static str {
+fn verified(ok: bool) -> &'static str {
     if ok { "[match]" } else { "[DON'T MATCH]" }
 }
 
@@ -45,7 +45,7 @@ fn head(f: &mut impl Write, sb: &SuperBlock) -> fmt::Result {
             let have = &sb.csum[..csum.csum_len()];
             line(f, "csum_type", format_args!("{} ({csum})", sb.csum_type))?;
             line(f, "csum_size", csum.csum_len())?;
-            line(f, "csum", format_args!("{} {}", Hex(have), judged(have == &want[..csum.csum_len()])))?;
+            line(f, "csum", format_args!("{} {}", Hex(have), verified(have == &want[..csum.csum_len()])))?;
         }
         Err(_) => line(f, "csum_type", format_args!("{} (unknown)", sb.csum_type))?,
     }
@@ -53,7 +53,7 @@ fn head(f: &mut impl Write, sb: &SuperBlock) -> fmt::Result {
     line(f, "flags", format_args!("{:#x}", sb.flags.get()))?;
     let flags = SuperFlags::from_bits_retain(sb.flags.get());
     names(f, flags.iter_names().map(|(name, _)| name))?;
-    line(f, "magic", format_args!("{} {}", sb.magic.escape_ascii(), judged(sb.magic == SUPER_MAGIC)))?;
+    line(f, "magic", format_args!("{} {}", sb.magic.escape_ascii(), verified(sb.magic == SUPER_MAGIC)))?;
     line(f, "fsid", sb.fsid())?;
     line(f, "metadata_uuid", sb.metadata_fsid())?;
     line(f, "label", text(sb.label()))
@@ -102,7 +102,7 @@ fn device(f: &mut impl Write, sb: &SuperBlock) -> fmt::Result {
     let d = &sb.dev_item;
     let fsid = Uuid::from_bytes(d.fsid);
     line(f, "dev_item.uuid", Uuid::from_bytes(d.uuid))?;
-    line(f, "dev_item.fsid", format_args!("{fsid} {}", judged(fsid == sb.metadata_fsid())))?;
+    line(f, "dev_item.fsid", format_args!("{fsid} {}", verified(fsid == sb.metadata_fsid())))?;
     line(f, "dev_item.type", d.r#type)?;
     line(f, "dev_item.total_bytes", d.total_bytes)?;
     line(f, "dev_item.bytes_used", d.bytes_used)?;

@@ -49,8 +49,8 @@ impl Fs {
             // Files without names that nobody holds any more still count until they are erased, and through a kernel it is a
             // moment before it is known that nobody does.
             std::thread::sleep(QUOTA_WAIT);
-            // One that cannot be erased is told by whoever syncs or cleans.
-            let _ = self.core().erase_all_let_go();
+            // One that cannot be erased is reported by whoever syncs or cleans.
+            let _ = self.core().evict_all();
         }
         write::write(file, at, data)
     }
@@ -87,14 +87,14 @@ impl Fs {
     /// Makes a range of `dst` share the bytes of a range of `src`, over whatever was there. Both are in this file system, in any
     /// subvolumes.
     pub fn clone_range(&self, src: &InodeRef, dst: &InodeRef, range: &CloneRange) -> Result<(), FsError> {
-        self.core().relieve()?;
+        self.core().throttle_dirty_inodes()?;
         self.core().twice_for_quota(|| share::clone_range(src, dst, range))?;
         self.keep_content(dst)
     }
 
     /// Makes a range of `dst` share a range of `src` if the bytes are equal.
     pub fn dedupe_range(&self, src: &InodeRef, dst: &InodeRef, range: &CloneRange) -> Result<Dedupe, FsError> {
-        self.core().relieve()?;
+        self.core().throttle_dirty_inodes()?;
         self.core().twice_for_quota(|| share::dedupe_range(src, dst, range))
     }
 
@@ -128,7 +128,7 @@ impl Fs {
         for (file, prepared) in batch {
             self.changeable(file)?;
             check_installable(file, prepared)?;
-            all.push(Install { inode: file, prepared, time, exact_size: None, promise: None, from_flight: false });
+            all.push(Install { inode: file, prepared, time, exact_size: None, promise: None, from_writeback: false });
         }
         // Asking for all of it first commits where that frees enough.
         let mut promises: BTreeMap<TreeId, u64> = BTreeMap::new();

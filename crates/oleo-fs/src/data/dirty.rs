@@ -130,7 +130,7 @@ impl Shared {
 
     /// Wakes whoever writes back, where too much is buffered.
     fn call(&self, background_max: u64) {
-        if self.bytes() > background_max && self.attended.load(Ordering::Relaxed) {
+        if self.bytes() > background_max && self.has_background_flusher.load(Ordering::Relaxed) {
             let _waiting = self.waiting.lock();
             self.work.notify_all();
         }
@@ -138,7 +138,7 @@ impl Shared {
 
     /// Somebody's bytes were written out.
     pub(super) fn made_room(&self) {
-        if self.crowd.load(Ordering::Relaxed) > 0 {
+        if self.throttled_writers.load(Ordering::Relaxed) > 0 {
             let _waiting = self.waiting.lock();
             self.room.notify_all();
         }
@@ -146,11 +146,11 @@ impl Shared {
 
     /// Waits a moment for room.
     fn await_room(&self) {
-        self.crowd.fetch_add(1, Ordering::Relaxed);
+        self.throttled_writers.fetch_add(1, Ordering::Relaxed);
         let mut waiting = self.waiting.lock();
         self.room.wait_for(&mut waiting, ROOM_WAIT);
         drop(waiting);
-        self.crowd.fetch_sub(1, Ordering::Relaxed);
+        self.throttled_writers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -182,7 +182,7 @@ impl Fs {
     /// [`DataOptions::dirty_bytes_max`](crate::DataOptions).
     pub fn wait_write_back(&self, timeout: Duration) -> bool {
         let shared = &self.core().data;
-        shared.attended.store(true, Ordering::Relaxed);
+        shared.has_background_flusher.store(true, Ordering::Relaxed);
         let deadline = Instant::now().checked_add(timeout);
         let mut waiting = shared.waiting.lock();
         loop {
@@ -251,8 +251,9 @@ pub(super) fn throttle(inode: &Arc<Inode>) -> Result<(), FsError> {
     let core = inode.core();
     let shared = &core.data;
     let opts = &core.opts.data;
-    core.relieve()?;
-    if !shared.attended.load(Ordering::Relaxed) && inode.data.dirty_bytes() >= FILE_DIRTY_MAX.min(opts.dirty_bytes_max)
+    core.throttle_dirty_inodes()?;
+    if !shared.has_background_flusher.load(Ordering::Relaxed)
+        && inode.data.dirty_bytes() >= FILE_DIRTY_MAX.min(opts.dirty_bytes_max)
     {
         return inode.flush();
     }

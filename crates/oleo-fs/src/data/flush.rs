@@ -1,13 +1,13 @@
 //! From the buffer to extents.
 //!
-//! Normal path of a flush, the `flush` lock held: (1) `take` moves what is dirty to flight; (2) the bytes of an inline extent
+//! Normal path of a flush, the `flush` lock held: (1) `take` moves what is dirty to write-back; (2) the bytes of an inline extent
 //! join it, since any change of the first sector replaces such an extent; (3) each run of sectors is completed at its edges
-//! from the map, prepared and installed, which takes it out of flight; (4) the promised space is let go, that of the items too: until
-//! then nobody else gets it.
+//! from the map, prepared and installed, which takes it out of write-back; (4) the promised space is let go, that of
+//! the items too: until then nobody else gets it.
 //!
 //! Errors: where a sector cannot be completed, since the rest of it cannot be read, everything beside that sector is written; where anything
-//! else fails, the flush ends. What is still in flight becomes dirty again, under what was written since, with its promises, so that
-//! a later flush tries again (see `dirty`).
+//! else fails, the flush ends. What is still under write-back becomes dirty again, under what was written since, with
+//! its promises, so that a later flush tries again (see `dirty`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::data::dirty::Flushed;
 use crate::data::install::{self, Install};
 use crate::data::items::MapOf;
 use crate::data::map::{self, ExtentMap};
-use crate::data::pieces::Pieces;
+use crate::data::pieces::BufferPieces;
 use crate::data::prepare::{self, EXTENT_LEN_MAX, Policy, Prepared, Whole};
 use crate::data::{FILE_LEN_MAX, in_place, read, write};
 use crate::inode::{Inode, Items};
@@ -65,13 +65,13 @@ impl Inode {
         }
         let mut outcome = if unplaced { self.place(promise.as_ref()) } else { Ok(()) };
         if bytes && outcome.is_ok() {
-            outcome = self.flush_flight(inline, promise.as_ref());
+            outcome = self.flush_writeback(inline, promise.as_ref());
         }
         if !bytes && !unplaced {
             outcome = self.stamp();
         }
         match outcome {
-            Ok(()) => self.not_due(),
+            Ok(()) => self.clear_flush_due(),
             Err(_) => self.put_back(promise.take()),
         }
         drop(promise);
@@ -83,31 +83,31 @@ impl Inode {
     fn take(&self) -> Option<Taken> {
         let mut slot = self.data.buffer.lock();
         let buffer = slot.as_mut().filter(|b| !b.is_empty())?;
-        debug_assert!(buffer.flight.is_empty(), "one flush at a time");
+        debug_assert!(buffer.writeback.is_empty(), "one flush at a time");
         let (bytes, unplaced) = (!buffer.dirty.is_empty(), !buffer.unplaced.is_empty());
         if bytes {
-            buffer.flight = Arc::new(std::mem::take(&mut buffer.dirty));
+            buffer.writeback = Arc::new(std::mem::take(&mut buffer.dirty));
         }
-        buffer.spare = 0;
+        buffer.unused_reservation = 0;
         Some(Taken { promises: std::mem::take(&mut buffer.promises), bytes, unplaced })
     }
 
     fn put_back(&self, promise: Option<DataReservation>) {
         if let Some(buffer) = &mut *self.data.buffer.lock() {
             let before = buffer.weight();
-            buffer.dirty.put_under(Arc::unwrap_or_clone(std::mem::take(&mut buffer.flight)));
+            buffer.dirty.put_under(Arc::unwrap_or_clone(std::mem::take(&mut buffer.writeback)));
             buffer.promises.extend(promise);
-            buffer.due = true;
+            buffer.flush_due = true;
             buffer.failed = true;
             self.core().data.count(before, buffer.weight());
         }
     }
 
     /// The times have been written with whatever was.
-    fn not_due(&self) {
+    fn clear_flush_due(&self) {
         if let Some(buffer) = &mut *self.data.buffer.lock() {
             let before = buffer.weight();
-            buffer.due = false;
+            buffer.flush_due = false;
             buffer.failed = false;
             self.core().data.count(before, buffer.weight());
         }
@@ -137,14 +137,14 @@ impl Inode {
         }
     }
 
-    fn flush_flight(self: &Arc<Self>, inline: Inline, promise: Option<&DataReservation>) -> Result<(), FsError> {
+    fn flush_writeback(self: &Arc<Self>, inline: Inline, promise: Option<&DataReservation>) -> Result<(), FsError> {
         if let Some(bytes) = read::inline_bytes(self)?
             && let Some(buffer) = &mut *self.data.buffer.lock()
         {
             let before = buffer.weight();
-            let mut older = Pieces::default();
+            let mut older = BufferPieces::default();
             older.write(0, &bytes);
-            Arc::make_mut(&mut buffer.flight).put_under(older);
+            Arc::make_mut(&mut buffer.writeback).put_under(older);
             self.core().data.count(before, buffer.weight());
         }
         let sector = u64::from(self.core().engine().sectorsize());
@@ -154,8 +154,8 @@ impl Inode {
             let policy = self.core().policy(guard.fields(), &guard)?;
             let buffer = self.data.buffer.lock();
             let Some(b) = &*buffer else { return Ok(()) };
-            let size = guard.fields().size.max(b.flight.end());
-            let mut whole = inline == Inline::Allowed && size <= sector && b.flight.missing(0..size).is_empty();
+            let size = guard.fields().size.max(b.writeback.end());
+            let mut whole = inline == Inline::Allowed && size <= sector && b.writeback.missing(0..size).is_empty();
             if whole {
                 let last = MapOf { items: &guard, sector }.last(u64::MAX)?;
                 whole = last.is_none_or(|(at, extent)| at + extent.len(sector) <= sector);
@@ -168,7 +168,7 @@ impl Inode {
         let mut batch = Batch { inode: self, policy: &policy, promise, prepared: Vec::new(), bytes: 0 };
         let shape = Shape { size, whole, in_place };
         let (mut pos, mut outcome) = (0, Ok(()));
-        // Each round takes a run, which is out of flight once the batch is installed.
+        // Each round takes a run, which is out of write-back once the batch is installed.
         while let Some(run) = self.next_run(pos, sector, plain) {
             pos = run.end;
             match self.flush_around(run, &shape, &mut batch) {
@@ -242,10 +242,10 @@ impl Inode {
             let len = (end - at).next_multiple_of(sector).min(EXTENT_LEN_MAX);
             let grant = install::take_space(engine, promise, install::want(self, len))?;
             let run = grant.run();
-            let flight = self.data.buffer.lock().as_ref().map(|b| b.flight.clone()).unwrap_or_default();
+            let writeback = self.data.buffer.lock().as_ref().map(|b| b.writeback.clone()).unwrap_or_default();
             let one = |skip: &u64| {
                 let to = (at + skip + STEP_LEN).min(at + run.len.0).min(end);
-                self.write_step(&flight, at + skip..to, run.start + ByteLen(*skip), policy)
+                self.write_step(&writeback, at + skip..to, run.start + ByteLen(*skip), policy)
             };
             let steps: Vec<u64> = (0..run.len.0).step_by(STEP_LEN as usize).collect();
             let sums: Vec<Vec<u8>> = if policy.threads {
@@ -253,8 +253,8 @@ impl Inode {
             } else {
                 steps.iter().map(one).collect::<Result<_, _>>()?
             };
-            // What is put leaves the flight, which nobody may share then.
-            drop(flight);
+            // What is put leaves `writeback`, which nobody may share then.
+            drop(writeback);
             install::finish_plain(self, at, grant, sums.concat(), end)?;
             *pos += run.len.0;
         }
@@ -263,10 +263,16 @@ impl Inode {
 
     /// Writes some plain bytes to where they belong and answers their checksums: from where they are in memory, if they are
     /// there in whole sectors.
-    fn write_step(&self, flight: &Pieces, range: Range<u64>, to: Logical, policy: &Policy) -> Result<Vec<u8>, FsError> {
+    fn write_step(
+        &self,
+        writeback: &BufferPieces,
+        range: Range<u64>,
+        to: Logical,
+        policy: &Policy,
+    ) -> Result<Vec<u8>, FsError> {
         let engine = self.core().engine();
         let sector = u64::from(policy.sectorsize);
-        if let Some(slices) = flight.slices(range.clone(), sector) {
+        if let Some(slices) = writeback.slices(range.clone(), sector) {
             let place = |at: u64| to + ByteLen(at - range.start);
             let parts: Vec<(Logical, &[u8])> = slices.iter().map(|(at, bytes)| (place(*at), *bytes)).collect();
             engine.write_data(&parts)?;
@@ -279,17 +285,17 @@ impl Inode {
         Ok(sums)
     }
 
-    /// The next sectors with flying bytes.
+    /// The next sectors with bytes under write-back.
     fn next_run(&self, pos: u64, sector: u64, plain: bool) -> Option<Range<u64>> {
         let buffer = self.data.buffer.lock();
-        let flight = &buffer.as_ref()?.flight;
-        let first = flight.next_run(pos)?;
+        let writeback = &buffer.as_ref()?.writeback;
+        let first = writeback.next_run(pos)?;
         let start = first.start / sector * sector;
         let mut end = first.end.next_multiple_of(sector);
         let max = if plain { EXTENT_LEN_MAX } else { RUN_LEN_MAX };
         // Runs that meet in a sector or side by side are one.
         while end - start < max
-            && let Some(next) = flight.next_run(end.min(FILE_LEN_MAX))
+            && let Some(next) = writeback.next_run(end.min(FILE_LEN_MAX))
             && next.start / sector * sector <= end
         {
             end = next.end.next_multiple_of(sector);
@@ -297,17 +303,17 @@ impl Inode {
         Some(start..end.min(start + max))
     }
 
-    /// The bytes of a run: flying ones, and what the map has where none fly.
+    /// The bytes of a run: those under write-back, and what the map has elsewhere.
     fn complete(&self, range: Range<u64>) -> Result<Vec<u8>, FsError> {
         let mut data = vec![0; (range.end - range.start) as usize];
-        let flight = {
+        let writeback = {
             let buffer = self.data.buffer.lock();
             let Some(b) = &*buffer else { return Ok(data) };
-            b.flight.clone()
+            b.writeback.clone()
         };
-        flight.read_over(range.start, &mut data);
-        let gaps = flight.missing(range.clone());
-        drop(flight);
+        writeback.read_over(range.start, &mut data);
+        let gaps = writeback.missing(range.clone());
+        drop(writeback);
         for gap in gaps {
             let part = &mut data[(gap.start - range.start) as usize..(gap.end - range.start) as usize];
             read::read_mapped(self, gap.start, part)?;
@@ -343,7 +349,7 @@ impl Inode {
             let buffer = slot.get_or_insert_default();
             let before = buffer.weight();
             buffer.promises.push(promise);
-            let mut older = Pieces::default();
+            let mut older = BufferPieces::default();
             older.write(0, &inline);
             buffer.dirty.put_under(older);
             if zeros {
@@ -443,7 +449,7 @@ impl Batch<'_> {
         self.bytes = 0;
         let prepared = std::mem::take(&mut self.prepared);
         let (inode, promise) = (self.inode, self.promise);
-        let one = |prepared| Install { inode, prepared, time: None, exact_size: None, promise, from_flight: true };
+        let one = |prepared| Install { inode, prepared, time: None, exact_size: None, promise, from_writeback: true };
         install::install(&prepared.iter().map(one).collect::<Vec<_>>())
     }
 }
@@ -466,7 +472,7 @@ pub(crate) enum Flushing {
     Some,
 }
 
-/// How often whoever finds no space looks whether what was unlinked has been let go of.
+/// How often whoever finds no space looks whether what was unlinked has been evicted.
 const LET_GO_TRIES: u32 = 10;
 /// How long in between.
 const LET_GO_WAIT: Duration = Duration::from_millis(10);
@@ -493,7 +499,7 @@ impl Core {
     pub(crate) fn join_in(self: &Arc<Self>, tree: TreeId, need: Need) -> Result<Handle<'_>, FsError> {
         let join = || {
             self.engine().join_with(tree, need, 0, || {
-                self.data.give_up_kept();
+                self.data.release_idle_reservations();
                 self.flush_what_can_be();
                 Ok(())
             })
@@ -509,7 +515,7 @@ impl Core {
     /// Space is short: writes out what is buffered, which may need less than it was promised, erases what nobody holds any more,
     /// and commits, so that what was freed is free. The caller holds no lock of an inode but those `flushing` names.
     pub(crate) fn make_room(self: &Arc<Self>, flushing: Flushing) -> Result<(), FsError> {
-        self.data.give_up_kept();
+        self.data.release_idle_reservations();
         for inode in self.data.files(None) {
             // Whose bytes cannot be written out hears it from a sync.
             let _ = match flushing {
@@ -519,11 +525,11 @@ impl Core {
         }
         self.data.relax();
         for _ in 0..LET_GO_TRIES {
-            let any = !self.let_go.lock().is_empty();
+            let any = !self.evictable.lock().is_empty();
             // What cannot be erased is left for later, as it is when nobody is short of space.
-            let _ = self.erase_all_let_go();
+            let _ = self.evict_all();
             // Through a kernel it is a moment before it is known that nobody holds what has just lost its name.
-            if any || !self.awaits_let_go() {
+            if any || !self.awaits_eviction() {
                 break;
             }
             std::thread::sleep(LET_GO_WAIT);
@@ -539,7 +545,7 @@ impl Core {
             Err(FsError::Txn(TxnError::QuotaExceeded(_))) => {}
             other => return other,
         }
-        self.data.give_up_kept();
+        self.data.release_idle_reservations();
         self.flush_what_can_be();
         self.engine().commit()?;
         work()

@@ -135,7 +135,7 @@ pub(super) fn overwrite(inode: &Arc<Inode>, place: &Place, data: &[u8], policy: 
     if place.span.prealloc {
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
         // `nbytes` stays: the same sectors are counted before and after.
-        inode.core().together(|| map::drop_range(&mut items, written.start, written.end))?;
+        inode.core().poison_on_error(|| map::drop_range(&mut items, written.start, written.end))?;
         let span = place.span.slice(0, written.end - written.start);
         items.put(written.start, Extent::Span(Span { prealloc: false, generation: handle.generation(), ..span }));
         handle.add_csums(disk, csums);
@@ -149,7 +149,7 @@ pub(super) fn overwrite(inode: &Arc<Inode>, place: &Place, data: &[u8], policy: 
     }
     if let Some(buffer) = &mut *inode.data.buffer.lock() {
         let before = buffer.weight();
-        Arc::make_mut(&mut buffer.flight).cut(written);
+        Arc::make_mut(&mut buffer.writeback).cut(written);
         inode.core().data.count(before, buffer.weight());
     }
     Ok(())

@@ -3,7 +3,7 @@
 //! Normal path: (1) `place` takes space for the pieces of all files in the caller's order, so that the same input gives the
 //! same addresses whatever prepared it; (2) all data is written in one batch, before any item names it; (3) per file,
 //! `finish` joins the transaction, locks the inode, drops what the map said about the range, puts the new extents, and
-//! tells the engine what was born and which checksums belong to it.
+//! reports to the engine which extents are new and which checksums belong to them.
 //!
 //! A piece that no single free run can hold becomes several extents; a compressed one that does not fit in one run is
 //! written plain, in parts.
@@ -20,7 +20,7 @@ use oleo_txn::{DataReservation, DataWant, Engine, Handle, Need, TxnError};
 use crate::FsError;
 use crate::data::items::{MapMutOf, MapOf};
 use crate::data::map::{self, Extent, ExtentMapMut, Span};
-use crate::data::prepare::{Body, Piece, Prepared};
+use crate::data::prepare::{Body, DataPiece, Prepared};
 use crate::inode::{Inode, Items, ItemsMut};
 use crate::options::Time;
 
@@ -33,20 +33,20 @@ const EXTENT_ITEM_BYTES: u32 = 80;
 pub(super) struct Install<'a> {
     pub inode: &'a Arc<Inode>,
     pub prepared: &'a Prepared<'a>,
-    /// The new change times; for flying bytes also those of the buffer.
+    /// The new change times; for bytes under write-back also those of the buffer.
     pub time: Option<Time>,
     /// The file's size afterwards, whatever it was; else it only grows.
     pub exact_size: Option<u64>,
     /// Space that was promised for the bytes.
     pub promise: Option<&'a DataReservation>,
-    /// The bytes come from the inode's flight and leave it; its `flush` lock is held.
-    pub from_flight: bool,
+    /// The bytes come from those of the inode under write-back and leave them; its `flush` lock is held.
+    pub from_writeback: bool,
 }
 
 impl Install<'_> {
-    /// Whether this and `before`, which rises, can be put together: runs of one flight.
+    /// Whether this and `before`, which rises, can be put together: runs of one write-back.
     fn goes_on(&self, before: &Install<'_>) -> bool {
-        let plain = |i: &Install<'_>| i.from_flight && i.time.is_none() && i.exact_size.is_none();
+        let plain = |i: &Install<'_>| i.from_writeback && i.time.is_none() && i.exact_size.is_none();
         Arc::ptr_eq(self.inode, before.inode) && plain(self) && plain(before)
     }
 }
@@ -56,7 +56,7 @@ struct Finish<'a> {
     inode: &'a Arc<Inode>,
     time: Option<Time>,
     exact_size: Option<u64>,
-    from_flight: bool,
+    from_writeback: bool,
     /// Where the bytes end.
     end: u64,
 }
@@ -106,14 +106,14 @@ pub(super) fn install(batch: &[Install<'_>]) -> Result<(), FsError> {
     }
     let mut rest = batch.iter().zip(placed).peekable();
     while let Some((item, mut mine)) = rest.next() {
-        let Install { inode, time, exact_size, from_flight, .. } = *item;
+        let Install { inode, time, exact_size, from_writeback, .. } = *item;
         let mut end = item.prepared.at + item.prepared.len;
         while let Some((next, more)) = rest.next_if(|(next, _)| next.goes_on(item)) {
             mine.extend(more);
             end = next.prepared.at + next.prepared.len;
         }
-        let _flush = (!from_flight).then(|| inode.data.flush.lock());
-        finish(&Finish { inode, time, exact_size, from_flight, end }, mine)?;
+        let _flush = (!from_writeback).then(|| inode.data.flush.lock());
+        finish(&Finish { inode, time, exact_size, from_writeback, end }, mine)?;
     }
     Ok(())
 }
@@ -158,9 +158,9 @@ fn place(engine: &Engine, item: &Install<'_>) -> Result<(Vec<Placed>, Unpacked),
 }
 
 /// The plain bytes of a compressed piece.
-fn unpack(piece: &Piece, packed: &Packed, data: &[u8], sectorsize: u32) -> Result<Vec<u8>, FsError> {
+fn unpack(piece: &DataPiece, packed: &Packed, data: &[u8], sectorsize: u32) -> Result<Vec<u8>, FsError> {
     let broken =
-        |e: &dyn std::fmt::Display| FsError::lie("compressed data", piece.at, "stream", e, "what was compressed");
+        |e: &dyn std::fmt::Display| FsError::corrupt("compressed data", piece.at, "stream", e, "what was compressed");
     let mut bytes =
         decompress(packed.compression, data, packed.ram_len as usize, sectorsize).map_err(|e| broken(&e))?;
     bytes.drain(..packed.skip as usize);
@@ -186,16 +186,16 @@ pub(super) fn want(inode: &Inode, len: u64) -> DataWant {
     DataWant { len: ByteLen(len), min_len: ByteLen(u64::from(sector)), stream, directory }
 }
 
-/// Puts the item of one plain extent that has been written at `at`, out of the inode's flight. The flying bytes end at
-/// `end`; the `flush` lock is held.
+/// Puts the item of one plain extent that has been written at `at`, out of the inode's write-back. The bytes under
+/// write-back end at `end`; the `flush` lock is held.
 pub(super) fn finish_plain(inode: &Arc<Inode>, at: u64, grant: Grant, csums: Vec<u8>, end: u64) -> Result<(), FsError> {
     let len = grant.run().len.0;
     let kind = PlacedKind::Disk { grant, disk_len: len, packed: None };
     let place = Placed { at, len, kind, csums };
-    finish(&Finish { inode, time: None, exact_size: None, from_flight: true, end }, vec![place])
+    finish(&Finish { inode, time: None, exact_size: None, from_writeback: true, end }, vec![place])
 }
 
-fn place_plain(item: &Install<'_>, piece: &Piece, csums: &[u8], placed: &mut Vec<Placed>) -> Result<(), FsError> {
+fn place_plain(item: &Install<'_>, piece: &DataPiece, csums: &[u8], placed: &mut Vec<Placed>) -> Result<(), FsError> {
     let engine = item.inode.core().engine();
     let sector = u64::from(engine.sectorsize());
     let csum_len = if csums.is_empty() { 0 } else { engine.csum_type().csum_len() };
@@ -256,7 +256,7 @@ fn finish(item: &Finish<'_>, placed: Vec<Placed>) -> Result<(), FsError> {
         let mut need = need_of(group * 2, old);
         need.bytes += inline_len as u32;
         // What was buffered was promised room.
-        need.releasing = item.from_flight;
+        need.releasing = item.from_writeback;
         let handle = match engine.join(need) {
             Err(TxnError::NoSpace { .. }) if group > 1 => {
                 group_max = 1;
@@ -303,7 +303,7 @@ fn finish_group(item: &Finish<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> R
     let ranges: Vec<Range<u64>> = group.iter().map(|p| p.at..p.at + p.len).collect();
     let mut reached = guard.fields().size.next_multiple_of(sector);
     let mut items = MapMutOf { guard: &mut guard, handle, sector };
-    let (freed, added) = core.together(|| {
+    let (freed, added) = core.poison_on_error(|| {
         let (mut freed, mut added) = (0, 0);
         for place in group {
             if !no_holes && place.at > reached {
@@ -322,7 +322,7 @@ fn finish_group(item: &Finish<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> R
     if item.time.is_some() {
         item.inode.data.take_touched();
     }
-    let time = item.time.or_else(|| item.inode.data.touched().filter(|_| item.from_flight));
+    let time = item.time.or_else(|| item.inode.data.touched().filter(|_| item.from_writeback));
     let fields = guard.fields_mut(handle);
     fields.nbytes = fields.nbytes.saturating_sub(freed).saturating_add(added);
     fields.size = item.exact_size.unwrap_or(fields.size.max(end));
@@ -335,14 +335,14 @@ fn finish_group(item: &Finish<'_>, group: Vec<Placed>, handle: &Handle<'_>) -> R
     let mut slot = item.inode.data.buffer.lock();
     if let Some(buffer) = &mut *slot {
         let before = buffer.weight();
-        let pieces = if item.from_flight { Arc::make_mut(&mut buffer.flight) } else { &mut buffer.dirty };
+        let pieces = if item.from_writeback { Arc::make_mut(&mut buffer.writeback) } else { &mut buffer.dirty };
         ranges.into_iter().for_each(|range| pieces.cut(range));
         core.data.count(before, buffer.weight());
     }
     Ok(())
 }
 
-/// The extent for a placed piece, whose space is born with it.
+/// The extent for a placed piece, whose space becomes a new extent with it.
 fn extent_of(place: Placed, handle: &Handle<'_>, inode: &Inode) -> (u64, Extent) {
     let (engine, generation) = (inode.core().engine(), handle.generation());
     let at = place.at;
@@ -357,7 +357,7 @@ fn extent_of(place: Placed, handle: &Handle<'_>, inode: &Inode) -> (u64, Extent)
             let Packed { compression, ram_len, skip } = packed.unwrap_or(plain);
             require(engine, compression);
             let disk = grant.run().start;
-            handle.born(grant, inode.tree());
+            handle.record_new_extent(grant, inode.tree());
             handle.add_csums(disk, place.csums);
             let prealloc = false;
             (at, Extent::Span(Span { generation, disk, disk_len, ram_len, offset: skip, len, compression, prealloc }))

@@ -7,7 +7,7 @@ use oleo_txn::Handle;
 
 use crate::FsError;
 use crate::data::map::{Extent, ExtentMap, ExtentMapMut};
-use crate::delta::Way;
+use crate::delta::Direction;
 use crate::inode::{Items, ItemsMut, WriteGuard};
 
 /// The extent items of an inode that is locked for reading.
@@ -25,7 +25,7 @@ pub(crate) struct MapMutOf<'a, 'g> {
 
 fn last_of(items: &(impl Items + ?Sized), at_or_below: u64, sector: u64) -> Result<Option<(u64, Extent)>, FsError> {
     let mut found = Ok(None);
-    items.walk(ItemType::EXTENT_DATA, 0, at_or_below, Way::Down, &mut |at, bytes| {
+    items.walk(ItemType::EXTENT_DATA, 0, at_or_below, Direction::Down, &mut |at, bytes| {
         found = Extent::parse(at, bytes, sector).map(|e| Some((at, e)));
         ControlFlow::Break(())
     })?;
@@ -41,7 +41,7 @@ fn batch_of(
 ) -> Result<Vec<(u64, Extent)>, FsError> {
     let mut found = Vec::new();
     let mut failed = None;
-    items.walk(ItemType::EXTENT_DATA, from, to_incl, Way::Up, &mut |at, bytes| {
+    items.walk(ItemType::EXTENT_DATA, from, to_incl, Direction::Up, &mut |at, bytes| {
         match Extent::parse(at, bytes, sector) {
             Ok(extent) => found.push((at, extent)),
             Err(e) => failed = Some(e),

@@ -81,7 +81,7 @@ impl Extent {
             FileExtent::Inline { generation, ram_bytes, compression, data } => {
                 let ram_len = ram_bytes.0;
                 if at != 0 || ram_len > INLINE_LEN_MAX {
-                    return Err(FsError::lie("inline file extent", at, "length", ram_len, "a sector, at offset 0"));
+                    return Err(FsError::corrupt("inline file extent", at, "length", ram_len, "a sector, at offset 0"));
                 }
                 return Ok(Extent::Inline { generation, ram_len, compression, data: data.into() });
             }
@@ -90,10 +90,10 @@ impl Extent {
         };
         let len = e.num_bytes.0;
         if len == 0 || !at.is_multiple_of(sector) || !len.is_multiple_of(sector) {
-            return Err(FsError::lie("file extent", at, "num_bytes", len, "whole sectors, more than 0"));
+            return Err(FsError::corrupt("file extent", at, "num_bytes", len, "whole sectors, more than 0"));
         }
         if at.checked_add(len).is_none_or(|end| end > i64::MAX as u64 + 1) {
-            return Err(FsError::lie("file extent", at, "num_bytes", len, "an end that a file can have"));
+            return Err(FsError::corrupt("file extent", at, "num_bytes", len, "an end that a file can have"));
         }
         if e.is_hole() {
             return Ok(Extent::Hole { generation: e.generation, len });
@@ -102,7 +102,7 @@ impl Extent {
         // not lead into what is another's. The length on disk is right.
         let ram_len = if e.compression == Compression::None { e.disk_num_bytes.0 } else { e.ram_bytes.0 };
         if e.offset.0.checked_add(len).is_none_or(|end| end > ram_len) {
-            return Err(FsError::lie("file extent", at, "offset and num_bytes", e.offset, "within the extent"));
+            return Err(FsError::corrupt("file extent", at, "offset and num_bytes", e.offset, "within the extent"));
         }
         Ok(Extent::Span(Span {
             generation: e.generation,
@@ -261,7 +261,7 @@ pub(crate) fn drop_some(
         let end = at + extent.len(sector);
         if end > from {
             let Some(head) = extent.slice(0, from - at) else {
-                return Err(FsError::lie("file extent", at, "inline bytes", extent.len(sector), sector));
+                return Err(FsError::corrupt("file extent", at, "inline bytes", extent.len(sector), sector));
             };
             freed += extent.counted() - head.counted();
             map.put(at, head);
@@ -316,7 +316,7 @@ fn put_tail(
     end: u64,
 ) -> Result<u64, FsError> {
     let Some(tail) = extent.slice(to - at, end - to) else {
-        return Err(FsError::lie("inline file extent", at, "length", extent.counted(), map.sector()));
+        return Err(FsError::corrupt("inline file extent", at, "length", extent.counted(), map.sector()));
     };
     let counted = tail.counted();
     map.put(to, tail);

@@ -2,14 +2,14 @@
 //!
 //! The life of written bytes: (1) `write` promises itself space, looks whether sectors of which they are a part can be read, and copies
 //! them into the inode's `dirty` pieces; (2) a
-//! flush (by `sync`, by the caller, or because too much is dirty) moves these to `flight`, completes partial sectors,
+//! flush (by `sync`, by the caller, or because too much is dirty) moves these to `writeback`, completes partial sectors,
 //! compresses and computes checksums ([`Prepared`]), takes space and writes; (3) it joins the transaction, locks the
-//! inode, puts the extent items, tells births and checksums, sets size and `nbytes`, and forgets the flight in the same
-//! breath; (4) the next commit makes it durable.
+//! inode, puts the extent items, records new extents and checksums, sets size and `nbytes`, and forgets what was under
+//! write-back in the same breath; (4) the next commit makes it durable.
 //!
-//! A read takes dirty over flight over the map, all three under the inode's lock, so that it sees every write that
-//! returned before it began, and does its I/O after the lock is dropped, under an [`Engine::reader`] guard, which keeps
-//! the space of what it is about to read from being used again.
+//! A read takes dirty bytes over those under write-back over the map, all three under the inode's lock, so that it sees
+//! every write that returned before it began, and does its I/O after the lock is dropped, under an [`Engine::reader`]
+//! guard, which keeps the space of what it is about to read from being used again.
 //!
 //! The size on disk and the size that users see differ: bytes that are dirty only are not in the inode item. So a
 //! commit in between never makes a file longer than its written data. `FileData::shown` is the size users see: the
@@ -19,10 +19,10 @@
 //! its last sector. Whatever makes a file longer first writes zeros from the old end to the end of that sector.
 //!
 //! Invariants:
-//! - Only the holder of an inode's `flush` lock changes its extent map or moves `dirty` to `flight`.
-//! - `flight` is empty whenever nobody holds the `flush` lock.
-//! - The dirty and flying bytes of all inodes sum up to `Shared::bytes`, which stays near `dirty_bytes_max`: a writer
-//!   that finds it exceeded makes room before it returns (`dirty`).
+//! - Only the holder of an inode's `flush` lock changes its extent map or moves `dirty` to `writeback`.
+//! - `writeback` is empty whenever nobody holds the `flush` lock.
+//! - The bytes of all inodes that are dirty or under write-back sum up to `Shared::bytes`, which stays near
+//!   `dirty_bytes_max`: a writer that finds it exceeded makes room before it returns (`dirty`).
 //! - A file with dirty bytes is in `Shared::files`, which keeps it in memory.
 //! - Whatever is dirty has its sectors covered by data reservations, so that a flush does not run out of space.
 //!
@@ -80,7 +80,7 @@ pub(crate) use query::shown;
 pub(crate) use resize::MAP_END;
 
 use dirty::DirtyFiles;
-use pieces::Pieces;
+use pieces::BufferPieces;
 use unpacked::Unpacked;
 use unplaced::Unplaced;
 
@@ -104,19 +104,19 @@ pub(crate) struct FileData {
 #[derive(Default)]
 struct Buffer {
     /// Not being written out yet.
-    dirty: Pieces,
+    dirty: BufferPieces,
     /// Being written out by the holder of `flush`, who reads it without the lock.
-    flight: Arc<Pieces>,
+    writeback: Arc<BufferPieces>,
     /// Preallocated, and without addresses.
     unplaced: Unplaced,
     /// Space promised for `dirty` and `unplaced`.
     promises: Vec<DataReservation>,
     /// Bytes of `promises` that nothing needs yet.
-    spare: u64,
+    unused_reservation: u64,
     /// When something was last written; the inode's times once it is flushed.
     touched: Option<Time>,
     /// It is to be written even where nothing else is.
-    due: bool,
+    flush_due: bool,
     /// The last flush could not write all of it.
     failed: bool,
 }
@@ -126,22 +126,22 @@ const FILE_WEIGHT: u64 = 16 << 10;
 
 impl Buffer {
     fn bytes(&self) -> u64 {
-        self.dirty.bytes() + self.flight.bytes()
+        self.dirty.bytes() + self.writeback.bytes()
     }
 
     fn end(&self) -> u64 {
-        self.dirty.end().max(self.flight.end()).max(self.unplaced.size())
+        self.dirty.end().max(self.writeback.end()).max(self.unplaced.size())
     }
 
     /// Whether a flush would find nothing to do.
     fn is_empty(&self) -> bool {
-        self.bytes() == 0 && self.unplaced.is_empty() && !self.due
+        self.bytes() == 0 && self.unplaced.is_empty() && !self.flush_due
     }
 
     /// Whether nothing of the sector with this byte is here.
     fn is_untouched(&self, at: u64, sector: u64) -> bool {
         let whole = at / sector * sector..at / sector * sector + sector;
-        [&self.dirty, &*self.flight].iter().all(|pieces| pieces.sectors_missing(whole.clone(), sector) == sector)
+        [&self.dirty, &*self.writeback].iter().all(|pieces| pieces.sectors_missing(whole.clone(), sector) == sector)
     }
 
     /// What it counts for among all files.
@@ -219,12 +219,12 @@ impl Cloned {
 
 /// What all files of an open file system share.
 pub(crate) struct Shared {
-    /// Bytes that are dirty or in flight, over all files.
+    /// Bytes that are dirty or under write-back, over all files.
     bytes: AtomicU64,
     /// The files that have them.
     files: Mutex<DirtyFiles>,
     /// Somebody writes back in the background.
-    attended: AtomicBool,
+    has_background_flusher: AtomicBool,
     /// Whoever waits for work to be there or room to be made holds this while it looks.
     waiting: Mutex<()>,
     /// There is something to write back.
@@ -232,7 +232,7 @@ pub(crate) struct Shared {
     /// Something was written back.
     room: Condvar,
     /// Who waits for room.
-    crowd: AtomicU32,
+    throttled_writers: AtomicU32,
     /// Compressed extents that were read in part.
     unpacked: Unpacked,
     /// Extents that were cloned, and in which transaction: until that is committed, the extent tree does not show it.
@@ -248,11 +248,11 @@ impl Shared {
         Shared {
             bytes: AtomicU64::new(0),
             files: Mutex::default(),
-            attended: AtomicBool::new(false),
+            has_background_flusher: AtomicBool::new(false),
             waiting: Mutex::default(),
             work: Condvar::new(),
             room: Condvar::new(),
-            crowd: AtomicU32::new(0),
+            throttled_writers: AtomicU32::new(0),
             unpacked: Unpacked::new(opts.unpacked_bytes_max),
             cloned: Mutex::new(Cloned { extents: HashMap::new(), sweep_at: CLONED_MAX }),
             tight: AtomicBool::new(false),

@@ -26,8 +26,8 @@ impl PackedExtent {
     /// Its bytes, `ram_len` in number.
     ///
     /// # Errors
-    /// No copy can be read that matches its checksums. The image lies: more than eight times as long as the format has them, or not a stream
-    /// that can be decompressed.
+    /// No copy can be read that matches its checksums. The image is damaged: more than eight times as long as the
+    /// format has them, or not a stream that can be decompressed.
     pub fn read(&self, engine: &Engine, check: CsumCheck) -> Result<Vec<u8>, TxnError> {
         self.check()?;
         let mut bytes = vec![0; self.ram_len as usize];
@@ -44,18 +44,18 @@ impl PackedExtent {
         let mut packed = vec![0; self.disk_len as usize];
         engine.read_data(self.at, &mut packed, check)?;
         decompress_into(self.compression, &packed, out, engine.sectorsize())
-            .map_err(|e| self.lie("data", &e, &"a stream that can be decompressed"))
+            .map_err(|e| self.corrupt("data", &e, &"a stream that can be decompressed"))
     }
 
     fn check(&self) -> Result<(), TxnError> {
         let longest = self.ram_len.max(self.disk_len);
         if longest > RAM_LEN_MAX {
-            return Err(self.lie("length", &longest, &RAM_LEN_MAX));
+            return Err(self.corrupt("length", &longest, &RAM_LEN_MAX));
         }
         Ok(())
     }
 
-    fn lie(&self, what: &'static str, have: &dyn std::fmt::Display, want: &dyn std::fmt::Display) -> TxnError {
+    fn corrupt(&self, what: &'static str, have: &dyn std::fmt::Display, want: &dyn std::fmt::Display) -> TxnError {
         Corruption::new("compressed extent", what, have, want).within(self.at).into()
     }
 }

@@ -19,13 +19,13 @@ const GROWN_LEN: usize = 64 << 10;
 
 /// An ordered set of byte runs.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct Pieces {
+pub(crate) struct BufferPieces {
     /// File offset of the first byte, and the bytes.
     map: BTreeMap<u64, Vec<u8>>,
     bytes: u64,
 }
 
-impl Pieces {
+impl BufferPieces {
     /// How many bytes are held.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -192,7 +192,7 @@ impl Pieces {
     }
 
     /// Puts the bytes of an older set under this one: what is held here stays.
-    pub fn put_under(&mut self, older: Pieces) {
+    pub fn put_under(&mut self, older: BufferPieces) {
         for (start, piece) in older.map {
             for gap in self.missing(start..start + piece.len() as u64) {
                 self.write(gap.start, &piece[(gap.start - start) as usize..(gap.end - start) as usize]);
@@ -256,7 +256,7 @@ mod tests {
     const SPACE: usize = 5000;
     const SECTOR: u64 = 64;
 
-    fn check(pieces: &Pieces, model: &[Option<u8>], seed: u64, step: usize) {
+    fn check(pieces: &BufferPieces, model: &[Option<u8>], seed: u64, step: usize) {
         let held = model.iter().flatten().count() as u64;
         assert_eq!(pieces.bytes(), held, "seed {seed} step {step}");
         let end = model.iter().rposition(Option::is_some).map_or(0, |p| p as u64 + 1);
@@ -285,7 +285,7 @@ mod tests {
         let mut in_place = 0;
         for seed in 1..60u64 {
             let mut rng = Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-            let mut pieces = Pieces::default();
+            let mut pieces = BufferPieces::default();
             let mut model: Vec<Option<u8>> = vec![None; SPACE];
             for step in 0..120 {
                 let at = rng.below(SPACE as u64);
@@ -313,7 +313,7 @@ mod tests {
                         model[span].iter_mut().for_each(|m| *m = Some(m.unwrap_or(0)));
                     }
                     5 => {
-                        let mut newer = Pieces::default();
+                        let mut newer = BufferPieces::default();
                         let data: Vec<u8> = (0..len).map(|_| rng.below(256) as u8).collect();
                         newer.write(at, &data);
                         newer.put_under(std::mem::take(&mut pieces));
@@ -349,7 +349,7 @@ mod tests {
     /// Goal: appending in small steps makes few pieces. Method: append 3 MiB in steps of 1000 bytes, count.
     #[test]
     fn appends_stay_few() {
-        let mut pieces = Pieces::default();
+        let mut pieces = BufferPieces::default();
         for n in 0..3000u64 {
             pieces.write(n * 1000, &[n as u8; 1000]);
         }

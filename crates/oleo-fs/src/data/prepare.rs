@@ -59,7 +59,7 @@ pub struct Prepared<'a> {
     data: Source<'a>,
     /// The last sector where plain data does not fill it, padded with zeros.
     tail: Option<Box<[u8]>>,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<DataPiece>,
 }
 
 /// Bytes, in one piece of memory or several.
@@ -100,7 +100,7 @@ impl Source<'_> {
 
 /// What will become one file extent, or several where space is fragmented.
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub(crate) struct DataPiece {
     /// Where in the file it begins.
     pub at: u64,
     /// Bytes of the file it stands for: whole sectors, except for inline pieces.
@@ -153,7 +153,7 @@ impl<'a> Prepared<'a> {
             && at == 0
             && let Some(body) = inline_body(&data, policy)
         {
-            let piece = Piece { at, len, body, csums: Vec::new() };
+            let piece = DataPiece { at, len, body, csums: Vec::new() };
             return Prepared { at, len, data: Source::NONE, tail: None, pieces: vec![piece] };
         }
         let chunks = compress_chunks(&data, policy);
@@ -204,7 +204,7 @@ impl<'a> Prepared<'a> {
         data.resize(disk_len as usize, 0);
         let csums = sums(&data, policy);
         let body = Body::Compressed { compression, data: data.into(), ram_len: round(ram_len), skip };
-        let piece = Piece { at, len: round(len), body, csums };
+        let piece = DataPiece { at, len: round(len), body, csums };
         Some(Prepared { at, len, data: Source::NONE, tail: None, pieces: vec![piece] })
     }
 
@@ -229,7 +229,7 @@ impl<'a> Prepared<'a> {
 
     /// Bytes that the pieces take on disk.
     pub(crate) fn disk_len(&self) -> u64 {
-        let len = |piece: &Piece| match &piece.body {
+        let len = |piece: &DataPiece| match &piece.body {
             Body::Inline { .. } => 0,
             Body::Plain { .. } => piece.len,
             Body::Compressed { data, .. } => data.len() as u64,
@@ -238,7 +238,7 @@ impl<'a> Prepared<'a> {
     }
 
     /// Calls `each` with the bytes `skip..skip + len` of a piece as they go to disk, in order.
-    pub(crate) fn disk_bytes<'p>(&'p self, piece: &'p Piece, skip: u64, len: u64, mut each: impl FnMut(&'p [u8])) {
+    pub(crate) fn disk_bytes<'p>(&'p self, piece: &'p DataPiece, skip: u64, len: u64, mut each: impl FnMut(&'p [u8])) {
         let (skip, len) = (skip as usize, len as usize);
         match &piece.body {
             Body::Inline { .. } => {}
@@ -273,7 +273,7 @@ impl<'a> Prepared<'a> {
                     }
                     let len = ((end - pos) as u64).next_multiple_of(u64::from(policy.sectorsize));
                     let body = Body::Compressed { compression: algorithm, data, ram_len: len, skip: 0 };
-                    self.pieces.push(Piece { at: self.at + pos as u64, len, body, csums });
+                    self.pieces.push(DataPiece { at: self.at + pos as u64, len, body, csums });
                 }
             }
             pos = end;
@@ -305,7 +305,7 @@ impl<'a> Prepared<'a> {
                 self.tail = Some(tail.into_boxed_slice());
             }
             let len = ((end - pos) as u64).next_multiple_of(sector as u64);
-            self.pieces.push(Piece {
+            self.pieces.push(DataPiece {
                 at: self.at + pos as u64,
                 len,
                 body: Body::Plain { from: pos, to: whole },
@@ -346,14 +346,14 @@ pub enum Whole {
 }
 
 /// Compressed bytes as they would stand in an item, if they did before and may.
-fn encoded_inline(encoded: &Encoded<'_>, at: u64, whole: Whole, policy: &Policy) -> Option<Piece> {
+fn encoded_inline(encoded: &Encoded<'_>, at: u64, whole: Whole, policy: &Policy) -> Option<DataPiece> {
     let Encoded { data, compression, ram_len, skip, len } = *encoded;
     let sector = policy.sectorsize as usize;
     let was_inline = !data.len().is_multiple_of(sector) && ram_len <= sector as u64 && (data.len() as u64) < ram_len;
     let is_all = whole == Whole::File && at == 0 && skip == 0 && len == ram_len;
     let may = data.len() <= policy.inline_max as usize && compression != Compression::None && policy.csum.is_some();
     let body = Body::Inline { compression, data: data.into() };
-    (was_inline && is_all && may).then(|| Piece { at, len, body, csums: Vec::new() })
+    (was_inline && is_all && may).then(|| DataPiece { at, len, body, csums: Vec::new() })
 }
 
 /// The bytes as they would stand in an item, if they may.

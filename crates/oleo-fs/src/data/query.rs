@@ -130,7 +130,7 @@ fn buffered_runs(inode: &Inode, sector: u64) -> (Vec<Range<u64>>, Vec<Range<u64>
     let buffer = inode.data.buffer.lock();
     let Some(b) = &*buffer else { return Default::default() };
     let mut runs = b.dirty.runs(sector);
-    runs.append(&mut b.flight.runs(sector));
+    runs.append(&mut b.writeback.runs(sector));
     runs.sort_by_key(|r| r.start);
     let mut merged: Vec<Range<u64>> = Vec::new();
     for run in runs {
@@ -249,7 +249,7 @@ pub(crate) fn seek_hole(inode: &Inode, at: u64) -> Result<Option<u64>, FsError> 
 fn next_buffered(inode: &Inode, at: u64) -> Option<Range<u64>> {
     let buffer = inode.data.buffer.lock();
     let b = buffer.as_ref()?;
-    match (b.dirty.next_run(at), b.flight.next_run(at)) {
+    match (b.dirty.next_run(at), b.writeback.next_run(at)) {
         (Some(d), Some(f)) => Some(if d.start <= f.start { d } else { f }),
         (d, f) => d.or(f),
     }

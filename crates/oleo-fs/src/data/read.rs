@@ -88,14 +88,14 @@ fn read_once(inode: &Inode, at: u64, out: &mut [u8]) -> Result<usize, FsError> {
             None => gaps.push(want),
             Some(b) => {
                 for gap in b.dirty.missing(want) {
-                    gaps.append(&mut b.flight.missing(gap));
+                    gaps.append(&mut b.writeback.missing(gap));
                 }
             }
         }
         let plan = plan(&guard, &gaps)?;
         out.fill(0);
         if let Some(b) = &*buffer {
-            b.flight.read_over(at, out);
+            b.writeback.read_over(at, out);
             b.dirty.read_over(at, out);
         }
         (plan, len as usize)
@@ -270,7 +270,7 @@ fn read_packed(inode: &Inode, span: &Span, skip: u64, task: Task<'_>, check: Csu
     let (at, compression) = (span.disk, span.compression);
     let extent = PackedExtent { at, disk_len: span.disk_len, ram_len: span.ram_len, compression };
     let failed = |e| match e {
-        TxnError::Corrupt(lie) => FsError::Corruption(lie),
+        TxnError::Corrupt(corrupt) => FsError::Corruption(corrupt),
         e => FsError::data(inode, task.from, e),
     };
     if whole {
@@ -287,7 +287,7 @@ fn read_packed(inode: &Inode, span: &Span, skip: u64, task: Task<'_>, check: Csu
 /// The bytes of an inline extent, decompressed. The item was checked, its length is that of a tree block at most.
 ///
 /// # Errors
-/// It cannot be decompressed: the image lies.
+/// It cannot be decompressed: the image is damaged.
 pub fn unpack_inline(
     ino: Ino,
     compression: Compression,
@@ -303,5 +303,5 @@ pub fn unpack_inline(
         return Ok(bytes);
     }
     decompress_inline(compression, data, len, sectorsize)
-        .map_err(|e| FsError::lie("inline file extent", ino, "data", e, "a stream that can be decompressed"))
+        .map_err(|e| FsError::corrupt("inline file extent", ino, "data", e, "a stream that can be decompressed"))
 }

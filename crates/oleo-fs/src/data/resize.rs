@@ -96,7 +96,7 @@ impl Inode {
         if !engine.features().no_holes() {
             let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
             let (from, to) = (old.next_multiple_of(sector), size.next_multiple_of(sector));
-            self.core().together(|| map::fill_gaps(&mut items, from, to, handle.generation()))?;
+            self.core().poison_on_error(|| map::fill_gaps(&mut items, from, to, handle.generation()))?;
         }
         let fields = guard.fields_mut(&handle);
         fields.size = size.max(fields.size);
@@ -123,13 +123,13 @@ impl Inode {
                 time: Some(time),
                 exact_size,
                 promise: None,
-                from_flight: true,
+                from_writeback: true,
             }]);
         }
         // Each round drops at least one item; the last finds none.
         let mut last = MAP_END;
         while !self.shrink_step(size, time, &mut last)? {
-            self.core().relieve_in_steps()?;
+            self.core().throttle_between_steps()?;
         }
         Ok(())
     }
@@ -161,7 +161,7 @@ impl Inode {
         let mut freed = 0;
         let mut done = false;
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
-        self.core().together(|| {
+        self.core().poison_on_error(|| {
             for _ in 0..batch {
                 match items.last(*last)? {
                     Some((at, extent)) if at >= keep => {
@@ -202,7 +202,7 @@ impl Inode {
 
     /// One step of dropping all data of a file that is being deleted; answers whether none is left.
     pub(crate) fn drop_data_step(self: &Arc<Self>) -> Result<bool, FsError> {
-        self.core().relieve_in_steps()?;
+        self.core().throttle_between_steps()?;
         let _flush = self.data.flush.lock();
         self.discard();
         let engine = self.core().engine();
@@ -211,7 +211,7 @@ impl Inode {
         let (handle, batch) = self.join_step(engine, from, MAP_END)?;
         let mut guard = self.write();
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
-        let (freed, pos) = self.core().together(|| map::drop_more(&mut items, from, MAP_END, batch))?;
+        let (freed, pos) = self.core().poison_on_error(|| map::drop_more(&mut items, from, MAP_END, batch))?;
         // Should it come into use again, and be let go again, it is looked at from its beginning.
         self.data.dropped.store(if pos >= MAP_END { 0 } else { pos }, Ordering::Relaxed);
         let fields = guard.fields_mut(&handle);
@@ -257,13 +257,13 @@ impl Inode {
         let mut pos = from;
         // Each round drops at least one item, or reaches the end.
         while pos < to {
-            self.core().relieve_in_steps()?;
+            self.core().throttle_between_steps()?;
             let (handle, batch) = self.join_step(engine, pos, to)?;
             let mut guard = self.write();
             guard.alive()?;
             let size_end = guard.fields().size.next_multiple_of(sector);
             let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
-            let (freed, reached) = self.core().together(|| {
+            let (freed, reached) = self.core().poison_on_error(|| {
                 let (freed, reached) = if pos == from {
                     map::drop_some(&mut items, pos, to, batch)?
                 } else {
@@ -325,7 +325,7 @@ impl Inode {
         pos = from;
         while let Some(gap) = self.next_gap(pos, to)? {
             pos = self.preallocate_step(gap, Some(&promise))?;
-            self.core().relieve_in_steps()?;
+            self.core().throttle_between_steps()?;
         }
         let handle = engine.join(PROMISED_NEED)?;
         let mut guard = self.write();
@@ -356,7 +356,7 @@ impl Inode {
         guard.alive()?;
         let size_end = guard.fields().size.next_multiple_of(sector);
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
-        self.core().together(|| {
+        self.core().poison_on_error(|| {
             if !engine.features().no_holes() && gap.start > size_end {
                 map::fill_gaps(&mut items, size_end, gap.start, handle.generation())?;
             }
@@ -373,7 +373,7 @@ impl Inode {
             prealloc: true,
         };
         items.put(gap.start, Extent::Span(span));
-        handle.born(grant, self.tree());
+        handle.record_new_extent(grant, self.tree());
         let fields = guard.fields_mut(&handle);
         fields.nbytes = fields.nbytes.saturating_add(run.len.0);
         fields.flags |= InodeFlags::PREALLOC.bits();

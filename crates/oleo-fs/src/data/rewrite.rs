@@ -58,7 +58,7 @@ fn rewrite(inode: &Arc<Inode>, at: u64, len: u64, compress: Option<Compress>) ->
         time: None,
         exact_size: None,
         promise: Some(&promise),
-        from_flight: true,
+        from_writeback: true,
     }])?;
     Ok(end - start)
 }

@@ -17,7 +17,7 @@ use parking_lot::MutexGuard;
 use crate::data::flush::{Inline, Tail};
 use crate::data::items::{MapMutOf, MapOf};
 use crate::data::map::{self, Extent, ExtentMapMut};
-use crate::data::pieces::Pieces;
+use crate::data::pieces::BufferPieces;
 use crate::data::resize::touch;
 use crate::data::{FILE_LEN_MAX, install, read};
 use crate::inode::{Inode, Items, ItemsMut};
@@ -149,7 +149,7 @@ fn share(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange, why: Why) -> Re
     let mut pos = range.from;
     // Each round clones at least one extent or reaches the end.
     while pos < end {
-        dst.core().relieve_in_steps()?;
+        dst.core().throttle_between_steps()?;
         // What was looked up is where it is until it has been named again.
         let addresses = src.core().engine().hold_addresses();
         let mut extents = Vec::new();
@@ -191,7 +191,7 @@ fn copy_inline(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRange, why: Why)
         let buffer = slot.get_or_insert_default();
         let before = buffer.weight();
         buffer.promises.push(promise);
-        let mut newer = Pieces::default();
+        let mut newer = BufferPieces::default();
         newer.write(range.to, &bytes);
         newer.put_under(std::mem::take(&mut buffer.dirty));
         buffer.dirty = newer;
@@ -237,7 +237,7 @@ fn put_extents(
     guard.alive()?;
     let size_end = guard.fields().size.next_multiple_of(sector);
     let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
-    let (freed, added) = dst.core().together(|| {
+    let (freed, added) = dst.core().poison_on_error(|| {
         let freed = map::drop_range(&mut items, moved(part.start), moved(part.end))?;
         let mut added = 0;
         for (at, clip, extent) in extents {

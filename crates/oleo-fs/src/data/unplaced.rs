@@ -13,7 +13,7 @@
 //!    stays listed, since its times are due, and may keep the promise for the next time.
 //!
 //! Kept promises are no one's need: they are small ([`KEPT_MAX`]), kept only while few files have buffers, and given up
-//! before anybody is told that there is no space ([`Shared::give_up_kept`]).
+//! before anybody is told that there is no space ([`Shared::release_idle_reservations`]).
 //!
 //! Crash: as for written bytes: what was not flushed is lost.
 
@@ -98,7 +98,7 @@ impl Unplaced {
 impl Inode {
     /// Fails where the file system refuses changes since an error: for whatever changes nothing but the buffer.
     pub(super) fn not_failed(&self) -> Result<(), FsError> {
-        match self.core().engine().failed() {
+        match self.core().engine().poisoned_by() {
             Some(why) => Err(TxnError::ReadOnly(why).into()),
             None => Ok(()),
         }
@@ -126,22 +126,22 @@ impl Inode {
             let buffer = slot.get_or_insert_default();
             if let Some((promise, len)) = more.take() {
                 buffer.promises.push(promise);
-                buffer.spare += len;
+                buffer.unused_reservation += len;
             }
             let lacks = buffer.unplaced.lacking(&range);
             let too_many = buffer.unplaced.ranges.len() >= RANGES_MAX;
             if lacks > 0 && (too_many || buffer.unplaced.bytes() + lacks > UNPLACED_MAX) {
                 return Ok(false);
             }
-            if buffer.spare < lacks {
-                let lacks = lacks - buffer.spare;
+            if buffer.unused_reservation < lacks {
+                let lacks = lacks - buffer.unused_reservation;
                 drop(slot);
                 drop(guard);
                 more = Some((core.reserve_in(self.tree(), lacks)?, lacks));
                 continue;
             }
             let before = buffer.weight();
-            buffer.spare -= lacks;
+            buffer.unused_reservation -= lacks;
             buffer.unplaced.insert(range);
             if keep == KeepSize::No {
                 buffer.unplaced.size = buffer.unplaced.size.max(end);
@@ -168,13 +168,13 @@ impl Inode {
         let mut slot = self.data.buffer.lock();
         let Some(buffer) = slot.as_mut().filter(|b| !b.is_empty()) else { return Ok(false) };
         let before = buffer.weight();
-        let spare = buffer.spare + buffer.unplaced.bytes();
-        let keeps = buffer.dirty.is_empty() && spare <= KEPT_MAX && shared.bytes() <= KEPT_WEIGHT_MAX;
+        let unused_reservation = buffer.unused_reservation + buffer.unplaced.bytes();
+        let keeps = buffer.dirty.is_empty() && unused_reservation <= KEPT_MAX && shared.bytes() <= KEPT_WEIGHT_MAX;
         buffer.unplaced.clear();
         buffer.touched = Some(time);
-        buffer.due = true;
+        buffer.flush_due = true;
         buffer.failed = false;
-        buffer.spare = if keeps { spare } else { 0 };
+        buffer.unused_reservation = if keeps { unused_reservation } else { 0 };
         let gone = (!keeps).then(|| (std::mem::take(&mut buffer.promises), std::mem::take(&mut buffer.dirty)));
         shared.count(before, buffer.weight());
         drop(slot);
@@ -205,7 +205,7 @@ impl Inode {
             any = true;
             if let Some(buffer) = &mut *self.data.buffer.lock() {
                 // What it weighs is counted off with the times, at the end of the flush.
-                buffer.due = true;
+                buffer.flush_due = true;
                 buffer.unplaced.pop_front();
             }
         }
@@ -263,20 +263,20 @@ impl Inode {
 
 impl Buffer {
     /// Whether nothing but kept promises and times are in it.
-    fn is_spent(&self) -> bool {
-        self.dirty.is_empty() && self.flight.is_empty() && self.unplaced.is_empty()
+    fn is_idle(&self) -> bool {
+        self.dirty.is_empty() && self.writeback.is_empty() && self.unplaced.is_empty()
     }
 }
 
 impl Shared {
     /// Gives up promises that files keep and do not need; whether there were any.
-    pub(crate) fn give_up_kept(&self) -> bool {
+    pub(crate) fn release_idle_reservations(&self) -> bool {
         if !self.keeps.swap(false, Ordering::Relaxed) {
             return false;
         }
         let mut any = false;
         for file in self.files(None) {
-            any |= file.give_up_spent();
+            any |= file.release_unused_reservation();
         }
         any
     }
@@ -284,10 +284,10 @@ impl Shared {
 
 impl Inode {
     /// Gives up promises of a file that has nothing buffered; whether there were any.
-    pub(super) fn give_up_spent(&self) -> bool {
+    pub(super) fn release_unused_reservation(&self) -> bool {
         let mut slot = self.data.buffer.lock();
-        let Some(buffer) = slot.as_mut().filter(|b| b.is_spent() && !b.promises.is_empty()) else { return false };
-        buffer.spare = 0;
+        let Some(buffer) = slot.as_mut().filter(|b| b.is_idle() && !b.promises.is_empty()) else { return false };
+        buffer.unused_reservation = 0;
         let gone = std::mem::take(&mut buffer.promises);
         drop(slot);
         drop(gone);

@@ -44,7 +44,7 @@ pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsEr
         // What it was promised and is not going to use is no use to others.
         let done = write_step(inode, pos, step);
         if done.is_err() {
-            inode.give_up_spent();
+            inode.release_unused_reservation();
         }
         done?;
         pos += step.len() as u64;
@@ -73,7 +73,7 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
         let buffer = slot.get_or_insert_default();
         if let Some((guard, len)) = promise.take() {
             buffer.promises.push(guard);
-            buffer.spare += len;
+            buffer.unused_reservation += len;
         }
         let size = guard.fields().size;
         rules::write(guard.fields(), at, size.max(buffer.end()))?;
@@ -99,8 +99,8 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
             continue;
         }
         let need = buffer.dirty.sectors_missing(at..end, sector) + extra;
-        if buffer.spare < need && !has_place {
-            let lacks = need - buffer.spare;
+        if buffer.unused_reservation < need && !has_place {
+            let lacks = need - buffer.unused_reservation;
             // A file that has grown is likely to go on; a small one must not hold what others need.
             let likely = buffer.bytes().min(PROMISE_LEN) / sector * sector;
             drop(slot);
@@ -121,7 +121,7 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
             buffer.dirty.zero_gaps(size..size.next_multiple_of(sector).min(at));
         }
         buffer.dirty.write(at, data);
-        buffer.spare = buffer.spare.saturating_sub(need);
+        buffer.unused_reservation = buffer.unused_reservation.saturating_sub(need);
         buffer.touched = Some(inode.core().now());
         let shared = &inode.core().data;
         shared.count(before, buffer.weight());
@@ -156,7 +156,7 @@ fn reserve(
         Err(TxnError::QuotaExceeded(_)) => {
             // What is buffered, here or elsewhere in its groups, may come to less than what was charged for it.
             let settle = || -> Result<(), FsError> {
-                shared.give_up_kept();
+                shared.release_idle_reservations();
                 inode.core().flush_what_can_be();
                 Ok(engine.commit().map(drop)?)
             };

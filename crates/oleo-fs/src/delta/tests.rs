@@ -8,9 +8,16 @@ impl Base for Below {
     fn get(&self, slot: Slot) -> Result<Option<Value>, FsError> {
         Ok(self.0.get(&slot).map(|v| Value::Owned(v.clone().into_boxed_slice())))
     }
-    fn walk(&self, t: ItemType, from: u64, to_incl: u64, way: Way, visit: &mut Visit<'_>) -> Result<(), FsError> {
+    fn walk(
+        &self,
+        t: ItemType,
+        from: u64,
+        to_incl: u64,
+        direction: Direction,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), FsError> {
         let mut found: Vec<_> = self.0.range((t, from)..=(t, to_incl)).collect();
-        if way == Way::Down {
+        if direction == Direction::Down {
             found.reverse();
         }
         for (slot, bytes) in found {
@@ -62,19 +69,19 @@ fn three_layers_read_as_one() {
             let got = layers.get((t, from)).unwrap().map(|v| v.to_vec());
             assert_eq!(got, model.get(&(t, from)).cloned(), "seed {round}");
             let limit = random(&mut seed) as usize % 9 + 1;
-            for way in [Way::Up, Way::Down] {
+            for direction in [Direction::Up, Direction::Down] {
                 let mut want: Vec<_> = if from <= to {
                     model.range((t, from)..=(t, to)).map(|(s, v)| (s.1, v.clone())).collect()
                 } else {
                     Vec::new()
                 };
-                if way == Way::Down {
+                if direction == Direction::Down {
                     want.reverse();
                 }
                 want.truncate(limit);
                 let mut have = Vec::new();
                 layers
-                    .walk(t, from, to, way, &mut |offset, bytes| {
+                    .walk(t, from, to, direction, &mut |offset, bytes| {
                         have.push((offset, bytes.to_vec()));
                         if have.len() == limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
                     })

@@ -7,7 +7,7 @@
 //! Three views of one subvolume meet here: the tree as the last commit left it, which a replay starts from; the log as it
 //! is, which is changed; and the inodes in memory, which the replay must lead to as far as they are logged.
 //!
-//! Locks: an inode's lock at a time. The commit lock is held by the caller, and the gate is closed where the inodes must
+//! Locks: an inode's lock at a time. The commit lock is held by the caller, and joins are blocked if the inodes must
 //! agree.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use hashbrown::{HashMap, HashSet};
 use oleo_format::{Generation, Ino, InodeFlags, ItemType, Key, TreeId};
 use oleo_tree::{Change, Op, TreeRoot};
-use oleo_txn::{LogCommit, Still, refusal};
+use oleo_txn::{JoinsBlocked, LogCommit, fallback};
 
 use crate::core::Core;
 use crate::inode::{Inode, InodeFields, Items, WriteGuard};
@@ -60,7 +60,7 @@ pub(super) struct Recorder<'a> {
     marking: Marking,
     todo: Vec<Task>,
     /// Nobody else changes anything until this goes.
-    still: Option<Still<'a>>,
+    joins_blocked: Option<JoinsBlocked<'a>>,
     /// Inodes added so far, and how much of them.
     added: HashMap<Ino, Depth>,
     /// Those that somebody syncs.
@@ -102,7 +102,7 @@ impl<'a> Recorder<'a> {
             logged: log.logged(tree),
             marking,
             todo: Vec::new(),
-            still: None,
+            joins_blocked: None,
             added: HashMap::new(),
             asked: HashSet::new(),
             ended: HashSet::new(),
@@ -137,9 +137,9 @@ impl<'a> Recorder<'a> {
 
     /// Keeps operations out from here on. What was recorded before concerns no other inode; where it was renamed since, it
     /// is recorded again.
-    pub(super) fn be_still(&mut self) {
-        if self.marking == Marking::Now && self.still.is_none() {
-            self.still = Some(self.log.still());
+    pub(super) fn block_joins(&mut self) {
+        if self.marking == Marking::Now && self.joins_blocked.is_none() {
+            self.joins_blocked = Some(self.log.block_joins());
             for inode in self.core.log.take_renamed(self.subvol.id()) {
                 self.todo.push(Task::Inode(inode.ino(), Depth::Exists));
             }
@@ -236,8 +236,8 @@ impl<'a> Recorder<'a> {
         };
         let mut guard = inode.write();
         // A file that has no name yet is logged whole when it is synced: it may be given one. A replay passes over it until then.
-        let linkable = guard.inode().linkable.load(Ordering::SeqCst);
-        if guard.state().gone || (guard.fields().nlink == 0 && !linkable) {
+        let may_be_linked = guard.inode().may_be_linked.load(Ordering::SeqCst);
+        if guard.state().gone || (guard.fields().nlink == 0 && !may_be_linked) {
             drop(guard);
             self.end(ino);
             return Ok(());
@@ -257,15 +257,15 @@ impl<'a> Recorder<'a> {
             None => state.has_open_of(ItemType::INODE_REF) || state.has_open_of(ItemType::INODE_EXTREF),
         };
         let others = renamed || moved || guard.fields().kind() == FileKind::Dir;
-        if self.marking == Marking::Now && self.still.is_none() && others {
+        if self.marking == Marking::Now && self.joins_blocked.is_none() && others {
             guard.state_mut().log = mark;
             drop(guard);
             self.todo.push(Task::Inode(ino, depth));
-            self.be_still();
+            self.block_joins();
             return Ok(());
         }
-        let young = guard.is_fresh();
-        let found = self.parts(&guard, depth, mark.as_deref(), renamed, young);
+        let uncommitted = guard.is_fresh();
+        let found = self.parts(&guard, depth, mark.as_deref(), renamed, uncommitted);
         guard.state_mut().log = match &found {
             Ok(_) if self.marking == Marking::Now => {
                 let depth = depth.max(mark.map_or(depth, |mark| mark.depth));
@@ -281,11 +281,11 @@ impl<'a> Recorder<'a> {
         let Parts { names, gone } = found?;
         // Only now: others are looked at, and locked.
         if moved {
-            let before = if young { Vec::new() } else { self.committed_names(ino)? };
+            let before = if uncommitted { Vec::new() } else { self.committed_names(ino)? };
             now.iter().chain(&before).for_each(|name| self.add(name.parent, Depth::Whole));
         }
         if let Some(names) = names {
-            self.names(ino, &names, young)?;
+            self.names(ino, &names, uncommitted)?;
         }
         gone.into_iter().try_for_each(|target| self.displaced(target))
     }
@@ -297,7 +297,7 @@ impl<'a> Recorder<'a> {
         depth: Depth,
         mark: Option<&LogMark>,
         renamed: bool,
-        young: bool,
+        uncommitted: bool,
     ) -> Result<Parts, FsError> {
         let fields = *guard.fields();
         let was = mark.map(|mark| mark.depth);
@@ -324,16 +324,16 @@ impl<'a> Recorder<'a> {
         };
         let mut gone = Vec::new();
         match fields.kind() {
-            FileKind::Dir if whole => gone = self.entries(guard, &offsets(ItemType::DIR_INDEX), young)?,
+            FileKind::Dir if whole => gone = self.entries(guard, &offsets(ItemType::DIR_INDEX), uncommitted)?,
             FileKind::File | FileKind::Symlink if whole => {
-                self.extents(guard, &offsets(ItemType::EXTENT_DATA), young, again)?;
+                self.extents(guard, &offsets(ItemType::EXTENT_DATA), uncommitted, again)?;
             }
-            FileKind::File if was.is_none() && !young => self.committed_beyond_end(guard.inode())?,
+            FileKind::File if was.is_none() && !uncommitted => self.committed_beyond_end(guard.inode())?,
             _ => {}
         }
         let names = if renamed { Some(refs::all(guard)?) } else { None };
         if names.as_ref().is_some_and(|names| names.len() > NAMES_MAX) {
-            self.refused = Some(refusal::MANY_NAMES);
+            self.refused = Some(fallback::MANY_NAMES);
         }
         Ok(Parts { names, gone })
     }

@@ -9,7 +9,7 @@
 use std::ops::ControlFlow;
 
 use oleo_format::{ByteLen, Compression, InodeFlags, ItemType, Key};
-use oleo_txn::refusal;
+use oleo_txn::fallback;
 
 use crate::FsError;
 use crate::data::{Extent, ExtentMap, MapOf, map_walk};
@@ -29,7 +29,7 @@ impl Recorder<'_> {
         &mut self,
         guard: &WriteGuard<'_>,
         offsets: &[u64],
-        young: bool,
+        uncommitted: bool,
         again: bool,
     ) -> Result<(), FsError> {
         let engine = self.core.engine();
@@ -42,7 +42,7 @@ impl Recorder<'_> {
             let now = guard.get(ItemType::EXTENT_DATA, at)?;
             let end = now.map_or(Ok(0), |item| end_of(&key, &item, sector))?;
             ranges.add(at, end.max(at.saturating_add(sector)));
-            if !young && let Some(item) = self.committed(&key)? {
+            if !uncommitted && let Some(item) = self.committed(&key)? {
                 ranges.add(at, end_of(&key, &item, sector)?);
             }
         }
@@ -91,7 +91,7 @@ impl Recorder<'_> {
             self.extent(Key::new(ino.0, ItemType::EXTENT_DATA, at), &extent);
         }
         // What was never in a tree leaves nothing behind.
-        for (from, to) in holes.into_iter().filter(|_| !young) {
+        for (from, to) in holes.into_iter().filter(|_| !uncommitted) {
             let to = to.min(holes_end);
             if from < to {
                 let hole = Extent::Hole { generation: self.log.generation(), len: to - from };
@@ -120,8 +120,8 @@ impl Recorder<'_> {
 
     fn extent(&mut self, key: Key, extent: &Extent) {
         if let Extent::Span(span) = extent {
-            if self.log.is_young(span.disk) {
-                self.refused = Some(refusal::NEW_CHUNK);
+            if self.log.is_uncommitted(span.disk) {
+                self.refused = Some(fallback::NEW_CHUNK);
                 return;
             }
             if !span.prealloc {

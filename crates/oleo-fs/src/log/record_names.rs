@@ -5,7 +5,7 @@
 //! in the essay of this module's parent.
 
 use oleo_format::{DirItem, Ino, ItemType, Key, dir_hash};
-use oleo_txn::refusal;
+use oleo_txn::fallback;
 
 use crate::dir::{self, Target};
 use crate::inode::{InodeFields, Items, WriteGuard};
@@ -38,7 +38,7 @@ impl Recorder<'_> {
         &mut self,
         guard: &WriteGuard<'_>,
         indices: &[u64],
-        young: bool,
+        uncommitted: bool,
     ) -> Result<Vec<Ino>, FsError> {
         let ino = guard.inode().ino();
         let mut gone = Vec::new();
@@ -47,17 +47,17 @@ impl Recorder<'_> {
             if let Some(item) = guard.get(ItemType::DIR_INDEX, index)? {
                 match target_of(&item)? {
                     Target::Inode(target) => self.named(target, &item)?,
-                    Target::Subvol(_) => self.refused = Some(refusal::SUBVOLUME_ENTRY),
+                    Target::Subvol(_) => self.refused = Some(fallback::SUBVOLUME_ENTRY),
                 }
                 self.put(key, (*item).into());
                 continue;
             }
             self.delete(key);
-            let old = if young { None } else { self.committed(&key)? };
+            let old = if uncommitted { None } else { self.committed(&key)? };
             if let Some(old) = old {
                 match target_of(&old)? {
                     Target::Inode(target) => gone.push(target),
-                    Target::Subvol(_) => self.refused = Some(refusal::SUBVOLUME_ENTRY),
+                    Target::Subvol(_) => self.refused = Some(fallback::SUBVOLUME_ENTRY),
                 }
                 self.range(ino, index);
             }
@@ -108,8 +108,8 @@ impl Recorder<'_> {
     }
 
     /// What the names of a logged inode mean for others.
-    pub(super) fn names(&mut self, ino: Ino, now: &[NameOf], young: bool) -> Result<(), FsError> {
-        let committed = if young { Vec::new() } else { self.committed_names(ino)? };
+    pub(super) fn names(&mut self, ino: Ino, now: &[NameOf], uncommitted: bool) -> Result<(), FsError> {
+        let committed = if uncommitted { Vec::new() } else { self.committed_names(ino)? };
         for name in now.iter().filter(|name| !committed.contains(name)) {
             self.conflict(ino, name)?;
             self.climb(name.parent)?;
@@ -134,7 +134,7 @@ impl Recorder<'_> {
         drop(guard);
         match found {
             Some((Target::Inode(owner), _)) => self.add(owner, Depth::Exists),
-            Some((Target::Subvol(_), _)) => self.refused = Some(refusal::SUBVOLUME_ENTRY),
+            Some((Target::Subvol(_), _)) => self.refused = Some(fallback::SUBVOLUME_ENTRY),
             None => {}
         }
         Ok(())
@@ -156,7 +156,7 @@ impl Recorder<'_> {
     fn conflict(&mut self, ino: Ino, name: &NameOf) -> Result<(), FsError> {
         match self.committed_owner(name)? {
             Some(Target::Inode(old)) if old != ino => self.displaced(old)?,
-            Some(Target::Subvol(_)) => self.refused = Some(refusal::SUBVOLUME_ENTRY),
+            Some(Target::Subvol(_)) => self.refused = Some(fallback::SUBVOLUME_ENTRY),
             _ => {}
         }
         Ok(())
@@ -244,7 +244,7 @@ impl Recorder<'_> {
             let Some(parent) = parent else { return Ok(()) };
             at = parent;
         }
-        Err(FsError::lie("directory", at, "depth", "endless", "a way to the root"))
+        Err(FsError::corrupt("directory", at, "depth", "endless", "a way to the root"))
     }
 
     /// An inode that has no name any more: the log forgets it, and its committed names go.
@@ -267,7 +267,7 @@ impl Recorder<'_> {
             for (_, entry) in self.committed_items(ino, ItemType::DIR_INDEX, 0)? {
                 match target_of(&entry)? {
                     Target::Inode(child) => self.displaced(child)?,
-                    Target::Subvol(_) => self.refused = Some(refusal::SUBVOLUME_ENTRY),
+                    Target::Subvol(_) => self.refused = Some(fallback::SUBVOLUME_ENTRY),
                 }
             }
         }

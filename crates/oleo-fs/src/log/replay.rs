@@ -35,7 +35,7 @@ use std::sync::atomic::Ordering;
 
 use oleo_format::{Ino, ItemType, Key, TreeId};
 use oleo_tree::Blocks;
-use oleo_txn::{FoundLog, Handle, LogTree, Need};
+use oleo_txn::{Handle, LogTree, Need, UnreplayedLog};
 
 use crate::FsError;
 use crate::attr::FileKind;
@@ -77,10 +77,10 @@ pub struct Replayed {
 /// The log says what cannot be, or there is no space. Nothing is committed then, and nothing can be: drop `fs`.
 pub fn replay(fs: &Fs) -> Result<Replayed, FsError> {
     let engine = fs.engine();
-    let Some(log) = engine.found_log() else { return Ok(Replayed::default()) };
+    let Some(log) = engine.unreplayed_log() else { return Ok(Replayed::default()) };
     let core = fs.core();
     let mut done = Replayed { blocks: log.blocks() as u64, ..Replayed::default() };
-    core.together(|| {
+    core.poison_on_error(|| {
         let _reader = engine.reader();
         let handle = engine.join(need(&log))?;
         handle.adopt_log(&log);
@@ -98,7 +98,7 @@ pub fn replay(fs: &Fs) -> Result<Replayed, FsError> {
     Ok(done)
 }
 
-fn need(log: &FoundLog) -> Need {
+fn need(log: &UnreplayedLog) -> Need {
     let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX / 4);
     Need {
         items: small(log.items().saturating_mul(ITEMS_PER_ITEM).saturating_add(64)),
@@ -115,7 +115,7 @@ struct Replay<'a> {
     core: &'a Arc<Core>,
     handle: &'a Handle<'a>,
     subvol: Arc<Subvol>,
-    found: &'a FoundLog,
+    found: &'a UnreplayedLog,
     log: &'a LogTree,
     blocks: &'a Blocks,
     sector: u64,
@@ -133,7 +133,7 @@ struct Replay<'a> {
     /// Data that has checksums.
     summed: Ranges,
     /// The part of it that the log brought.
-    young: Ranges,
+    uncommitted: Ranges,
 }
 
 impl<'a> Replay<'a> {
@@ -141,7 +141,7 @@ impl<'a> Replay<'a> {
         core: &'a Arc<Core>,
         handle: &'a Handle<'a>,
         subvol: Arc<Subvol>,
-        found: &'a FoundLog,
+        found: &'a UnreplayedLog,
         log: &'a LogTree,
     ) -> Replay<'a> {
         let engine = core.engine();
@@ -160,7 +160,7 @@ impl<'a> Replay<'a> {
             files: BTreeSet::new(),
             moved: BTreeMap::new(),
             summed: Ranges::default(),
-            young: Ranges::default(),
+            uncommitted: Ranges::default(),
         }
     }
 
@@ -206,11 +206,11 @@ impl<'a> Replay<'a> {
         }
         match self.inode(Ino(key.objectid))? {
             Some(inode) => Ok(Some(inode)),
-            None => Err(self.lie(key, "inode", "missing", "in the log or the subvolume")),
+            None => Err(self.corrupt(key, "inode", "missing", "in the log or the subvolume")),
         }
     }
 
-    fn lie(
+    fn corrupt(
         &self,
         at: impl std::fmt::Display,
         what: &'static str,
@@ -218,7 +218,7 @@ impl<'a> Replay<'a> {
         want: impl std::fmt::Display,
     ) -> FsError {
         let TreeId(tree) = self.log.subvol;
-        FsError::lie("log tree", format_args!("subvolume {tree} {at}"), what, have, want)
+        FsError::corrupt("log tree", format_args!("subvolume {tree} {at}"), what, have, want)
     }
 
     /// Step 1.
@@ -228,15 +228,15 @@ impl<'a> Replay<'a> {
         }
         let ino = Ino(key.objectid);
         if !(Ino::ROOT_DIR.0..=Ino::LAST.0).contains(&ino.0) {
-            return Err(self.lie(key, "inode number", ino, "256 to -256"));
+            return Err(self.corrupt(key, "inode number", ino, "256 to -256"));
         }
         let logged = InodeFields::parse(item, key)?;
         if logged.kind() != FileKind::Dir && logged.size > crate::data::FILE_LEN_MAX {
-            return Err(self.lie(key, "size", logged.size, "a size that a file can have"));
+            return Err(self.corrupt(key, "size", logged.size, "a size that a file can have"));
         }
         let generation = self.handle.generation().0;
         if logged.generation > generation {
-            return Err(self.lie(key, "generation", logged.generation, format_args!("at most {generation}")));
+            return Err(self.corrupt(key, "generation", logged.generation, format_args!("at most {generation}")));
         }
         if logged.nlink == 0 {
             self.ignored.insert(ino.0);
@@ -247,7 +247,7 @@ impl<'a> Replay<'a> {
         let Some(inode) = self.inode(ino)? else { return self.make(ino, logged) };
         let kind = inode.read().fields().kind();
         if kind != logged.kind() {
-            return Err(self.lie(key, "kind", format_args!("{:?}", logged.kind()), format_args!("{kind:?}")));
+            return Err(self.corrupt(key, "kind", format_args!("{:?}", logged.kind()), format_args!("{kind:?}")));
         }
         self.drop_xattrs(&inode)?;
         if kind == FileKind::Dir {
@@ -324,7 +324,7 @@ impl<'a> Replay<'a> {
                 let mut guard = inode.write();
                 guard.put(self.handle, ItemType::XATTR_ITEM, key.offset, item.into());
                 guard.state_mut().has_xattrs = None;
-                inode.no_capability.store(false, Ordering::Relaxed);
+                inode.nosec.store(false, Ordering::Relaxed);
                 Ok(())
             }
             ItemType::EXTENT_DATA => self.extent(&inode, key.offset, item),

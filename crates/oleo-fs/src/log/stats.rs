@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use oleo_txn::{commits_of_this_thread, refusal};
+use oleo_txn::{commits_of_this_thread, fallback};
 
 /// Buckets per octave, as a shift.
 const FINE_SHIFT: u32 = 3;
@@ -49,7 +49,7 @@ pub(crate) struct Counters {
     idle: AtomicU64,
     log_commits: AtomicU64,
     log_bytes: AtomicU64,
-    full_by: [AtomicU64; refusal::ALL.len()],
+    full_by: [AtomicU64; fallback::ALL.len()],
     by_names: AtomicU64,
     batches: [AtomicU64; BATCH_OCTAVES],
     batch_max: AtomicU64,
@@ -134,7 +134,7 @@ impl Counters {
     }
 
     pub(crate) fn full_commit(&self, rule: &str) {
-        if let Some(at) = refusal::ALL.iter().position(|known| *known == rule) {
+        if let Some(at) = fallback::ALL.iter().position(|known| *known == rule) {
             self.full_by[at].fetch_add(1, Relaxed);
         }
     }
@@ -159,7 +159,7 @@ impl Counters {
             found.map_or(0, |at| top(at).min(latency_max))
         };
         let by: Vec<(&'static str, u64)> =
-            refusal::ALL.iter().zip(&self.full_by).map(|(rule, n)| (*rule, n.load(Relaxed))).collect();
+            fallback::ALL.iter().zip(&self.full_by).map(|(rule, n)| (*rule, n.load(Relaxed))).collect();
         LogStats {
             fsyncs: self.fsyncs.load(Relaxed),
             idle: self.idle.load(Relaxed),

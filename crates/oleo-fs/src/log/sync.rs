@@ -8,8 +8,8 @@
 //! round asks for a commit of its own and so learns why.
 //!
 //! Locks: the queue's is a leaf. The engine's commit lock is held by the leader through its log commit, with nothing of ours;
-//! the gate is closed while inodes are recorded whose names have changed, or that are directories: what several inodes say
-//! of each other must be of one moment. A pass over them with the gate open comes first, so that nothing is read from
+//! joins are blocked while inodes are recorded whose names have changed, or that are directories: what several inodes say
+//! of each other must be of one moment. A pass over them with joins allowed comes first, so that nothing is read from
 //! disk while it is closed.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use std::time::Instant;
 use hashbrown::HashMap;
 use oleo_format::{Generation, Ino, InodeFlags, ItemType, TreeId};
 use oleo_tree::Change;
-use oleo_txn::{LogCommit, LogWritten, refusal};
+use oleo_txn::{LogCommit, LogWritten, fallback};
 use parking_lot::{Condvar, Mutex};
 
 use crate::core::Core;
@@ -126,13 +126,13 @@ impl Fs {
         if inode.data.is_dirty() {
             inode.flush()?;
         }
-        if self.failed().is_some() || inode.subvol().is_deleted() {
+        if self.poisoned_by().is_some() || inode.subvol().is_deleted() {
             return Ok(self.engine().commit().map(drop)?);
         }
         let durable = self.engine().durable();
         {
             let guard = inode.read();
-            let settled = !guard.changed_after(durable) && !has_young_place(inode, durable);
+            let settled = !guard.changed_after(durable) && !has_uncommitted_place(inode, durable);
             if settled || (data_only && has_data_durable(&guard)?) {
                 core.log.stats.idle();
                 return Ok(());
@@ -144,7 +144,7 @@ impl Fs {
 
 /// Whether the subvolume that the inode is in may have been made, or may have moved if the inode is its root, since the last
 /// commit: then that has to be durable as well, though nothing in it has changed.
-fn has_young_place(inode: &Inode, durable: Generation) -> bool {
+fn has_uncommitted_place(inode: &Inode, durable: Generation) -> bool {
     if inode.core().engine().trees_are_durable() {
         return false;
     }
@@ -158,7 +158,7 @@ fn has_data_durable(guard: &ReadGuard<'_>) -> Result<bool, FsError> {
     let fields = guard.fields();
     let in_place = InodeFlags::from_bits_retain(fields.flags).intersects(InodeFlags::NODATACOW | InodeFlags::PREALLOC);
     // Bytes that were overwritten in place are seen in the times only.
-    if fields.kind() != FileKind::File || in_place || guard.is_young() || fields.nlink == 0 {
+    if fields.kind() != FileKind::File || in_place || guard.is_uncommitted() || fields.nlink == 0 {
         return Ok(false);
     }
     // A commit under way has taken the changes away from the inode, and is not durable yet.
@@ -202,9 +202,9 @@ impl Core {
         };
         let round = self.close_round();
         self.log.stats.batch(round.len());
-        let outcome = self.write_round(&mut log, round).unwrap_or(Outcome::Refused(refusal::UNREADABLE));
+        let outcome = self.write_round(&mut log, round).unwrap_or(Outcome::Refused(fallback::UNREADABLE));
         if let Outcome::Refused(rule) = outcome {
-            log.refuse(rule);
+            log.fall_back(rule);
             drop(log);
             self.log.stats.full_commit(rule);
             return self.engine().commit().is_ok();
@@ -221,13 +221,13 @@ impl Core {
     fn write_round(self: &Arc<Self>, log: &mut LogCommit<'_>, round: Vec<Arc<Inode>>) -> Result<Outcome, FsError> {
         // A commit may have been in flight that had it all.
         let changed: Vec<Arc<Inode>> = round.into_iter().filter(|inode| inode.read().state().has_open()).collect();
-        if changed.is_empty() && log.refused().is_none() {
+        if changed.is_empty() && log.fallback().is_none() {
             return Ok(Outcome::Idle);
         }
-        if let Some(rule) = log.refused() {
+        if let Some(rule) = log.fallback() {
             return Ok(Outcome::Refused(rule));
         }
-        self.whole()?;
+        self.check_not_poisoned()?;
         let mut trees: Vec<(TreeId, Vec<Arc<Inode>>)> = Vec::new();
         for inode in changed.into_iter().filter(|inode| !inode.subvol().is_deleted()) {
             match trees.iter_mut().find(|(tree, _)| *tree == inode.tree()) {
@@ -270,7 +270,7 @@ impl Core {
         }
         let mut recorder = Recorder::new(self, log, tree, Marking::Now)?;
         if !apart {
-            recorder.be_still();
+            recorder.block_joins();
         }
         inodes.iter().for_each(|inode| recorder.ask(inode.ino()));
         recorder.run()

@@ -166,7 +166,7 @@ fn refusals() {
     assert!(stats.latency_p50 <= stats.latency_p99 && stats.latency_p99 <= stats.latency_max, "{stats:?}");
 }
 
-/// Prints how long calls take on a file in memory; a measure, not a judgement.
+/// Prints how long calls take on a file in memory; a measure, not a verdicts.
 #[test]
 fn how_long() {
     let scratch = Scratch::new().unwrap();
@@ -225,7 +225,7 @@ fn replay_of_very_many_names() {
     want.sort();
     let device = FileDevice::open(&crashed, &FileOptions { write: true, ..FileOptions::default() }).unwrap();
     let fs = open(Arc::new(device));
-    assert!(fs.engine().found_log().is_some(), "the kernel has left no log");
+    assert!(fs.engine().unreplayed_log().is_some(), "the kernel has left no log");
     let begin = Instant::now();
     oleo_fs::replay(&fs).unwrap();
     let took = begin.elapsed();

@@ -13,7 +13,7 @@ use oleo_fs::data::{CloneRange, KeepSize};
 use oleo_fs::{FileKind, Follow, FsError, FsOptions, InodeRef, NewInode, NewKind, RenameMode, XattrMode};
 use oleo_sim::rng::Rng;
 
-use crate::bed::{Bed, FORMS};
+use crate::fixture::{FORMS, Fixture};
 
 type Name = (u64, Vec<u8>);
 type Names = BTreeSet<Name>;
@@ -34,7 +34,7 @@ struct Known {
 }
 
 struct World<'a> {
-    bed: &'a Bed,
+    fixture: &'a Fixture,
     rng: Rng,
     known: BTreeMap<u64, Known>,
     steps: Vec<String>,
@@ -47,11 +47,11 @@ const DIRS: [&str; 3] = ["d", "e", "k"];
 
 impl World<'_> {
     fn dir(&mut self) -> InodeRef {
-        let mut at = self.bed.top();
+        let mut at = self.fixture.top();
         while !self.rng.one_in(3) {
             let name = *self.rng.pick(&DIRS).unwrap();
-            match self.bed.fs.lookup(&at, name.as_bytes()).unwrap() {
-                Some(dir) if self.bed.fs.attr(&dir).kind == FileKind::Dir => at = dir,
+            match self.fixture.fs.lookup(&at, name.as_bytes()).unwrap() {
+                Some(dir) if self.fixture.fs.attr(&dir).kind == FileKind::Dir => at = dir,
                 _ => break,
             }
         }
@@ -66,7 +66,7 @@ impl World<'_> {
     fn entry(&mut self) -> (InodeRef, &'static str) {
         for _ in 0..10 {
             let (dir, name) = (self.dir(), self.name());
-            if self.bed.fs.lookup(&dir, name.as_bytes()).unwrap().is_some() {
+            if self.fixture.fs.lookup(&dir, name.as_bytes()).unwrap().is_some() {
                 return (dir, name);
             }
         }
@@ -75,13 +75,13 @@ impl World<'_> {
 
     fn file(&mut self) -> Option<InodeRef> {
         let (dir, name) = self.entry();
-        let found = self.bed.fs.lookup(&dir, name.as_bytes()).unwrap()?;
-        (self.bed.fs.attr(&found).kind == FileKind::File).then_some(found)
+        let found = self.fixture.fs.lookup(&dir, name.as_bytes()).unwrap()?;
+        (self.fixture.fs.attr(&found).kind == FileKind::File).then_some(found)
     }
 
     /// One operation, which may be refused.
     fn step(&mut self) -> Result<String, FsError> {
-        let fs = &self.bed.fs.clone();
+        let fs = &self.fixture.fs.clone();
         let number = |dir: &InodeRef| dir.ino().0;
         Ok(match self.rng.below(20) {
             0..=3 => {
@@ -167,13 +167,13 @@ impl World<'_> {
     }
 
     fn state(&self, inode: &InodeRef) -> State {
-        let attr = self.bed.fs.attr(inode);
+        let attr = self.fixture.fs.attr(inode);
         let mut content = Vec::new();
         if attr.kind == FileKind::File {
             content = vec![0; attr.size as usize];
-            assert_eq!(self.bed.fs.read(inode, 0, &mut content).unwrap(), content.len());
+            assert_eq!(self.fixture.fs.read(inode, 0, &mut content).unwrap(), content.len());
         }
-        let mut xattrs = self.bed.fs.xattrs(inode).unwrap();
+        let mut xattrs = self.fixture.fs.xattrs(inode).unwrap();
         xattrs.sort();
         (content, xattrs)
     }
@@ -181,10 +181,10 @@ impl World<'_> {
     /// Every inode that has a name now, with its names.
     fn now(&self) -> BTreeMap<u64, (InodeRef, Names)> {
         let mut found: BTreeMap<u64, (InodeRef, Names)> = BTreeMap::new();
-        let mut todo = vec![self.bed.top()];
+        let mut todo = vec![self.fixture.top()];
         while let Some(dir) = todo.pop() {
-            for entry in self.bed.fs.readdir(&dir, 0, 1000).unwrap() {
-                let inode = self.bed.fs.open_entry(&dir, &entry).unwrap().unwrap();
+            for entry in self.fixture.fs.readdir(&dir, 0, 1000).unwrap() {
+                let inode = self.fixture.fs.open_entry(&dir, &entry).unwrap().unwrap();
                 if entry.kind == FileKind::Dir {
                     todo.push(inode.clone());
                 }
@@ -235,7 +235,7 @@ impl World<'_> {
         self.known.retain(|_, known| known.names.last().is_some_and(|names| !names.is_empty()));
     }
 
-    fn judge(&self, top: &Path, synced_dir: Option<(u64, BTreeSet<Vec<u8>>)>) {
+    fn verify(&self, top: &Path, synced_dir: Option<(u64, BTreeSet<Vec<u8>>)>) {
         let mut found: BTreeMap<u64, (std::path::PathBuf, Names)> = BTreeMap::new();
         let mut lists: BTreeMap<u64, BTreeSet<Vec<u8>>> = BTreeMap::new();
         let mut todo = vec![(top.to_owned(), 256)];
@@ -290,9 +290,9 @@ impl World<'_> {
 }
 
 fn run(form: &[&str], seed: u64, crashes: usize) {
-    let Some(bed) = Bed::new(form, FsOptions::default()) else { return };
+    let Some(fixture) = Fixture::new(form, FsOptions::default()) else { return };
     let mut world =
-        World { bed: &bed, rng: Rng::new(seed), known: BTreeMap::new(), steps: Vec::new(), held: Names::new() };
+        World { fixture: &fixture, rng: Rng::new(seed), known: BTreeMap::new(), steps: Vec::new(), held: Names::new() };
     let mut crashed = 0;
     while crashed < crashes {
         let steps = 1 + world.rng.below(8);
@@ -306,7 +306,7 @@ fn run(form: &[&str], seed: u64, crashes: usize) {
         }
         if world.rng.one_in(12) {
             world.steps.push("sync".into());
-            bed.sync();
+            fixture.sync();
             world.committed();
             continue;
         }
@@ -314,16 +314,16 @@ fn run(form: &[&str], seed: u64, crashes: usize) {
         let inode = if world.rng.one_in(3) {
             dir
         } else {
-            match bed.fs.resolve(&dir, name.as_bytes(), Follow::No) {
+            match fixture.fs.resolve(&dir, name.as_bytes(), Follow::No) {
                 Ok(inode) => inode,
                 Err(_) => continue,
             }
         };
         world.steps.push(format!("fsync {}", inode.ino().0));
-        bed.fs.fsync(&inode).unwrap();
+        fixture.fs.fsync(&inode).unwrap();
         world.synced(&inode);
-        let entries = (bed.fs.attr(&inode).kind == FileKind::Dir).then(|| {
-            let list = bed.fs.readdir(&inode, 0, 1000).unwrap();
+        let entries = (fixture.fs.attr(&inode).kind == FileKind::Dir).then(|| {
+            let list = fixture.fs.readdir(&inode, 0, 1000).unwrap();
             (inode.ino().0, list.into_iter().map(|e| e.name).collect::<BTreeSet<_>>())
         });
         if let Some((dir, names)) = &entries {
@@ -333,16 +333,16 @@ fn run(form: &[&str], seed: u64, crashes: usize) {
             continue;
         }
         crashed += 1;
-        let judged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            bed.after_crash(|found| world.judge(&found.path(""), entries.clone()));
-            bed.after_our_replay(|found| world.judge(&found.path(""), entries));
+        let verified = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            fixture.after_crash(|found| world.verify(&found.path(""), entries.clone()));
+            fixture.after_our_replay(|found| world.verify(&found.path(""), entries));
         }));
-        if let Err(panic) = judged {
+        if let Err(panic) = verified {
             eprintln!("seed {seed} on {form:?}, after:\n{}", world.steps.join("\n"));
             std::panic::resume_unwind(panic);
         }
     }
-    let stats = bed.stats();
+    let stats = fixture.stats();
     assert_eq!((stats.full_commits, stats.commits_by_link_rename), (0, 0), "{stats:?}");
 }
 

@@ -33,7 +33,7 @@ impl Server {
 
     /// The number of the directory above. There is none above the root of the mount, and none above what is removed.
     fn parent_number(&self, dir: &InodeRef) -> Option<u64> {
-        if dir.is_stub() || self.nodes.id(dir.tree(), dir.ino()) == abi::ROOT_ID {
+        if dir.is_empty_subvol_dir() || self.nodes.id(dir.tree(), dir.ino()) == abi::ROOT_ID {
             return None;
         }
         let up = self.fs.parent(dir).ok()??;
@@ -60,7 +60,7 @@ impl Server {
 
     /// The highest index that this part of a listing may have.
     fn listing_end(&self, node: u64, dir: &InodeRef, offset: u64) -> Result<u64, Errno> {
-        if offset == 0 && !dir.is_stub() {
+        if offset == 0 && !dir.is_empty_subvol_dir() {
             let last = self.fs.last_index(dir).map_err(|e| self.errno("readdir", &e))?;
             self.nodes.list_up_to(node, last);
         }
@@ -134,8 +134,8 @@ impl Server {
                 }
                 if let Some(inode) = inode {
                     reply.cut(before);
-                    let told = self.entry(inode);
-                    assert!(reply.entry(Some(&told), &dirent, &entry.name), "it did fit");
+                    let reported = self.entry(inode);
+                    assert!(reply.entry(Some(&reported), &dirent, &entry.name), "it did fit");
                 }
                 after = entry.index;
             }

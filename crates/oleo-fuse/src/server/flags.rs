@@ -1,6 +1,6 @@
 //! Inode flags as chattr and lsattr know them, beside the flags of the format.
 
-use oleo::control::Invalidate;
+use oleo::control::Invalidation;
 use oleo::{Compression, FileKind, SetAttr, XattrMode};
 use oleo_format::InodeFlags;
 use oleo_fs::{COMPRESSION, FsError, InodeRef};
@@ -91,7 +91,7 @@ impl Server {
             .and_then(|()| self.fs.set_attr(inode, &set))
             .map_err(|e| self.errno("setflags", &e))?;
         // The kernel does not look for changes that an ioctl made.
-        self.invalidate(&[Invalidate::Inode { tree: inode.tree(), ino: inode.ino() }]);
+        self.invalidate(&[Invalidation::Inode { tree: inode.tree(), ino: inode.ino() }]);
         Ok(())
     }
 

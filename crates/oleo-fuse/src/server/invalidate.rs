@@ -8,7 +8,7 @@ use std::io;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use oleo::control::Invalidate;
+use oleo::control::Invalidation;
 use parking_lot::Mutex;
 
 use super::{Log, Server};
@@ -38,7 +38,7 @@ impl Notice {
 
 impl Server {
     /// Has the kernel forget something. Without a connection there is nobody to tell.
-    pub(crate) fn invalidate(&self, what: &[Invalidate]) {
+    pub(crate) fn invalidate(&self, what: &[Invalidation]) {
         let Some(notifier) = self.notifier.get() else { return };
         for notice in self.notices(what) {
             if let Err(e) = notice.send(&**notifier) {
@@ -50,15 +50,15 @@ impl Server {
     /// Has the kernel forget the attributes of a node, and none of its pages. It takes no lock for that which somebody who waits
     /// for an answer could hold, so any thread may do it.
     pub(super) fn forget_attributes(&self, node: u64) {
-        let told = self.notifier.get().map_or(Ok(()), |notifier| notifier.inval_inode(node, NONE, ALL));
-        if let Err(e) = told {
+        let reported = self.notifier.get().map_or(Ok(()), |notifier| notifier.inval_inode(node, NONE, ALL));
+        if let Err(e) = reported {
             (self.log)(&format!("the kernel does not take a notice: {e}"));
         }
     }
 
     /// The same from a thread that answers requests: comes back when the kernel has taken the notices, or is waiting for
     /// somebody who may be waiting for this thread.
-    pub(crate) fn invalidate_soon(&self, what: &[Invalidate]) {
+    pub(crate) fn invalidate_soon(&self, what: &[Invalidation]) {
         let Some(notifier) = self.notifier.get().cloned() else { return };
         let (notices, log) = (self.notices(what), self.log.clone());
         if notices.is_empty() {
@@ -85,24 +85,24 @@ impl Server {
     /// thread of its own tells it, and this one waits for a while.
     pub(super) fn forget_pages(&self, node: u64, at: u64, len: u64) {
         let Some(notifier) = self.notifier.get() else { return };
-        let teller = self.teller.get_or_init(|| Teller::start(notifier.clone(), self.log.clone()));
-        teller.tell(Pages { node, at, len });
+        let notice_thread = self.notice_thread.get_or_init(|| NoticeThread::start(notifier.clone(), self.log.clone()));
+        notice_thread.notify(Pages { node, at, len });
     }
 
-    fn notices(&self, what: &[Invalidate]) -> Vec<Notice> {
+    fn notices(&self, what: &[Invalidation]) -> Vec<Notice> {
         let mut notices = Vec::new();
         for one in what {
             match one {
-                Invalidate::Entry { tree, dir, name } => {
+                Invalidation::Entry { tree, dir, name } => {
                     let dir = self.nodes.id(*tree, *dir);
                     notices.push(Notice::Entry { dir, name: name.clone() });
                     notices.push(Notice::Inode { node: dir, pages: ALL });
                 }
                 // No pages: whoever holds the inode's lock while they ask for this would wait for themselves.
-                Invalidate::Inode { tree, ino } => {
+                Invalidation::Inode { tree, ino } => {
                     notices.push(Notice::Inode { node: self.nodes.id(*tree, *ino), pages: NONE });
                 }
-                Invalidate::Subtree { tree } => {
+                Invalidation::Subtree { tree } => {
                     let nodes = self.nodes.of_tree(*tree).into_iter();
                     notices.extend(nodes.map(|node| Notice::Inode { node, pages: ALL }));
                 }
@@ -123,10 +123,10 @@ struct Pages {
 type Order = (Pages, mpsc::Sender<()>);
 
 /// A thread that tells the kernel about pages.
-pub(super) struct Teller(Option<Mutex<mpsc::Sender<Order>>>);
+pub(super) struct NoticeThread(Option<Mutex<mpsc::Sender<Order>>>);
 
-impl Teller {
-    fn start(notifier: Arc<dyn Notifier>, log: Log) -> Teller {
+impl NoticeThread {
+    fn start(notifier: Arc<dyn Notifier>, log: Log) -> NoticeThread {
         let (orders, list) = mpsc::channel::<Order>();
         let said = log.clone();
         let work = move || {
@@ -143,16 +143,16 @@ impl Teller {
             }
         };
         match std::thread::Builder::new().name("pages".to_owned()).spawn(work) {
-            Ok(_) => Teller(Some(Mutex::new(orders))),
+            Ok(_) => NoticeThread(Some(Mutex::new(orders))),
             Err(e) => {
                 said(&format!("no thread for notices to the kernel: {e}"));
-                Teller(None)
+                NoticeThread(None)
             }
         }
     }
 
     /// Comes back when the kernel has forgotten them, or is waiting for somebody who may be waiting for this thread.
-    fn tell(&self, pages: Pages) {
+    fn notify(&self, pages: Pages) {
         let Some(orders) = &self.0 else { return };
         let (done, waiting) = mpsc::channel();
         if orders.lock().send((pages, done)).is_ok() {

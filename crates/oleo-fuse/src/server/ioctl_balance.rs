@@ -25,20 +25,20 @@ impl Call<'_> {
         let Reply::Number(number) = self.reply(Request::Balance { change })? else { return Err(Errno::EIO) };
         let balancer: &Balancer = self.server.image().balancer();
         let status = balancer.wait_end(number);
-        let mut told = told(&status);
+        let mut reported = reported(&status);
         let result = match &status.end {
             Some(BalanceEnd::Paused) => {
-                told.state = BALANCE_PAUSE_REQ;
+                reported.state = BALANCE_PAUSE_REQ;
                 -oleo_fs::errno::ECANCELED
             }
             Some(BalanceEnd::Cancelled) => {
-                told.state = BALANCE_CANCEL_REQ;
+                reported.state = BALANCE_CANCEL_REQ;
                 -oleo_fs::errno::ECANCELED
             }
             Some(BalanceEnd::Failed { errno, .. }) => -errno,
             Some(BalanceEnd::Done) | None => 0,
         };
-        Ok(Answered { result, bytes: told.as_bytes().to_vec() })
+        Ok(Answered { result, bytes: reported.as_bytes().to_vec() })
     }
 
     /// How far the balance is.
@@ -48,7 +48,7 @@ impl Call<'_> {
         if status.state == BalanceState::Idle {
             return Err(Errno(oleo_fs::errno::ENOTCONN));
         }
-        Ok(told(&status).as_bytes().to_vec().into())
+        Ok(reported(&status).as_bytes().to_vec().into())
     }
 }
 
@@ -67,17 +67,19 @@ fn args_of(given: &Balance) -> Result<BalanceArgs, Errno> {
     BalanceArgs::from_item(&item).map_err(|_| Errno::EINVAL)
 }
 
-fn told(status: &BalanceStatus) -> Balance {
-    let mut told = Balance::new_zeroed();
+fn reported(status: &BalanceStatus) -> Balance {
+    let mut reported = Balance::new_zeroed();
     if let Some(args) = &status.args {
         let item = args.to_item();
-        told.flags = item.flags.get();
-        for (to, from) in [(&mut told.data, &item.data), (&mut told.meta, &item.meta), (&mut told.sys, &item.sys)] {
+        reported.flags = item.flags.get();
+        for (to, from) in
+            [(&mut reported.data, &item.data), (&mut reported.meta, &item.meta), (&mut reported.sys, &item.sys)]
+        {
             to.copy_from_slice(from.as_bytes());
         }
     }
-    told.state = if status.state == BalanceState::Running { BALANCE_RUNNING } else { 0 };
-    (told.expected, told.considered) = (status.progress.expected, status.progress.considered);
-    told.completed = status.progress.completed;
-    told
+    reported.state = if status.state == BalanceState::Running { BALANCE_RUNNING } else { 0 };
+    (reported.expected, reported.considered) = (status.progress.expected, status.progress.considered);
+    reported.completed = status.progress.completed;
+    reported
 }

@@ -6,7 +6,7 @@
 //! The kernel has resolved the path of the file that the ioctl is called on, so directories above it are not looked at
 //! again. What else a caller may do, `oleo::control` decides.
 
-use oleo::control::{At, Caller, DefragOptions, NewSize, Property, Reply, Request, Which};
+use oleo::control::{Caller, DefragOptions, Location, NewSize, Property, Reply, Request, SubvolRef};
 use oleo::{Compression, FileKind, Ino, TreeId};
 use oleo_fs::InodeRef;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -78,7 +78,7 @@ impl Call<'_> {
                 0 => self.destroy(NAME_AT_V2),
                 SUBVOL_SPEC_BY_ID => {
                     let id = TreeId(take(self.data, NAME_AT_V2)?);
-                    self.ask(Request::SubvolDelete { which: Which::Id(id), recursive: false })
+                    self.ask(Request::SubvolDelete { which: SubvolRef::Id(id), recursive: false })
                 }
                 _ => Err(Errno::EOPNOTSUPP),
             },
@@ -88,7 +88,7 @@ impl Call<'_> {
                     0 => TreeId::FS,
                     id => TreeId(id),
                 };
-                self.ask(Request::SetDefault { which: Which::Id(id) })
+                self.ask(Request::SetDefault { which: SubvolRef::Id(id) })
             }
             SET_RECEIVED_SUBVOL => self.set_received(take(self.data, 0)?),
             SET_FSLABEL => self.ask(Request::SetLabel { label: text(self.data, 0)?.into() }),
@@ -118,7 +118,7 @@ impl Call<'_> {
                 Reply::Generation(generation) => Ok(generation.0.as_bytes().to_vec().into()),
                 _ => Err(Errno::EIO),
             },
-            _ => self.tell(cmd),
+            _ => self.answer_info(cmd),
         }
     }
 
@@ -136,16 +136,16 @@ impl Call<'_> {
     }
 
     /// The inode itself.
-    pub(super) fn at(&self) -> At {
-        At::inode(self.inode.tree(), self.inode.ino())
+    pub(super) fn at(&self) -> Location {
+        Location::inode(self.inode.tree(), self.inode.ino())
     }
 
     /// An entry of the directory that the ioctl is called on.
-    fn entry(&self, name_at: usize) -> Result<At, Errno> {
+    fn entry(&self, name_at: usize) -> Result<Location, Errno> {
         if self.kind() != FileKind::Dir {
             return Err(Errno::ENOTDIR);
         }
-        Ok(At { path: name(self.data, name_at)?.into(), ..self.at() })
+        Ok(Location { path: name(self.data, name_at)?.into(), ..self.at() })
     }
 
     pub(super) fn kind(&self) -> FileKind {
@@ -154,7 +154,7 @@ impl Call<'_> {
 
     /// Fails where the ioctl is not called on a subvolume's root directory.
     pub(super) fn must_be_subvol(&self) -> Result<(), Errno> {
-        let is_root = self.inode.ino() == Ino::ROOT_DIR && !self.inode.is_stub();
+        let is_root = self.inode.ino() == Ino::ROOT_DIR && !self.inode.is_empty_subvol_dir();
         if is_root { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
@@ -201,7 +201,7 @@ impl Call<'_> {
             return Err(Errno::EIO);
         };
         if flags & SUBVOL_RDONLY != 0 {
-            return self.ask(read_only(At::inode(id, Ino::ROOT_DIR), true));
+            return self.ask(read_only(Location::inode(id, Ino::ROOT_DIR), true));
         }
         Ok(nothing())
     }
@@ -211,15 +211,15 @@ impl Call<'_> {
         let at = self.entry(name_at)?;
         let source = self.server.inode_of_fd(self.head.pid, take(self.data, 0)?)?;
         // As with the kernel, anything in a subvolume names it only if it is its root.
-        if source.ino() != Ino::ROOT_DIR || source.is_stub() {
+        if source.ino() != Ino::ROOT_DIR || source.is_empty_subvol_dir() {
             return Err(Errno::EINVAL);
         }
-        let source = Which::At(At::inode(source.tree(), source.ino()));
+        let source = SubvolRef::At(Location::inode(source.tree(), source.ino()));
         self.ask(Request::Snapshot { source, at, read_only: flags & SUBVOL_RDONLY != 0, into: false, groups })
     }
 
     fn destroy(&self, name_at: usize) -> Result<Answered, Errno> {
-        self.ask(Request::SubvolDelete { which: Which::At(self.entry(name_at)?), recursive: false })
+        self.ask(Request::SubvolDelete { which: SubvolRef::At(self.entry(name_at)?), recursive: false })
     }
 
     fn set_subvol_flags(&self, flags: u64) -> Result<Answered, Errno> {
@@ -234,7 +234,7 @@ impl Call<'_> {
         self.must_be_subvol()?;
         let stime = (i64::try_from(args.stime.sec).map_err(|_| Errno::EINVAL)?, args.stime.nsec);
         let uuid = oleo::Uuid::from_bytes(args.uuid);
-        let request = Request::SetReceived { which: Which::At(self.at()), uuid, stransid: args.stransid, stime };
+        let request = Request::SetReceived { which: SubvolRef::At(self.at()), uuid, stransid: args.stransid, stime };
         let Reply::Generation(noted) = self.reply(request)? else { return Err(Errno::EIO) };
         let info = self.server.image().fs().subvol_info(self.inode.tree())?;
         args.rtransid = noted.0;
@@ -253,7 +253,7 @@ impl Call<'_> {
     }
 }
 
-fn read_only(at: At, yes: bool) -> Request {
+fn read_only(at: Location, yes: bool) -> Request {
     let property = Property { name: "ro".to_owned(), value: yes.to_string() };
     Request::PropertySet { at, property, force: true }
 }

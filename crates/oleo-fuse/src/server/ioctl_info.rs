@@ -21,7 +21,7 @@ const ROOT_RDONLY: u64 = 1;
 const READ_SEARCH: u32 = 5;
 
 impl Call<'_> {
-    pub(super) fn tell(&self, cmd: u32) -> Result<Answered, Errno> {
+    pub(super) fn answer_info(&self, cmd: u32) -> Result<Answered, Errno> {
         let fs = self.server.image().fs();
         match cmd {
             SUBVOL_GETFLAGS => {
@@ -177,14 +177,14 @@ impl Call<'_> {
             .filter(|info| info.parent == Some(self.inode.tree()) && info.id.0 >= from)
             .map(|info| [info.id.0, info.place.as_ref().map_or(0, |place| place.dirid.0)])
             .collect();
-        let told = &inside[..inside.len().min(ROOTREFS_MAX)];
+        let reported = &inside[..inside.len().min(ROOTREFS_MAX)];
         let more = inside.get(ROOTREFS_MAX).is_some();
-        let next = if more { told.last().map_or(from, |last| last[0] + 1) } else { from };
+        let next = if more { reported.last().map_or(from, |last| last[0] + 1) } else { from };
         let mut bytes = next.as_bytes().to_vec();
-        bytes.extend_from_slice(told.as_bytes());
+        bytes.extend_from_slice(reported.as_bytes());
         bytes.resize(size_of::<VolArgs>() - 8, 0);
         // At most 255.
-        bytes.push(told.len() as u8);
+        bytes.push(reported.len() as u8);
         bytes.resize(size_of::<VolArgs>(), 0);
         Ok(Answered { result: if more { OVERFLOW } else { 0 }, bytes })
     }

@@ -62,7 +62,7 @@ impl Server {
     /// What `prune` does, for kernels that cannot be asked by number. Directories stay: the kernel would take away what is mounted on them.
     fn prune_names(&self, notifier: &dyn Notifier, idle: &[(u64, oleo_fs::InodeRef)]) {
         for (_, inode) in idle {
-            if inode.is_stub() || self.fs.attr(inode).kind == FileKind::Dir {
+            if inode.is_empty_subvol_dir() || self.fs.attr(inode).kind == FileKind::Dir {
                 continue;
             }
             for name in self.fs.names(inode).unwrap_or_default() {

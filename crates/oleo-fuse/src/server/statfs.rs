@@ -9,7 +9,7 @@ const NAME_LEN_MAX: u32 = 255;
 
 impl Server {
     pub(super) fn statfs(&self, reply: &mut Reply<'_>) -> Answer {
-        let room = self.image.room();
+        let room = self.image.space_summary();
         let unit = self.fs.engine().sectorsize();
         let blocks = |bytes: u64| bytes / u64::from(unit);
         reply.put(&abi::StatfsOut {

@@ -43,10 +43,10 @@ impl Server {
         value(size, &list, reply)
     }
 
-    /// The stand-in of a subvolume that is elsewhere has none, as with the kernel.
+    /// The empty directory in place of a subvolume that is elsewhere has none, as with the kernel.
     fn inode_with_xattrs(&self, node: u64) -> Result<oleo_fs::InodeRef, Errno> {
         let inode = self.inode(node)?;
-        if inode.is_stub() { Err(Errno::EOPNOTSUPP) } else { Ok(inode) }
+        if inode.is_empty_subvol_dir() { Err(Errno::EOPNOTSUPP) } else { Ok(inode) }
     }
 
     pub(super) fn setxattr(&self, node: u64, args: &abi::SetxattrIn, name: &[u8], value: &[u8]) -> Answer {

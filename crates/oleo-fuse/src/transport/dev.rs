@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Agree, Handler, IO_LEN_MAX, Notifier, Outcome, Pace, Transport, pace};
+use super::{Agree, BlockingClass, Handler, IO_LEN_MAX, Notifier, Outcome, Transport, blocking_class};
 use crate::wire::abi;
 use crate::wire::{Op, Reply, Request};
 
@@ -216,7 +216,9 @@ impl Pool {
                     break;
                 }
             };
-            if left == 0 && pace(head.opcode) != Pace::Quick && self.threads.load(Ordering::Acquire) < self.threads_max
+            if left == 0
+                && blocking_class(head.opcode) != BlockingClass::Quick
+                && self.threads.load(Ordering::Acquire) < self.threads_max
             {
                 // Without another thread this one will do.
                 let _ = self.clone().start();

@@ -35,7 +35,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use self::helpers::{Done, Helpers};
 use self::ring::{Back, Ring, Slot};
-use super::{DevFuse, Handler, IO_LEN_MAX, Notifier, Outcome, Pace, Transport, pace};
+use super::{BlockingClass, DevFuse, Handler, IO_LEN_MAX, Notifier, Outcome, Transport, blocking_class};
 use crate::options::Uring;
 use crate::wire::abi;
 use crate::wire::{Reply, Request};
@@ -264,10 +264,10 @@ impl Queue {
         let crowded = requests.len() > 1;
         let mut here = Vec::with_capacity(requests.len());
         for mut slot in requests {
-            match pace(head_of(&mut slot).opcode) {
-                Pace::Waits => self.helpers.give(slot, &self.plan.done),
-                Pace::MayWait if crowded => self.helpers.give(slot, &self.plan.done),
-                Pace::MayWait | Pace::Quick => here.push(slot),
+            match blocking_class(head_of(&mut slot).opcode) {
+                BlockingClass::Waits => self.helpers.give(slot, &self.plan.done),
+                BlockingClass::MayWait if crowded => self.helpers.give(slot, &self.plan.done),
+                BlockingClass::MayWait | BlockingClass::Quick => here.push(slot),
             }
         }
         let mut here = here.into_iter().peekable();

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// `FUSE_KERNEL_VERSION`.
 pub const MAJOR: u32 = 7;
-/// The newest minor version that this room knows.
+/// The newest minor version that this crate knows.
 pub const MINOR: u32 = 45;
 /// The oldest minor version that is served: 7.31 (Linux 5.4) has everything that the server relies on but copies of
 /// large ranges and the second form of clearing privileges, which are asked for by flag.

@@ -321,7 +321,7 @@ mod tests {
         }
     }
 
-    /// Goal: groups are told apart by profile; those that have the target are left alone only when soft.
+    /// Goal: groups are distinguished by profile; those that have the target are left alone only when soft.
     #[test]
     fn profiles() {
         let (single, raid1) = (group(Profile::Single, 1, 0), group(Profile::Raid1, 2, 0));

@@ -128,7 +128,7 @@ enum Phase {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Wish {
+enum StopRequest {
     Pause,
     Cancel,
 }
@@ -138,7 +138,7 @@ struct State {
     phase: Phase,
     /// Somebody else moves groups.
     busy: Option<&'static str>,
-    wish: Option<Wish>,
+    stop_request: Option<StopRequest>,
     /// Nothing goes on, for the volume is about to be closed.
     stopping: bool,
     args: Option<BalanceArgs>,
@@ -262,7 +262,7 @@ impl Balancer {
 
     fn want(&self, mut state: MutexGuard<'_, State>) -> u64 {
         state.phase = Phase::Wanted;
-        state.wish = None;
+        state.stop_request = None;
         state.end = None;
         state.progress = BalanceProgress::default();
         state.number += 1;
@@ -307,8 +307,8 @@ impl Balancer {
         let watch = Watch { balancer: self, began: Instant::now() };
         let mut left = args.clone();
         let worked = run::run(&self.fs, &args, &watch, &mut left);
-        let wish = self.wish();
-        let paused = matches!(worked, Ok(run::Outcome::Interrupted)) && wish != Some(Wish::Cancel);
+        let stop_request = self.stop_request();
+        let paused = matches!(worked, Ok(run::Outcome::Interrupted)) && stop_request != Some(StopRequest::Cancel);
         let put = put_item(&self.fs, if paused { Some(&left) } else { None });
         let put = put.and_then(|()| Ok(self.fs.sync().map(drop)?));
         let gone = put.is_ok();
@@ -329,7 +329,7 @@ impl Balancer {
         let stays = paused || !gone;
         state.phase = if stays { Phase::Paused } else { Phase::Idle };
         state.args = stays.then_some(left);
-        state.wish = None;
+        state.stop_request = None;
         state.progress.remaining_ms = None;
         state.end = Some(end.clone());
         drop(state);
@@ -344,7 +344,7 @@ impl Balancer {
     pub fn pause(&self) -> Result<(), JobError> {
         let mut state = self.state.lock();
         match state.phase {
-            Phase::Running => self.wish_and_wait(state, Wish::Pause),
+            Phase::Running => self.request_stop_and_wait(state, StopRequest::Pause),
             Phase::Wanted => (state.phase, state.end) = (Phase::Paused, Some(BalanceEnd::Paused)),
             Phase::Paused => return Err(JobError::refused(errno::ENOTCONN, "the balance is paused already")),
             _ => return Err(none_there()),
@@ -356,7 +356,7 @@ impl Balancer {
     pub fn interrupt(&self) {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Wanted | Phase::Running) {
-            state.wish.get_or_insert(Wish::Pause);
+            state.stop_request.get_or_insert(StopRequest::Pause);
         }
     }
 
@@ -368,7 +368,7 @@ impl Balancer {
         let mut state = self.state.lock();
         match state.phase {
             Phase::Running => {
-                self.wish_and_wait(state, Wish::Cancel);
+                self.request_stop_and_wait(state, StopRequest::Cancel);
                 return Ok(());
             }
             Phase::Wanted | Phase::Paused if state.busy.is_none() => state.phase = Phase::Asked,
@@ -391,9 +391,9 @@ impl Balancer {
     }
 
     /// Waits until the balance is no longer under way.
-    fn wish_and_wait(&self, mut state: MutexGuard<'_, State>, wish: Wish) {
+    fn request_stop_and_wait(&self, mut state: MutexGuard<'_, State>, stop_request: StopRequest) {
         let number = state.number;
-        state.wish = Some(wish);
+        state.stop_request = Some(stop_request);
         while state.phase == Phase::Running && state.number == number {
             self.changed.wait(&mut state);
         }
@@ -411,9 +411,9 @@ impl Balancer {
         self.changed.notify_all();
     }
 
-    fn wish(&self) -> Option<Wish> {
+    fn stop_request(&self) -> Option<StopRequest> {
         let state = self.state.lock();
-        state.wish.or(state.stopping.then_some(Wish::Pause))
+        state.stop_request.or(state.stopping.then_some(StopRequest::Pause))
     }
 
     /// Runs other work that moves groups, which no balance may meet. `goes_on` tells it when to stop.
@@ -454,11 +454,11 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     fn goes_on(&self) -> bool {
-        self.balancer.wish().is_none()
+        self.balancer.stop_request().is_none()
     }
 
     /// Changes what is told of the progress.
-    fn tell(&self, change: impl FnOnce(&mut BalanceProgress)) {
+    fn update(&self, change: impl FnOnce(&mut BalanceProgress)) {
         let mut state = self.balancer.state.lock();
         let progress = &mut state.progress;
         change(progress);

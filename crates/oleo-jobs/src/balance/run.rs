@@ -88,7 +88,7 @@ impl Run<'_> {
             let wanted = self.wants(group.start, &plan);
             let Some(group) = wanted else {
                 self.ahead.open(group.start)?;
-                self.watch.tell(|p| p.considered += 1);
+                self.watch.update(|p| p.considered += 1);
                 continue;
             };
             let kind = type_of(group.flags);
@@ -96,12 +96,12 @@ impl Run<'_> {
             match self.relocate(&group) {
                 Ok(Some(_)) => {
                     self.ahead.closed.remove(&group.start);
-                    self.watch.tell(|p| p.completed += 1);
+                    self.watch.update(|p| p.completed += 1);
                 }
                 Ok(None) => return Ok(Outcome::Interrupted),
                 Err(TxnError::NoSpace { .. }) => {
                     no_space += 1;
-                    self.watch.tell(|p| p.no_space += 1);
+                    self.watch.update(|p| p.no_space += 1);
                     self.ahead.open(group.start)?;
                 }
                 Err(error @ TxnError::StillUsed(_)) => {
@@ -110,7 +110,7 @@ impl Run<'_> {
                 }
                 Err(error) => return Err(error.into()),
             }
-            self.watch.tell(|p| p.considered += 1);
+            self.watch.update(|p| p.considered += 1);
             self.done[kind] += 1;
             *left = self.args.left_below(group.start, &self.done);
             put_item(self.fs, Some(left))?;
@@ -138,7 +138,7 @@ impl Run<'_> {
         self.args.each()[type_of(flags)]
     }
 
-    /// Chooses groups. How many of each type may be moved; tells what is expected.
+    /// Chooses groups. How many of each type may be moved; says what is expected.
     fn plan(&mut self, groups: &[GroupInfo]) -> [u64; 3] {
         let (mut found, mut bytes) = ([0u64; 3], 0);
         let mut may = [0; 3];
@@ -153,7 +153,7 @@ impl Run<'_> {
             self.chosen.extend(taken.iter().map(|g| g.start));
             bytes += taken.iter().take(found[kind] as usize).map(|g| g.used.0).sum::<u64>();
         }
-        self.watch.tell(|p| (p.expected, p.bytes_expected) = (found.iter().sum(), bytes));
+        self.watch.update(|p| (p.expected, p.bytes_expected) = (found.iter().sum(), bytes));
         may
     }
 
@@ -183,11 +183,11 @@ impl Run<'_> {
     fn relocate(&self, group: &GroupInfo) -> Result<Option<Moved>, TxnError> {
         let engine = self.fs.engine();
         let before = self.progress();
-        let told = std::cell::Cell::new(Moved::default());
-        let tell = |now: &Moved| {
-            let new = since(now, &told.replace(*now));
+        let reported = std::cell::Cell::new(Moved::default());
+        let update = |now: &Moved| {
+            let new = since(now, &reported.replace(*now));
             let most = group.used.0;
-            self.watch.tell(|p| {
+            self.watch.update(|p| {
                 p.blocks += new.blocks;
                 p.rewritten += new.rewritten;
                 p.extents += new.extents;
@@ -201,10 +201,10 @@ impl Run<'_> {
             engine.close_group(group.start)?;
             drop(engine.reserve_data(ByteLen(u64::from(engine.sectorsize())))?);
         }
-        let moved = engine.relocate_group(group.start, &tell)?;
+        let moved = engine.relocate_group(group.start, &update)?;
         if let Some(moved) = &moved {
-            tell(moved);
-            self.watch.tell(|p| p.bytes_done = before + group.used.0);
+            update(moved);
+            self.watch.update(|p| p.bytes_done = before + group.used.0);
         }
         Ok(moved)
     }
@@ -212,7 +212,7 @@ impl Run<'_> {
     /// Bytes done so far.
     fn progress(&self) -> u64 {
         let mut done = 0;
-        self.watch.tell(|p| done = p.bytes_done);
+        self.watch.update(|p| done = p.bytes_done);
         done
     }
 

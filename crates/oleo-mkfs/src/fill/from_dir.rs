@@ -8,7 +8,7 @@ use oleo_fs::{Fs, InodeRef, Rdev};
 
 use super::install::{Installer, Ready};
 use super::walk::{Body, Entry, Event, LinkId, Walk, WalkOptions, walk, walk_one};
-use super::{FillOptions, Report, SubvolWish};
+use super::{FillOptions, Report, SubvolSpec};
 use crate::MkfsError;
 use crate::fill::entry::HostFile;
 
@@ -21,22 +21,22 @@ pub fn fill_from_dir(fs: &Fs, into: &InodeRef, top: &Path, options: &FillOptions
     options.check()?;
     let absolute =
         std::path::absolute(top).map_err(|cause| MkfsError::Source { what: "find", path: top.to_owned(), cause })?;
-    let mut wishes: HashMap<PathBuf, &SubvolWish> = HashMap::new();
-    for wish in &options.subvols {
-        let path: PathBuf = absolute.join(&wish.path).components().collect();
+    let mut specs: HashMap<PathBuf, &SubvolSpec> = HashMap::new();
+    for spec in &options.subvols {
+        let path: PathBuf = absolute.join(&spec.path).components().collect();
         let is_dir = std::fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir());
         if !is_dir || !path.starts_with(&absolute) || path == absolute {
-            let name = wish.path.display();
+            let name = spec.path.display();
             return Err(MkfsError::Options(format!(
                 "there is no directory {name} below the top to make a subvolume of"
             )));
         }
-        wishes.insert(path, wish);
+        specs.insert(path, spec);
     }
     let policy = Installer::policy(fs, options.compress)?;
-    let walk_options = walk_options(options, &policy, wishes.keys().cloned().collect());
+    let walk_options = walk_options(options, &policy, specs.keys().cloned().collect());
     let walk = walk(&absolute, &walk_options, move |piece| Ok(Ready::of(piece, &policy)))?;
-    Filler::new(fs, options, wishes, into.clone()).run(&walk)
+    Filler::new(fs, options, specs, into.clone()).run(&walk)
 }
 
 /// Copies one file of the host, which is no directory, into the directory `into` under `name`, and commits.
@@ -70,7 +70,7 @@ fn walk_options(options: &FillOptions, policy: &Policy, boundaries: HashSet<Path
 
 struct Filler<'a> {
     installer: Installer<'a>,
-    wishes: HashMap<PathBuf, &'a SubvolWish>,
+    specs: HashMap<PathBuf, &'a SubvolSpec>,
     /// Directories whose entries are still to come.
     dirs: HashMap<u64, InodeRef>,
     /// Files with several names.
@@ -86,12 +86,12 @@ impl<'a> Filler<'a> {
     fn new(
         fs: &'a Fs,
         options: &'a FillOptions,
-        wishes: HashMap<PathBuf, &'a SubvolWish>,
+        specs: HashMap<PathBuf, &'a SubvolSpec>,
         into: InodeRef,
     ) -> Filler<'a> {
         Filler {
             installer: Installer::new(fs, options),
-            wishes,
+            specs,
             dirs: HashMap::from([(0, into)]),
             links: HashMap::new(),
             current: None,
@@ -136,8 +136,8 @@ impl<'a> Filler<'a> {
         let name = self.rename.clone().unwrap_or(name);
         let inode = match body {
             Body::Dir(number) => {
-                let inode = match self.wishes.get(&path) {
-                    Some(wish) => self.installer.subvol(dir, &name, wish)?,
+                let inode = match self.specs.get(&path) {
+                    Some(spec) => self.installer.subvol(dir, &name, spec)?,
                     None => self.installer.dir(dir, &name, &meta)?,
                 };
                 self.dirs.insert(number, inode.clone());

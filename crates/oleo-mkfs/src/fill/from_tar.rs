@@ -12,7 +12,7 @@ use oleo_fs::{Fs, InodeRef, Rdev};
 use super::entry::Meta;
 use super::install::{Installer, Ready};
 use super::tar::{Event, Member, MemberBody, read_tar, shown};
-use super::{FillOptions, Report, SubvolWish};
+use super::{FillOptions, Report, SubvolSpec};
 use crate::MkfsError;
 
 /// Puts everything of a tar archive, plain or compressed with gzip or zstd, into the directory `into`, and commits.
@@ -29,19 +29,19 @@ pub fn fill_from_tar(
     let policy = Installer::policy(fs, options.compress)?;
     let read =
         read_tar(stream, options.thread_count(), options.bytes_ahead_max, move |piece| Ok(Ready::of(piece, &policy)))?;
-    let mut wishes: HashMap<Path, &SubvolWish> = HashMap::new();
-    for wish in &options.subvols {
+    let mut specs: HashMap<Path, &SubvolSpec> = HashMap::new();
+    for spec in &options.subvols {
         use std::os::unix::ffi::OsStrExt;
-        let names = wish.path.components().filter_map(|part| match part {
+        let names = spec.path.components().filter_map(|part| match part {
             std::path::Component::Normal(name) => Some(name.as_bytes().to_vec()),
             _ => None,
         });
-        wishes.insert(names.collect(), wish);
+        specs.insert(names.collect(), spec);
     }
     let mut filler = Filler {
         fs,
         installer: Installer::new(fs, options),
-        wishes,
+        specs,
         dirs: HashMap::from([(Vec::new(), into.clone())]),
         dir_metas: BTreeMap::new(),
     };
@@ -61,7 +61,7 @@ type Path = Vec<Vec<u8>>;
 struct Filler<'a> {
     fs: &'a Fs,
     installer: Installer<'a>,
-    wishes: HashMap<Path, &'a SubvolWish>,
+    specs: HashMap<Path, &'a SubvolSpec>,
     /// Directories made or met so far.
     dirs: HashMap<Path, InodeRef>,
     /// Their attributes, as far as the archive has told them.
@@ -152,8 +152,8 @@ impl Filler<'_> {
             let (here, name) = (&path[..len], &path[len - 1]);
             // Something that is no directory stands in the way: the later entry counts.
             self.remove(&dir, name, &here.to_vec())?;
-            dir = match self.wishes.get(here) {
-                Some(wish) => self.installer.subvol(&dir, name, wish)?,
+            dir = match self.specs.get(here) {
+                Some(spec) => self.installer.subvol(&dir, name, spec)?,
                 None => self.installer.dir(&dir, name, &Meta { mode: 0o755, ..Meta::default() })?,
             };
             self.dirs.insert(here.to_vec(), dir.clone());
@@ -162,9 +162,9 @@ impl Filler<'_> {
     }
 
     fn finish(mut self) -> Result<Report, MkfsError> {
-        for (path, wish) in &self.wishes {
+        for (path, spec) in &self.specs {
             if !self.dirs.contains_key(path) {
-                let name = wish.path.display();
+                let name = spec.path.display();
                 return Err(MkfsError::Options(format!("the archive has no directory {name} to make a subvolume of")));
             }
         }

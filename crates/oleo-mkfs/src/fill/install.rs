@@ -16,7 +16,7 @@ use oleo_fs::data::{Compress, Policy, Prepared, Stamp as Stamping};
 use oleo_fs::{Fs, FsError, InodeRef, NewInode, NewKind, NewSubvol, Rdev, ReadOnly, SetAttr, Time, Times, XattrMode};
 
 use super::entry::{Meta, Stamp, Stamps};
-use super::{FillOptions, Progress, RawPiece, Report, SubvolWish, Whole};
+use super::{FillOptions, Progress, Report, SubvolSpec, UnpreparedPiece, Whole};
 use crate::MkfsError;
 
 /// Bytes of data that go to the file system at once.
@@ -35,12 +35,12 @@ pub(super) enum Ready {
     /// Where it begins, and what will be written.
     Prepared(u64, Prepared<'static>),
     /// It begins, or ends before its file ends, inside a sector: it goes through the file's buffer.
-    Raw(RawPiece),
+    Raw(UnpreparedPiece),
 }
 
 impl Ready {
     /// What workers do with a piece.
-    pub fn of(piece: RawPiece, policy: &Policy) -> Ready {
+    pub fn of(piece: UnpreparedPiece, policy: &Policy) -> Ready {
         let sector = u64::from(policy.sectorsize);
         let end = piece.offset + piece.bytes.len() as u64;
         if !piece.offset.is_multiple_of(sector) || (piece.whole == Whole::Part && !end.is_multiple_of(sector)) {
@@ -105,8 +105,8 @@ pub(super) struct Installer<'a> {
     file: Option<OpenFile>,
     inodes_since_commit: u64,
     entries_since_report: u64,
-    /// Subvolumes made, each with its wish.
-    subvols: Vec<(TreeId, SubvolWish)>,
+    /// Subvolumes made, each with its spec.
+    subvols: Vec<(TreeId, SubvolSpec)>,
 }
 
 impl<'a> Installer<'a> {
@@ -137,14 +137,14 @@ impl<'a> Installer<'a> {
         }
     }
 
-    /// Counts an entry; tells how far things are; commits when it is time.
+    /// Counts an entry; says how far things are; commits when it is time.
     fn count(&mut self, add: impl FnOnce(&mut Progress)) -> Result<(), MkfsError> {
         add(&mut self.report.done);
         self.entries_since_report += 1;
         if self.entries_since_report >= ENTRIES_PER_REPORT {
             self.entries_since_report = 0;
-            if let Some(tell) = &self.options.on_progress {
-                tell(&self.report.done);
+            if let Some(on_progress) = &self.options.on_progress {
+                on_progress(&self.report.done);
             }
         }
         self.inodes_since_commit += 1;
@@ -218,11 +218,11 @@ impl<'a> Installer<'a> {
     }
 
     /// A directory that becomes a subvolume.
-    pub fn subvol(&mut self, parent: &InodeRef, name: &[u8], wish: &SubvolWish) -> Result<InodeRef, MkfsError> {
+    pub fn subvol(&mut self, parent: &InodeRef, name: &[u8], spec: &SubvolSpec) -> Result<InodeRef, MkfsError> {
         self.end_file()?;
         self.run_steps()?;
         let tree = self.fs.subvol_create(parent, name, &NewSubvol::default())?;
-        self.subvols.push((tree, wish.clone()));
+        self.subvols.push((tree, spec.clone()));
         self.count(|done| done.subvols += 1)?;
         Ok(self.fs.root(tree)?)
     }
@@ -381,17 +381,17 @@ impl<'a> Installer<'a> {
         self.end_file()?;
         self.run_steps()?;
         self.fs.sync()?;
-        for (tree, wish) in std::mem::take(&mut self.subvols) {
-            if wish.default {
+        for (tree, spec) in std::mem::take(&mut self.subvols) {
+            if spec.default {
                 self.fs.set_default(tree)?;
             }
-            if wish.read_only {
+            if spec.read_only {
                 self.fs.set_read_only(tree, ReadOnly::Yes)?;
             }
         }
         self.fs.sync()?;
-        if let Some(tell) = &self.options.on_progress {
-            tell(&self.report.done);
+        if let Some(on_progress) = &self.options.on_progress {
+            on_progress(&self.report.done);
         }
         Ok(self.report)
     }

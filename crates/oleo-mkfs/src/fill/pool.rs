@@ -103,7 +103,7 @@ impl Scan {
 }
 
 /// A piece of a file as it was read.
-pub(crate) struct RawPiece {
+pub(crate) struct UnpreparedPiece {
     pub offset: u64,
     pub bytes: Vec<u8>,
     pub whole: Whole,
@@ -136,11 +136,11 @@ pub(crate) enum Source {
     /// It must be read.
     Range(FileRange),
     /// It is here.
-    Bytes(RawPiece),
+    Bytes(UnpreparedPiece),
 }
 
 impl Source {
-    fn get(self) -> Result<Vec<RawPiece>, MkfsError> {
+    fn get(self) -> Result<Vec<UnpreparedPiece>, MkfsError> {
         match self {
             Source::Range(range) => range.read(),
             Source::Bytes(piece) => Ok(vec![piece]),
@@ -165,7 +165,7 @@ impl<P> Queues<P> {
     }
 }
 
-type Prepare<P> = Box<dyn Fn(RawPiece) -> Result<P, MkfsError> + Send + Sync>;
+type Prepare<P> = Box<dyn Fn(UnpreparedPiece) -> Result<P, MkfsError> + Send + Sync>;
 
 /// Work for the threads of a walk.
 pub(crate) struct Pool<P> {
@@ -291,7 +291,7 @@ impl<P: Send + 'static> Workers<P> {
     pub fn start(
         count: usize,
         bytes_ahead_max: u64,
-        prepare: impl Fn(RawPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
+        prepare: impl Fn(UnpreparedPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
     ) -> Workers<P> {
         let pool = Arc::new(Pool::new(bytes_ahead_max, Box::new(prepare)));
         let mut workers = Workers { pool: pool.clone(), threads: Vec::new() };

@@ -18,7 +18,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use self::records::{Kind, Record, Records};
 use super::entry::{Meta, Stamps};
-use super::pool::{Pool, RawPiece, Source, Whole, Workers};
+use super::pool::{Pool, Source, UnpreparedPiece, Whole, Workers};
 use super::walk::{PIECE_BYTES, Piece, pieces_of};
 use crate::MkfsError;
 
@@ -79,7 +79,7 @@ pub(crate) fn read_tar<P, F>(
 ) -> Result<TarRead<P>, MkfsError>
 where
     P: Send + 'static,
-    F: Fn(RawPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
+    F: Fn(UnpreparedPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
 {
     let stream = BufReader::with_capacity(BUFFER_BYTES, decompressed(stream)?);
     let mut workers = Workers::start(workers, bytes_ahead_max, prepare);
@@ -177,7 +177,7 @@ impl<R: Read, P: Send + 'static> Reader<R, P> {
             let mut bytes = vec![0; usize::try_from(to - from).unwrap_or(0)];
             self.records.read_data(&mut bytes).map_err(Some)?;
             let whole = Whole::of(from, to, size);
-            let slot = self.pool.queue(Source::Bytes(RawPiece { offset: from, bytes, whole }));
+            let slot = self.pool.queue(Source::Bytes(UnpreparedPiece { offset: from, bytes, whole }));
             let piece = Piece::new(slot, cost, self.pool.clone());
             let event = match member.take() {
                 Some((path, meta)) => {

@@ -1,4 +1,4 @@
-//! Walks a directory of the host and reads its files ahead, on several threads, yet tells what it finds in one fixed
+//! Walks a directory of the host and reads its files ahead, on several threads, yet says what it finds in one fixed
 //! order.
 //!
 //! The order: the entries of a directory sorted by name, then each of its subdirectories in the same way. It depends
@@ -27,7 +27,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use self::host::{Child, ChildKind};
 pub(crate) use self::host::{DirHandle, FileRange, Listing};
-use super::pool::{Filled, Pool, RawPiece, Scan, Source, Whole, Workers};
+use super::pool::{Filled, Pool, Scan, Source, UnpreparedPiece, Whole, Workers};
 use crate::MkfsError;
 use crate::fill::entry::{HostFile, Meta};
 
@@ -136,7 +136,7 @@ pub(crate) struct Walk<P> {
 pub(crate) fn walk<P, F>(top: &Path, options: &WalkOptions, prepare: F) -> Result<Walk<P>, MkfsError>
 where
     P: Send + 'static,
-    F: Fn(RawPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
+    F: Fn(UnpreparedPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
 {
     let handle = Arc::new(DirHandle::open_top(top)?);
     let meta = handle.meta()?;
@@ -150,7 +150,7 @@ where
 pub(crate) fn walk_one<P, F>(path: &Path, options: &WalkOptions, prepare: F) -> Result<Walk<P>, MkfsError>
 where
     P: Send + 'static,
-    F: Fn(RawPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
+    F: Fn(UnpreparedPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
 {
     let listing = Listing::of_one(path)?;
     Ok(start(Scan::done(listing), Meta::default(), options, prepare))
@@ -159,7 +159,7 @@ where
 fn start<P, F>(scan: Scan, meta: Meta, options: &WalkOptions, prepare: F) -> Walk<P>
 where
     P: Send + 'static,
-    F: Fn(RawPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
+    F: Fn(UnpreparedPiece) -> Result<P, MkfsError> + Send + Sync + 'static,
 {
     let mut workers = Workers::start(options.threads, options.bytes_ahead_max, prepare);
     let (sender, events) = bounded(EVENTS_AHEAD_MAX);

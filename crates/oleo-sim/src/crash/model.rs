@@ -20,11 +20,11 @@
 //! 4. Mode and owner, the xattrs, the time of change, the bytes with the size: each is that of one moment at which the inode
 //!    was there. On the kernel each *byte* is that of some moment, since it writes pages back when it pleases; a byte may
 //!    also be a zero where a moment had none. A file that was born after `lo` may be empty. Where writes are taken apart (FUSE sends
-//!    one in several requests, others work beside it), each byte is judged so, too, and the size may be between those of two moments
-//!    that follow each other.
-//!    Where it can be told, the same holds for inode flags, and each sector of a file is a hole, written, or has space in which nothing
-//!    was written, as at one of the moments that its bytes may be of. The time of the last change of an inode, and of a directory that of
-//!    its contents, is not outside of what it was at these moments. (These three are not asked of the kernel.)
+//!    one in several requests, others work beside it), each byte is verified so, too, and the size may be between those
+//!    of two moments that follow each other. Where it can be told, the same holds for inode flags, and each sector of a
+//!    file is a hole, written, or has space in which nothing was written, as at one of the moments that its bytes may
+//!    be of. The time of the last change of an inode, and of a directory that of its contents, is not outside of what
+//!    it was at these moments. (These three are not asked of the kernel.)
 //! 5. An inode's link count is the number of its names.
 //! 6. Where the superblock names no log, all names, attributes and xattrs are those of one moment: that at which its
 //!    generation became durable. Only bytes may be older, where they were not flushed.
@@ -70,9 +70,9 @@ pub struct History {
     pub steps: Vec<Step>,
     /// The generation that was durable at each moment; empty where nobody could tell.
     pub durable: Vec<u64>,
-    /// The kernel ran it: bytes are judged one by one, and a renamed file may have both names.
+    /// The kernel ran it: bytes are verified one by one, and a renamed file may have both names.
     pub by_kernel: bool,
-    /// Others were at work too, or what ran it takes writes apart: bytes are judged one by one.
+    /// Others were at work too, or what ran it takes writes apart: bytes are verified one by one.
     pub by_byte: bool,
 }
 
@@ -102,7 +102,7 @@ impl Window {
 }
 
 /// A run and a crash, made ready for questions.
-struct Judge<'a> {
+struct Verifier<'a> {
     run: &'a History,
     found: &'a Seen,
     /// Names and attributes that no `fsync` covers.
@@ -117,11 +117,11 @@ struct Judge<'a> {
 }
 
 /// Everything that is wrong with what was found; nothing where all is as promised.
-pub fn judge(run: &History, progress: Progress, commit: Option<Commit>, found: &Seen) -> Vec<String> {
+pub fn verify(run: &History, progress: Progress, commit: Option<Commit>, found: &Seen) -> Vec<String> {
     let hi = (progress.done + usize::from(progress.begun)).min(run.steps.len());
     let promises = || run.steps[..progress.done].iter().enumerate().filter_map(|(i, s)| Some((i + 1, s.promise?)));
     let last_sync = promises().filter(|(_, p)| *p == Promise::All).map(|(m, _)| m).next_back().unwrap_or(0);
-    let mut judge = Judge {
+    let mut verify = Verifier {
         run,
         found,
         base: Window { lo: last_sync, hi },
@@ -133,25 +133,25 @@ pub fn judge(run: &History, progress: Progress, commit: Option<Commit>, found: &
     };
     for (moment, promise) in promises() {
         let (Promise::Inode(id) | Promise::Data(id) | Promise::Unnamed(id)) = promise else { continue };
-        judge.filled.insert(id, moment);
+        verify.filled.insert(id, moment);
         if !matches!(promise, Promise::Unnamed(_)) {
-            judge.named.insert(id, moment);
+            verify.named.insert(id, moment);
         }
         if matches!(promise, Promise::Inode(_)) {
-            judge.synced.insert(id, moment);
+            verify.synced.insert(id, moment);
         }
     }
     if let Some(commit) = commit
         && !run.durable.is_empty()
     {
-        judge.commit(commit, last_sync);
+        verify.commit(commit, last_sync);
     }
-    judge.names();
-    judge.inodes();
-    judge.out
+    verify.names();
+    verify.inodes();
+    verify.out
 }
 
-impl<'a> Judge<'a> {
+impl<'a> Verifier<'a> {
     fn say(&mut self, what: String) {
         self.out.push(what);
     }
@@ -278,7 +278,7 @@ impl<'a> Judge<'a> {
 
     /// Rule 4.
     fn node(&mut self, id: Id, node: &Arc<Node>, window: Window) {
-        if node.stub || self.history_of(id, window).any(|n| Arc::ptr_eq(n, node)) {
+        if node.empty_subvol_dir || self.history_of(id, window).any(|n| Arc::ptr_eq(n, node)) {
             return;
         }
         if !self.history_of(id, window).any(|n| n.kind == node.kind && n.owner == node.owner) {
@@ -386,7 +386,7 @@ impl<'a> Judge<'a> {
         let sets: Vec<BTreeSet<&Name>> =
             self.seen(window).filter(|s| s.nodes.contains_key(&id)).map(|s| s.names_of(id)).collect();
         let lost_alone = sets.windows(2).any(|w| w[1].len() < w[0].len());
-        if node.stub || lost_alone || self.run.by_kernel || sets.contains(&have) {
+        if node.empty_subvol_dir || lost_alone || self.run.by_kernel || sets.contains(&have) {
             return;
         }
         let show = |set: &BTreeSet<&Name>| set.iter().map(|n| self.place(n)).collect::<Vec<_>>().join(" and ");
@@ -403,7 +403,7 @@ fn same_names(a: &Seen, b: &Seen) -> bool {
         && a.nodes.len() == b.nodes.len()
         && a.nodes.iter().all(|(id, x)| {
             b.nodes.get(id).is_some_and(|y| {
-                x.stub || (x.kind, x.owner, x.nlink) == (y.kind, y.owner, y.nlink) && x.xattrs == y.xattrs
+                x.empty_subvol_dir || (x.kind, x.owner, x.nlink) == (y.kind, y.owner, y.nlink) && x.xattrs == y.xattrs
             })
         })
 }

@@ -65,7 +65,7 @@ pub fn is_owed(op: &Op, before: &Seen) -> bool {
         Op::Sync => true,
         Op::Fsync { path } | Op::Fdatasync { path } => {
             let node = before.find(path).and_then(|id| before.nodes.get(&id));
-            node.is_some_and(|node| !node.stub && matches!(node.kind, Kind::File | Kind::Dir))
+            node.is_some_and(|node| !node.empty_subvol_dir && matches!(node.kind, Kind::File | Kind::Dir))
         }
         _ => false,
     }

@@ -55,7 +55,7 @@ pub struct Node {
     /// The contents of a file, the target of a symlink.
     pub data: Vec<u8>,
     /// An empty directory in place of a subvolume that a snapshot left out: has neither attributes nor a number.
-    pub stub: bool,
+    pub empty_subvol_dir: bool,
 }
 
 /// Sectors of a file that have space.
@@ -98,13 +98,13 @@ impl Seen {
                 let place = || format!("{} in directory {dir}", name.escape_ascii());
                 let attr = view.attr(&child).with_context(place)?;
                 // One that stands for a subvolume has no number of its own.
-                let tree = if attr.stub { dir.tree } else { attr.tree };
-                let id = Id { tree, ino: if attr.stub { 2 } else { attr.ino } };
+                let tree = if attr.empty_subvol_dir { dir.tree } else { attr.tree };
+                let id = Id { tree, ino: if attr.empty_subvol_dir { 2 } else { attr.ino } };
                 let known = out.nodes.contains_key(&id);
                 if !known {
                     out.add(view, id, &child, before).with_context(place)?;
                 }
-                if attr.kind == Kind::Dir && !attr.stub {
+                if attr.kind == Kind::Dir && !attr.empty_subvol_dir {
                     ensure!(!known, "directory {id} has two names, one of them {}", place());
                     dirs.push((id, child, depth + 1));
                 }
@@ -123,14 +123,14 @@ impl Seen {
             owner: (attr.mode, attr.uid, attr.gid, attr.rdev),
             nlink: attr.nlink,
             mtime: (attr.kind == Kind::File).then_some(attr.mtime),
-            xattrs: if attr.stub { Xattrs::new() } else { view.xattrs(node)? },
-            times: (!attr.stub).then_some((attr.mtime, attr.ctime)),
-            flags: if attr.stub { None } else { view.flags(node)? },
+            xattrs: if attr.empty_subvol_dir { Xattrs::new() } else { view.xattrs(node)? },
+            times: (!attr.empty_subvol_dir).then_some((attr.mtime, attr.ctime)),
+            flags: if attr.empty_subvol_dir { None } else { view.flags(node)? },
             room: None,
             data: Vec::new(),
-            stub: attr.stub,
+            empty_subvol_dir: attr.empty_subvol_dir,
         };
-        if attr.stub {
+        if attr.empty_subvol_dir {
             (new.owner, new.nlink) = ((0, 0, 0, (0, 0)), 1);
         }
         match attr.kind {

@@ -1,4 +1,4 @@
-//! Counting what was judged, and telling how a failure is repeated.
+//! Counting what was verified, and telling how a failure is repeated.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::script::{Op, shrink, to_text};
 
-/// Sorts of failures of which one is told in full.
+/// Sorts of failures of which one is reported in full.
 const TOLD_MAX: usize = 12;
 /// Runs for making a script shorter.
 const TRIES_MAX: usize = 300;
@@ -54,7 +54,7 @@ impl fmt::Display for Failure {
 pub struct Tally {
     /// Scripts that were run.
     pub runs: u64,
-    /// States that a crash may leave, which were judged.
+    /// States that a crash may leave, which were verified.
     pub states: u64,
     /// Of these, with a log to be replayed.
     pub with_log: u64,
@@ -78,8 +78,8 @@ pub struct Tally {
     pub failures: Vec<Failure>,
     /// What running took, on all threads.
     pub time_running: Duration,
-    /// The same for judging.
-    pub time_judging: Duration,
+    /// The same for verifying.
+    pub time_verifying: Duration,
 }
 
 impl Tally {
@@ -98,7 +98,7 @@ impl Tally {
         self.balances += other.balances;
         self.failures.extend(other.failures);
         self.time_running += other.time_running;
-        self.time_judging += other.time_judging;
+        self.time_verifying += other.time_verifying;
     }
 
     /// One line, as the README quotes it.
@@ -112,7 +112,7 @@ impl Tally {
         let beside: String = beside.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!(", {n} {what}")).collect();
         format!(
             "crash: {what}: {} scripts, {} promises{beside}, {} states ({} with a log, {} with a balance), {} failures; {:.1} s running, \
-             {:.1} s judging",
+             {:.1} s verifying",
             self.runs,
             self.promises,
             self.states,
@@ -120,7 +120,7 @@ impl Tally {
             self.resumed,
             self.failures.len(),
             self.time_running.as_secs_f64(),
-            self.time_judging.as_secs_f64()
+            self.time_verifying.as_secs_f64()
         )
     }
 
@@ -136,19 +136,19 @@ impl Tally {
     }
 
     /// # Panics
-    /// Where something failed, with all that is needed to repeat it. `again` judges a script anew, for making it shorter.
+    /// Where something failed, with all that is needed to repeat it. `again` verifies a script anew, for making it shorter.
     pub fn must_be_clean(&self, what: &str, again: impl Fn(&[Op]) -> Tally) {
         say(&self.line(what));
         let mut classes: BTreeMap<String, Vec<&Failure>> = BTreeMap::new();
         for failure in &self.failures {
             classes.entry(failure.class()).or_default().push(failure);
         }
-        let mut told = String::new();
+        let mut reported = String::new();
         for (class, alike) in classes.iter().take(TOLD_MAX) {
             let Some(shortest) = alike.iter().min_by_key(|f| f.script.len()) else { continue };
             let fails = |s: &[Op]| again(s).failures.into_iter().find(|f| f.class() == *class);
             if shortest.script.is_empty() {
-                told.push_str(&format!("\n--- {} like: {class}\n{shortest}", alike.len()));
+                reported.push_str(&format!("\n--- {} like: {class}\n{shortest}", alike.len()));
                 continue;
             }
             let short = shrink(&shortest.script, TRIES_MAX, |s| fails(s).is_some());
@@ -157,9 +157,14 @@ impl Tally {
             let kept = std::fs::write(&file, to_text(&short));
             let repeat =
                 kept.map_or(String::new(), |()| format!("  again: cargo xtask crash --script {}", file.display()));
-            told.push_str(&format!("\n--- {} like: {class}\n{failure}{repeat}", alike.len()));
+            reported.push_str(&format!("\n--- {} like: {class}\n{failure}{repeat}", alike.len()));
         }
-        assert!(self.failures.is_empty(), "{what}: {} failures of {} sorts{told}", self.failures.len(), classes.len());
+        assert!(
+            self.failures.is_empty(),
+            "{what}: {} failures of {} sorts{reported}",
+            self.failures.len(),
+            classes.len()
+        );
     }
 }
 

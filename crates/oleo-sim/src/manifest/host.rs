@@ -15,7 +15,7 @@ use super::{Attr, Kind, Piece, Time, TreeView};
 use crate::oracle;
 
 /// The inode number that btrfs shows for an empty directory in place of a subvolume that a snapshot left out.
-const STUB_INO: u64 = 2;
+const EMPTY_SUBVOL_DIR_INO: u64 = 2;
 
 /// On Oleo's mount the bits above these tell the subvolume.
 const INO_BITS: u32 = 40;
@@ -37,15 +37,15 @@ impl HostTree {
     }
 
     /// Whether that is the inode number of an empty directory in place of a subvolume that a snapshot left out.
-    pub fn is_stub_number(ino: u64) -> bool {
-        ino % (1 << INO_BITS) == STUB_INO
+    pub fn is_empty_subvol_dir_number(ino: u64) -> bool {
+        ino % (1 << INO_BITS) == EMPTY_SUBVOL_DIR_INO
     }
 
     /// Whether such a directory is at `path`.
-    pub fn is_stub(path: &Path) -> bool {
+    pub fn is_empty_subvol_dir(path: &Path) -> bool {
         rustix::fs::lstat(path).is_ok_and(|s| {
             FileType::from_raw_mode(s.st_mode) == FileType::Directory
-                && HostTree::is_stub_number(s.st_ino)
+                && HostTree::is_empty_subvol_dir_number(s.st_ino)
                 && path.parent().is_some_and(|dir| HostTree::new(dir).btrfs)
         })
     }
@@ -129,7 +129,7 @@ impl TreeView for HostTree {
         let device = matches!(kind, Kind::Char | Kind::Block);
         Ok(Attr {
             kind,
-            stub: self.btrfs && kind == Kind::Dir && HostTree::is_stub_number(s.stx_ino),
+            empty_subvol_dir: self.btrfs && kind == Kind::Dir && HostTree::is_empty_subvol_dir_number(s.stx_ino),
             mode: u32::from(s.stx_mode) & 0o7777,
             uid: s.stx_uid,
             gid: s.stx_gid,

@@ -57,7 +57,7 @@ fn each_difference_is_named() {
 
 /// Goal: sharing is told without addresses: equal for equal sharing on different file systems, different otherwise.
 #[test]
-fn sharing_is_told_by_names() {
+fn sharing_is_reported_by_names() {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let manifest = |name: &str, reflink: &str| {
@@ -117,7 +117,7 @@ impl TreeView for Claims {
             mtime: never,
             ctime: never,
             otime: None,
-            stub: false,
+            empty_subvol_dir: false,
         })
     }
 
@@ -147,7 +147,7 @@ impl TreeView for Claims {
 /// Goal: of a file of any size what holds data is read, and no more; data without end and directories in circles are not taken for
 /// something that was looked at.
 #[test]
-fn what_has_no_end_is_told() {
+fn what_has_no_end_is_reported() {
     const HUGE: u64 = 1 << 62;
     let walk = |size, data: &[(u64, u64)], circle| {
         Manifest::of(&Claims { size, data: data.to_vec(), circle }, Detail::default())

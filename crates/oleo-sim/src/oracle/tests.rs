@@ -40,7 +40,7 @@ fn sound_images_are_clean() {
     assert_eq!(loops_over(scratch.path()), 0);
 }
 
-/// Goal: a rotten image is found rotten, by both judges: data that does not match its checksum.
+/// Goal: a rotten image is found rotten, by both oracles: data that does not match its checksum.
 /// Method: find the file's bytes in the image and flip one.
 #[test]
 fn rot_is_found() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A judge's finding about one image.
+/// An oracle's finding about one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Every line that reports something wrong; empty when all is well.

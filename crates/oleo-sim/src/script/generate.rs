@@ -92,7 +92,7 @@ enum Toy {
     Subvol,
     ReadOnlySubvol,
     /// Where a snapshot does not reach into a nested subvolume: an empty directory that nothing can be made in.
-    Stub,
+    EmptySubvolDir,
 }
 
 impl Toy {
@@ -359,19 +359,20 @@ impl Generator<'_> {
     }
 
     fn rename(&mut self) -> Op {
-        let from = self.any(|t| t != Toy::Stub).unwrap_or_else(|| "missing".into());
+        let from = self.any(|t| t != Toy::EmptySubvolDir).unwrap_or_else(|| "missing".into());
         let how = match self.rng.below(6) {
             0 => RenameHow::Exchange,
             1 => RenameHow::NoReplace,
             _ => RenameHow::Plain,
         };
         let existing = how == RenameHow::Exchange || self.rng.one_in(4);
-        let mut to = if existing { self.any(|t| t != Toy::Stub).unwrap_or_default() } else { self.new_path() };
+        let mut to =
+            if existing { self.any(|t| t != Toy::EmptySubvolDir).unwrap_or_default() } else { self.new_path() };
         for _ in 0..4 {
             if self.subvol_of(&to) == self.subvol_of(&from) && !to.is_empty() {
                 break;
             }
-            to = if existing { self.any(|t| t != Toy::Stub).unwrap_or_default() } else { self.new_path() };
+            to = if existing { self.any(|t| t != Toy::EmptySubvolDir).unwrap_or_default() } else { self.new_path() };
         }
         if to.is_empty() {
             to = "other".into();
@@ -399,7 +400,8 @@ impl Generator<'_> {
                 self.put(b, to, from);
             }
             (RenameHow::Exchange, None) | (RenameHow::NoReplace, Some(_)) => {}
-            (_, Some(target)) if source.is_dir() != target.is_dir() || target.is_subvol() || target == Toy::Stub => {}
+            (_, Some(target))
+                if source.is_dir() != target.is_dir() || target.is_subvol() || target == Toy::EmptySubvolDir => {}
             (_, Some(_)) if self.names.keys().any(|p| p != to && inside(p, to)) => {}
             _ => {
                 let taken = self.take(from);
@@ -418,7 +420,7 @@ impl Generator<'_> {
     }
 
     fn attributes(&mut self) -> Op {
-        let path = self.any(|t| t != Toy::Stub).unwrap_or_else(|| "missing".into());
+        let path = self.any(|t| t != Toy::EmptySubvolDir).unwrap_or_else(|| "missing".into());
         match self.rng.below(if self.mix.compress { 5 } else { 3 }) {
             0 => {
                 let path = self.any(|t| matches!(t, Toy::File | Toy::Dir)).unwrap_or(path);
@@ -498,9 +500,9 @@ impl Generator<'_> {
             for (path, toy) in &inner {
                 let behind_nested = parents(path)
                     .take_while(|p| *p != from)
-                    .any(|p| self.names.get(p).is_some_and(|t| t.is_subvol() || *t == Toy::Stub));
+                    .any(|p| self.names.get(p).is_some_and(|t| t.is_subvol() || *t == Toy::EmptySubvolDir));
                 if !behind_nested {
-                    let toy = if toy.is_subvol() { Toy::Stub } else { *toy };
+                    let toy = if toy.is_subvol() { Toy::EmptySubvolDir } else { *toy };
                     self.names.insert(format!("{to}{}", &path[from.len()..]), toy);
                 }
             }

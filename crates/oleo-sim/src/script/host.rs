@@ -269,9 +269,10 @@ impl Target for Host {
             Op::Link { from, to } => rustix::fs::linkat(CWD, self.at(from), CWD, self.at(to), AtFlags::empty()),
             Op::Unlink { path } => rustix::fs::unlinkat(CWD, self.at(path), AtFlags::empty()),
             Op::Rmdir { path } => rustix::fs::unlinkat(CWD, self.at(path), AtFlags::REMOVEDIR),
-            // A kernel that exchanges a stand-in of a subvolume aborts its transaction and is read-only from then on.
+            // A kernel that exchanges a empty directory in place of a subvolume aborts its transaction and is read-only
+            // from then on.
             Op::Rename { from, to, how: RenameHow::Exchange }
-                if HostTree::is_stub(&self.at(from)) || HostTree::is_stub(&self.at(to)) =>
+                if HostTree::is_empty_subvol_dir(&self.at(from)) || HostTree::is_empty_subvol_dir(&self.at(to)) =>
             {
                 Err(ANY_ANSWER)
             }

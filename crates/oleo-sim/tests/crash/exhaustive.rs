@@ -6,7 +6,7 @@ use oleo_sim::rng::Rng;
 use oleo_sim::script::Op;
 
 use crate::run::{Base, Shape};
-use crate::tally::{Tally, in_parallel, judge_script, seed_from, share};
+use crate::tally::{Tally, in_parallel, seed_from, share, verify_script};
 
 const ALL: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
 const FEW: Kinds = Kinds { flushes: true, writes: false, steps: true, some: 1, torn: 1 };
@@ -17,8 +17,8 @@ fn one_operation() {
     let base = Base::new(Shape::BARE, &setup());
     let scripts: Vec<[Op; 2]> =
         operations().iter().flat_map(|op| objects().into_iter().map(|o| [op.clone(), o])).collect();
-    let tally = in_parallel(scripts.len(), |i| judge_script(&base, &scripts[i], &ALL, seed_from(0) + i as u64, None));
-    tally.must_be_clean("one operation", |s| judge_script(&base, s, &ALL, 0, None));
+    let tally = in_parallel(scripts.len(), |i| verify_script(&base, &scripts[i], &ALL, seed_from(0) + i as u64, None));
+    tally.must_be_clean("one operation", |s| verify_script(&base, s, &ALL, 0, None));
     tally.must_have_tested(400, 700);
 }
 
@@ -32,11 +32,11 @@ fn two_operations() {
         let mut tally = Tally::default();
         for (nth, object) in objects.iter().enumerate() {
             let script = [a.clone(), b.clone(), object.clone()];
-            tally.add(judge_script(&base, &script, &FEW, seed_from(0) + (i * 100 + nth) as u64, Some(2)));
+            tally.add(verify_script(&base, &script, &FEW, seed_from(0) + (i * 100 + nth) as u64, Some(2)));
         }
         tally
     });
-    tally.must_be_clean("two operations", |s| judge_script(&base, s, &ALL, 0, None));
+    tally.must_be_clean("two operations", |s| verify_script(&base, s, &ALL, 0, None));
     tally.must_have_tested(20_000, 10_000);
 }
 
@@ -46,8 +46,8 @@ fn three_operations() {
     let base = Base::new(Shape::BARE, &setup());
     let tally = in_parallel(share(4000) as usize, |i| {
         let script = sample(3, &mut Rng::new(seed_from(0) + i as u64));
-        judge_script(&base, &script, &FEW, i as u64, Some(3))
+        verify_script(&base, &script, &FEW, i as u64, Some(3))
     });
-    tally.must_be_clean("three operations", |s| judge_script(&base, s, &ALL, 0, None));
+    tally.must_be_clean("three operations", |s| verify_script(&base, s, &ALL, 0, None));
     tally.must_have_tested(5000, 2300);
 }

@@ -6,10 +6,10 @@ use oleo_sim::crash::ace::{objects, operations, setup};
 use oleo_sim::crash::record::{Event, Fault};
 use oleo_sim::crash::states::{Cut, Kinds, Maker, Rest};
 use oleo_sim::script::{Op, Style};
-use oleo_space::Denial;
+use oleo_space::FaultSpec;
 
 use crate::run::{Base, Run, Shape, Way, Wrong};
-use crate::tally::{Tally, judge_script, judge_wrong, say, share};
+use crate::tally::{Tally, say, share, verify_script, verify_wrong};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
@@ -43,13 +43,13 @@ fn everything() -> Vec<Op> {
     operations().into_iter().zip(promises.iter().cycle()).flat_map(|(op, promise)| [op, promise.clone()]).collect()
 }
 
-fn judge_last(run: &Run, what: &str) {
+fn verify_last(run: &Run, what: &str) {
     let mut maker = Maker::new(&run.base, &run.events);
     for rest in [Rest::All, Rest::None, Rest::Torn { seed: 3 }] {
         let cut = Cut { at: run.events.len(), rest };
         let state = maker.make(&cut);
-        // What failed in between may be there or not: the run's own moments tell what may be found.
-        let wrong = run.judge(&cut, &state, Way::GoOn);
+        // What failed in between may be there or not: the run's own moments say what may be found.
+        let wrong = run.verify(&cut, &state, Way::GoOn);
         assert!(wrong.is_empty(), "{what}, {rest:?}: {wrong:#?}");
     }
 }
@@ -84,7 +84,7 @@ fn writes_and_flushes_fail() {
         let asked = run.events.iter().rposition(|e| matches!(e, Event::End(i) if *i == at)).unwrap_or(0);
         let writes = run.events[asked..].iter().filter(|e| matches!(e, Event::Write { .. })).count();
         assert_eq!(writes, 0, "{what}: writes after the failure");
-        judge_last(&run, &what);
+        verify_last(&run, &what);
     }
     say(&format!("crash: faults: {} writes and {} flushes failed one by one", counts.writes, counts.flushes));
 }
@@ -93,7 +93,7 @@ fn writes_and_flushes_fail() {
 /// Method: each read of a run fails, or rots, in its turn. With one copy nothing heals; with two a read of a tree block does.
 #[test]
 fn reads_fail_and_rot() {
-    let mut told = 0;
+    let mut reported = 0;
     let mut all = 0;
     for shape in [Shape::BARE, Shape::USUAL] {
         let base = Base::new(shape, &setup());
@@ -106,42 +106,42 @@ fn reads_fail_and_rot() {
                 assert!(run.struck, "{what} did not happen");
                 all += 1;
                 match first_error(&run) {
-                    Some(_) => told += 1,
+                    Some(_) => reported += 1,
                     // A read that only served to look may have failed; what was made durable is right all the same.
                     None => assert!(run.failed.is_none(), "{what}: it has stopped, and nobody was told"),
                 }
-                judge_last(&run, &what);
+                verify_last(&run, &what);
             }
         }
     }
-    say(&format!("crash: faults: {all} reads failed or gave rot one by one, {told} of them told to the caller"));
-    assert!(told > 0);
+    say(&format!("crash: faults: {all} reads failed or gave rot one by one, {reported} of them told to the caller"));
+    assert!(reported > 0);
 }
 
 /// Goal: a promise or an address of data that is refused, each one, once or from then on, is no more than an error to whoever
 /// asked: nothing stops, and all that was promised before and after is there.
-/// Method: a run counts the requests; each is refused in its turn, and the states of each run are judged.
+/// Method: a run counts the requests; each is refused in its turn, and the states of each run are verified.
 #[test]
 fn each_request_for_space_is_refused() {
     let base = Base::new(Shape::BARE, &setup());
     let kinds = Kinds { flushes: true, writes: false, steps: true, some: 0, torn: 1 };
     let script = everything();
-    let promises = Denial { promises: true, ..Denial::default() };
-    let extents = Denial { extents: true, ..Denial::default() };
+    let promises = FaultSpec { promises: true, ..FaultSpec::default() };
+    let extents = FaultSpec { extents: true, ..FaultSpec::default() };
     let (mut refused, mut requests, mut tally) = (0, 0, Tally::default());
     for sort in [promises, extents] {
         let asked = base.run(&script, Some(Wrong::NoSpace(sort))).asked;
         assert!(asked > 3, "{sort:?}: only {asked} requests");
         requests += asked;
         for (after, count) in (0..asked).flat_map(|after| [(after, 1), (after, 2), (after, u64::MAX)]) {
-            let wrong = Some(Wrong::NoSpace(Denial { after, count, ..sort }));
+            let wrong = Some(Wrong::NoSpace(FaultSpec { after, count, ..sort }));
             let run = base.run(&script, wrong);
             let what = format!("{wrong:?}");
             assert!(run.failed.is_none(), "{what}: a refusal has stopped it: {:?}", run.failed);
-            let mut told = run.results.iter().filter_map(|r| r.as_ref().err());
-            assert!(told.all(|e| ![EIO, EUCLEAN, EROFS].contains(&e.errno())), "{what}: {:?}", run.results);
+            let mut reported = run.results.iter().filter_map(|r| r.as_ref().err());
+            assert!(reported.all(|e| ![EIO, EUCLEAN, EROFS].contains(&e.errno())), "{what}: {:?}", run.results);
             refused += usize::from(run.results.iter().any(|r| r.as_ref().is_err_and(|e| e.errno() == ENOSPC)));
-            tally.add(judge_wrong(&base, &script, &kinds, after, Some(12), wrong));
+            tally.add(verify_wrong(&base, &script, &kinds, after, Some(12), wrong));
         }
     }
     say(&format!(
@@ -149,7 +149,7 @@ fn each_request_for_space_is_refused() {
         tally.runs
     ));
     assert!(refused > 10, "only {refused}");
-    tally.must_be_clean("runs with refusals", |s| judge_script(&base, s, &kinds, 0, None));
+    tally.must_be_clean("runs with refusals", |s| verify_script(&base, s, &kinds, 0, None));
     tally.must_have_tested(3500, 650);
 }
 
@@ -159,13 +159,13 @@ fn each_request_for_space_is_refused() {
 fn each_tree_block_is_refused() {
     let base = Base::new(Shape::BARE, &setup());
     let script = everything();
-    let sort = Denial { blocks: true, ..Denial::default() };
+    let sort = FaultSpec { blocks: true, ..FaultSpec::default() };
     let errnos = |run: &Run| -> Vec<_> { run.results.iter().map(|r| r.as_ref().err().map(FsError::errno)).collect() };
     let sound = base.run(&script, Some(Wrong::NoSpace(sort)));
     let asked = sound.asked;
     assert!(asked > 10, "only {asked} requests");
     for after in 0..asked {
-        let wrong = Wrong::NoSpace(Denial { after, count: 1, ..sort });
+        let wrong = Wrong::NoSpace(FaultSpec { after, count: 1, ..sort });
         let run = base.run(&script, Some(wrong));
         let what = format!("{wrong:?}");
         match errnos(&run).iter().zip(&errnos(&sound)).position(|(have, want)| have != want) {
@@ -173,7 +173,7 @@ fn each_tree_block_is_refused() {
             // An fsync that finds no room for the log commits instead, and the commit at the end asks on its own.
             None => assert!(run.failed.is_none(), "{what}: it has stopped, and nobody was told"),
         }
-        judge_last(&run, &what);
+        verify_last(&run, &what);
     }
     say(&format!("crash: faults: {asked} requests for tree blocks refused one by one"));
 }
@@ -193,10 +193,10 @@ fn the_disk_is_full() {
         let refusals = run.results.iter().filter(|r| r.as_ref().is_err_and(|e| e.errno() == ENOSPC)).count();
         refused += usize::from(refusals > 0);
         assert!(run.failed.is_none(), "{room} steps of room: a full disk has stopped it: {:?}", run.failed);
-        tally.add(judge_script(&base, &script, &kinds, room, None));
+        tally.add(verify_script(&base, &script, &kinds, room, None));
     }
     say(&format!("crash: faults: of {} runs on a nearly full disk {refused} were refused something", tally.runs));
     assert!(refused > 3, "only {refused}");
-    tally.must_be_clean("runs on a nearly full disk", |s| judge_script(&base, s, &kinds, 0, None));
+    tally.must_be_clean("runs on a nearly full disk", |s| verify_script(&base, s, &kinds, 0, None));
     tally.must_have_tested(120, 400);
 }

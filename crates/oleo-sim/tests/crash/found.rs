@@ -4,7 +4,7 @@ use oleo_sim::crash::states::Kinds;
 use oleo_sim::script::{Op, RenameHow, Style};
 
 use crate::run::{Base, Shape};
-use crate::tally::{Tally, judge_script};
+use crate::tally::{Tally, verify_script};
 
 const ALL: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 4, torn: 4 };
 
@@ -29,7 +29,7 @@ fn a_replaced_file_stays_gone() {
         fsync("other"),
     ];
     let base = Base::new(Shape::BARE, &[]);
-    judge_script(&base, &script, &ALL, 1, None).must_be_clean("a replaced file", |_| Tally::default());
+    verify_script(&base, &script, &ALL, 1, None).must_be_clean("a replaced file", |_| Tally::default());
 }
 
 /// Goal: a clone of preallocated space that was written in place is durable before its source, and our check takes it as sound.
@@ -47,5 +47,5 @@ fn a_clone_of_preallocated_space() {
         Op::Fsync { path: own("clone") },
     ];
     let base = Base::new(Shape::BARE, &[]);
-    judge_script(&base, &script, &ALL, 1, None).must_be_clean("a clone of preallocated space", |_| Tally::default());
+    verify_script(&base, &script, &ALL, 1, None).must_be_clean("a clone of preallocated space", |_| Tally::default());
 }

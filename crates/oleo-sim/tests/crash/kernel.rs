@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use oleo_sim::crash::ace::{sample, setup};
-use oleo_sim::crash::model::{Commit, History, Step, judge};
+use oleo_sim::crash::model::{Commit, History, Step, verify};
 use oleo_sim::crash::pages::Contents;
 use oleo_sim::crash::promises::Promises;
 use oleo_sim::crash::seen::Seen;
@@ -25,7 +25,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use crate::run::{Base, Shape, Way};
 use crate::tally::{Failure, Tally, in_parallel, say};
 
-/// About as many states as the tests of this program judge in CI, all together.
+/// About as many states as the tests of this program verify in CI, all together.
 const STATES_OF_CI: u64 = 143_000;
 /// States of ours that the kernel mounts in CI.
 const KERNEL_STATES: u64 = STATES_OF_CI / 50;
@@ -72,7 +72,7 @@ impl TreeView for KernelTree {
         if attr.kind == Kind::Dir && attr.ino == 256 && !subvols.contains_key(&attr.tree) {
             subvols.insert(attr.tree, subvol_of(node)?);
         }
-        if !attr.stub {
+        if !attr.empty_subvol_dir {
             attr.tree = *subvols.get(&attr.tree).context("a subvolume that was not met before what is in it")?;
         }
         Ok(attr)
@@ -148,20 +148,20 @@ impl KernelBase {
 }
 
 impl KernelRun {
-    fn judge(&self, found: &Seen) -> Vec<String> {
+    fn verify(&self, found: &Seen) -> Vec<String> {
         let progress = Progress { done: self.history.steps.len(), begun: false };
-        judge(&self.history, progress, None, found)
+        verify(&self.history, progress, None, found)
     }
 
     /// What is wrong with what the kernel finds.
-    pub fn judge_by_kernel(&self, oracle: Oracle) -> Result<Vec<String>> {
-        Ok(self.judge(&mounted(oracle, std::slice::from_ref(&self.crashed))?.0))
+    pub fn verify_by_kernel(&self, oracle: Oracle) -> Result<Vec<String>> {
+        Ok(self.verify(&mounted(oracle, std::slice::from_ref(&self.crashed))?.0))
     }
 
     /// What is wrong with what we find.
-    pub fn judge_by_oleo(&self) -> Result<Vec<String>> {
+    pub fn verify_by_oleo(&self) -> Result<Vec<String>> {
         let image = crate::run::open(std::slice::from_ref(&self.crashed), true)?;
-        let mut wrong = self.judge(&crate::run::look(&image, None)?);
+        let mut wrong = self.verify(&crate::run::look(&image, None)?);
         wrong.extend(crate::run::check(&image).into_iter().map(|w| format!("check: {w}")));
         Ok(wrong)
     }
@@ -251,21 +251,21 @@ fn ours_mounted(oracle: Oracle, state: &[Contents]) -> Result<(Seen, Vec<String>
     Ok((seen, if verdict.is_clean() { Vec::new() } else { vec![format!("btrfs check: {verdict}")] }))
 }
 
-/// What one thread has the kernel judge: volumes with ids that no other thread or process has, since it mounts none twice.
-struct KernelJudge {
+/// What one thread has the kernel verify: volumes with ids that no other thread or process has, since it mounts none twice.
+struct KernelVerifier {
     oracle: Oracle,
     small: Base,
     empty: [Base; 3],
 }
 
-impl KernelJudge {
-    fn new(oracle: Oracle, nth: u8) -> KernelJudge {
+impl KernelVerifier {
+    fn new(oracle: Oracle, nth: u8) -> KernelVerifier {
         let base = |shape, setup: &[Op], kind| {
             let mut seed = [16 * nth + kind; 32];
             seed[..4].copy_from_slice(&std::process::id().to_le_bytes());
             Base::with_seed(shape, setup, seed)
         };
-        KernelJudge {
+        KernelVerifier {
             oracle,
             small: base(Shape::BARE, &setup(), 1),
             empty: [(Shape::USUAL, 2), (Shape::PAIR, 3), (Shape::QUOTA, 4)].map(|(shape, kind)| base(shape, &[], kind)),
@@ -273,7 +273,7 @@ impl KernelJudge {
     }
 
     /// Some states of one script, opened by us and then by the kernel.
-    fn judge(&self, nth: u64) -> Tally {
+    fn verify(&self, nth: u64) -> Tally {
         const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
         const TRIES_MAX: usize = 200;
         let (mut rng, mut tally) = (Rng::new(nth), Tally { runs: 1, ..Tally::default() });
@@ -313,27 +313,27 @@ impl KernelJudge {
             tally.torn += u64::from(matches!(cut.rest, Rest::Torn { .. }));
             tally.promises = tally.promises.max(run.promises(&cut));
             // What we take for damaged is not shown to the kernel.
-            let mut wrong = run.judge(&cut, &state, Way::Read);
+            let mut wrong = run.verify(&cut, &state, Way::Read);
             if wrong.is_empty() {
                 wrong = match ours_mounted(self.oracle, &state) {
                     Ok((found, wrong)) => {
                         // Of two disks with one generation the kernel may take either, and the log that this one has.
                         let log = state.iter().any(|disk| has_log(std::slice::from_ref(disk)));
                         let commit = run.commit_of(&state).map(|commit| Commit { log, ..commit });
-                        [wrong, judge(&run.history, run.progress(&cut), commit, &found)].concat()
+                        [wrong, verify(&run.history, run.progress(&cut), commit, &found)].concat()
                     }
                     Err(e) => vec![format!("the kernel: {e:#}")],
                 };
             }
             note(&mut tally, format!("script {nth}, {cut:?}, opened by the kernel"), &script, wrong);
         }
-        tally.time_judging = begin.elapsed();
+        tally.time_verifying = begin.elapsed();
         tally
     }
 }
 
 /// At least so many states of ours, of scripts from `first` on: some have a torn superblock, and others come in their place.
-fn the_kernel_judges(oracle: Oracle, first: u64, count: u64) -> Tally {
+fn the_kernel_verifies(oracle: Oracle, first: u64, count: u64) -> Tally {
     let count = count + count.div_ceil(12);
     let idle = Mutex::new(Vec::new());
     let made = std::sync::atomic::AtomicU8::new(1);
@@ -342,24 +342,24 @@ fn the_kernel_judges(oracle: Oracle, first: u64, count: u64) -> Tally {
         let mine = idle.lock().unwrap().pop();
         let mine = mine.unwrap_or_else(|| {
             let nth = made.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            KernelJudge::new(oracle, nth)
+            KernelVerifier::new(oracle, nth)
         });
-        let tally = mine.judge(first + nth as u64);
+        let tally = mine.verify(first + nth as u64);
         idle.lock().unwrap().push(mine);
         tally
     })
 }
 
 /// Goal: the kernel mounts what a crash of ours left, replaying our log, and finds what was promised; `btrfs check` agrees.
-/// Method: some states of each of some scripts, a fiftieth of as many as all tests here judge, on one disk and two, with quota and
-/// without, torn ones among them; never one with a torn superblock, for which the kernel has no use.
+/// Method: some states of each of some scripts, a fiftieth of as many as all tests here verify, on one disk and two,
+/// with quota and without, torn ones among them; never one with a torn superblock, for which the kernel has no use.
 #[test]
 fn the_kernel_opens_ours() {
     let Some(oracle) = oleo_sim::oracle::oracle() else { return };
-    let tally = the_kernel_judges(oracle, 0, crate::tally::share(KERNEL_STATES));
+    let tally = the_kernel_verifies(oracle, 0, crate::tally::share(KERNEL_STATES));
     let (states, torn) = (tally.states, tally.torn);
-    say(&format!("crash: the kernel judged {states} of about {STATES_OF_CI} states, {torn} of them torn"));
-    tally.must_be_clean("states of ours that the kernel mounted and btrfs check judged", |_| Tally::default());
+    say(&format!("crash: the kernel verified {states} of about {STATES_OF_CI} states, {torn} of them torn"));
+    tally.must_be_clean("states of ours that the kernel mounted and btrfs check verified", |_| Tally::default());
     tally.must_have_tested(KERNEL_STATES, KERNEL_STATES / 4);
     assert!(states >= crate::tally::share(KERNEL_STATES), "only {states} states");
     assert!(torn * 10 >= states * 3, "only {torn} torn states of {states}");
@@ -370,8 +370,8 @@ fn the_kernel_opens_ours() {
 #[ignore = "takes half an hour: `cargo xtask nightly`"]
 fn the_kernel_opens_more() {
     let Some(oracle) = oleo_sim::oracle::oracle() else { return };
-    let tally = the_kernel_judges(oracle, 100_000, 10 * KERNEL_STATES);
-    tally.must_be_clean("a fifth of as many states as all tests judge, mounted by the kernel", |_| Tally::default());
+    let tally = the_kernel_verifies(oracle, 100_000, 10 * KERNEL_STATES);
+    tally.must_be_clean("a fifth of as many states as all tests verify, mounted by the kernel", |_| Tally::default());
     tally.must_have_tested(10 * KERNEL_STATES, 2 * KERNEL_STATES);
 }
 
@@ -398,19 +398,19 @@ fn we_open_the_kernels() {
         (ours.runs, kernels.runs) = (ours.runs + 1, kernels.runs + 1);
         ours.with_log += u64::from(has_log(std::slice::from_ref(&run.crashed)));
         ours.promises += run.history.steps.iter().filter(|s| s.promise.is_some()).count() as u64;
-        let wrong = run.judge_by_oleo().unwrap_or_else(|e| vec![format!("{e:#}")]);
+        let wrong = run.verify_by_oleo().unwrap_or_else(|e| vec![format!("{e:#}")]);
         note(&mut ours, format!("script {nth}, kernel's crash opened by us"), &script, wrong);
         // Half of them: mounting takes its time.
         if nth % 2 == 0 {
             kernels.with_log += u64::from(has_log(std::slice::from_ref(&run.crashed)));
-            let wrong = run.judge_by_kernel(oracle).unwrap_or_else(|e| vec![format!("{e:#}")]);
+            let wrong = run.verify_by_kernel(oracle).unwrap_or_else(|e| vec![format!("{e:#}")]);
             note(&mut kernels, format!("script {nth}, kernel's crash opened by the kernel"), &script, wrong);
         }
     }
     let again = |script: &[Op], by_us: bool| {
         let base = if script.iter().any(|op| op.paths().iter().any(|p| p.contains("foo"))) { &small } else { &empty };
         let run = base.run(oracle, script).unwrap();
-        let wrong = if by_us { run.judge_by_oleo() } else { run.judge_by_kernel(oracle) };
+        let wrong = if by_us { run.verify_by_oleo() } else { run.verify_by_kernel(oracle) };
         let mut tally = Tally::default();
         note(&mut tally, "shorter".into(), script, wrong.unwrap_or_else(|e| vec![format!("{e:#}")]));
         tally
@@ -438,8 +438,8 @@ fn probe() {
         let run = base.run(oracle, &script).unwrap();
         let b = std::time::Instant::now();
         let log = crate::run::super_block(std::slice::from_ref(&run.crashed)).unwrap().log_root.get();
-        println!("{text}\n  log at {log}, kernel: {:?}", run.judge_by_kernel(oracle).unwrap());
+        println!("{text}\n  log at {log}, kernel: {:?}", run.verify_by_kernel(oracle).unwrap());
         let c = std::time::Instant::now();
-        println!("  oleo: {:?} {:?} {:?} {:?}", run.judge_by_oleo(), b - a, c - b, c.elapsed());
+        println!("  oleo: {:?} {:?} {:?} {:?}", run.verify_by_oleo(), b - a, c - b, c.elapsed());
     }
 }

@@ -1,7 +1,7 @@
 //! More than CI runs, and one script again: what `cargo xtask crash` calls.
 //!
-//! `OLEO_CRASH_STATES=N OLEO_CRASH_SEED=S OLEO_CRASH_KINDS=random,three,four` judges at least N states of scripts from seed S on;
-//! `OLEO_CRASH_SCRIPT=FILE` judges every sort of state of the script in a file, on every sort of base.
+//! `OLEO_CRASH_STATES=N OLEO_CRASH_SEED=S OLEO_CRASH_KINDS=random,three,four` verifies at least N states of scripts from seed S on;
+//! `OLEO_CRASH_SCRIPT=FILE` verifies every sort of state of the script in a file, on every sort of base.
 
 use oleo_sim::crash::ace::{sample, setup};
 use oleo_sim::crash::states::Kinds;
@@ -10,7 +10,7 @@ use oleo_sim::script::{Op, from_text, generate};
 
 use crate::random::mix;
 use crate::run::{Base, Shape};
-use crate::tally::{Tally, in_parallel, judge_script};
+use crate::tally::{Tally, in_parallel, verify_script};
 
 const ALL: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 4, torn: 4 };
 /// Scripts between two looks at the number of states.
@@ -36,23 +36,23 @@ impl Bases {
         Bases { small, bare: empty(Shape::BARE), usual: empty(Shape::USUAL), pair: empty(Shape::PAIR) }
     }
 
-    fn judge(&self, kind: &str, seed: u64) -> Tally {
-        let short = |len| judge_script(&self.small, &sample(len, &mut Rng::new(seed)), &ALL, seed, None);
+    fn verify(&self, kind: &str, seed: u64) -> Tally {
+        let short = |len| verify_script(&self.small, &sample(len, &mut Rng::new(seed)), &ALL, seed, None);
         match kind {
             "three" => short(3),
             "four" => short(4),
             _ => {
                 let base = [&self.bare, &self.usual, &self.pair][seed as usize % 3];
-                judge_script(base, &generate(seed, &mix(seed)), &ALL, seed, Some(STATES_PER_SCRIPT))
+                verify_script(base, &generate(seed, &mix(seed)), &ALL, seed, Some(STATES_PER_SCRIPT))
             }
         }
     }
 
-    /// On every base: what a script is about tells where it means something.
-    fn judge_everywhere(&self, script: &[Op]) -> Tally {
+    /// On every base: what a script is about says where it means something.
+    fn verify_everywhere(&self, script: &[Op]) -> Tally {
         let mut tally = Tally::default();
         for base in [&self.small, &self.bare, &self.usual, &self.pair] {
-            tally.add(judge_script(base, script, &ALL, 0, None));
+            tally.add(verify_script(base, script, &ALL, 0, None));
         }
         tally
     }
@@ -70,12 +70,12 @@ fn longer() {
     let mut tally = Tally::default();
     while tally.states < states && tally.failures.is_empty() {
         for kind in &kinds {
-            tally.add(in_parallel(BATCH, |i| bases.judge(kind, seed + i as u64)));
+            tally.add(in_parallel(BATCH, |i| bases.verify(kind, seed + i as u64)));
         }
         seed += BATCH as u64;
         println!("{}", tally.line(&format!("seeds below {seed}")));
     }
-    tally.must_be_clean("longer", |s| bases.judge_everywhere(s));
+    tally.must_be_clean("longer", |s| bases.verify_everywhere(s));
 }
 
 #[test]
@@ -83,5 +83,5 @@ fn longer() {
 fn repeat() {
     let file = std::env::var("OLEO_CRASH_SCRIPT").expect("OLEO_CRASH_SCRIPT=FILE");
     let script = from_text(&std::fs::read_to_string(file).unwrap()).unwrap();
-    Bases::new().judge_everywhere(&script).must_be_clean("one script", |_| Tally::default());
+    Bases::new().verify_everywhere(&script).must_be_clean("one script", |_| Tally::default());
 }

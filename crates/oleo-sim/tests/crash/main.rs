@@ -1,4 +1,4 @@
-//! What a crash leaves, whenever it happens: thousands of states, judged by a model.
+//! What a crash leaves, whenever it happens: thousands of states, verified by a model.
 
 mod exhaustive;
 mod faults;

@@ -8,7 +8,7 @@ use oleo_sim::script::{Keep, Mix, Op, Style, generate};
 
 use crate::random::{KINDS, mix};
 use crate::run::{Base, Shape, Wrong};
-use crate::tally::{Tally, in_parallel, judge_wrong, say};
+use crate::tally::{Tally, in_parallel, say, verify_wrong};
 
 const ALL: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 10, torn: 10 };
 
@@ -33,7 +33,7 @@ fn script() -> Vec<Op> {
 
 fn failures(wrong: Option<Wrong>) -> Vec<String> {
     let base = Base::new(Shape::BARE, &setup());
-    judge_wrong(&base, &script(), &ALL, 1, None, wrong).failures.iter().map(ToString::to_string).collect()
+    verify_wrong(&base, &script(), &ALL, 1, None, wrong).failures.iter().map(ToString::to_string).collect()
 }
 
 /// Goal: without a mistake there is no complaint.
@@ -73,18 +73,18 @@ fn flags_that_do_nothing_are_noticed() {
         let script = &scripts[i];
         let promises = base.run(script, None).history.steps.last().is_some_and(|s| s.promise.is_some());
         if promises {
-            let without = judge_wrong(&base, script, &KINDS, 1, None, Some(Wrong::KeepLies));
+            let without = verify_wrong(&base, script, &KINDS, 1, None, Some(Wrong::KeepLies));
             let name = format!("{:?}", script[script.len() - 1]);
             let name = name.split(' ').next().unwrap_or_default().to_owned();
             *noticed.lock().unwrap().entry(name).or_insert(false) |= !without.failures.is_empty();
         }
-        judge_wrong(&base, script, &KINDS, 1, None, None)
+        verify_wrong(&base, script, &KINDS, 1, None, None)
     });
     let noticed = noticed.into_inner().unwrap();
     say(&format!("crash: mutants: flags that do nothing: {noticed:?}"));
     assert!(noticed.len() >= 13 && noticed.values().all(|n| *n), "{noticed:?}");
     tally.must_be_clean("files and directories that keep every change", |s| {
-        judge_wrong(&base, s, &KINDS, 1, None, None)
+        verify_wrong(&base, s, &KINDS, 1, None, None)
     });
 }
 
@@ -109,7 +109,7 @@ fn every_write_and_flush_matters() {
         _ => None,
     });
     let noticed =
-        |fault, seed| !judge_wrong(&base, &script, &ALL, seed, None, Some(Wrong::Device(fault))).failures.is_empty();
+        |fault, seed| !verify_wrong(&base, &script, &ALL, seed, None, Some(Wrong::Device(fault))).failures.is_empty();
     let (mut copies, mut others) = (0, Vec::new());
     for (nth, place) in (0..).zip(places) {
         match noticed(Fault::SwallowWrite(nth), nth) {
@@ -147,7 +147,7 @@ fn the_order_matters() {
         for seed in 11_000..11_000 + SCRIPTS {
             let mix = Mix { subvolumes: true, balance: true, trim: true, ..mix(seed) };
             let wrong = careless.map(Wrong::Order);
-            sum.add(judge_wrong(base, &generate(seed, &mix), &KINDS, seed, Some(100), wrong));
+            sum.add(verify_wrong(base, &generate(seed, &mix), &KINDS, seed, Some(100), wrong));
         }
         states.lock().unwrap().push((shapes[i / all.len()], careless, sum.states, sum.failures.len()));
         sum
@@ -155,9 +155,9 @@ fn the_order_matters() {
     let states = states.into_inner().unwrap();
     for careless in &all {
         let of = states.iter().filter(|s| s.1 == *careless);
-        let told: Vec<String> = of.map(|s| format!("{} of {}", s.3, s.2)).collect();
+        let reported: Vec<String> = of.map(|s| format!("{} of {}", s.3, s.2)).collect();
         let what = careless.map_or("the right order".into(), |c| format!("{c:?}"));
-        say(&format!("crash: mutants: {what}: wrong states on each shape: {}", told.join(", ")));
+        say(&format!("crash: mutants: {what}: wrong states on each shape: {}", reported.join(", ")));
     }
     for (shape, careless, _, failures) in states {
         assert_eq!(failures > 0, careless.is_some(), "{careless:?} on {shape:?}: {failures} failures");

@@ -5,9 +5,9 @@ use oleo_sim::script::{Mix, Op, generate};
 
 use crate::ours::Mover;
 use crate::run::{Base, Shape};
-use crate::tally::{in_parallel, judge_script, say, seed_from, share};
+use crate::tally::{in_parallel, say, seed_from, share, verify_script};
 
-/// Which states are judged.
+/// Which states are verified.
 pub const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
 
 /// What the script of a seed is made of.
@@ -24,14 +24,14 @@ pub fn mix(seed: u64) -> Mix {
     }
 }
 
-/// Judges some states of each of these scripts.
+/// Verifies some states of each of these scripts.
 fn scripts(what: &str, shape: Shape, first: u64, count: u64) {
     let base = Base::new(shape, &[]);
     let tally = in_parallel(share(count) as usize, |i| {
         let seed = seed_from(first) + i as u64;
-        judge_script(&base, &generate(seed, &mix(seed)), &KINDS, seed, Some(100))
+        verify_script(&base, &generate(seed, &mix(seed)), &KINDS, seed, Some(100))
     });
-    tally.must_be_clean(what, |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_be_clean(what, |s| verify_script(&base, s, &KINDS, 0, None));
     // A third of them has few.
     tally.must_have_tested(25 * count, 50 * count);
 }
@@ -60,9 +60,9 @@ fn with_flags_that_keep() {
     let script = |seed| generate(seed, &Mix { promises: 3, keeps: 8, ..mix(seed) });
     let tally = in_parallel(share(24) as usize, |i| {
         let seed = seed_from(12_000) + i as u64;
-        judge_script(&bases[i % 2], &script(seed), &KINDS, seed, Some(100))
+        verify_script(&bases[i % 2], &script(seed), &KINDS, seed, Some(100))
     });
-    tally.must_be_clean("random scripts with flags that keep", |s| judge_script(&bases[0], s, &KINDS, 0, None));
+    tally.must_be_clean("random scripts with flags that keep", |s| verify_script(&bases[0], s, &KINDS, 0, None));
     tally.must_have_tested(500, 500);
 }
 
@@ -72,9 +72,9 @@ fn with_quota() {
     let base = Base::new(Shape::QUOTA, &[]);
     let tally = in_parallel(share(40) as usize, |i| {
         let seed = seed_from(3000) + i as u64;
-        judge_script(&base, &generate(seed, &Mix { subvolumes: true, ..mix(seed) }), &KINDS, seed, Some(100))
+        verify_script(&base, &generate(seed, &Mix { subvolumes: true, ..mix(seed) }), &KINDS, seed, Some(100))
     });
-    tally.must_be_clean("random scripts, quota on", |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_be_clean("random scripts, quota on", |s| verify_script(&base, s, &KINDS, 0, None));
     tally.must_have_tested(1100, 2300);
 }
 
@@ -85,9 +85,9 @@ fn with_simple_quota() {
     let tally = in_parallel(share(40) as usize, |i| {
         let seed = seed_from(8000) + i as u64;
         let mix = Mix { subvolumes: true, balance: seed.is_multiple_of(2), ..mix(seed) };
-        judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
+        verify_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
-    tally.must_be_clean("random scripts, simple quotas", |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_be_clean("random scripts, simple quotas", |s| verify_script(&base, s, &KINDS, 0, None));
     tally.must_have_tested(1100, 1900);
 }
 
@@ -98,9 +98,9 @@ fn with_balance() {
     let tally = in_parallel(share(30) as usize, |i| {
         let seed = seed_from(4000) + i as u64;
         let mix = Mix { subvolumes: true, balance: true, ..mix(seed) };
-        judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
+        verify_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
-    tally.must_be_clean("random scripts with balances", |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_be_clean("random scripts with balances", |s| verify_script(&base, s, &KINDS, 0, None));
     tally.must_have_tested(800, 1100);
 }
 
@@ -111,9 +111,9 @@ fn with_conversions() {
     let tally = in_parallel(share(30) as usize, |i| {
         let seed = seed_from(6000) + i as u64;
         let mix = Mix { subvolumes: true, convert: true, ..mix(seed) };
-        judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
+        verify_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
-    tally.must_be_clean("random scripts with conversions", |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_be_clean("random scripts with conversions", |s| verify_script(&base, s, &KINDS, 0, None));
     tally.must_have_tested(800, 1200);
 }
 
@@ -124,9 +124,9 @@ fn with_rescans() {
     let tally = in_parallel(share(30) as usize, |i| {
         let seed = seed_from(7000) + i as u64;
         let mix = Mix { subvolumes: true, rescan: true, balance: true, ..mix(seed) };
-        judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
+        verify_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
-    tally.must_be_clean("random scripts with counts of quota", |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_be_clean("random scripts with counts of quota", |s| verify_script(&base, s, &KINDS, 0, None));
     tally.must_have_tested(750, 850);
 }
 
@@ -137,7 +137,7 @@ fn with_rescans() {
 fn with_discards() {
     const LENGTHS: (u64, u64) = (80 << 20, 160 << 20);
     let bases = [Shape::BARE, Shape::USUAL, Shape::PAIR].map(|shape| Base { discard: true, ..Base::new(shape, &[]) });
-    let one = |base: &Base, script: &[Op], seed, most| judge_script(base, script, &KINDS, seed, most);
+    let one = |base: &Base, script: &[Op], seed, most| verify_script(base, script, &KINDS, seed, most);
     let tally = in_parallel(share(45) as usize, |i| {
         let seed = seed_from(10_000) + i as u64;
         let resize = (i % 3 != 2).then_some(LENGTHS);
@@ -162,9 +162,9 @@ fn with_balance_and_quota() {
     let tally = in_parallel(share(30) as usize, |i| {
         let seed = seed_from(5000) + i as u64;
         let mix = Mix { subvolumes: true, balance: true, ..mix(seed) };
-        judge_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
+        verify_script(&base, &generate(seed, &mix), &KINDS, seed, Some(100))
     });
-    tally.must_be_clean("random scripts with balances, quota on", |s| judge_script(&base, s, &KINDS, 0, None));
+    tally.must_be_clean("random scripts with balances, quota on", |s| verify_script(&base, s, &KINDS, 0, None));
     tally.must_have_tested(800, 1200);
 }
 
@@ -179,13 +179,13 @@ fn with_the_balance_job() {
         let seed = seed_from(9000) + i as u64;
         let two = seed.is_multiple_of(2);
         let mix = Mix { subvolumes: true, balance: !two, convert: two, ..mix(seed) };
-        judge_script(&bases[usize::from(two)], &generate(seed, &mix), &KINDS, seed, Some(100))
+        verify_script(&bases[usize::from(two)], &generate(seed, &mix), &KINDS, seed, Some(100))
     });
     let (states, resumed) = (tally.states, tally.resumed);
     // A script that fails on either is one that fails.
     tally.must_be_clean("random scripts with the job of balancing", |s| {
-        let mut both = judge_script(&bases[0], s, &KINDS, 0, None);
-        both.add(judge_script(&bases[1], s, &KINDS, 0, None));
+        let mut both = verify_script(&bases[0], s, &KINDS, 0, None);
+        both.add(verify_script(&bases[1], s, &KINDS, 0, None));
         both
     });
     tally.must_have_tested(850, 900);

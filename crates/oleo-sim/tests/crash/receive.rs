@@ -20,7 +20,7 @@ use crate::run::{Base, Shape, check, open, options};
 use crate::tally::{Failure, Tally, in_parallel, say, seed_from, share};
 
 const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 2, torn: 2 };
-/// States judged of each receive.
+/// States verified of each receive.
 const STATES_MAX: usize = 60;
 
 fn mix() -> Mix {
@@ -127,8 +127,8 @@ impl Run {
         Ok((Run { base, events, name, stream, want }, after))
     }
 
-    /// Judges what a crash left, goes on with it, and judges that.
-    fn judge(&self, state: &[Contents], returned: bool) -> Result<Found> {
+    /// Verifies what a crash left, goes on with it, and verifies that.
+    fn verify(&self, state: &[Contents], returned: bool) -> Result<Found> {
         let disks = || -> Vec<Arc<dyn Device>> {
             state.iter().map(|c| Arc::new(Overlay::new("disk", c.clone())) as Arc<dyn Device>).collect()
         };
@@ -182,7 +182,7 @@ fn history(seed: u64, kinds: &std::sync::Mutex<Kinds4>) -> Result<Tally> {
             tally.states += 1;
             // That of a receive is to return.
             returned |= progress(&run.events, cut.at).done > 0;
-            match run.judge(&state, progress(&run.events, cut.at).done > 0) {
+            match run.verify(&state, progress(&run.events, cut.at).done > 0) {
                 Ok(found) => {
                     let kind = match found {
                         Found::Nothing => 0,
@@ -199,7 +199,7 @@ fn history(seed: u64, kinds: &std::sync::Mutex<Kinds4>) -> Result<Tally> {
             }
         }
         tally.promises += u64::from(returned);
-        tally.time_judging += begin.elapsed();
+        tally.time_verifying += begin.elapsed();
         base = after;
     }
     Ok(tally)

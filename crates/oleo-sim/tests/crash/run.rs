@@ -1,7 +1,7 @@
-//! Running scripts on the library over recording devices, and judging what a crash leaves.
+//! Running scripts on the library over recording devices, and verifying what a crash leaves.
 //!
 //! Normal path: (1) [`Base::new`] makes a file system in memory and what is there before the run; (2) [`Base::run`] runs a
-//! script, noting each moment; (3) [`Run::cuts`] names states; (4) [`Run::judge`] opens each as anybody would, which replays the
+//! script, noting each moment; (3) [`Run::cuts`] names states; (4) [`Run::verify`] opens each as anybody would, which replays the
 //! log, has it checked, reads everything, and asks the model.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use oleo::{BalanceEnd, BalanceState, Image, KeepSize, MkfsOptions, OpenOptions, 
 use oleo_device::Device;
 use oleo_format::SuperBlock;
 use oleo_fs::{Clock, FsError, FsOptions, Time};
-use oleo_sim::crash::model::{Commit, History, Step, judge};
+use oleo_sim::crash::model::{Commit, History, Step, verify};
 use oleo_sim::crash::order::Careless;
 use oleo_sim::crash::pages::{Contents, Overlay};
 use oleo_sim::crash::promises::{Promises, is_owed};
@@ -21,11 +21,11 @@ use oleo_sim::crash::seen::Seen;
 use oleo_sim::crash::states::{Cut, Kinds, Progress, cuts, progress};
 use oleo_sim::rng::Rng;
 use oleo_sim::script::Op;
-use oleo_space::Denial;
+use oleo_space::FaultSpec;
 
 use crate::ours::{Mover, OleoTree, Ours};
 
-/// Moments are told apart by their times: each look at the clock is a millisecond later.
+/// Moments are distinguished by their times: each look at the clock is a millisecond later.
 struct Ticking(AtomicI64);
 
 impl Clock for Ticking {
@@ -75,7 +75,7 @@ pub enum Wrong {
     /// The devices fail.
     Device(Fault),
     /// Space is refused.
-    NoSpace(Denial),
+    NoSpace(FaultSpec),
     /// What the devices were told comes in another order.
     Order(Careless),
     /// `fsync` and `fdatasync` do nothing.
@@ -215,10 +215,10 @@ impl Base {
         let image = Image::from_devices(devices(disks), &how).unwrap_or_else(|e| panic!("the base: {e}"));
         let mut moments = vec![look(&image, None).unwrap()];
         let mut durable = vec![image.fs().engine().durable().0];
-        if let Some(Wrong::NoSpace(denial)) = wrong {
-            image.fs().engine().space().deny(denial);
+        if let Some(Wrong::NoSpace(faults)) = wrong {
+            image.fs().engine().space().fail_requests(faults);
         }
-        let may_fail = fault.is_some() || matches!(wrong, Some(Wrong::NoSpace(denial)) if denial.blocks);
+        let may_fail = fault.is_some() || matches!(wrong, Some(Wrong::NoSpace(faults)) if faults.blocks);
         // What makes it right to refuse a promise.
         let planned = fault.is_some() || matches!(wrong, Some(Wrong::NoSpace(_))) || self.full;
         let mut ours = Ours::around(image).moved_by(self.mover);
@@ -263,8 +263,8 @@ impl Base {
         }
         let counts = journal.counts();
         let struck = journal.struck();
-        let failed = ours.image().fs().failed();
-        let asked = ours.image().fs().engine().space().asked();
+        let failed = ours.image().fs().poisoned_by();
+        let asked = ours.image().fs().engine().space().requests_counted();
         let history = History { moments, steps, durable, by_kernel: false, by_byte: false };
         Run {
             base: self.contents.clone(),
@@ -345,7 +345,7 @@ impl Run {
     }
 
     /// Everything wrong with what the crash left.
-    pub fn judge(&self, cut: &Cut, state: &[Contents], way: Way) -> Vec<String> {
+    pub fn verify(&self, cut: &Cut, state: &[Contents], way: Way) -> Vec<String> {
         let fail = |what: &str, e: &dyn std::fmt::Display| vec![format!("{what}: {e:#}")];
         let Some(commit) = self.commit_of(state) else { return fail("superblock", &"none is whole") };
         let disks = overlays(state, way != Way::Read);
@@ -370,7 +370,7 @@ impl Run {
             Ok(found) => found,
             Err(e) => return fail("it cannot be read", &e),
         };
-        let mut wrong = judge(&self.history, self.progress(cut), Some(commit), &found);
+        let mut wrong = verify(&self.history, self.progress(cut), Some(commit), &found);
         wrong.extend(check(&image).into_iter().map(|w| format!("check: {w}")));
         if way != Way::Read && wrong.is_empty() {
             match resume(&image, &found) {

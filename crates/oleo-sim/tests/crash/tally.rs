@@ -1,4 +1,4 @@
-//! Running a script, and judging states of it.
+//! Running a script, and verifying states of it.
 
 use std::time::Instant;
 
@@ -10,13 +10,13 @@ use oleo_sim::script::Op;
 
 use crate::run::{Base, Way, Wrong};
 
-/// Runs a script and judges states of it. Where `most` is given, at most so many, chosen by the seed.
-pub fn judge_script(base: &Base, script: &[Op], kinds: &Kinds, seed: u64, most: Option<usize>) -> Tally {
-    judge_wrong(base, script, kinds, seed, most, None)
+/// Runs a script and verifies states of it. Where `most` is given, at most so many, chosen by the seed.
+pub fn verify_script(base: &Base, script: &[Op], kinds: &Kinds, seed: u64, most: Option<usize>) -> Tally {
+    verify_wrong(base, script, kinds, seed, most, None)
 }
 
 /// The same, with something wrong: there should be failures.
-pub fn judge_wrong(
+pub fn verify_wrong(
     base: &Base,
     script: &[Op],
     kinds: &Kinds,
@@ -52,13 +52,13 @@ pub fn judge_wrong(
         };
         tally.states += 1;
         tally.with_log += u64::from(crate::run::super_block(&state).is_some_and(|sb| sb.log_root.get() != 0));
-        let wrong = run.judge(cut, &state, way);
+        let wrong = run.verify(cut, &state, way);
         if !wrong.is_empty() {
             let state = format!("seed {seed}, {cut:?}, {:?}, opened to {way:?}", run.progress(cut));
             tally.failures.push(Failure { wrong, state, script: script.to_vec() });
         }
     }
-    tally.time_judging = begin.elapsed();
+    tally.time_verifying = begin.elapsed();
     tally.promises = all.iter().map(|cut| run.promises(cut)).max().unwrap_or(0);
     tally.discards = run.count(|e| matches!(e, Event::Discard { .. }));
     tally.lengths = run.count(|e| matches!(e, Event::SetLen { .. }));

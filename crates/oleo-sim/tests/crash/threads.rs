@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use oleo::{Follow, Image, OpenOptions};
 use oleo_device::Device;
-use oleo_sim::crash::model::{History, Step, judge};
+use oleo_sim::crash::model::{History, Step, verify};
 use oleo_sim::crash::pages::Contents;
 use oleo_sim::crash::promises::{Promises, is_owed};
 use oleo_sim::crash::record::{Event, Fault, Journal};
@@ -165,7 +165,7 @@ impl Run {
         Progress { done, begun: begun > done }
     }
 
-    fn judge(&self, cut: &Cut, state: &[Contents], write: bool) -> Result<Vec<String>> {
+    fn verify(&self, cut: &Cut, state: &[Contents], write: bool) -> Result<Vec<String>> {
         let disks = overlays(state, write);
         let raw = OpenOptions { no_log_replay: true, ..options(false) };
         let image = Image::from_devices(disks.clone(), &raw).context("it does not open without its log")?;
@@ -176,7 +176,7 @@ impl Run {
         for (thread, history) in self.histories.iter().enumerate() {
             let found = Seen::of(&view(&image, thread)?, history.moments.last())?;
             let progress = self.progress(thread, cut.at);
-            let found = judge(history, progress, None, &found);
+            let found = verify(history, progress, None, &found);
             wrong.extend(found.into_iter().map(|w| format!("thread {thread}: {w} at {progress:?}")));
         }
         wrong.extend(check(&image).into_iter().map(|w| format!("check: {w}")));
@@ -187,7 +187,7 @@ impl Run {
     }
 }
 
-fn judge_some(base: &Base, seed: u64, steps: usize, most: usize, fault: Option<Fault>) -> (Tally, u64) {
+fn verify_some(base: &Base, seed: u64, steps: usize, most: usize, fault: Option<Fault>) -> (Tally, u64) {
     let begin = Instant::now();
     let run = Run::new(base, seed, steps, fault).unwrap_or_else(|e| panic!("seed {seed}: {e:#}"));
     let promises = |h: &History| h.steps.iter().filter(|s| s.promise.is_some()).count() as u64;
@@ -209,25 +209,25 @@ fn judge_some(base: &Base, seed: u64, steps: usize, most: usize, fault: Option<F
         let state = maker.make(cut);
         tally.states += 1;
         tally.with_log += u64::from(super_block(&state).is_some_and(|sb| sb.log_root.get() != 0));
-        let wrong = run.judge(cut, &state, !rng.one_in(4)).unwrap_or_else(|e| vec![format!("{e:#}")]);
+        let wrong = run.verify(cut, &state, !rng.one_in(4)).unwrap_or_else(|e| vec![format!("{e:#}")]);
         if !wrong.is_empty() {
             tally.failures.push(fail(wrong, format!("threads, seed {seed}, {cut:?}")));
         }
     }
-    tally.time_judging = begin.elapsed();
+    tally.time_verifying = begin.elapsed();
     (tally, run.snapshots)
 }
 
 /// Goal: what any thread had made durable is there, and all is sound, whatever the others and the volume itself were at.
-/// Method: threads with a directory each, on one disk and two, with quota, with discards; the states judged as everywhere. Interleavings do
-/// not follow from the seed.
+/// Method: threads with a directory each, on one disk and two, with quota, with discards; the states verified as
+/// everywhere. Interleavings do not follow from the seed.
 #[test]
 fn at_once() {
     let shapes = [Shape::BARE, Shape::QUOTA, Shape::PAIR, Shape::USUAL];
     let bases = shapes.map(|shape| Base { discard: shape == Shape::USUAL, ..Base::new(shape, &setup()) });
     let snapshots = std::sync::atomic::AtomicU64::new(0);
     let tally = in_parallel(share(8) as usize, |i| {
-        let (tally, made) = judge_some(&bases[i % bases.len()], seed_from(20_000) + i as u64, 100, 400, None);
+        let (tally, made) = verify_some(&bases[i % bases.len()], seed_from(20_000) + i as u64, 100, 400, None);
         snapshots.fetch_add(made, Ordering::Relaxed);
         tally
     });
@@ -236,10 +236,10 @@ fn at_once() {
     tally.must_have_tested(600, 600);
 }
 
-/// Goal: the judge of threads can fail: devices that do not flush are noticed.
+/// Goal: verification of threads can fail: devices that do not flush are noticed.
 #[test]
 fn threads_without_flushes_are_noticed() {
     let base = Base::new(Shape::BARE, &setup());
-    let (tally, _) = judge_some(&base, 30_000, 60, 60, Some(Fault::DropFlushes));
+    let (tally, _) = verify_some(&base, 30_000, 60, 60, Some(Fault::DropFlushes));
     assert!(!tally.failures.is_empty(), "{}", tally.line("no flush, and no failure"));
 }

@@ -271,13 +271,13 @@ fn uncompressed_extents_end_on_disk() {
 
 /// Goal: an image that this process has forgotten to close is told at once, not waited for.
 #[test]
-fn a_forgotten_image_is_told() {
+fn a_forgotten_image_is_reported() {
     let scratch = Scratch::new().unwrap();
     let path = scratch.path().join("image");
     oleo::build(&[&path], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() }).unwrap();
     let forgotten = open(std::slice::from_ref(&path), OpenOptions::writing()).unwrap();
-    let told = open(std::slice::from_ref(&path), OpenOptions::writing()).err().unwrap().to_string();
-    assert!(told.contains("has not closed"), "{told}");
+    let reported = open(std::slice::from_ref(&path), OpenOptions::writing()).err().unwrap().to_string();
+    assert!(reported.contains("has not closed"), "{reported}");
     forgotten.close().unwrap();
     open(&[path], OpenOptions::writing()).unwrap();
 }

@@ -66,7 +66,7 @@ impl TreeView for OleoTree<'_> {
     fn list(&self, dir: &InodeRef) -> Result<Vec<(Vec<u8>, InodeRef)>> {
         const BATCH: usize = 100;
         let (mut out, mut after) = (Vec::new(), 0);
-        if dir.is_stub() {
+        if dir.is_empty_subvol_dir() {
             return Ok(out);
         }
         loop {
@@ -78,7 +78,7 @@ impl TreeView for OleoTree<'_> {
                 let inode = self.fs.open_entry(dir, &entry)?;
                 let inode = inode.ok_or_else(|| anyhow::anyhow!("{} leads nowhere", entry.name.escape_ascii()))?;
                 anyhow::ensure!(
-                    inode.is_stub() || self.fs.attr(&inode).kind == entry.kind,
+                    inode.is_empty_subvol_dir() || self.fs.attr(&inode).kind == entry.kind,
                     "type of entry and inode differ"
                 );
                 let found = self.fs.lookup(dir, &entry.name)?;
@@ -105,7 +105,7 @@ impl TreeView for OleoTree<'_> {
             mtime: time(a.mtime),
             ctime: time(a.ctime),
             otime: Some(time(a.otime)),
-            stub: node.is_stub(),
+            empty_subvol_dir: node.is_empty_subvol_dir(),
         })
     }
 
@@ -317,7 +317,7 @@ impl Ours {
         if self.fs().attr(&inode).kind != FileKind::Dir {
             return Err(FsError::NotDir);
         }
-        if inode.is_stub() || inode.ino() != Ino::ROOT_DIR {
+        if inode.is_empty_subvol_dir() || inode.ino() != Ino::ROOT_DIR {
             return Err(FsError::Invalid("not a subvolume"));
         }
         Ok(inode)
@@ -544,9 +544,9 @@ impl Ours {
     }
 
     /// Whether a path leads to, or just into, the empty directory that stands for a subvolume in its snapshot's parent.
-    fn meets_stub(&self, path: &str) -> bool {
+    fn meets_empty_subvol_dir(&self, path: &str) -> bool {
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
-        [path, parent].iter().any(|p| self.find(p).is_ok_and(|inode| inode.is_stub()))
+        [path, parent].iter().any(|p| self.find(p).is_ok_and(|inode| inode.is_empty_subvol_dir()))
     }
 
     /// Attributes of users are for files and directories alone.
@@ -568,7 +568,7 @@ impl Target for Ours {
         self.run(op).map_err(|e| match &e {
             FsError::Corruption(_) | FsError::Txn(_) | FsError::Tree(_) => panic!("{op:?}: {e}"),
             // The kernel has an answer of its own for each operation on these, and forgets what it was told.
-            _ if op.paths().iter().any(|p| self.meets_stub(p)) => ANY_ANSWER,
+            _ if op.paths().iter().any(|p| self.meets_empty_subvol_dir(p)) => ANY_ANSWER,
             _ => Errno::from_raw_os_error(e.errno()),
         })
     }

@@ -33,7 +33,7 @@ fn compare() -> Compare {
     }
 }
 
-/// Runs a script on both; then hands our image to the judges.
+/// Runs a script on both; then hands our image to the oracles.
 fn run(oracle: Oracle, script: &[Op], shape: Shape, compare: &Compare) -> Result<usize, Mismatch> {
     let scratch = oracle.scratch().unwrap();
     let theirs = scratch.image("kernel.img", IMAGE_LEN).unwrap();
@@ -46,11 +46,11 @@ fn run(oracle: Oracle, script: &[Op], shape: Shape, compare: &Compare) -> Result
     let done = run_both(script, &mut host, &mut ours, compare)?;
     let fail = |what: String| Mismatch { step: script.len(), what };
     ours.close().map_err(|e| fail(format!("closing: {e:#}")))?;
-    judge(oracle, &devices, &mounted, compare).map_err(fail)?;
+    verify(oracle, &devices, &mounted, compare).map_err(fail)?;
     Ok(done)
 }
 
-fn judge(
+fn verify(
     oracle: Oracle,
     devices: &[PathBuf],
     mounted: &oleo_sim::oracle::Mounted,
@@ -151,7 +151,8 @@ fn everything_the_old_way() {
 }
 
 /// Goal: what a kernel does not survive (it aborts its transaction, and is read-only from then on) is asked of ours alone, which
-/// refuses; both go on and agree. Method: the stand-in of a subvolume in a snapshot is exchanged with a file, and with another.
+/// refuses; both go on and agree. Method: the empty directory in place of a subvolume in a snapshot is exchanged with a
+/// file, and with another.
 #[test]
 fn stand_ins_are_not_exchanged() {
     let Some(oracle) = oracle() else { return };

@@ -3,10 +3,10 @@
 //!
 //! Normal path of a [`round`]: (1) a fresh volume of some [`Shape`] and a fresh kernel btrfs; (2) each thread takes a random
 //! script and runs it step by step in a directory of its own on both, comparing every answer, and its tree now and then;
-//! between its steps it does something in the directory that all share ([`shared`]), where outcomes are judged by
+//! between its steps it does something in the directory that all share ([`shared`]), where outcomes are verified by
 //! invariants; (3) meanwhile one thread takes deleted subvolumes apart and one writes back and commits; in a round with
 //! [`Balance`], two more take snapshots of everything, delete old ones, and move all block groups, over and over; (4) at the
-//! end all trees are compared, and the volume goes to the judges: our check, `btrfs check`, a kernel mount that must show the
+//! end all trees are compared, and the volume goes to the oracles: our check, `btrfs check`, a kernel mount that must show the
 //! same, a scrub; where everything is on two devices, each of them alone must show the same as well.
 //!
 //! Invariants: a thread's script says nothing of what other threads own, so its answers do not depend on who was first.
@@ -261,7 +261,7 @@ fn balance_over_and_over(image: &Image, watch: &Watch) {
     println!("soak: {rounds} balances");
 }
 
-/// One volume from mkfs to the judges. Returns how many steps succeeded on both sides.
+/// One volume from mkfs to the oracles. Returns how many steps succeeded on both sides.
 fn round(oracle: Oracle, plan: &Plan) -> Result<usize, String> {
     let say = |e: anyhow::Error| format!("{plan:?}: {e:#}");
     let shape = SHAPES[usize::try_from(plan.seed).unwrap_or(0) % SHAPES.len()];
@@ -316,7 +316,7 @@ fn round(oracle: Oracle, plan: &Plan) -> Result<usize, String> {
     })?;
     shared.verify().map_err(|e| format!("{plan:?}: at the end: {e}"))?;
     drop(shared);
-    judge(oracle, image, &devices, &mounted, &tops, &scratch).map_err(|e| format!("{plan:?}, {shape:?}: {e}"))?;
+    verify(oracle, image, &devices, &mounted, &tops, &scratch).map_err(|e| format!("{plan:?}, {shape:?}: {e}"))?;
     Ok(done)
 }
 
@@ -327,7 +327,7 @@ fn manifest(dir: &std::path::Path) -> anyhow::Result<Manifest> {
 }
 
 /// What we see is what each thread's kernel side sees; the volume is sound; what the kernel sees in it is what we saw.
-fn judge(
+fn verify(
     oracle: Oracle,
     image: Arc<Image>,
     devices: &[PathBuf],

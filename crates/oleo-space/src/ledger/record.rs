@@ -1,6 +1,6 @@
 //! What is recorded, packed into 48 bytes, and how records of one extent become one.
 //!
-//! A record is one reference's change, or nothing but marks ("born", "full backrefs") of its extent. Records are ordered by
+//! A record is one reference's change, or nothing but marks ("new", "full backrefs") of its extent. Records are ordered by
 //! address, then by reference, marks alone first; the marks of an extent lie on the first of its records. [`Folded`] takes
 //! records in that order and adds up what is of one reference: what comes to nothing leaves no record, unless its extent
 //! is marked.
@@ -15,9 +15,9 @@ use smallvec::SmallVec;
 
 use super::{ExtentKind, Head, Pending, RefChange, RefKey};
 
-pub(super) const BORN: u8 = 1;
+pub(super) const NEW: u8 = 1;
 pub(super) const FULL_BACKREF: u8 = 2;
-const MARKS: u8 = BORN | FULL_BACKREF;
+const MARKS: u8 = NEW | FULL_BACKREF;
 const TREE: u8 = 4;
 /// From here on: 0 for marks alone, else 1 + which kind of reference; then, for tree blocks, the level.
 const BY_SHIFT: u8 = 3;
@@ -173,21 +173,21 @@ impl Folded {
             }
         }
         self.records[self.head].flags |= record.flags & MARKS;
-        if record.flags & BORN != 0 {
+        if record.flags & NEW != 0 {
             self.adopt(record);
         }
     }
 
     /// Whoever allocated an extent knows best what it is.
-    fn adopt(&mut self, born: &Record) {
-        if born.flags & BORN == 0 {
+    fn adopt(&mut self, marks: &Record) {
+        if marks.flags & NEW == 0 {
             return;
         }
         let head = &mut self.records[self.head];
-        head.len = born.len;
-        if head.flags & born.flags & TREE != 0 {
-            (head.level, head.key_type) = (born.level, born.key_type);
-            head.words[1..].copy_from_slice(&born.words[1..]);
+        head.len = marks.len;
+        if head.flags & marks.flags & TREE != 0 {
+            (head.level, head.key_type) = (marks.level, marks.key_type);
+            head.words[1..].copy_from_slice(&marks.words[1..]);
         }
     }
 
@@ -314,13 +314,13 @@ pub(super) fn pending(records: &[Record]) -> Pending {
     Pending {
         refs: records.iter().map(|record| i64::from(record.delta)).sum(),
         full_backref: marks & FULL_BACKREF != 0,
-        born: marks & BORN != 0,
+        is_new: marks & NEW != 0,
     }
 }
 
 /// The records of one extent, added up, as a head.
 pub(super) fn head(records: &[Record]) -> Head<'_> {
     let first = &records[0];
-    let Pending { full_backref, born, .. } = pending(records);
-    Head { at: Logical(first.at), len: ByteLen(first.len), kind: first.kind(), born, full_backref, records }
+    let Pending { full_backref, is_new, .. } = pending(records);
+    Head { at: Logical(first.at), len: ByteLen(first.len), kind: first.kind(), is_new, full_backref, records }
 }

@@ -28,7 +28,7 @@ fn random_ref(rng: &mut Rng, kind: ExtentKind) -> RefKey {
 #[derive(Default, Debug)]
 struct Model {
     sums: BTreeMap<(u64, RefKey), i64>,
-    born: BTreeSet<u64>,
+    is_new: BTreeSet<u64>,
     full: BTreeSet<u64>,
 }
 
@@ -42,7 +42,12 @@ impl Model {
     }
 
     fn addresses(&self) -> BTreeSet<u64> {
-        self.sums.keys().map(|&(at, _)| at).chain(self.born.iter().copied()).chain(self.full.iter().copied()).collect()
+        self.sums
+            .keys()
+            .map(|&(at, _)| at)
+            .chain(self.is_new.iter().copied())
+            .chain(self.full.iter().copied())
+            .collect()
     }
 
     fn check_and_take(&mut self, head: &Head<'_>) {
@@ -51,10 +56,10 @@ impl Model {
             self.sums.range((at, RefKey::TreeRoot(TreeId(0)))..).take_while(|((a, _), _)| *a == at).collect();
         let refs: Vec<_> = refs.into_iter().map(|(&(_, by), &sum)| (by, sum as i32)).collect();
         assert_eq!(head.refs().collect::<Vec<_>>(), refs, "references of {at}");
-        assert_eq!(head.born, self.born.remove(&at), "{at} born");
+        assert_eq!(head.is_new, self.is_new.remove(&at), "{at} new");
         assert_eq!(head.full_backref, self.full.remove(&at), "{at} full backref");
         assert_eq!((head.kind, head.len), (kind_at(at), ByteLen(16384)), "what {at} is");
-        assert!(!refs.is_empty() || head.born || head.full_backref, "{at} came out for nothing");
+        assert!(!refs.is_empty() || head.is_new || head.full_backref, "{at} came out for nothing");
         for (by, _) in refs {
             self.sums.remove(&(at, by));
         }
@@ -82,7 +87,7 @@ impl Models {
     }
 }
 
-/// Goal: the ledger is a map of sums. Method: random records, one by one and in batches, births, flags, look-ups and
+/// Goal: the ledger is a map of sums. Method: random records, one by one and in batches, new extents, flags, look-ups and
 /// partial drains, beside a map; every drained head and every look-up compared; in the end both are empty.
 #[test]
 fn the_ledger_is_a_map_of_sums() {
@@ -97,8 +102,8 @@ fn the_ledger_is_a_map_of_sums() {
             let kind = kind_at(at);
             match rng.below(40) {
                 0 => {
-                    ledger.born(Logical(at), ByteLen(16384), kind);
-                    model.born.insert(at);
+                    ledger.record_new_extent(Logical(at), ByteLen(16384), kind);
+                    model.is_new.insert(at);
                 }
                 1 => {
                     ledger.set_full_backref(Logical(at), ByteLen(16384), kind);
@@ -115,7 +120,7 @@ fn the_ledger_is_a_map_of_sums() {
                     let want = Pending {
                         refs: here(&sweep.sums) + here(&later.sums),
                         full_backref: sweep.full.contains(&at) || later.full.contains(&at),
-                        born: sweep.born.contains(&at) || later.born.contains(&at),
+                        is_new: sweep.is_new.contains(&at) || later.is_new.contains(&at),
                     };
                     assert_eq!(ledger.pending(Logical(at)), want, "seed {seed}");
                 }
@@ -150,10 +155,10 @@ fn the_ledger_is_a_map_of_sums() {
     }
 }
 
-/// Goal: a reference added and dropped ten times over costs the extent tree nothing, but an extent that was born and
+/// Goal: a reference added and dropped ten times over costs the extent tree nothing, but an extent that is new and
 /// lost all its references comes out, so that its space can be given back.
 #[test]
-fn cancelled_heads_vanish_and_born_ones_do_not() {
+fn cancelled_heads_vanish_and_new_ones_do_not() {
     let ledger = Ledger::new();
     for i in 0..1000 {
         for _ in 0..10 {
@@ -165,12 +170,12 @@ fn cancelled_heads_vanish_and_born_ones_do_not() {
     assert!(ledger.drain(usize::MAX).is_empty() && ledger.is_empty());
     let at = Logical(77 << 14);
     ledger.record(at, ByteLen(16384), tree_kind(0), RefKey::TreeRoot(TreeId::FS), 1);
-    ledger.born(at, ByteLen(16384), tree_kind(5));
+    ledger.record_new_extent(at, ByteLen(16384), tree_kind(5));
     ledger.record(at, ByteLen(16384), tree_kind(0), RefKey::TreeRoot(TreeId::FS), -1);
     let batch = ledger.drain(usize::MAX);
     let heads: Vec<Head<'_>> = batch.heads().collect();
     assert_eq!(heads.len(), 1);
-    assert!(heads[0].born && heads[0].refs().count() == 0 && heads[0].net() == 0);
+    assert!(heads[0].is_new && heads[0].refs().count() == 0 && heads[0].net() == 0);
     assert_eq!(heads[0].kind, tree_kind(5), "the birth knows the first key");
     assert!(ledger.is_empty());
 }
@@ -309,7 +314,7 @@ fn odd_and_huge_lengths_are_kept() {
 fn merging_is_sorting() {
     let heads = |records: &[Record]| -> Vec<_> {
         let heads = records.chunk_by(|a, b| a.at == b.at).map(record::head);
-        heads.map(|h| (h.at, h.len, h.kind, h.born, h.full_backref, h.refs().collect::<Vec<_>>())).collect()
+        heads.map(|h| (h.at, h.len, h.kind, h.is_new, h.full_backref, h.refs().collect::<Vec<_>>())).collect()
     };
     for seed in 0..300 {
         let mut rng = Rng::new(seed);
@@ -324,7 +329,7 @@ fn merging_is_sorting() {
                 }
                 let at = Logical(place << 14);
                 if rng.below(30) == 0 {
-                    let mark = if rng.below(2) == 0 { BORN } else { FULL_BACKREF };
+                    let mark = if rng.below(2) == 0 { NEW } else { FULL_BACKREF };
                     lists[into].push(Record::marks(at, ByteLen(4096), ExtentKind::Data, mark));
                     continue;
                 }
@@ -358,7 +363,7 @@ fn lying_kinds_are_in_one_order() {
         let at = Logical(rng.below(40) << 14);
         let kind = if rng.below(2) == 0 { ExtentKind::Data } else { tree_kind(rng.below(1 << 30)) };
         match rng.below(4) {
-            0 => ledger.born(at, ByteLen(16384), kind),
+            0 => ledger.record_new_extent(at, ByteLen(16384), kind),
             1 => ledger.set_full_backref(at, ByteLen(16384), kind),
             _ => {
                 let any = if rng.below(2) == 0 { ExtentKind::Data } else { tree_kind(0) };

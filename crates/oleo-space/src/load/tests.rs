@@ -110,7 +110,7 @@ fn a_scan_is_read_ahead() {
 /// Method: groups of every other sector, a bound of three of them; one has an allocation that the disk does not know; all
 /// are looked into, again and again; then the disk learns of it.
 #[test]
-fn idle_groups_are_let_go_and_busy_ones_are_not() {
+fn idle_groups_are_evicted_and_busy_ones_are_not() {
     let disk = Arc::new(Disk::default());
     let space = space_of(&disk, 20, |_, s| s % 2 == 0);
     let mine = space.alloc(&want(SECTOR)).unwrap().keep();

@@ -162,7 +162,7 @@ fn many_runs_are_kept_in_order_in<S: Sector>() {
     }
 }
 
-/// Goal: runs of a group that has more than 2³² sectors are told apart and merged on both sides of that number.
+/// Goal: runs of a group that has more than 2³² sectors are distinguished and merged on both sides of that number.
 /// Method: single sectors freed and taken around 2³² and near the end; what lies 2³² sectors apart is not mistaken for one.
 #[test]
 fn runs_beyond_two_to_the_32nd_sector() {

@@ -273,7 +273,7 @@ fn growth_is_promised_and_commits_may_overdraw() {
     let refused = space.alloc_blocks_from(&hold, 1, &mut out);
     assert!(matches!(refused, Err(Refusal::NeedChunk(Kind::Metadata))));
     assert_eq!(hold.left().0, 20 * MIB - 1020 * NODE, "a refusal changes nothing");
-    assert!(!space.tell_growth(Kind::Metadata, ByteLen(4 * MIB - NODE)), "all of it is promised");
+    assert!(!space.offer_growth(Kind::Metadata, ByteLen(4 * MIB - NODE)), "all of it is promised");
     space.add_grown(info(0, 4 * MIB, METADATA), vec![run(0, 4 * MIB)], ByteLen(0)).unwrap();
     assert!(space.reserve(Kind::Metadata, ByteLen(NODE)).is_err(), "as much as before");
     space.alloc_blocks_from(&hold, 200, &mut out).unwrap();

@@ -217,7 +217,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
                         return Ok(());
                     }
                     if self.form.no_data {
-                        return self.tell_range(within);
+                        return self.emit_range(within);
                     }
                     self.write_here(within, &bytes)
                 }
@@ -253,7 +253,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
             return Ok(());
         }
         if self.form.no_data {
-            return self.tell_range(range);
+            return self.emit_range(range);
         }
         self.changed = true;
         if self.form.version >= 2 {
@@ -281,7 +281,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         self.pipe.command(&Command::Fallocate { path: &path, mode, offset: range.start, len })
     }
 
-    fn tell_range(&mut self, range: Range<u64>) -> Result<(), SendError> {
+    fn emit_range(&mut self, range: Range<u64>) -> Result<(), SendError> {
         self.changed = true;
         let (path, len) = (self.file().path.clone(), range.end - range.start);
         self.pipe.command(&Command::UpdateExtent { path: &path, offset: range.start, len })
@@ -314,7 +314,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         self.differs(range, now, inside, None)
     }
 
-    /// A range of which only reading tells whether the contents changed, since one side is compressed.
+    /// A range of which only reading says whether the contents changed, since one side is compressed.
     fn differs_unless(
         &mut self,
         range: Range<u64>,
@@ -415,7 +415,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
     ) -> Result<(), SendError> {
         self.changed = true;
         if self.form.no_data {
-            return self.tell_range(range);
+            return self.emit_range(range);
         }
         let end_inside = inside + (range.end - range.start);
         let mut asked = !self.ask;
@@ -534,7 +534,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         Ok(())
     }
 
-    /// Tells what waits.
+    /// Says what waits.
     fn flush(&mut self) -> Result<(), SendError> {
         let Some(pending) = self.pending.take() else { return Ok(()) };
         let path = self.file().path.clone();

@@ -16,7 +16,7 @@ pub enum SendError {
         /// Why.
         text: String,
     },
-    /// Reading failed, or the image lies.
+    /// Reading failed, or the image is damaged.
     #[error(transparent)]
     Fs(#[from] FsError),
     /// The stream could not be written.

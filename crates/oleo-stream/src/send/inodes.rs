@@ -15,7 +15,7 @@ use oleo_txn::CsumCheck;
 
 use super::contents::{Contents, File};
 use super::names::{PROTECTED, sent_flags};
-use super::walk::{self, Head, Hear, Part, Sides, Xattr};
+use super::walk::{self, Head, InodeVisitor, Part, Sides, Xattr};
 use super::{Hook, Progress, SendError};
 
 /// Lost when a file is written or gets another owner.
@@ -38,7 +38,7 @@ struct Current {
 pub(super) struct Inodes<'i, 'c, 'p, 'e> {
     pub contents: &'i mut Contents<'c, 'p, 'e>,
     sides: &'i Sides<'e>,
-    /// What tells how far it is, and the last inode there is.
+    /// What says how far it is, and the last inode there is.
     progress: Option<(&'i Hook<'i>, u64)>,
     current: Option<Current>,
     /// Directories that differ.
@@ -55,7 +55,7 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
         Inodes { contents, sides, progress, current: None, dirs: Vec::new(), inodes: 0 }
     }
 
-    fn tell(&mut self, command: &Command<'_>) -> Result<(), SendError> {
+    fn emit(&mut self, command: &Command<'_>) -> Result<(), SendError> {
         self.contents.pipe.command(command)
     }
 
@@ -81,16 +81,16 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
     fn make(&mut self, head: &Head, path: &[u8]) -> Result<(), SendError> {
         let (ino, mode) = (head.ino, head.now.mode);
         match FileKind::of_mode(mode) {
-            FileKind::File => self.tell(&Command::MkFile { path, ino })?,
-            FileKind::Fifo => self.tell(&Command::MkFifo { path, ino })?,
-            FileKind::Socket => self.tell(&Command::MkSock { path, ino })?,
+            FileKind::File => self.emit(&Command::MkFile { path, ino })?,
+            FileKind::Fifo => self.emit(&Command::MkFifo { path, ino })?,
+            FileKind::Socket => self.emit(&Command::MkSock { path, ino })?,
             FileKind::CharDevice | FileKind::BlockDevice => {
                 let rdev = Rdev::of_disk(head.now.rdev).to_stat().into();
-                self.tell(&Command::MkNod { path, ino, mode: u64::from(mode), rdev })?;
+                self.emit(&Command::MkNod { path, ino, mode: u64::from(mode), rdev })?;
             }
             FileKind::Symlink => {
                 let target = self.link_target(ino)?;
-                self.tell(&Command::Symlink { path, ino, target: &target })?;
+                self.emit(&Command::Symlink { path, ino, target: &target })?;
             }
             FileKind::Dir | FileKind::Unknown => {
                 return Err(Corruption::new("inode", "mode", format!("{mode:o}"), "that of a file")
@@ -100,7 +100,7 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
         }
         for name in &head.new.names[1..] {
             let link = self.contents.sources.list[0].paths.of_name(name)?;
-            self.tell(&Command::Link { path: &link, target: path })?;
+            self.emit(&Command::Link { path: &link, target: path })?;
         }
         Ok(())
     }
@@ -122,7 +122,7 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
     fn xattrs(&mut self, path: &[u8], old: &Part, new: &Part, which: impl Fn(&[u8]) -> bool) -> Result<(), SendError> {
         for (name, _) in old.xattrs.iter().filter(|(name, _)| which(name)) {
             if !new.xattrs.iter().any(|(other, _)| other == name) {
-                self.tell(&Command::RemoveXattr { path, name })?;
+                self.emit(&Command::RemoveXattr { path, name })?;
             }
         }
         for xattr in new.xattrs.iter().filter(|(name, _)| which(name)) {
@@ -140,7 +140,7 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
             let text = format!("an attribute of {} bytes does not fit into a stream of version 1", value.len());
             return Err(SendError::refused(oleo_fs::errno::EOVERFLOW, text));
         }
-        self.tell(&Command::SetXattr { path, name, value })
+        self.emit(&Command::SetXattr { path, name, value })
     }
 
     /// Owner, mode, attributes, flags, times.
@@ -149,26 +149,26 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
         let kind = FileKind::of_mode(now.mode);
         let owner = before.is_none_or(|before| (before.uid, before.gid) != (now.uid, now.gid));
         if owner {
-            self.tell(&Command::Chown { path, uid: now.uid.into(), gid: now.gid.into() })?;
+            self.emit(&Command::Chown { path, uid: now.uid.into(), gid: now.gid.into() })?;
         }
         let set_id = now.mode & 0o6000 != 0;
         let mode = before.is_none_or(|before| before.mode != now.mode) || (set_id && (owner || written));
         if mode && kind != FileKind::Symlink {
-            self.tell(&Command::Chmod { path, mode: u64::from(now.mode & 0o7777) })?;
+            self.emit(&Command::Chmod { path, mode: u64::from(now.mode & 0o7777) })?;
         }
         let is_dir = kind == FileKind::Dir;
         self.xattrs(path, &head.old, &head.new, |name| is_dir || !name.starts_with(PROPERTIES))?;
-        let told = head.new.xattrs.iter().any(|x| x.0 == CAPABILITY && !head.old.xattrs.contains(x));
+        let reported = head.new.xattrs.iter().any(|x| x.0 == CAPABILITY && !head.old.xattrs.contains(x));
         if (owner || written)
             && before.is_some()
-            && !told
+            && !reported
             && let Some(value) = walk::xattr(self.sides.blocks, &self.sides.new, head.ino, CAPABILITY)?
         {
             self.set_xattr(path, &(CAPABILITY.to_vec(), value))?;
         }
         self.flags(path, before, now)?;
         let time = |t: oleo_fs::Time| Timespec::new(t.sec, t.nsec);
-        self.tell(&Command::Utimes {
+        self.emit(&Command::Utimes {
             path,
             atime: time(now.atime),
             mtime: time(now.mtime),
@@ -185,7 +185,7 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
             None => flags & EARLY_FLAGS,
         };
         if self.version() >= 2 && sent_flags(flags) != sent_flags(has) {
-            self.tell(&Command::FileAttr { path, attr: sent_flags(flags) })?;
+            self.emit(&Command::FileAttr { path, attr: sent_flags(flags) })?;
         }
         Ok(())
     }
@@ -197,7 +197,7 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
             return Ok(());
         }
         let descriptor = super::verity::read(self.sides, head.ino)?;
-        self.tell(&Command::EnableVerity {
+        self.emit(&Command::EnableVerity {
             path,
             algorithm: descriptor.algorithm,
             block_size: descriptor.block_size,
@@ -242,13 +242,13 @@ impl<'i, 'c, 'p, 'e> Inodes<'i, 'c, 'p, 'e> {
     fn early_flags(&mut self, path: &[u8], now: &InodeFields) -> Result<(), SendError> {
         let early = InodeFlags::from_bits_retain(now.flags) & EARLY_FLAGS;
         if self.version() >= 2 && !early.is_empty() {
-            self.tell(&Command::FileAttr { path, attr: sent_flags(early) })?;
+            self.emit(&Command::FileAttr { path, attr: sent_flags(early) })?;
         }
         Ok(())
     }
 }
 
-impl Hear for Inodes<'_, '_, '_, '_> {
+impl InodeVisitor for Inodes<'_, '_, '_, '_> {
     fn head(&mut self, head: Head) -> Result<bool, SendError> {
         self.report(head.ino)?;
         let kind = FileKind::of_mode(head.now.mode);

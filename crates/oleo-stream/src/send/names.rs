@@ -28,7 +28,7 @@ use oleo_fs::inode::InodeFields;
 
 use super::SendError;
 use super::paths::{DEPTH_MAX, Paths, bounded, join};
-use super::walk::{self, Head, Hear, Name, Sides, fields, part};
+use super::walk::{self, Head, InodeVisitor, Name, Sides, fields, part};
 
 /// Attributes of a directory that new entries inherit.
 pub(super) const INHERITED: [&[u8]; 2] = [b"system.posix_acl_default", b"btrfs.compression"];
@@ -87,7 +87,7 @@ struct Collect {
     last_host: u64,
 }
 
-impl Hear for Collect {
+impl InodeVisitor for Collect {
     fn gone(&mut self, ino: u64, fields: &InodeFields, names: Vec<Name>) -> Result<(), SendError> {
         let is_dir = FileKind::of_mode(fields.mode) == FileKind::Dir;
         self.plan.note_protected(ino, fields);

@@ -320,7 +320,7 @@ impl Encoder<'_> {
 
     fn write(&mut self, write: &DataWrite, out: &mut Vec<u8>) -> Result<(), SendError> {
         if write.parts.iter().all(|p| p.old.is_none()) {
-            return self.tell(&write.path, write.at, &write.parts, out);
+            return self.emit(&write.path, write.at, &write.parts, out);
         }
         let mut run = Vec::new();
         let (mut run_at, mut at) = (write.at, write.at);
@@ -330,7 +330,7 @@ impl Encoder<'_> {
                     Some(bytes) => run.push(Part { bytes, len, old: None }),
                     None => {
                         self.shared.counts.same_bytes.fetch_add(len, Ordering::Relaxed);
-                        self.tell(&write.path, run_at, &run, out)?;
+                        self.emit(&write.path, run_at, &run, out)?;
                         run.clear();
                         run_at = at + len;
                     }
@@ -338,7 +338,7 @@ impl Encoder<'_> {
                 at += len;
             }
         }
-        self.tell(&write.path, run_at, &run, out)
+        self.emit(&write.path, run_at, &run, out)
     }
 
     /// What is to be sent of a part, in order; none for what the receiver has.
@@ -364,7 +364,7 @@ impl Encoder<'_> {
     }
 
     /// Writes of parts, as long as the version has them.
-    fn tell(&mut self, path: &[u8], at: u64, parts: &[Part], out: &mut Vec<u8>) -> Result<(), SendError> {
+    fn emit(&mut self, path: &[u8], at: u64, parts: &[Part], out: &mut Vec<u8>) -> Result<(), SendError> {
         let chunk = if self.shared.version == 1 { WRITE_LEN_V1 } else { WRITE_LEN_V2 };
         let mut left: u64 = parts.iter().map(|p| p.len).sum();
         self.shared.counts.data_bytes.fetch_add(left, Ordering::Relaxed);

@@ -2,9 +2,9 @@
 //!
 //! Normal path: (1) [`walk`] goes through the difference of parent and subvolume (or all of the subvolume, where there is no
 //! parent) in the order of keys; (2) items of one inode are gathered into a [`Head`] until its extents begin, which come
-//! last; (3) the [`Hear`]er is told of the head, of each extent item that differs, and of the end of the inode.
+//! last; (3) the [`InodeVisitor`]er is told of the head, of each extent item that differs, and of the end of the inode.
 //!
-//! An inode number whose generation differs is another inode: the old one is told as gone, the new one as new, with all its
+//! An inode number whose generation differs is another inode: the old one is reported as gone, the new one as new, with all its
 //! items and not only those that differ. An inode without names (deleted while open) does not exist here.
 //!
 //! Memory: the items of one inode but for its extents.
@@ -55,7 +55,7 @@ pub(super) struct Head {
 }
 
 /// Who is told.
-pub(super) trait Hear {
+pub(super) trait InodeVisitor {
     /// The parent has an inode that the subvolume has not.
     fn gone(&mut self, _ino: u64, _fields: &InodeFields, _names: Vec<Name>) -> Result<(), SendError> {
         Ok(())
@@ -75,8 +75,8 @@ pub(super) trait Hear {
 }
 
 /// Tells all that differs.
-pub(super) fn walk(sides: &Sides<'_>, hear: &mut dyn Hear) -> Result<(), SendError> {
-    let mut gather = Gather::new(sides, hear);
+pub(super) fn walk(sides: &Sides<'_>, visitor: &mut dyn InodeVisitor) -> Result<(), SendError> {
+    let mut gather = Gather::new(sides, visitor);
     let first = Key::new(Ino::ROOT_DIR.0, ItemType(0), 0);
     let last = Key::new(Ino::LAST.0, ItemType(u8::MAX), u64::MAX);
     match &sides.old {
@@ -180,13 +180,13 @@ enum State {
 
 struct Gather<'g, 'e> {
     sides: &'g Sides<'e>,
-    hear: &'g mut dyn Hear,
+    visitor: &'g mut dyn InodeVisitor,
     current: Option<Current>,
 }
 
 impl<'g, 'e> Gather<'g, 'e> {
-    fn new(sides: &'g Sides<'e>, hear: &'g mut dyn Hear) -> Gather<'g, 'e> {
-        Gather { sides, hear, current: None }
+    fn new(sides: &'g Sides<'e>, visitor: &'g mut dyn InodeVisitor) -> Gather<'g, 'e> {
+        Gather { sides, visitor, current: None }
     }
 
     fn item(&mut self, key: Key, old: Option<&[u8]>, new: Option<&[u8]>) -> Result<(), SendError> {
@@ -206,10 +206,10 @@ impl<'g, 'e> Gather<'g, 'e> {
             }
             ItemType::EXTENT_DATA => {
                 if current.state == State::Head {
-                    self.tell_head()?;
+                    self.emit_head()?;
                 }
                 if self.current.as_ref().is_some_and(|c| c.state == State::Extents) {
-                    self.hear.extent(key.offset, old, new)?;
+                    self.visitor.extent(key.offset, old, new)?;
                 }
             }
             _ => {}
@@ -219,16 +219,16 @@ impl<'g, 'e> Gather<'g, 'e> {
 
     fn finish(&mut self) -> Result<(), SendError> {
         if self.current.as_ref().is_some_and(|c| c.state == State::Head) {
-            self.tell_head()?;
+            self.emit_head()?;
         }
         if self.current.take().is_some_and(|c| c.state == State::Extents) {
-            self.hear.end()?;
+            self.visitor.end()?;
         }
         Ok(())
     }
 
     /// All items in front of the extents are there.
-    fn tell_head(&mut self) -> Result<(), SendError> {
+    fn emit_head(&mut self) -> Result<(), SendError> {
         let Some(current) = &mut self.current else { return Ok(()) };
         let ino = current.ino;
         let (old, new) = (std::mem::take(&mut current.old), std::mem::take(&mut current.new));
@@ -246,25 +246,25 @@ impl<'g, 'e> Gather<'g, 'e> {
         match (before, now) {
             (None, None) => {}
             (Some(before), Some(now)) if is_same(&before, &now) => {
-                let wants = self.hear.head(Head { ino, before: Some(before), now, old, new })?;
+                let wants = self.visitor.head(Head { ino, before: Some(before), now, old, new })?;
                 current.state = if wants { State::Extents } else { State::Over };
             }
             // The items told of are all there are.
             (None, Some(now)) if current.before.is_none() => {
-                let wants = self.hear.head(Head { ino, before: None, now, old, new })?;
+                let wants = self.visitor.head(Head { ino, before: None, now, old, new })?;
                 current.state = if wants { State::Extents } else { State::Over };
             }
-            (Some(before), None) if current.now.is_none() => self.hear.gone(ino, &before, old.names)?,
+            (Some(before), None) if current.now.is_none() => self.visitor.gone(ino, &before, old.names)?,
             (before, now) => {
                 if let Some(before) = before {
                     let names = match &self.sides.old {
                         Some(root) => part(self.sides.blocks, root, ino)?.names,
                         None => Vec::new(),
                     };
-                    self.hear.gone(ino, &before, names)?;
+                    self.visitor.gone(ino, &before, names)?;
                 }
                 if before.is_some() && now.is_some() {
-                    self.hear.replaced(ino);
+                    self.visitor.replaced(ino);
                 }
                 if now.is_some() {
                     self.whole(ino)?;
@@ -276,7 +276,7 @@ impl<'g, 'e> Gather<'g, 'e> {
 
     /// Tells of an inode with all its items.
     fn whole(&mut self, ino: u64) -> Result<(), SendError> {
-        let mut gather = Gather::new(self.sides, self.hear);
+        let mut gather = Gather::new(self.sides, self.visitor);
         let (from, to) = (Key::new(ino, ItemType(0), 0), Key::new(ino, ItemType(u8::MAX), u64::MAX));
         gather.sides.blocks.scan(&gather.sides.new, from, to, |key, item| {
             gather.item(*key, None, Some(item)).map(|()| ControlFlow::Continue(()))

@@ -1,4 +1,4 @@
-//! Receiving, judged by the kernel: its streams into our images, beside its own receive of the same stream.
+//! Receiving, verified by the kernel: its streams into our images, beside its own receive of the same stream.
 
 mod anything;
 mod chains;

@@ -70,12 +70,12 @@ fn of_the_image() {
     for round in 0..250 {
         let damage = rot.random(&mut rng).unwrap();
         let inflicted = rot.inflict(&damage).unwrap();
-        let (tell, told) = mpsc::channel();
+        let (tell, reported) = mpsc::channel();
         let path = history.image.clone();
         let thread = std::thread::spawn(move || {
             let _ = tell.send(send_all(&path));
         });
-        match told.recv_timeout(TIME_MAX) {
+        match reported.recv_timeout(TIME_MAX) {
             Ok((_, all)) => noticed += usize::from(!all),
             Err(mpsc::RecvTimeoutError::Timeout) => panic!("round {round}: no end: {damage:?}"),
             Err(mpsc::RecvTimeoutError::Disconnected) => panic!("round {round}: it panicked: {damage:?}"),

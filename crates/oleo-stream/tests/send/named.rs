@@ -595,8 +595,8 @@ fn arrive() {
     }
 }
 
-/// Goal: the last inodes of a subvolume, whose numbers are given out again, are told apart. Method: those cases whose last inodes
-/// die, each in a history of its own, where numbers begin anew with the mount between the steps.
+/// Goal: the last inodes of a subvolume, whose numbers are given out again, are distinguished. Method: those cases
+/// whose last inodes die, each in a history of its own, where numbers begin anew with the mount between the steps.
 #[test]
 fn numbers_are_given_out_again() {
     let Some(oracle) = oracle() else { return };

@@ -138,8 +138,9 @@ fn every_command_occurs_and_the_original_reads_it() {
             let words: Vec<&str> =
                 here.keys().filter(|kind| **kind != CommandKind::End).map(|kind| kind.name()).collect();
             let lines = dump.lines().filter(|line| words.contains(&line.split(' ').next().unwrap_or(""))).count();
-            let told: usize = here.iter().filter(|(kind, _)| **kind != CommandKind::End).map(|(_, count)| count).sum();
-            assert_eq!(lines, told, "seed {seed}");
+            let reported: usize =
+                here.iter().filter(|(kind, _)| **kind != CommandKind::End).map(|(_, count)| count).sum();
+            assert_eq!(lines, reported, "seed {seed}");
             for (kind, count) in here {
                 *seen.entry(kind).or_default() += count;
             }

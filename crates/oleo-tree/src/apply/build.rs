@@ -57,26 +57,26 @@ impl Refs {
     }
 
     /// What something gets that an old block references and the new one too.
-    fn kept(&mut self, fate: Fate, at: Logical, mut tell: impl FnMut(&mut Self, Option<Logical>, i32)) {
+    fn kept(&mut self, fate: Fate, at: Logical, mut record_ref: impl FnMut(&mut Self, Option<Logical>, i32)) {
         match fate {
             Fate::Sole => {}
             Fate::SoleFull => {
-                tell(self, Some(at), -1);
-                tell(self, None, 1);
+                record_ref(self, Some(at), -1);
+                record_ref(self, None, 1);
             }
-            Fate::SharedOurs => tell(self, Some(at), 1),
-            Fate::SharedOther => tell(self, None, 1),
+            Fate::SharedOurs => record_ref(self, Some(at), 1),
+            Fate::SharedOther => record_ref(self, None, 1),
         }
     }
 
     /// What something gets that an old block references and the new one does not.
-    fn lost(&mut self, fate: Fate, at: Logical, mut tell: impl FnMut(&mut Self, Option<Logical>, i32)) {
+    fn lost(&mut self, fate: Fate, at: Logical, mut record_ref: impl FnMut(&mut Self, Option<Logical>, i32)) {
         match fate {
-            Fate::Sole => tell(self, None, -1),
-            Fate::SoleFull => tell(self, Some(at), -1),
+            Fate::Sole => record_ref(self, None, -1),
+            Fate::SoleFull => record_ref(self, Some(at), -1),
             Fate::SharedOurs => {
-                tell(self, None, -1);
-                tell(self, Some(at), 1);
+                record_ref(self, None, -1);
+                record_ref(self, Some(at), 1);
             }
             Fate::SharedOther => {}
         }
@@ -293,7 +293,11 @@ impl Job<'_> {
             for out in &here.outs {
                 let at = out.at.expect("every new block has been given an address");
                 if out.fresh {
-                    ledger.born(at, block_len, ExtentKind::Tree { level: height, first_key: out.first_key });
+                    ledger.record_new_extent(
+                        at,
+                        block_len,
+                        ExtentKind::Tree { level: height, first_key: out.first_key },
+                    );
                 }
                 if !out.silent {
                     refs.block(at, height, out.first_key, None, 1);

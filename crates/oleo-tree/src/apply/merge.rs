@@ -307,7 +307,7 @@ impl Job<'_> {
         wanted.retain(|_| fits.next().unwrap_or(false));
 
         let places: Vec<(usize, usize)> = wanted.iter().map(|w| (w.parent, w.slot)).collect();
-        let olds = self.judge(above, &places, nodes)?;
+        let olds = self.find_fates(above, &places, nodes)?;
         let mut absorbed = Vec::with_capacity(wanted.len());
         for (old, w) in olds.into_iter().zip(&wanted) {
             let run = &mut runs[w.run];

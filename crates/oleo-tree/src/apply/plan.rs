@@ -156,11 +156,11 @@ impl<'a> Job<'a> {
     pub fn load_olds(&self, above: &[Touched], places: &[(usize, usize)]) -> Result<Vec<Old>, TreeError> {
         let wanted = places.iter().map(|&(parent, slot)| (&*above[parent].old.node, slot));
         let nodes = self.blocks.children(self.env.owner, wanted)?;
-        self.judge(above, places, nodes)
+        self.find_fates(above, places, nodes)
     }
 
     /// Finds the fates of loaded children.
-    pub fn judge(
+    pub fn find_fates(
         &self,
         above: &[Touched],
         places: &[(usize, usize)],

@@ -1,9 +1,9 @@
-//! Shared blocks that are not let go of at their top: what is below them changes hands bit by bit.
+//! Shared blocks whose reference is not dropped at their top: what is below them changes hands bit by bit.
 //!
 //! Whoever lets go of a shared block in one go gives all that is below it to those who keep it, in one transaction, however
 //! much that is. Instead a copy takes the block's place in our tree, as if we were to change it: the block is the others' from
-//! then on, its children are theirs and ours, and we let go of one child after another, in the same way. A leaf is let go of
-//! at once. So a step gives away as many leaves as it looks at, and each state between is a tree like any other:
+//! then on, its children are theirs and ours, and we drop one child after another, in the same way. A leaf is dropped as
+//! a whole. So a step gives away as many leaves as it looks at, and each state between is a tree like any other:
 //! whoever reads it, the kernel too, goes on from its progress.
 //!
 //! Of the copies only those are written that the step ends in, a block for each level at most. They have what is left: the place
@@ -28,7 +28,7 @@ impl Dropper<'_> {
         if node.owner() == self.env.owner {
             // Our name is what the copy references by.
             self.refs.owner = self.env.owner;
-            self.turn_block(&node, state.full_backref);
+            self.convert_block(&node, state.full_backref);
         }
         let mut states = self.states(&node, 0)?;
         for state in &mut states {
@@ -49,7 +49,7 @@ impl Dropper<'_> {
             let below = made.last().cloned();
             let node = self.copy_rest(frame, at[depth], below.as_ref());
             let parent = depth.checked_sub(1).map(|above| &path[above]);
-            self.let_go(parent, frame.node.logical(), frame.node.level(), first_key(&frame.node));
+            self.drop_reference(parent, frame.node.logical(), frame.node.level(), first_key(&frame.node));
             self.refs.owner = self.env.owner;
             self.refs.block(node.logical(), node.level(), first_key(&node), None, 1);
             made.push(node);

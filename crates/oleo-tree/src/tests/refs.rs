@@ -77,7 +77,7 @@ fn history(seed: u64, rounds: u64) {
             for tree in world.trees.values_mut() {
                 // Only what is not on disk is lost, and only with all that is not committed.
                 if world.dirty.is_empty() {
-                    tree.progress = tree.progress.map(|p| DropProgress { turning: None, ..p });
+                    tree.progress = tree.progress.map(|p| DropProgress { backref_conversion: None, ..p });
                 }
             }
         }
@@ -121,7 +121,7 @@ fn one_change_after_a_snapshot_costs_one_path() {
     world.check_refs("one path");
 }
 
-/// Goal: a block that turns from implicit to full backrefs tells the extent tree only what really changed.
+/// Goal: a block that is converted from implicit to full backrefs tells the extent tree only what really changed.
 /// Method: after a snapshot, change one item; the ledger's changes for siblings of the changed leaf are: one full reference
 /// from the old parent; the implicit one stays.
 #[test]
@@ -149,11 +149,11 @@ fn what_both_copies_share_cancels() {
     assert!(changes < 4 * fanout, "{changes} changes");
 }
 
-/// Goal: a crash in the middle of turning a large shared subtree to full backrefs leaves nothing that later steps miss.
-/// Method: a tree and its unchanged snapshot, so that dropping the first turns everything; steps of several sizes, the
+/// Goal: a crash in the middle of converting a large shared subtree to full backrefs leaves nothing that later steps miss.
+/// Method: a tree and its unchanged snapshot, so that dropping the first converts everything; steps of several sizes, the
 /// progress that only memory has forgotten after some of them; then the snapshot is changed and dropped as well.
 #[test]
-fn turning_survives_a_crash() {
+fn conversion_survives_a_crash() {
     for (budget, forget_at) in [(3, 5), (10, 7), (40, 2), (1, 11)] {
         let mut rng = Rng(budget as u64);
         let mut world = World::new(4096);
@@ -177,8 +177,11 @@ fn turning_survives_a_crash() {
             }
             if steps == forget_at {
                 let progress = &mut world.trees.get_mut(&TreeId(256)).unwrap().progress;
-                assert!(progress.is_some_and(|p| p.turning.is_some()), "the crash hits a half turned subtree");
-                *progress = progress.map(|p| DropProgress { turning: None, ..p });
+                assert!(
+                    progress.is_some_and(|p| p.backref_conversion.is_some()),
+                    "the crash hits a half converted subtree"
+                );
+                *progress = progress.map(|p| DropProgress { backref_conversion: None, ..p });
             }
         }
         world.commit();

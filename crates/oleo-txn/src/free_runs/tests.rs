@@ -32,7 +32,7 @@ fn runs_of(bits: &[bool], start: u64) -> Vec<(Logical, ByteLen)> {
 }
 
 /// Goal: whatever is taken and freed, runs and stored items say what a bit per sector says, in both forms.
-/// Method: rounds of random flips applied as sorted turns; the changes go to a map as the tree would hold it; the group
+/// Method: rounds of random flips applied as sorted changes; the changes go to a map as the tree would hold it; the group
 /// is read back from that map.
 #[test]
 fn follows_a_bitmap_model_in_both_forms() {
@@ -45,26 +45,26 @@ fn follows_a_bitmap_model_in_both_forms() {
         let mut tree: BTreeMap<Key, Box<[u8]>> = BTreeMap::new();
         let mut seen = [false; 2];
         for round in 0..60 {
-            let mut turns = Vec::new();
+            let mut space_changes = Vec::new();
             let mut i = rng.next(4) as usize;
             // Fragment hard in the first half, heal in the second, so that both forms are met.
             let heal = round >= 30;
             while i < sectors {
-                let turn = if bits[i] { Turn::Used } else { Turn::Free };
-                let max = if heal && turn == Turn::Free { 64 } else { 1 + rng.next(3) as usize };
+                let new_state = if bits[i] { FreeSpaceChange::Used } else { FreeSpaceChange::Free };
+                let max = if heal && new_state == FreeSpaceChange::Free { 64 } else { 1 + rng.next(3) as usize };
                 let mut end = i;
                 while end < sectors && end - i < max && bits[end] == bits[i] {
                     end += 1;
                 }
-                if !(heal && turn == Turn::Used) {
+                if !(heal && new_state == FreeSpaceChange::Used) {
                     let (from, to) = (start + i as u64 * SECTOR, start + end as u64 * SECTOR);
-                    turns.push((Piece { start: from, end: to }, turn));
-                    let now = turn == Turn::Free;
+                    space_changes.push((Piece { start: from, end: to }, new_state));
+                    let now = new_state == FreeSpaceChange::Free;
                     bits[i..end].fill(now);
                 }
                 i = end + rng.next(if heal { 3 } else { 20 }) as usize;
             }
-            group.apply(&turns).unwrap();
+            group.apply(&space_changes).unwrap();
             for change in group.changes() {
                 match change.op {
                     Op::Put(data) => drop(tree.insert(change.key, data)),
@@ -87,7 +87,7 @@ fn refuses_what_cannot_be() {
     let free = [(Logical(0), ByteLen(8 * SECTOR))];
     let piece = Piece { start: 0, end: SECTOR };
     let mut group = FreeItems::new(Logical(0), ByteLen(16 * SECTOR), SECTOR as u32, &free);
-    assert!(group.apply(&[(piece, Turn::Free)]).is_err());
-    group.apply(&[(piece, Turn::Used)]).unwrap();
-    assert!(group.apply(&[(piece, Turn::Used)]).is_err());
+    assert!(group.apply(&[(piece, FreeSpaceChange::Free)]).is_err());
+    group.apply(&[(piece, FreeSpaceChange::Used)]).unwrap();
+    assert!(group.apply(&[(piece, FreeSpaceChange::Used)]).is_err());
 }

@@ -1,7 +1,7 @@
 //! What a transaction did to quota, found at the end of its settling.
 //!
-//! Nothing is traced while trees change. A tree's old root and its new one tell which blocks it has lost and gained, however
-//! that came; leaves among them tell which data. For an extent so found the extent tree, which is settled by then, says who
+//! Nothing is traced while trees change. A tree's old root and its new one say which blocks it has lost and gained, however
+//! that came; leaves among them say which data. For an extent so found the extent tree, which is settled by then, says who
 //! reaches it now ([`Backrefs`]); who did before is that, less who gained it, and who lost it.
 //!
 //! - A tree reaches a block in one way at most, so a block lost or gained says all. Data may be named many times: a tree had
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use oleo_format::{ByteLen, ChildPtr, Generation, Logical, TreeId, data_use};
-use oleo_tree::{Apart, DropMoment, DropVisit, Fortune, Node, TreeRoot, Walk};
+use oleo_tree::{BlockChange, BlockDiff, DropMoment, DropVisit, Node, TreeRoot, Walk};
 
 use crate::TxnError;
 use crate::backrefs::Backrefs;
@@ -114,8 +114,8 @@ pub(crate) fn account(
         account.dropped(begin, None)?;
     }
     account.looked_at = account.blocks.len() as u64;
-    account.judge_blocks()?;
-    account.judge_data()?;
+    account.account_blocks()?;
+    account.account_data()?;
     let mut ops = vec![account.take_moves()];
     for nth in 0..account.news.len() {
         account.snapshot(nth, &mut ops)?;
@@ -127,7 +127,7 @@ pub(crate) fn account(
 impl Account<'_> {
     /// What one tree lost and gained by changes.
     fn changed(&mut self, old: Option<&TreeState>, new: &TreeState) -> Result<(), TxnError> {
-        let Apart { only_a, only_b } = self.inner.blocks.apart(old.map(|old| &old.root), Some(&new.root))?;
+        let BlockDiff { only_a, only_b } = self.inner.blocks.block_diff(old.map(|old| &old.root), Some(&new.root))?;
         for (nodes, delta) in [(only_a, -1), (only_b, 1)] {
             for node in nodes {
                 self.tag(&node, new.root.tree, delta);
@@ -185,7 +185,7 @@ impl Account<'_> {
         self.refs.is_sole(node)
     }
 
-    fn judge_blocks(&mut self) -> Result<(), TxnError> {
+    fn account_blocks(&mut self) -> Result<(), TxnError> {
         let mut blocks: Vec<_> = std::mem::take(&mut self.blocks).into_values().collect();
         blocks.sort_unstable_by_key(|(node, _)| node.logical());
         let bytes = u64::from(self.inner.rules.nodesize);
@@ -202,7 +202,7 @@ impl Account<'_> {
         Ok(())
     }
 
-    fn judge_data(&mut self) -> Result<(), TxnError> {
+    fn account_data(&mut self) -> Result<(), TxnError> {
         let mut data: Vec<_> = std::mem::take(&mut self.data).into_iter().collect();
         data.retain(|(_, (_, tags))| tags.iter().any(|(_, delta)| *delta != 0));
         data.sort_unstable_by_key(|(at, _)| *at);
@@ -291,7 +291,7 @@ impl Account<'_> {
             self.copy_in_full(nth, &from)?;
         }
         let later: Vec<TreeId> = self.news[nth..].iter().map(|(_, new)| *new).collect();
-        let Apart { only_a, only_b } = inner.blocks.apart(Some(&from), Some(&to))?;
+        let BlockDiff { only_a, only_b } = inner.blocks.block_diff(Some(&from), Some(&to))?;
         let mut data: Vec<(Logical, ByteLen)> = Vec::new();
         let bytes = u64::from(inner.rules.nodesize);
         for (nodes, ours) in [(only_a, false), (only_b, true)] {
@@ -365,10 +365,11 @@ impl DropVisit<TxnError> for Losses<'_, '_> {
         Ok(self.two_are_enough && self.account.refs.is_reached_by_two(child, level)?)
     }
 
-    fn meet(&mut self, node: &Arc<Node>, fortune: Fortune) -> Result<Walk, TxnError> {
+    fn meet(&mut self, node: &Arc<Node>, block_change: BlockChange) -> Result<Walk, TxnError> {
         let (account, tree) = (&mut *self.account, self.tree);
-        account.tag(node, tree, if fortune == Fortune::Gained { 1 } else { -1 });
-        let over = fortune == Fortune::Lost && !account.is_only_of(node, tree)? && account.is_free_of(tree, node)?;
+        account.tag(node, tree, if block_change == BlockChange::Gained { 1 } else { -1 });
+        let over =
+            block_change == BlockChange::Lost && !account.is_only_of(node, tree)? && account.is_free_of(tree, node)?;
         Ok(if over { Walk::Over } else { Walk::Into })
     }
 }

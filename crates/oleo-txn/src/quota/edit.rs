@@ -107,7 +107,7 @@ impl Staged<'_> {
         Ok(())
     }
 
-    /// Turns quota off: its tree goes. After simple quotas the volume keeps the feature: extents tell whose they are.
+    /// Turns quota off: its tree goes. After simple quotas the volume keeps the feature: extents say whose they are.
     pub fn quota_disable(&mut self) -> Result<(), TxnError> {
         let inner = self.inner();
         let was = inner.quota.table.write().take();
@@ -349,7 +349,7 @@ fn mark(table: &mut Table, done: Assigned, changes: &mut Vec<Change>) -> Assigne
 }
 
 impl Table {
-    /// Puts a group into another, and counts it there where the numbers tell how.
+    /// Puts a group into another, and counts it there where the numbers say how.
     fn relate_counted(&mut self, member: QgroupId, parent: QgroupId) -> Assigned {
         if self.is_simple() {
             self.relate(member, parent);

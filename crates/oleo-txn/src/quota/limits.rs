@@ -57,7 +57,7 @@ const FROZEN: usize = 2;
 
 /// What an operation is charged.
 #[derive(Clone, Copy)]
-struct Ask {
+struct ChargeRequest {
     bytes: u64,
     /// For a [`Charge`], otherwise for the open transaction.
     held: bool,
@@ -67,7 +67,7 @@ struct Ask {
 
 /// Whether there is room for it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Room {
+enum ChargeOutcome {
     /// There is, and it has been charged.
     Charged,
     /// There may be, when others have been counted.
@@ -147,7 +147,7 @@ impl Charges {
         sums.groups = groups;
     }
 
-    /// The gate is closed.
+    /// Joins are blocked.
     pub fn freeze(&self) {
         if !self.limited() {
             return;
@@ -181,39 +181,39 @@ impl Charges {
 
 impl Inner {
     /// Charges a tree, where no group would exceed what it may use.
-    fn charge(&self, tree: TreeId, ask: Ask) -> Room {
+    fn charge(&self, tree: TreeId, request: ChargeRequest) -> ChargeOutcome {
         let mut sums = self.quota.charges.sums.lock();
         let table = self.quota.table.read();
-        let Some(table) = table.as_ref() else { return Room::Charged };
+        let Some(table) = table.as_ref() else { return ChargeOutcome::Charged };
         let above = table.above(QgroupId::of(tree));
         let limited = |id: &QgroupId| table.groups[id].limit != QgroupLimit::default();
-        let mut room = Room::Charged;
+        let mut outcome = ChargeOutcome::Charged;
         for id in above.iter().filter(|id| limited(id)) {
             let group = &table.groups[id];
             let exceeds = |more: u64| {
                 let exceeds = |uses: u64, max: Option<u64>| max.is_some_and(|max| uses.saturating_add(more) > max);
                 exceeds(group.rfer, group.limit.max_rfer) || exceeds(group.excl, group.limit.max_excl)
             };
-            if exceeds(ask.bytes) {
-                return Room::None;
+            if exceeds(request.bytes) {
+                return ChargeOutcome::None;
             }
-            if exceeds(sums.groups.get(id).copied().unwrap_or(0).saturating_add(ask.bytes)) {
-                room = Room::Later;
+            if exceeds(sums.groups.get(id).copied().unwrap_or(0).saturating_add(request.bytes)) {
+                outcome = ChargeOutcome::Later;
             }
         }
         let meets = |other: &TreeId| table.above(QgroupId::of(*other)).intersection(&above).any(limited);
-        if room == Room::Later || (ask.least && sums.lone.iter().flatten().any(meets)) {
-            return Room::Later;
+        if outcome == ChargeOutcome::Later || (request.least && sums.lone.iter().flatten().any(meets)) {
+            return ChargeOutcome::Later;
         }
         for id in above {
-            *sums.groups.entry(id).or_default() += ask.bytes;
+            *sums.groups.entry(id).or_default() += request.bytes;
         }
-        let of = if ask.held { &mut sums.held } else { &mut sums.open };
-        *of.entry(tree).or_default() += ask.bytes;
-        if ask.least {
-            sums.lone[if ask.held { HELD } else { OPEN }].push(tree);
+        let of = if request.held { &mut sums.held } else { &mut sums.open };
+        *of.entry(tree).or_default() += request.bytes;
+        if request.least {
+            sums.lone[if request.held { HELD } else { OPEN }].push(tree);
         }
-        Room::Charged
+        ChargeOutcome::Charged
     }
 }
 
@@ -229,9 +229,9 @@ impl Engine {
             return Ok(None);
         }
         let bytes = len.0 + LEAVES_OF_DATA * u64::from(self.0.rules.nodesize);
-        match self.0.charge(tree, Ask { bytes, held: true, least: false }) {
-            Room::Charged => Ok(Some(Charge { inner: self.0.clone(), tree, bytes, lone: false })),
-            Room::Later | Room::None => Err(TxnError::QuotaExceeded(tree)),
+        match self.0.charge(tree, ChargeRequest { bytes, held: true, least: false }) {
+            ChargeOutcome::Charged => Ok(Some(Charge { inner: self.0.clone(), tree, bytes, lone: false })),
+            ChargeOutcome::Later | ChargeOutcome::None => Err(TxnError::QuotaExceeded(tree)),
         }
     }
 
@@ -248,10 +248,12 @@ impl Engine {
             if !self.0.quota.charges.limited() {
                 return Ok(None);
             }
-            match self.0.charge(tree, Ask { bytes: len.0, held: true, least: true }) {
-                Room::Charged => return Ok(Some(Charge { inner: self.0.clone(), tree, bytes: len.0, lone: true })),
-                Room::Later => {}
-                Room::None => break,
+            match self.0.charge(tree, ChargeRequest { bytes: len.0, held: true, least: true }) {
+                ChargeOutcome::Charged => {
+                    return Ok(Some(Charge { inner: self.0.clone(), tree, bytes: len.0, lone: true }));
+                }
+                ChargeOutcome::Later => {}
+                ChargeOutcome::None => break,
             }
         }
         Err(TxnError::QuotaExceeded(tree).into())
@@ -274,19 +276,19 @@ impl Engine {
         let data = if self.0.has_simple_quota() { 0 } else { data };
         let most = added * SPLIT_FACTOR + LEAVES_OF_NAMES * u64::from(self.0.rules.nodesize) + data;
         let handle = self.join(need)?;
-        if self.0.charge(tree, Ask { bytes: most, held: false, least: false }) == Room::Charged {
+        if self.0.charge(tree, ChargeRequest { bytes: most, held: false, least: false }) == ChargeOutcome::Charged {
             return Ok(handle);
         }
         drop(handle);
         for _ in 0..TURNS_MAX {
             settle()?;
-            self.0.give_up_spare();
+            self.0.release_idle_reservations();
             self.commit()?;
             let handle = self.join(need)?;
-            match self.0.charge(tree, Ask { bytes: added + data, held: false, least: true }) {
-                Room::Charged => return Ok(handle),
-                Room::Later => {}
-                Room::None => break,
+            match self.0.charge(tree, ChargeRequest { bytes: added + data, held: false, least: true }) {
+                ChargeOutcome::Charged => return Ok(handle),
+                ChargeOutcome::Later => {}
+                ChargeOutcome::None => break,
             }
         }
         Err(TxnError::QuotaExceeded(tree).into())

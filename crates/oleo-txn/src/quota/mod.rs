@@ -1,7 +1,7 @@
 //! Quota groups: kept exact by every commit, changed by staged operations, counted anew by a scan.
 //!
-//! Two ways of counting: *full* quotas tell what subvolumes reach, and what nobody else does; *simple* ones (`simple`) what they wrote
-//! first. The groups, their limits and what users do to them are the same.
+//! Two ways of counting: *full* quotas say what subvolumes reach, and what nobody else does; *simple* ones (`simple`)
+//! what they wrote first. The groups, their limits and what users do to them are the same.
 //!
 //! Normal path of full quotas: (1) operations note what trees alone do not tell: snapshots made, trees dropped; (2) when a commit has
 //! settled everything else, `account` finds what changed hands; (3) `table` turns that into numbers; (4) the items that
@@ -182,7 +182,7 @@ impl Inner {
             return;
         }
         // Who is inside may have been charged.
-        let _closed = self.gate.close();
+        let _freeze_guard = self.barrier.block_joins();
         if !self.touched.load(Ordering::Acquire) {
             self.quota.charges.freeze();
             self.quota.charges.settled(&self.quota.table);

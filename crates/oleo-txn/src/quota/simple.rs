@@ -1,6 +1,6 @@
 //! Simple quotas: an extent counts for the subvolume that first wrote it, whoever else comes to share it, until it is gone.
 //!
-//! Normal path: (1) data that is born has an owner, noted by address as the ledger hears of it ([`Owners::note`]); (2) as the
+//! Normal path: (1) data that is new has an owner, noted by address as the ledger records it ([`Owners::note`]); (2) as the
 //! ledger is settled, that goes into the extent's item, and what began or ended counts for its owner ([`Owned`]); (3) the sums by
 //! subvolume come to [`Table::own`], which adds them to groups. Nothing is looked up but the header of each tree block
 //! that comes or goes.
@@ -11,7 +11,7 @@
 //! that it still does not count; of tree blocks the header cannot be changed, so those that move count from then on.
 //!
 //! Groups of higher levels have the sum of the subvolumes' groups in them, each once.
-//! Lock: `young` (rank 57), held for a look-up. Crash: memory only; numbers and extents are in the same transaction.
+//! Lock: `new_data` (rank 57), held for a look-up. Crash: memory only; numbers and extents are in the same transaction.
 
 use hashbrown::HashMap;
 use oleo_format::{Generation, Logical, QgroupStatusFlags, TreeId};
@@ -20,25 +20,25 @@ use parking_lot::RwLock;
 
 use super::table::{QgroupId, Table};
 use crate::TxnError;
-use crate::engine::{Birth, Inner};
+use crate::engine::{Inner, NewExtent};
 
-/// Who wrote the data that is born in the transaction, as long as no item tells.
+/// Who wrote the data that is new in the transaction, as long as no item says so.
 #[derive(Default)]
 pub(crate) struct Owners {
-    young: RwLock<HashMap<Logical, TreeId>>,
+    new_data: RwLock<HashMap<Logical, TreeId>>,
 }
 
 impl Owners {
     /// Whose the data at these addresses is.
     pub fn note(&self, data: impl IntoIterator<Item = (Logical, TreeId)>) {
-        self.young.write().extend(data.into_iter().filter(|(_, owner)| owner.is_subvol()));
+        self.new_data.write().extend(data.into_iter().filter(|(_, owner)| owner.is_subvol()));
     }
 
     /// What was noted is in items by now, or of no use.
     pub fn clear(&self) {
-        let mut young = self.young.write();
-        if !young.is_empty() {
-            *young = HashMap::new();
+        let mut new_data = self.new_data.write();
+        if !new_data.is_empty() {
+            *new_data = HashMap::new();
         }
     }
 }
@@ -55,8 +55,8 @@ pub(crate) struct Owned<'a> {
 
 impl Owned<'_> {
     /// Whom data is to be accounted to that has no item yet.
-    pub fn of_young(&self, at: Logical) -> Option<TreeId> {
-        self.inner.quota.owners.young.read().get(&at).copied()
+    pub fn of_new_data(&self, at: Logical) -> Option<TreeId> {
+        self.inner.quota.owners.new_data.read().get(&at).copied()
     }
 
     /// Whether an extent of that generation counts.
@@ -115,10 +115,10 @@ impl Inner {
         self.simple_since().map(|enable_gen| Owned { inner: self, enable_gen })
     }
 
-    /// Notes who wrote data that the ledger hears of now.
-    pub(crate) fn note_owners(&self, births: &[Birth]) {
+    /// Notes who wrote data that the ledger records now.
+    pub(crate) fn note_owners(&self, new_extents: &[NewExtent]) {
         if self.has_simple_quota() {
-            self.quota.owners.note(births.iter().map(|(at, _, owner)| (*at, *owner)));
+            self.quota.owners.note(new_extents.iter().map(|(at, _, owner)| (*at, *owner)));
         }
     }
 }

@@ -269,7 +269,7 @@ impl Table {
         }
     }
 
-    /// Whether the numbers tell what a copy of a tree does to them: groups that only one of the two is in have no other
+    /// Whether the numbers say what a copy of a tree does to them: groups that only one of the two is in have no other
     /// subvolumes.
     pub fn can_copy(&self, source: TreeId, new: TreeId) -> bool {
         let (olds, news) = (self.above(QgroupId::of(source)), self.above(QgroupId::of(new)));

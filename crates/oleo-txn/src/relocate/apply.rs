@@ -1,7 +1,7 @@
-//! The closure written anew, and what the ledger hears of it.
+//! The closure written anew, and what the ledger records of it.
 //!
 //! A block that moves takes its references along: each user lets go of the old address and takes the new one. What a moved block
-//! refers to hears of it only where it is keyed by the block's address, or comes to be: a block that others may reach turns to
+//! refers to is recorded only if it is keyed by the block's address, or comes to be: a block that others may reach turns to
 //! full references as it moves, since its new generation would say that it is its tree's alone, and readers of the format
 //! (`btrfs check`) expect just that of a block with the flag.
 
@@ -41,18 +41,18 @@ impl Closure<'_> {
         let node = u64::from(inner.rules.nodesize);
         let moving = self.pieces.iter().filter(|piece| piece.moves && space_of(piece.node.owner()) == Kind::Metadata);
         let blocks = moving.count() as u64;
-        let told = self.refs_told();
-        let mut books = 0;
+        let reported = self.refs_recorded();
+        let mut bookkeeping = 0;
         let trees = [TreeId::EXTENT, TreeId::FREE_SPACE, TreeId::BLOCK_GROUP, TreeId::CSUM, TreeId::ROOT, TreeId::DEV];
         for tree in trees {
             if let Some(item) = inner.trees.get(&inner.blocks, tree)?.and_then(|state| state.item) {
-                books += item.bytes_used.get();
+                bookkeeping += item.bytes_used.get();
             }
         }
-        let touched = (told * 2 * node).min(books);
+        let touched = (reported * 2 * node).min(bookkeeping);
         let data: u64 = self.data.values().map(|copied| copied.from.len.0).sum();
         let sums = data / inner.layout.sectorsize * inner.layout.csum_len;
-        let need = blocks * node + touched + told * BYTES_PER_REF + sums * SUMS_FACTOR + BASE_BLOCKS * node;
+        let need = blocks * node + touched + reported * BYTES_PER_REF + sums * SUMS_FACTOR + BASE_BLOCKS * node;
         inner.reserve_growing(Kind::Metadata, ByteLen(need))
     }
 
@@ -66,7 +66,7 @@ impl Closure<'_> {
         self.give_addresses(inner, hold)?;
         for copied in self.data.values() {
             let (at, len) = (copied.to(), copied.from.len);
-            inner.ledger.born(at, len, ExtentKind::Data);
+            inner.ledger.record_new_extent(at, len, ExtentKind::Data);
         }
         inner.quota.owners.note(self.owners.iter().copied());
         let sums = self.csums(inner)?;
@@ -77,13 +77,13 @@ impl Closure<'_> {
             .par_iter()
             .flat_map_iter(|piece| {
                 let mut changes = Vec::new();
-                self.tell(piece, &mut changes);
+                self.record_refs(piece, &mut changes);
                 changes
             })
             .collect();
         let block_len = ByteLen(u64::from(inner.rules.nodesize));
         for piece in self.pieces.iter().filter(|piece| piece.moves) {
-            inner.ledger.born(piece.to, block_len, kind_of(&piece.node));
+            inner.ledger.record_new_extent(piece.to, block_len, kind_of(&piece.node));
             if piece.marked {
                 inner.ledger.set_full_backref(piece.to, block_len, kind_of(&piece.node));
             }
@@ -179,8 +179,8 @@ impl Closure<'_> {
         }
     }
 
-    /// What the ledger hears of one block: its own references, and those it has.
-    fn tell(&self, piece: &Piece, changes: &mut Vec<RefChange>) {
+    /// What the ledger records of one block: its own references, and those it has.
+    fn record_refs(&self, piece: &Piece, changes: &mut Vec<RefChange>) {
         let node = &piece.node;
         let (old, new, kind) = (node.logical(), piece.to, kind_of(node));
         let len = ByteLen(node.bytes().len() as u64);

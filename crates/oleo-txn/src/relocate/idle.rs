@@ -38,12 +38,12 @@ impl Engine {
             *looked = Some(now);
         }
         let groups = inner.space.groups();
-        let young = inner.growth.young();
+        let uncommitted = inner.growth.uncommitted_chunks();
         let is_idle = |group: &&GroupInfo| {
             group.used.0 == 0
                 && !group.read_only
                 && !group.flags.contains(BlockGroupFlags::SYSTEM)
-                && !young.iter().any(|run| run.start == group.start)
+                && !uncommitted.iter().any(|run| run.start == group.start)
         };
         let idle: Vec<&GroupInfo> = groups.iter().filter(is_idle).collect();
         let ripe: Vec<&GroupInfo> = {

@@ -205,7 +205,7 @@ impl Engine {
     /// between them: where it says no, the group is opened again, and the answer is `None`. The caller holds no handle.
     ///
     /// # Errors
-    /// There is no room for what is in it, a device failed, or the image lies: the group is open again, what has moved
+    /// There is no room for what is in it, a device failed, or the image is damaged: the group is open again, what has moved
     /// has moved.
     pub fn relocate_group(&self, start: Logical, goes_on: &dyn Fn(&Moved) -> bool) -> Result<Option<Moved>, TxnError> {
         let group = self.0.space.group(start)?;

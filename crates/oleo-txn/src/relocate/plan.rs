@@ -36,7 +36,7 @@ pub(super) struct Piece {
     pub(super) full: bool,
     /// It gets a new address: it is on disk, or to be moved.
     pub(super) moves: bool,
-    /// What it refers to will be keyed by its new address, and its header tells that it may be shared.
+    /// What it refers to will be keyed by its new address, and its header says that it may be shared.
     pub(super) marked: bool,
     /// Its address from now on.
     pub(super) to: Logical,
@@ -64,7 +64,7 @@ enum Todo {
     Close(Arc<Node>, bool, Vec<(RefKey, Option<TreeId>, Logical)>),
 }
 
-fn lies(at: Logical, what: &'static str, have: impl ToString, want: impl ToString) -> TxnError {
+fn corrupt(at: Logical, what: &'static str, have: impl ToString, want: impl ToString) -> TxnError {
     Corruption::new("backref", what, have.to_string(), want.to_string()).within(format!("extent {at}")).into()
 }
 
@@ -101,7 +101,7 @@ impl<'d> Closure<'d> {
             let naming = refs.naming(at)?;
             let named: u64 = naming.iter().map(|naming| naming.items).sum();
             if named != stored.refs {
-                return Err(lies(at, "items that name the data", named, stored.refs));
+                return Err(corrupt(at, "items that name the data", named, stored.refs));
             }
             for naming in naming {
                 closure.add(&mut refs, naming.leaf.logical())?;
@@ -139,10 +139,10 @@ impl<'d> Closure<'d> {
                     }
                     let node = refs.read(at)?;
                     if node.level() < level_min {
-                        return Err(lies(at, "level of a parent", node.level(), level_min));
+                        return Err(corrupt(at, "level of a parent", node.level(), level_min));
                     }
                     let Some(stored) = refs.stored(at)? else {
-                        return Err(lies(at, "extent item", "none", "one, since it is referred to"));
+                        return Err(corrupt(at, "extent item", "none", "one, since it is referred to"));
                     };
                     let mut users = Vec::new();
                     for user in refs.users(at)? {
@@ -151,14 +151,14 @@ impl<'d> Closure<'d> {
                             RefKey::TreeRoot(tree) => match refs.above_in(tree, &node)? {
                                 Above::Root => (Some(tree), Logical(0)),
                                 Above::Block(parent) => (None, parent.logical()),
-                                Above::Nobody => return Err(lies(at, "block that refers to it", "none", tree)),
+                                Above::Nobody => return Err(corrupt(at, "block that refers to it", "none", tree)),
                             },
-                            other => return Err(lies(at, "reference", format!("{other:?}"), "one of a tree block")),
+                            other => return Err(corrupt(at, "reference", format!("{other:?}"), "one of a tree block")),
                         };
                         users.push((user, root, above));
                     }
                     if users.is_empty() || users.len() as u64 != stored.refs {
-                        return Err(lies(at, "references found", users.len(), stored.refs));
+                        return Err(corrupt(at, "references found", users.len(), stored.refs));
                     }
                     let above: Vec<Logical> = users.iter().filter(|u| u.1.is_none()).map(|u| u.2).collect();
                     let level = node.level() + 1;
@@ -250,8 +250,8 @@ impl<'d> Closure<'d> {
                         last
                     }
                 };
-                let young = last.is_some_and(|last| piece.node.generation() > last);
-                let alone = young && !piece.node.flags().contains(HeaderFlags::RELOC);
+                let newer = last.is_some_and(|last| piece.node.generation() > last);
+                let alone = newer && !piece.node.flags().contains(HeaderFlags::RELOC);
                 !alone && sets.trees(set).as_ref() != [owner]
             };
             self.pieces[index].marked = marked;
@@ -260,7 +260,7 @@ impl<'d> Closure<'d> {
     }
 
     /// References to other extents that are told anew when the pieces move: a measure of what settling will have to do.
-    pub(super) fn refs_told(&self) -> u64 {
+    pub(super) fn refs_recorded(&self) -> u64 {
         let of = |piece: &Piece| {
             let below = if piece.moves && piece.marked || piece.node.is_leaf() { piece.node.len() as u64 } else { 0 };
             2 * piece.users.len() as u64 + below

@@ -7,7 +7,7 @@
 //!
 //! Facts of the format: the root items of relocation trees have the subvolume's number as the offset of their keys. The
 //! root block of one is referred to by its own address. Every block that is its alone refers to others by its address. The
-//! progress in a root item tells how far the tree is dropped if the item has no references left; else how far the swapping had
+//! progress in a root item says how far the tree is dropped if the item has no references left; else how far the swapping had
 //! come, which is no matter here.
 //!
 //! Crash: between steps the root item tells the progress; nothing else is special.
@@ -79,8 +79,11 @@ impl Staged<'_> {
         let Some(mut item) = state.item else { return Err(TxnError::NoTree(TreeId::TREE_RELOC)) };
         let begun = item.refs.get() == 0;
         let from = Key::from(item.drop_progress);
-        let from =
-            (begun && from != Key::MIN).then_some(DropProgress { key: from, level: item.drop_level, turning: None });
+        let from = (begun && from != Key::MIN).then_some(DropProgress {
+            key: from,
+            level: item.drop_level,
+            backref_conversion: None,
+        });
         let plan = DropPlan { created: Generation(0), from, budget_blocks: STEP_BLOCKS, full_root: true };
         let step = inner
             .with_env(&state, TreeId::TREE_RELOC, generation, |env| inner.blocks.drop_tree(&state.root, &plan, env))

@@ -68,7 +68,7 @@ impl Staged<'_> {
 
     fn remove_records(&mut self, start: Logical, group: Run) -> Result<(), TxnError> {
         let inner = self.inner();
-        let held = inner.growth.hold();
+        let held = inner.growth.lock_chunk_alloc();
         let gone = inner.volume.retire_chunk(start)?;
         let mut chunk_tree = vec![Change::delete(gone.chunk_key)];
         for (key, item) in gone.dev_items {

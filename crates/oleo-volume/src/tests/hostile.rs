@@ -163,7 +163,7 @@ fn a_failure_stops_the_volume() {
         let mut sb = volume.super_block();
         sb.generation = 6.into();
         for result in [volume.write_supers(&sb), volume.flush(), volume.write(&[(at, &[3; 4096])])] {
-            assert!(matches!(result, Err(VolumeError::Stopped { .. })), "{result:?}");
+            assert!(matches!(result, Err(VolumeError::Poisoned { .. })), "{result:?}");
         }
         assert!(volume.read_only());
         sample.read_all(&volume).expect("reads go on");

@@ -27,7 +27,7 @@ use oleo_device::process::{CAP_SYS_ADMIN, Process};
 use oleo_format::TreeId;
 use oleo_fs::{Attr, FileKind, Follow, Fs, InodeRef, errno};
 
-use super::request::{At, Error};
+use super::request::{Error, Location};
 use crate::Image;
 
 /// The permission to read.
@@ -249,7 +249,7 @@ impl Caller {
     }
 
     /// The inode that is meant.
-    pub(super) fn find(&self, image: &Image, at: &At) -> Result<InodeRef, Error> {
+    pub(super) fn find(&self, image: &Image, at: &Location) -> Result<InodeRef, Error> {
         let start = self.start(image, at)?;
         let path = &at.path.0;
         if path.is_empty() {
@@ -264,7 +264,7 @@ impl Caller {
     }
 
     /// The directory that is meant, and the name in it.
-    pub(super) fn find_parent<'a>(&self, image: &Image, at: &'a At) -> Result<(InodeRef, &'a [u8]), Error> {
+    pub(super) fn find_parent<'a>(&self, image: &Image, at: &'a Location) -> Result<(InodeRef, &'a [u8]), Error> {
         let start = self.start(image, at)?;
         if !self.is_owner {
             single_name(&at.path.0)?;
@@ -279,7 +279,7 @@ impl Caller {
         Ok((image.fs().resolve(&start, dir, Follow::Yes)?, name))
     }
 
-    fn start(&self, image: &Image, at: &At) -> Result<InodeRef, Error> {
+    fn start(&self, image: &Image, at: &Location) -> Result<InodeRef, Error> {
         let fs = image.fs();
         let start = fs.inode(&fs.subvol(at.tree)?, at.ino)?;
         self.must_reach(fs, &start)?;
@@ -343,5 +343,5 @@ fn denied(message: impl Into<String>) -> Error {
 
 /// Whether an inode is the root directory of a subvolume.
 pub(super) fn is_subvol_root(inode: &InodeRef) -> bool {
-    inode.ino() == oleo_format::Ino::ROOT_DIR && !inode.is_stub()
+    inode.ino() == oleo_format::Ino::ROOT_DIR && !inode.is_empty_subvol_dir()
 }

@@ -10,14 +10,15 @@ use oleo_txn::QgroupId;
 
 use super::caller::{Caller, READ, SEARCH, WRITE, is_subvol_root};
 use super::request::{
-    At, Bytes, DuLine, Error, NewPart, Place, Property, QgroupStats, Reply, Request, Stats, Subvol, SubvolShown, Which,
+    Bytes, DuLine, Error, Location, NewPart, Place, Property, QgroupStats, Reply, Request, Stats, Subvol, SubvolRef,
+    SubvolShown,
 };
 use super::space;
 use crate::{Image, PROPERTIES};
 
 /// What a kernel that caches names and attributes has to forget.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Invalidate {
+pub enum Invalidation {
     /// An entry of a directory, whether it was there or not.
     Entry {
         /// The directory's tree.
@@ -41,14 +42,14 @@ pub enum Invalidate {
     },
 }
 
-type Done = (Reply, Vec<Invalidate>);
+type Done = (Reply, Vec<Invalidation>);
 
 /// Carries out a request for a caller.
 ///
 /// # Errors
 /// The caller may not, or it cannot be done.
 pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done, Error> {
-    let ask = Ask { image, caller };
+    let ask = Executor { image, caller };
     match request {
         Request::SubvolCreate { at, parents, groups } => ask.create(&at, parents, &groups),
         Request::Snapshot { source, at, read_only, into, groups } => {
@@ -67,7 +68,7 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done,
         }
         Request::Send { subvols, parent, clone_sources, feed, how } => {
             caller.must_be_privileged("send")?;
-            let id = |which: &Which| ask.subvol(which).map(|root| root.tree());
+            let id = |which: &SubvolRef| ask.subvol(which).map(|root| root.tree());
             let parts = super::send::Parts {
                 subvols: subvols.iter().map(id).collect::<Result<_, _>>()?,
                 parent: parent.as_ref().map(id).transpose()?,
@@ -110,17 +111,17 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done,
     }
 }
 
-fn changed(reply: Reply, invalid: Vec<Invalidate>) -> Result<Done, Error> {
+fn changed(reply: Reply, invalid: Vec<Invalidation>) -> Result<Done, Error> {
     Ok((reply, invalid))
 }
 
 /// A request's surroundings.
-struct Ask<'a> {
+struct Executor<'a> {
     image: &'a Image,
     caller: &'a Caller,
 }
 
-impl Ask<'_> {
+impl Executor<'_> {
     /// Requests that change nothing.
     fn look(&self, request: Request) -> Result<Reply, Error> {
         let fs = self.image.fs();
@@ -211,18 +212,18 @@ impl Ask<'_> {
         })
     }
 
-    fn find(&self, at: &At) -> Result<InodeRef, Error> {
+    fn find(&self, at: &Location) -> Result<InodeRef, Error> {
         self.caller.find(self.image, at)
     }
 
     /// The root directory of a subvolume.
-    fn subvol(&self, which: &Which) -> Result<InodeRef, Error> {
+    fn subvol(&self, which: &SubvolRef) -> Result<InodeRef, Error> {
         match which {
-            Which::Id(id) => {
+            SubvolRef::Id(id) => {
                 self.caller.must_be_privileged("name subvolumes by number")?;
                 Ok(self.image.fs().root(*id)?)
             }
-            Which::At(at) => {
+            SubvolRef::At(at) => {
                 let inode = self.find(at)?;
                 if !is_subvol_root(&inode) {
                     return Err(Error::refused(errno::EINVAL, "not a subvolume"));
@@ -249,7 +250,7 @@ impl Ask<'_> {
         Ok(Reply::Subvol(Box::new(SubvolShown { subvol: info.into(), snapshots })))
     }
 
-    fn find_new(&self, which: &Which, since: u64) -> Result<Reply, Error> {
+    fn find_new(&self, which: &SubvolRef, since: u64) -> Result<Reply, Error> {
         let fs = self.image.fs();
         let root = self.subvol(which)?;
         self.caller.must_be_privileged("list what is new")?;
@@ -294,7 +295,7 @@ impl Ask<'_> {
         Ok(Reply::Places(places))
     }
 
-    fn defragment(&self, at: &At, recursive: bool, options: &DefragOptions) -> Result<Done, Error> {
+    fn defragment(&self, at: &Location, recursive: bool, options: &DefragOptions) -> Result<Done, Error> {
         let fs = self.image.fs();
         let inode = self.find(at)?;
         match fs.attr(&inode).kind {
@@ -314,10 +315,13 @@ impl Ask<'_> {
             let name = self.first_path(file, file.ino()).unwrap_or_default();
             skipped.push(format!("{}: {why}", String::from_utf8_lossy(&name.0)));
         })?;
-        changed(Reply::Defragmented { done, skipped }, vec![Invalidate::Inode { tree: inode.tree(), ino: inode.ino() }])
+        changed(
+            Reply::Defragmented { done, skipped },
+            vec![Invalidation::Inode { tree: inode.tree(), ino: inode.ino() }],
+        )
     }
 
-    fn create(&self, at: &At, parents: bool, groups: &[u64]) -> Result<Done, Error> {
+    fn create(&self, at: &Location, parents: bool, groups: &[u64]) -> Result<Done, Error> {
         let fs = self.image.fs();
         if parents && self.caller.privileged {
             let start = fs.inode(&fs.subvol(at.tree)?, at.ino)?;
@@ -333,14 +337,14 @@ impl Ask<'_> {
     }
 
     /// Where there is a directory already, the source's name in it is meant.
-    fn inside_of(&self, source: &Which, at: At) -> Result<At, Error> {
+    fn inside_of(&self, source: &SubvolRef, at: Location) -> Result<Location, Error> {
         let fs = self.image.fs();
         let there = match self.find(&at) {
             Ok(there) if fs.attr(&there).kind == FileKind::Dir => there,
             _ => return Ok(at),
         };
         let place = fs.subvol_info(self.subvol(source)?.tree())?.place;
-        Ok(place.map_or(at, |place| At::below(there.tree(), there.ino(), place.name)))
+        Ok(place.map_or(at, |place| Location::below(there.tree(), there.ino(), place.name)))
     }
 
     /// Quota groups to be put into.
@@ -351,7 +355,7 @@ impl Ask<'_> {
         Ok(groups.iter().copied().map(QgroupId).collect())
     }
 
-    fn snapshot(&self, source: &Which, at: &At, read_only: bool, groups: &[u64]) -> Result<Done, Error> {
+    fn snapshot(&self, source: &SubvolRef, at: &Location, read_only: bool, groups: &[u64]) -> Result<Done, Error> {
         let fs = self.image.fs();
         let from = self.subvol(source)?;
         self.caller.must_own(&fs.attr(&from))?;
@@ -367,7 +371,7 @@ impl Ask<'_> {
         changed(Reply::Made(id), entry(&dir, name))
     }
 
-    fn delete(&self, which: &Which, recursive: bool) -> Result<Done, Error> {
+    fn delete(&self, which: &SubvolRef, recursive: bool) -> Result<Done, Error> {
         let id = self.subvol(which)?.tree();
         let mut invalid = Vec::new();
         if recursive {
@@ -395,7 +399,7 @@ impl Ask<'_> {
         Ok(found)
     }
 
-    fn delete_one(&self, id: TreeId, invalid: &mut Vec<Invalidate>) -> Result<(), Error> {
+    fn delete_one(&self, id: TreeId, invalid: &mut Vec<Invalidation>) -> Result<(), Error> {
         let fs = self.image.fs();
         if self.caller.keep == Some(id) {
             return Err(FsError::Busy("it is the root of this mount").into());
@@ -416,18 +420,18 @@ impl Ask<'_> {
         }
         fs.subvol_delete(id)?;
         invalid.extend(entry(&dir, &place.name));
-        invalid.push(Invalidate::Subtree { tree: id });
+        invalid.push(Invalidation::Subtree { tree: id });
         Ok(())
     }
 
-    fn set_default(&self, which: &Which) -> Result<Done, Error> {
+    fn set_default(&self, which: &SubvolRef) -> Result<Done, Error> {
         self.caller.must_be_privileged("set the default subvolume")?;
         let id = self.subvol(which)?.tree();
         self.image.fs().set_default(id)?;
         changed(Reply::Made(id), vec![])
     }
 
-    fn set_received(&self, which: &Which, received: &Received) -> Result<Done, Error> {
+    fn set_received(&self, which: &SubvolRef, received: &Received) -> Result<Done, Error> {
         let fs = self.image.fs();
         let root = self.subvol(which)?;
         self.caller.must_own(&fs.attr(&root))?;
@@ -439,7 +443,7 @@ impl Ask<'_> {
         changed(Reply::Generation(oleo_format::Generation(noted)), vec![])
     }
 
-    fn properties(&self, at: &At, name: Option<&str>) -> Result<Vec<Property>, Error> {
+    fn properties(&self, at: &Location, name: Option<&str>) -> Result<Vec<Property>, Error> {
         let inode = self.find(at)?;
         self.caller.must_have(self.image.fs(), &inode, READ)?;
         let names = name.map_or_else(|| PROPERTIES.iter().map(|(name, _)| *name).collect(), |name| vec![name]);
@@ -452,7 +456,7 @@ impl Ask<'_> {
         Ok(found)
     }
 
-    fn set_property(&self, at: &At, property: &Property, force: bool) -> Result<Done, Error> {
+    fn set_property(&self, at: &Location, property: &Property, force: bool) -> Result<Done, Error> {
         let fs = self.image.fs();
         let inode = self.find(at)?;
         if property.name == "label" {
@@ -467,7 +471,7 @@ impl Ask<'_> {
         if property.name == "label" {
             fs.commit()?;
         }
-        changed(Reply::Done, vec![Invalidate::Inode { tree: inode.tree(), ino: inode.ino() }])
+        changed(Reply::Done, vec![Invalidation::Inode { tree: inode.tree(), ino: inode.ino() }])
     }
 
     /// What becomes writable is no longer what was received: the next incremental send would build on a lie.
@@ -488,16 +492,16 @@ impl Ask<'_> {
 }
 
 /// An entry that came or went, and the directory that it is in.
-fn entry(dir: &InodeRef, name: &[u8]) -> Vec<Invalidate> {
+fn entry(dir: &InodeRef, name: &[u8]) -> Vec<Invalidation> {
     let (tree, dir) = (dir.tree(), dir.ino());
-    vec![Invalidate::Entry { tree, dir, name: name.to_vec() }, Invalidate::Inode { tree, ino: dir }]
+    vec![Invalidation::Entry { tree, dir, name: name.to_vec() }, Invalidation::Inode { tree, ino: dir }]
 }
 
 impl Image {
     /// All paths of an inode from the top level, without a leading slash.
     ///
     /// # Errors
-    /// The inode is gone, or the image lies.
+    /// The inode is gone, or the image is damaged.
     pub fn paths(&self, inode: &InodeRef) -> crate::Result<Vec<Vec<u8>>> {
         /// Directories on the way up, at most: as deep as a path can be.
         const DEPTH_MAX: usize = 4096;

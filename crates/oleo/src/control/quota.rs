@@ -39,7 +39,7 @@ pub(super) fn show(fs: &Fs) -> Result<Option<QuotaShown>, Error> {
 pub(super) fn change(
     fs: &Fs,
     change: QuotaChange,
-    subvol: impl Fn(&super::request::Which) -> Result<TreeId, Error>,
+    subvol: impl Fn(&super::request::SubvolRef) -> Result<TreeId, Error>,
 ) -> Result<(), Error> {
     let group = |change, scan| -> Result<(), Error> { Ok(qgroup_change(fs, change, scan).map(drop)?) };
     match change {

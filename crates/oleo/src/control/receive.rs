@@ -20,8 +20,8 @@ use oleo_fs::errno;
 use serde::{Deserialize, Serialize};
 
 use super::caller::{Caller, WRITE};
-use super::execute::Invalidate;
-use super::request::{At, Bytes, Error, Reply};
+use super::execute::Invalidation;
+use super::request::{Bytes, Error, Location, Reply};
 use crate::receive::{Receive, ReceiveOptions, Report};
 use crate::{Image, TreeId};
 
@@ -151,11 +151,11 @@ pub(super) fn pump(from: &mut dyn Read, to: &mut dyn Write) -> io::Result<()> {
 pub(super) fn receive(
     image: &Image,
     caller: &Caller,
-    into: &At,
+    into: &Location,
     feed: &Bytes,
     rebase: Option<TreeId>,
     how: &ReceiveHow,
-) -> Result<(Reply, Vec<Invalidate>), Error> {
+) -> Result<(Reply, Vec<Invalidation>), Error> {
     caller.must_be_privileged("receive")?;
     let fs = image.fs();
     let dir = caller.find(image, into)?;
@@ -172,16 +172,16 @@ pub(super) fn receive(
         ..Receive::default()
     };
     let (report, result) = image.receive_into(&dir, rebase, stream, &how)?;
-    let mut changed = vec![Invalidate::Inode { tree: dir.tree(), ino: dir.ino() }];
+    let mut changed = vec![Invalidation::Inode { tree: dir.tree(), ino: dir.ino() }];
     for subvol in &report.subvols {
         // Somebody may have looked into it while it was incomplete.
         if let Ok(root) = image.resolve(&dir, &subvol.path)
             && root.tree() != dir.tree()
         {
-            changed.push(Invalidate::Subtree { tree: root.tree() });
+            changed.push(Invalidation::Subtree { tree: root.tree() });
         }
         let name = subvol.path.clone();
-        changed.push(Invalidate::Entry { tree: dir.tree(), dir: dir.ino(), name });
+        changed.push(Invalidation::Entry { tree: dir.tree(), dir: dir.ino(), name });
     }
     let received = Received::of(report, result.err().map(Error::from));
     Ok((Reply::Received(Box::new(received)), changed))

@@ -67,7 +67,7 @@ mod uuid_text {
 
 /// A file or directory: a path from an inode on. The path may be empty.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct At {
+pub struct Location {
     /// The tree of the inode that the path begins at.
     pub tree: TreeId,
     /// Its number.
@@ -77,29 +77,29 @@ pub struct At {
     pub path: Bytes,
 }
 
-impl At {
+impl Location {
     /// An inode itself.
-    pub fn inode(tree: TreeId, ino: Ino) -> At {
-        At { tree, ino, path: Bytes::default() }
+    pub fn inode(tree: TreeId, ino: Ino) -> Location {
+        Location { tree, ino, path: Bytes::default() }
     }
 
     /// A path from an inode on.
-    pub fn below(tree: TreeId, ino: Ino, path: impl Into<Bytes>) -> At {
-        At { tree, ino, path: path.into() }
+    pub fn below(tree: TreeId, ino: Ino, path: impl Into<Bytes>) -> Location {
+        Location { tree, ino, path: path.into() }
     }
 
     /// A path from the top level.
-    pub fn top(path: impl Into<Bytes>) -> At {
-        At::below(TreeId::FS, Ino::ROOT_DIR, path)
+    pub fn top(path: impl Into<Bytes>) -> Location {
+        Location::below(TreeId::FS, Ino::ROOT_DIR, path)
     }
 }
 
 /// A subvolume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Which {
+pub enum SubvolRef {
     /// By the place of its root directory.
-    At(At),
+    At(Location),
     /// By its number.
     Id(TreeId),
 }
@@ -120,7 +120,7 @@ pub enum Request {
     /// Makes an empty subvolume. Answer: [`Reply::Made`].
     SubvolCreate {
         /// Where; the last name must not be taken.
-        at: At,
+        at: Location,
         /// Makes the directories on the way too.
         parents: bool,
         /// Quota groups that it becomes part of.
@@ -130,9 +130,9 @@ pub enum Request {
     /// Makes a snapshot. Answer: [`Reply::Made`].
     Snapshot {
         /// Of what.
-        source: Which,
+        source: SubvolRef,
         /// Where; the last name must not be taken.
-        at: At,
+        at: Location,
         /// It refuses changes.
         read_only: bool,
         /// Where there is a directory already: into it, under the source's name.
@@ -145,7 +145,7 @@ pub enum Request {
     /// Deletes a subvolume. Answer: [`Reply::Made`] with its number.
     SubvolDelete {
         /// Which.
-        which: Which,
+        which: SubvolRef,
         /// Those inside it too.
         recursive: bool,
     },
@@ -154,12 +154,12 @@ pub enum Request {
     /// Everything about one subvolume. Answer: [`Reply::Subvol`].
     SubvolShow {
         /// Which.
-        which: Which,
+        which: SubvolRef,
     },
     /// Sets the subvolume that is mounted where none is named.
     SetDefault {
         /// Which.
-        which: Which,
+        which: SubvolRef,
     },
     /// That subvolume. Answer: [`Reply::Subvol`].
     GetDefault,
@@ -171,25 +171,25 @@ pub enum Request {
     /// Applies a stream. Answer: [`Reply::Received`], whether it came to its end or not.
     Receive {
         /// The directory where subvolumes are made.
-        into: At,
+        into: Location,
         /// The socket of a [`Feed`](super::Feed).
         feed: Bytes,
         /// Use this subvolume as the parent.
         #[serde(default)]
-        rebase: Option<Which>,
+        rebase: Option<SubvolRef>,
         /// The rest.
         how: super::ReceiveHow,
     },
     /// Writes a stream of subvolumes. Answer: [`Reply::Sent`].
     Send {
         /// Which, in order.
-        subvols: Vec<Which>,
+        subvols: Vec<SubvolRef>,
         /// What the receiver has, and the first of them is made out of.
         #[serde(default)]
-        parent: Option<Which>,
+        parent: Option<SubvolRef>,
         /// What the receiver has too.
         #[serde(default)]
-        clone_sources: Vec<Which>,
+        clone_sources: Vec<SubvolRef>,
         /// The socket of a [`Feed`](super::Feed).
         feed: Bytes,
         /// The rest.
@@ -198,7 +198,7 @@ pub enum Request {
     /// Notes what a subvolume was received from. Answer: [`Reply::Generation`], of the transaction that notes it.
     SetReceived {
         /// Which.
-        which: Which,
+        which: SubvolRef,
         /// The UUID of what was sent; nil for none.
         #[serde(with = "uuid_text")]
         uuid: Uuid,
@@ -210,7 +210,7 @@ pub enum Request {
     /// What a subvolume got in a generation or later. Answer: [`Reply::New`].
     FindNew {
         /// Which.
-        which: Which,
+        which: SubvolRef,
         /// The generation.
         since: u64,
     },
@@ -224,7 +224,7 @@ pub enum Request {
     /// Writes files that are in many pieces anew. Answer: [`Reply::Defragmented`].
     Defragment {
         /// A file, or a directory if `recursive`.
-        at: At,
+        at: Location,
         /// Everything below a directory, but not other subvolumes.
         recursive: bool,
         /// How.
@@ -271,7 +271,7 @@ pub enum Request {
     /// What deleting exactly these subvolumes would free. Answer: [`Reply::Bytes`].
     Frees {
         /// Which.
-        subvols: Vec<Which>,
+        subvols: Vec<SubvolRef>,
     },
     /// Space by type and profile. Answer: [`Reply::Df`].
     Df,
@@ -280,7 +280,7 @@ pub enum Request {
     /// What a file, or everything below a directory, takes. Answer: [`Reply::Du`].
     Du {
         /// What to look at.
-        at: At,
+        at: Location,
     },
     /// What has been counted since the volume was opened. Answer: [`Reply::Stats`].
     Stats,
@@ -308,14 +308,14 @@ pub enum Request {
     /// The properties that are set, or the one named. Answer: [`Reply::Properties`].
     PropertyGet {
         /// Of what.
-        at: At,
+        at: Location,
         /// Which one.
         name: Option<String>,
     },
     /// Sets a property.
     PropertySet {
         /// Of what.
-        at: At,
+        at: Location,
         /// Which one, and to what.
         property: Property,
         /// Makes a received subvolume writable, which forgets what it was received from.
@@ -336,7 +336,7 @@ pub enum Request {
     /// Which subvolume something is in. Answer: [`Reply::Made`].
     Rootid {
         /// What.
-        at: At,
+        at: Location,
     },
 }
 
@@ -513,7 +513,7 @@ pub enum QuotaChange {
         member: u64,
         /// The other.
         parent: u64,
-        /// Counts anew where the numbers do not tell what that makes of them; else they are marked as wrong.
+        /// Counts anew where the numbers do not say what that makes of them; else they are marked as wrong.
         rescan: bool,
     },
     /// A group is no part of another any more.
@@ -543,7 +543,7 @@ pub enum WhichGroup {
     /// By its number.
     Id(u64),
     /// That of a subvolume.
-    Of(Which),
+    Of(SubvolRef),
 }
 
 /// A limit to be.

@@ -84,17 +84,17 @@ impl Feed {
         Ok((feed, thread))
     }
 
-    /// Waits for news of a send, and hands them to `told`; the thread that does so ends with the send.
+    /// Waits for news of a send, and hands them to `reported`; the thread that does so ends with the send.
     ///
     /// # Errors
     /// There is no place for the socket.
-    pub fn watch(mut told: impl FnMut(Progress) + Send + 'static) -> io::Result<(Feed, JoinHandle<()>)> {
+    pub fn watch(mut reported: impl FnMut(Progress) + Send + 'static) -> io::Result<(Feed, JoinHandle<()>)> {
         let (feed, listener) = Feed::listen()?;
         let thread = std::thread::spawn(move || {
             let Ok((mut socket, _)) = listener.accept() else { return };
             let mut message = [0; PROGRESS_LEN];
             while socket.read_exact(&mut message).is_ok() {
-                told(parse(&message));
+                reported(parse(&message));
             }
         });
         Ok((feed, thread))
@@ -128,7 +128,7 @@ struct Watcher {
 
 impl Watcher {
     /// Tells, if it is time. `false`: nobody listens any more.
-    fn tell(&mut self, now: &Progress) -> bool {
+    fn report(&mut self, now: &Progress) -> bool {
         if self.last.is_some_and(|last| last.elapsed() < PROGRESS_PAUSE) {
             return true;
         }
@@ -164,7 +164,7 @@ pub(super) fn send(image: &Image, caller: &Caller, parts: Parts, feed: &Bytes, h
     let watcher = Mutex::new(watcher);
     let hook = |now: &Progress| {
         let mut watcher = watcher.lock();
-        if watcher.as_mut().is_some_and(|watcher| !watcher.tell(now)) {
+        if watcher.as_mut().is_some_and(|watcher| !watcher.report(now)) {
             *watcher = None;
         }
         ControlFlow::Continue(())

@@ -18,7 +18,7 @@ fn ask(image: &Image, caller: &Caller, request: Request) -> Result<Reply, Error>
     execute(image, caller, request).map(|done| done.0)
 }
 
-fn create(at: At) -> Request {
+fn create(at: Location) -> Request {
     Request::SubvolCreate { at, parents: false, groups: vec![] }
 }
 
@@ -60,11 +60,11 @@ fn round_trip() {
         });
         let mut client = Client::connect(&path).unwrap();
         let name = b"sub\xffvol".to_vec();
-        let made = client.ask(&create(At::top(name.clone()))).unwrap();
+        let made = client.ask(&create(Location::top(name.clone()))).unwrap();
         assert_eq!(made, Reply::Made(TreeId(256)));
         let Reply::Subvols(list) = client.ask(&Request::SubvolList).unwrap() else { panic!("another reply") };
         assert_eq!(list.last().unwrap().path, Bytes(name.clone()));
-        let error = client.ask(&create(At::top(name))).unwrap_err();
+        let error = client.ask(&create(Location::top(name))).unwrap_err();
         assert_eq!((error.errno(), error.to_string()), (17, "exists already".into()));
         assert!(error.hint().is_some());
         stop(&listener).unwrap();
@@ -112,17 +112,17 @@ fn permissions() {
     };
     let home = owned("home", 0o755);
     let secret = owned("secret", 0o700);
-    let below = |dir: &crate::InodeRef, name: &str| At::below(dir.tree(), dir.ino(), name.as_bytes());
+    let below = |dir: &crate::InodeRef, name: &str| Location::below(dir.tree(), dir.ino(), name.as_bytes());
 
     assert_eq!(ask(&image, &bob, create(below(&home, "b"))).unwrap_err().errno, 13);
-    assert_eq!(ask(&image, &bob, create(At::top(&b"b"[..]))).unwrap_err().errno, 13);
+    assert_eq!(ask(&image, &bob, create(Location::top(&b"b"[..]))).unwrap_err().errno, 13);
     assert_eq!(ask(&image, &ann, create(below(&home, "x/y"))).unwrap_err().errno, 22);
     let Reply::Made(id) = ask(&image, &ann, create(below(&home, "a"))).unwrap() else { panic!("another reply") };
     let made = fs.root(id).unwrap();
     assert_eq!((fs.attr(&made).uid, fs.attr(&made).mode & 0o7777), (1000, 0o755));
 
     let snapshot = |name: &str| Request::Snapshot {
-        source: Which::At(At::inode(id, Ino::ROOT_DIR)),
+        source: SubvolRef::At(Location::inode(id, Ino::ROOT_DIR)),
         at: below(&home, name),
         read_only: true,
         into: false,
@@ -131,7 +131,7 @@ fn permissions() {
     assert_eq!(ask(&image, &bob, snapshot("s")).unwrap_err().errno, 1);
     ask(&image, &ann, snapshot("s")).unwrap();
 
-    let delete = || Request::SubvolDelete { which: Which::At(below(&home, "s")), recursive: false };
+    let delete = || Request::SubvolDelete { which: SubvolRef::At(below(&home, "s")), recursive: false };
     assert_eq!(ask(&image, &ann, delete()).unwrap_err().errno, 1);
     let allowed = |c: &Caller| Caller { user_subvol_rm_allowed: true, ..c.clone() };
     assert_eq!(ask(&image, &allowed(&bob), delete()).unwrap_err().errno, 13);
@@ -139,7 +139,7 @@ fn permissions() {
 
     // Numbers do not open what paths do not.
     let Reply::Made(hidden) = ask(&image, &ann, create(below(&secret, "h"))).unwrap() else { panic!("another reply") };
-    let show = |id| Request::SubvolShow { which: Which::At(At::inode(id, Ino::ROOT_DIR)) };
+    let show = |id| Request::SubvolShow { which: SubvolRef::At(Location::inode(id, Ino::ROOT_DIR)) };
     assert_eq!(ask(&image, &bob, show(hidden)).unwrap_err().errno, 13);
     ask(&image, &ann, show(hidden)).unwrap();
     ask(&image, &bob, show(id)).unwrap();
@@ -147,16 +147,16 @@ fn permissions() {
     for request in [
         Request::SubvolList,
         Request::GetDefault,
-        Request::SetDefault { which: Which::At(At::inode(id, Ino::ROOT_DIR)) },
+        Request::SetDefault { which: SubvolRef::At(Location::inode(id, Ino::ROOT_DIR)) },
         Request::SetLabel { label: Bytes(b"x".to_vec()) },
         Request::SubvolPath { id },
-        Request::SubvolShow { which: Which::Id(id) },
+        Request::SubvolShow { which: SubvolRef::Id(id) },
     ] {
         assert_eq!(ask(&image, &ann, request.clone()).unwrap_err().errno, 1, "{request:?}");
         ask(&image, &root, request).unwrap();
     }
     let ro = |value: &str| Request::PropertySet {
-        at: At::inode(id, Ino::ROOT_DIR),
+        at: Location::inode(id, Ino::ROOT_DIR),
         property: Property { name: "ro".into(), value: value.into() },
         force: false,
     };
@@ -172,7 +172,7 @@ fn outside_of_the_mount() {
     let image = image();
     let root = Caller::owner();
     let fs = image.fs();
-    let Reply::Made(shown) = ask(&image, &root, create(At::top(&b"shown"[..]))).unwrap() else {
+    let Reply::Made(shown) = ask(&image, &root, create(Location::top(&b"shown"[..]))).unwrap() else {
         panic!("another reply")
     };
     let open = crate::SetAttr { mode: Some(0o777), ..Default::default() };
@@ -180,19 +180,19 @@ fn outside_of_the_mount() {
     let outside = image.create_dir("outside").unwrap();
     fs.set_attr(&outside, &open).unwrap();
     let ann = Caller { keep: Some(shown), ..user(1000) };
-    let inside = At::below(shown, Ino::ROOT_DIR, &b"v"[..]);
+    let inside = Location::below(shown, Ino::ROOT_DIR, &b"v"[..]);
     ask(&image, &ann, create(inside)).unwrap();
-    let beside = || At::below(outside.tree(), outside.ino(), &b"v"[..]);
+    let beside = || Location::below(outside.tree(), outside.ino(), &b"v"[..]);
     assert_eq!(ask(&image, &ann, create(beside())).unwrap_err().errno, 13);
     assert_eq!(ask(&image, &ann, Request::PropertyGet { at: beside(), name: None }).unwrap_err().errno, 13);
     ask(&image, &Caller { keep: Some(TreeId::FS), ..user(1000) }, create(beside())).unwrap();
 
-    let show = Request::SubvolShow { which: Which::At(At::below(shown, Ino::ROOT_DIR, &b"v"[..])) };
-    let told = |caller| match ask(&image, caller, show.clone()).unwrap() {
+    let show = Request::SubvolShow { which: SubvolRef::At(Location::below(shown, Ino::ROOT_DIR, &b"v"[..])) };
+    let reported = |caller| match ask(&image, caller, show.clone()).unwrap() {
         Reply::Subvol(found) => found.subvol.path,
         _ => panic!("another reply"),
     };
-    assert_eq!((told(&root), told(&ann)), (Bytes(b"shown/v".to_vec()), Bytes(b"v".to_vec())));
+    assert_eq!((reported(&root), reported(&ann)), (Bytes(b"shown/v".to_vec()), Bytes(b"v".to_vec())));
     assert_eq!(ask(&image, &ann, Request::Quota).unwrap_err().errno, 1);
     assert_eq!(ask(&image, &ann, Request::SubvolPending { ids: vec![] }).unwrap_err().errno, 1);
     ask(&image, &ann, Request::SubvolPending { ids: vec![shown] }).unwrap();
@@ -205,9 +205,9 @@ fn outside_of_the_mount() {
 fn links_from_elsewhere() {
     let image = image();
     let owner = Caller::owner();
-    ask(&image, &owner, create(At::top(&b"v"[..]))).unwrap();
+    ask(&image, &owner, create(Location::top(&b"v"[..]))).unwrap();
     image.symlink(&image.top().unwrap(), b"v", b"link").unwrap();
-    let delete = Request::SubvolDelete { which: Which::At(At::top(&b"link"[..])), recursive: false };
+    let delete = Request::SubvolDelete { which: SubvolRef::At(Location::top(&b"link"[..])), recursive: false };
     let root = Caller { is_owner: false, ..Caller::owner() };
     assert_eq!(ask(&image, &root, delete.clone()).unwrap_err().errno, 22);
     ask(&image, &owner, delete).unwrap();
@@ -232,7 +232,7 @@ fn acl_decides() {
     };
     let attribute = b"system.posix_acl_access";
     image.fs().xattr_set(&dir, attribute, &acl(7), crate::XattrMode::Any).unwrap();
-    let at = |name: &str| create(At::below(dir.tree(), dir.ino(), name.as_bytes()));
+    let at = |name: &str| create(Location::below(dir.tree(), dir.ino(), name.as_bytes()));
     ask(&image, &user(1000), at("a")).unwrap();
     assert_eq!(ask(&image, &user(1001), at("b")).unwrap_err().errno, 13);
     image.fs().xattr_set(&dir, attribute, &acl(5), crate::XattrMode::Any).unwrap();
@@ -246,15 +246,15 @@ fn recursive_delete() {
     let image = image();
     let root = Caller::owner();
     for path in ["a", "a/b", "a/b/c"] {
-        ask(&image, &root, create(At::top(path.as_bytes()))).unwrap();
+        ask(&image, &root, create(Location::top(path.as_bytes()))).unwrap();
     }
-    let delete = |recursive| Request::SubvolDelete { which: Which::At(At::top(&b"a"[..])), recursive };
+    let delete = |recursive| Request::SubvolDelete { which: SubvolRef::At(Location::top(&b"a"[..])), recursive };
     assert_eq!(ask(&image, &root, delete(false)).unwrap_err().errno, 39);
     let (reply, invalid) = execute(&image, &root, delete(true)).unwrap();
     assert_eq!(reply, Reply::Made(TreeId(256)));
-    let gone: Vec<_> = invalid.iter().filter(|i| matches!(i, Invalidate::Subtree { .. })).collect();
+    let gone: Vec<_> = invalid.iter().filter(|i| matches!(i, Invalidation::Subtree { .. })).collect();
     assert_eq!(gone.len(), 3);
-    let entry = Invalidate::Entry { tree: TreeId::FS, dir: Ino::ROOT_DIR, name: b"a".to_vec() };
+    let entry = Invalidation::Entry { tree: TreeId::FS, dir: Ino::ROOT_DIR, name: b"a".to_vec() };
     assert!(invalid.contains(&entry));
     image.sync().unwrap();
     let pending = ask(&image, &root, Request::SubvolPending { ids: vec![] }).unwrap();
@@ -292,12 +292,12 @@ fn asking_while_cleaning() {
     let root = Caller::owner();
     let names: Vec<String> = (0..200).map(|n| format!("v{n}")).collect();
     for name in &names {
-        ask(&image, &root, create(At::top(name.as_bytes()))).unwrap();
+        ask(&image, &root, create(Location::top(name.as_bytes()))).unwrap();
         image.write(format!("{name}/f"), &[7; 3000]).unwrap();
     }
     image.sync().unwrap();
     for name in &names {
-        let which = Which::At(At::top(name.as_bytes()));
+        let which = SubvolRef::At(Location::top(name.as_bytes()));
         ask(&image, &root, Request::SubvolDelete { which, recursive: false }).unwrap();
     }
     image.sync().unwrap();
@@ -331,14 +331,14 @@ fn asking_while_cleaning() {
     }
 }
 
-/// Goal: a send tells how far it is, if asked to; a client that reads neither news nor stream costs a bounded time. Method: a
+/// Goal: a send says how far it is, if asked to; a client that reads neither news nor stream costs a bounded time. Method: a
 /// subvolume of some thousand files, sent with somebody watching; then to sockets that nobody reads.
 #[test]
 fn send_tells() {
     use std::io::{Read, Write};
     use std::time::{Duration, Instant};
     let image = image();
-    ask(&image, &Caller::owner(), create(At::top(b"live".to_vec()))).unwrap();
+    ask(&image, &Caller::owner(), create(Location::top(b"live".to_vec()))).unwrap();
     for n in 0..3000 {
         image.write(format!("live/f{n}"), b"some contents").unwrap();
     }
@@ -346,7 +346,7 @@ fn send_tells() {
     let snapshot = image.snapshot("live", "first", &options).unwrap();
     let me = Caller { uid: rustix::process::getuid().as_raw(), ..Caller::owner() };
     let request = |feed: &Feed, progress: Option<&Feed>| Request::Send {
-        subvols: vec![Which::Id(snapshot)],
+        subvols: vec![SubvolRef::Id(snapshot)],
         parent: None,
         clone_sources: vec![],
         feed: feed.name(),
@@ -361,8 +361,8 @@ fn send_tells() {
     };
 
     let (feed, collected) = Feed::collect(Box::new(std::io::sink())).unwrap();
-    let (told, heard) = std::sync::mpsc::channel();
-    let (news, watched) = Feed::watch(move |now| told.send(now).unwrap()).unwrap();
+    let (reported, heard) = std::sync::mpsc::channel();
+    let (news, watched) = Feed::watch(move |now| reported.send(now).unwrap()).unwrap();
     let Reply::Sent(sent) = ask(&image, &me, request(&feed, Some(&news))).unwrap() else { panic!("another reply") };
     collected.join().unwrap().unwrap();
     watched.join().unwrap();

@@ -75,7 +75,7 @@ impl Client {
     /// # Errors
     /// The server refuses, or has gone.
     pub fn ask(&mut self, request: &Request) -> crate::Result<Reply> {
-        self.tell(request).map_err(crate::Error::host("ask", SERVER))?;
+        self.post(request).map_err(crate::Error::host("ask", SERVER))?;
         self.answer()
     }
 
@@ -83,7 +83,7 @@ impl Client {
     ///
     /// # Errors
     /// The server has gone.
-    pub fn tell(&mut self, request: &Request) -> io::Result<()> {
+    pub fn post(&mut self, request: &Request) -> io::Result<()> {
         send(&mut self.stream, request, REQUEST_MAX)
     }
 

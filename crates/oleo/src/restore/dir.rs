@@ -11,7 +11,7 @@
 //! names link to it. Directories that are complete belong to somebody else by then, who may have moved things: the way to the
 //! first name is gone from the top without following links, and what is found there must be the inode that was made.
 //!
-//! An error ends all workers; the first one is told. What was made by then stays.
+//! An error ends all workers; the first one is reported. What was made by then stays.
 
 use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
@@ -116,8 +116,8 @@ pub fn restore_to_dir(
         return Err(error);
     }
     let report = core.report.lock().clone();
-    if let Some(tell) = &options.on_progress {
-        tell(&report.done);
+    if let Some(on_progress) = &options.on_progress {
+        on_progress(&report.done);
     }
     Ok(report)
 }
@@ -488,9 +488,9 @@ impl Core<'_> {
         add(&mut report.done);
         let done = &report.done;
         if (done.files + done.dirs + done.links + done.others).is_multiple_of(ENTRIES_PER_REPORT)
-            && let Some(tell) = &self.options.on_progress
+            && let Some(on_progress) = &self.options.on_progress
         {
-            tell(&report.done);
+            on_progress(&report.done);
         }
     }
 

@@ -63,8 +63,8 @@ pub fn restore_to_tar(
         let written = writer.join().unwrap_or_else(|_| Err(io::Error::other("the writing thread has ended")));
         written.map_err(Error::Output)?;
         read?;
-        if let Some(tell) = &options.on_progress {
-            tell(&report.done);
+        if let Some(on_progress) = &options.on_progress {
+            on_progress(&report.done);
         }
         Ok(report)
     })
@@ -177,8 +177,8 @@ impl Archive<'_> {
             }
             _ => self.report.warn(|| format!("{}: an unknown kind of file is left out", path.escape_ascii())),
         }
-        if let Some(tell) = &self.options.on_progress {
-            tell(&self.report.done);
+        if let Some(on_progress) = &self.options.on_progress {
+            on_progress(&self.report.done);
         }
         Ok(None)
     }
@@ -363,8 +363,8 @@ mod tests {
     fn pax_lengths() {
         for len in 0..300 {
             let line = pax_line(b"key", &vec![b'x'; len]);
-            let told: usize = std::str::from_utf8(&line).unwrap().split(' ').next().unwrap().parse().unwrap();
-            assert_eq!(told, line.len());
+            let reported: usize = std::str::from_utf8(&line).unwrap().split(' ').next().unwrap().parse().unwrap();
+            assert_eq!(reported, line.len());
         }
     }
 

@@ -14,8 +14,8 @@ use super::super::qgroups::Qgroups;
 use super::super::roots::{Entry, Roots};
 use super::super::uuids::Uuids;
 use super::kit::*;
-use crate::feed::{Share, Used};
 use crate::finding::Kind;
+use crate::input::{Share, Used};
 
 const A: TreeId = TreeId(257);
 const B: TreeId = TreeId(258);
@@ -145,19 +145,19 @@ impl Volume {
         v
     }
 
-    fn judge(&self) -> Verdict {
-        told(How::default(), |c| {
+    fn check(&self) -> Verdict {
+        reported(How::default(), |c| {
             let mut roots = Roots::default();
             self.root.iter().for_each(|(k, v)| roots.item(k, v));
-            roots.judge(c, &mut |tree, dir, index| {
+            roots.check(c, &mut |tree, dir, index| {
                 self.entries.get(&(tree, dir, index)).cloned().unwrap_or(Entry::Nothing)
             });
             let mut uuids = Uuids::default();
             self.uuid.iter().for_each(|(k, v)| uuids.item(k, v));
-            uuids.judge(c, &roots);
+            uuids.check(c, &roots);
             let mut qgroups = Qgroups::default();
             self.quota.iter().for_each(|(k, v)| qgroups.item(k, v));
-            qgroups.judge(c, &roots, Some(&self.used));
+            qgroups.check(c, &roots, Some(&self.used));
             let mut log = Log::default();
             self.log.iter().for_each(|(k, v)| log.item(c, k, v));
         })
@@ -165,13 +165,13 @@ impl Volume {
 
     #[track_caller]
     fn expect(&self, kind: Kind) {
-        let verdict = self.judge();
+        let verdict = self.check();
         assert_eq!(verdict.kinds(), [kind], "{:#?}", verdict.findings);
     }
 }
 
-/// Feeds all judges with the same items, as if each of these trees had them.
-pub fn judge_items(items: &[(Key, Vec<u8>)]) -> Verdict {
+/// Feeds all checks with the same items, as if each of these trees had them.
+pub fn check_items(items: &[(Key, Vec<u8>)]) -> Verdict {
     let mut v = Volume::sound();
     for (key, bytes) in items {
         // Every type comes by, whatever the tree made of it.
@@ -187,20 +187,20 @@ pub fn judge_items(items: &[(Key, Vec<u8>)]) -> Verdict {
             v.log.insert(key, bytes.clone());
         }
     }
-    v.judge()
+    v.check()
 }
 
-/// Goal: everything there is, as it should be, is silent; so are stubs and what has no part in this.
+/// Goal: everything there is, as it should be, is silent; so are empty subvolume directories and what has no part in this.
 #[test]
 fn sound() {
     let mut v = Volume::sound();
-    assert_eq!(v.judge().findings, []);
+    assert_eq!(v.check().findings, []);
     // A snapshot of A shows B without a reference.
-    let stub = v.entries[&(A, Ino(256), B.0)].clone();
-    v.entries.insert((B, Ino(256), 77), stub);
+    let empty_subvol_dir = v.entries[&(A, Ino(256), B.0)].clone();
+    v.entries.insert((B, Ino(256), 77), empty_subvol_dir);
     // The group of a subvolume that is gone.
     v.qgroup(444, 0, 0);
-    assert_eq!(v.judge().findings, []);
+    assert_eq!(v.check().findings, []);
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn root_entry() {
     entry.location.objectid = A.0;
     v.expect(Kind::RootEntry);
     v.entries.insert((A, Ino(256), B.0), Entry::Unknown);
-    assert_eq!(v.judge().findings, [], "a block that cannot be read is told of elsewhere");
+    assert_eq!(v.check().findings, [], "a block that cannot be read is told of elsewhere");
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn root_orphans() {
     // The file of a cache.
     let mut v = Volume::sound();
     v.root.insert(Key::orphan(256), Vec::new());
-    assert_eq!(v.judge().findings, []);
+    assert_eq!(v.check().findings, []);
 }
 
 #[test]
@@ -360,10 +360,10 @@ fn qgroup_relations() {
     v.expect(Kind::QgroupRelation);
     let mut v = Volume::sound();
     v.relate(A.0, group(3, 9));
-    assert_eq!(v.judge().kinds(), [Kind::QgroupRelation; 2], "one from each side");
+    assert_eq!(v.check().kinds(), [Kind::QgroupRelation; 2], "one from each side");
     let mut v = Volume::sound();
     v.relate(A.0, B.0);
-    assert_eq!(v.judge().kinds(), [Kind::QgroupRelation; 2]);
+    assert_eq!(v.check().kinds(), [Kind::QgroupRelation; 2]);
 }
 
 #[test]
@@ -374,14 +374,14 @@ fn qgroup_numbers() {
         v.expect(Kind::QgroupNumbers);
         // Where the numbers are said to be wrong, or not of this transaction, nothing is found.
         v.status(QgroupStatusFlags::ON | QgroupStatusFlags::INCONSISTENT, GENERATION);
-        assert_eq!(v.judge().findings, []);
+        assert_eq!(v.check().findings, []);
         v.status(QgroupStatusFlags::ON, GENERATION - 1);
-        assert_eq!(v.judge().findings, []);
+        assert_eq!(v.check().findings, []);
         // Nor while a subvolume is half dropped.
         v.status(QgroupStatusFlags::ON, GENERATION);
         let drop_progress = DiskKey::from(Key::inode(Ino(300)));
         v.put_root(DEAD, &RootItem { drop_progress, ..root_item(0, 3, 0) });
-        assert_eq!(v.judge().findings, []);
+        assert_eq!(v.check().findings, []);
     }
 }
 
@@ -398,7 +398,7 @@ fn simple() -> Volume {
 
 #[test]
 fn simple_qgroup_numbers() {
-    assert_eq!(simple().judge().findings, []);
+    assert_eq!(simple().check().findings, []);
     for (id, rfer, excl) in [(A.0, 21, 21), (A.0, 20, 19), (B.0, 0, 0), (group(1, 1), 20, 20), (DEAD.0, 0, 0)] {
         let mut v = simple();
         v.qgroup(id, rfer, excl);
@@ -409,7 +409,7 @@ fn simple_qgroup_numbers() {
         v.put_root(DEAD, &RootItem { drop_progress, ..root_item(0, 3, 0) });
         v.expect(Kind::QgroupNumbers);
         v.status(QgroupStatusFlags::ON | QgroupStatusFlags::SIMPLE_MODE | QgroupStatusFlags::INCONSISTENT, GENERATION);
-        assert_eq!(v.judge().findings, []);
+        assert_eq!(v.check().findings, []);
     }
 }
 
@@ -421,7 +421,7 @@ fn log_ranges() {
     v.expect(Kind::LogRange);
     let mut v = Volume::sound();
     v.log.insert(Key::new(256, ItemType::DIR_LOG_INDEX, 0), range(6));
-    assert_eq!(v.judge().findings, [], "what two ranges cover counts once");
+    assert_eq!(v.check().findings, [], "what two ranges cover counts once");
 }
 
 #[test]
@@ -437,7 +437,7 @@ fn log_items() {
     tree.data(file, 2 * SECTOR, SECTOR);
     let mut v = Volume::sound();
     v.log.extend(tree.items.clone());
-    assert_eq!(v.judge().findings, []);
+    assert_eq!(v.check().findings, []);
     tree.data(file, SECTOR, SECTOR);
     v.log.extend(tree.items);
     v.expect(Kind::FileExtentOverlap);
@@ -447,11 +447,11 @@ fn log_items() {
 fn log_root() {
     let v = Volume::sound();
     for (number, found) in [(A.0, 0), (TreeId::FS.0, 0), (DEAD.0, 1), (999, 1)] {
-        let verdict = told(How::default(), |c| {
+        let verdict = reported(How::default(), |c| {
             let mut roots = Roots::default();
             v.root.iter().for_each(|(k, v)| roots.item(k, v));
             let key = Key::new(TreeId::TREE_LOG.0, ItemType::ROOT_ITEM, number);
-            assert!(logs::judge_root(c, &roots, &key, &root_item(0, 0, 0).encode()).is_some());
+            assert!(logs::check_root(c, &roots, &key, &root_item(0, 0, 0).encode()).is_some());
         });
         assert_eq!(verdict.kinds(), vec![Kind::LogRoot; found], "tree {number}");
     }

@@ -29,7 +29,7 @@ fn sample() -> Sample {
     tree.inline(link, b"somewhere");
     let orphan = tree.inode(FileType::RegFile);
     tree.orphan(orphan);
-    assert_eq!(judge(&tree).findings, []);
+    assert_eq!(check(&tree).findings, []);
     Sample { tree, dir, file, link, orphan }
 }
 
@@ -40,12 +40,12 @@ fn expect(tree: &Tree, kind: Kind) {
 
 #[track_caller]
 fn expect_with(tree: &Tree, kind: Kind, how: How) {
-    let verdict = judge_with(tree, how);
+    let verdict = check_with(tree, how);
     assert_eq!(verdict.kinds(), [kind], "{:#?}", verdict.findings);
     // The same when every item is a leaf of its own.
     let items = tree.list();
     let every: Vec<usize> = (1..items.len()).collect();
-    assert_eq!(judge_cut(&items, &every, Order::Halves, how).findings, verdict.findings);
+    assert_eq!(check_cut(&items, &every, Order::Halves, how).findings, verdict.findings);
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn inode_ref() {
     // An extended one under the wrong hash.
     let mut s = sample();
     s.tree.link_extended(s.file, ROOT, b"extended");
-    assert_eq!(judge(&s.tree).findings, []);
+    assert_eq!(check(&s.tree).findings, []);
     let key = Key::inode_extref(Ino(s.file), Ino(ROOT), b"extended");
     let bytes = s.tree.items.remove(&key).unwrap();
     assert!(InodeExtrefEntry::parse(&bytes).is_ok());
@@ -225,7 +225,7 @@ fn dir_ring() {
     let low = s.tree.inode(FileType::Dir);
     let high = s.tree.make(FileType::Dir, ROOT, b"high");
     s.tree.link(low, high, b"low");
-    assert_eq!(judge(&s.tree).findings, []);
+    assert_eq!(check(&s.tree).findings, []);
     // One in itself.
     let mut s = sample();
     let own = s.tree.inode(FileType::Dir);
@@ -248,7 +248,7 @@ fn orphan_stale() {
     let mut s = sample();
     s.tree.orphan(9999);
     expect(&s.tree, Kind::OrphanStale);
-    assert_eq!(judge(&s.tree).findings[0].severity, Severity::Warning);
+    assert_eq!(check(&s.tree).findings[0].severity, Severity::Warning);
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn file_extent_length() {
         if found {
             expect(&s.tree, Kind::FileExtentLength);
         } else {
-            assert_eq!(judge(&s.tree).findings, []);
+            assert_eq!(check(&s.tree).findings, []);
         }
     }
 }
@@ -297,7 +297,7 @@ fn file_compressed() {
     let Ok(FileExtent::Regular(mut e)) = FileExtent::parse(&s.tree.items[&key]) else { panic!("a regular one") };
     e.compression = Compression::Zstd;
     s.tree.items.insert(key, FileExtent::Regular(e).encode());
-    assert_eq!(judge(&s.tree).findings, []);
+    assert_eq!(check(&s.tree).findings, []);
     s.tree.edit(s.file, |i| i.flags = InodeFlags::NODATASUM.bits().into());
     expect(&s.tree, Kind::FileCompressed);
 }
@@ -322,10 +322,10 @@ fn file_hole() {
     // Behind, between and before.
     let mut s = sample();
     s.tree.set_size(s.file, 9 * SECTOR);
-    assert_eq!(judge(&s.tree).findings, [], "with NO_HOLES there is nothing to tell");
+    assert_eq!(check(&s.tree).findings, [], "with NO_HOLES there is nothing to tell");
     expect_with(&s.tree, Kind::FileHole, how);
     s.tree.hole(s.file, 3 * SECTOR, 6 * SECTOR);
-    assert_eq!(judge_with(&s.tree, how).findings, []);
+    assert_eq!(check_with(&s.tree, how).findings, []);
     for at in [0, 2 * SECTOR] {
         let mut s = sample();
         let key = Key::extent_data(Ino(s.file), at);
@@ -354,7 +354,7 @@ fn verity() {
     expect(&s.tree, Kind::Verity);
     s.tree.items.insert(Key::new(s.file, ItemType::VERITY_DESC_ITEM, 0), vec![0; 25]);
     s.tree.items.insert(Key::new(s.file, ItemType::VERITY_DESC_ITEM, 1), vec![0; 300]);
-    assert_eq!(judge(&s.tree).findings, []);
+    assert_eq!(check(&s.tree).findings, []);
 }
 
 /// Goal: data of files with checksums is told as such, that of files without as the other, wherever leaves are cut.
@@ -373,7 +373,7 @@ fn data_needs() {
     let items = tree.list();
     let every: Vec<usize> = (1..items.len()).collect();
     for (cuts, order) in [(&[][..], Order::FromLeft), (&every, Order::FromRight), (&every, Order::Halves)] {
-        let verdict = judge_cut(&items, cuts, order, How::default());
+        let verdict = check_cut(&items, cuts, order, How::default());
         let have: Vec<_> = verdict.needs.iter().map(|n| (n.start, n.sums)).collect();
         assert_eq!(have, want);
         assert!(verdict.needs.iter().all(|n| n.len == SECTOR));

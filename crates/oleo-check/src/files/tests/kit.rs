@@ -9,14 +9,14 @@ use oleo_format::{
 use parking_lot::Mutex;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::super::{Context, DataNeed, Facts, Forest, Hear};
+use super::super::{Context, DataNeed, Forest, LeafSummary, Reporter};
 use crate::finding::{Finding, Kind};
 
 pub const SECTOR: u64 = 4096;
 pub const GENERATION: u64 = 100;
 pub const ROOT: u64 = 256;
 
-/// A tree of files. All changes keep it sound; the items may be spoiled afterwards.
+/// A tree of files. All changes keep it sound; the items may be damaged afterwards.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
     pub items: BTreeMap<Key, Vec<u8>>,
@@ -176,7 +176,7 @@ impl Tree {
     }
 }
 
-/// What judging a tree gave.
+/// What checking a tree gave.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     pub findings: Vec<Finding>,
@@ -211,12 +211,12 @@ pub enum Order {
     Halves,
 }
 
-fn join(leaves: &[Facts], order: Order, c: &Context<'_>) -> Facts {
+fn join(leaves: &[LeafSummary], order: Order, c: &Context<'_>) -> LeafSummary {
     match order {
-        Order::FromLeft => leaves.iter().fold(Facts::default(), |a, b| a.then(b, c)),
-        Order::FromRight => leaves.iter().rev().fold(Facts::default(), |b, a| a.then(&b, c)),
+        Order::FromLeft => leaves.iter().fold(LeafSummary::default(), |a, b| a.then(b, c)),
+        Order::FromRight => leaves.iter().rev().fold(LeafSummary::default(), |b, a| a.then(&b, c)),
         Order::Halves => match leaves {
-            [] => Facts::default(),
+            [] => LeafSummary::default(),
             [one] => one.clone(),
             _ => {
                 let (a, b) = leaves.split_at(leaves.len() / 2);
@@ -227,10 +227,10 @@ fn join(leaves: &[Facts], order: Order, c: &Context<'_>) -> Facts {
 }
 
 /// Runs `f` with a context and returns what it told; findings and needs sorted, needs without doubles.
-pub fn told(how: How, f: impl FnOnce(&Context<'_>)) -> Verdict {
+pub fn reported(how: How, f: impl FnOnce(&Context<'_>)) -> Verdict {
     let findings = Mutex::new(Vec::new());
     let needs = Mutex::new(Vec::new());
-    let tell = |f: Finding| findings.lock().push(f);
+    let report = |f: Finding| findings.lock().push(f);
     let data = |n: DataNeed| needs.lock().push(n);
     f(&Context {
         tree: how.tree,
@@ -239,7 +239,7 @@ pub fn told(how: How, f: impl FnOnce(&Context<'_>)) -> Verdict {
         no_holes: how.no_holes,
         generation: Generation(GENERATION),
         data_sums: true,
-        hear: Hear { tell: &tell, data: &data },
+        reporter: Reporter { report: &report, data: &data },
     });
     let mut verdict = Verdict { findings: findings.into_inner(), needs: needs.into_inner() };
     verdict.findings.sort_by_key(|f| (f.kind, f.at.key, f.have.clone(), f.want.clone()));
@@ -248,25 +248,25 @@ pub fn told(how: How, f: impl FnOnce(&Context<'_>)) -> Verdict {
     verdict
 }
 
-/// Judges items cut into leaves at the given places.
-pub fn judge_cut(items: &[(Key, Vec<u8>)], cuts: &[usize], order: Order, how: How) -> Verdict {
-    told(how, |c| {
+/// Checks items cut into leaves at the given places.
+pub fn check_cut(items: &[(Key, Vec<u8>)], cuts: &[usize], order: Order, how: How) -> Verdict {
+    reported(how, |c| {
         let mut leaves = Vec::new();
         let mut from = 0;
         for &cut in cuts.iter().chain([&items.len()]) {
             let leaf = items[from..cut].iter().map(|(k, v)| (*k, v.as_slice()));
-            leaves.push(Facts::of_items(c, leaf));
+            leaves.push(LeafSummary::of_items(c, leaf));
             from = cut;
         }
-        let facts = join(&leaves, order, c);
-        Forest::default().judge(c, facts, false, &mut |each| items.iter().for_each(|(k, v)| each(k, v)));
+        let summaries = join(&leaves, order, c);
+        Forest::default().check(c, summaries, false, &mut |each| items.iter().for_each(|(k, v)| each(k, v)));
     })
 }
 
-pub fn judge_with(tree: &Tree, how: How) -> Verdict {
-    judge_cut(&tree.list(), &[], Order::FromLeft, how)
+pub fn check_with(tree: &Tree, how: How) -> Verdict {
+    check_cut(&tree.list(), &[], Order::FromLeft, how)
 }
 
-pub fn judge(tree: &Tree) -> Verdict {
-    judge_with(tree, How::default())
+pub fn check(tree: &Tree) -> Verdict {
+    check_with(tree, How::default())
 }

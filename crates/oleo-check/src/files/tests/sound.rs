@@ -2,7 +2,7 @@
 
 use oleo_format::{FileType, Ino, InodeFlags, ItemType, Key};
 
-use super::super::{Facts, Forest};
+use super::super::{Forest, LeafSummary};
 use super::kit::*;
 use crate::finding::Kind;
 
@@ -27,13 +27,13 @@ fn half_evicted() {
     let items = tree.list();
     let every: Vec<usize> = (1..items.len()).collect();
     for cuts in [&[][..], &every] {
-        assert_eq!(judge_cut(&items, cuts, Order::Halves, How::default()).findings, []);
+        assert_eq!(check_cut(&items, cuts, Order::Halves, How::default()).findings, []);
     }
     for ino in [file, link, dir] {
         let mut tree = tree.clone();
         tree.remove(Key::orphan(ino));
         tree.link(ino, ROOT, b"named");
-        let kinds = judge(&tree).kinds();
+        let kinds = check(&tree).kinds();
         let want = match ino {
             _ if ino == file => vec![Kind::FileBytes],
             _ if ino == link => vec![Kind::SymlinkSize],
@@ -127,17 +127,17 @@ fn random(seed: u64, no_holes: bool) -> Tree {
 fn sound_trees_are_silent() {
     for seed in 0..200 {
         for no_holes in [false, true] {
-            let verdict = judge_with(&random(seed, no_holes), How { no_holes, ..How::default() });
+            let verdict = check_with(&random(seed, no_holes), How { no_holes, ..How::default() });
             assert_eq!(verdict.findings, [], "seed {seed} no_holes {no_holes}");
         }
     }
 }
 
-/// Goal: the verdict is the same however the tree is cut and joined, for sound and for spoiled trees. Method: random
+/// Goal: the verdict is the same however the tree is cut and joined, for sound and for damaged trees. Method: random
 /// items are removed or given other keys' bytes; random cuts; three orders of joining.
 #[test]
 fn cuts_do_not_matter() {
-    let mut spoiled = 0;
+    let mut damaged = 0;
     for seed in 0..150 {
         let mut rng = Rng(seed ^ 0xabcd);
         let mut items = random(seed, false).list();
@@ -151,26 +151,26 @@ fn cuts_do_not_matter() {
             }
         }
         let how = How { no_holes: false, ..How::default() };
-        let whole = judge_cut(&items, &[], Order::FromLeft, how);
-        spoiled += usize::from(!whole.findings.is_empty());
+        let whole = check_cut(&items, &[], Order::FromLeft, how);
+        damaged += usize::from(!whole.findings.is_empty());
         for order in [Order::FromLeft, Order::FromRight, Order::Halves] {
             let mut cuts: Vec<usize> =
                 (0..rng.below(30)).map(|_| usize::try_from(rng.below(items.len() as u64)).unwrap()).collect();
             cuts.sort_unstable();
-            let cut = judge_cut(&items, &cuts, order, how);
+            let cut = check_cut(&items, &cuts, order, how);
             assert_eq!(cut, whole, "seed {seed} {order:?} {cuts:?}");
         }
         let every: Vec<usize> = (1..items.len()).collect();
-        assert_eq!(judge_cut(&items, &every, Order::Halves, how), whole, "seed {seed}: a leaf for every item");
+        assert_eq!(check_cut(&items, &every, Order::Halves, how), whole, "seed {seed}: a leaf for every item");
     }
-    assert!(spoiled > 50, "only {spoiled} spoiled trees");
+    assert!(damaged > 50, "only {damaged} damaged trees");
 }
 
 /// Goal: items of any bytes under any keys never panic and are passed over or told of. Method: sound trees with bytes
-/// flipped, items cut short, keys bent; and items of random bytes. The same goes to the judges between trees.
+/// flipped, items cut short, keys bent; and items of random bytes. The same goes to the checks between trees.
 #[test]
 fn hostile_items() {
-    let mut told_of = 0;
+    let mut reported_of = 0;
     for seed in 0..300 {
         let mut rng = Rng(seed ^ 0x5eed);
         let mut items = random(seed, true).items;
@@ -196,14 +196,14 @@ fn hostile_items() {
         }
         let items: Vec<(Key, Vec<u8>)> = items.into_iter().collect();
         let how = How { no_holes: false, ..How::default() };
-        let verdict = judge_cut(&items, &[], Order::FromLeft, how);
-        told_of += usize::from(!verdict.findings.is_empty());
-        super::between::judge_items(&items);
+        let verdict = check_cut(&items, &[], Order::FromLeft, how);
+        reported_of += usize::from(!verdict.findings.is_empty());
+        super::between::check_items(&items);
     }
-    assert!(told_of > 200, "only {told_of} of 300 were noticed");
+    assert!(reported_of > 200, "only {reported_of} of 300 were noticed");
 }
 
-/// Goal: what is next to a lost block is not judged, and nothing else is left out. Method: one leaf in the middle is
+/// Goal: what is next to a lost block is not checked, and nothing else is left out. Method: one leaf in the middle is
 /// lost; findings of inodes that lie wholly elsewhere stay.
 #[test]
 fn around_a_lost_block() {
@@ -220,13 +220,13 @@ fn around_a_lost_block() {
     let from = items.iter().position(|(k, _)| *k == Key::extent_data(Ino(files[2]), 0)).unwrap();
     let to = items.iter().position(|(k, _)| *k == Key::inode(Ino(files[5]))).unwrap() + 1;
     for order in [false, true] {
-        let verdict = told(How::default(), |c| {
-            let leaf = |part: &[(Key, Vec<u8>)]| Facts::of_items(c, part.iter().map(|(k, v)| (*k, v.as_slice())));
+        let verdict = reported(How::default(), |c| {
+            let leaf = |part: &[(Key, Vec<u8>)]| LeafSummary::of_items(c, part.iter().map(|(k, v)| (*k, v.as_slice())));
             let (a, b) = (leaf(&items[..from]), leaf(&items[to..]));
-            let lost = Facts::lost();
-            let facts = if order { a.then(&lost, c).then(&b, c) } else { a.then(&lost.then(&b, c), c) };
+            let lost = LeafSummary::lost();
+            let summaries = if order { a.then(&lost, c).then(&b, c) } else { a.then(&lost.then(&b, c), c) };
             let look = &mut |_: &mut dyn FnMut(&Key, &[u8])| panic!("a tree with a hole is not looked into");
-            Forest::default().judge(c, facts, false, look);
+            Forest::default().check(c, summaries, false, look);
         });
         let have: Vec<_> = verdict.findings.iter().map(|f| (f.kind, f.at.key.unwrap().objectid)).collect();
         let want: Vec<_> = [0, 1, 6, 7, 8].map(|n| (Kind::FileBytes, files[n])).to_vec();

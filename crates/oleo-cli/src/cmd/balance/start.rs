@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use oleo::control::{BalanceArgs, BalanceChange, Filters};
 
-use super::{How, On, follow};
+use super::{BalanceTarget, RunOptions, follow};
 use crate::args::DeviceArgs;
 use crate::out::{Out, misuse};
 
@@ -57,8 +57,8 @@ impl Args {
                     .to_owned(),
             ]);
         }
-        let on = On { path, others: self.others };
-        let how = How { background: self.background, enqueue: self.enqueue };
+        let on = BalanceTarget { path, others: self.others };
+        let how = RunOptions { background: self.background, enqueue: self.enqueue };
         follow(&on, out, BalanceChange::Start { args: Box::new(args) }, how)
     }
 

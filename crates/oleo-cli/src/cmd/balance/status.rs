@@ -2,14 +2,14 @@
 
 use oleo::control::{BalanceState, BalanceStatus};
 
-use super::{Access, On};
+use super::{Access, BalanceTarget};
 use crate::out::{Out, human, json, println_or_end};
 
 /// Show the balance that is under way or paused
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    on: On,
+    on: BalanceTarget,
     /// Show JSON.
     #[arg(long)]
     json: bool,
@@ -33,7 +33,7 @@ impl Args {
             BalanceState::Paused => "paused",
         };
         println_or_end(&format!("Balance on '{path}' is {state}"));
-        tell(&status);
+        print_status(&status);
         if out.verbose > 0 {
             let args = status.args.unwrap_or_default();
             for (what, filters) in [("data", args.data), ("metadata", args.metadata), ("system", args.system)] {
@@ -46,7 +46,7 @@ impl Args {
 }
 
 /// The lines that btrfs shows, and an estimate.
-fn tell(status: &BalanceStatus) {
+fn print_status(status: &BalanceStatus) {
     let p = &status.progress;
     // Nothing is known of one that was found paused.
     if p.expected == 0 {

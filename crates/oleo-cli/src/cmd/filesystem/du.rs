@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use oleo::control::{Reply, Request, Which};
+use oleo::control::{Reply, Request, SubvolRef};
 use oleo::{FileUsage, TreeId};
 
 use crate::args::{DeviceArgs, SubvolArg};
@@ -86,7 +86,7 @@ impl Args {
             return Err(misuse!("which image or mount?"));
         }
         let which = |subvol: &OsString| match subvol.to_str().and_then(|text| text.parse().ok()) {
-            Some(id) => Ok(Which::Id(TreeId(id))),
+            Some(id) => Ok(SubvolRef::Id(TreeId(id))),
             None => target.which(subvol),
         };
         let subvols = self.set.iter().map(which).collect::<anyhow::Result<_>>()?;

@@ -33,7 +33,7 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
         let inspector = self.image.inspect()?;
-        let mut shower = Shower { inspector: &inspector, json: self.json, first: true, bad: Vec::new() };
+        let mut shower = TreePrinter { inspector: &inspector, json: self.json, first: true, bad: Vec::new() };
         if self.json {
             println_or_end("[");
         }
@@ -67,7 +67,7 @@ impl Args {
     }
 }
 
-struct Shower<'a> {
+struct TreePrinter<'a> {
     inspector: &'a Inspector,
     json: bool,
     first: bool,
@@ -75,7 +75,7 @@ struct Shower<'a> {
     bad: Vec<ErrorKind>,
 }
 
-impl Shower<'_> {
+impl TreePrinter<'_> {
     fn tree(&mut self, tree: &TreeStart, roots: bool) {
         if !self.json {
             let title = if tree.tree == TreeId::TREE_LOG && tree.key.is_none() {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use oleo::TreeId;
-use oleo::control::{Reply, Request, Which};
+use oleo::control::{Reply, Request, SubvolRef};
 
 use crate::args::DeviceArgs;
 use crate::out::{Out, json, println_or_end, text};
@@ -44,7 +44,7 @@ impl Set {
         let (target, mut subvol) = target::split(&self.subvol, &self.others, Access::Write)?;
         let name = subvol.pop().unwrap_or_default();
         let which = match number.filter(|_| target.is_mount() && self.subvol.len() == 2) {
-            Some(id) => Which::Id(TreeId(id)),
+            Some(id) => SubvolRef::Id(TreeId(id)),
             None => target.which(&name)?,
         };
         let Reply::Made(id) = target.ask_of(&name, Request::SetDefault { which })? else {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use oleo::TreeId;
-use oleo::control::{Request, Which};
+use oleo::control::{Request, SubvolRef};
 
 use crate::args::DeviceArgs;
 use crate::out::{Out, misuse};
@@ -43,7 +43,7 @@ impl Args {
             if !subvols.is_empty() {
                 return Err(misuse!("either a number or paths"));
             }
-            doomed.push((OsString::from(id.to_string()), Which::Id(TreeId(id))));
+            doomed.push((OsString::from(id.to_string()), SubvolRef::Id(TreeId(id))));
         }
         for subvol in subvols {
             let which = target.which(&subvol)?;

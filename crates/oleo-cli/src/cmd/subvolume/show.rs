@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use oleo::TreeId;
-use oleo::control::{Reply, Request, Which};
+use oleo::control::{Reply, Request, SubvolRef};
 
 use crate::args::DeviceArgs;
 use crate::out::{date, json, println_or_end, text, uuid_or_dash};
@@ -29,9 +29,9 @@ impl Args {
     pub fn run(self) -> anyhow::Result<()> {
         let (target, subvol) = target::split(&self.subvol, &self.others, Access::Read)?;
         let which = match (self.rootid, subvol.first()) {
-            (Some(id), _) => Which::Id(TreeId(id)),
+            (Some(id), _) => SubvolRef::Id(TreeId(id)),
             (None, Some(subvol)) => target.which(subvol)?,
-            (None, None) => Which::Id(TreeId::FS),
+            (None, None) => SubvolRef::Id(TreeId::FS),
         };
         let name = subvol.first().unwrap_or(&self.subvol[0]);
         let shown = match target.ask_of(name, Request::SubvolShow { which })? {

@@ -65,8 +65,8 @@ fn by(program: &str, args: &[&str], top: &Path, want: i32) {
     command.args(["--ignored", "--exact", "ioctls::strangers::in_another_process"]);
     command.env("OLEO_TEST_TOP", top).env("OLEO_TEST_ERRNO", want.to_string()).stdin(Stdio::null());
     let output = command.output().unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && told.contains("1 passed"), "{program}: {told}");
+    let reported = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && reported.contains("1 passed"), "{program}: {reported}");
 }
 
 /// Goal: user 0 without `CAP_SYS_ADMIN`, as in a container, or with it in a user namespace of its own only, gets nothing of what
@@ -88,14 +88,14 @@ fn root_in_name_only() {
         let mut command = Command::new(program);
         command.args(args).arg(env!("CARGO_BIN_EXE_oleo")).args(["filesystem", "label", "m", "stolen"]);
         let output = command.current_dir(mount.dir()).output().unwrap();
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && told.contains("only root"), "{program}: {told}");
+        let reported = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && reported.contains("only root"), "{program}: {reported}");
     }
     assert_eq!(ok(mount.dir(), &["filesystem", "label", "m"]), "first\n");
     ok(mount.dir(), &["filesystem", "label", "m", "second"]);
     assert_eq!(administer(&top)[0], 0, "real root deletes by number");
     assert!(!mount.path("v").exists());
-    mount.judge(|_| {});
+    mount.verify(|_| {});
 }
 
 /// Goal: who sees the volume read-only changes nothing by ioctl: after a remount, and in a mount namespace that has only a bind
@@ -118,7 +118,7 @@ fn read_only_views() {
     call(&top, FS_INFO, &[]).unwrap();
     remount("remount,rw");
     call(&top, SNAP_DESTROY, &named("v")).unwrap();
-    mount.judge(|seen| assert!(!seen.join("new").exists() && !seen.join("w").exists()));
+    mount.verify(|seen| assert!(!seen.join("new").exists() && !seen.join("w").exists()));
 }
 
 /// Goal: deleting by name deletes what has the name, not what a link of that name leads to, whoever asks. Method: a link in a
@@ -134,7 +134,7 @@ fn planted_links() {
     assert_eq!(errno(&trap, SNAP_DESTROY, &named("snap")), 22);
     assert_eq!(errno(&trap, SNAP_DESTROY_V2, &named_v2(0, 0, "snap")), 22);
     assert!(mount.path("important/file").exists());
-    mount.judge(|seen| assert!(seen.join("important/file").exists()));
+    mount.verify(|seen| assert!(seen.join("important/file").exists()));
 }
 
 /// Goal: a mount that names a control socket of another user than its owner is not talked to. Method: a socket of user 1000,
@@ -158,5 +158,5 @@ fn foreign_sockets() {
     let error = oleo::control::Client::connect_of(&file, &path).unwrap_err().to_string();
     assert!(error.contains("the mount is of user 0, but its control socket of user 1000"), "{error}");
     drop((file, listener));
-    mount.judge(|_| {});
+    mount.verify(|_| {});
 }

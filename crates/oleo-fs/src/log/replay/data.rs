@@ -1,7 +1,7 @@
 //! Extents of the log, and the checksums of what they name.
 //!
 //! An extent that the extent tree knows gains a reference, one that it does not was claimed when the volume was opened and
-//! is born with this transaction: both follow from the item that is put. Checksums are taken from the log only for data
+//! is new in this transaction: both follow from the item that is put. Checksums are taken from the log only for data
 //! that a replayed extent names and that has none yet; what the log brings must have all of its own, or it would be put
 //! where nobody can read it.
 
@@ -43,7 +43,12 @@ impl Replay<'_> {
         | Extent::Span(Span { generation: made, .. })) = &extent;
         let now = self.handle.generation();
         if !(1..=now.0).contains(&made.0) {
-            return Err(self.lie(inode.key(ItemType::EXTENT_DATA, at), "generation", made, format_args!("1 to {now}")));
+            return Err(self.corrupt(
+                inode.key(ItemType::EXTENT_DATA, at),
+                "generation",
+                made,
+                format_args!("1 to {now}"),
+            ));
         }
         let end = at.saturating_add(extent.len(self.sector).max(1)).next_multiple_of(self.sector);
         let mut items = MapMutOf { guard: &mut guard, handle: self.handle, sector: self.sector };
@@ -83,8 +88,8 @@ impl Replay<'_> {
             _ => (span.disk.0, span.disk_len),
         };
         self.summed.add(start, start + len);
-        if self.found.is_young(span.disk) {
-            self.young.add(start, start + len);
+        if self.found.is_uncommitted(span.disk) {
+            self.uncommitted.add(start, start + len);
         }
     }
 
@@ -107,12 +112,12 @@ impl Replay<'_> {
             }
             more = cursor.next()?;
         }
-        for (start, end) in self.young.iter() {
+        for (start, end) in self.uncommitted.iter() {
             let mut at = start;
             while at < end {
                 let step = CSUM_STEP.min(end - at);
                 if !self.handle.has_csums(engine, Logical(at), ByteLen(step))? {
-                    return Err(self.lie(format_args!("data at {at}"), "checksums", "some missing", "all"));
+                    return Err(self.corrupt(format_args!("data at {at}"), "checksums", "some missing", "all"));
                 }
                 at += step;
             }

@@ -60,7 +60,7 @@ impl Replay<'_> {
     fn unlink_known(&mut self, dir: &Arc<Inode>, name: &[u8], ino: Ino) -> Result<(), FsError> {
         match self.inode(ino)? {
             Some(child) => self.unlink(dir, name, &child),
-            None => Err(FsError::lie("directory", dir.ino(), "entry's inode", "missing", ino)),
+            None => Err(FsError::corrupt("directory", dir.ino(), "entry's inode", "missing", ino)),
         }
     }
 
@@ -88,14 +88,14 @@ impl Replay<'_> {
     /// Gives an inode one more name, which is free, at an index of its directory or, where that is taken, at a new one.
     fn link(&mut self, dir: &Arc<Inode>, name: &[u8], index: u64, child: &Arc<Inode>) -> Result<(), FsError> {
         if dir::check_name(name).is_err() {
-            return Err(self.lie(child.ino(), "name", name.escape_ascii(), "one that an entry can have"));
+            return Err(self.corrupt(child.ino(), "name", name.escape_ascii(), "one that an entry can have"));
         }
         if !(dir::FIRST_INDEX..=INDEX_MAX).contains(&index) {
-            return Err(self.lie(child.ino(), "index of its entry", index, "2 or more"));
+            return Err(self.corrupt(child.ino(), "index of its entry", index, "2 or more"));
         }
         let mut locked = lock_all(&[dir, child]);
         if locked.of(dir).fields().kind() != FileKind::Dir {
-            return Err(self.lie(child.ino(), "parent", dir.ino(), "a directory"));
+            return Err(self.corrupt(child.ino(), "parent", dir.ino(), "a directory"));
         }
         let kind = locked.of(child).fields().kind();
         // What it may know of a name that has no entry.
@@ -119,7 +119,7 @@ impl Replay<'_> {
         // Making and deleting a subvolume is a commit: a log brings none.
         let Target::Inode(ino) = target else { return Ok(()) };
         if dir.read().fields().kind() != FileKind::Dir {
-            return Err(self.lie(key, "owner of an entry", "another kind", "a directory"));
+            return Err(self.corrupt(key, "owner of an entry", "another kind", "a directory"));
         }
         let (found, at_index) = {
             let guard = dir.read();
@@ -132,7 +132,7 @@ impl Replay<'_> {
         match found {
             Some(other) if other == target => return Ok(()),
             Some(Target::Inode(other)) => self.unlink_known(&dir, &name, other)?,
-            Some(Target::Subvol(id)) => return Err(self.lie(key, "entry", ino, format_args!("subvolume {id}"))),
+            Some(Target::Subvol(id)) => return Err(self.corrupt(key, "entry", ino, format_args!("subvolume {id}"))),
             None => {}
         }
         if self.logged_names(ino)?.get(&dir.ino().0).is_some_and(|names| names.contains(&*name)) {
@@ -174,10 +174,10 @@ impl Replay<'_> {
                 if child.ino() == Ino::ROOT_DIR {
                     continue;
                 }
-                return Err(self.lie(key, "parent", name.parent, "another inode"));
+                return Err(self.corrupt(key, "parent", name.parent, "another inode"));
             }
             if child.ino() == Ino::ROOT_DIR {
-                return Err(self.lie(key, "name of the root directory", name.name.escape_ascii(), "none"));
+                return Err(self.corrupt(key, "name of the root directory", name.name.escape_ascii(), "none"));
             }
             let Some(dir) = self.inode(name.parent)? else { continue };
             if !std::mem::replace(&mut cleared, true) {
@@ -216,7 +216,9 @@ impl Replay<'_> {
         }
         match found {
             Some(Target::Inode(other)) => self.unlink_known(dir, &name.name, other)?,
-            Some(Target::Subvol(id)) => return Err(self.lie(key, "name", child.ino(), format_args!("subvolume {id}"))),
+            Some(Target::Subvol(id)) => {
+                return Err(self.corrupt(key, "name", child.ino(), format_args!("subvolume {id}")));
+            }
             None => {}
         }
         self.link(dir, &name.name, name.index, child)
@@ -254,10 +256,10 @@ impl Replay<'_> {
                 self.empty(&inode)?;
             }
             let mut guard = inode.write();
-            let let_go = orphan::last_name_gone(&mut guard, self.handle, EXTENTS_MAX)?;
+            let evict = orphan::last_name_gone(&mut guard, self.handle, EXTENTS_MAX)?;
             drop(guard);
-            if let_go {
-                self.core.let_go(inode);
+            if evict {
+                self.core.queue_eviction(inode);
             }
         }
         Ok(deleted)
@@ -295,11 +297,11 @@ impl Replay<'_> {
                 match entry.target {
                     Target::Inode(ino) => {
                         self.unlink_known(dir, &entry.name, ino)?;
-                        // Also where the directory lies about it.
+                        // Also where the directory is wrong about it.
                         dir.write().delete(self.handle, ItemType::DIR_INDEX, entry.index);
                     }
                     Target::Subvol(id) => {
-                        return Err(self.lie(dir.ino(), "deleted directory's entry", id, "no subvolume"));
+                        return Err(self.corrupt(dir.ino(), "deleted directory's entry", id, "no subvolume"));
                     }
                 }
             }
@@ -315,7 +317,7 @@ impl Replay<'_> {
             while !good.contains(&at) {
                 let Some(inode) = self.inode(Ino(at))? else { break };
                 if !way.insert(at) {
-                    return Err(self.lie(Ino(*start), "way to the root directory", "a loop", "an end"));
+                    return Err(self.corrupt(Ino(*start), "way to the root directory", "a loop", "an end"));
                 }
                 match refs::parent(&inode.read())? {
                     Some(parent) => at = parent.0,

@@ -1,4 +1,4 @@
-//! One ring, and the memory that it shares with the kernel: the only unsafe code of this room.
+//! One ring, and the memory that it shares with the kernel: the only unsafe code of this crate.
 //!
 //! A [`Slot`] is the memory of one request at a time: a header, which the kernel fills and reads, and a payload. Whoever has
 //! the slot may look into it. [`Ring::register`] and [`Ring::commit`] give it to the kernel, [`Ring::wait`] returns those that

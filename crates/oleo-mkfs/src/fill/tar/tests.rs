@@ -5,7 +5,7 @@ use super::*;
 /// Everything that an archive says, as text.
 fn transcript(bytes: Vec<u8>) -> Vec<String> {
     let read = read_tar(Box::new(io::Cursor::new(bytes)), 2, 1 << 20, Ok).unwrap();
-    let data = |piece: Piece<RawPiece>| {
+    let data = |piece: Piece<UnpreparedPiece>| {
         let piece = piece.take().unwrap().pop().unwrap();
         format!(
             "data {} {} {}",
@@ -14,11 +14,11 @@ fn transcript(bytes: Vec<u8>) -> Vec<String> {
             piece.bytes.iter().map(|&b| u64::from(b)).sum::<u64>()
         )
     };
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for event in &read.events {
         match event.unwrap() {
-            Event::Warning(text) => told.push(text),
-            Event::More(piece) => told.push(data(piece)),
+            Event::Warning(text) => reported.push(text),
+            Event::More(piece) => reported.push(data(piece)),
             Event::Member(member) => {
                 let path = shown(&member.path).display().to_string();
                 let (what, first) = match member.body {
@@ -30,16 +30,16 @@ fn transcript(bytes: Vec<u8>) -> Vec<String> {
                 };
                 let m = &member.meta;
                 let time = m.times.modify;
-                told.push(format!(
+                reported.push(format!(
                     "{path} {:o} {}:{} {}.{:09} {what}",
                     m.mode, m.uid, m.gid, time.seconds, time.nanoseconds
                 ));
-                told.extend(m.xattrs.iter().map(|(k, v)| format!("{} = {}", k.escape_ascii(), v.escape_ascii())));
-                told.extend(first.map(data));
+                reported.extend(m.xattrs.iter().map(|(k, v)| format!("{} = {}", k.escape_ascii(), v.escape_ascii())));
+                reported.extend(first.map(data));
             }
         }
     }
-    told
+    reported
 }
 
 /// Goal: what GNU tar writes, in each of its formats and compressed, is read alike. Method: a tree with long names,

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::MkfsError;
 use crate::fill::entry::{HostFile, Meta, Stamp, Stamps, Xattrs};
-use crate::fill::pool::{RawPiece, Whole};
+use crate::fill::pool::{UnpreparedPiece, Whole};
 
 /// Bytes of one getdents call.
 const DIR_BUFFER_BYTES: usize = 64 << 10;
@@ -262,7 +262,7 @@ fn xattrs_of(dir: &DirHandle, name: Option<&[u8]>) -> Result<Xattrs, MkfsError> 
 impl FileRange {
     /// Reads the range; holes in it are left out, as far as they can be left out in steps of `align`. A file that has
     /// become shorter gives less.
-    pub fn read(&self) -> Result<Vec<RawPiece>, MkfsError> {
+    pub fn read(&self) -> Result<Vec<UnpreparedPiece>, MkfsError> {
         let path = || self.dir.path_of(&self.name);
         let fd = open_file(&self.dir.fd, &self.name).map_err(|e| failed("open", &path())(e))?;
         let mut pieces = Vec::new();
@@ -278,7 +278,7 @@ impl FileRange {
                 Whole::End if end != self.to => Whole::Part,
                 whole => whole,
             };
-            pieces.push(RawPiece { offset: from, bytes, whole });
+            pieces.push(UnpreparedPiece { offset: from, bytes, whole });
         }
         Ok(pieces)
     }

@@ -10,8 +10,8 @@ fn options(threads: usize, bytes_ahead_max: u64) -> WalkOptions {
 /// Everything a walk says, as text that can be compared.
 fn transcript(top: &Path, options: &WalkOptions) -> Vec<String> {
     let walk = walk(top, options, Ok).unwrap();
-    let mut told = Vec::new();
-    let data = |piece: Piece<RawPiece>| {
+    let mut reported = Vec::new();
+    let data = |piece: Piece<UnpreparedPiece>| {
         let piece = piece.take().unwrap().pop().unwrap();
         format!(
             "data {} {} {:?}",
@@ -22,9 +22,9 @@ fn transcript(top: &Path, options: &WalkOptions) -> Vec<String> {
     };
     for event in &walk.events {
         match event.unwrap() {
-            Event::Enter { dir } => told.push(format!("enter {dir}")),
-            Event::Leave { meta } => told.push(format!("leave {:o}", meta.mode)),
-            Event::More(piece) => told.push(data(piece)),
+            Event::Enter { dir } => reported.push(format!("enter {dir}")),
+            Event::Leave { meta } => reported.push(format!("leave {:o}", meta.mode)),
+            Event::More(piece) => reported.push(data(piece)),
             Event::Entry(entry) => {
                 let name = String::from_utf8(entry.name).unwrap();
                 let mode = entry.meta.mode;
@@ -35,12 +35,12 @@ fn transcript(top: &Path, options: &WalkOptions) -> Vec<String> {
                     Body::Symlink(target) => (format!("-> {}", String::from_utf8(target).unwrap()), None),
                     Body::Node { major, minor } => (format!("node {major} {minor}"), None),
                 };
-                told.push(format!("{name} {mode:o} {what}"));
-                told.extend(first.map(data));
+                reported.push(format!("{name} {mode:o} {what}"));
+                reported.extend(first.map(data));
             }
         }
     }
-    told
+    reported
 }
 
 /// Goal: what a walk tells does not depend on threads or budget, and no budget locks it up. Method: a tree of some

@@ -15,7 +15,18 @@ fn node(kind: Kind, data: &[u8]) -> Arc<Node> {
     let mtime = (kind == Kind::File).then_some(crate::manifest::Time { sec: 1, nsec: 0 });
     let data = data.to_vec();
     let (owner, xattrs) = ((0, 0, 0, (0, 0)), BTreeMap::new());
-    Arc::new(Node { kind, owner, nlink: 1, mtime, times: None, flags: None, room: None, xattrs, data, stub: false })
+    Arc::new(Node {
+        kind,
+        owner,
+        nlink: 1,
+        mtime,
+        times: None,
+        flags: None,
+        room: None,
+        xattrs,
+        data,
+        empty_subvol_dir: false,
+    })
 }
 
 /// Two directories and what is said of the files in them: directory, name, inode, contents.
@@ -42,7 +53,7 @@ fn run(moments: Vec<Seen>, promises: &[Option<Promise>]) -> History {
 }
 
 fn verdict(history: &History, found: &Seen) -> String {
-    judge(history, Progress { done: history.steps.len(), begun: false }, None, found).join("; ")
+    verify(history, Progress { done: history.steps.len(), begun: false }, None, found).join("; ")
 }
 
 /// Goal: a rename is one name or the other, never both, never none.
@@ -116,7 +127,7 @@ fn a_commit_is_one_moment() {
     history.durable = vec![7, 7, 7, 8];
     let mixed = seen(&[(B, "y", OTHER, b"")]);
     let at = |log, generation, found: &Seen| {
-        judge(&history, Progress { done: 3, begun: false }, Some(Commit { generation, log }), found).join("; ")
+        verify(&history, Progress { done: 3, begun: false }, Some(Commit { generation, log }), found).join("; ")
     };
     assert_eq!(at(true, 7, &mixed), "");
     assert!(at(false, 7, &mixed).contains("no log, and not the state of moments 0 to 0"));

@@ -109,7 +109,7 @@ pub struct Hand<'a> {
     snaps_made: u64,
 }
 
-fn told(e: FsError) -> String {
+fn reported(e: FsError) -> String {
     e.to_string()
 }
 
@@ -117,14 +117,14 @@ impl<'a> Shared<'a> {
     /// Makes the subvolume.
     pub fn new(image: &'a Image, threads: usize) -> Done<Shared<'a>> {
         let fs = image.fs();
-        let root = fs.root(TreeId::FS).map_err(told)?;
-        let id = fs.subvol_create(&root, b"shared", &NewSubvol::default()).map_err(told)?;
-        let top = fs.root(id).map_err(told)?;
+        let root = fs.root(TreeId::FS).map_err(reported)?;
+        let id = fs.subvol_create(&root, b"shared", &NewSubvol::default()).map_err(reported)?;
+        let top = fs.root(id).map_err(reported)?;
         let dir = |at: &InodeRef, name: &str| fs.create(at, name.as_bytes(), &NewInode::new(NewKind::Dir, 0o755));
-        let snaps = dir(&root, "snaps").map_err(told)?;
-        let dirs = (0..DIRS).map(|n| dir(&top, &format!("d{n}"))).collect::<Result<_, _>>().map_err(told)?;
-        let file = fs.create(&top, b"cells", &NewInode::new(NewKind::File, 0o644)).map_err(told)?;
-        fs.truncate(&file, CELLS * threads as u64 * SECTOR).map_err(told)?;
+        let snaps = dir(&root, "snaps").map_err(reported)?;
+        let dirs = (0..DIRS).map(|n| dir(&top, &format!("d{n}"))).collect::<Result<_, _>>().map_err(reported)?;
+        let file = fs.create(&top, b"cells", &NewInode::new(NewKind::File, 0o644)).map_err(reported)?;
+        fs.truncate(&file, CELLS * threads as u64 * SECTOR).map_err(reported)?;
         let cells = (0..CELLS * threads as u64).map(|_| Progress::default()).collect();
         Ok(Shared { image, threads: threads as u64, cells, top, snaps, file, dirs })
     }
@@ -156,7 +156,7 @@ impl<'a> Shared<'a> {
 
     fn read(&self, file: &InodeRef, sector: u64) -> Done<Vec<u8>> {
         let mut buf = vec![0xee; SECTOR as usize];
-        let got = self.fs().read(file, sector * SECTOR, &mut buf).map_err(told)?;
+        let got = self.fs().read(file, sector * SECTOR, &mut buf).map_err(reported)?;
         if got == buf.len() { Ok(buf) } else { Err(format!("{got} bytes of sector {sector}")) }
     }
 
@@ -170,7 +170,7 @@ impl<'a> Shared<'a> {
 
     /// Whether a cell may look like this, of which `complete` changes were complete before the look and `begun` had begun
     /// after it.
-    fn judge(&self, cell: u64, sector: &[u8], complete: u64, begun: u64) -> Done<Stamp> {
+    fn compare(&self, cell: u64, sector: &[u8], complete: u64, begun: u64) -> Done<Stamp> {
         let stamp = stamp_of(sector).map_err(|e| format!("cell {cell}: {e}"))?;
         let fits = match stamp {
             None => (complete..=begun).any(leaves_zeros),
@@ -185,7 +185,7 @@ impl<'a> Shared<'a> {
     pub fn verify(&self) -> Done {
         for (n, cell) in self.cells.iter().enumerate() {
             let last = cell.complete.load(SeqCst);
-            self.judge(n as u64, &self.read(&self.file, n as u64)?, last, last)?;
+            self.compare(n as u64, &self.read(&self.file, n as u64)?, last, last)?;
         }
         Ok(())
     }
@@ -234,8 +234,8 @@ impl Hand<'_> {
             Act::List { dir } => self.list(&shared.dirs[dir as usize], dir),
             Act::Snapshot { read_only } => self.snapshot(read_only),
             Act::DropSnapshot => self.drop_snapshot(),
-            Act::Fsync => fs.fsync(&shared.file).map_err(told),
-            Act::Sync => fs.sync().map(drop).map_err(told),
+            Act::Fsync => fs.fsync(&shared.file).map_err(reported),
+            Act::Sync => fs.sync().map(drop).map_err(reported),
         }
     }
 
@@ -250,7 +250,7 @@ impl Hand<'_> {
             n if n % 4 == 0 => fs.write(&shared.file, at, &sector_of(None)),
             _ => fs.write(&shared.file, at, &sector_of(Some((self.thread, cell, change)))),
         }
-        .map_err(told)?;
+        .map_err(reported)?;
         progress.complete.store(change, SeqCst);
         self.look(cell).map(drop)
     }
@@ -259,7 +259,7 @@ impl Hand<'_> {
         let progress = &self.shared.cells[cell as usize];
         let complete = progress.complete.load(SeqCst);
         let sector = self.shared.read(&self.shared.file, cell)?;
-        self.shared.judge(cell, &sector, complete, progress.begun.load(SeqCst))
+        self.shared.compare(cell, &sector, complete, progress.begun.load(SeqCst))
     }
 
     fn copy(&mut self, cell: u64, to: u64) -> Done {
@@ -267,9 +267,9 @@ impl Hand<'_> {
         let progress = &shared.cells[cell as usize];
         let complete = progress.complete.load(SeqCst);
         let range = CloneRange { from: cell * SECTOR, len: SECTOR, to: to * SECTOR };
-        shared.fs().clone_range(&shared.file, &self.copies, &range).map_err(told)?;
+        shared.fs().clone_range(&shared.file, &self.copies, &range).map_err(reported)?;
         let begun = progress.begun.load(SeqCst);
-        self.copied[to as usize] = shared.judge(cell, &shared.read(&self.copies, to)?, complete, begun)?;
+        self.copied[to as usize] = shared.compare(cell, &shared.read(&self.copies, to)?, complete, begun)?;
         Ok(())
     }
 
@@ -305,7 +305,7 @@ impl Hand<'_> {
         let want = self.names.get(&k);
         for (n, dir) in self.shared.dirs.iter().enumerate() {
             let want = want.filter(|w| w.0 == n as u64).map(|w| w.2);
-            let have = self.shared.fs().lookup(dir, &self.name(k)).map_err(told)?.map(|i| i.ino().0);
+            let have = self.shared.fs().lookup(dir, &self.name(k)).map_err(reported)?.map(|i| i.ino().0);
             if have != want {
                 return Err(format!("name {k} in d{n}: {have:?}, not {want:?}"));
             }
@@ -325,7 +325,7 @@ impl Hand<'_> {
         }
         let target = &self.shared.dirs[dir as usize];
         let renamed = self.shared.fs().rename(from, &self.name(k), target, &self.name(to), RenameMode::Replace);
-        renamed.map_err(told)?;
+        renamed.map_err(reported)?;
         if let Some((_, kind, ino)) = self.names.remove(&k) {
             self.names.insert(to, (dir, kind, ino));
         }
@@ -336,7 +336,7 @@ impl Hand<'_> {
     fn exchange(&mut self, k: u64, with: u64) -> Done {
         let (Some(a), Some(b)) = (self.dir_of(k), self.dir_of(with)) else { return Ok(()) };
         let done = self.shared.fs().rename(a, &self.name(k), b, &self.name(with), RenameMode::Exchange);
-        done.map_err(told)?;
+        done.map_err(reported)?;
         if let (Some(a), Some(b)) = (self.names.get(&k).copied(), self.names.get(&with).copied()) {
             self.names.insert(k, (a.0, b.1, b.2));
             self.names.insert(with, (b.0, a.1, a.2));
@@ -352,8 +352,8 @@ impl Hand<'_> {
             return Ok(());
         }
         let from = self.dir_of(k).ok_or("no directory")?;
-        let file = fs.lookup(from, &self.name(k)).map_err(told)?.ok_or("a name is gone")?;
-        fs.link(&file, &self.shared.dirs[dir as usize], &self.name(to)).map_err(told)?;
+        let file = fs.lookup(from, &self.name(k)).map_err(reported)?.ok_or("a name is gone")?;
+        fs.link(&file, &self.shared.dirs[dir as usize], &self.name(to)).map_err(reported)?;
         self.names.insert(to, (dir, kind, ino));
         self.check_name(to)?;
         let links = self.names.values().filter(|n| n.2 == ino).count();
@@ -365,7 +365,7 @@ impl Hand<'_> {
         let Some(dir) = self.dir_of(k) else { return Ok(()) };
         let (fs, name) = (self.shared.fs(), self.name(k));
         let is_dir = self.names.get(&k).is_some_and(|n| n.1 == FileKind::Dir);
-        if is_dir { fs.rmdir(dir, &name) } else { fs.unlink(dir, &name) }.map_err(told)?;
+        if is_dir { fs.rmdir(dir, &name) } else { fs.unlink(dir, &name) }.map_err(reported)?;
         self.names.remove(&k);
         self.check_name(k)
     }
@@ -375,7 +375,7 @@ impl Hand<'_> {
         let mine = format!("{}-", self.thread).into_bytes();
         let (mut found, mut after) = (Vec::new(), 0);
         loop {
-            let batch = self.shared.fs().readdir(dir, after, 7).map_err(told)?;
+            let batch = self.shared.fs().readdir(dir, after, 7).map_err(reported)?;
             let Some(last) = batch.last() else { break };
             after = last.index;
             found.extend(batch.into_iter().filter(|e| e.name.starts_with(&mine)).map(|e| e.name));
@@ -395,14 +395,14 @@ impl Hand<'_> {
         self.snaps_made += 1;
         let complete = shared.complete();
         let options = SnapshotOptions { read_only, ..SnapshotOptions::default() };
-        let id = fs.snapshot(shared.top.tree(), &shared.snaps, name.as_bytes(), options).map_err(told)?;
+        let id = fs.snapshot(shared.top.tree(), &shared.snaps, name.as_bytes(), options).map_err(reported)?;
         let begun = shared.begun();
-        let top = fs.root(id).map_err(told)?;
-        let find = |name: &str| fs.lookup(&top, name.as_bytes()).map_err(told)?.ok_or(format!("no {name} in it"));
+        let top = fs.root(id).map_err(reported)?;
+        let find = |name: &str| fs.lookup(&top, name.as_bytes()).map_err(reported)?.ok_or(format!("no {name} in it"));
         let cells = find("cells")?;
         for n in 0..shared.cells.len() {
             let sector = shared.read(&cells, n as u64)?;
-            shared.judge(n as u64, &sector, complete[n], begun[n]).map_err(|e| format!("in {name}: {e}"))?;
+            shared.compare(n as u64, &sector, complete[n], begun[n]).map_err(|e| format!("in {name}: {e}"))?;
         }
         self.check_copies(&find(&format!("copies-{}", self.thread))?, " in a snapshot")?;
         for n in 0..DIRS {
@@ -411,7 +411,7 @@ impl Hand<'_> {
         if !read_only {
             // What is written there stays there.
             let cell = self.thread;
-            fs.write(&cells, cell * SECTOR, &sector_of(Some((u64::MAX - 1, 0, 0)))).map_err(told)?;
+            fs.write(&cells, cell * SECTOR, &sector_of(Some((u64::MAX - 1, 0, 0)))).map_err(reported)?;
             self.look(cell)?;
         }
         let cells = self.cells_of(id)?;
@@ -421,10 +421,10 @@ impl Hand<'_> {
 
     fn cells_of(&self, id: TreeId) -> Done<Vec<u8>> {
         let fs = self.shared.fs();
-        let top = fs.root(id).map_err(told)?;
-        let cells = fs.lookup(&top, b"cells").map_err(told)?.ok_or("no cells")?;
+        let top = fs.root(id).map_err(reported)?;
+        let cells = fs.lookup(&top, b"cells").map_err(reported)?.ok_or("no cells")?;
         let mut all = vec![0; self.shared.cells.len() * SECTOR as usize];
-        fs.read(&cells, 0, &mut all).map_err(told)?;
+        fs.read(&cells, 0, &mut all).map_err(reported)?;
         Ok(all)
     }
 
@@ -434,8 +434,8 @@ impl Hand<'_> {
         }
         let taken = self.snaps.remove(0);
         self.check_snapshot(&taken)?;
-        self.shared.fs().subvol_delete(taken.id).map_err(told)?;
-        match self.shared.fs().lookup(&self.shared.snaps, taken.name.as_bytes()).map_err(told)? {
+        self.shared.fs().subvol_delete(taken.id).map_err(reported)?;
+        match self.shared.fs().lookup(&self.shared.snaps, taken.name.as_bytes()).map_err(reported)? {
             None => Ok(()),
             Some(_) => Err(format!("{} is still there", taken.name)),
         }

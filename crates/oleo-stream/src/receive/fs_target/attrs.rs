@@ -205,7 +205,7 @@ fn check_name(path: &[u8], name: &[u8]) -> Result<(), ApplyError> {
 }
 
 /// What the commands that follow the making of an inode will set of it at last.
-pub(super) fn told_later(items: &[Item<'_>], path: &[u8]) -> SetAttr {
+pub(super) fn applied_later(items: &[Item<'_>], path: &[u8]) -> SetAttr {
     let mut set = SetAttr::default();
     for item in items.iter().take_while(|item| item.command.path() == Some(path)) {
         match item.command {

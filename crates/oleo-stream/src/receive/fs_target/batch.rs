@@ -394,7 +394,7 @@ impl FsTarget {
         Ok(())
     }
 
-    /// Has all data in its place. What failed is told later.
+    /// Has all data in its place. What failed is reported later.
     pub(super) fn install(&mut self) {
         self.installer.finish();
         if let Some(open) = &mut self.open {

@@ -18,10 +18,10 @@ impl Commits {
         let fs = fs.clone();
         let (frozen, heard) = sync_channel(1);
         let commit = move || {
-            let tell = || {
-                let _told = frozen.try_send(());
+            let on_frozen = || {
+                let _reported = frozen.try_send(());
             };
-            fs.commit_telling(&tell).map(drop)
+            fs.commit_notifying(&on_frozen).map(drop)
         };
         let thread = thread::Builder::new().name("commit".to_owned()).spawn(commit);
         self.0 = Some(thread.map_err(|source| ApplyError::Host { what: "start a thread", source })?);

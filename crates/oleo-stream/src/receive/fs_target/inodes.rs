@@ -9,7 +9,7 @@ use oleo_fs::{FileKind, FsError, InodeRef, NewInode, NewKind, Rdev, RenameMode, 
 
 use super::super::paths::split;
 use super::super::{ApplyError, Item};
-use super::attrs::told_later;
+use super::attrs::applied_later;
 use super::{Current, FsTarget, refused};
 
 /// Modes of fallocate(2).
@@ -61,29 +61,29 @@ impl FsTarget {
             }
             (goal, used) = (to, 2);
         }
-        let told = told_later(&items[at + used..], goal);
-        let inode = self.make(goal, command, &told)?;
+        let reported = applied_later(&items[at + used..], goal);
+        let inode = self.make(goal, command, &reported)?;
         let current = Current::new(&self.fs, goal, inode);
         self.open()?.current = Some(Current { plain: true, ..current });
         Ok(used)
     }
 
-    fn make(&mut self, path: &[u8], command: &Command<'_>, told: &SetAttr) -> Result<InodeRef, ApplyError> {
+    fn make(&mut self, path: &[u8], command: &Command<'_>, reported: &SetAttr) -> Result<InodeRef, ApplyError> {
         let kind = kind_of(command)?;
         let (dir, name) = self.dir_of(path)?;
         let now = self.fs.options().clock.now();
         let times = Times {
-            atime: told.atime.unwrap_or(now),
-            mtime: told.mtime.unwrap_or(now),
-            ctime: told.ctime.unwrap_or(now),
-            otime: told.otime.unwrap_or(now),
+            atime: reported.atime.unwrap_or(now),
+            mtime: reported.mtime.unwrap_or(now),
+            ctime: reported.ctime.unwrap_or(now),
+            otime: reported.otime.unwrap_or(now),
         };
         let new = NewInode {
             kind,
-            mode: told.mode.unwrap_or(0o600),
+            mode: reported.mode.unwrap_or(0o600),
             umask: 0,
-            uid: told.uid.unwrap_or(0),
-            gid: told.gid.unwrap_or(0),
+            uid: reported.uid.unwrap_or(0),
+            gid: reported.gid.unwrap_or(0),
             times: Some(times),
             ino: None,
             plain: true,
@@ -91,7 +91,7 @@ impl FsTarget {
         };
         let inode = self.fs.create(&dir, name, &new)?;
         let cow = InodeFlags::NODATACOW | InodeFlags::NODATASUM;
-        if let Some(flags) = told.flags.filter(|flags| flags.intersects(cow) && kind == NewKind::File) {
+        if let Some(flags) = reported.flags.filter(|flags| flags.intersects(cow) && kind == NewKind::File) {
             // Only while it is empty can a file get these.
             let set = SetAttr { flags: Some(flags & cow), ctime: Some(times.ctime), ..SetAttr::default() };
             self.fs.set_attr(&inode, &set)?;

@@ -74,7 +74,7 @@ impl Finder {
 
     fn enter(&self, fs: &Fs, dir: &InodeRef, name: &[u8]) -> Result<InodeRef, ApplyError> {
         let next = fs.lookup(dir, name)?.ok_or(FsError::NotFound)?;
-        if next.tree() != self.root.tree() || next.is_stub() {
+        if next.tree() != self.root.tree() || next.is_empty_subvol_dir() {
             return Err(FsError::CrossSubvolume.into());
         }
         Ok(next)

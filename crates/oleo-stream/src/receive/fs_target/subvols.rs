@@ -93,7 +93,7 @@ impl FsTarget {
         let (dir, name) = self.place(new.path)?;
         let Some(root) = self.fs.lookup(&dir, name)? else { return Ok(Found::Nothing) };
         let tree = root.tree();
-        if tree == dir.tree() || root.is_stub() {
+        if tree == dir.tree() || root.is_empty_subvol_dir() {
             return Err(FsError::Exists.into());
         }
         let info = self.fs.subvol_info(tree)?;

@@ -5,8 +5,8 @@
 //! or over data that the log is about to give to a file.
 //!
 //! Normal path: (1) [`read`], while a volume is opened for writing, walks the log and claims; until (4) no commit is
-//! possible; (2) the room above joins once and applies the log ([`Engine::found_log`]); (3) inside the same transaction
-//! [`Handle::adopt_log`] makes the data of the log born, [`Handle::add_log_csums`] adds its checksums; (4)
+//! possible; (2) the crate above joins once and applies the log ([`Engine::unreplayed_log`]); (3) inside the same transaction
+//! [`Handle::adopt_log`] records the data of the log as new extents, [`Handle::add_log_csums`] adds its checksums; (4)
 //! [`Engine::log_applied`] pins the log's blocks; (5) the commit, which names no log any more, makes them free.
 //!
 //! Invariants: a block of the log is in it once (so a walk ends, whatever the image says) and is free space to the trees; an
@@ -34,20 +34,20 @@ use crate::engine::{Engine, Handle, Inner};
 /// changes of one transaction; nobody has made one that comes near.
 const LOG_BYTES_MAX: u64 = 1 << 30;
 
-/// What was found of a log.
-pub struct FoundLog {
+/// The log of an interrupted session, not replayed yet.
+pub struct UnreplayedLog {
     trees: Vec<LogTree>,
     /// Addresses of all its blocks.
     blocks: Vec<Logical>,
     /// Data that the log names and the extent tree does not.
-    young: Young,
+    uncommitted: UncommittedExtents,
     items: u64,
     item_bytes: u64,
 }
 
 /// Data by its start: its length, and the subvolume in whose log it is. Of several that is the one of the highest number, as with the
 /// kernel, which begins with that.
-type Young = BTreeMap<u64, (u64, TreeId)>;
+type UncommittedExtents = BTreeMap<u64, (u64, TreeId)>;
 
 /// The log of one subvolume.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ pub struct LogTree {
     pub root: TreeRoot,
 }
 
-impl FoundLog {
+impl UnreplayedLog {
     /// The logs, in the order of their subvolumes' numbers.
     pub fn trees(&self) -> &[LogTree] {
         &self.trees
@@ -76,20 +76,20 @@ impl FoundLog {
         self.blocks.len()
     }
     /// Whether this data is in the log only.
-    pub fn is_young(&self, at: Logical) -> bool {
-        self.young.contains_key(&at.0)
+    pub fn is_uncommitted(&self, at: Logical) -> bool {
+        self.uncommitted.contains_key(&at.0)
     }
 }
 
 /// Where the engine keeps it until it is applied.
-pub(crate) type Slot = Mutex<Option<Arc<FoundLog>>>;
+pub(crate) type Slot = Mutex<Option<Arc<UnreplayedLog>>>;
 
-fn lies(what: &'static str, at: impl std::fmt::Display, have: impl ToString, want: impl ToString) -> TxnError {
+fn corrupt(what: &'static str, at: impl std::fmt::Display, have: impl ToString, want: impl ToString) -> TxnError {
     Corruption::new("log tree", what, have.to_string(), want.to_string()).within(at).into()
 }
 
 /// Reads the log that the superblock names and claims what it uses; `None` where there is none.
-pub(crate) fn read(inner: &Inner) -> Result<Option<FoundLog>, TxnError> {
+pub(crate) fn read(inner: &Inner) -> Result<Option<UnreplayedLog>, TxnError> {
     let sb = *inner.super_block.lock();
     if sb.log_root.get() == 0 {
         return Ok(None);
@@ -108,7 +108,7 @@ pub(crate) fn read(inner: &Inner) -> Result<Option<FoundLog>, TxnError> {
     for (key, item) in roots {
         let subvol = TreeId(key.offset);
         if !subvol.is_subvol() {
-            return Err(lies("subvolume", key, subvol, "the number of a subvolume"));
+            return Err(corrupt("subvolume", key, subvol, "the number of a subvolume"));
         }
         let at = Logical(item.bytenr.get());
         let tree = TreeRoot::on_disk(TreeId::TREE_LOG, at, Generation(item.generation.get()), item.level);
@@ -124,8 +124,8 @@ pub(crate) fn read(inner: &Inner) -> Result<Option<FoundLog>, TxnError> {
     for at in &blocks {
         claim(inner, *at, nodesize, BlockGroupFlags::METADATA)?;
     }
-    let young = claim_data(inner, extents)?;
-    Ok(Some(FoundLog { trees, blocks, young, items, item_bytes }))
+    let uncommitted = claim_data(inner, extents)?;
+    Ok(Some(UnreplayedLog { trees, blocks, uncommitted, items, item_bytes }))
 }
 
 struct Reading<'a> {
@@ -133,7 +133,7 @@ struct Reading<'a> {
     /// Addresses of the blocks met so far.
     seen: HashSet<u64>,
     /// The data that is named.
-    extents: Young,
+    extents: UncommittedExtents,
     items: u64,
     item_bytes: u64,
 }
@@ -149,7 +149,7 @@ impl Reading<'_> {
         let nodesize = u64::from(inner.rules.nodesize);
         inner.blocks.walk(root, |node, _| {
             if !self.seen.insert(node.logical().0) {
-                return Err(lies("block", node.logical(), "named twice", "once"));
+                return Err(corrupt("block", node.logical(), "named twice", "once"));
             }
             if self.seen.len() as u64 * nodesize > LOG_BYTES_MAX {
                 return Err(TxnError::Refused(format!("the log has more than {LOG_BYTES_MAX} bytes")));
@@ -168,7 +168,7 @@ impl Reading<'_> {
 }
 
 /// Notes the data that an item names. Two items may name parts of the same, never overlap otherwise.
-fn note_extent(extents: &mut Young, subvol: TreeId, key: &Key, item: &[u8]) -> Result<(), TxnError> {
+fn note_extent(extents: &mut UncommittedExtents, subvol: TreeId, key: &Key, item: &[u8]) -> Result<(), TxnError> {
     if key.item_type != ItemType::EXTENT_DATA {
         return Ok(());
     }
@@ -178,10 +178,10 @@ fn note_extent(extents: &mut Young, subvol: TreeId, key: &Key, item: &[u8]) -> R
         FileExtent::Regular(e) | FileExtent::Prealloc(e) => e,
     };
     let (at, len) = (extent.disk_bytenr.0, extent.disk_num_bytes.0);
-    let end = at.checked_add(len).filter(|end| *end > at).ok_or_else(|| lies("extent", key, len, "a length"))?;
+    let end = at.checked_add(len).filter(|end| *end > at).ok_or_else(|| corrupt("extent", key, len, "a length"))?;
     // An uncompressed extent has as many bytes in the file as on disk.
     if extent.compression == Compression::None && extent.offset.0.saturating_add(extent.num_bytes.0) > len {
-        return Err(lies("extent", key, extent.num_bytes, "bytes that are on disk"));
+        return Err(corrupt("extent", key, extent.num_bytes, "bytes that are on disk"));
     }
     if let Some((_, owner)) = extents.get_mut(&at).filter(|(have, _)| *have == len) {
         *owner = (*owner).max(subvol);
@@ -189,42 +189,42 @@ fn note_extent(extents: &mut Young, subvol: TreeId, key: &Key, item: &[u8]) -> R
     }
     let before = extents.range(..end).next_back().map(|(start, (len, _))| (start, len));
     if let Some((start, len)) = before.filter(|(start, len)| *start + *len > at) {
-        return Err(lies("extent", key, format!("{at}+{len}"), format!("none that overlaps {start}+{len}")));
+        return Err(corrupt("extent", key, format!("{at}+{len}"), format!("none that overlaps {start}+{len}")));
     }
     extents.insert(at, (len, subvol));
     Ok(())
 }
 
 /// Claims the extents that the extent tree does not know, and answers which these are.
-fn claim_data(inner: &Inner, extents: Young) -> Result<Young, TxnError> {
-    let mut young = Young::new();
+fn claim_data(inner: &Inner, extents: UncommittedExtents) -> Result<UncommittedExtents, TxnError> {
+    let mut uncommitted = UncommittedExtents::new();
     if extents.is_empty() {
-        return Ok(young);
+        return Ok(uncommitted);
     }
     let root = inner.tree(TreeId::EXTENT)?.root;
     for (at, (len, subvol)) in extents {
         let key = Key::new(at, ItemType::EXTENT_ITEM, len);
         if let Some(item) = inner.blocks.get(&root, &key)? {
             if !ExtentRecord::parse(&key, &item)?.flags.contains(ExtentFlags::DATA) {
-                return Err(lies("extent", Logical(at), "a tree block", "data"));
+                return Err(corrupt("extent", Logical(at), "a tree block", "data"));
             }
             continue;
         }
         claim(inner, Logical(at), ByteLen(len), BlockGroupFlags::DATA)?;
-        young.insert(at, (len, subvol));
+        uncommitted.insert(at, (len, subvol));
     }
-    Ok(young)
+    Ok(uncommitted)
 }
 
 /// Takes space of one kind that the log uses out of what is free.
 fn claim(inner: &Inner, at: Logical, len: ByteLen, kind: BlockGroupFlags) -> Result<(), TxnError> {
     let group = inner.space.group(at).ok();
     if !group.is_some_and(|g| g.flags.contains(kind)) {
-        return Err(lies("address", at, at, format!("one in a block group of {kind:?}")));
+        return Err(corrupt("address", at, at, format!("one in a block group of {kind:?}")));
     }
     match inner.space.claim(Run::new(at, len)) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(lies("address", at, format!("{len} bytes that are not free"), "space that no tree uses")),
+        Ok(false) => Err(corrupt("address", at, format!("{len} bytes that are not free"), "space that no tree uses")),
         Err(Refusal::Load(e)) => Err(e.into()),
         Err(Refusal::NeedChunk(_) | Refusal::NoSpace(_)) => Err(TxnError::NoSpace { what: "the log", wanted: len }),
     }
@@ -232,18 +232,18 @@ fn claim(inner: &Inner, at: Logical, len: ByteLen, kind: BlockGroupFlags) -> Res
 
 impl Engine {
     /// The log that the volume was opened with, as long as it has not been applied.
-    pub fn found_log(&self) -> Option<Arc<FoundLog>> {
-        self.0.found_log.lock().clone()
+    pub fn unreplayed_log(&self) -> Option<Arc<UnreplayedLog>> {
+        self.0.unreplayed_log.lock().clone()
     }
 
     /// The log's changes are part of the open transaction: its next commit names no log any more, and gives the log's
     /// blocks back. The caller holds no handle.
     ///
     /// # Errors
-    /// The allocator's books contradict each other.
+    /// The allocator's records contradict each other.
     pub fn log_applied(&self) -> Result<(), TxnError> {
         let inner = &*self.0;
-        let Some(log) = inner.found_log.lock().take() else { return Ok(()) };
+        let Some(log) = inner.unreplayed_log.lock().take() else { return Ok(()) };
         let nodesize = ByteLen(inner.rules.nodesize.into());
         for at in &log.blocks {
             inner.space.pin(Run::new(*at, nodesize))?;
@@ -264,7 +264,7 @@ impl Engine {
 impl Inner {
     /// Nothing may be committed before the log is part of it.
     pub(crate) fn log_is_settled(&self) -> Result<(), TxnError> {
-        match &*self.found_log.lock() {
+        match &*self.unreplayed_log.lock() {
             None => Ok(()),
             Some(_) => Err(TxnError::Refused("the log has not been replayed".into())),
         }
@@ -273,8 +273,8 @@ impl Inner {
 
 impl Handle<'_> {
     /// The data that only the log names becomes part of this transaction: what no item names at its end is free again.
-    pub fn adopt_log(&self, log: &FoundLog) {
-        for (at, (len, subvol)) in &log.young {
+    pub fn adopt_log(&self, log: &UnreplayedLog) {
+        for (at, (len, subvol)) in &log.uncommitted {
             self.adopt(Run::new(Logical(*at), ByteLen(*len)), *subvol);
         }
     }

@@ -24,7 +24,7 @@ pub const FORMS: [&[&str]; 4] = [
 ];
 
 /// An open file system over a device in memory.
-pub struct Bed {
+pub struct Fixture {
     pub fs: Fs,
     device: Arc<MemDevice>,
     oracle: Oracle,
@@ -33,22 +33,22 @@ pub struct Bed {
 }
 
 /// Runs a test on every form of volume.
-pub fn on_all_forms(test: impl Fn(&Bed)) {
+pub fn on_all_forms(test: impl Fn(&Fixture)) {
     for form in FORMS {
-        let Some(bed) = Bed::new(form, FsOptions::default()) else { return };
-        test(&bed);
+        let Some(fixture) = Fixture::new(form, FsOptions::default()) else { return };
+        test(&fixture);
     }
 }
 
-impl Bed {
-    pub fn new(mkfs: &[&str], options: FsOptions) -> Option<Bed> {
+impl Fixture {
+    pub fn new(mkfs: &[&str], options: FsOptions) -> Option<Fixture> {
         let oracle = oracle()?;
         let scratch = oracle.scratch().unwrap();
         let image = scratch.image("bed.img", IMAGE_LEN).unwrap();
         oracle.mkfs(mkfs, &[&image]).unwrap();
         let device = Arc::new(load(&image).unwrap());
         let fs = open(device.clone(), options);
-        Some(Bed { fs, device, oracle, scratch, crashes: 0.into() })
+        Some(Fixture { fs, device, oracle, scratch, crashes: 0.into() })
     }
 
     pub fn top(&self) -> InodeRef {
@@ -149,7 +149,7 @@ impl Bed {
     }
 }
 
-impl Bed {
+impl Fixture {
     /// The same after a replay of ours: the kernel finds nothing to replay any more.
     pub fn after_our_replay<R>(&self, look: impl FnOnce(&Found) -> R) -> R {
         let path = self.image();

@@ -1,10 +1,10 @@
-//! The atomic number that the lock-free parts are made of, so that the tests can put one in its place whose every step a
-//! scheduler of theirs decides.
+//! The atomic integer of the lock-free parts. Tests substitute one whose every step `shuttle`'s scheduler decides.
+//!
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// An atomic number; all steps are sequentially consistent.
-pub trait Word {
+pub trait AtomicCell {
     /// With a value.
     fn new(value: u64) -> Self;
     /// The value.
@@ -21,9 +21,9 @@ pub trait Word {
     fn exchange(&self, old: u64, new: u64) -> Result<u64, u64>;
 }
 
-macro_rules! word {
+macro_rules! atomic_cell {
     ($atomic:ty) => {
-        impl Word for $atomic {
+        impl AtomicCell for $atomic {
             fn new(value: u64) -> Self {
                 Self::new(value)
             }
@@ -49,6 +49,6 @@ macro_rules! word {
     };
 }
 
-word!(AtomicU64);
+atomic_cell!(AtomicU64);
 #[cfg(test)]
-word!(shuttle::sync::atomic::AtomicU64);
+atomic_cell!(shuttle::sync::atomic::AtomicU64);

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use oleo::check::{CheckOptions, Kind, volume};
 use oleo::{BalanceState, Device, Follow, Image, OpenOptions};
 use oleo_format::SuperBlock;
-use oleo_sim::crash::model::judge;
+use oleo_sim::crash::model::verify;
 use oleo_sim::crash::pages::{Contents, Overlay};
 use oleo_sim::crash::record::Event;
 use oleo_sim::crash::seen::Seen;
@@ -18,7 +18,7 @@ use crate::load::{Load, STRIDE};
 use crate::ours::OleoTree;
 
 const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 3, torn: 3 };
-/// Parts of a run that are judged at once.
+/// Parts of a run that are verified at once.
 const PARTS: usize = 8;
 
 fn failure(state: String, wrong: Vec<String>) -> Failure {
@@ -72,8 +72,8 @@ impl Load {
         out.into_iter().map(|(begun, done)| Progress { done, begun: begun > done }).collect()
     }
 
-    /// Judges about so many states.
-    pub fn judge_some(&self, seed: u64, states: usize) -> Tally {
+    /// Verifies about so many states.
+    pub fn verify_some(&self, seed: u64, states: usize) -> Tally {
         let mut rng = Rng::new(seed);
         let mut all = cuts(&self.events, &KINDS, &mut rng);
         let mut kept = vec![true; all.len()];
@@ -101,17 +101,17 @@ impl Load {
             ..Tally::default()
         };
         let parts: Vec<&[Cut]> = all.chunks(all.len().div_ceil(PARTS).max(1)).collect();
-        tally.add(in_parallel(parts.len(), |part| self.judge_part(parts[part], seed)));
+        tally.add(in_parallel(parts.len(), |part| self.verify_part(parts[part], seed)));
         tally
     }
 
-    fn judge_part(&self, part: &[Cut], seed: u64) -> Tally {
+    fn verify_part(&self, part: &[Cut], seed: u64) -> Tally {
         let mut maker = Maker::new(&self.base, &self.events);
         let mut tally = Tally::default();
         for cut in part {
             let state = maker.make(cut);
             let write = cut.at % 4 != 0;
-            let verdict = self.judge(cut, &state, write);
+            let verdict = self.verify(cut, &state, write);
             tally.states += 1;
             tally.with_log += u64::from(verdict.log);
             tally.resumed += u64::from(verdict.balance);
@@ -123,13 +123,13 @@ impl Load {
         tally
     }
 
-    fn judge(&self, cut: &Cut, state: &[Contents], write: bool) -> Verdict {
+    fn verify(&self, cut: &Cut, state: &[Contents], write: bool) -> Verdict {
         let mut verdict = Verdict { log: has_log(state), balance: false, wrong: Vec::new() };
         match self.found(state, write) {
             Ok((found, balance)) => {
                 verdict.balance = balance;
                 for (number, (found, progress)) in found.iter().zip(self.progress(cut.at)).enumerate() {
-                    let wrong = judge(&self.histories[number], progress, None, found);
+                    let wrong = verify(&self.histories[number], progress, None, found);
                     let steps = &self.histories[number].steps;
                     let last = &steps[progress.done.min(steps.len() - 1)].label;
                     verdict.wrong.extend(wrong.iter().map(|w| format!("worker {number}: {w} at {progress:?}, {last}")));

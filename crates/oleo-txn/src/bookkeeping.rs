@@ -21,7 +21,7 @@ use zerocopy::IntoBytes;
 use crate::TxnError;
 use crate::engine::Inner;
 use crate::extents::Settled;
-use crate::free_runs::{FreeItems, Piece, Turn};
+use crate::free_runs::{FreeItems, FreeSpaceChange, Piece};
 use crate::growth::NewChunk;
 
 /// `BTRFS_FIRST_CHUNK_TREE_OBJECTID` in the UAPI header: what every block group says its chunk's object is.
@@ -35,21 +35,22 @@ struct Group {
     free: Option<FreeItems>,
 }
 
-pub(crate) struct Books<'a> {
+pub(crate) struct BookkeepingWriter<'a> {
     inner: &'a Inner,
     generation: Generation,
     groups: BTreeMap<u64, Group>,
 }
 
-impl<'a> Books<'a> {
-    pub(crate) fn new(inner: &'a Inner, generation: Generation) -> Books<'a> {
-        Books { inner, generation, groups: BTreeMap::new() }
+impl<'a> BookkeepingWriter<'a> {
+    pub(crate) fn new(inner: &'a Inner, generation: Generation) -> BookkeepingWriter<'a> {
+        BookkeepingWriter { inner, generation, groups: BTreeMap::new() }
     }
 
     /// One round: everything that `settled` implies, applied to the trees.
     pub(crate) fn round(&mut self, settled: Settled, first: bool) -> Result<(), TxnError> {
         let inner = self.inner;
-        let Settled { mut changes, mut turns, mut freed_data, freed_blocks, vanished, vanished_data, .. } = settled;
+        let Settled { mut changes, mut space_changes, mut freed_data, freed_blocks, vanished, vanished_data, .. } =
+            settled;
         for (at, len) in &vanished {
             // Data may be under a reader's eyes; a tree block was never written.
             let run = Run::new(*at, *len);
@@ -69,10 +70,10 @@ impl<'a> Books<'a> {
             let batch = inner.csums.rewrite(inner.layout, &inner.blocks, &root, &freed_data, first)?;
             inner.apply(TreeId::CSUM, &batch, self.generation)?;
         }
-        turns.sort_unstable_by_key(|(piece, _)| *piece);
+        space_changes.sort_unstable_by_key(|(piece, _)| *piece);
         let mut touched: Vec<u64> = Vec::new();
         let mut free_batch = Vec::new();
-        let mut rest = turns.as_slice();
+        let mut rest = space_changes.as_slice();
         while let Some((piece, _)) = rest.first() {
             let start = self.group_of(piece.start)?;
             let (len, end) = (self.groups[&start].len, start + self.groups[&start].len);
@@ -80,11 +81,11 @@ impl<'a> Books<'a> {
             let (mine, later) = rest.split_at(n);
             rest = later;
             touched.push(start);
-            self.turn_group(start, len, mine, &mut free_batch)?;
+            self.change_group(start, len, mine, &mut free_batch)?;
         }
         inner.apply(TreeId::FREE_SPACE, &free_batch, self.generation)?;
         if !inner.rules.free_space_tree {
-            self.spoil_caches(&touched)?;
+            self.invalidate_caches(&touched)?;
         }
         let counts: Vec<Change> = touched.iter().map(|start| self.count_change(*start)).collect();
         if inner.rules.block_group_tree {
@@ -100,12 +101,12 @@ impl<'a> Books<'a> {
     /// Marks the kernel's caches of what was free in these groups as not written, as the kernel does before it changes one: the
     /// generation of a cache's file is 0. That the superblock tells of all caches being old is not enough: the next kernel sets
     /// that right with its first commit, and then trusts the caches of groups that it has not changed itself.
-    fn spoil_caches(&self, groups: &[u64]) -> Result<(), TxnError> {
+    fn invalidate_caches(&self, groups: &[u64]) -> Result<(), TxnError> {
         let inner = self.inner;
         let root = inner.tree(TreeId::ROOT)?.root;
         let mut batch = Vec::new();
         for start in groups {
-            if !inner.spoiled_caches.lock().insert(*start) {
+            if !inner.invalidated_caches.lock().insert(*start) {
                 continue;
             }
             let Some(header) = inner.blocks.get(&root, &Key::new(Key::FREE_SPACE, ItemType(0), *start))? else {
@@ -122,11 +123,11 @@ impl<'a> Books<'a> {
         inner.apply(TreeId::ROOT, &batch, self.generation)
     }
 
-    fn turn_group(
+    fn change_group(
         &mut self,
         start: u64,
         len: u64,
-        turns: &[(Piece, Turn)],
+        space_changes: &[(Piece, FreeSpaceChange)],
         batch: &mut Vec<Change>,
     ) -> Result<(), TxnError> {
         let inner = self.inner;
@@ -138,12 +139,12 @@ impl<'a> Books<'a> {
             group.free = Some(FreeItems::read(Logical(start), ByteLen(len), inner.rules.sectorsize, items)?);
         }
         let mut delta = 0i64;
-        for (piece, turn) in turns {
+        for (piece, new_state) in space_changes {
             let bytes = (piece.end - piece.start) as i64;
             let run = Run::new(Logical(piece.start), ByteLen(piece.end - piece.start));
-            match turn {
-                Turn::Used => delta += bytes,
-                Turn::Free => {
+            match new_state {
+                FreeSpaceChange::Used => delta += bytes,
+                FreeSpaceChange::Free => {
                     delta -= bytes;
                     inner.space.pin(run)?;
                 }
@@ -156,7 +157,7 @@ impl<'a> Books<'a> {
         inner.space.note_used(Logical(start), delta)?;
         inner.growth.add_bytes_used(delta);
         if let Some(free) = &mut group.free {
-            free.apply(turns)?;
+            free.apply(space_changes)?;
             batch.extend(free.changes());
         }
         Ok(())

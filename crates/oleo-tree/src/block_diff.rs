@@ -15,14 +15,14 @@ use crate::{Dirty, DropProgress, Node, TreeError, TreeRoot, Walk};
 
 /// Blocks that only one of two trees has, each list in the order of addresses.
 #[derive(Default, Debug)]
-pub struct Apart {
+pub struct BlockDiff {
     /// Only the first tree has them.
     pub only_a: Vec<Arc<Node>>,
     /// Only the second tree has them.
     pub only_b: Vec<Arc<Node>>,
 }
 
-impl Apart {
+impl BlockDiff {
     /// Takes out what is in both lists.
     fn cancel(&mut self) {
         let id = |node: &Arc<Node>| (node.logical(), node.generation());
@@ -54,7 +54,7 @@ pub struct DropMoment<'a> {
 
 /// What became of a block of a tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fortune {
+pub enum BlockChange {
     /// The tree has it no more.
     Lost,
     /// The tree has it now.
@@ -66,7 +66,7 @@ pub trait DropVisit<E> {
     /// Whether a block, of which a parent that is lost tells, and all that is below it, is not to be looked at or read.
     fn passes_over(&mut self, child: &ChildPtr, level: u8) -> Result<bool, E>;
     /// A block. Only [`Walk::Over`] and [`Walk::Into`] are of use: what is below a lost block is lost all the same.
-    fn meet(&mut self, node: &Arc<Node>, fortune: Fortune) -> Result<Walk, E>;
+    fn meet(&mut self, node: &Arc<Node>, block_change: BlockChange) -> Result<Walk, E>;
 }
 
 /// Goes into the block at a walker's place, which is told to `seen`.
@@ -83,12 +83,12 @@ fn enter(blocks: &Blocks, walker: &mut Walker, seen: &mut Vec<Arc<Node>>) -> Res
 
 impl Blocks {
     /// The blocks that only one of two trees has. Subtrees that both have are not read. No tree is one without blocks.
-    pub fn apart(&self, a: Option<&TreeRoot>, b: Option<&TreeRoot>) -> Result<Apart, TreeError> {
-        let mut apart = Apart::default();
+    pub fn block_diff(&self, a: Option<&TreeRoot>, b: Option<&TreeRoot>) -> Result<BlockDiff, TreeError> {
+        let mut differing = BlockDiff::default();
         if let (Some(a), Some(b)) = (a, b)
             && a.same_block(b)
         {
-            return Ok(apart);
+            return Ok(differing);
         }
         let start = |root: Option<&TreeRoot>, seen: &mut Vec<Arc<Node>>| -> Result<Walker, TreeError> {
             let Some(root) = root else { return Ok(Walker::nowhere()) };
@@ -96,8 +96,8 @@ impl Blocks {
             seen.push(node.clone());
             Ok(if node.is_leaf() { Walker::nowhere() } else { Walker::new(root.tree, node) })
         };
-        let mut left = start(a, &mut apart.only_a)?;
-        let mut right = start(b, &mut apart.only_b)?;
+        let mut left = start(a, &mut differing.only_a)?;
+        let mut right = start(b, &mut differing.only_b)?;
         loop {
             match (left.spot(), right.spot()) {
                 (None, None) => break,
@@ -108,20 +108,20 @@ impl Blocks {
                         continue;
                     }
                     if l.key <= r.key {
-                        enter(self, &mut left, &mut apart.only_a)?;
+                        enter(self, &mut left, &mut differing.only_a)?;
                     }
                     if r.key <= l.key {
-                        enter(self, &mut right, &mut apart.only_b)?;
+                        enter(self, &mut right, &mut differing.only_b)?;
                     }
                 }
                 (Some(l), r) if r.as_ref().is_none_or(|r| l.level > r.level) => {
-                    enter(self, &mut left, &mut apart.only_a)?;
+                    enter(self, &mut left, &mut differing.only_a)?;
                 }
-                _ => enter(self, &mut right, &mut apart.only_b)?,
+                _ => enter(self, &mut right, &mut differing.only_b)?,
             }
         }
-        apart.cancel();
-        Ok(apart)
+        differing.cancel();
+        Ok(differing)
     }
 
     /// A block of which only the address is known: one that the open transaction made, or one on disk.
@@ -166,8 +166,8 @@ impl Blocks {
         if old.level() != new.level() {
             return Err(TreeError::corrupt(tree, "level of a copy", new.level(), old.level(), new.logical()).into());
         }
-        visit.meet(new, Fortune::Gained)?;
-        let wants = visit.meet(old, Fortune::Lost)? == Walk::Into;
+        visit.meet(new, BlockChange::Gained)?;
+        let wants = visit.meet(old, BlockChange::Lost)? == Walk::Into;
         if old.is_leaf() {
             return Ok(());
         }
@@ -193,7 +193,7 @@ impl Blocks {
         visit: &mut dyn DropVisit<E>,
     ) -> Result<(), E> {
         // A node that the drop still stands in is kept, with what comes after the place.
-        if to.is_none() && visit.meet(node, Fortune::Lost)? != Walk::Into {
+        if to.is_none() && visit.meet(node, BlockChange::Lost)? != Walk::Into {
             return Ok(());
         }
         if node.is_leaf() {

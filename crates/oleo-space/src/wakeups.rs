@@ -1,24 +1,24 @@
-//! News that threads wait for: that a load has ended, that something held was let go. All groups share one, as it is rare.
+//! Events that threads wait for: a load has ended, something held was released. All groups share one, as they are rare.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Counts news, so that none is missed between looking and waiting.
+/// Counts events, so that none is missed between a check and the wait.
 ///
-/// 1. Who may have to wait takes [`News::seen`], *then* looks at what it waits for.
-/// 2. If that is not so yet it lets go of all locks and calls [`News::wait`] with what it took; then it looks again.
-/// 3. Whoever changes such a thing calls [`News::tell`] *after* the change.
+/// 1. A thread that may have to wait takes [`Wakeups::seen`], *then* checks what it waits for.
+/// 2. If that is not so yet it lets go of all locks and calls [`Wakeups::wait`] with what it took; then it looks again.
+/// 3. Whoever changes such a thing calls [`Wakeups::notify`] *after* the change.
 #[derive(Default)]
-pub(crate) struct News {
+pub(crate) struct Wakeups {
     count: AtomicU64,
     waiting: Mutex<()>,
-    told: Condvar,
+    changed: Condvar,
 }
 
-impl News {
-    /// How much news there was.
+impl Wakeups {
+    /// How many events there were.
     pub(crate) fn seen(&self) -> u64 {
         self.count.load(SeqCst)
     }
@@ -27,16 +27,16 @@ impl News {
     pub(crate) fn wait(&self, seen: u64) {
         let mut waiting = self.waiting.lock();
         while self.count.load(SeqCst) == seen {
-            self.told.wait(&mut waiting);
+            self.changed.wait(&mut waiting);
         }
     }
 
     /// Something has changed that somebody may wait for.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn notify(&self) {
         let waiting = self.waiting.lock();
         self.count.fetch_add(1, SeqCst);
         drop(waiting);
-        self.told.notify_all();
+        self.changed.notify_all();
     }
 }
 
@@ -45,25 +45,25 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicU32;
 
-    /// Goal: nobody sleeps through news. Method: two threads hand a number to and fro, each waiting for the other's turn; a
+    /// Goal: nobody sleeps through an event. Method: two threads hand a number to and fro, each waiting for the other's turn; a
     /// turn that were missed would leave both asleep for good.
     #[test]
-    fn no_news_is_missed() {
-        let (news, turn) = (News::default(), AtomicU32::new(0));
+    fn no_wakeup_is_missed() {
+        let (wakeups, turn) = (Wakeups::default(), AtomicU32::new(0));
         std::thread::scope(|scope| {
             for own in 0..2 {
-                let (news, turn) = (&news, &turn);
+                let (wakeups, turn) = (&wakeups, &turn);
                 scope.spawn(move || {
                     for _ in 0..2000 {
                         loop {
-                            let seen = news.seen();
+                            let seen = wakeups.seen();
                             if turn.load(SeqCst) % 2 == own {
                                 break;
                             }
-                            news.wait(seen);
+                            wakeups.wait(seen);
                         }
                         turn.fetch_add(1, SeqCst);
-                        news.tell();
+                        wakeups.notify();
                     }
                 });
             }

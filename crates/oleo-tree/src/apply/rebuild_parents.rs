@@ -20,7 +20,7 @@ impl Job<'_> {
     }
 
     /// Finds the new nodes of all levels.
-    pub fn rise(&mut self) -> Result<(), TreeError> {
+    pub fn rebuild_parents(&mut self) -> Result<(), TreeError> {
         for level in 1..=self.top {
             self.rise_level(level)?;
         }

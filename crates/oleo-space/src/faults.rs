@@ -1,12 +1,12 @@
 //! "No space" on demand, so that a test can meet it at each request there is.
 //!
-//! 1. A test says with [`Space::deny`] which sorts of requests it means, how many of them are let through, and how many
+//! 1. A test says with [`Space::fail_requests`] which sorts of requests it means, how many of them are let through, and how many
 //!    after those are refused with [`Refusal::NoSpace`].
-//! 2. Each request of such a sort is counted, [`Space::asked`] tells how many there were: a first run with nothing refused
-//!    says how many runs it takes to refuse each one once.
+//! 2. Each request of such a sort is counted, [`Space::requests_counted`] says how many there were: a first run with
+//!    nothing refused says how many runs it takes to refuse each one once.
 //!
-//! A denial is answered before anything is changed. While nothing is denied a request costs one look at a byte that nobody
-//! writes.
+//! An injected failure is returned before anything is changed. While none is injected a request costs one read of a byte
+//! that nobody writes.
 //!
 //! Locks: none.
 
@@ -16,7 +16,7 @@ use crate::{Kind, Refusal, Space};
 
 /// Which requests are refused. Nothing by default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Denial {
+pub struct FaultSpec {
     /// Promises: [`Space::reserve`] and [`Reservation::grow`](crate::Reservation::grow).
     pub promises: bool,
     /// Addresses of data: [`Space::alloc`], [`Space::alloc_from`].
@@ -25,34 +25,34 @@ pub struct Denial {
     pub blocks: bool,
     /// Requests of these sorts that are let through first.
     pub after: u64,
-    /// Requests that are refused then; `u64::MAX` for all of them, until the next [`Space::deny`].
+    /// Requests that are refused then; `u64::MAX` for all of them, until the next [`Space::fail_requests`].
     pub count: u64,
 }
 
 /// A sort of request; a bit each.
 #[derive(Clone, Copy)]
-pub(crate) enum Ask {
+pub(crate) enum RequestKind {
     Promise = 1,
     Extent = 2,
     Blocks = 4,
 }
 
-/// What is denied now.
+/// What fails now.
 #[derive(Default)]
-pub(crate) struct Denials {
+pub(crate) struct FaultInjector {
     sorts: AtomicU8,
-    asked: AtomicU64,
+    counted: AtomicU64,
     after: AtomicU64,
     count: AtomicU64,
 }
 
-impl Denials {
+impl FaultInjector {
     /// Refuses a request if it is to be refused.
-    pub(crate) fn check(&self, ask: Ask, kind: Kind) -> Result<(), Refusal> {
-        if self.sorts.load(Relaxed) & ask as u8 == 0 {
+    pub(crate) fn check(&self, kind_of_request: RequestKind, kind: Kind) -> Result<(), Refusal> {
+        if self.sorts.load(Relaxed) & kind_of_request as u8 == 0 {
             return Ok(());
         }
-        let before = self.asked.fetch_add(1, SeqCst);
+        let before = self.counted.fetch_add(1, SeqCst);
         match before.checked_sub(self.after.load(SeqCst)) {
             Some(past) if past < self.count.load(SeqCst) => Err(Refusal::NoSpace(kind)),
             _ => Ok(()),
@@ -61,23 +61,23 @@ impl Denials {
 }
 
 impl Space {
-    /// From now on refuses what `denial` says, and counts from zero. For tests.
+    /// From now on fails the requests that `spec` says, and counts from zero. For tests.
     #[doc(hidden)]
-    pub fn deny(&self, denial: Denial) {
-        let denials = &self.inner.denials;
-        denials.sorts.store(0, SeqCst);
-        denials.asked.store(0, SeqCst);
-        denials.after.store(denial.after, SeqCst);
-        denials.count.store(denial.count, SeqCst);
-        let bit = |on: bool, ask: Ask| if on { ask as u8 } else { 0 };
-        let sorts = bit(denial.promises, Ask::Promise) | bit(denial.extents, Ask::Extent);
-        denials.sorts.store(sorts | bit(denial.blocks, Ask::Blocks), SeqCst);
+    pub fn fail_requests(&self, spec: FaultSpec) {
+        let faults = &self.inner.faults;
+        faults.sorts.store(0, SeqCst);
+        faults.counted.store(0, SeqCst);
+        faults.after.store(spec.after, SeqCst);
+        faults.count.store(spec.count, SeqCst);
+        let bit = |on: bool, kind_of_request: RequestKind| if on { kind_of_request as u8 } else { 0 };
+        let sorts = bit(spec.promises, RequestKind::Promise) | bit(spec.extents, RequestKind::Extent);
+        faults.sorts.store(sorts | bit(spec.blocks, RequestKind::Blocks), SeqCst);
     }
 
-    /// How many requests of the sorts in the last [`Space::deny`] there were since. For tests.
+    /// How many requests of the sorts in the last [`Space::fail_requests`] there were since. For tests.
     #[doc(hidden)]
-    pub fn asked(&self) -> u64 {
-        self.inner.denials.asked.load(SeqCst)
+    pub fn requests_counted(&self) -> u64 {
+        self.inner.faults.counted.load(SeqCst)
     }
 }
 
@@ -99,39 +99,39 @@ mod tests {
         let hold = space.reserve(Kind::Data, ByteLen(MIB)).unwrap();
         let len = ByteLen(SECTOR);
         let want = Want { kind: Kind::Data, len, min_len: len, align: len, goal: Goal::Stream(1) };
-        let asks: [(Denial, [Call; 2]); 3] = [
+        let asks: [(FaultSpec, [Call; 2]); 3] = [
             (
-                Denial { promises: true, ..Denial::default() },
+                FaultSpec { promises: true, ..FaultSpec::default() },
                 [&|| space.reserve(Kind::Data, len).map(drop), &|| {
                     let hold = space.reserve(Kind::Data, ByteLen(0))?;
                     hold.grow(len)
                 }],
             ),
             (
-                Denial { extents: true, ..Denial::default() },
+                FaultSpec { extents: true, ..FaultSpec::default() },
                 [&|| space.alloc(&want).map(drop), &|| space.alloc_from(&hold, &want).map(drop)],
             ),
             (
-                Denial { blocks: true, ..Denial::default() },
+                FaultSpec { blocks: true, ..FaultSpec::default() },
                 [&|| space.alloc_blocks(Kind::Metadata, 0, &mut Vec::new()), &|| {
                     space.alloc_blocks_from(&hold, 0, &mut Vec::new())
                 }],
             ),
         ];
-        for (chosen, (denial, _)) in asks.iter().enumerate() {
-            space.deny(Denial { after: 2, count: 2, ..*denial });
+        for (chosen, (spec, _)) in asks.iter().enumerate() {
+            space.fail_requests(FaultSpec { after: 2, count: 2, ..*spec });
             for (sort, (_, calls)) in asks.iter().enumerate() {
                 for turn in 0..6 {
-                    let (asked, before) = (space.asked(), space.totals(Kind::Data));
+                    let (counted, before) = (space.requests_counted(), space.totals(Kind::Data));
                     let refused = matches!(calls[turn % 2](), Err(Refusal::NoSpace(_)));
-                    let due = sort == chosen && (asked..space.asked()).any(|nth| (2..4).contains(&nth));
-                    assert_eq!(refused, due, "{denial:?} {sort} {turn}");
-                    assert!(!refused || before == space.totals(Kind::Data), "{denial:?} {sort} {turn}");
+                    let due = sort == chosen && (counted..space.requests_counted()).any(|nth| (2..4).contains(&nth));
+                    assert_eq!(refused, due, "{spec:?} {sort} {turn}");
+                    assert!(!refused || before == space.totals(Kind::Data), "{spec:?} {sort} {turn}");
                 }
             }
         }
-        space.deny(Denial::default());
+        space.fail_requests(FaultSpec::default());
         assert!(space.reserve(Kind::Data, len).is_ok());
-        assert_eq!(space.asked(), 0);
+        assert_eq!(space.requests_counted(), 0);
     }
 }

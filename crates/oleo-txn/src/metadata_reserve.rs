@@ -1,28 +1,30 @@
-//! Metadata credit: what operations may need, reserved before they change anything, so that ENOSPC comes from the call.
+//! The metadata reserve: what operations may need, reserved before they change anything, so that ENOSPC comes from the call.
 //!
 //! A transaction writes each block once however many changes hit it, so its need is bounded twice: by what its changes can
 //! touch (`items` × blocks per item) and by what exists (every block of the volume rewritten once, twice with the
 //! references that un-sharing adds) plus the new bytes. The smaller bound is reserved.
 //!
 //! Three sorts of needs:
-//! - An ordinary operation comes in where what is held covers all that the open transaction was asked for and all that was
-//!   promised.
-//! - A promise ([`promise`](Credit::promise)) is for an operation to come, in whichever transaction that is: the flush of what
-//!   is buffered. It is counted until that operation is in the open transaction.
-//! - An operation that gives space back, or that was promised room, comes in where what is held, promises and the last reserve
-//!   included, covers what its transaction was asked for: other promises are for later transactions, and no reason to wait.
-//!   Where it does not even then, it comes in alone (`Engine::join_alone`): so deleting and writing out work when nothing
-//!   else does, if need be with a commit each.
+//! - An ordinary operation joins if what is held covers everything charged to the open transaction and everything promised.
+//!   
+//! - A promise ([`promise`](MetadataReserve::promise)) is for a later operation, in whichever transaction that is: the
+//!   flush of buffered data. It counts until that operation has joined.
+//! - An operation that frees space, or that was promised space, joins if what is held, promises and the last reserve included,
+//!   covers what is charged to its transaction: other promises are for later transactions and no reason to wait. If not even
+//!   that is enough, it joins alone (`Engine::join_alone`), so that deleting and flushing work when nothing else does, if
+//!   necessary with a commit each.
 //!
-//! Normal path: (1) inside the gate `take` counts an operation in and says whether what is held covers it: two atomic additions
-//! and a comparison; (2) where not, the operation leaves the gate, `Inner::widen_credit` reserves more, growing a chunk when the
-//! allocator says so, and the operation comes back; (3) a freeze moves what the frozen transaction may need aside (`freeze`)
-//! and leaves what the promises need; (4) the commit takes its blocks out of the former, and its end (`settled`) hands what is
-//! left of it to the open transaction as far as that lacks it, before anybody else can have it.
+//! Normal path: (1) once joined, `charge` counts an operation in and returns whether what is held covers it: two atomic
+//! additions and a comparison; (2) if not, the operation leaves again, `Inner::grow_metadata_reserve` reserves more,
+//! growing a chunk when the allocator says so, and the operation comes back; (3) a freeze moves what the frozen
+//! transaction may need aside (`freeze`) and leaves what the promises need; (4) the commit takes its blocks out of the
+//! former, and its end (`settled`) hands what is left of it to the open transaction as far as that lacks it, before
+//! anybody else can have it.
 //!
 //! Invariants: an operation is counted in the transaction in which it makes its changes. Held and last reserve ≥ bound(counts
 //! of operations) but for the one that came in alone, which rewrites a few paths, far less than the bound says. Locks: rank 20
-//! (`held`), never over I/O but for a chunk being planned; `turn` is outside the gate and the commit lock. Crash: memory only.
+//! (`held`), never over I/O but for a chunk being planned; `alone_lock` is taken before joining and before the commit
+//! lock. Crash: memory only.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -59,7 +61,7 @@ struct Held {
     last: Option<Reservation>,
 }
 
-pub(crate) struct Credit {
+pub(crate) struct MetadataReserve {
     nodesize: u64,
     items: AtomicU64,
     bytes: AtomicU64,
@@ -72,21 +74,21 @@ pub(crate) struct Credit {
     existing: AtomicU64,
     /// Bytes in `last`.
     last: AtomicU64,
-    /// Somebody is about to come in alone: all others wait for `turn`.
+    /// An operation is about to join alone: all others wait for `alone_lock`.
     alone: AtomicBool,
-    turn: Mutex<()>,
+    alone_lock: Mutex<()>,
     held: Mutex<Held>,
 }
 
-/// While it lives nobody else comes in.
+/// While it lives no other operation is charged.
 pub(crate) struct Alone<'a> {
-    credit: &'a Credit,
-    _turn: MutexGuard<'a, ()>,
+    metadata_reserve: &'a MetadataReserve,
+    _alone_lock: MutexGuard<'a, ()>,
 }
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        self.credit.alone.store(false, Ordering::SeqCst);
+        self.metadata_reserve.alone.store(false, Ordering::SeqCst);
     }
 }
 
@@ -97,9 +99,9 @@ fn join(to: &mut Option<Reservation>, more: Reservation) {
     }
 }
 
-impl Credit {
-    pub(crate) fn new(nodesize: u32) -> Credit {
-        Credit {
+impl MetadataReserve {
+    pub(crate) fn new(nodesize: u32) -> MetadataReserve {
+        MetadataReserve {
             nodesize: u64::from(nodesize),
             items: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -109,7 +111,7 @@ impl Credit {
             existing: AtomicU64::new(0),
             last: AtomicU64::new(0),
             alone: AtomicBool::new(false),
-            turn: Mutex::new(()),
+            alone_lock: Mutex::new(()),
             held: Mutex::new(Held::default()),
         }
     }
@@ -138,74 +140,75 @@ impl Credit {
         self.items.load(Ordering::Relaxed)
     }
 
-    /// Counts `need` in where what is held covers it; whether it does. Called inside the gate, so that the transaction in which it
-    /// is counted is the one in which it is used.
-    pub(crate) fn take(&self, need: Need) -> bool {
+    /// Counts `need` in where what is held covers it; whether it does. Called with the join guard held, so that the
+    /// transaction in which it is counted is the one in which it is used.
+    pub(crate) fn charge(&self, need: Need) -> bool {
         let (items, bytes) = (u64::from(need.items), u64::from(need.bytes));
         let all_items = self.items.fetch_add(items, Ordering::SeqCst) + items;
         let all_bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let taken =
+        let charged =
             !self.alone.load(Ordering::SeqCst) && self.shortfall(all_items, all_bytes, need.releasing).is_none();
-        if !taken {
+        if !charged {
             self.items.fetch_sub(items, Ordering::Relaxed);
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
-        taken
+        charged
     }
 
-    /// From now on nobody is let in until the value is dropped, and who was let in before is part of the next freeze.
+    /// Until the value is dropped no other operation is charged; those charged before are part of the next freeze.
     pub(crate) fn alone(&self) -> Alone<'_> {
-        let turn = self.turn.lock();
+        let alone_lock = self.alone_lock.lock();
         self.alone.store(true, Ordering::SeqCst);
-        Alone { credit: self, _turn: turn }
+        Alone { metadata_reserve: self, _alone_lock: alone_lock }
     }
 
-    /// Waits for whoever is about to come in alone.
-    pub(crate) fn wait_turn(&self) {
+    /// Waits for an operation that is about to join alone.
+    pub(crate) fn wait_for_alone(&self) {
         if self.alone.load(Ordering::SeqCst) {
-            drop(self.turn.lock());
+            drop(self.alone_lock.lock());
         }
     }
 
-    /// As [`Self::take`], for the holder of `alone`: counts it in where nothing else is counted, and `free` bytes, which no block
-    /// has, are enough for what one operation comes to.
-    pub(crate) fn take_alone(&self, _alone: &Alone<'_>, need: Need, free: ByteLen) -> bool {
+    /// As [`Self::charge`], for the holder of `alone`: counts it in where nothing else is counted, and `free` bytes,
+    /// which no block has, are enough for what one operation comes to.
+    pub(crate) fn charge_alone(&self, _alone: &Alone<'_>, need: Need, free: ByteLen) -> bool {
         let (items, bytes) = (u64::from(need.items), u64::from(need.bytes));
         let used = self.existing.load(Ordering::Relaxed) / 2;
         let least = ((items + ALONE_BLOCKS) * self.nodesize).min(used / 2) + bytes;
         // Others add for a moment what they take away again.
-        let taken = self.items.compare_exchange(0, items, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        if taken && free.0 < least {
+        let charged = self.items.compare_exchange(0, items, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if charged && free.0 < least {
             self.items.fetch_sub(items, Ordering::Relaxed);
             return false;
         }
-        if taken {
+        if charged {
             self.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
-        taken
+        charged
     }
 
-    /// Counts in what a later operation will need, whatever transactions begin and end meanwhile. Called inside the gate.
+    /// Counts in what a later operation will need, whatever transactions begin and end meanwhile. Called with the join
+    /// guard held.
     pub(crate) fn promise(&self, need: Need) {
         self.promised_items.fetch_add(u64::from(need.items), Ordering::Relaxed);
         self.promised_bytes.fetch_add(u64::from(need.bytes), Ordering::Relaxed);
     }
 
     /// The later operation is counted for itself now, or will not come.
-    pub(crate) fn unpromise(&self, need: Need) {
+    pub(crate) fn cancel_promise(&self, need: Need) {
         self.promised_items.fetch_sub(u64::from(need.items), Ordering::Relaxed);
         self.promised_bytes.fetch_sub(u64::from(need.bytes), Ordering::Relaxed);
     }
 
     /// How much more must be reserved for the counts and `need`, or `None` when what is held covers them.
-    pub(crate) fn missing(&self, need: Need) -> Option<ByteLen> {
+    pub(crate) fn shortfall_for(&self, need: Need) -> Option<ByteLen> {
         let items = self.items.load(Ordering::Relaxed) + u64::from(need.items);
         let bytes = self.bytes.load(Ordering::Relaxed) + u64::from(need.bytes);
         self.shortfall(items, bytes, need.releasing).map(ByteLen)
     }
 
     /// What a reservation is rounded up to while there is plenty.
-    pub(crate) fn generous(&self, missing: ByteLen) -> ByteLen {
+    pub(crate) fn rounded_up(&self, missing: ByteLen) -> ByteLen {
         ByteLen(missing.0 + STEP_BYTES)
     }
 
@@ -239,7 +242,7 @@ impl Credit {
         self.held.lock().frozen.clone()
     }
 
-    /// The gate is closed: counts start anew. What the frozen transaction may need is its own, what promises need stays, and the
+    /// Joins are blocked: counts start anew. What the frozen transaction may need is its own, what promises need stays, and the
     /// rest goes back.
     pub(crate) fn freeze(&self) {
         let mut held = self.held.lock();
@@ -270,7 +273,7 @@ impl Credit {
         let mut held = self.held.lock();
         (held.frozen_items, held.frozen_bytes, held.frozen_len) = (0, 0, 0);
         let Some(frozen) = held.frozen.take() else { return };
-        if let Some(missing) = self.missing(Need::default()) {
+        if let Some(missing) = self.shortfall_for(Need::default()) {
             let more = frozen.split(missing);
             self.covered.fetch_add(more.left().0, Ordering::Release);
             join(&mut held.open, more);

@@ -1,8 +1,8 @@
-//! The second look: a tree whose sums do not balance is read again to say which items are at fault.
+//! The second pass: a tree whose sums do not balance is read again to say which items are at fault.
 //!
 //! Normal path, with the whole tree fed item by item in each round: (1) the first round adds claims up in buckets, one for many
 //! names (or inodes), so that what is at fault lies in the few buckets that do not balance; (2) the second round keeps what
-//! is told of the names and inodes in those buckets; (3) [`Look::end`] compares them and tells what has no other side.
+//! is told of the names and inodes in those buckets; (3) [`SecondPass::end`] compares them and says what has no other side.
 //!
 //! Memory: 4 × 16384 buckets of 32 bytes; then at most about `KEPT_MAX` names and inodes, for which buckets are taken until their
 //! claims are that many, and one finding says that there is more; and as many directories without a name.
@@ -13,7 +13,7 @@ use oleo_format::{DirEntryRef, FileType, Ino, InodeExtrefEntryRef, InodeItem, In
 
 use super::Context;
 use super::claim::{self, Hash, PAIRS, Pair};
-use super::part::Fields;
+use super::inode_summary::Fields;
 use crate::finding::Kind;
 
 /// Buckets of each pair. A power of two.
@@ -21,8 +21,8 @@ const BUCKETS: usize = 1 << 14;
 /// How many claims the second round keeps.
 const KEPT_MAX: u64 = 1 << 16;
 
-/// What one item tells.
-enum Told<'a> {
+/// What one item claims.
+enum Claim<'a> {
     ByName {
         dir: u64,
         name: &'a [u8],
@@ -57,7 +57,7 @@ enum Told<'a> {
     },
 }
 
-/// What is told of one name in one directory.
+/// What is claimed of one name in one directory.
 #[derive(Default, Debug)]
 struct Name {
     by_name: Vec<(Key, FileType)>,
@@ -65,7 +65,7 @@ struct Name {
     refs: Vec<(u64, u64)>,
 }
 
-/// What is told of one inode.
+/// What is claimed of one inode.
 #[derive(Default, Debug)]
 struct Inode {
     fields: Option<Fields>,
@@ -83,7 +83,7 @@ struct Bucket {
 
 /// See the module's essay.
 #[derive(Default, Debug)]
-pub(super) struct Look {
+pub(super) struct SecondPass {
     round: u8,
     buckets: Vec<[Bucket; PAIRS]>,
     current: Option<Current>,
@@ -117,7 +117,7 @@ fn bucket(hash: Hash) -> usize {
     hash.end() as usize % BUCKETS
 }
 
-impl Look {
+impl SecondPass {
     /// Whether the whole tree must be read (once more).
     pub(super) fn again(&mut self) -> bool {
         self.leave_inode();
@@ -153,7 +153,7 @@ impl Look {
         let dir = key.objectid;
         if key.item_type == ItemType::ORPHAN_ITEM {
             if dir == Key::ORPHAN {
-                self.told(Told::Orphan { ino: key.offset });
+                self.one_claim(Claim::Orphan { ino: key.offset });
             }
             return;
         }
@@ -174,7 +174,7 @@ impl Look {
                     if is_dying && (self.dying.len() as u64) < KEPT_MAX {
                         self.dying.insert(key.objectid);
                     }
-                    self.told(Told::Inode { ino: key.objectid, fields });
+                    self.one_claim(Claim::Inode { ino: key.objectid, fields });
                 }
             }
             ItemType::INODE_REF => {
@@ -189,13 +189,13 @@ impl Look {
             }
             ItemType::DIR_ITEM => {
                 for e in DirEntryRef::iter(item).flatten() {
-                    self.told(Told::ByName { dir, name: e.name, to: e.location, kind: e.file_type });
+                    self.one_claim(Claim::ByName { dir, name: e.name, to: e.location, kind: e.file_type });
                 }
             }
             ItemType::DIR_INDEX => {
                 for e in DirEntryRef::iter(item).flatten() {
                     let index = key.offset;
-                    self.told(Told::ByIndex { dir, name: e.name, index, to: e.location, kind: e.file_type });
+                    self.one_claim(Claim::ByIndex { dir, name: e.name, index, to: e.location, kind: e.file_type });
                 }
             }
             _ => {}
@@ -209,25 +209,25 @@ impl Look {
         if let Some(current) = &mut self.current {
             current.named += 1;
         }
-        self.told(Told::Ref { dir, name, index, ino });
+        self.one_claim(Claim::Ref { dir, name, index, ino });
     }
 
     fn leave_inode(&mut self) {
         let Some(Current { ino, fields: Some(fields), named }) = self.current.take() else { return };
-        self.told(Told::Named { ino, fields, times: named });
+        self.one_claim(Claim::Named { ino, fields, times: named });
     }
 
-    fn told(&mut self, told: Told<'_>) {
-        if self.round <= 1 { self.count(&told) } else { self.keep(&told) }
+    fn one_claim(&mut self, one_claim: Claim<'_>) {
+        if self.round <= 1 { self.count(&one_claim) } else { self.keep(&one_claim) }
     }
 
     /// First round: adds to the buckets.
-    fn count(&mut self, told: &Told<'_>) {
-        match *told {
-            Told::ByName { dir, name, to, kind } => {
+    fn count(&mut self, one_claim: &Claim<'_>) {
+        match *one_claim {
+            Claim::ByName { dir, name, to, kind } => {
                 self.add(Pair::Entries, name_bucket(dir, name), claim::entry(claim::named(dir, name), to, kind));
             }
-            Told::ByIndex { dir, name, index, to, kind } => {
+            Claim::ByIndex { dir, name, index, to, kind } => {
                 let at = name_bucket(dir, name);
                 self.add(Pair::Entries, at, claim::entry(claim::named(dir, name), to, kind).wrapping_neg());
                 if to.item_type != ItemType::ROOT_ITEM {
@@ -235,23 +235,23 @@ impl Look {
                     self.add(Pair::Types, ino_bucket(to.objectid), claim::kind(to.objectid, kind));
                 }
             }
-            Told::Ref { dir, name, index, ino } => {
+            Claim::Ref { dir, name, index, ino } => {
                 self.add(
                     Pair::Names,
                     name_bucket(dir, name),
                     claim::name(claim::named(dir, name), index, ino).wrapping_neg(),
                 );
             }
-            Told::Inode { ino, fields } => {
+            Claim::Inode { ino, fields } => {
                 if fields.nlink == 0 {
                     self.add(Pair::Orphans, ino_bucket(ino), claim::orphan(ino));
                 }
             }
-            Told::Named { ino, fields, times } => {
+            Claim::Named { ino, fields, times } => {
                 let hash = claim::kind(ino, fields.kind()).wrapping_mul(u128::from(times));
                 self.add(Pair::Types, ino_bucket(ino), hash.wrapping_neg());
             }
-            Told::Orphan { ino } => {
+            Claim::Orphan { ino } => {
                 self.add(Pair::Orphans, ino_bucket(ino), claim::orphan(ino).wrapping_neg());
             }
         }
@@ -270,50 +270,50 @@ impl Look {
     }
 
     /// Second round: keeps what is told of the names and inodes in the chosen buckets.
-    fn keep(&mut self, told: &Told<'_>) {
+    fn keep(&mut self, one_claim: &Claim<'_>) {
         const OF_NAME: [Pair; 2] = [Pair::Entries, Pair::Names];
         const OF_INODE: [Pair; 2] = [Pair::Types, Pair::Orphans];
-        let name_at = match *told {
-            Told::ByName { dir, name, .. } | Told::ByIndex { dir, name, .. } | Told::Ref { dir, name, .. } => {
+        let name_at = match *one_claim {
+            Claim::ByName { dir, name, .. } | Claim::ByIndex { dir, name, .. } | Claim::Ref { dir, name, .. } => {
                 self.is_kept(name_bucket(dir, name), OF_NAME).then(|| (dir, Box::from(name)))
             }
             _ => None,
         };
-        let ino = match *told {
-            Told::ByIndex { to, .. } if to.item_type != ItemType::ROOT_ITEM => Some(to.objectid),
-            Told::Inode { ino, .. } | Told::Orphan { ino } => Some(ino),
+        let ino = match *one_claim {
+            Claim::ByIndex { to, .. } if to.item_type != ItemType::ROOT_ITEM => Some(to.objectid),
+            Claim::Inode { ino, .. } | Claim::Orphan { ino } => Some(ino),
             _ => None,
         };
         if let Some(at) = name_at {
             let name = self.names.entry(at).or_default();
-            match *told {
-                Told::ByName { to, kind, .. } => name.by_name.push((to, kind)),
-                Told::ByIndex { index, to, kind, .. } => name.by_index.push((index, to, kind)),
-                Told::Ref { index, ino, .. } => name.refs.push((index, ino)),
+            match *one_claim {
+                Claim::ByName { to, kind, .. } => name.by_name.push((to, kind)),
+                Claim::ByIndex { index, to, kind, .. } => name.by_index.push((index, to, kind)),
+                Claim::Ref { index, ino, .. } => name.refs.push((index, ino)),
                 _ => {}
             }
         }
         if let Some(ino) = ino.filter(|&ino| self.is_kept(ino_bucket(ino), OF_INODE)) {
             let inode = self.inodes.entry(ino).or_default();
-            match *told {
-                Told::ByIndex { dir, name, index, kind, .. } => {
+            match *one_claim {
+                Claim::ByIndex { dir, name, index, kind, .. } => {
                     inode.entries.push((Key::dir_index(Ino(dir), index), name.into(), kind));
                 }
-                Told::Inode { fields, .. } => inode.fields = Some(fields),
-                Told::Orphan { .. } => inode.orphan = true,
+                Claim::Inode { fields, .. } => inode.fields = Some(fields),
+                Claim::Orphan { .. } => inode.orphan = true,
                 _ => {}
             }
         }
     }
 
-    /// Tells what was found.
+    /// Says what was found.
     pub(super) fn end(self, c: &Context<'_>) {
         for ((dir, text), name) in self.names.iter().filter(|((dir, _), _)| !self.dying.contains(dir)) {
-            judge_entries(c, *dir, text, name);
-            judge_refs(c, *dir, text, name, &self.inodes);
+            check_entries(c, *dir, text, name);
+            check_refs(c, *dir, text, name, &self.inodes);
         }
         for (ino, inode) in &self.inodes {
-            judge_inode(c, *ino, inode);
+            check_inode(c, *ino, inode);
         }
         if self.left_out > 0 {
             let have = format_args!("{} more groups of names or inodes that do not match", self.left_out);
@@ -323,7 +323,7 @@ impl Look {
 }
 
 /// The two entries of a name against each other.
-fn judge_entries(c: &Context<'_>, dir: u64, text: &[u8], name: &Name) {
+fn check_entries(c: &Context<'_>, dir: u64, text: &[u8], name: &Name) {
     let mut by_name = name.by_name.clone();
     let mut lone = Vec::new();
     for &(index, to, kind) in &name.by_index {
@@ -350,7 +350,7 @@ fn judge_entries(c: &Context<'_>, dir: u64, text: &[u8], name: &Name) {
 }
 
 /// The entry by index against the reference of the inode.
-fn judge_refs(c: &Context<'_>, dir: u64, text: &[u8], name: &Name, inodes: &BTreeMap<u64, Inode>) {
+fn check_refs(c: &Context<'_>, dir: u64, text: &[u8], name: &Name, inodes: &BTreeMap<u64, Inode>) {
     let mut refs = name.refs.clone();
     let mut lone = Vec::new();
     for &(index, to, _) in name.by_index.iter().filter(|(_, to, _)| to.item_type != ItemType::ROOT_ITEM) {
@@ -384,7 +384,7 @@ fn judge_refs(c: &Context<'_>, dir: u64, text: &[u8], name: &Name, inodes: &BTre
     }
 }
 
-fn judge_inode(c: &Context<'_>, ino: u64, inode: &Inode) {
+fn check_inode(c: &Context<'_>, ino: u64, inode: &Inode) {
     if inode.orphan && inode.fields.is_none_or(|fields| fields.nlink > 0) {
         let want = match inode.fields {
             Some(fields) => format!("none: nlink is {}", fields.nlink),

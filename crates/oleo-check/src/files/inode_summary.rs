@@ -1,8 +1,9 @@
 //! One inode, in so far as its items have been seen.
 //!
-//! An inode's items may lie in several leaves. A [`Part`] is what some of them, next to each other, amount to: sums and ends, no
-//! lists, so it is small however large the inode. Parts that meet are joined ([`Part::then`]); when an item of another inode
-//! stands on both sides, the inode is complete and [`Part::judge`] says what is wrong with it.
+//! An inode's items may lie in several leaves. A [`InodeSummary`] is what some of them, next to each other, amount to:
+//! sums and ends, no lists, so it is small however large the inode. Parts that meet are joined
+//! ([`InodeSummary::then`]); when an item of another inode stands on both sides, the inode is complete and
+//! [`InodeSummary::check`] says what is wrong with it.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use oleo_format::{FileType, Ino, InodeFlags, InodeItem, Key, Logical, TreeId};
 
 use super::claim::{self, Pair};
 use super::extents::{Extent, Run};
-use super::facts::Closed;
+use super::leaf_summary::Closed;
 use super::{Context, DataNeed};
 use crate::finding::Kind;
 
@@ -49,7 +50,7 @@ impl Fields {
 
 /// An inode, as far as seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Part {
+pub(crate) struct InodeSummary {
     pub ino: u64,
     /// The owner and the address of the leaf that the first of these items is in: where findings are placed. Trees that share
     /// the leaf then tell the same.
@@ -70,13 +71,13 @@ pub(crate) struct Part {
     /// Data on disk of which it is not known yet whether it has checksums: the inode item has not been seen. One list for
     /// each leaf, which all that hold it share.
     pub pending: Vec<Arc<[(u64, u64)]>>,
-    /// A block next to it is lost, which may have held more: it is not judged.
+    /// A block next to it is lost, which may have held more: it is not checked.
     pub torn: bool,
 }
 
-impl Part {
-    pub(crate) fn new(ino: u64, c: &Context<'_>) -> Part {
-        Part {
+impl InodeSummary {
+    pub(crate) fn new(ino: u64, c: &Context<'_>) -> InodeSummary {
+        InodeSummary {
             ino,
             tree: c.tree,
             block: c.block,
@@ -124,7 +125,7 @@ impl Part {
     }
 
     /// This part and the one that follows it, of the same inode.
-    pub(crate) fn then(&self, next: &Part, c: &Context<'_>) -> Part {
+    pub(crate) fn then(&self, next: &InodeSummary, c: &Context<'_>) -> InodeSummary {
         let run = match (self.run, next.run) {
             (Some(a), Some(b)) => {
                 let (run, overlap) = a.then(b);
@@ -141,7 +142,7 @@ impl Part {
                 None => pending.push(Arc::clone(list)),
             }
         }
-        Part {
+        InodeSummary {
             ino: self.ino,
             tree: self.tree,
             block: self.block,
@@ -160,8 +161,8 @@ impl Part {
         }
     }
 
-    /// Judges the inode, all of whose items have been seen, and adds it to what is known of the tree.
-    pub(crate) fn judge(&self, c: &Context<'_>, closed: &mut Closed, dirs: &mut Vec<(u64, u64)>) {
+    /// Checks the inode, all of whose items have been seen, and adds it to what is known of the tree.
+    pub(crate) fn check(&self, c: &Context<'_>, closed: &mut Closed, dirs: &mut Vec<(u64, u64)>) {
         let c = &self.place(c);
         let key = Key::inode(Ino(self.ino));
         if self.torn {
@@ -193,11 +194,11 @@ impl Part {
             c.error(Kind::InodeLinks, key, format_args!("nlink {}", fields.nlink), self.refs);
         }
         if kind == FileType::Dir {
-            self.judge_dir(fields, c)
+            self.check_dir(fields, c)
         } else {
-            self.judge_file(fields, c)
+            self.check_file(fields, c)
         }
-        self.judge_verity(fields, c);
+        self.check_verity(fields, c);
     }
 
     /// How many entries name it: the root directory's reference to itself is none.
@@ -205,7 +206,7 @@ impl Part {
         if self.ino == Ino::ROOT_DIR.0 { self.refs.saturating_sub(1) } else { self.refs }
     }
 
-    fn judge_dir(&self, fields: &Fields, c: &Context<'_>) {
+    fn check_dir(&self, fields: &Fields, c: &Context<'_>) {
         let key = Key::inode(Ino(self.ino));
         // Of one without a name nothing is asked: eviction takes entries away without counting.
         if fields.size != self.entry_bytes && fields.nlink > 0 {
@@ -220,7 +221,7 @@ impl Part {
         }
     }
 
-    fn judge_file(&self, fields: &Fields, c: &Context<'_>) {
+    fn check_file(&self, fields: &Fields, c: &Context<'_>) {
         let key = Key::inode(Ino(self.ino));
         let kind = fields.kind();
         if self.entry_bytes > 0 {
@@ -264,7 +265,7 @@ impl Part {
         }
     }
 
-    fn judge_verity(&self, fields: &Fields, c: &Context<'_>) {
+    fn check_verity(&self, fields: &Fields, c: &Context<'_>) {
         let key = Key::inode(Ino(self.ino));
         let flagged = fields.flags.contains(InodeFlags::RO_VERITY);
         if flagged && !self.verity.descriptor {
@@ -276,9 +277,9 @@ impl Part {
     }
 }
 
-/// Tells whether data needs checksums.
+/// Says whether data needs checksums.
 fn need(fields: &Fields, (start, len): (u64, u64), c: &Context<'_>) {
     if c.data_sums {
-        (c.hear.data)(DataNeed { start, len, sums: !fields.flags.contains(InodeFlags::NODATASUM) });
+        (c.reporter.data)(DataNeed { start, len, sums: !fields.flags.contains(InodeFlags::NODATASUM) });
     }
 }

@@ -1,12 +1,12 @@
-//! What the core gives to the judges of files: trees, their items in key order, and facts about the volume.
+//! What the core gives to the checks of files: trees, their items in key order, and facts about the volume.
 //!
-//! Trees of files are judged in two steps, so that a block that 64 snapshots share is looked at once. (1) Every leaf is
-//! turned into [`Facts`](crate::files::Facts), once, by `Facts::of_leaf`. Facts join: those of two runs of leaves give those
-//! of the longer run, so the facts of a subtree are computed once however many trees share it, and those of a tree are the
-//! facts of its root (`fold`). (2) `Forest::tree` judges a tree from its facts; where something does not add up, it reads
-//! that tree alone again, in key order, to say exactly what is wrong.
+//! Trees of files are checked in two steps, so that a block that 64 snapshots share is looked at once. (1) Every leaf is
+//! turned into [`LeafSummary`](crate::files::LeafSummary), once, by `LeafSummary::of_leaf`. Summaries join: those of
+//! two runs of leaves give those of the longer run, so the summaries of a subtree are computed once however many trees
+//! share it, and those of a tree are the summaries of its root (`reduce`). (2) `Forest::tree` checks a tree from its
+//! summaries; if something does not add up, it reads that tree alone again, in key order, to say exactly what is wrong.
 //!
-//! Trees that no snapshot shares (root tree, uuid, quota, log) are read in key order with [`Feed::each`].
+//! Trees that no snapshot shares (root tree, uuid, quota, log) are read in key order with [`Input::each`].
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -96,14 +96,14 @@ pub(crate) enum Used {
 pub(crate) type Owned = BTreeMap<TreeId, u64>;
 
 /// Reads trees in key order.
-pub(crate) struct Feed<'a> {
+pub(crate) struct Input<'a> {
     pub volume: &'a Volume,
 }
 
 /// Children that are fetched at once.
 const AHEAD: usize = 32;
 
-impl Feed<'_> {
+impl Input<'_> {
     /// Calls `each` for all items of a tree from `from` to `to`, both included, in key order. Blocks that cannot be read
     /// are passed over: the walk over all blocks has told of them. False if there were such. What a tree that is being
     /// deleted has dropped already is left out.
@@ -168,4 +168,4 @@ impl Feed<'_> {
 }
 
 /// Takes findings; from any thread.
-pub(crate) type Tell<'a> = &'a (dyn Fn(Finding) + Sync);
+pub(crate) type ReportFinding<'a> = &'a (dyn Fn(Finding) + Sync);

@@ -1,18 +1,18 @@
 //! Trees of files from their leaves: what each subtree amounts to, computed once however many trees share it.
 //!
-//! (1) Each leaf was turned into [`Facts`] when it was visited; (2) nodes are folded level by level from the bottom, each from
-//! its children in key order; (3) a tree is its root's: [`Forest::tree`] judges it. A lost block makes the facts of all above
-//! it say so.
+//! (1) Each leaf was turned into [`LeafSummary`] when it was visited; (2) nodes are folded level by level from the
+//! bottom, each from its children in key order; (3) a tree is its root's: [`Forest::tree`] checks it. A lost block
+//! makes the summaries of all above it say so.
 //!
-//! Memory: one [`Facts`] per leaf, and per node of the level above; 8 bytes per child pointer.
+//! Memory: one [`LeafSummary`] per leaf, and per node of the level above; 8 bytes per child pointer.
 
 use oleo_format::{Logical, TreeId};
 use rayon::prelude::*;
 
 use crate::csums::Csums;
-use crate::feed::{Feed, TreeStart};
-use crate::files::{DataNeed, Facts, Forest, Hear};
+use crate::files::{DataNeed, Forest, LeafSummary, Reporter};
 use crate::finding::{Finding, Kind, Place};
+use crate::input::{Input, TreeStart};
 use crate::walk::Context;
 
 /// Nodes up to this many are not worth other threads.
@@ -30,22 +30,22 @@ pub(crate) struct Inner {
 /// In place of children: the address of no block, which stands for some that are gone.
 pub(crate) const NOWHERE: u64 = 0;
 
-/// Facts by address, rising.
-type Level = Vec<(u64, Facts)>;
+/// Summaries by address, rising.
+type Level = Vec<(u64, LeafSummary)>;
 
-fn find(level: &Level, at: u64) -> Option<&Facts> {
+fn find(level: &Level, at: u64) -> Option<&LeafSummary> {
     let i = level.binary_search_by_key(&at, |(at, _)| *at).ok()?;
     Some(&level[i].1)
 }
 
-/// Hands what the judges hear of on: findings, and data that must have checksums or must not.
-pub(crate) fn with_hear<R>(cx: &Context<'_>, csums: &Csums, f: impl FnOnce(Hear<'_>) -> R) -> R {
-    let tell = |finding: Finding| cx.findings.tell(finding);
-    let data = |need: DataNeed| judge_need(cx, csums, need);
-    f(Hear { tell: &tell, data: &data })
+/// Passes on what the checks report: findings, and data that must have checksums or must not.
+pub(crate) fn with_reporter<R>(cx: &Context<'_>, csums: &Csums, f: impl FnOnce(Reporter<'_>) -> R) -> R {
+    let report = |finding: Finding| cx.findings.report(finding);
+    let data = |need: DataNeed| check_need(cx, csums, need);
+    f(Reporter { report: &report, data: &data })
 }
 
-fn judge_need(cx: &Context<'_>, csums: &Csums, need: DataNeed) {
+fn check_need(cx: &Context<'_>, csums: &Csums, need: DataNeed) {
     let covered = csums.covered(need.start, need.len);
     let place = || Place { block: Some(Logical(need.start)), ..Place::default() };
     if need.sums && covered < need.len {
@@ -58,19 +58,19 @@ fn judge_need(cx: &Context<'_>, csums: &Csums, need: DataNeed) {
     }
 }
 
-/// Folds and judges all trees of files.
-pub(crate) fn judge_trees(cx: &Context<'_>, trees: &[TreeStart], csums: &Csums, leaves: Level, mut nodes: Vec<Inner>) {
+/// Folds and checks all trees of files.
+pub(crate) fn check_trees(cx: &Context<'_>, trees: &[TreeStart], csums: &Csums, leaves: Level, mut nodes: Vec<Inner>) {
     nodes.sort_unstable_by_key(|node| (node.level, node.at));
     let mut below = leaves;
     below.sort_unstable_by_key(|(at, _)| *at);
-    let (forest, feed) = (Forest::default(), Feed { volume: cx.volume });
+    let (forest, input) = (Forest::default(), Input { volume: cx.volume });
     let mut level = 0;
     let mut rest = &nodes[..];
-    with_hear(cx, csums, |hear| {
+    with_reporter(cx, csums, |reporter| {
         loop {
             for tree in trees.iter().filter(|t| t.level == level) {
-                if let Some(facts) = find(&below, tree.logical.0) {
-                    forest.tree(&cx.env, &feed, tree, facts.clone(), hear);
+                if let Some(summaries) = find(&below, tree.logical.0) {
+                    forest.tree(&cx.env, &input, tree, summaries.clone(), reporter);
                 }
             }
             if rest.is_empty() {
@@ -78,7 +78,7 @@ pub(crate) fn judge_trees(cx: &Context<'_>, trees: &[TreeStart], csums: &Csums, 
             }
             level += 1;
             let (here, above) = rest.split_at(rest.partition_point(|node| node.level <= level));
-            let one = |node: &Inner| (node.at, fold(cx, node, &below, hear));
+            let one = |node: &Inner| (node.at, fold(cx, node, &below, reporter));
             let folded = match cx.parallel && here.len() > ALONE_MAX {
                 true => here.par_iter().map(one).collect(),
                 false => here.iter().map(one).collect(),
@@ -90,10 +90,10 @@ pub(crate) fn judge_trees(cx: &Context<'_>, trees: &[TreeStart], csums: &Csums, 
 }
 
 /// A node from its children.
-fn fold(cx: &Context<'_>, node: &Inner, below: &Level, hear: Hear<'_>) -> Facts {
-    let lost = Facts::lost();
+fn fold(cx: &Context<'_>, node: &Inner, below: &Level, reporter: Reporter<'_>) -> LeafSummary {
+    let lost = LeafSummary::lost();
     let mut children = node.children.iter().map(|child| find(below, *child).unwrap_or(&lost));
     let mut all = children.next().cloned().unwrap_or_default();
-    children.for_each(|right| all.join(right, &cx.env, node.owner, hear));
+    children.for_each(|right| all.join(right, &cx.env, node.owner, reporter));
     all
 }

@@ -1,7 +1,7 @@
-//! What a run of neighbouring leaves amounts to: complete inodes judged and summed up, the first and the last one kept open.
+//! What a run of neighbouring leaves amounts to: complete inodes checked and summed up, the first and the last one kept open.
 //!
-//! `Facts` is a monoid: [`Facts::default`] is nothing, [`Facts::then`] joins. A block that cannot be read is
-//! [`Facts::lost`]: inodes that touch it are not judged, nor is the tree as a whole.
+//! `LeafSummary` is a monoid: [`LeafSummary::default`] is nothing, [`LeafSummary::then`] joins. A block that cannot be read is
+//! [`LeafSummary::lost`]: inodes that touch it are not checked, nor is the tree as a whole.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use oleo_format::{
 
 use super::claim::{self, Pair, Sums};
 use super::extents::Extent;
-use super::part::{Fields, Part};
-use super::{Context, Hear};
-use crate::feed::Env;
+use super::inode_summary::{Fields, InodeSummary};
+use super::{Context, Reporter};
 use crate::finding::Kind;
+use crate::input::Env;
 
 /// What is known of inodes all of whose items have been seen, and of items that stand alone.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -57,33 +57,33 @@ enum Ends {
     #[default]
     None,
     /// All items are of one inode.
-    One(Part),
+    One(InodeSummary),
     /// The first and the last; `None` where a block is lost, which may have held more of its neighbour.
-    Two(Option<Part>, Option<Part>),
+    Two(Option<InodeSummary>, Option<InodeSummary>),
 }
 
 /// What a run of neighbouring leaves amounts to. About 500 bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Facts {
+pub(crate) struct LeafSummary {
     ends: Ends,
     pub(crate) closed: Closed,
 }
 
-impl Facts {
+impl LeafSummary {
     /// What a leaf amounts to; findings name its owner. Needed once for each leaf, from any thread.
-    pub(crate) fn of_leaf(env: &Env, leaf: &CheckedNode, hear: Hear<'_>) -> Facts {
-        let mut c = Context::new(env, leaf.owner(), hear);
+    pub(crate) fn of_leaf(env: &Env, leaf: &CheckedNode, reporter: Reporter<'_>) -> LeafSummary {
+        let mut c = Context::new(env, leaf.owner(), reporter);
         c.block = Some(leaf.logical());
-        Facts::of_items(&c, leaf.iter())
+        LeafSummary::of_items(&c, leaf.iter())
     }
 
-    /// Takes in the facts of the run of leaves right behind this one.
-    pub(crate) fn join(&mut self, right: &Facts, env: &Env, tree: TreeId, hear: Hear<'_>) {
-        *self = self.then(right, &Context::new(env, tree, hear));
+    /// Takes in the summaries of the run of leaves right behind this one.
+    pub(crate) fn join(&mut self, right: &LeafSummary, env: &Env, tree: TreeId, reporter: Reporter<'_>) {
+        *self = self.then(right, &Context::new(env, tree, reporter));
     }
 
     /// What some items amount to. The keys must rise.
-    pub(super) fn of_items<'a>(c: &Context<'_>, items: impl IntoIterator<Item = (Key, &'a [u8])>) -> Facts {
+    pub(super) fn of_items<'a>(c: &Context<'_>, items: impl IntoIterator<Item = (Key, &'a [u8])>) -> LeafSummary {
         let mut leaf = Leaf::default();
         for (key, data) in items {
             leaf.item(c, &key, data);
@@ -92,30 +92,30 @@ impl Facts {
     }
 
     /// What a block that nobody can read amounts to, or the part of a tree that is deleted already.
-    pub(crate) fn lost() -> Facts {
-        Facts { ends: Ends::Two(None, None), closed: Closed { lost: true, ..Closed::default() } }
+    pub(crate) fn lost() -> LeafSummary {
+        LeafSummary { ends: Ends::Two(None, None), closed: Closed { lost: true, ..Closed::default() } }
     }
 
     /// This, and `next` right behind it.
     #[must_use]
-    pub(super) fn then(&self, next: &Facts, c: &Context<'_>) -> Facts {
+    pub(super) fn then(&self, next: &LeafSummary, c: &Context<'_>) -> LeafSummary {
         let mut closed = self.closed.clone();
         closed.join(&next.closed);
         let mut dirs = Vec::new();
         let ends = join_ends(&self.ends, &next.ends, c, &mut closed, &mut dirs);
         closed.push_dirs(dirs);
-        Facts { ends, closed }
+        LeafSummary { ends, closed }
     }
 
-    /// The whole tree has been seen: judges the inodes at its ends.
+    /// The whole tree has been seen: checks the inodes at its ends.
     pub(super) fn finish(self, c: &Context<'_>) -> Closed {
         let mut closed = self.closed;
         let mut dirs = Vec::new();
         match self.ends {
             Ends::None => {}
-            Ends::One(only) => only.judge(c, &mut closed, &mut dirs),
+            Ends::One(only) => only.check(c, &mut closed, &mut dirs),
             Ends::Two(first, last) => {
-                first.into_iter().chain(last).for_each(|part| part.judge(c, &mut closed, &mut dirs));
+                first.into_iter().chain(last).for_each(|part| part.check(c, &mut closed, &mut dirs));
             }
         }
         closed.push_dirs(dirs);
@@ -143,19 +143,19 @@ fn join_ends(a: &Ends, b: &Ends, c: &Context<'_>, closed: &mut Closed, dirs: &mu
                 (Some(first), None) => Ends::Two(first.clone(), Some(whole)),
                 (None, Some(last)) => Ends::Two(Some(whole), last.clone()),
                 (Some(first), Some(last)) => {
-                    whole.judge(c, closed, dirs);
+                    whole.check(c, closed, dirs);
                     Ends::Two(first.clone(), last.clone())
                 }
             }
         }
         (l, r) => {
-            let torn = |part: &Part, is_torn| Part { torn: part.torn || is_torn, ..part.clone() };
+            let torn = |part: &InodeSummary, is_torn| InodeSummary { torn: part.torn || is_torn, ..part.clone() };
             // Whole only if nothing was lost on the other side of the seam.
             if let (Some(part), Some(_), true) = (l, r, head.is_some()) {
-                part.judge(c, closed, dirs);
+                part.check(c, closed, dirs);
             }
             if let (Some(part), Some(_), true) = (r, l, tail.is_some()) {
-                part.judge(c, closed, dirs);
+                part.check(c, closed, dirs);
             }
             let first = head.cloned().unwrap_or_else(|| l.map(|part| torn(part, r.is_none())));
             let last = tail.cloned().unwrap_or_else(|| r.map(|part| torn(part, l.is_none())));
@@ -168,15 +168,15 @@ fn join_ends(a: &Ends, b: &Ends, c: &Context<'_>, closed: &mut Closed, dirs: &mu
 #[derive(Debug, Default)]
 struct Leaf {
     /// The first inode, once a second one begins.
-    first: Option<Part>,
-    current: Option<Part>,
+    first: Option<InodeSummary>,
+    current: Option<InodeSummary>,
     closed: Closed,
     dirs: Vec<(u64, u64)>,
     fresh: Vec<(u64, u64)>,
 }
 
 impl Leaf {
-    fn end(mut self, c: &Context<'_>) -> Facts {
+    fn end(mut self, c: &Context<'_>) -> LeafSummary {
         let current = self.take(c, true);
         self.closed.push_dirs(self.dirs);
         let ends = match (self.first, current) {
@@ -184,11 +184,11 @@ impl Leaf {
             (None, Some(only)) | (Some(only), None) => Ends::One(only),
             (Some(first), last) => Ends::Two(Some(first), last),
         };
-        Facts { ends, closed: self.closed }
+        LeafSummary { ends, closed: self.closed }
     }
 
     /// Ends the current inode: the first one of the leaf is kept, the others are complete, but for the last.
-    fn take(&mut self, c: &Context<'_>, at_end: bool) -> Option<Part> {
+    fn take(&mut self, c: &Context<'_>, at_end: bool) -> Option<InodeSummary> {
         let mut part = self.current.take()?;
         if !self.fresh.is_empty() {
             part.pending.push(std::mem::take(&mut self.fresh).into());
@@ -199,7 +199,7 @@ impl Leaf {
         if self.first.is_none() {
             self.first = Some(part);
         } else {
-            part.judge(c, &mut self.closed, &mut self.dirs);
+            part.check(c, &mut self.closed, &mut self.dirs);
         }
         None
     }
@@ -221,7 +221,7 @@ impl Leaf {
             | ItemType::DIR_ITEM
             | ItemType::DIR_INDEX
             | ItemType::EXTENT_DATA => {}
-            // What does not belong into a tree of files, the block verifier refuses; logs are judged elsewhere. The cache of
+            // What does not belong into a tree of files, the block verifier refuses; logs are checked elsewhere. The cache of
             // free inode numbers has two items of no type.
             ItemType(0) if key.objectid == Key::FREE_SPACE => return,
             other => {
@@ -237,7 +237,7 @@ impl Leaf {
         if self.current.as_ref().is_some_and(|part| part.ino != key.objectid) {
             self.take(c, false);
         }
-        let part = self.current.get_or_insert_with(|| Part::new(key.objectid, c));
+        let part = self.current.get_or_insert_with(|| InodeSummary::new(key.objectid, c));
         let closed = &mut self.closed;
         match key.item_type {
             ItemType::INODE_ITEM => {
@@ -294,7 +294,7 @@ fn young(c: &Context<'_>, key: &Key, generation: u64) {
 
 /// Takes the names of an inode in.
 fn names<'a>(
-    part: &mut Part,
+    part: &mut InodeSummary,
     closed: &mut Closed,
     c: &Context<'_>,
     key: &Key,

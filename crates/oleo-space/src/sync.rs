@@ -1,16 +1,16 @@
-//! What the ledger's threads meet at, so that the tests can put locks in its place whose every step a scheduler of theirs
-//! decides.
+//! The lock types of the ledger. Tests substitute ones whose every step `shuttle`'s scheduler decides.
+//!
 
 use parking_lot::{Mutex, RwLock};
 
 /// A lock for one at a time.
-pub trait Lock<T>: Default {
+pub trait MutexLike<T>: Default {
     /// Waits, and does it.
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R;
 }
 
 /// A lock for many who read or one who writes.
-pub trait SharedLock<T>: Default {
+pub trait RwLockLike<T>: Default {
     /// Waits for writers.
     fn read<R>(&self, f: impl FnOnce(&T) -> R) -> R;
     /// Waits for all.
@@ -18,29 +18,29 @@ pub trait SharedLock<T>: Default {
 }
 
 /// A set of them.
-pub trait Locks {
+pub trait SyncPrimitives {
     /// For one at a time.
-    type Lock<T: Default>: Lock<T>;
+    type Lock<T: Default>: MutexLike<T>;
     /// For many who read.
-    type SharedLock<T: Default>: SharedLock<T>;
+    type SharedLock<T: Default>: RwLockLike<T>;
 }
 
-/// Those of programs.
+/// Those of `parking_lot`, which programs use.
 #[derive(Debug)]
-pub struct Real;
+pub struct ParkingLot;
 
-impl Locks for Real {
+impl SyncPrimitives for ParkingLot {
     type Lock<T: Default> = Mutex<T>;
     type SharedLock<T: Default> = RwLock<T>;
 }
 
-impl<T: Default> Lock<T> for Mutex<T> {
+impl<T: Default> MutexLike<T> for Mutex<T> {
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         f(&mut self.lock())
     }
 }
 
-impl<T: Default> SharedLock<T> for RwLock<T> {
+impl<T: Default> RwLockLike<T> for RwLock<T> {
     fn read<R>(&self, f: impl FnOnce(&T) -> R) -> R {
         f(&self.read())
     }
