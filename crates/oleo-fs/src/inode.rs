@@ -550,6 +550,9 @@ impl Items for WriteGuard<'_> {
 
 impl ItemsMut for WriteGuard<'_> {
     fn put(&mut self, h: &dyn Joined, t: ItemType, offset: u64, v: Box<[u8]>) {
+        if !self.may_change() {
+            return;
+        }
         self.touch();
         self.note(h, (t, offset));
         if t == ItemType::EXTENT_DATA {
@@ -560,16 +563,21 @@ impl ItemsMut for WriteGuard<'_> {
     }
 
     fn delete(&mut self, h: &dyn Joined, t: ItemType, offset: u64) {
+        if !self.may_change() {
+            return;
+        }
         self.touch();
         self.note(h, (t, offset));
         self.remove((t, offset));
     }
 
     fn fields_mut(&mut self, h: &dyn Joined) -> &mut InodeFields {
-        self.touch();
-        if self.state.fate != ItemFate::Deleted {
-            self.state.fate = ItemFate::Dirty;
+        // Nobody reads the fields of what is erased, and no commit writes them.
+        if !self.may_change() {
+            return &mut self.state.fields;
         }
+        self.touch();
+        self.state.fate = ItemFate::Dirty;
         self.note(h, (ItemType::INODE_ITEM, 0));
         self.state.fields.transid = h.generation().0;
         &mut self.state.fields
@@ -655,6 +663,13 @@ impl<'a> WriteGuard<'a> {
     /// Whether no item of this object is in the tree or in a commit under way.
     pub(crate) fn is_fresh(&self) -> bool {
         self.state.fresh && self.state.frozen.is_none()
+    }
+
+    /// Whether the inode is not erased. A change of an erased one would put its item back, with neither name nor orphan item:
+    /// whoever comes late checks for it ([`alive`](Self::alive)), and here nothing happens.
+    fn may_change(&self) -> bool {
+        debug_assert!(!self.state.gone, "{:?} is erased", self.inode);
+        !self.state.gone
     }
 
     /// Enters the inode in the list of dirty ones, unless it is there.

@@ -85,8 +85,14 @@ impl Fs {
     ) -> Result<(), FsError> {
         dir::check_name(src)?;
         dir::check_name(dst)?;
-        self.changeable(src_dir)?;
-        self.changeable(dst_dir)?;
+        if let Err(refused) = self.changeable(src_dir).and_then(|()| self.changeable(dst_dir)) {
+            // A file that is moved to another name of its own stays as it is, so that a read-only subvolume does not refuse.
+            let nothing = matches!(refused, FsError::ReadOnly(_))
+                && !mode.keeps_target()
+                && src_dir.tree() == dst_dir.tree()
+                && self.entry(src_dir, src).is_ok_and(|from| self.entry(dst_dir, dst).is_ok_and(|to| to.0 == from.0));
+            return if nothing { Ok(()) } else { Err(refused) };
+        }
         self.core().throttle_dirty_inodes()?;
         let _watch = self.core().log.stats.watch();
         for _ in 0..RETRIES_MAX {

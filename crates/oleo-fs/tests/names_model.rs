@@ -723,7 +723,9 @@ fn subvolume_properties() -> Result<()> {
     let root = fs.root(TreeId::FS)?;
     let a = fs.subvol_create(&root, b"a", &NewSubvol::default())?;
     let a_root = fs.root(a)?;
-    fs.create(&a_root, b"inside", &NewInode::new(NewKind::File, 0o644))?;
+    let inside = fs.create(&a_root, b"inside", &NewInode::new(NewKind::File, 0o644))?;
+    fs.link(&inside, &a_root, b"also")?;
+    drop(inside);
     let b = fs.subvol_create(&a_root, b"b", &NewSubvol::default())?;
     ensure!(matches!(fs.subvol_delete(a), Err(FsError::NotEmpty)));
     ensure!(matches!(fs.rmdir(&root, b"a"), Err(FsError::NotEmpty)));
@@ -731,6 +733,9 @@ fn subvolume_properties() -> Result<()> {
     let snap_root = fs.root(snap)?;
     let file = NewInode::new(NewKind::File, 0o644);
     ensure!(matches!(fs.create(&snap_root, b"x", &file), Err(FsError::ReadOnly(_))));
+    let rename = |to: &[u8]| fs.rename(&snap_root, b"inside", &snap_root, to, RenameMode::Replace);
+    ensure!(matches!(rename(b"x"), Err(FsError::ReadOnly(_))));
+    rename(b"also").context("two names of one file: nothing changes")?;
     ensure!(fs.lookup(&snap_root, b"b")?.context("stub")?.is_empty_subvol_dir());
     fs.set_default(b)?;
     ensure!(fs.default_subvol()? == b);
@@ -756,6 +761,9 @@ fn subvolume_properties() -> Result<()> {
     ensure!(default.starts_with(&format!("ID {} ", b.0)), "{default}");
     ensure!(std::fs::write(mounted.path().join("snap/x"), b"").is_err());
     ensure!(std::fs::write(mounted.path().join("a/x"), b"").is_err());
+    let [inside, also, other] = ["inside", "also", "x"].map(|name| mounted.path().join("snap").join(name));
+    ensure!(std::fs::rename(&inside, &other).is_err());
+    std::fs::rename(&inside, &also).context("the kernel changes nothing either")?;
     std::fs::write(mounted.path().join("a/b/x"), b"kernel")?;
     mounted.unmount()?;
     let fs = open(&image)?;

@@ -210,6 +210,10 @@ impl Inode {
         let from = self.data.dropped.load(Ordering::Relaxed);
         let (handle, batch) = self.join_step(engine, from, MAP_END)?;
         let mut guard = self.write();
+        // Queued more than once, it may have been erased while this waited to join.
+        if guard.state().gone {
+            return Ok(true);
+        }
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
         let (freed, pos) = self.core().poison_on_error(|| map::drop_more(&mut items, from, MAP_END, batch))?;
         // Should it come into use again, and be let go again, it is looked at from its beginning.
@@ -384,6 +388,7 @@ impl Inode {
     pub(super) fn touch_now(self: &Arc<Self>) -> Result<(), FsError> {
         let handle = self.core().engine().join(PROMISED_NEED)?;
         let mut guard = self.write();
+        guard.alive()?;
         let time = self.core().now();
         touch(guard.fields_mut(&handle), time);
         Ok(())
