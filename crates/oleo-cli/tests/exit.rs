@@ -263,6 +263,25 @@ fn as_with_btrfs() {
     assert_eq!(ok(dir, &["version"]), ok(dir, &["--version"]));
 }
 
+/// Goal: a balance that meets bytes which do not match their checksums says that they are damaged.
+#[test]
+fn a_balance_over_damage() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    ok(dir, &["mkfs", "--size", "300M", "i"]);
+    let bytes: Vec<u8> = (0..1 << 20).map(|n: u32| (n >> 9) as u8 ^ n as u8).collect();
+    std::fs::write(dir.join("src"), &bytes).unwrap();
+    ok(dir, &["put", "i", "src", "/f"]);
+    let image = std::fs::read(dir.join("i")).unwrap();
+    let at = (1 << 20..image.len()).step_by(4096).find(|at| image[*at..].starts_with(&bytes[..4096])).unwrap();
+    let file = OpenOptions::new().write(true).open(dir.join("i")).unwrap();
+    file.write_all_at(b"other bytes", at as u64).unwrap();
+    drop(file);
+    let (have, text) = code(dir, &["balance", "start", "-d", "i"]);
+    assert_eq!(have, 3, "{text}");
+    assert_eq!(code(dir, &["balance", "start", "-m", "i"]).0, 0);
+}
+
 /// Goal: an output that cannot be written is a failure of a device; a reader that has seen enough is none.
 #[test]
 fn outputs() {

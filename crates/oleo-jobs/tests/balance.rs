@@ -163,7 +163,7 @@ fn no_room() -> anyhow::Result<()> {
     let balancer = Balancer::new(&fs)?;
     balancer.start(BalanceArgs::full())?;
     let end = balancer.run().expect("it was asked for");
-    let BalanceEnd::Failed { errno, text } = &end else { panic!("{end:?}") };
+    let BalanceEnd::Failed { errno, text, .. } = &end else { panic!("{end:?}") };
     assert_eq!(*errno, oleo_fs::errno::ENOSPC, "{text}");
     assert_eq!(balancer.status().state, BalanceState::Idle);
     assert!(balancer.status().progress.no_space > 0, "{:?}", balancer.status());

@@ -14,7 +14,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::DeviceArgs;
-use crate::out::{Out, human};
+use crate::out::{Out, Said, human};
 use crate::target::{self, Access, Target};
 
 /// How often the progress is looked at.
@@ -192,7 +192,9 @@ fn print_end(on: &BalanceTarget, out: &Out, status: &BalanceStatus) -> anyhow::R
     let (path, done) = (on.path.display(), &status.progress);
     let so_far = format!("{} of {} block groups moved", done.completed, done.considered);
     match &status.end {
-        Some(BalanceEnd::Failed { text, .. }) => bail!("{path}: {text} ({so_far})"),
+        Some(BalanceEnd::Failed { kind, text, .. }) => {
+            return Err(Said(*kind, format!("{path}: {text} ({so_far})")).into());
+        }
         Some(BalanceEnd::Paused) => out.note(format!("{path}: paused, {so_far}; `oleo balance resume` goes on")),
         Some(BalanceEnd::Cancelled) => out.note(format!("{path}: cancelled, {so_far}")),
         Some(BalanceEnd::Done) | None => out.note(format!("{path}: done, {so_far}")),

@@ -130,6 +130,8 @@ fn to_syslog() -> Log {
     Arc::new(|line: &str| {
         // Where nobody listens, nobody reads it.
         if let Ok(socket) = UnixDatagram::unbound() {
+            // A line is lost rather than a request held up by a system log that stands still.
+            let _ = socket.set_nonblocking(true);
             let message = format!("<{SYSLOG_WARNING}>oleo[{}]: {line}", std::process::id());
             let _ = socket.send_to(message.as_bytes(), SYSLOG);
         }

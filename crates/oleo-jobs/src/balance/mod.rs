@@ -26,7 +26,7 @@ mod run;
 
 use std::time::{Duration, Instant};
 
-use oleo_format::{BalanceItem, Key, TreeId};
+use oleo_format::{BalanceItem, Classified, ErrorKind, Key, TreeId};
 use oleo_fs::{Fs, errno};
 use oleo_tree::Change;
 use oleo_txn::{Moved, Need};
@@ -96,6 +96,8 @@ pub enum BalanceEnd {
     Failed {
         /// What a system call would answer.
         errno: i32,
+        /// What it is.
+        kind: ErrorKind,
         /// Why.
         text: String,
     },
@@ -314,13 +316,14 @@ impl Balancer {
         let gone = put.is_ok();
         let end = match (worked, put) {
             (Err(error), _) | (Ok(_), Err(error)) => {
-                BalanceEnd::Failed { errno: error.errno(), text: error.to_string() }
+                BalanceEnd::Failed { errno: error.errno(), kind: error.kind(), text: error.to_string() }
             }
             (Ok(run::Outcome::Done), Ok(())) => BalanceEnd::Done,
             (Ok(run::Outcome::Interrupted), Ok(())) if paused => BalanceEnd::Paused,
             (Ok(run::Outcome::Interrupted), Ok(())) => BalanceEnd::Cancelled,
             (Ok(run::Outcome::NoSpace(groups)), Ok(())) => BalanceEnd::Failed {
                 errno: errno::ENOSPC,
+                kind: ErrorKind::Refusal,
                 text: format!("there was no room to move {groups} block groups; the others were moved"),
             },
         };

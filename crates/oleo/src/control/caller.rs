@@ -4,7 +4,7 @@
 //! |---|---|
 //! | make a subvolume | write and search permission for the directory |
 //! | make a snapshot | the same, and to own the source's root directory |
-//! | delete a subvolume | to be privileged; or the mount's `user_subvol_rm_allowed`, write and search permission for the subvolume's root directory and for the directory that it is in, and the sticky bit's consent |
+//! | delete a subvolume | to be privileged; or the mount's `user_subvol_rm_allowed`, write and search permission for the subvolume's root directory and for the directory that it is in, and the sticky bit's consent; not of a read-only one |
 //! | make a subvolume read-only, change properties | to own it |
 //! | defragment a file | write permission |
 //! | list subvolumes, resolve numbers to names, resize, set the label or the default, trim | to be privileged |

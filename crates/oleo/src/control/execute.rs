@@ -417,6 +417,10 @@ impl Executor<'_> {
             let root = fs.root(id)?;
             self.caller.must_have(fs, &root, WRITE | SEARCH)?;
             self.caller.must_remove(fs, &dir, &fs.attr(&root))?;
+            // Permission to write to it is what the kernel asks for, which a read-only subvolume gives to nobody.
+            if root.subvol().is_read_only() {
+                return Err(FsError::ReadOnly("the subvolume is read-only").into());
+            }
         }
         fs.subvol_delete(id)?;
         invalid.extend(entry(&dir, &place.name));

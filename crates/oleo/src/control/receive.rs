@@ -13,7 +13,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use oleo_fs::errno;
@@ -106,10 +105,8 @@ impl Feed {
 
     /// A socket that nobody else may use.
     pub(super) fn listen() -> io::Result<(Feed, UnixListener)> {
-        static FEEDS: AtomicU64 = AtomicU64::new(0);
-        let number = FEEDS.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("oleo-feed-{}-{number}", std::process::id()));
-        // Fails where somebody else has made it.
+        // A name that nobody can make first, to keep this user from receiving.
+        let dir = std::env::temp_dir().join(format!("oleo-feed-{}", crate::Uuid::new_v4().simple()));
         std::fs::DirBuilder::new().mode(0o700).create(&dir)?;
         let path = dir.join("stream");
         let feed = Feed { dir, path };

@@ -135,6 +135,10 @@ fn permissions() {
     assert_eq!(ask(&image, &ann, delete()).unwrap_err().errno, 1);
     let allowed = |c: &Caller| Caller { user_subvol_rm_allowed: true, ..c.clone() };
     assert_eq!(ask(&image, &allowed(&bob), delete()).unwrap_err().errno, 13);
+    assert_eq!(ask(&image, &allowed(&ann), delete()).unwrap_err().errno, 30, "it is read-only");
+    let writable = Property { name: "ro".into(), value: "false".into() };
+    let may_write = Request::PropertySet { at: below(&home, "s"), property: writable, force: false };
+    ask(&image, &ann, may_write).unwrap();
     ask(&image, &allowed(&ann), delete()).unwrap();
 
     // Numbers do not open what paths do not.
