@@ -415,7 +415,7 @@ impl Oracle {
 fn check_alone(what: &Path, devices: &[&Path]) -> Result<Verdict> {
     const ALONE: &str = r#"
         own=$1; devices=$2; shift 2
-        mount -t tmpfs -o mode=755 none "$own" && mkdir "$own/shm" && mount --bind /dev/shm "$own/shm" &&
+        mount -t tmpfs -o mode=755 none "$own" && mkdir "$own/shm" && mount --rbind /dev/shm "$own/shm" &&
         cp -a /dev/null $devices "$own" && mount --rbind "$own" /dev && exec "$@""#;
     let btrfs = find_tool("btrfs").context("btrfs is not installed")?;
     let own = Scratch::new()?;
