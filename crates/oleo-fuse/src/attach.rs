@@ -11,6 +11,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use oleo_device::fuse::open_channel;
+use oleo_device::mountinfo::{Mount, mounts_of};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
@@ -118,14 +121,18 @@ fn receive_channel(from: &UnixStream) -> io::Result<File> {
     Err(io::Error::other(format!("{FUSERMOUNT} sent no channel")))
 }
 
-/// Unmounts. `lazily` also where it is in use: nobody new finds it then.
+/// Unmounts what is mounted on `dir`; if `device` ("major:minor") is given, nothing but the mount of that device, which may have
+/// moved with a directory above it since. `lazily` also where it is in use: nobody new finds it then.
 ///
 /// # Errors
 /// It is not mounted, in use, or not the caller's.
-pub fn detach(dir: &Path, lazily: bool) -> io::Result<()> {
+pub fn detach(dir: &Path, device: Option<&str>, lazily: bool) -> io::Result<()> {
     if rustix::process::geteuid().is_root() {
-        let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-        return Ok(rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW)?);
+        let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() } | UnmountFlags::NOFOLLOW;
+        return match device {
+            Some(device) => detach_device(dir, device, flags),
+            None => Ok(rustix::mount::unmount(dir, flags)?),
+        };
     }
     let mut command = Command::new(FUSERMOUNT);
     command.arg("-u").args(lazily.then_some("-z")).arg("--").arg(dir);
@@ -137,6 +144,23 @@ pub fn detach(dir: &Path, lazily: bool) -> io::Result<()> {
     let said =
         if said.is_empty() { format!("cannot unmount {}", dir.as_os_str().as_bytes().escape_ascii()) } else { said };
     Err(io::Error::other(said))
+}
+
+/// Unmounts the mount of a device. The directory above it is held, so that nobody who may rename what is above puts another mount
+/// in its place between the look and the call.
+fn detach_device(dir: &Path, device: &str, flags: UnmountFlags) -> io::Result<()> {
+    let mounts: Vec<Mount> = mounts_of("self")?.into_iter().filter(|mount| mount.device == device).collect();
+    let place = mounts.iter().find(|mount| mount.at == dir).or(mounts.first());
+    let place = &place.ok_or_else(|| io::Error::from(Errno::INVAL))?.at;
+    let (Some(above), Some(name)) = (place.parent(), place.file_name()) else { return Err(Errno::INVAL.into()) };
+    let above = rustix::fs::open(above, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    // The server need not answer.
+    let look = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(&above, name, look, StatxFlags::empty())?;
+    if format!("{}:{}", found.stx_dev_major, found.stx_dev_minor) != device {
+        return Err(io::Error::other("something else is there now"));
+    }
+    Ok(rustix::mount::unmount(Path::new(&format!("/proc/self/fd/{}", above.as_raw_fd())).join(name), flags)?)
 }
 
 /// Lets the kernel read ahead as far as one request reaches on a mount of that device ("major:minor"), where we may say

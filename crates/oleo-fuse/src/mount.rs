@@ -106,7 +106,8 @@ impl Stopper {
         if let Err(e) = self.sync() {
             (self.log)(&format!("not everything could be written: {e}"));
         }
-        let done = detach(&self.dir, false).or_else(|_| detach(&self.dir, true));
+        let unmount = |lazily| detach(&self.dir, self.server.device(), lazily);
+        let done = unmount(false).or_else(|_| unmount(true));
         if let Err(e) = done {
             (self.log)(&format!("cannot unmount {}: {e}", self.dir.display()));
         }
@@ -273,7 +274,7 @@ impl Mounted {
         let served = Mounted::start(image, channel, plan, dir);
         if served.is_err() {
             // What is reported is why it could not be served.
-            let _ = detach(dir, true);
+            let _ = detach(dir, None, true);
         }
         served
     }

@@ -98,7 +98,8 @@ pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> 
         // Said now, so that it is there when the server has nothing left to do.
         server.client.post(&Request::Finish).map_err(|e| lost(&e))?;
     }
-    detach(dir, options.lazy).map_err(|source| host(dir, source))?;
+    detach(&place, mount.as_ref().map(|mount| mount.device.as_str()), options.lazy)
+        .map_err(|source| host(dir, source))?;
     if let Some(elsewhere) = mount.as_ref().and_then(other_place) {
         return Ok(Unmounted::StillMounted(Some(elsewhere)));
     }

@@ -231,7 +231,7 @@ impl Fusectl {
 
 impl Drop for Fusectl {
     fn drop(&mut self) {
-        detach(self.0.path(), true).unwrap();
+        detach(self.0.path(), None, true).unwrap();
     }
 }
 
@@ -272,7 +272,7 @@ fn ends_when_the_connection_is_cut() {
     });
     assert!(all_at_it, "somebody did nothing before the cut: {synced:?}");
     let (result, _image, _held) = served.ended();
-    detach(&dir, true).unwrap();
+    detach(&dir, None, true).unwrap();
     result.unwrap();
     rings_are_gone();
 }

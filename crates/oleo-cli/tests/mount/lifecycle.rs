@@ -105,6 +105,36 @@ fn sigterm() {
     fixture.must_hold("new", b"written");
 }
 
+/// Goal: whoever may rename what is above a mount does not make its server unmount what others have mounted. Method: a directory
+/// above the mount gets another name, and another file system comes to where the mount was; then the server is asked to end.
+#[test]
+fn moved_by_what_is_above() {
+    let Some(fixture) = Fixture::new() else { return };
+    let served = fixture.serve("");
+    fs::write(served.path().join("new"), b"written").unwrap();
+    let (dir, above) = (served.path().to_owned(), served.path().parent().unwrap().to_owned());
+    let aside = above.with_extension("aside");
+    fs::rename(&above, &aside).unwrap();
+    fs::create_dir_all(&dir).unwrap();
+    run("mount", ["-t".as_ref(), "tmpfs".as_ref(), "others".as_ref(), dir.as_os_str()]).unwrap();
+    let guard = Unmounted(&dir);
+    let pid = rustix::process::Pid::from_raw(served.pid().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let start = Instant::now();
+    while is_mounted(&aside.join("mnt")) {
+        assert!(is_mounted(&dir), "the server has unmounted what is not its own");
+        assert!(start.elapsed() < Duration::from_secs(60), "it does not end: {}", served.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(is_mounted(&dir), "the server has unmounted what is not its own");
+    run("umount", [dir.as_os_str()]).unwrap();
+    drop(guard);
+    fs::remove_dir_all(&above).unwrap();
+    fs::rename(&aside, &above).unwrap();
+    served.terminate().unwrap();
+    fixture.must_hold("new", b"written");
+}
+
 /// Goal: after a plain umount the server completes the image and ends.
 #[test]
 fn plain_umount() {

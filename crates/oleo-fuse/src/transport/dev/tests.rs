@@ -50,6 +50,6 @@ fn a_panic_is_an_answer() {
         let found = std::fs::metadata(dir.path().join(format!("n{n}")));
         assert_eq!(found.unwrap_err().raw_os_error(), Some(Errno::NOENT.raw_os_error()));
     }
-    detach(dir.path(), false).unwrap();
+    detach(dir.path(), None, false).unwrap();
     served.join().unwrap().unwrap();
 }
