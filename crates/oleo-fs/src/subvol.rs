@@ -12,7 +12,7 @@
 //! Not here: creating, snapshotting and deleting subvolumes (`subvols`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::HashMap;
 use oleo_format::{Generation, Ino, Key, RootFlags, RootItem, TreeId};
@@ -34,8 +34,19 @@ pub struct Subvol {
     touched: AtomicU64,
     read_only: AtomicBool,
     deleted: AtomicBool,
+    /// Snapshots of it that are under way.
+    snapshots_begun: AtomicU32,
     /// Orphans that a crash left behind have been looked for.
     pub(crate) orphans_seen: AtomicBool,
+}
+
+/// See [`Subvol::begin_snapshot`].
+pub(crate) struct BeingShared<'s>(&'s Subvol);
+
+impl Drop for BeingShared<'_> {
+    fn drop(&mut self) {
+        self.0.snapshots_begun.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 struct RootState {
@@ -55,8 +66,20 @@ impl Subvol {
             touched: AtomicU64::new(0),
             read_only: AtomicBool::new(read_only),
             deleted: AtomicBool::new(false),
+            snapshots_begun: AtomicU32::new(0),
             orphans_seen: AtomicBool::new(false),
         }
+    }
+
+    /// A snapshot of it is under way while the answer lives.
+    pub(crate) fn begin_snapshot(&self) -> BeingShared<'_> {
+        self.snapshots_begun.fetch_add(1, Ordering::SeqCst);
+        BeingShared(self)
+    }
+
+    /// Whether a snapshot is under way: what files have to themselves will be shared.
+    pub(crate) fn is_being_shared(&self) -> bool {
+        self.snapshots_begun.load(Ordering::SeqCst) > 0
     }
 
     /// Its number.

@@ -273,6 +273,9 @@ impl Fs {
         self.changeable(dir)?;
         let from = self.subvol(source)?;
         let uuid = opts.uuid.unwrap_or_else(|| self.options().uuids.fresh());
+        // From here on nothing is accepted because the file has space for it; what was before is written out.
+        let _being_shared = from.begin_snapshot();
+        drop(self.engine().bar_addresses());
         self.core().flush_all(Some(source))?;
         drop(self.engine().join(TREE_NEED)?);
         // Whoever is writing to data in place has looked before whether a snapshot shares it, and looks again only for the next write.

@@ -38,13 +38,6 @@ pub(super) struct Place {
     pub span: Span,
 }
 
-impl Place {
-    /// Bytes of the file.
-    pub fn len(&self) -> u64 {
-        self.range.end - self.range.start
-    }
-}
-
 /// Whether a file with these flags may have parts that can.
 pub(super) fn may_be(flags: u64) -> bool {
     InodeFlags::from_bits_retain(flags).intersects(InodeFlags::PREALLOC | InodeFlags::NODATACOW)

@@ -80,6 +80,7 @@ pub(crate) use query::shown;
 pub(crate) use resize::MAP_END;
 
 use dirty::DirtyFiles;
+use in_place::Place;
 use pieces::BufferPieces;
 use unpacked::Unpacked;
 use unplaced::Unplaced;
@@ -142,6 +143,16 @@ impl Buffer {
     fn is_untouched(&self, at: u64, sector: u64) -> bool {
         let whole = at / sector * sector..at / sector * sector + sector;
         [&self.dirty, &*self.writeback].iter().all(|pieces| pieces.sectors_missing(whole.clone(), sector) == sector)
+    }
+
+    /// How many bytes of a place a write would newly touch and find free: a preallocated part that is being written out is preallocated
+    /// no more when that is done.
+    fn placed_by(&self, place: &Place, sector: u64) -> u64 {
+        let is_free = |at: &u64| match place.span.prealloc {
+            true => self.is_untouched(*at, sector),
+            false => self.dirty.sectors_missing(*at..*at + sector, sector) > 0,
+        };
+        place.range.clone().step_by(sector as usize).filter(is_free).count() as u64 * sector
     }
 
     /// What it counts for among all files.

@@ -1,7 +1,9 @@
 //! Writing into the buffer.
 //!
 //! Normal path: (1) `write` cuts the bytes into steps; (2) a step locks the inode and its buffer, counts what new
-//! sectors it will touch, and if the promised space does not cover them drops the locks, promises more and tries again; where it is
+//! sectors it will touch, and if the promised space does not cover them drops the locks, promises more and tries again; if that is
+//! refused, it counts only what the file has no space for ([`Space`]), and holds the `flush` lock and addresses from looking
+//! until it has buffered the bytes: whoever changes or shares the map flushes them first; where it is
 //! the first to write a part of a sector, it also reads the rest of it, without the locks (`beside`): what could not be written out is
 //! refused; (3) it copies the bytes in; (4) whoever finds too much buffered makes room before it returns (`dirty`).
 
@@ -53,21 +55,45 @@ pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsEr
     Ok(())
 }
 
+/// How a write comes by its space.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Space {
+    /// All that it touches is promised new space.
+    New,
+    /// That was refused: what it touches where the file has space already goes there, and the rest is promised.
+    InPlace,
+    /// That was refused, too, and room has been made since.
+    Last,
+}
+
 fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
     let sector = u64::from(inode.core().engine().sectorsize());
     let end = at + data.len() as u64;
+    let sectors = at / sector * sector..end.next_multiple_of(sector);
     let mut promise: Option<(DataReservation, u64)> = None;
-    // All of it goes into space that the file has.
-    let mut has_place = false;
+    let mut space = Space::New;
+    // The items that say that something was written in place need room all the same.
+    let mut has_items = false;
     // Parts of sectors beside the bytes, which have been read.
     let mut seen: Vec<Range<u64>> = Vec::new();
     // Each round but the last promises space that other writers of the same file may use up before the next, or reads what lies beside
-    // the bytes in at most three sectors.
+    // the bytes in at most three sectors, or goes on to the next way to come by space.
     loop {
+        // What has a place keeps it until it is buffered: from then on, whoever changes the file's map, or shares it, flushes first.
+        let map_lock = (space != Space::New).then(|| inode.data.flush.lock());
+        let addresses = (space != Space::New).then(|| inode.core().engine().hold_addresses());
         let guard = inode.read();
         guard.alive()?;
         if guard.fields().kind() != FileKind::File {
             return Err(FsError::Invalid("not a regular file"));
+        }
+        let size = guard.fields().size;
+        // The old end's sector, where the bytes do not begin in it.
+        let tail = size / sector * sector..(size / sector * sector + sector).min(sectors.start);
+        let (mut places, mut tail_places) = (Vec::new(), Vec::new());
+        if space != Space::New && !inode.subvol().is_being_shared() {
+            places = in_place::places(inode, &guard, sectors.clone())?;
+            tail_places = in_place::places(inode, &guard, tail.start..tail.end.max(tail.start))?;
         }
         let mut slot = inode.data.buffer.lock();
         let buffer = slot.get_or_insert_default();
@@ -75,10 +101,9 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
             buffer.promises.push(guard);
             buffer.unused_reservation += len;
         }
-        let size = guard.fields().size;
         rules::write(guard.fields(), at, size.max(buffer.end()))?;
         let zeros = tail_gap(&guard, Some(buffer), at, sector)?;
-        let extra = if zeros { sector } else { 0 };
+        let extra = if zeros && !tail.is_empty() { sector } else { 0 };
         let mut beside = parts_beside(at..end, size.max(buffer.end()), sector);
         if zeros {
             beside.push(size / sector * sector..size);
@@ -90,6 +115,7 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
                 beside.iter().map(|part| map::has_data(&map, part.clone())).collect::<Result<Vec<_>, _>>()?;
             drop(slot);
             drop(guard);
+            drop((addresses, map_lock));
             for (part, has_data) in beside.into_iter().zip(has_data) {
                 if has_data {
                     read_part(inode, &part)?;
@@ -98,22 +124,24 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
             }
             continue;
         }
-        let need = buffer.dirty.sectors_missing(at..end, sector) + extra;
-        if buffer.unused_reservation < need && !has_place {
-            let lacks = need - buffer.unused_reservation;
+        let placed_by = |places: &[Place]| places.iter().map(|place| buffer.placed_by(place, sector)).sum::<u64>();
+        let placed = placed_by(&places) + placed_by(&tail_places).min(extra);
+        let need = (buffer.dirty.sectors_missing(at..end, sector) + extra).saturating_sub(placed);
+        if buffer.unused_reservation < need || (placed > 0 && !has_items) {
+            let lacks = need.saturating_sub(buffer.unused_reservation);
             // A file that has grown is likely to go on; a small one must not hold what others need.
             let likely = buffer.bytes().min(PROMISE_LEN) / sector * sector;
             drop(slot);
             drop(guard);
-            match reserve(inode, lacks, likely, at..end) {
-                Ok(Some(more)) => promise = Some(more),
-                Ok(None) => {
-                    // The items that say so need room all the same.
-                    has_place = true;
-                    promise = Some((inode.core().engine().reserve_data(ByteLen(0))?, 0));
-                }
-                Err(e) => return Err(e),
+            drop((addresses, map_lock));
+            if space == Space::InPlace && placed == 0 {
+                // It would be asked for the same as before.
+                inode.core().make_room(Flushing::None)?;
+                space = Space::Last;
+                continue;
             }
+            promise = reserve(inode, lacks, likely, &mut space)?;
+            has_items = promise.is_some();
             continue;
         }
         let before = buffer.weight();
@@ -132,17 +160,17 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
     }
 }
 
-/// Promises space for `need` bytes, or for as many as are likely where there is plenty. `None` where there is none, but the
-/// range can be written in place.
+/// Promises space for `need` bytes, or for as many as are likely where there is plenty. Where there is none, it goes on to the next
+/// `space` and answers `None`: what is needed may be less there. An error if there is no next.
 fn reserve(
     inode: &Arc<Inode>,
     need: u64,
     likely: u64,
-    range: Range<u64>,
+    space: &mut Space,
 ) -> Result<Option<(DataReservation, u64)>, FsError> {
     let engine = inode.core().engine();
     let shared = &inode.core().data;
-    if need < likely && !shared.tight.load(Ordering::Relaxed) {
+    if *space == Space::New && need < likely && !shared.tight.load(Ordering::Relaxed) {
         match engine.reserve_data_in(inode.tree(), ByteLen(likely)) {
             Ok(promise) => return Ok(Some((promise, likely))),
             Err(TxnError::NoSpace { .. }) => shared.tight.store(true, Ordering::Relaxed),
@@ -150,10 +178,15 @@ fn reserve(
             Err(e) => return Err(e.into()),
         }
     }
-    match engine.reserve_data_in(inode.tree(), ByteLen(need)) {
+    // What has a place was charged when it got it.
+    let promised = match need {
+        0 => engine.reserve_data(ByteLen(0)),
+        _ => engine.reserve_data_in(inode.tree(), ByteLen(need)),
+    };
+    let refused = match promised {
         Ok(promise) => return Ok(Some((promise, need))),
-        Err(TxnError::NoSpace { .. }) => {}
-        Err(TxnError::QuotaExceeded(_)) => {
+        Err(e @ TxnError::NoSpace { .. }) => e.into(),
+        Err(TxnError::QuotaExceeded(_)) if *space == Space::New => {
             // What is buffered, here or elsewhere in its groups, may come to less than what was charged for it.
             let settle = || -> Result<(), FsError> {
                 shared.release_idle_reservations();
@@ -161,27 +194,22 @@ fn reserve(
                 Ok(engine.commit().map(drop)?)
             };
             match engine.reserve_data_alone(inode.tree(), ByteLen(need), settle) {
-                Err(FsError::NoSpace) => {}
+                Err(e @ (FsError::NoSpace | FsError::Txn(TxnError::QuotaExceeded(_)))) => e,
                 other => return Ok(Some((other?, need))),
             }
         }
         Err(e) => return Err(e.into()),
-    }
-    let sector = u64::from(engine.sectorsize());
-    let aligned = range.start / sector * sector..range.end.next_multiple_of(sector);
-    let has_place = || -> Result<bool, FsError> {
-        let placed: u64 = in_place::places(inode, &inode.read(), aligned.clone())?.iter().map(Place::len).sum();
-        Ok(placed == aligned.end - aligned.start)
     };
-    if has_place()? {
-        return Ok(None);
+    match *space {
+        Space::New => *space = Space::InPlace,
+        Space::InPlace => {
+            // What is buffered may need less than was promised for it, and what was preallocated has a place then.
+            inode.core().make_room(Flushing::None)?;
+            *space = Space::Last;
+        }
+        Space::Last => return Err(refused),
     }
-    // What is buffered may need less than was promised for it, and what was preallocated has a place then.
-    inode.core().make_room(Flushing::None)?;
-    match engine.reserve_data_in(inode.tree(), ByteLen(need)) {
-        Err(TxnError::NoSpace { .. }) if has_place()? => Ok(None),
-        other => Ok(Some((other?, need))),
-    }
+    Ok(None)
 }
 
 /// What lies beside a range in its first and last sector, up to the end of the file.
