@@ -20,6 +20,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -387,6 +388,7 @@ impl Oracle {
     pub fn check<P: AsRef<Path>>(&self, devices: &[P]) -> Result<Verdict> {
         match devices {
             [] => bail!("nothing to check"),
+            [one] if is_block_device(one.as_ref()) => check_alone(one.as_ref(), &[one.as_ref()]),
             [one] => check_alone(one.as_ref(), &[]),
             many => {
                 let loops = attach(many, ReadOnly::Yes)?;
@@ -428,6 +430,10 @@ fn check_alone(what: &Path, devices: &[&Path]) -> Result<Verdict> {
     let args = args.chain(["check", "--readonly", "--check-data-csum"].map(OsStr::new)).chain([what.as_os_str()]);
     let out = run_raw("unshare", args)?;
     Ok(Verdict::from_check(out.status.success(), &text(&out.stdout), &text(&out.stderr)))
+}
+
+fn is_block_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|m| m.file_type().is_block_device())
 }
 
 fn attach<P: AsRef<Path>>(files: &[P], read_only: ReadOnly) -> Result<Vec<Loop>> {
