@@ -33,7 +33,7 @@ use crate::{FsError, InodeRef};
 /// than creating a file announces.
 const ITEMS_PER_INODE: u64 = 16;
 
-/// How long an inode without names is expected to be closed any moment.
+/// An inode that lost its last name less than this ago is expected to be closed soon, which frees its space.
 const NAMELESS_AWAITED: Duration = Duration::from_secs(1);
 
 /// Inodes that wait to be erased before those who remove names erase some, too: each stays in memory until then.

@@ -281,7 +281,7 @@ impl Fs {
         }
     }
 
-    /// Erases some of the inodes that are to be evicted. One that cannot be is told by whoever syncs or cleans.
+    /// Erases some of the inodes that are to be evicted. A failure is reported by the next sync or cleaner step, not here.
     pub(crate) fn erase_some(&self) {
         for _ in 0..ERASE_STEPS {
             if !self.core().evict_one().unwrap_or(false) {

@@ -7,7 +7,7 @@
 //!
 //! Who may ask for what is decided by `oleo::control`. Who may ask at all is whoever may use the mount: without `allow_other` the
 //! socket is its owner's alone; with it, it lies in a directory of a random name, in one that nobody else can list, and
-//! only the mount says where. It is bound by the directory's number, so that `/proc/net/unix` does not tell either.
+//! only the mount reports where. It is bound by the directory's number, so that `/proc/net/unix` does not show the path either.
 //! Crash: a socket that nobody listens on stays behind. Its directory's name holds the process's number: the next server that
 //! starts removes those whose process is gone.
 

@@ -5,7 +5,7 @@
 //! ```text
 //!          alloc                  keep, then referenced                  pin              take_pinned, release
 //!   free ─────────► granted ────────────────────────────► in use ──────────────► pinned ─────────────────────► free
-//!    ▲                 │ drop                                │ give_back (is_new and dropped in one transaction)
+//!    ▲                 │ drop                                │ give_back (new and dropped in one transaction)
 //!    └─────────────────┴─────────────────────────────────────┘
 //! ```
 //!
@@ -471,8 +471,8 @@ impl Space {
         Ok(Reservation { inner: self.share(), kind, left: AtomicU64::new(len.0) })
     }
 
-    /// Says how many bytes new chunks could add to a kind, whatever of it is promised already. When a chunk is made of them,
-    /// [`add_grown`](Self::add_grown) says what is left. One thread at a time tells.
+    /// Sets how many bytes new chunks could add to a kind, whatever of it is promised already. When a chunk is made of them,
+    /// [`add_grown`](Self::add_grown) sets what is left. Only one thread at a time may call either.
     pub fn set_growth(&self, kind: Kind, len: ByteLen) {
         let pool = self.inner.pool(kind);
         // Wrapping addition of a negative number is subtraction.

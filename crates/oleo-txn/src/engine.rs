@@ -514,7 +514,7 @@ impl Engine {
         Ok(self.0.trees.get(&self.0.blocks, tree)?.map(|t| t.key_offset))
     }
 
-    /// Names the crate above, which holds changes in memory.
+    /// Sets where a freeze gets its changes from: the crate above, which holds them in memory.
     pub fn set_source(&self, source: Weak<dyn DeltaSource>) {
         *self.0.source.write() = Some(source);
     }
@@ -759,7 +759,7 @@ impl Inner {
             || (self.release_idle_reservations() && self.grow_metadata_reserve(need)?))
     }
 
-    /// Has the crate above drop what it does not need; whether that was anything.
+    /// Has the crate above release reservations that it does not need; returns whether there were any.
     pub(crate) fn release_idle_reservations(&self) -> bool {
         let source = self.source.read().as_ref().and_then(Weak::upgrade);
         source.is_some_and(|source| source.release_idle_reservations())

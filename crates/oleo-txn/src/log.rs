@@ -21,7 +21,7 @@
 //! - Before a commit writes its first superblock, the other mirrors get the log too: should that write tear, whoever falls
 //!   back to them finds what was synced.
 //!
-//! A log is refused, by the names in [`fallback`], where the format cannot say what happened.
+//! If the format cannot express what happened, the log commit falls back to a full commit, for one of the reasons in [`fallback`].
 //! The trees of the log stay in memory whole until the commit: they are as large as what was synced.
 //!
 //! Locks: the commit lock (5) for all of it, over I/O: commits and stages wait for a log commit, operations do not; inside it
@@ -138,7 +138,7 @@ pub enum LogWritten {
         /// Bytes of tree blocks.
         bytes: u64,
     },
-    /// The log cannot have it; one of [`fallback`]. A commit is needed.
+    /// The log cannot express it, for this reason out of [`fallback`]. A commit is needed.
     Refused(&'static str),
 }
 
@@ -269,7 +269,7 @@ impl<'a> LogCommit<'a> {
         self.log.trees.get(&tree).cloned()
     }
 
-    /// The tree as the last commit left it. Right as long as [`fallback`](Self::fallback) says nothing.
+    /// The tree as the last commit left it. Valid as long as [`fallback`](Self::fallback) returns `None`.
     pub fn committed(&self, tree: TreeId) -> Result<Option<TreeRoot>, TxnError> {
         Ok(self.inner.trees.get(&self.inner.blocks, tree)?.map(|t| t.root))
     }

@@ -13,7 +13,7 @@ use oleo_volume::{OpenOptions, Volume};
 use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
-/// A crate above that holds extended attributes of the top directory, the smallest valid content there is.
+/// A `DeltaSource` whose changes are extended attributes of the top directory, the smallest valid content there is.
 #[derive(Default)]
 struct Attributes {
     open: Mutex<BTreeMap<Key, Change>>,

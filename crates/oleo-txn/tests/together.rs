@@ -9,7 +9,7 @@ use oleo_txn::{DeltaSource, Engine, EngineOptions, Need, Stage, TxnError};
 use oleo_volume::{OpenOptions, Volume};
 use parking_lot::Mutex;
 
-/// A crate above without changes, whose first commit waits until it is told to go on.
+/// A `DeltaSource` without changes, whose first commit waits until the test lets it continue.
 struct Slow {
     frozen: AtomicU64,
     reported: Mutex<mpsc::Receiver<()>>,

@@ -7,8 +7,8 @@
 //! trees.
 //!
 //! Invariants: `join` is associative, so the verdict does not depend on how a tree is cut into blocks. Findings are
-//! reported while joining; two trees that join the same neighbours in different nodes tell the same finding twice: the
-//! receiver drops doubles. Nothing keeps a list of files, so memory grows with blocks (about 500 bytes each),
+//! reported while joining; two trees that join the same neighbours in different nodes report the same finding twice: the
+//! receiver drops duplicates. Nothing keeps a list of files, so memory grows with blocks (about 500 bytes each),
 //! directories (16 bytes) and subvolumes only. Blocks are verified before: what `CheckedNode` checks within an item or
 //! a leaf is not checked again; items that do not parse are passed over.
 

@@ -18,7 +18,7 @@ use crate::load::{Load, STRIDE};
 use crate::ours::OleoTree;
 
 const KINDS: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 3, torn: 3 };
-/// Parts of a run that are verified at once.
+/// Parts of a run that are verified in parallel.
 const PARTS: usize = 8;
 
 fn failure(state: String, wrong: Vec<String>) -> Failure {

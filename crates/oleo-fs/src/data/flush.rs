@@ -392,7 +392,7 @@ impl Inode {
 /// What a flush has taken out of a buffer.
 struct Taken {
     promises: Vec<DataReservation>,
-    /// Something was dirty, and flies now.
+    /// Something was dirty and is under write-back now.
     bytes: bool,
     /// Something has to get addresses.
     unplaced: bool,

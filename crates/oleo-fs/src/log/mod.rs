@@ -58,8 +58,8 @@
 //!
 //! What the log cannot say makes the round commit instead, counted by name in [`LogStats::full_commits_by`]
 //! (`oleo_txn::fallback`): a subvolume or snapshot was made, moved or deleted in the transaction (`subvolume`:
-//! `snapshot; creat f; fsync f`: the changes that the snapshot needed in the trees are distinguished from the last
-//! commit's no more, and a new subvolume has no committed root that a log could be replayed on); an entry of a
+//! `snapshot; creat f; fsync f`: the changes that the snapshot needed in the trees can no longer be distinguished from
+//! the last commit's, and a new subvolume has no committed root that a log could be replayed on); an entry of a
 //! subvolume came or went (`subvolume-entry`: `mv subvol s2; fsync .`: a replay takes its number for that of a file); a
 //! file with hundreds of names got or lost some (`many-names`: `ln f 1; …; ln f 1000; fsync f`: a kernel has been seen
 //! to fail in its replay of such a log); data lies in a chunk that no chunk tree on disk has (`new-chunk`); there is no

@@ -166,7 +166,7 @@ fn refusals() {
     assert!(stats.latency_p50 <= stats.latency_p99 && stats.latency_p99 <= stats.latency_max, "{stats:?}");
 }
 
-/// Prints how long calls take on a file in memory; a measure, not a verdicts.
+/// Prints how long calls take on a file in memory; it measures and asserts nothing about them.
 #[test]
 fn how_long() {
     let scratch = Scratch::new().unwrap();

@@ -128,7 +128,7 @@ pub struct Sent {
 ///
 /// # Errors
 /// A subvolume, parent or clone source is not there or not read-only; the version does not have what is asked for; the image
-/// lies; the stream cannot be written; or progress said stop. What was written by then is the beginning of a stream without
+/// is damaged; the stream cannot be written; or progress returned `Break`. What was written by then is the beginning of a stream without
 /// its end.
 pub fn send(
     fs: &Fs,

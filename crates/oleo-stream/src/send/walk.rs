@@ -2,7 +2,7 @@
 //!
 //! Normal path: (1) [`walk`] goes through the difference of parent and subvolume (or all of the subvolume, where there is no
 //! parent) in the order of keys; (2) items of one inode are gathered into a [`Head`] until its extents begin, which come
-//! last; (3) the [`InodeVisitor`]er is told of the head, of each extent item that differs, and of the end of the inode.
+//! last; (3) the [`InodeVisitor`] is given the head, each extent item that differs, and the end of the inode.
 //!
 //! An inode number whose generation differs is another inode: the old one is reported as gone, the new one as new, with all its
 //! items and not only those that differ. An inode without names (deleted while open) does not exist here.

@@ -121,7 +121,7 @@ fn one_change_after_a_snapshot_costs_one_path() {
     world.check_refs("one path");
 }
 
-/// Goal: a block that is converted from implicit to full backrefs tells the extent tree only what really changed.
+/// Goal: converting a block from implicit to full backrefs records only the references that really changed.
 /// Method: after a snapshot, change one item; the ledger's changes for siblings of the changed leaf are: one full reference
 /// from the old parent; the implicit one stays.
 #[test]

@@ -1,8 +1,8 @@
 //! The closure written anew, and what the ledger records of it.
 //!
 //! A block that moves takes its references along: each user lets go of the old address and takes the new one. What a moved block
-//! refers to is recorded only if it is keyed by the block's address, or comes to be: a block that others may reach turns to
-//! full references as it moves, since its new generation would say that it is its tree's alone, and readers of the format
+//! refers to is recorded only if it is keyed by the block's address, or becomes so: a block that others may reach is converted
+//! to full backrefs as it moves, since its new generation would say that it is its tree's alone, and readers of the format
 //! (`btrfs check`) expect just that of a block with the flag.
 
 use std::sync::Arc;

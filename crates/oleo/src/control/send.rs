@@ -84,7 +84,7 @@ impl Feed {
         Ok((feed, thread))
     }
 
-    /// Waits for news of a send, and hands them to `reported`; the thread that does so ends with the send.
+    /// Waits for progress of a send and passes it to `reported`, on a thread that ends with the send.
     ///
     /// # Errors
     /// There is no place for the socket.
