@@ -1,6 +1,7 @@
 //! House rules that a tool can check, and the one command that runs what CI runs.
 //!
 //! - `cargo xtask tidy`: the rules; see [`tidy`].
+//! - `cargo xtask circles [CRATE]`: draws which files of a crate use each other in a circle, for `dot`; see [`tidy`].
 //! - `cargo xtask ci [STEP…]`: everything that CI runs, or only the steps named; see [`ci`].
 //! - `cargo xtask crash --states N --seed S`: more crash states than CI verifies; see [`crash`].
 //! - `cargo xtask nightly`: every proof that takes too long for CI; see [`nightly`].
@@ -34,13 +35,14 @@ fn run() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(root),
+        Some("circles") => tidy::circles(root, &args[1..]),
         Some("ci") => ci::run(root, &args[1..]),
         Some("crash") => crash::run(root, &args[1..]),
         Some("nightly") => nightly::run(root, &args[1..]),
         Some("package") => package::run(root),
         Some("soak") => soak::run(root, &args[1..]),
         _ => bail!(
-            "usage: cargo xtask tidy | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask nightly | cargo xtask package | cargo xtask soak …",
+            "usage: cargo xtask tidy | cargo xtask circles [CRATE] | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask nightly | cargo xtask package | cargo xtask soak …",
             ci::names().join("|")
         ),
     }

@@ -11,6 +11,7 @@
 //! 8. Links: what a document links within the repository is there.
 //! 9. Words: names and phrases that others have replaced are refused (`words`).
 //! 10. Overview: the names in `docs/overview.md` are there (`overview`).
+//! 11. Circles: the files of a crate do not use each other in a circle, but for those listed (`circles`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+mod circles;
 mod links;
 mod overview;
 mod words;
@@ -43,6 +45,7 @@ pub fn run(root: &Path) -> Result<()> {
     }
     dead_files(&files, &mut report);
     overview::check(&files, &mut report);
+    circles::check(&files, &mut report)?;
     links::links(root, &files, &mut report);
     for line in &report.warnings {
         println!("warning: {line}");
@@ -55,6 +58,11 @@ pub fn run(root: &Path) -> Result<()> {
     }
     println!("tidy: {} files, {} warnings", files.len(), report.warnings.len());
     Ok(())
+}
+
+/// Draws the circles of files in a crate, or in all (`circles`).
+pub fn circles(root: &Path, args: &[String]) -> Result<()> {
+    circles::draw(&files_of(root)?, args.first().map(String::as_str))
 }
 
 #[derive(Default)]

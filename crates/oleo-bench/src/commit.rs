@@ -17,7 +17,8 @@ use oleo_sim::oracle::{self, Loop, Mounted, Oracle, ReadOnly};
 
 use crate::Args;
 use crate::measure::{Better, Report, quantile};
-use crate::mounted::{Peer, drop_caches};
+use crate::mounted::drop_caches;
+use crate::peer::Peer;
 
 /// Sparse; room for some millions of files, twice (dup).
 const IMAGE_LEN: u64 = 16 << 30;

@@ -9,7 +9,7 @@ use oleo_sim::oracle::{self, Loop, Oracle, ReadOnly};
 
 use crate::Args;
 use crate::measure::{self, Figure, Report};
-use crate::mounted::Peer;
+use crate::peer::Peer;
 
 const THREADS: u64 = 2;
 

@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 
 use crate::Args;
 use crate::measure::{Better, Figure, Found, Report};
-use crate::mounted::{Files, Fixture, Peer, tool};
+use crate::mounted::{Files, Fixture, tool};
+use crate::peer::Peer;
 
 const CLIENTS: [u32; 3] = [1, 4, 16];
 const SECONDS: &str = "15";

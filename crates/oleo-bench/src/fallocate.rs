@@ -23,7 +23,8 @@ use rustix::fs::FallocateFlags;
 
 use crate::Args;
 use crate::measure::{Better, Figure, Found, Report};
-use crate::mounted::{Peer, make_ext4, mount_ext4};
+use crate::mounted::{make_ext4, mount_ext4};
+use crate::peer::Peer;
 
 const IMAGE_LEN: u64 = 8 << 30;
 /// What every round takes and gives back.

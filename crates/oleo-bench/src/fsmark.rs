@@ -20,7 +20,8 @@ use oleo_sim::rng::Rng;
 
 use crate::Args;
 use crate::measure::{Better, Figure, Found, Report};
-use crate::mounted::{Files, Fixture, Mount, Peer, tool};
+use crate::mounted::{Files, Fixture, Mount, tool};
+use crate::peer::Peer;
 
 const LOOPS: usize = 5;
 const FILES: u64 = 100_000;

@@ -16,7 +16,8 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::Args;
 use crate::measure::{Better, Figure, Found, Report, quantile};
-use crate::mounted::{Fixture, Peer};
+use crate::mounted::Fixture;
+use crate::peer::Peer;
 
 const IMAGE_LEN: u64 = 4 << 30;
 /// Files that are in the directory before anything is measured.

@@ -25,6 +25,7 @@ mod measure;
 mod mount_io;
 mod mount_metadata;
 mod mounted;
+mod peer;
 mod quota;
 mod ref_heads;
 mod restore;

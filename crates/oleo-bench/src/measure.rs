@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::mounted::Peer;
+use crate::peer::Peer;
 
 /// How often the peak memory of a child is looked at; the kernel keeps the maximum, so only growth after the last look is
 /// missed.

@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 
 use crate::Args;
 use crate::measure::{Figure, Found, Report};
-use crate::mounted::{Files, Fixture, Mount, Peer, tool};
+use crate::mounted::{Files, Fixture, Mount, tool};
+use crate::peer::Peer;
 
 /// Length of the file that is worked on.
 const SIZE: &str = "1g";

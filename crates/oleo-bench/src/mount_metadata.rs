@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 
 use crate::Args;
 use crate::measure::{Figure, Found, Report};
-use crate::mounted::{Files, Fixture, Mount, Peer, tool};
+use crate::mounted::{Files, Fixture, Mount, tool};
+use crate::peer::Peer;
 
 const CREATE_THREADS: u64 = 2;
 const CREATE_FILES: u64 = 100_000;

@@ -16,51 +16,13 @@ use oleo_sim::oracle::{self, Mounted, Oracle, Scratch};
 use oleo_sim::served::{Limits, Served};
 
 use crate::measure::{self, Built};
+use crate::peer::Peer;
 
 /// Image files are sparse: this costs only what is written.
 const IMAGE_LEN: u64 = 12 << 30;
 const EXAMPLE: &str = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c";
 /// How long names and attributes are kept by the kernel for the pass-through: longer than any run.
 const KEPT_SECONDS: &str = "timeout=86400";
-
-/// What serves the files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
-    /// The library, in-process.
-    Library,
-    /// `oleo mount`.
-    Oleo,
-    /// The kernel's btrfs.
-    Kernel,
-    /// The kernel's ext4 with mb_optimize_scan=0.
-    Ext4,
-    /// The kernel's ext4 with mb_optimize_scan=1.
-    Ext4Scan,
-    /// A FUSE pass-through over a tmpfs.
-    Pass,
-    /// A server that only answers: files can be made, and nothing else.
-    Null,
-}
-
-impl Peer {
-    /// Those that are file systems, in the order in which they run.
-    pub const FILES: &[Peer] = &[Peer::Oleo, Peer::Kernel, Peer::Pass];
-    /// Those that files can be made on.
-    pub const ALL: &[Peer] = &[Peer::Oleo, Peer::Kernel, Peer::Pass, Peer::Null];
-
-    /// As figures call it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Peer::Library => "in-process",
-            Peer::Oleo => "oleo",
-            Peer::Kernel => "kernel",
-            Peer::Ext4 => "ext4 scan=0",
-            Peer::Ext4Scan => "ext4 scan=1",
-            Peer::Pass => "pass-through",
-            Peer::Null => "answers only",
-        }
-    }
-}
 
 /// How many files the kernel will know of at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

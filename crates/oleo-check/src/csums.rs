@@ -6,8 +6,8 @@ use oleo_format::{CheckedNode, ItemType, Logical, TreeId};
 
 use crate::extents::{Early, note_early};
 use crate::finding::{Kind, Place};
+use crate::ranges::without;
 use crate::refs::Extents;
-use crate::space::without;
 use crate::walk::{Context, Visit, Visitor};
 
 /// What a batch of blocks of the checksum tree brought.

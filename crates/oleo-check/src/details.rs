@@ -14,8 +14,7 @@ use crate::extents::extent_place;
 use crate::finding::Kind;
 use crate::input::{Input, TreeStart};
 use crate::refs::{ExtentKind, Extents, RefKey};
-use crate::trees::first_live_slot;
-use crate::walk::{Class, Context, Visit, Visitor, walk};
+use crate::walk::{Class, Context, Visit, Visitor, first_live_slot, walk};
 
 /// Extents that are looked at again; of more, only the number is told.
 const DETAILED_MAX: usize = 1000;

@@ -14,6 +14,7 @@ mod finding;
 mod input;
 mod log;
 mod prealloc;
+mod ranges;
 mod reduce;
 mod refs;
 mod sets;

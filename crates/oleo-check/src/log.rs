@@ -9,10 +9,10 @@ use crate::csums::Csums;
 use crate::extents::extent_place;
 use crate::finding::{Kind, Place};
 use crate::input::TreeStart;
-use crate::prealloc;
 use crate::refs::Extents;
 use crate::trees::Counts;
 use crate::walk::{Context, Visit, Visitor, walk};
+use crate::{prealloc, ranges};
 
 /// Data that is read through a log.
 struct Need {
@@ -125,7 +125,7 @@ pub(crate) fn check_log(
     }
     counts.log_extents = only_log.len() as u64;
     let ends = |&(at, len): &(u64, u64)| (at, at.saturating_add(len));
-    prealloc::joined(parts.iter().flat_map(|part| &part.data).map(ends).collect())
+    ranges::joined(parts.iter().flat_map(|part| &part.data).map(ends).collect())
 }
 
 /// What is read through a log must have checksums: a replay puts those of the log into the tree of all.
@@ -133,8 +133,7 @@ fn check_csums(cx: &Context<'_>, csums: &Csums, parts: &mut [LogPart]) {
     if cx.lost_any.load(std::sync::atomic::Ordering::Relaxed) {
         return;
     }
-    let logged =
-        Csums::of_runs(prealloc::joined(parts.iter_mut().flat_map(|p| std::mem::take(&mut p.csums)).collect()));
+    let logged = Csums::of_runs(ranges::joined(parts.iter_mut().flat_map(|p| std::mem::take(&mut p.csums)).collect()));
     let files: BTreeMap<(u64, u64), bool> = parts.iter().flat_map(|part| part.files.iter().copied()).collect();
     for need in parts.iter().flat_map(|part| &part.needs) {
         // A file whose inode is not in the log is not known well enough.

@@ -11,8 +11,8 @@ use oleo_format::{CheckedNode, FileExtentItem, ItemType};
 use crate::csums::Csums;
 use crate::finding::{Kind, Place};
 use crate::input::TreeStart;
-use crate::trees::first_live_slot;
-use crate::walk::{Class, Context, Visit, Visitor, walk};
+use crate::ranges::{joined, overlapping};
+use crate::walk::{Class, Context, Visit, Visitor, first_live_slot, walk};
 
 /// Preallocated ranges with checksums, start and length, each told once however many snapshots share it: where one was
 /// found.
@@ -48,25 +48,6 @@ pub(crate) fn check(cx: &Context<'_>, csums: &Csums, trees: &[TreeStart], suspec
     }
 }
 
-/// Ranges, start and end, as few as can be, rising.
-pub(crate) fn joined(mut all: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    all.sort_unstable();
-    all.dedup_by(|next, last| {
-        let touches = next.0 <= last.1;
-        if touches {
-            last.1 = last.1.max(next.1);
-        }
-        touches
-    });
-    all
-}
-
-fn overlapping(runs: &[(u64, u64)], start: u64, end: u64) -> &[(u64, u64)] {
-    let first = runs.partition_point(|run| run.1 <= start);
-    let rest = &runs[first..];
-    &rest[..rest.partition_point(|run| run.0 < end)]
-}
-
 /// Collects what files have written of some ranges.
 struct Writers<'a> {
     of: &'a [(u64, u64)],
@@ -89,20 +70,5 @@ impl Visitor for Writers<'_> {
             }
         }
         0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: ranges join where they touch or overlap; what overlaps a range is found. Method: by hand.
-    #[test]
-    fn ranges() {
-        let all = joined(vec![(5, 9), (0, 3), (3, 4), (6, 7), (20, 30)]);
-        assert_eq!(all, [(0, 4), (5, 9), (20, 30)]);
-        assert_eq!(overlapping(&all, 4, 5), []);
-        assert_eq!(overlapping(&all, 3, 21), all);
-        assert_eq!(overlapping(&all, 9, 20), []);
     }
 }

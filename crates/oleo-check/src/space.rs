@@ -7,6 +7,7 @@ use oleo_volume::{ChunkMap, Profile};
 
 use crate::extents::{Group, extent_place};
 use crate::finding::{Kind, Place};
+use crate::ranges::without;
 use crate::refs::Extents;
 use crate::trees::FreeItem;
 use crate::walk::Context;
@@ -301,43 +302,4 @@ fn check_group_free(cx: &Context<'_>, group: &Group, extents: &Extents, items: &
 fn ranges_in(cx: &Context<'_>, group: &Group, of: fn(&ChunkMap) -> Vec<(Logical, ByteLen)>) -> Vec<(u64, u64)> {
     let ranges = cx.volume.chunk_of(Logical(group.start)).map_or_else(|_| Vec::new(), |map| of(&map));
     ranges.iter().map(|(at, len)| (at.0, at.0 + len.0)).collect()
-}
-
-/// The parts of the runs that are in none of the others; both are sorted.
-pub(crate) fn without(runs: &[(u64, u64)], others: &[(u64, u64)]) -> Vec<(u64, u64)> {
-    let mut left = Vec::new();
-    let mut i = 0;
-    for &(start, end) in runs {
-        let mut at = start;
-        while i < others.len() && others[i].1 <= at {
-            i += 1;
-        }
-        let mut j = i;
-        while j < others.len() && others[j].0 < end {
-            if others[j].0 > at {
-                left.push((at, others[j].0));
-            }
-            at = at.max(others[j].1);
-            j += 1;
-        }
-        if at < end {
-            left.push((at, end));
-        }
-    }
-    left
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: what is left of runs after others are taken away. Method: overlaps at either side, inside and none.
-    #[test]
-    fn runs_without_others() {
-        assert_eq!(without(&[(0, 10)], &[(2, 4), (8, 12)]), [(0, 2), (4, 8)]);
-        assert_eq!(without(&[(0, 4), (6, 9)], &[(3, 7)]), [(0, 3), (7, 9)]);
-        assert_eq!(without(&[(0, 4)], &[]), [(0, 4)]);
-        assert_eq!(without(&[(5, 6)], &[(0, 9)]), []);
-        assert_eq!(without(&[(0, 3), (3, 6)], &[(0, 3)]), [(3, 6)]);
-    }
 }

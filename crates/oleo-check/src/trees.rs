@@ -20,7 +20,7 @@ use crate::prealloc::{self, Suspects};
 use crate::reduce::{Inner, NOWHERE, with_reporter};
 use crate::refs::{Extent, ExtentKind, Extents, RefHash, RefKey};
 use crate::sets::SetId;
-use crate::walk::{Class, Context, Visit, Visitor};
+use crate::walk::{Class, Context, Visit, Visitor, first_live_slot};
 
 /// An item of the free-space tree.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -156,16 +156,6 @@ impl Visitor for TreeVisitor<'_, '_> {
 
 fn is_files(class: Class) -> bool {
     matches!(class, Class::Files | Class::DataReloc)
-}
-
-/// The first child of a node that a tree that is being deleted still has.
-pub(crate) fn first_live_slot(node: &CheckedNode, visit: &Visit<'_>) -> usize {
-    let Some((key, level)) = visit.tree.drop_progress() else { return 0 };
-    match node.level() {
-        l if l > level => node.child_slot(&key),
-        l if l == level => node.search(&key).unwrap_or_else(|slot| slot),
-        _ => 0,
-    }
 }
 
 /// Sets a block against its record.

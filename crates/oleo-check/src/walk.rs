@@ -470,3 +470,13 @@ fn kind_of(why: &Corruption) -> Kind {
         _ => Kind::BlockLayout,
     }
 }
+
+/// The first child of a node that a tree that is being deleted still has.
+pub(crate) fn first_live_slot(node: &CheckedNode, visit: &Visit<'_>) -> usize {
+    let Some((key, level)) = visit.tree.drop_progress() else { return 0 };
+    match node.level() {
+        l if l > level => node.child_slot(&key),
+        l if l == level => node.search(&key).unwrap_or_else(|slot| slot),
+        _ => 0,
+    }
+}

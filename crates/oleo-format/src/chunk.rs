@@ -5,8 +5,8 @@ use zerocopy::IntoBytes;
 
 use crate::error::{Corruption, ensure};
 use crate::flags::BlockGroupFlags;
+use crate::layout::SYS_CHUNK_ARRAY_LEN;
 use crate::structs::{ChunkItem, Stripe, SuperBlock};
-use crate::super_block::SYS_CHUNK_ARRAY_LEN;
 use crate::{ByteLen, DiskKey, ItemType, Key, Logical, TreeId};
 
 /// The bytes of one stripe element. The format has a field for it, but no other value exists.

@@ -56,3 +56,13 @@ macro_rules! ensure {
     };
 }
 pub(crate) use ensure;
+
+/// Bytes in hexadecimal, for messages.
+pub(crate) struct Hex<'a>(pub &'a [u8]);
+
+impl std::fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("0x")?;
+        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}

@@ -12,7 +12,7 @@ use zerocopy::byteorder::little_endian::{U32, U64};
 use crate::csum::data_ref_hash;
 use crate::error::{Corruption, ensure};
 use crate::flags::ExtentFlags;
-use crate::node::{ITEM_LEN, leaf_capacity};
+use crate::layout::{ITEM_LEN, leaf_capacity};
 use crate::structs::{ExtentDataRef, ExtentItem, TreeBlockInfo};
 use crate::{Generation, Ino, ItemType, Key, Logical, TreeId};
 

@@ -15,6 +15,7 @@ mod file_extent;
 mod flags;
 mod ids;
 mod key;
+mod layout;
 mod names;
 mod node;
 pub mod print;
@@ -39,17 +40,17 @@ pub use flags::{
 };
 pub use ids::{ByteLen, DevId, FileOffset, Generation, Ino, Logical, Physical, TreeId};
 pub use key::{DiskKey, ItemType, Key};
+pub use layout::{
+    ChildPtr, HEADER_LEN, ITEM_LEN, KEY_PTR_LEN, LEVELS_MAX, NODESIZE_MAX, NODESIZE_MIN, NodeExpect, NodeRules,
+    SYS_CHUNK_ARRAY_LEN, item_len_max, leaf_capacity, node_capacity,
+};
 pub use names::{
     DirEntries, DirEntry, DirEntryRef, InodeExtrefEntry, InodeExtrefEntryRef, InodeExtrefs, InodeRefEntry,
     InodeRefEntryRef, InodeRefs, NAME_LEN_MAX, RootRefEntry,
 };
-pub use node::{
-    BlockHead, CheckedNode, ChildPtr, HEADER_LEN, ITEM_LEN, KEY_PTR_LEN, LeafBuilder, NODESIZE_MAX, NODESIZE_MIN,
-    NodeExpect, NodeRules, encode_node, item_len_max, leaf_capacity, node_capacity, seal, set_child, set_data_extent,
-};
+pub use node::{BlockHead, CheckedNode, LeafBuilder, encode_node, seal, set_child, set_data_extent};
 pub use records::{FREE_SPACE_BITMAP_LEN, QgroupStatus, RaidStripe, UuidItem, bitmap_runs, bitmap_set};
 pub use structs::*;
 pub use super_block::{
-    LABEL_LEN_MAX, LEVELS_MAX, ROOT_BACKUPS, SUPER_LEN, SUPER_MAGIC, SUPER_MAGIC_TEMPORARY, SUPER_OFFSETS,
-    SYS_CHUNK_ARRAY_LEN, new_super_block,
+    LABEL_LEN_MAX, ROOT_BACKUPS, SUPER_LEN, SUPER_MAGIC, SUPER_MAGIC_TEMPORARY, SUPER_OFFSETS, new_super_block,
 };

@@ -9,107 +9,11 @@ use zerocopy::FromBytes;
 
 use crate::csum::{CSUM_FIELD_LEN, CsumType};
 use crate::error::Corruption;
-use crate::flags::{Features, HeaderFlags};
+use crate::flags::HeaderFlags;
+use crate::layout::{ChildPtr, HEADER_LEN, ITEM_LEN, KEY_PTR_LEN, NodeExpect, NodeRules, node_capacity};
 use crate::structs::{DiskItem, FileExtentItem, Header, KeyPtr};
 use crate::verify;
 use crate::{Generation, Key, Logical, TreeId};
-
-/// The bytes of a block's header.
-pub const HEADER_LEN: usize = size_of::<Header>();
-/// The bytes that an item costs beside its data.
-pub const ITEM_LEN: usize = size_of::<DiskItem>();
-/// The bytes of a child pointer.
-pub const KEY_PTR_LEN: usize = size_of::<KeyPtr>();
-/// The smallest tree block in bytes.
-pub const NODESIZE_MIN: u32 = 4096;
-/// The largest tree block in bytes.
-pub const NODESIZE_MAX: u32 = 65536;
-
-/// The bytes that a leaf has for items, [`ITEM_LEN`] each, and their data.
-pub const fn leaf_capacity(nodesize: u32) -> usize {
-    nodesize as usize - HEADER_LEN
-}
-
-/// How many children a node may have.
-pub const fn node_capacity(nodesize: u32) -> usize {
-    (nodesize as usize - HEADER_LEN) / KEY_PTR_LEN
-}
-
-/// The largest item data that one leaf can hold.
-pub const fn item_len_max(nodesize: u32) -> usize {
-    leaf_capacity(nodesize) - ITEM_LEN
-}
-
-/// What the reader of a block knows about it beforehand. `None` is "whatever it is".
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NodeExpect {
-    /// Where it was read from.
-    pub logical: Logical,
-    /// The transaction that wrote it, as its parent says.
-    pub generation: Option<Generation>,
-    /// Its level.
-    pub level: Option<u8>,
-    /// The tree that owns it. Blocks of a snapshot may be owned by any subvolume: leave it open there.
-    pub owner: Option<TreeId>,
-    /// The key that its parent has for it.
-    pub first_key: Option<Key>,
-}
-
-impl NodeExpect {
-    /// Nothing is known but the address.
-    pub fn at(logical: Logical) -> NodeExpect {
-        NodeExpect { logical, generation: None, level: None, owner: None, first_key: None }
-    }
-
-    /// What a child pointer in a node of `parent_level` says.
-    pub fn child(ptr: &ChildPtr, parent_level: u8) -> NodeExpect {
-        NodeExpect {
-            logical: ptr.logical,
-            generation: Some(ptr.generation),
-            level: parent_level.checked_sub(1),
-            owner: None,
-            first_key: Some(ptr.key),
-        }
-    }
-}
-
-/// What all tree blocks of a volume have in common.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NodeRules {
-    /// The fsid that blocks carry: `metadata_uuid` of the superblock if that feature is set.
-    pub fsid: Uuid,
-    /// The bytes of a block.
-    pub nodesize: u32,
-    /// The smallest unit of data.
-    pub sectorsize: u32,
-    /// How checksums are computed.
-    pub csum: CsumType,
-    /// The features of the volume.
-    pub features: Features,
-}
-
-/// A child of a node.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct ChildPtr {
-    /// The first key of the child, or a lower one.
-    pub key: Key,
-    /// Where the child is.
-    pub logical: Logical,
-    /// The transaction that wrote it.
-    pub generation: Generation,
-}
-
-impl From<&KeyPtr> for ChildPtr {
-    fn from(p: &KeyPtr) -> ChildPtr {
-        ChildPtr { key: p.key.into(), logical: Logical(p.blockptr.get()), generation: Generation(p.generation.get()) }
-    }
-}
-
-impl From<&ChildPtr> for KeyPtr {
-    fn from(p: &ChildPtr) -> KeyPtr {
-        KeyPtr { key: p.key.into(), blockptr: p.logical.0.into(), generation: p.generation.0.into() }
-    }
-}
 
 /// A tree block whose every byte has been checked.
 #[derive(Clone)]
@@ -429,7 +333,7 @@ pub fn seal(bytes: &mut [u8], csum: CsumType) {
     field.copy_from_slice(&csum.csum(rest));
 }
 
-/// A position inside a block, which has at most [`NODESIZE_MAX`] bytes.
+/// A position inside a block, which has at most [`NODESIZE_MAX`](crate::NODESIZE_MAX) bytes.
 fn u32_of(n: usize) -> u32 {
     u32::try_from(n).expect("positions inside a block fit 32 bits")
 }

@@ -10,7 +10,8 @@ mod supers;
 use std::fmt::{self, Display};
 
 use crate::flags::{BlockGroupFlags, HeaderFlags};
-use crate::node::{CheckedNode, NodeRules, node_capacity};
+use crate::layout::{NodeRules, node_capacity};
+use crate::node::CheckedNode;
 use crate::structs::Timespec;
 use crate::{ItemType, Key, TreeId};
 

@@ -4,9 +4,10 @@ use uuid::Uuid;
 use zerocopy::IntoBytes;
 
 use crate::csum::CsumType;
-use crate::error::{Corruption, ensure};
+use crate::error::{Corruption, Hex, ensure};
 use crate::flags::{BlockGroupFlags, CompatRo, Features, Incompat, SuperFlags};
-use crate::node::{NODESIZE_MAX, NODESIZE_MIN, NodeRules, seal};
+use crate::layout::{LEVELS_MAX, NODESIZE_MAX, NODESIZE_MIN, NodeRules, SYS_CHUNK_ARRAY_LEN};
+use crate::node::seal;
 use crate::structs::{ChunkItem, RootBackup, Stripe, SuperBlock};
 use crate::{DevId, DiskKey, Generation, Logical};
 
@@ -18,12 +19,8 @@ pub const SUPER_LEN: usize = 4096;
 pub const SUPER_MAGIC: [u8; 8] = *b"_BHRfS_M";
 /// The magic number while mkfs has not finished.
 pub const SUPER_MAGIC_TEMPORARY: [u8; 8] = *b"!BHRfS_M";
-/// The bytes of the array that holds the system chunks.
-pub const SYS_CHUNK_ARRAY_LEN: usize = 2048;
 /// The longest label in bytes.
 pub const LABEL_LEN_MAX: usize = 255;
-/// Trees have levels 0 to 7.
-pub const LEVELS_MAX: u8 = 8;
 /// How many transactions' roots the superblock remembers.
 pub const ROOT_BACKUPS: usize = 4;
 
@@ -263,16 +260,6 @@ impl SuperBlock {
             (SuperFlags::CHANGING_META_CSUM, "a change of the checksum type"),
         ];
         changing.iter().find(|(flag, _)| self.flags().contains(*flag)).map(|(_, what)| *what)
-    }
-}
-
-/// Bytes in hexadecimal, for messages.
-pub(crate) struct Hex<'a>(pub &'a [u8]);
-
-impl std::fmt::Display for Hex<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("0x")?;
-        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
     }
 }
 

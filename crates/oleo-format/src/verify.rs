@@ -11,10 +11,11 @@ mod volume;
 use zerocopy::FromBytes;
 
 use crate::csum::CSUM_FIELD_LEN;
-use crate::error::{Corruption, ensure};
-use crate::node::{HEADER_LEN, ITEM_LEN, NODESIZE_MAX, NODESIZE_MIN, NodeExpect, NodeRules, node_capacity};
+use crate::error::{Corruption, Hex, ensure};
+use crate::layout::{
+    HEADER_LEN, ITEM_LEN, LEVELS_MAX, NODESIZE_MAX, NODESIZE_MIN, NodeExpect, NodeRules, node_capacity,
+};
 use crate::structs::{DiskItem, Header, KeyPtr};
-use crate::super_block::{Hex, LEVELS_MAX};
 use crate::{ItemType, Key, TreeId};
 
 /// Checks a block completely.

@@ -18,8 +18,6 @@ use crate::{FsError, xattr};
 const MODE_SETUID: u32 = 0o4000;
 /// Execution by the group: with it the set-group-id bit is a privilege, without it a mark for mandatory locks.
 const MODE_GROUP_EXEC: u32 = 0o0010;
-/// The attribute that holds a file's capabilities.
-pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 /// Age of an access time from which on a read renews it whatever else happened.
 const RELATIME_SECONDS: i64 = 24 * 60 * 60;
 
@@ -66,7 +64,7 @@ fn has_capability(guard: &ReadGuard<'_>) -> Result<bool, FsError> {
     if known.load(Ordering::Relaxed) || guard.state().has_xattrs == Some(false) {
         return Ok(false);
     }
-    let has = xattr::get(guard, CAPABILITY)?.is_some();
+    let has = xattr::get(guard, xattr::CAPABILITY)?.is_some();
     if !has {
         known.store(true, Ordering::Relaxed);
     }
@@ -101,7 +99,7 @@ impl Fs {
         let mut guard = file.write();
         guard.alive()?;
         let bits = bits_to_strip(guard.fields(), why);
-        if !xattr::remove(&mut guard, &h, CAPABILITY)? && bits == 0 {
+        if !xattr::remove(&mut guard, &h, xattr::CAPABILITY)? && bits == 0 {
             return Ok(false);
         }
         let now = self.core().now();

@@ -11,7 +11,7 @@ use oleo_txn::Need;
 use crate::dir::{self, Entry};
 use crate::fs::Fs;
 use crate::inode::{InodeFields, InodeRef, Items, ItemsMut, Joined, WriteGuard};
-use crate::{FileKind, FsError, acl, privileges, rules};
+use crate::{FileKind, FsError, acl, rules};
 
 /// Bytes that an attribute's name may have (`XATTR_NAME_MAX`).
 pub const XATTR_NAME_MAX: usize = 255;
@@ -19,6 +19,9 @@ pub const XATTR_NAME_MAX: usize = 255;
 pub const XATTR_SIZE_MAX: usize = 65536;
 /// The property that says how files are compressed.
 pub const COMPRESSION: &[u8] = b"btrfs.compression";
+
+/// The attribute that holds a file's capabilities.
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 /// An attribute's name and value.
 pub type NameValue = (Vec<u8>, Vec<u8>);
@@ -111,7 +114,7 @@ pub(crate) fn set(
         return Err(FsError::NoSpace);
     }
     inode.put(h, ItemType::XATTR_ITEM, hash, bytes.into_boxed_slice());
-    if name == privileges::CAPABILITY {
+    if name == CAPABILITY {
         inode.inode().nosec.store(false, Ordering::Relaxed);
     }
     inode.state_mut().has_xattrs = Some(true);

@@ -22,9 +22,9 @@ use std::path::PathBuf;
 
 use oleo_fs::data::Compress;
 
+use self::entry::{UnpreparedPiece, Whole};
 pub use self::from_dir::{fill_from_dir, fill_one};
 pub use self::from_tar::fill_from_tar;
-use self::pool::{UnpreparedPiece, Whole};
 pub use self::reflink::Reflink;
 use crate::MkfsError;
 

@@ -25,7 +25,6 @@ use crate::Volume;
 use crate::error::VolumeError;
 use crate::geometry::{ChunkMap, Hints, STRIPE_LEN, StripeAt};
 use crate::member::{KeptFree, Member};
-use crate::open::DEV_ITEMS_OBJECTID;
 use crate::places::Places;
 use crate::profile::{Profile, ProfileShape};
 use crate::table::Table;
@@ -419,7 +418,7 @@ fn find(members: &[Arc<Member>], devid: DevId) -> Result<&Arc<Member>, VolumeErr
 fn dev_item(member: &Member, more: u64) -> (Key, Vec<u8>) {
     let mut item = *member.item.lock();
     item.bytes_used = item.bytes_used.get().saturating_add(more).into();
-    (Key::new(DEV_ITEMS_OBJECTID, ItemType::DEV_ITEM, member.devid.0), item.as_bytes().to_vec())
+    (Key::new(Key::DEV_ITEMS, ItemType::DEV_ITEM, member.devid.0), item.as_bytes().to_vec())
 }
 
 fn give_back(members: &[Arc<Member>], map: &ChunkMap) {

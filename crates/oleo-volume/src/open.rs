@@ -28,8 +28,6 @@ use crate::table::Table;
 
 /// Most blocks that a chunk tree may have: with 4 KiB blocks, a good million chunks, that is more than an exabyte.
 const CHUNK_TREE_BLOCKS_MAX: usize = 1 << 18;
-/// The object that device items belong to (`BTRFS_DEV_ITEMS_OBJECTID`).
-pub(crate) const DEV_ITEMS_OBJECTID: u64 = 1;
 
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default)]
@@ -189,7 +187,7 @@ impl Volume {
                     }
                     for (key, item) in node.iter() {
                         match key.item_type {
-                            ItemType::DEV_ITEM if key.objectid == DEV_ITEMS_OBJECTID => {
+                            ItemType::DEV_ITEM if key.objectid == Key::DEV_ITEMS => {
                                 items.push(dev_item(&key, item)?);
                             }
                             ItemType::CHUNK_ITEM => {

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use oleo_format::{FileType, Ino, InodeFlags, InodeItem, Key, Logical, TreeId};
 
 use super::claim::{self, Pair};
+use super::closed::Closed;
 use super::extents::{Extent, Run};
-use super::leaf_summary::Closed;
 use super::{Context, DataNeed};
 use crate::finding::Kind;
 

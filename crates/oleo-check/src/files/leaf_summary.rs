@@ -3,51 +3,17 @@
 //! `LeafSummary` is a monoid: [`LeafSummary::default`] is nothing, [`LeafSummary::then`] joins. A block that cannot be read is
 //! [`LeafSummary::lost`]: inodes that touch it are not checked, nor is the tree as a whole.
 
-use std::sync::Arc;
-
 use oleo_format::{
     CheckedNode, DirEntryRef, Ino, InodeExtrefEntryRef, InodeItem, InodeRefEntryRef, ItemType, Key, TreeId,
 };
 
-use super::claim::{self, Pair, Sums};
+use super::claim::{self, Pair};
+use super::closed::Closed;
 use super::extents::Extent;
 use super::inode_summary::{Fields, InodeSummary};
 use super::{Context, Reporter};
 use crate::finding::Kind;
 use crate::input::Env;
-
-/// What is known of inodes all of whose items have been seen, and of items that stand alone.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Closed {
-    pub sums: Sums,
-    /// Sum of [`claim::edge`]s.
-    pub edges: u128,
-    /// A directory lies in one with a higher number: only then can directories form a ring.
-    pub upward: bool,
-    /// Inode 256 is there, and whether it is a directory.
-    pub root_dir: Option<bool>,
-    /// A block is missing.
-    pub lost: bool,
-    /// Directories that are not in the root directory, and where they are: a list for each leaf, which all share.
-    pub dirs: Vec<Arc<[(u64, u64)]>>,
-}
-
-impl Closed {
-    fn join(&mut self, other: &Closed) {
-        self.dirs.extend(other.dirs.iter().cloned());
-        self.sums.add(&other.sums);
-        self.edges = self.edges.wrapping_add(other.edges);
-        self.upward |= other.upward;
-        self.root_dir = self.root_dir.or(other.root_dir);
-        self.lost |= other.lost;
-    }
-
-    fn push_dirs(&mut self, dirs: Vec<(u64, u64)>) {
-        if !dirs.is_empty() {
-            self.dirs.push(dirs.into());
-        }
-    }
-}
 
 /// The inodes at the two ends, which may go on next door.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -13,6 +13,7 @@
 //! a leaf is not checked again; items that do not parse are passed over.
 
 mod claim;
+mod closed;
 mod extents;
 mod forest;
 mod inode_summary;

@@ -7,8 +7,8 @@ use crate::error::Corruption;
 use crate::extent::{BackRef, ExtentRecord};
 use crate::file_extent::FileExtent;
 use crate::flags::{BlockGroupFlags, FileType, InodeFlags, QgroupStatusFlags};
+use crate::layout::NodeRules;
 use crate::names::{DirEntryRef, InodeExtrefEntryRef, InodeRefEntryRef, RootRefEntry};
-use crate::node::NodeRules;
 use crate::records::{QgroupStatus, RaidStripe, UuidItem};
 use crate::structs::{
     BalanceItem, BlockGroupItem, DevExtent, DevItem, DevReplaceItem, DirLogItem, DiskBalanceArgs, FreeSpaceHeader,

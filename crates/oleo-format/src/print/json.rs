@@ -10,8 +10,9 @@ use crate::error::Corruption;
 use crate::extent::{BackRef, ExtentRecord};
 use crate::file_extent::{DiskExtent, FileExtent};
 use crate::flags::{BlockGroupFlags, HeaderFlags, InodeFlags};
+use crate::layout::NodeRules;
 use crate::names::{DirEntryRef, InodeExtrefEntryRef, InodeRefEntryRef, RootRefEntry};
-use crate::node::{CheckedNode, NodeRules};
+use crate::node::CheckedNode;
 use crate::records::{QgroupStatus, RaidStripe, UuidItem, bitmap_runs};
 use crate::structs::{
     BalanceItem, BlockGroupItem, DevExtent, DevItem, DevReplaceItem, DirLogItem, DiskBalanceArgs, FreeSpaceHeader,

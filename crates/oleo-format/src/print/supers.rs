@@ -7,9 +7,10 @@ use zerocopy::IntoBytes;
 
 use super::{Shown, items, key, text};
 use crate::csum::CSUM_FIELD_LEN;
+use crate::error::Hex;
 use crate::flags::{CompatRo, Incompat, SuperFlags};
 use crate::structs::{RootBackup, SuperBlock};
-use crate::super_block::{Hex, SUPER_MAGIC};
+use crate::super_block::SUPER_MAGIC;
 
 /// All of a superblock, with `full` also system chunks and backup roots. Checksum and magic are compared, never believed.
 pub fn super_block(sb: &SuperBlock, full: bool) -> impl Display + '_ {

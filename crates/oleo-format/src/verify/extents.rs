@@ -7,8 +7,8 @@ use super::files::is_ino;
 use crate::error::{Corruption, ensure};
 use crate::extent::{BackRef, ExtentRecord, InlineRefs};
 use crate::flags::{BlockGroupFlags, ExtentFlags, Incompat};
+use crate::layout::LEVELS_MAX;
 use crate::structs::{BlockGroupItem, FreeSpaceInfo, RaidStride};
-use crate::super_block::LEVELS_MAX;
 use crate::{ItemType, Key, TreeId};
 
 /// The end of the extent that a record is about, or `None` if it is no record or leaves 64 bits.

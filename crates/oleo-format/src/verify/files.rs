@@ -7,8 +7,8 @@ use crate::compress::EXTENT_LEN_MAX;
 use crate::csum::dir_hash;
 use crate::error::{Corruption, ensure};
 use crate::flags::{FileType, InodeFlags};
+use crate::layout::item_len_max;
 use crate::names::{DirEntryRef, InodeExtrefEntryRef, InodeRefEntryRef, NAME_LEN_MAX};
-use crate::node::item_len_max;
 use crate::structs::{DirItem, FileExtentHead, FileExtentItem, InodeItem, VerityDescriptorItem};
 use crate::{Compression, Ino, ItemType, Key, TreeId};
 

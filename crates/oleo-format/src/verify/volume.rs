@@ -6,12 +6,12 @@ use super::files::{name_len, plain_name};
 use crate::chunk::STRIPE_LEN;
 use crate::error::{Corruption, ensure};
 use crate::flags::{BlockGroupFlags, RootFlags};
+use crate::layout::LEVELS_MAX;
 use crate::names::RootRefEntry;
 use crate::records::QgroupStatus;
 use crate::structs::{
     BalanceItem, DevExtent, DevItem, DevReplaceItem, FreeSpaceHeader, QgroupInfoItem, QgroupLimitItem, RootItem,
 };
-use crate::super_block::LEVELS_MAX;
 use crate::{Chunk, ItemType, Key, Logical, TreeId};
 
 impl Chunk {

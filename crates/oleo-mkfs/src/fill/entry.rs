@@ -60,3 +60,32 @@ mod tests {
         assert_eq!(times.reproducible(4).modify, Stamp { seconds: 4, nanoseconds: 0 });
     }
 }
+
+/// A piece of a file as it was read.
+pub(crate) struct UnpreparedPiece {
+    pub offset: u64,
+    pub bytes: Vec<u8>,
+    pub whole: Whole,
+}
+
+/// Whether a piece is all there is of its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Whole {
+    /// All of it.
+    File,
+    /// A part, up to the end.
+    End,
+    /// A part, and there is more.
+    Part,
+}
+
+impl Whole {
+    /// What the bytes `from..to` are to a file of this size.
+    pub fn of(from: u64, to: u64, size: u64) -> Whole {
+        match (from, to == size) {
+            (0, true) => Whole::File,
+            (_, true) => Whole::End,
+            _ => Whole::Part,
+        }
+    }
+}

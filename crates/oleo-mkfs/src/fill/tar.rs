@@ -17,8 +17,8 @@ use std::sync::Arc;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use self::records::{Kind, Record, Records};
-use super::entry::{Meta, Stamps};
-use super::pool::{Pool, Source, UnpreparedPiece, Whole, Workers};
+use super::entry::{Meta, Stamps, UnpreparedPiece, Whole};
+use super::pool::{Pool, Source, Workers};
 use super::walk::{PIECE_BYTES, Piece, pieces_of};
 use crate::MkfsError;
 

@@ -27,7 +27,8 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use self::host::{Child, ChildKind};
 pub(crate) use self::host::{DirHandle, FileRange, Listing};
-use super::pool::{Filled, Pool, Scan, Source, UnpreparedPiece, Whole, Workers};
+use super::entry::{UnpreparedPiece, Whole};
+use super::pool::{Filled, Pool, Scan, Source, Workers};
 use crate::MkfsError;
 use crate::fill::entry::{HostFile, Meta};
 

@@ -9,6 +9,11 @@ use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timestamps, Ui
 
 use super::ApplyError;
 
+/// The extended attribute that lets others in.
+pub(super) const ACL: &[u8] = b"system.posix_acl_access";
+/// Set-user-ID and set-group-ID.
+pub(super) const SET_ID: u32 = 0o6000;
+
 fn host(what: &'static str) -> impl Fn(rustix::io::Errno) -> ApplyError {
     move |errno| ApplyError::Host { what, source: errno.into() }
 }
@@ -29,7 +34,7 @@ struct Copying<'t> {
 pub(super) fn copy_tree(from: &OwnedFd, to: &OwnedFd, depth_max: usize) -> Result<bool, ApplyError> {
     let mut copying = Copying { top: to.as_fd(), links: Links::new(), owner_lost: false };
     copy_dir(&mut copying, from.as_fd(), to.as_fd(), b"", depth_max)?;
-    copy_xattrs(from, to, &|name| name != super::dir_target::ACL);
+    copy_xattrs(from, to, &|name| name != ACL);
     Ok(copying.owner_lost)
 }
 
@@ -136,7 +141,7 @@ fn copy_attributes(from: &impl AsFd, to: &impl AsFd, stat: &Stat) -> Result<bool
     let owned = rustix::fs::chownat(to, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).is_ok();
     copy_xattrs(from, to, &|_| true);
     if !FileType::from_raw_mode(stat.st_mode).is_symlink() {
-        let lost = if owned { 0 } else { super::dir_target::SET_ID };
+        let lost = if owned { 0 } else { SET_ID };
         let mode = Mode::from_raw_mode(stat.st_mode & 0o7777 & !lost);
         rustix::fs::chmod(by_number(to), mode).map_err(host("set the mode"))?;
     }

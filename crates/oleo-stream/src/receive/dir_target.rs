@@ -33,6 +33,7 @@ use rustix::fs::{
 };
 use uuid::Uuid;
 
+use super::copy_tree::{self, ACL, SET_ID};
 use super::paths::split;
 use super::{ApplyError, Begin, Failed, Found, Incomplete, Item, Late, Mark, Target, Wait};
 
@@ -87,12 +88,8 @@ struct Kept {
     times: Option<Timestamps>,
 }
 
-/// The extended attribute that lets others in.
-pub(super) const ACL: &[u8] = b"system.posix_acl_access";
 /// The mode of a directory about which the stream says nothing.
 const MODE: u32 = 0o755;
-/// Set-user-ID and set-group-ID.
-pub(super) const SET_ID: u32 = 0o6000;
 
 struct OpenDir {
     uuid: Uuid,
@@ -510,12 +507,12 @@ impl Target for DirTarget {
                     return Err(refused(format!("the parent, {uuid}, is not known here: {hint}")));
                 }
             };
-            self.owner_lost |= super::copy_tree::copy_tree(&from, &root, DEPTH_MAX)?;
+            self.owner_lost |= copy_tree::copy_tree(&from, &root, DEPTH_MAX)?;
             let stat = rustix::fs::fstat(&from).map_err(host("stat"))?;
             kept.owner = Some((Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid)));
             kept.mode = Some(stat.st_mode & 0o7777);
-            kept.acl = super::copy_tree::xattr(from.as_fd(), ACL).map(Some);
-            kept.times = Some(super::copy_tree::times_of(&stat));
+            kept.acl = copy_tree::xattr(from.as_fd(), ACL).map(Some);
+            kept.times = Some(copy_tree::times_of(&stat));
             parent = Some((uuid, from));
         }
         self.open = Some(OpenDir { uuid: new.uuid, place, root, kept, parent, file: None });

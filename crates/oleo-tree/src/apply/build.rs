@@ -10,8 +10,8 @@ use oleo_space::{ExtentKind, RefChange, RefKey};
 use rayon::prelude::*;
 
 use super::ApplyEnv;
-use super::merge::{Flow, Pos, Step};
-use super::plan::{Body, Entry, Job, Old, Run, reusable};
+use super::merge::{Flow, Step};
+use super::plan::{Body, Entry, Job, Old, Pos, Run, reusable};
 use super::share::Fate;
 use crate::node::LEVELS;
 use crate::{Node, TreeError, TreeRoot};

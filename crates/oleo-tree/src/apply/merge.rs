@@ -13,7 +13,7 @@ use std::ops::Range;
 use oleo_format::{ITEM_LEN, Key, item_len_max, leaf_capacity};
 use rayon::prelude::*;
 
-use super::plan::{Body, Cut, Job, Old, Out, Run, Touched};
+use super::plan::{Body, Cut, Job, Old, Out, Pos, Run, Touched};
 use super::{Change, Op};
 use crate::{Node, TreeError};
 
@@ -22,14 +22,6 @@ pub(super) const SPREAD_MAX: usize = 4;
 
 /// A run that ends in a block filled to less than one part in this many takes in a neighbour.
 pub(super) const SPARSE_PART: usize = 3;
-
-/// A place in the flow: the next old item and the next change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Pos {
-    pub leaf: usize,
-    pub slot: usize,
-    pub change: usize,
-}
 
 /// What the flow yields.
 pub(super) enum Step<'a> {

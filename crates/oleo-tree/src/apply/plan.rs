@@ -8,7 +8,6 @@ use oleo_format::{Key, Logical};
 use rayon::prelude::*;
 use smallvec::SmallVec;
 
-use super::merge::Pos;
 use super::share::{Fate, check_owner, fates};
 use super::{ApplyEnv, Change, Op};
 use crate::blocks::{Blocks, split_by_child};
@@ -17,6 +16,14 @@ use crate::{Node, TreeError, TreeRoot};
 
 /// With fewer changes than this a batch is handled by one thread: starting others would cost more.
 pub(super) const PARALLEL_CHANGES_MIN: usize = 4096;
+
+/// A place in the flow: the next old item and the next change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Pos {
+    pub leaf: usize,
+    pub slot: usize,
+    pub change: usize,
+}
 
 /// A block of the old tree that the new one does not have.
 pub(super) struct Old {

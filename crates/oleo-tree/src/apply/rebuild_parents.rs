@@ -7,8 +7,8 @@
 
 use oleo_format::{Key, node_capacity};
 
-use super::merge::{Pos, SPREAD_MAX, Sparse, is_sparse};
-use super::plan::{Body, Cut, Entry, Job, Old, Out, Run};
+use super::merge::{SPREAD_MAX, Sparse, is_sparse};
+use super::plan::{Body, Cut, Entry, Job, Old, Out, Pos, Run};
 use super::share::fates;
 use crate::TreeError;
 use crate::node::LEVELS;

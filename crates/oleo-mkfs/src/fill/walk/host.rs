@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::MkfsError;
 use crate::fill::entry::{HostFile, Meta, Stamp, Stamps, Xattrs};
-use crate::fill::pool::{UnpreparedPiece, Whole};
+use crate::fill::entry::{UnpreparedPiece, Whole};
 
 /// Bytes of one getdents call.
 const DIR_BUFFER_BYTES: usize = 64 << 10;
