@@ -17,30 +17,34 @@ pub(crate) struct ImageArgs {
     pub others: DeviceArgs,
 }
 
-/// The other devices of a volume.
+/// The heading of [`DeviceArgs`] in help pages.
+const VOLUME_OPTIONS: &str = "Volume options";
+
+/// How a volume is opened: its other devices, and where it begins.
 #[derive(Args, Clone)]
 pub(crate) struct DeviceArgs {
     /// Another device of the same volume; repeat it for each.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = VOLUME_OPTIONS)]
     pub device: Vec<PathBuf>,
-    /// Look in this directory for the other devices of the volume.
-    #[arg(long, value_name = "DIR")]
+    /// Search this directory for the other devices of the volume.
+    #[arg(long, value_name = "DIR", help_heading = VOLUME_OPTIONS)]
     pub scan: Vec<PathBuf>,
-    /// Read although devices are missing, where the profiles allow it.
-    #[arg(long)]
+    /// Read the volume even if devices are missing, as far as the profiles allow.
+    #[arg(long, help_heading = VOLUME_OPTIONS)]
     pub degraded: bool,
-    /// Read what was there at the last commit, without the log of what was synced since.
-    #[arg(long)]
+    /// Do not replay the log; show the last committed state.
+    #[arg(long, help_heading = VOLUME_OPTIONS)]
     pub no_log_replay: bool,
-    /// Where in the file the image begins (bytes; K, M, G, T are understood).
-    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = size, hide_default_value = true)]
+    /// Offset of the image in the file, in bytes (suffixes K, M, G, T).
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = size, hide_default_value = true,
+          help_heading = VOLUME_OPTIONS)]
     pub offset: u64,
 }
 
 /// Where paths begin.
 #[derive(Args)]
 pub(crate) struct SubvolArg {
-    /// Paths begin in this subvolume (its path or number) instead of the top level.
+    /// Resolve paths from this subvolume (path or ID) instead of the top level.
     #[arg(long, value_name = "PATH|ID")]
     pub subvol: Option<String>,
 }
@@ -102,10 +106,10 @@ pub(crate) struct UnitArgs {
     /// Show TiB (with --si: TB).
     #[arg(long, short = 't', group = "unit")]
     tbytes: bool,
-    /// Units are powers of 1000.
+    /// Use powers of 1000.
     #[arg(long)]
     si: bool,
-    /// Units are powers of 1024, as they are anyway.
+    /// Use powers of 1024 (the default).
     #[arg(long, conflicts_with = "si")]
     iec: bool,
 }

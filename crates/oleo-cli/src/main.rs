@@ -15,17 +15,20 @@ use clap::Parser;
 use crate::cmd::Command;
 use crate::out::Out;
 
-/// btrfs without the kernel: make, read, write and look into btrfs images that nobody has mounted.
+/// btrfs in user space: make, read, change, check and mount btrfs images and devices
+///
+/// IMG is an image file or block device that nobody has mounted; paths after it are paths inside the image. Commands that take
+/// IMG|PATH or [IMG] PATH also work on a volume that `oleo mount` serves: give a path on the mount instead.
 #[derive(Parser)]
 #[command(name = "oleo", version, propagate_version = true, arg_required_else_help = true, infer_subcommands = true)]
-#[command(after_help = "Exit codes: 0 done; 1 refused; 2 wrong usage; 3 the image is damaged; 4 a device failed.")]
+#[command(after_help = "Exit codes: 0 success; 1 refused; 2 wrong usage; 3 the image is damaged; 4 a device failed.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Say nothing but errors.
+    /// Print errors only.
     #[arg(long, short, global = true)]
     quiet: bool,
-    /// Say more; twice: even more.
+    /// Print details; twice: even more.
     #[arg(long, short, global = true, action = clap::ArgAction::Count, conflicts_with = "quiet")]
     verbose: u8,
 }

@@ -126,7 +126,7 @@ pub(crate) fn json(value: &serde_json::Value) {
 /// The exit code of a damaged image.
 pub(crate) const DAMAGED: u8 = 3;
 
-/// An error of the command itself, which says of which kind it is.
+/// An error of the command itself, with its kind.
 #[derive(Debug)]
 pub(crate) struct Said(pub ErrorKind, pub String);
 
@@ -144,7 +144,7 @@ macro_rules! misuse {
 }
 pub(crate) use misuse;
 
-/// Says what went wrong and what to try, on one line, and decides the exit code.
+/// Prints what went wrong and what to try, on one line, and returns the exit code.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     if error.chain().find_map(library).is_some_and(oleo::Error::is_unread) {
         return ExitCode::SUCCESS;
@@ -162,7 +162,7 @@ pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     })
 }
 
-/// An error with its causes, each once: many tell of theirs themselves.
+/// An error with its causes, each once: the messages of many contain those of their causes.
 fn text_of(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -246,14 +246,14 @@ pub(crate) fn uuid_or_dash(id: uuid::Uuid) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: an error and its causes are told, each once, and the kind is found wherever it stands.
+    /// Goal: an error and its causes are reported, each once, and the kind is found wherever it stands.
     #[test]
     fn causes_are_reported_once() {
         let gone = || io::Error::from_raw_os_error(2);
         let error = anyhow::Error::new(oleo::Error::Output(gone()).at("here")).context("cannot do it");
         assert_eq!(text_of(&error), format!("cannot do it: here: cannot write the output: {}", gone()));
         assert_eq!(error.chain().find_map(kind_of), Some(ErrorKind::Device));
-        assert_eq!(misuse!("what?").chain().find_map(kind_of), Some(ErrorKind::Usage));
+        assert_eq!(misuse!("missing").chain().find_map(kind_of), Some(ErrorKind::Usage));
         assert_eq!(anyhow::anyhow!("no").chain().find_map(kind_of), None);
     }
 

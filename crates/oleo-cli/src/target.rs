@@ -1,8 +1,8 @@
-//! What a control command works on: an image that it opens itself, or a mount that another process serves. The
-//! command finds out which from the path it is given, and goes on alike.
+//! The target of a control command: an image that the command opens itself, or a mount that another process serves. The
+//! path decides which; the rest of the command is the same for both.
 //!
-//! A path is on a mount of ours when it lies on a FUSE file system that answers our ioctl; everything else has to be an
-//! image. Something that is to be made does not exist yet: its directory decides.
+//! A path is on a mount of Oleo if it is on a FUSE file system that answers our ioctl; everything else has to be an
+//! image. If the path is to be created, its directory decides.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -44,7 +44,7 @@ pub(crate) enum Target {
 
 /// Splits the arguments of a command that takes `IMG THING…` or, on a mount, `THING…`: the target, and the things.
 pub(crate) fn split(args: &[OsString], others: &DeviceArgs, access: Access) -> anyhow::Result<(Target, Vec<OsString>)> {
-    let Some((first, rest)) = args.split_first() else { return Err(misuse!("which image, or what on a mount?")) };
+    let Some((first, rest)) = args.split_first() else { return Err(misuse!("missing argument IMG or PATH")) };
     let target = open(Path::new(first), others, access, None)?;
     let things = if target.is_mount() { args } else { rest };
     Ok((target, things.to_vec()))
@@ -190,12 +190,12 @@ fn ident_of(path: &Path, socket: &Path) -> anyhow::Result<Location> {
     if control::control_socket(&file)?.as_deref() != Some(socket) {
         bail!("not on the same mount");
     }
-    let [tree, ino] = control::ident(&file)?.context("the mount does not say which file it is")?;
+    let [tree, ino] = control::ident(&file)?.context("the mount does not report which inode it is")?;
     let name = if itself { &[][..] } else { path.file_name().map_or(&[][..], OsStr::as_bytes) };
     Ok(Location::below(TreeId(tree), Ino(ino), name))
 }
 
 /// A reply of another kind than the request's: the server is of another version.
 pub(crate) fn unexpected<T>(reply: Reply) -> anyhow::Result<T> {
-    bail!("the mount's server answers something else than was asked ({reply:?}); is it of another version?")
+    bail!("unexpected reply from the mount's server, whose version may differ: {reply:?}")
 }

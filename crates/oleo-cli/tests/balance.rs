@@ -222,7 +222,8 @@ fn refusals() {
         (&["cancel", "i"], "no balance"),
         (&["resume", "i"], "no balance"),
     ] {
-        let code = if ["percent"].contains(&why) { 2 } else { 1 };
+        let wrong_usage = args.contains(&"-s") || args.contains(&"--background") || why == "percent";
+        let code = if wrong_usage { 2 } else { 1 };
         let said = fails_with(dir, code, &[&["balance"], args].concat());
         assert!(said.contains(why), "{args:?}: {said}");
     }

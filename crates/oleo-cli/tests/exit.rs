@@ -132,6 +132,10 @@ const REFUSED: &str = "
 const MISUSED: &str = "
     mkfs
     mkfs --size many new
+    mkfs --size 300M --top-owner x new
+    mkfs --size 300M --top-mode 9 new
+    mkfs --size 300M --nodesize 8G new
+    mount good
     mount good m -o foo
     ls
     send good
@@ -145,6 +149,20 @@ const MISUSED: &str = "
     inspect dump-tree -t foo good
     inspect logical-resolve here good
     balance start good -d foo
+    balance start
+    balance start good -s
+    balance start good -d --background
+    qgroup limit many 0/256 good
+    qgroup limit 1G x good
+    qgroup limit 1G good
+    subvolume create good
+    subvolume delete good
+    subvolume set-default good
+    subvolume find-new good v
+    filesystem defragment good
+    filesystem du --set v good f
+    property get good
+    property set good v ro
     check -s 3 good
     property set good v ro maybe
     property set good f compression foo

@@ -7,20 +7,19 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::bail;
 use oleo::control::{BalanceChange, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Reply, Request};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::DeviceArgs;
-use crate::out::{Out, Said, human};
+use crate::out::{Out, Said, human, misuse};
 use crate::target::{self, Access, Target};
 
 /// How often the progress is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Move block groups: to spread them over devices, to pack them, to change their profiles
+/// Move block groups: spread them over devices, pack them, convert their profiles
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Start(start::Args),
@@ -35,35 +34,37 @@ impl Command {
         match self {
             Command::Start(args) => args.run(out),
             Command::Pause(args) => args.on.change(out, BalanceChange::Pause, "paused"),
-            Command::Cancel(args) => {
-                args.on.change(out, BalanceChange::Cancel, "cancelled; what was moved stays there")
-            }
+            Command::Cancel(args) => args.on.change(
+                out,
+                BalanceChange::Cancel,
+                "cancelled; block groups that were moved stay where they are",
+            ),
             Command::Resume(args) => follow(&args.on, out, BalanceChange::Resume, args.how()),
             Command::Status(args) => args.run(out),
         }
     }
 }
 
-/// Interrupt the balance of a mount; it can be resumed
+/// Pause the balance of a mount; it can be resumed
 #[derive(clap::Args)]
 pub(crate) struct Pause {
     #[command(flatten)]
     on: BalanceTarget,
 }
 
-/// End a balance, under way or paused; what was moved stays where it is
+/// Cancel a running or paused balance; block groups that were moved stay where they are
 #[derive(clap::Args)]
 pub(crate) struct Cancel {
     #[command(flatten)]
     on: BalanceTarget,
 }
 
-/// Go on with a balance that was paused or cut short, by Oleo or the kernel
+/// Resume a balance that was paused or interrupted, by Oleo or the kernel
 #[derive(clap::Args)]
 pub(crate) struct Resume {
     #[command(flatten)]
     on: BalanceTarget,
-    /// Return at once; the mount does it.
+    /// Return immediately; the mount continues in the background.
     #[arg(long, visible_alias = "bg")]
     background: bool,
 }
@@ -122,11 +123,11 @@ fn follow(
 ) -> anyhow::Result<()> {
     let target = on.open(Access::Write)?;
     if background && !target.is_mount() {
-        bail!("{} is an image: there is nobody in the background who could do it", on.path.display());
+        return Err(misuse!("--background needs a mount, and {} is an image", on.path.display()));
     }
     let number = begin(on, &target, &change, enqueue)?;
     if background {
-        out.note(format!("{}: begun; `oleo balance status` tells how far it is", on.path.display()));
+        out.note(format!("{}: started; `oleo balance status` shows the progress", on.path.display()));
         return Ok(());
     }
     let status = match &target {
@@ -195,14 +196,14 @@ fn print_end(on: &BalanceTarget, out: &Out, status: &BalanceStatus) -> anyhow::R
         Some(BalanceEnd::Failed { kind, text, .. }) => {
             return Err(Said(*kind, format!("{path}: {text} ({so_far})")).into());
         }
-        Some(BalanceEnd::Paused) => out.note(format!("{path}: paused, {so_far}; `oleo balance resume` goes on")),
+        Some(BalanceEnd::Paused) => out.note(format!("{path}: paused, {so_far}; `oleo balance resume` continues")),
         Some(BalanceEnd::Cancelled) => out.note(format!("{path}: cancelled, {so_far}")),
         Some(BalanceEnd::Done) | None => out.note(format!("{path}: done, {so_far}")),
     }
     out.detail(|| {
         let (data, blocks) = (human(done.data_bytes), done.blocks);
         format!(
-            "{data} of data in {} extents and {blocks} tree blocks moved, {} written anew",
+            "{data} of data in {} extents and {blocks} tree blocks moved, {} rewritten",
             done.extents, done.rewritten
         )
     });

@@ -3,7 +3,7 @@
 use crate::args::{ImageArgs, InPath, SubvolArg};
 use crate::out::print_or_end;
 
-/// Bytes read at once.
+/// Bytes of each read.
 const STEP_BYTES: usize = 1 << 20;
 
 /// Write the contents of a file to standard output
@@ -11,7 +11,7 @@ const STEP_BYTES: usize = 1 << 20;
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
-    /// The file.
+    /// File in the image.
     #[arg(value_name = "PATH")]
     path: InPath,
     #[command(flatten)]

@@ -11,46 +11,47 @@ use serde_json::json;
 use crate::args::ImageArgs;
 use crate::out::{DAMAGED, Out, human, json, println_or_end};
 
-/// Find out whether an image is sound
+/// Check an image, without changing it
 ///
 /// Rebuilds everything from what is on disk and compares: superblocks, chunks, devices, every tree block and copy of it,
-/// extents and their references, free space, checksums, files, directories, subvolumes, quota. Changes nothing.
+/// extents and their references, free space, checksums, files, directories, subvolumes, quota.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 sound, if with warnings; 3 damaged; others: the check could not be done, as in oleo --help.\n\n\
-    There is one way to check, with little memory and on all cores; --mode is taken for the sake of scripts."
+    after_help = "Exit codes: 0 sound, possibly with warnings; 3 damaged; others, as in oleo --help: the check could not be done.\n\n\
+    There is one way to check, with little memory and on all cores; --mode is accepted for compatibility.",
+    override_usage = "oleo check [OPTIONS] IMG..."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
-    /// Its other devices, as with --device.
+    /// Other devices of the volume, as with --device.
     #[arg(value_name = "IMG")]
     more: Vec<PathBuf>,
-    /// Read all data that has checksums too, on every copy.
+    /// Also verify all data that has checksums, on every copy.
     #[arg(long, visible_alias = "check-data-csum")]
     data: bool,
     /// Show JSON.
     #[arg(long)]
     json: bool,
-    /// Show how far it has come, with an estimate of the whole.
+    /// Show progress, with an estimate of the total.
     #[arg(long, short)]
     progress: bool,
-    /// Taken and ignored: both names mean the one way there is.
+    /// Accepted for compatibility: both modes are the same.
     #[arg(long, value_name = "MODE", value_parser = ["original", "lowmem"])]
     mode: Option<String>,
-    /// Change nothing, which is what it does anyway.
+    /// Change nothing (the default).
     #[arg(long)]
     readonly: bool,
-    /// Begin from the roots of the transaction before, which the superblock remembers.
+    /// Start from the backup roots of the previous transaction in the superblock.
     #[arg(long, short)]
     backup: bool,
-    /// Begin from this copy of the superblock, not from the best: 0, 1 or 2 (at 64 KiB, 64 MiB, 256 GiB).
+    /// Start from this copy of the superblock instead of the best: 0, 1 or 2 (at 64 KiB, 64 MiB, 256 GiB).
     #[arg(long = "super", short, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=2))]
     super_copy: Option<u8>,
-    /// Threads; 0: one for each core.
+    /// Number of threads; 0: one per core.
     #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
     threads: usize,
-    /// Show at most this many findings of one kind.
+    /// Show at most this many findings of each kind.
     #[arg(long, value_name = "N", default_value = "100")]
     max: usize,
 }
@@ -134,7 +135,7 @@ fn print_report(out: &Out, report: &Report, began: Instant) {
         }
     ));
     if report.metadata_only {
-        out.note("an image of btrfs-image: it has no data that could be verified");
+        out.note("an image of btrfs-image: it has no data to verify");
     }
     if c.verified_bytes > 0 {
         out.note(format!("{} of data verified, each copy counted", human(c.verified_bytes)));

@@ -5,23 +5,23 @@ use oleo::{Depth, Sharing};
 use crate::args::{ImageArgs, InPath, SubvolArg};
 use crate::out::Out;
 
-/// Copy within an image
+/// Copy files within an image
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
-    /// What to copy.
+    /// File or directory to copy.
     #[arg(value_name = "FROM")]
     from: InPath,
-    /// The new name, or a directory to copy it into.
+    /// New path, or an existing directory to copy into.
     #[arg(value_name = "TO")]
     to: InPath,
     #[command(flatten)]
     subvol: SubvolArg,
-    /// Copy directories with everything in them.
+    /// Copy directories and their contents.
     #[arg(long, short)]
     recursive: bool,
-    /// Share the data with the original instead of writing it again.
+    /// Share the data with the original (reflink) instead of copying it.
     #[arg(long)]
     reflink: bool,
 }

@@ -14,7 +14,7 @@ mod usage;
 
 use crate::out::Out;
 
-/// The file system as a whole
+/// Show and manage a whole file system
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Show(show::Args),

@@ -11,7 +11,7 @@ use clap_complete::Shell;
 use crate::Cli;
 use crate::out::print_or_end;
 
-/// Completions and manual pages, for packages
+/// Generate shell completions and manual pages
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Completions(Completions),
@@ -21,14 +21,14 @@ pub(crate) enum Command {
 /// Write a shell's completions to standard output
 #[derive(clap::Args)]
 pub(crate) struct Completions {
-    /// Which shell.
+    /// Shell that the completions are for.
     shell: Shell,
 }
 
 /// Write manual pages into a directory
 #[derive(clap::Args)]
 pub(crate) struct Man {
-    /// The directory; it must be there.
+    /// Existing directory.
     dir: PathBuf,
 }
 

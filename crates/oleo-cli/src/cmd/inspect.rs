@@ -5,7 +5,7 @@ mod dump_tree;
 mod resolve;
 mod tree_stats;
 
-/// Look at the structures themselves
+/// Show on-disk structures, and resolve inodes and addresses
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     DumpSuper(dump_super::Args),

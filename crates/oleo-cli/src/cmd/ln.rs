@@ -3,15 +3,15 @@
 use crate::args::{ImageArgs, InPath, SubvolArg};
 use crate::out::Out;
 
-/// Give a file in an image another name, or make a symbolic link
+/// Make a hard or symbolic link in an image
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
-    /// The file that there is; of a symbolic link, any text.
+    /// Existing file; for a symbolic link, any text.
     #[arg(value_name = "TARGET")]
     target: InPath,
-    /// The new name, or a directory to make it in.
+    /// New path, or an existing directory to make the link in.
     #[arg(value_name = "NAME")]
     name: InPath,
     #[command(flatten)]

@@ -6,12 +6,12 @@ use serde_json::json;
 use crate::args::{ImageArgs, InPath, SubvolArg};
 use crate::out::{date, json, println_or_end, text};
 
-/// List what is in an image
+/// List files in an image
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
-    /// What to list.
+    /// File or directory to list [default: /].
     #[arg(value_name = "PATH", default_value = "/", hide_default_value = true)]
     path: InPath,
     #[command(flatten)]
@@ -19,10 +19,10 @@ pub(crate) struct Args {
     /// Show modes, owners, sizes and times.
     #[arg(long, short)]
     long: bool,
-    /// Go down into directories and subvolumes.
+    /// List directories and subvolumes recursively.
     #[arg(long, short = 'R')]
     recursive: bool,
-    /// Show JSON: one object for each entry.
+    /// Print JSON: one object for each entry.
     #[arg(long)]
     json: bool,
 }

@@ -13,7 +13,7 @@ pub(crate) struct Args {
     paths: Vec<InPath>,
     #[command(flatten)]
     subvol: SubvolArg,
-    /// Make missing parents too; what is there already is fine.
+    /// Make missing parents too, and accept directories that exist.
     #[arg(long, short)]
     parents: bool,
 }

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::args::size;
 use crate::out::{Out, human, json, misuse};
 
-/// Make a file system, empty or with everything of a directory or a tar archive in it
+/// Make a file system, empty or with the contents of a directory or tar archive
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     oleo mkfs --size 1G disk.img\n  \
@@ -25,13 +25,13 @@ use crate::out::{Out, human, json, misuse};
     SOURCE_DATE_EPOCH makes times, and --seed (or, with SOURCE_DATE_EPOCH, a fixed seed) all identifiers \
     reproducible: same input, same bytes.")]
 pub(crate) struct Args {
-    /// Image files or block devices; files that are not there are made.
+    /// Image files or block devices; missing files are created.
     #[arg(value_name = "IMG", required_unless_present = "features")]
     images: Vec<PathBuf>,
-    /// Put everything of this directory in.
+    /// Copy the contents of this directory into the file system.
     #[arg(long, value_name = "DIR", conflicts_with = "tar")]
     rootdir: Option<PathBuf>,
-    /// Put everything of this tar archive in (- for standard input; gzip and zstd are understood).
+    /// Copy the contents of this tar archive into the file system (- for standard input; also gzip and zstd).
     #[arg(long, value_name = "FILE")]
     tar: Option<PathBuf>,
     /// Make a directory of the source a subvolume. TYPE is rw, ro, default or default-ro; repeat it for each.
@@ -40,43 +40,43 @@ pub(crate) struct Args {
     /// Compress data: zlib[:1-9], lzo, zstd[:1-15].
     #[arg(long, value_name = "ALGO[:LEVEL]")]
     compress: Option<String>,
-    /// Share data with the files of --rootdir instead of copying it, where the host's file system can.
+    /// Share data with the files of --rootdir instead of copying it, if the host's file system can.
     #[arg(long, requires = "rootdir", conflicts_with = "compress")]
     reflink: bool,
-    /// Bytes of each image (K, M, G, T are understood).
+    /// Size of each image in bytes (suffixes K, M, G, T).
     #[arg(long, short = 'b', value_name = "BYTES", value_parser = size)]
     size: Option<u64>,
-    /// Where in the file the image begins.
+    /// Offset of the image in the file, in bytes.
     #[arg(long, value_name = "BYTES", default_value = "0", value_parser = size, hide_default_value = true)]
     offset: u64,
-    /// Cut the image behind the last byte that is needed.
+    /// Truncate the image after the last byte that is needed.
     #[arg(long)]
     shrink: bool,
-    /// The name of the file system.
+    /// Label of the file system.
     #[arg(long, short = 'L', value_name = "TEXT", default_value = "", hide_default_value = true)]
     label: String,
-    /// The UUID of the file system.
+    /// UUID of the file system.
     #[arg(long, short = 'U', value_name = "UUID")]
     uuid: Option<Uuid>,
-    /// The checksum of everything: crc32c, xxhash, sha256, blake2.
+    /// Checksum of data and metadata: crc32c, xxhash, sha256, blake2.
     #[arg(long, alias = "csum", value_name = "TYPE", default_value = "crc32c")]
     checksum: String,
-    /// Bytes of a tree block [default: 16K].
+    /// Size of a tree block in bytes [default: 16K].
     #[arg(long, short = 'n', value_name = "BYTES", value_parser = size)]
     nodesize: Option<u64>,
-    /// Bytes of a data block.
+    /// Size of a data block in bytes.
     #[arg(long, short = 's', value_name = "BYTES", default_value = "4096", value_parser = size)]
     sectorsize: u64,
-    /// How data lies on the devices: single, dup, raid0, raid1, raid1c3, raid1c4, raid10 [default: single].
+    /// Data profile: single, dup, raid0, raid1, raid1c3, raid1c4, raid10 [default: single].
     #[arg(long, short = 'd', value_name = "PROFILE")]
     data: Option<Profile>,
-    /// How metadata lies on the devices [default: dup on one, raid1 on several].
+    /// Metadata profile [default: dup on one device, raid1 on several].
     #[arg(long, short = 'm', value_name = "PROFILE")]
     metadata: Option<Profile>,
-    /// Data and metadata share their space: for very small devices.
+    /// Mix data and metadata in the same block groups, for very small devices.
     #[arg(long, short = 'M')]
     mixed: bool,
-    /// Features to switch on, or off with ^, separated by commas; "list-all" shows them.
+    /// Features to enable, or with ^ to disable, separated by commas; "list-all" lists them.
     #[arg(long, short = 'O', value_name = "LIST", value_delimiter = ',')]
     features: Vec<String>,
     /// Owner and group of the top directory, as numbers [default: those of the source, or root].
@@ -85,13 +85,13 @@ pub(crate) struct Args {
     /// Permissions of the top directory, in octal [default: those of the source, or 755].
     #[arg(long, value_name = "MODE")]
     top_mode: Option<String>,
-    /// Make all identifiers follow from this text.
+    /// Derive all identifiers from this text.
     #[arg(long, value_name = "TEXT")]
     seed: Option<String>,
     /// Threads that read and compress [default: one per core].
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     threads: usize,
-    /// Overwrite what is there.
+    /// Overwrite an existing file system or file.
     #[arg(long, short)]
     force: bool,
     /// Show a summary as JSON.
@@ -108,7 +108,7 @@ impl Args {
             return Ok(());
         }
         if self.images.is_empty() {
-            return Err(misuse!("name an image file or device to make"));
+            return Err(misuse!("missing argument IMG"));
         }
         let epoch = source_date_epoch()?;
         let progress = out.progress("filling");
@@ -167,8 +167,8 @@ impl Args {
             (None, None) => oleo::random_seed(),
         };
         let mut options = MkfsOptions {
-            nodesize: self.nodesize.map(u32::try_from).transpose().context("this node size is too large")?,
-            sectorsize: u32::try_from(self.sectorsize).context("this sector size is too large")?,
+            nodesize: self.nodesize.map(u32::try_from).transpose().map_err(|_| misuse!("--nodesize is too large"))?,
+            sectorsize: u32::try_from(self.sectorsize).map_err(|_| misuse!("--sectorsize is too large"))?,
             csum: oleo::parse_checksum(&self.checksum)?,
             features,
             data: self.data,
@@ -189,12 +189,14 @@ impl Args {
     fn top(&self) -> anyhow::Result<TopAttributes> {
         let mut top = TopAttributes::default();
         if let Some(owner) = &self.top_owner {
-            let (uid, gid) = owner.split_once(':').context("--top-owner takes two numbers, as in 0:0")?;
-            top.uid = Some(uid.parse().context("the owner is not a number")?);
-            top.gid = Some(gid.parse().context("the group is not a number")?);
+            let wrong = || misuse!("--top-owner takes two numbers, UID:GID, as in 0:0");
+            let (uid, gid) = owner.split_once(':').ok_or_else(wrong)?;
+            top.uid = Some(uid.parse().map_err(|_| wrong())?);
+            top.gid = Some(gid.parse().map_err(|_| wrong())?);
         }
         if let Some(mode) = &self.top_mode {
-            top.mode = Some(u32::from_str_radix(mode, 8).context("--top-mode takes an octal number, as in 755")?);
+            let wrong = |_| misuse!("--top-mode takes an octal number, as in 755");
+            top.mode = Some(u32::from_str_radix(mode, 8).map_err(wrong)?);
         }
         Ok(top)
     }
@@ -226,10 +228,7 @@ fn wish(text: &OsString) -> anyhow::Result<SubvolSpec> {
         b"default" => (false, true),
         b"default-ro" => (true, true),
         _ => {
-            return Err(misuse!(
-                "there is no subvolume type {}; choose one of rw, ro, default, default-ro",
-                kind.escape_ascii()
-            ));
+            return Err(misuse!("unknown subvolume type {}: use rw, ro, default or default-ro", kind.escape_ascii()));
         }
     };
     let path = PathBuf::from(std::ffi::OsStr::from_bytes(path));
@@ -239,7 +238,7 @@ fn wish(text: &OsString) -> anyhow::Result<SubvolSpec> {
 
 fn source_date_epoch() -> anyhow::Result<Option<i64>> {
     match std::env::var("SOURCE_DATE_EPOCH") {
-        Ok(text) => Ok(Some(text.parse().context("SOURCE_DATE_EPOCH is not a number of seconds")?)),
+        Ok(text) => Ok(Some(text.parse().map_err(|_| misuse!("SOURCE_DATE_EPOCH is not a number of seconds"))?)),
         Err(_) => Ok(None),
     }
 }

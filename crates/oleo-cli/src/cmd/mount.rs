@@ -1,7 +1,7 @@
 //! `oleo mount`, and what mount(8) calls: `mount.oleo`, `mount.fuse.oleo`.
 //!
-//! In the background, the command starts itself once more with `--foreground --announce`, passes on what that says until it
-//! is mounted, and ends. So nothing forks with threads, and what goes wrong at the start is told where the user is.
+//! In the background, the command starts itself once more with `--foreground --announce`, passes its output on until the volume
+//! is mounted, and ends. So no process with threads forks, and errors at the start reach the user.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use oleo_fuse::{Log, MountOptions, Mounted, Plan};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -22,23 +22,24 @@ use crate::out::{Out, misuse};
 const SYSLOG: &str = "/dev/log";
 /// Facility daemon, severity warning; see syslog(3).
 const SYSLOG_WARNING: u8 = 3 << 3 | 4;
-/// What the program in the background says when it is mounted.
+/// The output of the background process when the volume is mounted.
 const READY: &[u8] = b"ready\n";
 
-/// Mount a volume
+/// Mount a volume through FUSE
 ///
-/// The volume is served through FUSE by this program, in the background unless told otherwise. `oleo unmount` ends it.
+/// This program serves the volume, in the background unless --foreground is given. `oleo unmount` unmounts it.
 #[derive(clap::Args)]
+#[command(override_usage = "oleo mount [OPTIONS] IMG... DIR")]
 pub(crate) struct Args {
-    /// The image or device, all others of the same volume, and at the end the directory to mount on.
-    #[arg(value_name = "IMG… DIR", required = true, num_args = 2..)]
+    /// All images or devices of the volume, then the directory to mount it on.
+    #[arg(value_name = "IMG... DIR", required = true, num_args = 1..)]
     places: Vec<PathBuf>,
     /// Mount options, separated by commas: ro, subvol=PATH, subvolid=ID, compress[-force]=ALGORITHM[:LEVEL], nodatacow,
     /// nodatasum, commit=SECONDS, discard, noatime, relatime, strictatime, degraded, max_inline=BYTES, thread_pool=N, cache=BYTES, nodes=N,
     /// user_subvol_rm_allowed, skip_balance, rescue=WHAT, device=FILE, allow_other, fsname=NAME, subtype=NAME, io_uring=auto|on|off.
     #[arg(short = 'o', long = "options", value_name = "OPTS")]
     options: Vec<String>,
-    /// Stay in the foreground; messages go to standard error.
+    /// Stay in the foreground and write messages to standard error.
     #[arg(long, short)]
     foreground: bool,
     /// Say on standard output when it is mounted, then let go of the terminal.
@@ -50,7 +51,10 @@ pub(crate) struct Args {
 
 impl Args {
     pub fn run(mut self, out: &Out) -> anyhow::Result<()> {
-        let Some(dir) = self.places.pop() else { return Err(misuse!("nowhere to mount on")) };
+        let Some(dir) = self.places.pop() else { return Err(misuse!("missing argument DIR")) };
+        if self.places.is_empty() {
+            return Err(misuse!("missing argument DIR: the directory to mount {} on", dir.display()));
+        }
         let mut options = MountOptions::default();
         for list in &self.options {
             options.parse(list)?;
@@ -156,13 +160,13 @@ pub(crate) fn helper_arguments(given: &[OsString]) -> anyhow::Result<Vec<OsStrin
     while let Some(argument) = rest.next() {
         match argument.to_str() {
             Some("-o") => {
-                let list = rest.next().context("-o without options")?;
+                let list = rest.next().ok_or_else(|| misuse!("missing value of -o"))?;
                 arguments.extend(["-o".into(), list.clone()]);
             }
             Some("-t" | "-N") => {
-                rest.next().context("an option without its value")?;
+                rest.next().ok_or_else(|| misuse!("missing value of {}", argument.display()))?;
             }
-            Some("-f") => bail!("a dry run cannot be done"),
+            Some("-f") => return Err(misuse!("-f (a dry run) is not supported")),
             // Sloppy, not in mtab, verbose: nothing to do.
             Some(flags)
                 if flags.len() > 1 && flags.starts_with('-') && flags[1..].bytes().all(|b| b"snvw".contains(&b)) => {}

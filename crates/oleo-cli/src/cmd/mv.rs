@@ -8,10 +8,10 @@ use crate::out::Out;
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
-    /// The file or directory.
+    /// File or directory to move.
     #[arg(value_name = "FROM")]
     from: InPath,
-    /// Its new name, or a directory to move it into.
+    /// New path, or an existing directory to move it into.
     #[arg(value_name = "TO")]
     to: InPath,
     #[command(flatten)]

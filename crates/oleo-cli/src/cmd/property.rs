@@ -20,9 +20,9 @@ pub(crate) enum Command {
 
 /// Show properties
 #[derive(clap::Args)]
+#[command(override_usage = "oleo property get [OPTIONS] [IMG] PATH [NAME]")]
 pub(crate) struct Get {
-    /// An image and a path in it, or a path on a mount; then which property: ro, label, compression, nodatacow
-    /// [default: all].
+    /// An image and a path in it, or a path on a mount; then the property: ro, label, compression or nodatacow [default: all].
     #[arg(value_name = "[IMG] PATH [NAME]", required = true, num_args = 1..=3)]
     args: Vec<OsString>,
     #[command(flatten)]
@@ -36,24 +36,26 @@ pub(crate) struct Get {
 
 /// Set a property
 #[derive(clap::Args)]
+#[command(override_usage = "oleo property set [OPTIONS] [IMG] PATH NAME VALUE")]
 pub(crate) struct Set {
-    /// An image and a path in it, or a path on a mount; then which property (ro, label, compression, nodatacow), and the
-    /// new value; empty for none.
-    #[arg(value_name = "[IMG] PATH NAME VALUE", required = true, num_args = 3..=4)]
+    /// An image and a path in it, or a path on a mount; then the property (ro, label, compression or nodatacow) and its new value,
+    /// which may be empty.
+    #[arg(value_name = "[IMG] PATH NAME VALUE", required = true, num_args = 1..=4)]
     args: Vec<OsString>,
     #[command(flatten)]
     others: DeviceArgs,
     #[command(flatten)]
     subvol: SubvolArg,
-    /// Make a received subvolume writable; what it was received from is forgotten.
+    /// Make a received subvolume writable; this clears its received UUID.
     #[arg(long, short)]
     force: bool,
 }
 
-/// Show which properties there are, and those that something has
+/// List the properties that exist, or those of an object
 #[derive(clap::Args)]
+#[command(override_usage = "oleo property list [OPTIONS] [[IMG] PATH]")]
 pub(crate) struct List {
-    /// An image and a path in it, or a path on a mount; nothing: all that there are.
+    /// An image and a path in it, or a path on a mount; by default all properties that exist are listed.
     #[arg(value_name = "[IMG] PATH", num_args = 0..=2)]
     args: Vec<OsString>,
     #[command(flatten)]
@@ -85,7 +87,7 @@ fn split(
     let target = target::open(Path::new(&args[0]), others, access, subvol.subvol.as_deref())?;
     let things = if target.is_mount() { args } else { &args[1..] };
     if things.is_empty() {
-        return Err(misuse!("of what in the image?"));
+        return Err(misuse!("missing argument PATH"));
     }
     Ok((target, things.to_vec()))
 }
@@ -101,7 +103,7 @@ impl Get {
     fn run(self) -> anyhow::Result<()> {
         let (target, things) = split(&self.args, &self.others, &self.subvol, Access::Read)?;
         if things.len() > 2 {
-            return Err(misuse!("one path, and one name at most"));
+            return Err(misuse!("expected the arguments [IMG] PATH [NAME]"));
         }
         let name = things.get(1).map(|name| name.to_string_lossy().into_owned());
         let found = ask(&target, &things[0], name)?;
@@ -120,7 +122,9 @@ impl Get {
 impl Set {
     fn run(self, out: &Out) -> anyhow::Result<()> {
         let (target, things) = split(&self.args, &self.others, &self.subvol, Access::Write)?;
-        let [thing, name, value] = &things[..] else { return Err(misuse!("a path, a name and a value, please")) };
+        let [thing, name, value] = &things[..] else {
+            return Err(misuse!("expected the arguments [IMG] PATH NAME VALUE"));
+        };
         let property =
             Property { name: name.to_string_lossy().into_owned(), value: value.to_string_lossy().into_owned() };
         let note = format!("{}: {}={}", thing.display(), property.name, property.value);

@@ -12,15 +12,15 @@ use crate::out::{Out, human};
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
-    /// What to copy; - reads standard input.
+    /// File or directory of the host; - reads standard input.
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Where to: a new name, or a directory to put it into.
+    /// New path in the image, or an existing directory to copy into.
     #[arg(value_name = "DEST")]
     dest: InPath,
     #[command(flatten)]
     subvol: SubvolArg,
-    /// Compress: zlib[:1-9], lzo, zstd[:1-15].
+    /// Compress data: zlib[:1-9], lzo, zstd[:1-15].
     #[arg(long, value_name = "ALGO[:LEVEL]")]
     compress: Option<String>,
 }

@@ -11,13 +11,17 @@ use crate::args::{DeviceArgs, qgroup, size};
 use crate::out::{Out, misuse};
 use crate::target::{self, Access};
 
-/// Quota groups: what subvolumes use together, and may use
+/// Manage quota groups
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Show(show::Args),
+    /// Create a quota group of level 1 or higher
     Create(One),
+    /// Destroy a quota group that has no members
     Destroy(One),
+    /// Add a quota group to another one of a higher level
     Assign(Pair),
+    /// Remove a quota group from another one
     Remove(Pair),
     Limit(Limit),
     ClearStale(ClearStale),
@@ -43,10 +47,10 @@ impl Command {
     }
 }
 
-/// Make a group of level 1 or higher, or take one away that nothing is in
+// The variants of the command describe what it does with the group.
 #[derive(clap::Args)]
 pub(crate) struct One {
-    /// The group: LEVEL/NUMBER.
+    /// Quota group: LEVEL/NUMBER.
     #[arg(value_name = "QGROUP", value_parser = qgroup)]
     id: u64,
     /// Image file, block device, or any path on a mount.
@@ -56,13 +60,13 @@ pub(crate) struct One {
     others: DeviceArgs,
 }
 
-/// Put a group into another of a higher level, or take it out
+// The variants of the command describe what it does with the groups.
 #[derive(clap::Args)]
 pub(crate) struct Pair {
-    /// The one: LEVEL/NUMBER.
+    /// Quota group that is the member: LEVEL/NUMBER.
     #[arg(value_name = "MEMBER", value_parser = qgroup)]
     member: u64,
-    /// The other.
+    /// Quota group that it is a member of: LEVEL/NUMBER.
     #[arg(value_name = "PARENT", value_parser = qgroup)]
     parent: u64,
     /// Image file, block device, or any path on a mount.
@@ -70,34 +74,36 @@ pub(crate) struct Pair {
     path: PathBuf,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Count anew where the numbers do not tell what becomes of them (the default).
+    /// Rescan if the new numbers do not follow from the old ones (the default).
     #[arg(long)]
     rescan: bool,
-    /// Mark the numbers as wrong there instead.
+    /// Mark the numbers as inconsistent instead of a rescan.
     #[arg(long, conflicts_with = "rescan")]
     no_rescan: bool,
 }
 
-/// Set what a group may use; what is beyond it is refused
+/// Limit the space of a quota group
 #[derive(clap::Args)]
+#[command(override_usage = "oleo qgroup limit [OPTIONS] SIZE|none QGROUP IMG|PATH\n       \
+    oleo qgroup limit [OPTIONS] SIZE|none SUBVOL")]
 pub(crate) struct Limit {
-    /// Bytes, or "none".
+    /// Limit in bytes (suffixes K, M, G, T), or "none".
     #[arg(value_name = "SIZE|none")]
     limit: String,
-    /// The group (LEVEL/NUMBER) and an image file, block device or path on a mount; or only a subvolume on a mount.
+    /// Quota group (LEVEL/NUMBER) and an image file, block device or any path on a mount; or a subvolume on a mount.
     #[arg(value_name = "[QGROUP] IMG|PATH", required = true, num_args = 1..=2)]
     of: Vec<OsString>,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Limit what nobody else uses, not all that is used.
+    /// Limit exclusive instead of referenced bytes.
     #[arg(short = 'e')]
     exclusive: bool,
-    /// Count bytes after compression, as is done anyway.
+    /// Count bytes after compression (the default).
     #[arg(short = 'c')]
     compressed: bool,
 }
 
-/// Take groups of subvolumes away that are gone
+/// Delete quota groups whose subvolumes are deleted
 #[derive(clap::Args)]
 pub(crate) struct ClearStale {
     /// Image file, block device, or any path on a mount.
@@ -138,15 +144,15 @@ impl Limit {
     fn run(self, out: &Out) -> anyhow::Result<()> {
         let limit = match self.limit.as_str() {
             "none" => NewLimit::None,
-            text => NewLimit::Bytes(size(text).map_err(anyhow::Error::msg)?),
+            text => NewLimit::Bytes(size(text).map_err(|why| misuse!("{why}"))?),
         };
         let (path, named) = match &self.of[..] {
             [path] => (PathBuf::from(path), None),
             [id, path] => {
-                let id = id.to_str().ok_or_else(|| misuse!("{} is not a group", id.display()))?;
-                (PathBuf::from(path), Some(qgroup(id).map_err(anyhow::Error::msg)?))
+                let id = id.to_str().ok_or_else(|| misuse!("{} is not a quota group", id.display()))?;
+                (PathBuf::from(path), Some(qgroup(id).map_err(|why| misuse!("{why}"))?))
             }
-            _ => return Err(misuse!("which group shall be limited?")),
+            _ => return Err(misuse!("missing argument QGROUP")),
         };
         let target = target::open(&path, &self.others, Access::Write, None)?;
         let group = match named {
@@ -154,7 +160,7 @@ impl Limit {
             None if target.is_mount() => WhichGroup::Of(target.which(path.as_os_str())?),
             None => {
                 return Err(misuse!(
-                    "which group of {} shall be limited? (oleo qgroup limit SIZE 0/ID IMG)",
+                    "missing argument QGROUP: {} is an image (oleo qgroup limit SIZE 0/ID IMG)",
                     path.display()
                 ));
             }

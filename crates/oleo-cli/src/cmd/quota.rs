@@ -8,7 +8,7 @@ use crate::args::DeviceArgs;
 use crate::out::{Out, json, println_or_end};
 use crate::target::{self, Access, Target};
 
-/// Turn quota on and off, count anew
+/// Enable and disable quota, and rescan its numbers
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Enable(Enable),
@@ -31,45 +31,45 @@ impl Command {
     }
 }
 
-/// Keep account of what subvolumes use
+/// Enable quota: count the space that subvolumes use
 #[derive(clap::Args)]
 pub(crate) struct Enable {
     #[command(flatten)]
     on: QuotaTarget,
-    /// Simple quotas: what is written from now on counts for the subvolume that writes it (kernels from 6.7 on).
+    /// Simple quotas: data counts for the subvolume that writes it from now on (kernels from 6.7 on).
     #[arg(long, short = 's')]
     simple: bool,
 }
 
-/// Keep no account any more; all groups and limits are forgotten
+/// Disable quota; all groups and limits are deleted
 #[derive(clap::Args)]
 pub(crate) struct Disable {
     #[command(flatten)]
     on: QuotaTarget,
 }
 
-/// Count what every group uses anew; it is done when the command ends
+/// Count the space of all groups again, and wait for the end
 #[derive(clap::Args)]
 pub(crate) struct Rescan {
     #[command(flatten)]
     on: QuotaTarget,
-    /// Only tell whether a count is under way.
+    /// Only show whether a rescan is running.
     #[arg(long, short = 's', conflicts_with_all = ["wait", "wait_norescan"])]
     status: bool,
-    /// Wait for the end, as is done anyway.
+    /// Wait for the end (the default).
     #[arg(long, short = 'w')]
     wait: bool,
-    /// Start none.
+    /// Do not start a rescan.
     #[arg(long = "wait-norescan", short = 'W')]
     wait_norescan: bool,
 }
 
-/// Show whether quota is on, and whether its numbers are right
+/// Show whether quota is enabled and its numbers are consistent
 #[derive(clap::Args)]
 pub(crate) struct Status {
     #[command(flatten)]
     on: QuotaTarget,
-    /// Tell by the exit status alone: 0 if quota is on.
+    /// Print nothing; exit with 0 if quota is enabled, otherwise with 1.
     #[arg(long)]
     is_enabled: bool,
     /// Show JSON.

@@ -13,52 +13,52 @@ use crate::args::{DeviceArgs, ImageArgs, InPath};
 use crate::out::{Out, Progress, human, misuse};
 use crate::target::{self, Target};
 
-/// Apply a stream of btrfs send to an image, a mount or a directory; or show what is in it
+/// Apply a send stream to an image, a mount or a directory, or show its commands
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Image file or block device, or a directory on a mount of oleo; with --to-dir, any directory; not with --dump.
+    /// Image file or block device, or a directory on a mount; with --to-dir, any directory; not with --dump.
     #[arg(value_name = "IMG|PATH", required_unless_present = "dump", conflicts_with = "dump")]
     target: Option<PathBuf>,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Read the stream from this file instead of standard input.
+    /// Read the stream from this file, not from standard input.
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Make the subvolumes in this directory of the image instead of the top level.
+    /// Create the subvolumes in this directory of the image, not in the top level.
     #[arg(long, value_name = "PATH", default_value = "/", hide_default_value = true)]
     into: InPath,
-    /// Stop at the first end command, not at the end of the input.
+    /// Stop after the first end command instead of at the end of the input.
     #[arg(short = 'e', long)]
     terminate_on_end: bool,
-    /// Accepted, as for btrfs: paths never leave the place that is received into.
+    /// Accepted for compatibility: paths never leave the target.
     #[arg(short = 'C', long)]
     chroot: bool,
-    /// Accepted, as for btrfs: where the file system is mounted is found out.
+    /// Accepted for compatibility: the mount point is found without it.
     #[arg(short = 'm', long, value_name = "ROOT")]
     root: Option<PathBuf>,
-    /// Stop after so many errors; 0: never. What is received with errors is not what was sent.
+    /// Stop after this many errors; 0: never. A subvolume received with errors differs from what was sent.
     #[arg(short = 'E', long, value_name = "N", default_value_t = 1)]
     max_errors: u64,
-    /// All or nothing: change nothing on disk before the end, leave nothing behind after an error.
+    /// All or nothing: keep nothing on disk unless the stream is complete.
     #[arg(long)]
     atomic: bool,
-    /// Go on with a subvolume that an earlier receive of the same stream left incomplete.
+    /// Continue a subvolume that an earlier receive of the same stream left incomplete.
     #[arg(long, conflicts_with = "atomic")]
     resume: bool,
-    /// Apply an incremental stream on this subvolume (path or number) instead of the parent that it names.
+    /// Apply an incremental stream to this subvolume (path or ID) instead of the parent it names.
     #[arg(long, value_name = "PARENT")]
     rebase: Option<String>,
-    /// Receive into a directory of any file system: subvolumes become directories, snapshots copies of their parent, which
-    /// --rebase names if it does not come from the same stream. What only btrfs has is left out.
+    /// Receive into a directory of any file system: subvolumes become directories, and snapshots copies of their parent, which
+    /// --rebase names unless it is in the same stream. Attributes that only btrfs has are dropped.
     #[arg(long, conflicts_with_all = ["resume", "into"])]
     to_dir: bool,
-    /// With --to-dir: keep modes as they are, whatever the umask says; root does so in any case.
+    /// With --to-dir: keep modes regardless of the umask; always so for root.
     #[arg(short, long, requires = "to_dir")]
     preserve_permissions: bool,
-    /// Only show the stream, a line for each command.
+    /// Show the stream, one line for each command, and apply nothing.
     #[arg(long)]
     dump: bool,
-    /// With --dump: each line is a JSON object.
+    /// With --dump: print each line as a JSON object.
     #[arg(long, requires = "dump")]
     json: bool,
 }
@@ -69,7 +69,7 @@ impl Args {
         if self.dump {
             return self.dump(input);
         }
-        let Some(target) = self.target.clone() else { return Err(misuse!("which image?")) };
+        let Some(target) = self.target.clone() else { return Err(misuse!("missing argument IMG or PATH")) };
         let input = self.reported(input, out);
         let how = Receive {
             into: self.into.0.clone(),
@@ -122,7 +122,7 @@ impl Args {
             Err(error) => {
                 let incomplete = report.subvols.last().filter(|_| !how.atomic);
                 if let Some(subvol) = incomplete {
-                    out.warnings(&[format!("{} is incomplete; --resume goes on with it", subvol.path.escape_ascii())]);
+                    out.warnings(&[format!("{} is incomplete; --resume continues it", subvol.path.escape_ascii())]);
                 }
                 Err(error.into())
             }

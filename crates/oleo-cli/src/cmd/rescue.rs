@@ -4,7 +4,7 @@ mod zero_log;
 
 use crate::out::Out;
 
-/// Help a damaged file system that nobody has mounted
+/// Repair a damaged file system that nobody has mounted
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     ZeroLog(zero_log::Args),

@@ -7,15 +7,15 @@ use oleo::restore::{RestoreOptions, restore_to_dir, restore_to_tar};
 use crate::args::{ImageArgs, InPath, SubvolArg};
 use crate::out::{Out, human};
 
-/// Copy files out of an image: into a directory, or as a tar archive
+/// Copy files out of an image, into a directory or as a tar archive
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
-    /// A directory that is empty or not there yet; - writes a tar archive (pax) to standard output.
+    /// Directory, empty or to be created; - writes a tar archive (pax) to standard output.
     #[arg(value_name = "DEST")]
     dest: PathBuf,
-    /// Only this and what is below.
+    /// Copy only this file or directory, with everything below it.
     #[arg(long, value_name = "PATH", default_value = "/", hide_default_value = true)]
     path: InPath,
     #[command(flatten)]
@@ -23,10 +23,10 @@ pub(crate) struct Args {
     /// Leave nested subvolumes out.
     #[arg(long)]
     one_subvol: bool,
-    /// Keep modes as they are, whatever the umask says; root does so in any case. A tar archive always has them.
+    /// Keep modes regardless of the umask; always so for root and in a tar archive.
     #[arg(short, long)]
     preserve_permissions: bool,
-    /// Make no device nodes, and nothing that is set-user-ID or set-group-ID.
+    /// Create no device nodes, and no files with set-user-ID or set-group-ID bits.
     #[arg(long)]
     no_special: bool,
     /// Threads [default: one per core].

@@ -10,7 +10,7 @@ use crate::out::Out;
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
-    /// What to remove.
+    /// Files and directories to remove.
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<InPath>,
     #[command(flatten)]

@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use oleo::control::{Feed, Reply, Request, SendHow, SentShown};
 use oleo::send::{Progress, SendOptions};
 use oleo::{Image, TreeId};
@@ -17,37 +17,38 @@ use crate::target::{self, Target};
 
 /// Write read-only subvolumes as a stream, for btrfs receive or oleo receive
 #[derive(clap::Args)]
+#[command(override_usage = "oleo send [OPTIONS] IMG --subvol SUBVOL...\n       oleo send [OPTIONS] PATH...")]
 pub(crate) struct Args {
-    /// An image (file or block device) with --subvol, or subvolumes on a mount, to be sent one after another.
-    #[arg(value_name = "IMG | PATH", required = true)]
+    /// An image, whose subvolumes --subvol names; or subvolumes on a mount, which are sent one after another.
+    #[arg(value_name = "IMG|PATH", required = true)]
     targets: Vec<OsString>,
     #[command(flatten)]
     others: DeviceArgs,
-    /// The subvolume of the image to send (path or number); repeat it for several, one after another.
+    /// Subvolume of the image to send (path or ID); repeat it for each.
     #[arg(long, value_name = "SUBVOL")]
     subvol: Vec<OsString>,
-    /// Send what differs from this subvolume, which the receiver has.
+    /// Send the differences from this subvolume, which the receiver has.
     #[arg(short, long, value_name = "SUBVOL")]
     parent: Option<OsString>,
-    /// The receiver has this one too: what it shares is cloned. Without --parent the best of them is the parent.
+    /// Clone data that this subvolume shares, which the receiver has; repeat it for each. Without --parent the best of them is the parent.
     #[arg(short, long, value_name = "SUBVOL")]
     clone_source: Vec<OsString>,
-    /// Version of the stream: 1, 2 (compressed data, holes, flags) or 3 (fs-verity).
+    /// Stream version: 1, 2 (compressed data, holes, flags) or 3 (fs-verity).
     #[arg(long, value_name = "1|2|3", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3))]
     proto: u32,
-    /// Send compressed extents as they are; takes version 2, if none is given.
+    /// Send compressed extents as they are; implies at least version 2.
     #[arg(long)]
     compressed_data: bool,
-    /// Send no contents, only which parts of files changed.
+    /// Send no data, only which parts of files changed.
     #[arg(long)]
     no_data: bool,
-    /// Of several subvolumes, end once, behind the last one.
+    /// Write one end command after the last of several subvolumes.
     #[arg(short = 'e', long)]
     end_once: bool,
-    /// Write the stream to this file instead of standard output.
+    /// Write the stream to this file, not to standard output.
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// About how much memory to use.
+    /// Approximate amount of memory to use.
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
     memory: u64,
 }
@@ -72,7 +73,7 @@ impl Args {
 
     fn of_image(&self, path: &Path, out: &Out) -> anyhow::Result<SentShown> {
         if self.subvol.is_empty() || self.targets.len() > 1 {
-            return Err(misuse!("of an image, name the subvolumes with --subvol"));
+            return Err(misuse!("missing option --subvol: it names the subvolumes of one image"));
         }
         let args = ImageArgs { image: path.to_owned(), others: self.others.clone() };
         // Both walks go over the same blocks: half of the memory keeps them.
@@ -111,7 +112,7 @@ impl Args {
     /// The mount's server makes the stream.
     fn of_mount(&self, mount: &Target, out: &Out) -> anyhow::Result<SentShown> {
         if !self.subvol.is_empty() {
-            return Err(misuse!("--subvol is for images; on a mount, give the paths of the subvolumes"));
+            return Err(misuse!("--subvol is for images; on a mount give the paths of the subvolumes"));
         }
         let which =
             |things: &[OsString]| things.iter().map(|thing| mount.which(thing)).collect::<anyhow::Result<Vec<_>>>();
@@ -172,7 +173,7 @@ impl Args {
             return Ok(Some(File::create(path).with_context(|| format!("cannot create {}", path.display()))?));
         }
         if io::stdout().is_terminal() {
-            bail!("a stream is nothing for a terminal: send it to a file (-f FILE) or a pipe");
+            return Err(misuse!("refusing to write a stream to a terminal; use -f FILE or a pipe"));
         }
         Ok(None)
     }
@@ -200,7 +201,7 @@ impl Write for Stdout {
 }
 
 fn id(image: &Image, spec: &OsStr) -> anyhow::Result<TreeId> {
-    let text = spec.to_str().with_context(|| format!("{} is not text; give its number", spec.display()))?;
+    let text = spec.to_str().with_context(|| format!("{} is not UTF-8; give its ID", spec.display()))?;
     Ok(image.subvol(text)?.tree())
 }
 

@@ -11,7 +11,7 @@ mod sync;
 
 use crate::out::Out;
 
-/// Subvolumes and snapshots
+/// Manage subvolumes and snapshots
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     List(list::Args),

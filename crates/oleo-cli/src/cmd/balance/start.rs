@@ -2,58 +2,58 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
 use oleo::control::{BalanceArgs, BalanceChange, Filters};
 
 use super::{BalanceTarget, RunOptions, follow};
 use crate::args::DeviceArgs;
 use crate::out::{Out, misuse};
 
-/// Move the block groups that filters choose, or all
+/// Move the block groups that filters select, or all
 ///
-/// On an image it is done when the command ends; interrupted (Ctrl-C), it can be resumed. On a mount it goes on when the command
-/// is interrupted.
+/// On an image the command returns when the balance is complete; if it is interrupted (Ctrl-C), the balance can be resumed. On a
+/// mount the balance continues if the command is interrupted.
 ///
-/// Filters, separated by commas: profiles=A|B, usage=PERCENT or usage=A..B (as full as that or less), devid=N, drange=A..B (bytes of
-/// that device), vrange=A..B (logical bytes), limit=N or limit=A..B (so many groups), stripes=A..B, convert=PROFILE, soft
-/// (with convert: leave what has the profile). Profiles: single, dup, raid0, raid1, raid1c3, raid1c4, raid10.
+/// Filters, separated by commas: profiles=A|B, usage=PERCENT (at most) or usage=A..B, devid=N, drange=A..B (bytes of that device),
+/// vrange=A..B (logical bytes), limit=N or limit=A..B (number of groups), stripes=A..B, convert=PROFILE, soft (with convert: skip
+/// groups that have the profile). Profiles: single, dup, raid0, raid1, raid1c3, raid1c4, raid10.
 #[derive(clap::Args)]
+#[command(override_usage = "oleo balance start [OPTIONS] [-d [FILTERS]] [-m [FILTERS]] [-s [FILTERS]] IMG|PATH")]
 pub(crate) struct Args {
     /// Image file, block device, or any path on a mount.
     #[arg(value_name = "IMG|PATH")]
     path: Option<PathBuf>,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Groups of data, those that these filters choose.
+    /// Move data block groups, all or those that the filters select.
     #[arg(long, short, value_name = "FILTERS", num_args = 0..=1, default_missing_value = "")]
     data: Option<String>,
-    /// Groups of metadata; the groups of the chunk tree too, with the same filters.
+    /// Move metadata block groups, and those of the chunk tree with the same filters.
     #[arg(long, short, value_name = "FILTERS", num_args = 0..=1, default_missing_value = "")]
     metadata: Option<String>,
-    /// Groups of the chunk tree; needs --force.
+    /// Move system block groups (those of the chunk tree) alone; needs --force.
     #[arg(long, short, value_name = "FILTERS", num_args = 0..=1, default_missing_value = "")]
     system: Option<String>,
-    /// Allow that metadata loses its copies, and -s.
+    /// Allow reducing metadata redundancy; required for -s.
     #[arg(long, short)]
     force: bool,
-    /// Move everything, without a word about how long that may take.
+    /// Move everything, without the warning that this may take long.
     #[arg(long, conflicts_with_all = ["data", "metadata", "system"])]
     full_balance: bool,
-    /// Return at once; the mount does it.
+    /// Return immediately; the mount continues in the background.
     #[arg(long, visible_alias = "bg")]
     background: bool,
-    /// Wait for another balance of the mount to end first, instead of failing.
+    /// Wait for other balances of the mount to end instead of failing.
     #[arg(long)]
     enqueue: bool,
 }
 
 impl Args {
     pub fn run(mut self, out: &Out) -> anyhow::Result<()> {
-        let path = self.take_path().context("which image, or what on a mount?")?;
+        let path = self.take_path().ok_or_else(|| misuse!("missing argument IMG or PATH"))?;
         let args = self.what()?;
         if args == BalanceArgs::full() && !self.full_balance {
             out.warnings(&[
-                "without filters everything is moved, which may take long (--full-balance says that it is meant)"
+                "without filters everything is moved, which may take long (--full-balance suppresses this warning)"
                     .to_owned(),
             ]);
         }
@@ -81,7 +81,7 @@ impl Args {
         let (data, metadata) = (parse("d", &self.data)?, parse("m", &self.metadata)?);
         let mut system = parse("s", &self.system)?;
         if system.is_some() && !self.force {
-            bail!("the groups of the chunk tree are moved along with metadata; --force moves them by themselves");
+            return Err(misuse!("-s needs --force; -m moves the block groups of the chunk tree, too"));
         }
         if data.is_none() && metadata.is_none() && system.is_none() {
             return Ok(BalanceArgs { force: self.force, ..BalanceArgs::full() });
@@ -95,6 +95,7 @@ impl Args {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::Context;
     use clap::Parser;
 
     use super::*;

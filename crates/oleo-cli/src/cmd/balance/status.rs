@@ -5,7 +5,7 @@ use oleo::control::{BalanceState, BalanceStatus};
 use super::{Access, BalanceTarget};
 use crate::out::{Out, human, json, println_or_end};
 
-/// Show the balance that is under way or paused
+/// Show the running or paused balance
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -9,8 +9,9 @@ use crate::args::{DeviceArgs, SubvolArg, size};
 use crate::out::{Out, human, misuse};
 use crate::target::{self, Access};
 
-/// Write files that are in many small pieces anew, in few long ones
+/// Rewrite fragmented files in few long extents
 #[derive(clap::Args)]
+#[command(override_usage = "oleo filesystem defragment [OPTIONS] [IMG] PATH...")]
 pub(crate) struct Args {
     /// An image and paths in it, or paths on a mount.
     #[arg(value_name = "[IMG] PATH", required = true)]
@@ -19,19 +20,19 @@ pub(crate) struct Args {
     others: DeviceArgs,
     #[command(flatten)]
     subvol: SubvolArg,
-    /// Go down into directories, not into other subvolumes.
+    /// Defragment directories recursively, without nested subvolumes.
     #[arg(long, short)]
     recursive: bool,
-    /// Compress: zlib, lzo or zstd, with a level if you like; rewrites what is not compressed that way.
+    /// Compress with zlib, lzo or zstd, optionally at a level; this rewrites all data that is not compressed that way.
     #[arg(long, short, value_name = "ALGO[:LEVEL]")]
     compress: Option<String>,
-    /// Begin at this byte of each file.
+    /// Start at this offset of each file.
     #[arg(long, short, value_name = "BYTES", default_value = "0", value_parser = size, hide_default_value = true)]
     start: u64,
-    /// Only so many bytes of each file.
+    /// Only this many bytes of each file.
     #[arg(long, short, value_name = "BYTES", value_parser = size)]
     len: Option<u64>,
-    /// Pieces of so many bytes are long enough.
+    /// Leave extents of at least this many bytes alone.
     #[arg(long, short, value_name = "BYTES", default_value = "32M", value_parser = size)]
     target_size: u64,
 }
@@ -52,7 +53,7 @@ impl Args {
             target::open(Path::new(&self.paths[0]), &self.others, Access::Write, self.subvol.subvol.as_deref())?;
         let paths = if target.is_mount() { &self.paths[..] } else { &self.paths[1..] };
         if paths.is_empty() {
-            return Err(misuse!("which files of the image?"));
+            return Err(misuse!("missing argument PATH"));
         }
         let mut lines = Vec::new();
         for path in paths {

@@ -8,7 +8,7 @@ use crate::args::{DeviceArgs, UnitArgs};
 use crate::out::{json, println_or_end};
 use crate::target::{self, Access};
 
-/// Show how much space there is of each type and profile, and how much of it is used
+/// Show total and used space by type and profile
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Image file, block device, or any path on a mount.

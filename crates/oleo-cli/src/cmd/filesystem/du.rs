@@ -10,21 +10,24 @@ use crate::args::{DeviceArgs, SubvolArg};
 use crate::out::{human, json, misuse, println_or_end, text};
 use crate::target::{self, Access};
 
-/// Show how much space files take, and how much of it they share
+/// Show the space that files take and share
 #[derive(clap::Args)]
+#[command(override_usage = "oleo filesystem du [OPTIONS] IMG [PATH]...\n       \
+    oleo filesystem du [OPTIONS] PATH...\n       \
+    oleo filesystem du --set SUBVOL,... IMG|PATH")]
 pub(crate) struct Args {
-    /// An image and a path in it (everything, if left out), or paths on a mount.
+    /// An image and paths in it (by default everything), or paths on a mount.
     #[arg(value_name = "[IMG] PATH", required = true)]
     paths: Vec<OsString>,
     #[command(flatten)]
     others: DeviceArgs,
     #[command(flatten)]
     subvol: SubvolArg,
-    /// Only the sum.
+    /// Show only the sum of each path.
     #[arg(long, short)]
     summarize: bool,
-    /// Show what deleting exactly these subvolumes would free (paths or numbers, separated by commas), of an image or mount.
-    #[arg(long, value_name = "SUBVOL,…", value_delimiter = ',', conflicts_with = "summarize")]
+    /// Show how many bytes deleting exactly these subvolumes (paths or IDs, separated by commas) would free.
+    #[arg(long, value_name = "SUBVOL,...", value_delimiter = ',', conflicts_with = "summarize")]
     set: Vec<OsString>,
     /// Show JSON.
     #[arg(long)]
@@ -83,7 +86,7 @@ impl Args {
 
     fn show_set(&self, target: &target::Target) -> anyhow::Result<()> {
         if self.paths.len() != 1 {
-            return Err(misuse!("which image or mount?"));
+            return Err(misuse!("--set takes one argument IMG or PATH"));
         }
         let which = |subvol: &OsString| match subvol.to_str().and_then(|text| text.parse().ok()) {
             Some(id) => Ok(SubvolRef::Id(TreeId(id))),

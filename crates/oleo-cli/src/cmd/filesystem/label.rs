@@ -10,7 +10,7 @@ use crate::args::DeviceArgs;
 use crate::out::{Out, println_or_end, text};
 use crate::target::{self, Access};
 
-/// Show the name of the file system, or change it
+/// Show or change the label of the file system
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Image file, block device, or any path on a mount.
@@ -18,7 +18,7 @@ pub(crate) struct Args {
     path: PathBuf,
     #[command(flatten)]
     others: DeviceArgs,
-    /// The new name; empty for none.
+    /// New label; empty for none.
     #[arg(value_name = "LABEL")]
     label: Option<OsString>,
 }

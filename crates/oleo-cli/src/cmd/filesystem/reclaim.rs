@@ -8,9 +8,9 @@ use crate::args::DeviceArgs;
 use crate::out::{Out, human, json};
 use crate::target::{self, Access};
 
-/// Give back block groups that are nearly empty
+/// Free block groups that are nearly empty
 ///
-/// What is in them moves into the free space of others; no new group is made for it. Empty ones go in any case.
+/// Their contents move into the free space of other groups; no new group is made for them. Empty groups are always freed.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Image file, block device, or any path on a mount.
@@ -18,7 +18,7 @@ pub(crate) struct Args {
     path: PathBuf,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Groups of which less than this part is used.
+    /// Free groups of which less than this percentage is used.
     #[arg(long, value_name = "PERCENT", default_value = "30", value_parser = clap::value_parser!(u64).range(0..=100))]
     usage: u64,
     /// Show JSON.
@@ -39,7 +39,7 @@ impl Args {
             return Ok(());
         }
         let (freed, moved) = (human(done.freed.0), human(done.moved.0));
-        out.note(format!("{}: {} block groups given back, {freed}; {moved} moved", self.path.display(), done.groups));
+        out.note(format!("{}: {} block groups freed, {freed}; {moved} moved", self.path.display(), done.groups));
         Ok(())
     }
 }

@@ -11,11 +11,11 @@ use crate::target::{self, Access};
 
 /// Change how much of a device the file system uses
 ///
-/// What lies behind the new end of a device that shrinks is moved.
+/// Data behind the new end of a device that shrinks is moved first.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The new size in bytes (K, M, G, T are understood), or +SIZE, -SIZE, or max: all there is. DEVID: in front names
-    /// one of several devices.
+    /// New size in bytes (suffixes K, M, G, T), +SIZE or -SIZE to grow or shrink by that, or max for the whole device. A leading DEVID:
+    /// chooses one of several devices.
     #[arg(value_name = "[DEVID:][+/-]SIZE|[DEVID:]max", allow_hyphen_values = true, value_parser = NewSize::parse)]
     size: (Option<DevId>, NewSize),
     /// Image file, block device, or any path on a mount.

@@ -8,15 +8,15 @@ use crate::args::DeviceArgs;
 use crate::out::{json, println_or_end};
 use crate::target::{self, Access};
 
-/// Show what a mount has counted since it was mounted: fsyncs, their log commits and latencies
+/// Show counters of a mount: fsyncs, log commits, latencies
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Any path on a mount. (Of an image all is 0: nothing is counted between two commands.)
+    /// Any path on a mount (on an image all counters are 0).
     #[arg(value_name = "PATH")]
     path: PathBuf,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Show JSON; latencies in nanoseconds.
+    /// Print JSON; latencies are in nanoseconds.
     #[arg(long)]
     json: bool,
 }

@@ -11,7 +11,7 @@ use crate::target::{self, Access};
 /// Make everything written so far durable
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Any path on a mount; an image is always in order between two commands.
+    /// Any path on a mount (an image is always durable between two commands).
     #[arg(value_name = "IMG|PATH")]
     path: PathBuf,
     #[command(flatten)]

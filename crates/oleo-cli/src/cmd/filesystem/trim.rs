@@ -8,7 +8,7 @@ use crate::args::{DeviceArgs, size};
 use crate::out::{Out, human, json};
 use crate::target::{self, Access};
 
-/// Tell devices what is free; an image file becomes sparse there
+/// Discard free space on the devices; an image file becomes sparse there
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Image file, block device, or any path on a mount.
@@ -16,13 +16,13 @@ pub(crate) struct Args {
     path: PathBuf,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Leave shorter runs alone.
+    /// Skip shorter runs of free space.
     #[arg(long, short, value_name = "BYTES", default_value = "0", value_parser = size, hide_default_value = true)]
     minimum: u64,
-    /// Only from this address of the volume on; what no chunk has is left alone then.
+    /// Start at this logical address; unallocated space is skipped then.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     start: Option<u64>,
-    /// Only so many bytes of addresses; what no chunk has is left alone then.
+    /// Cover this many bytes of logical addresses; unallocated space is skipped then.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     length: Option<u64>,
     /// Show JSON.

@@ -8,7 +8,7 @@ use crate::args::{DeviceArgs, UnitArgs};
 use crate::out::{json, println_or_end};
 use crate::target::{self, Access};
 
-/// Show where the space is: of the whole, of each type and profile, on each device
+/// Show space usage: overall, by type and profile, by device
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Image file, block device, or any path on a mount.

@@ -12,32 +12,32 @@ use crate::Cli;
 /// Pages are of section 8: commands that administer a system.
 const SECTION: &str = "8";
 
-/// What each number means that the command ends with.
+/// The meaning of each exit status.
 const EXIT: [(&str, &str); 5] = [
-    ("0", "The command did what it was asked to."),
-    ("1", "Refused: there is no such file, no space, somebody else uses the image, a feature is not supported …"),
+    ("0", "Success."),
+    ("1", "Refused: there is no such file, no space, the image is in use, a feature is not supported …"),
     ("2", "Wrong usage."),
     ("3", "The image is damaged. oleo check found errors, or another command met what cannot be read."),
     ("4", "A device failed to read or write."),
 ];
 
-/// What to try, and how. The tests parse each line.
+/// Examples: what they do, and the command. The tests parse each line.
 const EXAMPLES: [(&str, &str); 9] = [
     (
-        "Make an image from a directory, as small as it can be:",
+        "Make an image from a directory, as small as possible:",
         "oleo mkfs --rootdir ./site --compress zstd:3 --shrink site.img",
     ),
-    ("List it, read a file of it, and copy all of it out:", "oleo ls -l site.img /"),
+    ("List it, print a file, and copy everything out:", "oleo ls -l site.img /"),
     ("", "oleo cat site.img /index.html"),
     ("", "oleo restore site.img ./copy"),
-    ("Serve it through FUSE, and end that:", "oleo mount -o compress=zstd site.img ./mnt"),
+    ("Mount it through FUSE, and unmount it:", "oleo mount -o compress=zstd site.img ./mnt"),
     ("", "oleo unmount ./mnt"),
     (
-        "Make a read-only snapshot, and send it to a file that btrfs receive understands:",
+        "Make a read-only snapshot, and send it to a file for btrfs receive:",
         "oleo subvolume snapshot -r site.img / monday",
     ),
     ("", "oleo send --subvol monday -f monday.stream site.img"),
-    ("Find out whether an image is sound, all data included:", "oleo check --data site.img"),
+    ("Check an image, including all data:", "oleo check --data site.img"),
 ];
 
 /// Options of a mount: how to write them, an example that is accepted, and what they do.
@@ -55,18 +55,18 @@ const MOUNT_OPTIONS: [(&str, &str, &str); 22] = [
     ("commit=SECONDS", "commit=30", "Seconds between commits; 30 by default."),
     ("discard", "discard", "Discard on the device what a commit frees."),
     ("noatime, relatime, strictatime, nodiratime", "noatime", "Whether reading changes times; relatime by default."),
-    ("degraded", "degraded", "Go on although devices are missing, as far as the profiles allow. For reading."),
+    ("degraded", "degraded", "Mount with ro even if devices are missing, as far as the profiles allow."),
     ("device=FILE", "device=/dev/sdb", "Another device of the volume; repeat it for each."),
     ("max_inline=BYTES", "max_inline=2048", "Files of at most so many bytes are kept in their items."),
     ("thread_pool=N", "thread_pool=8", "Threads that answer requests, at most."),
     ("cache=BYTES", "cache=256M", "Memory for tree blocks; by default as the machine allows."),
     ("nodes=N", "nodes=100000", "Inodes that the kernel may know before it is asked to forget some."),
     ("user_subvol_rm_allowed", "user_subvol_rm_allowed", "Users may delete their own subvolumes."),
-    ("skip_balance", "skip_balance", "Do not carry on a balance that was interrupted."),
+    ("skip_balance", "skip_balance", "Do not resume an interrupted balance."),
     (
         "rescue=WHAT[:WHAT...]",
         "rescue=nologreplay:ignorebadroots",
-        "With ro: overlook damage. usebackuproot, nologreplay, ignorebadroots, ignoredatacsums, all.",
+        "With ro: tolerate damage. usebackuproot, nologreplay, ignorebadroots, ignoredatacsums, all.",
     ),
     ("allow_other", "allow_other", "Other users may use the mount. The default if root mounts."),
     ("fsname=NAME, subtype=NAME", "fsname=data,subtype=oleo", "What mount(8) and df(1) show as source and type."),

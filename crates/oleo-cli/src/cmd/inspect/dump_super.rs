@@ -15,13 +15,13 @@ pub(crate) struct Args {
     /// Image file or block device.
     #[arg(value_name = "IMG")]
     image: PathBuf,
-    /// Where in the file the image begins.
+    /// Offset of the image in the file, in bytes.
     #[arg(long, value_name = "BYTES", default_value = "0", value_parser = size, hide_default_value = true)]
     offset: u64,
     /// Show the system chunks and the backup roots too.
     #[arg(long, short)]
     full: bool,
-    /// Show all copies.
+    /// Show all copies of the superblock.
     #[arg(long, short)]
     all: bool,
     /// Show JSON.

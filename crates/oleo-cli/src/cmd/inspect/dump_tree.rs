@@ -7,25 +7,25 @@ use oleo_format::{CheckedNode, Logical, NodeExpect, print};
 use crate::args::ImageArgs;
 use crate::out::{Said, misuse, print_or_end, println_or_end};
 
-/// Show everything that is in the trees
+/// Show the contents of trees
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
-    /// Only this tree: its number, or one of root, chunk, extent, dev, fs, csum, uuid, free-space, quota,
+    /// Only this tree: its ID, or one of root, chunk, extent, dev, fs, csum, uuid, free-space, quota,
     /// block-group, log, data-reloc.
     #[arg(long, short, value_name = "TREE")]
     tree: Option<String>,
     /// Only the block at this address.
     #[arg(long, short, value_name = "ADDRESS", conflicts_with = "tree")]
     block: Option<u64>,
-    /// With --block: also what is below it.
+    /// With --block: also the blocks below it.
     #[arg(long, requires = "block")]
     follow: bool,
-    /// Only where the trees begin.
+    /// Only the addresses of the trees' roots.
     #[arg(long, short)]
     roots: bool,
-    /// Show JSON: an array of blocks.
+    /// Print JSON: an array of blocks.
     #[arg(long)]
     json: bool,
 }

@@ -28,10 +28,10 @@ pub(crate) struct Inode {
     json: bool,
 }
 
-/// Show which files are at a logical address
+/// Show the files that use a logical address
 #[derive(clap::Args)]
 pub(crate) struct Logical {
-    /// The address.
+    /// Logical address in bytes.
     #[arg(value_name = "LOGICAL")]
     logical: u64,
     /// Image file, block device, or any path on a mount.
@@ -39,7 +39,7 @@ pub(crate) struct Logical {
     path: PathBuf,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Show numbers of inodes and subvolumes instead of paths.
+    /// Show inode numbers and subvolume IDs instead of paths.
     #[arg(long, short = 'P')]
     no_paths: bool,
     /// Show JSON.
@@ -60,7 +60,7 @@ pub(crate) struct Subvolid {
     others: DeviceArgs,
 }
 
-/// Show the number of the subvolume that something is in
+/// Show the ID of the subvolume that contains a path
 #[derive(clap::Args)]
 pub(crate) struct Rootid {
     /// An image and a path in it, or a path on a mount.

@@ -6,12 +6,12 @@ use oleo::inspect::TreeStats;
 use crate::args::ImageArgs;
 use crate::out::{human, json, println_or_end};
 
-/// Count the blocks of trees, and how they lie
+/// Count the blocks of trees and show how scattered they are
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     image: ImageArgs,
-    /// Only this tree, by its number.
+    /// Only the tree with this ID.
     #[arg(long, short, value_name = "ID")]
     tree: Option<u64>,
     /// Show JSON.

@@ -11,7 +11,7 @@ use crate::args::DeviceArgs;
 use crate::out::{human, json, misuse, println_or_end, text};
 use crate::target::{self, Access};
 
-/// List quota groups, what they use and what they may use
+/// List quota groups with their usage and limits
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Image file, block device, or any path on a mount.
@@ -19,10 +19,10 @@ pub(crate) struct Args {
     path: PathBuf,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Show the groups that each is in.
+    /// Show the parents of each group.
     #[arg(short = 'p')]
     parents: bool,
-    /// Show the groups in each.
+    /// Show the members of each group.
     #[arg(short = 'c')]
     children: bool,
     /// Show limits of referenced bytes.
@@ -31,10 +31,10 @@ pub(crate) struct Args {
     /// Show limits of exclusive bytes.
     #[arg(short = 'e')]
     max_excl: bool,
-    /// Only groups that count what is in the subvolume of the path, those of higher levels too.
+    /// Only groups that count the subvolume of the path, including those of higher levels.
     #[arg(short = 'F')]
     impacting: bool,
-    /// Only the group of the subvolume that the path is in.
+    /// Only the group of the subvolume of the path.
     #[arg(short = 'f')]
     only: bool,
     /// Numbers in bytes.
@@ -58,7 +58,7 @@ pub(crate) struct Args {
     /// Numbers in TiB, or TB with --si.
     #[arg(long)]
     tbytes: bool,
-    /// Order: qgroupid, rfer, excl, max_rfer, max_excl, path; with - in front the other way round, several with commas.
+    /// Sort by these keys, separated by commas: qgroupid, rfer, excl, max_rfer, max_excl, path; with a leading - in descending order.
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     sort: Option<String>,
     /// Commit first.
@@ -204,9 +204,7 @@ fn sort(groups: &mut [QgroupShown], by: &str) -> anyhow::Result<()> {
             "max_excl" => |a, b| a.max_excl.cmp(&b.max_excl),
             "path" => |a, b| path(a).cmp(&path(b)),
             _ => {
-                return Err(misuse!(
-                    "{name} is nothing to sort by: qgroupid, rfer, excl, max_rfer, max_excl, path are"
-                ));
+                return Err(misuse!("{name} is not a sort key: use qgroupid, rfer, excl, max_rfer, max_excl or path"));
             }
         };
         keys.push((compare, down));

@@ -3,9 +3,9 @@
 use crate::args::ImageArgs;
 use crate::out::Out;
 
-/// Drop the log: what was synced after the last commit is lost
+/// Discard the log; data synced after the last commit is lost
 ///
-/// A log is replayed when the volume is opened. Drop it only where that fails and the volume is needed for writing.
+/// A log is replayed when the volume is opened. Discard it only if the replay fails and the volume must be written to.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -10,16 +10,17 @@ use crate::target::{self, Access};
 
 /// Make empty subvolumes
 #[derive(clap::Args)]
+#[command(override_usage = "oleo subvolume create [OPTIONS] [IMG] PATH...")]
 pub(crate) struct Args {
     /// An image and new paths in it, or new paths on a mount.
     #[arg(value_name = "[IMG] PATH", required = true)]
     paths: Vec<OsString>,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Make missing directories on the way too.
+    /// Make missing parent directories too.
     #[arg(long, short)]
     parents: bool,
-    /// Put it into this quota group (LEVEL/NUMBER); may be given again.
+    /// Add the subvolume to this quota group (LEVEL/NUMBER); repeat it for each.
     #[arg(short = 'i', value_name = "QGROUP", value_parser = crate::args::qgroup)]
     inherit: Vec<u64>,
 }
@@ -28,7 +29,7 @@ impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         let (target, paths) = target::split(&self.paths, &self.others, Access::Write)?;
         if paths.is_empty() {
-            return Err(misuse!("where shall the subvolume go?"));
+            return Err(misuse!("missing argument PATH"));
         }
         let mut made = Vec::new();
         for path in &paths {

@@ -7,21 +7,22 @@ use oleo::TreeId;
 use oleo::control::{Reply, Request, SubvolRef};
 
 use crate::args::DeviceArgs;
-use crate::out::{Out, json, println_or_end, text};
+use crate::out::{Out, json, misuse, println_or_end, text};
 use crate::target::{self, Access};
 
-/// Say which subvolume a mount without options shows
+/// Set the subvolume that is mounted by default
 #[derive(clap::Args)]
+#[command(override_usage = "oleo subvolume set-default [OPTIONS] [IMG] SUBVOL\n       \
+    oleo subvolume set-default [OPTIONS] ID PATH")]
 pub(crate) struct Set {
-    /// An image and a subvolume in it (path or number; 5 is the top level); or a subvolume on a mount; or a number and
-    /// any path on the mount.
+    /// An image and a subvolume in it (path or ID; 5 is the top level); or a subvolume on a mount; or an ID and any path on the mount.
     #[arg(value_name = "[IMG] SUBVOL", required = true, num_args = 1..=2)]
     subvol: Vec<OsString>,
     #[command(flatten)]
     others: DeviceArgs,
 }
 
-/// Show which subvolume a mount without options shows
+/// Show the subvolume that is mounted by default
 #[derive(clap::Args)]
 pub(crate) struct Get {
     /// Image file, block device, or any path on a mount.
@@ -42,13 +43,14 @@ impl Set {
             self.subvol.swap(0, 1);
         }
         let (target, mut subvol) = target::split(&self.subvol, &self.others, Access::Write)?;
-        let name = subvol.pop().unwrap_or_default();
+        let Some(name) = subvol.pop() else { return Err(misuse!("missing argument SUBVOL")) };
         let which = match number.filter(|_| target.is_mount() && self.subvol.len() == 2) {
             Some(id) => SubvolRef::Id(TreeId(id)),
             None => target.which(&name)?,
         };
-        let Reply::Made(id) = target.ask_of(&name, Request::SetDefault { which })? else {
-            anyhow::bail!("no number came back");
+        let id = match target.ask_of(&name, Request::SetDefault { which })? {
+            Reply::Made(id) => id,
+            other => return target::unexpected(other),
         };
         target.close()?;
         out.note(format!("{}: the default is subvolume {id} now", name.display()));

@@ -9,24 +9,26 @@ use crate::args::DeviceArgs;
 use crate::out::{Out, misuse};
 use crate::target::{self, Access};
 
-/// Delete subvolumes with everything in them
+/// Delete subvolumes and their contents
 #[derive(clap::Args)]
+#[command(override_usage = "oleo subvolume delete [OPTIONS] [IMG] SUBVOL...\n       \
+    oleo subvolume delete [OPTIONS] --subvolid ID IMG|PATH")]
 pub(crate) struct Args {
-    /// An image and subvolumes in it (paths or numbers), or subvolumes on a mount.
+    /// An image and subvolumes in it (paths or IDs), or subvolumes on a mount.
     #[arg(value_name = "[IMG] SUBVOL", required = true)]
     subvols: Vec<OsString>,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Make the deletion durable before the command ends; on an image it is anyway.
+    /// Make the deletions durable before the command returns; always so on an image.
     #[arg(long, short = 'c')]
     commit_after: bool,
     /// Make each deletion durable before the next.
     #[arg(long, short = 'C', conflicts_with = "commit_after")]
     commit_each: bool,
-    /// Delete the subvolume of this number.
+    /// Delete the subvolume with this ID.
     #[arg(long, short = 'i', value_name = "ID")]
     subvolid: Option<u64>,
-    /// Delete subvolumes inside them too.
+    /// Delete nested subvolumes too.
     #[arg(long, short = 'R')]
     recursive: bool,
 }
@@ -41,7 +43,7 @@ impl Args {
                 subvols.clear();
             }
             if !subvols.is_empty() {
-                return Err(misuse!("either a number or paths"));
+                return Err(misuse!("--subvolid cannot be combined with paths of subvolumes"));
             }
             doomed.push((OsString::from(id.to_string()), SubvolRef::Id(TreeId(id))));
         }
@@ -50,7 +52,7 @@ impl Args {
             doomed.push((subvol, which));
         }
         if doomed.is_empty() {
-            return Err(misuse!("which subvolume shall go?"));
+            return Err(misuse!("missing argument SUBVOL"));
         }
         let mut gone = Vec::new();
         for (name, which) in doomed {

@@ -8,11 +8,12 @@ use crate::args::DeviceArgs;
 use crate::out::{json, misuse, println_or_end, text};
 use crate::target::{self, Access};
 
-/// List the parts of files that a subvolume got in a generation or later
+/// List the file extents that a subvolume gained in a generation or later
 #[derive(clap::Args)]
+#[command(override_usage = "oleo subvolume find-new [OPTIONS] [IMG] SUBVOL GENERATION")]
 pub(crate) struct Args {
-    /// An image and a subvolume in it (path or number), or a subvolume on a mount; then the generation.
-    #[arg(value_name = "[IMG] SUBVOL GENERATION", required = true, num_args = 2..=3)]
+    /// An image and a subvolume in it (path or ID), or a subvolume on a mount; then the generation.
+    #[arg(value_name = "[IMG] SUBVOL GENERATION", required = true, num_args = 1..=3)]
     args: Vec<OsString>,
     #[command(flatten)]
     others: DeviceArgs,
@@ -24,9 +25,14 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
         let (target, things) = target::split(&self.args, &self.others, Access::Read)?;
-        let [subvol, since] = &things[..] else { return Err(misuse!("a subvolume and a generation, please")) };
+        let [subvol, since] = &things[..] else {
+            return Err(misuse!("expected the arguments [IMG] SUBVOL GENERATION"));
+        };
         let since: u64 = since.to_string_lossy().parse().map_err(|_| {
-            misuse!("{} is not a generation: a number, such as find-new itself shows at the end", since.display())
+            misuse!(
+                "{} is not a generation, which is a number such as the last line of find-new shows",
+                since.display()
+            )
         })?;
         let request = Request::FindNew { which: target.which(subvol)?, since };
         let (parts, marker) = match target.ask_of(subvol, request)? {

@@ -9,7 +9,7 @@ use crate::args::DeviceArgs;
 use crate::out::{date, human, json, println_or_end, text, uuid_or_dash};
 use crate::target::{self, Access};
 
-/// List all subvolumes
+/// List subvolumes
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Image file, block device, or any path on a mount.
@@ -17,16 +17,16 @@ pub(crate) struct Args {
     path: PathBuf,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Only read-only ones.
+    /// Only read-only subvolumes.
     #[arg(long, short = 'r')]
     read_only: bool,
-    /// Only snapshots; shows when they were made.
+    /// Only snapshots, with the time of their creation.
     #[arg(long, short = 's')]
     snapshots: bool,
-    /// Only those directly inside the subvolume that the path is in.
+    /// Only children of the subvolume that the path is in.
     #[arg(long, short = 'o')]
     only_below: bool,
-    /// Show the number of the subvolume that each is in.
+    /// Show the parent's ID.
     #[arg(long, short = 'p')]
     parent: bool,
     /// Show the generation at creation.
@@ -35,19 +35,19 @@ pub(crate) struct Args {
     /// Show UUIDs too.
     #[arg(long, short = 'u')]
     uuid: bool,
-    /// Show the UUID of what each was received from.
+    /// Show the UUID of the subvolume that each was received from.
     #[arg(long, short = 'R')]
     received: bool,
-    /// Show numbers of deleted ones that are not gone yet, instead.
+    /// Show instead the IDs of deleted subvolumes that are not removed completely yet.
     #[arg(long, short = 'd')]
     deleted: bool,
-    /// All, which is what it shows anyway.
+    /// Show all subvolumes (the default).
     #[arg(long, short = 'a')]
     all: bool,
-    /// Show the generation, which it does anyway.
+    /// Show the generation (the default).
     #[arg(short = 'g')]
     generation: bool,
-    /// Only those with this generation; with + or - before it, those with at least or at most this.
+    /// Only subvolumes with this generation; +N: at least N; -N: at most N.
     #[arg(long = "gen", short = 'G', value_name = "[+|-]N", allow_hyphen_values = true, value_parser = bound)]
     of_generation: Option<Bound>,
     /// The same for the generation at creation.
@@ -56,14 +56,13 @@ pub(crate) struct Args {
     /// Show a table.
     #[arg(long, short = 't')]
     table: bool,
-    /// Sort by these, separated by commas, each with - before it from the highest down: rootid, gen, ogen, path.
+    /// Sort by these keys, separated by commas: rootid, gen, ogen, path; with a leading - in descending order.
     #[arg(long, value_name = "KEYS", allow_hyphen_values = true, value_delimiter = ',', value_parser = order)]
     sort: Vec<Order>,
-    /// Show what each takes: referenced and exclusive bytes, and what it shares with the one before and the one after it (by
-    /// number).
+    /// Show the referenced and exclusive bytes of each subvolume, and the bytes it shares with the one before and after it (by ID).
     #[arg(long, conflicts_with = "deleted")]
     sizes: bool,
-    /// Numbers in bytes.
+    /// Show sizes in bytes.
     #[arg(long, requires = "sizes")]
     raw: bool,
     /// Show JSON.
@@ -95,7 +94,7 @@ fn bound(text: &str) -> Result<Bound, String> {
         Some(("-", digits)) => (Bound::Most, digits),
         _ => (Bound::Just, text),
     };
-    digits.parse().map(make).map_err(|_| format!("{text} is no generation, with + or - before it or not"))
+    digits.parse().map(make).map_err(|_| format!("{text} is not a generation, optionally with a leading + or -"))
 }
 
 /// What subvolumes are sorted by.
@@ -136,7 +135,7 @@ fn order(text: &str) -> Result<Order, String> {
         "gen" => SortKey::Generation,
         "ogen" => SortKey::Created,
         "path" => SortKey::Path,
-        _ => return Err(format!("{name} is nothing to sort by: rootid, gen, ogen, path are")),
+        _ => return Err(format!("{name} is not a sort key: use rootid, gen, ogen or path")),
     };
     Ok(Order { key, falling })
 }

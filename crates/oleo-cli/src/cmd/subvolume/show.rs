@@ -9,15 +9,17 @@ use crate::args::DeviceArgs;
 use crate::out::{date, json, println_or_end, text, uuid_or_dash};
 use crate::target::{self, Access};
 
-/// Show what is known of a subvolume
+/// Show details of a subvolume
 #[derive(clap::Args)]
+#[command(override_usage = "oleo subvolume show [OPTIONS] IMG [SUBVOL]\n       \
+    oleo subvolume show [OPTIONS] SUBVOL")]
 pub(crate) struct Args {
-    /// An image and a subvolume in it (path or number; the top level, if left out), or a subvolume on a mount.
+    /// An image and a subvolume in it (path or ID; by default the top level), or a subvolume on a mount.
     #[arg(value_name = "[IMG] SUBVOL", required = true, num_args = 1..=2)]
     subvol: Vec<OsString>,
     #[command(flatten)]
     others: DeviceArgs,
-    /// The subvolume of this number.
+    /// Show the subvolume with this ID.
     #[arg(long, short = 'r', value_name = "ID")]
     rootid: Option<u64>,
     /// Show JSON.

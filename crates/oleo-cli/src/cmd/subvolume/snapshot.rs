@@ -11,16 +11,17 @@ use crate::target::{self, Access};
 
 /// Make a snapshot of a subvolume
 #[derive(clap::Args)]
+#[command(override_usage = "oleo subvolume snapshot [OPTIONS] [IMG] SOURCE PATH")]
 pub(crate) struct Args {
-    /// An image, a subvolume in it (path or number) and the new path; or a subvolume on a mount and the new path.
-    #[arg(value_name = "[IMG] SOURCE PATH", required = true, num_args = 2..=3)]
+    /// An image, a subvolume in it (path or ID) and the new path; or a subvolume on a mount and the new path.
+    #[arg(value_name = "[IMG] SOURCE PATH", required = true, num_args = 1..=3)]
     paths: Vec<OsString>,
     #[command(flatten)]
     others: DeviceArgs,
-    /// The snapshot refuses changes.
+    /// Make the snapshot read-only.
     #[arg(long, short = 'r')]
     read_only: bool,
-    /// Put it into this quota group (LEVEL/NUMBER); may be given again.
+    /// Add the snapshot to this quota group (LEVEL/NUMBER); repeat it for each.
     #[arg(short = 'i', value_name = "QGROUP", value_parser = crate::args::qgroup)]
     inherit: Vec<u64>,
 }
@@ -28,7 +29,7 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         let (target, paths) = target::split(&self.paths, &self.others, Access::Write)?;
-        let [source, path] = &paths[..] else { return Err(misuse!("a snapshot needs a source and a new path")) };
+        let [source, path] = &paths[..] else { return Err(misuse!("expected the arguments [IMG] SOURCE PATH")) };
         // A directory that is there: into it, under the source's name.
         let name = Path::new(source).file_name().unwrap_or(OsStr::new(""));
         let inside = target.is_mount() && Path::new(path).is_dir();
@@ -41,7 +42,10 @@ impl Args {
             into: !target.is_mount(),
             groups: self.inherit,
         };
-        let Reply::Made(id) = target.ask_of(&path, request)? else { anyhow::bail!("no number came back") };
+        let id = match target.ask_of(&path, request)? {
+            Reply::Made(id) => id,
+            other => return target::unexpected(other),
+        };
         target.close()?;
         out.note(format!("{}: subvolume {id}, a snapshot of {}", path.display(), source.display()));
         Ok(())

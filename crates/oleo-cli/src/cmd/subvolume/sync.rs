@@ -10,18 +10,18 @@ use crate::args::DeviceArgs;
 use crate::out::Out;
 use crate::target::{self, Access};
 
-/// Wait until deleted subvolumes are gone; on an image, take them apart
+/// Wait until deleted subvolumes are removed; on an image, remove them
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Image file, block device, or any path on a mount.
     #[arg(value_name = "IMG|PATH")]
     path: PathBuf,
-    /// Only these, by their numbers.
+    /// Only the subvolumes with these IDs.
     #[arg(value_name = "ID")]
     ids: Vec<u64>,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Look again after so many seconds.
+    /// Seconds between two checks.
     #[arg(long, short = 's', value_name = "SECONDS", default_value = "1")]
     sleep: u64,
 }
