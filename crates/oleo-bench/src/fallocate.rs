@@ -1,4 +1,4 @@
-//! Preallocation by many at once: each of P threads gives its own file 8 KiB and takes them away again, over and over.
+//! Preallocation by many threads in parallel: each of P threads gives its own file 8 KiB and takes them away again, over and over.
 //!
 //! Ours runs in-process with P threads; the kernel's ext4 (with and without `mb_optimize_scan`) and btrfs with P processes,
 //! each of which is this program started once more ([`child`]), so that the loop is the same. All on images in memory.
@@ -40,11 +40,11 @@ const PEERS: &[Peer] = &[Peer::Oleo, Peer::Kernel, Peer::Ext4, Peer::Ext4Scan];
 const AIMS: &[(Peer, &str)] = &[(Peer::Kernel, "4x"), (Peer::Ext4, "4x"), (Peer::Ext4Scan, "4x")];
 
 fn plain(threads: usize) -> String {
-    format!("promised and dropped, {threads} at once")
+    format!("promised and dropped, {threads} in parallel")
 }
 
 fn placed(threads: usize) -> String {
-    format!("placed and freed, {threads} at once")
+    format!("placed and freed, {threads} in parallel")
 }
 
 fn figures() -> Vec<Figure> {

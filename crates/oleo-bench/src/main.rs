@@ -197,7 +197,7 @@ const BENCHES: &[Bench] = &[
     Bench {
         name: "fallocate",
         times: Timed::Calls,
-        what: "8 KiB of a file preallocated and truncated away, by 1, 2, 4 and 8 at once, each on its own file: threads \
+        what: "8 KiB of a file preallocated and truncated away, by 1, 2, 4 and 8 in parallel, each on its own file: threads \
                in-process beside processes on the kernel's btrfs and on ext4 with mb_optimize_scan=0 and =1, which place space at \
                once; ours promised only, then written out with addresses (the figure with the aim); thousands of rounds per second, \
                nothing synced",

@@ -24,7 +24,7 @@ const EXAMPLE: &str = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c";
 /// How long names and attributes are kept by the kernel for the pass-through: longer than any run.
 const KEPT_SECONDS: &str = "timeout=86400";
 
-/// How many files the kernel will know of at once.
+/// How many files the kernel will know at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Files {
     /// Fewer than any limit of descriptors.

@@ -28,9 +28,9 @@ const NODE: u64 = 16384;
 const SIZES: [u64; 5] = [1_000, 10_000, 100_000, 1_000_000, 10_000_000];
 const THREADS: [u64; 3] = [1, 2, 4];
 const MIXES: [&str; 4] = ["create", "overwrite", "delete", "clone"];
-/// Changes that are recorded at once.
+/// Changes of one batch that is recorded.
 const BATCH: usize = 256;
-/// Heads that are drained at once.
+/// Heads of one batch that is drained.
 const DRAIN: usize = 4096;
 /// References of one extent in the mix of clones.
 const CLONES: u64 = 1000;
@@ -234,7 +234,7 @@ fn memory(report: &Report, mix: &str, heads: u64) {
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     report.note(&format!(
-        "processor time; recorded {BATCH} at once, drained {DRAIN} at once by one thread; the ledger beside the others"
+        "processor time; recorded in batches of {BATCH}, drained in batches of {DRAIN} by one thread; the ledger beside the others"
     ));
     let wanted = |name: &str| args.only.as_deref().is_none_or(|only| name.contains(only));
     for mix in MIXES {

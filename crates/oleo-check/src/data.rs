@@ -13,7 +13,7 @@ use crate::finding::{Kind, Place};
 use crate::input::{Input, TreeStart};
 use crate::walk::{Context, Progress};
 
-/// Bytes that one thread reads at once, of each copy.
+/// Bytes that one thread reads at a time, of each copy.
 const READ_LEN: usize = 1 << 20;
 /// Reads that are gathered before they are handed to all threads.
 const GATHER: usize = 64;

@@ -1,6 +1,6 @@
 //! What the core gives to the checks of files: trees, their items in key order, and facts about the volume.
 //!
-//! Trees of files are checked in two steps, so that a block that 64 snapshots share is looked at once. (1) Every leaf is
+//! Trees of files are checked in two steps, so that a block that 64 snapshots share is read only once. (1) Every leaf is
 //! turned into [`LeafSummary`](crate::files::LeafSummary), once, by `LeafSummary::of_leaf`. Summaries join: those of
 //! two runs of leaves give those of the longer run, so the summaries of a subtree are computed once however many trees
 //! share it, and those of a tree are the summaries of its root (`reduce`). (2) `Forest::tree` checks a tree from its
@@ -100,7 +100,7 @@ pub(crate) struct Input<'a> {
     pub volume: &'a Volume,
 }
 
-/// Children that are fetched at once.
+/// Children that are fetched in one batch.
 const AHEAD: usize = 32;
 
 impl Input<'_> {

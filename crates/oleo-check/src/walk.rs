@@ -21,7 +21,7 @@ use crate::finding::{Finding, Kind, Place, Severity};
 use crate::input::{Env, TreeStart};
 use crate::sets::{SetId, Sets};
 
-/// Blocks that are read at once by one thread.
+/// Blocks that one thread reads in one batch.
 const BATCH: usize = 32;
 /// Lists up to this length are not worth other threads.
 const ALONE_MAX: usize = 8;

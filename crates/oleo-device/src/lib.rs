@@ -1,6 +1,6 @@
 //! Block stores: what a volume's members are kept on.
 //!
-//! A [`Device`] is a run of bytes with an end, read and written at offsets by many threads at once, in batches where
+//! A [`Device`] is a run of bytes with an end, read and written at offsets by many threads in parallel, in batches where
 //! the caller has several requests. [`FileDevice`] is a file or a block device, [`MemDevice`] sparse memory, [`Window`]
 //! a part of another device, [`Latched`] a device that refuses writes after the first that failed, [`Overlay`] one whose writes
 //! stay in memory.

@@ -105,7 +105,7 @@ fn zero_in_page(page: u64, bytes: &mut [u8], offset: u64, end: u64) -> bool {
     true
 }
 
-/// Most contents are told from zeros by the first chunk; the rest is compared many bytes at once.
+/// Most contents are told from zeros by the first chunk; the rest is compared many bytes at a time.
 fn is_zero(bytes: &[u8]) -> bool {
     const CHUNK: usize = 64;
     bytes.chunks(CHUNK).all(|chunk| chunk.iter().fold(0, |or, b| or | b) == 0)

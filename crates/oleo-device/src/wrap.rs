@@ -121,7 +121,7 @@ impl Latched {
             if e.is_full() {
                 return;
             }
-            // Two threads may fail at once; one of the two failures is the first.
+            // Two threads may fail concurrently; one of the two failures is the first.
             let _ = self.first.set(Arc::new(e.clone()));
         })
     }

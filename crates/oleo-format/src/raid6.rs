@@ -70,7 +70,7 @@ fn inverse(a: u8) -> u8 {
     TABLES.0[255 - usize::from(TABLES.1[usize::from(a)])]
 }
 
-/// Multiplies eight field elements by `g` at once.
+/// Multiplies eight field elements by `g` in one step.
 fn double(x: u64) -> u64 {
     let high = x >> 7 & 0x0101_0101_0101_0101;
     (x << 1 & 0xfefe_fefe_fefe_fefe) ^ (high * u64::from(POLY))

@@ -27,7 +27,7 @@ impl Key {
     pub const FREE_SPACE: u64 = -11i64 as u64;
     /// Caches of free inode numbers, no longer used.
     pub const FREE_INO: u64 = -12i64 as u64;
-    /// Stands for several objects at once.
+    /// Stands for several objects.
     pub const MULTIPLE: u64 = -255i64 as u64;
 
     /// The root item of a tree that is not a snapshot.

@@ -1,7 +1,7 @@
-//! When what was done becomes durable: sync, commits by the clock and under pressure, inodes whose flags ask for it at once. (fsync: see
+//! When what was done becomes durable: sync, commits by the clock and under pressure, inodes whose flags require it immediately. (fsync: see
 //! `log`.)
 //!
-//! Several callers at once share one commit (see `Engine::commit`). Pressure is a number of dirty inodes, or of changed items
+//! Concurrent callers share one commit (see `Engine::commit`). Pressure is a number of dirty inodes, or of changed items
 //! where few inodes have many: above `dirty_inodes_max` somebody has to commit. That is whoever waits in
 //! [`Fs::wait_commit`], if anybody ever did; then operations go on until there are twice as many. Else one operation commits,
 //! and others wait for it only as long as nothing is frozen yet. Operations in steps commit between these.

@@ -39,7 +39,7 @@ const NAMELESS_AWAITED: Duration = Duration::from_secs(1);
 /// Inodes that wait to be erased before those who remove names erase some, too: each stays in memory until then.
 const EVICTABLE_MAX: usize = 4096;
 
-/// Shards of the list of dirty inodes: a few times the number of threads that push at once.
+/// Shards of the list of dirty inodes: a few times the number of threads that push in parallel.
 const DIRTY_SHARDS: usize = 32;
 /// Inodes that enter a shard between two looks at whether all shards hold too many.
 const DIRTY_COUNT_STEP: usize = 64;

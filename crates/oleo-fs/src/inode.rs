@@ -2,7 +2,7 @@
 //! read and changed.
 //!
 //! Normal path of a change: (1) the operation joins the transaction (`Engine::join`) and so holds a handle; (2) it
-//! locks its inodes with [`write`](Inode::write), several at once with [`lock_all`]; (3) it changes items with
+//! locks its inodes with [`write`](Inode::write), several together with [`lock_all`]; (3) it changes items with
 //! [`ItemsMut::put`] and [`ItemsMut::delete`], fields with [`WriteGuard::fields_mut`]; the first change of an inode
 //! in an epoch enters it in the list of dirty inodes; (4) it drops the guards, then the handle.
 //!
@@ -706,7 +706,7 @@ impl<'a> WriteGuard<'a> {
     }
 }
 
-/// Inodes locked at once by one operation: rename has the most, two directories and two entries.
+/// Inodes that one operation locks together: rename has the most, two directories and two entries.
 const LOCKED_MAX: usize = 4;
 
 /// Several inodes locked for changing, in the order of their ranks, whatever the order they were named in.

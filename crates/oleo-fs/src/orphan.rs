@@ -35,8 +35,8 @@ pub(crate) fn erase_need(extents: u32) -> Need {
     Need { items: ITEMS_BESIDE + extents, bytes: 128, releasing: true }
 }
 
-/// How many extents erasing an inode with its next to last name would have to remove; 0 where it is not to be erased
-/// at once.
+/// How many extents erasing an inode with its next to last name would have to remove; 0 if it is not to be erased
+/// immediately.
 pub(crate) fn extents_to_erase(inode: &Inode) -> Result<u32, FsError> {
     let guard = inode.read();
     if guard.fields().nlink > 1 || inode.handles() > 0 {

@@ -94,7 +94,7 @@ fn leave_it_to_others(fs: &Fs) {
     fs.wait_write_back(Duration::ZERO);
 }
 
-/// Goal: bytes go to disk in the background, memory stays within its bound, what is written at once lies together.
+/// Goal: bytes go to disk in the background, memory stays within its bound, what is written together lies together.
 /// Method: two writers of large files, plain and compressed, whose bytes are compared; no sync until the end, so that only
 /// the background can have made extents; then `btrfs check`.
 #[test]
@@ -315,7 +315,7 @@ fn old_bytes_are_written_back() -> Result<()> {
     Ok(())
 }
 
-/// Goal: of threads that sync at once, each finds its own file on disk when its sync returns, whoever's commit that was.
+/// Goal: of threads that sync concurrently, each finds its own file on disk when its sync returns, whoever's commit that was.
 /// Method: threads create and sync; when one returns, the inode's transaction must be on disk; no more commits than syncs
 /// are made (that they are shared is tested with the engine).
 #[test]

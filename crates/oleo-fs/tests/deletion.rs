@@ -1,4 +1,4 @@
-//! Much at once: subvolumes with very many shared extents go, files with very many are cloned, while others write.
+//! Much work in parallel: subvolumes with very many shared extents go, files with very many are cloned, while others write.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -129,7 +129,7 @@ impl Times {
     }
 }
 
-/// All [`WORKS`] at once, each in a thread, as long as `f` runs here.
+/// All [`WORKS`] in parallel, each in a thread, as long as `f` runs here.
 fn beside(fs: &Fs, dir: &InodeRef, turn: &str, f: impl FnOnce() -> Result<()>) -> Result<[Times; 3]> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Inodes without names are erased by many at once: those who clean, those who remove names, each perhaps more than once.
+//! Inodes without names are erased by many threads in parallel: those who clean, those who remove names, each perhaps more than once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -88,7 +88,7 @@ fn the_kernel_finishes_what_we_began() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goal: we finish what the kernel began to drop. Method: delete on a kernel mount and unmount at once; clean here; check.
+/// Goal: we finish what the kernel began to drop. Method: delete on a kernel mount and unmount immediately; clean here; check.
 #[test]
 fn we_finish_what_the_kernel_began() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };

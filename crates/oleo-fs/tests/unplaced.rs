@@ -156,7 +156,7 @@ fn what_is_promised_is_there() -> anyhow::Result<()> {
     oracle.must_be_sound(&[&image], "preallocated to the last byte, and written")
 }
 
-/// Goal: one file can be given more than half of what is free. Method: three quarters of it at once.
+/// Goal: one file can be given more than half of what is free. Method: three quarters of it in one call.
 #[test]
 fn most_of_what_is_free() -> anyhow::Result<()> {
     let (_device, fs) = in_memory(400 * MIB, 44)?;

@@ -214,7 +214,7 @@ mod tests {
         });
     }
 
-    /// Goal: what is given up ends at once.
+    /// Goal: what is given up ends immediately.
     #[test]
     fn given_up() {
         let ending = Ending::default();

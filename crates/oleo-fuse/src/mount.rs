@@ -371,8 +371,8 @@ fn write_all(server: &Server, log: &Log) -> oleo::Result<()> {
         if !std::mem::replace(&mut reported, true) {
             let dir = server.dir().map(|dir| dir.display().to_string()).unwrap_or_default();
             log(&format!(
-                "not everything could be written: {error}; it is kept in memory, and tried again. `oleo unmount {dir}` tries \
-                 at once; with --save-to DIR it writes out all files, with --force it gives up what is not on disk"
+                "not everything could be written: {error}; it is kept in memory and tried again. `oleo unmount {dir}` tries \
+                 immediately; with --save-to DIR it copies all files elsewhere, with --force it discards what is not on disk"
             ));
         }
         if !server.ending().stuck(shown(&error, None), failed) {

@@ -1,7 +1,7 @@
 //! How requests come and replies go: a trait of ours, so that `/dev/fuse` and io_uring stand beside each other and the
 //! server sees neither.
 //!
-//! A transport owns the buffers. It calls [`Handler::handle`] from several threads at once, with a request that borrows
+//! A transport owns the buffers. It calls [`Handler::handle`] from several threads in parallel, with a request that borrows
 //! from the transport's buffer and a reply to fill, and sends what came of it. [`Transport::serve`] returns when the file
 //! system is unmounted and every request has been answered.
 //!
@@ -57,7 +57,7 @@ fn blocking_class(code: u32) -> BlockingClass {
 
 /// Whoever answers requests.
 pub trait Handler: Send + Sync {
-    /// Answers one request. Called by many threads at once.
+    /// Answers one request. Called by many threads in parallel.
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome;
 }
 
@@ -87,7 +87,7 @@ pub trait Notifier: Send + Sync {
     /// The connection is gone.
     fn inval_entry(&self, dir: u64, name: &[u8]) -> io::Result<()>;
 
-    /// Nodes that are better forgotten where nobody uses them; not too many at once.
+    /// Nodes that are better forgotten where nobody uses them; not too many in one call.
     ///
     /// # Errors
     /// The connection is gone; `Unsupported`: this kernel cannot be asked that.

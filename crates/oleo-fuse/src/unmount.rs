@@ -1,6 +1,6 @@
 //! Unmounting from outside, and waiting until the server has written everything.
 //!
-//! The kernel answers umount(2) of a FUSE mount at once, while the server still has changes in memory. So: (1) ask the mount
+//! The kernel answers umount(2) of a FUSE mount immediately, while the server still has changes in memory. So: (1) ask the mount
 //! for its control socket; (2) have the server write everything: where it cannot, nothing is unmounted; (3) unmount; (4) wait
 //! for what the server says of its last commit, and for its end. Where the same mount is still seen elsewhere (a bind mount,
 //! another namespace), the server goes on, and nobody waits.

@@ -24,7 +24,7 @@ const STEP_MAX: u64 = 32 << 20;
 const THRESHOLD: u64 = 32 << 20;
 /// The most bytes that a compressed extent stands for (format: `BTRFS_MAX_UNCOMPRESSED`): it cannot become longer.
 const COMPRESSED_MAX: u64 = 128 << 10;
-/// Entries of a directory looked at at once.
+/// Entries of a directory read in one batch.
 const ENTRIES_AT_ONCE: usize = 1024;
 
 /// How to defragment.

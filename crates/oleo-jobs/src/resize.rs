@@ -3,7 +3,7 @@
 //! Normal path: (1) everything is committed, so that the chunks in the trees are those in memory; (2) what is asked for
 //! becomes a number of bytes; (3) when shrinking, new chunks are kept out of what goes (`Engine::keep_free_behind`), and the
 //! groups that have a piece there are closed and moved ([`empty`]), the highest address first; (4) the device's item changes, in the
-//! volume and in the chunk tree at once, so that no new chunk goes by the old size (`Staged::resize_device`); (5) a commit;
+//! volume and in the chunk tree in one step, so that no new chunk goes by the old size (`Staged::resize_device`); (5) a commit;
 //! (6) a file that became too long is cut.
 //!
 //! A chunk that somebody was about to make when (3) began may still come to lie behind the new end. (4) finds it, and (3)

@@ -472,7 +472,7 @@ fn limits_of_many_subvolumes() -> anyhow::Result<()> {
 
 /// Goal: a count that was cut short is carried on by whoever opens the volume next, and the numbers are right, though others wrote
 /// between. Method: ours cut short, something written without a count, then the kernel's mount finishes it; and the
-/// kernel's, cut short by unmounting at once, which we finish.
+/// kernel's, cut short by unmounting immediately, which we finish.
 #[test]
 fn a_scan_cut_short() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };

@@ -4,7 +4,7 @@
 //! lets a number of writes and flushes through, over all disks that share the switch, and fails everything after them;
 //! or a test just stops; (4) [`SimDisk::after_crash`] gives what a machine finds when it comes up again.
 //!
-//! Invariants: reads see every write at once, as through a drive's cache. A crash keeps what the last successful flush
+//! Invariants: reads see every write immediately, as through a drive's cache. A crash keeps what the last successful flush
 //! covered, and of later writes a random choice of sectors of [`SECTOR`] bytes: writes can be lost, torn, and reordered.
 //! Two crashes with one seed are alike.
 //! Locks: one, held for each write, so that "before the flush" has a meaning.

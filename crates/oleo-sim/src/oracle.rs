@@ -157,7 +157,7 @@ pub struct Scratch {
     dir: tempfile::TempDir,
 }
 
-/// Copies a program so that it can be run at once. By a process of its own: a child that another thread starts here meanwhile would
+/// Copies a program so that it can be run immediately. By a process of its own: a child that another thread starts here meanwhile would
 /// hold the copy open for writing, and what is open for writing does not run ("Text file busy").
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     run("cp", [from, to]).map(drop)

@@ -36,7 +36,7 @@ pub(crate) struct Pool<W = AtomicU64> {
     pub(crate) reserved: W,
     /// What new chunks could add, as last told.
     pub(crate) growth: W,
-    /// The sum of the two: a number of its own, so that both can change at once.
+    /// The sum of the two: a number of its own, so that both can change in one step.
     pub(crate) limit: W,
     /// Bytes freed by a transaction that is not durable yet.
     pub(crate) pinned: W,

@@ -11,7 +11,7 @@ use crate::faults::RequestKind;
 use crate::space::Share;
 use crate::{Kind, Refusal, Run};
 
-/// Addresses that were given out and are not referenced by anything yet. Dropping it makes them free at once.
+/// Addresses that were given out and are not referenced by anything yet. Dropping it frees them immediately.
 #[must_use = "a grant that is dropped is free again"]
 pub struct Grant {
     pub(crate) inner: Share,

@@ -41,7 +41,7 @@ const SHARDS: usize = 64;
 /// index of a sweep is short.
 const REGION_SHIFT: u32 = 24;
 
-/// Records that are sorted into a run at once: what fits into a processor's first caches.
+/// Records that are sorted into one run: what fits into a processor's first caches.
 const TAIL_RECORDS_MAX: usize = 512;
 
 /// A run that is not more than this many times as long as the next one is merged with it: few runs to ask, and no more than
@@ -325,7 +325,7 @@ fn region(at: u64) -> u64 {
     at >> REGION_SHIFT
 }
 
-/// The ledger. Any number of threads record at once, and any number drain.
+/// The ledger. Any number of threads may record and drain in parallel.
 pub struct LedgerOf<L: SyncPrimitives> {
     /// A power of two of them.
     shards: Box<[L::Lock<Shard>]>,

@@ -30,7 +30,7 @@ use crate::{Kind, LoadError, Run};
 /// Groups that are read ahead when a scan has begun: a few leaves of the free-space tree.
 pub(crate) const AHEAD_GROUPS: usize = 16;
 
-/// Groups whose numbers of free runs are asked for at once.
+/// Groups whose numbers of free runs are asked for in one batch.
 const COUNTS_BATCH: usize = 64;
 
 /// Runs in memory, bytes, until told otherwise: about four million runs.

@@ -164,7 +164,7 @@ impl Inner {
         }
     }
 
-    /// Makes a run free at once.
+    /// Frees a run immediately.
     pub(crate) fn put_back(&self, run: Run) {
         let table = self.tables.read();
         // A group that was removed has taken its space with it.
@@ -403,7 +403,7 @@ impl Space {
         })?)
     }
 
-    /// Makes a run free at once: it was made and dropped in one transaction, and nothing on disk ever named it.
+    /// Frees a run immediately: it was made and dropped in one transaction, and nothing on disk ever named it.
     pub fn give_back(&self, run: Run) {
         if run.len.0 > 0 {
             self.inner.put_back(run);

@@ -13,7 +13,7 @@ use std::io::{self, Read};
 use oleo_format::stream::{self, COMMAND_HEAD_LEN, COMMAND_LEN_MAX_V1, Command, CommandHead, HEADER_LEN};
 use oleo_format::{Class, Classified, Corruption, errno};
 
-/// Bytes read from the input at once: large enough that a pipe or file is not asked for every small command.
+/// Bytes of one read of the input: large enough that a pipe or file is not asked for every small command.
 const READ_LEN: usize = 256 << 10;
 
 /// How much of a stream is believed.
@@ -236,7 +236,7 @@ impl<R: Read> Commands<R> {
             self.buffer.resize((self.from + len).next_multiple_of(READ_LEN), 0);
         }
         while self.to - self.from < len {
-            // No more at once than stays in the processor's cache until it is looked at.
+            // No more at a time than stays in the processor's cache until it is looked at.
             let end = self.buffer.len().min(self.to + READ_LEN.max(self.from + len - self.to));
             match self.input.read(&mut self.buffer[self.to..end]) {
                 Ok(0) => break,

@@ -2,7 +2,7 @@
 //!
 //! Normal path of [`receive`]: (1) a thread of its own reads the input, verifies it and gathers commands into blocks
 //! (`blocks`); (2) the interpreter takes block after block, checks the order of commands and every path in them
-//! (`interpret`, `paths`); (3) runs of commands on one subvolume go to the [`Target`] at once, so that it may prepare their data
+//! (`interpret`, `paths`); (3) runs of commands on one subvolume go to the [`Target`] together, so that it may prepare their data
 //! on all cores and install it in batches, behind the commands that follow; (4) at the END, or when the next subvolume
 //! begins, the target finishes the subvolume: what was received, read-only.
 //!

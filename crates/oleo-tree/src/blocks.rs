@@ -18,7 +18,7 @@ use quick_cache::sync::Cache;
 use crate::node::{LEVELS, check_place, has_foreign_blocks};
 use crate::{Dirty, Node, TreeError, TreeRoot};
 
-/// How many sibling blocks a pass over a tree reads at once.
+/// How many sibling blocks a pass over a tree reads in one batch.
 pub(crate) const READ_AHEAD_BLOCKS: usize = 32;
 
 /// What a cached block costs beside its bytes: two allocations, the entry, its key.
@@ -30,7 +30,7 @@ pub trait BlockReader: Send + Sync {
     fn rules(&self) -> &NodeRules;
     /// Reads and verifies one block.
     fn read_block(&self, expect: &NodeExpect) -> Result<CheckedNode, TreeError>;
-    /// Reads many at once; results in the order of the expectations.
+    /// Reads many in one batch; results in the order of the expectations.
     fn read_blocks(&self, expects: &[NodeExpect]) -> Vec<Result<CheckedNode, TreeError>>;
 }
 
@@ -219,7 +219,7 @@ impl Blocks {
         self.load(tree, &NodeExpect::child(&parent.child(slot), parent.level()))
     }
 
-    /// Many children at once, of any parents: what is not in memory is read in one batch.
+    /// Many children, of any parents: what is not in memory is read in one batch.
     pub(crate) fn children<'n>(
         &self,
         tree: TreeId,

@@ -5,7 +5,7 @@
 //!
 //! Blocks are sealed (checksum) as they are built, while they are in the processor's cache: a block here never changes.
 //! Locks: `map` (never over I/O); `sharing` is held by a change of a shareable tree and never waited for: what one makes of a
-//! shared block decides what the next one sees, so the caller makes them one after another, and two at once are a bug.
+//! shared block decides what the next one sees, so the caller makes them one after another; two in parallel are a bug.
 
 use std::sync::Arc;
 

@@ -132,9 +132,9 @@ impl Blocks {
         Ok(self.drop_tree_slowly(root, plan, env, None)?.step)
     }
 
-    /// The same, where `takes_apart` says of nodes that others reference too whether what is below them must not change hands
-    /// at once. For each such node on the way to the place where the step ends a block is written; where there is no room for
-    /// them, the step is done without. What is above the place is written anew, too.
+    /// The same, but `takes_apart` decides, for each node that others reference too, whether what is below it must change hands in
+    /// small steps. For each such node on the path to the place where the step ends a block is written; if there is no space for
+    /// them, the step is done without. The nodes above that place are rewritten, too.
     pub fn drop_tree_slowly<'a>(
         &'a self,
         root: &TreeRoot,

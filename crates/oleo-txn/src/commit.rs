@@ -433,7 +433,7 @@ fn merge_root_item(old: Option<&RootItem>, mut new: RootItem) -> RootItem {
 
 impl Engine {
     /// Makes everything done so far durable and returns its generation. Where nothing was done it returns the last one.
-    /// Several callers at once share a commit that began after they asked. The caller holds no handle.
+    /// Concurrent callers share a commit that began after they asked. The caller holds no handle.
     pub fn commit(&self) -> Result<Generation, TxnError> {
         self.commit_notifying(&|| {})
     }

@@ -102,7 +102,7 @@ impl Pending {
         }
     }
 
-    /// The checksum items of a log that data in a range needs: whole steps of what was added at once, counted from where it
+    /// The checksum items of a log that data in a range needs: whole steps of what was added together, counted from where it
     /// began, so that items that are asked for twice are the same and none overlap.
     pub(crate) fn pending_items(&self, l: Layout, at: Logical, len: ByteLen, out: &mut BTreeMap<Key, Op>) {
         let step = (l.item_bytes_max / l.csum_len * l.csum_len) as usize;

@@ -9,7 +9,7 @@
 //!
 //! With quota on, a subtree that changes hands when the tree lets go of it is taken apart leaf by leaf, so that the count of the
 //! transaction has no more to look at than the steps did ([`QUOTA_BYTES_MAX`] in all). That needs room for a few blocks; without it the subtree
-//! goes at once, and the count takes what it takes.
+//! goes in one step, and the count takes what it takes.
 
 use std::sync::atomic::Ordering;
 

@@ -76,7 +76,7 @@ pub(crate) struct Settled {
     pub(crate) owned: OwnedBytes,
 }
 
-/// How far from its hash a file's reference may stand: an extent never had more references than that at once.
+/// How far from its hash a file's reference may stand: an extent never had more references than that at a time.
 const CHAIN_MAX: u64 = 1 << 32;
 
 /// How far from its hash a reference is looked for that is added to, and may be new. Hashes of one tree's references are spread over
@@ -243,7 +243,7 @@ fn is_item_of(key: &Key, at: Logical) -> bool {
     key.objectid == at.0 && key.item_type <= ItemType::SHARED_DATA_REF
 }
 
-/// Records that a thread draws at once: enough that drawing costs little, few enough that all threads have work to the end.
+/// Records that a thread draws at a time: enough that drawing costs little, few enough that all threads have work to the end.
 const BATCH_RECORDS: usize = 4096;
 
 /// Drains the ledger and works through all that it held; `None` where that was nothing. The caller sees to it that nobody

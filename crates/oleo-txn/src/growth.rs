@@ -5,7 +5,7 @@
 //! settling records the plans. Until then nothing on disk names the chunk, and nothing that names space in it can be
 //! committed before it.
 //!
-//! Data is reserved against groups that exist: reservations that do not fit grow a chunk at once. Metadata is reserved against
+//! Data is reserved against groups that exist: reservations that do not fit grow a chunk immediately. Metadata is reserved against
 //! what is unallocated, too (see `outlook`): bursts of promises come and go, and a group is made when a block finds no other place. So an
 //! operation that was let in cannot meet a full disk in its commit. No chunk is made for a request that could not be met even if all
 //! that is unallocated became chunks for it.
@@ -162,7 +162,7 @@ impl Inner {
         self.grow_held(kind)
     }
 
-    /// The same for whoever found nothing in the groups that there were: several at once are served by one chunk.
+    /// The same for whoever found nothing in the groups that there were: several callers together are served by one chunk.
     fn grow_beyond(&self, kind: Kind, seen: ByteLen) -> Result<bool, TxnError> {
         let _one = self.growth.growing.lock();
         if self.space.totals(kind).total > seen {

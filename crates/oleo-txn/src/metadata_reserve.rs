@@ -46,7 +46,7 @@ const BASE_BLOCKS: u64 = 48;
 const LAST_RESERVE_BLOCKS: [u64; 3] = [128, 64, 32];
 /// Blocks that must really be free for one operation to be let in alone, beside one per item.
 const ALONE_BLOCKS: u64 = 32;
-/// Reserved at once beyond the need of the moment, so that the slow path is rare.
+/// Reserved beyond the need of the moment, so that the slow path is rare.
 const STEP_BYTES: u64 = 1 << 20;
 
 #[derive(Default)]
@@ -130,7 +130,7 @@ impl MetadataReserve {
             let items = items + self.promised_items.load(Ordering::Relaxed);
             (self.bound(items, bytes + self.promised_bytes.load(Ordering::Relaxed)), 0)
         };
-        // Looked at once: others add to it meanwhile.
+        // Read only once: others add to it meanwhile.
         let covered = self.covered.load(Ordering::Acquire) + last;
         if bound <= covered { None } else { Some(bound - covered) }
     }

@@ -1,4 +1,4 @@
-//! Several callers that commit at once.
+//! Several callers that commit concurrently.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Weak, mpsc};

@@ -263,7 +263,7 @@ impl Volume {
         ByteLen(bytes / STRIPE_LEN * STRIPE_LEN)
     }
 
-    /// Changes how much of a device the volume may use, and returns the device's item. A file grows at once; it is cut
+    /// Changes how much of a device the volume may use, and returns the device's item. A file grows immediately; it is cut
     /// only by [`cut_device`](Self::cut_device), when the change is durable. Space that chunks have is not given up.
     pub fn resize_device(&self, devid: DevId, total: ByteLen) -> Result<(Key, Vec<u8>), VolumeError> {
         let members = self.members.read();

@@ -63,7 +63,7 @@ impl Profile {
         Profile::Raid6,
     ];
 
-    /// The profile that the bits of a chunk or block group name: none is `Single`, two at once are `None`.
+    /// The profile that the bits of a chunk or block group name: none is `Single`, several together are `None`.
     pub fn of(flags: BlockGroupFlags) -> Option<Profile> {
         let bits = flags & Profile::bits_all();
         if bits.is_empty() {
@@ -146,7 +146,7 @@ impl Profile {
         }
     }
 
-    /// Whether reads may be rebuilt from parity (and whole rows must be written at once).
+    /// Whether reads may be rebuilt from parity (and rows must be written whole).
     pub fn has_parity(self) -> bool {
         self.shape().parities > 0
     }

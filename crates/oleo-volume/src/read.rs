@@ -82,7 +82,7 @@ impl Volume {
         Err(no_good_copy(expect.logical, len, first_error))
     }
 
-    /// Reads many tree blocks at once; each gets its own result, in order. Devices work in parallel, verifying does
+    /// Reads many tree blocks in one batch; each gets its own result, in order. Devices work in parallel, verifying does
     /// not: who has cores to spare calls from several threads.
     pub fn read_blocks(&self, expects: &[NodeExpect]) -> Vec<Result<CheckedNode, VolumeError>> {
         if let [only] = expects {

@@ -18,9 +18,9 @@ use oleo_mkfs::{FillOptions, Report, fill_from_dir};
 use crate::error::AtPlace;
 use crate::{Error, Image, Result};
 
-/// Bytes copied at once.
+/// Bytes copied at a time.
 const STEP_BYTES: usize = 4 << 20;
-/// Entries of a directory handled at once.
+/// Entries of a directory handled at a time.
 const ENTRIES_AT_ONCE: usize = 1024;
 
 /// Whether to go down into directories.

@@ -7,7 +7,7 @@ use super::{Costs, open, scattered, volume};
 
 /// Random look-ups measured.
 const LOOKUPS: u64 = 50_000;
-/// Entries listed at once.
+/// Entries of one listing call.
 const LISTED: usize = 1000;
 
 fn name(n: u64) -> Vec<u8> {

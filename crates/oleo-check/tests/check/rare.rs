@@ -203,7 +203,7 @@ fn groups_that_overlap() {
     let disk = Disk::usual();
     let groups: Vec<(Key, Vec<u8>)> =
         disk.items(TreeId::EXTENT).into_iter().filter(|(k, _)| k.item_type == ItemType::BLOCK_GROUP_ITEM).collect();
-    // One that another follows at once; a chunk's length must differ too, as chunks themselves do not overlap.
+    // One that another follows directly; a chunk's length must differ too, as chunks themselves do not overlap.
     let (key, item) =
         groups.windows(2).find(|w| w[0].0.objectid + w[0].0.offset == w[1].0.objectid).unwrap()[0].clone();
     assert!(BlockGroupItem::parse(&item).is_ok());

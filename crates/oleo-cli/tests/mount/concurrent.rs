@@ -1,4 +1,4 @@
-//! Random scripts of several processes at once, on Oleo's mount and on the kernel's; then both trees must be the same.
+//! Random scripts of several processes in parallel, on Oleo's mount and on the kernel's; then both trees must be the same.
 //!
 //! Normal path: (1) [`run`] makes a file system of each kind and starts [`WORKERS`] processes on each: this test program
 //! again, with [`worker`] as its only test; (2) each process runs a script in a directory of its own, and works in a
@@ -325,7 +325,7 @@ fn run(oracle: Oracle, seed: u64, steps: usize, options: &str) {
     mounted.unmount().unwrap();
 }
 
-/// Goal: several processes at once leave what they leave on the kernel's btrfs, and are told the same.
+/// Goal: several processes in parallel leave what they leave on the kernel's btrfs, and are told the same.
 #[test]
 fn several_processes() {
     let Some(oracle) = oracle() else { return };

@@ -278,7 +278,7 @@ fn bind_mounts() {
 }
 
 /// Goal: in a namespace of users of one's own `oleo unmount` waits for the server's end. Method: as nobody, who is root in there,
-/// mount, write, unmount and at once list the image, several times.
+/// mount, write, unmount and immediately list the image, several times.
 #[test]
 fn in_a_namespace() {
     let Some(fixture) = Narrow::new("") else { return };

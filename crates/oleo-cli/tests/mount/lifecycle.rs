@@ -344,7 +344,7 @@ fn as_an_ordinary_user() {
 }
 
 /// Goal: right after umount(8) the device or image can be opened, and mounted again: who opens it waits for the server that is
-/// ending. Who serves a mount is named as such, at once. Method: an image and a loop device, several rounds.
+/// ending. Who serves a mount is named as such, immediately. Method: an image and a loop device, several rounds.
 #[test]
 fn again_at_once() {
     let Some(fixture) = Fixture::new() else { return };

@@ -2,7 +2,7 @@
 //!
 //! - Families of POSIX cases, each run on a kernel mount (which proves the case) and on Oleo's: `opening`, `names`, `errors`,
 //!   `rights`, `setid`, `times`, `xattrs`, `acls`, `flags`, `holes`, `clones`, `maps`, `syncing`, `unlinked`, `dirs`, `subvols`, `handles`.
-//! - Many at once, compared with the kernel: `concurrent`; beside balances and snapshots: `soak`. Real programs: `programs`. A killed server: `killed`. Damaged data: `damage`. Mounting and unmounting: `lifecycle`; without room to write: `ending`.
+//! - Many in parallel, compared with the kernel: `concurrent`; beside balances and snapshots: `soak`. Real programs: `programs`. A killed server: `killed`. Damaged data: `damage`. Mounting and unmounting: `lifecycle`; without room to write: `ending`.
 //! - `place` mounts, runs and verifies; `sys` has the system calls without a safe wrapper.
 
 mod place;

@@ -149,7 +149,7 @@ fn unlink(at: &Place) {
     rustix::fs::symlink("d", at.at("l")).unwrap();
     rustix::fs::unlink(at.at("l")).unwrap();
     assert!(at.at("d").is_dir());
-    // The name can be taken at once, by something else.
+    // The name can be taken immediately, by something else.
     fs::create_dir(at.at("f")).unwrap();
 }
 
@@ -357,7 +357,7 @@ fn names_of_any_bytes(at: &Place) {
     }
 }
 
-/// Two directories that are moved into each other at once do not make a loop.
+/// Two directories that are moved into each other concurrently do not make a loop.
 fn two_renames_at_once(at: &Place) {
     for round in 0..100 {
         let (a, b) = (format!("a{round}"), format!("b{round}"));

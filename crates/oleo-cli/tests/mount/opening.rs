@@ -71,7 +71,7 @@ fn append(at: &Place) {
     assert_eq!(fs::read(&path).unwrap(), b"start one two three!");
 }
 
-/// No write of two that append at once is lost or torn.
+/// No write of two that append concurrently is lost or torn.
 fn append_of_two_writers(at: &Place) {
     const LINES: usize = 300;
     let path = at.file("f", b"");

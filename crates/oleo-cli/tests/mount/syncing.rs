@@ -91,7 +91,7 @@ fn statfs_follows(at: &Place) {
     assert!(again + (16 << 20) > before, "what was removed is available again: {again}, {before} before");
 }
 
-/// Several write and sync at once; all of it is there.
+/// Several write and sync concurrently; all of it is there.
 fn written_by_many(at: &Place) {
     const THREADS: u64 = 8;
     std::thread::scope(|s| {

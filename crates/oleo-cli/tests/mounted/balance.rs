@@ -128,7 +128,7 @@ fn succeeds(dir: &Path, args: &[&str]) -> bool {
 
 /// Goal: balances that are to wait for others do, one after another, whoever comes first; each is done; one that is not told to wait is
 /// refused, and one that is paused is nothing to wait for.
-/// Method: a balance in the background, three commands that queue up behind it at once, and the numbers that the mount has given out.
+/// Method: a balance in the background, three commands that queue up behind it together, and the numbers that the mount has given out.
 #[test]
 fn one_after_another() {
     let Some(mut mount) = Mount::new("") else { return };

@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::{Mount, fails, json, ok};
 
 /// Goal: subvolumes are made, snapshotted, shown, made read-only and deleted while the volume is in use, and what the kernel
-/// had cached of names is right at once. Method: each command, a look through the mount before and after, then the image
+/// had cached of names is right immediately. Method: each command, a look through the mount before and after, then the image
 /// in the kernel.
 #[test]
 fn subvolumes() {

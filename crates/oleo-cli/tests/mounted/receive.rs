@@ -15,7 +15,7 @@ fn stream(begin: &Command<'_>, commands: &[Command<'_>]) -> Vec<u8> {
     out
 }
 
-/// Goal: a stream is received on a mount while it is in use, and seen at once, also where somebody had looked before; errors are
+/// Goal: a stream is received on a mount while it is in use, and seen immediately, also where somebody had looked before; errors are
 /// told, and what is incomplete is gone on with. Method: a full stream cut short, looked at, resumed; an incremental one; a bad one with
 /// --atomic; the kernel verifies the image.
 #[test]

@@ -7,7 +7,7 @@ use oleo_sim::manifest::{Detail, Ignore, Manifest};
 use crate::common::fails_with;
 use crate::{Mount, fails, ok};
 
-/// Goal: a mount's server sends what is asked for, the same stream as offline, whole, incremental, several at once; what cannot be
+/// Goal: a mount's server sends what is asked for, the same stream as offline, whole, incremental, several in one stream; what cannot be
 /// sent is said. Method: snapshots on a mount, sent to files and through a pipe; received into another image; the image sent again
 /// when nobody serves it; the kernel looks at what was received.
 #[test]

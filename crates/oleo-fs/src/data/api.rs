@@ -119,7 +119,7 @@ impl Fs {
         self.core().policy(guard.fields(), &guard)
     }
 
-    /// Writes the prepared bytes of many files at once, past their buffers. Space is taken in the order of `batch`, so
+    /// Writes the prepared bytes of many files in one batch, past their buffers. Space is taken in the order of `batch`, so
     /// equal batches give equal addresses, whatever threads prepared them. Each file grows to hold its bytes; bytes that
     /// end within a sector must end the file.
     pub fn install_many(&self, batch: &[(InodeRef, Prepared<'_>)], stamp: Stamp) -> Result<(), FsError> {
@@ -141,7 +141,7 @@ impl Fs {
         install::install(&all)
     }
 
-    /// Writes a whole file at once, past its buffer: the fast way to fill a new one.
+    /// Writes a whole file in one step, past its buffer: the fast way to fill a new one.
     pub fn write_all(&self, file: &InodeRef, data: &[u8], stamp: Stamp) -> Result<(), FsError> {
         if file.read().fields().size > 0 || file.data.is_dirty() {
             self.truncate(file, 0)?;

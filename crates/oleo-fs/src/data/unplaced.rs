@@ -33,7 +33,7 @@ use crate::data::{Buffer, FILE_LEN_MAX, FILE_WEIGHT, Shared};
 use crate::inode::{Inode, Items, ItemsMut};
 use crate::options::Time;
 
-/// Bytes of one file that wait for addresses at most; more gets them at once.
+/// The most bytes of one file that wait for addresses; beyond it they get them immediately.
 const UNPLACED_MAX: u64 = 1 << 20;
 /// Ranges that they may be in.
 const RANGES_MAX: usize = 16;
@@ -104,7 +104,7 @@ impl Inode {
         }
     }
 
-    /// Promises the file space for a range; false where it has to get addresses at once. The `flush` lock is held.
+    /// Promises the file space for a range; `false` if it has to get addresses immediately. The `flush` lock is held.
     pub(super) fn promise(self: &Arc<Self>, at: u64, len: u64, keep: KeepSize) -> Result<bool, FsError> {
         let Some(end) = at.checked_add(len).filter(|end| *end <= FILE_LEN_MAX && len > 0) else { return Ok(false) };
         if len > UNPLACED_MAX {

@@ -53,7 +53,7 @@ mod names;
 const ITEMS_PER_ITEM: u64 = 5;
 /// Bytes that one byte of a log may become: a name stands in three items.
 const BYTES_PER_BYTE: u64 = 3;
-/// Items that are read from a subvolume at once.
+/// Items that are read from a subvolume in one batch.
 const BATCH: usize = 256;
 
 /// What a replay did.

@@ -6,7 +6,7 @@ use crate::wire::abi::{self, InitFlags};
 
 /// EPROTO of Linux.
 const EPROTO: i32 = 71;
-/// Requests that the kernel has under way in the background (read-ahead, direct I/O) at once.
+/// Requests that the kernel has under way in the background (read-ahead, direct I/O) at a time.
 const BACKGROUND_MAX: u16 = 64;
 /// Of these, how many make it hold back read-ahead.
 const CONGESTION: u16 = 48;

@@ -248,7 +248,7 @@ impl Queue {
         strange
     }
 
-    /// Registers all slots; the kernel says at once when it does not like one.
+    /// Registers all slots; the kernel rejects an invalid one immediately.
     fn begin(&mut self, back: &mut Vec<Back>) -> io::Result<()> {
         self.plan.ring.enable()?;
         for slot in std::mem::take(&mut self.plan.slots) {

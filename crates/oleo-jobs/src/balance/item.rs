@@ -193,7 +193,7 @@ fn from_disk(args: &DiskBalanceArgs) -> Result<Filters, String> {
         // A program may say single by saying nothing.
         [] => Ok(Profile::Single),
         [one] => Ok(*one),
-        several => Err(format!("the balance converts to {} profiles at once", several.len())),
+        several => Err(format!("the balance converts to {} profiles together", several.len())),
     };
     use BalanceArgsFlags as F;
     Ok(Filters {

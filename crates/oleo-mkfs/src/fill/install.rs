@@ -19,9 +19,9 @@ use super::entry::{Meta, Stamp, Stamps};
 use super::{FillOptions, Progress, Report, SubvolSpec, UnpreparedPiece, Whole};
 use crate::MkfsError;
 
-/// Bytes of data that go to the file system at once.
+/// Bytes of data that go to the file system in one batch.
 const BATCH_BYTES: usize = 8 << 20;
-/// Pieces of data that go to the file system at once.
+/// Pieces of data that go to the file system in one batch.
 const BATCH_PIECES: usize = 512;
 /// Inodes created between commits.
 const INODES_PER_COMMIT: u64 = 40_000;
@@ -76,7 +76,7 @@ enum Step {
     Finish(InodeRef, SetAttr),
 }
 
-/// Data that goes to the file system at once.
+/// Data that goes to the file system in one batch.
 #[derive(Default)]
 struct Batch {
     pieces: Vec<(InodeRef, Prepared<'static>)>,

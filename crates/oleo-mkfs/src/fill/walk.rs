@@ -14,7 +14,7 @@
 //!
 //! Invariants: room is taken in the order in which it is given back, so a walk cannot lock up however small the
 //! budget is. Listings ahead of the sequencer are bounded by [`ENTRIES_AHEAD_MAX`].
-//! Locks: one mutex for the queues, one per slot; never two at once, never held over a system call.
+//! Locks: one mutex for the queues, one per slot; never two together, never held over a system call.
 //! An error ends the walk: it travels in the order of events, so that the first error is the same in every run.
 
 mod host;

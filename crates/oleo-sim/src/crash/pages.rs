@@ -216,7 +216,7 @@ impl Device for Overlay {
         Ok(())
     }
 
-    /// What is discarded is gone at once, and rubbish comes in its place.
+    /// What is discarded is gone immediately, and rubbish comes in its place.
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         if self.read_only {
             return Err(DeviceError::ReadOnly { name: self.name.clone(), op: Op::Discard });

@@ -4,7 +4,7 @@
 //! the run between [`Journal::begin`] and [`Journal::end`]; (4) [`Journal::take`] gives what happened, in the order in which
 //! the devices were told.
 //!
-//! Invariants: reads see every write at once, as through a drive's cache. A request of a batch is one write, however many
+//! Invariants: reads see every write immediately, as through a drive's cache. A request of a batch is one write, however many
 //! parts it has. A write is noted before it returns, a flush when it is asked for.
 //! A [`Fault`] makes the devices lie or fail: for proving that lost writes are noticed, and for tests of errors.
 //! Locks: the journal's, held for each request, so that "before the flush" has a meaning.

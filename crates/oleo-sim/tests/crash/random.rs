@@ -132,7 +132,7 @@ fn with_rescans() {
 
 /// Goal: what is discarded is nothing that a crash would go back to, and a device is made longer before it is counted, shorter after.
 /// Method: volumes that discard what a commit frees, trims and changes of length in between, balances too. The discarded bytes are
-/// what they were, zeros or rubbish, at once or later.
+/// what they were, zeros or rubbish, immediately or later.
 #[test]
 fn with_discards() {
     const LENGTHS: (u64, u64) = (80 << 20, 160 << 20);

@@ -1,5 +1,5 @@
 //! Several threads on one volume, and all that goes on beside them: timed commits, write-back, cleaning, snapshots that come and go.
-//! So a crash comes while several fsyncs, a commit and a log commit are under way at once.
+//! So a crash comes while several fsyncs, a commit and a log commit are under way together.
 //!
 //! Each thread works in a directory of its own, in which nobody else changes anything: the rules of the model hold for it alone, but for
 //! those about commits, since nobody knows which came when. A write under way may be there in any part.

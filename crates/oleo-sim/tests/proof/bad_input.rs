@@ -269,7 +269,7 @@ fn uncompressed_extents_end_on_disk() {
     drop(long);
 }
 
-/// Goal: an image that this process has forgotten to close is told at once, not waited for.
+/// Goal: an image that this process has forgotten to close is reported immediately, not waited for.
 #[test]
 fn a_forgotten_image_is_reported() {
     let scratch = Scratch::new().unwrap();

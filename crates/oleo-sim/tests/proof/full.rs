@@ -20,7 +20,7 @@ type Accepted = BTreeMap<String, (u64, usize)>;
 /// When written bytes are asked to leave the buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flush {
-    /// After each file: then its refusal is known at once.
+    /// After each file: then its refusal is known immediately.
     Each,
     /// Only with everything else: then nothing that was accepted may be refused later.
     WithSync,

@@ -183,7 +183,7 @@ fn apply(host: &mut Host, top: &Path, line: &str, seed: u64) {
             rustix::fs::linkat(CWD, proc.as_str(), CWD, top.join(word(2)), AtFlags::SYMLINK_FOLLOW).unwrap();
             return;
         }
-        // Many files at once.
+        // Many files in one log.
         "fill" => {
             for i in 0..n(2) {
                 let path = format!("{}/file-{i}", word(1));
@@ -259,7 +259,7 @@ fn commits(name: &str) -> bool {
     name.ends_with("(commits)")
 }
 
-/// All cases in one shape: those that leave a log at once, the others one by one.
+/// All cases in one shape: those that leave a log together, the others one by one.
 fn cases(shape: Shape, cases: &[(&str, &str)]) {
     let Some(oracle) = oracle() else { return };
     let logged: Vec<_> = cases.iter().copied().filter(|(name, _)| !commits(name)).collect();

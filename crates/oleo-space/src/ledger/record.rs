@@ -224,7 +224,7 @@ impl Folded {
 
     /// Adds two lists that are in order, folded, and not before what is there.
     pub(super) fn merge(&mut self, mut a: &[Record], mut b: &[Record]) {
-        // Where one side keeps coming first, its next records are searched for and copied at once.
+        // Where one side keeps coming first, its next records are searched for and copied in one step.
         let mut wins = 0;
         while let ([x, rest_a @ ..], [y, rest_b @ ..]) = (a, b) {
             let from_b = y.compare(x).is_lt();

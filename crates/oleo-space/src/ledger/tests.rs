@@ -195,7 +195,7 @@ fn one_extent_with_many_references() {
     assert!(heads[0].refs().is_sorted());
 }
 
-/// Goal: many threads record while several drain, nothing is lost, and no two drainers have one extent in hand at once.
+/// Goal: many threads record while several drain, nothing is lost, and no two drainers have one extent in hand at the same time.
 /// Method: recorders add and drop at random addresses and keep their sums; drainers mark each head's address while they hold
 /// its batch, and add up; the sums per extent must be equal in the end.
 #[test]
@@ -309,7 +309,7 @@ fn odd_and_huge_lengths_are_kept() {
 
 /// Goal: merging what is in order is the same as sorting all of it, however long the stretches of one side are.
 /// Method: records in stretches of one list or the other, with references that meet, cancel and carry marks; both lists are
-/// folded and merged, and compared with all of it folded at once and with a map of sums.
+/// folded and merged, and compared with all of it folded in one step and with a map of sums.
 #[test]
 fn merging_is_sorting() {
     let heads = |records: &[Record]| -> Vec<_> {

@@ -1,12 +1,12 @@
 //! Applies commands to a file system of ours.
 //!
 //! Normal path of `apply`: (1) commands are applied in order; (2) data is gathered (`batch`) until something needs it in its
-//! place, or the run of commands ends: then it is prepared on all cores and installed at once, while the next run is applied; (3) attributes of
-//! one file, which come one by one, wait until the stream goes on to another path (`Current`), and are set at once, or not at
-//! all where the file was made with them: what a new file will be given is looked up in the commands that follow; (4)
-//! a new inode, which senders make under a passing name and rename at once, is made where it goes to.
+//! place, or the run of commands ends: then it is prepared on all cores and installed together, while the next run is applied; (3) attributes of
+//! one file, which come one by one, wait until the stream goes on to another path (`Current`), and are set together, or not at
+//! all if the file was made with them: what a new file will be given is looked up in the commands that follow; (4)
+//! a new inode, which senders make under a passing name and rename immediately, is made where it goes to.
 //!
-//! Whatever is told of an inode is taken as it is: changes of owner do not take privileges away, times include that of the last
+//! What the stream says of an inode is taken as it is: changes of owner do not take privileges away, times include that of the last
 //! change and of the creation, nothing is handed down from directories. Flags that forbid changes wait until the subvolume is
 //! complete (`locked`).
 //!

@@ -62,7 +62,7 @@ pub fn receive<R: Read + Send + 'static>(
     (session.report, result)
 }
 
-/// Commands that go to the target at once.
+/// Commands that go to the target in one run.
 #[derive(Default)]
 struct Run<'b> {
     items: Vec<Item<'b>>,

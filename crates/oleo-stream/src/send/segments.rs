@@ -1,6 +1,6 @@
 //! A file's extents on both sides, side by side.
 //!
-//! Items come in rising order, from either side ([`Sweep::push`]); what is before the next item can be told at once. An interval
+//! Items come in rising order, from either side ([`Sweep::push`]); what is before the next item can be sent immediately. An interval
 //! that the difference says nothing about is the same on both sides. Where one side has no segment, it has a hole.
 
 use std::collections::VecDeque;

@@ -109,7 +109,7 @@ fn kernel_version_2_compressed() {
 
 /// Goal: several subvolumes in one input, with and without ends between them, and clones from other subvolumes, are received as
 /// the kernel does; then each side's next incremental goes onto what the other side received, so that chains go on across.
-/// Method: two subvolumes that share files, sent at once; one more snapshot, sent from its parent and received by the other kind.
+/// Method: two subvolumes that share files, sent together; one more snapshot, sent from its parent and received by the other kind.
 #[test]
 fn several_and_across() {
     let Some(oracle) = oracle() else { return };

@@ -131,7 +131,7 @@ fn leaves_are_full_or_have_room() {
     world.check_refs("sizes");
 }
 
-/// Goal: a tree grows to several levels at once and shrinks to an empty leaf at once.
+/// Goal: a tree grows by several levels, and shrinks to an empty leaf, in one batch each.
 /// Method: one batch of many large items, then one that deletes all but one, then the last.
 #[test]
 fn trees_grow_and_shrink_by_levels() {

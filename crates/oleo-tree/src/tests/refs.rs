@@ -197,7 +197,7 @@ fn conversion_survives_a_crash() {
     }
 }
 
-/// Goal: where nothing may change hands at once, a step gives away no more leaves than it may look at, writes no more blocks than a
+/// Goal: if nothing may change hands as a whole, a step gives away no more leaves than it may look at, writes no more blocks than a
 /// tree has levels, and the deletion ends; the extent tree is right after each.
 /// Method: a tree and its unchanged snapshot, of which either goes, in steps of several sizes.
 #[test]

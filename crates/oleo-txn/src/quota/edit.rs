@@ -267,7 +267,7 @@ impl Staged<'_> {
         }
     }
 
-    /// A subvolume was deleted. A group that is in no other goes at once: what the tree still holds until it is dropped is
+    /// A subvolume was deleted. A group that is in no other goes immediately: what the tree still holds until it is dropped is
     /// shared with something that no group stands for. One that is in others stays until the tree is gone, with simple quotas any.
     pub(crate) fn quota_of_deleted(&mut self, tree: TreeId) -> Result<(), TxnError> {
         let id = QgroupId::of(tree);

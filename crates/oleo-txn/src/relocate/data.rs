@@ -44,7 +44,7 @@ impl Found {
 }
 
 impl Engine {
-    /// The first extents of a group, by the extent tree as last settled: as many as are moved at once, `blocks_max` at most.
+    /// The first extents of a group, by the extent tree as last settled: as many as are moved together, `blocks_max` at most.
     pub(super) fn extents_in(&self, group: Run, blocks_max: usize) -> Result<Found, TxnError> {
         let _reader = self.reader();
         let root = self.root(TreeId::EXTENT)?.ok_or(TxnError::NoTree(TreeId::EXTENT))?;

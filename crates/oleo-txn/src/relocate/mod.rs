@@ -52,7 +52,7 @@ const IDLE_STEPS_MAX: u32 = 6000;
 const IDLE_WAIT: Duration = Duration::from_millis(2);
 const IDLE_WAIT_MAX: Duration = Duration::from_millis(100);
 /// Steps in a row, each with a commit, in which a group counts bytes as used where no extent is recorded: that is no writer's doing, who
-/// is counted and recorded at once.
+/// is counted and recorded together.
 const UNRECORDED_STEPS_MAX: u32 = 5;
 /// Steps in a row in which what is there cannot be moved: nobody is known who would be the reason.
 const STUCK_STEPS_MAX: u32 = 100;

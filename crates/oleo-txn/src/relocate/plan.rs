@@ -69,7 +69,7 @@ fn corrupt(at: Logical, what: &'static str, have: impl ToString, want: impl ToSt
 }
 
 impl<'d> Closure<'d> {
-    /// The closure of as many of these blocks and data extents as are to be moved at once, in their order.
+    /// The closure of as many of these blocks and data extents as are to be moved together, in their order.
     pub(super) fn of(
         inner: &Inner,
         generation: Generation,

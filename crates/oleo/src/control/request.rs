@@ -289,7 +289,7 @@ pub enum Request {
     /// Of a mount: where it is, and how far its end has come. Answer: [`Reply::Mounted`].
     Mounted,
     /// Of a mount: waits until it is unmounted and everything is on disk. Fails where that cannot be written; the server keeps it
-    /// and tries again. Asked then, it is tried at once.
+    /// and tries again. A request then makes it try immediately.
     Finish,
     /// Of a mount: writes all files as they are into a directory of the host. Answer: [`Reply::Number`] of files and directories.
     SaveTo {

@@ -5,7 +5,7 @@
 //! ends it from another thread: requests that are being handled are still answered.
 //!
 //! Invariants: lengths are checked before anything is allocated; a connection that is silent for [`SILENCE_MAX`], or takes
-//! longer for a message that it has begun, is closed. At most [`CONNECTIONS_MAX`] are open at once, [`OF_ONE_USER_MAX`] of them of one
+//! longer for a message that it has begun, is closed. At most [`CONNECTIONS_MAX`] are open at a time, [`OF_ONE_USER_MAX`] of them of one
 //! user, and [`KEPT`] only for those who are privileged: nobody can keep others off by doing nothing, or little.
 //! Crash: the client sees the connection end and says so; what was asked may or may not have been done.
 
@@ -29,7 +29,7 @@ use super::request::{Error, Reply, Request};
 pub const REQUEST_MAX: usize = 1 << 20;
 /// The most bytes of a reply.
 pub const REPLY_MAX: usize = 64 << 20;
-/// Connections open at once: many more than people at one machine type commands at the same moment.
+/// Connections open at a time: many more than people at one machine type commands at the same moment.
 const CONNECTIONS_MAX: usize = 32;
 /// Of these, those of one user who is not privileged.
 const OF_ONE_USER_MAX: usize = 8;

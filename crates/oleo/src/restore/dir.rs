@@ -29,11 +29,11 @@ use rustix::io::Errno;
 use super::{RestoreOptions, RestoreReport};
 use crate::{Error, Image, Result};
 
-/// Entries of a directory that one worker takes at once.
+/// Entries of a directory that one worker takes at a time.
 const ENTRIES_AT_ONCE: usize = 256;
-/// Bytes of a file that one worker takes at once.
+/// Bytes of a file that one worker takes at a time.
 const RANGE_BYTES: u64 = 32 << 20;
-/// Bytes read and written at once.
+/// Bytes read and written at a time.
 const BUFFER_BYTES: usize = 1 << 20;
 /// Files up to this size whose inode says that they have no holes are believed: as many zeros can be written where it lies.
 const BELIEVED_BYTES: u64 = 1 << 20;

@@ -19,11 +19,11 @@ use tar::{EntryType, Header};
 use super::{RestoreOptions, RestoreReport};
 use crate::{Error, Image, Result};
 
-/// Bytes of a file read at once.
+/// Bytes of a file read at a time.
 const STEP_BYTES: usize = 1 << 20;
 /// Pieces of the archive that wait to be written.
 const STEPS_AHEAD: usize = 16;
-/// Entries of a directory read at once.
+/// Entries of a directory read at a time.
 const ENTRIES_AT_ONCE: usize = 1024;
 /// Runs of data of one file; beyond that, holes are written as zeros.
 const RUNS_MAX: usize = 1 << 20;

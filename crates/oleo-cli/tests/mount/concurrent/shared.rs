@@ -1,4 +1,4 @@
-//! A directory in which all workers are at work at once, doing only what ends the same way in whatever order.
+//! A directory in which all workers work in parallel, doing only what ends the same way in whatever order.
 //!
 //! - `cells`: one file; cell n of 1000 bytes belongs to worker n mod workers, so that pages belong to several. Written with
 //!   pwrite and through a mapping.

@@ -12,7 +12,7 @@ use crate::inode::{Inode, Items, ItemsMut, lock_all};
 use crate::refs::{self, NameOf};
 use crate::{FsError, orphan};
 
-/// Extents that are erased with an inode at once; one with more is left as an orphan, to be erased in steps.
+/// Extents that are erased together with an inode; one with more is left as an orphan, to be erased in steps.
 const EXTENTS_MAX: u32 = 128;
 /// The highest index that an entry may have: there must be room for more behind it.
 const INDEX_MAX: u64 = i64::MAX as u64;

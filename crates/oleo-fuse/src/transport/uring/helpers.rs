@@ -4,7 +4,7 @@
 //! thread it came from and raises that thread's event; (4) that thread hands the reply in, since a ring has one user.
 //! Helpers are started when they are needed, at most `threads_max`, and stay.
 //!
-//! Locks: one mutex for the queue of work, one for each list of slots that are done; never two at once, never while answering.
+//! Locks: one mutex for the queue of work, one for each list of slots that are done; never two together, never while answering.
 
 use std::collections::VecDeque;
 use std::io;

@@ -346,7 +346,7 @@ impl<R: Read> Records<R> {
 
     /// Pax form 1.0: the map stands in front of the data, one decimal number a line, padded to whole blocks.
     fn sparse_map_in_data(&mut self) -> Result<Vec<(u64, u64)>, MkfsError> {
-        // The number that is being read: never more than a line, so each byte is looked at once.
+        // The number that is being read: never more than a line, so each byte is looked at only once.
         let mut line = Vec::new();
         let mut numbers: Vec<u64> = Vec::new();
         loop {

@@ -82,7 +82,7 @@ fn discards_and_lengths_are_part_of_the_states() {
     disk.discard(LEN / 2, 4096).unwrap();
     let mut now = [0; 2];
     disk.read_at(4096, &mut now).unwrap();
-    assert_ne!(now, [7, 7], "a discard is seen at once");
+    assert_ne!(now, [7, 7], "a discard is seen immediately");
     let events = journal.take();
     assert_eq!(events.len(), 6);
     let kinds = Kinds { flushes: true, writes: true, steps: true, some: 40, torn: 40 };

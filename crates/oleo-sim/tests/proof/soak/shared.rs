@@ -1,4 +1,4 @@
-//! A subvolume in which all threads are at work at once. Nobody knows the order of what they do; what must hold in any
+//! A subvolume in which all threads work in parallel. Nobody knows the order of what they do; what must hold in any
 //! order is looked at after each act.
 //!
 //! - `cells`: one file; each sector belongs to one thread, which stamps it with its number, the cell's, and how many changes
