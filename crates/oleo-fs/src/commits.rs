@@ -1,10 +1,10 @@
-//! When what was done becomes durable: sync, commits by the clock and under pressure, inodes whose flags require it immediately. (fsync: see
-//! `log`.)
+//! When changes become durable: sync, timed commits, commits under pressure, and inodes whose flags require immediate durability.
+//! (fsync: see `log`.)
 //!
-//! Concurrent callers share one commit (see `Engine::commit`). Pressure is a number of dirty inodes, or of changed items
-//! where few inodes have many: above `dirty_inodes_max` somebody has to commit. That is whoever waits in
-//! [`Fs::wait_commit`], if anybody ever did; then operations go on until there are twice as many. Else one operation commits,
-//! and others wait for it only as long as nothing is frozen yet. Operations in steps commit between these.
+//! Concurrent callers share one commit (see `Engine::commit`). Pressure is the number of dirty inodes, or of changed items
+//! if few inodes have many. Above `dirty_inodes_max` somebody has to commit: the thread in [`Fs::wait_commit`], if there has ever
+//! been one; operations then continue up to twice that number. Otherwise one operation commits, and others wait only until the
+//! freeze is over. Operations in steps commit between their steps.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

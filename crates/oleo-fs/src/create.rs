@@ -4,8 +4,8 @@
 //! hands down (`Start`); (4) add the entry; (5) give the new inode its items. It is entered in the cache last, so that
 //! nobody else ever waits for its lock.
 //!
-//! `tmpfile` does the same without (2) and (4): the inode is an orphan from the beginning, which a crash or the last
-//! handle takes away, until `link` gives it a name ([`Inode::may_be_linked`]).
+//! `tmpfile` does the same without (2) and (4): the inode is an orphan from the beginning, and is deleted after a crash or
+//! with its last handle, unless `link` gives it a name first ([`Inode::may_be_linked`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

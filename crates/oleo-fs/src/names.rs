@@ -1,10 +1,10 @@
 //! Operations on names: link, unlink, rmdir, and what all of them share (`create` and `rename` have the others).
 //!
-//! Normal path: (1) look at the entries without locks held across calls; (2) join the transaction; (3) lock the inodes
-//! concerned, together; (4) look again, and start over if somebody was faster; (5) check everything that can refuse;
+//! Normal path: (1) read the entries, without locks held across calls; (2) join the transaction; (3) lock all inodes
+//! concerned together; (4) read again, and start over if an entry has changed; (5) make all checks that can refuse;
 //! (6) change.
 //!
-//! Invariants: after (5) only reading from a broken disk can fail. Where that happens in the middle of (6) the open
+//! Invariants: after (5) only reading from a broken disk can fail. If that happens in the middle of (6), the open
 //! transaction is poisoned, and the file system refuses to commit it ([`Core::poison`]).
 //! Crash: an operation is in one transaction, so either all of it is on disk or nothing.
 

@@ -1,9 +1,9 @@
 //! The end of an inode: from its last name to its last item.
 //!
 //! Normal path: (1) the operation that removes the last name tries to erase the inode in the same transaction; (2)
-//! where somebody holds a handle, or the file has more extents than one operation may touch, it puts an ORPHAN_ITEM
-//! instead, so that whoever opens the volume after a crash finds the inode; (3) when the last handle goes the inode
-//! is put on the list of those let go; (4) [`Core::evict_one`] erases them in steps, each its own operation.
+//! if somebody holds a handle, or the file has more extents than one operation may touch, it puts an ORPHAN_ITEM
+//! instead, so that the inode is found when the volume is opened after a crash; (3) when the last handle is closed, the
+//! inode is queued for eviction; (4) [`Core::evict_one`] erases it in steps, each its own operation.
 //!
 //! Orphans of a crash: [`Core::clean_orphans`] goes through a subvolume's ORPHAN_ITEMs once.
 //!

@@ -1,7 +1,7 @@
 //! Changing attributes.
 //!
 //! Normal path: (1) a new size goes first, through the file's data; (2) everything else is one operation on the inode
-//! item, with the access ACL where the mode changes.
+//! item, with the access ACL if the mode changes.
 //!
 //! Times follow POSIX: any change sets the change time, a change of size the content's time as well, and setting
 //! nothing changes nothing.

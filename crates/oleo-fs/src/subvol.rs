@@ -6,7 +6,7 @@
 //!
 //! The same type stands for a tree that is no subvolume (the root tree, the UUID tree), of which only items are kept.
 //!
-//! Those that nobody uses are let go after a commit, where there are many ([`Subvols`]).
+//! If there are many, those that nobody uses are dropped from memory after a commit ([`Subvols`]).
 //!
 //! Locks: `root` is a leaf.
 //! Not here: creating, snapshotting and deleting subvolumes (`subvols`).

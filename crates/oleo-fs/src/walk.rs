@@ -1,8 +1,8 @@
-//! Going down a tree of directories that may lie: each directory is entered a bounded number of times.
+//! Walking a tree of directories that may be damaged: each directory is entered a bounded number of times.
 //!
-//! In a sound file system a directory has one entry, and its own back reference says which. So (1) an entry that the
-//! directory it leads to confirms is followed; (2) one that it does not confirm is a stray, and leads there once in a walk;
-//! (3) nothing leads into a stray again, nor back to where the walk began.
+//! In a sound file system a directory has one entry, and its own back reference names it. So (1) an entry that its
+//! directory confirms is followed; (2) an entry that is not confirmed is a stray, and is followed once in a walk;
+//! (3) no entry leads into a stray's directory again, nor back to the start of the walk.
 //!
 //! Invariants: entries that are confirmed form a forest, and every circle in it is entered by a stray or at its start, so a walk
 //! ends; a directory is entered at most once for each stray above it. Memory: strays only, of which a sound image has none.

@@ -1,9 +1,9 @@
-//! "No space" on demand, so that a test can meet it at each request there is.
+//! Fault injection: "no space" on demand, so that a test can make each request fail.
 //!
-//! 1. A test says with [`Space::fail_requests`] which sorts of requests it means, how many of them are let through, and how many
-//!    after those are refused with [`Refusal::NoSpace`].
-//! 2. Each request of such a sort is counted, [`Space::requests_counted`] says how many there were: a first run with
-//!    nothing refused says how many runs it takes to refuse each one once.
+//! 1. A test chooses with [`Space::fail_requests`] which kinds of requests are meant, how many of them succeed, and how many
+//!    after those fail with [`Refusal::NoSpace`].
+//! 2. Requests of these kinds are counted, and [`Space::requests_counted`] returns their number: a first run without
+//!    failures shows how many runs it takes to make each request fail once.
 //!
 //! An injected failure is returned before anything is changed. While none is injected a request costs one read of a byte
 //! that nobody writes.

@@ -8,14 +8,14 @@
 //!                └───────────── idle, and the source says the same (`evict`) ─────────┘
 //! ```
 //!
-//! Until it is loaded a group is known by its summary (bytes used, number of free runs), which is enough to place it in
-//! the index. What is freed meanwhile is kept in `freed`, and what is pinned in `pinned`; when the source has
+//! Until it is loaded, a group is known by its summary (bytes used, number of free runs), which is enough to place it in
+//! the index. Meanwhile `freed` collects what is freed and `pinned` what is pinned; when the source has
 //! answered, the free runs are *source ∪ freed − pinned*, which is right whether the source read the state before or
-//! after the commit that is going on. Once evicted a group keeps its counts and its place in the index, which are exact.
+//! after the commit in flight. An evicted group keeps its counts and its place in the index, which are exact.
 //!
-//! Most groups of a large volume are idle: nobody has looked into them, and nothing is pinned there. Such a group is its
-//! [`Group`] and nothing else, so what only the others need is in a [`Live`], and groups that are added together stand in one
-//! piece of memory, a *block*, without counts of their own: whoever keeps a group ([`GroupRef`]) keeps its block.
+//! Most groups of a large volume are idle: they were never loaded, and nothing is pinned in them. Such a group is its
+//! [`Group`] and nothing else; what only the others need is in a [`Live`]. Groups that are added together share one
+//! piece of memory, a *block*, and have no reference counts of their own: a [`GroupRef`] keeps the block.
 //!
 //! Invariants: `free` is the sum of the runs and of what is held once loaded; no byte is in two of runs, `held`, `pinned`.
 //! A removed group has no runs, and none are read.

@@ -1,10 +1,10 @@
-//! Free runs taken aside for a moment, so that somebody may tell the devices that they are free.
+//! Held free runs: set aside for a moment, so that the caller can discard them on the devices.
 //!
-//! 1. [`Space::hold_free`] walks the free runs of a range of addresses, rising, group by group, in pieces. It remembers an
-//!    address and nothing else, so what happens to the groups meanwhile is seen.
-//! 2. Each piece comes as a [`HeldRun`]: nobody else is given any of it until that is dropped. It still counts as free:
-//!    promises are kept and made as if nobody held it, and the index knows its group by it. An allocation that finds
-//!    nothing anywhere else waits, in its last pass, until it is let go.
+//! 1. [`Space::hold_free`] walks the free runs of a range of addresses, rising, group by group, in pieces. It keeps nothing
+//!    but an address between pieces, so it sees what happens to the groups meanwhile.
+//! 2. It returns each piece as a [`HeldRun`]: no allocation gets any of it until that is dropped. It still counts as free:
+//!    reservations are kept and made as if nobody held it, and the index counts it. An allocation that finds
+//!    nothing elsewhere waits, in its last pass, until the run is released.
 //!
 //! Invariants: what is held is neither in the group's runs nor pinned nor in use; `Group::free` counts it.
 //!

@@ -2,10 +2,10 @@
 //! have this order on average", and "… that has anything free".
 //!
 //! One [`BitTree`] per order, one bit per group slot; a group is in the tree of the order of its longest run, in that of its
-//! average one, and in one for all that are not full. So what most changes of its runs do to the index is nothing, and else
-//! it leaves one tree and enters another; a search goes order by order, from the shortest that will do, which keeps
-//! long runs whole. A tree is a bitmap with bitmaps over it (64 to one), read and changed by atomic operations: nobody
-//! waits for anybody, and a million groups are four steps deep. A full group has no bit set, so it costs a search nothing.
+//! average one, and in one for all that are not full. So most changes of its runs do not change the index, and the others
+//! move it from one tree to another; a search goes order by order, from the shortest that will do, which keeps
+//! long runs whole. A tree is a bitmap with bitmaps over it (64 to one), read and changed by atomic operations: no thread
+//! waits for another, and a million groups are four steps deep. A full group has no bit set, so it costs a search nothing.
 //!
 //! Invariants: at rest, an upper bit is set exactly when the word under it is not zero. While one thread clears the
 //! last bit of a word and another sets one, the upper bit may be missing for a moment; and a search that goes order by order

@@ -8,15 +8,15 @@
 //! What comes out: every extent with a reference left, every one that is new (without references it is to be given
 //! back), every one whose backrefs became full. Any other whose changes cancelled is forgotten.
 //!
-//! Shape: nobody looks anything up to record a change. Records (48 bytes, see `record`) are appended to the tail of a shard,
+//! Shape: recording a change needs no look-up. Records (48 bytes, see `record`) are appended to the tail of a shard,
 //! chosen by address; a full tail is sorted into a *run*; runs of similar length are merged, so that a shard has few, each
-//! more than [`RUN_RATIO`] times as long as the next, and what has met its opposite takes up no room for long. One extent
-//! with a million references is a million records in order, and costs what others do.
+//! more than [`RUN_RATIO`] times as long as the next, and changes that cancel take up no memory for long. One extent
+//! with a million references is a million records in order, and costs no more than a million extents.
 //!
 //! Draining goes by *sweeps*: the runs of all shards are taken away, and an index of them by region, in the order of
-//! addresses, is made of them. A batch is some regions; it is merged by whoever draws it, outside all locks. What is
-//! recorded meanwhile is the next sweep's, which begins when all batches of this one have been dropped: no extent is ever in
-//! two hands. Measured against an ordered tree, a radix tree and a hash table in `docs/decisions/0011-head-store.md`.
+//! addresses, is made of them. A batch is some regions; the thread that draws it merges it, outside all locks. What is
+//! recorded meanwhile belongs to the next sweep, which begins when all batches of this one have been dropped: no two threads
+//! ever have one extent. Measured against an ordered tree, a radix tree and a hash table in `docs/decisions/0011-head-store.md`.
 //!
 //! Invariants: one batch holds strictly rising addresses, batches of one sweep rise in the order in which they are drawn, and
 //! no address comes twice in a sweep; no head holds two changes of one reference, nor a change of zero.

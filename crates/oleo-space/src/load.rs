@@ -5,9 +5,9 @@
 //!    each other on disk), and files them anew: the search goes on with what is worth reading.
 //! 2. `load` reads one group's runs, with no lock held. A search that has to read a second group is a scan: `expect` tells the
 //!    source the next candidates, to be read ahead.
-//! 3. When the runs in memory take more than [`Space::set_runs_memory_max`] allows, `evict_some` looks at the groups in the
-//!    order in which they were loaded. One that somebody has looked at since its last turn gets another turn; another is let
-//!    go *if the source, asked again, says exactly what is in memory*. So a group whose allocations are not on disk yet
+//! 3. When the runs in memory take more than [`Space::set_runs_memory_max`] allows, `evict_some` visits the groups in the
+//!    order in which they were loaded. A group that was used since its last visit stays until the next one; another is evicted
+//!    *if the source, asked again, returns exactly what is in memory*. So a group whose allocations are not on disk yet
 //!    stays, and an evicted one is in the same state as one never loaded, for which the rules are known (see `group`).
 //!
 //! Locks: the table (rank 18), then the group's state (rank 20); none while the source is asked. `Residents::queue` is taken

@@ -1,22 +1,22 @@
 //! Which address an allocation gets.
 //!
-//! 1. The goal says where to begin. A stream goes on where it ended; a new one of a directory where the last new one of that
-//!    directory did end, so that small files lie side by side. Who finds its continuation taken leaves a stretch to whoever took
-//!    it, where the free run is that long, so that two streams, or two directories, do not interleave piece by piece. Tree blocks
-//!    go on where the last tree blocks of their start cursor ended.
-//! 2. That place's group is tried first: right there, behind the stretch, else its shortest run that is long enough. What has no
-//!    place yet skips this step.
+//! 1. The goal is where the search begins. A stream continues where it ended; a new stream of a directory begins where the last
+//!    new one of that directory ended, so that small files lie side by side. A stream whose next address is taken skips ahead by
+//!    one stretch, if the free run is that long, so that two streams, or two directories, do not interleave piece by piece. Tree
+//!    blocks continue where the last tree blocks of their start cursor ended.
+//! 2. The goal's group is tried first: at the goal, behind the stretch, then its shortest run that is long enough. A request
+//!    without a goal skips this step.
 //! 3. Then groups, in [`Pass`]es of falling expectations: order by order from the shortest that surely holds the length,
-//!    first by the groups' average run where the length is no power of two, then by their longest; a few that may hold
-//!    it; order by order the best of the shorter runs; any. Each goes over the groups from the goal's (for what has no place: from the
-//!    start cursor's first) up and round. So what is new fills the lowest groups and the shortest runs, and long runs stay whole.
+//!    first by the groups' average run if the length is no power of two, then by their longest; a few that may hold
+//!    it; order by order the best of the shorter runs; any. Each pass visits the groups from the goal's (without a goal: from the
+//!    start cursor's) upwards and around. So new data fills the lowest groups and the shortest runs, and long runs stay whole.
 //! 4. A group that another thread has locked or is loading is stepped over, except in the last pass, which waits.
 //!
-//! Start cursors: there are several places to begin at for what is new, as many as suit the number of processors. All
-//! threads begin with the first cursor, at the lowest group; one that finds a group busy gets a cursor by its number,
-//! which begins where that search ended. So threads that disturb each other part, and the same calls, one after the
-//! other, get the same addresses on any machine: no clock, thread number, number of processors or hash seed has a say
-//! in what nobody disturbs.
+//! Start cursors: requests without a goal begin at one of several cursors, whose number follows from the number of processors.
+//! All threads begin with the first cursor, at the lowest group; a thread that finds a group busy gets a cursor of its own,
+//! which begins where that search ended. So threads that disturb each other separate, and the same calls, one after the
+//! other, get the same addresses on any machine: without contention no clock, thread number, number of processors or hash
+//! seed has an influence.
 //!
 //! Invariants: what is returned is inside one group, aligned, of a length between the least and the wanted one.
 //!

@@ -9,7 +9,7 @@
 //! already; that it is gone is known from the key and level of the progress, which the root item carries
 //! (`drop_progress`, `drop_level`), as the kernel has it.
 //!
-//! Where it matters that what is below a shared block does not change hands together (quota counts it), the caller says so,
+//! If everything below a shared block must not change owners in one step (quota counts it), the caller requests that,
 //! and the reference to the block is not dropped at its top: a copy takes its place (`copies`).
 //!
 //! Converting a large shared subtree to full backrefs takes many steps. Its own progress is kept in memory only: a

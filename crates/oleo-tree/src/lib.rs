@@ -1,7 +1,7 @@
 //! Immutable tree blocks: verified cache, cursors, sorted batch application, walk and difference.
 //!
-//! A tree is a value: a [`TreeRoot`]. Blocks in memory ([`Node`]) never change once they are built, so whoever holds a root
-//! reads what it says for as long as they like, without locks and without waiting for anybody.
+//! A tree is a value: a [`TreeRoot`]. Blocks in memory ([`Node`]) never change once they are built, so the holder of a root
+//! can read that tree for any length of time, without locks and without waiting.
 //!
 //! Reading: [`Blocks`] finds blocks among the children that an unwritten block holds, in the cache, or on the volume, in this
 //! order. Whatever comes from the volume is verified completely, and against what its parent says of it: level one lower,

@@ -1,7 +1,7 @@
-//! Which trees reach a block, and which leaves name a data extent: from an extent upwards.
+//! Resolving backrefs: which trees reach a block, and which leaves name a data extent.
 //!
-//! Whatever refers to a block is a block one level above, by its address or by the tree that owns it, up to the roots of
-//! trees; snapshots that share the block, or any block above it, are found on the way. What was found of a block is
+//! A block is referenced by blocks one level above, by address or by the tree that owns it, up to the roots of
+//! trees; snapshots that share the block, or any block above it, are found on the way. The result for each block is
 //! remembered, and equal sets of trees are kept once, so that 64 snapshots cost little more than one.
 //!
 //! Shortcut: a block younger than the last snapshot of the tree that owns it is that tree's alone, unless relocation moved

@@ -5,7 +5,7 @@
 //! batch for one tree.
 //!
 //! Freed pieces are pinned: they are free on disk once this commit is durable, and in memory only after it.
-//! Invariants: what is used was free and the other way round (`FreeItems` checks each piece).
+//! Invariants: what becomes used was free, and what becomes free was used (`FreeItems` checks each piece).
 //! Crash: all of it is part of the transaction. Not here: what the extent items look like (`extents`), free-space forms
 //! (`free_runs`), checksum items (`csums`).
 

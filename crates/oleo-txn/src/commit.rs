@@ -8,16 +8,16 @@
 //!    items, each a sorted batch, until a round leaves nothing: a block made in this transaction is rewritten in memory
 //!    without a new record, so each round touches fewer new blocks.
 //! 4. `write`: data is flushed with the tree blocks: blocks sorted and written, flush, superblocks, flush.
-//! 5. `publish`: roots are let go of to the cache; pins are handed to the readers' queue.
+//! 5. `publish`: the blocks go into the cache; pins are handed to the readers' queue.
 //!
 //! `stage` is 1 and 2 with joins kept blocked: changes reach the trees without a commit, so that a snapshot can be taken
 //! of them; many stages make one transaction. It does both once without blocking joins first, so that little is left.
 //!
-//! Where the place below the devices is full, a write of 4 fails without harm: the transaction is settled and stays in memory
-//! ([`Unwritten`]). Every caller is told; whoever comes next with the commit lock writes all of it again before anything else.
+//! If the file system below the devices is full, a write of 4 fails without harm: the transaction is settled and stays in memory
+//! ([`Unwritten`]). Every caller gets the error; the next holder of the commit lock writes all of it again before anything else.
 //!
 //! Crash: until the superblock is written the old generation stands, untouched, since nothing it names is overwritten; after
-//! it the new one does. Errors: from step 2 on memory and disk part, so the engine turns read-only; the old state is intact.
+//! it the new one does. Errors: from step 2 on memory and disk differ, so the engine turns read-only; the old state is intact.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,15 +1,15 @@
 //! Taking deleted subvolumes apart in bounded steps.
 //!
-//! A deleted tree has a root item without references and an orphan item in the root tree. Each step gives up what a bounded
-//! number of its blocks reference, and writes how far it came into the root item (`drop_progress`, `drop_level`), in one
-//! transaction; so a crash, or the kernel, goes on from there. When nothing is left, root item and orphan item go.
+//! A deleted tree has a root item without references and an orphan item in the root tree. Each step drops the references of a
+//! bounded number of its blocks, and writes its progress into the root item (`drop_progress`, `drop_level`), in one
+//! transaction; so after a crash we, or the kernel, continue from there. When nothing is left, root item and orphan item are deleted.
 //!
-//! A step is a part of the open transaction beside operations, which neither it nor the log waits for: a dead tree has no changes in
-//! memory, and other trees stay as they are but for the reference counts, which the commit settles.
+//! A step joins the open transaction like an operation, and neither operations nor the log wait for it: a dead tree has no changes in
+//! memory, and other trees stay as they are except for the reference counts, which the commit settles.
 //!
-//! With quota on, a subtree that changes hands when the tree lets go of it is taken apart leaf by leaf, so that the count of the
-//! transaction has no more to look at than the steps did ([`QUOTA_BYTES_MAX`] in all). That needs room for a few blocks; without it the subtree
-//! goes in one step, and the count takes what it takes.
+//! With quota on, a subtree whose owner changes is dropped leaf by leaf, so that the accounting of the
+//! transaction has no more to visit than the steps did ([`QUOTA_BYTES_MAX`] in all). That needs space for a few blocks; without it the
+//! subtree is dropped in one step, and the accounting takes as long as it takes.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Space that has to be made before it can be given out: new chunks, and the allocations that may need one.
+//! Growth: new chunks, and the allocations that may need one.
 //!
 //! Normal path: (1) an allocation or reservation asks `space`; (2) "nothing fits" comes back as a value; (3) `grow` has the
 //! volume propose a chunk, adds it to the chunk map and to the allocator, and keeps its items in `plans`; (4) the next

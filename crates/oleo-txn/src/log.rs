@@ -16,9 +16,9 @@
 //!   replaced is used again by the log commits after it, and becomes free space with the commit that ends the log
 //!   ([`Inner::pin_log`]).
 //! - The log names no space in chunks that the disk does not know: those made since the last commit.
-//! - Log blocks are taken from space that nobody was promised: where there is none, the answer is [`LogWritten::Refused`], and the
-//!   caller commits. Where only the groups are full, one is made, which that commit records.
-//! - Before a commit writes its first superblock, the other mirrors get the log too: should that write tear, whoever falls
+//! - Log blocks are allocated from unreserved space: if there is none, the result is [`LogWritten::Refused`], and the
+//!   caller commits. If only the groups are full, a new one is made, which that commit records.
+//! - Before a commit writes its first superblock, the other mirrors get the log too: if that write is torn, a reader that falls
 //!   back to them finds what was synced.
 //!
 //! If the format cannot express what happened, the log commit falls back to a full commit, for one of the reasons in [`fallback`].

@@ -6,7 +6,6 @@
 //!
 //! Three sorts of needs:
 //! - An ordinary operation joins if what is held covers everything charged to the open transaction and everything promised.
-//!   
 //! - A promise ([`promise`](MetadataReserve::promise)) is for a later operation, in whichever transaction that is: the
 //!   flush of buffered data. It counts until that operation has joined.
 //! - An operation that frees space, or that was promised space, joins if what is held, promises and the last reserve included,
@@ -22,7 +21,7 @@
 //! anybody else can have it.
 //!
 //! Invariants: an operation is counted in the transaction in which it makes its changes. Held and last reserve ≥ bound(counts
-//! of operations) but for the one that came in alone, which rewrites a few paths, far less than the bound says. Locks: rank 20
+//! of operations), except for the one that joined alone, which rewrites a few paths, far less than the bound. Locks: rank 20
 //! (`held`), never over I/O but for a chunk being planned; `alone_lock` is taken before joining and before the commit
 //! lock. Crash: memory only.
 

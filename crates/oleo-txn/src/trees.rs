@@ -2,9 +2,9 @@
 //!
 //! A commit looks only at the trees that it has changed, however many are known: their numbers are kept beside the map.
 //!
-//! At the end of a commit the root tree says all there is to know, and where subvolumes are many ([`KEPT_MIN`]) their states
-//! are let go. So a state may be gone at any time at which no commit and no stage is going on; inside one, what was looked up
-//! stays. Who reads a root item meanwhile counts what was let go ([`Known::evictions`]): what it has read may be older.
+//! At the end of a commit the root tree has everything, and if there are many subvolumes ([`KEPT_MIN`]) their states
+//! are evicted. So a state may disappear whenever no commit and no stage is running; inside one, states that were looked up
+//! stay. A reader of a root item meanwhile counts evictions ([`Known::evictions`]), since what it has read may be older.
 //!
 //! Locks: rank 50, `RwLock` around a map; held for a look-up or a store, never over I/O; and the set of trees that are gone,
 //! which is looked at under it.

@@ -1,4 +1,4 @@
-//! The log that a crash left on the volume: reading it, keeping its space, letting go of it.
+//! The log that a crash left on the volume: reading it, reserving its space, releasing it.
 //!
 //! A log holds what was synced after the last commit. Its blocks and the data that only it names are free space to the trees,
 //! so before anything is allocated they must be taken out of it: else the first commit would write over the log it replays,

@@ -1,10 +1,10 @@
-//! Threads of an engine's own: commits, and the computing that file data needs, run on them.
+//! The engine's own threads, for commits and for the computing that file data needs.
 //!
-//! Why not the threads that rayon shares in a process: callers run operations on those. Such an operation may wait for
+//! The threads that rayon shares in a process will not do: callers run operations on those. Such an operation may wait for
 //! a lock that a commit holds, or a flush; if the commit then waited for that very thread to do a part of its work,
-//! neither would get on. Nobody waits for a lock of ours on these threads.
+//! both would wait forever. Nothing waits for a lock of ours on these threads.
 //!
-//! Commits and data have threads of their own each, since a thread that waits for the rest of its job takes up another
+//! Commits and data have separate threads, since a thread that waits for the rest of its job takes up another
 //! job meanwhile: a read must not have to wait for a whole commit.
 //!
 //! They are started when they are first needed. What is computed does not depend on how many there are.

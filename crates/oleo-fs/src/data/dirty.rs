@@ -1,18 +1,18 @@
-//! Which files have buffered bytes, and who writes them out when.
+//! The list of files with buffered bytes: who writes them back, and when.
 //!
 //! Normal path: (1) a file enters the list with its first buffered byte; (2) above the background threshold, or when its
-//! bytes are old, whoever waits in [`Fs::wait_write_back`] is woken and calls [`Fs::write_back`], which flushes the
-//! files in the order in which they entered; (3) a file that was written to meanwhile enters anew, at the end.
+//! bytes are old, the thread in [`Fs::wait_write_back`] is woken and calls [`Fs::write_back`], which flushes the
+//! files in the order in which they entered; (3) a file that was written to meanwhile enters again, at the end.
 //!
-//! A writer goes on while that happens, up to `dirty_bytes_max`. Beyond it the writer helps: it flushes its own file,
-//! or the oldest, unless somebody is at it, and then waits until there is room. Where nobody writes back in the
-//! background (a program without a thread for it), a writer also flushes its file every [`FILE_DIRTY_MAX`] bytes.
+//! Writers continue meanwhile, up to `dirty_bytes_max`. Beyond it a writer helps: it flushes its own file, or the oldest
+//! one that nobody else is flushing, and then waits until enough is flushed. If there is no write-back in the background (a
+//! program without a thread for it), a writer also flushes its file every [`FILE_DIRTY_MAX`] bytes.
 //!
-//! A file that could not be flushed (a sector of which a part was overwritten has gone bad since `write` has read it, the device refuses)
-//! keeps what it could not write, and can be read as it was written. It is set aside: nobody else's write, write-back or wait for room has to do
-//! with it, and write-back tries it again only when its bytes have become old once more. Its own fsync tries, too, and fails as
-//! long as the bytes are there: until they could be written, are overwritten by whole sectors, or cut away with `truncate` to 0 or the
-//! file's deletion. Where too much is buffered already, so do writes to it, so that what is kept has a bound.
+//! A file that could not be flushed (a partly overwritten sector has gone bad since `write` read it, or the device refuses)
+//! keeps the bytes it could not write, and they can be read. The file is set aside: other files' writes, write-back and waits
+//! ignore it, and write-back tries it again only when its bytes have become old once more. Its own fsync tries, too, and fails as
+//! long as the bytes are there: until they could be written, are overwritten by whole sectors, or are removed by `truncate` to 0 or
+//! the file's deletion. If too much is buffered already, writes to it fail as well, which bounds what is kept.
 //!
 //! Locks: `Shared::files` and `Shared::waiting` are leaves. No lock is held while somebody waits for room.
 

@@ -2,12 +2,12 @@
 //!
 //! Normal path of a flush, the `flush` lock held: (1) `take` moves what is dirty to write-back; (2) the bytes of an inline extent
 //! join it, since any change of the first sector replaces such an extent; (3) each run of sectors is completed at its edges
-//! from the map, prepared and installed, which takes it out of write-back; (4) the promised space is let go, that of
-//! the items too: until then nobody else gets it.
+//! from the map, prepared and installed, which takes it out of write-back; (4) the reservations for data and items are
+//! released: until then nobody else gets that space.
 //!
-//! Errors: where a sector cannot be completed, since the rest of it cannot be read, everything beside that sector is written; where anything
-//! else fails, the flush ends. What is still under write-back becomes dirty again, under what was written since, with
-//! its promises, so that a later flush tries again (see `dirty`).
+//! Errors: if a sector cannot be completed, because the rest of it cannot be read, everything but that sector is written; if anything
+//! else fails, the flush ends. Bytes still under write-back become dirty again, below what was written since, with
+//! their reservations, so that a later flush tries again (see `dirty`).
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,20 +1,20 @@
 //! Writing into space that a file has already: preallocated extents, and any extent of a file that is not copied on write.
 //!
-//! That is right only where nobody else can see the extent. It is ours alone when
+//! That is allowed only if nobody else can see the extent. It belongs to this file alone if
 //! - it was made after the last snapshot of the subvolume: then no snapshot shares the leaf that names it;
 //! - all references to it in the extent tree are this file's, and put it in one place of the file: parts of it do not overlap;
 //! - it has not been cloned in a transaction that the extent tree does not show yet (`Shared::cloned`);
 //! - it is not on its way to another place (`Engine::is_open_place`).
 //!
-//! Whatever fails this test is written elsewhere, which is never wrong.
+//! Otherwise the data is written elsewhere, which is always correct.
 //!
-//! All of that is so from when it was looked at until the data is written: the caller holds addresses meanwhile
-//! (`Engine::hold_addresses`), and a snapshot is taken while nobody does.
+//! The result of the test stays valid until the data is written: the caller holds addresses meanwhile
+//! (`Engine::hold_addresses`), and a snapshot is taken only while nobody does.
 //!
 //! Normal path, within a flush: (1) `places` finds the parts of a run that can be written in place; (2) `overwrite` writes the
 //! data, then joins and turns preallocated parts into regular ones with their checksums.
-//! Crash: a preallocated part that was written is still zeros, since its item says so; of a file that is not copied on
-//! write the old or the new bytes are there, sector by sector: that is what not copying means.
+//! Crash: a preallocated part that was written still reads as zeros, since its item says so; a file without copy-on-write has
+//! the old or the new bytes, sector by sector: that is what no copy-on-write means.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Giving prepared bytes a place: space, data, items.
+//! Installing prepared bytes: allocate space, write data, put items.
 //!
 //! Normal path: (1) `place` takes space for the pieces of all files in the caller's order, so that the same input gives the
 //! same addresses whatever prepared it; (2) all data is written in one batch, before any item names it; (3) per file,

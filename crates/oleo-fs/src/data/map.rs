@@ -1,8 +1,8 @@
 //! The extent map of one file as EXTENT_DATA items: cutting ranges out of it, filling gaps, walking it.
 //!
 //! Normal path of any change: (1) `drop_range` takes away what the items say about a range, splitting the ones that
-//! stick out; (2) the caller puts what is true now; (3) `fill_gaps`, on volumes whose holes have items. Each answers by
-//! how much the inode's `nbytes` changed, so that nobody counts twice.
+//! stick out; (2) the caller puts the new items; (3) `fill_gaps`, on volumes whose holes have items. Each returns by
+//! how much the inode's `nbytes` changed, so that nothing is counted twice.
 //!
 //! Invariants, as the format has them: items do not overlap; offsets and lengths are multiples of the sector size; an
 //! inline extent is alone in the first sector and is dropped only whole; a part of a compressed extent keeps

@@ -1,22 +1,21 @@
 //! File data: the buffer of what is written but not on disk yet, the extent map, and every operation on them.
 //!
-//! The life of written bytes: (1) `write` promises itself space, looks whether sectors of which they are a part can be read, and copies
-//! them into the inode's `dirty` pieces; (2) a
-//! flush (by `sync`, by the caller, or because too much is dirty) moves these to `writeback`, completes partial sectors,
-//! compresses and computes checksums ([`Prepared`]), takes space and writes; (3) it joins the transaction, locks the
-//! inode, puts the extent items, records new extents and checksums, sets size and `nbytes`, and forgets what was under
-//! write-back in the same breath; (4) the next commit makes it durable.
+//! The life of written bytes: (1) `write` reserves space, checks that sectors which the bytes cover in part can be read, and copies
+//! the bytes into the inode's `dirty` pieces; (2) a flush (by `sync`, by the caller, or because too much is dirty) moves these to
+//! `writeback`, completes partial sectors, compresses and computes checksums ([`Prepared`]), allocates space and writes; (3) it joins
+//! the transaction, locks the inode, puts the extent items, records new extents and checksums, sets size and `nbytes`, and clears
+//! what was under write-back, all under that lock; (4) the next commit makes it durable.
 //!
-//! A read takes dirty bytes over those under write-back over the map, all three under the inode's lock, so that it sees
-//! every write that returned before it began, and does its I/O after the lock is dropped, under an [`Engine::reader`]
-//! guard, which keeps the space of what it is about to read from being used again.
+//! A read combines three layers under the inode's lock, the first that has a byte wins: dirty bytes, bytes under write-back, the
+//! extent map. So it sees every write that returned before it began. It does its I/O after the lock is dropped, under an
+//! [`Engine::reader`] guard, which keeps the space it is about to read from being reused.
 //!
-//! The size on disk and the size that users see differ: bytes that are dirty only are not in the inode item. So a
+//! The size on disk and the size that users see differ: dirty bytes are not in the inode item. So a
 //! commit in between never makes a file longer than its written data. `FileData::shown` is the size users see: the
 //! item's, or the end of the last dirty byte.
 //!
-//! Bytes of the last sector behind the end of the file are whatever they are: cutting a file short does not rewrite
-//! its last sector. Whatever makes a file longer first writes zeros from the old end to the end of that sector.
+//! Bytes of the last sector behind the end of the file are undefined: truncating a file does not rewrite
+//! its last sector. An operation that makes a file longer first writes zeros from the old end to the end of that sector.
 //!
 //! Invariants:
 //! - Only the holder of an inode's `flush` lock changes its extent map or moves `dirty` to `writeback`.
@@ -24,12 +23,12 @@
 //! - The bytes of all inodes that are dirty or under write-back sum up to `Shared::bytes`, which stays near
 //!   `dirty_bytes_max`: a writer that finds it exceeded makes room before it returns (`dirty`).
 //! - A file with dirty bytes is in `Shared::files`, which keeps it in memory.
-//! - Whatever is dirty has its sectors covered by data reservations, so that a flush does not run out of space.
+//! - Sectors with dirty bytes are covered by data reservations, so that a flush does not run out of space.
 //!
 //! Locks, in this order: `flush` (of several inodes by rank), then the engine's `join` and `reserve_data`, then the inode's
 //! lock, then `buffer`, then `Shared::files`. Only `flush` is held over I/O. A commit needs the inode's lock but none
 //! of ours, so it may happen while `flush` is held, not while anything behind it is.
-//! Crash: buffers are lost; the items in the transaction that is lost name data that nobody else names.
+//! Crash: buffers are lost, and so is the open transaction, whose items name data that nothing else names.
 //!
 //! [`Engine::reader`]: oleo_txn::Engine::reader
 

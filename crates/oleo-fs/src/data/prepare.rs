@@ -2,7 +2,7 @@
 //!
 //! Normal path: (1) the caller knows the [`Policy`] of the file; (2) [`Prepared::new`] cuts the bytes into pieces: one
 //! inline piece for a small whole file, compressed ones of at most [`COMPRESSED_LEN_MAX`], plain ones of at most
-//! [`EXTENT_LEN_MAX`] where compression is off or does not pay; (3) every sector that will stand on disk gets its
+//! [`EXTENT_LEN_MAX`] if compression is off or does not pay; (3) every sector that will be on disk gets its
 //! checksum; (4) `install` allocates for the pieces in order and writes them.
 //!
 //! Invariants: pieces are in file order, do not overlap, begin and end at sector boundaries, and cover the bytes given. The

@@ -5,8 +5,8 @@
 //! are looked up, and put into the target clipped and moved, over whatever was there. Inline bytes have no
 //! address to share: they are copied through the buffer. A dedupe compares the bytes first and changes neither size nor times.
 //!
-//! The source's extents cannot go away between looking them up and naming them: whoever would change the source's map
-//! waits for its `flush` lock, and the engine derives references from what items say at the commit.
+//! The source's extents cannot disappear between the look-up and the new items: a change of the source's map
+//! waits for its `flush` lock, and the engine derives references from the items at the commit.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;

@@ -1,21 +1,21 @@
-//! Preallocation that is promised and has no addresses yet.
+//! Unplaced preallocation: reserved space that has no addresses yet.
 //!
-//! Taking addresses costs a search, a record of the birth, an item and, when the file is cut short again, all of it once
-//! more the other way round. Programs that preallocate and truncate in turns do that for nothing, and in one transaction
-//! never get the same addresses twice. So for files without any extents it is put off, as it is for written bytes:
+//! Allocating addresses costs a search, a record of the new extent and an item and, when the file is truncated again, the
+//! reverse of all three. Programs that preallocate and truncate in turn do that for nothing, and in one transaction
+//! never get the same addresses twice. So for files without extents the allocation is postponed, as it is for written bytes:
 //!
 //! 1. [`promise`](Inode::promise) reserves what the range lacks, data and metadata, and notes the range in the buffer: "no
 //!    space" comes from the call. Reads, sizes and block counts go by the buffer, so nobody sees a difference.
-//! 2. A flush (by sync, fsync, age, or whatever else looks at the extent map) calls [`place`](Inode::place): addresses
-//!    are drawn from the promise and the items put, in the order of the file, before bytes that were written meanwhile.
-//!    These then go into them, in place.
-//! 3. A truncate to nothing that comes before ([`cut_unplaced`](Inode::cut_unplaced)) only forgets the ranges. The file
-//!    stays listed, since its times are due, and may keep the promise for the next time.
+//! 2. A flush (by sync, fsync, age, or anything else that reads the extent map) calls [`place`](Inode::place): it allocates
+//!    addresses from the reservation and puts the items, in file order, before it writes the bytes that were written meanwhile,
+//!    which then go into these extents, in place.
+//! 3. A truncate to nothing before that ([`cut_unplaced`](Inode::cut_unplaced)) only forgets the ranges. The file
+//!    stays listed, since its times are due, and may keep the reservation for the next time.
 //!
-//! Kept promises are no one's need: they are small ([`KEPT_MAX`]), kept only while few files have buffers, and given up
-//! before anybody is told that there is no space ([`Shared::release_idle_reservations`]).
+//! Nobody needs kept reservations: they are small ([`KEPT_MAX`]), kept only while few files have buffers, and released
+//! before any request fails for want of space ([`Shared::release_idle_reservations`]).
 //!
-//! Crash: as for written bytes: what was not flushed is lost.
+//! Crash: as for written bytes, what was not flushed is lost.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;

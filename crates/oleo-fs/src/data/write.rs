@@ -1,11 +1,11 @@
 //! Writing into the buffer.
 //!
-//! Normal path: (1) `write` cuts the bytes into steps; (2) a step locks the inode and its buffer, counts what new
-//! sectors it will touch, and if the promised space does not cover them drops the locks, promises more and tries again; if that is
-//! refused, it counts only what the file has no space for ([`Space`]), and holds the `flush` lock and addresses from looking
-//! until it has buffered the bytes: whoever changes or shares the map flushes them first; where it is
-//! the first to write a part of a sector, it also reads the rest of it, without the locks (`beside`): what could not be written out is
-//! refused; (3) it copies the bytes in; (4) whoever finds too much buffered makes room before it returns (`dirty`).
+//! Normal path: (1) `write` cuts the bytes into steps; (2) a step locks the inode and its buffer and counts the new
+//! sectors it will touch. If the reservation does not cover them, it drops the locks, reserves more and tries again. If that is
+//! refused, it counts only the sectors that the file has no space for ([`Space`]), and holds the `flush` lock and addresses from that
+//! look-up until it has buffered the bytes, since a change or a clone of the map flushes them first. If it is
+//! the first to write a part of a sector, it also reads the rest of it, without the locks (`beside`), and refuses what could not
+//! be written back; (3) it copies the bytes in; (4) if too much is buffered, it flushes or waits before it returns (`dirty`).
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! The log: what an fsync writes, so that it need not commit.
+//! The log: what an fsync writes instead of a commit.
 //!
-//! A replay (ours or the kernel's) starts from the subvolume's tree as the last commit left it and has nothing but the log. So
-//! what is logged is not what was asked for alone, but all that must come with it for the outcome to be a state that
-//! programs may see: what was synced as it was, everything else as of the last commit or newer, each name once.
+//! A replay (ours or the kernel's) starts from the subvolume's tree of the last commit and has nothing but the log. So a log
+//! commit contains not only what the caller asked for, but everything that the result needs to be a state that programs may
+//! see: what was synced as it was, everything else as of the last commit or newer, each name once.
 //!
 //! Normal path: `sync` gathers the callers of one moment into a round; `record` turns the round's inodes into items, which
 //! the engine writes (`oleo_txn::LogCommit`). What changed follows from the delta that every inode keeps since the last commit
@@ -65,10 +65,10 @@
 //! to fail in its replay of such a log); data lies in a chunk that no chunk tree on disk has (`new-chunk`); there is no
 //! room for log blocks (`no-space`); something could not be read (`unreadable`).
 //!
-//! An unsynced unlink may be persistent after a replay, as may any change of an inode that came into the log by the rules:
-//! nothing that was not synced is promised, either way.
+//! An unsynced unlink may persist after a replay, and so may any change of an inode that the rules added to the log:
+//! nothing is promised of what was not synced.
 //!
-//! `replay` brings a log that a crash left into the subvolumes it belongs to.
+//! `replay` applies a log that a crash left to the subvolumes it belongs to.
 //!
 //! Locks: see `sync`. Crash: the log before the last log commit stands, or that one, never a part.
 //! Not here: the trees of the log and the superblock (`oleo_txn`).

@@ -2,9 +2,9 @@
 //!
 //! A replay takes the logged extents in the order of their offsets; each drops what was in its range. So the log is right when
 //! its items, in that order, over the extents of the last commit give the extents of now. From a set of changed items
-//! follows the part of the file to look at: their ranges now, in the last commit, and in the log. Within it the log's old items
-//! go; those of now, and holes between them, come. Items of a log do not overlap: the kernel takes a leaf for damaged in
-//! which they do.
+//! follows the part of the file to record: their ranges now, in the last commit, and in the log. Within it the log's old items
+//! are deleted, and the current ones, with holes between them, are added. Items of a log must not overlap: the kernel rejects such
+//! a leaf as damaged.
 
 use std::ops::ControlFlow;
 

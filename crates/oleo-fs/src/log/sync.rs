@@ -1,11 +1,11 @@
 //! fsync: many callers, one log commit.
 //!
 //! Normal path: (1) the caller writes out what the file has buffered; (2) it enters its inode in the round that has not begun;
-//! (3) whoever finds nobody leading leads: it waits for a commit in flight, closes the round, records all inodes of it
-//! (`record`), writes the log, and wakes the others; those who came meanwhile are the next round.
+//! (3) if nobody leads, the caller leads: it waits for a commit in flight, closes the round, records all its inodes
+//! (`record`), writes the log, and wakes the others; callers that came meanwhile are the next round.
 //!
-//! Where the log refuses, or anything fails on the way, the leader commits instead; where that fails too, each caller of the
-//! round asks for a commit of its own and so learns why.
+//! If the log cannot express a change, or anything fails on the way, the leader commits instead; if that fails too, each caller of the
+//! round requests a commit of its own and so gets the error.
 //!
 //! Locks: the queue's is a leaf. The engine's commit lock is held by the leader through its log commit, with nothing of ours;
 //! joins are blocked while inodes are recorded whose names have changed, or that are directories: what several inodes say

@@ -4,8 +4,8 @@
 //! nothing. The second (`build`) starts at every cut independently, so that one long run of new items, a million new files
 //! under one old leaf, is filled by all cores, each item copied once, straight into its leaf.
 //!
-//! How full: leaves are packed full, as everything of a run is rewritten anyway. But where a few leaves became a few more by
-//! changes in their middle, what comes next will probably hit the middle again: then items are spread evenly. Where a run
+//! How full: leaves are packed full, as everything of a run is rewritten anyway. But if changes in the middle turned a few leaves
+//! into a few more, the next changes will probably hit the middle again: then items are spread evenly. If a run
 //! ends in a leaf under a third full and did not grow, it takes in an untouched neighbour, if both fit in one leaf.
 
 use std::ops::Range;

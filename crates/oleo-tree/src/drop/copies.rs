@@ -1,10 +1,10 @@
-//! Shared blocks whose reference is not dropped at their top: what is below them changes hands bit by bit.
+//! Shared blocks whose reference is not dropped at their top: what is below them changes owners bit by bit.
 //!
-//! Whoever lets go of a shared block in one go gives all that is below it to those who keep it, in one transaction, however
-//! much that is. Instead a copy takes the block's place in our tree, as if we were to change it: the block is the others' from
-//! then on, its children are theirs and ours, and we drop one child after another, in the same way. A leaf is dropped as
-//! a whole. So a step gives away as many leaves as it looks at, and each state between is a tree like any other:
-//! whoever reads it, the kernel too, goes on from its progress.
+//! Dropping the reference to a shared block gives everything below it to the trees that keep it, in one transaction, however
+//! much that is. Instead a copy takes the block's place in our tree, as if we changed it: from then on the block belongs to the
+//! others, its children to them and to us, and we drop one child after another, in the same way. A leaf is dropped as
+//! a whole. So a step gives away as many leaves as it visits, and each state in between is a tree like any other:
+//! any reader, the kernel too, can continue from its progress.
 //!
 //! Of the copies only those are written that the step ends in, a block for each level at most. They have what is left: the place
 //! where it goes on is the first of each. References that would come and go within the step are not recorded.

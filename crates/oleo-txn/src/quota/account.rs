@@ -1,8 +1,8 @@
-//! What a transaction did to quota, found at the end of its settling.
+//! Quota accounting of a transaction, at the end of its settling.
 //!
-//! Nothing is traced while trees change. A tree's old root and its new one say which blocks it has lost and gained, however
-//! that came; leaves among them say which data. For an extent so found the extent tree, which is settled by then, says who
-//! reaches it now ([`Backrefs`]); who did before is that, less who gained it, and who lost it.
+//! Nothing is traced while trees change. Comparing a tree's old root with its new one shows which blocks it has lost and gained;
+//! the leaves among them show which data. For each extent found, the extent tree, which is settled by then, gives the trees that
+//! reach it now ([`Backrefs`]); the trees that reached it before are these, less those that gained it, plus those that lost it.
 //!
 //! - A tree reaches a block in one way at most, so a block lost or gained says all. Data may be named many times: a tree had
 //!   it before where it names it more often now than it gained names.

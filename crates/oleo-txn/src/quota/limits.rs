@@ -1,16 +1,15 @@
-//! Limits: what operations under way may come to use is charged to groups before it is used, so that EDQUOT comes from the
-//! call.
+//! Limits: an operation is charged for what it may use before it uses it, so that EDQUOT comes from the call.
 //!
 //! Normal path: (1) a writer is charged for the data that it buffers ([`Charge`]), an operation for the items that it may add;
-//! both fail where a group would come to use more than it may, with what others were charged; (2) the charge of data
-//! ends when it has been recorded: it becomes one of the open transaction; (3) a freeze turns those of the open transaction
-//! into those of the frozen one, and the end of that commit, whose numbers have them, drops them. Nothing is left behind.
+//! both fail if a group would exceed its limit, with everything charged so far; (2) when data has been recorded, its charge
+//! becomes one of the open transaction; (3) a freeze turns the charges of the open transaction
+//! into those of the frozen one, and the end of that commit, whose numbers include them, drops them. Nothing is left behind.
 //!
-//! How many tree blocks the items take is not known before they are in the trees. So an operation is charged the most that it may come
-//! to. That is more than what will be: where there is no room for it, everything is committed, and the operation is charged the
-//! least, what its items and data have in bytes, and nobody else is let in like that into a group with a limit until it is
-//! counted ([`Sums::lone`]). So a group comes to exceed its limit by the tree blocks of one operation at most, and whoever is refused
-//! had no room.
+//! How many tree blocks the items take is not known before they are in the trees. So an operation is charged the maximum, which is
+//! more than it will use. If that exceeds the limit, everything is committed, and the operation is charged the
+//! minimum, the bytes of its items and data; until it is counted, no other operation is admitted like that into a group with a
+//! limit ([`Sums::lone`]). So a group exceeds its limit by the tree blocks of one operation at most, and a refused operation
+//! had no space.
 //!
 //! Without any limit nothing is counted, and nobody meets here. Lock: `sums` (rank 54), for additions; `table` is read under it.
 //! Crash: memory only.

@@ -1,15 +1,15 @@
 //! Quota groups: kept exact by every commit, changed by staged operations, counted anew by a scan.
 //!
-//! Two ways of counting: *full* quotas say what subvolumes reach, and what nobody else does; *simple* ones (`simple`)
-//! what they wrote first. The groups, their limits and what users do to them are the same.
+//! Two ways of counting: *full* quotas count what subvolumes reach, and what they reach alone; *simple* ones (`simple`)
+//! what they wrote first. The groups, their limits and what users can do with them are the same.
 //!
-//! Normal path of full quotas: (1) operations note what trees alone do not tell: snapshots made, trees dropped; (2) when a commit has
-//! settled everything else, `account` finds what changed hands; (3) `table` turns that into numbers; (4) the items that
-//! changed go to the quota tree, with a status that names this transaction, and settling goes on with what that makes.
+//! Normal path of full quotas: (1) operations note what trees alone do not show: snapshots made, trees dropped; (2) when a commit has
+//! settled everything else, `account` finds the extents whose owners changed; (3) `table` turns that into numbers; (4) the items that
+//! changed go to the quota tree, with a status that names this transaction, and settling continues with the changes that this makes.
 //!
-//! A scan counts everything from the roots of one commit, outside of transactions. Until it ends, numbers on disk are zero
-//! and its progress is too, so that whoever takes over, the kernel too, begins anew. Commits meanwhile keep what they would have counted
-//! ([`Scan::log`]); it is played back on what the scan found.
+//! A scan counts everything from the roots of one commit, outside of transactions. Until it ends, the numbers and the progress on disk
+//! are zero, so that a later scan, ours or the kernel's, starts from the beginning. Commits meanwhile keep what they would have
+//! counted ([`Scan::log`]); it is added to what the scan found.
 //!
 //! Locks: `table` (rank 55) and `notes` (rank 56), held for look-ups and stores, never over I/O; `limits` has one more. What groups there are and
 //! how they hang together changes only with the commit lock held.

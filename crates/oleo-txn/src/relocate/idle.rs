@@ -1,9 +1,9 @@
-//! Block groups that have been empty for a while go, so that their place can become groups of another kind.
+//! Removing block groups that have been empty for a while, so that their space can become groups of another kind.
 //!
-//! Normal path: (1) the cleaner asks again and again ([`Engine::remove_idle_group`]); what is empty is noted with the time; (2) one
-//! that has been empty long enough, and without which there is room left in groups like it, is closed for allocation; (3) a commit
-//! brings whatever was on its way into it to light; (4) where the extent tree has nothing in it and all of it is free, it is
-//! removed as one that was moved away from is (`remove`); otherwise it is opened again.
+//! Normal path: (1) the cleaner calls [`Engine::remove_idle_group`] repeatedly; empty groups are noted with the time; (2) a group
+//! that has been empty long enough, and whose kind has space left without it, is closed for allocation; (3) a commit
+//! completes whatever was being written into it; (4) if the extent tree has nothing in it and all of it is free, it is
+//! removed like a relocated one (`remove`); otherwise it is opened again.
 //!
 //! A volume may have very many groups, so they are looked at only so often while they are to stay for long, and what is free in all groups
 //! like one is summed up once for each sort.

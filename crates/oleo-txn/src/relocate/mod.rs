@@ -1,4 +1,4 @@
-//! Relocation: everything in a block group moves elsewhere, and the group goes.
+//! Relocation: moving everything in a block group elsewhere, and removing the group.
 //!
 //! Normal path of [`Engine::relocate_group`]:
 //! 1. `close_group`: nothing new comes into the group. Whoever writes into existing data without copying it looks whether the group
@@ -13,7 +13,7 @@
 //! Invariants: what trees say does not change but for addresses, nor who shares what; each step is one transaction, whole by
 //! itself. Quota is counted before the move, and the roots that the next count begins from are those after it: nothing is
 //! traced.
-//! A step promises all that it needs before it changes anything; where there is no room it does nothing.
+//! A step reserves everything it needs before it changes anything; if there is no space it does nothing.
 //! Locks: `addresses` (4) around the whole commit of a step, written; others hold it read from looking up where data is until
 //! they have named or written it. Until the step's commit is settled nobody can be told who shares the data.
 //! Crash: before a step's commit is durable, nothing has happened; the copies are free space. After it, it has.

@@ -1,4 +1,4 @@
-//! A block group that nothing is in any more goes, with its chunk.
+//! Removing an empty block group with its chunk.
 //!
 //! Normal path: (1) everything that was in it is free: what was freed has been committed, and no reader is left from before;
 //! (2) in one stage the items of chunk, device extents, group and free space go, the allocator forgets the group, the volume
