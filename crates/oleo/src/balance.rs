@@ -5,17 +5,17 @@ use oleo_jobs::{BalanceArgs, BalanceEnd, BalanceStatus, Reclaimed};
 use crate::{Image, Result};
 
 impl Image {
-    /// Begins a balance and does it, to the end or until [`Balancer::pause`](oleo_jobs::Balancer::pause) or another thread's
-    /// [`Image::balance_cancel`]. How far it is, [`Image::balance_status`] tells meanwhile.
+    /// Starts a balance and runs it to the end, or until [`Balancer::pause`](oleo_jobs::Balancer::pause) or
+    /// [`Image::balance_cancel`] in another thread. [`Image::balance_status`] returns the progress meanwhile.
     ///
     /// # Errors
-    /// There is one already, or it cannot be as asked. What goes wrong on the way is in the answer.
+    /// A balance is running or paused already, or the arguments contradict each other. Later failures are in the returned end.
     pub fn balance(&self, args: BalanceArgs) -> Result<BalanceEnd> {
         self.balancer().start(args)?;
         Ok(self.balancer().run().unwrap_or(BalanceEnd::Done))
     }
 
-    /// Goes on with a balance that was interrupted, by Oleo or by the kernel.
+    /// Resumes a balance that was interrupted, by Oleo or by the kernel.
     ///
     /// # Errors
     /// There is none, or it cannot be done here.
@@ -24,7 +24,7 @@ impl Image {
         Ok(self.balancer().run().unwrap_or(BalanceEnd::Done))
     }
 
-    /// Ends a balance, under way or interrupted; what was moved stays where it is.
+    /// Cancels a running or interrupted balance; block groups that were moved stay where they are.
     ///
     /// # Errors
     /// There is none.
@@ -32,12 +32,12 @@ impl Image {
         Ok(self.balancer().cancel()?)
     }
 
-    /// The balance as it is.
+    /// State and progress of the balance.
     pub fn balance_status(&self) -> BalanceStatus {
         self.balancer().status()
     }
 
-    /// Gives back block groups of which less than `percent` is used, as far as others have room.
+    /// Frees block groups of which less than `percent` is used, as far as other groups have space for their contents.
     ///
     /// # Errors
     /// A balance is under way, or the image is damaged.

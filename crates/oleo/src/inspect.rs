@@ -1,6 +1,6 @@
-//! Looking at the structures themselves: superblocks, trees, blocks.
+//! On-disk structures: superblocks, trees, blocks.
 //!
-//! An [`Inspector`] needs chunks that can be read and nothing else, so it works on images that cannot be opened.
+//! An [`Inspector`] needs readable chunks and nothing else, so it works on images that cannot be opened.
 
 use std::path::Path;
 
@@ -98,7 +98,7 @@ impl Inspector {
         first.map_or(Ok(trees), Err)
     }
 
-    /// The same as far as the root tree can be read; `bad` is told of its blocks that have no good copy.
+    /// The same as far as the root tree can be read; calls `bad` for its blocks that have no good copy.
     pub fn trees_past(&self, bad: &mut dyn FnMut(Logical, Error)) -> Vec<TreeStart> {
         let sb = self.volume.super_block();
         let start = |tree, root: u64, generation: u64, level| TreeStart {
@@ -160,7 +160,7 @@ impl Inspector {
         self.go(first, &mut each, &mut |_, error| Err(error))
     }
 
-    /// The same, going on past blocks that have no good copy: `bad` is told where they are, and why.
+    /// The same, but continues past blocks that have no good copy: calls `bad` with their place and the error.
     pub fn walk_past(
         &self,
         first: NodeExpect,

@@ -1,12 +1,12 @@
-//! The log that a crash left: applied when a volume is opened, on disk or in memory only.
+//! Replay of the log that a crash left, when a volume is opened: on disk, or in memory only.
 //!
-//! A volume opened for writing gets its log applied and committed before anybody sees it. One opened for reading shows the
-//! same, but its devices are not written: they are wrapped in [`Overlay`]s, the log is applied and committed to these, and
-//! what is read comes from there. So whoever reads sees what was synced, from an image that cannot be written.
+//! If a volume is opened for writing, its log is applied and committed before the caller gets the image. If it is opened for
+//! reading, the result is the same, but the devices are not written: they are wrapped in [`Overlay`]s, the log is applied and
+//! committed to these, and reads come from there. So a reader sees everything that was synced, even on a read-only image.
 //!
-//! A log that cannot be applied is an error that says why: what the log holds was promised to somebody, and is not dropped in
-//! silence. Two kinds of openings go on without it: those that were told to (`no_log_replay`), and those that are glad
-//! of whatever can be read (`ignore_bad_trees`, `read_in_use`).
+//! A log that cannot be applied is an error with its reason: the log holds acknowledged data, which is never dropped
+//! silently. Two kinds of openings continue without it: on request (`no_log_replay`), and if as much as possible
+//! is to be read (`ignore_bad_trees`, `read_in_use`).
 
 use std::sync::Arc;
 

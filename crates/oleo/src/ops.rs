@@ -1,6 +1,6 @@
-//! What a person does with files: put one in, take one out of the way, copy, rename.
+//! Operations on files by path: put, remove, copy, rename, link.
 //!
-//! Each call is complete when it returns, but durable only after [`Image::sync`](crate::Image::sync). Paths are taken
+//! Each call is complete when it returns, but durable only after [`Image::sync`](crate::Image::sync). Paths are resolved
 //! from a start directory; a target that is a directory means "into it, under the same name", as with cp and mv.
 
 use std::io::Read;
@@ -23,7 +23,7 @@ const STEP_BYTES: usize = 4 << 20;
 /// Entries of a directory handled at a time.
 const ENTRIES_AT_ONCE: usize = 1024;
 
-/// Whether to go down into directories.
+/// Whether to include the contents of directories.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Depth {
     /// Only what is named; a directory is refused.

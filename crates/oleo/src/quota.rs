@@ -6,12 +6,12 @@ use oleo_txn::{Assigned, QuotaState};
 use crate::{Image, Result};
 
 impl Image {
-    /// Quota and its groups, as the last commit left them; `None` where it is off.
+    /// Quota and its groups, as of the last commit; `None` if quota is off.
     pub fn quota(&self) -> Option<QuotaState> {
         oleo_jobs::quota(self.fs())
     }
 
-    /// Turns full quotas on and counts what is there. Durable when it returns.
+    /// Enables full quotas and counts existing data. Durable when it returns.
     ///
     /// # Errors
     /// No space, or the image is damaged; simple quotas are on (`EEXIST`).
@@ -19,10 +19,10 @@ impl Image {
         Ok(oleo_jobs::quota_enable(self.fs())?)
     }
 
-    /// Turns simple quotas on: what is written from now on counts for the subvolume that writes it, whoever comes to share it,
-    /// until it is gone; of tree blocks that is those which are rewritten. Costs less than full quotas, which say what
-    /// a subvolume reaches and what it has alone. Durable when it returns. Volumes that have had them can be read and
-    /// written by kernels from 6.7 on only.
+    /// Enables simple quotas: data written from now on, and tree blocks rewritten from now on, count for the subvolume that
+    /// writes them, whoever shares them later, until they are freed. They cost less than full quotas, which count what
+    /// a subvolume reaches and what it alone reaches. Durable when it returns. Afterwards only kernels from 6.7 on can
+    /// read and write the volume, also when quota is off again.
     ///
     /// # Errors
     /// No space, or the image is damaged; full quotas are on (`EEXIST`).
@@ -30,7 +30,7 @@ impl Image {
         Ok(oleo_jobs::quota_enable_simple(self.fs())?)
     }
 
-    /// Turns quota off; groups and limits are gone.
+    /// Disables quota, and deletes groups and limits.
     ///
     /// # Errors
     /// It is off (`ENOTCONN`).
@@ -38,7 +38,7 @@ impl Image {
         Ok(oleo_jobs::quota_disable(self.fs())?)
     }
 
-    /// Counts what every group uses anew, while others go on.
+    /// Counts the usage of every group again, while other operations continue.
     ///
     /// # Errors
     /// Quota is off (`ENOTCONN`) or simple (`EINVAL`), or the image is damaged.
@@ -46,7 +46,7 @@ impl Image {
         Ok(oleo_jobs::quota_rescan(self.fs(), &|| true)?)
     }
 
-    /// The same, as long as `goes_on` says so; it is asked now and then. Given up, the groups stay marked as being counted.
+    /// The same, until `goes_on`, which is called now and then, returns `false`; the groups then stay marked as being counted.
     ///
     /// # Errors
     /// As with [`Image::quota_rescan`].
@@ -63,7 +63,7 @@ impl Image {
         Ok(oleo_jobs::qgroup_change(self.fs(), change, scan)?)
     }
 
-    /// What each subvolume takes, in the order of their numbers; quota may be off.
+    /// The space that each subvolume takes, in the order of their IDs; quota may be off.
     ///
     /// # Errors
     /// The image is damaged, or cannot be read.

@@ -1,4 +1,4 @@
-//! What helps a volume that cannot be opened as it is.
+//! Repairs for a volume that cannot be opened as it is.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use oleo_volume::read_mirrors;
 use crate::image::open_devices;
 use crate::{Error, OpenOptions, Result};
 
-/// The log that [`zero_log`] dropped.
+/// The log that [`zero_log`] discarded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DroppedLog {
     /// Where its root was.
@@ -21,8 +21,8 @@ pub struct DroppedLog {
     pub copies: u32,
 }
 
-/// Drops the log of a volume: what was synced after the last commit is lost, and the volume is as of that commit. `None` where
-/// there was none. Needs nothing but superblocks, so it works whatever else is damaged.
+/// Discards the log of a volume: data synced after the last commit is lost, and the volume has the state of that commit. Returns
+/// `None` if there was no log. Reads and writes superblocks only, so it works whatever else is damaged.
 ///
 /// # Errors
 /// Somebody uses the volume, a device is missing (it would keep the log; `degraded` allows that), or none has a

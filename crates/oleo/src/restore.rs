@@ -2,12 +2,12 @@
 //!
 //! Kept: contents, holes, types, modes, owners, times of access and modification, hard links, extended attributes
 //! (access lists and capabilities among them), device nodes, fifos, sockets. Nested subvolumes become directories.
-//! What the host or the caller's rights do not allow (owners, devices, some attributes) is left out and said in the
+//! What the host or the caller's rights do not allow (owners, devices, some attributes) is left out and listed in the
 //! report. Times of change and birth cannot be set on a host; a tar archive keeps them.
 //!
-//! The image may be a stranger's. What has not kept its owner does not keep its set-user-ID and set-group-ID bits, so nobody gets
-//! programs that run as whoever restored them; the modes that others than root get are under their umask, and without set-ID bits,
-//! unless they ask for all of it; and a directory that is reached twice is entered once, with a warning.
+//! The image may come from a stranger. A file whose owner could not be kept loses its set-user-ID and set-group-ID bits, so that no
+//! program runs as the user who restored it. Unless exact modes are requested, the umask applies and set-ID bits are dropped
+//! for everybody but root. A directory that is reached twice is entered once, with a warning.
 
 mod dir;
 mod tar;
@@ -24,9 +24,9 @@ pub struct RestoreOptions {
     pub one_subvol: bool,
     /// Threads; 0 for one per core. A tar archive is written by one in any case.
     pub threads: usize,
-    /// Keep modes as they are, whatever the umask says; root does so in any case. A tar archive always has them.
+    /// Keep modes regardless of the umask; always so for root and in a tar archive.
     pub exact_modes: bool,
-    /// Make no device nodes, and nothing that is set-user-ID or set-group-ID. A tar archive always has them.
+    /// Create no device nodes, and no files with set-user-ID or set-group-ID bits. A tar archive always has them.
     pub no_special: bool,
     /// Called as work goes on.
     pub on_progress: Option<OnProgress>,

@@ -1,4 +1,4 @@
-//! Words of users turned into settings, and properties of what is in an image.
+//! Parsing of settings that users write, and properties of files, directories and subvolumes.
 
 use oleo_format::{Compression, CsumType, InodeFlags, TreeId};
 use oleo_fs::data::Compress;
@@ -57,7 +57,7 @@ pub fn seed_from_text(text: &str) -> [u8; 32] {
     CsumType::Sha256.csum(text.as_bytes())
 }
 
-/// A seed that nobody has had before.
+/// A random seed.
 pub fn random_seed() -> [u8; 32] {
     let mut seed = [0; 32];
     seed[..16].copy_from_slice(Uuid::new_v4().as_bytes());
@@ -83,7 +83,7 @@ impl Image {
         if fits { Ok(()) } else { Err(Error::Request("a label has at most 255 bytes and no line feed".into())) }
     }
 
-    /// A property of a file, directory or subvolume; `None` where it does not apply or is not set.
+    /// A property of a file, directory or subvolume; `None` if it does not apply or is not set.
     ///
     /// # Errors
     /// There is no such property.
@@ -106,7 +106,7 @@ impl Image {
     /// Sets a property.
     ///
     /// # Errors
-    /// There is no such property, it does not apply here, or the value makes no sense.
+    /// There is no such property, it does not apply to this object, or the value is invalid.
     pub fn set_property(&self, inode: &InodeRef, name: &str, value: &str) -> Result<()> {
         let yes_or_no = || match value {
             "true" => Ok(true),

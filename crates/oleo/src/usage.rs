@@ -1,4 +1,4 @@
-//! Where the space is: of a whole volume, and of files.
+//! Space usage of a volume and of files.
 
 use std::collections::BTreeMap;
 
@@ -52,9 +52,9 @@ pub struct FileUsage {
 pub struct SpaceSummary {
     /// All bytes of the devices.
     pub total: ByteLen,
-    /// What nothing uses.
+    /// Bytes that nothing uses.
     pub free: ByteLen,
-    /// What files can still have: free and not promised in the groups of data, and what further groups of data could add.
+    /// Bytes that files can still have: free and unreserved in data block groups, and what further data block groups could add.
     pub available: ByteLen,
 }
 
@@ -92,7 +92,7 @@ impl Image {
         sums.into_values().collect()
     }
 
-    /// What a file, or everything below a directory, takes; and the same for each direct entry, told to `each`.
+    /// The space that a file, or everything below a directory, takes; calls `each` with the same for each direct entry.
     ///
     /// # Errors
     /// The image is damaged.

@@ -1,4 +1,4 @@
-//! What can be asked, and answered. Everything here goes over the socket as JSON.
+//! Requests and replies. Everything here goes over the socket as JSON.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -113,7 +113,7 @@ pub struct Property {
     pub value: String,
 }
 
-/// What can be asked of a file system.
+/// A request to a file system.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case")]
 pub enum Request {
@@ -133,7 +133,7 @@ pub enum Request {
         source: SubvolRef,
         /// Where; the last name must not be taken.
         at: Location,
-        /// It refuses changes.
+        /// Make it read-only.
         read_only: bool,
         /// Where there is a directory already: into it, under the source's name.
         #[serde(default)]
@@ -163,7 +163,7 @@ pub enum Request {
     },
     /// That subvolume. Answer: [`Reply::Subvol`].
     GetDefault,
-    /// Of some deleted subvolumes (none given: of all), which are not gone yet. Answer: [`Reply::Subvolumes`].
+    /// Which of these deleted subvolumes (none given: of all) are not removed completely yet. Answer: [`Reply::Subvolumes`].
     SubvolPending {
         /// Their numbers.
         ids: Vec<TreeId>,
@@ -207,7 +207,7 @@ pub enum Request {
         /// When it was sent: seconds and nanoseconds.
         stime: (i64, u32),
     },
-    /// What a subvolume got in a generation or later. Answer: [`Reply::New`].
+    /// The file extents that a subvolume gained in a generation or later. Answer: [`Reply::New`].
     FindNew {
         /// Which.
         which: SubvolRef,
@@ -221,7 +221,7 @@ pub enum Request {
         /// Its new size.
         to: NewSize,
     },
-    /// Writes files that are in many pieces anew. Answer: [`Reply::Defragmented`].
+    /// Rewrites fragmented files. Answer: [`Reply::Defragmented`].
     Defragment {
         /// A file, or a directory if `recursive`.
         at: Location,
@@ -230,7 +230,7 @@ pub enum Request {
         /// How.
         options: DefragOptions,
     },
-    /// Tells devices what is free. Answer: [`Reply::Bytes`].
+    /// Discards free space on the devices. Answer: [`Reply::Bytes`].
     Trim {
         /// From this logical address on.
         start: u64,
@@ -253,15 +253,15 @@ pub enum Request {
     },
     /// Quota and its groups. Answer: [`Reply::Quota`].
     Quota,
-    /// Begins, interrupts or ends a balance. Beginning one answers with [`Reply::Number`] as soon as it is on disk: it is done
-    /// in the background of a mount, and by `Balancer::run` on an image. Interrupting and ending wait for the group at hand.
+    /// Starts, pauses or cancels a balance. Starting one returns [`Reply::Number`] as soon as the balance item is on disk: the balance
+    /// runs in the background of a mount, and by `Balancer::run` on an image. Pausing and cancelling wait for the current group.
     Balance {
         /// What to do.
         change: BalanceChange,
     },
-    /// The balance as it is. Answer: [`Reply::Balance`].
+    /// State and progress of the balance. Answer: [`Reply::Balance`].
     BalanceStatus,
-    /// Gives back nearly empty block groups. Answer: [`Reply::Reclaimed`].
+    /// Frees nearly empty block groups. Answer: [`Reply::Reclaimed`].
     Reclaim {
         /// Those of which less is used, in percent.
         percent: u64,
@@ -288,7 +288,7 @@ pub enum Request {
     Sync,
     /// Of a mount: where it is, and how far its end has come. Answer: [`Reply::Mounted`].
     Mounted,
-    /// Of a mount: waits until it is unmounted and everything is on disk. Fails where that cannot be written; the server keeps it
+    /// Of a mount: waits until it is unmounted and everything is on disk. Fails if something cannot be written; the server keeps it
     /// and tries again. A request then makes it try immediately.
     Finish,
     /// Of a mount: writes all files as they are into a directory of the host. Answer: [`Reply::Number`] of files and directories.
@@ -296,7 +296,7 @@ pub enum Request {
         /// An absolute path; there must be nothing in it.
         dir: Bytes,
     },
-    /// Of a mount that is unmounted: its server ends without what is not on disk.
+    /// Of a mount that is unmounted: its server ends and discards what is not on disk.
     GiveUp,
     /// The label. Answer: [`Reply::Label`].
     Label,
@@ -341,7 +341,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Whether it changes the file system, which is not done for who sees it read-only.
+    /// Whether it changes the file system, which is refused to callers that see it read-only.
     pub fn changes(&self) -> bool {
         match self {
             Request::SubvolCreate { .. }
@@ -387,11 +387,11 @@ impl Request {
     }
 }
 
-/// What comes back.
+/// The reply to a request.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
-    /// It is done, and there is nothing to say.
+    /// Done, without a result.
     Done,
     /// The number of the subvolume that was made, deleted or asked for.
     Made(TreeId),
@@ -411,7 +411,7 @@ pub enum Reply {
     Df(Vec<GroupUsed>),
     /// Where the space is.
     Usage(Box<Usage>),
-    /// What was counted.
+    /// Counters.
     Stats(Box<Stats>),
     /// What files take: the entries of the directory asked for, then the whole, whose path is empty.
     Du(Vec<DuLine>),
@@ -443,7 +443,7 @@ pub enum Reply {
     Balance(Box<BalanceStatus>),
     /// The number of the balance that was begun.
     Number(u64),
-    /// What was given back.
+    /// What was freed.
     Reclaimed(Reclaimed),
     /// What subvolumes take, in the order of their numbers.
     Sizes(Vec<SizeLine>),
@@ -466,7 +466,7 @@ pub struct MountShown {
     pub unwritten: Option<String>,
 }
 
-/// What is to become of the balance.
+/// A change of the balance.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "balance", rename_all = "kebab-case")]
 pub enum BalanceChange {
@@ -475,11 +475,11 @@ pub enum BalanceChange {
         /// What it is to do.
         args: Box<BalanceArgs>,
     },
-    /// The one that is paused goes on.
+    /// Resume the paused one.
     Resume,
-    /// It is interrupted.
+    /// Pause it.
     Pause,
-    /// It ends.
+    /// Cancel it.
     Cancel,
 }
 
@@ -505,7 +505,7 @@ pub enum QuotaChange {
         /// Its number.
         id: u64,
     },
-    /// Groups of subvolumes that are gone go.
+    /// Delete the groups of deleted subvolumes.
     ClearStale,
     /// A group becomes part of another.
     Assign {
@@ -513,7 +513,7 @@ pub enum QuotaChange {
         member: u64,
         /// The other.
         parent: u64,
-        /// Counts anew where the numbers do not say what that makes of them; else they are marked as wrong.
+        /// Rescan if the new numbers do not follow from the old ones; otherwise they are marked as inconsistent then.
         rescan: bool,
     },
     /// A group is no part of another any more.
@@ -525,7 +525,7 @@ pub enum QuotaChange {
         /// As with `Assign`.
         rescan: bool,
     },
-    /// What a group may use.
+    /// Sets the limits of a group.
     Limit {
         /// Which, or that of a subvolume.
         group: WhichGroup,
@@ -617,7 +617,7 @@ impl From<SubvolSize> for SizeLine {
 pub struct NewPart {
     /// What and where.
     pub extent: NewExtent,
-    /// A path of the file from the top level; empty where it has none any more.
+    /// A path of the file from the top level; empty if it has none any more.
     pub path: Bytes,
 }
 
@@ -727,7 +727,7 @@ pub struct DeviceUsage {
     pub total: ByteLen,
     /// Bytes that chunks have.
     pub allocated: ByteLen,
-    /// It is not there.
+    /// The device is missing.
     pub missing: bool,
 }
 
@@ -754,14 +754,14 @@ pub struct Stats {
     pub nodes: Option<u64>,
 }
 
-/// What quota has cost.
+/// Counters of quota.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct QgroupStats {
     /// Extents that commits have looked at, because a subvolume lost or gained them.
     pub dirty_extents: u64,
 }
 
-/// What fsyncs have cost. Those of link and rename that made a commit are counted too: there must be none.
+/// Counters of fsync. Commits made by link and rename are counted too: there must be none.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LogStats {
     /// Calls of fsync and fdatasync.
@@ -770,7 +770,7 @@ pub struct LogStats {
     pub idle: u64,
     /// Log commits.
     pub log_commits: u64,
-    /// Whole commits in their place.
+    /// Full commits in their place.
     pub full_commits: u64,
     /// The same by the rule that asked for them.
     pub full_commits_by: Vec<(String, u64)>,
@@ -809,7 +809,7 @@ impl From<oleo_fs::LogStats> for LogStats {
     }
 }
 
-/// Where the space of a file system is.
+/// Space usage of a file system.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Usage {
     /// The label.
@@ -825,7 +825,7 @@ pub struct Usage {
     pub groups: Vec<GroupUsed>,
     /// Bytes of data that could still be written: in data groups, and in new ones of the same profile.
     pub data_free: ByteLen,
-    /// The least that `data_free` can be, where unallocated space is needed for metadata as well.
+    /// The minimum of `data_free`, if unallocated space is needed for metadata as well.
     pub data_free_min: ByteLen,
 }
 
@@ -842,11 +842,11 @@ pub struct DuLine {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
 #[error("{message}")]
 pub struct Error {
-    /// What a system call would say.
+    /// The errno that a system call would return.
     pub errno: i32,
-    /// What it is.
+    /// The kind of error.
     pub kind: ErrorKind,
-    /// In words.
+    /// Message.
     pub message: String,
     /// What to try.
     pub hint: Option<String>,

@@ -100,7 +100,7 @@ impl Feed {
         Ok((feed, thread))
     }
 
-    /// Lets a collecting thread end where the server never came.
+    /// Ends a collecting thread if the server never connected.
     pub fn give_up(&self) {
         drop(UnixStream::connect(self.path()));
     }
@@ -120,14 +120,14 @@ fn parse(message: &[u8; PROGRESS_LEN]) -> Progress {
     Progress { inodes: number(0), at_inode: number(1), last_inode: number(2), bytes: number(3) }
 }
 
-/// Who is told how far a send is.
+/// The receiver of a send's progress.
 struct Watcher {
     socket: UnixStream,
     last: Option<Instant>,
 }
 
 impl Watcher {
-    /// Tells, if it is time. `false`: nobody listens any more.
+    /// Reports progress if it is time. Returns `false` if nobody listens any more.
     fn report(&mut self, now: &Progress) -> bool {
         if self.last.is_some_and(|last| last.elapsed() < PROGRESS_PAUSE) {
             return true;

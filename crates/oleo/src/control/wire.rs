@@ -7,7 +7,7 @@
 //! Invariants: lengths are checked before anything is allocated; a connection that is silent for [`SILENCE_MAX`], or takes
 //! longer for a message that it has begun, is closed. At most [`CONNECTIONS_MAX`] are open at a time, [`OF_ONE_USER_MAX`] of them of one
 //! user, and [`KEPT`] only for those who are privileged: nobody can keep others off by doing nothing, or little.
-//! Crash: the client sees the connection end and says so; what was asked may or may not have been done.
+//! Crash: the client sees the connection end and reports it; the request may or may not have been carried out.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -60,7 +60,7 @@ impl Client {
     /// Connects to the control socket that a mount has named, of which a file is open.
     ///
     /// # Errors
-    /// Nobody listens there, or it is somebody else's than the mount: whoever mounted it names what he likes.
+    /// Nobody listens there, or the socket belongs to another user than the mount, whose owner may name any socket.
     pub fn connect_of(file: &File, socket: &Path) -> io::Result<Client> {
         Ok(Client { stream: connect_of(file, socket)? })
     }
