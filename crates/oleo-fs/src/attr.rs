@@ -102,7 +102,7 @@ impl Rdev {
         Rdev { major: (rdev >> Self::MINOR_BITS) as u32, minor: minor as u32 }
     }
 
-    /// The number in 32 bits, as the kernel tells it to programs, and as streams have it: 12 bits of major, 20 of minor; what
+    /// The number in 32 bits, as the kernel returns it to programs, and as streams have it: 12 bits of major, 20 of minor; what
     /// does not fit is cut off.
     pub fn to_stat(self) -> u32 {
         (self.minor & 0xff) | (self.major & 0xfff) << 8 | (self.minor & 0xf_ff00) << 12
@@ -114,7 +114,7 @@ impl Rdev {
     }
 }
 
-/// Everything that `stat` tells, and what the format knows beyond it.
+/// Everything that `stat` returns, and what the format has beyond it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attr {
     /// The subvolume.

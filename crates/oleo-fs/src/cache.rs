@@ -138,7 +138,7 @@ impl InodeCache {
         Err(FsError::Busy("the inode cache is too small"))
     }
 
-    /// The inode from memory, or what [`enter`](Self::enter) must be told by whoever loads it now.
+    /// The inode from memory, or the token that [`enter`](Self::enter) needs after the caller has loaded it.
     pub(crate) fn peek(&self, key: CacheKey) -> Result<Arc<Inode>, Ticket> {
         let shard = self.shards[shard_of(key)].lock();
         match shard.inodes.get(&key) {

@@ -123,7 +123,7 @@ impl FsError {
         FsError::Data { tree: inode.tree(), ino: inode.ino(), at, source: Box::new(source) }
     }
 
-    /// A lie of the image that the verifier of blocks cannot see, because it takes several items to tell.
+    /// Damage that the verifier of blocks cannot see, because it takes several items to detect.
     pub(crate) fn corrupt(
         structure: &'static str,
         at: impl std::fmt::Display,

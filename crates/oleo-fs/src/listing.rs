@@ -28,7 +28,7 @@ impl Fs {
         dir::list(&guard, after, limit)
     }
 
-    /// The highest index that an entry of a directory has had, as far as anybody can tell: entries made from now on have
+    /// The highest index that an entry of a directory has had, as far as is known: entries made from now on have
     /// higher ones.
     pub fn last_index(&self, dir: &InodeRef) -> Result<u64, FsError> {
         {
@@ -72,7 +72,7 @@ impl Fs {
     fn load_many(&self, subvol: &Arc<Subvol>, inos: &[Ino]) -> Result<Vec<Option<InodeRef>>, FsError> {
         let cache = &self.core().cache;
         let mut found: Vec<Option<Arc<Inode>>> = Vec::with_capacity(inos.len());
-        // Which are not in memory, and what the cache has to be told when they are.
+        // Those not in memory, and what the cache needs when they are.
         let mut absent = Vec::new();
         for (at, ino) in inos.iter().enumerate() {
             match cache.peek((subvol.id(), ino.0)) {

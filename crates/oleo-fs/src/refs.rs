@@ -1,4 +1,4 @@
-//! An inode's names, as its own items tell them: INODE_REF by parent, INODE_EXTREF by a hash of parent and name.
+//! An inode's names in its own items: INODE_REF by parent, INODE_EXTREF by a hash of parent and name.
 //!
 //! An INODE_REF holds all names that the inode has in one directory; a name that would make it outgrow a leaf goes
 //! into an INODE_EXTREF, where the volume has that feature. Several names of one hash share an INODE_EXTREF.
@@ -165,7 +165,7 @@ fn put_or_delete(inode: &mut WriteGuard<'_>, h: &dyn Joined, t: ItemType, offset
     if kept.is_empty() { inode.delete(h, t, offset) } else { inode.put(h, t, offset, kept.into_boxed_slice()) }
 }
 
-/// The names that one item of references tells.
+/// The names in one item of references.
 pub(crate) fn parse(t: ItemType, offset: u64, bytes: &[u8]) -> Result<Vec<NameOf>, FsError> {
     if t == ItemType::INODE_REF { parse_refs(Ino(offset), bytes) } else { parse_extrefs(bytes) }
 }

@@ -37,14 +37,14 @@ use crate::{FsError, acl, refs, rules, xattr};
 const DEFAULT_NAME: &[u8] = b"default";
 /// What making, copying or condemning a tree may need: paths in four trees.
 const TREE_NEED: Need = Need { items: 64, bytes: 8192, releasing: false };
-/// The size that a root item's inode tells, as the format has it.
+/// The size in a root item's inode, as the format has it.
 const ROOT_INODE_SIZE: u64 = 3;
 /// Bytes of a subvolume's number in an item of the UUID tree.
 const ID_LEN: usize = 8;
 /// Subvolumes from one to the top level, at most: as deep as a path can be.
 const NESTING_MAX: usize = 4096;
 
-/// Where a subvolume is, as the root tree tells.
+/// Where a subvolume is, according to the root tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RootPlace {
     /// The directory in the parent subvolume.

@@ -148,7 +148,7 @@ impl Levels<'_> {
 }
 
 impl Fs {
-    /// Protects a file by fs-verity: it cannot be written to from now on. Answers its digest, as `fsverity measure` tells it.
+    /// Protects a file by fs-verity: it cannot be written to from now on. Returns its digest, as `fsverity measure` prints it.
     pub fn enable_verity(&self, file: &InodeRef, verity: &Verity<'_>) -> Result<Vec<u8>, FsError> {
         self.changeable(file)?;
         let hasher = Hasher::new(verity)?;

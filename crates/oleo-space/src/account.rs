@@ -34,7 +34,7 @@ pub(crate) struct Pool<W = AtomicU64> {
     pub(crate) committed: W,
     /// Bytes reserved: promised, and no address given yet.
     pub(crate) reserved: W,
-    /// What new chunks could add, as last told.
+    /// What new chunks could add, as last set.
     pub(crate) growth: W,
     /// The sum of the two: a number of its own, so that both can change in one step.
     pub(crate) limit: W,

@@ -84,7 +84,7 @@ pub struct GroupInfo {
     pub used: ByteLen,
     /// Bytes that nobody may have, as superblock mirrors lie there; the source leaves them out of what is free.
     pub excluded: ByteLen,
-    /// The number of free runs, where the disk tells.
+    /// The number of free runs, if it is known from the disk.
     pub free_extents: Option<u32>,
     /// Nothing is allocated from it.
     pub read_only: bool,
@@ -267,7 +267,7 @@ pub(crate) struct Group {
     average: AtomicU8,
     /// `used` was changed since the last drain.
     pub(crate) used_dirty: AtomicBool,
-    /// The number of free runs as the disk or our own last look told it; see [`COUNT_UNKNOWN`], [`COUNT_UNPUBLISHED`].
+    /// The number of free runs as the disk or our own last look showed; see [`COUNT_UNKNOWN`], [`COUNT_UNPUBLISHED`].
     pub(crate) count: AtomicU32,
     /// Free bytes; an estimate until loaded. Changed under `state`.
     pub(crate) free: AtomicU64,
@@ -277,7 +277,7 @@ pub(crate) struct Group {
 
 /// Nobody has asked how many free runs a group has.
 pub(crate) const COUNT_UNKNOWN: u32 = u32::MAX;
-/// The disk did not tell.
+/// Not known from the disk.
 pub(crate) const COUNT_UNPUBLISHED: u32 = u32::MAX - 1;
 
 /// How many times the average run the longest one is hoped to be, while only their number is known. Hoping costs a look

@@ -42,7 +42,7 @@ impl<W: AtomicCell> BitTree<W> {
         }
     }
 
-    /// Whether nothing is in the set, as far as the topmost level tells.
+    /// Whether nothing is in the set, according to the topmost level.
     fn is_empty(&self) -> bool {
         self.levels.last().is_none_or(|top| top.iter().all(|word| word.load() == 0))
     }
@@ -169,7 +169,7 @@ impl OrderIndex {
         }
     }
 
-    /// Whether there is no such group, as far as one look tells.
+    /// Whether there is no such group, at the moment of one look.
     pub(crate) fn has_none(&self, by: By) -> bool {
         match by {
             By::Longest(order) => self.longest[order].is_empty(),

@@ -3,7 +3,7 @@
 //! 1. At mount a group is known by the bytes used in it. When a search is about to read its free runs, `learn_counts` first
 //!    asks the source how many runs this group and the next candidates have ([`COUNTS_BATCH`] at a time, which lie next to
 //!    each other on disk), and files them anew: the search goes on with what is worth reading.
-//! 2. `load` reads one group's runs, with no lock held. A search that has to read a second group is a scan: `expect` tells the
+//! 2. `load` reads one group's runs, with no lock held. A search that has to read a second group is a scan: `expect` names to the
 //!    source the next candidates, to be read ahead.
 //! 3. When the runs in memory take more than [`Space::set_runs_memory_max`] allows, `evict_some` visits the groups in the
 //!    order in which they were loaded. A group that was used since its last visit stays until the next one; another is evicted
@@ -33,7 +33,7 @@ pub(crate) const AHEAD_GROUPS: usize = 16;
 /// Groups whose numbers of free runs are asked for in one batch.
 const COUNTS_BATCH: usize = 64;
 
-/// Runs in memory, bytes, until told otherwise: about four million runs.
+/// Default bound of runs in memory, in bytes: about four million runs.
 const RUNS_MEMORY_MAX: u64 = 64 << 20;
 
 /// Groups looked at after one load while there is too much in memory; each may cost a read.
@@ -210,7 +210,7 @@ impl Inner {
         }
     }
 
-    /// A scan goes on at a slot: the source is told what it will probably be asked for next, [`AHEAD_GROUPS`] groups from there
+    /// A scan continues at a slot: the source gets a hint of what is probably requested next, [`AHEAD_GROUPS`] groups from there
     /// on, so that it reads them in one go.
     pub(crate) fn expect(&self, kind: Kind, by: By, slot: usize) {
         let table = self.tables.read();

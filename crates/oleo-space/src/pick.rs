@@ -479,7 +479,7 @@ impl Inner {
         }
     }
 
-    /// Waits until something that is held in a group is let go. Whoever holds it only tells the devices about it.
+    /// Waits until a held run of a group is released. It is held only while it is discarded on the devices.
     fn wait_for_held(&self, group: &Group) {
         let seen = self.wakeups.seen();
         if group.state.lock().sets().held.total() > 0 {

@@ -13,7 +13,7 @@
 //!    says; free space is read later, when an allocation looks into the group.
 //! 2. Calls that will need space [`Space::reserve`] it; [`Space::alloc_from`] and [`Space::alloc_blocks`] give
 //!    addresses (`pick` chooses them).
-//! 3. Settling [`pin`](Space::pin)s what the transaction freed and tells [`Space::note_used`]; [`Space::drain_used`]
+//! 3. Settling [`pin`](Space::pin)s what the transaction freed and calls [`Space::note_used`]; [`Space::drain_used`]
 //!    says which block group items have to be rewritten.
 //! 4. Before the superblocks are written [`Space::take_pinned`] takes the pins of this transaction out; once they are
 //!    durable [`Space::release`] makes them free, neighbours merged.
@@ -50,7 +50,7 @@ pub trait FreeSource: Send + Sync {
     /// The free runs of the group that starts at `group`, rising, not overlapping.
     fn load(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, LoadError>;
 
-    /// How many free runs each of these groups has, where that can be told for less than reading them. It is taken for a
+    /// How many free runs each of these groups has, if that costs less than reading them. It is taken for a
     /// hint.
     fn counts(&self, groups: &[Logical]) -> Vec<Option<u32>> {
         vec![None; groups.len()]
@@ -77,7 +77,7 @@ pub struct Totals {
     pub pinned: ByteLen,
     /// Bytes of read-only groups.
     pub read_only: ByteLen,
-    /// What new chunks could add, as last told.
+    /// What new chunks could add, as last set.
     pub growth: ByteLen,
 }
 
@@ -479,7 +479,7 @@ impl Space {
         pool.limit.fetch_add(len.0.wrapping_sub(pool.growth.swap(len.0, SeqCst)), SeqCst);
     }
 
-    /// The same, but less is told only where what is no longer there was promised to nobody; whether it was told.
+    /// The same, but lowers it only if nothing of the difference is reserved; returns whether it was set.
     pub fn offer_growth(&self, kind: Kind, len: ByteLen) -> bool {
         let pool = self.inner.pool(kind);
         let less = pool.growth.load(SeqCst).saturating_sub(len.0);
@@ -546,7 +546,7 @@ impl Space {
     }
 }
 
-/// Why a group's free runs cannot be told.
+/// Why a group's free runs are unknown.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FreeRunsError {
     /// There is no such group.

@@ -119,7 +119,7 @@ impl Table {
         }
     }
 
-    /// Whether `by` means no group of `kind`, as far as one look tells.
+    /// Whether `by` means no group of `kind`, at the moment of one look.
     pub(crate) fn has_none(&self, kind: Kind, by: By) -> bool {
         self.index[kind as usize].as_ref().is_none_or(|index| index.has_none(by))
     }

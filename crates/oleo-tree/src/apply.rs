@@ -104,7 +104,7 @@ pub struct ApplyEnv<'a> {
     pub last_snapshot: Option<Generation>,
     /// The blocks that the transaction has made.
     pub dirty: &'a Dirty,
-    /// Is told what references come and go.
+    /// Receives the references that are added and dropped.
     pub ledger: &'a Ledger,
     /// Gives addresses.
     pub alloc: &'a dyn BlockAlloc,

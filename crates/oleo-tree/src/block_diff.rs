@@ -1,6 +1,6 @@
 //! Which blocks trees have and do not have: of two trees, and of a tree that is being dropped.
 //!
-//! `diff` tells of items; here it is the blocks themselves, for whoever keeps account of who uses which block. A block stands
+//! `diff` compares items; this compares the blocks themselves, for quota accounting. A block stands
 //! in one place of a tree at most, and its address and generation say what is in it, so two walkers that go side by side and
 //! step over what both point at see everything else. One may have gone into a block before the other gets to it: what both
 //! went into is taken out at the end.
@@ -61,7 +61,7 @@ pub enum BlockChange {
     Gained,
 }
 
-/// Is told what became of the blocks of a tree.
+/// Receives the lost and gained blocks of a tree.
 pub trait DropVisit<E> {
     /// Whether a block, of which a parent that is lost tells, and all that is below it, is not to be looked at or read.
     fn passes_over(&mut self, child: &ChildPtr, level: u8) -> Result<bool, E>;
@@ -69,7 +69,7 @@ pub trait DropVisit<E> {
     fn meet(&mut self, node: &Arc<Node>, block_change: BlockChange) -> Result<Walk, E>;
 }
 
-/// Goes into the block at a walker's place, which is told to `seen`.
+/// Enters the block at a walker's place, and reports it to `seen`.
 fn enter(blocks: &Blocks, walker: &mut Walker, seen: &mut Vec<Arc<Node>>) -> Result<(), TreeError> {
     let child = walker.child(blocks)?;
     seen.push(child.clone());
@@ -133,7 +133,7 @@ impl Blocks {
     }
 
     /// Tells of the blocks that a tree which is being dropped has lost and gained between two moments, nodes before their
-    /// children; `to` of `None` means that all of it is gone. A block may be told twice, as gained and as lost, which comes to nothing.
+    /// children; `to` of `None` means that all of it is gone. A block may be reported twice, as gained and as lost, which cancels out.
     pub fn dropped<E: From<TreeError>>(
         &self,
         from: DropMoment<'_>,

@@ -199,7 +199,7 @@ impl Blocks {
         Ok(node)
     }
 
-    /// A block that no parent tells of. It goes into the cache, where its parents find it.
+    /// A block that has no parent. It goes into the cache, where its parents find it.
     pub(crate) fn read_any(&self, expect: &NodeExpect) -> Result<Arc<Node>, TreeError> {
         let node = Arc::new(Node::new(self.reader.read_block(expect)?));
         self.remember(node.clone());

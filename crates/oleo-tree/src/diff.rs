@@ -2,7 +2,7 @@
 //!
 //! Two walkers go through both trees side by side. Where both stand at the same block (address and generation) of the same
 //! level, both step over it. Otherwise the one at the higher level goes down, or the one with the lower key; items are
-//! compared when both stand at items. An item is told of as soon as the other side is known to be past it.
+//! compared when both stand at items. An item is reported as soon as the other side is known to be past it.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -312,7 +312,7 @@ impl Dropper<'_> {
         if !self.env.shareable() {
             return Ok(states);
         }
-        // Generations alone do not answer: whether relocation moved a child is told by its flags, which are in the child.
+        // Generations alone do not answer: whether relocation moved a child is in its flags, which are in the child.
         let asked: Vec<(Logical, u8)> =
             (first..node.len()).map(|slot| (node.child(slot).logical, node.level() - 1)).collect();
         states.copy_from_slice(&lookup_states(self.env, &asked)?);

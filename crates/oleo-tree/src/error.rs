@@ -20,7 +20,7 @@ pub enum TreeError {
     Outside {
         /// What it is.
         class: Class,
-        /// What was told.
+        /// What was reported.
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
     /// An item is larger than a leaf.

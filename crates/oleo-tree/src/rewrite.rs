@@ -1,6 +1,6 @@
 //! Blocks written anew somewhere else, with the same items: what relocation is made of.
 //!
-//! The caller has decided which blocks, and tells the ledger: a block that moves changes nothing of what trees say, only
+//! The caller has chosen the blocks, and records references in the ledger: a block that moves changes nothing of what trees say, only
 //! where it stands. Here a block is copied with another address, other addresses of children that have moved, and other
 //! addresses of data.
 

@@ -5,7 +5,7 @@
 //! remembered, and equal sets of trees are kept once, so that 64 snapshots cost little more than one.
 //!
 //! Shortcut: a block younger than the last snapshot of the tree that owns it is that tree's alone, unless relocation moved
-//! it (its flag tells).
+//! it (its flag shows that).
 //!
 //! The extent tree must be settled: between transactions, or at the end of settling one. Bounds: eight levels.
 
@@ -223,7 +223,7 @@ impl<'e> Backrefs<'e> {
         Ok(above.filter(|above| refers(above)).map_or(Above::Nobody, |above| Above::Block(above.clone())))
     }
 
-    /// The subvolume that alone names a data extent, where that can be told without looking at its leaves: all references are by
+    /// The subvolume that alone names a data extent, if that is known without looking at its leaves: all references are by
     /// its name, and the extent is younger than its last snapshot, so that no leaf that names it is shared.
     pub(crate) fn sole_user(&mut self, at: Logical, stored: &StoredExtent) -> Result<Option<TreeId>, TxnError> {
         let mut sole = None;

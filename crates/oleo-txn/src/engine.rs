@@ -773,14 +773,14 @@ impl Inner {
         self.trees.get(&self.blocks, tree)?.ok_or(TxnError::NoTree(tree))
     }
 
-    /// Gives back to the allocator what nobody can be looking at any more. Where devices are to be told, that happens first, so the
-    /// caller does not hold the commit lock: others go on meanwhile, without what is told.
+    /// Returns to the allocator what no reader can need any more. With `discard` it is discarded first, so the
+    /// caller does not hold the commit lock: others continue meanwhile, without that space.
     pub(crate) fn reap(&self) {
         if !self.rules.discard {
             self.readers.reap().into_iter().for_each(|pins| self.space.release(pins));
             return;
         }
-        // Who looks for room waits for what somebody else is telling.
+        // A caller in need of space waits for what another thread is discarding.
         let mut agreed = self.agreed.lock();
         for pins in self.readers.reap() {
             for run in pins.runs() {
@@ -794,7 +794,7 @@ impl Inner {
         }
     }
 
-    /// The same for whoever holds the commit lock, which must be let go of before devices are told anything.
+    /// The same for a holder of the commit lock, which must be released before anything is discarded.
     pub(crate) fn reap_quickly(&self) {
         if !self.rules.discard {
             self.reap();

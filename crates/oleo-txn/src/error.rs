@@ -19,7 +19,7 @@ pub enum TxnError {
     /// The volume could not read or write, or refused.
     #[error(transparent)]
     Volume(#[from] Arc<VolumeError>),
-    /// The allocator was told what cannot be: a bug or a corrupt count.
+    /// The allocator got a request that cannot be right: a bug or a corrupt count.
     #[error(transparent)]
     Space(#[from] Arc<SpaceError>),
     /// No space is left for data or metadata; the call changed nothing.
@@ -42,7 +42,7 @@ pub enum TxnError {
     /// Data has no checksum though it should have one.
     #[error("data at {0} has no checksum")]
     NoChecksum(Logical),
-    /// What is free in a block group cannot be told.
+    /// The free space of a block group is unknown.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// Reported by the crate above while it turned its changes into items.

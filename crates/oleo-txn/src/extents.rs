@@ -9,7 +9,7 @@
 //! no look at the tree; for every other head one cursor reads its main item and those references that the head names,
 //! never all: an extent may have a million; (3) the head's deltas are merged and the extent's items written anew,
 //! deleted, or created; (4) what became used or free, what vanished unrecorded and how many blocks each tree gained is
-//! told to the caller, who updates free space, checksums, block groups and root items.
+//! returned to the caller, which updates free space, checksums, block groups and root items.
 //!
 //! A reference by a file has its hash for a key; where two meet, the later one takes the next offset that is free. What was
 //! before it may be gone since, so a search goes on over gaps: for one that is dropped until it is found, for one that is added as

@@ -48,7 +48,7 @@ pub(crate) struct Growth {
     /// When all groups were last looked at for that.
     pub(crate) idle_looked: Mutex<Option<Instant>>,
     bytes_used: AtomicI64,
-    /// What of the devices belonged to nobody when metadata's growth was told; `u64::MAX` until then. While that is the same, so is the
+    /// How much of the devices was unallocated when metadata's growth was set; `u64::MAX` until then. While that is the same, so is the
     /// growth.
     reported_of: AtomicU64,
     /// Type and profile of the newest group of each kind as the volume was opened, which those to come are made like; 0 where

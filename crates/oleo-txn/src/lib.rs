@@ -1,6 +1,6 @@
 //! Transactions: begin, join, freeze, settle, write, publish; the bookkeeping trees, back references, snapshots.
 //!
-//! [`Engine`] is the entry point. `commit` tells the order of a commit, `extents`, `free_runs`, `csums` and
+//! [`Engine`] is the entry point. `commit` describes the order of a commit, `extents`, `free_runs`, `csums` and
 //! `bookkeeping` what it records, `growth` and `metadata_reserve` how space is promised before it is used, `load` what
 //! opening does, `log` what an fsync writes.
 

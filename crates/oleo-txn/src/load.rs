@@ -219,7 +219,7 @@ impl FreeSource for Source {
     }
 
     fn counts(&self, groups: &[Logical]) -> Vec<Option<u32>> {
-        // A hint: what cannot be read is told when it is needed.
+        // A hint: what cannot be read is reported when it is needed.
         let counts = self.0.upgrade().and_then(|inner| inner.free_counts(groups).ok());
         counts.unwrap_or_else(|| vec![None; groups.len()])
     }

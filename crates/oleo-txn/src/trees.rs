@@ -37,7 +37,7 @@ impl TreeState {
         shareable.then(|| Generation(self.item.as_ref().map_or(0, |i| i.last_snapshot.get())))
     }
 
-    /// As a root item tells.
+    /// According to a root item.
     pub(crate) fn of(tree: TreeId, key: &Key, data: &[u8]) -> Result<TreeState, TxnError> {
         let item = RootItem::decode(data)?;
         let root = TreeRoot::on_disk(tree, Logical(item.bytenr.get()), Generation(item.generation.get()), item.level);

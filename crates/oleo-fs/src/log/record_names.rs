@@ -23,7 +23,7 @@ fn target_of(item: &[u8]) -> Result<Target, FsError> {
     Target::of(Key::from(DirItem::parse_prefix(item)?.0.location))
 }
 
-/// The names that reference items tell.
+/// The names in reference items.
 fn names_of(items: &[Item]) -> Result<Vec<NameOf>, FsError> {
     let mut names = Vec::new();
     for (key, item) in items {

@@ -1,4 +1,4 @@
-//! Addresses, bytes, and what the ledger is told.
+//! Addresses, bytes, and the changes for the ledger.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::{Node, TreeError, TreeRoot};
 /// With fewer new blocks than this one thread builds them.
 const PARALLEL_BLOCKS_MIN: usize = 32;
 
-/// Collects what the ledger will be told.
+/// Collects the changes for the ledger.
 pub(crate) struct Refs {
     /// The tree in whose name implicit references are.
     pub owner: TreeId,
@@ -91,7 +91,7 @@ pub(crate) fn first_key(node: &Node) -> Key {
 type Built = (Arc<Node>, Vec<RefChange>);
 
 impl Job<'_> {
-    /// Makes the new blocks and tells everybody.
+    /// Makes the new blocks and records their references.
     pub fn build(mut self) -> Result<TreeRoot, TreeError> {
         self.give_addresses()?;
         let mut refs = Refs::new(self.env, self.blocks.nodesize());

@@ -39,7 +39,7 @@ pub(crate) enum Op {
     Copy { source: TreeId, new: TreeId },
 }
 
-/// What the operations of a transaction tell of it.
+/// What the operations of a transaction note for quota.
 #[derive(Default)]
 pub(crate) struct Notes {
     /// Snapshots, in the order of their making: source, snapshot.
@@ -66,7 +66,7 @@ struct Account<'e> {
     /// Trees that are gone, and when the last snapshot was taken of each.
     gone: HashMap<TreeId, Generation>,
     moves: HashMap<(RootSet, RootSet), u64>,
-    /// A count goes on, and is told of sets.
+    /// A scan is running, and receives sets.
     scans: bool,
     /// Extents that were looked at.
     looked_at: u64,

@@ -5,8 +5,8 @@
 //! subvolume come to [`Table::own`], which adds them to groups. Nothing is looked up but the header of each tree block
 //! that comes or goes.
 //!
-//! Facts of the format: data tells its owner in a reference of its own kind (`EXTENT_OWNER_REF`), which stands before all others;
-//! a tree block tells it in its header. An extent counts if its item is not older than `enable_gen` of the status item.
+//! Facts of the format: the owner of data is in a reference of its own kind (`EXTENT_OWNER_REF`), which stands before all others;
+//! that of a tree block is in its header. An extent counts if its item is not older than `enable_gen` of the status item.
 //! What relocation moves keeps its owner. Data that does not count is given none in its new place, which is younger, so
 //! that it still does not count; of tree blocks the header cannot be changed, so those that move count from then on.
 //!
@@ -100,7 +100,7 @@ impl Inner {
     fn simple_since(&self) -> Option<Generation> {
         let table = self.quota.table.read();
         let status = table.as_ref()?.status;
-        // A status without the field is a lie that the checker tells of; everything counts then.
+        // A status without the field is damage that the checker reports; everything counts then.
         status.flags.contains(QgroupStatusFlags::SIMPLE_MODE).then(|| status.enable_gen.unwrap_or(Generation(0)))
     }
 

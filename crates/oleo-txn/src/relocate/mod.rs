@@ -6,7 +6,7 @@
 //! 2. In steps of bounded size: some extents of the group are found (`data`); data is copied to new places; then a commit, with
 //!    everybody kept out from its freeze on where data moves, brings in all changes, settles, and *moves*:
 //!    `plan` finds the blocks to write anew, which are those that move, the leaves that name data that moves, and all above
-//!    them in all trees, each once; `apply` copies them, tells the ledger who refers to what now, replaces the roots of trees. Settling
+//!    them in all trees, each once; `apply` copies them, records the new references in the ledger, replaces the roots of trees. Settling
 //!    goes on with what that makes, and the commit is written like any other.
 //! 3. `remove`: when the group is empty and nobody reads what was in it, it goes, in a commit of its own.
 //!
@@ -15,11 +15,11 @@
 //! traced.
 //! A step reserves everything it needs before it changes anything; if there is no space it does nothing.
 //! Locks: `addresses` (4) around the whole commit of a step, written; others hold it read from looking up where data is until
-//! they have named or written it. Until the step's commit is settled nobody can be told who shares the data.
+//! they have named or written it. Until the step's commit is settled it is unknown who shares the data.
 //! Crash: before a step's commit is durable, nothing has happened; the copies are free space. After it, it has.
 //! Bounds: memory of a step is its blocks, twice, and a few pieces of data.
 //!
-//! Not here: which groups, how they are chosen and told of (`oleo-jobs`).
+//! Not here: choosing groups, and reporting progress (`oleo-jobs`).
 
 mod apply;
 mod data;

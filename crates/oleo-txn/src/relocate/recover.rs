@@ -10,7 +10,7 @@
 //! progress in a root item says how far the tree is dropped if the item has no references left; else how far the swapping had
 //! come, which is no matter here.
 //!
-//! Crash: between steps the root item tells the progress; nothing else is special.
+//! Crash: between steps the root item has the progress; nothing else is special.
 
 use oleo_format::{Generation, ItemType, Key, TreeId};
 use oleo_tree::{Change, DropPlan, DropProgress, DropStep};
