@@ -20,7 +20,7 @@ const POLL: Duration = Duration::from_millis(4);
 pub struct Sample {
     /// Wall time in seconds.
     pub seconds: f64,
-    /// Largest resident size in bytes, 0 where it was not measured.
+    /// Largest resident size in bytes, 0 if it was not measured.
     pub peak_bytes: u64,
 }
 

@@ -54,7 +54,7 @@ fn is_plain_on_fuse(file: &File) -> io::Result<bool> {
     Ok((kind.is_file() || kind.is_dir()) && is_on_fuse(file)?)
 }
 
-/// The control socket of the mount that a regular file or directory is on; `None` where it is on no mount of ours.
+/// The control socket of the mount that a regular file or directory is on; `None` if it is on no mount of ours.
 ///
 /// # Errors
 /// The mount answers nonsense, or not at all.
@@ -69,7 +69,7 @@ pub fn control_socket(file: &File) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// The tree and the inode number of a regular file or directory; `None` where it is on no mount of ours.
+/// The tree and the inode number of a regular file or directory; `None` if it is on no mount of ours.
 ///
 /// # Errors
 /// The mount does not answer.
@@ -84,7 +84,7 @@ trait Plain: Copy {}
 impl Plain for [u8; SOCKET_PATH_LEN] {}
 impl Plain for [u64; 2] {}
 
-/// Asks one question; `false` where the file system does not know it. The caller has made sure that it is a file or directory on FUSE.
+/// Asks one question; `false` if the file system does not know it. The caller has made sure that it is a file or directory on FUSE.
 fn ask<const OPCODE: Opcode, T: Plain>(file: &File, answer: &mut T) -> io::Result<bool> {
     // SAFETY: `OPCODE` is `_IOR` with the size of `T` (the two constants above), and for such a request to a FUSE file
     // system the kernel writes at most that many bytes; `T` is initialised, and any bytes are a `T`.

@@ -92,7 +92,7 @@ impl MemDevice {
     }
 }
 
-/// Zeros what `offset..end` covers of a page; `false` where that is all of it.
+/// Zeros what `offset..end` covers of a page; `false` if that is all of it.
 fn zero_in_page(page: u64, bytes: &mut [u8], offset: u64, end: u64) -> bool {
     let start = page * PAGE_LEN as u64;
     let (from, to) = (offset.max(start), end.min(start + PAGE_LEN as u64));

@@ -22,7 +22,7 @@ pub struct Process {
     pub umask: u32,
     /// The effective capabilities, a bit each.
     pub effective: u64,
-    /// Its user namespace; `None` where this process may not know it.
+    /// Its user namespace; `None` if this process may not know it.
     pub user_ns: Option<PathBuf>,
 }
 

@@ -76,7 +76,7 @@ macro_rules! position {
             }
         }
         impl $name {
-            /// The position `len` bytes on, or `None` where that leaves 64 bits.
+            /// The position `len` bytes on, or `None` if that leaves 64 bits.
             pub fn checked_add(self, len: ByteLen) -> Option<$name> {
                 self.0.checked_add(len.0).map($name)
             }

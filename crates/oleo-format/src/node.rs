@@ -253,7 +253,7 @@ impl LeafBuilder {
         LeafBuilder { block: vec![0; len].into_boxed_slice(), count: 0, data_start: len, last: None }
     }
 
-    /// Adds an item, or says `false` where it does not fit. Keys must rise.
+    /// Adds an item, or returns `false` if it does not fit. Keys must rise.
     pub fn push(&mut self, key: &Key, data: &[u8]) -> bool {
         assert!(self.last.is_none_or(|last| last < *key), "keys rise: {:?} then {key:?}", self.last);
         if data.len() + ITEM_LEN > self.free_bytes() {

@@ -63,7 +63,7 @@ pub(crate) struct NewAcl {
     pub(crate) says_nothing_more: bool,
 }
 
-/// Looks at an attribute that is to be set; `None` where it is no ACL.
+/// Looks at an attribute that is to be set; `None` if it is no ACL.
 pub(crate) fn checked(fields: &InodeFields, name: &[u8], value: &[u8]) -> Result<Option<NewAcl>, FsError> {
     if name != ACCESS && name != DEFAULT {
         return Ok(None);

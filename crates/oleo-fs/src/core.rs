@@ -208,7 +208,7 @@ impl Core {
         self.nameless.lock().is_some_and(|at| at.elapsed() < NAMELESS_AWAITED)
     }
 
-    /// The inode of that number, or `None` where the subvolume has none.
+    /// The inode of that number, or `None` if the subvolume has none.
     pub(crate) fn inode(&self, subvol: &Arc<Subvol>, ino: Ino) -> Result<Option<Arc<Inode>>, FsError> {
         self.cache.get_or_load((subvol.id(), ino.0), || {
             let base = TreeBase { core: self, tree: subvol.id(), objectid: ino.0 };

@@ -266,7 +266,7 @@ fn put_entry(
     Ok(())
 }
 
-/// Fails where an entry of that name would make its item outgrow a leaf, so that [`add`] cannot fail for that.
+/// Fails if an entry of that name would make its item outgrow a leaf, so that [`add`] cannot fail for that.
 pub(crate) fn check_room(dir: &WriteGuard<'_>, name: &[u8]) -> Result<(), FsError> {
     let old = dir.get(ItemType::DIR_ITEM, u64::from(dir_hash(name)))?.map_or(0, |old| old.len());
     let nodesize = dir.inode().core().engine().nodesize();

@@ -265,7 +265,7 @@ impl Fs {
         Attr::of(inode, &crate::data::shown(&guard))
     }
 
-    /// Fails where the inode may not be changed.
+    /// Fails if the inode may not be changed.
     pub(crate) fn changeable(&self, inode: &Inode) -> Result<(), FsError> {
         if inode.is_empty_subvol_dir() {
             return Err(FsError::NotPermitted("the empty directory in place of a subvolume that is elsewhere"));

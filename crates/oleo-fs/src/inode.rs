@@ -622,7 +622,7 @@ impl ReadGuard<'_> {
             }
     }
 
-    /// The size that the inode item in the tree says; `None` where there is none.
+    /// The size that the inode item in the tree says; `None` if there is none.
     pub(crate) fn committed_size(&self) -> Result<Option<u64>, FsError> {
         let base = TreeBase { core: self.inode.core(), tree: self.inode.tree(), objectid: self.inode.ino.0 };
         let key = self.inode.key(ItemType::INODE_ITEM, 0);

@@ -72,7 +72,7 @@ fn encode_extref(of: &NameOf) -> Vec<u8> {
     [head.as_bytes(), &of.name].concat()
 }
 
-/// Fails where [`add`] would, for want of room.
+/// Fails if [`add`] would, for want of room.
 pub(crate) fn check_room(inode: &WriteGuard<'_>, parent: Ino, name: &[u8]) -> Result<(), FsError> {
     let engine = inode.inode().core().engine();
     let len_max = item_len_max(engine.nodesize());
@@ -119,7 +119,7 @@ pub(crate) fn add(
     Ok(())
 }
 
-/// Removes a name and returns its index, or `None` where the inode does not know the name.
+/// Removes a name and returns its index, or `None` if the inode does not know the name.
 pub(crate) fn remove(
     inode: &mut WriteGuard<'_>,
     h: &dyn Joined,

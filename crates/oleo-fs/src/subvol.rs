@@ -101,7 +101,7 @@ impl Subvol {
         self.read_only.load(Ordering::Acquire)
     }
 
-    /// Fails where nothing may be changed.
+    /// Fails if nothing may be changed.
     pub(crate) fn writable(&self) -> Result<(), FsError> {
         if self.core.opts.read_only {
             Err(FsError::ReadOnly("opened for reading"))

@@ -360,7 +360,7 @@ impl Fs {
         self.core().flush_all(Some(id))
     }
 
-    /// Fails where an entry of that name cannot be added.
+    /// Fails if an entry of that name cannot be added.
     fn check_free(&self, dir: &InodeRef, name: &[u8]) -> Result<(), FsError> {
         let guard = dir.write();
         check_dir(&guard)?;

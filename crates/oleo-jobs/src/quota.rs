@@ -31,7 +31,7 @@ fn staged<R: Send>(fs: &Fs, f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnErro
     Ok(done)
 }
 
-/// What quota is; `None` where it is off.
+/// What quota is; `None` if it is off.
 pub fn quota(fs: &Fs) -> Option<QuotaState> {
     fs.engine().quota()
 }

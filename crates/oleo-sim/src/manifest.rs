@@ -137,11 +137,11 @@ pub trait TreeView {
     /// The mapped parts in rising order, as FIEMAP tells them.
     fn pieces(&self, file: &Self::Node) -> Result<Vec<Piece>>;
     /// What of a file has space, or will have it when it is written out: where, how many bytes, and whether nothing was written there.
-    /// `None` where nobody can tell.
+    /// `None` if nobody can tell.
     fn room(&self, _file: &Self::Node) -> Result<Option<Vec<(u64, u64, bool)>>> {
         Ok(None)
     }
-    /// The flags of an inode, as they are on disk; `None` where nobody can tell.
+    /// The flags of an inode, as they are on disk; `None` if nobody can tell.
     fn flags(&self, _node: &Self::Node) -> Result<Option<u64>> {
         Ok(None)
     }

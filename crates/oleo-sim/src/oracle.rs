@@ -54,7 +54,7 @@ static SKIPPED: AtomicU32 = AtomicU32::new(0);
 #[derive(Clone, Copy, Debug)]
 pub struct Oracle(());
 
-/// The oracle, or `None` where the machine cannot be one (not root, no loop devices, no btrfs in the kernel).
+/// The oracle, or `None` if the machine cannot be one (not root, no loop devices, no btrfs in the kernel).
 ///
 /// # Panics
 /// When the machine could be an oracle but a tool is missing: a test that silently proves nothing is worse than none.

@@ -435,7 +435,7 @@ impl<L: SyncPrimitives> LedgerOf<L> {
         }
     }
 
-    /// Begins a sweep with all there is; `false` where there is nothing, or a batch of the last one is still in use.
+    /// Begins a sweep with all there is; `false` if there is nothing, or a batch of the last one is still in use.
     fn begin(&self, sweep: &mut Sweep) -> bool {
         if Arc::get_mut(&mut sweep.runs).is_none() {
             return false;

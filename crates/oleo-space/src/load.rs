@@ -90,7 +90,7 @@ impl Inner {
         check_runs(group.run(), runs, self.sector_shift)
     }
 
-    /// Reads a group's runs, with no lock held; `false` where another thread is reading them and `wait` is not set. A removed
+    /// Reads a group's runs, with no lock held; `false` if another thread is reading them and `wait` is not set. A removed
     /// group has none.
     pub(crate) fn load(&self, group: &GroupRef, wait: bool) -> Result<bool, LoadError> {
         loop {

@@ -188,7 +188,7 @@ impl Inner {
         pool.uncommit(len);
     }
 
-    /// Takes a group's space out of what may be promised; `false` where it has been promised.
+    /// Takes a group's space out of what may be promised; `false` if it has been promised.
     fn close(&self, group: &Group) -> bool {
         let pool = self.pool_of(group);
         let len = group.len();

@@ -170,7 +170,7 @@ impl Table {
         Ok(())
     }
 
-    /// Gives a group a slot; `false` where slots behind it have moved.
+    /// Gives a group a slot; `false` if slots behind it have moved.
     fn place(&mut self, group: &Group, place: u32) -> Result<bool, SpaceError> {
         let slot = self.starts.partition_point(|&start| start < group.start);
         let before = (0..slot).rev().find_map(|slot| self.group_at(slot));

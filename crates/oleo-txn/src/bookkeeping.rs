@@ -31,7 +31,7 @@ struct Group {
     len: u64,
     flags: u64,
     used: u64,
-    /// Loaded when first touched; `None` where the volume has no free-space tree.
+    /// Loaded when first touched; `None` if the volume has no free-space tree.
     free: Option<FreeItems>,
 }
 

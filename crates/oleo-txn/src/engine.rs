@@ -752,7 +752,7 @@ impl Inner {
         error
     }
 
-    /// Reserves what the open transaction lacks to let `need` in, at the price of promises that nobody needs; `false` where there is
+    /// Reserves what the open transaction lacks to let `need` in, at the price of promises that nobody needs; `false` if there is
     /// no room.
     fn grow_reserve_or_release_idle(&self, need: Need) -> Result<bool, TxnError> {
         Ok(self.grow_metadata_reserve(need)?

@@ -246,7 +246,7 @@ fn is_item_of(key: &Key, at: Logical) -> bool {
 /// Records that a thread draws at a time: enough that drawing costs little, few enough that all threads have work to the end.
 const BATCH_RECORDS: usize = 4096;
 
-/// Drains the ledger and works through all that it held; `None` where that was nothing. The caller sees to it that nobody
+/// Drains the ledger and works through all that it held; `None` if that was nothing. The caller makes sure that nobody
 /// records meanwhile.
 pub(crate) fn settle_ledger(
     ledger: &Ledger,

@@ -51,7 +51,7 @@ pub(crate) struct Growth {
     /// How much of the devices was unallocated when metadata's growth was set; `u64::MAX` until then. While that is the same, so is the
     /// growth.
     reported_of: AtomicU64,
-    /// Type and profile of the newest group of each kind as the volume was opened, which those to come are made like; 0 where
+    /// Type and profile of the newest group of each kind as the volume was opened, which those to come are made like; 0 if
     /// there was none.
     profiles: [AtomicU64; 3],
 }
@@ -188,7 +188,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The same for when a system group is about to be closed; `false` where there is no room.
+    /// The same for when a system group is about to be closed; `false` if there is no room.
     pub(crate) fn grow_system_without(&self, start: Logical) -> Result<bool, TxnError> {
         let _one = self.growth.growing.lock();
         let group = self.space.group(start)?;
@@ -291,7 +291,7 @@ impl Inner {
         })
     }
 
-    /// Sees to it that more may be promised, with a new chunk where it takes one; `false` where nothing helps.
+    /// Makes sure that more may be promised, with a new chunk where it takes one; `false` if nothing helps.
     pub(crate) fn widen_limit(&self, kind: Kind) -> Result<bool, TxnError> {
         if kind != Kind::Metadata || self.rules.mixed {
             return self.grow(kind);

@@ -88,7 +88,7 @@ fn corrupt(what: &'static str, at: impl std::fmt::Display, have: impl ToString, 
     Corruption::new("log tree", what, have.to_string(), want.to_string()).within(at).into()
 }
 
-/// Reads the log that the superblock names and claims what it uses; `None` where there is none.
+/// Reads the log that the superblock names and claims what it uses; `None` if there is none.
 pub(crate) fn read(inner: &Inner) -> Result<Option<UnreplayedLog>, TxnError> {
     let sb = *inner.super_block.lock();
     if sb.log_root.get() == 0 {

@@ -33,7 +33,7 @@ impl<'a> CopyRead<'a> {
 }
 
 impl Volume {
-    /// How many copies there are of the byte at an address, parity not counted; 0 where no chunk is.
+    /// How many copies there are of the byte at an address, parity not counted; 0 if no chunk is.
     pub fn copies(&self, at: Logical) -> usize {
         self.placed(at).map_or(0, |p| usize::from(p.map.profile.shape().copies))
     }

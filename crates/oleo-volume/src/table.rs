@@ -102,7 +102,7 @@ impl Table {
         self.system.iter().filter(|start| !self.retired.contains(start)).filter_map(|start| self.by_start.get(start))
     }
 
-    /// What chunks have of a device; `None` where that is nothing.
+    /// What chunks have of a device; `None` if that is nothing.
     pub fn places(&self, devid: DevId) -> Option<&Places> {
         self.places.get(&devid)
     }

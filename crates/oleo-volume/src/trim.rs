@@ -20,13 +20,13 @@ pub type DevicePlace = (DevId, Physical);
 pub struct Discarded {
     /// Where to go on.
     pub next: DevicePlace,
-    /// How many bytes it was; 0 where the device does not take such hints.
+    /// How many bytes it was; 0 if the device does not take such hints.
     pub len: ByteLen,
 }
 
 impl Volume {
     /// Discards the next piece, of at most `piece_max` bytes, of a run of at least `min_len` bytes that no chunk has, at or after
-    /// a place; `None` when there is none. The caller sees to it that no chunk is made meanwhile.
+    /// a place; `None` when there is none. The caller makes sure that no chunk is made meanwhile.
     ///
     /// # Errors
     /// The volume is not open for writing, or a device failed.

@@ -37,7 +37,7 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// The extent in an EXTENT_DATA item at `offset`; `None` where it is no such item (which the block verifier says).
+    /// The extent in an EXTENT_DATA item at `offset`; `None` if it is no such item (which the block verifier says).
     pub(crate) fn parse(offset: u64, item: &[u8], sectorsize: u64) -> Option<Extent> {
         let (head, _) = FileExtentHead::parse_prefix(item).ok()?;
         let generation = head.generation.get();

@@ -24,7 +24,7 @@ enum Ends {
     None,
     /// All items are of one inode.
     One(InodeSummary),
-    /// The first and the last; `None` where a block is lost, which may have held more of its neighbour.
+    /// The first and the last; `None` if a block is lost, which may have held more of its neighbour.
     Two(Option<InodeSummary>, Option<InodeSummary>),
 }
 

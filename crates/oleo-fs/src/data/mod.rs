@@ -115,7 +115,7 @@ struct Buffer {
     unused_reservation: u64,
     /// When something was last written; the inode's times once it is flushed.
     touched: Option<Time>,
-    /// It is to be written even where nothing else is.
+    /// It is to be written even if nothing else is.
     flush_due: bool,
     /// The last flush could not write all of it.
     failed: bool,

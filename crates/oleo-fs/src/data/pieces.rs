@@ -35,7 +35,7 @@ impl BufferPieces {
         self.map.is_empty()
     }
 
-    /// The offset after the last byte held, 0 where there is none.
+    /// The offset after the last byte held, 0 if there is none.
     pub fn end(&self) -> u64 {
         self.map.last_key_value().map_or(0, |(at, p)| at + p.len() as u64)
     }

@@ -182,7 +182,7 @@ impl<'a> Prepared<'a> {
         prepared
     }
 
-    /// Takes over what is compressed already, to stand at `at`. `None` where such an extent may not be written so, in this volume
+    /// Takes over what is compressed already, to stand at `at`. `None` if such an extent may not be written so, in this volume
     /// or at all: its bytes are to be prepared like others. The caller has seen that they can be decompressed.
     ///
     /// Bytes that are all there is of a file and no whole sectors on disk are an inline extent and stay one.

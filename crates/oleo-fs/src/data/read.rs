@@ -113,7 +113,7 @@ pub(super) fn read_mapped(inode: &Inode, at: u64, out: &mut [u8]) -> Result<(), 
     run(inode, &plan, at, out)
 }
 
-/// The bytes of the file's inline extent, cut at the size in the inode item; `None` where it has none.
+/// The bytes of the file's inline extent, cut at the size in the inode item; `None` if it has none.
 pub(super) fn inline_bytes(inode: &Inode) -> Result<Option<Vec<u8>>, FsError> {
     let guard = inode.read();
     let sector = inode.core().engine().sectorsize();

@@ -39,7 +39,7 @@ type Rule = fn(&InodeFields) -> Result<(), FsError>;
 /// What a preallocation or zeroing does at the end of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KeepSize {
-    /// The file's size stays, even where space behind its end is taken.
+    /// The file's size stays, even if space behind its end is taken.
     Yes,
     /// The file grows to the end of the range.
     No,

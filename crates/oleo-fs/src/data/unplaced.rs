@@ -96,7 +96,7 @@ impl Unplaced {
 }
 
 impl Inode {
-    /// Fails where the file system refuses changes since an error: for whatever changes nothing but the buffer.
+    /// Fails if the file system refuses changes since an error: for whatever changes nothing but the buffer.
     pub(super) fn not_failed(&self) -> Result<(), FsError> {
         match self.core().engine().poisoned_by() {
             Some(why) => Err(TxnError::ReadOnly(why).into()),

@@ -224,7 +224,7 @@ fn read_part(inode: &Inode, part: &Range<u64>) -> Result<(), FsError> {
     read::read(inode, part.start, &mut bytes).map(drop)
 }
 
-/// Fails where a part of the range's first or last sector that is not in it cannot be read: such a sector could not be completed.
+/// Fails if a part of the range's first or last sector that is not in it cannot be read: such a sector could not be completed.
 pub(super) fn readable_beside(inode: &Inode, range: Range<u64>) -> Result<(), FsError> {
     let sector = u64::from(inode.core().engine().sectorsize());
     let size = inode.data.shown(inode.read().fields());

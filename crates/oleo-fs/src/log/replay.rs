@@ -199,7 +199,7 @@ impl<'a> Replay<'a> {
         Ok(found.filter(|inode| inode.read().alive().is_ok()))
     }
 
-    /// The inode that an item of the log is about; `None` where that one is passed over.
+    /// The inode that an item of the log is about; `None` if that one is passed over.
     fn subject(&self, key: Key) -> Result<Option<Arc<Inode>>, FsError> {
         if self.ignored.contains(&key.objectid) {
             return Ok(None);

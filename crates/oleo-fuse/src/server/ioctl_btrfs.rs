@@ -152,7 +152,7 @@ impl Call<'_> {
         self.server.image().fs().attr(self.inode).kind
     }
 
-    /// Fails where the ioctl is not called on a subvolume's root directory.
+    /// Fails if the ioctl is not called on a subvolume's root directory.
     pub(super) fn must_be_subvol(&self) -> Result<(), Errno> {
         let is_root = self.inode.ino() == Ino::ROOT_DIR && !self.inode.is_empty_subvol_dir();
         if is_root { Ok(()) } else { Err(Errno::EINVAL) }

@@ -296,7 +296,7 @@ impl Balancer {
         self.status()
     }
 
-    /// Does what was asked for, to the end or until somebody does not want it any more. `None` where nothing was asked for.
+    /// Does what was asked for, to the end or until somebody does not want it any more. `None` if nothing was asked for.
     pub fn run(&self) -> Option<BalanceEnd> {
         let args = {
             let mut state = self.state.lock();

@@ -84,7 +84,7 @@ impl Reflink {
         Ok(())
     }
 
-    /// Where in the image file an address is, and how many bytes follow there; `None` where data has several copies or
+    /// Where in the image file an address is, and how many bytes follow there; `None` if data has several copies or
     /// is not block-aligned on the host.
     fn place(&self, fs: &Fs, at: Logical, len: u64) -> Result<Option<(u64, u64)>, MkfsError> {
         let chunk = fs.engine().volume().chunk_of(at)?;

@@ -57,7 +57,7 @@ pub enum Promise {
 pub struct Step {
     /// For messages.
     pub label: String,
-    /// What it made durable when it returned; `None` where it failed, or promises nothing.
+    /// What it made durable when it returned; `None` if it failed, or promises nothing.
     pub promise: Option<Promise>,
 }
 

@@ -71,7 +71,7 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 impl Rot {
-    /// A lie of that kind as damage to some blocks, all of which belongs together; `None` where the image has nothing to lie about.
+    /// A lie of that kind as damage to some blocks, all of which belongs together; `None` if the image has nothing to lie about.
     pub fn lie(&self, lie: Lie, rng: &mut Rng) -> Result<Option<Vec<Damage>>> {
         let items = self.items_of_files()?;
         let of = |item_type: u8| items.iter().filter(move |i| i.item_type == item_type);

@@ -211,7 +211,7 @@ impl Staged<'_> {
         })
     }
 
-    /// Fails where a new subvolume cannot be put into these groups.
+    /// Fails if a new subvolume cannot be put into these groups.
     pub fn qgroups_are_there(&self, groups: &[QgroupId]) -> Result<(), TxnError> {
         if groups.is_empty() {
             return Ok(());

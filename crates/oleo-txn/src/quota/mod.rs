@@ -83,7 +83,7 @@ pub struct ScanBase {
 }
 
 impl Engine {
-    /// What quota is; `None` where it is off.
+    /// What quota is; `None` if it is off.
     pub fn quota(&self) -> Option<QuotaState> {
         self.0.quota.table.read().as_ref().map(|table| QuotaState {
             flags: table.status.flags,

@@ -109,7 +109,7 @@ impl Inner {
         self.simple_since().is_some()
     }
 
-    /// What settling has to know of simple quotas; `None` where these are off. What is on does not change while a commit
+    /// What settling has to know of simple quotas; `None` if these are off. What is on does not change while a commit
     /// settles.
     pub(crate) fn owned(&self) -> Option<Owned<'_>> {
         self.simple_since().map(|enable_gen| Owned { inner: self, enable_gen })

@@ -117,7 +117,7 @@ impl Table {
         Table { status, groups: BTreeMap::new(), dirty: BTreeSet::new() }
     }
 
-    /// Reads the quota tree; `None` where it says that quota is off.
+    /// Reads the quota tree; `None` if it says that quota is off.
     pub fn load(blocks: &Blocks, root: &TreeRoot) -> Result<Option<Table>, TxnError> {
         let mut status = None;
         let mut groups: BTreeMap<QgroupId, Qgroup> = BTreeMap::new();

@@ -36,7 +36,7 @@ fn space_of(owner: TreeId) -> Kind {
 }
 
 impl Closure<'_> {
-    /// Promises what moving needs, so that the commit cannot meet a full disk; `None` where there is not that much.
+    /// Promises what moving needs, so that the commit cannot meet a full disk; `None` if there is not that much.
     pub(super) fn reserve(&self, inner: &Inner) -> Result<Option<Reservation>, TxnError> {
         let node = u64::from(inner.rules.nodesize);
         let moving = self.pieces.iter().filter(|piece| piece.moves && space_of(piece.node.owner()) == Kind::Metadata);

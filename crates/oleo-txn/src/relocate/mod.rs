@@ -89,7 +89,7 @@ pub struct NoAddresses<'a>(#[allow(dead_code, reason = "held for the lock only")
 pub(crate) struct Moving<'a> {
     blocks: &'a [Logical],
     data: Vec<Copied>,
-    /// What came of it: `None` where there was no room.
+    /// What came of it: `None` if there was no room.
     done: Result<Option<Moved>, TxnError>,
     hold: Option<Reservation>,
 }
@@ -158,7 +158,7 @@ impl Engine {
     }
 
     /// Closes a group for allocation. Where its room is promised, or nothing else is open for its kind, a new one is made first.
-    /// `false` where that cannot be.
+    /// `false` if that cannot be.
     pub fn close_group(&self, start: Logical) -> Result<bool, TxnError> {
         let inner = &*self.0;
         inner.writable()?;

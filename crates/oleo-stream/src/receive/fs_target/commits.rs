@@ -12,7 +12,7 @@ use super::super::ApplyError;
 pub(super) struct Commits(Option<JoinHandle<Result<(), FsError>>>);
 
 impl Commits {
-    /// Begins one: what is done after this call is not part of it. Fails where the one before did.
+    /// Begins one: what is done after this call is not part of it. Fails if the one before did.
     pub fn begin(&mut self, fs: &Fs) -> Result<(), ApplyError> {
         self.finish()?;
         let fs = fs.clone();
