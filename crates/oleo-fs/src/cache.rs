@@ -3,10 +3,10 @@
 //! Normal path: [`InodeCache::get_or_load`] finds the inode or loads it outside the lock; an insertion that takes a
 //! shard over its bound sweeps it. A sweep evicts what nobody else holds and nobody has used since the last sweep.
 //!
-//! Invariants: at most one [`Inode`] in memory per number: an eviction while another thread loads the same inode
-//! makes that thread load again, since what it read may be older than what the evicted inode had written.
-//! Inodes of a deleted subvolume are evicted like others once nobody uses them: each knows that it is stale, and no other
-//! subvolume ever gets its number.
+//! Invariants: at most one [`Inode`] in memory per number: whoever evicted one while another thread was loading it
+//! makes that thread load again, since what it read may be older than what the evicted one had written.
+//! Those of a deleted subvolume go as others do, once nobody uses them: each says that it is stale, and no other subvolume ever
+//! has its number.
 //! Locks: a shard's lock is a leaf, held for a look-up or a sweep, never over I/O.
 
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 //!
 //! Concurrent callers share one commit (see `Engine::commit`). Pressure is the number of dirty inodes, or of changed items
 //! if few inodes have many. Above `dirty_inodes_max` somebody has to commit: the thread in [`Fs::wait_commit`], if there has ever
-//! been one; operations then continue up to twice that number. Otherwise one operation commits, and others wait only until the
-//! freeze is over. Operations in steps commit between their steps.
+//! been one; operations then continue up to twice that number. Otherwise one operation commits, and others wait only until the dirty
+//! inodes are frozen. Operations in steps commit between their steps.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

@@ -147,7 +147,7 @@ fn commit(stop_signal: &StopSignal, server: &Server, log: &Log, every: Duration)
 fn prune(stop_signal: &StopSignal, server: &Server) {
     while !stop_signal.wait(LOOK_UP) {
         server.shed();
-        // What is asked of the kernel it does immediately, but for what is in use: there may be more.
+        // The kernel does what it is asked directly, but for what is in use: there may be more.
         while server.prune() {
             if stop_signal.wait(POLL_INTERVAL) {
                 return;

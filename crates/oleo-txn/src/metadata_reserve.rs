@@ -21,7 +21,7 @@
 //! anybody else can have it.
 //!
 //! Invariants: an operation is counted in the transaction in which it makes its changes. Held and last reserve ≥ bound(counts
-//! of operations), except for the one that joined alone, which rewrites a few paths, far less than the bound. Locks: rank 20
+//! of operations) but for the one that came in alone, which rewrites a few paths, far less than the bound says. Locks: rank 20
 //! (`held`), never over I/O but for a chunk being planned; `alone_lock` is taken before joining and before the commit
 //! lock. Crash: memory only.
 
