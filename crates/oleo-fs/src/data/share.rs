@@ -105,7 +105,9 @@ fn settle_both<'a>(
 /// Checks the rules of FICLONERANGE and FIDEDUPERANGE and answers the length meant.
 fn checked_len(src: &Inode, dst: &Inode, range: &CloneRange, why: Why) -> Result<u64, FsError> {
     let sector = u64::from(src.core().engine().sectorsize());
-    let (a, b) = (*src.read().fields(), *dst.read().fields());
+    // One after the other: who renames locks both, in their order.
+    let a = *src.read().fields();
+    let b = *dst.read().fields();
     let no_sum = InodeFlags::NODATASUM.bits();
     if a.flags & no_sum != b.flags & no_sum {
         return Err(FsError::Invalid("one file has checksums, the other has none"));
