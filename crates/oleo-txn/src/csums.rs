@@ -240,6 +240,21 @@ impl Pending {
         Ok(changes_of(items))
     }
 
+    /// What is frozen and does not lie in `freed`: sums of adjacent sectors together. A copy, since blocks are read before it is in the tree.
+    fn frozen_runs(&self, l: Layout, freed: &[(Logical, ByteLen)]) -> Vec<(u64, Vec<u8>)> {
+        let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
+        for (start, sums) in self.frozen.read().iter() {
+            for (from, to) in minus(*start, l.end(*start, sums), freed) {
+                let part = &sums[l.bytes(from - start)..l.bytes(to - start)];
+                match runs.last_mut() {
+                    Some((at, have)) if l.end(*at, have) == from => have.extend_from_slice(part),
+                    _ => runs.push((from, part.to_vec())),
+                }
+            }
+        }
+        runs
+    }
+
     /// The item changes for one settling: what is frozen goes in (less what lies in `freed`), what lies in `freed` goes out.
     /// `freed` is sorted and without overlap; `with_frozen` only the first time in a transaction.
     pub(crate) fn rewrite(
@@ -255,24 +270,8 @@ impl Pending {
             cut_stored(l, blocks, root, at.0, at.0 + len.0, &mut items)?;
         }
         if with_frozen {
-            let frozen = self.frozen.read();
-            let mut run: Option<(u64, Vec<u8>)> = None;
-            for (start, sums) in frozen.iter() {
-                for (from, to) in minus(*start, l.end(*start, sums), freed) {
-                    let part = &sums[l.bytes(from - start)..l.bytes(to - start)];
-                    match &mut run {
-                        Some((at, have)) if l.end(*at, have) == from => have.extend_from_slice(part),
-                        _ => {
-                            if let Some((at, have)) = run.take() {
-                                insert(l, blocks, root, at, have, &mut items)?;
-                            }
-                            run = Some((from, part.to_vec()));
-                        }
-                    }
-                }
-            }
-            if let Some((at, have)) = run.take() {
-                insert(l, blocks, root, at, have, &mut items)?;
+            for (at, sums) in self.frozen_runs(l, freed) {
+                insert(l, blocks, root, at, sums, &mut items)?;
             }
         }
         Ok(changes_of(items))

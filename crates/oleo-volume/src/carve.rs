@@ -266,8 +266,7 @@ impl Volume {
     /// Changes how much of a device the volume may use, and returns the device's item. A file grows immediately; it is cut
     /// only by [`cut_device`](Self::cut_device), when the change is durable. Space that chunks have is not given up.
     pub fn resize_device(&self, devid: DevId, total: ByteLen) -> Result<(Key, Vec<u8>), VolumeError> {
-        let members = self.members.read();
-        let member = find(&members, devid)?;
+        let member = find(&self.members.read(), devid)?.clone();
         let device = member.to_write()?;
         let end = self.chunks.read().places(devid).and_then(Places::end);
         if end.unwrap_or(DEVICE_HEAD_LEN) > total.0 {
@@ -278,7 +277,7 @@ impl Volume {
             device.set_len(total.0)?;
         }
         member.item.lock().total_bytes = total.0.into();
-        Ok(dev_item(member, 0))
+        Ok(dev_item(&member, 0))
     }
 
     /// Keeps new chunks away from what lies behind `end` of a device, for as long as the answer lives: so that chunks can
@@ -294,8 +293,7 @@ impl Volume {
 
     /// Cuts a file off behind what the volume may use of it.
     pub fn cut_device(&self, devid: DevId) -> Result<(), VolumeError> {
-        let members = self.members.read();
-        let member = find(&members, devid)?;
+        let member = find(&self.members.read(), devid)?.clone();
         let total = member.item.lock().total_bytes.get();
         let device = member.to_write()?;
         if device.len() > total {
