@@ -12,12 +12,15 @@
 //! 9. Words: names and phrases that others have replaced are refused (`words`).
 //! 10. Overview: the names in `docs/overview.md` are there (`overview`).
 //! 11. Circles: the files of a crate do not use each other in a circle, but for those listed (`circles`).
+//! 12. Locks: the tables of `docs/locking.md` are those of the ranks ([`crate::locking`]), and programs take locks with ranks only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+
+use crate::locking;
 
 mod circles;
 mod links;
@@ -47,6 +50,7 @@ pub fn run(root: &Path) -> Result<()> {
     overview::check(&files, &mut report);
     circles::check(&files, &mut report)?;
     links::links(root, &files, &mut report);
+    locks(&files, &mut report);
     for line in &report.warnings {
         println!("warning: {line}");
     }
@@ -207,6 +211,26 @@ fn dependencies(root: &Path, report: &mut Report) -> Result<()> {
         report.error(format!("{name} has a line in docs/dependencies.md, but the workspace does not use it"));
     }
     Ok(())
+}
+
+/// Crates with locks of their own that nothing is held beside: what only tests and measurements use, and workers of one call.
+const UNRANKED: [&str; 7] = ["oleo", "oleo-bench", "oleo-check", "oleo-lock", "oleo-mkfs", "oleo-sim", "oleo-stream"];
+
+fn locks(files: &BTreeMap<PathBuf, String>, report: &mut Report) {
+    let page = files.get(Path::new(locking::PAGE)).map_or("", String::as_str);
+    match locking::renew(page) {
+        Ok(renewed) if renewed == page => {}
+        Ok(_) => report.error(format!("{} differs from the ranks: run cargo xtask locking", locking::PAGE)),
+        Err(e) => report.error(format!("{}: {e:#}", locking::PAGE)),
+    }
+    for (path, text) in files.iter().filter(|(path, _)| path.starts_with("crates") && path.ends_with("Cargo.toml")) {
+        let krate = path.components().nth(1).map_or("".into(), |part| part.as_os_str().to_string_lossy());
+        let normal = text.split_once("[dependencies]").map_or("", |(_, rest)| rest);
+        let normal = normal.split("\n[").next().unwrap_or("");
+        if !UNRANKED.contains(&&*krate) && normal.lines().any(|line| line.starts_with("parking_lot")) {
+            report.error(format!("{krate} uses parking_lot: its locks need ranks, see oleo-lock"));
+        }
+    }
 }
 
 fn banned(path: &Path, text: &str, report: &mut Report) {

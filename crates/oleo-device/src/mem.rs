@@ -10,7 +10,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::RwLock;
+use oleo_lock::{RwLock, rank};
 
 use crate::{Device, DeviceError, Op, check_range};
 
@@ -19,7 +19,7 @@ const PAGE_LEN: usize = 16 << 10;
 /// Number of shards; neighbouring pages lie in different ones.
 const SHARD_COUNT: usize = 32;
 
-type Shard = RwLock<HashMap<u64, Box<[u8]>>>;
+type Shard = RwLock<rank::MemDevice, HashMap<u64, Box<[u8]>>>;
 
 /// A device in memory.
 pub struct MemDevice {

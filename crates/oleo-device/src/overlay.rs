@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use oleo_lock::{RwLock, rank};
 
 use crate::{Device, DeviceError, Op, ReadReq, check_range};
 
@@ -22,7 +22,7 @@ const PAGE_LEN: u64 = 4096;
 pub struct Overlay {
     base: Arc<dyn Device>,
     name: Arc<str>,
-    pages: RwLock<HashMap<u64, Box<[u8]>>>,
+    pages: RwLock<rank::Overlay, HashMap<u64, Box<[u8]>>>,
     pages_max: usize,
 }
 

@@ -132,12 +132,14 @@ impl Device for Latched {
         self.inner.len()
     }
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        oleo_lock::before_io();
         self.inner.read_at(offset, buf)
     }
     fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
         self.guard(Op::Write, || self.inner.write_at(offset, buf))
     }
     fn read_batch(&self, reqs: &mut [ReadReq<'_>]) {
+        oleo_lock::before_io();
         self.inner.read_batch(reqs)
     }
     fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
@@ -147,6 +149,7 @@ impl Device for Latched {
         self.guard(Op::Flush, || self.inner.flush())
     }
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        oleo_lock::before_io();
         // A discard that fails loses nothing, so it does not close the latch; a closed latch still refuses it.
         if let Some(first) = self.first.get() {
             return Err(DeviceError::Latched { name: self.name.clone(), op: Op::Discard, first: first.clone() });
@@ -154,6 +157,7 @@ impl Device for Latched {
         self.inner.discard(offset, len)
     }
     fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        oleo_lock::before_io();
         if let Some(first) = self.first.get() {
             return Err(DeviceError::Latched { name: self.name.clone(), op: Op::Resize, first: first.clone() });
         }

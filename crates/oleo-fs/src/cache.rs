@@ -7,14 +7,14 @@
 //! makes that thread load again, since what it read may be older than what the evicted one had written.
 //! Those of a deleted subvolume go as others do, once nobody uses them: each says that it is stale, and no other subvolume ever
 //! has its number.
-//! Locks: a shard's lock is a leaf, held for a look-up or a sweep, never over I/O.
+//! Locks: a shard's lock, held for a look-up or a sweep, never over I/O.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
 use oleo_format::TreeId;
-use parking_lot::Mutex;
+use oleo_lock::{Mutex, rank};
 
 use crate::FsError;
 use crate::inode::Inode;
@@ -38,7 +38,7 @@ const PAUSE_MAX: u32 = 15;
 type CacheKey = (TreeId, u64);
 
 pub(crate) struct InodeCache {
-    shards: Vec<Mutex<Shard>>,
+    shards: Vec<Mutex<rank::InodeCache, Shard>>,
     /// Inodes per shard beyond which unused ones go.
     shard_max: usize,
 }

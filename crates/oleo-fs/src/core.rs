@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use oleo_format::{Ino, ItemType, Key, TreeId};
+use oleo_lock::{Condvar, Mutex, rank};
 use oleo_tree::{Change, Op};
 use oleo_txn::{DeltaSource, Engine, Stage, TxnError};
-use parking_lot::{Condvar, Mutex};
 use rayon::prelude::*;
 
 use crate::cache::InodeCache;
@@ -52,34 +52,34 @@ pub struct Core {
     pub(crate) opts: FsOptions,
     /// Rises by one with each freeze; starts at 1, so that 0 is "never".
     epoch: AtomicU64,
-    dirty: [Mutex<Vec<Listed>>; DIRTY_SHARDS],
+    dirty: [Mutex<rank::DirtyInodes, Vec<Listed>>; DIRTY_SHARDS],
     /// How many inodes are dirty, as of the last look.
     dirty_inodes: AtomicUsize,
     /// Held by the one operation that commits because they are too many.
-    pub(crate) throttling: Mutex<()>,
+    pub(crate) throttling: Mutex<rank::Throttling, ()>,
     /// Somebody commits in the background.
     pub(crate) has_background_committer: AtomicBool,
     /// Held by the background committer while it checks whether to commit, until it waits for `commit_wanted`.
-    pub(crate) waiting: Mutex<()>,
+    pub(crate) waiting: Mutex<rank::CommitWanted, ()>,
     /// There are too many dirty inodes.
     pub(crate) commit_wanted: Condvar,
-    dirty_subvols: Mutex<Vec<Arc<Subvol>>>,
+    dirty_subvols: Mutex<rank::DirtySubvols, Vec<Arc<Subvol>>>,
     /// Set aside by `freeze`, emptied by `published`.
-    frozen: Mutex<FrozenList>,
+    frozen: Mutex<rank::Frozen, FrozenList>,
     pub(crate) cache: InodeCache,
-    pub(crate) subvols: Mutex<Subvols>,
+    pub(crate) subvols: Mutex<rank::Subvols, Subvols>,
     /// Unlinked inodes whose last handle is gone.
-    pub(crate) evictable: Mutex<VecDeque<Arc<Inode>>>,
+    pub(crate) evictable: Mutex<rank::Evictable, VecDeque<Arc<Inode>>>,
     /// When the last name of an inode went that somebody held.
-    nameless: Mutex<Option<Instant>>,
+    nameless: Mutex<rank::Nameless, Option<Instant>>,
     /// There are more of them than should be, as of the last look.
     pub(crate) many_evictable: AtomicBool,
     /// Held while a directory moves to another one, so that nobody else changes who is whose ancestor.
-    pub(crate) moving: Mutex<()>,
+    pub(crate) moving: Mutex<rank::Moving, ()>,
     /// The number the next new subvolume gets; 0: not known yet.
     pub(crate) next_tree: AtomicU64,
     /// Why the open transaction must not be committed.
-    pub(crate) poisoned: Mutex<Option<String>>,
+    pub(crate) poisoned: Mutex<rank::FsPoisoned, Option<String>>,
     /// What a crash left without names has been looked for, in every subvolume that may be changed.
     pub(crate) orphans_seen: AtomicBool,
     /// What all files' data has in common.

@@ -17,8 +17,8 @@
 //! Invariants: `fields`, `open` over `frozen` over the tree at the newest root is the truth. The frozen delta is
 //! dropped only after the root that holds it was published, and under the inode's write lock; so whoever holds the
 //! lock and loads the root last cannot miss a change.
-//! Locks: every inode's lock has the rank (tree, number); [`lock_all`] takes several in that order. Locks of objects
-//! that are no inodes are leaves: nothing else is locked while one is held. No lock is held over `join`.
+//! Locks: several inodes are locked in the order of (tree, number); [`lock_all`] does so. Objects that are no inodes come
+//! after all inodes. No lock is held over `join`.
 //! Not here: which items an operation changes (`dir`, `refs`, `xattr`, `data`).
 
 use std::ops::{ControlFlow, Deref};
@@ -26,8 +26,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use oleo_format::{Generation, Ino, InodeItem, ItemType, Key, Timespec, TreeId};
+use oleo_lock::{RwLock, RwLockReadGuard, RwLockWriteGuard, rank};
 use oleo_txn::{Handle, Staged};
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::core::{Core, TreeBase};
 use crate::data::FileData;
@@ -216,7 +216,7 @@ pub struct Inode {
     ino: Ino,
     /// The directory it was made in, while it was in memory ever since; else 0. New files lie near their like.
     directory: Ino,
-    state: RwLock<InodeState>,
+    state: RwLock<rank::InodeState, InodeState>,
     /// The file's data: buffers and extents.
     pub(crate) data: FileData,
     /// [`InodeRef`]s out.
@@ -302,9 +302,15 @@ impl Inode {
         self.subvol.core()
     }
 
-    /// The lock's rank.
+    /// Where it comes in the order of inodes: lists are sorted by this, and several locks taken in this order.
     pub(crate) fn rank(&self) -> (TreeId, Ino) {
         (self.tree(), self.ino)
+    }
+
+    /// The order of its locks among those of others: objects that are no inodes are changed while inodes are locked.
+    pub(crate) fn lock_key(&self) -> oleo_lock::Key {
+        let is_object = !self.tree().is_subvol() || self.ino.0 == crate::orphan::ORPHAN_OBJECT;
+        [u64::from(is_object), self.tree().0, self.ino.0]
     }
 
     /// A key of this inode.
@@ -318,20 +324,22 @@ impl Inode {
     }
 
     /// Locks for reading.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn read(&self) -> ReadGuard<'_> {
-        ReadGuard { inode: self, state: self.state.read() }
+        ReadGuard { inode: self, state: self.state.read_by(self.lock_key()) }
     }
 
     /// Locks for changing. The caller holds a handle before it locks.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn write(self: &Arc<Self>) -> WriteGuard<'_> {
-        WriteGuard { inode: self, state: self.state.write() }
+        WriteGuard { inode: self, state: self.state.write_by(self.lock_key()) }
     }
 
     /// Passes what the commit of `epoch` is to write of this inode to `emit`.
     ///
     /// A small delta stays in the open map as long as nobody changes the inode: it is read from there.
     pub(crate) fn itemise(&self, epoch: u64, emit: impl FnOnce(&ItemMap, ItemFate, &InodeFields)) {
-        let mut state = self.state.write();
+        let mut state = self.state.write_by(self.lock_key());
         if state.listed <= epoch && state.has_open() {
             if matches!(state.open, ItemMap::Small(_)) {
                 emit(&state.open, state.fate, &state.fields);
@@ -350,7 +358,7 @@ impl Inode {
     /// The roots hold the delta of `epoch` now. Whether the inode is gone for good: the cache had to keep it, so that
     /// nobody read it from the old root.
     pub(crate) fn forget_frozen(&self, epoch: u64) -> bool {
-        let mut state = self.state.write();
+        let mut state = self.state.write_by(self.lock_key());
         state.fresh = false;
         let frozen = state.frozen.take();
         if state.listed <= epoch {
@@ -492,13 +500,13 @@ pub trait ItemsMut: Items {
 /// An inode locked for reading.
 pub struct ReadGuard<'a> {
     inode: &'a Inode,
-    state: RwLockReadGuard<'a, InodeState>,
+    state: RwLockReadGuard<'a, rank::InodeState, InodeState>,
 }
 
 /// An inode locked for changing.
 pub struct WriteGuard<'a> {
     inode: &'a Arc<Inode>,
-    state: RwLockWriteGuard<'a, InodeState>,
+    state: RwLockWriteGuard<'a, rank::InodeState, InodeState>,
 }
 
 fn with_layers<R>(inode: &Inode, state: &InodeState, f: impl FnOnce(Layers<'_>) -> R) -> R {
@@ -709,7 +717,7 @@ impl<'a> WriteGuard<'a> {
 /// Inodes that one operation locks together: rename has the most, two directories and two entries.
 const LOCKED_MAX: usize = 4;
 
-/// Several inodes locked for changing, in the order of their ranks, whatever the order they were named in.
+/// Several inodes locked for changing, in the order of [`Inode::rank`], whatever the order they were named in.
 pub struct LockedSet<'a> {
     guards: smallvec::SmallVec<[WriteGuard<'a>; LOCKED_MAX]>,
 }

@@ -8,9 +8,9 @@
 //! and `privileges` those on attributes, `listing` reads directories, `rules` what inode flags forbid; `dir`, `refs` and `xattr` know the forms of
 //! items; `orphan` the end of an inode; `commits` says when changes become durable, `log` what an fsync writes; `subvols` subvolumes and snapshots; `data` what is inside files.
 //!
-//! Locks, in rank order: `moving` (10, held while a directory changes its parent), a file's `flush` (20, see `data`),
-//! the engine's transaction barrier inside `join` (30), inodes by (tree, number) (40), objects of trees that are no
-//! inodes (50), then leaves: root items, shards of the cache and of the dirty list, buffers. Nothing but `flush` and
+//! Locks, in their order: `moving` (held while a directory changes its parent), a file's `flush` (see `data`),
+//! the engine's transaction barrier inside `join`, inodes by (tree, number), objects of trees that are no
+//! inodes, then others, most of them leaves: root items, shards of the cache and of the dirty list, buffers. Nothing but `flush` and
 //! `moving` is held over `join`.
 
 mod acl;

@@ -21,7 +21,7 @@ use crate::subvol::Subvol;
 use crate::{FileKind, FsError};
 
 /// `BTRFS_ORPHAN_OBJECTID` in the UAPI header.
-const ORPHAN_OBJECT: u64 = -5i64 as u64;
+pub(crate) const ORPHAN_OBJECT: u64 = -5i64 as u64;
 /// Extents that one step of erasing removes: small enough for one reservation.
 const EXTENTS_PER_STEP: usize = 128;
 /// Orphan items read at a time.

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::HashMap;
 use oleo_format::{Generation, Ino, Key, RootFlags, RootItem, TreeId};
-use parking_lot::Mutex;
+use oleo_lock::{Mutex, rank};
 
 use crate::FsError;
 use crate::core::Core;
@@ -27,7 +27,7 @@ use crate::options::Time;
 pub struct Subvol {
     id: TreeId,
     core: Arc<Core>,
-    root: Mutex<RootState>,
+    root: Mutex<rank::SubvolRoot, RootState>,
     /// The number the next inode gets; 0: not known yet.
     next_ino: AtomicU64,
     /// The epoch in which it was last entered in the list of dirty subvolumes.

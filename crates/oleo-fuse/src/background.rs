@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use oleo::{BalanceEnd, BalanceState};
-use parking_lot::{Condvar, Mutex};
+use oleo_lock::{Condvar, Mutex, rank};
 
 use crate::options::MountOptions;
 use crate::server::{Log, Server, guarded};
@@ -35,7 +35,7 @@ const AFTER_ERROR: Duration = Duration::from_secs(5);
 /// Tells the threads to stop.
 #[derive(Default)]
 struct StopSignal {
-    stopped: Mutex<bool>,
+    stopped: Mutex<rank::StopSignal, bool>,
     rung: Condvar,
 }
 

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use oleo::control::Error;
 use oleo_fs::errno;
-use parking_lot::{Condvar, Mutex};
+use oleo_lock::{Condvar, Mutex, rank};
 
 /// How long between two tries.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -59,7 +59,7 @@ struct State {
 /// How far the end has come.
 #[derive(Default)]
 pub(crate) struct Ending {
-    state: Mutex<State>,
+    state: Mutex<rank::FuseEnding, State>,
     changed: Condvar,
 }
 
@@ -168,7 +168,7 @@ impl Ending {
         Ok(())
     }
 
-    fn detached(&self) -> Result<parking_lot::MutexGuard<'_, State>, Error> {
+    fn detached(&self) -> Result<oleo_lock::MutexGuard<'_, rank::FuseEnding, State>, Error> {
         let end = Instant::now() + DETACHING;
         let mut state = self.state.lock();
         while matches!(state.phase, Phase::Serving) {

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use hashbrown::HashMap;
 use oleo::{Ino, TreeId};
 use oleo_fs::InodeRef;
-use parking_lot::Mutex;
+use oleo_lock::{Mutex, rank};
 
 use crate::wire::abi::ROOT_ID;
 
@@ -76,10 +76,10 @@ impl ForeignInodes {
 
 /// The table of nodes.
 pub(crate) struct Nodes {
-    shards: Vec<Mutex<HashMap<u64, Node>>>,
+    shards: Vec<Mutex<rank::FuseNodes, HashMap<u64, Node>>>,
     root: InodeRef,
     root_listed_to: AtomicU64,
-    odd: Mutex<ForeignInodes>,
+    odd: Mutex<rank::FuseForeign, ForeignInodes>,
     count: AtomicUsize,
     /// The shard that [`Nodes::idle`] looks at next.
     hand: AtomicUsize,
@@ -97,7 +97,7 @@ impl Nodes {
         }
     }
 
-    fn shard(&self, node: u64) -> &Mutex<HashMap<u64, Node>> {
+    fn shard(&self, node: u64) -> &Mutex<rank::FuseNodes, HashMap<u64, Node>> {
         // Numbers are given out one after the other: the low bits spread them.
         &self.shards[(node % SHARDS as u64) as usize]
     }

@@ -20,9 +20,9 @@
 //! Invariants: `free` is the sum of the runs and of what is held once loaded; no byte is in two of runs, `held`, `pinned`.
 //! A removed group has no runs, and none are read.
 //!
-//! Locks: a group's `state` (rank 20) is held for a few steps at a time and never while the source is asked: the
+//! Locks: a group's `state` is held for a few steps at a time and never while the source is asked: the
 //! loader marks the group `Loading`, lets go, asks, and comes back. Others skip it, or wait for `Wakeups`. The table
-//! (rank 18) is taken before the state, never after.
+//! is taken before the state, never after.
 
 use std::fmt;
 use std::ops::Deref;
@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Weak};
 
 use oleo_format::{BlockGroupFlags, ByteLen, Logical};
-use parking_lot::Mutex;
+use oleo_lock::{Mutex, rank};
 
 use crate::ranges::Ranges;
 use crate::runs::{Runs, order_of};
@@ -261,7 +261,7 @@ pub(crate) struct Group {
     pub(crate) read_only: AtomicBool,
     /// It is not in the table any more. Changed under `state`.
     pub(crate) removed: AtomicBool,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<rank::GroupState, State>,
     /// As the index has them. Changed under `state`.
     longest: AtomicU8,
     average: AtomicU8,

@@ -8,7 +8,7 @@
 //!
 //! Invariants: what is held is neither in the group's runs nor pinned nor in use; `Group::free` counts it.
 //!
-//! Locks: the group's state (rank 20) while a piece is taken and put back, none while it is held. Whoever holds a piece must
+//! Locks: the group's state while a piece is taken and put back, none while it is held. Whoever holds a piece must
 //! not allocate: it could wait for itself.
 
 use std::fmt;

@@ -20,7 +20,7 @@
 //!
 //! Invariants: one batch holds strictly rising addresses, batches of one sweep rise in the order in which they are drawn, and
 //! no address comes twice in a sweep; no head holds two changes of one reference, nor a change of zero.
-//! Locks: `sweep` (rank 39, held while a batch is chosen), then one shard at a time (rank 40). Never held over I/O.
+//! Locks: `sweep`, held while a batch is chosen, then one shard at a time. Never held over I/O.
 //! Crash: memory only; a lost ledger is an uncommitted transaction.
 //! Not here: addresses (`pick`), making freed space free (`space`), the items (`txn`).
 
@@ -29,6 +29,7 @@ mod record;
 use std::sync::Arc;
 
 use oleo_format::{ByteLen, Ino, Key, Logical, TreeId};
+use oleo_lock::rank;
 use smallvec::SmallVec;
 
 use crate::sync::{MutexLike, ParkingLot, RwLockLike, SyncPrimitives};
@@ -328,8 +329,8 @@ fn region(at: u64) -> u64 {
 /// The ledger. Any number of threads may record and drain in parallel.
 pub struct LedgerOf<L: SyncPrimitives> {
     /// A power of two of them.
-    shards: Box<[L::Lock<Shard>]>,
-    sweep: L::SharedLock<Sweep>,
+    shards: Box<[L::Lock<rank::LedgerShard, Shard>]>,
+    sweep: L::SharedLock<rank::Sweep, Sweep>,
 }
 
 /// The ledger of programs.
@@ -353,8 +354,8 @@ impl<L: SyncPrimitives> LedgerOf<L> {
     pub(crate) fn with_shards(shards: usize) -> Self {
         assert!(shards.is_power_of_two() && shards <= SHARDS, "{shards} shards");
         LedgerOf {
-            shards: (0..shards).map(|_| <L::Lock<Shard>>::default()).collect(),
-            sweep: <L::SharedLock<Sweep>>::default(),
+            shards: (0..shards).map(|_| <L::Lock<rank::LedgerShard, Shard>>::default()).collect(),
+            sweep: <L::SharedLock<rank::Sweep, Sweep>>::default(),
         }
     }
 

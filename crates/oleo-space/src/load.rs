@@ -10,15 +10,14 @@
 //!    *if the source, asked again, returns exactly what is in memory*. So a group whose allocations are not on disk yet
 //!    stays, and an evicted one is in the same state as one never loaded, for which the rules are known (see `group`).
 //!
-//! Locks: the table (rank 18), then the group's state (rank 20); none while the source is asked. `Residents::queue` is taken
-//! alone. Errors: a source that fails leaves the group as it was.
+//! Locks: the table, then the group's state; none while the source is asked. `Residents::queue` is a leaf. Errors: a source that fails leaves the group as it was.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use oleo_format::{ByteLen, Logical};
-use parking_lot::Mutex;
+use oleo_lock::{Mutex, rank};
 
 use crate::group::{COUNT_UNKNOWN, COUNT_UNPUBLISHED, Content, Group, GroupRef, State, WeakGroup, check_runs};
 use crate::index::By;
@@ -42,7 +41,7 @@ const EVICT_STEPS_MAX: usize = 4;
 /// The groups whose runs are in memory.
 pub(crate) struct Residents {
     /// In the order in which they were loaded, or were last spared.
-    queue: Mutex<VecDeque<WeakGroup>>,
+    queue: Mutex<rank::Residents, VecDeque<WeakGroup>>,
     /// Memory of all runs, bytes, about.
     bytes: AtomicU64,
     bytes_max: AtomicU64,

@@ -191,8 +191,8 @@ fn who_has_a_promise_is_not_refused() {
 struct Scheduled;
 
 impl SyncPrimitives for Scheduled {
-    type Lock<T: Default> = Mutex<T>;
-    type SharedLock<T: Default> = RwLock<T>;
+    type Lock<R: oleo_lock::Ranked, T: Default> = Mutex<T>;
+    type SharedLock<R: oleo_lock::Ranked, T: Default> = RwLock<T>;
 }
 
 impl<T: Default> MutexLike<T> for Mutex<T> {

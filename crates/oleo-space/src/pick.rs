@@ -20,7 +20,7 @@
 //!
 //! Invariants: what is returned is inside one group, aligned, of a length between the least and the wanted one.
 //!
-//! Locks: the table (rank 18), then one group at a time (rank 20); neither while a group is loaded or waited for. Goals are
+//! Locks: the table, then one group's state at a time; neither while a group is loaded or waited for. Goals are
 //! hints in atomic numbers.
 //! Not here: whether the caller may have the space at all (`account`), how groups are loaded (`load`).
 

@@ -20,7 +20,7 @@
 //!
 //! Invariants: every byte of a group is in one of the states above, and only in one; see `account` for the promises.
 //!
-//! Locks: group table (rank 18), group state (rank 20), pins, dirty list, source (rank 25, one at a time); in this
+//! Locks: the group table, a group's state, then one of pins, dirty list and source, which are leaves; in this
 //! order, none of them held while the source reads. Crash: memory only.
 //!
 //! Not here: which address (`pick`), how a group is loaded and let go (`load`), the on-disk records (`txn`).
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use oleo_format::{BlockGroupFlags, ByteLen, Logical};
-use parking_lot::{Mutex, RwLock};
+use oleo_lock::{Mutex, RwLock, rank};
 
 use crate::account::Pool;
 use crate::faults::{FaultInjector, RequestKind};
@@ -85,7 +85,7 @@ pub struct Totals {
 pub(crate) struct Inner {
     pub(crate) sector_shift: u32,
     pub(crate) nodesize: u64,
-    pub(crate) source: RwLock<Arc<dyn FreeSource>>,
+    pub(crate) source: RwLock<rank::FreeSource, Arc<dyn FreeSource>>,
     pub(crate) tables: Tables,
     pub(crate) residents: Residents,
     /// Loads that have ended, held runs that were let go.
@@ -94,9 +94,9 @@ pub(crate) struct Inner {
     /// Data and metadata share groups, so they share pool 0.
     mixed: AtomicBool,
     pub(crate) hints: AllocationHints,
-    pins: Mutex<Vec<Run>>,
+    pins: Mutex<rank::Pins, Vec<Run>>,
     /// Groups whose used bytes changed since the last drain.
-    used_dirty: Mutex<Vec<GroupRef>>,
+    used_dirty: Mutex<rank::UsedDirty, Vec<GroupRef>>,
     pub(crate) faults: FaultInjector,
 }
 

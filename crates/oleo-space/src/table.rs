@@ -6,11 +6,11 @@
 //! Invariants: `starts` and `places` are parallel; a slot without a group has no bit in the index; the index says of each
 //! group what its `order` and `average` say.
 //!
-//! Locks: rank 18, before the state of any group. Under it a group's state may be waited for, a load or a held run not.
+//! Locks: each shard's, of one rank: one for reading, all in their order for writing; before the state of any group. Under it a group's state may be waited for, a load or a held run not.
 
 use std::sync::Arc;
 
-use parking_lot::{RwLock, RwLockReadGuard};
+use oleo_lock::{RwLock, RwLockReadGuard, rank};
 use smallvec::SmallVec;
 
 use crate::group::{Block, Group, GroupHere, Orders};
@@ -261,10 +261,13 @@ impl Table {
     }
 }
 
+/// The table, behind one of its locks.
+type Shard = RwLock<rank::GroupTable, Arc<Table>>;
+
 /// The table and its locks.
 pub(crate) struct Tables {
     /// All the same table; by number of thread.
-    shards: Box<[CachePadded<RwLock<Arc<Table>>>]>,
+    shards: Box<[CachePadded<Shard>]>,
     /// What is in the shards while the table is changed.
     blank: Arc<Table>,
 }
@@ -277,13 +280,14 @@ impl Tables {
     }
 
     /// The table, as it is until the guard is dropped but for the bits of the index.
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Arc<Table>> {
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, rank::GroupTable, Arc<Table>> {
         threads::own(&self.shards).0.read()
     }
 
     /// Changes the table while nobody reads it.
     pub(crate) fn write<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
-        let mut guards: SmallVec<[_; threads::SPREAD_MAX]> = self.shards.iter().map(|shard| shard.0.write()).collect();
+        let mut guards: SmallVec<[_; threads::SPREAD_MAX]> =
+            (0..).zip(&self.shards).map(|(number, shard)| shard.0.write_by([number, 0, 0])).collect();
         let mut table = self.blank.clone();
         for guard in &mut guards {
             table = std::mem::replace(&mut **guard, self.blank.clone());

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
-use parking_lot::{Condvar, Mutex};
+use oleo_lock::{Condvar, Mutex, rank};
 
 /// Counts events, so that none is missed between a check and the wait.
 ///
@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 #[derive(Default)]
 pub(crate) struct Wakeups {
     count: AtomicU64,
-    waiting: Mutex<()>,
+    waiting: Mutex<rank::Wakeups, ()>,
     changed: Condvar,
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use oleo_format::{CheckedNode, Logical, NodeExpect, NodeRules};
-use parking_lot::{Mutex, MutexGuard};
+use oleo_lock::{Mutex, MutexGuard, rank};
 use rayon::prelude::*;
 
 use crate::{Node, TreeError};
@@ -19,8 +19,8 @@ use crate::{Node, TreeError};
 /// Every block made in this transaction and still alive, by address.
 #[derive(Default)]
 pub struct Dirty {
-    map: Mutex<HashMap<u64, Arc<Node>>>,
-    sharing: Mutex<()>,
+    map: Mutex<rank::DirtyBlocks, HashMap<u64, Arc<Node>>>,
+    sharing: Mutex<rank::Sharing, ()>,
 }
 
 impl Dirty {
@@ -91,7 +91,7 @@ impl Dirty {
     }
 
     /// One change of a shareable tree at a time.
-    pub(crate) fn sharing(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn sharing(&self) -> MutexGuard<'_, rank::Sharing, ()> {
         // Not waited for: a thread that helps out in a pool while it holds the lock could meet itself here.
         self.sharing.try_lock().expect("shareable trees are changed one after another")
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use oleo_format::{CheckedNode, Corruption, Generation, LEVELS_MAX, Logical, NodeExpect, TreeId};
-use parking_lot::RwLock;
+use oleo_lock::{RwLock, rank};
 
 /// How many levels a tree may have.
 pub(crate) const LEVELS: usize = LEVELS_MAX as usize;
@@ -22,7 +22,7 @@ pub struct Node {
     block: CheckedNode,
     /// Whether there are kids: blocks from disk are spared the lock.
     holds: AtomicBool,
-    kids: RwLock<Kids>,
+    kids: RwLock<rank::NodeKids, Kids>,
 }
 
 impl Deref for Node {

@@ -4,12 +4,12 @@
 //! `block_joins`, which waits until every guard has been dropped; operations are short and hold no guard over data I/O.
 //!
 //! Invariants: while a join guard lives the open generation stays the same; while a freeze guard lives no change is under way.
-//! Locks: rank 10. A thread must not call `join` or `block_joins` while it holds a guard.
+//! Locks: an operation holds the rank `Join`, who blocks joins `BlockJoins`, which comes before it; `waiting` is a leaf. A thread must not call `join` or `block_joins` while it holds a guard.
 //! `block_joins` first sets a flag that all shards see and then waits: nobody joins any more, so it waits for the longest
 //! operation under way. `join` counts itself in, and out again if joins turn out to be blocked.
 //! The count is split into `SHARDS` so that a join writes to a cache line that few threads share.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use oleo_lock::{Condvar, Held, Mutex, MutexGuard, rank};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Enough that threads on today's machines rarely share one; `block_joins` reads them all, so no more than that.
@@ -23,9 +23,9 @@ pub(crate) struct TransactionBarrier {
     shards: Vec<Shard>,
     blocked: AtomicBool,
     /// One thread blocks joins at a time.
-    blocking: Mutex<()>,
+    blocking: Mutex<rank::BlockJoins, ()>,
     /// Held while reading `blocked` or the shards before a wait, and while waking who waits.
-    waiting: Mutex<()>,
+    waiting: Mutex<rank::BarrierWaiting, ()>,
     /// Joins are allowed again.
     unblocked: Condvar,
     /// An operation ended while joins were blocked.
@@ -35,6 +35,7 @@ pub(crate) struct TransactionBarrier {
 pub(crate) struct JoinGuard<'a> {
     barrier: &'a TransactionBarrier,
     pub(crate) shard: usize,
+    _held: Held<rank::Join>,
 }
 
 impl Drop for JoinGuard<'_> {
@@ -45,7 +46,7 @@ impl Drop for JoinGuard<'_> {
 
 pub(crate) struct FreezeGuard<'a> {
     barrier: &'a TransactionBarrier,
-    _one: MutexGuard<'a, ()>,
+    _one: MutexGuard<'a, rank::BlockJoins, ()>,
 }
 
 impl Drop for FreezeGuard<'_> {
@@ -76,11 +77,11 @@ impl TransactionBarrier {
     }
 
     pub(crate) fn join(&self) -> JoinGuard<'_> {
-        let shard = thread_shard();
+        let (shard, held) = (thread_shard(), Held::enter());
         loop {
             self.shards[shard].0.fetch_add(1, Ordering::SeqCst);
             if !self.blocked.load(Ordering::SeqCst) {
-                return JoinGuard { barrier: self, shard };
+                return JoinGuard { barrier: self, shard, _held: held };
             }
             self.leave(shard);
             let mut waiting = self.waiting.lock();

@@ -29,7 +29,7 @@ use oleo_format::{
 use oleo_space::{ExtentKind, Kind};
 use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Node, Op, TreeError, TreeRoot};
 
-use parking_lot::MutexGuard;
+use oleo_lock::{MutexGuard, rank};
 use zerocopy::IntoBytes;
 
 use crate::barrier::FreezeGuard;
@@ -191,7 +191,7 @@ impl Inner {
         generation: Generation,
         mut moving: Option<&mut Moving<'_>>,
         mut freeze_guard: Option<FreezeGuard<'m>>,
-    ) -> Result<MutexGuard<'m, ()>, TxnError> {
+    ) -> Result<MutexGuard<'m, rank::Growing, ()>, TxnError> {
         let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation).owned(self.owned());
         let mut bookkeeping = BookkeepingWriter::new(self, generation);
         let (mut counted, mut owned) = (false, OwnedBytes::new());

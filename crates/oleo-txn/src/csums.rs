@@ -7,13 +7,13 @@
 //! half into the frozen half; (3) settle asks `rewrite` for the item changes: frozen sums in, freed ranges out; (4) readers
 //! ask `Pending` first, then the tree, so that data can be verified before its sums are committed.
 //!
-//! Locks: rank 60, leaf locks, never held over I/O. Crash: memory only.
+//! Locks: one for each half, the open one first; never held over I/O. Crash: memory only.
 
 use std::collections::BTreeMap;
 
 use oleo_format::{ByteLen, ItemType, Key, Logical};
+use oleo_lock::{RwLock, rank};
 use oleo_tree::{Blocks, Change, Op, TreeRoot};
-use parking_lot::RwLock;
 
 use crate::TxnError;
 
@@ -30,8 +30,8 @@ type Sums = BTreeMap<u64, Vec<u8>>;
 /// Checksums on their way to the tree.
 #[derive(Default)]
 pub(crate) struct Pending {
-    open: RwLock<Sums>,
-    frozen: RwLock<Sums>,
+    open: RwLock<rank::PendingSums, Sums>,
+    frozen: RwLock<rank::PendingSums, Sums>,
 }
 
 /// How checksums are laid out: bytes of data and bytes of sum per sector, and how large an item may grow.
@@ -75,8 +75,8 @@ impl Pending {
 
     /// Joins are blocked: what is open becomes frozen. What was frozen has been settled before.
     pub(crate) fn freeze(&self) {
-        let mut open = self.open.write();
-        let mut frozen = self.frozen.write();
+        let mut open = self.open.write_by([0; 3]);
+        let mut frozen = self.frozen.write_by([1, 0, 0]);
         if frozen.is_empty() {
             std::mem::swap(&mut *open, &mut *frozen);
         } else {

@@ -5,9 +5,8 @@
 //! (see `commit`) freezes, applies, settles, writes, publishes. Data goes to the volume before an item names it:
 //! `reserve_data`, `alloc_data`, `write_data`, then (1).
 //!
-//! Locks, in rank order: addresses (4), commit lock (5), log (6), gate (10), `growth` (20), trees (50), pending checksums (60), readers (70),
-//! new extents (75). Only the commit lock and `growth` are held over I/O: the first by design (one transaction is in flight), the
-//! second while a new chunk is planned.
+//! Locks: the table in `docs/locking.md` has them in their order. Held over I/O are `addresses`, the commit lock and what belongs to
+//! it (one transaction is in flight, by design), `growth` (a file grows, or the end of a commit), and `agreed` (devices are told what is free).
 //! Crash: everything here is memory; the last commit is what remains.
 
 use std::sync::Arc;
@@ -18,10 +17,10 @@ use hashbrown::{HashMap, HashSet};
 use oleo_format::{
     ByteLen, CompatRo, Corruption, CsumType, Features, Generation, Incompat, Key, Logical, RootItem, SuperBlock, TreeId,
 };
+use oleo_lock::{Mutex, RwLock, rank};
 use oleo_space::{Grant, Kind, Ledger, RefKey, Run, Space};
 use oleo_tree::{Blocks, Change, Dirty, TreeRoot};
 use oleo_volume::Volume;
-use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
 use crate::agree::Agreed;
@@ -149,31 +148,31 @@ pub(crate) struct Inner {
     pub(crate) quota: crate::quota::Quota,
     pub(crate) barrier: TransactionBarrier,
     /// Read by whoever goes by an address of data that it has looked up; written while data moves (see `relocate`).
-    pub(crate) addresses: RwLock<()>,
-    pub(crate) commit_lock: Mutex<()>,
+    pub(crate) addresses: RwLock<rank::Addresses, ()>,
+    pub(crate) commit_lock: Mutex<rank::Commit, ()>,
     /// A transaction that found no room below the devices: written before anything else is. Changed with the commit lock held.
-    pub(crate) unwritten: Mutex<Option<Unwritten>>,
+    pub(crate) unwritten: Mutex<rank::Unwritten, Option<Unwritten>>,
     /// Commits begun since opening; raised with the commit lock held, just before joins are blocked.
     pub(crate) begun: AtomicU64,
     /// Which of them was the last that is durable.
     pub(crate) durable: AtomicU64,
     pub(crate) commit_workers: Workers,
     data_workers: Workers,
-    pub(crate) source: RwLock<Option<Weak<dyn DeltaSource>>>,
+    pub(crate) source: RwLock<rank::Source, Option<Weak<dyn DeltaSource>>>,
     /// Groups in which what commits free may be discarded; held while that is done.
-    pub(crate) agreed: Mutex<Agreed>,
+    pub(crate) agreed: Mutex<rank::Agreed, Agreed>,
     pub(crate) csums: Pending,
     pub(crate) layout: Layout,
-    new_extents: Vec<Mutex<Vec<NewExtent>>>,
+    new_extents: Vec<Mutex<rank::NewExtents, Vec<NewExtent>>>,
     pub(crate) readers: Readers,
     pub(crate) metadata_reserve: MetadataReserve,
     pub(crate) growth: Growth,
     /// Where converting a shared subtree to full backrefs continues, for trees that are being dropped (see `drop`).
-    pub(crate) backref_conversion: Mutex<HashMap<TreeId, (Key, u8)>>,
+    pub(crate) backref_conversion: Mutex<rank::BackrefConversion, HashMap<TreeId, (Key, u8)>>,
     /// Groups whose old free-space caches nobody can take for true any more.
-    pub(crate) invalidated_caches: Mutex<HashSet<u64>>,
-    pub(crate) super_block: Mutex<SuperBlock>,
-    pub(crate) log: Mutex<LogState>,
+    pub(crate) invalidated_caches: Mutex<rank::InvalidatedCaches, HashSet<u64>>,
+    pub(crate) super_block: Mutex<rank::SuperBlock, SuperBlock>,
+    pub(crate) log: Mutex<rank::Log, LogState>,
     /// The generation of the last stage: changes of it were brought into the trees before their commit.
     pub(crate) staged: AtomicU64,
     /// The log that a crash left, to be replayed before anything is committed.
@@ -182,7 +181,7 @@ pub(crate) struct Inner {
     pub(crate) open_generation: AtomicU64,
     /// Something joined or was staged since the last commit.
     pub(crate) touched: AtomicBool,
-    poisoned_by: RwLock<Option<Arc<str>>>,
+    poisoned_by: RwLock<rank::Poisoned, Option<Arc<str>>>,
     /// `poisoned_by` is set: looked at by every operation, and never written to until then.
     is_poisoned: AtomicBool,
     pub(crate) wanted_incompat: AtomicU64,

@@ -10,17 +10,17 @@
 //! operation that was let in cannot meet a full disk in its commit. No chunk is made for a request that could not be met even if all
 //! that is unallocated became chunks for it.
 //!
-//! Locks: rank 12, one grower at a time; below those of `space`. Crash: a chunk that was not recorded never was.
+//! Locks: `growing`, one grower at a time, before those of `space`; `plans` and what is known of idle groups are leaves. Crash: a chunk that was not recorded never was.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Instant;
 
 use hashbrown::HashMap;
 use oleo_format::{BlockGroupFlags, ByteLen, DevId, Key, Logical};
+use oleo_lock::{Mutex, MutexGuard, rank};
 use oleo_space::{Goal, Grant, GroupInfo, Kind, Refusal, Reservation, Run, Want};
 use oleo_tree::Change;
 use oleo_volume::{ChunkPlan, ChunkWant, KeptFree, Outlook, VolumeError};
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::TxnError;
 use crate::engine::{DataWant, Engine, Inner, Need};
@@ -41,12 +41,12 @@ pub(crate) struct NewChunk {
 }
 
 pub(crate) struct Growth {
-    plans: Mutex<Vec<NewChunk>>,
-    growing: Mutex<()>,
+    plans: Mutex<rank::ChunkPlans, Vec<NewChunk>>,
+    growing: Mutex<rank::Growing, ()>,
     /// Groups that nothing is in, and since when that is known (see `relocate::idle`).
-    pub(crate) idle: Mutex<HashMap<Logical, Instant>>,
+    pub(crate) idle: Mutex<rank::IdleGroups, HashMap<Logical, Instant>>,
     /// When all groups were last looked at for that.
-    pub(crate) idle_looked: Mutex<Option<Instant>>,
+    pub(crate) idle_looked: Mutex<rank::IdleGroups, Option<Instant>>,
     bytes_used: AtomicI64,
     /// How much of the devices was unallocated when metadata's growth was set; `u64::MAX` until then. While that is the same, so is the
     /// growth.
@@ -82,7 +82,7 @@ impl Growth {
 
     /// An item of the chunk tree is another now: chunks that wait to be recorded must not bring back the old one. No
     /// chunk is made meanwhile.
-    pub(crate) fn replace_in_plans(&self, _held: &MutexGuard<'_, ()>, key: &Key, item: &[u8]) {
+    pub(crate) fn replace_in_plans(&self, _held: &MutexGuard<'_, rank::Growing, ()>, key: &Key, item: &[u8]) {
         for plan in self.plans.lock().iter_mut() {
             for change in plan.chunk_tree.iter_mut().filter(|change| change.key == *key) {
                 *change = Change::put(*key, item.to_vec());
@@ -100,7 +100,7 @@ impl Growth {
     }
 
     /// While held, no chunk is made.
-    pub(crate) fn lock_chunk_alloc(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn lock_chunk_alloc(&self) -> MutexGuard<'_, rank::Growing, ()> {
         self.growing.lock()
     }
 

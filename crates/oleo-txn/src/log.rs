@@ -37,9 +37,9 @@ use std::sync::atomic::Ordering;
 use oleo_format::{
     BlockHead, ByteLen, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, RootItem, SuperBlock, TreeId,
 };
+use oleo_lock::{Mutex, MutexGuard, rank};
 use oleo_space::{Kind, Ledger, Run};
 use oleo_tree::{ApplyEnv, BlockAlloc, Change, Dirty, ExtentInfo, ExtentState, Op, TreeError, TreeRoot};
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::TxnError;
 use crate::barrier::FreezeGuard;
@@ -146,9 +146,9 @@ pub enum LogWritten {
 pub struct LogCommit<'a> {
     inner: &'a Inner,
     generation: Generation,
-    log: MutexGuard<'a, LogState>,
+    log: MutexGuard<'a, rank::Log, LogState>,
     // Given back last.
-    _one: MutexGuard<'a, ()>,
+    _one: MutexGuard<'a, rank::Commit, ()>,
 }
 
 /// While it lives no operation is under way.
@@ -185,7 +185,7 @@ impl Engine {
 /// Log blocks: idle ones first, then new ones.
 struct LogAlloc<'a> {
     inner: &'a Inner,
-    found: Mutex<Found>,
+    found: Mutex<rank::LogFound, Found>,
 }
 
 struct Found {
@@ -438,7 +438,7 @@ impl Inner {
     /// The commit in progress ends the log: its blocks are free when that commit is durable.
     /// Answers the superblock with that log, which the other mirrors are to get first.
     pub(crate) fn pin_log(&self) -> Result<Option<SuperBlock>, TxnError> {
-        let mut log = self.log.lock();
+        let mut log = self.log_state();
         let len = ByteLen(u64::from(self.rules.nodesize));
         for at in std::mem::take(&mut log.taken) {
             self.space.pin(Run::new(at, len))?;
@@ -450,6 +450,11 @@ impl Inner {
 
     /// The superblock of a commit is on disk.
     pub(crate) fn log_committed(&self, sb: &SuperBlock) {
-        self.log.lock().committed = *sb;
+        self.log_state().committed = *sb;
+    }
+
+    /// The log, for a commit: only those who have the commit lock take it, so it is free.
+    fn log_state(&self) -> MutexGuard<'_, rank::Log, LogState> {
+        self.log.try_lock().expect("whoever has the log has the commit lock")
     }
 }

@@ -21,16 +21,16 @@
 //! anybody else can have it.
 //!
 //! Invariants: an operation is counted in the transaction in which it makes its changes. Held and last reserve ≥ bound(counts
-//! of operations) but for the one that came in alone, which rewrites a few paths, far less than the bound says. Locks: rank 20
-//! (`held`), never over I/O but for a chunk being planned; `alone_lock` is taken before joining and before the commit
+//! of operations) but for the one that came in alone, which rewrites a few paths, far less than the bound says. Locks:
+//! `held`, never over I/O; `alone_lock` is taken before joining and before the commit
 //! lock. Crash: memory only.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use oleo_format::ByteLen;
+use oleo_lock::{Mutex, MutexGuard, rank};
 use oleo_space::Reservation;
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine::Need;
 
@@ -75,14 +75,14 @@ pub(crate) struct MetadataReserve {
     last: AtomicU64,
     /// An operation is about to join alone: all others wait for `alone_lock`.
     alone: AtomicBool,
-    alone_lock: Mutex<()>,
-    held: Mutex<Held>,
+    alone_lock: Mutex<rank::JoinAlone, ()>,
+    held: Mutex<rank::ReserveHeld, Held>,
 }
 
 /// While it lives no other operation is charged.
 pub(crate) struct Alone<'a> {
     metadata_reserve: &'a MetadataReserve,
-    _alone_lock: MutexGuard<'a, ()>,
+    _alone_lock: MutexGuard<'a, rank::JoinAlone, ()>,
 }
 
 impl Drop for Alone<'_> {

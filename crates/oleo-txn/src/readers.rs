@@ -4,20 +4,20 @@
 //! may have taken a root before it is left. Each published generation has a token; a reader holds the newest one; a freed
 //! set waits until every token older than its commit is held by nobody but this queue.
 //!
-//! Locks: rank 70, a leaf lock. Crash: memory only.
+//! Locks: one, a leaf. Crash: memory only.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use oleo_lock::{RwLock, rank};
 use oleo_space::PinSet;
-use parking_lot::RwLock;
 
 /// While it lives, nothing that was reachable when it was taken is overwritten.
 #[derive(Clone, Debug)]
 pub struct Reader(#[allow(dead_code, reason = "held for its count only")] Arc<()>);
 
 pub(crate) struct Readers {
-    queue: RwLock<Queue>,
+    queue: RwLock<rank::Readers, Queue>,
 }
 
 struct Queue {

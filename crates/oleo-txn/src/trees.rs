@@ -6,15 +6,15 @@
 //! are evicted. So a state may disappear whenever no commit and no stage is running; inside one, states that were looked up
 //! stay. A reader of a root item meanwhile counts evictions ([`Known::evictions`]), since what it has read may be older.
 //!
-//! Locks: rank 50, `RwLock` around a map; held for a look-up or a store, never over I/O; and the set of trees that are gone,
+//! Locks: that of the map, held for a look-up or a store, never over I/O; and that of the set of trees that are gone, a leaf,
 //! which is looked at under it.
 
 use std::collections::BTreeSet;
 
 use hashbrown::{HashMap, HashSet};
 use oleo_format::{Generation, ItemType, Key, Logical, RootItem, TreeId};
+use oleo_lock::{RwLock, rank};
 use oleo_tree::{Blocks, DropProgress, TreeRoot};
-use parking_lot::RwLock;
 
 use crate::TxnError;
 
@@ -102,10 +102,10 @@ impl Known {
 
 #[derive(Default)]
 pub(crate) struct Trees {
-    map: RwLock<Known>,
+    map: RwLock<rank::Trees, Known>,
     /// Trees that were taken apart. Their numbers are not given out again, and whoever has just read their items from an
     /// older root tree must not bring them back.
-    gone: RwLock<HashSet<TreeId>>,
+    gone: RwLock<rank::TreesGone, HashSet<TreeId>>,
 }
 
 impl Trees {

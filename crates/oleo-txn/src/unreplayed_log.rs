@@ -23,9 +23,9 @@ use oleo_format::{
     BlockGroupFlags, ByteLen, Compression, Corruption, ExtentFlags, ExtentRecord, FileExtent, Generation, ItemType,
     Key, Logical, RootItem, TreeId,
 };
+use oleo_lock::{Mutex, rank};
 use oleo_space::{Refusal, Run};
 use oleo_tree::{TreeRoot, Walk};
-use parking_lot::Mutex;
 
 use crate::TxnError;
 use crate::engine::{Engine, Handle, Inner};
@@ -82,7 +82,7 @@ impl UnreplayedLog {
 }
 
 /// Where the engine keeps it until it is applied.
-pub(crate) type Slot = Mutex<Option<Arc<UnreplayedLog>>>;
+pub(crate) type Slot = Mutex<rank::UnreplayedLog, Option<Arc<UnreplayedLog>>>;
 
 fn corrupt(what: &'static str, at: impl std::fmt::Display, have: impl ToString, want: impl ToString) -> TxnError {
     Corruption::new("log tree", what, have.to_string(), want.to_string()).within(at).into()

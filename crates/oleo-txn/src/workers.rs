@@ -38,6 +38,8 @@ impl Workers {
     /// Runs `f`, and what it does in parallel, on these threads.
     pub(crate) fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         let Some(pool) = self.pool() else { return f() };
+        let carried = oleo_lock::carry();
+        let f = || carried.run(f);
         // A thread of another pool would take up another of its jobs while it waits, with our locks held.
         let elsewhere = rayon::current_thread_index().is_some() && pool.current_thread_index().is_none();
         if !elsewhere {

@@ -13,8 +13,8 @@
 //! Invariants: chunks do not overlap, in logical space nor on devices; every stripe is on a member (which may be
 //! missing). A byte is written to every copy or the volume is poisoned: after the first write or flush that fails
 //! nothing more is written.
-//! Locks: `chunks` and `members` (rank 80, shared for lookups, never held over I/O), `super_block` (rank 81), each
-//! member's item (rank 82).
+//! Locks: `members`, then `chunks`, shared for lookups; then a member's item; leaves are `super_block` and a member's `settled`. None
+//! is held over I/O.
 //! Crash: see `supers`; everything else is not durable before a flush that succeeded.
 //! Not here: what is free inside a chunk; when a chunk is needed; caching.
 
@@ -40,7 +40,7 @@ use std::sync::{Arc, OnceLock};
 
 use oleo_device::DeviceError;
 use oleo_format::{ByteLen, Logical, NodeRules, SuperBlock};
-use parking_lot::RwLock;
+use oleo_lock::{RwLock, rank};
 use uuid::Uuid;
 
 pub use carve::{ChunkPlan, ChunkRemoval, ChunkWant};
@@ -59,9 +59,9 @@ use table::{Placed, Table};
 
 /// A file system's devices and the map from logical addresses to them. See the crate's text.
 pub struct Volume {
-    members: RwLock<Vec<Arc<Member>>>,
-    chunks: RwLock<Table>,
-    super_block: RwLock<SuperBlock>,
+    members: RwLock<rank::DeviceMembers, Vec<Arc<Member>>>,
+    chunks: RwLock<rank::Chunks, Table>,
+    super_block: RwLock<rank::VolumeSuper, SuperBlock>,
     rules: NodeRules,
     /// Rules of blocks that were written before a seed sprouted this volume: they carry the seed's fsid.
     seed_rules: Vec<NodeRules>,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use oleo_device::{Device, DeviceError, Latched};
 use oleo_format::{ByteLen, Corruption, DevId, DevItem, Physical};
-use parking_lot::Mutex;
+use oleo_lock::{Mutex, rank};
 use uuid::Uuid;
 
 use crate::error::VolumeError;
@@ -101,10 +101,10 @@ pub(crate) struct Settled {
 pub(crate) struct Member {
     pub devid: DevId,
     pub uuid: Uuid,
-    pub item: Mutex<DevItem>,
+    pub item: Mutex<rank::DeviceItem, DevItem>,
     /// The item as the trees of superblocks have it: those of the last that was written, and of the next one. What has changed since
     /// is in no tree yet.
-    pub settled: Mutex<Settled>,
+    pub settled: Mutex<rank::WrittenItem, Settled>,
     /// `None`: missing.
     pub device: Option<Arc<Latched>>,
     /// The same without the latch, for healing: a bad copy that stays bad is no reason to stop.

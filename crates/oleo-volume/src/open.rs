@@ -15,7 +15,7 @@ use oleo_format::{
     Chunk, Corruption, DevId, DevItem, Generation, ItemType, Key, Logical, NodeExpect, NodeRules, SuperBlock,
     SuperFlags, TreeId,
 };
-use parking_lot::RwLock;
+use oleo_lock::RwLock;
 use uuid::Uuid;
 
 use crate::Volume;

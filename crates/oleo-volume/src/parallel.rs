@@ -5,7 +5,7 @@
 
 use std::thread;
 
-use parking_lot::Mutex;
+use oleo_lock::{Mutex, rank};
 
 /// Bytes from which reads and writes of several devices get a thread each.
 pub(crate) const PARALLEL_BYTES_MIN: u64 = 256 << 10;
@@ -16,8 +16,9 @@ pub(crate) fn each<T: Send, R: Send>(items: Vec<T>, parallel: bool, work: impl F
     if items.len() < 2 || !parallel {
         return items.into_iter().map(work).collect();
     }
-    let results: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
-    let items: Vec<Mutex<Option<T>>> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
+    let results: Vec<Mutex<rank::ParallelSlot, Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
+    let items: Vec<Mutex<rank::ParallelSlot, Option<T>>> =
+        items.into_iter().map(|item| Mutex::new(Some(item))).collect();
     let run = |i: usize| {
         let item = items[i].lock().take();
         if let Some(item) = item {

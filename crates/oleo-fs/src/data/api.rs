@@ -154,7 +154,7 @@ impl Fs {
 fn check_installable(file: &InodeRef, prepared: &Prepared<'_>) -> Result<(), FsError> {
     let sector = u64::from(file.core().engine().sectorsize());
     let end = prepared.at.checked_add(prepared.len).filter(|end| *end <= FILE_LEN_MAX).ok_or(FsError::FileTooBig)?;
-    let _flush = file.data.flush.lock();
+    let _flush = file.lock_flush();
     let (kind, shown, size) = {
         let guard = file.read();
         rules::write(guard.fields(), prepared.at, file.data.shown(guard.fields()))?;

@@ -14,7 +14,7 @@
 //! long as the bytes are there: until they could be written, are overwritten by whole sectors, or are removed by `truncate` to 0 or
 //! the file's deletion. If too much is buffered already, writes to it fail as well, which bounds what is kept.
 //!
-//! Locks: `Shared::files` and `Shared::waiting` are leaves. No lock is held while somebody waits for room.
+//! Locks: `Shared::waiting`, then `Shared::files`, a leaf. No lock is held while somebody waits for room.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -233,7 +233,7 @@ impl Inode {
         }
         // Without a name and out of use: it is only waiting to be erased.
         if self.handles() == 0 && self.read().alive().is_ok() && self.read().fields().nlink == 0 {
-            let _flush = self.data.flush.lock();
+            let _flush = self.lock_flush();
             self.discard();
             return Ok(true);
         }
@@ -286,7 +286,7 @@ pub(super) fn throttle(inode: &Arc<Inode>) -> Result<(), FsError> {
 impl Inode {
     /// Flushes unless somebody is at it; whether there was something to flush.
     pub(super) fn flush_if_free(self: &Arc<Self>) -> Result<bool, FsError> {
-        let Some(_flush) = self.data.flush.try_lock() else { return Ok(false) };
+        let Some(_flush) = self.try_lock_flush() else { return Ok(false) };
         if !self.data.is_dirty() {
             return Ok(false);
         }

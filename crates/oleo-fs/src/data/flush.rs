@@ -51,7 +51,7 @@ pub(super) enum Inline {
 impl Inode {
     /// Writes out what is buffered and puts the extents into the open transaction.
     pub(crate) fn flush(self: &Arc<Self>) -> Result<(), FsError> {
-        let _flush = self.data.flush.lock();
+        let _flush = self.lock_flush();
         self.flush_locked(Inline::Allowed)
     }
 

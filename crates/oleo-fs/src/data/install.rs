@@ -112,7 +112,7 @@ pub(super) fn install(batch: &[Install<'_>]) -> Result<(), FsError> {
             mine.extend(more);
             end = next.prepared.at + next.prepared.len;
         }
-        let _flush = (!from_writeback).then(|| inode.data.flush.lock());
+        let _flush = (!from_writeback).then(|| inode.lock_flush());
         finish(&Finish { inode, time, exact_size, from_writeback, end }, mine)?;
     }
     Ok(())

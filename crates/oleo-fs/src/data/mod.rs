@@ -25,8 +25,9 @@
 //! - A file with dirty bytes is in `Shared::files`, which keeps it in memory.
 //! - Sectors with dirty bytes are covered by data reservations, so that a flush does not run out of space.
 //!
-//! Locks, in this order: `flush` (of several inodes by rank), then the engine's `join` and `reserve_data`, then the inode's
-//! lock, then `buffer`, then `Shared::files`. Only `flush` is held over I/O. A commit needs the inode's lock but none
+//! Locks, in this order: `flush` (of several files by (tree, number)), then the engine's `join` and `reserve_data`, then the inode's
+//! lock, then `buffer`, then `Shared::files`. Only `flush` is held over I/O of data; trees are
+//! read under all but the last. A commit needs the inode's lock but none
 //! of ours, so it may happen while `flush` is held, not while anything behind it is.
 //! Crash: buffers are lost, and so is the open transaction, whose items name data that nothing else names.
 //!
@@ -37,8 +38,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::HashMap;
 use oleo_format::{Generation, Logical, TreeId};
+use oleo_lock::{Condvar, Mutex, MutexGuard, rank};
 use oleo_txn::DataReservation;
-use parking_lot::{Condvar, Mutex};
 
 use crate::inode::{Inode, InodeFields};
 use crate::options::Time;
@@ -90,14 +91,17 @@ pub(crate) const FILE_LEN_MAX: u64 = i64::MAX as u64;
 /// Cloned extents remembered before those that are on disk are dropped: a megabyte or two.
 const CLONED_MAX: usize = 1 << 16;
 
+/// Holds a file's extent map against changes by others.
+pub(crate) type FlushGuard<'a> = MutexGuard<'a, rank::FileFlush, ()>;
+
 /// What an inode holds for its data. Small while nothing is buffered.
 #[derive(Default)]
 pub(crate) struct FileData {
     /// Held by whoever changes the extent map, over its I/O too.
-    pub flush: Mutex<()>,
+    pub flush: Mutex<rank::FileFlush, ()>,
     /// Of a file that is being deleted in steps: what lies before this offset is dropped. Changed under `flush`.
     dropped: AtomicU64,
-    buffer: Mutex<Option<Box<Buffer>>>,
+    buffer: Mutex<rank::FileBuffer, Option<Box<Buffer>>>,
 }
 
 /// What is written but not in the extent map.
@@ -157,6 +161,20 @@ impl Buffer {
     /// What it counts for among all files.
     fn weight(&self) -> u64 {
         if self.is_empty() { 0 } else { self.bytes().max(FILE_WEIGHT) }
+    }
+}
+
+impl Inode {
+    /// Locks the extent map against changes; of several files in the order of [`Inode::rank`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub(crate) fn lock_flush(&self) -> FlushGuard<'_> {
+        self.data.flush.lock_by(self.lock_key())
+    }
+
+    /// The same, if nobody has it.
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub(crate) fn try_lock_flush(&self) -> Option<FlushGuard<'_>> {
+        self.data.flush.try_lock_by(self.lock_key())
     }
 }
 
@@ -232,11 +250,11 @@ pub(crate) struct Shared {
     /// Bytes that are dirty or under write-back, over all files.
     bytes: AtomicU64,
     /// The files that have them.
-    files: Mutex<DirtyFiles>,
+    files: Mutex<rank::DirtyFiles, DirtyFiles>,
     /// Somebody writes back in the background.
     has_background_flusher: AtomicBool,
     /// Whoever waits for work to be there or room to be made holds this while it looks.
-    waiting: Mutex<()>,
+    waiting: Mutex<rank::DataWaiting, ()>,
     /// There is something to write back.
     work: Condvar,
     /// Something was written back.
@@ -246,7 +264,7 @@ pub(crate) struct Shared {
     /// Compressed extents that were read in part.
     unpacked: Unpacked,
     /// Extents that were cloned, and in which transaction: until that is committed, the extent tree does not show it.
-    cloned: Mutex<Cloned>,
+    cloned: Mutex<rank::Cloned, Cloned>,
     /// Space for data was short: promises are for what is needed only.
     tight: AtomicBool,
     /// Some file may keep a promise that it does not need.

@@ -11,7 +11,6 @@ use std::sync::atomic::Ordering;
 
 use oleo_format::{Compression, InodeFlags};
 use oleo_txn::{DataReservation, Engine, Handle, Need, TxnError};
-use parking_lot::MutexGuard;
 
 use crate::data::flush::{Inline, Tail};
 use crate::data::install::{self, Install};
@@ -19,7 +18,7 @@ use crate::data::items::MapMutOf;
 use crate::data::map::{self, Extent, ExtentMap, ExtentMapMut, MAP_BATCH, Span};
 use crate::data::prepare::{EXTENT_LEN_MAX, Prepared, Whole};
 use crate::data::read;
-use crate::data::{FILE_LEN_MAX, dirty};
+use crate::data::{FILE_LEN_MAX, FlushGuard, dirty};
 use crate::inode::{Inode, InodeFields, Items, ItemsMut};
 use crate::options::Time;
 use crate::{FileKind, FsError, rules};
@@ -47,8 +46,8 @@ pub enum KeepSize {
 
 impl Inode {
     /// Takes the `flush` lock and writes out what is dirty.
-    pub(super) fn settle(self: &Arc<Self>) -> Result<MutexGuard<'_, ()>, FsError> {
-        let lock = self.data.flush.lock();
+    pub(super) fn settle(self: &Arc<Self>) -> Result<FlushGuard<'_>, FsError> {
+        let lock = self.lock_flush();
         self.flush_locked(Inline::Allowed)?;
         Ok(lock)
     }
@@ -71,7 +70,7 @@ impl Inode {
         if size > FILE_LEN_MAX {
             return Err(FsError::FileTooBig);
         }
-        let _flush = self.data.flush.lock();
+        let _flush = self.lock_flush();
         let time = self.core().now();
         if size == 0 {
             if self.cut_unplaced(time)? {
@@ -203,7 +202,7 @@ impl Inode {
     /// One step of dropping all data of a file that is being deleted; answers whether none is left.
     pub(crate) fn drop_data_step(self: &Arc<Self>) -> Result<bool, FsError> {
         self.core().throttle_between_steps()?;
-        let _flush = self.data.flush.lock();
+        let _flush = self.lock_flush();
         self.discard();
         let engine = self.core().engine();
         let sector = u64::from(engine.sectorsize());
@@ -289,7 +288,7 @@ impl Inode {
     pub(crate) fn preallocate(self: &Arc<Self>, at: u64, len: u64, keep: KeepSize) -> Result<(), FsError> {
         self.changeable(rules::grow)?;
         {
-            let _flush = self.data.flush.lock();
+            let _flush = self.lock_flush();
             if !self.promise(at, len, keep)? {
                 self.flush_locked(Inline::Allowed)?;
                 return self.preallocate_settled(at, len, keep);

@@ -1,6 +1,6 @@
 //! Sharing extents between files: clone and dedupe.
 //!
-//! Normal path of a clone, the `flush` locks of both files held in rank order and nothing dirty: (1) the rules of the range
+//! Normal path of a clone, the `flush` locks of both files held (the lower number first) and nothing dirty: (1) the rules of the range
 //! are checked; (2) the target's end is settled when the range begins behind it; (3) in steps, the extents of the source
 //! are looked up, and put into the target clipped and moved, over whatever was there. Inline bytes have no
 //! address to share: they are copied through the buffer. A dedupe compares the bytes first and changes neither size nor times.
@@ -12,14 +12,13 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use oleo_format::{ByteLen, InodeFlags, TreeId};
-use parking_lot::MutexGuard;
 
 use crate::data::flush::{Inline, Tail};
 use crate::data::items::{MapMutOf, MapOf};
 use crate::data::map::{self, Extent, ExtentMapMut};
 use crate::data::pieces::BufferPieces;
 use crate::data::resize::touch;
-use crate::data::{FILE_LEN_MAX, install, read};
+use crate::data::{FILE_LEN_MAX, FlushGuard, install, read};
 use crate::inode::{Inode, Items, ItemsMut};
 use crate::{FsError, rules};
 
@@ -89,11 +88,11 @@ pub(crate) fn dedupe_range(src: &Arc<Inode>, dst: &Arc<Inode>, range: &CloneRang
     Ok(Dedupe::Shared)
 }
 
-/// Takes both `flush` locks, the lower rank first, and writes out what is dirty.
+/// Takes both `flush` locks, the lower number first, and writes out what is dirty.
 fn settle_both<'a>(
     src: &'a Arc<Inode>,
     dst: &'a Arc<Inode>,
-) -> Result<(MutexGuard<'a, ()>, Option<MutexGuard<'a, ()>>), FsError> {
+) -> Result<(FlushGuard<'a>, Option<FlushGuard<'a>>), FsError> {
     if Arc::ptr_eq(src, dst) {
         return Ok((src.settle()?, None));
     }

@@ -80,7 +80,7 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
     // the bytes in at most three sectors, or goes on to the next way to come by space.
     loop {
         // What has a place keeps it until it is buffered: from then on, whoever changes the file's map, or shares it, flushes first.
-        let map_lock = (space != Space::New).then(|| inode.data.flush.lock());
+        let map_lock = (space != Space::New).then(|| inode.lock_flush());
         let addresses = (space != Space::New).then(|| inode.core().engine().hold_addresses());
         let guard = inode.read();
         guard.alive()?;

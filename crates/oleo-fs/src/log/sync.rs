@@ -17,9 +17,9 @@ use std::time::Instant;
 
 use hashbrown::HashMap;
 use oleo_format::{Generation, Ino, InodeFlags, ItemType, TreeId};
+use oleo_lock::{Condvar, Mutex, rank};
 use oleo_tree::Change;
 use oleo_txn::{LogCommit, LogWritten, fallback};
-use parking_lot::{Condvar, Mutex};
 
 use crate::core::Core;
 use crate::fs::Fs;
@@ -32,10 +32,10 @@ use crate::{FileKind, FsError};
 /// What all inodes share for the log.
 #[derive(Default)]
 pub(crate) struct Shared {
-    queue: Mutex<Queue>,
+    queue: Mutex<rank::LogQueue, Queue>,
     turn: Condvar,
     /// Inodes in the log whose names have changed since, by subvolume.
-    renamed: Mutex<HashMap<TreeId, Vec<Arc<Inode>>>>,
+    renamed: Mutex<rank::LogRenamed, HashMap<TreeId, Vec<Arc<Inode>>>>,
     pub(crate) stats: Counters,
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use oleo::control::Invalidation;
-use parking_lot::Mutex;
+use oleo_lock::{Mutex, rank};
 
 use super::{Log, Server};
 use crate::transport::Notifier;
@@ -123,7 +123,7 @@ struct Pages {
 type Order = (Pages, mpsc::Sender<()>);
 
 /// A thread that tells the kernel about pages.
-pub(super) struct NoticeThread(Option<Mutex<mpsc::Sender<Order>>>);
+pub(super) struct NoticeThread(Option<Mutex<rank::FuseNotices, mpsc::Sender<Order>>>);
 
 impl NoticeThread {
     fn start(notifier: Arc<dyn Notifier>, log: Log) -> NoticeThread {

@@ -20,7 +20,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use oleo_device::fuse::clone_channel;
-use parking_lot::Mutex;
+use oleo_lock::{Mutex, rank};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -135,7 +135,7 @@ struct Pool {
     threads_max: usize,
     /// Threads that nobody has joined yet: those there are, and those that ended since the last one was started. A thread that
     /// is not joined keeps its stack mapped, and a process may have 65 530 mappings.
-    unjoined: Mutex<Vec<JoinHandle<()>>>,
+    unjoined: Mutex<rank::FusePool, Vec<JoinHandle<()>>>,
     broken: OnceLock<io::Error>,
 }
 

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use parking_lot::Mutex;
+use oleo_lock::{Mutex, rank};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -100,7 +100,7 @@ struct UringFuse {
     /// For what does not come that way.
     dev: DevFuse,
     /// Until they are used.
-    rings: Mutex<Option<Rings>>,
+    rings: Mutex<rank::FuseRings, Option<Rings>>,
     threads_max: usize,
 }
 

@@ -28,9 +28,9 @@ use std::time::{Duration, Instant};
 
 use oleo_format::{BalanceItem, Classified, ErrorKind, Key, TreeId};
 use oleo_fs::{Fs, errno};
+use oleo_lock::{Condvar, Mutex, MutexGuard, rank};
 use oleo_tree::Change;
 use oleo_txn::{Moved, Need};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use crate::JobError;
@@ -154,7 +154,7 @@ struct State {
 /// The balance of one open file system.
 pub struct Balancer {
     fs: Fs,
-    state: Mutex<State>,
+    state: Mutex<rank::BalanceState, State>,
     changed: Condvar,
 }
 
@@ -262,7 +262,7 @@ impl Balancer {
         Ok(self.want(state))
     }
 
-    fn want(&self, mut state: MutexGuard<'_, State>) -> u64 {
+    fn want(&self, mut state: MutexGuard<'_, rank::BalanceState, State>) -> u64 {
         state.phase = Phase::Wanted;
         state.stop_request = None;
         state.end = None;
@@ -394,7 +394,7 @@ impl Balancer {
     }
 
     /// Waits until the balance is no longer under way.
-    fn request_stop_and_wait(&self, mut state: MutexGuard<'_, State>, stop_request: StopRequest) {
+    fn request_stop_and_wait(&self, mut state: MutexGuard<'_, rank::BalanceState, State>, stop_request: StopRequest) {
         let number = state.number;
         state.stop_request = Some(stop_request);
         while state.phase == Phase::Running && state.number == number {

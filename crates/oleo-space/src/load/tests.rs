@@ -6,6 +6,7 @@ use oleo_format::BlockGroupFlags;
 use super::*;
 use crate::testing::{MIB, NODE, Rng, SECTOR, info, run};
 use crate::{FreeSource, Goal, GroupInfo, PinSet, Want};
+use parking_lot::Mutex;
 
 const DATA: BlockGroupFlags = BlockGroupFlags::DATA;
 const LEN: u64 = MIB;

@@ -1,10 +1,11 @@
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8};
+use std::sync::{Arc, mpsc};
 
 use oleo_format::BlockGroupFlags;
 
 use super::*;
 use crate::GroupInfo;
+use crate::group::Group;
 use crate::testing::{MIB, MapSource, NODE, Rng, SECTOR, info, run, space_of};
 
 const DATA: BlockGroupFlags = BlockGroupFlags::DATA;
@@ -203,6 +204,22 @@ fn full_groups_are_never_looked_into() {
     assert_eq!(source.loads.load(SeqCst), 1);
 }
 
+/// Another thread holds a group's lock until the answer is called.
+fn locked<'s>(scope: &'s std::thread::Scope<'s, '_>, group: &'s Group) -> impl FnOnce() + 's {
+    let (release, released) = mpsc::channel::<()>();
+    let (ready, is_held) = mpsc::channel();
+    let holder = scope.spawn(move || {
+        let _held = group.state.lock();
+        ready.send(()).unwrap();
+        let _ = released.recv();
+    });
+    is_held.recv().unwrap();
+    move || {
+        drop(release);
+        holder.join().unwrap();
+    }
+}
+
 /// Goal: a thread that finds a group locked goes to another; only the last pass waits.
 /// Method: hold one group's lock, allocate; hold both, allocate in a thread that must wait until one is let go.
 #[test]
@@ -211,11 +228,11 @@ fn a_busy_group_is_stepped_over_and_waited_for_at_last() {
     let first = take(&space, SECTOR, 1);
     let groups =
         [first.start.0, first.start.0 + 16 * MIB].map(|at| space.inner.tables.read().group_of(at).unwrap().keep());
-    let held = groups[0].state.lock();
-    assert_eq!(take(&space, SECTOR, 1).start.0, groups[1].start);
-    let held_too = groups[1].state.lock();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let held = locked(scope, &groups[0]);
+        assert_eq!(take(&space, SECTOR, 1).start.0, groups[1].start);
+        let held_too = locked(scope, &groups[1]);
         let waiter = scope.spawn(|| {
             let run = take(&space, SECTOR, 1);
             done.store(true, SeqCst);
@@ -223,8 +240,8 @@ fn a_busy_group_is_stepped_over_and_waited_for_at_last() {
         });
         std::thread::sleep(std::time::Duration::from_millis(30));
         assert!(!done.load(SeqCst));
-        drop(held);
-        drop(held_too);
+        held();
+        held_too();
         waiter.join().unwrap();
     });
     assert!(done.load(SeqCst));
@@ -364,9 +381,9 @@ fn threads_that_meet_go_apart() {
     let group = space.inner.tables.read().group_of(first.start.0).unwrap().keep();
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
-            let held = group.state.lock();
+            let held = locked(scope, &group);
             let met = take(&space, SECTOR, 100);
-            drop(held);
+            held();
             let mut runs = vec![met];
             runs.extend((101..150).map(|stream| take(&space, SECTOR, stream)));
             runs

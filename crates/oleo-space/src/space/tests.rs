@@ -5,6 +5,7 @@ use std::sync::mpsc;
 use super::*;
 use crate::testing::{MIB, MapSource, NODE, Rng, SECTOR, info, run, space_of};
 use crate::{Goal, Want};
+use parking_lot::Mutex;
 
 const DATA: BlockGroupFlags = BlockGroupFlags::DATA;
 const METADATA: BlockGroupFlags = BlockGroupFlags::METADATA;

@@ -11,7 +11,7 @@
 //! limit ([`Sums::lone`]). So a group exceeds its limit by the tree blocks of one operation at most, and a refused operation
 //! had no space.
 //!
-//! Without any limit nothing is counted, and nobody meets here. Lock: `sums` (rank 54), for additions; `table` is read under it.
+//! Without any limit nothing is counted, and nobody meets here. Lock: `sums`, for additions; `table` is read under it.
 //! Crash: memory only.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hashbrown::HashMap;
 use oleo_format::{ByteLen, TreeId};
-use parking_lot::{Mutex, RwLock};
+use oleo_lock::{Mutex, RwLock, rank};
 
 use super::table::{QgroupId, QgroupLimit, Table};
 use crate::TxnError;
@@ -80,7 +80,7 @@ enum ChargeOutcome {
 pub(crate) struct Charges {
     /// Some group has a limit.
     limited: AtomicBool,
-    sums: Mutex<Sums>,
+    sums: Mutex<rank::QuotaSums, Sums>,
 }
 
 /// Bytes that a tree may come to use. Dropped, it becomes one of the open transaction.
@@ -126,7 +126,7 @@ impl Charges {
     }
 
     /// Counts anew by group, after groups or limits changed.
-    pub fn follow(&self, table: &RwLock<Option<Table>>) {
+    pub fn follow(&self, table: &RwLock<rank::QuotaTable, Option<Table>>) {
         let mut sums = self.sums.lock();
         let table = table.read();
         let limited = table.as_ref().is_some_and(|t| t.groups.values().any(|g| g.limit != Default::default()));
@@ -160,7 +160,7 @@ impl Charges {
     }
 
     /// The numbers have what the frozen transaction used.
-    pub fn settled(&self, table: &RwLock<Option<Table>>) {
+    pub fn settled(&self, table: &RwLock<rank::QuotaTable, Option<Table>>) {
         let mut sums = self.sums.lock();
         sums.lone[FROZEN].clear();
         let table = table.read();

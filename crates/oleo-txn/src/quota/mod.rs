@@ -11,7 +11,7 @@
 //! are zero, so that a later scan, ours or the kernel's, starts from the beginning. Commits meanwhile keep what they would have
 //! counted ([`Scan::log`]); it is added to what the scan found.
 //!
-//! Locks: `table` (rank 55) and `notes` (rank 56), held for look-ups and stores, never over I/O; `limits` has one more. What groups there are and
+//! Locks: `table`, `notes` and `scan`, in this order, held for look-ups and stores, never over I/O; `limits` has one more. What groups there are and
 //! how they hang together changes only with the commit lock held.
 //! Crash: numbers and what they count are in the same transaction.
 
@@ -26,8 +26,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use oleo_format::{Generation, ItemType, Key, QgroupStatusFlags, TreeId};
+use oleo_lock::{Mutex, RwLock, rank};
 use oleo_tree::{DropProgress, TreeRoot};
-use parking_lot::{Mutex, RwLock};
 
 use crate::TxnError;
 use crate::engine::{Engine, Inner};
@@ -46,14 +46,14 @@ use table::{Move, Table};
 #[derive(Default)]
 pub(crate) struct Quota {
     /// `None`: quota is off.
-    pub table: RwLock<Option<Table>>,
-    pub notes: Mutex<Notes>,
+    pub table: RwLock<rank::QuotaTable, Option<Table>>,
+    pub notes: Mutex<rank::QuotaNotes, Notes>,
     pub charges: limits::Charges,
     /// Of simple quotas.
     pub owners: simple::Owners,
     /// Extents that commits have looked at for quota since opening.
     pub dirty_extents: AtomicU64,
-    scan: Mutex<Option<Scan>>,
+    scan: Mutex<rank::QuotaScan, Option<Scan>>,
 }
 
 /// A scan under way.

@@ -11,12 +11,12 @@
 //! that it still does not count; of tree blocks the header cannot be changed, so those that move count from then on.
 //!
 //! Groups of higher levels have the sum of the subvolumes' groups in them, each once.
-//! Lock: `new_data` (rank 57), held for a look-up. Crash: memory only; numbers and extents are in the same transaction.
+//! Lock: `new_data`, a leaf, held for a look-up. Crash: memory only; numbers and extents are in the same transaction.
 
 use hashbrown::HashMap;
 use oleo_format::{Generation, Logical, QgroupStatusFlags, TreeId};
+use oleo_lock::{RwLock, rank};
 use oleo_space::{ExtentKind, Head, RefKey};
-use parking_lot::RwLock;
 
 use super::table::{QgroupId, Table};
 use crate::TxnError;
@@ -25,7 +25,7 @@ use crate::engine::{Inner, NewExtent};
 /// Who wrote the data that is new in the transaction, as long as no item says so.
 #[derive(Default)]
 pub(crate) struct Owners {
-    new_data: RwLock<HashMap<Logical, TreeId>>,
+    new_data: RwLock<rank::NewData, HashMap<Logical, TreeId>>,
 }
 
 impl Owners {

@@ -32,8 +32,8 @@ use std::time::Duration;
 
 use hashbrown::HashSet;
 use oleo_format::{BlockGroupFlags, Generation, Logical};
+use oleo_lock::{RwLockReadGuard, RwLockWriteGuard, rank};
 use oleo_space::{GroupInfo, Kind, Reservation, Run, SpaceError};
-use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 
 use crate::TxnError;
 use crate::engine::{Engine, Inner};
@@ -80,10 +80,14 @@ impl std::ops::AddAssign for Moved {
 }
 
 /// While it lives, data stays where it was found.
-pub struct Addresses<'a>(#[allow(dead_code, reason = "held for the lock only")] RwLockReadGuard<'a, ()>);
+pub struct Addresses<'a>(
+    #[allow(dead_code, reason = "held for the lock only")] RwLockReadGuard<'a, rank::Addresses, ()>,
+);
 
 /// While it lives, nobody holds [`Addresses`].
-pub struct NoAddresses<'a>(#[allow(dead_code, reason = "held for the lock only")] RwLockWriteGuard<'a, ()>);
+pub struct NoAddresses<'a>(
+    #[allow(dead_code, reason = "held for the lock only")] RwLockWriteGuard<'a, rank::Addresses, ()>,
+);
 
 /// What one commit is to move.
 pub(crate) struct Moving<'a> {

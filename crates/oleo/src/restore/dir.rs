@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use oleo_format::{Ino, TreeId};
 use oleo_fs::{Attr, Descent, DirEntryInfo, FileKind, Fs, InodeRef, Target, Time};
-use parking_lot::{Condvar, Mutex};
+use oleo_lock::{Condvar, Mutex, rank};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
@@ -185,7 +185,7 @@ struct State<'a> {
 /// The stack of work, and who waits for it.
 struct Work<'a> {
     core: &'a Core<'a>,
-    state: Mutex<State<'a>>,
+    state: Mutex<rank::RestoreWork, State<'a>>,
     wake: Condvar,
 }
 
@@ -201,14 +201,14 @@ struct Core<'a> {
     is_root: bool,
     /// Bits of modes that are given.
     mode_bits: u32,
-    descent: Mutex<Descent>,
+    descent: Mutex<rank::RestoreDescent, Descent>,
     /// The owner and group of what this process makes.
     uid: u32,
     gid: u32,
     /// Inodes with several names.
-    links: Mutex<HashMap<(TreeId, Ino), Made>>,
-    failed: Mutex<Option<Error>>,
-    report: Mutex<RestoreReport>,
+    links: Mutex<rank::RestoreLinks, HashMap<(TreeId, Ino), Made>>,
+    failed: Mutex<rank::RestoreFailed, Option<Error>>,
+    report: Mutex<rank::RestoreReport, RestoreReport>,
 }
 
 /// An inode with several names that has been made.

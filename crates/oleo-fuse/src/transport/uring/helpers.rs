@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
+use oleo_lock::{Condvar, Mutex, rank};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::ring::Slot;
@@ -21,7 +21,7 @@ use crate::transport::Handler;
 
 /// Slots on their way back to the thread whose ring they belong to.
 pub struct Done {
-    slots: Mutex<Vec<Slot>>,
+    slots: Mutex<rank::FuseReplies, Vec<Slot>>,
     event: Arc<OwnedFd>,
 }
 
@@ -65,7 +65,7 @@ struct Work {
 
 /// The threads and their work.
 pub struct Helpers {
-    work: Mutex<Work>,
+    work: Mutex<rank::FuseWork, Work>,
     more: Condvar,
     handler: Arc<dyn Handler>,
     threads_max: usize,
