@@ -1,11 +1,11 @@
 //! Locks with ranks. Debug builds, and so all tests, refuse to take them out of order; in release builds the types are those of
 //! `parking_lot` and nothing else.
 //!
-//! Every lock names its rank in its type: `Mutex<rank::CommitLock, ()>`. The ranks, in the order in which a thread may take them, are
+//! Every lock names its rank in its type: `Mutex<rank::Commit, ()>`. The ranks, in the order in which a thread may take them, are
 //! one table ([`Rank`], in `ranks.rs`): which lock it is, what it covers, how long it is held, and whether I/O is allowed meanwhile.
 //! The tables of `docs/locking.md` are generated from it ([`table`]).
 //!
-//! The rules that are checked, per thread ([`order`]):
+//! The rules that are checked, per thread (`order.rs`):
 //! 1. A lock that is waited for has a higher rank than every lock that the thread holds.
 //! 2. Several locks of one rank are taken only where the rank allows it ([`Kind::Several`]), each with a key
 //!    ([`Mutex::lock_by`], …), and the keys rise. So reading a [`RwLock`] twice is refused: a writer that waits between the two

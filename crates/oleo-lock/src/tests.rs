@@ -25,6 +25,7 @@ fn refusal<T>(work: impl FnOnce() -> T) -> Option<String> {
 /// Goal: locks are taken in rising rank and in no other order; what a refusal says names both and where each was taken. Method: two
 /// ranks in both orders, mutexes and read-write locks.
 #[test]
+#[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn ranks_rise() {
     assert!(LOW < Rank::FileFlush && Rank::FileFlush < HIGH);
     let (low, high) = (mutex::<Low>(), mutex::<High>());
@@ -51,6 +52,7 @@ fn ranks_rise() {
 
 /// Goal: a second lock of one rank is refused, also for reading, and the same lock twice. Method: two locks of one rank.
 #[test]
+#[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn one_of_a_rank() {
     let (a, b) = (mutex::<Low>(), mutex::<Low>());
     let held = a.lock();
@@ -65,6 +67,7 @@ fn one_of_a_rank() {
 
 /// Goal: where a rank allows several, their keys rise; without a key there is one. Method: rising keys, equal and falling ones.
 #[test]
+#[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn several_by_key() {
     assert!(matches!(Rank::FileFlush.entry().kind, Kind::Several(_)));
     let locks: Vec<Mutex<Middle, u32>> = (0..4).map(|_| mutex()).collect();
@@ -81,6 +84,7 @@ fn several_by_key() {
 /// Goal: nothing is taken under a leaf, whatever its rank; a leaf is taken under anything that comes before. Method: a leaf first,
 /// then something of a higher rank and something of a lower one.
 #[test]
+#[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn leaves_are_last() {
     assert_eq!(Rank::DirtyFiles.entry().kind, Kind::Leaf);
     let (low, leaf, behind) = (mutex::<Low>(), mutex::<Leaf>(), mutex::<rank::Overlay>());
@@ -97,6 +101,7 @@ fn leaves_are_last() {
 
 /// Goal: trying is never refused, and what it takes counts as held. Method: a try out of order, then a wait for a rank in between.
 #[test]
+#[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn trying_is_allowed_and_noted() {
     let (low, middle, high) = (mutex::<Low>(), mutex::<Middle>(), mutex::<High>());
     let another = mutex::<Low>();
@@ -118,6 +123,7 @@ fn trying_is_allowed_and_noted() {
 /// Goal: guards may be dropped in any order, and only what is still held counts. Method: three, the middle one and the first one
 /// dropped before the last.
 #[test]
+#[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn guards_go_in_any_order() {
     let (low, middle, high) = (mutex::<Low>(), mutex::<Middle>(), mutex::<High>());
     let (first, second, third) = (low.lock(), middle.lock(), high.lock());
@@ -133,6 +139,7 @@ fn guards_go_in_any_order() {
 /// Goal: what one thread holds is nothing to another, unless it works for the first. Method: a low rank taken on another thread while
 /// this one holds a high one; the same with what is held carried over.
 #[test]
+#[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn threads_are_independent() {
     let (low, high) = (mutex::<Low>(), mutex::<High>());
     let _high = high.lock();
@@ -152,6 +159,7 @@ fn threads_are_independent() {
 /// Goal: whoever waits at a condition variable holds nothing that comes later; its lock is free meanwhile, and counts as held
 /// afterwards. Method: a wait with a timeout, with and without a lock of higher rank.
 #[test]
+#[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn waits_are_checked() {
     let (low, another, high, event) = (mutex::<Low>(), mutex::<Low>(), mutex::<High>(), Condvar::new());
     let mut guard = low.lock();
@@ -174,6 +182,7 @@ fn waits_are_checked() {
 
 /// Goal: I/O is refused under a lock whose rank forbids it. Method: one that allows it, then one that does not.
 #[test]
+#[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn io_needs_leave() {
     assert_ne!(HIGH.entry().io, Io::No);
     before_io();
@@ -187,6 +196,7 @@ fn io_needs_leave() {
 
 /// Goal: what is waited for like a lock has its place. Method: the transaction barrier before and after a lock of lower rank.
 #[test]
+#[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn others_have_ranks_too() {
     let low = mutex::<Low>();
     {
