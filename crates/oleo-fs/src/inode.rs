@@ -717,7 +717,7 @@ impl<'a> WriteGuard<'a> {
 /// Inodes that one operation locks together: rename has the most, two directories and two entries.
 const LOCKED_MAX: usize = 4;
 
-/// Several inodes locked for changing, in the order of [`Inode::rank`], whatever the order they were named in.
+/// Several inodes locked for changing, in the order of (tree, number), whatever the order they were named in.
 pub struct LockedSet<'a> {
     guards: smallvec::SmallVec<[WriteGuard<'a>; LOCKED_MAX]>,
 }
