@@ -59,8 +59,7 @@ fn program() -> Result<(), Box<dyn Error>> {
     let scratch = Scratch::new()?;
     let img = scratch.path().join("store.img");
     // [README]
-    oleo::build(&[&img], oleo::BuildOptions { size: Some(1 << 30), ..Default::default() })?; // bytes; the file is sparse
-    let image = oleo::Image::open(&img, &oleo::OpenOptions::writing())?;
+    let image = oleo::Image::create(&img, 1 << 30)?; // bytes; the file is sparse
     image.create_subvol("data")?;
     image.write("data/greeting", b"hello")?;
     image.snapshot("data", "data@1", &Default::default())?;

@@ -1,6 +1,7 @@
 //! Makes a btrfs file system: the first trees ([`make`]), and filling it from a directory or a tar.
 //!
-//! Everything here is deterministic: clock and randomness are handed in by [`MkfsOptions`].
+//! Everything here is deterministic: clock and randomness are handed in by [`MkfsOptions`]; only [`MkfsOptions::unique`] asks
+//! the system for them.
 
 mod error;
 mod fill;

@@ -5,6 +5,7 @@
 //! that makes trees.
 
 use oleo_format::{CsumType, Incompat};
+use oleo_fs::{Clock, RandomUuids, SystemClock, UuidSource};
 use oleo_volume::Profile;
 use uuid::Uuid;
 
@@ -179,6 +180,16 @@ pub(crate) struct Resolved {
 }
 
 impl MkfsOptions {
+    /// The default, with random identifiers and the time that the system's clock shows: for file systems that need not be
+    /// made alike a second time.
+    pub fn unique() -> MkfsOptions {
+        let mut seed = [0; 32];
+        for half in seed.chunks_exact_mut(16) {
+            half.copy_from_slice(RandomUuids.fresh().as_bytes());
+        }
+        MkfsOptions { seed, created_seconds: SystemClock.now().sec, ..MkfsOptions::default() }
+    }
+
     /// Decides what was left open and refuses what does not fit together.
     pub(crate) fn resolve(&self, device_count: usize) -> Result<Resolved, MkfsError> {
         let sizes = self.sectorsize..=NODESIZE_MAX;

@@ -4,11 +4,10 @@
 //! `cargo run --release -p oleo --example compare_snapshots [IMG OLD NEW]`
 
 use std::error::Error;
-use std::sync::Arc;
 
 use oleo::receive::{Command, Commands, Limits};
 use oleo::send::SendOptions;
-use oleo::{Device, Image, MemDevice, MkfsOptions, OpenOptions, SnapshotOptions};
+use oleo::{Image, OpenOptions, SnapshotOptions};
 
 /// One difference, as a line.
 fn line(command: &Command<'_>) -> Option<String> {
@@ -45,9 +44,7 @@ pub fn differences(image: &Image, old: &str, new: &str) -> Result<Vec<String>, B
 }
 
 fn example() -> oleo::Result<Image> {
-    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(256 << 20))];
-    oleo::make(&devices, &MkfsOptions { seed: oleo::random_seed(), ..MkfsOptions::default() })?;
-    let image = Image::from_devices(devices, &OpenOptions::writing())?;
+    let image = Image::create_in_memory(256 << 20)?;
     let read_only = SnapshotOptions { read_only: true, ..SnapshotOptions::default() };
     image.create_subvol("home")?;
     image.write("home/kept", b"as it was")?;

@@ -62,9 +62,7 @@ impl Device for Counting {
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Arc::new(Counting::new(256 << 20));
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
-    oleo::make(&devices, &MkfsOptions { seed: oleo::random_seed(), ..MkfsOptions::default() })?;
-
-    let image = Image::from_devices(devices.clone(), &OpenOptions::writing())?;
+    let image = Image::create_on(devices.clone(), &MkfsOptions::unique(), &OpenOptions::writing())?;
     image.write("file", &[1; 1 << 20])?;
     let (bytes, flushes) = (device.written_bytes.load(Relaxed), device.flushes.load(Relaxed));
     image.sync()?;

@@ -11,15 +11,8 @@ use oleo::{Device, Image, MemDevice, MkfsOptions, OpenOptions, Profile, Snapshot
 pub fn main() -> Result<(), Box<dyn Error>> {
     let disks: Vec<Arc<MemDevice>> = (0..2).map(|_| Arc::new(MemDevice::new(512 << 20))).collect();
     let devices = || disks.iter().map(|d| d.clone() as Arc<dyn Device>).collect::<Vec<_>>();
-    let mkfs = MkfsOptions {
-        seed: oleo::random_seed(),
-        data: Some(Profile::Raid1),
-        metadata: Some(Profile::Raid1),
-        ..MkfsOptions::default()
-    };
-    oleo::make(&devices(), &mkfs)?;
-
-    let image = Image::from_devices(devices(), &OpenOptions::writing())?;
+    let mkfs = MkfsOptions { data: Some(Profile::Raid1), metadata: Some(Profile::Raid1), ..MkfsOptions::unique() };
+    let image = Image::create_on(devices(), &mkfs, &OpenOptions::writing())?;
     image.create_subvol("work")?;
     image.write("work/notes", b"first thoughts")?;
     image.snapshot("work", "work-before", &SnapshotOptions { read_only: true, ..SnapshotOptions::default() })?;

@@ -5,16 +5,13 @@
 
 use std::error::Error;
 use std::io::BufWriter;
-use std::sync::Arc;
 
 use oleo::receive::Receive;
 use oleo::send::SendOptions;
-use oleo::{Device, Image, MemDevice, MkfsOptions, OpenOptions, SnapshotOptions, TreeId};
+use oleo::{Image, SnapshotOptions, TreeId};
 
 fn volume() -> oleo::Result<Image> {
-    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(256 << 20))];
-    oleo::make(&devices, &MkfsOptions { seed: oleo::random_seed(), ..MkfsOptions::default() })?;
-    Image::from_devices(devices, &OpenOptions::writing())
+    Image::create_in_memory(256 << 20)
 }
 
 /// Sends from one thread and receives in another; returns how many bytes went through the pipe.

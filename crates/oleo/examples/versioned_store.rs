@@ -19,8 +19,7 @@ pub struct Store {
 impl Store {
     /// A store on devices that hold nothing yet.
     pub fn create(devices: Vec<Arc<dyn Device>>) -> oleo::Result<Store> {
-        oleo::make(&devices, &MkfsOptions { seed: oleo::random_seed(), ..MkfsOptions::default() })?;
-        let image = Image::from_devices(devices, &OpenOptions::writing())?;
+        let image = Image::create_on(devices, &MkfsOptions::unique(), &OpenOptions::writing())?;
         image.create_subvol("now")?;
         image.create_dir("versions")?;
         Ok(Store { image })

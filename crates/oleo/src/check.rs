@@ -4,7 +4,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let scratch = tempfile::tempdir()?;
 //! # let img = scratch.path().join("disk.img");
-//! # oleo::build(&[&img], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() })?;
+//! # oleo::Image::create(&img, 256 << 20)?.close()?;
 //! # use oleo::check::Start;
 //! let report = oleo::check::image(&img, &oleo::OpenOptions::default(), Start::default(), &Default::default())?;
 //! assert!(report.is_clean(), "{:?}", report.findings);

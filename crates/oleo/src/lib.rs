@@ -6,7 +6,8 @@
 //!
 //! | to do | begin with |
 //! |---|---|
-//! | make an image, empty or from a directory or tar | [`build()`] |
+//! | make an empty image and write to it | [`Image::create`], [`Image::create_in_memory`] |
+//! | make one from a directory or tar, or on several devices | [`build()`] |
 //! | read and write files in an image | [`Image::open`], [`Image::open_file`], [`File`] |
 //! | subvolumes and snapshots | [`Image::create_subvol`], [`Image::snapshot`] |
 //! | everything about files and names | [`Image::fs`] |
@@ -18,7 +19,35 @@
 //! | do what the command does, here or on a mount | [`control`] |
 //! | find out whether an image is sound | [`check`] |
 //! | look at blocks and superblocks | [`inspect`] |
-//! | use something else than files as devices | [`Device`], [`make()`], [`Image::from_devices`] |
+//! | use something else than files as devices | [`Device`], [`Image::create_on`], [`Image::from_devices`] |
+//!
+//! # Making an image, reading and writing, from many threads
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let scratch = tempfile::tempdir()?;
+//! # let img = scratch.path().join("disk.img");
+//! let image = oleo::Image::create(&img, 1 << 30)?; // bytes; the file is sparse
+//! image.create_dir("logs")?;
+//! let file = image.create_file("logs/today")?;
+//! std::thread::scope(|threads| {
+//!     for part in 0..4u64 {
+//!         let file = &file;
+//!         threads.spawn(move || file.write_at(&[part as u8; 1000], part * 1000));
+//!     }
+//! });
+//! assert_eq!(file.len(), 4000);
+//! let mut byte = [0];
+//! file.read_at(&mut byte, 2500)?;
+//! assert_eq!(byte, [2]);
+//! drop(file); // open files keep the image in use
+//! image.close()?; // durable from here on
+//!
+//! let image = oleo::Image::open(&img, &oleo::OpenOptions::default())?;
+//! assert_eq!(image.read("logs/today")?.len(), 4000);
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # Making an image from a directory
 //!
@@ -42,43 +71,11 @@
 //! # }
 //! ```
 //!
-//! # Opening one, reading and writing, from many threads
-//!
-//! ```
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let scratch = tempfile::tempdir()?;
-//! # let img = scratch.path().join("disk.img");
-//! # oleo::build(&[&img], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() })?;
-//! let image = oleo::Image::open(&img, &oleo::OpenOptions::writing())?;
-//! image.create_dir("logs")?;
-//! let file = image.create_file("logs/today")?;
-//! std::thread::scope(|threads| {
-//!     for part in 0..4u64 {
-//!         let file = &file;
-//!         threads.spawn(move || file.write_at(&[part as u8; 1000], part * 1000));
-//!     }
-//! });
-//! assert_eq!(file.len(), 4000);
-//! let mut byte = [0];
-//! file.read_at(&mut byte, 2500)?;
-//! assert_eq!(byte, [2]);
-//! drop(file); // open files keep the image in use
-//! image.close()?; // durable from here on
-//!
-//! let image = oleo::Image::open(&img, &oleo::OpenOptions::default())?;
-//! assert_eq!(image.read("logs/today")?.len(), 4000);
-//! # Ok(())
-//! # }
-//! ```
-//!
 //! # Subvolumes and snapshots
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let scratch = tempfile::tempdir()?;
-//! # let img = scratch.path().join("disk.img");
-//! # oleo::build(&[&img], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() })?;
-//! let image = oleo::Image::open(&img, &oleo::OpenOptions::writing())?;
+//! # let image = oleo::Image::create_in_memory(256 << 20)?;
 //! image.create_subvol("data")?;
 //! image.write("data/file", b"before")?;
 //! let options = oleo::SnapshotOptions { read_only: true, ..Default::default() };
@@ -96,8 +93,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let scratch = tempfile::tempdir()?;
 //! # let (img, dest) = (scratch.path().join("disk.img"), scratch.path().join("out"));
-//! # oleo::build(&[&img], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() })?;
-//! # let image = oleo::Image::open(&img, &oleo::OpenOptions::writing())?;
+//! # let image = oleo::Image::create(&img, 256 << 20)?;
 //! # image.write("file", b"contents")?;
 //! # image.close()?;
 //! use oleo::restore::{RestoreOptions, restore_to_dir, restore_to_tar};
@@ -116,11 +112,7 @@
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use std::sync::Arc;
-//!
-//! let devices: Vec<Arc<dyn oleo::Device>> = vec![Arc::new(oleo::MemDevice::new(256 << 20))];
-//! oleo::make(&devices, &oleo::MkfsOptions { seed: oleo::random_seed(), ..Default::default() })?;
-//! let image = oleo::Image::from_devices(devices, &oleo::OpenOptions::writing())?;
+//! let image = oleo::Image::create_in_memory(256 << 20)?;
 //! image.write("file", b"contents")?;
 //! image.sync()?;
 //! # Ok(())
@@ -131,6 +123,7 @@ mod balance;
 mod build;
 pub mod check;
 pub mod control;
+mod create;
 mod error;
 mod file;
 mod image;

@@ -2,11 +2,7 @@
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # use std::sync::Arc;
-//! # use oleo::{Device, MemDevice};
-//! # let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(256 << 20))];
-//! # oleo::make(&devices, &oleo::MkfsOptions { seed: oleo::random_seed(), ..Default::default() })?;
-//! # let image = oleo::Image::from_devices(devices, &oleo::OpenOptions::writing())?;
+//! # let image = oleo::Image::create_in_memory(256 << 20)?;
 //! use oleo::receive::{Command, Receive, header};
 //!
 //! let mut stream = header(1).to_vec();
