@@ -9,6 +9,7 @@
 //! | make an empty image and write to it | [`Image::create`], [`Image::create_in_memory`] |
 //! | make one from a directory or tar, or on several devices | [`build()`] |
 //! | read and write files in an image | [`Image::open`], [`Image::open_file`], [`File`] |
+//! | read and write by `std::io` | [`File::cursor`] |
 //! | subvolumes and snapshots | [`Image::create_subvol`], [`Image::snapshot`] |
 //! | everything about files and names | [`Image::fs`] |
 //! | quota | [`Image::quota_enable`], [`Image::quota`] |
@@ -124,6 +125,7 @@ mod build;
 pub mod check;
 pub mod control;
 mod create;
+mod cursor;
 mod error;
 mod file;
 mod image;
@@ -139,6 +141,7 @@ mod settings;
 mod usage;
 
 pub use build::{BuildOptions, BuildReport, Source, build};
+pub use cursor::Cursor;
 pub use error::{Error, Result};
 pub use file::File;
 pub use image::{Image, OpenOptions};

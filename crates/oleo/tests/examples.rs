@@ -8,6 +8,8 @@ mod compare_snapshots;
 mod custom_device;
 #[path = "../examples/in_memory.rs"]
 mod in_memory;
+#[path = "../examples/quick_start.rs"]
+mod quick_start;
 #[path = "../examples/receive_stream.rs"]
 mod receive_stream;
 #[path = "../examples/versioned_store.rs"]
@@ -25,7 +27,7 @@ macro_rules! run {
     };
 }
 
-run! { build_image compare_snapshots custom_device in_memory receive_stream versioned_store }
+run! { build_image compare_snapshots custom_device in_memory quick_start receive_stream versioned_store }
 
 /// Goal: no example is forgotten here.
 #[test]
