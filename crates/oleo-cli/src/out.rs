@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use oleo::{Class, Classified, ErrorKind, Time};
+use oleo::{Class, Classified, ErrorKind, Hint, Time};
 
 /// Where output goes, and how much of it.
 pub(crate) struct Out {
@@ -150,8 +150,8 @@ pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let text = text_of(error).replace('\n', " ");
-    match error.chain().find_map(library).and_then(oleo::Error::hint) {
-        Some(hint) => eprintln!("oleo: {}; {}", plain(&text, &[]), plain(hint, &[])),
+    match error.chain().find_map(library).and_then(oleo::Error::hint).and_then(advice) {
+        Some(hint) => eprintln!("oleo: {}; {hint}", plain(&text, &[])),
         None => eprintln!("oleo: {}", plain(&text, &[])),
     }
     ExitCode::from(match error.chain().find_map(kind_of) {
@@ -159,6 +159,39 @@ pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
         Some(ErrorKind::Usage) => 2,
         Some(ErrorKind::Corruption) => DAMAGED,
         Some(ErrorKind::Device) => 4,
+    })
+}
+
+/// What to try, with the words of this command.
+fn advice(hint: Hint) -> Option<&'static str> {
+    Some(match hint {
+        Hint::EndOtherUser => "unmount it, or end the program that uses it",
+        Hint::NameOtherDevices => "--device names the others, --scan finds them, --degraded reads without them",
+        Hint::MakeRoom => "make the image larger (--size), or delete something",
+        Hint::ChooseOtherName => "choose another name, or remove what is there first",
+        Hint::CopyInstead => "copy instead (oleo cp --reflink shares the data)",
+        Hint::MakeWritable => "oleo property set IMG PATH ro false makes a subvolume writable",
+        Hint::RemoveContents => "-r removes what is inside too",
+        Hint::IncludeContents => "-r includes everything in it",
+        Hint::SkipOrDropLog => {
+            "--no-log-replay (mount option nologreplay) reads what was there at the last commit; `oleo rescue zero-log` drops \
+             the log, and with it what was synced since"
+        }
+        Hint::GiveSize => "--size says how large it is to be",
+        Hint::Overwrite => "--force overwrites it",
+        Hint::AllowFewerCopies => "--force allows that",
+        Hint::WriteToSnapshot => "take a snapshot to write to, or --force, which forgets what it was received from",
+        Hint::NameParent => "--rebase names the directory that it is in",
+        Hint::StillMounted => {
+            "it is still mounted. Make room below the image and unmount again; --save-to DIR writes out all files; --force \
+             gives up what is not on disk"
+        }
+        Hint::KeptInMemory => {
+            "the server keeps it in memory and goes on trying. Make room below the image and unmount again; --save-to DIR \
+             writes out all files; --force gives up what is not on disk"
+        }
+        Hint::RestIsOnDisk => "it is unmounted, and all else is on disk",
+        _ => return None,
     })
 }
 
@@ -255,6 +288,14 @@ mod tests {
         assert_eq!(error.chain().find_map(kind_of), Some(ErrorKind::Device));
         assert_eq!(misuse!("missing").chain().find_map(kind_of), Some(ErrorKind::Usage));
         assert_eq!(anyhow::anyhow!("no").chain().find_map(kind_of), None);
+    }
+
+    /// Goal: the command has words for whatever the library advises.
+    #[test]
+    fn all_hints_have_words() {
+        for hint in Hint::ALL {
+            assert!(advice(*hint).is_some(), "{hint:?}");
+        }
     }
 
     /// Goal: nothing that a terminal obeys gets to one. Method: each control character, and marks of direction.

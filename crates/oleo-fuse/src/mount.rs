@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oleo::{Device, ErrorKind, Follow, FsOptions, Image, InodeRef, OpenOptions, TreeId};
+use oleo::{Device, ErrorKind, Follow, FsOptions, Hint, Image, InodeRef, OpenOptions, TreeId};
 use oleo_device::mountinfo::mount_on;
 use oleo_format::{Class, Classified, InodeFlags};
 
@@ -17,7 +17,6 @@ use crate::memory;
 use crate::options::{MountOptions, Rescue};
 use crate::server::{Log, Server};
 use crate::transport::{IO_LEN_MAX, Transport, connect};
-use crate::unmount::LOST;
 
 /// Inodes kept beyond those that the kernel knows.
 const INODES_MAX: usize = 32 * 1024;
@@ -335,9 +334,9 @@ impl Mounted {
     }
 }
 
-fn shown(error: &oleo::Error, hint: Option<&str>) -> oleo::control::Error {
+fn shown(error: &oleo::Error, hint: Option<Hint>) -> oleo::control::Error {
     let message = error.to_string();
-    oleo::control::Error { errno: error.errno(), kind: error.kind(), message, hint: hint.map(str::to_owned) }
+    oleo::control::Error { errno: error.errno(), kind: error.kind(), message, hint }
 }
 
 /// Whether only bytes of files could not be written, and will not be: the commit was made.
@@ -347,7 +346,7 @@ fn is_lost(server: &Server, error: &oleo::Error) -> bool {
 
 /// What whoever unmounts is told of bytes that are lost.
 fn lost(error: &oleo::Error) -> oleo::control::Error {
-    shown(error, Some(LOST))
+    shown(error, Some(Hint::RestIsOnDisk))
 }
 
 /// Writes everything to disk, however often it takes.

@@ -14,8 +14,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use oleo::ErrorKind;
 use oleo::control::{Client, Error, Reply, Request, connect_of, control_socket, open_to_ask};
+use oleo::{ErrorKind, Hint};
 use oleo_device::mountinfo::{Mount, mount_on, mounts_of};
 use oleo_fs::errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -28,16 +28,6 @@ use crate::control::sockets;
 const END_SECONDS: i64 = 30;
 /// How long a server may take to say what it serves.
 const SAYS: Duration = Duration::from_secs(2);
-/// What to try when not everything could be written, and it is still mounted.
-const STUCK: &str = "it is still mounted. Make room below the image and unmount again; --save-to DIR writes out all files; \
-                     --force gives up what is not on disk";
-/// The same when it is not mounted any more.
-const KEPT: &str = "the server keeps it in memory and goes on trying. Make room below the image and unmount again; --save-to DIR \
-                    writes out all files; --force gives up what is not on disk";
-
-/// What is said when bytes of files could not be saved, and nothing is kept.
-pub(crate) const LOST: &str = "it is unmounted, and all else is on disk";
-
 /// How to unmount.
 #[derive(Clone, Debug, Default)]
 pub struct UnmountOptions {
@@ -88,7 +78,7 @@ pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> 
         // Damage does not go away by waiting: the server says what became of it when it ends.
         && (options.save_to.is_some() || error.kind() != ErrorKind::Corruption)
     {
-        saved = Some(save(server, options, error, STUCK)?);
+        saved = Some(save(server, options, error, Hint::StillMounted)?);
     }
     if let Some(server) = &mut server
         && !options.lazy
@@ -125,12 +115,12 @@ fn finish(mut server: Server, options: &UnmountOptions, asked: bool) -> oleo::Re
             server.client.ask(&Request::GiveUp)?;
             Unmounted::GivenUp
         }
-        Err(error) if error.hint() == Some(LOST) => {
+        Err(error) if error.hint() == Some(Hint::RestIsOnDisk) => {
             server.wait_end();
-            return Err(not_everything(error, LOST));
+            return Err(not_everything(error, Hint::RestIsOnDisk));
         }
         Err(error) => {
-            let saved = save(&mut server, options, error, KEPT)?;
+            let saved = save(&mut server, options, error, Hint::KeptInMemory)?;
             server.client.ask(&Request::GiveUp)?;
             Unmounted::Saved(saved)
         }
@@ -140,7 +130,7 @@ fn finish(mut server: Server, options: &UnmountOptions, asked: bool) -> oleo::Re
 }
 
 /// Has everything written elsewhere where that is wished, or says why it cannot be written where it belongs.
-fn save(server: &mut Server, options: &UnmountOptions, error: oleo::Error, hint: &str) -> oleo::Result<u64> {
+fn save(server: &mut Server, options: &UnmountOptions, error: oleo::Error, hint: Hint) -> oleo::Result<u64> {
     let Some(to) = &options.save_to else { return Err(not_everything(error, hint)) };
     let to = std::path::absolute(to).map_err(|source| host(to, source))?;
     let dir = std::os::unix::ffi::OsStrExt::as_bytes(to.as_os_str()).into();
@@ -150,10 +140,10 @@ fn save(server: &mut Server, options: &UnmountOptions, error: oleo::Error, hint:
     }
 }
 
-fn not_everything(error: oleo::Error, hint: &str) -> oleo::Error {
+fn not_everything(error: oleo::Error, hint: Hint) -> oleo::Error {
     let mut error = Error::from(error);
     error.message = format!("not everything could be written: {}", error.message);
-    error.hint = Some(hint.to_owned());
+    error.hint = Some(hint);
     error.into()
 }
 

@@ -1,6 +1,6 @@
 //! Why a job was not done.
 
-use oleo_format::{Class, Classified, Corruption};
+use oleo_format::{Class, Classified, Corruption, errno};
 use oleo_fs::FsError;
 use oleo_tree::TreeError;
 use oleo_txn::TxnError;
@@ -17,6 +17,9 @@ pub enum JobError {
         /// Why.
         text: String,
     },
+    /// It would give up copies, and `force` is not set; the text says which.
+    #[error("{0}")]
+    FewerCopies(String),
     /// From files and names.
     #[error(transparent)]
     Fs(#[from] FsError),
@@ -41,6 +44,7 @@ impl Classified for JobError {
     fn class(&self) -> Class {
         match self {
             JobError::Refused { errno, .. } => Class::refusal(*errno),
+            JobError::FewerCopies(_) => Class::refusal(errno::EINVAL),
             JobError::Fs(error) => error.class(),
             JobError::Volume(error) => error.class(),
         }
@@ -73,8 +77,6 @@ impl From<Corruption> for JobError {
 
 #[cfg(test)]
 mod tests {
-    use oleo_format::errno;
-
     use super::*;
 
     /// Goal: every error is of its kind and has its errno.
@@ -82,6 +84,7 @@ mod tests {
     fn classes() {
         oleo_format::assert_classes!(JobError {
             Refused: JobError::refused(errno::EBUSY, "so") => Class::refusal(errno::EBUSY),
+            FewerCopies: JobError::FewerCopies("so".into()) => Class::refusal(errno::EINVAL),
             Fs: FsError::NotFound.into() => Class::refusal(errno::ENOENT),
             Volume: VolumeError::ReadOnly.into() => Class::refusal(errno::EROFS),
         });

@@ -221,6 +221,9 @@ pub enum ApplyError {
     /// It makes no sense here.
     #[error("{0}")]
     Refused(String),
+    /// The subvolume that the stream builds on is not there, and none was named in its place.
+    #[error("the parent, {0}, is not known here")]
+    UnknownParent(Uuid),
 }
 
 /// Why a receive ended.
@@ -286,7 +289,7 @@ impl Classified for ApplyError {
         match self {
             ApplyError::Fs(error) => error.class(),
             ApplyError::Host { source, .. } => Class::of_io(source),
-            ApplyError::Refused(_) => Class::refusal(oleo_fs::errno::EINVAL),
+            ApplyError::Refused(_) | ApplyError::UnknownParent(_) => Class::refusal(oleo_fs::errno::EINVAL),
         }
     }
 }
@@ -324,6 +327,7 @@ mod tests {
             Host: host(errno::EACCES) => Class::refusal(errno::EACCES),
             Host: host(errno::EIO) => Class::DEVICE,
             Refused: ApplyError::Refused("so".into()) => Class::refusal(errno::EINVAL),
+            UnknownParent: ApplyError::UnknownParent(Uuid::nil()) => Class::refusal(errno::EINVAL),
         });
         let source = || Box::new(ApplyError::from(FsError::NoSpace));
         let path = || "a".to_owned();

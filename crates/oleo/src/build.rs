@@ -13,7 +13,7 @@ use oleo_mkfs::{
     FillOptions, Made, MkfsOptions, Profile, Reflink, Report, SeededUuids, fill_from_dir, fill_from_tar, make, trim,
 };
 
-use crate::{Error, Image, OpenOptions, Result};
+use crate::{Error, Hint, Image, OpenOptions, Result};
 
 /// How long a file is made while its contents are not known: sparse, and cut at the end. Less where the host does not
 /// allow such files.
@@ -221,7 +221,7 @@ fn target(path: &Path, options: &BuildOptions) -> Result<Target> {
         None if after > 0 => after,
         None => {
             let what = if created { "there is no such file yet" } else { "the file is empty" };
-            return Err(Error::Request(format!("{what}; say how large it shall be (--size)")));
+            return Err(Error::Request(what.into()).with_hint(Hint::GiveSize));
         }
     };
     Ok(Target { path: path.to_owned(), created, growing, len })
@@ -250,7 +250,7 @@ fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device
     if !options.force
         && let Some(what) = oleo_mkfs::signature(&device)?
     {
-        return Err(Error::refused(oleo_fs::errno::EEXIST, format!("holds {what}; --force overwrites it")));
+        return Err(Error::refused(oleo_fs::errno::EEXIST, format!("holds {what}")).with_hint(Hint::Overwrite));
     }
     if is_block {
         discard(&device)?;

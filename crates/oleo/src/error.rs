@@ -9,9 +9,11 @@ use oleo_fs::{FsError, errno};
 use oleo_jobs::JobError;
 use oleo_mkfs::MkfsError;
 use oleo_stream::SendError;
-use oleo_stream::receive::ReceiveError;
+use oleo_stream::receive::{ApplyError, ReceiveError};
 use oleo_txn::TxnError;
 use oleo_volume::VolumeError;
+
+use crate::Hint;
 
 /// An error of this library. It says what went wrong; [`Error::hint`] says what to try, [`Error::kind`] which of the
 /// four kinds it is.
@@ -24,6 +26,14 @@ pub enum Error {
         /// A path inside the image, or of the image.
         place: String,
         /// What went wrong there.
+        source: Box<Error>,
+    },
+    /// An error with what to try that does not follow from the error itself.
+    #[error("{source}")]
+    Hinted {
+        /// What to try.
+        hint: Hint,
+        /// What went wrong.
         source: Box<Error>,
     },
     /// A file of the host could not be used.
@@ -123,6 +133,11 @@ impl Error {
         move |source| Error::Host { what, path, source }
     }
 
+    /// The same error with what to try.
+    pub(crate) fn with_hint(self, hint: Hint) -> Error {
+        Error::Hinted { hint, source: Box::new(self) }
+    }
+
     /// A refusal.
     pub(crate) fn refused(errno: i32, text: impl Into<String>) -> Error {
         Error::Refused { errno, text: text.into() }
@@ -131,7 +146,7 @@ impl Error {
     /// Whether it is only that nobody reads the output any more.
     pub fn is_unread(&self) -> bool {
         match self {
-            Error::At { source, .. } => source.is_unread(),
+            Error::At { source, .. } | Error::Hinted { source, .. } => source.is_unread(),
             Error::Output(source) => source.kind() == io::ErrorKind::BrokenPipe,
             _ => false,
         }
@@ -148,26 +163,44 @@ impl Error {
     }
 
     /// What to try next, where there is something.
-    pub fn hint(&self) -> Option<&str> {
+    pub fn hint(&self) -> Option<Hint> {
         match self {
             Error::At { source, .. } => source.hint(),
-            Error::Log(_) => Some(LOG),
-            Error::Control(error) => error.hint.as_deref(),
+            Error::Hinted { hint, .. } => Some(*hint),
+            Error::Log(_) => Some(Hint::SkipOrDropLog),
+            Error::Control(error) => error.hint,
             // Of a mount the error itself says what to do.
-            Error::Device(error) if matches!(&**error, DeviceError::InUse { by, .. } if !matches!(by, User::Mounted { .. } | User::Served { .. })) => {
-                Some("unmount it, or end the program that uses it")
-            }
-            Error::Volume(error) if matches!(**error, VolumeError::Missing { .. }) => {
-                Some("--device names the others, --scan finds them, --degraded reads without them")
-            }
-            Error::Fs(FsError::NoSpace) => Some(NO_SPACE),
-            Error::Mkfs(error) if matches!(**error, MkfsError::Fs(FsError::NoSpace)) => Some(NO_SPACE),
-            Error::Fs(FsError::Exists) => Some("choose another name, or remove what is there first"),
-            Error::Fs(FsError::CrossSubvolume) => Some("copy instead (oleo cp --reflink shares the data)"),
-            Error::Fs(FsError::ReadOnly(_)) => Some("oleo property set IMG PATH ro false makes a subvolume writable"),
-            Error::Fs(FsError::NotEmpty) => Some("-r removes what is inside too"),
+            Error::Device(error) => match &**error {
+                DeviceError::InUse { by: User::Mounted { .. } | User::Served { .. }, .. } => None,
+                DeviceError::InUse { .. } => Some(Hint::EndOtherUser),
+                _ => None,
+            },
+            Error::Volume(error) => matches!(**error, VolumeError::Missing { .. }).then_some(Hint::NameOtherDevices),
+            Error::Fs(error) => hint_of_fs(error),
+            Error::Mkfs(error) => match &**error {
+                MkfsError::Fs(FsError::NoSpace) => Some(Hint::MakeRoom),
+                _ => None,
+            },
+            Error::Job(error) => matches!(**error, JobError::FewerCopies(_)).then_some(Hint::AllowFewerCopies),
+            Error::Receive(error) => match &**error {
+                ReceiveError::Command { source, .. } | ReceiveError::Target { source, .. } => {
+                    matches!(**source, ApplyError::UnknownParent(_)).then_some(Hint::NameParent)
+                }
+                _ => None,
+            },
             _ => None,
         }
+    }
+}
+
+fn hint_of_fs(error: &FsError) -> Option<Hint> {
+    match error {
+        FsError::NoSpace => Some(Hint::MakeRoom),
+        FsError::Exists => Some(Hint::ChooseOtherName),
+        FsError::CrossSubvolume => Some(Hint::CopyInstead),
+        FsError::ReadOnly(_) => Some(Hint::MakeWritable),
+        FsError::NotEmpty => Some(Hint::RemoveContents),
+        _ => None,
     }
 }
 
@@ -177,17 +210,11 @@ fn other_contents(path: &Path) -> Option<&'static str> {
     oleo_mkfs::signature(&device).ok().flatten().filter(|what| !what.contains("btrfs"))
 }
 
-/// What to try when a log cannot be applied.
-const LOG: &str = "--no-log-replay (mount option nologreplay) reads what was there at the last commit; `oleo rescue zero-log` \
-                   drops the log, and with it what was synced since";
-/// What to try when there is no room.
-const NO_SPACE: &str = "make the image larger (--size), or delete something";
-
 impl Classified for Error {
     #[deny(clippy::wildcard_enum_match_arm)]
     fn class(&self) -> Class {
         match self {
-            Error::At { source, .. } | Error::Log(source) => source.class(),
+            Error::At { source, .. } | Error::Hinted { source, .. } | Error::Log(source) => source.class(),
             Error::Host { source, .. } => Class::of_io(source),
             // Whatever the system says, the output is not whole.
             Error::Output(source) => Class { kind: ErrorKind::Device, ..Class::of_io(source) },
@@ -258,6 +285,7 @@ mod tests {
             Request: Error::Request("so".into()) => Class::USAGE,
             Refused: refused() => exists,
             Device: DeviceError::Kind { path: "a".into() }.into() => Class::refusal(errno::EINVAL),
+            Hinted: refused().with_hint(Hint::Overwrite) => exists,
             Log: Error::Log(Box::new(refused())) => exists,
             Volume: VolumeError::ReadOnly.into() => Class::refusal(errno::EROFS),
             Engine: TxnError::QuotaOff.into() => Class::refusal(errno::ENOTCONN),

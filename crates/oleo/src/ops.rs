@@ -16,7 +16,7 @@ use oleo_fs::{
 use oleo_mkfs::{FillOptions, Report, fill_from_dir};
 
 use crate::error::AtPlace;
-use crate::{Error, Image, Result};
+use crate::{Error, Hint, Image, Result};
 
 /// Bytes copied at a time.
 const STEP_BYTES: usize = 4 << 20;
@@ -48,7 +48,7 @@ fn shown(path: &[u8]) -> String {
 }
 
 fn is_directory(path: &[u8]) -> Error {
-    Error::refused(oleo_fs::errno::EISDIR, format!("{} is a directory; -r takes everything in it along", shown(path)))
+    Error::refused(oleo_fs::errno::EISDIR, format!("{} is a directory", shown(path))).with_hint(Hint::IncludeContents)
 }
 
 impl Image {

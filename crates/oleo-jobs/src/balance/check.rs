@@ -53,8 +53,8 @@ pub(super) fn check(fs: &Fs, args: &BalanceArgs) -> Result<(), JobError> {
         let had = had.filter_map(|g| Profile::of(g.flags)).find(|p| is_redundant(*p));
         if let Some(had) = had.filter(|_| bit != BlockGroupFlags::DATA) {
             let what = if bit == BlockGroupFlags::SYSTEM { "system" } else { "metadata" };
-            let text = format!("{what} has copies now ({had}), and would have none as {target}: --force allows that");
-            return Err(JobError::refused(errno::EINVAL, text));
+            let text = format!("{what} has copies now ({had}), and would have none as {target}");
+            return Err(JobError::FewerCopies(text));
         }
     }
     Ok(())

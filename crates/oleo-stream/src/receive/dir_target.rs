@@ -502,10 +502,7 @@ impl Target for DirTarget {
             let from = match (&self.options.parent, self.done.get(&uuid)) {
                 (Some(path), _) => open_top(path)?,
                 (None, Some(place)) => place.open(&top)?,
-                (None, None) => {
-                    let hint = "--rebase names the directory that it is in";
-                    return Err(refused(format!("the parent, {uuid}, is not known here: {hint}")));
-                }
+                (None, None) => return Err(ApplyError::UnknownParent(uuid)),
             };
             self.owner_lost |= copy_tree::copy_tree(&from, &root, DEPTH_MAX)?;
             let stat = rustix::fs::fstat(&from).map_err(host("stat"))?;

@@ -14,7 +14,7 @@ use super::request::{
     SubvolShown,
 };
 use super::space;
-use crate::{Image, PROPERTIES};
+use crate::{Hint, Image, PROPERTIES};
 
 /// What a kernel that caches names and attributes has to forget.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -301,7 +301,7 @@ impl Executor<'_> {
         match fs.attr(&inode).kind {
             FileKind::Dir if !recursive => {
                 let mut error: Error = FsError::IsDir.into();
-                error.hint = Some("-r takes everything in it".into());
+                error.hint = Some(Hint::IncludeContents);
                 return Err(error);
             }
             FileKind::Dir => self.caller.must_be_privileged("defragment whole directories")?,
@@ -486,8 +486,7 @@ impl Executor<'_> {
         }
         if !force {
             let mut error = Error::refused(errno::EPERM, "it was received, and incremental receives build on it");
-            error.hint =
-                Some("take a snapshot to write to, or --force, which forgets what it was received from".into());
+            error.hint = Some(Hint::WriteToSnapshot);
             return Err(error);
         }
         fs.set_read_only(root.tree(), ReadOnly::No)?;

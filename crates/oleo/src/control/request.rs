@@ -12,7 +12,7 @@ use oleo_volume::DeviceInfo;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
-use crate::{ErrorKind, FileUsage};
+use crate::{ErrorKind, FileUsage, Hint};
 
 /// Any bytes, such as a name. In JSON a text of which each character stands for one byte (U+0000 to U+00FF).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -849,7 +849,7 @@ pub struct Error {
     /// Message.
     pub message: String,
     /// What to try.
-    pub hint: Option<String>,
+    pub hint: Option<Hint>,
 }
 
 impl Error {
@@ -869,12 +869,7 @@ impl From<crate::Error> for Error {
     fn from(error: crate::Error) -> Error {
         match error {
             crate::Error::Control(error) => *error,
-            other => Error {
-                errno: other.errno(),
-                kind: other.kind(),
-                hint: other.hint().map(str::to_owned),
-                message: other.to_string(),
-            },
+            other => Error { errno: other.errno(), kind: other.kind(), hint: other.hint(), message: other.to_string() },
         }
     }
 }

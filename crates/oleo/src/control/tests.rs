@@ -66,7 +66,7 @@ fn round_trip() {
         assert_eq!(list.last().unwrap().path, Bytes(name.clone()));
         let error = client.ask(&create(Location::top(name))).unwrap_err();
         assert_eq!((error.errno(), error.to_string()), (17, "exists already".into()));
-        assert!(error.hint().is_some());
+        assert_eq!(error.hint(), Some(crate::Hint::ChooseOtherName));
         stop(&listener).unwrap();
         server.join().unwrap().unwrap();
         assert!(client.ask(&Request::SubvolList).is_err(), "nobody answers any more");
