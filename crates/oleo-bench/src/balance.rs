@@ -21,7 +21,7 @@ fn touch(path: &Path, snapshots: usize) -> Result<()> {
     let image = Image::open(path, &OpenOptions::writing())?;
     let fs = image.fs();
     for s in 0..snapshots {
-        let top = fs.root(image.subvol(&format!("/snapshot-{s:03}"))?.tree())?;
+        let top = fs.root(image.subvol(format!("/snapshot-{s:03}"))?.tree())?;
         for d in 0..DIRS {
             let Some(dir) = fs.lookup(&top, format!("directory-{d:04}").as_bytes())? else { continue };
             for n in (0..FILES / DIRS).step_by(TOUCHED_STEP) {

@@ -103,7 +103,7 @@ fn delete_ours(image: &Path, half: usize) -> Result<crate::measure::Sample> {
     let opened = Image::open(image, &OpenOptions::writing())?;
     let taken = time(|| {
         for s in 0..half {
-            opened.fs().subvol_delete(opened.subvol(&format!("/snapshot-{s:03}"))?.tree())?;
+            opened.fs().subvol_delete(opened.subvol(format!("/snapshot-{s:03}"))?.tree())?;
         }
         opened.sync()?;
         opened.clean()?;

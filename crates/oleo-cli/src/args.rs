@@ -1,11 +1,11 @@
 //! What several commands take.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use clap::Args;
-use oleo::{Image, InodeRef, OpenOptions};
+use oleo::{Image, InodeRef, OpenOptions, SubvolRef, TreeId};
 
 /// Which image, and what belongs to it.
 #[derive(Args)]
@@ -44,9 +44,9 @@ pub(crate) struct DeviceArgs {
 /// Where paths begin.
 #[derive(Args)]
 pub(crate) struct SubvolArg {
-    /// Resolve paths from this subvolume (path or ID) instead of the top level.
+    /// Resolve paths from this subvolume (path or ID; ./257 is a path) instead of the top level.
     #[arg(long, value_name = "PATH|ID")]
-    pub subvol: Option<String>,
+    pub subvol: Option<OsString>,
 }
 
 impl ImageArgs {
@@ -82,9 +82,18 @@ impl SubvolArg {
     /// The directory that paths begin in.
     pub fn start(&self, image: &Image) -> oleo::Result<InodeRef> {
         match &self.subvol {
-            Some(spec) => image.subvol(spec),
+            Some(spec) => image.subvol(subvol_ref(spec)),
             None => image.top(),
         }
+    }
+}
+
+/// The subvolume that an argument names: digits alone are an ID, anything else is a path (`./257` is a path, too).
+pub(crate) fn subvol_ref(text: &OsStr) -> SubvolRef {
+    let digits = |text: &&str| text.bytes().all(|b| b.is_ascii_digit());
+    match text.to_str().filter(digits).and_then(|text| text.parse().ok()) {
+        Some(id) => SubvolRef::Id(TreeId(id)),
+        None => SubvolRef::from(text),
     }
 }
 
@@ -143,7 +152,7 @@ impl From<OsString> for InPath {
 impl InPath {
     /// As a path of the host, for showing and joining.
     pub fn shown(&self) -> PathBuf {
-        PathBuf::from(std::ffi::OsStr::from_bytes(&self.0))
+        PathBuf::from(OsStr::from_bytes(&self.0))
     }
 }
 
@@ -191,6 +200,24 @@ mod tests {
         assert_eq!(UnitArgs { gbytes: true, si: true, ..of }.show(2_500_000_000), "2.50GB");
         assert_eq!(UnitArgs { si: true, ..of }.show(1_000_000), "1.00MB");
         assert_eq!(UnitArgs { tbytes: true, ..of }.show(u64::MAX), "16777216.00TiB");
+    }
+
+    /// Goal: digits alone are an ID, whatever else is a path, and a path with digits alone can be written so that it is one.
+    #[test]
+    fn subvolumes() {
+        for (text, id) in [
+            ("257", Some(257)),
+            ("5", Some(5)),
+            ("./257", None),
+            ("257/", None),
+            ("home", None),
+            ("+5", None),
+            ("", None),
+        ] {
+            let which = subvol_ref(OsStr::new(text));
+            assert_eq!(which, id.map_or(SubvolRef::from(text), |id| SubvolRef::Id(TreeId(id))), "{text}");
+        }
+        assert_eq!(subvol_ref(OsStr::new("99999999999999999999")), SubvolRef::from("99999999999999999999"));
     }
 
     /// Goal: sizes read as people write them; nonsense and overflow are refused.

@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use oleo::control::{self, Caller, Client, Location, Reply, Request, SubvolRef};
 use oleo::{Image, Ino, TreeId};
 
-use crate::args::{DeviceArgs, ImageArgs};
+use crate::args::{DeviceArgs, ImageArgs, subvol_ref};
 use crate::out::misuse;
 
 /// `f_type` of a btrfs that the kernel has mounted (`BTRFS_SUPER_MAGIC` of linux/magic.h).
@@ -51,7 +51,7 @@ pub(crate) fn split(args: &[OsString], others: &DeviceArgs, access: Access) -> a
 }
 
 /// Opens what a path names.
-pub(crate) fn open(path: &Path, others: &DeviceArgs, access: Access, subvol: Option<&str>) -> anyhow::Result<Target> {
+pub(crate) fn open(path: &Path, others: &DeviceArgs, access: Access, subvol: Option<&OsStr>) -> anyhow::Result<Target> {
     if let Some(mount) = mount_of(path)? {
         return Ok(mount);
     }
@@ -63,7 +63,7 @@ pub(crate) fn open(path: &Path, others: &DeviceArgs, access: Access, subvol: Opt
     let args = ImageArgs { image: path.to_owned(), others: others.clone() };
     let image = if access == Access::Write { args.write() } else { args.read() }?;
     let start = match subvol {
-        Some(spec) => (image.subvol(spec)?.tree(), Ino::ROOT_DIR),
+        Some(spec) => (image.subvol(subvol_ref(spec))?.tree(), Ino::ROOT_DIR),
         None => (TreeId::FS, Ino::ROOT_DIR),
     };
     Ok(Target::Image { image: Box::new(image), access, start })
@@ -124,10 +124,9 @@ impl Target {
 
     /// A subvolume, by path or, in an image, number.
     pub fn which(&self, thing: &OsStr) -> anyhow::Result<SubvolRef> {
-        let number = thing.to_str().and_then(|text| text.parse().ok()).filter(|_| !self.is_mount());
-        Ok(match number {
-            Some(id) => SubvolRef::Id(TreeId(id)),
-            None => SubvolRef::At(self.at(thing)?),
+        Ok(match subvol_ref(thing) {
+            oleo::SubvolRef::Id(id) if !self.is_mount() => SubvolRef::Id(id),
+            _ => SubvolRef::At(self.at(thing)?),
         })
     }
 

@@ -15,7 +15,7 @@ use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 use uuid::Uuid;
 
 use crate::error::AtPlace;
-use crate::{Error, File, Result, log};
+use crate::{Error, File, ImagePath, Result, SubvolRef, log};
 
 /// Blocks that one step of cleaning takes apart.
 const CLEAN_BLOCKS: usize = 1024;
@@ -195,17 +195,19 @@ impl Image {
         Ok(self.fs.root(TreeId::FS)?)
     }
 
-    /// The root directory of a subvolume, by its number or its path from the top level.
+    /// The root directory of a subvolume. Text and bytes are its path from the top level, a [`TreeId`] is its ID.
     ///
     /// # Errors
-    /// There is no such subvolume.
-    pub fn subvol(&self, spec: &str) -> Result<InodeRef> {
-        if let Ok(number) = spec.parse::<u64>() {
-            return self.fs.root(TreeId(number)).at(|| format!("subvolume {number}"));
-        }
-        let inode = self.fs.resolve(&self.top()?, spec.as_bytes(), Follow::Yes).at(|| spec.to_owned())?;
+    /// There is no such subvolume, or the path leads to something else.
+    pub fn subvol(&self, which: impl Into<SubvolRef>) -> Result<InodeRef> {
+        let which = which.into();
+        let path = match &which {
+            SubvolRef::Id(id) => return self.fs.root(*id).at(|| which.to_string()),
+            SubvolRef::Path(path) => path,
+        };
+        let inode = self.fs.resolve(&self.top()?, path, Follow::Yes).at(|| which.to_string())?;
         if inode.ino() != Ino::ROOT_DIR || inode.is_empty_subvol_dir() {
-            return Err(Error::refused(oleo_fs::errno::EINVAL, format!("{spec} is not a subvolume")));
+            return Err(Error::refused(oleo_fs::errno::EINVAL, format!("{which} is not a subvolume")));
         }
         Ok(inode)
     }
@@ -214,16 +216,16 @@ impl Image {
     ///
     /// # Errors
     /// There is nothing.
-    pub fn find(&self, path: impl AsRef<[u8]>) -> Result<InodeRef> {
-        let path = path.as_ref();
-        self.fs.resolve(&self.top()?, path, Follow::Yes).at(|| path.escape_ascii().to_string())
+    pub fn find(&self, path: impl ImagePath) -> Result<InodeRef> {
+        self.resolve(&self.top()?, path)
     }
 
     /// What is at a path, from a start directory; a slash at its front means the root of that directory's subvolume.
     ///
     /// # Errors
     /// There is nothing.
-    pub fn resolve(&self, start: &InodeRef, path: &[u8]) -> Result<InodeRef> {
+    pub fn resolve(&self, start: &InodeRef, path: impl ImagePath) -> Result<InodeRef> {
+        let path = path.path_bytes();
         self.fs.resolve(start, path, Follow::Yes).at(|| path.escape_ascii().to_string())
     }
 
@@ -231,7 +233,11 @@ impl Image {
     ///
     /// # Errors
     /// The directory is not there, or the path has no last name.
-    pub fn find_parent<'p>(&self, start: &InodeRef, path: &'p [u8]) -> Result<(InodeRef, &'p [u8])> {
+    pub fn find_parent<'p, P>(&self, start: &InodeRef, path: &'p P) -> Result<(InodeRef, &'p [u8])>
+    where
+        P: ImagePath + ?Sized,
+    {
+        let path = path.path_bytes();
         let trimmed = path.trim_ascii_end_slashes();
         let cut = trimmed.iter().rposition(|&b| b == b'/').map_or(0, |at| at + 1);
         let (parent, name) = trimmed.split_at(cut);
@@ -246,7 +252,7 @@ impl Image {
     ///
     /// # Errors
     /// There is nothing.
-    pub fn attr(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
+    pub fn attr(&self, path: impl ImagePath) -> Result<Attr> {
         Ok(self.fs.attr(&self.find(path)?))
     }
 
@@ -254,15 +260,16 @@ impl Image {
     ///
     /// # Errors
     /// There is nothing, or something else.
-    pub fn open_file(&self, path: impl AsRef<[u8]>) -> Result<File> {
-        self.open_file_at(&self.top()?, path.as_ref())
+    pub fn open_file(&self, path: impl ImagePath) -> Result<File> {
+        self.open_file_at(&self.top()?, path)
     }
 
     /// The same from a start directory.
     ///
     /// # Errors
     /// As [`Image::open_file`].
-    pub fn open_file_at(&self, start: &InodeRef, path: &[u8]) -> Result<File> {
+    pub fn open_file_at(&self, start: &InodeRef, path: impl ImagePath) -> Result<File> {
+        let path = path.path_bytes();
         let inode = self.resolve(start, path)?;
         match self.fs.attr(&inode).kind {
             FileKind::File => Ok(File::new(self.fs.clone(), inode)),
@@ -275,8 +282,8 @@ impl Image {
     ///
     /// # Errors
     /// Its directory is not there, or its name is taken.
-    pub fn create_file(&self, path: impl AsRef<[u8]>) -> Result<File> {
-        let path = path.as_ref();
+    pub fn create_file(&self, path: impl ImagePath) -> Result<File> {
+        let path = path.path_bytes();
         let (dir, name) = self.find_parent(&self.top()?, path)?;
         let inode = self.fs.create(&dir, name, &NewInode::new(NewKind::File, 0o644));
         Ok(File::new(self.fs.clone(), inode.at(|| path.escape_ascii().to_string())?))
@@ -286,7 +293,7 @@ impl Image {
     ///
     /// # Errors
     /// There is no such file, or it cannot be read.
-    pub fn read(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+    pub fn read(&self, path: impl ImagePath) -> Result<Vec<u8>> {
         self.open_file(path)?.read_to_end()
     }
 
@@ -294,8 +301,8 @@ impl Image {
     ///
     /// # Errors
     /// Its directory is not there, or there is no room.
-    pub fn write(&self, path: impl AsRef<[u8]>, data: &[u8]) -> Result<()> {
-        let path = path.as_ref();
+    pub fn write(&self, path: impl ImagePath, data: &[u8]) -> Result<()> {
+        let path = path.path_bytes();
         let file = match self.open_file(path) {
             Err(Error::At { source, .. }) if matches!(*source, Error::Fs(FsError::NotFound)) => {
                 self.create_file(path)?
@@ -310,15 +317,16 @@ impl Image {
     ///
     /// # Errors
     /// Its parent is not there, or its name is taken.
-    pub fn create_dir(&self, path: impl AsRef<[u8]>) -> Result<InodeRef> {
-        self.create_dir_at(&self.top()?, path.as_ref())
+    pub fn create_dir(&self, path: impl ImagePath) -> Result<InodeRef> {
+        self.create_dir_at(&self.top()?, path)
     }
 
     /// The same from a start directory.
     ///
     /// # Errors
     /// As [`Image::create_dir`].
-    pub fn create_dir_at(&self, start: &InodeRef, path: &[u8]) -> Result<InodeRef> {
+    pub fn create_dir_at(&self, start: &InodeRef, path: impl ImagePath) -> Result<InodeRef> {
+        let path = path.path_bytes();
         let (dir, name) = self.find_parent(start, path)?;
         self.fs.create(&dir, name, &NewInode::new(NewKind::Dir, 0o755)).at(|| path.escape_ascii().to_string())
     }
@@ -327,7 +335,8 @@ impl Image {
     ///
     /// # Errors
     /// Something that is no directory stands in the way.
-    pub fn create_dirs(&self, start: &InodeRef, path: &[u8]) -> Result<InodeRef> {
+    pub fn create_dirs(&self, start: &InodeRef, path: impl ImagePath) -> Result<InodeRef> {
+        let path = path.path_bytes();
         let mut at = if path.starts_with(b"/") { self.fs.root(start.tree())? } else { start.clone() };
         for name in path.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
             at = match self.fs.resolve(&at, name, Follow::Yes) {
@@ -346,7 +355,7 @@ impl Image {
     ///
     /// # Errors
     /// There is no such directory.
-    pub fn list(&self, path: impl AsRef<[u8]>) -> Result<Vec<DirEntryInfo>> {
+    pub fn list(&self, path: impl ImagePath) -> Result<Vec<DirEntryInfo>> {
         self.list_dir(&self.find(path)?)
     }
 
@@ -372,19 +381,24 @@ impl Image {
     ///
     /// # Errors
     /// Its directory is not there, or its name is taken.
-    pub fn create_subvol(&self, path: impl AsRef<[u8]>) -> Result<TreeId> {
-        let path = path.as_ref();
+    pub fn create_subvol(&self, path: impl ImagePath) -> Result<TreeId> {
+        let path = path.path_bytes();
         let (dir, name) = self.find_parent(&self.top()?, path)?;
         let new = oleo_fs::NewSubvol::default();
         self.fs.subvol_create(&dir, name, &new).at(|| path.escape_ascii().to_string())
     }
 
-    /// Makes a snapshot of the subvolume at one path, at another.
+    /// Makes a snapshot of a subvolume, at a path.
     ///
     /// # Errors
     /// There is no such subvolume, or the new name is taken.
-    pub fn snapshot(&self, source: &str, path: impl AsRef<[u8]>, options: &SnapshotOptions) -> Result<TreeId> {
-        let path = path.as_ref();
+    pub fn snapshot(
+        &self,
+        source: impl Into<SubvolRef>,
+        path: impl ImagePath,
+        options: &SnapshotOptions,
+    ) -> Result<TreeId> {
+        let path = path.path_bytes();
         let source = self.subvol(source)?.tree();
         let (dir, name) = self.find_parent(&self.top()?, path)?;
         self.fs.snapshot(source, &dir, name, options.clone()).at(|| path.escape_ascii().to_string())

@@ -1,7 +1,8 @@
 //! Oleo: btrfs without the kernel. The public library.
 //!
 //! Everything works on images and devices that nobody has mounted, as an ordinary user. Paths inside an image are bytes
-//! and begin at the top level; offsets and lengths are in bytes. Errors are one type, [`Error`], which says what went
+//! ([`ImagePath`]: text, bytes or paths of the host) and begin at the top level; subvolumes are named by path or ID ([`SubvolRef`]);
+//! offsets and lengths are in bytes. Errors are one type, [`Error`], which says what went
 //! wrong, of which kind it is ([`ErrorKind`]), and what to try ([`Error::hint`]). Nothing here prints or asks.
 //!
 //! | to do | begin with |
@@ -133,6 +134,7 @@ mod image;
 pub mod inspect;
 mod log;
 mod ops;
+mod path;
 mod quota;
 pub mod receive;
 pub mod rescue;
@@ -148,6 +150,7 @@ pub use file::File;
 pub use hint::Hint;
 pub use image::{Image, OpenOptions};
 pub use ops::{Depth, Sharing};
+pub use path::{ImagePath, SubvolRef};
 pub use settings::{PROPERTIES, parse_checksum, parse_compress, random_seed, seed_from_text};
 pub use usage::{FileUsage, GroupUsage, SpaceSummary};
 

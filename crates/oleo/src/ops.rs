@@ -16,7 +16,7 @@ use oleo_fs::{
 use oleo_mkfs::{FillOptions, Report, fill_from_dir};
 
 use crate::error::AtPlace;
-use crate::{Error, Hint, Image, Result};
+use crate::{Error, Hint, Image, ImagePath, Result};
 
 /// Bytes copied at a time.
 const STEP_BYTES: usize = 4 << 20;
@@ -77,7 +77,14 @@ impl Image {
     ///
     /// # Errors
     /// The stream cannot be read, or there is no room.
-    pub fn put_stream(&self, start: &InodeRef, mut stream: impl Read, path: &[u8], new: &NewInode<'_>) -> Result<u64> {
+    pub fn put_stream(
+        &self,
+        start: &InodeRef,
+        mut stream: impl Read,
+        path: impl ImagePath,
+        new: &NewInode<'_>,
+    ) -> Result<u64> {
+        let path = path.path_bytes();
         let (dir, name) = self.find_parent(start, path)?;
         let inode = self.emptied(&dir, name, new).at(|| shown(path))?;
         let mut buffer = vec![0; STEP_BYTES];
@@ -102,7 +109,14 @@ impl Image {
     ///
     /// # Errors
     /// The source cannot be read, the name is taken by something of another kind, or there is no room.
-    pub fn put(&self, start: &InodeRef, source: &Path, path: &[u8], options: &FillOptions) -> Result<Report> {
+    pub fn put(
+        &self,
+        start: &InodeRef,
+        source: impl AsRef<Path>,
+        path: impl ImagePath,
+        options: &FillOptions,
+    ) -> Result<Report> {
+        let (source, path) = (source.as_ref(), path.path_bytes());
         let name = source.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
         let (dir, name) = self.target(start, path, &name)?;
         let meta = std::fs::symlink_metadata(source).map_err(Error::host("read", source))?;
@@ -123,7 +137,8 @@ impl Image {
     ///
     /// # Errors
     /// There is nothing of that name, or it is a directory and only one thing shall go.
-    pub fn remove(&self, start: &InodeRef, path: &[u8], depth: Depth) -> Result<()> {
+    pub fn remove(&self, start: &InodeRef, path: impl ImagePath, depth: Depth) -> Result<()> {
+        let path = path.path_bytes();
         let (dir, name) = self.find_parent(start, path)?;
         let inode = self.fs().lookup(&dir, name)?.ok_or(FsError::NotFound).at(|| shown(path))?;
         if self.fs().attr(&inode).kind != FileKind::Dir {
@@ -166,7 +181,8 @@ impl Image {
     ///
     /// # Errors
     /// The new place is in another subvolume, or holds something that cannot be replaced.
-    pub fn rename(&self, start: &InodeRef, from: &[u8], to: &[u8]) -> Result<()> {
+    pub fn rename(&self, start: &InodeRef, from: impl ImagePath, to: impl ImagePath) -> Result<()> {
+        let (from, to) = (from.path_bytes(), to.path_bytes());
         let (from_dir, from_name) = self.find_parent(start, from)?;
         let (to_dir, to_name) = self.target(start, to, from_name)?;
         self.fs().rename(&from_dir, from_name, &to_dir, to_name, RenameMode::Replace).at(|| shown(from))
@@ -176,7 +192,8 @@ impl Image {
     ///
     /// # Errors
     /// The new name is taken, or in another subvolume.
-    pub fn hard_link(&self, start: &InodeRef, file: &[u8], path: &[u8]) -> Result<()> {
+    pub fn hard_link(&self, start: &InodeRef, file: impl ImagePath, path: impl ImagePath) -> Result<()> {
+        let (file, path) = (file.path_bytes(), path.path_bytes());
         let inode = self.fs().resolve(start, file, Follow::No).at(|| shown(file))?;
         let name = file.rsplit(|&b| b == b'/').next().unwrap_or_default();
         let (dir, name) = self.target(start, path, name)?;
@@ -187,7 +204,8 @@ impl Image {
     ///
     /// # Errors
     /// The name is taken.
-    pub fn symlink(&self, start: &InodeRef, target: &[u8], path: &[u8]) -> Result<()> {
+    pub fn symlink(&self, start: &InodeRef, target: impl ImagePath, path: impl ImagePath) -> Result<()> {
+        let (target, path) = (target.path_bytes(), path.path_bytes());
         let name = target.rsplit(|&b| b == b'/').next().unwrap_or_default();
         let (dir, name) = self.target(start, path, name)?;
         self.fs().create(&dir, name, &NewInode::new(NewKind::Symlink(target), 0o777)).at(|| shown(path))?;
@@ -198,7 +216,15 @@ impl Image {
     ///
     /// # Errors
     /// The new name is taken by something of another kind, or there is no room.
-    pub fn copy(&self, start: &InodeRef, from: &[u8], to: &[u8], depth: Depth, sharing: Sharing) -> Result<()> {
+    pub fn copy(
+        &self,
+        start: &InodeRef,
+        from: impl ImagePath,
+        to: impl ImagePath,
+        depth: Depth,
+        sharing: Sharing,
+    ) -> Result<()> {
+        let (from, to) = (from.path_bytes(), to.path_bytes());
         let inode = self.fs().resolve(start, from, Follow::No).at(|| shown(from))?;
         let name = from.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or_default();
         let (dir, name) = self.target(start, to, name)?;

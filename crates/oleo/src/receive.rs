@@ -18,13 +18,15 @@
 //! # }
 //! ```
 
+use std::ffi::OsStr;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use oleo_stream::receive::{DirOptions, DirTarget, FsTarget, FsTargetOptions};
 
 use crate::error::AtPlace;
-use crate::{Error, Image, InodeRef, Result, TreeId};
+use crate::{Error, Image, InodeRef, Result, SubvolRef, TreeId};
 
 pub use oleo_format::stream::{Command, header};
 pub use oleo_stream::dump::Dumper;
@@ -36,8 +38,9 @@ pub use oleo_stream::{Commands, Limits, Next, StreamError};
 pub struct Receive {
     /// The directory where subvolumes are made, from the top level; empty: the top level.
     pub into: Vec<u8>,
-    /// The subvolume (path or number) to use as the parent of an incremental stream, in place of the one that the stream names.
-    pub rebase: Option<String>,
+    /// The subvolume to use as the parent of an incremental stream, in place of the one that the stream names. For
+    /// [`receive_to_dir`] it is the path of a directory of the host.
+    pub rebase: Option<SubvolRef>,
     /// All or nothing: nothing is committed before the end, and nothing at all is left where an error ends the work.
     pub atomic: bool,
     /// In a directory of another file system: keep modes as they are, whatever the umask says; root does so in any case.
@@ -66,7 +69,7 @@ impl Image {
     /// The place to receive into is not there. The second result is that of [`Image::receive`].
     pub fn receive_report<R: Read + Send + 'static>(&self, input: R, how: &Receive) -> Result<(Report, Result<()>)> {
         let into = self.find(&how.into)?;
-        let rebase = how.rebase.as_deref().map(|spec| self.subvol(spec).map(|root| root.tree())).transpose()?;
+        let rebase = how.rebase.clone().map(|which| self.subvol(which).map(|root| root.tree())).transpose()?;
         self.receive_into(&into, rebase, input, how)
     }
 
@@ -110,7 +113,15 @@ pub fn receive_to_dir<R: Read + Send + 'static>(dir: &Path, input: R, how: &Rece
     let all = how.exact_modes || rustix::process::geteuid().is_root();
     // As tar does: without being asked, an ordinary user gets no set-ID bits at all.
     let umask = if all { 0 } else { oleo_device::process::umask() | 0o6000 };
-    let mut target = DirTarget::new(dir, DirOptions { parent: how.rebase.as_ref().map(PathBuf::from), umask });
+    let parent = match &how.rebase {
+        None => None,
+        Some(SubvolRef::Path(path)) => Some(PathBuf::from(OsStr::from_bytes(path))),
+        Some(SubvolRef::Id(_)) => {
+            let error = Error::Request("directories have no IDs; name the parent by its path".into());
+            return (Report::default(), Err(error));
+        }
+    };
+    let mut target = DirTarget::new(dir, DirOptions { parent, umask });
     let mut options = how.options.clone();
     if how.atomic {
         options.incomplete = Incomplete::Deleted;

@@ -1,15 +1,17 @@
 //! `oleo receive`
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use oleo::SubvolRef;
 use oleo::control::{Feed, ReceiveHow, Received, Reply, Request};
 use oleo::receive::{Commands, Dumper, Limits, Receive, ReceiveOptions, Report};
 
-use crate::args::{DeviceArgs, ImageArgs, InPath};
+use crate::args::{DeviceArgs, ImageArgs, InPath, subvol_ref};
 use crate::out::{Out, Progress, human, misuse};
 use crate::target::{self, Target};
 
@@ -47,7 +49,7 @@ pub(crate) struct Args {
     resume: bool,
     /// Apply an incremental stream to this subvolume (path or ID) instead of the parent it names.
     #[arg(long, value_name = "PARENT")]
-    rebase: Option<String>,
+    rebase: Option<OsString>,
     /// Receive into a directory of any file system: subvolumes become directories, and snapshots copies of their parent, which
     /// --rebase names unless it is in the same stream. Attributes that only btrfs has are dropped.
     #[arg(long, conflicts_with_all = ["resume", "into"])]
@@ -73,7 +75,8 @@ impl Args {
         let input = self.reported(input, out);
         let how = Receive {
             into: self.into.0.clone(),
-            rebase: self.rebase.clone(),
+            // A directory of the host has no number.
+            rebase: self.rebase.as_deref().map(|p| if self.to_dir { SubvolRef::from(p) } else { subvol_ref(p) }),
             atomic: self.atomic,
             exact_modes: self.preserve_permissions,
             options: ReceiveOptions {
@@ -134,7 +137,7 @@ impl Args {
         let request = Request::Receive {
             into: mount.at(target.as_os_str())?,
             feed: feed.name(),
-            rebase: self.rebase.as_ref().map(|parent| mount.which(parent.as_ref())).transpose()?,
+            rebase: self.rebase.as_ref().map(|parent| mount.which(parent)).transpose()?,
             how: ReceiveHow {
                 one_stream: self.terminate_on_end,
                 errors_passed_max: self.max_errors.checked_sub(1),

@@ -11,7 +11,7 @@ use oleo::control::{Feed, Reply, Request, SendHow, SentShown};
 use oleo::send::{Progress, SendOptions};
 use oleo::{Image, TreeId};
 
-use crate::args::{DeviceArgs, ImageArgs, size};
+use crate::args::{DeviceArgs, ImageArgs, size, subvol_ref};
 use crate::out::{Out, human, misuse};
 use crate::target::{self, Target};
 
@@ -201,8 +201,7 @@ impl Write for Stdout {
 }
 
 fn id(image: &Image, spec: &OsStr) -> anyhow::Result<TreeId> {
-    let text = spec.to_str().with_context(|| format!("{} is not UTF-8; give its ID", spec.display()))?;
-    Ok(image.subvol(text)?.tree())
+    Ok(image.subvol(subvol_ref(spec))?.tree())
 }
 
 fn ids(image: &Image, specs: &[OsString]) -> anyhow::Result<Vec<TreeId>> {
