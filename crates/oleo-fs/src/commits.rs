@@ -89,6 +89,14 @@ impl Fs {
     }
 }
 
+impl Fs {
+    /// Says that nobody commits or writes back in the background any more: operations and writers do it themselves again.
+    pub fn background_has_ended(&self) {
+        self.core().has_background_committer.store(false, Ordering::Relaxed);
+        self.core().data.without_background_flusher();
+    }
+}
+
 impl Core {
     /// Comes between the steps of an operation that may change any number of items of one file, so that what waits for a commit
     /// has a bound. The caller holds at most `flush` locks, which no commit takes.

@@ -216,9 +216,6 @@ ranks! {
     RestoreFailed, "oleo", "`Core::failed` of a restore", Leaf, No,
         "the first error",
         "a look";
-    StopSignal, "oleo-fuse", "`StopSignal::stopped`", Leaf, No,
-        "whether the background threads are to end",
-        "a look";
     FuseForeign, "oleo-fuse", "`Nodes::odd`", Leaf, No,
         "numbers that do not follow from an inode's",
         "a look-up";

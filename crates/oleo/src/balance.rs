@@ -11,8 +11,8 @@ impl Image {
     /// # Errors
     /// A balance is running or paused already, or the arguments contradict each other. Later failures are in the returned end.
     pub fn balance(&self, args: BalanceArgs) -> Result<BalanceEnd> {
-        self.balancer().start(args)?;
-        Ok(self.balancer().run().unwrap_or(BalanceEnd::Done))
+        let number = self.balancer().start(args)?;
+        Ok(self.run_balance(number))
     }
 
     /// Resumes a balance that was interrupted, by Oleo or by the kernel.
@@ -20,8 +20,14 @@ impl Image {
     /// # Errors
     /// There is none, or it cannot be done here.
     pub fn balance_resume(&self) -> Result<BalanceEnd> {
-        self.balancer().resume()?;
-        Ok(self.balancer().run().unwrap_or(BalanceEnd::Done))
+        let number = self.balancer().resume()?;
+        Ok(self.run_balance(number))
+    }
+
+    /// Does what was asked for; or waits for whoever does it already ([`Image::start_background`]).
+    fn run_balance(&self, number: u64) -> BalanceEnd {
+        let here = self.balancer().run();
+        here.or_else(|| self.balancer().wait_end(number).end).unwrap_or(BalanceEnd::Done)
     }
 
     /// Cancels a running or interrupted balance; block groups that were moved stay where they are.

@@ -80,11 +80,11 @@ impl OpenOptions {
 
 /// An open file system. Share it by reference (or in an `Arc`) between as many threads as you like.
 ///
-/// Changes are in memory until [`Image::sync`] or [`Image::close`]; dropping an image without either loses what was
+/// Changes are in memory until [`Image::sync`] or [`Image::close`], unless [`Image::start_background`] commits them; dropping an image without either loses what was
 /// done since the last commit, never what was committed.
 pub struct Image {
     fs: Fs,
-    balancer: Balancer,
+    balancer: Arc<Balancer>,
     write: bool,
 }
 
@@ -169,7 +169,7 @@ impl Image {
             Err(_) if options.ignore_bad_trees && !options.write => Balancer::idle(&fs),
             other => other?,
         };
-        Ok(Image { fs, balancer, write: options.write })
+        Ok(Image { fs, balancer: Arc::new(balancer), write: options.write })
     }
 
     /// The full interface to files and names.
@@ -180,6 +180,14 @@ impl Image {
     /// The balance of this volume.
     pub fn balancer(&self) -> &Balancer {
         &self.balancer
+    }
+
+    pub(crate) fn balancer_shared(&self) -> Arc<Balancer> {
+        self.balancer.clone()
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.write
     }
 
     /// The volume below: devices, chunks, superblock.
@@ -412,7 +420,7 @@ impl Image {
         Ok(self.fs.sync()?)
     }
 
-    /// Takes apart what was deleted, so that its space is free for others.
+    /// Takes apart what was deleted, so that its space is free for others. [`Image::start_background`] has that done as it comes.
     ///
     /// # Errors
     /// A device failed, or the image is damaged.

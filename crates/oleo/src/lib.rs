@@ -15,6 +15,7 @@
 //! | everything about files and names | [`Image::fs`] |
 //! | quota | [`Image::quota_enable`], [`Image::quota`] |
 //! | move, pack and convert block groups | [`Image::balance`], [`Image::reclaim`] |
+//! | have commits, write-back and cleaning done beside the program | [`Image::start_background`] |
 //! | copy files out | [`restore`] |
 //! | apply what `btrfs send` wrote | [`Image::receive`], [`receive`] |
 //! | write such a stream | [`Image::send`], [`send`] |
@@ -121,6 +122,7 @@
 //! # }
 //! ```
 
+mod background;
 mod balance;
 mod build;
 pub mod check;
@@ -143,6 +145,7 @@ pub mod send;
 mod settings;
 mod usage;
 
+pub use background::{Background, BackgroundError, BackgroundOptions, BackgroundTask, OnError};
 pub use build::{BuildOptions, BuildReport, Source, build};
 pub use cursor::Cursor;
 pub use error::{Error, Result};

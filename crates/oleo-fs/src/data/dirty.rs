@@ -117,6 +117,11 @@ impl DirtyFiles {
 }
 
 impl Shared {
+    /// Says that nobody writes back in the background any more.
+    pub(crate) fn without_background_flusher(&self) {
+        self.has_background_flusher.store(false, Ordering::Relaxed);
+    }
+
     /// Enters a file that has buffered bytes now.
     pub(super) fn enlist(&self, inode: &Arc<Inode>) {
         let now = inode.core().now();
