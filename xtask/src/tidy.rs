@@ -13,6 +13,7 @@
 //! 10. Overview: the names in `docs/overview.md` are there (`overview`).
 //! 11. Circles: the files of a crate do not use each other in a circle, but for those listed (`circles`).
 //! 12. Locks: the tables of `docs/locking.md` are those of the ranks ([`crate::locking`]), and programs take locks with ranks only.
+//! 13. Facade: every type that the library `oleo` shows can be named from it (`facade`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,6 +24,7 @@ use anyhow::{Context, Result, bail};
 use crate::locking;
 
 mod circles;
+mod facade;
 mod links;
 mod overview;
 mod words;
@@ -49,6 +51,7 @@ pub fn run(root: &Path) -> Result<()> {
     dead_files(&files, &mut report);
     overview::check(&files, &mut report);
     circles::check(&files, &mut report)?;
+    facade::check(&files, &mut report);
     links::links(root, &files, &mut report);
     locks(&files, &mut report);
     for line in &report.warnings {

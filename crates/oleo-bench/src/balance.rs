@@ -8,7 +8,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use oleo::{Image, OpenOptions, SetAttr};
+use oleo::fs::SetAttr;
+use oleo::{Image, OpenOptions};
 use oleo_sim::oracle::{self, Oracle, run as tool};
 
 use crate::Args;

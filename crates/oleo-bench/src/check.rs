@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use oleo::{Image, MkfsOptions, NewInode, NewKind, OpenOptions, SnapshotOptions};
+use oleo::fs::{NewInode, NewKind};
+use oleo::mkfs::MkfsOptions;
+use oleo::{Image, OpenOptions, SnapshotOptions};
 use oleo_sim::oracle;
 
 use crate::Args;
@@ -22,8 +24,9 @@ const INLINE_LEN: usize = 200;
 /// Files in directories, and snapshots with a few changes before each.
 fn build(path: &Path) -> Result<()> {
     std::fs::File::create(path)?.set_len(IMAGE_LEN)?;
-    let device = oleo::FileDevice::open(path, &oleo::FileOptions { write: true, ..Default::default() })?;
-    oleo::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
+    let device =
+        oleo::device::FileDevice::open(path, &oleo::device::FileOptions { write: true, ..Default::default() })?;
+    oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
     let image = Image::open(path, &OpenOptions::writing())?;
     let fs = image.fs();
     let live = image.create_subvol("/live")?;

@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use oleo::{Image, InodeRef, MkfsOptions, NewInode, NewKind, OpenOptions, SetAttr};
+use oleo::fs::{InodeRef, NewInode, NewKind, SetAttr};
+use oleo::mkfs::MkfsOptions;
+use oleo::{Image, OpenOptions};
 use oleo_sim::oracle::{self, Loop, Mounted, Oracle, ReadOnly};
 
 use crate::Args;
@@ -221,8 +223,9 @@ fn open(attached: &Loop) -> Result<Image> {
 
 fn prepare(image: &Path, files: u64) -> Result<()> {
     std::fs::File::create(image)?.set_len(IMAGE_LEN)?;
-    let device = oleo::FileDevice::open(image, &oleo::FileOptions { write: true, ..Default::default() })?;
-    oleo::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
+    let device =
+        oleo::device::FileDevice::open(image, &oleo::device::FileOptions { write: true, ..Default::default() })?;
+    oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
     let mut side = Ours { image: Image::open(image, &OpenOptions::writing())?, dir: None };
     side.edit(&(0..files).map(Edit::Create).collect::<Vec<_>>())?;
     Ok(side.image.close()?)

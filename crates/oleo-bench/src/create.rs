@@ -4,7 +4,9 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use oleo::{Image, MkfsOptions, NewInode, NewKind, OpenOptions};
+use oleo::fs::{NewInode, NewKind};
+use oleo::mkfs::MkfsOptions;
+use oleo::{Image, OpenOptions};
 use oleo_sim::oracle::{self, Loop, Oracle, ReadOnly};
 
 use crate::Args;
@@ -18,8 +20,11 @@ const IMAGE_LEN: u64 = 16 << 30;
 
 fn ours(image: &std::path::Path, files: u64) -> Result<f64> {
     let attached = Loop::attach(image, ReadOnly::No)?;
-    let device = oleo::FileDevice::open(attached.path(), &oleo::FileOptions { write: true, ..Default::default() })?;
-    oleo::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
+    let device = oleo::device::FileDevice::open(
+        attached.path(),
+        &oleo::device::FileOptions { write: true, ..Default::default() },
+    )?;
+    oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
     let image = Image::open(attached.path(), &OpenOptions::writing())?;
     let top = image.top()?;
     // Made before the clock starts, as fs_mark's threads get theirs.

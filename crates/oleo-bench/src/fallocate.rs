@@ -17,7 +17,9 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use oleo::{Image, KeepSize, MkfsOptions, NewInode, NewKind};
+use oleo::Image;
+use oleo::fs::{KeepSize, NewInode, NewKind};
+use oleo::mkfs::MkfsOptions;
 use oleo_sim::oracle::{self, Mounted, Oracle};
 use rustix::fs::FallocateFlags;
 
@@ -166,8 +168,9 @@ fn threads_of(image: &Image, threads: usize, between: Between) -> Result<u64> {
 }
 
 fn ours(oracle: &Oracle, path: &Path, found: &mut Found) -> Result<()> {
-    let device = oleo::FileDevice::open(path, &oleo::FileOptions { write: true, ..Default::default() })?;
-    oleo::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
+    let device =
+        oleo::device::FileDevice::open(path, &oleo::device::FileOptions { write: true, ..Default::default() })?;
+    oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
     let image = Image::open(path, &oleo::OpenOptions::writing())?;
     for threads in THREADS {
         found.put(Peer::Oleo, &plain(threads), rate(threads_of(&image, threads, Between::Nothing)?));

@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
-use oleo::{Image, InodeRef, MkfsOptions, NewInode, NewKind, OpenOptions};
+use oleo::fs::{InodeRef, NewInode, NewKind};
+use oleo::mkfs::MkfsOptions;
+use oleo::{Image, OpenOptions};
 use oleo_sim::oracle::Oracle;
 use oleo_sim::rng::Rng;
 
@@ -122,8 +124,9 @@ fn commit_in_background(image: &Image, ends: &AtomicBool) -> Result<()> {
 
 fn in_process(oracle: &Oracle, path: &Path) -> Result<Vec<f64>> {
     std::fs::File::create(path)?.set_len(IMAGE_LEN)?;
-    let device = oleo::FileDevice::open(path, &oleo::FileOptions { write: true, ..Default::default() })?;
-    oleo::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
+    let device =
+        oleo::device::FileDevice::open(path, &oleo::device::FileOptions { write: true, ..Default::default() })?;
+    oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
     let mut options = OpenOptions::writing();
     options.fs.dirty_inodes_max = usize::MAX;
     let image = Image::open(path, &options)?;

@@ -10,7 +10,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, ensure};
-use oleo::{Image, InodeRef, MkfsOptions, NewInode, NewKind, OpenOptions, RenameMode};
+use oleo::fs::{InodeRef, NewInode, NewKind, RenameMode};
+use oleo::mkfs::MkfsOptions;
+use oleo::{Image, OpenOptions};
 use oleo_sim::oracle::{Loop, ReadOnly};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
@@ -207,8 +209,11 @@ fn one_run(fixture: &Fixture, image: &Path, device: usize, peer: Peer, found: &m
         return mounted.unmount();
     }
     let attached = Loop::attach(image, ReadOnly::No)?;
-    let options = oleo::FileOptions { write: true, ..Default::default() };
-    oleo::make(&[std::sync::Arc::new(oleo::FileDevice::open(attached.path(), &options)?)], &MkfsOptions::default())?;
+    let options = oleo::device::FileOptions { write: true, ..Default::default() };
+    oleo::mkfs::make(
+        &[std::sync::Arc::new(oleo::device::FileDevice::open(attached.path(), &options)?)],
+        &MkfsOptions::default(),
+    )?;
     if peer == Peer::Oleo {
         let mounted = fixture.serve(attached.path())?;
         measure(&Calls::new(mounted.path())?, label, rounds, found, peer)?;

@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use oleo::{Device, Fs, Image, InodeRef, MemDevice, MkfsOptions, NewInode, NewKind, OpenOptions};
+use oleo::device::MemDevice;
+use oleo::fs::{Fs, InodeRef, NewInode, NewKind};
+use oleo::mkfs::MkfsOptions;
+use oleo::{Device, Image, OpenOptions};
 use oleo_sim::rng::Rng;
 
 use crate::Args;
@@ -18,7 +21,7 @@ const MIB: u64 = 1 << 20;
 
 fn memory(len: u64) -> Result<Vec<Arc<dyn Device>>> {
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(len))];
-    oleo::make(&devices, &MkfsOptions::default())?;
+    oleo::mkfs::make(&devices, &MkfsOptions::default())?;
     Ok(devices)
 }
 

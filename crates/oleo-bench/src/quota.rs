@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use oleo::{Image, MkfsOptions, NewInode, NewKind, OpenOptions, SnapshotOptions};
+use oleo::fs::{NewInode, NewKind};
+use oleo::mkfs::MkfsOptions;
+use oleo::{Image, OpenOptions, SnapshotOptions};
 use oleo_sim::oracle::{self, Oracle, run as tool};
 
 use crate::Args;
@@ -24,8 +26,9 @@ const CHURN_FILES: usize = 200_000;
 
 fn make(path: &Path) -> Result<Image> {
     std::fs::File::create(path)?.set_len(IMAGE_LEN)?;
-    let device = oleo::FileDevice::open(path, &oleo::FileOptions { write: true, ..Default::default() })?;
-    oleo::make(&[std::sync::Arc::new(device)], &MkfsOptions { nodesize: Some(NODESIZE), ..Default::default() })?;
+    let device =
+        oleo::device::FileDevice::open(path, &oleo::device::FileOptions { write: true, ..Default::default() })?;
+    oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions { nodesize: Some(NODESIZE), ..Default::default() })?;
     Ok(Image::open(path, &OpenOptions::writing())?)
 }
 

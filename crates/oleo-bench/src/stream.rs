@@ -8,7 +8,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use oleo::{CloneRange, Image, InodeRef, NewInode, NewKind, OpenOptions, SnapshotOptions};
+use oleo::fs::{CloneRange, InodeRef, NewInode, NewKind};
+use oleo::{Image, OpenOptions, SnapshotOptions};
 use oleo_sim::oracle::{self, Oracle, Scratch, run as tool};
 use oleo_sim::rng::Rng;
 
@@ -29,8 +30,12 @@ const TREE_DIR_FILES: u64 = 60;
 
 fn create(path: &Path, len: u64) -> Result<Image> {
     std::fs::File::create(path)?.set_len(len)?;
-    let device = oleo::FileDevice::open(path, &oleo::FileOptions { write: true, ..Default::default() })?;
-    oleo::make(&[std::sync::Arc::new(device)], &oleo::MkfsOptions { seed: oleo::random_seed(), ..Default::default() })?;
+    let device =
+        oleo::device::FileDevice::open(path, &oleo::device::FileOptions { write: true, ..Default::default() })?;
+    oleo::mkfs::make(
+        &[std::sync::Arc::new(device)],
+        &oleo::mkfs::MkfsOptions { seed: oleo::mkfs::random_seed(), ..Default::default() },
+    )?;
     Ok(Image::open(path, &OpenOptions::writing())?)
 }
 
@@ -120,7 +125,7 @@ fn build_tree(path: &Path) -> Result<()> {
                 format!("file-{n:06}").as_bytes(),
                 &top,
                 format!("moved-{n:06}").as_bytes(),
-                oleo::RenameMode::Replace,
+                oleo::fs::RenameMode::Replace,
             )?,
             _ => fs.write(file, 4096, &rng.bytes(4096))?,
         }

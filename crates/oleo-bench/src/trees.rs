@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use oleo::{CsumType, Generation, Logical, TreeId, Uuid};
+use oleo::format::{Generation, Logical};
+use oleo::mkfs::CsumType;
+use oleo::{TreeId, Uuid};
 use oleo_format::{
     BlockHead, CheckedNode, CompatRo, Corruption, Features, HeaderFlags, Incompat, ItemType, Key, NodeExpect, NodeRules,
 };

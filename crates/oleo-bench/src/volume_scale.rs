@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use oleo::{Device, FeatureSet, Image, MemDevice, MkfsOptions, OpenOptions, Profile, TreeId};
+use oleo::device::MemDevice;
+use oleo::mkfs::{FeatureSet, MkfsOptions, Profile};
+use oleo::{Device, Image, OpenOptions, TreeId};
 
 use crate::Args;
 use crate::measure::{Report, busy_seconds, memory, reset_peak};
@@ -88,7 +90,7 @@ fn volume_with(len: u64, features: FeatureSet) -> Result<Arc<MemDevice>> {
     let single = Some(Profile::Single);
     let options = MkfsOptions { data: single, metadata: single, features, ..MkfsOptions::default() };
     let devices: [Arc<dyn Device>; 1] = [device.clone()];
-    oleo::make(&devices, &options)?;
+    oleo::mkfs::make(&devices, &options)?;
     Ok(device)
 }
 

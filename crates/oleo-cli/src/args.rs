@@ -5,7 +5,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use clap::Args;
-use oleo::{Image, InodeRef, OpenOptions, SubvolRef, TreeId};
+use oleo::fs::InodeRef;
+use oleo::{Image, OpenOptions, SubvolRef, TreeId};
 
 /// Which image, and what belongs to it.
 #[derive(Args)]

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use oleo::{Class, Classified, ErrorKind, Hint, Time};
+use oleo::error::{Class, Classified};
+use oleo::fs::Time;
+use oleo::{ErrorKind, Hint};
 
 /// Where output goes, and how much of it.
 pub(crate) struct Out {
@@ -68,9 +70,9 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// What the library calls.
-    pub fn callback(&self) -> Option<oleo::OnProgress> {
+    pub fn callback(&self) -> Option<oleo::mkfs::OnProgress> {
         let bar = self.bar.clone()?;
-        Some(Box::new(move |done: &oleo::Progress| {
+        Some(Box::new(move |done: &oleo::mkfs::Progress| {
             let entries = done.files + done.dirs + done.links + done.others;
             bar.set_message(format!("{entries} entries, {}", human(done.data_bytes)));
             bar.tick();

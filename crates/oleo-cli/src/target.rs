@@ -13,7 +13,8 @@ use std::sync::Mutex;
 
 use anyhow::{Context, bail};
 use oleo::control::{self, Caller, Client, Location, Reply, Request, SubvolRef};
-use oleo::{Image, Ino, TreeId};
+use oleo::fs::Ino;
+use oleo::{Image, TreeId};
 
 use crate::args::{DeviceArgs, ImageArgs, subvol_ref};
 use crate::out::misuse;

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oleo::{Device, ErrorKind, Follow, FsOptions, Hint, Image, InodeRef, OpenOptions, TreeId};
+use oleo::fs::{Follow, FsOptions, InodeRef};
+use oleo::{Device, ErrorKind, Hint, Image, OpenOptions, TreeId};
 use oleo_device::mountinfo::mount_on;
 use oleo_format::{Class, Classified, InodeFlags};
 
@@ -195,7 +196,7 @@ fn find_root(image: &Image, options: &MountOptions) -> Result<InodeRef, MountErr
             let found = fs
                 .resolve(&image.top()?, path.as_bytes(), Follow::Yes)
                 .map_err(|e| MountError::Option(format!("subvol={path}: {e}")))?;
-            if found.ino() != oleo::Ino::ROOT_DIR || found.is_empty_subvol_dir() {
+            if found.ino() != oleo::fs::Ino::ROOT_DIR || found.is_empty_subvol_dir() {
                 return Err(MountError::Option(format!("subvol={path}: not a subvolume")));
             }
             if id.is_some_and(|id| id != 0 && id != found.tree().0) {

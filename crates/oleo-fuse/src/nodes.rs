@@ -17,7 +17,8 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use hashbrown::HashMap;
-use oleo::{Ino, TreeId};
+use oleo::TreeId;
+use oleo::fs::Ino;
 use oleo_fs::InodeRef;
 use oleo_lock::{Mutex, rank};
 

@@ -2,7 +2,8 @@
 //!
 //! What is not known is refused. Options of every mount (nosuid, noexec …) and those of FUSE are taken as well.
 
-use oleo::{Class, Classified, Compress, parse_compress};
+use oleo::error::{Class, Classified};
+use oleo::fs::{Compress, parse_compress};
 use rustix::mount::MountFlags;
 
 /// Seconds between commits when nobody asks for one; what btrfs does.

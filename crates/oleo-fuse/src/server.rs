@@ -43,7 +43,8 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
-use oleo::{Fs, Image};
+use oleo::Image;
+use oleo::fs::Fs;
 use oleo_fs::{FsError, InodeRef};
 
 pub(crate) use errno::Errno;
@@ -308,8 +309,8 @@ mod tests {
     fn a_panic_ends_changes() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("image");
-        let options = oleo::BuildOptions { size: Some(128 << 20), ..Default::default() };
-        oleo::build(&[&path], options).unwrap();
+        let options = oleo::mkfs::BuildOptions { size: Some(128 << 20), ..Default::default() };
+        oleo::mkfs::build(&[&path], options).unwrap();
         let image = Image::open(&path, &oleo::OpenOptions::writing()).unwrap();
         let make = |image: &Image, name: &[u8]| image.symlink(&image.top().unwrap(), b"target", name);
         make(&image, b"before").unwrap();

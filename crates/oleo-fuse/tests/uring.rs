@@ -91,9 +91,9 @@ fn mount(block: bool) -> Result<Served, MountError> {
     let scratch = tempfile::tempdir_in("/dev/shm").unwrap();
     let (image, dir) = (scratch.path().join("image"), scratch.path().join("mnt"));
     fs::create_dir(&dir).unwrap();
-    let mut options = oleo::BuildOptions { size: Some(512 << 20), ..Default::default() };
-    options.mkfs.seed = oleo::random_seed();
-    oleo::build(&[&image], options).unwrap();
+    let mut options = oleo::mkfs::BuildOptions { size: Some(512 << 20), ..Default::default() };
+    options.mkfs.seed = oleo::mkfs::random_seed();
+    oleo::mkfs::build(&[&image], options).unwrap();
     let options = MountOptions { uring: Uring::On, ..MountOptions::default() };
     let log = Arc::new(|line: &str| eprintln!("{line}"));
     let device = block.then(|| Loop::of(&image));

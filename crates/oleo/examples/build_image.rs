@@ -6,19 +6,20 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use oleo::check::Start;
-use oleo::{BuildOptions, FillOptions, Image, MkfsOptions, OpenOptions, Source};
+use oleo::mkfs::{BuildOptions, FillOptions, MkfsOptions, Source};
+use oleo::{Image, OpenOptions};
 
 /// Makes the image; the same directory gives the same bytes each time.
 pub fn make_image(dir: &Path, img: &Path) -> Result<u64, Box<dyn Error>> {
-    let report = oleo::build(
+    let report = oleo::mkfs::build(
         &[img],
         BuildOptions {
             source: Source::Dir(dir.into()),
-            fill: FillOptions { compress: oleo::parse_compress("zstd:3")?, ..FillOptions::default() },
+            fill: FillOptions { compress: oleo::fs::parse_compress("zstd:3")?, ..FillOptions::default() },
             mkfs: MkfsOptions {
                 label: "example".into(),
-                // All UUIDs follow from the seed. `oleo::random_seed()` makes each image unique.
-                seed: oleo::seed_from_text("example"),
+                // All UUIDs follow from the seed. `oleo::mkfs::random_seed()` makes each image unique.
+                seed: oleo::mkfs::seed_from_text("example"),
                 created_seconds: 1_700_000_000,
                 ..MkfsOptions::default()
             },

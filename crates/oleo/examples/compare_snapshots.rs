@@ -53,7 +53,7 @@ fn example() -> oleo::Result<Image> {
     image.snapshot("home", "before", &read_only)?;
     image.create_dir("home/drawer")?;
     image.rename(&image.top()?, b"home/letter", b"home/drawer/letter")?;
-    image.remove(&image.top()?, b"home/old", oleo::Depth::One)?;
+    image.remove(&image.top()?, b"home/old", oleo::fs::Depth::One)?;
     image.write("home/new", &[7; 10_000])?;
     image.snapshot("home", "after", &read_only)?;
     Ok(image)

@@ -7,7 +7,9 @@ use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use oleo::{Device, Image, MemDevice, MkfsOptions, OpenOptions};
+use oleo::device::MemDevice;
+use oleo::mkfs::MkfsOptions;
+use oleo::{Device, Image, OpenOptions};
 use oleo_device::DeviceError;
 
 /// Keeps its bytes in memory, and counts.

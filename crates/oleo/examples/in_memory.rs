@@ -5,7 +5,9 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use oleo::{Device, Image, MemDevice, MkfsOptions, OpenOptions, Profile, SnapshotOptions};
+use oleo::device::MemDevice;
+use oleo::mkfs::{MkfsOptions, Profile};
+use oleo::{Device, Image, OpenOptions, SnapshotOptions};
 
 /// Runs the example; fails if what it shows is not so.
 pub fn main() -> Result<(), Box<dyn Error>> {

@@ -5,7 +5,9 @@
 use std::error::Error;
 use std::sync::{Arc, Barrier};
 
-use oleo::{Device, Image, MemDevice, MkfsOptions, OpenOptions, SnapshotOptions};
+use oleo::device::MemDevice;
+use oleo::mkfs::MkfsOptions;
+use oleo::{Device, Image, OpenOptions, SnapshotOptions};
 
 const THREADS: usize = 8;
 const VERSIONS: usize = 5;

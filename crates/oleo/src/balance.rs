@@ -1,8 +1,11 @@
 //! Balance by library.
 
-use oleo_jobs::{BalanceArgs, BalanceEnd, BalanceStatus, Reclaimed};
-
 use crate::{Image, Result};
+
+pub use oleo_jobs::{
+    BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Balancer, Filters, JobError, Reclaimed,
+};
+pub use oleo_txn::Moved;
 
 impl Image {
     /// Starts a balance and runs it to the end, or until [`Balancer::pause`](oleo_jobs::Balancer::pause) or

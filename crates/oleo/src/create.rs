@@ -7,13 +7,14 @@ use oleo_device::{Device, MemDevice};
 use oleo_fs::errno;
 use oleo_mkfs::{MkfsOptions, make};
 
-use crate::{BuildOptions, Error, Image, OpenOptions, Result, build};
+use crate::mkfs::{BuildOptions, build};
+use crate::{Error, Image, OpenOptions, Result};
 
 impl Image {
     /// Makes an empty file system of `size` bytes in an image file or on a block device, and opens it for changes.
     ///
     /// A file that does not exist is created, sparse. The identifiers of the file system are random, its time of creation is
-    /// now, everything else is as in [`MkfsOptions::default`]. [`Image::create_with`] takes other options; [`build()`] also fills
+    /// now, everything else is as in [`MkfsOptions::default`]. [`Image::create_with`] takes other options; [`build`](crate::mkfs::build) also fills
     /// a file system, spreads it over several devices, and overwrites what is there.
     ///
     /// # Errors

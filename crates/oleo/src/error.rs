@@ -3,17 +3,23 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use oleo_device::{DeviceError, FileDevice, FileOptions, User};
-use oleo_format::{Class, Classified, Corruption, ErrorKind};
-use oleo_fs::{FsError, errno};
-use oleo_jobs::JobError;
-use oleo_mkfs::MkfsError;
-use oleo_stream::SendError;
-use oleo_stream::receive::{ApplyError, ReceiveError};
-use oleo_txn::TxnError;
-use oleo_volume::VolumeError;
+use oleo_device::{FileDevice, FileOptions, User};
+use oleo_fs::errno;
 
 use crate::Hint;
+
+pub use crate::background::BackgroundError;
+pub use oleo_check::CheckError;
+pub use oleo_device::DeviceError;
+pub use oleo_format::{Class, Classified, Corruption, ErrorKind};
+pub use oleo_fs::FsError;
+pub use oleo_jobs::JobError;
+pub use oleo_mkfs::MkfsError;
+pub use oleo_stream::receive::{ApplyError, ReceiveError};
+pub use oleo_stream::{SendError, StreamError};
+pub use oleo_tree::TreeError;
+pub use oleo_txn::TxnError;
+pub use oleo_volume::VolumeError;
 
 /// An error of this library. It says what went wrong; [`Error::hint`] says what to try, [`Error::kind`] which of the
 /// four kinds it is.

@@ -3,12 +3,13 @@
 //! Everything works on images and devices that nobody has mounted, as an ordinary user. Paths inside an image are bytes
 //! ([`ImagePath`]: text, bytes or paths of the host) and begin at the top level; subvolumes are named by path or ID ([`SubvolRef`]);
 //! offsets and lengths are in bytes. Errors are one type, [`Error`], which says what went
-//! wrong, of which kind it is ([`ErrorKind`]), and what to try ([`Error::hint`]). Nothing here prints or asks.
+//! wrong, of which kind it is ([`ErrorKind`]), and what to try ([`Error::hint`]). Nothing here prints or asks. What most programs
+//! need is at the root; the rest is in a module for each subject, and every type that is shown has a name in one of them.
 //!
 //! | to do | begin with |
 //! |---|---|
 //! | make an empty image and write to it | [`Image::create`], [`Image::create_in_memory`] |
-//! | make one from a directory or tar, or on several devices | [`build()`] |
+//! | make one from a directory or tar, or on several devices | [`mkfs::build`] |
 //! | read and write files in an image | [`Image::open`], [`Image::open_file`], [`File`] |
 //! | read and write by `std::io` | [`File::cursor`] |
 //! | subvolumes and snapshots | [`Image::create_subvol`], [`Image::snapshot`] |
@@ -61,14 +62,14 @@
 //! std::fs::create_dir(&dir)?;
 //! std::fs::write(dir.join("hello"), "world")?;
 //!
-//! let options = oleo::BuildOptions {
-//!     source: oleo::Source::Dir(dir),
-//!     fill: oleo::FillOptions { compress: oleo::parse_compress("zstd:3")?, ..Default::default() },
-//!     mkfs: oleo::MkfsOptions { label: "demo".into(), seed: oleo::random_seed(), ..Default::default() },
+//! let options = oleo::mkfs::BuildOptions {
+//!     source: oleo::mkfs::Source::Dir(dir),
+//!     fill: oleo::mkfs::FillOptions { compress: oleo::fs::parse_compress("zstd:3")?, ..Default::default() },
+//!     mkfs: oleo::mkfs::MkfsOptions { label: "demo".into(), seed: oleo::mkfs::random_seed(), ..Default::default() },
 //!     shrink: true,
 //!     ..Default::default()
 //! };
-//! let report = oleo::build(&[&img], options)?;
+//! let report = oleo::mkfs::build(&[&img], options)?;
 //! assert_eq!(report.filled.done.files, 1);
 //! # Ok(())
 //! # }
@@ -122,61 +123,43 @@
 //! # }
 //! ```
 
-mod background;
-mod balance;
-mod build;
+pub mod background;
+pub mod balance;
 pub mod check;
 pub mod control;
 mod create;
 mod cursor;
-mod error;
+pub mod device;
+pub mod error;
 mod file;
+pub mod format;
+pub mod fs;
 mod hint;
 mod image;
 pub mod inspect;
+pub mod layers;
 mod log;
+pub mod mkfs;
 mod ops;
 mod path;
-mod quota;
+pub mod quota;
 pub mod receive;
 pub mod rescue;
 pub mod restore;
 pub mod send;
 mod settings;
-mod usage;
+pub mod usage;
+pub mod volume;
 
-pub use background::{Background, BackgroundError, BackgroundOptions, BackgroundTask, OnError};
-pub use build::{BuildOptions, BuildReport, Source, build};
+pub use background::{Background, BackgroundOptions};
 pub use cursor::Cursor;
 pub use error::{Error, Result};
 pub use file::File;
 pub use hint::Hint;
 pub use image::{Image, OpenOptions};
-pub use ops::{Depth, Sharing};
 pub use path::{ImagePath, SubvolRef};
-pub use settings::{PROPERTIES, parse_checksum, parse_compress, random_seed, seed_from_text};
-pub use usage::{FileUsage, GroupUsage, SpaceSummary};
 
-pub use oleo_txn::{Assigned, Moved, Qgroup, QgroupId, QgroupLimit, QuotaState};
-pub use oleo_volume::DeviceInfo;
+pub use oleo_device::Device;
+pub use oleo_format::{ErrorKind, TreeId};
+pub use oleo_fs::SnapshotOptions;
 pub use uuid::Uuid;
-
-pub use oleo_device::{Device, FileDevice, FileOptions, MemDevice};
-pub use oleo_format::{
-    ByteLen, Class, Classified, Compression, CsumType, DevId, ErrorKind, Generation, Ino, Logical, QgroupStatusFlags,
-    TreeId,
-};
-pub use oleo_fs::data::{CloneRange, Compress, ExtentInfo, ExtentKind, KeepSize};
-pub use oleo_fs::{
-    Attr, Clock, Descent, DirEntryInfo, FileKind, FixedClock, Follow, Fs, FsError, FsOptions, InodeRef, NewInode,
-    NewKind, NewSubvol, Rdev, RenameMode, SetAttr, SnapshotOptions, SubvolInfo, Target, Time, Times, UuidSource,
-    XattrMode,
-};
-pub use oleo_jobs::{
-    BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Balancer, Filters, QgroupChange, Reclaimed,
-    SubvolSize,
-};
-pub use oleo_mkfs::{
-    FeatureSet, FillOptions, Made, MkfsError, MkfsOptions, OnProgress, Profile, Progress, Report, SubvolSpec,
-    TopAttributes, make,
-};

@@ -1,9 +1,10 @@
 //! Quota by library.
 
-use oleo_jobs::{QgroupChange, SubvolSize};
-use oleo_txn::{Assigned, QuotaState};
-
 use crate::{Image, Result};
+
+pub use oleo_format::QgroupStatusFlags;
+pub use oleo_jobs::{QgroupChange, SubvolSize};
+pub use oleo_txn::{Assigned, Qgroup, QgroupId, QgroupLimit, QuotaState};
 
 impl Image {
     /// Quota and its groups, as of the last commit; `None` if quota is off.

@@ -26,7 +26,8 @@ use std::path::{Path, PathBuf};
 use oleo_stream::receive::{DirOptions, DirTarget, FsTarget, FsTargetOptions};
 
 use crate::error::AtPlace;
-use crate::{Error, Image, InodeRef, Result, SubvolRef, TreeId};
+use crate::fs::InodeRef;
+use crate::{Error, Image, Result, SubvolRef, TreeId};
 
 pub use oleo_format::stream::{Command, header};
 pub use oleo_stream::dump::Dumper;

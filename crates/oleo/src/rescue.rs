@@ -76,7 +76,9 @@ fn zero_log_of(devices: &[Arc<dyn Device>], degraded: bool) -> Result<Option<Dro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Image, MemDevice, MkfsOptions};
+    use crate::Image;
+    use crate::device::MemDevice;
+    use crate::mkfs::MkfsOptions;
 
     /// Goal: a log is dropped from every superblock and nothing else changes; a second call finds none; a volume that lacks a
     /// device is refused.
@@ -85,7 +87,7 @@ mod tests {
     fn every_superblock_forgets_it() -> Result<()> {
         let devices: Vec<Arc<dyn Device>> =
             (0..2).map(|_| Arc::new(MemDevice::new(256 << 20)) as Arc<dyn Device>).collect();
-        crate::make(&devices, &MkfsOptions::default())?;
+        crate::mkfs::make(&devices, &MkfsOptions::default())?;
         assert_eq!(zero_log_of(&devices, false)?, None);
         let untouched: Vec<_> = devices.iter().flat_map(|d| read_mirrors(d.as_ref())).collect();
         for device in &devices {

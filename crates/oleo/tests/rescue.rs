@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use oleo::{Device, Image, MemDevice, MkfsOptions, OpenOptions};
+use oleo::device::MemDevice;
+use oleo::mkfs::MkfsOptions;
+use oleo::{Device, Image, OpenOptions};
 
 fn device() -> Result<Arc<dyn Device>> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
-    oleo::make(std::slice::from_ref(&device), &MkfsOptions::default())?;
+    oleo::mkfs::make(std::slice::from_ref(&device), &MkfsOptions::default())?;
     Ok(device)
 }
 
@@ -26,7 +28,7 @@ fn super_of(device: &Arc<dyn Device>) -> Result<oleo_format::SuperBlock> {
 }
 
 /// Overwrites every copy of a tree block.
-fn ruin(device: &Arc<dyn Device>, at: oleo::Logical) -> Result<()> {
+fn ruin(device: &Arc<dyn Device>, at: oleo::format::Logical) -> Result<()> {
     let image = Image::from_devices(vec![device.clone()], &OpenOptions::default())?;
     let chunk = image.volume().chunk_of(at)?;
     for stripe in 0..chunk.stripes.len() {
@@ -100,7 +102,7 @@ fn what_is_freed_is_discarded() -> Result<()> {
             Ok(chunk.stripes[0].offset.0 + (at.0 - chunk.start.0))
         };
         let (kept, gone) = (place("kept")?, place("gone")?);
-        image.remove(&image.top()?, b"gone", oleo::Depth::One)?;
+        image.remove(&image.top()?, b"gone", oleo::fs::Depth::One)?;
         image.sync()?;
         image.sync()?;
         let mut bytes = [0; 4096];
@@ -160,7 +162,7 @@ fn a_log_is_replayed() -> Result<()> {
     ensure!(bytes()? == before, "reading wrote to the device");
 
     let good = open(without.clone())?;
-    let chunk = good.volume().chunk_of(oleo::Logical(log_root))?;
+    let chunk = good.volume().chunk_of(oleo::format::Logical(log_root))?;
     let places: Vec<u64> = chunk.stripes.iter().map(|s| s.offset.0 + (log_root - chunk.start.0)).collect();
     drop(good);
     let mut old = [0; 16];

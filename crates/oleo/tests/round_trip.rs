@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
+use oleo::mkfs::{BuildOptions, FillOptions, MkfsOptions, Source, SubvolSpec, build};
 use oleo::restore::{RestoreOptions, restore_to_dir, restore_to_tar};
-use oleo::{BuildOptions, FillOptions, Image, MkfsOptions, OpenOptions, Source, SubvolSpec, build};
+use oleo::{Image, OpenOptions};
 use oleo_sim::manifest::{Detail, Ignore, Manifest};
 use oleo_sim::oracle::{Scratch, oracle};
 use oleo_sim::specimen;
@@ -109,7 +110,7 @@ fn reproducible() -> Result<()> {
         options.fill = FillOptions {
             threads,
             epoch_seconds: Some(1_600_000_000),
-            compress: oleo::parse_compress("zstd:1")?,
+            compress: oleo::fs::parse_compress("zstd:1")?,
             subvols: vec![SubvolSpec { path: "deep".into(), read_only: true, default: false }],
             ..FillOptions::default()
         };

@@ -7,9 +7,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oleo::{
-    Device, FileDevice, FileOptions, Image, InodeRef, KeepSize, MkfsOptions, NewInode, NewKind, OpenOptions, Profile,
-};
+use oleo::device::{FileDevice, FileOptions};
+use oleo::fs::{InodeRef, KeepSize, NewInode, NewKind};
+use oleo::mkfs::{MkfsOptions, Profile};
+use oleo::{Device, Image, OpenOptions};
 
 const GIB: u64 = 1 << 30;
 /// Groups that are left for metadata and for what the test allocates.
@@ -39,7 +40,7 @@ fn nearly_full(dir: &Path, groups: u64) -> PathBuf {
     let device = FileDevice::open(&path, &FileOptions { write: true, ..FileOptions::default() }).unwrap();
     let devices: [Arc<dyn Device>; 1] = [Arc::new(device)];
     let single = Some(Profile::Single);
-    oleo::make(&devices, &MkfsOptions { data: single, metadata: single, ..MkfsOptions::default() }).unwrap();
+    oleo::mkfs::make(&devices, &MkfsOptions { data: single, metadata: single, ..MkfsOptions::default() }).unwrap();
     drop(devices);
     let image = open(&path);
     let full = file(&image, "full");

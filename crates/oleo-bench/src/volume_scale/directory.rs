@@ -1,7 +1,8 @@
 //! A directory of so many empty files.
 
 use anyhow::{Result, ensure};
-use oleo::{Image, InodeRef, NewInode, NewKind};
+use oleo::Image;
+use oleo::fs::{InodeRef, NewInode, NewKind};
 
 use super::{Costs, open, scattered, volume};
 

@@ -1,7 +1,7 @@
 //! A file of so many extents: sectors of zeros, each before a hole of one sector.
 
 use anyhow::{Context, Result, ensure};
-use oleo::KeepSize;
+use oleo::fs::KeepSize;
 
 use super::{Costs, open, scattered, volume};
 

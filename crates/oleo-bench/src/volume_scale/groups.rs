@@ -2,7 +2,9 @@
 //! left, committing.
 
 use anyhow::{Context, Result};
-use oleo::{FeatureSet, Image, InodeRef, KeepSize, NewInode, NewKind};
+use oleo::Image;
+use oleo::fs::{InodeRef, KeepSize, NewInode, NewKind};
+use oleo::mkfs::FeatureSet;
 
 use super::{Costs, memory, open, volume_with};
 

@@ -2,7 +2,8 @@
 //! that most tree blocks belong to all snapshots.
 
 use anyhow::{Result, ensure};
-use oleo::{NewSubvol, SnapshotOptions, TreeId};
+use oleo::fs::NewSubvol;
+use oleo::{SnapshotOptions, TreeId};
 
 use super::{Costs, delete, open, scattered, volume};
 

@@ -1,7 +1,8 @@
 //! So many subvolumes in one directory, each with one file.
 
 use anyhow::{Result, ensure};
-use oleo::{NewSubvol, TreeId};
+use oleo::TreeId;
+use oleo::fs::NewSubvol;
 
 use super::{Costs, delete, open, scattered, volume};
 

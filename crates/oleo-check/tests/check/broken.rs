@@ -4,7 +4,7 @@
 
 use std::sync::OnceLock;
 
-use oleo::{FeatureSet, MkfsOptions, Profile};
+use oleo::mkfs::{FeatureSet, MkfsOptions, Profile};
 use oleo_check::{CheckOptions, Kind, Severity, check};
 use oleo_device::Device;
 use oleo_format::{

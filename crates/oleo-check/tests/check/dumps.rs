@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use oleo::check::Start;
-use oleo::{BuildOptions, Image, OpenOptions};
+use oleo::mkfs::BuildOptions;
+use oleo::{Image, OpenOptions};
 use oleo_check::CheckOptions;
 use oleo_sim::oracle::{oracle, run};
 
@@ -17,7 +18,7 @@ fn dumps_can_be_read() {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let ours = scratch.path().join("ours");
-    oleo::build(&[&ours], BuildOptions { size: Some(256 * MIB), ..BuildOptions::default() }).unwrap();
+    oleo::mkfs::build(&[&ours], BuildOptions { size: Some(256 * MIB), ..BuildOptions::default() }).unwrap();
     let image = Image::open(&ours, &OpenOptions::writing()).unwrap();
     some_files(&image);
     image.close().unwrap();

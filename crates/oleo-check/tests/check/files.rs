@@ -3,7 +3,8 @@
 
 use std::sync::OnceLock;
 
-use oleo::{Image, MkfsOptions};
+use oleo::Image;
+use oleo::mkfs::MkfsOptions;
 use oleo_check::Kind;
 use oleo_format::{DirEntry, FileType, Ino, InodeFlags, InodeItem, InodeRefEntry, ItemType, Key, RootItem, TreeId};
 use zerocopy::FromBytes;

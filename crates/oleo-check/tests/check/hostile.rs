@@ -4,8 +4,10 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use oleo::fs::{Depth, Sharing};
+use oleo::mkfs::MkfsOptions;
 use oleo::restore::{RestoreOptions, restore_to_dir, restore_to_tar};
-use oleo::{Depth, Device, Image, MkfsOptions, OpenOptions, Sharing};
+use oleo::{Device, Image, OpenOptions};
 use oleo_format::{DirEntry, InodeItem, ItemType, Key, TreeId};
 use oleo_sim::oracle::Scratch;
 use zerocopy::FromBytes;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use oleo::{Image, MkfsOptions, OpenOptions};
+use oleo::mkfs::MkfsOptions;
+use oleo::{Image, OpenOptions};
 use oleo_check::{CheckOptions, Kind, Report, check};
 use oleo_device::{Device, MemDevice};
 use oleo_format::{
@@ -22,7 +23,7 @@ impl Disk {
     /// A new one, filled.
     pub fn new(options: &MkfsOptions, devices: usize, fill: impl FnOnce(&Image)) -> Disk {
         let disk = Disk { devices: (0..devices).map(|_| Arc::new(MemDevice::new(256 * MIB))).collect() };
-        oleo::make(&disk.as_dyn(), options).unwrap();
+        oleo::mkfs::make(&disk.as_dyn(), options).unwrap();
         let image = Image::from_devices(disk.as_dyn(), &OpenOptions::writing()).unwrap();
         fill(&image);
         image.close().unwrap();
@@ -199,7 +200,7 @@ pub fn some_files(image: &Image) {
     let top = image.top().unwrap();
     image.write("small", b"in the item").unwrap();
     image.write("large", &noise(300_000, 1)).unwrap();
-    image.copy(&top, b"large", b"clone", oleo::Depth::One, oleo::Sharing::Reflink).unwrap();
+    image.copy(&top, b"large", b"clone", oleo::fs::Depth::One, oleo::fs::Sharing::Reflink).unwrap();
     image.create_subvol("v").unwrap();
     for i in 0..300 {
         image.write(format!("v/{i}"), &noise(if i % 10 == 0 { 9000 } else { 100 }, i)).unwrap();

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use oleo::{Image, MkfsOptions};
+use oleo::Image;
+use oleo::mkfs::MkfsOptions;
 use oleo_check::{CheckOptions, Finding, Kind, check};
 use oleo_device::{Device, DeviceError, MemDevice, Op};
 use oleo_format::{

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use oleo::{FeatureSet, MkfsOptions, Profile};
+use oleo::mkfs::{FeatureSet, MkfsOptions, Profile};
 use oleo_check::{CheckOptions, Kind, Report, check};
 use oleo_device::{Device, FileDevice, FileOptions};
 use oleo_sim::oracle::{oracle, run};
@@ -57,7 +57,8 @@ fn odd_states_of_the_kernel() {
                 let options = FileOptions { write: true, ..FileOptions::default() };
                 let device = Arc::new(FileDevice::open(&image, &options).unwrap());
                 let features = FeatureSet { block_group_tree: true, ..FeatureSet::default() };
-                oleo::make(&[device], &MkfsOptions { features, seed: [9; 32], ..MkfsOptions::default() }).unwrap();
+                oleo::mkfs::make(&[device], &MkfsOptions { features, seed: [9; 32], ..MkfsOptions::default() })
+                    .unwrap();
             }
             _ => oracle.mkfs(&args, &[&image]).unwrap(),
         }
@@ -133,7 +134,8 @@ fn half_dropped_in_the_middle_of_files() {
     let image = scratch.image("i", 256 << 20).unwrap();
     let options = FileOptions { write: true, ..FileOptions::default() };
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, &options).unwrap());
-    oleo::make(&[device], &MkfsOptions { nodesize: Some(4096), seed: [3; 32], ..MkfsOptions::default() }).unwrap();
+    oleo::mkfs::make(&[device], &MkfsOptions { nodesize: Some(4096), seed: [3; 32], ..MkfsOptions::default() })
+        .unwrap();
     let writing = oleo::Image::open(&image, &oleo::OpenOptions::writing()).unwrap();
     let top = writing.top().unwrap();
     for n in 0..200 {

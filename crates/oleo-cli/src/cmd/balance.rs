@@ -154,7 +154,7 @@ fn begin(on: &BalanceTarget, target: &Target, change: &BalanceChange, enqueue: b
 }
 
 /// Runs it in this process. A signal interrupts it, so that it can be resumed.
-fn run_here(balancer: &oleo::Balancer, out: &Out) -> anyhow::Result<BalanceStatus> {
+fn run_here(balancer: &oleo::balance::Balancer, out: &Out) -> anyhow::Result<BalanceStatus> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let handle = signals.handle();
     thread::scope(|threads| {

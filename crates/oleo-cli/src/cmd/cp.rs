@@ -1,6 +1,6 @@
 //! `oleo cp`
 
-use oleo::{Depth, Sharing};
+use oleo::fs::{Depth, Sharing};
 
 use crate::args::{ImageArgs, InPath, SubvolArg};
 use crate::out::Out;

@@ -1,6 +1,7 @@
 //! `oleo ls`
 
-use oleo::{Attr, Descent, FileKind, Image, InodeRef};
+use oleo::Image;
+use oleo::fs::{Attr, Descent, FileKind, InodeRef};
 use serde_json::json;
 
 use crate::args::{ImageArgs, InPath, SubvolArg};

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use oleo::{
+use oleo::mkfs::{
     BuildOptions, BuildReport, FeatureSet, FillOptions, MkfsOptions, Profile, Source, SubvolSpec, TopAttributes,
 };
 use uuid::Uuid;
@@ -117,7 +117,7 @@ impl Args {
             source: self.source()?,
             fill: FillOptions {
                 subvols: self.subvol.iter().map(wish).collect::<anyhow::Result<_>>()?,
-                compress: self.compress.as_deref().map(oleo::parse_compress).transpose()?.flatten(),
+                compress: self.compress.as_deref().map(oleo::fs::parse_compress).transpose()?.flatten(),
                 epoch_seconds: epoch,
                 threads: self.threads,
                 on_progress: progress.callback(),
@@ -130,7 +130,7 @@ impl Args {
             force: self.force,
             reflink: self.reflink,
         };
-        let report = oleo::build(&self.images, options)?;
+        let report = oleo::mkfs::build(&self.images, options)?;
         drop(progress);
         out.warnings(&report.filled.warnings);
         if self.json {
@@ -161,15 +161,15 @@ impl Args {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let seed = match (&self.seed, epoch) {
-            (Some(text), _) => oleo::seed_from_text(text),
+            (Some(text), _) => oleo::mkfs::seed_from_text(text),
             // Whoever asks for reproducible times wants the rest reproducible too.
-            (None, Some(_)) => oleo::seed_from_text(""),
-            (None, None) => oleo::random_seed(),
+            (None, Some(_)) => oleo::mkfs::seed_from_text(""),
+            (None, None) => oleo::mkfs::random_seed(),
         };
         let mut options = MkfsOptions {
             nodesize: self.nodesize.map(u32::try_from).transpose().map_err(|_| misuse!("--nodesize is too large"))?,
             sectorsize: u32::try_from(self.sectorsize).map_err(|_| misuse!("--sectorsize is too large"))?,
-            csum: oleo::parse_checksum(&self.checksum)?,
+            csum: oleo::mkfs::parse_checksum(&self.checksum)?,
             features,
             data: self.data,
             metadata: self.metadata,

@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use oleo::PROPERTIES;
 use oleo::control::{Property, Reply, Request};
+use oleo::fs::PROPERTIES;
 
 use crate::args::{DeviceArgs, SubvolArg};
 use crate::out::{Out, json, misuse, println_or_end};

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use oleo::{FillOptions, NewInode, NewKind};
+use oleo::fs::{NewInode, NewKind};
+use oleo::mkfs::FillOptions;
 
 use crate::args::{ImageArgs, InPath, SubvolArg};
 use crate::out::{Out, human};
@@ -34,7 +35,7 @@ impl Args {
         } else {
             let progress = out.progress("copying");
             let options = FillOptions {
-                compress: self.compress.as_deref().map(oleo::parse_compress).transpose()?.flatten(),
+                compress: self.compress.as_deref().map(oleo::fs::parse_compress).transpose()?.flatten(),
                 on_progress: progress.callback(),
                 ..FillOptions::default()
             };

@@ -1,6 +1,6 @@
 //! `oleo rm`
 
-use oleo::Depth;
+use oleo::fs::Depth;
 
 use crate::args::{ImageArgs, InPath, SubvolArg};
 use crate::out::Out;

@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use oleo::{Device, Image, MkfsOptions, OpenOptions, Profile};
+use oleo::mkfs::{MkfsOptions, Profile};
+use oleo::{Device, Image, OpenOptions};
 use oleo_fuse::{MountOptions, Mounted, Plan, Stopper, Uring};
 use oleo_sim::crash::model::{History, Promise, Step as Noted};
 use oleo_sim::crash::pages::Contents;
@@ -142,7 +143,7 @@ fn make(shape: Shape) -> Result<Vec<Contents>> {
         seed: [9; 32],
         ..MkfsOptions::default()
     };
-    oleo::make(&devices(), &mkfs)?;
+    oleo::mkfs::make(&devices(), &mkfs)?;
     let image = Image::from_devices(devices(), &OpenOptions { write: true, ..OpenOptions::default() })?;
     if shape == Shape::Quota {
         image.quota_enable()?;

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use oleo::balance::BalanceState;
 use oleo::check::{CheckOptions, Kind, volume};
-use oleo::{BalanceState, Device, Follow, Image, OpenOptions};
+use oleo::fs::Follow;
+use oleo::{Device, Image, OpenOptions};
 use oleo_format::SuperBlock;
 use oleo_sim::crash::model::verify;
 use oleo_sim::crash::pages::{Contents, Overlay};

@@ -1,6 +1,6 @@
 //! Attributes: lookup, getattr, statx, setattr.
 
-use oleo::{Attr, FileKind, SetAttr, Time};
+use oleo::fs::{Attr, FileKind, SetAttr, Time};
 use oleo_format::InodeFlags;
 use oleo_fs::InodeRef;
 
@@ -222,8 +222,8 @@ mod tests {
     #[test]
     fn device_numbers() {
         for (major, minor) in [(0, 0), (1, 3), (8, 17), (259, 300), (0xfff, 0xf_ffff)] {
-            let rdev = oleo::Rdev { major, minor };
-            assert_eq!(oleo::Rdev::of_stat(rdev.to_stat()), rdev);
+            let rdev = oleo::fs::Rdev { major, minor };
+            assert_eq!(oleo::fs::Rdev::of_stat(rdev.to_stat()), rdev);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What is inside files: read, write, fallocate, lseek, copies, fsync; and the targets of symbolic links.
 
-use oleo::{CloneRange, FileKind, KeepSize};
+use oleo::fs::{CloneRange, FileKind, KeepSize};
 use oleo_fs::{FsError, InodeRef, Strip};
 use rustix::fs::OFlags;
 use rustix::mount::MountFlags;

@@ -4,7 +4,7 @@
 //! whatever is made or removed meanwhile. A listing ends with the entries that there were when it began (offset 0): else
 //! whoever renames each entry that is listed would never come to an end.
 
-use oleo::{DirEntryInfo, FileKind, Target};
+use oleo::fs::{DirEntryInfo, FileKind, Target};
 use oleo_fs::InodeRef;
 
 use super::{Answer, Errno, Server};
@@ -27,7 +27,7 @@ impl Server {
     fn target_number(&self, dir: &InodeRef, entry: &DirEntryInfo) -> u64 {
         match entry.target {
             Target::Inode(ino) => self.nodes.number(dir.tree(), ino),
-            Target::Subvol(tree) => self.nodes.number(tree, oleo::Ino::ROOT_DIR),
+            Target::Subvol(tree) => self.nodes.number(tree, oleo::fs::Ino::ROOT_DIR),
         }
     }
 

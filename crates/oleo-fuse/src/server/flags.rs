@@ -1,7 +1,7 @@
 //! Inode flags as chattr and lsattr know them, beside the flags of the format.
 
 use oleo::control::Invalidation;
-use oleo::{Compression, FileKind, SetAttr, XattrMode};
+use oleo::fs::{Compression, FileKind, SetAttr, XattrMode};
 use oleo_format::InodeFlags;
 use oleo_fs::{COMPRESSION, FsError, InodeRef};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

@@ -3,8 +3,8 @@
 //! `BTRFS_IOC_BALANCE_CTL` (pause, cancel) passes a number where its own number announces a pointer, so the kernel answers
 //! it with EFAULT before a FUSE server hears of it. The control socket does that.
 
+use oleo::balance::{BalanceArgs, Balancer};
 use oleo::control::{BalanceChange, BalanceEnd, BalanceState, BalanceStatus, Reply, Request};
-use oleo::{BalanceArgs, Balancer};
 use oleo_format::BalanceItem;
 use zerocopy::{FromZeros, IntoBytes};
 

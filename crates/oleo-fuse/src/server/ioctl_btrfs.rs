@@ -6,8 +6,9 @@
 //! The kernel has resolved the path of the file that the ioctl is called on, so directories above it are not looked at
 //! again. What else a caller may do, `oleo::control` decides.
 
+use oleo::TreeId;
 use oleo::control::{Caller, DefragOptions, Location, NewSize, Property, Reply, Request, SubvolRef};
-use oleo::{Compression, FileKind, Ino, TreeId};
+use oleo::fs::{Compression, FileKind, Ino};
 use oleo_fs::InodeRef;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

@@ -1,6 +1,7 @@
 //! The ioctls of btrfs that only tell something.
 
-use oleo::{FileKind, Ino, TreeId};
+use oleo::TreeId;
+use oleo::fs::{FileKind, Ino};
 use oleo_format::{DevReplaceItem, ItemType, Key};
 use oleo_fs::{FsError, SubvolInfo as Info, Time};
 use zerocopy::IntoBytes;
@@ -82,7 +83,7 @@ impl Call<'_> {
         self.must_be_privileged()?;
         let asked: DevInfo = take(self.data, 0)?;
         let image = self.server.image();
-        let same = |d: &oleo::DeviceInfo| {
+        let same = |d: &oleo::device::DeviceInfo| {
             (asked.devid == 0 || d.devid.0 == asked.devid)
                 && (asked.uuid == [0; 16] || d.uuid.as_bytes() == &asked.uuid)
         };

@@ -1,6 +1,6 @@
 //! Names: making, linking, moving and removing files.
 
-use oleo::{FileKind, NewInode, NewKind, RenameMode};
+use oleo::fs::{FileKind, NewInode, NewKind, RenameMode};
 use oleo_fs::InodeRef;
 use rustix::mount::MountFlags;
 
@@ -51,7 +51,7 @@ impl Server {
         name: &[u8],
         reply: &mut Reply<'_>,
     ) -> Answer {
-        let rdev = oleo::Rdev::of_stat(args.rdev);
+        let rdev = oleo::fs::Rdev::of_stat(args.rdev);
         let kind = match FileKind::of_mode(args.mode) {
             FileKind::File => NewKind::File,
             FileKind::CharDevice => NewKind::CharDevice(rdev),

@@ -11,7 +11,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use oleo::FileKind;
+use oleo::fs::FileKind;
 
 use super::Server;
 use crate::transport::Notifier;

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use anyhow::Context;
-use oleo::{BalanceEnd, BalanceState, Image, KeepSize, MkfsOptions, OpenOptions, Profile};
+use oleo::balance::{BalanceEnd, BalanceState};
+use oleo::fs::KeepSize;
+use oleo::mkfs::{MkfsOptions, Profile};
+use oleo::{Image, OpenOptions};
 use oleo_device::Device;
 use oleo_format::SuperBlock;
 use oleo_fs::{Clock, FsError, FsOptions, Time};
@@ -154,7 +157,7 @@ impl Base {
             seed,
             ..MkfsOptions::default()
         };
-        oleo::make(&devices, &mkfs).unwrap();
+        oleo::mkfs::make(&devices, &mkfs).unwrap();
         let mut ours = Ours::around(Image::from_devices(devices, &options(true)).unwrap());
         if shape.quota == Quota::Simple {
             ours.image().quota_enable_simple().unwrap();

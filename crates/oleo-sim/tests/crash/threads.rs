@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use oleo::{Follow, Image, OpenOptions};
+use oleo::fs::Follow;
+use oleo::{Image, OpenOptions};
 use oleo_device::Device;
 use oleo_sim::crash::model::{History, Step, verify};
 use oleo_sim::crash::pages::Contents;

@@ -1,6 +1,7 @@
 //! File systems that the kernel has made and aged: read equal, changed, and found clean by the kernel afterwards.
 
-use oleo::{BuildOptions, Image, OpenOptions, build};
+use oleo::mkfs::{BuildOptions, build};
+use oleo::{Image, OpenOptions};
 use oleo_format::TreeId;
 use oleo_fs::{SnapshotOptions, SubvolInfo};
 use oleo_sim::manifest::{Detail, Ignore, Manifest};

@@ -6,7 +6,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use oleo::check::{Kind, Severity};
-use oleo::{BuildOptions, Image, OpenOptions, build};
+use oleo::mkfs::{BuildOptions, build};
+use oleo::{Image, OpenOptions};
 use oleo_sim::manifest::{Detail, Manifest};
 use oleo_sim::oracle::{Oracle, Scratch, oracle};
 use oleo_sim::rng::Rng;
@@ -274,7 +275,7 @@ fn uncompressed_extents_end_on_disk() {
 fn a_forgotten_image_is_reported() {
     let scratch = Scratch::new().unwrap();
     let path = scratch.path().join("image");
-    oleo::build(&[&path], oleo::BuildOptions { size: Some(256 << 20), ..Default::default() }).unwrap();
+    oleo::mkfs::build(&[&path], oleo::mkfs::BuildOptions { size: Some(256 << 20), ..Default::default() }).unwrap();
     let forgotten = open(std::slice::from_ref(&path), OpenOptions::writing()).unwrap();
     let reported = open(std::slice::from_ref(&path), OpenOptions::writing()).err().unwrap().to_string();
     assert!(reported.contains("has not closed"), "{reported}");

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use oleo::{Image, KeepSize, MkfsOptions, OpenOptions};
+use oleo::fs::KeepSize;
+use oleo::mkfs::MkfsOptions;
+use oleo::{Image, OpenOptions};
 use oleo_device::{Device, FileDevice, FileOptions};
 use oleo_fs::{FsError, NewInode, NewKind};
 use oleo_sim::oracle::oracle;
@@ -175,7 +177,7 @@ fn not_a_sector_left() {
             None => {
                 let made: Arc<dyn Device> =
                     Arc::new(FileDevice::open(&device, &FileOptions { write: true, ..Default::default() }).unwrap());
-                oleo::make(&[made], &MkfsOptions::default()).unwrap();
+                oleo::mkfs::make(&[made], &MkfsOptions::default()).unwrap();
             }
         }
         let options = OpenOptions { write: true, ..OpenOptions::default() };

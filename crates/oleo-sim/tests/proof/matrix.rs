@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use oleo::{BuildOptions, OpenOptions, Source, build};
+use oleo::OpenOptions;
+use oleo::mkfs::{BuildOptions, Source, build};
 use oleo_format::{BlockGroupFlags, Compression, CsumType};
 use oleo_fs::data::Compress;
 use oleo_mkfs::{FillOptions, MkfsOptions, Profile};

@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use oleo::balance::{BalanceArgs, BalanceEnd, Filters};
 use oleo::control::{Caller, NewSize, Request, execute};
-use oleo::{BalanceArgs, BalanceEnd, Filters, Image, OpenOptions, Profile};
+use oleo::mkfs::Profile;
+use oleo::{Image, OpenOptions};
 use oleo_format::{BlockGroupFlags, Compression, Corruption, Ino, InodeFlags};
 use oleo_fs::data::{CloneRange, ExtentKind, KeepSize};
 use oleo_fs::{

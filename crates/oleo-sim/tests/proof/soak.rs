@@ -22,7 +22,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use oleo::{BalanceArgs, BalanceEnd, Image, NewInode, NewKind, OpenOptions, SnapshotOptions, TreeId};
+use oleo::balance::{BalanceArgs, BalanceEnd};
+use oleo::fs::{NewInode, NewKind};
+use oleo::{Image, OpenOptions, SnapshotOptions, TreeId};
 use oleo_sim::manifest::{Detail, Ignore, Manifest};
 use oleo_sim::oracle::{Oracle, Scratch, oracle};
 use oleo_sim::rng::Rng;

@@ -4,8 +4,11 @@
 use std::io::Cursor;
 use std::sync::{Arc, OnceLock};
 
+use oleo::device::MemDevice;
+use oleo::fs::Time;
+use oleo::mkfs::MkfsOptions;
 use oleo::receive::{Command, Receive, ReceiveOptions, header};
-use oleo::{Device, Image, MemDevice, MkfsOptions, OpenOptions, Time, Uuid};
+use oleo::{Device, Image, OpenOptions, Uuid};
 use oleo_format::Timespec;
 
 /// Bytes of the image.
@@ -141,8 +144,8 @@ fn stream(bytes: &[u8]) -> Vec<u8> {
 pub fn receive_anything(bytes: &[u8]) {
     let device = Arc::new(MemDevice::new(IMAGE_LEN));
     let devices: Vec<Arc<dyn Device>> = vec![device];
-    oleo::make(&devices, &MkfsOptions { seed: [7; 32], ..Default::default() }).expect("an empty image");
-    let clock = Arc::new(oleo::FixedClock(Time { sec: 1, nsec: 0 }));
+    oleo::mkfs::make(&devices, &MkfsOptions { seed: [7; 32], ..Default::default() }).expect("an empty image");
+    let clock = Arc::new(oleo::fs::FixedClock(Time { sec: 1, nsec: 0 }));
     let mut open = OpenOptions::writing();
     open.fs.clock = clock;
     let (way, rest) = bytes.split_first().unwrap_or((&0, &[]));

@@ -3,8 +3,11 @@
 use std::io::Cursor;
 use std::sync::Arc;
 
+use oleo::device::MemDevice;
+use oleo::fs::{Attr, FileKind, Follow, Rdev, Time};
+use oleo::mkfs::MkfsOptions;
 use oleo::receive::{Command, Receive, ReceiveOptions, Report, header};
-use oleo::{Attr, Device, FileKind, Follow, Image, MemDevice, MkfsOptions, OpenOptions, Rdev, Time, Uuid};
+use oleo::{Device, Image, OpenOptions, Uuid};
 use oleo_format::{Compression, InodeFlags, Timespec, compress};
 use oleo_sim::rng::Rng;
 
@@ -35,7 +38,7 @@ struct Memory(Vec<Arc<dyn Device>>);
 impl Memory {
     fn new() -> Memory {
         let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(256 << 20))];
-        oleo::make(&devices, &MkfsOptions { seed: [3; 32], ..Default::default() }).unwrap();
+        oleo::mkfs::make(&devices, &MkfsOptions { seed: [3; 32], ..Default::default() }).unwrap();
         Memory(devices)
     }
 

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use oleo::device::MemDevice;
 use oleo::receive::{Receive, header};
-use oleo::{Device, Image, MemDevice, OpenOptions, Uuid};
+use oleo::{Device, Image, OpenOptions, Uuid};
 use oleo_format::stream::{Command, CommandKind};
 use oleo_sim::oracle::oracle;
 use oleo_sim::script::Mix;
@@ -14,7 +15,8 @@ use crate::common::{History, Sender, fresh, id_of, kernel_receive};
 
 fn memory() -> Image {
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(256 << 20))];
-    oleo::make(&devices, &oleo::MkfsOptions { seed: oleo::random_seed(), ..Default::default() }).unwrap();
+    oleo::mkfs::make(&devices, &oleo::mkfs::MkfsOptions { seed: oleo::mkfs::random_seed(), ..Default::default() })
+        .unwrap();
     Image::from_devices(devices, &OpenOptions::writing()).unwrap()
 }
 

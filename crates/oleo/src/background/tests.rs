@@ -175,7 +175,7 @@ fn a_balance_is_waited_for() -> Result {
     image.sync()?;
     let background = image.start_background(BackgroundOptions::default());
     for _ in 0..5 {
-        assert_eq!(image.balance(crate::BalanceArgs::full())?, BalanceEnd::Done);
+        assert_eq!(image.balance(crate::balance::BalanceArgs::full())?, BalanceEnd::Done);
         assert_eq!(image.balance_status().state, BalanceState::Idle);
     }
     background.stop()?;

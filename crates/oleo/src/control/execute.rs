@@ -14,7 +14,8 @@ use super::request::{
     SubvolShown,
 };
 use super::space;
-use crate::{Hint, Image, PROPERTIES};
+use crate::fs::PROPERTIES;
+use crate::{Hint, Image};
 
 /// What a kernel that caches names and attributes has to forget.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,7 +49,7 @@ type Done = (Reply, Vec<Invalidation>);
 ///
 /// # Errors
 /// The caller may not, or it cannot be done.
-pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<Done, Error> {
+pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<(Reply, Vec<Invalidation>), Error> {
     let ask = Executor { image, caller };
     match request {
         Request::SubvolCreate { at, parents, groups } => ask.create(&at, parents, &groups),

@@ -12,7 +12,8 @@ use oleo_volume::DeviceInfo;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
-use crate::{ErrorKind, FileUsage, Hint};
+use crate::usage::FileUsage;
+use crate::{ErrorKind, Hint};
 
 /// Any bytes, such as a name. In JSON a text of which each character stands for one byte (U+0000 to U+00FF).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

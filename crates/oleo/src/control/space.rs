@@ -15,7 +15,7 @@ pub(super) fn groups(image: &Image) -> Vec<GroupUsed> {
             *on_devices.entry(chunk.flags.bits()).or_default().entry(stripe.devid).or_default() += chunk.stripe_bytes();
         }
     }
-    let line = |g: crate::GroupUsage| GroupUsed {
+    let line = |g: crate::usage::GroupUsage| GroupUsed {
         flags: g.flags.bits(),
         kind: g.type_name().to_owned(),
         profile: g.flags.profile_name().to_owned(),

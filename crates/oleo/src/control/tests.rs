@@ -6,11 +6,13 @@ use std::sync::Arc;
 use oleo_format::{Ino, TreeId};
 
 use super::*;
-use crate::{Device, Image, MemDevice, MkfsOptions, OpenOptions};
+use crate::device::MemDevice;
+use crate::mkfs::MkfsOptions;
+use crate::{Device, Image, OpenOptions};
 
 fn image() -> Image {
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(256 << 20))];
-    crate::make(&devices, &MkfsOptions { seed: [9; 32], ..MkfsOptions::default() }).unwrap();
+    crate::mkfs::make(&devices, &MkfsOptions { seed: [9; 32], ..MkfsOptions::default() }).unwrap();
     Image::from_devices(devices, &OpenOptions::writing()).unwrap()
 }
 
@@ -106,13 +108,13 @@ fn permissions() {
     let fs = image.fs();
     let owned = |name: &str, mode: u32| {
         let dir = image.create_dir(name).unwrap();
-        let set = crate::SetAttr { uid: Some(1000), gid: Some(1000), mode: Some(mode), ..Default::default() };
+        let set = crate::fs::SetAttr { uid: Some(1000), gid: Some(1000), mode: Some(mode), ..Default::default() };
         fs.set_attr(&dir, &set).unwrap();
         dir
     };
     let home = owned("home", 0o755);
     let secret = owned("secret", 0o700);
-    let below = |dir: &crate::InodeRef, name: &str| Location::below(dir.tree(), dir.ino(), name.as_bytes());
+    let below = |dir: &crate::fs::InodeRef, name: &str| Location::below(dir.tree(), dir.ino(), name.as_bytes());
 
     assert_eq!(ask(&image, &bob, create(below(&home, "b"))).unwrap_err().errno, 13);
     assert_eq!(ask(&image, &bob, create(Location::top(&b"b"[..]))).unwrap_err().errno, 13);
@@ -179,7 +181,7 @@ fn outside_of_the_mount() {
     let Reply::Made(shown) = ask(&image, &root, create(Location::top(&b"shown"[..]))).unwrap() else {
         panic!("another reply")
     };
-    let open = crate::SetAttr { mode: Some(0o777), ..Default::default() };
+    let open = crate::fs::SetAttr { mode: Some(0o777), ..Default::default() };
     fs.set_attr(&fs.root(shown).unwrap(), &open).unwrap();
     let outside = image.create_dir("outside").unwrap();
     fs.set_attr(&outside, &open).unwrap();
@@ -224,7 +226,7 @@ fn links_from_elsewhere() {
 fn acl_decides() {
     let image = image();
     let dir = image.create_dir("d").unwrap();
-    let set = crate::SetAttr { mode: Some(0o770), ..Default::default() };
+    let set = crate::fs::SetAttr { mode: Some(0o770), ..Default::default() };
     image.fs().set_attr(&dir, &set).unwrap();
     let acl = |mask: u16| {
         let entries = [(1u16, 7u16, u32::MAX), (2, 7, 1000), (4, 0, u32::MAX), (16, mask, u32::MAX), (32, 0, u32::MAX)];
@@ -235,11 +237,11 @@ fn acl_decides() {
         value
     };
     let attribute = b"system.posix_acl_access";
-    image.fs().xattr_set(&dir, attribute, &acl(7), crate::XattrMode::Any).unwrap();
+    image.fs().xattr_set(&dir, attribute, &acl(7), crate::fs::XattrMode::Any).unwrap();
     let at = |name: &str| create(Location::below(dir.tree(), dir.ino(), name.as_bytes()));
     ask(&image, &user(1000), at("a")).unwrap();
     assert_eq!(ask(&image, &user(1001), at("b")).unwrap_err().errno, 13);
-    image.fs().xattr_set(&dir, attribute, &acl(5), crate::XattrMode::Any).unwrap();
+    image.fs().xattr_set(&dir, attribute, &acl(5), crate::fs::XattrMode::Any).unwrap();
     assert_eq!(ask(&image, &user(1000), at("c")).unwrap_err().errno, 13);
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         let compress = match &self.compress {
-            Some(text) => oleo::parse_compress(text)?.map(|c| (c.algorithm, c.level)),
+            Some(text) => oleo::fs::parse_compress(text)?.map(|c| (c.algorithm, c.level)),
             None => None,
         };
         let options = DefragOptions {

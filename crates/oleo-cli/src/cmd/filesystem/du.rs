@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use oleo::TreeId;
 use oleo::control::{Reply, Request, SubvolRef};
-use oleo::{FileUsage, TreeId};
+use oleo::usage::FileUsage;
 
 use crate::args::{DeviceArgs, SubvolArg};
 use crate::out::{human, json, misuse, println_or_end, text};

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use oleo::DevId;
 use oleo::control::{NewSize, Reply, Request};
+use oleo::device::DevId;
 
 use crate::args::DeviceArgs;
 use crate::out::{Out, human};

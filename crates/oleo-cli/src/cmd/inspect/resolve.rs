@@ -87,7 +87,7 @@ impl Inode {
             Target::Image { start, .. } => start.0,
             Target::Mount { .. } => target.at(self.path.as_os_str())?.tree,
         };
-        let paths = paths_of(&target, Request::InodeResolve { tree, ino: oleo::Ino(self.inode) })?;
+        let paths = paths_of(&target, Request::InodeResolve { tree, ino: oleo::fs::Ino(self.inode) })?;
         if self.json {
             json(&paths.iter().map(|path| text(&path.0)).collect());
         } else {
@@ -100,7 +100,7 @@ impl Inode {
 impl Logical {
     pub fn run(self) -> anyhow::Result<()> {
         let target = target::open(&self.path, &self.others, Access::Read, None)?;
-        let request = Request::LogicalResolve { at: oleo::Logical(self.logical), paths: !self.no_paths };
+        let request = Request::LogicalResolve { at: oleo::format::Logical(self.logical), paths: !self.no_paths };
         let places = match target.ask(request)? {
             Reply::Places(places) => places,
             other => return target::unexpected(other),

@@ -238,7 +238,7 @@ impl Args {
             columns.push(("with next", bytes(size.with_next)));
         }
         if self.snapshots {
-            columns.push(("otime", date(oleo::Time { sec: info.otime.0, nsec: info.otime.1 })));
+            columns.push(("otime", date(oleo::fs::Time { sec: info.otime.0, nsec: info.otime.1 })));
         }
         if self.uuid {
             columns.push(("parent_uuid", uuid_or_dash(info.parent_uuid)));

@@ -50,7 +50,7 @@ impl Args {
         println_or_end(if path.is_empty() { "/" } else { &path });
         let time = |(sec, nsec): (i64, u32)| match sec {
             0 => "-".to_owned(),
-            _ => format!("{} +0000", date(oleo::Time { sec, nsec })),
+            _ => format!("{} +0000", date(oleo::fs::Time { sec, nsec })),
         };
         for (what, value) in [
             ("Name", name),

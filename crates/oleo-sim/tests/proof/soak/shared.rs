@@ -13,9 +13,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use oleo::{
-    CloneRange, Fs, Image, InodeRef, KeepSize, NewInode, NewKind, NewSubvol, RenameMode, SnapshotOptions, TreeId,
-};
+use oleo::fs::{CloneRange, Fs, InodeRef, KeepSize, NewInode, NewKind, NewSubvol, RenameMode};
+use oleo::{Image, SnapshotOptions, TreeId};
 use oleo_fs::{FileKind, FsError};
 use oleo_sim::rng::Rng;
 

@@ -9,11 +9,17 @@ use std::sync::Arc;
 use oleo_device::{Device, DeviceError, FileDevice, FileOptions};
 use oleo_fs::data::DataOptions;
 use oleo_fs::{Clock, FixedClock, FsOptions, Time};
-use oleo_mkfs::{
-    FillOptions, Made, MkfsOptions, Profile, Reflink, Report, SeededUuids, fill_from_dir, fill_from_tar, make, trim,
-};
+use oleo_mkfs::{SeededUuids, fill_from_dir, fill_from_tar, trim};
 
 use crate::{Error, Hint, Image, OpenOptions, Result};
+
+pub use crate::settings::{parse_checksum, random_seed, seed_from_text};
+pub use oleo_format::CsumType;
+pub use oleo_mkfs::{
+    FeatureSet, FillOptions, Made, MkfsError, MkfsOptions, OnProgress, Progress, Reflink, Report, SubvolSpec,
+    TopAttributes, make,
+};
+pub use oleo_volume::Profile;
 
 /// How long a file is made while its contents are not known: sparse, and cut at the end. Less where the host does not
 /// allow such files.
