@@ -12,9 +12,9 @@ use std::sync::OnceLock;
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use oleo::restore::{RestoreOptions, restore_to_tar};
 use oleo::mkfs::{BuildOptions, Source, build};
-use oleo::{Image, OpenOptions};
+use oleo::restore::{RestoreOptions, restore_to_tar};
+use oleo::{Access, Image, OpenOptions};
 use oleo_sim::oracle::Scratch;
 use oleo_sim::rot::{Damage, Rot};
 use oleo_sim::specimen::{self, Options};
@@ -62,8 +62,7 @@ fn victim() -> &'static Victim {
         let small = Options { wide: 100, large_len: 200_000, ..Options::default() };
         specimen::make(&source, &small).expect("the source");
         let path = scratch.path().join("image");
-        let mut options =
-            BuildOptions { source: Source::Dir(source), size: Some(IMAGE_LEN), ..BuildOptions::default() };
+        let mut options = BuildOptions::default().source(Source::Dir(source)).size(Some(IMAGE_LEN));
         options.mkfs.nodesize = Some(4096);
         build(&[&path], options).expect("the image");
         let rot = Rot::survey(&path).expect("its tree blocks");
@@ -96,7 +95,7 @@ fuzz_target!(|input: Input| {
         let damage = Damage::Truncate(u64::from(cut) % IMAGE_LEN);
         guards.push(victim.rot.inflict(&damage).expect("the cut"));
     }
-    let options = OpenOptions { read_in_use: true, ..OpenOptions::default() };
+    let options = OpenOptions::default().access(Access::ReadOnlyInUse);
     if let Ok(image) = Image::open(&victim.path, &options)
         && let Ok(top) = image.top()
     {

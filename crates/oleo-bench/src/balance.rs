@@ -27,7 +27,7 @@ fn touch(path: &Path, snapshots: usize) -> Result<()> {
             let Some(dir) = fs.lookup(&top, format!("directory-{d:04}").as_bytes())? else { continue };
             for n in (0..FILES / DIRS).step_by(TOUCHED_STEP) {
                 let Some(file) = fs.lookup(&dir, format!("file-{n:04}").as_bytes())? else { continue };
-                fs.set_attr(&file, &SetAttr { mode: Some(0o600 + s as u32 % 2), ..SetAttr::default() })?;
+                fs.set_attr(&file, &SetAttr::default().mode(Some(0o600 + s as u32 % 2)))?;
             }
         }
         image.sync()?;

@@ -24,8 +24,7 @@ const INLINE_LEN: usize = 200;
 /// Files in directories, and snapshots with a few changes before each.
 fn build(path: &Path) -> Result<()> {
     std::fs::File::create(path)?.set_len(IMAGE_LEN)?;
-    let device =
-        oleo::device::FileDevice::open(path, &oleo::device::FileOptions { write: true, ..Default::default() })?;
+    let device = oleo::device::FileDevice::open(path, &oleo::device::FileOptions::default().write(true))?;
     oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
     let image = Image::open(path, &OpenOptions::writing())?;
     let fs = image.fs();

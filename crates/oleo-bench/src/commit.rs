@@ -116,7 +116,7 @@ impl Side for Ours {
                 Edit::Mode(file, mode) => {
                     let (dir, name) = place(file);
                     let file = self.image.find(format!("{dir}/{name}"))?;
-                    self.image.fs().set_attr(&file, &SetAttr { mode: Some(mode), ..SetAttr::default() })?;
+                    self.image.fs().set_attr(&file, &SetAttr::default().mode(Some(mode)))?;
                 }
                 Edit::Create(file) => {
                     let (dir, name) = place(file);
@@ -223,8 +223,7 @@ fn open(attached: &Loop) -> Result<Image> {
 
 fn prepare(image: &Path, files: u64) -> Result<()> {
     std::fs::File::create(image)?.set_len(IMAGE_LEN)?;
-    let device =
-        oleo::device::FileDevice::open(image, &oleo::device::FileOptions { write: true, ..Default::default() })?;
+    let device = oleo::device::FileDevice::open(image, &oleo::device::FileOptions::default().write(true))?;
     oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
     let mut side = Ours { image: Image::open(image, &OpenOptions::writing())?, dir: None };
     side.edit(&(0..files).map(Edit::Create).collect::<Vec<_>>())?;

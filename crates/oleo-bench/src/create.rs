@@ -20,10 +20,7 @@ const IMAGE_LEN: u64 = 16 << 30;
 
 fn ours(image: &std::path::Path, files: u64) -> Result<f64> {
     let attached = Loop::attach(image, ReadOnly::No)?;
-    let device = oleo::device::FileDevice::open(
-        attached.path(),
-        &oleo::device::FileOptions { write: true, ..Default::default() },
-    )?;
+    let device = oleo::device::FileDevice::open(attached.path(), &oleo::device::FileOptions::default().write(true))?;
     oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
     let image = Image::open(attached.path(), &OpenOptions::writing())?;
     let top = image.top()?;

@@ -168,8 +168,7 @@ fn threads_of(image: &Image, threads: usize, between: Between) -> Result<u64> {
 }
 
 fn ours(oracle: &Oracle, path: &Path, found: &mut Found) -> Result<()> {
-    let device =
-        oleo::device::FileDevice::open(path, &oleo::device::FileOptions { write: true, ..Default::default() })?;
+    let device = oleo::device::FileDevice::open(path, &oleo::device::FileOptions::default().write(true))?;
     oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
     let image = Image::open(path, &oleo::OpenOptions::writing())?;
     for threads in THREADS {

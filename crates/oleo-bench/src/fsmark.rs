@@ -124,8 +124,7 @@ fn commit_in_background(image: &Image, ends: &AtomicBool) -> Result<()> {
 
 fn in_process(oracle: &Oracle, path: &Path) -> Result<Vec<f64>> {
     std::fs::File::create(path)?.set_len(IMAGE_LEN)?;
-    let device =
-        oleo::device::FileDevice::open(path, &oleo::device::FileOptions { write: true, ..Default::default() })?;
+    let device = oleo::device::FileDevice::open(path, &oleo::device::FileOptions::default().write(true))?;
     oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions::default())?;
     let mut options = OpenOptions::writing();
     options.fs.dirty_inodes_max = usize::MAX;

@@ -209,7 +209,7 @@ fn one_run(fixture: &Fixture, image: &Path, device: usize, peer: Peer, found: &m
         return mounted.unmount();
     }
     let attached = Loop::attach(image, ReadOnly::No)?;
-    let options = oleo::device::FileOptions { write: true, ..Default::default() };
+    let options = oleo::device::FileOptions::default().write(true);
     oleo::mkfs::make(
         &[std::sync::Arc::new(oleo::device::FileDevice::open(attached.path(), &options)?)],
         &MkfsOptions::default(),

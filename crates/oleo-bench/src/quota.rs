@@ -26,9 +26,8 @@ const CHURN_FILES: usize = 200_000;
 
 fn make(path: &Path) -> Result<Image> {
     std::fs::File::create(path)?.set_len(IMAGE_LEN)?;
-    let device =
-        oleo::device::FileDevice::open(path, &oleo::device::FileOptions { write: true, ..Default::default() })?;
-    oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions { nodesize: Some(NODESIZE), ..Default::default() })?;
+    let device = oleo::device::FileDevice::open(path, &oleo::device::FileOptions::default().write(true))?;
+    oleo::mkfs::make(&[std::sync::Arc::new(device)], &MkfsOptions::default().nodesize(Some(NODESIZE)))?;
     Ok(Image::open(path, &OpenOptions::writing())?)
 }
 

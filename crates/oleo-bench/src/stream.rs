@@ -30,18 +30,17 @@ const TREE_DIR_FILES: u64 = 60;
 
 fn create(path: &Path, len: u64) -> Result<Image> {
     std::fs::File::create(path)?.set_len(len)?;
-    let device =
-        oleo::device::FileDevice::open(path, &oleo::device::FileOptions { write: true, ..Default::default() })?;
+    let device = oleo::device::FileDevice::open(path, &oleo::device::FileOptions::default().write(true))?;
     oleo::mkfs::make(
         &[std::sync::Arc::new(device)],
-        &oleo::mkfs::MkfsOptions { seed: oleo::mkfs::random_seed(), ..Default::default() },
+        &oleo::mkfs::MkfsOptions::default().seed(oleo::mkfs::random_seed()),
     )?;
     Ok(Image::open(path, &OpenOptions::writing())?)
 }
 
 fn snapshot(image: &Image, name: &str) -> Result<()> {
     image.sync()?;
-    image.snapshot("/live", name, &SnapshotOptions { read_only: true, ..SnapshotOptions::default() })?;
+    image.snapshot("/live", name, &SnapshotOptions::default().read_only(true))?;
     Ok(())
 }
 

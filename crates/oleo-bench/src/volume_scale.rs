@@ -82,13 +82,13 @@ impl Costs {
 
 /// A volume on a device of `len` bytes, one copy of everything, block groups in a tree of their own.
 fn volume(len: u64) -> Result<Arc<MemDevice>> {
-    volume_with(len, FeatureSet { block_group_tree: true, ..FeatureSet::default() })
+    volume_with(len, FeatureSet::default().block_group_tree(true))
 }
 
 fn volume_with(len: u64, features: FeatureSet) -> Result<Arc<MemDevice>> {
     let device = Arc::new(MemDevice::new(len));
     let single = Some(Profile::Single);
-    let options = MkfsOptions { data: single, metadata: single, features, ..MkfsOptions::default() };
+    let options = MkfsOptions::default().data(single).metadata(single).features(features);
     let devices: [Arc<dyn Device>; 1] = [device.clone()];
     oleo::mkfs::make(&devices, &options)?;
     Ok(device)
@@ -96,7 +96,7 @@ fn volume_with(len: u64, features: FeatureSet) -> Result<Arc<MemDevice>> {
 
 /// Opens it; what is freed is discarded, so that the device forgets it.
 fn open(device: &Arc<MemDevice>) -> Result<Image> {
-    let options = OpenOptions { discard: true, ..OpenOptions::writing() };
+    let options = OpenOptions::writing().discard(true);
     Ok(Image::from_devices(vec![device.clone()], &options)?)
 }
 

@@ -32,6 +32,7 @@ use crate::{details, files, prealloc, reduce, space, supers};
 
 /// How to check.
 #[derive(Clone, Copy)]
+#[non_exhaustive]
 pub struct CheckOptions<'a> {
     /// Threads: 0 uses the process's own pool (all cores), 1 works on the calling thread alone.
     pub threads: usize,
@@ -49,6 +50,13 @@ impl Default for CheckOptions<'_> {
     }
 }
 
+oleo_format::setters!(CheckOptions<'a> {
+    threads: usize,
+    data: bool,
+    kept_max: usize,
+    progress: Option<&'a (dyn Fn(Progress) + Sync)>,
+});
+
 impl std::fmt::Debug for CheckOptions<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let CheckOptions { threads, data, kept_max, .. } = self;
@@ -58,6 +66,7 @@ impl std::fmt::Debug for CheckOptions<'_> {
 
 /// Why a check could not be done.
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CheckError {
     /// The volume cannot be read at all.
     #[error(transparent)]

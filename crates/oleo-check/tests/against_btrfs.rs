@@ -19,7 +19,7 @@ use oleo_volume::{OpenOptions, Volume};
 fn findings(image: &Path) -> Option<Vec<Finding>> {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, &FileOptions::default()).unwrap());
     let volume = Volume::open(vec![device], &OpenOptions::default()).ok()?;
-    let options = CheckOptions { threads: 1, data: true, ..CheckOptions::default() };
+    let options = CheckOptions::default().threads(1).data(true);
     let mut findings = check(&volume, &options).ok()?.findings;
     // What mkfs.btrfs 6.2 leaves behind.
     findings.retain(|finding| finding.kind != Kind::FreeSpaceLeftover);

@@ -53,14 +53,12 @@ pub(crate) struct SubvolArg {
 impl ImageArgs {
     /// How to open it for reading.
     pub fn options(&self) -> OpenOptions {
-        OpenOptions {
-            devices: self.others.device.clone(),
-            scan: self.others.scan.clone(),
-            degraded: self.others.degraded,
-            no_log_replay: self.others.no_log_replay,
-            offset: self.others.offset,
-            ..OpenOptions::default()
-        }
+        OpenOptions::default()
+            .devices(self.others.device.clone())
+            .scan(self.others.scan.clone())
+            .degraded(self.others.degraded)
+            .no_log_replay(self.others.no_log_replay)
+            .offset(self.others.offset)
     }
 
     /// Opens for reading.
@@ -70,7 +68,7 @@ impl ImageArgs {
 
     /// Opens for changes.
     pub fn write(&self) -> oleo::Result<Image> {
-        Image::open(&self.image, &OpenOptions { write: true, ..self.options() })
+        Image::open(&self.image, &self.options().access(oleo::Access::Write))
     }
 
     /// Opens for a look at the structures themselves.

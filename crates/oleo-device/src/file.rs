@@ -35,6 +35,7 @@ const OWN_NAME: &str = "oleo";
 
 /// How [`FileDevice::open`] opens.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct FileOptions {
     /// Open for writing too, alone.
     pub write: bool,
@@ -51,6 +52,15 @@ pub struct FileOptions {
     /// The kernel holds the device for whoever opens it here: it is the source of a mount of this process's own.
     pub claimed: bool,
 }
+
+oleo_format::setters!(FileOptions {
+    write: bool,
+    create: bool,
+    offset: u64,
+    len: Option<u64>,
+    read_in_use: bool,
+    claimed: bool,
+});
 
 /// A file or a block device, or a window into one.
 #[derive(Debug)]

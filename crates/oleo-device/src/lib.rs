@@ -149,6 +149,7 @@ impl fmt::Display for Op {
 
 /// Why a device did not do what it was asked to. Cheap to clone, so that a latch can repeat it.
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DeviceError {
     /// The operating system could not open it.
     #[error("cannot open {}: {source}", path.display())]

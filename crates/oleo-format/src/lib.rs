@@ -21,6 +21,7 @@ mod node;
 pub mod print;
 pub mod raid6;
 mod records;
+mod setters;
 pub mod stream;
 mod structs;
 mod super_block;

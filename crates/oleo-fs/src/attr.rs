@@ -182,6 +182,7 @@ impl Attr {
 
 /// What to change of an inode; `None` leaves a thing as it is.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct SetAttr {
     /// Permission bits; type bits are ignored.
     pub mode: Option<u32>,
@@ -204,6 +205,19 @@ pub struct SetAttr {
     /// The times given are the present, not of somebody's choice: append-only files take them.
     pub touch: bool,
 }
+
+oleo_format::setters!(SetAttr {
+    mode: Option<u32>,
+    uid: Option<u32>,
+    gid: Option<u32>,
+    size: Option<u64>,
+    atime: Option<Time>,
+    mtime: Option<Time>,
+    ctime: Option<Time>,
+    otime: Option<Time>,
+    flags: Option<InodeFlags>,
+    touch: bool,
+});
 
 /// The four times of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

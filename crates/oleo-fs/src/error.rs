@@ -7,6 +7,7 @@ use thiserror::Error;
 
 /// Why an operation on files or names did not happen.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum FsError {
     /// No entry of that name, or no such inode or subvolume.
     #[error("not found")]

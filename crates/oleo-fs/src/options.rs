@@ -59,6 +59,7 @@ impl UuidSource for RandomUuids {
 
 /// How to open the files of a volume.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct FsOptions {
     /// Refuse every change.
     pub read_only: bool,
@@ -88,6 +89,15 @@ impl Default for FsOptions {
         }
     }
 }
+
+oleo_format::setters!(FsOptions {
+    read_only: bool,
+    clock: Arc<dyn Clock>,
+    uuids: Arc<dyn UuidSource>,
+    inodes_max: usize,
+    dirty_inodes_max: usize,
+    data: crate::data::DataOptions,
+});
 
 impl fmt::Debug for FsOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -76,6 +76,7 @@ impl RootPlace {
 
 /// What a new subvolume starts with.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct NewSubvol {
     /// Its UUID, or a fresh one.
     pub uuid: Option<Uuid>,
@@ -97,8 +98,18 @@ impl Default for NewSubvol {
     }
 }
 
+oleo_format::setters!(NewSubvol {
+    uuid: Option<Uuid>,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    times: Option<Times>,
+    groups: Vec<QgroupId>,
+});
+
 /// How to take a snapshot.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct SnapshotOptions {
     /// Refuse changes in the snapshot.
     pub read_only: bool,
@@ -107,6 +118,12 @@ pub struct SnapshotOptions {
     /// Quota groups that it becomes part of, as with [`NewSubvol::groups`].
     pub groups: Vec<QgroupId>,
 }
+
+oleo_format::setters!(SnapshotOptions {
+    read_only: bool,
+    uuid: Option<Uuid>,
+    groups: Vec<QgroupId>,
+});
 
 /// What a subvolume was received from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

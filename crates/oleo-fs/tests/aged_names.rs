@@ -17,7 +17,7 @@ use oleo_volume::{OpenOptions, Volume};
 fn open(images: &[PathBuf]) -> Result<Fs> {
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     for image in images {
-        devices.push(Arc::new(FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?));
+        devices.push(Arc::new(FileDevice::open(image, &FileOptions::default().write(true))?));
     }
     let volume = Volume::open(devices, &OpenOptions { write: true, ..OpenOptions::default() })?;
     let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
@@ -214,7 +214,7 @@ fn new_files_inherit_like_the_kernels() -> Result<()> {
             let ours = fs.create(&dir, format!("o-{kind}").as_bytes(), &NewInode::new(new, mode))?;
             same_inheritance(&fs, &dir, kind, &ours).with_context(|| format!("{name}/{kind}"))?;
         }
-        let id = fs.subvol_create(&dir, b"o-sub", &NewSubvol { mode: 0o777, ..NewSubvol::default() })?;
+        let id = fs.subvol_create(&dir, b"o-sub", &NewSubvol::default().mode(0o777))?;
         same_inheritance(&fs, &dir, "sub", &fs.root(id)?).with_context(|| format!("{name}/subvolume"))?;
     }
     fs.sync()?;

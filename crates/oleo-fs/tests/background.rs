@@ -103,10 +103,7 @@ fn written_back_in_the_background() -> Result<()> {
     let scratch = oracle.scratch()?;
     for compress in [None, Some(Compress { algorithm: Compression::Zstd, level: 1, force: false })] {
         let image = scratch.image(&format!("back-{}", compress.is_some()), 512 * MIB)?;
-        let device = oleo_device::FileDevice::open(
-            &image,
-            &oleo_device::FileOptions { write: true, ..oleo_device::FileOptions::default() },
-        )?;
+        let device = oleo_device::FileDevice::open(&image, &oleo_device::FileOptions::default().write(true))?;
         let device: Arc<dyn Device> = Arc::new(device);
         mkfs(&device)?;
         let mut opts = FsOptions::default();
@@ -295,7 +292,7 @@ impl Clock for HandClock {
 #[test]
 fn old_bytes_are_written_back() -> Result<()> {
     let clock = Arc::new(HandClock::default());
-    let fs = open(memory(256 * MIB)?, &FsOptions { clock: clock.clone(), ..FsOptions::default() })?;
+    let fs = open(memory(256 * MIB)?, &FsOptions::default().clock(clock.clone()))?;
     let age = fs.options().data.dirty_age_max.as_secs();
     let (a, b) = (file(&fs, "a")?, file(&fs, "b")?);
     let delayed = |f: &InodeRef| -> Result<bool> {
@@ -392,7 +389,7 @@ fn fsync_is_durable() -> Result<()> {
 /// the threads unless there was twice too much.
 #[test]
 fn others_commit_under_pressure() -> Result<()> {
-    let opts = FsOptions { dirty_inodes_max: 500, ..FsOptions::default() };
+    let opts = FsOptions::default().dirty_inodes_max(500);
     let fs = open(memory(512 * MIB)?, &opts)?;
     let root = fs.root(TreeId::FS)?;
     let before = fs.engine().generation().0;
@@ -448,7 +445,7 @@ fn failures_are_reported() -> Result<()> {
 /// alarm goes off when it takes too long.
 #[test]
 fn callers_may_use_the_shared_threads() -> Result<()> {
-    let mut opts = FsOptions { dirty_inodes_max: 100, ..FsOptions::default() };
+    let mut opts = FsOptions::default().dirty_inodes_max(100);
     opts.data.dirty_bytes_max = 8 * MIB;
     let fs = open(memory(512 * MIB)?, &opts)?;
     let files: Vec<InodeRef> = (0..3).map(|n| file(&fs, &format!("f{n}"))).collect::<Result<_>>()?;
@@ -483,7 +480,7 @@ fn callers_may_use_the_shared_threads() -> Result<()> {
 fn inodes_are_let_go_of() -> Result<()> {
     const FILES: usize = 12_000;
     const KEPT: usize = 64;
-    let fs = open(memory(256 * MIB)?, &FsOptions { inodes_max: KEPT, ..FsOptions::default() })?;
+    let fs = open(memory(256 * MIB)?, &FsOptions::default().inodes_max(KEPT))?;
     let mut held = (0..FILES).map(|n| file(&fs, &format!("f{n}"))).collect::<Result<Vec<_>>>()?;
     fs.sync()?;
     assert!(fs.inodes_in_memory() >= FILES);

@@ -23,11 +23,11 @@ fn open(device: Arc<dyn Device>, opts: &FsOptions) -> anyhow::Result<Fs> {
 }
 
 fn file_device(image: &Path) -> anyhow::Result<Arc<dyn Device>> {
-    Ok(Arc::new(FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?))
+    Ok(Arc::new(FileDevice::open(image, &FileOptions::default().write(true))?))
 }
 
 fn mkfs(device: &Arc<dyn Device>, seed: u8) -> anyhow::Result<()> {
-    make(std::slice::from_ref(device), &MkfsOptions { seed: [seed; 32], ..MkfsOptions::default() })?;
+    make(std::slice::from_ref(device), &MkfsOptions::default().seed([seed; 32]))?;
     Ok(())
 }
 
@@ -157,7 +157,7 @@ fn snapshots_keep_their_bytes() -> anyhow::Result<()> {
     let root = fs.root(TreeId::FS)?;
     let no_cow = new_file(&fs, "nodatacow")?;
     let flags = Some(InodeFlags::NODATASUM | InodeFlags::NODATACOW);
-    fs.set_attr(&no_cow, &SetAttr { flags, ..SetAttr::default() })?;
+    fs.set_attr(&no_cow, &SetAttr::default().flags(flags))?;
     let prealloc = new_file(&fs, "prealloc")?;
     fs.preallocate(&prealloc, 0, MIB, KeepSize::No)?;
     let mut rng = Rng::new(5);
@@ -288,7 +288,7 @@ fn full() -> anyhow::Result<()> {
 fn rot_is_noticed() -> anyhow::Result<()> {
     let memory = Arc::new(MemDevice::new(300 * MIB));
     let device: Arc<dyn Device> = memory.clone();
-    let options = MkfsOptions { metadata: Some(Profile::Single), ..MkfsOptions::default() };
+    let options = MkfsOptions::default().metadata(Some(Profile::Single));
     make(std::slice::from_ref(&device), &options)?;
     let fs = open(device, &FsOptions::default())?;
     let file = new_file(&fs, "file")?;

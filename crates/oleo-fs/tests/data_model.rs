@@ -24,7 +24,7 @@ const STEPS: usize = 300;
 const NEAR: u64 = 400_000;
 
 fn open(image: &Path, compress: Option<Compress>) -> anyhow::Result<Fs> {
-    let device = FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?;
+    let device = FileDevice::open(image, &FileOptions::default().write(true))?;
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(device)];
     let volume = Volume::open(devices, &OpenOptions { write: true, ..OpenOptions::default() })?;
     let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
@@ -53,7 +53,7 @@ impl World {
             let file = fs.create(&root, &World::name(n), &NewInode::new(NewKind::File, 0o644))?;
             if n == FILES - 1 {
                 let flags = InodeFlags::NODATASUM | InodeFlags::NODATACOW;
-                fs.set_attr(&file, &SetAttr { flags: Some(flags), ..SetAttr::default() })?;
+                fs.set_attr(&file, &SetAttr::default().flags(Some(flags)))?;
             }
             files.push(file);
         }
@@ -381,14 +381,12 @@ fn play(oracle: &Oracle, case: &Case, seed: u64, steps: usize) -> anyhow::Result
     let scratch = oracle.scratch()?;
     let image = scratch.image("image", 600 * MIB)?;
     {
-        let device = FileDevice::open(&image, &FileOptions { write: true, ..FileOptions::default() })?;
-        let options = MkfsOptions {
-            nodesize: Some(case.nodesize),
-            csum: case.csum,
-            features: FeatureSet { no_holes: case.no_holes, ..FeatureSet::default() },
-            seed: *CsumType::Sha256.csum(what.as_bytes()).first_chunk().unwrap_or(&[0; 32]),
-            ..MkfsOptions::default()
-        };
+        let device = FileDevice::open(&image, &FileOptions::default().write(true))?;
+        let options = MkfsOptions::default()
+            .nodesize(Some(case.nodesize))
+            .csum(case.csum)
+            .features(FeatureSet::default().no_holes(case.no_holes))
+            .seed(*CsumType::Sha256.csum(what.as_bytes()).first_chunk().unwrap_or(&[0; 32]));
         make(&[Arc::new(device) as Arc<dyn Device>], &options)?;
     }
     let compress = case.compress.map(|algorithm| Compress { algorithm, level: 0, force: false });

@@ -33,8 +33,7 @@ fn open(image: &Path, fs: &FsOptions) -> Result<Fs> {
 }
 
 fn open_with(image: &Path, fs: &FsOptions, staged_ref_changes_max: usize) -> Result<Fs> {
-    let device: Arc<dyn Device> =
-        Arc::new(FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?);
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, &FileOptions::default().write(true))?);
     let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
     let options = EngineOptions { staged_ref_changes_max, ..EngineOptions::default() };
     Ok(Fs::open(Engine::open(Arc::new(volume), &options)?, fs)?)
@@ -42,8 +41,8 @@ fn open_with(image: &Path, fs: &FsOptions, staged_ref_changes_max: usize) -> Res
 
 /// An empty volume with small blocks, so that there are many.
 fn make(image: &Path) -> Result<()> {
-    let device = FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?;
-    oleo_mkfs::make(&[Arc::new(device)], &MkfsOptions { nodesize: Some(4096), ..MkfsOptions::default() })?;
+    let device = FileDevice::open(image, &FileOptions::default().write(true))?;
+    oleo_mkfs::make(&[Arc::new(device)], &MkfsOptions::default().nodesize(Some(4096)))?;
     Ok(())
 }
 
@@ -241,7 +240,7 @@ fn clones_are_pressure() -> Result<()> {
     let scratch = oracle.scratch()?;
     let image = scratch.image("clones", 1 << 30)?;
     make(&image)?;
-    let fs = open(&image, &FsOptions { dirty_inodes_max: 100, ..FsOptions::default() })?;
+    let fs = open(&image, &FsOptions::default().dirty_inodes_max(100))?;
     let root = fs.root(TreeId::FS)?;
     let source = file(&fs, &root, "source")?;
     fs.write(&source, 0, &vec![7; (SHARED * SECTOR) as usize])?;

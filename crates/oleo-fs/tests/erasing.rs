@@ -41,10 +41,9 @@ fn inodes_are_erased_once() -> Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     let scratch = oracle.scratch()?;
     let image = scratch.image("erasing", 1 << 30)?;
-    let device = FileDevice::open(&image, &FileOptions { write: true, ..FileOptions::default() })?;
+    let device = FileDevice::open(&image, &FileOptions::default().write(true))?;
     oleo_mkfs::make(&[Arc::new(device)], &MkfsOptions::default())?;
-    let device: Arc<dyn Device> =
-        Arc::new(FileDevice::open(&image, &FileOptions { write: true, ..FileOptions::default() })?);
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, &FileOptions::default().write(true))?);
     let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
     let fs = Fs::open(Engine::open(Arc::new(volume), &EngineOptions::default())?, &FsOptions::default())?;
     let root = fs.root(TreeId::FS)?;

@@ -241,7 +241,7 @@ fn snapshots_beside_writing_in_place() -> Result<()> {
     fs.wait_write_back(Duration::ZERO);
     let kept = file(&fs, "kept")?;
     let flags = Some(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
-    fs.set_attr(&kept, &SetAttr { flags, ..SetAttr::default() })?;
+    fs.set_attr(&kept, &SetAttr::default().flags(flags))?;
     fs.write(&kept, 0, &[0xa0; LEN as usize])?;
     let other = file(&fs, "other")?;
     fs.sync()?;
@@ -252,7 +252,7 @@ fn snapshots_beside_writing_in_place() -> Result<()> {
         let (fs, device, kept) = (&fs, &device, &kept);
         let (said, heard) = channel();
         let snapshot = scope.spawn(move || -> Result<TreeId, FsError> {
-            let options = SnapshotOptions { read_only: true, ..SnapshotOptions::default() };
+            let options = SnapshotOptions::default().read_only(true);
             let done = fs.snapshot(TreeId::FS, &fs.root(TreeId::FS)?, b"snap", options);
             let _ = said.send(());
             done
@@ -307,7 +307,7 @@ fn flags_that_ask_for_durability() -> Result<()> {
     };
     let flagged = |name: &str, kind: NewKind<'static>, flags: InodeFlags| -> Result<InodeRef> {
         let made = fs.create(&fs.root(TreeId::FS)?, name.as_bytes(), &NewInode::new(kind, 0o755))?;
-        fs.set_attr(&made, &SetAttr { flags: Some(flags), ..SetAttr::default() })?;
+        fs.set_attr(&made, &SetAttr::default().flags(Some(flags)))?;
         Ok(made)
     };
     let plain = file(&fs, "plain")?;
@@ -325,7 +325,7 @@ fn flags_that_ask_for_durability() -> Result<()> {
     fs.preallocate(&kept, 0, 9000, oleo_fs::data::KeepSize::No)?;
     let seen = crashed(9)?;
     ensure!(seen.attr(&find(&seen, "kept")?).size == 9000);
-    fs.set_attr(&kept, &SetAttr { size: Some(2), ..SetAttr::default() })?;
+    fs.set_attr(&kept, &SetAttr::default().size(Some(2)))?;
     let seen = crashed(10)?;
     ensure!(read_at(&seen, &find(&seen, "kept")?, 0, 100)? == b"wr");
     for (n, dir) in dirs.iter().enumerate() {

@@ -184,11 +184,11 @@ fn doubled_metadata_written_back() -> Result<()> {
 
 #[test]
 fn single_metadata() -> Result<()> {
-    rounds(160 * MIB, &MkfsOptions { metadata: Some(Profile::Single), ..MkfsOptions::default() }, true)
+    rounds(160 * MIB, &MkfsOptions::default().metadata(Some(Profile::Single)), true)
 }
 
 #[test]
 fn mixed() -> Result<()> {
-    let features = FeatureSet { mixed: true, ..FeatureSet::default() };
-    rounds(64 * MIB, &MkfsOptions { features, ..MkfsOptions::default() }, true)
+    let features = FeatureSet::default().mixed(true);
+    rounds(64 * MIB, &MkfsOptions::default().features(features), true)
 }

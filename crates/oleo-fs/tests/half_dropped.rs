@@ -14,8 +14,7 @@ use oleo_volume::{OpenOptions, Volume};
 const FILES: usize = 2500;
 
 fn open(image: &Path) -> anyhow::Result<Fs> {
-    let device: Arc<dyn Device> =
-        Arc::new(FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?);
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, &FileOptions::default().write(true))?);
     let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
     let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
     Ok(Fs::open(engine, &FsOptions::default())?)

@@ -25,7 +25,7 @@ const COMMITS_MIN: u64 = EXTENTS / (INODES_MAX as u64 * 16) / 2;
 fn open(device: Arc<dyn Device>) -> Result<Fs> {
     let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
     let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
-    Ok(Fs::open(engine, &FsOptions { dirty_inodes_max: INODES_MAX, ..FsOptions::default() })?)
+    Ok(Fs::open(engine, &FsOptions::default().dirty_inodes_max(INODES_MAX))?)
 }
 
 /// What a sector holds.

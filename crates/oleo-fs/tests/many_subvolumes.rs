@@ -23,7 +23,7 @@ fn open(device: &Arc<MemDevice>) -> Result<Fs> {
     let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
     let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
     // Inodes in memory hold their subvolumes.
-    Ok(Fs::open(engine, &FsOptions { inodes_max: 1, ..FsOptions::default() })?)
+    Ok(Fs::open(engine, &FsOptions::default().inodes_max(1))?)
 }
 
 fn fresh() -> Result<(Arc<MemDevice>, Fs)> {

@@ -20,18 +20,18 @@ use oleo_volume::{OpenOptions, Volume};
 const IMAGE_LEN: u64 = 512 << 20;
 
 fn open(image: &Path) -> Result<Fs> {
-    let device = FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?;
+    let device = FileDevice::open(image, &FileOptions::default().write(true))?;
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(device)];
     let volume = Volume::open(devices, &OpenOptions { write: true, ..OpenOptions::default() })?;
     let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
     let clock = Arc::new(FixedClock(Time { sec: 1_700_000_000, nsec: 7 }));
-    Ok(Fs::open(engine, &FsOptions { clock, inodes_max: 64, dirty_inodes_max: 300, ..FsOptions::default() })?)
+    Ok(Fs::open(engine, &FsOptions::default().clock(clock).inodes_max(64).dirty_inodes_max(300))?)
 }
 
 fn fresh(image: &Path, nodesize: u32) -> Result<Fs> {
     std::fs::File::create(image)?.set_len(IMAGE_LEN)?;
-    let device = FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?;
-    make(&[Arc::new(device)], &MkfsOptions { nodesize: Some(nodesize), ..MkfsOptions::default() })?;
+    let device = FileDevice::open(image, &FileOptions::default().write(true))?;
+    make(&[Arc::new(device)], &MkfsOptions::default().nodesize(Some(nodesize)))?;
     open(image)
 }
 
@@ -519,7 +519,7 @@ impl Run {
         let mode = self.rng.below(0o10000) as u32;
         // Set-group-id is handed down; the model need not know.
         let mode = if self.model.node(node).kind == FileKind::Dir { mode & 0o777 } else { mode };
-        self.fs.set_attr(&inode, &SetAttr { mode: Some(mode), ..SetAttr::default() })?;
+        self.fs.set_attr(&inode, &SetAttr::default().mode(Some(mode)))?;
         self.model.nodes[node].mode = mode;
         Ok(())
     }
@@ -729,7 +729,7 @@ fn subvolume_properties() -> Result<()> {
     let b = fs.subvol_create(&a_root, b"b", &NewSubvol::default())?;
     ensure!(matches!(fs.subvol_delete(a), Err(FsError::NotEmpty)));
     ensure!(matches!(fs.rmdir(&root, b"a"), Err(FsError::NotEmpty)));
-    let snap = fs.snapshot(a, &root, b"snap", SnapshotOptions { read_only: true, ..SnapshotOptions::default() })?;
+    let snap = fs.snapshot(a, &root, b"snap", SnapshotOptions::default().read_only(true))?;
     let snap_root = fs.root(snap)?;
     let file = NewInode::new(NewKind::File, 0o644);
     ensure!(matches!(fs.create(&snap_root, b"x", &file), Err(FsError::ReadOnly(_))));

@@ -43,7 +43,7 @@ fn at(sec: i64) -> Time {
 fn open_on(device: Arc<dyn Device>, clock: Arc<HandClock>) -> Result<Fs> {
     let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
     let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
-    Ok(Fs::open(engine, &FsOptions { clock, ..FsOptions::default() })?)
+    Ok(Fs::open(engine, &FsOptions::default().clock(clock))?)
 }
 
 /// A file system in memory, its clock at second 1000, and its top directory.
@@ -58,7 +58,7 @@ fn in_memory() -> Result<(Fs, InodeRef, Arc<HandClock>)> {
 }
 
 fn in_file(image: &Path) -> Result<Arc<dyn Device>> {
-    Ok(Arc::new(FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?))
+    Ok(Arc::new(FileDevice::open(image, &FileOptions::default().write(true))?))
 }
 
 fn file(fs: &Fs, dir: &InodeRef, name: &str) -> Result<InodeRef> {
@@ -79,7 +79,7 @@ fn mode_of(fs: &Fs, inode: &InodeRef) -> u32 {
 }
 
 fn set_flags(fs: &Fs, inode: &InodeRef, flags: InodeFlags) -> Result<()> {
-    fs.set_attr(inode, &SetAttr { flags: Some(flags), ..SetAttr::default() })?;
+    fs.set_attr(inode, &SetAttr::default().flags(Some(flags)))?;
     Ok(())
 }
 
@@ -233,10 +233,10 @@ fn flags_forbid() -> Result<()> {
     let source = file(&fs, &root, "source")?;
     fs.write(&source, 0, &[1; 8192])?;
     fs.write(&f, 0, &[2; 8192])?;
-    let touch = SetAttr { mtime: Some(at(1500)), touch: true, ..SetAttr::default() };
-    let chosen = SetAttr { mtime: Some(at(1)), ..SetAttr::default() };
+    let touch = SetAttr::default().mtime(Some(at(1500))).touch(true);
+    let chosen = SetAttr::default().mtime(Some(at(1)));
     let clone = CloneRange { from: 0, len: 4096, to: 0 };
-    let chmod = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let chmod = SetAttr::default().mode(Some(0o600));
     for flag in [InodeFlags::IMMUTABLE, InodeFlags::APPEND] {
         let append = flag == InodeFlags::APPEND;
         let grows = if append { 0 } else { errno::EPERM };
@@ -250,7 +250,7 @@ fn flags_forbid() -> Result<()> {
         has(refused(fs.write(&f, 0, b"x")), eperm, "write")?;
         has(refused(fs.write(&f, fs.attr(&f).size, b"x")), grows, "append")?;
         has(refused(fs.truncate(&f, 1)), eperm, "truncate")?;
-        has(refused(fs.set_attr(&f, &SetAttr { size: Some(1), ..SetAttr::default() })), eperm, "size")?;
+        has(refused(fs.set_attr(&f, &SetAttr::default().size(Some(1)))), eperm, "size")?;
         has(refused(fs.preallocate(&f, 1 << 20, 4096, KeepSize::Yes)), grows, "preallocate")?;
         has(refused(fs.punch_hole(&f, 0, 4096)), eperm, "punch")?;
         has(refused(fs.zero_range(&f, 0, 4096, KeepSize::Yes)), eperm, "zero")?;
@@ -425,10 +425,10 @@ fn times_of_changes() -> Result<()> {
         (attr.mtime.sec, attr.ctime.sec)
     };
     clock.set(1100);
-    fs.set_attr(&f, &SetAttr { mode: Some(0o600), ..SetAttr::default() })?;
+    fs.set_attr(&f, &SetAttr::default().mode(Some(0o600)))?;
     ensure!(times(&f) == (1000, 1100) && fs.attr(&f).atime == at(1000), "chmod");
     clock.set(1200);
-    fs.set_attr(&f, &SetAttr { uid: Some(1), ..SetAttr::default() })?;
+    fs.set_attr(&f, &SetAttr::default().uid(Some(1)))?;
     ensure!(times(&f) == (1000, 1200), "chown");
     clock.set(1250);
     fs.set_attr(&f, &SetAttr::default())?;
@@ -455,10 +455,10 @@ fn times_of_changes() -> Result<()> {
     fs.truncate(&f, 5000)?;
     ensure!(times(&f) == (1900, 1900), "truncate to the same size");
     clock.set(2000);
-    fs.set_attr(&f, &SetAttr { size: Some(0), ..SetAttr::default() })?;
+    fs.set_attr(&f, &SetAttr::default().size(Some(0)))?;
     ensure!(times(&f) == (2000, 2000), "truncate to nothing");
     clock.set(2100);
-    fs.set_attr(&f, &SetAttr { size: Some(0), ..SetAttr::default() })?;
+    fs.set_attr(&f, &SetAttr::default().size(Some(0)))?;
     ensure!(times(&f) == (2100, 2100), "truncate of what is empty");
     clock.set(2200);
     mkdir(&fs, &b, "sub")?;
@@ -539,7 +539,7 @@ fn listing_with_inodes() -> Result<()> {
     let root = fs.root(TreeId::FS)?;
     let dir = fs.lookup(&root, b"dir")?.context("dir")?;
     let changed = fs.lookup(&dir, b"1234")?.context("1234")?;
-    fs.set_attr(&changed, &SetAttr { mode: Some(0o123), ..SetAttr::default() })?;
+    fs.set_attr(&changed, &SetAttr::default().mode(Some(0o123)))?;
     fs.unlink(&dir, b"99")?;
     let (mut after, mut seen) = (0, 0);
     loop {

@@ -167,13 +167,13 @@ fn data_beside_promises_on_one_device() -> Result<()> {
 /// The same with one copy of metadata.
 #[test]
 fn data_beside_promises_once() -> Result<()> {
-    keeps_what_was_promised(&[512 * MIB], &MkfsOptions { metadata: Some(Profile::Single), ..MkfsOptions::default() })
+    keeps_what_was_promised(&[512 * MIB], &MkfsOptions::default().metadata(Some(Profile::Single)))
 }
 
 /// The same with copies on devices of uneven length, where not all of the larger one can become metadata.
 #[test]
 fn data_beside_promises_on_uneven_devices() -> Result<()> {
-    let opts = MkfsOptions { metadata: Some(Profile::Raid1), data: Some(Profile::Single), ..MkfsOptions::default() };
+    let opts = MkfsOptions::default().metadata(Some(Profile::Raid1)).data(Some(Profile::Single));
     keeps_what_was_promised(&[600 * MIB, 260 * MIB, 150 * MIB], &opts)
 }
 

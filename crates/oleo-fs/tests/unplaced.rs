@@ -23,7 +23,7 @@ fn open(device: Arc<dyn Device>) -> anyhow::Result<Fs> {
 
 fn in_memory(len: u64, seed: u8) -> anyhow::Result<(Arc<dyn Device>, Fs)> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(len));
-    make(std::slice::from_ref(&device), &MkfsOptions { seed: [seed; 32], ..MkfsOptions::default() })?;
+    make(std::slice::from_ref(&device), &MkfsOptions::default().seed([seed; 32]))?;
     Ok((device.clone(), open(device)?))
 }
 
@@ -119,9 +119,8 @@ fn what_is_promised_is_there() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     let scratch = oracle.scratch()?;
     let image = scratch.image("image", 160 * MIB)?;
-    let device: Arc<dyn Device> =
-        Arc::new(FileDevice::open(&image, &FileOptions { write: true, ..FileOptions::default() })?);
-    make(std::slice::from_ref(&device), &MkfsOptions { seed: [43; 32], ..MkfsOptions::default() })?;
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, &FileOptions::default().write(true))?);
+    make(std::slice::from_ref(&device), &MkfsOptions::default().seed([43; 32]))?;
     let fs = open(device)?;
     for n in 0..100 {
         let f = file(&fs, &format!("idle{n}"))?;

@@ -30,6 +30,7 @@ const SUBTYPE: &str = "oleo";
 
 /// Why a file system was not mounted, or did not end well.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum MountError {
     /// The image could not be opened, or not be written at the end.
     #[error(transparent)]
@@ -128,7 +129,7 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
     if rescue != Rescue::default() && !options.read_only {
         return Err(MountError::Option("rescue= needs ro".to_owned()));
     }
-    let mut fs = FsOptions { inodes_max: INODES_MAX, ..FsOptions::default() };
+    let mut fs = FsOptions::default().inodes_max(INODES_MAX);
     fs.data.compress = options.compress;
     fs.data.ignore_csums = rescue.ignore_data_csums;
     fs.data.new_file_flags.set(InodeFlags::NODATASUM, options.no_data_sum || options.no_data_cow);
@@ -137,20 +138,18 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
         fs.data.inline_max = max;
     }
     let devices = plan.images.iter().skip(1).cloned().chain(options.devices.iter().map(PathBuf::from)).collect();
-    Ok(OpenOptions {
-        write: !options.read_only,
-        devices,
-        scan: plan.scan.clone(),
-        offset: plan.offset,
-        degraded: options.degraded,
-        discard: options.discard,
-        use_backup_root: rescue.use_backup_root,
-        ignore_bad_trees: rescue.ignore_bad_roots,
-        no_log_replay: rescue.no_log_replay,
-        cache_bytes: usize::try_from(options.cache_bytes.unwrap_or_else(memory::cache_bytes)).unwrap_or(usize::MAX),
-        fs,
-        ..OpenOptions::default()
-    })
+    Ok(OpenOptions::default()
+        .access(if options.read_only { oleo::Access::ReadOnly } else { oleo::Access::Write })
+        .devices(devices)
+        .scan(plan.scan.clone())
+        .offset(plan.offset)
+        .degraded(options.degraded)
+        .discard(options.discard)
+        .use_backup_root(rescue.use_backup_root)
+        .ignore_bad_trees(rescue.ignore_bad_roots)
+        .no_log_replay(rescue.no_log_replay)
+        .cache_bytes(usize::try_from(options.cache_bytes.unwrap_or_else(memory::cache_bytes)).unwrap_or(usize::MAX))
+        .fs(fs))
 }
 
 fn attach_options(plan: &Plan, first: &Path, block: bool) -> AttachOptions {
@@ -244,7 +243,7 @@ impl Mounted {
             // Opened whole before it is mounted, a log replayed too: until its server answers, a mount holds up whoever asks the
             // kernel about all file systems. Meanwhile the device is held, and at the end let go of for the kernel to take.
             let claim = claim(first, &open)?;
-            let image = Image::open(first, &OpenOptions { claimed: true, ..open })?;
+            let image = Image::open(first, &open.claimed(true))?;
             find_root(&image, &plan.options)?;
             drop(claim);
             image

@@ -45,6 +45,7 @@ const OF_NO_EFFECT: &[&str] = &[
 
 /// Why an option is not taken.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OptionError {
     /// Nobody knows it.
     #[error("unknown mount option {0:?}")]

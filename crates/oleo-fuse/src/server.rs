@@ -309,7 +309,7 @@ mod tests {
     fn a_panic_ends_changes() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("image");
-        let options = oleo::mkfs::BuildOptions { size: Some(128 << 20), ..Default::default() };
+        let options = oleo::mkfs::BuildOptions::default().size(Some(128 << 20));
         oleo::mkfs::build(&[&path], options).unwrap();
         let image = Image::open(&path, &oleo::OpenOptions::writing()).unwrap();
         let make = |image: &Image, name: &[u8]| image.symlink(&image.top().unwrap(), b"target", name);

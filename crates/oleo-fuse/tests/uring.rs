@@ -91,7 +91,7 @@ fn mount(block: bool) -> Result<Served, MountError> {
     let scratch = tempfile::tempdir_in("/dev/shm").unwrap();
     let (image, dir) = (scratch.path().join("image"), scratch.path().join("mnt"));
     fs::create_dir(&dir).unwrap();
-    let mut options = oleo::mkfs::BuildOptions { size: Some(512 << 20), ..Default::default() };
+    let mut options = oleo::mkfs::BuildOptions::default().size(Some(512 << 20));
     options.mkfs.seed = oleo::mkfs::random_seed();
     oleo::mkfs::build(&[&image], options).unwrap();
     let options = MountOptions { uring: Uring::On, ..MountOptions::default() };

@@ -29,6 +29,7 @@ const ENTRIES_AT_ONCE: usize = 1024;
 
 /// How to defragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DefragOptions {
     /// From this byte of each file on.
     pub start: u64,
@@ -45,6 +46,13 @@ impl Default for DefragOptions {
         DefragOptions { start: 0, len: u64::MAX, threshold: 0, compress: None }
     }
 }
+
+oleo_format::setters!(DefragOptions {
+    start: u64,
+    len: u64,
+    threshold: u64,
+    compress: Option<(Compression, i32)>,
+});
 
 /// What was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

@@ -8,6 +8,7 @@ use oleo_volume::VolumeError;
 
 /// Why a job was not done.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum JobError {
     /// It cannot be done as asked; the text says why, and what could be.
     #[error("{text}")]

@@ -22,7 +22,7 @@ pub use defragment::{DefragOptions, Defragmented, defragment};
 pub use error::JobError;
 pub use find_new::{NewExtent, NewExtents, find_new};
 pub use quota::{
-    QgroupChange, qgroup_change, qgroups_clear_stale, quota, quota_disable, quota_enable, quota_enable_simple,
+    QgroupChange, Recount, qgroup_change, qgroups_clear_stale, quota, quota_disable, quota_enable, quota_enable_simple,
     quota_rescan,
 };
 pub use reclaim::{Reclaimed, reclaim};

@@ -94,12 +94,20 @@ pub fn quota_rescan(fs: &Fs, goes_on: &dyn Fn() -> bool) -> Result<(), JobError>
     Ok(())
 }
 
-/// Changes a group. Where the numbers do not say what that makes of them, they are counted anew if `scan` is set, and
-/// marked as wrong otherwise.
+/// When groups are counted anew whose numbers a change leaves open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recount {
+    /// Before the change returns.
+    Now,
+    /// Later: they are marked as wrong until [`quota_rescan`].
+    Later,
+}
+
+/// Changes a group, and counts all anew if the numbers do not say what the change makes of them.
 ///
 /// # Errors
 /// Quota is off, or there is no such group, or it cannot be.
-pub fn qgroup_change(fs: &Fs, change: QgroupChange, scan: bool) -> Result<Assigned, JobError> {
+pub fn qgroup_change(fs: &Fs, change: QgroupChange, recount: Recount) -> Result<Assigned, JobError> {
     let done = staged(fs, |s| match change {
         QgroupChange::Create(id) => s.qgroup_create(id).map(|()| Assigned::Exact),
         QgroupChange::Destroy(id) => s.qgroup_destroy(id).map(|()| Assigned::Exact),
@@ -107,7 +115,7 @@ pub fn qgroup_change(fs: &Fs, change: QgroupChange, scan: bool) -> Result<Assign
         QgroupChange::Remove(member, parent) => s.qgroup_remove(member, parent),
         QgroupChange::Limit(id, limit) => s.qgroup_limit(id, limit).map(|()| Assigned::Exact),
     })?;
-    if done == Assigned::NeedsScan && scan {
+    if done == Assigned::NeedsScan && recount == Recount::Now {
         quota_rescan(fs, &|| true)?;
         return Ok(Assigned::Exact);
     }

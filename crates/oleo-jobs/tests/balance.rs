@@ -77,13 +77,11 @@ fn interrupted_anywhere() -> anyhow::Result<()> {
         fs.sync()?;
         let mut want = contents(&fs)?;
         let convert = rng.one_in(3);
-        let args = BalanceArgs { force: true, ..BalanceArgs::full() };
+        let args = BalanceArgs::full().force(true);
         let args = match convert {
-            true => BalanceArgs {
-                metadata: Some("convert=single".parse().unwrap()),
-                system: Some("convert=single".parse().unwrap()),
-                ..args
-            },
+            true => {
+                args.metadata(Some("convert=single".parse().unwrap())).system(Some("convert=single".parse().unwrap()))
+            }
             false => args,
         };
         let mut balancer = Balancer::new(&fs)?;

@@ -76,7 +76,7 @@ fn on_all<T: Send>(work: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
 /// by four threads; as many files fit in the last round as in the first, or nearly; in the end the kernel's check.
 fn rounds(form: &Form) -> Result<()> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(form.len));
-    make(std::slice::from_ref(&device), &MkfsOptions { metadata: Some(form.metadata), ..MkfsOptions::default() })?;
+    make(std::slice::from_ref(&device), &MkfsOptions::default().metadata(Some(form.metadata)))?;
     let mut fs = open(&device)?;
     if form.quota {
         quota_enable(&fs)?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use oleo_format::{QgroupStatusFlags, TreeId};
 use oleo_fs::data::{CloneRange, KeepSize};
 use oleo_fs::{Fs, NewInode, NewKind, NewSubvol};
-use oleo_jobs::{QgroupChange, qgroup_change, quota, quota_enable, quota_rescan};
+use oleo_jobs::{QgroupChange, Recount, qgroup_change, quota, quota_enable, quota_rescan};
 use oleo_sim::oracle::{Oracle, oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_txn::{QgroupId, QgroupLimit};
@@ -25,7 +25,7 @@ fn play(oracle: Oracle, seed: u64, nodesize: &str, levels: bool) -> anyhow::Resu
     quota_enable(&fs)?;
     if levels {
         for id in [QgroupId::new(1, 0), QgroupId::new(1, 1), QgroupId::new(2, 0)] {
-            qgroup_change(&fs, QgroupChange::Create(id), true)?;
+            qgroup_change(&fs, QgroupChange::Create(id), Recount::Now)?;
         }
     }
     let mut world = World { fs, rng: Rng::new(seed), subvols: vec![TreeId::FS], made: 0 };
@@ -85,7 +85,7 @@ fn large(oracle: Oracle, image: &std::path::Path, nodesize: &str) -> anyhow::Res
     oracle.mkfs(&["-n", nodesize], &[image])?;
     let fs = open(image)?;
     quota_enable(&fs)?;
-    qgroup_change(&fs, QgroupChange::Create(QgroupId::new(1, 0)), true)?;
+    qgroup_change(&fs, QgroupChange::Create(QgroupId::new(1, 0)), Recount::Now)?;
     let top = fs.root(TreeId::FS)?;
     let source = fs.subvol_create(&top, b"source", &NewSubvol::default())?;
     let root = fs.root(source)?;
@@ -247,26 +247,22 @@ fn limits_hold() -> anyhow::Result<()> {
     let group = |n| QgroupId::new(1, n);
     let all = QgroupId::new(2, 0);
     for id in [group(0), group(1), all] {
-        qgroup_change(&fs, QgroupChange::Create(id), true)?;
+        qgroup_change(&fs, QgroupChange::Create(id), Recount::Now)?;
     }
     let mut trees = Vec::new();
     for n in 0..4u64 {
         let groups = vec![group(n % 2)];
-        trees.push(fs.subvol_create(
-            &top,
-            format!("s{n}").as_bytes(),
-            &NewSubvol { groups, ..NewSubvol::default() },
-        )?);
+        trees.push(fs.subvol_create(&top, format!("s{n}").as_bytes(), &NewSubvol::default().groups(groups))?);
     }
     let rfer = |bytes: u64| QgroupLimit { max_rfer: Some(bytes), max_excl: None };
     for n in 0..2 {
-        qgroup_change(&fs, QgroupChange::Assign(group(n), all), true)?;
-        qgroup_change(&fs, QgroupChange::Limit(group(n), rfer(5 << 17)), true)?;
+        qgroup_change(&fs, QgroupChange::Assign(group(n), all), Recount::Now)?;
+        qgroup_change(&fs, QgroupChange::Limit(group(n), rfer(5 << 17)), Recount::Now)?;
     }
     for (n, tree) in trees.iter().enumerate() {
-        qgroup_change(&fs, QgroupChange::Limit(QgroupId::of(*tree), rfer((3 + n as u64) << 17)), true)?;
+        qgroup_change(&fs, QgroupChange::Limit(QgroupId::of(*tree), rfer((3 + n as u64) << 17)), Recount::Now)?;
     }
-    qgroup_change(&fs, QgroupChange::Limit(all, rfer(8 << 17)), true)?;
+    qgroup_change(&fs, QgroupChange::Limit(all, rfer(8 << 17)), Recount::Now)?;
     let refused = std::sync::atomic::AtomicU32::new(0);
     std::thread::scope(|scope| -> anyhow::Result<()> {
         let mut threads = Vec::new();
@@ -380,7 +376,7 @@ fn buffered_data_refuses_no_names() -> anyhow::Result<()> {
     let tree = fs.subvol_create(&fs.root(TreeId::FS)?, b"v", &NewSubvol::default())?;
     fs.sync()?;
     let limit = QgroupLimit { max_rfer: Some(1 << 20), ..QgroupLimit::default() };
-    qgroup_change(&fs, QgroupChange::Limit(QgroupId::of(tree), limit), false)?;
+    qgroup_change(&fs, QgroupChange::Limit(QgroupId::of(tree), limit), Recount::Later)?;
     let root = fs.root(tree)?;
     for n in 0..300 {
         let file = fs.create(&root, format!("small{n}").as_bytes(), &NewInode::new(NewKind::File, 0o644))?;
@@ -422,11 +418,9 @@ fn limits_of_many_subvolumes() -> anyhow::Result<()> {
     let fs = open(&image)?;
     quota_enable(&fs)?;
     let group = QgroupId::new(1, 0);
-    qgroup_change(&fs, QgroupChange::Create(group), true)?;
+    qgroup_change(&fs, QgroupChange::Create(group), Recount::Now)?;
     let top = fs.root(TreeId::FS)?;
-    let make = |n: u32| {
-        fs.subvol_create(&top, format!("s{n}").as_bytes(), &NewSubvol { groups: vec![group], ..NewSubvol::default() })
-    };
+    let make = |n: u32| fs.subvol_create(&top, format!("s{n}").as_bytes(), &NewSubvol::default().groups(vec![group]));
     let put = |tree: TreeId, n: u32| -> Result<(), oleo_fs::FsError> {
         fs.create(&fs.root(tree)?, format!("file{n:02}").as_bytes(), &NewInode::new(NewKind::File, 0o644)).map(drop)
     };
@@ -450,7 +444,7 @@ fn limits_of_many_subvolumes() -> anyhow::Result<()> {
     let before = uses(group);
     assert!(trees.iter().all(|tree| uses(QgroupId::of(*tree)) == SECTOR), "none has split");
     let max = before + 5 * SECTOR;
-    qgroup_change(&fs, QgroupChange::Limit(group, QgroupLimit { max_rfer: Some(max), max_excl: None }), true)?;
+    qgroup_change(&fs, QgroupChange::Limit(group, QgroupLimit { max_rfer: Some(max), max_excl: None }), Recount::Now)?;
     let mut let_in = 0;
     for tree in &trees {
         match put(*tree, 99) {

@@ -10,7 +10,7 @@ use std::path::Path;
 use oleo_format::TreeId;
 use oleo_fs::data::CloneRange;
 use oleo_fs::{Fs, NewInode, NewKind, NewSubvol, SnapshotOptions};
-use oleo_jobs::{QgroupChange, qgroup_change, quota, quota_enable, quota_enable_simple, quota_rescan};
+use oleo_jobs::{QgroupChange, Recount, qgroup_change, quota, quota_enable, quota_enable_simple, quota_rescan};
 use oleo_sim::oracle::{Mounted, Oracle, ShownQgroup, ShownQgroups, oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_txn::{QgroupId, QgroupLimit};
@@ -134,11 +134,11 @@ fn by_us(fs: &Fs, step: &Step) -> anyhow::Result<bool> {
         Step::Enable { simple: false } => quota_enable(fs).is_ok(),
         Step::Rescan => quota_rescan(fs, &|| true).is_ok(),
         Step::Subvol { new, groups } => {
-            let new_subvol = NewSubvol { groups: groups.clone(), ..NewSubvol::default() };
+            let new_subvol = NewSubvol::default().groups(groups.clone());
             fs.subvol_create(&top, name(*new).as_bytes(), &new_subvol).is_ok()
         }
         Step::Snapshot { of, new, groups } => {
-            let options = SnapshotOptions { groups: groups.clone(), ..SnapshotOptions::default() };
+            let options = SnapshotOptions::default().groups(groups.clone());
             fs.snapshot(tree(*of)?, &top, name(*new).as_bytes(), options).is_ok()
         }
         Step::Delete { subvol } => {
@@ -163,7 +163,7 @@ fn by_us(fs: &Fs, step: &Step) -> anyhow::Result<bool> {
             let root = fs.root(tree(*subvol)?)?;
             fs.unlink(&root, format!("f{file}").as_bytes()).is_ok()
         }
-        Step::Change(change) => qgroup_change(fs, *change, true).is_ok(),
+        Step::Change(change) => qgroup_change(fs, *change, Recount::Now).is_ok(),
     })
 }
 

@@ -13,7 +13,7 @@ use oleo_device::{FileDevice, FileOptions};
 use oleo_format::{BlockGroupFlags, BlockGroupItem, ByteLen, InodeFlags, ItemType, Key, Logical, TreeId};
 use oleo_fs::data::KeepSize;
 use oleo_fs::{Fs, InodeRef, NewInode, NewKind, NewSubvol, SetAttr, SnapshotOptions};
-use oleo_jobs::{QgroupChange, TrimRange, qgroup_change, quota, quota_enable, shares, trim};
+use oleo_jobs::{QgroupChange, Recount, TrimRange, qgroup_change, quota, quota_enable, shares, trim};
 use oleo_mkfs::{FeatureSet, MkfsOptions};
 use oleo_sim::oracle::{Oracle, oracle, run};
 use oleo_sim::rng::Rng;
@@ -84,10 +84,10 @@ fn make(oracle: Oracle, image: &Path, mkfs: &[&str]) -> anyhow::Result<()> {
     if mkfs != BLOCK_GROUP_TREE {
         return oracle.mkfs(mkfs, &[image]);
     }
-    let options = FileOptions { write: true, ..FileOptions::default() };
-    let features = FeatureSet { block_group_tree: true, ..FeatureSet::default() };
+    let options = FileOptions::default().write(true);
+    let features = FeatureSet::default().block_group_tree(true);
     let device = Arc::new(FileDevice::open(image, &options)?);
-    oleo_mkfs::make(&[device], &MkfsOptions { features, seed: [9; 32], ..MkfsOptions::default() })?;
+    oleo_mkfs::make(&[device], &MkfsOptions::default().features(features).seed([9; 32]))?;
     Ok(())
 }
 
@@ -112,7 +112,7 @@ fn play(oracle: Oracle, seed: u64, mkfs: &[&str], with_quota: bool) -> anyhow::R
     if with_quota {
         quota_enable(&fs)?;
         for id in [QgroupId::new(1, 0), QgroupId::new(1, 1), QgroupId::new(2, 0)] {
-            qgroup_change(&fs, QgroupChange::Create(id), true)?;
+            qgroup_change(&fs, QgroupChange::Create(id), Recount::Now)?;
         }
     }
     let mut world = World { fs, rng: Rng::new(seed), subvols: vec![TreeId::FS], made: 0 };
@@ -346,7 +346,7 @@ fn beside_writers_in_place() -> anyhow::Result<()> {
         let dir = fs.create(&top, format!("{name}.d").as_bytes(), &NewInode::new(NewKind::Dir, 0o755))?;
         if name == "not copied" {
             let flags = Some(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
-            fs.set_attr(&dir, &SetAttr { flags, ..SetAttr::default() })?;
+            fs.set_attr(&dir, &SetAttr::default().flags(flags))?;
         }
         let file = fs.create(&dir, name.as_bytes(), &NewInode::new(NewKind::File, 0o644))?;
         fs.preallocate(&file, 0, SECTORS * SECTOR, KeepSize::No)?;
@@ -703,10 +703,10 @@ fn a_group_at_address_zero() -> anyhow::Result<()> {
         let what = format!("{flags:?} at 0");
         let scratch = oracle.scratch()?;
         let image = scratch.image("zero", 512 << 20)?;
-        let options = FileOptions { write: true, ..FileOptions::default() };
-        let features = FeatureSet { free_space_tree: false, ..FeatureSet::default() };
+        let options = FileOptions::default().write(true);
+        let features = FeatureSet::default().free_space_tree(false);
         let device = Arc::new(FileDevice::open(&image, &options)?);
-        let mkfs = MkfsOptions { features, nodesize: Some(4096), seed: [3; 32], ..MkfsOptions::default() };
+        let mkfs = MkfsOptions::default().features(features).nodesize(Some(4096)).seed([3; 32]);
         oleo_mkfs::make(&[device], &mkfs)?;
 
         let fs = open(&image)?;

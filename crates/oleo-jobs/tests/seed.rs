@@ -19,7 +19,7 @@ use oleo_volume::{OpenOptions, Volume};
 use common::open;
 
 fn open_all(files: &[PathBuf], write: bool) -> Result<Volume> {
-    let options = FileOptions { write, ..FileOptions::default() };
+    let options = FileOptions::default().write(write);
     let devices: Result<Vec<Arc<dyn Device>>, _> =
         files.iter().map(|file| FileDevice::open(file, &options).map(|d| Arc::new(d) as Arc<dyn Device>)).collect();
     Ok(Volume::open(devices?, &OpenOptions { write, ..OpenOptions::default() })?)
@@ -62,7 +62,7 @@ fn sprouts_are_written() -> Result<()> {
     let seed = std::fs::read(&files[0])?;
 
     let verify = |what: &str| -> Result<()> {
-        let report = oleo_check::check(&open_all(&files, false)?, &CheckOptions { data: true, ..Default::default() })?;
+        let report = oleo_check::check(&open_all(&files, false)?, &CheckOptions::default().data(true))?;
         assert!(!report.has_errors(), "{what}: {:#?}", report.findings);
         assert!(std::fs::read(&files[0])? == seed, "{what}: the seed is another");
         let found = oracle.check(&files)?;

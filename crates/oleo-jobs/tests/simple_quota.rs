@@ -9,7 +9,9 @@ use std::path::Path;
 use oleo_format::{BackRef, ExtentFlags, ExtentRecord, ItemType, Key, Logical, NodeExpect, QgroupStatusFlags, TreeId};
 use oleo_fs::data::CloneRange;
 use oleo_fs::{Fs, NewInode, NewKind, NewSubvol, SnapshotOptions};
-use oleo_jobs::{QgroupChange, qgroup_change, quota, quota_disable, quota_enable, quota_enable_simple, quota_rescan};
+use oleo_jobs::{
+    QgroupChange, Recount, qgroup_change, quota, quota_disable, quota_enable, quota_enable_simple, quota_rescan,
+};
 use oleo_sim::oracle::{Mounted, Oracle, ShownQgroups, oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_txn::{QgroupId, QgroupLimit, TxnError};
@@ -92,7 +94,7 @@ fn play(oracle: Oracle, seed: u64, nodesize: &str, levels: bool) -> anyhow::Resu
     must_be_exact(&world.fs, "turned on")?;
     if levels {
         for id in [QgroupId::new(1, 0), QgroupId::new(1, 1), QgroupId::new(2, 0)] {
-            qgroup_change(&world.fs, QgroupChange::Create(id), true)?;
+            qgroup_change(&world.fs, QgroupChange::Create(id), Recount::Now)?;
         }
     }
     let mut done = Vec::new();
@@ -268,9 +270,9 @@ fn rules() -> anyhow::Result<()> {
     quota_enable_simple(&fs)?;
     assert!(quota_enable(&fs).is_err() && quota_rescan(&fs, &|| true).is_err());
     let group = QgroupId::new(1, 0);
-    qgroup_change(&fs, QgroupChange::Create(group), true)?;
+    qgroup_change(&fs, QgroupChange::Create(group), Recount::Now)?;
     let a = fs.subvol_create(&top, b"a", &NewSubvol::default())?;
-    qgroup_change(&fs, QgroupChange::Assign(QgroupId::of(a), group), true)?;
+    qgroup_change(&fs, QgroupChange::Assign(QgroupId::of(a), group), Recount::Now)?;
     let b = fs.subvol_create(&top, b"b", &NewSubvol::default())?;
     let number = |id: QgroupId| said(&fs).get(&id).map(|n| n.0);
     let create =
@@ -307,11 +309,11 @@ fn rules() -> anyhow::Result<()> {
         (number(QgroupId::of(a)), number(QgroupId::of(inside)), number(group)),
         (Some(1 << 20), None, Some(1 << 20))
     );
-    assert!(qgroup_change(&fs, QgroupChange::Destroy(QgroupId::of(a)), true).is_err());
+    assert!(qgroup_change(&fs, QgroupChange::Destroy(QgroupId::of(a)), Recount::Now).is_err());
     fs.truncate(&copy, 0)?;
     fs.sync()?;
     assert_eq!((number(QgroupId::of(a)), number(QgroupId::of(b))), (Some(0), Some(4096)));
-    qgroup_change(&fs, QgroupChange::Destroy(QgroupId::of(a)), true)?;
+    qgroup_change(&fs, QgroupChange::Destroy(QgroupId::of(a)), Recount::Now)?;
     must_be_exact(&fs, "in the end")?;
     // Off and on again: what was counted before is not counted any more, and is let go of without harm.
     fs.write(&copy, 0, &vec![8; 100_000])?;
@@ -342,14 +344,14 @@ fn limits() -> anyhow::Result<()> {
     quota_enable_simple(&fs)?;
     let top = fs.root(TreeId::FS)?;
     let group = QgroupId::new(1, 0);
-    qgroup_change(&fs, QgroupChange::Create(group), true)?;
+    qgroup_change(&fs, QgroupChange::Create(group), Recount::Now)?;
     let make = |name: &str| -> anyhow::Result<TreeId> {
-        Ok(fs.subvol_create(&top, name.as_bytes(), &NewSubvol { groups: vec![group], ..NewSubvol::default() })?)
+        Ok(fs.subvol_create(&top, name.as_bytes(), &NewSubvol::default().groups(vec![group]))?)
     };
     let (a, b) = (make("a")?, make("b")?);
     let rfer = |bytes: u64| QgroupLimit { max_rfer: Some(bytes), max_excl: None };
-    qgroup_change(&fs, QgroupChange::Limit(QgroupId::of(a), rfer(1 << 20)), true)?;
-    qgroup_change(&fs, QgroupChange::Limit(group, rfer(3 << 19)), true)?;
+    qgroup_change(&fs, QgroupChange::Limit(QgroupId::of(a), rfer(1 << 20)), Recount::Now)?;
+    qgroup_change(&fs, QgroupChange::Limit(group, rfer(3 << 19)), Recount::Now)?;
     for (tree, id, max) in [(a, QgroupId::of(a), 1 << 20), (b, group, 3 << 19)] {
         let file = fs.create(&fs.root(tree)?, b"filler", &NewInode::new(NewKind::File, 0o644))?;
         let mut at = 0;
@@ -368,9 +370,9 @@ fn limits() -> anyhow::Result<()> {
     let (from, to) = (fs.lookup(&fs.root(b)?, b"filler")?.unwrap(), fs.lookup(&fs.root(a)?, b"filler")?.unwrap());
     fs.truncate(&to, SECTOR)?;
     fs.sync()?;
-    qgroup_change(&fs, QgroupChange::Limit(group, QgroupLimit::default()), true)?;
+    qgroup_change(&fs, QgroupChange::Limit(group, QgroupLimit::default()), Recount::Now)?;
     let used = said(&fs)[&QgroupId::of(a)].0;
-    qgroup_change(&fs, QgroupChange::Limit(QgroupId::of(a), rfer(used + 4 * SECTOR)), true)?;
+    qgroup_change(&fs, QgroupChange::Limit(QgroupId::of(a), rfer(used + 4 * SECTOR)), Recount::Now)?;
     fs.clone_range(&from, &to, &CloneRange { from: 0, len: 100 * SECTOR, to: SECTOR })?;
     fs.sync()?;
     assert!(said(&fs)[&QgroupId::of(a)].0 <= used + SECTOR, "a clone counts for who wrote the data");

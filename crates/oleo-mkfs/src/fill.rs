@@ -83,6 +83,7 @@ pub struct TopAttributes {
 }
 
 /// How to fill.
+#[non_exhaustive]
 pub struct FillOptions {
     /// Directories that become subvolumes.
     pub subvols: Vec<SubvolSpec>,
@@ -120,6 +121,18 @@ impl Default for FillOptions {
         }
     }
 }
+
+oleo_format::setters!(FillOptions {
+    subvols: Vec<SubvolSpec>,
+    compress: Option<Compress>,
+    epoch_seconds: Option<i64>,
+    threads: usize,
+    bytes_ahead_max: u64,
+    on_progress: Option<OnProgress>,
+    reflink: Option<Reflink>,
+    top: TopAttributes,
+    skip: Vec<(u64, u64)>,
+});
 
 impl FillOptions {
     fn thread_count(&self) -> usize {

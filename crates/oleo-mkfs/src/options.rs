@@ -13,6 +13,7 @@ use crate::MkfsError;
 
 /// The optional parts of the format that a new file system may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct FeatureSet {
     /// More hard links to one file in one directory than fit in a single item.
     pub extref: bool,
@@ -50,6 +51,18 @@ impl Default for FeatureSet {
         }
     }
 }
+
+oleo_format::setters!(FeatureSet {
+    extref: bool,
+    skinny_metadata: bool,
+    no_holes: bool,
+    free_space_tree: bool,
+    block_group_tree: bool,
+    mixed: bool,
+    raid1c34: bool,
+    quota: bool,
+    simple_quota: bool,
+});
 
 impl FeatureSet {
     /// The names that [`FeatureSet::apply`] knows, with one line on each.
@@ -102,6 +115,7 @@ impl FeatureSet {
 
 /// What a new file system shall be. `Default` is what a current mkfs.btrfs makes.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct MkfsOptions {
     /// Bytes of a tree block: a power of two from `sectorsize` to 65536. `None`: 16384, or `sectorsize` when mixed.
     pub nodesize: Option<u32>,
@@ -154,6 +168,23 @@ impl Default for MkfsOptions {
         }
     }
 }
+
+oleo_format::setters!(MkfsOptions {
+    nodesize: Option<u32>,
+    sectorsize: u32,
+    csum: CsumType,
+    features: FeatureSet,
+    data: Option<Profile>,
+    metadata: Option<Profile>,
+    metadata_chunk_max: Option<u64>,
+    label: String,
+    fsid: Option<Uuid>,
+    seed: [u8; 32],
+    created_seconds: i64,
+    top_uid: u32,
+    top_gid: u32,
+    top_mode: u32,
+});
 
 /// The longest label: the field has 256 bytes and ends in a zero byte.
 const LABEL_BYTES_MAX: usize = 255;

@@ -24,11 +24,11 @@ fn sound(
     }
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     for file in &files {
-        devices.push(Arc::new(FileDevice::open(file, &FileOptions { write: true, ..FileOptions::default() })?));
+        devices.push(Arc::new(FileDevice::open(file, &FileOptions::default().write(true))?));
     }
     // The kernel knows file systems by their UUIDs, and tests run side by side.
     let seed = *CsumType::Sha256.csum(what.as_bytes()).first_chunk().unwrap_or(&[0; 32]);
-    make(&devices, &MkfsOptions { seed, ..options.clone() })?;
+    make(&devices, &options.clone().seed(seed))?;
     drop(devices);
     oracle.must_be_sound(&files, what)?;
     Ok((scratch, files))
@@ -57,15 +57,13 @@ fn one_device() -> anyhow::Result<()> {
             (CsumType::Sha256, false, false, nodesize == 16384),
             (CsumType::Blake2b, true, true, true),
         ] {
-            let features = FeatureSet {
-                block_group_tree,
-                free_space_tree,
-                skinny_metadata: others,
-                no_holes: others,
-                extref: others,
-                ..FeatureSet::default()
-            };
-            let options = MkfsOptions { nodesize: Some(nodesize), csum, features, ..MkfsOptions::default() };
+            let features = FeatureSet::default()
+                .block_group_tree(block_group_tree)
+                .free_space_tree(free_space_tree)
+                .skinny_metadata(others)
+                .no_holes(others)
+                .extref(others);
+            let options = MkfsOptions::default().nodesize(Some(nodesize)).csum(csum).features(features);
             let what = format!(
                 "nodesize {nodesize}, {csum:?}, block-group tree {block_group_tree}, others {others}, free-space tree {free_space_tree}"
             );
@@ -85,7 +83,7 @@ fn all_profiles() -> anyhow::Result<()> {
             if profile.has_parity() || usize::from(profile.shape().devices_min) > count {
                 continue;
             }
-            let options = MkfsOptions { data: Some(profile), metadata: Some(profile), ..MkfsOptions::default() };
+            let options = MkfsOptions::default().data(Some(profile)).metadata(Some(profile));
             sound_and_writable(&oracle, &format!("{profile} on {count} devices"), &lengths[..count], &options)?;
         }
     }
@@ -96,16 +94,16 @@ fn all_profiles() -> anyhow::Result<()> {
 #[test]
 fn sizes_and_mixed() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
-    let mixed = FeatureSet { mixed: true, ..FeatureSet::default() };
+    let mixed = FeatureSet::default().mixed(true);
     for len in [64 * MIB + 8192, 128 * MIB, 3000 * MIB, 300 << 30] {
-        let options = MkfsOptions { label: format!("of {len}"), ..MkfsOptions::default() };
+        let options = MkfsOptions::default().label(format!("of {len}"));
         sound_and_writable(&oracle, &format!("{len} bytes"), &[len], &options)?;
-        let options = MkfsOptions { features: mixed, ..MkfsOptions::default() };
+        let options = MkfsOptions::default().features(mixed);
         sound_and_writable(&oracle, &format!("{len} bytes, mixed"), &[len], &options)?;
     }
     // Enough for the kernel to mount, though not to write much.
     let options = MkfsOptions::default();
     sound(&oracle, "16 MiB", &[16 * MIB], &options)?;
-    let options = MkfsOptions { features: mixed, metadata: Some(Profile::Raid1), ..MkfsOptions::default() };
+    let options = MkfsOptions::default().features(mixed).metadata(Some(Profile::Raid1));
     sound_and_writable(&oracle, "mixed raid1", &[300 * MIB; 2], &options)
 }

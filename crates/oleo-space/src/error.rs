@@ -97,6 +97,7 @@ impl Classified for FreeRunsError {
 
 /// A request that contradicts what is known, as happens when an image's records contradict each other.
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SpaceError {
     /// No block group holds the whole run.
     #[error("no block group holds {0:?}")]

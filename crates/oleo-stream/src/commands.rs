@@ -18,6 +18,7 @@ const READ_LEN: usize = 256 << 10;
 
 /// How much of a stream is believed.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Limits {
     /// The longest command in bytes, its header included, from version 2 on. Version 1 has its own, 64 KiB.
     pub command_len_max: usize,
@@ -30,8 +31,11 @@ impl Default for Limits {
     }
 }
 
+oleo_format::setters!(Limits { command_len_max: usize });
+
 /// Why a stream cannot be read.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StreamError {
     /// The bytes are not those of a stream; the place within is the position in bytes from the beginning.
     #[error(transparent)]

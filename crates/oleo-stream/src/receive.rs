@@ -46,6 +46,7 @@ const COMMANDS_PER_COMMIT: usize = 48_000;
 
 /// How a stream is applied.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ReceiveOptions {
     /// Stop at the first END; else go on with what follows it.
     pub one_stream: bool,
@@ -74,6 +75,15 @@ impl Default for ReceiveOptions {
         }
     }
 }
+
+oleo_format::setters!(ReceiveOptions {
+    one_stream: bool,
+    errors_passed_max: Option<u64>,
+    resume: bool,
+    incomplete: Incomplete,
+    commands_per_commit: usize,
+    limits: Limits,
+});
 
 /// What becomes of a subvolume that is not complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -206,6 +216,7 @@ pub struct Late {
 
 /// Why a command could not be applied.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ApplyError {
     /// The file system refuses.
     #[error(transparent)]
@@ -228,6 +239,7 @@ pub enum ApplyError {
 
 /// Why a receive ended.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReceiveError {
     /// The stream cannot be read.
     #[error(transparent)]

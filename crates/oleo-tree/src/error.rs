@@ -5,6 +5,7 @@ use oleo_space::Refusal;
 
 /// Why a tree could not be read or changed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TreeError {
     /// The image is damaged.
     #[error(transparent)]

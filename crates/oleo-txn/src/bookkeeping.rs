@@ -241,7 +241,7 @@ mod tests {
     fn a_chunk_made_while_another_is_recorded() {
         for free_space_tree in [true, false] {
             let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 30));
-            let mut options = MkfsOptions { seed: [1; 32], ..MkfsOptions::default() };
+            let mut options = MkfsOptions::default().seed([1; 32]);
             options.features.free_space_tree = free_space_tree;
             oleo_mkfs::make(std::slice::from_ref(&device), &options).unwrap();
             let open = || {

@@ -46,7 +46,7 @@ fn attribute(name: &[u8], value: &[u8]) -> (Key, Vec<u8>) {
 }
 
 fn open(path: &std::path::Path) -> Engine {
-    let options = FileOptions { write: true, ..FileOptions::default() };
+    let options = FileOptions::default().write(true);
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, &options).unwrap());
     let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
     Engine::open(Arc::new(volume), &EngineOptions::default()).unwrap()
@@ -57,7 +57,7 @@ fn churn(name: &str, options: MkfsOptions, seed: u64) {
     let scratch = oracle.scratch().unwrap();
     let image = scratch.image(name, 512 << 20).unwrap();
     {
-        let options_file = FileOptions { write: true, ..FileOptions::default() };
+        let options_file = FileOptions::default().write(true);
         let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, &options_file).unwrap());
         oleo_mkfs::make(&[device], &options).unwrap();
     }
@@ -117,7 +117,7 @@ fn transactions_leave_sound_volumes() {
 /// Goal and method as above, with small blocks, so that trees are high, and the block-group tree.
 #[test]
 fn small_blocks_and_the_block_group_tree() {
-    let mut options = MkfsOptions { nodesize: Some(4096), ..MkfsOptions::default() };
+    let mut options = MkfsOptions::default().nodesize(Some(4096));
     options.features.block_group_tree = true;
     churn("small", options, 2);
 }
@@ -138,7 +138,7 @@ fn unreferenced_new_extents_leave_no_trace() {
     let Some(oracle) = oracle::oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let image = scratch.image("births", 512 << 20).unwrap();
-    let options_file = FileOptions { write: true, ..FileOptions::default() };
+    let options_file = FileOptions::default().write(true);
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, &options_file).unwrap());
     oleo_mkfs::make(&[device], &MkfsOptions::default()).unwrap();
     let engine = open(&image);

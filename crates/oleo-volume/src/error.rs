@@ -13,6 +13,7 @@ impl VolumeError {
 
 /// Why a volume did not do what it was asked to.
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum VolumeError {
     /// A device failed.
     #[error(transparent)]

@@ -21,7 +21,7 @@ const WRITE: OpenOptions = OpenOptions { write: true, degraded: false, backup: N
 const DEGRADED: OpenOptions = OpenOptions { write: false, degraded: true, backup: None, super_copy: None };
 
 fn open(files: &[&PathBuf], opts: &OpenOptions) -> Result<Volume, VolumeError> {
-    let file_opts = FileOptions { write: opts.write, ..FileOptions::default() };
+    let file_opts = FileOptions::default().write(opts.write);
     let devices: Result<Vec<_>, DeviceError> =
         files.iter().map(|p| Ok(Arc::new(FileDevice::open(p, &file_opts)?) as Arc<dyn Device>)).collect();
     Volume::open(devices?, opts)
@@ -92,7 +92,7 @@ fn fill(dir: &Path, seed: u64) -> Result<()> {
 
 /// Overwrites parts of a device, superblocks excepted.
 fn rot(file: &Path, seed: u64) -> Result<()> {
-    let device = FileDevice::open(file, &FileOptions { write: true, ..FileOptions::default() })?;
+    let device = FileDevice::open(file, &FileOptions::default().write(true))?;
     let mut rng = Rng::new(seed);
     for at in (MIB..device.len() - MIB).step_by(128 << 10) {
         let (at, len) = (at + rng.below(64 << 10) / 512 * 512, 20_000);
@@ -190,7 +190,7 @@ fn the_kernel_accepts_healing_and_superblocks() -> Result<()> {
     let first_copies: Vec<_> = volume.chunks().iter().map(|c| (c.stripes[0].offset.0, c.stripe_bytes().0)).collect();
     drop(volume);
     // Only first copies, which are preferred: what is allocated is then met, and healed, by one walk.
-    let device = FileDevice::open(&files[0], &FileOptions { write: true, ..FileOptions::default() })?;
+    let device = FileDevice::open(&files[0], &FileOptions::default().write(true))?;
     for (at, len) in first_copies {
         for at in (at..at + len).step_by(64 << 10).filter(|&at| at != SUPER_OFFSETS[1]) {
             device.write_at(at + 4096, &[0x55; 4096])?;
@@ -273,17 +273,17 @@ fn mounted_images_are_refused() -> Result<()> {
     let mounted = oracle.mount(&files, "")?;
     for file in &files {
         for write in [false, true] {
-            let refused = FileDevice::open(file, &FileOptions { write, ..FileOptions::default() });
+            let refused = FileDevice::open(file, &FileOptions::default().write(write));
             let Err(DeviceError::InUse { by: User::Mounted { .. }, .. }) = refused else { panic!("{refused:?}") };
         }
-        FileDevice::open(file, &FileOptions { read_in_use: true, ..FileOptions::default() })?;
+        FileDevice::open(file, &FileOptions::default().read_in_use(true))?;
     }
     let info = fs::read_to_string("/proc/self/mountinfo")?;
     let at = mounted.path().display().to_string();
     let line = info.lines().find(|l| l.contains(&at)).context("not in mountinfo")?;
     let source = line.split(" - btrfs ").nth(1).and_then(|s| s.split(' ').next()).context("no source")?;
     for write in [false, true] {
-        let refused = FileDevice::open(Path::new(source), &FileOptions { write, ..FileOptions::default() });
+        let refused = FileDevice::open(Path::new(source), &FileOptions::default().write(write));
         assert!(matches!(refused, Err(DeviceError::InUse { .. })), "{source}: {refused:?}");
     }
     mounted.unmount()?;

@@ -13,19 +13,17 @@ use oleo::{Image, OpenOptions};
 pub fn make_image(dir: &Path, img: &Path) -> Result<u64, Box<dyn Error>> {
     let report = oleo::mkfs::build(
         &[img],
-        BuildOptions {
-            source: Source::Dir(dir.into()),
-            fill: FillOptions { compress: oleo::fs::parse_compress("zstd:3")?, ..FillOptions::default() },
-            mkfs: MkfsOptions {
-                label: "example".into(),
-                // All UUIDs follow from the seed. `oleo::mkfs::random_seed()` makes each image unique.
-                seed: oleo::mkfs::seed_from_text("example"),
-                created_seconds: 1_700_000_000,
-                ..MkfsOptions::default()
-            },
-            shrink: true,
-            ..BuildOptions::default()
-        },
+        BuildOptions::default()
+            .source(Source::Dir(dir.into()))
+            .fill(FillOptions::default().compress(oleo::fs::parse_compress("zstd:3")?))
+            .mkfs(
+                MkfsOptions::default()
+                    .label("example".into())
+                    // All UUIDs follow from the seed. `oleo::mkfs::random_seed()` makes each image unique.
+                    .seed(oleo::mkfs::seed_from_text("example"))
+                    .created_seconds(1_700_000_000),
+            )
+            .shrink(true),
     )?;
     Ok(report.filled.done.files)
 }

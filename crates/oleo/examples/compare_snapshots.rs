@@ -33,7 +33,7 @@ fn line(command: &Command<'_>) -> Option<String> {
 pub fn differences(image: &Image, old: &str, new: &str) -> Result<Vec<String>, Box<dyn Error>> {
     let (old, new) = (image.subvol(old)?.tree(), image.subvol(new)?.tree());
     let mut stream = Vec::new();
-    let options = SendOptions { parent: Some(old), no_data: true, ..SendOptions::default() };
+    let options = SendOptions::default().parent(Some(old)).no_data(true);
     image.send(&[new], &options, &mut stream)?;
     let mut commands = Commands::new(stream.as_slice(), Limits::default());
     let mut lines = Vec::new();
@@ -45,7 +45,7 @@ pub fn differences(image: &Image, old: &str, new: &str) -> Result<Vec<String>, B
 
 fn example() -> oleo::Result<Image> {
     let image = Image::create_in_memory(256 << 20)?;
-    let read_only = SnapshotOptions { read_only: true, ..SnapshotOptions::default() };
+    let read_only = SnapshotOptions::default().read_only(true);
     image.create_subvol("home")?;
     image.write("home/kept", b"as it was")?;
     image.write("home/letter", b"Dear reader")?;

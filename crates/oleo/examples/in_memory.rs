@@ -13,11 +13,11 @@ use oleo::{Device, Image, OpenOptions, SnapshotOptions};
 pub fn main() -> Result<(), Box<dyn Error>> {
     let disks: Vec<Arc<MemDevice>> = (0..2).map(|_| Arc::new(MemDevice::new(512 << 20))).collect();
     let devices = || disks.iter().map(|d| d.clone() as Arc<dyn Device>).collect::<Vec<_>>();
-    let mkfs = MkfsOptions { data: Some(Profile::Raid1), metadata: Some(Profile::Raid1), ..MkfsOptions::unique() };
+    let mkfs = MkfsOptions::unique().data(Some(Profile::Raid1)).metadata(Some(Profile::Raid1));
     let image = Image::create_on(devices(), &mkfs, &OpenOptions::writing())?;
     image.create_subvol("work")?;
     image.write("work/notes", b"first thoughts")?;
-    image.snapshot("work", "work-before", &SnapshotOptions { read_only: true, ..SnapshotOptions::default() })?;
+    image.snapshot("work", "work-before", &SnapshotOptions::default().read_only(true))?;
     image.write("work/notes", b"second thoughts")?;
     image.close()?;
     let resident: u64 = disks.iter().map(|d| d.resident_bytes()).sum();
@@ -26,7 +26,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     // Either disk alone has everything.
     for disk in &disks {
         let one: Vec<Arc<dyn Device>> = vec![disk.clone()];
-        let image = Image::from_devices(one, &OpenOptions { degraded: true, ..OpenOptions::default() })?;
+        let image = Image::from_devices(one, &OpenOptions::default().degraded(true))?;
         let (before, now) = (image.read("work-before/notes")?, image.read("work/notes")?);
         if (before.as_slice(), now.as_slice()) != (&b"first thoughts"[..], &b"second thoughts"[..]) {
             return Err("a disk has not all of it".into());

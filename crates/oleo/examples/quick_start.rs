@@ -16,7 +16,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     image.create_subvol("home")?;
     image.write("home/notes", b"first thoughts")?;
     writeln!(image.create_file("home/log")?.cursor(), "created by a program")?;
-    image.snapshot("home", "monday", &SnapshotOptions { read_only: true, ..Default::default() })?;
+    image.snapshot("home", "monday", &SnapshotOptions::default().read_only(true))?;
     image.write("home/notes", b"second thoughts")?;
     image.close()?; // everything is durable from here on
 

@@ -22,9 +22,9 @@ pub fn transfer(
     to: &Image,
 ) -> Result<u64, Box<dyn Error + Send + Sync>> {
     let (reader, writer) = std::io::pipe()?;
-    let options = SendOptions { parent, version: 2, ..SendOptions::default() };
+    let options = SendOptions::default().parent(parent).version(2);
     // All or nothing: a stream that is cut off leaves nothing behind.
-    let how = Receive { atomic: true, ..Receive::default() };
+    let how = Receive::default().atomic(true);
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| from.send(&[snapshot], &options, &mut BufWriter::new(writer)));
         let received = to.receive(reader, &how);
@@ -38,7 +38,7 @@ pub fn transfer(
 /// Runs the example; fails if what it shows is not so.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let (from, to) = (volume()?, volume()?);
-    let read_only = SnapshotOptions { read_only: true, ..SnapshotOptions::default() };
+    let read_only = SnapshotOptions::default().read_only(true);
     from.create_subvol("data")?;
     for n in 0..100u8 {
         from.write(format!("data/{n}"), &[n; 20_000])?;

@@ -34,7 +34,7 @@ impl Store {
 
     /// Makes a version of what is there now, and makes it durable. It costs the same however much there is.
     pub fn commit(&self, version: usize) -> oleo::Result<()> {
-        let read_only = SnapshotOptions { read_only: true, ..SnapshotOptions::default() };
+        let read_only = SnapshotOptions::default().read_only(true);
         self.image.snapshot("now", format!("versions/{version}"), &read_only)?;
         self.image.sync()?;
         Ok(())

@@ -8,7 +8,7 @@
 //! counts quota groups, where that was cut short; *balance* runs balances that are asked for, and resumes one that was cut short
 //! if it is to.
 //!
-//! Stopping: the threads are asked to end and waited for; each looks at least every [`LOOK_UP`]. What they did not get to do, the
+//! Stopping: the threads are asked to end and waited for; each looks at least every half second. What they did not get to do, the
 //! next commit does, or (cleaning) [`Image::clean`] or the next opening. Locks: none; the first error waits in a channel of one
 //! place. Crash: as without them, the last commit stands.
 

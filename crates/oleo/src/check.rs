@@ -18,7 +18,7 @@ use oleo_format::Classified;
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 
 use crate::image::open_devices;
-use crate::{OpenOptions, Result};
+use crate::{Access, OpenOptions, Result};
 
 pub use oleo_check::{
     CheckError, CheckOptions, Counts, Finding, Kind, Place, Progress, Report, Severity, check as volume,
@@ -41,13 +41,13 @@ pub struct Start {
 pub fn image(path: impl AsRef<Path>, open: &OpenOptions, start: Start, how: &CheckOptions<'_>) -> Result<Report> {
     let path = path.as_ref();
     let check = || {
-        let devices = open_devices(path, &OpenOptions { write: false, ..open.clone() })?;
+        let devices = open_devices(path, &OpenOptions { access: Access::ReadOnly, ..open.clone() })?;
         let Start { backup, super_copy } = start;
         let options = VolumeOptions { write: false, degraded: open.degraded, backup, super_copy };
         match oleo_check::check(&Volume::open(devices, &options)?, how) {
             Ok(report) => Ok(report),
             Err(CheckError::Volume(error)) => Err(error.into()),
-            Err(error @ CheckError::Threads(_)) => Err(crate::Error::refused(error.class().errno, error.to_string())),
+            Err(error) => Err(crate::Error::refused(error.class().errno, error.to_string())),
         }
     };
     check().map_err(|error: crate::Error| error.of_image(path))

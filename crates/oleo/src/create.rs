@@ -8,13 +8,13 @@ use oleo_fs::errno;
 use oleo_mkfs::{MkfsOptions, make};
 
 use crate::mkfs::{BuildOptions, build};
-use crate::{Error, Image, OpenOptions, Result};
+use crate::{Access, Error, Image, OpenOptions, Result};
 
 impl Image {
     /// Makes an empty file system of `size` bytes in an image file or on a block device, and opens it for changes.
     ///
     /// A file that does not exist is created, sparse. The identifiers of the file system are random, its time of creation is
-    /// now, everything else is as in [`MkfsOptions::default`]. [`Image::create_with`] takes other options; [`build`](crate::mkfs::build) also fills
+    /// now, everything else is as in [`MkfsOptions::default`]. [`Image::create_with`] takes other options; [`build`] also fills
     /// a file system, spreads it over several devices, and overwrites what is there.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ impl Image {
             return Err(Error::refused(errno::EEXIST, "the file exists and is not empty").at(path.display()));
         }
         build(&[path], BuildOptions { mkfs, size: Some(size), offset: open.offset, ..BuildOptions::default() })?;
-        Image::open(path, &OpenOptions { write: true, ..open.clone() })
+        Image::open(path, &OpenOptions { access: Access::Write, ..open.clone() })
     }
 
     /// Makes an empty file system on devices that hold nothing yet, and opens it as `open` says, for changes in any case.
@@ -44,7 +44,7 @@ impl Image {
     /// The devices are too small or too few for the options, or one failed.
     pub fn create_on(devices: Vec<Arc<dyn Device>>, mkfs: &MkfsOptions, open: &OpenOptions) -> Result<Image> {
         make(&devices, mkfs)?;
-        let image = Image::from_devices(devices, &OpenOptions { write: true, ..open.clone() })?;
+        let image = Image::from_devices(devices, &OpenOptions { access: Access::Write, ..open.clone() })?;
         if mkfs.features.simple_quota {
             image.quota_enable_simple()?;
         }
@@ -112,7 +112,7 @@ mod tests {
         let before = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let image = Image::create_in_memory(LEN)?;
         assert!(image.fs().attr(&image.top()?).otime.sec.unsigned_abs() >= before);
-        let mut mkfs = MkfsOptions { label: "mine".into(), ..MkfsOptions::unique() };
+        let mut mkfs = MkfsOptions::unique().label("mine".into());
         mkfs.features.simple_quota = true;
         let image = Image::create_on(vec![Arc::new(MemDevice::new(LEN))], &mkfs, &OpenOptions::default())?;
         assert_eq!(image.label(), b"mine");

@@ -212,7 +212,7 @@ fn hint_of_fs(error: &FsError) -> Option<Hint> {
 
 /// What else than btrfs a file or device holds, as far as it is known.
 fn other_contents(path: &Path) -> Option<&'static str> {
-    let device = FileDevice::open(path, &FileOptions { read_in_use: true, ..FileOptions::default() }).ok()?;
+    let device = FileDevice::open(path, &FileOptions::default().read_in_use(true)).ok()?;
     oleo_mkfs::signature(&device).ok().flatten().filter(|what| !what.contains("btrfs"))
 }
 

@@ -1,4 +1,4 @@
-//! A regular file: reads and writes at offsets, from any number of threads. [`Cursor`](crate::Cursor) keeps a position.
+//! A regular file: reads and writes at offsets, from any number of threads. [`Cursor`] keeps a position.
 
 use oleo_fs::{Attr, Fs, InodeRef};
 

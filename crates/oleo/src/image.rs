@@ -20,11 +20,31 @@ use crate::{Error, File, ImagePath, Result, SubvolRef, log};
 /// Blocks that one step of cleaning takes apart.
 const CLEAN_BLOCKS: usize = 1024;
 
-/// How to open a file system.
+/// What an image is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Access {
+    /// For reading. Nobody may write to it meanwhile.
+    #[default]
+    ReadOnly,
+    /// For reading although someone else may write to it; what is read may be torn.
+    ReadOnlyInUse,
+    /// For reading and changes. Nobody else may use it meanwhile.
+    Write,
+}
+
+/// How to open a file system. `OpenOptions::default()` reads; each field has a method that sets it.
+///
+/// ```
+/// use oleo::{Access, OpenOptions};
+///
+/// let options = OpenOptions::default().access(Access::ReadOnlyInUse).degraded(true);
+/// assert!(!options.writes());
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct OpenOptions {
-    /// Allow changes. Nobody else may use the image then.
-    pub write: bool,
+    /// Reading, or changes too.
+    pub access: Access,
     /// The other devices of a volume that has several.
     pub devices: Vec<PathBuf>,
     /// Directories in which to look for the other devices.
@@ -33,8 +53,6 @@ pub struct OpenOptions {
     pub degraded: bool,
     /// Where in the file the image begins, in bytes.
     pub offset: u64,
-    /// Read although someone else writes to it; what is read may be torn.
-    pub read_in_use: bool,
     /// The kernel holds the first device for this process, as the source of a mount that it serves.
     pub claimed: bool,
     /// Tell the devices what each commit frees.
@@ -54,12 +72,11 @@ pub struct OpenOptions {
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
         OpenOptions {
-            write: false,
+            access: Access::ReadOnly,
             devices: Vec::new(),
             scan: Vec::new(),
             degraded: false,
             offset: 0,
-            read_in_use: false,
             claimed: false,
             discard: false,
             use_backup_root: false,
@@ -71,10 +88,30 @@ impl Default for OpenOptions {
     }
 }
 
+oleo_format::setters!(OpenOptions {
+    access: Access,
+    devices: Vec<PathBuf>,
+    scan: Vec<PathBuf>,
+    degraded: bool,
+    offset: u64,
+    claimed: bool,
+    discard: bool,
+    use_backup_root: bool,
+    ignore_bad_trees: bool,
+    no_log_replay: bool,
+    cache_bytes: usize,
+    fs: FsOptions,
+});
+
 impl OpenOptions {
     /// For changes.
     pub fn writing() -> OpenOptions {
-        OpenOptions { write: true, ..OpenOptions::default() }
+        OpenOptions { access: Access::Write, ..OpenOptions::default() }
+    }
+
+    /// Whether they allow changes.
+    pub fn writes(&self) -> bool {
+        self.access == Access::Write
     }
 }
 
@@ -114,7 +151,7 @@ impl Image {
         options: &OpenOptions,
         chunk_len_max: Option<u64>,
     ) -> Result<Image> {
-        if options.write && options.no_log_replay {
+        if options.writes() && options.no_log_replay {
             return Err(Error::Request("only for reading can a volume be opened without its log".into()));
         }
         let mut newest = Image::from_devices_at(devices.clone(), options, chunk_len_max, None);
@@ -122,7 +159,7 @@ impl Image {
             newest = newest.and_then(|image| image.top().map(|_| image));
         }
         let Err(broken) = newest else { return newest };
-        if !options.use_backup_root || options.write {
+        if !options.use_backup_root || options.writes() {
             return Err(broken);
         }
         let whole = |image: &Image| image.top().is_ok();
@@ -139,16 +176,16 @@ impl Image {
         backup: Option<usize>,
     ) -> Result<Image> {
         let volume_options =
-            VolumeOptions { write: options.write, degraded: options.degraded, backup, super_copy: None };
+            VolumeOptions { write: options.writes(), degraded: options.degraded, backup, super_copy: None };
         let mut volume = Arc::new(Volume::open(devices.clone(), &volume_options)?);
         let has_log = volume.super_block().log_root.get() != 0;
         // The log goes on from the newest roots, no others.
-        if has_log && !options.write && !options.no_log_replay && backup.is_none() {
+        if has_log && !options.writes() && !options.no_log_replay && backup.is_none() {
             drop(volume);
             volume = Arc::new(Volume::open(log::applied(&devices, options)?, &volume_options)?);
         }
         let engine_options = EngineOptions {
-            read_only: !options.write,
+            read_only: !options.writes(),
             cache_bytes: options.cache_bytes,
             chunk_len_max: chunk_len_max.map(ByteLen),
             ignore_bad_trees: options.ignore_bad_trees,
@@ -157,19 +194,19 @@ impl Image {
         };
         let engine = Engine::open(volume, &engine_options).map_err(|error| {
             let error = Error::from(error);
-            if has_log && options.write { Error::Log(Box::new(error)) } else { error }
+            if has_log && options.writes() { Error::Log(Box::new(error)) } else { error }
         })?;
-        let fs_options = FsOptions { read_only: !options.write, ..options.fs.clone() };
+        let fs_options = options.fs.clone().read_only(!options.writes());
         let fs = Fs::open(engine, &fs_options)?;
-        if options.write {
+        if options.writes() {
             log::replay(&fs)?;
             fs.engine().recover_relocation()?;
         }
         let balancer = match Balancer::new(&fs) {
-            Err(_) if options.ignore_bad_trees && !options.write => Balancer::idle(&fs),
+            Err(_) if options.ignore_bad_trees && !options.writes() => Balancer::idle(&fs),
             other => other?,
         };
-        Ok(Image { fs, balancer: Arc::new(balancer), write: options.write })
+        Ok(Image { fs, balancer: Arc::new(balancer), write: options.writes() })
     }
 
     /// The full interface to files and names.
@@ -457,8 +494,14 @@ impl TrimSlashes for [u8] {
 pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc<dyn Device>>> {
     let open = |path: &Path, offset: u64, claimed: bool| -> Result<Arc<dyn Device>> {
         let FileOptions { create, len, .. } = FileOptions::default();
-        let (write, read_in_use) = (options.write, options.read_in_use);
-        let file_options = FileOptions { write, create, offset, len, read_in_use, claimed };
+        let (write, read_in_use) = (options.writes(), options.access == Access::ReadOnlyInUse);
+        let file_options = FileOptions::default()
+            .write(write)
+            .create(create)
+            .offset(offset)
+            .len(len)
+            .read_in_use(read_in_use)
+            .claimed(claimed);
         Ok(Arc::new(FileDevice::open(path, &file_options)?))
     };
     let mut devices = vec![open(path, options.offset, options.claimed)?];

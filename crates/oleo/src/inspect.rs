@@ -235,7 +235,7 @@ impl Inspector {
 /// The device cannot be opened.
 pub fn superblocks(path: impl AsRef<Path>, offset: u64) -> Result<Vec<(u64, Result<SuperBlock>)>> {
     let path = path.as_ref();
-    let options = oleo_device::FileOptions { offset, read_in_use: true, ..oleo_device::FileOptions::default() };
+    let options = oleo_device::FileOptions::default().offset(offset).read_in_use(true);
     let device = oleo_device::FileDevice::open(path, &options)?;
     let mirrors = oleo_volume::read_mirrors(&device);
     Ok(mirrors.into_iter().map(|(at, sb)| (at, sb.map_err(crate::Error::from))).collect())

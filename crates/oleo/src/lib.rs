@@ -62,13 +62,13 @@
 //! std::fs::create_dir(&dir)?;
 //! std::fs::write(dir.join("hello"), "world")?;
 //!
-//! let options = oleo::mkfs::BuildOptions {
-//!     source: oleo::mkfs::Source::Dir(dir),
-//!     fill: oleo::mkfs::FillOptions { compress: oleo::fs::parse_compress("zstd:3")?, ..Default::default() },
-//!     mkfs: oleo::mkfs::MkfsOptions { label: "demo".into(), seed: oleo::mkfs::random_seed(), ..Default::default() },
-//!     shrink: true,
-//!     ..Default::default()
-//! };
+//! use oleo::mkfs::{BuildOptions, FillOptions, MkfsOptions, Source};
+//!
+//! let options = BuildOptions::default()
+//!     .source(Source::Dir(dir))
+//!     .fill(FillOptions::default().compress(oleo::fs::parse_compress("zstd:3")?))
+//!     .mkfs(MkfsOptions::unique().label("demo".into()))
+//!     .shrink(true);
 //! let report = oleo::mkfs::build(&[&img], options)?;
 //! assert_eq!(report.filled.done.files, 1);
 //! # Ok(())
@@ -82,7 +82,7 @@
 //! # let image = oleo::Image::create_in_memory(256 << 20)?;
 //! image.create_subvol("data")?;
 //! image.write("data/file", b"before")?;
-//! let options = oleo::SnapshotOptions { read_only: true, ..Default::default() };
+//! let options = oleo::SnapshotOptions::default().read_only(true);
 //! image.snapshot("data", "data-yesterday", &options)?;
 //! image.write("data/file", b"after")?;
 //! assert_eq!(image.read("data-yesterday/file")?, b"before");
@@ -156,7 +156,7 @@ pub use cursor::Cursor;
 pub use error::{Error, Result};
 pub use file::File;
 pub use hint::Hint;
-pub use image::{Image, OpenOptions};
+pub use image::{Access, Image, OpenOptions};
 pub use path::{ImagePath, SubvolRef};
 
 pub use oleo_device::Device;

@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 use oleo_device::{Device, Overlay};
 use oleo_format::SuperFlags;
-use oleo_fs::{Fs, FsOptions};
+use oleo_fs::Fs;
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions as VolumeOptions, Volume, read_mirrors};
 
-use crate::{Error, OpenOptions, Result};
+use crate::{Access, Error, OpenOptions, Result};
 
 /// Bytes of changes, over all devices, that applying a log in memory may make. Beyond it the volume can still be read without
 /// its log.
@@ -38,13 +38,13 @@ pub(crate) fn applied(devices: &[Arc<dyn Device>], options: &OpenOptions) -> Res
         let volume = Arc::new(Volume::open(over.clone(), &volume_options)?);
         let engine_options = EngineOptions { cache_bytes: options.cache_bytes, ..EngineOptions::default() };
         let engine = Engine::open(volume, &engine_options)?;
-        let fs = Fs::open(engine, &FsOptions { read_only: false, ..options.fs.clone() })?;
+        let fs = Fs::open(engine, &options.fs.clone().read_only(false))?;
         oleo_fs::replay(&fs)?;
         Ok(())
     })();
     match done {
         Ok(()) => Ok(over),
-        Err(_) if options.ignore_bad_trees || options.read_in_use => Ok(devices.to_vec()),
+        Err(_) if options.ignore_bad_trees || options.access == Access::ReadOnlyInUse => Ok(devices.to_vec()),
         Err(error) => Err(Error::Log(Box::new(error))),
     }
 }

@@ -44,6 +44,7 @@ pub enum Source {
 }
 
 /// How to make an image.
+#[non_exhaustive]
 pub struct BuildOptions {
     /// The file system.
     pub mkfs: MkfsOptions,
@@ -78,6 +79,17 @@ impl Default for BuildOptions {
         }
     }
 }
+
+oleo_format::setters!(BuildOptions {
+    mkfs: MkfsOptions,
+    source: Source,
+    fill: FillOptions,
+    size: Option<u64>,
+    offset: u64,
+    shrink: bool,
+    force: bool,
+    reflink: bool,
+});
 
 /// What was made.
 #[derive(Clone, Debug)]
@@ -192,12 +204,10 @@ fn chunk_bytes(options: &BuildOptions) -> u64 {
 
 fn open_made(devices: Vec<Arc<dyn Device>>, options: &BuildOptions, growing: bool) -> Result<Image> {
     let clock: Arc<dyn Clock> = Arc::new(FixedClock(Time { sec: options.mkfs.created_seconds, nsec: 0 }));
-    let fs = FsOptions {
-        clock,
-        uuids: Arc::new(SeededUuids::new(options.mkfs.seed)),
-        data: DataOptions { compress: options.fill.compress, ..DataOptions::default() },
-        ..FsOptions::default()
-    };
+    let fs = FsOptions::default()
+        .clock(clock)
+        .uuids(Arc::new(SeededUuids::new(options.mkfs.seed)))
+        .data(DataOptions::default().compress(options.fill.compress));
     let chunk_len_max = (growing || options.shrink).then(|| chunk_bytes(options));
     Image::from_devices_sized(devices, &OpenOptions { fs, ..OpenOptions::writing() }, chunk_len_max)
 }
@@ -242,8 +252,7 @@ fn discard(device: &FileDevice) -> Result<()> {
 }
 
 fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device>> {
-    let file_options =
-        |len| FileOptions { write: true, create: true, offset: options.offset, len, ..FileOptions::default() };
+    let file_options = |len| FileOptions::default().write(true).create(true).offset(options.offset).len(len);
     let is_block = fs::metadata(&target.path).is_ok_and(|meta| meta.file_type().is_block_device());
     let device = if is_block {
         FileDevice::open(

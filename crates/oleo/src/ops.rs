@@ -368,5 +368,5 @@ fn new_like<'a>(kind: NewKind<'a>, attr: &Attr) -> NewInode<'a> {
 }
 
 fn only_times(attr: &Attr) -> SetAttr {
-    SetAttr { atime: Some(attr.atime), mtime: Some(attr.mtime), ..SetAttr::default() }
+    SetAttr::default().atime(Some(attr.atime)).mtime(Some(attr.mtime))
 }

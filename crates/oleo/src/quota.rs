@@ -3,7 +3,7 @@
 use crate::{Image, Result};
 
 pub use oleo_format::QgroupStatusFlags;
-pub use oleo_jobs::{QgroupChange, SubvolSize};
+pub use oleo_jobs::{QgroupChange, Recount, SubvolSize};
 pub use oleo_txn::{Assigned, Qgroup, QgroupId, QgroupLimit, QuotaState};
 
 impl Image {
@@ -55,13 +55,12 @@ impl Image {
         Ok(oleo_jobs::quota_rescan(self.fs(), goes_on)?)
     }
 
-    /// Changes a group. Where the numbers do not say what that makes of them, all are counted anew if `scan` is set, and
-    /// marked as wrong otherwise.
+    /// Changes a group, and counts all anew if the numbers do not say what the change makes of them.
     ///
     /// # Errors
     /// Quota is off, there is no such group, or it cannot be; the errno is the kernel's.
-    pub fn qgroup_change(&self, change: QgroupChange, scan: bool) -> Result<Assigned> {
-        Ok(oleo_jobs::qgroup_change(self.fs(), change, scan)?)
+    pub fn qgroup_change(&self, change: QgroupChange, recount: Recount) -> Result<Assigned> {
+        Ok(oleo_jobs::qgroup_change(self.fs(), change, recount)?)
     }
 
     /// The space that each subvolume takes, in the order of their IDs; quota may be off.

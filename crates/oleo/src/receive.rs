@@ -36,6 +36,7 @@ pub use oleo_stream::{Commands, Limits, Next, StreamError};
 
 /// How to receive into an image.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Receive {
     /// The directory where subvolumes are made, from the top level; empty: the top level.
     pub into: Vec<u8>,
@@ -49,6 +50,14 @@ pub struct Receive {
     /// The rest.
     pub options: ReceiveOptions,
 }
+
+oleo_format::setters!(Receive {
+    into: Vec<u8>,
+    rebase: Option<SubvolRef>,
+    atomic: bool,
+    exact_modes: bool,
+    options: ReceiveOptions,
+});
 
 impl Image {
     /// Applies a stream, and makes what was received durable.
@@ -134,7 +143,7 @@ pub fn receive_to_dir<R: Read + Send + 'static>(dir: &Path, input: R, how: &Rece
 impl Receive {
     /// What opening the image for this takes.
     pub fn open_options(&self, mut options: crate::OpenOptions) -> crate::OpenOptions {
-        options.write = true;
+        options.access = crate::Access::Write;
         if self.atomic {
             options.fs.dirty_inodes_max = usize::MAX;
         }

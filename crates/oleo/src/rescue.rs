@@ -8,7 +8,7 @@ use oleo_format::{Logical, SuperBlock};
 use oleo_volume::read_mirrors;
 
 use crate::image::open_devices;
-use crate::{Error, OpenOptions, Result};
+use crate::{Access, Error, OpenOptions, Result};
 
 /// The log that [`zero_log`] discarded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,7 +29,7 @@ pub struct DroppedLog {
 /// superblock.
 pub fn zero_log(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Option<DroppedLog>> {
     let path = path.as_ref();
-    let devices = open_devices(path, &OpenOptions { write: true, ..options.clone() });
+    let devices = open_devices(path, &OpenOptions { access: Access::Write, ..options.clone() });
     devices.and_then(|devices| zero_log_of(&devices, options.degraded)).map_err(|error| error.of_image(path))
 }
 

@@ -19,6 +19,7 @@ pub use self::tar::restore_to_tar;
 
 /// How to restore.
 #[derive(Default)]
+#[non_exhaustive]
 pub struct RestoreOptions {
     /// Leave nested subvolumes out (an empty directory stands for each).
     pub one_subvol: bool,
@@ -31,6 +32,14 @@ pub struct RestoreOptions {
     /// Called as work goes on.
     pub on_progress: Option<OnProgress>,
 }
+
+oleo_format::setters!(RestoreOptions {
+    one_subvol: bool,
+    threads: usize,
+    exact_modes: bool,
+    no_special: bool,
+    on_progress: Option<OnProgress>,
+});
 
 /// What a restore did.
 #[derive(Clone, Debug, Default)]

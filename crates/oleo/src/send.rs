@@ -7,13 +7,13 @@
 //!
 //! image.create_subvol("home")?;
 //! image.write("home/file", b"contents")?;
-//! let first = image.snapshot("home", "first", &oleo::SnapshotOptions { read_only: true, ..Default::default() })?;
+//! let first = image.snapshot("home", "first", &oleo::SnapshotOptions::default().read_only(true))?;
 //! image.write("home/other", b"more")?;
-//! let second = image.snapshot("home", "second", &oleo::SnapshotOptions { read_only: true, ..Default::default() })?;
+//! let second = image.snapshot("home", "second", &oleo::SnapshotOptions::default().read_only(true))?;
 //!
 //! let (mut whole, mut change) = (Vec::new(), Vec::new());
 //! image.send(&[first], &SendOptions::default(), &mut whole)?;
-//! image.send(&[second], &SendOptions { parent: Some(first), ..Default::default() }, &mut change)?;
+//! image.send(&[second], &SendOptions::default().parent(Some(first)), &mut change)?;
 //! assert!(change.len() < whole.len());
 //! # Ok(())
 //! # }

@@ -131,7 +131,7 @@ impl Image {
                 let mut flags = self.fs().attr(inode).flags;
                 // Data that is overwritten in place can have no checksums.
                 flags.set(InodeFlags::NODATACOW | InodeFlags::NODATASUM, yes_or_no()?);
-                self.fs().set_attr(inode, &SetAttr { flags: Some(flags), ..SetAttr::default() })?;
+                self.fs().set_attr(inode, &SetAttr::default().flags(Some(flags)))?;
                 Ok(())
             }
             _ => Err(unknown(name)),

@@ -15,7 +15,7 @@ const TRIES_MAX: u32 = 300;
 
 /// How many relocation trees there are, and files that data is copied in.
 fn left_over(path: &Path) -> Result<(u64, u64)> {
-    let image = Image::open(path, &OpenOptions { no_log_replay: true, ..OpenOptions::default() })?;
+    let image = Image::open(path, &OpenOptions::default().no_log_replay(true))?;
     let engine = image.fs().engine();
     let count = |tree: TreeId, objectid: u64, kind: ItemType| -> Result<u64> {
         let Some(root) = engine.root(tree)? else { return Ok(0) };

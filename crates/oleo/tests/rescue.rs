@@ -50,8 +50,8 @@ fn an_earlier_transaction_stands_in() -> Result<()> {
     ruin(&device, root)?;
     let open = |options| Image::from_devices(vec![device.clone()], &options);
     ensure!(open(OpenOptions::default()).is_err(), "the newest roots are gone");
-    ensure!(open(OpenOptions { use_backup_root: true, ..OpenOptions::writing() }).is_err(), "only for reading");
-    let image = open(OpenOptions { use_backup_root: true, ..OpenOptions::default() })?;
+    ensure!(open(OpenOptions::writing().use_backup_root(true)).is_err(), "only for reading");
+    let image = open(OpenOptions::default().use_backup_root(true))?;
     ensure!(image.read("early")? == b"early");
     Ok(())
 }
@@ -91,7 +91,7 @@ fn data_against_its_checksum() -> Result<()> {
 fn what_is_freed_is_discarded() -> Result<()> {
     for discard in [true, false] {
         let device = device()?;
-        let image = Image::from_devices(vec![device.clone()], &OpenOptions { discard, ..OpenOptions::writing() })?;
+        let image = Image::from_devices(vec![device.clone()], &OpenOptions::writing().discard(discard))?;
         image.write("kept", &[5; 64 << 10])?;
         image.write("gone", &[6; 64 << 10])?;
         image.sync()?;
@@ -156,9 +156,9 @@ fn a_log_is_replayed() -> Result<()> {
     let before = bytes()?;
     let open = |options| Image::from_devices(vec![device.clone()], &options);
     ensure!(open(OpenOptions::default())?.read("synced")? == b"bytes");
-    let without = OpenOptions { no_log_replay: true, ..OpenOptions::default() };
+    let without = OpenOptions::default().no_log_replay(true);
     ensure!(open(without.clone())?.read("synced").is_err());
-    ensure!(open(OpenOptions { write: true, ..without.clone() }).is_err(), "only for reading");
+    ensure!(open(without.clone().access(oleo::Access::Write)).is_err(), "only for reading");
     ensure!(bytes()? == before, "reading wrote to the device");
 
     let good = open(without.clone())?;

@@ -23,8 +23,8 @@ fn specimen_in(scratch: &Scratch) -> Result<PathBuf> {
 }
 
 fn options(source: Source, seed: u8) -> BuildOptions {
-    let mkfs = MkfsOptions { seed: [seed; 32], created_seconds: 1_700_000_000, ..MkfsOptions::default() };
-    BuildOptions { mkfs, source, shrink: true, ..BuildOptions::default() }
+    let mkfs = MkfsOptions::default().seed([seed; 32]).created_seconds(1_700_000_000);
+    BuildOptions::default().mkfs(mkfs).source(source).shrink(true)
 }
 
 /// Everything of `dir` again, out of an image of it, in two ways: as a directory, and as a tar read by GNU tar.
@@ -107,13 +107,11 @@ fn reproducible() -> Result<()> {
     let image_of = |name: &str, seed: u8, threads: usize| -> Result<Vec<u8>> {
         let path = scratch.path().join(name);
         let mut options = options(Source::Dir(dir.clone()), seed);
-        options.fill = FillOptions {
-            threads,
-            epoch_seconds: Some(1_600_000_000),
-            compress: oleo::fs::parse_compress("zstd:1")?,
-            subvols: vec![SubvolSpec { path: "deep".into(), read_only: true, default: false }],
-            ..FillOptions::default()
-        };
+        options.fill = FillOptions::default()
+            .threads(threads)
+            .epoch_seconds(Some(1_600_000_000))
+            .compress(oleo::fs::parse_compress("zstd:1")?)
+            .subvols(vec![SubvolSpec { path: "deep".into(), read_only: true, default: false }]);
         fs::create_dir_all(dir.join("deep"))?;
         build(&[&path], options)?;
         Ok(fs::read(&path)?)
@@ -176,7 +174,7 @@ fn reflinks() -> Result<()> {
         fs::write(dir.join(format!("file{i}")), bytes)?;
     }
     let image = mounted.path().join("image");
-    build(&[&image], BuildOptions { reflink: true, ..options(Source::Dir(dir.clone()), 6) })?;
+    build(&[&image], options(Source::Dir(dir.clone()), 6).reflink(true))?;
     mounted.sync()?;
     let shown = oleo_sim::oracle::run("btrfs", ["filesystem", "du", "-s", "--raw", &image.display().to_string()])?;
     let exclusive: u64 = shown.lines().last().unwrap_or_default().split_whitespace().nth(1).unwrap_or("?").parse()?;

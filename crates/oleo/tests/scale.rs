@@ -30,17 +30,17 @@ fn file(image: &Image, name: &str) -> InodeRef {
 }
 
 fn open(image: &Path) -> Image {
-    Image::open(image, &OpenOptions { discard: true, ..OpenOptions::writing() }).unwrap()
+    Image::open(image, &OpenOptions::writing().discard(true)).unwrap()
 }
 
 /// A volume whose first groups are all full: space is taken, nothing is written.
 fn nearly_full(dir: &Path, groups: u64) -> PathBuf {
     let path = dir.join(format!("{groups}.img"));
     std::fs::File::create(&path).unwrap().set_len((groups + LEFT) * GIB).unwrap();
-    let device = FileDevice::open(&path, &FileOptions { write: true, ..FileOptions::default() }).unwrap();
+    let device = FileDevice::open(&path, &FileOptions::default().write(true)).unwrap();
     let devices: [Arc<dyn Device>; 1] = [Arc::new(device)];
     let single = Some(Profile::Single);
-    oleo::mkfs::make(&devices, &MkfsOptions { data: single, metadata: single, ..MkfsOptions::default() }).unwrap();
+    oleo::mkfs::make(&devices, &MkfsOptions::default().data(single).metadata(single)).unwrap();
     drop(devices);
     let image = open(&path);
     let full = file(&image, "full");
@@ -69,7 +69,7 @@ const ANSWER: &str = "memory of the open volume: ";
 fn opened_by_a_process_of_its_own() {
     let path = std::env::var_os(IMAGE).expect(IMAGE);
     let before = resident();
-    let options = OpenOptions { cache_bytes: 1 << 20, ..OpenOptions::writing() };
+    let options = OpenOptions::writing().cache_bytes(1 << 20);
     let image = Image::open(Path::new(&path), &options).unwrap();
     println!("{ANSWER}{}", resident().saturating_sub(before));
     drop(image);

@@ -51,7 +51,7 @@ pub fn without_tree(groups: u64, costs: &mut Costs) -> Result<()> {
 }
 
 fn run(groups: u64, block_group_tree: bool, costs: &mut Costs) -> Result<()> {
-    let device = volume_with((groups + LEFT) * GIB, FeatureSet { block_group_tree, ..FeatureSet::default() })?;
+    let device = volume_with((groups + LEFT) * GIB, FeatureSet::default().block_group_tree(block_group_tree))?;
     let image = open(&device)?;
     costs.each("fill, per group", groups, || fill(&image, groups))?;
     image.close()?;

@@ -311,7 +311,7 @@ fn a_device_that_is_too_small() {
 
 #[test]
 fn a_chunk_on_an_unknown_device() {
-    let options = MkfsOptions { data: Some(Profile::Raid1), metadata: Some(Profile::Raid1), ..MkfsOptions::default() };
+    let options = MkfsOptions::default().data(Some(Profile::Raid1)).metadata(Some(Profile::Raid1));
     let disk = Disk::new(&options, 2, some_files);
     let is_data = |key: &Key, item: &[u8]| {
         key.item_type == ItemType::CHUNK_ITEM
@@ -362,8 +362,8 @@ fn block_groups() {
     disk.insert(tree, Key { objectid: 1 << 40, ..group }, item);
     expect(&disk, &[Kind::GroupWithoutChunk]);
 
-    let features = FeatureSet { block_group_tree: true, ..FeatureSet::default() };
-    let disk = Disk::new(&MkfsOptions { features, ..MkfsOptions::default() }, 1, some_files);
+    let features = FeatureSet::default().block_group_tree(true);
+    let disk = Disk::new(&MkfsOptions::default().features(features), 1, some_files);
     let (key, item) = disk.find(TreeId::BLOCK_GROUP, |key, _| key.item_type == ItemType::BLOCK_GROUP_ITEM);
     disk.remove(TreeId::BLOCK_GROUP, &key);
     disk.insert(TreeId::EXTENT, key, item);
@@ -566,7 +566,7 @@ fn checksums_of_data() {
     expect(&disk, &[Kind::DataChecksum]);
     assert_eq!(disk.check().findings[0].at.block, Some(at));
 
-    let options = MkfsOptions { data: Some(Profile::Dup), ..MkfsOptions::default() };
+    let options = MkfsOptions::default().data(Some(Profile::Dup));
     let disk = Disk::new(&options, 1, some_files);
     let at = Logical(extent_of_large(&disk).1.disk_bytenr.get());
     let (device, offset) = disk.places(at)[1];
@@ -592,7 +592,7 @@ fn a_log_over_data() {
     let block = LeafBuilder::new(disk.volume().rules().nodesize).finish(&head);
     disk.edit_block(at, |bytes| bytes.copy_from_slice(&block));
     disk.edit_super(0, None, true, |sb| sb.log_root = at.0.into());
-    let report = check(&disk.volume(), &CheckOptions { threads: 1, ..CheckOptions::default() }).unwrap();
+    let report = check(&disk.volume(), &CheckOptions::default().threads(1)).unwrap();
     let kinds: Vec<Kind> = report.findings.iter().map(|f| f.kind).collect();
     assert_eq!(kinds, [Kind::LogSpace], "{:#?}", report.findings);
     assert_eq!(report.counts.log_blocks, 1);
@@ -660,7 +660,7 @@ fn checksums_of_a_log() {
     };
     let csums = |sectors: usize| (Key::csum(Logical(at)), vec![7; 4 * sectors]);
     let of_kind = |disk: &Disk| {
-        let report = check(&disk.volume(), &CheckOptions { threads: 1, ..CheckOptions::default() }).unwrap();
+        let report = check(&disk.volume(), &CheckOptions::default().threads(1)).unwrap();
         report.findings.iter().map(|f| f.kind).collect::<Vec<_>>()
     };
     let logged = |flags, sectors| {

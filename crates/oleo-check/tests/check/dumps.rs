@@ -18,7 +18,7 @@ fn dumps_can_be_read() {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let ours = scratch.path().join("ours");
-    oleo::mkfs::build(&[&ours], BuildOptions { size: Some(256 * MIB), ..BuildOptions::default() }).unwrap();
+    oleo::mkfs::build(&[&ours], BuildOptions::default().size(Some(256 * MIB))).unwrap();
     let image = Image::open(&ours, &OpenOptions::writing()).unwrap();
     some_files(&image);
     image.close().unwrap();
@@ -34,7 +34,7 @@ fn dumps_can_be_read() {
         run("btrfs-image", paths(&[from, &dump])).unwrap();
         let _ = std::fs::remove_file(&restored);
         run("btrfs-image", paths(&[&"-r", &dump, &restored])).unwrap();
-        let how = CheckOptions { data: true, ..CheckOptions::default() };
+        let how = CheckOptions::default().data(true);
         let report = oleo::check::image(&restored, &OpenOptions::default(), Start::default(), &how).unwrap();
         assert!(!report.has_errors(), "{what}: {:#?}", report.findings);
         assert!(report.metadata_only && report.counts.verified_bytes == 0, "{what}");

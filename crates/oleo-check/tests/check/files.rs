@@ -37,7 +37,7 @@ fn make(image: &Image) {
 
 fn disk() -> Disk {
     static MADE: OnceLock<Disk> = OnceLock::new();
-    let options = MkfsOptions { nodesize: Some(4096), ..MkfsOptions::default() };
+    let options = MkfsOptions::default().nodesize(Some(4096));
     MADE.get_or_init(|| Disk::new(&options, 1, make)).copy()
 }
 

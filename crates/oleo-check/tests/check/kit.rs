@@ -48,7 +48,7 @@ impl Disk {
     }
 
     pub fn check(&self) -> Report {
-        check(&self.volume(), &CheckOptions { threads: 1, data: true, ..CheckOptions::default() }).unwrap()
+        check(&self.volume(), &CheckOptions::default().threads(1).data(true)).unwrap()
     }
 
     /// Which kinds of findings there are, each once.

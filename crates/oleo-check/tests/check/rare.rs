@@ -66,7 +66,7 @@ fn check_without(disk: &Disk, places: &[(usize, u64)]) -> Vec<Finding> {
     let bad = places.iter().map(|(_, offset)| *offset).collect();
     let device: Arc<dyn Device> = Arc::new(BadSectors { device: disk.devices[0].clone(), bad });
     let volume = oleo_volume::Volume::open(vec![device], &Default::default()).unwrap();
-    check(&volume, &CheckOptions { threads: 1, data: true, ..CheckOptions::default() }).unwrap().findings
+    check(&volume, &CheckOptions::default().threads(1).data(true)).unwrap().findings
 }
 
 fn kinds(findings: &[Finding]) -> Vec<Kind> {
@@ -244,7 +244,7 @@ fn more_than_is_reported_in_detail() {
         });
         from = Key { offset: last.offset + 1, ..last };
     }
-    let options = CheckOptions { threads: 1, kept_max: usize::MAX, ..CheckOptions::default() };
+    let options = CheckOptions::default().threads(1).kept_max(usize::MAX);
     let found = check(&disk.volume(), &options).unwrap().findings;
     let count = |kind| found.iter().filter(|f| f.kind == kind).count();
     assert_eq!((count(Kind::ExtentRefCount), count(Kind::ExtentRefs)), (DETAILED, EXTENTS - DETAILED));

@@ -16,7 +16,7 @@ fn check_images<P: AsRef<Path>>(images: &[P]) -> Report {
     let open =
         |path: &P| Arc::new(FileDevice::open(path.as_ref(), &FileOptions::default()).unwrap()) as Arc<dyn Device>;
     let volume = Volume::open(images.iter().map(open).collect(), &OpenOptions::default()).unwrap();
-    check(&volume, &CheckOptions { data: true, ..CheckOptions::default() }).unwrap()
+    check(&volume, &CheckOptions::default().data(true)).unwrap()
 }
 
 /// Nothing but what mkfs.btrfs 6.2 leaves behind.
@@ -54,11 +54,10 @@ fn odd_states_of_the_kernel() {
         match name {
             // Not every mkfs.btrfs can make, nor every btrfs check read, one with a block-group tree. The kernel can.
             "groups" => {
-                let options = FileOptions { write: true, ..FileOptions::default() };
+                let options = FileOptions::default().write(true);
                 let device = Arc::new(FileDevice::open(&image, &options).unwrap());
-                let features = FeatureSet { block_group_tree: true, ..FeatureSet::default() };
-                oleo::mkfs::make(&[device], &MkfsOptions { features, seed: [9; 32], ..MkfsOptions::default() })
-                    .unwrap();
+                let features = FeatureSet::default().block_group_tree(true);
+                oleo::mkfs::make(&[device], &MkfsOptions::default().features(features).seed([9; 32])).unwrap();
             }
             _ => oracle.mkfs(&args, &[&image]).unwrap(),
         }
@@ -100,15 +99,15 @@ fn odd_states_of_the_kernel() {
 #[test]
 fn made_by_us() {
     let features = FeatureSet::default;
-    let with = |data, metadata| MkfsOptions { data: Some(data), metadata: Some(metadata), ..MkfsOptions::default() };
+    let with = |data, metadata| MkfsOptions::default().data(Some(data)).metadata(Some(metadata));
     let cases = [
         (1, MkfsOptions::default()),
         (1, with(Profile::Single, Profile::Single)),
-        (1, MkfsOptions { nodesize: Some(4096), ..MkfsOptions::default() }),
-        (1, MkfsOptions { features: FeatureSet { block_group_tree: true, ..features() }, ..MkfsOptions::default() }),
-        (1, MkfsOptions { features: FeatureSet { free_space_tree: false, ..features() }, ..MkfsOptions::default() }),
-        (1, MkfsOptions { features: FeatureSet { skinny_metadata: false, ..features() }, ..MkfsOptions::default() }),
-        (1, MkfsOptions { features: FeatureSet { mixed: true, ..features() }, ..MkfsOptions::default() }),
+        (1, MkfsOptions::default().nodesize(Some(4096))),
+        (1, MkfsOptions::default().features(features().block_group_tree(true))),
+        (1, MkfsOptions::default().features(features().free_space_tree(false))),
+        (1, MkfsOptions::default().features(features().skinny_metadata(false))),
+        (1, MkfsOptions::default().features(features().mixed(true))),
         (2, with(Profile::Raid0, Profile::Raid1)),
         (4, with(Profile::Raid10, Profile::Raid1c3)),
         (4, with(Profile::Raid1c4, Profile::Raid10)),
@@ -116,8 +115,7 @@ fn made_by_us() {
     for (devices, options) in cases {
         let disk = Disk::new(&options, devices, some_files);
         for threads in [1, 0, 3] {
-            let report =
-                check(&disk.volume(), &CheckOptions { threads, data: true, ..CheckOptions::default() }).unwrap();
+            let report = check(&disk.volume(), &CheckOptions::default().threads(threads).data(true)).unwrap();
             assert!(report.is_clean(), "{options:?} on {devices} devices, {threads} threads: {:#?}", report.findings);
             assert_eq!(report.counts.subvolumes, 4);
             assert!(report.counts.verified_bytes >= report.counts.csum_bytes);
@@ -132,10 +130,9 @@ fn made_by_us() {
 fn half_dropped_in_the_middle_of_files() {
     let scratch = oleo_sim::oracle::Scratch::new().unwrap();
     let image = scratch.image("i", 256 << 20).unwrap();
-    let options = FileOptions { write: true, ..FileOptions::default() };
+    let options = FileOptions::default().write(true);
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, &options).unwrap());
-    oleo::mkfs::make(&[device], &MkfsOptions { nodesize: Some(4096), seed: [3; 32], ..MkfsOptions::default() })
-        .unwrap();
+    oleo::mkfs::make(&[device], &MkfsOptions::default().nodesize(Some(4096)).seed([3; 32])).unwrap();
     let writing = oleo::Image::open(&image, &oleo::OpenOptions::writing()).unwrap();
     let top = writing.top().unwrap();
     for n in 0..200 {

@@ -68,12 +68,11 @@ impl Args {
     fn check(&self, out: &Out) -> oleo::Result<Report> {
         let line = Line { began: Instant::now(), shown: AtomicU64::new(0) };
         let show = |progress: Progress| line.show(&progress);
-        let how = CheckOptions {
-            threads: self.threads,
-            data: self.data,
-            kept_max: self.max,
-            progress: self.progress.then_some(&show),
-        };
+        let how = CheckOptions::default()
+            .threads(self.threads)
+            .data(self.data)
+            .kept_max(self.max)
+            .progress(self.progress.then_some(&show));
         let mut open = self.image.options();
         open.devices.extend_from_slice(&self.more);
         let start = Start { backup: self.backup.then_some(0), super_copy: self.super_copy.map(usize::from) };

@@ -112,24 +112,23 @@ impl Args {
         }
         let epoch = source_date_epoch()?;
         let progress = out.progress("filling");
-        let options = BuildOptions {
-            mkfs: self.mkfs_options(epoch)?,
-            source: self.source()?,
-            fill: FillOptions {
-                subvols: self.subvol.iter().map(wish).collect::<anyhow::Result<_>>()?,
-                compress: self.compress.as_deref().map(oleo::fs::parse_compress).transpose()?.flatten(),
-                epoch_seconds: epoch,
-                threads: self.threads,
-                on_progress: progress.callback(),
-                top: self.top()?,
-                ..FillOptions::default()
-            },
-            size: self.size,
-            offset: self.offset,
-            shrink: self.shrink,
-            force: self.force,
-            reflink: self.reflink,
-        };
+        let options = BuildOptions::default()
+            .mkfs(self.mkfs_options(epoch)?)
+            .source(self.source()?)
+            .fill(
+                FillOptions::default()
+                    .subvols(self.subvol.iter().map(wish).collect::<anyhow::Result<_>>()?)
+                    .compress(self.compress.as_deref().map(oleo::fs::parse_compress).transpose()?.flatten())
+                    .epoch_seconds(epoch)
+                    .threads(self.threads)
+                    .on_progress(progress.callback())
+                    .top(self.top()?),
+            )
+            .size(self.size)
+            .offset(self.offset)
+            .shrink(self.shrink)
+            .force(self.force)
+            .reflink(self.reflink);
         let report = oleo::mkfs::build(&self.images, options)?;
         drop(progress);
         out.warnings(&report.filled.warnings);
@@ -155,7 +154,7 @@ impl Args {
     }
 
     fn mkfs_options(&self, epoch: Option<i64>) -> anyhow::Result<MkfsOptions> {
-        let mut features = FeatureSet { mixed: self.mixed, ..FeatureSet::default() };
+        let mut features = FeatureSet::default().mixed(self.mixed);
         for word in &self.features {
             features.apply(word)?;
         }
@@ -166,19 +165,17 @@ impl Args {
             (None, Some(_)) => oleo::mkfs::seed_from_text(""),
             (None, None) => oleo::mkfs::random_seed(),
         };
-        let mut options = MkfsOptions {
-            nodesize: self.nodesize.map(u32::try_from).transpose().map_err(|_| misuse!("--nodesize is too large"))?,
-            sectorsize: u32::try_from(self.sectorsize).map_err(|_| misuse!("--sectorsize is too large"))?,
-            csum: oleo::mkfs::parse_checksum(&self.checksum)?,
-            features,
-            data: self.data,
-            metadata: self.metadata,
-            label: self.label.clone(),
-            fsid: self.uuid,
-            seed,
-            created_seconds: epoch.unwrap_or(i64::try_from(now)?),
-            ..MkfsOptions::default()
-        };
+        let mut options = MkfsOptions::default()
+            .nodesize(self.nodesize.map(u32::try_from).transpose().map_err(|_| misuse!("--nodesize is too large"))?)
+            .sectorsize(u32::try_from(self.sectorsize).map_err(|_| misuse!("--sectorsize is too large"))?)
+            .csum(oleo::mkfs::parse_checksum(&self.checksum)?)
+            .features(features)
+            .data(self.data)
+            .metadata(self.metadata)
+            .label(self.label.clone())
+            .fsid(self.uuid)
+            .seed(seed)
+            .created_seconds(epoch.unwrap_or(i64::try_from(now)?));
         let top = self.top()?;
         options.top_uid = top.uid.unwrap_or(options.top_uid);
         options.top_gid = top.gid.unwrap_or(options.top_gid);

@@ -34,11 +34,9 @@ impl Args {
             image.put_stream(&start, std::io::stdin(), &self.dest.0, &NewInode::new(NewKind::File, 0o644))?
         } else {
             let progress = out.progress("copying");
-            let options = FillOptions {
-                compress: self.compress.as_deref().map(oleo::fs::parse_compress).transpose()?.flatten(),
-                on_progress: progress.callback(),
-                ..FillOptions::default()
-            };
+            let options = FillOptions::default()
+                .compress(self.compress.as_deref().map(oleo::fs::parse_compress).transpose()?.flatten())
+                .on_progress(progress.callback());
             let report = image.put(&start, &self.source, &self.dest.0, &options)?;
             drop(progress);
             out.warnings(&report.warnings);

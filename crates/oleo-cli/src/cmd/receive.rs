@@ -73,19 +73,18 @@ impl Args {
         }
         let Some(target) = self.target.clone() else { return Err(misuse!("missing argument IMG or PATH")) };
         let input = self.reported(input, out);
-        let how = Receive {
-            into: self.into.0.clone(),
+        let how = Receive::default()
+            .into(self.into.0.clone())
             // A directory of the host has no number.
-            rebase: self.rebase.as_deref().map(|p| if self.to_dir { SubvolRef::from(p) } else { subvol_ref(p) }),
-            atomic: self.atomic,
-            exact_modes: self.preserve_permissions,
-            options: ReceiveOptions {
-                one_stream: self.terminate_on_end,
-                errors_passed_max: self.max_errors.checked_sub(1),
-                resume: self.resume,
-                ..ReceiveOptions::default()
-            },
-        };
+            .rebase(self.rebase.as_deref().map(|p| if self.to_dir { SubvolRef::from(p) } else { subvol_ref(p) }))
+            .atomic(self.atomic)
+            .exact_modes(self.preserve_permissions)
+            .options(
+                ReceiveOptions::default()
+                    .one_stream(self.terminate_on_end)
+                    .errors_passed_max(self.max_errors.checked_sub(1))
+                    .resume(self.resume),
+            );
         if self.to_dir {
             let (report, result) = oleo::receive::receive_to_dir(&target, input, &how);
             print_report(out, &report);

@@ -40,13 +40,12 @@ impl Args {
         let from = image.resolve(&self.subvol.start(&image)?, &self.path.0)?;
         let name = self.path.0.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or_default();
         let progress = out.progress("restoring");
-        let options = RestoreOptions {
-            one_subvol: self.one_subvol,
-            exact_modes: self.preserve_permissions,
-            no_special: self.no_special,
-            threads: self.threads,
-            on_progress: progress.callback(),
-        };
+        let options = RestoreOptions::default()
+            .one_subvol(self.one_subvol)
+            .exact_modes(self.preserve_permissions)
+            .no_special(self.no_special)
+            .threads(self.threads)
+            .on_progress(progress.callback());
         let report = if self.dest.as_os_str() == "-" {
             restore_to_tar(&image, &from, name, std::io::stdout(), &options)?
         } else {

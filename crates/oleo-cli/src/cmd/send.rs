@@ -80,23 +80,21 @@ impl Args {
         let memory = usize::try_from(self.memory).unwrap_or(usize::MAX);
         let options = args.options();
         let cache_bytes = options.cache_bytes.max(memory / 2);
-        let image = Image::open(path, &oleo::OpenOptions { cache_bytes, ..options })?;
+        let image = Image::open(path, &options.cache_bytes(cache_bytes))?;
         let progress = out.progress("send");
         let hook = |now: &Progress| {
             progress.show(line(now));
             ControlFlow::Continue(())
         };
-        let options = SendOptions {
-            parent: self.parent.as_deref().map(|spec| id(&image, spec)).transpose()?,
-            clone_sources: ids(&image, &self.clone_source)?,
-            version: self.version(),
-            compressed: self.compressed_data,
-            no_data: self.no_data,
-            one_end: self.end_once,
-            memory_bytes: memory / 2,
-            progress: progress.is_shown().then_some(&hook),
-            ..SendOptions::default()
-        };
+        let options = SendOptions::default()
+            .parent(self.parent.as_deref().map(|spec| id(&image, spec)).transpose()?)
+            .clone_sources(ids(&image, &self.clone_source)?)
+            .version(self.version())
+            .compressed(self.compressed_data)
+            .no_data(self.no_data)
+            .one_end(self.end_once)
+            .memory_bytes(memory / 2)
+            .progress(progress.is_shown().then_some(&hook));
         let subvols = ids(&image, &self.subvol)?;
         let sent = match self.output()? {
             Some(mut file) => {

@@ -137,14 +137,12 @@ fn make(shape: Shape) -> Result<Vec<Contents>> {
     let count = if shape == Shape::Pair { 2 } else { 1 };
     let disks: Vec<_> = (0..count).map(|i| Arc::new(journal.disk(i, Contents::zeros(DISK_LEN)))).collect();
     let devices = || disks.iter().map(|d| d.clone() as Arc<dyn Device>).collect::<Vec<_>>();
-    let mkfs = MkfsOptions {
-        nodesize: Some(4096),
-        metadata: Some(if shape == Shape::Pair { Profile::Raid1 } else { Profile::Single }),
-        seed: [9; 32],
-        ..MkfsOptions::default()
-    };
+    let mkfs = MkfsOptions::default()
+        .nodesize(Some(4096))
+        .metadata(Some(if shape == Shape::Pair { Profile::Raid1 } else { Profile::Single }))
+        .seed([9; 32]);
     oleo::mkfs::make(&devices(), &mkfs)?;
-    let image = Image::from_devices(devices(), &OpenOptions { write: true, ..OpenOptions::default() })?;
+    let image = Image::from_devices(devices(), &OpenOptions::default().access(oleo::Access::Write))?;
     if shape == Shape::Quota {
         image.quota_enable()?;
     }

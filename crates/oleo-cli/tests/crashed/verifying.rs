@@ -35,11 +35,11 @@ struct Verdict {
 }
 
 fn options(write: bool) -> OpenOptions {
-    OpenOptions { write, cache_bytes: 8 << 20, ..OpenOptions::default() }
+    OpenOptions::default().access(if write { oleo::Access::Write } else { oleo::Access::ReadOnly }).cache_bytes(8 << 20)
 }
 
 fn check(image: &Image) -> Result<()> {
-    let how = CheckOptions { threads: 1, data: true, ..CheckOptions::default() };
+    let how = CheckOptions::default().threads(1).data(true);
     let report = volume(image.volume(), &how)?;
     // A copy of the superblock may be torn or old: that is a crash's good right.
     let counts = report.findings.iter().filter(|f| !matches!(f.kind, Kind::SuperMirror | Kind::SuperStale));
@@ -147,7 +147,7 @@ impl Load {
         let make = if write { Overlay::new } else { Overlay::read_only };
         let disks: Vec<Arc<dyn Device>> =
             state.iter().map(|c| Arc::new(make("disk", c.clone())) as Arc<dyn Device>).collect();
-        let raw = OpenOptions { no_log_replay: true, ..options(false) };
+        let raw = options(false).no_log_replay(true);
         let image = Image::from_devices(disks.clone(), &raw).context("it does not open without its log")?;
         check(&image).context("check, before the log is applied")?;
         drop(image);

@@ -11,6 +11,7 @@ use crate::inode::{InodeFields, Items};
 
 /// How file data is written.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct DataOptions {
     /// Bytes that may wait in memory before a writer has to write them out.
     pub dirty_bytes_max: u64,
@@ -49,6 +50,18 @@ impl Default for DataOptions {
         }
     }
 }
+
+oleo_format::setters!(DataOptions {
+    dirty_bytes_max: u64,
+    dirty_background_max: Option<u64>,
+    dirty_age_max: Duration,
+    unpacked_bytes_max: u64,
+    inline_max: u32,
+    compress: Option<Compress>,
+    new_file_flags: InodeFlags,
+    ignore_csums: bool,
+    threads: bool,
+});
 
 impl DataOptions {
     /// Bytes from which on they are written back in the background.

@@ -246,7 +246,7 @@ fn no_cow() {
     on_all_forms(|fixture| {
         let file = fixture.file("f", b"");
         let flags = Some(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
-        fixture.fs.set_attr(&file, &SetAttr { flags, ..SetAttr::default() }).unwrap();
+        fixture.fs.set_attr(&file, &SetAttr::default().flags(flags)).unwrap();
         fixture.fs.write(&file, 0, &bytes(1, 100_000)).unwrap();
         step_by_step(
             fixture,
@@ -285,7 +285,7 @@ fn attributes() {
         remove(0);
         remove(4);
         must_have(&["user.1", "user.2", "user.3"]);
-        fixture.fs.set_attr(&file, &SetAttr { mode: Some(0o4711), uid: Some(7), ..SetAttr::default() }).unwrap();
+        fixture.fs.set_attr(&file, &SetAttr::default().mode(Some(0o4711)).uid(Some(7))).unwrap();
         must_have(&["user.1", "user.2", "user.3"]);
         fixture.after_crash(|found| assert_eq!((found.meta("f").mode() & 0o7777, found.meta("f").uid()), (0o4711, 7)));
         fixture.must_be_logged();
@@ -298,7 +298,7 @@ fn data_only() {
     on_all_forms(|fixture| {
         let file = fixture.file("f", &bytes(1, 9000));
         fixture.sync();
-        fixture.fs.set_attr(&file, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+        fixture.fs.set_attr(&file, &SetAttr::default().mode(Some(0o600))).unwrap();
         fixture.fs.fdatasync(&file).unwrap();
         assert_eq!(fixture.stats().log_commits, 0);
         fixture.fs.write(&file, 9000, &bytes(2, 10)).unwrap();

@@ -171,7 +171,7 @@ fn refusals() {
 fn how_long() {
     let scratch = Scratch::new().unwrap();
     let image = scratch.image("time.img", IMAGE_LEN).unwrap();
-    let options = FileOptions { write: true, ..FileOptions::default() };
+    let options = FileOptions::default().write(true);
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, &options).unwrap());
     make(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
     let fs = open(device);
@@ -223,7 +223,7 @@ fn replay_of_very_many_names() {
     let mut want: Vec<_> = std::fs::read_dir(mounted.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     mounted.unmount().unwrap();
     want.sort();
-    let device = FileDevice::open(&crashed, &FileOptions { write: true, ..FileOptions::default() }).unwrap();
+    let device = FileDevice::open(&crashed, &FileOptions::default().write(true)).unwrap();
     let fs = open(Arc::new(device));
     assert!(fs.engine().unreplayed_log().is_some(), "the kernel has left no log");
     let begin = Instant::now();
@@ -245,7 +245,7 @@ fn replay_of_very_many_names() {
 fn the_superblock_of_a_log_is_of_the_last_commit() {
     const LEN: u64 = 2 << 30;
     let device = Arc::new(MemDevice::new(LEN));
-    let options = MkfsOptions { metadata: Some(oleo_mkfs::Profile::Single), ..MkfsOptions::default() };
+    let options = MkfsOptions::default().metadata(Some(oleo_mkfs::Profile::Single));
     make(&[device.clone() as Arc<dyn Device>], &options).unwrap();
     let on_disk = || {
         let mut bytes = vec![0; 4096];

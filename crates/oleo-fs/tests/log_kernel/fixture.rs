@@ -154,7 +154,7 @@ impl Fixture {
     pub fn after_our_replay<R>(&self, look: impl FnOnce(&Found) -> R) -> R {
         let path = self.image();
         {
-            let options = FileOptions { write: true, ..FileOptions::default() };
+            let options = FileOptions::default().write(true);
             let device: Arc<dyn Device> = Arc::new(FileDevice::open(&path, &options).unwrap());
             let fs = open(device, FsOptions::default());
             replay(&fs).unwrap();

@@ -128,7 +128,7 @@ fn sync_then_rename_and_link() {
 fn ancestor_is_not_taken_for_logged() {
     on_all_forms(|fixture| {
         start(fixture);
-        fixture.fs.set_attr(&fixture.at("a/one"), &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+        fixture.fs.set_attr(&fixture.at("a/one"), &SetAttr::default().mode(Some(0o600))).unwrap();
         fixture.fsync("a/one");
         fixture.rename("a/one", "a/uno");
         fixture.file("a/other", b"other");

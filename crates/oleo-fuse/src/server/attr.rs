@@ -166,18 +166,17 @@ impl Server {
         let time = |flag, now_flag, sec: u64, nsec| {
             if has(now_flag) { Some(now()) } else { has(flag).then_some(Time { sec: sec as i64, nsec }) }
         };
-        let set = SetAttr {
-            mode: has(Fattr::MODE).then_some(args.mode),
-            uid: has(Fattr::UID).then_some(args.uid),
-            gid: has(Fattr::GID).then_some(args.gid),
-            size: has(Fattr::SIZE).then_some(args.size),
-            atime: time(Fattr::ATIME, Fattr::ATIME_NOW, args.atime, args.atimensec),
-            mtime: time(Fattr::MTIME, Fattr::MTIME_NOW, args.mtime, args.mtimensec),
-            ctime: has(Fattr::CTIME).then_some(Time { sec: args.ctime as i64, nsec: args.ctimensec }),
-            otime: None,
-            flags: None,
-            touch: touches(valid),
-        };
+        let set = SetAttr::default()
+            .mode(has(Fattr::MODE).then_some(args.mode))
+            .uid(has(Fattr::UID).then_some(args.uid))
+            .gid(has(Fattr::GID).then_some(args.gid))
+            .size(has(Fattr::SIZE).then_some(args.size))
+            .atime(time(Fattr::ATIME, Fattr::ATIME_NOW, args.atime, args.atimensec))
+            .mtime(time(Fattr::MTIME, Fattr::MTIME_NOW, args.mtime, args.mtimensec))
+            .ctime(has(Fattr::CTIME).then_some(Time { sec: args.ctime as i64, nsec: args.ctimensec }))
+            .otime(None)
+            .flags(None)
+            .touch(touches(valid));
         let mut attr = self.fs.set_attr(&inode, &set).map_err(|e| self.errno("setattr", &e))?;
         if self.strip_after_setattr(&inode, valid, attr.kind).map_err(|e| self.errno("setattr", &e))? {
             attr = self.fs.attr(&inode);

@@ -86,7 +86,7 @@ impl Server {
         if (old ^ new).intersects(PRIVILEGED) && !privileged() {
             return Err(Errno::EPERM);
         }
-        let set = SetAttr { flags: Some(new), ..SetAttr::default() };
+        let set = SetAttr::default().flags(Some(new));
         self.set_compression(inode, old, new)
             .and_then(|()| self.fs.set_attr(inode, &set))
             .map_err(|e| self.errno("setflags", &e))?;

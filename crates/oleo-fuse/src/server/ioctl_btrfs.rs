@@ -271,5 +271,5 @@ fn defrag_options(args: &DefragRange) -> Result<DefragOptions, Errno> {
         (true, _) => return Err(Errno::EINVAL),
     };
     let threshold = u64::from(args.extent_thresh);
-    Ok(DefragOptions { start: args.start, len: args.len, threshold, compress })
+    Ok(DefragOptions::default().start(args.start).len(args.len).threshold(threshold).compress(compress))
 }

@@ -69,7 +69,7 @@ impl Server {
         const SETGID: u32 = 0o2000;
         let mode = self.fs.attr(inode).mode;
         if mode & SETGID != 0 {
-            self.fs.set_attr(inode, &oleo::fs::SetAttr { mode: Some(mode & !SETGID), ..Default::default() })?;
+            self.fs.set_attr(inode, &oleo::fs::SetAttr::default().mode(Some(mode & !SETGID)))?;
         }
         Ok(())
     }

@@ -76,6 +76,7 @@ impl fmt::Display for Span {
 /// The filters for one type of group. None of them: every group.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Filters {
     /// Only groups of one of these profiles.
     #[serde(serialize_with = "names", deserialize_with = "from_names", skip_serializing_if = "Option::is_none")]
@@ -105,6 +106,18 @@ pub struct Filters {
     #[serde(skip_serializing_if = "is_false")]
     pub soft: bool,
 }
+
+oleo_format::setters!(Filters {
+    profiles: Option<Vec<Profile>>,
+    usage: Option<Bound>,
+    devid: Option<DevId>,
+    drange: Option<Span>,
+    vrange: Option<Span>,
+    limit: Option<Bound>,
+    stripes: Option<(u32, u32)>,
+    convert: Option<Profile>,
+    soft: bool,
+});
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
 fn is_false(value: &bool) -> bool {

@@ -14,6 +14,7 @@ use super::filters::{Bound, Filters, Span};
 
 /// What a balance is asked to do.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct BalanceArgs {
     /// Groups of data.
     pub data: Option<Filters>,
@@ -25,6 +26,13 @@ pub struct BalanceArgs {
     #[serde(default)]
     pub force: bool,
 }
+
+oleo_format::setters!(BalanceArgs {
+    data: Option<Filters>,
+    metadata: Option<Filters>,
+    system: Option<Filters>,
+    force: bool,
+});
 
 /// The three types of groups, as the fields of [`BalanceArgs`] have them.
 pub(super) const TYPES: [BlockGroupFlags; 3] =

@@ -10,7 +10,7 @@ use oleo_device::{Device, FileDevice, FileOptions};
 use oleo_format::{QgroupStatusFlags, TreeId};
 use oleo_fs::data::CloneRange;
 use oleo_fs::{Fs, FsOptions, InodeRef, NewInode, NewKind, NewSubvol, SnapshotOptions};
-use oleo_jobs::{QgroupChange, qgroup_change, quota, shares};
+use oleo_jobs::{QgroupChange, Recount, qgroup_change, quota, shares};
 use oleo_sim::oracle::{Oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_txn::{Engine, EngineOptions, QgroupId};
@@ -19,8 +19,7 @@ use oleo_volume::{OpenOptions, Volume};
 pub const SECTOR: u64 = 4096;
 
 pub fn open(image: &Path) -> anyhow::Result<Fs> {
-    let device: Arc<dyn Device> =
-        Arc::new(FileDevice::open(image, &FileOptions { write: true, ..FileOptions::default() })?);
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, &FileOptions::default().write(true))?);
     let volume = Volume::open(vec![device], &OpenOptions { write: true, ..OpenOptions::default() })?;
     let engine = Engine::open(Arc::new(volume), &EngineOptions::default())?;
     Ok(Fs::open(engine, &FsOptions::default())?)
@@ -30,7 +29,7 @@ pub fn open(image: &Path) -> anyhow::Result<Fs> {
 pub fn must_be_clean(image: &Path, what: &str) -> anyhow::Result<()> {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, &FileOptions::default())?);
     let volume = Volume::open(vec![device], &OpenOptions::default())?;
-    let report = oleo_check::check(&volume, &oleo_check::CheckOptions { data: true, ..Default::default() })?;
+    let report = oleo_check::check(&volume, &oleo_check::CheckOptions::default().data(true))?;
     assert!(!report.has_errors(), "{what}: {:#?}", report.findings);
     Ok(())
 }
@@ -188,12 +187,12 @@ impl World {
             }
             20 => {
                 let (member, parent) = self.some_pair();
-                let done = qgroup_change(&fs, QgroupChange::Assign(member, parent), true).is_ok();
+                let done = qgroup_change(&fs, QgroupChange::Assign(member, parent), Recount::Now).is_ok();
                 format!("assign {member} to {parent}: {done}")
             }
             21 => {
                 let (member, parent) = self.some_pair();
-                let done = qgroup_change(&fs, QgroupChange::Remove(member, parent), true).is_ok();
+                let done = qgroup_change(&fs, QgroupChange::Remove(member, parent), Recount::Now).is_ok();
                 format!("remove {member} from {parent}: {done}")
             }
             _ => {

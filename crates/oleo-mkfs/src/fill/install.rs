@@ -240,12 +240,8 @@ impl<'a> Installer<'a> {
     pub fn dir_meta(&mut self, dir: &InodeRef, meta: &Meta) -> Result<(), MkfsError> {
         self.end_file()?;
         self.xattrs(dir, meta)?;
-        let attributes = SetAttr {
-            mode: Some(meta.mode & 0o7777),
-            uid: Some(meta.uid),
-            gid: Some(meta.gid),
-            ..only_times(self.times(meta.times))
-        };
+        let attributes =
+            only_times(self.times(meta.times)).mode(Some(meta.mode & 0o7777)).uid(Some(meta.uid)).gid(Some(meta.gid));
         self.fs.set_attr(dir, &attributes)?;
         Ok(())
     }
@@ -296,7 +292,7 @@ impl<'a> Installer<'a> {
         if let Some(file) = self.file.take()
             && (file.end != file.size || file.raw)
         {
-            let set = SetAttr { size: Some(file.size), ..only_times(file.times) };
+            let set = only_times(file.times).size(Some(file.size));
             self.steps.push(Step::Finish(file.inode, set));
         }
         Ok(())
@@ -398,11 +394,9 @@ impl<'a> Installer<'a> {
 }
 
 fn only_times(times: Times) -> SetAttr {
-    SetAttr {
-        atime: Some(times.atime),
-        mtime: Some(times.mtime),
-        ctime: Some(times.ctime),
-        otime: Some(times.otime),
-        ..SetAttr::default()
-    }
+    SetAttr::default()
+        .atime(Some(times.atime))
+        .mtime(Some(times.mtime))
+        .ctime(Some(times.ctime))
+        .otime(Some(times.otime))
 }

@@ -47,10 +47,10 @@ fn streams(seed: u64, count: u64) -> Result<Vec<Vec<u8>>> {
             // Many are meant to fail.
             let _answer = ours.try_apply(&op);
         }
-        let read_only = SnapshotOptions { read_only: true, ..Default::default() };
+        let read_only = SnapshotOptions::default().read_only(true);
         let snapshot = image.snapshot("work", format!("s{number}"), &read_only)?;
         let mut stream = Vec::new();
-        let how = SendOptions { parent: before, version: 2, ..SendOptions::default() };
+        let how = SendOptions::default().parent(before).version(2);
         image.send(&[snapshot], &how, &mut stream)?;
         out.push(stream);
         before = Some(snapshot);
@@ -60,8 +60,8 @@ fn streams(seed: u64, count: u64) -> Result<Vec<Vec<u8>>> {
 
 /// So often that there are commits all the way.
 fn how(resume: bool) -> Receive {
-    let options = ReceiveOptions { resume, commands_per_commit: 40, ..ReceiveOptions::default() };
-    Receive { options, ..Receive::default() }
+    let options = ReceiveOptions::default().resume(resume).commands_per_commit(40);
+    Receive::default().options(options)
 }
 
 fn receive(image: &Image, stream: &[u8], how: &Receive) -> Result<Report> {

@@ -103,8 +103,11 @@ pub struct Base {
 /// How states are opened.
 pub fn options(write: bool) -> OpenOptions {
     let clock = Arc::new(Ticking(AtomicI64::new(0)));
-    let fs = FsOptions { clock, ..FsOptions::default() };
-    OpenOptions { write, cache_bytes: 4 << 20, fs, ..OpenOptions::default() }
+    let fs = FsOptions::default().clock(clock);
+    OpenOptions::default()
+        .access(if write { oleo::Access::Write } else { oleo::Access::ReadOnly })
+        .cache_bytes(4 << 20)
+        .fs(fs)
 }
 
 fn devices(disks: impl IntoIterator<Item = impl Device + 'static>) -> Vec<Arc<dyn Device>> {
@@ -151,12 +154,7 @@ impl Base {
         let journal = Journal::new();
         let disks: Vec<_> = empty.into_iter().enumerate().map(|(i, c)| Arc::new(journal.disk(i, c))).collect();
         let devices: Vec<Arc<dyn Device>> = disks.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
-        let mkfs = MkfsOptions {
-            nodesize: Some(shape.nodesize),
-            metadata: Some(shape.metadata),
-            seed,
-            ..MkfsOptions::default()
-        };
+        let mkfs = MkfsOptions::default().nodesize(Some(shape.nodesize)).metadata(Some(shape.metadata)).seed(seed);
         oleo::mkfs::make(&devices, &mkfs).unwrap();
         let mut ours = Ours::around(Image::from_devices(devices, &options(true)).unwrap());
         if shape.quota == Quota::Simple {
@@ -214,7 +212,7 @@ impl Base {
         };
         let journal = Journal::new();
         let disks = self.contents.iter().enumerate().map(|(i, c)| journal.disk(i, c.clone()));
-        let how = OpenOptions { discard: self.discard, ..options(true) };
+        let how = options(true).discard(self.discard);
         let image = Image::from_devices(devices(disks), &how).unwrap_or_else(|e| panic!("the base: {e}"));
         let mut moments = vec![look(&image, None).unwrap()];
         let mut durable = vec![image.fs().engine().durable().0];
@@ -353,7 +351,7 @@ impl Run {
         let Some(commit) = self.commit_of(state) else { return fail("superblock", &"none is whole") };
         let disks = overlays(state, way != Way::Read);
         // As the crash left it, the log not applied.
-        let raw = OpenOptions { no_log_replay: true, ..options(false) };
+        let raw = options(false).no_log_replay(true);
         match Image::from_devices(disks.clone(), &raw) {
             Ok(image) => {
                 let wrong = check(&image);
@@ -363,7 +361,7 @@ impl Run {
             }
             Err(e) => return fail("it does not open without its log", &e),
         }
-        let how = OpenOptions { discard: self.discard && way != Way::Read, ..options(way != Way::Read) };
+        let how = options(way != Way::Read).discard(self.discard && way != Way::Read);
         let image = match Image::from_devices(disks.clone(), &how) {
             Ok(image) => image,
             Err(e) => return fail("it does not open", &e),
@@ -391,7 +389,7 @@ impl Run {
 /// What the independent checker finds, data included. A copy of the superblock may be torn or old: that is a crash's good right.
 pub fn check(image: &Image) -> Vec<String> {
     use oleo::check::{CheckOptions, Kind, volume};
-    let how = CheckOptions { threads: 1, data: true, ..CheckOptions::default() };
+    let how = CheckOptions::default().threads(1).data(true);
     match volume(image.volume(), &how) {
         Ok(report) => {
             let counts = report.findings.iter().filter(|f| !matches!(f.kind, Kind::SuperMirror | Kind::SuperStale));

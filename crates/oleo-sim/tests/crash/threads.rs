@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use oleo::Image;
 use oleo::fs::Follow;
-use oleo::{Image, OpenOptions};
 use oleo_device::Device;
 use oleo_sim::crash::model::{History, Step, verify};
 use oleo_sim::crash::pages::Contents;
@@ -104,7 +104,7 @@ impl Run {
         let disks: Vec<Arc<dyn Device>> = (0..base.contents.len())
             .map(|i| Arc::new(journal.disk(i, base.contents[i].clone())) as Arc<dyn Device>)
             .collect();
-        let how = OpenOptions { discard: base.discard, ..options(true) };
+        let how = options(true).discard(base.discard);
         let image = Arc::new(Image::from_devices(disks, &how)?);
         journal.take();
         journal.inject(fault);
@@ -168,7 +168,7 @@ impl Run {
 
     fn verify(&self, cut: &Cut, state: &[Contents], write: bool) -> Result<Vec<String>> {
         let disks = overlays(state, write);
-        let raw = OpenOptions { no_log_replay: true, ..options(false) };
+        let raw = options(false).no_log_replay(true);
         let image = Image::from_devices(disks.clone(), &raw).context("it does not open without its log")?;
         let before = check(&image).into_iter().map(|w| format!("check, before the log is applied: {w}"));
         let mut wrong: Vec<String> = before.collect();

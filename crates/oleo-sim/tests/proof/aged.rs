@@ -77,7 +77,7 @@ fn snapshot_and_delete(image: &Image) {
     for (i, subvol) in info.iter().filter(|s| s.id != TreeId::FS).enumerate() {
         match i % 4 {
             0 => {
-                let options = SnapshotOptions { read_only: i % 8 == 0, ..SnapshotOptions::default() };
+                let options = SnapshotOptions::default().read_only(i % 8 == 0);
                 fs.snapshot(subvol.id, &top, format!("again-{i}").as_bytes(), options).unwrap();
             }
             // Those with others nested in them, and the default one, are refused; that is as it should be.
@@ -132,7 +132,7 @@ fn prove(name: &str) {
     let aged = make(oracle, &scratch, &recipe).unwrap();
     must_read_equal(&aged, name);
     if READ_ONLY.contains(&name) {
-        let options = OpenOptions { write: true, devices: aged.devices[1..].to_vec(), ..OpenOptions::default() };
+        let options = OpenOptions::default().access(oleo::Access::Write).devices(aged.devices[1..].to_vec());
         assert!(Image::open(&aged.devices[0], &options).is_err(), "{name} can be written to now: prove it");
     } else {
         must_change_soundly(oracle, aged, &recipe);
@@ -164,7 +164,7 @@ fn prove_ours(name: &'static str, seed: u64, feature: &str) {
     let recipe = Recipe { name, seed, devices: 2, default_subvol: true, ..Recipe::default() };
     let scratch = oracle.scratch().unwrap();
     let devices = scratch.images(recipe.name, recipe.devices, recipe.device_len).unwrap();
-    let mut options = BuildOptions { size: Some(recipe.device_len), ..BuildOptions::default() };
+    let mut options = BuildOptions::default().size(Some(recipe.device_len));
     options.mkfs.fsid = Some(uuid::Uuid::new_v4());
     options.mkfs.features.apply(feature).unwrap();
     build(&devices, options).unwrap();

@@ -50,7 +50,7 @@ fn read_all(path: &Path) -> bool {
 /// Opens for writing, changes a little and commits: damage that reading does not see must not become worse than an error.
 fn change_some(path: &Path) -> bool {
     let change = || -> anyhow::Result<()> {
-        let image = open(&[path.to_owned()], OpenOptions { write: true, ..OpenOptions::default() })?;
+        let image = open(&[path.to_owned()], OpenOptions::default().access(oleo::Access::Write))?;
         image.write("new", &[1; 70_000])?;
         image.create_dir("newdir")?;
         for entry in image.list("")?.iter().take(3) {
@@ -194,7 +194,7 @@ fn a_device_of_another_file_system() {
     const FSID: usize = 82;
     let scratch = Scratch::new().unwrap();
     let path = scratch.path().join("image");
-    build(&[&path], BuildOptions { size: Some(128 << 20), ..BuildOptions::default() }).unwrap();
+    build(&[&path], BuildOptions::default().size(Some(128 << 20))).unwrap();
     let rot = Rot::survey(&path).unwrap();
     let item_of = |block: &[u8]| items(block, DEV_ITEM).first().map(|(at, _)| *at);
     let blocks = (0..rot.blocks()).filter_map(|index| Some((index, item_of(&rot.block(index).unwrap())?)));
@@ -237,9 +237,9 @@ fn extent_items(block: &[u8]) -> Vec<usize> {
 fn uncompressed_extents_end_on_disk() {
     let scratch = Scratch::new().unwrap();
     let path = scratch.path().join("image");
-    let options = BuildOptions { size: Some(128 << 20), ..BuildOptions::default() };
+    let options = BuildOptions::default().size(Some(128 << 20));
     build(&[&path], options).unwrap();
-    let image = open(std::slice::from_ref(&path), OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
+    let image = open(std::slice::from_ref(&path), OpenOptions::default().access(oleo::Access::Write)).unwrap();
     image.write("mine", &[1; 65536]).unwrap();
     image.write("secret", &[2; 65536]).unwrap();
     image.close().unwrap();
@@ -275,7 +275,7 @@ fn uncompressed_extents_end_on_disk() {
 fn a_forgotten_image_is_reported() {
     let scratch = Scratch::new().unwrap();
     let path = scratch.path().join("image");
-    oleo::mkfs::build(&[&path], oleo::mkfs::BuildOptions { size: Some(256 << 20), ..Default::default() }).unwrap();
+    oleo::mkfs::build(&[&path], oleo::mkfs::BuildOptions::default().size(Some(256 << 20))).unwrap();
     let forgotten = open(std::slice::from_ref(&path), OpenOptions::writing()).unwrap();
     let reported = open(std::slice::from_ref(&path), OpenOptions::writing()).err().unwrap().to_string();
     assert!(reported.contains("has not closed"), "{reported}");

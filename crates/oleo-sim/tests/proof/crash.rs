@@ -20,7 +20,7 @@ const IMAGE_LEN: u64 = 512 << 20;
 type Committed = BTreeMap<u64, Manifest>;
 
 fn options() -> OpenOptions {
-    OpenOptions { write: true, ..OpenOptions::default() }
+    OpenOptions::default().access(oleo::Access::Write)
 }
 
 fn as_devices(disks: &[Arc<SimDisk>]) -> Vec<Arc<dyn Device>> {

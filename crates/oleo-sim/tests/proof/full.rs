@@ -87,7 +87,7 @@ fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str], flush: Flush) {
     let devices = [device.clone()];
     let mut rng = Rng::new(len);
     let mut accepted = Accepted::new();
-    let options = OpenOptions { write: true, ..OpenOptions::default() };
+    let options = OpenOptions::default().access(oleo::Access::Write);
 
     let image = open(&devices, options.clone()).unwrap();
     let first = fill(&image, &mut accepted, &mut rng, 0, flush);
@@ -152,7 +152,7 @@ fn over_a_superblock() {
     std::fs::remove_file(mounted.path().join("theirs")).unwrap();
     mounted.unmount().unwrap();
 
-    let options = OpenOptions { write: true, ..OpenOptions::default() };
+    let options = OpenOptions::default().access(oleo::Access::Write);
     let image = open(std::slice::from_ref(&device), options).unwrap();
     let (fs, top) = (image.fs(), image.top().unwrap());
     let ours = fs.create(&top, b"ours", &NewInode::new(NewKind::File, 0o644)).unwrap();
@@ -176,11 +176,11 @@ fn not_a_sector_left() {
             Some(args) => oracle.mkfs(args, &[&device]).unwrap(),
             None => {
                 let made: Arc<dyn Device> =
-                    Arc::new(FileDevice::open(&device, &FileOptions { write: true, ..Default::default() }).unwrap());
+                    Arc::new(FileDevice::open(&device, &FileOptions::default().write(true)).unwrap());
                 oleo::mkfs::make(&[made], &MkfsOptions::default()).unwrap();
             }
         }
-        let options = OpenOptions { write: true, ..OpenOptions::default() };
+        let options = OpenOptions::default().access(oleo::Access::Write);
         let mut at = 0;
         for _ in 0..3 {
             let image = open(std::slice::from_ref(&device), options.clone()).unwrap();

@@ -61,30 +61,26 @@ pub fn build_from(
     size: Option<u64>,
 ) {
     let compress = compress.map(|(algorithm, level)| Compress { algorithm, level, force: false });
-    let options = BuildOptions {
-        mkfs,
-        source: Source::Dir(source.to_owned()),
+    let options = BuildOptions::default()
+        .mkfs(mkfs)
+        .source(Source::Dir(source.to_owned()))
         // Times other than that of modification change when files are read; without them the bytes are reproducible.
-        fill: FillOptions { compress, epoch_seconds: size.is_none().then_some(1 << 40), ..FillOptions::default() },
-        size,
-        shrink: size.is_none(),
-        ..BuildOptions::default()
-    };
+        .fill(FillOptions::default().compress(compress).epoch_seconds(size.is_none().then_some(1 << 40)))
+        .size(size)
+        .shrink(size.is_none());
     let report = build(devices, options).unwrap();
     assert!(report.filled.warnings.is_empty(), "{:?}", report.filled.warnings);
 }
 
 fn options(shape: &Shape) -> MkfsOptions {
-    let mut options = MkfsOptions {
-        nodesize: Some(shape.nodesize),
-        csum: shape.csum,
-        data: Some(shape.data),
-        metadata: Some(shape.metadata),
-        label: "matrix".into(),
+    let mut options = MkfsOptions::default()
+        .nodesize(Some(shape.nodesize))
+        .csum(shape.csum)
+        .data(Some(shape.data))
+        .metadata(Some(shape.metadata))
+        .label("matrix".into())
         // The kernel takes file systems with one id for one file system.
-        fsid: Some(uuid::Uuid::new_v4()),
-        ..MkfsOptions::default()
-    };
+        .fsid(Some(uuid::Uuid::new_v4()));
     shape.features.iter().for_each(|word| options.features.apply(word).unwrap());
     options
 }
@@ -124,7 +120,7 @@ fn prove(shape: Shape) {
     want.must_equal(&have, &Ignore::default(), &format!("{what}: what the kernel wrote | as we see it"));
 
     // All of it moves: nothing is other than before but where it stands.
-    let image = open(&devices, OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
+    let image = open(&devices, OpenOptions::default().access(oleo::Access::Write)).unwrap();
     let kinds = BlockGroupFlags::DATA | BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM;
     assert!(move_groups(image.fs(), kinds).unwrap() > 10, "{what}: hardly anything has moved");
     image.close().unwrap();
@@ -217,8 +213,7 @@ fn refused() {
     ] {
         let mut mkfs = MkfsOptions::default();
         let result = words.split(',').try_for_each(|word| mkfs.features.apply(word)).map_err(oleo::Error::from);
-        let result = result
-            .and_then(|()| build(&[&device], BuildOptions { mkfs, size: Some(400 * MIB), ..BuildOptions::default() }));
+        let result = result.and_then(|()| build(&[&device], BuildOptions::default().mkfs(mkfs).size(Some(400 * MIB))));
         let message = result.err().map(|e| e.to_string()).unwrap_or_default();
         assert!(message.contains(name), "{words}: {message:?}");
     }
@@ -234,7 +229,7 @@ fn grown_and_shrunk() {
     let source = source(&scratch, &PLAIN);
     let (first, second) = (scratch.path().join("first.img"), scratch.path().join("second.img"));
     for path in [&first, &second] {
-        let mkfs = MkfsOptions { fsid: Some(uuid::Uuid::from_bytes([0x5a; 16])), ..options(&PLAIN) };
+        let mkfs = options(&PLAIN).fsid(Some(uuid::Uuid::from_bytes([0x5a; 16])));
         build_from(std::slice::from_ref(path), mkfs, &source, Some((Compression::Zstd, 3)), None);
     }
     assert!(std::fs::read(&first).unwrap() == std::fs::read(&second).unwrap(), "the same input, other bytes");

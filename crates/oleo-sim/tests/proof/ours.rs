@@ -209,8 +209,8 @@ impl Ours {
 
     /// A balance of all groups of one kind; the changes so far are part of what it moves. It begins paused, as it would after a crash.
     fn balance(&self, kind: GroupKind, convert: Option<Profile>) -> Result<(), FsError> {
-        let filters = Some(Filters { convert, ..Filters::default() });
-        let mut args = BalanceArgs { force: true, ..BalanceArgs::default() };
+        let filters = Some(Filters::default().convert(convert));
+        let mut args = BalanceArgs::default().force(true);
         *(match kind {
             GroupKind::Data => &mut args.data,
             GroupKind::Metadata => &mut args.metadata,
@@ -243,7 +243,7 @@ impl Ours {
     }
 
     fn opened(&self) -> Result<Image> {
-        open(&self.devices, OpenOptions { write: true, ..self.options.clone() })
+        open(&self.devices, self.options.clone().access(oleo::Access::Write))
     }
 
     /// The open image.
@@ -330,7 +330,7 @@ impl Ours {
         let inode = self.fs().create(&dir, name, &NewInode::new(kind, mode))?;
         if !matches!(kind, NewKind::Symlink(_)) {
             // As the other side does it, in case the directory has a default ACL.
-            self.fs().set_attr(&inode, &SetAttr { mode: Some(mode), ..SetAttr::default() })?;
+            self.fs().set_attr(&inode, &SetAttr::default().mode(Some(mode)))?;
         }
         Ok(())
     }
@@ -400,7 +400,7 @@ impl Ours {
                     return Ok(());
                 }
                 let now = fs.options().clock.now();
-                fs.set_attr(&file, &SetAttr { mtime: Some(now), ..SetAttr::default() }).map(drop)
+                fs.set_attr(&file, &SetAttr::default().mtime(Some(now))).map(drop)
             }
             Op::Zero { path, at, len, keep_size } => fs.zero_range(&self.writable(path)?, *at, *len, keep(*keep_size)),
             Op::Prealloc { path, at, len, keep_size } => {
@@ -443,16 +443,16 @@ impl Ours {
                 if fs.attr(&inode).kind == FileKind::Symlink {
                     return Err(FsError::NotSupported("mode of a symlink"));
                 }
-                fs.set_attr(&inode, &SetAttr { mode: Some(*mode), ..SetAttr::default() }).map(drop)
+                fs.set_attr(&inode, &SetAttr::default().mode(Some(*mode))).map(drop)
             }
             Op::Chown { path, uid, gid } => {
-                let set = SetAttr { uid: Some(*uid), gid: Some(*gid), ..SetAttr::default() };
+                let set = SetAttr::default().uid(Some(*uid)).gid(Some(*gid));
                 fs.set_attr(&self.find(path)?, &set).map(drop)
             }
             Op::Times { path, sec, nsec } => {
                 let mtime = FsTime { sec: *sec, nsec: *nsec };
                 let atime = FsTime { sec: *sec - 3600, nsec: *nsec };
-                let set = SetAttr { mtime: Some(mtime), atime: Some(atime), ..SetAttr::default() };
+                let set = SetAttr::default().mtime(Some(mtime)).atime(Some(atime));
                 fs.set_attr(&self.find(path)?, &set).map(drop)
             }
             // The kernel answers with success where the property means nothing.
@@ -463,7 +463,7 @@ impl Ours {
                     Keep::Names => InodeFlags::DIRSYNC,
                 };
                 let flags = Some(fs.attr(&inode).flags | flag);
-                fs.set_attr(&inode, &SetAttr { flags, ..SetAttr::default() }).map(drop)
+                fs.set_attr(&inode, &SetAttr::default().flags(flags)).map(drop)
             }
             Op::Compress { path, .. } if !self.can_compress(path)? => Ok(()),
             Op::Compress { path, algo } if algo.is_empty() => fs.xattr_remove(&self.find(path)?, oleo_fs::COMPRESSION),
@@ -477,7 +477,7 @@ impl Ours {
             Op::Snapshot { from, to, read_only } => {
                 let source = self.subvol(from)?;
                 let (dir, name) = self.free(to)?;
-                let options = SnapshotOptions { read_only: *read_only, ..SnapshotOptions::default() };
+                let options = SnapshotOptions::default().read_only(*read_only);
                 fs.snapshot(source.tree(), &dir, name, options).map(drop)
             }
             Op::DeleteSubvol { path } => {
@@ -616,7 +616,7 @@ pub fn open_to_read(devices: &[PathBuf]) -> Result<Image> {
 /// still has the image open: that is a descriptor which somebody forgot.
 pub fn open(devices: &[PathBuf], options: OpenOptions) -> Result<Image> {
     const PATIENCE: Duration = Duration::from_secs(10);
-    let options = OpenOptions { devices: devices[1..].to_vec(), ..options };
+    let options = options.devices(devices[1..].to_vec());
     let begun = Instant::now();
     loop {
         match Image::open(&devices[0], &options) {

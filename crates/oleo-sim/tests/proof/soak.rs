@@ -255,7 +255,7 @@ fn snapshots_come_and_go(image: &Image, watch: &Watch, every: Duration) {
 fn balance_over_and_over(image: &Image, watch: &Watch) {
     let mut rounds = 0;
     while !watch.over.load(Ordering::Acquire) {
-        match image.balance(BalanceArgs { force: true, ..BalanceArgs::full() }).expect("a balance") {
+        match image.balance(BalanceArgs::full().force(true)).expect("a balance") {
             BalanceEnd::Done => rounds += 1,
             end => panic!("a balance ended with {end:?}"),
         }
@@ -352,7 +352,7 @@ fn verify(
         }
     }
     Arc::into_inner(image).ok_or("somebody still uses the image")?.close().map_err(lib)?;
-    let options = OpenOptions { devices: devices[1..].to_vec(), ..OpenOptions::default() };
+    let options = OpenOptions::default().devices(devices[1..].to_vec());
     let report = oleo::check::image(&devices[0], &options, Default::default(), &Default::default()).map_err(lib)?;
     // mkfs.btrfs leaves something to warn of.
     if report.has_errors() {
@@ -373,7 +373,7 @@ fn verify(
     }
     again.unmount().map_err(say)?;
     for device in devices.iter().filter(|_| devices.len() > 1) {
-        let alone = open(std::slice::from_ref(device), OpenOptions { degraded: true, ..OpenOptions::default() });
+        let alone = open(std::slice::from_ref(device), OpenOptions::default().degraded(true));
         let mut seen =
             Manifest::of(&OleoTree::new(&alone.map_err(say)?).map_err(say)?, Detail::default()).map_err(say)?;
         blur_times(&mut seen);

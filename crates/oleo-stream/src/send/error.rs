@@ -7,6 +7,7 @@ use oleo_txn::TxnError;
 
 /// Why a stream was not made.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SendError {
     /// It cannot be done as asked; the text says why, and what could be.
     #[error("{text}")]

@@ -55,6 +55,7 @@ pub type Hook<'o> = dyn Fn(&Progress) -> ControlFlow<()> + Sync + 'o;
 
 /// What to send, and how.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct SendOptions<'o> {
     /// The receiver has this one; the stream makes the subvolume out of it.
     pub parent: Option<TreeId>,
@@ -91,6 +92,18 @@ impl Default for SendOptions<'_> {
         }
     }
 }
+
+oleo_format::setters!(SendOptions<'o> {
+    parent: Option<TreeId>,
+    clone_sources: Vec<TreeId>,
+    version: u32,
+    compressed: bool,
+    no_data: bool,
+    one_end: bool,
+    memory_bytes: usize,
+    threads: usize,
+    progress: Option<&'o Hook<'o>>,
+});
 
 /// How far a send is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -144,20 +144,16 @@ fn stream(bytes: &[u8]) -> Vec<u8> {
 pub fn receive_anything(bytes: &[u8]) {
     let device = Arc::new(MemDevice::new(IMAGE_LEN));
     let devices: Vec<Arc<dyn Device>> = vec![device];
-    oleo::mkfs::make(&devices, &MkfsOptions { seed: [7; 32], ..Default::default() }).expect("an empty image");
+    oleo::mkfs::make(&devices, &MkfsOptions::default().seed([7; 32])).expect("an empty image");
     let clock = Arc::new(oleo::fs::FixedClock(Time { sec: 1, nsec: 0 }));
     let mut open = OpenOptions::writing();
     open.fs.clock = clock;
     let (way, rest) = bytes.split_first().unwrap_or((&0, &[]));
-    let how = Receive {
-        atomic: way % 4 == 1,
-        options: ReceiveOptions {
-            errors_passed_max: if way % 8 >= 4 { None } else { Some(0) },
-            one_stream: way % 16 == 8,
-            ..ReceiveOptions::default()
-        },
-        ..Receive::default()
-    };
+    let how = Receive::default().atomic(way % 4 == 1).options(
+        ReceiveOptions::default()
+            .errors_passed_max(if way % 8 >= 4 { None } else { Some(0) })
+            .one_stream(way % 16 == 8),
+    );
     let image = Image::from_devices(devices.clone(), &how.open_options(open.clone())).expect("it opens");
     let input = stream(rest);
     let (_, result) = image.receive_report(Cursor::new(input.clone()), &how).expect("the top level is there");
@@ -166,7 +162,7 @@ pub fn receive_anything(bytes: &[u8]) {
     if result.is_err() && !how.atomic {
         // Once more, from where it stopped if that is known.
         let image = Image::from_devices(devices.clone(), &open).expect("it opens again");
-        let mut how = Receive { atomic: false, ..how };
+        let mut how = how.atomic(false);
         how.options.resume = true;
         let _refused = image.receive_report(Cursor::new(input), &how).expect("the top level is there");
         image.close().expect("it closes again");
@@ -176,7 +172,7 @@ pub fn receive_anything(bytes: &[u8]) {
 
 fn must_be_sound(devices: &[Arc<dyn Device>]) {
     let image = Image::from_devices(devices.to_vec(), &OpenOptions::default()).expect("it can be read");
-    let options = oleo::check::CheckOptions { threads: 1, data: true, ..Default::default() };
+    let options = oleo::check::CheckOptions::default().threads(1).data(true);
     let report = oleo::check::volume(image.volume(), &options).expect("it can be checked");
     assert!(report.is_clean(), "{:?}", report.findings);
 }

@@ -97,7 +97,7 @@ impl Receiver {
     /// The kernel and our own check find nothing.
     pub fn must_be_sound(&self, what: &str) -> Result<()> {
         self.oracle.must_be_sound(&[&self.image], what)?;
-        let options = oleo::check::CheckOptions { data: true, ..Default::default() };
+        let options = oleo::check::CheckOptions::default().data(true);
         let report = oleo::check::image(&self.image, &OpenOptions::default(), Default::default(), &options)?;
         ensure!(!report.has_errors(), "{what}: {:?}", report.findings);
         Ok(())

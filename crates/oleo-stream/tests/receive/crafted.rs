@@ -38,7 +38,7 @@ struct Memory(Vec<Arc<dyn Device>>);
 impl Memory {
     fn new() -> Memory {
         let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(256 << 20))];
-        oleo::mkfs::make(&devices, &MkfsOptions { seed: [3; 32], ..Default::default() }).unwrap();
+        oleo::mkfs::make(&devices, &MkfsOptions::default().seed([3; 32])).unwrap();
         Memory(devices)
     }
 
@@ -73,7 +73,7 @@ impl Memory {
 
     fn must_be_sound(&self) {
         let image = Image::from_devices(self.0.clone(), &OpenOptions::default()).unwrap();
-        let options = oleo::check::CheckOptions { data: true, ..Default::default() };
+        let options = oleo::check::CheckOptions::default().data(true);
         let report = oleo::check::volume(image.volume(), &options).unwrap();
         assert!(report.is_clean(), "{:?}", report.findings);
     }
@@ -202,7 +202,7 @@ fn every_command() {
 /// Goal: a stream that breaks a rule is refused with position and reason, and --atomic leaves nothing. Method: one rule each.
 #[test]
 fn hostile() {
-    let atomic = Receive { atomic: true, ..Receive::default() };
+    let atomic = Receive::default().atomic(true);
     let w = |path| Command::Write { path, offset: 0, data: b"x" };
     let m = |path| Command::MkFile { path, ino: 0 };
     let cases: &[(&[Command<'_>], &str)] = &[
@@ -313,7 +313,7 @@ fn resume() {
         commands[2] = Command::Write { path: &names[0], offset: 0, data: &data[3..] };
         stream(1, &commands)
     };
-    let again = Receive { options: ReceiveOptions { resume: true, ..Default::default() }, ..Receive::default() };
+    let again = Receive::default().options(ReceiveOptions::default().resume(true));
     for cut in (100..whole.len()).step_by(whole.len() / 17).chain([whole.len() - 1]) {
         let memory = Memory::new();
         memory.fails(&whole[..cut], &Receive::default(), &["the stream ends"]);
@@ -365,7 +365,7 @@ fn rebase() {
             clone_offset: 4096,
         },
     ]);
-    let on = |name: &str| Receive { rebase: Some(name.into()), atomic: true, ..Receive::default() };
+    let on = |name: &str| Receive::default().rebase(Some(name.into())).atomic(true);
     memory.fails(&step, &Receive::default(), &["the parent"]);
     memory.fails(&step, &on("lacks"), &["rename f: not found"]);
     memory.receive(&step, &on("has")).1.unwrap();
@@ -384,10 +384,7 @@ fn errors_passed_over() {
         Command::RmDir { path: b"a" },
         Command::Write { path: b"a", offset: 0, data: b"x" },
     ];
-    let passing = |max| Receive {
-        options: ReceiveOptions { errors_passed_max: max, ..Default::default() },
-        ..Receive::default()
-    };
+    let passing = |max| Receive::default().options(ReceiveOptions::default().errors_passed_max(max));
     Memory::new().fails(&stream(1, &commands), &passing(Some(1)), &["rmdir a"]);
     for max in [Some(2), None] {
         let memory = Memory::new();
@@ -427,9 +424,9 @@ fn late_errors() {
     let position = stream(2, &commands[..5]).len() - 10;
     let bytes = stream(2, &commands);
     Memory::new().fails(&bytes, &Receive::default(), &[&format!("byte {position} of the stream: encoded_write bad")]);
-    let options = ReceiveOptions { errors_passed_max: None, ..Default::default() };
+    let options = ReceiveOptions::default().errors_passed_max(None);
     let memory = Memory::new();
-    let (report, result) = memory.receive(&bytes, &Receive { options, ..Receive::default() });
+    let (report, result) = memory.receive(&bytes, &Receive::default().options(options));
     result.unwrap();
     let [one, two, three] = &report.errors[..] else { panic!("{:?}", report.errors) };
     assert!(
@@ -458,7 +455,7 @@ fn long() {
         commands.extend((0o600..0o611).map(|mode| Command::Chmod { path: name, mode }));
     }
     let whole = stream(1, &commands);
-    let again = Receive { options: ReceiveOptions { resume: true, ..Default::default() }, ..Receive::default() };
+    let again = Receive::default().options(ReceiveOptions::default().resume(true));
     let memory = Memory::new();
     let generation = |memory: &Memory| memory.open().fs().engine().generation().0;
     let before = generation(&memory);

@@ -72,7 +72,7 @@ fn links_are_not_followed() {
         Command::Symlink { path: b"file", ino: 0, target: file.as_bytes() }.encode(1, &mut stream);
         bad.encode(1, &mut stream);
         Command::End.encode(1, &mut stream);
-        let (_, result) = receive_to_dir(&dir, Cursor::new(stream), &Receive { atomic: true, ..Receive::default() });
+        let (_, result) = receive_to_dir(&dir, Cursor::new(stream), &Receive::default().atomic(true));
         assert!(result.is_err(), "{bad:?}");
         assert!(!dir.join(name).exists(), "nothing is left");
     }

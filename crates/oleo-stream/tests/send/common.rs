@@ -42,15 +42,13 @@ impl Sender {
         parent: Option<&str>,
         sources: &[&str],
     ) -> Result<(Vec<u8>, Sent)> {
-        let options = SendOptions {
-            parent: parent.map(|path| id_of(image, path)).transpose()?,
-            clone_sources: sources.iter().map(|path| id_of(image, path)).collect::<Result<_>>()?,
-            version: self.version,
-            compressed: self.compressed,
-            threads: self.threads,
-            no_data: self.no_data,
-            ..SendOptions::default()
-        };
+        let options = SendOptions::default()
+            .parent(parent.map(|path| id_of(image, path)).transpose()?)
+            .clone_sources(sources.iter().map(|path| id_of(image, path)).collect::<Result<_>>()?)
+            .version(self.version)
+            .compressed(self.compressed)
+            .threads(self.threads)
+            .no_data(self.no_data);
         let mut out = Vec::new();
         let sent = send(image.fs(), &[id_of(image, snapshot)?], &options, &mut out)
             .with_context(|| format!("send of {snapshot}"))?;

@@ -46,8 +46,8 @@ fn send_all(path: &Path) -> (usize, bool) {
         let others: Vec<_> = names[..number].iter().filter_map(|name| id_of(&image, name).ok()).collect();
         for options in [
             SendOptions::default(),
-            SendOptions { version: 2, compressed: true, parent: others.last().copied(), ..SendOptions::default() },
-            SendOptions { version: 3, clone_sources: others.clone(), ..SendOptions::default() },
+            SendOptions::default().version(2).compressed(true).parent(others.last().copied()),
+            SendOptions::default().version(3).clone_sources(others.clone()),
         ] {
             all &= send(image.fs(), &[id], &options, &mut sink).is_ok();
         }

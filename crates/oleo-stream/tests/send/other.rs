@@ -15,8 +15,7 @@ use crate::common::{History, Sender, fresh, id_of, kernel_receive};
 
 fn memory() -> Image {
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(256 << 20))];
-    oleo::mkfs::make(&devices, &oleo::mkfs::MkfsOptions { seed: oleo::mkfs::random_seed(), ..Default::default() })
-        .unwrap();
+    oleo::mkfs::make(&devices, &oleo::mkfs::MkfsOptions::default().seed(oleo::mkfs::random_seed())).unwrap();
     Image::from_devices(devices, &OpenOptions::writing()).unwrap()
 }
 
@@ -40,7 +39,7 @@ fn verity() {
     image.receive(std::io::Cursor::new(stream), &Receive::default()).unwrap();
     for (version, wanted) in [(3, true), (2, false)] {
         let mut out = Vec::new();
-        let options = SendOptions { version, ..SendOptions::default() };
+        let options = SendOptions::default().version(version);
         send(image.fs(), &[id_of(&image, "s").unwrap()], &options, &mut out).unwrap();
         let mut found = false;
         let mut reader = Commands::new(out.as_slice(), Limits::default());

@@ -333,7 +333,7 @@ impl Executor<'_> {
         self.caller.must_have(fs, &dir, WRITE | SEARCH)?;
         let (mode, uid, gid) = (self.caller.subvol_mode(), self.caller.uid, self.caller.gid);
         let groups = self.groups(groups)?;
-        let id = fs.subvol_create(&dir, name, &NewSubvol { mode, uid, gid, groups, ..NewSubvol::default() })?;
+        let id = fs.subvol_create(&dir, name, &NewSubvol::default().mode(mode).uid(uid).gid(gid).groups(groups))?;
         changed(Reply::Made(id), entry(&dir, name))
     }
 
@@ -366,7 +366,7 @@ impl Executor<'_> {
             from.tree(),
             &dir,
             name,
-            SnapshotOptions { read_only, groups: self.groups(groups)?, ..SnapshotOptions::default() },
+            SnapshotOptions::default().read_only(read_only).groups(self.groups(groups)?),
         )?;
         fs.engine().commit()?;
         changed(Reply::Made(id), entry(&dir, name))

@@ -3,7 +3,7 @@
 use oleo_format::{QgroupStatusFlags, TreeId};
 use oleo_fs::{Fs, errno};
 use oleo_jobs::{
-    QgroupChange, qgroup_change, qgroups_clear_stale, quota, quota_disable, quota_enable, quota_enable_simple,
+    QgroupChange, Recount, qgroup_change, qgroups_clear_stale, quota, quota_disable, quota_enable, quota_enable_simple,
     quota_rescan,
 };
 use oleo_txn::QgroupId;
@@ -41,7 +41,10 @@ pub(super) fn change(
     change: QuotaChange,
     subvol: impl Fn(&super::request::SubvolRef) -> Result<TreeId, Error>,
 ) -> Result<(), Error> {
-    let group = |change, scan| -> Result<(), Error> { Ok(qgroup_change(fs, change, scan).map(drop)?) };
+    let group = |change, rescan| -> Result<(), Error> {
+        let recount = if rescan { Recount::Now } else { Recount::Later };
+        Ok(qgroup_change(fs, change, recount).map(drop)?)
+    };
     match change {
         QuotaChange::Enable => Ok(quota_enable(fs)?),
         QuotaChange::EnableSimple => Ok(quota_enable_simple(fs)?),

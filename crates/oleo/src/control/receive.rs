@@ -160,12 +160,10 @@ pub(super) fn receive(
     let stream = connect(caller, feed)?;
     let how = Receive {
         atomic: how.atomic,
-        options: ReceiveOptions {
-            one_stream: how.one_stream,
-            errors_passed_max: how.errors_passed_max,
-            resume: how.resume,
-            ..ReceiveOptions::default()
-        },
+        options: ReceiveOptions::default()
+            .one_stream(how.one_stream)
+            .errors_passed_max(how.errors_passed_max)
+            .resume(how.resume),
         ..Receive::default()
     };
     let (report, result) = image.receive_into(&dir, rebase, stream, &how)?;

@@ -169,17 +169,15 @@ pub(super) fn send(image: &Image, caller: &Caller, parts: Parts, feed: &Bytes, h
         }
         ControlFlow::Continue(())
     };
-    let options = SendOptions {
-        parent: parts.parent,
-        clone_sources: parts.clone_sources,
-        version: how.version,
-        compressed: how.compressed,
-        no_data: how.no_data,
-        one_end: how.one_end,
-        memory_bytes: usize::try_from(how.memory_bytes.min(MEMORY_MAX)).unwrap_or(usize::MAX),
-        progress: how.progress.is_some().then_some(&hook),
-        ..SendOptions::default()
-    };
+    let options = SendOptions::default()
+        .parent(parts.parent)
+        .clone_sources(parts.clone_sources)
+        .version(how.version)
+        .compressed(how.compressed)
+        .no_data(how.no_data)
+        .one_end(how.one_end)
+        .memory_bytes(usize::try_from(how.memory_bytes.min(MEMORY_MAX)).unwrap_or(usize::MAX))
+        .progress(how.progress.is_some().then_some(&hook));
     let sent = image.send(&parts.subvols, &options, &mut out)?;
     Ok(Reply::Sent(sent.into()))
 }

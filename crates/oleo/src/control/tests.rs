@@ -12,7 +12,7 @@ use crate::{Device, Image, OpenOptions};
 
 fn image() -> Image {
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(256 << 20))];
-    crate::mkfs::make(&devices, &MkfsOptions { seed: [9; 32], ..MkfsOptions::default() }).unwrap();
+    crate::mkfs::make(&devices, &MkfsOptions::default().seed([9; 32])).unwrap();
     Image::from_devices(devices, &OpenOptions::writing()).unwrap()
 }
 
@@ -108,7 +108,7 @@ fn permissions() {
     let fs = image.fs();
     let owned = |name: &str, mode: u32| {
         let dir = image.create_dir(name).unwrap();
-        let set = crate::fs::SetAttr { uid: Some(1000), gid: Some(1000), mode: Some(mode), ..Default::default() };
+        let set = crate::fs::SetAttr::default().uid(Some(1000)).gid(Some(1000)).mode(Some(mode));
         fs.set_attr(&dir, &set).unwrap();
         dir
     };
@@ -181,7 +181,7 @@ fn outside_of_the_mount() {
     let Reply::Made(shown) = ask(&image, &root, create(Location::top(&b"shown"[..]))).unwrap() else {
         panic!("another reply")
     };
-    let open = crate::fs::SetAttr { mode: Some(0o777), ..Default::default() };
+    let open = crate::fs::SetAttr::default().mode(Some(0o777));
     fs.set_attr(&fs.root(shown).unwrap(), &open).unwrap();
     let outside = image.create_dir("outside").unwrap();
     fs.set_attr(&outside, &open).unwrap();
@@ -226,7 +226,7 @@ fn links_from_elsewhere() {
 fn acl_decides() {
     let image = image();
     let dir = image.create_dir("d").unwrap();
-    let set = crate::fs::SetAttr { mode: Some(0o770), ..Default::default() };
+    let set = crate::fs::SetAttr::default().mode(Some(0o770));
     image.fs().set_attr(&dir, &set).unwrap();
     let acl = |mask: u16| {
         let entries = [(1u16, 7u16, u32::MAX), (2, 7, 1000), (4, 0, u32::MAX), (16, mask, u32::MAX), (32, 0, u32::MAX)];
@@ -348,7 +348,7 @@ fn send_tells() {
     for n in 0..3000 {
         image.write(format!("live/f{n}"), b"some contents").unwrap();
     }
-    let options = crate::SnapshotOptions { read_only: true, ..Default::default() };
+    let options = crate::SnapshotOptions::default().read_only(true);
     let snapshot = image.snapshot("live", "first", &options).unwrap();
     let me = Caller { uid: rustix::process::getuid().as_raw(), ..Caller::owner() };
     let request = |feed: &Feed, progress: Option<&Feed>| Request::Send {

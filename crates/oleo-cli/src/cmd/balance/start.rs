@@ -84,12 +84,12 @@ impl Args {
             return Err(misuse!("-s needs --force; -m moves the block groups of the chunk tree, too"));
         }
         if data.is_none() && metadata.is_none() && system.is_none() {
-            return Ok(BalanceArgs { force: self.force, ..BalanceArgs::full() });
+            return Ok(BalanceArgs::full().force(self.force));
         }
         if system.is_none() {
             system = metadata.clone();
         }
-        Ok(BalanceArgs { data, metadata, system, force: self.force })
+        Ok(BalanceArgs::default().data(data).metadata(metadata).system(system).force(self.force))
     }
 }
 
@@ -118,7 +118,7 @@ mod tests {
     fn grammar() {
         let of = |data: Option<&str>, metadata: Option<&str>, system: Option<&str>, force| {
             let parse = |text: Option<&str>| text.map(|text| text.parse().unwrap());
-            BalanceArgs { data: parse(data), metadata: parse(metadata), system: parse(system), force }
+            BalanceArgs::default().data(parse(data)).metadata(parse(metadata)).system(parse(system)).force(force)
         };
         let half = Some("usage=50,limit=2");
         for (line, want) in [

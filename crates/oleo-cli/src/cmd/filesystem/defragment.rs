@@ -43,12 +43,11 @@ impl Args {
             Some(text) => oleo::fs::parse_compress(text)?.map(|c| (c.algorithm, c.level)),
             None => None,
         };
-        let options = DefragOptions {
-            start: self.start,
-            len: self.len.unwrap_or(u64::MAX),
-            threshold: self.target_size,
-            compress,
-        };
+        let options = DefragOptions::default()
+            .start(self.start)
+            .len(self.len.unwrap_or(u64::MAX))
+            .threshold(self.target_size)
+            .compress(compress);
         let target =
             target::open(Path::new(&self.paths[0]), &self.others, Access::Write, self.subvol.subvol.as_deref())?;
         let paths = if target.is_mount() { &self.paths[..] } else { &self.paths[1..] };

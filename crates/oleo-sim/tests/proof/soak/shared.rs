@@ -393,7 +393,7 @@ impl Hand<'_> {
         let name = format!("s{}-{}", self.thread, self.snaps_made);
         self.snaps_made += 1;
         let complete = shared.complete();
-        let options = SnapshotOptions { read_only, ..SnapshotOptions::default() };
+        let options = SnapshotOptions::default().read_only(read_only);
         let id = fs.snapshot(shared.top.tree(), &shared.snaps, name.as_bytes(), options).map_err(reported)?;
         let begun = shared.begun();
         let top = fs.root(id).map_err(reported)?;

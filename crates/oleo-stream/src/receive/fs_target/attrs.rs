@@ -117,7 +117,7 @@ impl FsTarget {
     pub(super) fn unlock(&mut self, inode: &InodeRef) -> Result<(), ApplyError> {
         let flags = self.fs.attr(inode).flags;
         if flags.intersects(LOCKS) {
-            self.fs.set_attr(inode, &SetAttr { flags: Some(flags - LOCKS), ..SetAttr::default() })?;
+            self.fs.set_attr(inode, &SetAttr::default().flags(Some(flags - LOCKS)))?;
             self.open()?.locked.insert(inode.ino(), flags & LOCKS);
         }
         Ok(())
@@ -135,7 +135,7 @@ impl FsTarget {
                 other => other?,
             };
             let attr = fs.attr(&inode);
-            let set = SetAttr { flags: Some(attr.flags | locks), ctime: Some(attr.ctime), ..SetAttr::default() };
+            let set = SetAttr::default().flags(Some(attr.flags | locks)).ctime(Some(attr.ctime));
             fs.set_attr(&inode, &set)?;
         }
         Ok(())
@@ -181,7 +181,7 @@ impl FsTarget {
             flags -= InodeFlags::COMPRESS;
         }
         if flags != have.flags {
-            fs.set_attr(&inode, &SetAttr { flags: Some(flags), ..SetAttr::default() })?;
+            fs.set_attr(&inode, &SetAttr::default().flags(Some(flags)))?;
         }
         let open = self.open()?;
         if want.intersects(LOCKS) {

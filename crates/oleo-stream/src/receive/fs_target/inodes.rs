@@ -93,7 +93,7 @@ impl FsTarget {
         let cow = InodeFlags::NODATACOW | InodeFlags::NODATASUM;
         if let Some(flags) = reported.flags.filter(|flags| flags.intersects(cow) && kind == NewKind::File) {
             // Only while it is empty can a file get these.
-            let set = SetAttr { flags: Some(flags & cow), ctime: Some(times.ctime), ..SetAttr::default() };
+            let set = SetAttr::default().flags(Some(flags & cow)).ctime(Some(times.ctime));
             self.fs.set_attr(&inode, &set)?;
         }
         Ok(inode)

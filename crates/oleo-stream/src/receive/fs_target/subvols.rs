@@ -176,5 +176,5 @@ impl FsTarget {
 fn unseen(fs: &Fs, root: &InodeRef, change: impl FnOnce() -> Result<(), FsError>) -> Result<(), FsError> {
     let ctime = Some(fs.attr(root).ctime);
     change()?;
-    fs.set_attr(root, &SetAttr { ctime, ..SetAttr::default() }).map(drop)
+    fs.set_attr(root, &SetAttr::default().ctime(ctime)).map(drop)
 }
