@@ -31,11 +31,14 @@ pub struct Cursor {
     position: u64,
 }
 
-impl Cursor {
-    pub(crate) fn new(file: File, position: u64) -> Cursor {
-        Cursor { file, position }
+impl File {
+    /// A cursor at the beginning, for whoever reads and writes by [`std::io`].
+    pub fn cursor(&self) -> Cursor {
+        Cursor { file: self.clone(), position: 0 }
     }
+}
 
+impl Cursor {
     /// The file.
     pub fn file(&self) -> &File {
         &self.file

@@ -1,8 +1,8 @@
-//! A regular file: reads and writes at offsets, from any number of threads. [`Cursor`] keeps a position.
+//! A regular file: reads and writes at offsets, from any number of threads. `File::cursor` keeps a position.
 
 use oleo_fs::{Attr, Fs, InodeRef};
 
-use crate::{Cursor, Error, Result};
+use crate::{Error, Result};
 
 /// An open regular file of an image. Clones are the same file; all methods may be called from many threads at once.
 #[derive(Clone)]
@@ -75,11 +75,6 @@ impl File {
     /// There is no room.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
         Ok(self.fs.write(&self.inode, offset, data)?)
-    }
-
-    /// A cursor at the beginning, for whoever reads and writes by [`std::io`].
-    pub fn cursor(&self) -> Cursor {
-        Cursor::new(self.clone(), 0)
     }
 
     /// Makes it this many bytes long: shorter, or longer by a hole.
