@@ -4,7 +4,7 @@ use oleo_fs::{Attr, Fs, InodeRef};
 
 use crate::{Error, Result};
 
-/// An open regular file of an image. Clones are the same file; all methods may be called from many threads at once.
+/// An open regular file of an image. Clones are the same file; all methods may be called from many threads in parallel.
 #[derive(Clone)]
 pub struct File {
     fs: Fs,
@@ -49,7 +49,7 @@ impl File {
     /// # Errors
     /// As [`File::read_at`]; or it is larger than memory can be.
     pub fn read_to_end(&self) -> Result<Vec<u8>> {
-        /// Bytes read at once: memory grows as there is data, not as the size claims.
+        /// Bytes of one read: memory grows as there is data, not as the size claims.
         const STEP: usize = 4 << 20;
         let mut all = Vec::new();
         loop {

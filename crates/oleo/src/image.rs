@@ -409,7 +409,7 @@ impl Image {
     /// # Errors
     /// It is no directory, or the image is damaged.
     pub fn list_dir(&self, dir: &InodeRef) -> Result<Vec<DirEntryInfo>> {
-        /// Entries read at once.
+        /// Entries read at a time.
         const BATCH: usize = 4096;
         let mut all = Vec::new();
         loop {
