@@ -137,6 +137,7 @@ const MISUSED: &str = "
     mkfs --size 300M --nodesize 8G new
     mount good
     mount good m -o foo
+    mount good m --no-log-replay
     ls
     send good
     receive

@@ -127,7 +127,7 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
     let options = &plan.options;
     let rescue = options.rescue;
     if rescue != Rescue::default() && !options.read_only {
-        return Err(MountError::Option("rescue= needs ro".to_owned()));
+        return Err(MountError::Option("rescue= and nologreplay need ro".to_owned()));
     }
     let mut fs = FsOptions::default().inodes_max(INODES_MAX);
     fs.data.compress = options.compress;

@@ -60,6 +60,9 @@ impl Args {
             options.parse(list)?;
         }
         options.degraded |= self.others.degraded;
+        if self.others.no_log_replay {
+            options.parse("nologreplay")?;
+        }
         if !self.foreground {
             return in_background(out);
         }
