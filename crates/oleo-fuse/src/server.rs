@@ -53,7 +53,7 @@ use crate::ending::Ending;
 use crate::nodes::Nodes;
 use crate::options::{Atime, MountOptions};
 use crate::transport::{Handler, Notifier, Outcome};
-use crate::wire::abi::ROOT_ID;
+use crate::wire::abi::{self, ROOT_ID};
 use crate::wire::{Op, Reply, Request};
 
 /// Where messages go: one line each.
@@ -291,6 +291,10 @@ impl Handler for Server {
             Ok(()) => Outcome::Done,
             Err(errno) => Outcome::Failed(errno.0),
         }
+    }
+
+    fn waits_for_another(&self, head: &abi::InHeader, args: &[u8]) -> bool {
+        head.opcode == abi::opcode::WRITE && self.drops_pages(head.nodeid, args)
     }
 }
 

@@ -59,6 +59,13 @@ fn blocking_class(code: u32) -> BlockingClass {
 pub trait Handler: Send + Sync {
     /// Answers one request. Called by many threads in parallel.
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome;
+
+    /// Whether the answer to this request may have to wait for the answer to another one, which must not be left to the same thread.
+    /// `args` is the beginning of what follows the header.
+    fn waits_for_another(&self, head: &abi::InHeader, args: &[u8]) -> bool {
+        let _ = (head, args);
+        false
+    }
 }
 
 /// A connection to the kernel.

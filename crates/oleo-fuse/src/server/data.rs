@@ -4,6 +4,7 @@ use oleo::fs::{CloneRange, FileKind, KeepSize};
 use oleo_fs::{FsError, InodeRef, Strip};
 use rustix::fs::OFlags;
 use rustix::mount::MountFlags;
+use zerocopy::FromBytes;
 
 use super::{Answer, Errno, Server};
 use crate::wire::Reply;
@@ -52,10 +53,20 @@ impl Server {
         Ok(())
     }
 
+    /// Whether the kernel may have pages of a node that this write makes old. It is told, and waits for those that are being read.
+    fn outdates_pages(&self, node: u64, args: &abi::WriteIn) -> bool {
+        is_direct(args.flags) && self.nodes.is_cached(node)
+    }
+
+    /// The same of a request to write that is not taken apart yet.
+    pub(super) fn drops_pages(&self, node: u64, args: &[u8]) -> bool {
+        abi::WriteIn::read_from_prefix(args).is_ok_and(|(args, _)| self.outdates_pages(node, &args))
+    }
+
     pub(super) fn write(&self, node: u64, args: &abi::WriteIn, data: &[u8], reply: &mut Reply<'_>) -> Answer {
         let inode = self.inode_for_io(node, args.flags)?;
         self.fs.write(&inode, args.offset, data).map_err(|e| self.errno_of("write", &inode, &e))?;
-        if is_direct(args.flags) && self.nodes.is_cached(node) {
+        if self.outdates_pages(node, args) {
             self.forget_pages(node, args.offset, data.len() as u64);
         }
         let strip =

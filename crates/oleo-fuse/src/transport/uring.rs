@@ -264,9 +264,12 @@ impl Queue {
         let crowded = requests.len() > 1;
         let mut here = Vec::with_capacity(requests.len());
         for mut slot in requests {
-            match blocking_class(head_of(&mut slot).opcode) {
+            let head = head_of(&mut slot);
+            // The other request may come through this queue, too.
+            let waits = self.handler.waits_for_another(&head, &slot.parts().0.op_in);
+            match blocking_class(head.opcode) {
                 BlockingClass::Waits => self.helpers.give(slot, &self.plan.done),
-                BlockingClass::MayWait if crowded => self.helpers.give(slot, &self.plan.done),
+                BlockingClass::MayWait if crowded || waits => self.helpers.give(slot, &self.plan.done),
                 BlockingClass::MayWait | BlockingClass::Quick => here.push(slot),
             }
         }
