@@ -66,30 +66,35 @@ impl Fs {
         engine.or_else(|| self.core().poisoned.lock().clone())
     }
 
-    /// Waits until so much was changed that somebody should [`commit`](Fs::commit), or for that long; whether it was.
+    /// Waits until so much was changed that somebody should [`commit`](Fs::commit), for that long at most; whether it was. Returns earlier
+    /// if woken ([`wake_background`](Fs::wake_background)).
     /// Whoever calls this says that somebody commits in the background from now on.
     pub fn wait_commit(&self, timeout: Duration) -> bool {
         let core = self.core();
         core.has_background_committer.store(true, Ordering::Relaxed);
         let deadline = Instant::now().checked_add(timeout);
         let mut waiting = core.waiting.lock();
-        while !core.over_soft_limit() {
-            let timed_out = match deadline {
-                Some(deadline) => core.commit_wanted.wait_until(&mut waiting, deadline).timed_out(),
-                None => {
-                    core.commit_wanted.wait(&mut waiting);
-                    false
-                }
-            };
-            if timed_out {
-                return core.over_soft_limit();
+        if !core.over_soft_limit() {
+            match deadline {
+                Some(deadline) => drop(core.commit_wanted.wait_until(&mut waiting, deadline)),
+                None => core.commit_wanted.wait(&mut waiting),
             }
         }
-        true
+        core.over_soft_limit()
     }
 }
 
 impl Fs {
+    /// Makes [`wait_commit`](Fs::wait_commit) and [`wait_write_back`](Fs::wait_write_back) return, if somebody waits there: who waits is to
+    /// look whether to end.
+    pub fn wake_background(&self) {
+        let core = self.core();
+        let waiting = core.waiting.lock();
+        core.commit_wanted.notify_all();
+        drop(waiting);
+        core.data.wake_flusher();
+    }
+
     /// Says that nobody commits or writes back in the background any more: operations and writers do it themselves again.
     pub fn background_has_ended(&self) {
         self.core().has_background_committer.store(false, Ordering::Relaxed);

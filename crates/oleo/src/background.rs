@@ -213,7 +213,7 @@ impl Image {
 }
 
 impl Background {
-    /// Ends the threads and waits for them, half a second at most if they have nothing to do. Nothing is committed by that. A balance
+    /// Ends the threads and waits for them, some milliseconds if they have nothing to do. Nothing is committed by that. A balance
     /// that is under way is interrupted; [`Image::balance_resume`] goes on with it.
     ///
     /// # Errors
@@ -231,6 +231,7 @@ impl Background {
             while !thread.is_finished() {
                 // Again and again: one may have been asked for a moment ago.
                 self.balancer.interrupt();
+                self.fs.wake_background();
                 std::thread::sleep(POLL_INTERVAL);
             }
             // A thread that panicked has reported that.

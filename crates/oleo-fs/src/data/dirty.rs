@@ -122,6 +122,12 @@ impl Shared {
         self.has_background_flusher.store(false, Ordering::Relaxed);
     }
 
+    /// Has whoever waits for work look again.
+    pub(crate) fn wake_flusher(&self) {
+        let _waiting = self.waiting.lock();
+        self.work.notify_all();
+    }
+
     /// Enters a file that has buffered bytes now.
     pub(super) fn enlist(&self, inode: &Arc<Inode>) {
         let now = inode.core().now();
@@ -136,8 +142,7 @@ impl Shared {
     /// Wakes whoever writes back, where too much is buffered.
     fn call(&self, background_max: u64) {
         if self.bytes() > background_max && self.has_background_flusher.load(Ordering::Relaxed) {
-            let _waiting = self.waiting.lock();
-            self.work.notify_all();
+            self.wake_flusher();
         }
     }
 
@@ -182,7 +187,8 @@ impl Fs {
         }
     }
 
-    /// Waits until [`write_back`](Fs::write_back) has something to do, or for that long; whether it has. Whoever calls
+    /// Waits until [`write_back`](Fs::write_back) has something to do, for that long at most; whether it has. Returns earlier if woken
+    /// ([`wake_background`](Fs::wake_background)). Whoever calls
     /// this says that somebody writes back in the background from now on: writers leave it to them up to
     /// [`DataOptions::dirty_bytes_max`](crate::DataOptions).
     pub fn wait_write_back(&self, timeout: Duration) -> bool {
@@ -190,21 +196,14 @@ impl Fs {
         shared.has_background_flusher.store(true, Ordering::Relaxed);
         let deadline = Instant::now().checked_add(timeout);
         let mut waiting = shared.waiting.lock();
-        loop {
-            if self.has_to_write_back() {
-                return true;
-            }
-            let timed_out = match deadline {
-                Some(deadline) => shared.work.wait_until(&mut waiting, deadline).timed_out(),
-                None => {
-                    shared.work.wait(&mut waiting);
-                    false
-                }
-            };
-            if timed_out {
-                return self.has_to_write_back();
-            }
+        if self.has_to_write_back() {
+            return true;
         }
+        match deadline {
+            Some(deadline) => drop(shared.work.wait_until(&mut waiting, deadline)),
+            None => shared.work.wait(&mut waiting),
+        }
+        self.has_to_write_back()
     }
 
     /// Files written to before this are old.

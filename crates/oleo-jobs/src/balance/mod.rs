@@ -274,14 +274,13 @@ impl Balancer {
         number
     }
 
-    /// Waits for somebody to ask for a balance; whether there is one to be run.
+    /// Waits for somebody to ask for a balance, for that long at most; whether there is one to be run. Returns earlier if anything about
+    /// balances changes, and if [`interrupt`](Balancer::interrupt) is called.
     pub fn wait_work(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut state = self.state.lock();
-        while state.phase != Phase::Wanted && !state.stopping {
-            if self.changed.wait_until(&mut state, deadline).timed_out() {
-                break;
-            }
+        if state.phase != Phase::Wanted && !state.stopping {
+            let _timed_out = self.changed.wait_until(&mut state, deadline);
         }
         state.phase == Phase::Wanted
     }
@@ -361,6 +360,7 @@ impl Balancer {
         if matches!(state.phase, Phase::Wanted | Phase::Running) {
             state.stop_request.get_or_insert(StopRequest::Pause);
         }
+        self.changed.notify_all();
     }
 
     /// Ends the balance, under way or paused, and waits until it has ended. What was moved stays where it is.

@@ -57,6 +57,23 @@ fn the_timer_commits() -> Result {
     Ok(())
 }
 
+/// Goal: threads that have nothing to do end when they are asked to, not when they would have looked up. Method: the shortest of several
+/// stops, each a moment after the start.
+#[test]
+fn stopping_takes_no_time() -> Result {
+    let (_device, image) = volume()?;
+    let mut shortest = PATIENCE;
+    for _ in 0..5 {
+        let background = image.start_background(BackgroundOptions::default());
+        std::thread::sleep(Duration::from_millis(50));
+        let begun = Instant::now();
+        background.stop()?;
+        shortest = shortest.min(begun.elapsed());
+    }
+    assert!(shortest < LOOK_UP / 4, "{shortest:?}");
+    Ok(())
+}
+
 /// Goal: a deleted subvolume and a deleted file are taken apart with no call of clean, and their space is free again.
 #[test]
 fn the_cleaner_frees() -> Result {
