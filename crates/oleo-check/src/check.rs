@@ -1,14 +1,14 @@
-//! A check from beginning to end.
+//! The steps of a check, from beginning to end.
 //!
-//! (1) Superblocks and their mirrors; (2) the root tree says which trees there are; (3) the extent tree, with the block-group
-//! tree, and the checksum tree are read, which gives what is claimed; (4) all other trees are walked, shared blocks once,
-//! and every reference found is set against the claims; (5) what is left over is told, after a second look (`details`);
-//! (6) block groups, free space, devices and checksums are compared with the extents; (7) trees of files are folded and
-//! checked; (8) what ties trees together is checked; (9) with `data`, all data is read.
+//! (1) Check superblocks and their mirrors; (2) read the root tree, which lists the trees; (3) read the extent tree,
+//! with the block-group tree, and the checksum tree: the claims; (4) walk all other trees, shared blocks once, and
+//! compare every reference found with the claims; (5) report the differences, after examining them (`details`); (6)
+//! compare block groups, free space, devices and checksums with the extents; (7) fold and check the trees of files; (8)
+//! check the relations between trees; (9) with `data`, read all data.
 //!
-//! Memory, beside a batch of blocks per thread (64 blocks of each copy): 40 bytes per extent (tree blocks included), 16 per
-//! gap in the checksums, 32 per item of free space, 80 per pointer of one level of the trees, and for trees of files
-//! the summaries of each leaf and 8 bytes per child. Nothing per reference: not per snapshot, not per clone.
+//! Memory, besides a batch of blocks per thread (64 blocks of each copy): 40 bytes per extent (tree blocks included),
+//! 16 per gap in the checksums, 32 per item of free space, 80 per pointer of one level of the trees, and for trees of
+//! files the summaries of each leaf and 8 bytes per child. Nothing per reference, so nothing per snapshot or clone.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ use crate::trees::{Counts, TreePart, TreeVisitor, check_record};
 use crate::walk::{Class, Context, Progress, Visit, Visitor, walk};
 use crate::{details, files, prealloc, reduce, space, supers};
 
-/// How to check.
+/// Options of a check.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct CheckOptions<'a> {
@@ -38,7 +38,7 @@ pub struct CheckOptions<'a> {
     pub threads: usize,
     /// Read all data that has checksums, on every copy.
     pub data: bool,
-    /// Findings of one kind that are kept; the others are counted.
+    /// How many findings of one kind are kept; the others are counted.
     pub kept_max: usize,
     /// Called now and then, from any thread.
     pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
@@ -64,14 +64,14 @@ impl std::fmt::Debug for CheckOptions<'_> {
     }
 }
 
-/// Why a check could not be done.
+/// Why a check could not be run.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
     /// The volume cannot be read at all.
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    /// No threads to work with.
+    /// Threads could not be started.
     #[error("cannot start threads: {0}")]
     Threads(String),
 }
@@ -91,9 +91,9 @@ impl Classified for CheckError {
 pub struct Report {
     /// Findings by kind and place; of each kind at most as many as [`CheckOptions::kept_max`].
     pub findings: Vec<Finding>,
-    /// How many more there are of which kind.
+    /// How many more findings there are of each kind.
     pub left_out: std::collections::BTreeMap<Kind, u64>,
-    /// What there is.
+    /// Numbers of objects in the volume.
     pub counts: Counts,
     /// The volume was made by `btrfs-image`: it has no data, so none was verified.
     pub metadata_only: bool,
@@ -104,21 +104,21 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether there is nothing to tell.
+    /// Whether there are no findings.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
     }
 
-    /// Whether there is something worse than warnings.
+    /// Whether there are findings worse than warnings.
     pub fn has_errors(&self) -> bool {
         self.findings.iter().any(|f| f.severity == Severity::Error)
     }
 }
 
-/// Checks a volume that nobody writes to meanwhile. Writes nothing.
+/// Checks a volume to which nobody writes meanwhile. Writes nothing.
 ///
 /// # Errors
-/// The volume cannot be read at all. Whatever is wrong with what can be read is a finding.
+/// The volume cannot be read at all. Anything wrong with what can be read is a finding.
 pub fn check(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError> {
     if options.threads > 1 {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build();
@@ -128,7 +128,7 @@ pub fn check(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, Chec
     run(volume, options)
 }
 
-/// Remembers how long the parts take.
+/// Records how long the parts take.
 struct Clock {
     last: Instant,
     times: Vec<(&'static str, Duration)>,
@@ -164,7 +164,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     let hash = RefHash::new();
     supers::check_mirrors(&cx);
 
-    // Which trees there are.
+    // The list of trees.
     let root = TreeStart::of_super(TreeId::ROOT, sb.root.get(), sb.generation.get(), sb.root_level);
     let roots = RootParts::gather(&cx, &root);
     let mut trees = roots.trees;
@@ -180,7 +180,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     }
     clock.lap("roots");
 
-    // What is claimed.
+    // The claims.
     let of = |class: &dyn Fn(Class) -> bool| -> Vec<TreeStart> {
         trees.iter().filter(|t| class(Class::of(t.tree))).cloned().collect()
     };
@@ -196,7 +196,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     let extents = std::mem::take(&mut records.extents);
     memory += extents.len() as u64 * 40 + csums.runs().len() as u64 * 16;
 
-    // What is there.
+    // The references that trees hold.
     let mut missing = Missing::default();
     let early = roots.early.iter().chain(&records.early).chain(csum_parts.iter().flat_map(|p| &p.early));
     for block in early {
@@ -256,7 +256,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
         + all.free.len() as u64 * size_of::<crate::trees::FreeItem>() as u64;
     clock.lap("trees");
 
-    // The log, which may name what has no record yet.
+    // The log, which may name extents that have no record yet.
     let log = (sb.log_root.get() != 0).then(|| {
         let generation = sb.generation.get() + 1;
         TreeStart::of_super(TreeId::TREE_LOG, sb.log_root.get(), generation, sb.log_root_level)
@@ -264,7 +264,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     let logged =
         log.as_ref().map_or_else(Vec::new, |log| crate::log::check_log(&cx, log, &extents, &csums, &mut counts));
 
-    // What is left over.
+    // The differences.
     missing.list.append(&mut all.missing);
     missing.report(&cx);
     prealloc::check(&cx, &csums, &others, std::mem::take(&mut all.prealloc));
@@ -332,7 +332,7 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
     Ok(Report { findings, left_out, counts, metadata_only, memory_bytes: memory, times: clock.times })
 }
 
-/// How many tree blocks there may be: for progress only.
+/// An estimate of the number of tree blocks, for progress only.
 fn metadata_blocks(volume: &Volume) -> u64 {
     let sb = volume.super_block();
     sb.bytes_used.get() / u64::from(sb.nodesize.get().max(1))
@@ -349,7 +349,7 @@ fn quota_status(input: &Input<'_>, trees: &[TreeStart]) -> Option<QgroupStatus> 
     QgroupStatus::parse(&status?).ok()
 }
 
-/// The trees that must be there.
+/// Checks that the required trees exist.
 fn check_roots(cx: &Context<'_>, trees: &[TreeStart]) {
     let features = &cx.env.rules.features;
     let mut needed = vec![TreeId::EXTENT, TreeId::DEV, TreeId::FS, TreeId::CSUM];
@@ -387,7 +387,7 @@ fn check_roots(cx: &Context<'_>, trees: &[TreeStart]) {
     }
 }
 
-/// What the root tree holds.
+/// What the root tree yields.
 #[derive(Default)]
 struct RootParts {
     trees: Vec<TreeStart>,
@@ -454,7 +454,7 @@ impl Missing {
             return;
         }
         self.list.sort_unstable();
-        // Of blocks outside of all chunks the walk has told.
+        // The walk has reported blocks outside of all chunks.
         let reported = |key: &RefKey| matches!(key, RefKey::Tree(_) | RefKey::Parent(_));
         self.list.retain(|(at, key)| !reported(key) || cx.volume.copies(Logical(*at)) > 0);
         for of_one in self.list.chunk_by(|a, b| a.0 == b.0) {

@@ -1,4 +1,4 @@
-//! Where findings are gathered: from any thread, a bounded number of each kind.
+//! Collects findings: from any thread, a bounded number of each kind.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::finding::{Finding, Kind};
 
-/// Takes findings from all threads.
+/// Collects findings from all threads.
 pub(crate) struct Findings {
     kept_max: usize,
     inner: Mutex<BTreeMap<Kind, (u64, Vec<Finding>)>>,
@@ -30,7 +30,7 @@ impl Findings {
         }
     }
 
-    /// The findings by kind and place, and of which kinds how many were counted and not kept.
+    /// Returns the findings by kind and place, and for each kind how many were counted but not kept.
     pub fn finish(self) -> (Vec<Finding>, BTreeMap<Kind, u64>) {
         let (mut all, mut left_out) = (Vec::new(), BTreeMap::new());
         for (kind, (count, mut kept)) in self.inner.into_inner() {

@@ -1,4 +1,4 @@
-//! The checksum tree as runs of bytes that have checksums.
+//! The checksum tree as runs of bytes with checksums.
 //!
 //! Items that follow each other without a gap are one run, so memory is 16 bytes per gap, not per sector.
 
@@ -10,7 +10,7 @@ use crate::ranges::without;
 use crate::refs::Extents;
 use crate::walk::{Context, Visit, Visitor};
 
-/// What a batch of blocks of the checksum tree brought.
+/// What one batch of blocks of the checksum tree yields.
 #[derive(Default)]
 pub(crate) struct CsumPart {
     runs: Vec<(u64, u64)>,
@@ -49,12 +49,12 @@ pub(crate) struct Csums {
 }
 
 impl Csums {
-    /// From runs that rise and do not touch.
+    /// Makes the list from runs that rise and do not touch.
     pub fn of_runs(runs: Vec<(u64, u64)>) -> Csums {
         Csums { runs }
     }
 
-    /// Puts the parts together.
+    /// Merges the parts.
     pub fn merge(cx: &Context<'_>, parts: &mut [CsumPart]) -> Csums {
         let mut all: Vec<(u64, u64)> = parts.iter_mut().flat_map(|p| std::mem::take(&mut p.runs)).collect();
         all.sort_unstable();
@@ -75,7 +75,7 @@ impl Csums {
         Csums { runs }
     }
 
-    /// How many bytes of this range have checksums.
+    /// How many bytes of the range have checksums.
     pub fn covered(&self, start: u64, len: u64) -> u64 {
         let end = start.saturating_add(len);
         let first = self.runs.partition_point(|run| run.1 <= start);
@@ -92,21 +92,21 @@ impl Csums {
         &self.runs
     }
 
-    /// Where the run of checksums ends that covers this byte.
+    /// The end of the run of checksums that covers the byte.
     pub fn end_of_run(&self, at: u64) -> Option<u64> {
         let run = self.runs.get(self.runs.partition_point(|run| run.1 <= at))?;
         (run.0 <= at).then_some(run.1)
     }
 
-    /// Every byte with a checksum must be in a data extent, or in data that a log names (start and end, rising): a crash may
-    /// leave the checksums of what was synced in the tree of all.
+    /// Checks that every byte with a checksum is in a data extent, or in data that a log names (`logged`: start and
+    /// end, rising). A crash may leave checksums of synced data in the checksum tree.
     pub fn check_extents(&self, cx: &Context<'_>, extents: &Extents, logged: &[(u64, u64)]) {
         let unit = u64::from(cx.env.rules.sectorsize);
         for &(start, end) in &self.runs {
             let mut at = start;
             let mut i = extents.first_beyond(start, unit);
             while at < end {
-                // What lies between `at` and the next data extent has no extent.
+                // There is no extent between `at` and the next data extent.
                 while i < extents.len() && (!extents.of[i].is_data() || extents.end(i, unit) <= at) {
                     i += 1;
                 }

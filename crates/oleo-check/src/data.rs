@@ -1,6 +1,6 @@
-//! All data that has checksums, read from every copy and verified.
+//! Reads all data that has checksums, from every copy, and verifies it.
 //!
-//! Parity is not looked at: a parity that is wrong is seen when data has to be rebuilt from it.
+//! Parity is not checked: wrong parity shows only if data has to be rebuilt from it.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -82,7 +82,7 @@ fn verify_job(cx: &Context<'_>, job: &Job) -> u64 {
             if whole {
                 return rules.csum.csum(sector)[..csum_len] != *want;
             }
-            // Some sector cannot be read: each by itself.
+            // Some sector cannot be read, so each is read by itself.
             let mut one = vec![0; unit];
             let at = Logical(job.at + (i * unit) as u64);
             let mut reads = [CopyRead::new(at, copy, &mut one)];
@@ -102,7 +102,7 @@ fn verify_job(cx: &Context<'_>, job: &Job) -> u64 {
         }
         let mut place = Place { block: Some(at), ..Place::default() };
         let spare = count == copies && {
-            // With parity there is another way to get it.
+            // With parity the sector can be rebuilt.
             let mut sector = vec![0; unit];
             let want = &job.csums[i * csum_len..(i + 1) * csum_len];
             cx.volume.read_data(at, &mut sector, Some(want)).is_ok()

@@ -1,7 +1,7 @@
-//! A second look at extents whose references do not add up: which reference is missing, stale, or miscounted.
+//! Examines extents whose references do not add up: which reference is missing, stale, or miscounted.
 //!
-//! Only for a broken volume. The records of the first [`DETAILED_MAX`] such extents are read again, and all trees walked once
-//! more, keeping the references to just these.
+//! Runs only on a broken volume. The records of the first [`DETAILED_MAX`] such extents are read again, and all trees
+//! are walked once more, keeping the references to these extents only.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -16,12 +16,12 @@ use crate::input::{Input, TreeStart};
 use crate::refs::{ExtentKind, Extents, RefKey};
 use crate::walk::{Class, Context, Visit, Visitor, first_live_slot, walk};
 
-/// Extents that are looked at again; of more, only the number is told.
+/// How many extents are examined; the others are only counted.
 const DETAILED_MAX: usize = 1000;
-/// References of one extent that are kept when it is looked at again.
+/// How many references of one extent are kept.
 const REFS_MAX: usize = 100_000;
 
-/// Says what is wrong with references.
+/// Reports what is wrong with references.
 pub(crate) fn check_refs(
     cx: &Context<'_>,
     extents: &Extents,
@@ -67,7 +67,7 @@ pub(crate) fn check_refs(
         let of_trees: BTreeMap<RefKey, u64> =
             found.range((at, RefKey::MIN)..).take_while(|((a, _), _)| *a == at).map(|((_, k), n)| (*k, *n)).collect();
         if of_trees.is_empty() {
-            // Where blocks are lost, what they referenced is not unused.
+            // If blocks are lost, an extent that nothing is seen to use may have been used by them.
             if !lost {
                 let have = format!("{} references and no user", claims.values().sum::<u64>());
                 cx.error(Kind::ExtentUnused, extent_place(at), have, "a tree that uses it");
@@ -96,7 +96,7 @@ fn compare(cx: &Context<'_>, at: u64, claims: &BTreeMap<RefKey, u64>, found: &BT
     }
 }
 
-/// What the records say of one extent.
+/// The references that the records claim for one extent.
 fn claims(cx: &Context<'_>, claiming: &[TreeStart], at: u64) -> BTreeMap<RefKey, u64> {
     let mut all: BTreeMap<RefKey, u64> = BTreeMap::new();
     let mut add = |backref: &BackRef| {
@@ -119,7 +119,7 @@ fn claims(cx: &Context<'_>, claiming: &[TreeStart], at: u64) -> BTreeMap<RefKey,
     all
 }
 
-/// Keeps the references to some extents.
+/// Keeps the references to the extents in question.
 struct Again<'a> {
     extents: &'a Extents,
     wanted: &'a HashSet<u64>,

@@ -1,8 +1,8 @@
-//! The extent tree as it stands: records, the references they claim, block groups. Everything here is a claim; what the
-//! trees hold is set against it later.
+//! The extent tree as it is recorded: records, the references they claim, block groups. Everything here is a claim,
+//! which is compared later with what the trees hold.
 //!
-//! Leaves are taken apart in parallel and put together in key order by [`ExtentRecords::merge`]: references with keys of
-//! their own at the start of a leaf belong to the last extent of the leaf before.
+//! Leaves are parsed in parallel and merged in key order by [`ExtentRecords::merge`]: references with keys of their own
+//! at the start of a leaf belong to the last extent of the leaf before.
 
 use oleo_format::{
     BackRef, BlockGroupFlags, BlockGroupItem, CheckedNode, ExtentFlags, ExtentRecord, InlineRefs, ItemType, Key,
@@ -14,7 +14,7 @@ use crate::input::Owned;
 use crate::refs::{Extent, ExtentKind, Extents, RefHash, RefKey};
 use crate::walk::{Context, Visit, Visitor};
 
-/// Beyond this many bytes an extent is no extent; the longest data extent is 128 MiB.
+/// Longer extents are not believed; the longest data extent is 128 MiB.
 const EXTENT_LEN_MAX: u64 = 1 << 40;
 
 /// A block of a tree that is walked before extents are known.
@@ -31,7 +31,7 @@ pub(crate) struct Early {
 pub(crate) struct Group {
     pub start: u64,
     pub len: u64,
-    /// None where the item is missing.
+    /// `None` if the item is missing.
     pub used: Option<u64>,
     pub flags: BlockGroupFlags,
     pub tree: TreeId,
@@ -41,9 +41,9 @@ pub(crate) struct Group {
 struct Record {
     at: u64,
     extent: Extent,
-    /// What `refs` says less the counts that stand inline and behind it.
+    /// The count in `refs` less the counts of the references listed inline and after it.
     owing: i64,
-    /// Hashes of its references, to find out whether one stands there twice.
+    /// Hashes of its references, to find one that is listed twice.
     hashes: Vec<u64>,
 }
 
@@ -56,7 +56,7 @@ struct Leaf {
     lead: Vec<(u64, RefKey, u32)>,
 }
 
-/// What a batch of blocks brought.
+/// What one batch of blocks yields.
 #[derive(Default)]
 pub(crate) struct Part {
     leaves: Vec<Leaf>,
@@ -68,7 +68,7 @@ pub(crate) struct Part {
     owned: Owned,
 }
 
-/// Sees the extent tree and the block-group tree.
+/// Visits the extent tree and the block-group tree.
 pub(crate) struct ExtentVisitor<'a, 'b> {
     pub cx: &'a Context<'b>,
     pub hash: RefHash,
@@ -86,7 +86,7 @@ impl Visitor for ExtentVisitor<'_, '_> {
     }
 }
 
-/// Keeps what is needed to set a block and its children against their records later.
+/// Keeps what is needed to compare a block and its children with their records later.
 pub(crate) fn note_early(node: &CheckedNode, visit: &Visit<'_>, early: &mut Vec<Early>, refs: &mut Vec<(u64, TreeId)>) {
     early.push(Early {
         at: node.logical().0,
@@ -131,7 +131,7 @@ impl ExtentVisitor<'_, '_> {
                     let Some((ref_key, count)) = RefKey::of(&backref) else { continue };
                     match leaf.records.last_mut() {
                         Some(record) if record.at == key.objectid => record.claim(self.hash, ref_key, count),
-                        // Of an extent that this leaf has not, or no leaf has.
+                        // The extent's record is in an earlier leaf, or in none.
                         _ => leaf.lead.push((key.objectid, ref_key, count)),
                     }
                 }
@@ -158,9 +158,9 @@ impl ExtentVisitor<'_, '_> {
         }
     }
 
-    /// A data reference's key is the hash of it, or a little more where others have the same.
+    /// The key of a data reference is its hash, or a little more if other references have the same hash.
     fn keyed_place(&self, key: &Key, backref: &BackRef, place: &Place) {
-        /// References with the same hash that may stand in a row before one is taken for misplaced.
+        /// Up to this many references with one hash may follow each other; after that one counts as misplaced.
         const SAME_HASH_MAX: u64 = 64;
         let want = backref.key_offset();
         if key.offset.wrapping_sub(want) > SAME_HASH_MAX {
@@ -217,7 +217,7 @@ impl Record {
     }
 }
 
-/// The extent tree put together.
+/// The merged extent tree.
 #[derive(Default)]
 pub(crate) struct ExtentRecords {
     pub extents: Extents,
@@ -228,7 +228,7 @@ pub(crate) struct ExtentRecords {
 }
 
 impl ExtentRecords {
-    /// Puts the parts together, in key order.
+    /// Merges the parts in key order.
     pub fn merge(cx: &Context<'_>, hash: RefHash, parts: Vec<Part>) -> ExtentRecords {
         let mut all = ExtentRecords::default();
         let mut leaves = Vec::new();
@@ -271,7 +271,7 @@ impl ExtentRecords {
         all
     }
 
-    /// Takes a record that all is known of.
+    /// Takes a record that is complete.
     fn close(&mut self, cx: &Context<'_>, record: Option<Record>) {
         let Some(mut record) = record else { return };
         let place = extent_place(record.at);

@@ -1,4 +1,4 @@
-//! What a check finds: how bad, what kind, where, what there is and what there should be.
+//! Findings: how bad, what kind, where, what is there and what should be there.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use oleo_format::{Key, Logical, TreeId};
 /// How bad a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Severity {
-    /// Allowed, or of no consequence, but not as it should be.
+    /// Allowed, or without consequence, but not as it should be.
     Warning,
     /// The volume contradicts itself: data or space is lost, or will be.
     Error,
 }
 
-/// Where something was found: as much as is known.
+/// Where something was found, as far as known.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Place {
     /// The tree.
@@ -22,7 +22,7 @@ pub struct Place {
     pub block: Option<Logical>,
     /// The item's key.
     pub key: Option<Key>,
-    /// A device's number, for what lies outside of trees.
+    /// A device's number, for findings outside of trees.
     pub device: Option<u64>,
 }
 
@@ -63,9 +63,9 @@ macro_rules! kinds {
 kinds! {
     // superblocks
 
-    /// A field of a superblock that cannot be as it is.
+    /// A field of a superblock with an impossible value.
     SuperBlock = "superblock",
-    /// A mirror of the superblock that is not whole, or not the same as the others.
+    /// A mirror of the superblock that is damaged, or differs from the others.
     SuperMirror = "superblock-mirror",
     /// A mirror of the superblock of an earlier transaction.
     SuperStale = "superblock-stale",
@@ -86,31 +86,31 @@ kinds! {
     BlockMirror = "block-mirror",
     /// A tree block outside of all chunks.
     BlockUnmapped = "block-unmapped",
-    /// A tree block that no device gives.
+    /// A tree block that no device can read.
     BlockUnreadable = "block-unreadable",
-    /// The checksum of a tree block.
+    /// A tree block's checksum is wrong.
     BlockChecksum = "block-checksum",
-    /// A tree block's own address or file system id.
+    /// A tree block's own address or file system id is wrong.
     BlockHeader = "block-header",
-    /// The generation of a tree block is not that which its parent has.
+    /// The generation of a tree block is not the one its parent has.
     BlockGeneration = "block-generation",
-    /// A tree block from a transaction that has not been.
+    /// A tree block from a transaction that has not happened.
     BlockFuture = "block-future",
     /// The level of a tree block is not one less than its parent's.
     BlockLevel = "block-level",
     /// A tree block that belongs to another tree.
     BlockOwner = "block-owner",
-    /// The first key of a tree block is not that which its parent has.
+    /// The first key of a tree block is not the one its parent has.
     BlockFirstKey = "block-first-key",
     /// Keys inside a tree block do not rise.
     BlockKeyOrder = "block-key-order",
     /// A tree block has keys that belong to its right neighbour.
     BlockKeyRange = "block-key-range",
-    /// The layout of a tree block: counts, sizes, places of items.
+    /// The layout of a tree block is wrong: counts, sizes, places of items.
     BlockLayout = "block-layout",
-    /// An item that cannot be as it is.
+    /// An item with impossible contents.
     BlockItem = "block-item",
-    /// A tree that every volume has, or its features ask for, is not there.
+    /// A tree is missing that every volume has, or that its features require.
     RootMissing = "root-missing",
     /// A root item that contradicts itself.
     RootItem = "root-item",
@@ -148,9 +148,9 @@ kinds! {
     GroupOverlap = "group-overlap",
     /// A block group's number of used bytes.
     GroupUsed = "group-used",
-    /// Free space recorded where there is no block group, or beyond its end.
+    /// Free space recorded outside of block groups, or beyond their end.
     FreeSpaceStray = "free-space-stray",
-    /// Free space recorded for the first groups of `mkfs.btrfs`, which are gone: of no consequence.
+    /// Free space recorded for the first groups of `mkfs.btrfs`, which are gone: without consequence.
     FreeSpaceLeftover = "free-space-leftover",
     /// A block group's summary of free space: missing, its count, its flags.
     FreeSpaceInfo = "free-space-info",
@@ -165,17 +165,17 @@ kinds! {
     ExtentOverlap = "extent-overlap",
     /// An extent outside of all block groups, or in one of another type.
     ExtentGroup = "extent-group",
-    /// An extent where a superblock mirror lies: one overwrites the other; or at address 0, which stands for none.
+    /// An extent over a superblock mirror (one overwrites the other), or at address 0, which means none.
     ExtentOverSuper = "extent-over-super",
-    /// A record and what uses the extent do not agree whether it is data or a tree block.
+    /// The record and the users of an extent disagree whether it is data or a tree block.
     ExtentFlags = "extent-flags",
     /// The level in the record of a tree block.
     ExtentLevel = "extent-level",
     /// The generation in the record of an extent.
     ExtentGeneration = "extent-generation",
-    /// A file extent and the record do not agree how long the extent is.
+    /// A file extent and the record disagree about the length of the extent.
     ExtentSize = "extent-size",
-    /// What a tree uses has no record.
+    /// A tree uses an extent that has no record.
     ExtentMissing = "extent-missing",
     /// A record of an extent that nothing uses.
     ExtentUnused = "extent-unused",
@@ -193,26 +193,26 @@ kinds! {
     ExtentRefStale = "extent-ref-stale",
     /// A reference's count.
     ExtentRefCount = "extent-ref-count",
-    /// A log tree lies over what has a record.
+    /// A log tree overlaps extents that have a record.
     LogSpace = "log-space",
-    /// References of an extent do not add up; there are too many such extents to say more of each.
+    /// References of an extent do not add up; there are too many such extents to report more of each.
     ExtentRefs = "extent-refs",
 
     // checksums of data
 
-    /// Checksums of the same data twice.
+    /// The same data has checksums twice.
     CsumOverlap = "csum-overlap",
-    /// Data that should have checksums and has not.
+    /// Data that should have checksums has none.
     CsumMissing = "csum-missing",
-    /// Data that a log names, and neither the log nor the checksum tree has checksums of.
+    /// Data that a log names has checksums neither in the log nor in the checksum tree.
     LogCsum = "log-checksum",
     /// Checksums of data that should have none.
     CsumOdd = "csum-odd",
-    /// Checksums where no data is.
+    /// Checksums of addresses without data.
     CsumWithoutExtent = "csum-without-extent",
-    /// Data that fits its checksum on no copy.
+    /// No copy of the data matches its checksum.
     DataChecksum = "data-checksum",
-    /// A copy of data that does not fit its checksum, while another does.
+    /// A copy of data does not match its checksum, while another does.
     DataMirror = "data-mirror",
 
     // Inside trees of files (`files`).
@@ -226,13 +226,13 @@ kinds! {
     InodeMissing = "inode-missing",
     /// `nlink` is not the number of names.
     InodeLinks = "inode-links",
-    /// An inode or file extent from a transaction that has not been yet.
+    /// An inode or file extent from a transaction that has not happened yet.
     ItemGeneration = "item-generation",
     /// The size of a directory is not that of its names, counted twice.
     DirSize = "dir-size",
     /// A directory with more than one name.
     DirLinks = "dir-links",
-    /// Directory entries in what is no directory.
+    /// Directory entries in an inode that is not a directory.
     DirEntryOdd = "dir-entry-odd",
     /// A name twice in one directory.
     DirEntryTwice = "dir-entry-twice",
@@ -242,7 +242,7 @@ kinds! {
     DirItem = "dir-item",
     /// An entry by name without one by index.
     DirIndex = "dir-index",
-    /// An entry without the inode's reference to it, or a reference that is wrong in itself.
+    /// An entry without the inode's reference to it, or a reference that is wrong by itself.
     InodeRef = "inode-ref",
     /// An inode's reference to an entry that is not there.
     DirEntry = "dir-entry",
@@ -254,25 +254,25 @@ kinds! {
     DirRing = "dir-ring",
     /// An inode without names that is no orphan.
     OrphanMissing = "orphan-missing",
-    /// An orphan that is none, or is not there.
+    /// An orphan item of an inode that has names, or does not exist.
     OrphanStale = "orphan-stale",
     /// Two file extents overlap.
     FileExtentOverlap = "file-extent-overlap",
-    /// A file extent of what has no contents.
+    /// A file extent of an inode that has no contents.
     FileExtentOdd = "file-extent-odd",
     /// An inline extent that is empty or too long, or `ram_bytes` that is less than what is used of an extent.
     FileExtentLength = "file-extent-length",
     /// Compressed extents in a file without checksums.
     FileCompressed = "file-compressed",
-    /// Flags that this kind of file cannot have.
+    /// Flags that this type of file cannot have.
     InodeFlags = "inode-flags",
     /// `nbytes` is not the sum of the file extents.
     FileBytes = "file-bytes",
-    /// A part of a file without file extent, on a volume where holes need them.
+    /// A part of a file without file extent, on a volume whose holes need one.
     FileHole = "file-hole",
     /// The size of a symbolic link is not that of its target.
     SymlinkSize = "symlink-size",
-    /// A file with verity without its descriptor, or what cannot have verity.
+    /// A file with verity without its descriptor, or verity items on an inode that cannot have verity.
     Verity = "verity",
 
     // Between trees: root, UUID, quota and log trees (`files`).
@@ -280,7 +280,7 @@ kinds! {
     RootRef = "root-ref",
     /// A ROOT_REF without its ROOT_BACKREF, or with another one.
     RootBackref = "root-backref",
-    /// A reference between subvolumes of which one is not there.
+    /// A reference between subvolumes of which one does not exist.
     RootRefDangling = "root-ref-dangling",
     /// A ROOT_REF without the directory entry that it names.
     RootEntry = "root-entry",
@@ -290,9 +290,9 @@ kinds! {
     RootRing = "root-ring",
     /// A subvolume whose root directory should be another inode.
     RootDirid = "root-dirid",
-    /// A deleted subvolume that nobody will clean up.
+    /// A deleted subvolume that will not be cleaned up.
     RootOrphanMissing = "root-orphan-missing",
-    /// An orphan of the root tree that is not there.
+    /// An orphan item of the root tree for a subvolume that does not exist.
     RootOrphanStale = "root-orphan-stale",
     /// The default subvolume is not there.
     DefaultSubvol = "default-subvol",
@@ -300,17 +300,18 @@ kinds! {
     SpaceCache = "space-cache",
     /// A subvolume that is not found by its uuid.
     UuidMissing = "uuid-missing",
-    /// A uuid that leads to a subvolume that has another, or is not there.
+    /// A uuid that leads to a subvolume with another uuid, or to none.
     UuidStale = "uuid-stale",
-    /// The status of quota is missing, or lacks what simple quota needs.
+    /// The status item of quota is missing, or lacks what simple quota needs.
     QgroupStatus = "qgroup-status",
     /// A subvolume without quota group, or a group with one of its two items only.
     QgroupItem = "qgroup-item",
-    /// A relation of quota groups from one side only, to what is not there, or not upwards.
+    /// A relation of quota groups that is recorded from one side only, leads to a missing group, or does not lead
+    /// upwards.
     QgroupRelation = "qgroup-relation",
     /// The numbers of a quota group are not what its subvolumes use.
     QgroupNumbers = "qgroup-numbers",
-    /// A log of what is not there.
+    /// A log of a subvolume that does not exist.
     LogRoot = "log-root",
     /// A logged range of a directory that ends before it begins.
     LogRange = "log-range",

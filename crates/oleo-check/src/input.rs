@@ -1,12 +1,13 @@
 //! What the core gives to the checks of files: trees, their items in key order, and facts about the volume.
 //!
-//! Trees of files are checked in two steps, so that a block that 64 snapshots share is read only once. (1) Every leaf is
-//! turned into [`LeafSummary`](crate::files::LeafSummary), once, by `LeafSummary::of_leaf`. Summaries join: those of
-//! two runs of leaves give those of the longer run, so the summaries of a subtree are computed once however many trees
-//! share it, and those of a tree are the summaries of its root (`reduce`). (2) `Forest::tree` checks a tree from its
-//! summaries; if something does not add up, it reads that tree alone again, in key order, to say exactly what is wrong.
+//! Trees of files are checked in two steps, so that a block shared by 64 snapshots is read only once. (1)
+//! `LeafSummary::of_leaf` turns every leaf into a [`LeafSummary`](crate::files::LeafSummary), once. Summaries join: the
+//! summaries of two adjacent runs of leaves give that of the longer run. So the summary of a subtree is computed once
+//! however many trees share it, and the summary of a tree is that of its root (`reduce`). (2) `Forest::tree` checks a
+//! tree from its summary. If something does not add up, it reads that tree alone again, in key order, to name the items
+//! at fault.
 //!
-//! Trees that no snapshot shares (root tree, uuid, quota, log) are read in key order with [`Input::each`].
+//! Trees that snapshots do not share (root tree, uuid, quota, log) are read in key order with [`Input::each`].
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -16,7 +17,7 @@ use oleo_volume::Volume;
 
 use crate::Finding;
 
-/// Where a tree begins.
+/// The start of a tree: its root block and root item.
 #[derive(Clone, Debug)]
 pub(crate) struct TreeStart {
     /// The tree.
@@ -58,23 +59,24 @@ impl TreeStart {
         }
     }
 
-    /// The key before which a tree that is being deleted has nothing any more, and the level of the node it is in.
+    /// For a tree that is being deleted: the first key it still has, and the level of the node that key is in.
     pub fn drop_progress(&self) -> Option<(Key, u8)> {
         let key = Key::from(self.item.drop_progress);
         (key != Key::MIN).then_some((key, self.item.drop_level))
     }
 }
 
-/// What the whole volume has in common.
+/// Facts about the whole volume.
 #[derive(Debug)]
 pub(crate) struct Env {
     /// The superblock that the volume was opened with.
     pub sb: SuperBlock,
-    /// What tree blocks have in common.
+    /// The rules all tree blocks follow.
     pub rules: NodeRules,
 }
 
-/// How many bytes of extents exactly these trees reach. Each extent counts once, in the set of all that reach it.
+/// How many bytes of extents are reached by exactly these trees. Each extent counts once, in the set of all trees that
+/// reach it.
 #[derive(Clone, Debug)]
 pub(crate) struct Share {
     /// Subvolumes, rising.
@@ -83,7 +85,7 @@ pub(crate) struct Share {
     pub bytes: u64,
 }
 
-/// What quota is held against.
+/// The usage that quota's numbers are compared with.
 #[derive(Clone, Debug)]
 pub(crate) enum Used {
     /// Of full quotas.
@@ -100,13 +102,13 @@ pub(crate) struct Input<'a> {
     pub volume: &'a Volume,
 }
 
-/// Children that are fetched in one batch.
+/// How many children are fetched in one batch.
 const AHEAD: usize = 32;
 
 impl Input<'_> {
-    /// Calls `each` for all items of a tree from `from` to `to`, both included, in key order. Blocks that cannot be read
-    /// are passed over: the walk over all blocks has told of them. False if there were such. What a tree that is being
-    /// deleted has dropped already is left out.
+    /// Calls `each` for all items of a tree from `from` to `to`, both included, in key order. Blocks that cannot be
+    /// read are skipped (the walk over all blocks has reported them), and then the result is false. The part of a
+    /// half-deleted tree that is already dropped is left out.
     pub fn each(
         &self,
         start: &TreeStart,
@@ -156,7 +158,7 @@ impl Input<'_> {
         whole
     }
 
-    /// One item of a tree.
+    /// Returns one item of a tree.
     pub fn get(&self, start: &TreeStart, key: Key) -> Option<Vec<u8>> {
         let mut found = None;
         self.each(start, key, key, &mut |_, item| {

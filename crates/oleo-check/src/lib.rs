@@ -1,7 +1,7 @@
-//! An independent check: reads a volume through `oleo-volume` alone, rebuilds every count and compares.
+//! An independent checker: reads a volume through `oleo-volume` alone, rebuilds every count and compares.
 //!
-//! It shares no code with the crates that write (tree, space, txn, fs), so that one mistake cannot blind both.
-//! How a check goes is told in `check`; how memory is kept small, in `walk`, `refs` and `reduce`.
+//! It shares no code with the crates that write (tree, space, txn, fs), so that one mistake cannot blind both. Module
+//! `check` describes the steps of a check; `walk`, `refs` and `reduce` describe how memory is kept small.
 
 mod check;
 mod collect;

@@ -1,5 +1,5 @@
-//! Log trees as far as space and data are concerned: their blocks and the data that only they name have no records yet, and
-//! must not lie where a record is; data that is read through them has checksums, in the log or in the tree of all.
+//! The space and data of log trees. Their blocks, and the data that only they name, have no records yet and must not
+//! overlap any record; data that is read through them has checksums, in the log or in the checksum tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::{prealloc, ranges};
 
 /// Data that is read through a log.
 struct Need {
-    /// The tree that the log is of, and the file.
+    /// The subvolume the log belongs to, and the file.
     file: (u64, u64),
     key: Key,
     start: u64,
@@ -79,7 +79,7 @@ impl LogVisitor {
     }
 }
 
-/// Walks the log, sets it against extents and checksums, and returns all data that it names: start and end, rising.
+/// Walks the log, compares it with extents and checksums, and returns all data that it names: start and end, rising.
 pub(crate) fn check_log(
     cx: &Context<'_>,
     root: &TreeStart,
@@ -128,7 +128,7 @@ pub(crate) fn check_log(
     ranges::joined(parts.iter().flat_map(|part| &part.data).map(ends).collect())
 }
 
-/// What is read through a log must have checksums: a replay puts those of the log into the tree of all.
+/// Checks that data read through a log has checksums: a replay copies those of the log into the checksum tree.
 fn check_csums(cx: &Context<'_>, csums: &Csums, parts: &mut [LogPart]) {
     if cx.lost_any.load(std::sync::atomic::Ordering::Relaxed) {
         return;
@@ -136,13 +136,13 @@ fn check_csums(cx: &Context<'_>, csums: &Csums, parts: &mut [LogPart]) {
     let logged = Csums::of_runs(ranges::joined(parts.iter_mut().flat_map(|p| std::mem::take(&mut p.csums)).collect()));
     let files: BTreeMap<(u64, u64), bool> = parts.iter().flat_map(|part| part.files.iter().copied()).collect();
     for need in parts.iter().flat_map(|part| &part.needs) {
-        // A file whose inode is not in the log is not known well enough.
+        // If a file's inode is not in the log, it is not known whether it has checksums.
         if files.get(&need.file) != Some(&true) {
             continue;
         }
         let end = need.start.saturating_add(need.len);
         let mut at = need.start;
-        // Rises with every step, over runs that touch.
+        // `at` rises with every step, over runs that touch.
         while at < end
             && let Some(next) = logged.end_of_run(at).max(csums.end_of_run(at))
         {

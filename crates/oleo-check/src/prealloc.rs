@@ -1,8 +1,9 @@
-//! Preallocated data that has checksums: sound only as far as another file has written it.
+//! Preallocated data that has checksums. It is sound only if another file has written it.
 //!
-//! A clone of a preallocated extent that was written in place may be durable before the file that wrote it: a log has the
-//! clone, with its checksums, while the first file still calls the extent preallocated. Whoever writes to that file next finds the
-//! extent shared and goes elsewhere. So where there is such data, all trees of files are walked once more for its writers.
+//! A clone of a preallocated extent that was written in place may become durable before the file that wrote it: a log
+//! has the clone, with its checksums, while the first file still lists the extent as preallocated. The next writer of
+//! that file finds the extent shared and writes elsewhere. So if there is such data, all trees of files are walked once
+//! more to find its writers.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +15,12 @@ use crate::input::TreeStart;
 use crate::ranges::{joined, overlapping};
 use crate::walk::{Class, Context, Visit, Visitor, first_live_slot, walk};
 
-/// Preallocated ranges with checksums, start and length, each told once however many snapshots share it: where one was
-/// found.
+/// Preallocated ranges with checksums (start and length), and one place where each was found. A range is listed once,
+/// however many snapshots share it.
 pub(crate) type Suspects = BTreeMap<(u64, u64), Place>;
 
-/// The range of data that an item names, if it is of this type: all of a compressed extent, which is read whole.
+/// The range of data that an item names, if the item is of this type. For a compressed extent it is the whole extent,
+/// which is read whole.
 pub(crate) fn range_of(item: &[u8], wanted: u8) -> Option<(u64, u64)> {
     let extent = FileExtentItem::parse(item).ok().filter(|e| e.r#type == wanted && e.disk_bytenr.get() != 0)?;
     let at = extent.disk_bytenr.get();
@@ -28,7 +30,7 @@ pub(crate) fn range_of(item: &[u8], wanted: u8) -> Option<(u64, u64)> {
     })
 }
 
-/// Tells of those that nobody has written.
+/// Reports the ranges that no file has written.
 pub(crate) fn check(cx: &Context<'_>, csums: &Csums, trees: &[TreeStart], suspects: Suspects) {
     if suspects.is_empty() {
         return;
@@ -48,7 +50,7 @@ pub(crate) fn check(cx: &Context<'_>, csums: &Csums, trees: &[TreeStart], suspec
     }
 }
 
-/// Collects what files have written of some ranges.
+/// Collects the parts of the ranges that files have written.
 struct Writers<'a> {
     of: &'a [(u64, u64)],
 }

@@ -1,6 +1,6 @@
-//! Ranges of addresses, start and end, sorted: joined, searched, taken from each other.
+//! Sorted ranges of addresses, start and end: joining, searching, subtracting.
 
-/// Ranges, start and end, as few as can be, rising.
+/// Joins ranges that touch or overlap; the result rises and has as few ranges as possible.
 pub(crate) fn joined(mut all: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     all.sort_unstable();
     all.dedup_by(|next, last| {
@@ -13,14 +13,14 @@ pub(crate) fn joined(mut all: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     all
 }
 
-/// The ranges that have something of `start..end`; they are sorted and apart.
+/// The ranges that overlap `start..end`; `runs` are sorted and disjoint.
 pub(crate) fn overlapping(runs: &[(u64, u64)], start: u64, end: u64) -> &[(u64, u64)] {
     let first = runs.partition_point(|run| run.1 <= start);
     let rest = &runs[first..];
     &rest[..rest.partition_point(|run| run.0 < end)]
 }
 
-/// The parts of the runs that are in none of the others; both are sorted.
+/// The parts of `runs` that are in none of `others`; both are sorted.
 pub(crate) fn without(runs: &[(u64, u64)], others: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let mut left = Vec::new();
     let mut i = 0;

@@ -1,8 +1,8 @@
-//! Trees of files from their leaves: what each subtree amounts to, computed once however many trees share it.
+//! Computes the summary of each tree of files from those of its leaves, once per subtree however many trees share it.
 //!
-//! (1) Each leaf was turned into [`LeafSummary`] when it was visited; (2) nodes are folded level by level from the
-//! bottom, each from its children in key order; (3) a tree is its root's: [`Forest::tree`] checks it. A lost block
-//! makes the summaries of all above it say so.
+//! (1) Each leaf was turned into a [`LeafSummary`] when it was visited; (2) nodes are folded level by level from the
+//! bottom, each from its children in key order; (3) the summary of a tree is that of its root, and [`Forest::tree`]
+//! checks it. A lost block marks the summaries of all nodes above it as incomplete.
 //!
 //! Memory: one [`LeafSummary`] per leaf, and per node of the level above; 8 bytes per child pointer.
 
@@ -15,7 +15,7 @@ use crate::finding::{Finding, Kind, Place};
 use crate::input::{Input, TreeStart};
 use crate::walk::Context;
 
-/// Nodes up to this many are not worth other threads.
+/// Up to this many nodes are folded on the calling thread.
 const ALONE_MAX: usize = 8;
 
 /// A node of a tree of files.
@@ -27,7 +27,7 @@ pub(crate) struct Inner {
     pub children: Box<[u64]>,
 }
 
-/// In place of children: the address of no block, which stands for some that are gone.
+/// The address of no block. Among the children of a node it means that some are gone.
 pub(crate) const NOWHERE: u64 = 0;
 
 /// Summaries by address, rising.
@@ -38,7 +38,8 @@ fn find(level: &Level, at: u64) -> Option<&LeafSummary> {
     Some(&level[i].1)
 }
 
-/// Passes on what the checks report: findings, and data that must have checksums or must not.
+/// Gives `f` a reporter that collects findings and checks what is reported of data: that it has checksums, or that it
+/// has none.
 pub(crate) fn with_reporter<R>(cx: &Context<'_>, csums: &Csums, f: impl FnOnce(Reporter<'_>) -> R) -> R {
     let report = |finding: Finding| cx.findings.report(finding);
     let data = |need: DataNeed| check_need(cx, csums, need);
@@ -89,7 +90,7 @@ pub(crate) fn check_trees(cx: &Context<'_>, trees: &[TreeStart], csums: &Csums, 
     });
 }
 
-/// A node from its children.
+/// Folds a node from its children.
 fn fold(cx: &Context<'_>, node: &Inner, below: &Level, reporter: Reporter<'_>) -> LeafSummary {
     let lost = LeafSummary::lost();
     let mut children = node.children.iter().map(|child| find(below, *child).unwrap_or(&lost));

@@ -1,9 +1,11 @@
-//! References as sums: what the extent tree claims of an extent, less what the trees hold, must be nothing.
+//! References as sums: the references that the extent tree claims for an extent, less those that the trees hold, must
+//! be zero.
 //!
-//! A reference is hashed with a key drawn for this run; the sum of the hashes of all references to an extent, each times its
-//! count, stands for the whole multiset of them. Claims are added, references found in trees are taken away; an extent whose
-//! sum and count are zero at the end is right, but for one chance in 2⁶⁴. So an extent costs the same memory whether one
-//! file has it or a thousand snapshots: 40 bytes. What is wrong with the others is found out by a second look (`details`).
+//! A reference is hashed with a key drawn for this run. The sum of the hashes of all references to an extent, each
+//! times its count, represents the whole multiset of them. Claims are added, references found in trees are subtracted;
+//! an extent whose sum and count are zero at the end is right, but for one chance in 2⁶⁴. So an extent costs 40 bytes,
+//! whether one file has it or a thousand snapshots. `details` reads the other extents again to find out what is wrong
+//! with them.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -38,7 +40,7 @@ impl RefKey {
     /// The lowest.
     pub const MIN: RefKey = RefKey::Tree(TreeId(0));
 
-    /// The reference in a record, and its count; none for what is no reference.
+    /// The reference in a record and its count; `None` if it is not a reference.
     pub fn of(backref: &BackRef) -> Option<(RefKey, u32)> {
         Some(match *backref {
             BackRef::Owner { .. } => return None,
@@ -55,7 +57,7 @@ impl RefKey {
 pub(crate) struct RefHash([u64; 4]);
 
 impl RefHash {
-    /// With a fresh key.
+    /// With a new random key.
     pub fn new() -> RefHash {
         let random = RandomState::new();
         RefHash(std::array::from_fn(|i| random.hash_one(i) | 1))
@@ -81,7 +83,7 @@ fn fold(a: u64, b: u64) -> u64 {
     (wide as u64) ^ ((wide >> 64) as u64)
 }
 
-/// What an extent is, as its record says.
+/// An extent as its record describes it.
 #[derive(Debug)]
 pub(crate) struct Extent {
     /// Claims less findings.
@@ -94,7 +96,7 @@ pub(crate) struct Extent {
     pub kind: ExtentKind,
     /// Of a tree block.
     pub level: u8,
-    /// Which trees the record claims to have the block: one bit of 32 for each.
+    /// Which trees the record claims to have the block, as a filter: one bit of 32 for each.
     roots: u32,
 }
 
@@ -102,12 +104,12 @@ fn root_bit(root: TreeId) -> u32 {
     1 << (root.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 59)
 }
 
-/// Data or tree block, and how the block's children are referenced.
+/// Data or tree block; and for a tree block, how its children are referenced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ExtentKind {
     Data,
     Block,
-    /// With FULL_BACKREF: what it points to names it as parent.
+    /// With FULL_BACKREF: references from it name it as parent.
     FullBlock,
 }
 
@@ -116,18 +118,18 @@ impl Extent {
         Extent { sum: AtomicU64::new(0), count: AtomicU32::new(0), sectors, generation, kind, level, roots: 0 }
     }
 
-    /// The record claims that a tree has the block.
+    /// Adds the claim that a tree has the block.
     pub fn claim_root(&mut self, root: TreeId) {
         self.roots |= root_bit(root);
     }
 
-    /// The record claims that a block refers to it by its own address. Any tree may have it that way: a block that was moved, being
-    /// shared, refers so to what was not.
+    /// Adds the claim that a block references this one by address. Then any tree may have it: a shared block that was
+    /// moved refers in this way to blocks that were not.
     pub fn claim_parent(&mut self) {
         self.roots = u32::MAX;
     }
 
-    /// Whether the record may claim that a tree has the block; if not, it does not.
+    /// Whether the record may claim that a tree has the block. If not, it certainly does not.
     pub fn may_have_root(&self, root: TreeId) -> bool {
         self.roots & root_bit(root) != 0
     }
@@ -136,13 +138,13 @@ impl Extent {
         self.kind == ExtentKind::Data
     }
 
-    /// The record claims a reference.
+    /// Adds a reference that the record claims.
     pub fn claim(&self, hash: u64, count: u32) {
         self.sum.fetch_add(hash.wrapping_mul(count.into()), Ordering::Relaxed);
         self.count.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// A tree has a reference.
+    /// Subtracts a reference that a tree has.
     pub fn found(&self, hash: u64) {
         self.sum.fetch_sub(hash, Ordering::Relaxed);
         self.count.fetch_sub(1, Ordering::Relaxed);

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 pub(crate) struct SetId(pub u32);
 
 impl SetId {
-    /// The set of nobody; also the answer while sets are not asked for.
+    /// The empty set; also the result while sets are not tracked.
     pub const EMPTY: SetId = SetId(0);
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Sets {
 }
 
 impl Sets {
-    /// `on`: whether anybody wants to know.
+    /// `on`: whether sets are tracked.
     pub fn new(on: bool) -> Sets {
         let mut inner = Inner::default();
         inner.number(Vec::new());
@@ -51,7 +51,7 @@ impl Sets {
         SetId(self.inner.lock().number(vec![tree]))
     }
 
-    /// All trees of both.
+    /// The union of two sets.
     pub fn union(&self, a: SetId, b: SetId) -> SetId {
         if !self.on || a == b || b == SetId::EMPTY {
             return a;

@@ -1,4 +1,4 @@
-//! Chunks, device extents, block groups and free space: each says the same thing in another way.
+//! Chunks, device extents, block groups and free space: the same facts in several forms, compared with each other.
 
 use std::sync::atomic::Ordering;
 
@@ -28,7 +28,7 @@ fn group_place(group: &Group) -> Place {
 /// A part of a device: device, offset, length, chunk.
 type Stripe = (u64, u64, u64, u64);
 
-/// Stripes of chunks against device extents, these against each other and against the devices.
+/// Compares stripes of chunks with device extents, and these with each other and with the devices.
 pub(crate) fn check_devices(
     cx: &Context<'_>,
     chunks: &[(Key, Chunk)],
@@ -84,7 +84,8 @@ pub(crate) fn check_devices(
     }
 }
 
-/// Block groups against chunks. Returns one group for each chunk, as long as the chunk: those that are missing, too.
+/// Compares block groups with chunks. Returns one group for each chunk, as long as the chunk, also for those that are
+/// missing.
 pub(crate) fn check_groups(cx: &Context<'_>, chunks: &[(Key, Chunk)], groups: &[Group]) -> Vec<Group> {
     let home = if cx.env.rules.features.block_group_tree() { TreeId::BLOCK_GROUP } else { TreeId::EXTENT };
     let mut of_chunks: Vec<Option<Group>> = vec![None; chunks.len()];
@@ -123,7 +124,7 @@ pub(crate) fn check_groups(cx: &Context<'_>, chunks: &[(Key, Chunk)], groups: &[
     of_chunks.into_iter().zip(chunks).map(complete).collect()
 }
 
-/// Extents against the block groups that they are in.
+/// Compares extents with the block groups that they are in.
 pub(crate) fn check_used(cx: &Context<'_>, groups: &[Group], extents: &Extents) {
     let unit = u64::from(cx.env.rules.sectorsize);
     let mut used = vec![0u64; groups.len()];
@@ -137,7 +138,7 @@ pub(crate) fn check_used(cx: &Context<'_>, groups: &[Group], extents: &Extents) 
             cx.error(Kind::ExtentOverSuper, extent_place(start), have, want);
         }
         if start == 0 {
-            // No superblock and no item can name it: 0 stands for nothing there.
+            // No superblock and no item can name it, since 0 means none.
             cx.error(Kind::ExtentOverSuper, extent_place(start), "an extent", "nothing at address 0");
         }
         let at = groups.partition_point(|g| g.start <= start).checked_sub(1);
@@ -170,10 +171,10 @@ pub(crate) fn check_used(cx: &Context<'_>, groups: &[Group], extents: &Extents) 
     }
 }
 
-/// The free-space tree against what the extent tree leaves free. Where superblock mirrors lie nothing is ever given
-/// out, so there it may say what it likes.
+/// Compares the free-space tree with what the extent tree leaves free. Space under superblock mirrors is never
+/// allocated, so what the tree says of it does not matter.
 pub(crate) fn check_free_space(cx: &Context<'_>, groups: &[Group], extents: &Extents, free: &mut [FreeItem]) {
-    // By address; an info before what lies at its start.
+    // By address; an info item sorts before the entry that begins with it.
     free.sort_unstable_by_key(|item| match *item {
         FreeItem::Info(at, len, ..) => (at, 0, len),
         FreeItem::Bitmap(at, len) => (at, 1, len),
@@ -182,8 +183,8 @@ pub(crate) fn check_free_space(cx: &Context<'_>, groups: &[Group], extents: &Ext
     let at = |item: &FreeItem| match *item {
         FreeItem::Info(at, ..) | FreeItem::Extent(at, _) | FreeItem::Bitmap(at, _) | FreeItem::Bits(at, _) => at,
     };
-    // mkfs.btrfs (until 6.x) leaves what it wrote of its first groups, which it replaces by others: addresses only rise, so nothing
-    // ever lies there again.
+    // mkfs.btrfs (until 6.x) leaves entries for its first groups, which it replaces. Addresses only rise, so nothing is
+    // ever allocated there again.
     let first = groups.first().map_or(0, |group| group.start);
     let (leftovers, mut rest) = free.split_at(free.partition_point(|item| at(item) < first));
     for item in leftovers {
@@ -248,7 +249,7 @@ fn check_group_free(cx: &Context<'_>, group: &Group, extents: &Extents, items: &
             cx.error(Kind::FreeSpaceStray, free_place(at), format_args!("{at}..{end}"), "inside its group");
         }
         match runs.last_mut() {
-            // Bitmaps touch each other; extents never do.
+            // Bitmaps may touch each other; extents never do.
             Some((_, last)) if *last == at && bitmaps > 0 => *last = end,
             _ => runs.push((at, end)),
         }
@@ -268,7 +269,7 @@ fn check_group_free(cx: &Context<'_>, group: &Group, extents: &Extents, items: &
     if cx.lost_extent.load(Ordering::Relaxed) {
         return;
     }
-    // What is free by the extent tree.
+    // The free space according to the extent tree.
     let end = group.start.saturating_add(group.len);
     let mut want: Vec<(u64, u64)> = Vec::new();
     let mut next = group.start;
@@ -298,7 +299,7 @@ fn check_group_free(cx: &Context<'_>, group: &Group, extents: &Extents, items: &
     }
 }
 
-/// What is said of a group's chunk: ranges, from `start` to `end`.
+/// Ranges of a group's chunk, from `start` to `end`.
 fn ranges_in(cx: &Context<'_>, group: &Group, of: fn(&ChunkMap) -> Vec<(Logical, ByteLen)>) -> Vec<(u64, u64)> {
     let ranges = cx.volume.chunk_of(Logical(group.start)).map_or_else(|_| Vec::new(), |map| of(&map));
     ranges.iter().map(|(at, len)| (at.0, at.0 + len.0)).collect()

@@ -1,4 +1,4 @@
-//! Superblocks: every mirror of every device, against the one that the volume was opened with and against the trees.
+//! Superblocks: compares every mirror of every device with the one the volume was opened with and with the trees.
 
 use oleo_format::{Chunk, DevItem, Key, SUPER_LEN, SuperBlock};
 use oleo_volume::{Volume, read_mirrors};
@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 use crate::finding::{Kind, Place};
 use crate::walk::Context;
 
-/// Looks at every mirror of every device that is there.
+/// Checks every mirror of every device that is present.
 pub(crate) fn check_mirrors(cx: &Context<'_>) {
     let main = &cx.env.sb;
     for info in cx.volume.devices() {
@@ -18,7 +18,7 @@ pub(crate) fn check_mirrors(cx: &Context<'_>) {
             let sb = match mirror {
                 Ok(sb) => sb,
                 Err(e) => {
-                    // Opening reads the first mirror alone, unless told otherwise.
+                    // Opening reads the first mirror alone, unless asked for another.
                     let have = format!("mirror at {offset}: {e}");
                     match first {
                         true => cx.error(Kind::SuperMirror, place.clone(), have, "a whole superblock"),
@@ -41,8 +41,8 @@ pub(crate) fn check_mirrors(cx: &Context<'_>) {
     }
 }
 
-/// In what two superblocks of one transaction differ, other than what says where they are and of which device, and where
-/// the log is: an fsync writes the first mirrors alone.
+/// The field in which two superblocks of one transaction differ, apart from their position, their device, and the log:
+/// an fsync writes the first mirrors alone.
 fn difference(a: &SuperBlock, b: &SuperBlock) -> Option<&'static str> {
     let plain = |sb: &SuperBlock| {
         let mut sb = *sb;
@@ -62,7 +62,7 @@ fn difference(a: &SuperBlock, b: &SuperBlock) -> Option<&'static str> {
     fields.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
 }
 
-/// The superblock against the chunk tree: system chunks and devices.
+/// Compares the superblock with the chunk tree: system chunks and devices.
 pub(crate) fn check_chunks(cx: &Context<'_>, chunks: &[(Key, Chunk)], dev_items: &[DevItem]) {
     let sb = &cx.env.sb;
     let place = Place::default();
@@ -106,7 +106,7 @@ pub(crate) fn check_chunks(cx: &Context<'_>, chunks: &[(Key, Chunk)], dev_items:
     check_dev_items(cx, cx.volume, dev_items);
 }
 
-/// Each device's superblock has a copy of its item.
+/// Compares the copy of the device item in each device's superblock with the item.
 fn check_dev_items(cx: &Context<'_>, volume: &Volume, dev_items: &[DevItem]) {
     for info in volume.devices() {
         let Some(device) = volume.device(info.devid).filter(|_| !info.seed && !info.stale) else { continue };

@@ -1,8 +1,9 @@
-//! The visitor of everything but extents and checksums: sets what trees reference against the extent records, and gathers
-//! the items of the bookkeeping trees and the summaries of files.
+//! Visits every tree but the extent and checksum trees: compares the references that trees hold with the extent
+//! records, and collects the items of the bookkeeping trees and the summaries of files.
 //!
-//! What a block's references look like follows from its record: with FULL_BACKREF they name the block as parent, without it
-//! the tree that owns the block (and for data the inode and offset). That holds once per block, however many trees reach it.
+//! The form of a block's references follows from the block's own record. With FULL_BACKREF they name the block as
+//! parent; without it they name the tree that owns the block (and, for data, the inode and offset). So each block is
+//! compared once, however many trees reach it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -35,7 +36,7 @@ pub(crate) enum FreeItem {
     Bits(u64, u64),
 }
 
-/// How many of what there is.
+/// Numbers of objects in the volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Tree blocks, log trees included.
@@ -78,7 +79,7 @@ impl Counts {
     }
 }
 
-/// What a batch of blocks brought.
+/// What one batch of blocks yields.
 #[derive(Default)]
 pub(crate) struct TreePart {
     pub counts: Counts,
@@ -100,13 +101,13 @@ pub(crate) struct TreePart {
     pub owned_blocks: Owned,
 }
 
-/// Sees every tree but those of extents and checksums.
+/// Visits every tree but those of extents and checksums.
 pub(crate) struct TreeVisitor<'a, 'b> {
     pub cx: &'a Context<'b>,
     pub hash: RefHash,
     pub extents: &'a Extents,
     pub csums: &'a Csums,
-    /// Per extent, who reaches it; empty unless asked for.
+    /// For each extent, the set of subvolumes that reach it; empty unless quota needs it.
     pub extent_sets: &'a [AtomicU32],
     /// Subvolumes that are being deleted, and trees that have a relocation tree.
     pub dying: &'a [TreeId],
@@ -144,7 +145,7 @@ impl Visitor for TreeVisitor<'_, '_> {
             self.found(child.blockptr.get(), key, hash, out);
         }
         if is_files(visit.class) {
-            // What a tree that is being deleted has dropped counts like what cannot be read.
+            // The part that a half-deleted tree has dropped is treated like blocks that cannot be read.
             let dropped = (from > 0).then_some(NOWHERE);
             let left = node.key_ptrs()[from..].iter().map(|p| p.blockptr.get());
             let children = dropped.into_iter().chain(left).collect();
@@ -158,7 +159,7 @@ fn is_files(class: Class) -> bool {
     matches!(class, Class::Files | Class::DataReloc)
 }
 
-/// Sets a block against its record.
+/// Compares a block with its record.
 pub(crate) fn check_record(cx: &Context<'_>, at: u64, tree: TreeId, level: u8, generation: u64, record: &Extent) {
     let place = Place { tree: Some(tree), block: Some(Logical(at)), ..Place::default() };
     if record.is_data() {
@@ -174,9 +175,10 @@ pub(crate) fn check_record(cx: &Context<'_>, at: u64, tree: TreeId, level: u8, g
 }
 
 impl TreeVisitor<'_, '_> {
-    /// Who looks for the users of a block without full backrefs searches the tree that owns it. A subvolume that is being
-    /// deleted may have half of its blocks changed to full backrefs; a block that another refers to by its own address may be the
-    /// owner's by way of that: relocation, the kernel's too, leaves it so where it moved the upper block alone.
+    /// Readers that look for the users of a block without full backrefs search the tree that owns it. A subvolume that
+    /// is being deleted may have half of its blocks changed to full backrefs. A block that another one references by
+    /// address may belong to the owner through that block: relocation (the kernel's, too) leaves it so if it moved the
+    /// upper block alone.
     fn check_owner(&self, node: &CheckedNode, record: &Extent) {
         let owner = node.owner();
         if !record.may_have_root(owner) && !self.dying.contains(&owner) {
@@ -186,7 +188,7 @@ impl TreeVisitor<'_, '_> {
         }
     }
 
-    /// A reference was found in a tree.
+    /// Records a reference found in a tree.
     fn found(&self, at: u64, key: RefKey, hash: u64, out: &mut TreePart) -> Option<usize> {
         out.counts.refs += 1;
         let index = self.extents.find(at);

@@ -1,14 +1,15 @@
-//! The walk over tree blocks: every block of every tree once, level by level from the top.
+//! The walk over tree blocks: visits every block of every tree once, level by level from the top.
 //!
-//! (1) The roots are put on the lists of their levels. (2) From level 7 down, a level's list is sorted by address and what
-//! several parents point to becomes one entry; (3) the list is read in batches, all copies of each block, and every copy is
-//! verified; (4) the visitor sees each sound block once and adds its children to the next list.
+//! (1) The roots are put on the lists of their levels. (2) From level 7 down, the list of a level is sorted by address,
+//! and pointers from several parents to one block become one entry. (3) The list is read in batches, all copies of each
+//! block, and every copy is verified. (4) The visitor sees each sound block once and adds its children to the next
+//! list.
 //!
-//! Invariants: a child is one level below its parent or it is bad, so no walk is longer than eight levels and a block that
-//! is its own descendant is found out. When a block is visited, all its parents have been.
+//! Invariants: a child that is not one level below its parent is bad, so no walk is longer than eight levels and a
+//! block that is its own descendant is found. All parents of a block are visited before it.
 //!
-//! Memory: 80 bytes per pointer of the level that is read next, once per distinct child as far as sorting in between can
-//! help; and per thread a batch of [`BATCH`] blocks with their copies.
+//! Memory: 80 bytes per pointer of the level that is read next, about once per distinct child thanks to sorting in
+//! between; and per thread a batch of [`BATCH`] blocks with their copies.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -23,15 +24,15 @@ use crate::sets::{SetId, Sets};
 
 /// Blocks that one thread reads in one batch.
 const BATCH: usize = 32;
-/// Lists up to this length are not worth other threads.
+/// Lists up to this length are read on the calling thread.
 const ALONE_MAX: usize = 8;
 /// A list of children is sorted and thinned when it has grown by half, from this length on.
 const THIN_MIN: usize = 1 << 16;
 
-/// What kind of tree: who may own its blocks, and who looks at its items.
+/// The kind of a tree: which owners its blocks may have, and which visitor sees its items.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Class {
-    /// The tree of trees.
+    /// The root tree.
     Root,
     /// Extents, with or without block groups.
     Extent,
@@ -42,13 +43,13 @@ pub(crate) enum Class {
     FreeSpace,
     /// A tree of files.
     Files,
-    /// The tree that data is moved in.
+    /// The tree that relocation moves data in.
     DataReloc,
     /// A relocation tree: blocks of a subvolume.
     Reloc,
-    /// The tree of log trees, and these.
+    /// The root of log trees, and the log trees.
     Log,
-    /// Uuids, quota, and what nobody has defined.
+    /// UUID and quota trees, and trees of unknown number.
     Other,
 }
 
@@ -84,22 +85,22 @@ impl Class {
     }
 }
 
-/// A block that is to be visited, as its parent describes it.
+/// A block to be visited, as its parent describes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
     pub at: u64,
     pub generation: u64,
-    /// The key that its parent has for it; none for roots.
+    /// The key that its parent has for it; `None` for roots.
     pub first: Option<Key>,
-    /// The first key that it may not have.
+    /// The first key beyond it.
     pub upper: Option<Key>,
-    /// A tree that it was reached from: index into the trees of the walk.
+    /// A tree that it was reached from: index into the walk's trees.
     pub tree: u32,
-    /// All subvolumes that it was reached from, when these are asked for.
+    /// All subvolumes that it was reached from, if quota needs them.
     pub set: SetId,
 }
 
-/// Everything that the parts of a check share.
+/// What all parts of a check share.
 pub(crate) struct Context<'a> {
     pub volume: &'a Volume,
     pub env: Env,
@@ -109,7 +110,7 @@ pub(crate) struct Context<'a> {
     pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
     pub done: AtomicU64,
     pub expected: u64,
-    /// Blocks that no copy gave, in the extent tree and elsewhere: what they would have told is missing.
+    /// Whether a block had no good copy, in the extent tree and elsewhere: what it held is missing.
     pub lost_extent: AtomicBool,
     pub lost_csum: AtomicBool,
     pub lost_any: AtomicBool,
@@ -124,9 +125,9 @@ pub(crate) struct Context<'a> {
 pub struct Progress {
     /// What is being done: `blocks`, `data`.
     pub what: &'static str,
-    /// Blocks, or bytes of data, that have been looked at.
+    /// Blocks, or bytes of data, done so far.
     pub done: u64,
-    /// How many there will be, as far as can be told.
+    /// An estimate of how many there will be.
     pub expected: u64,
 }
 
@@ -153,21 +154,21 @@ impl Context<'_> {
     }
 }
 
-/// What a visitor is told about a block besides the block.
+/// What a visitor learns about a block besides the block.
 pub(crate) struct Visit<'a> {
     pub tree: &'a TreeStart,
     pub class: Class,
     pub set: SetId,
-    /// As its parent has it.
+    /// The generation that its parent has for it.
     pub generation: u64,
-    /// The items were not all sound: whoever reads them must not believe them.
+    /// Not all of its items are sound, so they must not be trusted.
     pub tainted: bool,
 }
 
-/// Sees every block once; makes one value per batch, which come back in no particular order.
+/// Sees every block once. Makes one value per batch; these come back in no particular order.
 pub(crate) trait Visitor: Sync {
     type Out: Default + Send;
-    /// The block, and which of its children (from which slot on) are to be visited.
+    /// Sees a block. Returns the slot of the first child to visit.
     fn block(&self, node: &CheckedNode, visit: &Visit<'_>, out: &mut Self::Out) -> usize;
 }
 
@@ -175,7 +176,7 @@ pub(crate) trait Visitor: Sync {
 pub(crate) fn walk<V: Visitor>(cx: &Context<'_>, trees: &[TreeStart], visitor: &V) -> Vec<V::Out> {
     let mut lists: [Vec<Pending>; LEVELS_MAX as usize] = Default::default();
     for (tree, start) in (0..).zip(trees) {
-        // A deleted subvolume counts until the last of it is gone.
+        // A deleted subvolume counts until it is gone completely.
         let set = if start.tree.is_subvol() { cx.sets.of_one(start.tree) } else { SetId::EMPTY };
         let Some(list) = lists.get_mut(usize::from(start.level)) else { continue };
         list.push(Pending { at: start.logical.0, generation: start.generation.0, first: None, upper: None, tree, set });
@@ -200,7 +201,7 @@ pub(crate) fn walk<V: Visitor>(cx: &Context<'_>, trees: &[TreeStart], visitor: &
             }
             continue;
         }
-        // In portions, so that what the batches leave behind is merged before there is much of it.
+        // In portions, so that the results of the batches are merged before there are many.
         for portion in list.chunks(BATCH * 64) {
             let done: Vec<_> = portion.par_chunks(BATCH).map(one).collect();
             for (out, mut children) in done {
@@ -216,7 +217,7 @@ pub(crate) fn walk<V: Visitor>(cx: &Context<'_>, trees: &[TreeStart], visitor: &
     outs
 }
 
-/// Sorts, and makes one of what several parents say alike of one block.
+/// Sorts the list, and merges equal entries that several parents made for one block.
 fn thin(cx: &Context<'_>, list: &mut Vec<Pending>) {
     list.sort_unstable_by_key(|p| (p.at, p.generation, p.first, p.tree));
     list.dedup_by(|next, kept| {
@@ -247,7 +248,7 @@ fn visit_batch<V: Visitor>(
         let tree = &trees[pending.tree as usize];
         let class = Class::of(tree.tree);
         let visit = |tainted| Visit { tree, class, set: pending.set, generation: pending.generation, tainted };
-        // Two parents that say different things of one block: at most one is right, and it is visited once.
+        // Two parents disagree about one block: at most one is right, and the block is visited once.
         let again = last.replace(pending.at) == Some(pending.at);
         let Some((node, tainted)) = read else {
             if !again {
@@ -291,7 +292,7 @@ fn check_upper(cx: &Context<'_>, tree: &TreeStart, pending: &Pending, node: &Che
     }
 }
 
-/// Reads and checks all copies of the blocks of a batch. The flag says that some item in it is not sound.
+/// Reads and checks all copies of the blocks of a batch. The flag says that some item of the block is not sound.
 fn read_batch(cx: &Context<'_>, trees: &[TreeStart], level: u8, batch: &[Pending]) -> Vec<Option<(CheckedNode, bool)>> {
     let nodesize = cx.env.rules.nodesize as usize;
     let copies: Vec<usize> = batch.iter().map(|p| cx.volume.copies(Logical(p.at))).collect();
@@ -364,12 +365,12 @@ fn check(
         }
     }
     if good.is_none() {
-        // With parity there is another way to get it.
+        // With parity the block can be rebuilt.
         good = cx.volume.read_block(&expect).ok();
     }
     let Some(node) = good else { return check_bad(cx, tree, class, level, pending, bad) };
     for (copy, e) in bad {
-        // A missing device is what the user asked to do without.
+        // If a device is missing, the user has asked to do without it.
         if !matches!(e, VolumeError::OnMissing { .. }) {
             report_copy(cx, &place, copy, &e.to_string());
         }
@@ -388,7 +389,7 @@ fn report_copy(cx: &Context<'_>, place: &Place, copy: usize, have: &str) {
     );
 }
 
-/// What can be seen of a sound block only together with its tree.
+/// Checks what needs the tree as well as the block.
 fn after_verify(cx: &Context<'_>, tree: &TreeStart, class: Class, place: &Place, node: &CheckedNode) {
     if !class.may_own(tree.tree, node.owner()) {
         cx.error(Kind::BlockOwner, place.clone(), node.owner(), format_args!("one that may be in tree {}", tree.tree));
@@ -404,7 +405,8 @@ fn after_verify(cx: &Context<'_>, tree: &TreeStart, class: Class, place: &Place,
     }
 }
 
-/// No copy is as its parent says. A block that is sound in itself, or but for an item, is gone on with.
+/// No copy is as its parent describes it. If the block is sound by itself, or but for an item, the walk continues with
+/// it.
 fn check_bad(
     cx: &Context<'_>,
     tree: &TreeStart,
@@ -439,7 +441,7 @@ fn check_bad(
     let [again] = again;
     again.result.ok()?;
     if is_item {
-        // Layout and keys are sound, so that what references it holds can be counted.
+        // Layout and keys are sound, so the references it holds can be counted.
         let node = CheckedNode::trust(bytes);
         after_verify(cx, tree, class, &place, &node);
         return Some((node, true));
@@ -471,7 +473,7 @@ fn kind_of(why: &Corruption) -> Kind {
     }
 }
 
-/// The first child of a node that a tree that is being deleted still has.
+/// The first child of a node that has not been dropped, in a tree that is being deleted.
 pub(crate) fn first_live_slot(node: &CheckedNode, visit: &Visit<'_>) -> usize {
     let Some((key, level)) = visit.tree.drop_progress() else { return 0 };
     match node.level() {

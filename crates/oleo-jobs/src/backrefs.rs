@@ -1,9 +1,10 @@
-//! Who refers to a place on disk: from a logical address to files.
+//! Finds the files that refer to a logical address.
 //!
-//! Normal path: (1) a commit, so that the extent tree tells the truth; (2) the data extent that holds the address; (3) the
-//! leaves that name it, and the trees that reach these ([`oleo_txn::Backrefs`]); (4) where in files that is.
+//! Normal path: (1) a commit, so that the extent tree is up to date; (2) find the data extent that holds the address;
+//! (3) find the leaves that name it, and the trees that reach these ([`oleo_txn::Backrefs`]); (4) compute the offsets
+//! in files.
 //!
-//! Bounds: at most [`PATHS_MAX`] referrers are told.
+//! Bounds: at most [`PATHS_MAX`] referrers are returned.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +14,7 @@ use oleo_txn::Engine;
 
 use crate::JobError;
 
-/// The most referrers that are told: more than anybody reads, and far below what a reply can hold.
+/// The most referrers that are returned: more than anybody reads, and far less than a reply can hold.
 pub const PATHS_MAX: usize = 1 << 16;
 
 /// A place in a file.
@@ -23,14 +24,14 @@ pub struct Referrer {
     pub tree: TreeId,
     /// The file.
     pub ino: Ino,
-    /// Where in the file, in bytes; for a compressed extent where its part begins.
+    /// Offset in the file, in bytes; for a compressed extent that of its part of the file.
     pub at: u64,
 }
 
-/// All places in files that are kept at a logical address, in rising order.
+/// Returns all files and offsets whose data is at a logical address, in rising order.
 ///
 /// # Errors
-/// Nothing or a tree block is there, there are more than [`PATHS_MAX`], or the image is damaged.
+/// The address holds nothing or a tree block, there are more than [`PATHS_MAX`], or the image is damaged.
 pub fn referrers(fs: &Fs, at: Logical) -> Result<Vec<Referrer>, JobError> {
     if !fs.options().read_only {
         fs.sync()?;
@@ -85,10 +86,10 @@ fn is_block(at: Logical) -> JobError {
     JobError::refused(errno::EINVAL, format!("{at} is in a tree block, which belongs to no file"))
 }
 
-/// Files and places in them that a leaf says are kept at the address.
+/// Files and offsets in them that a leaf maps to the address.
 type Uses = Vec<(Ino, u64)>;
 
-/// Where in files a leaf's items say that an address is.
+/// The files and offsets that a leaf's items map to an address.
 fn uses_in(leaf: &CheckedNode, extent: Logical, at: Logical) -> Result<Uses, JobError> {
     let mut uses = Vec::new();
     for slot in 0..leaf.len() {

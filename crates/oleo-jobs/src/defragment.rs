@@ -1,13 +1,13 @@
-//! Fewer and longer extents: what a file has in many small pieces is written anew in one go.
+//! Defragmentation: rewrites parts of files that are in many small extents, so that they have fewer and longer ones.
 //!
-//! Normal path, for one file: (1) what is buffered is written out; (2) its extents are looked at in order; runs of small
-//! ones that touch each other in the file, but not on disk, become candidates, and with a compression asked for also what
-//! is not compressed that way; (3) each candidate is rewritten in steps of at most [`STEP_MAX`], each under the file's own
-//! lock (`Fs::rewrite`), so that writers are neither lost nor kept waiting for long; times stay as they are.
+//! Normal path, for one file: (1) write out what is buffered; (2) go through its extents in order. Runs of small
+//! extents that are adjacent in the file but not on disk become candidates; if a compression is requested, so do
+//! extents that are not compressed that way; (3) rewrite each candidate in steps of at most [`STEP_MAX`], each under
+//! the file's own lock (`Fs::rewrite`), so that no write is lost and writers do not wait long; times stay as they are.
 //!
-//! What is rewritten is no longer shared; what is long enough is not touched and stays shared. Holes and preallocated
-//! space stay what they are.
-//! Crash: each step is whole or not there.
+//! What is rewritten is no longer shared; extents that are long enough are not touched and stay shared. Holes and
+//! preallocated space stay what they are.
+//! Crash: each step is done completely or not at all.
 
 use std::ops::Range;
 
@@ -20,9 +20,9 @@ use crate::JobError;
 
 /// Bytes that are read and written under one holding of the file's lock.
 const STEP_MAX: u64 = 32 << 20;
-/// Extents from this length on are left alone where nothing else is said (32 MiB).
+/// Extents from this length on are not rewritten by default (32 MiB).
 const THRESHOLD: u64 = 32 << 20;
-/// The most bytes that a compressed extent stands for (format: `BTRFS_MAX_UNCOMPRESSED`): it cannot become longer.
+/// The most uncompressed bytes in a compressed extent (format: `BTRFS_MAX_UNCOMPRESSED`): it cannot become longer.
 const COMPRESSED_MAX: u64 = 128 << 10;
 /// Entries of a directory read in one batch.
 const ENTRIES_AT_ONCE: usize = 1024;
@@ -35,9 +35,9 @@ pub struct DefragOptions {
     pub start: u64,
     /// So many bytes of each file.
     pub len: u64,
-    /// Extents of so many bytes are long enough; 0: 32 MiB.
+    /// Extents of this many bytes are long enough; 0: 32 MiB.
     pub threshold: u64,
-    /// Compress what is rewritten this way, and rewrite what is not.
+    /// Compress everything rewritten in this way, and also rewrite what is not compressed so.
     pub compress: Option<(Compression, i32)>,
 }
 
@@ -57,7 +57,7 @@ oleo_format::setters!(DefragOptions {
 /// What was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Defragmented {
-    /// Files looked at.
+    /// Files examined.
     pub files: u64,
     /// Bytes written anew.
     pub bytes: u64,
@@ -67,10 +67,11 @@ pub struct Defragmented {
     pub after: u64,
 }
 
-/// Defragments a file, or every file below a directory of the same subvolume; files that cannot be are told to `skipped`.
+/// Defragments a file, or every file below a directory of the same subvolume. Files that cannot be defragmented are
+/// passed to `skipped`.
 ///
 /// # Errors
-/// There is no room, a device failed, or the image is damaged.
+/// There is no space, a device failed, or the image is damaged.
 pub fn defragment(
     fs: &Fs,
     start: &InodeRef,

@@ -1,4 +1,4 @@
-//! Why a job was not done.
+//! Why a job failed.
 
 use oleo_format::{Class, Classified, Corruption, errno};
 use oleo_fs::FsError;
@@ -10,15 +10,15 @@ use oleo_volume::VolumeError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// It cannot be done as asked; the text says why, and what could be.
+    /// The request is refused; the text says why, and what is possible.
     #[error("{text}")]
     Refused {
-        /// What a system call would answer.
+        /// The errno of a system call.
         errno: i32,
         /// Why.
         text: String,
     },
-    /// It would give up copies, and `force` is not set; the text says which.
+    /// It would reduce the number of copies, and `force` is not set; the text names the profiles.
     #[error("{0}")]
     FewerCopies(String),
     /// From files and names.
@@ -34,7 +34,7 @@ impl JobError {
         JobError::Refused { errno, text: text.into() }
     }
 
-    /// What a system call would answer.
+    /// The errno of a system call.
     pub fn errno(&self) -> i32 {
         self.class().errno
     }

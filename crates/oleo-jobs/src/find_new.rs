@@ -1,7 +1,7 @@
-//! Which parts of which files a subvolume got since a generation.
+//! Finds which parts of which files of a subvolume were written since a generation.
 //!
-//! A block's generation is at least that of everything below it, so blocks older than what is asked for are not entered:
-//! the cost is that of what changed.
+//! The generation of a block is at least that of everything below it, so older blocks are not read: the cost depends on
+//! what has changed.
 
 use oleo_format::{Compression, DiskExtent, FileExtent, Ino, ItemType, TreeId};
 use oleo_fs::{Fs, FsError};
@@ -15,13 +15,13 @@ use crate::JobError;
 pub struct NewExtent {
     /// The file.
     pub ino: Ino,
-    /// Where in the file, in bytes.
+    /// Offset in the file, in bytes.
     pub at: u64,
     /// Bytes of the file.
     pub len: u64,
-    /// Where the extent is, as a logical address; 0 for a hole and for bytes in the item.
+    /// Logical address of the extent; 0 for a hole and for inline data.
     pub disk: u64,
-    /// Where in the extent the part begins.
+    /// Offset of the part in the extent.
     pub offset: u64,
     /// The transaction that wrote it.
     pub generation: u64,
@@ -29,11 +29,11 @@ pub struct NewExtent {
     pub compressed: bool,
     /// It has space and reads as zeros.
     pub prealloc: bool,
-    /// Its bytes stand in the item.
+    /// Its bytes are inline in the item.
     pub inline: bool,
 }
 
-/// What is new.
+/// The extents found.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NewExtents {
     /// In the order of files and places.
@@ -42,7 +42,7 @@ pub struct NewExtents {
     pub marker: u64,
 }
 
-/// The extents of a subvolume that were written in a generation or later.
+/// Finds the extents of a subvolume that were written in generation `since` or later.
 ///
 /// # Errors
 /// There is no such subvolume, or the image is damaged.

@@ -1,7 +1,8 @@
-//! Work on whole file systems or whole files: resizing devices, defragmenting, trimming, balancing, finding what is new,
-//! and finding who refers to a place on disk. Each job works on an open file system, mounted or not, while others use it.
+//! Jobs on whole file systems or whole files: balancing, resizing devices, defragmenting, trimming, reclaiming groups,
+//! quota, and finding what is new or what refers to an address. Each job works on an open file system, mounted or not,
+//! while it is in use.
 //!
-//! Not here: who may ask for it (`oleo::control`), and what a file or a transaction is (`oleo-fs`, `oleo-txn`).
+//! Not here: permissions (`oleo::control`); files and transactions (`oleo-fs`, `oleo-txn`).
 
 mod backrefs;
 mod balance;

@@ -1,4 +1,4 @@
-//! Quota: turning it on and off, counting anew, and changing groups, each made durable before it returns.
+//! Quota: turning it on and off, recounting, and changing groups. Each change is durable before the call returns.
 
 use oleo_format::TreeId;
 use oleo_fs::Fs;
@@ -19,9 +19,9 @@ pub enum QgroupChange {
     Destroy(QgroupId),
     /// A group becomes part of another.
     Assign(QgroupId, QgroupId),
-    /// It is no part of it any more.
+    /// Remove the first group from the second.
     Remove(QgroupId, QgroupId),
-    /// What it may use.
+    /// Set the limits of a group.
     Limit(QgroupId, QgroupLimit),
 }
 
@@ -44,7 +44,7 @@ pub fn quota_enable(fs: &Fs) -> Result<(), JobError> {
     if turn_on(fs, QuotaMode::Full)? { quota_rescan(fs, &|| true) } else { Ok(()) }
 }
 
-/// Turns simple quotas on: what is written from now on counts for the subvolume that writes it.
+/// Turns simple quotas on: data written from now on counts for the subvolume that writes it.
 ///
 /// # Errors
 /// No space, or the image is damaged; full quotas are on (`EEXIST`).
@@ -75,8 +75,8 @@ pub fn quota_disable(fs: &Fs) -> Result<(), JobError> {
     staged(fs, |s| s.quota_disable())
 }
 
-/// Counts anew what every group uses. Others go on meanwhile. `goes_on` is asked now and then: where it says no, the groups stay
-/// marked as being counted.
+/// Recounts what every group uses. Other work continues meanwhile. `goes_on` is called now and then; if it returns
+/// false, the groups stay marked as being counted.
 ///
 /// # Errors
 /// Quota is off, or simple (`EINVAL`), or the image is damaged.
@@ -103,10 +103,10 @@ pub enum Recount {
     Later,
 }
 
-/// Changes a group, and counts all anew if the numbers do not say what the change makes of them.
+/// Changes a group, and recounts everything if the new numbers do not follow from the change.
 ///
 /// # Errors
-/// Quota is off, or there is no such group, or it cannot be.
+/// Quota is off, there is no such group, or the change is not possible.
 pub fn qgroup_change(fs: &Fs, change: QgroupChange, recount: Recount) -> Result<Assigned, JobError> {
     let done = staged(fs, |s| match change {
         QgroupChange::Create(id) => s.qgroup_create(id).map(|()| Assigned::Exact),

@@ -1,7 +1,7 @@
-//! Giving back groups that are nearly empty: what is in them moves into the free space of others.
+//! Reclaims groups that are nearly empty: moves their contents into the free space of other groups.
 //!
-//! Unlike a balance it never makes a group to empty another, begins with the emptiest, and leaves nothing on disk that would have to
-//! be resumed. Cut short, it has done what it has done.
+//! Unlike a balance it never makes a new group to empty another, begins with the emptiest, and leaves nothing on disk
+//! that would have to be resumed. If it is interrupted, what was moved stays moved.
 
 use oleo_format::{BlockGroupFlags, ByteLen};
 use oleo_fs::{Fs, errno};
@@ -11,22 +11,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Balancer, JobError};
 
-/// What was given back.
+/// What was reclaimed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Reclaimed {
     /// Block groups that are gone.
     pub groups: u64,
-    /// The bytes that they had on devices.
+    /// The bytes that the groups occupied on devices.
     pub freed: ByteLen,
     /// Used bytes that were moved for that.
     pub moved: ByteLen,
 }
 
-/// Gives back groups of data and metadata of which less than `percent` is used, as far as others have room for what is in them.
-/// Empty ones always go, but for the last of its type.
+/// Reclaims groups of data and metadata of which less than `percent` is used, as far as other groups have room for
+/// their contents. Empty groups are always removed, except the last of each type.
 ///
 /// # Errors
-/// It is no percentage, a balance is under way, or the image is damaged.
+/// `percent` is not a percentage, a balance is under way, or the image is damaged.
 pub fn reclaim(fs: &Fs, balancer: &Balancer, percent: u64) -> Result<Reclaimed, JobError> {
     if percent > 100 {
         return Err(JobError::refused(errno::EINVAL, format!("{percent} is not a part in percent")));
@@ -56,7 +56,8 @@ fn is_low(group: &GroupInfo, percent: u64) -> bool {
     group.used.0 == 0 || u128::from(group.used.0) * 100 < u128::from(group.len.0) * u128::from(percent)
 }
 
-/// Moves what is in a group, if it is still as empty and others have room; answers what it had on devices, and what moved.
+/// Moves the contents of a group, if it is still as empty and other groups have room; returns the bytes it occupied on
+/// devices, and what was moved.
 fn reclaim_one(
     fs: &Fs,
     group: &GroupInfo,

@@ -1,14 +1,15 @@
-//! How much of a device the file system uses: more, or less.
+//! Resizing: changes how much of a device the file system uses.
 //!
-//! Normal path: (1) everything is committed, so that the chunks in the trees are those in memory; (2) what is asked for
-//! becomes a number of bytes; (3) when shrinking, new chunks are kept out of what goes (`Engine::keep_free_behind`), and the
-//! groups that have a piece there are closed and moved ([`empty`]), the highest address first; (4) the device's item changes, in the
-//! volume and in the chunk tree in one step, so that no new chunk goes by the old size (`Staged::resize_device`); (5) a commit;
-//! (6) a file that became too long is cut.
+//! Normal path: (1) commit everything, so that the chunks in the trees are those in memory; (2) turn the requested size
+//! into a number of bytes; (3) when shrinking, keep new chunks out of the part to be given up
+//! (`Engine::keep_free_behind`), and close and move the groups that have a piece there ([`empty`]), the highest address
+//! first; (4) change the device's item, in the volume and in the chunk tree in one step, so that no new chunk uses the
+//! old size (`Staged::resize_device`); (5) commit; (6) cut a file that became too long.
 //!
-//! A chunk that somebody was about to make when (3) began may still come to lie behind the new end. (4) finds it, and (3)
-//! begins again.
-//! Crash or error before (5): the device has its old size, what was moved is moved; a file may be longer than that already, or
+//! A chunk that was being made when (3) began may still be placed behind the new end. (4) finds it, and (3) begins
+//! again.
+//! Crash or error before (5): the device has its old size, and what was moved stays moved; a file may already be longer
+//! than that, or still be longer.
 //! still.
 
 use std::collections::BTreeSet;
@@ -42,7 +43,8 @@ pub enum NewSize {
 }
 
 impl NewSize {
-    /// What users of btrfs write: `[DEVID:][+/-]SIZE` or `[DEVID:]max`, with K, M, G, T, P, E for powers of 1024.
+    /// Parses a size as users of btrfs write it: `[DEVID:][+/-]SIZE` or `[DEVID:]max`, with K, M, G, T, P, E for powers
+    /// of 1024.
     ///
     /// # Errors
     /// In words.
@@ -88,11 +90,11 @@ pub struct Resized {
     pub groups: u64,
 }
 
-/// Changes how much of a device the file system uses; the only one, if none is named. Where there are chunks that lie behind its new
-/// end, they are moved.
+/// Changes how much of a device the file system uses; if no device is named, of the only one. Chunks behind the new end
+/// are moved.
 ///
 /// # Errors
-/// There is no such device, it has no room, or there is none for what has to move; or a balance is under way.
+/// There is no such device, it is too small, there is no room for what has to move, or a balance is under way.
 pub fn resize(fs: &Fs, balancer: &Balancer, devid: Option<DevId>, to: NewSize) -> Result<Resized, JobError> {
     fs.sync()?;
     let volume = fs.engine().volume().clone();
@@ -128,13 +130,13 @@ pub fn resize(fs: &Fs, balancer: &Balancer, devid: Option<DevId>, to: NewSize) -
     Ok(Resized { devid, before, now, groups })
 }
 
-/// Makes a device smaller; answers how many groups were moved for that.
+/// Makes a device smaller; returns how many groups were moved.
 fn shrink(fs: &Fs, devid: DevId, now: ByteLen, goes_on: &dyn Fn() -> bool) -> Result<u64, JobError> {
     let _kept = fs.engine().keep_free_behind(devid, now)?;
     let mut moved = 0;
     for _ in 0..ROUNDS_MAX {
         moved += empty(fs, devid, now, goes_on)?;
-        // What has moved leaves its place when that is durable.
+        // Space that data has moved from becomes free once the move is durable.
         fs.sync()?;
         match fs.engine().stage(|staged| staged.resize_device(devid, now)) {
             Ok(()) => {
@@ -173,11 +175,12 @@ impl Drop for Closed<'_> {
     }
 }
 
-/// Moves the groups that have a piece of a device behind `end`; answers how many.
+/// Moves the groups that have a piece of a device behind `end`; returns how many.
 fn empty(fs: &Fs, devid: DevId, end: ByteLen, goes_on: &dyn Fn() -> bool) -> Result<u64, JobError> {
     let engine = fs.engine();
     let groups = behind(fs, devid, end);
-    // What moves goes where it can stay. Those that cannot be closed yet are when it is their turn.
+    // All are closed first, so that nothing moves into a group that is to be moved. Groups that cannot be closed yet
+    // are closed when it is their turn.
     let mut closed = Closed { engine, groups: BTreeSet::new() };
     for start in groups.iter().rev() {
         if engine.space().group(*start).is_ok_and(|g| !g.read_only) && engine.close_group(*start)? {
@@ -186,7 +189,7 @@ fn empty(fs: &Fs, devid: DevId, end: ByteLen, goes_on: &dyn Fn() -> bool) -> Res
     }
     let mut moved = 0;
     for start in groups.into_iter().rev() {
-        // What was empty may have gone by itself.
+        // A group that became empty may have been removed.
         if engine.space().group(start).is_err() {
             continue;
         }
@@ -201,7 +204,7 @@ fn empty(fs: &Fs, devid: DevId, end: ByteLen, goes_on: &dyn Fn() -> bool) -> Res
     Ok(moved)
 }
 
-/// There is no room to move what lies behind the new end; how small the device can be without that.
+/// The error if there is no room for what lies behind the new end: names the smallest size the device can have.
 fn no_room(fs: &Fs, devid: DevId, end: ByteLen) -> JobError {
     let chunks = fs.engine().volume().chunks();
     let stripes = chunks.iter().flat_map(|chunk| chunk.stripes.iter().map(move |s| (s, chunk.stripe_bytes().0)));

@@ -1,9 +1,9 @@
-//! Who uses what, of a whole volume: bytes by the exact set of subvolumes that reach them.
+//! Usage of a whole volume: bytes by the exact set of subvolumes that reach them.
 //!
-//! One pass from the roots down, level by level, without the extent tree: a block is reached by whatever reaches one of the
-//! blocks that point at it, so once all blocks of a level are known with their sets, so are those of the next. Every block is
-//! read once, however many subvolumes share it, in the order of addresses; equal sets are kept once. So 64 snapshots cost
-//! hardly more than none.
+//! One pass from the roots down, level by level, without the extent tree: a block is reached by every subvolume that
+//! reaches one of its parents, so once the sets of all blocks of a level are known, so are those of the next. Every
+//! block is read once, however many subvolumes share it, in the order of addresses; equal sets are stored once. So 64
+//! snapshots cost hardly more than none.
 //!
 //! Memory: some 40 bytes for each block of one level and for each data extent.
 
@@ -18,22 +18,22 @@ use oleo_txn::{Engine, RootSet, RootSets, ScanBase};
 
 use crate::JobError;
 
-/// Blocks that are read and looked at together.
+/// How many blocks are read and processed together.
 const BATCH_BLOCKS: usize = 256;
 
 /// Bytes by the set of subvolumes that reaches them, in rising order of the numbers.
 pub type Shares = HashMap<Arc<[TreeId]>, u64>;
 
-/// A block that is to be looked at.
+/// A block to be read.
 struct Due {
-    /// What its parent says; `None`: it is a root.
+    /// What its parent says; `None` for a root.
     expect: NodeExpect,
     set: RootSet,
-    /// How far the deletion of the only tree that reaches it has come, in nodes that it stands in.
+    /// The progress of the deletion of the only tree that reaches it, if it points into this block.
     progress: Option<DropProgress>,
 }
 
-/// Counts the subvolumes of a base. `goes_on` is asked now and then: where it says no, the answer is `None`.
+/// Counts the subvolumes of a base. `goes_on` is called now and then; if it returns false, the result is `None`.
 ///
 /// # Errors
 /// The image is damaged, or cannot be read.
@@ -99,9 +99,9 @@ pub struct SubvolSize {
     pub rfer: u64,
     /// Those that no other subvolume reaches.
     pub excl: u64,
-    /// Those that the one before it reaches too.
+    /// Bytes that the subvolume before it reaches, too.
     pub with_previous: u64,
-    /// Those that the one after it reaches too.
+    /// Bytes that the subvolume after it reaches, too.
     pub with_next: u64,
 }
 
@@ -125,7 +125,7 @@ pub fn subvol_sizes(fs: &Fs) -> Result<Vec<SubvolSize>, JobError> {
     for (trees, bytes) in shares_now(fs)? {
         let mut last = None;
         for tree in trees.iter() {
-            // Those being deleted have no line, but what they hold is not exclusive to others.
+            // Subvolumes that are being deleted are not listed, but what they hold is not exclusive to others.
             let Ok(place) = ids.binary_search(tree) else { continue };
             sizes[place].rfer += bytes;
             if trees.len() == 1 {

@@ -1,12 +1,13 @@
-//! Tells devices which bytes nobody needs.
+//! Discards the bytes of devices that are free.
 //!
-//! Normal path: (1) a commit, so that nothing free is still named by what a crash would go back to; (2) group by group: what it counts
-//! as used must be recorded, or something that is needed may look free; (3) its free runs, which the allocator holds for us one
-//! piece at a time: while a piece is told to the devices, nobody else is given any of it, and promises still count it as free; (4) unless
-//! only a range of addresses was asked for, what no chunk has: no chunk is made there meanwhile.
+//! Normal path: (1) a commit, so that no free space is still named by the state a crash would return to; (2) group by
+//! group, compare what the group counts as used with what is recorded, since otherwise used space might look free; (3)
+//! discard its free runs. The allocator holds one piece at a time: while a piece is discarded it is not allocated, but
+//! still counts as free for reservations; (4) unless only a range of addresses was requested, discard what no chunk
+//! covers; no chunk is made there meanwhile.
 //!
-//! A group that does not agree is left alone; the others are trimmed, and then that is an error.
-//! Crash: what is free on disk may be gone, which is what free means.
+//! A group whose records disagree is skipped; the others are trimmed, and then the call fails.
+//! Crash: the contents of free space may be gone.
 
 use oleo_format::{ByteLen, Logical};
 use oleo_fs::Fs;
@@ -14,7 +15,7 @@ use oleo_space::HoldWant;
 
 use crate::JobError;
 
-/// Bytes that nobody else can have at one moment.
+/// How many bytes are kept from allocation at a time.
 const PIECE_MAX: ByteLen = ByteLen(64 << 20);
 
 /// What to trim.
@@ -22,7 +23,8 @@ const PIECE_MAX: ByteLen = ByteLen(64 << 20);
 pub struct TrimRange {
     /// From this address of the volume on.
     pub start: u64,
-    /// So many bytes. Where this and `start` do not name all there is, what no chunk has is left alone: it has no address.
+    /// Length in bytes. If this and `start` do not cover everything, space outside of chunks is not trimmed: it has no
+    /// address.
     pub len: u64,
     /// Shorter runs are left alone.
     pub min_len: u64,
@@ -34,10 +36,10 @@ impl Default for TrimRange {
     }
 }
 
-/// Trims free space, and answers how many bytes.
+/// Trims free space, and returns how many bytes.
 ///
 /// # Errors
-/// A device failed, free space cannot be read, or a group's records are damaged: that group was left alone.
+/// A device failed, free space cannot be read, or the records of a group are damaged (that group was skipped).
 pub fn trim(fs: &Fs, range: &TrimRange) -> Result<ByteLen, JobError> {
     fs.sync()?;
     let engine = fs.engine();

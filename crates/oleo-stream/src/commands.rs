@@ -1,19 +1,19 @@
-//! Reads a stream command by command, with bounded memory, and says of every command where it stands.
+//! Reads a stream command by command, with bounded memory, and returns each command with its position.
 //!
-//! Normal path: [`Commands::next`] (1) reads the stream's header where one must be, at the beginning and after an END that something
-//! follows; (2) reads a command's header, and refuses a length beyond [`Limits`]; (3) reads the attributes into one buffer that
-//! is used again; (4) compares the checksum; (5) decodes.
+//! Normal path: [`Commands::next`] (1) reads the stream's header if one must follow: at the beginning, and after an END
+//! if the input continues; (2) reads a command's header, and refuses a length beyond [`Limits`]; (3) reads the
+//! attributes into one buffer that is reused; (4) compares the checksum; (5) decodes.
 //!
-//! Invariants: the buffer holds at most one command and what was read ahead of it, or, where commands are kept, those since they
-//! were taken. After an error nothing more is read.
-//! Not here: which commands may follow which (the interpreter's business).
+//! Invariants: the buffer holds at most one command and what was read ahead, or, if commands are kept, those since the
+//! last [`Commands::take_used`]. After an error nothing more is read.
+//! Not here: which commands may follow which (see the interpreter).
 
 use std::io::{self, Read};
 
 use oleo_format::stream::{self, COMMAND_HEAD_LEN, COMMAND_LEN_MAX_V1, Command, CommandHead, HEADER_LEN};
 use oleo_format::{Class, Classified, Corruption, errno};
 
-/// Bytes of one read of the input: large enough that a pipe or file is not asked for every small command.
+/// Bytes of one read of the input: large, so that small commands do not need a read each.
 const READ_LEN: usize = 256 << 10;
 
 /// How much of a stream is believed.
@@ -51,7 +51,7 @@ pub enum StreamError {
     /// Reading failed.
     #[error("cannot read the stream at byte {at}: {source}")]
     Io {
-        /// Where.
+        /// At which byte.
         at: u64,
         /// Why.
         source: io::Error,
@@ -69,12 +69,12 @@ impl Classified for StreamError {
     }
 }
 
-/// One command and where it stands.
+/// One command and its position.
 #[derive(Clone, Copy, Debug)]
 pub struct Next<'a> {
     /// Bytes from the beginning of the input to the command's header.
     pub position: u64,
-    /// Bytes from the beginning of the input to what follows the command.
+    /// Bytes from the beginning of the input to the end of the command.
     pub end: u64,
     /// The version of the stream it is in.
     pub version: u32,
@@ -100,7 +100,7 @@ pub struct Commands<R> {
     /// Whether a stream has been read to its END.
     complete: bool,
     failed: bool,
-    /// What was used stays where it is in the buffer until [`Commands::take_used`].
+    /// Used bytes stay in the buffer until [`Commands::take_used`].
     keep: bool,
 }
 
@@ -123,7 +123,8 @@ impl<R: Read> Commands<R> {
         }
     }
 
-    /// The same, keeping all commands in `buffer` one after another, where [`Commands::used`] tells the end of the last one.
+    /// Like [`Commands::new`], but keeps all commands in `buffer` in order; [`Commands::used`] is the end of the last
+    /// one.
     pub(crate) fn keeping(input: R, limits: Limits, buffer: Vec<u8>) -> Commands<R> {
         Commands { buffer, keep: true, ..Commands::new(input, limits) }
     }
@@ -133,7 +134,8 @@ impl<R: Read> Commands<R> {
         self.from
     }
 
-    /// Hands out the buffer with all commands since the last time, and goes on in `fresh`, whatever that holds.
+    /// Returns the buffer with all commands since the last call, and continues in `fresh`, whose contents do not
+    /// matter.
     pub(crate) fn take_used(&mut self, mut fresh: Vec<u8>) -> Vec<u8> {
         let rest = self.from..self.to;
         if fresh.len() < rest.len() {
@@ -226,7 +228,7 @@ impl<R: Read> Commands<R> {
         Ok(())
     }
 
-    /// Has at least `len` bytes in the buffer, or as many as there are; says how many.
+    /// Fills the buffer with at least `len` bytes, or as many as there are; returns how many.
     fn fill(&mut self, len: usize) -> Result<usize, StreamError> {
         if self.to - self.from >= len {
             return Ok(self.to - self.from);
@@ -240,7 +242,7 @@ impl<R: Read> Commands<R> {
             self.buffer.resize((self.from + len).next_multiple_of(READ_LEN), 0);
         }
         while self.to - self.from < len {
-            // No more at a time than stays in the processor's cache until it is looked at.
+            // Reads no more at a time than stays in the processor's cache until it is used.
             let end = self.buffer.len().min(self.to + READ_LEN.max(self.from + len - self.to));
             match self.input.read(&mut self.buffer[self.to..end]) {
                 Ok(0) => break,
@@ -299,7 +301,7 @@ mod tests {
         Ok(seen)
     }
 
-    /// Goal: streams after one another are read, however the bytes arrive. Method: whole, and dripping.
+    /// Goal: concatenated streams are read, however the bytes arrive. Method: whole, and one byte at a time.
     #[test]
     fn reads_streams() {
         let bytes = two_streams();

@@ -1,8 +1,9 @@
-//! Streams of `btrfs send`, versions 1 to 3: reading, applying and printing them.
+//! Streams of `btrfs send`, versions 1 to 3: making, reading, applying and printing them.
 //!
-//! What the bytes mean is in [`oleo_format::stream`]. [`Commands`] reads them from anywhere, within bounds.
+//! [`oleo_format::stream`] defines the bytes. [`send`] makes streams, [`receive`](receive::receive) applies them,
+//! [`Commands`] reads them from any source within bounds, [`dump`] prints them.
 //!
-//! Not here: which image or mount it is about, who may do it, and how it is told to the user (`oleo`, the command).
+//! Not here: opening images and mounts, permissions, messages to the user (`oleo`, the command).
 
 mod commands;
 pub mod dump;

@@ -1,22 +1,23 @@
 //! Applies streams.
 //!
 //! Normal path of [`receive`]: (1) a thread of its own reads the input, verifies it and gathers commands into blocks
-//! (`blocks`); (2) the interpreter takes block after block, checks the order of commands and every path in them
-//! (`interpret`, `paths`); (3) runs of commands on one subvolume go to the [`Target`] together, so that it may prepare their data
-//! on all cores and install it in batches, behind the commands that follow; (4) at the END, or when the next subvolume
-//! begins, the target finishes the subvolume: what was received, read-only.
+//! (`blocks`); (2) the interpreter takes block after block and checks the order of commands and every path in them
+//! (`interpret`, `paths`); (3) it passes runs of commands on one subvolume to the [`Target`] together, so that the
+//! target can prepare their data on all cores and install it in batches while it applies later commands; (4) at the
+//! END, or when the next subvolume begins, the target finishes the subvolume: it records what was received and makes it
+//! read-only.
 //!
-//! Targets: [`FsTarget`], a file system of ours; [`DirTarget`], a directory of any file system.
+//! Targets: [`FsTarget`], a btrfs file system opened by Oleo; [`DirTarget`], a directory of any file system.
 //!
-//! Invariants: nothing but the subvolume being received is changed. No path leaves it: components are names, links on the
-//! way are not followed, other subvolumes are not entered. What a stream makes us hold in memory is bounded: a few
-//! blocks, and caches of fixed size.
+//! Invariants: only the subvolume being received is changed. No path leaves it: components are names, links on the way
+//! are not followed, other subvolumes are not entered. Memory is bounded whatever the stream contains: a few blocks,
+//! and caches of fixed size.
 //!
-//! Errors and crashes: while it is received a subvolume carries a mark (`mark`), the extended attribute [`MARK`], which goes
-//! when it is complete. After an error the mark says up to which byte the stream was applied, where that is known
-//! exactly; `resume` goes on from there. Where nothing is to be left, the subvolumes that are not complete are deleted.
-//! Whoever called commits.
-//! Not here: opening images, who may receive where, committing at the end.
+//! Errors and crashes: a subvolume that is being received carries a mark (`mark`), the extended attribute [`MARK`],
+//! which is removed when it is complete. After an error the mark records up to which byte the stream was applied, if
+//! that is known exactly; `resume` continues there. If nothing is to be left, incomplete subvolumes are deleted. The
+//! caller commits.
+//! Not here: opening images, permissions, committing at the end.
 
 mod blocks;
 mod copy_tree;
@@ -48,16 +49,16 @@ const COMMANDS_PER_COMMIT: usize = 48_000;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ReceiveOptions {
-    /// Stop at the first END; else go on with what follows it.
+    /// Stop at the first END; otherwise continue with what follows it.
     pub one_stream: bool,
-    /// Errors of commands that are passed over before the one that ends the work; `None`: any number. What is received
-    /// then differs from what was sent.
+    /// How many failed commands are skipped before an error ends the work; `None`: any number. What is received then
+    /// differs from what was sent.
     pub errors_passed_max: Option<u64>,
     /// Go on with subvolumes that an earlier receive of the same stream left incomplete, and pass over complete ones.
     pub resume: bool,
     /// What becomes of a subvolume that is not complete when the work ends with an error.
     pub incomplete: Incomplete,
-    /// A place up to which all was applied is made durable after so many commands at least, one or more.
+    /// After at least this many commands (one or more), a position up to which everything is applied is made durable.
     pub commands_per_commit: usize,
     /// How much of a stream is believed.
     pub limits: Limits,
@@ -133,14 +134,14 @@ pub struct Begin<'a> {
     pub uuid: Uuid,
     /// Its transaction.
     pub ctransid: u64,
-    /// What it is a snapshot of: UUID and transaction.
+    /// The snapshot's source: UUID and transaction.
     pub parent: Option<(Uuid, u64)>,
 }
 
 /// A command for a target, with safe paths.
 #[derive(Clone, Copy, Debug)]
 pub struct Item<'s> {
-    /// Where in the stream it begins.
+    /// The byte of the stream at which it begins.
     pub position: u64,
     /// The command; no SUBVOL, SNAPSHOT or END.
     pub command: Command<'s>,
@@ -148,7 +149,7 @@ pub struct Item<'s> {
     block: &'s Arc<blocks::Buffer>,
 }
 
-/// What was there of a subvolume that is to be resumed.
+/// What exists of a subvolume that is to be resumed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Found {
     /// Nothing.
@@ -159,25 +160,27 @@ pub enum Found {
     Part(Mark),
 }
 
-/// Where a stream is applied. Between `begin` (or `reopen` that found a part) and `finish` or `abandon`, one subvolume is open.
+/// Applies a stream. Between `begin` (or a `reopen` that found a part) and `finish` or `abandon`, one subvolume is
+/// open.
 pub trait Target {
     /// Begins a subvolume.
     fn begin(&mut self, new: &Begin<'_>) -> Result<(), ApplyError>;
     /// Opens a subvolume that an earlier run began, if it is there.
     fn reopen(&mut self, new: &Begin<'_>) -> Result<Found, ApplyError>;
-    /// Applies commands in order; data may go on being written after that. On an error: which one failed; those before it
-    /// were applied.
+    /// Applies commands in order; data may still be written later. On error, returns which command failed; those before
+    /// it were applied.
     fn apply(&mut self, items: &[Item<'_>]) -> Result<(), Failed>;
-    /// The commands whose data could not be written after they had been applied, in order, each told once. With
-    /// [`Wait::Yes`] all data is written by then.
+    /// Returns the commands whose data could not be written after they had been applied, in order, each once. With
+    /// [`Wait::Yes`] it first waits until all data is written.
     fn late(&mut self, wait: Wait) -> Vec<Late>;
     /// Everything up to here was applied. The target may note it, and make it durable.
     fn checkpoint(&mut self, mark: &Mark) -> Result<(), ApplyError>;
     /// The subvolume is complete.
     fn finish(&mut self) -> Result<(), ApplyError>;
-    /// Nothing more comes. `applied`: up to where the stream was applied, where that is known exactly.
+    /// Ends the subvolume incomplete. `applied`: the position up to which the stream was applied, if it is known
+    /// exactly.
     fn abandon(&mut self, applied: Option<&Mark>, incomplete: Incomplete) -> Result<(), ApplyError>;
-    /// What is worth telling, once.
+    /// Returns the warnings since the last call.
     fn take_warnings(&mut self) -> Vec<String>;
 }
 
@@ -201,10 +204,10 @@ pub enum Wait {
     No,
 }
 
-/// A command that turned out to fail when later ones had been applied.
+/// A command that failed after later ones had been applied.
 #[derive(Debug)]
 pub struct Late {
-    /// Where in the stream it begins.
+    /// The byte of the stream at which it begins.
     pub position: u64,
     /// Its name.
     pub command: &'static str,
@@ -224,9 +227,9 @@ pub enum ApplyError {
     /// The host's file system refuses.
     #[error("{what}: {source}")]
     Host {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
     /// It makes no sense here.
@@ -247,7 +250,7 @@ pub enum ReceiveError {
     /// The stream breaks a rule: of order, or of paths.
     #[error("byte {position} of the stream: {command}: {what}")]
     Rule {
-        /// Where the command begins.
+        /// The byte of the stream at which the command begins.
         position: u64,
         /// Its name.
         command: &'static str,
@@ -257,7 +260,7 @@ pub enum ReceiveError {
     /// A command could not be applied.
     #[error("byte {position} of the stream: {command} {path}: {source}")]
     Command {
-        /// Where the command begins.
+        /// The byte of the stream at which the command begins.
         position: u64,
         /// Its name.
         command: &'static str,
@@ -269,7 +272,7 @@ pub enum ReceiveError {
     /// Something else failed.
     #[error("{what}: {source}")]
     Target {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
         /// Why not.
         source: Box<ApplyError>,

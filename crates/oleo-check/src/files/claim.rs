@@ -1,16 +1,16 @@
 //! Claims: what one item says of another, as numbers that add up.
 //!
-//! A name is written three times (DIR_ITEM, DIR_INDEX, INODE_REF), its kind twice (entry, mode), a file without names twice
-//! (`nlink` 0, ORPHAN_ITEM). Each writing is a claim; the two sides of a pair are added and subtracted as 128-bit hashes.
-//! Where a sum is zero, both sides say the same, wherever they stand and however many leaves lie between them. Sums of
-//! leaves add up to those of trees in any grouping, so a leaf that a hundred snapshots share is read once.
+//! A name is written three times (DIR_ITEM, DIR_INDEX, INODE_REF), its type twice (entry, mode), a file without names
+//! twice (`nlink` 0, ORPHAN_ITEM). Each of these is a claim; the two sides of a pair are added and subtracted as
+//! 128-bit hashes. If a sum is zero, both sides agree, wherever they are and however many leaves lie between them. Sums
+//! of leaves add up to those of trees in any grouping, so a leaf that a hundred snapshots share is read once.
 //!
-//! A sum that is not zero says that something is wrong, not what: [`second_pass`](super::second_pass) reads the tree
-//! again for that.
+//! A sum other than zero shows that something is wrong, but not what: for that, [`second_pass`](super::second_pass)
+//! reads the tree again.
 
 use oleo_format::{FileType, Key};
 
-/// What is matched with what.
+/// The pairs of claims.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(usize)]
 pub(crate) enum Pair {
@@ -32,13 +32,13 @@ pub(crate) const PAIRS: usize = 4;
 pub(crate) struct Sums(pub [u128; PAIRS]);
 
 impl Sums {
-    /// One side of a pair claims this.
+    /// Adds a claim of one side of a pair.
     pub(crate) fn plus(&mut self, pair: Pair, hash: u128) {
         let sum = &mut self.0[pair as usize];
         *sum = sum.wrapping_add(hash);
     }
 
-    /// The other side claims this, `times` times.
+    /// Subtracts a claim of the other side, `times` times.
     pub(crate) fn minus(&mut self, pair: Pair, hash: u128, times: u64) {
         let sum = &mut self.0[pair as usize];
         *sum = sum.wrapping_sub(hash.wrapping_mul(u128::from(times)));
@@ -56,7 +56,7 @@ impl Sums {
     }
 }
 
-/// A hash of 128 bits for sums: fast, the same everywhere, not meant against someone who makes collisions on purpose.
+/// A 128-bit hash for sums: fast, the same on every machine, not safe against deliberate collisions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hash(u64, u64);
 
@@ -98,17 +98,17 @@ impl Hash {
     }
 }
 
-/// A name in a directory: what [`entry`] and [`name`] have in common.
+/// A name in a directory: the common part of [`entry`] and [`name`].
 pub(crate) fn named(dir: u64, name: &[u8]) -> Hash {
     Hash::new(Pair::Names).word(dir).bytes(name)
 }
 
-/// [`Pair::Entries`]: an entry as its directory tells it.
+/// [`Pair::Entries`]: an entry as its directory records it.
 pub(crate) fn entry(named: Hash, to: Key, kind: FileType) -> u128 {
     named.word(to.objectid ^ K[1]).word(u64::from(to.item_type.0) << 8 | u64::from(kind.to_disk())).end()
 }
 
-/// [`Pair::Names`]: a name as both its directory and its inode tell it.
+/// [`Pair::Names`]: a name as both its directory and its inode record it.
 pub(crate) fn name(named: Hash, index: u64, ino: u64) -> u128 {
     named.word(index).word(ino).end()
 }

@@ -4,19 +4,20 @@ use std::sync::Arc;
 
 use super::claim::Sums;
 
-/// What is known of inodes all of whose items have been seen, and of items that stand alone.
+/// What is known of inodes whose items have all been seen, and of items that belong to no inode.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Closed {
     pub sums: Sums,
     /// Sum of [`claim::edge`](super::claim::edge)s.
     pub edges: u128,
-    /// A directory lies in one with a higher number: only then can directories form a ring.
+    /// A directory lies in one with a higher number; without that, directories cannot form a ring.
     pub upward: bool,
     /// Inode 256 is there, and whether it is a directory.
     pub root_dir: Option<bool>,
     /// A block is missing.
     pub lost: bool,
-    /// Directories that are not in the root directory, and where they are: a list for each leaf, which all share.
+    /// Directories that are not in the root directory, with their parents: one list per leaf, shared by all that
+    /// contain the leaf.
     pub dirs: Vec<Arc<[(u64, u64)]>>,
 }
 

@@ -1,11 +1,12 @@
-//! The file extents of one inode, in so far as they have been seen: where they begin and end, whether they touch.
+//! The file extents of one inode that have been seen so far: where they begin and end, whether they touch.
 
 use oleo_format::{Compression, FileExtentHead, FileExtentItem};
 
 /// The most bytes that an inline extent may have that is not compressed (`BTRFS_MAX_INLINE_DATA_SIZE` for the largest nodes).
 const INLINE_LEN_MAX: u64 = 65535;
 
-/// What has been seen of an inode's file extents, from the first to the last: no list, however many there are.
+/// The file extents of an inode seen so far, from the first to the last. Not a list, so its size does not depend on
+/// their number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Run {
     /// Offset of the first.
@@ -24,15 +25,15 @@ pub(crate) struct Run {
     pub compressed: bool,
 }
 
-/// One file extent, taken apart.
+/// One file extent, parsed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Extent {
     pub run: Run,
     /// The transaction that wrote it.
     pub generation: u64,
-    /// What is wrong with it by itself: what there is, what should be.
+    /// What is wrong with it by itself: the value, and what it should be.
     pub odd: Option<(u64, &'static str)>,
-    /// Data on disk that is read through it: where, how long.
+    /// The data on disk that is read through it: address and length.
     pub data: Option<(u64, u64)>,
 }
 
@@ -65,7 +66,7 @@ impl Extent {
 }
 
 impl Run {
-    /// What both are, `next` behind; and how far they overlap, if they do.
+    /// Joins two runs, `next` after `self`; also returns how far they overlap, if they do.
     pub(crate) fn then(self, next: Run) -> (Run, Option<(u64, u64)>) {
         let overlap = (self.end > next.start).then_some((next.start, self.end));
         let between = (self.end < next.start).then_some(self.end);

@@ -1,4 +1,4 @@
-//! All trees of files of a volume, and what binds them.
+//! All trees of files of a volume, and the relations between trees.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
@@ -17,21 +17,21 @@ use super::{Context, LeafSummary, Reporter};
 use crate::finding::Kind;
 use crate::input::{Env, Input, ReportFinding, TreeStart, Used};
 
-/// Takes the items of a tree, one by one.
+/// A consumer of a tree's items, one by one.
 type Each<'a> = &'a mut dyn FnMut(&Key, &[u8]);
 
 /// All trees of files of a volume. Shared by threads.
 #[derive(Debug, Default)]
 pub(crate) struct Forest {
-    /// Sums that did not balance and were looked into already.
+    /// Sums that did not balance and whose trees were read again already.
     looked: Mutex<HashSet<Sums>>,
     /// Sums of directories among which rings were searched already.
     edges: Mutex<HashSet<u128>>,
 }
 
 impl Forest {
-    /// Checks a whole tree of files from the summaries of its root block; where they do not add up, reads it again to name what
-    /// is wrong. Trees that hold no files are passed over. Where a tree is half deleted, its summaries begin with
+    /// Checks a whole tree of files from the summary of its root block. If that does not add up, reads the tree again
+    /// to name what is wrong. Trees that hold no files are skipped. The summary of a half-deleted tree begins with
     /// [`LeafSummary::lost`].
     pub fn tree(
         &self,
@@ -54,7 +54,7 @@ impl Forest {
         });
     }
 
-    /// The same for a tree that `read` reads.
+    /// Does the same for a tree that `read` reads.
     pub(super) fn check(&self, c: &Context<'_>, summaries: LeafSummary, is_half: bool, read: &mut dyn FnMut(Each<'_>)) {
         let closed = summaries.finish(c);
         if closed.lost || is_half {
@@ -63,7 +63,7 @@ impl Forest {
         if closed.root_dir != Some(true) {
             c.error(Kind::RootDir, Key::inode(Ino::ROOT_DIR), "no directory", "a directory");
         }
-        // Snapshots with the same directories, or of one damage, are looked into once.
+        // Snapshots with the same directories, or the same damage, are examined once.
         if closed.upward && self.edges.lock().insert(closed.edges) {
             for dir in rings(&closed.dirs) {
                 c.error(Kind::DirRing, Key::inode(Ino(dir)), "a directory below itself", "one below the root");
@@ -80,12 +80,13 @@ impl Forest {
     }
 }
 
-/// Follows every directory upwards, each once, and returns one of each ring. In the lists are directories and where they
-/// are; what is not there ends a way: the root directory, and directories of which others say that they are missing.
+/// Follows every directory upwards, each once, and returns one of each ring. `dirs` are lists of directories and their
+/// parents. A path ends at a directory that is not listed: the root directory, or one that is reported as missing
+/// elsewhere.
 fn rings(dirs: &[Arc<[(u64, u64)]>]) -> Vec<u64> {
     let mut all: Vec<(u64, u64)> = dirs.iter().flat_map(|list| list.iter().copied()).collect();
     all.sort_unstable();
-    // 0: not yet; else the number of the walk that came by.
+    // 0: not visited; else the number of the walk that visited it.
     let mut seen = vec![0u32; all.len()];
     let mut found = Vec::new();
     for (first, walk) in (0..all.len()).zip(1u32..) {
@@ -105,8 +106,8 @@ fn rings(dirs: &[Arc<[(u64, u64)]>]) -> Vec<u64> {
     found
 }
 
-/// Checks what ties trees to each other: root references, the uuid tree, orphans of the root tree, log trees, and with
-/// `used` (given when quota is on) the numbers of quota groups. `trees` are all trees that have root items, in the order of
+/// Checks the relations between trees: root references, the uuid tree, orphans of the root tree, log trees, and with
+/// `used` (given if quota is on) the numbers of quota groups. `trees` are all trees with root items in the order of
 /// their keys, after the root tree and, if there is one, the root of log trees.
 pub(crate) fn check_volume(
     env: &Env,
@@ -117,11 +118,11 @@ pub(crate) fn check_volume(
 ) {
     let reporter = Reporter { report, data: &|_| {} };
     let context = |tree| Context::new(env, tree, reporter);
-    // Logs of single trees have the number of all of them, and offsets.
+    // Logs of single trees share one number and differ in the offset.
     let find = |tree| trees.iter().find(|start| start.tree == tree && start.key.offset == 0);
     let subvols: BTreeMap<TreeId, &TreeStart> = trees.iter().map(|start| (start.tree, start)).collect();
     let mut roots = Roots::default();
-    // Where a block cannot be read, what is in it would be missed everywhere.
+    // If a block cannot be read, its items would be reported as missing everywhere.
     let Some(start) = find(TreeId::ROOT) else { return };
     if !all(input, start, &mut |key, item| roots.item(key, item)) {
         return;
@@ -164,7 +165,7 @@ fn check_logs(c: &Context<'_>, input: &Input<'_>, start: &TreeStart, roots: &Roo
     }
 }
 
-/// Reads a tree; false if a block of it cannot be read.
+/// Reads a tree; false if one of its blocks cannot be read.
 fn all(input: &Input<'_>, start: &TreeStart, each: &mut dyn FnMut(&Key, &[u8])) -> bool {
     input.each(start, Key::MIN, Key::MAX, &mut |key, item| {
         each(key, item);
@@ -172,7 +173,7 @@ fn all(input: &Input<'_>, start: &TreeStart, each: &mut dyn FnMut(&Key, &[u8])) 
     })
 }
 
-/// What is at an index of a directory.
+/// Returns what an index of a directory leads to.
 fn entry(input: &Input<'_>, start: &TreeStart, dir: Ino, index: u64) -> Entry {
     let key = Key::dir_index(dir, index);
     let mut found = Entry::Nothing;

@@ -1,9 +1,8 @@
-//! One inode, in so far as its items have been seen.
+//! One inode, as far as its items have been seen.
 //!
-//! An inode's items may lie in several leaves. A [`InodeSummary`] is what some of them, next to each other, amount to:
-//! sums and ends, no lists, so it is small however large the inode. Parts that meet are joined
-//! ([`InodeSummary::then`]); when an item of another inode stands on both sides, the inode is complete and
-//! [`InodeSummary::check`] says what is wrong with it.
+//! The items of an inode may be in several leaves. An [`InodeSummary`] describes some adjacent ones: sums and ends, no
+//! lists, so it is small however large the inode. Parts that meet are joined ([`InodeSummary::then`]). If items of
+//! other inodes are on both sides, the inode is complete and [`InodeSummary::check`] reports what is wrong with it.
 
 use std::sync::Arc;
 
@@ -22,7 +21,7 @@ pub(crate) struct Verity {
     pub merkle: bool,
 }
 
-/// What the inode item says, as far as it is compared with something.
+/// The fields of the inode item that are compared with something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Fields {
     pub mode: u32,
@@ -48,12 +47,12 @@ impl Fields {
     }
 }
 
-/// An inode, as far as seen.
+/// One inode, as far as its items have been seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct InodeSummary {
     pub ino: u64,
-    /// The owner and the address of the leaf that the first of these items is in: where findings are placed. Trees that share
-    /// the leaf then tell the same.
+    /// The owner and the address of the leaf that the first of these items is in, where findings are placed. So trees
+    /// that share the leaf report the same.
     pub tree: TreeId,
     pub block: Option<Logical>,
     /// Its inode item, which comes before all others.
@@ -68,10 +67,10 @@ pub(crate) struct InodeSummary {
     pub entries: u64,
     pub verity: Verity,
     pub run: Option<Run>,
-    /// Data on disk of which it is not known yet whether it has checksums: the inode item has not been seen. One list for
-    /// each leaf, which all that hold it share.
+    /// Data on disk that may need checksums: the inode item has not been seen yet. One list for each leaf, shared by
+    /// all that contain the leaf.
     pub pending: Vec<Arc<[(u64, u64)]>>,
-    /// A block next to it is lost, which may have held more: it is not checked.
+    /// A neighbouring block is lost, which may have held more of it: it is not checked.
     pub torn: bool,
 }
 
@@ -97,7 +96,7 @@ impl InodeSummary {
         Context { tree: self.tree, block: self.block, ..*c }
     }
 
-    /// Takes a file extent in; `fresh` collects data that waits for the inode item.
+    /// Adds a file extent; `fresh` collects data that waits for the inode item.
     pub(crate) fn extent(&mut self, c: &Context<'_>, e: &Extent, fresh: &mut Vec<(u64, u64)>) {
         if let Some(data) = e.data {
             match &self.fields {
@@ -124,7 +123,7 @@ impl InodeSummary {
         }
     }
 
-    /// This part and the one that follows it, of the same inode.
+    /// Joins this part and the one that follows it, of the same inode.
     pub(crate) fn then(&self, next: &InodeSummary, c: &Context<'_>) -> InodeSummary {
         let run = match (self.run, next.run) {
             (Some(a), Some(b)) => {
@@ -161,7 +160,7 @@ impl InodeSummary {
         }
     }
 
-    /// Checks the inode, all of whose items have been seen, and adds it to what is known of the tree.
+    /// Checks the inode, whose items have all been seen, and adds it to what is known of the tree.
     pub(crate) fn check(&self, c: &Context<'_>, closed: &mut Closed, dirs: &mut Vec<(u64, u64)>) {
         let c = &self.place(c);
         let key = Key::inode(Ino(self.ino));
@@ -201,14 +200,14 @@ impl InodeSummary {
         self.check_verity(fields, c);
     }
 
-    /// How many entries name it: the root directory's reference to itself is none.
+    /// How many entries name it, without the root directory's reference to itself.
     fn named(&self) -> u64 {
         if self.ino == Ino::ROOT_DIR.0 { self.refs.saturating_sub(1) } else { self.refs }
     }
 
     fn check_dir(&self, fields: &Fields, c: &Context<'_>) {
         let key = Key::inode(Ino(self.ino));
-        // Of one without a name nothing is asked: eviction takes entries away without counting.
+        // An inode without a name is not checked here: eviction removes entries without counting.
         if fields.size != self.entry_bytes && fields.nlink > 0 {
             c.error(Kind::DirSize, key, fields.size, self.entry_bytes);
         }
@@ -230,7 +229,7 @@ impl InodeSummary {
         let nbytes = self.run.map_or(0, |run| run.nbytes);
         match kind {
             FileType::RegFile | FileType::Symlink => {
-                // Eviction takes extents away without counting, in as many transactions as it takes.
+                // Eviction removes extents without counting, over several transactions.
                 if fields.nbytes != nbytes && fields.nlink > 0 {
                     c.error(Kind::FileBytes, key, fields.nbytes, nbytes);
                 }
@@ -277,7 +276,7 @@ impl InodeSummary {
     }
 }
 
-/// Says whether data needs checksums.
+/// Reports whether data needs checksums.
 fn need(fields: &Fields, (start, len): (u64, u64), c: &Context<'_>) {
     if c.data_sums {
         (c.reporter.data)(DataNeed { start, len, sums: !fields.flags.contains(InodeFlags::NODATASUM) });

@@ -1,7 +1,8 @@
-//! What a run of neighbouring leaves amounts to: complete inodes checked and summed up, the first and the last one kept open.
+//! The summary of a run of adjacent leaves: complete inodes are checked and summed up, the first and the last stay
+//! open.
 //!
-//! `LeafSummary` is a monoid: [`LeafSummary::default`] is nothing, [`LeafSummary::then`] joins. A block that cannot be read is
-//! [`LeafSummary::lost`]: inodes that touch it are not checked, nor is the tree as a whole.
+//! `LeafSummary` is a monoid: [`LeafSummary::default`] is its zero, [`LeafSummary::then`] joins. A block that cannot be
+//! read is [`LeafSummary::lost`]: inodes that touch it are not checked, nor is the tree as a whole.
 
 use oleo_format::{
     CheckedNode, DirEntryRef, Ino, InodeExtrefEntryRef, InodeItem, InodeRefEntryRef, ItemType, Key, TreeId,
@@ -15,7 +16,7 @@ use super::{Context, Reporter};
 use crate::finding::Kind;
 use crate::input::Env;
 
-/// The inodes at the two ends, which may go on next door.
+/// The inodes at the two ends, which may continue in the neighbouring leaves.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[allow(clippy::large_enum_variant, reason = "nearly all have two ends")]
 enum Ends {
@@ -24,11 +25,11 @@ enum Ends {
     None,
     /// All items are of one inode.
     One(InodeSummary),
-    /// The first and the last; `None` if a block is lost, which may have held more of its neighbour.
+    /// The first and the last. `None` if the block next to it is lost, since that may have held more of the inode.
     Two(Option<InodeSummary>, Option<InodeSummary>),
 }
 
-/// What a run of neighbouring leaves amounts to. About 500 bytes.
+/// The summary of a run of adjacent leaves. About 500 bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct LeafSummary {
     ends: Ends,
@@ -36,19 +37,19 @@ pub(crate) struct LeafSummary {
 }
 
 impl LeafSummary {
-    /// What a leaf amounts to; findings name its owner. Needed once for each leaf, from any thread.
+    /// Summarises a leaf; findings name its owner. Called once for each leaf, from any thread.
     pub(crate) fn of_leaf(env: &Env, leaf: &CheckedNode, reporter: Reporter<'_>) -> LeafSummary {
         let mut c = Context::new(env, leaf.owner(), reporter);
         c.block = Some(leaf.logical());
         LeafSummary::of_items(&c, leaf.iter())
     }
 
-    /// Takes in the summaries of the run of leaves right behind this one.
+    /// Adds the summary of the run of leaves directly after this one.
     pub(crate) fn join(&mut self, right: &LeafSummary, env: &Env, tree: TreeId, reporter: Reporter<'_>) {
         *self = self.then(right, &Context::new(env, tree, reporter));
     }
 
-    /// What some items amount to. The keys must rise.
+    /// Summarises items whose keys rise.
     pub(super) fn of_items<'a>(c: &Context<'_>, items: impl IntoIterator<Item = (Key, &'a [u8])>) -> LeafSummary {
         let mut leaf = Leaf::default();
         for (key, data) in items {
@@ -57,12 +58,12 @@ impl LeafSummary {
         leaf.end(c)
     }
 
-    /// What a block that nobody can read amounts to, or the part of a tree that is deleted already.
+    /// The summary of a block that cannot be read, or of the deleted part of a tree.
     pub(crate) fn lost() -> LeafSummary {
         LeafSummary { ends: Ends::Two(None, None), closed: Closed { lost: true, ..Closed::default() } }
     }
 
-    /// This, and `next` right behind it.
+    /// Joins this summary and `next`, which follows it.
     #[must_use]
     pub(super) fn then(&self, next: &LeafSummary, c: &Context<'_>) -> LeafSummary {
         let mut closed = self.closed.clone();
@@ -73,7 +74,7 @@ impl LeafSummary {
         LeafSummary { ends, closed }
     }
 
-    /// The whole tree has been seen: checks the inodes at its ends.
+    /// Ends the tree: checks the inodes at its two ends.
     pub(super) fn finish(self, c: &Context<'_>) -> Closed {
         let mut closed = self.closed;
         let mut dirs = Vec::new();
@@ -101,7 +102,7 @@ fn join_ends(a: &Ends, b: &Ends, c: &Context<'_>, closed: &mut Closed, dirs: &mu
         Ends::Two(first, last) => (first.as_ref(), Some(last)),
     };
     match (left, right) {
-        // The inode goes on across the seam.
+        // The inode continues across the border.
         (Some(l), Some(r)) if l.ino == r.ino => {
             let whole = l.then(r, c);
             match (head, tail) {
@@ -116,7 +117,7 @@ fn join_ends(a: &Ends, b: &Ends, c: &Context<'_>, closed: &mut Closed, dirs: &mu
         }
         (l, r) => {
             let torn = |part: &InodeSummary, is_torn| InodeSummary { torn: part.torn || is_torn, ..part.clone() };
-            // Whole only if nothing was lost on the other side of the seam.
+            // The inode is complete only if nothing was lost on the other side of the border.
             if let (Some(part), Some(_), true) = (l, r, head.is_some()) {
                 part.check(c, closed, dirs);
             }
@@ -153,7 +154,7 @@ impl Leaf {
         LeafSummary { ends, closed: self.closed }
     }
 
-    /// Ends the current inode: the first one of the leaf is kept, the others are complete, but for the last.
+    /// Ends the current inode. The first and the last one of the leaf are kept; all others are complete.
     fn take(&mut self, c: &Context<'_>, at_end: bool) -> Option<InodeSummary> {
         let mut part = self.current.take()?;
         if !self.fresh.is_empty() {
@@ -187,8 +188,8 @@ impl Leaf {
             | ItemType::DIR_ITEM
             | ItemType::DIR_INDEX
             | ItemType::EXTENT_DATA => {}
-            // What does not belong into a tree of files, the block verifier refuses; logs are checked elsewhere. The cache of
-            // free inode numbers has two items of no type.
+            // The block verifier refuses items that do not belong into a tree of files; logs are checked elsewhere. The
+            // cache of free inode numbers has two items of no type.
             ItemType(0) if key.objectid == Key::FREE_SPACE => return,
             other => {
                 c.error(
@@ -251,14 +252,14 @@ impl Leaf {
     }
 }
 
-/// Nothing is younger than the superblock.
+/// Checks that an item is not younger than the superblock.
 fn young(c: &Context<'_>, key: &Key, generation: u64) {
     if generation > c.generation.0 {
         c.error(Kind::ItemGeneration, *key, generation, format_args!("at most {}", c.generation));
     }
 }
 
-/// Takes the names of an inode in.
+/// Adds the names of an inode.
 fn names<'a>(
     part: &mut InodeSummary,
     closed: &mut Closed,
@@ -289,24 +290,24 @@ fn names<'a>(
     }
 }
 
-/// Takes an entry by its index in.
+/// Adds an entry by index.
 fn index(closed: &mut Closed, key: &Key, e: &DirEntryRef<'_>) {
     let named = claim::named(key.objectid, e.name);
     closed.sums.minus(Pair::Entries, claim::entry(named, e.location, e.file_type), 1);
     let child = e.location.objectid;
     if e.location.item_type == ItemType::ROOT_ITEM {
-        // A subvolume, or what a snapshot shows of one: compared with the root tree.
+        // A subvolume, or the empty directory that a snapshot has in its place: compared with the root tree.
         return;
     }
     closed.sums.plus(Pair::Names, claim::name(named, key.offset, child));
     closed.sums.plus(Pair::Types, claim::kind(child, e.file_type));
 }
 
-/// The names in one item must differ.
+/// Checks that the names in one item differ.
 fn unique(c: &Context<'_>, key: &Key, data: &[u8], kind: Kind) {
     let mut entries = DirEntryRef::iter(data).flatten();
     let Some(first) = entries.next() else { return };
-    // One entry is what nearly all have.
+    // Nearly all items have one entry.
     let rest: Vec<&[u8]> = entries.map(|e| e.name).collect();
     if rest.is_empty() {
         return;

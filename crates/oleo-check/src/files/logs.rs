@@ -1,8 +1,8 @@
 //! Log trees: what was synced since the last commit, to be replayed when the volume is opened for writing.
 //!
-//! A log holds parts of inodes, so little can be held against it: its tree of files is there, nothing is younger than the
-//! commit it belongs to, ranges of directories are ranges (they may overlap: their union counts), file extents do not
-//! overlap. Its blocks are of the transaction after that of the superblock.
+//! A log holds parts of inodes, so few things can be checked: its tree of files exists, nothing is younger than the
+//! commit it belongs to, ranges of directories do not end before they begin (they may overlap: their union counts),
+//! file extents do not overlap. Its blocks are of the transaction after that of the superblock.
 
 use oleo_format::{DirLogItem, Ino, InodeItem, ItemType, Key, RootItem, TreeId};
 
@@ -11,7 +11,7 @@ use super::extents::Extent;
 use super::roots::Roots;
 use crate::finding::Kind;
 
-/// Checks the root item of a log; true if the log is to be read.
+/// Checks the root item of a log and returns it, if it can be read.
 pub(super) fn check_root(c: &Context<'_>, roots: &Roots, key: &Key, item: &[u8]) -> Option<RootItem> {
     let root = RootItem::decode(item).ok()?;
     if !roots.is_live(TreeId(key.offset)) && key.offset != TreeId::DATA_RELOC.0 {
@@ -23,12 +23,12 @@ pub(super) fn check_root(c: &Context<'_>, roots: &Roots, key: &Key, item: &[u8])
 /// Checks the items of one log, in the order of keys.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    /// The file whose extents pass by, and where the last one ends.
+    /// The file whose extents are being fed, and where the last one ends.
     extent: Option<(u64, u64)>,
 }
 
 impl Log {
-    /// The next item.
+    /// Takes the next item.
     pub(super) fn item(&mut self, c: &Context<'_>, key: &Key, data: &[u8]) {
         match key.item_type {
             ItemType::INODE_ITEM => {

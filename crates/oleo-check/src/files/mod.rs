@@ -1,16 +1,16 @@
-//! What is inside the trees of files, and what binds trees to one another.
+//! The contents of the trees of files, and the relations between trees.
 //!
-//! Normal path: (1) [`LeafSummary::of_leaf`] once for each leaf, however many trees share it; (2) [`LeafSummary::join`]
-//! joins neighbours, leaves to nodes and nodes to trees, and may be remembered per block: a snapshot costs the blocks
-//! that it does not share; (3) [`Forest::tree`] checks a whole tree of files from its summaries and, where something
-//! does not add up, reads that tree again to name it ([`second_pass`]); (4) [`check_volume`] checks what is between the
-//! trees.
+//! Normal path: (1) [`LeafSummary::of_leaf`] runs once for each leaf, however many trees share it; (2)
+//! [`LeafSummary::join`] joins neighbours, leaves to nodes and nodes to trees. Results can be kept per block, so a
+//! snapshot costs only the blocks it does not share; (3) [`Forest::tree`] checks a whole tree of files from its summary
+//! and, if something does not add up, reads that tree again to name it ([`second_pass`]); (4) [`check_volume`] checks
+//! the relations between trees.
 //!
 //! Invariants: `join` is associative, so the verdict does not depend on how a tree is cut into blocks. Findings are
-//! reported while joining; two trees that join the same neighbours in different nodes report the same finding twice: the
-//! receiver drops duplicates. Nothing keeps a list of files, so memory grows with blocks (about 500 bytes each),
-//! directories (16 bytes) and subvolumes only. Blocks are verified before: what `CheckedNode` checks within an item or
-//! a leaf is not checked again; items that do not parse are passed over.
+//! reported while joining; two trees that join the same neighbours in different nodes report the same finding twice,
+//! and the receiver drops duplicates. There is no list of files, so memory grows only with blocks (about 500 bytes
+//! each), directories (16 bytes) and subvolumes. Blocks are verified before: what `CheckedNode` checks within an item
+//! or a leaf is not checked again; items that do not parse are skipped.
 
 mod claim;
 mod closed;
@@ -34,32 +34,32 @@ pub(crate) use leaf_summary::LeafSummary;
 use crate::finding::{Finding, Kind, Place, Severity};
 use crate::input::{Env, ReportFinding};
 
-/// Data that a file reads, in bytes of the volume. The same may be told many times over.
+/// Data that a file reads, in bytes of the volume. The same data may be reported many times.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct DataNeed {
     /// Where it begins.
     pub start: u64,
     /// Its length.
     pub len: u64,
-    /// Whether each sector must have a checksum, or else must have none (files without checksums).
+    /// Whether each sector must have a checksum; if not, none may have one (files without checksums).
     pub sums: bool,
 }
 
 /// Where findings go.
 #[derive(Clone, Copy)]
 pub(crate) struct Reporter<'a> {
-    /// Something is wrong.
+    /// Takes a finding.
     pub report: ReportFinding<'a>,
-    /// This data needs checksums, or must not have any.
+    /// Takes data that needs checksums, or must not have any.
     pub data: &'a (dyn Fn(DataNeed) + Sync),
 }
 
-/// What checking needs to know beside the items.
+/// What the checks need besides the items.
 #[derive(Clone, Copy)]
 struct Context<'a> {
     /// The tree through which the items were reached.
     tree: TreeId,
-    /// The leaf they are in, where it is one.
+    /// The leaf they are in, if it is one leaf.
     block: Option<Logical>,
     /// Bytes of a sector.
     sectorsize: u32,
@@ -67,7 +67,7 @@ struct Context<'a> {
     no_holes: bool,
     /// The transaction of the superblock; nothing in a tree is younger.
     generation: Generation,
-    /// Say which data needs checksums: not for the data relocation tree.
+    /// Whether to report which data needs checksums: not for the data relocation tree.
     data_sums: bool,
     reporter: Reporter<'a>,
 }

@@ -1,15 +1,15 @@
-//! Quota groups: their items, how they hang together, and their numbers against what trees really use.
+//! Quota groups: their items, their relations, and their numbers compared with what trees really use.
 //!
-//! `rfer` of a group is what any of its subvolumes uses, `excl` what nobody else uses; groups of higher levels have all
-//! subvolumes below them. The usage comes as bytes per exact set of trees, so an extent that 64 snapshots share counts once
-//! here, with all extents that the same 64 share.
+//! `rfer` of a group is what any of its subvolumes uses, `excl` what no other subvolume uses; groups of higher levels
+//! contain all subvolumes below them. The usage comes as bytes per exact set of trees, so an extent that 64 snapshots
+//! share counts once here, with all extents that the same 64 share.
 //!
-//! With simple quotas both are what its subvolumes wrote: data by the owner that stands in its record, tree blocks by the owner in
-//! their headers, as far as they are not older than the quotas.
+//! With simple quotas both are what its subvolumes wrote: data by the owner in its record, tree blocks by the owner in
+//! their headers, unless they are older than the quotas.
 //!
-//! Silent: groups of subvolumes that are gone (the kernel keeps them); all numbers while a rescan runs, when they are marked
-//! inconsistent, and with full quotas when the status is of another transaction (the kernel marks them at the next mount) or a
-//! subvolume is half dropped (the kernel counts it no more, its blocks still refer).
+//! Not reported: groups of subvolumes that are gone (the kernel keeps them); any number while a rescan runs or while
+//! quota is marked inconsistent; with full quotas also if the status is of another transaction (the kernel marks it at
+//! the next mount) or a subvolume is half deleted (the kernel no longer counts it, but its blocks still refer).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,12 +29,12 @@ pub(super) struct Qgroups {
     status: Option<QgroupStatus>,
     infos: BTreeMap<u64, QgroupInfoItem>,
     limits: BTreeSet<u64>,
-    /// As the items tell them, each relation once from each side.
+    /// Each relation once from each side, as the items record it.
     relations: BTreeSet<(u64, u64)>,
 }
 
 impl Qgroups {
-    /// The next item of the quota tree.
+    /// Takes the next item of the quota tree.
     pub(super) fn item(&mut self, key: &Key, data: &[u8]) {
         match key.item_type {
             ItemType::QGROUP_STATUS => self.status = QgroupStatus::parse(data).ok(),
@@ -53,7 +53,7 @@ impl Qgroups {
         }
     }
 
-    /// Checks the tree, once all items were seen. Without `used` the numbers are not compared.
+    /// Checks the tree after all its items. Without `used` the numbers are not compared.
     pub(super) fn check(&self, c: &Context<'_>, roots: &Roots, used: Option<&Used>) {
         let Some(status) = &self.status else {
             let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
@@ -78,9 +78,9 @@ impl Qgroups {
             Some(Used::Shares(shares)) if current && !simple && !half => {
                 self.check_numbers(c, &count_shares(&members, shares), true);
             }
-            // Who wrote something does not change; nobody writes without keeping these numbers, either.
+            // The writer of an extent does not change, and every writer keeps these numbers.
             Some(Used::Owned(owned)) if simple && !status.flags.intersects(unsure) => {
-                // The kernel leaves the numbers after compression at zero here.
+                // The kernel leaves the compressed numbers at zero here.
                 self.check_numbers(c, &count_owned(&members, owned), false);
             }
             _ => {}
@@ -104,7 +104,7 @@ impl Qgroups {
         }
     }
 
-    /// Checks the relations and returns, for each subvolume's group, that and all groups that it is in.
+    /// Checks the relations and returns, for each subvolume's group, that group and all groups that contain it.
     fn check_relations(&self, c: &Context<'_>) -> BTreeMap<u64, BTreeSet<u64>> {
         let mut above: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for &(a, b) in &self.relations {
@@ -136,7 +136,7 @@ impl Qgroups {
         members
     }
 
-    /// `compressed`: the numbers after compression are kept, too, which are the same.
+    /// `compressed`: the compressed numbers are kept, too, and are the same.
     fn check_numbers(&self, c: &Context<'_>, counted: &Counted, compressed: bool) {
         for (&group, info) in &self.infos {
             let (rfer, excl) = counted.get(&group).copied().unwrap_or_default();
@@ -155,10 +155,10 @@ impl Qgroups {
     }
 }
 
-/// What groups use: referenced, exclusive.
+/// The usage of groups: referenced, exclusive.
 type Counted = BTreeMap<u64, (u64, u64)>;
 
-/// What full quotas say. `members` has all groups that a subvolume's group is in, itself included.
+/// The usage by full quotas. `members` has all groups that contain a subvolume's group, itself included.
 fn count_shares(members: &BTreeMap<u64, BTreeSet<u64>>, shares: &[Share]) -> Counted {
     let mut counted = Counted::new();
     for Share { trees, bytes } in shares {
@@ -180,7 +180,7 @@ fn count_shares(members: &BTreeMap<u64, BTreeSet<u64>>, shares: &[Share]) -> Cou
     counted
 }
 
-/// What simple quotas say: both numbers are the same.
+/// The usage by simple quotas: both numbers are the same.
 fn count_owned(members: &BTreeMap<u64, BTreeSet<u64>>, owned: &Owned) -> Counted {
     let mut counted = Counted::new();
     for (tree, bytes) in owned {

@@ -1,8 +1,9 @@
-//! The root tree: which subvolumes there are, how they hang in each other, which are being deleted.
+//! The root tree: which subvolumes there are, how they are nested, which are being deleted.
 //!
-//! A subvolume's place is told four times: ROOT_REF (parent to child) and ROOT_BACKREF (child to parent) in the root tree, and two
-//! entries in a directory of the parent, which [`second_pass`](super::second_pass) compares with each other. A snapshot
-//! copies entries but not references: an entry without a ROOT_REF shows an empty directory and is sound.
+//! The place of a subvolume is recorded four times: ROOT_REF (parent to child) and ROOT_BACKREF (child to parent) in
+//! the root tree, and two entries in a directory of the parent, which [`second_pass`](super::second_pass) compares with
+//! each other. A snapshot copies entries but not references: an entry without a ROOT_REF is an empty directory and
+//! sound.
 //!
 //! Memory: about a kilobyte per subvolume.
 
@@ -25,14 +26,14 @@ pub(super) enum Entry {
 /// What the root tree holds.
 #[derive(Default, Debug)]
 pub(super) struct Roots {
-    /// Trees of files by number. The offset of the root item's key with it.
+    /// Trees of files by number, with the offset of the root item's key.
     pub trees: BTreeMap<TreeId, (u64, RootItem)>,
     /// (parent, child).
     refs: BTreeMap<(TreeId, TreeId), RootRefEntry>,
     /// (parent, child).
     backrefs: BTreeMap<(TreeId, TreeId), RootRefEntry>,
     orphans: BTreeSet<u64>,
-    /// Files that caches of free space are kept in.
+    /// Files that hold caches of free space.
     inodes: BTreeSet<u64>,
     caches: Vec<(Key, Key)>,
     default: Option<(Key, DirEntry)>,
@@ -42,7 +43,7 @@ pub(super) struct Roots {
 const DEFAULT: &[u8] = b"default";
 
 impl Roots {
-    /// The next item of the root tree.
+    /// Takes the next item of the root tree.
     pub(super) fn item(&mut self, key: &Key, data: &[u8]) {
         let tree = TreeId(key.objectid);
         match key.item_type {
@@ -82,12 +83,12 @@ impl Roots {
         }
     }
 
-    /// Whether this subvolume is there and not deleted.
+    /// Whether this subvolume exists and is not deleted.
     pub(super) fn is_live(&self, tree: TreeId) -> bool {
         self.trees.get(&tree).is_some_and(|(_, root)| root.refs.get() > 0)
     }
 
-    /// Checks the root tree, once all items were seen. `entry` looks up what is at an index of a directory of a tree.
+    /// Checks the root tree after all its items. `entry` looks up an index of a directory of a tree.
     pub(super) fn check(&self, c: &Context<'_>, entry: &mut dyn FnMut(TreeId, Ino, u64) -> Entry) {
         self.check_refs(c, entry);
         self.check_trees(c);

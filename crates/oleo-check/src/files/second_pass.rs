@@ -1,11 +1,12 @@
-//! The second pass: a tree whose sums do not balance is read again to say which items are at fault.
+//! The second pass: reads a tree whose sums do not balance again, to name the items at fault.
 //!
-//! Normal path, with the whole tree fed item by item in each round: (1) the first round adds claims up in buckets, one for many
-//! names (or inodes), so that what is at fault lies in the few buckets that do not balance; (2) the second round keeps what
-//! is told of the names and inodes in those buckets; (3) [`SecondPass::end`] compares them and says what has no other side.
+//! Normal path; each round feeds the whole tree item by item. (1) The first round adds claims up in buckets, each for
+//! many names (or inodes), so that the faults are in the few buckets that do not balance. (2) The second round keeps
+//! all claims on the names and inodes of those buckets. (3) [`SecondPass::end`] compares them and reports each that has
+//! no counterpart.
 //!
-//! Memory: 4 × 16384 buckets of 32 bytes; then at most about `KEPT_MAX` names and inodes, for which buckets are taken until their
-//! claims are that many, and one finding says that there is more; and as many directories without a name.
+//! Memory: 4 × 16384 buckets of 32 bytes; then at most about `KEPT_MAX` names and inodes (buckets are chosen until
+//! their claims are that many, and one finding says that there is more); and as many directories without a name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +22,7 @@ const BUCKETS: usize = 1 << 14;
 /// How many claims the second round keeps.
 const KEPT_MAX: u64 = 1 << 16;
 
-/// What one item claims.
+/// A claim that one item makes.
 enum Claim<'a> {
     ByName {
         dir: u64,
@@ -46,7 +47,7 @@ enum Claim<'a> {
         ino: u64,
         fields: Fields,
     },
-    /// After all items of an inode that has an inode item.
+    /// Made after all items of an inode that has an inode item.
     Named {
         ino: u64,
         fields: Fields,
@@ -57,7 +58,7 @@ enum Claim<'a> {
     },
 }
 
-/// What is claimed of one name in one directory.
+/// The claims on one name in one directory.
 #[derive(Default, Debug)]
 struct Name {
     by_name: Vec<(Key, FileType)>,
@@ -65,7 +66,7 @@ struct Name {
     refs: Vec<(u64, u64)>,
 }
 
-/// What is claimed of one inode.
+/// The claims on one inode.
 #[derive(Default, Debug)]
 struct Inode {
     fields: Option<Fields>,
@@ -89,12 +90,12 @@ pub(super) struct SecondPass {
     current: Option<Current>,
     names: BTreeMap<(u64, Box<[u8]>), Name>,
     inodes: BTreeMap<u64, Inode>,
-    /// Directories without a name, which wait to be taken away: what is left of their entries is of no consequence.
+    /// Directories without a name, which are to be deleted: what is left of their entries does not matter.
     dying: BTreeSet<u64>,
     left_out: u64,
 }
 
-/// The inode whose items pass by.
+/// The inode whose items are being fed.
 #[derive(Debug)]
 struct Current {
     ino: u64,
@@ -102,12 +103,12 @@ struct Current {
     named: u64,
 }
 
-/// In which bucket all is told of one name.
+/// The bucket of all claims on one name.
 fn name_bucket(dir: u64, name: &[u8]) -> usize {
     bucket(Hash::new(Pair::Names).word(dir).bytes(name))
 }
 
-/// In which bucket all is told of one inode.
+/// The bucket of all claims on one inode.
 fn ino_bucket(ino: u64) -> usize {
     bucket(Hash::new(Pair::Orphans).word(ino))
 }
@@ -132,7 +133,7 @@ impl SecondPass {
         }
     }
 
-    /// Chooses the buckets to look into. False if there is none.
+    /// Chooses the buckets to keep in the second round; false if there is none.
     fn choose(&mut self) -> bool {
         let mut claims = 0;
         let mut some = false;
@@ -148,7 +149,7 @@ impl SecondPass {
         some
     }
 
-    /// The next item.
+    /// Takes the next item.
     pub(super) fn item(&mut self, key: &Key, item: &[u8]) {
         let dir = key.objectid;
         if key.item_type == ItemType::ORPHAN_ITEM {
@@ -269,7 +270,7 @@ impl SecondPass {
         pairs.iter().any(|&pair| row.get(pair as usize).is_some_and(|bucket| bucket.kept))
     }
 
-    /// Second round: keeps what is told of the names and inodes in the chosen buckets.
+    /// Second round: keeps the claims on names and inodes in the chosen buckets.
     fn keep(&mut self, one_claim: &Claim<'_>) {
         const OF_NAME: [Pair; 2] = [Pair::Entries, Pair::Names];
         const OF_INODE: [Pair; 2] = [Pair::Types, Pair::Orphans];
@@ -306,7 +307,7 @@ impl SecondPass {
         }
     }
 
-    /// Says what was found.
+    /// Reports what was found.
     pub(super) fn end(self, c: &Context<'_>) {
         for ((dir, text), name) in self.names.iter().filter(|((dir, _), _)| !self.dying.contains(dir)) {
             check_entries(c, *dir, text, name);
@@ -322,7 +323,7 @@ impl SecondPass {
     }
 }
 
-/// The two entries of a name against each other.
+/// Compares the two entries of a name.
 fn check_entries(c: &Context<'_>, dir: u64, text: &[u8], name: &Name) {
     let mut by_name = name.by_name.clone();
     let mut lone = Vec::new();
@@ -349,7 +350,7 @@ fn check_entries(c: &Context<'_>, dir: u64, text: &[u8], name: &Name) {
     }
 }
 
-/// The entry by index against the reference of the inode.
+/// Compares the entry by index with the reference of the inode.
 fn check_refs(c: &Context<'_>, dir: u64, text: &[u8], name: &Name, inodes: &BTreeMap<u64, Inode>) {
     let mut refs = name.refs.clone();
     let mut lone = Vec::new();
@@ -376,7 +377,7 @@ fn check_refs(c: &Context<'_>, dir: u64, text: &[u8], name: &Name, inodes: &BTre
         }
     }
     for (index, ino) in refs {
-        // Where the entry by name is there, the one by index is what is missing, which has been told.
+        // If the entry by name exists, the missing one is that by index, which is already reported.
         if !name.by_name.iter().any(|(to, _)| to.objectid == ino) {
             let key = Key::dir_index(Ino(dir), index);
             c.error(Kind::DirEntry, key, "nothing", format_args!("`{text}` to inode {ino}, which says so"));

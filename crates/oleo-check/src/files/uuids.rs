@@ -1,7 +1,7 @@
-//! The UUID tree: from the uuid of a subvolume, and from the one that it was received with, to its number.
+//! The UUID tree: leads from the uuid of a subvolume, and from the uuid it was received with, to its number.
 //!
-//! The kernel rebuilds the tree at the next mount where `uuid_tree_generation` is not that of the superblock; then nothing
-//! here is wrong.
+//! If `uuid_tree_generation` is not that of the superblock, the kernel rebuilds the tree at the next mount; then
+//! nothing here is wrong.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::finding::Kind;
 pub(super) struct Uuids(BTreeSet<(ItemType, Uuid, TreeId)>);
 
 impl Uuids {
-    /// The next item of the tree.
+    /// Takes the next item of the tree.
     pub(super) fn item(&mut self, key: &Key, data: &[u8]) {
         if !matches!(key.item_type, ItemType::UUID_SUBVOL | ItemType::UUID_RECEIVED_SUBVOL) {
             return;
@@ -27,7 +27,7 @@ impl Uuids {
         }
     }
 
-    /// Compares both ways.
+    /// Compares in both directions.
     pub(super) fn check(&self, c: &Context<'_>, roots: &Roots) {
         let mut want = BTreeSet::new();
         for (&tree, (_, root)) in roots.trees.iter().filter(|(tree, _)| roots.is_live(**tree)) {
@@ -44,7 +44,7 @@ impl Uuids {
             c.error(Kind::UuidMissing, key, "no entry", format_args!("subvolume {tree}, whose uuid is {uuid}"));
         }
         for &(item_type, uuid, tree) in self.0.difference(&want) {
-            // A subvolume that is being deleted is nobody's business any more.
+            // A subvolume that is being deleted needs no entry and may have one.
             if roots.trees.contains_key(&tree) && !roots.is_live(tree) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Whether a balance can be as it is asked for.
+//! Checks whether a balance is possible as requested.
 
 use oleo_format::BlockGroupFlags;
 use oleo_fs::{Fs, errno};
@@ -8,10 +8,10 @@ use super::BalanceArgs;
 use super::item::{TYPES, type_of};
 use crate::JobError;
 
-/// What is the same for a new balance and for one that is resumed.
+/// Checks what new and resumed balances have in common.
 ///
 /// # Errors
-/// What speaks against it.
+/// The reason why it is not possible.
 pub(super) fn check_resumed(fs: &Fs, args: &BalanceArgs) -> Result<(), JobError> {
     let refuse = |text: String| Err(JobError::refused(errno::EINVAL, text));
     if args.each().iter().all(Option::is_none) {

@@ -1,10 +1,10 @@
-//! Which groups a balance takes: the filters of btrfs, one set for each type of group.
+//! Which groups a balance moves: the filters of btrfs, one set for each type of group.
 //!
-//! A group is taken where all filters agree. [`Filters::takes`] looks at one group by itself; how many are taken at most
-//! (`limit`) whoever goes through the groups counts ([`Filters::limit`]).
+//! A group is moved if all filters accept it. [`Filters::takes`] checks one group by itself; the caller that goes
+//! through the groups counts them for `limit` ([`Filters::limit`]).
 //!
-//! What the filters mean is told in btrfs-balance(8). Not told there, but so in the kernel, which the tests compare with:
-//! a share of a group is rounded down to whole bytes, so a full group is below no `usage`, not even 100.
+//! btrfs-balance(8) defines the filters. One thing it does not mention, which the tests compare with the kernel: a
+//! share of a group is rounded down to whole bytes, so a full group is below no `usage`, not even 100.
 
 use std::fmt;
 use std::str::FromStr;
@@ -93,13 +93,13 @@ pub struct Filters {
     /// Only groups in this range of logical addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vrange: Option<Span>,
-    /// Only so many groups; fewer than the least: none.
+    /// At most this many groups; if fewer than the minimum match, none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Bound>,
-    /// Only groups of so many stripes.
+    /// Only groups with this many stripes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stripes: Option<(u32, u32)>,
-    /// What is moved gets this profile.
+    /// Groups that are moved get this profile.
     #[serde(serialize_with = "name", deserialize_with = "from_name", skip_serializing_if = "Option::is_none")]
     pub convert: Option<Profile>,
     /// Groups that have it already are left alone.
@@ -151,7 +151,7 @@ fn part(len: u64, percent: u64) -> u64 {
 }
 
 impl Filters {
-    /// Whether a group, which lies in that chunk, is one to be moved. `limit` is not looked at.
+    /// Whether a group in that chunk is to be moved, regardless of `limit`.
     pub fn takes(&self, group: &GroupInfo, chunk: &ChunkMap) -> bool {
         let (used, len) = (group.used.0, group.len.0);
         let fits_usage = |bound: Bound| {
@@ -220,7 +220,7 @@ fn narrow(number: u64) -> Result<u32, String> {
     u32::try_from(number).map_err(|_| format!("{number} is too much"))
 }
 
-/// `N`, `A..B`, `A..` or `..B`; what is open at its end goes up to `max`.
+/// Parses `N`, `A..B`, `A..` or `..B`; a missing end is `max`.
 fn bound(text: &str, max: u32) -> Result<Bound, String> {
     let Some((from, to)) = text.split_once("..") else { return number(text).map(Bound::Max) };
     let from = if from.is_empty() { 0 } else { narrow(number(from)?)? };
@@ -265,7 +265,7 @@ impl FromStr for Filters {
 }
 
 impl fmt::Display for Filters {
-    /// As they are written; nothing where there are none.
+    /// Writes the filters as users write them; nothing if there are none.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut all = Vec::new();
         if let Some(profiles) = &self.profiles {
@@ -310,8 +310,8 @@ mod tests {
         filters.parse::<Filters>().unwrap().takes(&group.0, &group.1)
     }
 
-    /// Goal: usage means what the manual says at its edges: the least is among them, the greatest is not, 0 means empty, and a
-    /// full group is never below anything.
+    /// Goal: usage has the meaning of the manual at its edges: the minimum is included, the maximum is not, 0 means
+    /// empty, and a full group is never below anything.
     #[test]
     fn usage() {
         let of = |used| group(Profile::Single, 1, used);
@@ -351,7 +351,7 @@ mod tests {
         }
     }
 
-    /// Goal: ranges take what they overlap, to the byte, on their device only; stripes are counted.
+    /// Goal: ranges match what they overlap, to the byte, on their device only; stripes are counted.
     #[test]
     fn places() {
         let pair = group(Profile::Raid1, 2, 0);
@@ -374,8 +374,8 @@ mod tests {
         assert!(takes("limit=0", &pair), "which others count");
     }
 
-    /// Goal: what is written is read, and shown as it was written; as JSON too. Nonsense is refused. Method: what
-    /// btrfs-progs 6.2 takes and refuses.
+    /// Goal: filters are parsed, and displayed as they were written, as JSON, too; invalid ones are refused. Method:
+    /// what btrfs-progs 6.2 accepts and refuses.
     #[test]
     fn words() {
         for text in [

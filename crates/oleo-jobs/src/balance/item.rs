@@ -1,9 +1,10 @@
-//! The balance item: what a balance under way was asked for, kept in the root tree until it has ended. The kernel goes on from
-//! what Oleo writes there, and the other way round.
+//! The balance item: the request of a balance under way, kept in the root tree until it has ended. The kernel can
+//! resume what Oleo writes there, and vice versa.
 //!
-//! How far a balance has come has no field of its own. But groups are moved from the highest address down and new ones come
-//! above all others, so what is left is a range of addresses, and that is a filter ([`BalanceArgs::left_below`]): whoever
-//! resumes does no group twice. What was already moved of a `limit` is taken off it.
+//! The progress of a balance has no field of its own. But groups are moved from the highest address down and new ones
+//! are placed above all others, so what is left is a range of addresses, which is a filter
+//! ([`BalanceArgs::left_below`]): a resumed balance moves no group twice. Groups already moved are subtracted from
+//! `limit`.
 
 use oleo_format::{BalanceArgsFlags, BalanceFlags, BalanceItem, BlockGroupFlags, DevId, DiskBalanceArgs, Logical};
 use oleo_volume::Profile;
@@ -12,7 +13,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::filters::{Bound, Filters, Span};
 
-/// What a balance is asked to do.
+/// The request of a balance.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BalanceArgs {
@@ -59,14 +60,15 @@ impl BalanceArgs {
         [&mut self.data, &mut self.metadata, &mut self.system]
     }
 
-    /// What an interrupted balance is resumed as. Where groups are converted, those that have the target are done.
+    /// Changes the request to that of a resumed balance: of groups that are converted, those that have the target
+    /// profile are done.
     pub(super) fn resumed(&mut self) {
         for filters in self.each_mut().into_iter().flatten() {
             filters.soft |= filters.convert.is_some();
         }
     }
 
-    /// What is left to do when all groups from an address on are done, so many of each type.
+    /// What is left of the request when all groups from an address on are done; `done` counts them by type.
     pub(super) fn left_below(&self, at: Logical, done: &[u64; 3]) -> BalanceArgs {
         let mut left = self.clone();
         for (filters, done) in left.each_mut().into_iter().zip(done) {
@@ -86,7 +88,7 @@ impl BalanceArgs {
         left
     }
 
-    /// As it stands on disk.
+    /// The item as it is on disk.
     pub fn to_item(&self) -> BalanceItem {
         let of = |filters: &Option<Filters>| filters.as_ref().map_or_else(DiskBalanceArgs::new_zeroed, to_disk);
         let mut flags = BalanceFlags::empty();
@@ -98,10 +100,10 @@ impl BalanceArgs {
         BalanceItem { flags: flags.bits().into(), data, meta, sys, unused: Default::default() }
     }
 
-    /// From what stands on disk, or comes from a program.
+    /// Parses an item from disk or from a program.
     ///
     /// # Errors
-    /// In words: it has filters that nobody here knows.
+    /// In words: it has filters that are unknown here.
     pub fn from_item(item: &BalanceItem) -> Result<BalanceArgs, String> {
         let flags = BalanceFlags::from_bits_retain(item.flags.get());
         let known = BalanceFlags::DATA
@@ -122,7 +124,7 @@ impl BalanceArgs {
     }
 }
 
-/// The bit of a profile where `single` has one too.
+/// The bit of a profile in fields in which `single` has one, too.
 fn bit_of(profile: Profile) -> BlockGroupFlags {
     if profile == Profile::Single { BlockGroupFlags::AVAIL_SINGLE } else { profile.bits() }
 }
@@ -198,7 +200,7 @@ fn from_disk(args: &DiskBalanceArgs) -> Result<Filters, String> {
         if named == bits { Ok(all) } else { Err(format!("the balance names unknown profiles {:#x}", bits & !named)) }
     };
     let target = || match profiles(args.target.get())?.as_slice() {
-        // A program may say single by saying nothing.
+        // Programs may express single by no bit.
         [] => Ok(Profile::Single),
         [one] => Ok(*one),
         several => Err(format!("the balance converts to {} profiles together", several.len())),
@@ -231,7 +233,7 @@ mod tests {
         BalanceArgs { data: parse(data), metadata: parse(metadata), system: None, force: true }
     }
 
-    /// Goal: every filter comes back from disk as it went there, single or range. Method: sets that use all of them.
+    /// Goal: every filter is read back as it was written, single value or range. Method: sets that use all of them.
     #[test]
     fn there_and_back() {
         let all =
@@ -242,7 +244,7 @@ mod tests {
         }
     }
 
-    /// Goal: fields stand where the UAPI header has them. Method: a few by their bytes.
+    /// Goal: fields have the offsets of the UAPI header. Method: a few by their bytes.
     #[test]
     fn bytes_on_disk() {
         let item = args("usage=2..9,limit=3,convert=single", "convert=raid1").to_item();
@@ -255,7 +257,7 @@ mod tests {
         assert_eq!(item.meta.as_bytes()[56..64], (1u64 << 4).to_le_bytes());
     }
 
-    /// Goal: what nobody knows is refused, not passed over.
+    /// Goal: unknown filters are refused, not ignored.
     #[test]
     fn unknown() {
         let item = BalanceArgs::full().to_item();
@@ -272,7 +274,7 @@ mod tests {
         assert!(with(|i| (i.meta.flags, i.meta.profiles) = (1u64.into(), (1u64 << 30).into())).contains("0x40000000"));
     }
 
-    /// Goal: what is left is what was asked for, below the address, less what was done; further on it only gets less.
+    /// Goal: what is left is the request, below the address, less what was done; later calls only reduce it.
     #[test]
     fn left() {
         let whole = args("limit=5,vrange=100..1000", "limit=2..5");

@@ -1,8 +1,8 @@
-//! Balance: moving what is in block groups elsewhere, to spread it, to pack it or to change its profile.
+//! Balance: moves the contents of block groups, to spread them, to pack them or to change their profile.
 //!
-//! Normal path: (1) [`Balancer::start`] looks whether what is asked for can be, writes the balance item and leaves the work to
-//! whoever calls [`Balancer::run`]: the command itself on an image, a thread in the background on a mount; (2) `run` goes
-//! through the groups (`run`); (3) at the end the item goes.
+//! Normal path: (1) [`Balancer::start`] checks whether the request is possible, writes the balance item and leaves the
+//! work to the caller of [`Balancer::run`]: the command itself on an image, a background thread on a mount; (2) `run`
+//! goes through the groups (`run`); (3) at the end the item is deleted.
 //!
 //! ```text
 //!         start               run                end, cancel
@@ -10,14 +10,14 @@
 //!                     ^                 | pause, stop
 //!                     +---- resume --- Paused <--- opened with an item on disk
 //! ```
-//! Shrinking a device and reclaiming move groups too: while one of them is `Busy`, no balance begins, and the other way round.
+//! Shrinking a device and reclaiming move groups too: while one of them is `Busy`, no balance starts, and vice versa.
 //!
-//! Invariants: the item is on disk from before the first group is moved until after the last; a paused balance has one. Only
-//! one thread moves groups.
-//! Locks: `state`, a leaf, held for a look or a change, never over I/O; `changed` tells of every change.
-//! Crash: what was moved is moved, what was not is not; the item says what is left, and whoever opens the volume next finds
-//! the balance paused.
-//! Not here: how a group is moved (`Engine::relocate_group`), who may ask (`oleo::control`).
+//! Invariants: the item is on disk from before the first group is moved until after the last; a paused balance has one.
+//! Only one thread moves groups.
+//! Locks: `state`, a leaf, held to read or change it, never over I/O; `changed` is notified of every change.
+//! Crash: what was moved stays moved. The item records what is left, and the balance is paused when the volume is
+//! opened again.
+//! Not here: how a group is moved (`Engine::relocate_group`), permissions (`oleo::control`).
 
 mod check;
 mod filters;
@@ -56,9 +56,9 @@ pub enum BalanceState {
 /// How far a balance has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct BalanceProgress {
-    /// Groups that are to be moved, as it looked at the beginning.
+    /// Groups to be moved, as counted at the beginning.
     pub expected: u64,
-    /// Groups that were looked at.
+    /// Groups that were considered.
     pub considered: u64,
     /// Groups that were moved.
     pub completed: u64,
@@ -78,7 +78,7 @@ pub struct BalanceProgress {
     pub data_bytes: u64,
     /// Since it began, or was resumed.
     pub elapsed_ms: u64,
-    /// Until it ends, if it goes on like that.
+    /// Estimated time to the end, at the present rate.
     pub remaining_ms: Option<u64>,
 }
 
@@ -86,7 +86,7 @@ pub struct BalanceProgress {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BalanceEnd {
-    /// It did what was asked for.
+    /// It has done everything requested.
     Done,
     /// It was interrupted and can be resumed.
     Paused,
@@ -94,7 +94,7 @@ pub enum BalanceEnd {
     Cancelled,
     /// It could not do (all of) it.
     Failed {
-        /// What a system call would answer.
+        /// The errno of a system call.
         errno: i32,
         /// What it is.
         kind: ErrorKind,
@@ -108,11 +108,11 @@ pub enum BalanceEnd {
 pub struct BalanceStatus {
     /// Whether there is one.
     pub state: BalanceState,
-    /// What it was asked to do, or what is left of that when it is paused.
+    /// The request, or what is left of it when it is paused.
     pub args: Option<BalanceArgs>,
     /// How far the one under way is, or how far the last one came.
     pub progress: BalanceProgress,
-    /// Balances that were begun or resumed here so far; the last of them is the one that is told of.
+    /// How many balances were started or resumed here so far; the status is that of the last one.
     pub number: u64,
     /// How the last one ended, if it did.
     pub end: Option<BalanceEnd>,
@@ -122,7 +122,7 @@ pub struct BalanceStatus {
 enum Phase {
     #[default]
     Idle,
-    /// What was asked for is being looked at.
+    /// A request is being checked.
     Asked,
     Wanted,
     Running,
@@ -141,10 +141,10 @@ struct State {
     /// Somebody else moves groups.
     busy: Option<&'static str>,
     stop_request: Option<StopRequest>,
-    /// Nothing goes on, for the volume is about to be closed.
+    /// No balance runs any more, since the volume is about to be closed.
     stopping: bool,
     args: Option<BalanceArgs>,
-    /// What the item on disk has that nobody here knows.
+    /// What this program does not know in the item on disk.
     unknown: Option<String>,
     progress: BalanceProgress,
     number: u64,
@@ -158,7 +158,7 @@ pub struct Balancer {
     changed: Condvar,
 }
 
-/// What stands in the way of a balance, in the words of the kernel's errors.
+/// Why no balance can start, in the words of the kernel's errors.
 fn in_the_way(state: &State) -> Option<JobError> {
     let text = match (state.busy, state.phase) {
         (Some(what), _) => format!("{what} is under way"),
@@ -274,8 +274,8 @@ impl Balancer {
         number
     }
 
-    /// Waits for somebody to ask for a balance, for that long at most; whether there is one to be run. Returns earlier if anything about
-    /// balances changes, and if [`interrupt`](Balancer::interrupt) is called.
+    /// Waits until there is a balance to run, for `timeout` at most; returns whether there is one. Returns earlier if
+    /// the state of balances changes, and if [`interrupt`](Balancer::interrupt) is called.
     pub fn wait_work(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut state = self.state.lock();
@@ -285,7 +285,7 @@ impl Balancer {
         state.phase == Phase::Wanted
     }
 
-    /// Waits until the balance of that number is no longer under way.
+    /// Waits until the balance with this number is no longer under way.
     pub fn wait_end(&self, number: u64) -> BalanceStatus {
         let mut state = self.state.lock();
         while state.number == number && matches!(state.phase, Phase::Wanted | Phase::Running) {
@@ -295,7 +295,7 @@ impl Balancer {
         self.status()
     }
 
-    /// Does what was asked for, to the end or until somebody does not want it any more. `None` if nothing was asked for.
+    /// Runs the balance that was requested, until it ends or is stopped. `None` if there is no request.
     pub fn run(&self) -> Option<BalanceEnd> {
         let args = {
             let mut state = self.state.lock();
@@ -327,7 +327,7 @@ impl Balancer {
             },
         };
         let mut state = self.state.lock();
-        // Where the item could not be deleted, it is there for whoever opens the volume next.
+        // If the item could not be deleted, it is still there the next time the volume is opened.
         let stays = paused || !gone;
         state.phase = if stays { Phase::Paused } else { Phase::Idle };
         state.args = stays.then_some(left);
@@ -354,7 +354,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Asks for that without waiting, wherever it is; nothing where no balance is under way.
+    /// Requests a pause without waiting. Does nothing if no balance is under way.
     pub fn interrupt(&self) {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Wanted | Phase::Running) {
@@ -402,7 +402,7 @@ impl Balancer {
         }
     }
 
-    /// Nothing is moved any more, from now on; a balance stays paused. For whoever is about to close the file system.
+    /// Stops moving groups for good, before the file system is closed; a balance stays paused.
     pub fn stop(&self) {
         let mut state = self.state.lock();
         state.stopping = true;
@@ -419,7 +419,7 @@ impl Balancer {
         state.stop_request.or(state.stopping.then_some(StopRequest::Pause))
     }
 
-    /// Runs other work that moves groups, which no balance may meet. `goes_on` tells it when to stop.
+    /// Runs other work that moves groups and excludes balances. `goes_on` returns false when it has to stop.
     pub(crate) fn exclusively<R>(
         &self,
         what: &'static str,
@@ -449,7 +449,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// What a run tells, and asks.
+/// What a run reports and asks.
 struct Watch<'a> {
     balancer: &'a Balancer,
     began: Instant,
@@ -460,7 +460,7 @@ impl Watch<'_> {
         self.balancer.stop_request().is_none()
     }
 
-    /// Changes what is told of the progress.
+    /// Changes the reported progress.
     fn update(&self, change: impl FnOnce(&mut BalanceProgress)) {
         let mut state = self.balancer.state.lock();
         let progress = &mut state.progress;
@@ -473,7 +473,7 @@ impl Watch<'_> {
     }
 }
 
-/// What of a group was moved since it was last told.
+/// What was moved of a group since it was last reported.
 fn since(now: &Moved, before: &Moved) -> Moved {
     Moved {
         blocks: now.blocks.saturating_sub(before.blocks),

@@ -1,15 +1,16 @@
 //! One balance, from the first group to the last.
 //!
-//! Normal path: (1) new groups get the profiles that are converted to; (2) the groups that the filters take are counted; (3) from
-//! the highest address down, each of them is looked at again, for the usage of a group changes with what is moved into it, moved
-//! ([`Engine::relocate_group`]), and taken off what the item says is left. A group that only comes to match by what was moved
-//! into it is left alone.
+//! Normal path: (1) new groups get the profiles that are converted to; (2) the groups that match the filters are
+//! counted; (3) from the highest address down, each of them is checked again (the usage of a group changes when
+//! something is moved into it), moved ([`Engine::relocate_group`]), and removed from what the item lists as left. A
+//! group that matches only because something was moved into it is not moved.
 //!
-//! So that nothing is moved into a group that is itself about to be moved, the next groups are closed ahead ([`Ahead`]), as long
-//! as that takes no more than half of the free room from writers. Whatever happens, they are opened again.
+//! So that nothing is moved into a group that is about to be moved itself, the next groups are closed ahead
+//! ([`Ahead`]), as long as that leaves writers at least half of the free space. They are opened again however the
+//! balance ends.
 //!
-//! A group that nothing has room for, or that somebody uses for minutes, is left where it is; the others are moved, and the end is an
-//! error.
+//! A group that does not fit anywhere, or that is in use for minutes, is skipped; the others are moved, and the balance
+//! ends with an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +33,7 @@ pub(super) enum Outcome {
     NoSpace(u64),
 }
 
-/// Moves what `args` take; `left` is what is left of that at each moment.
+/// Moves the groups that match `args`; `left` is what is left of the request at each moment.
 pub(super) fn run(fs: &Fs, args: &BalanceArgs, watch: &Watch<'_>, left: &mut BalanceArgs) -> Result<Outcome, JobError> {
     let engine = fs.engine();
     let ran = Run {
@@ -55,7 +56,7 @@ pub(super) fn run(fs: &Fs, args: &BalanceArgs, watch: &Watch<'_>, left: &mut Bal
 pub(super) fn go_by_newest_groups(engine: &Engine) {
     for bit in TYPES {
         if let Some(newest) = engine.space().groups().iter().rfind(|g| TYPES[type_of(g.flags)] == bit) {
-            // Where that fails, they are made as the balance wanted them until the volume is opened anew.
+            // If that fails, new groups keep the balance's profile until the volume is opened again.
             let _ = engine.set_profile(newest.flags);
         }
     }
@@ -138,7 +139,7 @@ impl Run<'_> {
         self.args.each()[type_of(flags)]
     }
 
-    /// Chooses groups. How many of each type may be moved; says what is expected.
+    /// Chooses groups and reports the number expected; returns how many of each type may be moved.
     fn plan(&mut self, groups: &[GroupInfo]) -> [u64; 3] {
         let (mut found, mut bytes) = ([0u64; 3], 0);
         let mut may = [0; 3];
@@ -168,8 +169,8 @@ impl Run<'_> {
         let group = self.fs.engine().space().group(start).ok().filter(|g| chosen && g.start == start)?;
         let kind = type_of(group.flags);
         let filters = self.filters(group.flags).filter(|_| self.done[kind] < may[kind])?;
-        // Where there is nothing to be moved, and the last group of its type would go, nothing would be left to say what new ones are
-        // to be like.
+        // If there is nothing to move and the last group of its type would be removed, no group would be left to
+        // determine the profile of new ones.
         let pointless = group.used.0 == 0 && filters.convert.is_none_or(|to| Some(to) == Profile::of(group.flags));
         (self.takes(filters, &group) && !(pointless && self.is_last(&group))).then_some(group)
     }
@@ -178,8 +179,8 @@ impl Run<'_> {
         self.fs.engine().space().totals(KINDS[type_of(group.flags)]).total == group.len
     }
 
-    /// Moves what is in a group. The last group of data that is empty gets a successor, so that the profile that it had, or was to
-    /// have, is not forgotten.
+    /// Moves the contents of a group. If it is the last data group and empty, it gets a successor, so that its profile,
+    /// or the one it is converted to, is not forgotten.
     fn relocate(&self, group: &GroupInfo) -> Result<Option<Moved>, TxnError> {
         let engine = self.fs.engine();
         let before = self.progress();
@@ -216,7 +217,7 @@ impl Run<'_> {
         done
     }
 
-    /// Closes groups that come next, the one at hand included, as far as there is room elsewhere.
+    /// Closes the groups that come next, including the current one, as far as there is space elsewhere.
     fn close_ahead(&mut self, groups: &[GroupInfo], nth: usize, may: &[u64; 3]) -> Result<(), TxnError> {
         self.ahead.next = self.ahead.next.max(nth);
         while self.ahead.closed.len() < AHEAD_MAX
@@ -234,7 +235,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether half of the free room is left to others, when a group is closed and what is in it has moved.
+    /// Whether half of the free space is left to writers when the group is closed and its contents have moved.
     fn has_room_without(&self, group: &GroupInfo) -> bool {
         let (engine, kind) = (self.fs.engine(), type_of(group.flags));
         let (used, closed) = self.ahead.sums(kind);
@@ -253,7 +254,7 @@ impl Run<'_> {
 
 /// What the allocator calls the types.
 const KINDS: [Kind; 3] = [Kind::Data, Kind::Metadata, Kind::System];
-/// Groups that are closed ahead at most: enough to be ahead, few enough to be looked at each time.
+/// How many groups are closed ahead at most: enough to be ahead, few enough to be checked each time.
 const AHEAD_MAX: usize = 64;
 
 fn free_in(group: &GroupInfo) -> u64 {
@@ -265,7 +266,7 @@ struct Ahead<'a> {
     engine: &'a Engine,
     /// As they were when they were closed, by address.
     closed: BTreeMap<Logical, GroupInfo>,
-    /// The first of the list that was not looked at for that.
+    /// The first of the list that was not considered for closing yet.
     next: usize,
 }
 

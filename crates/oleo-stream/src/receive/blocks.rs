@@ -1,9 +1,9 @@
-//! Commands gathered into blocks by a thread of its own, so that reading and verifying the stream goes on while what came
-//! before is applied.
+//! Gathers commands into blocks on a thread of its own, so that the stream is read and verified while earlier commands
+//! are applied.
 //!
-//! Memory: [`BLOCKS_AHEAD`] blocks wait, one is being filled, one applied; each holds [`BLOCK_BYTES`] and one command. A target
-//! may keep a few more ([`Buffer`]). Their memory is used again and again.
-//! The thread ends with the stream, with an error, or when nobody takes blocks any more. It is not waited for: it may be
+//! Memory: [`BLOCKS_AHEAD`] blocks wait, one is being filled, one applied; each holds [`BLOCK_BYTES`] and one command.
+//! A target may keep a few more ([`Buffer`]). Their memory is reused.
+//! The thread ends with the stream, with an error, or when nobody takes blocks any more. It is not joined: it may be
 //! inside a read that lasts as long as the sender likes.
 
 use std::io::Read;
@@ -37,30 +37,30 @@ struct Entry {
     position: u64,
     version: u32,
     kind: u16,
-    /// Where in `bytes` the command is, with its header.
+    /// The range of the command in `bytes`, with its header.
     range: Range<usize>,
 }
 
-/// The bytes of a block, which live as long as somebody has them.
+/// The bytes of a block, which live as long as they are used.
 #[derive(Debug)]
 pub(super) struct Buffer {
     bytes: Vec<u8>,
-    /// Where they are used again.
+    /// Takes them back to be reused.
     home: Sender<Vec<u8>>,
 }
 
 impl Buffer {
-    /// Where a part of it is.
+    /// The range of a part of it.
     ///
     /// # Panics
-    /// It is no part of it.
+    /// `part` is not a part of it.
     pub fn place(&self, part: &[u8]) -> Range<usize> {
         let from = (part.as_ptr() as usize).wrapping_sub(self.bytes.as_ptr() as usize);
         assert!(from <= self.bytes.len() && part.len() <= self.bytes.len() - from, "a part of the block");
         from..from + part.len()
     }
 
-    /// What is there.
+    /// The bytes of a range.
     pub fn part(&self, place: &Range<usize>) -> &[u8] {
         &self.bytes[place.clone()]
     }
@@ -68,7 +68,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // Where reading has ended, nobody wants it.
+        // If reading has ended, they are not needed.
         let _unwanted = self.home.send(std::mem::take(&mut self.bytes));
     }
 }

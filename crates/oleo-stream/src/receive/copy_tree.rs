@@ -1,5 +1,5 @@
-//! A copy of a directory tree of the host, as the beginning of a snapshot. What has not kept its owner does not keep its set-user-ID
-//! and set-group-ID bits.
+//! Copies a directory tree of the host, as the beginning of a snapshot. Files whose owner could not be kept lose their
+//! set-user-ID and set-group-ID bits.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -29,8 +29,8 @@ struct Copying<'t> {
     owner_lost: bool,
 }
 
-/// Copies everything in `from` into the empty directory `to`; of the directory itself the extended attributes, but not what
-/// decides who may enter it. Whether an owner could not be kept.
+/// Copies everything in `from` into the empty directory `to`. Of the directory itself, extended attributes are copied,
+/// but not those that decide who may enter it. Returns whether an owner could not be kept.
 pub(super) fn copy_tree(from: &OwnedFd, to: &OwnedFd, depth_max: usize) -> Result<bool, ApplyError> {
     let mut copying = Copying { top: to.as_fd(), links: Links::new(), owner_lost: false };
     copy_dir(&mut copying, from.as_fd(), to.as_fd(), b"", depth_max)?;
@@ -38,7 +38,7 @@ pub(super) fn copy_tree(from: &OwnedFd, to: &OwnedFd, depth_max: usize) -> Resul
     Ok(copying.owner_lost)
 }
 
-/// `path`: of the directory, from the top, with a slash behind it where it is not the top.
+/// `path` is the directory's path from the top; below the top it ends in a slash.
 fn copy_dir(
     copying: &mut Copying<'_>,
     from: BorrowedFd<'_>,
@@ -85,7 +85,7 @@ fn copy_dir(
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
             let copy = rustix::fs::openat(to, name, flags, Mode::from_raw_mode(0o600)).map_err(host("make"))?;
             let (mut source, mut copy) = (File::from(source), File::from(copy));
-            // Shares the data where the file system can.
+            // Shares the data if the file system can.
             std::io::copy(&mut source, &mut copy).map_err(|source| ApplyError::Host { what: "copy", source })?;
         } else {
             let mode = Mode::from_raw_mode(0o600);
@@ -116,7 +116,7 @@ fn by_number(fd: &impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
-/// An extended attribute, where there is one that this user may read.
+/// Reads an extended attribute, if it exists and this user may read it.
 pub(super) fn xattr(of: BorrowedFd<'_>, name: &[u8]) -> Option<Vec<u8>> {
     let mut value = vec![0; 1 << 16];
     let len = rustix::fs::getxattr(by_number(&of), name, value.as_mut_slice()).ok()?;
@@ -134,10 +134,10 @@ fn copy_xattrs(from: &impl AsFd, to: &impl AsFd, wanted: &dyn Fn(&[u8]) -> bool)
     }
 }
 
-/// Owner, extended attributes and mode, as far as this user may set them; whether the owner is kept.
+/// Copies owner, extended attributes and mode, as far as this user may set them; returns whether the owner is kept.
 fn copy_attributes(from: &impl AsFd, to: &impl AsFd, stat: &Stat) -> Result<bool, ApplyError> {
     let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
-    // An ordinary user keeps what is made as his.
+    // An ordinary user stays the owner of what is created.
     let owned = rustix::fs::chownat(to, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).is_ok();
     copy_xattrs(from, to, &|_| true);
     if !FileType::from_raw_mode(stat.st_mode).is_symlink() {

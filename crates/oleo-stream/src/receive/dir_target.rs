@@ -1,21 +1,22 @@
 //! Applies commands to a directory of any file system of this machine.
 //!
-//! Subvolumes become directories; a snapshot needs its parent to be there as a directory received before (`parents`), of which a copy
-//! is made, sharing data where the file system can (copy_file_range). What other file systems do not have (the flags of inodes, creation
-//! times, transactions, being read-only) is left out; owners, devices and privileged attributes that this user may not set are
-//! counted and told.
+//! Subvolumes become directories. A snapshot needs its parent as a directory received before (`parents`), which is
+//! copied, sharing data if the file system can (copy_file_range). What other file systems do not have (inode flags,
+//! creation times, transactions, being read-only) is left out; owners, devices and privileged attributes that this user
+//! may not set are counted and reported.
 //!
-//! Every path is opened below the subvolume's directory with openat2(2), which refuses to leave it and to follow links, whoever
-//! else is changing the tree meanwhile; what is made or removed is named relative to a directory opened so. So are the directories
-//! of earlier subvolumes, below the one that is received into, and what is found there must be the inode that was made ([`Place`]).
+//! Every path is opened below the subvolume's directory with openat2(2), which refuses to leave it and to follow links,
+//! even if others change the tree meanwhile; what is created or removed is named relative to a directory opened in this
+//! way. Directories of earlier subvolumes are opened in the same way, below the one that is received into, and what is
+//! found there must be the inode that was created ([`Place`]).
 //!
-//! Until its end a subvolume's directory is its maker's alone: its owner, mode and access list are kept back ([`Kept`]), so
-//! nobody can put something else in the place of a file between two commands.
+//! Until its end a subvolume's directory is accessible only to the user who receives: its owner, mode and access list
+//! are kept back ([`Kept`]), so that nobody can replace a file between two commands.
 //!
-//! Set-user-ID and set-group-ID bits are for the owner that the stream names: where that one could not be set, they are dropped.
-//! Modes are under the umask that is given.
+//! Set-user-ID and set-group-ID bits are meant for the owner that the stream names: if that owner could not be set,
+//! they are dropped. Modes are subject to the umask that is given.
 //!
-//! Crash and errors: what was applied stays. There is no mark, and nothing is resumed.
+//! Crash and errors: what was applied stays. There is no mark, and nothing can be resumed.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -51,12 +52,12 @@ pub struct DirOptions {
     pub umask: u32,
 }
 
-/// A directory where subvolumes become directories.
+/// A directory in which subvolumes become directories.
 pub struct DirTarget {
     top: PathBuf,
     options: DirOptions,
     open: Option<OpenDir>,
-    /// Directories made by this run, by what was sent.
+    /// Directories created by this run, by the UUID of the subvolume sent.
     done: HashMap<Uuid, Place>,
     made: Vec<Place>,
     /// The inode whose owner was set last, and whether that succeeded.
@@ -88,7 +89,7 @@ struct Kept {
     times: Option<Timestamps>,
 }
 
-/// The mode of a directory about which the stream says nothing.
+/// The mode of a directory for which the stream gives none.
 const MODE: u32 = 0o755;
 
 struct OpenDir {
@@ -120,7 +121,7 @@ fn name_of(bytes: &[u8]) -> &OsStr {
     OsStr::from_bytes(bytes)
 }
 
-/// Opens what is at a path below `root`; no link on the way is followed, nor one at its end.
+/// Opens a path below `root`; follows no link, neither on the way nor at the end.
 fn open_below(root: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, ApplyError> {
     let path = if path.is_empty() { OsStr::new(".") } else { name_of(path) };
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -128,7 +129,7 @@ fn open_below(root: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, App
     rustix::fs::openat2(root, path, flags, Mode::empty(), how).map_err(host("open"))
 }
 
-/// The entry that an open descriptor stands for, by a name that leads nowhere else.
+/// A path for an open descriptor that always leads to its inode.
 fn by_number(fd: &impl AsRawFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
 }
@@ -153,7 +154,7 @@ impl Place {
         for entry in fs::read_dir(by_number(&found)).map_err(host_io("list"))? {
             let entry = entry.map_err(host_io("list"))?;
             let is_dir = entry.file_type().map_err(host_io("stat"))?.is_dir();
-            // Neither follows links, whatever becomes of the entry meanwhile.
+            // Neither follows links, even if the entry is replaced meanwhile.
             let removed = if is_dir { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) };
             removed.map_err(host_io("remove"))?;
         }
@@ -287,7 +288,7 @@ impl DirTarget {
     fn mode(&self, of: Id, mode: u32) -> Mode {
         let owned = match self.owned {
             Some((id, owned)) if id == of => owned,
-            // The stream has not named the owner lately: it is that of the parent, which root could give it.
+            // The stream has not named the owner recently: it is that of the parent, which root could set.
             _ => rustix::process::geteuid().is_root() && !self.owner_lost,
         };
         Mode::from_raw_mode(mode & 0o7777 & !self.options.umask & !if owned { 0 } else { SET_ID })
@@ -306,7 +307,7 @@ impl DirTarget {
         self.permitted("set a mode", done)
     }
 
-    /// What was kept back of the root directory, in the order of a stream.
+    /// Sets the attributes kept back of the root directory, in the order of a stream.
     fn set_kept(&mut self, open: &mut OpenDir) -> Applied {
         let kept = std::mem::take(&mut open.kept);
         if let Some(owner) = kept.owner {
@@ -340,7 +341,7 @@ impl DirTarget {
             Command::MkNod { .. } => match self.open()?.make(command) {
                 Err(ApplyError::Host { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
                     *self.lost.entry("make a device").or_default() += 1;
-                    // Something has to be there: the stream goes on to name it.
+                    // The inode has to exist, since the stream continues to name it.
                     let path = command.path().unwrap_or_default();
                     self.open()?.make(&Command::MkFifo { path, ino: 0 })
                 }

@@ -1,18 +1,19 @@
-//! Applies commands to a file system of ours.
+//! Applies commands to a btrfs file system opened by Oleo.
 //!
-//! Normal path of `apply`: (1) commands are applied in order; (2) data is gathered (`batch`) until something needs it in its
-//! place, or the run of commands ends: then it is prepared on all cores and installed together, while the next run is applied; (3) attributes of
-//! one file, which come one by one, wait until the stream goes on to another path (`Current`), and are set together, or not at
-//! all if the file was made with them: what a new file will be given is looked up in the commands that follow; (4)
-//! a new inode, which senders make under a passing name and rename immediately, is made where it goes to.
+//! Normal path of `apply`: (1) commands are applied in order; (2) data is gathered (`batch`) until a command needs it
+//! in place, or the run of commands ends. Then it is prepared on all cores and installed together, while the next run
+//! is applied; (3) attributes of one file, which arrive one by one, wait until the stream moves on to another path
+//! (`Current`) and are set together, or not at all if the file was created with them: the attributes of a new file are
+//! looked up in the commands that follow; (4) a new inode, which senders create under a temporary name and rename
+//! immediately, is created under its final name.
 //!
-//! What the stream says of an inode is taken as it is: changes of owner do not take privileges away, times include that of the last
-//! change and of the creation, nothing is handed down from directories. Flags that forbid changes wait until the subvolume is
-//! complete (`locked`).
+//! What the stream says of an inode is applied literally: changes of owner do not remove privileges, times include
+//! those of the last change and of the creation, nothing is inherited from directories. Flags that forbid changes are
+//! set when the subvolume is complete (`locked`).
 //!
-//! Memory: caches of directories (`paths`), the commands of one run, those whose data is being installed. Checkpoints commit
-//! after so many commands or bytes, before the pressure of changed inodes does: so a mark and what it says are in one
-//! transaction. What follows is applied while that is written (`commits`).
+//! Memory: caches of directories (`paths`), the commands of one run, and those whose data is being installed.
+//! Checkpoints commit after a number of commands or bytes, before too many inodes are dirty: so a mark and what it
+//! describes are in one transaction. Later commands are applied while that is written (`commits`).
 
 mod attrs;
 mod batch;
@@ -39,19 +40,19 @@ use paths::Finder;
 
 /// Bytes of data between two commits.
 const BYTES_PER_COMMIT: u64 = 1 << 30;
-/// Warnings that are kept.
+/// How many warnings are kept.
 const WARNINGS_MAX: usize = 1000;
 
 /// How to receive into a file system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FsTargetOptions {
-    /// Use this subvolume in place of the parent that the stream names, and as source of what is cloned from that.
+    /// Use this subvolume in place of the parent that the stream names, and as the source of clones from that parent.
     pub rebase: Option<TreeId>,
     /// Commands between two commits; `None`: commit nothing in between.
     pub commands_per_commit: Option<usize>,
 }
 
-/// A file system of ours, and the directory in it where subvolumes are made.
+/// A btrfs file system, and the directory in it in which subvolumes are created.
 pub struct FsTarget {
     fs: Fs,
     installer: Installer,
@@ -74,7 +75,7 @@ struct Open {
     root: InodeRef,
     finder: Finder,
     current: Option<Current>,
-    /// What is taken for the parent, by the name that the stream has for it.
+    /// The subvolume used as the parent, with the UUID that the stream has for it.
     parent: Option<(Uuid, TreeId)>,
     /// Other subvolumes that data was cloned from, by UUID and transaction.
     sources: HashMap<(Uuid, u64), Finder>,
@@ -99,11 +100,11 @@ struct Current {
     kind: FileKind,
     /// What the size will be when everything waiting is in place.
     size: u64,
-    /// To be set when the stream goes on.
+    /// Set when the stream moves on to another path.
     attrs: SetAttr,
     /// Some bytes are in the file's buffer.
     buffered: bool,
-    /// It was made by this stream and has nothing but what was written: nothing behind its end.
+    /// This stream created it, and it has only what was written: nothing behind its end.
     plain: bool,
     policy: Option<Policy>,
 }
@@ -112,7 +113,7 @@ impl FsTarget {
     /// Receives into a directory of `fs`.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// A thread could not be started.
     pub fn new(fs: &Fs, into: &InodeRef, options: FsTargetOptions) -> Result<FsTarget, ApplyError> {
         Ok(FsTarget {
             fs: fs.clone(),
@@ -138,7 +139,7 @@ impl FsTarget {
         self.open.as_mut().ok_or_else(|| refused("no subvolume is being received"))
     }
 
-    /// One command; answers how many were used up.
+    /// Applies one command; returns how many were used.
     fn one(&mut self, items: &[Item<'_>], at: usize) -> Result<usize, ApplyError> {
         match items[at].command {
             Command::MkFile { .. }
@@ -204,7 +205,7 @@ impl Target for FsTarget {
             match self.one(items, at) {
                 Ok(used) => at += used,
                 Err(error) => {
-                    // What came before it is applied as far as it can be.
+                    // Commands before it are applied as far as possible.
                     self.install();
                     let exact = !self.installer.is_late() && self.settle().is_ok();
                     return Err(Failed { index: at, exact, error });
@@ -230,7 +231,7 @@ impl Target for FsTarget {
         }
         self.install();
         if self.installer.is_late() {
-            // It is told with the next commands; up to here not all is applied.
+            // The failure is reported with the next commands; not everything is applied so far.
             return Ok(());
         }
         self.settle()?;

@@ -1,4 +1,4 @@
-//! The order of commands, the rules of paths, errors and how far things are.
+//! The order of commands, the rules of paths, errors and progress.
 //!
 //! ```text
 //!            SUBVOL, SNAPSHOT              END, or the next SUBVOL, SNAPSHOT
@@ -19,14 +19,14 @@ use super::{
     ApplyError, Begin, Failed, Found, Item, Late, ReceiveError, ReceiveOptions, ReceivedSubvol, Report, Target, Wait,
 };
 
-/// Errors that are kept as text.
+/// How many errors are kept as text.
 const ERRORS_KEPT_MAX: usize = 1000;
 
-/// Applies a stream, or several after one another. What was complete before an error stays, unless
-/// [`Incomplete::Deleted`](super::Incomplete::Deleted) is asked for; nothing is committed at the end.
+/// Applies a stream, or several concatenated ones. Subvolumes completed before an error stay, unless
+/// [`Incomplete::Deleted`](super::Incomplete::Deleted) is requested; nothing is committed at the end.
 ///
 /// # Errors
-/// The stream is damaged, ends early, breaks a rule, or cannot be applied. What was done by then is in the report.
+/// The stream is damaged, ends early, breaks a rule, or cannot be applied. The report lists what was done until then.
 pub fn receive<R: Read + Send + 'static>(
     target: &mut dyn Target,
     input: R,
@@ -89,7 +89,7 @@ struct Session<'t> {
     report: Report,
     state: State,
     prefix: Prefix,
-    /// What is applied is the stream up to `applied`, exactly.
+    /// Exactly the stream up to `applied` is applied.
     exact: bool,
     applied: Option<Mark>,
     /// Errors that were passed over.
@@ -141,7 +141,7 @@ impl Session<'_> {
         }
     }
 
-    /// What is to be done with a command, or which rule it breaks.
+    /// What to do with a command, or the rule it breaks.
     fn rule(&self, next: &InBlock<'_>) -> Result<Wanted, ReceiveError> {
         let wanted = match next.command {
             Command::Subvol { .. } | Command::Snapshot { .. } | Command::End => Wanted::Control,
@@ -185,7 +185,7 @@ impl Session<'_> {
             }
             Found::Complete => State::Passing,
             Found::Part(mark) => {
-                // Where this turns out to be another stream, the mark stays what it was.
+                // If this turns out to be another stream, the mark stays what it was.
                 self.applied = Some(mark.clone());
                 State::Skipping(mark)
             }
@@ -219,7 +219,7 @@ impl Session<'_> {
         }
     }
 
-    /// Sees whether what is there already has been passed.
+    /// Checks whether the part that exists already has been skipped.
     fn skipped(&mut self, end: u64) -> Result<(), ReceiveError> {
         let State::Skipping(mark) = &self.state else { return Ok(()) };
         if end < mark.position {

@@ -1,7 +1,7 @@
-//! The mark on a subvolume that is not complete: what it is received from, and how far the stream was applied.
+//! The mark on an incomplete subvolume: what it is received from, and how much of the stream was applied.
 //!
-//! The digest is over the headers of all commands up to there, each of which holds the length and the checksum of its
-//! command: equal digests mean the same stream, for all but forgers.
+//! The digest covers the headers of all commands applied, each of which holds the length and the checksum of its
+//! command. Equal digests mean the same stream, unless it was forged.
 
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
@@ -33,14 +33,14 @@ impl Prefix {
     }
 }
 
-/// What the attribute says.
+/// The value of the attribute.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Stored {
     pub uuid: Uuid,
     pub ctransid: u64,
     /// The transaction that wrote the mark: a younger change of the subvolume is not covered by it.
     pub generation: u64,
-    /// How far, where that is known exactly.
+    /// The position, if it is known exactly.
     pub mark: Option<Mark>,
 }
 

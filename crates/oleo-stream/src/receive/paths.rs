@@ -1,4 +1,4 @@
-//! What a path in a stream may be.
+//! Which paths a stream may contain.
 
 /// The longest name.
 const NAME_LEN_MAX: usize = oleo_format::NAME_LEN_MAX;

@@ -1,10 +1,10 @@
-//! Which subvolumes play which part.
+//! Chooses the parent and the clone sources.
 //!
-//! Rules of `btrfs send`: everything that takes part is read-only. With clone sources and no parent, the parent is the source
-//! that the subvolume has most in common with: one that it is a snapshot of, or else a snapshot of the same subvolume, the
-//! youngest that is not younger than itself, or else the oldest. Where there is none such, the subvolume is sent whole, and
-//! what it shares with the sources is cloned. Of several subvolumes each becomes a clone source for those after it, unless
-//! all are sent whole.
+//! The rules are those of `btrfs send`: everything that takes part is read-only. With clone sources and no parent, the
+//! parent is the source that has most in common with the subvolume: the one it is a snapshot of, or else the youngest
+//! snapshot of the same subvolume that is not younger than itself, or else the oldest. If there is none, the subvolume
+//! is sent whole, and what it shares with the sources is cloned. Of several subvolumes each becomes a clone source for
+//! those after it, unless all are sent whole.
 
 use oleo_format::TreeId;
 use oleo_fs::{Fs, FsError, SubvolInfo, errno};

@@ -1,16 +1,16 @@
-//! What is in files: extents to clones, writes and holes.
+//! The contents of files: extents become clones, writes and holes.
 //!
-//! Normal path, for one file: (1) intervals come from a [`Sweep`] of both sides; (2) what is the same on both sides is passed
-//! over: the same extent, or (sector by sector, by checksum and then by content) another one with the same bytes, which for compressed
-//! ones is found when they are read to be written; (3) of an extent that differs, what the receiver has somewhere is cloned, the rest is
-//! written, and from then on it is known here
-//! ([`Index`]); (4) clones and writes that continue one another become one.
+//! Normal path, for one file: (1) intervals come from a [`Sweep`] over both sides; (2) what is the same on both sides
+//! is skipped: the same extent, or (sector by sector, by checksum and then by content) another one with the same bytes;
+//! for compressed extents that is found only when they are read to be written; (3) of an extent that differs, parts
+//! that the receiver has somewhere are cloned, the rest is written and entered in the [`Index`]; (4) adjacent clones or
+//! writes are merged.
 //!
-//! What the receiver's file holds is followed: its size, and that beyond it there is nothing. So a hole behind the old data
-//! costs nothing, and one over old data is punched (from version 2 on), cut off, or written as zeros.
+//! The state of the receiver's file is tracked: its size, and that there is nothing beyond it. So a hole behind the old
+//! data costs nothing, and one over old data is punched (from version 2 on), cut off, or written as zeros.
 //!
-//! A range can be cloned if it begins and ends at sectors, or ends where its source file ends. A file's last sector is cloned
-//! whole where the source goes on; the file is cut to its size at the end.
+//! A range can be cloned if it begins and ends at sectors, or ends where its source file ends. If the source continues,
+//! a file's last sector is cloned whole, and the file is cut to its size at the end.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ pub(super) struct Contents<'c, 'p, 'e> {
     sweep: Sweep,
     pending: Option<Pending>,
     file: Option<File>,
-    /// The size of the receiver's file as it is after what was told.
+    /// The size of the receiver's file after the commands so far.
     size_now: u64,
     changed: bool,
 }
@@ -181,7 +181,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         let Interval { range, mut old, new } = interval;
         let file = self.file();
         let size = file.size;
-        // Where the file got shorter, it was cut before all else: behind that the receiver has nothing.
+        // A file that became shorter was cut first: the receiver has nothing behind that.
         let cut = match size < file.size_before {
             true => size.checked_next_multiple_of(self.sector).unwrap_or(u64::MAX),
             false => u64::MAX,
@@ -230,7 +230,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         Ok(unpack_inline(Ino(self.file().ino), compression, data, len, self.engine.sectorsize())?)
     }
 
-    /// Bytes that stand in the item; what is missing up to the end is zeros.
+    /// Inline bytes; what is missing up to the end is zeros.
     fn write_here(&mut self, range: Range<u64>, bytes: &[u8]) -> Result<(), SendError> {
         self.changed = true;
         let mut here = bytes.get(range.start as usize..).unwrap_or_default().to_vec();
@@ -239,11 +239,11 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         self.write(range.start, Part { bytes: Bytes::Here(here.into()), len, old: None })
     }
 
-    /// Zeros, where the parent may have something else.
+    /// Zeros, over something else that the parent may have.
     fn hole(&mut self, range: Range<u64>, old: Option<&Segment>) -> Result<(), SendError> {
         let had_data = !matches!(old, None | Some(Segment { body: Body::Prealloc(_), .. }));
         let file = self.file();
-        // Beyond the receiver's size there is nothing, but for preallocated space.
+        // Beyond the receiver's size there is nothing except preallocated space.
         let end = match self.form.version {
             1 => range.end.min(file.size_before.min(file.size)),
             _ => range.end,
@@ -314,7 +314,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         self.differs(range, now, inside, None)
     }
 
-    /// A range of which only reading says whether the contents changed, since one side is compressed.
+    /// A range whose contents must be read to know whether they changed, since one side is compressed.
     fn differs_unless(
         &mut self,
         range: Range<u64>,
@@ -324,7 +324,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         was_inside: u64,
     ) -> Result<(), SendError> {
         let file = self.file();
-        // What the receiver's file has of a sector in which the old file ended is not all of it.
+        // The receiver has only a part of the sector in which the old file ended.
         let there = match file.size_before == file.size {
             true => range.end,
             false => (file.size_before / self.sector * self.sector).clamp(range.start, range.end),
@@ -384,7 +384,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
             let (from, to) = (number * self.sector as usize, (number + 1) * self.sector as usize);
             let at = range.start + from as u64;
             let end = (at + self.sector).min(range.end);
-            // What the receiver's file has of a sector in which the old file ended is not all of it.
+            // The receiver has only a part of the sector in which the old file ended.
             let is_there = at + self.sector <= file.size_before || file.size_before == file.size;
             let same = same_sum && is_there && a[from..to] == b[from..to];
             match runs.last_mut() {
@@ -405,7 +405,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         self.index.insert(at, Known { start: inside, end: inside + (range.end - range.start), place });
     }
 
-    /// A range whose contents the receiver's file has not, or has at most where they equal `old`, what it has there.
+    /// A range whose contents the receiver's file does not have, except where they equal `old`, which it has there.
     fn differs(
         &mut self,
         range: Range<u64>,

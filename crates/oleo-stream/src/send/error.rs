@@ -1,4 +1,4 @@
-//! Why a stream was not made.
+//! Why a send failed.
 
 use oleo_format::{Class, Classified, Corruption, ErrorKind, errno};
 use oleo_fs::FsError;
@@ -9,10 +9,10 @@ use oleo_txn::TxnError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// It cannot be done as asked; the text says why, and what could be.
+    /// The request is refused; the text says why, and what is possible.
     #[error("{text}")]
     Refused {
-        /// What a system call would answer.
+        /// The errno of a system call.
         errno: i32,
         /// Why.
         text: String,
@@ -23,13 +23,13 @@ pub enum SendError {
     /// The stream could not be written.
     #[error("the stream cannot be written: {0}")]
     Write(#[source] std::io::Error),
-    /// The caller's progress function said stop.
+    /// The caller's progress function returned `Break`.
     #[error("stopped")]
     Stopped,
 }
 
 impl SendError {
-    /// What a system call would answer.
+    /// The errno of a system call.
     pub fn errno(&self) -> i32 {
         self.class().errno
     }

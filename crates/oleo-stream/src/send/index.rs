@@ -1,15 +1,15 @@
 //! Where the receiver already has the bytes of an extent.
 //!
-//! For each extent, ranges of it that do not overlap, and one place for each: a file of a clone source, or of the subvolume
-//! itself as far as it was sent. A place that is known once is enough however often the extent is shared, so a million
-//! references cost one entry and one look-up each. A longer range takes the place of shorter ones inside it, so that what
+//! For each extent the index holds ranges that do not overlap, and one place for each: a file of a clone source, or of
+//! the part of the subvolume that was sent already. One known place is enough however often the extent is shared, so a
+//! million references cost one entry and one look-up each. A longer range replaces shorter ones inside it, so that what
 //! was cloned in pieces is cloned whole the next time.
 //!
-//! Places do not change: clone sources are read-only, and a file of the subvolume is not changed once its range was sent,
-//! nor renamed (see `names`).
+//! Places do not change: clone sources are read-only, and a file of the subvolume is neither changed nor renamed once
+//! its range was sent (see `names`).
 //!
-//! Memory: 64 bytes for each range, and 32 for each extent; [`Index::is_full`] says when the bound is reached, and
-//! then only extents are entered that have more than one reference.
+//! Memory: 64 bytes for each range, and 32 for each extent. [`Index::is_full`] reports when the bound is reached; from
+//! then on only extents with more than one reference are entered.
 
 use hashbrown::HashMap;
 use oleo_format::Logical;
@@ -21,7 +21,7 @@ pub(super) struct Place {
     /// Which of the sources; 0 is the subvolume that is being sent.
     pub source: u16,
     pub ino: u64,
-    /// Where in the file.
+    /// Offset in the file.
     pub at: u64,
 }
 
@@ -29,12 +29,12 @@ pub(super) struct Place {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Known {
     pub start: u64,
-    /// Not at a sector only where the file ends there.
+    /// Within a sector only if the file ends there.
     pub end: u64,
     pub place: Place,
 }
 
-/// What is known.
+/// The known ranges of extents.
 pub(super) struct Index {
     extents: HashMap<Logical, SmallVec<[Known; 1]>>,
     ranges: usize,
@@ -45,8 +45,8 @@ pub(super) struct Index {
 /// What a range of an extent is to be made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// The receiver has it, up to `end`. To clone it, `clone_end` is where the range has to end: at a sector, or where the
-    /// source file ends. Behind `end` only where that is in the middle of a sector.
+    /// The receiver has it, up to `end`. To clone it, the range has to end at `clone_end`: at a sector, or at the end
+    /// of the source file. That is behind `end` only if `end` is in the middle of a sector.
     Have { end: u64, clone_end: u64, place: Place },
     /// The receiver has it not, up to here.
     Lack { end: u64 },
@@ -62,8 +62,8 @@ impl Index {
         self.ranges >= self.ranges_max
     }
 
-    /// What to do with an extent's bytes from `start` on, which is at a sector, up to `end`, which is only where the file ends
-    /// not at one.
+    /// What to do with an extent's bytes from `start`, which is at a sector, to `end`, which is within a sector only if
+    /// the file ends there.
     pub fn step(&self, extent: Logical, start: u64, end: u64) -> Step {
         let Some(ranges) = self.extents.get(&extent) else { return Step::Lack { end } };
         let from = ranges.partition_point(|known| known.end <= start);
@@ -96,7 +96,7 @@ impl Index {
         true
     }
 
-    /// Enters a range. Parts that are known stay as they are, unless they lie inside it.
+    /// Enters a range. Known ranges stay as they are, unless they are inside it.
     pub fn insert(&mut self, extent: Logical, new: Known) {
         if new.start >= new.end {
             return;
@@ -155,8 +155,8 @@ mod tests {
         Known { start, end, place: Place { source: 0, ino, at: 1_000_000 * S + start } }
     }
 
-    /// Goal: what the index says is there is there, at the right place, and nothing that was entered is missing.
-    /// Method: random ranges entered in an extent; a model of one entry per sector; all queries compared.
+    /// Goal: every range in the index is right, at the right place, and nothing that was entered is missing. Method:
+    /// random ranges entered in an extent; a model of one entry per sector; all queries compared.
     #[test]
     fn agrees_with_a_model() {
         let mut seed = 0x5eed_u64;

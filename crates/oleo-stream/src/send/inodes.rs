@@ -1,9 +1,10 @@
-//! One inode after another: new ones are made, contents and attributes are sent.
+//! Sends one inode after another: creates new ones, sends contents and attributes.
 //!
-//! Normal path, after the names (`names`): (1) each inode that is no directory, in rising order: it is made under its name and gets
-//! its further ones; (2) properties that change how data is stored; (3) its contents; (4) owner, mode, attributes, flags,
-//! times, in this order: writing and a new owner take capabilities and set-id bits away, and everything changes times.
-//! (5) Directories come last, so that what is made in one neither inherits what it should not nor changes its times.
+//! Normal path, after the names (`names`): (1) each inode that is not a directory, in rising order: it is created under
+//! its name and gets its further names; (2) properties that change how data is stored; (3) its contents; (4) owner,
+//! mode, attributes, flags, times, in this order, since writing and a new owner remove capabilities and set-id bits,
+//! and everything changes times. (5) Directories come last, so that new files in them neither inherit what they should
+//! not nor change their times.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use super::{Hook, Progress, SendError};
 
 /// Lost when a file is written or gets another owner.
 const CAPABILITY: &[u8] = b"security.capability";
-/// Attributes that say how data is stored.
+/// Attributes that determine how data is stored.
 const PROPERTIES: &[u8] = b"btrfs.";
 /// Flags that a file must have before it has data.
 const EARLY_FLAGS: InodeFlags =
@@ -34,11 +35,11 @@ struct Current {
     head: Head,
 }
 
-/// Sends inodes as a walk tells of them.
+/// Sends the inodes that a walk reports.
 pub(super) struct Inodes<'i, 'c, 'p, 'e> {
     pub contents: &'i mut Contents<'c, 'p, 'e>,
     sides: &'i Sides<'e>,
-    /// What says how far it is, and the last inode there is.
+    /// The progress function, and the last inode there is.
     progress: Option<(&'i Hook<'i>, u64)>,
     current: Option<Current>,
     /// Directories that differ.

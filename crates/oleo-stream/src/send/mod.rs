@@ -1,17 +1,17 @@
-//! Send: from a read-only subvolume, and what the receiver has already, to a stream.
+//! Send: makes a stream from a read-only subvolume and from what the receiver has already.
 //!
-//! Normal path ([`send`]): (1) parent and clone sources are chosen (`choose`); (2) a first walk over the difference of parent and
-//! subvolume finds what changes about names and directories, and tells it (`names`): from then on every path is that of the
-//! subvolume; (3) a second walk sends inodes in rising order (`inodes`) with their contents (`contents`), which are cloned
-//! wherever the receiver has them (`index`, `sources`); (4) directories come last. Data is read and encoded on all cores,
-//! behind the walk, and written in order (`pipe`).
+//! Normal path ([`send`]): (1) choose parent and clone sources (`choose`); (2) a first walk over the difference of
+//! parent and subvolume finds all changes of names and directories, and sends them (`names`): from then on every path
+//! is that of the subvolume; (3) a second walk sends inodes in rising order (`inodes`) with their contents
+//! (`contents`), which are cloned if the receiver has them (`index`, `sources`); (4) directories come last. Data is
+//! read and encoded on all cores, behind the walk, and written in order (`pipe`).
 //!
-//! The stream is determined by the trees alone: the same subvolumes give the same bytes, whatever the number of threads.
+//! The stream depends on the trees alone: the same subvolumes give the same bytes, whatever the number of threads.
 //!
-//! A walk skips what both trees share, so an incremental send costs what the changes cost. Memory: names that changed,
-//! directories that are new, the index of what can be cloned (bounded), batches under way (bounded). Nothing on disk is changed,
-//! and no lock is held: trees of read-only subvolumes are values. Their space is not used again while the engine's reader
-//! is held.
+//! A walk skips what both trees share, so the cost of an incremental send is that of the changes. Memory: names that
+//! changed, directories that are new, the index of what can be cloned (bounded), batches under way (bounded). Nothing
+//! on disk is changed, and no lock is held: trees of read-only subvolumes are values. Their space is not reused while
+//! the engine's reader is held.
 //!
 //! Not here: applying streams (`receive`), opening images, choosing subvolumes by path.
 
@@ -57,9 +57,9 @@ pub type Hook<'o> = dyn Fn(&Progress) -> ControlFlow<()> + Sync + 'o;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct SendOptions<'o> {
-    /// The receiver has this one; the stream makes the subvolume out of it.
+    /// The receiver has this one; the stream turns a snapshot of it into the subvolume.
     pub parent: Option<TreeId>,
-    /// The receiver has these too; what they share is cloned. Where no parent is given, the best of them becomes it.
+    /// The receiver has these too; what they share is cloned. If no parent is given, the best of them becomes it.
     pub clone_sources: Vec<TreeId>,
     /// Version of the stream, 1 to 3.
     pub version: u32,
@@ -108,9 +108,9 @@ oleo_format::setters!(SendOptions<'o> {
 /// How far a send is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// Inodes that were looked at.
+    /// Inodes processed.
     pub inodes: u64,
-    /// The one that is being looked at. They rise; directories come again in the end.
+    /// The current inode. The number rises; directories come again at the end.
     pub at_inode: u64,
     /// The last one of the subvolume.
     pub last_inode: u64,
@@ -131,17 +131,18 @@ pub struct Sent {
     pub clones: u64,
     /// Bytes of contents that are cloned.
     pub cloned_bytes: u64,
-    /// Bytes in extents that were looked at and are the same for the receiver.
+    /// Bytes in extents that were compared and that the receiver has in the same place.
     pub same_bytes: u64,
-    /// How often the extent tree was asked who has an extent.
+    /// How often the references of an extent were looked up in the extent tree.
     pub lookups: u64,
 }
 
 /// Writes a stream of subvolumes, in this order.
 ///
 /// # Errors
-/// A subvolume, parent or clone source is not there or not read-only; the version does not have what is asked for; the image
-/// is damaged; the stream cannot be written; or progress returned `Break`. What was written by then is the beginning of a stream without
+/// A subvolume, parent or clone source does not exist or is not read-only; the version does not support a request; the
+/// image is damaged; the stream cannot be written; or progress returned `Break`. What was written until then is the
+/// beginning of a stream without its end.
 /// its end.
 pub fn send(
     fs: &Fs,

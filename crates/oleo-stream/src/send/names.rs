@@ -1,20 +1,21 @@
-//! Names first: from the parent's directories to the subvolume's, before any data is sent.
+//! Names first: turns the parent's directories into the subvolume's, before any data is sent.
 //!
-//! Normal path: (1) [`collect`] goes through the difference and keeps what is to do about names: new directories, inodes that
-//! got or lost names, inodes that are gone; (2) [`Plan::run`] turns this into commands, in three passes:
-//! - directories, the topmost of the subvolume first: each is made, or moved to where it belongs. What is above its new place
-//!   is already where it belongs, so that it cannot be below the directory itself, however the moves are tangled;
+//! Normal path: (1) [`collect`] goes through the difference and keeps the changes of names: new directories, inodes
+//! that got or lost names, inodes that are gone; (2) [`Plan::run`] turns this into commands, in three passes:
+//! - directories, the topmost of the subvolume first: each is created, or moved to its place. Everything above its new
+//!   place is already in place, so the new place cannot be below the directory itself, however the moves are tangled;
 //! - other inodes that both sides have: renamed, or linked and unlinked;
 //! - what is gone: names first, then directories, the deepest first.
 //!
-//! Whatever is in the way of a name is itself on the list, for it has another name or none in the subvolume: it is unlinked
-//! where that is due anyway, and otherwise gets a name at the top that neither side has, until its turn comes.
+//! An inode in the way of a name is itself on the list, since it has another name or none in the subvolume. It is
+//! unlinked if that has to happen anyway, and otherwise gets a temporary name at the top that neither side has, until
+//! its turn comes.
 //!
-//! Afterwards every directory has the path that it has in the subvolume, and all names are free that new files will take:
-//! these are made when their contents are sent. So paths in the rest of the stream are those of the subvolume, and no clone
-//! source is renamed, replaced or removed after it was named.
+//! Afterwards every directory has its path in the subvolume, and all names of new files are free: these are created
+//! when their contents are sent. So paths in the rest of the stream are those of the subvolume, and no clone source is
+//! renamed, replaced or removed after it was named.
 //!
-//! Memory: new directories, and names that changed or went; new files take none.
+//! Memory: new directories, and names that changed or were removed; new files take none.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -36,7 +37,7 @@ pub(super) const INHERITED: [&[u8]; 2] = [b"system.posix_acl_default", b"btrfs.c
 /// Flags that keep an inode from being changed, or its entries.
 pub(super) const PROTECTED: InodeFlags = InodeFlags::IMMUTABLE.union(InodeFlags::APPEND);
 
-/// An inode: of those that share a number, `old` says the parent's.
+/// An inode. A number may mean two inodes; `old` marks the parent's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Id {
     ino: u64,
@@ -69,7 +70,7 @@ struct Gone {
     names: Vec<Name>,
 }
 
-/// What is to do about names.
+/// The changes of names.
 #[derive(Default)]
 pub(super) struct Plan {
     replaced: HashSet<u64>,
@@ -195,7 +196,7 @@ impl Plan {
     }
 }
 
-/// The flags of an inode as the stream has them: those that say something about the file itself.
+/// The flags of an inode as the stream has them: those that describe the file itself.
 pub(super) fn sent_flags(flags: InodeFlags) -> u64 {
     (flags - InodeFlags::ROOT_ITEM_INIT).bits() & u64::from(u32::MAX)
 }
@@ -203,13 +204,13 @@ pub(super) fn sent_flags(flags: InodeFlags) -> u64 {
 /// What running a plan leaves to be done later.
 #[derive(Default)]
 pub(super) struct Leftover {
-    /// Directories of the parent whose inherited attributes were taken away: they get them back.
+    /// Directories of the parent whose inherited attributes were removed; they are restored.
     pub bare: Vec<u64>,
     /// Names were made for a while in the root directory.
     pub top_touched: bool,
 }
 
-/// Who holds a name of the parent that goes.
+/// The holder of a name of the parent that is to be removed.
 #[derive(Clone, Copy)]
 enum Holder {
     Gone(usize),
@@ -226,7 +227,7 @@ struct Run<'r, 'e> {
     taken: HashMap<Place, Holder>,
     /// Inodes under a name for a while, in the root directory.
     parked: HashMap<Id, Vec<u8>>,
-    /// Directories that are where they belong, though they were not in the parent, or elsewhere.
+    /// Directories that are in place, though they were elsewhere in the parent, or nowhere.
     settled: HashSet<u64>,
     /// Paths of directories as they are now, in the last pass.
     known: Option<HashMap<Id, Arc<[u8]>>>,
@@ -234,7 +235,8 @@ struct Run<'r, 'e> {
 }
 
 impl Plan {
-    /// Tells the commands that make the subvolume's names out of the parent's, but for new inodes that are no directories.
+    /// Sends the commands that turn the parent's names into the subvolume's, except for new inodes that are not
+    /// directories.
     pub fn run<'e>(
         self,
         sides: &Sides<'e>,
@@ -286,7 +288,7 @@ impl Run<'_, '_> {
         self.taken = taken;
     }
 
-    /// Where the stream carries flags, the receiver keeps to them.
+    /// If the stream carries flags, the receiver obeys them.
     fn unprotect(&mut self, version: u32) -> Result<(), SendError> {
         if version < 2 {
             return Ok(());
@@ -373,7 +375,7 @@ impl Run<'_, '_> {
         Ok(path)
     }
 
-    /// The path that a name of the subvolume has, whose directory is where it belongs.
+    /// The path of a name of the subvolume whose directory is in place.
     fn new_path(&mut self, name: &Name) -> Result<Vec<u8>, SendError> {
         self.new.of_name(name)
     }

@@ -28,7 +28,7 @@ impl<'e> Paths<'e> {
         Paths { cursor: blocks.cursor(root), dirs: HashMap::new() }
     }
 
-    /// A name of an inode: the first one; none where it has none.
+    /// The first name of an inode; `None` if it has none.
     pub fn name(&mut self, ino: u64) -> Result<Option<Name>, SendError> {
         if !self.cursor.seek(&Key::new(ino, ItemType::INODE_REF, 0))? {
             return Ok(None);
@@ -91,7 +91,7 @@ impl<'e> Paths<'e> {
         Ok(path)
     }
 
-    /// A path of any inode; none where it has no name.
+    /// A path of any inode; `None` if it has no name.
     pub fn any(&mut self, ino: u64) -> Result<Option<Vec<u8>>, SendError> {
         if ino == Ino::ROOT_DIR.0 {
             return Ok(Some(Vec::new()));

@@ -1,12 +1,11 @@
-//! From commands to the stream's bytes: data is read, compared and encoded on all cores, and comes out in order.
+//! From commands to the stream's bytes: data is read, compared and encoded on all cores, and written in order.
 //!
-//! Normal path: (1) the planner appends commands to a batch, and where there is data to be read, what is to be read; (2) a batch
-//! that stands for enough bytes goes to whichever worker is free; (3) workers read, decompress, leave out what
-//! the receiver turns out to have, and encode; (4) the writer puts
-//! batches in order and writes them.
+//! Normal path: (1) the planner appends commands to a batch, with descriptions of the data to be read; (2) a batch that
+//! stands for enough bytes goes to any free worker; (3) workers read, decompress, leave out what the receiver turns out
+//! to have, and encode; (4) the writer puts batches in order and writes them.
 //!
-//! Memory: as many batches are under way as the bound allows; the planner waits for the writer.
-//! Errors: the first one ends all; the planner learns of it at its next batch.
+//! Memory: the number of batches under way is bounded; the planner waits for the writer.
+//! Errors: the first one ends everything; the planner learns of it at its next batch.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
@@ -22,7 +21,7 @@ use parking_lot::Mutex;
 
 use super::SendError;
 
-/// Bytes that a batch stands for: enough to pay for handing it out.
+/// Bytes of data in a batch: enough to pay for the hand-over.
 const BATCH_BYTES: usize = 1 << 20;
 /// Bytes of commands that make a batch without any data.
 const BATCH_COMMAND_BYTES: usize = 128 << 10;
@@ -34,7 +33,7 @@ const WRITE_LEN_V2: usize = 128 << 10;
 /// Decompressed extents that a worker keeps.
 const UNPACKED_KEPT: usize = 2;
 
-/// Where the bytes of a range come from.
+/// The source of the bytes of a range.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Bytes {
     Plain {
@@ -56,7 +55,8 @@ pub(super) enum Bytes {
 pub(super) struct Part {
     pub bytes: Bytes,
     pub len: u64,
-    /// What the receiver's file has there: sectors with the same contents are not sent. Only reading tells.
+    /// What the receiver's file has there: sectors with the same contents are not sent. They have to be read to be
+    /// compared.
     pub old: Option<Bytes>,
 }
 
@@ -113,12 +113,12 @@ enum Data {
 struct Batch {
     number: u64,
     commands: Vec<u8>,
-    /// Data to be read, and where among the commands it comes.
+    /// Data to be read, and its position among the commands.
     data: Vec<(usize, Data)>,
     weight: usize,
 }
 
-/// What went into the stream.
+/// Counts of what went into the stream.
 #[derive(Default, Debug)]
 pub(super) struct Counts {
     pub bytes: AtomicU64,
@@ -218,13 +218,13 @@ impl Pipe<'_> {
 
     fn roll(&mut self) -> Result<(), SendError> {
         if self.batch.weight >= BATCH_BYTES && !self.hand_out() {
-            // Why is known to `run`.
+            // `run` knows the reason.
             return Err(SendError::Stopped);
         }
         Ok(())
     }
 
-    /// Hands out what there is; false when nobody is there any more.
+    /// Hands out the batch; false if there are no workers any more.
     fn hand_out(&mut self) -> bool {
         if self.tickets.recv().is_err() {
             return false;
@@ -341,14 +341,14 @@ impl Encoder<'_> {
         self.emit(&write.path, run_at, &run, out)
     }
 
-    /// What is to be sent of a part, in order; none for what the receiver has.
+    /// The pieces of a part that are to be sent, in order; `None` for those that the receiver has.
     fn pieces(&mut self, part: &Part) -> Result<Vec<(Option<Bytes>, u64)>, SendError> {
         let Some(old) = &part.old else { return Ok(vec![(Some(part.bytes.clone()), part.len)]) };
         let len = part.len as usize;
         let (mut new_bytes, mut old_bytes) = (vec![0; len], vec![0; len]);
         self.read(&part.bytes, 0, &mut new_bytes)?;
         if self.read(old, 0, &mut old_bytes).is_err() {
-            // What cannot be read cannot be compared with; what is sent is right at any rate.
+            // Old bytes that cannot be read cannot be compared, so everything is sent.
             return Ok(vec![(Some(Bytes::Here(new_bytes.into())), part.len)]);
         }
         let sector = self.shared.engine.sectorsize() as usize;
@@ -452,7 +452,7 @@ impl Encoder<'_> {
 }
 
 impl Bytes {
-    /// What is left of them after so many.
+    /// What is left of them without the first `skipped` bytes.
     pub fn after(&self, skipped: u64) -> Bytes {
         match self {
             Bytes::Zeros => Bytes::Zeros,

@@ -1,7 +1,8 @@
 //! A file's extents on both sides, side by side.
 //!
-//! Items come in rising order, from either side ([`Sweep::push`]); what is before the next item can be sent immediately. An interval
-//! that the difference says nothing about is the same on both sides. Where one side has no segment, it has a hole.
+//! Items come in rising order, from either side ([`Sweep::push`]); everything before the next item can be sent
+//! immediately. An interval not mentioned in the difference is the same on both sides. A side without a segment has a
+//! hole.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,7 +11,7 @@ use oleo_format::{Compression, DiskExtent, FileExtent};
 
 use super::SendError;
 
-/// What is in a range of a file.
+/// The contents of a range of a file.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Body {
     Data(DiskExtent),
@@ -32,7 +33,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// The segment that an item at a position says; none for a hole.
+    /// The segment of an item at a position; `None` for a hole.
     pub fn parse(at: u64, item: &[u8], sector: u64) -> Result<Option<Segment>, SendError> {
         let (len, body) = match FileExtent::parse(item)? {
             FileExtent::Regular(d) if d.is_hole() => return Ok(None),
@@ -47,7 +48,7 @@ impl Segment {
         Ok((end > at).then_some(Segment { start: at, end, body }))
     }
 
-    /// Where in the decompressed extent a position of the file is.
+    /// The offset in the decompressed extent of a position in the file.
     pub fn inside(&self, d: &DiskExtent, at: u64) -> u64 {
         d.offset.0.saturating_add(at - self.start)
     }
@@ -60,7 +61,7 @@ pub(super) enum Side {
     New,
 }
 
-/// Segments that were not told of yet: those behind the last item.
+/// Segments that were not reported yet: those behind the last item.
 #[derive(Default)]
 pub(super) struct Sweep {
     at: u64,
@@ -125,8 +126,8 @@ mod tests {
         Segment { start, end, body: Body::Data(d) }
     }
 
-    /// Goal: intervals say of each byte what each side has there, in rising order, whatever the order of items.
-    /// Method: random segments on both sides, told in rising order with limits as items give them; a model of bytes.
+    /// Goal: intervals cover each byte with what each side has there, in rising order, whatever the order of items.
+    /// Method: random segments on both sides, pushed in rising order with limits as items give them; a model of bytes.
     #[test]
     fn says_what_each_side_has() {
         let mut seed = 0xfeed_u64;

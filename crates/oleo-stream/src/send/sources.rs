@@ -1,10 +1,10 @@
-//! Clone sources: subvolumes that the receiver has, and what of them can be cloned.
+//! Clone sources: subvolumes that the receiver has, and which of their ranges can be cloned.
 //!
-//! Which files of a source hold an extent is found in one of two ways: [`Sources::enter_all`] goes through a source once, for a
-//! subvolume that is sent whole; [`Sources::find`] asks the extent tree who refers to the one extent, and looks in each
-//! source whether the file is there. A reference names a file and where in it; the file of that number in a source need
-//! not be the one that refers, so nothing is believed that the source's own items do not say. All references are tried that
-//! there are, however many: once for an extent, as long as something of it is missing.
+//! There are two ways to find the files of a source that hold an extent: [`Sources::enter_all`] goes through a source
+//! once, for a subvolume that is sent whole; [`Sources::find`] looks up the references of one extent in the extent
+//! tree, and checks in each source whether the file exists. A reference names a file and an offset in it; the file of
+//! that number in a source need not be the one that refers, so only the source's own items count. All references are
+//! tried, however many, once for an extent, as long as something of it is missing.
 //!
 //! An extent that is younger than the last change of every source is in none.
 
@@ -28,7 +28,7 @@ const EXHAUSTED_MAX: usize = 1 << 22;
 /// A subvolume that the receiver has.
 pub(super) struct Source<'e> {
     pub root: TreeRoot,
-    /// What the receiver knows it by.
+    /// The UUID by which the receiver knows it.
     pub uuid: Uuid,
     pub ctransid: u64,
     pub paths: Paths<'e>,
@@ -104,7 +104,7 @@ impl<'e> Sources<'e> {
         Ok(())
     }
 
-    /// Looks for a range of an extent in the sources, and enters in the index what is found.
+    /// Looks for a range of an extent in the sources, and enters what it finds in the index.
     pub fn find(&mut self, index: &mut Index, wanted: &Wanted<'_>) -> Result<(), SendError> {
         let at = wanted.extent.disk_bytenr;
         let youngest = self.list.iter().skip(1).map(|source| source.root.generation).max();
@@ -112,7 +112,7 @@ impl<'e> Sources<'e> {
         if self.tried.len() >= EXHAUSTED_MAX {
             self.tried.clear();
         }
-        // At first only for the range; the second time for all of the extent, so that there is no third.
+        // The first time only for the range, the second time for all of the extent, so that there is no third.
         let thorough = self.tried.contains_key(&at);
         self.tried.insert(at, thorough);
         self.lookups += 1;
@@ -132,7 +132,7 @@ impl<'e> Sources<'e> {
         })
     }
 
-    /// Looks at one file of one source. `offset`: where in the file the extent would begin; it may lie before the file.
+    /// Checks one file of one source. `offset` is where in the file the extent would begin; it may be before the file.
     fn probe(
         &mut self,
         number: usize,

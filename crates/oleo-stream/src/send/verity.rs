@@ -1,6 +1,6 @@
-//! The fs-verity descriptor of a file, as the format keeps it.
+//! The fs-verity descriptor of a file, as the format stores it.
 //!
-//! VERITY_DESC_ITEM at offset 0 says how long the descriptor is; its bytes follow in items at offset 1 and on.
+//! VERITY_DESC_ITEM at offset 0 holds the length of the descriptor; its bytes follow in items at offset 1 and on.
 
 use std::ops::ControlFlow;
 
@@ -51,8 +51,8 @@ fn parse(bytes: &[u8]) -> Option<Descriptor> {
 mod tests {
     use super::*;
 
-    /// Goal: a descriptor gives what was asked for when it was made; anything else gives nothing.
-    /// Method: one laid out by hand; cut short, and with each field out of bounds.
+    /// Goal: a descriptor yields the parameters it was made with; anything else yields nothing. Method: one laid out by
+    /// hand; cut short, and with each field out of bounds.
     #[test]
     fn parses() {
         let head = size_of::<VerityDescriptor>();

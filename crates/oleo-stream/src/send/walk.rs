@@ -1,13 +1,13 @@
-//! What differs between two trees, inode by inode.
+//! The difference of two trees, inode by inode.
 //!
-//! Normal path: (1) [`walk`] goes through the difference of parent and subvolume (or all of the subvolume, where there is no
-//! parent) in the order of keys; (2) items of one inode are gathered into a [`Head`] until its extents begin, which come
-//! last; (3) the [`InodeVisitor`] is given the head, each extent item that differs, and the end of the inode.
+//! Normal path: (1) [`walk`] goes through the difference of parent and subvolume (or, without a parent, all of the
+//! subvolume) in the order of keys; (2) items of one inode are gathered into a [`Head`] until its extents begin, which
+//! come last; (3) the [`InodeVisitor`] gets the head, each extent item that differs, and the end of the inode.
 //!
-//! An inode number whose generation differs is another inode: the old one is reported as gone, the new one as new, with all its
-//! items and not only those that differ. An inode without names (deleted while open) does not exist here.
+//! An inode number whose generation differs is another inode: the old one is reported as gone, the new one as new, with
+//! all its items and not only those that differ. Inodes without names (deleted while open) are ignored.
 //!
-//! Memory: the items of one inode but for its extents.
+//! Memory: the items of one inode, without its extents.
 
 use std::ops::ControlFlow;
 
@@ -47,24 +47,24 @@ pub(super) struct Part {
 #[derive(Debug)]
 pub(super) struct Head {
     pub ino: u64,
-    /// The parent's inode, where it is the same one.
+    /// The parent's inode, if it is the same one.
     pub before: Option<InodeFields>,
     pub now: InodeFields,
     pub old: Part,
     pub new: Part,
 }
 
-/// Who is told.
+/// Receives the difference.
 pub(super) trait InodeVisitor {
     /// The parent has an inode that the subvolume has not.
     fn gone(&mut self, _ino: u64, _fields: &InodeFields, _names: Vec<Name>) -> Result<(), SendError> {
         Ok(())
     }
-    /// An inode number means one inode in the parent and another in the subvolume; `gone` and `head` are told too.
+    /// An inode number means one inode in the parent and another in the subvolume; `gone` and `head` are called, too.
     fn replaced(&mut self, _ino: u64) {}
     /// An inode; whether its extents matter.
     fn head(&mut self, head: Head) -> Result<bool, SendError>;
-    /// An extent item of it that differs, at a position in the file.
+    /// An extent item that differs, at a position in the file.
     fn extent(&mut self, _at: u64, _old: Option<&[u8]>, _new: Option<&[u8]>) -> Result<(), SendError> {
         Ok(())
     }
@@ -155,11 +155,11 @@ impl Part {
     }
 }
 
-/// What is being gathered of one inode.
+/// The inode whose items are being gathered.
 #[derive(Default)]
 struct Current {
     ino: u64,
-    /// The inode items, where they differ.
+    /// The inode items, if they differ.
     before: Option<InodeFields>,
     now: Option<InodeFields>,
     old: Part,
@@ -249,7 +249,7 @@ impl<'g, 'e> Gather<'g, 'e> {
                 let wants = self.visitor.head(Head { ino, before: Some(before), now, old, new })?;
                 current.state = if wants { State::Extents } else { State::Over };
             }
-            // The items told of are all there are.
+            // The items given are all there are.
             (None, Some(now)) if current.before.is_none() => {
                 let wants = self.visitor.head(Head { ino, before: None, now, old, new })?;
                 current.state = if wants { State::Extents } else { State::Over };

@@ -1,4 +1,4 @@
-//! The inode that commands are about, its attributes, extended attributes and flags.
+//! The current inode, its attributes, extended attributes and flags.
 
 use oleo_format::stream::Command;
 use oleo_format::{InodeFlags, Timespec};
@@ -11,7 +11,7 @@ use super::{Current, FsTarget, MARK_NAME};
 
 /// Flags that forbid changes.
 const LOCKS: InodeFlags = InodeFlags::IMMUTABLE.union(InodeFlags::APPEND);
-/// Flags that a stream's FILEATTR has a say in; the others are the format's own.
+/// Flags that a stream's FILEATTR may set; the others belong to the format.
 const SETTABLE: InodeFlags = InodeFlags::NODATASUM
     .union(InodeFlags::NODATACOW)
     .union(InodeFlags::NOCOMPRESS)
@@ -91,7 +91,7 @@ impl FsTarget {
         Ok(current)
     }
 
-    /// What is to be set of the inode at a path.
+    /// The attributes to be set on the inode at a path.
     pub(super) fn attrs(&mut self, path: &[u8]) -> Result<&mut SetAttr, ApplyError> {
         Ok(&mut self.go_to(path)?.attrs)
     }
@@ -157,7 +157,7 @@ impl FsTarget {
         Ok(fs.xattr_remove(&current.inode, name)?)
     }
 
-    /// Sets the inode's flags to those of the sender, as far as that is to be had.
+    /// Sets the inode's flags to those of the sender, as far as possible.
     pub(super) fn file_attr(&mut self, path: &[u8], attr: u64) -> Result<(), ApplyError> {
         let want = InodeFlags::from_bits_retain(attr) & SETTABLE;
         let fs = self.fs.clone();
@@ -177,7 +177,8 @@ impl FsTarget {
             self.warn(format!("{shown}: whether it is copied on write stays as it is: it has data already"));
         }
         if flags.contains(InodeFlags::COMPRESS) && flags.intersects(InodeFlags::NOCOMPRESS | InodeFlags::NODATACOW) {
-            // The kernel has both where a file that is to be compressed turned out not to be worth it: then it is not.
+            // The kernel sets both if a file that is to be compressed turned out not to compress: then it is not
+            // compressed.
             flags -= InodeFlags::COMPRESS;
         }
         if flags != have.flags {
@@ -196,7 +197,7 @@ impl FsTarget {
     }
 }
 
-/// The mark is nobody's but ours.
+/// Refuses the mark's name: only Oleo sets it.
 fn check_name(path: &[u8], name: &[u8]) -> Result<(), ApplyError> {
     if path.is_empty() && name == MARK_NAME {
         return Err(FsError::NotPermitted("the attribute marks what is incomplete").into());
@@ -204,7 +205,7 @@ fn check_name(path: &[u8], name: &[u8]) -> Result<(), ApplyError> {
     Ok(())
 }
 
-/// What the commands that follow the making of an inode will set of it at last.
+/// The attributes that the commands after the creation of an inode finally give it.
 pub(super) fn applied_later(items: &[Item<'_>], path: &[u8]) -> SetAttr {
     let mut set = SetAttr::default();
     for item in items.iter().take_while(|item| item.command.path() == Some(path)) {

@@ -1,8 +1,8 @@
 //! Data that waits to be installed.
 //!
-//! A batch is what a run of commands writes. It is prepared on all cores and installed by a thread of its own (`Installer`),
-//! batch after batch, while the commands that follow are applied. What needs data in its place waits for it
-//! ([`FsTarget::install_for`]), so nobody sees another order than that of the stream.
+//! A batch is the data of a run of commands. It is prepared on all cores and installed by a thread of its own
+//! (`Installer`), batch after batch, while later commands are applied. Commands that need the data in place wait for it
+//! ([`FsTarget::install_for`]), so the result is that of the stream's order.
 //!
 //! Memory: one batch is gathered, [`BATCHES_AHEAD`] wait, one is installed; each keeps the block that its bytes are in.
 
@@ -22,7 +22,7 @@ use super::super::blocks::Buffer;
 use super::super::{ApplyError, Item, Late, Wait};
 use super::{FsTarget, Waiting, refused};
 
-/// The most that is put together to one piece.
+/// The longest piece that writes are merged into.
 const PIECE_LEN_MAX: u64 = 32 << 20;
 /// The most that one encoded write may be decoded to (`BTRFS_MAX_UNCOMPRESSED`).
 const ENCODED_LEN_MAX: u64 = oleo_format::compress::EXTENT_LEN_MAX as u64;
@@ -44,7 +44,7 @@ struct Piece {
     body: Body,
     /// Nothing was in the file before it.
     first: bool,
-    /// Of the command that it came from, and where that stands.
+    /// The path of the command that it came from; see `position`.
     path: Range<usize>,
     position: u64,
 }
@@ -54,7 +54,7 @@ enum Body {
     Packed(Range<usize>, Code),
 }
 
-/// What is needed to understand an encoded write.
+/// How the data of an encoded write is encoded.
 #[derive(Clone, Copy)]
 struct Code {
     how: EncodedCompression,
@@ -84,7 +84,7 @@ impl Packed<'_> {
             }
             kind => {
                 let sector = how.lzo_sectorsize.unwrap_or(sectorsize);
-                // What came from an inline extent has LZO's other framing.
+                // Data of an inline extent has LZO's other framing.
                 if ram_len <= sector as usize && !self.data.len().is_multiple_of(sector as usize) {
                     decompress_inline(kind, self.data, ram_len, sector).map_err(broken)?
                 } else {
@@ -184,12 +184,12 @@ pub(super) struct Installer {
     batches: Option<SyncSender<Batch>>,
     done: Receiver<Vec<Late>>,
     thread: Option<JoinHandle<()>>,
-    /// What is gathered.
+    /// The batch being gathered.
     next: Option<Batch>,
     /// How many batches were handed over, and how many of them are installed.
     begun: u64,
     ended: u64,
-    /// What failed and was not told yet.
+    /// Failures that were not reported yet.
     late: Vec<Late>,
 }
 
@@ -226,7 +226,7 @@ impl Installer {
         self.next.get_or_insert_with(|| Batch { block: block.clone(), pieces: Vec::new() })
     }
 
-    /// Hands over what was gathered.
+    /// Starts installing what was gathered.
     pub fn begin(&mut self) {
         let Some(batch) = self.next.take().filter(|batch| !batch.pieces.is_empty()) else { return };
         self.begun += 1;
@@ -235,7 +235,7 @@ impl Installer {
         }
     }
 
-    /// Sees what has been done.
+    /// Takes the results that are ready.
     fn look(&mut self, wait: Wait) {
         while self.ended < self.begun {
             let done = match wait {
@@ -270,7 +270,7 @@ impl Installer {
         std::mem::take(&mut self.late)
     }
 
-    /// Whether something failed that was not told yet.
+    /// Whether there is a failure that was not reported yet.
     pub fn is_late(&self) -> bool {
         !self.late.is_empty()
     }
@@ -288,7 +288,7 @@ impl Drop for Installer {
     fn drop(&mut self) {
         self.batches = None;
         if let Some(thread) = self.thread.take() {
-            // A panic has told about itself.
+            // A panic has reported itself.
             let _panicked = thread.join();
         }
     }

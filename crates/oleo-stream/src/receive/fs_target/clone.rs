@@ -1,4 +1,4 @@
-//! Clones: from the subvolume itself, its parent, or any that was received before.
+//! Clones: from the subvolume itself, its parent, or any subvolume received before.
 
 use oleo_format::TreeId;
 use oleo_format::stream::Command;
@@ -11,7 +11,7 @@ use super::batch::check_file;
 use super::paths::Finder;
 use super::{FsTarget, refused};
 
-/// Bytes copied at a time where sharing is not to be had.
+/// How many bytes are copied at a time if sharing is not possible.
 const COPY_LEN: u64 = 1 << 20;
 
 impl FsTarget {
@@ -47,7 +47,7 @@ impl FsTarget {
         Ok(())
     }
 
-    /// Shares a range, or copies it where the sectors or the files' flags are not the sender's.
+    /// Shares a range, or copies it if sectors or flags differ from those of the sender.
     fn share(&mut self, source: &InodeRef, dest: &InodeRef, range: &CloneRange) -> Result<(), ApplyError> {
         match self.fs.clone_range(source, dest, range) {
             Err(FsError::Invalid(_)) => {}

@@ -1,4 +1,4 @@
-//! Commits behind the commands that follow: the thread of a commit goes on writing when the transaction is frozen.
+//! Commits in the background: the thread of a commit continues writing once the transaction is frozen.
 
 use std::sync::mpsc::sync_channel;
 use std::thread::{self, JoinHandle};
@@ -12,7 +12,7 @@ use super::super::ApplyError;
 pub(super) struct Commits(Option<JoinHandle<Result<(), FsError>>>);
 
 impl Commits {
-    /// Begins one: what is done after this call is not part of it. Fails if the one before did.
+    /// Starts a commit, which does not contain what is done after this call. Fails if the previous commit failed.
     pub fn begin(&mut self, fs: &Fs) -> Result<(), ApplyError> {
         self.finish()?;
         let fs = fs.clone();
@@ -25,7 +25,7 @@ impl Commits {
         };
         let thread = thread::Builder::new().name("commit".to_owned()).spawn(commit);
         self.0 = Some(thread.map_err(|source| ApplyError::Host { what: "start a thread", source })?);
-        // Ends with the commit too, where nothing was frozen.
+        // The channel also ends with the commit, if nothing was frozen.
         let _ended = heard.recv();
         Ok(())
     }
@@ -42,7 +42,7 @@ impl Commits {
 
 impl Drop for Commits {
     fn drop(&mut self) {
-        // A panic has told about itself, and a commit that failed leaves a file system that says so.
+        // A panic has reported itself, and a failed commit leaves a file system that reports it.
         let _ended = self.0.take().map(JoinHandle::join);
     }
 }

@@ -1,4 +1,4 @@
-//! Making, naming and removing inodes; sizes and space of files.
+//! Creating, naming and removing inodes; sizes and space of files.
 
 use std::ops::Range;
 
@@ -45,7 +45,8 @@ fn kind_of<'s>(command: &Command<'s>) -> Result<NewKind<'s>, ApplyError> {
 }
 
 impl FsTarget {
-    /// Makes an inode: where the next command renames it to, if that is its first use and the name is free.
+    /// Creates an inode under the name that the next command renames it to, if that is its first use and the name is
+    /// free.
     pub(super) fn create(&mut self, items: &[Item<'_>], at: usize) -> Result<usize, ApplyError> {
         let command = &items[at].command;
         let path = command.path().unwrap_or_default();
@@ -165,7 +166,7 @@ impl FsTarget {
     }
 
     pub(super) fn rmdir(&mut self, path: &[u8]) -> Result<(), ApplyError> {
-        // Finding it refuses what is another subvolume.
+        // Finding it refuses paths in other subvolumes.
         self.go_to(path)?;
         self.settle()?;
         self.open()?.finder.forget(path);
@@ -211,7 +212,7 @@ impl FsTarget {
         Ok(())
     }
 
-    /// Hashes the file as it is now, all of it, and seals it.
+    /// Hashes all of the file as it is now, and seals it.
     pub(super) fn enable_verity(&mut self, path: &[u8], verity: &Verity<'_>) -> Result<(), ApplyError> {
         let inode = self.file(path)?.inode.clone();
         self.install_for(&inode)?;

@@ -1,4 +1,4 @@
-//! From paths to inodes, within one subvolume, with a memory of directories.
+//! From paths to inodes, within one subvolume, with a cache of directories.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -26,7 +26,7 @@ impl Finder {
         Finder { root, dirs: BTreeMap::new(), last: None }
     }
 
-    /// What is at a path; no link is followed, no other subvolume entered.
+    /// Finds the inode at a path; follows no link and enters no other subvolume.
     pub fn find(&mut self, fs: &Fs, path: &[u8]) -> Result<InodeRef, ApplyError> {
         if path.is_empty() {
             return Ok(self.root.clone());
@@ -36,7 +36,7 @@ impl Finder {
         self.enter(fs, &dir, name)
     }
 
-    /// The same, for one that is asked for again and again.
+    /// The same for a path that is used repeatedly.
     pub fn find_again(&mut self, fs: &Fs, path: &[u8]) -> Result<InodeRef, ApplyError> {
         if let Some((known, inode)) = &self.last
             && **known == *path
@@ -56,7 +56,7 @@ impl Finder {
         if let Some(dir) = self.dirs.get(path) {
             return Ok(dir.clone());
         }
-        // From the longest known part of the path on.
+        // Begins with the longest known prefix of the path.
         let mut known = split(path).0;
         while !known.is_empty() && !self.dirs.contains_key(known) {
             known = split(known).0;
@@ -90,13 +90,13 @@ impl Finder {
         self.dirs.insert(path.into(), dir.clone());
     }
 
-    /// What is at a path has changed: nothing at it or below it is known any more.
+    /// Forgets a path whose inode has changed, and everything below it.
     pub fn forget(&mut self, path: &[u8]) {
         if self.last.as_ref().is_some_and(|(known, _)| is_within(known, path)) {
             self.last = None;
         }
         self.dirs.remove(path);
-        // Those below begin with the path and a slash, so they stand together.
+        // Paths below it begin with it and a slash, so they are adjacent.
         let below = [path, b"/"].concat().into_boxed_slice();
         loop {
             let first = self.dirs.range::<[u8], _>((Bound::Included(&*below), Bound::Unbounded)).next();

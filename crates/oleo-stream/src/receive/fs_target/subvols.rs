@@ -1,4 +1,4 @@
-//! Beginning, ending and finding subvolumes; the mark on what is incomplete.
+//! Beginning, ending and finding subvolumes; the mark on incomplete ones.
 
 use oleo_format::TreeId;
 use oleo_fs::{
@@ -14,7 +14,7 @@ use super::paths::Finder;
 use super::{FsTarget, MARK_NAME, Open, refused};
 
 impl FsTarget {
-    /// The directory where a subvolume is to be, and its name.
+    /// The directory that a subvolume is to be in, and its name.
     fn place<'p>(&self, path: &'p [u8]) -> Result<(InodeRef, &'p [u8]), ApplyError> {
         let (dir, name) = split(path);
         Ok((Finder::new(self.into.clone()).dir(&self.fs, dir)?, name))
@@ -35,7 +35,7 @@ impl FsTarget {
         if new.parent.is_none() {
             let root = self.open()?.root.clone();
             if self.fs.xattr_get(&root, COMPRESSION)?.is_some() {
-                // Everything is told by the stream, nothing handed down.
+                // The stream sets everything; nothing is inherited.
                 self.fs.xattr_remove(&root, COMPRESSION)?;
             }
         }
@@ -72,9 +72,9 @@ impl FsTarget {
         })
     }
 
-    /// The subvolume that was received from the one of this UUID, or is it. A sender that received it itself names the
-    /// first sender's UUID but its own transaction, so the transaction only says which of several is best. The subvolume
-    /// itself must not have changed since it was sent.
+    /// Finds the subvolume that was received from the one with this UUID, or has it. A sender that received the
+    /// subvolume itself names the first sender's UUID but its own transaction, so the transaction only decides which of
+    /// several is best. The subvolume must not have changed since it was sent.
     pub(super) fn find_subvol(&self, uuid: Uuid, ctransid: u64) -> Result<Option<TreeId>, ApplyError> {
         let open = self.open.as_ref().map(|open| open.root.tree());
         let info = |ids: Vec<TreeId>| -> Result<Vec<SubvolInfo>, FsError> {
@@ -117,7 +117,7 @@ impl FsTarget {
         Ok(Found::Part(mark))
     }
 
-    /// Writes the mark, in the transaction of what it is about.
+    /// Writes the mark, in the transaction of what it describes.
     pub(super) fn set_mark(&mut self, mark: Option<&Mark>) -> Result<(), ApplyError> {
         /// A commit may come between looking at the transaction's number and writing it.
         const TRIES: usize = 3;
@@ -172,7 +172,7 @@ impl FsTarget {
     }
 }
 
-/// A change of the mark: none that the time of the last change tells of, which is the sender's.
+/// Changes the mark without changing the time of the last change, which is the sender's.
 fn unseen(fs: &Fs, root: &InodeRef, change: impl FnOnce() -> Result<(), FsError>) -> Result<(), FsError> {
     let ctime = Some(fs.attr(root).ctime);
     change()?;
