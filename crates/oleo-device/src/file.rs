@@ -2,13 +2,13 @@
 //!
 //! Normal path: (1) `open` finds out what the path is and who else uses it (`in_use`), takes an advisory lock (shared
 //! for reading, exclusive for writing) and, for a block device that is to be written, asks the kernel for exclusive
-//! use; (2) reads and writes go to `pread`/`pwrite` and their vectored forms, requests of a batch that touch each other
-//! merged into one call; (3) `flush` is `fdatasync`, or `fsync` after a change of length.
+//! use; (2) reads and writes go to `pread`/`pwrite` and their vectored forms; adjacent requests of a batch are merged
+//! into one call; (3) `flush` is `fdatasync`, or `fsync` after a change of length.
 //!
 //! Invariants: the image is `base..base + len` of the file; nothing outside it is read or written. The length is kept
-//! in memory and changes by `set_len` only.
+//! in memory and changes only by `set_len`.
 //! Locks: none; offsets are explicit and the file cursor is not used.
-//! Crash: `flush` returns after the system says that data and length are on stable storage.
+//! Crash: `flush` returns after the system has reported data and length to be on stable storage.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -41,15 +41,15 @@ pub struct FileOptions {
     pub write: bool,
     /// Make the file if there is none (only with `write`). What an existing file holds stays.
     pub create: bool,
-    /// Where the image begins in the file, in bytes.
+    /// Offset in the file at which the image begins, in bytes.
     pub offset: u64,
-    /// Where the image ends, counted from `offset`, in bytes; `None`: at the end of the file. With a length given,
-    /// `set_len` is refused.
+    /// Length of the image in bytes, from `offset`; `None`: up to the end of the file. If a length is given, `set_len`
+    /// is refused.
     pub len: Option<u64>,
-    /// Open for reading although the kernel has it mounted or someone writes to it: what is read may be torn.
+    /// Open for reading although the kernel has it mounted or another process writes to it: reads may return torn data.
     /// Has no effect when opening for writing.
     pub read_in_use: bool,
-    /// The kernel holds the device for whoever opens it here: it is the source of a mount of this process's own.
+    /// The kernel already holds the device for this process: it is the source of the process's own mount.
     pub claimed: bool,
 }
 
@@ -78,12 +78,13 @@ pub struct FileDevice {
     len_dirty: AtomicBool,
 }
 
-/// How long to wait for somebody to go.
+/// How long to wait for a user to release the file.
 fn patience(by: &User) -> Duration {
     match by {
         // A process that is ending shows no open files any more, and still holds their locks for a while.
         User::Lock => ENDING_PATIENCE,
-        // Nobody has it mounted, or that would be the reason: the kernel lets go of a mount a while after that is gone.
+        // It is not mounted, or that would be the reason: the kernel releases a mount's device some time after
+        // unmounting.
         User::Kernel => ENDING_PATIENCE,
         User::Writer { command, .. } if command == OWN_NAME => ENDING_PATIENCE,
         User::Writer { .. } => IN_USE_PATIENCE,
@@ -92,12 +93,12 @@ fn patience(by: &User) -> Duration {
 }
 
 impl FileDevice {
-    /// Opens `path`. When opening for writing, anyone else who has it mounted or open for writing is a reason to
-    /// refuse; when opening for reading too, unless `read_in_use` says otherwise.
+    /// Opens `path`. Opening for writing is refused if another process or the kernel has it mounted or open for
+    /// writing; so is opening for reading, unless `read_in_use` is set.
     ///
-    /// A process that has just been started holds what its parent had open until it has replaced itself: someone who uses
-    /// the file may be gone in a moment, so it is tried again for as long as `IN_USE_PATIENCE`. So may a server whose mount is gone
-    /// (were it mounted, that would be the reason), and the kernel with what it held of one: `ENDING_PATIENCE`.
+    /// A process that has just been started holds its parent's open files until it has executed its program, so a user
+    /// may be gone in a moment; therefore opening is retried for `IN_USE_PATIENCE`. A server whose mount is gone, and
+    /// the kernel's hold on an unmounted device, may take longer: `ENDING_PATIENCE`.
     pub fn open(path: &Path, opts: &FileOptions) -> Result<FileDevice, DeviceError> {
         let start = Instant::now();
         loop {
@@ -225,8 +226,7 @@ impl FileDevice {
         Ok(())
     }
 
-    /// Reads requests that follow one another without a gap; if the one call fails, each alone, so that each gets
-    /// the answer it deserves.
+    /// Reads adjacent requests in one call; if that fails, each alone, so that each gets its own result.
     fn read_run(&self, run: &mut [&mut ReadReq<'_>]) {
         if let [only] = run {
             only.result = self.read_at(only.offset, only.buf);
@@ -307,7 +307,7 @@ impl Device for FileDevice {
         if len == 0 {
             return Ok(());
         }
-        // On a block device this unmaps where the device can do so and still read zeros.
+        // On a block device this unmaps, if the device can do so and still read zeros.
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.file, mode, self.base + offset, len) {
             Ok(()) => Ok(()),
@@ -352,7 +352,7 @@ fn lock(file: &File, name: &Arc<str>, opts: &FileOptions) -> Result<(), DeviceEr
         Err(rustix::io::Errno::WOULDBLOCK) if opts.write || !opts.read_in_use => {
             Err(DeviceError::InUse { name: name.clone(), by: User::Lock })
         }
-        // Some file systems have no locks; the other checks stand.
+        // Some file systems have no locks; the other checks still apply.
         _ => Ok(()),
     }
 }

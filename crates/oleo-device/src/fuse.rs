@@ -1,4 +1,4 @@
-//! The one system call of FUSE that needs a raw ioctl: a second channel to the same connection.
+//! The one system call of FUSE that needs a raw ioctl: opening a second channel to the same connection.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::ioctl;
 
-/// Where FUSE servers talk to the kernel.
+/// The device through which FUSE servers talk to the kernel.
 const DEV_FUSE: &str = "/dev/fuse";
 /// `FUSE_DEV_IOC_MAGIC` and the number of `FUSE_DEV_IOC_CLONE` in `linux/fuse.h`.
 const CLONE: ioctl::Opcode = ioctl::opcode::read::<u32>(229, 0);
@@ -22,7 +22,7 @@ pub fn open_channel() -> io::Result<File> {
 /// A second channel to the connection of `of`, so that two threads do not share one queue of requests being answered.
 ///
 /// # Errors
-/// As [`open_channel`]; `of` is no connected channel.
+/// As [`open_channel`]; also if `of` is not a connected channel.
 pub fn clone_channel(of: impl AsFd) -> io::Result<File> {
     let new = open_channel()?;
     let old = of.as_fd().as_raw_fd() as u32;

@@ -1,9 +1,9 @@
-//! Who else uses a file or block device, as far as this system tells.
+//! Who else uses a file or block device, as far as this system shows.
 //!
-//! Three questions are asked: does a mounted btrfs count it (or a loop device on top of it, or a partition of that)
-//! among its devices; is such a block device the source of any mount; has another process it open for writing.
-//! The answers come from `/sys/fs/btrfs`, `/proc/self/mountinfo`, `/sys/block/loop*` and `/proc/PID/fd`. What this
-//! user may not see, and systems without these files, count as unused: this is a guard against mistakes, not a lock.
+//! Three questions: does a mounted btrfs have it (or a loop device on top of it, or a partition of that) among its
+//! devices; is such a block device the source of any mount; has another process opened it for writing. The answers come
+//! from `/sys/fs/btrfs`, `/proc/self/mountinfo`, `/sys/block/loop*` and `/proc/PID/fd`. What this user may not see, and
+//! systems without these files, count as unused: this is a guard against mistakes, not a lock.
 
 use std::fmt;
 use std::fs;
@@ -13,17 +13,17 @@ use std::path::{Path, PathBuf};
 
 use crate::mountinfo::mounts_of;
 
-/// Somebody who uses a device.
+/// A user of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum User {
     /// The kernel has it mounted.
     Mounted {
-        /// Where, if that is known.
+        /// The mount point, if known.
         at: Option<PathBuf>,
     },
     /// A program serves it to a mount through FUSE.
     Served {
-        /// Where.
+        /// The mount point.
         at: PathBuf,
     },
     /// Another process has it open for writing.
@@ -35,7 +35,7 @@ pub enum User {
     },
     /// Another Oleo holds its lock.
     Lock,
-    /// The kernel says that it is held exclusively (mounted, or part of another device).
+    /// The kernel holds it exclusively (mounted, or part of another device).
     Kernel,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for User {
     }
 }
 
-/// Everything that stands for the same bytes: the file itself, and block devices on top of it.
+/// All forms of the same bytes: the file itself, and block devices on top of it.
 #[derive(Default)]
 struct Identity {
     /// (device, inode) of a regular file.
@@ -61,7 +61,7 @@ struct Identity {
     blocks: Vec<(u32, u32)>,
 }
 
-/// Those who have `path` mounted or open for writing, this process excepted.
+/// Returns who has `path` mounted or open for writing, this process excepted.
 pub fn users_of(path: &Path) -> Vec<User> {
     let Some(id) = identity(path) else { return Vec::new() };
     let mut users = mounts(&id, path);
@@ -116,7 +116,8 @@ fn mounts(id: &Identity, path: &Path) -> Vec<User> {
     let whole = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     for mount in mounts_of("self").unwrap_or_default() {
         let through_fuse = mount.kind.starts_with("fuse");
-        // FUSE shows whatever its server says; a name alone is no reason to ask a file system that may not answer.
+        // A FUSE mount shows the name that its server chose; the name alone is no reason to query a file system that
+        // may not answer.
         if through_fuse && mount.source == whole {
             found.push(User::Served { at: mount.at });
             continue;
@@ -168,7 +169,7 @@ fn writers(id: &Identity) -> Vec<User> {
     found
 }
 
-/// Whether the octal `flags:` of an fdinfo file say write-only or read-write.
+/// Whether the octal `flags:` of an fdinfo file are write-only or read-write.
 fn open_for_writing(fdinfo: &Path) -> bool {
     let text = fs::read_to_string(fdinfo).unwrap_or_default();
     let flags = text.lines().find_map(|l| l.strip_prefix("flags:")).map(str::trim);

@@ -1,11 +1,11 @@
-//! Two questions that a mount of ours answers about a file on it: where its control socket is, and which inode of
-//! which tree the file is.
+//! Two ioctls that an Oleo mount answers about a file on it: where its control socket is, and which inode of which tree
+//! the file is.
 //!
-//! They are ioctls of our own, of fixed sizes, which the kernel passes on to a FUSE server. They are only ever asked
-//! of files on FUSE file systems: there the kernel copies exactly the number of bytes that the request's number names,
-//! whoever the server is, and no driver can take the number for something else.
+//! They are Oleo's own, of fixed sizes, and the kernel passes them on to a FUSE server. They are used only on files of
+//! FUSE file systems: there the kernel copies exactly the number of bytes encoded in the request's number, whatever the
+//! server is, and no driver can take the number for something else.
 
-// The two calls below are system calls that no safe wrapper knows.
+// The two calls below are system calls without a safe wrapper.
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
@@ -27,13 +27,13 @@ pub const OLEO_IOC_CONTROL: Opcode = opcode::read::<[u8; SOCKET_PATH_LEN]>(GROUP
 /// Asks a mount which inode a file is: `[u64; 2]`, its tree and its number, in the machine's byte order.
 pub const OLEO_IOC_IDENT: Opcode = opcode::read::<[u64; 2]>(GROUP, 2);
 
-/// What `statfs` says of FUSE file systems (`FUSE_SUPER_MAGIC` of linux/magic.h).
+/// The type of FUSE file systems in `statfs` (`FUSE_SUPER_MAGIC` of linux/magic.h).
 const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 
-/// Opens a file or directory to ask about it: nothing is read, and nothing blocks.
+/// Opens a file or directory to query it: nothing is read, and nothing blocks.
 ///
 /// # Errors
-/// What open(2) says.
+/// Those of open(2).
 pub fn open_to_ask(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
@@ -42,22 +42,23 @@ pub fn open_to_ask(path: &Path) -> io::Result<File> {
 /// Whether a file is on a FUSE file system.
 ///
 /// # Errors
-/// What statfs(2) says.
+/// Those of statfs(2).
 pub fn is_on_fuse(file: &File) -> io::Result<bool> {
     // The type's width and sign differ between architectures; the magic number has 31 bits.
     Ok(rustix::fs::fstatfs(file)?.f_type as u64 & 0xffff_ffff == FUSE_SUPER_MAGIC)
 }
 
-/// The same, and it is a file or directory: what is asked of a device goes to its driver, wherever its node lies.
+/// The same, and it is a regular file or directory: an ioctl on a device node would go to its driver, whatever file
+/// system the node is on.
 fn is_plain_on_fuse(file: &File) -> io::Result<bool> {
     let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode);
     Ok((kind.is_file() || kind.is_dir()) && is_on_fuse(file)?)
 }
 
-/// The control socket of the mount that a regular file or directory is on; `None` if it is on no mount of ours.
+/// The control socket of the mount that a regular file or directory is on; `None` if it is not on a mount of Oleo.
 ///
 /// # Errors
-/// The mount answers nonsense, or not at all.
+/// The mount returns an invalid reply, or none.
 pub fn control_socket(file: &File) -> io::Result<Option<PathBuf>> {
     let mut path = [0u8; SOCKET_PATH_LEN];
     if !is_plain_on_fuse(file)? || !ask::<OLEO_IOC_CONTROL, _>(file, &mut path)? {
@@ -69,10 +70,10 @@ pub fn control_socket(file: &File) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// The tree and the inode number of a regular file or directory; `None` if it is on no mount of ours.
+/// The tree and the inode number of a regular file or directory; `None` if it is not on a mount of Oleo.
 ///
 /// # Errors
-/// The mount does not answer.
+/// The mount does not reply.
 pub fn ident(file: &File) -> io::Result<Option<[u64; 2]>> {
     let mut pair = [0u64; 2];
     let answered = is_plain_on_fuse(file)? && ask::<OLEO_IOC_IDENT, _>(file, &mut pair)?;

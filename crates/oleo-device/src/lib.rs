@@ -1,17 +1,17 @@
-//! Block stores: what a volume's members are kept on.
+//! Block stores: the files, devices and memory that hold a volume's members.
 //!
-//! A [`Device`] is a run of bytes with an end, read and written at offsets by many threads in parallel, in batches where
-//! the caller has several requests. [`FileDevice`] is a file or a block device, [`MemDevice`] sparse memory, [`Window`]
-//! a part of another device, [`Latched`] a device that refuses writes after the first that failed, [`Overlay`] one whose writes
-//! stay in memory.
+//! A [`Device`] is a run of bytes with an end. Many threads read and write it in parallel at offsets, in batches if
+//! they have several requests. [`FileDevice`] is a file or a block device, [`MemDevice`] sparse memory, [`Window`] a
+//! part of another device, [`Latched`] a device that refuses writes after the first that failed, [`Overlay`] one whose
+//! writes stay in memory.
 //!
 //! Normal path of a commit: (1) `write_batch` with everything that is dirty; (2) `flush`; (3) `write_batch` with the
-//! superblocks; (4) `flush`. What was written before a flush that succeeded survives a crash; of what was written
-//! after it, any part may.
+//! superblocks; (4) `flush`. What was written before a flush that succeeded survives a crash; of later writes, any part
+//! may.
 //!
 //! Invariants: a read or write is whole or an error, never short. Nothing outside `0..len()` is ever touched: such a
-//! request is an error by name, and never grows a file. A failed request names device, offset and length.
-//! Requests of one batch must not overlap; their order is the device's to choose.
+//! request fails with an error of its own, and never extends a file. The error of a failed request names device, offset
+//! and length. Requests of one batch must not overlap; the device may reorder them.
 //! Not here: anything btrfs; which device holds what.
 
 mod file;
@@ -39,9 +39,9 @@ pub use wrap::{Latched, Window};
 
 /// A store of bytes with a fixed end; see the crate's text.
 pub trait Device: Send + Sync {
-    /// Its length in bytes.
+    /// The length in bytes.
     fn len(&self) -> u64;
-    /// Whether it has no bytes at all.
+    /// Whether the length is zero.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -49,7 +49,7 @@ pub trait Device: Send + Sync {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError>;
     /// Writes `buf` at `offset`; not durable until `flush`.
     fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError>;
-    /// Carries out many reads, each of which gets a result of its own.
+    /// Carries out many reads, each of which gets its own result.
     fn read_batch(&self, reqs: &mut [ReadReq<'_>]) {
         for req in reqs {
             req.result = self.read_at(req.offset, req.buf);
@@ -66,14 +66,14 @@ pub trait Device: Send + Sync {
         }
         Ok(())
     }
-    /// Makes durable everything that was written before.
+    /// Makes all earlier writes durable.
     fn flush(&self) -> Result<(), DeviceError>;
-    /// Tells the device that the bytes are not needed. They read as zeros or as before until written again; devices
-    /// that cannot do it answer [`DeviceError::Unsupported`], which a caller may ignore.
+    /// Discards bytes that are not needed. They read as zeros or as before until written again; devices that cannot
+    /// discard return [`DeviceError::Unsupported`], which a caller may ignore.
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError>;
-    /// Makes it longer (with zeros, sparse where it can be) or shorter; refused by devices of a fixed size.
+    /// Extends it (with zeros, sparse if possible) or cuts it; devices of a fixed size refuse.
     fn set_len(&self, len: u64) -> Result<(), DeviceError>;
-    /// What to call it in a message: a path, for files.
+    /// Its name in messages: a path, for files.
     fn name(&self) -> String;
     /// Whether writes are refused.
     fn read_only(&self) -> bool;
@@ -84,9 +84,9 @@ pub trait Device: Send + Sync {
 pub struct ReadReq<'a> {
     /// The byte offset on the device.
     pub offset: u64,
-    /// Where the bytes go; its length is the length of the read.
+    /// The buffer; its length is the length of the read.
     pub buf: &'a mut [u8],
-    /// What became of it; `Ok` before the batch was carried out.
+    /// The result; `Ok` before the batch was carried out.
     pub result: Result<(), DeviceError>,
 }
 
@@ -117,7 +117,7 @@ impl WriteReq<'_> {
     }
 }
 
-/// What a device was asked to do when it failed.
+/// The operation that failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Open or size up.
@@ -147,22 +147,22 @@ impl fmt::Display for Op {
     }
 }
 
-/// Why a device did not do what it was asked to. Cheap to clone, so that a latch can repeat it.
+/// Why an operation on a device failed. Cheap to clone, so that a latch can repeat it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// The operating system could not open it.
     #[error("cannot open {}: {source}", path.display())]
     Open {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: Arc<io::Error>,
     },
     /// It is neither a regular file nor a block device.
     #[error("{}: neither a regular file nor a block device", path.display())]
     Kind {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
     },
     /// The operating system reported an error.
@@ -170,13 +170,13 @@ pub enum DeviceError {
     Io {
         /// The device.
         name: Arc<str>,
-        /// What it was asked to do.
+        /// The operation.
         op: Op,
-        /// Where, in bytes.
+        /// The offset in bytes.
         offset: u64,
-        /// How much, in bytes.
+        /// The length in bytes.
         len: u64,
-        /// The system's answer.
+        /// The system's error.
         source: Arc<io::Error>,
     },
     /// The request reaches beyond the end.
@@ -184,45 +184,45 @@ pub enum DeviceError {
     OutOfRange {
         /// The device.
         name: Arc<str>,
-        /// What it was asked to do.
+        /// The operation.
         op: Op,
-        /// Where, in bytes.
+        /// The offset in bytes.
         offset: u64,
-        /// How much, in bytes.
+        /// The length in bytes.
         len: u64,
         /// The device's length in bytes.
         size: u64,
     },
-    /// A change was asked of a device that was opened for reading.
+    /// A change of a device that was opened for reading.
     #[error("{name}: {op} refused, opened read-only")]
     ReadOnly {
         /// The device.
         name: Arc<str>,
-        /// What it was asked to do.
+        /// The operation.
         op: Op,
     },
-    /// This kind of device cannot do it.
+    /// This kind of device does not support it.
     #[error("{name}: {op} is not supported by this device")]
     Unsupported {
         /// The device.
         name: Arc<str>,
-        /// What it was asked to do.
+        /// The operation.
         op: Op,
     },
-    /// Somebody else uses it in a way that makes the wanted access unsafe.
+    /// Another user makes the requested access unsafe.
     #[error("{name} is in use: {by}")]
     InUse {
         /// The device.
         name: Arc<str>,
-        /// By whom.
+        /// The user.
         by: User,
     },
-    /// An earlier write or flush failed, and since then nothing more is written.
+    /// An earlier write or flush failed, and since then nothing is written.
     #[error("{name}: {op} refused after an earlier failure: {first}")]
     Latched {
         /// The device.
         name: Arc<str>,
-        /// What it was asked to do.
+        /// The operation.
         op: Op,
         /// The failure that closed it.
         first: Arc<DeviceError>,
@@ -230,8 +230,8 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Whether a write found no room in what holds the device (`ENOSPC`, or the quota of the file that is the image). Such a
-    /// write was not taken, which is known for certain, and may be done again; a flush that fails is another matter.
+    /// Whether a write found no space below the device (`ENOSPC`, or the quota of the image file). Such a write was
+    /// certainly not taken, and may be repeated; that is not so for a flush that fails.
     pub fn is_full(&self) -> bool {
         const EDQUOT: i32 = rustix::io::Errno::DQUOT.raw_os_error();
         const ENOSPC: i32 = rustix::io::Errno::NOSPC.raw_os_error();
@@ -250,10 +250,10 @@ impl Classified for DeviceError {
         match self {
             DeviceError::Open { source, .. } => Class::of_io(source),
             DeviceError::Kind { .. } => Class::refusal(errno::EINVAL),
-            // Of the store below, whatever it says.
+            // The store below has no space, whatever its error code.
             DeviceError::Io { .. } if self.is_full() => Class { errno: errno::ENOSPC, ..Class::DEVICE },
             DeviceError::Io { .. } => Class::DEVICE,
-            // Of an image that has been cut short.
+            // The image has been cut short.
             DeviceError::OutOfRange { .. } => Class::DATA,
             DeviceError::ReadOnly { .. } => Class::refusal(errno::EROFS),
             DeviceError::Unsupported { .. } => Class::refusal(errno::EOPNOTSUPP),

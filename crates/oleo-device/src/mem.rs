@@ -1,9 +1,9 @@
 //! Sparse memory, for tests and for images that never touch a disk.
 //!
-//! Pages that were never written, only written with zeros, or discarded whole take no memory and read as zeros; so a
-//! device of any length costs what is stored on it.
+//! Pages that were never written, written only with zeros, or discarded whole take no memory and read as zeros; so a
+//! device of any length costs only what is stored on it.
 //! Locks: one per shard of pages, held for one page at a time; a read and a write of the same bytes at the same time
-//! may tear at page borders, as on a disk. Flush does nothing. Crash: all is lost.
+//! may tear at page borders, as on a disk. Flush does nothing. Crash: everything is lost.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -40,7 +40,7 @@ impl MemDevice {
         MemDevice { name: name.into(), len: AtomicU64::new(len), shards }
     }
 
-    /// A second device with the same contents, at this moment. Nobody may write meanwhile.
+    /// Returns a second device with the same contents. There must be no writes meanwhile.
     pub fn copy(&self) -> MemDevice {
         let shards = self.shards.iter().map(|s| RwLock::new(s.read().clone())).collect();
         MemDevice { name: self.name.clone(), len: AtomicU64::new(self.len()), shards }
@@ -92,7 +92,7 @@ impl MemDevice {
     }
 }
 
-/// Zeros what `offset..end` covers of a page; `false` if that is all of it.
+/// Zeros the part of a page in `offset..end`; `false` if that is the whole page.
 fn zero_in_page(page: u64, bytes: &mut [u8], offset: u64, end: u64) -> bool {
     let start = page * PAGE_LEN as u64;
     let (from, to) = (offset.max(start), end.min(start + PAGE_LEN as u64));
@@ -105,7 +105,7 @@ fn zero_in_page(page: u64, bytes: &mut [u8], offset: u64, end: u64) -> bool {
     true
 }
 
-/// Most contents are told from zeros by the first chunk; the rest is compared many bytes at a time.
+/// The first chunk tells most contents from zeros; the rest is compared many bytes at a time.
 fn is_zero(bytes: &[u8]) -> bool {
     const CHUNK: usize = 64;
     bytes.chunks(CHUNK).all(|chunk| chunk.iter().fold(0, |or, b| or | b) == 0)

@@ -1,4 +1,4 @@
-//! What is mounted where, as `/proc/PID/mountinfo` tells it (proc(5)).
+//! Mounts, as `/proc/PID/mountinfo` lists them (proc(5)).
 
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -16,11 +16,11 @@ pub struct Mount {
     pub device: String,
     /// The directory it is on.
     pub at: PathBuf,
-    /// What it was mounted from.
+    /// The source of the mount.
     pub source: PathBuf,
     /// Nothing can be changed through it: the mount itself is read-only, or the file system.
     pub read_only: bool,
-    /// Of a FUSE file system: the user who serves it.
+    /// For a FUSE file system: the user who serves it.
     pub user: Option<u32>,
     /// The file system's type.
     pub kind: String,
@@ -29,13 +29,13 @@ pub struct Mount {
 /// The mounts that a process sees, given its number or "self", in the order in which they were made.
 ///
 /// # Errors
-/// There is no such process, or it is none of the caller's business.
+/// There is no such process, or the caller may not see its mounts.
 pub fn mounts_of(process: impl Display) -> io::Result<Vec<Mount>> {
     let table = fs::read(format!("/proc/{process}/mountinfo"))?;
     Ok(table.split(|&b| b == b'\n').filter_map(Mount::parse).collect())
 }
 
-/// What is seen on a directory: of several mounts the last.
+/// The mount visible on a directory: of several mounts the last.
 ///
 /// # Errors
 /// As [`mounts_of`].
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(unescape(br"\04"), br"\04");
     }
 
-    /// Goal: what every process sees is found, and nothing where nothing is mounted.
+    /// Goal: mounts that every process sees are found, and none on a directory without one.
     #[test]
     fn this_machine() {
         let proc = mount_on(Path::new("/proc")).unwrap().expect("what tells of mounts is mounted");

@@ -1,11 +1,11 @@
-//! Writes kept in memory over a device that is never written.
+//! Keeps writes in memory over a device that is never written.
 //!
-//! For looking at what a volume would be after a change that must not happen: replaying a log for a reader. Pages that
-//! were written are in memory and hide those of the base; all others are the base's.
+//! Shows what a volume would be after a change that must not happen, as when a log is replayed for a reader. Pages that
+//! were written are in memory and hide those of the base; all others are read from the base.
 //!
-//! Invariants: the base is only read. Memory is bounded: a write that would need more pages than allowed is an error, as on
-//! a device that is full, and changes nothing. Discards are not needed here and do nothing; the length is the base's.
-//! Locks: one, for reading while a read copies, for writing while a write does. Crash: all is lost, as is meant.
+//! Invariants: the base is only read. Memory is bounded: a write that would need more pages than allowed is an error,
+//! as on a full device, and changes nothing. Discards do nothing; the length is the base's.
+//! Locks: one, shared while a read copies, exclusive while a write does. Crash: all writes are lost, by design.
 
 use std::collections::HashMap;
 use std::io;
@@ -39,7 +39,7 @@ impl Overlay {
         self.pages.read().len() as u64 * PAGE_LEN
     }
 
-    /// Copies what was written in a range over `buf`, which holds the base's bytes.
+    /// Copies the written pages of a range over `buf`, which holds the base's bytes.
     fn patch(pages: &HashMap<u64, Box<[u8]>>, offset: u64, buf: &mut [u8]) {
         if pages.is_empty() {
             return;
@@ -51,7 +51,7 @@ impl Overlay {
         }
     }
 
-    /// A page as it is, for a write to a part of it.
+    /// The page as the base has it, for a write to a part of it.
     fn page_of_base(&self, page: u64) -> Result<Box<[u8]>, DeviceError> {
         let mut bytes = vec![0; PAGE_LEN as usize].into_boxed_slice();
         let start = page * PAGE_LEN;
@@ -66,7 +66,7 @@ impl Overlay {
 struct Piece {
     page: u64,
     in_page: usize,
-    /// Where in the request's buffer.
+    /// Offset in the request's buffer.
     at: usize,
     len: usize,
 }

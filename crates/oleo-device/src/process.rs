@@ -1,4 +1,4 @@
-//! What the kernel tells of a process in `/proc/PID/status` and `/proc/PID/ns` (proc(5), namespaces(7)).
+//! Facts about a process from `/proc/PID/status` and `/proc/PID/ns` (proc(5), namespaces(7)).
 
 use std::fmt::Display;
 use std::fs;
@@ -8,13 +8,13 @@ use std::path::PathBuf;
 pub const CAP_LINUX_IMMUTABLE: u32 = 9;
 /// `CAP_SYS_ADMIN` of linux/capability.h.
 pub const CAP_SYS_ADMIN: u32 = 21;
-/// What a file loses of its permissions where a process does not tell.
+/// The umask that is assumed if a process does not show its own.
 const UMASK: u32 = 0o022;
 
 /// A process, or a thread, as it was when it was asked about.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Process {
-    /// Real, effective, saved and file system user; empty where there is no such process.
+    /// Real, effective, saved and file system user; empty if there is no such process.
     pub uids: Vec<u32>,
     /// Further groups.
     pub groups: Vec<u32>,
@@ -82,7 +82,8 @@ mod tests {
         assert_eq!((nobody.uids, nobody.umask, nobody.effective), (vec![], UMASK, 0));
     }
 
-    /// Goal: this process is in its own namespace. Method: it asks about itself, and about a number that nobody has.
+    /// Goal: this process is in its own namespace. Method: it asks about itself, and about a number that no process
+    /// has.
     #[test]
     fn this_process() {
         let own = Process::of("self");

@@ -14,7 +14,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// `len` bytes of `inner` from `base` on, or `OutOfRange` where it has fewer.
+    /// `len` bytes of `inner` from `base` on, or `OutOfRange` if it is too short.
     pub fn new(inner: Arc<dyn Device>, base: u64, len: u64) -> Result<Window, DeviceError> {
         let name: Arc<str> = inner.name().into();
         check_range(&name, Op::Open, base, len, inner.len())?;
@@ -92,9 +92,9 @@ impl Device for Window {
 
 /// A device that remembers its first failed write or flush: from then on it refuses every change with that failure.
 ///
-/// After a failed flush nobody knows which of the earlier writes arrived, and the system may forget that they did not;
-/// a second flush that succeeds would prove nothing. A write that found no room ([`DeviceError::is_full`]) does not close it:
-/// that it was not taken is certain, and whoever wrote does all of it again or reports it.
+/// After a failed flush it is unknown which of the earlier writes arrived, and the system may forget that they did not;
+/// a second flush that succeeds would prove nothing. A write that found no space ([`DeviceError::is_full`]) does not
+/// close it: such a write was certainly not taken, and the caller repeats it or reports the error.
 pub struct Latched {
     inner: Arc<dyn Device>,
     name: Arc<str>,

@@ -1,4 +1,4 @@
-//! The locks: those of `parking_lot`, with a rank in the type. What is not said here is as there.
+//! The locks: those of `parking_lot`, with a rank in the type. Everything not documented here is as there.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -70,7 +70,7 @@ impl<R: Ranked, T: ?Sized> Mutex<R, T> {
         Some(MutexGuard { inner, held: Held::note(Some(key)) })
     }
 
-    /// Waits for the lock, but not for ever. A wait out of order is refused all the same.
+    /// Waits for the lock up to a timeout. A wait out of order is refused all the same.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn try_lock_for(&self, timeout: Duration) -> Option<MutexGuard<'_, R, T>> {
@@ -79,7 +79,7 @@ impl<R: Ranked, T: ?Sized> Mutex<R, T> {
         Some(MutexGuard { inner, held: Held::note(None) })
     }
 
-    /// The value: nobody else has the lock.
+    /// The value: exclusive access makes locking unnecessary.
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()
     }
@@ -145,7 +145,7 @@ impl<R, T> RwLock<R, T> {
 }
 
 impl<R: Ranked, T: ?Sized> RwLock<R, T> {
-    /// Waits for whoever writes.
+    /// Waits for a writer.
     ///
     /// # Panics
     /// In debug builds if the order of ranks forbids it, as do all that wait.
@@ -156,7 +156,7 @@ impl<R: Ranked, T: ?Sized> RwLock<R, T> {
         RwLockReadGuard { inner: self.inner.read(), _held: Held::note(None) }
     }
 
-    /// Waits for whoever writes; the lock may be one of several: those of lower keys come first.
+    /// Waits for a writer; the lock may be one of several: those of lower keys come first.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn read_by(&self, key: Key) -> RwLockReadGuard<'_, R, T> {
@@ -164,7 +164,7 @@ impl<R: Ranked, T: ?Sized> RwLock<R, T> {
         RwLockReadGuard { inner: self.inner.read(), _held: Held::note(Some(key)) }
     }
 
-    /// Waits for everybody.
+    /// Waits for readers and a writer.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn write(&self) -> RwLockWriteGuard<'_, R, T> {
@@ -172,7 +172,7 @@ impl<R: Ranked, T: ?Sized> RwLock<R, T> {
         RwLockWriteGuard { inner: self.inner.write(), _held: Held::note(None) }
     }
 
-    /// Waits for everybody; the lock may be one of several: those of lower keys come first.
+    /// Waits for readers and a writer; the lock may be one of several: those of lower keys come first.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn write_by(&self, key: Key) -> RwLockWriteGuard<'_, R, T> {
@@ -180,7 +180,7 @@ impl<R: Ranked, T: ?Sized> RwLock<R, T> {
         RwLockWriteGuard { inner: self.inner.write(), _held: Held::note(Some(key)) }
     }
 
-    /// The value: nobody else has the lock.
+    /// The value: exclusive access makes locking unnecessary.
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()
     }
@@ -221,7 +221,7 @@ impl<R, T: ?Sized> DerefMut for RwLockWriteGuard<'_, R, T> {
     }
 }
 
-/// Where threads wait that hold a [`Mutex`], which is free meanwhile.
+/// A condition that threads wait for while they hold a [`Mutex`], which is free meanwhile.
 #[derive(Default, Debug)]
 pub struct Condvar(parking_lot::Condvar);
 

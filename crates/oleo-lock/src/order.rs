@@ -1,8 +1,9 @@
-//! What each thread holds, and whether it may take more.
+//! Which locks each thread holds, and whether it may take more.
 //!
-//! Debug builds keep a list per thread: a rank, a key, and where it was taken. A lock is checked before it is waited for, so a
-//! violation is reported instead of a deadlock, and entered once it is there. Guards leave the list when they are dropped, in
-//! whatever order. Release builds have no list: [`Held`] is empty, and every function here is empty.
+//! Debug builds keep a list per thread: a rank, a key, and where it was taken. A lock is checked before the thread
+//! waits for it, so a violation is reported instead of a deadlock, and entered once it is taken. Guards leave the list
+//! when they are dropped, in any order. Release builds have no list: [`Held`] is empty, and every function here does
+//! nothing.
 
 use std::marker::PhantomData;
 
@@ -42,7 +43,7 @@ impl<R: Ranked> Held<R> {
         let _ = key;
     }
 
-    /// Notes that this thread holds the rank, however it got it.
+    /// Notes that this thread holds the rank, however it was taken.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn note(key: Option<Key>) -> Held<R> {
@@ -72,7 +73,7 @@ impl<R> Drop for Held<R> {
     }
 }
 
-/// To be called before a device is read, written, flushed or told what is free.
+/// To be called before a device is read, written, flushed or discarded.
 ///
 /// # Panics
 /// In debug builds if this thread holds a lock whose rank forbids I/O.
@@ -98,7 +99,7 @@ pub fn carry() -> Carried {
 }
 
 impl Carried {
-    /// Does `work` as if this thread held what is carried.
+    /// Runs `work` as if this thread held what is carried.
     pub fn run<T>(self, work: impl FnOnce() -> T) -> T {
         #[cfg(debug_assertions)]
         let _held = list::Borrowed::new(self.entries);

@@ -1,8 +1,8 @@
-//! The ranks: one table, in the order in which a thread may take locks. `docs/locking.md` explains what the lines leave open; its
-//! tables are generated from here by `cargo xtask locking`.
+//! The ranks: one table, in the order in which a thread may take locks. `docs/locking.md` explains what the lines leave
+//! open; `cargo xtask locking` generates its tables from here.
 //!
-//! A new lock gets a line where it belongs, and a name that says which lock it is. Leaves come last: nothing is taken under
-//! them, so their order means nothing.
+//! A new lock gets a line at its place in the order, and a name that says which lock it is. Leaves come last: nothing
+//! is taken under them, so their order means nothing.
 
 use std::fmt;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use std::fmt::Write;
 pub enum Kind {
     /// One.
     One,
-    /// Several, in the order that the text says.
+    /// Several, in the order given in the text.
     Several(&'static str),
     /// One, and nothing is taken while it is held.
     Leaf,
@@ -23,11 +23,11 @@ pub enum Kind {
 pub enum Io {
     /// It may not.
     No,
-    /// It may: what is done.
+    /// I/O is allowed: which.
     May(&'static str),
 }
 
-/// What is known of a rank.
+/// The description of a rank.
 #[derive(Debug)]
 pub struct Entry {
     /// The name of its type.
@@ -38,15 +38,15 @@ pub struct Entry {
     pub lock: &'static str,
     /// How many.
     pub kind: Kind,
-    /// What may be done meanwhile.
+    /// Which I/O is allowed under it.
     pub io: Io,
-    /// What it covers.
+    /// What it protects.
     pub covers: &'static str,
     /// How long it is held.
     pub held: &'static str,
 }
 
-/// A type that stands for a rank.
+/// A type that represents a rank.
 pub trait Ranked: 'static {
     /// Which one.
     const RANK: Rank;
@@ -64,7 +64,7 @@ macro_rules! ranks {
             /// All of them, in their order.
             pub const ALL: &[Rank] = &[$(Rank::$name),*];
 
-            /// What is known of it.
+            /// Its description.
             pub const fn entry(self) -> &'static Entry {
                 match self {
                     $(Rank::$name => &Entry {

@@ -1,4 +1,4 @@
-//! What can go wrong while making a file system.
+//! Why a file system could not be made.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use oleo_volume::VolumeError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MkfsError {
-    /// The options contradict each other or leave what is possible.
+    /// The options contradict each other or are not possible.
     #[error("{0}")]
     Options(String),
     /// Known, but not built.
@@ -32,11 +32,11 @@ pub enum MkfsError {
     /// The source of the files could not be read.
     #[error("cannot {what} {}: {cause}", path.display())]
     Source {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
         /// On what.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
     /// A tar archive is damaged or cannot be read.

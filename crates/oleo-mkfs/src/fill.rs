@@ -1,13 +1,13 @@
 //! Fills a new file system from a directory or a tar archive.
 //!
-//! 1. A source (`walk`, `tar`) tells files in a fixed order, and reads and prepares their data ahead on all cores.
-//! 2. The *installer* (`install`) takes what is told in that order: it creates inodes, gathers prepared data into
-//!    batches, and hands each batch to the file system, which gives out addresses in order and writes.
-//! 3. When much has been changed since the last commit, it commits; memory stays bounded whatever the input's size.
+//! 1. A source (`walk`, `tar`) lists files in a fixed order, and reads and prepares their data ahead on all cores.
+//! 2. The *installer* (`install`) takes them in that order: it creates inodes, gathers prepared data into batches, and
+//!    hands each batch to the file system, which assigns addresses in order and writes.
+//! 3. After many changes since the last commit it commits; memory stays bounded whatever the input's size.
 //! 4. At the end subvolumes become read-only, the default is set, and the last commit makes all of it durable.
 //!
-//! Since names, addresses and numbers are given out by one thread in an order that depends on the source alone, the
-//! same source gives the same image, whatever the number of threads.
+//! One thread assigns names, addresses and numbers, in an order that depends on the source alone. So the same source
+//! gives the same image, whatever the number of threads.
 
 mod entry;
 mod from_dir;
@@ -28,21 +28,21 @@ pub use self::from_tar::fill_from_tar;
 pub use self::reflink::Reflink;
 use crate::MkfsError;
 
-/// Bytes of file data that are read but not installed, when nothing else is said.
+/// Default of the bytes of file data that are read but not installed.
 const BYTES_AHEAD_MAX: u64 = 64 << 20;
 
 /// A directory of the source that becomes a subvolume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SubvolSpec {
-    /// Where, from the top.
+    /// Its path from the top.
     pub path: PathBuf,
-    /// It shall be read-only.
+    /// Make it read-only.
     pub read_only: bool,
-    /// It shall be what a mount without options shows.
+    /// Make it the one that a mount without options shows.
     pub default: bool,
 }
 
-/// What has been done so far.
+/// Progress.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Progress {
     /// Regular files.
@@ -64,11 +64,11 @@ pub struct Progress {
 pub struct Report {
     /// The numbers.
     pub done: Progress,
-    /// What was left out or is not quite as in the source.
+    /// What was left out or differs from the source.
     pub warnings: Vec<String>,
 }
 
-/// Told from time to time what has been done.
+/// Called from time to time with the progress.
 pub type OnProgress = Box<dyn Fn(&Progress) + Send + Sync>;
 
 /// Attributes of the top directory; `None` takes the source's.
@@ -89,7 +89,7 @@ pub struct FillOptions {
     pub subvols: Vec<SubvolSpec>,
     /// How data is compressed, if at all.
     pub compress: Option<Compress>,
-    /// Makes times reproducible: the time of modification stands for all four, and is cut to this many seconds since
+    /// Makes times reproducible: the time of modification replaces all four, and is cut to this many seconds since
     /// 1970.
     pub epoch_seconds: Option<i64>,
     /// Threads that read and prepare; 0 for one per core.
@@ -98,7 +98,7 @@ pub struct FillOptions {
     pub bytes_ahead_max: u64,
     /// Called as work goes on.
     pub on_progress: Option<OnProgress>,
-    /// Let the host share the data of source files with the image, where that lies whole and as it is.
+    /// Let the host share the data of source files with the image, if it is stored there uncompressed and in one copy.
     pub reflink: Option<Reflink>,
     /// Attributes of the top that are not taken from the source.
     pub top: TopAttributes,

@@ -1,13 +1,13 @@
 //! An empty file system, written in one go.
 //!
 //! 1. `plan` places the first chunks on the devices.
-//! 2. `trees` writes down all items and packs them into blocks.
-//! 3. [`make`] takes old superblocks away, writes the blocks to every copy, flushes, writes new superblocks, flushes.
+//! 2. `trees` writes all items and packs them into blocks.
+//! 3. [`make`] clears old superblocks, writes the blocks to every copy, flushes, writes new superblocks, flushes.
 //!
-//! All of it follows from the options and the device sizes: same input, same bytes.
+//! The options and the device sizes determine every byte: same input, same bytes.
 //!
-//! A crash or error before the last step leaves devices without a file system, old or new: whoever asks for a new one
-//! has given up the old one.
+//! A crash or error before the last step leaves devices without a file system, old or new; the old one was given up
+//! when the new one was requested.
 
 mod plan;
 mod trees;
@@ -43,9 +43,9 @@ pub struct Made {
     pub nodesize: u32,
     /// Bytes of a data block.
     pub sectorsize: u32,
-    /// Where data goes.
+    /// Profile of data.
     pub data: Profile,
-    /// Where tree blocks go.
+    /// Profile of tree blocks.
     pub metadata: Profile,
     /// Bytes of all devices together.
     pub total: ByteLen,
@@ -53,12 +53,12 @@ pub struct Made {
     pub used_to: Vec<u64>,
 }
 
-/// Makes an empty file system on these devices; what was on them is lost.
+/// Makes an empty file system on these devices; their contents are lost.
 ///
 /// The devices get the numbers 1, 2, … in the order given.
 ///
 /// # Errors
-/// The options do not fit together or the devices, or a device fails.
+/// The options contradict each other or do not fit the devices, or a device fails.
 pub fn make(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Made, MkfsError> {
     if devices.is_empty() {
         return Err(MkfsError::Options("a file system needs at least one device".into()));
@@ -103,8 +103,8 @@ pub fn make(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Made, 
     })
 }
 
-/// Clears the start of a device and all copies of an old superblock. What is zero already is not written, so that a
-/// sparse file stays sparse.
+/// Clears the start of a device and all copies of an old superblock. Zeros are not overwritten, so that a sparse file
+/// stays sparse.
 fn clear(device: &dyn Device) -> Result<(), MkfsError> {
     let later = SUPER_OFFSETS.into_iter().filter(|&offset| offset >= CLEARED).map(|offset| (offset, SUPER_SIZE));
     for (offset, len) in [(0, CLEARED)].into_iter().chain(later) {
@@ -121,7 +121,7 @@ fn clear(device: &dyn Device) -> Result<(), MkfsError> {
     Ok(())
 }
 
-/// Where all copies of a block lie. A block never crosses a stripe: its address is a multiple of its size.
+/// The places of all copies of a block. A block never crosses a stripe: its address is a multiple of its size.
 fn copies(chunk: &Placed, at: Logical) -> Vec<(usize, u64)> {
     let inside = (at - chunk.start).0;
     let (nth, rest) = (inside / plan::STRIPE_LEN, inside % plan::STRIPE_LEN);

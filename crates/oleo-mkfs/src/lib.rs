@@ -1,6 +1,7 @@
-//! Makes a btrfs file system: the first trees ([`make`]), and filling it from a directory or a tar.
+//! Makes a btrfs file system: writes the first trees ([`make`]), and fills it from a directory ([`fill_from_dir`]) or a
+//! tar archive ([`fill_from_tar`]).
 //!
-//! Everything here is deterministic: clock and randomness are handed in by [`MkfsOptions`]; only [`MkfsOptions::unique`] asks
+//! Everything here is deterministic: [`MkfsOptions`] supplies clock and randomness; only [`MkfsOptions::unique`] asks
 //! the system for them.
 
 mod error;

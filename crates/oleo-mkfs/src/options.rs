@@ -1,8 +1,8 @@
-//! What a new file system shall be: sizes, checksum, features, profiles, names, and the seed of its UUIDs.
+//! The options of a new file system: sizes, checksum, features, profiles, names, and the seed of its UUIDs.
 //!
-//! `MkfsOptions` is plain data with the defaults of a current mkfs.btrfs. `Resolved` is the same after everything
-//! left open has been decided for a given number of devices and found to fit together; only it reaches the code
-//! that makes trees.
+//! `MkfsOptions` is plain data with the defaults of a current mkfs.btrfs. `Resolved` is the same after every open
+//! choice has been made for a given number of devices and the whole was found consistent; only it reaches the code that
+//! makes trees.
 
 use oleo_format::{CsumType, Incompat};
 use oleo_fs::{Clock, RandomUuids, SystemClock, UuidSource};
@@ -21,16 +21,16 @@ pub struct FeatureSet {
     pub skinny_metadata: bool,
     /// No items for holes in files.
     pub no_holes: bool,
-    /// Free space kept in a tree.
+    /// Keep free space in a tree.
     pub free_space_tree: bool,
-    /// Block groups kept in a tree of their own: large file systems mount faster.
+    /// Keep block groups in a tree of their own: large file systems mount faster.
     pub block_group_tree: bool,
     /// Data and metadata in the same block groups, for very small devices.
     pub mixed: bool,
-    /// Marks profiles with three or four copies; set by itself where a profile needs it.
+    /// Marks profiles with three or four copies; set automatically if a profile needs it.
     pub raid1c34: bool,
-    /// Quota is on. It takes the engine, so that whoever fills the file system turns it on at the end; [`make`](crate::make)
-    /// alone does not.
+    /// Quota is on. It needs the engine, so the program that fills the file system turns it on at the end;
+    /// [`make`](crate::make) alone does not.
     pub quota: bool,
     /// Simple quotas are on, before anything is written; the rest as with `quota`, in place of which they are.
     pub simple_quota: bool,
@@ -65,7 +65,7 @@ oleo_format::setters!(FeatureSet {
 });
 
 impl FeatureSet {
-    /// The names that [`FeatureSet::apply`] knows, with one line on each.
+    /// The names that [`FeatureSet::apply`] accepts, with a line of description each.
     pub const NAMES: [(&'static str, &'static str); 9] = [
         ("extref", "more hard links to one file in one directory (default)"),
         ("skinny-metadata", "smaller extent items of tree blocks (default)"),
@@ -78,7 +78,7 @@ impl FeatureSet {
         ("squota", "simple quotas: what is written counts for the subvolume that writes it"),
     ];
 
-    /// Switches one feature on, or off where the name begins with `^`.
+    /// Switches one feature on, or off if the name begins with `^`.
     ///
     /// # Errors
     /// The name is unknown, or known and not supported.
@@ -113,7 +113,7 @@ impl FeatureSet {
     }
 }
 
-/// What a new file system shall be. `Default` is what a current mkfs.btrfs makes.
+/// The options of a new file system. `Default` is what a current mkfs.btrfs makes.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MkfsOptions {
@@ -125,9 +125,9 @@ pub struct MkfsOptions {
     pub csum: CsumType,
     /// Optional parts of the format.
     pub features: FeatureSet,
-    /// Where data goes. `None`: single.
+    /// Profile of data. `None`: single.
     pub data: Option<Profile>,
-    /// Where tree blocks go. `None`: dup on one device, raid1 on several.
+    /// Profile of tree blocks. `None`: dup on one device, raid1 on several.
     pub metadata: Option<Profile>,
     /// Bytes that the first metadata chunk has at most, for images that are cut to size in the end.
     pub metadata_chunk_max: Option<u64>,
@@ -135,8 +135,8 @@ pub struct MkfsOptions {
     pub label: String,
     /// The UUID of the file system. `None`: made from `seed`.
     pub fsid: Option<Uuid>,
-    /// All other UUIDs are made from this; equal options and seeds give equal bytes. Hand in random bytes where
-    /// that is not wanted.
+    /// All other UUIDs are derived from this; equal options and seeds give equal bytes. Pass random bytes if that is
+    /// not wanted.
     pub seed: [u8; 32],
     /// The time of creation, in seconds since 1970.
     pub created_seconds: i64,
@@ -191,7 +191,7 @@ const LABEL_BYTES_MAX: usize = 255;
 /// The largest tree block the format allows (`BTRFS_MAX_METADATA_BLOCKSIZE`).
 const NODESIZE_MAX: u32 = 65536;
 
-/// Options with nothing left open, known to fit together and to fit the devices.
+/// Options with every choice made, which are consistent and fit the devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     pub nodesize: u32,
@@ -221,7 +221,7 @@ impl MkfsOptions {
         MkfsOptions { seed, created_seconds: SystemClock.now().sec, ..MkfsOptions::default() }
     }
 
-    /// Decides what was left open and refuses what does not fit together.
+    /// Makes the open choices and refuses what is not consistent.
     pub(crate) fn resolve(&self, device_count: usize) -> Result<Resolved, MkfsError> {
         let sizes = self.sectorsize..=NODESIZE_MAX;
         if !self.sectorsize.is_power_of_two() || !(4096..=65536).contains(&self.sectorsize) {
@@ -304,7 +304,7 @@ impl MkfsOptions {
     }
 }
 
-/// A UUID (version 4 in form) that follows from the seed and from what it is for.
+/// A UUID (version 4 in form) derived from the seed and its purpose.
 pub(crate) fn derive_uuid(seed: &[u8; 32], purpose: &str, number: u64) -> Uuid {
     let mut text = Vec::with_capacity(64);
     text.extend_from_slice(seed);

@@ -1,10 +1,10 @@
-//! What is on a device already, by the marks that formats leave.
+//! Recognises what is on a device already, by the signatures of formats.
 
 use oleo_device::Device;
 
 use crate::MkfsError;
 
-/// A mark: what has it, where, and its bytes.
+/// A signature: its owner, its offset, and its bytes.
 const MARKS: [(&str, u64, &[u8]); 16] = [
     ("a btrfs file system", 0x10040, b"_BHRfS_M"),
     ("an ext2, ext3 or ext4 file system", 0x438, b"\x53\xef"),
@@ -26,7 +26,7 @@ const MARKS: [(&str, u64, &[u8]); 16] = [
 /// The bytes that all marks lie in.
 const LOOKED_AT: u64 = 0x10048;
 
-/// What a device holds, if it has the mark of something well known.
+/// Returns what a device holds, if it has a well-known signature.
 ///
 /// # Errors
 /// The device cannot be read.
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
     use oleo_device::MemDevice;
 
-    /// Goal: what is there is named, nothing is nothing, and short devices do no harm.
+    /// Goal: every signature is recognised, an empty device has none, and short devices do no harm.
     #[test]
     fn marks_are_found() {
         let device = MemDevice::new(1 << 20);

@@ -11,10 +11,10 @@ use crate::MkfsError;
 /// What lengths are rounded up to, in bytes: a multiple of every sector size.
 const ALIGN: u64 = 64 << 10;
 
-/// Makes every device end `headroom` bytes behind its last chunk, where it ends later now; commits; cuts files.
+/// Makes every device end `headroom` bytes behind its last chunk, if it ends later now; commits; cuts files.
 ///
 /// # Errors
-/// A device failed. A crash leaves the devices as they were, or a file that is longer than it must be.
+/// A device failed. A crash leaves the devices as they were, or a file that is longer than necessary.
 pub fn trim(fs: &Fs, headroom: u64) -> Result<(), MkfsError> {
     fs.sync()?;
     let engine = fs.engine();

@@ -1,4 +1,4 @@
-//! UUIDs that follow from a seed, for what is made after the first trees.
+//! UUIDs derived from a seed, for everything after the first trees.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

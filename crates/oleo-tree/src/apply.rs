@@ -1,19 +1,20 @@
 //! Sorted batch application: one list of changes in, one new tree out, each touched block written once.
 //!
 //! Normal path of `apply`:
-//! 1. `plan`: from the root down, level by level, split the changes among the children, load what is touched in one batch per
-//!    level, and find the fate of each touched block: who references it besides us (one batch of questions per level).
-//! 2. `merge`: at the leaves, neighbouring touched leaves of one parent form a run; a pass over its old items and changes
-//!    finds where the new leaves begin. A run that ends in a nearly empty leaf takes in an untouched neighbour.
-//! 3. `rebuild_parents`: level by level upwards, the children of touched nodes are listed anew and cut into new nodes;
+//! 1. `plan`: from the root down, level by level, split the changes among the children, load the touched blocks in one
+//!    batch per level, and find the fate of each: who references it besides us (one batch of lookups per level).
+//! 2. `merge`: at the leaves, neighbouring touched leaves of one parent form a run; a pass over its old items and
+//!    changes finds where the new leaves begin. A run that ends in a nearly empty leaf takes in an untouched neighbour.
+//! 3. `rebuild_parents`: level by level upwards, list the children of touched nodes anew and cut them into new nodes;
 //!    the tree grows or shrinks at the root. So far nothing has been copied, allocated or recorded.
-//! 4. `build`: one pass in key order, leaves before nodes, gives addresses: that of a block that is replaced in place, else
-//!    new ones, allocated together. Then leaves are filled (on all cores), then the nodes of each level.
+//! 4. `build`: one pass in key order, leaves before nodes, assigns addresses: that of a block that is replaced in
+//!    place, else new ones, allocated together. Then leaves are filled (on all cores), then the nodes of each level.
+//! 5. Record the differences in the ledger, and give the new blocks to `Dirty`.
 //! 5. The differences are recorded in the ledger, and `Dirty` gets the new blocks.
 //!
-//! Invariants: until 5 nothing is visible, so that an error leaves everything as it was (4 may have allocated: addresses
-//! that were given out are lost until the transaction ends). The same root and batch give the same bytes and the same
-//! addresses whatever the number of threads. A block that changed hands is never changed itself.
+//! Invariants: until 5 nothing is visible, so an error leaves everything as it was (4 may have allocated: these
+//! addresses are lost until the transaction ends). The same root and batch give the same bytes and the same addresses
+//! whatever the number of threads. A block that other trees keep is never changed itself.
 //!
 //! The fates of a block that must change, and what each means for what it references (a block references its children, a
 //! leaf of a shareable tree its data extents; *implicit* references are keyed by the tree that owns the block, *full* ones
@@ -26,8 +27,8 @@
 //! | `SharedOurs` | some | implicitly, as ours | stays, is converted to full | −implicit +full |
 //! | `SharedOther` | some | fully, or as another tree's | stays | nothing |
 //!
-//! Each new block is ours and references implicitly: what it holds gets +implicit. What cancels is not recorded.
-//! Blocks below one that stays have one reference more than is on record: the new copy of their parent.
+//! Each new block is ours and references implicitly: what it references gets +implicit. Changes that cancel are not
+//! recorded. Blocks below one that stays have one reference more than is on record: the new copy of their parent.
 
 mod build;
 mod merge;
@@ -46,9 +47,9 @@ use crate::{Dirty, TreeError, TreeRoot};
 /// What happens to one item.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// The item is there with this content, whatever was before.
+    /// The item has this content afterwards, whatever was before.
     Put(Box<[u8]>),
-    /// The item is not there, whatever was before.
+    /// The item does not exist afterwards, whatever was before.
     Delete,
 }
 
@@ -110,7 +111,7 @@ pub struct ApplyEnv<'a> {
     pub alloc: &'a dyn BlockAlloc,
     /// Knows references.
     pub extents: &'a dyn ExtentInfo,
-    /// What new blocks' headers say; address, generation, owner and level are filled in.
+    /// Header of new blocks; address, generation, owner and level are filled in.
     pub head: &'a BlockHead,
     /// Whether to use all cores for large batches.
     pub threads: bool,
@@ -128,7 +129,8 @@ impl ApplyEnv<'_> {
 }
 
 impl Blocks {
-    /// The tree that has these changes. `batch` is sorted by key, with one change per key. The old root stays what it was.
+    /// Returns the tree with these changes. `batch` is sorted by key, with one change per key. The old root stays as it
+    /// was.
     pub fn apply(&self, root: &TreeRoot, batch: &[Change], env: &ApplyEnv<'_>) -> Result<TreeRoot, TreeError> {
         assert_eq!(root.tree, env.owner, "the changes are for this tree");
         check_order(batch);
@@ -145,7 +147,7 @@ impl Blocks {
         job.build()
     }
 
-    /// A tree of which there was nothing yet, `env.owner`, with the items that the batch puts.
+    /// Returns a new tree, `env.owner`, with the items that the batch puts.
     pub fn create_tree(&self, batch: &[Change], env: &ApplyEnv<'_>) -> Result<TreeRoot, TreeError> {
         check_order(batch);
         let mut job = plan::Job::new(self, batch, env);

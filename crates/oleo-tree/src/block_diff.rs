@@ -1,9 +1,9 @@
-//! Which blocks trees have and do not have: of two trees, and of a tree that is being dropped.
+//! Compares the blocks of trees: of two trees, and of a tree that is being dropped.
 //!
-//! `diff` compares items; this compares the blocks themselves, for quota accounting. A block stands
-//! in one place of a tree at most, and its address and generation say what is in it, so two walkers that go side by side and
-//! step over what both point at see everything else. One may have gone into a block before the other gets to it: what both
-//! went into is taken out at the end.
+//! `diff` compares items; this compares the blocks themselves, for quota accounting. A block is in at most one place of
+//! a tree, and its address and generation determine its contents. So two walkers that go side by side and step over the
+//! blocks that both point at see every other block. One may have entered a block before the other reaches it: blocks
+//! that both entered are removed from the result at the end.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub struct BlockDiff {
 }
 
 impl BlockDiff {
-    /// Takes out what is in both lists.
+    /// Removes what is in both lists.
     fn cancel(&mut self) {
         let id = |node: &Arc<Node>| (node.logical(), node.generation());
         self.only_a.sort_unstable_by_key(id);
@@ -63,9 +63,10 @@ pub enum BlockChange {
 
 /// Receives the lost and gained blocks of a tree.
 pub trait DropVisit<E> {
-    /// Whether a block, of which a parent that is lost tells, and all that is below it, is not to be looked at or read.
+    /// Whether a block that a lost parent points to, and everything below it, is neither to be reported nor read.
     fn passes_over(&mut self, child: &ChildPtr, level: u8) -> Result<bool, E>;
-    /// A block. Only [`Walk::Over`] and [`Walk::Into`] are of use: what is below a lost block is lost all the same.
+    /// Reports a block. Only [`Walk::Over`] and [`Walk::Into`] are meaningful: everything below a lost block is lost,
+    /// too.
     fn meet(&mut self, node: &Arc<Node>, block_change: BlockChange) -> Result<Walk, E>;
 }
 
@@ -124,7 +125,7 @@ impl Blocks {
         Ok(differing)
     }
 
-    /// A block of which only the address is known: one that the open transaction made, or one on disk.
+    /// A block of which only the address is known: made by the open transaction, or on disk.
     pub fn at(&self, at: Logical, dirty: &Dirty) -> Result<Arc<Node>, TreeError> {
         match dirty.get(at) {
             Some(node) => Ok(node),
@@ -132,8 +133,9 @@ impl Blocks {
         }
     }
 
-    /// Tells of the blocks that a tree which is being dropped has lost and gained between two moments, nodes before their
-    /// children; `to` of `None` means that all of it is gone. A block may be reported twice, as gained and as lost, which cancels out.
+    /// Reports the blocks that a tree being dropped has lost and gained between two moments, nodes before their
+    /// children; `to` of `None` means that all of it is gone. A block may be reported both as gained and as lost, which
+    /// cancels out.
     pub fn dropped<E: From<TreeError>>(
         &self,
         from: DropMoment<'_>,
@@ -151,7 +153,7 @@ impl Blocks {
         }
     }
 
-    /// A node on the way to where the drop stands, and what was in its place.
+    /// A node on the path to the drop's place, and the node it replaced.
     fn replaced_below<E: From<TreeError>>(
         &self,
         tree: TreeId,
@@ -192,7 +194,7 @@ impl Blocks {
         to: Option<&DropProgress>,
         visit: &mut dyn DropVisit<E>,
     ) -> Result<(), E> {
-        // A node that the drop still stands in is kept, with what comes after the place.
+        // A node on the path to the drop's place is kept, with everything after that place.
         if to.is_none() && visit.meet(node, BlockChange::Lost)? != Walk::Into {
             return Ok(());
         }
@@ -230,7 +232,7 @@ impl Blocks {
     }
 }
 
-/// The slot of a node that a drop stands in, and whether it stands in the middle of what is there.
+/// The slot of a node that a drop has reached, and whether the drop is inside that child.
 fn slot_in(node: &Node, progress: Option<&DropProgress>) -> Option<(usize, bool)> {
     progress.map(|p| (node.child_slot(&p.key), node.level() > p.level))
 }

@@ -1,10 +1,10 @@
-//! Finding blocks: the verified cache over a volume, and reading single items.
+//! Finds blocks: the verified cache over a volume, and reads of single items.
 //!
-//! Normal path of a read: (1) `root_node`, then for each level (2) the slot of the child, (3) the child itself: held by its
-//! parent while unwritten, else from the cache, else read and verified.
+//! Normal path of a read: (1) `root_node`, then for each level (2) the slot of the child, (3) the child itself: held by
+//! its parent while unwritten, else from the cache, else read and verified.
 //!
-//! Invariants: the cache is keyed by address *and* generation, so a block whose address was used again is never taken for
-//! the new one. What the parent says of a child is checked on a hit too. Levels fall by one with each step.
+//! Invariants: the cache is keyed by address *and* generation, so a block is never confused with an older one at the
+//! same address. A hit is compared with the parent's pointer, too. Levels fall by one with each step.
 //! Locks: those inside the cache's shards, never held over I/O.
 
 use std::ops::{ControlFlow, Deref, Range};
@@ -24,7 +24,7 @@ pub(crate) const READ_AHEAD_BLOCKS: usize = 32;
 /// What a cached block costs beside its bytes: two allocations, the entry, its key.
 const NODE_OVERHEAD_BYTES: u64 = 160;
 
-/// Where verified blocks come from: a volume, or in tests a map.
+/// The source of verified blocks: a volume, or a map in tests.
 pub trait BlockReader: Send + Sync {
     /// What all blocks have in common.
     fn rules(&self) -> &NodeRules;
@@ -98,7 +98,7 @@ impl Deref for ItemRef {
 }
 
 impl Blocks {
-    /// Blocks of `reader` (a [`Volume`] behind an `Arc`), of which about `cache_bytes` are kept in memory.
+    /// The blocks of `reader` (a [`Volume`] behind an `Arc`), of which about `cache_bytes` are kept in memory.
     pub fn new(reader: Arc<dyn BlockReader>, cache_bytes: usize) -> Blocks {
         let per_block = reader.rules().nodesize as usize + NODE_OVERHEAD_BYTES as usize;
         let cache = Cache::with_weighter((cache_bytes / per_block).max(16), cache_bytes as u64, ByBytes);
@@ -114,8 +114,8 @@ impl Blocks {
         self.rules().nodesize
     }
 
-    /// Puts blocks that have just been written into the cache; they release their children. Roots kept from before should
-    /// be replaced by [`TreeRoot::settled`] after this.
+    /// Puts blocks that have just been written into the cache; they drop their children. Older roots should be replaced
+    /// by [`TreeRoot::settled`] after this.
     pub fn publish(&self, written: &[Arc<Node>]) {
         for node in written {
             self.remember(node.clone());
@@ -199,7 +199,7 @@ impl Blocks {
         Ok(node)
     }
 
-    /// A block that has no parent. It goes into the cache, where its parents find it.
+    /// Reads a block without going through a parent. It goes into the cache, where its parents find it.
     pub(crate) fn read_any(&self, expect: &NodeExpect) -> Result<Arc<Node>, TreeError> {
         let node = Arc::new(Node::new(self.reader.read_block(expect)?));
         self.remember(node.clone());
@@ -219,7 +219,7 @@ impl Blocks {
         self.load(tree, &NodeExpect::child(&parent.child(slot), parent.level()))
     }
 
-    /// Many children, of any parents: what is not in memory is read in one batch.
+    /// Returns many children of any parents: those that are not in memory are read in one batch.
     pub(crate) fn children<'n>(
         &self,
         tree: TreeId,

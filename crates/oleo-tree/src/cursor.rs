@@ -1,7 +1,7 @@
-//! A place in a tree that moves both ways.
+//! A position in a tree that moves both ways.
 //!
 //! The path from the root to the current item is held by `Arc`, so a cursor reads one state of the tree however long it
-//! lives. A seek keeps the part of the path that the new place shares with the old one.
+//! lives. A seek keeps the part of the path that the old and the new position share.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ enum Place {
     After,
 }
 
-/// A cursor over the items of a tree. A new one stands before the first item; one past either end can be moved back.
-/// After an error it stands before the first item again.
+/// A cursor over the items of a tree. A new one is before the first item; one past either end can be moved back. After
+/// an error it is before the first item again.
 pub struct Cursor<'b> {
     blocks: &'b Blocks,
     root: TreeRoot,
@@ -35,7 +35,7 @@ pub struct Cursor<'b> {
 }
 
 impl Blocks {
-    /// A cursor that stands before the first item of a tree.
+    /// A cursor before the first item of a tree.
     pub fn cursor(&self, root: &TreeRoot) -> Cursor<'_> {
         Cursor { blocks: self, root: root.clone(), path: SmallVec::new(), place: Place::Before }
     }

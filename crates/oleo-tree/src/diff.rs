@@ -1,8 +1,8 @@
-//! What is different between two trees, without looking at what they share.
+//! The difference of two trees, without reading what they share.
 //!
-//! Two walkers go through both trees side by side. Where both stand at the same block (address and generation) of the same
+//! Two walkers go through both trees side by side. If both are at the same block (address and generation) of the same
 //! level, both step over it. Otherwise the one at the higher level goes down, or the one with the lower key; items are
-//! compared when both stand at items. An item is reported as soon as the other side is known to be past it.
+//! compared when both walkers are at items. An item is reported as soon as the other side is known to be past it.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub(crate) struct Walker {
     stack: SmallVec<[(Arc<Node>, usize); LEVELS]>,
 }
 
-/// Where a walker stands: at an item (level 0), or at a pointer in a node of that level.
+/// The position of a walker: at an item (level 0), or at a pointer in a node of that level.
 pub(crate) struct Spot {
     pub key: Key,
     pub level: u8,
@@ -92,7 +92,7 @@ impl Walker {
         }
     }
 
-    /// What the pointer here says.
+    /// The pointer here.
     pub fn pointer(&self) -> ChildPtr {
         let (node, slot) = self.top();
         node.child(*slot)
@@ -165,7 +165,7 @@ impl Blocks {
         }
     }
 
-    /// One step where at least one side stands at a block.
+    /// One step if at least one side is at a block.
     fn diff_blocks(
         &self,
         left: &mut Walker,

@@ -1,11 +1,12 @@
-//! The blocks that a transaction has made and that are still alive, not yet on disk.
+//! The blocks that a transaction has made, that are still in use, and that are not yet on disk.
 //!
-//! Normal path: `apply` puts new blocks in and takes the ones out that they replace; the transaction takes out whatever lost
-//! its last reference; `drain_sorted` hands all of them over for writing.
+//! Normal path: `apply` adds new blocks and removes those that they replace; the transaction removes blocks that lost
+//! their last reference; `drain_sorted` hands all of them over for writing.
 //!
 //! Blocks are sealed (checksum) as they are built, while they are in the processor's cache: a block here never changes.
-//! Locks: `map` (never over I/O); `sharing` is held by a change of a shareable tree and never waited for: what one makes of a
-//! shared block decides what the next one sees, so the caller makes them one after another; two in parallel are a bug.
+//! Locks: `map` (never over I/O); `sharing` is held by a change of a shareable tree and never waited for: what one
+//! change makes of a shared block decides what the next one sees, so the caller makes them one after another; two in
+//! parallel are a bug.
 
 use std::sync::Arc;
 
@@ -68,7 +69,7 @@ impl Dirty {
         all
     }
 
-    /// Verifies blocks from scratch, as whoever reads them from disk will, on all cores.
+    /// Verifies blocks from scratch, as a reader of the disk will, on all cores.
     pub fn verify(blocks: &[Arc<Node>], rules: &NodeRules) -> Result<(), TreeError> {
         blocks.par_iter().try_for_each(|node| {
             let expect = NodeExpect {

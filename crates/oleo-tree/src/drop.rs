@@ -1,22 +1,25 @@
-//! Takes a deleted tree's references away, in steps of bounded size.
+//! Removes the references of a deleted tree, in steps of bounded size.
 //!
-//! Normal path of a step: go down from the root in key order, starting at the key where the last step ended. A child block
-//! - that only we reference is entered; when all below it has been dropped, our reference to it goes, and so it;
-//! - that others reference too stays. If it references in our name (owner, implicit) that name is about to vanish: it and all
-//!   blocks below it that are ours in the same way are converted to full backrefs first. Then our reference to it goes.
+//! Normal path of a step: go down from the root in key order, starting at the key where the last step ended. A child
+//! block
+//! - that only we reference is entered; when all below it has been dropped, our reference to it is removed, and so the
+//!   block;
+//! - that others reference too stays. If its references are in our name (owner, implicit), that name is about to
+//!   vanish: it and all blocks below it that are ours in the same way are converted to full backrefs first. Then our
+//!   reference to it is removed.
 //!
-//! Otherwise no block is rewritten. The blocks on the path from the root to the current place still point at what has been dropped
-//! already; that it is gone is known from the key and level of the progress, which the root item carries
-//! (`drop_progress`, `drop_level`), as the kernel has it.
+//! No other block is rewritten. The blocks on the path from the root to the current place still point at what has been
+//! dropped already; that it is gone follows from the key and level of the progress, which the root item carries
+//! (`drop_progress`, `drop_level`), as in the kernel.
 //!
 //! If everything below a shared block must not change owners in one step (quota counts it), the caller requests that,
-//! and the reference to the block is not dropped at its top: a copy takes its place (`copies`).
+//! and the reference to the block is not dropped at its top: a copy replaces it (`copies`).
 //!
 //! Converting a large shared subtree to full backrefs takes many steps. Its own progress is kept in memory only: a
-//! block that has been converted has its flag set on disk, so that starting the subtree again after a crash passes over
-//! it without converting it twice.
+//! block that has been converted has its flag set on disk, so that starting the subtree again after a crash passes
+//! through it without converting it twice.
 //!
-//! Crash between steps: what the progress says is true of the transaction that carries it. Within a step: nothing has
+//! Crash between steps: the progress is part of the same transaction as the changes. Within a step: nothing has
 //! happened.
 
 mod copies;
@@ -50,7 +53,7 @@ pub struct DropPlan {
     /// The generation in which the tree was made as a snapshot (offset of its root item's key), 0 if it was not: older
     /// blocks are not its own.
     pub created: Generation,
-    /// Where the last step ended, if there was one.
+    /// The end of the last step, if there was one.
     pub from: Option<DropProgress>,
     /// About how many blocks to look at, at least one.
     pub budget_blocks: usize,
@@ -72,9 +75,9 @@ pub enum DropStep {
 pub struct Dropping {
     /// How far it came.
     pub step: DropStep,
-    /// The root, where copies took the place of shared blocks.
+    /// The root, if copies have replaced shared blocks.
     pub root: Option<TreeRoot>,
-    /// Blocks that only we referenced, or that were taken apart or dropped one by one: not those that were let go of at
+    /// Blocks that only we referenced, or that were dropped piece by piece; not those whose reference was dropped at
     /// the top of something shared.
     pub looked_at: usize,
 }
@@ -87,13 +90,13 @@ pub struct TakesApart<'a> {
     pub asks: &'a mut dyn FnMut(&Node) -> Result<bool, TreeError>,
 }
 
-/// A node that only we reference, on the way down; or one that others keep, of which we go on with a copy.
+/// A node on the way down that only we reference; or one that others keep, of which we continue with a copy.
 struct Frame {
     node: Arc<Node>,
     /// Its references are keyed by its address.
     full: bool,
-    /// Others keep the node. Ours is a copy of it with the children from `slot` on, which is not made until the step ends: until then
-    /// nobody has counted our references to its children, which `states` have.
+    /// Others keep the node. Ours is a copy of it with the children from `slot` on, which is made only when the step
+    /// ends: until then our references to its children, which are in `states`, are not recorded.
     copied: bool,
     slot: usize,
     /// The states of its children, from `first` on.
@@ -132,9 +135,9 @@ impl Blocks {
         Ok(self.drop_tree_slowly(root, plan, env, None)?.step)
     }
 
-    /// The same, but `takes_apart` decides, for each node that others reference too, whether what is below it must change hands in
-    /// small steps. For each such node on the path to the place where the step ends a block is written; if there is no space for
-    /// them, the step is done without. The nodes above that place are rewritten, too.
+    /// The same, but `takes_apart` decides, for each node that others reference too, whether what is below it must
+    /// change owners in small steps. For each such node on the path to the place where the step ends a block is
+    /// written; if there is no space for them, the step does without. The nodes above that place are rewritten, too.
     pub fn drop_tree_slowly<'a>(
         &'a self,
         root: &TreeRoot,
@@ -178,7 +181,7 @@ impl Blocks {
 }
 
 impl Dropper<'_> {
-    /// The step, and the nodes in which it stands at its end.
+    /// Runs the step; returns the nodes on the path to its end, too.
     fn run(&mut self, root: Arc<Node>, from: Option<DropProgress>) -> Result<(DropStep, Vec<Frame>), TreeError> {
         if root.is_leaf() {
             self.drop_leaf(&root, self.full_root);
@@ -265,7 +268,7 @@ impl Dropper<'_> {
         if self.full_root { Ok(()) } else { check_owner(self.env, node) }
     }
 
-    /// The path to where the last step ended.
+    /// The path to the end of the last step.
     fn resume(&mut self, root: Arc<Node>, from: Option<DropProgress>) -> Result<Vec<Frame>, TreeError> {
         let owned = ExtentState { refs: 1, full_backref: self.full_root };
         let Some(from) = from else { return Ok(vec![self.enter(root, owned, 0)?]) };
@@ -312,7 +315,7 @@ impl Dropper<'_> {
         if !self.env.shareable() {
             return Ok(states);
         }
-        // Generations alone do not answer: whether relocation moved a child is in its flags, which are in the child.
+        // Generations alone are not enough: whether relocation moved a child is in its flags, which are in the child.
         let asked: Vec<(Logical, u8)> =
             (first..node.len()).map(|slot| (node.child(slot).logical, node.level() - 1)).collect();
         states.copy_from_slice(&lookup_states(self.env, &asked)?);
@@ -345,9 +348,9 @@ impl Dropper<'_> {
         }
     }
 
-    /// Turns a shared block and what is below it and ours in the same way to full backrefs, from some place on. Gives the
-    /// place to go on from when the budget is used up. Blocks that are converted already are passed through: what is below them
-    /// may not be.
+    /// Converts a shared block, and the blocks below it that are ours in the same way, to full backrefs, from some
+    /// place on. Returns the place to continue from when the budget is used up. Blocks that are converted already are
+    /// passed through, since blocks below them may not be.
     fn convert_to_full_backref(
         &mut self,
         top: Arc<Node>,

@@ -1,4 +1,4 @@
-//! What can go wrong with a tree.
+//! Why an operation on a tree failed.
 
 use oleo_format::{Class, Classified, Corruption, Key, TreeId, errno};
 use oleo_space::Refusal;
@@ -13,10 +13,10 @@ pub enum TreeError {
     /// A block could not be read.
     #[error(transparent)]
     Volume(oleo_volume::VolumeError),
-    /// There is no room for new blocks.
+    /// There is no space for new blocks.
     #[error("no room for new tree blocks: {0}")]
     Space(#[from] Refusal),
-    /// Told by what the caller lent: the allocator, or whoever counts references.
+    /// Reported by what the caller passed in: the allocator, or the counter of references.
     #[error("{cause}")]
     Outside {
         /// What it is.

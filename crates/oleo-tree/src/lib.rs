@@ -1,17 +1,19 @@
 //! Immutable tree blocks: verified cache, cursors, sorted batch application, walk and difference.
 //!
-//! A tree is a value: a [`TreeRoot`]. Blocks in memory ([`Node`]) never change once they are built, so the holder of a root
-//! can read that tree for any length of time, without locks and without waiting.
+//! A tree is a value: a [`TreeRoot`]. Blocks in memory ([`Node`]) never change once they are built, so the holder of a
+//! root can read that tree for any length of time, without locks and without waiting.
 //!
-//! Reading: [`Blocks`] finds blocks among the children that an unwritten block holds, in the cache, or on the volume, in this
-//! order. Whatever comes from the volume is verified completely, and against what its parent says of it: level one lower,
-//! the same generation, the same first key. So a descent ends after at most eight blocks, whatever the image says.
+//! Reading: [`Blocks`] looks for a block among the children that an unwritten block holds, in the cache, and on the
+//! volume, in this order. A block from the volume is verified completely, and compared with its parent's pointer: level
+//! one lower, the same generation, the same first key. So a descent ends after at most eight blocks, whatever the image
+//! contains.
 //!
-//! Writing: [`Blocks::apply`] takes one sorted list of changes and makes the tree that has them (see `apply`). References
-//! are derived there from what blocks hold, and recorded in the ledger. [`Blocks::copy_root`] makes a snapshot,
-//! [`Blocks::drop_tree`] takes away in steps what a deleted tree references.
+//! Writing: [`Blocks::apply`] takes one sorted list of changes and makes the changed tree (see `apply`). There,
+//! references are derived from the contents of blocks and recorded in the ledger. [`Blocks::copy_root`] makes a
+//! snapshot; [`Blocks::drop_tree`] removes the references of a deleted tree in steps.
 //!
-//! Not here: what an item means (but for what it references), where blocks go (`space`), extent items (`txn`).
+//! Not here: what an item means (except what it references), the choice of addresses (`oleo-space`), extent items
+//! (`oleo-txn`).
 
 mod apply;
 mod block_diff;

@@ -1,7 +1,8 @@
 //! A tree block in memory, and the root of a tree.
 //!
-//! A [`Node`] that is not on disk yet holds its children that are not on disk either, so that its root alone keeps the whole
-//! new tree alive. Once all are written and in the cache it lets go of them: then memory is what the cache is given, no more.
+//! A [`Node`] that is not on disk yet holds its children that are not on disk either, so that its root alone keeps the
+//! whole new tree alive. Once all are written and in the cache it drops these references: from then on the cache alone
+//! bounds the memory.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -109,25 +110,25 @@ impl TreeRoot {
     }
 }
 
-/// Whether a block of this owner may stand in that tree. Subvolumes share blocks with their snapshots.
+/// Whether a block of this owner may be in that tree. Subvolumes share blocks with their snapshots.
 pub(crate) fn owner_fits(tree: TreeId, owner: TreeId) -> bool {
     let of_reloc = tree == TreeId::TREE_RELOC && owner == TreeId::DATA_RELOC;
     if has_foreign_blocks(tree) { owner.is_subvol() || owner == TreeId::TREE_RELOC || of_reloc } else { owner == tree }
 }
 
-/// Whether blocks of other trees may stand in this one.
+/// Whether blocks of other trees may be in this one.
 pub(crate) fn has_foreign_blocks(tree: TreeId) -> bool {
     tree.is_subvol() || tree == TreeId::TREE_RELOC
 }
 
-/// Compares a block with what its parent says of it. What came from the volume was compared once; what comes from the cache
-/// may have come there through another parent.
+/// Compares a block with its parent's pointer. Blocks from the volume were compared once; blocks from the cache may
+/// have come there through another parent.
 pub(crate) fn check_place(node: &CheckedNode, tree: TreeId, expect: &NodeExpect) -> Result<(), Corruption> {
     let wrong = |what: &'static str, have: String, want: String| {
         Err(Corruption::new("tree block", what, have, want).within(format!("tree {tree}, block {}", expect.logical)))
     };
-    // The address stands in another line of memory than the rest. It need not be looked at again: the verifier has, and the
-    // cache goes by it.
+    // The address is in another cache line than the rest. It need not be compared again: the verifier has done so, and
+    // it is the cache's key.
     debug_assert_eq!(node.logical(), expect.logical);
     if expect.level.is_some_and(|level| level != node.level()) {
         return wrong("level", node.level().to_string(), format!("{:?}", expect.level));

@@ -1,8 +1,8 @@
-//! Blocks written anew somewhere else, with the same items: what relocation is made of.
+//! Rewrites blocks elsewhere with the same items: the basis of relocation.
 //!
-//! The caller has chosen the blocks, and records references in the ledger: a block that moves changes nothing of what trees say, only
-//! where it stands. Here a block is copied with another address, other addresses of children that have moved, and other
-//! addresses of data.
+//! The caller has chosen the blocks, and records references in the ledger: a block that moves changes its address, not
+//! the contents of the tree. Here a block is copied with another address, other addresses of children that have moved,
+//! and other addresses of data.
 
 use std::sync::Arc;
 
@@ -11,20 +11,20 @@ use oleo_format::{CheckedNode, Generation, HeaderFlags, Logical, TreeId, data_us
 use crate::blocks::Blocks;
 use crate::{Dirty, Node, TreeRoot};
 
-/// What is other about a block that is written anew.
+/// What changes in a block that is rewritten.
 #[derive(Clone, Copy, Debug)]
 pub struct Rewrite {
-    /// Where it goes.
+    /// The new address.
     pub to: Logical,
     /// The open transaction.
     pub generation: Generation,
-    /// It may be shared though it is young: the flag that tells goes into its header.
+    /// It may be shared although it is young: sets the flag for this in its header.
     pub relocated: bool,
 }
 
 impl Blocks {
-    /// A copy of a block of which some children, or some data, stand elsewhere now: `child` and `data` tell, by the old address,
-    /// which.
+    /// Copies a block of which some children, or some data, are elsewhere now: `child` and `data` map old addresses to
+    /// new ones.
     pub fn rewritten(
         &self,
         node: &Node,
@@ -62,7 +62,7 @@ impl Blocks {
 }
 
 impl Dirty {
-    /// Blocks written anew join those to be written; they take the place of what has their address.
+    /// Adds rewritten blocks to those to be written; they replace blocks with the same address.
     pub fn add_rewritten(&self, nodes: impl Iterator<Item = Arc<Node>>) {
         self.replace(&[], nodes);
     }

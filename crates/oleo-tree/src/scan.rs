@@ -64,7 +64,8 @@ impl Blocks {
             Err(slot) => slot,
         };
         let mut slot = first;
-        // Whoever looks for one item at the start of a range should not pay for 32 blocks: read ahead twice as far each time.
+        // A search for one item at the start of a range should not pay for 32 blocks: read ahead twice as far each
+        // time.
         let mut batch = 1;
         while slot < end {
             let stop = end.min(slot + if node.level() == 1 { batch } else { 1 });

@@ -3,10 +3,10 @@
 //! A snapshot is a new root block with the content of the source's. From then on both roots reference the same children:
 //! each gains a reference, and nothing else is read or written. The source's root block is never shared.
 //!
-//! After `copy_root` the caller sets `last_snapshot` of both trees to the open transaction. A trap that the format sets: the
-//! root item of a snapshot has the generation of its making as the offset of its key, and the kernel, when it deletes the
-//! snapshot, takes blocks of that generation (or an older one) for blocks of the source. So a snapshot must not be changed
-//! in the transaction that makes it.
+//! After `copy_root` the caller sets `last_snapshot` of both trees to the open transaction. A trap of the format: the
+//! key of a snapshot's root item has the generation of its creation as offset, and when the kernel deletes the
+//! snapshot, it takes blocks of that generation (or an older one) for blocks of the source. So a snapshot must not be
+//! changed in the transaction that creates it.
 
 use std::sync::Arc;
 

@@ -1,14 +1,14 @@
-//! Carving chunks out of devices: where a new one would go, how long it may be, and the items that say so.
+//! Carves chunks out of devices: where a new one would be placed, how long it may be, and the items that record it.
 //!
-//! Normal path: (1) the caller needs space and asks `propose_chunk`, which changes nothing; (2) it calls `add_chunk`,
+//! Normal path: (1) the caller needs space and calls `propose_chunk`, which changes nothing; (2) it calls `add_chunk`,
 //! after which the addresses can be read and written and the devices' used bytes include it; (3) it puts the plan's
 //! items into the chunk and device trees of its transaction, and, for a system chunk, stamps the superblock. For a
-//! chunk that has become empty: (1) `retire_chunk` gives the items to delete and to change; (2) once that transaction
-//! is durable, `remove_chunk` gives the places on the devices free.
+//! chunk that has become empty: (1) `retire_chunk` returns the items to delete and to change; (2) once that transaction
+//! is durable, `remove_chunk` frees the places on the devices.
 //!
-//! Rules, those that users of btrfs know: devices with the longest free run first, then with the most free space, then
-//! by number; the first MiB of a device is never used; lengths as in [`Limits`]. Superblock mirrors may lie inside
-//! chunks; `ChunkMap::withheld_ranges` keeps them from being given out.
+//! Rules, as in btrfs: devices with the longest free run first, then with the most free space, then by number; the
+//! first MiB of a device is never used; lengths as in [`Limits`]. Superblock mirrors may lie inside chunks;
+//! `ChunkMap::withheld_ranges` keeps them from being allocated.
 //! Deterministic: the same chunks and sizes give the same plan; there are no random numbers in it.
 
 use std::collections::BTreeMap;
@@ -41,11 +41,11 @@ const LOGICAL_MIN: u64 = MIB;
 /// What a chunk is wanted for.
 #[derive(Clone, Copy, Debug)]
 pub struct ChunkWant {
-    /// What it is for, and the bit of its profile.
+    /// Its type, and the bit of its profile.
     pub flags: BlockGroupFlags,
     /// Most logical bytes; `None`: as is usual.
     pub len_max: Option<ByteLen>,
-    /// Where it is to start; `None`: behind the last.
+    /// Its logical start; `None`: behind the last chunk.
     pub start: Option<Logical>,
 }
 
@@ -56,7 +56,7 @@ impl ChunkWant {
     }
 }
 
-/// A chunk that could be made, and the items that say that it is.
+/// A chunk that could be made, and the items that record it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChunkPlan {
     /// The chunk.
@@ -106,7 +106,7 @@ impl Limits {
     }
 }
 
-/// What is free of a device that may get chunks.
+/// The free space of a device that may get chunks.
 pub(crate) struct Room {
     member: Arc<Member>,
     /// Free runs, start and length, in whole stripe units.
@@ -148,7 +148,7 @@ struct Candidate {
 }
 
 impl Volume {
-    /// Where a new chunk would go. Nothing is changed.
+    /// Proposes a place for a new chunk. Changes nothing.
     pub fn propose_chunk(&self, want: &ChunkWant) -> Result<ChunkPlan, VolumeError> {
         let (map, candidates) = self.place_chunk(&self.rooms(), want)?;
         map.check(self.rules.sectorsize)?;
@@ -158,7 +158,7 @@ impl Volume {
         Ok(self.plan(map, &candidates))
     }
 
-    /// Where a chunk goes if this is what is free.
+    /// Places a chunk in the given free space.
     pub(crate) fn place(&self, rooms: &[Room], want: &ChunkWant) -> Result<ChunkMap, VolumeError> {
         Ok(self.place_chunk(rooms, want)?.0)
     }
@@ -232,7 +232,7 @@ impl Volume {
         })
     }
 
-    /// Forgets a chunk; its places on the devices are free. Unknown chunks are forgotten already.
+    /// Forgets a chunk; its places on the devices become free. Unknown chunks are ignored.
     pub fn remove_chunk(&self, start: Logical) {
         let members = self.members.read();
         let mut chunks = self.chunks.write();
@@ -280,18 +280,18 @@ impl Volume {
         Ok(dev_item(&member, 0))
     }
 
-    /// Keeps new chunks away from what lies behind `end` of a device, for as long as the answer lives: so that chunks can
-    /// be moved away from there before it shrinks. One that was proposed already may still come to lie there.
+    /// Keeps new chunks away from the space behind `end` of a device, as long as the result lives, so that chunks can
+    /// be moved away from there before it shrinks. A chunk that was proposed already may still be placed there.
     pub fn keep_free_behind(&self, devid: DevId, end: ByteLen) -> Result<KeptFree, VolumeError> {
         Ok(KeptFree::new(find(&self.members.read(), devid)?.clone(), end))
     }
 
-    /// The bytes that a device has, whatever the volume uses of them.
+    /// The length of a device in bytes, however much of it the volume uses.
     pub fn device_len(&self, devid: DevId) -> Result<ByteLen, VolumeError> {
         Ok(ByteLen(find(&self.members.read(), devid)?.to_write()?.len()))
     }
 
-    /// Cuts a file off behind what the volume may use of it.
+    /// Cuts a file off behind the part that the volume may use.
     pub fn cut_device(&self, devid: DevId) -> Result<(), VolumeError> {
         let member = find(&self.members.read(), devid)?.clone();
         let total = member.item.lock().total_bytes.get();
@@ -302,7 +302,7 @@ impl Volume {
         Ok(())
     }
 
-    /// What is free of the devices that may get chunks.
+    /// The free space of the devices that may get chunks.
     pub(crate) fn rooms(&self) -> Vec<Room> {
         let members = self.members.read();
         let chunks = self.chunks.read();

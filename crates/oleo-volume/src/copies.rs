@@ -1,7 +1,7 @@
-//! Reading one named copy: for those who want to know whether every copy is good, not only some.
+//! Reads one given copy, for callers that have to know whether every copy is good, not only some.
 //!
-//! Nothing is verified, counted or healed here. The copies of an address are numbered from 0 in the order of the chunk's
-//! stripes; with parity there is one, and `read_block` is who rebuilds.
+//! Nothing is verified, counted or healed here. The copies of an address are numbered from 0 in the order of the
+//! chunk's stripes; with parity there is one, and `read_block` rebuilds.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use crate::Volume;
 use crate::error::VolumeError;
 use crate::read::Batch;
 
-/// A read of one copy, and what became of it.
+/// A read of one copy, and its result.
 #[derive(Debug)]
 pub struct CopyRead<'a> {
-    /// Where; sector-aligned.
+    /// The address; sector-aligned.
     pub at: Logical,
     /// Which copy, below [`Volume::copies`].
     pub copy: usize,
     /// Filled with as many bytes as it is long.
     pub buf: &'a mut [u8],
-    /// What became of it.
+    /// The result.
     pub result: Result<(), VolumeError>,
 }
 

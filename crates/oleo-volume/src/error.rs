@@ -1,4 +1,4 @@
-//! What can go wrong with a volume.
+//! Why an operation on a volume failed.
 
 use oleo_device::DeviceError;
 use oleo_format::{BlockGroupFlags, Class, Classified, Corruption, DevId, Logical, errno};
@@ -11,7 +11,7 @@ impl VolumeError {
     }
 }
 
-/// Why a volume did not do what it was asked to.
+/// Why an operation on a volume failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VolumeError {
@@ -32,7 +32,7 @@ pub enum VolumeError {
     /// No device was given.
     #[error("no device was named")]
     NoDevices,
-    /// The superblock keeps no such roots of an earlier transaction, or they were asked for to write.
+    /// The superblock has no such roots of an earlier transaction, or they were requested for writing.
     #[error("no earlier roots to go on from (number {0}), or not for reading alone")]
     NoBackup(usize),
     /// A device belongs to something else.
@@ -45,7 +45,7 @@ pub enum VolumeError {
         /// Whose it should be.
         want: Uuid,
     },
-    /// Two devices say that they are the same member.
+    /// Two devices claim to be the same member.
     #[error(
         "{first} and {second} both say that they are device {devid}: a copy of a device, or one device named twice"
     )]
@@ -66,7 +66,7 @@ pub enum VolumeError {
         /// How many there are.
         count: usize,
     },
-    /// Members are missing, which is no way to write.
+    /// Members are missing, so the volume cannot be written to.
     #[error("device {devid} ({uuid}) is missing: a volume with missing devices cannot be written yet")]
     MissingForWriting {
         /// Its number.
@@ -74,13 +74,13 @@ pub enum VolumeError {
         /// Its uuid.
         uuid: Uuid,
     },
-    /// The volume, or what is asked of it, needs something that is not there.
+    /// The volume, or the request, needs something that is not implemented.
     #[error("not supported: {what}")]
     Unsupported {
         /// What.
         what: String,
     },
-    /// A change was asked of a volume that was opened for reading.
+    /// A change of a volume that was opened for reading.
     #[error("the volume was opened for reading only")]
     ReadOnly,
     /// A write or a flush failed earlier; since then nothing is written.
@@ -92,7 +92,7 @@ pub enum VolumeError {
     /// No chunk has these addresses.
     #[error("no chunk maps {len} bytes at logical address {at}")]
     Unmapped {
-        /// From where.
+        /// The address.
         at: Logical,
         /// How many bytes.
         len: u64,
@@ -100,7 +100,7 @@ pub enum VolumeError {
     /// No copy could be read.
     #[error("no good copy of {len} bytes at logical address {at}: {why}")]
     NoGoodCopy {
-        /// From where.
+        /// The address.
         at: Logical,
         /// How many bytes.
         len: u64,
@@ -121,10 +121,10 @@ pub enum VolumeError {
         /// The device that the copy came from.
         devid: DevId,
     },
-    /// An address or a length is no multiple of the sector size, or the checksums are too few.
+    /// An address or a length is not a multiple of the sector size, or there are too few checksums.
     #[error("{len} bytes at logical address {at} with {csums} bytes of checksums are not whole sectors")]
     Unaligned {
-        /// From where.
+        /// The address.
         at: Logical,
         /// How many bytes.
         len: u64,
@@ -167,7 +167,7 @@ impl Classified for VolumeError {
             VolumeError::MissingForWriting { .. } | VolumeError::ReadOnly => Class::refusal(errno::EROFS),
             VolumeError::Unsupported { .. } => Class::refusal(errno::EOPNOTSUPP),
             VolumeError::Poisoned { first } => first.class(),
-            // A call that reads has no other word for it, whatever is wrong with the copies.
+            // Reads return EIO, whatever is wrong with the copies.
             VolumeError::NoGoodCopy { why, .. } => Class { errno: errno::EIO, ..why.class() },
             VolumeError::OnMissing { .. } => Class::DEVICE,
             VolumeError::NoRoom { .. } | VolumeError::SystemArrayFull => Class::refusal(errno::ENOSPC),

@@ -1,4 +1,4 @@
-//! Where the bytes of a chunk lie: pure functions from an offset in a chunk to places on its devices, and back.
+//! The geometry of chunks: pure functions from an offset in a chunk to places on its devices, and back.
 //!
 //! A chunk is a range of logical addresses, spread over *stripes*: equally long extents of devices. Copies profiles
 //! (single, dup, raid1*) keep the whole chunk in each stripe. Striped profiles cut the chunk into units of
@@ -6,8 +6,8 @@
 //! raid10 each unit on a pair of neighbouring stripes, raid5 and raid6 with parity units after the data units and the
 //! whole row rotated by one stripe per row.
 //!
-//! Invariants (tested): every byte of a chunk has as many places as the profile has copies, all different; no two
-//! bytes share a place; all places are inside the stripes; `logical_of` takes them back.
+//! Invariants (tested): every byte of a chunk has as many places as the profile has copies, all different; no two bytes
+//! share a place; all places are inside the stripes; `logical_of` is the inverse.
 
 use oleo_format::{BlockGroupFlags, ByteLen, Chunk, Corruption, DevId, Key, Logical, Physical, Stripe, TreeId};
 use uuid::Uuid;
@@ -24,24 +24,24 @@ pub struct StripeAt {
     pub devid: DevId,
     /// The device's own uuid.
     pub dev_uuid: Uuid,
-    /// Where the extent begins.
+    /// The offset of the extent on the device.
     pub offset: Physical,
 }
 
-/// A chunk: a range of logical addresses and where it lies.
+/// A chunk: a range of logical addresses and its stripes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChunkMap {
     /// The first logical address.
     pub start: Logical,
     /// Logical bytes.
     pub len: ByteLen,
-    /// What it is for, and the bit of its profile.
+    /// Its type, and the bit of its profile.
     pub flags: BlockGroupFlags,
     /// How its bytes are spread.
     pub profile: Profile,
     /// Its extents on devices.
     pub stripes: Vec<StripeAt>,
-    /// What its item records beside that, and nobody needs.
+    /// Other fields of its item, which are not used.
     pub hints: Hints,
 }
 
@@ -66,7 +66,7 @@ impl Hints {
     }
 }
 
-/// A run of a chunk's bytes that is contiguous on every device that has a copy of it.
+/// A run of a chunk's bytes that is contiguous on every device with a copy of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
     /// Bytes from the start of the chunk.
@@ -221,7 +221,7 @@ impl ChunkMap {
         })
     }
 
-    /// Where a piece's byte lies in one of the stripes that have it.
+    /// The place of a piece's byte in one of the stripes that have it.
     pub fn physical(&self, stripe: usize, offset: u64) -> Physical {
         Physical(self.stripes[stripe].offset.0 + offset)
     }
@@ -277,14 +277,14 @@ impl ChunkMap {
         starts.iter().map(|&at| (self.start + ByteLen(at), ByteLen(row_len.min(self.len.0 - at)))).collect()
     }
 
-    /// Logical ranges that must not be given out: [`super_ranges`](Self::super_ranges), and addresses before that of the first
-    /// superblock, which chunks of old volumes may have. A block at address 0 would be taken for none: no superblock can name it.
-    /// Sorted, without overlaps.
+    /// Logical ranges that must not be allocated: [`super_ranges`](Self::super_ranges), and addresses before that of
+    /// the first superblock, which chunks of old volumes may have. No superblock could name a block at address 0, since
+    /// 0 means none. Sorted, without overlaps.
     pub fn withheld_ranges(&self) -> Vec<(Logical, ByteLen)> {
         let mut ranges = self.super_ranges();
         let end = self.end().0.min(oleo_format::SUPER_OFFSETS[0]);
         if self.start.0 < end {
-            // Whatever of it lies in a mirror's unit or row is withheld as it is.
+            // A part of it inside a mirror's unit or row is withheld anyway.
             let end = ranges.first().map_or(end, |(first, _)| end.min(first.0));
             if self.start.0 < end {
                 ranges.insert(0, (self.start, ByteLen(end - self.start.0)));

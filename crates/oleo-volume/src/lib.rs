@@ -1,20 +1,20 @@
 //! The members of a file system: superblocks, chunk map, RAID geometry, mirrors and healing reads.
 //!
-//! A [`Volume`] turns logical addresses into places on devices. It knows nothing of what is stored there, except the
-//! chunk tree, which says where everything is.
+//! A [`Volume`] maps logical addresses to places on devices. It does not know what is stored there, except for the
+//! chunk tree, which defines the map.
 //!
-//! Normal path: (1) `open` takes devices, reads their superblocks (`supers`), matches them to each other, learns the
-//! system chunks from the superblock's array and with them reads the chunk tree (`open`); (2) `read_block` and
-//! `read_data` fetch bytes from the copy most likely to be good, verify them, and try the others, or parity, if they
-//! are not (`read`, `rebuild`); (3) `write` sends bytes to all copies, `write_supers` makes a transaction the newest
-//! (`write`, `supers`); (4) `propose_chunk` says where a new chunk would go and with which items; after the caller has
-//! put those into the trees, `add_chunk` makes it usable (`carve`).
+//! Normal path: (1) `open` takes devices, reads their superblocks (`supers`), matches them to each other, finds the
+//! system chunks in the superblock's array, and with them reads the chunk tree (`open`); (2) `read_block` and
+//! `read_data` fetch bytes from the copy most likely to be good, verify them, and if they are bad try the other copies,
+//! or parity (`read`, `rebuild`); (3) `write` sends bytes to all copies, `write_supers` makes a transaction the newest
+//! (`write`, `supers`); (4) `propose_chunk` returns the place and the items of a new chunk; once the caller has put
+//! those into the trees, `add_chunk` makes it usable (`carve`).
 //!
 //! Invariants: chunks do not overlap, in logical space nor on devices; every stripe is on a member (which may be
-//! missing). A byte is written to every copy or the volume is poisoned: after the first write or flush that fails
+//! missing). Every byte is written to every copy or the volume is poisoned: after the first write or flush that fails
 //! nothing more is written.
-//! Locks: `members`, then `chunks`, shared for lookups; then a member's item; leaves are `super_block` and a member's `settled`. None
-//! is held over I/O.
+//! Locks: `members`, then `chunks`, shared for lookups; then a member's item; leaves are `super_block` and a member's
+//! `settled`. None is held over I/O.
 //! Crash: see `supers`; everything else is not durable before a flush that succeeded.
 //! Not here: what is free inside a chunk; when a chunk is needed; caching.
 
@@ -77,12 +77,12 @@ impl Volume {
         supers::scan(dir, fsid).map_err(|e| DeviceError::Open { path: dir.to_path_buf(), source: Arc::new(e) }.into())
     }
 
-    /// A copy of the superblock that was opened, or written last.
+    /// A copy of the superblock that was opened, or of the last one written.
     pub fn super_block(&self) -> SuperBlock {
         *self.super_block.read()
     }
 
-    /// What every tree block has in common.
+    /// The rules all tree blocks follow.
     pub fn rules(&self) -> &NodeRules {
         &self.rules
     }
@@ -117,29 +117,29 @@ impl Volume {
         self.members.read().iter().map(|m| m.info()).collect()
     }
 
-    /// What went wrong with each device, by number.
+    /// The error counters of each device, by number.
     pub fn error_counters(&self) -> Vec<(oleo_format::DevId, ErrorCounters)> {
         self.members.read().iter().map(|m| (m.devid, m.counters())).collect()
     }
 
-    /// Sets a device's counters to what its DEV_STATS item says, or to zero.
+    /// Sets a device's counters to those of its DEV_STATS item, or to zero.
     pub fn set_error_counters(&self, devid: oleo_format::DevId, to: ErrorCounters) {
         if let Some(member) = self.members.read().iter().find(|m| m.devid == devid) {
             member.set_counters(to);
         }
     }
 
-    /// Parts of a chunk that must not be given out because mirrors of the superblock lie there.
+    /// Parts of a chunk that must not be allocated because mirrors of the superblock are there.
     pub fn super_ranges_in(&self, chunk: &ChunkMap) -> Vec<(Logical, ByteLen)> {
         chunk.super_ranges()
     }
 
-    /// Parts of a chunk that must not be given out, whatever the reason: see [`ChunkMap::withheld_ranges`].
+    /// Parts of a chunk that must not be allocated for any reason: see [`ChunkMap::withheld_ranges`].
     pub fn withheld_ranges_in(&self, chunk: &ChunkMap) -> Vec<(Logical, ByteLen)> {
         chunk.withheld_ranges()
     }
 
-    /// Whether a chunk lies on a seed device, in part at least: nothing in it can be written.
+    /// Whether a chunk is on a seed device, at least in part: nothing in it can be written.
     pub fn is_on_seed(&self, chunk: &ChunkMap) -> bool {
         let members = self.members.read();
         members.iter().filter(|m| m.seed).any(|m| chunk.stripes.iter().any(|s| s.devid == m.devid))

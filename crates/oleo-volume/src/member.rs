@@ -1,4 +1,4 @@
-//! A member of the volume: a device, what the file system knows about it, and what went wrong with it.
+//! A member of the volume: a device, what the file system knows about it, and its errors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,9 +19,9 @@ pub struct ErrorCounters {
     pub read: u64,
     /// Flushes that failed.
     pub flush: u64,
-    /// Bad checksums, and blocks that are not what they should be.
+    /// Bad checksums, and blocks with wrong contents.
     pub corruption: u64,
-    /// Blocks of another generation than their parent says: writes that were lost.
+    /// Blocks of another generation than their parent has: lost writes.
     pub generation: u64,
 }
 
@@ -60,13 +60,13 @@ pub struct DeviceInfo {
     pub total: ByteLen,
     /// Bytes in chunks.
     pub used: ByteLen,
-    /// Whether nobody named it.
+    /// Whether no device was given for it.
     pub missing: bool,
     /// Whether it belongs to a seed: read, never written.
     pub seed: bool,
     /// Whether its superblock is older than that of others: it missed writes.
     pub stale: bool,
-    /// What went wrong with it.
+    /// Its errors.
     pub errors: ErrorCounters,
     /// Its item in the chunk tree.
     pub item: DevItem,
@@ -102,17 +102,17 @@ pub(crate) struct Member {
     pub devid: DevId,
     pub uuid: Uuid,
     pub item: Mutex<rank::DeviceItem, DevItem>,
-    /// The item as the trees of superblocks have it: those of the last that was written, and of the next one. What has changed since
-    /// is in no tree yet.
+    /// The item as the trees of superblocks have it: those of the last one written, and of the next one. Later changes
+    /// are in no tree yet.
     pub settled: Mutex<rank::WrittenItem, Settled>,
     /// `None`: missing.
     pub device: Option<Arc<Latched>>,
-    /// The same without the latch, for healing: a bad copy that stays bad is no reason to stop.
+    /// The same without the latch, for healing: the volume continues if a bad copy stays bad.
     pub plain: Option<Arc<dyn Device>>,
     pub seed: bool,
     /// Transactions that its superblock lacks.
     pub behind: u64,
-    /// New chunks keep away from what lies behind, in bytes; usually nothing does.
+    /// New chunks keep away from the space behind this offset in bytes; usually there is no limit.
     room_end: AtomicU64,
     counts: [AtomicU64; 5],
 }
@@ -133,7 +133,7 @@ impl Member {
         }
     }
 
-    /// A device that a chunk names and nothing else is known of.
+    /// A device of which nothing is known but that a chunk names it.
     pub fn unknown(devid: DevId, uuid: Uuid) -> Member {
         let item = DevItem { devid: devid.0.into(), uuid: uuid.into_bytes(), ..DevItem::default() };
         Member::new(item, None, false, 0)
@@ -177,13 +177,13 @@ impl Member {
         }
     }
 
-    /// Bytes that the file system may use: what the item says, as far as the device has it.
+    /// Bytes that the file system may use: the number in the item, as far as the device is long enough.
     pub fn total(&self) -> u64 {
         let total = self.item.lock().total_bytes.get();
         self.device.as_ref().map_or(total, |d| total.min(d.len()))
     }
 
-    /// Up to where new chunks may lie.
+    /// The offset up to which new chunks may be placed.
     pub fn room_end(&self) -> u64 {
         self.total().min(self.room_end.load(Ordering::SeqCst))
     }

@@ -1,12 +1,12 @@
-//! Opening: from a handful of devices to a chunk map.
+//! Opening: from a list of devices to a chunk map.
 //!
 //! Steps: (1) `gather` reads each device's superblock and sorts the devices into members of the volume and of its
 //! seeds; (2) the newest superblock is verified; (3) the system chunks of its array are enough to read the chunk tree,
 //! which `walk_chunk_tree` does level by level; (4) its DEV_ITEMs are matched with the devices, its CHUNK_ITEMs make
 //! the map.
 //!
-//! Nothing an image says is believed before it is checked: the walk is bounded by level and by number of blocks, and
-//! no chunk may overlap another. Opening writes nothing.
+//! Nothing in an image is trusted before it is checked: the walk is bounded by level and by number of blocks, and no
+//! chunk may overlap another. Opening writes nothing.
 
 use std::sync::{Arc, OnceLock};
 
@@ -32,9 +32,9 @@ const CHUNK_TREE_BLOCKS_MAX: usize = 1 << 18;
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
-    /// For writing too.
+    /// Open for writing, too.
     pub write: bool,
-    /// Missing devices are no reason to refuse; what only they have cannot be read.
+    /// Open even if devices are missing; data that only they hold cannot be read.
     pub degraded: bool,
     /// For reading: start from the roots that the superblock keeps of an earlier transaction; 0 is the last of these.
     pub backup: Option<usize>,
@@ -49,8 +49,8 @@ struct Found {
 }
 
 impl Volume {
-    /// Opens the volume that these devices are. Every member must be there unless `degraded` is set; seeds that the
-    /// volume grew from are members too.
+    /// Opens the volume on these devices. Every member must be present unless `degraded` is set; seeds that the volume
+    /// grew from are members, too.
     pub fn open(devices: Vec<Arc<dyn Device>>, opts: &OpenOptions) -> Result<Volume, VolumeError> {
         if opts.write && opts.super_copy.is_some() {
             return Err(VolumeError::Unsupported { what: "writing from a chosen copy of the superblock".into() });
@@ -90,7 +90,8 @@ impl Volume {
             let of = |f: &&Found| f.sb.dev_item.devid == item.devid && f.sb.dev_item.uuid == item.uuid;
             members.push(Arc::new(match found.iter().find(of) {
                 Some(f) => {
-                    // The next commit puts the item into the superblock, where nobody believes another file system's.
+                    // The next commit puts the item into the superblock, where an item of another file system would be
+                    // refused.
                     if opts.write && f.sb.fsid == main.fsid && item.fsid != volume.rules.fsid.into_bytes() {
                         let (have, want) = (Uuid::from_bytes(item.fsid), volume.rules.fsid);
                         let place = format!("device {}", item.devid);
@@ -213,7 +214,7 @@ impl Found {
 }
 
 /// Reads all superblocks and finds the newest of the volume: of the first device's file system, or, if that is a seed,
-/// of the one that is no seed.
+/// of the file system that is not a seed.
 fn gather(devices: Vec<Arc<dyn Device>>, super_copy: Option<usize>) -> Result<(SuperBlock, Vec<Found>), VolumeError> {
     let mut found = Vec::with_capacity(devices.len());
     for device in devices {

@@ -1,8 +1,9 @@
-//! What is still free of the devices, seen as the chunks it would become: so that space can be promised before the chunks are there.
+//! The free space of the devices, seen as the chunks it would become, so that space can be reserved before the chunks
+//! are made.
 //!
-//! Other than `Volume::unallocated`, which adds up, this places chunk after chunk as `propose_chunk` would, on a copy of what is
-//! free: devices of uneven length, holes that are too short, and mirrors of the superblock inside chunks count for what they are.
-//! The answer holds as long as no other chunks are made than those it was asked with.
+//! Unlike `Volume::unallocated`, which adds up, this places chunk after chunk as `propose_chunk` would, on a copy of
+//! the free space. So devices of uneven length, holes that are too short, and superblock mirrors inside chunks are
+//! taken into account. The result holds as long as no other chunks are made than those of the request.
 
 use oleo_format::{BlockGroupFlags, ByteLen};
 
@@ -35,7 +36,7 @@ fn take(rooms: &mut [Room], map: &crate::ChunkMap) {
 }
 
 impl Volume {
-    /// The bytes that chunks of a sort would have to give out if they were made one after the other.
+    /// The bytes that chunks of a kind would offer if they were made one after the other.
     pub fn outlook(&self, ask: &Outlook<'_>) -> ByteLen {
         let mut rooms = self.rooms();
         if let Some(plan) = ask.taken {

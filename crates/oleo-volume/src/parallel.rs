@@ -1,7 +1,7 @@
 //! Devices in parallel: one thread each, for as long as the call lasts.
 //!
-//! Not a thread pool: a caller may hold locks, and a pool's thread that waits for its own work may pick up somebody
-//! else's, which wants those locks. Starting a thread costs some twenty microseconds, so small work stays on one.
+//! Not a thread pool: a caller may hold locks, and a pool thread that waits for its own work may pick up other work,
+//! which needs those locks. Starting a thread costs some twenty microseconds, so small work stays on one.
 
 use std::thread;
 
@@ -29,7 +29,7 @@ pub(crate) fn each<T: Send, R: Send>(items: Vec<T>, parallel: bool, work: impl F
     thread::scope(|scope| {
         for i in 1..items.len() {
             let run = &run;
-            // If no thread can be had, the item stays where it is.
+            // If no thread can be started, the item stays in its slot.
             let _ = thread::Builder::new().spawn_scoped(scope, move || run(i));
         }
         run(0);

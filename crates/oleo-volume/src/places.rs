@@ -1,9 +1,9 @@
-//! What chunks have of one device: runs of bytes, neighbours merged.
+//! The parts of one device that chunks occupy: runs of bytes, neighbours merged.
 //!
-//! A volume that was filled from the front has one run, however many chunks it is, so to look where a new one fits costs
-//! as much as there are holes, not chunks.
+//! A volume that was filled from the front has one run, however many chunks it has, so the cost of finding a place for
+//! a new one depends on the number of holes, not of chunks.
 //!
-//! Invariants: runs do not touch. Stripes that overlap (only an image that is opened for reading can have such) count once.
+//! Invariants: runs do not touch. Stripes that overlap (possible only in an image opened for reading) count once.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ impl Places {
     /// Bytes from `start` to `end` have an owner from now on.
     pub fn take(&mut self, start: u64, end: u64) {
         let (mut start, mut end) = (start, end);
-        // Each run that is met is merged, so all takes together remove at most as many as they have put.
+        // Each run found is merged, so all calls together remove at most as many runs as they have added.
         while let Some((&from, &to)) = self.runs.range(..=end).next_back().filter(|(_, to)| **to >= start) {
             self.runs.remove(&from);
             (start, end) = (start.min(from), end.max(to));
@@ -41,7 +41,7 @@ impl Places {
         }
     }
 
-    /// Where the last run ends.
+    /// The end of the last run.
     pub fn end(&self) -> Option<u64> {
         self.runs.values().next_back().copied()
     }
@@ -80,8 +80,8 @@ mod tests {
         assert_eq!(holes(&[], 5), []);
     }
 
-    /// Goal: whatever is taken and given back in whatever order, the runs are the set of what is taken, merged.
-    /// Method: a vector of units as the model, ranges that overlap and touch, every state compared.
+    /// Goal: whatever is taken and released in whatever order, the runs are the merged set of what is taken. Method: a
+    /// vector of units as the model, ranges that overlap and touch, every state compared.
     #[test]
     fn places_are_a_set() {
         const UNITS: usize = 40;

@@ -1,4 +1,4 @@
-//! The profiles: how many copies and parities a chunk has, and on how many devices it lies.
+//! The profiles: how many copies and parities a chunk has, and on how many devices.
 //!
 //! Facts from the format documentation (profile table) and from the `BTRFS_BLOCK_GROUP_*` bits of the UAPI header.
 
@@ -92,7 +92,7 @@ impl Profile {
         Profile::ALL.into_iter().fold(BlockGroupFlags::empty(), |all, p| all | p.bits())
     }
 
-    /// What it asks for.
+    /// Its requirements.
     pub fn shape(self) -> ProfileShape {
         let shape = |stripes_per_device, devices_min, devices_max, devices_step, copies, parities| ProfileShape {
             stripes_per_device,

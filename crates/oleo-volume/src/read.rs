@@ -1,13 +1,13 @@
-//! Reading: the copy most likely to be good first, then the others, then parity; what was bad is counted and healed.
+//! Reading: the copy most likely to be good first, then the others, then parity; bad copies are counted and healed.
 //!
-//! A read goes in two steps. (1) The *first pass* fetches everything from the best source of each piece, in one batch
-//! per device, devices in parallel. (2) What failed to read or to verify is *recovered*: the remaining sources are
-//! tried for just those bytes. When a later source is good and the volume was opened for writing, the bad copies are
-//! overwritten with it. Only what a checksum has verified is healed.
+//! A read has two steps. (1) The *first pass* fetches everything from the best source of each piece, in one batch per
+//! device, devices in parallel. (2) Bytes that failed to read or to verify are *recovered*: the remaining sources are
+//! tried for just those bytes. If a later source is good and the volume is open for writing, the bad copies are
+//! overwritten with it. Only bytes verified by a checksum are used for healing.
 //!
-//! Order of sources: devices that are there before devices that missed writes; among equals, spread by address, so
-//! that big reads use all copies' devices. Healing is past the latch: a disk that cannot be healed is no reason to stop.
-//! What is read must be allocated, and stay so until the read returns: healing writes in place.
+//! Order of sources: devices that are present before devices that missed writes; among equals, spread by address, so
+//! that large reads use the devices of all copies. Healing bypasses the latch: the volume continues if a disk cannot be
+//! healed. The space read must be allocated, and stay so until the read returns: healing writes in place.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::table::Placed;
 
 /// Logical bytes after which the next copy is preferred.
 const SPREAD_LEN: u64 = 1 << 20;
-/// Where the fsid stands in a tree block's header.
+/// The place of the fsid in a tree block's header.
 const HEADER_FSID: std::ops::Range<usize> = 32..48;
 
 /// One way to get a piece.
@@ -40,7 +40,7 @@ enum Source {
 }
 
 impl Volume {
-    /// Reads a tree block from any copy that is what `expect` says.
+    /// Reads a tree block from any copy that matches `expect`.
     pub fn read_block(&self, expect: &NodeExpect) -> Result<CheckedNode, VolumeError> {
         let len = u64::from(self.rules.nodesize);
         let (placed, at) = self.block_place(expect.logical)?;
@@ -82,8 +82,8 @@ impl Volume {
         Err(no_good_copy(expect.logical, len, first_error))
     }
 
-    /// Reads many tree blocks in one batch; each gets its own result, in order. Devices work in parallel, verifying does
-    /// not: who has cores to spare calls from several threads.
+    /// Reads many tree blocks in one batch; each gets its own result, in order. Devices work in parallel, verification
+    /// does not: callers with cores to spare call it from several threads.
     pub fn read_blocks(&self, expects: &[NodeExpect]) -> Vec<Result<CheckedNode, VolumeError>> {
         if let [only] = expects {
             return vec![self.read_block(only)];
@@ -113,7 +113,7 @@ impl Volume {
                     return Ok(node);
                 }
             }
-            // Once more, with all that can be done; this also counts and heals what was bad.
+            // Once more, with all sources; this also counts and heals the bad copies.
             self.read_block(expect)
         };
         work.into_iter().map(verify).collect()
@@ -149,7 +149,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Verifies what the first pass brought, and gets from elsewhere what is bad.
+    /// Verifies the results of the first pass, and gets bad bytes from elsewhere.
     fn settle_part(
         &self,
         part: &mut Part<'_, '_>,
@@ -316,7 +316,7 @@ impl Part<'_, '_> {
         self.placed.map.start + ByteLen(self.piece.at)
     }
 
-    /// Counts the sectors of a run that a copy had wrong.
+    /// Counts the sectors of a run that were bad in a copy.
     fn count_bad(&self, source: Source, verifier: &Verifier<'_>, run: (usize, usize), first: &mut Option<VolumeError>) {
         let Source::Copy { stripe } = source else { return };
         let member = &self.placed.on[stripe];
@@ -431,7 +431,7 @@ fn first_pass(parts: &mut [Part<'_, '_>]) {
     }
 }
 
-/// The pieces of a range, cut where the preferred copy changes.
+/// The pieces of a range, cut at each change of the preferred copy.
 fn spread(map: &ChunkMap, at: u64, len: u64) -> impl Iterator<Item = Piece> {
     let end = at + len;
     let mut next = at;

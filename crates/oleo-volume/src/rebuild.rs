@@ -1,8 +1,8 @@
-//! Parity: the bytes of a lost stripe from the others of its row.
+//! Parity: rebuilds the bytes of a lost stripe from the other stripes of its row.
 //!
 //! P is the exclusive or of the data units. Q is their sum in GF(2⁸) with polynomial 0x11d, unit `i` weighted with 2ⁱ.
-//! One lost unit follows from P or from Q; two lost data units x and y from both: what is there, added to P and Q,
-//! leaves `P' = Dx + Dy` and `Q' = 2ˣ·Dx + 2ʸ·Dy`, so `Dx = (Q' + 2ʸ·P') / (2ˣ + 2ʸ)`.
+//! One lost unit follows from P or from Q; two lost data units x and y follow from both: adding the units that are left
+//! to P and Q gives `P' = Dx + Dy` and `Q' = 2ˣ·Dx + 2ʸ·Dy`, so `Dx = (Q' + 2ʸ·P') / (2ˣ + 2ʸ)`.
 
 /// Exponentials of 2 in GF(2⁸), twice over so that sums of two logarithms need no reduction, and logarithms.
 struct Field {
@@ -53,7 +53,7 @@ fn add_scaled(to: &mut [u8], from: &[u8], factor: u8) {
     to.iter_mut().zip(from).for_each(|(t, f)| *t ^= products[usize::from(*f)]);
 }
 
-/// What is to be rebuilt, by unit of the row: data units from 0, then P, then Q.
+/// The unit to be rebuilt, and the lost ones, as units of the row: data units from 0, then P, then Q.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lost {
     /// The data unit that is wanted.
@@ -62,8 +62,8 @@ pub(crate) struct Lost {
     pub other: Option<usize>,
 }
 
-/// Rebuilds data unit `lost.want` of a row with `data` data units. `unit(i)` reads unit `i` (the same range of each);
-/// only those that are needed are asked for. `out` is as long as the range.
+/// Rebuilds data unit `lost.want` of a row with `data` data units. `unit(i)` reads unit `i` (the same range of each)
+/// and is called only for those that are needed. `out` is as long as the range.
 pub(crate) fn rebuild<E>(
     data: usize,
     lost: Lost,
@@ -82,7 +82,7 @@ pub(crate) fn rebuild<E>(
                 add_scaled(out, &buf, 1);
             }
         }
-        // P is lost: Q, less what the others put into it, divided by the weight.
+        // P is lost: Q, less the contributions of the others, divided by the weight.
         Some(other) if other == p => {
             for i in others {
                 unit(i, &mut buf)?;
@@ -120,8 +120,8 @@ pub(crate) fn rebuild<E>(
 mod tests {
     use super::*;
 
-    /// Goal: whatever one or two units of a row are lost, the wanted one comes back.
-    /// Method: rows of 1 to 40 data units of fixed noise, parities computed by the definition, every pair of losses.
+    /// Goal: whichever one or two units of a row are lost, the wanted one is rebuilt. Method: rows of 1 to 40 data
+    /// units of fixed noise, parities computed by the definition, every pair of losses.
     #[test]
     fn every_loss_of_two_is_made_good() {
         for data in [1, 2, 3, 7, 40] {

@@ -1,13 +1,13 @@
 //! Superblocks: finding the best mirror, verifying it, writing all of them.
 //!
-//! A device has up to three mirrors at fixed offsets. The best is the one with the highest generation among those
-//! whose checksum, magic and own offset are right; mirrors of another file system (left over from an earlier life of
-//! the device) count only if the first is not readable at all.
+//! A device has up to three mirrors at fixed offsets. The best is the one with the highest generation among those whose
+//! checksum, magic and own offset are right; mirrors of another file system (left over from an earlier use of the
+//! device) count only if the first is not readable at all.
 //!
-//! Writing, in the order that survives a crash at any point: (1) flush everything the superblock leads to; (2) the
-//! first mirror on every device; (3) flush; (4) the other mirrors. At every moment at least one whole superblock that
-//! leads to whole trees is on stable storage: while the first mirror is being written, the others (flushed by the next
-//! (1) at the latest) hold the transaction before.
+//! The order of writing survives a crash at any point: (1) flush everything the superblock leads to; (2) write the
+//! first mirror on every device; (3) flush; (4) write the other mirrors. At every moment at least one whole superblock
+//! that leads to whole trees is on stable storage: while the first mirror is being written, the others (flushed by the
+//! next (1) at the latest) hold the transaction before.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, FileTypeExt};
@@ -24,10 +24,10 @@ use crate::error::VolumeError;
 
 /// Smallest and largest sector in bytes.
 const SECTORSIZE: std::ops::RangeInclusive<u32> = 4096..=65536;
-/// Most names that a scan looks at in one directory: far more than /dev has.
+/// Most names that a scan reads in one directory: far more than /dev has.
 const SCAN_NAMES_MAX: usize = 100_000;
 
-/// The mirrors of a device, as far as it reaches: offset, and the superblock or what is wrong with it.
+/// The mirrors of a device, as far as it reaches: offset, and the superblock or why it is invalid.
 pub fn read_mirrors(device: &dyn Device) -> Vec<(u64, Result<SuperBlock, VolumeError>)> {
     let fits = |offset: &u64| offset.checked_add(SUPER_LEN as u64).is_some_and(|end| end <= device.len());
     SUPER_OFFSETS.into_iter().filter(fits).map(|offset| (offset, read_mirror(device, offset))).collect()
@@ -64,7 +64,7 @@ pub fn read_super(device: &dyn Device) -> Result<SuperBlock, VolumeError> {
     }
 }
 
-/// The `nth` copy of a device's superblock, whatever the others say.
+/// The `nth` copy of a device's superblock, regardless of the others.
 pub(crate) fn read_copy(device: &dyn Device, nth: usize) -> Result<SuperBlock, VolumeError> {
     let Some(&offset) = SUPER_OFFSETS.get(nth) else {
         let what = format!("copy {nth} of the superblock; there are {}", SUPER_OFFSETS.len());

@@ -1,8 +1,8 @@
 //! The chunk map: chunks by address, each with the members that its stripes are on.
 //!
-//! What is asked for again and again is kept beside it, so that neither a new chunk nor a commit costs more where there
-//! are a million: what of each device is taken, which chunks the superblock lists, the sum of their lengths. Chunks that
-//! lie on the same members share one list of them.
+//! Sums and indexes that are needed often are kept beside it, so that a new chunk or a commit costs no more among a
+//! million chunks: the occupied space of each device, the chunks that the superblock lists, the sum of their lengths.
+//! Chunks on the same members share one list of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,11 +26,11 @@ pub(crate) struct Table {
     by_start: BTreeMap<u64, Placed>,
     /// Starts of chunks that the open transaction removes. They keep their places until it is durable.
     retired: BTreeSet<u64>,
-    /// Starts of system chunks, retired ones too.
+    /// Starts of system chunks, including retired ones.
     system: BTreeSet<u64>,
-    /// What chunks have of each device, retired ones too.
+    /// The space of each device that chunks occupy, including retired ones.
     places: BTreeMap<DevId, Places>,
-    /// Bytes of all chunks, retired ones too.
+    /// Bytes of all chunks, including retired ones.
     bytes: u64,
     /// The members of the chunk added last.
     last_on: Option<Arc<[Arc<Member>]>>,
@@ -54,9 +54,8 @@ impl Table {
         self.by_start.values().next_back().map(|p| p.map.end())
     }
 
-    /// Adds a chunk whose stripes are on the members of their number and uuid; a stripe on a device that the list
-    /// does not have counts as missing. A chunk that is there already is left alone if it is the same, whatever its hints
-    /// say.
+    /// Adds a chunk whose stripes are on the members with their number and uuid; a stripe on a device that is not in
+    /// the list counts as missing. A chunk that exists already is left as it is if it is the same, whatever its hints.
     pub fn insert(&mut self, map: ChunkMap, members: &[Arc<Member>]) -> Result<(), Corruption> {
         let is_same = |there: &ChunkMap| *there == ChunkMap { hints: there.hints, ..map.clone() };
         if self.get(map.start).is_some_and(|there| is_same(&there.map)) {

@@ -1,7 +1,7 @@
-//! Telling devices that nobody needs what no chunk has.
+//! Discards the space of devices that no chunk covers.
 //!
-//! [`Volume::discard_unallocated`] does it one piece at a time, so that whoever keeps chunks from being made meanwhile does not
-//! do so for long. The first MiB of a device is left alone, and so are its superblocks.
+//! [`Volume::discard_unallocated`] discards one piece at a time, so that the caller does not have to prevent new chunks
+//! for long. The first MiB of a device and its superblocks are not discarded.
 
 use oleo_device::{Device, DeviceError};
 use oleo_format::{ByteLen, DevId, Physical, SUPER_OFFSETS};
@@ -15,18 +15,18 @@ use crate::places::Places;
 /// A place on a device: devices in the order of their numbers.
 pub type DevicePlace = (DevId, Physical);
 
-/// What one call has told a device.
+/// What one call has discarded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Discarded {
-    /// Where to go on.
+    /// Where to continue.
     pub next: DevicePlace,
     /// How many bytes it was; 0 if the device does not take such hints.
     pub len: ByteLen,
 }
 
 impl Volume {
-    /// Discards the next piece, of at most `piece_max` bytes, of a run of at least `min_len` bytes that no chunk has, at or after
-    /// a place; `None` when there is none. The caller makes sure that no chunk is made meanwhile.
+    /// Discards the next piece, of at most `piece_max` bytes, of a run of at least `min_len` bytes outside of chunks,
+    /// at or after a place; `None` if there is none. The caller makes sure that no chunk is made meanwhile.
     ///
     /// # Errors
     /// The volume is not open for writing, or a device failed.
@@ -59,7 +59,7 @@ impl Volume {
     }
 }
 
-/// The next piece at or after `from` of what is not taken, start and length, superblocks left out with the stripe they are in.
+/// The next piece of free space at or after `from`, start and length, without the stripes that superblocks are in.
 fn next_piece(taken: &Places, total: u64, from: u64, min_len: u64, piece_max: u64) -> Option<(u64, u64)> {
     for (start, len) in taken.holes(DEVICE_HEAD_LEN, total) {
         let (mut pos, end) = (start, start + len);
@@ -81,8 +81,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Goal: nothing that a chunk or a superblock has is named, nothing else but the first MiB is left out, and pieces are no
-    /// longer than asked. Method: all pieces of a device with two chunks and a superblock in a hole.
+    /// Goal: no space of a chunk or a superblock is named, all else but the first MiB is, and pieces are no longer than
+    /// requested. Method: all pieces of a device with two chunks and a superblock in a hole.
     #[test]
     fn pieces_keep_away_from_what_is_taken() {
         let mut taken = Places::default();

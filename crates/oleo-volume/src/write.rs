@@ -1,8 +1,8 @@
 //! Writing: every byte to all its copies; flush; superblocks; discard.
 //!
-//! Invariants: after the first write or flush that fails, the volume is poisoned: nothing else is written, superblocks
-//! least of all, so the last transaction that was made durable stays the newest. Writing to chunks with parity is
-//! refused. Devices work in parallel, each on its own sorted and merged batch.
+//! Invariants: after the first write or flush that fails, the volume is poisoned: nothing else is written, least of all
+//! superblocks, so the last durable transaction stays the newest. Writing to chunks with parity is refused. Devices
+//! work in parallel, each on its own sorted and merged batch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -116,9 +116,9 @@ impl Volume {
         write().map_err(|e| self.stop(e))
     }
 
-    /// Sets the fields of a superblock that the volume knows: the system chunks, the number of devices and their
-    /// total size, and notes the devices' items for when it is written. They must be what the trees say that this superblock leads to, so chunks that were added since
-    /// those trees were made are named in `uncommitted`, to be left out.
+    /// Sets the fields of a superblock that the volume knows: the system chunks, the number of devices and their total
+    /// size; and keeps the devices' items for when it is written. They must match the trees that this superblock leads
+    /// to, so `uncommitted` names the chunks to be left out: those added since these trees were made.
     pub fn stamp_without(&self, sb: &mut SuperBlock, uncommitted: &[Logical]) -> Result<(), VolumeError> {
         let chunks = self.system_chunks(|map| !uncommitted.contains(&map.start));
         if !sb.set_sys_chunks(chunks.iter().map(|(key, chunk)| (*key, chunk))) {
@@ -152,7 +152,7 @@ impl Volume {
         chunks.system().filter(|p| wanted(&p.map)).map(|p| (p.map.key(), p.map.chunk())).collect()
     }
 
-    /// Tells the devices that nobody needs a range, as far as they care to know. Seeds are told nothing.
+    /// Discards a range on the devices that support it, except on seeds.
     pub fn discard(&self, at: Logical, len: ByteLen) -> Result<(), VolumeError> {
         self.may_write()?;
         for (placed, offset, len) in self.spans(at, len.0)? {
@@ -187,8 +187,8 @@ impl Volume {
         if self.write { Ok(()) } else { Err(VolumeError::ReadOnly) }
     }
 
-    /// Remembers the first failure; from now on nothing is written. A write that found no room is no such failure: the caller
-    /// does all of it again, before anything that relies on it.
+    /// Remembers the first failure; from then on nothing is written. A write that found no space is not such a failure:
+    /// the caller repeats it before it writes anything that relies on it.
     fn stop(&self, e: DeviceError) -> VolumeError {
         if !e.is_full() {
             let _ = self.poisoned.set(e.clone());
@@ -217,7 +217,7 @@ fn write_device(member: &Member, writes: &mut [(u64, &[u8])]) -> Result<(), Devi
     device.write_batch(&reqs).inspect_err(|e| count_write(member, e))
 }
 
-/// Counts a failed write. That there is no room below is not the device's failure.
+/// Counts a failed write. Missing space below the device is not the device's failure.
 fn count_write(member: &Member, e: &DeviceError) {
     if !e.is_full() {
         member.count(Count::Write);

@@ -1,4 +1,4 @@
-//! What a source of files (a directory, a tar) says about one file.
+//! One file, as a source of files (a directory, a tar) describes it.
 
 /// A moment, in seconds since 1970 and nanoseconds of that second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, PartialOrd, Ord)]
@@ -17,8 +17,8 @@ pub(crate) struct Stamps {
 }
 
 impl Stamps {
-    /// What is left of the times in a reproducible image: the time of modification is the only one that a build
-    /// controls, so it stands for all four, and none is later than the epoch given.
+    /// The times for a reproducible image: the time of modification, which is the only one that a build controls,
+    /// replaces all four, and none is later than the epoch given.
     pub fn reproducible(self, epoch_seconds: i64) -> Stamps {
         let latest = Stamp { seconds: epoch_seconds, nanoseconds: 0 };
         let stamp = self.modify.min(latest);

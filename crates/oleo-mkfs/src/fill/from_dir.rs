@@ -1,4 +1,4 @@
-//! From a directory of the host.
+//! Filling from a directory of the host.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub fn fill_from_dir(fs: &Fs, into: &InodeRef, top: &Path, options: &FillOptions
     Filler::new(fs, options, specs, into.clone()).run(&walk)
 }
 
-/// Copies one file of the host, which is no directory, into the directory `into` under `name`, and commits.
+/// Copies one file of the host, which is not a directory, into the directory `into` under `name`, and commits.
 ///
 /// # Errors
 /// As [`fill_from_dir`].

@@ -1,8 +1,8 @@
-//! From a tar archive.
+//! Filling from a tar archive.
 //!
-//! Directories keep their own attributes back until the archive ends, since every entry in them changes their times.
-//! A parent that the archive does not name is made with mode 755 and belongs to root. A path that comes twice means
-//! the later one, as with tar; two directories become one.
+//! The attributes of directories are set when the archive ends, since every entry in them changes their times. A parent
+//! that the archive does not contain is created with mode 755 and belongs to root. If a path occurs twice, the later
+//! entry counts, as with tar; two directories are merged.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -15,7 +15,7 @@ use super::tar::{Event, Member, MemberBody, read_tar, shown};
 use super::{FillOptions, Report, SubvolSpec};
 use crate::MkfsError;
 
-/// Puts everything of a tar archive, plain or compressed with gzip or zstd, into the directory `into`, and commits.
+/// Extracts a tar archive, plain or compressed with gzip or zstd, into the directory `into`, and commits.
 ///
 /// # Errors
 /// The archive is damaged, the file system has no room, or a device fails; what was committed before stays.
@@ -64,7 +64,7 @@ struct Filler<'a> {
     specs: HashMap<Path, &'a SubvolSpec>,
     /// Directories made or met so far.
     dirs: HashMap<Path, InodeRef>,
-    /// Their attributes, as far as the archive has told them.
+    /// Their attributes, as far as the archive has had them.
     dir_metas: BTreeMap<Path, Meta>,
 }
 
@@ -139,7 +139,7 @@ impl Filler<'_> {
         }
     }
 
-    /// The directory of this path; it and those above are made where they are missing.
+    /// Returns the directory of this path; it and its parents are created if they are missing.
     fn dir(&mut self, path: &[Vec<u8>]) -> Result<InodeRef, MkfsError> {
         if let Some(dir) = self.dirs.get(path) {
             return Ok(dir.clone());
@@ -150,7 +150,7 @@ impl Filler<'_> {
         };
         for len in known_len + 1..=path.len() {
             let (here, name) = (&path[..len], &path[len - 1]);
-            // Something that is no directory stands in the way: the later entry counts.
+            // The path is taken by something that is not a directory: the later entry counts.
             self.remove(&dir, name, &here.to_vec())?;
             dir = match self.specs.get(here) {
                 Some(spec) => self.installer.subvol(&dir, name, spec)?,

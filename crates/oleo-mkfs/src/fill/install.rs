@@ -1,11 +1,11 @@
-//! Puts files into the file system, in the order in which they are told.
+//! Puts files into the file system, in the order of the source.
 //!
-//! Small things are gathered: data goes to the file system in batches of [`BATCH_BYTES`] or [`BATCH_PIECES`], each of
-//! which is one run of writes. Whatever must come after a file's data (its size, where it ends in a hole) waits in the
-//! same queue.
+//! Small writes are gathered: data goes to the file system in batches of [`BATCH_BYTES`] or [`BATCH_PIECES`], each of
+//! which is one run of writes. Changes that must follow a file's data (its size, if it ends in a hole) wait in the same
+//! queue.
 //!
-//! Memory: the queue, and what the file system keeps of changed inodes. After [`INODES_PER_COMMIT`] of those it is made
-//! to commit.
+//! Memory: the queue, and what the file system keeps of changed inodes. After [`INODES_PER_COMMIT`] of those the
+//! installer commits.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -27,12 +27,12 @@ const BATCH_PIECES: usize = 512;
 const INODES_PER_COMMIT: u64 = 40_000;
 /// Entries between two calls of the progress function.
 const ENTRIES_PER_REPORT: u64 = 256;
-/// Warnings that are kept.
+/// How many warnings are kept.
 const WARNINGS_MAX: usize = 1000;
 
 /// A piece as workers leave it.
 pub(super) enum Ready {
-    /// Where it begins, and what will be written.
+    /// The offset, and what will be written.
     Prepared(u64, Prepared<'static>),
     /// It begins, or ends before its file ends, inside a sector: it goes through the file's buffer.
     Raw(UnpreparedPiece),
@@ -72,7 +72,7 @@ impl Ready {
 /// What waits for its turn.
 enum Step {
     Data(InodeRef, Ready, Option<Arc<Path>>),
-    /// All data of the file has been told.
+    /// All data of the file has been received.
     Finish(InodeRef, SetAttr),
 }
 
@@ -80,11 +80,11 @@ enum Step {
 #[derive(Default)]
 struct Batch {
     pieces: Vec<(InodeRef, Prepared<'static>)>,
-    /// What of it the host shall share: file, source, offset and length.
+    /// The ranges that the host is to share: file, source, offset and length.
     shares: Vec<(InodeRef, Arc<Path>, u64, u64)>,
 }
 
-/// A file whose data is being told.
+/// A file whose data is being received.
 struct OpenFile {
     inode: InodeRef,
     size: u64,
@@ -92,7 +92,7 @@ struct OpenFile {
     end: u64,
     raw: bool,
     times: Times,
-    /// Where the host has it, if its data shall be shared.
+    /// Its path on the host, if its data is to be shared.
     source: Option<Arc<Path>>,
 }
 
@@ -137,7 +137,7 @@ impl<'a> Installer<'a> {
         }
     }
 
-    /// Counts an entry; says how far things are; commits when it is time.
+    /// Counts an entry; reports progress; commits when it is time.
     fn count(&mut self, add: impl FnOnce(&mut Progress)) -> Result<(), MkfsError> {
         add(&mut self.report.done);
         self.entries_since_report += 1;
@@ -227,7 +227,7 @@ impl<'a> Installer<'a> {
         Ok(self.fs.root(tree)?)
     }
 
-    /// Gives the top its attributes, those of the source where no others are asked for.
+    /// Gives the top directory its attributes: those of the source, unless others are requested.
     pub fn top_meta(&mut self, dir: &InodeRef, mut meta: Meta) -> Result<(), MkfsError> {
         let top = &self.options.top;
         meta.uid = top.uid.unwrap_or(meta.uid);
@@ -264,7 +264,7 @@ impl<'a> Installer<'a> {
         Ok(inode)
     }
 
-    /// Data of the file told last.
+    /// Data of the current file.
     pub fn data(&mut self, pieces: Vec<Ready>) -> Result<(), MkfsError> {
         pieces.into_iter().try_for_each(|ready| self.piece(ready))
     }

@@ -1,5 +1,5 @@
-//! The threads that read and prepare files ahead, and what they share: pieces in order, directories to list, and the
-//! budget of bytes.
+//! The threads that read and prepare files ahead, and what they share: queues of pieces and of directories to list, and
+//! the budget of bytes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::entry::UnpreparedPiece;
 use super::walk::{DirHandle, FileRange, Listing};
 use crate::MkfsError;
 
-/// A place where one value will appear.
+/// A slot in which one value will appear.
 pub(crate) struct Slot<T> {
     value: Mutex<Option<T>>,
     filled: Condvar,
@@ -39,12 +39,12 @@ impl<T> Slot<T> {
     }
 }
 
-/// Where the data of one piece will appear; where it turns out to have holes, in several parts.
+/// The slot for the data of one piece; several parts if the piece turns out to have holes.
 pub(crate) type Filled<P> = Slot<Result<Vec<P>, MkfsError>>;
 
 /// How far the listing of one directory is.
 enum ScanState {
-    /// Nobody has begun; where it is.
+    /// Not begun; where the directory is.
     Waiting(Place),
     /// A worker is at it.
     Running,
@@ -59,7 +59,7 @@ enum Place {
     Below(Arc<DirHandle>, Vec<u8>),
 }
 
-/// The listing of one directory, made by whoever comes first.
+/// The listing of one directory, made by the first thread that needs it.
 pub(crate) struct Scan {
     state: Mutex<ScanState>,
     done: Condvar,
@@ -80,7 +80,7 @@ impl Scan {
         Scan { state: Mutex::new(ScanState::Waiting(place)), done: Condvar::new() }
     }
 
-    /// Makes the listing unless somebody has begun; says how many entries came of it.
+    /// Makes the listing unless it is already begun; returns the number of entries.
     fn run(&self) -> usize {
         let place = {
             let mut state = self.state.lock();
@@ -103,7 +103,7 @@ impl Scan {
     }
 }
 
-/// Where a piece comes from.
+/// The source of a piece.
 pub(crate) enum Source {
     /// It must be read.
     Range(FileRange),
@@ -226,7 +226,8 @@ impl<P> Pool<P> {
         }
     }
 
-    /// Waits for room for `cost` bytes; more than everything counts as everything. `None`: the pool has closed.
+    /// Waits until `cost` bytes of the budget are free; a larger cost counts as the whole budget. `None`: the pool has
+    /// closed.
     pub fn take_room(&self, cost: u64) -> Option<u64> {
         let cost = cost.min(self.bytes_ahead_max);
         let mut queues = self.queues.lock();
@@ -274,7 +275,7 @@ impl<P: Send + 'static> Workers<P> {
         workers
     }
 
-    /// What they serve.
+    /// The pool that the threads work for.
     pub fn pool(&self) -> Arc<Pool<P>> {
         self.pool.clone()
     }
@@ -289,7 +290,7 @@ impl<P> Drop for Workers<P> {
     fn drop(&mut self) {
         self.pool.close();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so on standard error; the receiver has seen the closed channel.
+            // A thread that panicked has reported it on standard error; the receiver has seen the closed channel.
             let _ended = thread.join();
         }
     }

@@ -1,8 +1,8 @@
-//! Sharing data between the host's files and the image.
+//! Shares data between the host's files and the image.
 //!
 //! Data is read, summed and written as always; afterwards the host is asked to let the image's range and the file's
-//! range share their blocks. The bytes are the same before and after, so an interruption does no harm; a source that
-//! is changed in between is found by its time of change, and refused.
+//! range share their blocks. The bytes are the same before and after, so an interruption does no harm. If a source
+//! changes in between, its time of change shows it, and the file is refused.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -21,7 +21,7 @@ const HOST_BLOCK: u64 = 4096;
 #[derive(Debug)]
 pub struct Reflink {
     image: File,
-    /// Where in the file the image begins, in bytes.
+    /// The offset in the file at which the image begins, in bytes.
     base: u64,
 }
 
@@ -84,8 +84,8 @@ impl Reflink {
         Ok(())
     }
 
-    /// Where in the image file an address is, and how many bytes follow there; `None` if data has several copies or
-    /// is not block-aligned on the host.
+    /// The offset of an address in the image file, and how many bytes follow there; `None` if data has several copies
+    /// or is not block-aligned on the host.
     fn place(&self, fs: &Fs, at: Logical, len: u64) -> Result<Option<(u64, u64)>, MkfsError> {
         let chunk = fs.engine().volume().chunk_of(at)?;
         if chunk.stripes.len() != 1 {

@@ -1,12 +1,12 @@
 //! Reads a tar archive, plain or compressed, as a source of files.
 //!
-//! 1. [`read_tar`] looks at the first bytes and puts the decompressor in front that they ask for.
-//! 2. A thread goes through the archive: it frames members (`records`), takes room in the budget for every piece of
+//! 1. [`read_tar`] recognises the compression by the first bytes and chooses the decompressor.
+//! 2. A thread goes through the archive: it frames members (`records`), reserves space in the budget for every piece of
 //!    data, and hands pieces to workers, which prepare them (checksums, compression).
 //! 3. The receiver takes [`Event`]s in the order of the archive and waits for each piece.
 //!
-//! The order is that of the archive; the receiver makes parent directories that have no entry of their own, and
-//! replaces what comes twice, as tar does.
+//! The order is that of the archive; the receiver creates parent directories that have no entry of their own, and
+//! replaces entries that occur twice, as tar does.
 
 mod records;
 
@@ -70,7 +70,7 @@ pub(crate) struct TarRead<P> {
 /// Starts to read an archive.
 ///
 /// # Errors
-/// The first bytes cannot be read, or they say that it is compressed in a way that is not supported.
+/// The first bytes cannot be read, or the compression is not supported.
 pub(crate) fn read_tar<P, F>(
     stream: Box<dyn Read + Send>,
     workers: usize,

@@ -1,21 +1,21 @@
-//! Walks a directory of the host and reads its files ahead, on several threads, yet says what it finds in one fixed
+//! Walks a directory of the host and reads its files ahead on several threads, but reports its findings in one fixed
 //! order.
 //!
-//! The order: the entries of a directory sorted by name, then each of its subdirectories in the same way. It depends
-//! on names alone.
+//! The order: the entries of a directory sorted by name, then each of its subdirectories in the same way. It depends on
+//! names alone.
 //!
-//! 1. [`walk`] starts workers and a *sequencer*. The sequencer goes through directories in order; for each it takes
-//!    the listing that a worker has made, or makes it itself when no worker has come to it yet.
-//! 2. For every regular file the sequencer takes room in the budget of bytes, queues a read per piece, and sends an
+//! 1. [`walk`] starts workers and a *sequencer*. The sequencer goes through directories in order; for each it takes the
+//!    listing that a worker has made, or makes it itself if no worker has begun.
+//! 2. For every regular file the sequencer reserves space in the budget of bytes, queues a read per piece, and sends an
 //!    [`Event`] that holds the slots where the pieces will appear.
-//! 3. Workers serve reads first, in order, then list directories, those that come next first. What they make of a
-//!    piece is up to the closure given (checksums, compression).
-//! 4. The receiver takes events in order and waits for each slot; taking a piece gives its room back.
+//! 3. Workers serve reads first, in order, then list directories, the next ones first. The closure given prepares each
+//!    piece (checksums, compression).
+//! 4. The receiver takes events in order and waits for each slot; taking a piece releases its space.
 //!
-//! Invariants: room is taken in the order in which it is given back, so a walk cannot lock up however small the
+//! Invariants: space is reserved in the order in which it is released, so a walk cannot deadlock however small the
 //! budget is. Listings ahead of the sequencer are bounded by [`ENTRIES_AHEAD_MAX`].
 //! Locks: one mutex for the queues, one per slot; never two together, never held over a system call.
-//! An error ends the walk: it travels in the order of events, so that the first error is the same in every run.
+//! An error ends the walk: it is sent in the order of events, so that the first error is the same in every run.
 
 mod host;
 
@@ -34,11 +34,11 @@ use crate::fill::entry::{HostFile, Meta};
 
 /// Events that wait for the receiver at most.
 const EVENTS_AHEAD_MAX: usize = 4096;
-/// Entries in listings that nobody has taken yet; beyond this, directories are listed when their turn comes.
+/// Entries in listings that were not taken yet; beyond this, directories are listed when their turn comes.
 const ENTRIES_AHEAD_MAX: usize = 50_000;
 /// Bytes of one piece of a file.
 pub(crate) const PIECE_BYTES: u64 = 4 << 20;
-/// Room that a piece takes in the budget at least: what its bookkeeping costs.
+/// The least that a piece takes of the budget: the cost of its bookkeeping.
 const PIECE_COST_MIN: u64 = 4096;
 
 /// How a walk goes about it.
@@ -64,13 +64,13 @@ pub(crate) struct LinkId {
     pub domain: u64,
 }
 
-/// What a walk tells.
+/// What a walk reports.
 pub(crate) enum Event<P> {
-    /// What follows, up to `Leave`, are the entries of this directory. The top is number 0.
+    /// The events up to `Leave` are the entries of this directory. The top is number 0.
     Enter { dir: u64 },
     /// An entry of the directory entered last.
     Entry(Entry<P>),
-    /// More data of the regular file told last.
+    /// More data of the last regular file.
     More(Piece<P>),
     /// The directory entered last has no more entries. Its own times and xattrs come here, when nothing in it
     /// changes any more.
@@ -82,20 +82,20 @@ pub(crate) struct Entry<P> {
     pub name: Vec<u8>,
     pub meta: Meta,
     pub body: Body<P>,
-    /// Set for the first name told of a file with several.
+    /// Set for the first name of a file with several.
     pub links: Option<LinkId>,
     /// For messages.
     pub path: PathBuf,
 }
 
-/// What is behind a name.
+/// The file behind a name.
 pub(crate) enum Body<P> {
     /// A directory, and the number under which its entries follow.
     Dir(u64),
     /// A regular file: its size, and its data in rising order: a first piece here, others in [`Event::More`]. What
     /// no piece covers is a hole.
     File { size: u64, first: Option<Piece<P>> },
-    /// Another name of a file told before.
+    /// Another name of an earlier file.
     Link(LinkId),
     /// A symbolic link.
     Symlink(Vec<u8>),
@@ -144,7 +144,7 @@ where
     Ok(start(Scan::opened(handle), meta, options, prepare))
 }
 
-/// The same for a single file that is no directory: it is told as the only entry of its directory.
+/// The same for a single file that is not a directory: it is reported as the only entry of its directory.
 ///
 /// # Errors
 /// There is no such file.
@@ -187,7 +187,7 @@ struct Sequencer<P> {
     seen: HashMap<LinkId, u32>,
 }
 
-/// The receiver has gone: nobody wants the rest.
+/// The receiver is gone, so the rest is not needed.
 struct Gone;
 
 impl<P: Send + 'static> Sequencer<P> {
@@ -213,7 +213,7 @@ impl<P: Send + 'static> Sequencer<P> {
         self.sender.send(event).map_err(|_| Gone)
     }
 
-    /// Tells one directory. Its subdirectories go on the stack.
+    /// Reports one directory. Its subdirectories go on the stack.
     fn directory(&mut self, dir: Pending, stack: &mut Vec<Pending>) -> Result<(), Result<MkfsError, Gone>> {
         let listing = self.pool.take_listing(&dir.scan).map_err(Ok)?;
         self.send(Ok(Event::Enter { dir: dir.number })).map_err(Err)?;
@@ -301,7 +301,7 @@ impl<P: Send + 'static> Sequencer<P> {
     }
 }
 
-/// Cuts a run of data at multiples of the piece size, so that cuts are aligned in the image too.
+/// Cuts a run of data at multiples of the piece size, so that the cuts are aligned in the image, too.
 pub(crate) fn pieces_of(start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
     let mut from = start;
     std::iter::from_fn(move || {

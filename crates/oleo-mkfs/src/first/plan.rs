@@ -1,9 +1,9 @@
-//! Where the first chunks lie: pure arithmetic on device sizes and profiles.
+//! The places of the first chunks, computed from device sizes and profiles alone.
 //!
 //! There are two or three chunks: system, metadata, data; or system and one mixed chunk. Logical addresses start at
-//! [`FIRST_LOGICAL`] and follow each other without gaps. On every device the first MiB stays free: boot loaders and
-//! the first superblock live there. Later copies of the superblock may fall into a chunk; what they cover is not
-//! free space, and [`Placed::superblock_ranges`] says where that is.
+//! [`FIRST_LOGICAL`] and follow each other without gaps. On every device the first MiB stays free: boot loaders and the
+//! first superblock are there. Later copies of the superblock may lie inside a chunk; the space they cover is not free,
+//! and [`Placed::superblock_ranges`] returns it.
 //!
 //! Not here: chunks that are added later (`oleo-volume`), and the items that describe chunks (`trees`).
 
@@ -16,7 +16,7 @@ use crate::options::Resolved;
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 
-/// Where the logical address space of a new file system begins.
+/// The first logical address of a new file system.
 const FIRST_LOGICAL: Logical = Logical(MIB);
 /// The part at the start of each device that no chunk may use (`BTRFS_DEVICE_RANGE_RESERVED`).
 const DEVICE_RESERVED: u64 = MIB;
@@ -33,7 +33,7 @@ pub(crate) struct Placed {
     pub flags: BlockGroupFlags,
     pub start: Logical,
     pub len: ByteLen,
-    /// Index of the device, and where on it.
+    /// Index of the device, and offset on it.
     pub stripes: Vec<(usize, Physical)>,
     /// Bytes on each device.
     pub stripe_bytes: ByteLen,
@@ -70,7 +70,7 @@ impl Placed {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub system: Placed,
-    /// The mixed chunk where there is one.
+    /// The mixed chunk if there is one.
     pub metadata: Placed,
     pub data: Option<Placed>,
     /// Bytes that count of each device: its length, rounded down to sectors.
@@ -96,7 +96,7 @@ pub(crate) fn plan(lengths: &[u64], options: &Resolved) -> Result<Plan, MkfsErro
     let with_all_at_least = |len: u64| -> Vec<u64> { lengths.iter().map(|have| *have.max(&len)).collect() };
     match plan_for(lengths, options) {
         Err(MkfsError::TooSmall { device, len, .. }) => {
-            // Chunks grow with devices, so what is missing now would not be enough.
+            // Chunks grow with devices, so adding just what is missing now would not be enough.
             let (mut low, mut high) = (len / MIB, ENOUGH / MIB);
             while low < high {
                 let middle = low.midpoint(high);
@@ -221,8 +221,8 @@ mod tests {
         }
     }
 
-    /// Goal: the second superblock is found in whatever chunk covers it. Method: one device of 4 GiB, where the
-    /// metadata chunk covers 64 MiB; and the same place seen from a striped chunk.
+    /// Goal: the second superblock is found in whatever chunk covers it. Method: one device of 4 GiB, whose metadata
+    /// chunk covers 64 MiB; and the same place seen from a striped chunk.
     #[test]
     fn superblock_copies_are_left_out() {
         let plan = planned(&[4096 * MIB], Profile::Single, Profile::Dup);
@@ -250,7 +250,7 @@ mod tests {
     fn small_devices() {
         let options = MkfsOptions::default().resolve(1).unwrap();
         assert!(plan(&[16 * MIB], &options).is_ok());
-        // As much more as it says is enough, and no less.
+        // Growing by the reported amount is enough, and by less is not.
         for len in [100 << 10, 2 * MIB, 8 * MIB, 10 * MIB] {
             let Err(MkfsError::TooSmall { device: 0, more, .. }) = plan(&[len], &options) else { panic!("{len}") };
             assert!(plan(&[len + more], &options).is_ok(), "{len}");

@@ -1,13 +1,13 @@
 //! The items of the first trees, packed into blocks.
 //!
-//! The extent tree lists every block, the root tree says where every tree is, and the number of blocks depends on
-//! both. The knot is cut by rounds in [`build`]: (1) suppose a number of blocks for each tree, (2) give out
-//! addresses, (3) write down all items, (4) pack them and count the blocks; when the count is not what was supposed,
-//! begin again with what was counted. The number of items depends on the number of blocks but not on addresses, so
-//! this settles at the second or third round.
+//! The extent tree lists every block, the root tree holds the address of every tree, and the number of blocks depends
+//! on both. [`build`] solves this in rounds: (1) assume a number of blocks for each tree, (2) assign addresses, (3)
+//! write all items, (4) pack them and count the blocks; if the count differs from the assumption, begin again with the
+//! count. The number of items depends on the number of blocks but not on addresses, so this ends with the second or
+//! third round.
 //!
-//! Every item here is written once for the generation [`FIRST_GENERATION`]; later generations are the transaction
-//! engine's.
+//! Every item here is written once, for the generation [`FIRST_GENERATION`]; later generations are written by the
+//! transaction engine.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +51,7 @@ pub(crate) struct Built {
     pub bytes_used: ByteLen,
 }
 
-/// A tree block that exists: what the extent tree says about it.
+/// A tree block, as the extent tree records it.
 struct Placement {
     at: Logical,
     tree: TreeId,
@@ -139,7 +139,7 @@ impl Author<'_> {
         Ok(placements)
     }
 
-    /// Everything that all trees say, given where their blocks are.
+    /// Writes the items of all trees, given the addresses of their blocks.
     fn write_items(
         &self,
         trees: &BTreeMap<TreeId, Packed>,
@@ -411,7 +411,7 @@ impl Author<'_> {
             if tree.is_subvol() {
                 item.uuid = self.top_uuid().into_bytes();
                 item.ctransid = FIRST_GENERATION.0.into();
-                // Nobody has made the top level out of a transaction, as mkfs.btrfs says it too.
+                // The top level was not created by a transaction; mkfs.btrfs writes the same.
                 item.otransid = if tree == TreeId::FS { 0 } else { FIRST_GENERATION.0 }.into();
                 item.ctime = self.time();
                 item.otime = self.time();

@@ -1,4 +1,4 @@
-//! Addresses, bytes, and the changes for the ledger.
+//! Assigns addresses, writes bytes, and records the changes for the ledger.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Refs {
         self.changes.push(RefChange { at: used.extent, len: used.len, kind: ExtentKind::Data, by, delta });
     }
 
-    /// What something gets that an old block references and the new one too.
+    /// The change of references to something that both an old block and the new one reference.
     fn kept(&mut self, fate: Fate, at: Logical, mut record_ref: impl FnMut(&mut Self, Option<Logical>, i32)) {
         match fate {
             Fate::Sole => {}
@@ -272,7 +272,7 @@ impl Job<'_> {
                 if let Body::Leaves { end, .. } = &run.body
                     && run.outs.is_empty()
                 {
-                    // Nothing is left of these leaves, but what they referenced goes.
+                    // Nothing is left of these leaves, but their references are dropped.
                     self.replay(run, Pos { leaf: 0, slot: 0, change: 0 }..*end, None, &mut refs);
                 }
                 for old in &run.olds {
@@ -308,7 +308,7 @@ impl Job<'_> {
     }
 }
 
-/// References to the children of an old node that its replacement has too.
+/// References to the children of an old node that its replacement has, too.
 fn kept_children(old: &Old, level: u8, refs: &mut Refs) {
     debug_assert!(usize::from(level) < LEVELS);
     let mut gone = old.gone.clone();

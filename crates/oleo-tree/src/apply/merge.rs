@@ -1,12 +1,13 @@
-//! Leaves: old items and changes flow together, and are cut into new leaves.
+//! Leaves: merges old items and changes, and cuts them into new leaves.
 //!
-//! The flow is gone through twice. The first pass only measures: it finds where each new leaf begins ([`Cut`]), copying
-//! nothing. The second (`build`) starts at every cut independently, so that one long run of new items, a million new files
-//! under one old leaf, is filled by all cores, each item copied once, straight into its leaf.
+//! The merge is run twice. The first pass only measures: it finds where each new leaf begins ([`Cut`]), copying
+//! nothing. The second (`build`) starts at every cut independently, so that one long run of new items, such as a
+//! million new files under one old leaf, is filled by all cores, each item copied once, straight into its leaf.
 //!
-//! How full: leaves are packed full, as everything of a run is rewritten anyway. But if changes in the middle turned a few leaves
-//! into a few more, the next changes will probably hit the middle again: then items are spread evenly. If a run
-//! ends in a leaf under a third full and did not grow, it takes in an untouched neighbour, if both fit in one leaf.
+//! How full: leaves are packed full, since everything of a run is rewritten anyway. But if changes in the middle turned
+//! a few leaves into a few more, the next changes will probably hit the middle again: then items are spread evenly. If
+//! a run ends in a leaf under a third full and did not grow, it takes in an untouched neighbour, if both fit in one
+//! leaf.
 
 use std::ops::Range;
 
@@ -17,7 +18,8 @@ use super::plan::{Body, Cut, Job, Old, Out, Pos, Run, Touched};
 use super::{Change, Op};
 use crate::{Node, TreeError};
 
-/// Up to this many new blocks are spread evenly where a run grew; in longer runs an uneven last one does not matter.
+/// If a run grew to at most this many blocks, they are filled evenly; in longer runs an uneven last one does not
+/// matter.
 pub(super) const SPREAD_MAX: usize = 4;
 
 /// A run that ends in a block filled to less than one part in this many takes in a neighbour.
@@ -221,7 +223,7 @@ impl Job<'_> {
 /// A run whose last new block is nearly empty.
 pub(super) struct Sparse {
     pub run: usize,
-    /// What is in that block, in the unit of the level: bytes or children.
+    /// The fill of that block, in the unit of the level: bytes or children.
     pub last: usize,
 }
 
@@ -268,7 +270,7 @@ pub(super) struct Absorbed {
     pub front: bool,
 }
 
-/// A neighbour that a run would take in.
+/// A neighbour that a run wants to take in.
 struct Wanted {
     run: usize,
     parent: usize,
@@ -277,8 +279,8 @@ struct Wanted {
 }
 
 impl Job<'_> {
-    /// Lets sparse runs of a level take in an untouched neighbour under the same parent: the next one, else the one before,
-    /// if what it holds and the run's last block fit in one. `room_in` says how much more a block could hold.
+    /// Lets sparse runs of a level take in an untouched neighbour under the same parent: the next one, else the one
+    /// before, if its contents and the run's last block fit in one. `room_in` returns how much more a block could hold.
     pub fn absorb(
         &self,
         level: usize,

@@ -1,4 +1,4 @@
-//! The job that an application is, and its first step: what is touched, and what its fate is.
+//! An application as a job, and its first step: which blocks are touched, and their fates.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -52,7 +52,7 @@ pub(super) struct Touched {
 /// A child in a new node.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Entry {
-    /// A child that stays: which old node of the run has it, and where.
+    /// A child that stays: the old node of the run that has it, and its slot.
     Kept { old: usize, slot: usize },
     /// A new block: index among those of the level below.
     New(usize),
@@ -75,7 +75,7 @@ pub(super) enum Body {
     Nodes { entries: Vec<(Key, Entry)>, cuts: Vec<usize> },
 }
 
-/// Where a new leaf begins.
+/// The beginning of a new leaf.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
     pub pos: Pos,
@@ -88,7 +88,7 @@ pub(super) struct Out {
     /// Which of the new blocks of its run.
     pub nth: usize,
     pub first_key: Key,
-    /// Where it goes, once that is decided.
+    /// Its address, once that is assigned.
     pub at: Option<Logical>,
     /// It has a new address.
     pub fresh: bool,
@@ -122,7 +122,7 @@ impl<'a> Job<'a> {
         Job { blocks, env, batch, levels, top: 0, parallel }
     }
 
-    /// Finds what is touched, from the root down.
+    /// Finds the touched blocks, from the root down.
     pub fn plan(
         blocks: &'a Blocks,
         root: &TreeRoot,
@@ -193,7 +193,7 @@ impl<'a> Job<'a> {
         Old { node, fate, parent_fate, parent_at, in_place, reused: false, gone: SmallVec::new() }
     }
 
-    /// Forgets leaves that none of their changes changes: items that are what they should be already.
+    /// Forgets leaves whose changes have no effect: their items are already as they should be.
     fn drop_ineffective_leaves(&mut self) {
         let batch = self.batch;
         let leaves = &mut self.levels[0].touched;

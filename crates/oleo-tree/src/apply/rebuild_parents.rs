@@ -1,9 +1,9 @@
-//! Nodes: what the changes below make of each level, up to the root.
+//! Nodes: rebuilds each level, up to the root, from the changes below.
 //!
-//! A touched node under which something really changed lists its children anew: those that stay, and the new blocks in
-//! place of those that do not. Neighbours are listed together and cut into new nodes by the same rules as leaves.
-//! At the top the tree grows by levels while there is more than one block, and shrinks while the root has one child: that
-//! child becomes the root. If it is a block that stayed it is copied first, since a root is never shared.
+//! The children of a touched node under which something really changed are listed anew: those that stay, and new blocks
+//! in place of those that do not. Neighbours are listed together and cut into new nodes by the same rules as leaves. At
+//! the top the tree grows by levels while there is more than one block, and shrinks while the root has one child: that
+//! child becomes the root. If the child is a block that stayed it is copied first, since a root is never shared.
 
 use oleo_format::{Key, node_capacity};
 
@@ -197,7 +197,7 @@ impl Job<'_> {
         };
         cut(&mut run, node_capacity(self.blocks.nodesize()));
         let level = &mut self.levels[self.top];
-        // A node of this level that had one child left may be there, without new blocks.
+        // A node of this level that had one child left may be here, without new blocks.
         push_outs(&mut run, level.runs.len(), &mut level.outs);
         level.runs.push(run);
         Ok(())
@@ -209,7 +209,7 @@ fn keep(entries: &mut Vec<(Key, Entry)>, old: usize, node: &Old, slots: std::ops
     entries.extend(slots.map(|slot| (node.node.key(slot), Entry::Kept { old, slot })));
 }
 
-/// Lists the children of a neighbour that has just been taken in at either end.
+/// Lists the children of a neighbour that was just added at either end.
 fn take_in(run: &mut Run, front: bool) {
     let Body::Nodes { entries, .. } = &mut run.body else { unreachable!("runs above the lowest level are nodes") };
     if front {

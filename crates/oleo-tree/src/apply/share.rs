@@ -27,12 +27,13 @@ impl Fate {
     }
 }
 
-/// Whether a block that is not a root may have references from other trees. Where not, it has one, implicit.
+/// Whether a block that is not a root may have references from other trees. If not, it has one reference, implicit.
 pub(crate) fn may_be_shared(last_snapshot: Option<Generation>, generation: Generation, flags: HeaderFlags) -> bool {
     last_snapshot.is_some_and(|last| generation <= last || flags.contains(HeaderFlags::RELOC))
 }
 
-/// What the ledger and the disk say of blocks, asked in the order of addresses, given in the order of the question.
+/// Looks up what the ledger and the disk know of blocks, in the order of addresses; returns it in the order of the
+/// request.
 pub(crate) fn lookup_states(env: &ApplyEnv<'_>, blocks: &[(Logical, u8)]) -> Result<Vec<ExtentState>, TreeError> {
     if blocks.is_empty() {
         return Ok(Vec::new());
@@ -74,7 +75,7 @@ pub(crate) fn fates(env: &ApplyEnv<'_>, blocks: &[(&Arc<Node>, Fate)]) -> Result
             } else {
                 ExtentState { refs: 1, full_backref: false }
             };
-            // The new copy of a parent that stays references the block too.
+            // The new copy of a parent that stays references the block, too.
             let refs = state.refs.saturating_add(u64::from(parent.stays()));
             fate_of(env, node, refs, state.full_backref)
         })

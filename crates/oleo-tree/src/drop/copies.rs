@@ -1,19 +1,20 @@
 //! Shared blocks whose reference is not dropped at their top: what is below them changes owners bit by bit.
 //!
-//! Dropping the reference to a shared block gives everything below it to the trees that keep it, in one transaction, however
-//! much that is. Instead a copy takes the block's place in our tree, as if we changed it: from then on the block belongs to the
-//! others, its children to them and to us, and we drop one child after another, in the same way. A leaf is dropped as
-//! a whole. So a step gives away as many leaves as it visits, and each state in between is a tree like any other:
-//! any reader, the kernel too, can continue from its progress.
+//! Dropping the reference to a shared block leaves everything below it to the trees that keep it, in one transaction,
+//! however much that is. Instead a copy replaces the block in our tree, as if we changed it: from then on the block
+//! belongs to the others, its children to them and to us, and we drop one child after another, in the same way. A leaf
+//! is dropped as a whole. So a step gives away as many leaves as it visits, and each state in between is a tree like
+//! any other: any reader, the kernel too, can continue from its progress.
 //!
-//! Of the copies only those are written that the step ends in, a block for each level at most. They have what is left: the place
-//! where it goes on is the first of each. References that would come and go within the step are not recorded.
+//! Only the copies on the path to the place where the step ends are written, at most one block for each level. They
+//! hold what is left: the first item of each is where the next step continues. References that would come and go within
+//! the step are not recorded.
 
 use super::*;
 use oleo_format::{CheckedNode, ChildPtr, encode_node, seal};
 
 impl Dropper<'_> {
-    /// Goes on with a copy of the node at the current slot, which others reference too, if that is asked for.
+    /// Continues with a copy of the node at the current slot, which others reference too, if the caller requests it.
     pub(super) fn take_apart(&mut self, frame: &Frame) -> Result<Option<Frame>, TreeError> {
         if frame.node.level() < 2 {
             return Ok(None);
@@ -57,7 +58,7 @@ impl Dropper<'_> {
         Ok(made)
     }
 
-    /// What is left of a node as a block of ours; `below` takes the place of its first child.
+    /// What is left of a node as a block of ours; `below` replaces its first child.
     fn copy_rest(&mut self, frame: &Frame, at: Logical, below: Option<&Arc<Node>>) -> Arc<Node> {
         let old = &frame.node;
         let level = old.level();

@@ -1,11 +1,11 @@
-//! The framing of a tar stream: headers of 512 bytes, what pax and GNU put in front of them, data in blocks.
+//! The framing of a tar stream: headers of 512 bytes, the pax and GNU headers before them, data in blocks.
 //!
-//! Understood: ustar; pax with local and global headers, values of any bytes; GNU long names and links; sparse files
-//! in GNU's old form and pax forms 0.0, 0.1 and 1.0. A member that continues on another volume is refused.
+//! Supported: ustar; pax with local and global headers, values of any bytes; GNU long names and links; sparse files in
+//! GNU's old form and pax forms 0.0, 0.1 and 1.0. A member that continues on another volume is refused.
 //!
-//! Fields of a header are read by the `tar` crate. Its pax reader is not used: it takes a line feed inside a value
-//! (any binary extended attribute may hold one) for the end of the value.
-//! Nothing is trusted: lengths are bounded by named constants before memory is taken for them.
+//! Fields of a header are read by the `tar` crate. Its pax reader is not used: it takes a line feed inside a value (any
+//! binary extended attribute may hold one) for the end of the value.
+//! Nothing is trusted: lengths are bounded by named constants before memory is allocated for them.
 
 use std::io::{self, Read};
 
@@ -19,7 +19,7 @@ const BLOCK: usize = 512;
 const EXTENSION_BYTES_MAX: u64 = 16 << 20;
 /// Keys and values in front of one member: each takes memory besides its bytes.
 const PAIRS_MAX: usize = 1 << 19;
-/// Bytes of keys and values that hold for all members that follow; they are looked at for each.
+/// Bytes of keys and values that apply to all members that follow; they are searched for each.
 const GLOBAL_BYTES_MAX: usize = 64 << 10;
 /// Runs of data in one sparse file.
 const SPARSE_RUNS_MAX: usize = 1 << 20;
@@ -42,7 +42,7 @@ pub(crate) enum Kind {
     Socket,
 }
 
-/// One member's header, everything in front of it taken into account.
+/// One member's header, combined with the extended headers before it.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub kind: Kind,
@@ -60,7 +60,7 @@ pub(crate) struct Record {
     pub minor: u32,
     /// Bytes of the file, holes included.
     pub size: u64,
-    /// Where its data belongs: runs of start and length that follow each other in the stream.
+    /// Where its data belongs: start and length of runs that follow each other in the stream.
     pub runs: Vec<(u64, u64)>,
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// ACLs in text form that could not be taken over.
@@ -107,7 +107,7 @@ impl<R: Read> Records<R> {
         Ok(())
     }
 
-    /// Skips what has not been read of the current member.
+    /// Skips the unread rest of the current member.
     fn skip_rest(&mut self) -> Result<(), MkfsError> {
         let mut scratch = [0u8; 16 * BLOCK];
         let mut rest = self.left + self.padding;
@@ -273,7 +273,7 @@ impl<R: Read> Records<R> {
         Ok(record)
     }
 
-    /// The size of the current member as a file, and where the data that follows belongs in it.
+    /// The size of the current member as a file, and where in it the data that follows belongs.
     fn data_runs(&mut self, header: &Header, pax: &Pairs) -> Result<(u64, Vec<(u64, u64)>), MkfsError> {
         let get = |key: &str| pax.iter().rev().find(|(k, _)| k == key.as_bytes()).map(|(_, v)| v.as_slice());
         let real_size = get("GNU.sparse.realsize").or(get("GNU.sparse.size")).and_then(decimal::<u64>);
@@ -344,9 +344,9 @@ impl<R: Read> Records<R> {
         }
     }
 
-    /// Pax form 1.0: the map stands in front of the data, one decimal number a line, padded to whole blocks.
+    /// Pax form 1.0: the map precedes the data, one decimal number a line, padded to whole blocks.
     fn sparse_map_in_data(&mut self) -> Result<Vec<(u64, u64)>, MkfsError> {
-        // The number that is being read: never more than a line, so each byte is looked at only once.
+        // The number being read: never more than a line, so each byte is read only once.
         let mut line = Vec::new();
         let mut numbers: Vec<u64> = Vec::new();
         loop {
@@ -422,7 +422,8 @@ fn parse_stamp(bytes: &[u8]) -> Option<Stamp> {
     })
 }
 
-/// The extended attributes that star, GNU tar and bsdtar put into pax headers, sorted by name; the last one counts.
+/// The extended attributes in the pax headers of star, GNU tar and bsdtar, sorted by name; of equal names the last one
+/// counts.
 fn xattrs(pax: &Pairs) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut found: std::collections::BTreeMap<Vec<u8>, Vec<u8>> = std::collections::BTreeMap::new();
     for (key, value) in pax {
@@ -491,8 +492,8 @@ mod tests {
         }
     }
 
-    /// Goal: extended headers take bounded memory, however many there are. Method: many in front of one member, as many as fit;
-    /// global ones with ever new keys, and with the same.
+    /// Goal: extended headers take bounded memory, however many there are. Method: many before one member, as many as
+    /// fit; global ones with ever new keys, and with the same.
     #[test]
     fn extended_headers_are_bounded() {
         let one = header(b'x', &line("SCHILY.xattr.user.a", 1 << 20));

@@ -1,7 +1,7 @@
 //! The host's directories and files: listing, attributes, data runs, reading.
 //!
-//! Everything is opened relative to its directory, so that paths of any length work and a directory that is renamed
-//! meanwhile does no harm. Extended attributes need a path; a path too long for the system goes by way of `/proc`.
+//! Everything is opened relative to its directory, so that paths of any length work and a directory may be renamed
+//! meanwhile. Extended attributes need a path; if it is too long for the system, a path by way of `/proc` is used.
 
 use std::ffi::{CString, OsStr};
 use std::mem::MaybeUninit;
@@ -23,7 +23,7 @@ const DIR_BUFFER_BYTES: usize = 64 << 10;
 const PATH_BYTES_MAX: usize = 4096;
 /// The longest list of names, and the longest value, that Linux gives (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
 const XATTR_BYTES_MAX: usize = 64 << 10;
-/// Data runs that are kept apart in one file; beyond that, small holes are read as zeros.
+/// How many data runs of one file are kept apart; beyond that, small holes are read as zeros.
 const DATA_RUNS_MAX: usize = 1 << 20;
 
 /// An open directory.
@@ -32,7 +32,7 @@ pub(crate) struct DirHandle {
     path: PathBuf,
 }
 
-/// One name of a directory, with all that can be known without reading the file.
+/// One name of a directory, with everything known without reading the file.
 pub(crate) struct Child {
     pub name: Vec<u8>,
     pub meta: Meta,
@@ -55,7 +55,7 @@ pub(crate) struct Listing {
     pub xattrs: Xattrs,
 }
 
-/// A part of a file that shall be read.
+/// A part of a file to be read.
 pub(crate) struct FileRange {
     pub dir: Arc<DirHandle>,
     pub name: Vec<u8>,
@@ -131,7 +131,7 @@ impl DirHandle {
     }
 }
 
-/// Opens without changing the time of access where that is allowed.
+/// Opens without changing the time of access if that is permitted.
 fn open_unseen(dir: impl AsFd, name: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     let name = c_name(name);
     match rustix::fs::openat(&dir, name.as_c_str(), flags | OFlags::NOATIME, Mode::empty()) {
@@ -160,7 +160,7 @@ fn meta_of(stat: &Statx) -> Meta {
 }
 
 impl Listing {
-    /// A listing of one file, whatever else is in its directory.
+    /// A listing of one file, without the other files of its directory.
     pub fn of_one(path: &Path) -> Result<Listing, MkfsError> {
         let gone = || MkfsError::Source { what: "find", path: path.to_owned(), cause: Errno::NOENT.into() };
         let absolute = std::path::absolute(path).map_err(|_| gone())?;
@@ -271,7 +271,7 @@ impl FileRange {
             if bytes.is_empty() {
                 break;
             }
-            // A piece of what is no longer as it was announced is just a part.
+            // The file has changed, so the piece may be shorter than announced.
             let end = from + bytes.len() as u64;
             let whole = match self.whole {
                 Whole::File if (from, end) != (self.from, self.to) => Whole::Part,
@@ -283,8 +283,8 @@ impl FileRange {
         Ok(pieces)
     }
 
-    /// What of the range is data. Space that is allocated and not written makes a file look as if it had no holes, so
-    /// this is asked for every file.
+    /// The parts of the range that hold data. Asked for every file, since allocated space that was never written makes
+    /// a file look as if it had no holes.
     fn runs(&self, fd: &OwnedFd) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
         let mut at = self.from;
@@ -299,7 +299,7 @@ impl FileRange {
                 at = end;
             } else {
                 match rustix::fs::seek(fd, SeekFrom::Data(at)) {
-                    // What is behind the last data is a hole.
+                    // Everything behind the last data is a hole.
                     Err(Errno::NXIO) => break,
                     Err(_) => {
                         runs.push((at, self.to));
