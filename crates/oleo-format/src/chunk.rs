@@ -1,5 +1,5 @@
-//! Chunks: which part of the logical space is where on which devices. In items of the chunk tree, and for system chunks in
-//! the superblock too, so that the chunk tree itself can be found.
+//! Chunks: the mapping from parts of the logical space to devices. They are items of the chunk tree, and system chunks
+//! are also in the superblock, so that the chunk tree itself can be found.
 
 use zerocopy::IntoBytes;
 
@@ -21,7 +21,7 @@ pub struct Chunk {
     pub owner: TreeId,
     /// [`STRIPE_LEN`].
     pub stripe_len: ByteLen,
-    /// What it is for and how it is spread.
+    /// Its type and profile.
     pub flags: BlockGroupFlags,
     /// A hint, in bytes.
     pub io_align: u32,
@@ -31,7 +31,7 @@ pub struct Chunk {
     pub sector_size: u32,
     /// 2 for RAID10, else 1.
     pub sub_stripes: u16,
-    /// Where it is on the devices.
+    /// Its places on the devices.
     pub stripes: Vec<Stripe>,
 }
 
@@ -48,7 +48,7 @@ impl Chunk {
         Ok(chunk)
     }
 
-    /// The chunk that `bytes` begin with, and what follows it.
+    /// The chunk at the start of `bytes`, and the rest.
     pub fn parse_prefix(bytes: &[u8]) -> Result<(Chunk, &[u8]), Corruption> {
         let (head, rest) = ChunkItem::parse_prefix(bytes)?;
         let count = usize::from(head.num_stripes.get());

@@ -1,8 +1,8 @@
 //! Compression of file extents: zlib, LZO and zstd in the framing of the format.
 //!
-//! A compressed extent on disk is at most [`EXTENT_LEN_MAX`] bytes of file, compressed as one unit, filled up with zeros to
-//! whole sectors. Inline extents are compressed the same way but not filled up, and with LZO are one segment.
-//! Contexts are kept per thread, since making one costs more than compressing a sector.
+//! A compressed extent on disk is at most [`EXTENT_LEN_MAX`] bytes of file, compressed as one unit, padded with zeros
+//! to whole sectors. Inline extents are compressed the same way but not padded, and with LZO are one segment. Contexts
+//! are kept per thread, since making one costs more than compressing a sector.
 
 mod estimate;
 mod lzo;
@@ -18,7 +18,7 @@ pub use estimate::looks_compressible;
 /// The most bytes of a file that one compressed extent may hold.
 pub const EXTENT_LEN_MAX: usize = 128 << 10;
 
-/// Levels of a kind of compression: lowest, highest, what is used when nobody says.
+/// Levels of a kind of compression: lowest, highest, default.
 pub const fn levels(algo: Compression) -> (i32, i32, i32) {
     match algo {
         Compression::None | Compression::Lzo => (0, 0, 0),
@@ -46,10 +46,10 @@ impl Classified for DecompressError {
     }
 }
 
-/// Compresses a regular extent, `data` being at most [`EXTENT_LEN_MAX`] bytes. The result is filled up with zeros to whole
+/// Compresses a regular extent; `data` is at most [`EXTENT_LEN_MAX`] bytes. The result is padded with zeros to whole
 /// sectors; `None` means that no sector would be saved.
 ///
-/// Level 0 is the default one; others are brought into the range that [`levels`] says.
+/// Level 0 is the default; others are clamped to the range of [`levels`].
 pub fn compress(algo: Compression, level: i32, data: &[u8], sectorsize: u32) -> Option<Vec<u8>> {
     assert!(data.len() <= EXTENT_LEN_MAX, "an extent of {} bytes is too long to be compressed", data.len());
     let sector_len = sectorsize as usize;
@@ -78,8 +78,8 @@ fn run(algo: Compression, level: i32, data: &[u8], sectorsize: u32, limit: usize
     }
 }
 
-/// Decompresses a regular extent of `out_len` bytes (its `ram_bytes`). A stream that ends early stands for zeros at the end;
-/// what it has beyond `out_len` is left out.
+/// Decompresses a regular extent of `out_len` bytes (its `ram_bytes`). A stream that ends early is continued with
+/// zeros; what it has beyond `out_len` is left out.
 pub fn decompress(algo: Compression, data: &[u8], out_len: usize, sectorsize: u32) -> Result<Vec<u8>, DecompressError> {
     let mut out = vec![0; out_len];
     decompress_into(algo, data, &mut out, sectorsize)?;

@@ -58,7 +58,7 @@ impl CsumType {
         }
     }
 
-    /// The checksum of `data`, as it stands on disk, zeros after [`csum_len`](Self::csum_len) bytes.
+    /// The checksum of `data`, as stored on disk, zeros after [`csum_len`](Self::csum_len) bytes.
     pub fn csum(self, data: &[u8]) -> [u8; CSUM_FIELD_LEN] {
         let mut out = [0; CSUM_FIELD_LEN];
         match self {

@@ -1,5 +1,5 @@
-//! What an item references. References are derived from items, never counted by hand: whoever rewrites a leaf compares
-//! what the old and the new one use.
+//! What an item references. References are derived from items, never counted by hand: code that rewrites a leaf
+//! compares those of the old and the new one.
 
 use zerocopy::FromBytes;
 
@@ -9,7 +9,7 @@ use crate::{ByteLen, Ino, ItemType, Key, Logical};
 /// A data extent that a file-extent item references.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DataUse {
-    /// Where the extent starts on disk.
+    /// Start of the extent on disk.
     pub extent: Logical,
     /// Its length on disk.
     pub len: ByteLen,

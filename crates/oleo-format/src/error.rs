@@ -5,13 +5,14 @@ use std::fmt::Display;
 
 use crate::failure::{Class, Classified};
 
-/// Something on disk is not what the format allows: which structure, where, what about it, what it is and what it should be.
+/// Something on disk is not what the format allows: which structure, where, which field, what it is and what it should
+/// be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("corrupt {structure}{}{at}: {what} is {have}, want {want}", if at.is_empty() { "" } else { " at " })]
 pub struct Corruption {
     /// The structure that is wrong, by its name in the format.
     pub structure: &'static str,
-    /// Where it stands: a block and slot, a device offset. Empty while only an item by itself is looked at.
+    /// The place: a block and slot, a device offset. Empty while only an item by itself is checked.
     pub at: String,
     /// What about the structure is wrong.
     pub what: Cow<'static, str>,
@@ -33,7 +34,7 @@ impl Corruption {
         Corruption { structure, at: String::new(), what: what.into(), have: have.to_string(), want: want.to_string() }
     }
 
-    /// The same error with its place, in front of what is known of the place already.
+    /// Returns the error with its place, before what is already known of the place.
     #[cold]
     pub fn within(mut self, place: impl Display) -> Corruption {
         self.at = if self.at.is_empty() { place.to_string() } else { format!("{place}, {}", self.at) };

@@ -1,8 +1,8 @@
-//! Extents and their references: EXTENT_ITEM and METADATA_ITEM with what stands inline, and the references that have items
-//! of their own because the record is full.
+//! Extents and their references: EXTENT_ITEM and METADATA_ITEM with their inline references, and the references that
+//! have items of their own because the record is full.
 //!
-//! Inline references are sorted: types rise; within one type the number that would be the key's offset (hash of the data
-//! reference, parent, root) falls.
+//! Inline references are sorted: types rise; within one type the number that would be the key's offset (hash of the
+//! data reference, parent, root) falls.
 
 use std::cmp::Reverse;
 
@@ -85,7 +85,7 @@ impl BackRef {
         (self.item_type(), Reverse(self.key_offset()))
     }
 
-    /// How many references this stands for.
+    /// How many references this counts as.
     pub fn count(&self) -> u32 {
         match *self {
             BackRef::Owner { .. } => 0,
@@ -103,12 +103,12 @@ impl BackRef {
         }
     }
 
-    /// The key of the item that it has when it does not stand inline.
+    /// The key of its own item, if it is not inline.
     pub fn key(&self, extent: Logical) -> Key {
         Key::new(extent.0, self.item_type(), self.key_offset())
     }
 
-    /// The item that it has when it does not stand inline.
+    /// Its own item, if it is not inline.
     pub fn encode_keyed(&self) -> Vec<u8> {
         match *self {
             BackRef::Data { root, ino, offset, count } => data_ref(root, ino, offset, count).as_bytes().to_vec(),
@@ -172,7 +172,7 @@ impl BackRef {
         }
     }
 
-    /// The reference that `bytes` begin with, and what follows it.
+    /// The reference at the start of `bytes`, and the rest.
     fn parse_inline(bytes: &[u8]) -> Result<(BackRef, &[u8]), Corruption> {
         let too_short = || Corruption::new("inline reference", "length", bytes.len(), "a whole reference");
         let (&kind, rest) = bytes.split_first().ok_or_else(too_short)?;
@@ -202,7 +202,7 @@ fn data_ref(root: TreeId, ino: Ino, offset: u64, count: u32) -> ExtentDataRef {
     ExtentDataRef { root: root.0.into(), objectid: ino.0.into(), offset: offset.into(), count: count.into() }
 }
 
-/// What an EXTENT_ITEM or METADATA_ITEM says.
+/// The contents of an EXTENT_ITEM or METADATA_ITEM.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExtentRecord {
     /// How many references there are, inline and keyed.
@@ -213,12 +213,12 @@ pub struct ExtentRecord {
     pub flags: ExtentFlags,
     /// First key and level of a tree block; only in EXTENT_ITEMs, that is without skinny metadata.
     pub tree_block: Option<(Key, u8)>,
-    /// The references that stand inline, sorted by [`BackRef::order`].
+    /// The inline references, sorted by [`BackRef::order`].
     pub inline: Vec<BackRef>,
 }
 
 impl ExtentRecord {
-    /// The record in an EXTENT_ITEM or METADATA_ITEM, references checked to be whole and of a known type.
+    /// Parses an EXTENT_ITEM or METADATA_ITEM; its references are checked to be complete and of a known type.
     pub fn parse(key: &Key, item: &[u8]) -> Result<ExtentRecord, Corruption> {
         let (mut record, rest) = ExtentRecord::parse_head(key, item)?;
         for inline in InlineRefs(rest) {
@@ -241,7 +241,7 @@ impl ExtentRecord {
         Ok((ExtentRecord { refs: head.refs.get(), generation, flags, tree_block, inline: Vec::new() }, rest))
     }
 
-    /// The item. Inline references are put in order if they are not.
+    /// The item. Inline references are sorted if they are not.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.encoded_len());
         let head = ExtentItem {

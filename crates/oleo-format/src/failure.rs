@@ -1,22 +1,22 @@
-//! What an error is, for all crates: its kind, which decides the exit code of a command, and its errno, which a system
-//! call and an ioctl return.
+//! The classes of errors, for all crates: the kind, which decides the exit code of a command, and the errno, which a
+//! system call and an ioctl return.
 //!
-//! Each error enum says both in one place, its [`Classified::class`]: a `match` without wildcard, beside the enum, with a row for
-//! every variant in a test there. Nobody above looks into an error of a crate below to decide the same again.
+//! Each error enum defines both in one place, its [`Classified::class`]: a `match` without wildcard, beside the enum,
+//! with a row for every variant in a test there. Crates above delegate to it and do not decide again.
 
 use std::io;
 
 use serde::{Deserialize, Serialize};
 
-/// The kinds of errors, which are never mixed. A fifth, that we are wrong, is no error but a panic.
+/// The kinds of errors, which are never mixed. A fifth, a bug of ours, is not an error but a panic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
     /// It cannot be done as asked: not found, no room, not supported, in use.
     Refusal,
-    /// The request makes no sense, whatever it is about.
+    /// The request is invalid for any volume.
     Usage,
-    /// What is on disk is not what the format allows.
+    /// The disk holds something that the format does not allow.
     Corruption,
     /// A device or the host failed.
     Device,
@@ -31,7 +31,7 @@ pub struct Class {
     pub errno: i32,
 }
 
-/// An error that says what it is.
+/// An error that has a class.
 pub trait Classified {
     /// Its kind and its errno.
     fn class(&self) -> Class;
@@ -45,7 +45,7 @@ pub trait Classified {
 impl Class {
     /// The image is damaged.
     pub const DAMAGE: Class = Class { kind: ErrorKind::Corruption, errno: errno::EUCLEAN };
-    /// Data is not what was written.
+    /// Data differs from what was written.
     pub const DATA: Class = Class { kind: ErrorKind::Corruption, errno: errno::EIO };
     /// The hardware failed.
     pub const DEVICE: Class = Class { kind: ErrorKind::Device, errno: errno::EIO };
@@ -57,7 +57,7 @@ impl Class {
         Class { kind: ErrorKind::Refusal, errno }
     }
 
-    /// What the host's system said: that it failed, or that it will not.
+    /// An error of the host's system: a failure or a refusal.
     pub fn of_io(error: &io::Error) -> Class {
         let errno = error.raw_os_error().unwrap_or(errno::EIO);
         let failed = [errno::EIO, errno::ENXIO, errno::ENODEV, errno::EREMOTEIO].contains(&errno);

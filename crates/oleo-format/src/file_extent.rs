@@ -1,4 +1,4 @@
-//! File extents: where the contents of a file are. One EXTENT_DATA item each, keyed by the position in the file.
+//! File extents: the places of the contents of a file. One EXTENT_DATA item each, keyed by the position in the file.
 
 use zerocopy::IntoBytes;
 
@@ -72,11 +72,11 @@ pub struct DiskExtent {
     pub ram_bytes: ByteLen,
     /// How the extent is compressed.
     pub compression: Compression,
-    /// Where the whole extent is; 0 is a hole.
+    /// Address of the whole extent; 0 is a hole.
     pub disk_bytenr: Logical,
     /// The length of the whole extent on disk.
     pub disk_num_bytes: ByteLen,
-    /// Where in the decompressed extent this part starts.
+    /// Offset of this part in the decompressed extent.
     pub offset: ByteLen,
     /// The length of this part.
     pub num_bytes: ByteLen,

@@ -1,4 +1,4 @@
-//! The bit fields of the format. Bits that nobody has named yet are kept as they are (`from_bits_retain`).
+//! The bit fields of the format. Undefined bits are kept as they are (`from_bits_retain`).
 
 use bitflags::bitflags;
 
@@ -35,10 +35,10 @@ bitflags! {
 }
 
 impl BlockGroupFlags {
-    /// The bits that say what is stored.
+    /// The bits of the type of contents.
     pub const TYPE_MASK: BlockGroupFlags =
         BlockGroupFlags::DATA.union(BlockGroupFlags::SYSTEM).union(BlockGroupFlags::METADATA);
-    /// The bits that say how it is spread; none of them is `single`.
+    /// The bits of the profile; none of them is `single`.
     pub const PROFILE_MASK: BlockGroupFlags = BlockGroupFlags::RAID0
         .union(BlockGroupFlags::RAID1)
         .union(BlockGroupFlags::DUP)
@@ -54,12 +54,12 @@ impl BlockGroupFlags {
     /// `single`, in balance filters only (`BTRFS_AVAIL_ALLOC_BIT_SINGLE`).
     pub const AVAIL_SINGLE: BlockGroupFlags = BlockGroupFlags::from_bits_retain(1 << 48);
 
-    /// The bits that say what is stored.
+    /// The bits of the type of contents.
     pub fn types(self) -> BlockGroupFlags {
         self & BlockGroupFlags::TYPE_MASK
     }
 
-    /// The bits that say how it is spread.
+    /// The bits of the profile.
     pub fn profile(self) -> BlockGroupFlags {
         self & BlockGroupFlags::PROFILE_MASK
     }
@@ -92,7 +92,7 @@ bitflags! {
     pub struct HeaderFlags: u64 {
         /// The block has been written out.
         const WRITTEN = 1 << 0;
-        /// The block was rewritten by relocation: its generation alone does not say that it is unshared.
+        /// The block was rewritten by relocation: its generation alone does not show that it is unshared.
         const RELOC = 1 << 1;
         /// Backref revision 1, "mixed": the top byte of the flags. Every block since 2009 has it.
         const MIXED_BACKREF_REV = 1 << 56;
@@ -278,7 +278,7 @@ bitflags! {
         const STRIPES_RANGE = 1 << 7;
         /// `target`.
         const CONVERT = 1 << 8;
-        /// Leave what has the target profile already.
+        /// Skip groups that have the target profile already.
         const SOFT = 1 << 9;
         /// `usage` as a range.
         const USAGE_RANGE = 1 << 10;
@@ -356,7 +356,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// What the superblock says, unknown bits included.
+    /// The features of a superblock, unknown bits included.
     pub fn of(sb: &SuperBlock) -> Features {
         Features {
             compat: sb.compat_flags.get(),
@@ -365,12 +365,12 @@ impl Features {
         }
     }
 
-    /// Incompat features that no reader here knows its way around, by name; empty if the volume can be read.
+    /// Incompat features that are not supported, by name; empty if the volume can be read.
     pub fn unreadable(&self) -> Vec<String> {
         names_of(self.incompat.difference(Incompat::READABLE).iter_names(), self.incompat.bits() & !Incompat::NAMED)
     }
 
-    /// Features that stand in the way of writing, by name; empty if the volume can be written as far as features go.
+    /// Features that prevent writing, by name; empty if the volume can be written as far as features go.
     pub fn unwritable(&self) -> Vec<String> {
         let mut names = self.unreadable();
         names.extend(names_of(std::iter::empty::<(&str, CompatRo)>(), self.compat_ro.bits() & !CompatRo::NAMED));
@@ -425,7 +425,7 @@ fn names_of<F>(named: impl Iterator<Item = (&'static str, F)>, unknown: u64) -> 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum FileType {
-    /// Not known.
+    /// Unknown.
     Unknown = 0,
     /// A regular file.
     RegFile = 1,

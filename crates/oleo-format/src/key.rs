@@ -4,7 +4,7 @@ use std::fmt;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, byteorder::little_endian::U64};
 
-/// What an item is (`BTRFS_*_KEY` in the UAPI header `linux/btrfs_tree.h`). Unknown values are kept as they are.
+/// The type of an item (`BTRFS_*_KEY` in the UAPI header `linux/btrfs_tree.h`). Unknown values are kept as they are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ItemType(pub u8);
 
@@ -14,7 +14,7 @@ macro_rules! item_types {
         impl ItemType {
             $(pub const $name: ItemType = ItemType($value);)*
 
-            /// The name in the UAPI header without prefix and suffix, or `None` for a number nobody has given.
+            /// The name in the UAPI header without prefix and suffix, or `None` for an undefined number.
             pub fn name(self) -> Option<&'static str> {
                 match self.0 { $($value => Some(stringify!($name)),)* _ => None }
             }
@@ -83,7 +83,7 @@ pub struct Key {
     pub objectid: u64,
     /// What the item is.
     pub item_type: ItemType,
-    /// What it means depends on the type.
+    /// Its meaning depends on the type.
     pub offset: u64,
 }
 
@@ -122,7 +122,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// A key as it stands on disk (`struct btrfs_disk_key`, 17 bytes).
+/// A key on disk (`struct btrfs_disk_key`, 17 bytes).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DiskKey {

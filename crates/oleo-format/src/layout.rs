@@ -1,4 +1,5 @@
-//! What all trees have in common: lengths, levels, child pointers, and what a block is checked against. Nothing here looks at bytes.
+//! What all trees have in common: lengths, levels, child pointers, and the expectations a block is checked against.
+//! Nothing here reads bytes.
 
 use uuid::Uuid;
 
@@ -43,7 +44,7 @@ pub const fn item_len_max(nodesize: u32) -> usize {
 pub struct ChildPtr {
     /// The first key of the child, or a lower one.
     pub key: Key,
-    /// Where the child is.
+    /// The child's address.
     pub logical: Logical,
     /// The transaction that wrote it.
     pub generation: Generation,
@@ -64,9 +65,9 @@ impl From<&ChildPtr> for KeyPtr {
 /// What the reader of a block knows about it beforehand. `None` is "whatever it is".
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodeExpect {
-    /// Where it was read from.
+    /// The address it was read from.
     pub logical: Logical,
-    /// The transaction that wrote it, as its parent says.
+    /// The transaction that wrote it, according to its parent.
     pub generation: Option<Generation>,
     /// Its level.
     pub level: Option<u8>,
@@ -77,12 +78,12 @@ pub struct NodeExpect {
 }
 
 impl NodeExpect {
-    /// Nothing is known but the address.
+    /// Only the address is known.
     pub fn at(logical: Logical) -> NodeExpect {
         NodeExpect { logical, generation: None, level: None, owner: None, first_key: None }
     }
 
-    /// What a child pointer in a node of `parent_level` says.
+    /// The expectations of a child pointer in a node of `parent_level`.
     pub fn child(ptr: &ChildPtr, parent_level: u8) -> NodeExpect {
         NodeExpect {
             logical: ptr.logical,

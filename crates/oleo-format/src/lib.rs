@@ -1,8 +1,8 @@
-//! What the bytes of a btrfs volume mean: keys, items, nodes, superblocks, checksums, compression; and what the
-//! bytes of a send stream mean.
+//! The format of a btrfs volume: keys, items, nodes, superblocks, checksums, compression; and the format of a send
+//! stream.
 //!
 //! Nothing here does I/O or holds state. Facts come from the format's documentation and the UAPI headers
-//! `linux/btrfs.h` and `linux/btrfs_tree.h`.
+//! `linux/btrfs.h` and `linux/btrfs_tree.h`. `docs/format.md` shows the bytes.
 
 mod chunk;
 pub mod compress;

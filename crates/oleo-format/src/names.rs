@@ -1,7 +1,7 @@
 //! Items that hold names: directory entries, extended attributes, references of inodes and of subvolumes.
 //!
-//! DIR_ITEM, XATTR_ITEM, INODE_REF and INODE_EXTREF are lists: names whose hash or parent is the same share one item. Each
-//! kind has an owned form, and a borrowed one (`…Ref`) whose `iter` walks an item without copying.
+//! DIR_ITEM, XATTR_ITEM, INODE_REF and INODE_EXTREF are lists: names whose hash or parent is the same share one item.
+//! Each kind has an owned form, and a borrowed one (`…Ref`) whose `iter` walks an item without copying.
 
 use zerocopy::IntoBytes;
 
@@ -14,7 +14,7 @@ use crate::{Generation, Ino, ItemType, Key, TreeId};
 /// The longest name of a file in bytes.
 pub const NAME_LEN_MAX: usize = 255;
 
-/// A name and what follows it, if the bytes are there.
+/// A name and the bytes after it, if it is complete.
 fn take<'a>(structure: &'static str, bytes: &'a [u8], len: usize) -> Result<(&'a [u8], &'a [u8]), Corruption> {
     bytes
         .split_at_checked(len)
@@ -97,11 +97,11 @@ macro_rules! owned_list {
 /// A directory entry or an extended attribute.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirEntry {
-    /// The key of what it names: an INODE_ITEM, or the ROOT_ITEM of a subvolume. All zero for attributes.
+    /// The key of its target: an INODE_ITEM, or the ROOT_ITEM of a subvolume. All zero for attributes.
     pub location: Key,
     /// The transaction that made it.
     pub transid: Generation,
-    /// What it names.
+    /// The type of its target.
     pub file_type: FileType,
     /// The name.
     pub name: Vec<u8>,
@@ -131,7 +131,7 @@ impl<'a> DirEntryRef<'a> {
         Ok((DirEntryRef { location: head.location.into(), transid, file_type, name, data }, rest))
     }
 
-    /// A copy that stands by itself.
+    /// An owned copy.
     pub fn to_owned(self) -> DirEntry {
         let DirEntryRef { location, transid, file_type, name, data } = self;
         DirEntry { location, transid, file_type, name: name.to_vec(), data: data.to_vec() }
@@ -163,7 +163,7 @@ impl DirEntry {
 entry_list!(DirEntries, DirEntryRef);
 owned_list!(DirEntry, DirEntryRef);
 
-/// One name of an inode in the directory that the item's key says.
+/// One name of an inode in the directory given by the item's key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InodeRefEntry {
     /// The entry's position in the directory (offset of its DIR_INDEX).
@@ -187,7 +187,7 @@ impl<'a> InodeRefEntryRef<'a> {
         Ok((InodeRefEntryRef { index: head.index.get(), name }, rest))
     }
 
-    /// A copy that stands by itself.
+    /// An owned copy.
     pub fn to_owned(self) -> InodeRefEntry {
         InodeRefEntry { index: self.index, name: self.name.to_vec() }
     }
@@ -210,7 +210,7 @@ impl InodeRefEntry {
 entry_list!(InodeRefs, InodeRefEntryRef);
 owned_list!(InodeRefEntry, InodeRefEntryRef);
 
-/// One name of an inode in any directory: used where [`InodeRefEntry`]s of one directory no longer fit one item.
+/// One name of an inode in any directory: used if the [`InodeRefEntry`]s of one directory no longer fit one item.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InodeExtrefEntry {
     /// The directory.
@@ -237,7 +237,7 @@ impl<'a> InodeExtrefEntryRef<'a> {
         Ok((InodeExtrefEntryRef { parent: Ino(head.parent_objectid.get()), index: head.index.get(), name }, rest))
     }
 
-    /// A copy that stands by itself.
+    /// An owned copy.
     pub fn to_owned(self) -> InodeExtrefEntry {
         InodeExtrefEntry { parent: self.parent, index: self.index, name: self.name.to_vec() }
     }

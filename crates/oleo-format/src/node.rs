@@ -1,8 +1,9 @@
-//! Tree blocks. Raw bytes become a [`CheckedNode`] only through [`CheckedNode::verify`], which looks at everything:
-//! checksum, place, generation, level, owner, order of keys, layout, and every item. After that the accessors ask nothing.
+//! Tree blocks. Raw bytes become a [`CheckedNode`] only through [`CheckedNode::verify`], which checks everything:
+//! checksum, place, generation, level, owner, order of keys, layout, and every item. After that the accessors check
+//! nothing.
 //!
-//! A block is a header, then an array that grows upwards: items (key, offset, size) in a leaf, child pointers in a node. In
-//! a leaf the data of the items fills the block from its end downwards in the order of the keys, without gaps.
+//! A block is a header, then an array that grows upwards: items (key, offset, size) in a leaf, child pointers in a
+//! node. In a leaf the data of the items fills the block from its end downwards in the order of the keys, without gaps.
 
 use uuid::Uuid;
 use zerocopy::FromBytes;
@@ -47,7 +48,7 @@ impl CheckedNode {
         Header::ref_from_prefix(&self.bytes).expect("a checked block is longer than its header").0
     }
 
-    /// Where the block is.
+    /// The block's address.
     #[inline]
     pub fn logical(&self) -> Logical {
         Logical(self.header().bytenr.get())
@@ -187,10 +188,10 @@ impl CheckedNode {
     }
 }
 
-/// What the header of a new block says, apart from what is counted and computed.
+/// The header of a new block, apart from what is counted and computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockHead {
-    /// Where it goes.
+    /// Its address.
     pub logical: Logical,
     /// The transaction that writes it.
     pub generation: Generation,
@@ -309,7 +310,7 @@ pub fn encode_node(nodesize: u32, head: &BlockHead, children: &[ChildPtr]) -> Bo
     block
 }
 
-/// Lets a slot of a built node point to a block that stands elsewhere. The checksum is to be made anew.
+/// Makes a slot of a built node point to a block at another address. The checksum has to be computed again.
 pub fn set_child(block: &mut [u8], slot: usize, to: Logical, generation: Generation) {
     let at = HEADER_LEN + slot * KEY_PTR_LEN;
     let (ptr, _) = KeyPtr::mut_from_prefix(&mut block[at..]).expect("the slot is inside the block");

@@ -1,4 +1,4 @@
-//! Superblocks, blocks and items as text that whoever knows `btrfs inspect-internal` recognises, and as JSON ([`json`]).
+//! Superblocks, blocks and items as text in the style of `btrfs inspect-internal`, and as JSON ([`json`]).
 //!
 //! Everything here takes checked bytes and still trusts nothing: an item that cannot be parsed is shown as its error.
 //! Times are in UTC. Names are escaped as newer versions do ([`octal`]).
@@ -62,7 +62,7 @@ pub fn tree_name(tree: TreeId) -> String {
     fixed_name(tree.0).map_or_else(|| tree.to_string(), str::to_owned)
 }
 
-/// What comes before the key in the line that opens a tree: `extent tree`, `file tree` …
+/// The words before the key in the first line of a tree: `extent tree`, `file tree` …
 pub fn tree_title(tree: TreeId) -> &'static str {
     match tree {
         TreeId::ROOT => "root tree",
@@ -119,7 +119,7 @@ pub fn key(key: &Key) -> String {
     format!("({object} {} {offset})", type_name(key.item_type))
 }
 
-/// Names of set bits joined by `|`, and what is left as a number; `none` without any.
+/// Names of set bits joined by `|`, and the remaining bits as a number; `none` without any.
 fn bits(names: impl Iterator<Item = &'static str>, rest: u64) -> String {
     let mut all: Vec<String> = names.map(str::to_owned).collect();
     if rest != 0 {
@@ -144,7 +144,7 @@ pub fn group_type(flags: BlockGroupFlags) -> String {
     if flags.profile().is_empty() && !flags.is_empty() { format!("{shown}|single") } else { shown }
 }
 
-/// Printable text: what is neither UTF-8 nor printable is escaped.
+/// Printable text: bytes that are not UTF-8 and characters that are not printable are escaped.
 pub fn text(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(s) if !s.chars().any(char::is_control) => s.to_owned(),
@@ -152,8 +152,8 @@ pub fn text(bytes: &[u8]) -> String {
     }
 }
 
-/// A name as btrfs writes it: spaces and backslashes behind a backslash, control characters by their letters or as three octal
-/// digits, as all bytes that are not ASCII. What comes out is one word, and harmless to a terminal.
+/// A name as btrfs writes it: spaces and backslashes behind a backslash, control characters by their letters or as
+/// three octal digits, as all bytes that are not ASCII. The result is one word, and harmless to a terminal.
 pub fn octal(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for &byte in bytes {
@@ -254,7 +254,7 @@ pub fn block<'a>(node: &'a CheckedNode, rules: &'a NodeRules) -> impl Display + 
 mod tests {
     use super::{date, octal};
 
-    /// Goal: names read as btrfs writes them (the words are of btrfs-progs 6.19).
+    /// Goal: names look as btrfs writes them (the examples are of btrfs-progs 6.19).
     #[test]
     fn names_are_escaped() {
         let all: Vec<u8> = (1..=0x30).chain([0x5c, 0x7e, 0x7f, 0x80, 0xc3, 0xff]).collect();

@@ -1,9 +1,9 @@
 //! Parity of RAID5 and RAID6 as pure functions over equally long stripes.
 //!
 //! P is the sum of the data stripes in GF(2⁸), that is their XOR. Q is the sum of `gⁱ · dataᵢ` with `g` = 2 and the
-//! polynomial x⁸ + x⁴ + x³ + x² + 1 (0x11d), so that any two stripes can be lost. Stripes stand in the order data, P, Q.
+//! polynomial x⁸ + x⁴ + x³ + x² + 1 (0x11d), so that any two stripes can be lost. The order of stripes is data, P, Q.
 
-/// What is left of the polynomial when x⁸ is taken away.
+/// The polynomial without x⁸.
 const POLY: u8 = 0x1d;
 
 /// Which parity a set of stripes has.
@@ -118,8 +118,8 @@ pub fn parity_q(data: &[&[u8]], q: &mut [u8]) {
     data.iter().rev().for_each(|d| double_and_add(q, d));
 }
 
-/// Brings back the stripes whose indexes are in `lost`, from all the others. `stripes` are data, P and, with RAID6, Q; what
-/// stands in the lost ones does not matter. The indexes are different from each other.
+/// Rebuilds the stripes whose indexes are in `lost` from all the others. `stripes` are data, P and, with RAID6, Q; the
+/// contents of the lost ones do not matter. The indexes are distinct.
 pub fn rebuild(stripes: &mut [&mut [u8]], parity: Parity, lost: &[usize]) -> Result<(), TooManyLost> {
     if lost.len() > parity.count() {
         return Err(TooManyLost { lost: lost.len(), max: parity.count() });

@@ -90,7 +90,7 @@ impl RootItem {
         Ok(root)
     }
 
-    /// The item, in the full form; `generation_v2` says that all of it is valid.
+    /// The item, in the full form; `generation_v2` marks all of it as valid.
     pub fn encode(&self) -> Vec<u8> {
         RootItem { generation_v2: self.generation, ..*self }.as_bytes().to_vec()
     }
@@ -171,7 +171,7 @@ impl QgroupStatus {
     }
 }
 
-/// Where an extent is on the devices, with the raid-stripe tree; keyed by the extent's start and length.
+/// The places of an extent on the devices, with the raid-stripe tree; keyed by the extent's start and length.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RaidStripe {
     /// One place per copy or stripe.

@@ -1,17 +1,18 @@
 //! The send stream: what `btrfs send` writes and `btrfs receive` applies, versions 1 to 3.
 //!
-//! A stream is a header (magic and version) and commands. A command is a header of its own (length of what follows, number,
-//! CRC-32C over all of it with the field of the CRC zero) and attributes, each a number, a length and a value. The attribute
-//! DATA is the last of its command; from version 2 on it has no length and runs to the command's end, so that it may be
-//! longer than 64 KiB. Several streams may follow one another, each with its header and an END; a stream may also hold
-//! several subvolumes without an END between them.
+//! A stream is a header (magic and version) and commands. A command is a header of its own (length of what follows,
+//! number, CRC-32C over all of it with the field of the CRC zero) and attributes, each a number, a length and a value.
+//! The attribute DATA is the last of its command; from version 2 on it has no length and runs to the command's end, so
+//! that it may be longer than 64 KiB. Several streams may follow one another, each with its header and an END; a stream
+//! may also hold several subvolumes without an END between them.
 //!
-//! [`Command`] is one command decoded, borrowed from its bytes; [`Command::encode`] appends one to a buffer, [`CommandHead`]
-//! and [`Command::decode`] take one apart. Decoding checks that the attributes the command needs are there, once each,
-//! and have the length of their type; numbers that nobody has defined are refused, known attributes that the command has no
-//! use for are passed over, as every implementation does (fifos carry a mode, for example).
+//! [`Command`] is one decoded command, borrowed from its bytes; [`Command::encode`] appends one to a buffer,
+//! [`CommandHead`] and [`Command::decode`] parse one. Decoding checks that the attributes the command needs are
+//! present, once each, and have the length of their type; undefined numbers are refused, known attributes that the
+//! command does not use are skipped, as every implementation does (fifos carry a mode, for example).
 //!
-//! Not here: reading streams (`oleo_stream::Commands`), the order of commands, what paths may be, and what commands do.
+//! Not here: reading streams (`oleo_stream::Commands`), the order of commands, which paths are allowed, and what
+//! commands do.
 //! Source of the numbers: `BTRFS_SEND_C_*` and `BTRFS_SEND_A_*` of the format's documentation ("Send stream format").
 
 mod decode;
@@ -71,7 +72,7 @@ pub enum Command<'a> {
     Symlink { path: &'a [u8], ino: u64, target: &'a [u8] },
     /// Another name for an inode; an existing one there is replaced.
     Rename { path: &'a [u8], to: &'a [u8] },
-    /// One more name `path` of what is `target`.
+    /// Another name `path` of `target`.
     Link { path: &'a [u8], target: &'a [u8] },
     /// A name goes.
     Unlink { path: &'a [u8] },
@@ -113,7 +114,7 @@ pub enum Command<'a> {
     Chown { path: &'a [u8], uid: u64, gid: u64 },
     /// Times. `otime` from version 2 on.
     Utimes { path: &'a [u8], atime: Timespec, mtime: Timespec, ctime: Timespec, otime: Option<Timespec> },
-    /// Data there has changed; a stream without data (`--no-data`) says only this.
+    /// Data there has changed; a stream without data (`--no-data`) has only this command.
     UpdateExtent { path: &'a [u8], offset: u64, len: u64 },
     /// fallocate(2) with this mode. From version 2 on.
     Fallocate { path: &'a [u8], mode: u32, offset: u64, len: u64 },

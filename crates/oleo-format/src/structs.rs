@@ -32,7 +32,7 @@ macro_rules! on_disk {
                 })
             }
 
-            /// The structure that `bytes` begin with, and what follows it.
+            /// The structure at the start of `bytes`, and the rest.
             pub fn parse_prefix(bytes: &[u8]) -> Result<(&$name, &[u8]), Corruption> {
                 <$name>::ref_from_prefix(bytes).map_err(|_| {
                     Corruption::new(stringify!($name), "length in bytes", bytes.len(), concat!("at least ", $size))
@@ -42,7 +42,7 @@ macro_rules! on_disk {
     )* };
 }
 
-/// A UUID as it stands on disk, in the order of its text form.
+/// A UUID on disk, in the order of its text form.
 pub type DiskUuid = [u8; 16];
 
 on_disk! {
@@ -51,7 +51,8 @@ on_disk! {
         csum: [u8; 32], fsid: DiskUuid, bytenr: U64, flags: U64, chunk_tree_uuid: DiskUuid, generation: U64, owner: U64,
         nritems: U32, level: u8,
     }
-    /// One item of a leaf: its key, and where its data is, counted from the end of the header (`struct btrfs_item`).
+    /// One item of a leaf: its key, and the place of its data, counted from the end of the header (`struct
+    /// btrfs_item`).
     25 DiskItem { key: DiskKey, offset: U32, size: U32, }
     /// One child of a node.
     33 KeyPtr { key: DiskKey, blockptr: U64, generation: U64, }
@@ -70,7 +71,7 @@ on_disk! {
     }
     /// A part of a device that belongs to a chunk.
     48 DevExtent { chunk_tree: U64, chunk_objectid: U64, chunk_offset: U64, length: U64, chunk_tree_uuid: DiskUuid, }
-    /// A block group: what its chunk is for and how much of it is used.
+    /// A block group: its type and profile, and how much of it is used.
     24 BlockGroupItem { used: U64, chunk_objectid: U64, flags: U64, }
 
     /// The head of an extent's record; inline references follow.
@@ -81,7 +82,7 @@ on_disk! {
     28 ExtentDataRef { root: U64, objectid: U64, offset: U64, count: U32, }
     /// A reference to a data extent by a leaf that is shared.
     4 SharedDataRef { count: U32, }
-    /// The head of an inline reference: what follows the type depends on it.
+    /// The head of an inline reference: the type determines what follows.
     9 ExtentInlineRef { r#type: u8, offset: U64, }
     /// The subvolume that a data extent is accounted to (simple quota).
     8 ExtentOwnerRef { root_id: U64, }
@@ -171,7 +172,7 @@ on_disk! {
         bytes_used: U64, num_devices: U64, unused_64: [U64; 4], tree_root_level: u8, chunk_root_level: u8,
         extent_root_level: u8, fs_root_level: u8, dev_root_level: u8, csum_root_level: u8, unused_8: [u8; 10],
     }
-    /// The superblock: where everything starts. Mirrors stand at [`SUPER_OFFSETS`](crate::SUPER_OFFSETS) of every device.
+    /// The superblock: the root of everything. Mirrors are at [`SUPER_OFFSETS`](crate::SUPER_OFFSETS) of every device.
     4096 SuperBlock {
         csum: [u8; 32], fsid: DiskUuid, bytenr: U64, flags: U64, magic: [u8; 8], generation: U64, root: U64, chunk_root: U64,
         log_root: U64, __unused_log_root_transid: U64, total_bytes: U64, bytes_used: U64, root_dir_objectid: U64,

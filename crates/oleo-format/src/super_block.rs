@@ -1,4 +1,4 @@
-//! The superblock: constants, a new one, what its fields mean, and whether they can be true.
+//! The superblock: constants, a new one, what its fields mean, and whether they are valid.
 
 use uuid::Uuid;
 use zerocopy::IntoBytes;
@@ -11,7 +11,7 @@ use crate::node::seal;
 use crate::structs::{ChunkItem, RootBackup, Stripe, SuperBlock};
 use crate::{DevId, DiskKey, Generation, Logical};
 
-/// Where the mirrors of the superblock stand on a device; those beyond its end do not exist.
+/// Offsets of the superblock's mirrors on a device; those beyond its end do not exist.
 pub const SUPER_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 /// The bytes of a superblock.
 pub const SUPER_LEN: usize = 4096;
@@ -36,7 +36,7 @@ impl SuperBlock {
         Ok(sb)
     }
 
-    /// The bytes to write: `bytenr` set to where they go, checksum computed.
+    /// The bytes to write: `bytenr` set to their offset, checksum computed.
     pub fn to_bytes(&self, bytenr: u64) -> Vec<u8> {
         let mut sb = *self;
         sb.bytenr = bytenr.into();
@@ -136,8 +136,8 @@ impl SuperBlock {
         self.super_roots[at] = backup;
     }
 
-    /// Takes the roots of an earlier transaction for the present ones: those of the newest backup for `nth` 0, of the one
-    /// before for 1. False, and nothing changed, when there are not so many.
+    /// Replaces the roots by those of an earlier transaction: of the newest backup for `nth` 0, of the one before for
+    /// 1. Returns false, and changes nothing, if there are not so many.
     pub fn use_backup(&mut self, nth: usize) -> bool {
         let Some(newest) = self.newest_backup().filter(|_| nth < ROOT_BACKUPS) else { return false };
         let backup = self.super_roots[(newest + ROOT_BACKUPS - nth) % ROOT_BACKUPS];
@@ -165,10 +165,10 @@ impl SuperBlock {
 }
 
 impl SuperBlock {
-    /// Checks everything about a superblock that can be seen from it alone: sizes, addresses, flags, generations, the
-    /// features that need each other, system chunks. `bytenr` is where it was read from.
+    /// Checks everything about a superblock that can be checked by itself: sizes, addresses, flags, generations, the
+    /// features that need each other, system chunks. `bytenr` is the offset it was read from.
     ///
-    /// Whether its features can be dealt with is another question: [`Features::unreadable`], [`Features::unwritable`].
+    /// Whether its features are supported is another question: [`Features::unreadable`], [`Features::unwritable`].
     pub fn verify(&self, bytenr: u64) -> Result<(), Corruption> {
         self.verify_fields(bytenr).map_err(|e| e.within(format_args!("byte {bytenr} of the device")))
     }
@@ -250,7 +250,7 @@ impl SuperBlock {
         Ok(())
     }
 
-    /// What is unfinished and must be finished by the tool that began it, by name.
+    /// The name of an unfinished operation that only the tool that began it can finish.
     pub fn unfinished(&self) -> Option<&'static str> {
         let changing = [
             (SuperFlags::CHANGING_FSID, "a change of the fsid"),

@@ -1,8 +1,8 @@
 //! The block verifier: everything about a tree block that can be checked without another block.
 //!
-//! (1) [`block`] checks what the reader expected (checksum, place, generation, level, owner, first key); (2) [`structure`]
-//! checks the layout, after which every accessor of `CheckedNode` is safe; (3) each item is checked by its type.
-//! Nothing here may panic whatever the bytes are: it is fuzzed.
+//! (1) [`block`] checks what the reader expects (checksum, place, generation, level, owner, first key); (2)
+//! [`structure`] checks the layout, after which every accessor of `CheckedNode` is safe; (3) each item is checked by
+//! its type. Nothing here may panic, whatever the bytes are: it is fuzzed.
 
 mod extents;
 mod files;
@@ -148,7 +148,7 @@ fn in_order(last: Option<Key>, key: Key) -> Result<(), Corruption> {
     }
 }
 
-/// The trees without which there is no volume hold something at all times.
+/// The trees that every volume needs are never empty.
 fn may_be_empty(owner: TreeId) -> bool {
     !matches!(owner, TreeId::ROOT | TreeId::CHUNK | TreeId::DEV | TreeId::FS | TreeId::DATA_RELOC)
 }
@@ -191,7 +191,7 @@ impl Item<'_> {
         Ok(())
     }
 
-    /// Returns an error unless what the item before this one is about ends where this one begins, or earlier.
+    /// Returns an error unless the object of the item before this one ends where this one begins, or earlier.
     fn begins_behind(&self, structure: &'static str, start: u64, prev_end: u64) -> Result<(), Corruption> {
         ensure!(prev_end <= start, structure, "end of the one before it", prev_end, format_args!("at most {start}"));
         Ok(())
@@ -283,7 +283,7 @@ fn item(i: &Item<'_>) -> Result<(), Corruption> {
 fn may_hold(owner: TreeId, item_type: ItemType) -> bool {
     let is_log = matches!(owner, TreeId::TREE_LOG | TreeId::TREE_LOG_FIXUP);
     match item_type {
-        // mkfs.btrfs of 2018 gave the uuid tree a root directory, which nobody reads.
+        // mkfs.btrfs of 2018 gave the uuid tree a root directory, which is not used.
         ItemType::INODE_ITEM | ItemType::INODE_REF if owner == TreeId::UUID => true,
         ItemType::INODE_ITEM
         | ItemType::INODE_REF

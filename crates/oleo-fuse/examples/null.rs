@@ -1,5 +1,5 @@
-//! A server that only answers: files have a number, a name that nobody remembers, and nothing in them. What it costs to make
-//! files on it is what FUSE itself costs; `docs/decisions/0007-fuse-io-uring.md` has figures.
+//! A server that does nothing but reply: files have a number, a name that is not stored, and no contents. Creating
+//! files on it costs what FUSE itself costs; `docs/decisions/0007-fuse-io-uring.md` has figures.
 //!
 //! `null DIR [on|off]` mounts it on DIR, with io_uring, without, or as the kernel offers, until it is unmounted.
 
@@ -21,7 +21,7 @@ const MODE_FILE: u32 = 0o100_644;
 /// In the numbers of directories.
 const DIR: u64 = 1 << 62;
 
-/// What a number says the file is.
+/// The type of a file, which its number encodes.
 fn mode_of(node: u64) -> u32 {
     if node == abi::ROOT_ID || node & DIR != 0 { MODE_DIR } else { MODE_FILE }
 }

@@ -1,4 +1,4 @@
-//! Making the connection: mounting as root with mount(2), as anybody else through `fusermount3`, and taking it apart.
+//! Makes the connection: mounts as root with mount(2), as other users through `fusermount3`; and unmounts.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -31,10 +31,10 @@ pub struct AttachOptions {
     pub subtype: String,
     /// Nothing can be changed.
     pub read_only: bool,
-    /// Other users than the one who mounts may use it.
+    /// Users other than the one who mounts may use it.
     pub allow_other: bool,
-    /// The source is a block device, which the kernel is to hold for the mount. Then it tells the server of the end and of
-    /// syncfs(2), and waits for both. For root alone.
+    /// The source is a block device, which the kernel is to hold for the mount. Then it notifies the server of the end
+    /// and of syncfs(2), and waits for both. For root alone.
     pub block: bool,
     /// Flags of every mount: nosuid, nodev, noexec …
     pub flags: MountFlags,
@@ -43,7 +43,7 @@ pub struct AttachOptions {
 /// Mounts, and returns the channel to the kernel.
 ///
 /// # Errors
-/// There is no FUSE, or it may not be mounted there.
+/// FUSE is not available, or the directory may not be mounted on.
 pub fn attach(dir: &Path, options: &AttachOptions) -> io::Result<File> {
     if rustix::process::geteuid().is_root() { attach_as_root(dir, options) } else { attach_as_user(dir, options) }
 }
@@ -73,7 +73,7 @@ fn attach_as_root(dir: &Path, options: &AttachOptions) -> io::Result<File> {
 
 fn attach_as_user(dir: &Path, options: &AttachOptions) -> io::Result<File> {
     let (ours, theirs) = UnixStream::pair()?;
-    // What it takes apart at commas.
+    // The helper splits them at commas.
     let escaped = |text: &str| text.replace('\\', "\\\\").replace(',', "\\,");
     let (source, subtype) = (escaped(&options.source), escaped(&options.subtype));
     let mut list = format!("fsname={source},subtype={subtype},default_permissions");
@@ -121,8 +121,8 @@ fn receive_channel(from: &UnixStream) -> io::Result<File> {
     Err(io::Error::other(format!("{FUSERMOUNT} sent no channel")))
 }
 
-/// Unmounts what is mounted on `dir`; if `device` ("major:minor") is given, nothing but the mount of that device, which may have
-/// moved with a directory above it since. `lazily` also where it is in use: nobody new finds it then.
+/// Unmounts what is mounted on `dir`; if `device` ("major:minor") is given, only the mount of that device, which may
+/// have moved with a directory above it since. `lazily`: even if it is in use; there are no new users then.
 ///
 /// # Errors
 /// It is not mounted, in use, or not the caller's.
@@ -146,15 +146,15 @@ pub fn detach(dir: &Path, device: Option<&str>, lazily: bool) -> io::Result<()> 
     Err(io::Error::other(said))
 }
 
-/// Unmounts the mount of a device. The directory above it is held, so that nobody who may rename what is above puts another mount
-/// in its place between the look and the call.
+/// Unmounts the mount of a device. The directory above it is held, so that a user who may rename what is above cannot
+/// replace the mount by another between the check and the call.
 fn detach_device(dir: &Path, device: &str, flags: UnmountFlags) -> io::Result<()> {
     let mounts: Vec<Mount> = mounts_of("self")?.into_iter().filter(|mount| mount.device == device).collect();
     let place = mounts.iter().find(|mount| mount.at == dir).or(mounts.first());
     let place = &place.ok_or_else(|| io::Error::from(Errno::INVAL))?.at;
     let (Some(above), Some(name)) = (place.parent(), place.file_name()) else { return Err(Errno::INVAL.into()) };
     let above = rustix::fs::open(above, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    // The server need not answer.
+    // The server need not reply.
     let look = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(&above, name, look, StatxFlags::empty())?;
     if format!("{}:{}", found.stx_dev_major, found.stx_dev_minor) != device {
@@ -163,8 +163,8 @@ fn detach_device(dir: &Path, device: &str, flags: UnmountFlags) -> io::Result<()
     Ok(rustix::mount::unmount(Path::new(&format!("/proc/self/fd/{}", above.as_raw_fd())).join(name), flags)?)
 }
 
-/// Lets the kernel read ahead as far as one request reaches on a mount of that device ("major:minor"), where we may say
-/// so. Best effort: it is a matter of speed.
+/// Lets the kernel read ahead as far as one request reaches on a mount of that device ("major:minor"), if we may set
+/// that. Best effort: it only affects speed.
 pub(crate) fn read_ahead(device: &str, bytes: usize) {
     let _ = std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), (bytes / 1024).to_string());
 }

@@ -1,8 +1,8 @@
-//! What goes on without being asked for: what any program may have ([`oleo::Background`]: commits, write-back, cleaning, balances),
-//! and *prune*, also of a mount that cannot be changed, which has the kernel forget inodes where it knows too many.
+//! Background work: what any program may have ([`oleo::Background`]: commits, write-back, cleaning, balances), and
+//! *prune*, which asks the kernel to forget inodes if it knows too many; that also runs on a read-only mount.
 //!
-//! Stopping: all of them are told and waited for; what they did not get to do, the end of the mount does, or (cleaning) the
-//! next opening. Locks: none.
+//! Stopping: all threads are told to stop and joined; what they did not finish is done at the end of the mount, or
+//! (cleaning) at the next opening. Locks: none.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -14,9 +14,9 @@ use oleo::BackgroundOptions;
 use crate::options::MountOptions;
 use crate::server::{Log, Server, guarded};
 
-/// How long to wait before looking whether the kernel knows too many inodes.
+/// How often to check whether the kernel knows too many inodes.
 const LOOK_UP: Duration = Duration::from_millis(500);
-/// How long between two times that it is asked to forget some.
+/// The pause between two requests to forget some.
 const PRUNE_AGAIN: Duration = Duration::from_millis(10);
 
 /// The threads of one mount.
@@ -39,7 +39,7 @@ impl Background {
         let (alive, ended) = channel();
         let (server, said) = (server.clone(), log.clone());
         let work = move || {
-            // What it said is all there is to know.
+            // It has reported the panic.
             let _panicked =
                 guarded(server.image().fs(), &said, "the thread that does prune", || prune(&ended, &server));
         };
@@ -54,7 +54,7 @@ impl Background {
         // Errors have been logged as they came.
         let _ = self.of_image.stop();
         if let Some(thread) = self.prune {
-            // A thread that panicked has said so.
+            // A thread that panicked has reported it.
             let _ = thread.join();
         }
     }
@@ -68,7 +68,7 @@ fn wait(ended: &Receiver<()>, how_long: Duration) -> bool {
 fn prune(ended: &Receiver<()>, server: &Server) {
     while !wait(ended, LOOK_UP) {
         server.shed();
-        // The kernel does what it is asked directly, but for what is in use: there may be more.
+        // The kernel prunes immediately all nodes that are not in use: there may be more.
         while server.prune() {
             if wait(ended, PRUNE_AGAIN) {
                 return;

@@ -1,15 +1,16 @@
 //! The control socket of a mount: requests about the volume that do not come through the file system.
 //!
-//! Normal path: (1) [`Control::start`] binds a socket in a directory of the user's and tells the server its name, which
-//! anybody on the mount can ask for by ioctl; (2) each request is carried out on the image that is mounted, by the same
-//! function as offline; (3) the kernel is made to forget what changed; (4) the answer goes out. So whoever has the answer
-//! sees the change.
+//! Normal path: (1) [`Control::start`] binds a socket in a directory of the user and gives its path to the server,
+//! which returns it to any process on the mount by ioctl; (2) each request is executed on the mounted image, by the
+//! same function as offline; (3) the kernel is made to forget what changed; (4) the reply is sent. So the caller sees
+//! the change once it has the reply.
 //!
-//! Who may ask for what is decided by `oleo::control`. Who may ask at all is whoever may use the mount: without `allow_other` the
-//! socket is its owner's alone; with it, it lies in a directory of a random name, in one that nobody else can list, and
-//! only the mount reports where. It is bound by the directory's number, so that `/proc/net/unix` does not show the path either.
-//! Crash: a socket that nobody listens on stays behind. Its directory's name holds the process's number: the next server that
-//! starts removes those whose process is gone.
+//! `oleo::control` decides who may do what. Whoever may use the mount may connect: without `allow_other` the socket
+//! belongs to its owner alone; with it, it is in a directory of a random name, inside one that nobody else can list,
+//! and only the mount returns its path. It is bound by the directory's number, so that `/proc/net/unix` does not show
+//! the path either.
+//! Crash: the socket stays behind without a listener. The name of its directory contains the process's number: the next
+//! server that starts removes those whose process is gone.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
@@ -30,11 +31,11 @@ use oleo_fs::errno;
 
 use crate::server::{Log, Server, guarded};
 
-/// Where the sockets of root's mounts are.
+/// The directory for the sockets of root's mounts.
 const RUN: &str = "/run/oleo";
 /// What a socket is called in its directory.
 const SOCKET: &str = "control.sock";
-/// Whoever knows a socket's name may look it up; nobody else may put one there, or list them.
+/// Users who know a socket's name may look it up; they may neither create one there nor list them.
 const DIR_MODE: u32 = 0o711;
 /// The same of a mount's own directory, and who may connect: with `allow_other`, and without.
 const MODES: [(u32, u32); 2] = [(0o711, 0o666), (0o700, 0o600)];
@@ -46,7 +47,8 @@ pub(crate) struct Control {
     thread: JoinHandle<()>,
 }
 
-/// Where this user's sockets may be, the best place first. Root of a namespace of users may be nobody to /run.
+/// The possible directories of this user's sockets, the best first. Root of a user namespace may have no rights to
+/// /run.
 fn directories() -> Vec<PathBuf> {
     let uid = rustix::process::geteuid();
     let run = uid.is_root().then(|| PathBuf::from(RUN));
@@ -54,7 +56,7 @@ fn directories() -> Vec<PathBuf> {
     run.into_iter().chain(own).chain([std::env::temp_dir().join(format!("oleo-{}", uid.as_raw()))]).collect()
 }
 
-/// The directory of this user's sockets, made where it is missing.
+/// The directory of this user's sockets, created if missing.
 fn directory() -> io::Result<PathBuf> {
     let mut why = io::Error::from(io::ErrorKind::NotFound);
     for dir in directories() {
@@ -106,7 +108,7 @@ fn remove(dir: &Path) {
 }
 
 /// Removes the sockets of servers that were killed. A socket in another namespace of processes may be alive though its
-/// number means nothing here: it answers, and stays.
+/// number means nothing here: it replies, and stays.
 fn sweep(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for path in entries.flatten().map(|e| e.path()) {
@@ -123,7 +125,7 @@ fn sweep(dir: &Path) {
 }
 
 impl Control {
-    /// Begins to listen, and tells the server where.
+    /// Starts to listen, and gives the path to the server.
     pub(crate) fn start(server: &Arc<Server>, log: &Log) -> io::Result<Control> {
         static MOUNTS: AtomicU64 = AtomicU64::new(0);
         let number = MOUNTS.fetch_add(1, Ordering::Relaxed);
@@ -154,7 +156,7 @@ impl Control {
 }
 
 impl Server {
-    /// Carries out a control request for somebody who came through the socket.
+    /// Executes a control request from the socket.
     fn control(&self, caller: Caller, request: Request) -> Result<Reply, Error> {
         match request {
             Request::Mounted | Request::Finish | Request::GiveUp | Request::SaveTo { .. } => {
@@ -184,7 +186,7 @@ impl Server {
                 let dir = self.dir().map_or(&[][..], |dir| dir.as_os_str().as_bytes()).into();
                 Ok(Reply::Mounted(Box::new(MountShown { dir, attached, unwritten })))
             }
-            // Whoever may unmount waits, without holding anything up.
+            // The caller of unmount waits, without blocking others.
             Request::Finish => self.ending().wait().map(|()| Reply::Done),
             _ if !caller.privileged => Err(Error::refused(errno::EPERM, "only root and the mount's owner may do that")),
             Request::GiveUp => self.ending().give_up().map(|()| Reply::Done),
@@ -207,8 +209,8 @@ impl Server {
         Ok(reply)
     }
 
-    /// Whether a process sees this mount, and only where it is read-only: by `mount -o remount,ro`, or by bind mounts in a
-    /// container. A call does not tell through which of several it came.
+    /// Whether a process sees this mount only read-only: by `mount -o remount,ro`, or by bind mounts in a container. A
+    /// request does not show through which of several mounts it came.
     fn is_read_only_for(&self, pid: u32) -> bool {
         let (Some(device), Ok(mounts)) = (self.device(), mounts_of(pid)) else { return false };
         let mut ours = mounts.iter().filter(|mount| mount.device == device).peekable();

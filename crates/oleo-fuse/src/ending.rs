@@ -7,16 +7,16 @@
 //!                            Stuck
 //! ```
 //!
-//! What cannot be written is kept: a commit that found no room below the image is tried again every [`AGAIN`] and whenever
-//! somebody asks ([`Ending::wait`], `oleo unmount`), for as long as it takes. A volume that has turned read-only can be read
-//! still, and so saved elsewhere: it is kept for [`KEPT_FAILED`]. A server that was told to end (SIGTERM) goes on for [`HURRY`].
-//! Bytes that no waiting can save (the rest of their sector cannot be read) hold up nothing: all else is on disk, the server ends,
-//! and whoever asked is told of them.
+//! What cannot be written is kept: a commit that found no room below the image is tried again every [`AGAIN`] and on
+//! every request ([`Ending::wait`], `oleo unmount`), for as long as it takes. A volume that has turned read-only can
+//! still be read, and so saved elsewhere: it is kept for [`KEPT_FAILED`]. A server that was told to end (SIGTERM)
+//! continues for [`HURRY`]. Bytes that waiting cannot save (the rest of their sector cannot be read) delay nothing:
+//! everything else is on disk, the server ends, and the error is reported to the caller.
 //!
-//! From `Writing` on requests that change something are refused, and those under way are waited for, so that nothing comes
-//! behind the last commit.
+//! From `Writing` on requests that change something are refused, and those under way are waited for, so that nothing is
+//! changed after the last commit.
 //!
-//! Locks: `state`, a leaf, never held over I/O. Crash: as ever, the last commit stands.
+//! Locks: `state`, a leaf, never held over I/O. Crash: the image stays as of the last commit.
 
 use std::time::{Duration, Instant};
 
@@ -28,9 +28,9 @@ use oleo_lock::{Condvar, Mutex, rank};
 const AGAIN: Duration = Duration::from_secs(5);
 /// How long a server that was told to end tries.
 const HURRY: Duration = Duration::from_secs(10);
-/// How long what can be read, and not written any more, is kept for somebody to save it.
+/// How long a volume that can be read but no longer written is kept, to be saved elsewhere.
 const KEPT_FAILED: Duration = Duration::from_secs(600);
-/// How long whoever has unmounted waits for the kernel to tell the server.
+/// How long the caller of unmount waits for the kernel to notify the server.
 const DETACHING: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
@@ -50,9 +50,9 @@ struct State {
     requests: usize,
     /// Somebody wants another try.
     again: bool,
-    /// Somebody does not want what is not on disk.
+    /// The user gives up what is not on disk.
     give_up: bool,
-    /// When this server was told to end.
+    /// The time when this server was told to end.
     hurry: Option<Instant>,
 }
 
@@ -88,7 +88,7 @@ impl Ending {
         Ok(Request(self))
     }
 
-    /// The kernel has let go: waits for the requests under way.
+    /// The kernel has detached the mount: waits for the requests under way.
     pub(crate) fn begin(&self) {
         let mut state = self.state.lock();
         state.phase = Phase::Writing;
@@ -118,7 +118,7 @@ impl Ending {
         !state.give_up
     }
 
-    /// Nothing is left to do. `lost`: what is not on disk, and no other try will bring there.
+    /// Nothing is left to do. `lost`: what is not on disk and cannot be written by another attempt.
     pub(crate) fn over(&self, lost: Option<Error>) {
         self.state.lock().phase = Phase::Over(lost);
         self.changed.notify_all();
@@ -157,7 +157,7 @@ impl Ending {
         }
     }
 
-    /// Lets the server end without what is not on disk, and waits for that.
+    /// Lets the server end without what is not on disk, and waits for its end.
     pub(crate) fn give_up(&self) -> Result<(), Error> {
         let mut state = self.detached()?;
         state.give_up = true;
@@ -184,8 +184,8 @@ impl Ending {
 mod tests {
     use super::*;
 
-    /// Goal: whoever asks for the end is told of a failure, asks again, and is told of success; what comes in between is refused.
-    /// Method: a server that fails three times, beside two who wait.
+    /// Goal: a caller that asks for the end gets a failure, asks again, and gets success; changes in between are
+    /// refused. Method: a server that fails three times, beside two callers that wait.
     #[test]
     fn asked_again() {
         let ending = Ending::default();
@@ -214,7 +214,7 @@ mod tests {
         });
     }
 
-    /// Goal: what is given up ends immediately.
+    /// Goal: a server whose changes are given up ends immediately.
     #[test]
     fn given_up() {
         let ending = Ending::default();

@@ -1,15 +1,15 @@
-//! Serving a btrfs volume through FUSE: `oleo mount`.
+//! Serves a btrfs volume through FUSE: `oleo mount`.
 //!
-//! Normal path: (1) [`Mounted::new`] opens the image, finds the subvolume to show, mounts and agrees with the kernel; (2)
-//! [`Mounted::serve`] answers requests with `server` until the file system is unmounted, while `background` commits,
-//! writes back and cleans; (3) it writes everything to disk (`ending`: where
-//! it cannot, it keeps that and tries again) and lets go of the image.
+//! Normal path: (1) [`Mounted::new`] opens the image, finds the subvolume to show, mounts and agrees with the kernel;
+//! (2) [`Mounted::serve`] answers requests with `server` until the file system is unmounted, while `background`
+//! commits, writes back and cleans; (3) it writes everything to disk and closes the image. What cannot be written is
+//! kept and tried again (`ending`).
 //!
-//! `wire` is the protocol, `transport` how requests come and replies go, `attach` mount(2) and `fusermount3`, `nodes` the
-//! kernel's numbers for inodes, `options` what a mount may be asked to be.
+//! `wire` is the protocol, `transport` receives requests and sends replies, `attach` is mount(2) and `fusermount3`,
+//! `nodes` has the kernel's numbers for inodes, `options` the mount options.
 //!
 //! Crash: a server that is killed leaves the image as of the last commit (or sync, or fsync) and the mount dead until
-//! somebody unmounts it. A write that fails turns the volume read-only, with the old state on disk; reading goes on.
+//! it is unmounted. A write that fails turns the volume read-only, with the old state on disk; reading continues.
 
 mod attach;
 mod background;

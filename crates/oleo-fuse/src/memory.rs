@@ -1,19 +1,19 @@
-//! How much memory a mount may take for what it only remembers, by the machine's.
+//! How much memory a mount may use for caches, depending on the machine's memory.
 //!
-//! Tree blocks: a sixteenth. Inodes that the kernel knows are held here, too ([`nodes`](crate::nodes)): an eighth. Both within
-//! bounds, and both can be chosen (`cache=`, `nodes=`).
+//! Tree blocks: a sixteenth. Inodes that the kernel knows are held here, too ([`nodes`](crate::nodes)): an eighth. Both
+//! are bounded, and both can be set (`cache=`, `nodes=`).
 
 use std::fs;
 use std::path::Path;
 
-/// Bytes of tree blocks at least and at most, if nobody asks for others: the trees of some hundred thousand files, and what a
-/// server of files can spare that is not alone on its machine.
+/// Default bounds of the bytes of tree blocks: the trees of some hundred thousand files, and what a file server can
+/// spare that is not alone on its machine.
 const CACHE_BYTES: (u64, u64) = (64 << 20, 4 << 30);
 /// Nodes at least and at most.
 const NODES: (u64, u64) = (64 << 10, 64 << 20);
 /// Bytes that a node takes, with its inode.
 const NODE_LEN: u64 = 1024;
-/// What is assumed where the system does not tell.
+/// The memory assumed if the system does not report it.
 const MEMORY_LEN: u64 = 4 << 30;
 
 /// Bytes of tree blocks to keep.
@@ -21,12 +21,12 @@ pub(crate) fn cache_bytes() -> u64 {
     (memory() / 16).clamp(CACHE_BYTES.0, CACHE_BYTES.1)
 }
 
-/// Nodes beyond which the kernel is asked to forget some.
+/// The number of nodes above which the kernel is asked to forget some.
 pub(crate) fn nodes_max() -> u64 {
     (memory() / 8 / NODE_LEN).clamp(NODES.0, NODES.1)
 }
 
-/// Bytes of memory that this process may hope for: the machine's, or its control group's where that is less.
+/// Bytes of memory available to this process: the machine's, or its control group's if that is less.
 fn memory() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text)).unwrap_or(MEMORY_LEN);
     let group = fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| {
@@ -46,7 +46,7 @@ fn total(meminfo: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Goal: what the system tells is understood, and the defaults are within their bounds.
+    /// Goal: the system's numbers are parsed, and the defaults are within their bounds.
     #[test]
     fn by_the_machine() {
         assert_eq!(total("MemTotal:       16000000 kB\nMemFree: 1 kB\n"), Some(16_384_000_000));

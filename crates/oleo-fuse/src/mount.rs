@@ -21,11 +21,11 @@ use crate::transport::{IO_LEN_MAX, Transport, connect};
 
 /// Inodes kept beyond those that the kernel knows.
 const INODES_MAX: usize = 32 * 1024;
-/// How long a device is waited for that somebody holds who does not serve it: the kernel's rest of a mount before this one.
+/// How long to wait for a device whose holder does not serve it: what the kernel still holds of an earlier mount.
 const LETTING_GO: Duration = Duration::from_secs(2);
 /// How long between two tries.
 const HOLD_AGAIN: Duration = Duration::from_millis(10);
-/// The part of the type behind `fuse.` when nobody gives one.
+/// The default of the type's part behind `fuse.`.
 const SUBTYPE: &str = "oleo";
 
 /// Why a file system was not mounted, or did not end well.
@@ -41,9 +41,9 @@ pub enum MountError {
     /// It could not be mounted there.
     #[error("cannot mount on {}: {source}", dir.display())]
     Attach {
-        /// Where.
+        /// The directory.
         dir: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The connection to the kernel broke.
@@ -70,13 +70,13 @@ pub struct Plan {
     pub images: Vec<PathBuf>,
     /// Directories in which to look for the other devices.
     pub scan: Vec<PathBuf>,
-    /// Where in the file the image begins, in bytes.
+    /// Offset in the file at which the image begins, in bytes.
     pub offset: u64,
-    /// Where.
+    /// The directory to mount on.
     pub dir: PathBuf,
     /// How.
     pub options: MountOptions,
-    /// Where messages go.
+    /// Receives messages.
     pub log: Log,
 }
 
@@ -100,8 +100,8 @@ pub struct Stopper {
 }
 
 impl Stopper {
-    /// Writes everything to disk and unmounts; where files are in use, so that nobody new finds it. [`Mounted::serve`]
-    /// returns when the last user is gone.
+    /// Writes everything to disk and unmounts; if files are in use, only from the directory, so that there are no new
+    /// users. [`Mounted::serve`] returns when the last user is gone.
     pub fn stop(&self) {
         self.server.ending().hurry();
         if let Err(e) = self.sync() {
@@ -166,8 +166,8 @@ fn attach_options(plan: &Plan, first: &Path, block: bool) -> AttachOptions {
     }
 }
 
-/// Holds a block device, so that neither the kernel nor anybody else who asks takes it. Who was served there before lets go of it a
-/// moment after the server has ended.
+/// Holds a block device, so that neither the kernel nor another program that asks takes it. An earlier holder releases
+/// it a moment after its server has ended.
 fn claim(device: &Path, open: &OpenOptions) -> Result<std::fs::File, MountError> {
     use std::os::unix::fs::OpenOptionsExt;
     let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;
@@ -175,7 +175,7 @@ fn claim(device: &Path, open: &OpenOptions) -> Result<std::fs::File, MountError>
     if let Ok(claimed) = hold() {
         return Ok(claimed);
     }
-    // That waits for a server which is ending, or names who has it.
+    // Opening waits for a server that is ending, or names the holder.
     drop(Image::open(device, open)?);
     let begun = Instant::now();
     loop {
@@ -225,7 +225,7 @@ impl Mounted {
     /// # Errors
     /// See [`MountError`]; nothing is mounted then.
     pub fn new(mut plan: Plan) -> Result<Mounted, MountError> {
-        // What is told of devices holds wherever this process goes.
+        // Paths of devices must stay valid when this process changes its directory.
         for image in &mut plan.images {
             if let Ok(whole) = std::path::absolute(&*image) {
                 *image = whole;
@@ -240,8 +240,9 @@ impl Mounted {
         let attach = || attach(&dir, &attach_options).map_err(|source| MountError::Attach { dir: dir.clone(), source });
         let open = open_options(&plan)?;
         let image = if block {
-            // Opened whole before it is mounted, a log replayed too: until its server answers, a mount holds up whoever asks the
-            // kernel about all file systems. Meanwhile the device is held, and at the end let go of for the kernel to take.
+            // The image is opened completely before it is mounted, including the replay of a log: until its server
+            // replies, a mount blocks callers that query all file systems. Meanwhile the device is held, and released
+            // at the end for the kernel to take.
             let claim = claim(first, &open)?;
             let image = Image::open(first, &open.claimed(true))?;
             find_root(&image, &plan.options)?;
@@ -256,7 +257,7 @@ impl Mounted {
         Mounted::start_or_detach(image, channel, &plan, &dir)
     }
 
-    /// The same over devices that are open already, in any order; the images of the plan are not looked at.
+    /// The same over devices that are open already, in any order; the images of the plan are ignored.
     ///
     /// # Errors
     /// See [`MountError`]; nothing is mounted then.
@@ -272,7 +273,7 @@ impl Mounted {
     fn start_or_detach(image: Image, channel: std::fs::File, plan: &Plan, dir: &Path) -> Result<Mounted, MountError> {
         let served = Mounted::start(image, channel, plan, dir);
         if served.is_err() {
-            // What is reported is why it could not be served.
+            // The error reported is why it could not be served.
             let _ = detach(dir, None, true);
         }
         served
@@ -302,7 +303,7 @@ impl Mounted {
         Ok(Mounted { server, transport, dir: dir.to_path_buf(), read_only, background, control, log: plan.log.clone() })
     }
 
-    /// Where it is mounted.
+    /// The directory that it is mounted on.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -312,8 +313,8 @@ impl Mounted {
         Stopper { server: self.server.clone(), dir: self.dir.clone(), log: self.log.clone() }
     }
 
-    /// Answers requests until it is unmounted; then everything is on disk. What cannot be written is kept until it can be, or
-    /// is given up (`ending`).
+    /// Answers requests until it is unmounted; then everything is on disk. What cannot be written is kept until it can
+    /// be, or is given up (`ending`).
     ///
     /// # Errors
     /// The connection broke, or not everything could be written.
@@ -344,12 +345,12 @@ fn is_lost(server: &Server, error: &oleo::Error) -> bool {
     error.kind() == ErrorKind::Corruption && server.image().fs().poisoned_by().is_none()
 }
 
-/// What whoever unmounts is told of bytes that are lost.
+/// The error about lost bytes for the caller of unmount.
 fn lost(error: &oleo::Error) -> oleo::control::Error {
     shown(error, Some(Hint::RestIsOnDisk))
 }
 
-/// Writes everything to disk, however often it takes.
+/// Writes everything to disk, with as many attempts as it takes.
 fn write_all(server: &Server, log: &Log) -> oleo::Result<()> {
     let mut failed = None;
     let mut reported = false;
@@ -363,7 +364,8 @@ fn write_all(server: &Server, log: &Log) -> oleo::Result<()> {
         if server.image().fs().poisoned_by().is_some() {
             failed.get_or_insert_with(Instant::now);
         } else if is_lost(server, &error) {
-            // Sectors that cannot be read, so that what was written to a part of them has no place: all else is on disk.
+            // Sectors that cannot be read, so that writes to a part of them cannot be completed: everything else is on
+            // disk.
             log(&format!("not everything could be written, and some bytes of files are lost: {error}"));
             return Err(error);
         }

@@ -1,18 +1,18 @@
-//! Node ids: the numbers by which the kernel names inodes, and how often it was told each.
+//! Node ids: the numbers by which the kernel names inodes, and how often each was given to it.
 //!
-//! The scheme, which is also what `st_ino` shows, so that inode numbers are unique over the whole mount:
-//! - an inode of the top-level subvolume (tree 5) keeps its number, when that is below 2⁴⁰;
-//! - an inode of another subvolume is `tree · 2⁴⁰ + number`, when the tree is below 2²³ and the number below 2⁴⁰;
-//! - anything beyond gets a number from 2⁶³ on: a number for the subvolume and the upper half of the inode's number, which is kept
-//!   as long as the mount, and the lower half;
+//! The scheme, which `st_ino` also shows, makes inode numbers unique over the whole mount:
+//! - an inode of the top-level subvolume (tree 5) keeps its number, if that is below 2⁴⁰;
+//! - an inode of another subvolume is `tree · 2⁴⁰ + number`, if the tree is below 2²³ and the number below 2⁴⁰;
+//! - all others get a number from 2⁶³ on, made of a number for the subvolume and the upper half of the inode's number,
+//!   which is kept as long as the mount, and the lower half;
 //! - the root of the mount is node 1 to the kernel, whatever its `st_ino`;
-//! - an empty directory that stands in for a subvolume elsewhere gets a fresh node each time it is looked up, from 2⁶³ + 2⁶² on,
-//!   because there are many of them with one number.
+//! - an empty directory in place of a nested subvolume gets a fresh node at each look-up, from 2⁶³ + 2⁶² on, because
+//!   many of them have the same inode number.
 //!
 //! Each node in the table holds an [`InodeRef`]: while the kernel knows an inode, it stays usable without a name.
 //!
-//! Invariants: a node is in the table exactly while the kernel has been told it more often than it has forgotten it; the
-//! root always is. Locks: one shard at a time, a leaf.
+//! Invariants: a node is in the table exactly while the kernel has got it more often than it has forgotten it; the root
+//! always is. Locks: one shard at a time, a leaf.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -27,9 +27,9 @@ use crate::wire::abi::ROOT_ID;
 const SHARDS: usize = 64;
 const INO_BITS: u32 = 40;
 const TREE_BITS: u32 = 23;
-/// Where numbers begin that follow no rule.
+/// The first number outside of the scheme.
 const ODD: u64 = 1 << 63;
-/// Where those begin, among them, that stand for one look-up.
+/// The first of those that are given for a single look-up.
 const FRESH: u64 = ODD | 1 << 62;
 /// Bits that an odd number has of the inode's own.
 const ODD_BITS: u32 = 32;
@@ -41,7 +41,7 @@ struct Node {
     cached: bool,
     /// The highest index that listing it goes up to; see [`Nodes::list_up_to`].
     listed_to: u64,
-    /// A request named it since it was last looked at by [`Nodes::idle`].
+    /// A request has named it since the last [`Nodes::idle`].
     used: bool,
 }
 
@@ -51,8 +51,9 @@ impl Node {
     }
 }
 
-/// Numbers that follow no rule. What is kept is some tens of bytes for each subvolume that was made as the 2²³rd or later and shown
-/// since the mount began; an inode of it takes nothing, unless four thousand million others lie between.
+/// Numbers outside of the scheme. The table takes some tens of bytes for each subvolume that was created as the 2²³rd
+/// or later and shown since the mount began; an inode of it takes nothing, unless four thousand million others lie
+/// between.
 #[derive(Default)]
 struct ForeignInodes {
     fresh: u64,
@@ -82,7 +83,7 @@ pub(crate) struct Nodes {
     root_listed_to: AtomicU64,
     odd: Mutex<rank::FuseForeign, ForeignInodes>,
     count: AtomicUsize,
-    /// The shard that [`Nodes::idle`] looks at next.
+    /// The next shard for [`Nodes::idle`].
     hand: AtomicUsize,
 }
 
@@ -99,7 +100,7 @@ impl Nodes {
     }
 
     fn shard(&self, node: u64) -> &Mutex<rank::FuseNodes, HashMap<u64, Node>> {
-        // Numbers are given out one after the other: the low bits spread them.
+        // Numbers are assigned in sequence, so the low bits spread them.
         &self.shards[(node % SHARDS as u64) as usize]
     }
 
@@ -114,7 +115,7 @@ impl Nodes {
         Some(known.inode.clone())
     }
 
-    /// The same for somebody whose bytes go through the kernel's cache.
+    /// The same for requests whose bytes go through the kernel's cache.
     pub(crate) fn get_cached(&self, node: u64) -> Option<InodeRef> {
         let mut shard = self.shard(node).lock();
         let known = shard.get_mut(&node)?;
@@ -128,8 +129,8 @@ impl Nodes {
         self.shard(node).lock().get(&node).is_some_and(|known| known.cached)
     }
 
-    /// A listing begins: it goes up to this index, however many entries come meanwhile. There are no handles of open
-    /// directories, so whoever begins to list the same directory meanwhile moves the end for all.
+    /// A listing begins: it ends at this index, however many entries are added meanwhile. There are no handles of open
+    /// directories, so another listing of the same directory moves the end for both.
     pub(crate) fn list_up_to(&self, node: u64, index: u64) {
         if node == ROOT_ID {
             self.root_listed_to.store(index, Ordering::Relaxed);
@@ -168,12 +169,12 @@ impl Nodes {
         self.odd.lock().number(tree, ino)
     }
 
-    /// The node of an inode, whether or not the kernel knows it.
+    /// The node of an inode, known to the kernel or not.
     pub(crate) fn id(&self, tree: TreeId, ino: Ino) -> u64 {
         if (tree, ino) == (self.root.tree(), self.root.ino()) { ROOT_ID } else { self.number(tree, ino) }
     }
 
-    /// The kernel is about to be told a node: counts it.
+    /// Counts a node that is about to be given to the kernel.
     pub(crate) fn enter(&self, inode: InodeRef) -> u64 {
         if inode.is_empty_subvol_dir() {
             let node = self.odd.lock().fresh();
@@ -213,8 +214,8 @@ impl Nodes {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Some nodes that no request has named since the last time they were looked at, with their inodes; about `want`. Every call
-    /// goes on where the one before has stopped, and comes around once at most.
+    /// Returns about `want` nodes, with their inodes, that no request has named since they were last checked. Every
+    /// call continues where the one before has stopped, and goes around at most once.
     pub(crate) fn idle(&self, want: usize) -> Vec<(u64, InodeRef)> {
         let mut found = Vec::new();
         for _ in 0..SHARDS {
@@ -256,8 +257,9 @@ impl Nodes {
 mod tests {
     use super::*;
 
-    /// Goal: numbers that follow no rule differ from each other and from all others, stay, and cost memory by subvolumes, not by
-    /// inodes. Method: many inodes of two late subvolumes, and of one with huge numbers, asked for twice.
+    /// Goal: numbers outside of the scheme differ from each other and from all others, do not change, and cost memory
+    /// by subvolumes, not by inodes. Method: many inodes of two late subvolumes, and of one with huge numbers,
+    /// requested twice.
     #[test]
     fn odd_numbers() {
         let mut odd = ForeignInodes::default();

@@ -1,23 +1,23 @@
 //! Mount options, as mount(8) passes them: one list, separated by commas, with the names that btrfs uses.
 //!
-//! What is not known is refused. Options of every mount (nosuid, noexec …) and those of FUSE are taken as well.
+//! Unknown options are refused. Options of every mount (nosuid, noexec …) and those of FUSE are accepted.
 
 use oleo::error::{Class, Classified};
 use oleo::fs::{Compress, parse_compress};
 use rustix::mount::MountFlags;
 
-/// Seconds between commits when nobody asks for one; what btrfs does.
+/// Default of the seconds between commits, as in btrfs.
 const COMMIT_SECONDS: u64 = 30;
 /// The longest time between commits that is taken.
 const COMMIT_SECONDS_MAX: u64 = 24 * 60 * 60;
-/// Threads that answer requests at most, unless told.
+/// Default of the most threads that answer requests.
 const THREADS: usize = 16;
-/// The most that can be asked for.
+/// The most threads that can be requested.
 const THREADS_MAX: usize = 256;
 
 /// Bytes of tree blocks below which hardly anything works: the ways down a few large trees.
 const CACHE_BYTES_MIN: u64 = 4 << 20;
-/// Nodes below which nobody wants to go: what a few programs have open.
+/// The smallest useful number of nodes: what a few programs have open.
 const NODES_MIN: u64 = 256;
 
 /// What mount(8) and /etc/fstab may pass along, and what btrfs does anyway: nothing changes.
@@ -47,7 +47,7 @@ const OF_NO_EFFECT: &[&str] = &[
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OptionError {
-    /// Nobody knows it.
+    /// There is no such option.
     #[error("unknown mount option {0:?}")]
     Unknown(String),
     /// Its value makes no sense.
@@ -55,9 +55,9 @@ pub enum OptionError {
     Value {
         /// The option.
         name: String,
-        /// What was given.
+        /// The value given.
         value: String,
-        /// What it takes.
+        /// What the option accepts.
         want: &'static str,
     },
 }
@@ -86,7 +86,7 @@ pub enum Atime {
 /// Whether requests come through io_uring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Uring {
-    /// Where the kernel offers it.
+    /// If the kernel offers it.
     #[default]
     Auto,
     /// Or not at all.
@@ -108,7 +108,7 @@ pub struct Rescue {
     pub ignore_data_csums: bool,
 }
 
-/// What a mount was asked to be.
+/// The options of a mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     /// Nothing can be changed.
@@ -125,7 +125,7 @@ pub struct MountOptions {
     pub no_data_sum: bool,
     /// Seconds between commits.
     pub commit_seconds: u64,
-    /// Tell the device what is free.
+    /// Discard what becomes free on the device.
     pub discard: bool,
     /// When reading changes times.
     pub atime: Atime,
@@ -133,13 +133,14 @@ pub struct MountOptions {
     pub no_dir_atime: bool,
     /// Go on without devices that are missing.
     pub degraded: bool,
-    /// Bytes of a file that are kept in its item, at most.
+    /// The most bytes of a file that are stored inline in its item.
     pub inline_max: Option<u32>,
-    /// Threads that answer requests, at most.
+    /// The most threads that answer requests.
     pub threads: usize,
-    /// Bytes of tree blocks kept in memory; by default as the machine's memory allows.
+    /// Bytes of tree blocks kept in memory; the default depends on the machine's memory.
     pub cache_bytes: Option<u64>,
-    /// Inodes that the kernel knows, beyond which it is asked to forget some; by default as the machine's memory allows.
+    /// The number of inodes known to the kernel above which it is asked to forget some; the default depends on the
+    /// machine's memory.
     pub nodes_max: Option<u64>,
     /// Users may delete their own subvolumes.
     pub user_subvol_rm_allowed: bool,
@@ -147,7 +148,7 @@ pub struct MountOptions {
     pub skip_balance: bool,
     /// What to overlook.
     pub rescue: Rescue,
-    /// Others than the one who mounts may use it. As root by default, as every file system.
+    /// Users other than the one who mounts may use it. Default for root, as with every file system.
     pub allow_other: Option<bool>,
     /// What df shows as the source.
     pub fsname: Option<String>,
@@ -193,10 +194,10 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Takes a list of options; later ones win.
+    /// Parses a list of options; later ones win.
     ///
     /// # Errors
-    /// One is unknown, or its value makes no sense.
+    /// An option is unknown, or its value is invalid.
     pub fn parse(&mut self, list: &str) -> Result<(), OptionError> {
         for option in list.split(',').filter(|o| !o.is_empty()) {
             let (name, value) = match option.split_once('=') {
@@ -242,7 +243,7 @@ impl MountOptions {
             "nologreplay" | "norecovery" => self.rescue.no_log_replay = true,
             "nosuid" | "suid" => self.flags.set(MountFlags::NOSUID, name == "nosuid"),
             "nodev" | "dev" => self.flags.set(MountFlags::NODEV, name == "nodev"),
-            // As in mount(8): others than root may have the say of what is in it.
+            // As in mount(8), since users other than root may control its contents.
             "user" | "users" => self.flags.insert(MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC),
             "owner" | "group" => self.flags.insert(MountFlags::NOSUID | MountFlags::NODEV),
             "noexec" | "exec" => self.flags.set(MountFlags::NOEXEC, name == "noexec"),
@@ -254,7 +255,7 @@ impl MountOptions {
         Ok(())
     }
 
-    /// The flags are for whoever lists mounts; the server goes by the policy.
+    /// The flags are for programs that list mounts; the server obeys the policy.
     fn set_atime(&mut self, atime: Atime) {
         self.atime = atime;
         self.flags.set(MountFlags::NOATIME, atime == Atime::Never);

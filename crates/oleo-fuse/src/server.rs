@@ -1,24 +1,25 @@
-//! Translating: each request of the protocol into a call of the file system, and what comes of it into a reply.
+//! Translates each request of the protocol into a call of the file system, and the result into a reply.
 //!
-//! What a thing means is decided in `oleo-fs`; here are the numbers of nodes, the form of replies, and what FUSE wants
-//! beyond POSIX. One file a family: `names`, `attr`, `data`, `dir`, `xattr`, `ioctl`.
+//! `oleo-fs` decides what an operation means; this module has the numbers of nodes, the form of replies, and what FUSE
+//! requires beyond POSIX. There is one file for each family: `names`, `attr`, `data`, `dir`, `xattr`, `ioctl`.
 //!
-//! What the kernel may keep: everything, for ever. The volume is ours alone, so names (also those that are not there), attributes,
-//! symbolic links, listings and pages stay valid until the kernel changes them itself or a control request did and said so
-//! (`invalidate`).
+//! The kernel may cache everything for ever. Nobody else changes the volume, so names (also those that do not exist),
+//! attributes, symbolic links, listings and pages stay valid until the kernel changes them itself or a control request
+//! does, which notifies it (`invalidate`).
 //!
-//! Round trips that never happen: OPEN, OPENDIR, FLUSH and CREATE are answered with ENOSYS once, after which the kernel opens and
-//! closes files on its own and makes new ones with MKNOD. So there are no file handles: a node names the file. (A file
-//! without a name that is still open is held by its node; see `nodes`.) The price: what a file system would say at open(2),
-//! it says at the first write; close(2) says nothing, so write(2) refuses whatever could not be written out (`oleo_fs::data`).
+//! Round trips that never happen: OPEN, OPENDIR, FLUSH and CREATE are answered with ENOSYS once, after which the kernel
+//! opens and closes files on its own and creates new ones with MKNOD. So there are no file handles: a node names the
+//! file. (A file without a name that is still open is held by its node; see `nodes`.) The price: errors that a file
+//! system would return from open(2) come from the first write; close(2) returns none, so write(2) refuses if earlier
+//! data could not be written out (`oleo_fs::data`).
 //!
-//! Permissions are the kernel's to check (`default_permissions`, POSIX ACLs included): it knows mode, owner and ACL of
-//! every node. What only the file system knows (read-only subvolumes, the immutable flag) it checks itself.
+//! The kernel checks permissions (`default_permissions`, POSIX ACLs included): it knows mode, owner and ACL of every
+//! node. The file system checks what only it knows (read-only subvolumes, the immutable flag).
 //!
 //! Writes go through the kernel's page cache, not into it (no FUSE_WRITEBACK_CACHE): ENOSPC, EDQUOT and EROFS come from
 //! write(2) itself, times are the file system's, and the order of changes is the order of calls.
 //!
-//! Locks: none of its own but those of `nodes`.
+//! Locks: none except those of `nodes`.
 
 mod attr;
 mod data;
@@ -56,28 +57,28 @@ use crate::transport::{Handler, Notifier, Outcome};
 use crate::wire::abi::{self, ROOT_ID};
 use crate::wire::{Op, Reply, Request};
 
-/// Where messages go: one line each.
+/// Receives messages: one line each.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Whoever answers the requests of one mount.
+/// Answers the requests of one mount.
 pub struct Server {
     image: Arc<Image>,
     fs: Fs,
     nodes: Nodes,
-    /// Beyond so many nodes the kernel is asked to forget some.
+    /// Above this number of nodes the kernel is asked to forget some.
     nodes_max: usize,
-    /// The most there were since the file system was last had to let go of inodes.
+    /// The highest number since the file system's cache of inodes was last swept.
     nodes_most: AtomicUsize,
     options: MountOptions,
     atime: Atime,
     notifier: OnceLock<Arc<dyn Notifier>>,
     /// Tells the kernel of pages, once that was needed.
     notice_thread: OnceLock<invalidate::NoticeThread>,
-    /// Where the control socket listens.
+    /// The path of the control socket.
     control: OnceLock<PathBuf>,
     /// The number that the kernel gave the mount's device, as mountinfo shows it.
     device: OnceLock<String>,
-    /// Where it is mounted.
+    /// The directory that it is mounted on.
     dir: OnceLock<PathBuf>,
     ending: Ending,
     log: Log,
@@ -123,28 +124,28 @@ impl Server {
         &self.image
     }
 
-    /// Says how the kernel is told of changes. Before the first request.
+    /// Sets how the kernel is notified of changes. Called before the first request.
     pub fn set_notifier(&self, notifier: Arc<dyn Notifier>) {
         let _ = self.notifier.set(notifier);
     }
 
-    /// Says where the control socket is, for those who ask by ioctl.
+    /// Sets the path of the control socket, which an ioctl returns.
     pub fn set_control(&self, path: PathBuf) {
         let _ = self.control.set(path);
     }
 
-    /// Says which device the kernel made of the mount ("major:minor"), so that files of this mount that a process has open
-    /// can be told from others.
+    /// Sets the device that the kernel made for the mount ("major:minor"), by which open files of this mount are
+    /// distinguished from others.
     pub(crate) fn set_device(&self, device: String) {
         let _ = self.device.set(device);
     }
 
-    /// Says where it is mounted.
+    /// Sets the directory that it is mounted on.
     pub(crate) fn set_dir(&self, dir: PathBuf) {
         let _ = self.dir.set(dir);
     }
 
-    /// Where it is mounted.
+    /// The directory that it is mounted on.
     pub(crate) fn dir(&self) -> Option<&PathBuf> {
         self.dir.get()
     }
@@ -182,7 +183,7 @@ impl Server {
         self.nodes.count() as u64
     }
 
-    /// The kernel has let go of everything.
+    /// The kernel has forgotten all nodes.
     pub fn forget_all(&self) {
         self.nodes.clear();
     }
@@ -191,7 +192,7 @@ impl Server {
         self.nodes.get(node).ok_or(Errno::ESTALE)
     }
 
-    /// What the user is told of an error; what somebody should look into goes to the log as well.
+    /// The errno of an error for the caller; errors that need attention are also logged.
     fn errno(&self, what: &str, error: &FsError) -> Errno {
         let errno = Errno::from(error);
         if is_serious(errno) {
@@ -253,8 +254,8 @@ impl Server {
     }
 }
 
-/// Runs something that may panic. What it has changed by then nobody knows: from then on nothing is changed or committed, so that
-/// the image stays as of its last commit. The panic itself has been told on standard error.
+/// Runs code that may panic. After a panic it is unknown what was changed: from then on nothing is changed or
+/// committed, so that the image stays as of its last commit. The panic itself has been reported on standard error.
 pub(crate) fn guarded<R>(fs: &Fs, log: &Log, what: &str, work: impl FnOnce() -> R) -> Option<R> {
     let done = catch_unwind(AssertUnwindSafe(work)).ok();
     if done.is_none() {
@@ -265,7 +266,7 @@ pub(crate) fn guarded<R>(fs: &Fs, log: &Log, what: &str, work: impl FnOnce() -> 
     done
 }
 
-/// Whether somebody should look into it, whatever the caller makes of it.
+/// Whether the error needs attention, whatever the caller does with it.
 fn is_serious(errno: Errno) -> bool {
     matches!(errno.0, oleo_fs::errno::EIO | oleo_fs::errno::EUCLEAN | oleo_fs::errno::EOVERFLOW)
 }
@@ -308,7 +309,7 @@ impl std::fmt::Debug for Server {
 mod tests {
     use super::*;
 
-    /// Goal: after a panic nothing is changed or committed any more, and what is on disk stays; reading goes on.
+    /// Goal: after a panic nothing is changed or committed any more, and the disk keeps its state; reading continues.
     #[test]
     fn a_panic_ends_changes() {
         let scratch = tempfile::tempdir().unwrap();

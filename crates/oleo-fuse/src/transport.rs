@@ -1,11 +1,11 @@
-//! How requests come and replies go: a trait of ours, so that `/dev/fuse` and io_uring stand beside each other and the
-//! server sees neither.
+//! How requests are received and replies sent: a trait, with implementations for `/dev/fuse` and io_uring between which
+//! the server sees no difference.
 //!
-//! A transport owns the buffers. It calls [`Handler::handle`] from several threads in parallel, with a request that borrows
-//! from the transport's buffer and a reply to fill, and sends what came of it. [`Transport::serve`] returns when the file
-//! system is unmounted and every request has been answered.
+//! A transport owns the buffers. It calls [`Handler::handle`] from several threads in parallel, with a request that
+//! borrows from the transport's buffer and a reply to fill, and sends the result. [`Transport::serve`] returns when the
+//! file system is unmounted and every request has been answered.
 //!
-//! [`connect`] chooses: io_uring where the kernel offers it, else `/dev/fuse`.
+//! [`connect`] chooses: io_uring if the kernel offers it, else `/dev/fuse`.
 //!
 //! Not here: what requests mean (`server`), how the connection was made (`attach`).
 
@@ -24,7 +24,7 @@ use crate::wire::{Reply, Request, abi};
 /// Bytes that one request may write or read; what the kernel allows without a setting of root's (256 pages).
 pub const IO_LEN_MAX: usize = 1 << 20;
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// The reply is in the buffer.
@@ -55,13 +55,13 @@ fn blocking_class(code: u32) -> BlockingClass {
     }
 }
 
-/// Whoever answers requests.
+/// Answers requests.
 pub trait Handler: Send + Sync {
     /// Answers one request. Called by many threads in parallel.
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome;
 
-    /// Whether the answer to this request may have to wait for the answer to another one, which must not be left to the same thread.
-    /// `args` is the beginning of what follows the header.
+    /// Whether the reply to this request may have to wait for the reply to another one, which must then not depend on
+    /// the same thread. `args` is the beginning of what follows the header.
     fn waits_for_another(&self, head: &abi::InHeader, args: &[u8]) -> bool {
         let _ = (head, args);
         false
@@ -76,11 +76,11 @@ pub trait Transport: Send + Sync {
     /// The connection broke.
     fn serve(&self, handler: Arc<dyn Handler>) -> io::Result<()>;
 
-    /// How to tell the kernel that something changed.
+    /// Notifies the kernel of changes.
     fn notifier(&self) -> Arc<dyn Notifier>;
 }
 
-/// Tells the kernel what it must not believe any longer. What the kernel does not know is no error.
+/// Makes the kernel drop what it must not rely on any longer. It is not an error if the kernel does not know it.
 pub trait Notifier: Send + Sync {
     /// The attributes of a node, and its pages from `off` on, `len` bytes (0: to the end; negative `off`: no pages).
     ///
@@ -94,12 +94,12 @@ pub trait Notifier: Send + Sync {
     /// The connection is gone.
     fn inval_entry(&self, dir: u64, name: &[u8]) -> io::Result<()>;
 
-    /// Nodes that are better forgotten where nobody uses them; not too many in one call.
+    /// Nodes to be forgotten if they are not in use; not too many in one call.
     ///
     /// # Errors
-    /// The connection is gone; `Unsupported`: this kernel cannot be asked that.
+    /// The connection is gone; `Unsupported`: this kernel does not support it.
     fn prune(&self, nodes: &[u64]) -> io::Result<()>;
 }
 
-/// What is agreed with the kernel before the first request.
+/// Agrees with the kernel before the first request.
 pub type Agree<'a> = &'a dyn Fn(&abi::InitIn) -> Result<abi::InitOut, i32>;

@@ -1,12 +1,12 @@
-//! Unmounting from outside, and waiting until the server has written everything.
+//! Unmounts from outside, and waits until the server has written everything.
 //!
-//! The kernel answers umount(2) of a FUSE mount immediately, while the server still has changes in memory. So: (1) ask the mount
-//! for its control socket; (2) have the server write everything: where it cannot, nothing is unmounted; (3) unmount; (4) wait
-//! for what the server says of its last commit, and for its end. Where the same mount is still seen elsewhere (a bind mount,
-//! another namespace), the server goes on, and nobody waits.
+//! umount(2) of a FUSE mount returns immediately, while the server still has changes in memory. So: (1) ask the mount
+//! for its control socket; (2) have the server write everything: if it cannot, nothing is unmounted; (3) unmount; (4)
+//! wait for the server's report of its last commit, and for its end. If the same mount is still visible elsewhere (a
+//! bind mount, another namespace), the server continues, and there is no wait.
 //!
-//! After a plain umount(8) the directory leads to no server. A server that could not write everything is found by asking those
-//! whose sockets this user may see where they were mounted.
+//! After a plain umount(8) the directory leads to no server. A server that could not write everything is found by
+//! asking the servers whose sockets this user may see where they were mounted.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -26,42 +26,42 @@ use crate::control::sockets;
 
 /// How long the server may take to end when all is written.
 const END_SECONDS: i64 = 30;
-/// How long a server may take to say what it serves.
+/// How long a server may take to report what it serves.
 const SAYS: Duration = Duration::from_secs(2);
 /// How to unmount.
 #[derive(Clone, Debug, Default)]
 pub struct UnmountOptions {
-    /// Also where it is in use: nobody new finds it then. Does not wait.
+    /// Unmount even if it is in use: new openers no longer find it. Does not wait.
     pub lazy: bool,
-    /// Also where not everything can be written: what is not on disk is lost.
+    /// Unmount even if not everything can be written: what is not on disk is lost.
     pub force: bool,
-    /// Where not everything can be written, write all files as they are to this directory, and unmount.
+    /// If not everything can be written, write all files as they are to this directory, and unmount.
     pub save_to: Option<PathBuf>,
 }
 
-/// What became of it.
+/// The result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Unmounted {
     /// Everything is on disk.
     Complete,
-    /// What is on disk is of the last commit; so many files and directories were written elsewhere.
+    /// The disk has the last commit; this number of files and directories was written elsewhere.
     Saved(u64),
     /// What was not on disk is lost.
     GivenUp,
-    /// It goes on being served: it is mounted elsewhere, too.
+    /// The server continues, since it is also mounted elsewhere.
     StillMounted(Option<PathBuf>),
-    /// Nobody waited for the end, or nobody could be asked.
+    /// There was no wait for the end, or no server to ask.
     NotWaited,
 }
 
 /// Unmounts and waits until the image is complete.
 ///
 /// # Errors
-/// It is not mounted, in use, or not the caller's to unmount; or not everything could be written. In the last case it is still
-/// mounted, or (when it had been unmounted before) the server keeps what it could not write; but where only bytes of files are
-/// concerned that are beside damage, it is unmounted, and all else is on disk.
+/// It is not mounted, in use, or not the caller's to unmount; or not everything could be written. In the last case it
+/// is still mounted, or (if it had been unmounted before) the server keeps what it could not write. But if only bytes
+/// of files next to damage are concerned, it is unmounted, and everything else is on disk.
 pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> {
-    // A mount whose server is dead does not let anybody look.
+    // Nothing can be looked up on a mount whose server is dead.
     let place = std::fs::canonicalize(dir).or_else(|_| std::path::absolute(dir)).unwrap_or_else(|_| dir.to_path_buf());
     let mount = mount_on(&place).ok().flatten();
     if mount.is_none()
@@ -69,13 +69,13 @@ pub fn unmount(dir: &Path, options: &UnmountOptions) -> oleo::Result<Unmounted> 
     {
         return finish(server, options, false);
     }
-    // A mount whose server is dead answers nothing; there is nobody to wait for then.
+    // A mount whose server is dead does not reply; there is nothing to wait for then.
     let mut server = server_of(dir).unwrap_or(None);
     let mut saved = None;
     if let Some(server) = &mut server
         && !options.force
         && let Err(error) = server.client.ask(&Request::Sync)
-        // Damage does not go away by waiting: the server says what became of it when it ends.
+        // Waiting does not repair damage: the server reports at its end what it could not write.
         && (options.save_to.is_some() || error.kind() != ErrorKind::Corruption)
     {
         saved = Some(save(server, options, error, Hint::StillMounted)?);
@@ -129,7 +129,7 @@ fn finish(mut server: Server, options: &UnmountOptions, asked: bool) -> oleo::Re
     Ok(done)
 }
 
-/// Has everything written elsewhere where that is wished, or says why it cannot be written where it belongs.
+/// Has everything written elsewhere if that was requested, or reports why it cannot be written in its place.
 fn save(server: &mut Server, options: &UnmountOptions, error: oleo::Error, hint: Hint) -> oleo::Result<u64> {
     let Some(to) = &options.save_to else { return Err(not_everything(error, hint)) };
     let to = std::path::absolute(to).map_err(|source| host(to, source))?;
@@ -155,7 +155,7 @@ fn lost(error: &io::Error) -> Error {
     Error::refused(errno::EIO, format!("the mount's server does not answer: {error}"))
 }
 
-/// Another place where the same file system is mounted, a bind mount for example.
+/// Another place where the same file system is mounted, for example by a bind mount.
 fn other_place(mount: &Mount) -> Option<PathBuf> {
     mounts_of("self").ok()?.into_iter().find(|other| other.device == mount.device).map(|other| other.at)
 }
@@ -169,12 +169,12 @@ struct Server {
 impl Server {
     fn over(stream: UnixStream) -> io::Result<Server> {
         let peer = rustix::net::sockopt::socket_peercred(&stream)?;
-        // Its number says nothing in another namespace of processes.
+        // Its number means nothing in another namespace of processes.
         let process = pidfd_open(peer.pid, PidfdFlags::empty()).ok();
         Ok(Server { client: Client::over(stream), process })
     }
 
-    /// Waits until the process has ended: then nobody uses the image any more.
+    /// Waits until the process has ended and so no longer uses the image.
     fn wait_end(self) {
         let Some(process) = self.process else { return };
         drop(self.client);

@@ -1,9 +1,9 @@
 //! LZO1X with the framing of the format.
 //!
-//! A regular extent is a 4-byte total length, itself included, then one segment per sector of input: a 4-byte length and the
-//! compressed bytes. A segment's length never crosses a sector boundary of the stream: where fewer than 4 bytes are left in
-//! a sector, they are zero and the length comes after them. Compressed bytes may cross. All numbers are little-endian.
-//! An inline extent is the total length and one segment.
+//! A regular extent is a 4-byte total length, itself included, then one segment per sector of input: a 4-byte length
+//! and the compressed bytes. A segment's length never crosses a sector boundary of the stream: if fewer than 4 bytes
+//! are left in a sector, they are zero and the length comes after them. Compressed bytes may cross. All numbers are
+//! little-endian. An inline extent is the total length and one segment.
 
 use std::cell::RefCell;
 
@@ -55,7 +55,7 @@ fn len_at(data: &[u8], at: usize) -> Option<usize> {
     usize::try_from(u32::from_le_bytes(*bytes)).ok()
 }
 
-/// Decompresses as much as fits and says how much that was.
+/// Decompresses as much as fits and returns how much that was.
 pub(super) fn decompress(data: &[u8], out: &mut [u8], sector_len: usize) -> Result<usize, DecompressError> {
     let total = len_at(data, 0).ok_or(broken("no length"))?;
     let data = data.get(..total).ok_or(broken("longer than its extent"))?;
@@ -75,7 +75,7 @@ pub(super) fn decompress(data: &[u8], out: &mut [u8], sector_len: usize) -> Resu
     Ok(done)
 }
 
-/// Decompresses an inline extent and says how much that was.
+/// Decompresses an inline extent and returns how much that was.
 pub(super) fn decompress_inline(data: &[u8], out: &mut [u8], sector_len: usize) -> Result<usize, DecompressError> {
     let total = len_at(data, 0).ok_or(broken("no length"))?;
     let data = data.get(..total).ok_or(broken("longer than its extent"))?;

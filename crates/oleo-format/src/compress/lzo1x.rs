@@ -1,7 +1,8 @@
 //! An LZO1X compressor: greedy, one candidate per hash, made for segments of one sector.
 //!
-//! The stream is a row of instructions. Each copies from earlier output and says in its last-but-one byte, lowest two bits,
-//! how many literals (up to 3) follow it; longer runs of literals have an instruction of their own:
+//! The stream is a sequence of instructions. Each copies from earlier output, and the lowest two bits of its
+//! last-but-one byte are the number of literals (up to 3) that follow it; longer runs of literals have an instruction
+//! of their own:
 //!
 //! | first byte | what | length | distance |
 //! |---|---|---|---|
@@ -10,9 +11,9 @@
 //! | `001LLLLL` | middle match, two more bytes | L + 2 | up to 16 KiB |
 //! | `0001HLLL` | far match, two more bytes | L + 2 | 16 KiB + 1 up to 48 KiB |
 //!
-//! Where L is zero, the length goes on in the bytes that follow: 255 for each zero byte, and the first that is not zero. The
-//! first instruction may be a byte above 17: that many literals less 17. A far match of distance 16 KiB ends the stream.
-//! Decompression is another's (`lzokay`), so that neither hides the other's mistakes.
+//! If L is zero, the length continues in the bytes that follow: 255 for each zero byte, and the first that is not zero.
+//! The first instruction may be a byte above 17: that many literals less 17. A far match of distance 16 KiB ends the
+//! stream. Another library decompresses (`lzokay`), so that neither hides the other's mistakes.
 
 /// The shortest match that is looked for; the hash covers as many bytes.
 const MATCH_LEN_MIN: usize = 4;
@@ -25,7 +26,7 @@ const NEAR: (usize, usize, usize) = (0x800, 0x4000, 8);
 /// After this many literals the step between tries grows by one.
 const STEP_LITERALS: usize = 32;
 
-/// Where each hash was seen last, as position + 1.
+/// The last position of each hash, plus 1.
 pub(super) type Table = [u16; 1 << HASH_BITS];
 
 fn word_at(src: &[u8], at: usize) -> Option<u32> {
@@ -68,7 +69,7 @@ pub(super) fn compress(src: &[u8], table: &mut Table, out: &mut Vec<u8>) {
     out.extend([0x11, 0, 0]);
 }
 
-/// What is left of a length after the instruction's own part.
+/// The rest of a length after the instruction's own part.
 fn long(mut rest: usize, out: &mut Vec<u8>) {
     while rest > 255 {
         out.push(0);
@@ -128,7 +129,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(500))]
-        /// Goal: another's decompressor reads what was written, whatever the mix of literals, distances and lengths.
+        /// Goal: another library's decompressor reads what was written, whatever the mix of literals, distances and
+        /// lengths.
         #[test]
         fn round_trip(parts in prop::collection::vec((any::<u8>(), 1usize..3000, 0u8..4), 1..40), seed: u64) {
             let mut data: Vec<u8> = Vec::new();

@@ -1,6 +1,6 @@
-//! zlib. libdeflate does the work: on 32 MiB of files from /usr in extents of 128 KiB it compresses and decompresses one and
-//! a half times as fast as zlib-rs (level 3: 105 against 71 MB/s, and 614 against 378), 3 % smaller. It cannot stop in the
-//! middle of a stream, so the streaming library takes over when a stream holds more than is asked for.
+//! zlib. libdeflate does the work: on 32 MiB of files from /usr in extents of 128 KiB it compresses and decompresses
+//! one and a half times as fast as zlib-rs (level 3: 105 against 71 MB/s, and 614 against 378), 3 % smaller. It cannot
+//! stop in the middle of a stream, so the streaming library is used if a stream holds more than is requested.
 
 use std::cell::RefCell;
 
@@ -29,7 +29,7 @@ pub(super) fn compress(level: i32, data: &[u8], limit: usize) -> Option<Vec<u8>>
     Some(out)
 }
 
-/// Decompresses as much as fits and says how much that was. What follows the stream does not matter.
+/// Decompresses as much as fits and returns how much that was. Bytes after the stream are ignored.
 pub(super) fn decompress(data: &[u8], out: &mut [u8]) -> Result<usize, DecompressError> {
     let result =
         DECOMPRESSOR.with_borrow_mut(|slot| slot.get_or_insert_with(Decompressor::new).zlib_decompress(data, out));

@@ -1,4 +1,4 @@
-//! zstd. One frame per extent, its window at most 128 KiB: the kernel decompresses with a workspace made for that.
+//! zstd. One frame per extent, its window at most 128 KiB: the kernel's workspace for decompression has that size.
 
 use std::cell::RefCell;
 
@@ -36,7 +36,7 @@ pub(super) fn compress(level: i32, data: &[u8], limit: usize) -> Option<Vec<u8>>
     })
 }
 
-/// Decompresses as much as fits and says how much that was. What follows the frame does not matter.
+/// Decompresses as much as fits and returns how much that was. Bytes after the frame are ignored.
 pub(super) fn decompress(data: &[u8], out: &mut [u8]) -> Result<usize, DecompressError> {
     let broken = |what| DecompressError::Broken(Compression::Zstd, what);
     let frame_len = find_frame_compressed_size(data).map_err(|_| broken("no whole frame"))?;

@@ -16,7 +16,7 @@ use crate::structs::{
 };
 use crate::{Chunk, Compression, ItemType, Key, TreeId};
 
-/// The lines that describe an item. An item that cannot be parsed gives its error, one of an unknown type nothing.
+/// The lines that describe an item. An item that cannot be parsed yields its error, one of an unknown type nothing.
 pub fn item(key: &Key, data: &[u8], rules: &NodeRules) -> Vec<String> {
     let mut lines = Vec::new();
     if let Err(e) = describe(key, data, rules, &mut lines) {
@@ -241,7 +241,7 @@ fn extent(key: &Key, data: &[u8], out: &mut Vec<String>) -> Result<(), Corruptio
     } else if key.item_type == ItemType::METADATA_ITEM {
         out.push(format!("tree block skinny level {}", key.offset));
     }
-    // Those that stand in a record have no key of their own to show.
+    // Inline references have no key of their own to show.
     out.extend(e.inline.iter().map(|r| format!("({} {:#x}) {}", r.item_type().0, r.key_offset(), back_ref(r))));
     Ok(())
 }

@@ -1,5 +1,5 @@
 //! Superblocks, blocks and items as JSON. Field names are those of the format; numbers are numbers, uuids and names are
-//! strings, bytes that are no text are `{"hex": "…"}`, flags come as a number and as a list of names.
+//! strings, bytes that are not text are `{"hex": "…"}`, flags are a number and a list of names.
 
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -59,7 +59,7 @@ fn number(n: impl Number) -> Value {
     n.value().into()
 }
 
-/// A string where the bytes are text, else their hexadecimal form.
+/// A string if the bytes are text, else their hexadecimal form.
 pub fn bytes(b: &[u8]) -> Value {
     match std::str::from_utf8(b) {
         Ok(s) => s.into(),
@@ -114,7 +114,7 @@ pub fn block(node: &CheckedNode, rules: &NodeRules) -> Value {
     map.into()
 }
 
-/// An item's contents. One that cannot be parsed gives `error` and `hex`, one of an unknown type `hex`.
+/// An item's contents. One that cannot be parsed yields `error` and `hex`, one of an unknown type `hex`.
 pub fn item(k: &Key, data: &[u8], rules: &NodeRules) -> Value {
     match known(k, data, rules) {
         Ok(Some(value)) => value,

@@ -23,7 +23,7 @@ pub fn super_block(sb: &SuperBlock, full: bool) -> impl Display + '_ {
     })
 }
 
-/// One line. Names shorter than a tab stop get one tab more, so that values stand in a column.
+/// One line. Names shorter than a tab stop get one tab more, so that values are aligned.
 fn line(f: &mut impl Write, name: &str, value: impl Display) -> fmt::Result {
     let tabs = if name.len() < 8 {
         "\t\t\t"

@@ -35,7 +35,7 @@ struct Attrs<'a> {
 }
 
 impl<'a> Attrs<'a> {
-    /// Takes the attributes apart: numbers known, none twice, each as long as its type.
+    /// Parses the attributes: numbers known, none twice, each as long as its type.
     fn parse(structure: &'static str, version: u32, mut bytes: &'a [u8]) -> Result<Attrs<'a>, Corruption> {
         let mut values = [None; AttrKind::ALL.len()];
         while !bytes.is_empty() {
@@ -97,7 +97,7 @@ impl<'a> Attrs<'a> {
     fn path(&self) -> Result<&'a [u8], Corruption> {
         self.bytes(AttrKind::Path)
     }
-    /// The value, or what its absence means.
+    /// The value, or its default.
     fn u64_or(&self, kind: AttrKind, absent: u64) -> Result<u64, Corruption> {
         if self.get(kind).is_none() { Ok(absent) } else { self.u64(kind) }
     }

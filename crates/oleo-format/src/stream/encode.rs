@@ -37,7 +37,7 @@ impl Attrs<'_> {
     fn path(&mut self, path: &[u8]) -> &mut Self {
         self.bytes(AttrKind::Path, path)
     }
-    /// What comes before the bytes of the last attribute of a command: without a length from version 2 on.
+    /// The head of the last attribute of a command: without a length from version 2 on.
     fn data_head(&mut self, len: usize) {
         self.out.extend_from_slice(&AttrKind::Data.number().to_le_bytes());
         if self.version == 1 {
@@ -61,12 +61,12 @@ fn finish(kind: CommandKind, command: &mut [u8]) {
 }
 
 impl Command<'_> {
-    /// Appends the whole command, its header and checksum included, as a stream of this version has it. `otime` is left out
-    /// in version 1.
+    /// Appends the whole command, its header and checksum included, in the form of this version. `otime` is left out in
+    /// version 1.
     ///
     /// # Panics
-    /// When the version does not have the command, or an attribute (in version 1 also the data) is longer than 65535 bytes: that is
-    /// a bug of whoever sends.
+    /// If the version does not have the command, or an attribute (in version 1 also the data) is longer than 65535
+    /// bytes: that is a bug of the sender.
     pub fn encode(&self, version: u32, out: &mut Vec<u8>) {
         let kind = self.kind();
         assert!(kind.since() <= version, "{} is not in version {version}", kind.name());
@@ -76,10 +76,11 @@ impl Command<'_> {
         finish(kind, &mut out[at..]);
     }
 
-    /// Appends a [`Command::Write`] whose data, `len` bytes, is put right where it belongs by `fill`: what is read for a stream need
-    /// not be copied. Where `fill` fails, `out` is as before.
+    /// Appends a [`Command::Write`] whose data, `len` bytes, is written in place by `fill`: data that is read for a
+    /// stream need not be copied. If `fill` fails, `out` is as before.
     ///
     /// # Panics
+    /// As [`Command::encode`].
     /// As [`Command::encode`].
     pub fn encode_write<E>(
         version: u32,

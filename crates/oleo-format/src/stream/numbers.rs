@@ -80,7 +80,7 @@ impl CommandKind {
 /// How long the value of an attribute is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ValueLen {
-    /// Exactly so many bytes.
+    /// Exactly this many bytes.
     Fixed(usize),
     /// Any number.
     Any,
@@ -151,7 +151,7 @@ impl EncodedCompression {
         }
     }
 
-    /// The number of this kind, for a volume with sectors of this size; none where the stream has no number for it.
+    /// The number of this kind, for a volume with sectors of this size; `None` if the stream has no number for it.
     pub fn number(kind: Compression, sectorsize: u32) -> Option<u32> {
         match kind {
             Compression::None => Some(0),

@@ -11,7 +11,7 @@ use crate::layout::LEVELS_MAX;
 use crate::structs::{BlockGroupItem, FreeSpaceInfo, RaidStride};
 use crate::{ItemType, Key, TreeId};
 
-/// The end of the extent that a record is about, or `None` if it is no record or leaves 64 bits.
+/// The end of a record's extent, or `None` if it is not a record or the end exceeds 64 bits.
 fn record_end(key: &Key, nodesize: u32) -> Option<u64> {
     match key.item_type {
         ItemType::EXTENT_ITEM => key.objectid.checked_add(key.offset),
@@ -81,7 +81,7 @@ fn inline_refs(i: &Item<'_>, head: &ExtentRecord, inline: &[u8]) -> Result<(), C
     Ok(())
 }
 
-/// Checks a reference, wherever it stands. `is_tree`: what kind of extent it is to, if that is known.
+/// Checks a reference, inline or not. `is_tree`: which kind of extent it refers to, if that is known.
 fn reference(i: &Item<'_>, structure: &'static str, one: &BackRef, is_tree: Option<bool>) -> Result<(), Corruption> {
     let to_tree = matches!(one, BackRef::TreeBlock { .. } | BackRef::SharedBlock { .. });
     if let Some(is_tree) = is_tree

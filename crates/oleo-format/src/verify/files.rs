@@ -58,7 +58,7 @@ pub(super) fn name_len(structure: &'static str, len: usize) -> Result<(), Corrup
     Ok(())
 }
 
-/// Checks a name that stands in a directory, so that a path made of it leads nowhere else.
+/// Checks a name in a directory, so that a path made of it leads nowhere else.
 pub(super) fn plain_name(structure: &'static str, name: &[u8]) -> Result<(), Corruption> {
     let plain = !name.contains(&b'/') && !name.contains(&0) && !matches!(name, b"." | b"..");
     ensure!(plain, structure, "name", name.escape_ascii(), "one without slash and zero, not . or ..");
@@ -120,7 +120,7 @@ pub(super) fn dir_entries(i: &Item<'_>) -> Result<(), Corruption> {
         if is_xattr { xattr(&entry)? } else { dir_entry(&entry)? }
     }
     if i.key.item_type == ItemType::DIR_INDEX {
-        // Where reading goes on is one more.
+        // The position to continue reading from is one more.
         let max = i64::MAX as u64;
         ensure!(i.key.offset < max, structure, "index", i.key.offset, format_args!("less than {max}"));
     }
@@ -170,7 +170,7 @@ pub(super) fn extent_data(i: &Item<'_>) -> Result<(), Corruption> {
     Ok(())
 }
 
-/// Where a file extent that was checked ends.
+/// The end of a file extent that was checked.
 fn extent_end(key: Key, data: &[u8], sectorsize: u64) -> u64 {
     let len = match FileExtentItem::ref_from_bytes(data) {
         Ok(e) if e.r#type != FileExtentItem::INLINE => e.num_bytes.get(),
@@ -179,7 +179,7 @@ fn extent_end(key: Key, data: &[u8], sectorsize: u64) -> u64 {
     key.offset.saturating_add(len).checked_next_multiple_of(sectorsize).unwrap_or(u64::MAX)
 }
 
-/// Checks an inline extent and says where it ends.
+/// Checks an inline extent and returns its end.
 fn inline_extent(i: &Item<'_>, ram_bytes: u64, len: usize, compression: Compression) -> Result<u64, Corruption> {
     const WHAT: &str = "inline extent";
     ensure!(i.key.offset == 0, WHAT, "offset of its key", i.key.offset, 0);
@@ -192,7 +192,7 @@ fn inline_extent(i: &Item<'_>, ram_bytes: u64, len: usize, compression: Compress
     Ok(ram_bytes.max(1).next_multiple_of(i.sectorsize()))
 }
 
-/// Checks a regular or preallocated extent and says where it ends.
+/// Checks a regular or preallocated extent and returns its end.
 fn disk_extent(i: &Item<'_>, compression: Compression) -> Result<u64, Corruption> {
     const WHAT: &str = "file extent";
     let e = FileExtentItem::parse(i.data)?;

@@ -136,8 +136,8 @@ pub(super) fn root_item(i: &Item<'_>) -> Result<(), Corruption> {
     const WHAT: &str = "root item";
     let tree = TreeId(i.key.objectid);
     ensure!(tree.0 != 0, WHAT, "tree", tree, "a tree");
-    // The offset says when a snapshot was made, or whose relocation or log tree this is; btrfs-convert gives the data
-    // relocation tree one too.
+    // The offset is the generation of a snapshot's creation, or the tree of a relocation or log tree; btrfs-convert
+    // gives the data relocation tree one, too.
     let may_have_offset = tree.is_shareable() || tree == TreeId::TREE_LOG;
     ensure!(i.key.offset == 0 || may_have_offset, WHAT, "offset of its key", i.key.offset, 0);
     let root = RootItem::decode(i.data)?;

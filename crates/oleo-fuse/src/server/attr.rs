@@ -10,7 +10,8 @@ use crate::options::Atime;
 use crate::wire::Reply;
 use crate::wire::abi::{self, Fattr};
 
-/// Seconds that names and attributes stay valid: for ever. Some years, which the kernel can add to its clock.
+/// Seconds that names and attributes stay valid: practically for ever. A number of years that the kernel can still add
+/// to its clock.
 pub(super) const VALID_SECONDS: u64 = 1 << 28;
 /// The unit of `st_blocks`.
 const BLOCK: u64 = 512;
@@ -23,7 +24,7 @@ const STATX_IMMUTABLE: u64 = 0x10;
 const STATX_APPEND: u64 = 0x20;
 const STATX_NODUMP: u64 = 0x40;
 
-/// Whether all times that are set are the present: whoever may write may do that.
+/// Whether all times that are set are the present: that needs only write permission.
 fn touches(valid: Fattr) -> bool {
     valid.contains(Fattr::ATIME) == valid.contains(Fattr::ATIME_NOW)
         && valid.contains(Fattr::MTIME) == valid.contains(Fattr::MTIME_NOW)
@@ -34,7 +35,7 @@ impl Server {
         self.fs.engine().sectorsize()
     }
 
-    /// `st_blocks`: whole sectors, as btrfs shows them even of a file that is kept in its item.
+    /// `st_blocks`: whole sectors, as btrfs shows them, also for a file whose data is inline.
     fn blocks(&self, a: &Attr) -> u64 {
         a.nbytes.next_multiple_of(u64::from(self.block_size())) / BLOCK
     }
@@ -68,7 +69,8 @@ impl Server {
         let nodeid = self.nodes.enter(inode);
         abi::EntryOut {
             nodeid,
-            // Tells apart, for file handles, who has had a number one after the other. The kernel made the root itself.
+            // Distinguishes, for file handles, inodes that had the same number one after the other. The kernel made the
+            // root itself.
             generation: if nodeid == abi::ROOT_ID { 0 } else { known.generation },
             entry_valid: VALID_SECONDS,
             attr_valid: VALID_SECONDS,
@@ -78,7 +80,7 @@ impl Server {
         }
     }
 
-    /// What a file handle asks for: the inode of a number, whether the kernel knows it or not, or the directory above.
+    /// Looks up what a file handle names: the inode of a number, known to the kernel or not, or its parent directory.
     fn lookup_by_number(&self, node: u64, name: &[u8], reply: &mut Reply<'_>) -> Answer {
         let inode = self.inode_of_number(node)?;
         let found = match name {
@@ -96,7 +98,7 @@ impl Server {
         }
         let (tree, ino) = Nodes::named(node).ok_or(Errno::ESTALE)?;
         let found = self.fs.subvol(tree).and_then(|subvol| self.fs.inode(&subvol, ino)).map_err(|_| Errno::ESTALE)?;
-        // Without a name, and nobody has it open: it is about to be erased.
+        // It has no name and nobody has it open: it is about to be erased.
         if self.fs.attr(&found).nlink == 0 { Err(Errno::ESTALE) } else { Ok(found) }
     }
 
@@ -107,7 +109,7 @@ impl Server {
         let dir = self.inode(dir)?;
         match self.fs.lookup(&dir, name).map_err(|e| self.errno("lookup", &e))? {
             Some(inode) => reply.put(&self.entry(inode)),
-            // That there is none may be kept as well.
+            // The kernel may cache that the name does not exist.
             None => reply.put(&abi::EntryOut { entry_valid: VALID_SECONDS, ..Default::default() }),
         }
         Ok(())

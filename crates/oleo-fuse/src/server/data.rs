@@ -1,4 +1,4 @@
-//! What is inside files: read, write, fallocate, lseek, copies, fsync; and the targets of symbolic links.
+//! The contents of files: read, write, fallocate, lseek, copies, fsync; and the targets of symbolic links.
 
 use oleo::fs::{CloneRange, FileKind, KeepSize};
 use oleo_fs::{FsError, InodeRef, Strip};
@@ -17,9 +17,9 @@ const ZERO_RANGE: u32 = 0x10;
 /// `SEEK_*` of `linux/fs.h`.
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
-/// Bytes that one step of a copy holds in memory where it cannot share.
+/// Bytes that one step of a copy holds in memory if it cannot share.
 const COPY_STEP: usize = 1 << 20;
-/// Bytes that one request copies where it cannot share: the caller asks again for the rest, and can be interrupted.
+/// Bytes that one request copies if it cannot share: the caller requests the rest again, and can be interrupted.
 const COPY_MAX: u64 = 64 << 20;
 
 /// Whether a file was opened for going past the kernel's cache.
@@ -38,8 +38,8 @@ impl Server {
         Ok(())
     }
 
-    /// The inode; where the kernel keeps the bytes in its cache, that is noted. It drops them before a direct write, but after an
-    /// asynchronous one it does not look for those that somebody has read meanwhile.
+    /// Returns the inode, and notes if the kernel keeps the bytes in its cache. The kernel drops them before a direct
+    /// write, but after an asynchronous one it does not drop those that were read meanwhile.
     fn inode_for_io(&self, node: u64, flags: u32) -> Result<InodeRef, Errno> {
         if is_direct(flags) { self.inode(node) } else { self.nodes.get_cached(node).ok_or(Errno::ESTALE) }
     }
@@ -53,12 +53,13 @@ impl Server {
         Ok(())
     }
 
-    /// Whether the kernel may have pages of a node that this write makes old. It is told, and waits for those that are being read.
+    /// Whether the kernel may have pages of a node that this write outdates. Notifying it waits for pages that are
+    /// being read.
     fn outdates_pages(&self, node: u64, args: &abi::WriteIn) -> bool {
         is_direct(args.flags) && self.nodes.is_cached(node)
     }
 
-    /// The same of a request to write that is not taken apart yet.
+    /// The same for a write request that was not parsed yet.
     pub(super) fn drops_pages(&self, node: u64, args: &[u8]) -> bool {
         abi::WriteIn::read_from_prefix(args).is_ok_and(|(args, _)| self.outdates_pages(node, &args))
     }
@@ -97,8 +98,8 @@ impl Server {
         done.and_then(|()| self.strip(node, &inode, Strip::Content)).map_err(|e| self.errno("fallocate", &e))
     }
 
-    /// Takes privileges away after a change of content. The kernel, which does not look for that, goes on letting everybody
-    /// execute the file with them until it is told; that needs no lock there, so it can be told before the answer.
+    /// Removes privileges after a change of content. The kernel does not notice that, and would let everybody execute
+    /// the file with them until it is notified. That needs no lock in the kernel, so it is done before the reply.
     fn strip(&self, node: u64, inode: &InodeRef, why: Strip) -> Result<(), FsError> {
         if self.fs.strip_privileges(inode, why)? {
             self.forget_attributes(node);
@@ -142,7 +143,7 @@ impl Server {
         Ok(())
     }
 
-    /// Shares what can be shared and copies the rest; answers how much of it was done.
+    /// Shares what can be shared and copies the rest; returns how much of it was done.
     fn copy(&self, src: &InodeRef, dst: &InodeRef, range: CloneRange) -> Result<u64, FsError> {
         let size = self.fs.attr(src).size;
         let len = range.len.min(size.saturating_sub(range.from));
@@ -153,7 +154,7 @@ impl Server {
         let ends_source = range.from + len == size;
         let aligned = range.from.is_multiple_of(sector) && range.to.is_multiple_of(sector);
         if aligned {
-            // The last, partial sector can be shared where it ends both files.
+            // The last, partial sector can be shared if it ends both files.
             let tail_too = ends_source && range.to + len >= self.fs.attr(dst).size;
             let shared = if tail_too { len } else { len / sector * sector };
             if shared > 0 {

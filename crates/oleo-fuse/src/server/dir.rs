@@ -1,8 +1,8 @@
 //! Listing directories.
 //!
-//! Offsets: 1 is behind ".", 2 behind "..", and `index + 1` behind the entry of that index, so that an offset stays valid
-//! whatever is made or removed meanwhile. A listing ends with the entries that there were when it began (offset 0): else
-//! whoever renames each entry that is listed would never come to an end.
+//! Offsets: 1 is behind ".", 2 behind "..", and `index + 1` behind the entry of that index, so that an offset stays
+//! valid whatever is created or removed meanwhile. A listing ends with the entries that existed when it began (offset
+//! 0): otherwise a program that renames each listed entry would never reach the end.
 
 use oleo::fs::{DirEntryInfo, FileKind, Target};
 use oleo_fs::InodeRef;
@@ -13,7 +13,7 @@ use crate::wire::abi;
 
 /// Entries that one look into the directory brings: about what a reply holds of short names.
 const ENTRIES_PER_LOOK: usize = 512;
-/// The same where each comes with its inode.
+/// The same if each entry comes with its inode.
 const ENTRIES_PER_LOOK_PLUS: usize = 128;
 /// The highest index that is behind no entry: "." and ".." have 0 and 1.
 const BEFORE_FIRST: u64 = 1;
@@ -31,7 +31,7 @@ impl Server {
         }
     }
 
-    /// The number of the directory above. There is none above the root of the mount, and none above what is removed.
+    /// The number of the parent directory. The root of the mount has none, nor has a removed directory.
     fn parent_number(&self, dir: &InodeRef) -> Option<u64> {
         if dir.is_empty_subvol_dir() || self.nodes.id(dir.tree(), dir.ino()) == abi::ROOT_ID {
             return None;
@@ -64,7 +64,7 @@ impl Server {
             let last = self.fs.last_index(dir).map_err(|e| self.errno("readdir", &e))?;
             self.nodes.list_up_to(node, last);
         }
-        // The kernel knows no offsets beyond.
+        // The kernel has no offsets beyond.
         Ok(self.nodes.listed_to(node).min(i64::MAX as u64 - 1))
     }
 
@@ -128,7 +128,7 @@ impl Server {
                 }
                 let dirent = self.dirent(&dir, &entry);
                 let before = reply.len();
-                // Room first: once a node was counted, the kernel must hear of it.
+                // Check the room first: once a node was counted, the kernel must get it.
                 if !reply.entry(Some(&abi::EntryOut::default()), &dirent, &entry.name) {
                     break 'reply;
                 }

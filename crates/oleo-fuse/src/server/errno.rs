@@ -1,4 +1,4 @@
-//! Errors as the kernel takes them.
+//! Errors as errnos for the kernel.
 
 use oleo_fs::FsError;
 

@@ -22,7 +22,7 @@ const FLAGS: [(u32, InodeFlags); 8] = [
 /// `FS_COMPR_FL`, `FS_NOCOMP_FL`.
 const COMPR: u32 = 0x0000_0004;
 const NOCOMP: u32 = 0x0000_0400;
-/// `FS_NOCOW_FL`, which stands for two flags of the format.
+/// `FS_NOCOW_FL`, which means two flags of the format.
 const NOCOW: u32 = 0x0080_0000;
 /// `FS_XFLAG_*` of `linux/fs.h` beside `FS_*_FL`.
 const XFLAGS: [(u32, u32); 5] = [
@@ -121,7 +121,7 @@ impl Server {
         Fsxattr { xflags, ..Default::default() }
     }
 
-    /// `FS_IOC_FSSETXATTR`: what it has no bits for stays.
+    /// `FS_IOC_FSSETXATTR`: flags for which it has no bits stay.
     pub(super) fn set_fsxattr(
         &self,
         inode: &InodeRef,

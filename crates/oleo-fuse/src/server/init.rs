@@ -1,4 +1,4 @@
-//! What is agreed with the kernel at the start.
+//! The agreement with the kernel at the start.
 
 use super::Server;
 use crate::transport::IO_LEN_MAX;
@@ -13,12 +13,12 @@ const CONGESTION: u16 = 48;
 /// Bytes of a page of the protocol's page counts; the kernel rounds by its own page size.
 const PAGE: usize = 4096;
 
-/// What is used where the kernel has it.
+/// Features that are used if the kernel has them.
 ///
-/// Listings always bring the inodes along (no READDIRPLUS_AUTO): loading an inode beside its neighbours takes about a
-/// microsecond, and a look-up that the kernel saves by it some twenty. With AUTO only the first part of a listing would, since
-/// programs like find list a whole directory before they look at its first file. While the kernel knows nearly too many inodes,
-/// listings come without (`prune`).
+/// Listings always return the inodes, too (no READDIRPLUS_AUTO): loading an inode beside its neighbours takes about a
+/// microsecond, and the look-up that it saves the kernel some twenty. With AUTO only the first part of a listing would,
+/// since programs like find list a whole directory before they look up its first file. While the kernel knows nearly
+/// too many inodes, listings return names only (`prune`).
 const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::EXPORT_SUPPORT)
     .union(InitFlags::BIG_WRITES)
@@ -45,7 +45,7 @@ const NEEDED: InitFlags = InitFlags::DONT_MASK
     .union(InitFlags::SETXATTR_EXT);
 
 impl Server {
-    /// The reply to INIT, or an errno where the kernel is too old. `uring`: requests may come through io_uring.
+    /// The reply to INIT, or an errno if the kernel is too old. `uring`: requests may come through io_uring.
     ///
     /// # Errors
     /// EPROTO.

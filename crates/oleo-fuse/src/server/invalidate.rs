@@ -1,8 +1,9 @@
-//! Making the kernel forget what a control request changed.
+//! Makes the kernel forget what a control request changed.
 //!
-//! A notice about an entry takes the directory's lock in the kernel. Somebody who holds it may be waiting for an answer of
-//! ours; so a thread that answers requests never waits for a notice without end ([`Server::invalidate_soon`]), or all of
-//! them might, with nobody left to answer. Whoever serves the control socket may wait.
+//! A notice about an entry takes the directory's lock in the kernel. The holder of that lock may be waiting for a reply
+//! from this server. So a thread that answers requests waits for a notice only for a limited time
+//! ([`Server::invalidate_soon`]); otherwise all threads might wait, with none left to reply. The thread of the control
+//! socket may wait.
 
 use std::io;
 use std::sync::{Arc, mpsc};
@@ -18,7 +19,7 @@ use crate::transport::Notifier;
 const ALL: i64 = 0;
 /// None of its pages, attributes alone.
 const NONE: i64 = -1;
-/// How long a thread that answers requests waits for the kernel to take notices: many times what they take.
+/// How long a thread that answers requests waits for the kernel to process notices: many times what that takes.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// One notice, in the kernel's numbers.
@@ -37,7 +38,7 @@ impl Notice {
 }
 
 impl Server {
-    /// Has the kernel forget something. Without a connection there is nobody to tell.
+    /// Makes the kernel forget something. Does nothing without a connection.
     pub(crate) fn invalidate(&self, what: &[Invalidation]) {
         let Some(notifier) = self.notifier.get() else { return };
         for notice in self.notices(what) {
@@ -47,8 +48,8 @@ impl Server {
         }
     }
 
-    /// Has the kernel forget the attributes of a node, and none of its pages. It takes no lock for that which somebody who waits
-    /// for an answer could hold, so any thread may do it.
+    /// Makes the kernel forget the attributes of a node, and none of its pages. That takes no lock that a process
+    /// waiting for a reply could hold, so any thread may do it.
     pub(super) fn forget_attributes(&self, node: u64) {
         let reported = self.notifier.get().map_or(Ok(()), |notifier| notifier.inval_inode(node, NONE, ALL));
         if let Err(e) = reported {
@@ -56,8 +57,8 @@ impl Server {
         }
     }
 
-    /// The same from a thread that answers requests: comes back when the kernel has taken the notices, or is waiting for
-    /// somebody who may be waiting for this thread.
+    /// The same from a thread that answers requests: returns when the kernel has processed the notices, or after a
+    /// while, since it may be waiting for a process that waits for this thread.
     pub(crate) fn invalidate_soon(&self, what: &[Invalidation]) {
         let Some(notifier) = self.notifier.get().cloned() else { return };
         let (notices, log) = (self.notices(what), self.log.clone());
@@ -75,14 +76,14 @@ impl Server {
             let _ = done.send(());
         });
         match sender {
-            // A time-out is no error: the notices are on their way.
+            // A time-out is not an error: the notices are on their way.
             Ok(_) => drop(waiting.recv_timeout(PATIENCE)),
             Err(e) => (self.log)(&format!("no thread for notices to the kernel: {e}")),
         }
     }
 
-    /// Has the kernel forget some pages of a node. It waits for the lock of each: of one that is being read, for an answer. So a
-    /// thread of its own tells it, and this one waits for a while.
+    /// Makes the kernel forget some pages of a node. The kernel waits for the lock of each page, and one that is being
+    /// read is locked until the reply. So another thread sends the notice, and this one waits for a while.
     pub(super) fn forget_pages(&self, node: u64, at: u64, len: u64) {
         let Some(notifier) = self.notifier.get() else { return };
         let notice_thread = self.notice_thread.get_or_init(|| NoticeThread::start(notifier.clone(), self.log.clone()));
@@ -98,7 +99,7 @@ impl Server {
                     notices.push(Notice::Entry { dir, name: name.clone() });
                     notices.push(Notice::Inode { node: dir, pages: ALL });
                 }
-                // No pages: whoever holds the inode's lock while they ask for this would wait for themselves.
+                // Not the pages: a caller that holds the inode's lock meanwhile would wait for itself.
                 Invalidation::Inode { tree, ino } => {
                     notices.push(Notice::Inode { node: self.nodes.id(*tree, *ino), pages: NONE });
                 }
@@ -119,10 +120,10 @@ struct Pages {
     len: u64,
 }
 
-/// Pages, and where to say that the kernel has been told.
+/// Pages, and the channel to report that the kernel was notified.
 type Order = (Pages, mpsc::Sender<()>);
 
-/// A thread that tells the kernel about pages.
+/// A thread that notifies the kernel about pages.
 pub(super) struct NoticeThread(Option<Mutex<rank::FuseNotices, mpsc::Sender<Order>>>);
 
 impl NoticeThread {
@@ -132,13 +133,13 @@ impl NoticeThread {
         let work = move || {
             for (pages, done) in list {
                 let Pages { node, at, len } = pages;
-                // Beyond what the protocol can say there is no page.
+                // No page lies beyond what the protocol can express.
                 if let (Ok(at), Ok(len)) = (i64::try_from(at), i64::try_from(len))
                     && let Err(e) = notifier.inval_inode(node, at, len)
                 {
                     log(&format!("the kernel does not take a notice: {e}"));
                 }
-                // Who asked may have gone on.
+                // The requester may have stopped waiting.
                 let _ = done.send(());
             }
         };
@@ -151,12 +152,13 @@ impl NoticeThread {
         }
     }
 
-    /// Comes back when the kernel has forgotten them, or is waiting for somebody who may be waiting for this thread.
+    /// Returns when the kernel has forgotten them, or after a while, since it may be waiting for a process that waits
+    /// for this thread.
     fn notify(&self, pages: Pages) {
         let Some(orders) = &self.0 else { return };
         let (done, waiting) = mpsc::channel();
         if orders.lock().send((pages, done)).is_ok() {
-            // A time-out is no error: the notice is on its way.
+            // A time-out is not an error: the notice is on its way.
             let _ = waiting.recv_timeout(PATIENCE);
         }
     }

@@ -1,5 +1,5 @@
-//! Ioctls. The kernel passes those of a fixed size, with the bytes that go in and room for those that come out. Here are
-//! those of every file system, and our own; those of btrfs are in `ioctl_btrfs` and `ioctl_info`.
+//! Ioctls. The kernel passes those of a fixed size, with the bytes that go in and room for those that come out. This
+//! file has those of every file system and Oleo's own; those of btrfs are in `ioctl_btrfs` and `ioctl_info`.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -19,7 +19,7 @@ const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
 const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
 const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 
-/// What an ioctl answers: bytes for the caller, and its return value.
+/// The result of an ioctl: bytes for the caller, and its return value.
 type IoctlAnswer = Result<Answered, Errno>;
 
 impl Server {
@@ -38,7 +38,7 @@ impl Server {
 
     fn ioctl_bytes(&self, head: &abi::InHeader, args: &abi::IoctlIn, data: &[u8]) -> IoctlAnswer {
         let inode = self.inode(head.nodeid)?;
-        // The kernel has asked already, of who calls chattr.
+        // The kernel has checked the owner already, for the caller of chattr.
         let privileged = || Process::of(head.pid).can(CAP_LINUX_IMMUTABLE);
         match args.cmd {
             FS_IOC_GETFLAGS => Ok(self.fs_flags(&inode).as_bytes().to_vec().into()),

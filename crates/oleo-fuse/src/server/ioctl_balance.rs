@@ -1,7 +1,7 @@
-//! The ioctls of btrfs about the balance: beginning and resuming one, which wait for its end, and asking how far it is.
+//! The ioctls of btrfs about the balance: starting and resuming one, which wait for its end, and querying its progress.
 //!
-//! `BTRFS_IOC_BALANCE_CTL` (pause, cancel) passes a number where its own number announces a pointer, so the kernel answers
-//! it with EFAULT before a FUSE server hears of it. The control socket does that.
+//! `BTRFS_IOC_BALANCE_CTL` (pause, cancel) passes a number although its own number declares a pointer, so the kernel
+//! fails it with EFAULT before a FUSE server sees it. The control socket offers this instead.
 
 use oleo::balance::{BalanceArgs, Balancer};
 use oleo::control::{BalanceChange, BalanceEnd, BalanceState, BalanceStatus, Reply, Request};
@@ -52,8 +52,8 @@ impl Call<'_> {
     }
 }
 
-/// The arguments are laid out as in the item on disk, but in the machine's order. Where that is another, nobody has turned them
-/// around yet.
+/// The arguments are laid out as in the item on disk, but in the machine's byte order. Big-endian machines are not
+/// supported.
 fn same_order() -> Result<(), Errno> {
     if cfg!(target_endian = "little") { Ok(()) } else { Err(Errno::ENOTTY) }
 }

@@ -1,10 +1,10 @@
 //! The ioctls of btrfs that change something: each becomes the control request of the same meaning.
 //!
-//! Those that reach a FUSE server have a fixed size; what holds pointers (`LOGICAL_INO`, `TREE_SEARCH_V2`, lists of spaces) does
-//! not, and is answered as unknown. The control socket does these things.
+//! The ioctls that reach a FUSE server have a fixed size; those with pointers (`LOGICAL_INO`, `TREE_SEARCH_V2`, lists
+//! of spaces) do not, and fail as unknown. The control socket offers these operations.
 //!
-//! The kernel has resolved the path of the file that the ioctl is called on, so directories above it are not looked at
-//! again. What else a caller may do, `oleo::control` decides.
+//! The kernel has resolved the path of the file that the ioctl is called on, so directories above it are not checked
+//! again. `oleo::control` decides what else a caller may do.
 
 use oleo::TreeId;
 use oleo::control::{Caller, DefragOptions, Location, NewSize, Property, Reply, Request, SubvolRef};
@@ -19,7 +19,7 @@ use crate::wire::abi;
 /// A bad address.
 const EFAULT: i32 = 14;
 
-/// What an ioctl answers: its return value (0, or a negative errno that comes with data), and bytes for the caller.
+/// The result of an ioctl: its return value (0, or a negative errno that comes with data), and bytes for the caller.
 pub(super) struct Answered {
     pub result: i32,
     pub bytes: Vec<u8>,
@@ -31,12 +31,12 @@ impl From<Vec<u8>> for Answered {
     }
 }
 
-/// Nothing to say.
+/// Success without data.
 pub(super) fn nothing() -> Answered {
     Answered { result: 0, bytes: Vec::new() }
 }
 
-/// One ioctl: who calls it, on what, with which bytes.
+/// One ioctl: its caller, its file, and its bytes.
 pub(super) struct Call<'a> {
     pub server: &'a Server,
     pub head: &'a abi::InHeader,
@@ -123,7 +123,7 @@ impl Call<'_> {
         }
     }
 
-    /// Who calls.
+    /// The caller.
     pub(super) fn caller(&self) -> Caller {
         Caller::by_call(self.head.pid, self.head.uid, self.head.gid)
     }
@@ -159,7 +159,7 @@ impl Call<'_> {
         if is_root { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// The quota groups that a new subvolume is to be put into: in the caller's memory, to which the second form points.
+    /// The quota groups of a new subvolume: in the caller's memory, to which the second form points.
     fn groups(&self, flags: u64) -> Result<Vec<u64>, Errno> {
         /// `struct btrfs_qgroup_inherit` before its list: flags, three counts, a limit of five numbers.
         const HEAD_LEN: usize = 72;
@@ -177,7 +177,8 @@ impl Call<'_> {
         }
         let read = |at: u64, bytes: &mut [u8]| -> Result<(), Errno> {
             use std::os::unix::fs::FileExt;
-            // The caller waits for the answer: its number is its own. Where we may not look, we cannot do it.
+            // The caller waits for the reply, so its number is still its own. If we may not read its memory, the
+            // request fails.
             let memory = std::fs::File::open(format!("/proc/{}/mem", self.head.pid)).map_err(|_| Errno::EOPNOTSUPP)?;
             memory.read_exact_at(bytes, at).map_err(|_| Errno(EFAULT))
         };

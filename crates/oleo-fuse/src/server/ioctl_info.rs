@@ -1,4 +1,4 @@
-//! The ioctls of btrfs that only tell something.
+//! The ioctls of btrfs that only return information.
 
 use oleo::TreeId;
 use oleo::fs::{FileKind, Ino};
@@ -14,7 +14,7 @@ use super::ioctl_numbers::*;
 const OVERFLOW: i32 = -oleo_fs::errno::EOVERFLOW;
 /// Directories from anything up to its subvolume's root, at most: as deep as a path can be.
 const DEPTH_MAX: usize = 4096;
-/// `BTRFS_FS_INFO_FLAG_*`: checksum, generation and metadata UUID are told.
+/// `BTRFS_FS_INFO_FLAG_*`: checksum, generation and metadata UUID are returned.
 const ALL_INFO: u64 = 0b111;
 /// `BTRFS_ROOT_SUBVOL_RDONLY`.
 const ROOT_RDONLY: u64 = 1;
@@ -190,8 +190,8 @@ impl Call<'_> {
         Ok(Answered { result: if more { OVERFLOW } else { 0 }, bytes })
     }
 
-    /// The way from a directory down to an inode of the same subvolume, each name followed by a slash. `allowed` looks at
-    /// the directories on it.
+    /// The path from a directory down to an inode of the same subvolume, each name followed by a slash. `allowed`
+    /// checks the directories on it.
     fn way_down(
         &self,
         tree: TreeId,

@@ -24,13 +24,13 @@ const BTRFS: u8 = 0x94;
 
 /// Bytes of `struct btrfs_ioctl_vol_args` and its second form: a page.
 pub(super) type VolArgs = [u8; 4096];
-/// Where the name is in the first form.
+/// Offset of the name in the first form.
 pub(super) const NAME_AT: usize = 8;
-/// Where the name, or the number of a subvolume, is in the second form.
+/// Offset of the name, or of the number of a subvolume, in the second form.
 pub(super) const NAME_AT_V2: usize = 56;
-/// Where the flags are in the second form.
+/// Offset of the flags in the second form.
 pub(super) const FLAGS_AT_V2: usize = 16;
-/// Where the length of a list of quota groups is in the second form, and behind it its address.
+/// Offset of the length of a list of quota groups in the second form; its address follows.
 pub(super) const INHERIT_AT_V2: usize = 24;
 /// Bytes of a label.
 pub(super) const LABEL_LEN: usize = 256;

@@ -1,7 +1,8 @@
 //! From a number of another process's open file to an inode of this mount.
 //!
-//! A snapshot's source is named that way. Looking at the file itself would ask this very server; but what the kernel
-//! tells of the descriptor is enough: the mount it is on, and the inode number, which is ours.
+//! The source of a snapshot is named in this way. Querying the file itself would be a request to this very server; but
+//! what the kernel shows of the descriptor is enough: the mount it is on, and the inode number, which this server
+//! chose.
 
 use oleo_device::mountinfo::mounts_of;
 use oleo_fs::InodeRef;
@@ -21,9 +22,9 @@ impl Server {
         if mounts.iter().find(|m| m.id == mount).map(|m| m.device.as_str()) != Some(ours) {
             return Err(Errno::EXDEV);
         }
-        // Kernels before 5.14 do not tell it.
+        // Kernels before 5.14 do not show it.
         let ino: u64 = field("ino:").and_then(|ino| ino.parse().ok()).ok_or(Errno::EOPNOTSUPP)?;
-        // The root shows the number of its node until it is first looked at.
+        // The root shows the number of its node until its attributes are first read.
         self.inode_shown(ino).or_else(|_| if ino == ROOT_ID { self.inode(ROOT_ID) } else { Err(Errno::ESTALE) })
     }
 }

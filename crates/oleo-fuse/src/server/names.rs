@@ -1,4 +1,4 @@
-//! Names: making, linking, moving and removing files.
+//! Names: creating, linking, moving and removing files.
 
 use oleo::fs::{FileKind, NewInode, NewKind, RenameMode};
 use oleo_fs::InodeRef;
@@ -17,7 +17,7 @@ const PERMISSIONS: u32 = 0o7777;
 /// A symbolic link's permissions.
 const LINK_MODE: u32 = 0o777;
 
-/// What a new inode takes from whoever makes it.
+/// The properties of the caller that a new inode gets.
 struct Maker {
     mode: u32,
     umask: u32,
@@ -141,7 +141,7 @@ impl Server {
         }
     }
 
-    /// Entries of these directories have changed: makes them durable on a mount that was asked for with `dirsync` or `sync`.
+    /// Makes changes of these directories' entries durable on a mount with `dirsync` or `sync`.
     fn keep_names(&self, dirs: &[&InodeRef]) -> Answer {
         if self.options.flags.intersects(MountFlags::DIRSYNC | MountFlags::SYNCHRONOUS) {
             dirs.iter().try_for_each(|dir| self.fs.fsync(dir)).map_err(|e| self.errno("fsync", &e))?;

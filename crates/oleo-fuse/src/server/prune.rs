@@ -1,12 +1,12 @@
-//! Bounding the inodes that the kernel knows.
+//! Bounds the number of inodes that the kernel knows.
 //!
-//! Each of them is held here ([`nodes`](crate::nodes)), and the kernel, which does not see that memory, forgets them only when its own
-//! runs short. So above `nodes=` it is asked to forget those that no request has named for a while: by their numbers
-//! (FUSE_NOTIFY_PRUNE, Linux 6.18), or, on older kernels, by the names of files. What somebody has open stays. And listings do not
-//! bring inodes along while there are nearly too many (`dir`).
+//! Each of them is held here ([`nodes`](crate::nodes)), and the kernel, which does not see that memory, forgets them
+//! only when its own runs short. So above `nodes=` it is asked to forget those that no request has named for a while:
+//! by their numbers (FUSE_NOTIFY_PRUNE, Linux 6.18), or, on older kernels, by the names of files. Open files stay. And
+//! listings return names only while there are nearly too many (`dir`).
 //!
-//! What the kernel has forgotten stays in the file system's cache until a commit sweeps that; a mount that only reads has no commits. So
-//! when half of what was known is forgotten, the cache is swept.
+//! Inodes that the kernel has forgotten stay in the file system's cache until a commit sweeps it; a mount that is only
+//! read has no commits. So the cache is also swept when half of the known inodes are forgotten.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -22,16 +22,16 @@ const AT_ONCE: usize = 256;
 const SHED_MIN: usize = 16 << 10;
 
 impl Server {
-    /// Whether the kernel had better not be told inodes that it did not ask for.
+    /// Whether listings should leave inodes out.
     pub(super) fn has_many_nodes(&self) -> bool {
         self.nodes.count() > self.nodes_max / 8 * 7
     }
 
-    /// Asks the kernel to forget some nodes, where it knows too many; whether it has forgotten any.
+    /// Asks the kernel to forget some nodes, if it knows too many; returns whether it has forgotten any.
     pub(crate) fn prune(&self) -> bool {
         let count = self.nodes.count();
         let Some(notifier) = self.notifier.get().filter(|_| count > self.nodes_max) else { return false };
-        // A sixteenth more, so that this is not for every single one.
+        // A sixteenth more, so that this does not run for every single one.
         let idle = self.nodes.idle(count - self.nodes_max + self.nodes_max / 16);
         let numbers: Vec<u64> = idle.iter().map(|(node, _)| *node).collect();
         for part in numbers.chunks(AT_ONCE) {
@@ -45,11 +45,11 @@ impl Server {
                 Err(_) => return false,
             }
         }
-        // Who is in use now may be idle at the next look; whoever is always in use must not be asked for without end.
+        // Nodes in use now may be idle next time; the loop ends if all stay in use.
         numbers.is_empty() || self.nodes.count() < count
     }
 
-    /// Has the file system let go of inodes where the kernel has forgotten half of those that it knew, or more.
+    /// Makes the file system sweep its cache if the kernel has forgotten at least half of the inodes that it knew.
     pub(crate) fn shed(&self) {
         // The prune thread alone comes here.
         let mut most = self.nodes_most.load(Ordering::Relaxed);
@@ -59,7 +59,8 @@ impl Server {
         self.nodes_most.store(most, Ordering::Relaxed);
     }
 
-    /// What `prune` does, for kernels that cannot be asked by number. Directories stay: the kernel would take away what is mounted on them.
+    /// The same as `prune` for kernels that cannot be asked by number. Directories stay: the kernel would detach what
+    /// is mounted on them.
     fn prune_names(&self, notifier: &dyn Notifier, idle: &[(u64, oleo_fs::InodeRef)]) {
         for (_, inode) in idle {
             if inode.is_empty_subvol_dir() || self.fs.attr(inode).kind == FileKind::Dir {
@@ -75,7 +76,7 @@ impl Server {
     }
 }
 
-/// Whether there are half as many as the most there were since it was last said, or fewer.
+/// Whether `count` is at most half of the highest count since this last returned true.
 fn has_halved(most: &mut usize, count: usize) -> bool {
     let halved = *most >= SHED_MIN && count <= *most / 2;
     *most = if halved { count } else { count.max(*most) };
@@ -86,7 +87,7 @@ fn has_halved(most: &mut usize, count: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// Goal: a sweep is asked for once when half of the nodes are forgotten, however slowly, and not for a few.
+    /// Goal: one sweep is requested when half of the nodes are forgotten, however slowly, and none for a few.
     #[test]
     fn halves() {
         let mut most = 0;

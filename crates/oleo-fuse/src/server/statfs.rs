@@ -1,4 +1,4 @@
-//! How full the volume is, counted in what files can have: copies and parity taken off.
+//! The usage of the volume, in bytes available to files: without copies and parity.
 
 use super::{Answer, Server};
 use crate::wire::Reply;

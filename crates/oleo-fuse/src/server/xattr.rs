@@ -12,7 +12,7 @@ const XATTR_REPLACE: u32 = 2;
 /// Names that only the superuser sees.
 const TRUSTED: &[u8] = b"trusted.";
 
-/// Answers with a value, or with its length when there is no room for it.
+/// Replies with a value, or with its length if there is no room for it.
 fn value(size: u32, value: &[u8], reply: &mut Reply<'_>) -> Answer {
     if size == 0 {
         reply.put(&abi::GetxattrOut { size: value.len() as u32, padding: 0 });
@@ -64,7 +64,7 @@ impl Server {
         Ok(())
     }
 
-    /// Whoever sets an ACL without being of the group loses the set-group-id bit.
+    /// A caller that is not in the group and sets an ACL loses the set-group-id bit.
     fn drop_setgid(&self, inode: &oleo_fs::InodeRef) -> Result<(), oleo_fs::FsError> {
         const SETGID: u32 = 0o2000;
         let mode = self.fs.attr(inode).mode;

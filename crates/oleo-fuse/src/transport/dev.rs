@@ -1,15 +1,15 @@
 //! Requests through `/dev/fuse`: one read a request, one write a reply.
 //!
-//! Normal path: (1) [`DevFuse::handshake`] answers INIT; (2) [`serve`](Transport::serve) starts a few threads, each with a
-//! channel of its own to the connection, that read, handle and write; (3) a thread that takes up a request which may
-//! wait (a commit, a long copy) and finds nobody left to read starts another thread, up to `threads_max`; (4) a thread
-//! that finds enough others waiting when it is done ends; (5) reading fails with ENODEV when the file system is
+//! Normal path: (1) [`DevFuse::handshake`] answers INIT; (2) [`serve`](Transport::serve) starts a few threads, each
+//! with a channel of its own to the connection, that read, handle and write; (3) a thread that takes a request which
+//! may wait (a commit, a long copy) while no other thread is reading starts another one, up to `threads_max`; (4) a
+//! thread that finds enough others waiting when it is done ends; (5) reading fails with ENODEV when the file system is
 //! unmounted, and all threads end.
 //!
 //! Few threads, because the kernel hands requests to waiting readers in turn: with many of them each request would be
 //! handled on a cold stack and a cold core.
 //!
-//! Invariants: every request that was read is answered once, but for those without reply. Locks: none but `unjoined`, the
+//! Invariants: every request that was read is answered once, except those without reply. Locks: only `unjoined`, the
 //! list of threads started, a leaf.
 
 use std::fs::File;
@@ -40,12 +40,12 @@ pub struct DevFuse {
 }
 
 impl DevFuse {
-    /// On a channel that is mounted. At most `threads_max` threads will answer.
+    /// Uses a mounted channel. At most `threads_max` threads will answer.
     pub fn new(fd: File, threads_max: usize) -> DevFuse {
         DevFuse { fd: Arc::new(fd), threads_max: threads_max.max(1) }
     }
 
-    /// From now on at most so many threads will answer.
+    /// Limits the threads that answer from now on.
     pub fn limit_threads(&mut self, threads_max: usize) {
         self.threads_max = threads_max.max(1);
     }
@@ -109,7 +109,7 @@ impl Buffers {
         let len = loop {
             match rustix::io::read(fd, self.request.as_mut_bytes()) {
                 Ok(len) => break len,
-                // A request that was interrupted before anybody took it; a signal; nothing there after all.
+                // A request was interrupted before it was read; a signal; or no request after all.
                 Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
                 Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(None),
                 Err(e) => return Err(e.into()),
@@ -133,8 +133,8 @@ struct Pool {
     threads: AtomicUsize,
     threads_base: usize,
     threads_max: usize,
-    /// Threads that nobody has joined yet: those there are, and those that ended since the last one was started. A thread that
-    /// is not joined keeps its stack mapped, and a process may have 65 530 mappings.
+    /// Threads that were not joined yet: running ones, and those that ended since the last one was started. A thread
+    /// that is not joined keeps its stack mapped, and a process may have 65 530 mappings.
     unjoined: Mutex<rank::FusePool, Vec<JoinHandle<()>>>,
     broken: OnceLock<io::Error>,
 }
@@ -242,8 +242,8 @@ fn answer(fd: &File, handler: &dyn Handler, head: &abi::InHeader, buffers: &mut 
     let (out_head, out) = reply.as_mut_bytes().split_at_mut(OUT_HEAD);
     let mut reply_body = Reply::new(out);
     let outcome = match Request::parse_whole(*head, body) {
-        // A request that is never answered holds up its caller for ever, and a thread that ends is missing. The panic has been
-        // told on standard error.
+        // A request that is never answered blocks its caller for ever, and a thread that ends is missing. The panic has
+        // been reported on standard error.
         Ok(request) => catch_unwind(AssertUnwindSafe(|| handler.handle(&request, &mut reply_body)))
             .unwrap_or(Outcome::Failed(Errno::IO.raw_os_error())),
         Err(_) => Outcome::Failed(Errno::IO.raw_os_error()),
@@ -296,7 +296,7 @@ impl Notifier for Notices {
     fn prune(&self, nodes: &[u64]) -> io::Result<()> {
         let args = abi::NotifyPrune { count: nodes.len() as u32, padding: 0, spare: 0 };
         match self.send(abi::notify::PRUNE, &[args.as_bytes(), nodes.as_bytes()]) {
-            // What a kernel says to a code that it does not know.
+            // The kernel's error for a code that it does not have.
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => Err(io::ErrorKind::Unsupported.into()),
             done => done,
         }

@@ -1,21 +1,25 @@
 //! Requests through io_uring: a reply and the next request in one system call.
 //!
-//! The kernel has one queue per processor and puts a request into that of the processor it came from. Normal path:
-//! (1) [`connect`] makes the rings, before the kernel is told that there will be any: from then on there is no way back;
-//! (2) [`serve`](Transport::serve) starts as many threads as there are processors for us, which register the slots of their queues; when
-//! every queue has one, the kernel begins to use them; (3) a thread waits, handles, hands the reply in and waits for the next
-//! request in the same call; (4) what may take long goes to [`Helpers`], who bring the slot back and raise the thread's event;
-//! (5) when the file system is unmounted every slot comes back with ENOTCONN, and a thread without slots ends.
+//! The kernel has one queue per processor and puts a request into that of the processor it came from. Normal path: (1)
+//! [`connect`] makes the rings before it tells the kernel that there will be any: from then on there is no way back;
+//! (2) [`serve`](Transport::serve) starts as many threads as there are processors available, which register the slots
+//! of their queues; when every queue has one, the kernel begins to use them; (3) a thread waits, handles, submits the
+//! reply and waits for the next request in the same call; (4) long requests go to [`Helpers`], which return the slot
+//! and raise the thread's event; (5) when the file system is unmounted every slot comes back with ENOTCONN, and a
+//! thread without slots ends.
 //!
-//! FORGET and INTERRUPT still come through `/dev/fuse`, and notifications go there: `DevFuse` serves it beside the rings.
+//! FORGET and INTERRUPT still come through `/dev/fuse`, and notifications go there: `DevFuse` serves it beside the
+//! rings.
 //!
-//! Invariants: every slot is in one place: with the kernel, a queue thread, a helper, or on the way back in `Done`. Every request
-//! that came is answered, also when the handler panics (EIO). Locks: `Done::slots` and the helpers' queue, leaves both.
+//! Invariants: every slot is in one place: with the kernel, a queue thread, a helper, or on the way back in `Done`.
+//! Every request is answered, also if the handler panics (EIO). Locks: `Done::slots` and the helpers' queue, both
+//! leaves.
 //!
-//! Trap: a kernel that was told of io_uring holds all requests back until every queue has a slot, those of processors that are
-//! switched off too. So a thread serves several queues where there are more of them than processors for us.
+//! Trap: a kernel that was promised io_uring holds all requests back until every queue has a slot, including those of
+//! processors that are switched off. So a thread serves several queues if there are more of them than processors
+//! available.
 //!
-//! The threads are not bound to processors: whatever thread the engine starts while it answers would be bound as well.
+//! The threads are not bound to processors: any thread that the engine starts while it answers would be bound, too.
 
 mod helpers;
 mod ring;
@@ -40,7 +44,8 @@ use crate::options::Uring;
 use crate::wire::abi;
 use crate::wire::{Reply, Request};
 
-/// Slots of all queues together, where that gives each a sensible number. Each may come to hold [`IO_LEN_MAX`] bytes.
+/// The slots of all queues together, if that gives each queue a sensible number. Each may come to hold [`IO_LEN_MAX`]
+/// bytes.
 const SLOTS: usize = 32;
 /// Slots of one queue, at least and at most. Requests that find none wait in the kernel.
 const SLOTS_PER_QUEUE: (usize, usize) = (2, 8);
@@ -53,17 +58,18 @@ const FORGET_THREADS: usize = 2;
 /// How many processors there may ever be, which is how many queues the kernel has: ranges, as in `0-3,8`.
 const POSSIBLE_CPUS: &str = "/sys/devices/system/cpu/possible";
 
-/// Where root switches it on; kernels before 6.14 do not have it.
+/// Root switches it on with this file; kernels before 6.14 do not have it.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// What is agreed with the kernel, which is told of io_uring or not.
+/// Agrees with the kernel; the flag says whether io_uring is offered.
 pub type AgreeOn<'a> = &'a dyn Fn(&abi::InitIn, bool) -> Result<abi::InitOut, i32>;
 
-/// Agrees with the kernel on a channel that is mounted; how requests come follows from it. At most `threads_max` threads will
-/// do what takes long.
+/// Agrees with the kernel on a mounted channel, and so chooses the transport. At most `threads_max` threads will handle
+/// long requests.
 ///
 /// # Errors
-/// The kernel speaks another protocol, or does not offer io_uring where it must; the connection broke.
+/// The kernel has another version of the protocol, or does not offer io_uring although it is required; the connection
+/// broke.
 pub fn connect(fd: File, threads_max: usize, wish: Uring, agree: AgreeOn<'_>) -> io::Result<Arc<dyn Transport>> {
     let mut dev = DevFuse::new(fd, threads_max);
     // Made before anything is promised. Containers often forbid io_uring.
@@ -104,7 +110,7 @@ struct UringFuse {
     threads_max: usize,
 }
 
-/// The rings, each with the slots of its queues, which nobody has registered yet.
+/// The rings, each with the slots of its queues, which are not registered yet.
 struct Rings(Vec<RingPlan>);
 
 struct RingPlan {
@@ -220,7 +226,7 @@ impl Queue {
         let mut back = Vec::new();
         let begun = self.begin(&mut back);
         let failed = begun.is_err();
-        // Whoever started the threads waits for this.
+        // The starter of the threads waits for this.
         let _ = ready.send(begun);
         let mut strange = Ok(());
         while !failed && self.left > 0 && !self.stop.load(Ordering::Acquire) {
@@ -278,7 +284,7 @@ impl Queue {
             answer(&*self.handler, &mut slot, &mut self.scratch);
             self.plan.ring.commit(slot)?;
             if here.peek().is_some() {
-                // Nobody waits for the answer to somebody else's request.
+                // The other requests do not have to wait for this one's reply.
                 self.plan.ring.submit()?;
             }
         }
@@ -286,13 +292,13 @@ impl Queue {
     }
 }
 
-/// What the kernel says when the file system is unmounted, or the connection aborted.
+/// The errnos after the file system is unmounted, or the connection aborted.
 fn is_end(errno: i32) -> bool {
     [Errno::NOTCONN, Errno::CONNABORTED, Errno::CANCELED, Errno::NODEV].iter().any(|e| e.raw_os_error() == errno)
 }
 
 fn head_of(slot: &mut Slot) -> abi::InHeader {
-    // As long as the area is longer than the header, which the sizes of both types say.
+    // The area is longer than the header: see the sizes of both types.
     abi::InHeader::read_from_prefix(&slot.parts().0.in_out).map_or_else(|_| abi::InHeader::default(), |(head, _)| head)
 }
 
@@ -308,8 +314,8 @@ impl Scratch {
     }
 }
 
-/// Answers the request in a slot; the reply stands in its place. The payload is where both want to be: small requests are
-/// copied away from there, small replies to large requests are copied back to it.
+/// Answers the request in a slot; the reply replaces it. The payload area serves both: small requests are copied out of
+/// it, small replies to large requests are copied into it.
 fn answer(handler: &dyn Handler, slot: &mut Slot, scratch: &mut Scratch) {
     let head = head_of(slot);
     let (header, payload) = slot.parts();
@@ -340,8 +346,8 @@ fn handle(handler: &dyn Handler, head: abi::InHeader, args: &[u8], rest: &[u8], 
     let mut reply = Reply::new(out);
     let failed = Outcome::Failed(Errno::IO.raw_os_error());
     let outcome = match Request::parse(head, args, rest) {
-        // A request that is never answered holds up its caller, and the slot's queue, for ever. The panic has been told on
-        // standard error.
+        // A request that is never answered blocks its caller, and the slot's queue, for ever. The panic has been
+        // reported on standard error.
         Ok(request) => catch_unwind(AssertUnwindSafe(|| handler.handle(&request, &mut reply))).unwrap_or(failed),
         Err(_) => failed,
     };

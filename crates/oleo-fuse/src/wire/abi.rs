@@ -8,8 +8,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAJOR: u32 = 7;
 /// The newest minor version that this crate knows.
 pub const MINOR: u32 = 45;
-/// The oldest minor version that is served: 7.31 (Linux 5.4) has everything that the server relies on but copies of
-/// large ranges and the second form of clearing privileges, which are asked for by flag.
+/// The oldest minor version that is served: 7.31 (Linux 5.4) has everything that the server relies on except copies of
+/// large ranges and the second form of clearing privileges, which are negotiated by flag.
 pub const MINOR_MIN: u32 = 31;
 /// `FUSE_ROOT_ID`.
 pub const ROOT_ID: u64 = 1;
@@ -30,16 +30,16 @@ wire! {
     InHeader (40) { len: u32, opcode: u32, unique: u64, nodeid: u64, uid: u32, gid: u32, pid: u32, total_extlen: u16, padding: u16 }
     /// In front of every reply and notification.
     OutHeader (16) { len: u32, error: i32, unique: u64 }
-    /// What stat tells.
+    /// The attributes of stat.
     Attr (88) { ino: u64, size: u64, blocks: u64, atime: u64, mtime: u64, ctime: u64, atimensec: u32, mtimensec: u32, ctimensec: u32,
         mode: u32, nlink: u32, uid: u32, gid: u32, rdev: u32, blksize: u32, flags: u32 }
-    /// Reply of whatever names an inode.
+    /// The reply to every request that looks up an inode.
     EntryOut (128) { nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64, entry_valid_nsec: u32, attr_valid_nsec: u32, attr: Attr }
     /// Reply of getattr and setattr.
     AttrOut (104) { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: Attr }
     /// Getattr.
     GetattrIn (16) { getattr_flags: u32, dummy: u32, fh: u64 }
-    /// Setattr; `valid` says what of it counts.
+    /// Setattr; `valid` says which fields count.
     SetattrIn (88) { valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64, atimensec: u32,
         mtimensec: u32, ctimensec: u32, mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32 }
     /// Mknod.
@@ -74,7 +74,7 @@ wire! {
     SetxattrIn (16) { size: u32, flags: u32, setxattr_flags: u32, padding: u32 }
     /// Getxattr and listxattr.
     GetxattrIn (8) { size: u32, padding: u32 }
-    /// Their reply when only the size is asked for.
+    /// Their reply if only the size is requested.
     GetxattrOut (8) { size: u32, padding: u32 }
     /// Init, as far as it is read.
     InitIn (64) { major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32, unused: [u32; 11] }
@@ -107,7 +107,7 @@ wire! {
     StatxIn (24) { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
     /// A time of statx.
     SxTime (16) { tv_sec: i64, tv_nsec: u32, reserved: i32 }
-    /// What statx tells.
+    /// The attributes of statx.
     Statx (256) { mask: u32, blksize: u32, attributes: u64, nlink: u32, uid: u32, gid: u32, mode: u16, spare0: u16, ino: u64, size: u64,
         blocks: u64, attributes_mask: u64, atime: SxTime, btime: SxTime, ctime: SxTime, mtime: SxTime, rdev_major: u32,
         rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14] }
@@ -238,7 +238,7 @@ pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 pub const FSYNC_FDATASYNC: u32 = 1 << 0;
 /// `FUSE_IOCTL_DIR`: the ioctl is on a directory.
 pub const IOCTL_DIR: u32 = 1 << 4;
-/// `FOPEN_KEEP_CACHE`: what is cached of the file stays valid.
+/// `FOPEN_KEEP_CACHE`: cached pages of the file stay valid.
 pub const FOPEN_KEEP_CACHE: u32 = 1 << 1;
 /// `FOPEN_NOFLUSH`: closing sends nothing.
 pub const FOPEN_NOFLUSH: u32 = 1 << 5;

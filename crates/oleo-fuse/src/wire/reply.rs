@@ -1,10 +1,10 @@
-//! Putting replies together.
+//! Builds replies.
 
 use zerocopy::{Immutable, IntoBytes};
 
 use super::abi;
 
-/// Where the reply to one request is written: a buffer of the transport's, without the header.
+/// The reply to one request: a buffer of the transport's, without the header.
 #[derive(Debug)]
 pub struct Reply<'b> {
     out: &'b mut [u8],
@@ -61,7 +61,7 @@ impl<'b> Reply<'b> {
         assert!(self.bytes(value.as_bytes()), "reply buffers hold every struct of the protocol");
     }
 
-    /// Lets `fill` write at most `len` bytes; it says how many it wrote.
+    /// Lets `fill` write at most `len` bytes; it returns how many it wrote.
     pub fn fill<E>(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Result<(), E> {
         let len = len.min(self.room());
         let wrote = fill(&mut self.out[self.len..self.len + len])?;
@@ -69,7 +69,7 @@ impl<'b> Reply<'b> {
         Ok(())
     }
 
-    /// Appends a directory entry, with its inode in front where the listing has those; false when it does not fit.
+    /// Appends a directory entry, preceded by its inode if the listing has inodes; false if it does not fit.
     #[must_use]
     pub fn entry(&mut self, entry: Option<&abi::EntryOut>, dirent: &abi::Dirent, name: &[u8]) -> bool {
         const ALIGN: usize = 8;

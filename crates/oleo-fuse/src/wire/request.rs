@@ -1,10 +1,10 @@
-//! Taking requests apart.
+//! Parses requests.
 
 use zerocopy::FromBytes;
 
 use super::abi::{self, opcode};
 
-/// A request that is not what the protocol says.
+/// A request that breaks the protocol.
 #[derive(Debug, thiserror::Error)]
 #[error("malformed request {opcode} of {len} bytes")]
 pub struct Malformed {
@@ -17,13 +17,13 @@ pub struct Malformed {
 /// One request.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// Who asks, about which node.
+    /// The caller and the node.
     pub head: abi::InHeader,
     /// What for.
     pub op: Op<'a>,
 }
 
-/// What is asked for.
+/// The operation.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "requests of the protocol by their names")]
 pub enum Op<'a> {
@@ -144,7 +144,7 @@ pub fn fixed_len(op: u32) -> usize {
     }
 }
 
-/// A zero-terminated name at the front, and what follows it.
+/// A zero-terminated name at the front, and the bytes after it.
 fn name(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = bytes.iter().position(|b| *b == 0)?;
     Some((&bytes[..end], &bytes[end + 1..]))
@@ -267,7 +267,7 @@ mod tests {
         abi::InHeader { opcode: code, unique: 7, nodeid: 1, ..Default::default() }
     }
 
-    /// Goal: names and fixed structs are found where the protocol puts them, in one piece or in two.
+    /// Goal: names and fixed structs are found at their place in the protocol, in one piece or in two.
     #[test]
     fn rename_in_one_piece() {
         let mut body = zerocopy::IntoBytes::as_bytes(&9u64).to_vec();
@@ -280,8 +280,8 @@ mod tests {
         }
     }
 
-    /// Goal: no length that a request claims leads beyond its bytes.
-    /// Method: every known request, cut at every length, and with lengths that lie.
+    /// Goal: no length in a request leads beyond its bytes. Method: every known request, cut at every length, and with
+    /// wrong lengths.
     #[test]
     fn short_requests_are_malformed_or_harmless() {
         for code in 0..64 {

@@ -1,10 +1,11 @@
-//! Threads for what takes long, so that those at the rings stay free.
+//! Helper threads for long requests, so that the threads at the rings stay free.
 //!
-//! (1) A queue thread [`give`](Helpers::give)s a slot; (2) a helper answers the request in it; (3) puts it into the [`Done`] of the
-//! thread it came from and raises that thread's event; (4) that thread hands the reply in, since a ring has one user.
-//! Helpers are started when they are needed, at most `threads_max`, and stay.
+//! (1) A queue thread [`give`](Helpers::give)s a slot; (2) a helper answers the request in it, (3) puts it into the
+//! [`Done`] list of the thread it came from and raises that thread's event; (4) that thread submits the reply, since a
+//! ring has one user. Helpers are started when they are needed, at most `threads_max`, and stay.
 //!
-//! Locks: one mutex for the queue of work, one for each list of slots that are done; never two together, never while answering.
+//! Locks: one mutex for the queue of work, one for each list of slots that are done; never two together, never while
+//! answering.
 
 use std::collections::VecDeque;
 use std::io;
@@ -32,14 +33,14 @@ impl Done {
         Ok(Done { slots: Mutex::default(), event: Arc::new(event) })
     }
 
-    /// What is raised when there is something in the list.
+    /// The event raised when the list is not empty.
     pub fn event(&self) -> Arc<OwnedFd> {
         self.event.clone()
     }
 
     /// Raises the event.
     pub fn wake(&self) {
-        // Full is raised, too.
+        // A full counter counts as raised, too.
         let _ = rustix::io::write(&*self.event, zerocopy::IntoBytes::as_bytes(&1u64));
     }
 
@@ -132,7 +133,7 @@ impl Helpers {
         };
         self.more.notify_all();
         for thread in threads {
-            // A panic was caught where the request was answered; there is nothing else in these threads to go wrong.
+            // A panic was caught when the request was answered; nothing else in these threads can fail.
             let _ended = thread.join();
         }
     }

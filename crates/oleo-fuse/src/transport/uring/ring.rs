@@ -1,13 +1,13 @@
 //! One ring, and the memory that it shares with the kernel: the only unsafe code of this crate.
 //!
-//! A [`Slot`] is the memory of one request at a time: a header, which the kernel fills and reads, and a payload. Whoever has
-//! the slot may look into it. [`Ring::register`] and [`Ring::commit`] give it to the kernel, [`Ring::wait`] returns those that
-//! came back; in between nobody has it: it stands in `away`, out of reach.
+//! A [`Slot`] is the memory of one request at a time: a header, which the kernel fills and reads, and a payload. The
+//! owner of the slot may access it. [`Ring::register`] and [`Ring::commit`] give it to the kernel, [`Ring::wait`]
+//! returns the slots that came back; in between nobody owns it: it is in `away`, out of reach.
 //!
-//! Invariants: a slot is with us, or away, never both. The memory of a slot that is away lives until the kernel has given it
-//! back, even if the ring is dropped first (it is leaked then, which only an error in the middle can cause). A slot's memory
-//! never moves, and goes with the same entry of the kernel for ever: the addresses told when it was registered stay good.
-//! A ring is used by one thread from [`Ring::enable`] on.
+//! Invariants: a slot is with us, or away, never both. The memory of a slot that is away lives until the kernel has
+//! given it back, even if the ring is dropped first (it is leaked then, which only an error in the middle can cause). A
+//! slot's memory never moves, and always belongs to the same entry of the kernel: the addresses given when it was
+//! registered stay valid. A ring is used by one thread from [`Ring::enable`] on.
 #![allow(unsafe_code, reason = "memory shared with the kernel; docs/decisions/0007-fuse-io-uring.md")]
 
 use std::fs::File;
@@ -26,7 +26,7 @@ const CMD_REGISTER: u32 = 1;
 const CMD_COMMIT_AND_FETCH: u32 = 2;
 /// What the event that ends a wait is called; slots are called by their numbers.
 const WAKE: u64 = u64::MAX;
-/// Where a submission queue entry has its `len` (`struct io_uring_sqe`, linux/io_uring.h).
+/// Offset of `len` in a submission queue entry (`struct io_uring_sqe`, linux/io_uring.h).
 const SQE_LEN_OFFSET: usize = 24;
 
 /// `struct fuse_uring_ent_in_out`.
@@ -73,7 +73,7 @@ struct IoVec {
     len: usize,
 }
 
-/// Header and payload, in this order: what the kernel wants to be told.
+/// Header and payload, in this order, as the kernel expects them.
 type IoVecs = [IoVec; 2];
 
 /// The memory of one request.
@@ -127,7 +127,7 @@ impl Drop for Slot {
 pub enum Back {
     /// With a request.
     Request(Slot),
-    /// For good: the kernel wants no more of it. Why, as a positive errno.
+    /// For good: the kernel will not use it again. The reason is a positive errno.
     Ended(Slot, i32),
 }
 
@@ -142,7 +142,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring for so many slots, not enabled yet: any thread may be the one that uses it.
+    /// A ring for this number of slots, not enabled yet, so that any thread may become its user.
     ///
     /// # Errors
     /// The kernel has no io_uring, or this process may not use it.
@@ -170,10 +170,10 @@ impl Ring {
         self.give(slot, CMD_REGISTER, 0)
     }
 
-    /// Hands in the reply that stands in the slot, and waits for the next request with it.
+    /// Submits the reply in the slot, and waits for the next request with it.
     ///
     /// # Errors
-    /// The queue is full, which a ring of the right size never is.
+    /// The queue is full, which does not happen with a ring of the right size.
     pub fn commit(&mut self, mut slot: Slot) -> io::Result<()> {
         let commit_id = slot.parts().0.ent.commit_id;
         self.give(slot, CMD_COMMIT_AND_FETCH, commit_id)
@@ -195,7 +195,7 @@ impl Ring {
         self.push(&entry)
     }
 
-    /// Wants to be told when somebody raises the event.
+    /// Asks for a completion when the event is raised.
     fn listen(&mut self) -> io::Result<()> {
         const READABLE: u32 = 1;
         let poll = opcode::PollAdd::new(types::Fd(self.wake.as_raw_fd()), READABLE).build().user_data(WAKE);
@@ -209,7 +209,7 @@ impl Ring {
         unsafe { self.uring.submission().push(entry) }.map_err(io::Error::other)
     }
 
-    /// Hands over what was given, without waiting.
+    /// Submits what was queued, without waiting.
     ///
     /// # Errors
     /// The ring broke.
@@ -217,7 +217,7 @@ impl Ring {
         self.enter(0)
     }
 
-    /// Hands over what was given and waits until something comes back. True: somebody raised the event.
+    /// Submits what was queued and waits until something comes back. Returns whether the event was raised.
     ///
     /// # Errors
     /// The ring broke.
@@ -226,7 +226,7 @@ impl Ring {
         self.collect(back)
     }
 
-    /// What has come back already.
+    /// Collects what has come back already.
     ///
     /// # Errors
     /// The ring broke.
@@ -243,7 +243,7 @@ impl Ring {
         }
         if woken {
             let mut count = [0; 8];
-            // Nothing to read: somebody else's wait took it.
+            // Nothing to read: another wait took it.
             let _count = rustix::io::read(&*self.wake, &mut count);
             self.listen()?;
         }
@@ -284,8 +284,8 @@ fn with_len(mut entry: squeue::Entry128, len: usize) -> squeue::Entry128 {
 mod tests {
     use super::*;
 
-    /// Goal: the submission that the kernel gets has its `len` where `struct io_uring_sqe` has it, and nothing else changes.
-    /// Method: the bytes of an entry before and after.
+    /// Goal: the submission has `len` at the offset of `struct io_uring_sqe`, and nothing else changes. Method: the
+    /// bytes of an entry before and after.
     #[test]
     fn the_length_is_where_the_kernel_looks() {
         let bytes = |entry: squeue::Entry128| -> [u8; 128] {
