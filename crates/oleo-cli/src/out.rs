@@ -27,6 +27,13 @@ impl Out {
         }
     }
 
+    /// A line that helps somebody who sits at a terminal; programs do not get it.
+    pub fn advice(&self, line: impl FnOnce() -> String) {
+        if !self.quiet && std::io::stderr().is_terminal() {
+            eprintln!("{}", plain(&line(), &['\n', '\t']));
+        }
+    }
+
     /// A line for those who want to know more.
     pub fn detail(&self, line: impl FnOnce() -> String) {
         if self.verbose > 0 {

@@ -14,6 +14,7 @@
 //! and length. Requests of one batch must not overlap; the device may reorder them.
 //! Not here: anything btrfs; which device holds what.
 
+pub mod affinity;
 mod file;
 pub mod fuse;
 mod in_use;

@@ -13,6 +13,7 @@ mod dev;
 mod uring;
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 pub use dev::DevFuse;
@@ -78,6 +79,11 @@ pub trait Transport: Send + Sync {
 
     /// Notifies the kernel of changes.
     fn notifier(&self) -> Arc<dyn Notifier>;
+
+    /// The file in which root can switch on a faster way, which the kernel has and does not offer.
+    fn switch(&self) -> Option<&'static Path> {
+        None
+    }
 }
 
 /// Makes the kernel drop what it must not rely on any longer. It is not an error if the kernel does not know it.

@@ -7,7 +7,9 @@
 
 use std::marker::PhantomData;
 
-use crate::{Rank, Ranked};
+#[cfg(debug_assertions)]
+use crate::Rank;
+use crate::Ranked;
 
 /// The order of several locks of one rank: compared from the first number on.
 pub type Key = [u64; 3];

@@ -11,6 +11,7 @@
 
 use std::sync::OnceLock;
 
+use oleo_device::affinity;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 pub(crate) struct Workers {
@@ -30,7 +31,8 @@ impl Workers {
         let name = self.name;
         let build = || {
             let named = move |n| format!("{name}-{n}");
-            ThreadPoolBuilder::new().num_threads(self.count).thread_name(named).build().ok()
+            let pool = ThreadPoolBuilder::new().num_threads(self.count).thread_name(named);
+            pool.start_handler(|_| affinity::unbind()).build().ok()
         };
         self.pool.get_or_init(build).as_ref()
     }

@@ -5,6 +5,7 @@
 
 use std::thread;
 
+use oleo_device::affinity;
 use oleo_lock::{Mutex, rank};
 
 /// Bytes from which reads and writes of several devices get a thread each.
@@ -30,7 +31,10 @@ pub(crate) fn each<T: Send, R: Send>(items: Vec<T>, parallel: bool, work: impl F
         for i in 1..items.len() {
             let run = &run;
             // If no thread can be started, the item stays in its slot.
-            let _ = thread::Builder::new().spawn_scoped(scope, move || run(i));
+            let _ = thread::Builder::new().spawn_scoped(scope, move || {
+                affinity::unbind();
+                run(i);
+            });
         }
         run(0);
     });

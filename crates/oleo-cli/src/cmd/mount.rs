@@ -71,6 +71,9 @@ impl Args {
         images.extend(self.others.device.iter().cloned());
         let plan = Plan { images, scan: self.others.scan.clone(), offset: self.others.offset, dir, options, log };
         let mounted = Mounted::new(plan)?;
+        if let Some(switch) = mounted.uring_switch() {
+            out.advice(|| format!("requests would be faster through io_uring: as root, echo 1 > {}", switch.display()));
+        }
         if self.announce {
             announce()?;
         } else {

@@ -10,6 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use oleo::control::Invalidation;
+use oleo_device::affinity;
 use oleo_lock::{Mutex, rank};
 
 use super::{Log, Server};
@@ -67,6 +68,7 @@ impl Server {
         }
         let (done, waiting) = mpsc::channel::<()>();
         let sender = std::thread::Builder::new().name("notices".to_owned()).spawn(move || {
+            affinity::unbind();
             for notice in notices {
                 if let Err(e) = notice.send(&*notifier) {
                     log(&format!("the kernel does not take a notice: {e}"));
@@ -131,6 +133,7 @@ impl NoticeThread {
         let (orders, list) = mpsc::channel::<Order>();
         let said = log.clone();
         let work = move || {
+            affinity::unbind();
             for (pages, done) in list {
                 let Pages { node, at, len } = pages;
                 // No page lies beyond what the protocol can express.

@@ -19,7 +19,9 @@
 //! processors that are switched off. So a thread serves several queues if there are more of them than processors
 //! available.
 //!
-//! The threads are not bound to processors: any thread that the engine starts while it answers would be bound, too.
+//! Each thread is bound to the processor whose queue it serves, if there is one for each processor that we may use: the caller waits
+//! there, and waking a thread elsewhere costs several times what answering does (docs/decisions/0007). Threads that a bound thread
+//! starts call `affinity::unbind` first.
 
 mod helpers;
 mod ring;
@@ -28,11 +30,13 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
+use oleo_device::affinity;
 use oleo_lock::{Mutex, rank};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -53,6 +57,8 @@ const SLOTS_PER_QUEUE: (usize, usize) = (2, 8);
 const COPIED_MAX: usize = 4096;
 /// The largest reply to requests with a larger payload than that (ioctls: 16 KiB in either direction).
 const SMALL_REPLY_MAX: usize = 64 * 1024;
+/// Reads of so many bytes go to helper threads (measured: docs/decisions/0007-fuse-io-uring.md).
+const LARGE_READ_MIN: u32 = 128 << 10;
 /// Threads at `/dev/fuse` beside the rings: one that forgets, another when that takes long.
 const FORGET_THREADS: usize = 2;
 /// How many processors there may ever be, which is how many queues the kernel has: ranges, as in `0-3,8`.
@@ -97,7 +103,28 @@ pub fn connect(fd: File, threads_max: usize, wish: Uring, agree: AgreeOn<'_>) ->
             dev.limit_threads(FORGET_THREADS);
             Ok(Arc::new(UringFuse { dev, rings: Mutex::new(Some(rings)), threads_max }))
         }
+        // Rings can be had, and were not offered.
+        Some(_) if std::fs::read_to_string(SWITCH).is_ok_and(|state| state.trim() == "N") => {
+            Ok(Arc::new(SwitchedOff(dev)))
+        }
         _ => Ok(Arc::new(dev)),
+    }
+}
+
+/// Requests come through `/dev/fuse` only since io_uring is switched off.
+struct SwitchedOff(DevFuse);
+
+impl Transport for SwitchedOff {
+    fn serve(&self, handler: Arc<dyn Handler>) -> io::Result<()> {
+        self.0.serve(handler)
+    }
+
+    fn notifier(&self) -> Arc<dyn Notifier> {
+        self.0.notifier()
+    }
+
+    fn switch(&self) -> Option<&'static Path> {
+        Some(Path::new(SWITCH))
     }
 }
 
@@ -114,6 +141,8 @@ struct UringFuse {
 struct Rings(Vec<RingPlan>);
 
 struct RingPlan {
+    /// Where its thread is to run, if anywhere in particular.
+    processor: Option<usize>,
     ring: Ring,
     slots: Vec<Slot>,
     done: Arc<Done>,
@@ -126,21 +155,40 @@ impl Rings {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         let (min, max) = SLOTS_PER_QUEUE;
         let depth = (SLOTS / queues).clamp(min, max);
-        let rings = shares(queues, threads).into_iter().map(|queues| {
+        let rings = shares(queues, threads, &affinity::processors()).into_iter().map(|Share { processor, queues }| {
             let owners = queues.iter().flat_map(|queue| std::iter::repeat_n(*queue, depth));
             let slots: Vec<Slot> = owners.enumerate().map(|(i, queue)| Slot::new(i, queue, IO_LEN_MAX)).collect();
             let done = Arc::new(Done::new()?);
             let ring = Ring::new(channel.clone(), done.event(), slots.len())?;
-            Ok(RingPlan { ring, slots, done })
+            Ok(RingPlan { processor, ring, slots, done })
         });
         Ok(Rings(rings.collect::<io::Result<_>>()?))
     }
 }
 
-/// Which queues each thread serves. There are fewer processors than sixteen bits count, which is what the protocol has.
-fn shares(queues: usize, threads: usize) -> Vec<Vec<u16>> {
+/// What one thread serves.
+#[derive(Debug, PartialEq, Eq)]
+struct Share {
+    /// The processor that it is bound to.
+    processor: Option<usize>,
+    queues: Vec<u16>,
+}
+
+/// Who serves which queues: with a thread for each processor that we may use, each its own and some of those whose processors are not
+/// ours. With fewer threads (a limit of processor time, for example) none is bound. There are fewer processors than sixteen bits count,
+/// which is what the protocol has.
+fn shares(queues: usize, threads: usize, processors: &[usize]) -> Vec<Share> {
     let threads = threads.clamp(1, queues);
-    (0..threads).map(|first| (first..queues).step_by(threads).map(|queue| queue as u16).collect()).collect()
+    let bound = processors.len() == threads && processors.iter().all(|processor| *processor < queues);
+    let own: &[usize] = if bound { processors } else { &[] };
+    let mut shares: Vec<Share> = match bound {
+        true => own.iter().map(|n| Share { processor: Some(*n), queues: vec![*n as u16] }).collect(),
+        false => (0..threads).map(|_| Share { processor: None, queues: Vec::new() }).collect(),
+    };
+    for (at, queue) in (0..queues).filter(|queue| !own.contains(queue)).enumerate() {
+        shares[at % threads].queues.push(queue as u16);
+    }
+    shares
 }
 
 /// How many numbers a list of ranges names.
@@ -223,6 +271,10 @@ struct Queue {
 
 impl Queue {
     fn run(mut self, ready: &mpsc::Sender<io::Result<()>>) -> io::Result<()> {
+        if let Some(processor) = self.plan.processor {
+            // One that is switched off meanwhile: then it runs anywhere.
+            let _ = affinity::bind(processor);
+        }
         let mut back = Vec::new();
         let begun = self.begin(&mut back);
         let failed = begun.is_err();
@@ -275,6 +327,7 @@ impl Queue {
             let waits = self.handler.waits_for_another(&head, &slot.parts().0.op_in);
             match blocking_class(head.opcode) {
                 BlockingClass::Waits => self.helpers.give(slot, &self.plan.done),
+                _ if is_large_read(&head, &mut slot) => self.helpers.give(slot, &self.plan.done),
                 BlockingClass::MayWait if crowded || waits => self.helpers.give(slot, &self.plan.done),
                 BlockingClass::MayWait | BlockingClass::Quick => here.push(slot),
             }
@@ -290,6 +343,12 @@ impl Queue {
         }
         Ok(())
     }
+}
+
+/// Whether it is better read on another processor, while the caller copies what came before.
+fn is_large_read(head: &abi::InHeader, slot: &mut Slot) -> bool {
+    head.opcode == abi::opcode::READ
+        && abi::ReadIn::read_from_prefix(&slot.parts().0.op_in).is_ok_and(|(args, _)| args.size >= LARGE_READ_MIN)
 }
 
 /// The errnos after the file system is unmounted, or the connection aborted.

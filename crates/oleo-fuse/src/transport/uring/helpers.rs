@@ -13,6 +13,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use oleo_device::affinity;
 use oleo_lock::{Condvar, Mutex, rank};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -107,6 +108,7 @@ impl Helpers {
     }
 
     fn run(&self) {
+        affinity::unbind();
         let mut scratch = Scratch::new();
         let mut work = self.work.lock();
         loop {

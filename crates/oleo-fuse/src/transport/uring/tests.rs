@@ -5,13 +5,30 @@ use crate::wire::abi::opcode;
 /// Goal: every queue has exactly one thread, and every thread a queue. Method: some machines.
 #[test]
 fn queues_are_shared_out() {
-    for (queues, threads) in [(1, 1), (4, 4), (8, 2), (7, 3), (2, 16), (64, 64), (3, 0)] {
-        let shares = shares(queues, threads);
-        assert!(shares.iter().all(|share| !share.is_empty()), "{queues} {threads}");
+    let whole = |n: usize| (0..n).collect::<Vec<_>>();
+    let cases = [
+        (1, 1, whole(1)),
+        (4, 4, whole(4)),
+        (8, 2, whole(8)),
+        (8, 2, vec![3, 6]),
+        (7, 3, vec![]),
+        (2, 16, whole(2)),
+        (64, 64, whole(64)),
+        (3, 0, whole(3)),
+        (2, 2, vec![1, 2]),
+    ];
+    for (queues, threads, processors) in cases {
+        let case = format!("{queues} {threads} {processors:?}");
+        let shares = shares(queues, threads, &processors);
+        assert!(shares.iter().all(|share| !share.queues.is_empty()), "{case}");
         assert_eq!(shares.len(), threads.clamp(1, queues));
-        let mut all: Vec<u16> = shares.concat();
+        let mut all: Vec<u16> = shares.iter().flat_map(|share| share.queues.clone()).collect();
         all.sort_unstable();
-        assert_eq!(all, (0..queues as u16).collect::<Vec<_>>(), "{queues} {threads}");
+        assert_eq!(all, (0..queues as u16).collect::<Vec<_>>(), "{case}");
+        let bound: Vec<usize> = shares.iter().filter_map(|share| share.processor).collect();
+        let fits = processors.len() == shares.len() && processors.iter().all(|n| *n < queues);
+        assert_eq!(bound, if fits { processors } else { vec![] }, "{case}");
+        assert!(shares.iter().all(|share| share.processor.is_none_or(|n| share.queues[0] == n as u16)), "{case}");
     }
 }
 
