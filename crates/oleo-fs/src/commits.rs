@@ -12,9 +12,8 @@ use std::time::{Duration, Instant};
 use oleo_format::{Generation, InodeFlags};
 
 use crate::FsError;
-use crate::core::Core;
 use crate::fs::Fs;
-use crate::inode::{InodeRef, Items};
+use crate::object::{Core, InodeRef, Items};
 
 /// How often an operation that waits for a freeze looks whether it has come.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);

@@ -119,11 +119,6 @@ impl FsError {
         self.class().errno
     }
 
-    /// Data of a file could not be read at `at`.
-    pub(crate) fn data(inode: &crate::inode::Inode, at: u64, source: TxnError) -> FsError {
-        FsError::Data { tree: inode.tree(), ino: inode.ino(), at, source: Box::new(source) }
-    }
-
     /// Damage that the verifier of blocks cannot see, because it takes several items to detect.
     pub(crate) fn corrupt(
         structure: &'static str,

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use oleo_format::TreeId;
 use oleo_txn::TxnError;
 
+use crate::attributes::rules;
 use crate::data::install::{self, Install};
 use crate::data::{
     CloneRange, Dedupe, ExtentInfo, FILE_LEN_MAX, KeepSize, Policy, Prepared, query, read, share, write,
 };
-use crate::inode::Items;
-use crate::{FileKind, Fs, FsError, InodeRef, rules};
+use crate::object::Items;
+use crate::{FileKind, Fs, FsError, InodeRef};
 
 /// Whether an installation counts as a change of the content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -168,7 +169,7 @@ fn check_installable(file: &InodeRef, prepared: &Prepared<'_>) -> Result<(), FsE
     }
     if prepared.at > 0 && prepared.at >= size && size > 0 {
         file.flush_locked(super::flush::Inline::Refused)?;
-        file.settle_tail(prepared.at + prepared.len, super::flush::Tail::Zero)?;
+        file.settle_tail(prepared.at + prepared.len, super::edges::Tail::Zero)?;
     }
     Ok(())
 }

@@ -7,26 +7,24 @@
 //!
 //! Errors: if a sector cannot be completed, because the rest of it cannot be read, everything but that sector is written; if anything
 //! else fails, the flush ends. Bytes still under write-back become dirty again, below what was written since, with
-//! their reservations, so that a later flush tries again (see `dirty`).
+//! their reservations, so that a later flush tries again (see `write_back`).
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
-use oleo_format::{ByteLen, Logical, TreeId};
-use oleo_txn::{DataReservation, Handle, Need, TxnError};
+use oleo_format::{ByteLen, Logical};
+use oleo_txn::DataReservation;
 use rayon::prelude::*;
 
 use crate::FsError;
-use crate::core::Core;
 use crate::data::dirty::Flushed;
 use crate::data::install::{self, Install};
 use crate::data::items::MapOf;
-use crate::data::map::{self, ExtentMap};
+use crate::data::map::ExtentMap;
 use crate::data::pieces::BufferPieces;
 use crate::data::prepare::{self, EXTENT_LEN_MAX, Policy, Prepared, Whole};
-use crate::data::{FILE_LEN_MAX, in_place, read, write};
-use crate::inode::{Inode, Items};
+use crate::data::{FILE_LEN_MAX, FlushGuard, in_place, read};
+use crate::object::{Inode, Items};
 
 /// Bytes that are completed, prepared and written at a time where they are compressed.
 const RUN_LEN_MAX: u64 = 32 << 20;
@@ -49,6 +47,18 @@ pub(super) enum Inline {
 }
 
 impl Inode {
+    /// Locks the extent map against changes; of several files in the order of [`Inode::rank`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub(crate) fn lock_flush(&self) -> FlushGuard<'_> {
+        self.data.flush.lock_by(self.lock_key())
+    }
+
+    /// The same, if nobody has it.
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub(crate) fn try_lock_flush(&self) -> Option<FlushGuard<'_>> {
+        self.data.flush.try_lock_by(self.lock_key())
+    }
+
     /// Writes out what is buffered and puts the extents into the open transaction.
     pub(crate) fn flush(self: &Arc<Self>) -> Result<(), FsError> {
         let _flush = self.lock_flush();
@@ -320,73 +330,6 @@ impl Inode {
         }
         Ok(data)
     }
-
-    /// Makes the end of the file fit for a file of `to` bytes, or for extents up to there: no inline extent, and zeros
-    /// behind the old end where `tail` asks for them. The `flush` lock is held and nothing is dirty.
-    pub(super) fn settle_tail(self: &Arc<Self>, to: u64, tail: Tail) -> Result<(), FsError> {
-        let engine = self.core().engine();
-        let sector = u64::from(engine.sectorsize());
-        if self.read().fields().size >= to {
-            return Ok(());
-        }
-        let inline = read::inline_bytes(self)?.unwrap_or_default();
-        let zeros = tail == Tail::Zero && {
-            let guard = self.read();
-            write::tail_gap(&guard, None, to, sector)?
-        };
-        if inline.is_empty() && !zeros {
-            return Ok(());
-        }
-        if zeros {
-            let size = self.read().fields().size;
-            write::readable_beside(self, size..to)?;
-        }
-        let promise = engine.reserve_data(ByteLen(2 * sector))?;
-        {
-            let guard = self.read();
-            let size = guard.fields().size;
-            let mut slot = self.data.buffer.lock();
-            let buffer = slot.get_or_insert_default();
-            let before = buffer.weight();
-            buffer.promises.push(promise);
-            let mut older = BufferPieces::default();
-            older.write(0, &inline);
-            buffer.dirty.put_under(older);
-            if zeros {
-                buffer.dirty.zero_gaps(size..size.next_multiple_of(sector).min(to));
-            }
-            self.core().data.count(before, buffer.weight());
-            self.core().data.enlist(self);
-        }
-        let small = tail == Tail::Zero && to <= u64::from(self.core().opts.data.inline_max);
-        self.flush_locked(if small { Inline::Allowed } else { Inline::Refused })
-    }
-
-    /// Buffers zeros for a range within the file where the map has data and writes them out. The `flush` lock is held.
-    pub(super) fn zero_bytes(self: &Arc<Self>, range: Range<u64>) -> Result<(), FsError> {
-        let engine = self.core().engine();
-        let sector = u64::from(engine.sectorsize());
-        let has_data = {
-            let guard = self.read();
-            map::has_data(&MapOf { items: &guard, sector }, range.clone())?
-        };
-        if range.is_empty() || !has_data {
-            return Ok(());
-        }
-        write::readable_beside(self, range.clone())?;
-        let promise = engine.reserve_data(ByteLen(2 * sector))?;
-        {
-            let mut slot = self.data.buffer.lock();
-            let buffer = slot.get_or_insert_default();
-            let before = buffer.weight();
-            buffer.promises.push(promise);
-            buffer.dirty.cut(range.clone());
-            buffer.dirty.zero_gaps(range);
-            self.core().data.count(before, buffer.weight());
-            self.core().data.enlist(self);
-        }
-        self.flush_locked(Inline::Allowed)
-    }
 }
 
 /// What a flush has taken out of a buffer.
@@ -451,122 +394,5 @@ impl Batch<'_> {
         let (inode, promise) = (self.inode, self.promise);
         let one = |prepared| Install { inode, prepared, time: None, exact_size: None, promise, from_writeback: true };
         install::install(&prepared.iter().map(one).collect::<Vec<_>>())
-    }
-}
-
-/// Whether the bytes behind the old end of a file become part of it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tail {
-    /// They do, and read as zeros.
-    Zero,
-    /// They do not.
-    Keep,
-}
-
-/// Which `flush` locks the caller of [`Core::make_room`] holds.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Flushing {
-    /// None.
-    None,
-    /// Those of some files.
-    Some,
-}
-
-/// How often whoever finds no space looks whether what was unlinked has been evicted.
-const LET_GO_TRIES: u32 = 10;
-/// How long in between.
-const LET_GO_WAIT: Duration = Duration::from_millis(10);
-
-impl Core {
-    /// Promises space for data of a subvolume, as far as its quota goes. May commit; the caller may hold `flush` locks.
-    pub(crate) fn reserve_in(self: &Arc<Self>, tree: TreeId, len: u64) -> Result<DataReservation, FsError> {
-        match self.engine().reserve_data_in(tree, ByteLen(len)) {
-            Err(TxnError::QuotaExceeded(_)) => {}
-            Err(TxnError::NoSpace { .. }) => {
-                self.make_room(Flushing::Some)?;
-                return Ok(self.engine().reserve_data_in(tree, ByteLen(len))?);
-            }
-            other => return Ok(other?),
-        }
-        // What others were charged may have come to less.
-        let settle = || -> Result<(), FsError> { Ok(self.engine().commit().map(drop)?) };
-        self.engine().reserve_data_alone(tree, ByteLen(len), settle)
-    }
-
-    /// Joins for what adds names or attributes to a subvolume, as far as its quota and the space go. Before that refuses, what is
-    /// buffered is written out: it may come to less than what was charged or promised for it. May commit; the caller holds no lock
-    /// of an inode.
-    pub(crate) fn join_in(self: &Arc<Self>, tree: TreeId, need: Need) -> Result<Handle<'_>, FsError> {
-        let join = || {
-            self.engine().join_with(tree, need, 0, || {
-                self.data.release_idle_reservations();
-                self.flush_what_can_be();
-                Ok(())
-            })
-        };
-        match join() {
-            Err(FsError::NoSpace) => {}
-            other => return other,
-        }
-        self.make_room(Flushing::None)?;
-        join()
-    }
-
-    /// Space is short: writes out what is buffered, which may need less than it was promised, erases what nobody holds any more,
-    /// and commits, so that what was freed is free. The caller holds no lock of an inode but those `flushing` names.
-    pub(crate) fn make_room(self: &Arc<Self>, flushing: Flushing) -> Result<(), FsError> {
-        self.data.release_idle_reservations();
-        for inode in self.data.files(None) {
-            // Whose bytes cannot be written out hears it from a sync.
-            let _ = match flushing {
-                Flushing::None => inode.flush_unless_gone(),
-                Flushing::Some => inode.flush_if_free(),
-            };
-        }
-        self.data.relax();
-        for _ in 0..LET_GO_TRIES {
-            let any = !self.evictable.lock().is_empty();
-            // What cannot be erased is left for later, as it is when nobody is short of space.
-            let _ = self.evict_all();
-            // Through a kernel it is a moment before it is known that nobody holds what has just lost its name.
-            if any || !self.awaits_eviction() {
-                break;
-            }
-            std::thread::sleep(LET_GO_WAIT);
-        }
-        self.engine().commit()?;
-        Ok(())
-    }
-
-    /// Does what may be refused for quota while others have data buffered, which may come to less than what was charged for it: then that
-    /// is written out and counted, and it is tried once more. The caller holds no lock of an inode; what was done in part is done over.
-    pub(crate) fn twice_for_quota<T>(&self, mut work: impl FnMut() -> Result<T, FsError>) -> Result<T, FsError> {
-        match work() {
-            Err(FsError::Txn(TxnError::QuotaExceeded(_))) => {}
-            other => return other,
-        }
-        self.data.release_idle_reservations();
-        self.flush_what_can_be();
-        self.engine().commit()?;
-        work()
-    }
-
-    /// Flushes every file, for whoever needs the room: what cannot be written is its file's affair.
-    pub(crate) fn flush_what_can_be(&self) {
-        let _ = self.flush_all(None);
-    }
-
-    /// Flushes every file, or every file of one subvolume; the error is that of the first that could not be.
-    pub(crate) fn flush_all(&self, of: Option<TreeId>) -> Result<(), FsError> {
-        let mut outcome = Ok(());
-        for inode in self.data.files(of) {
-            if let Err(e) = inode.flush_unless_gone()
-                && outcome.is_ok()
-            {
-                outcome = Err(e);
-            }
-        }
-        self.data.relax();
-        outcome
     }
 }

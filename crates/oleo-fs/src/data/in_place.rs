@@ -24,11 +24,11 @@ use oleo_space::RefKey;
 use oleo_txn::Need;
 
 use crate::FsError;
+use crate::data::buffer::Buffer;
 use crate::data::items::{MapMutOf, MapOf};
 use crate::data::map::{self, Extent, ExtentMapMut, Span};
 use crate::data::prepare::Policy;
-use crate::data::resize::touch;
-use crate::inode::{Inode, Items, ItemsMut, ReadGuard};
+use crate::object::{Inode, Items, ItemsMut, ReadGuard};
 
 /// A part of a run that can be written in place.
 pub(super) struct Place {
@@ -36,6 +36,18 @@ pub(super) struct Place {
     pub range: Range<u64>,
     /// The part of the extent.
     pub span: Span,
+}
+
+impl Buffer {
+    /// How many bytes of a place a write would newly touch and find free: a preallocated part that is being written out is preallocated
+    /// no more when that is done.
+    pub(super) fn placed_by(&self, place: &Place, sector: u64) -> u64 {
+        let is_free = |at: &u64| match place.span.prealloc {
+            true => self.is_untouched(*at, sector),
+            false => self.dirty.sectors_missing(*at..*at + sector, sector) > 0,
+        };
+        place.range.clone().step_by(sector as usize).filter(is_free).count() as u64 * sector
+    }
 }
 
 /// Whether a file with these flags may have parts that can.
@@ -138,7 +150,7 @@ pub(super) fn overwrite(inode: &Arc<Inode>, place: &Place, data: &[u8], policy: 
     let fields = guard.fields_mut(&handle);
     fields.size = fields.size.max(end);
     if let Some(time) = time {
-        touch(fields, time);
+        fields.touch(time);
     }
     if let Some(buffer) = &mut *inode.data.buffer.lock() {
         let before = buffer.weight();

@@ -21,7 +21,7 @@ use crate::FsError;
 use crate::data::items::{MapMutOf, MapOf};
 use crate::data::map::{self, Extent, ExtentMapMut, Span};
 use crate::data::prepare::{Body, DataPiece, Prepared};
-use crate::inode::{Inode, Items, ItemsMut};
+use crate::object::{Inode, Items, ItemsMut};
 use crate::options::Time;
 
 /// Extents that are put under one handle: bounds what one operation asks of the metadata reserve. Where it is short, one.

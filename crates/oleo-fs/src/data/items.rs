@@ -7,8 +7,7 @@ use oleo_txn::Handle;
 
 use crate::FsError;
 use crate::data::map::{Extent, ExtentMap, ExtentMapMut};
-use crate::delta::Direction;
-use crate::inode::{Items, ItemsMut, WriteGuard};
+use crate::object::{Direction, Items, ItemsMut, WriteGuard};
 
 /// The extent items of an inode that is locked for reading.
 pub(crate) struct MapOf<'a, I: Items + ?Sized> {

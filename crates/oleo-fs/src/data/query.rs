@@ -7,7 +7,7 @@ use oleo_format::{Compression, Logical};
 use crate::FsError;
 use crate::data::items::MapOf;
 use crate::data::map::{self, Extent};
-use crate::inode::{Inode, InodeFields, Items, ReadGuard};
+use crate::object::{Inode, InodeFields, Items, ReadGuard};
 
 /// Runs of buffered bytes that are compared with the extent map when somebody asks for a file's attributes.
 const SHOWN_RUNS_MAX: usize = 64;

@@ -20,7 +20,7 @@ use crate::data::FILE_LEN_MAX;
 use crate::data::items::MapOf;
 use crate::data::map::{self, Extent, Span};
 use crate::data::packed::PackedExtent;
-use crate::inode::{Inode, Items, ReadGuard};
+use crate::object::{Inode, Items, ReadGuard};
 
 /// Bytes that one task of a large read handles: enough to pay for handing it out.
 const TASK_LEN: u64 = 1 << 20;
@@ -207,7 +207,7 @@ fn run(inode: &Inode, plan: &Plan, at: u64, out: &mut [u8]) -> Result<(), FsErro
 
 fn run_one(inode: &Inode, task: Task<'_>, check: CsumCheck) -> Result<(), FsError> {
     let engine = inode.core().engine();
-    let failed = |e: TxnError| FsError::data(inode, task.from, e);
+    let failed = |e: TxnError| unreadable(inode, task.from, e);
     match task.source {
         Source::Disk { at } => read_plain(engine, Logical(at.0 + task.skip), task.out, check).map_err(failed),
         Source::Inline { compression, ram_len, data } => {
@@ -271,7 +271,7 @@ fn read_packed(inode: &Inode, span: &Span, skip: u64, task: Task<'_>, check: Csu
     let extent = PackedExtent { at, disk_len: span.disk_len, ram_len: span.ram_len, compression };
     let failed = |e| match e {
         TxnError::Corrupt(corrupt) => FsError::Corruption(corrupt),
-        e => FsError::data(inode, task.from, e),
+        e => unreadable(inode, task.from, e),
     };
     if whole {
         return extent.read_into(engine, check, task.out).map_err(failed);
@@ -304,4 +304,9 @@ pub fn unpack_inline(
     }
     decompress_inline(compression, data, len, sectorsize)
         .map_err(|e| FsError::corrupt("inline file extent", ino, "data", e, "a stream that can be decompressed"))
+}
+
+/// Data of a file could not be read at `at`.
+fn unreadable(inode: &Inode, at: u64, source: TxnError) -> FsError {
+    FsError::Data { tree: inode.tree(), ino: inode.ino(), at, source: Box::new(source) }
 }

@@ -12,21 +12,21 @@ use std::sync::atomic::Ordering;
 use oleo_format::{Compression, InodeFlags};
 use oleo_txn::{DataReservation, Engine, Handle, Need, TxnError};
 
-use crate::data::flush::{Inline, Tail};
+use crate::attributes::rules;
+use crate::data::edges::Tail;
+use crate::data::flush::Inline;
 use crate::data::install::{self, Install};
 use crate::data::items::MapMutOf;
 use crate::data::map::{self, Extent, ExtentMap, ExtentMapMut, MAP_BATCH, Span};
 use crate::data::prepare::{EXTENT_LEN_MAX, Prepared, Whole};
 use crate::data::read;
-use crate::data::{FILE_LEN_MAX, FlushGuard, dirty};
-use crate::inode::{Inode, InodeFields, Items, ItemsMut};
+use crate::data::unplaced::{KeepSize, ONE_NEED, PROMISED_NEED};
+use crate::data::write_back::throttle;
+use crate::data::{FILE_LEN_MAX, FlushGuard};
+use crate::object::{Inode, InodeFields, Items, ItemsMut};
 use crate::options::Time;
-use crate::{FileKind, FsError, rules};
+use crate::{FileKind, FsError};
 
-/// What putting one extent may need.
-pub(super) const ONE_NEED: Need = Need { items: 8, bytes: 1024, releasing: false };
-/// The same where room was promised, or is given back.
-pub(super) const PROMISED_NEED: Need = Need { releasing: true, ..ONE_NEED };
 /// Items that a step goes over at least, where space is short.
 const MAP_BATCH_SHORT: usize = 4;
 /// Where the offsets end that a file can have; a multiple of every sector size.
@@ -34,15 +34,6 @@ pub(crate) const MAP_END: u64 = 1 << 63;
 
 /// What the inode's flags have to allow.
 type Rule = fn(&InodeFields) -> Result<(), FsError>;
-
-/// What a preallocation or zeroing does at the end of the file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum KeepSize {
-    /// The file's size stays, even if space behind its end is taken.
-    Yes,
-    /// The file grows to the end of the range.
-    No,
-}
 
 impl Inode {
     /// Takes the `flush` lock and writes out what is dirty.
@@ -99,7 +90,7 @@ impl Inode {
         }
         let fields = guard.fields_mut(&handle);
         fields.size = size.max(fields.size);
-        touch(fields, time);
+        fields.touch(time);
         Ok(())
     }
 
@@ -187,7 +178,7 @@ impl Inode {
         let fields = guard.fields_mut(&handle);
         fields.nbytes = fields.nbytes.saturating_sub(freed);
         fields.size = if done { size } else { shown.max(size) };
-        touch(fields, time);
+        fields.touch(time);
         // What was written while the file was being cut goes, too: as if it had been written before.
         if done && size == 0 {
             self.discard();
@@ -294,7 +285,7 @@ impl Inode {
                 return self.preallocate_settled(at, len, keep);
             }
         }
-        dirty::throttle(self)
+        throttle(self)
     }
 
     /// Turns the range into zeros that have space.
@@ -339,7 +330,7 @@ impl Inode {
         if keep == KeepSize::No {
             fields.size = fields.size.max(end);
         }
-        touch(fields, time);
+        fields.touch(time);
         Ok(())
     }
 
@@ -389,14 +380,7 @@ impl Inode {
         let mut guard = self.write();
         guard.alive()?;
         let time = self.core().now();
-        touch(guard.fields_mut(&handle), time);
+        guard.fields_mut(&handle).touch(time);
         Ok(())
     }
-}
-
-/// The content changed at `time`.
-pub(super) fn touch(fields: &mut InodeFields, time: Time) {
-    fields.mtime = time;
-    fields.ctime = fields.ctime.max(time);
-    fields.sequence = fields.sequence.wrapping_add(1);
 }

@@ -13,7 +13,7 @@ use crate::data::install::{self, Install};
 use crate::data::items::MapOf;
 use crate::data::map::{self, Extent};
 use crate::data::{Compress, Prepared, Whole, read};
-use crate::inode::{Inode, Items};
+use crate::object::{Inode, Items};
 use crate::{FileKind, Fs, FsError, InodeRef};
 
 impl Fs {

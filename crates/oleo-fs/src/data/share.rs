@@ -13,14 +13,15 @@ use std::sync::Arc;
 
 use oleo_format::{ByteLen, InodeFlags, TreeId};
 
-use crate::data::flush::{Inline, Tail};
+use crate::FsError;
+use crate::attributes::rules;
+use crate::data::edges::Tail;
+use crate::data::flush::Inline;
 use crate::data::items::{MapMutOf, MapOf};
 use crate::data::map::{self, Extent, ExtentMapMut};
 use crate::data::pieces::BufferPieces;
-use crate::data::resize::touch;
 use crate::data::{FILE_LEN_MAX, FlushGuard, install, read};
-use crate::inode::{Inode, Items, ItemsMut};
-use crate::{FsError, rules};
+use crate::object::{Inode, Items, ItemsMut};
 
 /// Extents that are cloned under one handle.
 const STEP_EXTENTS: usize = 64;
@@ -259,7 +260,7 @@ fn put_extents(
     fields.nbytes = fields.nbytes.saturating_sub(freed).saturating_add(added);
     if why == Why::Clone {
         fields.size = fields.size.max(moved(part.end).min(range.to + range.len));
-        touch(fields, dst.core().now());
+        fields.touch(dst.core().now());
     }
     Ok(())
 }

@@ -22,17 +22,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use oleo_format::InodeFlags;
-use oleo_txn::{DataReservation, TxnError};
-use smallvec::SmallVec;
+use oleo_txn::{DataReservation, Need, TxnError};
 
 use crate::FsError;
+use crate::data::FILE_LEN_MAX;
+use crate::data::buffer::FILE_WEIGHT;
 use crate::data::items::MapOf;
 use crate::data::map::{self, Extent};
-use crate::data::resize::{KeepSize, PROMISED_NEED, touch};
-use crate::data::{Buffer, FILE_LEN_MAX, FILE_WEIGHT, Shared};
-use crate::inode::{Inode, Items, ItemsMut};
+use crate::data::shared::Shared;
+use crate::object::{Inode, Items, ItemsMut};
 use crate::options::Time;
 
+/// What putting one extent may need.
+pub(super) const ONE_NEED: Need = Need { items: 8, bytes: 1024, releasing: false };
+/// The same where room was promised, or is given back.
+pub(super) const PROMISED_NEED: Need = Need { releasing: true, ..ONE_NEED };
 /// The most bytes of one file that wait for addresses; beyond it they get them immediately.
 const UNPLACED_MAX: u64 = 1 << 20;
 /// Ranges that they may be in.
@@ -42,57 +46,13 @@ const KEPT_MAX: u64 = 64 << 10;
 /// Promises are kept while all buffers together weigh no more: so are no more than this over the weight of a file.
 const KEPT_WEIGHT_MAX: u64 = 256 * FILE_WEIGHT;
 
-/// Ranges that are promised.
-#[derive(Default)]
-pub(super) struct Unplaced {
-    /// Whole sectors, rising, apart from each other.
-    ranges: SmallVec<[Range<u64>; 1]>,
-    /// The file is at least so long.
-    size: u64,
-}
-
-impl Unplaced {
-    pub(super) fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.ranges.iter().map(|r| r.end - r.start).sum()
-    }
-
-    pub(super) fn size(&self) -> u64 {
-        self.size
-    }
-
-    pub(super) fn ranges(&self) -> &[Range<u64>] {
-        &self.ranges
-    }
-
-    /// The bytes of a range that are not in here.
-    fn lacking(&self, range: &Range<u64>) -> u64 {
-        let has = |r: &Range<u64>| r.end.min(range.end).saturating_sub(r.start.max(range.start));
-        range.end - range.start - self.ranges.iter().map(has).sum::<u64>()
-    }
-
-    fn insert(&mut self, mut new: Range<u64>) {
-        let first = self.ranges.partition_point(|r| r.end < new.start);
-        let last = self.ranges.partition_point(|r| r.start <= new.end);
-        for old in self.ranges.drain(first..last) {
-            new = new.start.min(old.start)..new.end.max(old.end);
-        }
-        self.ranges.insert(first, new);
-    }
-
-    fn pop_front(&mut self) {
-        if !self.ranges.is_empty() {
-            self.ranges.remove(0);
-        }
-    }
-
-    fn clear(&mut self) {
-        self.ranges.clear();
-        self.size = 0;
-    }
+/// What a preallocation or zeroing does at the end of the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeepSize {
+    /// The file's size stays, even if space behind its end is taken.
+    Yes,
+    /// The file grows to the end of the range.
+    No,
 }
 
 impl Inode {
@@ -129,7 +89,7 @@ impl Inode {
                 buffer.unused_reservation += len;
             }
             let lacks = buffer.unplaced.lacking(&range);
-            let too_many = buffer.unplaced.ranges.len() >= RANGES_MAX;
+            let too_many = buffer.unplaced.ranges().len() >= RANGES_MAX;
             if lacks > 0 && (too_many || buffer.unplaced.bytes() + lacks > UNPLACED_MAX) {
                 return Ok(false);
             }
@@ -195,7 +155,7 @@ impl Inode {
                 let buffer = self.data.buffer.lock();
                 let Some(b) = &*buffer else { break };
                 size = b.unplaced.size;
-                b.unplaced.ranges.first().cloned()
+                b.unplaced.ranges().first().cloned()
             };
             let Some(range) = range else { break };
             let mut pos = range.start;
@@ -220,7 +180,7 @@ impl Inode {
         fields.flags |= InodeFlags::PREALLOC.bits();
         fields.size = fields.size.max(size);
         if let Some(time) = time {
-            touch(fields, time);
+            fields.touch(time);
         }
         if let Some(buffer) = &mut *self.data.buffer.lock() {
             buffer.unplaced.size = 0;
@@ -237,7 +197,7 @@ impl Inode {
         let Some(time) = self.data.take_touched() else { return Ok(()) };
         let fields = guard.fields_mut(&handle);
         let mtime = fields.mtime.max(time);
-        touch(fields, mtime);
+        fields.touch(mtime);
         Ok(())
     }
 
@@ -258,13 +218,6 @@ impl Inode {
             Ok(if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         })?;
         Ok(found.or_else(|| (pos < to).then_some(pos..to)))
-    }
-}
-
-impl Buffer {
-    /// Whether nothing but kept promises and times are in it.
-    fn is_idle(&self) -> bool {
-        self.dirty.is_empty() && self.writeback.is_empty() && self.unplaced.is_empty()
     }
 }
 

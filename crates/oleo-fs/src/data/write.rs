@@ -5,7 +5,7 @@
 //! refused, it counts only the sectors that the file has no space for ([`Space`]), and holds the `flush` lock and addresses from that
 //! look-up until it has buffered the bytes, since a change or a clone of the map flushes them first. If it is
 //! the first to write a part of a sector, it also reads the rest of it, without the locks (`beside`), and refuses what could not
-//! be written back; (3) it copies the bytes in; (4) if too much is buffered, it flushes or waits before it returns (`dirty`).
+//! be written back; (3) it copies the bytes in; (4) if too much is buffered, it flushes or waits before it returns (`write_back`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,13 +14,16 @@ use std::sync::atomic::Ordering;
 use oleo_format::ByteLen;
 use oleo_txn::{DataReservation, TxnError};
 
-use crate::data::dirty;
+use crate::attributes::rules;
+use crate::data::FILE_LEN_MAX;
+use crate::data::edges::{parts_beside, read_part, tail_gap};
 use crate::data::in_place::{self, Place};
 use crate::data::items::MapOf;
 use crate::data::map;
-use crate::data::{Buffer, FILE_LEN_MAX, Flushing, read};
-use crate::inode::{Inode, Items, ReadGuard};
-use crate::{FileKind, FsError, rules};
+use crate::data::room::Flushing;
+use crate::data::write_back::throttle;
+use crate::object::{Inode, Items};
+use crate::{FileKind, FsError};
 
 /// Bytes that one step copies with the locks held.
 const STEP_LEN: usize = 1 << 20;
@@ -50,7 +53,7 @@ pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsEr
         }
         done?;
         pos += step.len() as u64;
-        dirty::throttle(inode)?;
+        throttle(inode)?;
     }
     Ok(())
 }
@@ -210,34 +213,4 @@ fn reserve(
         Space::Last => return Err(refused),
     }
     Ok(None)
-}
-
-/// What lies beside a range in its first and last sector, up to the end of the file.
-fn parts_beside(range: Range<u64>, size: u64, sector: u64) -> Vec<Range<u64>> {
-    let before = range.start / sector * sector..range.start.min(size);
-    let after = range.end..range.end.next_multiple_of(sector).min(size);
-    [before, after].into_iter().filter(|part| !part.is_empty()).collect()
-}
-
-fn read_part(inode: &Inode, part: &Range<u64>) -> Result<(), FsError> {
-    let mut bytes = vec![0; (part.end - part.start) as usize];
-    read::read(inode, part.start, &mut bytes).map(drop)
-}
-
-/// Fails if a part of the range's first or last sector that is not in it cannot be read: such a sector could not be completed.
-pub(super) fn readable_beside(inode: &Inode, range: Range<u64>) -> Result<(), FsError> {
-    let sector = u64::from(inode.core().engine().sectorsize());
-    let size = inode.data.shown(inode.read().fields());
-    parts_beside(range, size, sector).iter().try_for_each(|part| read_part(inode, part))
-}
-
-/// Whether a write at `at`, or a longer file, leaves bytes behind the old end in its sector that are not known to be zeros.
-/// Where something is buffered behind the old end, whoever buffered it has seen to that.
-pub(super) fn tail_gap(guard: &ReadGuard<'_>, buffer: Option<&Buffer>, at: u64, sector: u64) -> Result<bool, FsError> {
-    let size = guard.fields().size;
-    let end = size.next_multiple_of(sector).min(at);
-    if size >= end || buffer.is_some_and(|b| b.end() > size) {
-        return Ok(false);
-    }
-    map::has_data(&MapOf { items: guard, sector }, size..end)
 }

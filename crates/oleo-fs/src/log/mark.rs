@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use oleo_format::{Generation, ItemType};
 
-use crate::delta::Slot;
+use crate::object::Slot;
 
 /// How much of an inode is in the log.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -79,10 +79,11 @@ mod record;
 mod record_data;
 mod record_names;
 mod replay;
+mod shared;
 mod stats;
 mod sync;
 
 pub(crate) use mark::LogMark;
 pub use replay::{Replayed, replay};
+pub(crate) use shared::Shared;
 pub use stats::LogStats;
-pub(crate) use sync::Shared;

@@ -19,12 +19,11 @@ use oleo_format::{Generation, Ino, InodeFlags, ItemType, Key, TreeId};
 use oleo_tree::{Change, Op, TreeRoot};
 use oleo_txn::{JoinsBlocked, LogCommit, fallback};
 
-use crate::core::Core;
-use crate::inode::{Inode, InodeFields, Items, WriteGuard};
+use crate::data::Extent;
+use crate::items::refs::{self, NameOf};
 use crate::log::mark::{Depth, LogMark};
 use crate::log::ranges::Ranges;
-use crate::refs::{self, NameOf};
-use crate::subvol::Subvol;
+use crate::object::{Core, Inode, InodeFields, Items, Subvol, WriteGuard};
 use crate::{FileKind, FsError};
 
 /// Whether recorded inodes are marked as logged.
@@ -362,10 +361,15 @@ impl<'a> Recorder<'a> {
         let sector = u64::from(self.core.engine().sectorsize());
         let end = fields.size.next_multiple_of(sector);
         for (key, item) in self.committed_items(inode.ino(), ItemType::EXTENT_DATA, 0)? {
-            if super::record_data::end_of(&key, &item, sector)? > end {
+            if end_of(&key, &item, sector)? > end {
                 self.put(key, item);
             }
         }
         Ok(())
     }
+}
+
+/// Where the file range of an extent item ends.
+pub(super) fn end_of(key: &Key, item: &[u8], sector: u64) -> Result<u64, FsError> {
+    Ok(key.offset.saturating_add(Extent::parse(key.offset, item, sector)?.len(sector)))
 }

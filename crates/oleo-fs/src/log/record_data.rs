@@ -13,14 +13,9 @@ use oleo_txn::fallback;
 
 use crate::FsError;
 use crate::data::{Extent, ExtentMap, MapOf, map_walk};
-use crate::inode::{Items, WriteGuard};
 use crate::log::ranges::Ranges;
-use crate::log::record::Recorder;
-
-/// Where the file range of an extent item ends.
-pub(super) fn end_of(key: &Key, item: &[u8], sector: u64) -> Result<u64, FsError> {
-    Ok(key.offset.saturating_add(Extent::parse(key.offset, item, sector)?.len(sector)))
-}
+use crate::log::record::{Recorder, end_of};
+use crate::object::{Items, WriteGuard};
 
 impl Recorder<'_> {
     /// The extents of a file of which the items at `offsets` have changed since the last commit or, with `again`, since it was

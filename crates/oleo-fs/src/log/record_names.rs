@@ -7,12 +7,12 @@
 use oleo_format::{DirItem, Ino, ItemType, Key, dir_hash};
 use oleo_txn::fallback;
 
-use crate::dir::{self, Target};
-use crate::inode::{InodeFields, Items, WriteGuard};
+use crate::items::dir::{self, Target};
+use crate::items::refs::{self, NameOf};
 use crate::log::mark::Depth;
 use crate::log::ranges::Ranges;
 use crate::log::record::{Item, Recorder};
-use crate::refs::{self, NameOf};
+use crate::object::{InodeFields, Items, WriteGuard};
 use crate::{FileKind, FsError};
 
 /// Directories from any to the root at most: more than the longest path has.

@@ -11,7 +11,7 @@
 //! 2. `entries`: logged entries whose inodes exist; those that have a logged name wait for 3.
 //! 3. `rest`: names (a name in the way loses), attributes, extents.
 //! 4. `csums` (module `data`): checksums of the data that was put.
-//! 5. `settle_links` (module `names`): link counts are the names that are there; who has none left goes, and what was in
+//! 5. `settle_links` (`replay::names`): link counts are the names that are there; who has none left goes, and what was in
 //!    it; who has a new parent must not lie below itself.
 //!
 //! Traps, each with what springs it:
@@ -38,13 +38,10 @@ use oleo_tree::Blocks;
 use oleo_txn::{Handle, LogTree, Need, UnreplayedLog};
 
 use crate::FsError;
-use crate::attr::FileKind;
-use crate::core::Core;
-use crate::delta::Value;
+use crate::attributes::FileKind;
 use crate::fs::Fs;
-use crate::inode::{Inode, InodeFields, Items, ItemsMut};
 use crate::log::ranges::Ranges;
-use crate::subvol::Subvol;
+use crate::object::{Core, Inode, InodeFields, Items, ItemsMut, Subvol, Value};
 
 mod data;
 mod names;

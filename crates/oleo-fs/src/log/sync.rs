@@ -15,62 +15,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hashbrown::HashMap;
 use oleo_format::{Generation, Ino, InodeFlags, ItemType, TreeId};
-use oleo_lock::{Condvar, Mutex, rank};
 use oleo_tree::Change;
 use oleo_txn::{LogCommit, LogWritten, fallback};
 
-use crate::core::Core;
 use crate::fs::Fs;
-use crate::inode::{Inode, InodeRef, Items, ReadGuard};
 use crate::log::mark::Depth;
 use crate::log::record::{Marking, Recorder};
-use crate::log::stats::{Counters, LogStats};
+use crate::log::shared::Shared;
+use crate::log::stats::LogStats;
+use crate::object::{Core, Inode, InodeRef, Items, ReadGuard};
 use crate::{FileKind, FsError};
-
-/// What all inodes share for the log.
-#[derive(Default)]
-pub(crate) struct Shared {
-    queue: Mutex<rank::LogQueue, Queue>,
-    turn: Condvar,
-    /// Inodes in the log whose names have changed since, by subvolume.
-    renamed: Mutex<rank::LogRenamed, HashMap<TreeId, Vec<Arc<Inode>>>>,
-    pub(crate) stats: Counters,
-}
-
-/// Rounds are counted from 1 on.
-#[derive(Default)]
-struct Queue {
-    /// Entered for the round after `begun`.
-    waiting: Vec<Arc<Inode>>,
-    begun: u64,
-    done: u64,
-    /// The last round that failed.
-    failed: u64,
-    leading: bool,
-}
-
-impl Shared {
-    /// A logged inode's names change.
-    pub(crate) fn renamed(&self, inode: &Arc<Inode>) {
-        self.renamed.lock().entry(inode.tree()).or_default().push(inode.clone());
-    }
-
-    /// The transaction ends, and its log with it.
-    pub(crate) fn forget(&self) {
-        let gone = std::mem::take(&mut *self.renamed.lock());
-        drop(gone);
-    }
-
-    fn has_renamed(&self, tree: TreeId) -> bool {
-        self.renamed.lock().contains_key(&tree)
-    }
-
-    pub(super) fn take_renamed(&self, tree: TreeId) -> Vec<Arc<Inode>> {
-        self.renamed.lock().remove(&tree).unwrap_or_default()
-    }
-}
 
 /// Leads a round. When it ends, however that comes about, somebody else may lead; a round that was not made durable has failed.
 struct Leading<'a> {

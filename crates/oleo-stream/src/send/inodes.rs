@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use oleo_format::stream::Command;
 use oleo_format::{Corruption, FileExtent, Ino, InodeFlags, ItemType, Key, Timespec};
-use oleo_fs::inode::InodeFields;
+use oleo_fs::InodeFields;
 use oleo_fs::{FileKind, Rdev};
 use oleo_txn::CsumCheck;
 

@@ -25,7 +25,7 @@ use hashbrown::{HashMap, HashSet};
 use oleo_format::stream::Command;
 use oleo_format::{DirEntryRef, Ino, InodeFlags, ItemType, Key, dir_hash};
 use oleo_fs::FileKind;
-use oleo_fs::inode::InodeFields;
+use oleo_fs::InodeFields;
 
 use super::SendError;
 use super::paths::{DEPTH_MAX, Paths, bounded, join};

@@ -13,7 +13,7 @@ use std::ops::{ControlFlow, Range};
 use hashbrown::{HashMap, HashSet};
 use oleo_format::{DiskExtent, FileExtent, Ino, ItemType, Key, Logical};
 use oleo_fs::FileKind;
-use oleo_fs::inode::InodeFields;
+use oleo_fs::InodeFields;
 use oleo_tree::{Blocks, Cursor, TreeRoot};
 use oleo_txn::Engine;
 use uuid::Uuid;

@@ -12,7 +12,7 @@
 use std::ops::ControlFlow;
 
 use oleo_format::{DirEntryRef, Ino, InodeExtrefEntryRef, InodeRefEntryRef, ItemType, Key, dir_hash};
-use oleo_fs::inode::InodeFields;
+use oleo_fs::InodeFields;
 use oleo_tree::{Blocks, Diff, TreeRoot};
 
 use super::SendError;

@@ -14,7 +14,7 @@ use super::Replay;
 use crate::FsError;
 use crate::data::map::{self, Extent, ExtentMap, ExtentMapMut, Span};
 use crate::data::{MAP_END, MapMutOf, MapOf};
-use crate::inode::{Inode, Items, ItemsMut};
+use crate::object::{Inode, Items, ItemsMut};
 
 /// Bytes of data whose checksums are looked at together.
 const CSUM_STEP: u64 = 64 << 20;

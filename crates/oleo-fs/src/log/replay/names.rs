@@ -6,11 +6,12 @@ use std::sync::Arc;
 use oleo_format::{Ino, ItemType, Key};
 
 use super::{BATCH, LoggedNames, Replay};
-use crate::attr::FileKind;
-use crate::dir::{self, DirEntryInfo, Target};
-use crate::inode::{Inode, Items, ItemsMut, lock_all};
-use crate::refs::{self, NameOf};
-use crate::{FsError, orphan};
+use crate::FsError;
+use crate::attributes::FileKind;
+use crate::items::dir::{self, DirEntryInfo, Target};
+use crate::items::refs::{self, NameOf};
+use crate::names::last_name_gone;
+use crate::object::{Inode, Items, ItemsMut, lock_all};
 
 /// Extents that are erased together with an inode; one with more is left as an orphan, to be erased in steps.
 const EXTENTS_MAX: u32 = 128;
@@ -256,7 +257,7 @@ impl Replay<'_> {
                 self.empty(&inode)?;
             }
             let mut guard = inode.write();
-            let evict = orphan::last_name_gone(&mut guard, self.handle, EXTENTS_MAX)?;
+            let evict = last_name_gone(&mut guard, self.handle, EXTENTS_MAX)?;
             drop(guard);
             if evict {
                 self.core.queue_eviction(inode);

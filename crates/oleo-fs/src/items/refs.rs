@@ -10,7 +10,7 @@ use oleo_format::{
 use zerocopy::IntoBytes;
 
 use crate::FsError;
-use crate::inode::{Items, ItemsMut, Joined, WriteGuard};
+use crate::object::{Items, ItemsMut, Joined, WriteGuard};
 
 /// One name of an inode.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -13,13 +13,14 @@ use std::sync::atomic::Ordering;
 use oleo_format::{FileExtentHead, Ino, InodeFlags, ItemType, item_len_max};
 use zerocopy::IntoBytes;
 
-use crate::attr::{FileKind, MODE_SETGID, NewInode, NewKind, Times};
-use crate::dir::{self, Target};
+use crate::FsError;
+use crate::attributes::{FileKind, MODE_SETGID, NewInode, NewKind, Times, acl, rules, xattr};
 use crate::fs::Fs;
-use crate::inode::{Inode, InodeFields, InodeRef, Items, ItemsMut, Joined, WriteGuard};
-use crate::names::{check_dir, name_need, poison_on_error, stamp};
+use crate::items::dir::{self, Target};
+use crate::items::refs;
+use crate::names::link::{check_dir, name_need, poison_on_error, stamp};
+use crate::object::{Inode, InodeFields, InodeRef, Items, ItemsMut, Joined, WriteGuard};
 use crate::options::Time;
-use crate::{FsError, acl, refs, rules, xattr};
 
 /// Bytes of a symbolic link's target: those of a path, less the zero byte that system calls add.
 const TARGET_MAX: usize = 4095;

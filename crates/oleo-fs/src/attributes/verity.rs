@@ -18,7 +18,7 @@ use oleo_txn::Need;
 use sha2::{Digest, Sha256, Sha512};
 use zerocopy::IntoBytes;
 
-use crate::inode::{InodeRef, ItemsMut};
+use crate::object::{InodeRef, ItemsMut};
 use crate::{FileKind, Fs, FsError};
 
 /// Bytes of one item.

@@ -23,15 +23,14 @@ use oleo_txn::{Need, QgroupId, Staged, TxnError};
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
-use crate::attr::{FileKind, Times};
-use crate::core::Core;
-use crate::dir::{self, Target};
+use crate::FsError;
+use crate::attributes::{FileKind, Times, acl, rules, xattr};
 use crate::fs::Fs;
-use crate::inode::{InodeFields, InodeRef, Items, ItemsMut, Joined, time_of, timespec_of};
+use crate::items::dir::{self, Target};
+use crate::items::refs;
 use crate::names::{check_dir, poison_on_error, remove_index, stamp};
+use crate::object::{Core, InodeFields, InodeRef, Items, ItemsMut, Joined, Subvol, time_of, timespec_of};
 use crate::options::Time;
-use crate::subvol::Subvol;
-use crate::{FsError, acl, refs, rules, xattr};
 
 /// The name of the entry in the root tree's directory that says which subvolume is mounted by default.
 const DEFAULT_NAME: &[u8] = b"default";
@@ -177,7 +176,7 @@ pub struct SubvolInfo {
 
 impl Fs {
     /// The object of the root tree that holds a subvolume's references.
-    fn root_object(&self, id: TreeId) -> Result<Arc<crate::inode::Inode>, FsError> {
+    fn root_object(&self, id: TreeId) -> Result<Arc<crate::object::Inode>, FsError> {
         self.core().object(TreeId::ROOT, id.0)
     }
 
@@ -625,7 +624,7 @@ impl Fs {
         Err(FsError::corrupt("inode reference", dir, "depth", "endless", "a way to the root directory"))
     }
 
-    fn uuid_object(&self, uuid: Uuid) -> Result<Option<(Arc<crate::inode::Inode>, u64)>, FsError> {
+    fn uuid_object(&self, uuid: Uuid) -> Result<Option<(Arc<crate::object::Inode>, u64)>, FsError> {
         if uuid.is_nil() || !self.engine().has_uuid_tree() {
             return Ok(None);
         }

@@ -17,7 +17,7 @@ use oleo_format::TreeId;
 use oleo_lock::{Mutex, rank};
 
 use crate::FsError;
-use crate::inode::Inode;
+use crate::object::inode::Inode;
 
 /// A power of two, a few times the number of threads.
 const SHARDS: usize = 64;

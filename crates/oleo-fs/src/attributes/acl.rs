@@ -4,7 +4,7 @@
 //! On disk an ACL is the value of an attribute in the kernel's form: a version, then entries of tag, permissions and
 //! id. Values on disk that do not parse are kept as they are and hand down nothing; new ones are refused.
 
-use crate::inode::InodeFields;
+use crate::object::InodeFields;
 use crate::{FileKind, FsError};
 
 /// The attribute that holds the access ACL.

@@ -7,7 +7,7 @@
 //! A read looks at the open map, the frozen map and the tree, in that order ([`Layers`]): the first that knows the
 //! item wins, and a tombstone hides what is below it.
 //!
-//! Not here: who owns the maps and when they move from open to frozen (`inode`, `core`).
+//! Not here: who owns the maps and when they move from open to frozen (`inode`, `commit`).
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, btree_map};

@@ -1,15 +1,14 @@
-//! What all inodes of an open file system share: the engine, the epoch, the list of dirty inodes, the cache, and the
-//! hand-over of the delta to a commit.
+//! What is in memory of an open file system: inodes, subvolumes, and what all of them share ([`Core`]).
 //!
-//! Normal path of a commit, called by the engine: (1) [`freeze`](DeltaSource::freeze) while no handle is out: the
-//! epoch rises by one and the lists of dirty inodes and subvolumes are set aside; (2)
-//! [`itemise`](DeltaSource::itemise) turns them into sorted changes, while new operations go on; (3)
-//! [`published`](DeltaSource::published) once the new roots can be read: the frozen deltas are dropped.
+//! An operation joins the transaction, locks its inodes (`guard`) and changes their items and fields (`items`); the changes are kept with
+//! the inode (`inode`, `delta`) until a commit takes them (`commit`). An inode is found by its number (`cache`), a subvolume by the
+//! number of its tree (`subvol`); users hold a `handle`. What an inode holds for its data and for the log is defined in `data` and `log`.
 //!
 //! Invariants: an inode is in the open list exactly when its open delta belongs to the present epoch. The lists hold
 //! the inodes by `Arc`, so that the cache cannot evict what is dirty.
 //! Locks: a list's shard and a cache's shard are leaves, held for a push or a look-up.
 //! Crash: memory only.
+//! Not here: operations, and the forms of items.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,16 +17,38 @@ use std::time::{Duration, Instant};
 
 use oleo_format::{Ino, ItemType, Key, TreeId};
 use oleo_lock::{Condvar, Mutex, rank};
-use oleo_tree::{Change, Op};
-use oleo_txn::{DeltaSource, Engine, Stage, TxnError};
-use rayon::prelude::*;
+use oleo_txn::{Engine, TxnError};
 
-use crate::cache::InodeCache;
-use crate::delta::{Base, Direction, ItemMap, Slot, Value, Visit};
-use crate::inode::{Inode, InodeFields, ItemFate};
+mod cache;
+mod commit;
+mod delta;
+mod fields;
+mod guard;
+mod handle;
+mod inode;
+mod items;
+mod subvol;
+mod tree_base;
+
+pub use delta::{Direction, Value, Visit};
+pub use fields::InodeFields;
+pub use guard::{LockedSet, ReadGuard, WriteGuard, lock_all};
+pub use handle::InodeRef;
+pub use inode::Inode;
+pub use items::{Items, ItemsMut, Joined};
+pub use subvol::Subvol;
+
+pub(crate) use delta::Slot;
+pub(crate) use fields::{time_of, timespec_of};
+pub(crate) use inode::ORPHAN_OBJECT;
+
+use cache::InodeCache;
+use delta::Base;
+use subvol::Subvols;
+use tree_base::TreeBase;
+
+use crate::FsError;
 use crate::options::{FsOptions, Time};
-use crate::subvol::{Subvol, Subvols};
-use crate::{FsError, InodeRef};
 
 /// Changed items that weigh as much as a changed inode: few files with very many extents (clones) are pressure, too. More
 /// than creating a file announces.
@@ -43,11 +64,9 @@ const EVICTABLE_MAX: usize = 4096;
 const DIRTY_SHARDS: usize = 32;
 /// Inodes that enter a shard between two looks at whether all shards hold too many.
 const DIRTY_COUNT_STEP: usize = 64;
-/// Inodes that one task itemises: enough to hide the cost of handing out the task.
-const ITEMISE_CHUNK: usize = 2048;
 
 /// What all inodes share.
-pub struct Core {
+pub(crate) struct Core {
     engine: Engine,
     pub(crate) opts: FsOptions,
     /// Rises by one with each freeze; starts at 1, so that 0 is "never".
@@ -234,153 +253,43 @@ impl Core {
         })?;
         loaded.ok_or(FsError::NotFound)
     }
-}
 
-impl DeltaSource for Core {
-    fn release_idle_reservations(&self) -> bool {
-        self.data.release_idle_reservations()
+    /// Drops what holds the core itself in a circle.
+    pub(crate) fn close(&self) {
+        self.evictable.lock().clear();
+        self.cache.clear();
+        self.subvols.lock().clear();
+        self.forget_dirty();
+        self.data.forget();
     }
 
-    fn freeze(&self) {
-        let mut frozen = self.frozen.lock();
-        assert!(frozen.inodes.is_empty() && frozen.subvols.is_empty(), "the last freeze has been published");
-        frozen.epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
-        self.log.forget();
-        self.dirty_inodes.store(0, Ordering::Relaxed);
-        for shard in &self.dirty {
-            frozen.inodes.append(&mut shard.lock());
-        }
-        frozen.subvols = std::mem::take(&mut self.dirty_subvols.lock());
-        let (now, generation) = (self.now(), self.engine.generation());
-        for subvol in &frozen.subvols {
-            subvol.freeze(now, generation);
+    /// An operation failed half way, which only a broken disk can do: nothing may be committed any more, or half of it
+    /// would be.
+    pub(crate) fn poison(&self, error: &FsError) {
+        let mut poisoned = self.poisoned.lock();
+        if poisoned.is_none() {
+            *poisoned = Some(format!("an operation failed half way: {error}"));
         }
     }
 
-    fn itemise(&self) -> Result<Stage, TxnError> {
-        self.check_not_poisoned()?;
-        let mut frozen = self.frozen.lock();
-        let epoch = frozen.epoch;
-        // Each shard is sorted by and large, which a stable sort makes use of.
-        frozen.inodes.par_sort_by_key(|listed| listed.0);
-        frozen.subvols.sort_unstable_by_key(|s| s.id());
-        let parts: Vec<Vec<(TreeId, Vec<Change>)>> =
-            frozen.inodes.par_chunks(ITEMISE_CHUNK).map(|chunk| itemise_chunk(chunk, epoch)).collect();
-        let mut lens: Vec<(TreeId, usize)> = Vec::new();
-        for (tree, changes) in parts.iter().flatten() {
-            match lens.last_mut() {
-                Some(last) if last.0 == *tree => last.1 += changes.len(),
-                _ => lens.push((*tree, changes.len())),
-            }
-        }
-        let mut trees: Vec<(TreeId, Vec<Change>)> =
-            lens.into_iter().map(|(tree, len)| (tree, Vec::with_capacity(len))).collect();
-        let mut to = 0;
-        for (tree, mut changes) in parts.into_iter().flatten() {
-            while trees[to].0 != tree {
-                to += 1;
-            }
-            trees[to].1.append(&mut changes);
-        }
-        let root_items = frozen.subvols.iter().filter_map(|s| Some((s.id(), s.frozen_item()?))).collect();
-        Ok(Stage { trees, root_items })
+    /// Runs changes that belong together: where one fails after others were made, nothing may be committed.
+    pub(crate) fn poison_on_error<R>(&self, changes: impl FnOnce() -> Result<R, FsError>) -> Result<R, FsError> {
+        changes().inspect_err(|e| self.poison(e))
     }
 
-    fn published(&self) {
-        let (epoch, inodes, subvols) = {
-            let mut frozen = self.frozen.lock();
-            (frozen.epoch, std::mem::take(&mut frozen.inodes), std::mem::take(&mut frozen.subvols))
-        };
-        inodes.par_iter().with_min_len(ITEMISE_CHUNK).for_each(|(_, inode)| {
-            if inode.forget_frozen(epoch) {
-                self.cache.remove((inode.tree(), inode.ino().0));
-            }
-        });
-        for subvol in &subvols {
-            subvol.forget_frozen();
-        }
-        drop((inodes, subvols));
-        self.cache.trim();
-        let durable = self.engine.durable();
-        self.subvols.lock().sweep(durable);
-    }
-}
-
-/// The changes of some inodes, which are sorted by tree and number.
-fn itemise_chunk(inodes: &[Listed], epoch: u64) -> Vec<(TreeId, Vec<Change>)> {
-    let mut trees: Vec<(TreeId, Vec<Change>)> = Vec::new();
-    for (_, inode) in inodes {
-        if inode.subvol().is_deleted() {
-            continue;
-        }
-        if trees.last().is_none_or(|t| t.0 != inode.tree()) {
-            trees.push((inode.tree(), Vec::with_capacity(inodes.len() * 2)));
-        }
-        if let Some((_, changes)) = trees.last_mut() {
-            inode.itemise(epoch, |items, fate, fields| itemise_inode(inode, items, fate, fields, changes));
+    pub(crate) fn check_not_poisoned(&self) -> Result<(), TxnError> {
+        match &*self.poisoned.lock() {
+            Some(why) => Err(TxnError::Source(why.as_str().into())),
+            None => Ok(()),
         }
     }
-    trees
-}
 
-/// One inode's changes in key order: the inode item's type is the lowest.
-fn itemise_inode(inode: &Inode, items: &ItemMap, fate: ItemFate, fields: &InodeFields, changes: &mut Vec<Change>) {
-    let item = inode.key(ItemType::INODE_ITEM, 0);
-    match fate {
-        ItemFate::Clean => {}
-        ItemFate::Dirty => changes.push(Change { key: item, op: Op::Put(fields.encode()) }),
-        ItemFate::Deleted => changes.push(Change { key: item, op: Op::Delete }),
-    }
-    changes.reserve(items.len());
-    items.for_each(|(t, offset), fate| {
-        let op = match fate {
-            Some(bytes) => Op::Put(bytes.clone()),
-            None => Op::Delete,
-        };
-        changes.push(Change { key: inode.key(t, offset), op });
-    });
-}
-
-/// The items of one object in a tree, at the newest root when it is asked.
-pub(crate) struct TreeBase<'a> {
-    pub(crate) core: &'a Core,
-    pub(crate) tree: TreeId,
-    pub(crate) objectid: u64,
-}
-
-impl Base for TreeBase<'_> {
-    fn get(&self, slot: Slot) -> Result<Option<Value>, FsError> {
-        let _reader = self.core.engine.reader();
-        let Some(root) = self.core.engine.root(self.tree)? else { return Ok(None) };
-        let key = Key::new(self.objectid, slot.0, slot.1);
-        Ok(self.core.engine.blocks().get(&root, &key)?.map(Value::InTree))
-    }
-
-    fn walk(
-        &self,
-        t: ItemType,
-        from: u64,
-        to_incl: u64,
-        direction: Direction,
-        visit: &mut Visit<'_>,
-    ) -> Result<(), FsError> {
-        let _reader = self.core.engine.reader();
-        let Some(root) = self.core.engine.root(self.tree)? else { return Ok(()) };
-        let (low, high) = (Key::new(self.objectid, t, from), Key::new(self.objectid, t, to_incl));
-        let mut cursor = self.core.engine.blocks().cursor(&root);
-        match direction {
-            Direction::Up => cursor.seek(&low)?,
-            Direction::Down => cursor.seek_back(&high)?,
-        };
-        while let Some((key, bytes)) = cursor.current() {
-            if key < low || key > high || visit(key.offset, bytes).is_break() {
-                break;
-            }
-            match direction {
-                Direction::Up => cursor.next()?,
-                Direction::Down => cursor.prev()?,
-            };
-        }
-        Ok(())
+    /// The key of the highest item at or below a key, in a tree as it stands.
+    pub(crate) fn highest(&self, tree: TreeId, at_or_below: Key) -> Result<Option<Key>, FsError> {
+        let _reader = self.engine().reader();
+        let Some(root) = self.engine().root(tree)? else { return Ok(None) };
+        let mut cursor = self.engine().blocks().cursor(&root);
+        cursor.seek_back(&at_or_below)?;
+        Ok(cursor.key())
     }
 }

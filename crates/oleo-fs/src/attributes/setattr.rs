@@ -1,4 +1,4 @@
-//! Changing attributes.
+//! Reading and changing attributes.
 //!
 //! Normal path: (1) a new size goes first, through the file's data; (2) everything else is one operation on the inode
 //! item, with the access ACL if the mode changes.
@@ -9,15 +9,40 @@
 use oleo_format::InodeFlags;
 use oleo_txn::Need;
 
-use crate::attr::{Attr, FileKind, SetAttr};
+use crate::FsError;
+use crate::attributes::{Attr, FileKind, Rdev, SetAttr, acl, rules, xattr};
 use crate::fs::Fs;
-use crate::inode::{InodeFields, InodeRef, Items, ItemsMut};
-use crate::{FsError, acl, rules, xattr};
+use crate::object::{Inode, InodeFields, InodeRef, Items, ItemsMut};
 
 /// Inode flags that [`SetAttr`] cannot change: the format's own.
 const FIXED_FLAGS: InodeFlags = InodeFlags::PREALLOC.union(InodeFlags::ROOT_ITEM_INIT).union(InodeFlags::RO_VERITY);
 /// Inode flags that only empty files can change.
 const EMPTY_ONLY_FLAGS: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::NODATASUM);
+
+impl Attr {
+    pub(crate) fn of(inode: &Inode, fields: &InodeFields) -> Attr {
+        Attr {
+            subvol: inode.tree(),
+            ino: inode.ino(),
+            kind: fields.kind(),
+            mode: fields.mode,
+            uid: fields.uid,
+            gid: fields.gid,
+            nlink: fields.nlink,
+            size: fields.size,
+            nbytes: fields.nbytes,
+            rdev: Rdev::of_disk(fields.rdev),
+            flags: InodeFlags::from_bits_retain(fields.flags),
+            sequence: fields.sequence,
+            generation: fields.generation,
+            transid: fields.transid,
+            atime: fields.atime,
+            mtime: fields.mtime,
+            ctime: fields.ctime,
+            otime: fields.otime,
+        }
+    }
+}
 
 impl SetAttr {
     /// Whether nothing is to change.
@@ -47,6 +72,12 @@ impl SetAttr {
 }
 
 impl Fs {
+    /// What is known of an inode.
+    pub fn attr(&self, inode: &InodeRef) -> Attr {
+        let guard = inode.read();
+        Attr::of(inode, &crate::data::shown(&guard))
+    }
+
     /// Changes attributes. Owner and mode are set as given: which bits a change of owner clears is the caller's to say
     /// (see [`strip_privileges`](Fs::strip_privileges)).
     pub fn set_attr(&self, inode: &InodeRef, set: &SetAttr) -> Result<Attr, FsError> {

@@ -3,11 +3,8 @@
 use oleo_format::{FileType, Ino, InodeFlags, TreeId};
 
 use crate::FsError;
-use crate::inode::{Inode, InodeFields};
 use crate::options::Time;
 
-/// The bits of a mode that are the file's type.
-pub const MODE_TYPE: u32 = 0o170_000;
 /// The set-group-id bit.
 pub const MODE_SETGID: u32 = 0o2000;
 
@@ -153,31 +150,6 @@ pub struct Attr {
     pub ctime: Time,
     /// Creation.
     pub otime: Time,
-}
-
-impl Attr {
-    pub(crate) fn of(inode: &Inode, fields: &InodeFields) -> Attr {
-        Attr {
-            subvol: inode.tree(),
-            ino: inode.ino(),
-            kind: fields.kind(),
-            mode: fields.mode,
-            uid: fields.uid,
-            gid: fields.gid,
-            nlink: fields.nlink,
-            size: fields.size,
-            nbytes: fields.nbytes,
-            rdev: Rdev::of_disk(fields.rdev),
-            flags: InodeFlags::from_bits_retain(fields.flags),
-            sequence: fields.sequence,
-            generation: fields.generation,
-            transid: fields.transid,
-            atime: fields.atime,
-            mtime: fields.mtime,
-            ctime: fields.ctime,
-            otime: fields.otime,
-        }
-    }
 }
 
 /// What to change of an inode; `None` leaves a thing as it is.

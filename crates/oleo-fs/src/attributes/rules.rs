@@ -7,7 +7,7 @@
 use oleo_format::InodeFlags;
 
 use crate::FsError;
-use crate::inode::InodeFields;
+use crate::object::InodeFields;
 
 const IMMUTABLE: FsError = FsError::NotPermitted("it is immutable");
 const SEALED: FsError = FsError::NotPermitted("it is protected by fs-verity");

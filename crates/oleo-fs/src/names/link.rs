@@ -14,17 +14,15 @@ use std::sync::atomic::Ordering;
 use oleo_format::ItemType;
 use oleo_txn::{Need, TxnError};
 
-use crate::attr::FileKind;
-use crate::core::Core;
-use crate::dir::{self, Target};
+use crate::FsError;
+use crate::attributes::{FileKind, rules};
 use crate::fs::Fs;
-use crate::inode::{Inode, InodeRef, Items, ItemsMut, Joined, WriteGuard, lock_all};
+use crate::items::dir::{self, Target};
+use crate::items::refs;
+use crate::names::{RETRIES_MAX, orphan};
+use crate::object::{Core, Inode, InodeRef, Items, ItemsMut, Joined, WriteGuard, lock_all};
 use crate::options::Time;
-use crate::{FsError, orphan, refs, rules};
 
-/// Times that an operation starts over because others changed what it had looked at: each time one of them got on, so
-/// this many in a row means that something is wrong.
-pub(crate) const RETRIES_MAX: usize = 10_000;
 /// Names that a file may have (`BTRFS_LINK_MAX`).
 const LINKS_MAX: u32 = 65535;
 

@@ -8,10 +8,9 @@ use std::sync::Arc;
 
 use oleo_format::{Ino, ItemType, Key};
 
-use crate::dir::{self, DirEntryInfo, Target};
 use crate::fs::Fs;
-use crate::inode::{Inode, InodeFields, InodeRef, Items};
-use crate::subvol::Subvol;
+use crate::items::dir::{self, DirEntryInfo, Target};
+use crate::object::{Inode, InodeFields, InodeRef, Items, Subvol};
 use crate::{FileKind, FsError};
 
 /// An entry, and a handle to what it leads to unless that has just gone.

@@ -15,13 +15,9 @@ use std::sync::atomic::Ordering;
 use oleo_format::{Ino, ItemType};
 use oleo_txn::Need;
 
-use crate::core::Core;
-use crate::inode::{Inode, Items, ItemsMut, Joined, WriteGuard};
-use crate::subvol::Subvol;
+use crate::object::{Core, Inode, Items, ItemsMut, Joined, ORPHAN_OBJECT, Subvol, WriteGuard};
 use crate::{FileKind, FsError};
 
-/// `BTRFS_ORPHAN_OBJECTID` in the UAPI header.
-pub(crate) const ORPHAN_OBJECT: u64 = -5i64 as u64;
 /// Extents that one step of erasing removes: small enough for one reservation.
 const EXTENTS_PER_STEP: usize = 128;
 /// Orphan items read at a time.

@@ -9,7 +9,7 @@
 //! If there are many, those that nobody uses are dropped from memory after a commit ([`Subvols`]).
 //!
 //! Locks: `root` is a leaf.
-//! Not here: creating, snapshotting and deleting subvolumes (`subvols`).
+//! Not here: creating, snapshotting and deleting subvolumes (`subvolumes`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -19,8 +19,8 @@ use oleo_format::{Generation, Ino, Key, RootFlags, RootItem, TreeId};
 use oleo_lock::{Mutex, rank};
 
 use crate::FsError;
-use crate::core::Core;
-use crate::inode::timespec_of;
+use crate::object::Core;
+use crate::object::fields::timespec_of;
 use crate::options::Time;
 
 /// A subvolume that is in use.

@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use oleo_format::InodeFlags;
 use oleo_txn::Need;
 
-use crate::attr::{FileKind, MODE_SETGID};
+use crate::FsError;
+use crate::attributes::{FileKind, MODE_SETGID, xattr};
 use crate::fs::Fs;
-use crate::inode::{InodeFields, InodeRef, Items, ItemsMut, ReadGuard};
+use crate::object::{InodeFields, InodeRef, Items, ItemsMut, ReadGuard};
 use crate::options::Time;
-use crate::{FsError, xattr};
 
 /// The set-user-id bit.
 const MODE_SETUID: u32 = 0o4000;

@@ -10,14 +10,17 @@ use std::sync::Arc;
 use oleo_format::Ino;
 use oleo_txn::Need;
 
-use crate::attr::{FileKind, NewInode, NewKind, Rdev};
-use crate::create::Start;
-use crate::dir::{self, Target};
+use crate::FsError;
+use crate::attributes::{FileKind, NewInode, NewKind, Rdev, rules};
 use crate::fs::Fs;
-use crate::inode::{Inode, InodeRef, Items, ItemsMut, Joined, LockedSet, lock_all};
-use crate::names::{NAME_BYTES, NAME_ITEMS, RETRIES_MAX, check_dir, drop_name, poison_on_error, remove_index, stamp};
+use crate::items::dir::{self, Target};
+use crate::items::refs;
+use crate::names::RETRIES_MAX;
+use crate::names::create::Start;
+use crate::names::link::{NAME_BYTES, NAME_ITEMS, check_dir, drop_name, poison_on_error, remove_index, stamp};
+use crate::names::orphan;
+use crate::object::{Inode, InodeRef, Items, ItemsMut, Joined, LockedSet, lock_all};
 use crate::options::Time;
-use crate::{FsError, orphan, refs, rules};
 
 /// Directories from any to the root, at most: more than the longest path has.
 const DEPTH_MAX: usize = 1 << 20;

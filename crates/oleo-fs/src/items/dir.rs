@@ -1,7 +1,7 @@
 //! Directory entries as items: DIR_ITEM by the hash of the name, DIR_INDEX by the order of creation.
 //!
 //! Both hold the same bytes, except that a DIR_ITEM holds all entries whose names have one hash, one after the other.
-//! A directory's size is twice the length of all its names. Extended attributes have the same form (`xattr`).
+//! A directory's size is twice the length of all its names. Extended attributes have the same form (`attributes::xattr`).
 //!
 //! Invariants, while the directory's lock is not held: every entry stands in one DIR_ITEM and one DIR_INDEX, and the
 //! entry's inode (or, for a subvolume, a reference in the root tree) names the directory and the index.
@@ -11,8 +11,7 @@ use std::ops::ControlFlow;
 use oleo_format::{DirItem, DiskKey, FileType, Ino, ItemType, Key, TreeId, dir_hash, item_len_max};
 use zerocopy::IntoBytes;
 
-use crate::delta::{Direction, Value};
-use crate::inode::{Items, ItemsMut, Joined, WriteGuard};
+use crate::object::{Direction, Items, ItemsMut, Joined, Value, WriteGuard};
 use crate::{FileKind, FsError};
 
 /// Bytes that a name may have.

@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering;
 use oleo_format::{FileType, InodeFlags, ItemType, Key, dir_hash, item_len_max};
 use oleo_txn::Need;
 
-use crate::dir::{self, Entry};
+use crate::attributes::{acl, rules};
 use crate::fs::Fs;
-use crate::inode::{InodeFields, InodeRef, Items, ItemsMut, Joined, WriteGuard};
-use crate::{FileKind, FsError, acl, rules};
+use crate::items::dir::{self, Entry};
+use crate::object::{InodeFields, InodeRef, Items, ItemsMut, Joined, WriteGuard};
+use crate::{FileKind, FsError};
 
 /// Bytes that an attribute's name may have (`XATTR_NAME_MAX`).
 pub const XATTR_NAME_MAX: usize = 255;

@@ -1,0 +1,118 @@
+//! Space and quota for what adds data or names: what is buffered or waits to be erased gives way before anything is refused.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oleo_format::{ByteLen, TreeId};
+use oleo_txn::{DataReservation, Handle, Need, TxnError};
+
+use crate::FsError;
+use crate::object::Core;
+
+/// Which `flush` locks the caller of [`Core::make_room`] holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flushing {
+    /// None.
+    None,
+    /// Those of some files.
+    Some,
+}
+
+/// How often whoever finds no space looks whether what was unlinked has been evicted.
+const LET_GO_TRIES: u32 = 10;
+/// How long in between.
+const LET_GO_WAIT: Duration = Duration::from_millis(10);
+
+impl Core {
+    /// Promises space for data of a subvolume, as far as its quota goes. May commit; the caller may hold `flush` locks.
+    pub(crate) fn reserve_in(self: &Arc<Self>, tree: TreeId, len: u64) -> Result<DataReservation, FsError> {
+        match self.engine().reserve_data_in(tree, ByteLen(len)) {
+            Err(TxnError::QuotaExceeded(_)) => {}
+            Err(TxnError::NoSpace { .. }) => {
+                self.make_room(Flushing::Some)?;
+                return Ok(self.engine().reserve_data_in(tree, ByteLen(len))?);
+            }
+            other => return Ok(other?),
+        }
+        // What others were charged may have come to less.
+        let settle = || -> Result<(), FsError> { Ok(self.engine().commit().map(drop)?) };
+        self.engine().reserve_data_alone(tree, ByteLen(len), settle)
+    }
+
+    /// Joins for what adds names or attributes to a subvolume, as far as its quota and the space go. Before that refuses, what is
+    /// buffered is written out: it may come to less than what was charged or promised for it. May commit; the caller holds no lock
+    /// of an inode.
+    pub(crate) fn join_in(self: &Arc<Self>, tree: TreeId, need: Need) -> Result<Handle<'_>, FsError> {
+        let join = || {
+            self.engine().join_with(tree, need, 0, || {
+                self.data.release_idle_reservations();
+                self.flush_what_can_be();
+                Ok(())
+            })
+        };
+        match join() {
+            Err(FsError::NoSpace) => {}
+            other => return other,
+        }
+        self.make_room(Flushing::None)?;
+        join()
+    }
+
+    /// Space is short: writes out what is buffered, which may need less than it was promised, erases what nobody holds any more,
+    /// and commits, so that what was freed is free. The caller holds no lock of an inode but those `flushing` names.
+    pub(crate) fn make_room(self: &Arc<Self>, flushing: Flushing) -> Result<(), FsError> {
+        self.data.release_idle_reservations();
+        for inode in self.data.files(None) {
+            // Whose bytes cannot be written out hears it from a sync.
+            let _ = match flushing {
+                Flushing::None => inode.flush_unless_gone(),
+                Flushing::Some => inode.flush_if_free(),
+            };
+        }
+        self.data.relax();
+        for _ in 0..LET_GO_TRIES {
+            let any = !self.evictable.lock().is_empty();
+            // What cannot be erased is left for later, as it is when nobody is short of space.
+            let _ = self.evict_all();
+            // Through a kernel it is a moment before it is known that nobody holds what has just lost its name.
+            if any || !self.awaits_eviction() {
+                break;
+            }
+            std::thread::sleep(LET_GO_WAIT);
+        }
+        self.engine().commit()?;
+        Ok(())
+    }
+
+    /// Does what may be refused for quota while others have data buffered, which may come to less than what was charged for it: then that
+    /// is written out and counted, and it is tried once more. The caller holds no lock of an inode; what was done in part is done over.
+    pub(crate) fn twice_for_quota<T>(&self, mut work: impl FnMut() -> Result<T, FsError>) -> Result<T, FsError> {
+        match work() {
+            Err(FsError::Txn(TxnError::QuotaExceeded(_))) => {}
+            other => return other,
+        }
+        self.data.release_idle_reservations();
+        self.flush_what_can_be();
+        self.engine().commit()?;
+        work()
+    }
+
+    /// Flushes every file, for whoever needs the room: what cannot be written is its file's affair.
+    pub(crate) fn flush_what_can_be(&self) {
+        let _ = self.flush_all(None);
+    }
+
+    /// Flushes every file, or every file of one subvolume; the error is that of the first that could not be.
+    pub(crate) fn flush_all(&self, of: Option<TreeId>) -> Result<(), FsError> {
+        let mut outcome = Ok(());
+        for inode in self.data.files(of) {
+            if let Err(e) = inode.flush_unless_gone()
+                && outcome.is_ok()
+            {
+                outcome = Err(e);
+            }
+        }
+        self.data.relax();
+        outcome
+    }
+}

@@ -1,0 +1,196 @@
+//! Finding inodes by name: entries, paths, parents, symbolic links.
+
+use std::sync::Arc;
+
+use oleo_format::{FileExtentHead, Ino, ItemType, TreeId};
+
+use crate::FsError;
+use crate::attributes::FileKind;
+use crate::fs::Fs;
+use crate::items::dir::{self, DirEntryInfo, Target};
+use crate::items::refs::{self, NameOf};
+use crate::names::RETRIES_MAX;
+use crate::object::{Inode, InodeFields, InodeRef, Items};
+
+/// Symbolic links that one path may go through (what Linux allows).
+const SYMLINKS_MAX: usize = 40;
+/// Bytes of a path, all links' targets included: 40 links of 4 KiB.
+const PATH_MAX: usize = 41 * 4096;
+/// The type of a file extent whose bytes stand in the item (`BTRFS_FILE_EXTENT_INLINE`).
+const INLINE: u8 = 0;
+/// Permissions of the empty directory that stands in for a subvolume elsewhere.
+const EMPTY_SUBVOL_DIR_MODE: u32 = 0o040_755;
+
+/// Whether the last part of a path may be a symbolic link that is followed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Follow {
+    /// It is followed.
+    #[default]
+    Yes,
+    /// The link itself is meant.
+    No,
+}
+
+impl Fs {
+    /// The inode that an entry leads to. Steps into subvolumes.
+    pub fn lookup(&self, dir: &InodeRef, name: &[u8]) -> Result<Option<InodeRef>, FsError> {
+        for _ in 0..RETRIES_MAX {
+            let found = {
+                let guard = dir.read();
+                guard.alive()?;
+                if guard.fields().kind() != FileKind::Dir {
+                    return Err(FsError::NotDir);
+                }
+                if name.len() > dir::NAME_MAX {
+                    return Err(FsError::NameTooLong);
+                }
+                dir::find(&guard, name)?
+            };
+            let Some((target, _)) = found else { return Ok(None) };
+            match target {
+                Target::Subvol(id) => return self.enter_subvol(dir, name, id).map(Some),
+                Target::Inode(ino) => match self.core().handle(dir.subvol(), ino)? {
+                    Some(inode) => return Ok(Some(inode)),
+                    None => self.check_dangling(dir, name, target)?,
+                },
+            }
+        }
+        Err(FsError::Busy("the directory keeps changing"))
+    }
+
+    /// The inode that an entry of a listing leads to, if it is still there.
+    pub fn open_entry(&self, dir: &InodeRef, entry: &DirEntryInfo) -> Result<Option<InodeRef>, FsError> {
+        match entry.target {
+            Target::Inode(ino) => self.core().handle(dir.subvol(), ino),
+            Target::Subvol(id) => self.enter_subvol(dir, &entry.name, id).map(Some),
+        }
+    }
+
+    fn enter_subvol(&self, dir: &InodeRef, name: &[u8], id: TreeId) -> Result<InodeRef, FsError> {
+        if self.is_subvol_here(dir, name, id)? {
+            return self.root(id);
+        }
+        let parent = *dir.read().fields();
+        let fields = InodeFields {
+            generation: parent.generation,
+            nlink: 1,
+            mode: EMPTY_SUBVOL_DIR_MODE,
+            atime: parent.mtime,
+            ctime: parent.mtime,
+            mtime: parent.mtime,
+            otime: parent.mtime,
+            ..InodeFields::default()
+        };
+        Ok(InodeRef::new(Arc::new(Inode::new_empty_subvol_dir(dir.subvol().clone(), fields))))
+    }
+
+    /// The directory that a directory is in, across subvolumes; `None` at the top.
+    pub fn parent(&self, dir: &InodeRef) -> Result<Option<InodeRef>, FsError> {
+        match self.parent_of(dir.tree(), dir.ino())? {
+            None => Ok(None),
+            Some((tree, ino)) => self.inode(&self.subvol(tree)?, ino).map(Some),
+        }
+    }
+
+    pub(crate) fn parent_of(&self, tree: TreeId, ino: Ino) -> Result<Option<(TreeId, Ino)>, FsError> {
+        if ino == Ino::ROOT_DIR {
+            return Ok(self.root_backref(tree)?.map(|(parent, r)| (parent, r.dirid)));
+        }
+        let subvol = self.subvol(tree)?;
+        let Some(inode) = self.core().inode(&subvol, ino)? else { return Ok(None) };
+        let guard = inode.read();
+        match refs::parent(&guard)? {
+            Some(parent) => Ok(Some((tree, parent))),
+            None if guard.fields().nlink == 0 => Ok(None),
+            None => Err(FsError::corrupt("inode", ino, "names", "none", "one at least")),
+        }
+    }
+
+    /// All names of an inode within its subvolume.
+    pub fn names(&self, inode: &InodeRef) -> Result<Vec<NameOf>, FsError> {
+        let guard = inode.read();
+        guard.alive()?;
+        refs::all(&guard)
+    }
+
+    /// The inode at a path. A leading slash, and links to absolute paths, start at the root directory of the
+    /// subvolume that `start` is in, which ".." does not leave.
+    pub fn resolve(&self, start: &InodeRef, path: &[u8], follow: Follow) -> Result<InodeRef, FsError> {
+        let root = self.root(start.tree())?;
+        let mut at = if path.first() == Some(&b'/') { root.clone() } else { start.clone() };
+        let mut rest: Vec<Vec<u8>> = parts(path);
+        let mut links = 0;
+        let mut bytes = path.len();
+        while let Some(part) = rest.pop() {
+            match part.as_slice() {
+                b"." => {
+                    if at.read().fields().kind() != FileKind::Dir {
+                        return Err(FsError::NotDir);
+                    }
+                    continue;
+                }
+                b".." => {
+                    if at.read().fields().kind() != FileKind::Dir {
+                        return Err(FsError::NotDir);
+                    }
+                    if !at.same(&root)
+                        && let Some(parent) = self.parent(&at)?
+                    {
+                        at = parent;
+                    }
+                    continue;
+                }
+                _ => {}
+            }
+            let next = self.lookup(&at, &part)?.ok_or(FsError::NotFound)?;
+            let is_link = next.read().fields().kind() == FileKind::Symlink;
+            if !is_link || (rest.is_empty() && follow == Follow::No) {
+                at = next;
+                continue;
+            }
+            links += 1;
+            let target = self.read_link(&next)?;
+            bytes += target.len();
+            if links > SYMLINKS_MAX || bytes > PATH_MAX {
+                return Err(FsError::TooManySymlinks);
+            }
+            if target.first() == Some(&b'/') {
+                at = root.clone();
+            }
+            rest.extend(parts(&target));
+        }
+        Ok(at)
+    }
+
+    /// The target of a symbolic link.
+    pub fn read_link(&self, link: &InodeRef) -> Result<Vec<u8>, FsError> {
+        if link.read().fields().kind() != FileKind::Symlink {
+            return Err(FsError::Invalid("not a symbolic link"));
+        }
+        let guard = link.read();
+        guard.alive()?;
+        let at = link.key(ItemType::EXTENT_DATA, 0);
+        let item = guard
+            .get(ItemType::EXTENT_DATA, 0)?
+            .ok_or_else(|| FsError::corrupt("symbolic link", at, "target", "missing", "an inline extent"))?;
+        let (head, target) = FileExtentHead::parse_prefix(&item)?;
+        if head.r#type != INLINE {
+            return Err(FsError::corrupt("symbolic link", at, "extent type", head.r#type, INLINE));
+        }
+        if head.compression != 0 {
+            return Err(FsError::NotSupported("compressed targets of symbolic links"));
+        }
+        Ok(target.to_vec())
+    }
+}
+
+/// The parts of a path, the first one last.
+fn parts(path: &[u8]) -> Vec<Vec<u8>> {
+    let mut parts: Vec<Vec<u8>> = path.split(|b| *b == b'/').filter(|p| !p.is_empty()).map(<[u8]>::to_vec).collect();
+    if path.last() == Some(&b'/') {
+        // "dir/" is "dir/.": it must be a directory, and a link to one is followed.
+        parts.push(b".".to_vec());
+    }
+    parts.reverse();
+    parts
+}

@@ -1,0 +1,125 @@
+//! The hand-over of the deltas to a commit.
+//!
+//! Normal path, called by the engine: (1) [`freeze`](DeltaSource::freeze) while no handle is out: the epoch rises by one and the lists
+//! of dirty inodes and subvolumes are set aside; (2) [`itemise`](DeltaSource::itemise) turns them into sorted changes, while new operations
+//! go on; (3) [`published`](DeltaSource::published) once the new roots can be read: the frozen deltas are dropped.
+
+use std::sync::atomic::Ordering;
+
+use oleo_format::{ItemType, TreeId};
+use oleo_tree::{Change, Op};
+use oleo_txn::{DeltaSource, Stage, TxnError};
+use rayon::prelude::*;
+
+use crate::object::delta::ItemMap;
+use crate::object::fields::InodeFields;
+use crate::object::inode::{Inode, ItemFate};
+use crate::object::{Core, Listed};
+
+/// Inodes that one task itemises: enough to hide the cost of handing out the task.
+const ITEMISE_CHUNK: usize = 2048;
+
+impl DeltaSource for Core {
+    fn release_idle_reservations(&self) -> bool {
+        self.data.release_idle_reservations()
+    }
+
+    fn freeze(&self) {
+        let mut frozen = self.frozen.lock();
+        assert!(frozen.inodes.is_empty() && frozen.subvols.is_empty(), "the last freeze has been published");
+        frozen.epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
+        self.log.forget();
+        self.dirty_inodes.store(0, Ordering::Relaxed);
+        for shard in &self.dirty {
+            frozen.inodes.append(&mut shard.lock());
+        }
+        frozen.subvols = std::mem::take(&mut self.dirty_subvols.lock());
+        let (now, generation) = (self.now(), self.engine.generation());
+        for subvol in &frozen.subvols {
+            subvol.freeze(now, generation);
+        }
+    }
+
+    fn itemise(&self) -> Result<Stage, TxnError> {
+        self.check_not_poisoned()?;
+        let mut frozen = self.frozen.lock();
+        let epoch = frozen.epoch;
+        // Each shard is sorted by and large, which a stable sort makes use of.
+        frozen.inodes.par_sort_by_key(|listed| listed.0);
+        frozen.subvols.sort_unstable_by_key(|s| s.id());
+        let parts: Vec<Vec<(TreeId, Vec<Change>)>> =
+            frozen.inodes.par_chunks(ITEMISE_CHUNK).map(|chunk| itemise_chunk(chunk, epoch)).collect();
+        let mut lens: Vec<(TreeId, usize)> = Vec::new();
+        for (tree, changes) in parts.iter().flatten() {
+            match lens.last_mut() {
+                Some(last) if last.0 == *tree => last.1 += changes.len(),
+                _ => lens.push((*tree, changes.len())),
+            }
+        }
+        let mut trees: Vec<(TreeId, Vec<Change>)> =
+            lens.into_iter().map(|(tree, len)| (tree, Vec::with_capacity(len))).collect();
+        let mut to = 0;
+        for (tree, mut changes) in parts.into_iter().flatten() {
+            while trees[to].0 != tree {
+                to += 1;
+            }
+            trees[to].1.append(&mut changes);
+        }
+        let root_items = frozen.subvols.iter().filter_map(|s| Some((s.id(), s.frozen_item()?))).collect();
+        Ok(Stage { trees, root_items })
+    }
+
+    fn published(&self) {
+        let (epoch, inodes, subvols) = {
+            let mut frozen = self.frozen.lock();
+            (frozen.epoch, std::mem::take(&mut frozen.inodes), std::mem::take(&mut frozen.subvols))
+        };
+        inodes.par_iter().with_min_len(ITEMISE_CHUNK).for_each(|(_, inode)| {
+            if inode.forget_frozen(epoch) {
+                self.cache.remove((inode.tree(), inode.ino().0));
+            }
+        });
+        for subvol in &subvols {
+            subvol.forget_frozen();
+        }
+        drop((inodes, subvols));
+        self.cache.trim();
+        let durable = self.engine.durable();
+        self.subvols.lock().sweep(durable);
+    }
+}
+
+/// The changes of some inodes, which are sorted by tree and number.
+fn itemise_chunk(inodes: &[Listed], epoch: u64) -> Vec<(TreeId, Vec<Change>)> {
+    let mut trees: Vec<(TreeId, Vec<Change>)> = Vec::new();
+    for (_, inode) in inodes {
+        if inode.subvol().is_deleted() {
+            continue;
+        }
+        if trees.last().is_none_or(|t| t.0 != inode.tree()) {
+            trees.push((inode.tree(), Vec::with_capacity(inodes.len() * 2)));
+        }
+        if let Some((_, changes)) = trees.last_mut() {
+            inode.itemise(epoch, |items, fate, fields| itemise_inode(inode, items, fate, fields, changes));
+        }
+    }
+    trees
+}
+
+/// One inode's changes in key order: the inode item's type is the lowest.
+fn itemise_inode(inode: &Inode, items: &ItemMap, fate: ItemFate, fields: &InodeFields, changes: &mut Vec<Change>) {
+    let item = inode.key(ItemType::INODE_ITEM, 0);
+    match fate {
+        ItemFate::Clean => {}
+        ItemFate::Dirty => changes.push(Change { key: item, op: Op::Put(fields.encode()) }),
+        ItemFate::Deleted => changes.push(Change { key: item, op: Op::Delete }),
+    }
+    changes.reserve(items.len());
+    items.for_each(|(t, offset), fate| {
+        let op = match fate {
+            Some(bytes) => Op::Put(bytes.clone()),
+            None => Op::Delete,
+        };
+        changes.push(Change { key: inode.key(t, offset), op });
+    });
+}

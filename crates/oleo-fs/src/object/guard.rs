@@ -1,0 +1,276 @@
+//! Inodes locked for reading and for changing, one or several.
+//!
+//! Several inodes are locked in the order of (tree, number); [`lock_all`] does so. A change goes into the open delta, and the first one
+//! of an inode in an epoch enters it in the list of dirty inodes.
+
+use std::sync::Arc;
+
+use oleo_format::{Generation, ItemType};
+use oleo_lock::{RwLockReadGuard, RwLockWriteGuard, rank};
+
+use crate::FsError;
+use crate::object::delta::{Base, Direction, Layers, Slot, Value, Visit};
+use crate::object::fields::InodeFields;
+use crate::object::inode::{Inode, InodeState, ItemFate};
+use crate::object::items::{Items, ItemsMut, Joined};
+use crate::object::tree_base::TreeBase;
+
+/// An inode locked for reading.
+pub struct ReadGuard<'a> {
+    inode: &'a Inode,
+    state: RwLockReadGuard<'a, rank::InodeState, InodeState>,
+}
+
+/// An inode locked for changing.
+pub struct WriteGuard<'a> {
+    inode: &'a Arc<Inode>,
+    state: RwLockWriteGuard<'a, rank::InodeState, InodeState>,
+}
+
+impl Inode {
+    /// Locks for reading.
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn read(&self) -> ReadGuard<'_> {
+        ReadGuard { inode: self, state: self.state.read_by(self.lock_key()) }
+    }
+
+    /// Locks for changing. The caller holds a handle before it locks.
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn write(self: &Arc<Self>) -> WriteGuard<'_> {
+        WriteGuard { inode: self, state: self.state.write_by(self.lock_key()) }
+    }
+}
+
+fn with_layers<R>(inode: &Inode, state: &InodeState, f: impl FnOnce(Layers<'_>) -> R) -> R {
+    let base = TreeBase { core: inode.core(), tree: inode.tree(), objectid: inode.ino.0 };
+    f(Layers {
+        open: &state.open,
+        frozen: state.frozen.as_deref().map(|f| &f.items),
+        base: if state.fresh { None } else { Some(&base as &dyn Base) },
+    })
+}
+
+impl Items for ReadGuard<'_> {
+    fn get(&self, t: ItemType, offset: u64) -> Result<Option<Value>, FsError> {
+        with_layers(self.inode, &self.state, |l| l.get((t, offset)))
+    }
+    fn walk(
+        &self,
+        t: ItemType,
+        from: u64,
+        to_incl: u64,
+        direction: Direction,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), FsError> {
+        with_layers(self.inode, &self.state, |l| l.walk(t, from, to_incl, direction, visit))
+    }
+    fn fields(&self) -> &InodeFields {
+        &self.state.fields
+    }
+}
+
+impl Items for WriteGuard<'_> {
+    fn get(&self, t: ItemType, offset: u64) -> Result<Option<Value>, FsError> {
+        with_layers(self.inode, &self.state, |l| l.get((t, offset)))
+    }
+    fn walk(
+        &self,
+        t: ItemType,
+        from: u64,
+        to_incl: u64,
+        direction: Direction,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), FsError> {
+        with_layers(self.inode, &self.state, |l| l.walk(t, from, to_incl, direction, visit))
+    }
+    fn fields(&self) -> &InodeFields {
+        &self.state.fields
+    }
+}
+
+impl ItemsMut for WriteGuard<'_> {
+    fn put(&mut self, h: &dyn Joined, t: ItemType, offset: u64, v: Box<[u8]>) {
+        if !self.may_change() {
+            return;
+        }
+        self.touch();
+        self.note(h, (t, offset));
+        if t == ItemType::EXTENT_DATA {
+            // Whoever knows the item's length says so afterwards.
+            self.state.extents_end = None;
+        }
+        self.state.open.set((t, offset), Some(v));
+    }
+
+    fn delete(&mut self, h: &dyn Joined, t: ItemType, offset: u64) {
+        if !self.may_change() {
+            return;
+        }
+        self.touch();
+        self.note(h, (t, offset));
+        self.remove((t, offset));
+    }
+
+    fn fields_mut(&mut self, h: &dyn Joined) -> &mut InodeFields {
+        // Nobody reads the fields of what is erased, and no commit writes them.
+        if !self.may_change() {
+            return &mut self.state.fields;
+        }
+        self.touch();
+        self.state.fate = ItemFate::Dirty;
+        self.note(h, (ItemType::INODE_ITEM, 0));
+        self.state.fields.transid = h.generation().0;
+        &mut self.state.fields
+    }
+}
+
+fn alive(inode: &Inode, state: &InodeState) -> Result<(), FsError> {
+    if state.gone || inode.subvol.is_deleted() { Err(FsError::Stale) } else { Ok(()) }
+}
+
+impl ReadGuard<'_> {
+    pub(crate) fn state(&self) -> &InodeState {
+        &self.state
+    }
+
+    /// Whether the transaction `generation` does not have all of the inode's changes.
+    pub(crate) fn changed_after(&self, generation: Generation) -> bool {
+        // What is in the trees but not on disk is in neither delta.
+        self.state.has_open() || self.state.frozen.is_some() || self.state.fields.transid > generation.0
+    }
+
+    /// Whether nothing of it is in any tree or commit under way.
+    pub(crate) fn is_uncommitted(&self) -> bool {
+        self.state.fresh && self.state.frozen.is_none()
+    }
+
+    /// Whether what is to be logged of it concerns no other inode: it is no directory, and its names are as the last
+    /// commit has them, or as the log has them if it is there whole.
+    pub(crate) fn is_nameless_change(&self) -> bool {
+        let state = &self.state;
+        let renamed = || {
+            state.has_open_of(ItemType::INODE_REF)
+                || state.has_open_of(ItemType::INODE_EXTREF)
+                || state.fields.nlink == 0
+        };
+        let generation = self.inode.core().engine().generation();
+        state.fields.kind() != crate::FileKind::Dir
+            && state.moved != generation
+            && match &state.log {
+                Some(mark) if mark.generation == generation => !mark.renamed,
+                _ => !renamed(),
+            }
+    }
+
+    /// The size that the inode item in the tree says; `None` if there is none.
+    pub(crate) fn committed_size(&self) -> Result<Option<u64>, FsError> {
+        let base = TreeBase { core: self.inode.core(), tree: self.inode.tree(), objectid: self.inode.ino.0 };
+        let key = self.inode.key(ItemType::INODE_ITEM, 0);
+        let item = base.get((ItemType::INODE_ITEM, 0))?;
+        item.map(|item| Ok(InodeFields::parse(&item, key)?.size)).transpose()
+    }
+
+    /// Fails when the inode has been deleted.
+    pub(crate) fn alive(&self) -> Result<(), FsError> {
+        alive(self.inode, &self.state)
+    }
+
+    /// The inode that is locked.
+    pub fn inode(&self) -> &Inode {
+        self.inode
+    }
+}
+
+impl<'a> WriteGuard<'a> {
+    /// Fails when the inode has been deleted.
+    pub(crate) fn alive(&self) -> Result<(), FsError> {
+        alive(self.inode, &self.state)
+    }
+
+    /// The inode that is locked.
+    pub fn inode(&self) -> &'a Arc<Inode> {
+        self.inode
+    }
+
+    pub(crate) fn state(&self) -> &InodeState {
+        &self.state
+    }
+
+    pub(crate) fn state_mut(&mut self) -> &mut InodeState {
+        &mut self.state
+    }
+
+    /// Whether no item of this object is in the tree or in a commit under way.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.state.fresh && self.state.frozen.is_none()
+    }
+
+    /// Whether the inode is not erased. A change of an erased one would put its item back, with neither name nor orphan item:
+    /// whoever comes late checks for it ([`alive`](Self::alive)), and here nothing happens.
+    fn may_change(&self) -> bool {
+        debug_assert!(!self.state.gone, "{:?} is erased", self.inode);
+        !self.state.gone
+    }
+
+    /// Enters the inode in the list of dirty ones, unless it is there.
+    fn touch(&mut self) {
+        let core = self.inode.core();
+        let epoch = core.epoch();
+        if self.state.listed != epoch {
+            self.state.freeze();
+            self.state.listed = epoch;
+            core.list_dirty(self.inode, epoch);
+        }
+    }
+
+    /// Tells the mark that the log has left, if it has, what has changed since.
+    fn note(&mut self, h: &dyn Joined, slot: Slot) {
+        let Some(mark) = &mut self.state.log else { return };
+        if mark.generation != h.generation() {
+            self.state.log = None;
+        } else if mark.note(slot) {
+            self.inode.core().log.renamed(self.inode);
+        }
+    }
+
+    fn remove(&mut self, slot: Slot) {
+        if self.is_fresh() { self.state.open.forget(slot) } else { self.state.open.set(slot, None) }
+    }
+
+    /// Deletes the inode item, and bars the inode from further use. All other items are gone.
+    pub(crate) fn delete_item(&mut self, h: &dyn Joined) {
+        self.touch();
+        self.note(h, (ItemType::INODE_ITEM, 0));
+        self.state.gone = true;
+        self.state.fate = if self.is_fresh() { ItemFate::Clean } else { ItemFate::Deleted };
+    }
+}
+
+/// Inodes that one operation locks together: rename has the most, two directories and two entries.
+const LOCKED_MAX: usize = 4;
+
+/// Several inodes locked for changing, in the order of (tree, number), whatever the order they were named in.
+pub struct LockedSet<'a> {
+    guards: smallvec::SmallVec<[WriteGuard<'a>; LOCKED_MAX]>,
+}
+
+/// Locks the inodes, each once even when it is named twice.
+pub fn lock_all<'a>(inodes: &[&'a Arc<Inode>]) -> LockedSet<'a> {
+    let mut sorted: smallvec::SmallVec<[&Arc<Inode>; LOCKED_MAX]> = inodes.iter().copied().collect();
+    sorted.sort_by_key(|i| i.rank());
+    sorted.dedup_by(|a, b| Arc::ptr_eq(a, b));
+    LockedSet { guards: sorted.into_iter().map(|i| i.write()).collect() }
+}
+
+impl<'a> LockedSet<'a> {
+    /// The guard of one of the inodes that were locked.
+    ///
+    /// # Panics
+    /// When the inode was not named to [`lock_all`], which is a bug.
+    pub fn of(&mut self, inode: &Arc<Inode>) -> &mut WriteGuard<'a> {
+        match self.guards.iter_mut().find(|g| Arc::ptr_eq(g.inode, inode)) {
+            Some(guard) => guard,
+            None => panic!("{inode:?} is not locked"),
+        }
+    }
+}

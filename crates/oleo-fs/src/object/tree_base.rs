@@ -1,0 +1,51 @@
+//! One object's items in a tree: the layer below its deltas.
+
+use oleo_format::{ItemType, Key, TreeId};
+
+use crate::FsError;
+use crate::object::Core;
+use crate::object::delta::{Base, Direction, Slot, Value, Visit};
+
+/// The items of one object in a tree, at the newest root when it is asked.
+pub(crate) struct TreeBase<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) tree: TreeId,
+    pub(crate) objectid: u64,
+}
+
+impl Base for TreeBase<'_> {
+    fn get(&self, slot: Slot) -> Result<Option<Value>, FsError> {
+        let _reader = self.core.engine.reader();
+        let Some(root) = self.core.engine.root(self.tree)? else { return Ok(None) };
+        let key = Key::new(self.objectid, slot.0, slot.1);
+        Ok(self.core.engine.blocks().get(&root, &key)?.map(Value::InTree))
+    }
+
+    fn walk(
+        &self,
+        t: ItemType,
+        from: u64,
+        to_incl: u64,
+        direction: Direction,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), FsError> {
+        let _reader = self.core.engine.reader();
+        let Some(root) = self.core.engine.root(self.tree)? else { return Ok(()) };
+        let (low, high) = (Key::new(self.objectid, t, from), Key::new(self.objectid, t, to_incl));
+        let mut cursor = self.core.engine.blocks().cursor(&root);
+        match direction {
+            Direction::Up => cursor.seek(&low)?,
+            Direction::Down => cursor.seek_back(&high)?,
+        };
+        while let Some((key, bytes)) = cursor.current() {
+            if key < low || key > high || visit(key.offset, bytes).is_break() {
+                break;
+            }
+            match direction {
+                Direction::Up => cursor.next()?,
+                Direction::Down => cursor.prev()?,
+            };
+        }
+        Ok(())
+    }
+}
