@@ -4,29 +4,16 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
+use oleo_sim::rng::Rng;
+
 use super::*;
-
-/// A small deterministic source of numbers (xorshift).
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.below(256) as u8).collect()
-    }
-}
 
 const LEN: usize = 300_000;
 
 /// Goal: reads, writes, batches and discards of a device equal those of a vector.
 /// Method: seeded random requests on both; every batch of reads compared, out-of-range ones expected to fail.
 fn model(dev: &dyn Device, seed: u64) {
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     let mut want = vec![0u8; LEN];
     for step in 0..400 {
         match rng.below(4) {

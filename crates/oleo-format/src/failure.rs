@@ -121,6 +121,20 @@ macro_rules! assert_classes {
     }};
 }
 
+/// `From` impls of an error enum, one for each `Variant(Error)`. The error is converted into what the variant holds: that is the error
+/// in a `Box`, or another error that it converts into.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! error_from {
+    ($error:ident { $($variant:ident($from:ty),)* }) => { $(
+        impl From<$from> for $error {
+            fn from(error: $from) -> $error {
+                $error::$variant(error.into())
+            }
+        }
+    )* };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

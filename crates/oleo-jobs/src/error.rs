@@ -52,29 +52,7 @@ impl Classified for JobError {
     }
 }
 
-impl From<VolumeError> for JobError {
-    fn from(error: VolumeError) -> JobError {
-        JobError::Volume(Box::new(error))
-    }
-}
-
-impl From<TxnError> for JobError {
-    fn from(error: TxnError) -> JobError {
-        JobError::Fs(error.into())
-    }
-}
-
-impl From<TreeError> for JobError {
-    fn from(error: TreeError) -> JobError {
-        JobError::Fs(error.into())
-    }
-}
-
-impl From<Corruption> for JobError {
-    fn from(error: Corruption) -> JobError {
-        JobError::Fs(error.into())
-    }
-}
+oleo_format::error_from!(JobError { Volume(VolumeError), Fs(TxnError), Fs(TreeError), Fs(Corruption), });
 
 #[cfg(test)]
 mod tests {

@@ -62,24 +62,7 @@ pub enum MkfsError {
 }
 
 // Boxed, so that results stay small.
-
-impl From<VolumeError> for MkfsError {
-    fn from(error: VolumeError) -> MkfsError {
-        MkfsError::Volume(Box::new(error))
-    }
-}
-
-impl From<DeviceError> for MkfsError {
-    fn from(error: DeviceError) -> MkfsError {
-        MkfsError::Device(Box::new(error))
-    }
-}
-
-impl From<TxnError> for MkfsError {
-    fn from(error: TxnError) -> MkfsError {
-        MkfsError::Engine(Box::new(error))
-    }
-}
+oleo_format::error_from!(MkfsError { Volume(VolumeError), Device(DeviceError), Engine(TxnError), });
 
 impl Classified for MkfsError {
     #[deny(clippy::wildcard_enum_match_arm)]

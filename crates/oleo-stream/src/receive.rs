@@ -279,17 +279,8 @@ pub enum ReceiveError {
     },
 }
 
-impl From<FsError> for ApplyError {
-    fn from(error: FsError) -> ApplyError {
-        ApplyError::Fs(Box::new(error))
-    }
-}
-
-impl From<StreamError> for ReceiveError {
-    fn from(error: StreamError) -> ReceiveError {
-        ReceiveError::Stream(Box::new(error))
-    }
-}
+oleo_format::error_from!(ApplyError { Fs(FsError), });
+oleo_format::error_from!(ReceiveError { Stream(StreamError), });
 
 impl ReceiveError {
     /// The errno that comes nearest.

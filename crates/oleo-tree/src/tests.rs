@@ -13,31 +13,11 @@ use oleo_format::{
     BlockHead, ByteLen, CheckedNode, CompatRo, Compression, Corruption, CsumType, DiskExtent, Features, FileExtent,
     Generation, HeaderFlags, Incompat, ItemType, Key, Logical, NodeExpect, NodeRules, TreeId, data_use,
 };
+use oleo_sim::rng::Rng;
 use oleo_space::{ExtentKind, Ledger, RefKey};
 use parking_lot::Mutex;
 
 use crate::*;
-
-/// A small generator of numbers (splitmix), the same for a seed everywhere.
-pub(crate) struct Rng(pub u64);
-
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    pub fn bytes(&mut self, len: usize) -> Box<[u8]> {
-        (0..len).map(|_| self.next() as u8).collect()
-    }
-}
 
 /// Blocks by address. What is not there cannot be read.
 pub(crate) struct MemDisk {
@@ -476,7 +456,7 @@ pub(crate) fn random_item(rng: &mut Rng, key: &Key, len_max: usize) -> Box<[u8]>
         1..4 => rng.below(400),
         _ => rng.below(60),
     };
-    rng.bytes(len as usize)
+    rng.bytes(len as usize).into()
 }
 
 /// A random batch of a random style over a tree's items.

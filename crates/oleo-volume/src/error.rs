@@ -147,11 +147,7 @@ pub enum VolumeError {
     SystemArrayFull,
 }
 
-impl From<Corruption> for VolumeError {
-    fn from(e: Corruption) -> VolumeError {
-        VolumeError::Corrupt(Box::new(e))
-    }
-}
+oleo_format::error_from!(VolumeError { Corrupt(Corruption), });
 
 impl Classified for VolumeError {
     #[deny(clippy::wildcard_enum_match_arm)]

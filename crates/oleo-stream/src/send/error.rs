@@ -39,23 +39,7 @@ impl SendError {
     }
 }
 
-impl From<TxnError> for SendError {
-    fn from(error: TxnError) -> SendError {
-        SendError::Fs(error.into())
-    }
-}
-
-impl From<TreeError> for SendError {
-    fn from(error: TreeError) -> SendError {
-        SendError::Fs(error.into())
-    }
-}
-
-impl From<Corruption> for SendError {
-    fn from(error: Corruption) -> SendError {
-        SendError::Fs(error.into())
-    }
-}
+oleo_format::error_from!(SendError { Fs(TxnError), Fs(TreeError), Fs(Corruption), });
 
 impl Classified for SendError {
     #[deny(clippy::wildcard_enum_match_arm)]

@@ -11,7 +11,7 @@ use super::*;
 fn batches_equal_an_ordered_map() {
     for (nodesize, rounds) in [(4096, 40), (16384, 20), (65536, 8)] {
         for seed in 0..3 {
-            let mut rng = Rng(seed * 1000 + u64::from(nodesize));
+            let mut rng = Rng::new(seed * 1000 + u64::from(nodesize));
             let mut world = World::new(nodesize);
             let trees = [TreeId(256), TreeId::TREE_LOG, TreeId(257)];
             for tree in trees {
@@ -43,7 +43,7 @@ fn batches_equal_an_ordered_map() {
 /// Method: keep a root of each step inside one transaction, read all of them at its end.
 #[test]
 fn old_roots_stay_what_they_were() {
-    let mut rng = Rng(5);
+    let mut rng = Rng::new(5);
     let mut world = World::new(4096);
     world.create(TreeId(256));
     let mut kept = Vec::new();
@@ -65,7 +65,7 @@ fn threads_do_not_show() {
     let script = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            let mut rng = Rng(77);
+            let mut rng = Rng::new(77);
             let mut world = World::new(4096);
             world.threads = threads > 1;
             world.create(TreeId(256));
@@ -172,7 +172,7 @@ fn too_large_items_are_refused() {
 /// Goal: changes that change nothing rewrite nothing.
 #[test]
 fn what_is_already_so_is_left_alone() {
-    let mut rng = Rng(9);
+    let mut rng = Rng::new(9);
     let mut world = World::new(4096);
     world.create(TreeId(256));
     let batch = random_batch(&mut rng, &BTreeMap::new(), 5000, 3000, 300);

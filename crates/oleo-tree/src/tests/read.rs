@@ -5,7 +5,7 @@ use oleo_format::ChildPtr;
 use super::*;
 
 fn grown(seed: u64, space: u64, count: u64) -> World {
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     let mut world = World::new(4096);
     world.create(TreeId(256));
     let batch = random_batch(&mut rng, &BTreeMap::new(), space, count, 600);
@@ -21,7 +21,7 @@ fn cursors_equal_a_map() {
     for seed in [1, 5, 6] {
         let world = grown(seed, 20_000, 4000);
         let tree = &world.trees[&TreeId(256)];
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let mut cursor = world.blocks.cursor(&tree.root);
         let mut at: Option<Key> = None;
         for _ in 0..5000 {
@@ -64,7 +64,7 @@ fn cursors_equal_a_map() {
 fn lookups_equal_a_map() {
     let world = grown(11, 20_000, 4000);
     let tree = &world.trees[&TreeId(256)];
-    let mut rng = Rng(12);
+    let mut rng = Rng::new(12);
     let mut keys: Vec<Key> = (0..3000).map(|_| random_key(&mut rng, 20_100)).collect();
     for key in &keys {
         let have = world.blocks.get(&tree.root, key).unwrap();
@@ -105,7 +105,7 @@ fn differences_equal_maps() {
     for seed in 0..10 {
         let mut world = grown(seed + 20, 30_000, 6000);
         world.snapshot(TreeId(256), TreeId(257));
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         for tree in [TreeId(256), TreeId(257), TreeId(256)] {
             let count = rng.below(200);
             let batch = random_batch(&mut rng, &world.trees[&tree].model, 30_000, count, 600);

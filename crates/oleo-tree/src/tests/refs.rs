@@ -29,7 +29,7 @@ fn some_of(seed: u64) -> impl FnMut(&Node) -> Result<bool, TreeError> {
 }
 
 fn history(seed: u64, rounds: u64) {
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     let nodesize = [4096, 4096, 16384][rng.below(3) as usize];
     let mut world = World::new(nodesize);
     world.create(TreeId(256));
@@ -107,7 +107,7 @@ fn history(seed: u64, rounds: u64) {
 /// path's neighbours.
 #[test]
 fn one_change_after_a_snapshot_costs_one_path() {
-    let mut rng = Rng(3);
+    let mut rng = Rng::new(3);
     let mut world = World::new(4096);
     world.create(TreeId(256));
     let batch: Vec<Change> = (0..20_000).map(|n| Change::put(Key::new(n, ANY, 0), rng.bytes(50))).collect();
@@ -126,7 +126,7 @@ fn one_change_after_a_snapshot_costs_one_path() {
 /// from the old parent; the implicit one stays.
 #[test]
 fn what_both_copies_share_cancels() {
-    let mut rng = Rng(4);
+    let mut rng = Rng::new(4);
     let mut world = World::new(4096);
     world.create(TreeId(256));
     let batch: Vec<Change> = (0..20_000).map(|n| Change::put(Key::new(n, ANY, 0), rng.bytes(50))).collect();
@@ -149,25 +149,31 @@ fn what_both_copies_share_cancels() {
     assert!(changes < 4 * fanout, "{changes} changes");
 }
 
+/// Tree 256 with three levels, some of whose leaves name data, and its unchanged snapshot 257.
+fn tree_and_snapshot(rng: &mut Rng) -> World {
+    let mut world = World::new(4096);
+    world.create(TreeId(256));
+    let extents = (0..4000).map(|n| {
+        Change::put(Key::new(256, ItemType::EXTENT_DATA, n * 16384), file_extent((1 << 40) + (n % 50) * 65536, 1))
+    });
+    let others = (0..16_000).map(|n| Change::put(Key::new(257 + n, ANY, 0), rng.bytes(40)));
+    let batch: Vec<Change> = extents.chain(others).collect();
+    world.apply(TreeId(256), &batch);
+    assert_eq!(world.trees[&TreeId(256)].root.level, 2);
+    world.commit();
+    world.snapshot(TreeId(256), TreeId(257));
+    world.commit();
+    world
+}
+
 /// Goal: a crash in the middle of converting a large shared subtree to full backrefs leaves nothing that later steps miss.
 /// Method: a tree and its unchanged snapshot, so that dropping the first converts everything; steps of several sizes, the
 /// progress that only memory has forgotten after some of them; then the snapshot is changed and dropped as well.
 #[test]
 fn conversion_survives_a_crash() {
     for (budget, forget_at) in [(3, 5), (10, 7), (40, 2), (1, 11)] {
-        let mut rng = Rng(budget as u64);
-        let mut world = World::new(4096);
-        world.create(TreeId(256));
-        let extents = (0..4000).map(|n| {
-            Change::put(Key::new(256, ItemType::EXTENT_DATA, n * 16384), file_extent((1 << 40) + (n % 50) * 65536, 1))
-        });
-        let others = (0..16_000).map(|n| Change::put(Key::new(257 + n, ANY, 0), rng.bytes(40)));
-        let batch: Vec<Change> = extents.chain(others).collect();
-        world.apply(TreeId(256), &batch);
-        assert_eq!(world.trees[&TreeId(256)].root.level, 2);
-        world.commit();
-        world.snapshot(TreeId(256), TreeId(257));
-        world.commit();
+        let mut rng = Rng::new(budget as u64);
+        let mut world = tree_and_snapshot(&mut rng);
         let mut steps = 0;
         while !world.drop_step(TreeId(256), budget) {
             world.commit();
@@ -203,18 +209,8 @@ fn conversion_survives_a_crash() {
 #[test]
 fn taken_apart_leaf_by_leaf() {
     for (budget, who) in [(1, 256), (3, 257), (40, 256), (40, 257)] {
-        let mut rng = Rng(budget as u64);
-        let mut world = World::new(4096);
-        world.create(TreeId(256));
-        let extents = (0..4000).map(|n| {
-            Change::put(Key::new(256, ItemType::EXTENT_DATA, n * 16384), file_extent((1 << 40) + (n % 50) * 65536, 1))
-        });
-        let others = (0..16_000).map(|n| Change::put(Key::new(257 + n, ANY, 0), rng.bytes(40)));
-        let batch: Vec<Change> = extents.chain(others).collect();
-        world.apply(TreeId(256), &batch);
-        world.commit();
-        world.snapshot(TreeId(256), TreeId(257));
-        world.commit();
+        let mut rng = Rng::new(budget as u64);
+        let mut world = tree_and_snapshot(&mut rng);
         let levels = usize::from(world.trees[&TreeId(256)].root.level) + 1;
         let (mut steps, mut done) = (0, false);
         while !done {

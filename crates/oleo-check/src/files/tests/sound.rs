@@ -1,6 +1,7 @@
 //! Sound trees are silent; and the verdict does not depend on how a tree is cut into leaves and how these are joined.
 
 use oleo_format::{FileType, Ino, InodeFlags, ItemType, Key};
+use oleo_sim::rng::Rng;
 
 use super::super::{Forest, LeafSummary};
 use super::kit::*;
@@ -43,30 +44,14 @@ fn half_evicted() {
     }
 }
 
-/// A small generator, so that this crate needs no other for its tests.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 ^ (self.0 >> 29)) >> 16
-    }
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[usize::try_from(self.below(from.len() as u64)).unwrap()]
-    }
-}
-
 /// A random sound tree. Without `no_holes`, every file is covered.
 fn random(seed: u64, no_holes: bool) -> Tree {
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     let mut tree = Tree::new();
     let mut dirs = vec![ROOT];
     let mut files = Vec::new();
     for n in 0..20 + rng.below(60) {
-        let dir = rng.pick(&dirs);
+        let dir = *rng.pick(&dirs).unwrap();
         let name = format!("name-{n}-{}", "x".repeat(usize::try_from(rng.below(20)).unwrap()));
         match rng.below(8) {
             0 | 1 => dirs.push(tree.make(FileType::Dir, dir, name.as_bytes())),
@@ -78,7 +63,7 @@ fn random(seed: u64, no_holes: bool) -> Tree {
                 tree.make(FileType::Fifo, dir, name.as_bytes());
             }
             4 if !files.is_empty() => {
-                let file = rng.pick(&files);
+                let file = *rng.pick(&files).unwrap();
                 if rng.below(2) == 0 {
                     tree.link(file, dir, name.as_bytes());
                 } else {
@@ -139,7 +124,7 @@ fn sound_trees_are_silent() {
 fn cuts_do_not_matter() {
     let mut damaged = 0;
     for seed in 0..150 {
-        let mut rng = Rng(seed ^ 0xabcd);
+        let mut rng = Rng::new(seed ^ 0xabcd);
         let mut items = random(seed, false).list();
         for _ in 0..rng.below(4) {
             let at = usize::try_from(rng.below(items.len() as u64)).unwrap();
@@ -172,11 +157,11 @@ fn cuts_do_not_matter() {
 fn hostile_items() {
     let mut reported_of = 0;
     for seed in 0..300 {
-        let mut rng = Rng(seed ^ 0x5eed);
+        let mut rng = Rng::new(seed ^ 0x5eed);
         let mut items = random(seed, true).items;
         for _ in 0..1 + rng.below(20) {
             let keys: Vec<Key> = items.keys().copied().collect();
-            let key = rng.pick(&keys);
+            let key = *rng.pick(&keys).unwrap();
             let Some(mut bytes) = items.remove(&key) else { continue };
             let mut new_key = key;
             match rng.below(5) {
@@ -185,8 +170,10 @@ fn hostile_items() {
                     bytes[at] ^= 1 << rng.below(8);
                 }
                 1 => bytes.truncate(usize::try_from(rng.below(bytes.len() as u64 + 1)).unwrap()),
-                2 => new_key.objectid = rng.pick(&[0, 1, 255, 256, u64::MAX, Key::ORPHAN, Key::FREE_INO, 300]),
-                3 => new_key.offset = rng.pick(&[0, 1, 4095, u64::MAX, u64::MAX - 4095, 1 << 63]),
+                2 => {
+                    new_key.objectid = *rng.pick(&[0, 1, 255, 256, u64::MAX, Key::ORPHAN, Key::FREE_INO, 300]).unwrap()
+                }
+                3 => new_key.offset = *rng.pick(&[0, 1, 4095, u64::MAX, u64::MAX - 4095, 1 << 63]).unwrap(),
                 _ => {
                     new_key.item_type = ItemType(u8::try_from(rng.below(256)).unwrap());
                     bytes = (0..rng.below(500)).map(|_| u8::try_from(rng.below(256)).unwrap()).collect();
