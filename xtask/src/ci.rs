@@ -1,7 +1,7 @@
-//! What CI runs, in the order of what fails fastest. Each step is one command that can be given by hand.
+//! The steps of CI, those that fail fastest first. Each step is one command that can be run by hand.
 //!
-//! Where `CI` is set the kernel oracle is demanded: a test that it cannot verify fails. Elsewhere such tests are skipped, and the
-//! closing lines name and count them apart from those that passed.
+//! If `CI` is set the kernel oracle is required: a test that it cannot verify fails. Elsewhere such tests are skipped,
+//! and the closing lines name and count them apart from those that passed.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -40,7 +40,7 @@ pub fn names() -> Vec<&'static str> {
     STEPS.iter().map(|s| s.name).collect()
 }
 
-/// Runs the steps named, or all; goes on after a failure, and fails at the end.
+/// Runs the steps named, or all; continues after a failure, and fails at the end.
 pub fn run(root: &Path, only: &[String]) -> Result<()> {
     if let Some(unknown) = only.iter().find(|o| !names().contains(&o.as_str())) {
         bail!("no step {unknown}; there are {}", names().join(", "));
@@ -141,7 +141,7 @@ impl Tally {
 mod tests {
     use super::*;
 
-    /// Goal: the closing line sums up what the runner said of each program.
+    /// Goal: the closing line sums up the results of all test programs.
     #[test]
     fn results_are_summed() {
         let mut tally = Tally::default();

@@ -1,6 +1,6 @@
 //! `cargo xtask crash --states N --seed S [--kinds random,three,four]`: more crash states than CI verifies, in release, on all cores.
 //! `cargo xtask crash --mount N [--seed S]`: the same of mounts with processes at work.
-//! `cargo xtask crash --script FILE`: one script again. What is told of a failure names the command.
+//! `cargo xtask crash --script FILE`: one script again. The report of a failure names the command.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! The tables in `docs/locking.md`, which are generated from the ranks (`oleo_lock::Rank`): `cargo xtask locking` writes them, `cargo
 //! xtask tidy` compares.
 //!
-//! A table stands between `<!-- locks: CRATE -->` and `<!-- /locks -->`; what stands outside is written by hand.
+//! A table is between `<!-- locks: CRATE -->` and `<!-- /locks -->`; everything else is written by hand.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -58,7 +58,8 @@ mod tests {
         crates.iter().map(|krate| format!("## {krate}\n\n{BEGIN}{krate} -->\n{END}\n\nText.\n")).collect()
     }
 
-    /// Goal: every rank comes into its crate's table, what is written by hand stays, and a document that is up to date stays as it is.
+    /// Goal: every rank comes into its crate's table, handwritten text stays, and a document that is up to date does
+    /// not change.
     #[test]
     fn tables_are_renewed() {
         let renewed = renew(&empty()).expect("it is whole");

@@ -1,4 +1,4 @@
-//! House rules that a tool can check, and the one command that runs what CI runs.
+//! House rules that a tool can check, and the commands that run CI and the longer proofs.
 //!
 //! - `cargo xtask tidy`: the rules; see [`tidy`].
 //! - `cargo xtask circles [CRATE]`: draws which files of a crate use each other in a circle, for `dot`; see [`tidy`].

@@ -1,5 +1,5 @@
-//! `cargo xtask nightly`: the proofs that take too long for CI, in release: every test that is `#[ignore]`d, but for those that
-//! are no proof by themselves.
+//! `cargo xtask nightly`: the proofs that take too long for CI, in release: every `#[ignore]`d test, except those that
+//! prove nothing by themselves.
 
 use std::path::Path;
 use std::process::Command;

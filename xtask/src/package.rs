@@ -1,9 +1,10 @@
-//! `cargo xtask package`: whether the crates can be published, and under which conditions others may use them. Nothing is uploaded.
+//! `cargo xtask package`: checks that the crates can be published, and under which licences. Nothing is uploaded.
 //!
-//! 1. Manifests: what is published says all that a registry shows, and depends on nothing that is not published. Dependencies
-//!    on our crates carry a version; dev-dependencies on our crates carry none, so that packaging drops them: some go in circles.
-//! 2. Licences: each dependency's is allowed by `deny.toml`, and each comes from crates.io. This is the part of `cargo deny`
-//!    that needs no tool and no network; `cargo deny check` reads the same file.
+//! 1. Manifests: published crates have all metadata that a registry shows, and depend on nothing that is not published.
+//!    Dependencies on our crates carry a version; dev-dependencies on our crates carry none, so that packaging drops
+//!    them: some are circular.
+//! 2. Licences: `deny.toml` allows each dependency's licence, and each dependency comes from crates.io. This is the
+//!    part of `cargo deny` that needs no tool and no network; `cargo deny check` reads the same file.
 //! 3. Packages: `cargo package` makes each of them from the sources, in the order in which they can be published.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,7 +48,7 @@ fn cargo(root: &Path) -> Command {
     command
 }
 
-/// What cargo knows of all packages that are built on this machine.
+/// Cargo's metadata of all packages that are built on this machine.
 fn metadata(root: &Path) -> Result<Value> {
     let rustc = Command::new("rustc").arg("-vV").output().context("cannot run rustc")?;
     let about = String::from_utf8_lossy(&rustc.stdout).into_owned();
@@ -123,7 +124,7 @@ fn allowed(deny: &str) -> BTreeSet<String> {
     list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// How many dependencies there are that are not ours; each is looked at.
+/// Checks the licence of each dependency that is not ours; returns their number.
 fn licences(metadata: &Value, packages: &[Value], allowed: &BTreeSet<String>, errors: &mut Vec<String>) -> usize {
     let mut count = 0;
     let nodes = metadata["resolve"]["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();

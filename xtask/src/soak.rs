@@ -1,9 +1,9 @@
-//! `cargo xtask soak`: many at work on one volume, for longer than CI lets them.
+//! `cargo xtask soak`: many threads or processes on one volume, for longer than in CI.
 //!
 //! - `--minutes N [--threads T] [--seed S]`: threads on one open volume, beside a kernel mount that does the same.
-//! - `--mix balance`: all block groups move over and over meanwhile, and snapshots come and go; `--quota`: it is counted.
-//! - `--way classic|io_uring`: processes on a mount instead of threads in the library, always beside a balance. Root must have
-//!   let FUSE use io_uring for the second (`/sys/module/fuse/parameters/enable_uring`).
+//! - `--mix balance`: all block groups move repeatedly meanwhile, and snapshots come and go; `--quota`: with quota on.
+//! - `--way classic|io_uring`: processes on a mount instead of threads in the library, always beside a balance. The
+//!   second needs io_uring for FUSE switched on by root (`/sys/module/fuse/parameters/enable_uring`).
 
 use std::path::Path;
 use std::process::Command;

@@ -2,17 +2,18 @@
 //!
 //! 1. Dependencies of crates: what each manifest uses of ours is what the table in `docs/architecture.md` lists, no
 //!    more and no less.
-//! 2. Banned: calls and markers of things unfinished, bytes in the machine's order.
+//! 2. Banned: calls and markers of unfinished work, bytes in the machine's order.
 //! 3. Size: files beyond [`LINES_WARN`] lines are named, beyond [`LINES_MAX`] refused.
 //! 4. Dead files: every Rust file is reached by a `mod` from a crate's root.
-//! 5. Openings: every module says at its top what it is for.
+//! 5. Openings: every module begins with what it is for.
 //! 6. Traces of a machine: paths that exist on one computer only.
-//! 7. Dependencies of others: each one of the workspace is argued for in `docs/dependencies.md`, and nothing else is.
-//! 8. Links: what a document links within the repository is there.
+//! 7. Dependencies of others: `docs/dependencies.md` argues for each one of the workspace, and for nothing else.
+//! 8. Links: the targets of links within the repository exist.
 //! 9. Words: names and phrases that others have replaced are refused (`words`).
-//! 10. Overview: the names in `docs/overview.md` are there (`overview`).
-//! 11. Circles: the files of a crate do not use each other in a circle, but for those listed (`circles`).
-//! 12. Locks: the tables of `docs/locking.md` are those of the ranks ([`crate::locking`]), and programs take locks with ranks only.
+//! 10. Overview: the names in `docs/overview.md` exist (`overview`).
+//! 11. Circles: the files of a crate do not use each other in a circle, except those listed (`circles`).
+//! 12. Locks: the tables of `docs/locking.md` are those of the ranks ([`crate::locking`]), and programs take locks with
+//!     ranks only.
 //! 13. Facade: every type that the library `oleo` shows can be named from it (`facade`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -97,7 +98,7 @@ fn files_of(root: &Path) -> Result<BTreeMap<PathBuf, String>> {
                     dirs.push(path);
                 }
             } else if name == ".git" {
-                // In a linked worktree this is a file that says where the repository is.
+                // In a linked worktree this is a file with the path of the repository.
             } else if let Ok(text) = fs::read_to_string(&path) {
                 out.insert(path.strip_prefix(root)?.to_owned(), text);
             }
@@ -157,7 +158,7 @@ fn crate_dependencies(root: &Path, report: &mut Report) -> Result<()> {
         for to in may.always.difference(&used.always) {
             report.error(format!("{krate} does not use {to}: take it out of the table"));
         }
-        // Tests may use the harness and whatever the crate itself uses.
+        // Tests may use the harness and everything the crate itself uses.
         for to in used.tests.iter().filter(|t| *t != "oleo-sim" && !may.tests.contains(*t) && !may.always.contains(*t))
         {
             report.error(format!("the tests of {krate} use {to}, which the table of dependencies does not allow"));
@@ -281,7 +282,7 @@ fn opening(path: &Path, text: &str, report: &mut Report) {
     }
 }
 
-/// Follows `mod` from every crate root; what is not reached is dead.
+/// Follows `mod` from every crate root; files that are not reached are dead.
 fn dead_files(files: &BTreeMap<PathBuf, String>, report: &mut Report) {
     let rust: BTreeSet<&PathBuf> = files.keys().filter(|p| is_rust(p)).collect();
     let mut alive: BTreeSet<PathBuf> = BTreeSet::new();
@@ -305,7 +306,7 @@ fn dead_files(files: &BTreeMap<PathBuf, String>, report: &mut Report) {
     }
 }
 
-/// Where a crate begins: a library, a program, an integration test, a benchmark, an example, a fuzz target.
+/// Whether a crate begins here: a library, a program, an integration test, a benchmark, an example, a fuzz target.
 fn is_root(path: &Path) -> bool {
     let parent = path.parent().and_then(|p| p.file_name()).unwrap_or_default().to_string_lossy().into_owned();
     let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

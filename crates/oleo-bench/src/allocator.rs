@@ -2,12 +2,12 @@
 //!
 //! 1. `threads`: 1 to 16 threads, each with its stream, allocate pieces of one size or of all sizes and free at random, at
 //!    most half of the space at a time.
-//! 2. `patterns`: one thread, on free space as an aged image of the kernel's has it, and on hostile ones.
-//! 3. `ageing`: ten million operations on a space kept 85 % full, of all sizes, a power of two each as often as gives each
-//!    the same bytes; then how the rest lies.
+//! 2. `patterns`: one thread, on free space as in an aged image of the kernel, and on hostile patterns.
+//! 3. `ageing`: ten million operations on a space kept 85 % full, of all sizes, such that each power of two gets the
+//!    same number of bytes; then the distribution of the rest.
 //!
-//! Beside it, in the same run, first fit and best fit over the same free space with one lock ([`baseline`]). A time is that of
-//! one call less that of asking the clock.
+//! Beside it, in the same run, first fit and best fit over the same free space with one lock ([`baseline`]). A time is
+//! that of one call, less that of reading the clock.
 
 mod baseline;
 
@@ -39,13 +39,13 @@ const AGEING_CALLS: u64 = 10_000_000;
 /// Pieces of 4 KiB to 128 MiB.
 const ORDERS: u64 = 16;
 
-/// What is measured.
+/// An allocator to be measured.
 pub trait Allocator: Sync {
     /// Takes up to `len` bytes for a stream; start and length.
     fn alloc(&self, len: u64, stream: u64) -> Option<(u64, u64)>;
     /// Gives a piece back.
     fn free(&self, piece: (u64, u64));
-    /// What is free, rising.
+    /// The free runs, rising.
     fn runs(&self) -> Vec<(u64, u64)>;
 }
 
@@ -86,7 +86,7 @@ struct Free {
 }
 
 impl Free {
-    /// Groups of 1 GiB in which the runs are free that `runs` says, counted from the group's start.
+    /// Groups of 1 GiB whose free runs are those of `runs`, counted from the group's start.
     fn of(groups: u64, runs: impl Fn(u64) -> Vec<(u64, u64)>) -> Free {
         let groups: Vec<(u64, u64)> = (1..=groups).map(|i| (i * GIB, GIB)).collect();
         let each = groups.iter().enumerate();
@@ -112,7 +112,7 @@ impl Free {
                 free_extents: Some(free.len() as u32),
                 read_only: false,
             };
-            // A full group is known by its summary alone, as at mount.
+            // Of a full group only the summary is known, as at mount.
             space.add_group(info, (used < len).then_some(free))?;
         }
         Ok(Ours(space))
@@ -277,7 +277,7 @@ fn age(allocator: &dyn Allocator, total: u64) -> (f64, f64) {
             held -= piece.1;
             calls += 1;
         }
-        // A stream for each file; what comes in pieces is in pieces.
+        // A stream for each file; pieces may stay pieces.
         let stream = calls;
         while left > 0 {
             calls += 1;

@@ -1,9 +1,9 @@
 //! Moving all metadata of a volume with snapshots, quota off and on, beside the kernel's `balance start -m`.
 //!
-//! The setting is that of the benchmarks of quota, as the snapshots were made, and after one file in thirty was touched in each of
-//! them, so that the trees share less. Both sides move every group of metadata and of system chunks of a copy of one image,
-//! and all of it is durable when the clock stops. The kernel's side is mounted before the clock starts; our command
-//! opens its image within it.
+//! The setting is that of the quota benchmarks, as the snapshots were made, and after one file in thirty was touched in
+//! each of them, so that the trees share less. Both sides move every group of metadata and of system chunks of a copy
+//! of one image, and all of it is durable when the clock stops. The kernel's side is mounted before the clock starts;
+//! our command opens its image within it.
 
 use std::path::Path;
 

@@ -1,11 +1,12 @@
-//! What a commit costs: time and bytes written per changed item, for batches of 1 to 1 000 000 changes, beside the kernel.
+//! The cost of a commit: time and bytes written per changed item, for batches of 1 to 1 000 000 changes, beside the
+//! kernel.
 //!
-//! One image with a tree of files is made once; each side works on a copy of it, on a loop device in memory. A batch changes
-//! the modes of files (one item each), one after the other as they were made, or chosen at random; or makes new empty
-//! files (five items each; both count it as one change). Then everything is synced; that is the commit that is timed.
-//! What the device was given to write from the first change to the end of the sync is read from its statistics, on both
-//! sides. The kernel is mounted with `commit=3600`, ours never commits by itself, so each batch is one transaction unless
-//! memory runs short.
+//! One image with a tree of files is made once; each side works on a copy of it, on a loop device in memory. A batch
+//! changes the modes of files (one item each), in the order of their creation, or chosen at random; or creates empty
+//! files (five items each; both count it as one change). Then everything is synced; that commit is timed. The bytes
+//! that the device had to write from the first change to the end of the sync are read from its statistics, on both
+//! sides. The kernel is mounted with `commit=3600`, ours never commits by itself, so each batch is one transaction
+//! unless memory runs short.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -160,7 +161,7 @@ impl Side for Kernel {
     }
 }
 
-/// Where the statistics of the loop device over a file are.
+/// The path of the statistics of the loop device over a file.
 fn statistics_of(image: &Path) -> Result<PathBuf> {
     for entry in std::fs::read_dir("/sys/block")? {
         let dir = entry?.path();

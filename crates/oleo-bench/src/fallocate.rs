@@ -1,13 +1,15 @@
-//! Preallocation by many threads in parallel: each of P threads gives its own file 8 KiB and takes them away again, over and over.
+//! Preallocation by many threads in parallel: each of P threads gives its own file 8 KiB and takes them away again,
+//! repeatedly.
 //!
-//! Ours runs in-process with P threads; the kernel's ext4 (with and without `mb_optimize_scan`) and btrfs with P processes,
-//! each of which is this program started once more ([`child`]), so that the loop is the same. All on images in memory.
-//! A round is one fallocate and one truncate to nothing. Nobody syncs within the time that is measured; afterwards ours
-//! leaves every file with its 8 KiB, syncs and must be sound.
+//! Ours runs in-process with P threads; the kernel's ext4 (with and without `mb_optimize_scan`) and btrfs with P
+//! processes, each of which is this program started once more ([`child`]), so that the loop is the same. All on images
+//! in memory. A round is one fallocate and one truncate to nothing. There is no sync within the time that is measured;
+//! afterwards ours leaves every file with its 8 KiB, syncs and must be sound.
 //!
-//! What ours promises at the call gets its addresses when it is written out, and a truncate that comes before takes the
-//! promise back: nothing is allocated, and the first figure has no aim. In the second, which has it, ours writes each file out in
-//! between, with addresses, items and all. The kernel's one figure stands beside both: it places space in the call.
+//! Ours reserves space in the call and allocates it when it is written out; a truncate before that cancels the
+//! reservation: nothing is allocated, and the first figure has no aim. In the second, which has one, ours writes each
+//! file out in between, with addresses, items and all. The kernel's one figure is compared with both: it allocates
+//! space in the call.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -33,7 +35,7 @@ const IMAGE_LEN: u64 = 8 << 30;
 const TAKEN_LEN: u64 = 8 << 10;
 const THREADS: [usize; 4] = [1, 2, 4, 8];
 const MEASURED: Duration = Duration::from_secs(2);
-/// Rounds between two looks at the clock.
+/// Rounds between two readings of the clock.
 const ROUNDS: u64 = 64;
 /// The hidden name under which a process of the kernel's side is started.
 pub const CHILD: &str = "fallocate-child";
@@ -69,7 +71,8 @@ fn rounds(mut round: impl FnMut() -> Result<()>) -> Result<u64> {
     Ok(done)
 }
 
-/// One process of the kernel's side: opens its file, says so, waits for a line, and says how many rounds it made.
+/// One process of the kernel's side: opens its file, reports that, waits for a line, and reports how many rounds it
+/// made.
 pub fn child(file: &Path) -> Result<()> {
     let file = OpenOptions::new().create(true).truncate(true).write(true).open(file)?;
     println!("ready");

@@ -1,10 +1,10 @@
 //! `fs_mark -S 0 -L 5 -n 100000 -s 0 -k` with two threads, loop by loop: on the mount, on the kernel's btrfs, and the same
 //! in-process.
 //!
-//! Two threads make 100 000 empty files each in a directory of their own, five times over, and nothing is removed: at the
-//! end a directory has half a million entries. In-process the names are made the same way (8 digits of the time, 8 tildes,
-//! 24 random letters or digits), and a thread in the background commits every half minute, as the kernel does, however much
-//! has changed: the kernel keeps a million new files in memory for as long, too, while our default is to commit
+//! Two threads create 100 000 empty files each in a directory of their own, five times, and nothing is removed: at the
+//! end a directory has half a million entries. In-process the names are made the same way (8 digits of the time, 8
+//! tildes, 24 random letters or digits), and a background thread commits every half minute, as the kernel does, however
+//! much has changed: the kernel keeps a million new files in memory for as long, too, while our default is to commit
 //! after some ten thousand, which the mount here does. What is not on disk at the end is written and checked after the
 //! clock has stopped, on all sides.
 
@@ -109,7 +109,7 @@ fn loops(image: &Image, dirs: &[InodeRef], time: u64) -> Result<Vec<f64>> {
     Ok(rates)
 }
 
-/// Commits by the clock, until it is told to end.
+/// Commits by the clock, until `ends` is set.
 fn commit_in_background(image: &Image, ends: &AtomicBool) -> Result<()> {
     let mut last = Instant::now();
     while !ends.load(Ordering::Relaxed) {

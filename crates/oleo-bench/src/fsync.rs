@@ -1,7 +1,7 @@
 //! fsync, and rename and link after it: our calls in-process, and system calls on Oleo's mount and on the kernel's.
 //!
-//! All work on a loop device, over a file in memory and over one on disk, on a volume made the same way, with 10 000 files in
-//! the directory that are committed. A thread appends to its file and syncs it, each time; then files that were just
+//! All work on a loop device, over a file in memory and over one on disk, on a volume made the same way, with 10 000
+//! committed files in the directory. A thread appends to its file and syncs it, each time; then files that were just
 //! synced are renamed and linked, names relative to an open directory on all sides.
 
 use std::fs::File;
@@ -27,7 +27,7 @@ const NEIGHBOURS: usize = 10_000;
 /// Bytes that are appended before each fsync.
 const APPENDED: usize = 100;
 const THREADS: usize = 8;
-/// Calls of each kind on a device in memory, and on a disk, where each flush takes its time.
+/// Calls of each kind on a device in memory, and on a disk, whose flushes take time.
 const ROUNDS: [usize; 2] = [4000, 400];
 const DEVICES: [&str; 2] = ["memory", "disk"];
 
@@ -77,7 +77,7 @@ struct Calls {
 }
 
 impl Calls {
-    /// A new directory `dir` of what is mounted there.
+    /// A new directory `dir` on the mount.
     fn new(mounted: &Path) -> Result<Calls> {
         let dir = mounted.join("dir");
         std::fs::create_dir(&dir)?;

@@ -1,4 +1,4 @@
-//! An image of a directory tree, against mkfs.btrfs and against the kernel.
+//! Building an image of a directory tree, beside mkfs.btrfs and the kernel.
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
-//! What calls of the library cost by themselves, on a volume in memory: how long an operation waits while commits go on, a
-//! listing with inodes beside one look-up per entry, writing and flushing. Nothing here has a peer outside; two of them have
-//! one inside, the same work done another way.
+//! The cost of single calls of the library, on a volume in memory: how long an operation waits during commits, a
+//! listing with inodes beside one look-up per entry, writing and flushing. No peer outside is measured; two figures are
+//! compared with the same work done in another way.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,7 +38,8 @@ enum Commits {
     None,
 }
 
-/// One thread creates files, writes to one and looks names up for so long; microseconds of each call by its name.
+/// One thread creates files, writes to one and looks names up for `seconds`; returns microseconds of each call by its
+/// name.
 fn waits(seconds: u64, commits: Commits, report: &Report) -> Result<BTreeMap<&'static str, Vec<f64>>> {
     let image = Image::from_devices(memory(4096 * MIB)?, &OpenOptions::writing())?;
     let (fs, root) = (image.fs(), image.top()?);
@@ -101,13 +102,13 @@ pub fn latency(args: &Args, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// All entries of a directory with their inodes, so many at a time; microseconds per entry.
+/// Lists all entries of a directory with their inodes; returns microseconds per entry.
 fn listed(devices: &[Arc<dyn Device>], files: u64, at_once: bool) -> Result<f64> {
     const ENTRIES_MAX: usize = 128;
     let image = Image::from_devices(devices.to_vec(), &OpenOptions::writing())?;
     let (fs, dir) = (image.fs(), image.find("dir")?);
     let start = Instant::now();
-    // Inodes are held, as the kernel holds those that it was told of.
+    // Inodes are held, as for a kernel that knows them.
     let (mut after, mut seen) = (0, Vec::new());
     loop {
         let part = if at_once {
@@ -155,7 +156,7 @@ pub fn write_rate(args: &Args, report: &mut Report) -> Result<()> {
     options.fs.data.dirty_bytes_max = 2 * len + 8 * MIB;
     let image = Image::from_devices(memory(4096 * MIB)?, &options)?;
     let fs = image.fs();
-    // Somebody says that they write back, and does not: writers flush nothing by themselves then.
+    // A flusher is registered that does nothing, so writers flush nothing by themselves.
     fs.wait_write_back(Duration::ZERO);
     let file = new_file(fs, &image.top()?, "f")?;
     let block = Rng::new(1).bytes(MIB as usize);

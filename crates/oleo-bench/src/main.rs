@@ -1,9 +1,9 @@
 //! Benchmarks beside the kernel and btrfs-progs: `oleo-bench list`, `oleo-bench NAME [--json]`.
 //!
-//! Each prints ours, the peer's and the ratio from one run, each figure the median of several, everything on a tmpfs. What
-//! both sides do, the durability they give and the state of the caches are said in each benchmark's `what`; what its times
-//! contain is its [`Timed`], printed first with the versions of the kernel and of btrfs-progs. Library calls are timed with the
-//! library's own allocator, which is the C library's; the command brings its own.
+//! Each prints ours, the peer's and the ratio from one run, each figure the median of several, everything on a tmpfs.
+//! Each benchmark's `what` describes what both sides do, the durability they give and the state of the caches;
+//! [`Timed`] describes what its times contain, and is printed first with the versions of the kernel and of btrfs-progs.
+//! Library calls are timed with the C library's allocator, which the library uses; the command brings its own.
 
 use std::path::PathBuf;
 
@@ -76,7 +76,7 @@ enum Timed {
     Commands,
     /// Programs that work on mounts, Oleo's and the peers' alike.
     Mounts,
-    /// Calls of the library in this process. Where a peer is the kernel, its system calls are in its time, and so is the
+    /// Calls of the library in this process. If a peer is the kernel, its time contains the system calls, and the
     /// process that makes them if one is named.
     Calls,
     /// A part of the library by itself, in memory, beside others of its kind.

@@ -1,4 +1,4 @@
-//! Timing, peak memory, and how a figure is printed.
+//! Timing, peak memory, and printing of figures.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::peer::Peer;
 
-/// How often the peak memory of a child is looked at; the kernel keeps the maximum, so only growth after the last look is
+/// How often the peak memory of a child is read; the kernel keeps the maximum, so only growth after the last reading is
 /// missed.
 const POLL: Duration = Duration::from_millis(4);
 
@@ -129,7 +129,7 @@ pub fn memory(line: &str) -> Result<u64> {
 
 /// Peaks of memory count from now on.
 pub fn reset_peak() {
-    // Where the kernel does not allow it, peaks are those of the whole run: too high, never too low.
+    // If the kernel does not allow it, peaks are those of the whole run: too high, never too low.
     let _allowed = std::fs::write("/proc/self/clear_refs", "5");
 }
 
@@ -155,7 +155,7 @@ pub fn census(dir: &Path) -> Result<(u64, u64)> {
 /// A figure that several peers have.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// What it is called.
+    /// Its name.
     pub name: Cow<'static, str>,
     /// In what.
     pub unit: &'static str,
@@ -186,7 +186,7 @@ impl Figure {
     }
 }
 
-/// What was found of one peer: the values of each figure, one from each run.
+/// The results of one peer: the values of each figure, one from each run.
 #[derive(Default)]
 pub struct Found(BTreeMap<String, Vec<f64>>);
 
@@ -223,7 +223,7 @@ impl Report {
         Report { bench, json }
     }
 
-    /// Says what is worked on.
+    /// Prints what is worked on.
     pub fn note(&self, text: &str) {
         if self.json {
             println!("{}", serde_json::json!({"bench": self.bench, "note": text}));

@@ -13,7 +13,7 @@ use crate::peer::Peer;
 const SIZE: &str = "1g";
 const RANDOM_SECONDS: &str = "6";
 
-/// What is measured, as in `mount_metadata`.
+/// The figures, as in `mount_metadata`.
 const FIGURES: &[Figure] = &[
     Figure::rate("seq write 1 MiB", "MiB/s", &[(Peer::Pass, "0.9x")]),
     Figure::rate("seq write 1 MiB + fsync", "MiB/s", &[]),
@@ -34,7 +34,7 @@ fn fio(mount: &Mount, how: &str, block: &str, extra: &[&str]) -> Result<(f64, f6
     let size = format!("--size={SIZE}");
     let mut command = Command::new("fio");
     command.args(["--name=x", &file, &rw, &bs, &size, "--ioengine=psync", "--output-format=json", "--fallocate=none"]);
-    // Content that does not compress; not asked for after it was written.
+    // Contents that do not compress; caches are not invalidated after writing.
     command.args(["--refill_buffers", "--randrepeat=1", "--invalidate=0"]).args(extra);
     let json: serde_json::Value = serde_json::from_str(&tool(&mut command)?).context("what fio prints")?;
     let side = &json["jobs"][0][if how.ends_with("read") { "read" } else { "write" }];

@@ -18,7 +18,7 @@ const FIND_FILES: u64 = 200_000;
 const DBENCH_CLIENTS: &str = "4";
 const DBENCH_SECONDS: &str = "10";
 
-/// What is measured: name, unit, whether less is better, and the aims beside the kernel and the pass-through.
+/// The figures: name, unit, whether less is better, and the aims beside the kernel and the pass-through.
 const FIGURES: &[Figure] = &[
     Figure::rate("create", "files/s", &[(Peer::Kernel, "1x"), (Peer::Null, "0.9x")]),
     Figure::time("untar", "s", &[]),

@@ -1,11 +1,11 @@
 //! File systems to measure beside each other: Oleo's mount, the kernel's btrfs on a loop device, and a FUSE server that
 //! only passes through to a tmpfs, which is about what FUSE itself allows.
 //!
-//! The pass-through is libfuse's example `passthrough_ll`, compiled when it is needed from where the package
-//! libfuse3-dev puts it, with caching switched on. It keeps inodes in a list that it searches for each look-up, so for many
-//! files bindfs stands in, which works by names and is slower: no figure with many files aims at it. The fourth peer
-//! only answers: a server on our transport that keeps nothing (`examples/null.rs` of oleo-fuse). All keep their bytes in
-//! memory.
+//! The pass-through is libfuse's example `passthrough_ll`, compiled when it is needed from the sources in the package
+//! libfuse3-dev, with caching switched on. It keeps inodes in a list that it searches at each look-up, so for many
+//! files bindfs replaces it, which works by names and is slower: no aim with many files refers to it. The fourth peer
+//! only replies: a server on our transport that keeps nothing (`examples/null.rs` of oleo-fuse). All keep their bytes
+//! in memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,7 @@ use crate::peer::Peer;
 /// Image files are sparse: this costs only what is written.
 const IMAGE_LEN: u64 = 12 << 30;
 const EXAMPLE: &str = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c";
-/// How long names and attributes are kept by the kernel for the pass-through: longer than any run.
+/// How long the kernel caches names and attributes for the pass-through: longer than any run.
 const KEPT_SECONDS: &str = "timeout=86400";
 
 /// How many files the kernel will know at a time.
@@ -33,7 +33,7 @@ pub enum Files {
     Many,
 }
 
-/// Where all of it happens.
+/// The directory and programs of a run.
 pub struct Fixture {
     oracle: Oracle,
     scratch: Scratch,
@@ -51,7 +51,7 @@ pub enum Mount {
 }
 
 impl Mount {
-    /// Where.
+    /// The directory.
     pub fn path(&self) -> &Path {
         match self {
             Mount::Kernel(m) => m.path(),
@@ -59,7 +59,7 @@ impl Mount {
         }
     }
 
-    /// Unmounts; whatever was written is complete then.
+    /// Unmounts; all writes are complete then.
     pub fn unmount(self) -> Result<()> {
         match self {
             Mount::Kernel(m) => m.unmount(),
@@ -69,7 +69,7 @@ impl Mount {
 }
 
 impl Fixture {
-    /// Builds what is needed.
+    /// Builds the servers.
     pub fn new() -> Result<Fixture> {
         let oracle = oracle::oracle().context("this benchmark needs root, loop devices and the kernel's btrfs")?;
         let scratch = oracle.scratch()?;
@@ -82,7 +82,7 @@ impl Fixture {
         Ok(Fixture { oracle, oleo, scratch, pass, null })
     }
 
-    /// Which program stands for the pass-through, for the report.
+    /// The program used as pass-through, for the report.
     pub fn pass_through(&self, files: Files) -> &'static str {
         // passthrough_ll looks each inode up in a list: with many files that is what would be measured.
         if files == Files::Many { "bindfs" } else { "passthrough_ll" }
@@ -102,7 +102,7 @@ impl Fixture {
         self.scratch.path().join(format!("{}.image", peer.name()))
     }
 
-    /// Empty again; what was there is gone.
+    /// An empty mount; earlier contents are removed.
     pub fn fresh(&self, peer: Peer, files: Files) -> Result<Mount> {
         let image = self.image(peer);
         match peer {
@@ -130,13 +130,13 @@ impl Fixture {
         self.mount(peer, files)
     }
 
-    /// Oleo's mount of a volume that somebody else has made.
+    /// Oleo's mount of an existing volume.
     pub fn serve(&self, device: &Path) -> Result<Served> {
         let limits = Limits { life: Duration::from_secs(3600), unmount: Duration::from_secs(300), ..Limits::default() };
         Served::mount(&self.oleo, &[device], "noatime", limits)
     }
 
-    /// Mounts what is there.
+    /// Mounts the present contents.
     pub fn mount(&self, peer: Peer, files: Files) -> Result<Mount> {
         let image = self.image(peer);
         let limits = Limits { life: Duration::from_secs(3600), unmount: Duration::from_secs(300), ..Limits::default() };
@@ -176,7 +176,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// Frees the space of what is not measured any more.
+    /// Frees the space of a peer that is no longer measured.
     pub fn remove(&self, peer: Peer) {
         let image = self.image(peer);
         let _ = std::fs::remove_file(&image);
@@ -195,7 +195,7 @@ pub fn mount_ext4(oracle: &Oracle, image: &Path, peer: Peer) -> Result<Mounted> 
     oracle.mount_as("ext4", &[image], scan)
 }
 
-/// Empties the kernel's caches of pages, names and inodes. What lies in a tmpfs stays, for all peers alike.
+/// Empties the kernel's caches of pages, names and inodes. Files in a tmpfs stay, for all peers alike.
 pub fn drop_caches() -> Result<()> {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3").context("dropping caches")

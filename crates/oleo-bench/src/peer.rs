@@ -1,4 +1,4 @@
-//! Who is measured.
+//! The file systems that are measured.
 
 /// What serves the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum Peer {
     Ext4Scan,
     /// A FUSE pass-through over a tmpfs.
     Pass,
-    /// A server that only answers: files can be made, and nothing else.
+    /// A server that only replies: files can be created, and nothing else.
     Null,
 }
 

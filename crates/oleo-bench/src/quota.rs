@@ -1,7 +1,8 @@
-//! Quota: counting anew, deleting snapshots and making files, with quota on and off, beside the kernel.
+//! Quota: recounting, deleting snapshots and creating files, with quota on and off, beside the kernel.
 //!
-//! The setting of the kernel's series about balance with quota: blocks of 4 KiB, 100 000 small files, snapshots with three
-//! files changed in each. Both sides work on copies of one image in memory; whatever they do is durable when the clock stops.
+//! The setting is that of the kernel's patch series about balance with quota: blocks of 4 KiB, 100 000 small files,
+//! snapshots with three files changed in each. Both sides work on copies of one image in memory; all changes are
+//! durable when the clock stops.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

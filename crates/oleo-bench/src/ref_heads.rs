@@ -1,7 +1,7 @@
 //! The store of delayed refs beside an ordered tree, a radix tree and sorted hash tables: time per record and per drained
 //! head, and memory.
 //!
-//! The mixes have the shape that transactions have: new extents come first, in the order of addresses, then what batch
+//! The mixes have the shape of transactions: new extents come first, in the order of addresses, then what batch
 //! application found, tree by tree.
 //!
 //! | mix | records |
@@ -34,7 +34,7 @@ const BATCH: usize = 256;
 const DRAIN: usize = 4096;
 /// References of one extent in the mix of clones.
 const CLONES: u64 = 1000;
-/// Small runs are repeated until so many heads have gone through.
+/// Small runs are repeated until this many heads have gone through.
 const HEADS_MIN: u64 = 1_000_000;
 /// From this size on the aim holds.
 const AIMED_HEADS: u64 = 100_000;
@@ -89,7 +89,7 @@ impl Recorder<'_> {
         self.store.record_new_extent(Logical(at), ByteLen(len), kind);
     }
 
-    /// What one of some threads records of a mix with so many heads in all.
+    /// What one of several threads records of a mix with `heads` heads in all.
     fn mix(&mut self, mix: &str, heads: u64, share: std::ops::Range<u64>) {
         let mut seed = share.start + 1;
         // One in four blocks of the old space, and all that is new beyond it.
@@ -215,7 +215,7 @@ fn resident_bytes() -> u64 {
     text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
-/// Memory per head of the ledger: what it has allocated at its largest, index and slack included.
+/// Memory per head of the ledger: the largest amount allocated, index and slack included.
 fn memory(report: &Report, mix: &str, heads: u64) {
     let ledger = Ledger::new();
     let before = resident_bytes();

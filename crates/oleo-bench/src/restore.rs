@@ -1,4 +1,4 @@
-//! All files out of an image, against kernel mount + cp -a.
+//! Copying all files out of an image, beside kernel mount + cp -a.
 
 use anyhow::{Context, Result};
 use oleo_sim::oracle;

@@ -1,9 +1,9 @@
 //! Send and receive, beside the kernel's on the same image.
 //!
-//! Streams are written to, and read from, files in memory on both sides. Ours opens the image file and is done when the stream
-//! is written, or, receiving, when everything is committed and the image closed; the kernel's side is mounted anew
-//! before the clock starts, and what it receives is synced within the clock. Images lie in memory, so that reading one costs
-//! the same on both sides; neither has anything of it in caches of its own.
+//! Streams are written to, and read from, files in memory on both sides. Ours opens the image file and is done when the
+//! stream is written, or, receiving, when everything is committed and the image closed; the kernel's side is mounted
+//! anew before the clock starts, and what it receives is synced within the clock. Images are in memory, so that reading
+//! one costs the same on both sides; neither has anything of it in its caches.
 
 use std::path::{Path, PathBuf};
 
@@ -134,7 +134,7 @@ fn build_tree(path: &Path) -> Result<()> {
     Ok(image.close()?)
 }
 
-/// One stream: which snapshot on which, and where it goes.
+/// One stream: its snapshot, its parent, and its file.
 struct Stream<'s> {
     image: &'s Path,
     snapshot: &'static str,
@@ -200,7 +200,7 @@ impl<'s> Setting<'s> {
         self.args.only.as_ref().is_none_or(|only| what.contains(only.as_str()))
     }
 
-    /// What the streams make of a new file system must be what was sent: the number of names is.
+    /// The file system received must be the one sent: the numbers of names are compared.
     fn receive(&self, name: &str, streams: &[&Path], kernel_streams: &[&Path], aim: &str) -> Result<()> {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..self.args.runs {

@@ -1,8 +1,8 @@
 //! The trees alone: batches applied to a tree whose blocks are in memory, look-ups, and a cursor's steps.
 //!
-//! The world around them does as little as it may: addresses are given out rising, nothing is shared, and references that
-//! come and go are told to a ledger that nobody settles. Written blocks stay in the cache. The tree is that of many new
-//! files in one directory, four items each, on blocks of 16 KiB with crc32c.
+//! Everything else does as little as possible: addresses rise, nothing is shared, and references are recorded in a
+//! ledger that is never settled. Written blocks stay in the cache. The tree is that of many new files in one directory,
+//! four items each, on blocks of 16 KiB with crc32c.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -27,7 +27,7 @@ use crate::Args;
 use crate::measure::Report;
 
 const NODE_LEN: u32 = 16384;
-/// No type that the format knows: any bytes may stand in such an item.
+/// A type that the format does not define, so that any bytes may be in such an item.
 const ANY: ItemType = ItemType(100);
 const TREE: TreeId = TreeId(256);
 const LOOKUPS: u64 = 1_000_000;
@@ -141,7 +141,7 @@ impl World {
         Ok(self.with_env(|env| self.blocks.apply(root, batch, env))?)
     }
 
-    /// Verifies what was made, keeps it, and puts it into the cache: a commit without a device.
+    /// Verifies the new blocks, keeps them, and puts them into the cache: a commit without a device.
     fn commit(&mut self) -> Result<()> {
         while !self.ledger.drain(4096).is_empty() {}
         let written = self.dirty.drain_sorted();

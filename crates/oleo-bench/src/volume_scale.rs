@@ -1,9 +1,9 @@
-//! What does an operation cost on a volume a hundred times as large? Ours alone, in-process, on a device in memory that stores
-//! tree blocks and no data: space is preallocated, and what is written is zeros, which such a device does not keep.
+//! The cost of operations on a volume a hundred times as large. Ours alone, in-process, on a device in memory that
+//! stores tree blocks and no data: space is preallocated, and all writes are zeros, which such a device does not store.
 //!
-//! Each part makes its volume twice, at a hundredth of the full size and at the full size, and prints what each kind of
-//! operation cost per piece at both. Costs that grow by more than what deeper trees and colder caches explain are bugs.
-//! Memory is what the process holds at its peak beyond the device's contents.
+//! Each part makes its volume twice, at a hundredth of the full size and at the full size, and prints the cost of each
+//! kind of operation per piece at both. Costs that grow by more than deeper trees and colder caches explain are bugs.
+//! Memory is the process's peak beyond the device's contents.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,17 +44,17 @@ const ALL: &[Part] = &[
     Part { name: "snapshots", full: 10_000, run: snapshots::run },
 ];
 
-/// What was measured at one size, in the order in which it was.
+/// The costs measured at one size, in the order of measurement.
 #[derive(Default)]
 pub struct Costs {
     found: Vec<(&'static str, &'static str, f64)>,
-    /// Bytes that the device held when memory was looked at last.
+    /// Bytes that the device held when memory was last measured.
     stored: u64,
 }
 
 impl Costs {
-    /// Microseconds per operation, of so many. What the processors were busy for, of all threads, is shown beside it: on a
-    /// machine that does other work it tells more.
+    /// Microseconds per operation, of `count`. The busy time of the processors, of all threads, is shown beside it: on
+    /// a machine that does other work it is more reliable.
     fn each<R>(&mut self, name: &'static str, count: u64, f: impl FnOnce() -> Result<R>) -> Result<R> {
         let (start, busy) = (Instant::now(), busy_seconds()?);
         let done = f()?;
@@ -70,7 +70,7 @@ impl Costs {
         self.found.push((name, unit, value));
     }
 
-    /// How much memory was held at most since the last call, beyond what was stored on the device at its beginning or end.
+    /// The peak of memory since the last call, beyond what was stored on the device at its beginning or end.
     fn put_peak(&mut self, name: &'static str, device: &MemDevice) -> Result<()> {
         let before = std::mem::replace(&mut self.stored, device.resident_bytes());
         let peak = memory("VmHWM:")?.saturating_sub(self.stored.max(before));
@@ -94,13 +94,13 @@ fn volume_with(len: u64, features: FeatureSet) -> Result<Arc<MemDevice>> {
     Ok(device)
 }
 
-/// Opens it; what is freed is discarded, so that the device forgets it.
+/// Opens the image; freed space is discarded, so that the device forgets it.
 fn open(device: &Arc<MemDevice>) -> Result<Image> {
     let options = OpenOptions::writing().discard(true);
     Ok(Image::from_devices(vec![device.clone()], &options)?)
 }
 
-/// Deletes subvolumes, so many between two syncs, and takes them apart.
+/// Deletes subvolumes, `per_commit` between two syncs, and cleans them up.
 fn delete(image: &Image, ids: &[TreeId], per_commit: u64, costs: &mut Costs) -> Result<()> {
     let count = ids.len() as u64;
     costs.each("delete", count, || {

@@ -1,14 +1,14 @@
-//! The crash harness: what a run leaves on its disks whenever the power fails, and what may be found there.
+//! The crash harness: which states a run may leave on its disks when the power fails, and which of them are right.
 //!
 //! - [`pages`]: disk contents that are cheap to copy.
-//! - [`record`]: devices that note what they are told.
-//! - [`states`]: the states that a crash may leave of it.
+//! - [`record`]: devices that record their requests.
+//! - [`states`]: the states that a crash may leave of them.
 //! - [`order`]: the same in an order that keeps no promise, to see that this is noticed.
 //! - [`seen`]: what a program sees of a file system at one moment.
 //! - [`ace`]: all short sequences of operations.
 //! - [`promises`]: which steps make something durable.
-//! - [`model`]: which of that may be found after a crash.
-//! - [`tally`]: counting, and telling of failures.
+//! - [`model`]: what may be found after a crash.
+//! - [`tally`]: counts, and reports of failures.
 //!
 //! `tests/crash` runs the library and the kernel with these.
 

@@ -1,12 +1,13 @@
-//! A disk that can lose power and fail: what was flushed survives, of what came after it any part may.
+//! A disk that can lose power and fail: what was flushed survives; of what came after it any part may.
 //!
-//! Normal path: (1) [`SimDisk::new`] takes what is on it at first; (2) it is used as any device; (3) [`Power::cut_after`]
-//! lets a number of writes and flushes through, over all disks that share the switch, and fails everything after them;
-//! or a test just stops; (4) [`SimDisk::after_crash`] gives what a machine finds when it comes up again.
+//! Normal path: (1) [`SimDisk::new`] takes the initial contents; (2) the disk is used as any device; (3)
+//! [`Power::cut_after`] lets a number of writes and flushes through, over all disks that share the switch, and fails
+//! everything after them; or a test just stops; (4) [`SimDisk::after_crash`] returns what a machine finds when it comes
+//! up again.
 //!
-//! Invariants: reads see every write immediately, as through a drive's cache. A crash keeps what the last successful flush
-//! covered, and of later writes a random choice of sectors of [`SECTOR`] bytes: writes can be lost, torn, and reordered.
-//! Two crashes with one seed are alike.
+//! Invariants: reads see every write immediately, as through a drive's cache. A crash keeps what the last successful
+//! flush covered, and of later writes a random choice of sectors of [`SECTOR`] bytes: writes can be lost, torn, and
+//! reordered. Two crashes with one seed are alike.
 //! Locks: one, held for each write, so that "before the flush" has a meaning.
 
 use std::io;
@@ -19,8 +20,8 @@ use oleo_device::{Device, DeviceError, MemDevice, Op};
 
 use crate::rng::Rng;
 
-/// Written whole or not at all, bytes. A superblock has as many, and the kernel reads only the first of its copies: it,
-/// too, takes for granted that a superblock is never torn.
+/// Bytes that are written completely or not at all. A superblock has this size, and the kernel reads only the first of
+/// its copies: it, too, assumes that a superblock is never torn.
 pub const SECTOR: usize = 4096;
 
 /// The switch that several disks hang on.
@@ -33,7 +34,7 @@ impl Power {
         Power(Arc::new(AtomicI64::new(i64::MAX)))
     }
 
-    /// Fails after so many writes and flushes more.
+    /// Fails after this many more writes and flushes.
     pub fn cut_after(&self, operations: u32) {
         self.0.store(operations.into(), Ordering::SeqCst);
     }
@@ -57,21 +58,21 @@ pub struct SimDisk {
     power: Power,
 }
 
-/// What a disk was told and may yet forget.
+/// A change that the disk has accepted and may still lose.
 enum Change {
     Write(u64, Vec<u8>),
-    /// Where, how many bytes, and whether zeros come in their place, not rubbish.
+    /// Offset, length in bytes, and whether zeros replace the data, not rubbish.
     Discard(u64, u64, bool),
     SetLen(u64),
 }
 
 impl Change {
-    /// Does it, or, of what consists of sectors, those that are `kept`.
+    /// Applies it; of a change that consists of sectors only those that are `kept`.
     fn apply(&self, disk: &MemDevice, kept: &mut dyn FnMut() -> bool) -> Result<(), DeviceError> {
         match self {
             Change::Write(offset, data) => {
                 for (i, sector) in data.chunks(SECTOR).enumerate().filter(|_| kept()) {
-                    // What lies beyond the end now has no place any more.
+                    // Sectors beyond the present end are dropped.
                     let _gone = disk.write_at(offset + (i * SECTOR) as u64, sector);
                 }
                 Ok(())
@@ -111,11 +112,11 @@ impl SimDisk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is found after a crash at this moment.
+    /// The contents found after a crash at this moment.
     pub fn after_crash(&self, rng: &mut Rng) -> MemDevice {
         let state = self.state();
         let disk = state.stable.copy();
-        // Sometimes all of it, sometimes nothing, mostly a part.
+        // Sometimes everything, sometimes nothing, mostly a part.
         let kept_of_eight = rng.below(9);
         for change in &state.pending {
             // Memory does not fail.

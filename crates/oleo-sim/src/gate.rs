@@ -1,10 +1,10 @@
-//! A device in memory that keeps writes waiting, or fails them, as a test says.
+//! A device in memory that makes writes wait, or fails them, as a test requests.
 //!
-//! Normal path: (1) the test shuts the gate for all writes, or for those of bytes with a mark; (2) another thread writes and
-//! waits; (3) [`Gate::await_held`] returns once it does, so that the test knows where that thread is and need not sleep;
-//! (4) the gate is opened and the writers go on.
+//! Normal path: (1) the test shuts the gate for all writes, or for those of bytes with a mark; (2) another thread
+//! writes and waits; (3) [`Gate::await_held`] returns once it does, so that the test knows where that thread is and
+//! need not sleep; (4) the gate is opened and the writers continue.
 //!
-//! Invariant: reads and flushes pass at any time.
+//! Invariant: reads and flushes always pass.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use oleo_device::{Device, DeviceError, MemDevice};
 
-/// A writer that has not come by then will not come.
+/// A writer that has not arrived by then will not arrive.
 const AWAITED_MAX: Duration = Duration::from_secs(60);
 
-/// So many of the bytes of a write are looked at for a mark.
+/// How many bytes of a write are searched for a mark.
 const MARKED_LEN: usize = 64;
 
 /// Some writes.
@@ -86,7 +86,7 @@ impl Gate {
         let waited = self.reported.wait_timeout_while(self.state(), AWAITED_MAX, none);
         let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
-            // Whoever comes later must not wait for a test that has ended.
+            // Later writers must not wait for a test that has ended.
             state.shut.clear();
             drop(state);
             self.reported.notify_all();
@@ -155,7 +155,7 @@ impl Device for Gate {
 mod tests {
     use super::*;
 
-    /// Goal: what is shut out waits until it is let in, what is not passes, and who fails has failed.
+    /// Goal: writes that are shut out wait until they are let in, others pass, and those to be failed fail.
     #[test]
     fn writes_wait_for_the_gate() {
         let gate = Gate::new(1 << 20);

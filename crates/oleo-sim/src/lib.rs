@@ -1,20 +1,21 @@
-//! For tests only: what proves the engine.
+//! Test tools: oracles, models, simulated disks and generators that the proofs of all crates use.
 //!
 //! - [`oracle`]: the kernel and `btrfs-progs` as oracles. Scratch images, loop devices, mounts, `btrfs check`, scrub.
 //! - [`manifest`]: everything that a program can see of a directory tree, as data that can be compared.
 //! - [`specimen`]: directories with every kind of file, and file systems that the kernel has made and aged.
 //! - [`script`]: random operation scripts as data, run on any [`script::Target`], compared step by step, shrunk.
-//! - [`rot`]: images with bytes changed and the checksums put right again.
+//! - [`rot`]: images with bytes changed and the checksums corrected.
 //! - [`served`]: Oleo's own mount, as a guard.
 //! - [`disk`]: a disk in memory that loses power and what was not flushed.
-//! - [`gate`]: a device in memory that keeps writes waiting.
-//! - [`crash`]: what a crash leaves of a run, state by state, and which of that is right.
-//! - [`rng`]: the seeded numbers that all of these draw from.
+//! - [`gate`]: a device in memory that makes writes wait.
+//! - [`crash`]: which states a crash may leave of a run, and which of them are right.
+//! - [`rng`]: the seeded numbers that all of these use.
 //!
-//! A failure found by chance is worth keeping: every random thing here takes a seed and says it when it fails.
+//! Everything random here takes a seed and prints it on failure, so that a failure found by chance can be repeated and
+//! kept.
 //!
-//! This crate knows nothing of the engine above `oleo-format`, so that any room may use it in its tests; what binds it
-//! to the library lives in `tests/`.
+//! This crate uses nothing of the engine but `oleo-format` and `oleo-device`, so that any crate may use it in its
+//! tests; proofs that need the library are in `tests/`.
 
 pub mod crash;
 pub mod disk;

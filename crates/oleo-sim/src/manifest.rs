@@ -1,13 +1,14 @@
 //! Everything that a program can see of a directory tree, as data that can be compared.
 //!
-//! Normal path: (1) something that can be walked is a [`TreeView`]: a directory of this machine is a [`HostTree`], the
-//! library's view of an image is made one where the tests are; (2) [`Manifest::of`] walks it; (3) [`Manifest::differences`]
-//! says in words what is not the same.
+//! Normal path: (1) a tree that can be walked implements [`TreeView`]: [`HostTree`] does for a directory of this
+//! machine, and the tests do for the library's view of an image; (2) [`Manifest::of`] walks it; (3)
+//! [`Manifest::differences`] describes the differences in words.
 //!
 //! Invariants: entries are keyed by their path below the top, as bytes, joined with `/`; the top itself is the empty
 //! path. Names that lead to the same inode carry the same group: the first of their paths in byte order. Contents are
-//! kept as a hash per [`HASHED_LEN`] bytes, so that a difference can be placed. Nothing depends on inode numbers, device
-//! numbers or disk addresses: sharing is said as "the same bytes on disk as file so-and-so at such an offset".
+//! kept as a hash per [`HASHED_LEN`] bytes, so that a difference can be located. Nothing depends on inode numbers,
+//! device numbers or disk addresses: sharing is expressed as "the same bytes on disk as file so-and-so at such an
+//! offset".
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -20,13 +21,13 @@ mod host;
 pub use compare::{Ignore, differences};
 pub use host::{HostTree, kind_of, set_xattr, xattrs_of};
 
-/// One hash is kept for each so many bytes of a file.
+/// One hash is kept for this many bytes of a file.
 pub const HASHED_LEN: usize = 64 << 10;
 
 /// More of a file's data than this is not read: nothing that a test makes has as much.
 const CONTENT_MAX: u64 = 4 << 30;
 
-/// The view would have gone on without end. A test of damaged images fails with it ([`Manifest::of_damaged`]).
+/// The view has no end. A test of damaged images fails with it ([`Manifest::of_damaged`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endless(String);
 
@@ -66,7 +67,7 @@ impl fmt::Display for Time {
     }
 }
 
-/// What `stat` says.
+/// The attributes of `stat`.
 #[derive(Clone, Debug)]
 pub struct Attr {
     /// What sort of thing it is.
@@ -83,7 +84,7 @@ pub struct Attr {
     pub nlink: u64,
     /// Device number (major, minor) of a char or block device; zeros otherwise.
     pub rdev: (u32, u32),
-    /// Inode number, meant together with `tree`.
+    /// Inode number, unique together with `tree`.
     pub ino: u64,
     /// Which inode number space: a device number or a subvolume id.
     pub tree: u64,
@@ -93,13 +94,13 @@ pub struct Attr {
     pub mtime: Time,
     /// Last change of anything.
     pub ctime: Time,
-    /// Birth, where it is known.
+    /// Birth, if known.
     pub otime: Option<Time>,
-    /// An empty directory where a snapshot does not reach into a nested subvolume: its other attributes mean nothing.
+    /// An empty directory in a snapshot in place of a nested subvolume: its other attributes mean nothing.
     pub empty_subvol_dir: bool,
 }
 
-/// A mapped part of a file, as FIEMAP tells it.
+/// A mapped part of a file, as FIEMAP reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Offset in the file, bytes.
@@ -124,7 +125,7 @@ pub trait TreeView {
     fn root(&self) -> Result<Self::Node>;
     /// The names in a directory, `.` and `..` left out, in any order.
     fn list(&self, dir: &Self::Node) -> Result<Vec<(Vec<u8>, Self::Node)>>;
-    /// What `lstat` says.
+    /// The attributes of `lstat`.
     fn attr(&self, node: &Self::Node) -> Result<Attr>;
     /// Reads a regular file; short only at its end.
     fn read(&self, file: &Self::Node, at: u64, buf: &mut [u8]) -> Result<usize>;
@@ -132,16 +133,16 @@ pub trait TreeView {
     fn read_link(&self, link: &Self::Node) -> Result<Vec<u8>>;
     /// All extended attributes by full name.
     fn xattrs(&self, node: &Self::Node) -> Result<BTreeMap<Vec<u8>, Vec<u8>>>;
-    /// The parts that hold data, as (offset, length), as `SEEK_DATA` and `SEEK_HOLE` tell them.
+    /// The parts that hold data, as (offset, length), as `SEEK_DATA` and `SEEK_HOLE` report them.
     fn data_runs(&self, file: &Self::Node, size: u64) -> Result<Vec<(u64, u64)>>;
-    /// The mapped parts in rising order, as FIEMAP tells them.
+    /// The mapped parts in rising order, as FIEMAP reports them.
     fn pieces(&self, file: &Self::Node) -> Result<Vec<Piece>>;
-    /// What of a file has space, or will have it when it is written out: where, how many bytes, and whether nothing was written there.
-    /// `None` if nobody can tell.
+    /// The parts of a file that are allocated, or will be when it is written out: offset, length, and whether they are
+    /// unwritten. `None` if unknown.
     fn room(&self, _file: &Self::Node) -> Result<Option<Vec<(u64, u64, bool)>>> {
         Ok(None)
     }
-    /// The flags of an inode, as they are on disk; `None` if nobody can tell.
+    /// The flags of an inode, as they are on disk; `None` if unknown.
     fn flags(&self, _node: &Self::Node) -> Result<Option<u64>> {
         Ok(None)
     }
@@ -150,7 +151,7 @@ pub trait TreeView {
 /// What to record beyond type, mode, owner, size, links, mtime, xattrs, targets and contents.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Detail {
-    /// Where data and holes are.
+    /// The places of data and holes.
     pub holes: bool,
     /// Which files share which bytes on disk (needs a synced file system).
     pub sharing: bool,
@@ -160,14 +161,15 @@ pub struct Detail {
     pub otime: bool,
 }
 
-/// Part of a file and where its bytes are seen first.
+/// Part of a file and the first place that has the same bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Offset in this file, bytes.
     pub at: u64,
     /// Length, bytes.
     pub len: u64,
-    /// The first file (in path order) that has the same bytes on disk, and where; itself where nothing is shared.
+    /// The first file (in path order) that has the same bytes on disk, and the offset in it; itself if nothing is
+    /// shared.
     pub seen: (Vec<u8>, u64),
     /// Allocated but not written.
     pub unwritten: bool,
@@ -187,7 +189,7 @@ pub struct Entry {
     pub mtime: Time,
     pub atime_ctime: Option<(Time, Time)>,
     pub otime: Option<Time>,
-    /// The first path of this inode; its own where it has one name.
+    /// The first path of this inode; its own if it has one name.
     pub group: Vec<u8>,
     pub target: Option<Vec<u8>>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -223,7 +225,7 @@ impl Manifest {
     /// Walks a tree that may be damaged.
     ///
     /// # Panics
-    /// When it has no end: what was walked should have said that something is wrong.
+    /// If the tree has no end: the view should have reported damage.
     pub fn of_damaged<V: TreeView>(view: &V, detail: Detail) -> Result<Manifest> {
         let walked = Manifest::of(view, detail);
         if let Err(endless) = &walked
@@ -239,7 +241,7 @@ impl Manifest {
         Manifest::of(&HostTree::new(dir), detail)
     }
 
-    /// In words, what is different; empty when nothing is.
+    /// The differences in words; empty if there are none.
     pub fn differences(&self, other: &Manifest, ignore: &Ignore) -> Vec<String> {
         differences(self, other, ignore)
     }
@@ -350,7 +352,7 @@ fn hash<V: TreeView>(view: &V, file: &V::Node, size: u64) -> Result<Vec<u64>> {
     if size <= CONTENT_MAX {
         hash_run(view, file, (0, size), &mut buf, &mut hashes)?;
     } else {
-        // Holes may be of any size, and reading their zeros takes for ever.
+        // Holes may be of any size, and reading their zeros would take too long.
         let runs = view.data_runs(file, size)?;
         let data = runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.1));
         if data > CONTENT_MAX {
@@ -367,7 +369,7 @@ fn hash<V: TreeView>(view: &V, file: &V::Node, size: u64) -> Result<Vec<u64>> {
     Ok(hashes)
 }
 
-/// Adds the hashes of so many bytes from an offset on.
+/// Adds the hashes of a number of bytes from an offset on.
 fn hash_run<V: TreeView>(
     view: &V,
     file: &V::Node,
@@ -388,9 +390,9 @@ fn hash_run<V: TreeView>(
     Ok(())
 }
 
-/// The first place where each address was seen, block by block. Of compressed extents only the beginning is an address,
-/// and FIEMAP runs extents together whose addresses happen to follow each other; counting on from it, block by block, says
-/// the same for the same extents either way.
+/// The first place of each address, block by block. A compressed extent has an address only at its beginning, and
+/// FIEMAP merges extents whose addresses happen to be adjacent; counting on from the beginning, block by block, gives
+/// the same result for the same extents either way.
 #[derive(Default)]
 struct Seen {
     plain: HashMap<u64, (Vec<u8>, u64)>,

@@ -1,19 +1,19 @@
-//! The kernel and `btrfs-progs` as oracles of what we write.
+//! The kernel and `btrfs-progs` as oracles for what Oleo writes.
 //!
-//! Normal path: (1) a test asks [`oracle`] and returns when there is none; (2) [`Oracle::scratch`] gives a directory in
-//! memory; (3) images are made in it, by us or by [`Oracle::mkfs`]; (4) [`Oracle::mount`] attaches loop devices and mounts;
-//! (5) the guard is dropped or [`Mounted::unmount`] called; (6) [`Oracle::check`] and [`Mounted::scrub`] are asked and
-//! their [`Verdict`] must be clean.
+//! Normal path: (1) a test calls [`oracle`] and returns if there is none; (2) [`Oracle::scratch`] returns a directory
+//! in memory; (3) images are made in it, by Oleo or by [`Oracle::mkfs`]; (4) [`Oracle::mount`] attaches loop devices
+//! and mounts; (5) the guard is dropped or [`Mounted::unmount`] called; (6) [`Oracle::check`] and [`Mounted::scrub`]
+//! return a [`Verdict`], which must be clean.
 //!
-//! Invariants: whatever was attached or mounted goes away with its guard, also when a test panics; a mount goes before
-//! its loop devices, loop devices before the scratch directory (fields are dropped in the order they are declared).
-//! On a machine that is root and has loop devices and a kernel with btrfs, a missing tool is a failure. Elsewhere the
-//! test is skipped: a line on standard error says which and why, and how many so far in this process; [`skip`] also adds it to
-//! the file that `OLEO_SKIPPED` names, from which `cargo xtask ci` counts. Where `OLEO_DEMAND_ORACLE` is set, as in CI, a test
-//! that cannot be verified fails.
+//! Invariants: everything attached or mounted is removed with its guard, also if a test panics; a mount before its loop
+//! devices, loop devices before the scratch directory (fields are dropped in the order they are declared). On a machine
+//! that is root and has loop devices and a kernel with btrfs, a missing tool is a failure. Elsewhere the test is
+//! skipped: a line on standard error names it and the reason, and how many were skipped so far in this process;
+//! [`skip`] also adds it to the file that `OLEO_SKIPPED` names, from which `cargo xtask ci` counts. If
+//! `OLEO_DEMAND_ORACLE` is set, as in CI, a test that cannot be verified fails.
 //!
-//! A trap: the kernel remembers every btrfs device it has seen, by file system id. Two images with the same id, on
-//! different loop devices, are taken for one file system on two paths: the second is refused or, worse, joined to the
+//! A trap: the kernel remembers every btrfs device it has seen, by file system id. It takes two images with the same
+//! id, on different loop devices, for one file system on two paths: the second is refused or, worse, joined to the
 //! first. So loop devices are forgotten (`btrfs device scan --forget`) after each unmount, and tests that run side by
 //! side must not share an id.
 
@@ -33,7 +33,8 @@ mod verdict;
 pub use qgroups::{ShownQgroup, ShownQgroups};
 pub use verdict::Verdict;
 
-/// How often a busy unmount or detach is tried again, 20 ms apart: two seconds are enough for a scanner to let go.
+/// How often a busy unmount or detach is tried again, 20 ms apart: two seconds are enough for a scanner to close a
+/// device.
 const BUSY_RETRIES_MAX: u32 = 100;
 const BUSY_WAIT: Duration = Duration::from_millis(20);
 
@@ -78,7 +79,7 @@ pub fn oracle() -> Option<Oracle> {
 /// Notes that the calling test proves nothing on this machine, and why.
 ///
 /// # Panics
-/// Where `OLEO_DEMAND_ORACLE` is set: there a proof that cannot run is a failure.
+/// If `OLEO_DEMAND_ORACLE` is set: there a proof that cannot run is a failure.
 pub fn skip(why: &str) {
     let name = std::thread::current().name().unwrap_or("?").to_owned();
     assert!(std::env::var_os("OLEO_DEMAND_ORACLE").is_none(), "{name} must not be skipped here: {why}");
@@ -102,7 +103,7 @@ fn machine() -> Result<(), String> {
     }
     let known = || fs::read_to_string("/proc/filesystems").unwrap_or_default().contains("\tbtrfs");
     if !known() {
-        // A module that is not loaded yet is no reason to skip.
+        // A module that is not loaded yet is not a reason to skip.
         let _ = Command::new("modprobe").arg("btrfs").output();
         if !known() {
             return Err("the kernel has no btrfs".into());
@@ -127,7 +128,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a tool and gives its output whatever its exit code.
+/// Runs a tool and returns its output whatever its exit code.
 fn run_raw<I, S>(tool: &str, args: I) -> Result<Output>
 where
     I: IntoIterator<Item = S>,
@@ -157,8 +158,8 @@ pub struct Scratch {
     dir: tempfile::TempDir,
 }
 
-/// Copies a program so that it can be run immediately. By a process of its own: a child that another thread starts here meanwhile would
-/// hold the copy open for writing, and what is open for writing does not run ("Text file busy").
+/// Copies a program so that it can be run immediately. A process of its own copies: a child that another thread starts
+/// here meanwhile would hold the copy open for writing, and a file open for writing cannot be run ("Text file busy").
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     run("cp", [from, to]).map(drop)
 }
@@ -202,7 +203,7 @@ impl Scratch {
 #[derive(Debug)]
 pub struct Loop {
     device: PathBuf,
-    /// Where the kernel says which file it is over; the file goes by another name once it is removed.
+    /// The kernel's record of the file below the device; it changes when the file is removed.
     backing: PathBuf,
     was: Vec<u8>,
 }
@@ -242,7 +243,7 @@ impl Loop {
 impl Drop for Loop {
     fn drop(&mut self) {
         let _ = run_raw("btrfs", [OsStr::new("device"), "scan".as_ref(), "--forget".as_ref(), self.device.as_os_str()]);
-        // Who has the device open keeps it and all that is on it: `btrfs check` and others open every block device now and then.
+        // An open device keeps all that is on it: `btrfs check` and others open every block device now and then.
         let gone = || match fs::read(&self.backing) {
             Ok(file) if file.starts_with(&self.was) => bail!("it is open somewhere"),
             _ => Ok(()),
@@ -309,7 +310,7 @@ impl Drop for MountPoint {
 }
 
 impl Mounted {
-    /// Where it is mounted.
+    /// The directory that it is mounted on.
     pub fn path(&self) -> &Path {
         &self.dir.path
     }
@@ -319,7 +320,7 @@ impl Mounted {
         Ok(rustix::fs::syncfs(File::open(self.path())?)?)
     }
 
-    /// Unmounts and detaches; an error here is a failure of the test, so say it.
+    /// Unmounts and detaches. An error here is a failure of the test, so report it.
     pub fn unmount(mut self) -> Result<()> {
         self.dir.unmount()
     }
@@ -412,8 +413,8 @@ impl Oracle {
     }
 }
 
-/// `btrfs check` of a file or device where no block devices are but those given. It looks at all that there are, for others of the same
-/// file system and for mounts, and those of other tests go away while it looks.
+/// `btrfs check` of a file or device in a namespace without other block devices than those given. It searches all that
+/// exist for others of the same file system and for mounts, and those of other tests disappear while it searches.
 fn check_alone(what: &Path, devices: &[&Path]) -> Result<Verdict> {
     const ALONE: &str = r#"
         own=$1; devices=$2; shift 2
@@ -440,7 +441,7 @@ fn attach<P: AsRef<Path>>(files: &[P], read_only: ReadOnly) -> Result<Vec<Loop>>
     files.iter().map(|file| Loop::attach(file.as_ref(), read_only)).collect()
 }
 
-/// What the kernel log says of a device, for a failure's message; empty when the log cannot be read.
+/// The kernel log's lines about a device, for a failure's message; empty if the log cannot be read.
 fn kernel_says(device: &Path) -> String {
     let name = device.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let Ok(out) = run_raw("dmesg", [""; 0]) else { return String::new() };

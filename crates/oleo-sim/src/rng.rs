@@ -1,5 +1,5 @@
-//! Seeded numbers. Not good randomness, but the same on every machine and in every version of this crate, which is
-//! what makes a seed in a failure message worth something.
+//! Seeded numbers. They are not good randomness, but the same on every machine and in every version of this crate, so
+//! that the seed in a failure message reproduces the failure.
 
 /// A splitmix64 generator.
 #[derive(Clone, Debug)]

@@ -1,13 +1,13 @@
-//! Images with bytes changed and the checksums put right again: lies that get past the first check.
+//! Damages images and corrects the checksums, so that the damage gets past them.
 //!
-//! Normal path: (1) [`Rot::survey`] finds the superblocks and tree blocks of an image of one device, every copy of each;
-//! (2) [`Rot::random`] picks some [`Damage`] from a seed: bytes, fields set to awkward values, addresses that point
-//! somewhere else, in a tree block or superblock, or the image cut short; [`Rot::lie`] picks what a reader could follow without
-//! end; (3) [`Rot::inflict`] does it, to all copies
-//! alike, with new checksums; (4) dropping the [`Inflicted`] guard puts the old bytes back, so one image serves many rounds.
+//! Normal path: (1) [`Rot::survey`] finds the superblocks and tree blocks of an image of one device, every copy of
+//! each; (2) [`Rot::random`] picks some [`Damage`] from a seed: bytes, fields set to awkward values, addresses that
+//! point elsewhere, in a tree block or superblock, or the image cut short; [`Rot::lie`] picks damage that a reader
+//! could follow without end; (3) [`Rot::inflict`] applies it to all copies alike, with new checksums; (4) dropping the
+//! [`Inflicted`] guard restores the old bytes, so that one image serves many rounds.
 //!
-//! Invariants: damage is data and can be printed and repeated. A block counts as live when `btrfs inspect-internal
-//! dump-tree` names it; without that tool every block with a sound checksum counts.
+//! Invariants: damage is data and can be printed and repeated. A block counts as live if `btrfs inspect-internal
+//! dump-tree` lists it; without that tool every block with a sound checksum counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -23,7 +23,7 @@ use crate::rng::Rng;
 mod lies;
 pub use lies::Lie;
 
-/// Where the header of a tree block keeps its own address.
+/// Offset of a tree block's own address in its header.
 const HEADER_BYTENR: usize = 48;
 const HEADER_FSID: usize = 32;
 /// Bytes of a tree block's header.
@@ -31,7 +31,7 @@ const HEADER_LEN: usize = 101;
 /// Bytes of an item's or a child's entry after the header.
 const ENTRY_LEN: usize = 25;
 
-/// A tree block and where its copies are on the device.
+/// A tree block and the places of its copies on the device.
 #[derive(Clone, Debug)]
 struct Block {
     logical: u64,
@@ -52,10 +52,10 @@ pub struct Rot {
 /// New bytes at an offset.
 pub type Edit = (usize, Vec<u8>);
 
-/// What is done to an image.
+/// A change of an image.
 #[derive(Clone, Debug)]
 pub enum Damage {
-    /// Changes all copies of a tree block, by its index; the checksum is put right.
+    /// Changes all copies of a tree block, given by its index; the checksum is corrected.
     Block {
         /// Index in the survey.
         index: usize,
@@ -64,14 +64,14 @@ pub enum Damage {
         /// The changes.
         edits: Vec<Edit>,
     },
-    /// Changes all superblocks; the checksum is put right.
+    /// Changes all superblocks; the checksum is corrected.
     Super(Vec<Edit>),
     /// Cuts the image short.
     Truncate(u64),
 }
 
-/// Puts the old bytes back when dropped. It does not keep the image open: who finds that somebody may write to it refuses it,
-/// whatever is in it.
+/// Restores the old bytes when dropped. It does not keep the image open, since programs refuse an image that another
+/// process may write to.
 #[derive(Debug)]
 pub struct Inflicted {
     path: PathBuf,
@@ -139,7 +139,7 @@ impl Rot {
         self.read(self.blocks[index].copies[0], self.nodesize)
     }
 
-    /// Damage that puts other bytes in the place of a whole tree block.
+    /// Damage that replaces a whole tree block by other bytes.
     pub fn replace(&self, index: usize, bytes: &[u8]) -> Damage {
         let edits = vec![(CSUM_FIELD_LEN, bytes[CSUM_FIELD_LEN..].to_vec())];
         Damage::Block { index, logical: self.blocks[index].logical, edits }
@@ -176,7 +176,7 @@ impl Rot {
             .map(|_| match rng.below(6) {
                 0 => self.edit(rng, &old, HEADER_BYTENR, HEADER_LEN),
                 1 | 2 => self.edit(rng, &old, HEADER_LEN, table_end),
-                // Items lie at the end of a leaf; what is between is not looked at.
+                // Items are at the end of a leaf; the bytes between are not used.
                 _ => self.edit(rng, &old, first_used(&old, table_end), self.nodesize),
             })
             .collect();
@@ -257,7 +257,7 @@ impl Rot {
     }
 }
 
-/// Where the items' data begins in a leaf: behind the free space, which is zeros in what we see.
+/// The beginning of the items' data in a leaf: behind the free space, which is zeros in the images here.
 fn first_used(block: &[u8], table_end: usize) -> usize {
     if block[100] != 0 {
         return HEADER_LEN;

@@ -1,13 +1,14 @@
 //! Random operation scripts: data that can be run on anything that keeps files, compared step by step, and shrunk.
 //!
-//! Normal path: (1) [`generate()`] makes a list of [`Op`] from a seed; (2) [`run_both`] applies each to two [`Target`]s, one of
-//! them usually a [`Host`] on a kernel mount, and compares what each call says; (3) at each [`Op::Sync`] and at the end
-//! it compares the manifests; (4) a [`Mismatch`] names the step; (5) `shrink` looks for a short script that still fails
-//! and [`to_text`] prints it, one operation a line, so that [`from_text`] can run it again.
+//! Normal path: (1) [`generate()`] makes a list of [`Op`] from a seed; (2) [`run_both`] applies each to two
+//! [`Target`]s, one of them usually a [`Host`] on a kernel mount, and compares the result of each call; (3) at each
+//! [`Op::Sync`] and at the end it compares the manifests; (4) a [`Mismatch`] names the step; (5) `shrink` looks for a
+//! short script that still fails and [`to_text`] prints it, one operation a line, so that [`from_text`] can run it
+//! again.
 //!
 //! Invariants: a script means the same on every target: paths are relative to the target's top, contents follow from
-//! the seed in the operation. Times that a script does not set itself are "now" on either side; [`blur_times`] makes all
-//! of them alike, so what is compared is which times are explicit and that these are kept.
+//! the seed in the operation. Times that a script does not set itself are "now" on either side; [`blur_times`] makes
+//! all of them equal, so the comparison covers which times are explicit and that these are kept.
 
 use std::fmt;
 
@@ -48,7 +49,7 @@ pub enum Keep {
     Names,
 }
 
-/// What is written.
+/// The contents of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Style {
     /// Does not compress.
@@ -229,7 +230,7 @@ pub enum Op {
     },
     /// Counts quota anew.
     Rescan,
-    /// Tells the devices which bytes nobody needs.
+    /// Discards free space on the devices.
     Trim,
     /// Makes the only device this long.
     Resize {
@@ -237,11 +238,11 @@ pub enum Op {
     },
     /// Writes everything out and commits; manifests are compared here.
     Sync,
-    /// Closes the file system and opens it again, where the target can.
+    /// Closes the file system and opens it again, if the target can.
     Reopen,
 }
 
-/// An answer that equals every other: where a target refuses what nobody should rely on.
+/// A result that equals every other: for operations that a target refuses and no program should rely on.
 pub const ANY_ANSWER: Errno = Errno::BADR;
 
 /// Something that scripts run on.
@@ -304,7 +305,7 @@ pub struct Compare {
     pub detail: Detail,
     /// What may be different.
     pub ignore: Ignore,
-    /// Compare at every so many [`Op::Sync`]; 0: only at the end.
+    /// Compare at every nth [`Op::Sync`]; 0: only at the end.
     pub every_syncs: u32,
 }
 
@@ -314,12 +315,12 @@ impl Default for Compare {
     }
 }
 
-/// Where two targets went apart.
+/// The step at which two targets differ.
 #[derive(Debug)]
 pub struct Mismatch {
     /// Index of the operation after which they differ.
     pub step: usize,
-    /// In words.
+    /// The difference in words.
     pub what: String,
 }
 

@@ -5,9 +5,9 @@
 //! kernel lists the mount; (2) the test works below [`Served::path`]; (3) [`Served::unmount`] runs `oleo unmount` and waits
 //! for the server to end well; or [`Served::kill`] ends it as a crash would.
 //!
-//! Invariants: when the guard is gone, so are the server and the mount, also after a panic. A server that hangs is killed
-//! after [`Limits::life`], which wakes whoever waits for its answers with an error: a test fails then, it does not hang.
-//! Only the process that was started here is ever signalled.
+//! Invariants: when the guard is gone, so are the server and the mount, also after a panic. A server that hangs is
+//! killed after [`Limits::life`], so that callers that wait for its replies get an error: a test fails then instead of
+//! hanging. Only the process that was started here is ever signalled.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ use crate::oracle::{Scratch, run};
 /// How often something that will happen soon is looked for.
 const POLL: Duration = Duration::from_millis(5);
 
-/// How long a mount may be busy when nobody should use it any more.
+/// How long a mount may be busy after its last user.
 const BUSY: Duration = Duration::from_secs(5);
 
 /// How long things may take before the test is failed.
@@ -109,16 +109,16 @@ impl Served {
             std::thread::sleep(POLL);
         }
         self.mounted = true;
-        // The first answer comes when the server is at work.
+        // The server is at work when it gives the first reply.
         fs::metadata(&self.dir).map(drop).with_context(|| format!("the mount does not answer: {}", self.log()))
     }
 
-    /// Where it is mounted.
+    /// The directory that it is mounted on.
     pub fn path(&self) -> &Path {
         &self.dir
     }
 
-    /// What the server has said so far.
+    /// The messages of the server so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -135,7 +135,7 @@ impl Served {
             || run(&tool.to_string_lossy(), args.iter().map(OsString::as_os_str).chain([self.dir.as_os_str()]));
         let start = Instant::now();
         let mut done = unmount();
-        // A process that another test has just started may hold, for a moment, what this one had open.
+        // A process that another test has just started may briefly hold this one's open files.
         while done.as_ref().is_err_and(|e| format!("{e:#}").contains("busy")) && start.elapsed() < BUSY {
             std::thread::sleep(POLL);
             done = unmount();
@@ -151,7 +151,7 @@ impl Served {
     /// Asks the server to end by SIGTERM, as a service manager does.
     pub fn terminate(mut self) -> Result<()> {
         {
-            // Under the lock, so that nobody has reaped it and the number is still its own.
+            // Under the lock: the process was not reaped yet, so its number is still its own.
             let server = lock(&self.server);
             let pid = Pid::from_raw(server.id().cast_signed()).context("a process has a number")?;
             rustix::process::kill_process(pid, Signal::TERM)?;

@@ -5,8 +5,8 @@
 //! odd modes and owners, ACLs, capabilities, extended attributes of every namespace, names that are long, not UTF-8
 //! or have equal hashes, deep and wide directories, times before 1970 and with nanoseconds.
 //!
-//! What needs root is left out when the caller is not: device nodes, other owners, trusted and security attributes.
-//! File systems that the kernel has made and aged are in [`aged`].
+//! Without root, some things are left out: device nodes, other owners, trusted and security attributes. File systems
+//! that the kernel has made and aged are in [`aged`].
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

@@ -1,13 +1,14 @@
-//! Circles of files: which file of a crate uses which other, and where that goes round.
+//! Circles of files: which file of a crate uses which other, and where that forms a circle.
 //!
-//! A file uses another if it names something that is defined there: by a private `use`, by a path in its code, or through a name that
-//! a `use` of it brought in. Paths are followed through re-exports to the file that defines the name; a re-export alone is no use. Calls of
-//! methods and fields are not seen: behaviour may be added to a type from above (`impl Inode` in `data`), its definition may not know
-//! of that. Tests (`#[cfg(test)]`) do not count, inline modules belong to their file. What a module takes from the modules that it is part
-//! of does not count either: a module is its children's frame, and may use them.
+//! A file uses another if it names something that is defined there: by a private `use`, by a path in its code, or
+//! through a name that one of its `use`s imports. Paths are followed through re-exports to the file that defines the
+//! name; a re-export alone does not count. Calls of methods and fields are not seen: behaviour may be added to a type
+//! from above (`impl Inode` in `data`); its definition may not refer to that. Tests (`#[cfg(test)]`) do not count,
+//! inline modules belong to their file. Uses of the parent modules do not count either: a module is its children's
+//! frame, and they may use it.
 //!
-//! Files that use each other, directly or by way of others, are a circle, and refused, but for those listed in [`TOLERATED`]. A listed
-//! circle must be there as it is listed: whoever makes it smaller shortens the list.
+//! Files that use each other, directly or by way of others, are a circle and refused, except those listed in
+//! [`TOLERATED`]. A listed circle must exist as it is listed: a change that makes it smaller shortens the list.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -74,7 +75,7 @@ const TOLERATED: &[(&str, &[&str])] = &[
 /// Path of a module from the root of its crate: `["data", "map"]`; the root's is empty.
 type Module = Vec<String>;
 
-/// What a name in a module stands for, if it does not name something defined there.
+/// What a name in a module refers to, if it does not name something defined there.
 enum Name {
     /// Brought in by a `use`, re-exported or not.
     Path(Vec<String>),
@@ -92,7 +93,7 @@ struct File {
     used: BTreeSet<Vec<String>>,
 }
 
-/// Reports circles that are not listed, and listed ones that are no more.
+/// Reports circles that are not listed, and listed ones that no longer exist.
 pub(super) fn check(files: &BTreeMap<PathBuf, String>, report: &mut Report) -> Result<()> {
     let mut tolerated: Vec<_> = TOLERATED.iter().collect();
     for root in files.keys().filter(|path| is_crate_root(path)) {
@@ -179,7 +180,7 @@ fn join(module: &Module, name: &str) -> Module {
     module.iter().cloned().chain([name.to_owned()]).collect()
 }
 
-/// The file that defines what a path names as seen from a module; `None` for what is not of this crate.
+/// The file that defines the target of a path, as seen from a module; `None` if it is not of this crate.
 fn resolve(modules: &BTreeMap<Module, File>, from: &Module, path: &[String], depth: usize) -> Option<PathBuf> {
     // Re-exports of re-exports end soon; globs may go round.
     const DEPTH_MAX: usize = 8;
@@ -214,7 +215,8 @@ fn resolve(modules: &BTreeMap<Module, File>, from: &Module, path: &[String], dep
     }
 }
 
-/// The same from a module of this crate on: what is left of the path names a child, a re-export, or something defined in its file.
+/// The same from a module of this crate on: the rest of the path names a child, a re-export, or something defined in
+/// its file.
 fn descend(modules: &BTreeMap<Module, File>, module: Module, rest: &[String], depth: usize) -> Option<PathBuf> {
     let file = modules.get(&module)?;
     let Some((name, after)) = rest.split_first() else { return Some(file.path.clone()) };
@@ -268,7 +270,7 @@ fn circles(uses: &BTreeMap<PathBuf, BTreeSet<PathBuf>>) -> Vec<Vec<PathBuf>> {
     out
 }
 
-/// Reads one file: what it defines, brings in and names.
+/// Reads one file: what it defines, imports and names.
 struct Reader {
     file: File,
     /// Modules in files of their own.
@@ -351,7 +353,7 @@ impl<'ast> Visit<'ast> for Reader {
         }
         match item {
             syn::Item::Use(i) => {
-                // What an inline module brings in is used, but is no name of the file.
+                // Imports of an inline module count as uses, but are not names of the file.
                 let private = matches!(i.vis, syn::Visibility::Inherited);
                 if self.depth == 0 {
                     self.bring_in(&i.tree, &mut Vec::new(), private);
@@ -446,8 +448,9 @@ mod tests {
         circles(&uses(&files, &src.join("lib.rs")).expect("parses")).into_iter().map(names).collect()
     }
 
-    /// Goal: a circle is found however a file names the other. Method: two files, one of which uses the other by a `use`, by a path, through a
-    /// re-export, through a glob, in the arguments of a macro, in an inline module's path, and through a third file.
+    /// Goal: a circle is found however a file names the other. Method: two files, one of which uses the other by a
+    /// `use`, by a path, through a re-export, through a glob, in the arguments of a macro, in an inline module's path,
+    /// and through a third file.
     #[test]
     fn every_way_to_name_a_file() {
         let a = "use crate::b::B; pub struct A(B);";
@@ -473,7 +476,7 @@ mod tests {
         }
     }
 
-    /// Goal: what is no use is none. Method: tests, re-exports alone, parents, names of other crates, methods.
+    /// Goal: only uses count as uses. Method: tests, re-exports alone, parents, names of other crates, methods.
     #[test]
     fn what_does_not_count() {
         let a = "use crate::b::B; pub struct A(B);";

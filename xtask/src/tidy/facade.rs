@@ -1,15 +1,16 @@
-//! The types that the library `oleo` shows can be named from it: every type in the signature of a public function, in a public field
-//! or in a variant of a public enum below `crates/oleo/src` must be exported by one of its public modules, whichever crate it is from.
+//! The types that the library `oleo` shows can be named from it: every type in the signature of a public function, in a
+//! public field or in a variant of a public enum below `crates/oleo/src` must be exported by one of its public modules,
+//! whichever crate it is from.
 //!
-//! The source is read as text: names that begin with a capital are types, those of one letter are parameters. What a file imports
-//! from `std`, and what every file has, is known. A name that two types have counts once.
+//! The source is read as text: names that begin with a capital are types, those of one letter are parameters. Imports
+//! from `std`, and names in every file's prelude, are allowed. Two types with one name count once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::{Report, is_rust};
 
-/// Where the library is.
+/// The sources of the library.
 const SOURCE: &str = "crates/oleo/src";
 /// Names that every file has, or that are written with their path.
 const PRELUDE: [&str; 22] = [
@@ -19,7 +20,7 @@ const PRELUDE: [&str; 22] = [
 /// More of them.
 const STD: [&str; 4] = ["Result", "String", "Vec", "Error"];
 
-/// Refuses types that nobody outside can name.
+/// Refuses types that cannot be named from outside.
 pub(super) fn check(files: &BTreeMap<PathBuf, String>, report: &mut Report) {
     let source: BTreeMap<&Path, String> = files
         .iter()
@@ -72,7 +73,7 @@ fn types(text: &str) -> impl Iterator<Item = String> {
     found.into_iter()
 }
 
-/// What a public module has: what it uses publicly and what it defines.
+/// The exports of a public module: its public `use`s and definitions.
 fn exports(text: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for statement in text.split("pub use ").skip(1) {

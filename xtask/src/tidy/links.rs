@@ -1,4 +1,4 @@
-//! Links within the repository: what a document points at is there, heading included.
+//! Links within the repository: the target of each exists, heading included.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -25,7 +25,7 @@ fn is_markdown(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "md")
 }
 
-/// The lines that are no code, with their numbers.
+/// The lines that are not code, with their numbers.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;
     text.lines().enumerate().filter_map(move |(i, line)| {

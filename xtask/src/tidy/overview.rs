@@ -1,9 +1,9 @@
-//! The names that `docs/overview.md` mentions must be there: a page that names functions is of use as long as they exist.
+//! The names in `docs/overview.md` must exist: a page that names functions is useful only as long as they do.
 //!
-//! A `code span` of that page is looked up by its form: `oleo-txn` is a crate, `data/flush.rs` (or `crates/…`) a file or a
-//! folder, `Type::name` a name defined in a file that also defines or implements the type, `module::name` one defined in that
-//! module, and `name`, `name()` or `Type` one defined anywhere. Spans with blanks or other characters (commands, options)
-//! are not looked at. Names of the kernel are set in *italics*, not as code.
+//! A `code span` of that page is looked up by its form: `oleo-txn` is a crate, `data/flush.rs` (or `crates/…`) a file
+//! or a folder, `Type::name` a name defined in a file that also defines or implements the type, `module::name` one
+//! defined in that module, and `name`, `name()` or `Type` one defined anywhere. Spans with blanks or other characters
+//! (commands, options) are skipped. Names of the kernel are set in *italics*, not as code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ pub(super) fn check(files: &BTreeMap<PathBuf, String>, report: &mut Report) {
     }
 }
 
-/// What each file defines, and what it implements something for.
+/// The definitions of each file, and the types it implements something for.
 struct Source<'a> {
     files: BTreeMap<&'a Path, Names<'a>>,
 }

@@ -16,7 +16,7 @@ fn uses_are_read() {
     assert_eq!(found.tests, BTreeSet::from(["oleo".to_owned()]));
 }
 
-/// Goal: a broken rule is seen, and a word that only contains a banned one is not.
+/// Goal: a broken rule is reported, and a word that only contains a banned one is not.
 #[test]
 fn banned_words_are_found() {
     let text = format!("//! x\nlet a = 1; // {}{} later\nlet todos = 2;\nx.{}{}();\n", "TO", "DO", "to_ne", "_bytes");

@@ -1,9 +1,9 @@
-//! Words that have gone: a name or a phrase that another has replaced is refused, with the word that is used now.
+//! Replaced words: a name or a phrase that another has replaced is refused, and the message names the replacement.
 //!
 //! [`NAMES`] are whole identifiers, refused everywhere. [`PARTS`] are parts of identifiers (`judge` in `judge_file` and
 //! `JudgeFile`), refused below the folders that are named. [`PHRASES`] are prose, refused in comments and in Markdown;
-//! what stands in `code spans` there counts as identifiers. [`EXCEPTIONS`] are files that may use a word, each with its
-//! reason. Strings are not looked at, nor is the changelog, which speaks of what was.
+//! `code spans` there count as identifiers. [`EXCEPTIONS`] are files that may use a word, each with its reason. Strings
+//! are not searched, nor is the changelog, which describes the past.
 
 use std::path::Path;
 
@@ -79,7 +79,7 @@ const PARTS: &[(&str, &str, &[&str])] = &[
     ("wish", "spec, request", &["crates/oleo-mkfs/src", "crates/oleo-jobs/src"]),
 ];
 
-/// Prose, in small letters, and how it is said now; below which folders, none: everywhere.
+/// Prose, in lower case, and its replacement; below which folders, none: everywhere.
 const PHRASES: &[(&str, &str, &[&str])] = &[
     ("at once", "immediately; together; in parallel; in one step", &[]),
     ("arrows", "dependencies", &["docs", "README.md", "xtask"]),
@@ -101,10 +101,10 @@ const PHRASES: &[(&str, &str, &[&str])] = &[
 /// Files that may use a word, and why.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[];
 
-/// Files that are not looked at: the tables themselves, their tests, and what speaks of the past.
+/// Files that are not searched: the tables themselves, their tests, and what describes the past.
 const SKIPPED: [&str; 3] = ["xtask/src/tidy/words.rs", "xtask/src/tidy/tests.rs", "CHANGELOG.md"];
 
-/// Refuses what has gone.
+/// Refuses replaced words.
 pub(super) fn check(path: &Path, text: &str, report: &mut Report) {
     let file = path.to_string_lossy();
     let markdown = path.extension().is_some_and(|e| e == "md");
@@ -134,12 +134,12 @@ fn split(line: &str) -> (&str, &str) {
     line.find("//").map_or((line, ""), |at| line.split_at(at))
 }
 
-/// What stands between quotes is left out, so that only names are left.
+/// Leaves out text between quotes, so that only names are left.
 fn code_without_strings(code: &str) -> String {
     code.split('"').step_by(2).collect::<Vec<_>>().join(" ") + " "
 }
 
-/// The words of one line that have gone, and what replaced them.
+/// The replaced words of one line, and their replacements.
 fn found<'a>(file: &'a str, names: &str, words: &str) -> Vec<(&'a str, &'a str)> {
     let applies = |gone: &str, below: &[&str]| {
         (below.is_empty() || below.iter().any(|dir| Path::new(file).starts_with(dir)))
@@ -158,7 +158,7 @@ fn found<'a>(file: &'a str, names: &str, words: &str) -> Vec<(&'a str, &'a str)>
     out
 }
 
-/// Whether whole words of a text are the phrase.
+/// Whether a text contains the phrase as whole words.
 fn has_phrase(text: &str, phrase: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(phrase)
@@ -198,8 +198,8 @@ mod tests {
         report.errors
     }
 
-    /// Goal: names, parts of names and phrases are refused where they are said to be, with what replaced them, and nowhere
-    /// else. Method: one line each; the same words in strings, as parts of other words, in other crates.
+    /// Goal: names, parts of names and phrases are refused in their folders, with their replacement, and nowhere else.
+    /// Method: one line each; the same words in strings, as parts of other words, in other crates.
     #[test]
     fn gone_words_are_refused() {
         let txn = "crates/oleo-txn/src/a.rs";
@@ -230,8 +230,8 @@ mod tests {
         }
     }
 
-    /// Goal: no table sends anybody to a word that another line refuses, and exceptions name words that there are.
-    /// Method: each replacement is looked up in the tables as a name and as prose.
+    /// Goal: no replacement is itself refused by another line, and exceptions name words in the tables. Method: each
+    /// replacement is looked up in the tables as a name and as prose.
     #[test]
     fn replacements_are_not_refused_themselves() {
         let names =

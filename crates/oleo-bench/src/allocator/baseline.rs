@@ -1,8 +1,8 @@
-//! What the allocator is compared with: the two textbook ways, each as fast as it can be made with one lock.
+//! The baselines for the allocator: the two textbook ways, each as fast as possible with one lock.
 //!
-//! Both keep the free runs of the whole space and merge neighbours. *First fit* takes the lowest run that is long enough,
-//! found through a tree of the longest run in each half, quarter, … of the space; *best fit* the shortest that is, of equals
-//! the lowest, found in a set ordered by length. Where none is long enough both give the longest there is.
+//! Both keep the free runs of the whole space and merge neighbours. *First fit* takes the lowest run that is long
+//! enough, found through a tree of the longest run in each half, quarter, … of the space; *best fit* takes the shortest
+//! one, of equals the lowest, found in a set ordered by length. If none is long enough both return the longest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -39,7 +39,7 @@ impl Longest {
         }
     }
 
-    /// The first sector where a run of at least `len` begins.
+    /// The first sector of the lowest run of at least `len`.
     fn first(&self, len: u32) -> Option<usize> {
         if self.tree[1] < len {
             return None;

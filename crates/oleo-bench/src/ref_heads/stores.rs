@@ -1,7 +1,8 @@
 //! Stores of heads to compare the ledger with: an ordered tree, a radix tree, and hash tables that are sorted when drained.
 //!
-//! The first two are under one lock, as such trees are; the third has 64 shards by address. All keep a head as a program
-//! would that does not pack it: references in a small vector, sorted, so that extents with many are found quickly.
+//! The first two are under one lock, as such trees are; the third has 64 shards by address. All keep a head as a
+//! program would that does not pack it: references in a small sorted vector, so that extents with many are found
+//! quickly.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,8 @@ pub trait Store: Sync {
     fn record_new_extent(&self, at: Logical, len: ByteLen, kind: ExtentKind);
     /// Takes changes in.
     fn record_batch(&self, batch: &mut Vec<RefChange>);
-    /// Takes about so many heads out, lowest address first, and shows address and sum of each; how many.
+    /// Takes about `max` heads out, lowest address first, and passes address and sum of each to `see`; returns how
+    /// many.
     fn drain(&self, max: usize, see: &mut dyn FnMut(u64, i64)) -> usize;
 }
 
@@ -237,7 +239,7 @@ impl Store for Radix {
 }
 
 const SHARDS: usize = 64;
-/// As the ledger has had it: regions of 1 MiB.
+/// As in the ledger: regions of 1 MiB.
 const REGION_SHIFT: u32 = 20;
 
 /// Hash tables by address; the first drain takes them all and sorts.

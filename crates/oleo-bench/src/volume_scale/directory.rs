@@ -1,4 +1,4 @@
-//! A directory of so many empty files.
+//! A directory of many empty files.
 
 use anyhow::{Result, ensure};
 use oleo::Image;

@@ -1,4 +1,4 @@
-//! A file of so many extents: sectors of zeros, each before a hole of one sector.
+//! A file of many extents: sectors of zeros, each before a hole of one sector.
 
 use anyhow::{Context, Result, ensure};
 use oleo::fs::KeepSize;

@@ -1,5 +1,5 @@
-//! A device with so many block groups of 1 GiB, all but a few of them full: filling it, opening it, allocating from what is
-//! left, committing.
+//! A device with many block groups of 1 GiB, all but a few of them full: filling it, opening it, allocating from the
+//! rest, committing.
 
 use anyhow::{Context, Result};
 use oleo::Image;
@@ -11,7 +11,7 @@ use super::{Costs, memory, open, volume_with};
 const GIB: u64 = 1 << 30;
 /// Bytes of one file, so that no map is unlike those of real files.
 const FILE_LEN: u64 = 1 << 42;
-/// Groups that are left for metadata and for what comes after the filling.
+/// Groups left for metadata and for the operations after the filling.
 const LEFT: u64 = 40;
 /// Groups filled by one transaction.
 const FILLED_PER_COMMIT: u64 = 2048;

@@ -1,5 +1,5 @@
-//! So many snapshots of one subvolume of some thousand files, one of which changes before each. Few of the files ever change, so
-//! that most tree blocks belong to all snapshots.
+//! Many snapshots of one subvolume of some thousand files, one of which changes before each. Few of the files ever
+//! change, so most tree blocks belong to all snapshots.
 
 use anyhow::{Result, ensure};
 use oleo::fs::NewSubvol;
@@ -13,7 +13,7 @@ const FILES: u64 = 2000;
 const HOT: u64 = 20;
 /// Bytes of each: an extent of its own.
 const FILE_LEN: usize = 8192;
-/// Snapshots looked into.
+/// Snapshots that are searched.
 const LOOKUPS: u64 = 500;
 /// Snapshots between two syncs.
 const PER_COMMIT: u64 = 10;

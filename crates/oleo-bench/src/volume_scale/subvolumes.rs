@@ -1,4 +1,4 @@
-//! So many subvolumes in one directory, each with one file.
+//! Many subvolumes in one directory, each with one file.
 
 use anyhow::{Result, ensure};
 use oleo::TreeId;

@@ -1,9 +1,10 @@
-//! Every short sequence of operations on a small tree, each followed by making one thing durable: what CrashMonkey's ACE does.
+//! Every short sequence of operations on a small tree, each followed by making one thing durable, as CrashMonkey's ACE
+//! does.
 //!
-//! The tree ([`setup`]) has two directories `A` and `B`, in which four names are used (`foo` and `bar` in each), of which
-//! `B`'s are free at first, and a subvolume `S`. [`operations`] lists what may be done to it, [`objects`] what may be made durable;
-//! a sequence is a number of the former, with a promise after the last, and perhaps one in between. Most faults of
-//! logs known from other file systems show with two operations and a promise after each.
+//! The tree ([`setup`]) has two directories `A` and `B`, in which four names are used (`foo` and `bar` in each), of
+//! which `B`'s are free at first, and a subvolume `S`. [`operations`] lists what may be done to it, [`objects`] what
+//! may be made durable; a sequence is a number of the former, with a promise after the last, and perhaps one in
+//! between. Most faults of logs known from other file systems show with two operations and a promise after each.
 
 use crate::rng::Rng;
 use crate::script::{Op, RenameHow, Style};
@@ -36,7 +37,7 @@ fn xattr(path: &str, name: &str, len: u64, seed: u64) -> Op {
     Op::SetXattr { path: own(path), name: own(name), len, seed }
 }
 
-/// What is there, and durable, before each sequence.
+/// The durable tree before each sequence.
 pub fn setup() -> Vec<Op> {
     vec![
         mkdir("A"),
@@ -113,7 +114,7 @@ pub fn operations() -> Vec<Op> {
     ]
 }
 
-/// What may be made durable, where it is there.
+/// What may be made durable, if it exists.
 pub fn objects() -> Vec<Op> {
     let places = ["A", "B", "A/foo", "A/bar", "B/foo", "B/bar", "A/C", "B/C", "", "S/foo"];
     let mut out: Vec<Op> = places.iter().map(|path| Op::Fsync { path: own(path) }).collect();

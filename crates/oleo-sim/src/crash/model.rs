@@ -1,36 +1,38 @@
 //! What may be found after a crash, given what a program did and saw: the promises, as rules that a machine can check.
 //!
-//! A run is a list of *moments*, numbered from 0: all that a program sees before the first step, then after each. A *promise*
-//! is a step that returned before the crash and made something durable:
-//! - `sync`: everything there is.
+//! A run is a list of *moments*, numbered from 0: everything a program sees before the first step, then after each. A
+//! *promise* is a step that returned before the crash and made something durable:
+//! - `sync`: everything.
 //! - `fsync(file)`: its bytes, size, attributes, xattrs, and all its names, with the directories on the way to each. A
 //!   name that it lost before does not come back.
-//! - `fsync(directory)`: its attributes and exactly its entries, with the inodes they lead to; of new ones not the contents.
-//! - `fdatasync`: the bytes and the size of a file and what it takes to reach them, its names; nothing else of its attributes.
+//! - `fsync(directory)`: its attributes and exactly its entries, with the inodes they lead to, but not the contents of
+//!   new ones.
+//! - `fdatasync`: the bytes and the size of a file and what is needed to reach them, its names; nothing else of its
+//!   attributes.
 //!
-//! POSIX asks for less (it does not speak of names); this is what btrfs has always given, and what programs count on. What was
-//! not promised may be there or not, but not in any shape. With `lo` the moment of the last promise that covers a thing, and
-//! `hi` the moment of the crash (one later where a step was cut in the middle):
+//! POSIX requires less (it does not speak of names); this is what btrfs has always given, and what programs rely on.
+//! What was not promised may exist or not, but not in any form. Let `lo` be the moment of the last promise that covers
+//! a thing, and `hi` the moment of the crash (one later if a step was cut in the middle):
 //! 1. A name leads to what it led to at some moment from `lo` to `hi`, or nowhere if it did so then.
-//! 2. An inode is there if it was there at all moments from `lo` to `hi`, and is not if it was at none.
-//! 3. Where no name of an inode was taken away alone from `lo` to `hi`, the set of its names is that of one of these moments.
-//!    So a rename is one name or the other, an exchange both or none, and a file that is renamed is never lost.
-//!    The kernel (6.18) does not keep this: `rename A/x B/x; fsync(B)` leaves the file with both names, and two links.
-//!    (A name may be gone and the one that was linked before not yet there: `link a b; unlink a; fsync(directory of a)`.)
-//! 4. Mode and owner, the xattrs, the time of change, the bytes with the size: each is that of one moment at which the inode
-//!    was there. On the kernel each *byte* is that of some moment, since it writes pages back when it pleases; a byte may
-//!    also be a zero where a moment had none. A file that was born after `lo` may be empty. Where writes are taken apart (FUSE sends
-//!    one in several requests, others work beside it), each byte is verified so, too, and the size may be between those
-//!    of two moments that follow each other. Where it can be told, the same holds for inode flags, and each sector of a
-//!    file is a hole, written, or has space in which nothing was written, as at one of the moments that its bytes may
-//!    be of. The time of the last change of an inode, and of a directory that of its contents, is not outside of what
-//!    it was at these moments. (These three are not asked of the kernel.)
+//! 2. An inode exists if it existed at all moments from `lo` to `hi`, and does not if it existed at none.
+//! 3. If no name of an inode was removed alone from `lo` to `hi`, the set of its names is that of one of these moments.
+//!    So a rename is one name or the other, an exchange both or none, and a file that is renamed is never lost. The
+//!    kernel (6.18) does not keep this: `rename A/x B/x; fsync(B)` leaves the file with both names, and two links. (A
+//!    name may be gone and the one that was linked before not yet there: `link a b; unlink a; fsync(directory of a)`.)
+//! 4. Mode and owner, the xattrs, the time of change, the bytes with the size: each is that of one moment at which the
+//!    inode existed. On the kernel each *byte* is that of some moment, since it writes pages back at any time; a byte
+//!    may also be a zero if a moment had none. A file that was created after `lo` may be empty. If writes are split
+//!    (FUSE sends one in several requests, others work beside it), each byte is verified in this way, too, and the size
+//!    may be between those of two consecutive moments. If the view reports them, the same holds for inode flags, and
+//!    each sector of a file is a hole, written, or allocated and unwritten, as at one of the moments that its bytes may
+//!    be of. The time of the last change of an inode, and of a directory that of its contents, is within the range of
+//!    these moments. (These three are not required of the kernel.)
 //! 5. An inode's link count is the number of its names.
-//! 6. Where the superblock names no log, all names, attributes and xattrs are those of one moment: that at which its
-//!    generation became durable. Only bytes may be older, where they were not flushed.
+//! 6. If the superblock names no log, all names, attributes and xattrs are those of one moment: that at which its
+//!    generation became durable. Only bytes that were not flushed may be older.
 //! 7. The generation is not older than the last `sync`'s.
 //!
-//! Moments are what the file system itself shows while it runs; that it shows the right thing is proved elsewhere.
+//! Moments are what the file system itself shows while it runs; other tests prove that it shows the right thing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -48,7 +50,7 @@ pub enum Promise {
     Inode(Id),
     /// `fdatasync`.
     Data(Id),
-    /// `fsync` of a file before it had its name: the bytes, if it is there.
+    /// `fsync` of a file before it had its name: the bytes, if it exists.
     Unnamed(Id),
 }
 
@@ -57,18 +59,18 @@ pub enum Promise {
 pub struct Step {
     /// For messages.
     pub label: String,
-    /// What it made durable when it returned; `None` if it failed, or promises nothing.
+    /// The promise it made when it returned; `None` if it failed, or promises nothing.
     pub promise: Option<Promise>,
 }
 
 /// A run: one moment more than steps.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// What was seen before and after each step.
+    /// The view before and after each step.
     pub moments: Vec<Seen>,
     /// The steps.
     pub steps: Vec<Step>,
-    /// The generation that was durable at each moment; empty where nobody could tell.
+    /// The generation that was durable at each moment; empty if unknown.
     pub durable: Vec<u64>,
     /// The kernel ran it: bytes are verified one by one, and a renamed file may have both names.
     pub by_kernel: bool,
@@ -76,7 +78,7 @@ pub struct History {
     pub by_byte: bool,
 }
 
-/// What the superblock says after a crash.
+/// The superblock's state after a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Commit {
     /// Of the last commit.
@@ -116,7 +118,7 @@ struct Verifier<'a> {
     out: Vec<String>,
 }
 
-/// Everything that is wrong with what was found; nothing where all is as promised.
+/// Returns everything that is wrong with what was found; empty if all promises are kept.
 pub fn verify(run: &History, progress: Progress, commit: Option<Commit>, found: &Seen) -> Vec<String> {
     let hi = (progress.done + usize::from(progress.begun)).min(run.steps.len());
     let promises = || run.steps[..progress.done].iter().enumerate().filter_map(|(i, s)| Some((i + 1, s.promise?)));
@@ -188,7 +190,7 @@ impl<'a> Verifier<'a> {
     }
 
     fn seen(&self, window: Window) -> impl DoubleEndedIterator<Item = &'a Seen> + use<'a> {
-        // Where a later promise lies behind a commit without a log, there is a complaint already.
+        // A later promise behind a commit without a log was complained about already.
         let hi = window.hi.max(window.lo).min(self.run.moments.len() - 1);
         self.run.moments[window.lo.min(hi)..=hi].iter()
     }
@@ -218,7 +220,7 @@ impl<'a> Verifier<'a> {
             let have = self.found.entries.get(name);
             let window = self.base.from(self.name_since(name));
             let dir_found = self.found.nodes.contains_key(&name.0);
-            // While its directory is not there, a name says nothing: rule 2 is for that.
+            // While its directory does not exist, a name says nothing: rule 2 covers that.
             let mut could_be = self.seen(window).filter(|s| !dir_found || s.nodes.contains_key(&name.0));
             if could_be.any(|s| s.entries.get(name) == have) {
                 continue;
@@ -300,7 +302,7 @@ impl<'a> Verifier<'a> {
         // fdatasync promises bytes, even none, and no time.
         let timeless = node.data.is_empty() && born(times);
         let times_of = || self.history_of(id, times).map(|n| n.mtime);
-        // A step that is taken apart has times between.
+        // A split step has times in between.
         let between = self.run.by_byte && times_of().min() <= Some(node.mtime) && Some(node.mtime) <= times_of().max();
         if !timeless && !between && !times_of().any(|mtime| mtime == node.mtime) {
             self.say(format!("inode {id}: mtime {:?} of no moment of {times:?}", node.mtime));
@@ -316,7 +318,7 @@ impl<'a> Verifier<'a> {
         }
         let len = node.data.len();
         let sizes: Vec<usize> = self.history_of(id, bytes).map(|n| n.data.len()).collect();
-        // A write that is taken apart ends in between.
+        // A split write ends in between.
         let between = |w: &[usize]| (w[0].min(w[1])..=w[0].max(w[1])).contains(&len);
         let known = sizes.contains(&len) || self.run.by_byte && sizes.windows(2).any(between);
         if !known {
@@ -332,10 +334,10 @@ impl<'a> Verifier<'a> {
 
     /// Rule 4 for flags and the times that no call sets.
     fn changed(&mut self, id: Id, node: &Node, window: Window) {
-        // Where the kernel has replayed a log, it has set times of its own; it cannot tell flags.
+        // A kernel that has replayed a log has set times of its own; it cannot report flags.
         let (Some((mtime, ctime)), Some(flags), false) = (node.times, node.flags, self.run.by_kernel) else { return };
         let then: Vec<(Time, Time)> = self.history_of(id, window).filter_map(|n| n.times).collect();
-        // Of what was born since, there are moments between two that nobody saw.
+        // An inode created since then has unseen states between two moments.
         let born = !self.run.moments[window.lo.min(window.hi)].nodes.contains_key(&id);
         let outside = |time: Time, of: fn((Time, Time)) -> Time| {
             let all = || then.iter().copied().map(of);
@@ -347,7 +349,7 @@ impl<'a> Verifier<'a> {
         for (what, time, _) in wrong.into_iter().filter(|w| w.2) {
             self.say(format!("inode {id}: {what} {time:?} outside of all moments of {window:?}: {then:?}"));
         }
-        // A step that is taken apart has flags between.
+        // A split step has flags in between.
         let mut known = self.history_of(id, window).filter_map(|n| n.flags).peekable();
         if !self.run.by_byte && known.peek().is_some() && !known.any(|f| f == flags) {
             self.say(format!("inode {id}: flags {flags:x} of no moment of {window:?}"));
@@ -362,7 +364,7 @@ impl<'a> Verifier<'a> {
             return;
         }
         let kind = |room: &[Room], at: u64| room.iter().find(|r| (r.first..r.end).contains(&at)).map(|r| r.unwritten);
-        // Where anything changes; between these places all is alike.
+        // The places at which anything changes; between them all is alike.
         let places = |room: &Vec<Room>| room.iter().flat_map(|r| [r.first, r.end]).collect::<Vec<_>>();
         let mut at: BTreeSet<u64> = all.iter().flat_map(|room| places(room)).chain(places(have)).collect();
         at.insert(0);

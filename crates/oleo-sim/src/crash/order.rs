@@ -1,22 +1,22 @@
-//! What a careless engine would have told its devices: the events of a run, put into an order that keeps no promise. A harness that
-//! takes such a run for sound sees nothing.
+//! The requests of an engine without discipline: the events of a run, in an order that keeps no promise. A harness that
+//! accepts such a run notices nothing.
 //!
-//! The events of a run fall into *turns*: what is written, flushes, the first copy of the superblock, flushes. A turn is a commit, or a
-//! commit of the log. Each mistake is made in every turn.
+//! The events of a run form *turns*: writes, flushes, the first copy of the superblock, flushes. A turn is a commit, or
+//! a commit of the log. Each mistake is made in every turn.
 
 use super::record::Event;
 
-/// Where the first copy of the superblock is, bytes.
+/// Offset of the first copy of the superblock, in bytes.
 const SUPER_AT: u64 = 64 << 10;
-/// Where others are.
+/// Offsets of the others.
 const MIRRORS: [u64; 2] = [64 << 20, 256 << 30];
-/// Where the id of the file system is in a superblock and in a tree block.
+/// Place of the file system's id in a superblock and in a tree block.
 const FSID: std::ops::Range<usize> = 32..48;
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Careless {
-    /// The superblock is written before the flush that makes durable what it names.
+    /// The superblock is written before the flush that makes what it names durable.
     SuperBeforeFlush,
     /// The superblock is written, and flushed, before the tree blocks that it names.
     SuperBeforeTrees,

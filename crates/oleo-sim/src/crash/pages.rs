@@ -1,7 +1,7 @@
 //! Disk contents that are cheap to copy: pages shared until one of them is written to.
 //!
-//! [`Contents`] are a value: a base that many share, and the pages that were written since. A copy costs one counted pointer
-//! for each of the latter; [`Contents::settle`] makes them part of a new base. [`Overlay`] is a device over such contents,
+//! [`Contents`] are a value: a shared base, and the pages that were written since. A copy costs one counted pointer for
+//! each of the latter; [`Contents::settle`] makes them part of a new base. [`Overlay`] is a device over such contents,
 //! with a lock around them.
 
 use std::collections::HashMap;
@@ -27,15 +27,15 @@ static RUBBISH: LazyLock<Page> = LazyLock::new(|| {
 /// What a discarded range reads as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// What was there.
+    /// The old bytes.
     Old,
     /// Zeros.
     Zeros,
-    /// Bytes that nobody wrote.
+    /// Bytes that were never written.
     Rubbish,
 }
 
-/// What is on a disk. Pages that nobody wrote are zeros.
+/// The contents of a disk. Pages that were never written are zeros.
 #[derive(Clone, Debug, Default)]
 pub struct Contents {
     len: u64,
@@ -62,7 +62,7 @@ impl Contents {
         Contents { len, ..Contents::default() }
     }
 
-    /// What is on a device now.
+    /// The present contents of a device.
     pub fn of(device: &dyn Device) -> Result<Contents, DeviceError> {
         const STEP: usize = 64 * PAGE_LEN;
         let mut out = Contents::zeros(device.len());
@@ -99,7 +99,7 @@ impl Contents {
         }
     }
 
-    /// Writes `data` at `offset`; what lies beyond the end is lost.
+    /// Writes `data` at `offset`; what lies beyond the end is dropped.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         let room = usize::try_from(self.len.saturating_sub(offset)).unwrap_or(usize::MAX);
         let data = &data[..data.len().min(room)];
@@ -113,7 +113,7 @@ impl Contents {
         }
     }
 
-    /// Makes a range read as something else; what lies beyond the end stays.
+    /// Replaces the contents of a range; bytes beyond the end stay.
     pub fn discard(&mut self, offset: u64, len: u64, left: Left) {
         let page = match left {
             Left::Old => return,
@@ -126,7 +126,7 @@ impl Contents {
             let in_page = at % PAGE_LEN as u64;
             let take = (PAGE_LEN as u64 - in_page).min(end - at);
             if take == PAGE_LEN as u64 {
-                // Where there is nothing already, nothing is more than that.
+                // A page that does not exist is zeros already.
                 let nth = at / PAGE_LEN as u64;
                 if left == Left::Rubbish || self.own.contains_key(&nth) || self.base.contains_key(&nth) {
                     self.own.insert(nth, page.clone());
@@ -141,18 +141,18 @@ impl Contents {
 
     /// Cuts the end off, or adds zeros.
     pub fn set_len(&mut self, len: u64) {
-        // What comes back later is zeros.
+        // If the device grows again, the new part is zeros.
         self.discard(len, self.len.saturating_sub(len), Left::Zeros);
         self.len = len;
     }
 
-    /// What was ever written, with its offsets, in no order.
+    /// The pages that were ever written, with their offsets, in no order.
     pub fn pages(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let base = self.base.iter().filter(|(page, _)| !self.own.contains_key(*page));
         base.chain(&self.own).map(|(page, bytes)| (page * PAGE_LEN as u64, &bytes[..]))
     }
 
-    /// Makes what was written part of the base, so that copies made from now on cost nothing.
+    /// Makes all written pages part of the base, so that copies made from now on cost nothing.
     pub fn settle(&mut self) {
         if !self.own.is_empty() {
             Arc::make_mut(&mut self.base).extend(std::mem::take(&mut self.own));
@@ -178,7 +178,7 @@ impl Overlay {
         Overlay { read_only: true, ..Overlay::new(name, contents) }
     }
 
-    /// What it holds now.
+    /// The present contents.
     pub fn contents(&self) -> Contents {
         self.contents.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -216,7 +216,7 @@ impl Device for Overlay {
         Ok(())
     }
 
-    /// What is discarded is gone immediately, and rubbish comes in its place.
+    /// Discarded bytes are replaced by rubbish immediately.
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         if self.read_only {
             return Err(DeviceError::ReadOnly { name: self.name.clone(), op: Op::Discard });

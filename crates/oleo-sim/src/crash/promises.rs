@@ -1,4 +1,5 @@
-//! Which steps of a script promise what: those that ask for it, and those whose file or directory was told to keep every change.
+//! Which steps of a script promise what: those that request it, and those whose file or directory has a flag to keep
+//! every change.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use super::seen::{Id, Seen};
 use crate::manifest::Kind;
 use crate::script::{Keep, Op, RenameHow};
 
-/// What the script so far has asked to be kept.
+/// What the script so far has requested to be kept.
 #[derive(Clone, Debug, Default)]
 pub struct Promises {
     kept: BTreeMap<Id, Keep>,
@@ -42,7 +43,7 @@ impl Promises {
             | Op::Unlink { path }
             | Op::Rmdir { path }
             | Op::Link { to: path, .. } => self.names(path, after),
-            // Between two names of one file it changes nothing, and nobody is asked.
+            // Between two names of one file it changes nothing, and does not reach the file system.
             Op::Rename { from, to, how } => {
                 let left = after.find(from);
                 let changed = if *how == RenameHow::Exchange { left != after.find(to) } else { left.is_none() };

@@ -1,12 +1,13 @@
-//! A device that notes every write, discard, change of length and flush, and during which step of a run it came.
+//! A device that records every write, discard, change of length and flush, with the step of the run during which it
+//! came.
 //!
-//! Normal path: (1) [`Journal::new`]; (2) [`Journal::disk`] for each device of a volume; (3) the volume is used, each step of
-//! the run between [`Journal::begin`] and [`Journal::end`]; (4) [`Journal::take`] gives what happened, in the order in which
-//! the devices were told.
+//! Normal path: (1) [`Journal::new`]; (2) [`Journal::disk`] for each device of a volume; (3) the volume is used, each
+//! step of the run between [`Journal::begin`] and [`Journal::end`]; (4) [`Journal::take`] returns the events, in the
+//! order in which the devices got them.
 //!
-//! Invariants: reads see every write immediately, as through a drive's cache. A request of a batch is one write, however many
-//! parts it has. A write is noted before it returns, a flush when it is asked for.
-//! A [`Fault`] makes the devices lie or fail: for proving that lost writes are noticed, and for tests of errors.
+//! Invariants: reads see every write immediately, as through a drive's cache. A request of a batch is one write,
+//! however many parts it has. A write is recorded before it returns, a flush when it is requested.
+//! A [`Fault`] makes the devices lose requests or fail: to prove that lost writes are noticed, and to test errors.
 //! Locks: the journal's, held for each request, so that "before the flush" has a meaning.
 
 use std::io;
@@ -23,16 +24,16 @@ pub enum Event {
     Write {
         /// Which device, by the order in which they were made.
         disk: usize,
-        /// Where, bytes.
+        /// Offset in bytes.
         offset: u64,
         /// What.
         data: Arc<[u8]>,
     },
-    /// A device was told that nobody needs these bytes.
+    /// A device got a discard.
     Discard {
         /// Which device.
         disk: usize,
-        /// Where, bytes.
+        /// Offset in bytes.
         offset: u64,
         /// How many.
         len: u64,
@@ -44,7 +45,7 @@ pub enum Event {
         /// Bytes now.
         len: u64,
     },
-    /// A device was told to make its writes durable.
+    /// A device was requested to make its writes durable.
     Flush {
         /// Which device.
         disk: usize,
@@ -68,7 +69,7 @@ pub enum Fault {
     RotRead(u64),
     /// The nth write is taken and never reaches the disk: reads still see it, a crash does not.
     SwallowWrite(u64),
-    /// The nth flush answers and does nothing.
+    /// The nth flush succeeds and does nothing.
     DropFlush(u64),
     /// No flush does anything.
     DropFlushes,

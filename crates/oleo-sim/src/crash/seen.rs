@@ -1,5 +1,5 @@
-//! What a program sees of a file system at one moment, by inode rather than by path: the shape in which moments of a run
-//! and what a crash left can be compared piece by piece.
+//! What a program sees of a file system at one moment, by inode rather than by path, so that moments of a run and the
+//! contents after a crash can be compared piece by piece.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::manifest::{Kind, Time, TreeView};
 const LEN_MAX: u64 = 16 << 20;
 /// What space is given in, bytes.
 const SECTOR_LEN: u64 = 4096;
-/// Directories nested deeper than this are taken for a loop.
+/// Deeper nesting of directories counts as a loop.
 const DEPTH_MAX: usize = 100;
 
 /// An inode: neither number is used twice in a run.
@@ -41,15 +41,15 @@ pub struct Node {
     pub kind: Kind,
     /// Mode, owner, group, device number.
     pub owner: (u32, u32, u32, (u32, u32)),
-    /// What it says, not what there is.
+    /// The count that it reports, not the number of names found.
     pub nlink: u64,
     /// Of files; others have none here.
     pub mtime: Option<Time>,
     /// Times of the last changes of contents and of the inode; subvolumes that a snapshot left out have none.
     pub times: Option<(Time, Time)>,
-    /// Inode flags, where they can be told.
+    /// Inode flags, if the view reports them.
     pub flags: Option<u64>,
-    /// What of a file has space, in sectors, where that can be told; what is not listed is a hole.
+    /// The allocated parts of a file in sectors, if the view reports them; the rest is holes.
     pub room: Option<Vec<Room>>,
     pub xattrs: Xattrs,
     /// The contents of a file, the target of a symlink.
@@ -84,7 +84,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Reads everything. What is as it was `before` shares its memory, and is compared in no time.
+    /// Reads everything. Nodes that equal those in `before` share their memory, which makes comparing them free.
     pub fn of<V: TreeView>(view: &V, before: Option<&Seen>) -> Result<Seen> {
         let top = view.root()?;
         let attr = view.attr(&top)?;
@@ -97,7 +97,7 @@ impl Seen {
             for (name, child) in view.list(&node)? {
                 let place = || format!("{} in directory {dir}", name.escape_ascii());
                 let attr = view.attr(&child).with_context(place)?;
-                // One that stands for a subvolume has no number of its own.
+                // The empty directory in place of a subvolume has no number of its own.
                 let tree = if attr.empty_subvol_dir { dir.tree } else { attr.tree };
                 let id = Id { tree, ino: if attr.empty_subvol_dir { 2 } else { attr.ino } };
                 let known = out.nodes.contains_key(&id);
@@ -164,7 +164,7 @@ impl Seen {
     }
 }
 
-/// Neighbours that are alike are one: how a file is cut into extents is nobody's business.
+/// Alike neighbours are merged: how a file is cut into extents does not matter.
 fn in_sectors(all: &[(u64, u64, bool)]) -> Vec<Room> {
     let mut out: Vec<Room> = Vec::new();
     for (at, len, unwritten) in all {

@@ -1,13 +1,14 @@
 //! What may be found after a crash: states of the disks, made from the events of a run.
 //!
-//! A [`Cut`] names a state by the number of events that had happened and what became of the writes that no flush covered.
-//! [`Maker`] makes it: what was flushed is there; of the writes after it all are there (in order), or a seeded choice of them,
+//! A [`Cut`] names a state by the number of events that had happened and the fate of the writes that no flush covered.
+//! [`Maker`] makes it: it contains what was flushed; of the writes after it either all (in order), or a seeded choice,
 //! in a seeded order, whole or torn at [`SECTOR_LEN`]. Cuts in rising order share the work for what was flushed.
 //!
-//! A discard is done or not like a write, and piece by piece where writes are torn. Of one that is done (flushed or not), the bytes are
-//! what they were, zeros or rubbish, and stay that. A device that was made longer or shorter has either length until the next flush.
+//! A discard is done or not like a write, and piece by piece if writes are torn. The bytes of one that is done (flushed
+//! or not) stay what they were, or become zeros or rubbish, for good. A device whose length was changed has either
+//! length until the next flush.
 //!
-//! Invariants: the same cut of the same events gives the same bytes. A flush covers what its disk was told before it.
+//! Invariants: the same cut of the same events gives the same bytes. A flush covers what its disk got before it.
 
 use super::pages::{Contents, Left};
 use super::record::Event;
@@ -41,22 +42,22 @@ pub enum Rest {
 /// One crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cut {
-    /// So many events had happened.
+    /// This many events had happened.
     pub at: usize,
     /// What became of writes that were not flushed.
     pub rest: Rest,
 }
 
-/// How far a run had come at a cut.
+/// The progress of a run at a cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Steps that had returned.
     pub done: usize,
-    /// One more had begun.
+    /// Another one had begun.
     pub begun: bool,
 }
 
-/// How far the run had come.
+/// The progress of a run after `at` events.
 pub fn progress(events: &[Event], at: usize) -> Progress {
     let done = events[..at].iter().filter(|e| matches!(e, Event::End(_))).count();
     let begun = events[..at].iter().filter(|e| matches!(e, Event::Begin(_))).count() > done;
@@ -66,7 +67,7 @@ pub fn progress(events: &[Event], at: usize) -> Progress {
 /// Which cuts are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kinds {
-    /// At every flush, before and after it, with and without what it covers.
+    /// At every flush: before and after it, with and without what it covers.
     pub flushes: bool,
     /// After every write.
     pub writes: bool,
@@ -81,7 +82,7 @@ pub struct Kinds {
 /// All cuts of these kinds, rising, each once.
 pub fn cuts(events: &[Event], kinds: &Kinds, rng: &mut Rng) -> Vec<Cut> {
     let mut out = Vec::new();
-    // Where the present stretch begins, and whether anything was written in it.
+    // The start of the present stretch, and the number of writes in it.
     let (mut start, mut writes) = (0, 0_u32);
     for (i, event) in events.iter().enumerate() {
         match event {
@@ -107,7 +108,7 @@ pub fn cuts(events: &[Event], kinds: &Kinds, rng: &mut Rng) -> Vec<Cut> {
             out.push(Cut { at: i + 1, rest: Rest::None });
         }
         if writes > 0 {
-            // Half of them when all of the stretch had been asked for.
+            // Half of them at the end of the stretch.
             let mut anywhere = || match rng.one_in(2) {
                 true => end,
                 false => start + 1 + usize::try_from(rng.below((end - start) as u64)).unwrap_or(0),
@@ -128,7 +129,7 @@ pub fn cuts(events: &[Event], kinds: &Kinds, rng: &mut Rng) -> Vec<Cut> {
 /// Makes states.
 pub struct Maker<'a> {
     events: &'a [Event],
-    /// What is durable after the first `next` events.
+    /// The durable contents after the first `next` events.
     durable: Vec<Contents>,
     /// Writes among these that are not, as places in `events`.
     pending: Vec<usize>,
@@ -136,7 +137,7 @@ pub struct Maker<'a> {
 }
 
 impl<'a> Maker<'a> {
-    /// From what was on the disks at first.
+    /// Begins with the initial contents of the disks.
     pub fn new(base: &[Contents], events: &'a [Event]) -> Maker<'a> {
         Maker { events, durable: base.to_vec(), pending: Vec::new(), next: 0 }
     }
@@ -166,7 +167,7 @@ impl<'a> Maker<'a> {
             }
             Rest::Torn { seed } => {
                 let mut rng = Rng::new(seed);
-                // Sometimes nearly all of it, mostly a part.
+                // Sometimes nearly everything, mostly a part.
                 let kept_of_eight = 1 + rng.below(7);
                 for i in shuffled(&self.pending, &mut rng) {
                     let mut kept = || rng.below(8) < kept_of_eight;

@@ -1,4 +1,4 @@
-//! Counting what was verified, and telling how a failure is repeated.
+//! Counts what was verified, and reports failures so that they can be repeated.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,17 +12,17 @@ use crate::script::{Op, shrink, to_text};
 const TOLD_MAX: usize = 12;
 /// Runs for making a script shorter.
 const TRIES_MAX: usize = 300;
-/// Complaints told of each.
+/// The most complaints reported of each failure.
 const WRONG_MAX: usize = 8;
 
 /// A state that is not as it should be.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// What is wrong with it.
+    /// The complaints.
     pub wrong: Vec<String>,
     /// The state, and how it was opened.
     pub state: String,
-    /// The script, to be repeated with `OLEO_CRASH_SCRIPT`; empty where it cannot be repeated.
+    /// The script, to be repeated with `OLEO_CRASH_SCRIPT`; empty if it cannot be repeated.
     pub script: Vec<Op>,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What was done so far.
+/// Counts of what was done so far.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Scripts that were run.
@@ -60,7 +60,7 @@ pub struct Tally {
     pub with_log: u64,
     /// Promises that were made before the last state of their run.
     pub promises: u64,
-    /// Discards that the devices were told.
+    /// Discards that the devices got.
     pub discards: u64,
     /// Changes of length.
     pub lengths: u64,
@@ -74,7 +74,7 @@ pub struct Tally {
     pub snapshots: u64,
     /// Balances.
     pub balances: u64,
-    /// What is wrong.
+    /// The failures.
     pub failures: Vec<Failure>,
     /// What running took, on all threads.
     pub time_running: Duration,
@@ -125,8 +125,8 @@ impl Tally {
     }
 
     /// # Panics
-    /// Where fewer promises were put to the test, or fewer states had a log to be replayed, than this: a run that makes no promise breaks
-    /// none.
+    /// If fewer promises were tested, or fewer states had a log to be replayed, than this: a run that makes no promise
+    /// breaks none.
     pub fn must_have_tested(&self, promises: u64, with_log: u64) {
         let least = |usual: u64| usual * percent().min(100) / 100;
         let (promises, with_log) = (least(promises), least(with_log));
@@ -136,7 +136,7 @@ impl Tally {
     }
 
     /// # Panics
-    /// Where something failed, with all that is needed to repeat it. `again` verifies a script anew, for making it shorter.
+    /// If something failed, with everything needed to repeat it. `again` verifies a script anew, to shorten it.
     pub fn must_be_clean(&self, what: &str, again: impl Fn(&[Op]) -> Tally) {
         say(&self.line(what));
         let mut classes: BTreeMap<String, Vec<&Failure>> = BTreeMap::new();

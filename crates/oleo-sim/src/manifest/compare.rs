@@ -1,4 +1,4 @@
-//! Two manifests, and in words what is different.
+//! Compares two manifests, and describes the differences in words.
 
 use std::fmt::{Debug, Display};
 
@@ -9,17 +9,17 @@ use super::{Entry, HASHED_LEN, Kind, Manifest};
 pub struct Ignore {
     /// Sizes of directories: every kind of file system has its own idea of them.
     pub dir_sizes: bool,
-    /// Link counts of directories: btrfs always says 1.
+    /// Link counts of directories, which are always 1 on btrfs.
     pub dir_links: bool,
     /// mtimes of directories.
     pub dir_times: bool,
     /// mtimes of everything.
     pub times: bool,
-    /// Everything about the top directory but what is in it.
+    /// Everything about the top directory except its entries.
     pub top: bool,
-    /// Where data and holes are.
+    /// The places of data and holes.
     pub holes: bool,
-    /// What is shared with what.
+    /// Which ranges share their bytes on disk.
     pub sharing: bool,
     /// Birth times.
     pub otime: bool,
@@ -42,7 +42,7 @@ impl Ignore {
     }
 }
 
-/// In words, what is different; the first is what is wanted.
+/// Describes the differences in words; the first manifest is the wanted one.
 pub fn differences(want: &Manifest, have: &Manifest, ignore: &Ignore) -> Vec<String> {
     let mut out = Vec::new();
     for (path, a) in &want.entries {

@@ -17,7 +17,7 @@ use crate::oracle;
 /// The inode number that btrfs shows for an empty directory in place of a subvolume that a snapshot left out.
 const EMPTY_SUBVOL_DIR_INO: u64 = 2;
 
-/// On Oleo's mount the bits above these tell the subvolume.
+/// On Oleo's mount the bits above these are the subvolume.
 const INO_BITS: u32 = 40;
 
 /// A directory of this machine.
@@ -69,7 +69,8 @@ fn time(t: StatxTimestamp) -> Time {
     Time { sec: t.tv_sec, nsec: t.tv_nsec }
 }
 
-/// Reads with a buffer that grows until the answer fits: the attribute may change between asking and reading.
+/// Reads with a buffer that grows until the value fits: the attribute may change between asking for its size and
+/// reading.
 fn grown(mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
     const LEN_MAX: usize = 1 << 20;
     let mut buf = vec![0; 4096];
@@ -85,7 +86,7 @@ fn grown(mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix
     }
 }
 
-/// All extended attributes of a path (not followed where it is a symlink).
+/// All extended attributes of a path (a symlink is not followed).
 pub fn xattrs_of(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     let names = match grown(|buf| rustix::fs::llistxattr(path, buf)) {
         Ok(names) => names,
@@ -101,7 +102,7 @@ pub fn xattrs_of(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     Ok(out)
 }
 
-/// Sets an extended attribute (not followed where it is a symlink).
+/// Sets an extended attribute (a symlink is not followed).
 pub fn set_xattr(path: &Path, name: &[u8], value: &[u8]) -> rustix::io::Result<()> {
     rustix::fs::lsetxattr(path, OsStr::from_bytes(name), value, XattrFlags::empty())
 }

@@ -1,4 +1,4 @@
-//! The kernel's quota groups, as `btrfs` shows them, and what `btrfs` cannot ask for.
+//! The kernel's quota groups, as `btrfs` shows them, and requests that `btrfs` does not offer.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,7 +10,7 @@ use super::{Mounted, run};
 
 /// `BTRFS_IOC_QUOTA_CTL` (UAPI header): a command, and a status that comes back.
 const QUOTA_CTL: Opcode = opcode::read_write::<[u64; 2]>(0x94, 40);
-/// `BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA` (UAPI header). Tools before 6.7 have no word for it.
+/// `BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA` (UAPI header). Tools before 6.7 do not offer it.
 const ENABLE_SIMPLE: u64 = 4;
 
 /// A quota group as it is shown.

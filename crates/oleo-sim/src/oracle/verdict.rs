@@ -1,4 +1,4 @@
-//! What `btrfs check` and `btrfs scrub` said, as one type: clean, or the lines that say what is wrong.
+//! The results of `btrfs check` and `btrfs scrub` as one type: clean, or the lines that report errors.
 
 use std::fmt;
 
@@ -9,9 +9,9 @@ pub struct Verdict {
     pub findings: Vec<String>,
 }
 
-/// Lines of `btrfs check` that say only how far it is or sum up.
+/// Lines of `btrfs check` that only report progress or sum up.
 const CHECK_NOISE: [&str; 9] = [
-    // The old free-space cache of the kernel, where we wrote last and do not keep it up.
+    // The kernel's old free-space cache, if Oleo wrote last, which does not maintain it.
     "cache and super generation don't match, space cache will be invalidated",
     "Opening filesystem to check...",
     "Checking filesystem on ",
@@ -31,22 +31,22 @@ fn is_progress(line: &str) -> bool {
     number(step) && number(steps) && rest.starts_with("checking ")
 }
 
-/// mkfs.btrfs 6.2 makes its first trees in groups that it drops again, at the same addresses on every volume: 4 MiB from 1 MiB on and
-/// 8 MiB from 5 MiB on for metadata and the system, 8 MiB from 13 MiB on for data. Their entries in the free-space tree
-/// stay. `btrfs check` 6.19 reports each in these words; 6.2 itself says nothing.
+/// mkfs.btrfs 6.2 makes its first trees in groups that it drops again, at the same addresses on every volume: 4 MiB
+/// from 1 MiB on and 8 MiB from 5 MiB on for metadata and the system, 8 MiB from 13 MiB on for data. Their entries in
+/// the free-space tree stay. `btrfs check` 6.19 reports each in these words; 6.2 itself reports nothing.
 const KNOWN_OF_MKFS_6_2: [&str; 3] = [
     "Space key logical 1048576 length 4194304 has no corresponding block group",
     "Space key logical 5242880 length 8388608 has no corresponding block group",
     "Space key logical 13631488 length 8388608 has no corresponding block group",
 ];
 
-/// Versions in between do not say where: there can be as many as the above.
+/// Versions in between report no addresses: there can be as many as the above.
 const KNOWN_OF_MKFS_6_2_UNPLACED: [&str; 2] = [
     "We have a space info key for a block group that doesn't exist",
     "free space info key for a block group that doesn't exist",
 ];
 
-/// What `btrfs check` says at the end where it has found anything at all.
+/// The last lines of `btrfs check` if it has found anything.
 const SUMS_UP: [&str; 2] = ["error(s) found", "errors found in free space tree"];
 
 impl Verdict {
@@ -91,8 +91,8 @@ impl Verdict {
         self.findings.is_empty()
     }
 
-    /// The same without what mkfs.btrfs 6.2 is known to leave behind, each once: for images that it has made, never for ours.
-    /// Where anything else was found, the line that sums up stays, too.
+    /// The same without what mkfs.btrfs 6.2 is known to leave behind, each once: for images that it has made, never for
+    /// ours. If anything else was found, the line that sums up stays, too.
     pub fn but_for_mkfs_6_2(self) -> Verdict {
         let mut placed = KNOWN_OF_MKFS_6_2.to_vec();
         let mut unplaced = KNOWN_OF_MKFS_6_2.len();

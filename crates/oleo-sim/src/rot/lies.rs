@@ -1,4 +1,5 @@
-//! Lies that a reader could follow without end: each is whole by itself (checksums, order, lengths), and together they make no sense.
+//! Damage that a reader could follow without end: each structure is sound by itself (checksums, order, lengths), and
+//! together they make no sense.
 
 use std::collections::BTreeMap;
 
@@ -15,19 +16,19 @@ const EXTENT_DATA: u8 = 108;
 /// The owner of the tree of files at the top level; those of subvolumes are above [`FIRST_FREE`].
 const FS_TREE: u64 = 5;
 const FIRST_FREE: u64 = 256;
-/// More than any machine has, less than what signed offsets can say.
+/// More than any machine has, less than signed offsets can express.
 const ABSURD: u64 = 1 << 61;
 
-/// What is lied about.
+/// The structure that is damaged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lie {
     /// A directory's entry leads to the directory itself, or to the top.
     Circle,
-    /// A file says that it is of an absurd size, and that it takes as much.
+    /// A file has an absurd size, and uses as many bytes.
     Size,
-    /// An extent says that it stands for absurdly many bytes; one on disk, or a hole.
+    /// An extent has an absurd length; one on disk, or a hole.
     Extent,
-    /// The last entry of a directory has the last number there is, after which there is no next.
+    /// The last entry of a directory has the highest number, after which there is no next.
     LastIndex,
     /// A name is a path, or leads upwards.
     Name,
@@ -41,13 +42,13 @@ impl Lie {
 /// An item of a tree of files.
 struct Item {
     index: usize,
-    /// Where its key is in the block.
+    /// Offset of its key in the block.
     key: usize,
     owner: u64,
     objectid: u64,
     item_type: u8,
     offset: u64,
-    /// Where its bytes are in the block.
+    /// Offset of its bytes in the block.
     at: usize,
     bytes: Vec<u8>,
 }
@@ -100,7 +101,7 @@ impl Rot {
                 let on_disk = extent.u64_at(21) != 0 && rng.one_in(2);
                 let fields: &[usize] = if on_disk { &[8, 29, 45] } else { &[8, 45] };
                 fields.iter().for_each(|field| put(extent.index, extent.at + field, &ABSURD.to_le_bytes()));
-                // The file is as long as it then says.
+                // The file is as long as the extent then is.
                 let inode = of(INODE_ITEM).find(|i| (i.owner, i.objectid) == (extent.owner, extent.objectid));
                 let inode = inode.context("a file with an extent has an inode")?;
                 put(inode.index, inode.at + 16, &ABSURD.to_le_bytes());

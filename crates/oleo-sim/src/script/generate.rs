@@ -1,18 +1,18 @@
 //! Scripts from seeds.
 //!
-//! The generator keeps a toy name space beside it, so that most operations meet what they need: a file to write to, a
-//! directory that is there, a name that is free. Some are aimed to fail: at what is missing, exists, is of the wrong
-//! type or lies in a read-only snapshot. The toy may drift from the truth (an exchange that fails, say); then more
-//! operations fail, on both targets alike, and nothing else happens.
+//! The generator tracks a toy name space, so that most operations find what they need: a file to write to, an existing
+//! directory, a free name. Some are aimed to fail: at what is missing, exists, is of the wrong type or lies in a
+//! read-only snapshot. The toy may drift from the truth (if an exchange fails, say); then more operations fail, on both
+//! targets alike, and nothing else happens.
 
 use std::collections::BTreeMap;
 
 use super::{GroupKind, Keep, Op, RenameHow, Style};
 use crate::rng::Rng;
 
-/// Of a hundred operations of scripts that balance, so many do.
+/// Percentage of balances in scripts that balance.
 const BALANCE_PERCENT: u64 = 3;
-/// Of a hundred operations of scripts that trim, so many do.
+/// Percentage of trims in scripts that trim.
 const TRIM_PERCENT: u64 = 4;
 
 /// What scripts are made of.
@@ -42,11 +42,11 @@ pub struct Mix {
     pub resize: Option<(u64, u64)>,
     /// [`Op::Reopen`] now and then.
     pub reopen: bool,
-    /// Of a hundred operations, so many more rename directories.
+    /// Additional percentage of operations that rename directories.
     pub moves: u64,
-    /// Of a hundred operations, so many more make something durable: for runs that crash.
+    /// Additional percentage of operations that make something durable: for runs that crash.
     pub promises: u64,
-    /// Of a hundred operations, so many more ask that all changes of something be kept ([`Op::Keep`]).
+    /// Additional percentage of operations that request that all changes of something be kept ([`Op::Keep`]).
     pub keeps: u64,
     /// No file grows beyond this, bytes.
     pub file_len_max: u64,
@@ -91,7 +91,7 @@ enum Toy {
     Other,
     Subvol,
     ReadOnlySubvol,
-    /// Where a snapshot does not reach into a nested subvolume: an empty directory that nothing can be made in.
+    /// The empty directory of a snapshot in place of a nested subvolume: nothing can be created in it.
     EmptySubvolDir,
 }
 
@@ -175,7 +175,7 @@ impl Generator<'_> {
     fn any(&mut self, want: impl Fn(Toy) -> bool) -> Option<String> {
         // Now and then anything at all, to see it refused.
         let wrong = self.rng.one_in(40);
-        // What lies in a read-only snapshot is rarely aimed at.
+        // Read-only snapshots are rarely aimed at.
         let read_only_too = wrong || self.rng.one_in(30);
         let fit: Vec<&String> = self
             .names

@@ -25,7 +25,7 @@ use crate::specimen::set_times;
 pub struct Host {
     top: PathBuf,
     sectorsize: u64,
-    /// What knows about subvolumes: `btrfs`, or a command with the same words.
+    /// The tool for subvolumes: `btrfs`, or a command with the same syntax.
     tool: PathBuf,
 }
 
@@ -35,7 +35,7 @@ impl Host {
         Host { top: top.to_owned(), sectorsize, tool: "btrfs".into() }
     }
 
-    /// The same with another command for subvolumes: that of who serves the mount.
+    /// The same with another tool for subvolumes: that of the mount's server.
     pub fn with_tool(mut self, tool: &Path) -> Host {
         self.tool = tool.to_owned();
         self
@@ -74,8 +74,8 @@ impl Host {
         }
     }
 
-    /// FICLONERANGE by way of copy_file_range, which the kernel turns into a clone where it can. That it would also
-    /// shorten or copy is taken out by the checks that the ioctl makes.
+    /// FICLONERANGE by way of copy_file_range, which the kernel turns into a clone if it can. The checks here, those of
+    /// the ioctl, exclude that it shortens or copies.
     fn clone_range(&self, from: &str, at: u64, len: u64, to: &str, to_at: u64) -> Result<(), Errno> {
         let source = self.open_with(from, OpenOptions::new().read(true).clone())?;
         let target = self.open(to)?;
@@ -109,7 +109,7 @@ impl Host {
         rustix::fs::fallocate(self.open(path)?, flags, at, len)
     }
 
-    /// Runs the tool; its message is all it says of the cause.
+    /// Runs the tool; only its message shows the cause of a failure.
     fn btrfs(&self, args: &[&OsStr]) -> Result<(), Errno> {
         let out = Command::new(&self.tool).args(args).env("LC_ALL", "C").output().map_err(|e| errno(&e))?;
         if out.status.success() {
@@ -144,7 +144,7 @@ impl Host {
                 self.must_be_subvol(path)?;
                 let value = if *read_only { "true" } else { "false" };
                 let path = self.at(path);
-                // Only btrfs has to be told what sort of thing it is, and that it is meant.
+                // Only btrfs needs the type of the object, and an option to force it.
                 let sort = if self.tool == Path::new("btrfs") { &words(["-f", "-t", "subvol"])[..] } else { &[] };
                 let args = [&words(["property", "set"])[..], sort, &[path.as_os_str()], &words(["ro", value])].concat();
                 self.btrfs(&args)
@@ -178,9 +178,9 @@ impl Host {
     }
 }
 
-/// On a FUSE mount a file in a read-only subvolume can be opened for writing: the kernel does not know. The kernel's btrfs
-/// refuses that; so here it is asked for, by giving the file the mode that it has. Nothing that scripts compare must change by it:
-/// where what was to be written is refused then, the kernel's side is as before, too (so not by its size, which gives it a new mtime).
+/// On a FUSE mount a file in a read-only subvolume can be opened for writing: the kernel does not know. The kernel's
+/// btrfs refuses that. So this checks it by giving the file the mode that it has. That changes nothing that scripts
+/// compare: if the write is then refused, the kernel's side is as before, too (setting the size would change mtime).
 pub fn may_be_written(file: impl AsFd) -> Result<(), Errno> {
     let mode = rustix::fs::fstat(&file)?.st_mode;
     rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o7777))
@@ -190,7 +190,7 @@ fn errno(e: &std::io::Error) -> Errno {
     Errno::from_io_error(e).unwrap_or(Errno::IO)
 }
 
-/// The cause of a failure, from the words that the C library or Oleo has for it.
+/// The cause of a failure, from the messages of the C library or Oleo.
 fn errno_of_message(message: &str) -> Errno {
     let table = [
         ("no such file", Errno::NOENT),
@@ -209,8 +209,8 @@ fn errno_of_message(message: &str) -> Errno {
     table.iter().find(|(words, _)| message.contains(words)).map_or(Errno::IO, |(_, e)| *e)
 }
 
-/// Both times are now. A punch sets them: whether the kernel changes them where there is nothing to take away depends on
-/// how the range is aligned, and is nothing to compare.
+/// Both times are now. A punch sets them: whether the kernel changes them if there is nothing to punch depends on the
+/// alignment of the range, and is not compared.
 const NOW: Timestamps = {
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     Timestamps { last_access: now, last_modification: now }

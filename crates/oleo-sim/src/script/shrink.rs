@@ -1,9 +1,9 @@
-//! A short script that still fails, from a long one.
+//! Shortens a script that fails.
 
 use super::Op;
 
-/// Removes operations as long as the script still fails, in ever smaller stretches; `tries_max` runs at most. A script
-/// stays meaningful whatever is taken out: operations that then miss something fail on both targets alike.
+/// Removes operations as long as the script still fails, in ever smaller stretches; runs it at most `tries_max` times.
+/// A script stays meaningful whatever is removed: operations that then miss something fail on both targets alike.
 pub fn shrink(script: &[Op], tries_max: usize, mut fails: impl FnMut(&[Op]) -> bool) -> Vec<Op> {
     let mut best = script.to_vec();
     let mut tries = 0;

@@ -1,9 +1,10 @@
-//! File systems that the kernel has made and used for a while: what we must be able to read and go on with.
+//! File systems that the kernel has made and used for a while, which Oleo must be able to read and to continue with.
 //!
-//! Normal path: (1) a [`Recipe`] says how to make it and how to mount it; (2) [`make`] runs mkfs.btrfs, mounts, fills it
-//! with a specimen, a random script with subvolumes and snapshots, compressed and nodatacow files, reflinks, enough small
-//! files deleted that free space becomes bitmaps, and deletes subvolumes just before the last unmount, so that some are
-//! still there to be cleaned; (3) it is mounted once more, read-only, and everything in it written down in an [`Aged`].
+//! Normal path: (1) a [`Recipe`] describes how to make and how to mount it; (2) [`make`] runs mkfs.btrfs, mounts it,
+//! and fills it with a specimen, a random script with subvolumes and snapshots, compressed and nodatacow files,
+//! reflinks; it deletes enough small files that free space becomes bitmaps, and deletes subvolumes just before the last
+//! unmount, so that some are not cleaned up yet; (3) it is mounted once more, read-only, and its contents are recorded
+//! in an [`Aged`].
 
 use std::ffi::OsStr;
 use std::fs;
@@ -157,7 +158,7 @@ pub struct Aged {
 }
 
 impl Aged {
-    /// What is in one subvolume and those nested in it.
+    /// The contents of one subvolume and those nested in it.
     pub fn manifest_of(&self, subvol: &Listed) -> Manifest {
         self.manifest.below(subvol.path.as_bytes())
     }
@@ -181,7 +182,7 @@ fn age(oracle: Oracle, scratch: &Scratch, recipe: &Recipe) -> Result<Aged> {
     use_it(oracle, devices, recipe)
 }
 
-/// Ages a file system that is already there, whoever made it; writes down what is in it then.
+/// Ages an existing file system, whoever made it; then records its contents.
 pub fn use_it(oracle: Oracle, devices: Vec<PathBuf>, recipe: &Recipe) -> Result<Aged> {
     let mounted = oracle.mount(&devices, recipe.mount)?;
     let top = mounted.path();
@@ -197,7 +198,7 @@ pub fn use_it(oracle: Oracle, devices: Vec<PathBuf>, recipe: &Recipe) -> Result<
     let mix = Mix { steps: recipe.steps, compress: true, ..Mix::default() };
     let mut host = Host::new(&play, 4096);
     for op in generate(rng.next_u64(), &mix) {
-        // Refused operations are part of it.
+        // Operations may be refused.
         let _ = host.apply(&op);
     }
     rewrite(&play.join("database"), &mut rng)?;
@@ -224,7 +225,7 @@ pub fn use_it(oracle: Oracle, devices: Vec<PathBuf>, recipe: &Recipe) -> Result<
     look(oracle, devices)
 }
 
-/// Writes down what is on these devices, mounting them read-only.
+/// Records the contents of these devices, mounting them read-only.
 pub fn look(oracle: Oracle, devices: Vec<PathBuf>) -> Result<Aged> {
     let mounted = oracle.mount(&devices, "ro,subvolid=5")?;
     let listed = |option: &[&str]| -> Result<Vec<Listed>> {

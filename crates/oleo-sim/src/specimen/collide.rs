@@ -1,8 +1,8 @@
 //! Names with equal hashes.
 //!
-//! A directory item's key holds the crc32c of the name, so names with equal hashes share one item. A crc is linear: if
-//! two names of one length collide, their difference collides with nothing, and any third name xor that difference has
-//! the third's hash. So two colliding pairs, found among random names, give four-way collisions without end.
+//! A directory item's key contains the crc32c of the name, so names with equal hashes share one item. A crc is linear:
+//! the difference of two colliding names of one length can be xored to any third name without changing its hash. So two
+//! colliding pairs, found among random names, give any number of four-way collisions.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::rng::Rng;
 /// Names are this long, bytes.
 const LEN: usize = 12;
 
-/// Random names looked at: enough for about thirty pairs, and a fraction of a second.
+/// Random names tried: enough for about thirty pairs, and a fraction of a second.
 const TRIED_MAX: usize = 500_000;
 
 /// `count` sets of four names each; the names of one set have equal hashes (as directory entries and, with equal
