@@ -7,7 +7,7 @@ use zerocopy::byteorder::little_endian::U64;
 use crate::error::{Corruption, ensure};
 use crate::flags::{QgroupStatusFlags, RootFlags};
 use crate::structs::{QgroupStatusItem, ROOT_ITEM_SHORT_LEN, RaidStride, RootItem};
-use crate::{ByteLen, Generation, Ino, ItemType, Key, Logical, TreeId};
+use crate::{ByteLen, DevId, Generation, Ino, ItemType, Key, Logical, TreeId};
 
 /// Fixed object numbers in keys (`BTRFS_*_OBJECTID` that are not trees).
 impl Key {
@@ -37,6 +37,10 @@ impl Key {
     /// The orphan item of an inode (in its subvolume) or of a subvolume (in the root tree).
     pub fn orphan(number: u64) -> Key {
         Key::new(Key::ORPHAN, ItemType::ORPHAN_ITEM, number)
+    }
+    /// The error counters of a device, in the device tree.
+    pub fn device_stats(devid: DevId) -> Key {
+        Key::new(Key::DEV_STATS, ItemType::PERSISTENT_ITEM, devid.0)
     }
     /// The balance under way.
     pub fn balance() -> Key {

@@ -52,7 +52,8 @@ impl Kind {
     /// All kinds, in order.
     pub const ALL: [Kind; 3] = [Kind::Data, Kind::Metadata, Kind::System];
 
-    fn flag(self) -> BlockGroupFlags {
+    /// The bit that groups with space of this kind have in their type.
+    pub fn flag(self) -> BlockGroupFlags {
         match self {
             Kind::Data => BlockGroupFlags::DATA,
             Kind::Metadata => BlockGroupFlags::METADATA,

@@ -4,24 +4,16 @@
 //! Both are as the last settling left them. Beside writers the two trees that may be asked are not of one moment: what differs is
 //! looked at again after a commit.
 
-use hashbrown::HashMap;
 use oleo_format::{BlockGroupItem, Corruption, ItemType, Key, Logical, TreeId};
 
 use crate::TxnError;
-use crate::engine::{Engine, Inner};
+use crate::engine::{Agreed, Engine, Inner};
 
 /// Looks at a group that does not agree, each after a commit.
 const LOOKS_MAX: usize = 3;
 
 /// Looks at a group, before discarding in it, that may find it in disagreement: beside commits under way a sound one may, too.
 const LOOKS_TO_DISCARD: u32 = 8;
-
-/// What is known of groups in which something is to be discarded.
-#[derive(Default)]
-pub(crate) struct Agreed {
-    /// How often they did not agree; 0 for those that did, once: from then on all that changes is ours.
-    groups: HashMap<Logical, u32>,
-}
 
 impl Engine {
     /// Sums up the extents that are recorded in a block group. A group that is gone meanwhile agrees. The caller holds no handle.
@@ -55,7 +47,7 @@ impl Inner {
     /// Whether what a commit freed in a group may be discarded: where something is used that is not recorded, what seems to be free may be
     /// it. The whole group is read the first time, then it is remembered. The caller keeps what is in it from being used again.
     pub(crate) fn may_discard_in(&self, agreed: &mut Agreed, start: Logical) -> bool {
-        let looks = agreed.groups.entry(start).or_insert(1);
+        let looks = agreed.entry(start).or_insert(1);
         if *looks > 0 && *looks <= LOOKS_TO_DISCARD {
             let _reader = self.readers.enter();
             // What cannot be read is no reason to trust the rest.

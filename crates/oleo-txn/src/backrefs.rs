@@ -23,7 +23,7 @@ use oleo_tree::{Cursor, Node, TreeRoot};
 
 use crate::TxnError;
 use crate::engine::{Engine, Inner};
-use crate::extents::{StoredExtent, stored_extent, stored_users};
+use crate::extents::{StoredExtent, stored_extent, stored_state, stored_users};
 use crate::root_sets::{RootSet, RootSets};
 
 /// What goes upwards, with what it found so far.
@@ -67,6 +67,25 @@ impl Engine {
     /// Goes upwards in the trees as the last commit left them. The caller keeps a [`Reader`](crate::Reader).
     pub fn backrefs(&self) -> Result<Backrefs<'_>, TxnError> {
         Backrefs::new(&self.0)
+    }
+
+    /// Who referred to the extent at `at` when the extent tree was last settled; nobody where it is younger.
+    pub fn extent_users(&self, at: Logical) -> Result<Vec<RefKey>, TxnError> {
+        let _reader = self.reader();
+        let root = self.root(TreeId::EXTENT)?.ok_or(TxnError::NoTree(TreeId::EXTENT))?;
+        stored_users(&mut self.0.blocks.cursor(&root), at)
+    }
+
+    /// How many references the extent at `at` has: those on disk and in the ledger; changes that have not been frozen yet
+    /// are not seen.
+    pub fn extent_refs(&self, at: Logical) -> Result<u64, TxnError> {
+        let root = self.root(TreeId::EXTENT)?.ok_or(TxnError::NoTree(TreeId::EXTENT))?;
+        let mut cursor = self.0.blocks.cursor(&root);
+        let stored = stored_state(&mut cursor, at)?.map_or(0, |(refs, _)| refs);
+        let refs = i128::from(stored) + i128::from(self.0.ledger.pending(at).refs);
+        u64::try_from(refs).map_err(|_| {
+            Corruption::new("extent tree", "count", refs, "0 or more").within(format!("extent {at}")).into()
+        })
     }
 }
 

@@ -21,11 +21,8 @@ use zerocopy::IntoBytes;
 use crate::TxnError;
 use crate::engine::Inner;
 use crate::extents::Settled;
-use crate::free_runs::{FreeItems, FreeSpaceChange, Piece};
-use crate::growth::NewChunk;
-
-/// `BTRFS_FIRST_CHUNK_TREE_OBJECTID` in the UAPI header: what every block group says its chunk's object is.
-pub(crate) const CHUNK_OBJECT: u64 = 256;
+use crate::free_runs::{FreeItems, FreeSpaceChange, Piece, group_items};
+use crate::growth::state::NewChunk;
 
 struct Group {
     len: u64,
@@ -135,7 +132,7 @@ impl<'a> BookkeepingWriter<'a> {
         let Some(group) = self.groups.get_mut(&start) else { return Ok(()) };
         if tree && group.free.is_none() {
             let root = inner.tree(TreeId::FREE_SPACE)?.root;
-            let items = crate::load::group_items(&inner.blocks, &root, Logical(start), ByteLen(len))?;
+            let items = group_items(&inner.blocks, &root, Logical(start), ByteLen(len))?;
             group.free = Some(FreeItems::read(Logical(start), ByteLen(len), inner.rules.sectorsize, items)?);
         }
         let mut delta = 0i64;
@@ -165,8 +162,11 @@ impl<'a> BookkeepingWriter<'a> {
 
     fn count_change(&self, start: u64) -> Change {
         let group = &self.groups[&start];
-        let item =
-            BlockGroupItem { used: group.used.into(), chunk_objectid: CHUNK_OBJECT.into(), flags: group.flags.into() };
+        let item = BlockGroupItem {
+            used: group.used.into(),
+            chunk_objectid: Key::FIRST_CHUNK_TREE.into(),
+            flags: group.flags.into(),
+        };
         let key = Key::new(start, ItemType::BLOCK_GROUP_ITEM, group.len);
         Change { key, op: Op::Put(item.as_bytes().into()) }
     }
@@ -232,7 +232,7 @@ mod tests {
     use oleo_space::{GroupInfo, Kind};
     use oleo_volume::{OpenOptions, Volume};
 
-    use crate::engine::{Engine, EngineOptions};
+    use crate::{Engine, EngineOptions};
 
     /// Goal: a block may lie in a chunk that was made after the last look at what was made: recording others needs room, and others make
     /// chunks at any time.

@@ -14,7 +14,7 @@
 //! of them; many stages make one transaction. It does both once without blocking joins first, so that little is left.
 //!
 //! If the file system below the devices is full, a write of 4 fails without harm: the transaction is settled and stays in memory
-//! ([`Unwritten`]). Every caller gets the error; the next holder of the commit lock writes all of it again before anything else.
+//! (`Inner::unwritten`). Every caller gets the error; the next holder of the commit lock writes all of it again before anything else.
 //!
 //! Crash: until the superblock is written the old generation stands, untouched, since nothing it names is overwritten; after
 //! it the new one does. Errors: from step 2 on memory and disk differ, so the engine turns read-only; the old state is intact.
@@ -23,122 +23,40 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
-use oleo_format::{
-    BlockHead, DevId, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, RootItem, SuperBlock, TreeId,
-};
-use oleo_space::{ExtentKind, Kind};
-use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Node, Op, TreeError, TreeRoot};
-
+use oleo_format::{Generation, Incompat, Key, Logical, RootItem, SuperBlock, TreeId};
 use oleo_lock::{MutexGuard, rank};
+use oleo_space::{ExtentKind, Kind};
+use oleo_tree::{Change, Op};
 use zerocopy::IntoBytes;
 
+use crate::TxnError;
 use crate::barrier::FreezeGuard;
 use crate::bookkeeping::BookkeepingWriter;
-use crate::engine::{DeltaSource, Engine, Inner, NewExtent, Stage};
-use crate::extents::{ItemRules, settle_ledger, stored_state};
+use crate::engine::{Engine, Inner, NewExtent, Unwritten};
+use crate::extents::{ItemRules, settle_ledger};
 use crate::quota::simple::OwnedBytes;
-use crate::relocate::Moving;
-use crate::trees::TreeState;
-
-use crate::TxnError;
+use crate::source::{DeltaSource, Stage};
 
 /// Rounds of settling. Each round's new blocks are the bookkeeping leaves that the one before touched first; real runs take
 /// three to seven. More than this is a bug, not a big transaction.
 const SETTLE_ROUNDS_MAX: u32 = 100;
 
-/// `BTRFS_ORPHAN_OBJECTID` in the UAPI header.
-pub(crate) const ORPHAN_OBJECT: u64 = -5i64 as u64;
+/// Something that one commit does when all else is settled: relocation is one.
+pub(crate) trait LastStep {
+    /// Whether operations have to wait from the freeze until it is done.
+    fn keeps_out(&self) -> bool;
 
-/// Allocates tree blocks of one kind.
-struct KindAlloc<'a> {
-    inner: &'a Inner,
-    kind: Kind,
-}
-
-impl BlockAlloc for KindAlloc<'_> {
-    fn alloc(&self, count: usize, out: &mut Vec<Logical>) -> Result<(), TreeError> {
-        let hold = if self.kind == Kind::Metadata { self.inner.metadata_reserve.frozen() } else { None };
-        self.inner.alloc_blocks_from(hold.as_deref(), self.kind, count, out).map_err(TreeError::outside)
-    }
-}
-
-/// Counts and flags of blocks that may be shared: the extent tree as it is now, plus the ledger.
-struct States<'a>(&'a Inner);
-
-impl ExtentInfo for States<'_> {
-    fn lookup(&self, blocks: &[(Logical, u8)]) -> Result<Vec<ExtentState>, TreeError> {
-        let inner = self.0;
-        // With a tree of block groups nobody may have looked at the extent tree before.
-        let root = inner.tree(TreeId::EXTENT).map_err(TreeError::outside)?;
-        let mut cursor = inner.blocks.cursor(&root.root);
-        let mut out = Vec::with_capacity(blocks.len());
-        for (at, _) in blocks {
-            let stored = stored_state(&mut cursor, *at).map_err(TreeError::outside)?.unwrap_or((0, false));
-            let pending = inner.ledger.pending(*at);
-            let refs = i128::from(stored.0) + i128::from(pending.refs);
-            out.push(ExtentState {
-                refs: u64::try_from(refs).unwrap_or(0),
-                full_backref: stored.1 || pending.full_backref,
-            });
-        }
-        Ok(out)
-    }
+    /// Does it; returns whether there is anything to settle after it. An error fails the commit: the trees may have changed in part.
+    fn run(&mut self, inner: &Inner, generation: Generation) -> Result<bool, TxnError>;
 }
 
 impl Inner {
-    /// Applies a batch to one tree and remembers its new root.
-    pub(crate) fn apply(&self, tree: TreeId, batch: &[Change], generation: Generation) -> Result<(), TxnError> {
-        if batch.is_empty() {
-            return Ok(());
-        }
-        let mut state = self.tree(tree)?;
-        if tree.is_subvol() && state.key_offset == generation.0 {
-            // A snapshot that changes in the transaction that makes it: its own blocks must be younger than its making, or
-            // whoever deletes it takes them for the source's.
-            state.key_offset = generation.0 - 1;
-        }
-        let root = self.with_env(&state, tree, generation, |env| self.blocks.apply(&state.root, batch, env))?;
-        self.trees.set(TreeState { root, changed: true, ..state });
-        Ok(())
-    }
-
-    pub(crate) fn with_env<R>(
-        &self,
-        state: &TreeState,
-        owner: TreeId,
-        generation: Generation,
-        f: impl FnOnce(&ApplyEnv<'_>) -> Result<R, TreeError>,
-    ) -> Result<R, TxnError> {
-        let kind = if owner == TreeId::CHUNK { Kind::System } else { Kind::Metadata };
-        let head = BlockHead {
-            logical: Logical(0),
-            generation,
-            owner,
-            level: 0,
-            flags: HeaderFlags::WRITTEN,
-            fsid: self.rules.metadata_uuid,
-            chunk_tree_uuid: self.rules.chunk_tree_uuid,
-        };
-        let env = ApplyEnv {
-            generation,
-            owner,
-            last_snapshot: state.last_snapshot(),
-            dirty: &self.dirty,
-            ledger: &self.ledger,
-            alloc: &KindAlloc { inner: self, kind },
-            extents: &States(self),
-            head: &head,
-            threads: true,
-        };
-        Ok(f(&env)?)
-    }
-
-    fn source(&self) -> Option<Arc<dyn DeltaSource>> {
+    pub(crate) fn source(&self) -> Option<Arc<dyn DeltaSource>> {
         self.source.read().as_ref().and_then(|w| w.upgrade())
     }
 
     /// Step 1, joins being blocked by the caller.
-    fn freeze(&self, source: Option<&Arc<dyn DeltaSource>>) -> Vec<NewExtent> {
+    pub(crate) fn freeze(&self, source: Option<&Arc<dyn DeltaSource>>) -> Vec<NewExtent> {
         if let Some(s) = source {
             s.freeze();
         }
@@ -149,7 +67,7 @@ impl Inner {
     }
 
     /// Step 2.
-    fn apply_stage(
+    pub(crate) fn apply_stage(
         &self,
         source: Option<&Arc<dyn DeltaSource>>,
         mut new_extents: Vec<NewExtent>,
@@ -189,7 +107,7 @@ impl Inner {
     fn settle<'m>(
         &'m self,
         generation: Generation,
-        mut moving: Option<&mut Moving<'_>>,
+        mut last_step: Option<&mut dyn LastStep>,
         mut freeze_guard: Option<FreezeGuard<'m>>,
     ) -> Result<MutexGuard<'m, rank::Growing, ()>, TxnError> {
         let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation).owned(self.owned());
@@ -217,8 +135,8 @@ impl Inner {
                 if (!std::mem::replace(&mut counted, true) || more_owned) && self.count_quota(generation, &owned)? {
                     continue;
                 }
-                if let Some(moving) = moving.take() {
-                    let more = self.relocate(moving, generation)?;
+                if let Some(step) = last_step.take() {
+                    let more = step.run(self, generation)?;
                     drop(freeze_guard.take());
                     if more {
                         continue;
@@ -249,7 +167,7 @@ impl Inner {
     /// The superblock's generation must be that of the root tree's block, also where no tree changed (a new label, say). An
     /// item that comes and goes rewrites the block.
     fn renew_root_tree(&self, generation: Generation) -> Result<(), TxnError> {
-        let key = Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, u64::MAX);
+        let key = Key::orphan(u64::MAX);
         self.apply(TreeId::ROOT, &[Change::put(key, [])], generation)?;
         self.apply(TreeId::ROOT, &[Change::delete(key)], generation)
     }
@@ -259,7 +177,7 @@ impl Inner {
         let root = self.tree(TreeId::DEV)?.root;
         let mut batch = Vec::new();
         for (devid, counters) in self.volume.error_counters() {
-            let key = device_stats_key(devid);
+            let key = Key::device_stats(devid);
             let values = counters.to_values();
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
             let old = self.blocks.get(&root, &key)?;
@@ -388,19 +306,6 @@ impl Inner {
     }
 }
 
-/// A transaction that is settled and not on disk.
-pub(crate) struct Unwritten {
-    /// Which of the commits begun.
-    number: u64,
-    generation: Generation,
-    /// The superblock with the log that ends, for the mirrors that do not have it.
-    logged: Option<SuperBlock>,
-    blocks: Vec<Arc<Node>>,
-    /// The superblock that `sb` was made from.
-    before: SuperBlock,
-    sb: SuperBlock,
-}
-
 /// Puts `written`, which was made from `before`, in the place of `now`, but for what somebody has changed there meanwhile: that is
 /// for the next commit.
 fn keep_edits(now: &mut SuperBlock, before: &SuperBlock, written: &SuperBlock) {
@@ -409,11 +314,6 @@ fn keep_edits(now: &mut SuperBlock, before: &SuperBlock, written: &SuperBlock) {
             *now = *written;
         }
     }
-}
-
-/// The key of a device's error counters (`BTRFS_DEV_STATS_OBJECTID` is 0, UAPI header).
-pub(crate) fn device_stats_key(devid: DevId) -> Key {
-    Key::new(0, ItemType::PERSISTENT_ITEM, devid.0)
 }
 
 /// Takes the file-level fields of `new`, keeps the engine's own of `old`.
@@ -467,49 +367,13 @@ impl Engine {
         crate::log::count_commit();
         inner.commit_workers.run(|| inner.commit_locked(None, frozen))
     }
-
-    /// Brings all changes into the trees, keeps everybody out, and runs `f` on the trees as they stand. Nothing is written
-    /// to disk: the next commit does it. Where earlier stages have left too much for that, it happens here, first. The caller
-    /// holds no handle.
-    pub fn stage<R: Send>(&self, f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send) -> Result<R, TxnError> {
-        let inner = &*self.0;
-        inner.writable()?;
-        if self.staged_ref_changes() > inner.staged_ref_changes_max {
-            self.commit()?;
-        }
-        let _one = inner.commit_lock.lock();
-        inner.writable()?;
-        inner.write_unwritten()?;
-        inner.log_is_settled()?;
-        let source = inner.source();
-        inner.staged.store(self.generation().0, Ordering::Release);
-        if inner.touched.load(Ordering::Acquire) {
-            // What is there by now goes in while others go on, so that they have to wait for the rest only.
-            let freeze_guard = inner.barrier.block_joins();
-            let generation = self.generation();
-            let new_extents = inner.freeze(source.as_ref());
-            drop(freeze_guard);
-            let done = inner.commit_workers.run(|| inner.apply_stage(source.as_ref(), new_extents, generation));
-            done.map_err(|e| inner.poison(e))?;
-        }
-        let _freeze_guard = inner.barrier.block_joins();
-        let generation = self.generation();
-        inner.touched.store(true, Ordering::Release);
-        let new_extents = inner.freeze(source.as_ref());
-        inner.commit_workers.run(|| {
-            inner.apply_stage(source.as_ref(), new_extents, generation).map_err(|e| inner.poison(e))?;
-            let done = f(&mut Staged::new(self, generation));
-            inner.staged_ref_changes.store(inner.ledger.len(), Ordering::Relaxed);
-            done
-        })
-    }
 }
 
 impl Inner {
-    /// All steps, the commit lock held. Where something is to move, that happens when all else is settled.
+    /// All steps, the commit lock held; `last_step` comes when all else is settled.
     pub(crate) fn commit_locked(
         &self,
-        moving: Option<&mut Moving<'_>>,
+        last_step: Option<&mut dyn LastStep>,
         frozen: &dyn Fn(),
     ) -> Result<Generation, TxnError> {
         let source = self.source();
@@ -519,101 +383,17 @@ impl Inner {
             let new_extents = self.freeze(source.as_ref());
             self.touched.store(false, Ordering::Release);
             self.staged_ref_changes.store(0, Ordering::Relaxed);
-            let keeps_out = moving.as_ref().is_some_and(|moving| moving.keeps_out());
+            let keeps_out = last_step.as_ref().is_some_and(|step| step.keeps_out());
             let generation = Generation(self.open_generation.fetch_add(1, Ordering::AcqRel));
             (new_extents, generation, keeps_out.then_some(freeze_guard))
         };
         frozen();
         let done = self
             .apply_stage(source.as_ref(), new_extents, generation)
-            .and_then(|()| self.settle(generation, moving, freeze_guard))
+            .and_then(|()| self.settle(generation, last_step, freeze_guard))
             .and_then(|chunk_alloc_lock| Ok((self.to_write(number, generation)?, chunk_alloc_lock)));
         let (unwritten, _chunk_alloc_lock) = done.map_err(|e| self.poison(e))?;
         self.write(unwritten)
-    }
-}
-
-/// The trees with everything in them and nobody else inside. A call that fails after it began leaves the engine read-only.
-pub struct Staged<'a> {
-    engine: &'a Engine,
-    generation: Generation,
-}
-
-impl<'a> Staged<'a> {
-    pub(crate) fn new(engine: &'a Engine, generation: Generation) -> Staged<'a> {
-        Staged { engine, generation }
-    }
-
-    pub(crate) fn inner(&self) -> &'a Inner {
-        &self.engine.0
-    }
-
-    /// The generation that this will be committed under.
-    pub fn generation(&self) -> Generation {
-        self.generation
-    }
-
-    /// The root of a tree with all changes in it.
-    pub fn root(&self, tree: TreeId) -> Result<TreeRoot, TxnError> {
-        Ok(self.inner().tree(tree)?.root)
-    }
-
-    /// Applies sorted changes to a tree.
-    pub fn put(&mut self, tree: TreeId, changes: &[Change]) -> Result<(), TxnError> {
-        self.inner().apply(tree, changes, self.generation).map_err(|e| self.inner().poison(e))
-    }
-
-    /// Makes a new tree: one empty leaf.
-    pub fn create_tree(&mut self, tree: TreeId, item: RootItem) -> Result<(), TxnError> {
-        let inner = self.inner();
-        let fresh = TreeState {
-            root: TreeRoot::on_disk(tree, Logical(0), self.generation, 0),
-            item: Some(item),
-            key_offset: 0,
-            changed: true,
-        };
-        let root = inner
-            .with_env(&fresh, tree, self.generation, |env| inner.blocks.create_tree(&[], env))
-            .map_err(|e| inner.poison(e))?;
-        inner.trees.set(TreeState { root, ..fresh });
-        self.quota_of_new(tree)
-    }
-
-    /// Makes `target` a snapshot of `source` as it is now.
-    pub fn snapshot(&mut self, source: TreeId, target: TreeId, mut item: RootItem) -> Result<(), TxnError> {
-        let inner = self.inner();
-        let from = inner.tree(source)?;
-        let root = inner
-            .with_env(&from, target, self.generation, |env| inner.blocks.copy_root(&from.root, target, env))
-            .map_err(|e| inner.poison(e))?;
-        item.last_snapshot.set(self.generation.0);
-        item.bytes_used = from.item.as_ref().map_or(item.bytes_used, |i| i.bytes_used);
-        inner.trees.set(TreeState { root, item: Some(item), key_offset: self.generation.0, changed: true });
-        inner.trees.update(source, |t| {
-            if let Some(item) = &mut t.item {
-                item.last_snapshot.set(self.generation.0);
-            }
-            t.changed = true;
-        });
-        if inner.quota.table.read().as_ref().is_some_and(|table| !table.is_simple()) {
-            inner.quota.notes.lock().snapshots.push((source, target));
-        }
-        self.quota_of_snapshot(source, target)
-    }
-
-    /// Marks a tree dead: no references left to it by name; [`Engine::drop_step`] takes it apart.
-    pub fn orphan_tree(&mut self, tree: TreeId) -> Result<(), TxnError> {
-        let inner = self.inner();
-        inner.tree(tree)?;
-        inner.trees.update(tree, |t| {
-            if let Some(item) = &mut t.item {
-                item.refs.set(0);
-            }
-            t.changed = true;
-        });
-        let key = Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, tree.0);
-        self.put(TreeId::ROOT, &[Change { key, op: Op::Put(Box::default()) }])?;
-        self.quota_of_deleted(tree)
     }
 }
 

@@ -19,9 +19,10 @@ use oleo_tree::{Change, DropPlan, DropProgress, DropStep, Dropping, Node, TakesA
 
 use crate::TxnError;
 use crate::backrefs::Backrefs;
-use crate::commit::{ORPHAN_OBJECT, Staged};
-use crate::engine::{Engine, Inner, Need};
+use crate::engine::{Engine, Inner};
+use crate::options::Need;
 use crate::quota::table::Table;
+use crate::staged::Staged;
 use crate::trees::TreeState;
 
 /// Blocks that steps may look at in one transaction with quota on, in bytes: the count keeps them in memory until it ends. A tree
@@ -59,10 +60,10 @@ impl Engine {
         let _reader = self.reader();
         let Some(root) = self.root(TreeId::ROOT)? else { return Ok(None) };
         let mut cursor = self.0.blocks.cursor(&root);
-        let mut more = cursor.seek(&Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, from.0))?;
+        let mut more = cursor.seek(&Key::orphan(from.0))?;
         while more {
             let Some((key, _)) = cursor.current() else { break };
-            if key.objectid != ORPHAN_OBJECT || key.item_type != ItemType::ORPHAN_ITEM {
+            if key.objectid != Key::ORPHAN || key.item_type != ItemType::ORPHAN_ITEM {
                 break;
             }
             let tree = TreeId(key.offset);
@@ -169,7 +170,7 @@ impl Staged<'_> {
                 inner.backref_conversion.lock().remove(&tree);
                 // A tree that was made and deleted in one transaction has no item yet: deleting nothing is no harm.
                 let gone = [
-                    Change::delete(Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, tree.0)),
+                    Change::delete(Key::orphan(tree.0)),
                     Change::delete(Key::new(tree.0, ItemType::ROOT_ITEM, state.key_offset)),
                 ];
                 let mut gone = Vec::from(gone);

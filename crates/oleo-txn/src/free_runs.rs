@@ -14,7 +14,8 @@
 use std::collections::BTreeMap;
 
 use oleo_format::{ByteLen, Corruption, ItemType, Key, Logical};
-use oleo_tree::{Change, Op};
+use oleo_space::Run;
+use oleo_tree::{Blocks, Change, Op, TreeError, TreeRoot};
 
 /// Bytes of one bitmap item (`BTRFS_FREE_SPACE_BITMAP_SIZE`, format documentation of the free-space tree).
 pub const BITMAP_BYTES: u64 = 256;
@@ -51,6 +52,50 @@ pub enum FreeSpaceChange {
     Used,
     /// The piece is now free.
     Free,
+}
+
+/// How long all of them are.
+pub(crate) fn sum_of(runs: &[(Logical, ByteLen)]) -> ByteLen {
+    ByteLen(runs.iter().map(|(_, len)| len.0).sum())
+}
+
+/// `all` without `cut`, which is sorted and may go beyond it.
+pub(crate) fn without(all: Run, cut: &[(Logical, ByteLen)]) -> Vec<(Logical, ByteLen)> {
+    let (mut free, mut from) = (Vec::new(), all.start);
+    for (at, len) in cut.iter().take_while(|(at, _)| *at < all.end()) {
+        if *at > from {
+            free.push((from, *at - from));
+        }
+        from = from.max(*at + *len);
+    }
+    if from < all.end() {
+        free.push((from, all.end() - from));
+    }
+    free
+}
+
+/// Items with their keys, in the order of the tree.
+type ItemList = Vec<(Key, Box<[u8]>)>;
+
+/// The free-space items whose keys lie in a group.
+pub(crate) fn group_items(
+    blocks: &Blocks,
+    root: &TreeRoot,
+    start: Logical,
+    len: ByteLen,
+) -> Result<ItemList, TreeError> {
+    let mut items = Vec::new();
+    let mut cursor = blocks.cursor(root);
+    let mut more = cursor.seek(&Key::new(start.0, ItemType(0), 0))?;
+    while more {
+        let Some((key, data)) = cursor.current() else { break };
+        if key.objectid - start.0 >= len.0 {
+            break;
+        }
+        items.push((key, data.into()));
+        more = cursor.next()?;
+    }
+    Ok(items)
 }
 
 /// The free space of one group and the items that stand for it in the tree.

@@ -12,134 +12,25 @@
 //!
 //! Locks: `growing`, one grower at a time, before those of `space`; `plans` and what is known of idle groups are leaves. Crash: a chunk that was not recorded never was.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::Instant;
+pub(crate) mod state;
 
-use hashbrown::HashMap;
+use std::sync::atomic::Ordering;
+
 use oleo_format::{BlockGroupFlags, ByteLen, DevId, Key, Logical};
-use oleo_lock::{Mutex, MutexGuard, rank};
 use oleo_space::{Goal, Grant, GroupInfo, Kind, Refusal, Reservation, Run, Want};
 use oleo_tree::Change;
 use oleo_volume::{ChunkPlan, ChunkWant, KeptFree, Outlook, VolumeError};
 
 use crate::TxnError;
-use crate::engine::{DataWant, Engine, Inner, Need};
+use crate::engine::{Engine, Inner};
+use crate::free_runs::{sum_of, without};
+use crate::options::{DataWant, Need};
+use state::NewChunk;
 
 /// Chunks that one request may make: the largest request over the smallest chunk, with room to spare.
 const GROW_MAX: u32 = 1 << 20;
 /// System space kept ahead for the chunk tree, in blocks beyond its own size.
 const SYSTEM_AHEAD_BLOCKS: u64 = 16;
-
-/// A chunk on its way into the trees.
-pub(crate) struct NewChunk {
-    pub(crate) start: Logical,
-    pub(crate) len: ByteLen,
-    pub(crate) flags: BlockGroupFlags,
-    pub(crate) free: Vec<(Logical, ByteLen)>,
-    pub(crate) chunk_tree: Vec<Change>,
-    pub(crate) dev_tree: Vec<Change>,
-}
-
-pub(crate) struct Growth {
-    plans: Mutex<rank::ChunkPlans, Vec<NewChunk>>,
-    growing: Mutex<rank::Growing, ()>,
-    /// Groups that nothing is in, and since when that is known (see `relocate::idle`).
-    pub(crate) idle: Mutex<rank::IdleGroups, HashMap<Logical, Instant>>,
-    /// When all groups were last looked at for that.
-    pub(crate) idle_looked: Mutex<rank::IdleGroups, Option<Instant>>,
-    bytes_used: AtomicI64,
-    /// How much of the devices was unallocated when metadata's growth was set; `u64::MAX` until then. While that is the same, so is the
-    /// growth.
-    reported_of: AtomicU64,
-    /// Type and profile of the newest group of each kind as the volume was opened, which those to come are made like; 0 if
-    /// there was none.
-    profiles: [AtomicU64; 3],
-}
-
-impl Growth {
-    pub(crate) fn new(bytes_used: u64) -> Growth {
-        Growth {
-            plans: Mutex::new(Vec::new()),
-            growing: Mutex::new(()),
-            idle: Mutex::new(HashMap::new()),
-            idle_looked: Mutex::new(None),
-            bytes_used: AtomicI64::new(i64::try_from(bytes_used).unwrap_or(i64::MAX)),
-            reported_of: AtomicU64::new(u64::MAX),
-            profiles: Default::default(),
-        }
-    }
-
-    /// A group that the volume has; they are told in the order of their addresses.
-    pub(crate) fn note_group(&self, flags: BlockGroupFlags) {
-        for kind in Kind::ALL.into_iter().filter(|kind| flags.contains(bit_of(*kind))) {
-            self.profiles[kind as usize].store(flags.bits(), Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn take_plans(&self) -> Vec<NewChunk> {
-        std::mem::take(&mut *self.plans.lock())
-    }
-
-    /// An item of the chunk tree is another now: chunks that wait to be recorded must not bring back the old one. No
-    /// chunk is made meanwhile.
-    pub(crate) fn replace_in_plans(&self, _held: &MutexGuard<'_, rank::Growing, ()>, key: &Key, item: &[u8]) {
-        for plan in self.plans.lock().iter_mut() {
-            for change in plan.chunk_tree.iter_mut().filter(|change| change.key == *key) {
-                *change = Change::put(*key, item.to_vec());
-            }
-        }
-    }
-
-    /// The space of chunks that are not recorded yet.
-    pub(crate) fn uncommitted_chunks(&self) -> Vec<Run> {
-        self.plans.lock().iter().map(|plan| Run::new(plan.start, plan.len)).collect()
-    }
-
-    pub(crate) fn has_plans(&self) -> bool {
-        !self.plans.lock().is_empty()
-    }
-
-    /// While held, no chunk is made.
-    pub(crate) fn lock_chunk_alloc(&self) -> MutexGuard<'_, rank::Growing, ()> {
-        self.growing.lock()
-    }
-
-    pub(crate) fn add_bytes_used(&self, delta: i64) {
-        self.bytes_used.fetch_add(delta, Ordering::Relaxed);
-    }
-
-    pub(crate) fn bytes_used(&self) -> u64 {
-        u64::try_from(self.bytes_used.load(Ordering::Relaxed)).unwrap_or(0)
-    }
-}
-
-pub(crate) fn bit_of(kind: Kind) -> BlockGroupFlags {
-    match kind {
-        Kind::Data => BlockGroupFlags::DATA,
-        Kind::Metadata => BlockGroupFlags::METADATA,
-        Kind::System => BlockGroupFlags::SYSTEM,
-    }
-}
-
-/// How long all of them are.
-pub(crate) fn sum_of(runs: &[(Logical, ByteLen)]) -> ByteLen {
-    ByteLen(runs.iter().map(|(_, len)| len.0).sum())
-}
-
-/// `all` without `cut`, which is sorted and may go beyond it.
-pub(crate) fn without(all: Run, cut: &[(Logical, ByteLen)]) -> Vec<(Logical, ByteLen)> {
-    let (mut free, mut from) = (Vec::new(), all.start);
-    for (at, len) in cut.iter().take_while(|(at, _)| *at < all.end()) {
-        if *at > from {
-            free.push((from, *at - from));
-        }
-        from = from.max(*at + *len);
-    }
-    if from < all.end() {
-        free.push((from, all.end() - from));
-    }
-    free
-}
 
 /// Metadata groups to come that may be promised before they are there: gigabytes. Where that is not enough, groups are made.
 const OUTLOOK_CHUNKS_MAX: u32 = 8;
@@ -337,7 +228,7 @@ impl Inner {
     fn profile_of(&self, kind: Kind) -> BlockGroupFlags {
         match self.growth.profiles[kind as usize].load(Ordering::Relaxed) {
             0 if self.rules.mixed && kind != Kind::System => BlockGroupFlags::DATA | BlockGroupFlags::METADATA,
-            0 => bit_of(kind),
+            0 => kind.flag(),
             newest => BlockGroupFlags::from_bits_retain(newest),
         }
     }

@@ -1,10 +1,12 @@
 //! Transactions: begin, join, freeze, settle, write, publish; the bookkeeping trees, back references, snapshots.
 //!
-//! [`Engine`] is the entry point. `commit` describes the order of a commit, `extents`, `free_runs`, `csums` and
-//! `bookkeeping` what it records, `growth` and `metadata_reserve` how space is promised before it is used, `load` what
-//! opening does, `log` what an fsync writes.
+//! [`Engine`] is the entry point. `engine` is what all other files work on: state and options below it know nothing of it. `commit`
+//! describes the order of a commit, `extents`, `free_runs`, `csums` and `bookkeeping` what it records, `growth` and
+//! `metadata_reserve` how space is promised before it is used, `load` what opening does, `log` what an fsync writes. Relocation is the
+//! last step of a commit that is given one (`commit::LastStep`).
 
 mod agree;
+mod apply;
 mod backrefs;
 mod barrier;
 mod bookkeeping;
@@ -14,29 +16,38 @@ mod drop;
 mod engine;
 mod error;
 mod extents;
+mod file_data;
 mod free_runs;
 mod growth;
+mod join;
 mod load;
 mod log;
 mod metadata_reserve;
+mod options;
 mod quota;
 mod readers;
 mod relocate;
 mod resize;
 mod root_sets;
+mod source;
+mod staged;
 mod trees;
 mod trim;
 mod unreplayed_log;
 mod workers;
 
 pub use backrefs::{Backrefs, Naming};
-pub use commit::Staged;
 pub use drop::Dropped;
-pub use engine::{CsumCheck, DataReservation, DataWant, DeltaSource, Engine, EngineOptions, Handle, Need, Stage};
+pub use engine::Engine;
 pub use error::TxnError;
+pub use file_data::DataReservation;
+pub use join::Handle;
 pub use log::{JoinsBlocked, LogCommit, LogWritten, commits_of_this_thread, fallback};
+pub use options::{CsumCheck, DataWant, EngineOptions, Need};
 pub use quota::{Assigned, Qgroup, QgroupId, QgroupLimit, QuotaMode, QuotaState, ScanBase};
 pub use readers::Reader;
 pub use relocate::{Addresses, Moved, NoAddresses};
 pub use root_sets::{RootSet, RootSets};
-pub use unreplayed_log::{LogTree, UnreplayedLog};
+pub use source::{DeltaSource, Stage};
+pub use staged::Staged;
+pub use unreplayed_log::found::{LogTree, UnreplayedLog};

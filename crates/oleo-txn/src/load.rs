@@ -16,52 +16,63 @@ use oleo_volume::{ChunkMap, ErrorCounters, Volume};
 use rayon::prelude::*;
 
 use crate::TxnError;
-use crate::commit::device_stats_key;
-use crate::engine::{Engine, EngineOptions, Inner, Rules};
-use crate::free_runs::FreeItems;
-use crate::growth::{sum_of, without};
+use crate::engine::{Engine, Inner, Rules};
+use crate::free_runs::{FreeItems, group_items, sum_of, without};
+use crate::options::EngineOptions;
 use crate::trees::{self, TreeState};
 use crate::unreplayed_log;
 
-pub(crate) fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> {
-    let sb = volume.super_block();
-    let features = sb.features();
-    let blocks = Blocks::new(volume.clone(), opts.cache_bytes);
-    let state = |root| TreeState { root, item: None, key_offset: 0, changed: false };
-    let root_tree = TreeRoot::on_disk(TreeId::ROOT, sb.root(), sb.generation(), sb.root_level);
-    let chunk_generation = Generation(sb.chunk_root_generation.get());
-    let chunk_tree = TreeRoot::on_disk(TreeId::CHUNK, sb.chunk_root(), chunk_generation, sb.chunk_root_level);
-    let rules = Rules {
-        read_only: opts.read_only,
-        chunk_len_max: opts.chunk_len_max,
-        nodesize: sb.nodesize.get(),
-        sectorsize: sb.sectorsize.get(),
-        csum: sb.csum()?,
-        free_space_tree: Inner::has_free_space_tree(&sb),
-        block_group_tree: features.block_group_tree(),
-        discard: opts.discard && !opts.read_only,
-        ignore_bad_trees: opts.read_only && opts.ignore_bad_trees,
-        uuid_tree: tolerant(opts, trees::find(&blocks, &root_tree, TreeId::UUID))?.flatten().is_some(),
-        skinny: features.skinny_metadata(),
-        metadata_uuid: sb.metadata_fsid(),
-        chunk_tree_uuid: volume.chunk_tree_uuid(),
-        mixed: features.mixed_groups(),
-    };
-    let engine = Engine::assemble(volume, blocks, sb, rules, opts);
-    let inner = &*engine.0;
-    inner.trees.set(state(root_tree.clone()));
-    inner.trees.set(state(chunk_tree));
-    if !opts.read_only {
-        refuse_unwritable(inner, &root_tree)?;
+impl Engine {
+    /// Opens the trees of `volume`. For writing it refuses what it cannot carry on: an interrupted replace of a device,
+    /// features it does not know. Where there is a log, what it uses is kept, and no commit happens
+    /// before [`Engine::log_applied`].
+    pub fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> {
+        let sb = volume.super_block();
+        let features = sb.features();
+        let blocks = Blocks::new(volume.clone(), opts.cache_bytes);
+        let state = |root| TreeState { root, item: None, key_offset: 0, changed: false };
+        let root_tree = TreeRoot::on_disk(TreeId::ROOT, sb.root(), sb.generation(), sb.root_level);
+        let chunk_generation = Generation(sb.chunk_root_generation.get());
+        let chunk_tree = TreeRoot::on_disk(TreeId::CHUNK, sb.chunk_root(), chunk_generation, sb.chunk_root_level);
+        let rules = Rules {
+            read_only: opts.read_only,
+            chunk_len_max: opts.chunk_len_max,
+            nodesize: sb.nodesize.get(),
+            sectorsize: sb.sectorsize.get(),
+            csum: sb.csum()?,
+            free_space_tree: has_free_space_tree(&sb),
+            block_group_tree: features.block_group_tree(),
+            discard: opts.discard && !opts.read_only,
+            ignore_bad_trees: opts.read_only && opts.ignore_bad_trees,
+            uuid_tree: tolerant(opts, trees::find(&blocks, &root_tree, TreeId::UUID))?.flatten().is_some(),
+            skinny: features.skinny_metadata(),
+            metadata_uuid: sb.metadata_fsid(),
+            chunk_tree_uuid: volume.chunk_tree_uuid(),
+            mixed: features.mixed_groups(),
+        };
+        let engine = Engine(Arc::new_cyclic(|this| {
+            let free_space = Arc::new(Source(this.clone()));
+            Inner::new(volume, blocks, rules, opts, free_space)
+        }));
+        let inner = &*engine.0;
+        inner.trees.set(state(root_tree.clone()));
+        inner.trees.set(state(chunk_tree));
+        if !opts.read_only {
+            refuse_unwritable(inner, &root_tree)?;
+        }
+        tolerant(opts, load_device_stats(inner))?;
+        tolerant(opts, load_groups(inner))?;
+        tolerant(opts, inner.load_quota())?;
+        if !opts.read_only {
+            let found = unreplayed_log::read(inner)?;
+            *inner.unreplayed_log.lock() = found.map(Arc::new);
+        }
+        Ok(engine)
     }
-    tolerant(opts, load_device_stats(inner))?;
-    tolerant(opts, load_groups(inner))?;
-    tolerant(opts, inner.load_quota())?;
-    if !opts.read_only {
-        let found = unreplayed_log::read(inner)?;
-        *inner.unreplayed_log.lock() = found.map(Arc::new);
-    }
-    Ok(engine)
+}
+
+fn has_free_space_tree(sb: &SuperBlock) -> bool {
+    sb.features().compat_ro.contains(CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID)
 }
 
 /// Passes over what cannot be read, where that is wanted.
@@ -117,7 +128,7 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
 fn load_device_stats(inner: &Inner) -> Result<(), TxnError> {
     let Some(dev) = inner.trees.get(&inner.blocks, TreeId::DEV)? else { return Ok(()) };
     for (devid, since_open) in inner.volume.error_counters() {
-        if let Some(item) = inner.blocks.get(&dev.root, &device_stats_key(devid))? {
+        if let Some(item) = inner.blocks.get(&dev.root, &Key::device_stats(devid))? {
             let mut values = since_open.to_values();
             for (value, bytes) in values.iter_mut().zip(item.as_chunks::<8>().0) {
                 *value = value.saturating_add(u64::from_le_bytes(*bytes));
@@ -190,27 +201,8 @@ fn add_groups<'a>(
     Ok(inner.space.add_groups(&infos)?)
 }
 
-/// Items with their keys, in the order of the tree.
-type Items = Vec<(Key, Box<[u8]>)>;
-
-/// The free-space items whose keys lie in a group.
-pub(crate) fn group_items(blocks: &Blocks, root: &TreeRoot, start: Logical, len: ByteLen) -> Result<Items, TxnError> {
-    let mut items = Vec::new();
-    let mut cursor = blocks.cursor(root);
-    let mut more = cursor.seek(&Key::new(start.0, ItemType(0), 0))?;
-    while more {
-        let Some((key, data)) = cursor.current() else { break };
-        if key.objectid - start.0 >= len.0 {
-            break;
-        }
-        items.push((key, data.into()));
-        more = cursor.next()?;
-    }
-    Ok(items)
-}
-
 /// Answers the allocator's question what is free in a group.
-pub(crate) struct Source(pub(crate) Weak<Inner>);
+struct Source(Weak<Inner>);
 
 impl FreeSource for Source {
     fn load(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, LoadError> {

@@ -30,6 +30,8 @@
 //! for want of room below the devices: then the log of before stands, and a commit has to do.
 //! Not here: what is logged (`oleo-fs`), replay.
 
+pub(crate) mod state;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -44,6 +46,7 @@ use oleo_tree::{ApplyEnv, BlockAlloc, Change, Dirty, ExtentInfo, ExtentState, Op
 use crate::TxnError;
 use crate::barrier::FreezeGuard;
 use crate::engine::{Engine, Inner};
+use state::LogState;
 
 /// Why a log cannot be written, and a commit has to be: rules of the format, and two of ours (space, damage).
 pub mod fallback {
@@ -83,49 +86,6 @@ pub fn commits_of_this_thread() -> u64 {
 /// One more of them.
 pub(crate) fn count_commit() {
     COMMITS.with(|count| count.set(count.get() + 1));
-}
-
-/// The log of the open transaction.
-pub(crate) struct LogState {
-    /// The generation of the blocks; 0: there is no log.
-    generation: u64,
-    root: Option<TreeRoot>,
-    trees: BTreeMap<TreeId, TreeRoot>,
-    /// Every block that was taken for it.
-    taken: Vec<Logical>,
-    /// Those of them that no superblock on disk leads to.
-    idle: Vec<Logical>,
-    /// The superblock on disk, of the last commit.
-    committed: SuperBlock,
-    /// The same with the log in it, as last written.
-    logged: Option<SuperBlock>,
-    /// Why nothing may be logged any more in the generation.
-    refused: Option<(u64, &'static str)>,
-}
-
-impl LogState {
-    pub(crate) fn new(committed: SuperBlock) -> LogState {
-        LogState {
-            generation: 0,
-            root: None,
-            trees: BTreeMap::new(),
-            taken: Vec::new(),
-            idle: Vec::new(),
-            committed,
-            // A log that was found is as dear as one of ours.
-            logged: (committed.log_root.get() != 0).then_some(committed),
-            refused: None,
-        }
-    }
-
-    fn clear(&mut self) {
-        self.generation = 0;
-        self.root = None;
-        self.trees = BTreeMap::new();
-        self.taken = Vec::new();
-        self.idle = Vec::new();
-        self.logged = None;
-    }
 }
 
 /// What became of a log commit.

@@ -32,7 +32,7 @@ use oleo_format::ByteLen;
 use oleo_lock::{Mutex, MutexGuard, rank};
 use oleo_space::Reservation;
 
-use crate::engine::Need;
+use crate::options::Need;
 
 /// Blocks that one changed item may make the transaction rewrite: its leaf, the leaf a split adds, and for both the leaves
 /// of the extent tree and the free-space tree that record them, plus ancestors, which neighbours share.

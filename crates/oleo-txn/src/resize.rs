@@ -8,7 +8,7 @@ use oleo_format::{ByteLen, DevId, TreeId};
 use oleo_tree::Change;
 
 use crate::TxnError;
-use crate::commit::Staged;
+use crate::staged::Staged;
 
 impl Staged<'_> {
     /// Changes how much of a device the volume may use. A file that is too long is cut by `Volume::cut_device`, when this

@@ -14,6 +14,8 @@
 //! Crash: nothing is written before (5): the log is there until the commit that contains it is durable.
 //! Not here: what the items of the log mean.
 
+pub(crate) mod found;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,66 +25,17 @@ use oleo_format::{
     BlockGroupFlags, ByteLen, Compression, Corruption, ExtentFlags, ExtentRecord, FileExtent, Generation, ItemType,
     Key, Logical, RootItem, TreeId,
 };
-use oleo_lock::{Mutex, rank};
 use oleo_space::{Refusal, Run};
 use oleo_tree::{TreeRoot, Walk};
 
 use crate::TxnError;
-use crate::engine::{Engine, Handle, Inner};
+use crate::engine::{Engine, Inner};
+use crate::join::Handle;
+use found::{LogTree, UncommittedExtents, UnreplayedLog};
 
 /// Bytes of tree blocks that a log may have. What is replayed is held in memory, a few times this size. A log holds the
 /// changes of one transaction; nobody has made one that comes near.
 const LOG_BYTES_MAX: u64 = 1 << 30;
-
-/// The log of an interrupted session, not replayed yet.
-pub struct UnreplayedLog {
-    trees: Vec<LogTree>,
-    /// Addresses of all its blocks.
-    blocks: Vec<Logical>,
-    /// Data that the log names and the extent tree does not.
-    uncommitted: UncommittedExtents,
-    items: u64,
-    item_bytes: u64,
-}
-
-/// Data by its start: its length, and the subvolume in whose log it is. Of several that is the one of the highest number, as with the
-/// kernel, which begins with that.
-type UncommittedExtents = BTreeMap<u64, (u64, TreeId)>;
-
-/// The log of one subvolume.
-#[derive(Clone, Debug)]
-pub struct LogTree {
-    /// Whose changes it holds.
-    pub subvol: TreeId,
-    /// Where it is.
-    pub root: TreeRoot,
-}
-
-impl UnreplayedLog {
-    /// The logs, in the order of their subvolumes' numbers.
-    pub fn trees(&self) -> &[LogTree] {
-        &self.trees
-    }
-    /// Items of all logs.
-    pub fn items(&self) -> u64 {
-        self.items
-    }
-    /// Bytes of these items.
-    pub fn item_bytes(&self) -> u64 {
-        self.item_bytes
-    }
-    /// Tree blocks of the log, the root's included.
-    pub fn blocks(&self) -> usize {
-        self.blocks.len()
-    }
-    /// Whether this data is in the log only.
-    pub fn is_uncommitted(&self, at: Logical) -> bool {
-        self.uncommitted.contains_key(&at.0)
-    }
-}
-
-/// Where the engine keeps it until it is applied.
-pub(crate) type Slot = Mutex<rank::UnreplayedLog, Option<Arc<UnreplayedLog>>>;
 
 fn corrupt(what: &'static str, at: impl std::fmt::Display, have: impl ToString, want: impl ToString) -> TxnError {
     Corruption::new("log tree", what, have.to_string(), want.to_string()).within(at).into()

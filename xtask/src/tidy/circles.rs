@@ -45,31 +45,6 @@ const TOLERATED: &[(&str, &[&str])] = &[
         "oleo-space",
         &["error.rs", "faults.rs", "group.rs", "guard.rs", "index.rs", "load.rs", "pick.rs", "space.rs", "table.rs"],
     ),
-    (
-        "oleo-txn",
-        &[
-            "agree.rs",
-            "backrefs.rs",
-            "bookkeeping.rs",
-            "commit.rs",
-            "engine.rs",
-            "extents.rs",
-            "growth.rs",
-            "load.rs",
-            "log.rs",
-            "metadata_reserve.rs",
-            "quota/account.rs",
-            "quota/edit.rs",
-            "quota/limits.rs",
-            "quota/mod.rs",
-            "quota/simple.rs",
-            "relocate/data.rs",
-            "relocate/idle.rs",
-            "relocate/mod.rs",
-            "relocate/plan.rs",
-            "unreplayed_log.rs",
-        ],
-    ),
 ];
 
 /// Path of a module from the root of its crate: `["data", "map"]`; the root's is empty.

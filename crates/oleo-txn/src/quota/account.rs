@@ -26,31 +26,10 @@ use oleo_tree::{BlockChange, BlockDiff, DropMoment, DropVisit, Node, TreeRoot, W
 use crate::TxnError;
 use crate::backrefs::Backrefs;
 use crate::engine::Inner;
+use crate::quota::state::{Notes, Op};
 use crate::quota::table::{Move, QgroupId, Table};
 use crate::root_sets::{RootSet, RootSets};
 use crate::trees::{self, TreeState};
-
-/// One step from the old numbers to the new ones.
-#[derive(Clone, Debug)]
-pub(crate) enum Op {
-    /// Bytes that moved.
-    Moves(Vec<Move>),
-    /// A tree now has all that another one has.
-    Copy { source: TreeId, new: TreeId },
-}
-
-/// What the operations of a transaction note for quota.
-#[derive(Default)]
-pub(crate) struct Notes {
-    /// Snapshots, in the order of their making: source, snapshot.
-    pub snapshots: Vec<(TreeId, TreeId)>,
-    /// Trees that were dropped to the end, as they were.
-    pub dropped: Vec<TreeState>,
-    /// Trees that steps of dropping were made of, as they were before the first of them.
-    pub dropping: HashMap<TreeId, TreeState>,
-    /// Blocks that those steps looked at, and that the count of the transaction may so look at again.
-    pub drop_blocks: usize,
-}
 
 /// Who lost (below 0) and gained an extent.
 type Tags = Vec<(TreeId, i64)>;

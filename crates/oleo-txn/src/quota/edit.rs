@@ -10,8 +10,8 @@ use oleo_tree::{Change, DropPlan, DropStep};
 use super::play_back;
 use super::table::{Move, Qgroup, QgroupId, QgroupLimit, Table, info_key, limit_key, relation_keys, status_key};
 use crate::TxnError;
-use crate::commit::Staged;
 use crate::root_sets::{RootSet, RootSets};
+use crate::staged::Staged;
 use crate::trees::TreeState;
 
 /// What became of the numbers when a group was put into or taken out of another.

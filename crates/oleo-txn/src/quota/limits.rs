@@ -8,22 +8,22 @@
 //! How many tree blocks the items take is not known before they are in the trees. So an operation is charged the maximum, which is
 //! more than it will use. If that exceeds the limit, everything is committed, and the operation is charged the
 //! minimum, the bytes of its items and data; until it is counted, no other operation is admitted like that into a group with a
-//! limit ([`Sums::lone`]). So a group exceeds its limit by the tree blocks of one operation at most, and a refused operation
+//! limit (`Sums::lone`). So a group exceeds its limit by the tree blocks of one operation at most, and a refused operation
 //! had no space.
 //!
 //! Without any limit nothing is counted, and nobody meets here. Lock: `sums`, for additions; `table` is read under it.
 //! Crash: memory only.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use hashbrown::HashMap;
 use oleo_format::{ByteLen, TreeId};
-use oleo_lock::{Mutex, RwLock, rank};
 
-use super::table::{QgroupId, QgroupLimit, Table};
+use super::charges::{HELD, OPEN, take};
+use super::table::{QgroupId, QgroupLimit};
 use crate::TxnError;
-use crate::engine::{Engine, Inner, Need};
+use crate::engine::{Engine, Inner};
+use crate::join::Handle;
+use crate::options::Need;
 
 /// Bytes of an item's place in a leaf beside its data (format: `struct btrfs_item`).
 const ITEM_BYTES: u64 = 25;
@@ -36,23 +36,6 @@ const LEAVES_OF_NAMES: u64 = 4;
 const LEAVES_OF_DATA: u64 = 2;
 /// Turns that an operation waits for others that were let in alone: more than there are threads, as a rule. A commit each.
 const TURNS_MAX: u32 = 32;
-
-#[derive(Default)]
-struct Sums {
-    /// By tree: what writers have been promised, what the open transaction may use, what the frozen one may.
-    held: HashMap<TreeId, u64>,
-    open: HashMap<TreeId, u64>,
-    frozen: HashMap<TreeId, u64>,
-    /// The same by group, of whatever level.
-    groups: HashMap<QgroupId, u64>,
-    /// Trees of operations that were charged the least, as above.
-    lone: [Vec<TreeId>; 3],
-}
-
-/// Places in [`Sums::lone`].
-const HELD: usize = 0;
-const OPEN: usize = 1;
-const FROZEN: usize = 2;
 
 /// What an operation is charged.
 #[derive(Clone, Copy)]
@@ -75,14 +58,6 @@ enum ChargeOutcome {
     None,
 }
 
-/// What is charged at the moment.
-#[derive(Default)]
-pub(crate) struct Charges {
-    /// Some group has a limit.
-    limited: AtomicBool,
-    sums: Mutex<rank::QuotaSums, Sums>,
-}
-
 /// Bytes that a tree may come to use. Dropped, it becomes one of the open transaction.
 pub(crate) struct Charge {
     inner: Arc<Inner>,
@@ -103,77 +78,6 @@ impl Drop for Charge {
         // Gone where quota was turned off meanwhile.
         if take(&mut sums.held, self.tree, self.bytes) {
             *sums.open.entry(self.tree).or_default() += self.bytes;
-        }
-    }
-}
-
-fn take(from: &mut HashMap<TreeId, u64>, tree: TreeId, bytes: u64) -> bool {
-    match from.get_mut(&tree) {
-        Some(have) if *have >= bytes => {
-            *have -= bytes;
-            if *have == 0 {
-                from.remove(&tree);
-            }
-            true
-        }
-        _ => false,
-    }
-}
-
-impl Charges {
-    pub fn limited(&self) -> bool {
-        self.limited.load(Ordering::Acquire)
-    }
-
-    /// Counts anew by group, after groups or limits changed.
-    pub fn follow(&self, table: &RwLock<rank::QuotaTable, Option<Table>>) {
-        let mut sums = self.sums.lock();
-        let table = table.read();
-        let limited = table.as_ref().is_some_and(|t| t.groups.values().any(|g| g.limit != Default::default()));
-        self.limited.store(limited, Ordering::Release);
-        let Some(table) = table.as_ref().filter(|_| limited) else {
-            *sums = Sums::default();
-            return;
-        };
-        let mut groups: HashMap<QgroupId, u64> = HashMap::new();
-        for map in [&sums.held, &sums.open, &sums.frozen] {
-            for (tree, bytes) in map {
-                for id in table.above(QgroupId::of(*tree)) {
-                    *groups.entry(id).or_default() += bytes;
-                }
-            }
-        }
-        sums.groups = groups;
-    }
-
-    /// Joins are blocked.
-    pub fn freeze(&self) {
-        if !self.limited() {
-            return;
-        }
-        let mut sums = self.sums.lock();
-        for (tree, bytes) in std::mem::take(&mut sums.open) {
-            *sums.frozen.entry(tree).or_default() += bytes;
-        }
-        let mut lone = std::mem::take(&mut sums.lone[OPEN]);
-        sums.lone[FROZEN].append(&mut lone);
-    }
-
-    /// The numbers have what the frozen transaction used.
-    pub fn settled(&self, table: &RwLock<rank::QuotaTable, Option<Table>>) {
-        let mut sums = self.sums.lock();
-        sums.lone[FROZEN].clear();
-        let table = table.read();
-        let Some(table) = table.as_ref() else { return };
-        for (tree, bytes) in std::mem::take(&mut sums.frozen) {
-            for id in table.above(QgroupId::of(tree)) {
-                let left = sums.groups.get(&id).map_or(0, |have| have.saturating_sub(bytes));
-                if left == 0 {
-                    sums.groups.remove(&id)
-                } else {
-                    sums.groups.insert(id, left)
-                };
-            }
         }
     }
 }
@@ -266,7 +170,7 @@ impl Engine {
         need: Need,
         data: u64,
         settle: impl Fn() -> Result<(), E>,
-    ) -> Result<crate::Handle<'_>, E> {
+    ) -> Result<Handle<'_>, E> {
         if need.releasing || !self.0.quota.charges.limited() {
             return Ok(self.join(need)?);
         }

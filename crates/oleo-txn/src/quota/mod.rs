@@ -9,24 +9,25 @@
 //!
 //! A scan counts everything from the roots of one commit, outside of transactions. Until it ends, the numbers and the progress on disk
 //! are zero, so that a later scan, ours or the kernel's, starts from the beginning. Commits meanwhile keep what they would have
-//! counted ([`Scan::log`]); it is added to what the scan found.
+//! counted (`Scan::log`); it is added to what the scan found.
 //!
 //! Locks: `table`, `notes` and `scan`, in this order, held for look-ups and stores, never over I/O; `limits` has one more. What groups there are and
 //! how they hang together changes only with the commit lock held.
 //! Crash: numbers and what they count are in the same transaction.
 
-pub(crate) mod account;
+mod account;
+pub(crate) mod charges;
 mod edit;
 pub(crate) mod limits;
 pub(crate) mod simple;
+pub(crate) mod state;
 pub(crate) mod table;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use oleo_format::{Generation, ItemType, Key, QgroupStatusFlags, TreeId};
-use oleo_lock::{Mutex, RwLock, rank};
 use oleo_tree::{DropProgress, TreeRoot};
 
 use crate::TxnError;
@@ -38,29 +39,9 @@ use crate::trees::TreeState;
 pub use edit::{Assigned, QuotaMode};
 pub use table::{Qgroup, QgroupId, QgroupLimit};
 
-use account::{Notes, Op};
 use simple::OwnedBytes;
+use state::{Op, Scan};
 use table::{Move, Table};
-
-/// Quota of one volume.
-#[derive(Default)]
-pub(crate) struct Quota {
-    /// `None`: quota is off.
-    pub table: RwLock<rank::QuotaTable, Option<Table>>,
-    pub notes: Mutex<rank::QuotaNotes, Notes>,
-    pub charges: limits::Charges,
-    /// Of simple quotas.
-    pub owners: simple::Owners,
-    /// Extents that commits have looked at for quota since opening.
-    pub dirty_extents: AtomicU64,
-    scan: Mutex<rank::QuotaScan, Option<Scan>>,
-}
-
-/// A scan under way.
-struct Scan {
-    /// What the commits since its base did.
-    log: Vec<(RootSets, Vec<Op>)>,
-}
 
 /// What quota is at the moment.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! Simple quotas: an extent counts for the subvolume that first wrote it, whoever else comes to share it, until it is gone.
 //!
-//! Normal path: (1) data that is new has an owner, noted by address as the ledger records it ([`Owners::note`]); (2) as the
+//! Normal path: (1) data that is new has an owner, noted by address as the ledger records it (`Owners::note`); (2) as the
 //! ledger is settled, that goes into the extent's item, and what began or ended counts for its owner ([`Owned`]); (3) the sums by
 //! subvolume come to [`Table::own`], which adds them to groups. Nothing is looked up but the header of each tree block
 //! that comes or goes.
@@ -15,33 +15,11 @@
 
 use hashbrown::HashMap;
 use oleo_format::{Generation, Logical, QgroupStatusFlags, TreeId};
-use oleo_lock::{RwLock, rank};
 use oleo_space::{ExtentKind, Head, RefKey};
 
 use super::table::{QgroupId, Table};
 use crate::TxnError;
 use crate::engine::{Inner, NewExtent};
-
-/// Who wrote the data that is new in the transaction, as long as no item says so.
-#[derive(Default)]
-pub(crate) struct Owners {
-    new_data: RwLock<rank::NewData, HashMap<Logical, TreeId>>,
-}
-
-impl Owners {
-    /// Whose the data at these addresses is.
-    pub fn note(&self, data: impl IntoIterator<Item = (Logical, TreeId)>) {
-        self.new_data.write().extend(data.into_iter().filter(|(_, owner)| owner.is_subvol()));
-    }
-
-    /// What was noted is in items by now, or of no use.
-    pub fn clear(&self) {
-        let mut new_data = self.new_data.write();
-        if !new_data.is_empty() {
-            *new_data = HashMap::new();
-        }
-    }
-}
 
 /// Bytes that subvolumes came to own (below 0: no longer own).
 pub(crate) type OwnedBytes = HashMap<TreeId, i64>;

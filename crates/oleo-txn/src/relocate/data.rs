@@ -5,7 +5,8 @@ use oleo_space::{Grant, Run};
 use rayon::prelude::*;
 
 use crate::TxnError;
-use crate::engine::{DataWant, Engine};
+use crate::engine::Engine;
+use crate::options::DataWant;
 
 /// Bytes that are copied in one transaction, about: what one extent has more than this comes on top.
 const COPY_BYTES_MAX: u64 = 64 << 20;

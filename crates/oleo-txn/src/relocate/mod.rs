@@ -36,8 +36,8 @@ use oleo_lock::{RwLockReadGuard, RwLockWriteGuard, rank};
 use oleo_space::{GroupInfo, Kind, Reservation, Run, SpaceError};
 
 use crate::TxnError;
+use crate::commit::LastStep;
 use crate::engine::{Engine, Inner};
-use crate::growth::bit_of;
 use data::Copied;
 use plan::Closure;
 
@@ -89,8 +89,8 @@ pub struct NoAddresses<'a>(
     #[allow(dead_code, reason = "held for the lock only")] RwLockWriteGuard<'a, rank::Addresses, ()>,
 );
 
-/// What one commit is to move.
-pub(crate) struct Moving<'a> {
+/// What one commit is to move, as its last step.
+struct Moving<'a> {
     blocks: &'a [Logical],
     data: Vec<Copied>,
     /// What came of it: `None` if there was no room.
@@ -98,10 +98,14 @@ pub(crate) struct Moving<'a> {
     hold: Option<Reservation>,
 }
 
-impl Moving<'_> {
-    /// Whether operations have to wait until it is done: only data's addresses are known outside of trees.
-    pub(crate) fn keeps_out(&self) -> bool {
+impl LastStep for Moving<'_> {
+    /// Only data's addresses are known outside of trees.
+    fn keeps_out(&self) -> bool {
         !self.data.is_empty()
+    }
+
+    fn run(&mut self, inner: &Inner, generation: Generation) -> Result<bool, TxnError> {
+        inner.relocate(self, generation)
     }
 }
 
@@ -117,7 +121,7 @@ impl Inner {
     }
 
     /// Moves, all else being settled; whether there is anything to settle after it.
-    pub(crate) fn relocate(&self, moving: &mut Moving<'_>, generation: Generation) -> Result<bool, TxnError> {
+    fn relocate(&self, moving: &mut Moving<'_>, generation: Generation) -> Result<bool, TxnError> {
         let data = std::mem::take(&mut moving.data);
         let (closure, hold) = match self.plan_move(generation, moving.blocks, &data) {
             Ok(Some(planned)) => planned,
@@ -171,10 +175,10 @@ impl Engine {
             return Ok(true);
         }
         let groups = inner.space.groups();
-        let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| info.flags.contains(bit_of(*kind))).collect();
+        let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| info.flags.contains(kind.flag())).collect();
         for &kind in &kinds {
             let is_other = |group: &GroupInfo| group.start != start && !group.read_only;
-            let alone = !groups.iter().any(|group| is_other(group) && group.flags.contains(bit_of(kind)));
+            let alone = !groups.iter().any(|group| is_other(group) && group.flags.contains(kind.flag()));
             // Without another group, writers of data wait for the end; nobody waits for what cannot be moved.
             if alone && !inner.grow(kind)? && (kind != Kind::Data || info.used.0 > 0) {
                 return Ok(false);

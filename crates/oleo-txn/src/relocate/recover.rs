@@ -16,8 +16,8 @@ use oleo_format::{Generation, ItemType, Key, TreeId};
 use oleo_tree::{Change, DropPlan, DropProgress, DropStep};
 
 use crate::TxnError;
-use crate::commit::{ORPHAN_OBJECT, Staged};
 use crate::engine::Engine;
+use crate::staged::Staged;
 use crate::trees::TreeState;
 
 /// Blocks looked at in one step.
@@ -64,13 +64,13 @@ impl Engine {
         let _reader = self.reader();
         let Some(root) = self.root(TreeId::DATA_RELOC)? else { return Ok(false) };
         let mut cursor = self.0.blocks.cursor(&root);
-        let there = cursor.seek(&Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, 0))?;
+        let there = cursor.seek(&Key::orphan(0))?;
         Ok(there && cursor.key().is_some_and(is_orphan))
     }
 }
 
 fn is_orphan(key: Key) -> bool {
-    key.objectid == ORPHAN_OBJECT && key.item_type == ItemType::ORPHAN_ITEM
+    key.objectid == Key::ORPHAN && key.item_type == ItemType::ORPHAN_ITEM
 }
 
 impl Staged<'_> {
@@ -104,7 +104,7 @@ impl Staged<'_> {
         let inner = self.inner();
         let root = self.root(TreeId::DATA_RELOC)?;
         let mut cursor = inner.blocks.cursor(&root);
-        if !cursor.seek(&Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, 0))? {
+        if !cursor.seek(&Key::orphan(0))? {
             return Ok(());
         }
         let Some(orphan) = cursor.key().filter(|key| is_orphan(*key)) else { return Ok(()) };

@@ -14,8 +14,9 @@ use oleo_space::{ExtentKind, RefKey, Run};
 use oleo_tree::Change;
 
 use crate::TxnError;
-use crate::commit::Staged;
 use crate::engine::{Engine, Inner};
+use crate::free_runs::group_items;
+use crate::staged::Staged;
 
 /// Profiles that need a feature of their own.
 const MANY_COPIES: BlockGroupFlags = BlockGroupFlags::RAID1C3.union(BlockGroupFlags::RAID1C4);
@@ -83,7 +84,7 @@ impl Staged<'_> {
         let item = Key::new(start.0, ItemType::BLOCK_GROUP_ITEM, group.len.0);
         if inner.rules.free_space_tree {
             let root = inner.tree(TreeId::FREE_SPACE)?.root;
-            let items = crate::load::group_items(&inner.blocks, &root, start, group.len)?;
+            let items = group_items(&inner.blocks, &root, start, group.len)?;
             let free: Vec<Change> = items.into_iter().map(|(key, _)| Change::delete(key)).collect();
             self.put(TreeId::FREE_SPACE, &free)?;
         } else {

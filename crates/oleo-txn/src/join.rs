@@ -1,0 +1,143 @@
+//! Joining the open transaction: room in the metadata reserve first, by growing it, by a commit, or alone.
+//!
+//! Normal path: (1) `charge` counts the operation in and returns whether what is reserved covers it: then it is joined; (2) if not,
+//! [`Engine::join`] leaves again and makes room, with a commit if it must; (3) an operation that gives space back joins alone if not
+//! even that is enough (see `metadata_reserve`).
+
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+
+use oleo_format::{ByteLen, Generation, Logical, TreeId};
+use oleo_space::{Grant, Run};
+
+use crate::TxnError;
+use crate::barrier::JoinGuard;
+use crate::engine::{Engine, Inner};
+use crate::metadata_reserve::MetadataReserve;
+use crate::options::Need;
+
+/// A place in the open transaction. Changes made while it lives go into one commit together.
+pub struct Handle<'a> {
+    inner: &'a Inner,
+    join_guard: JoinGuard<'a>,
+    generation: Generation,
+}
+
+impl Handle<'_> {
+    /// The generation that the changes will be committed under.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// An item of this transaction names the granted data from now on (or did and no longer does: then it is given back at
+    /// the commit). `owner` has written it.
+    pub fn record_new_extent(&self, grant: Grant, owner: TreeId) {
+        self.adopt(grant.keep(), owner);
+    }
+
+    /// The same for a run that was taken when the volume was opened.
+    pub(crate) fn adopt(&self, run: Run, owner: TreeId) {
+        self.inner.new_extents[self.join_guard.shard].lock().push((run.start, run.len, owner));
+    }
+
+    /// The checksums of data written at `at`, one per sector.
+    pub fn add_csums(&self, at: Logical, csums: Vec<u8>) {
+        if !csums.is_empty() {
+            self.inner.csums.add(at, csums);
+        }
+    }
+}
+
+/// Times that an operation comes back with more room, which others may have taken meanwhile.
+const TRIES_MAX: u32 = 32;
+/// Commits that an operation makes to have room.
+pub(crate) const COMMITS_MAX: u32 = 2;
+
+pub(crate) fn no_metadata(inner: &Inner, need: Need) -> TxnError {
+    let wanted = ByteLen(u64::from(need.bytes) + u64::from(inner.rules.nodesize));
+    TxnError::NoSpace { what: "metadata", wanted }
+}
+
+impl Engine {
+    /// Reserves metadata for an operation and joins the open transaction. The caller holds no lock that
+    /// [`DeltaSource`] needs and no other handle: where space is short, a commit happens in here.
+    pub fn join(&self, need: Need) -> Result<Handle<'_>, TxnError> {
+        self.0.writable()?;
+        match self.join_charged(|metadata_reserve| metadata_reserve.charge(need)) {
+            Some(handle) => Ok(handle),
+            None => self.join_slowly(need),
+        }
+    }
+
+    /// Joins the open transaction if `charge` counts the operation in.
+    fn join_charged(&self, charge: impl FnOnce(&MetadataReserve) -> bool) -> Option<Handle<'_>> {
+        let join_guard = self.0.barrier.join();
+        if !charge(&self.0.metadata_reserve) {
+            return None;
+        }
+        if !self.0.touched.load(Ordering::Relaxed) {
+            self.0.touched.store(true, Ordering::Release);
+        }
+        let generation = self.generation();
+        Some(Handle { inner: &self.0, join_guard, generation })
+    }
+
+    /// Makes room without being joined, then joins and tries again: others may have taken the room meanwhile.
+    fn join_slowly(&self, need: Need) -> Result<Handle<'_>, TxnError> {
+        let inner = &*self.0;
+        let mut commits = 0;
+        for _ in 0..TRIES_MAX {
+            inner.metadata_reserve.wait_for_alone();
+            let has_room = inner.grow_reserve_or_release_idle(need)?;
+            if let Some(handle) = self.join_charged(|metadata_reserve| metadata_reserve.charge(need)) {
+                return Ok(handle);
+            }
+            if has_room {
+                continue;
+            }
+            if commits == COMMITS_MAX {
+                break;
+            }
+            // Committing gives back what the open transaction holds beyond its real need, and what it freed.
+            commits += 1;
+            self.commit()?;
+            inner.reap();
+        }
+        if need.releasing {
+            return self.join_alone(need);
+        }
+        Err(no_metadata(inner, need))
+    }
+
+    /// Lets a releasing operation in that nothing covers, as the only one of its transaction so far.
+    fn join_alone(&self, need: Need) -> Result<Handle<'_>, TxnError> {
+        let inner = &*self.0;
+        let alone = inner.metadata_reserve.alone();
+        for _ in 0..TRIES_MAX {
+            self.commit()?;
+            inner.reap();
+            let free = inner.free_metadata();
+            if let Some(handle) =
+                self.join_charged(|metadata_reserve| metadata_reserve.charge_alone(&alone, need, free))
+            {
+                return Ok(handle);
+            }
+        }
+        Err(no_metadata(inner, need))
+    }
+}
+
+impl Inner {
+    /// Reserves what the open transaction lacks to let `need` in, at the price of promises that nobody needs; `false` if there is
+    /// no room.
+    pub(crate) fn grow_reserve_or_release_idle(&self, need: Need) -> Result<bool, TxnError> {
+        Ok(self.grow_metadata_reserve(need)?
+            || (self.release_idle_reservations() && self.grow_metadata_reserve(need)?))
+    }
+
+    /// Has the crate above release reservations that it does not need; returns whether there were any.
+    pub(crate) fn release_idle_reservations(&self) -> bool {
+        let source = self.source.read().as_ref().and_then(Weak::upgrade);
+        source.is_some_and(|source| source.release_idle_reservations())
+    }
+}
