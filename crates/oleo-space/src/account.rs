@@ -7,9 +7,9 @@
 //! 2. An allocation against a reservation turns reserved bytes into used ones: `committed` stays as it is, so nothing
 //!    is counted twice and nothing can slip in between.
 //! 3. Freed bytes lower it once they are really free (pinned ones are not).
-//! 4. Whoever takes something out of the limit commits it first, so that it is nobody's, then lowers the limit, then uncommits it. A
-//!    reservation that has read the old limit may find `committed` at the value it knows all the same (what was taken was an empty
-//!    group, say); so it looks at the limit again when it is in, and steps back.
+//! 4. What is taken out of the limit is first committed, so that it is nobody's; then the limit is lowered, and then it is
+//!    uncommitted. A reservation that has read the old limit may find `committed` at the value it knows all the same (what was taken
+//!    was an empty group, say); so it looks at the limit again when it is in, and steps back.
 //! 5. A group that is made out of growth raises and lowers the limit in one step: it is never higher than what there is.
 //!
 //! Invariants: at rest `committed = reserved + Σ (len − free)` over writable groups. The one way past the limit is

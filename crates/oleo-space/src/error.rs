@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use oleo_format::{ByteLen, Class, Classified, Logical, errno};
 
-use crate::{FreeRunsError, Kind, Run};
+use crate::{Kind, Run};
 
 /// Why nothing was given.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Refusal {
-    /// Nothing fits in the groups there are. Whoever asked may make a chunk and ask again.
+    /// Nothing fits in the groups there are. The caller may make a chunk and ask again.
     #[error("no space for {0} in the existing block groups")]
     NeedChunk(Kind),
-    /// No space, and a chunk would not help: the answer that a test asked for.
+    /// No space, and a chunk would not help: a test asked for this.
     #[error("no space for {0}")]
     NoSpace(Kind),
     /// A group's free space could not be read.
@@ -83,6 +83,17 @@ impl Classified for SpaceError {
             SpaceError::Pinned(_) | SpaceError::Reserved(_) => Class::refusal(errno::EBUSY),
         }
     }
+}
+
+/// Why a group's free runs are unknown.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum FreeRunsError {
+    /// There is no such group.
+    #[error(transparent)]
+    Space(#[from] SpaceError),
+    /// They could not be read.
+    #[error(transparent)]
+    Load(#[from] LoadError),
 }
 
 impl Classified for FreeRunsError {

@@ -1,8 +1,8 @@
 //! Fault injection: "no space" on demand, so that a test can make each request fail.
 //!
-//! 1. A test chooses with [`Space::fail_requests`] which kinds of requests are meant, how many of them succeed, and how many
+//! 1. A test chooses with `Space::fail_requests` which kinds of requests are meant, how many of them succeed, and how many
 //!    after those fail with [`Refusal::NoSpace`].
-//! 2. Requests of these kinds are counted, and [`Space::requests_counted`] returns their number: a first run without
+//! 2. Requests of these kinds are counted, and `Space::requests_counted` returns their number: a first run without
 //!    failures shows how many runs it takes to make each request fail once.
 //!
 //! An injected failure is returned before anything is changed. While none is injected a request costs one read of a byte
@@ -12,20 +12,20 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-use crate::{Kind, Refusal, Space};
+use crate::{Kind, Refusal};
 
 /// Which requests are refused. Nothing by default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultSpec {
-    /// Promises: [`Space::reserve`] and [`Reservation::grow`](crate::Reservation::grow).
+    /// Promises: `Space::reserve` and `Reservation::grow`.
     pub promises: bool,
-    /// Addresses of data: [`Space::alloc`], [`Space::alloc_from`].
+    /// Addresses of data: `Space::alloc`, `Space::alloc_from`.
     pub extents: bool,
-    /// Addresses of tree blocks: [`Space::alloc_blocks`], [`Space::alloc_blocks_from`]. A commit that meets this fails.
+    /// Addresses of tree blocks: `Space::alloc_blocks`, `Space::alloc_blocks_from`. A commit that meets this fails.
     pub blocks: bool,
     /// Requests of these sorts that are let through first.
     pub after: u64,
-    /// Requests that are refused then; `u64::MAX` for all of them, until the next [`Space::fail_requests`].
+    /// Requests that are refused then; `u64::MAX` for all of them, until the next `Space::fail_requests`.
     pub count: u64,
 }
 
@@ -47,6 +47,22 @@ pub(crate) struct FaultInjector {
 }
 
 impl FaultInjector {
+    /// Refuses the requests that `spec` says from now on, and counts from zero.
+    pub(crate) fn set(&self, spec: FaultSpec) {
+        self.sorts.store(0, SeqCst);
+        self.counted.store(0, SeqCst);
+        self.after.store(spec.after, SeqCst);
+        self.count.store(spec.count, SeqCst);
+        let bit = |on: bool, kind_of_request: RequestKind| if on { kind_of_request as u8 } else { 0 };
+        let sorts = bit(spec.promises, RequestKind::Promise) | bit(spec.extents, RequestKind::Extent);
+        self.sorts.store(sorts | bit(spec.blocks, RequestKind::Blocks), SeqCst);
+    }
+
+    /// How many requests of these sorts there were since.
+    pub(crate) fn counted(&self) -> u64 {
+        self.counted.load(SeqCst)
+    }
+
     /// Refuses a request if it is to be refused.
     pub(crate) fn check(&self, kind_of_request: RequestKind, kind: Kind) -> Result<(), Refusal> {
         if self.sorts.load(Relaxed) & kind_of_request as u8 == 0 {
@@ -57,27 +73,6 @@ impl FaultInjector {
             Some(past) if past < self.count.load(SeqCst) => Err(Refusal::NoSpace(kind)),
             _ => Ok(()),
         }
-    }
-}
-
-impl Space {
-    /// From now on fails the requests that `spec` says, and counts from zero. For tests.
-    #[doc(hidden)]
-    pub fn fail_requests(&self, spec: FaultSpec) {
-        let faults = &self.inner.faults;
-        faults.sorts.store(0, SeqCst);
-        faults.counted.store(0, SeqCst);
-        faults.after.store(spec.after, SeqCst);
-        faults.count.store(spec.count, SeqCst);
-        let bit = |on: bool, kind_of_request: RequestKind| if on { kind_of_request as u8 } else { 0 };
-        let sorts = bit(spec.promises, RequestKind::Promise) | bit(spec.extents, RequestKind::Extent);
-        faults.sorts.store(sorts | bit(spec.blocks, RequestKind::Blocks), SeqCst);
-    }
-
-    /// How many requests of the sorts in the last [`Space::fail_requests`] there were since. For tests.
-    #[doc(hidden)]
-    pub fn requests_counted(&self) -> u64 {
-        self.inner.faults.counted.load(SeqCst)
     }
 }
 

@@ -21,10 +21,9 @@
 //! A removed group has no runs, and none are read.
 //!
 //! Locks: a group's `state` is held for a few steps at a time and never while the source is asked: the
-//! loader marks the group `Loading`, lets go, asks, and comes back. Others skip it, or wait for `Wakeups`. The table
+//! loader marks the group `Loading`, unlocks it, asks, and comes back. Others skip it, or wait for `Wakeups`. The table
 //! is taken before the state, never after.
 
-use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
@@ -35,42 +34,7 @@ use oleo_lock::{Mutex, rank};
 
 use crate::ranges::Ranges;
 use crate::runs::{Runs, order_of};
-use crate::{LoadError, Run};
-
-/// What space is for.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Kind {
-    /// Contents of files.
-    Data,
-    /// Tree blocks.
-    Metadata,
-    /// Blocks of the chunk tree.
-    System,
-}
-
-impl Kind {
-    /// All kinds, in order.
-    pub const ALL: [Kind; 3] = [Kind::Data, Kind::Metadata, Kind::System];
-
-    /// The bit that groups with space of this kind have in their type.
-    pub fn flag(self) -> BlockGroupFlags {
-        match self {
-            Kind::Data => BlockGroupFlags::DATA,
-            Kind::Metadata => BlockGroupFlags::METADATA,
-            Kind::System => BlockGroupFlags::SYSTEM,
-        }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Kind::Data => "data",
-            Kind::Metadata => "metadata",
-            Kind::System => "system",
-        })
-    }
-}
+use crate::{Kind, LoadError, Run};
 
 /// What is known of a block group from the outside.
 #[derive(Clone, Debug)]
@@ -110,7 +74,7 @@ impl Orders {
         }
         let filed = |len: u64| order_of(len.clamp(1 << sector_shift, free), sector_shift) as u8 + 1;
         let average = free / count.max(1);
-        // With one run, or two, there is nothing to hope for beyond what is told.
+        // With one run, or two, there is nothing to hope for beyond what is known.
         let hope = if count <= 2 { 1 } else { HOPE };
         Orders { longest: filed(average.saturating_mul(hope)), average: filed(average) }
     }
@@ -123,7 +87,7 @@ impl Orders {
 
 /// A group's free runs, as far as they are known.
 pub(crate) enum Content {
-    /// Nobody has looked, or they were let go again.
+    /// Nobody has looked, or they were evicted.
     Unloaded,
     /// A thread is asking the source.
     Loading,
@@ -168,7 +132,7 @@ impl State {
         })
     }
 
-    /// Gives up the memory where nothing is left to remember.
+    /// Gives up the memory if nothing is left to remember.
     fn rest(&mut self) {
         let idle = |live: &Live| matches!(live.content, Content::Unloaded) && live.sets.are_empty();
         if self.0.as_deref().is_some_and(idle) {
@@ -181,7 +145,7 @@ impl State {
         self.0.as_ref().map_or(&Content::Unloaded, |live| &live.content)
     }
 
-    /// The runs, where they are known.
+    /// The runs, if they are known.
     pub(crate) fn runs(&self) -> Option<&Runs> {
         match self.content() {
             Content::Loaded(runs) => Some(runs),
@@ -228,7 +192,7 @@ impl State {
         answer
     }
 
-    /// Differs where the runs have changed, while they are known.
+    /// Differs if the runs have changed, while they are known.
     pub(crate) fn changes(&self) -> u32 {
         self.0.as_ref().map_or(0, |live| live.changes)
     }

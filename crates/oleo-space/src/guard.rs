@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use oleo_format::ByteLen;
 
 use crate::faults::RequestKind;
-use crate::space::Share;
+use crate::inner::Share;
 use crate::{Kind, Refusal, Run};
 
 /// Addresses that were given out and are not referenced by anything yet. Dropping it frees them immediately.
@@ -25,7 +25,7 @@ impl Grant {
         self.run
     }
 
-    /// Takes the run over for good: from here on the caller answers for it.
+    /// Takes the run over for good: from here on the caller is responsible for it.
     pub fn keep(mut self) -> Run {
         self.live = false;
         self.run
@@ -103,7 +103,7 @@ impl Reservation {
         debug_assert!(other.left().0 == 0, "reservations of two kinds or spaces joined");
     }
 
-    /// Up to `len` bytes are no longer this reservation's; whoever calls answers for them.
+    /// Up to `len` bytes are no longer this reservation's; the caller is responsible for them.
     pub(crate) fn claim(&self, len: u64) -> u64 {
         let mut claimed = 0;
         let _ = self.left.fetch_update(SeqCst, SeqCst, |left| {

@@ -8,7 +8,7 @@
 //!
 //! Invariants: what is held is neither in the group's runs nor pinned nor in use; `Group::free` counts it.
 //!
-//! Locks: the group's state while a piece is taken and put back, none while it is held. Whoever holds a piece must
+//! Locks: the group's state while a piece is taken and put back, none while it is held. A thread that holds a piece must
 //! not allocate: it could wait for itself.
 
 use std::fmt;
@@ -16,7 +16,7 @@ use std::fmt;
 use oleo_format::{ByteLen, Logical};
 
 use crate::group::GroupRef;
-use crate::space::Share;
+use crate::inner::Share;
 use crate::{LoadError, Run, Space};
 
 /// Which free runs are wanted, and in what pieces.
@@ -38,7 +38,7 @@ pub struct HoldFree {
     want: HoldWant,
 }
 
-/// A piece of a free run that nobody else is given. Dropping it lets it go.
+/// A piece of a free run that nobody else is given. Dropping it releases it.
 #[must_use = "a run that is not kept is not held"]
 pub struct HeldRun {
     inner: Share,
@@ -122,7 +122,7 @@ impl Iterator for HoldFree {
 
 impl Space {
     /// Holds the free runs of a range piece by piece: drop each before the next one is asked for, and allocate nothing in
-    /// between. Free space that was not read yet is; a group where that fails is an error in its place, and the walk goes on
+    /// between. Free space that was not read yet is; a group for which that fails is an error in its place, and the walk goes on
     /// behind it.
     pub fn hold_free(&self, want: HoldWant) -> HoldFree {
         HoldFree { inner: self.share(), want }

@@ -142,7 +142,7 @@ impl<'a> Head<'a> {
 #[derive(Default)]
 pub struct Batch {
     records: Vec<Record>,
-    /// Tells the next sweep to wait.
+    /// Makes the next sweep wait.
     _of: Runs,
 }
 

@@ -12,17 +12,15 @@
 //!
 //! Locks: the table, then the group's state; none while the source is asked. `Residents::queue` is a leaf. Errors: a source that fails leaves the group as it was.
 
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use oleo_format::{ByteLen, Logical};
-use oleo_lock::{Mutex, rank};
 
-use crate::group::{COUNT_UNKNOWN, COUNT_UNPUBLISHED, Content, Group, GroupRef, State, WeakGroup, check_runs};
+use crate::group::{COUNT_UNKNOWN, COUNT_UNPUBLISHED, Content, Group, GroupRef, State, check_runs};
 use crate::index::By;
+use crate::inner::Inner;
 use crate::runs::Runs;
-use crate::space::{Inner, Space};
+use crate::space::Space;
 use crate::table::Table;
 use crate::{Kind, LoadError, Run};
 
@@ -32,54 +30,8 @@ pub(crate) const AHEAD_GROUPS: usize = 16;
 /// Groups whose numbers of free runs are asked for in one batch.
 const COUNTS_BATCH: usize = 64;
 
-/// Default bound of runs in memory, in bytes: about four million runs.
-const RUNS_MEMORY_MAX: u64 = 64 << 20;
-
 /// Groups looked at after one load while there is too much in memory; each may cost a read.
 const EVICT_STEPS_MAX: usize = 4;
-
-/// The groups whose runs are in memory.
-pub(crate) struct Residents {
-    /// In the order in which they were loaded, or were last spared.
-    queue: Mutex<rank::Residents, VecDeque<WeakGroup>>,
-    /// Memory of all runs, bytes, about.
-    bytes: AtomicU64,
-    bytes_max: AtomicU64,
-    /// A thread is evicting; others need not.
-    busy: AtomicBool,
-}
-
-impl Residents {
-    pub(crate) fn new() -> Residents {
-        Residents {
-            queue: Mutex::default(),
-            bytes: AtomicU64::new(0),
-            bytes_max: AtomicU64::new(RUNS_MEMORY_MAX),
-            busy: AtomicBool::new(false),
-        }
-    }
-
-    /// Brings the count of memory up to date with a group's runs.
-    pub(crate) fn note(&self, state: &mut State) {
-        self.add(state.count_memory());
-    }
-
-    /// Changes what is known of a group's runs.
-    pub(crate) fn set_content(&self, state: &mut State, content: Content) {
-        self.add(state.set_content(content));
-    }
-
-    fn add(&self, bytes: i64) {
-        if bytes != 0 {
-            // Wrapping addition of a negative number is subtraction.
-            self.bytes.fetch_add(bytes.cast_unsigned(), Relaxed);
-        }
-    }
-
-    pub(crate) fn push(&self, group: &GroupRef) {
-        self.queue.lock().push_back(group.downgrade());
-    }
-}
 
 impl Inner {
     fn ask(&self, group: &Group) -> Result<Vec<(u64, u64)>, LoadError> {
@@ -122,7 +74,7 @@ impl Inner {
         }
     }
 
-    /// Takes the source's answer in.
+    /// Takes in what the source returned.
     fn loaded(
         &self,
         table: &Table,
@@ -223,7 +175,7 @@ impl Inner {
         source.expect(&groups);
     }
 
-    /// Lets go of groups nobody looks at, while there is more in memory than there should be; looks at `steps_max`.
+    /// Evicts groups nobody looks at, while there is more in memory than there should be; looks at `steps_max`.
     fn evict_some(&self, steps_max: usize) {
         let residents = &self.residents;
         let over = || residents.bytes.load(Relaxed) > residents.bytes_max.load(Relaxed);
@@ -244,8 +196,8 @@ impl Inner {
         residents.busy.store(false, SeqCst);
     }
 
-    /// Lets go of a group's runs, if nobody has looked at them since the last time and the source says the same; `true`
-    /// where they are not in memory any more.
+    /// Evicts a group's runs, if nobody has looked at them since the last time and the source says the same; returns `true`
+    /// if they are not in memory any more.
     fn evict(&self, group: &Group) -> bool {
         let Some(mut state) = group.state.try_lock() else { return false };
         let changes = state.changes();

@@ -26,59 +26,25 @@
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use oleo_format::{ByteLen, Logical};
 
 use crate::faults::RequestKind;
 use crate::group::{COUNT_UNKNOWN, Content, Group, GroupHere};
+use crate::hints::{Goal, SearchStart, StartKind};
 use crate::index::By;
+use crate::inner::Inner;
 use crate::load::AHEAD_GROUPS;
 use crate::runs::{Fit, Found, ORDERS, Runs, order_of, order_sure};
-use crate::space::{Inner, Space};
+use crate::space::Space;
 use crate::table::Table;
-use crate::threads::{self, CachePadded};
 use crate::{Grant, Kind, LoadError, Refusal, Reservation, Run};
-
-/// Streams that are remembered. Two streams in one slot cost each other their place, nothing else.
-const STREAM_SLOTS: usize = 256;
-
-/// Goals for what is new: two for each processor, as threads that meet in one move at random.
-const CURSORS_PER_PROCESSOR: usize = 2;
-
-/// Threads that may have a start cursor of their own; more share.
-const THREADS_WITH_CURSOR_MAX: usize = 64;
-
-/// Directories that are remembered; the same holds for them.
-const DIRECTORY_SLOTS: usize = 256;
-
-/// What a stream leaves free in front of it when another has taken its place.
-const STRETCH_LEN: u64 = 8 << 20;
-
-/// What the files of a directory leave free then.
-const DIRECTORY_STRETCH_LEN: u64 = 1 << 20;
 
 /// Groups looked into, in one pass, on the mere chance that they hold enough.
 const CHANCES_MAX: usize = 8;
 
 /// Turns of the last pass while others free and take: each turn is one in which somebody else got on.
 const ROUNDS_MAX: usize = 1000;
-
-/// Where an allocation would like to be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Goal {
-    /// Behind the last allocation of the same stream: a hash of whatever is written in sequence.
-    Stream(u64),
-    /// The same; and a new stream begins behind the last one of its directory that did.
-    File {
-        /// As above.
-        stream: u64,
-        /// The directory's name; not 0.
-        directory: u64,
-    },
-    /// At or after an address.
-    Near(Logical),
-}
 
 /// An allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,160 +57,8 @@ pub struct Want {
     pub min_len: ByteLen,
     /// Start and length will be multiples of this power of two; the sector size at least.
     pub align: ByteLen,
-    /// Where.
+    /// Where it would like to be.
     pub goal: Goal,
-}
-
-/// A stream's place, or a directory's. The two are read and written one by one: another's place for a moment harms nobody.
-#[derive(Default)]
-struct StreamHint {
-    id: AtomicU64,
-    /// Where its last allocation ended; 0 for a slot never used.
-    at: AtomicU64,
-}
-
-impl StreamHint {
-    fn of(slots: usize) -> Box<[StreamHint]> {
-        (0..slots).map(|_| StreamHint::default()).collect()
-    }
-
-    fn find(stream_hints: &[StreamHint], kind: Kind, id: u64) -> &StreamHint {
-        &stream_hints[(mix(id ^ kind as u64) >> 32) as usize & (stream_hints.len() - 1)]
-    }
-
-    fn next_address(&self, id: u64) -> Option<u64> {
-        let at = self.at.load(Relaxed);
-        (at != 0 && self.id.load(Relaxed) == id).then_some(at)
-    }
-
-    fn note(&self, id: u64, at: u64) {
-        self.id.store(id, Relaxed);
-        self.at.store(at, Relaxed);
-    }
-}
-
-/// Where a start cursor begins, by kind; 0 for one never used.
-#[derive(Default)]
-struct StartCursor {
-    /// Where the last tree blocks ended.
-    blocks: [AtomicU64; 3],
-    /// The lowest place for what is new: where a search that was disturbed ended.
-    first: [AtomicU64; 3],
-}
-
-/// Where allocations begin to look.
-pub(crate) struct AllocationHints {
-    streams: Box<[StreamHint]>,
-    directories: Box<[StreamHint]>,
-    cursors: Box<[CachePadded<StartCursor>]>,
-    /// The start cursor of each thread, by number; 0 until it was disturbed.
-    cursor_of_thread: Box<[AtomicU8]>,
-}
-
-/// Where one allocation begins to look.
-#[derive(Clone, Copy)]
-struct SearchStart {
-    at: u64,
-    /// Bytes to leave when `at` itself is taken.
-    skip: u64,
-    /// Bytes that shall be free behind, if that many are left.
-    rest_len: u64,
-    kind_of_start: StartKind,
-}
-
-/// What is at the place where a search begins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum StartKind {
-    /// The last of the same stream, or of the same directory.
-    Continuation,
-    /// The last tree blocks, or what the caller named.
-    Address,
-    /// Nothing: groups are searched from there up.
-    New,
-}
-
-/// Spreads the bits of a stream's name upwards.
-fn mix(id: u64) -> u64 {
-    id.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-impl AllocationHints {
-    pub(crate) fn new() -> AllocationHints {
-        AllocationHints {
-            streams: StreamHint::of(STREAM_SLOTS),
-            directories: StreamHint::of(DIRECTORY_SLOTS),
-            cursors: (0..threads::spread() * CURSORS_PER_PROCESSOR).map(|_| CachePadded::default()).collect(),
-            cursor_of_thread: (0..THREADS_WITH_CURSOR_MAX).map(|_| AtomicU8::new(0)).collect(),
-        }
-    }
-
-    fn cursor_number(&self) -> usize {
-        usize::from(threads::own(&self.cursor_of_thread).load(Relaxed)) & (self.cursors.len() - 1)
-    }
-
-    fn cursor(&self) -> &StartCursor {
-        &self.cursors[self.cursor_number()].0
-    }
-
-    /// This thread met another at its cursor: with a cursor of its own it meets others less often. A thread that has one
-    /// already keeps it, and the cursor moves to where its next allocation ends.
-    fn move_to_own_cursor(&self) {
-        let (number, others) = (threads::number(), self.cursors.len() - 1);
-        if self.cursor_number() == 0 && others > 0 {
-            threads::own(&self.cursor_of_thread).store((1 + number % others) as u8, Relaxed);
-        }
-    }
-
-    /// Where tree blocks begin.
-    fn blocks(&self, kind: Kind) -> SearchStart {
-        let of = |cursor: &StartCursor| Some(cursor.blocks[kind as usize].load(Relaxed)).filter(|&at| at != 0);
-        let at = of(self.cursor()).or_else(|| of(&self.cursors[0].0)).unwrap_or(0);
-        SearchStart { at, skip: 0, rest_len: 0, kind_of_start: StartKind::Address }
-    }
-
-    fn blocks_ended(&self, kind: Kind, at: u64) {
-        self.cursor().blocks[kind as usize].store(at, Relaxed);
-    }
-
-    fn search_start(&self, kind: Kind, goal: Goal) -> SearchStart {
-        let (stream, directory) = match goal {
-            Goal::Near(at) => return SearchStart { at: at.0, skip: 0, rest_len: 0, kind_of_start: StartKind::Address },
-            Goal::Stream(stream) => (stream, None),
-            Goal::File { stream, directory } => (stream, Some(directory)),
-        };
-        // Not the same for all, or streams that collided once would collide again.
-        let continuation = |at, id, stretch_len| SearchStart {
-            at,
-            skip: stretch_len * (1 + (mix(id) >> 62)),
-            rest_len: stretch_len,
-            kind_of_start: StartKind::Continuation,
-        };
-        if let Some(at) = StreamHint::find(&self.streams, kind, stream).next_address(stream) {
-            return continuation(at, stream, STRETCH_LEN);
-        }
-        if let Some(directory) = directory
-            && let Some(at) = StreamHint::find(&self.directories, kind, directory).next_address(directory)
-        {
-            return continuation(at, directory, DIRECTORY_STRETCH_LEN);
-        }
-        let at = self.cursor().first[kind as usize].load(Relaxed);
-        SearchStart { at, skip: 0, rest_len: 0, kind_of_start: StartKind::New }
-    }
-
-    fn ended(&self, kind: Kind, goal: Goal, at: u64) {
-        let (stream, directory) = match goal {
-            Goal::Near(_) => return,
-            Goal::Stream(stream) => (stream, None),
-            Goal::File { stream, directory } => (stream, Some(directory)),
-        };
-        let hint = StreamHint::find(&self.streams, kind, stream);
-        if let Some(directory) = directory
-            && hint.next_address(stream).is_none()
-        {
-            StreamHint::find(&self.directories, kind, directory).note(directory, at);
-        }
-        hint.note(stream, at);
-    }
 }
 
 /// How much is expected of a group.
@@ -254,7 +68,7 @@ enum Pass {
     Whole,
     /// It holds less than the whole length, but the most there is.
     Best,
-    /// Anything that will do, waiting for whoever is busy there.
+    /// Anything that will do, waiting for a thread that is busy there.
     Any,
 }
 
@@ -532,7 +346,7 @@ impl Space {
             }
             None => Err(Refusal::NeedChunk(want.kind)),
         };
-        // Bytes that were not used go back where they came from: into the promise first what it gave.
+        // Bytes that were not used go back to where they came from: first into the promise, as far as it gave them.
         let used = taken.as_ref().map_or(0, |run| run.len.0);
         let back = (claimed + more.unwrap_or(0) - used).min(claimed);
         if let Some(hold) = hold

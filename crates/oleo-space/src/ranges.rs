@@ -38,7 +38,7 @@ impl Ranges {
         self.at_or_after(start).is_some_and(|(s, _)| s < end)
     }
 
-    /// Adds `start..end`; `false`, and nothing changed, where some of it is in the set.
+    /// Adds `start..end`; returns `false`, and changes nothing, if some of it is in the set.
     pub(crate) fn insert(&mut self, start: u64, end: u64) -> bool {
         debug_assert!(start < end);
         let next = self.at_or_after(start);

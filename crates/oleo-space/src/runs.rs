@@ -19,28 +19,22 @@
 //! Locks: none here; the group's lock covers its runs. Not here: which group to look into (`pick`), what counts as
 //! reserved (`account`).
 
+mod find;
+mod leaf;
 mod width;
 
+use leaf::{LEAF_RUNS, Leaf, order};
 pub(crate) use width::{Runs, Sector};
 
 /// Orders that are distinguished: the last one holds every run of at least 2²³ sectors (32 GiB of 4 KiB sectors), more
 /// than a chunk has.
 pub(crate) const ORDERS: usize = 24;
 
-/// Runs in a leaf: 512 bytes of them, eight cache lines. Half and double cost the same within the noise.
-const LEAF_RUNS: usize = 64;
-
 /// A leaf with this few runs is joined to a neighbour, if both together are not more than [`JOIN_RUNS_MAX`].
 const LOW_RUNS: usize = LEAF_RUNS / 4;
 
 /// So that a leaf just joined is not cut by the next few runs.
 const JOIN_RUNS_MAX: usize = LEAF_RUNS * 3 / 4;
-
-/// Runs looked at one by one before the index by size is asked. Near the goal is worth a few steps, not a walk.
-const NEAR_STEPS_MAX: usize = 8;
-
-/// Runs of the order just below the sure one that are tried for a lucky fit.
-const MAYBE_STEPS_MAX: usize = 32;
 
 /// The order of a run: the whole logarithm of its length in sectors.
 pub(crate) fn order_of(len: u64, sector_shift: u32) -> usize {
@@ -70,87 +64,6 @@ impl Fit {
         let from = start.checked_add(self.align - 1)? & !(self.align - 1);
         let len = end.checked_sub(from)?.min(self.len) & !(self.align - 1);
         (len >= min_len && len > 0).then_some((from, from + len))
-    }
-}
-
-/// The order of a run of some sectors.
-fn order<S: Sector>((start, end): (S, S)) -> usize {
-    ((end - start).into().max(1).ilog2() as usize).min(ORDERS - 1)
-}
-
-/// Some runs that follow one another.
-#[derive(Debug)]
-struct Leaf<S> {
-    len: u8,
-    /// Runs of each order.
-    counts: [u8; ORDERS],
-    starts: [S; LEAF_RUNS],
-    /// [`Sector::MAX`], an end that no run has, behind the last one.
-    ends: [S; LEAF_RUNS],
-}
-
-impl<S: Sector> Leaf<S> {
-    fn new() -> Box<Leaf<S>> {
-        Box::new(Leaf { len: 0, counts: [0; ORDERS], starts: [S::MAX; LEAF_RUNS], ends: [S::MAX; LEAF_RUNS] })
-    }
-
-    fn len(&self) -> usize {
-        usize::from(self.len)
-    }
-
-    fn run(&self, slot: usize) -> (S, S) {
-        (self.starts[slot], self.ends[slot])
-    }
-
-    fn last_end(&self) -> S {
-        self.ends[self.len() - 1]
-    }
-
-    /// The first run that ends after `at`.
-    fn seek(&self, at: S) -> usize {
-        // Of all of them, which a processor does many at a time; a search by halves waits for each look.
-        let before: u32 = self.ends.iter().map(|end| u32::from(*end <= at)).sum();
-        (before as usize).min(self.len())
-    }
-
-    fn insert(&mut self, slot: usize, start: S, end: S) {
-        let len = self.len();
-        self.starts.copy_within(slot..len, slot + 1);
-        self.ends.copy_within(slot..len, slot + 1);
-        self.starts[slot] = start;
-        self.ends[slot] = end;
-        self.len += 1;
-    }
-
-    fn remove(&mut self, slot: usize) {
-        let len = self.len();
-        self.starts.copy_within(slot + 1..len, slot);
-        self.ends.copy_within(slot + 1..len, slot);
-        self.ends[len - 1] = S::MAX;
-        self.len -= 1;
-    }
-
-    /// Moves the runs from slot `from` on behind those of `to`.
-    fn move_to(&mut self, from: usize, to: &mut Leaf<S>) {
-        let (moved, at) = (self.len() - from, to.len());
-        to.starts[at..at + moved].copy_from_slice(&self.starts[from..from + moved]);
-        to.ends[at..at + moved].copy_from_slice(&self.ends[from..from + moved]);
-        to.len += moved as u8;
-        self.ends[from..].fill(S::MAX);
-        self.len = from as u8;
-        self.recount();
-        to.recount();
-    }
-
-    fn recount(&mut self) {
-        self.counts = [0; ORDERS];
-        for slot in 0..self.len() {
-            self.counts[order(self.run(slot))] += 1;
-        }
-    }
-
-    fn mask(&self) -> u32 {
-        self.counts.iter().enumerate().fold(0, |mask, (order, &count)| mask | u32::from(count > 0) << order)
     }
 }
 
@@ -388,7 +301,7 @@ impl<S: Sector> RunsIn<S> {
         self.masks[leaf] = self.leaves[leaf].mask();
     }
 
-    /// Puts `start..end` back; `false`, and nothing changed, where some of it is free.
+    /// Puts `start..end` back; returns `false`, and changes nothing, if some of it is free.
     pub(crate) fn insert(&mut self, start: u64, end: u64) -> bool {
         debug_assert!(start < end && start >= self.base);
         let bytes = end - start;
@@ -413,7 +326,7 @@ impl<S: Sector> RunsIn<S> {
         true
     }
 
-    /// Takes `start..end`, which lies whole in one run; `false`, and nothing changed, where it does not.
+    /// Takes `start..end`, which lies whole in one run; returns `false`, and changes nothing, if it does not.
     pub(crate) fn take(&mut self, start: u64, end: u64) -> bool {
         if start < self.base || start >= end {
             return false;
@@ -470,124 +383,6 @@ impl<S: Sector> RunsIn<S> {
         {}
     }
 
-    /// The part of the run at a place that the allocation would get, if it begins at `from` or later.
-    fn part(&self, place: Place, from: u64, fit: &Fit, min_len: u64) -> Option<Found> {
-        let (start, end) = self.bytes(self.run(place));
-        let (start, end) = fit.within(start.max(from), end, min_len)?;
-        Some(Found { place, start, end })
-    }
-
-    /// Exactly at `at`: what is free there, up to the length wanted.
-    pub(crate) fn find_at(&self, at: u64, fit: &Fit) -> Option<Found> {
-        let sector = self.sector(at);
-        let place = self.seek(sector)?;
-        self.part(place, at, fit, fit.min_len).filter(|found| found.start == at && self.run(place).0 <= sector)
-    }
-
-    /// The next run of an order at or behind a place.
-    fn next_of(&self, order: usize, place: Place) -> Option<Place> {
-        let (mut leaf, mut slot) = place;
-        let bit = 1 << order;
-        loop {
-            leaf += self.masks.get(leaf..)?.iter().position(|mask| mask & bit != 0)?;
-            if leaf != place.0 {
-                slot = 0;
-            }
-            let runs = &self.leaves[leaf];
-            let found = (slot..runs.len()).find(|&slot| self::order(runs.run(slot)) == order);
-            if let Some(slot) = found {
-                return Some((leaf, slot));
-            }
-            leaf += 1;
-        }
-    }
-
-    /// All runs of an order, going up from a place and round.
-    fn of_order(&self, order: usize, from: Option<Place>) -> impl Iterator<Item = Place> + '_ {
-        let first = from.unwrap_or((self.leaves.len(), 0));
-        let (mut next, mut round) = (Some(first), false);
-        std::iter::from_fn(move || {
-            let mut found = next.and_then(|place| self.next_of(order, place));
-            if found.is_none() && !round {
-                round = true;
-                found = self.next_of(order, (0, 0));
-            }
-            let place = found.filter(|&place| !round || place < first);
-            next = place.and_then(|place| self.step(place));
-            round |= place.is_none();
-            place
-        })
-    }
-
-    /// The full length: near `from` going up, else from the shortest order that surely holds it, going up from `from`
-    /// and round.
-    pub(crate) fn find_whole(&self, from: u64, fit: &Fit, thorough: bool) -> Option<Found> {
-        let first = self.seek(self.sector(from));
-        let near = std::iter::successors(first, |&place| self.step(place)).take(NEAR_STEPS_MAX);
-        let near = near.filter_map(|place| self.part(place, from, fit, fit.len)).next();
-        near.or_else(|| self.find_shortest(first, fit, thorough))
-    }
-
-    /// The full length where one can go on, for who finds its place taken: at `at` or as soon behind as can be, in a run that
-    /// goes on for `rest_len` bytes; else in the middle of one of the longest runs, if its halves are an eighth of that. (From
-    /// its front on another may just be going, or come next.)
-    pub(crate) fn find_apart(&self, at: u64, rest_len: u64, fit: &Fit) -> Option<Found> {
-        let top = self.top_order()?;
-        let rest = |found: &Found| self.bytes(self.run(found.place)).1 - found.end;
-        if top >= order_sure(rest_len, self.sector_shift) {
-            let next = self.seek(self.sector(at)).and_then(|place| self.part(place, at, fit, fit.len));
-            if let Some(next) = next.filter(|found| rest(found) >= rest_len) {
-                return Some(next);
-            }
-        }
-        if top <= order_sure(rest_len / 8, self.sector_shift) {
-            return None;
-        }
-        let place = self.next_of(top, (0, 0))?;
-        let (start, end) = self.bytes(self.run(place));
-        let half = ((end - start) / 2) >> self.sector_shift << self.sector_shift;
-        let middle = start + half;
-        self.part(place, middle, fit, fit.len)
-    }
-
-    /// The full length, from the shortest order that surely holds it, the lowest run.
-    pub(crate) fn find_tight(&self, fit: &Fit) -> Option<Found> {
-        self.find_shortest(Some((0, 0)), fit, false)
-    }
-
-    fn find_shortest(&self, first: Option<Place>, fit: &Fit, thorough: bool) -> Option<Found> {
-        let sure = order_sure(fit.len + fit.align - (1 << self.sector_shift).min(fit.align), self.sector_shift);
-        let part = |place| self.part(place, 0, fit, fit.len);
-        for order in bits(self.filled >> sure).map(|o| o + sure) {
-            // The last order has no upper neighbour: its runs are long, not surely long enough.
-            let next = first.and_then(|first| self.next_of(order, first)).or_else(|| self.next_of(order, (0, 0)));
-            let found = next.and_then(part);
-            if found.is_some() {
-                return found;
-            }
-        }
-        let maybe = order_of(fit.len.max(1 << self.sector_shift), self.sector_shift);
-        let steps_max = if thorough { usize::MAX } else { MAYBE_STEPS_MAX };
-        (maybe..=sure)
-            .filter(|order| self.filled & 1 << order != 0)
-            .find_map(|order| self.of_order(order, first).take(steps_max).find_map(part))
-    }
-
-    /// Less than the full length: one of the longest runs.
-    pub(crate) fn find_best(&self, fit: &Fit, thorough: bool) -> Option<Found> {
-        let steps_max = if thorough { usize::MAX } else { MAYBE_STEPS_MAX };
-        for order in bits_down(self.filled) {
-            let found = self.of_order(order, Some((0, 0))).take(steps_max);
-            let found = found.filter_map(|place| self.part(place, 0, fit, fit.min_len));
-            // Of equals the lowest address wins.
-            let best = found.reduce(|best, next| if next.len() > best.len() { next } else { best });
-            if best.is_some() {
-                return best;
-            }
-        }
-        None
-    }
-
     /// Whether all that is said twice agrees; for tests.
     #[cfg(test)]
     pub(crate) fn is_consistent(&self) -> bool {
@@ -612,24 +407,6 @@ impl<S: Sector> RunsIn<S> {
         let sums = counts == self.counts && total == self.total && runs.len() == self.count();
         apart && filled && sums && self.last.len() == self.leaves.len() && self.masks.len() == self.leaves.len()
     }
-}
-
-/// The numbers of the set bits, rising.
-fn bits(mut word: u32) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let bit = (word != 0).then(|| word.trailing_zeros() as usize)?;
-        word &= word - 1;
-        Some(bit)
-    })
-}
-
-/// The numbers of the set bits, falling.
-fn bits_down(mut word: u32) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let bit = (word != 0).then(|| word.ilog2() as usize)?;
-        word &= !(1 << bit);
-        Some(bit)
-    })
 }
 
 #[cfg(test)]

@@ -23,44 +23,21 @@
 //! Locks: the group table, a group's state, then one of pins, dirty list and source, which are leaves; in this
 //! order, none of them held while the source reads. Crash: memory only.
 //!
-//! Not here: which address (`pick`), how a group is loaded and let go (`load`), the on-disk records (`txn`).
+//! Not here: which address (`pick`), how a group is loaded and evicted (`load`), the on-disk records (`txn`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use oleo_format::{BlockGroupFlags, ByteLen, Logical};
-use oleo_lock::{Mutex, RwLock, rank};
 
-use crate::account::Pool;
-use crate::faults::{FaultInjector, RequestKind};
-use crate::group::{Block, Content, Group, GroupHere, GroupRef, Orders, State, check_runs};
-use crate::load::Residents;
-use crate::pick::AllocationHints;
+use crate::faults::{FaultSpec, RequestKind};
+use crate::group::{Block, Content, Group, GroupHere, check_runs};
+use crate::inner::{Inner, Share};
 use crate::ranges::Ranges;
-use crate::table::{BLOCK_GROUPS_MAX, Table, Tables};
+use crate::source::FreeSource;
+use crate::table::{BLOCK_GROUPS_MAX, Table};
 use crate::threads::{self, CachePadded};
-use crate::wakeups::Wakeups;
-use crate::{GroupInfo, Kind, LoadError, PinSet, Refusal, Reservation, Run, SpaceError};
-
-/// Where the free space of a group is known: the free-space tree, or the extent tree where there is none.
-///
-/// The answer must be at least as new as the newest state whose pins were released, and leave out the superblock
-/// mirrors. No lock of this crate that another thread needs is held during the call.
-pub trait FreeSource: Send + Sync {
-    /// The free runs of the group that starts at `group`, rising, not overlapping.
-    fn load(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, LoadError>;
-
-    /// How many free runs each of these groups has, if that costs less than reading them. It is taken for a
-    /// hint.
-    fn counts(&self, groups: &[Logical]) -> Vec<Option<u32>> {
-        vec![None; groups.len()]
-    }
-
-    /// These groups will probably be loaded next, in this order. It is taken for a hint.
-    fn expect(&self, groups: &[Logical]) {
-        let _ = groups;
-    }
-}
+use crate::{FreeRunsError, GroupInfo, Kind, PinSet, Refusal, Reservation, Run, SpaceError};
 
 /// The bytes of one kind of space. On a mixed volume data and metadata are the same space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -81,137 +58,6 @@ pub struct Totals {
     pub growth: ByteLen,
 }
 
-/// What [`Space`] shares with its guards.
-pub(crate) struct Inner {
-    pub(crate) sector_shift: u32,
-    pub(crate) nodesize: u64,
-    pub(crate) source: RwLock<rank::FreeSource, Arc<dyn FreeSource>>,
-    pub(crate) tables: Tables,
-    pub(crate) residents: Residents,
-    /// Loads that have ended, held runs that were let go.
-    pub(crate) wakeups: Wakeups,
-    pools: [Pool; 3],
-    /// Data and metadata share groups, so they share pool 0.
-    mixed: AtomicBool,
-    pub(crate) hints: AllocationHints,
-    pins: Mutex<rank::Pins, Vec<Run>>,
-    /// Groups whose used bytes changed since the last drain.
-    used_dirty: Mutex<rank::UsedDirty, Vec<GroupRef>>,
-    pub(crate) faults: FaultInjector,
-}
-
-impl Inner {
-    pub(crate) fn pool(&self, kind: Kind) -> &Pool {
-        match kind {
-            Kind::Metadata if self.mixed.load(SeqCst) => &self.pools[0],
-            _ => &self.pools[kind as usize],
-        }
-    }
-
-    pub(crate) fn pool_of(&self, group: &Group) -> &Pool {
-        let kind = Kind::ALL.into_iter().find(|&kind| group.serves(kind));
-        self.pool(kind.unwrap_or(Kind::Data))
-    }
-
-    /// The group that holds all of `run`.
-    fn group_holding(table: &Table, run: Run) -> Result<GroupHere<'_>, SpaceError> {
-        let group = table.group_of(run.start.0).ok_or(SpaceError::NoGroup(run))?;
-        let end = run.start.checked_add(run.len);
-        if run.len.0 > 0 && end.is_some_and(|end| end.0 <= group.end) {
-            Ok(group)
-        } else {
-            Err(SpaceError::NoGroup(run))
-        }
-    }
-
-    /// Brings the index up to date after a group's runs have changed.
-    pub(crate) fn refile(&self, table: &Table, group: &Group, state: &mut State, freed_len: u64) {
-        state.changed();
-        self.residents.note(state);
-        self.file(table, group, state, group.orders_now(state, freed_len, self.sector_shift));
-        if freed_len > 0 {
-            self.pool_of(group).notify_searchers();
-        }
-    }
-
-    /// Puts a group where the index should have it. `_state` is held by whoever calls.
-    pub(crate) fn file(&self, table: &Table, group: &Group, _state: &mut State, new: Orders) {
-        let old = group.orders();
-        if old != new {
-            group.set_orders(new);
-            table.change(group, old, new);
-        }
-    }
-
-    /// Makes `start..end` of the group free. Bytes that are free already stay so, once.
-    fn free_in(&self, group: &Group, state: &mut State, start: u64, end: u64) {
-        let freed = match state.runs_mut() {
-            None => state.with_sets(|sets| sets.freed.unite(start, end)),
-            Some(runs) => {
-                if runs.insert(start, end) {
-                    end - start
-                } else {
-                    0
-                }
-            }
-        };
-        // Only an image whose free space and references contradict each other gets here otherwise, or a bug of ours.
-        #[cfg(test)]
-        assert!(freed == end - start, "{start}..{end} was given back but was free");
-        group.add_free(freed.cast_signed());
-        if group.is_open() {
-            self.pool_of(group).uncommit(freed);
-        }
-    }
-
-    /// Frees a run immediately.
-    pub(crate) fn put_back(&self, run: Run) {
-        let table = self.tables.read();
-        // A group that was removed has taken its space with it.
-        let Some(group) = table.group_of(run.start.0) else { return };
-        let mut state = group.state.lock();
-        self.free_in(&group, &mut state, run.start.0, run.end().0.min(group.end));
-        self.refile(&table, &group, &mut state, run.len.0);
-    }
-
-    /// Commits between `min` and `max` bytes of a kind; returns how many.
-    pub(crate) fn reserve_some(&self, kind: Kind, max: u64, min: u64) -> Result<u64, Refusal> {
-        let pool = self.pool(kind);
-        let got = pool.commit_some(max, min, 1 << self.sector_shift).ok_or(Refusal::NeedChunk(kind))?;
-        pool.reserved.fetch_add(got, SeqCst);
-        Ok(got)
-    }
-
-    pub(crate) fn unreserve(&self, kind: Kind, len: u64) {
-        let pool = self.pool(kind);
-        pool.reserved.fetch_sub(len, SeqCst);
-        pool.uncommit(len);
-    }
-
-    /// Takes a group's space out of what may be promised; `false` if it has been promised.
-    fn close(&self, group: &Group) -> bool {
-        let pool = self.pool_of(group);
-        let len = group.len();
-        pool.take_out(len, group.free.load(SeqCst), || {
-            pool.capacity.fetch_sub(len, SeqCst);
-        })
-    }
-
-    /// The opposite of [`Self::close`]; growth is another from then on, where that is told.
-    fn reopen(&self, group: &Group, growth: Option<u64>) {
-        let pool = self.pool_of(group);
-        pool.overdraw(group.len());
-        pool.capacity.fetch_add(group.len(), SeqCst);
-        let reported = growth.map_or(0, |growth| growth.wrapping_sub(pool.growth.swap(growth, SeqCst)));
-        // Wrapping addition of a negative number is subtraction.
-        pool.limit.fetch_add(group.len().wrapping_add(reported), SeqCst);
-        pool.uncommit(group.free.load(SeqCst));
-    }
-}
-
-/// What guards hold of a space: each thread's are counted in one place, so that threads do not share a count.
-pub(crate) type Share = Arc<Arc<Inner>>;
-
 /// The space of a volume. Clones share it; all methods may be called by many threads.
 #[derive(Clone)]
 pub struct Space {
@@ -223,20 +69,7 @@ impl Space {
     /// A space without groups. Both sizes are in bytes and powers of two, as a verified superblock has them.
     pub fn new(sectorsize: u32, nodesize: u32, source: Arc<dyn FreeSource>) -> Space {
         assert!(sectorsize.is_power_of_two() && nodesize.is_power_of_two() && nodesize >= sectorsize);
-        let inner = Arc::new(Inner {
-            sector_shift: sectorsize.trailing_zeros(),
-            nodesize: nodesize.into(),
-            source: RwLock::new(source),
-            tables: Tables::new(),
-            residents: Residents::new(),
-            wakeups: Wakeups::default(),
-            pools: Default::default(),
-            mixed: AtomicBool::new(false),
-            hints: AllocationHints::new(),
-            pins: Mutex::default(),
-            used_dirty: Mutex::default(),
-            faults: FaultInjector::default(),
-        });
+        let inner = Arc::new(Inner::new(sectorsize, nodesize, source));
         let shares = (0..threads::spread()).map(|_| CachePadded(Arc::new(inner.clone()))).collect();
         Space { inner, shares }
     }
@@ -251,7 +84,7 @@ impl Space {
         *self.inner.source.write() = source;
     }
 
-    /// Adds a block group. `free`: its free runs where they are known (a new chunk: all of it), else they are loaded
+    /// Adds a block group. `free`: its free runs if they are known (a new chunk: all of it), else they are loaded
     /// when needed. Cheapest in rising order.
     pub fn add_group(&self, info: GroupInfo, free: Option<Vec<Run>>) -> Result<(), SpaceError> {
         self.add_group_telling(info, free, None)
@@ -284,7 +117,7 @@ impl Space {
         Ok(())
     }
 
-    /// Adds many groups whose free runs are not known: for less memory than one by one. Where one is refused, those before
+    /// Adds many groups whose free runs are not known: for less memory than one by one. If one is refused, those before
     /// it may have been added.
     pub fn add_groups(&self, infos: &[GroupInfo]) -> Result<(), SpaceError> {
         infos.chunks(BLOCK_GROUPS_MAX).try_for_each(|some| self.add_block(some, None, None))
@@ -339,7 +172,7 @@ impl Space {
                 return Err(SpaceError::Reserved(start));
             }
             group.removed.store(true, SeqCst);
-            // Its memory may go on for others' sake. Who is loading it lets go by itself.
+            // Others may keep its memory. A thread that is loading it drops the runs by itself.
             if state.runs().is_some() {
                 inner.residents.set_content(&mut state, Content::Unloaded);
             }
@@ -544,17 +377,18 @@ impl Space {
         out.sort_unstable();
         out
     }
-}
 
-/// Why a group's free runs are unknown.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum FreeRunsError {
-    /// There is no such group.
-    #[error(transparent)]
-    Space(#[from] SpaceError),
-    /// They could not be read.
-    #[error(transparent)]
-    Load(#[from] LoadError),
+    /// From now on fails the requests that `spec` says, and counts from zero. For tests.
+    #[doc(hidden)]
+    pub fn fail_requests(&self, spec: FaultSpec) {
+        self.inner.faults.set(spec);
+    }
+
+    /// How many requests of the sorts in the last [`Space::fail_requests`] there were since. For tests.
+    #[doc(hidden)]
+    pub fn requests_counted(&self) -> u64 {
+        self.inner.faults.counted()
+    }
 }
 
 #[cfg(test)]

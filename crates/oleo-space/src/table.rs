@@ -40,7 +40,7 @@ pub(crate) struct Table {
     slots: usize,
     /// Slots for each byte between the first group and the last, for a guess.
     slots_per_byte: f64,
-    /// By kind; none where no group serves the kind.
+    /// By kind; none if no group serves the kind.
     index: [Option<OrderIndex>; 3],
 }
 
@@ -129,7 +129,7 @@ impl Table {
         self.places.iter().filter_map(|&place| self.group_in(place))
     }
 
-    /// A group's orders went from `old` to `new`. Whoever calls holds the group's state, or nobody else can have it.
+    /// A group's orders went from `old` to `new`. The caller holds the group's state, or nobody else can have it.
     pub(crate) fn change(&self, group: &Group, old: Orders, new: Orders) {
         let Some(slot) = self.slot_of(group.start) else { return };
         for kind in Kind::ALL {
@@ -141,7 +141,7 @@ impl Table {
         }
     }
 
-    /// Adds a block of groups, or none of it where one would overlap another.
+    /// Adds a block of groups, or none of it if one would overlap another.
     pub(crate) fn insert(&mut self, block: Block) -> Result<(), SpaceError> {
         debug_assert!(block.len() <= BLOCK_GROUPS_MAX);
         if self.starts.len() + block.len() > self.slots {
@@ -220,7 +220,7 @@ impl Table {
         self.slots_per_byte = (self.starts.len().saturating_sub(1)) as f64 / bytes.max(1) as f64;
     }
 
-    /// Makes the index anew, after slots have moved or for `more` groups to come, and lets go of blocks that have no group any
+    /// Makes the index anew, after slots have moved or for `more` groups to come, and drops blocks that have no group any
     /// more.
     fn rebuild(&mut self, more: usize) {
         let mut kept = self.places.iter().map(|&place| place != NO_PLACE);
@@ -369,9 +369,9 @@ mod tests {
     }
 
     /// Goal: groups come and go in blocks of all lengths, in any order, and the table is a map of them; a block that cannot be
-    /// added whole is not added at all; blocks without groups are let go.
+    /// added whole is not added at all; blocks without groups are dropped.
     /// Method: random insertions, some of them overlapping, and removals beside a map; the order of all, each found by its
-    /// address, the index; at the end everything is removed and one group more makes the table let go of what it had.
+    /// address, the index; at the end everything is removed and one group more makes the table drop what it had.
     #[test]
     fn the_table_is_a_map() {
         for seed in 0..8 {

@@ -8,8 +8,8 @@ use oleo_lock::{Condvar, Mutex, rank};
 /// Counts events, so that none is missed between a check and the wait.
 ///
 /// 1. A thread that may have to wait takes [`Wakeups::seen`], *then* checks what it waits for.
-/// 2. If that is not so yet it lets go of all locks and calls [`Wakeups::wait`] with what it took; then it looks again.
-/// 3. Whoever changes such a thing calls [`Wakeups::notify`] *after* the change.
+/// 2. If that is not so yet it releases all locks and calls [`Wakeups::wait`] with what it took; then it looks again.
+/// 3. A thread that changes such a thing calls [`Wakeups::notify`] *after* the change.
 #[derive(Default)]
 pub(crate) struct Wakeups {
     count: AtomicU64,

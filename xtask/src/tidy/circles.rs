@@ -41,10 +41,6 @@ const TOLERATED: &[(&str, &[&str])] = &[
             "usage.rs",
         ],
     ),
-    (
-        "oleo-space",
-        &["error.rs", "faults.rs", "group.rs", "guard.rs", "index.rs", "load.rs", "pick.rs", "space.rs", "table.rs"],
-    ),
 ];
 
 /// Path of a module from the root of its crate: `["data", "map"]`; the root's is empty.

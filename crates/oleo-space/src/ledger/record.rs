@@ -5,8 +5,8 @@
 //! records in that order and adds up what is of one reference: what comes to nothing leaves no record, unless its extent
 //! is marked.
 //!
-//! A tree block's first key lies where only data references need the space, so a tree block is referenced by trees and
-//! blocks, and data by files and leaves; [`Record::of`] goes by the reference where a lying image has it otherwise.
+//! A tree block's first key is in the space that only data references need, so a tree block is referenced by trees and
+//! blocks, and data by files and leaves; [`Record::of`] goes by the reference if a damaged image has it otherwise.
 
 use std::cmp::Ordering;
 
@@ -36,7 +36,7 @@ pub(super) struct Record {
     len: u64,
     /// Whose reference it is; for a tree block `words[1..]` and `key_type` are its first key.
     words: [u64; 3],
-    /// Not zero where it is a reference's.
+    /// Not zero if it is a reference's.
     delta: i32,
     flags: u8,
     key_type: u8,
@@ -178,7 +178,7 @@ impl Folded {
         }
     }
 
-    /// Whoever allocated an extent knows best what it is.
+    /// The one that allocated an extent knows best what it is.
     fn adopt(&mut self, marks: &Record) {
         if marks.flags & NEW == 0 {
             return;
@@ -191,7 +191,7 @@ impl Folded {
         }
     }
 
-    /// Forgets the last extent where nothing is left of it.
+    /// Forgets the last extent if nothing is left of it.
     fn drop_nothing(&mut self) {
         if self.records.last().is_some_and(Record::is_nothing) {
             self.records.pop();
@@ -224,7 +224,7 @@ impl Folded {
 
     /// Adds two lists that are in order, folded, and not before what is there.
     pub(super) fn merge(&mut self, mut a: &[Record], mut b: &[Record]) {
-        // Where one side keeps coming first, its next records are searched for and copied in one step.
+        // If one side keeps coming first, its next records are searched for and copied in one step.
         let mut wins = 0;
         while let ([x, rest_a @ ..], [y, rest_b @ ..]) = (a, b) {
             let from_b = y.compare(x).is_lt();
@@ -265,7 +265,7 @@ impl Folded {
     }
 }
 
-/// How many of the first records `here` holds for: a search that is quick where they are few.
+/// How many of the first records `here` holds for: a search that is quick if they are few.
 pub(super) fn count_while(records: &[Record], here: impl Fn(&Record) -> bool) -> usize {
     let mut reach = 1;
     while records.get(reach - 1).is_some_and(&here) {

@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use oleo_format::BlockGroupFlags;
 
@@ -19,7 +20,7 @@ struct Disk {
     tells_counts: bool,
     loads: Mutex<Vec<u64>>,
     counted: AtomicU64,
-    /// What was told to come.
+    /// What was expected to come.
     expected: Mutex<Vec<u64>>,
 }
 
@@ -91,9 +92,9 @@ fn groups_are_chosen_from_the_summary() {
     }
 }
 
-/// Goal: a scan over groups that have to be read is told to the source ahead of need, a look into one group is not.
+/// Goal: a scan over groups that have to be read is announced to the source ahead of need, a look into one group is not.
 /// Method: a hundred groups that promise sixteen sectors in a row and have one, but the ninetieth; after one of them was read
-/// in vain each must have been told before it is read.
+/// in vain each must have been announced before it is read.
 #[test]
 fn a_scan_is_read_ahead() {
     let disk = Arc::new(Disk { tells_counts: true, ..Disk::default() });

@@ -6,6 +6,7 @@ use oleo_format::BlockGroupFlags;
 use super::*;
 use crate::GroupInfo;
 use crate::group::Group;
+use crate::hints::STRETCH_LEN;
 use crate::testing::{MIB, MapSource, NODE, Rng, SECTOR, info, run, space_of};
 
 const DATA: BlockGroupFlags = BlockGroupFlags::DATA;
@@ -221,7 +222,7 @@ fn locked<'s>(scope: &'s std::thread::Scope<'s, '_>, group: &'s Group) -> impl F
 }
 
 /// Goal: a thread that finds a group locked goes to another; only the last pass waits.
-/// Method: hold one group's lock, allocate; hold both, allocate in a thread that must wait until one is let go.
+/// Method: hold one group's lock, allocate; hold both, allocate in a thread that must wait until one is released.
 #[test]
 fn a_busy_group_is_stepped_over_and_waited_for_at_last() {
     let space = space_of(2, 16 * MIB, DATA);

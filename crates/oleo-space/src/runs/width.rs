@@ -1,7 +1,7 @@
 //! How wide the sector numbers of a group's runs are.
 //!
 //! Four bytes do for what chunks are made like. A group of 2³² sectors and more, which the format allows (16 TiB of 4 KiB
-//! sectors), has numbers of eight. The code is one; who has a group's runs does not see which it is.
+//! sectors), has numbers of eight. The code is one; users of a group's runs do not see which width it has.
 
 use std::fmt::Debug;
 use std::ops::Sub;
@@ -13,7 +13,7 @@ pub(crate) trait Sector: Copy + Ord + Debug + Into<u64> + Sub<Output = Self> {
     /// A number that no sector has.
     const MAX: Self;
 
-    /// `sector`, or [`Self::MAX`] where it is too large.
+    /// `sector`, or [`Self::MAX`] if it is too large.
     fn clamped(sector: u64) -> Self;
 }
 
@@ -109,12 +109,12 @@ impl Runs {
         self.at_or_after(start).is_some_and(|(s, _)| s < end)
     }
 
-    /// Puts `start..end` back; `false`, and nothing changed, where some of it is free.
+    /// Puts `start..end` back; returns `false`, and changes nothing, if some of it is free.
     pub(crate) fn insert(&mut self, start: u64, end: u64) -> bool {
         either!(self, runs => runs.insert(start, end))
     }
 
-    /// Takes `start..end`, which lies whole in one run; `false`, and nothing changed, where it does not.
+    /// Takes `start..end`, which lies whole in one run; returns `false`, and changes nothing, if it does not.
     pub(crate) fn take(&mut self, start: u64, end: u64) -> bool {
         either!(self, runs => runs.take(start, end))
     }

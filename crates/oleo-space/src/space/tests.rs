@@ -1,10 +1,10 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Barrier;
 use std::sync::mpsc;
 
 use super::*;
 use crate::testing::{MIB, MapSource, NODE, Rng, SECTOR, info, run, space_of};
-use crate::{Goal, Want};
+use crate::{Goal, LoadError, Want};
 use parking_lot::Mutex;
 
 const DATA: BlockGroupFlags = BlockGroupFlags::DATA;
@@ -29,149 +29,199 @@ fn sectors(run: Run) -> impl Iterator<Item = u64> {
     (run.start.0..run.end().0).step_by(SECTOR as usize)
 }
 
+/// A space, what is held of it, and its model: sector sets by the starts of groups.
+struct Modelled {
+    rng: Rng,
+    source: Arc<MapSource>,
+    space: Space,
+    model: BTreeMap<u64, ModelGroup>,
+    mine: Vec<Run>,
+    holds: Vec<Reservation>,
+    sets: Vec<PinSet>,
+}
+
+impl Modelled {
+    fn new(seed: u64) -> Modelled {
+        let source = Arc::new(MapSource::default());
+        let space = Space::new(SECTOR as u32, NODE as u32, source.clone());
+        let model = BTreeMap::new();
+        Modelled { rng: Rng::new(seed), source, space, model, mine: Vec::new(), holds: Vec::new(), sets: Vec::new() }
+    }
+
+    /// The group of the model that an address is in.
+    fn group_of(&mut self, at: u64) -> &mut ModelGroup {
+        self.model.range_mut(..=at).next_back().unwrap().1
+    }
+
+    /// A group of random free sectors, which are told, or loaded when they are needed.
+    fn add_group(&mut self) {
+        let start = (1 + self.rng.below(20)) * 8 * MIB;
+        if self.model.contains_key(&start) {
+            return;
+        }
+        let len = MIB / 2;
+        let mut group = ModelGroup { len, ..Default::default() };
+        let mut runs: Vec<(Logical, ByteLen)> = Vec::new();
+        for sector in sectors(run(start, len)) {
+            if self.rng.below(3) > 0 {
+                group.free.insert(sector);
+                match runs.last_mut() {
+                    Some((s, l)) if s.0 + l.0 == sector => l.0 += SECTOR,
+                    _ => runs.push((Logical(sector), ByteLen(SECTOR))),
+                }
+            } else {
+                group.taken.insert(sector);
+                self.mine.push(run(sector, SECTOR));
+            }
+        }
+        let used = ByteLen(group.taken.len() as u64 * SECTOR);
+        let info = GroupInfo { used, free_extents: Some(runs.len() as u32), ..info(start, len, DATA) };
+        if self.rng.below(2) == 0 {
+            self.source.free.lock().insert(start, runs);
+            self.space.add_group(info, None).unwrap();
+        } else {
+            let runs = runs.into_iter().map(|(start, len)| Run { start, len }).collect();
+            self.space.add_group(info, Some(runs)).unwrap();
+        }
+        self.model.insert(start, group);
+    }
+
+    fn remove_group(&mut self, at: &str) {
+        let Some(&start) = self.model.keys().nth(self.rng.below(12) as usize) else { return };
+        match self.space.remove_group(Logical(start)) {
+            Ok(_) => {
+                let group = self.model.remove(&start).unwrap();
+                self.mine.retain(|run| !(start..start + group.len).contains(&run.start.0));
+            }
+            Err(SpaceError::Pinned(_)) => assert!(!self.model[&start].pinned.is_empty(), "{at}"),
+            Err(error) => assert!(matches!(error, SpaceError::Reserved(_)) && !self.holds.is_empty(), "{at}"),
+        }
+    }
+
+    fn close_or_open_group(&mut self, at: &str) {
+        let Some((&start, group)) = self.model.iter_mut().nth(self.rng.below(12) as usize) else { return };
+        let read_only = !group.read_only;
+        match self.space.set_read_only(Logical(start), read_only) {
+            Ok(()) => group.read_only = read_only,
+            Err(error) => assert!(matches!(error, SpaceError::Reserved(_)) && !self.holds.is_empty(), "{at}"),
+        }
+    }
+
+    fn reserve(&mut self) {
+        if let Ok(hold) = self.space.reserve(Kind::Data, ByteLen((1 + self.rng.below(64)) * SECTOR)) {
+            self.holds.push(hold);
+        }
+    }
+
+    fn release(&mut self) {
+        let set = self.sets.swap_remove(self.rng.below(self.sets.len() as u64) as usize);
+        for sector in set.runs().iter().flat_map(|&run| sectors(run)) {
+            if let Some((_, group)) = self.model.range_mut(..=sector).next_back()
+                && group.pinned.remove(&sector)
+            {
+                group.free.insert(sector);
+            }
+        }
+        self.space.release(set);
+    }
+
+    /// Pins a run that was taken, or gives it back.
+    fn free(&mut self, at: &str) {
+        let run = self.mine.swap_remove(self.rng.below(self.mine.len() as u64) as usize);
+        let (pins, space) = (self.rng.below(2) == 0, self.space.clone());
+        let group = self.group_of(run.start.0);
+        sectors(run).for_each(|s| assert!(group.taken.remove(&s)));
+        if pins {
+            group.pinned.extend(sectors(run));
+            space.pin(run).unwrap();
+            assert!(matches!(space.pin(run), Err(SpaceError::FreedTwice(_))), "{at}");
+        } else {
+            group.free.extend(sectors(run));
+            space.give_back(run);
+            if self.rng.below(8) == 0 {
+                assert!(matches!(space.pin(run), Err(SpaceError::FreedTwice(_))), "{at}");
+            }
+        }
+    }
+
+    /// An allocation may fail only if the model has no room.
+    fn alloc(&mut self, at: &str) {
+        let len = (1 + self.rng.below(32)) * SECTOR;
+        let want = want(len, SECTOR);
+        let hold = self.holds.last().filter(|_| self.rng.below(2) == 0);
+        let got = match hold {
+            Some(hold) => self.space.alloc_from(hold, &want),
+            None => self.space.alloc(&want),
+        };
+        let totals = self.space.totals(Kind::Data);
+        let Ok(grant) = got else {
+            let empty = self.model.values().all(|g| g.read_only || g.free.is_empty());
+            let promised = totals.reserved >= totals.free;
+            assert!(empty || promised, "{at}: refused with {totals:?}");
+            return;
+        };
+        let run = grant.run();
+        let keeps = self.rng.below(4) > 0;
+        let group = self.group_of(run.start.0);
+        assert!(!group.read_only && run.len.0 >= SECTOR && run.len.0 <= len, "{at}");
+        sectors(run).for_each(|s| assert!(group.free.contains(&s), "{at}: {run:?} is not free"));
+        if keeps {
+            sectors(run).for_each(|s| assert!(group.free.remove(&s)));
+            group.taken.extend(sectors(run));
+            self.mine.push(grant.keep());
+        }
+    }
+
+    fn check_totals(&self, at: &str) {
+        let totals = self.space.totals(Kind::Data);
+        let count = |f: fn(&ModelGroup) -> usize| self.model.values().map(f).sum::<usize>() as u64 * SECTOR;
+        assert_eq!(totals.pinned.0, count(|g| g.pinned.len()), "{at}");
+        assert_eq!(totals.free.0, count(|g| if g.read_only { 0 } else { g.free.len() }), "{at}");
+        assert_eq!(totals.reserved.0, self.holds.iter().map(|h| h.left().0).sum::<u64>(), "{at}");
+        assert_eq!(totals.total.0, self.model.values().map(|g| g.len).sum::<u64>(), "{at}");
+    }
+
+    fn check_index(&self, at: &str) {
+        let tables = &self.space.inner.tables;
+        assert!(tables.read().index_agrees(SECTOR.trailing_zeros()), "{at}");
+        for (&start, group) in self.model.iter().filter(|(_, group)| group.read_only || group.free.is_empty()) {
+            let orders = tables.read().group_of(start).unwrap().orders();
+            assert_eq!(orders, crate::group::Orders::NONE, "{at}: {} free", group.free.len());
+        }
+    }
+}
+
 /// Goal: space is a set of free sectors per group, with exact counters, whatever happens to groups.
 /// Method: all calls at random from one thread, groups added, removed, closed and opened on the way, half of them lazily
 /// loaded and fragmented; a model of sector sets follows; an allocation may fail only when the model has no room.
 #[test]
 fn space_is_sets_of_sectors() {
     for seed in 0..25 {
-        let mut rng = Rng::new(seed);
-        let source = Arc::new(MapSource::default());
-        let space = Space::new(SECTOR as u32, NODE as u32, source.clone());
-        let mut model: std::collections::BTreeMap<u64, ModelGroup> = Default::default();
-        let mut mine: Vec<Run> = Vec::new();
-        let mut holds: Vec<Reservation> = Vec::new();
-        let mut sets: Vec<PinSet> = Vec::new();
+        let mut all = Modelled::new(seed);
         for step in 0..2500 {
             let at = format!("seed {seed} step {step}");
-            match rng.below(32) {
-                0 if model.len() < 12 => {
-                    let start = (1 + rng.below(20)) * 8 * MIB;
-                    if model.contains_key(&start) {
-                        continue;
-                    }
-                    let len = MIB / 2;
-                    let mut group = ModelGroup { len, ..Default::default() };
-                    let mut runs: Vec<(Logical, ByteLen)> = Vec::new();
-                    for sector in sectors(run(start, len)) {
-                        if rng.below(3) > 0 {
-                            group.free.insert(sector);
-                            match runs.last_mut() {
-                                Some((s, l)) if s.0 + l.0 == sector => l.0 += SECTOR,
-                                _ => runs.push((Logical(sector), ByteLen(SECTOR))),
-                            }
-                        } else {
-                            group.taken.insert(sector);
-                            mine.push(run(sector, SECTOR));
-                        }
-                    }
-                    let used = ByteLen(group.taken.len() as u64 * SECTOR);
-                    let info = GroupInfo { used, free_extents: Some(runs.len() as u32), ..info(start, len, DATA) };
-                    if rng.below(2) == 0 {
-                        source.free.lock().insert(start, runs);
-                        space.add_group(info, None).unwrap();
-                    } else {
-                        let runs = runs.into_iter().map(|(start, len)| Run { start, len }).collect();
-                        space.add_group(info, Some(runs)).unwrap();
-                    }
-                    model.insert(start, group);
+            match all.rng.below(32) {
+                0 if all.model.len() < 12 => all.add_group(),
+                1 if all.rng.below(6) == 0 => all.remove_group(&at),
+                2 => all.close_or_open_group(&at),
+                3 => all.reserve(),
+                4 if !all.holds.is_empty() => {
+                    let hold = all.rng.below(all.holds.len() as u64) as usize;
+                    drop(all.holds.swap_remove(hold));
                 }
-                1 if rng.below(6) == 0 => {
-                    let Some(&start) = model.keys().nth(rng.below(12) as usize) else { continue };
-                    match space.remove_group(Logical(start)) {
-                        Ok(_) => {
-                            let group = model.remove(&start).unwrap();
-                            mine.retain(|run| !(start..start + group.len).contains(&run.start.0));
-                        }
-                        Err(SpaceError::Pinned(_)) => assert!(!model[&start].pinned.is_empty(), "{at}"),
-                        Err(error) => assert!(matches!(error, SpaceError::Reserved(_)) && !holds.is_empty(), "{at}"),
-                    }
-                }
-                2 => {
-                    let Some((&start, group)) = model.iter_mut().nth(rng.below(12) as usize) else { continue };
-                    let read_only = !group.read_only;
-                    match space.set_read_only(Logical(start), read_only) {
-                        Ok(()) => group.read_only = read_only,
-                        Err(error) => assert!(matches!(error, SpaceError::Reserved(_)) && !holds.is_empty(), "{at}"),
-                    }
-                }
-                3 => {
-                    if let Ok(hold) = space.reserve(Kind::Data, ByteLen((1 + rng.below(64)) * SECTOR)) {
-                        holds.push(hold);
-                    }
-                }
-                4 if !holds.is_empty() => drop(holds.swap_remove(rng.below(holds.len() as u64) as usize)),
-                5 => sets.push(space.take_pinned()),
-                6 if !sets.is_empty() => {
-                    let set = sets.swap_remove(rng.below(sets.len() as u64) as usize);
-                    for sector in set.runs().iter().flat_map(|&run| sectors(run)) {
-                        if let Some((_, group)) = model.range_mut(..=sector).next_back()
-                            && group.pinned.remove(&sector)
-                        {
-                            group.free.insert(sector);
-                        }
-                    }
-                    space.release(set);
-                }
-                7..=11 if !mine.is_empty() => {
-                    let run = mine.swap_remove(rng.below(mine.len() as u64) as usize);
-                    let (_, group) = model.range_mut(..=run.start.0).next_back().unwrap();
-                    sectors(run).for_each(|s| assert!(group.taken.remove(&s)));
-                    if rng.below(2) == 0 {
-                        space.pin(run).unwrap();
-                        assert!(matches!(space.pin(run), Err(SpaceError::FreedTwice(_))), "{at}");
-                        group.pinned.extend(sectors(run));
-                    } else {
-                        space.give_back(run);
-                        group.free.extend(sectors(run));
-                        if rng.below(8) == 0 {
-                            assert!(matches!(space.pin(run), Err(SpaceError::FreedTwice(_))), "{at}");
-                        }
-                    }
-                }
-                12..=24 => {
-                    let len = (1 + rng.below(32)) * SECTOR;
-                    let want = want(len, SECTOR);
-                    let hold = holds.last().filter(|_| rng.below(2) == 0);
-                    let got = match hold {
-                        Some(hold) => space.alloc_from(hold, &want),
-                        None => space.alloc(&want),
-                    };
-                    let totals = space.totals(Kind::Data);
-                    let Ok(grant) = got else {
-                        let empty = model.values().all(|g| g.read_only || g.free.is_empty());
-                        let promised = totals.reserved >= totals.free;
-                        assert!(empty || promised, "{at}: refused with {totals:?}");
-                        continue;
-                    };
-                    let run = grant.run();
-                    let (_, group) = model.range_mut(..=run.start.0).next_back().unwrap();
-                    assert!(!group.read_only && run.len.0 >= SECTOR && run.len.0 <= len, "{at}");
-                    sectors(run).for_each(|s| assert!(group.free.contains(&s), "{at}: {run:?} is not free"));
-                    if rng.below(4) > 0 {
-                        sectors(run).for_each(|s| assert!(group.free.remove(&s)));
-                        group.taken.extend(sectors(run));
-                        mine.push(grant.keep());
-                    }
-                }
+                5 => all.sets.push(all.space.take_pinned()),
+                6 if !all.sets.is_empty() => all.release(),
+                7..=11 if !all.mine.is_empty() => all.free(&at),
+                12..=24 => all.alloc(&at),
                 _ => {}
             }
-            let totals = space.totals(Kind::Data);
-            let count = |f: fn(&ModelGroup) -> usize| model.values().map(f).sum::<usize>() as u64 * SECTOR;
-            assert_eq!(totals.pinned.0, count(|g| g.pinned.len()), "{at}");
-            assert_eq!(totals.free.0, count(|g| if g.read_only { 0 } else { g.free.len() }), "{at}");
-            assert_eq!(totals.reserved.0, holds.iter().map(|h| h.left().0).sum::<u64>(), "{at}");
-            assert_eq!(totals.total.0, model.values().map(|g| g.len).sum::<u64>(), "{at}");
+            all.check_totals(&at);
             if step % 16 == 0 {
-                assert!(space.inner.tables.read().index_agrees(SECTOR.trailing_zeros()), "{at}");
-                for (&start, group) in model.iter().filter(|(_, group)| group.read_only || group.free.is_empty()) {
-                    let orders = space.inner.tables.read().group_of(start).unwrap().orders();
-                    assert_eq!(orders, crate::group::Orders::NONE, "{at}: {} free", group.free.len());
-                }
+                all.check_index(&at);
             }
         }
-        for (&start, group) in &model {
-            let runs = space.free_runs(Logical(start)).unwrap();
+        for (&start, group) in &all.model {
+            let runs = all.space.free_runs(Logical(start)).unwrap();
             let free: BTreeSet<u64> = runs.into_iter().flat_map(sectors).collect();
             assert_eq!(free, group.free, "seed {seed}");
         }
