@@ -1,5 +1,5 @@
-//! Whether a block group's count of used bytes agrees with the extents that are recorded in it: whoever takes what is not recorded for
-//! free asks this first.
+//! Whether a block group's count of used bytes agrees with the extents that are recorded in it: asked before
+//! what is not recorded is taken for free.
 //!
 //! Both are as the last settling left them. Beside writers the two trees that may be asked are not of one moment: what differs is
 //! looked at again after a commit.
@@ -44,7 +44,7 @@ impl Engine {
 }
 
 impl Inner {
-    /// Whether what a commit freed in a group may be discarded: where something is used that is not recorded, what seems to be free may be
+    /// Whether what a commit freed in a group may be discarded: if something is used that is not recorded, what seems to be free may be
     /// it. The whole group is read the first time, then it is remembered. The caller keeps what is in it from being used again.
     pub(crate) fn may_discard_in(&self, agreed: &mut Agreed, start: Logical) -> bool {
         let looks = agreed.entry(start).or_insert(1);

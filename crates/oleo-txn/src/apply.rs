@@ -54,7 +54,7 @@ impl Inner {
         let mut state = self.tree(tree)?;
         if tree.is_subvol() && state.key_offset == generation.0 {
             // A snapshot that changes in the transaction that makes it: its own blocks must be younger than its making, or
-            // whoever deletes it takes them for the source's.
+            // its deletion takes them for the source's.
             state.key_offset = generation.0 - 1;
         }
         let root = self.with_env(&state, tree, generation, |env| self.blocks.apply(&state.root, batch, env))?;

@@ -29,7 +29,7 @@ use crate::root_sets::{RootSet, RootSets};
 /// What goes upwards, with what it found so far.
 pub struct Backrefs<'e> {
     inner: &'e Inner,
-    /// The sets that it answers with.
+    /// The sets that it returns.
     pub sets: RootSets,
     blocks: HashMap<Logical, RootSet>,
     /// Whether at least two trees reach a block; and the last block that was found to be the only parent of one, on each level.
@@ -69,7 +69,7 @@ impl Engine {
         Backrefs::new(&self.0)
     }
 
-    /// Who referred to the extent at `at` when the extent tree was last settled; nobody where it is younger.
+    /// Who referred to the extent at `at` when the extent tree was last settled; empty if it is younger.
     pub fn extent_users(&self, at: Logical) -> Result<Vec<RefKey>, TxnError> {
         let _reader = self.reader();
         let root = self.root(TreeId::EXTENT)?.ok_or(TxnError::NoTree(TreeId::EXTENT))?;
@@ -135,7 +135,7 @@ impl<'e> Backrefs<'e> {
         Ok(self.tree(node.owner())?.is_some_and(|tree| node.generation() > tree.last_snapshot))
     }
 
-    /// The subvolumes from whose roots a block is reached; none where nothing refers to it any more.
+    /// The subvolumes from whose roots a block is reached; none if nothing refers to it any more.
     pub fn of_block(&mut self, node: &CheckedNode) -> Result<RootSet, TxnError> {
         let at = node.logical();
         if let Some(known) = self.blocks.get(&at) {
@@ -260,7 +260,7 @@ impl<'e> Backrefs<'e> {
     pub fn naming(&mut self, extent: Logical) -> Result<Vec<Naming>, TxnError> {
         let mut leaves: BTreeMap<Logical, Arc<Node>> = BTreeMap::new();
         let Some(stored) = self.stored(extent)? else { return Ok(Vec::new()) };
-        // Of a file it stands for as many bytes as it has, or, compressed, for a few more.
+        // It represents as many bytes of a file as it has, or, compressed, for a few more.
         let span = stored.len.max(compress::EXTENT_LEN_MAX as u64);
         for user in self.users(extent)? {
             match user {
@@ -277,9 +277,9 @@ impl<'e> Backrefs<'e> {
         Ok(leaves.into_values().map(|leaf| Naming { items: items(&leaf) as u64, leaf }).collect())
     }
 
-    /// Says where files name a data extent: the file's number, and where in the file the extent would begin (below zero, wrapped,
-    /// where it would before the file). A place is told for each reference to it, until the visitor breaks off; of which trees
-    /// it is a place is not told, and it need not be one of the tree that the reference names. Nothing is told of an extent that
+    /// Shows `visit` where files name a data extent: the file's number, and where in the file the extent would begin (below zero,
+    /// wrapped, if it would begin before the file). `visit` gets a place for each reference, until it breaks off, but not the trees
+    /// that the place is in; it need not be in the tree that the reference names. It gets nothing of an extent that
     /// was made after `not_after`, which no tree that old can name. (A file's own item does not say when: splitting and cloning
     /// make it younger.)
     pub fn places<E: From<TxnError>>(
@@ -326,7 +326,7 @@ impl<'e> Backrefs<'e> {
         let Some(tree) = self.tree(tree)? else { return Ok(()) };
         // A part may begin before the file does: its offset is negative then.
         let from = if offset as i64 >= 0 { offset } else { 0 };
-        // Wraps where the offset is below zero.
+        // Wraps if the offset is below zero.
         let end = offset.wrapping_add(span);
         let cursor = &mut tree.cursor;
         let first = Key::new(ino.0, ItemType::EXTENT_DATA, from).max(tree.gone_before);

@@ -117,7 +117,7 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     /// Goal: no operation is joined while joins are blocked. Method: threads join and move a counter away and back;
-    /// whoever blocks joins must always see zero.
+    /// the thread that blocks joins must always see zero.
     #[test]
     fn blocked_means_empty() {
         let (barrier, inside) = (TransactionBarrier::new(), AtomicU64::new(0));
@@ -138,7 +138,7 @@ mod tests {
         });
     }
 
-    /// Goal: whoever blocks joins is not kept waiting by those who keep joining. Method: sixteen threads join again and
+    /// Goal: a thread that blocks joins is not kept waiting by those who keep joining. Method: sixteen threads join again and
     /// again, so that nearly always some operation is in every shard; joins are blocked all the same, many times.
     #[test]
     fn joins_do_not_starve_the_blocker() {

@@ -96,7 +96,7 @@ impl<'a> BookkeepingWriter<'a> {
     }
 
     /// Marks the kernel's caches of what was free in these groups as not written, as the kernel does before it changes one: the
-    /// generation of a cache's file is 0. That the superblock tells of all caches being old is not enough: the next kernel sets
+    /// generation of a cache's file is 0. That the superblock marks all caches as old is not enough: the next kernel sets
     /// that right with its first commit, and then trusts the caches of groups that it has not changed itself.
     fn invalidate_caches(&self, groups: &[u64]) -> Result<(), TxnError> {
         let inner = self.inner;

@@ -16,7 +16,7 @@
 //! If the file system below the devices is full, a write of 4 fails without harm: the transaction is settled and stays in memory
 //! (`Inner::unwritten`). Every caller gets the error; the next holder of the commit lock writes all of it again before anything else.
 //!
-//! Crash: until the superblock is written the old generation stands, untouched, since nothing it names is overwritten; after
+//! Crash: until the superblock is written the old generation is valid, untouched, since nothing it names is overwritten; after
 //! it the new one does. Errors: from step 2 on memory and disk differ, so the engine turns read-only; the old state is intact.
 
 use std::sync::Arc;
@@ -164,7 +164,7 @@ impl Inner {
         Err(TxnError::Unsettled(SETTLE_ROUNDS_MAX))
     }
 
-    /// The superblock's generation must be that of the root tree's block, also where no tree changed (a new label, say). An
+    /// The superblock's generation must be that of the root tree's block, even if no tree changed (a new label, say). An
     /// item that comes and goes rewrites the block.
     fn renew_root_tree(&self, generation: Generation) -> Result<(), TxnError> {
         let key = Key::orphan(u64::MAX);
@@ -172,7 +172,7 @@ impl Inner {
         self.apply(TreeId::ROOT, &[Change::delete(key)], generation)
     }
 
-    /// Writes the devices' error counters where they have changed.
+    /// Writes the devices' error counters if they have changed.
     fn put_device_stats(&self, generation: Generation) -> Result<(), TxnError> {
         let root = self.tree(TreeId::DEV)?.root;
         let mut batch = Vec::new();
@@ -217,7 +217,7 @@ impl Inner {
             let Some(mut item) = state.item else { continue };
             item.bytenr.set(state.root.logical.0);
             item.generation.set(state.root.generation.0);
-            // Equal generations tell readers that the fields behind the second one are kept up.
+            // Equal generations show readers that the fields behind the second one are kept up.
             item.generation_v2.set(state.root.generation.0);
             item.level = state.root.level;
             self.trees.update(state.root.tree, |t| t.item = Some(item));
@@ -236,7 +236,7 @@ impl Inner {
         let incompat = Incompat::from_bits_retain(self.wanted_incompat.load(Ordering::Relaxed));
         let mut features = sb.features().incompat | incompat;
         if self.many_copies_gone.swap(false, Ordering::Relaxed) {
-            // From here on what there is tells, not what was once asked for.
+            // From here on what there is decides, not what was once asked for.
             self.wanted_incompat.fetch_and(!Incompat::RAID1C34.bits(), Ordering::Relaxed);
             features.set(Incompat::RAID1C34, self.has_many_copies());
         }
@@ -252,7 +252,7 @@ impl Inner {
         sb.chunk_root_level = chunk.level;
         sb.chunk_root_generation.set(chunk.generation.0);
         sb.bytes_used.set(self.growth.bytes_used());
-        // `cache_generation` stays: older than this generation it tells every reader that the old free-space cache, which is
+        // `cache_generation` stays: older than this generation it shows every reader that the old free-space cache, which is
         // not kept up, is outdated. (Zero would say that there is none, and `btrfs check` would believe what is left of it.)
         if self.rules.uuid_tree {
             sb.uuid_tree_generation.set(generation.0);
@@ -299,7 +299,7 @@ impl Inner {
         Ok(self.volume.write_supers(&unwritten.sb)?)
     }
 
-    /// Writes what found no room before. The caller holds the commit lock, and does nothing else where this fails.
+    /// Writes what found no room before. The caller holds the commit lock, and does nothing else if this fails.
     pub(crate) fn write_unwritten(&self) -> Result<(), TxnError> {
         let unwritten = self.unwritten.lock().take();
         unwritten.map_or(Ok(()), |unwritten| self.write(unwritten).map(drop))
@@ -332,14 +332,14 @@ fn merge_root_item(old: Option<&RootItem>, mut new: RootItem) -> RootItem {
 }
 
 impl Engine {
-    /// Makes everything done so far durable and returns its generation. Where nothing was done it returns the last one.
+    /// Makes everything done so far durable and returns its generation. If nothing was done it returns the last one.
     /// Concurrent callers share a commit that began after they asked. The caller holds no handle.
     pub fn commit(&self) -> Result<Generation, TxnError> {
         self.commit_notifying(&|| {})
     }
 
-    /// The same; calls `frozen` as soon as whatever is done from then on belongs to a later transaction. It is not called
-    /// where nothing had to be committed, or that failed before.
+    /// The same; calls `frozen` as soon as everything done from then on belongs to a later transaction. It is not called
+    /// if nothing had to be committed, or if that failed before.
     pub fn commit_notifying(&self, frozen: &(dyn Fn() + Sync)) -> Result<Generation, TxnError> {
         let done = self.commit_alone(frozen);
         if self.0.rules.discard && done.is_ok() {

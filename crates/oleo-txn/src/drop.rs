@@ -30,7 +30,7 @@ use crate::trees::TreeState;
 const QUOTA_BYTES_MAX: usize = 64 << 20;
 /// Blocks for which there must be room for a subtree to be taken apart: a path of copies, and paths of bookkeeping trees, which list them.
 const COPY_ROOM_BLOCKS: u64 = 64;
-/// What a step announces: it rewrites a path of the dead tree, and the leaves that list the blocks it lets go of, which are
+/// What a step announces: it rewrites a path of the dead tree, and the leaves that list the blocks it drops, which are
 /// neighbours as a rule.
 const STEP_NEED: Need = Need { items: 16, bytes: 512, releasing: true };
 
@@ -87,7 +87,7 @@ impl Engine {
         if due || self.staged_ref_changes() > self.0.staged_ref_changes_max {
             self.commit()?;
         }
-        // Counted in the transaction that the step makes its changes in, or in the one before where that is being frozen.
+        // Counted in the transaction that the step makes its changes in, or in the one before if that is being frozen.
         drop(self.join(STEP_NEED)?);
         self.among_the_dead(|staged| staged.drop_step(tree, budget_blocks))
     }
@@ -176,7 +176,7 @@ impl Staged<'_> {
                 let mut gone = Vec::from(gone);
                 gone.sort_unstable_by_key(|c| c.key);
                 self.put(TreeId::ROOT, &gone)?;
-                // Only now: whoever asks for a tree that is not in memory looks into the root tree, and would bring it back.
+                // Only now: a look-up of a tree that is not in memory looks into the root tree, and would bring it back.
                 inner.trees.remove(tree);
                 if inner.quota.table.read().is_some() {
                     inner.quota.notes.lock().dropped.push(state);
@@ -195,7 +195,7 @@ impl Staged<'_> {
             return inner
                 .with_env(state, tree, generation, |env| inner.blocks.drop_tree_slowly(&state.root, plan, env, None));
         }
-        // Who else refers to a block reaches it in a way of their own. So where no group has two subvolumes, two of them say enough.
+        // Who else refers to a block reaches it in a way of their own. So if no group has two subvolumes, two of them say enough.
         let simple = inner.quota.table.read().as_ref().is_some_and(Table::is_flat);
         let refs_max = if simple { 2 } else { u64::MAX };
         let mut refs = Backrefs::new(inner)?;
@@ -213,7 +213,7 @@ impl Staged<'_> {
 }
 
 impl Inner {
-    /// Whether it is counted what deleted trees let go of.
+    /// Whether what deleted trees drop is counted.
     fn counts_drops(&self) -> bool {
         self.quota.table.read().as_ref().is_some_and(|table| !table.is_simple())
     }

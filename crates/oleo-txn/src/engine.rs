@@ -6,7 +6,7 @@
 //! `reserve_data`, `alloc_data`, `write_data` (see `file_data`), then (1).
 //!
 //! Locks: the table in `docs/locking.md` has them in their order. Held over I/O are `addresses`, the commit lock and what belongs to
-//! it (one transaction is in flight, by design), `growth` (a file grows, or the end of a commit), and `agreed` (devices are told what is free).
+//! it (one transaction is in flight, by design), `growth` (a file grows, or the end of a commit), and `agreed` (devices discard what is free).
 //! Crash: everything here is memory; the last commit is what remains.
 
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub(crate) struct Inner {
     pub(crate) trees: Trees,
     pub(crate) quota: Quota,
     pub(crate) barrier: TransactionBarrier,
-    /// Read by whoever goes by an address of data that it has looked up; written while data moves (see `relocate`).
+    /// Read while an address of data that was looked up is used; written while data moves (see `relocate`).
     pub(crate) addresses: RwLock<rank::Addresses, ()>,
     pub(crate) commit_lock: Mutex<rank::Commit, ()>,
     /// A transaction that found no room below the devices: written before anything else is. Changed with the commit lock held.
@@ -74,7 +74,7 @@ pub(crate) struct Inner {
     pub(crate) growth: Growth,
     /// Where converting a shared subtree to full backrefs continues, for trees that are being dropped (see `drop`).
     pub(crate) backref_conversion: Mutex<rank::BackrefConversion, HashMap<TreeId, (Key, u8)>>,
-    /// Groups whose old free-space caches nobody can take for true any more.
+    /// Groups whose old free-space caches are marked as invalid on disk.
     pub(crate) invalidated_caches: Mutex<rank::InvalidatedCaches, HashSet<u64>>,
     pub(crate) super_block: Mutex<rank::SuperBlock, SuperBlock>,
     pub(crate) log: Mutex<rank::Log, LogState>,
@@ -286,7 +286,7 @@ impl Engine {
 }
 
 impl Inner {
-    /// An engine without trees and block groups; `free_space` answers what is free in a group.
+    /// An engine without trees and block groups; `free_space` knows what is free in a group.
     pub(crate) fn new(
         volume: Arc<Volume>,
         blocks: Blocks,
@@ -360,7 +360,7 @@ impl Inner {
         }
     }
 
-    /// The same, but for a write that found no room below: whoever wrote keeps what it was, to write it again.
+    /// The same, but for a write that found no room below: the caller keeps what it was, to write it again.
     pub(crate) fn poison_unless_full(&self, error: TxnError) -> TxnError {
         if error.is_full() { error } else { self.poison(error) }
     }

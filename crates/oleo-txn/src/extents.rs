@@ -11,7 +11,7 @@
 //! deleted, or created; (4) what became used or free, what vanished unrecorded and how many blocks each tree gained is
 //! returned to the caller, which updates free space, checksums, block groups and root items.
 //!
-//! A reference by a file has its hash for a key; where two meet, the later one takes the next offset that is free. What was
+//! A reference by a file has its hash for a key; if two meet, the later one takes the next offset that is free. What was
 //! before it may be gone since, so a search goes on over gaps: for one that is dropped until it is found, for one that is added as
 //! far as such rows are long ([`CHAIN_LIKELY`]).
 //!
@@ -40,7 +40,7 @@ pub(crate) struct ItemRules<'q> {
     pub(crate) skinny: bool,
     pub(crate) nodesize: u32,
     pub(crate) generation: Generation,
-    /// Inline references stop where the main item would grow past this.
+    /// Bytes of the main item; references that would make it longer get items of their own.
     pub(crate) item_bytes_max: usize,
     /// Simple quotas are on.
     owned: Option<Owned<'q>>,
@@ -76,7 +76,7 @@ pub(crate) struct Settled {
     pub(crate) owned: OwnedBytes,
 }
 
-/// How far from its hash a file's reference may stand: an extent never had more references than that at a time.
+/// How far from its hash a file's reference may be: an extent never had more references than that at a time.
 const CHAIN_MAX: u64 = 1 << 32;
 
 /// How far from its hash a reference is looked for that is added to, and may be new. Hashes of one tree's references are spread over
@@ -171,7 +171,7 @@ impl Finder<'_, '_> {
         Ok(free)
     }
 
-    /// Adds to a reference that has an item of its own; where it has none, the key that it may have.
+    /// Adds to a reference that has an item of its own; if it has none, returns the key that it may have.
     fn add_keyed(
         &mut self,
         first: Key,
@@ -370,7 +370,7 @@ fn settle_one(
     let mut bytes = record.encoded_len() + inline.keys().map(inline_len).sum::<usize>();
     let mut all_inline = !has_keyed;
     for (who, count, key) in fresh_refs {
-        // Where some references have items of their own, new ones join them: a reader that finds none inline looks there.
+        // If some references have items of their own, new ones join them: a reader that finds none inline looks there.
         if all_inline && bytes + inline_len(&who) <= rules.item_bytes_max {
             bytes += inline_len(&who);
             inline.insert(who, count);
@@ -509,7 +509,7 @@ pub(crate) fn stored_state(cursor: &mut Cursor<'_>, at: Logical) -> Result<Optio
     Ok(stored_extent(cursor, at)?.map(|stored| (stored.refs, stored.full_backref)))
 }
 
-/// Who refers to the extent at `at`, as the extent tree has it; nobody where it is not in there yet.
+/// Who refers to the extent at `at`, as the extent tree has it; empty if it is not in there yet.
 pub(crate) fn stored_users(cursor: &mut Cursor<'_>, at: Logical) -> Result<Vec<RefKey>, TxnError> {
     let mut finder = Finder { cursor, items_read: 0 };
     let Some(Stored { record, has_keyed, .. }) = finder.main(at)? else { return Ok(Vec::new()) };

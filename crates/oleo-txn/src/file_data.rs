@@ -155,7 +155,7 @@ impl Engine {
         self.0.volume.write(parts).map_err(|e| self.0.poison_unless_full(e.into()))
     }
 
-    /// Reads data, from a copy that matches its checksums where `check` says so.
+    /// Reads data, from a copy that matches its checksums if `check` says so.
     pub fn read_data(&self, at: Logical, buf: &mut [u8], check: CsumCheck) -> Result<(), TxnError> {
         let csums = match check {
             CsumCheck::Skip => None,

@@ -3,9 +3,9 @@
 //! The tree keeps a group in one of two forms: one `FREE_SPACE_EXTENT` item per run, or `FREE_SPACE_BITMAP` items of
 //! 256 bytes, a bit per sector, set where free. `FREE_SPACE_INFO` says which and counts the runs.
 //!
-//! Normal path: (1) `FreeItems::read` takes a group's items as they stand; (2) `apply` merges the sorted changes of a
+//! Normal path: (1) `FreeItems::read` takes a group's items as they are; (2) `apply` merges the sorted changes of a
 //! settling round into the runs; (3) `changes` compares what should be on disk with what is and emits only the difference,
-//! switching form where the other is smaller. Where the form stays, runs are compared with runs and bitmaps with bitmaps: a
+//! switching form if the other is smaller. If the form stays, runs are compared with runs and bitmaps with bitmaps: a
 //! group may have thousands, and each round of each commit that touches it comes by here.
 //!
 //! Invariants: runs are sorted, do not touch, and lie in the group; taking what is not free and freeing what is free are
@@ -98,7 +98,7 @@ pub(crate) fn group_items(
     Ok(items)
 }
 
-/// The free space of one group and the items that stand for it in the tree.
+/// The free space of one group and the items that represent it in the tree.
 #[derive(Debug)]
 pub struct FreeItems {
     start: u64,
@@ -207,7 +207,7 @@ impl FreeItems {
         Ok(group)
     }
 
-    /// How items stand in the tree that were found to mean `self.runs`.
+    /// The items in the tree that were found to mean `self.runs`.
     fn as_stored(&self, items: Vec<(Key, Box<[u8]>)>, count: u32, flags: u32) -> Stored {
         let bitmaps = flags & USING_BITMAPS != 0;
         let rest = items.iter().filter(|(key, _)| key.item_type != ItemType::FREE_SPACE_INFO);

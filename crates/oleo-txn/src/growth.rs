@@ -32,7 +32,7 @@ const GROW_MAX: u32 = 1 << 20;
 /// System space kept ahead for the chunk tree, in blocks beyond its own size.
 const SYSTEM_AHEAD_BLOCKS: u64 = 16;
 
-/// Metadata groups to come that may be promised before they are there: gigabytes. Where that is not enough, groups are made.
+/// Metadata groups to come that may be promised before they are there: gigabytes. If that is not enough, groups are made.
 const OUTLOOK_CHUNKS_MAX: u32 = 8;
 /// Blocks that such a group has at least: shorter ones would hold little but their own records.
 const OUTLOOK_BLOCKS_MIN: u64 = 256;
@@ -53,7 +53,7 @@ impl Inner {
         self.grow_held(kind)
     }
 
-    /// The same for whoever found nothing in the groups that there were: several callers together are served by one chunk.
+    /// The same for a caller that found nothing in the groups that there were: several callers together are served by one chunk.
     fn grow_beyond(&self, kind: Kind, seen: ByteLen) -> Result<bool, TxnError> {
         let _one = self.growth.growing.lock();
         if self.space.totals(kind).total > seen {
@@ -163,7 +163,7 @@ impl Inner {
     }
 
     /// What may be promised to metadata of what no group has, after one more chunk. Cautious: of each group to come, so much is left out
-    /// that recording it cannot make it less than was promised, and only those of some length count. Nothing where groups serve
+    /// that recording it cannot make it less than was promised, and only those of some length count. Nothing if groups serve
     /// both, and for images that shall have no more groups than they need.
     fn outlook(&self, taken: Option<&ChunkPlan>) -> ByteLen {
         if self.rules.mixed || self.rules.chunk_len_max.is_some() || self.rules.read_only {
@@ -182,7 +182,7 @@ impl Inner {
         })
     }
 
-    /// Makes sure that more may be promised, with a new chunk where it takes one; `false` if nothing helps.
+    /// Makes sure that more may be promised, with a new chunk if it takes one; `false` if nothing helps.
     pub(crate) fn widen_limit(&self, kind: Kind) -> Result<bool, TxnError> {
         if kind != Kind::Metadata || self.rules.mixed {
             return self.grow(kind);
@@ -198,7 +198,7 @@ impl Inner {
                 return Ok(true);
             }
         }
-        // Either all that is unallocated is told, but for what is too small to be, or there is very much of it.
+        // Either all that is unallocated is promised already, but for what is too small to be, or there is very much of it.
         Ok(self.grow(kind)? && self.limit() > before)
     }
 
@@ -374,7 +374,7 @@ impl Engine {
         self.found_promises(|| self.0.growth.note_group(flags))
     }
 
-    /// Keeps new chunks away from what lies behind `end` of a device, for as long as the answer lives: so that chunks can
+    /// Keeps new chunks away from what lies behind `end` of a device, for as long as the result lives: so that chunks can
     /// be moved away from there before it shrinks.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! Opening: which trees, which block groups, what cannot be written, and where free space comes from.
 //!
-//! Free space is read when an allocation first looks into a group: from the free-space tree where it is valid, else as what
+//! Free space is read when an allocation first looks into a group: from the free-space tree if it is valid, else as what
 //! the extent tree leaves between extents. A group that was not loaded has had nothing allocated by us, so the newest roots
-//! tell the truth about it but for what the open transaction freed, which `space` keeps pinned.
+//! are right about it but for what the open transaction freed, which `space` keeps pinned.
 
 use std::sync::Arc;
 use std::sync::Weak;
@@ -24,7 +24,7 @@ use crate::unreplayed_log;
 
 impl Engine {
     /// Opens the trees of `volume`. For writing it refuses what it cannot carry on: an interrupted replace of a device,
-    /// features it does not know. Where there is a log, what it uses is kept, and no commit happens
+    /// features it does not know. If there is a log, what it uses is kept, and no commit happens
     /// before [`Engine::log_applied`].
     pub fn open(volume: Arc<Volume>, opts: &EngineOptions) -> Result<Engine, TxnError> {
         let sb = volume.super_block();
@@ -75,7 +75,7 @@ fn has_free_space_tree(sb: &SuperBlock) -> bool {
     sb.features().compat_ro.contains(CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID)
 }
 
-/// Passes over what cannot be read, where that is wanted.
+/// Passes over what cannot be read, if that is wanted.
 fn tolerant<T>(opts: &EngineOptions, loaded: Result<T, TxnError>) -> Result<Option<T>, TxnError> {
     match loaded {
         Ok(value) => Ok(Some(value)),
@@ -115,7 +115,7 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
     let blocks = &inner.blocks;
     if let Some(dev_tree) = trees::find(blocks, root_tree, TreeId::DEV)? {
         let replace = blocks.get(&dev_tree.root, &Key::new(0, ItemType::DEV_REPLACE, 0))?;
-        // `replace_state`: 1 started, 4 suspended (UAPI header); it stands behind source, cursors and mode.
+        // `replace_state`: 1 started, 4 suspended (UAPI header); it comes after source, cursors and mode.
         let state = replace.and_then(|i| i.get(40..48).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes));
         if matches!(state, Some(1 | 4)) {
             return refuse("a device replace was interrupted; let the kernel finish or cancel it");
@@ -139,7 +139,7 @@ fn load_device_stats(inner: &Inner) -> Result<(), TxnError> {
     Ok(())
 }
 
-/// Block groups whose items one task reads. Where they have no tree of their own they stand among extents, a few to a leaf, so
+/// Block groups whose items one task reads. If they have no tree of their own they are among extents, a few to a leaf, so
 /// that nearly all of the extent tree has to be read and verified.
 const GROUPS_PER_TASK: usize = 1024;
 /// Tasks whose findings are kept at a time: enough for all cores, and a few megabytes.
@@ -201,7 +201,7 @@ fn add_groups<'a>(
     Ok(inner.space.add_groups(&infos)?)
 }
 
-/// Answers the allocator's question what is free in a group.
+/// Shows the allocator what is free in a group.
 struct Source(Weak<Inner>);
 
 impl FreeSource for Source {
@@ -217,7 +217,7 @@ impl FreeSource for Source {
     }
 
     fn expect(&self, groups: &[Logical]) {
-        // The leaves with the groups' summaries, into the cache, in one batch: what is free stands next to them.
+        // The leaves with the groups' summaries, into the cache, in one batch: what is free is next to them.
         let _ = self.0.upgrade().map(|inner| inner.free_counts(groups));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! On disk a log is one tree for each subvolume that was synced since the last commit, and the log root tree, whose
 //! ROOT_ITEMs (TREE_LOG, ROOT_ITEM, subvolume) name them. The superblock of the last commit names the log root tree; its own
-//! generation stays, and the blocks of the log are of the generation after it. Whoever opens the volume next replays the log
+//! generation stays, and the blocks of the log are of the generation after it. The next one to open the volume replays the log
 //! on the trees of the last commit. Log blocks are in no extent tree and in no free-space tree.
 //!
 //! Normal path: (1) [`Engine::begin_log`] waits for the commit in flight and keeps others out, so that the open generation
@@ -26,8 +26,8 @@
 //!
 //! Locks: the commit lock (5) for all of it, over I/O: commits and stages wait for a log commit, operations do not; inside it
 //! `log` (6).
-//! Crash: before (4)'s last flush the log of before stands, or none. Errors while writing poison the engine as in a commit, but
-//! for want of room below the devices: then the log of before stands, and a commit has to do.
+//! Crash: before (4)'s last flush the log of before is valid, or none is. Errors while writing poison the engine as in a commit, but
+//! for want of room below the devices: then the log of before is valid, and a commit has to do.
 //! Not here: what is logged (`oleo-fs`), replay.
 
 pub(crate) mod state;
@@ -77,7 +77,7 @@ const ROOT_SIZE: u64 = 3;
 
 thread_local!(static COMMITS: Cell<u64> = const { Cell::new(0) });
 
-/// Commits and log commits that the calling thread has made so far, on any engine: for whoever must prove that a call
+/// Commits and log commits that the calling thread has made so far, on any engine: for tests that a call
 /// makes none.
 pub fn commits_of_this_thread() -> u64 {
     COMMITS.with(Cell::get)
@@ -214,7 +214,7 @@ impl<'a> LogCommit<'a> {
         }
     }
 
-    /// Nothing more goes into the log of this transaction, so that whoever was promised to be in it is served by a commit.
+    /// Nothing more goes into the log of this transaction, so that those who were promised to be in it are served by a commit.
     pub fn fall_back(&mut self, rule: &'static str) {
         if self.fallback().is_none() {
             self.log.refused = Some((self.generation.0, rule));
@@ -396,7 +396,7 @@ fn root_item(inner: &Inner, root: &TreeRoot, generation: Generation) -> RootItem
 
 impl Inner {
     /// The commit in progress ends the log: its blocks are free when that commit is durable.
-    /// Answers the superblock with that log, which the other mirrors are to get first.
+    /// Returns the superblock with that log, which the other mirrors are to get first.
     pub(crate) fn pin_log(&self) -> Result<Option<SuperBlock>, TxnError> {
         let mut log = self.log_state();
         let len = ByteLen(u64::from(self.rules.nodesize));

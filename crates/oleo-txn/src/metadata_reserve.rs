@@ -139,7 +139,7 @@ impl MetadataReserve {
         self.items.load(Ordering::Relaxed)
     }
 
-    /// Counts `need` in where what is held covers it; whether it does. Called with the join guard held, so that the
+    /// Counts `need` in; returns whether what is held covers it. Called with the join guard held, so that the
     /// transaction in which it is counted is the one in which it is used.
     pub(crate) fn charge(&self, need: Need) -> bool {
         let (items, bytes) = (u64::from(need.items), u64::from(need.bytes));
@@ -168,7 +168,7 @@ impl MetadataReserve {
         }
     }
 
-    /// As [`Self::charge`], for the holder of `alone`: counts it in where nothing else is counted, and `free` bytes,
+    /// As [`Self::charge`], for the holder of `alone`: counts it in if nothing else is counted, and `free` bytes,
     /// which no block has, are enough for what one operation comes to.
     pub(crate) fn charge_alone(&self, _alone: &Alone<'_>, need: Need, free: ByteLen) -> bool {
         let (items, bytes) = (u64::from(need.items), u64::from(need.bytes));

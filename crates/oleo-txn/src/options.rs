@@ -14,7 +14,7 @@ pub struct EngineOptions {
     pub chunk_len_max: Option<ByteLen>,
     /// For reading: go on without trees that cannot be read, as far as files can be read without them.
     pub ignore_bad_trees: bool,
-    /// Tell the devices what each commit frees.
+    /// Discard on the devices what each commit frees.
     pub discard: bool,
     /// Threads that commits run on, and as many again for file data; 0: as many as there are cores.
     pub threads: usize,

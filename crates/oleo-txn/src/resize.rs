@@ -1,6 +1,6 @@
 //! A device that gets larger or smaller.
 //!
-//! The size stands in three places: the volume's memory, which new chunks go by; the device's item in the chunk tree; and
+//! The size is in three places: the volume's memory, which new chunks go by; the device's item in the chunk tree; and
 //! the items of chunks that were made but not recorded yet, which carry that item along. All three change while no
 //! chunk is made, so none goes by the old size or brings it back.
 

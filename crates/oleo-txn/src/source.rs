@@ -22,7 +22,7 @@ pub trait DeltaSource: Send + Sync {
     fn itemise(&self) -> Result<Stage, TxnError>;
     /// The trees' roots hold what was frozen (they were replaced before this call): it can be dropped.
     fn published(&self);
-    /// Space is short: drops promises that nothing needs; whether there were any. Whoever asks for space may hold locks, but
+    /// Space is short: drops promises that nothing needs; returns whether there were any. A caller who needs space may hold locks, but
     /// none that covers a promise.
     fn release_idle_reservations(&self) -> bool {
         false

@@ -13,8 +13,8 @@ use crate::engine::{Engine, Inner};
 use crate::trees::TreeState;
 
 impl Engine {
-    /// Brings all changes into the trees, keeps everybody out, and runs `f` on the trees as they stand. Nothing is written
-    /// to disk: the next commit does it. Where earlier stages have left too much for that, it happens here, first. The caller
+    /// Brings all changes into the trees, keeps everybody out, and runs `f` on the trees as they are then. Nothing is written
+    /// to disk: the next commit does it. If earlier stages have left too much for that, it happens here, first. The caller
     /// holds no handle.
     pub fn stage<R: Send>(&self, f: impl FnOnce(&mut Staged<'_>) -> Result<R, TxnError> + Send) -> Result<R, TxnError> {
         let inner = &*self.0;

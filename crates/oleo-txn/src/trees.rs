@@ -60,13 +60,13 @@ impl TreeState {
 /// builds for tests, so that any test of some subvolumes meets it.
 const KEPT_MIN: usize = if cfg!(debug_assertions) { 16 } else { 4096 };
 
-/// Looks into the root tree for one state, while others are let go time and again; each takes a commit.
+/// Looks into the root tree for one state, while others are evicted time and again; each takes a commit.
 const LOOKS_MAX: usize = 1000;
 
 #[derive(Default)]
 struct Known {
     trees: HashMap<TreeId, TreeState>,
-    /// How often states were let go.
+    /// How often states were evicted.
     evictions: u64,
     /// So many states are too many; 0: [`KEPT_MIN`].
     sweep_at: usize,
@@ -87,7 +87,7 @@ impl Known {
         };
     }
 
-    /// Lets go of the subvolumes that are as the root tree says, where there are many.
+    /// Evicts the subvolumes that are as the root tree has them, if there are many.
     fn sweep(&mut self) {
         if self.trees.len() <= self.sweep_at.max(KEPT_MIN) {
             return;
@@ -162,7 +162,7 @@ impl Trees {
         self.map.read().trees.len()
     }
 
-    /// Every root as it is now is on disk, and so are the items: let go of the blocks in memory, and of states.
+    /// Every root as it is now is on disk, and so are the items: drops the blocks in memory, and states.
     pub(crate) fn committed(&self) {
         let mut known = self.map.write();
         for tree in std::mem::take(&mut known.unsettled) {
@@ -193,7 +193,7 @@ impl Trees {
             if let Some(state) = known.trees.get(&tree) {
                 return Ok(Some(state.clone()));
             }
-            // … and what was there may have been let go again.
+            // … and what was there may have been evicted again.
             if known.evictions == evictions {
                 return Ok(found.inspect(|state| drop(known.trees.insert(tree, state.clone()))));
             }

@@ -1,4 +1,4 @@
-//! Telling devices that nobody needs what no chunk has.
+//! Discarding on the devices what no chunk has.
 //!
 //! No chunk may be made there meanwhile, so chunks wait: for one piece at a time. A chunk that was taken away keeps its place
 //! until that is durable, so nothing that a crash would go back to is discarded.
@@ -13,7 +13,7 @@ const PIECE_MAX: ByteLen = ByteLen(1 << 30);
 
 impl Engine {
     /// Discards every run of at least `min_len` bytes that no chunk has, superblocks and the first MiB of a device left out,
-    /// and answers how many bytes it was.
+    /// and returns how many bytes it was.
     ///
     /// # Errors
     /// It is open for reading only, or a device failed.

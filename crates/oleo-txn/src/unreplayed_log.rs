@@ -148,7 +148,7 @@ fn note_extent(extents: &mut UncommittedExtents, subvol: TreeId, key: &Key, item
     Ok(())
 }
 
-/// Claims the extents that the extent tree does not know, and answers which these are.
+/// Claims the extents that the extent tree does not know, and returns them.
 fn claim_data(inner: &Inner, extents: UncommittedExtents) -> Result<UncommittedExtents, TxnError> {
     let mut uncommitted = UncommittedExtents::new();
     if extents.is_empty() {
@@ -201,7 +201,7 @@ impl Engine {
         for at in &log.blocks {
             inner.space.pin(Run::new(*at, nodesize))?;
         }
-        // Also where nothing else changed: the superblock still names the log.
+        // Even if nothing else changed: the superblock still names the log.
         inner.touched.store(true, Ordering::Release);
         Ok(())
     }
@@ -232,7 +232,7 @@ impl Handle<'_> {
         }
     }
 
-    /// Adds checksums of the log, one per sector from `at` on, where there are none yet: data that was in the trees before
+    /// Adds checksums of the log, one per sector from `at` on, if there are none yet: data that was in the trees before
     /// has its own.
     ///
     /// # Errors

@@ -48,7 +48,7 @@ impl Growth {
         }
     }
 
-    /// A group that the volume has; they are told in the order of their addresses.
+    /// A group that the volume has; called for all of them, in the order of their addresses.
     pub(crate) fn note_group(&self, flags: BlockGroupFlags) {
         for kind in Kind::ALL.into_iter().filter(|kind| flags.contains(kind.flag())) {
             self.profiles[kind as usize].store(flags.bits(), Ordering::Relaxed);

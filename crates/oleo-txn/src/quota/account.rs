@@ -7,11 +7,11 @@
 //! - A tree reaches a block in one way at most, so a block lost or gained says all. Data may be named many times: a tree had
 //!   it before where it names it more often now than it gained names.
 //! - A snapshot made in the transaction gains its source's content without any block saying so. It is counted as a copy of
-//!   what its source is now ([`Op::Copy`]), and then what sets the two apart. Where groups of higher levels make that more
-//!   than numbers tell, everything in the source is looked at.
+//!   what its source is now ([`Op::Copy`]), and then what sets the two apart. If groups of higher levels make that more
+//!   than numbers show, everything in the source is looked at.
 //! - A tree that is being dropped loses what the drop went over. Below a block that others keep, nothing is looked at if no
 //!   number depends on it: the tree's own group went when it was deleted, and two other subvolumes share the block anyway.
-//!   Where numbers do depend, the drop has gone over it block by block, too, so that there is not much of it.
+//!   If numbers do depend, the drop has gone over it block by block, too, so that there is not much of it.
 //! - Relocation changes who is where, not who uses what: it is not looked at at all.
 //!
 //! Cost: the blocks that trees lost and gained, and one look into the extent tree for each that may be shared.
@@ -51,7 +51,7 @@ struct Account<'e> {
     looked_at: u64,
 }
 
-/// What changed since the last commit, which `committed` is the root tree of, and the sets that it is told in.
+/// What changed since the last commit, which `committed` is the root tree of, and the sets that it is expressed in.
 pub(crate) fn account(
     inner: &Inner,
     generation: Generation,
@@ -192,7 +192,7 @@ impl Account<'_> {
                 continue;
             };
             if stored.generation == self.generation && self.news.is_empty() {
-                // Whoever names it gained it.
+                // All who name it gained it.
                 let mut now: Vec<TreeId> = tags.iter().filter(|(_, delta)| *delta > 0).map(|(tree, _)| *tree).collect();
                 now.sort_unstable();
                 let set = self.refs.sets.of(&now);

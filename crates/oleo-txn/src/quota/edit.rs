@@ -19,7 +19,7 @@ use crate::trees::TreeState;
 pub enum Assigned {
     /// They are right.
     Exact,
-    /// They do not tell; all must be counted anew, and are marked so.
+    /// They are not known; all must be counted anew, and are marked so.
     NeedsScan,
 }
 
@@ -62,7 +62,7 @@ impl Staged<'_> {
     }
 
     /// Turns quota on: a tree for it, and a group for every subvolume. Full quotas are to be counted next; simple ones count
-    /// what is written from the next transaction on. Where it is on in the same way already, nothing happens.
+    /// what is written from the next transaction on. If it is on in the same way already, nothing happens.
     pub fn quota_enable(&mut self, subvols: &[TreeId], mode: QuotaMode) -> Result<(), TxnError> {
         let simple = mode == QuotaMode::Simple;
         if let Some(table) = &*self.inner().quota.table.read() {

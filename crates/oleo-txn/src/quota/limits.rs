@@ -75,7 +75,7 @@ impl Drop for Charge {
             sums.lone[HELD].swap_remove(at);
             sums.lone[OPEN].push(self.tree);
         }
-        // Gone where quota was turned off meanwhile.
+        // Gone if quota was turned off meanwhile.
         if take(&mut sums.held, self.tree, self.bytes) {
             *sums.open.entry(self.tree).or_default() += self.bytes;
         }
@@ -83,7 +83,7 @@ impl Drop for Charge {
 }
 
 impl Inner {
-    /// Charges a tree, where no group would exceed what it may use.
+    /// Charges a tree, if no group would exceed what it may use.
     fn charge(&self, tree: TreeId, request: ChargeRequest) -> ChargeOutcome {
         let mut sums = self.quota.charges.sums.lock();
         let table = self.quota.table.read();
@@ -138,7 +138,7 @@ impl Engine {
         }
     }
 
-    /// Charges no more than the data itself, where nobody else was let in like that. What is to be counted first, `settle` sees to:
+    /// Charges no more than the data itself, if nobody else was let in like that. What is to be counted first, `settle` sees to:
     /// it commits, at least.
     pub(crate) fn charge_data_alone<E: From<TxnError>>(
         &self,

@@ -147,7 +147,7 @@ impl Inner {
             && table.status.flags.contains(QgroupStatusFlags::RESCAN)
         {
             // Somebody's count was cut short. What commits do from now on is not in what it counted, so it begins anew:
-            // whoever goes on, the kernel too, finds nothing counted and no progress.
+            // a later scan, the kernel's too, finds nothing counted and no progress.
             table.zero();
             table.status.rescan = 0;
         }
@@ -157,7 +157,7 @@ impl Inner {
         Ok(())
     }
 
-    /// No commit is under way. Where the open transaction is empty, too, whatever was charged to it is not used.
+    /// No commit is under way. If the open transaction is empty, too, whatever was charged to it is not used.
     pub(crate) fn quota_idle(&self) {
         if !self.quota.charges.limited() {
             return;

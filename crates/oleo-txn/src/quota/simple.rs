@@ -1,11 +1,11 @@
-//! Simple quotas: an extent counts for the subvolume that first wrote it, whoever else comes to share it, until it is gone.
+//! Simple quotas: an extent counts for the subvolume that first wrote it, whatever others come to share it, until it is gone.
 //!
 //! Normal path: (1) data that is new has an owner, noted by address as the ledger records it (`Owners::note`); (2) as the
 //! ledger is settled, that goes into the extent's item, and what began or ended counts for its owner ([`Owned`]); (3) the sums by
 //! subvolume come to [`Table::own`], which adds them to groups. Nothing is looked up but the header of each tree block
 //! that comes or goes.
 //!
-//! Facts of the format: the owner of data is in a reference of its own kind (`EXTENT_OWNER_REF`), which stands before all others;
+//! Facts of the format: the owner of data is in a reference of its own kind (`EXTENT_OWNER_REF`), which comes before all others;
 //! that of a tree block is in its header. An extent counts if its item is not older than `enable_gen` of the status item.
 //! What relocation moves keeps its owner. Data that does not count is given none in its new place, which is younger, so
 //! that it still does not count; of tree blocks the header cannot be changed, so those that move count from then on.
@@ -102,12 +102,12 @@ impl Inner {
 }
 
 impl Table {
-    /// Whether extents count for whoever wrote them.
+    /// Whether extents count for the subvolume that wrote them.
     pub fn is_simple(&self) -> bool {
         self.status.flags.contains(QgroupStatusFlags::SIMPLE_MODE)
     }
 
-    /// Counts what subvolumes came to own, in their groups and all above. Whether the numbers could be right: where more
+    /// Counts what subvolumes came to own, in their groups and all above. Returns whether the numbers could be right: if more
     /// is taken than there is, they were wrong before.
     pub fn own(&mut self, sums: &OwnedBytes) -> bool {
         let mut sound = true;

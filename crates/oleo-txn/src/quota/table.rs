@@ -1,8 +1,8 @@
 //! The quota groups in memory: what each uses, may use, and is part of.
 //!
-//! A group of level 0 stands for the subvolume of its number, those of higher levels for all subvolumes below them. What a
+//! A group of level 0 is that of the subvolume of its number, those of higher levels for all subvolumes below them. What a
 //! group uses is a matter of sets: an extent counts as referenced in every group that one of the trees which reach it is in,
-//! and as exclusive in those that all of them are in. So what a transaction did to the numbers is told as bytes that moved
+//! and as exclusive in those that all of them are in. So what a transaction did to the numbers is given as bytes that moved
 //! from one set of trees to another ([`Move`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -142,7 +142,7 @@ impl Table {
         let Some(status) = status else { return Ok(None) };
         let mut table = Table { groups, ..Table::new(status) };
         for (a, b) in relations {
-            // Each stands there from both sides; groups that are gone have none, and levels rise.
+            // Each is there from both sides; groups that are gone have none, and levels rise.
             if a.level() < b.level() && table.groups.contains_key(&a) && table.groups.contains_key(&b) {
                 table.relate(a, b);
             }
@@ -164,7 +164,7 @@ impl Table {
         }
     }
 
-    /// A group and all that it is in, at any level; nothing where there is no such group. Levels rise, so this ends.
+    /// A group and all that it is in, at any level; empty if there is no such group. Levels rise, so this ends.
     pub fn above(&self, id: QgroupId) -> BTreeSet<QgroupId> {
         let mut all = BTreeSet::new();
         let mut todo = vec![id];
@@ -213,7 +213,7 @@ impl Table {
         self.dirty.remove(&id);
     }
 
-    /// Counts bytes that moved. Whether the numbers could be right: where more is taken than there is, they were wrong before.
+    /// Counts bytes that moved. Returns whether the numbers could be right: if more is taken than there is, they were wrong before.
     pub fn apply(&mut self, sets: &RootSets, moves: &[Move]) -> bool {
         let mut sound = true;
         let mut above: BTreeMap<TreeId, BTreeSet<QgroupId>> = BTreeMap::new();
@@ -254,7 +254,7 @@ impl Table {
         sound
     }
 
-    /// Counts that a tree is now what another one is, block by block. Only where [`Table::can_copy`] holds.
+    /// Counts that a tree is now what another one is, block by block. Only if [`Table::can_copy`] holds.
     pub fn apply_copy(&mut self, source: TreeId, new: TreeId) {
         let rfer = self.groups.get(&QgroupId::of(source)).map_or(0, |group| group.rfer);
         let (olds, news) = (self.above(QgroupId::of(source)), self.above(QgroupId::of(new)));

@@ -1,6 +1,6 @@
 //! The closure written anew, and what the ledger records of it.
 //!
-//! A block that moves takes its references along: each user lets go of the old address and takes the new one. What a moved block
+//! A block that moves takes its references along: each user drops the old address and takes the new one. What a moved block
 //! refers to is recorded only if it is keyed by the block's address, or becomes so: a block that others may reach is converted
 //! to full backrefs as it moves, since its new generation would say that it is its tree's alone, and readers of the format
 //! (`btrfs check`) expect just that of a block with the flag.
@@ -201,7 +201,7 @@ impl Closure<'_> {
             let by = |full: Option<Logical>| full.map_or(RefKey::TreeRoot(owner), RefKey::TreeParent);
             for slot in piece.gone..node.len() {
                 let child = node.child(slot);
-                // Those of the closure tell it themselves.
+                // Those of the closure record it themselves.
                 if self.index.contains_key(&child.logical) {
                     continue;
                 }

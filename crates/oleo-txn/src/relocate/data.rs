@@ -17,7 +17,7 @@ const PIECE_LEN: u64 = 4 << 20;
 /// What is moved is kept together.
 const STREAM: u64 = u64::MAX - 1;
 
-/// An extent whose bytes stand in two places.
+/// An extent whose bytes are in two places.
 pub(super) struct Copied {
     /// Where it is.
     pub(super) from: Run,

@@ -1,10 +1,10 @@
 //! Relocation: moving everything in a block group elsewhere, and removing the group.
 //!
 //! Normal path of [`Engine::relocate_group`]:
-//! 1. `close_group`: nothing new comes into the group. Whoever writes into existing data without copying it looks whether the group
-//!    is open, and has its `addresses` pass while it does: when all passes taken before are given back, nobody does any more.
+//! 1. `close_group`: nothing new comes into the group. A writer that overwrites existing data without copying it looks whether the group
+//!    is open, and holds `addresses` while it writes: when all holds taken before have ended, nobody writes any more.
 //! 2. In steps of bounded size: some extents of the group are found (`data`); data is copied to new places; then a commit, with
-//!    everybody kept out from its freeze on where data moves, brings in all changes, settles, and *moves*:
+//!    everybody kept out from its freeze on if data moves, brings in all changes, settles, and *moves*:
 //!    `plan` finds the blocks to write anew, which are those that move, the leaves that name data that moves, and all above
 //!    them in all trees, each once; `apply` copies them, records the new references in the ledger, replaces the roots of trees. Settling
 //!    goes on with what that makes, and the commit is written like any other.
@@ -14,7 +14,7 @@
 //! itself. Quota is counted before the move, and the roots that the next count begins from are those after it: nothing is
 //! traced.
 //! A step reserves everything it needs before it changes anything; if there is no space it does nothing.
-//! Locks: `addresses` (4) around the whole commit of a step, written; others hold it read from looking up where data is until
+//! Locks: `addresses` around the whole commit of a step, written; others hold it read from looking up where data is until
 //! they have named or written it. Until the step's commit is settled it is unknown who shares the data.
 //! Crash: before a step's commit is durable, nothing has happened; the copies are free space. After it, it has.
 //! Bounds: memory of a step is its blocks, twice, and a few pieces of data.
@@ -51,7 +51,7 @@ const IDLE_STEPS_MAX: u32 = 6000;
 /// How long the first idle step waits for others; each of the next ones that much longer, as far as [`IDLE_WAIT_MAX`].
 const IDLE_WAIT: Duration = Duration::from_millis(2);
 const IDLE_WAIT_MAX: Duration = Duration::from_millis(100);
-/// Steps in a row, each with a commit, in which a group counts bytes as used where no extent is recorded: that is no writer's doing, who
+/// Steps in a row, each with a commit, in which a group counts bytes as used and no extent is recorded: that is no writer's doing, who
 /// is counted and recorded together.
 const UNRECORDED_STEPS_MAX: u32 = 5;
 /// Steps in a row in which what is there cannot be moved: nobody is known who would be the reason.
@@ -148,25 +148,25 @@ impl Inner {
 }
 
 impl Engine {
-    /// Whoever looks up where data is, and then names it elsewhere or writes to it, does so while this lives; taken before any
-    /// pass into the open transaction.
+    /// Held by a caller that looks up where data is, and then names it elsewhere or writes to it; taken before the caller joins the
+    /// open transaction.
     pub fn hold_addresses(&self) -> Addresses<'_> {
         Addresses(self.0.addresses.read())
     }
 
-    /// Waits until nobody holds addresses, and keeps others from it: for whoever is about to share all data of a tree, which somebody
-    /// may be writing over. The caller holds no lock that comes after, and no pass.
+    /// Waits until nobody holds addresses, and keeps others from it: for a caller that is about to share all data of a tree, which
+    /// somebody may be writing over. The caller holds no lock that comes after, and no handle.
     pub fn bar_addresses(&self) -> NoAddresses<'_> {
         NoAddresses(self.0.addresses.write())
     }
 
-    /// Whether data here may be written to without being copied: not where it is on its way to another place.
+    /// Whether data here may be written to without being copied: not if it is on its way to another place.
     pub fn is_open_place(&self, at: Logical) -> bool {
         self.0.space.group(at).is_ok_and(|group| !group.read_only)
     }
 
-    /// Closes a group for allocation. Where its room is promised, or nothing else is open for its kind, a new one is made first.
-    /// `false` if that cannot be.
+    /// Closes a group for allocation. If its room is promised, or nothing else is open for its kind, a new one is made first.
+    /// Returns `false` if that cannot be.
     pub fn close_group(&self, start: Logical) -> Result<bool, TxnError> {
         let inner = &*self.0;
         inner.writable()?;
@@ -210,7 +210,7 @@ impl Engine {
     }
 
     /// Moves everything out of a block group, in transactions of bounded size, and removes the group. `goes_on` is asked
-    /// between them: where it says no, the group is opened again, and the answer is `None`. The caller holds no handle.
+    /// between them: if it says no, the group is opened again, and `None` is returned. The caller holds no handle.
     ///
     /// # Errors
     /// There is no room for what is in it, a device failed, or the image is damaged: the group is open again, what has moved
@@ -229,7 +229,7 @@ impl Engine {
     }
 
     fn empty_group(&self, group: Run, goes_on: &dyn Fn(&Moved) -> bool) -> Result<Option<Moved>, TxnError> {
-        // What was given out before comes to be known, and whoever writes in place has seen that the group is closed.
+        // What was given out before comes to be known, and everybody who writes in place has seen that the group is closed.
         drop(self.0.addresses.write());
         self.commit()?;
         let mut all = Moved::default();

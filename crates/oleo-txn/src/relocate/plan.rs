@@ -15,7 +15,7 @@ use crate::backrefs::{Above, Backrefs};
 use crate::engine::Inner;
 use crate::root_sets::{RootSet, RootSets};
 
-/// Bytes of blocks written anew in one transaction, at most: more where the first to be moved alone has more above it.
+/// Bytes of blocks written anew in one transaction, at most: more if the first to be moved alone has more above it.
 const CLOSURE_BYTES_MAX: usize = 128 << 20;
 
 /// Where a reference to a block comes from.
@@ -40,7 +40,7 @@ pub(super) struct Piece {
     pub(super) marked: bool,
     /// Its address from now on.
     pub(super) to: Logical,
-    /// Its first children that it refers to no more: a deletion is on its way through it, and has taken them apart. What stands at
+    /// Its first children that it refers to no more: a deletion is on its way through it, and has taken them apart. What is at
     /// their addresses, if anything, is not what this block names.
     pub(super) gone: usize,
 }
@@ -188,7 +188,7 @@ impl<'d> Closure<'d> {
     }
 
     /// Finds the blocks that deletions are on their way through: those from a dying tree's root to its progress, which nobody else
-    /// reaches. What is before the progress has been let go of, though the blocks on the way name it still.
+    /// reaches. What is before the progress has been dropped, though the blocks on the way still name it.
     fn find_gone(&mut self, inner: &Inner) -> Result<(), TxnError> {
         let is_root = |(_, holder): &(RefKey, Holder)| match holder {
             Holder::Root(tree) => Some(*tree),
@@ -259,7 +259,7 @@ impl<'d> Closure<'d> {
         Ok(())
     }
 
-    /// References to other extents that are told anew when the pieces move: a measure of what settling will have to do.
+    /// References to other extents that are recorded anew when the pieces move: a measure of what settling will have to do.
     pub(super) fn refs_recorded(&self) -> u64 {
         let of = |piece: &Piece| {
             let below = if piece.moves && piece.marked || piece.node.is_leaf() { piece.node.len() as u64 } else { 0 };

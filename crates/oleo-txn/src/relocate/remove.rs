@@ -59,7 +59,7 @@ fn free_runs_error(error: oleo_space::FreeRunsError) -> TxnError {
 impl Staged<'_> {
     fn remove_group(&mut self, start: Logical) -> Result<(), TxnError> {
         let inner = self.inner();
-        // Refused where somebody has something in it after all: nothing has changed then.
+        // Refused if somebody has something in it after all: nothing has changed then.
         let info = inner.space.remove_group(start)?;
         if info.flags.intersects(MANY_COPIES) {
             inner.many_copies_gone.store(true, Ordering::Relaxed);
