@@ -412,7 +412,7 @@ impl Deref for GroupRef {
 }
 
 impl GroupRef {
-    /// Who knows it, but does not keep it.
+    /// A reference that knows it, but does not keep it.
     pub(crate) fn downgrade(&self) -> WeakGroup {
         WeakGroup { block: Arc::downgrade(&self.block), at: self.at }
     }

@@ -177,7 +177,7 @@ mod tests {
         assert_eq!((space.totals(Kind::Data), space.free_runs(Logical(BASE)).unwrap()), before);
     }
 
-    /// Goal: nobody is given what is held; it counts as free; who finds nothing else waits for it.
+    /// Goal: nobody is given what is held; it counts as free; an allocation that finds nothing else waits for it.
     /// Method: all of a group held; a promise is made, an allocation waits until the piece is dropped.
     #[test]
     fn what_is_held_is_waited_for_and_never_given_out() {

@@ -159,8 +159,8 @@ impl Inner {
             if let Some(run) = self.walk(walk, Pass::Any, By::Any, usize::MAX)? {
                 return Ok(Some(run));
             }
-            // What became free behind our back, while what was in front of us was taken, is not to be missed: who has a
-            // promise must not be refused.
+            // What became free behind our back, while what was in front of us was taken, is not to be missed: a
+            // request that has a promise must not be refused.
             if search.frees() == seen {
                 break;
             }

@@ -4,7 +4,8 @@
 //! `block_joins`, which waits until every guard has been dropped; operations are short and hold no guard over data I/O.
 //!
 //! Invariants: while a join guard lives the open generation stays the same; while a freeze guard lives no change is under way.
-//! Locks: an operation holds the rank `Join`, who blocks joins `BlockJoins`, which comes before it; `waiting` is a leaf. A thread must not call `join` or `block_joins` while it holds a guard.
+//! Locks: an operation holds the rank `Join`; a thread that blocks joins holds `BlockJoins`, which comes before it; `waiting` is a leaf.
+//! A thread must not call `join` or `block_joins` while it holds a guard.
 //! `block_joins` first sets a flag that all shards see and then waits: nobody joins any more, so it waits for the longest
 //! operation under way. `join` counts itself in, and out again if joins turn out to be blocked.
 //! The count is split into `SHARDS` so that a join writes to a cache line that few threads share.
@@ -24,7 +25,7 @@ pub(crate) struct TransactionBarrier {
     blocked: AtomicBool,
     /// One thread blocks joins at a time.
     blocking: Mutex<rank::BlockJoins, ()>,
-    /// Held while reading `blocked` or the shards before a wait, and while waking who waits.
+    /// Held while reading `blocked` or the shards before a wait, and while waking those who wait.
     waiting: Mutex<rank::BarrierWaiting, ()>,
     /// Joins are allowed again.
     unblocked: Condvar,

@@ -195,7 +195,7 @@ impl Staged<'_> {
             return inner
                 .with_env(state, tree, generation, |env| inner.blocks.drop_tree_slowly(&state.root, plan, env, None));
         }
-        // Who else refers to a block reaches it in a way of their own. So if no group has two subvolumes, two of them say enough.
+        // Each other tree that refers to a block reaches it in a way of its own. So if no group has two subvolumes, two of them say enough.
         let simple = inner.quota.table.read().as_ref().is_some_and(Table::is_flat);
         let refs_max = if simple { 2 } else { u64::MAX };
         let mut refs = Backrefs::new(inner)?;

@@ -80,7 +80,7 @@ pub(crate) struct Settled {
 const CHAIN_MAX: u64 = 1 << 32;
 
 /// How far from its hash a reference is looked for that is added to, and may be new. Hashes of one tree's references are spread over
-/// 2³² keys: a million of them leave one other within this reach. Only who makes thousands meet on purpose gets a reference
+/// 2³² keys: a million of them leave one other within this reach. Only somebody who makes thousands meet on purpose gets a reference
 /// into two items, which counts the same.
 const CHAIN_LIKELY: u64 = 4096;
 
@@ -138,7 +138,7 @@ impl Finder<'_, '_> {
         Ok(Some(Stored { main, has_keyed: record.refs > inline, record }))
     }
 
-    /// Shows the items of `who`, first that at `first`, then those up to `reach` behind it, until `see` has seen enough. The first
+    /// Shows the items of `who`, first that at `first`, then those up to `reach` behind it, until `see` has seen enough. Returns the first
     /// key that is free behind `first`.
     fn keyed(
         &mut self,

@@ -103,7 +103,7 @@ impl Known {
 #[derive(Default)]
 pub(crate) struct Trees {
     map: RwLock<rank::Trees, Known>,
-    /// Trees that were taken apart. Their numbers are not given out again, and whoever has just read their items from an
+    /// Trees that were taken apart. Their numbers are not given out again, and a thread that has just read their items from an
     /// older root tree must not bring them back.
     gone: RwLock<rank::TreesGone, HashSet<TreeId>>,
 }

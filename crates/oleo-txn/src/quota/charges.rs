@@ -17,6 +17,7 @@ pub(crate) struct Charges {
     pub(super) sums: Mutex<rank::QuotaSums, Sums>,
 }
 
+/// Bytes that are charged.
 #[derive(Default)]
 pub(super) struct Sums {
     /// By tree: what writers have been promised, what the open transaction may use, what the frozen one may.
@@ -25,7 +26,7 @@ pub(super) struct Sums {
     pub(super) frozen: HashMap<TreeId, u64>,
     /// The same by group, of whatever level.
     pub(super) groups: HashMap<QgroupId, u64>,
-    /// Trees of operations that were charged the least, as above.
+    /// Trees of operations that were charged the least (see `limits`).
     pub(super) lone: [Vec<TreeId>; 3],
 }
 
@@ -34,6 +35,7 @@ pub(super) const HELD: usize = 0;
 pub(super) const OPEN: usize = 1;
 pub(super) const FROZEN: usize = 2;
 
+/// Takes bytes of a tree out of a sum; returns `false`, and changes nothing, if it has fewer.
 pub(super) fn take(from: &mut HashMap<TreeId, u64>, tree: TreeId, bytes: u64) -> bool {
     match from.get_mut(&tree) {
         Some(have) if *have >= bytes => {

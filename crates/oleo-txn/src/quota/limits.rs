@@ -175,7 +175,7 @@ impl Engine {
             return Ok(self.join(need)?);
         }
         let added = u64::from(need.bytes) + u64::from(need.items) * ITEM_BYTES;
-        // With simple quotas it goes on counting for who wrote it.
+        // With simple quotas it goes on counting for the tree that wrote it.
         let data = if self.0.has_simple_quota() { 0 } else { data };
         let most = added * SPLIT_FACTOR + LEAVES_OF_NAMES * u64::from(self.0.rules.nodesize) + data;
         let handle = self.join(need)?;

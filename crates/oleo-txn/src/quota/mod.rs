@@ -162,7 +162,7 @@ impl Inner {
         if !self.quota.charges.limited() {
             return;
         }
-        // Who is inside may have been charged.
+        // An operation that is joined may have been charged.
         let _freeze_guard = self.barrier.block_joins();
         if !self.touched.load(Ordering::Acquire) {
             self.quota.charges.freeze();
@@ -177,7 +177,7 @@ impl Inner {
         }
     }
 
-    /// Counts what the transaction changed, all else being settled; whether there was anything to write. With simple quotas
+    /// Counts what the transaction changed, all else being settled; returns whether there was anything to write. With simple quotas
     /// that is what subvolumes came to own.
     pub(crate) fn count_quota(&self, generation: Generation, owned: &OwnedBytes) -> Result<bool, TxnError> {
         let notes = std::mem::take(&mut *self.quota.notes.lock());
@@ -207,7 +207,7 @@ impl Inner {
             let Some(table) = table.as_mut() else { return Ok(false) };
             let mut gone = Vec::new();
             for id in dropped.into_iter().map(QgroupId::of) {
-                // What others share with it still counts for who wrote it.
+                // What others share with it still counts for the tree that wrote it.
                 if !simple || table.groups.get(&id).is_some_and(|group| group.rfer == 0) {
                     edit::remove(table, id, &mut gone);
                 }

@@ -25,7 +25,7 @@ const LOOKS: u32 = 8;
 const ROOM_SHARE: u64 = 4;
 
 impl Engine {
-    /// Removes one block group that nothing has been in for that long, as earlier calls have seen; which one. One of each kind
+    /// Removes one block group that nothing has been in for that long, as earlier calls have seen; returns which one. One of each kind
     /// stays. The caller holds no handle.
     pub fn remove_idle_group(&self, idle_min: Duration) -> Result<Option<Logical>, TxnError> {
         let inner = &*self.0;
@@ -88,7 +88,7 @@ impl Engine {
         Ok(None)
     }
 
-    /// Removes a closed group unless something is in it; whether it did.
+    /// Removes a closed group unless something is in it; returns whether it did.
     fn remove_if_empty(&self, group: &GroupInfo) -> Result<bool, TxnError> {
         // As in moving: what was given out before comes to be known.
         drop(self.0.addresses.write());

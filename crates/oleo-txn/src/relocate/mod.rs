@@ -51,8 +51,8 @@ const IDLE_STEPS_MAX: u32 = 6000;
 /// How long the first idle step waits for others; each of the next ones that much longer, as far as [`IDLE_WAIT_MAX`].
 const IDLE_WAIT: Duration = Duration::from_millis(2);
 const IDLE_WAIT_MAX: Duration = Duration::from_millis(100);
-/// Steps in a row, each with a commit, in which a group counts bytes as used and no extent is recorded: that is no writer's doing, who
-/// is counted and recorded together.
+/// Steps in a row, each with a commit, in which a group counts bytes as used and no extent is recorded: that is no writer's doing: what a
+/// writer uses is counted and recorded together.
 const UNRECORDED_STEPS_MAX: u32 = 5;
 /// Steps in a row in which what is there cannot be moved: nobody is known who would be the reason.
 const STUCK_STEPS_MAX: u32 = 100;
@@ -120,7 +120,7 @@ impl Inner {
         Ok(closure.reserve(self)?.map(|hold| (closure, hold)))
     }
 
-    /// Moves, all else being settled; whether there is anything to settle after it.
+    /// Moves, all else being settled; returns whether there is anything to settle after it.
     fn relocate(&self, moving: &mut Moving<'_>, generation: Generation) -> Result<bool, TxnError> {
         let data = std::mem::take(&mut moving.data);
         let (closure, hold) = match self.plan_move(generation, moving.blocks, &data) {

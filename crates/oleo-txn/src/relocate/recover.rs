@@ -1,9 +1,9 @@
 //! What the kernel leaves when its relocation is cut short, brought to order when a volume is opened for writing.
 //!
-//! The kernel moves blocks in *relocation trees*: snapshots of subvolumes whose blocks it copies, and swaps with those of the
-//! subvolume bit by bit. Whatever it was at, every committed state counts each reference: a relocation tree is one more tree that
+//! The kernel moves blocks in *relocation trees*: snapshots of subvolumes whose blocks it copies and swaps with those of the
+//! subvolume bit by bit. However far it came, every committed state counts each reference: a relocation tree is one more tree that
 //! shares blocks with a subvolume, so it can be taken apart like a deleted snapshot, and nothing that a subvolume has is lost. What
-//! is not moved then can be moved again. Data it copies into files of the tree for that, which are orphans: these go too.
+//! is not moved then can be moved again. It copies data into files of a tree made for that, which are orphans: these go too.
 //!
 //! Facts of the format: the root items of relocation trees have the subvolume's number as the offset of their keys. The
 //! root block of one is referred to by its own address. Every block that is its alone refers to others by its address. The
@@ -27,7 +27,7 @@ const STEP_ITEMS: usize = 4096;
 
 impl Engine {
     /// Takes away what a relocation of the kernel's has left, if it was cut short. Done before anything else is changed, after
-    /// the log was applied; whether there was anything.
+    /// the log was applied; returns whether there was anything.
     pub fn recover_relocation(&self) -> Result<bool, TxnError> {
         if self.0.writable().is_err() {
             return Ok(false);
