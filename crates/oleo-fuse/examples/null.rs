@@ -3,10 +3,11 @@
 //!
 //! `null DIR [on|off]` mounts it on DIR, with io_uring, without, or as the kernel offers, until it is unmounted.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
 
 use oleo_fuse::transport::{Handler, IO_LEN_MAX, Outcome, connect};
 use oleo_fuse::wire::abi::{self, InitFlags};
@@ -15,7 +16,8 @@ use oleo_fuse::{AttachOptions, Uring, attach};
 
 const ENOENT: i32 = 2;
 const ENOSYS: i32 = 38;
-const FOREVER: u64 = u64::MAX / 2;
+/// Some years: more than the kernel can add to its clock makes it ask each time.
+const FOREVER: u64 = 1 << 28;
 const MODE_DIR: u32 = 0o040_755;
 const MODE_FILE: u32 = 0o100_644;
 /// In the numbers of directories.
@@ -26,7 +28,11 @@ fn mode_of(node: u64) -> u32 {
     if node == abi::ROOT_ID || node & DIR != 0 { MODE_DIR } else { MODE_FILE }
 }
 
-struct Null(AtomicU64);
+struct Null {
+    next: AtomicU64,
+    /// By the parent's number and the name.
+    dirs: RwLock<HashMap<(u64, Vec<u8>), u64>>,
+}
 
 impl Null {
     fn attr(node: u64) -> abi::Attr {
@@ -34,7 +40,10 @@ impl Null {
     }
 
     fn made(&self, mark: u64) -> abi::EntryOut {
-        let nodeid = self.0.fetch_add(1, Ordering::Relaxed) | mark;
+        Null::entry(self.next.fetch_add(1, Ordering::Relaxed) | mark)
+    }
+
+    fn entry(nodeid: u64) -> abi::EntryOut {
         let attr = Null::attr(nodeid);
         abi::EntryOut { nodeid, entry_valid: FOREVER, attr_valid: FOREVER, attr, ..Default::default() }
     }
@@ -44,10 +53,20 @@ impl Handler for Null {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let node = request.head.nodeid;
         match &request.op {
-            Op::Lookup { .. } => return Outcome::Failed(ENOENT),
+            Op::Lookup { name } => {
+                let found = self.dirs.read().ok().and_then(|dirs| dirs.get(&(node, name.to_vec())).copied());
+                let Some(found) = found else { return Outcome::Failed(ENOENT) };
+                reply.put(&Null::entry(found));
+            }
             Op::Create { .. } => reply.put(&abi::CreateOut { entry: self.made(0), open: abi::OpenOut::default() }),
             Op::Mknod { .. } => reply.put(&self.made(0)),
-            Op::Mkdir { .. } => reply.put(&self.made(DIR)),
+            Op::Mkdir { name, .. } => {
+                let made = self.made(DIR);
+                if let Ok(mut dirs) = self.dirs.write() {
+                    dirs.insert((node, name.to_vec()), made.nodeid);
+                }
+                reply.put(&made);
+            }
             Op::GetAttr | Op::SetAttr(_) => {
                 reply.put(&abi::AttrOut { attr_valid: FOREVER, attr: Null::attr(node), ..Default::default() });
             }
@@ -112,6 +131,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         })
     })?;
     println!("mounted");
-    transport.serve(Arc::new(Null(AtomicU64::new(2))))?;
+    transport.serve(Arc::new(Null { next: AtomicU64::new(2), dirs: RwLock::default() }))?;
     Ok(())
 }
