@@ -471,7 +471,7 @@ mod tests {
 
     /// Goal: every error is of its kind and has its errno.
     #[test]
-    fn classes() {
+    fn every_error_has_its_class() {
         oleo_format::assert_classes!(CheckError {
             Volume: VolumeError::ReadOnly.into() => oleo_format::Class::refusal(errno::EROFS),
             Threads: CheckError::Threads("so".into()) => oleo_format::Class::refusal(errno::EAGAIN),

@@ -133,7 +133,7 @@ mod tests {
 
     /// Goal: coverage counts what lies in runs. Method: two runs, ranges before, across, between and after.
     #[test]
-    fn coverage() {
+    fn coverage_counts_what_lies_in_runs() {
         let csums = Csums { runs: vec![(100, 200), (300, 400)] };
         let cases = [((0, 100), 0), ((50, 100), 50), ((100, 100), 100), ((150, 200), 100), ((200, 100), 0)];
         for ((start, len), want) in cases {

@@ -50,7 +50,7 @@ mod tests {
 
     /// Goal: ranges join where they touch or overlap; what overlaps a range is found. Method: by hand.
     #[test]
-    fn ranges() {
+    fn ranges_join_and_overlap() {
         let all = joined(vec![(5, 9), (0, 3), (3, 4), (6, 7), (20, 30)]);
         assert_eq!(all, [(0, 4), (5, 9), (20, 30)]);
         assert_eq!(overlapping(&all, 4, 5), []);

@@ -94,7 +94,7 @@ fn theirs(image: &Path) -> (bool, String) {
 /// `PATH`), both verdicts.
 #[test]
 #[ignore = "OLEO_PROGS_TESTS=DIR/tests cargo test -p oleo-check --test corpus -- --ignored"]
-fn corpus() {
+fn agrees_with_btrfs_check_on_its_images() {
     let tests = PathBuf::from(std::env::var_os("OLEO_PROGS_TESTS").expect("OLEO_PROGS_TESTS names a directory"));
     let all = images(&tests);
     assert!(all.len() > 100, "only {} images below {}", all.len(), tests.display());

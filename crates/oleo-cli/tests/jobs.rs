@@ -158,7 +158,7 @@ fn resolving() {
         |text: &str| text.lines().filter(|l| l.ends_with("/f") || l.ends_with(" f")).map(numbers).collect::<Vec<_>>();
     assert_eq!(of_f(&since), of_f(&kernel_new));
     mounted.unmount().unwrap();
-    assert!(fails(dir, &["inspect", "logical-resolve", "1", "i"]).contains("nothing is at"));
+    assert!(fails(dir, &["inspect", "logical-resolve", "1", "i"]).contains("there is no extent at"));
 }
 
 fn shown(mounted: &oracle::Mounted, path: &str) -> String {

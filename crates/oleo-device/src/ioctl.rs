@@ -104,14 +104,14 @@ mod tests {
 
     /// Goal: the numbers are those of `_IOR('O', 1, [u8; 256])` and `_IOR('O', 2, [u64; 2])`, as the server knows them.
     #[test]
-    fn numbers() {
+    fn request_numbers_are_those_of_the_server() {
         assert_eq!(OLEO_IOC_CONTROL, 0x8100_4f01);
         assert_eq!(OLEO_IOC_IDENT, 0x8010_4f02);
     }
 
     /// Goal: files elsewhere are distinguished without an ioctl. Method: a scratch file, and `/proc`.
     #[test]
-    fn elsewhere() {
+    fn files_elsewhere_are_not_queried() {
         let scratch = tempfile::tempdir().unwrap();
         for path in [scratch.path(), Path::new("/proc")] {
             let file = open_to_ask(path).unwrap();

@@ -234,7 +234,7 @@ fn a_foreign_writer_is_seen() {
 
 /// Goal: every error is of its kind and has its errno.
 #[test]
-fn classes() {
+fn every_error_has_its_class() {
     let (name, op) = (|| std::sync::Arc::<str>::from("d"), Op::Write);
     let says = |errno| std::sync::Arc::new(std::io::Error::from_raw_os_error(errno));
     let of = |number| DeviceError::Io { name: name(), op, offset: 0, len: 1, source: says(number) };

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn dates() {
+    fn dates_of_any_number_of_seconds() {
         for (seconds, want) in [
             (0, "1970-01-01 00:00:00"),
             (-1, "1969-12-31 23:59:59"),

@@ -27,7 +27,7 @@ impl Parity {
 
 /// More stripes are lost than there is parity for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{lost} stripes are lost; parity brings back {max}")]
+#[error("{lost} stripes are lost; parity can rebuild {max}")]
 pub struct TooManyLost {
     /// How many are lost.
     pub lost: usize,
@@ -190,7 +190,7 @@ mod tests {
 
     /// Goal: multiplication is that of the field. Method: shift and reduce bit by bit.
     #[test]
-    fn multiplication() {
+    fn multiplication_is_that_of_the_field() {
         for a in 0..=255u8 {
             for b in 0..=255u8 {
                 let (mut want, mut x) = (0, a);
@@ -209,7 +209,7 @@ mod tests {
     proptest! {
         /// Goal: any loss that parity covers is undone. Method: every pair of lost stripes of a random set.
         #[test]
-        fn losses(count in 1usize..20, len in 1usize..70, seed: u64) {
+        fn every_loss_that_parity_covers_is_rebuilt(count in 1usize..20, len in 1usize..70, seed: u64) {
             let mut state = seed;
             let mut next = || { state = state.wrapping_mul(6364136223846793005).wrapping_add(1); (state >> 56) as u8 };
             let data: Vec<Vec<u8>> = (0..count).map(|_| (0..len).map(|_| next()).collect()).collect();

@@ -93,17 +93,17 @@ fn entry() -> impl Strategy<Value = DirEntry> {
 
 proptest! {
     #[test]
-    fn keys(k in key()) {
+    fn keys_come_back(k in key()) {
         prop_assert_eq!(Key::from(DiskKey::from(k)), k);
         prop_assert!(k.next().is_none_or(|n| n > k));
     }
 
     #[test]
-    fn file_extents(e in file_extent()) { prop_assert_eq!(FileExtent::parse(&e.encode()).unwrap(), e); }
+    fn file_extents_come_back(e in file_extent()) { prop_assert_eq!(FileExtent::parse(&e.encode()).unwrap(), e); }
 
     /// Goal: inline references come out in the order of the format, whatever the order they went in.
     #[test]
-    fn records((key, record) in record()) {
+    fn records_come_back_in_order((key, record) in record()) {
         let item = record.encode();
         prop_assert_eq!(item.len(), record.encoded_len());
         let parsed = ExtentRecord::parse(&key, &item).unwrap();
@@ -114,7 +114,7 @@ proptest! {
     }
 
     #[test]
-    fn keyed_references(r in back_ref(), at: u64) {
+    fn keyed_references_come_back(r in back_ref(), at: u64) {
         let parsed = BackRef::parse_keyed(&r.key(Logical(at)), &r.encode_keyed());
         match r {
             BackRef::Owner { .. } => prop_assert!(parsed.is_err(), "owners have no item of their own"),
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn chunks(c in chunk()) {
+    fn chunks_come_back(c in chunk()) {
         prop_assert_eq!(&Chunk::parse(&c.encode()).unwrap(), &c);
         let mut sb = new_super_block();
         let key = Chunk::key(Logical(7));
@@ -135,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn names(entries in vec(entry(), 1..5), refs in vec((any::<u64>(), name()), 1..5), number: u64) {
+    fn names_come_back(entries in vec(entry(), 1..5), refs in vec((any::<u64>(), name()), 1..5), number: u64) {
         prop_assert_eq!(DirEntry::parse_all(&DirEntry::encode_all(&entries)).unwrap(), entries.clone());
         prop_assert_eq!(DirEntry::parse(&entries[0].encode()).unwrap(), entries[0].clone());
         let inode: Vec<_> = refs.iter().map(|(index, name)| InodeRefEntry { index: *index, name: name.clone() }).collect();
@@ -151,7 +151,7 @@ proptest! {
 
     /// Goal: the runs of a bitmap are those that were set, joined where they touch. Model: a list of booleans.
     #[test]
-    fn bitmaps(len in 1usize..300, runs in vec((0u64..2500, 0u64..300, any::<bool>()), 0..20)) {
+    fn bitmaps_hold_the_runs_that_were_set(len in 1usize..300, runs in vec((0u64..2500, 0u64..300, any::<bool>()), 0..20)) {
         let start = Logical(1 << 30);
         let mut bitmap = vec![0; len];
         let mut model = vec![false; len * 8];
@@ -192,7 +192,7 @@ proptest! {
 
     /// Goal: nothing that is no item makes parsing panic.
     #[test]
-    fn noise(item in vec(any::<u8>(), 0..600), key in key()) {
+    fn noise_does_not_panic(item in vec(any::<u8>(), 0..600), key in key()) {
         let _ = FileExtent::parse(&item);
         let _ = ExtentRecord::parse(&key, &item);
         let _ = BackRef::parse_keyed(&key, &item);

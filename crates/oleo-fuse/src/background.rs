@@ -44,7 +44,7 @@ impl Background {
                 guarded(server.image().fs(), &said, "the thread that does prune", || prune(&ended, &server));
         };
         let prune = std::thread::Builder::new().name("prune".to_owned()).spawn(work);
-        let prune = prune.map_err(|e| log(&format!("no thread for prune: {e}"))).ok();
+        let prune = prune.map_err(|e| log(&format!("cannot start the thread for prune: {e}"))).ok();
         Background { of_image, alive, prune }
     }
 

@@ -72,7 +72,7 @@ fn make_own(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(DIR_MODE).create(dir)?;
     let found = rustix::fs::lstat(dir)?;
     if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o022 != 0 {
-        return Err(io::Error::other(format!("{} belongs to somebody else", dir.display())));
+        return Err(io::Error::other(format!("{} belongs to another user", dir.display())));
     }
     rustix::fs::access(dir, rustix::fs::Access::WRITE_OK)?;
     // One that was made before may show its entries.

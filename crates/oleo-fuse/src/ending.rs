@@ -173,7 +173,7 @@ impl Ending {
         let mut state = self.state.lock();
         while matches!(state.phase, Phase::Serving) {
             if self.changed.wait_until(&mut state, end).timed_out() {
-                return Err(Error::refused(errno::EBUSY, "it is still mounted: elsewhere, or in another namespace"));
+                return Err(Error::refused(errno::EBUSY, "it is still mounted elsewhere, or in another namespace"));
             }
         }
         Ok(state)

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn values() {
+    fn values_are_parsed() {
         let o = parsed("subvolid=257,commit=0,max_inline=2k,thread_pool=4,rescue=usebackuproot:nologreplay").unwrap();
         assert_eq!((o.subvolid, o.commit_seconds, o.inline_max, o.threads), (Some(257), 1, Some(2048), 4));
         assert!(o.rescue.use_backup_root && o.rescue.no_log_replay && !o.rescue.ignore_bad_roots);
@@ -429,7 +429,7 @@ mod tests {
 
     /// Goal: every error is of its kind and has its errno.
     #[test]
-    fn classes() {
+    fn every_error_has_its_class() {
         let (name, value) = ("a".to_owned(), "b".to_owned());
         oleo_format::assert_classes!(OptionError {
             Unknown: OptionError::Unknown(name.clone()) => Class::USAGE,

@@ -136,7 +136,7 @@ fn save(server: &mut Server, options: &UnmountOptions, error: oleo::Error, hint:
     let dir = std::os::unix::ffi::OsStrExt::as_bytes(to.as_os_str()).into();
     match server.client.ask(&Request::SaveTo { dir })? {
         Reply::Number(count) => Ok(count),
-        _ => Err(lost(&io::Error::other("an answer to something else")).into()),
+        _ => Err(lost(&io::Error::other("an unexpected reply")).into()),
     }
 }
 

@@ -48,7 +48,7 @@ pub fn referrers(fs: &Fs, at: Logical) -> Result<Vec<Referrer>, JobError> {
             for (ino, offset) in &uses {
                 found.insert(Referrer { tree: *tree, ino: *ino, at: *offset });
                 if found.len() > PATHS_MAX {
-                    let text = format!("more than {PATHS_MAX} places in files refer to {at}; that is too many to tell");
+                    let text = format!("more than {PATHS_MAX} places in files refer to {at}: too many to list");
                     return Err(JobError::refused(errno::EOVERFLOW, text));
                 }
             }
@@ -59,7 +59,7 @@ pub fn referrers(fs: &Fs, at: Logical) -> Result<Vec<Referrer>, JobError> {
 
 /// The beginning of the data extent that holds an address.
 fn data_extent(engine: &Engine, at: Logical) -> Result<Logical, JobError> {
-    let nothing = || JobError::refused(errno::ENOENT, format!("nothing is at {at}"));
+    let nothing = || JobError::refused(errno::ENOENT, format!("there is no extent at {at}"));
     let root = engine.root(TreeId::EXTENT)?.ok_or_else(nothing)?;
     let mut cursor = engine.blocks().cursor(&root);
     let mut there = cursor.seek_back(&Key::new(at.0, ItemType(u8::MAX), u64::MAX))?;

@@ -60,7 +60,7 @@ mod tests {
 
     /// Goal: every error is of its kind and has its errno.
     #[test]
-    fn classes() {
+    fn every_error_has_its_class() {
         oleo_format::assert_classes!(JobError {
             Refused: JobError::refused(errno::EBUSY, "so") => Class::refusal(errno::EBUSY),
             FewerCopies: JobError::FewerCopies("so".into()) => Class::refusal(errno::EINVAL),

@@ -29,7 +29,7 @@ pub struct Reclaimed {
 /// `percent` is not a percentage, a balance is under way, or the image is damaged.
 pub fn reclaim(fs: &Fs, balancer: &Balancer, percent: u64) -> Result<Reclaimed, JobError> {
     if percent > 100 {
-        return Err(JobError::refused(errno::EINVAL, format!("{percent} is not a part in percent")));
+        return Err(JobError::refused(errno::EINVAL, format!("{percent} is not a percentage")));
     }
     balancer.exclusively("reclaiming groups", |goes_on| {
         fs.sync()?;

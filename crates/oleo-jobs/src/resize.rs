@@ -101,7 +101,7 @@ pub fn resize(fs: &Fs, balancer: &Balancer, devid: Option<DevId>, to: NewSize) -
     let devices = volume.devices();
     let device = match (devid, devices.as_slice()) {
         (None, [only]) => only,
-        (None, _) => return Err(JobError::refused(errno::EINVAL, "there are several devices; say which: DEVID:SIZE")),
+        (None, _) => return Err(JobError::refused(errno::EINVAL, "there are several devices; name one: DEVID:SIZE")),
         (Some(id), all) => all
             .iter()
             .find(|d| d.devid == id)
@@ -117,7 +117,10 @@ pub fn resize(fs: &Fs, balancer: &Balancer, devid: Option<DevId>, to: NewSize) -
     };
     let wanted = wanted.map(|bytes| bytes / sector * sector).filter(|bytes| *bytes >= DEVICE_MIN);
     let Some(now) = wanted.map(ByteLen) else {
-        return Err(JobError::refused(errno::EINVAL, format!("device {devid} has {before} bytes: that makes no size")));
+        return Err(JobError::refused(
+            errno::EINVAL,
+            format!("device {devid} has {before} bytes: the new size is out of range"),
+        ));
     };
     let mut groups = 0;
     if now < before {
@@ -147,7 +150,7 @@ fn shrink(fs: &Fs, devid: DevId, now: ByteLen, goes_on: &dyn Fn() -> bool) -> Re
             Err(error) => return Err(error.into()),
         }
     }
-    Err(JobError::refused(errno::EBUSY, format!("new chunks keep coming to lie at the end of device {devid}")))
+    Err(JobError::refused(errno::EBUSY, format!("new chunks keep being placed at the end of device {devid}")))
 }
 
 /// The chunks that have a piece of a device behind `end`, by address.
@@ -222,7 +225,7 @@ mod tests {
 
     /// Goal: sizes read as users of btrfs write them; nonsense is refused.
     #[test]
-    fn sizes() {
+    fn sizes_are_parsed() {
         assert_eq!(NewSize::parse("1G"), Ok((None, NewSize::To(1 << 30))));
         assert_eq!(NewSize::parse("4096"), Ok((None, NewSize::To(4096))));
         assert_eq!(NewSize::parse("+512MiB"), Ok((None, NewSize::Grow(512 << 20))));

@@ -308,14 +308,14 @@ fn play(oracle: Oracle, seed: u64, simple: bool) -> anyhow::Result<()> {
 /// Goal: what users do to groups has the same effects by the kernel and by us: the same is refused, and after each step groups, their
 /// relations and limits, and what data they count are equal. Method: the same random history on both.
 #[test]
-fn full() -> anyhow::Result<()> {
+fn full_quotas_do_as_the_kernels() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     seeds(1..4).try_for_each(|seed| play(oracle, seed, false))
 }
 
 /// Goal: the same with simple quotas.
 #[test]
-fn simple() -> anyhow::Result<()> {
+fn simple_quotas_do_as_the_kernels() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     seeds(101..104).try_for_each(|seed| play(oracle, seed, true))
 }

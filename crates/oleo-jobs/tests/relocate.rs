@@ -308,7 +308,7 @@ fn empty_groups_go() -> anyhow::Result<()> {
 
 /// Goal: a job that is told to stop leaves the group open, with what was not moved in it.
 #[test]
-fn stopped() -> anyhow::Result<()> {
+fn a_stopped_job_leaves_the_group_open() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     let scratch = oracle.scratch()?;
     let image = scratch.image("relocate", 512 << 20)?;
@@ -410,7 +410,7 @@ fn beside_writers_in_place() -> anyhow::Result<()> {
 /// Goal: on a full device nothing is lost: what cannot move stays, the group is open again, and life goes on.
 /// Method: the device is filled to the last; every group is asked to move; then space is made, and all move.
 #[test]
-fn full() -> anyhow::Result<()> {
+fn a_full_device_loses_nothing() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     for mkfs in [&["-n", "4096"][..], &["-n", "16384", "-m", "single"]] {
         let scratch = oracle.scratch()?;

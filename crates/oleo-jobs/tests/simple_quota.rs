@@ -259,7 +259,7 @@ fn turn_by_turn_with_the_kernel() -> anyhow::Result<()> {
 /// as long as it counts something; what is made in a subvolume comes into its groups; nothing is counted anew; the two ways
 /// of counting exclude each other. Method: one of each, at numbers that are known.
 #[test]
-fn rules() -> anyhow::Result<()> {
+fn data_counts_for_its_writer() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     let scratch = oracle.scratch()?;
     let image = scratch.image("quota", 512 << 20)?;
@@ -335,7 +335,7 @@ fn rules() -> anyhow::Result<()> {
 /// Goal: limits are kept at the call, cloning costs nothing, and nobody is refused while there is room. Method: fill a
 /// subvolume up to its limit sector by sector, then the group above.
 #[test]
-fn limits() -> anyhow::Result<()> {
+fn limits_are_kept_at_the_call() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     let scratch = oracle.scratch()?;
     let image = scratch.image("quota", 512 << 20)?;
@@ -384,7 +384,7 @@ fn limits() -> anyhow::Result<()> {
 /// Goal: what moves keeps its owner, and what did not count still does not, but for tree blocks, which are younger where they
 /// come to. Method: random histories in which all groups move now and then; with content from before in half of them.
 #[test]
-fn relocation() -> anyhow::Result<()> {
+fn moved_data_keeps_its_owner() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     for seed in 51..55 {
         let scratch = oracle.scratch()?;
@@ -465,7 +465,7 @@ fn has_log(image: &Path) -> anyhow::Result<bool> {
 /// with ours. Method: files written, cloned, overwritten and synced one by one in two subvolumes; the image as it is then,
 /// replayed by the kernel and by us.
 #[test]
-fn logs() -> anyhow::Result<()> {
+fn logged_data_counts_for_its_subvolume() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     for by_kernel in [true, false] {
         let scratch = oracle.scratch()?;

@@ -88,7 +88,7 @@ mod tests {
 
     /// Goal: every error is of its kind and has its errno.
     #[test]
-    fn classes() {
+    fn every_error_has_its_class() {
         let path = || PathBuf::from("a");
         let none = || io::Error::from_raw_os_error(errno::ENOENT);
         oleo_format::assert_classes!(MkfsError {

@@ -147,7 +147,7 @@ impl FillOptions {
         }
         for (i, spec) in self.subvols.iter().enumerate() {
             if self.subvols[..i].iter().any(|other| other.path == spec.path) {
-                return Err(MkfsError::Options(format!("subvolume {} is asked for twice", spec.path.display())));
+                return Err(MkfsError::Options(format!("subvolume {} is requested twice", spec.path.display())));
             }
         }
         Ok(())

@@ -250,7 +250,7 @@ impl MkfsOptions {
             }
         }
         if self.features.quota && self.features.simple_quota {
-            return Err(MkfsError::Options("quota and squota are two ways of counting: choose one".into()));
+            return Err(MkfsError::Options("quota and squota exclude each other".into()));
         }
         if self.label.len() > LABEL_BYTES_MAX || self.label.contains(['\n', '\0']) {
             return Err(MkfsError::Options(format!("a label has at most {LABEL_BYTES_MAX} bytes and no line feed")));

@@ -314,7 +314,7 @@ mod tests {
 
     /// Goal: a stream that is cut short is noticed wherever it is cut, one that is not never.
     #[test]
-    fn truncated() {
+    fn every_truncation_is_noticed() {
         let bytes = two_streams();
         for len in (0..bytes.len()).filter(|n| *n < 200 || *n > bytes.len() - 100) {
             let result = all(&bytes[..len]);

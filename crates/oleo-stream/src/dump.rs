@@ -158,7 +158,7 @@ mod tests {
 
     /// Goal: lines have the form that users know.
     #[test]
-    fn lines() {
+    fn lines_have_the_form_of_btrfs() {
         let mut dumper = Dumper::default();
         let uuid = Uuid::from_u128(1);
         let begin = dumper.text(&Command::Subvol { path: b"s 1", uuid, ctransid: 8 });

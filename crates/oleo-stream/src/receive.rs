@@ -319,7 +319,7 @@ mod tests {
 
     /// Goal: every error is of its kind and has its errno.
     #[test]
-    fn classes() {
+    fn every_error_has_its_class() {
         let (position, command) = (0, "write");
         let host = |errno| ApplyError::Host { what: "write", source: io::Error::from_raw_os_error(errno) };
         let lie = || StreamError::from(oleo_format::Corruption::new("stream", "magic", 1, 2));

@@ -85,7 +85,7 @@ mod tests {
 
     /// Goal: every error is of its kind and has its errno.
     #[test]
-    fn classes() {
+    fn every_error_has_its_class() {
         let (tree, max) = (TreeId(5), 1);
         let no_room = || Refusal::NoSpace(oleo_space::Kind::Data);
         oleo_format::assert_classes!(TreeError {

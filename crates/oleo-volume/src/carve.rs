@@ -270,7 +270,7 @@ impl Volume {
         let device = member.to_write()?;
         let end = self.chunks.read().places(devid).and_then(Places::end);
         if end.unwrap_or(DEVICE_HEAD_LEN) > total.0 {
-            let what = format!("shrinking device {devid} to {total} bytes while chunks lie behind that");
+            let what = format!("shrinking device {devid} to {total} bytes while there are chunks beyond that");
             return Err(VolumeError::Unsupported { what });
         }
         if device.len() < total.0 {

@@ -33,7 +33,7 @@ pub enum VolumeError {
     #[error("no device was named")]
     NoDevices,
     /// The superblock has no such roots of an earlier transaction, or they were requested for writing.
-    #[error("no earlier roots to go on from (number {0}), or not for reading alone")]
+    #[error("there is no backup of earlier roots number {0}, or the volume was to be opened for writing")]
     NoBackup(usize),
     /// A device belongs to something else.
     #[error("{name} belongs to file system {fsid}, not to {want}")]
@@ -84,7 +84,7 @@ pub enum VolumeError {
     #[error("the volume was opened for reading only")]
     ReadOnly,
     /// A write or a flush failed earlier; since then nothing is written.
-    #[error("nothing is written since an earlier failure: {first}")]
+    #[error("no writes since an earlier failure: {first}")]
     Poisoned {
         /// The failure.
         first: DeviceError,
@@ -132,7 +132,7 @@ pub enum VolumeError {
         csums: usize,
     },
     /// No room on the devices for a chunk.
-    #[error("no unallocated space for a {profile} chunk: {devices} devices have room, {want} are needed",
+    #[error("no unallocated space for a {profile} chunk: {devices} devices have space, {want} are needed",
         profile = .flags.profile_name())]
     NoRoom {
         /// What the chunk was to be.
@@ -143,7 +143,7 @@ pub enum VolumeError {
         want: usize,
     },
     /// The superblock's array of system chunks is full.
-    #[error("the superblock has no room for another system chunk")]
+    #[error("the superblock has no space for another system chunk")]
     SystemArrayFull,
 }
 
@@ -179,7 +179,7 @@ mod tests {
 
     /// Goal: every error is of its kind and has its errno.
     #[test]
-    fn classes() {
+    fn every_error_has_its_class() {
         let device = || DeviceError::Io {
             name: "d".into(),
             op: oleo_device::Op::Read,

@@ -286,13 +286,13 @@ fn check_presence(members: &[Arc<Member>], table: &Table, opts: &OpenOptions) ->
     if opts.write
         && let Some(m) = members.iter().find(|m| m.behind > 1)
     {
-        let what = format!("writing while device {} is {} transactions behind; it may be read", m.devid, m.behind);
+        let what = format!("writing while device {} is {} transactions behind; it can only be read", m.devid, m.behind);
         return Err(VolumeError::Unsupported { what });
     }
     if opts.write
         && let Some(placed) = table.iter().find(|p| p.map.profile.has_parity())
     {
-        let what = format!("writing to a volume with {} chunks; it may be read", placed.map.profile);
+        let what = format!("writing to a volume with {} chunks; it can only be read", placed.map.profile);
         return Err(VolumeError::Unsupported { what });
     }
     Ok(())

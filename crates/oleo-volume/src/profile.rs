@@ -179,7 +179,7 @@ mod tests {
 
     /// Goal: names and profiles belong to each other one to one. Method: there and back, for each; and a stranger.
     #[test]
-    fn names() {
+    fn each_profile_has_one_name() {
         for profile in Profile::ALL {
             assert_eq!(profile.to_string().to_ascii_uppercase().parse(), Ok(profile));
         }

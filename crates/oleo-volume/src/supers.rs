@@ -169,13 +169,13 @@ pub(crate) fn check_features(sb: &SuperBlock, write: bool) -> Result<(), VolumeE
     if write && sb.flags().intersects(SuperFlags::METADUMP | SuperFlags::METADUMP_V2) {
         return Err(unsupported(
             "writing to",
-            "an image that btrfs-image made, which has no data; it may be read".into(),
+            "an image made by btrfs-image, which has no data; it can only be read".into(),
         ));
     }
     if write && sb.flags().contains(SuperFlags::SEEDING) {
         return Err(unsupported(
             "writing to",
-            "a seed device: it may be read, or written to with a device that the kernel has added to it".into(),
+            "a seed device: it can be read, or written to with a device that the kernel has added to it".into(),
         ));
     }
     Ok(())
@@ -188,7 +188,7 @@ fn unsupported(kind: &str, names: String) -> VolumeError {
 fn names<'a>(known: impl Iterator<Item = &'a str>, unknown: u64) -> String {
     let mut all: Vec<String> = known.map(str::to_lowercase).collect();
     if unknown != 0 {
-        all.push(format!("bits {unknown:#x}, which nobody had named when this was written"));
+        all.push(format!("unknown bits {unknown:#x}"));
     }
     all.join(", ")
 }

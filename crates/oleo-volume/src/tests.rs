@@ -384,7 +384,7 @@ fn the_unknown_is_refused_by_name() {
 
 /// Goal: chunks come and go, devices are chosen by free space, and space runs out in the open.
 #[test]
-fn carving() {
+fn chunks_come_and_go_until_space_runs_out() {
     let sizes = [400 * MIB, 300 * MIB, 300 * MIB];
     let with_items: Vec<_> = sizes
         .iter()

@@ -15,7 +15,7 @@ use crate::finding::Kind;
 pub(super) fn check_root(c: &Context<'_>, roots: &Roots, key: &Key, item: &[u8]) -> Option<RootItem> {
     let root = RootItem::decode(item).ok()?;
     if !roots.is_live(TreeId(key.offset)) && key.offset != TreeId::DATA_RELOC.0 {
-        c.error(Kind::LogRoot, *key, format_args!("a log of tree {}", key.offset), "a subvolume that is there");
+        c.error(Kind::LogRoot, *key, format_args!("a log of tree {}", key.offset), "an existing subvolume");
     }
     Some(root)
 }

@@ -97,7 +97,7 @@ impl Roots {
         self.check_default(c);
         for (key, location) in &self.caches {
             if !self.inodes.contains(&location.objectid) {
-                c.warning(Kind::SpaceCache, *key, format_args!("a cache in {location}"), "an inode that is there");
+                c.warning(Kind::SpaceCache, *key, format_args!("a cache in {location}"), "an existing inode");
             }
         }
     }
@@ -196,7 +196,7 @@ impl Roots {
         let Some((key, entry)) = &self.default else { return };
         let to = entry.location;
         if to.item_type != ItemType::ROOT_ITEM || !self.is_live(TreeId(to.objectid)) {
-            c.error(Kind::DefaultSubvol, *key, to, "a subvolume that is there");
+            c.error(Kind::DefaultSubvol, *key, to, "an existing subvolume");
         }
     }
 }

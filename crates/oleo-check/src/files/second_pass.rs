@@ -370,7 +370,7 @@ fn check_refs(c: &Context<'_>, dir: u64, text: &[u8], name: &Name, inodes: &BTre
             c.error(Kind::InodeRef, key, format_args!("`{text}` with index {have}"), index);
         } else if inodes.get(&ino).is_some_and(|inode| inode.fields.is_none()) {
             let key = Key::dir_index(Ino(dir), index);
-            c.error(Kind::DirEntryDangling, key, format_args!("`{text}` to inode {ino}"), "an inode that is there");
+            c.error(Kind::DirEntryDangling, key, format_args!("`{text}` to inode {ino}"), "an existing inode");
         } else {
             let key = Key::inode_ref(Ino(ino), Ino(dir));
             c.error(Kind::InodeRef, key, "nothing", format_args!("`{text}` with index {index}"));

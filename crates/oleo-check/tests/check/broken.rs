@@ -91,12 +91,12 @@ fn free_run(disk: &Disk, flags: BlockGroupFlags) -> (Key, Key) {
 }
 
 #[test]
-fn nothing() {
+fn the_volume_is_sound_before() {
     expect(&disk(), &[]);
 }
 
 #[test]
-fn superblocks() {
+fn superblock_fields() {
     let each: [(Kind, EditSuper); 5] = [
         (Kind::SuperBlock, |sb| sb.__unused_leafsize = 4096.into()),
         (Kind::SuperDevices, |sb| sb.num_devices = 2.into()),
@@ -200,7 +200,7 @@ fn order_of_keys() {
 }
 
 #[test]
-fn parents() {
+fn blocks_that_contradict_their_parents() {
     // The key in the parent is lower than the child's first.
     let disk = disk();
     let (root, leaf) = second_leaf(&disk);
@@ -249,7 +249,7 @@ fn an_item() {
 }
 
 #[test]
-fn roots() {
+fn root_items_wrong_or_missing() {
     let disk = disk();
     let (key, _) = disk.root_key(TreeId::FS);
     disk.edit(TreeId::ROOT, &key, |item| RootItem::mut_from_bytes(item).unwrap().last_snapshot = 1000.into());
@@ -468,7 +468,7 @@ fn file_extents_and_records() {
 }
 
 #[test]
-fn references() {
+fn references_missing_stale_or_miscounted() {
     let tree = TreeId::EXTENT;
     let disk = disk();
     let (root, _) = second_leaf(&disk);
@@ -703,7 +703,7 @@ fn leftovers_of_mkfs() {
 /// Goal: whatever is changed, a check ends, and says something where bytes that mean something changed.
 /// Method: the same block made its own child; then many changes of random bytes of tree blocks, sealed.
 #[test]
-fn hostile() {
+fn random_changes_end_in_findings() {
     let disk = disk();
     let (root, leaf) = second_leaf(&disk);
     disk.edit_block(root, |bytes| {

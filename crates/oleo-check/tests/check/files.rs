@@ -72,7 +72,7 @@ fn edit_inode(disk: &Disk, name: &[u8], edit: impl FnOnce(&mut InodeItem)) {
 
 /// Goal: the volume is sound, with a file whose extents lie in several leaves, and leaves that two trees share.
 #[test]
-fn nothing() {
+fn the_volume_is_sound_before() {
     let disk = disk();
     expect(&disk, &[]);
     let (v, file) = ino(&disk, b"extents");
@@ -82,7 +82,7 @@ fn nothing() {
 
 /// Goal: what is wrong with an inode is told once, though two trees have it.
 #[test]
-fn inodes() {
+fn a_shared_inode_is_reported_once() {
     type Edit = fn(&mut InodeItem);
     let cases: [(&[u8], Kind, Edit); 7] = [
         (b"7", Kind::InodeLinks, |i| i.nlink = 3.into()),
@@ -118,7 +118,7 @@ fn extents_in_other_leaves() {
 
 /// Goal: names are matched across leaves: the directory, the inode.
 #[test]
-fn names() {
+fn names_match_across_leaves() {
     // The two entries of one name disagree.
     let disk1 = disk();
     let (v, a) = ino(&disk1, b"a");
@@ -155,7 +155,7 @@ fn names() {
 
 /// Goal: directories that lie in each other are found from the leaves' lists, for the tree as a whole.
 #[test]
-fn rings() {
+fn rings_of_directories_are_found() {
     let disk = disk();
     let (v, a) = ino(&disk, b"a");
     let (_, b) = ino(&disk, b"b");
@@ -188,7 +188,7 @@ fn rings() {
 
 /// Goal: what ties subvolumes to each other.
 #[test]
-fn subvolumes() {
+fn subvolume_references_and_entries() {
     let disk1 = disk();
     let (v, n) = subvols(&disk1);
     let cases = [(Key::root_ref(v, n), Kind::RootRef), (Key::root_backref(n, v), Kind::RootBackref)];

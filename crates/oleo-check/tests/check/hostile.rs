@@ -51,7 +51,7 @@ impl Write for Room {
 /// so, copying and removing are refused. Method: entries of a sound volume are led elsewhere, two in each directory, so that
 /// a walk that believes them doubles at each of fifty steps.
 #[test]
-fn circles() {
+fn directories_in_a_circle_are_entered_once() {
     let disk = Disk::new(&MkfsOptions::default(), 1, |image| {
         let top = image.top().unwrap();
         image.create_dirs(&top, b"a/b/c").unwrap();

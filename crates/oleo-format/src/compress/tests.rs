@@ -67,7 +67,7 @@ proptest! {
 
 /// Goal: text, zeros and program-like data pass, noise does not, repeated noise does.
 #[test]
-fn estimate() {
+fn the_estimate_passes_what_shrinks() {
     for len in [600, 4096, 20_000, EXTENT_LEN_MAX] {
         assert!(looks_compressible(&text(len)), "text of {len}");
         assert!(looks_compressible(&vec![0; len]), "zeros of {len}");

@@ -73,7 +73,7 @@ fn unhex(text: &str) -> Vec<u8> {
 
 /// Goal: our bytes are those of the kernel. Method: commands from a stream of Linux 6.18, decoded and encoded again.
 #[test]
-fn golden() {
+fn our_bytes_are_those_of_the_kernel() {
     assert_eq!(header(2)[..], unhex("6274 7266 732d 7374 7265 616d 0002 0000 00"));
     let subvol = unhex(
         "26000000 0100 c39d9627 0f00 0200 7331 0100 1000 f2a8547cde6d5d459b6df1f1f58c1eda 0200 0800 0800000000000000",
@@ -133,7 +133,7 @@ fn data_length() {
 
 /// Goal: each thing that can be wrong is named. Method: one wrong thing at a time.
 #[test]
-fn hostile() {
+fn each_error_is_named() {
     let says = |version, kind: CommandKind, attrs: &[u8], text: &str| {
         let error = Command::decode(version, kind.number(), attrs).unwrap_err().to_string();
         assert!(error.contains(text), "{error:?} does not say {text:?}");
@@ -166,7 +166,7 @@ fn hostile() {
 
 /// Goal: compression numbers are those of the UAPI header. Method: there and back for each sector size.
 #[test]
-fn compressions() {
+fn compression_numbers_of_the_header() {
     for number in 0..8 {
         let c = EncodedCompression::from_number(number).unwrap();
         assert_eq!(EncodedCompression::number(c.kind, c.lzo_sectorsize.unwrap_or(4096)), Some(number));

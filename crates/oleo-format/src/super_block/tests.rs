@@ -128,7 +128,7 @@ fn backups_go_round() {
 
 /// Goal: labels that do not fit are refused.
 #[test]
-fn labels() {
+fn long_labels_are_refused() {
     let mut sb = sound();
     assert!(sb.set_label("größe".as_bytes()));
     assert_eq!(sb.label(), "größe".as_bytes());

@@ -501,7 +501,7 @@ mod random {
         /// Goal: no damage makes the verifier or the printers panic, and what the verifier lets pass can be read.
         /// Method: flip bytes of sound leaves, checksums put right; walk everything that passes.
         #[test]
-        fn damage(which in 0usize..9, flips in prop::collection::vec((32usize..4096, any::<u8>()), 1..6), in_items: bool) {
+        fn damage_does_not_panic(which in 0usize..9, flips in prop::collection::vec((32usize..4096, any::<u8>()), 1..6), in_items: bool) {
             let (owner, items) = all()[which].clone();
             let mut bytes = leaf(owner, &items);
             for (at, with) in flips {
@@ -520,7 +520,7 @@ mod random {
 
         /// Goal: noise in place of an item never makes parsing or printing panic.
         #[test]
-        fn noise(item_type: u8, objectid: u64, offset: u64, data in prop::collection::vec(any::<u8>(), 0..500)) {
+        fn noise_does_not_panic(item_type: u8, objectid: u64, offset: u64, data in prop::collection::vec(any::<u8>(), 0..500)) {
             let key = Key::new(objectid, ItemType(item_type), offset);
             let _ = print::item(&key, &data, &rules());
             let _ = print::json::item(&key, &data, &rules());

@@ -44,7 +44,7 @@ impl Server {
         let Some(notifier) = self.notifier.get() else { return };
         for notice in self.notices(what) {
             if let Err(e) = notice.send(&**notifier) {
-                (self.log)(&format!("the kernel does not take a notice: {e}"));
+                (self.log)(&format!("the kernel refused a notice: {e}"));
             }
         }
     }
@@ -54,7 +54,7 @@ impl Server {
     pub(super) fn forget_attributes(&self, node: u64) {
         let reported = self.notifier.get().map_or(Ok(()), |notifier| notifier.inval_inode(node, NONE, ALL));
         if let Err(e) = reported {
-            (self.log)(&format!("the kernel does not take a notice: {e}"));
+            (self.log)(&format!("the kernel refused a notice: {e}"));
         }
     }
 
@@ -71,7 +71,7 @@ impl Server {
             affinity::unbind();
             for notice in notices {
                 if let Err(e) = notice.send(&*notifier) {
-                    log(&format!("the kernel does not take a notice: {e}"));
+                    log(&format!("the kernel refused a notice: {e}"));
                 }
             }
             // Nobody may be listening any more.
@@ -80,7 +80,7 @@ impl Server {
         match sender {
             // A time-out is not an error: the notices are on their way.
             Ok(_) => drop(waiting.recv_timeout(PATIENCE)),
-            Err(e) => (self.log)(&format!("no thread for notices to the kernel: {e}")),
+            Err(e) => (self.log)(&format!("cannot start a thread for notices to the kernel: {e}")),
         }
     }
 
@@ -140,7 +140,7 @@ impl NoticeThread {
                 if let (Ok(at), Ok(len)) = (i64::try_from(at), i64::try_from(len))
                     && let Err(e) = notifier.inval_inode(node, at, len)
                 {
-                    log(&format!("the kernel does not take a notice: {e}"));
+                    log(&format!("the kernel refused a notice: {e}"));
                 }
                 // The requester may have stopped waiting.
                 let _ = done.send(());
@@ -149,7 +149,7 @@ impl NoticeThread {
         match std::thread::Builder::new().name("pages".to_owned()).spawn(work) {
             Ok(_) => NoticeThread(Some(Mutex::new(orders))),
             Err(e) => {
-                said(&format!("no thread for notices to the kernel: {e}"));
+                said(&format!("cannot start a thread for notices to the kernel: {e}"));
                 NoticeThread(None)
             }
         }

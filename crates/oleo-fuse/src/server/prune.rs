@@ -89,7 +89,7 @@ mod tests {
 
     /// Goal: one sweep is requested when half of the nodes are forgotten, however slowly, and none for a few.
     #[test]
-    fn halves() {
+    fn one_sweep_when_half_is_forgotten() {
         let mut most = 0;
         let mut halved = |count| has_halved(&mut most, count);
         assert!(!halved(100) && !halved(0));

@@ -151,7 +151,7 @@ struct RingPlan {
 impl Rings {
     fn new(channel: &Arc<File>) -> io::Result<Rings> {
         let queues = count_ranges(&std::fs::read_to_string(POSSIBLE_CPUS)?)
-            .ok_or_else(|| io::Error::other(format!("{POSSIBLE_CPUS} says nothing sensible")))?;
+            .ok_or_else(|| io::Error::other(format!("{POSSIBLE_CPUS} cannot be parsed")))?;
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         let (min, max) = SLOTS_PER_QUEUE;
         let depth = (SLOTS / queues).clamp(min, max);

@@ -15,7 +15,7 @@ use crate::JobError;
 pub(super) fn check_resumed(fs: &Fs, args: &BalanceArgs) -> Result<(), JobError> {
     let refuse = |text: String| Err(JobError::refused(errno::EINVAL, text));
     if args.each().iter().all(Option::is_none) {
-        return refuse("no type of block group takes part".to_owned());
+        return refuse("no type of block group is selected".to_owned());
     }
     let (data, metadata) = (&args.data, &args.metadata);
     if fs.engine().is_mixed() && data != metadata {

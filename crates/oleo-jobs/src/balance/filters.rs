@@ -217,7 +217,7 @@ fn number(text: &str) -> Result<u64, String> {
 }
 
 fn narrow(number: u64) -> Result<u32, String> {
-    u32::try_from(number).map_err(|_| format!("{number} is too much"))
+    u32::try_from(number).map_err(|_| format!("{number} is too large"))
 }
 
 /// Parses `N`, `A..B`, `A..` or `..B`; a missing end is `max`.
@@ -230,11 +230,11 @@ fn bound(text: &str, max: u32) -> Result<Bound, String> {
 
 fn usage(text: &str) -> Result<Bound, String> {
     let bound = bound(text, 100)?;
-    if bound.max() > 100 { Err(format!("{text} is not a part in percent")) } else { Ok(bound) }
+    if bound.max() > 100 { Err(format!("{text} is not a percentage")) } else { Ok(bound) }
 }
 
 fn span(text: &str) -> Result<Span, String> {
-    let wrong = || format!("{text} is no range (such as 0..1048576)");
+    let wrong = || format!("{text} is not a range (such as 0..1048576)");
     let (from, to) = text.split_once("..").ok_or_else(wrong)?;
     let start = if from.is_empty() { 0 } else { number(from)? };
     let end = if to.is_empty() { u64::MAX } else { number(to)? };
@@ -313,7 +313,7 @@ mod tests {
     /// Goal: usage has the meaning of the manual at its edges: the minimum is included, the maximum is not, 0 means
     /// empty, and a full group is never below anything.
     #[test]
-    fn usage() {
+    fn usage_excludes_its_maximum() {
         let of = |used| group(Profile::Single, 1, used);
         let (empty, sector, half, full) = (of(0), of(4096), of(50 * MIB), of(100 * MIB));
         let table = [
@@ -336,7 +336,7 @@ mod tests {
 
     /// Goal: groups are distinguished by profile; those that have the target are left alone only when soft.
     #[test]
-    fn profiles() {
+    fn profiles_and_soft() {
         let (single, raid1) = (group(Profile::Single, 1, 0), group(Profile::Raid1, 2, 0));
         let table = [
             ("profiles=single", [true, false]),
@@ -353,7 +353,7 @@ mod tests {
 
     /// Goal: ranges match what they overlap, to the byte, on their device only; stripes are counted.
     #[test]
-    fn places() {
+    fn ranges_match_what_they_overlap() {
         let pair = group(Profile::Raid1, 2, 0);
         let (at, end) = (1u64 << 30, (1u64 << 30) + 100 * MIB);
         // The second stripe lies at 20 MiB to 120 MiB of device 2.
@@ -377,7 +377,7 @@ mod tests {
     /// Goal: filters are parsed, and displayed as they were written, as JSON, too; invalid ones are refused. Method:
     /// what btrfs-progs 6.2 accepts and refuses.
     #[test]
-    fn words() {
+    fn filters_are_parsed_and_displayed() {
         for text in [
             "",
             "profiles=single|raid1c3,usage=5,devid=1,drange=0..5,vrange=7..9,limit=3,stripes=1..4,convert=dup,soft",

@@ -203,7 +203,7 @@ fn from_disk(args: &DiskBalanceArgs) -> Result<Filters, String> {
         // Programs may express single by no bit.
         [] => Ok(Profile::Single),
         [one] => Ok(*one),
-        several => Err(format!("the balance converts to {} profiles together", several.len())),
+        several => Err(format!("the balance converts to {} profiles, not to one", several.len())),
     };
     use BalanceArgsFlags as F;
     Ok(Filters {
@@ -259,7 +259,7 @@ mod tests {
 
     /// Goal: unknown filters are refused, not ignored.
     #[test]
-    fn unknown() {
+    fn unknown_filters_are_refused() {
         let item = BalanceArgs::full().to_item();
         let with = |change: fn(&mut BalanceItem)| {
             let mut item = item;
@@ -276,7 +276,7 @@ mod tests {
 
     /// Goal: what is left is the request, below the address, less what was done; later calls only reduce it.
     #[test]
-    fn left() {
+    fn what_is_left_only_gets_less() {
         let whole = args("limit=5,vrange=100..1000", "limit=2..5");
         let left = whole.left_below(Logical(500), &[2, 0, 0]);
         assert_eq!(left, args("limit=3,vrange=100..500", "limit=2..5,vrange=0..500"));

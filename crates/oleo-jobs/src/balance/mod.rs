@@ -323,7 +323,7 @@ impl Balancer {
             (Ok(run::Outcome::NoSpace(groups)), Ok(())) => BalanceEnd::Failed {
                 errno: errno::ENOSPC,
                 kind: ErrorKind::Refusal,
-                text: format!("there was no room to move {groups} block groups; the others were moved"),
+                text: format!("there was no space to move {groups} block groups; the others were moved"),
             },
         };
         let mut state = self.state.lock();

@@ -115,7 +115,9 @@ fn plan_for(lengths: &[u64], options: &Resolved) -> Result<Plan, MkfsError> {
     let sector = u64::from(options.sectorsize);
     let device_bytes: Vec<u64> = lengths.iter().map(|len| len / sector * sector).collect();
     if device_bytes.iter().try_fold(0u64, |sum, len| sum.checked_add(*len)).is_none() {
-        return Err(MkfsError::Options("the devices have 16 EiB together or more: their sum has no place".into()));
+        return Err(MkfsError::Options(
+            "the devices have 16 EiB or more together, which the format cannot record".into(),
+        ));
     }
     let smallest = device_bytes.iter().copied().min().unwrap_or(0);
     let mut placer =

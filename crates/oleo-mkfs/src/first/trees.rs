@@ -95,7 +95,7 @@ pub(crate) fn build(plan: &Plan, o: &Resolved) -> Result<Built, MkfsError> {
             return author.encode(&trees, &placements);
         }
     }
-    Err(MkfsError::Options("the first trees do not settle with these sizes".into()))
+    Err(MkfsError::Options("the first trees cannot be laid out with these sizes".into()))
 }
 
 struct Author<'a> {

@@ -88,7 +88,7 @@ mod tests {
 
     /// Goal: a table of `btrfs qgroup show -pre --raw` is read. Method: one of version 6.2.
     #[test]
-    fn tables() {
+    fn tables_of_qgroup_show_are_parsed() {
         let groups = read(
             "Qgroupid    Referenced    Exclusive Max referenced  Max exclusive Parent   Path \n\
              --------    ----------    --------- --------------  ------------- ------   ---- \n\

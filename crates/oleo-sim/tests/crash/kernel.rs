@@ -428,7 +428,7 @@ fn has_log(state: &[Contents]) -> bool {
 /// empty lines.
 #[test]
 #[ignore = "by command, it needs a file: OLEO_CRASH_PROBE=FILE"]
-fn probe() {
+fn what_the_kernel_keeps() {
     let Some(oracle) = oleo_sim::oracle::oracle() else { return };
     let file = std::env::var("OLEO_CRASH_PROBE").expect("OLEO_CRASH_PROBE=FILE");
     let base = KernelBase::new(oracle, &oleo_sim::crash::ace::setup()).unwrap();

@@ -60,7 +60,7 @@ impl Bases {
 
 #[test]
 #[ignore = "by command: `cargo xtask crash --states N`; `cargo xtask nightly`"]
-fn longer() {
+fn every_state_keeps_its_promises() {
     let states = number("OLEO_CRASH_STATES").unwrap_or(20_000);
     let mut seed = number("OLEO_CRASH_SEED").unwrap_or(1);
     let kinds = std::env::var("OLEO_CRASH_KINDS").unwrap_or_else(|_| "random,three,four".into());
@@ -80,7 +80,7 @@ fn longer() {
 
 #[test]
 #[ignore = "by command, it needs a file: `cargo xtask crash --script FILE`"]
-fn repeat() {
+fn one_script_again() {
     let file = std::env::var("OLEO_CRASH_SCRIPT").expect("OLEO_CRASH_SCRIPT=FILE");
     let script = from_text(&std::fs::read_to_string(file).unwrap()).unwrap();
     Bases::new().verify_everywhere(&script).must_be_clean("one script", |_| Tally::default());

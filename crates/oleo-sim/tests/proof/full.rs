@@ -212,22 +212,22 @@ fn not_a_sector_left() {
 }
 
 #[test]
-fn small() {
+fn a_small_device_is_filled_and_refilled() {
     fill_delete_refill("small.img", 128 * MIB, &["-m", "single"], Flush::Each);
 }
 
 #[test]
-fn small_mixed() {
+fn a_small_mixed_device_is_filled_and_refilled() {
     fill_delete_refill("mixed.img", 128 * MIB, &["--mixed"], Flush::Each);
 }
 
 #[test]
-fn middle() {
+fn a_middle_device_is_filled_and_refilled() {
     fill_delete_refill("middle.img", 300 * MIB, &[], Flush::Each);
 }
 
 #[test]
-fn large() {
+fn a_large_device_is_filled_and_refilled() {
     fill_delete_refill("large.img", 1024 * MIB, &["-n", "4096"], Flush::Each);
 }
 

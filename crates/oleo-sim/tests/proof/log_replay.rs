@@ -279,7 +279,7 @@ fn cases(shape: Shape, cases: &[(&str, &str)]) {
 }
 
 #[test]
-fn plain() {
+fn default_options() {
     cases(PLAIN, CASES);
 }
 

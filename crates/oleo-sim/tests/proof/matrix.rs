@@ -202,7 +202,7 @@ prove! {
 
 /// Goal: what cannot be made is refused by name, before anything is written.
 #[test]
-fn refused() {
+fn impossible_volumes_are_refused_by_name() {
     let scratch = Scratch::new().unwrap();
     let device = scratch.image("refused.img", 400 * MIB).unwrap();
     for (words, name) in [

@@ -174,7 +174,7 @@ fn stand_ins_are_not_exchanged() {
 /// Longer runs with other seeds: `OLEO_SCRIPT_SEEDS=first:count`, `OLEO_SCRIPT_STEPS`.
 #[test]
 #[ignore = "takes minutes: `cargo xtask nightly`, or OLEO_SCRIPT_SEEDS=1000:50 and --ignored"]
-fn longer() {
+fn longer_scripts_agree() {
     let seeds = std::env::var("OLEO_SCRIPT_SEEDS").unwrap_or_else(|_| "1000:6".into());
     let (first, count) = seeds.split_once(':').expect("OLEO_SCRIPT_SEEDS is first:count");
     let (first, count): (u64, u64) = (first.parse().unwrap(), count.parse().unwrap());
@@ -189,7 +189,7 @@ fn longer() {
 /// Runs the script in the file that `OLEO_SCRIPT` names.
 #[test]
 #[ignore = "by command, it needs a file: OLEO_SCRIPT=FILE"]
-fn replay() {
+fn one_script_again() {
     let path = std::env::var_os("OLEO_SCRIPT").expect("OLEO_SCRIPT=FILE");
     let Some(oracle) = oracle() else { return };
     let script = from_text(&std::fs::read_to_string(path).unwrap()).unwrap();

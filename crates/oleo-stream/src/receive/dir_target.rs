@@ -143,7 +143,7 @@ impl Place {
     fn open(&self, top: &OwnedFd) -> Result<OwnedFd, ApplyError> {
         let found = open_below(top, &self.path, OFlags::PATH | OFlags::DIRECTORY)?;
         if id_of(&found)? != self.id {
-            return Err(refused("another directory is in the place of one that was received"));
+            return Err(refused("a directory that was received has been replaced by another"));
         }
         Ok(found)
     }
@@ -415,7 +415,10 @@ impl DirTarget {
 
     fn chown(&mut self, path: &[u8], uid: u64, gid: u64) -> Applied {
         let id = |id: u64| {
-            u32::try_from(id).ok().filter(|id| *id != u32::MAX).ok_or_else(|| refused("an owner that nobody can be"))
+            u32::try_from(id)
+                .ok()
+                .filter(|id| *id != u32::MAX)
+                .ok_or_else(|| refused("an owner's number that means none"))
         };
         let (uid, gid) = (Uid::from_raw(id(uid)?), Gid::from_raw(id(gid)?));
         if path.is_empty() {
@@ -459,7 +462,7 @@ impl DirTarget {
         let open = self.open()?;
         let parent = open.parent.as_ref().filter(|(uuid, _)| *uuid == clone_uuid).map(|(_, dir)| dir);
         let dir = if clone_uuid == open.uuid { Some(&open.root) } else { known.as_ref().or(parent) };
-        let dir = dir.ok_or_else(|| refused(format!("{clone_uuid}, which is cloned from, is not known here")))?;
+        let dir = dir.ok_or_else(|| refused(format!("the clone source, {clone_uuid}, is not known here")))?;
         let source = open_below(dir, clone_path, OFlags::RDONLY | OFlags::NONBLOCK)?;
         open.clone_from(&File::from(source), clone_offset, path, offset, len)
     }
@@ -494,7 +497,7 @@ impl Target for DirTarget {
         let root = open_below(&dir, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let made = rustix::fs::fstat(&root).map_err(host("stat"))?;
         if made.st_uid != rustix::process::geteuid().as_raw() {
-            return Err(refused("somebody else has put another directory in the place of the new one"));
+            return Err(refused("another process has replaced the new directory"));
         }
         let place = Place { path: new.path.to_vec(), id: (made.st_dev, made.st_ino) };
         self.made.push(place.clone());
@@ -518,7 +521,7 @@ impl Target for DirTarget {
     }
 
     fn reopen(&mut self, _new: &Begin<'_>) -> Result<Found, ApplyError> {
-        Err(refused("what was received into a directory cannot be resumed"))
+        Err(refused("receiving into a directory cannot be resumed"))
     }
 
     fn apply(&mut self, items: &[Item<'_>]) -> Result<(), Failed> {
@@ -557,6 +560,6 @@ impl Target for DirTarget {
     fn take_warnings(&mut self) -> Vec<String> {
         let mut lost: Vec<_> = self.lost.drain().collect();
         lost.sort_unstable();
-        lost.into_iter().map(|(what, times)| format!("{times} times this user may not {what}")).collect()
+        lost.into_iter().map(|(what, times)| format!("{times} times: this user may not {what}")).collect()
     }
 }

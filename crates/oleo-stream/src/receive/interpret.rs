@@ -55,7 +55,7 @@ pub fn receive<R: Read + Send + 'static>(
     if result.is_err() {
         let applied = session.applied.take().filter(|_| session.exact);
         if let Err(source) = session.target.abandon(applied.as_ref(), options.incomplete) {
-            session.report.warnings.push(format!("what is incomplete could not be tidied up: {source}"));
+            session.report.warnings.push(format!("incomplete subvolumes could not be cleaned up: {source}"));
         }
     }
     session.report.warnings.extend(session.target.take_warnings());
@@ -214,7 +214,7 @@ impl Session<'_> {
             State::Skipping(mark) => {
                 let what = format!("the subvolume ends before byte {}, up to which it was applied", mark.position);
                 self.state = State::Skipping(mark);
-                Err(ApplyError::Refused(format!("{what}: this is not the stream that was begun with")))
+                Err(ApplyError::Refused(format!("{what}: this is not the stream that was being received")))
             }
         }
     }
@@ -226,7 +226,7 @@ impl Session<'_> {
             return Ok(());
         }
         if self.prefix.mark(end) != *mark {
-            let what = format!("up to byte {} this is not the stream that was begun with", mark.position);
+            let what = format!("up to byte {} this is not the stream that was being received", mark.position);
             return Err(ReceiveError::Target { what: "resume", source: Box::new(ApplyError::Refused(what)) });
         }
         self.applied = Some(mark.clone());

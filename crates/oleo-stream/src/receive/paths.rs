@@ -52,7 +52,7 @@ mod tests {
 
     /// Goal: only paths that stay inside are taken.
     #[test]
-    fn rules() {
+    fn only_paths_that_stay_inside() {
         for good in [&b"a"[..], b"a/b", b"...", b"a b", b"\xff", &[b'x'; 255]] {
             assert_eq!(check(good, Root::Refused), Ok(()));
         }

@@ -59,7 +59,7 @@ mod tests {
 
     /// Goal: every error is of its kind and has its errno.
     #[test]
-    fn classes() {
+    fn every_error_has_its_class() {
         let full = std::io::Error::from_raw_os_error(errno::ENOSPC);
         oleo_format::assert_classes!(SendError {
             Refused: SendError::refused(errno::EINVAL, "so") => Class::refusal(errno::EINVAL),

@@ -151,7 +151,7 @@ pub fn send(
     out: &mut (dyn Write + Send),
 ) -> Result<Sent, SendError> {
     if !(1..=VERSION_MAX).contains(&options.version) {
-        let text = format!("there is no stream of version {}; there are 1 to {VERSION_MAX}", options.version);
+        let text = format!("there is no stream of version {}; versions are 1 to {VERSION_MAX}", options.version);
         return Err(SendError::refused(errno::EINVAL, text));
     }
     if options.compressed && options.version < 2 {

@@ -54,7 +54,7 @@ mod tests {
     /// Goal: a descriptor yields the parameters it was made with; anything else yields nothing. Method: one laid out by
     /// hand; cut short, and with each field out of bounds.
     #[test]
-    fn parses() {
+    fn only_whole_descriptors_parse() {
         let head = size_of::<VerityDescriptor>();
         let mut bytes = vec![0; head + 3];
         bytes[..8].copy_from_slice(&[1, 2, 12, 4, 3, 0, 0, 0]);

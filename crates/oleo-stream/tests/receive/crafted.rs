@@ -201,7 +201,7 @@ fn every_command() {
 
 /// Goal: a stream that breaks a rule is refused with position and reason, and --atomic leaves nothing. Method: one rule each.
 #[test]
-fn hostile() {
+fn streams_that_break_a_rule_are_refused() {
     let atomic = Receive::default().atomic(true);
     let w = |path| Command::Write { path, offset: 0, data: b"x" };
     let m = |path| Command::MkFile { path, ino: 0 };
@@ -255,7 +255,7 @@ fn hostile() {
 /// Goal: a file with fs-verity is sealed as the sender had it: the tree and descriptor are there, and snapshots of it cannot be written to
 /// either. Method: version 3, a file of several levels, an empty one; our check and `btrfs check`, and the kernel mounts it.
 #[test]
-fn verity() {
+fn a_file_with_verity_is_sealed() {
     let data: Vec<u8> = (0..2_000_000u32).map(|n| (n % 251) as u8).collect();
     let seal =
         |path, algorithm| Command::EnableVerity { path, algorithm, block_size: 4096, salt: b"salt", signature: b"sig" };
@@ -298,7 +298,7 @@ fn verity() {
 /// Goal: a receive that was cut off goes on where it stopped, whatever it was doing, and comes to the same. Method: a stream
 /// cut at many places, received, then the whole one with `resume`; another stream is refused.
 #[test]
-fn resume() {
+fn an_interrupted_receive_is_resumed() {
     let data: Vec<u8> = (0..20_000u32).map(|n| (n % 250) as u8).collect();
     let names: Vec<Vec<u8>> = (0..12).map(|n| format!("d/f{n}").into_bytes()).collect();
     let mut commands = vec![Command::MkDir { path: b"d", ino: 0 }];
@@ -322,7 +322,7 @@ fn resume() {
         assert!(!info.read_only && info.received_uuid.is_nil(), "it is not complete");
         drop(image);
         if cut > 21_000 {
-            memory.fails(&other, &again, &["not the stream that was begun with"]);
+            memory.fails(&other, &again, &["not the stream that was being received"]);
         }
         memory.receive(&whole, &again).1.unwrap();
         let image = memory.open();
@@ -344,7 +344,7 @@ fn resume() {
 /// Goal: an incremental stream is applied on another parent that has what it needs, and refused on one that has not. Method: two
 /// subvolumes made by hand.
 #[test]
-fn rebase() {
+fn another_parent_with_the_same_data_will_do() {
     let memory = Memory::new();
     let image = memory.open();
     for name in ["has", "lacks"] {
@@ -441,7 +441,7 @@ fn late_errors() {
 /// Goal: a mark is right however many commits lay behind it, and data behind the commands that follow is in its place at the
 /// end. Method: a stream of so many commands that there are commits in between, cut, gone on with.
 #[test]
-fn long() {
+fn marks_hold_after_many_commits() {
     let names: Vec<Vec<u8>> = (0..9_000).map(|n| format!("f{n}").into_bytes()).collect();
     let data: Vec<u8> = (0..9000u32).map(|n| (n % 251) as u8).collect();
     let mut commands = Vec::new();
@@ -473,7 +473,7 @@ fn long() {
 /// Goal: whatever a stream says, nothing panics and the image is sound. Method: streams from seeds, most of whose commands meet
 /// something; what the fuzz target does.
 #[test]
-fn anything() {
+fn any_stream_leaves_a_sound_image() {
     for seed in 0..300 {
         let mut rng = Rng::new(seed);
         let len = rng.between(10, 900) as usize;

@@ -574,7 +574,7 @@ fn special(top: &Path, minor: &str, mode: u32) -> Result<()> {
 /// Goal: each situation arrives. Method: all of them in one history, each in a directory of its own; to the kernel and to
 /// ourselves, in versions 1 and 2.
 #[test]
-fn arrive() {
+fn each_situation_arrives() {
     let Some(oracle) = oracle() else { return };
     let history = History::with(oracle, 0, 2, |work, number| {
         for (index, case) in CASES.iter().enumerate() {

@@ -22,7 +22,7 @@ fn memory() -> Image {
 /// Goal: fs-verity goes through a send and a receive as it was enabled. Method: a stream of version 3 received; sent again in
 /// versions 3 and 2; the command is in the one as it came, and not in the other.
 #[test]
-fn verity() {
+fn verity_survives_send_and_receive() {
     let command =
         Command::EnableVerity { path: b"f", algorithm: 1, block_size: 4096, salt: b"pepper", signature: b"signed" };
     let mut stream = header(3).to_vec();

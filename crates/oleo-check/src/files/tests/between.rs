@@ -192,7 +192,7 @@ pub fn check_items(items: &[(Key, Vec<u8>)]) -> Verdict {
 
 /// Goal: everything there is, as it should be, is silent; so are empty subvolume directories and what has no part in this.
 #[test]
-fn sound() {
+fn sound_relations_are_silent() {
     let mut v = Volume::sound();
     assert_eq!(v.check().findings, []);
     // A snapshot of A shows B without a reference.
@@ -305,7 +305,7 @@ fn space_cache() {
 }
 
 #[test]
-fn uuids() {
+fn uuid_entries_missing_and_stale() {
     let key = |n: u8, kind| Key::uuid(Uuid::from_bytes([n; 16]), kind);
     for (n, kind) in [(1, ItemType::UUID_SUBVOL), (9, ItemType::UUID_RECEIVED_SUBVOL)] {
         let mut v = Volume::sound();

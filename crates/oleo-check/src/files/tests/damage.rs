@@ -348,7 +348,7 @@ fn symlink_size() {
 }
 
 #[test]
-fn verity() {
+fn verity_needs_its_descriptor() {
     let mut s = sample();
     s.tree.edit(s.file, |i| i.flags = InodeFlags::RO_VERITY.bits().into());
     expect(&s.tree, Kind::Verity);

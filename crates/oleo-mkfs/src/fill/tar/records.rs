@@ -141,7 +141,7 @@ impl<R: Read> Records<R> {
         let header = Header::from_byte_slice(&block).clone();
         let sum: u32 = block[..148].iter().chain(&block[156..]).map(|&b| u32::from(b)).sum::<u32>() + 8 * 32;
         if header.cksum().ok() != Some(sum) {
-            return Err(self.error("this is no tar header (its checksum is wrong)"));
+            return Err(self.error("this is not a tar header (its checksum is wrong)"));
         }
         let size = header.entry_size().map_err(|e| self.error(e.to_string()))?;
         self.take_size(size);
@@ -240,7 +240,7 @@ impl<R: Read> Records<R> {
             _ => Kind::File,
         };
         let wrong =
-            |what: &str| MkfsError::Tar { at: self.position, what: format!("the header's {what} is no number") };
+            |what: &str| MkfsError::Tar { at: self.position, what: format!("the header's {what} is not a number") };
         let id = |key: &str, field: io::Result<u64>| {
             let value = number(key).or(field.ok()).ok_or_else(|| wrong(key))?;
             u32::try_from(value).map_err(|_| wrong(key))

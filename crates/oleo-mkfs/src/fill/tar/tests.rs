@@ -99,7 +99,7 @@ fn gnu_tar_archives() {
 
 /// Goal: a path that leaves the top is refused, an archive cut short is an error.
 #[test]
-fn refusals() {
+fn hostile_paths_and_short_archives_are_refused() {
     assert!(names(b"a/../../b").is_err());
     assert_eq!(names(b"./a//b/").unwrap(), [b"a".to_vec(), b"b".to_vec()]);
     let mut header = tar::Header::new_ustar();

@@ -174,7 +174,7 @@ impl FsTarget {
         if (flags ^ have.flags).intersects(cow) && have.kind == FileKind::File && have.size > 0 {
             flags = (flags - cow) | (have.flags & cow);
             let shown = path.escape_ascii();
-            self.warn(format!("{shown}: whether it is copied on write stays as it is: it has data already"));
+            self.warn(format!("{shown}: copy on write is not changed, since it has data already"));
         }
         if flags.contains(InodeFlags::COMPRESS) && flags.intersects(InodeFlags::NOCOMPRESS | InodeFlags::NODATACOW) {
             // The kernel sets both if a file that is to be compressed turned out not to compress: then it is not
@@ -200,7 +200,7 @@ impl FsTarget {
 /// Refuses the mark's name: only Oleo sets it.
 fn check_name(path: &[u8], name: &[u8]) -> Result<(), ApplyError> {
     if path.is_empty() && name == MARK_NAME {
-        return Err(FsError::NotPermitted("the attribute marks what is incomplete").into());
+        return Err(FsError::NotPermitted("the attribute is reserved for incomplete subvolumes").into());
     }
     Ok(())
 }

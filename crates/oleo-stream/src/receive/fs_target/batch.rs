@@ -427,18 +427,18 @@ pub(in crate::receive) fn packed<'s>(command: &Command<'s>) -> Result<Packed<'s>
         return Err(refused("not an encoded write"));
     };
     if encryption != 0 {
-        return Err(refused(format!("encryption {encryption}: there is none that can be received")));
+        return Err(refused(format!("encryption {encryption} is not supported")));
     }
     let how = EncodedCompression::from_number(compression).map_err(|e| refused(e.to_string()))?;
     if ram_len > ENCODED_LEN_MAX || data.len() as u64 > ENCODED_LEN_MAX {
-        let what = format!("{} bytes that stand for {ram_len}: at most {ENCODED_LEN_MAX}", data.len());
+        let what = format!("{} bytes that decode to {ram_len}: at most {ENCODED_LEN_MAX}", data.len());
         return Err(refused(what));
     }
     if skip.checked_add(len).is_none_or(|end| end > ram_len) {
         return Err(refused(format!("{len} bytes from {skip} on of {ram_len} decoded ones")));
     }
     if how.kind == Compression::None && data.len() as u64 > ram_len {
-        return Err(refused(format!("{} bytes that are not compressed stand for {ram_len}", data.len())));
+        return Err(refused(format!("{} uncompressed bytes that claim to be {ram_len}", data.len())));
     }
     Ok(Packed { data, code: Code { how, ram_len, skip, len } })
 }

@@ -102,7 +102,7 @@ impl FsTarget {
         }
         let stored = self.fs.xattr_get(&root, MARK_NAME)?.and_then(|value| Stored::parse(&value));
         let Some(stored) = stored.filter(|s| s.uuid == new.uuid && s.ctransid == new.ctransid) else {
-            return Err(refused("what is there was not begun by receiving this"));
+            return Err(refused("the existing subvolume does not come from receiving this one"));
         };
         let written = self.fs.attr(&root).transid;
         let Some(mark) = stored.mark.filter(|_| written == stored.generation && info.generation <= written) else {
