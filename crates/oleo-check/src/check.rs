@@ -10,6 +10,7 @@
 //! 16 per gap in the checksums, 32 per item of free space, 80 per pointer of one level of the trees, and for trees of
 //! files the summaries of each leaf and 8 bytes per child. Nothing per reference, so nothing per snapshot or clone.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ use oleo_format::{
 use oleo_volume::{Volume, VolumeError};
 
 use crate::collect::Findings;
-use crate::csums::{CsumVisitor, Csums};
+use crate::csums::{CsumPart, CsumVisitor, Csums};
 use crate::extents::{Early, ExtentRecords, ExtentVisitor, extent_place, note_early};
 use crate::finding::{Finding, Kind, Place, Severity};
 use crate::input::{Env, Input, TreeStart, Used};
@@ -92,7 +93,7 @@ pub struct Report {
     /// Findings by kind and place; of each kind at most as many as [`CheckOptions::kept_max`].
     pub findings: Vec<Finding>,
     /// How many more findings there are of each kind.
-    pub left_out: std::collections::BTreeMap<Kind, u64>,
+    pub left_out: BTreeMap<Kind, u64>,
     /// Numbers of objects in the volume.
     pub counts: Counts,
     /// The volume was made by `btrfs-image`: it has no data, so none was verified.
@@ -143,11 +144,61 @@ impl Clock {
 }
 
 fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError> {
-    let sb = volume.super_block();
     let mut clock = Clock { last: Instant::now(), times: Vec::new() };
-    let mut cx = Context {
+    let mut cx = context(volume, options);
+    let sb = cx.env.sb;
+    supers::check_mirrors(&cx);
+
+    let root = TreeStart::of_super(TreeId::ROOT, sb.root.get(), sb.generation.get(), sb.root_level);
+    let roots = RootParts::gather(&cx, &root);
+    check_roots(&cx, &roots.trees);
+    let input = Input { volume };
+    follow_quota(&mut cx, &input, &roots.trees);
+    clock.lap("roots");
+
+    let mut claims = Claims::read(&cx, &roots.trees, &mut clock);
+    let mut found = Found::walk(&cx, &root, &roots, &claims);
+    let memory_bytes = claims.memory() + found.memory();
+    clock.lap("trees");
+
+    // The log, which may name extents that have no record yet.
+    let log = (sb.log_root.get() != 0).then(|| {
+        let generation = sb.generation.get() + 1;
+        TreeStart::of_super(TreeId::TREE_LOG, sb.log_root.get(), generation, sb.log_root_level)
+    });
+    let (extents, counts) = (&claims.records.extents, &mut found.parts.counts);
+    let logged =
+        log.as_ref().map_or_else(Vec::new, |log| crate::log::check_log(&cx, log, extents, &claims.csums, counts));
+
+    found.report_differences(&cx, &root, &roots, &claims);
+    clock.lap("references");
+    check_space(&cx, &roots, &claims, &mut found.parts, &logged);
+    clock.lap("space");
+    let (leaves, nodes) = (std::mem::take(&mut found.parts.leaves), std::mem::take(&mut found.parts.nodes));
+    reduce::check_trees(&cx, &found.trees, &claims.csums, leaves, nodes);
+    clock.lap("files");
+    let used = found.usage(&cx, &mut claims.records);
+    let mut counts = found.parts.counts;
+    counts.trees = roots.trees.len() as u64;
+    counts.subvolumes = roots.trees.iter().filter(|t| t.tree.is_subvol()).count() as u64;
+    let trees: Vec<TreeStart> = [root].into_iter().chain(log).chain(roots.trees).collect();
+    let report = |finding: Finding| cx.findings.report(finding);
+    files::check_volume(&cx.env, &input, &trees, used.as_ref(), &report);
+    clock.lap("volume");
+    let metadata_only = sb.flags().intersects(SuperFlags::METADUMP | SuperFlags::METADUMP_V2);
+    if options.data && !metadata_only {
+        counts.verified_bytes = crate::data::verify(&cx, &input, &claims.csum_trees, claims.csums.bytes());
+        clock.lap("data");
+    }
+    claims.count(&cx, &mut counts);
+    let (findings, left_out) = cx.findings.finish();
+    Ok(Report { findings, left_out, counts, metadata_only, memory_bytes, times: clock.times })
+}
+
+fn context<'a>(volume: &'a Volume, options: &'a CheckOptions<'_>) -> Context<'a> {
+    Context {
         volume,
-        env: Env { sb, rules: *volume.rules() },
+        env: Env { sb: volume.super_block(), rules: *volume.rules() },
         findings: Findings::new(options.kept_max.max(1)),
         parallel: options.threads != 1,
         progress: options.progress,
@@ -158,178 +209,195 @@ fn run(volume: &Volume, options: &CheckOptions<'_>) -> Result<Report, CheckError
         lost_any: AtomicBool::new(false),
         sets: Sets::new(false),
         simple_since: None,
-    };
-    let mut counts = Counts::default();
-    let mut memory = 0u64;
-    let hash = RefHash::new();
-    supers::check_mirrors(&cx);
+    }
+}
 
-    // The list of trees.
-    let root = TreeStart::of_super(TreeId::ROOT, sb.root.get(), sb.generation.get(), sb.root_level);
-    let roots = RootParts::gather(&cx, &root);
-    let mut trees = roots.trees;
-    check_roots(&cx, &trees);
-    counts.trees = trees.len() as u64;
-    counts.subvolumes = trees.iter().filter(|t| t.tree.is_subvol()).count() as u64;
-    let input = Input { volume };
-    let quota = quota_status(&input, &trees).filter(|status| status.flags.contains(QgroupStatusFlags::ON));
+/// Has the walk gather what quota's numbers are compared with, if quota is on.
+fn follow_quota(cx: &mut Context<'_>, input: &Input<'_>, trees: &[TreeStart]) {
+    let quota = quota_status(input, trees).filter(|status| status.flags.contains(QgroupStatusFlags::ON));
     match quota.map(|status| (status.flags.contains(QgroupStatusFlags::SIMPLE_MODE), status.enable_gen)) {
         Some((true, since)) => cx.simple_since = since.map(|since| since.0),
         Some((false, _)) => cx.sets = Sets::new(true),
         None => {}
     }
-    clock.lap("roots");
+}
 
-    // The claims.
-    let of = |class: &dyn Fn(Class) -> bool| -> Vec<TreeStart> {
-        trees.iter().filter(|t| class(Class::of(t.tree))).cloned().collect()
-    };
-    let claiming = of(&|c| matches!(c, Class::Extent | Class::BlockGroup));
-    let parts = walk(&cx, &claiming, &ExtentVisitor { cx: &cx, hash });
-    let mut records = ExtentRecords::merge(&cx, hash, parts);
-    clock.lap("extents");
-    let csum_trees = of(&|c| c == Class::Csum);
-    let visitor = CsumVisitor { csum_len: cx.env.rules.csum.csum_len(), sectorsize: cx.env.rules.sectorsize.into() };
-    let mut csum_parts = walk(&cx, &csum_trees, &visitor);
-    let csums = Csums::merge(&cx, &mut csum_parts);
-    clock.lap("checksums");
-    let extents = std::mem::take(&mut records.extents);
-    memory += extents.len() as u64 * 40 + csums.runs().len() as u64 * 16;
+/// The trees whose class is one of those wanted.
+fn of_class(trees: &[TreeStart], wanted: impl Fn(Class) -> bool) -> Vec<TreeStart> {
+    trees.iter().filter(|t| wanted(Class::of(t.tree))).cloned().collect()
+}
 
-    // The references that trees hold.
-    let mut missing = Missing::default();
-    let early = roots.early.iter().chain(&records.early).chain(csum_parts.iter().flat_map(|p| &p.early));
-    for block in early {
-        counts.blocks += 1;
-        counts.leaves += u64::from(block.level == 0);
-        if let Some(record) = extents.get(block.at) {
-            check_record(&cx, block.at, block.tree, block.level, block.generation, record);
+/// What the extent tree and the checksum tree claim.
+struct Claims {
+    hash: RefHash,
+    /// The extent tree and the block-group tree.
+    trees: Vec<TreeStart>,
+    records: ExtentRecords,
+    csum_trees: Vec<TreeStart>,
+    csum_parts: Vec<CsumPart>,
+    csums: Csums,
+}
+
+impl Claims {
+    fn read(cx: &Context<'_>, all: &[TreeStart], clock: &mut Clock) -> Claims {
+        let hash = RefHash::new();
+        let trees = of_class(all, |c| matches!(c, Class::Extent | Class::BlockGroup));
+        let parts = walk(cx, &trees, &ExtentVisitor { cx, hash });
+        let records = ExtentRecords::merge(cx, hash, parts);
+        clock.lap("extents");
+        let csum_trees = of_class(all, |c| c == Class::Csum);
+        let visitor =
+            CsumVisitor { csum_len: cx.env.rules.csum.csum_len(), sectorsize: cx.env.rules.sectorsize.into() };
+        let mut csum_parts = walk(cx, &csum_trees, &visitor);
+        let csums = Csums::merge(cx, &mut csum_parts);
+        clock.lap("checksums");
+        Claims { hash, trees, records, csum_trees, csum_parts, csums }
+    }
+
+    fn memory(&self) -> u64 {
+        self.records.extents.len() as u64 * 40 + self.csums.runs().len() as u64 * 16
+    }
+
+    fn count(&self, cx: &Context<'_>, counts: &mut Counts) {
+        let extents = &self.records.extents;
+        counts.extents = extents.len() as u64;
+        for extent in extents.of.iter().filter(|e| e.is_data()) {
+            counts.data_extents += 1;
+            counts.data_bytes += u64::from(extent.sectors) * u64::from(cx.env.rules.sectorsize);
+        }
+        counts.csum_bytes = self.csums.bytes();
+    }
+}
+
+/// What the walk over all other trees found.
+struct Found {
+    /// All trees but those of claims, the root tree and logs.
+    trees: Vec<TreeStart>,
+    parts: TreePart,
+    missing: Missing,
+    /// For each extent, the set of subvolumes that reach it; empty unless quota needs it.
+    extent_sets: Vec<AtomicU32>,
+}
+
+impl Found {
+    fn walk(cx: &Context<'_>, root: &TreeStart, roots: &RootParts, claims: &Claims) -> Found {
+        let (sb, extents, hash) = (&cx.env.sb, &claims.records.extents, claims.hash);
+        let mut trees = of_class(&roots.trees, |c| {
+            !matches!(c, Class::Extent | Class::BlockGroup | Class::Csum | Class::Root | Class::Log)
+        });
+        trees.push(TreeStart::of_super(
+            TreeId::CHUNK,
+            sb.chunk_root.get(),
+            sb.chunk_root_generation.get(),
+            sb.chunk_root_level,
+        ));
+        let extent_sets =
+            if cx.sets.is_on() { extents.at.iter().map(|_| AtomicU32::new(0)).collect() } else { Vec::new() };
+        let mut found = Found { trees, parts: TreePart::default(), missing: Missing::default(), extent_sets };
+        found.enter_early(cx, roots, claims);
+        for tree in found.walked(root, claims) {
+            let key = match Class::of(tree.tree) {
+                Class::Reloc => RefKey::Parent(tree.logical),
+                _ => RefKey::Tree(tree.tree),
+            };
+            found.missing.found(extents, hash, tree.logical.0, key);
+        }
+        let dying = dying_trees(&roots.trees);
+        let (csums, extent_sets) = (&claims.csums, &found.extent_sets[..]);
+        let visitor = TreeVisitor { cx, hash, extents, csums, extent_sets, dying: &dying };
+        for part in walk(cx, &found.trees, &visitor) {
+            found.parts.append(part);
+        }
+        found
+    }
+
+    /// Compares what was read before the extents were known: the blocks of the root tree and of the claims, and their references.
+    fn enter_early(&mut self, cx: &Context<'_>, roots: &RootParts, claims: &Claims) {
+        let (records, extents, hash) = (&claims.records, &claims.records.extents, claims.hash);
+        let early = roots.early.iter().chain(&records.early).chain(claims.csum_parts.iter().flat_map(|p| &p.early));
+        for block in early {
+            self.parts.counts.blocks += 1;
+            self.parts.counts.leaves += u64::from(block.level == 0);
+            if let Some(record) = extents.get(block.at) {
+                check_record(cx, block.at, block.tree, block.level, block.generation, record);
+            }
+        }
+        let refs = roots.refs.iter().chain(&records.refs).chain(claims.csum_parts.iter().flat_map(|p| &p.refs));
+        for &(at, owner) in refs {
+            self.missing.found(extents, hash, at, RefKey::Tree(owner));
+        }
+        for (at, key) in &roots.data {
+            self.missing.found(extents, hash, *at, *key);
         }
     }
-    let refs = roots.refs.iter().chain(&records.refs).chain(csum_parts.iter().flat_map(|p| &p.refs));
-    for &(at, owner) in refs {
-        missing.found(&extents, hash, at, RefKey::Tree(owner));
-    }
-    for (at, key) in &roots.data {
-        missing.found(&extents, hash, *at, *key);
-    }
-    let mut others = of(&|c| !matches!(c, Class::Extent | Class::BlockGroup | Class::Csum | Class::Root | Class::Log));
-    others.push(TreeStart::of_super(
-        TreeId::CHUNK,
-        sb.chunk_root.get(),
-        sb.chunk_root_generation.get(),
-        sb.chunk_root_level,
-    ));
-    for tree in others.iter().chain(&claiming).chain(&csum_trees).chain([&root]) {
-        let key = match Class::of(tree.tree) {
-            Class::Reloc => RefKey::Parent(tree.logical),
-            _ => RefKey::Tree(tree.tree),
-        };
-        missing.found(&extents, hash, tree.logical.0, key);
-    }
-    let extent_sets: Vec<AtomicU32> =
-        if cx.sets.is_on() { extents.at.iter().map(|_| AtomicU32::new(0)).collect() } else { Vec::new() };
-    let is_dying = |t: &&TreeStart| t.tree.is_subvol() && t.item.refs.get() == 0;
-    let mut dying: Vec<TreeId> = trees.iter().filter(is_dying).map(|t| t.tree).collect();
-    // A relocation tree is named after the tree with which it swaps blocks.
-    dying.extend(trees.iter().filter(|t| Class::of(t.tree) == Class::Reloc).map(|t| TreeId(t.key.offset)));
-    let visitor =
-        TreeVisitor { cx: &cx, hash, extents: &extents, csums: &csums, extent_sets: &extent_sets, dying: &dying };
-    let mut all = TreePart::default();
-    for mut part in walk(&cx, &others, &visitor) {
-        counts.add(&part.counts);
-        all.missing.append(&mut part.missing);
-        all.nodes.append(&mut part.nodes);
-        all.leaves.append(&mut part.leaves);
-        all.chunks.append(&mut part.chunks);
-        all.dev_items.append(&mut part.dev_items);
-        all.dev_extents.append(&mut part.dev_extents);
-        all.free.append(&mut part.free);
-        all.prealloc.append(&mut part.prealloc);
-        all.set_blocks.append(&mut part.set_blocks);
-        for (tree, blocks) in std::mem::take(&mut part.owned_blocks) {
-            *all.owned_blocks.entry(tree).or_default() += blocks;
-        }
-    }
-    memory += all.leaves.len() as u64 * size_of::<(u64, files::LeafSummary)>() as u64
-        + all.nodes.iter().map(|node| 40 + node.children.len() as u64 * 8).sum::<u64>()
-        + all.free.len() as u64 * size_of::<crate::trees::FreeItem>() as u64;
-    clock.lap("trees");
 
-    // The log, which may name extents that have no record yet.
-    let log = (sb.log_root.get() != 0).then(|| {
-        let generation = sb.generation.get() + 1;
-        TreeStart::of_super(TreeId::TREE_LOG, sb.log_root.get(), generation, sb.log_root_level)
-    });
-    let logged =
-        log.as_ref().map_or_else(Vec::new, |log| crate::log::check_log(&cx, log, &extents, &csums, &mut counts));
-
-    // The differences.
-    missing.list.append(&mut all.missing);
-    missing.report(&cx);
-    prealloc::check(&cx, &csums, &others, std::mem::take(&mut all.prealloc));
-    let walked: Vec<TreeStart> = others.iter().chain(&claiming).chain(&csum_trees).chain([&root]).cloned().collect();
-    details::check_refs(&cx, &extents, &claiming, &walked, &roots.data);
-    clock.lap("references");
-    all.chunks.sort_by_key(|(key, _)| key.offset);
-    supers::check_chunks(&cx, &all.chunks, &all.dev_items);
-    space::check_devices(&cx, &all.chunks, &all.dev_items, &all.dev_extents);
-    let groups = space::check_groups(&cx, &all.chunks, &records.groups);
-    space::check_used(&cx, &groups, &extents);
-    if has_valid_free_space_tree(&cx) && trees.iter().any(|t| t.tree == TreeId::FREE_SPACE) {
-        space::check_free_space(&cx, &groups, &extents, &mut all.free);
+    /// All trees but logs.
+    fn walked(&self, root: &TreeStart, claims: &Claims) -> Vec<TreeStart> {
+        self.trees.iter().chain(&claims.trees).chain(&claims.csum_trees).chain([root]).cloned().collect()
     }
-    if !cx.lost_extent.load(Ordering::Relaxed) {
-        csums.check_extents(&cx, &extents, &logged);
-    }
-    clock.lap("space");
 
-    // Files.
-    let (leaves, nodes) = (std::mem::take(&mut all.leaves), std::mem::take(&mut all.nodes));
-    reduce::check_trees(&cx, &others, &csums, leaves, nodes);
-    clock.lap("files");
-    let used = if cx.sets.is_on() {
-        let mut bytes = std::collections::BTreeMap::new();
-        for set in &all.set_blocks {
-            *bytes.entry(set.0).or_insert(0) += u64::from(cx.env.rules.nodesize);
+    fn memory(&self) -> u64 {
+        let parts = &self.parts;
+        parts.leaves.len() as u64 * size_of::<(u64, files::LeafSummary)>() as u64
+            + parts.nodes.iter().map(|node| 40 + node.children.len() as u64 * 8).sum::<u64>()
+            + parts.free.len() as u64 * size_of::<crate::trees::FreeItem>() as u64
+    }
+
+    /// Reports references without records and records without references.
+    fn report_differences(&mut self, cx: &Context<'_>, root: &TreeStart, roots: &RootParts, claims: &Claims) {
+        self.missing.list.append(&mut self.parts.missing);
+        self.missing.report(cx);
+        prealloc::check(cx, &claims.csums, &self.trees, std::mem::take(&mut self.parts.prealloc));
+        details::check_refs(cx, &claims.records.extents, &claims.trees, &self.walked(root, claims), &roots.data);
+    }
+
+    /// The usage that quota's numbers are compared with; `None` if quota is off or it is not known completely.
+    fn usage(&mut self, cx: &Context<'_>, records: &mut ExtentRecords) -> Option<Used> {
+        let rules = &cx.env.rules;
+        if cx.sets.is_on() {
+            let mut bytes = BTreeMap::new();
+            for set in &self.parts.set_blocks {
+                *bytes.entry(set.0).or_insert(0) += u64::from(rules.nodesize);
+            }
+            for (i, set) in self.extent_sets.iter().enumerate() {
+                let len = records.extents.bytes(i, rules.sectorsize.into());
+                *bytes.entry(set.load(Ordering::Relaxed)).or_insert(0) += len;
+            }
+            return Some(Used::Shares(cx.sets.shares(&bytes)));
         }
-        for (i, set) in extent_sets.iter().enumerate() {
-            let len = extents.bytes(i, cx.env.rules.sectorsize.into());
-            *bytes.entry(set.load(Ordering::Relaxed)).or_insert(0) += len;
+        if cx.simple_since.is_none() || cx.lost_any.load(Ordering::Relaxed) {
+            return None;
         }
-        Some(Used::Shares(cx.sets.shares(&bytes)))
-    } else if cx.simple_since.is_some() && !cx.lost_any.load(Ordering::Relaxed) {
         let mut owned = std::mem::take(&mut records.owned);
-        for (tree, blocks) in &all.owned_blocks {
+        for (tree, blocks) in &self.parts.owned_blocks {
             let sum = owned.entry(*tree).or_default();
-            *sum = sum.saturating_add(blocks.saturating_mul(cx.env.rules.nodesize.into()));
+            *sum = sum.saturating_add(blocks.saturating_mul(rules.nodesize.into()));
         }
         Some(Used::Owned(owned))
-    } else {
-        None
-    };
-    trees.insert(0, root);
-    if let Some(log) = log {
-        trees.insert(1, log);
     }
-    let report = |finding: Finding| cx.findings.report(finding);
-    files::check_volume(&cx.env, &input, &trees, used.as_ref(), &report);
-    clock.lap("volume");
-    let metadata_only = sb.flags().intersects(SuperFlags::METADUMP | SuperFlags::METADUMP_V2);
-    if options.data && !metadata_only {
-        counts.verified_bytes = crate::data::verify(&cx, &input, &csum_trees, csums.bytes());
-        clock.lap("data");
-    }
+}
 
-    counts.extents = extents.len() as u64;
-    for (i, extent) in extents.of.iter().enumerate().filter(|(_, e)| e.is_data()) {
-        counts.data_extents += 1;
-        counts.data_bytes += u64::from(extent.sectors) * u64::from(cx.env.rules.sectorsize);
-        debug_assert!(i < extents.len());
+/// Subvolumes that are being deleted, and the trees of relocation trees: those with which they swap blocks.
+fn dying_trees(trees: &[TreeStart]) -> Vec<TreeId> {
+    let is_dying = |t: &&TreeStart| t.tree.is_subvol() && t.item.refs.get() == 0;
+    let relocated = trees.iter().filter(|t| Class::of(t.tree) == Class::Reloc).map(|t| TreeId(t.key.offset));
+    trees.iter().filter(is_dying).map(|t| t.tree).chain(relocated).collect()
+}
+
+/// Compares chunks, devices, block groups, free space and checksums with each other and with the extents.
+fn check_space(cx: &Context<'_>, roots: &RootParts, claims: &Claims, parts: &mut TreePart, logged: &[(u64, u64)]) {
+    let extents = &claims.records.extents;
+    parts.chunks.sort_by_key(|(key, _)| key.offset);
+    supers::check_chunks(cx, &parts.chunks, &parts.dev_items);
+    space::check_devices(cx, &parts.chunks, &parts.dev_items, &parts.dev_extents);
+    let groups = space::check_groups(cx, &parts.chunks, &claims.records.groups);
+    space::check_used(cx, &groups, extents);
+    if has_valid_free_space_tree(cx) && roots.trees.iter().any(|t| t.tree == TreeId::FREE_SPACE) {
+        space::check_free_space(cx, &groups, extents, &mut parts.free);
     }
-    counts.csum_bytes = csums.bytes();
-    let (findings, left_out) = cx.findings.finish();
-    Ok(Report { findings, left_out, counts, metadata_only, memory_bytes: memory, times: clock.times })
+    if !cx.lost_extent.load(Ordering::Relaxed) {
+        claims.csums.check_extents(cx, extents, logged);
+    }
 }
 
 /// An estimate of the number of tree blocks, for progress only.

@@ -101,6 +101,25 @@ pub(crate) struct TreePart {
     pub owned_blocks: Owned,
 }
 
+impl TreePart {
+    /// Adds what another batch yielded.
+    pub fn append(&mut self, mut part: TreePart) {
+        self.counts.add(&part.counts);
+        self.missing.append(&mut part.missing);
+        self.nodes.append(&mut part.nodes);
+        self.leaves.append(&mut part.leaves);
+        self.chunks.append(&mut part.chunks);
+        self.dev_items.append(&mut part.dev_items);
+        self.dev_extents.append(&mut part.dev_extents);
+        self.free.append(&mut part.free);
+        self.prealloc.append(&mut part.prealloc);
+        self.set_blocks.append(&mut part.set_blocks);
+        for (tree, blocks) in part.owned_blocks {
+            *self.owned_blocks.entry(tree).or_default() += blocks;
+        }
+    }
+}
+
 /// Visits every tree but those of extents and checksums.
 pub(crate) struct TreeVisitor<'a, 'b> {
     pub cx: &'a Context<'b>,

@@ -1,4 +1,4 @@
-//! Images that the kernel has made, damaged behind sound checksums: what `btrfs check` finds, we find.
+//! Images made by the kernel, damaged behind sound checksums: what `btrfs check` finds, we find.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use oleo_sim::rng::Rng;
 use oleo_sim::rot::{Damage, Rot};
 use oleo_volume::{OpenOptions, Volume};
 
-/// What we find; `None` where the volume cannot be opened at all.
+/// Our findings; `None` if the volume cannot be opened at all.
 fn findings(image: &Path) -> Option<Vec<Finding>> {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, &FileOptions::default()).unwrap());
     let volume = Volume::open(vec![device], &OpenOptions::default()).ok()?;

@@ -1,4 +1,4 @@
-//! The damaged and odd images that btrfs-progs are tested with: our verdict is theirs, but for what is named here.
+//! The damaged and odd images that btrfs-progs are tested with: our verdict is theirs, except where listed here.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

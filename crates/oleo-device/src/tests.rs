@@ -1,4 +1,4 @@
-//! Every device against a plain vector of bytes, and the refusals.
+//! Every device compared with a plain vector of bytes, and the refusals.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -90,7 +90,7 @@ fn memory_is_as_a_vector() {
     assert_eq!(&buf, b"en\0");
 }
 
-/// Goal: on a device of any length only what is not zero takes memory, and discarding a little costs a little.
+/// Goal: on a device of any length only nonzero bytes take memory, and discarding a little costs a little.
 #[test]
 fn zeros_take_no_memory() {
     let dev = MemDevice::new(1 << 50);

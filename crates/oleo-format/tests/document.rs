@@ -1,4 +1,4 @@
-//! `docs/format.md` beside the structures: what the document says of offsets, sizes, names, numbers and bytes is so.
+//! Compares `docs/format.md` with the structures: its offsets, sizes, names, numbers and bytes are right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
@@ -8,7 +8,7 @@ use oleo_format::*;
 use uuid::Uuid;
 use zerocopy::FromBytes;
 
-/// What is known of a field: its offset, its size and its type's name.
+/// A field: its offset, its size and its type's name.
 type Field = (usize, usize, &'static str);
 
 /// A structure as the code has it.
@@ -17,7 +17,7 @@ struct Structure {
     fields: BTreeMap<&'static str, Field>,
 }
 
-/// Where the field lies, and which type it has; the type follows from the field itself.
+/// The offset of the field, and its type, which is derived from the field itself.
 macro_rules! structures {
     ($($name:ident { $($field:ident),* $(,)? })*) => {
         BTreeMap::from([$((stringify!($name), {
@@ -101,7 +101,7 @@ fn document() -> String {
 struct Row {
     at: usize,
     size: usize,
-    /// As it stands there: `` `field` ``, or `*what follows*`.
+    /// As in the document: `` `field` ``, or `*what follows*`.
     field: String,
     bytes: Vec<u8>,
     /// Whether more bytes follow that are not shown.
@@ -219,7 +219,7 @@ fn example(text: &str, name: &str) -> Vec<u8> {
     rows.into_iter().flat_map(|r| r.bytes).collect()
 }
 
-/// Goal: examples are whole items. Method: the parsers take them, and find in them what the text says.
+/// Goal: examples are whole items. Method: the parsers accept them, with the contents that the text gives.
 #[test]
 fn examples_are_items() {
     let text = document();
@@ -272,8 +272,8 @@ fn dumps(text: &str) -> Vec<Vec<u8>> {
     out
 }
 
-/// Goal: the picture of a stream is one. Method: header, checksums and commands are taken apart as a receiver does; the tables of
-/// their headers have its bytes.
+/// Goal: the example of a stream is valid. Method: header, checksums and commands are parsed as a receiver does; the
+/// tables of their headers have its bytes.
 #[test]
 fn the_stream_is_one() {
     let text = document();

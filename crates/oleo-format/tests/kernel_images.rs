@@ -1,4 +1,4 @@
-//! Images that the kernel has made and used, read block by block with this crate alone.
+//! Images made and used by the kernel, read block by block with this crate alone.
 
 mod common;
 
@@ -43,8 +43,8 @@ fn again(key: &Key, item: &[u8]) -> Option<Vec<u8>> {
     })
 }
 
-/// Goal: whatever the kernel writes passes the verifier and survives parsing and encoding.
-/// Method: walk every tree of file systems that the kernel aged, with quota on; compare items; decompress extents.
+/// Goal: everything the kernel writes passes the verifier and survives parsing and encoding. Method: walk every tree of
+/// file systems that the kernel aged, with quota on; compare items; decompress extents.
 #[test]
 fn aged_images_are_sound_and_round_trip() {
     let Some(oracle) = oracle() else { return };
@@ -153,9 +153,8 @@ fn kernel_compression_reads_back() {
     }
 }
 
-/// Goal: the kernel decompresses what we compress.
-/// Method: in an image of the kernel, put our stream in the place of the kernel's for every extent where both need as many
-/// sectors, and our checksums in the place of the kernel's; mount; compare contents; scrub.
+/// Goal: the kernel decompresses what we compress. Method: in an image of the kernel, replace its stream by ours for
+/// every extent for which both need as many sectors, and its checksums by ours; mount; compare contents; scrub.
 #[test]
 fn kernel_reads_our_compression() {
     let Some(oracle) = oracle() else { return };

@@ -1,4 +1,4 @@
-//! Owned items: what is encoded is what is parsed, and whatever parses encodes to what was parsed.
+//! Owned items: encoding and parsing are inverse to each other.
 
 use oleo_format::*;
 use proptest::collection::vec;
@@ -149,7 +149,7 @@ proptest! {
         prop_assert_eq!(RootRefEntry::parse(&root.encode()).unwrap(), root);
     }
 
-    /// Goal: the runs of a bitmap are those that were set, joined where they touch. Model: a list of booleans.
+    /// Goal: the runs of a bitmap are those that were set, merged if they touch. Model: a list of booleans.
     #[test]
     fn bitmaps_hold_the_runs_that_were_set(len in 1usize..300, runs in vec((0u64..2500, 0u64..300, any::<bool>()), 0..20)) {
         let start = Logical(1 << 30);
@@ -190,7 +190,7 @@ proptest! {
         prop_assert_eq!(RaidStripe::parse(&stripe.encode()).unwrap(), stripe);
     }
 
-    /// Goal: nothing that is no item makes parsing panic.
+    /// Goal: bytes that are not an item never make parsing panic.
     #[test]
     fn noise_does_not_panic(item in vec(any::<u8>(), 0..600), key in key()) {
         let _ = FileExtent::parse(&item);

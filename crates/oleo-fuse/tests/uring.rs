@@ -14,7 +14,7 @@ use oleo_fuse::{MountError, MountOptions, Mounted, Plan, Stopper, Uring, detach}
 use oleo_sim::oracle::skip;
 use parking_lot::{Mutex, MutexGuard};
 
-/// Where root switches it on.
+/// The switch that root sets.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// How long a mount may take to end.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -29,14 +29,14 @@ struct Switch {
 }
 
 impl Switch {
-    /// `None`, and a word why, where it cannot be moved.
+    /// `None`, with the reason printed, if it cannot be moved.
     fn to(position: &str) -> Option<Switch> {
         let turn = TURN.lock();
         if !rustix::process::geteuid().is_root() {
             skip("only root switches FUSE over io_uring");
             return None;
         }
-        // The module may not be there before somebody opens its device.
+        // The module may not be loaded before its device is opened.
         let _device = fs::File::open("/dev/fuse");
         let Ok(before) = fs::read_to_string(SWITCH) else {
             skip(&format!("this kernel has no FUSE over io_uring ({SWITCH})"));
@@ -86,7 +86,7 @@ impl Drop for Loop {
     }
 }
 
-/// `block`: the image as a block device, of whose end the kernel tells the server by a request.
+/// `block`: the image as a block device, whose end the kernel reports to the server by a request.
 fn mount(block: bool) -> Result<Served, MountError> {
     let scratch = tempfile::tempdir_in("/dev/shm").unwrap();
     let (image, dir) = (scratch.path().join("image"), scratch.path().join("mnt"));
@@ -138,8 +138,8 @@ fn listed() -> Vec<String> {
     names
 }
 
-/// Fails when threads that serve are left, but for so many: the engine's pool of threads may have been started by one of
-/// ours, and has its name then. One that was waited for is still listed for a moment.
+/// Fails if serving threads are left, except `left`: the engine's pool of threads may have been started by one of ours,
+/// and has its name then. A joined thread is still listed for a moment.
 fn at_most(left: usize) {
     let begun = Instant::now();
     while threads().len() > left {
@@ -277,7 +277,7 @@ fn ends_when_the_connection_is_cut() {
     rings_are_gone();
 }
 
-/// Goal: who asks for io_uring and cannot have it is told so, and nothing stays mounted.
+/// Goal: a mount that requires io_uring and cannot have it fails with that error, and nothing stays mounted.
 #[test]
 fn is_refused_where_it_is_off() {
     let Some(_switch) = Switch::to("N") else { return };

@@ -1,4 +1,4 @@
-//! Balances that are paused, cancelled or cut short at any point.
+//! Balances that are paused, cancelled or interrupted at any point.
 
 mod common;
 
@@ -37,12 +37,12 @@ fn put(fs: &Fs, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
     Ok(fs.write(&file, 0, bytes)?)
 }
 
-/// Runs a balance on a thread of its own, has something done to it when it has moved so much, and says how it ended.
+/// Runs a balance on a thread of its own, calls `act` after it has moved `after` groups, and returns how it ended.
 fn run(balancer: &Balancer, after: u64, act: impl FnOnce(&Balancer)) -> BalanceEnd {
     std::thread::scope(|threads| {
         let running = threads.spawn(|| balancer.run().expect("it was asked for"));
         let begun = std::time::Instant::now();
-        // Where it ended by a panic, joining says so.
+        // If it ended by a panic, joining reports that.
         while !running.is_finished() {
             assert!(begun.elapsed() < Duration::from_secs(300), "it neither moves {after} bytes nor ends");
             let status = balancer.status();
@@ -57,9 +57,9 @@ fn run(balancer: &Balancer, after: u64, act: impl FnOnce(&Balancer)) -> BalanceE
     })
 }
 
-/// Goal: wherever a balance is paused, cancelled, or its file system closed, everything is as it was but for where it lies; no
-/// group stays closed; the item on disk is there when it was paused, and not otherwise; whoever opens the volume next resumes
-/// it to its end, group by group, none twice. Method: random points and ways, writes in between; the kernel verifies.
+/// Goal: wherever a balance is paused, cancelled, or its file system closed, only addresses have changed; no group
+/// stays closed; the item is on disk if it was paused, and not otherwise; after reopening it is resumed to its end,
+/// group by group, none twice. Method: random points and ways, writes in between; the kernel verifies.
 #[test]
 fn interrupted_anywhere() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -134,8 +134,8 @@ fn interrupted_anywhere() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goal: a balance that has no room for a group leaves it, moves the others, and says how many were left; nothing is lost, and there
-/// is no item afterwards. Method: a volume that is nearly full.
+/// Goal: a balance that has no space for a group skips it, moves the others, and reports how many were left; nothing is
+/// lost, and there is no item afterwards. Method: a volume that is nearly full.
 #[test]
 fn no_room() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };

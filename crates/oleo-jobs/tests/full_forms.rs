@@ -1,4 +1,4 @@
-//! Full volumes of many forms: filled, synced, read, emptied, again and again.
+//! Full volumes of many forms: filled, synced, read, emptied, repeatedly.
 
 use std::sync::Arc;
 
@@ -71,9 +71,10 @@ fn on_all<T: Send>(work: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
     })
 }
 
-/// Goal: deleting is never refused, and what was accepted is found again, however full and whatever it is full of. Method: rounds of filling
-/// by four threads, a snapshot from before being dropped while all is full, a sync, opening anew, comparing all files, and deleting them
-/// by four threads; as many files fit in the last round as in the first, or nearly; in the end the kernel's check.
+/// Goal: deleting is never refused, and everything accepted is found again, however full the volume is and of what.
+/// Method: rounds of filling by four threads, dropping an earlier snapshot while the volume is full, a sync, reopening,
+/// comparing all files, and deleting them by four threads; the last round fits as many files as the first, or nearly;
+/// at the end the kernel's check.
 fn rounds(form: &Form) -> Result<()> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(form.len));
     make(std::slice::from_ref(&device), &MkfsOptions::default().metadata(Some(form.metadata)))?;

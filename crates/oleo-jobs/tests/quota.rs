@@ -12,7 +12,7 @@ use oleo_sim::oracle::{Oracle, oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_txn::{QgroupId, QgroupLimit};
 
-use common::{SECTOR, World, kernel_counts, must_be_exact, open, said};
+use common::{SECTOR, World, create_levels, kernel_counts, must_be_exact, nodesize, open, said};
 
 /// The kernel counts some hundred extents in a moment; a machine may be busy.
 const RESCAN_MAX: std::time::Duration = std::time::Duration::from_secs(120);
@@ -24,30 +24,11 @@ fn play(oracle: Oracle, seed: u64, nodesize: &str, levels: bool) -> anyhow::Resu
     let fs = open(&image)?;
     quota_enable(&fs)?;
     if levels {
-        for id in [QgroupId::new(1, 0), QgroupId::new(1, 1), QgroupId::new(2, 0)] {
-            qgroup_change(&fs, QgroupChange::Create(id), Recount::Now)?;
-        }
+        create_levels(&fs)?;
     }
-    let mut world = World { fs, rng: Rng::new(seed), subvols: vec![TreeId::FS], made: 0 };
-    let mut done = Vec::new();
-    for step in 0..150 {
-        done.push(world.step()?);
-        if world.rng.one_in(3) {
-            world.fs.sync()?;
-            let last = &done[done.len().saturating_sub(8)..];
-            must_be_exact(&world.fs, &format!("seed {seed}, step {step}, after {last:#?}"))?;
-        }
-        if world.rng.one_in(40) {
-            world.fs.sync()?;
-            drop(world.fs);
-            world.fs = open(&image)?;
-        }
-    }
-    while world.fs.clean(1000)? {}
-    world.fs.sync()?;
-    must_be_exact(&world.fs, &format!("seed {seed} at the end"))?;
+    let world = World::new(fs, seed).live(&image, 150, &format!("seed {seed}"), must_be_exact)?;
     let ours = said(&world.fs);
-    drop(world.fs);
+    drop(world);
     oracle.must_be_sound(&[&image], &format!("seed {seed}"))?;
     let (before, after) = kernel_counts(oracle, &image, &format!("seed {seed}"))?;
     assert_eq!(ours, after, "seed {seed}: ours | the kernel's rescan");
@@ -55,14 +36,14 @@ fn play(oracle: Oracle, seed: u64, nodesize: &str, levels: bool) -> anyhow::Resu
     Ok(())
 }
 
-/// Goal: after every commit the numbers are what a count from scratch says, and in the end what the kernel's rescan says:
-/// writes, clones across subvolumes, snapshots of snapshots, deletion in steps.
-/// Method: random histories, counted by `shares`, which goes the other way round (from the roots down).
+/// Goal: after every commit the numbers are those of a count from scratch, and at the end those of the kernel's rescan:
+/// writes, clones across subvolumes, snapshots of snapshots, deletion in steps. Method: random histories, counted by
+/// `shares`, which works from the roots down.
 #[test]
 fn exact_after_every_commit() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     for seed in 1..5 {
-        play(oracle, seed, if seed % 2 == 0 { "4096" } else { "16384" }, false)?;
+        play(oracle, seed, nodesize(seed), false)?;
     }
     Ok(())
 }
@@ -72,7 +53,7 @@ fn exact_after_every_commit() -> anyhow::Result<()> {
 fn exact_with_levels() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     for seed in 11..15 {
-        play(oracle, seed, if seed % 2 == 0 { "4096" } else { "16384" }, true)?;
+        play(oracle, seed, nodesize(seed), true)?;
     }
     Ok(())
 }
@@ -101,10 +82,10 @@ fn large(oracle: Oracle, image: &std::path::Path, nodesize: &str) -> anyhow::Res
     Ok((fs, [source, snapshot]))
 }
 
-/// Goal: deleting one of two subvolumes that share a large tree, after which all of it is the other one's, has no commit look at more
-/// for quota than the steps that it makes durable; the numbers are exact after each.
-/// Method: the source or the snapshot goes, blocks of either size, the volume opened anew between; the counter of extents looked at.
-/// Some steps before the end the kernel takes over, whose own count then finds the same.
+/// Goal: if one of two subvolumes that share a large tree is deleted, after which all of it belongs to the other, no
+/// commit processes more for quota than the steps that it makes durable; the numbers are exact after each. Method: the
+/// source or the snapshot is deleted, blocks of either size, the volume reopened in between; the counter of extents
+/// processed. Some steps before the end the kernel takes over, whose own count then agrees.
 #[test]
 fn large_shared_tree_goes_in_bounded_steps() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -158,8 +139,8 @@ fn large_shared_tree_goes_in_bounded_steps() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goal: what a count found and what was done while it ran come together.
-/// Method: writers in other threads during scans; the numbers at the end against a fresh count.
+/// Goal: the results of a count and the changes made while it ran are combined. Method: writers in other threads during
+/// scans; the numbers at the end against a fresh count.
 #[test]
 fn scans_beside_writers() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -168,7 +149,7 @@ fn scans_beside_writers() -> anyhow::Result<()> {
     oracle.mkfs(&["-n", "4096"], &[&image])?;
     let fs = open(&image)?;
     quota_enable(&fs)?;
-    let mut world = World { fs: fs.clone(), rng: Rng::new(7), subvols: vec![TreeId::FS], made: 0 };
+    let mut world = World::new(fs.clone(), 7);
     std::thread::scope(|scope| {
         let writer = scope.spawn(move || -> anyhow::Result<()> {
             for step in 0..400 {
@@ -231,10 +212,10 @@ fn scans_beside_deletion() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goal: groups never come to use more than they may, by more than a few tree blocks; nobody is refused while there is room; nothing stays
-/// charged.
-/// Method: sixteen threads write, clone, cut and delete in four subvolumes, in groups of two more levels, each with a
-/// limit; numbers are looked at after every commit, and in the end filled up sector by sector.
+/// Goal: groups never exceed their limits by more than a few tree blocks; no request is refused while there is room;
+/// nothing stays charged. Method: sixteen threads write, clone, cut and delete in four subvolumes, in groups of two
+/// more levels, each with a limit; numbers are checked after every commit, and at the end groups are filled up sector
+/// by sector.
 #[test]
 fn limits_hold() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -328,7 +309,7 @@ fn limits_hold() -> anyhow::Result<()> {
     for tree in &trees {
         assert_eq!(fs.engine().quota_charged(*tree), 0, "nothing is left charged to {tree}");
     }
-    // Whatever room there is can be filled: at most a few sectors are left when the first write is refused.
+    // The remaining room can be filled: at most a few sectors are left when the first write is refused.
     let tree = trees[1];
     let file = fs.create(&fs.root(tree)?, b"filler", &NewInode::new(NewKind::File, 0o644));
     let Ok(file) = file else { return Ok(()) };
@@ -352,8 +333,8 @@ fn limits_hold() -> anyhow::Result<()> {
     oracle.must_be_sound(&[&image], "at the limits")
 }
 
-/// No group uses more than it may, but for tree blocks of one operation: a leaf that is the root of its tree, and splits, adds two; with
-/// those of leaves that deleting splits, which is never refused, four.
+/// No group exceeds its limit except by the tree blocks of one operation: a leaf that is the root of its tree, and
+/// splits, adds two; with those of leaves that deleting splits, which is never refused, four.
 fn within_limits(fs: &Fs) {
     let slack = |id: QgroupId| if id.level() == 0 { 2 * SECTOR } else { 4 * SECTOR };
     for (id, group) in quota(fs).unwrap().groups {
@@ -362,8 +343,8 @@ fn within_limits(fs: &Fs) {
     }
 }
 
-/// Goal: what is buffered is charged more than it comes to, and nobody is refused for that.
-/// Method: many small files, none of them written out, into a subvolume that has room for all of them, but not for the blocks that each
+/// Goal: buffered data is charged more than it finally uses, and no request is refused for that. Method: many small
+/// files, none of them written out, into a subvolume that has room for all of them, but not for the blocks that each
 /// might split.
 #[test]
 fn buffered_data_refuses_no_names() -> anyhow::Result<()> {
@@ -464,9 +445,9 @@ fn limits_of_many_subvolumes() -> anyhow::Result<()> {
     oracle.must_be_sound(&[&image], "at the limit")
 }
 
-/// Goal: a count that was cut short is carried on by whoever opens the volume next, and the numbers are right, though others wrote
-/// between. Method: ours cut short, something written without a count, then the kernel's mount finishes it; and the
-/// kernel's, cut short by unmounting immediately, which we finish.
+/// Goal: a count that was interrupted is continued when the volume is opened next, and the numbers are right, though
+/// others wrote in between. Method: ours interrupted, something written without a count, then the kernel's mount
+/// finishes it; and the kernel's, interrupted by unmounting immediately, which we finish.
 #[test]
 fn a_scan_cut_short() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -475,7 +456,7 @@ fn a_scan_cut_short() -> anyhow::Result<()> {
     oracle.mkfs(&["-n", "4096"], &[&image])?;
     let fs = open(&image)?;
     quota_enable(&fs)?;
-    let mut world = World { fs: fs.clone(), rng: Rng::new(3), subvols: vec![TreeId::FS], made: 0 };
+    let mut world = World::new(fs.clone(), 3);
     for _ in 0..60 {
         world.step()?;
     }
@@ -489,7 +470,7 @@ fn a_scan_cut_short() -> anyhow::Result<()> {
     drop((world, fs));
     let mounted = oracle.mount(&[&image], "")?;
     let at = mounted.path().display().to_string();
-    // It goes on by itself; asking for a count would begin another.
+    // It continues by itself; requesting a count would start another.
     let begun = std::time::Instant::now();
     while !run("btrfs", ["quota", "rescan", "-s", &at])?.contains("no rescan") {
         anyhow::ensure!(begun.elapsed() < RESCAN_MAX, "the kernel still counts after {RESCAN_MAX:?}");

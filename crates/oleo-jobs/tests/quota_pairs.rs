@@ -1,7 +1,7 @@
 //! The same history of subvolumes and quota groups by the kernel and by us: after each step the tables are equal.
 //!
-//! Data is written in whole MiB, and there is less than one MiB of tree blocks, whose number depends on how each of the two packs them:
-//! so the MiB of a group's numbers are the data in it, and must be the same.
+//! Data is written in whole MiB, and there is less than one MiB of tree blocks, whose number differs between the two:
+//! so the MiB of a group's numbers are its data, and must be the same.
 
 mod common;
 
@@ -38,7 +38,7 @@ enum Step {
     Delete {
         subvol: u64,
     },
-    /// In place of what the file had: of an extent that is overwritten in part it depends on where it begins and ends what counts.
+    /// Replaces the file's contents: what counts of a partly overwritten extent depends on where it begins and ends.
     Write {
         subvol: u64,
         file: u64,
@@ -182,7 +182,7 @@ fn ours(fs: &Fs) -> Option<ShownQgroups> {
     Some(groups.collect())
 }
 
-/// Makes up steps, and knows what there is.
+/// Makes up steps, and tracks what exists.
 struct Maker {
     rng: Rng,
     subvols: Vec<u64>,
@@ -280,7 +280,7 @@ fn play(oracle: Oracle, seed: u64, simple: bool) -> anyhow::Result<()> {
         }
         fs.sync()?;
         if !simple {
-            // Some of what it does leaves its numbers wrong until it counts.
+            // Some steps leave the kernel's numbers wrong until it rescans.
             by_kernel(&mounted, &Step::Rescan)?;
         }
         assert_eq!(

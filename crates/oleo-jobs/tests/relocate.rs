@@ -1,4 +1,4 @@
-//! Relocation: groups are emptied and go, and nobody can tell but by addresses.
+//! Relocation: groups are emptied and removed, and nothing changes but addresses.
 
 mod common;
 
@@ -13,16 +13,16 @@ use oleo_device::{FileDevice, FileOptions};
 use oleo_format::{BlockGroupFlags, BlockGroupItem, ByteLen, InodeFlags, ItemType, Key, Logical, TreeId};
 use oleo_fs::data::KeepSize;
 use oleo_fs::{Fs, InodeRef, NewInode, NewKind, NewSubvol, SetAttr, SnapshotOptions};
-use oleo_jobs::{QgroupChange, Recount, TrimRange, qgroup_change, quota, quota_enable, shares, trim};
+use oleo_jobs::{TrimRange, quota, quota_enable, shares, trim};
 use oleo_mkfs::{FeatureSet, MkfsOptions};
 use oleo_sim::oracle::{Oracle, oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_tree::Change;
-use oleo_txn::{Moved, QgroupId, TxnError};
+use oleo_txn::{Moved, TxnError};
 use oleo_volume::ChunkWant;
 use zerocopy::IntoBytes;
 
-use common::{SECTOR, World, kernel_counts, must_be_clean, must_be_exact, open, said};
+use common::{SECTOR, World, create_levels, kernel_counts, must_be_clean, must_be_exact, nodesize, open, said};
 
 /// Bytes by the set of subvolumes that shares them, as of the last commit.
 fn sharing(fs: &Fs) -> anyhow::Result<BTreeMap<Arc<[TreeId]>, u64>> {
@@ -79,7 +79,7 @@ fn move_all(fs: &Fs, flags: BlockGroupFlags) -> anyhow::Result<Moved> {
     Ok(all)
 }
 
-/// Makes a volume as `mkfs.btrfs` with these arguments does, or one of ours where that cannot make it.
+/// Makes a volume as `mkfs.btrfs` with these arguments does, or one of ours if it cannot.
 fn make(oracle: Oracle, image: &Path, mkfs: &[&str]) -> anyhow::Result<()> {
     if mkfs != BLOCK_GROUP_TREE {
         return oracle.mkfs(mkfs, &[image]);
@@ -111,11 +111,9 @@ fn play(oracle: Oracle, seed: u64, mkfs: &[&str], with_quota: bool) -> anyhow::R
     let fs = open(&image)?;
     if with_quota {
         quota_enable(&fs)?;
-        for id in [QgroupId::new(1, 0), QgroupId::new(1, 1), QgroupId::new(2, 0)] {
-            qgroup_change(&fs, QgroupChange::Create(id), Recount::Now)?;
-        }
+        create_levels(&fs)?;
     }
-    let mut world = World { fs, rng: Rng::new(seed), subvols: vec![TreeId::FS], made: 0 };
+    let mut world = World::new(fs, seed);
     let kinds = [BlockGroupFlags::METADATA, BlockGroupFlags::DATA, BlockGroupFlags::SYSTEM];
     for step in 0..120 {
         let reported = world.step()?;
@@ -149,7 +147,7 @@ fn play(oracle: Oracle, seed: u64, mkfs: &[&str], with_quota: bool) -> anyhow::R
     assert!(moved.blocks > 10 && moved.extents > 0, "seed {seed}: {moved:?}");
     assert!(moved.rewritten >= moved.blocks, "seed {seed}: {moved:?}");
     assert_eq!(contents(&world.fs, &Known::of(&world))?, data, "seed {seed}: at the end");
-    // The kernel would go on with deletions before it counts.
+    // The kernel would continue with deletions before it counts.
     while world.fs.clean(1000)? {}
     world.fs.sync()?;
     let ours = with_quota.then(|| said(&world.fs));
@@ -159,24 +157,19 @@ fn play(oracle: Oracle, seed: u64, mkfs: &[&str], with_quota: bool) -> anyhow::R
         let (_, after) = kernel_counts(oracle, &image, &format!("seed {seed}"))?;
         assert_eq!(ours, after, "seed {seed}: ours | the kernel's rescan");
     }
-    // Read by somebody who has nothing in memory.
+    // Read again with nothing in memory.
     world.fs = open(&image)?;
     assert_eq!(contents(&world.fs, &Known::of(&world))?, data, "seed {seed}: read again");
     Ok(())
 }
 
-/// Small blocks and usual ones in turns.
-fn nodesize(seed: u64) -> &'static [&'static str] {
-    if seed.is_multiple_of(2) { &["-n", "4096"] } else { &["-n", "16384"] }
-}
-
-/// Goal: moving groups changes neither what files hold nor who shares what, and `btrfs check` finds nothing.
+/// Goal: moving groups changes neither the contents of files nor their sharing, and `btrfs check` finds nothing.
 /// Method: random histories with snapshots, clones, deletions under way; now and then a random group of a random kind
-/// is emptied; in the end all of them.
+/// is emptied; at the end all of them.
 #[test]
 fn random_groups() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
-    (1..5).try_for_each(|seed| play(oracle, seed, nodesize(seed), false))
+    (1..5).try_for_each(|seed| play(oracle, seed, &["-n", nodesize(seed)], false))
 }
 
 /// Goal: the same on volumes of other kinds: mixed groups, a tree of block groups, no free-space tree, no skinny metadata.
@@ -196,16 +189,15 @@ fn kinds_of_volumes() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goal: quota's numbers stay what they are, and nothing is looked at for it.
+/// Goal: quota's numbers do not change, and no extent is processed for quota.
 #[test]
 fn with_quota() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
-    (31..34).try_for_each(|seed| play(oracle, seed, nodesize(seed), true))
+    (31..34).try_for_each(|seed| play(oracle, seed, &["-n", nodesize(seed)], true))
 }
 
-/// Goal: writers, cloners and deleters go on meanwhile, and lose nothing.
-/// Method: a thread works on the world while all groups move again and again; what its files hold in the end is what they held
-/// when they were last synced.
+/// Goal: writers, cloners and deleters continue meanwhile, and lose nothing. Method: a thread changes the world while
+/// all groups move repeatedly; at the end its files have the contents of their last sync.
 #[test]
 fn beside_writers() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -214,7 +206,7 @@ fn beside_writers() -> anyhow::Result<()> {
     oracle.mkfs(&["-n", "4096"], &[&image])?;
     let fs = open(&image)?;
     quota_enable(&fs)?;
-    let mut world = World { fs: fs.clone(), rng: Rng::new(77), subvols: vec![TreeId::FS], made: 0 };
+    let mut world = World::new(fs.clone(), 77);
     let done = AtomicBool::new(false);
     let (world, all) = std::thread::scope(|scope| {
         let writer = scope.spawn(|| -> anyhow::Result<World> {
@@ -265,9 +257,9 @@ fn beside_writers() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goal: groups that nothing is in any more go by themselves, one of each kind stays, the image is sound for the kernel, and their
-/// place can be had again. Method: files in several groups of data are deleted; groups that were seen to be empty for no time at all,
-/// and for long enough, are asked for; then the same much is written once more.
+/// Goal: groups that have become empty are removed by themselves, one of each kind stays, the image is sound for the
+/// kernel, and their space can be used again. Method: files in several groups of data are deleted; groups that have
+/// been empty for no time at all, and for long enough, are requested to go; then as much is written once more.
 #[test]
 fn empty_groups_go() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -306,7 +298,7 @@ fn empty_groups_go() -> anyhow::Result<()> {
     must_be_sound(oracle, &image, &BLOCK_GROUP_TREE, "empty groups are gone, for the kernel")
 }
 
-/// Goal: a job that is told to stop leaves the group open, with what was not moved in it.
+/// Goal: a job that is stopped leaves the group open, with the rest of its contents in it.
 #[test]
 fn a_stopped_job_leaves_the_group_open() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -314,7 +306,7 @@ fn a_stopped_job_leaves_the_group_open() -> anyhow::Result<()> {
     let image = scratch.image("relocate", 512 << 20)?;
     oracle.mkfs(&["-n", "4096"], &[&image])?;
     let fs = open(&image)?;
-    let mut world = World { fs: fs.clone(), rng: Rng::new(5), subvols: vec![TreeId::FS], made: 0 };
+    let mut world = World::new(fs.clone(), 5);
     for _ in 0..60 {
         world.step()?;
     }
@@ -329,9 +321,9 @@ fn a_stopped_job_leaves_the_group_open() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goal: whoever writes in place, into preallocated space or a file that is not copied on write, loses nothing when its data moves.
-/// Method: two threads write sectors of two such files and remember them, syncing now and then, while all data moves again and again;
-/// then what was remembered is read, by another opening.
+/// Goal: writers in place, into preallocated space or a file that is not copied on write, lose nothing when the data
+/// moves. Method: two threads write sectors of two such files and remember them, syncing now and then, while all data
+/// moves repeatedly; then the remembered sectors are compared after reopening.
 #[test]
 fn beside_writers_in_place() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -407,8 +399,8 @@ fn beside_writers_in_place() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goal: on a full device nothing is lost: what cannot move stays, the group is open again, and life goes on.
-/// Method: the device is filled to the last; every group is asked to move; then space is made, and all move.
+/// Goal: on a full device nothing is lost: what cannot move stays, the group is open again, and writing continues.
+/// Method: the device is filled completely; every group is requested to move; then space is made, and all move.
 #[test]
 fn a_full_device_loses_nothing() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -456,7 +448,7 @@ fn a_full_device_loses_nothing() -> anyhow::Result<()> {
         fs.sync()?;
         while fs.clean(1000)? {}
         fs.sync()?;
-        // Data first: what that leaves of the device is where metadata can go.
+        // Data first: the space that it frees on the device is used for metadata.
         move_all(&fs, BlockGroupFlags::DATA)?;
         move_all(&fs, BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM)?;
         for (n, file) in &kept {
@@ -473,9 +465,9 @@ fn a_full_device_loses_nothing() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goal: groups move while a subvolume is being taken apart, part by part, and what has gone already is not looked for.
-/// Method: a subvolume with a snapshot that shares some of it is deleted in small steps; after each, what became free is written
-/// over by new files, and everything moves.
+/// Goal: groups move while a subvolume is being deleted in steps, and what is gone already is not looked up. Method: a
+/// subvolume with a snapshot that shares some of it is deleted in small steps; after each, new files overwrite what
+/// became free, and everything moves.
 #[test]
 fn beside_a_deletion() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -515,7 +507,7 @@ fn beside_a_deletion() -> anyhow::Result<()> {
         }
         fs.sync()?;
         if steps % 3 == 0 {
-            // The second time, what was dropped lies in groups that are gone.
+            // The second time, the dropped blocks are in groups that are gone.
             for _ in 0..2 {
                 fs.engine().blocks().forget_all();
                 move_all(&fs, BlockGroupFlags::METADATA | BlockGroupFlags::DATA)?;
@@ -529,19 +521,19 @@ fn beside_a_deletion() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How a deletion goes on while groups move.
+/// How a deletion continues while groups move.
 #[derive(Clone, Copy, Debug)]
 struct HalfWay {
     quota: bool,
-    /// After each step somebody who has nothing in memory goes on.
+    /// The volume is reopened after each step.
     reopened: bool,
 }
 
-/// Goal: groups move while a deletion is on its way through blocks that name what they refer to by their own address, and only what
-/// those still refer to moves along; the deletion goes on in the blocks that were moved, and so does the kernel's.
-/// Method: a subvolume is snapshotted twice and then written anew throughout, so that the snapshots alone have its old blocks, as
-/// full references; they are deleted in small steps, and after each all groups move. Now and then a copy is given to the kernel,
-/// which deletes the rest.
+/// Goal: groups move while a deletion passes through blocks with full backrefs, and only what those still reference
+/// moves along; the deletion continues in the moved blocks, and so does the kernel's. Method: a subvolume is
+/// snapshotted twice and then rewritten throughout, so that the snapshots alone have its old blocks, as full
+/// references; they are deleted in small steps, and after each all groups move. Now and then a copy is given to the
+/// kernel, which deletes the rest.
 fn half_way(oracle: Oracle, how: HalfWay) -> anyhow::Result<()> {
     let scratch = oracle.scratch()?;
     let image = scratch.image("relocate", 1 << 30)?;
@@ -639,9 +631,9 @@ fn deletion_half_way_with_quota() -> anyhow::Result<()> {
     half_way(oracle, HalfWay { quota: true, reopened: true })
 }
 
-/// Goal: a shared tree of which some blocks were moved and others were not is sound, to our check as well, and goes on.
-/// Method: a subvolume with a snapshot in several metadata groups; one of them moves; then the subvolume is written anew in part, and
-/// then it is deleted, and all groups move.
+/// Goal: a shared tree of which some blocks were moved and others were not is sound, for our check, too, and can be
+/// changed. Method: a subvolume with a snapshot in several metadata groups; one of them moves; then the subvolume is
+/// rewritten in part, and then it is deleted, and all groups move.
 #[test]
 fn one_group_of_a_shared_tree() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -691,9 +683,9 @@ fn must_be_clean_at(image: &Path, _quiet: &Fs, what: &str) -> anyhow::Result<()>
     must_be_clean(&copy, what)
 }
 
-/// Goal: nothing is put at address 0, nor anywhere before the first superblock's, where a volume has a group there, as old ones do:
-/// a root at 0 would be taken for none.
-/// Method: a volume gets an empty group at 0; all groups like it move, more than once, so that it is where things go.
+/// Goal: nothing is placed at address 0, nor anywhere before the first superblock's, even if a volume has a group
+/// there, as old ones do: a root at 0 would count as none. Method: a volume gets an empty group at 0; all groups like
+/// it move, more than once, so that it is the place to move to.
 #[test]
 fn a_group_at_address_zero() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -756,9 +748,9 @@ fn a_group_at_address_zero() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goal: where a group counts more bytes as used than are recorded in it, as if a record was lost, nothing that looks free in it is
-/// discarded, and what is to be moved out of it ends with an error that says so, soon.
-/// Method: the count in a group's item is changed; trim and relocation of that group and of another.
+/// Goal: if a group counts more bytes as used than are recorded in it, as if a record was lost, none of its seemingly
+/// free space is discarded, and moving it soon ends with an error that says so. Method: the count in a group's item is
+/// changed; trim and relocation of that group and of another.
 #[test]
 fn a_group_that_lacks_a_record() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! A volume that grew out of a seed is written where it is not the seed's.
+//! A volume that grew out of a seed is written only outside of the seed.
 
 mod common;
 
@@ -30,10 +30,9 @@ fn open_fs(files: &[PathBuf]) -> Result<Fs> {
     Ok(Fs::open(engine, &FsOptions::default())?)
 }
 
-/// Goal: nothing is written to a seed, whatever is written to the volume that grew out of it: files, deletions, trim, and block groups
-/// that move away from it.
-/// Method: a seed and a sprout by the kernel; each of that by us; our check, `btrfs check` and the kernel on the result; the
-/// seed's bytes before and after.
+/// Goal: nothing is written to a seed, whatever is written to the volume that grew out of it: files, deletions, trim,
+/// and block groups that are moved. Method: a seed and a sprout by the kernel; each change by us; our check, `btrfs
+/// check` and the kernel on the result; the seed's bytes before and after.
 #[test]
 fn sprouts_are_written() -> Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };

@@ -16,9 +16,9 @@ use oleo_sim::oracle::{Mounted, Oracle, ShownQgroups, oracle, run};
 use oleo_sim::rng::Rng;
 use oleo_txn::{QgroupId, QgroupLimit, TxnError};
 
-use common::{Numbers, SECTOR, World, must_be_clean, open, said};
+use common::{Numbers, SECTOR, World, create_levels, must_be_clean, nodesize, open, said};
 
-/// What the extent tree of the last commit says: bytes by owner, as far as they count, summed up in groups.
+/// The numbers of the extent tree as of the last commit: counted bytes by owner, summed up in groups.
 fn counted(fs: &Fs) -> anyhow::Result<Numbers> {
     let state = quota(fs).expect("quota is on");
     let since = state.since.expect("simple quota");
@@ -85,35 +85,17 @@ fn play(oracle: Oracle, seed: u64, nodesize: &str, levels: bool) -> anyhow::Resu
     let image = scratch.image("quota", 512 << 20)?;
     oracle.mkfs(&["-n", nodesize], &[&image])?;
     let fs = open(&image)?;
-    let mut world = World { fs, rng: Rng::new(seed), subvols: vec![TreeId::FS], made: 0 };
-    // What was there before is never counted, whatever becomes of it.
+    let mut world = World::new(fs, seed);
+    // Earlier data is never counted, whatever happens to it.
     for _ in 0..20 {
         world.step()?;
     }
     quota_enable_simple(&world.fs)?;
     must_be_exact(&world.fs, "turned on")?;
     if levels {
-        for id in [QgroupId::new(1, 0), QgroupId::new(1, 1), QgroupId::new(2, 0)] {
-            qgroup_change(&world.fs, QgroupChange::Create(id), Recount::Now)?;
-        }
+        create_levels(&world.fs)?;
     }
-    let mut done = Vec::new();
-    for step in 0..200 {
-        done.push(world.step()?);
-        if world.rng.one_in(3) {
-            world.fs.sync()?;
-            let last = &done[done.len().saturating_sub(8)..];
-            must_be_exact(&world.fs, &format!("seed {seed}, step {step}, after {last:#?}"))?;
-        }
-        if world.rng.one_in(40) {
-            world.fs.sync()?;
-            drop(world.fs);
-            world.fs = open(&image)?;
-        }
-    }
-    while world.fs.clean(1000)? {}
-    world.fs.sync()?;
-    must_be_exact(&world.fs, &format!("seed {seed} at the end"))?;
+    let world = world.live(&image, 200, &format!("seed {seed}"), must_be_exact)?;
     let ours = said(&world.fs);
     drop(world);
     must_be_clean(&image, &format!("seed {seed}"))?;
@@ -121,23 +103,25 @@ fn play(oracle: Oracle, seed: u64, nodesize: &str, levels: bool) -> anyhow::Resu
     Ok(())
 }
 
-/// Goal: after every commit the numbers are what a count over the extent tree says: writes, clones across subvolumes, snapshots of
-/// snapshots, deletion in steps, with content from before. Method: random histories; the checker and the kernel in the end.
+/// Goal: after every commit the numbers are those of a count over the extent tree: writes, clones across subvolumes,
+/// snapshots of snapshots, deletion in steps, with earlier content. Method: random histories; the checker and the
+/// kernel at the end.
 #[test]
 fn exact_after_every_commit() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     for seed in 21..25 {
-        play(oracle, seed, if seed % 2 == 0 { "4096" } else { "16384" }, false)?;
+        play(oracle, seed, nodesize(seed), false)?;
     }
     Ok(())
 }
 
-/// Goal: the same with groups of two higher levels, joined and left meanwhile, each counted once whichever ways lead to it.
+/// Goal: the same with groups of two higher levels, joined and left meanwhile, each counted once however many paths
+/// lead to it.
 #[test]
 fn exact_with_levels() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     for seed in 31..35 {
-        play(oracle, seed, if seed % 2 == 0 { "4096" } else { "16384" }, true)?;
+        play(oracle, seed, nodesize(seed), true)?;
     }
     Ok(())
 }
@@ -185,15 +169,16 @@ fn kernel_steps(mounted: &Mounted, rng: &mut Rng, round: u64) -> anyhow::Result<
     Ok(())
 }
 
-/// Goal: the kernel goes on where we left off, and we where the kernel did, at any point, and the numbers of both are always what
-/// the extent tree says. Method: turned on by the kernel or by us, then turns of random steps, verified after each.
+/// Goal: the kernel can continue where we left off, and we where the kernel did, at any point, and the numbers of both
+/// are always those of the extent tree. Method: turned on by the kernel or by us, then turns of random steps, verified
+/// after each.
 #[test]
 fn turn_by_turn_with_the_kernel() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     for seed in 41..45 {
         let scratch = oracle.scratch()?;
         let image = scratch.image("quota", 512 << 20)?;
-        oracle.mkfs(&["-n", if seed % 2 == 0 { "4096" } else { "16384" }], &[&image])?;
+        oracle.mkfs(&["-n", nodesize(seed)], &[&image])?;
         let mut rng = Rng::new(seed);
         let fs = open(&image)?;
         let top = fs.root(TreeId::FS)?;
@@ -236,7 +221,7 @@ fn turn_by_turn_with_the_kernel() -> anyhow::Result<()> {
             must_be_clean(&image, &format!("{what}: written by us"))?;
             assert_eq!(ours, kernel_says(oracle, &image)?, "{what}: ours | as the kernel reads them");
         }
-        // All data goes, and with it what it counted: the kernel takes apart what both have written, when it commits.
+        // All data is deleted and no longer counted: the kernel deletes what both have written, when it commits.
         let mounted = oracle.mount(&[&image], "commit=1")?;
         for entry in std::fs::read_dir(mounted.path())? {
             let path = entry?.path();
@@ -255,9 +240,9 @@ fn turn_by_turn_with_the_kernel() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goal: the rules of simple quotas: data counts for who wrote it, also when that is gone, cloned or in a snapshot; a group stays
-/// as long as it counts something; what is made in a subvolume comes into its groups; nothing is counted anew; the two ways
-/// of counting exclude each other. Method: one of each, at numbers that are known.
+/// Goal: the rules of simple quotas: data counts for its writer, also after that is gone, or if it is cloned or in a
+/// snapshot; a group stays as long as it counts something; what is created in a subvolume joins its groups; nothing is
+/// recounted; the two kinds of quota exclude each other. Method: one of each, with known numbers.
 #[test]
 fn data_counts_for_its_writer() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -287,7 +272,7 @@ fn data_counts_for_its_writer() -> anyhow::Result<()> {
     fs.sync()?;
     assert_eq!((number(QgroupId::of(a)), number(QgroupId::of(b))), (Some((1 << 20) + 4096), Some(4096)));
     assert_eq!(number(group), Some((1 << 20) + 4096));
-    // What is made in `a` is in the group; a snapshot of it elsewhere is not.
+    // What is created in `a` is in the group; a snapshot of it elsewhere is not.
     let inside = fs.subvol_create(&fs.root(a)?, b"inside", &NewSubvol::default())?;
     let beside = fs.snapshot(a, &fs.root(a)?, b"beside", SnapshotOptions::default())?;
     let outside = fs.snapshot(a, &top, b"outside", SnapshotOptions::default())?;
@@ -299,7 +284,7 @@ fn data_counts_for_its_writer() -> anyhow::Result<()> {
     };
     assert_eq!((parents(inside), parents(beside), parents(outside)), (vec![group], vec![group], vec![]));
     assert_eq!(number(group), Some((1 << 20) + 3 * 4096));
-    // The writer goes, its group stays for what `b` has of it, and goes by no command until that is gone, too.
+    // The writer is deleted; its group stays for the data that `b` shares, and cannot be deleted before that is gone.
     for tree in [inside, beside, outside, a] {
         fs.subvol_delete(tree)?;
     }
@@ -315,7 +300,7 @@ fn data_counts_for_its_writer() -> anyhow::Result<()> {
     assert_eq!((number(QgroupId::of(a)), number(QgroupId::of(b))), (Some(0), Some(4096)));
     qgroup_change(&fs, QgroupChange::Destroy(QgroupId::of(a)), Recount::Now)?;
     must_be_exact(&fs, "in the end")?;
-    // Off and on again: what was counted before is not counted any more, and is let go of without harm.
+    // Off and on again: earlier data is no longer counted, and is freed without harm.
     fs.write(&copy, 0, &vec![8; 100_000])?;
     fs.sync()?;
     quota_disable(&fs)?;
@@ -332,8 +317,8 @@ fn data_counts_for_its_writer() -> anyhow::Result<()> {
     must_be_clean(&image, "in the end")
 }
 
-/// Goal: limits are kept at the call, cloning costs nothing, and nobody is refused while there is room. Method: fill a
-/// subvolume up to its limit sector by sector, then the group above.
+/// Goal: limits are enforced at the call, cloning costs nothing, and no request is refused while there is room. Method:
+/// fill a subvolume up to its limit sector by sector, then the group above.
 #[test]
 fn limits_are_kept_at_the_call() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -366,7 +351,7 @@ fn limits_are_kept_at_the_call() -> anyhow::Result<()> {
         let used = said(&fs)[&id].0;
         assert!(used <= max + 2 * SECTOR && used + 4 * SECTOR > max, "group {id} uses {used} of {max}");
     }
-    // The other's data is no burden.
+    // The other's data does not count here.
     let (from, to) = (fs.lookup(&fs.root(b)?, b"filler")?.unwrap(), fs.lookup(&fs.root(a)?, b"filler")?.unwrap());
     fs.truncate(&to, SECTOR)?;
     fs.sync()?;
@@ -381,17 +366,17 @@ fn limits_are_kept_at_the_call() -> anyhow::Result<()> {
     must_be_clean(&image, "at the limits")
 }
 
-/// Goal: what moves keeps its owner, and what did not count still does not, but for tree blocks, which are younger where they
-/// come to. Method: random histories in which all groups move now and then; with content from before in half of them.
+/// Goal: moved data keeps its owner, and what did not count still does not, except tree blocks, which get a newer
+/// generation. Method: random histories in which all groups move now and then; with earlier content in half of them.
 #[test]
 fn moved_data_keeps_its_owner() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
     for seed in 51..55 {
         let scratch = oracle.scratch()?;
         let image = scratch.image("quota", 512 << 20)?;
-        oracle.mkfs(&["-n", if seed % 2 == 0 { "4096" } else { "16384" }], &[&image])?;
+        oracle.mkfs(&["-n", nodesize(seed)], &[&image])?;
         let fs = open(&image)?;
-        let mut world = World { fs: fs.clone(), rng: Rng::new(seed), subvols: vec![TreeId::FS], made: 0 };
+        let mut world = World::new(fs.clone(), seed);
         let before = seed > 52;
         for _ in 0..if before { 30 } else { 0 } {
             world.step()?;
@@ -438,7 +423,7 @@ fn moved_data_keeps_its_owner() -> anyhow::Result<()> {
             }
         }
         assert!(all.blocks > 10 && all.extents > 10, "{all:?}");
-        // The kernel would go on with deletions.
+        // The kernel would continue with deletions.
         while fs.clean(1000)? {}
         fs.sync()?;
         let ours = said(&fs);

@@ -16,14 +16,14 @@ fn mutex<R>() -> Mutex<R, u32> {
     Mutex::new(0)
 }
 
-/// What a refusal says; `None` if nothing is refused.
+/// The message of a refusal; `None` if nothing is refused.
 fn refusal<T>(work: impl FnOnce() -> T) -> Option<String> {
     let panic = catch_unwind(AssertUnwindSafe(|| drop(work()))).err()?;
     Some(panic.downcast_ref::<String>().cloned().unwrap_or_default())
 }
 
-/// Goal: locks are taken in rising rank and in no other order; what a refusal says names both and where each was taken. Method: two
-/// ranks in both orders, mutexes and read-write locks.
+/// Goal: locks are taken in rising rank and in no other order; the message of a refusal names both and where each was
+/// taken. Method: two ranks in both orders, mutexes and read-write locks.
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn ranks_rise() {
@@ -61,11 +61,12 @@ fn one_of_a_rank() {
     let shared = RwLock::<Low, u32>::new(0);
     let _held = shared.read();
     assert!(refusal(|| shared.read()).is_some(), "a writer may wait in between");
-    // A key changes nothing where the rank does not allow several.
+    // A key changes nothing if the rank does not allow several.
     assert!(refusal(|| b.lock_by([9, 0, 0])).is_some());
 }
 
-/// Goal: where a rank allows several, their keys rise; without a key there is one. Method: rising keys, equal and falling ones.
+/// Goal: if a rank allows several, their keys rise; without a key there is one. Method: rising keys, equal and falling
+/// ones.
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn several_by_key() {
@@ -136,8 +137,8 @@ fn guards_go_in_any_order() {
     drop(middle.lock());
 }
 
-/// Goal: what one thread holds is nothing to another, unless it works for the first. Method: a low rank taken on another thread while
-/// this one holds a high one; the same with what is held carried over.
+/// Goal: one thread's locks do not matter to another, unless it works for the first. Method: a low rank taken on
+/// another thread while this one holds a high one; the same with the held ranks carried over.
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn threads_are_independent() {
@@ -156,8 +157,8 @@ fn threads_are_independent() {
     assert!(for_us.is_some_and(|why| why.contains("Commit")));
 }
 
-/// Goal: whoever waits at a condition variable holds nothing that comes later; its lock is free meanwhile, and counts as held
-/// afterwards. Method: a wait with a timeout, with and without a lock of higher rank.
+/// Goal: a thread that waits at a condition variable holds nothing that comes later; its lock is free meanwhile, and
+/// counts as held afterwards. Method: a wait with a timeout, with and without a lock of higher rank.
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn waits_are_checked() {
@@ -194,7 +195,8 @@ fn io_needs_leave() {
     assert!(refusal(before_io).is_some_and(|why| why.contains("DirtyFiles")));
 }
 
-/// Goal: what is waited for like a lock has its place. Method: the transaction barrier before and after a lock of lower rank.
+/// Goal: other things that are waited for like locks have a rank. Method: the transaction barrier before and after a
+/// lock of lower rank.
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "release builds do not check")]
 fn others_have_ranks_too() {

@@ -1,4 +1,4 @@
-//! New, empty file systems before the kernel and `btrfs check`.
+//! New, empty file systems, verified by the kernel and `btrfs check`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ fn sound_and_writable(oracle: &Oracle, what: &str, lengths: &[u64], options: &Mk
     oracle.must_be_sound(&files, &format!("{what}, after the kernel wrote"))
 }
 
-/// Goal: the kernel takes what we make for every node size, checksum and feature. Method: one device each.
+/// Goal: the kernel accepts what we make for every node size, checksum and feature. Method: one device each.
 #[test]
 fn one_device() -> anyhow::Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::*;
 
-/// Blocks by address. What is not there cannot be read.
+/// Blocks by address. Other addresses cannot be read.
 pub(crate) struct MemDisk {
     rules: NodeRules,
     blocks: Mutex<BTreeMap<u64, Box<[u8]>>>,
@@ -64,7 +64,7 @@ impl BlockAlloc for MemAlloc {
     }
 }
 
-/// What the extent tree would say of one extent.
+/// The extent tree's record of one extent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
     pub refs: BTreeMap<RefKey, i64>,
@@ -106,7 +106,7 @@ impl DropVisit<TreeError> for Sums<'_> {
     }
 }
 
-/// Says which shared nodes are taken apart.
+/// Chooses the shared nodes that are dropped piece by piece.
 pub(crate) type Choice<'a> = &'a mut dyn FnMut(&Node) -> Result<bool, TreeError>;
 
 pub(crate) struct Tree {
@@ -228,7 +228,8 @@ impl World {
         self.drop_step_slowly(tree, budget_blocks, None)
     }
 
-    /// The same with a choice of shared nodes that are taken apart. What the tree lost and gained is what walks say.
+    /// The same with a choice of shared nodes that are dropped piece by piece. Walks show what the tree lost and
+    /// gained.
     pub fn drop_step_slowly(&mut self, tree: TreeId, budget_blocks: usize, apart: Option<Choice<'_>>) -> bool {
         self.trees.get_mut(&tree).unwrap().dropping = true;
         let t = &self.trees[&tree];
@@ -265,7 +266,7 @@ impl World {
         false
     }
 
-    /// The blocks of a tree, of one that is being dropped what is left.
+    /// The blocks of a tree; of one that is being dropped, those that are left.
     fn reached(&self, root: &TreeRoot, progress: Option<DropProgress>) -> BTreeSet<Logical> {
         let mut all = BTreeSet::new();
         let mut stack = vec![(self.blocks.root_node_in(root, &self.dirty).unwrap(), progress)];
@@ -345,7 +346,7 @@ impl World {
         out
     }
 
-    /// The trees say what their models say.
+    /// Compares the trees with their models.
     pub fn check_contents(&self, note: &str) {
         for (id, tree) in self.trees.iter().filter(|(_, tree)| !tree.dropping) {
             let have = self.contents(&tree.root);
@@ -434,11 +435,12 @@ pub(crate) fn file_extent(extent: u64, sectors: u64) -> Box<[u8]> {
 /// Item type for items of any size and content.
 pub(crate) const ANY: ItemType = ItemType::STRING_ITEM;
 
-/// A random key in a small space, so that batches meet what is there.
+/// A random key in a small space, so that batches hit existing items.
 pub(crate) fn random_key(rng: &mut Rng, space: u64) -> Key {
     let n = rng.below(space);
     if n.is_multiple_of(3) {
-        // All of one inode, and far enough apart for the longest extent: the verifier looks at what is before an item.
+        // All of one inode, and far enough apart for the longest extent: the verifier compares an item with the one
+        // before it.
         Key::new(256, ItemType::EXTENT_DATA, n * 16384)
     } else {
         Key::new(257 + n / 16, ANY, n % 16)
@@ -470,7 +472,7 @@ pub(crate) fn random_batch(
     let mut batch: BTreeMap<Key, Op> = BTreeMap::new();
     let style = rng.below(8);
     if style == 0 && !model.is_empty() {
-        // A range goes, all of it at times.
+        // A range is deleted, sometimes all of it.
         let start = rng.below(model.len() as u64) as usize;
         let some = if rng.below(6) == 0 { model.len() } else { rng.below(model.len() as u64 + 1) as usize };
         let start = if some == model.len() { 0 } else { start };

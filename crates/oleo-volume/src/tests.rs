@@ -1,8 +1,8 @@
 //! Whole volumes in memory: made, opened, damaged, read, healed.
 //!
 //! `Sample` makes a volume the way mkfs does, but with nothing in it except the chunk tree, whose one leaf holds all
-//! devices and chunks, so that `Volume::open` has something true to read. Chunks with parity cannot be written by the
-//! volume; for those the test computes the rows itself, by the definition.
+//! devices and chunks, so that `Volume::open` has something valid to read. The volume cannot write chunks with parity;
+//! for those the test computes the rows itself, by the definition.
 
 use std::sync::{Arc, OnceLock};
 
@@ -74,7 +74,7 @@ impl Sample {
         let flags = BlockGroupFlags::DATA | profile.bits();
         let mut data = match profile.has_parity() {
             false => volume.propose_chunk(&want(flags, 16)).expect("data"),
-            // Where raid0 would go a parity chunk can go too.
+            // Where raid0 can be placed a parity chunk can be, too.
             true => volume.propose_chunk(&want(BlockGroupFlags::DATA | BlockGroupFlags::RAID0, 16)).expect("data"),
         };
         if profile.has_parity() {
@@ -190,7 +190,8 @@ fn samples() -> impl Iterator<Item = (Profile, usize, &'static Sample)> {
     all.iter().map(|(p, n, s)| (*p, *n, s))
 }
 
-/// Goal: what was written is read, the chunk tree says what was carved, and a parity volume is not opened for writing.
+/// Goal: what was written is read, the chunk tree records what was carved, and a parity volume is not opened for
+/// writing.
 #[test]
 fn every_profile_is_read_back() {
     for (profile, count, sample) in samples() {
@@ -208,9 +209,9 @@ fn every_profile_is_read_back() {
     }
 }
 
-/// Goal: with any one copy or, with parity, any stripe destroyed, reads bring the truth; opened for writing, the bad
-/// copy is good again afterwards; what has no second copy is an error that names the place.
-/// Method: each stripe of each profile in turn is overwritten; every sector of it that a read met is looked at after.
+/// Goal: with any one copy or, with parity, any stripe destroyed, reads return the right bytes; if opened for writing,
+/// the bad copy is good again afterwards; bytes without a second copy are an error that names the place. Method: each
+/// stripe of each profile in turn is overwritten; every sector of it that was read is compared afterwards.
 #[test]
 fn damage_is_read_around_and_healed() {
     for (profile, count, sample) in samples() {
@@ -268,7 +269,7 @@ fn raid6_survives_two_bad_stripes() {
     }
 }
 
-/// Goal: as many devices may be missing as the profile promises, if and only if degraded reading is asked for.
+/// Goal: as many devices may be missing as the profile promises, if and only if degraded reading is requested.
 #[test]
 fn missing_devices() {
     for (profile, count, sample) in samples().filter(|c| c.1 > 1) {
@@ -460,9 +461,9 @@ fn chunks_come_and_go_until_space_runs_out() {
     assert!(matches!(volume.propose_chunk(&raid5), Err(VolumeError::Unsupported { .. })));
 }
 
-/// Goal: what is foreseen of new chunks is what they come to, whatever was made before them. Method: devices of uneven length; ever
-/// more data chunks are made; each time the outlook for doubled and mirrored metadata is compared with chunks that are really
-/// made, on a volume of its own that has come there in the same way.
+/// Goal: the outlook for new chunks is what they come to, whatever was made before them. Method: devices of uneven
+/// length; ever more data chunks are made; each time the outlook for doubled and mirrored metadata is compared with
+/// chunks that are really made, on a copy of the volume.
 #[test]
 fn outlooks_come_true() {
     let made = |data_chunks: usize| {

@@ -1,5 +1,5 @@
-//! Volumes made and filled by the kernel, read by us: every tree block and every checksummed byte, all devices there
-//! and one of them gone or rotten.
+//! Volumes made and filled by the kernel, read by us: every tree block and every checksummed byte, with all devices,
+//! and with one of them missing or rotten.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -141,8 +141,8 @@ fn make(oracle: Oracle, case: &Case, files: &[PathBuf]) -> Result<()> {
     mounted.unmount()
 }
 
-/// Goal: whatever the kernel wrote with any profile is read whole; without one device and with one device rotten too,
-/// where the profile allows. Method: walk all trees, verify all data, compare what was seen.
+/// Goal: everything the kernel wrote with any profile is read; without one device and with one device rotten, too, if
+/// the profile allows. Method: walk all trees, verify all data, compare the results.
 #[test]
 fn kernel_volumes_are_read() -> Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -178,8 +178,8 @@ fn kernel_volumes_are_read() -> Result<()> {
 }
 
 /// Goal: what we write is what the kernel expects: superblocks on all mirrors, healed copies of data and metadata.
-/// Method: raid1 with one rotten device, read until all that was met is healed from the other; then the kernel must
-/// read everything from either device alone, and scrub finds nothing on what was healed.
+/// Method: raid1 with one rotten device, read until everything read is healed from the other; then the kernel must read
+/// everything from either device alone, and scrub finds nothing in what was healed.
 #[test]
 fn the_kernel_accepts_healing_and_superblocks() -> Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };
@@ -189,7 +189,7 @@ fn the_kernel_accepts_healing_and_superblocks() -> Result<()> {
     let volume = open(&[&files[0]], &READ)?;
     let first_copies: Vec<_> = volume.chunks().iter().map(|c| (c.stripes[0].offset.0, c.stripe_bytes().0)).collect();
     drop(volume);
-    // Only first copies, which are preferred: what is allocated is then met, and healed, by one walk.
+    // Only first copies, which are preferred: one walk then reads, and heals, everything that is allocated.
     let device = FileDevice::open(&files[0], &FileOptions::default().write(true))?;
     for (at, len) in first_copies {
         for at in (at..at + len).step_by(64 << 10).filter(|&at| at != SUPER_OFFSETS[1]) {
@@ -263,7 +263,7 @@ fn chunks_are_carved_as_by_the_kernel() -> Result<()> {
     Ok(())
 }
 
-/// Goal: what the kernel has mounted is refused, by file name and by the loop device's, for reading unless told.
+/// Goal: images that the kernel has mounted are refused, by file name and by loop device, for reading unless requested.
 #[test]
 fn mounted_images_are_refused() -> Result<()> {
     let Some(oracle) = oracle() else { return Ok(()) };

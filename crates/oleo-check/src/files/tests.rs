@@ -1,4 +1,4 @@
-//! Trees made by hand: sound ones are silent, and each kind of damage gives its finding and no other.
+//! Trees made by hand: sound ones give no findings, and each kind of damage gives its finding and no other.
 
 mod between;
 mod damage;

@@ -1,6 +1,6 @@
-//! Each kind of damage is found for what it is, and for nothing else that does not follow from it.
+//! Each kind of damage is reported as what it is, with nothing else that does not follow from it.
 //!
-//! Method of all: a small sound volume, one change with checksums put right, and the kinds of findings it must give.
+//! Method of all: a small sound volume, one change with checksums corrected, and the kinds of findings expected.
 
 use std::sync::OnceLock;
 
@@ -348,7 +348,7 @@ fn block_groups() {
 
     let disk = self::disk();
     disk.move_item(tree, &group, Key { offset: group.offset + MIB, ..group });
-    // What follows it begins inside it.
+    // The next extent begins inside it.
     let kinds = disk.kinds();
     assert!(kinds.contains(&Kind::GroupLength), "{kinds:?}");
     assert!(kinds.iter().all(|kind| matches!(kind, Kind::GroupLength | Kind::GroupOverlap)), "{kinds:?}");
@@ -411,7 +411,7 @@ fn records_of_extents() {
     edit_record(&disk, leaf, |r| r.refs += 1);
     expect(&disk, &[Kind::ExtentRefsSum]);
 
-    // A record that is not there, and one of nothing: space is counted wrongly too.
+    // A record that is missing, and one that nothing uses: space is counted wrongly, too.
     let disk = self::disk();
     disk.remove(tree, &key);
     let of_space = [Kind::GroupUsed, Kind::SuperBytesUsed];
@@ -459,7 +459,7 @@ fn file_extents_and_records() {
     });
     let kinds = disk.kinds();
     assert!(kinds.contains(&Kind::ExtentSize), "{kinds:?}");
-    // The root block of a tree is said to be where data is.
+    // The root block of a tree is recorded at the address of data.
     let disk = self::disk();
     let (key, _) = disk.root_key(TreeId::UUID);
     disk.edit(TreeId::ROOT, &key, |item| RootItem::mut_from_bytes(item).unwrap().bytenr = extent.disk_bytenr);
@@ -548,7 +548,8 @@ fn checksums_of_data() {
     });
     expect(&disk, &[Kind::CsumOdd]);
 
-    // Preallocated for one of the two files that share it, data for the other: sound. For both: nobody has written it.
+    // Preallocated for one of the two files that share it, data for the other: sound. Preallocated for both: no file
+    // has written it.
     let disk = self::disk();
     let names_it = |item: &[u8]| FileExtentItem::parse(item).is_ok_and(|e| e.disk_bytenr == large.disk_bytenr);
     let both = disk.items(TreeId::FS).into_iter().filter(|(k, i)| k.item_type == ItemType::EXTENT_DATA && names_it(i));
@@ -700,8 +701,8 @@ fn leftovers_of_mkfs() {
     assert!(!disk.check().has_errors());
 }
 
-/// Goal: whatever is changed, a check ends, and says something where bytes that mean something changed.
-/// Method: the same block made its own child; then many changes of random bytes of tree blocks, sealed.
+/// Goal: a check ends whatever is changed, and reports something if meaningful bytes changed. Method: the same block
+/// made its own child; then many changes of random bytes of tree blocks, sealed.
 #[test]
 fn random_changes_end_in_findings() {
     let disk = disk();

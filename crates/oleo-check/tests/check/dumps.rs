@@ -1,4 +1,4 @@
-//! Images out of `btrfs-image`: everything that reads takes them, nothing writes to them.
+//! Images restored by `btrfs-image`: every reader accepts them, nothing writes to them.
 
 use std::path::Path;
 
@@ -10,9 +10,9 @@ use oleo_sim::oracle::{oracle, run};
 
 use crate::kit::{MIB, some_files};
 
-/// Goal: what people attach to reports of damage can be looked into, and is not written to.
-/// Method: an image of ours and one that the kernel has filled, dumped and restored; a check with data, names, trees; opening for
-/// writing is refused in words that say why.
+/// Goal: the dumps that people attach to reports of damage can be read, and are not written to. Method: an image of
+/// ours and one filled by the kernel, dumped and restored; a check with data, names, trees; opening for writing is
+/// refused with the reason.
 #[test]
 fn dumps_can_be_read() {
     let Some(oracle) = oracle() else { return };

@@ -1,5 +1,6 @@
-//! Damage inside trees of files and between trees, on a whole volume: it reaches the checks through the walk, also where
-//! an inode's items lie in several leaves and where snapshots share the leaf. Each finding alone has its test beside the checks.
+//! Damage inside trees of files and between trees, on a whole volume: the walk passes it to the checks, also if an
+//! inode's items are in several leaves and if snapshots share the leaf. The tests beside the checks cover each finding
+//! alone.
 
 use std::sync::OnceLock;
 
@@ -80,7 +81,7 @@ fn the_volume_is_sound_before() {
     assert!(disk.items(TreeId::ROOT).iter().any(|(key, _)| key.item_type == ItemType::ROOT_ITEM && key.offset > 0));
 }
 
-/// Goal: what is wrong with an inode is told once, though two trees have it.
+/// Goal: a fault of an inode is reported once, though two trees have the inode.
 #[test]
 fn a_shared_inode_is_reported_once() {
     type Edit = fn(&mut InodeItem);
@@ -128,7 +129,7 @@ fn names_match_across_leaves() {
         *item = entry.encode();
     });
     expect(&disk1, &[Kind::DirItem]);
-    // Both say a type that the inode is not.
+    // Both record a type that the inode does not have.
     let disk1 = disk();
     let (_, file) = ino(&disk1, b"33");
     edit_inode(&disk1, b"33", |i| i.mode = 0o010_644.into());
@@ -216,7 +217,8 @@ fn subvolume_references_and_entries() {
     let disk1 = disk();
     root(&disk1, |root| root.uuid = [7; 16]);
     expect(&disk1, &[Kind::UuidMissing, Kind::UuidStale]);
-    // Deleted, and nobody will clean up; the entry and references are there still, which is for the living.
+    // Deleted without an orphan item, so that it will not be cleaned up; the entry and references, which only live
+    // subvolumes have, are still there.
     let disk1 = disk();
     root(&disk1, |root| root.refs = 0.into());
     assert!(disk1.kinds().contains(&Kind::RootOrphanMissing), "{:?}", disk1.kinds());

@@ -1,4 +1,4 @@
-//! Programs that walk images which lie: they end, with an error or a warning, and take no more than what is there.
+//! Programs that walk damaged images end, with an error or a warning, and write no more than the image holds.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn ino_of(disk: &Disk, name: &[u8]) -> u64 {
     DirEntry::parse(&item).unwrap().location.objectid
 }
 
-/// Takes so many bytes and no more.
+/// Accepts this many bytes and no more.
 struct Room(usize);
 
 impl Write for Room {
@@ -47,9 +47,9 @@ impl Write for Room {
     }
 }
 
-/// Goal: directories that lead to one above them, or twice to the same one, are entered once: restoring and summing up end and say
-/// so, copying and removing are refused. Method: entries of a sound volume are led elsewhere, two in each directory, so that
-/// a walk that believes them doubles at each of fifty steps.
+/// Goal: directories that lead to a parent, or twice to the same directory, are entered once: restoring and summing up
+/// end and report it, copying and removing are refused. Method: entries of a sound volume are redirected, two in each
+/// directory, so that a walk that trusts them doubles at each of fifty steps.
 #[test]
 fn directories_in_a_circle_are_entered_once() {
     let disk = Disk::new(&MkfsOptions::default(), 1, |image| {
@@ -91,8 +91,8 @@ fn directories_in_a_circle_are_entered_once() {
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
 }
 
-/// Goal: a file whose inode claims any size, and no holes, is written as what is there: a sparse file where one fits, an error
-/// where none can be. Method: sizes from a tebibyte to more than a file can have, with as many bytes claimed.
+/// Goal: a file whose inode claims any size, and no holes, is restored with its real contents: a sparse file if it
+/// fits, an error if it cannot. Method: sizes from a tebibyte to more than a file can have, with as many bytes claimed.
 #[test]
 fn forged_sizes() {
     let scratch = Scratch::new().unwrap();

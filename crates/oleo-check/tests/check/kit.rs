@@ -1,4 +1,4 @@
-//! Volumes in memory that can be changed behind everybody's back, item by item, with checksums put right again.
+//! Volumes in memory whose items can be changed one by one, with checksums corrected.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ impl Disk {
         self.root_key(tree).1
     }
 
-    /// The key of a tree's root item and where its root block is.
+    /// The key of a tree's root item and the address of its root block.
     pub fn root_key(&self, tree: TreeId) -> (Key, Logical) {
         let sb = self.volume().super_block();
         match tree {

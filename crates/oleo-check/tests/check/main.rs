@@ -1,4 +1,4 @@
-//! The check on whole volumes: sound ones are clean, and each kind of damage is found for what it is.
+//! The check on whole volumes: sound ones are clean, and each kind of damage is reported as what it is.
 
 mod broken;
 mod dumps;

@@ -1,5 +1,5 @@
-//! Damage that takes more than one changed item to make: devices that do not read, addresses that lead elsewhere, more
-//! damage than is told in detail.
+//! Damage that takes more than one changed item: devices that cannot be read, addresses that lead elsewhere, more
+//! damage than is reported in detail.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ impl Device for BadSectors {
     }
 }
 
-/// What is found where the first bytes of these places cannot be read.
+/// Findings if the first bytes of these places cannot be read.
 fn check_without(disk: &Disk, places: &[(usize, u64)]) -> Vec<Finding> {
     let bad = places.iter().map(|(_, offset)| *offset).collect();
     let device: Arc<dyn Device> = Arc::new(BadSectors { device: disk.devices[0].clone(), bad });
@@ -119,7 +119,7 @@ fn data_where_no_chunk_is() {
         FileExtentItem::mut_from_bytes(item).unwrap().disk_bytenr = (1u64 << 40).into();
     });
     let found = disk.check().findings;
-    // The extent that it had has one user less.
+    // Its old extent has one user less.
     assert_eq!(kinds(&found), [Kind::ExtentMissing, Kind::ExtentRefStale, Kind::CsumMissing], "{found:#?}");
 
     // With a record of its own it is outside of all groups.
@@ -142,7 +142,7 @@ fn records_of_another_sort() {
     let have = disk.kinds();
     assert!(have.contains(&Kind::ExtentFlags), "{have:?}");
 
-    // A tree's root lies where data is.
+    // The root of a tree is at the address of data.
     let disk = Disk::usual();
     let (_, extent) = large(&disk);
     let to = Logical(extent.disk_bytenr.get());
@@ -189,7 +189,7 @@ fn system_chunks_of_the_tree() {
     let found = disk.check().findings;
     assert_eq!(kinds(&found), [Kind::SuperSystemChunks], "{found:#?}");
 
-    // One that the array has not; nothing else knows of it either.
+    // A chunk that is not in the array, nor known anywhere else.
     let disk = Disk::usual();
     disk.insert(TreeId::CHUNK, Key { offset: 1 << 40, ..key }, item);
     let have = disk.kinds();
@@ -213,7 +213,8 @@ fn groups_that_overlap() {
     assert_eq!(kinds(&found), [Kind::GroupLength, Kind::GroupOverlap], "{found:#?}");
 }
 
-/// Goal: of more damage than is looked at again, at least the number is told. Method: one reference too many at 1200 extents.
+/// Goal: of damage beyond what is examined in detail, at least the number is reported. Method: one reference too many
+/// at 1200 extents.
 #[test]
 fn more_than_is_reported_in_detail() {
     const EXTENTS: usize = 1200;

@@ -26,8 +26,8 @@ fn assert_sound(what: &str, report: &Report) {
     assert!(odd.is_empty() && !report.has_errors(), "{what}: {odd:#?}");
 }
 
-/// Goal: what the kernel made and used for a while is clean, whatever its features.
-/// Method: all recipes of the simulator; both checks.
+/// Goal: volumes made and used by the kernel are clean, whatever their features. Method: all recipes of the simulator;
+/// both checks.
 #[test]
 fn aged_by_the_kernel() {
     let Some(oracle) = oracle() else { return };
@@ -94,8 +94,8 @@ fn odd_states_of_the_kernel() {
     }
 }
 
-/// Goal: what we make is clean for every profile and feature, on one thread and on all.
-/// Method: small volumes in memory with clones and snapshots.
+/// Goal: volumes made by us are clean for every profile and feature, on one thread and on all. Method: small volumes in
+/// memory with clones and snapshots.
 #[test]
 fn made_by_us() {
     let features = FeatureSet::default;

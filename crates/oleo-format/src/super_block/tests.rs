@@ -87,7 +87,7 @@ fn each_rule_is_checked() {
     breaks("features", |s| s.compat_ro_flags = CompatRo::BLOCK_GROUP_TREE.bits().into());
 }
 
-/// Goal: what stands in the way of reading or writing is said by name.
+/// Goal: features that prevent reading or writing are reported by name.
 #[test]
 fn features_are_refused_by_name() {
     let of = |incompat: u64, compat_ro: u64| {

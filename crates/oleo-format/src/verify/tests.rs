@@ -1,4 +1,4 @@
-//! Each test case breaks one thing in a sound block and expects exactly that to be found.
+//! Each test case breaks one thing in a sound block and expects exactly that finding.
 
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
@@ -227,7 +227,7 @@ fn all() -> [(TreeId, Items); 9] {
     [files(), extents(), chunks(), devices(), free_space(), roots(), quota(), csums(), uuids()]
 }
 
-/// Goal: sound blocks stay silent, and what was built is what is read.
+/// Goal: sound blocks pass, and what was built is read.
 #[test]
 fn sound_leaves_pass() {
     for (owner, items) in all() {
@@ -300,7 +300,7 @@ fn files_are_checked() {
     finds!(files[7], "length of its name", |_, d| edit::<DirItem>(d, |e| e.data_len = 6.into()));
     finds!(files[8], "encryption", |_, d| edit::<VerityDescriptorItem>(d, |v| v.encryption = 1));
     finds!(files[12], "length", |_, d| d.push(0));
-    // An item of an inode stands after another inode's.
+    // An item of an inode after those of another inode.
     finds!(files[5], "item before it", |k, _| k.objectid = 256 + 2);
 }
 
@@ -326,7 +326,7 @@ fn file_extents_are_checked() {
     finds!(files[10], "length", |_, d| edit::<E>(d, |e| e.num_bytes = 0.into()));
     finds!(files[10], "num_bytes", |_, d| edit::<E>(d, |e| e.num_bytes = (!4095).into()));
     finds!(files[10], "offset and num_bytes", |_, d| edit::<E>(d, |e| e.offset = 12288.into()));
-    // However many bytes an uncompressed extent is said to stand for, it does not go on behind its end on disk.
+    // Whatever the length of an uncompressed extent claims to be, it does not continue behind its end on disk.
     finds!(files[10], "offset and num_bytes", |_, d| edit::<E>(d, |e| {
         e.ram_bytes = (1 << 20).into();
         e.offset = 16384.into();
@@ -498,14 +498,14 @@ mod random {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
-        /// Goal: no damage makes the verifier or the printers panic, and what the verifier lets pass can be read.
-        /// Method: flip bytes of sound leaves, checksums put right; walk everything that passes.
+        /// Goal: no damage makes the verifier or the printers panic, and what the verifier accepts can be read. Method:
+        /// flip bytes of sound leaves, checksums corrected; walk everything that passes.
         #[test]
         fn damage_does_not_panic(which in 0usize..9, flips in prop::collection::vec((32usize..4096, any::<u8>()), 1..6), in_items: bool) {
             let (owner, items) = all()[which].clone();
             let mut bytes = leaf(owner, &items);
             for (at, with) in flips {
-                // The middle of a leaf is empty: most damage goes where something is.
+                // The middle of a leaf is empty: most damage goes to the used parts.
                 let at = if in_items { 4095 - at % 1200 } else { 32 + at % 500 };
                 bytes[at] = with;
             }

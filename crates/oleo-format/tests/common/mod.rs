@@ -1,4 +1,4 @@
-//! A reader of images that is just good enough for tests of this crate: every chunk is read from its first stripe.
+//! A reader of images that is just sufficient for tests of this crate: every chunk is read from its first stripe.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -93,7 +93,7 @@ impl Image {
         }
     }
 
-    /// Every tree: its number, and where its root is.
+    /// Every tree: its number, and the address and level of its root.
     pub fn roots(&self) -> Vec<(TreeId, Logical, u8)> {
         let mut roots = vec![
             (TreeId::ROOT, self.sb.root(), self.sb.root_level),

@@ -1,4 +1,4 @@
-//! What the tests of jobs share: a world of subvolumes that changes at random, and numbers of quota from three sources.
+//! Shared by the tests of jobs: a world of subvolumes that changes at random, and quota's numbers from three sources.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -36,12 +36,12 @@ pub fn must_be_clean(image: &Path, what: &str) -> anyhow::Result<()> {
 
 pub type Numbers = BTreeMap<QgroupId, (u64, u64)>;
 
-/// What quota says.
+/// Quota's numbers.
 pub fn said(fs: &Fs) -> Numbers {
     quota(fs).expect("quota is on").groups.into_iter().map(|(id, g)| (id, (g.rfer, g.excl))).collect()
 }
 
-/// What a count from the roots down says of the same groups, as of the last commit.
+/// The numbers of a count from the roots down of the same groups, as of the last commit.
 pub fn counted(fs: &Fs) -> anyhow::Result<Numbers> {
     let base = fs.engine().scan_base(false)?;
     let shares = shares(fs.engine(), &base, &|| true)?.unwrap();
@@ -78,7 +78,7 @@ pub fn must_be_exact(fs: &Fs, what: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the kernel's own rescan says.
+/// The numbers of the kernel's own rescan.
 pub fn kernel_counts(oracle: Oracle, image: &Path, what: &str) -> anyhow::Result<(Numbers, Numbers)> {
     let mounted = oracle.mount(&[image], "")?;
     let at = mounted.path().display().to_string();
@@ -108,7 +108,53 @@ pub struct World {
     pub made: u32,
 }
 
+/// Creates the groups of two higher levels that a [`World`] joins and leaves.
+pub fn create_levels(fs: &Fs) -> anyhow::Result<()> {
+    for id in [QgroupId::new(1, 0), QgroupId::new(1, 1), QgroupId::new(2, 0)] {
+        qgroup_change(fs, QgroupChange::Create(id), Recount::Now)?;
+    }
+    Ok(())
+}
+
+/// Node sizes in turns: small blocks and usual ones.
+pub fn nodesize(seed: u64) -> &'static str {
+    if seed.is_multiple_of(2) { "4096" } else { "16384" }
+}
+
 impl World {
+    pub fn new(fs: Fs, seed: u64) -> World {
+        World { fs, rng: Rng::new(seed), subvols: vec![TreeId::FS], made: 0 }
+    }
+
+    /// A random history of this many steps. After about every third it is committed and `verify` is called, and
+    /// sometimes the volume is reopened; at the end it is cleaned and verified once more.
+    pub fn live(
+        mut self,
+        image: &Path,
+        steps: usize,
+        what: &str,
+        verify: impl Fn(&Fs, &str) -> anyhow::Result<()>,
+    ) -> anyhow::Result<World> {
+        let mut done = Vec::new();
+        for step in 0..steps {
+            done.push(self.step()?);
+            if self.rng.one_in(3) {
+                self.fs.sync()?;
+                let last = &done[done.len().saturating_sub(8)..];
+                verify(&self.fs, &format!("{what}, step {step}, after {last:#?}"))?;
+            }
+            if self.rng.one_in(40) {
+                self.fs.sync()?;
+                drop(self.fs);
+                self.fs = open(image)?;
+            }
+        }
+        while self.fs.clean(1000)? {}
+        self.fs.sync()?;
+        verify(&self.fs, &format!("{what} at the end"))?;
+        Ok(self)
+    }
+
     fn some_subvol(&mut self) -> TreeId {
         self.subvols[self.rng.below(self.subvols.len() as u64) as usize]
     }

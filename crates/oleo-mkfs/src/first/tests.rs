@@ -31,8 +31,8 @@ fn sums_have_a_place() {
     assert!(error.contains("16 EiB"), "{error}");
 }
 
-/// Goal: whatever was on a device before is not found again. Method: fill the places of superblocks and the start
-/// with junk, make, and look.
+/// Goal: earlier contents of a device are not found again. Method: fill the places of superblocks and the start with
+/// junk, make, and read.
 #[test]
 fn leftovers_are_cleared() {
     let devices = memory(&[128 << 20]);

@@ -140,7 +140,7 @@ fn stream(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Receives what the bytes say, in one of the ways there are, and checks the image.
+/// Receives these bytes, in one of the possible ways, and checks the image.
 pub fn receive_anything(bytes: &[u8]) {
     let device = Arc::new(MemDevice::new(IMAGE_LEN));
     let devices: Vec<Arc<dyn Device>> = vec![device];

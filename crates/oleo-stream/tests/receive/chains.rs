@@ -82,7 +82,7 @@ fn chain(options: &[&str], mount: &str, mkfs: &[&str], seed: u64, length: usize)
     for name in &names {
         let source = Ignore { sharing: true, holes: true, ..ignore() };
         must_equal(&sender.mounted, &have, name, &source)?;
-        // The bytes that FIEMAP tells of compressed extents overlap where none are shared: these are counted instead.
+        // FIEMAP reports overlapping bytes for compressed extents that are not shared: these are counted instead.
         let compressed = encoded_bytes(&want, name)?;
         must_equal(&want, &have, name, &Ignore { sharing: !compressed.is_empty(), holes: true, ..ignore() })?;
         let ours = encoded_bytes(&have, name)?;
@@ -107,9 +107,10 @@ fn kernel_version_2_compressed() {
     chain(&["--proto", "2", "--compressed-data"], "compress-force=zstd", &[], 2, 4).unwrap();
 }
 
-/// Goal: several subvolumes in one input, with and without ends between them, and clones from other subvolumes, are received as
-/// the kernel does; then each side's next incremental goes onto what the other side received, so that chains go on across.
-/// Method: two subvolumes that share files, sent together; one more snapshot, sent from its parent and received by the other kind.
+/// Goal: several subvolumes in one input, with and without ENDs in between, and clones from other subvolumes, are
+/// received as by the kernel; then each side's next incremental is applied to what the other side received, so that
+/// chains continue across. Method: two subvolumes that share files, sent together; one more snapshot, sent from its
+/// parent and received by the other kind.
 #[test]
 fn several_and_across() {
     let Some(oracle) = oracle() else { return };

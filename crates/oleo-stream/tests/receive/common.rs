@@ -113,7 +113,7 @@ pub fn manifest(mounted: &Mounted, name: &str) -> Result<Manifest> {
     Manifest::of_dir(&mounted.path().join(name), all()).with_context(|| name.to_owned())
 }
 
-/// Fails unless subvolumes of both mounts are the same to whoever reads them.
+/// Fails unless subvolumes of both mounts look the same to programs.
 pub fn must_equal(want: &Mounted, have: &Mounted, name: &str, ignore: &Ignore) -> Result<()> {
     let found = manifest(want, name)?.differences(&manifest(have, name)?, ignore);
     let lines: String = found.iter().take(20).map(|l| format!("\n  {l}")).collect();

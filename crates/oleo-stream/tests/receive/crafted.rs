@@ -1,4 +1,4 @@
-//! Streams made by hand: every command, hostile ones, ones that are cut short, parents that are others.
+//! Streams made by hand: every command, hostile ones, truncated ones, other parents.
 
 use std::io::Cursor;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ fn t(sec: i64) -> Timespec {
     Timespec::new(sec, 500)
 }
 
-/// Goal: every command does what it says. Method: each at least once, in version 2; then everything is looked at.
+/// Goal: every command has its effect. Method: each at least once, in version 2; then everything is compared.
 #[test]
 fn every_command() {
     let plain: Vec<u8> = (0..100_000u32).map(|n| (n / 9 % 200) as u8).collect();
@@ -232,7 +232,7 @@ fn streams_that_break_a_rule_are_refused() {
         let image = memory.open();
         assert!(image.list("/").unwrap().is_empty(), "{says}: something is left");
         drop(image);
-        // Without it a marked subvolume stays, or nothing where it had not begun.
+        // Without it a marked subvolume stays, or nothing if it had not begun.
         memory.fails(&stream, &Receive::default(), &[says]);
     }
     let mut early = header(2).to_vec();
@@ -252,8 +252,9 @@ fn streams_that_break_a_rule_are_refused() {
     Memory::new().fails(&orphan, &atomic, &["the parent", "was not received here"]);
 }
 
-/// Goal: a file with fs-verity is sealed as the sender had it: the tree and descriptor are there, and snapshots of it cannot be written to
-/// either. Method: version 3, a file of several levels, an empty one; our check and `btrfs check`, and the kernel mounts it.
+/// Goal: a file with fs-verity is sealed as the sender had it: the tree and descriptor exist, and snapshots of it
+/// cannot be written to either. Method: version 3, a file of several levels, an empty one; our check and `btrfs check`,
+/// and the kernel mounts it.
 #[test]
 fn a_file_with_verity_is_sealed() {
     let data: Vec<u8> = (0..2_000_000u32).map(|n| (n % 251) as u8).collect();
@@ -295,8 +296,8 @@ fn a_file_with_verity_is_sealed() {
     assert_eq!(std::fs::metadata(mounted.path().join("s/f")).unwrap().len(), data.len() as u64);
 }
 
-/// Goal: a receive that was cut off goes on where it stopped, whatever it was doing, and comes to the same. Method: a stream
-/// cut at many places, received, then the whole one with `resume`; another stream is refused.
+/// Goal: an interrupted receive continues where it stopped, whatever it was doing, with the same result. Method: a
+/// stream cut at many places, received, then the whole one with `resume`; another stream is refused.
 #[test]
 fn an_interrupted_receive_is_resumed() {
     let data: Vec<u8> = (0..20_000u32).map(|n| (n % 250) as u8).collect();
@@ -341,8 +342,8 @@ fn an_interrupted_receive_is_resumed() {
     }
 }
 
-/// Goal: an incremental stream is applied on another parent that has what it needs, and refused on one that has not. Method: two
-/// subvolumes made by hand.
+/// Goal: an incremental stream is applied to another parent that has the same data, and refused on one that has not.
+/// Method: two subvolumes made by hand.
 #[test]
 fn another_parent_with_the_same_data_will_do() {
     let memory = Memory::new();
@@ -375,7 +376,7 @@ fn another_parent_with_the_same_data_will_do() {
     assert_eq!(image.read("has/f").unwrap(), [1; 8192]);
 }
 
-/// Goal: errors are passed over as far as asked for, and told.
+/// Goal: errors are skipped as far as requested, and reported.
 #[test]
 fn errors_passed_over() {
     let commands = [
@@ -395,8 +396,9 @@ fn errors_passed_over() {
     }
 }
 
-/// Goal: data that turns out to be unusable when later commands have been applied is told with the place of its own command, and
-/// everything else is there. Method: bytes that cannot be decoded between files, some of them after another error.
+/// Goal: data that turns out to be unusable after later commands have been applied is reported with the position of its
+/// own command, and everything else is received. Method: bytes that cannot be decoded between files, some of them after
+/// another error.
 #[test]
 fn late_errors() {
     let nonsense = [0xa5; 100];
@@ -438,8 +440,8 @@ fn late_errors() {
     }
 }
 
-/// Goal: a mark is right however many commits lay behind it, and data behind the commands that follow is in its place at the
-/// end. Method: a stream of so many commands that there are commits in between, cut, gone on with.
+/// Goal: a mark is right after many commits, and data of commands applied in the background is in place at the end.
+/// Method: a stream of so many commands that there are commits in between, cut, resumed.
 #[test]
 fn marks_hold_after_many_commits() {
     let names: Vec<Vec<u8>> = (0..9_000).map(|n| format!("f{n}").into_bytes()).collect();
@@ -470,8 +472,8 @@ fn marks_hold_after_many_commits() {
     }
 }
 
-/// Goal: whatever a stream says, nothing panics and the image is sound. Method: streams from seeds, most of whose commands meet
-/// something; what the fuzz target does.
+/// Goal: no stream causes a panic or an unsound image. Method: streams from seeds, most of whose commands find what
+/// they need, as in the fuzz target.
 #[test]
 fn any_stream_leaves_a_sound_image() {
     for seed in 0..300 {

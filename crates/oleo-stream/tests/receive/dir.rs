@@ -42,8 +42,8 @@ fn kernel_streams() {
     }
 }
 
-/// Goal: links that others put in the way are not followed, whether they are directories on the way or what is at the end, and
-/// nothing outside changes. Method: a stream that makes a link to a directory outside and goes through it in every way.
+/// Goal: links that others create are not followed, on the way or at the end, and nothing outside changes. Method: a
+/// stream that makes a link to a directory outside and goes through it in every way.
 #[test]
 fn links_are_not_followed() {
     let scratch = Scratch::new().unwrap();

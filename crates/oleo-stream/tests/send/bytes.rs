@@ -22,7 +22,7 @@ fn change(top: &Path, rng: &mut Rng, operations: usize) -> Result<()> {
         match rng.below(10) {
             0..3 => {
                 let sectors = if rng.one_in(3) { 1 } else { 1 + rng.below(60) };
-                // Never so small that it would stand in the tree.
+                // Never so small that it would be inline.
                 let len = sectors * S - if rng.one_in(2) { rng.below(2000) } else { 0 };
                 fs::write(&path, rng.bytes(usize::try_from(len)?))?;
                 File::open(&path)?.sync_all()?;
@@ -86,9 +86,9 @@ fn on_disk(top: &Path) -> Result<(BTreeMap<u64, u64>, u64)> {
     Ok((sectors, inline))
 }
 
-/// Goal: the data in a stream is what the receiver lacks, each byte once, and nothing else.
-/// Method: random trees with clones, whole, partial, and within files; what is on disk told by FIEMAP, sector by sector; those of the
-/// parent taken away.
+/// Goal: the data in a stream is what the receiver lacks, each byte once, and nothing else. Method: random trees with
+/// clones, whole, partial, and within files; FIEMAP reports what is on disk, sector by sector; the parent's sectors are
+/// subtracted.
 #[test]
 fn are_those_the_receiver_lacks() {
     let Some(oracle) = oracle() else { return };
@@ -114,7 +114,7 @@ fn are_those_the_receiver_lacks() {
             let lacks: u64 =
                 sectors.iter().filter(|(at, _)| !disks[before].0.contains_key(*at)).map(|(_, len)| len).sum();
             let parent = &history.snapshots[before];
-            // Version 1 has no holes: where the parent has data, zeros are sent.
+            // Version 1 has no holes: if the parent has data, zeros are sent.
             let sender = Sender { version: 2, ..Sender::default() };
             let (_, sent) = sender.send(&image, name, Some(parent), &[]).unwrap();
             assert_eq!(sent.data_bytes, lacks, "seed {seed}, {name} on {parent}: {sent:?}");

@@ -1,4 +1,4 @@
-//! Histories of a subvolume with snapshots, and what is sent of them.
+//! Histories of a subvolume with snapshots, and sending them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use oleo_stream::{SendOptions, Sent, send};
 /// Bytes of an image.
 const IMAGE_LEN: u64 = 2 << 30;
 
-/// Bytes of a file that the kernel puts into the tree by default (`max_inline`).
+/// Up to this many bytes of a file the kernel stores inline by default (`max_inline`).
 const INLINE_MAX: u64 = 2048;
 /// What is compared.
 pub const DETAIL: Detail = Detail { holes: false, sharing: true, atime_ctime: false, otime: false };
@@ -71,7 +71,7 @@ pub struct History {
     /// What the kernel sees of all of them.
     pub manifest: Manifest,
     pub seed: u64,
-    /// With compressed extents, of which FIEMAP tells the address of the whole, for all their parts.
+    /// With compressed extents, for all parts of which FIEMAP reports the address of the whole.
     pub packed: bool,
 }
 
@@ -96,7 +96,7 @@ pub fn snapshot(top: &Path, from: &str, to: &str) -> Result<()> {
 }
 
 impl History {
-    /// A random script in `work`, in so many pieces.
+    /// A random script in `work`, in this many pieces.
     pub fn make(oracle: Oracle, seed: u64, mix: &Mix, pieces: usize) -> Result<History> {
         let script = generate(seed, mix);
         let mut parts = script.chunks(script.len().div_ceil(pieces));
@@ -236,8 +236,8 @@ impl History {
     }
 }
 
-/// Compares what was sent and what was received. `sharing`: what is shared must be; the receiver may share more (what was
-/// written twice with the same bytes), and may have zeros where holes were.
+/// Compares what was sent and what was received. With `sharing`, what is shared must be shared; the receiver may share
+/// more (data written twice with the same bytes), and may have zeros in place of holes.
 pub fn same(want: &Manifest, have: &Manifest, sharing: bool, what: &str) {
     want.must_equal(have, &Ignore { top: true, sharing: true, ..Ignore::default() }, what);
     if !sharing {
@@ -246,8 +246,8 @@ pub fn same(want: &Manifest, have: &Manifest, sharing: bool, what: &str) {
     let places = |manifest: &Manifest| {
         let mut places: BTreeMap<(Vec<u8>, u64), (Vec<u8>, u64)> = BTreeMap::new();
         for (path, entry) in &manifest.entries {
-            // Whether small files share anything is a matter of how they came to be: the receiver puts them into the tree.
-            // Of compressed extents FIEMAP tells addresses that overlap those of others.
+            // Small files may or may not share anything: the receiver stores them inline. FIEMAP reports addresses of
+            // compressed extents that overlap those of others.
             if entry.xattrs.contains_key(&b"btrfs.compression"[..]) {
                 continue;
             }

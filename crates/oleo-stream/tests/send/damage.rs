@@ -13,7 +13,7 @@ use oleo_stream::{SendOptions, send};
 
 use crate::common::{History, id_of};
 
-/// Longer than this is taken for an endless loop; sound images take a hundredth of a second.
+/// A send that takes longer counts as an endless loop; sound images take a hundredth of a second.
 const TIME_MAX: Duration = Duration::from_secs(120);
 /// Bytes of a stream that no round comes near.
 const STREAM_MAX: usize = 256 << 20;
@@ -32,7 +32,7 @@ impl std::io::Write for Sink {
     }
 }
 
-/// Sends everything that can be, in each way; how much came out, and whether all of it did.
+/// Sends everything possible, in each way; returns how much was written, and whether all of it was.
 fn send_all(path: &Path) -> (usize, bool) {
     let Ok(image) = Image::open(path, &OpenOptions::default()) else { return (0, false) };
     let mut sink = Sink(0);

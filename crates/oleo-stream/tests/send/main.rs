@@ -1,4 +1,4 @@
-//! Streams of ours: what the kernel makes of them, and how large they are.
+//! Streams of ours: their result on the kernel, and their size.
 
 mod bytes;
 mod common;

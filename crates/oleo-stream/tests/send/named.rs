@@ -1,4 +1,4 @@
-//! What incremental streams have gone wrong over, one situation after another.
+//! Situations over which incremental streams have gone wrong, one after another.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -16,7 +16,7 @@ const S: u64 = 4096;
 
 type Step = fn(&Path) -> Result<()>;
 
-/// A situation: what there is, and what becomes of it.
+/// A situation: the state before, and the changes.
 struct Case {
     name: &'static str,
     before: Step,
@@ -365,7 +365,7 @@ const CASES: &[Case] = &[
                     set_xattr(&t.join(name), b"security.capability", &CAPABILITY)?;
                 }
             }
-            // So small that it stands in the tree.
+            // So small that it is inline.
             random(&t.join("caps-small"), 300)?;
             set_xattr(&t.join("caps-small"), b"security.capability", &CAPABILITY)?;
             fs::set_permissions(t.join("suid"), fs::Permissions::from_mode(0o6755))?;
@@ -595,8 +595,8 @@ fn each_situation_arrives() {
     }
 }
 
-/// Goal: the last inodes of a subvolume, whose numbers are given out again, are distinguished. Method: those cases
-/// whose last inodes die, each in a history of its own, where numbers begin anew with the mount between the steps.
+/// Goal: the last inodes of a subvolume, whose numbers are used again, are distinguished. Method: those cases whose
+/// last inodes die, each in a history of its own, whose numbers begin anew with the mount between the steps.
 #[test]
 fn numbers_are_given_out_again() {
     let Some(oracle) = oracle() else { return };

@@ -1,4 +1,4 @@
-//! Streams that the kernel here cannot make or take: version 3, and those without contents.
+//! Streams that the kernel here cannot make or receive: version 3, and those without contents.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -53,8 +53,8 @@ fn verity_survives_send_and_receive() {
     }
 }
 
-/// Goal: a stream without contents has everything else, and says which ranges changed.
-/// Method: a history sent so; no data in it; the kernel takes it, and sizes are right.
+/// Goal: a stream without contents has everything else, and names the ranges that changed. Method: a history sent so;
+/// no data in it; the kernel receives it, and sizes are right.
 #[test]
 fn without_contents() {
     let Some(oracle) = oracle() else { return };

@@ -22,9 +22,9 @@ pub fn commands(stream: &[u8], into: &mut BTreeMap<CommandKind, usize>) {
     }
 }
 
-/// Goal: whatever happened between two snapshots, the kernel's receiver and ours make of our streams what the snapshots hold.
-/// Method: random histories on the kernel, eleven snapshots, thousands of operations; sent whole and then piece by piece, received by
-/// both; names, contents, attributes and sharing compared.
+/// Goal: whatever happened between two snapshots, the kernel's receiver and ours recreate the snapshots from our
+/// streams. Method: random histories on the kernel, eleven snapshots, thousands of operations; sent whole and then
+/// piece by piece, received by both; names, contents, attributes and sharing compared.
 #[test]
 fn random_histories() {
     let Some(oracle) = oracle() else { return };
@@ -74,8 +74,8 @@ fn long_chain(oracle: Oracle, seed: u64) {
     eprintln!("long chains: seed {seed}, {sender:?}: equal");
 }
 
-/// Goal: several clone sources, none of them the parent or one of them: what they share is cloned, the rest arrives.
-/// Method: the last snapshot sent whole and on top of the first, with others as sources.
+/// Goal: with several clone sources, one of which may be the parent, shared data is cloned, the rest arrives. Method:
+/// the last snapshot sent whole and on top of the first, with others as sources.
 #[test]
 fn several_clone_sources() {
     let Some(oracle) = oracle() else { return };

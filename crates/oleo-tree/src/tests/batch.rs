@@ -1,4 +1,4 @@
-//! Batch application against an ordered map.
+//! Batch application, compared with an ordered map.
 
 use oleo_format::{ITEM_LEN, item_len_max, leaf_capacity, node_capacity};
 
@@ -88,8 +88,8 @@ fn threads_do_not_show() {
     assert_eq!(one, script(5));
 }
 
-/// Goal: what is appended is packed full; what grows in the middle leaves room; a range that is deleted leaves no crumbs.
-/// Method: count leaves.
+/// Goal: appended leaves are packed full; growth in the middle leaves room; a deleted range leaves no nearly empty
+/// leaves. Method: count leaves.
 #[test]
 fn leaves_are_full_or_have_room() {
     let mut world = World::new(16384);

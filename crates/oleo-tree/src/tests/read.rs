@@ -1,4 +1,4 @@
-//! Reading: single items, cursors, scans, differences; and images that lie.
+//! Reading: single items, cursors, scans, differences; and damaged images.
 
 use oleo_format::ChildPtr;
 
@@ -59,7 +59,7 @@ fn cursors_equal_a_map() {
     }
 }
 
-/// Goal: get, get_many and scan say what a map says.
+/// Goal: get, get_many and scan return what a map returns.
 #[test]
 fn lookups_equal_a_map() {
     let world = grown(11, 20_000, 4000);
@@ -98,8 +98,8 @@ fn lookups_equal_a_map() {
     }
 }
 
-/// Goal: the difference of two trees is that of their maps, and what they share is not read.
-/// Method: a tree, its snapshot, random changes to both; compare both ways; count blocks read from a cold cache.
+/// Goal: the difference of two trees is that of their maps, and what they share is not read. Method: a tree, its
+/// snapshot, random changes to both; compare both ways; count blocks read from a cold cache.
 #[test]
 fn differences_equal_maps() {
     for seed in 0..10 {

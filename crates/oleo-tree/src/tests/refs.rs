@@ -1,4 +1,4 @@
-//! References: what the ledger was told against what walking all trees finds.
+//! References: the ledger's records, compared with a walk over all trees.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn references_equal_a_walk_long() {
     }
 }
 
-/// Some nodes are taken apart, some are not, and it is not always the same ones.
+/// Some nodes are dropped piece by piece, some are not, and not always the same ones.
 fn some_of(seed: u64) -> impl FnMut(&Node) -> Result<bool, TreeError> {
     move |node| Ok((node.logical().0 / 4096 + seed) % 4 < 3)
 }
@@ -75,7 +75,7 @@ fn history(seed: u64, rounds: u64) {
         if rng.below(4) == 0 {
             world.blocks.forget_all();
             for tree in world.trees.values_mut() {
-                // Only what is not on disk is lost, and only with all that is not committed.
+                // A crash loses only what is not committed.
                 if world.dirty.is_empty() {
                     tree.progress = tree.progress.map(|p| DropProgress { backref_conversion: None, ..p });
                 }
@@ -103,8 +103,8 @@ fn history(seed: u64, rounds: u64) {
     assert!(world.disk.blocks.lock().is_empty(), "seed {seed}: no block is left");
 }
 
-/// Goal: changing one item of a tree that a snapshot shares rewrites only the path, and tells the ledger of no more than that
-/// path's neighbours.
+/// Goal: changing one item of a tree that a snapshot shares rewrites only the path, and records in the ledger no more
+/// than that path's neighbours.
 #[test]
 fn one_change_after_a_snapshot_costs_one_path() {
     let mut rng = Rng::new(3);
@@ -220,7 +220,7 @@ fn taken_apart_leaf_by_leaf() {
             world.commit();
             let now = world.records.lock();
             let changed = now.iter().filter(|(at, record)| records.get(at) != Some(record)).count();
-            // Leaves, what they name, and the children of the copies.
+            // Leaves, their extents, and the children of the copies.
             assert!(changed <= budget * (1 + 50) + levels * 130, "{changed} extents in a step of {budget}");
             drop(now);
             steps += 1;

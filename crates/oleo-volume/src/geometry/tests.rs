@@ -1,4 +1,4 @@
-//! The geometry against what the profiles promise.
+//! The geometry, compared with the definitions of the profiles.
 
 use std::collections::{HashMap, HashSet};
 
@@ -38,9 +38,9 @@ fn every_shape() -> impl Iterator<Item = (Profile, usize)> {
     })
 }
 
-/// Goal: every logical byte has as many places as the profile has copies, all on different stripes; no place serves
-/// two bytes or lies outside; the way back leads home.
-/// Method: every shape, a chunk of a few rows, sampled at sector granularity, places kept in a map.
+/// Goal: every logical byte has as many places as the profile has copies, all on different stripes; no place serves two
+/// bytes or lies outside; the inverse leads back. Method: every shape, a chunk of a few rows, sampled at sector
+/// granularity, places kept in a map.
 #[test]
 fn every_byte_has_its_own_places() {
     for (profile, stripes) in every_shape() {
@@ -97,7 +97,7 @@ fn pieces_cover_ranges() {
     }
 }
 
-/// Goal: what is encoded is parsed again, and lies are refused, not believed.
+/// Goal: encoded items are parsed again, and wrong ones are refused.
 #[test]
 fn items_go_there_and_back() {
     for (profile, stripes) in every_shape() {
@@ -139,7 +139,7 @@ fn superblocks_are_left_alone() {
     assert_eq!(at(mib, 3, Profile::Raid5, 256 * mib), [(126 * mib, 131072)]);
 }
 
-/// Goal: of a chunk that begins before the first superblock's address, what is before that is not given out, once.
+/// Goal: of a chunk that begins before the first superblock's address, the part before it is withheld, once.
 #[test]
 fn the_first_addresses_are_left_alone() {
     let mib = 1u64 << 20;
@@ -149,7 +149,7 @@ fn the_first_addresses_are_left_alone() {
         map.stripes[0].offset = Physical(offset);
         map.withheld_ranges().iter().map(|(l, n)| (l.0, n.0)).collect::<Vec<_>>()
     };
-    // As old volumes have it: the first superblock lies behind what is withheld, in a unit of its own.
+    // As in old volumes: the first superblock lies behind what is withheld, in a unit of its own.
     assert_eq!(at(0, 0, 4 * mib), [(0, 65536), (65536, 65536)]);
     assert_eq!(at(0, mib, 4 * mib), [(0, 65536)]);
     assert_eq!(at(0, 65536, 4 * mib), [(0, 65536)]);

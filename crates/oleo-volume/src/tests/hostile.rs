@@ -1,4 +1,4 @@
-//! Images that lie and devices that fail.
+//! Damaged images and failing devices.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,9 +8,9 @@ use oleo_sim::rng::Rng;
 
 use super::*;
 
-/// Goal: no bytes of superblock or chunk tree, however wrong, make opening, reading or carving panic.
-/// Method: seeded changes of one to three fields of a sound image, checksums made right again, then everything that
-/// the volume offers is called. What it answers does not matter, that it answers does.
+/// Goal: no bytes of superblock or chunk tree, however wrong, make opening, reading or carving panic. Method: seeded
+/// changes of one to three fields of a sound image, checksums corrected, then everything that the volume offers is
+/// called. Only that it returns matters.
 #[test]
 fn lies_are_answered() {
     let samples: Vec<_> = [(Profile::Single, 1), (Profile::Raid10, 4), (Profile::Raid6, 4)]
@@ -140,8 +140,8 @@ impl Device for Broken {
     }
 }
 
-/// Goal: after one failed write or flush on one device nothing is written on any, superblocks least of all, although
-/// the device has recovered; reads go on; the failure is counted.
+/// Goal: after one failed write or flush on one device nothing is written on any, least of all superblocks, although
+/// the device has recovered; reading continues; the failure is counted.
 #[test]
 fn a_failure_stops_the_volume() {
     for flush in [false, true] {

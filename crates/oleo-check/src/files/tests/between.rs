@@ -1,4 +1,5 @@
-//! What binds trees: root, UUID, quota and log trees made by hand. Sound ones are silent, each damage gives its finding.
+//! The relations between trees: root, UUID, quota and log trees made by hand. Sound ones give no findings, each damage
+//! gives its own.
 
 use std::collections::BTreeMap;
 
@@ -174,7 +175,7 @@ impl Volume {
 pub fn check_items(items: &[(Key, Vec<u8>)]) -> Verdict {
     let mut v = Volume::sound();
     for (key, bytes) in items {
-        // Every type comes by, whatever the tree made of it.
+        // Every type is fed, whatever the tree.
         for item_type in [key.item_type, ItemType::ROOT_ITEM, ItemType::ROOT_REF, ItemType::UUID_SUBVOL] {
             let key = Key { item_type, ..*key };
             for tree in [&mut v.root, &mut v.uuid, &mut v.quota, &mut v.log] {
@@ -190,7 +191,8 @@ pub fn check_items(items: &[(Key, Vec<u8>)]) -> Verdict {
     v.check()
 }
 
-/// Goal: everything there is, as it should be, is silent; so are empty subvolume directories and what has no part in this.
+/// Goal: a sound volume with everything in it gives no findings; nor do empty subvolume directories and unrelated
+/// items.
 #[test]
 fn sound_relations_are_silent() {
     let mut v = Volume::sound();
@@ -372,7 +374,7 @@ fn qgroup_numbers() {
         let mut v = Volume::sound();
         v.qgroup(id, rfer, excl);
         v.expect(Kind::QgroupNumbers);
-        // Where the numbers are said to be wrong, or not of this transaction, nothing is found.
+        // If the numbers are marked wrong, or are not of this transaction, nothing is reported.
         v.status(QgroupStatusFlags::ON | QgroupStatusFlags::INCONSISTENT, GENERATION);
         assert_eq!(v.check().findings, []);
         v.status(QgroupStatusFlags::ON, GENERATION - 1);
@@ -403,7 +405,8 @@ fn simple_qgroup_numbers() {
         let mut v = simple();
         v.qgroup(id, rfer, excl);
         v.expect(Kind::QgroupNumbers);
-        // Every transaction keeps these numbers, also one that does not write them, and half-dropped trees are no matter.
+        // Every transaction keeps these numbers, also one that does not write them, and half-dropped trees do not
+        // matter.
         v.status(QgroupStatusFlags::ON | QgroupStatusFlags::SIMPLE_MODE, GENERATION - 1);
         let drop_progress = DiskKey::from(Key::inode(Ino(300)));
         v.put_root(DEAD, &RootItem { drop_progress, ..root_item(0, 3, 0) });

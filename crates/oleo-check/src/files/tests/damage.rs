@@ -220,7 +220,7 @@ fn dir_ring() {
     s.tree.link(a, b, b"a");
     s.tree.link(b, a, b"b");
     expect(&s.tree, Kind::DirRing);
-    // A directory with a lower number than the one it is in is nothing to tell of.
+    // A directory with a lower number than its parent is normal.
     let mut s = sample();
     let low = s.tree.inode(FileType::Dir);
     let high = s.tree.make(FileType::Dir, ROOT, b"high");
@@ -357,7 +357,8 @@ fn verity_needs_its_descriptor() {
     assert_eq!(check(&s.tree).findings, []);
 }
 
-/// Goal: data of files with checksums is told as such, that of files without as the other, wherever leaves are cut.
+/// Goal: data of files with checksums is reported as needing them, data of files without as the opposite, wherever
+/// leaves are cut.
 #[test]
 fn data_needs() {
     let mut tree = Tree::new();

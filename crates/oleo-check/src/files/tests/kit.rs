@@ -1,4 +1,4 @@
-//! A tree of files as a list of items, built from the format's documentation and not with what writes volumes.
+//! A tree of files as a list of items, built from the format's documentation and not with the code that writes volumes.
 
 use std::collections::BTreeMap;
 
@@ -90,7 +90,7 @@ impl Tree {
         index
     }
 
-    /// Gives an inode a name that it knows by an extended reference.
+    /// Gives an inode a name by an extended reference.
     pub fn link_extended(&mut self, ino: u64, dir: u64, name: &[u8]) {
         let index = self.entry(dir, name, Key::inode(Ino(ino)), self.kind(ino));
         let entry = InodeExtrefEntry { parent: Ino(dir), index, name: name.to_vec() };
@@ -104,7 +104,7 @@ impl Tree {
         ino
     }
 
-    /// Puts data that begins at `offset`, and returns where it is on disk. The size does not change.
+    /// Puts data that begins at `offset`, and returns its address on disk. The size does not change.
     pub fn data(&mut self, ino: u64, offset: u64, len: u64) -> u64 {
         let at = self.next_disk;
         self.next_disk += len;
@@ -226,7 +226,7 @@ fn join(leaves: &[LeafSummary], order: Order, c: &Context<'_>) -> LeafSummary {
     }
 }
 
-/// Runs `f` with a context and returns what it told; findings and needs sorted, needs without doubles.
+/// Runs `f` with a context and returns its reports; findings and needs sorted, needs without duplicates.
 pub fn reported(how: How, f: impl FnOnce(&Context<'_>)) -> Verdict {
     let findings = Mutex::new(Vec::new());
     let needs = Mutex::new(Vec::new());

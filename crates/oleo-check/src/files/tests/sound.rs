@@ -1,4 +1,5 @@
-//! Sound trees are silent; and the verdict does not depend on how a tree is cut into leaves and how these are joined.
+//! Sound trees give no findings; and the verdict does not depend on how a tree is cut into leaves and how these are
+//! joined.
 
 use oleo_format::{FileType, Ino, InodeFlags, ItemType, Key};
 use oleo_sim::rng::Rng;
@@ -7,8 +8,8 @@ use super::super::{Forest, LeafSummary};
 use super::kit::*;
 use crate::finding::Kind;
 
-/// Goal: what eviction leaves of inodes without names in between is no damage; with a name it is.
-/// Method: an orphan with less extents than counted; a directory whose entries are half taken away; a link without target.
+/// Goal: the states in which eviction leaves inodes without names are not damage; with a name they are. Method: an
+/// orphan with fewer extents than counted; a directory with half of its entries; a link without target.
 #[test]
 fn half_evicted() {
     let mut tree = Tree::new();
@@ -151,8 +152,9 @@ fn cuts_do_not_matter() {
     assert!(damaged > 50, "only {damaged} damaged trees");
 }
 
-/// Goal: items of any bytes under any keys never panic and are passed over or told of. Method: sound trees with bytes
-/// flipped, items cut short, keys bent; and items of random bytes. The same goes to the checks between trees.
+/// Goal: items of any bytes under any keys never panic and are skipped or reported. Method: sound trees with bytes
+/// flipped, items cut short, keys changed; and items of random bytes. The same items are passed to the checks between
+/// trees.
 #[test]
 fn hostile_items() {
     let mut reported_of = 0;
@@ -190,8 +192,8 @@ fn hostile_items() {
     assert!(reported_of > 200, "only {reported_of} of 300 were noticed");
 }
 
-/// Goal: what is next to a lost block is not checked, and nothing else is left out. Method: one leaf in the middle is
-/// lost; findings of inodes that lie wholly elsewhere stay.
+/// Goal: neighbours of a lost block are not checked, and everything else is. Method: one leaf in the middle is lost;
+/// findings of inodes that lie wholly elsewhere stay.
 #[test]
 fn around_a_lost_block() {
     let mut tree = Tree::new();

@@ -2,7 +2,7 @@ use std::process::Command;
 
 use super::*;
 
-/// Everything that an archive says, as text.
+/// The contents of an archive, as text.
 fn transcript(bytes: Vec<u8>) -> Vec<String> {
     let read = read_tar(Box::new(io::Cursor::new(bytes)), 2, 1 << 20, Ok).unwrap();
     let data = |piece: Piece<UnpreparedPiece>| {

@@ -7,7 +7,7 @@ fn options(threads: usize, bytes_ahead_max: u64) -> WalkOptions {
     WalkOptions { threads, bytes_ahead_max, skip: Vec::new(), boundaries: HashSet::new(), align: 4096 }
 }
 
-/// Everything a walk says, as text that can be compared.
+/// The events of a walk, as text that can be compared.
 fn transcript(top: &Path, options: &WalkOptions) -> Vec<String> {
     let walk = walk(top, options, Ok).unwrap();
     let mut reported = Vec::new();
@@ -43,7 +43,7 @@ fn transcript(top: &Path, options: &WalkOptions) -> Vec<String> {
     reported
 }
 
-/// Goal: what a walk tells does not depend on threads or budget, and no budget locks it up. Method: a tree of some
+/// Goal: the events of a walk do not depend on threads or budget, and no budget deadlocks it. Method: a tree of some
 /// depth with small, large and sparse files; many combinations; compare with one thread.
 #[test]
 fn same_story_for_every_thread_count() {
@@ -70,7 +70,7 @@ fn same_story_for_every_thread_count() {
     assert_eq!(data, 6 * 5 * 7 + 3);
 }
 
-/// Goal: order by name, kinds, holes and links are told. Method: one of each.
+/// Goal: order by name, types, holes and links are reported. Method: one of each.
 #[test]
 fn kinds_and_holes() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
