@@ -55,7 +55,8 @@ fn each_difference_is_named() {
     }
 }
 
-/// Goal: sharing is told without addresses: equal for equal sharing on different file systems, different otherwise.
+/// Goal: sharing is described without addresses: equal for equal sharing on different file systems, different
+/// otherwise.
 #[test]
 fn sharing_is_reported_by_names() {
     let Some(oracle) = oracle() else { return };
@@ -83,7 +84,7 @@ fn sharing_is_reported_by_names() {
     assert!(found.iter().any(|l| l.contains("extent 0 of 1")), "{found:?}");
 }
 
-/// One file that claims a size, and parts of it that hold data; a directory that is its own child, if asked for.
+/// One file that claims a size, and its data ranges; a directory that is its own child, if requested.
 struct Claims {
     size: u64,
     data: Vec<(u64, u64)>,
@@ -144,8 +145,7 @@ impl TreeView for Claims {
     }
 }
 
-/// Goal: of a file of any size what holds data is read, and no more; data without end and directories in circles are not taken for
-/// something that was looked at.
+/// Goal: of a file of any size only the data is read; data without end and directories in circles are reported.
 #[test]
 fn what_has_no_end_is_reported() {
     const HUGE: u64 = 1 << 62;

@@ -5,8 +5,8 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// Loop devices over files of a directory that stay. One that is let go lives on while anybody has it open, as a
-/// program may that is looking through all block devices just then.
+/// The number of loop devices over files of a directory that stay. A detached one lives on while any program has it
+/// open, which may be scanning all block devices just then.
 fn loops_over(dir: &Path) -> usize {
     const WAIT_MAX: Duration = Duration::from_secs(10);
     let dir = dir.to_string_lossy().into_owned();
@@ -79,8 +79,8 @@ fn a_panic_cleans_up() {
     assert_eq!(loops_over(scratch.path()), 0);
 }
 
-/// Goal: what mkfs.btrfs 6.2 leaves is tolerated only when asked, and only that.
-/// Method: the words of `btrfs check` 6.19 and of older ones, with other findings beside them, in other places and too often.
+/// Goal: what mkfs.btrfs 6.2 leaves is tolerated only if requested, and nothing else is. Method: the messages of `btrfs
+/// check` 6.19 and of older ones, with other findings beside them, in other places and too often.
 #[test]
 fn known_leftovers_of_mkfs() {
     const SUM: &str = "found 1 bytes used, error(s) found";
@@ -97,7 +97,7 @@ fn known_leftovers_of_mkfs() {
         let found = said(&[&first, odd, &second]).but_for_mkfs_6_2();
         assert_eq!(found.findings, [&odd[..], SUM]);
     }
-    // Errors that are summed up and were not said are not forgiven.
+    // Errors in the total that were not listed are not tolerated.
     assert_eq!(said(&[]).but_for_mkfs_6_2().findings, [SUM]);
 
     let old = "We have a space info key for a block group that doesn't exist";
@@ -106,7 +106,7 @@ fn known_leftovers_of_mkfs() {
     assert_eq!(said(&[old, old, old, old]).but_for_mkfs_6_2().findings, [old, SUM]);
 }
 
-/// Goal: lines that say how far it is are no findings; what else begins like them is.
+/// Goal: progress lines are not findings; other lines that begin like them are.
 #[test]
 fn progress_is_no_finding() {
     let text = "[1/7] checking root items\n[8/8] checking quota groups skipped (not enabled on this FS)\n\

@@ -1,9 +1,9 @@
 use super::*;
 use crate::oracle::oracle;
 
-/// Goal: damage gets past checksums, is undone exactly, and the oracle sees it.
-/// Method: damage a kernel image over and over; after each, the superblock (or the blocks) have sound checksums; after
-/// the guard is gone, the image is what it was. `btrfs check` must complain about a good part of it.
+/// Goal: damage gets past checksums, is undone exactly, and the oracle notices it. Method: damage a kernel image
+/// repeatedly; after each, the superblock (or the blocks) have sound checksums; after the guard is gone, the image is
+/// as before. `btrfs check` must complain about a good part of it.
 #[test]
 fn damage_is_real_and_undone() {
     let Some(oracle) = oracle() else { return };

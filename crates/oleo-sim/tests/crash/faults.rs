@@ -1,5 +1,5 @@
-//! Devices that fail: the error reaches the caller, the file system refuses changes from then on, and what was promised before
-//! is there when it is opened again on devices that work.
+//! Devices that fail: the error reaches the caller, the file system refuses changes from then on, and everything
+//! promised before is there after reopening on devices that work.
 
 use oleo_fs::FsError;
 use oleo_sim::crash::ace::{objects, operations, setup};
@@ -48,13 +48,13 @@ fn verify_last(run: &Run, what: &str) {
     for rest in [Rest::All, Rest::None, Rest::Torn { seed: 3 }] {
         let cut = Cut { at: run.events.len(), rest };
         let state = maker.make(&cut);
-        // What failed in between may be there or not: the run's own moments say what may be found.
+        // What failed in between may be there or not: the run's own moments define what may be found.
         let wrong = run.verify(&cut, &state, Way::GoOn);
         assert!(wrong.is_empty(), "{what}, {rest:?}: {wrong:#?}");
     }
 }
 
-/// Where the run met its fault: the first step that failed.
+/// The first step that failed.
 fn first_error(run: &Run) -> Option<(usize, &FsError)> {
     run.results.iter().enumerate().find_map(|(i, r)| Some((i, r.as_ref().err()?)))
 }
@@ -89,8 +89,9 @@ fn writes_and_flushes_fail() {
     say(&format!("crash: faults: {} writes and {} flushes failed one by one", counts.writes, counts.flushes));
 }
 
-/// Goal: a read that fails, or gives rot, is an error, or healed; never wrong bytes, and what is on disk stays whole.
-/// Method: each read of a run fails, or rots, in its turn. With one copy nothing heals; with two a read of a tree block does.
+/// Goal: a read that fails, or returns rot, is an error, or healed; never wrong bytes, and the disk stays whole.
+/// Method: each read of a run fails, or rots, in turn. With one copy nothing heals; with two a read of a tree block
+/// does.
 #[test]
 fn reads_fail_and_rot() {
     let mut reported = 0;
@@ -107,7 +108,7 @@ fn reads_fail_and_rot() {
                 all += 1;
                 match first_error(&run) {
                     Some(_) => reported += 1,
-                    // A read that only served to look may have failed; what was made durable is right all the same.
+                    // A read that was not essential may have failed; everything made durable is right all the same.
                     None => assert!(run.failed.is_none(), "{what}: it has stopped, and nobody was told"),
                 }
                 verify_last(&run, &what);
@@ -118,9 +119,9 @@ fn reads_fail_and_rot() {
     assert!(reported > 0);
 }
 
-/// Goal: a promise or an address of data that is refused, each one, once or from then on, is no more than an error to whoever
-/// asked: nothing stops, and all that was promised before and after is there.
-/// Method: a run counts the requests; each is refused in its turn, and the states of each run are verified.
+/// Goal: if a reservation or an allocation of data is refused, each one, once or permanently, the caller gets an error
+/// and nothing else happens: everything promised before and after is there. Method: a run counts the requests; each is
+/// refused in turn, and the states of each run are verified.
 #[test]
 fn each_request_for_space_is_refused() {
     let base = Base::new(Shape::BARE, &setup());
@@ -153,8 +154,8 @@ fn each_request_for_space_is_refused() {
     tally.must_have_tested(3500, 650);
 }
 
-/// Goal: a commit that finds no block for a tree, whatever was promised to it, stops the file system with the old state whole.
-/// Method: each request for tree blocks is refused in its turn.
+/// Goal: a commit that finds no block for a tree, despite its reservation, stops the file system with the old state
+/// whole. Method: each request for tree blocks is refused in turn.
 #[test]
 fn each_tree_block_is_refused() {
     let base = Base::new(Shape::BARE, &setup());
@@ -178,8 +179,9 @@ fn each_tree_block_is_refused() {
     say(&format!("crash: faults: {asked} requests for tree blocks refused one by one"));
 }
 
-/// Goal: a full disk is refused to the caller, not met in the middle of things: whatever was promised before or after is there.
-/// Method: the same operations with ever less room, so that the refusal comes at each place; all states of each run.
+/// Goal: the caller gets ENOSPC on a full disk before anything is half done: everything promised before or after is
+/// there. Method: the same operations with ever less space, so that the refusal comes at each place; all states of each
+/// run.
 #[test]
 fn the_disk_is_full() {
     const STEP: u64 = 16 << 10;

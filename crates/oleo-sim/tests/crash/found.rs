@@ -8,8 +8,8 @@ use crate::tally::{Tally, verify_script};
 
 const ALL: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 4, torn: 4 };
 
-/// Goal: a file that a rename replaced stays gone when the one that took its name goes on to another.
-/// Method: both renames after a commit, an fsync after each.
+/// Goal: a file that a rename replaced stays gone when the replacement is renamed again. Method: both renames after a
+/// commit, an fsync after each.
 #[test]
 fn a_replaced_file_stays_gone() {
     let own = |path: &str| path.to_owned();

@@ -1,7 +1,7 @@
-//! The kernel in both parts: it opens what we left behind, and we (and it) open what it left behind.
+//! The kernel in both roles: it opens the states of our crashes, and we (and it) open the states of its crashes.
 //!
-//! A crash of the kernel is a copy of the file below its loop device, taken while it is mounted and nothing is going on: all
-//! that it has handed to the device is in it, nothing else.
+//! A crash of the kernel is a copy of the file below its loop device, taken while it is mounted and idle: it contains
+//! everything that the kernel has handed to the device, and nothing else.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,8 @@ const STATES_OF_RUN: usize = 8;
 /// Crashes of the kernel's, each mounted two or three times.
 const KERNEL_CRASHES: u64 = 150;
 
-/// A kernel mount with subvolumes told by their numbers, which stay, and not by device numbers, which do not.
+/// A kernel mount whose subvolumes are identified by their numbers, which stay, and not by device numbers, which do
+/// not.
 struct KernelTree {
     inner: HostTree,
     subvols: Mutex<HashMap<u64, u64>>,
@@ -46,7 +47,8 @@ impl KernelTree {
     }
 }
 
-/// The number of the subvolume with this directory: the kernel tells it since 6.10 (`STATX_SUBVOL`), the tool of any.
+/// The number of the subvolume with this directory: the kernel reports it since 6.10 (`STATX_SUBVOL`), the tool on any
+/// kernel.
 fn subvol_of(path: &Path) -> Result<u64> {
     const STATX_SUBVOL: StatxFlags = StatxFlags::from_bits_retain(0x8000);
     let stat = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, STATX_SUBVOL)?;
@@ -153,12 +155,12 @@ impl KernelRun {
         verify(&self.history, progress, None, found)
     }
 
-    /// What is wrong with what the kernel finds.
+    /// Mistakes in what the kernel finds.
     pub fn verify_by_kernel(&self, oracle: Oracle) -> Result<Vec<String>> {
         Ok(self.verify(&mounted(oracle, std::slice::from_ref(&self.crashed))?.0))
     }
 
-    /// What is wrong with what we find.
+    /// Mistakes in what we find.
     pub fn verify_by_oleo(&self) -> Result<Vec<String>> {
         let image = crate::run::open(std::slice::from_ref(&self.crashed), true)?;
         let mut wrong = self.verify(&crate::run::look(&image, None)?);
@@ -167,7 +169,8 @@ impl KernelRun {
     }
 }
 
-/// Mounts a state of the kernel's, which replays its log, and looks; after unmounting, what `btrfs check` says.
+/// Mounts a state of the kernel's, which replays its log, and reads it; returns the contents, and the complaints of
+/// `btrfs check` after unmounting.
 fn mounted(oracle: Oracle, state: &[Contents]) -> Result<(Seen, Vec<String>)> {
     let scratch = Scratch::new()?;
     let files: Vec<PathBuf> = (0..state.len()).map(|i| scratch.path().join(format!("crashed{i}"))).collect();
@@ -179,7 +182,7 @@ fn mounted(oracle: Oracle, state: &[Contents]) -> Result<(Seen, Vec<String>)> {
     Ok((seen, if verdict.is_clean() { Vec::new() } else { vec![format!("btrfs check: {verdict}")] }))
 }
 
-/// As `disk::load`, past what was never written.
+/// As `disk::load`, without the parts that were never written.
 fn load(file: &Path) -> Result<Contents> {
     use rustix::fs::SeekFrom;
     use std::os::unix::fs::FileExt;
@@ -214,7 +217,7 @@ fn note(tally: &mut Tally, state: String, script: &[Op], wrong: Vec<String>) {
     }
 }
 
-/// Whether the first copy of every superblock is whole: the kernel looks at no other.
+/// Whether the first copy of every superblock is whole: the kernel reads no other.
 fn has_supers(state: &[Contents]) -> bool {
     let whole = |disk: &Contents| {
         let mut bytes = [0; 4096];
@@ -224,8 +227,8 @@ fn has_supers(state: &[Contents]) -> bool {
     state.iter().all(whole)
 }
 
-/// As `mounted`, for a state of ours, with as few processes as will do. The loop devices are new for each state: others look at all
-/// block devices at any time, and what they have read stays in a device's cache.
+/// As `mounted`, for a state of ours, with as few processes as possible. The loop devices are new for each state:
+/// others may read all block devices at any time, and what they have read stays in a device's cache.
 fn ours_mounted(oracle: Oracle, state: &[Contents]) -> Result<(Seen, Vec<String>)> {
     let scratch = Scratch::new()?;
     let files: Vec<PathBuf> = (0..state.len()).map(|i| scratch.path().join(format!("crashed{i}"))).collect();
@@ -312,7 +315,7 @@ impl KernelVerifier {
             tally.with_log += u64::from(has_log(&state));
             tally.torn += u64::from(matches!(cut.rest, Rest::Torn { .. }));
             tally.promises = tally.promises.max(run.promises(&cut));
-            // What we take for damaged is not shown to the kernel.
+            // States that are damaged by our own verdict are not shown to the kernel.
             let mut wrong = run.verify(&cut, &state, Way::Read);
             if wrong.is_empty() {
                 wrong = match ours_mounted(self.oracle, &state) {
@@ -332,7 +335,7 @@ impl KernelVerifier {
     }
 }
 
-/// At least so many states of ours, of scripts from `first` on: some have a torn superblock, and others come in their place.
+/// At least this many states of ours, of scripts from `first` on. States with a torn superblock are replaced by others.
 fn the_kernel_verifies(oracle: Oracle, first: u64, count: u64) -> Tally {
     let count = count + count.div_ceil(12);
     let idle = Mutex::new(Vec::new());
@@ -350,9 +353,9 @@ fn the_kernel_verifies(oracle: Oracle, first: u64, count: u64) -> Tally {
     })
 }
 
-/// Goal: the kernel mounts what a crash of ours left, replaying our log, and finds what was promised; `btrfs check` agrees.
-/// Method: some states of each of some scripts, a fiftieth of as many as all tests here verify, on one disk and two,
-/// with quota and without, torn ones among them; never one with a torn superblock, for which the kernel has no use.
+/// Goal: the kernel mounts the states of our crashes, replaying our log, and finds what was promised; `btrfs check`
+/// agrees. Method: some states of each of some scripts, a fiftieth of as many as all tests here verify, on one disk and
+/// two, with quota and without, torn ones among them; never one with a torn superblock, which the kernel cannot use.
 #[test]
 fn the_kernel_opens_ours() {
     let Some(oracle) = oleo_sim::oracle::oracle() else { return };
@@ -375,9 +378,8 @@ fn the_kernel_opens_more() {
     tally.must_have_tested(10 * KERNEL_STATES, 2 * KERNEL_STATES);
 }
 
-/// Goal: we open what a crash of the kernel left, replaying its log, and find what it promised; so does the kernel, which proves
-/// the model.
-/// Method: scripts on a kernel mount; a copy of the file below it after the last step.
+/// Goal: we open the states of the kernel's crashes, replaying its log, and find what it promised; so does the kernel,
+/// which proves the model. Method: scripts on a kernel mount; a copy of the file below it after the last step.
 #[test]
 fn we_open_the_kernels() {
     let Some(oracle) = oleo_sim::oracle::oracle() else { return };
@@ -424,7 +426,7 @@ fn has_log(state: &[Contents]) -> bool {
     crate::run::super_block(state).is_some_and(|sb| sb.log_root.get() != 0)
 }
 
-/// The kernel's own view of what its crash left, for finding out what it promises: `OLEO_CRASH_PROBE=FILE`, scripts parted by
+/// The kernel's own view of its crashes, to find out what it promises: `OLEO_CRASH_PROBE=FILE`, scripts separated by
 /// empty lines.
 #[test]
 #[ignore = "by command, it needs a file: OLEO_CRASH_PROBE=FILE"]

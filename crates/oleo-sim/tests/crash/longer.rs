@@ -1,4 +1,4 @@
-//! More than CI runs, and one script again: what `cargo xtask crash` calls.
+//! More than CI runs, and single scripts again: what `cargo xtask crash` calls.
 //!
 //! `OLEO_CRASH_STATES=N OLEO_CRASH_SEED=S OLEO_CRASH_KINDS=random,three,four` verifies at least N states of scripts from seed S on;
 //! `OLEO_CRASH_SCRIPT=FILE` verifies every sort of state of the script in a file, on every sort of base.
@@ -13,7 +13,7 @@ use crate::run::{Base, Shape};
 use crate::tally::{Tally, in_parallel, verify_script};
 
 const ALL: Kinds = Kinds { flushes: true, writes: true, steps: true, some: 4, torn: 4 };
-/// Scripts between two looks at the number of states.
+/// Scripts between two checks of the number of states.
 const BATCH: usize = 64;
 /// States of each script.
 const STATES_PER_SCRIPT: usize = 100;
@@ -48,7 +48,7 @@ impl Bases {
         }
     }
 
-    /// On every base: what a script is about says where it means something.
+    /// On every base, since a script may mean something only on some.
     fn verify_everywhere(&self, script: &[Op]) -> Tally {
         let mut tally = Tally::default();
         for base in [&self.small, &self.bare, &self.usual, &self.pair] {

@@ -1,4 +1,4 @@
-//! What a crash leaves, whenever it happens: thousands of states, verified by a model.
+//! States after a crash, whenever it happens: thousands of them, verified by a model.
 
 mod exhaustive;
 mod faults;

@@ -1,4 +1,4 @@
-//! Proof that the harness can fail: runs with something wrong, of which it must complain.
+//! Proof that the harness can fail: it must complain about runs with a mistake.
 
 use oleo_sim::crash::ace::{operations, setup};
 use oleo_sim::crash::order::Careless;
@@ -51,9 +51,9 @@ fn lies_are_noticed() {
     assert!(!failures(Some(Wrong::Device(Fault::DropFlushes))).is_empty());
 }
 
-/// Goal: what files and directories with the flags `S` and `D` promise is kept, and is noticed where it is not.
-/// Method: every operation on a small tree in which all have the flags; once more with flags that are never set. Each kind of operation
-/// that promises something must have been noticed.
+/// Goal: the promises of flags `S` and `D` on files and directories are kept, and it is noticed if they are not.
+/// Method: every operation on a small tree in which everything has the flags; once more with flags that are never set.
+/// Each kind of operation that promises something must have been noticed.
 #[test]
 fn flags_that_do_nothing_are_noticed() {
     let base = Base::new(Shape::BARE, &setup());
@@ -64,7 +64,7 @@ fn flags_that_do_nothing_are_noticed() {
     };
     let scripts: Vec<Vec<Op>> = operations()
         .into_iter()
-        // What promises by itself is no witness.
+        // An operation that promises by itself proves nothing here.
         .filter(|op| !matches!(op, Op::Tmpfile { sync: true, .. }))
         .flat_map(|op| [Keep::All, Keep::Names].map(|dirs| flags(dirs).chain([op.clone()]).collect()))
         .collect();
@@ -88,7 +88,7 @@ fn flags_that_do_nothing_are_noticed() {
     });
 }
 
-/// Goal: an fsync that is refused, where nothing is in its way, is a failure: it breaks no promise, since it makes none.
+/// Goal: an fsync that is refused without a fault is a failure, although it breaks no promise, since it makes none.
 #[test]
 fn refused_promises_are_noticed() {
     let refused = failures(Some(Wrong::FsyncRefuses));
@@ -130,10 +130,9 @@ fn every_write_and_flush_matters() {
     assert!(flushes.is_empty(), "flushes left out unnoticed: {flushes:?}");
 }
 
-/// Goal: each mistake in the order of writes, flushes and discards is noticed on every shape of volume, with balances, snapshots and quota
-/// in between.
-/// Method: random scripts as those that must be clean, with as many states of each; what the devices were told is put into another order.
-/// The same scripts in the right order are clean.
+/// Goal: each mistake in the order of writes, flushes and discards is noticed on every shape of volume, with balances,
+/// snapshots and quota in between. Method: random scripts like those that must be clean, with as many states of each;
+/// the requests to the devices are reordered. The same scripts in the right order are clean.
 #[test]
 fn the_order_matters() {
     const SCRIPTS: u64 = 3;

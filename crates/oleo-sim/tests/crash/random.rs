@@ -36,7 +36,7 @@ fn scripts(what: &str, shape: Shape, first: u64, count: u64) {
     tally.must_have_tested(25 * count, 50 * count);
 }
 
-/// Goal: nothing that was promised is lost, and nothing is half there, whatever was done before.
+/// Goal: nothing promised is lost, and nothing is half done, whatever was done before.
 #[test]
 fn one_copy() {
     scripts("random scripts, one copy of everything", Shape::BARE, 0, 90);
@@ -66,7 +66,7 @@ fn with_flags_that_keep() {
     tally.must_have_tested(500, 500);
 }
 
-/// Goal: with quota on, the numbers are those of what is there in every state, snapshots and deletions included.
+/// Goal: with quota on, the numbers match the contents in every state, snapshots and deletions included.
 #[test]
 fn with_quota() {
     let base = Base::new(Shape::QUOTA, &[]);
@@ -78,7 +78,7 @@ fn with_quota() {
     tally.must_have_tested(1100, 2300);
 }
 
-/// Goal: the same with simple quotas: what a log brings back and what a balance moves still counts for who wrote it.
+/// Goal: the same with simple quotas: what a log restores and what a balance moves still counts for its writer.
 #[test]
 fn with_simple_quota() {
     let base = Base::new(Shape::SIMPLE_QUOTA, &[]);
@@ -91,7 +91,7 @@ fn with_simple_quota() {
     tally.must_have_tested(1100, 1900);
 }
 
-/// Goal: a balance that is cut short anywhere leaves what was there: each of its transactions is whole by itself.
+/// Goal: a balance that is interrupted anywhere loses nothing: each of its transactions is whole by itself.
 #[test]
 fn with_balance() {
     let base = Base::new(Shape::USUAL, &[]);
@@ -130,9 +130,9 @@ fn with_rescans() {
     tally.must_have_tested(750, 850);
 }
 
-/// Goal: what is discarded is nothing that a crash would go back to, and a device is made longer before it is counted, shorter after.
-/// Method: volumes that discard what a commit frees, trims and changes of length in between, balances too. The discarded bytes are
-/// what they were, zeros or rubbish, immediately or later.
+/// Goal: no discarded byte is part of a state that a crash would return to, and a device is made longer before it is
+/// counted, shorter after. Method: volumes that discard what a commit frees, trims and changes of length in between,
+/// balances too. The discarded bytes stay, or become zeros or rubbish, immediately or later.
 #[test]
 fn with_discards() {
     const LENGTHS: (u64, u64) = (80 << 20, 160 << 20);
@@ -168,10 +168,10 @@ fn with_balance_and_quota() {
     tally.must_have_tested(800, 1200);
 }
 
-/// Goal: the job of balancing, with its item on disk: cut short anywhere, the volume is sound, whoever opens it finds the balance
-/// paused, and it ends when it is carried on.
-/// Method: every move of groups in the scripts is a balance that is started, paused, resumed and ended; half of the bases have quota,
-/// half two disks, whose groups turn from one profile into another.
+/// Goal: the balance job, with its item on disk: interrupted anywhere, the volume is sound, the balance is paused after
+/// reopening, and it ends when it is resumed. Method: every move of groups in the scripts is a balance that is started,
+/// paused, resumed and ended; half of the bases have quota, half two disks, whose groups are converted from one profile
+/// into another.
 #[test]
 fn with_the_balance_job() {
     let bases = [Shape::QUOTA, Shape::PAIR].map(|shape| Base { mover: Mover::Balance, ..Base::new(shape, &[]) });

@@ -1,4 +1,5 @@
-//! A receive that is cut short anywhere leaves nothing of a subvolume, a part that says so, or all of it; and it is gone on with.
+//! A receive that is interrupted anywhere leaves nothing of a subvolume, a marked part, or all of it; and it can be
+//! resumed.
 
 use std::io::Cursor;
 use std::sync::Arc;
@@ -73,7 +74,7 @@ fn contents(image: &Image, name: &str) -> Result<Manifest> {
     Manifest::of(&OleoTree::below(image, image.subvol(name)?), detail)
 }
 
-/// What is found of a subvolume.
+/// What exists of a subvolume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Found {
     Nothing,
@@ -127,7 +128,7 @@ impl Run {
         Ok((Run { base, events, name, stream, want }, after))
     }
 
-    /// Verifies what a crash left, goes on with it, and verifies that.
+    /// Verifies the state after a crash, resumes the receive, and verifies the result.
     fn verify(&self, state: &[Contents], returned: bool) -> Result<Found> {
         let disks = || -> Vec<Arc<dyn Device>> {
             state.iter().map(|c| Arc::new(Overlay::new("disk", c.clone())) as Arc<dyn Device>).collect()
@@ -205,9 +206,9 @@ fn history(seed: u64, kinds: &std::sync::Mutex<Kinds4>) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Goal: whatever a crash leaves of a receive is sound, is told from what is complete, and is gone on with to the same end.
-/// Method: whole and incremental streams of random trees, with commits all the way; every state is checked, received into once more, and
-/// compared with a receive that was left in peace.
+/// Goal: the state of a receive after a crash is sound, distinguished from a complete one, and resumed to the same
+/// result. Method: whole and incremental streams of random trees, with commits throughout; every state is checked,
+/// received into once more, and compared with an uninterrupted receive.
 #[test]
 fn is_gone_on_with() {
     let kinds = std::sync::Mutex::new(Kinds4::default());

@@ -1,8 +1,8 @@
-//! Running scripts on the library over recording devices, and verifying what a crash leaves.
+//! Runs scripts on the library over recording devices, and verifies the states after a crash.
 //!
-//! Normal path: (1) [`Base::new`] makes a file system in memory and what is there before the run; (2) [`Base::run`] runs a
-//! script, noting each moment; (3) [`Run::cuts`] names states; (4) [`Run::verify`] opens each as anybody would, which replays the
-//! log, has it checked, reads everything, and asks the model.
+//! Normal path: (1) [`Base::new`] makes a file system in memory with the contents before the run; (2) [`Base::run`]
+//! runs a script, recording each moment; (3) [`Run::cuts`] names states; (4) [`Run::verify`] opens each as any program
+//! would, which replays the log, has it checked, reads everything, and compares it with the model.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -63,7 +63,7 @@ impl Shape {
     pub const QUOTA: Shape = Shape { quota: Quota::Full, ..Shape::BARE };
     /// The same with simple quotas.
     pub const SIMPLE_QUOTA: Shape = Shape { quota: Quota::Simple, ..Shape::BARE };
-    /// As it is made when nothing is said.
+    /// The default shape.
     pub const USUAL: Shape = Shape { nodesize: 16384, metadata: Profile::Dup, disks: 1, quota: Quota::Off };
     /// On two disks that fail independently.
     pub const PAIR: Shape = Shape { nodesize: 4096, metadata: Profile::Raid1, disks: 2, quota: Quota::Off };
@@ -72,27 +72,27 @@ impl Shape {
 /// The devices' length: enough for a second superblock.
 pub const DISK_LEN: u64 = 128 << 20;
 
-/// What is wrong with a run.
+/// The mistake of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
     /// The devices fail.
     Device(Fault),
     /// Space is refused.
     NoSpace(FaultSpec),
-    /// What the devices were told comes in another order.
+    /// The devices get requests in another order.
     Order(Careless),
     /// `fsync` and `fdatasync` do nothing.
     FsyncLies,
     /// `fsync` and `fdatasync` find no room.
     FsyncRefuses,
-    /// What is to be kept is not.
+    /// Flags to keep changes do nothing.
     KeepLies,
 }
 
 /// A file system before a run.
 pub struct Base {
     pub contents: Vec<Contents>,
-    /// Who moves groups in runs.
+    /// What moves groups in runs.
     pub mover: Mover,
     /// What a commit frees is discarded.
     pub discard: bool,
@@ -129,7 +129,7 @@ pub fn look(image: &Image, before: Option<&Seen>) -> anyhow::Result<Seen> {
     Seen::of(&OleoTree::new(image)?, before)
 }
 
-/// The superblock that counts: the first that is whole. `None` where none is.
+/// The superblock in use: the first that is whole. `None` if there is none.
 pub fn super_block(contents: &[Contents]) -> Option<SuperBlock> {
     const PLACES: [u64; 2] = [64 << 10, 64 << 20];
     const LEN: usize = 4096;
@@ -238,7 +238,7 @@ impl Base {
                 _ => ours.try_apply(op),
             };
             journal.end(i);
-            // A refusal has a number of its own; what has none of these is ours or the device's.
+            // Errors with these numbers are not refusals: they come from us or the device.
             let is_fault = result.as_ref().is_err_and(|e| [5, 117].contains(&e.errno()));
             if is_fault && !may_fail {
                 broken =
@@ -314,7 +314,7 @@ pub enum Way {
     Write,
     /// For reading only.
     Read,
-    /// For writing; afterwards life goes on, and the volume is closed and opened once more.
+    /// For writing; afterwards the volume is changed, closed and opened once more.
     GoOn,
 }
 
@@ -324,12 +324,12 @@ impl Run {
         cuts(&self.events, kinds, rng)
     }
 
-    /// How far it had come.
+    /// The progress at a cut.
     pub fn progress(&self, cut: &Cut) -> Progress {
         progress(&self.events, cut.at)
     }
 
-    /// What its superblock says.
+    /// The contents of its superblock.
     pub fn commit_of(&self, state: &[Contents]) -> Option<Commit> {
         let sb = super_block(state)?;
         Some(Commit { generation: sb.generation.get(), log: sb.log_root.get() != 0 })
@@ -425,7 +425,7 @@ pub fn go_on(image: Image, disks: Vec<Arc<dyn Device>>) -> anyhow::Result<()> {
     let synced = written.and_then(|()| Ok(image.fs().fsync(&image.find("after the crash")?)?));
     match synced {
         Ok(()) => {}
-        // A disk that is full by now says so to whoever writes or syncs; what it could not take is given up.
+        // A full disk now reports errors to writers and to sync; what it could not take is given up.
         Err(e) if e.to_string().contains("no space left") => {
             let _ = image.fs().unlink(&image.top()?, b"after the crash");
         }

@@ -10,7 +10,7 @@ use oleo_sim::script::Op;
 
 use crate::run::{Base, Way, Wrong};
 
-/// Runs a script and verifies states of it. Where `most` is given, at most so many, chosen by the seed.
+/// Runs a script and verifies states of it; if `most` is given, at most that many, chosen by the seed.
 pub fn verify_script(base: &Base, script: &[Op], kinds: &Kinds, seed: u64, most: Option<usize>) -> Tally {
     verify_wrong(base, script, kinds, seed, most, None)
 }

@@ -1,7 +1,8 @@
-//! Several threads on one volume, and all that goes on beside them: timed commits, write-back, cleaning, snapshots that come and go.
-//! So a crash comes while several fsyncs, a commit and a log commit are under way together.
+//! Several threads on one volume, beside timed commits, write-back, cleaning, snapshots that come and go. So a crash
+//! comes while several fsyncs, a commit and a log commit are under way together.
 //!
-//! Each thread works in a directory of its own, in which nobody else changes anything: the rules of the model hold for it alone, but for
+//! Each thread works in a directory of its own, in which nobody else changes anything: the rules of the model hold for
+//! it alone, except those about commits, since their order is unknown. A write under way may be there in any part.
 //! those about commits, since nobody knows which came when. A write under way may be there in any part.
 
 use std::sync::Arc;
@@ -59,7 +60,7 @@ fn view(image: &Image, thread: usize) -> Result<OleoTree<'_>> {
     Ok(OleoTree::below(image, top.with_context(|| path)?))
 }
 
-/// One thread's steps; what it saw, and which promises it was refused.
+/// One thread's steps; returns what it saw, and which promises were refused.
 fn work(image: &Arc<Image>, thread: usize, script: &[Op], journal: &Journal) -> Result<(History, Vec<String>)> {
     let mut ours = Ours::sharing(image.clone(), &format!("work/{}", name(thread)));
     let mut moments = vec![Seen::of(&view(image, thread)?, None)?];
@@ -109,7 +110,7 @@ impl Run {
         journal.take();
         journal.inject(fault);
         let stop = AtomicBool::new(false);
-        // What nobody asked for, again and again until the others are done.
+        // Background work, repeated until the others are done.
         let background = |pause: u64, act: &(dyn Fn() -> Result<()> + Sync)| -> Result<()> {
             while !stop.load(Ordering::Relaxed) {
                 act()?;
@@ -158,7 +159,7 @@ impl Run {
         })
     }
 
-    /// How far a thread had come.
+    /// The progress of a thread.
     fn progress(&self, thread: usize, at: usize) -> Progress {
         let own = |id: &usize| id / STRIDE == thread;
         let done = self.events[..at].iter().filter(|e| matches!(e, Event::End(id) if own(id))).count();
@@ -219,9 +220,9 @@ fn verify_some(base: &Base, seed: u64, steps: usize, most: usize, fault: Option<
     (tally, run.snapshots)
 }
 
-/// Goal: what any thread had made durable is there, and all is sound, whatever the others and the volume itself were at.
-/// Method: threads with a directory each, on one disk and two, with quota, with discards; the states verified as
-/// everywhere. Interleavings do not follow from the seed.
+/// Goal: everything that any thread had made durable is there, and the volume is sound, whatever the others and the
+/// volume itself were doing. Method: threads with a directory each, on one disk and two, with quota, with discards; the
+/// states verified as everywhere. Interleavings do not follow from the seed.
 #[test]
 fn at_once() {
     let shapes = [Shape::BARE, Shape::QUOTA, Shape::PAIR, Shape::USUAL];

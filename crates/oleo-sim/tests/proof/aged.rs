@@ -39,8 +39,8 @@ fn must_read_equal(aged: &Aged, what: &str) {
     }
 }
 
-/// Goal: we change what the kernel has made (files in old and new places, snapshots, deletes of snapshots), and the kernel
-/// finds it clean, with the content that we say it has.
+/// Goal: we change volumes made by the kernel (files in old and new places, snapshots, deletes of snapshots), and the
+/// kernel finds them clean, with the contents that we report.
 fn must_change_soundly(oracle: Oracle, aged: Aged, recipe: &Recipe) {
     let what = recipe.name;
     let mut rng = Rng::new(recipe.seed + 1000);
@@ -50,7 +50,7 @@ fn must_change_soundly(oracle: Oracle, aged: Aged, recipe: &Recipe) {
     }
     change_old_files(&mut ours, &aged, &mut rng);
     snapshot_and_delete(ours.image());
-    // Sharing is told from what is on disk.
+    // Sharing is read from the disk.
     ours.image().sync().unwrap();
     let want = Manifest::of(&OleoTree::new(ours.image()).unwrap(), DETAIL).unwrap();
     ours.close().unwrap();
@@ -100,7 +100,7 @@ fn change_old_files(ours: &mut Ours, aged: &Aged, rng: &mut Rng) {
         if !rng.one_in(6) {
             continue;
         }
-        // From where scripts play to the top.
+        // From the directory of scripts to the top.
         let image = ours.image();
         let (Ok(file), Ok((dir, name))) = (image.find(path), image.find_parent(&image.top().unwrap(), path.as_bytes()))
         else {
@@ -158,7 +158,8 @@ prove! {
     raid6: "raid6",
 }
 
-/// Goal: the kernel ages file systems that were made here, too; among them what its own mkfs of that age cannot make.
+/// Goal: the kernel ages file systems that were made by us, too; among them some that its own mkfs of that age cannot
+/// make.
 fn prove_ours(name: &'static str, seed: u64, feature: &str) {
     let Some(oracle) = oracle() else { return };
     let recipe = Recipe { name, seed, devices: 2, default_subvol: true, ..Recipe::default() };

@@ -1,4 +1,4 @@
-//! Damaged images: a typed error or the truth, no panic, no endless loop, no memory beyond the image's means.
+//! Damaged images: a typed error or the truth, no panic, no endless loop, bounded memory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use oleo_sim::specimen::{self, Options};
 
 use crate::ours::{OleoTree, open, open_to_read};
 
-/// Longer than this is taken for an endless loop. Sound images take a thousandth of it, but the proofs run side by side, on
-/// machines that may be busy with more.
+/// Operations that take longer count as endless loops. Sound images take a thousandth of it, but the proofs run side by
+/// side, on machines that may be busy.
 const TIME_MAX: Duration = Duration::from_secs(300);
 
 /// The process may not grow beyond this while it reads damaged images of some MiB, KiB.
@@ -63,7 +63,7 @@ fn change_some(path: &Path) -> bool {
     change().is_ok()
 }
 
-/// How often our check finds each kind of error; `None` where it cannot look at the volume at all.
+/// How often our check finds each kind of error; `None` if it cannot read the volume at all.
 fn errors(path: &Path) -> Option<BTreeMap<Kind, usize>> {
     let report = oleo::check::image(path, &OpenOptions::default(), Default::default(), &Default::default()).ok()?;
     let mut count = BTreeMap::new();
@@ -134,9 +134,9 @@ fn an_aged_file_system() {
     rot_away(&aged.devices[0], 2, 120);
 }
 
-/// Goal: damage met while writing ends in an error too, and is no worse afterwards: who writes to a volume that our check finds sound
-/// leaves it sound, and where it is not, every kind of error was there before, at most as often.
-/// Method: a copy of the image for each round, since it is changed; our check before and after, whether the writer refused or not.
+/// Goal: damage met while writing ends in an error, too, and gets no worse: a volume that our check finds sound stays
+/// sound, and in one that is not, every kind of error was there before, at least as often. Method: a copy of the image
+/// for each round, since it is changed; our check before and after, whether the writer refused or not.
 #[test]
 fn while_writing() {
     const ROUNDS: u32 = 150;
@@ -173,7 +173,7 @@ fn while_writing() {
     assert!(peak_memory_kib() < MEMORY_MAX_KIB);
 }
 
-/// Goal: what is no btrfs at all is refused: nothing, zeros, noise, and an image cut at every odd place.
+/// Goal: files that are not btrfs are refused: empty, zeros, noise, and an image cut at every odd place.
 #[test]
 fn no_image_at_all() {
     let scratch = Scratch::new().unwrap();
@@ -186,8 +186,8 @@ fn no_image_at_all() {
     assert!(error.is_some_and(|e| e.contains("missing")), "the message names the file");
 }
 
-/// Goal: an item that says that a device of the volume is another file system's does not get into the superblock by way of a commit, where
-/// it would keep everybody out. Method: the item's fsid; reading goes on, writing is refused.
+/// Goal: an item that assigns a device of the volume to another file system does not get into the superblock by a
+/// commit, which would make the volume unreadable. Method: the item's fsid; reading continues, writing is refused.
 #[test]
 fn a_device_of_another_file_system() {
     const DEV_ITEM: u8 = 216;
@@ -214,7 +214,7 @@ const DISK_LEN: usize = 29;
 const PART_OFFSET: usize = 37;
 const EXTENT_DATA: u8 = 108;
 
-/// The items of a type in a leaf: where they begin in the block, and how long they are.
+/// The items of a type in a leaf: their offsets in the block, and their lengths.
 fn items(block: &[u8], item_type: u8) -> Vec<(usize, usize)> {
     let u32_at = |at: usize| u32::from_le_bytes(block[at..at + 4].try_into().unwrap()) as usize;
     if block[100] != 0 {
@@ -229,10 +229,10 @@ fn extent_items(block: &[u8]) -> Vec<usize> {
     items(block, EXTENT_DATA).into_iter().filter(|(_, len)| *len == 53).map(|(at, _)| at).collect()
 }
 
-/// Goal: an extent that is not compressed has as many bytes as it takes on disk, whatever it is said to stand for: where that is
-/// too little, as some kernels wrote it, the file is read; where it is more, nobody gets at what lies behind it.
-/// Method: two files side by side; `ram_bytes` of the extents in all leaves is a sector, and then a MiB, with parts that begin
-/// where the extent ends.
+/// Goal: an uncompressed extent has as many bytes as it takes on disk, whatever `ram_bytes` claims: if that is too
+/// small, as some kernels wrote it, the file is read; if it is too large, nobody can read what lies behind the extent.
+/// Method: two files side by side; `ram_bytes` of the extents in all leaves is a sector, and then a MiB, with parts
+/// that begin where the extent ends.
 #[test]
 fn uncompressed_extents_end_on_disk() {
     let scratch = Scratch::new().unwrap();

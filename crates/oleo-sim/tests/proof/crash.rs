@@ -1,5 +1,5 @@
-//! Power cuts: whenever it happens and whatever of the unflushed writes survives, what is found afterwards is a state that
-//! was committed, whole, and sound to `btrfs check`.
+//! Power cuts: whenever one happens and whichever of the unflushed writes survive, a committed state is found
+//! afterwards, whole, and sound for `btrfs check`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::ours::{OleoTree, Ours};
 
 const IMAGE_LEN: u64 = 512 << 20;
 
-/// What was in the file system when it was committed, by generation.
+/// The contents of the file system at each commit, by generation.
 type Committed = BTreeMap<u64, Manifest>;
 
 fn options() -> OpenOptions {
@@ -40,7 +40,7 @@ fn run_until_cut(disks: &[Arc<SimDisk>], power: &Power, cut_after: u32, script: 
     power.cut_after(cut_after);
     for op in script {
         if *op == Op::Sync {
-            // What is to be committed is noted first: the commit itself may be cut, and be durable all the same.
+            // The contents are recorded before the commit, which may be cut, and be durable all the same.
             if power.is_cut() {
                 break;
             }
@@ -57,8 +57,8 @@ fn run_until_cut(disks: &[Arc<SimDisk>], power: &Power, cut_after: u32, script: 
     committed
 }
 
-/// Goal: as the module says.
-/// Method: one script, cut at places spread over all its writes; after each, several crashes with different parts kept.
+/// Goal: that of the module. Method: one script, cut at places spread over all its writes; after each, several crashes
+/// with different parts kept.
 fn cut_everywhere(oracle: Oracle, scratch: &Scratch, mkfs: &[&str], count: usize, seed: u64) {
     const CUTS: u64 = 40;
     const CRASHES: u64 = 3;
@@ -98,7 +98,7 @@ fn cut_everywhere(oracle: Oracle, scratch: &Scratch, mkfs: &[&str], count: usize
             let image = Image::from_devices(found, &options()).unwrap_or_else(|e| panic!("{what}: {e}"));
             let generation = image.volume().super_block().generation().0;
             let have = manifest(&image);
-            // The engine may commit by itself in between; then all that is known is that it must be whole.
+            // The engine may commit by itself in between; then it is only known that the state must be whole.
             if let Some(want) = committed.get(&generation) {
                 want.must_equal(&have, &Ignore::default(), &what);
                 later_than_first += u32::from(committed.keys().next() != Some(&generation));

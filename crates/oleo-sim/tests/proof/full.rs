@@ -1,5 +1,5 @@
-//! Full devices: filling until nothing fits, deleting, filling again. Nothing that was accepted may be lost, ENOSPC must
-//! come from the call and never from the commit, and the image must stay sound.
+//! Full devices: filling until nothing fits, deleting, filling again. Nothing accepted may be lost, ENOSPC must come
+//! from the call and never from the commit, and the image must stay sound.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::ours::{open, open_to_read};
 
 const MIB: u64 = 1 << 20;
 
-/// What has been accepted: name, seed, length.
+/// The files that were accepted: name, seed, length.
 type Accepted = BTreeMap<String, (u64, usize)>;
 
-/// When written bytes are asked to leave the buffer.
+/// When written bytes are flushed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flush {
     /// After each file: then its refusal is known immediately.
@@ -30,7 +30,7 @@ enum Flush {
     Tiny,
 }
 
-/// Makes files until one is refused for lack of space; returns the bytes that went in.
+/// Creates files until one is refused for lack of space; returns the bytes that were accepted.
 fn fill(image: &Image, accepted: &mut Accepted, rng: &mut Rng, round: u32, flush: Flush) -> u64 {
     const FILES_MAX: u32 = 200_000;
     let fs = image.fs();
@@ -55,7 +55,7 @@ fn fill(image: &Image, accepted: &mut Accepted, rng: &mut Rng, round: u32, flush
         match written.and_then(|()| if flush == Flush::Each { fs.flush(&file) } else { Ok(()) }) {
             Ok(()) => {}
             Err(FsError::NoSpace) => {
-                // A file that was refused half way is nobody's promise.
+                // A file that was refused half way is not promised.
                 fs.unlink(&top, name.as_bytes()).expect("deleting must always be possible");
                 return bytes;
             }
@@ -120,7 +120,7 @@ fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str], flush: Flush) {
         oracle.must_be_sound(&[&device], "refilled").unwrap();
     }
 
-    // Emptied, all of it can be had again.
+    // Once emptied, all of it can be used again.
     let image = open(&devices, options.clone()).unwrap();
     for name in std::mem::take(&mut accepted).keys() {
         image.fs().unlink(&image.top().unwrap(), name.as_bytes()).unwrap();
@@ -135,9 +135,9 @@ fn fill_delete_refill(name: &str, len: u64, mkfs: &[&str], flush: Flush) {
     verify(&image, &accepted);
 }
 
-/// Goal: nothing is put where a superblock mirror lies, in groups of the kernel either, whose free-space tree has the
-/// mirrors as free. Method: the kernel makes the groups for a file over the second mirror, and the file is replaced by one
-/// of ours; the scrub reads what the superblocks of the commits have left of it.
+/// Goal: nothing is placed over a superblock mirror, also in groups of the kernel, whose free-space tree lists the
+/// mirrors as free. Method: the kernel makes the groups for a file over the second mirror, and the file is replaced by
+/// one of ours; the scrub reads what the superblocks of the commits have left of it.
 #[test]
 fn over_a_superblock() {
     let Some(oracle) = oracle() else { return };
@@ -163,8 +163,8 @@ fn over_a_superblock() {
     oracle.must_be_sound(&[&device], "over a mirror").unwrap();
 }
 
-/// Goal: on a disk without a free sector a write is refused by its call, not by the fsync after it.
-/// Method: preallocation takes all there is, the last sectors one by one; what is then accepted must survive an fsync.
+/// Goal: on a disk without a free sector a write is refused by its call, not by the fsync after it. Method:
+/// preallocation takes all space, the last sectors one by one; data accepted after that must survive an fsync.
 #[test]
 fn not_a_sector_left() {
     let Some(oracle) = oracle() else { return };
@@ -197,7 +197,7 @@ fn not_a_sector_left() {
                 }
                 fs.sync().unwrap();
             };
-            // Before anybody has looked how much is free, and after.
+            // Before the free space was first counted, and after.
             write();
             for step in [MIB, 4096] {
                 while fs.preallocate(&filler, at, step, KeepSize::Yes).is_ok() {

@@ -1,13 +1,13 @@
-//! Logs that the kernel wrote: what Oleo makes of them is what the kernel makes of them.
+//! Logs written by the kernel: Oleo's replay gives the same result as the kernel's.
 //!
-//! Normal path of a case: (1) a kernel mount on a file in memory does what the case says; after the last fsync the file is
-//! copied while it is mounted, so that the copies are what a power cut leaves; (2) the kernel mounts one copy, which replays
-//! its log: that is what is wanted; (3) Oleo opens one for reading: the same must be seen, and no byte of the file may
-//! change; (4) Oleo opens one for writing: the same must be seen, by Oleo and by the kernel afterwards, and `btrfs check`
-//! and a scrub must be clean.
+//! Normal path of a case: (1) a kernel mount on a file in memory executes the case; after the last fsync the file is
+//! copied while it is mounted, so that the copies are what a power cut leaves; (2) the kernel mounts one copy, which
+//! replays its log: that is the wanted result; (3) Oleo opens one for reading: it must show the same, and no byte of
+//! the file may change; (4) Oleo opens one for writing: it must show the same, and so must the kernel afterwards, and
+//! `btrfs check` and a scrub must be clean.
 //!
-//! Cases are text, a line an operation. What stands before the line `sync` is committed. All of them are in one image, each
-//! in a subvolume, which has a log of its own.
+//! Cases are text, a line an operation. The lines before the line `sync` are committed. All of them are in one image,
+//! each in a subvolume, which has a log of its own.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -98,7 +98,7 @@ fn copy(from: &Path, to: &Path) {
     oracle::run("cp", [from.as_os_str(), to.as_os_str()]).unwrap();
 }
 
-/// Steps 2 to 4 of the module's text, on an image that nobody has mounted. Whether there was a log.
+/// Steps 2 to 4 of the module's text, on an image that is not mounted. Returns whether there was a log.
 fn must_agree(oracle: Oracle, crashed: &Path, what: &str) -> bool {
     let logged = has_log(crashed);
     let theirs = crashed.with_extension("theirs");

@@ -119,13 +119,13 @@ fn prove(shape: Shape) {
     let have = manifest_of(&devices, DETAIL).unwrap();
     want.must_equal(&have, &Ignore::default(), &format!("{what}: what the kernel wrote | as we see it"));
 
-    // All of it moves: nothing is other than before but where it stands.
+    // Everything moves: only addresses change.
     let image = open(&devices, OpenOptions::default().access(oleo::Access::Write)).unwrap();
     let kinds = BlockGroupFlags::DATA | BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM;
     assert!(move_groups(image.fs(), kinds).unwrap() > 10, "{what}: hardly anything has moved");
     image.close().unwrap();
     let have = manifest_of(&devices, DETAIL).unwrap();
-    // Compressed extents stand for more bytes than they have, which reach into what happens to lie behind them.
+    // FIEMAP reports compressed extents longer than they are, so they overlap what happens to lie behind them.
     let ignore = Ignore { sharing: shape.compress.is_some(), ..Ignore::default() };
     want.must_equal(&have, &ignore, &format!("{what}: before everything moved | after it"));
     oracle.must_be_sound(&devices, &format!("{what}: after everything moved")).unwrap();

@@ -1,7 +1,7 @@
 //! The library as something to walk and to run scripts on.
 //!
-//! [`Ours`] plays the part that the VFS plays for the kernel: it looks names up and refuses what no file system is ever
-//! asked. Errors must then be the kernel's, errno for errno.
+//! [`Ours`] plays the part that the VFS plays for the kernel: it looks names up and refuses what never reaches a file
+//! system. Errors must then be the kernel's, errno for errno.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -165,13 +165,13 @@ pub struct Ours {
     image: Option<Arc<Image>>,
     devices: Vec<PathBuf>,
     options: OpenOptions,
-    /// Where scripts play, from the top level; empty for all of it.
+    /// The directory in which scripts run, from the top level; empty for all of it.
     top: String,
-    /// Who moves groups.
+    /// What moves groups.
     mover: Mover,
 }
 
-/// Who moves block groups where a script says so.
+/// How block groups are moved if a script requests it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mover {
     /// The engine, group by group.
@@ -201,13 +201,13 @@ impl Ours {
         Ours { image: Some(image), devices: Vec::new(), options, top, mover: Mover::Engine }
     }
 
-    /// The same with groups moved by somebody else.
+    /// The same with another way of moving groups.
     #[allow(dead_code, reason = "for the states of crashes")]
     pub fn moved_by(self, mover: Mover) -> Ours {
         Ours { mover, ..self }
     }
 
-    /// A balance of all groups of one kind; the changes so far are part of what it moves. It begins paused, as it would after a crash.
+    /// A balance of all groups of one kind; it also moves the changes so far. It begins paused, as after a crash.
     fn balance(&self, kind: GroupKind, convert: Option<Profile>) -> Result<(), FsError> {
         let filters = Some(Filters::default().convert(convert));
         let mut args = BalanceArgs::default().force(true);
@@ -232,7 +232,7 @@ impl Ours {
         }
     }
 
-    /// As `apply`, where devices may fail: nothing panics.
+    /// As `apply`, for devices that may fail: nothing panics.
     pub fn try_apply(&mut self, op: &Op) -> Result<(), FsError> {
         self.run(op)
     }
@@ -255,7 +255,7 @@ impl Ours {
         self.image().fs()
     }
 
-    /// Cleans up what was deleted, commits and closes.
+    /// Cleans up deleted subvolumes and files, commits and closes.
     pub fn close(mut self) -> Result<()> {
         let image = self.image.take().expect("open until closed");
         image.clean()?;
@@ -282,7 +282,7 @@ impl Ours {
         Ok((dir, name.as_bytes()))
     }
 
-    /// As `parent`, where the name must be free.
+    /// As `parent`; the name must be free.
     fn free<'p>(&self, path: &'p str) -> Result<(InodeRef, &'p [u8]), FsError> {
         let (dir, name) = self.parent(path)?;
         match self.fs().lookup(&dir, name)? {
@@ -395,7 +395,7 @@ impl Ours {
                 let file = self.writable(path)?;
                 let before = fs.attr(&file).mtime;
                 fs.punch_hole(&file, *at, *len)?;
-                // The kernel sets the times even where there is nothing to be punched.
+                // The kernel sets the times even if there is nothing to punch.
                 if fs.attr(&file).mtime != before {
                     return Ok(());
                 }
@@ -455,7 +455,7 @@ impl Ours {
                 let set = SetAttr::default().mtime(Some(mtime)).atime(Some(atime));
                 fs.set_attr(&self.find(path)?, &set).map(drop)
             }
-            // The kernel answers with success where the property means nothing.
+            // The kernel returns success if the property means nothing.
             Op::Keep { path, keep } => {
                 let inode = self.file_or_dir(path)?;
                 let flag = match keep {
@@ -545,7 +545,7 @@ impl Ours {
         }
     }
 
-    /// Whether a path leads to, or just into, the empty directory that stands for a subvolume in its snapshot's parent.
+    /// Whether a path leads to, or just into, the empty directory in place of a subvolume in its parent's snapshot.
     fn meets_empty_subvol_dir(&self, path: &str) -> bool {
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
         [path, parent].iter().any(|p| self.find(p).is_ok_and(|inode| inode.is_empty_subvol_dir()))
@@ -569,7 +569,7 @@ impl Target for Ours {
     fn apply(&mut self, op: &Op) -> Result<(), Errno> {
         self.run(op).map_err(|e| match &e {
             FsError::Corruption(_) | FsError::Txn(_) | FsError::Tree(_) => panic!("{op:?}: {e}"),
-            // The kernel has an answer of its own for each operation on these, and forgets what it was told.
+            // The kernel treats each operation on these differently, and forgets the changes.
             _ if op.paths().iter().any(|p| self.meets_empty_subvol_dir(p)) => ANY_ANSWER,
             _ => Errno::from_raw_os_error(e.errno()),
         })
@@ -611,9 +611,9 @@ pub fn open_to_read(devices: &[PathBuf]) -> Result<Image> {
     open(devices, OpenOptions::default())
 }
 
-/// Opens an image. Another test of this process may just be starting a tool: until that child has replaced itself, it holds what
-/// we have closed, and the image is in use. So it is tried again for a while; but not where it is this process that
-/// still has the image open: that is a descriptor which somebody forgot.
+/// Opens an image. Another test of this process may just be starting a tool: until that child has executed its program,
+/// it holds what we have closed, and the image is in use. So opening is retried for a while, unless this process itself
+/// still has the image open: that is a leaked descriptor.
 pub fn open(devices: &[PathBuf], options: OpenOptions) -> Result<Image> {
     const PATIENCE: Duration = Duration::from_secs(10);
     let options = options.devices(devices[1..].to_vec());

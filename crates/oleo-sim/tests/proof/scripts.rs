@@ -24,7 +24,7 @@ struct Shape {
 
 const PLAIN: Shape = Shape { mkfs: &[], devices: 1 };
 
-/// What scripts compare: where both sides follow the same rules, where data and holes are and what is shared too.
+/// What scripts compare; if both sides follow the same rules, also the places of data and holes and the sharing.
 fn compare() -> Compare {
     Compare {
         detail: Detail { holes: true, sharing: true, ..Detail::default() },
@@ -77,7 +77,7 @@ fn verify(
     again.unmount().map_err(say)
 }
 
-/// Runs it; on failure shrinks, writes the short script down and says where.
+/// Runs it; on failure shrinks the script, writes it to a file and prints its name.
 fn must_agree(seed: u64, mix: &Mix, shape: Shape) {
     let Some(oracle) = oracle() else { return };
     let script = generate(seed, mix);
@@ -128,7 +128,7 @@ fn everything_compressed() {
     }
 }
 
-/// Goal: groups of all kinds move in between, on both sides, and nobody can tell.
+/// Goal: groups of all kinds move in between, on both sides, without visible effects.
 #[test]
 fn everything_with_balances() {
     let mix = Mix { steps: 600, balance: true, reopen: true, ..Mix::default() };
@@ -150,9 +150,9 @@ fn everything_the_old_way() {
     must_agree(41, &Mix { steps: 1500, ..Mix::default() }, Shape { mkfs: &["-O", "^no-holes"], devices: 1 });
 }
 
-/// Goal: what a kernel does not survive (it aborts its transaction, and is read-only from then on) is asked of ours alone, which
-/// refuses; both go on and agree. Method: the empty directory in place of a subvolume in a snapshot is exchanged with a
-/// file, and with another.
+/// Goal: operations that the kernel does not survive (it aborts its transaction, and is read-only from then on) are run
+/// on ours alone, which refuses; both continue and agree. Method: the empty directory in place of a subvolume in a
+/// snapshot is exchanged with a file, and with another.
 #[test]
 fn stand_ins_are_not_exchanged() {
     let Some(oracle) = oracle() else { return };

@@ -1,16 +1,18 @@
-//! Soak: many threads on one open volume, each running random scripts that a kernel mount runs beside it, and all of them
-//! at work in one shared subvolume at the same time.
+//! Soak: many threads on one open volume, each running random scripts that a kernel mount runs beside it, and all of
+//! them working in one shared subvolume at the same time.
 //!
-//! Normal path of a [`round`]: (1) a fresh volume of some [`Shape`] and a fresh kernel btrfs; (2) each thread takes a random
-//! script and runs it step by step in a directory of its own on both, comparing every answer, and its tree now and then;
-//! between its steps it does something in the directory that all share ([`shared`]), where outcomes are verified by
-//! invariants; (3) meanwhile one thread takes deleted subvolumes apart and one writes back and commits; in a round with
-//! [`Balance`], two more take snapshots of everything, delete old ones, and move all block groups, over and over; (4) at the
-//! end all trees are compared, and the volume goes to the oracles: our check, `btrfs check`, a kernel mount that must show the
-//! same, a scrub; where everything is on two devices, each of them alone must show the same as well.
+//! Normal path of a [`round`]: (1) a fresh volume of some [`Shape`] and a fresh kernel btrfs; (2) each thread takes a
+//! random script and runs it step by step in a directory of its own on both, comparing every result, and its tree now
+//! and then; between its steps it performs an act in the directory that all share ([`shared`]), where outcomes are
+//! verified by invariants; (3) meanwhile one thread cleans deleted subvolumes and one writes back and commits; in a
+//! round with [`Balance`], two more take snapshots of everything, delete old ones, and move all block groups,
+//! repeatedly; (4) at the end all trees are compared, and the oracles verify the volume: our check, `btrfs check`, a
+//! kernel mount that must show the same, a scrub; if everything is on two devices, each of them alone must show the
+//! same as well.
 //!
-//! Invariants: a thread's script says nothing of what other threads own, so its answers do not depend on who was first.
-//! A thread that gets nowhere for [`STUCK`] is taken for a deadlock: what each one was doing is told, and the process ends.
+//! Invariants: a thread's script does not touch what other threads own, so its results do not depend on the order. A
+//! thread without progress for [`STUCK`] counts as a deadlock: what each one was doing is printed, and the process
+//! ends.
 //!
 //! Interleavings do not follow from the seed; scripts, shapes and acts do. `cargo xtask soak --minutes 10 --threads 8
 //! --seed S` runs rounds with rising seeds until the time is up; with `--mix balance` rounds with a balance.
@@ -66,7 +68,7 @@ struct Plan {
     threads: usize,
     /// Steps of each thread's script.
     steps: usize,
-    /// Steps go on until then at most.
+    /// The latest time for steps.
     until: Option<Instant>,
     balance: Balance,
     /// Quota is counted all along.
@@ -93,7 +95,7 @@ enum Balance {
 /// Snapshots that are kept while groups move.
 const SNAPSHOTS_KEPT: usize = 3;
 
-/// What the threads are doing, for whoever finds out that they do nothing.
+/// What the threads are doing, to be printed if they make no progress.
 struct Watch {
     doing: Vec<Mutex<String>>,
     steps: AtomicU64,
@@ -108,7 +110,7 @@ impl Watch {
         }
     }
 
-    /// Ends the process where nothing moves any more.
+    /// Ends the process if nothing makes progress.
     fn guard(&self, plan: &Plan) {
         let (mut last, mut since) = (0, Instant::now());
         while !self.over.load(Ordering::Acquire) {
@@ -158,9 +160,9 @@ impl Target for Busy<'_> {
     }
 }
 
-/// The kernel's side, with its directories held in memory. The kernel forgets now and then that new files inherit a directory's
-/// compression when it reads the directory again (seen on 6.18 after dropping its caches, where the directory's attributes
-/// cross from one leaf to the next).
+/// The kernel's side, with its directories held in memory. The kernel sometimes forgets that new files inherit a
+/// directory's compression when it reads the directory again (seen on 6.18 after dropping its caches, if the
+/// directory's attributes cross from one leaf to the next).
 struct Held {
     host: Host,
     top: PathBuf,
@@ -385,7 +387,7 @@ fn verify(
     Ok(())
 }
 
-/// Keeps the devices of a volume that is not sound where `OLEO_SOAK_KEEP` says, for whoever looks into it.
+/// Keeps the devices of an unsound volume in the directory `OLEO_SOAK_KEEP`, to be examined.
 fn keep(scratch: &Scratch, devices: &[PathBuf], what: String) -> String {
     let Some(to) = std::env::var_os("OLEO_SOAK_KEEP") else { return what };
     let status = std::process::Command::new("cp").arg("--sparse=always").args(devices).arg(&to).status();
@@ -399,8 +401,8 @@ fn must_hold(oracle: Oracle, plan: &Plan) -> usize {
     }
 }
 
-/// Goal: eight threads on one volume do what one thread would, and leave a sound volume, also with small nodes, where data and
-/// metadata share groups, and on two devices.
+/// Goal: eight threads on one volume get the results of a single thread, and leave a sound volume, also with small
+/// nodes, with mixed groups, and on two devices.
 #[test]
 fn eight_threads() {
     let Some(oracle) = oracle() else { return };

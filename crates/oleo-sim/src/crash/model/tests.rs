@@ -29,7 +29,7 @@ fn node(kind: Kind, data: &[u8]) -> Arc<Node> {
     })
 }
 
-/// Two directories and what is said of the files in them: directory, name, inode, contents.
+/// Two directories and the files in them: directory, name, inode, contents.
 fn seen(files: &[(Id, &str, Id, &[u8])]) -> Seen {
     let mut out = Seen { top: TOP, nodes: BTreeMap::new(), entries: BTreeMap::new() };
     for dir in [TOP, A, B] {
@@ -90,7 +90,7 @@ fn a_replaced_name_leads_to_one_of_the_two() {
     assert!(verdict(&history, &none).contains("A/x leads to nothing"), "{}", verdict(&history, &none));
 }
 
-/// Goal: bytes are those of the last promise or later, as a whole, and never anybody else's.
+/// Goal: bytes are those of the last promise or later, as a whole, and never those of another file.
 #[test]
 fn bytes_are_of_some_moment() {
     let file = |data: &[u8]| seen(&[(A, "x", FILE, data)]);
@@ -154,8 +154,8 @@ fn other_rules() {
     assert!(verdict(&history, &one).contains("it was at none"));
 }
 
-/// Goal: the times of a directory, flags and preallocated space that an fsync has promised are looked at.
-/// Method: each changes, is synced, and is found as it was before; and as it was promised.
+/// Goal: the times of a directory, flags and preallocated space that an fsync has promised are verified. Method: each
+/// changes, is synced, and is found as it was before; and as it was promised.
 #[test]
 fn times_flags_and_space_are_looked_at() {
     let time = |sec| crate::manifest::Time { sec, nsec: 0 };

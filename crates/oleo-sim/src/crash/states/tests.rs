@@ -64,8 +64,9 @@ fn states_hold_what_was_flushed() {
     assert_eq!(byte(&base[0], 0), 0);
 }
 
-/// Goal: what is discarded is there, zeros or rubbish, and what is cut off is lost or not until it is flushed; a write after either counts.
-/// Method: a run of each; states at every place; what is behind a flush is the same in all of them.
+/// Goal: discarded bytes stay, or are zeros or rubbish, and a cut-off part is lost or not until it is flushed; a write
+/// after either counts. Method: a run of each; states at every place; what is behind a flush is the same in all of
+/// them.
 #[test]
 fn discards_and_lengths_are_part_of_the_states() {
     let journal = Journal::new();
@@ -88,7 +89,7 @@ fn discards_and_lengths_are_part_of_the_states() {
     let kinds = Kinds { flushes: true, writes: true, steps: true, some: 40, torn: 40 };
     let mut met = std::collections::BTreeSet::new();
     for shift in 0..20 {
-        // The number of an event decides what its discard leaves.
+        // The number of an event decides the result of its discard.
         let mut events = vec![Event::Begin(0); shift].into_iter().chain(events.clone()).collect::<Vec<_>>();
         events.push(Event::End(0));
         let mut maker = Maker::new(std::slice::from_ref(&base), &events);
@@ -114,7 +115,7 @@ fn discards_and_lengths_are_part_of_the_states() {
     assert!(all.iter().flatten().all(|sort| met.contains(sort)), "{met:?}");
 }
 
-/// Goal: devices lie and fail as asked, once, and say that they did.
+/// Goal: devices drop requests and fail as requested, once, and report that they did.
 #[test]
 fn faults_happen() {
     let disk = |fault| {

@@ -2,8 +2,8 @@ use super::*;
 use crate::manifest::Ignore;
 use crate::oracle::oracle;
 
-/// Goal: aging yields what it promises: subvolumes of each sort, dead ones, bitmaps; the image is sound and can be
-/// looked at twice with the same result.
+/// Goal: an aged file system has what it promises: subvolumes of each sort, dead ones, bitmaps; the image is sound and
+/// can be read twice with the same result.
 #[test]
 fn an_aged_file_system_has_it_all() {
     let Some(oracle) = oracle() else { return };

@@ -1,7 +1,7 @@
-//! What is done before a crash, as text; see the module above.
+//! The operations before a crash, as text; see the module above.
 
-/// Name, and operations: a line each, the committed ones before the line `sync`. Where the name says so, the kernel answers an
-/// fsync by a commit, by a rule of its own, and there is no log.
+/// Name, and operations: a line each, the committed ones before the line `sync`. If the name says so, the kernel turns
+/// an fsync into a commit, by a rule of its own, and there is no log.
 pub const CASES: &[(&str, &str)] = &[
     // Data.
     ("append", "write f 0 5000\n sync\n write f 5000 70000\n fsync f"),

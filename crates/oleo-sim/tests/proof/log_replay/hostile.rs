@@ -1,4 +1,4 @@
-//! Logs that lie: bytes of their blocks changed and the checksums put right again.
+//! Damaged logs: bytes of their blocks changed and the checksums corrected.
 
 use oleo::OpenOptions;
 use oleo::inspect::{Inspector, Step};
@@ -11,10 +11,9 @@ use oleo_sim::rot::Rot;
 use super::{CASES, PLAIN, SMALL_WITH_HOLES, Shape, commits, copy, crash, has_log, sum, try_manifest};
 use crate::ours::{open, open_to_read};
 
-/// Goal: whatever a log says, opening the volume is an error that leaves it as it was, or ends in a sound volume; reading it
-/// changes nothing; nothing panics, loops or grows without end.
-/// Method: the kernel's log of all cases; random damage to one of its blocks; open for reading and for writing; `btrfs check`
-/// where that worked.
+/// Goal: whatever a log contains, opening the volume is an error that leaves it as it was, or ends in a sound volume;
+/// reading it changes nothing; nothing panics, loops or grows without end. Method: the kernel's log of all cases;
+/// random damage to one of its blocks; open for reading and for writing; `btrfs check` if that worked.
 fn lies(shape: Shape, seed: u64, rounds: u64) {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();

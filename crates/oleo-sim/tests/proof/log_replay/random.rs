@@ -13,7 +13,7 @@ use super::{IMAGE_LEN, PLAIN, SMALL_WITH_HOLES, Shape, copy, mounted, must_agree
 const COMMITTED: usize = 150;
 /// Operations after that.
 const LOGGED: usize = 120;
-/// One in so many operations is followed by an fsync of what it was about.
+/// One in this many operations is followed by an fsync of its object.
 const FSYNC_ONE_IN: u64 = 4;
 /// Power cuts per script.
 const CUTS: u64 = 4;
@@ -26,8 +26,9 @@ fn fsync(path: &Path) -> bool {
     }
 }
 
-/// Goal: whatever was done before a power cut, we see what the kernel sees after it. Answers how many of the cuts left a log.
-/// Method: a script on a kernel mount; its first part is committed; after some of the fsyncs that follow the image is copied.
+/// Goal: whatever was done before a power cut, we see what the kernel sees after it. Returns how many of the cuts left
+/// a log. Method: a script on a kernel mount; its first part is committed; after some of the later fsyncs the image is
+/// copied.
 fn cut_at_fsyncs(seed: u64, shape: Shape) -> u32 {
     let Some(oracle) = oracle() else { return u32::MAX };
     let scratch = oracle.scratch().unwrap();

@@ -1,14 +1,14 @@
-//! A subvolume in which all threads work in parallel. Nobody knows the order of what they do; what must hold in any
-//! order is looked at after each act.
+//! A subvolume in which all threads work in parallel. The order of their acts is unknown; what must hold in any order
+//! is verified after each act.
 //!
-//! - `cells`: one file; each sector belongs to one thread, which stamps it with its number, the cell's, and how many changes
-//!   the cell has seen. Every fourth change makes a hole or zeros instead. Whoever reads the sector sees one stamp all
-//!   over, none older than what was complete before the read, none newer than what had begun after it.
-//! - `copies-T`: sectors cloned from anybody's cells; each keeps what was there when it was cloned.
-//! - `d0` … `d3`: each thread makes, links, moves, exchanges and removes files and directories with names of its own, and
-//!   knows at any time which there are.
+//! - `cells`: one file; each sector belongs to one thread, which stamps it with its number, the cell's, and the number
+//!   of changes of the cell. Every fourth change makes a hole or zeros instead. A reader of the sector sees one stamp
+//!   throughout, none older than what was complete before the read, none newer than what had begun after it.
+//! - `copies-T`: sectors cloned from any thread's cells; each keeps its contents of the time of cloning.
+//! - `d0` … `d3`: each thread creates, links, moves, exchanges and removes files and directories with names of its own,
+//!   and knows at any time which exist.
 //! - `../snaps`: snapshots of it all. In them cells obey the rule above, a thread finds its names and copies exactly as
-//!   they are, and a read-only one never changes until it is deleted, however long others go on.
+//!   they are, and a read-only one never changes until it is deleted, however long others continue.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -31,7 +31,7 @@ const SNAPS_MAX: usize = 2;
 
 type Done<T = ()> = Result<T, String>;
 
-/// What is done.
+/// An act.
 #[derive(Clone, Debug)]
 pub enum Act {
     Cell { n: u64 },
@@ -167,7 +167,7 @@ impl<'a> Shared<'a> {
         self.cells.iter().map(|c| c.begun.load(SeqCst)).collect()
     }
 
-    /// Whether a cell may look like this, of which `complete` changes were complete before the look and `begun` had begun
+    /// Whether a cell may look like this, if `complete` changes were complete before the read and `begun` had begun
     /// after it.
     fn compare(&self, cell: u64, sector: &[u8], complete: u64, begun: u64) -> Done<Stamp> {
         let stamp = stamp_of(sector).map_err(|e| format!("cell {cell}: {e}"))?;
@@ -272,7 +272,7 @@ impl Hand<'_> {
         Ok(())
     }
 
-    /// All copies are what they were.
+    /// All copies have their contents.
     fn check_copies(&self, copies: &InodeRef, but: &str) -> Done {
         for (n, want) in self.copied.iter().enumerate() {
             let have = stamp_of(&self.shared.read(copies, n as u64)?)?;
@@ -299,7 +299,7 @@ impl Hand<'_> {
         self.check_name(k)
     }
 
-    /// What a name leads to is what it should be.
+    /// A name leads to what it should.
     fn check_name(&self, k: u64) -> Done {
         let want = self.names.get(&k);
         for (n, dir) in self.shared.dirs.iter().enumerate() {
@@ -318,7 +318,7 @@ impl Hand<'_> {
 
     fn rename(&mut self, k: u64, to: u64, dir: u64) -> Done {
         let Some(from) = self.dir_of(k) else { return Ok(()) };
-        // Onto another name only where that is not in another directory; names stay unique.
+        // Onto another name only in the same directory; names stay unique.
         if to != k && self.names.contains_key(&to) {
             return Ok(());
         }
