@@ -1,4 +1,4 @@
-//! The end of a mount: from the moment when the kernel lets go of it until everything is on disk.
+//! The end of a mount: from the moment when the kernel has detached it until everything is on disk.
 //!
 //! ```text
 //! Serving --(unmounted)--> Writing --(written, or given up)--> Over

@@ -1,7 +1,7 @@
 //! Requests through io_uring: a reply and the next request in one system call.
 //!
 //! The kernel has one queue per processor and puts a request into that of the processor it came from. Normal path: (1)
-//! [`connect`] makes the rings before it tells the kernel that there will be any: from then on there is no way back;
+//! [`connect`] makes the rings before it announces them to the kernel: from then on there is no way back;
 //! (2) [`serve`](Transport::serve) starts as many threads as there are processors available, which register the slots
 //! of their queues; when every queue has one, the kernel begins to use them; (3) a thread waits, handles, submits the
 //! reply and waits for the next request in the same call; (4) long requests go to [`Helpers`], which return the slot
