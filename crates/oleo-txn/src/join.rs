@@ -60,7 +60,7 @@ pub(crate) fn no_metadata(inner: &Inner, need: Need) -> TxnError {
 
 impl Engine {
     /// Reserves metadata for an operation and joins the open transaction. The caller holds no lock that
-    /// [`DeltaSource`] needs and no other handle: if space is short, a commit happens in here.
+    /// [`DeltaSource`](crate::DeltaSource) needs and no other handle: if space is short, a commit happens in here.
     pub fn join(&self, need: Need) -> Result<Handle<'_>, TxnError> {
         self.0.writable()?;
         match self.join_charged(|metadata_reserve| metadata_reserve.charge(need)) {
