@@ -139,7 +139,7 @@ ranks! {
         "one operation";
     Frozen, "oleo-fs", "`Core::frozen`", One, May("blocks of trees that are not in memory are read"),
         "the inodes and subvolumes that were frozen",
-        "`freeze` and `itemise`, which lock inodes under it, one after the other; a look in `published`";
+        "`freeze`, which locks roots of subvolumes under it, and `itemise`, which locks inodes, one after the other; a look in `published`";
     InodeState, "oleo-fs", "`Inode::state` (read/write)", Several("(objects that are no inodes last, tree, number)"),
         May("blocks of trees that are not in memory are read"),
         "an inode's fields and changed items; of objects that are no inodes: orphans, references in the root tree, the UUID tree",

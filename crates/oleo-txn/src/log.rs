@@ -24,8 +24,8 @@
 //! If the format cannot express what happened, the log commit falls back to a full commit, for one of the reasons in [`fallback`].
 //! The trees of the log stay in memory whole until the commit: they are as large as what was synced.
 //!
-//! Locks: the commit lock (5) for all of it, over I/O: commits and stages wait for a log commit, operations do not; inside it
-//! `log` (6).
+//! Locks: the commit lock for all of it, over I/O: commits and stages wait for a log commit, operations do not; inside it
+//! `log`.
 //! Crash: before (4)'s last flush the log of before is valid, or none is. Errors while writing poison the engine as in a commit, but
 //! for want of room below the devices: then the log of before is valid, and a commit has to do.
 //! Not here: what is logged (`oleo-fs`), replay.

@@ -89,7 +89,7 @@ impl Inode {
         outcome
     }
 
-    /// Moves what is dirty to flight.
+    /// Puts what is dirty under write-back.
     fn take(&self) -> Option<Taken> {
         let mut slot = self.data.buffer.lock();
         let buffer = slot.as_mut().filter(|b| !b.is_empty())?;

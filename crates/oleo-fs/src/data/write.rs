@@ -34,12 +34,13 @@ const PROMISE_LEN: u64 = 1 << 20;
 /// Writes `data` at `at`.
 pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
     inode.subvol().writable()?;
-    // Over what is buffered already nothing is promised, which would be refused: such a write would be lost in silence.
+    // If the file system refuses changes: a write over bytes that are buffered already needs no space, so nothing else would refuse it,
+    // and it would be lost in silence.
     inode.not_failed()?;
     if at.checked_add(data.len() as u64).is_none_or(|end| end > FILE_LEN_MAX) {
         return Err(FsError::FileTooBig);
     }
-    // What cannot be written stays in memory, up to here.
+    // Bytes that cannot be written stay in memory, up to this bound; beyond it the writer tries once more and gets the error.
     let core = inode.core();
     if core.data.bytes() > core.opts.data.dirty_bytes_max && inode.data.has_failed() {
         inode.flush()?;

@@ -18,7 +18,7 @@
 //! dropped only after the root that holds it was published, and under the inode's write lock; so whoever holds the
 //! lock and loads the root last cannot miss a change.
 //! Locks: several inodes are locked in the order of (tree, number); `lock_all` does so. Objects that are no inodes come
-//! after all inodes. No lock is held over `join`.
+//! after all inodes. Of the locks here none is held over `join`; a flush holds the file's `flush` lock (`data`).
 //! Not here: which items an operation changes (`items`, `attributes::xattr`, `data`).
 
 use std::sync::Arc;

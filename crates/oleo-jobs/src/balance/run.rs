@@ -1,7 +1,7 @@
 //! One balance, from the first group to the last.
 //!
-//! Normal path: (1) new groups get the profiles that are converted to; (2) the groups that match the filters are
-//! counted; (3) from the highest address down, each of them is checked again (the usage of a group changes when
+//! Normal path: (1) the groups that match the filters are chosen; (2) new groups get the profiles that are converted
+//! to; (3) from the highest address down, each of them is checked again (the usage of a group changes when
 //! something is moved into it), moved ([`Engine::relocate_group`]), and removed from what the item lists as left. A
 //! group that matches only because something was moved into it is not moved.
 //!
@@ -67,7 +67,7 @@ struct Run<'a> {
     args: &'a BalanceArgs,
     watch: &'a Watch<'a>,
     ahead: Ahead<'a>,
-    /// Groups moved, by type.
+    /// Groups done with, by type: moved, or skipped since they fit nowhere or are in use.
     done: [u64; 3],
     /// Those that the filters took at the beginning.
     chosen: BTreeSet<Logical>,

@@ -48,7 +48,7 @@ pub(super) struct Form {
 pub(super) struct File {
     pub ino: u64,
     pub path: Arc<[u8]>,
-    /// Bytes of the receiver's file when it begins, and of those the ones with contents.
+    /// Length of the receiver's file before it is changed, in bytes.
     pub size_before: u64,
     pub size: u64,
     pub check: CsumCheck,
@@ -113,7 +113,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         }
     }
 
-    /// Begins a file, whose parent (empty for a new one) the receiver has.
+    /// Begins a file. The receiver has its old contents, of `size_before` bytes.
     pub fn begin(&mut self, file: File) -> Result<(), SendError> {
         self.sweep = Sweep::default();
         self.size_now = file.size_before;
@@ -534,7 +534,7 @@ impl<'c, 'p, 'e> Contents<'c, 'p, 'e> {
         Ok(())
     }
 
-    /// Says what waits.
+    /// Sends the command that was held back.
     fn flush(&mut self) -> Result<(), SendError> {
         let Some(pending) = self.pending.take() else { return Ok(()) };
         let path = self.file().path.clone();

@@ -143,7 +143,6 @@ pub struct Sent {
 /// A subvolume, parent or clone source does not exist or is not read-only; the version does not support a request; the
 /// image is damaged; the stream cannot be written; or progress returned `Break`. What was written until then is the
 /// beginning of a stream without its end.
-/// its end.
 pub fn send(
     fs: &Fs,
     subvols: &[TreeId],
