@@ -241,16 +241,7 @@ impl Classified for Error {
 }
 
 // Boxed, so that results stay small.
-macro_rules! boxed {
-    ($($variant:ident($from:ty),)*) => { $(
-        impl From<$from> for Error {
-            fn from(error: $from) -> Error {
-                Error::$variant(Box::new(error))
-            }
-        }
-    )* };
-}
-boxed! {
+oleo_format::error_from!(Error {
     Device(DeviceError),
     Volume(VolumeError),
     Engine(TxnError),
@@ -260,7 +251,7 @@ boxed! {
     Job(JobError),
     Receive(ReceiveError),
     Send(SendError),
-}
+});
 
 /// Adds a place to errors as they pass by.
 pub(crate) trait AtPlace<T> {
