@@ -162,12 +162,7 @@ impl Fs {
             Some(Moved::Inode(old)) => orphan::extents_to_erase(old)?,
             _ => 0,
         };
-        let names = (plan.src.len() + plan.dst.len()) as u32;
-        let mark = plan.mode.mark();
-        let more = if mark.is_some() { NAME_ITEMS + MARK_ITEMS } else { 0 };
-        let items = 2 * NAME_ITEMS + RENAME_ITEMS + more + orphan::erase_need(extents).items;
-        let need = Need { items, bytes: 3 * NAME_BYTES + 3 * names, releasing: false };
-        let h = self.core().join_in(plan.dst_dir.tree(), need)?;
+        let h = self.core().join_in(plan.dst_dir.tree(), plan.need(extents))?;
         let mut inodes: smallvec::SmallVec<[&Arc<Inode>; 4]> = smallvec::smallvec![&**plan.src_dir, &**plan.dst_dir];
         inodes.extend([Some(&source), target.as_ref()].into_iter().flatten().filter_map(Moved::inode));
         let mut locked = lock_all(&inodes);
@@ -185,17 +180,8 @@ impl Fs {
         {
             return Err(FsError::NotEmpty);
         }
-        if let Moved::Inode(inode) = &source {
-            refs::check_room(locked.of(inode), plan.dst_dir.ino(), plan.dst)?;
-        }
-        dir::check_room(locked.of(plan.dst_dir), plan.dst)?;
-        if let (Some(Moved::Inode(inode)), RenameMode::Exchange) = (&target, plan.mode) {
-            refs::check_room(locked.of(inode), plan.src_dir.ino(), plan.src)?;
-        }
-        if plan.mode == RenameMode::Exchange {
-            dir::check_room(locked.of(plan.src_dir), plan.src)?;
-        }
-        let mark = match mark {
+        plan.check_room(&mut locked, &source, target.as_ref())?;
+        let mark = match plan.mode.mark() {
             None => None,
             Some(mark) => {
                 let start = Start::of(locked.of(plan.src_dir), &mark)?;
@@ -328,6 +314,29 @@ struct Rename<'a> {
 }
 
 impl Rename<'_> {
+    /// What it may need if the inode that is replaced has `extents` extents to be erased.
+    fn need(&self, extents: u32) -> Need {
+        let names = (self.src.len() + self.dst.len()) as u32;
+        let more = if self.mode.mark().is_some() { NAME_ITEMS + MARK_ITEMS } else { 0 };
+        let items = 2 * NAME_ITEMS + RENAME_ITEMS + more + orphan::erase_need(extents).items;
+        Need { items, bytes: 3 * NAME_BYTES + 3 * names, releasing: false }
+    }
+
+    /// Fails if the items of the directories or inodes have no room for the names.
+    fn check_room(&self, locked: &mut LockedSet<'_>, source: &Moved, target: Option<&Moved>) -> Result<(), FsError> {
+        if let Moved::Inode(inode) = source {
+            refs::check_room(locked.of(inode), self.dst_dir.ino(), self.dst)?;
+        }
+        dir::check_room(locked.of(self.dst_dir), self.dst)?;
+        if self.mode != RenameMode::Exchange {
+            return Ok(());
+        }
+        if let Some(Moved::Inode(inode)) = target {
+            refs::check_room(locked.of(inode), self.src_dir.ino(), self.src)?;
+        }
+        dir::check_room(locked.of(self.src_dir), self.src)
+    }
+
     /// What the flags of directories and inodes allow.
     fn check_flags(&self, locked: &mut LockedSet<'_>, source: &Moved, target: Option<&Moved>) -> Result<(), FsError> {
         rules::change(locked.of(self.src_dir).fields())?;

@@ -1,0 +1,96 @@
+//! Deleting subvolumes. What is in one goes later, step by step (`cleaner`).
+
+use oleo_format::{Ino, ItemType, RootItem, TreeId};
+use oleo_txn::{Need, Staged};
+use uuid::Uuid;
+
+use crate::FsError;
+use crate::attributes::rules;
+use crate::fs::Fs;
+use crate::items::dir::{self, Target};
+use crate::names::{check_dir, poison_on_error, remove_index, stamp};
+use crate::object::{InodeRef, Items};
+use crate::subvolumes::root_refs::RootPlace;
+
+impl Fs {
+    /// Deletes a subvolume with everything in it, except when others are inside it or it is the default one. Its space
+    /// comes back as [`clean`](Fs::clean) gets on.
+    pub fn subvol_delete(&self, id: TreeId) -> Result<(), FsError> {
+        self.delete_subvol(id, false)
+    }
+
+    pub(crate) fn remove_subvol_entry(&self, dir: &InodeRef, name: &[u8], id: TreeId) -> Result<(), FsError> {
+        if self.is_subvol_here(dir, name, id)? {
+            return self.delete_subvol(id, true);
+        }
+        // The empty directory in place of a subvolume that is elsewhere: an entry and nothing more.
+        let h = self.engine().join(Need { items: 4, bytes: 1024, releasing: true })?;
+        let mut guard = dir.write();
+        check_dir(&guard)?;
+        if dir::find(&guard, name)?.map(|e| e.0) != Some(Target::Subvol(id)) {
+            return Err(FsError::NotFound);
+        }
+        rules::change(guard.fields())?;
+        let now = self.core().now();
+        dir::remove_item(&mut guard, &h, name)?;
+        let done = remove_index(&mut guard, &h, name, None);
+        poison_on_error(self.core(), done)?;
+        stamp(&mut guard, &h, now);
+        Ok(())
+    }
+
+    fn delete_subvol(&self, id: TreeId, only_if_empty: bool) -> Result<(), FsError> {
+        if id == TreeId::FS {
+            return Err(FsError::NotPermitted("the top level cannot be deleted"));
+        }
+        let subvol = self.subvol(id)?;
+        let Some((parent, place)) = self.root_backref(id)? else { return Err(FsError::NotFound) };
+        let dir = self.inode(&self.subvol(parent)?, place.dirid)?;
+        self.changeable(&dir)?;
+        self.staged(|s| {
+            let confirmed = self.root_backref(id)?;
+            if confirmed != Some((parent, place.clone())) || subvol.is_deleted() {
+                return Err(FsError::Busy("the subvolume was moved meanwhile"));
+            }
+            if self.default_subvol()? == id {
+                return Err(FsError::NotPermitted("the default subvolume cannot be deleted"));
+            }
+            if !self.root_object(id)?.read().range_limit(ItemType::ROOT_REF, 0, u64::MAX, 1)?.is_empty() {
+                return Err(FsError::NotEmpty);
+            }
+            let root = self.core().inode(&subvol, Ino::ROOT_DIR)?.ok_or(FsError::NotFound)?;
+            rules::change(dir.read().fields())?;
+            rules::change(root.read().fields())?;
+            if only_if_empty && !dir::is_empty(&root.read())? {
+                return Err(FsError::NotEmpty);
+            }
+            let item = subvol.root_item().ok_or(FsError::NotFound)?;
+            s.orphan_tree(id)?;
+            poison_on_error(self.core(), self.leave(s, &dir, &place, id, &item))?;
+            subvol.set_deleted();
+            self.core().subvols.lock().remove(id);
+            Ok(())
+        })?;
+        // What its files have buffered is dropped: each finds that it is stale.
+        self.core().flush_all(Some(id))
+    }
+
+    /// Removes a subvolume's entry, references and UUID items.
+    fn leave(
+        &self,
+        s: &Staged<'_>,
+        dir: &InodeRef,
+        place: &RootPlace,
+        id: TreeId,
+        item: &RootItem,
+    ) -> Result<(), FsError> {
+        let mut guard = dir.write();
+        dir::remove_item(&mut guard, s, &place.name)?;
+        remove_index(&mut guard, s, &place.name, Some(place.sequence))?;
+        stamp(&mut guard, s, self.core().now());
+        drop(guard);
+        self.remove_root_ref(s, dir.tree(), id)?;
+        self.uuid_remove(s, ItemType::UUID_SUBVOL, Uuid::from_bytes(item.uuid), id)?;
+        self.uuid_remove(s, ItemType::UUID_RECEIVED_SUBVOL, Uuid::from_bytes(item.received_uuid), id)
+    }
+}
