@@ -18,7 +18,7 @@ use crate::attributes::{FileKind, MODE_SETGID, NewInode, NewKind, Times, acl, ru
 use crate::fs::Fs;
 use crate::items::dir::{self, Target};
 use crate::items::refs;
-use crate::names::link::{check_dir, name_need, poison_on_error, stamp};
+use crate::names::link::{check_dir, name_need, stamp};
 use crate::object::{Inode, InodeFields, InodeRef, Items, ItemsMut, Joined, WriteGuard};
 use crate::options::Time;
 
@@ -83,7 +83,7 @@ impl Fs {
             None => dir.subvol().give_inos(1)?,
         };
         let made = self.make(dir, &h, new, &start, ino, None, core.now())?;
-        poison_on_error(core, core.set_orphan(&made, &h, true))?;
+        core.poison_on_error(|| core.set_orphan(&made, &h, true))?;
         made.may_be_linked.store(true, Ordering::SeqCst);
         made.unlinked.store(true, Ordering::SeqCst);
         Ok(made)
@@ -117,7 +117,7 @@ impl Fs {
                 child.put(h, ItemType::EXTENT_DATA, 0, inline_extent(h.generation().0, target));
             }
             for (name, value) in &start.xattrs {
-                poison_on_error(core, xattr::set(&mut child, h, name, value, xattr::XattrMode::Any))?;
+                core.poison_on_error(|| xattr::set(&mut child, h, name, value, xattr::XattrMode::Any))?;
             }
         }
         core.cache.insert((dir.tree(), ino.0), Arc::clone(&made));

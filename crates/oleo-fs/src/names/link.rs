@@ -5,7 +5,7 @@
 //! (6) change.
 //!
 //! Invariants: after (5) only reading from a broken disk can fail. If that happens in the middle of (6), the open
-//! transaction is poisoned, and the file system refuses to commit it ([`Core::poison`]).
+//! transaction is poisoned, and the file system refuses to commit it ([`Core::poison`](crate::object::Core::poison)).
 //! Crash: an operation is in one transaction, so either all of it is on disk or nothing.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::fs::Fs;
 use crate::items::dir::{self, Target};
 use crate::items::refs;
 use crate::names::{RETRIES_MAX, orphan};
-use crate::object::{Core, Inode, InodeRef, Items, ItemsMut, Joined, WriteGuard, lock_all};
+use crate::object::{Inode, InodeRef, Items, ItemsMut, Joined, WriteGuard, lock_all};
 use crate::options::Time;
 
 /// Names that a file may have (`BTRFS_LINK_MAX`).
@@ -51,14 +51,6 @@ pub(crate) fn check_dir(dir: &WriteGuard<'_>) -> Result<(), FsError> {
         return Err(FsError::NotDir);
     }
     if dir.fields().nlink == 0 { Err(FsError::NotFound) } else { Ok(()) }
-}
-
-/// Poisons the open transaction if a change of several items failed part-way; see [`Core::poison`].
-pub(crate) fn poison_on_error<R>(core: &Core, done: Result<R, FsError>) -> Result<R, FsError> {
-    if let Err(e) = &done {
-        core.poison(e);
-    }
-    done
 }
 
 impl Fs {
@@ -103,12 +95,11 @@ impl Fs {
         refs::check_room(locked.of(file), dir.ino(), name)?;
         dir::check_room(locked.of(dir), name)?;
         let now = core.now();
-        let done = (|| {
+        core.poison_on_error(|| {
             let index = dir::add(locked.of(dir), &h, name, Target::Inode(file.ino()), fields.kind())?;
             refs::add(locked.of(file), &h, dir.ino(), name, index)?;
             if first { core.set_orphan(file, &h, false) } else { Ok(()) }
-        })();
-        poison_on_error(core, done)?;
+        })?;
         if first {
             file.unlinked.store(false, Ordering::SeqCst);
             file.may_be_linked.store(false, Ordering::SeqCst);
@@ -196,14 +187,14 @@ impl Fs {
             return Err(FsError::NotEmpty);
         }
         let now = core.now();
-        let done = (|| {
+        let evict = core.poison_on_error(|| {
             dir::remove_item(locked.of(dir), &h, name)?;
             let index = refs::remove(locked.of(child), &h, dir.ino(), name)?;
             remove_index(locked.of(dir), &h, name, index)?;
             stamp(locked.of(dir), &h, now);
             drop_name(locked.of(child), &h, extents, now)
-        })();
-        poison_on_error(core, done).map(Some)
+        })?;
+        Ok(Some(evict))
     }
 
     /// An entry, which must exist.

@@ -13,7 +13,7 @@ pub use lookup::Follow;
 pub use rename::RenameMode;
 pub use walk::Descent;
 
-pub(crate) use link::{check_dir, poison_on_error, remove_index, stamp};
+pub(crate) use link::{check_dir, remove_index, stamp};
 pub(crate) use orphan::last_name_gone;
 
 /// Times that an operation starts over because others changed what it had looked at: each time one of them got on, so

@@ -17,7 +17,7 @@ use crate::items::dir::{self, Target};
 use crate::items::refs;
 use crate::names::RETRIES_MAX;
 use crate::names::create::Start;
-use crate::names::link::{NAME_BYTES, NAME_ITEMS, check_dir, drop_name, poison_on_error, remove_index, stamp};
+use crate::names::link::{NAME_BYTES, NAME_ITEMS, check_dir, drop_name, remove_index, stamp};
 use crate::names::orphan;
 use crate::object::{Inode, InodeRef, Items, ItemsMut, Joined, LockedSet, lock_all};
 use crate::options::Time;
@@ -189,7 +189,7 @@ impl Fs {
             }
         };
         let now = core.now();
-        let done = (|| {
+        let done = core.poison_on_error(|| {
             self.detach(&mut locked, &h, plan.src_dir, plan.src, &source)?;
             let mut evict = None;
             if let Some(target) = &target {
@@ -218,11 +218,11 @@ impl Fs {
                 stamp(locked.of(plan.dst_dir), &h, now);
             }
             Ok(evict)
-        })();
+        });
         if [Some(&source), target.as_ref()].into_iter().flatten().any(|moved| matches!(moved, Moved::Subvol(_))) {
             self.engine().disable_log(h.generation());
         }
-        poison_on_error(core, done).map(Some)
+        done.map(Some)
     }
 
     /// What an entry that is to be moved or replaced leads to; `None`: it has changed meanwhile.

@@ -13,7 +13,7 @@ use crate::attributes::{FileKind, Times, acl, rules, xattr};
 use crate::fs::Fs;
 use crate::items::dir::{self, Target};
 use crate::items::refs;
-use crate::names::{check_dir, poison_on_error, stamp};
+use crate::names::{check_dir, stamp};
 use crate::object::{Core, InodeFields, InodeRef, Items, Subvol, timespec_of};
 use crate::options::Time;
 use crate::subvolumes::stage::TREE_NEED;
@@ -90,7 +90,7 @@ impl Fs {
             s.qgroups_join(id, &groups)?;
             let fields = root_dir_fields(new, &inherited, generation.0, now);
             s.put(id, &root_dir_changes(&fields, &inherited, generation.0))?;
-            poison_on_error(self.core(), self.enter(s, dir, name, id, &item))?;
+            self.core().poison_on_error(|| self.enter(s, dir, name, id, &item))?;
             Ok(id)
         })
     }
@@ -127,7 +127,7 @@ impl Fs {
             let item = snapshot_item(&old, uuid, opts.read_only, now, generation);
             s.snapshot(source, id, item)?;
             s.qgroups_join(id, &groups)?;
-            poison_on_error(self.core(), self.enter(s, dir, name, id, &item))?;
+            self.core().poison_on_error(|| self.enter(s, dir, name, id, &item))?;
             Ok(id)
         })
     }

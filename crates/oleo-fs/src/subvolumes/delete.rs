@@ -8,7 +8,7 @@ use crate::FsError;
 use crate::attributes::rules;
 use crate::fs::Fs;
 use crate::items::dir::{self, Target};
-use crate::names::{check_dir, poison_on_error, remove_index, stamp};
+use crate::names::{check_dir, remove_index, stamp};
 use crate::object::{InodeRef, Items};
 use crate::subvolumes::root_refs::RootPlace;
 
@@ -33,8 +33,7 @@ impl Fs {
         rules::change(guard.fields())?;
         let now = self.core().now();
         dir::remove_item(&mut guard, &h, name)?;
-        let done = remove_index(&mut guard, &h, name, None);
-        poison_on_error(self.core(), done)?;
+        self.core().poison_on_error(|| remove_index(&mut guard, &h, name, None))?;
         stamp(&mut guard, &h, now);
         Ok(())
     }
@@ -66,7 +65,7 @@ impl Fs {
             }
             let item = subvol.root_item().ok_or(FsError::NotFound)?;
             s.orphan_tree(id)?;
-            poison_on_error(self.core(), self.leave(s, &dir, &place, id, &item))?;
+            self.core().poison_on_error(|| self.leave(s, &dir, &place, id, &item))?;
             subvol.set_deleted();
             self.core().subvols.lock().remove(id);
             Ok(())
