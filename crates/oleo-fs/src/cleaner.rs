@@ -8,9 +8,9 @@ use oleo_format::TreeId;
 use crate::FsError;
 use crate::fs::Fs;
 
-/// Inodes erased by an operation that let one go, so that erasing keeps up with unlinking.
+/// Inodes erased by an operation that dropped one, so that erasing keeps up with unlinking.
 const ERASE_STEPS: usize = 4;
-/// How long a block group stays that nothing is in.
+/// How long a block group without contents is kept.
 const GROUP_IDLE: Duration = Duration::from_secs(10);
 
 impl Fs {
@@ -28,7 +28,7 @@ impl Fs {
         Ok(true)
     }
 
-    /// Comes after the removal of a name: where more inodes wait to be erased than should, some are. Somebody else lets go of them, and
+    /// Comes after the removal of a name: if more inodes wait to be erased than should, erases some. Their last handles are dropped by others, and
     /// one thread that cleans may be slower than many that remove.
     pub(crate) fn keep_up(&self) {
         if self.core().many_evictable.load(Ordering::Relaxed) {

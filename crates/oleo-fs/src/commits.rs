@@ -22,7 +22,7 @@ impl Fs {
     /// Writes everything to disk: all files' buffers, then a commit. Returns the generation on disk.
     ///
     /// # Errors
-    /// Where the commit fails, why. Where a file could not be flushed or erased, all else was, and is on disk: then the error is the
+    /// If the commit fails, why. If a file could not be flushed or erased, all else was, and is on disk: then the error is the
     /// first of those.
     pub fn sync(&self) -> Result<Generation, FsError> {
         let flushed = self.core().flush_all(None);
@@ -36,7 +36,7 @@ impl Fs {
         Ok(self.engine().commit()?)
     }
 
-    /// The same; calls `frozen` as soon as whatever is done from then on belongs to a later transaction. Where it fails before,
+    /// The same; calls `frozen` as soon as whatever is done from then on belongs to a later transaction. If it fails before,
     /// or there is nothing to commit, `frozen` is not called.
     pub fn commit_notifying(&self, frozen: &(dyn Fn() + Sync)) -> Result<Generation, FsError> {
         Ok(self.engine().commit_notifying(frozen)?)
@@ -47,7 +47,7 @@ impl Fs {
         self.core().data.bytes() > 0 || self.engine().has_changes() || !self.core().evictable.lock().is_empty()
     }
 
-    /// Comes after a change of a file: makes it durable where the file's flags ask for that (`chattr +S`).
+    /// Comes after a change of a file: makes it durable if the file's flags ask for that (`chattr +S`).
     pub(crate) fn keep_content(&self, file: &InodeRef) -> Result<(), FsError> {
         let flags = InodeFlags::from_bits_retain(file.read().fields().flags);
         if flags.contains(InodeFlags::SYNC) { self.fsync(file) } else { Ok(()) }
@@ -67,7 +67,7 @@ impl Fs {
 
     /// Waits until so much was changed that somebody should [`commit`](Fs::commit), for that long at most; whether it was. Returns earlier
     /// if woken ([`wake_background`](Fs::wake_background)).
-    /// Whoever calls this says that somebody commits in the background from now on.
+    /// The caller commits in the background from now on.
     pub fn wait_commit(&self, timeout: Duration) -> bool {
         let core = self.core();
         core.has_background_committer.store(true, Ordering::Relaxed);
@@ -84,8 +84,8 @@ impl Fs {
 }
 
 impl Fs {
-    /// Makes [`wait_commit`](Fs::wait_commit) and [`wait_write_back`](Fs::wait_write_back) return, if somebody waits there: who waits is to
-    /// look whether to end.
+    /// Makes [`wait_commit`](Fs::wait_commit) and [`wait_write_back`](Fs::wait_write_back) return, if a thread waits there: it then
+    /// checks whether to end.
     pub fn wake_background(&self) {
         let core = self.core();
         let waiting = core.waiting.lock();
@@ -126,7 +126,7 @@ impl Core {
             }
         }
         let before = self.epoch();
-        // Ends with the freeze of somebody else's commit, or with its end where there is too much again by then.
+        // Ends with the freeze of somebody else's commit, or with its end if there is too much again by then.
         let _one = loop {
             match self.throttling.try_lock_for(LOOK_AGAIN) {
                 Some(one) => break one,

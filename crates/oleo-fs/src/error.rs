@@ -15,7 +15,7 @@ pub enum FsError {
     /// There is an entry of that name already.
     #[error("exists already")]
     Exists,
-    /// A directory or subvolume that is to go has entries, or stands in the way.
+    /// A directory or subvolume that is to go has entries, or is in the way.
     #[error("directory not empty")]
     NotEmpty,
     /// A file was needed, this is a directory.
@@ -138,7 +138,7 @@ impl Classified for FsError {
             FsError::Corruption(error) => return error.class(),
             FsError::Tree(error) => return error.class(),
             FsError::Txn(error) => return error.class(),
-            // A call that reads has no other word for it, whatever is wrong below.
+            // A call that reads returns this, whatever is wrong below.
             FsError::Data { source, .. } => return Class { errno: errno::EIO, ..source.class() },
             FsError::NotFound => errno::ENOENT,
             FsError::Exists => errno::EEXIST,

@@ -45,7 +45,7 @@ impl Fs {
         self.core().cache.len()
     }
 
-    /// Lets go of inodes beyond [`FsOptions::inodes_max`] that nobody holds any more; commits do that, too.
+    /// Drops inodes beyond [`FsOptions::inodes_max`] from memory that nobody holds any more; commits do that, too.
     pub fn shed(&self) {
         self.core().cache.shed();
     }
@@ -89,8 +89,8 @@ impl Fs {
         inode.subvol().writable()
     }
 
-    /// Refuses every change and commit from now on: somebody who was changing things did not come to an end, and nobody knows
-    /// what is whole. What is on disk stays as of the last commit.
+    /// Refuses every change and commit from now on: an operation did not come to an end, and nobody knows
+    /// what is complete. On disk is what the last commit wrote.
     pub fn refuse_changes(&self, why: &str) {
         self.core().poisoned.lock().get_or_insert_with(|| why.to_owned());
         self.engine().refuse_changes(why);

@@ -15,7 +15,7 @@ pub struct Time {
     pub nsec: u32,
 }
 
-/// Tells the time. What it says reaches the disk, so a clock that stands still makes images reproducible.
+/// A source of the time. What it returns reaches the disk, so a fixed clock makes images reproducible.
 pub trait Clock: Send + Sync {
     /// The time now.
     fn now(&self) -> Time;
@@ -33,7 +33,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still.
+/// A clock that always returns the same time.
 pub struct FixedClock(pub Time);
 
 impl Clock for FixedClock {

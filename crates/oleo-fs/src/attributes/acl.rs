@@ -88,7 +88,7 @@ pub(crate) fn checked(fields: &InodeFields, name: &[u8], value: &[u8]) -> Result
     Ok(Some(NewAcl { mode, says_nothing_more: !entries.iter().any(says_more) }))
 }
 
-/// Owner, group and others once each, a mask once where anybody is named, permissions of three bits.
+/// Owner, group and others once each, a mask once if anybody is named, permissions of three bits.
 fn is_sound(entries: &[Entry]) -> bool {
     let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
     let named = count(USER) + count(GROUP);

@@ -174,7 +174,7 @@ pub struct SetAttr {
     pub otime: Option<Time>,
     /// Inode flags that users may set (see [`InodeFlags`]).
     pub flags: Option<InodeFlags>,
-    /// The times given are the present, not of somebody's choice: append-only files take them.
+    /// The times given are the present, not chosen by the user: allowed for append-only files.
     pub touch: bool,
 }
 
@@ -266,8 +266,8 @@ pub struct NewInode<'a> {
     /// Takes owner, group and mode as they are, without the directory's set-group-id bit and default ACL: for copies
     /// of files that were somewhere else before.
     pub plain: bool,
-    /// Takes nothing at all over from the directory, not even compression and copy-on-write flags: for copies of which everything
-    /// is told.
+    /// Takes over nothing at all from the directory, not even compression and copy-on-write flags: for copies of which everything
+    /// is given.
     pub bare: bool,
 }
 

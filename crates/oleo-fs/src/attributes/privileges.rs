@@ -1,7 +1,7 @@
 //! What an access does beside what it was asked for: a write takes privileges away, a read leaves a time.
 //!
-//! Both are called with every write and every read, so both look first under the read lock and return there as a rule.
-//! That a file has no capabilities is remembered in the inode ([`Inode::nosec`](crate::Inode)).
+//! Both are called with every write and every read, so both look first under the read lock and usually return there.
+//! The inode remembers that it has no capabilities ([`Inode::nosec`](crate::Inode)).
 
 use std::sync::atomic::Ordering;
 
@@ -21,11 +21,11 @@ const MODE_GROUP_EXEC: u32 = 0o0010;
 /// Age of an access time from which on a read renews it whatever else happened.
 const RELATIME_SECONDS: i64 = 24 * 60 * 60;
 
-/// Why privileges go.
+/// Why privileges are taken away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Strip {
     /// A regular file's content was changed by somebody who may not keep its privileges: the set-user-id bit, the
-    /// set-group-id bit where the group may execute it, and its capabilities go.
+    /// set-group-id bit if the group may execute it, and its capabilities go.
     Content,
     /// A regular file's content was changed by somebody who may keep the bits: its capabilities go.
     CapabilityOnly,
@@ -45,7 +45,7 @@ pub enum AtimePolicy {
     Strict,
 }
 
-/// The bits of a mode that go.
+/// The bits of a mode that are taken away.
 fn bits_to_strip(fields: &InodeFields, why: Strip) -> u32 {
     let concerned = match why {
         Strip::Content => fields.kind() == FileKind::File,
@@ -84,8 +84,8 @@ fn is_stale(fields: &InodeFields, policy: AtimePolicy, now: Time) -> bool {
 }
 
 impl Fs {
-    /// Takes away the privileges that a file must not keep after what was done to it. Whether there were any: then whoever
-    /// remembers its mode has to be told.
+    /// Takes away the privileges that a file must not keep after what was done to it. Whether there were any: then
+    /// caches of its mode are out of date.
     pub fn strip_privileges(&self, file: &InodeRef, why: Strip) -> Result<bool, FsError> {
         {
             let guard = file.read();
@@ -110,7 +110,7 @@ impl Fs {
         Ok(true)
     }
 
-    /// Notes that a file was read or a directory listed. Where that cannot be noted it is not: nobody's read fails for
+    /// Notes that a file was read or a directory listed. If that cannot be noted it is not: nobody's read fails for
     /// it.
     pub fn touch_atime(&self, file: &InodeRef, policy: AtimePolicy) {
         if policy == AtimePolicy::None || self.changeable(file).is_err() {

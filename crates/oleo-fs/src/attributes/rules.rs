@@ -1,8 +1,8 @@
 //! What the inode flags forbid: an immutable inode does not change at all, an append-only one only grows.
 //!
-//! These are Linux's rules for every file system. They look at the inode as it stands under its lock, so whoever sets a
-//! flag can rely on it from then on. What was buffered before is still written out. Who may set and clear the flags
-//! (`Fs::set_attr`) is for the caller to say.
+//! These are Linux's rules for every file system. They look at the inode under its lock, so a caller that sets a
+//! flag can rely on it from then on. What was buffered before is still written out. The caller decides who may set and
+//! clear the flags (`Fs::set_attr`).
 
 use oleo_format::InodeFlags;
 
@@ -17,7 +17,7 @@ fn flags(of: &InodeFields) -> InodeFlags {
     InodeFlags::from_bits_retain(of.flags)
 }
 
-/// Data may be written from `at` on, where the file ends at `size`.
+/// Data may be written from `at` on, if the file ends at `size`.
 pub(crate) fn write(file: &InodeFields, at: u64, size: u64) -> Result<(), FsError> {
     content(file)?;
     let flags = flags(file);

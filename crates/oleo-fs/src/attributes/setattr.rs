@@ -78,7 +78,7 @@ impl Fs {
         Attr::of(inode, &crate::data::shown(&guard))
     }
 
-    /// Changes attributes. Owner and mode are set as given: which bits a change of owner clears is the caller's to say
+    /// Changes attributes. Owner and mode are set as given: the caller decides which bits a change of owner clears
     /// (see [`strip_privileges`](Fs::strip_privileges)).
     pub fn set_attr(&self, inode: &InodeRef, set: &SetAttr) -> Result<Attr, FsError> {
         self.changeable(inode)?;

@@ -1,4 +1,4 @@
-//! fs-verity: a Merkle tree over a file's bytes and the descriptor that its digest is of, kept with the file, which cannot be
+//! fs-verity: a Merkle tree over a file's bytes and a descriptor, of which the digest is made, kept with the file, which cannot be
 //! written to any more.
 //!
 //! Normal path of [`Fs::enable_verity`]: (1) what is buffered is written out; (2) the file is read once, and every block hashed; the hashes
@@ -7,8 +7,8 @@
 //!
 //! Facts (the kernel's documentation of fs-verity; items of btrfs: `VERITY_DESC_ITEM` at offset 0 has the descriptor's length, from offset 1 on
 //! its bytes; `VERITY_MERKLE_ITEM` at the byte offset in the tree): a hash is over the salt, filled up with zeros to the input size of the hash
-//! function, and one block, the last one filled up with zeros. Of a file of one block at most there is no tree, and its root hash is that of
-//! the block; of an empty one zeros.
+//! function, and one block, the last one filled up with zeros. A file of one block at most has no tree, and its root hash is that of
+//! the block; that of an empty file is zeros.
 //!
 //! Crash: items without the flag mean nothing; they go with the file, or are written over by the next try.
 //! Not here: verifying data that is read, and signatures, which are kept as they are.
@@ -58,7 +58,7 @@ enum Algorithm {
 /// Hashes blocks.
 struct Hasher {
     algorithm: Algorithm,
-    /// Filled up; empty where there is no salt.
+    /// Filled up; empty if there is no salt.
     salt: Vec<u8>,
 }
 
@@ -114,7 +114,7 @@ impl Levels<'_> {
     /// Fills up what is not full. The root hash, and the levels, the highest first.
     fn finish(mut self) -> (Vec<u8>, Vec<Vec<u8>>) {
         let mut level = 0;
-        // A level of one hash is the root; blocks that were full have told the level above already.
+        // A level of one hash is the root; blocks that were full are in the level above already.
         while self.levels[level].len() > self.hasher.len() {
             let bytes = &mut self.levels[level];
             let whole = bytes.len().next_multiple_of(self.block_len);

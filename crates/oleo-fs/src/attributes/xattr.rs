@@ -138,7 +138,7 @@ pub(crate) fn remove(inode: &mut WriteGuard<'_>, h: &dyn Joined, name: &[u8]) ->
     Ok(true)
 }
 
-/// Whether the inode has any attributes; remembered, since each new file asks it of its directory.
+/// Whether the inode has any attributes; remembered, since this is asked of the directory for each new file.
 pub(crate) fn any(inode: &mut WriteGuard<'_>) -> Result<bool, FsError> {
     if let Some(known) = inode.state().has_xattrs {
         return Ok(known);
@@ -210,7 +210,7 @@ impl Fs {
         }
         self.changeable(inode)?;
         if name == COMPRESSION {
-            // A wish that is refused is refused before it is part of a transaction, or it would make one.
+            // Refusals come before the join, which would make a transaction.
             let guard = inode.read();
             guard.alive()?;
             check_change(guard.fields(), name)?;
@@ -227,7 +227,7 @@ impl Fs {
         guard.alive()?;
         check_change(guard.fields(), name)?;
         if name == COMPRESSION && !matches!(guard.fields().kind(), FileKind::File | FileKind::Dir) {
-            // There is nothing to compress: btrfs takes the wish and forgets it.
+            // There is nothing to compress: btrfs accepts the property and ignores it.
             return compression_flags(value).map(drop);
         }
         let flags = if name == COMPRESSION { Some(self.check_compression(&guard, value)?) } else { None };

@@ -18,7 +18,7 @@ use crate::{FileKind, Fs, FsError, InodeRef};
 pub enum Stamp {
     /// Change times become the present time.
     Now,
-    /// Times stay as they are: for whoever sets them anyway.
+    /// Times stay as they are: for callers that set them anyway.
     Keep,
 }
 
@@ -28,13 +28,13 @@ const QUOTA_TRIES: u32 = 4;
 const QUOTA_WAIT: std::time::Duration = std::time::Duration::from_millis(5);
 
 impl Fs {
-    /// Reads from `at` on and answers how many bytes there were: fewer than asked for at the end of the file only.
+    /// Reads from `at` on and returns how many bytes there were: fewer than asked for at the end of the file only.
     pub fn read(&self, file: &InodeRef, at: u64, out: &mut [u8]) -> Result<usize, FsError> {
         read::read(file, at, out)
     }
 
     /// Writes `data` at `at`. The bytes are buffered; they reach the disk with [`Fs::flush`] and [`Fs::sync`], or earlier
-    /// where too much is buffered. Where the file's flags say so ([`InodeFlags::SYNC`](oleo_format::InodeFlags)), this and what else
+    /// if too much is buffered. If the file's flags say so ([`InodeFlags::SYNC`](oleo_format::InodeFlags)), this and what else
     /// changes its content returns when it is durable.
     pub fn write(&self, file: &InodeRef, at: u64, data: &[u8]) -> Result<(), FsError> {
         self.write_buffered(file, at, data)?;
@@ -47,10 +47,10 @@ impl Fs {
                 Err(FsError::Txn(TxnError::QuotaExceeded(_))) => {}
                 other => return other,
             }
-            // Files without names that nobody holds any more still count until they are erased, and through a kernel it is a
-            // moment before it is known that nobody does.
+            // Files without names that nobody holds any more still count until they are erased, and on a mount the kernel reports
+            // only after a moment that nobody does.
             std::thread::sleep(QUOTA_WAIT);
-            // One that cannot be erased is reported by whoever syncs or cleans.
+            // One that cannot be erased is reported by the next sync or cleaner step.
             let _ = self.core().evict_all();
         }
         write::write(file, at, data)
@@ -131,7 +131,7 @@ impl Fs {
             check_installable(file, prepared)?;
             all.push(Install { inode: file, prepared, time, exact_size: None, promise: None, from_writeback: false });
         }
-        // Asking for all of it first commits where that frees enough.
+        // Asking for all of it first commits if that frees enough.
         let mut promises: BTreeMap<TreeId, u64> = BTreeMap::new();
         for (file, prepared) in batch {
             *promises.entry(file.tree()).or_default() += prepared.disk_len();

@@ -15,7 +15,7 @@ use crate::options::Time;
 /// What an inode holds for its data. Small while nothing is buffered.
 #[derive(Default)]
 pub(crate) struct FileData {
-    /// Held by whoever changes the extent map, over its I/O too.
+    /// Held while the extent map is changed, over I/O too.
     pub flush: Mutex<rank::FileFlush, ()>,
     /// Of a file that is being deleted in steps: what lies before this offset is dropped. Changed under `flush`.
     pub(super) dropped: AtomicU64,
@@ -78,7 +78,7 @@ impl Buffer {
 }
 
 impl FileData {
-    /// The size that users see, where the inode item says `fields`.
+    /// The size that users see, if the inode item says `fields`.
     pub fn shown(&self, fields: &InodeFields) -> u64 {
         self.buffer.lock().as_ref().map_or(fields.size, |b| fields.size.max(b.end()))
     }
@@ -99,7 +99,7 @@ impl FileData {
         shown
     }
 
-    /// When what is buffered was last written, for whoever sets the inode's times: they are the inode's affair from now on.
+    /// When what is buffered was last written, for an operation that sets the inode's times: from now on they are kept in the inode.
     pub fn take_touched(&self) -> Option<Time> {
         self.buffer.lock().as_mut().and_then(|b| b.touched.take())
     }

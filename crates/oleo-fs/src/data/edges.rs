@@ -25,7 +25,7 @@ pub(super) enum Tail {
 
 impl Inode {
     /// Makes the end of the file fit for a file of `to` bytes, or for extents up to there: no inline extent, and zeros
-    /// behind the old end where `tail` asks for them. The `flush` lock is held and nothing is dirty.
+    /// behind the old end if `tail` asks for them. The `flush` lock is held and nothing is dirty.
     pub(super) fn settle_tail(self: &Arc<Self>, to: u64, tail: Tail) -> Result<(), FsError> {
         let engine = self.core().engine();
         let sector = u64::from(engine.sectorsize());
@@ -112,7 +112,7 @@ pub(super) fn readable_beside(inode: &Inode, range: Range<u64>) -> Result<(), Fs
 }
 
 /// Whether a write at `at`, or a longer file, leaves bytes behind the old end in its sector that are not known to be zeros.
-/// Where something is buffered behind the old end, whoever buffered it has seen to that.
+/// What is buffered behind the old end was buffered by a writer that has taken care of that.
 pub(super) fn tail_gap(guard: &ReadGuard<'_>, buffer: Option<&Buffer>, at: u64, sector: u64) -> Result<bool, FsError> {
     let size = guard.fields().size;
     let end = size.next_multiple_of(sector).min(at);

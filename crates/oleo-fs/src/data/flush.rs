@@ -26,7 +26,7 @@ use crate::data::prepare::{self, EXTENT_LEN_MAX, Policy, Prepared, Whole};
 use crate::data::{FILE_LEN_MAX, FlushGuard, in_place, read};
 use crate::object::{Inode, Items};
 
-/// Bytes that are completed, prepared and written at a time where they are compressed.
+/// Bytes that are completed, prepared and written at a time if they are compressed.
 const RUN_LEN_MAX: u64 = 32 << 20;
 /// Bytes from which on plain data is written step by step: below, one step would be all of it.
 const PLAIN_LEN_MIN: u64 = 2 * STEP_LEN;
@@ -113,7 +113,7 @@ impl Inode {
         }
     }
 
-    /// The times have been written with whatever was.
+    /// The times have been written with the data.
     fn clear_flush_due(&self) {
         if let Some(buffer) = &mut *self.data.buffer.lock() {
             let before = buffer.weight();
@@ -123,7 +123,7 @@ impl Inode {
         }
     }
 
-    /// Drops the buffer where nothing is in it any more.
+    /// Drops the buffer if nothing is in it any more.
     fn unlist(&self, flushed: Flushed) {
         let mut slot = self.data.buffer.lock();
         if slot.as_ref().is_some_and(|b| b.is_empty()) {
@@ -271,7 +271,7 @@ impl Inode {
         Ok(())
     }
 
-    /// Writes some plain bytes to where they belong and answers their checksums: from where they are in memory, if they are
+    /// Writes some plain bytes to where they belong and returns their checksums: from where they are in memory, if they are
     /// there in whole sectors.
     fn write_step(
         &self,

@@ -24,7 +24,7 @@ use crate::data::prepare::{Body, DataPiece, Prepared};
 use crate::object::{Inode, Items, ItemsMut};
 use crate::options::Time;
 
-/// Extents that are put under one handle: bounds what one operation asks of the metadata reserve. Where it is short, one.
+/// Extents that are put under one handle: bounds what one operation asks of the metadata reserve. If that is short, one.
 const EXTENTS_PER_JOIN: usize = 64;
 /// Bytes of an extent item with its head in the leaf (25 + 53), rounded up.
 const EXTENT_ITEM_BYTES: u32 = 80;

@@ -244,7 +244,7 @@ pub(crate) fn has_data(map: &(impl ExtentMap + ?Sized), range: Range<u64>) -> Re
     Ok(found)
 }
 
-/// Takes away what the map says about `from..to` (both multiples of the sector size) and answers by how much `nbytes`
+/// Takes away what the map says about `from..to` (both multiples of the sector size) and returns by how much `nbytes`
 /// shrinks. Looks at `limit` items at most; the second answer is where it stopped: `to` when all is done.
 pub(crate) fn drop_some(
     map: &mut (impl ExtentMapMut + ?Sized),
@@ -307,7 +307,7 @@ pub(crate) fn drop_more(
     Ok((freed, pos))
 }
 
-/// Puts what is left of an extent behind `to` and answers what of it counts. An inline extent has no tail.
+/// Puts what is left of an extent behind `to` and returns what of it counts. An inline extent has no tail.
 fn put_tail(
     map: &mut (impl ExtentMapMut + ?Sized),
     at: u64,
@@ -323,7 +323,7 @@ fn put_tail(
     Ok(counted)
 }
 
-/// Takes away all that the map says about `from..to` and answers by how much `nbytes` shrinks.
+/// Takes away all that the map says about `from..to` and returns by how much `nbytes` shrinks.
 pub(crate) fn drop_range(map: &mut (impl ExtentMapMut + ?Sized), from: u64, to: u64) -> Result<u64, FsError> {
     let mut freed = 0;
     let mut pos = from;

@@ -1,7 +1,7 @@
 //! Bytes of a file that are in memory only: an ordered set of byte runs that never overlap.
 //!
 //! Normal path: (1) `write` copies bytes in, over what is there and into the gaps; (2) `read_over` lays them over what
-//! came from disk, or `fill` copies them out and answers what is missing; (3) `runs` gives the sector-aligned ranges that
+//! came from disk, or `fill` copies them out and returns what is missing; (3) `runs` gives the sector-aligned ranges that
 //! a flush has to write; (4) `cut` forgets a range.
 //!
 //! Invariants: pieces do not overlap, none is empty, and none is longer than `PIECE_LEN_MAX`, so that growing one by

@@ -57,7 +57,7 @@ pub struct Prepared<'a> {
     pub(crate) len: u64,
     /// The bytes given, as far as plain pieces still need them.
     data: Source<'a>,
-    /// The last sector where plain data does not fill it, padded with zeros.
+    /// The last sector if plain data does not fill it, padded with zeros.
     tail: Option<Box<[u8]>>,
     pub(crate) pieces: Vec<DataPiece>,
 }
@@ -98,7 +98,7 @@ impl Source<'_> {
     }
 }
 
-/// What will become one file extent, or several where space is fragmented.
+/// What will become one file extent, or several if space is fragmented.
 #[derive(Debug)]
 pub(crate) struct DataPiece {
     /// Where in the file it begins.
@@ -117,7 +117,7 @@ pub(crate) enum Body {
     Inline { compression: Compression, data: Box<[u8]> },
     /// As they are: these bytes of `Prepared::data`, then the tail if they reach its end.
     Plain { from: usize, to: usize },
-    /// Compressed, padded to whole sectors. The piece is what stands at `skip` of the `ram_len` bytes that this decompresses to.
+    /// Compressed, padded to whole sectors. The piece begins at `skip` of the `ram_len` bytes that this decompresses to.
     Compressed { compression: Compression, data: Box<[u8]>, ram_len: u64, skip: u64 },
 }
 
@@ -162,7 +162,7 @@ impl<'a> Prepared<'a> {
         prepared
     }
 
-    /// The same for bytes that are not in one piece of memory; they are brought together only where that is needed.
+    /// The same for bytes that are not in one piece of memory; they are brought together only if that is needed.
     pub fn gathered(parts: Vec<&'a [u8]>, at: u64, whole: Whole, policy: &Policy) -> Prepared<'a> {
         let sector = policy.sectorsize as usize;
         if let [one] = parts[..] {
@@ -182,10 +182,10 @@ impl<'a> Prepared<'a> {
         prepared
     }
 
-    /// Takes over what is compressed already, to stand at `at`. `None` if such an extent may not be written so, in this volume
+    /// Takes over what is compressed already, to be at `at`. `None` if such an extent may not be written so, in this volume
     /// or at all: its bytes are to be prepared like others. The caller has seen that they can be decompressed.
     ///
-    /// Bytes that are all there is of a file and no whole sectors on disk are an inline extent and stay one.
+    /// Bytes that are all of a file and are not whole sectors on disk are an inline extent and stay one.
     pub fn encoded(encoded: &Encoded<'_>, at: u64, whole: Whole, policy: &Policy) -> Option<Prepared<'a>> {
         let sector = u64::from(policy.sectorsize);
         if let Some(piece) = encoded_inline(encoded, at, whole, policy) {
@@ -336,7 +336,7 @@ fn compress_chunks(data: &[u8], policy: &Policy) -> Vec<Chunk> {
     }
 }
 
-/// Whether bytes are all there is of a file.
+/// Whether bytes are all of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Whole {
     /// All of it.
@@ -345,7 +345,7 @@ pub enum Whole {
     Part,
 }
 
-/// Compressed bytes as they would stand in an item, if they did before and may.
+/// Compressed bytes as they would be in an item, if they were in one before and may be.
 fn encoded_inline(encoded: &Encoded<'_>, at: u64, whole: Whole, policy: &Policy) -> Option<DataPiece> {
     let Encoded { data, compression, ram_len, skip, len } = *encoded;
     let sector = policy.sectorsize as usize;
@@ -356,7 +356,7 @@ fn encoded_inline(encoded: &Encoded<'_>, at: u64, whole: Whole, policy: &Policy)
     (was_inline && is_all && may).then(|| DataPiece { at, len, body, csums: Vec::new() })
 }
 
-/// The bytes as they would stand in an item, if they may.
+/// The bytes as they would be in an item, if they may be in one.
 fn inline_body(data: &[u8], policy: &Policy) -> Option<Body> {
     let max = policy.inline_max as usize;
     if data.is_empty() || data.len() > policy.sectorsize as usize || max == 0 {

@@ -111,7 +111,7 @@ pub(crate) fn shown(guard: &ReadGuard<'_>) -> InodeFields {
     let (runs, promised) = buffered_runs(inode, sector);
     let added: u64 = runs.iter().chain(&promised).map(|r| r.end - r.start).sum();
     let mut replaced = 0;
-    // Of very many runs a part is enough to be near; what cannot be read is reported when it is read.
+    // If there are very many runs, some of them give nearly the same; what cannot be read is reported when it is read.
     let looked_at = if guard.state().extents_end == Some(0) { 0 } else { SHOWN_RUNS_MAX };
     for run in runs.into_iter().take(looked_at) {
         let _ = map::walk(&MapOf { items: guard, sector }, run.start, run.end, |_, range, extent| {

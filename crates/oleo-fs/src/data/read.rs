@@ -55,10 +55,10 @@ struct Plan {
 }
 
 /// Times that a read starts over because checksums were missing: each time a commit went by between looking up the
-/// extents and reading them. Where they are really missing, the answer is the same every time.
+/// extents and reading them. If they are really missing, the answer is the same every time.
 const TRIES_MAX: usize = 8;
 
-/// Reads from `at` on and answers how many bytes there were before the end of the file.
+/// Reads from `at` on and returns how many bytes there were before the end of the file.
 ///
 /// What is read may be overwritten meanwhile. Its space is not reused while the reader's guard lives, but its checksums
 /// go with the commit: then the extents are looked up again.
@@ -221,7 +221,7 @@ fn run_one(inode: &Inode, task: Task<'_>, check: CsumCheck) -> Result<(), FsErro
     }
 }
 
-/// Reads plain data; where it does not begin or end at a sector, through a sector in between.
+/// Reads plain data; if it does not begin or end at a sector, through a sector in between.
 ///
 /// # Errors
 /// No copy can be read that matches its checksums.
@@ -255,7 +255,7 @@ fn read_packed(inode: &Inode, span: &Span, skip: u64, task: Task<'_>, check: Csu
     let from = span.offset + skip + task.skip;
     let whole = from == 0 && task.out.len() as u64 == span.ram_len;
     let engine = inode.core().engine();
-    // Who has read up to the last sector will hardly read the extent again soon.
+    // After a read up to the last sector the extent is hardly read again soon.
     let to_the_end = from + task.out.len() as u64 + u64::from(engine.sectorsize()) > span.ram_len;
     let unpacked = &inode.core().data.unpacked;
     if let Some(kept) = unpacked.get(span)

@@ -27,7 +27,7 @@ use crate::object::{Inode, InodeFields, Items, ItemsMut};
 use crate::options::Time;
 use crate::{FileKind, FsError};
 
-/// Items that a step goes over at least, where space is short.
+/// Items that a step goes over at least, if space is short.
 const MAP_BATCH_SHORT: usize = 4;
 /// Where the offsets end that a file can have; a multiple of every sector size.
 pub(crate) const MAP_END: u64 = 1 << 63;
@@ -124,7 +124,7 @@ impl Inode {
         Ok(())
     }
 
-    /// Joins for a step over the items of a range; over how many. Where there is no room for what many may need, it is few: releasing
+    /// Joins for a step over the items of a range; over how many. If there is no room for what many may need, it is few: releasing
     /// must go on with what is kept back for it.
     fn join_step<'a>(&self, engine: &'a Engine, from: u64, to: u64) -> Result<(Handle<'a>, usize), FsError> {
         let mut batch = MAP_BATCH;
@@ -138,7 +138,7 @@ impl Inode {
         }
     }
 
-    /// Drops some items from the end of the map; answers whether nothing behind `size` is left. `last` is where the last item
+    /// Drops some items from the end of the map; returns whether nothing behind `size` is left. `last` is where the last item
     /// can be: steps do not look again at what those before them have dropped, which the tree has until the next commit.
     fn shrink_step(self: &Arc<Self>, size: u64, time: Time, last: &mut u64) -> Result<bool, FsError> {
         let engine = self.core().engine();
@@ -179,7 +179,7 @@ impl Inode {
         fields.nbytes = fields.nbytes.saturating_sub(freed);
         fields.size = if done { size } else { shown.max(size) };
         fields.touch(time);
-        // What was written while the file was being cut goes, too: as if it had been written before.
+        // What was written while the file was being cut is dropped, too: as if it had been written before.
         if done && size == 0 {
             self.discard();
         } else if done && let Some(buffer) = &mut *self.data.buffer.lock() {
@@ -190,7 +190,7 @@ impl Inode {
         Ok(done)
     }
 
-    /// One step of dropping all data of a file that is being deleted; answers whether none is left.
+    /// One step of dropping all data of a file that is being deleted; returns whether none is left.
     pub(crate) fn drop_data_step(self: &Arc<Self>) -> Result<bool, FsError> {
         self.core().throttle_between_steps()?;
         let _flush = self.lock_flush();
@@ -206,7 +206,7 @@ impl Inode {
         }
         let mut items = MapMutOf { guard: &mut guard, handle: &handle, sector };
         let (freed, pos) = self.core().poison_on_error(|| map::drop_more(&mut items, from, MAP_END, batch))?;
-        // Should it come into use again, and be let go again, it is looked at from its beginning.
+        // If it comes into use again and is closed again, it is looked at from its beginning.
         self.data.dropped.store(if pos >= MAP_END { 0 } else { pos }, Ordering::Relaxed);
         let fields = guard.fields_mut(&handle);
         fields.nbytes = fields.nbytes.saturating_sub(freed);
@@ -334,7 +334,7 @@ impl Inode {
         Ok(())
     }
 
-    /// Puts a preallocated extent at the beginning of a gap and answers where it ends.
+    /// Puts a preallocated extent at the beginning of a gap and returns where it ends.
     pub(super) fn preallocate_step(
         self: &Arc<Self>,
         gap: Range<u64>,

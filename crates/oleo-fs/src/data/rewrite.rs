@@ -17,7 +17,7 @@ use crate::object::{Inode, Items};
 use crate::{FileKind, Fs, FsError, InodeRef};
 
 impl Fs {
-    /// Writes a range of a file anew, compressed as asked for or else as the file's policy says; answers how many bytes.
+    /// Writes a range of a file anew, compressed as asked for or else as the file's policy says; returns how many bytes.
     /// A range with holes, preallocated space or inline bytes in it is left as it is.
     pub fn rewrite(&self, file: &InodeRef, at: u64, len: u64, compress: Option<Compress>) -> Result<u64, FsError> {
         self.changeable(file)?;

@@ -18,7 +18,7 @@ pub(crate) enum Flushing {
     Some,
 }
 
-/// How often whoever finds no space looks whether what was unlinked has been evicted.
+/// How often a caller that finds no space looks whether what was unlinked has been evicted.
 const LET_GO_TRIES: u32 = 10;
 /// How long in between.
 const LET_GO_WAIT: Duration = Duration::from_millis(10);
@@ -63,7 +63,7 @@ impl Core {
     pub(crate) fn make_room(self: &Arc<Self>, flushing: Flushing) -> Result<(), FsError> {
         self.data.release_idle_reservations();
         for inode in self.data.files(None) {
-            // Whose bytes cannot be written out hears it from a sync.
+            // If the bytes of a file cannot be written out, a sync reports it.
             let _ = match flushing {
                 Flushing::None => inode.flush_unless_gone(),
                 Flushing::Some => inode.flush_if_free(),
@@ -72,9 +72,9 @@ impl Core {
         self.data.relax();
         for _ in 0..LET_GO_TRIES {
             let any = !self.evictable.lock().is_empty();
-            // What cannot be erased is left for later, as it is when nobody is short of space.
+            // What cannot be erased is left for later.
             let _ = self.evict_all();
-            // Through a kernel it is a moment before it is known that nobody holds what has just lost its name.
+            // On a mount the kernel reports only after a moment that a file that has lost its name is closed.
             if any || !self.awaits_eviction() {
                 break;
             }
@@ -97,7 +97,7 @@ impl Core {
         work()
     }
 
-    /// Flushes every file, for whoever needs the room: what cannot be written is its file's affair.
+    /// Flushes every file, for a caller that needs the room: what cannot be written is reported by a flush of that file.
     pub(crate) fn flush_what_can_be(&self) {
         let _ = self.flush_all(None);
     }

@@ -102,10 +102,10 @@ fn settle_both<'a>(
     Ok((first, Some(second.settle()?)))
 }
 
-/// Checks the rules of FICLONERANGE and FIDEDUPERANGE and answers the length meant.
+/// Checks the rules of FICLONERANGE and FIDEDUPERANGE and returns the length meant.
 fn checked_len(src: &Inode, dst: &Inode, range: &CloneRange, why: Why) -> Result<u64, FsError> {
     let sector = u64::from(src.core().engine().sectorsize());
-    // One after the other: who renames locks both, in their order.
+    // One after the other: a rename locks both, in their order.
     let a = *src.read().fields();
     let b = *dst.read().fields();
     let no_sum = InodeFlags::NODATASUM.bits();
@@ -231,7 +231,7 @@ fn put_extents(
     let moved = |at: u64| at - range.from + range.to;
     let old = install::count_items(dst, moved(part.start), moved(part.end), u32::MAX)?;
     // On volumes whose holes have items, each extent may have one in front.
-    // What the subvolume has already it does not come to reference.
+    // The subvolume references already what it has.
     let gained = if src_tree == dst.tree() { 0 } else { disk_bytes(extents) };
     let handle =
         engine.join_with(dst.tree(), install::need_of(extents.len() * 2, old), gained, || Ok::<_, FsError>(()))?;

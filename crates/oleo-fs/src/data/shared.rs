@@ -42,7 +42,7 @@ pub(crate) struct Shared {
     pub(super) files: Mutex<rank::DirtyFiles, DirtyFiles>,
     /// Somebody writes back in the background.
     pub(super) has_background_flusher: AtomicBool,
-    /// Whoever waits for work to be there or room to be made holds this while it looks.
+    /// Held while a thread looks whether it has to wait for work or for room.
     pub(super) waiting: Mutex<rank::DataWaiting, ()>,
     /// There is something to write back.
     pub(super) work: Condvar,
@@ -82,7 +82,7 @@ impl Shared {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Lets go of the files: what they buffer is lost.
+    /// Drops the files: what they buffer is lost.
     pub(crate) fn forget(&self) {
         let files = std::mem::take(&mut *self.files.lock());
         drop(files);
@@ -106,7 +106,7 @@ impl Shared {
         }
     }
 
-    /// Promised space was let go: try promising more than needed again.
+    /// Promised space was released: try promising more than needed again.
     pub(super) fn relax(&self) {
         self.tight.store(false, Ordering::Relaxed);
     }

@@ -13,7 +13,7 @@
 //!    stays listed, since its times are due, and may keep the reservation for the next time.
 //!
 //! Nobody needs kept reservations: they are small ([`KEPT_MAX`]), kept only while few files have buffers, and released
-//! before any request fails for want of space ([`Shared::release_idle_reservations`]).
+//! before any request fails for lack of space ([`Shared::release_idle_reservations`]).
 //!
 //! Crash: as for written bytes, what was not flushed is lost.
 
@@ -35,7 +35,7 @@ use crate::options::Time;
 
 /// What putting one extent may need.
 pub(super) const ONE_NEED: Need = Need { items: 8, bytes: 1024, releasing: false };
-/// The same where room was promised, or is given back.
+/// The same if room was promised, or is given back.
 pub(super) const PROMISED_NEED: Need = Need { releasing: true, ..ONE_NEED };
 /// The most bytes of one file that wait for addresses; beyond it they get them immediately.
 const UNPLACED_MAX: u64 = 1 << 20;
@@ -56,7 +56,7 @@ pub enum KeepSize {
 }
 
 impl Inode {
-    /// Fails if the file system refuses changes since an error: for whatever changes nothing but the buffer.
+    /// Fails if the file system refuses changes since an error: for operations that change nothing but the buffer.
     pub(super) fn not_failed(&self) -> Result<(), FsError> {
         match self.core().engine().poisoned_by() {
             Some(why) => Err(TxnError::ReadOnly(why).into()),
@@ -115,7 +115,7 @@ impl Inode {
         }
     }
 
-    /// Forgets what is buffered of a file that is to be empty and has nothing but its buffer; false where there is more to
+    /// Forgets what is buffered of a file that is to be empty and has nothing but its buffer; false if there is more to
     /// do. The `flush` lock is held.
     pub(super) fn cut_unplaced(self: &Arc<Self>, time: Time) -> Result<bool, FsError> {
         self.not_failed()?;
@@ -193,7 +193,7 @@ impl Inode {
         let handle = self.core().engine().join(PROMISED_NEED)?;
         let mut guard = self.write();
         guard.alive()?;
-        // Whoever has set the times since has taken it.
+        // An operation that has set the times since has taken it.
         let Some(time) = self.data.take_touched() else { return Ok(()) };
         let fields = guard.fields_mut(&handle);
         let mtime = fields.mtime.max(time);

@@ -27,7 +27,7 @@ use crate::{FileKind, FsError};
 
 /// Bytes that one step copies with the locks held.
 const STEP_LEN: usize = 1 << 20;
-/// Space is promised ahead where there is plenty, as much as the file has buffered and this at most, so that small writes
+/// Space is promised ahead if there is plenty, as much as the file has buffered and this at most, so that small writes
 /// do not each ask for it.
 const PROMISE_LEN: u64 = 1 << 20;
 
@@ -47,7 +47,7 @@ pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsEr
     }
     let mut pos = at;
     for step in data.chunks(STEP_LEN) {
-        // What it was promised and is not going to use is no use to others.
+        // A reservation that it is not going to use would be missing for others.
         let done = write_step(inode, pos, step);
         if done.is_err() {
             inode.release_unused_reservation();
@@ -83,7 +83,7 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
     // Each round but the last promises space that other writers of the same file may use up before the next, or reads what lies beside
     // the bytes in at most three sectors, or goes on to the next way to come by space.
     loop {
-        // What has a place keeps it until it is buffered: from then on, whoever changes the file's map, or shares it, flushes first.
+        // What has a place keeps it until it is buffered: from then on, a change or a clone of the file's map flushes first.
         let map_lock = (space != Space::New).then(|| inode.lock_flush());
         let addresses = (space != Space::New).then(|| inode.core().engine().hold_addresses());
         let guard = inode.read();
@@ -92,7 +92,7 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
             return Err(FsError::Invalid("not a regular file"));
         }
         let size = guard.fields().size;
-        // The old end's sector, where the bytes do not begin in it.
+        // The old end's sector, if the bytes do not begin in it.
         let tail = size / sector * sector..(size / sector * sector + sector).min(sectors.start);
         let (mut places, mut tail_places) = (Vec::new(), Vec::new());
         if space != Space::New && !inode.subvol().is_being_shared() {
@@ -164,8 +164,8 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
     }
 }
 
-/// Promises space for `need` bytes, or for as many as are likely where there is plenty. Where there is none, it goes on to the next
-/// `space` and answers `None`: what is needed may be less there. An error if there is no next.
+/// Promises space for `need` bytes, or for as many as are likely if there is plenty. If there is none, it goes on to the next
+/// `space` and returns `None`: what is needed may be less there. An error if there is no next.
 fn reserve(
     inode: &Arc<Inode>,
     need: u64,

@@ -27,12 +27,12 @@ use crate::object::{Inode, Items};
 use crate::options::Time;
 use crate::{Fs, FsError};
 
-/// Bytes that one file buffers before its writer flushes it, where nobody writes back in the background: a few large
+/// Bytes that one file buffers before its writer flushes it, if nobody writes back in the background: a few large
 /// extents' worth.
 const FILE_DIRTY_MAX: u64 = 32 << 20;
 /// Files that are flushed between two looks at how much is left.
 const BATCH_FILES: usize = 16;
-/// How long a writer waits for room before it looks again itself: whoever it waits for may have failed.
+/// How long a writer waits for room before it looks again itself: the one it waits for may have failed.
 const ROOM_WAIT: Duration = Duration::from_millis(50);
 
 impl Shared {
@@ -41,7 +41,7 @@ impl Shared {
         self.has_background_flusher.store(false, Ordering::Relaxed);
     }
 
-    /// Has whoever waits for work look again.
+    /// Wakes the thread that waits for work, which looks again.
     pub(crate) fn wake_flusher(&self) {
         let _waiting = self.waiting.lock();
         self.work.notify_all();
@@ -58,7 +58,7 @@ impl Shared {
         self.files.lock().renew(inode.rank(), inode.core().now(), flushed);
     }
 
-    /// Wakes whoever writes back, where too much is buffered.
+    /// Wakes the thread that writes back, if too much is buffered.
     fn call(&self, background_max: u64) {
         if self.bytes() > background_max && self.has_background_flusher.load(Ordering::Relaxed) {
             self.wake_flusher();
@@ -107,8 +107,8 @@ impl Fs {
     }
 
     /// Waits until [`write_back`](Fs::write_back) has something to do, for that long at most; whether it has. Returns earlier if woken
-    /// ([`wake_background`](Fs::wake_background)). Whoever calls
-    /// this says that somebody writes back in the background from now on: writers leave it to them up to
+    /// ([`wake_background`](Fs::wake_background)). The caller
+    /// writes back in the background from now on, so writers leave that to it up to
     /// [`DataOptions::dirty_bytes_max`](crate::DataOptions).
     pub fn wait_write_back(&self, timeout: Duration) -> bool {
         let shared = &self.core().data;
@@ -169,7 +169,7 @@ impl Inode {
     }
 }
 
-/// Comes after each step of a write: helps where too much is buffered, and waits where others are at it.
+/// Comes after each step of a write: helps if too much is buffered, and waits if others are at it.
 pub(super) fn throttle(inode: &Arc<Inode>) -> Result<(), FsError> {
     let core = inode.core();
     let shared = &core.data;

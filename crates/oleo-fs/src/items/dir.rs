@@ -3,7 +3,7 @@
 //! Both hold the same bytes, except that a DIR_ITEM holds all entries whose names have one hash, one after the other.
 //! A directory's size is twice the length of all its names. Extended attributes have the same form (`attributes::xattr`).
 //!
-//! Invariants, while the directory's lock is not held: every entry stands in one DIR_ITEM and one DIR_INDEX, and the
+//! Invariants, while the directory's lock is not held: every entry is in one DIR_ITEM and one DIR_INDEX, and the
 //! entry's inode (or, for a subvolume, a reference in the root tree) names the directory and the index.
 
 use std::ops::ControlFlow;
@@ -208,7 +208,7 @@ pub(crate) fn add(
     add_at(dir, h, spot, name, target, kind)
 }
 
-/// The same for whoever has looked already, under the same lock.
+/// The same for a caller that has looked already, under the same lock.
 pub(crate) fn add_at(
     dir: &mut WriteGuard<'_>,
     h: &dyn Joined,
@@ -333,7 +333,7 @@ pub(crate) fn info(index: u64, bytes: &[u8]) -> Result<DirEntryInfo, FsError> {
     })
 }
 
-/// The index of an entry, by going through the whole directory: for entries whose own record of it is lost.
+/// The index of an entry, by going through the whole directory: for entries whose inode does not have it.
 pub(crate) fn index_of(dir: &dyn Items, name: &[u8]) -> Result<Option<u64>, FsError> {
     let mut found = None;
     dir.walk(ItemType::DIR_INDEX, 0, u64::MAX, Direction::Up, &mut |index, bytes| match parse(bytes) {

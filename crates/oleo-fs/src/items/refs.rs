@@ -1,7 +1,7 @@
 //! An inode's names in its own items: INODE_REF by parent, INODE_EXTREF by a hash of parent and name.
 //!
 //! An INODE_REF holds all names that the inode has in one directory; a name that would make it outgrow a leaf goes
-//! into an INODE_EXTREF, where the volume has that feature. Several names of one hash share an INODE_EXTREF.
+//! into an INODE_EXTREF, if the volume has that feature. Several names of one hash share an INODE_EXTREF.
 
 use oleo_format::{
     Ino, InodeExtref, InodeExtrefEntryRef, InodeRef as InodeRefHead, InodeRefEntryRef, ItemType, extref_hash,
@@ -72,7 +72,7 @@ fn encode_extref(of: &NameOf) -> Vec<u8> {
     [head.as_bytes(), &of.name].concat()
 }
 
-/// Fails if [`add`] would, for want of room.
+/// Fails if [`add`] would fail for lack of room.
 pub(crate) fn check_room(inode: &WriteGuard<'_>, parent: Ino, name: &[u8]) -> Result<(), FsError> {
     let engine = inode.inode().core().engine();
     let len_max = item_len_max(engine.nodesize());
@@ -128,7 +128,7 @@ pub(crate) fn remove(
 ) -> Result<Option<u64>, FsError> {
     inode.state_mut().moved = h.generation();
     if let Some(old) = inode.get(ItemType::INODE_REF, parent.0)? {
-        // In passing over the item's bytes: it may hold thousands of names.
+        // In one pass over the item's bytes: it may hold thousands of names.
         let (mut gone, mut kept) = (None, Vec::new());
         for entry in InodeRefEntryRef::iter(&old) {
             let entry = entry?;

@@ -7,7 +7,7 @@
 //! Normal path: `sync` gathers the callers of one moment into a round; `record` turns the round's inodes into items, which
 //! the engine writes (`oleo_txn::LogCommit`). What changed follows from the delta that every inode keeps since the last commit
 //! or, once it was logged, from its [`LogMark`]: so the second fsync logs what changed since the first, and one with nothing
-//! changed writes nothing. Link and rename only mark: the next log commit of the subvolume, whoever asks for it, brings
+//! changed writes nothing. Link and rename only mark: the next log commit of the subvolume brings
 //! the names of all marked inodes up to date. They mark no ancestor, so that a directory that is synced later is logged.
 //!
 //! The rules, each with the shortest sequence that goes wrong without it ("sync" is a commit, then a crash after the last
@@ -26,12 +26,12 @@
 //!    logged as existing. `creat a/f; sync; mv a/f b/f; fsync b/f`: f would have both names.
 //! 6. *A name of the log that the inode has no more leaves the log with its entry.* `creat a/f; fsync a; mv a/f b/f; fsync x`:
 //!    the entry in a would bring the old name back.
-//! 7. *Whoever loses a committed name to the replay and lives is logged with the names it has.* It loses one by a deleted index
+//! 7. *An inode that loses a committed name to the replay and lives is logged with the names it has.* It loses one by a deleted index
 //!    (`sync; mv a/f b/f; fsync a`: f would be lost), to the new owner of the name (`sync; mv f g; mv h f; fsync f`: what is now
 //!    g would be lost), and
 //! 8. *with all others in it, when its directory is gone.* `creat d/f; sync; mv d/f f; rmdir d; fsync .`: the replay
 //!    empties d before it goes, f with it.
-//! 9. *Whoever has a name by now that a logged inode lost is logged*, so that a name that always had an owner has one.
+//! 9. *The inode that by now has a name that a logged inode lost is logged*, so that a name that always had an owner has one.
 //!    `creat b/f; exchange a/f b/f; fsync b`: nothing would be called a/f. Without the log: `creat f; fsync f; mv g f; fsync x`.
 //! 10. *An inode without names leaves the log, and its committed names go.* `creat f; fsync f; unlink f; creat f; fsync f`: the
 //!     first f would be back under the second's name. So do those of one that a logged inode replaced, when that leaves the
@@ -70,7 +70,7 @@
 //!
 //! `replay` applies a log that a crash left to the subvolumes it belongs to.
 //!
-//! Locks: see `sync`. Crash: the log before the last log commit stands, or that one, never a part.
+//! Locks: see `sync`. Crash: a replay finds the last log commit, or the one before it, never a part.
 //! Not here: the trees of the log and the superblock (`oleo_txn`).
 
 mod mark;

@@ -134,7 +134,7 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Keeps operations out from here on. What was recorded before concerns no other inode; where it was renamed since, it
+    /// Keeps operations out from here on. What was recorded before concerns no other inode; if it was renamed since, it
     /// is recorded again.
     pub(super) fn block_joins(&mut self) {
         if self.marking == Marking::Now && self.joins_blocked.is_none() {

@@ -152,7 +152,7 @@ impl Recorder<'_> {
         names_of(&items)
     }
 
-    /// Whoever had the name in the last commit loses it to `ino` in the replay.
+    /// The inode that had the name in the last commit loses it to `ino` in the replay.
     fn conflict(&mut self, ino: Ino, name: &NameOf) -> Result<(), FsError> {
         match self.committed_owner(name)? {
             Some(Target::Inode(old)) if old != ino => self.displaced(old)?,

@@ -16,7 +16,7 @@
 //!
 //! Traps, each with what springs it:
 //! - An inode item of generation 0 says only that the inode exists: `write f; sync; touch d/g; fsync d`, with `f` in `d`.
-//!   Taking size 0 from it would empty `f`; so its size counts only where it is not 0.
+//!   Taking size 0 from it would empty `f`; so its size counts only if it is not 0.
 //! - A logged link count of 0 is a file that never got a name before the crash (O_TMPFILE): nothing of it is replayed.
 //! - `mv a b; mv c a; fsync a`: `a` stands in the way of itself. Names are taken away before others are put, and links are
 //!   counted at the end, so that no inode dies in between.
@@ -48,7 +48,7 @@ mod names;
 
 /// Items that one item of a log may change: a name has five.
 const ITEMS_PER_ITEM: u64 = 5;
-/// Bytes that one byte of a log may become: a name stands in three items.
+/// Bytes that one byte of a log may become: a name is in three items.
 const BYTES_PER_BYTE: u64 = 3;
 /// Items that are read from a subvolume in one batch.
 const BATCH: usize = 256;

@@ -53,7 +53,7 @@ enum Outcome {
 }
 
 impl Fs {
-    /// Makes one file or directory durable, with the names it has; of a directory, its entries. Does nothing where it is
+    /// Makes one file or directory durable, with the names it has; of a directory, its entries. Does nothing if it is
     /// durable already.
     pub fn fsync(&self, inode: &InodeRef) -> Result<(), FsError> {
         self.timed(inode, false)
@@ -149,7 +149,7 @@ impl Core {
         if failed { Ok(self.engine().commit().map(drop)?) } else { Ok(()) }
     }
 
-    /// Closes a round and makes it durable; false where neither the log nor a commit could.
+    /// Closes a round and makes it durable; false if neither the log nor a commit could.
     fn lead(self: &Arc<Self>) -> bool {
         let Ok(mut log) = self.engine().begin_log() else {
             self.close_round();

@@ -249,7 +249,7 @@ fn check_target(target: &[u8], nodesize: u32) -> Result<(), FsError> {
     Ok(())
 }
 
-/// A file extent whose bytes stand in the item, as a symbolic link's target does.
+/// A file extent whose bytes are in the item, as a symbolic link's target does.
 fn inline_extent(generation: u64, bytes: &[u8]) -> Box<[u8]> {
     let head = FileExtentHead {
         generation: generation.into(),

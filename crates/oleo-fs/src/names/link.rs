@@ -28,7 +28,7 @@ const LINKS_MAX: u32 = 65535;
 
 /// Items that adding or removing one name changes: two of the directory's entry, the name in the inode, both inodes.
 pub(crate) const NAME_ITEMS: u32 = 5;
-/// Their bytes when they are new, item heads included, without the name, which stands in three of them.
+/// Their bytes when they are new, item heads included, without the name, which is in three of them.
 pub(crate) const NAME_BYTES: u32 = 440;
 
 /// What adding one name may need.
@@ -71,7 +71,7 @@ impl Fs {
         core.throttle_dirty_inodes()?;
         let _watch = core.log.stats.watch();
         let need = name_need(name, 0);
-        // An orphan item more, where it is the first name.
+        // An orphan item more, if it is the first name.
         let h = self.core().join_in(dir.tree(), Need { items: need.items + 1, ..need })?;
         let mut locked = lock_all(&[dir, file]);
         let fields = *locked.of(file).fields();
@@ -207,7 +207,7 @@ impl Fs {
         dir::find(&guard, name)?.ok_or(FsError::NotFound)
     }
 
-    /// An entry's inode was not found: a lie, unless the entry is gone as well.
+    /// An entry's inode was not found: damage, unless the entry is gone as well.
     pub(crate) fn check_dangling(&self, dir: &InodeRef, name: &[u8], target: Target) -> Result<(), FsError> {
         let guard = dir.read();
         if dir::find(&guard, name)?.map(|e| e.0) == Some(target)
@@ -234,7 +234,7 @@ pub(crate) fn drop_name(
     if fields.nlink == 0 { orphan::last_name_gone(inode, h, extents_max) } else { Ok(false) }
 }
 
-/// Removes the index item of an entry; looks for it where the entry's inode does not know the index.
+/// Removes the index item of an entry; looks for it if the entry's inode does not know the index.
 pub(crate) fn remove_index(
     dir: &mut WriteGuard<'_>,
     h: &dyn Joined,
@@ -246,7 +246,7 @@ pub(crate) fn remove_index(
         None => dir::index_of(dir, name)?,
     };
     if let Some(index) = index {
-        // An index that was freed is not given out again in the same transaction: a log says what goes and what comes by it.
+        // An index that was freed is not given out again in the same transaction: a log refers to entries that went and came by their indices.
         dir::learn_next_index(dir)?;
         dir.delete(h, ItemType::DIR_INDEX, index);
     }

@@ -1,8 +1,8 @@
 //! Reading directories: their entries, and with them the inodes that the entries lead to.
 //!
-//! Normal path of `readdir_plus`: (1) list entries under the directory's lock; (2) look which inodes are in memory; (3)
+//! Normal path of `readdir_plus`: (1) list entries under the directory's lock; (2) check which inodes are in memory; (3)
 //! find the others in one pass over the tree, sorted by number, which reads leaves ahead; (4) enter them in the cache,
-//! where whoever was overtaken by an eviction is looked up alone.
+//! where an inode that was overtaken by an eviction is looked up alone.
 
 use std::sync::Arc;
 

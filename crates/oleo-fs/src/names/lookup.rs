@@ -16,9 +16,9 @@ use crate::object::{Inode, InodeFields, InodeRef, Items};
 const SYMLINKS_MAX: usize = 40;
 /// Bytes of a path, all links' targets included: 40 links of 4 KiB.
 const PATH_MAX: usize = 41 * 4096;
-/// The type of a file extent whose bytes stand in the item (`BTRFS_FILE_EXTENT_INLINE`).
+/// The type of a file extent whose bytes are in the item (`BTRFS_FILE_EXTENT_INLINE`).
 const INLINE: u8 = 0;
-/// Permissions of the empty directory that stands in for a subvolume elsewhere.
+/// Permissions of the empty directory in place of a subvolume that is elsewhere.
 const EMPTY_SUBVOL_DIR_MODE: u32 = 0o040_755;
 
 /// Whether the last part of a path may be a symbolic link that is followed.

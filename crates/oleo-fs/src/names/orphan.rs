@@ -79,7 +79,7 @@ pub(crate) fn last_name_gone(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents
     }
     this.subvol().core().set_orphan(this, h, true)?;
     this.unlinked.store(true, Ordering::SeqCst);
-    // Whoever held the last handle may have dropped it before it could see the mark.
+    // The last handle may have been dropped before its holder could see the mark.
     let evict = this.handles() == 0;
     if !evict {
         this.core().note_nameless();
@@ -113,7 +113,7 @@ impl Core {
             Ok(true) => {}
             Ok(false) => self.evictable.lock().push_back(inode),
             Err(e) => {
-                // Behind all others, which may fare better.
+                // Behind all others, which may succeed.
                 self.evictable.lock().push_front(inode);
                 return Err(e);
             }
@@ -121,7 +121,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Erases all inodes that nobody holds any more, but for those where it fails: the first error.
+    /// Erases all inodes that nobody holds any more. If some cannot be erased, all others are, and the first error is returned.
     pub(crate) fn evict_all(self: &Arc<Self>) -> Result<(), FsError> {
         let (mut first, mut failures) = (Ok(()), 0);
         // Each failure is put behind all others: when there are as many as inodes, all that is left has failed.
@@ -169,7 +169,7 @@ impl Core {
         if subvol.orphans_seen.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        // Whoever comes after an error looks again.
+        // After an error the next caller looks again.
         self.clean_all_orphans(subvol).inspect_err(|_| subvol.orphans_seen.store(false, Ordering::Release))
     }
 
@@ -191,7 +191,7 @@ impl Core {
         if let Some(inode) = &inode
             && inode.read().fields().nlink == 0
         {
-            // Somebody may hold it, when the orphan is of this session: then the last handle sees to it.
+            // It may be held if the orphan is of this session: then it is erased after the last handle.
             while inode.handles() == 0 && !self.erase_step(inode)? {}
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! Rename: one entry moves, replaces, is swapped, or leaves a mark behind.
 //!
 //! Normal path, as of all operations on names: (1) look at both entries; (2) see what they lead to; a directory that gets
-//! another parent must not come to lie below itself, and `moving` keeps everybody else from moving directories
+//! another parent must not come to lie below itself, and `moving` keeps others from moving directories
 //! meanwhile; (3) join, lock both directories and both inodes; (4) look again; (5) check everything that can refuse; (6)
 //! detach and attach.
 
@@ -51,7 +51,7 @@ pub enum RenameMode {
 }
 
 impl RenameMode {
-    /// Whether something at the target stands in the way.
+    /// Whether something at the target is in the way.
     fn keeps_target(self) -> bool {
         matches!(self, RenameMode::NoReplace | RenameMode::Whiteout { no_replace: true, .. })
     }

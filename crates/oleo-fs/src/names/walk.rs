@@ -29,7 +29,7 @@ impl Descent {
         Descent { start: key(start), strays: HashSet::new() }
     }
 
-    /// Whether to enter a directory that was found in another one under a name: not where the walk has been there, or would
+    /// Whether to enter a directory that was found in another one under a name: not if the walk has been there, or would
     /// come back to what it came from.
     pub fn enters(&mut self, fs: &Fs, dir: &InodeRef, name: &[u8], child: &InodeRef) -> bool {
         if child.is_empty_subvol_dir() {

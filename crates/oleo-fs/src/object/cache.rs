@@ -3,10 +3,10 @@
 //! Normal path: [`InodeCache::get_or_load`] finds the inode or loads it outside the lock; an insertion that takes a
 //! shard over its bound sweeps it. A sweep evicts what nobody else holds and nobody has used since the last sweep.
 //!
-//! Invariants: at most one [`Inode`] in memory per number: whoever evicted one while another thread was loading it
-//! makes that thread load again, since what it read may be older than what the evicted one had written.
-//! Those of a deleted subvolume go as others do, once nobody uses them: each says that it is stale, and no other subvolume ever
-//! has its number.
+//! Invariants: at most one [`Inode`] in memory per number: a thread that evicts one while another thread is loading it
+//! makes that one load again, since what it read may be older than what the evicted one had written.
+//! Inodes of a deleted subvolume are evicted as others are, once nobody uses them: each reports that it is stale, and no other
+//! subvolume ever has its number.
 //! Locks: a shard's lock, held for a look-up or a sweep, never over I/O.
 
 use std::sync::Arc;
@@ -26,13 +26,13 @@ const SHARDS: usize = 64;
 const LOADS_MAX: usize = 100;
 
 /// How much a shard grows after a sweep that could not evict enough before the next: dirty inodes cannot go, nor those that the kernel
-/// knows, and looking at each of them time and again would cost more than it frees. Where nothing is committed, this is how many there are
+/// knows, and looking at each of them time and again would cost more than it frees. If nothing is committed, this is how many there are
 /// at most for each that is held.
 const SWEEP_GROWTH: usize = 2;
 
 /// A sweep after a commit was worth it if it evicted one of so many.
 const WORTH_PART: usize = 16;
-/// Commits that go by at most between two sweeps that are not: some minutes, as commits go.
+/// Commits at most between two sweeps that were not worth it: usually some minutes.
 const PAUSE_MAX: u32 = 15;
 
 type CacheKey = (TreeId, u64);
@@ -57,7 +57,7 @@ struct Shard {
     pace: Pace,
 }
 
-/// Which commits look for what they have unpinned. Where nearly all of many inodes are held by others (the kernel knows them), looking at
+/// Which commits look for what they have unpinned. If nearly all of many inodes are held by others (the kernel knows them), looking at
 /// all of them with each commit is waste: the less it is worth, the longer the pause.
 #[derive(Default)]
 struct Pace {
@@ -150,7 +150,7 @@ impl InodeCache {
         }
     }
 
-    /// Enters a loaded inode, unless somebody else has; answers the one that is in memory now. `None`: what was loaded may
+    /// Enters a loaded inode, unless another thread has; returns the one that is in memory now. `None`: what was loaded may
     /// be out of date by an eviction since the ticket was given.
     pub(crate) fn enter(&self, key: CacheKey, loaded: Arc<Inode>, ticket: Ticket) -> Option<Arc<Inode>> {
         let mut shard = self.shards[shard_of(key)].lock();
@@ -192,7 +192,7 @@ impl InodeCache {
         }
     }
 
-    /// Evicts what nobody holds any more, where that may be a lot.
+    /// Evicts what nobody holds any more, if that may be a lot.
     pub(crate) fn shed(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();

@@ -44,7 +44,7 @@ impl DeltaSource for Core {
         self.check_not_poisoned()?;
         let mut frozen = self.frozen.lock();
         let epoch = frozen.epoch;
-        // Each shard is sorted by and large, which a stable sort makes use of.
+        // Each shard is mostly sorted, which a stable sort makes use of.
         frozen.inodes.par_sort_by_key(|listed| listed.0);
         frozen.subvols.sort_unstable_by_key(|s| s.id());
         let parts: Vec<Vec<(TreeId, Vec<Change>)>> =

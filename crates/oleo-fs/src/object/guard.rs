@@ -96,7 +96,7 @@ impl ItemsMut for WriteGuard<'_> {
         self.touch();
         self.note(h, (t, offset));
         if t == ItemType::EXTENT_DATA {
-            // Whoever knows the item's length says so afterwards.
+            // A caller that knows the item's length sets it afterwards.
             self.state.extents_end = None;
         }
         self.state.open.set((t, offset), Some(v));
@@ -206,7 +206,7 @@ impl<'a> WriteGuard<'a> {
     }
 
     /// Whether the inode is not erased. A change of an erased one would put its item back, with neither name nor orphan item:
-    /// whoever comes late checks for it ([`alive`](Self::alive)), and here nothing happens.
+    /// a late caller checks for it ([`alive`](Self::alive)), and here nothing happens.
     fn may_change(&self) -> bool {
         debug_assert!(!self.state.gone, "{:?} is erased", self.inode);
         !self.state.gone
@@ -223,7 +223,7 @@ impl<'a> WriteGuard<'a> {
         }
     }
 
-    /// Tells the mark that the log has left, if it has, what has changed since.
+    /// Notes a change in the mark that the last log commit has left, if there is one.
     fn note(&mut self, h: &dyn Joined, slot: Slot) {
         let Some(mark) = &mut self.state.log else { return };
         if mark.generation != h.generation() {

@@ -10,7 +10,7 @@ use crate::object::inode::Inode;
 pub struct InodeRef(Arc<Inode>);
 
 impl InodeRef {
-    /// Counts a handle. Whether the inode still lives is for the caller to ask afterwards.
+    /// Counts a handle. The caller checks afterwards whether the inode still lives.
     pub(crate) fn new(inode: Arc<Inode>) -> InodeRef {
         inode.handles.fetch_add(1, Ordering::SeqCst);
         InodeRef(inode)

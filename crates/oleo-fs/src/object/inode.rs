@@ -15,7 +15,7 @@
 //! in the same way, without fields.
 //!
 //! Invariants: `fields`, `open` over `frozen` over the tree at the newest root is the truth. The frozen delta is
-//! dropped only after the root that holds it was published, and under the inode's write lock; so whoever holds the
+//! dropped only after the root that holds it was published, and under the inode's write lock; so a thread that holds the
 //! lock and loads the root last cannot miss a change.
 //! Locks: several inodes are locked in the order of (tree, number); `lock_all` does so. Objects that are no inodes come
 //! after all inodes. Of the locks here none is held over `join`; a flush holds the file's `flush` lock (`data`).
@@ -110,7 +110,7 @@ impl InodeState {
 pub struct Inode {
     pub(super) subvol: Arc<Subvol>,
     pub(super) ino: Ino,
-    /// The directory it was made in, while it was in memory ever since; else 0. New files lie near their like.
+    /// The directory it was made in, while it was in memory ever since; else 0. New files are placed near those of the same directory.
     directory: Ino,
     pub(super) state: RwLock<rank::InodeState, InodeState>,
     /// The file's data: buffers and extents.
@@ -189,7 +189,7 @@ impl Inode {
         self.ino
     }
 
-    /// Whether this stands in for a nested subvolume that is not there: always empty, never changed.
+    /// Whether this is in place of a nested subvolume that is not there: always empty, never changed.
     pub fn is_empty_subvol_dir(&self) -> bool {
         self.empty_subvol_dir
     }

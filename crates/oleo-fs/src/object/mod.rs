@@ -57,7 +57,7 @@ const ITEMS_PER_INODE: u64 = 16;
 /// An inode that lost its last name less than this ago is expected to be closed soon, which frees its space.
 const NAMELESS_AWAITED: Duration = Duration::from_secs(1);
 
-/// Inodes that wait to be erased before those who remove names erase some, too: each stays in memory until then.
+/// Inodes that wait to be erased before operations that remove names erase some, too: each stays in memory until then.
 const EVICTABLE_MAX: usize = 4096;
 
 /// Shards of the list of dirty inodes: a few times the number of threads that push in parallel.
@@ -89,7 +89,7 @@ pub(crate) struct Core {
     pub(crate) subvols: Mutex<rank::Subvols, Subvols>,
     /// Unlinked inodes whose last handle is gone.
     pub(crate) evictable: Mutex<rank::Evictable, VecDeque<Arc<Inode>>>,
-    /// When the last name of an inode went that somebody held.
+    /// When an inode last lost its last name while a handle was out.
     nameless: Mutex<rank::Nameless, Option<Instant>>,
     /// There are more of them than should be, as of the last look.
     pub(crate) many_evictable: AtomicBool,
@@ -99,11 +99,11 @@ pub(crate) struct Core {
     pub(crate) next_tree: AtomicU64,
     /// Why the open transaction must not be committed.
     pub(crate) poisoned: Mutex<rank::FsPoisoned, Option<String>>,
-    /// What a crash left without names has been looked for, in every subvolume that may be changed.
+    /// Inodes that a crash left without names have been looked for, in every subvolume that may be changed.
     pub(crate) orphans_seen: AtomicBool,
     /// What all files' data has in common.
     pub(crate) data: crate::data::Shared,
-    /// Who waits for the log, and whose names it must learn.
+    /// Callers that wait for the log, and inodes whose names have changed since they were logged.
     pub(crate) log: crate::log::Shared,
 }
 
@@ -217,7 +217,7 @@ impl Core {
         self.many_evictable.store(evictable.len() > EVICTABLE_MAX, Ordering::Relaxed);
     }
 
-    /// Takes note that an inode has lost its last name that somebody holds.
+    /// Notes that an inode has lost its last name while a handle is out.
     pub(crate) fn note_nameless(&self) {
         *self.nameless.lock() = Some(Instant::now());
     }
@@ -272,7 +272,7 @@ impl Core {
         }
     }
 
-    /// Runs changes that belong together: where one fails after others were made, nothing may be committed.
+    /// Runs changes that belong together: if one fails after others were made, nothing may be committed.
     pub(crate) fn poison_on_error<R>(&self, changes: impl FnOnce() -> Result<R, FsError>) -> Result<R, FsError> {
         changes().inspect_err(|e| self.poison(e))
     }
@@ -284,7 +284,7 @@ impl Core {
         }
     }
 
-    /// The key of the highest item at or below a key, in a tree as it stands.
+    /// The key of the highest item at or below a key, in a tree as it is now.
     pub(crate) fn highest(&self, tree: TreeId, at_or_below: Key) -> Result<Option<Key>, FsError> {
         let _reader = self.engine().reader();
         let Some(root) = self.engine().root(tree)? else { return Ok(None) };

@@ -196,7 +196,7 @@ impl std::fmt::Debug for Subvol {
 /// Few in builds for tests, so that any test of some subvolumes meets it.
 const KEPT_MIN: usize = if cfg!(debug_assertions) { 16 } else { 4096 };
 
-/// Looks for one root item while subvolumes are let go time and again; each takes a commit.
+/// Looks for one root item while subvolumes are dropped from memory time and again; each takes a commit.
 const LOADS_MAX: usize = 1000;
 
 /// The subvolumes in memory.
@@ -223,7 +223,7 @@ impl Subvols {
         self.known.remove(&id);
     }
 
-    /// Where there are many, lets go of those that nobody uses and that are in the root tree since `durable`. Inodes in
+    /// If there are many, drops those that nobody uses and that are in the root tree since `durable`. Inodes in
     /// memory and the lists of what is dirty count as users, so what the engine has of the others is the newest.
     pub(crate) fn sweep(&mut self, durable: Generation) {
         if self.known.len() <= self.sweep_at.max(KEPT_MIN) {

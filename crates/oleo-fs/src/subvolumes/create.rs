@@ -112,7 +112,7 @@ impl Fs {
         drop(self.engine().bar_addresses());
         self.core().flush_all(Some(source))?;
         drop(self.engine().join(TREE_NEED)?);
-        // Whoever is writing to data in place has looked before whether a snapshot shares it, and looks again only for the next write.
+        // A thread that writes to data in place has looked before whether a snapshot shares it, and looks again only for the next write.
         let _nobody_writes_in_place = self.engine().bar_addresses();
         self.on_stage(|s| {
             self.check_free(dir, name)?;

@@ -33,7 +33,7 @@ pub enum ReadOnly {
 }
 
 impl Fs {
-    /// The subvolume that is mounted where none is named.
+    /// The subvolume that is mounted if none is named.
     pub fn default_subvol(&self) -> Result<TreeId, FsError> {
         let object = self.core().object(TreeId::ROOT, TreeId::ROOT_DIR.0)?;
         let guard = object.read();
@@ -43,7 +43,7 @@ impl Fs {
         }
     }
 
-    /// Sets the subvolume that is mounted where none is named.
+    /// Sets the subvolume that is mounted if none is named.
     pub fn set_default(&self, id: TreeId) -> Result<(), FsError> {
         self.fs_writable()?;
         self.subvol(id)?;

@@ -17,7 +17,7 @@ impl Fs {
         self.staged_with(TREE_NEED, f)
     }
 
-    /// The same for whoever needs as much as this. What `f` refuses is no failure of the file system.
+    /// The same with this reserved. What `f` refuses is no failure of the file system.
     pub fn staged_with<R: Send>(
         &self,
         need: Need,

@@ -86,7 +86,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Gives an inode one more name, which is free, at an index of its directory or, where that is taken, at a new one.
+    /// Gives an inode one more name, which is free, at an index of its directory or, if that is taken, at a new one.
     fn link(&mut self, dir: &Arc<Inode>, name: &[u8], index: u64, child: &Arc<Inode>) -> Result<(), FsError> {
         if dir::check_name(name).is_err() {
             return Err(self.corrupt(child.ino(), "name", name.escape_ascii(), "one that an entry can have"));
@@ -298,7 +298,7 @@ impl Replay<'_> {
                 match entry.target {
                     Target::Inode(ino) => {
                         self.unlink_known(dir, &entry.name, ino)?;
-                        // Also where the directory is wrong about it.
+                        // Also if the directory is wrong about it.
                         dir.write().delete(self.handle, ItemType::DIR_INDEX, entry.index);
                     }
                     Target::Subvol(id) => {
