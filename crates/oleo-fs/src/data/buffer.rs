@@ -84,7 +84,7 @@ impl FileData {
     }
 
     /// The fields that users see: with the size, the space and the times of what is buffered. Bytes that will replace
-    /// others are counted beside them ([`shown`] does not).
+    /// others are counted beside them ([`shown`](crate::data::shown) does not).
     pub fn show(&self, fields: &InodeFields) -> InodeFields {
         let mut shown = *fields;
         if let Some(buffer) = &*self.buffer.lock() {

@@ -1,4 +1,4 @@
-//! What is in memory of an open file system: inodes, subvolumes, and what all of them share ([`Core`]).
+//! What is in memory of an open file system: inodes, subvolumes, and what all of them share (`Core`).
 //!
 //! An operation joins the transaction, locks its inodes (`guard`) and changes their items and fields (`items`); the changes are kept with
 //! the inode (`inode`, `delta`) until a commit takes them (`commit`). An inode is found by its number (`cache`), a subvolume by the
