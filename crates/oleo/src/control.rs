@@ -14,30 +14,38 @@
 //! What callers may do is what the kernel lets them do: [`Caller`] has the rules.
 //! Not here: what the requests do; that is `oleo-fs`'s, `oleo-jobs`'s and the rest of this library's.
 
-mod balance;
+mod bytes;
 mod caller;
+mod error;
 mod execute;
-mod quota;
-mod receive;
+mod feed;
+mod invalidation;
+mod location;
+mod reply;
 mod request;
-mod send;
-mod space;
 mod wire;
 
+pub use crate::SubvolRef;
+pub use bytes::Bytes;
+
 pub use caller::Caller;
-pub use execute::{Invalidation, execute};
+pub use error::Error;
+pub use execute::execute;
+pub use feed::{Feed, STALL_MAX};
+pub use invalidation::Invalidation;
+pub use location::Location;
 pub use oleo_device::ioctl::{OLEO_IOC_CONTROL, OLEO_IOC_IDENT, control_socket, ident, is_on_fuse, open_to_ask};
 pub use oleo_jobs::{
     BalanceArgs, BalanceEnd, BalanceProgress, BalanceState, BalanceStatus, Bound, DefragOptions, Defragmented, Filters,
     NewExtent, NewSize, Reclaimed, Resized, Span,
 };
-pub use receive::{Feed, ReceiveHow, Received, ReceivedSubvol, STALL_MAX};
-pub use request::{
-    BalanceChange, Bytes, DeviceUsage, DuLine, Error, GroupUsed, Location, LogStats, MountShown, NewLimit, NewPart,
-    Place, Property, QgroupShown, QgroupStats, QuotaChange, QuotaShown, Reply, Request, SizeLine, Stats, Subvol,
-    SubvolRef, SubvolShown, Usage, WhichGroup,
+pub use reply::{
+    DeviceUsage, DuLine, GroupUsed, LogStats, MountShown, NewPart, Place, QgroupShown, QgroupStats, QuotaShown,
+    Received, ReceivedSubvol, Reply, SentShown, SizeLine, Stats, Subvol, SubvolShown, Usage,
 };
-pub use send::{MEMORY_MAX, SendHow, SentShown};
+pub use request::{
+    BalanceChange, MEMORY_MAX, NewLimit, Property, QuotaChange, ReceiveHow, Request, SendHow, WhichGroup,
+};
 pub use wire::{Client, REPLY_MAX, REQUEST_MAX, connect_of, serve, stop};
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use oleo_device::{FileDevice, FileOptions, User};
 use oleo_fs::errno;
 
-use crate::Hint;
+use crate::{Hint, control};
 
 pub use crate::background::BackgroundError;
 pub use oleo_check::CheckError;
@@ -98,7 +98,7 @@ pub enum Error {
     Send(Box<SendError>),
     /// A request to an open file system was not carried out.
     #[error(transparent)]
-    Control(Box<crate::control::Error>),
+    Control(Box<control::Error>),
 }
 
 /// The result of this library's functions.
@@ -247,11 +247,37 @@ oleo_format::error_from!(Error {
     Engine(TxnError),
     Mkfs(MkfsError),
     Corruption(Corruption),
-    Control(crate::control::Error),
+    Control(control::Error),
     Job(JobError),
     Receive(ReceiveError),
     Send(SendError),
 });
+
+impl From<Error> for control::Error {
+    fn from(error: Error) -> control::Error {
+        match error {
+            Error::Control(error) => *error,
+            other => control::Error {
+                errno: other.errno(),
+                kind: other.kind(),
+                hint: other.hint(),
+                message: other.to_string(),
+            },
+        }
+    }
+}
+
+// What the crates below report of a request goes the same way.
+macro_rules! by_way_of_error {
+    ($($from:ty),*) => { $(
+        impl From<$from> for control::Error {
+            fn from(error: $from) -> control::Error {
+                Error::from(error).into()
+            }
+        }
+    )* };
+}
+by_way_of_error!(FsError, TxnError, JobError, VolumeError);
 
 /// Adds a place to errors as they pass by.
 pub(crate) trait AtPlace<T> {
@@ -292,7 +318,7 @@ mod tests {
             Job: JobError::from(FsError::Exists).into() => exists,
             Receive: ReceiveError::from(oleo_stream::StreamError::Truncated { at: 0, within: "so" }).into() => Class::refusal(errno::EINVAL),
             Send: SendError::Stopped.into() => Class::refusal(errno::EINTR),
-            Control: crate::control::Error::refused(errno::EEXIST, "so").into() => exists,
+            Control: control::Error::refused(errno::EEXIST, "so").into() => exists,
         });
     }
 }

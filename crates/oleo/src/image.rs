@@ -1,119 +1,22 @@
 //! An open file system, by the name of its image or device.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use oleo_device::{Device, FileDevice, FileOptions};
 use oleo_format::{ByteLen, Generation, Ino, ROOT_BACKUPS, TreeId};
-use oleo_fs::{
-    Attr, DirEntryInfo, FileKind, Follow, Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, SnapshotOptions,
-};
+use oleo_fs::{Attr, DirEntryInfo, FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, SnapshotOptions};
 use oleo_jobs::Balancer;
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 use uuid::Uuid;
 
 use crate::error::AtPlace;
-use crate::{Error, File, ImagePath, Result, SubvolRef, log};
+use crate::{Access, Error, File, ImagePath, OpenOptions, Result, SubvolRef, log};
 
 /// Blocks that one step of cleaning takes apart.
 const CLEAN_BLOCKS: usize = 1024;
-
-/// What an image is opened for.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Access {
-    /// For reading. Nobody may write to it meanwhile.
-    #[default]
-    ReadOnly,
-    /// For reading although someone else may write to it; what is read may be torn.
-    ReadOnlyInUse,
-    /// For reading and changes. Nobody else may use it meanwhile.
-    Write,
-}
-
-/// How to open a file system. `OpenOptions::default()` reads; each field has a method that sets it.
-///
-/// ```
-/// use oleo::{Access, OpenOptions};
-///
-/// let options = OpenOptions::default().access(Access::ReadOnlyInUse).degraded(true);
-/// assert!(!options.writes());
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct OpenOptions {
-    /// Reading, or changes too.
-    pub access: Access,
-    /// The other devices of a volume that has several.
-    pub devices: Vec<PathBuf>,
-    /// Directories in which to look for the other devices.
-    pub scan: Vec<PathBuf>,
-    /// Go on without devices that are missing, where the profiles allow it (reading only).
-    pub degraded: bool,
-    /// Where in the file the image begins, in bytes.
-    pub offset: u64,
-    /// The kernel holds the first device for this process, as the source of a mount that it serves.
-    pub claimed: bool,
-    /// Tell the devices what each commit frees.
-    pub discard: bool,
-    /// Where the newest roots cannot be read, go on from those of an earlier transaction (reading only).
-    pub use_backup_root: bool,
-    /// Go on without trees that cannot be read, as far as files can be read without them (reading only).
-    pub ignore_bad_trees: bool,
-    /// Do not apply the log that a crash left: what was synced after the last commit is not seen (reading only).
-    pub no_log_replay: bool,
-    /// Bytes of tree blocks to keep in memory.
-    pub cache_bytes: usize,
-    /// Clock, UUIDs, compression of new data.
-    pub fs: FsOptions,
-}
-
-impl Default for OpenOptions {
-    fn default() -> OpenOptions {
-        OpenOptions {
-            access: Access::ReadOnly,
-            devices: Vec::new(),
-            scan: Vec::new(),
-            degraded: false,
-            offset: 0,
-            claimed: false,
-            discard: false,
-            use_backup_root: false,
-            ignore_bad_trees: false,
-            no_log_replay: false,
-            cache_bytes: 64 << 20,
-            fs: FsOptions::default(),
-        }
-    }
-}
-
-oleo_format::setters!(OpenOptions {
-    access: Access,
-    devices: Vec<PathBuf>,
-    scan: Vec<PathBuf>,
-    degraded: bool,
-    offset: u64,
-    claimed: bool,
-    discard: bool,
-    use_backup_root: bool,
-    ignore_bad_trees: bool,
-    no_log_replay: bool,
-    cache_bytes: usize,
-    fs: FsOptions,
-});
-
-impl OpenOptions {
-    /// For changes.
-    pub fn writing() -> OpenOptions {
-        OpenOptions { access: Access::Write, ..OpenOptions::default() }
-    }
-
-    /// Whether they allow changes.
-    pub fn writes(&self) -> bool {
-        self.access == Access::Write
-    }
-}
 
 /// An open file system. Share it by reference (or in an `Arc`) between as many threads as you like.
 ///
@@ -240,17 +143,20 @@ impl Image {
         Ok(self.fs.root(TreeId::FS)?)
     }
 
-    /// The root directory of a subvolume. Text and bytes are its path from the top level, a [`TreeId`] is its ID.
+    /// The root directory of a subvolume. Text and bytes are its path from the top level, a [`TreeId`] is its ID;
+    /// a [`Location`](crate::control::Location) begins at any inode.
     ///
     /// # Errors
     /// There is no such subvolume, or the path leads to something else.
     pub fn subvol(&self, which: impl Into<SubvolRef>) -> Result<InodeRef> {
         let which = which.into();
-        let path = match &which {
+        let at = match &which {
             SubvolRef::Id(id) => return self.fs.root(*id).at(|| which.to_string()),
-            SubvolRef::Path(path) => path,
+            SubvolRef::At(at) => at,
         };
-        let inode = self.fs.resolve(&self.top()?, path, Follow::Yes).at(|| which.to_string())?;
+        let start = self.fs.subvol(at.tree).and_then(|subvol| self.fs.inode(&subvol, at.ino));
+        let inode =
+            start.and_then(|start| self.fs.resolve(&start, &at.path.0, Follow::Yes)).at(|| which.to_string())?;
         if inode.ino() != Ino::ROOT_DIR || inode.is_empty_subvol_dir() {
             return Err(Error::refused(oleo_fs::errno::EINVAL, format!("{which} is not a subvolume")));
         }

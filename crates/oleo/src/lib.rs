@@ -141,6 +141,7 @@ pub mod layers;
 mod log;
 pub mod mkfs;
 mod ops;
+mod options;
 mod path;
 pub mod quota;
 pub mod receive;
@@ -156,7 +157,8 @@ pub use cursor::Cursor;
 pub use error::{Error, Result};
 pub use file::File;
 pub use hint::Hint;
-pub use image::{Access, Image, OpenOptions};
+pub use image::Image;
+pub use options::{Access, OpenOptions};
 pub use path::{ImagePath, SubvolRef};
 
 pub use oleo_device::Device;

@@ -6,6 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use oleo_format::TreeId;
+use serde::{Deserialize, Serialize};
+
+use crate::control::Location;
 
 /// A path inside an image: bytes, of which only `/` and zero mean something. Strings, bytes and paths of the host are such paths.
 pub trait ImagePath {
@@ -46,14 +49,15 @@ impl<P: ImagePath + ?Sized> ImagePath for &P {
     }
 }
 
-/// Names a subvolume: by its ID or by its path from the top level. Paths and [`TreeId`]s turn into one by themselves; text is always
-/// a path, so that a directory called `257` can be reached.
-#[derive(Clone, PartialEq, Eq, Hash)]
+/// Names a subvolume: by its ID, or by the place of its root directory. Paths from the top level, [`Location`]s and [`TreeId`]s turn
+/// into one by themselves; text is always a path, so that a directory called `257` can be reached.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum SubvolRef {
     /// By the number of its tree.
     Id(TreeId),
-    /// By the path of its root directory.
-    Path(Vec<u8>),
+    /// By the place of its root directory.
+    At(Location),
 }
 
 impl From<TreeId> for SubvolRef {
@@ -62,9 +66,15 @@ impl From<TreeId> for SubvolRef {
     }
 }
 
+impl From<Location> for SubvolRef {
+    fn from(at: Location) -> SubvolRef {
+        SubvolRef::At(at)
+    }
+}
+
 impl<P: ImagePath> From<P> for SubvolRef {
     fn from(path: P) -> SubvolRef {
-        SubvolRef::Path(path.path_bytes().to_vec())
+        SubvolRef::At(Location::top(path.path_bytes()))
     }
 }
 
@@ -72,7 +82,7 @@ impl fmt::Display for SubvolRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SubvolRef::Id(id) => write!(f, "subvolume {}", id.0),
-            SubvolRef::Path(path) => write!(f, "{}", path.escape_ascii()),
+            SubvolRef::At(at) => fmt::Display::fmt(at, f),
         }
     }
 }
@@ -85,6 +95,8 @@ impl fmt::Debug for SubvolRef {
 
 #[cfg(test)]
 mod tests {
+    use oleo_format::Ino;
+
     use super::*;
     use crate::{Image, Result, SnapshotOptions};
 
@@ -100,7 +112,11 @@ mod tests {
 
         assert_eq!(image.subvol("256")?.tree(), second);
         assert_eq!(image.subvol(TreeId(256))?.tree(), first);
-        assert_eq!(image.subvol(SubvolRef::Path(b"./256".to_vec()))?.tree(), second);
+        assert_eq!(image.subvol(Location::inode(first, Ino::ROOT_DIR))?.tree(), first);
+        image.create_subvol("a/256")?;
+        let inner = image.subvol(Location::below(first, Ino::ROOT_DIR, &b"256"[..]))?;
+        assert_eq!(inner.tree(), image.subvol("a/256")?.tree());
+        assert_eq!(image.subvol(SubvolRef::from(b"./256"))?.tree(), second);
 
         image.snapshot("256", "of second", &SnapshotOptions::default())?;
         image.snapshot(first, "of first", &SnapshotOptions::default())?;
@@ -110,6 +126,7 @@ mod tests {
         image.create_dir("300")?;
         assert!(image.subvol("300").is_err(), "a directory is no subvolume");
         assert!(image.subvol(TreeId(300)).is_err());
+        assert!(image.subvol(Location::top(&b"300"[..])).is_err());
         Ok(())
     }
 

@@ -125,8 +125,8 @@ pub fn receive_to_dir<R: Read + Send + 'static>(dir: &Path, input: R, how: &Rece
     let umask = if all { 0 } else { oleo_device::process::umask() | 0o6000 };
     let parent = match &how.rebase {
         None => None,
-        Some(SubvolRef::Path(path)) => Some(PathBuf::from(OsStr::from_bytes(path))),
-        Some(SubvolRef::Id(_)) => {
+        Some(SubvolRef::At(at)) if at.is_from_top() => Some(PathBuf::from(OsStr::from_bytes(&at.path.0))),
+        Some(_) => {
             let error = Error::Request("directories have no IDs; name the parent by its path".into());
             return (Report::default(), Err(error));
         }

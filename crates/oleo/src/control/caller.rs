@@ -27,7 +27,8 @@ use oleo_device::process::{CAP_SYS_ADMIN, Process};
 use oleo_format::TreeId;
 use oleo_fs::{Attr, FileKind, Follow, Fs, InodeRef, errno};
 
-use super::request::{Error, Location};
+use super::error::Error;
+use super::location::Location;
 use crate::Image;
 
 /// The permission to read.

@@ -3,45 +3,26 @@
 //! A request is whole or an error, but for those that say otherwise. What a snapshot is of is on disk when its request
 //! is done, as with the kernel, and so is a new label; other changes are durable with the next commit.
 
-use oleo_format::{Ino, Logical, TreeId};
-use oleo_fs::{FileKind, FsError, InodeRef, NewSubvol, ReadOnly, Received, SnapshotOptions, SubvolInfo, Time, errno};
+mod balance;
+mod names;
+mod properties;
+mod quota;
+mod receive;
+mod send;
+mod space;
+mod subvols;
+
+use oleo_format::TreeId;
+use oleo_fs::{FileKind, FsError, InodeRef, Received, Time, errno};
 use oleo_jobs::{DefragOptions, TrimRange};
-use oleo_txn::QgroupId;
 
-use super::caller::{Caller, READ, SEARCH, WRITE, is_subvol_root};
-use super::request::{
-    Bytes, DuLine, Error, Location, NewPart, Place, Property, QgroupStats, Reply, Request, Stats, Subvol, SubvolRef,
-    SubvolShown,
-};
-use super::space;
-use crate::fs::PROPERTIES;
-use crate::{Hint, Image};
-
-/// What a kernel that caches names and attributes has to forget.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Invalidation {
-    /// An entry of a directory, whether it was there or not.
-    Entry {
-        /// The directory's tree.
-        tree: TreeId,
-        /// The directory.
-        dir: Ino,
-        /// The entry's name.
-        name: Vec<u8>,
-    },
-    /// Attributes of an inode.
-    Inode {
-        /// Its tree.
-        tree: TreeId,
-        /// Its number.
-        ino: Ino,
-    },
-    /// Everything in a subvolume.
-    Subtree {
-        /// The subvolume.
-        tree: TreeId,
-    },
-}
+use super::caller::{Caller, READ, WRITE, is_subvol_root};
+use super::error::Error;
+use super::invalidation::Invalidation;
+use super::location::Location;
+use super::reply::{DuLine, QgroupStats, Reply, Stats, Subvol};
+use super::request::Request;
+use crate::{Hint, Image, SubvolRef};
 
 type Done = (Reply, Vec<Invalidation>);
 
@@ -65,17 +46,17 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<(Repl
         }
         Request::Receive { into, feed, rebase, how } => {
             let rebase = rebase.map(|which| ask.subvol(&which).map(|root| root.tree())).transpose()?;
-            super::receive::receive(image, caller, &into, &feed, rebase, &how)
+            receive::receive(image, caller, &into, &feed, rebase, &how)
         }
         Request::Send { subvols, parent, clone_sources, feed, how } => {
             caller.must_be_privileged("send")?;
             let id = |which: &SubvolRef| ask.subvol(which).map(|root| root.tree());
-            let parts = super::send::Parts {
+            let parts = send::Parts {
                 subvols: subvols.iter().map(id).collect::<Result<_, _>>()?,
                 parent: parent.as_ref().map(id).transpose()?,
                 clone_sources: clone_sources.iter().map(id).collect::<Result<_, _>>()?,
             };
-            changed(super::send::send(image, caller, parts, &feed, &how)?, vec![])
+            changed(send::send(image, caller, parts, &feed, &how)?, vec![])
         }
         Request::PropertySet { at, property, force } => ask.set_property(&at, &property, force),
         Request::SetLabel { label } => {
@@ -96,12 +77,12 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<(Repl
         }
         Request::QuotaChange { change } => {
             caller.must_be_privileged("change quota")?;
-            super::quota::change(image.fs(), change, |which| Ok(ask.subvol(which)?.tree()))?;
+            quota::change(image.fs(), change, |which| Ok(ask.subvol(which)?.tree()))?;
             changed(Reply::Done, vec![])
         }
         Request::Balance { change } => {
             caller.must_be_privileged("balance")?;
-            changed(super::balance::change(image.balancer(), change)?, vec![])
+            changed(balance::change(image.balancer(), change)?, vec![])
         }
         Request::Reclaim { percent } => {
             caller.must_be_privileged("move block groups")?;
@@ -151,7 +132,7 @@ impl Executor<'_> {
             }
             Request::Quota => {
                 self.caller.must_be_privileged("list quota groups")?;
-                Reply::Quota(super::quota::show(fs)?.map(Box::new))
+                Reply::Quota(quota::show(fs)?.map(Box::new))
             }
             Request::BalanceStatus => {
                 self.caller.must_be_privileged("ask for the balance")?;
@@ -234,68 +215,6 @@ impl Executor<'_> {
         }
     }
 
-    fn show(&self, id: TreeId) -> Result<Reply, Error> {
-        let fs = self.image.fs();
-        let info = fs.subvol_info(id)?;
-        let mut info = info;
-        if !self.caller.privileged {
-            self.caller.must_have(fs, &fs.root(id)?, READ | SEARCH)?;
-            // Directories on the way may be such as the caller cannot look into.
-            info.path = info.place.as_ref().map(|place| place.name.clone()).unwrap_or_default();
-        }
-        let mut snapshots = Vec::new();
-        if !info.uuid.is_nil() && self.caller.privileged {
-            let is_snapshot = |other: &SubvolInfo| other.parent_uuid == info.uuid;
-            snapshots = fs.subvol_list()?.into_iter().filter(is_snapshot).map(|other| other.path.into()).collect();
-        }
-        Ok(Reply::Subvol(Box::new(SubvolShown { subvol: info.into(), snapshots })))
-    }
-
-    fn find_new(&self, which: &SubvolRef, since: u64) -> Result<Reply, Error> {
-        let fs = self.image.fs();
-        let root = self.subvol(which)?;
-        self.caller.must_be_privileged("list what is new")?;
-        let found = oleo_jobs::find_new(fs, root.tree(), since)?;
-        let mut known: Option<(Ino, Bytes)> = None;
-        let mut parts = Vec::with_capacity(found.extents.len());
-        for extent in found.extents {
-            let path = match &known {
-                Some((ino, path)) if *ino == extent.ino => path.clone(),
-                _ => self.first_path(&root, extent.ino)?,
-            };
-            known = Some((extent.ino, path.clone()));
-            parts.push(NewPart { extent, path });
-        }
-        Ok(Reply::New { parts, marker: found.marker })
-    }
-
-    /// A path of a file in the subvolume that `root` is of; empty where it has none any more.
-    fn first_path(&self, root: &InodeRef, ino: Ino) -> Result<Bytes, Error> {
-        match self.image.fs().inode(root.subvol(), ino) {
-            Ok(inode) => Ok(self.image.paths(&inode)?.into_iter().next().unwrap_or_default().into()),
-            Err(FsError::NotFound | FsError::Stale) => Ok(Bytes::default()),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    fn places(&self, at: Logical, paths: bool) -> Result<Reply, Error> {
-        let fs = self.image.fs();
-        let mut places = Vec::new();
-        for found in oleo_jobs::referrers(fs, at)? {
-            let mut place = Place { tree: found.tree, ino: found.ino, at: found.at, paths: Vec::new() };
-            if paths {
-                // Deleted subvolumes that are not gone yet have no names.
-                match fs.subvol(found.tree).and_then(|subvol| fs.inode(&subvol, found.ino)) {
-                    Ok(inode) => place.paths = self.image.paths(&inode)?.into_iter().map(Into::into).collect(),
-                    Err(FsError::NotFound | FsError::Stale) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            places.push(place);
-        }
-        Ok(Reply::Places(places))
-    }
-
     fn defragment(&self, at: &Location, recursive: bool, options: &DefragOptions) -> Result<Done, Error> {
         let fs = self.image.fs();
         let inode = self.find(at)?;
@@ -320,230 +239,5 @@ impl Executor<'_> {
             Reply::Defragmented { done, skipped },
             vec![Invalidation::Inode { tree: inode.tree(), ino: inode.ino() }],
         )
-    }
-
-    fn create(&self, at: &Location, parents: bool, groups: &[u64]) -> Result<Done, Error> {
-        let fs = self.image.fs();
-        if parents && self.caller.privileged {
-            let start = fs.inode(&fs.subvol(at.tree)?, at.ino)?;
-            let above = at.path.0.iter().rposition(|&b| b == b'/').map_or(&[][..], |slash| &at.path.0[..slash]);
-            self.image.create_dirs(&start, above)?;
-        }
-        let (dir, name) = self.caller.find_parent(self.image, at)?;
-        self.caller.must_have(fs, &dir, WRITE | SEARCH)?;
-        let (mode, uid, gid) = (self.caller.subvol_mode(), self.caller.uid, self.caller.gid);
-        let groups = self.groups(groups)?;
-        let id = fs.subvol_create(&dir, name, &NewSubvol::default().mode(mode).uid(uid).gid(gid).groups(groups))?;
-        changed(Reply::Made(id), entry(&dir, name))
-    }
-
-    /// Where there is a directory already, the source's name in it is meant.
-    fn inside_of(&self, source: &SubvolRef, at: Location) -> Result<Location, Error> {
-        let fs = self.image.fs();
-        let there = match self.find(&at) {
-            Ok(there) if fs.attr(&there).kind == FileKind::Dir => there,
-            _ => return Ok(at),
-        };
-        let place = fs.subvol_info(self.subvol(source)?.tree())?.place;
-        Ok(place.map_or(at, |place| Location::below(there.tree(), there.ino(), place.name)))
-    }
-
-    /// Quota groups to be put into.
-    fn groups(&self, groups: &[u64]) -> Result<Vec<QgroupId>, Error> {
-        if !groups.is_empty() {
-            self.caller.must_be_privileged("put subvolumes into quota groups")?;
-        }
-        Ok(groups.iter().copied().map(QgroupId).collect())
-    }
-
-    fn snapshot(&self, source: &SubvolRef, at: &Location, read_only: bool, groups: &[u64]) -> Result<Done, Error> {
-        let fs = self.image.fs();
-        let from = self.subvol(source)?;
-        self.caller.must_own(&fs.attr(&from))?;
-        let (dir, name) = self.caller.find_parent(self.image, at)?;
-        self.caller.must_have(fs, &dir, WRITE | SEARCH)?;
-        let id = fs.snapshot(
-            from.tree(),
-            &dir,
-            name,
-            SnapshotOptions::default().read_only(read_only).groups(self.groups(groups)?),
-        )?;
-        fs.engine().commit()?;
-        changed(Reply::Made(id), entry(&dir, name))
-    }
-
-    fn delete(&self, which: &SubvolRef, recursive: bool) -> Result<Done, Error> {
-        let id = self.subvol(which)?.tree();
-        let mut invalid = Vec::new();
-        if recursive {
-            for inner in self.inside(id)? {
-                self.delete_one(inner, &mut invalid)?;
-            }
-        }
-        self.delete_one(id, &mut invalid)?;
-        changed(Reply::Made(id), invalid)
-    }
-
-    /// All subvolumes inside one, those furthest in first.
-    fn inside(&self, id: TreeId) -> Result<Vec<TreeId>, Error> {
-        let list = self.image.fs().subvol_list()?;
-        let mut found = vec![id];
-        let mut next = 0;
-        while let Some(outer) = found.get(next).copied() {
-            next += 1;
-            let inner = list.iter().filter(|info| info.parent == Some(outer)).map(|info| info.id);
-            let fresh: Vec<TreeId> = inner.filter(|id| !found.contains(id)).collect();
-            found.extend(fresh);
-        }
-        found.remove(0);
-        found.reverse();
-        Ok(found)
-    }
-
-    fn delete_one(&self, id: TreeId, invalid: &mut Vec<Invalidation>) -> Result<(), Error> {
-        let fs = self.image.fs();
-        if self.caller.keep == Some(id) {
-            return Err(FsError::Busy("it is the root of this mount").into());
-        }
-        let info = fs.subvol_info(id)?;
-        let (Some(parent), Some(place)) = (info.parent, info.place) else {
-            return Err(FsError::NotPermitted("the top level cannot be deleted").into());
-        };
-        let dir = fs.inode(&fs.subvol(parent)?, place.dirid)?;
-        if !self.caller.privileged {
-            if !self.caller.user_subvol_rm_allowed {
-                self.caller
-                    .must_be_privileged("delete subvolumes (the mount option user_subvol_rm_allowed lets others)")?;
-            }
-            let root = fs.root(id)?;
-            self.caller.must_have(fs, &root, WRITE | SEARCH)?;
-            self.caller.must_remove(fs, &dir, &fs.attr(&root))?;
-            // Permission to write to it is what the kernel asks for, which a read-only subvolume gives to nobody.
-            if root.subvol().is_read_only() {
-                return Err(FsError::ReadOnly("the subvolume is read-only").into());
-            }
-        }
-        fs.subvol_delete(id)?;
-        invalid.extend(entry(&dir, &place.name));
-        invalid.push(Invalidation::Subtree { tree: id });
-        Ok(())
-    }
-
-    fn set_default(&self, which: &SubvolRef) -> Result<Done, Error> {
-        self.caller.must_be_privileged("set the default subvolume")?;
-        let id = self.subvol(which)?.tree();
-        self.image.fs().set_default(id)?;
-        changed(Reply::Made(id), vec![])
-    }
-
-    fn set_received(&self, which: &SubvolRef, received: &Received) -> Result<Done, Error> {
-        let fs = self.image.fs();
-        let root = self.subvol(which)?;
-        self.caller.must_own(&fs.attr(&root))?;
-        if root.subvol().is_read_only() {
-            return Err(FsError::ReadOnly("the subvolume is read-only").into());
-        }
-        fs.set_received(root.tree(), received)?;
-        let noted = fs.subvol_info(root.tree())?.rtransid;
-        changed(Reply::Generation(oleo_format::Generation(noted)), vec![])
-    }
-
-    fn properties(&self, at: &Location, name: Option<&str>) -> Result<Vec<Property>, Error> {
-        let inode = self.find(at)?;
-        self.caller.must_have(self.image.fs(), &inode, READ)?;
-        let names = name.map_or_else(|| PROPERTIES.iter().map(|(name, _)| *name).collect(), |name| vec![name]);
-        let mut found = Vec::new();
-        for name in names {
-            if let Some(value) = self.image.property(&inode, name)? {
-                found.push(Property { name: name.to_owned(), value });
-            }
-        }
-        Ok(found)
-    }
-
-    fn set_property(&self, at: &Location, property: &Property, force: bool) -> Result<Done, Error> {
-        let fs = self.image.fs();
-        let inode = self.find(at)?;
-        if property.name == "label" {
-            self.caller.must_be_privileged("change the label")?;
-        } else {
-            self.caller.must_own(&fs.attr(&inode))?;
-        }
-        if property.name == "ro" && property.value == "false" && is_subvol_root(&inode) {
-            self.forget_received(&inode, force)?;
-        }
-        self.image.set_property(&inode, &property.name, &property.value)?;
-        if property.name == "label" {
-            fs.commit()?;
-        }
-        changed(Reply::Done, vec![Invalidation::Inode { tree: inode.tree(), ino: inode.ino() }])
-    }
-
-    /// What becomes writable is no longer what was received: the next incremental send would build on a lie.
-    fn forget_received(&self, root: &InodeRef, force: bool) -> Result<(), Error> {
-        let fs = self.image.fs();
-        if fs.subvol_info(root.tree())?.received_uuid.is_nil() {
-            return Ok(());
-        }
-        if !force {
-            let mut error = Error::refused(errno::EPERM, "it was received, and incremental receives build on it");
-            error.hint = Some(Hint::WriteToSnapshot);
-            return Err(error);
-        }
-        fs.set_read_only(root.tree(), ReadOnly::No)?;
-        Ok(fs.set_received(root.tree(), &Received::default())?)
-    }
-}
-
-/// An entry that came or went, and the directory that it is in.
-fn entry(dir: &InodeRef, name: &[u8]) -> Vec<Invalidation> {
-    let (tree, dir) = (dir.tree(), dir.ino());
-    vec![Invalidation::Entry { tree, dir, name: name.to_vec() }, Invalidation::Inode { tree, ino: dir }]
-}
-
-impl Image {
-    /// All paths of an inode from the top level, without a leading slash.
-    ///
-    /// # Errors
-    /// The inode is gone, or the image is damaged.
-    pub fn paths(&self, inode: &InodeRef) -> crate::Result<Vec<Vec<u8>>> {
-        /// Directories on the way up, at most: as deep as a path can be.
-        const DEPTH_MAX: usize = 4096;
-        let subvol = self.fs().subvol_info(inode.tree())?.path;
-        let mut paths = Vec::new();
-        let mut bytes = 0;
-        let too_many = || Error::refused(errno::EOVERFLOW, "its names are too many, or too deep");
-        if inode.ino() == Ino::ROOT_DIR {
-            return Ok(vec![subvol]);
-        }
-        for name in self.fs().names(inode)? {
-            let mut parts = vec![name.name];
-            let mut dir = name.parent;
-            for _ in 0..DEPTH_MAX {
-                if dir == Ino::ROOT_DIR {
-                    break;
-                }
-                let inode = self.fs().inode(inode.subvol(), dir)?;
-                let Some(name) = self.fs().names(&inode)?.into_iter().next() else {
-                    return Err(FsError::NotFound.into());
-                };
-                dir = name.parent;
-                parts.push(name.name);
-            }
-            if dir != Ino::ROOT_DIR {
-                return Err(too_many().into());
-            }
-            if !subvol.is_empty() {
-                parts.push(subvol.clone());
-            }
-            parts.reverse();
-            let path = parts.join(&b'/');
-            bytes += path.len();
-            if bytes > super::REPLY_MAX {
-                return Err(too_many().into());
-            }
-            paths.push(path);
-        }
-        Ok(paths)
     }
 }

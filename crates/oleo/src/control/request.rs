@@ -1,109 +1,13 @@
-//! Requests and replies. Everything here goes over the socket as JSON.
+//! Requests, and what they are made of. Everything here goes over the socket as JSON.
 
-use std::fmt;
-use std::path::PathBuf;
-
-use oleo_format::{ByteLen, DevId, Generation, Ino, Logical, TreeId};
-use oleo_fs::{SubvolInfo, Time};
-use oleo_jobs::{
-    BalanceArgs, BalanceStatus, DefragOptions, Defragmented, NewExtent, NewSize, Reclaimed, Resized, SubvolSize,
-};
-use oleo_volume::DeviceInfo;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use oleo_format::{DevId, Ino, Logical, TreeId};
+use oleo_jobs::{BalanceArgs, DefragOptions, NewSize};
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::usage::FileUsage;
-use crate::{ErrorKind, Hint};
-
-/// Any bytes, such as a name. In JSON a text of which each character stands for one byte (U+0000 to U+00FF).
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Bytes(pub Vec<u8>);
-
-impl Serialize for Bytes {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_str(&self.0.iter().map(|&b| char::from(b)).collect::<String>())
-    }
-}
-
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Bytes, D::Error> {
-        let text = String::deserialize(d)?;
-        let byte =
-            |c: char| u8::try_from(u32::from(c)).map_err(|_| serde::de::Error::custom("a character beyond U+00FF"));
-        Ok(Bytes(text.chars().map(byte).collect::<Result<_, _>>()?))
-    }
-}
-
-impl fmt::Debug for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\"", self.0.escape_ascii())
-    }
-}
-
-impl From<&[u8]> for Bytes {
-    fn from(bytes: &[u8]) -> Bytes {
-        Bytes(bytes.to_vec())
-    }
-}
-
-impl From<Vec<u8>> for Bytes {
-    fn from(bytes: Vec<u8>) -> Bytes {
-        Bytes(bytes)
-    }
-}
-
-/// UUIDs as people write them.
-mod uuid_text {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-    use uuid::Uuid;
-
-    pub(super) fn serialize<S: Serializer>(id: &Uuid, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_str(id)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Uuid, D::Error> {
-        String::deserialize(d)?.parse().map_err(D::Error::custom)
-    }
-}
-
-/// A file or directory: a path from an inode on. The path may be empty.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Location {
-    /// The tree of the inode that the path begins at.
-    pub tree: TreeId,
-    /// Its number.
-    pub ino: Ino,
-    /// The path from there on.
-    #[serde(default)]
-    pub path: Bytes,
-}
-
-impl Location {
-    /// An inode itself.
-    pub fn inode(tree: TreeId, ino: Ino) -> Location {
-        Location { tree, ino, path: Bytes::default() }
-    }
-
-    /// A path from an inode on.
-    pub fn below(tree: TreeId, ino: Ino, path: impl Into<Bytes>) -> Location {
-        Location { tree, ino, path: path.into() }
-    }
-
-    /// A path from the top level.
-    pub fn top(path: impl Into<Bytes>) -> Location {
-        Location::below(TreeId::FS, Ino::ROOT_DIR, path)
-    }
-}
-
-/// A subvolume.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SubvolRef {
-    /// By the place of its root directory.
-    At(Location),
-    /// By its number.
-    Id(TreeId),
-}
+use super::bytes::{Bytes, uuid_text};
+use super::location::Location;
+use crate::SubvolRef;
 
 /// A property of a file, directory or subvolume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -118,7 +22,7 @@ pub struct Property {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case")]
 pub enum Request {
-    /// Makes an empty subvolume. Answer: [`Reply::Made`].
+    /// Makes an empty subvolume. Answer: [`Reply::Made`](super::Reply::Made).
     SubvolCreate {
         /// Where; the last name must not be taken.
         at: Location,
@@ -128,7 +32,7 @@ pub enum Request {
         #[serde(default)]
         groups: Vec<u64>,
     },
-    /// Makes a snapshot. Answer: [`Reply::Made`].
+    /// Makes a snapshot. Answer: [`Reply::Made`](super::Reply::Made).
     Snapshot {
         /// Of what.
         source: SubvolRef,
@@ -143,16 +47,16 @@ pub enum Request {
         #[serde(default)]
         groups: Vec<u64>,
     },
-    /// Deletes a subvolume. Answer: [`Reply::Made`] with its number.
+    /// Deletes a subvolume. Answer: [`Reply::Made`](super::Reply::Made) with its number.
     SubvolDelete {
         /// Which.
         which: SubvolRef,
         /// Those inside it too.
         recursive: bool,
     },
-    /// All subvolumes. Answer: [`Reply::Subvols`].
+    /// All subvolumes. Answer: [`Reply::Subvols`](super::Reply::Subvols).
     SubvolList,
-    /// Everything about one subvolume. Answer: [`Reply::Subvol`].
+    /// Everything about one subvolume. Answer: [`Reply::Subvol`](super::Reply::Subvol).
     SubvolShow {
         /// Which.
         which: SubvolRef,
@@ -162,14 +66,14 @@ pub enum Request {
         /// Which.
         which: SubvolRef,
     },
-    /// That subvolume. Answer: [`Reply::Subvol`].
+    /// That subvolume. Answer: [`Reply::Subvol`](super::Reply::Subvol).
     GetDefault,
-    /// Which of these deleted subvolumes (none given: of all) are not removed completely yet. Answer: [`Reply::Subvolumes`].
+    /// Which of these deleted subvolumes (none given: of all) are not removed completely yet. Answer: [`Reply::Subvolumes`](super::Reply::Subvolumes).
     SubvolPending {
         /// Their numbers.
         ids: Vec<TreeId>,
     },
-    /// Applies a stream. Answer: [`Reply::Received`], whether it came to its end or not.
+    /// Applies a stream. Answer: [`Reply::Received`](super::Reply::Received), whether it came to its end or not.
     Receive {
         /// The directory where subvolumes are made.
         into: Location,
@@ -179,9 +83,9 @@ pub enum Request {
         #[serde(default)]
         rebase: Option<SubvolRef>,
         /// The rest.
-        how: super::ReceiveHow,
+        how: ReceiveHow,
     },
-    /// Writes a stream of subvolumes. Answer: [`Reply::Sent`].
+    /// Writes a stream of subvolumes. Answer: [`Reply::Sent`](super::Reply::Sent).
     Send {
         /// Which, in order.
         subvols: Vec<SubvolRef>,
@@ -194,9 +98,9 @@ pub enum Request {
         /// The socket of a [`Feed`](super::Feed).
         feed: Bytes,
         /// The rest.
-        how: super::SendHow,
+        how: SendHow,
     },
-    /// Notes what a subvolume was received from. Answer: [`Reply::Generation`], of the transaction that notes it.
+    /// Notes what a subvolume was received from. Answer: [`Reply::Generation`](super::Reply::Generation), of the transaction that notes it.
     SetReceived {
         /// Which.
         which: SubvolRef,
@@ -208,21 +112,21 @@ pub enum Request {
         /// When it was sent: seconds and nanoseconds.
         stime: (i64, u32),
     },
-    /// The file extents that a subvolume gained in a generation or later. Answer: [`Reply::New`].
+    /// The file extents that a subvolume gained in a generation or later. Answer: [`Reply::New`](super::Reply::New).
     FindNew {
         /// Which.
         which: SubvolRef,
         /// The generation.
         since: u64,
     },
-    /// Changes how much of a device is used. Answer: [`Reply::Resized`].
+    /// Changes how much of a device is used. Answer: [`Reply::Resized`](super::Reply::Resized).
     Resize {
         /// Which device; the only one, if there is no other.
         devid: Option<DevId>,
         /// Its new size.
         to: NewSize,
     },
-    /// Rewrites fragmented files. Answer: [`Reply::Defragmented`].
+    /// Rewrites fragmented files. Answer: [`Reply::Defragmented`](super::Reply::Defragmented).
     Defragment {
         /// A file, or a directory if `recursive`.
         at: Location,
@@ -231,7 +135,7 @@ pub enum Request {
         /// How.
         options: DefragOptions,
     },
-    /// Discards free space on the devices. Answer: [`Reply::Bytes`].
+    /// Discards free space on the devices. Answer: [`Reply::Bytes`](super::Reply::Bytes).
     Trim {
         /// From this logical address on.
         start: u64,
@@ -240,7 +144,7 @@ pub enum Request {
         /// Shorter runs are left alone.
         min_len: u64,
     },
-    /// Which files are at a logical address. Answer: [`Reply::Places`].
+    /// Which files are at a logical address. Answer: [`Reply::Places`](super::Reply::Places).
     LogicalResolve {
         /// The address.
         at: Logical,
@@ -252,61 +156,61 @@ pub enum Request {
         /// What to change.
         change: QuotaChange,
     },
-    /// Quota and its groups. Answer: [`Reply::Quota`].
+    /// Quota and its groups. Answer: [`Reply::Quota`](super::Reply::Quota).
     Quota,
-    /// Starts, pauses or cancels a balance. Starting one returns [`Reply::Number`] as soon as the balance item is on disk: the balance
+    /// Starts, pauses or cancels a balance. Starting one returns [`Reply::Number`](super::Reply::Number) as soon as the balance item is on disk: the balance
     /// runs in the background of a mount, and by `Balancer::run` on an image. Pausing and cancelling wait for the current group.
     Balance {
         /// What to do.
         change: BalanceChange,
     },
-    /// State and progress of the balance. Answer: [`Reply::Balance`].
+    /// State and progress of the balance. Answer: [`Reply::Balance`](super::Reply::Balance).
     BalanceStatus,
-    /// Frees nearly empty block groups. Answer: [`Reply::Reclaimed`].
+    /// Frees nearly empty block groups. Answer: [`Reply::Reclaimed`](super::Reply::Reclaimed).
     Reclaim {
         /// Those of which less is used, in percent.
         percent: u64,
     },
-    /// What each subvolume takes. Answer: [`Reply::Sizes`].
+    /// What each subvolume takes. Answer: [`Reply::Sizes`](super::Reply::Sizes).
     SubvolSizes,
-    /// What deleting exactly these subvolumes would free. Answer: [`Reply::Bytes`].
+    /// What deleting exactly these subvolumes would free. Answer: [`Reply::Bytes`](super::Reply::Bytes).
     Frees {
         /// Which.
         subvols: Vec<SubvolRef>,
     },
-    /// Space by type and profile. Answer: [`Reply::Df`].
+    /// Space by type and profile. Answer: [`Reply::Df`](super::Reply::Df).
     Df,
-    /// Where the space of the devices is. Answer: [`Reply::Usage`].
+    /// Where the space of the devices is. Answer: [`Reply::Usage`](super::Reply::Usage).
     Usage,
-    /// What a file, or everything below a directory, takes. Answer: [`Reply::Du`].
+    /// What a file, or everything below a directory, takes. Answer: [`Reply::Du`](super::Reply::Du).
     Du {
         /// What to look at.
         at: Location,
     },
-    /// What has been counted since the volume was opened. Answer: [`Reply::Stats`].
+    /// What has been counted since the volume was opened. Answer: [`Reply::Stats`](super::Reply::Stats).
     Stats,
-    /// Makes everything durable. Answer: [`Reply::Generation`].
+    /// Makes everything durable. Answer: [`Reply::Generation`](super::Reply::Generation).
     Sync,
-    /// Of a mount: where it is, and how far its end has come. Answer: [`Reply::Mounted`].
+    /// Of a mount: where it is, and how far its end has come. Answer: [`Reply::Mounted`](super::Reply::Mounted).
     Mounted,
     /// Of a mount: waits until it is unmounted and everything is on disk. Fails if something cannot be written; the server keeps it
     /// and tries again. A request then makes it try immediately.
     Finish,
-    /// Of a mount: writes all files as they are into a directory of the host. Answer: [`Reply::Number`] of files and directories.
+    /// Of a mount: writes all files as they are into a directory of the host. Answer: [`Reply::Number`](super::Reply::Number) of files and directories.
     SaveTo {
         /// An absolute path; there must be nothing in it.
         dir: Bytes,
     },
     /// Of a mount that is unmounted: its server ends and discards what is not on disk.
     GiveUp,
-    /// The label. Answer: [`Reply::Label`].
+    /// The label. Answer: [`Reply::Label`](super::Reply::Label).
     Label,
     /// Changes the label.
     SetLabel {
         /// The new one.
         label: Bytes,
     },
-    /// The properties that are set, or the one named. Answer: [`Reply::Properties`].
+    /// The properties that are set, or the one named. Answer: [`Reply::Properties`](super::Reply::Properties).
     PropertyGet {
         /// Of what.
         at: Location,
@@ -322,19 +226,19 @@ pub enum Request {
         /// Makes a received subvolume writable, which forgets what it was received from.
         force: bool,
     },
-    /// The paths of an inode, from the top level. Answer: [`Reply::Paths`].
+    /// The paths of an inode, from the top level. Answer: [`Reply::Paths`](super::Reply::Paths).
     InodeResolve {
         /// The subvolume.
         tree: TreeId,
         /// The number.
         ino: Ino,
     },
-    /// The path of a subvolume, from the top level. Answer: [`Reply::Paths`].
+    /// The path of a subvolume, from the top level. Answer: [`Reply::Paths`](super::Reply::Paths).
     SubvolPath {
         /// Its number.
         id: TreeId,
     },
-    /// Which subvolume something is in. Answer: [`Reply::Made`].
+    /// Which subvolume something is in. Answer: [`Reply::Made`](super::Reply::Made).
     Rootid {
         /// What.
         at: Location,
@@ -386,85 +290,6 @@ impl Request {
             | Request::GiveUp => false,
         }
     }
-}
-
-/// The reply to a request.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Reply {
-    /// Done, without a result.
-    Done,
-    /// The number of the subvolume that was made, deleted or asked for.
-    Made(TreeId),
-    /// What was received.
-    Received(Box<super::Received>),
-    /// What was sent.
-    Sent(super::SentShown),
-    /// The transaction that is on disk.
-    Generation(Generation),
-    /// Subvolumes.
-    Subvols(Vec<Subvol>),
-    /// One subvolume.
-    Subvol(Box<SubvolShown>),
-    /// Numbers of subvolumes.
-    Subvolumes(Vec<TreeId>),
-    /// Space by type and profile.
-    Df(Vec<GroupUsed>),
-    /// Where the space is.
-    Usage(Box<Usage>),
-    /// Counters.
-    Stats(Box<Stats>),
-    /// What files take: the entries of the directory asked for, then the whole, whose path is empty.
-    Du(Vec<DuLine>),
-    /// The label.
-    Label(Bytes),
-    /// Properties.
-    Properties(Vec<Property>),
-    /// Paths from the top level, without a leading slash.
-    Paths(Vec<Bytes>),
-    /// What is new.
-    New {
-        /// Parts of files.
-        parts: Vec<NewPart>,
-        /// The subvolume's generation: what to ask for the next time.
-        marker: u64,
-    },
-    /// What a resize did.
-    Resized(Resized),
-    /// What a defragmentation did.
-    Defragmented {
-        /// In numbers.
-        done: Defragmented,
-        /// Files that could not be, and why.
-        skipped: Vec<String>,
-    },
-    /// Quota; `None`: it is off.
-    Quota(Option<Box<QuotaShown>>),
-    /// The balance.
-    Balance(Box<BalanceStatus>),
-    /// The number of the balance that was begun.
-    Number(u64),
-    /// What was freed.
-    Reclaimed(Reclaimed),
-    /// What subvolumes take, in the order of their numbers.
-    Sizes(Vec<SizeLine>),
-    /// So many bytes.
-    Bytes(ByteLen),
-    /// Places in files.
-    Places(Vec<Place>),
-    /// A mount.
-    Mounted(Box<MountShown>),
-}
-
-/// A mount, as its server sees it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct MountShown {
-    /// Where it is or was mounted.
-    pub dir: Bytes,
-    /// The kernel has it still.
-    pub attached: bool,
-    /// Why not everything could be written at the end, and is kept.
-    pub unwritten: Option<String>,
 }
 
 /// A change of the balance.
@@ -559,342 +384,36 @@ pub enum NewLimit {
     Bytes(u64),
 }
 
-/// Quota and its groups.
+/// How to receive on a mount; see [`Receive`](crate::receive::Receive).
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ReceiveHow {
+    /// Stop at the first END.
+    pub one_stream: bool,
+    /// Errors that are passed over; none: any number.
+    pub errors_passed_max: Option<u64>,
+    /// Go on with what is incomplete.
+    pub resume: bool,
+    /// Leave nothing behind after an error. What a crash leaves is marked.
+    pub atomic: bool,
+}
+
+/// How to send from a mount; see [`SendOptions`](crate::send::SendOptions).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct QuotaShown {
-    /// The numbers are known to be wrong.
-    pub inconsistent: bool,
-    /// They are being counted.
-    pub rescan: bool,
-    /// Extents count for the subvolume that made them only.
-    pub simple: bool,
-    /// The transaction that the numbers are of.
-    pub generation: Generation,
-    /// The groups, in the order of their numbers.
-    pub groups: Vec<QgroupShown>,
-}
-
-/// A quota group.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct QgroupShown {
-    /// The number, the level in the upper 16 bits.
-    pub id: u64,
-    /// Bytes that its subvolumes reach.
-    pub rfer: u64,
-    /// Bytes that nobody else reaches.
-    pub excl: u64,
-    /// Limits.
-    pub max_rfer: Option<u64>,
-    /// Limits.
-    pub max_excl: Option<u64>,
-    /// The groups that it is in.
-    pub parents: Vec<u64>,
-    /// The groups in it.
-    pub children: Vec<u64>,
-    /// Of a subvolume that is there: its path from the top level.
-    pub path: Option<Bytes>,
-}
-
-/// What a subvolume takes, in bytes; see [`oleo_jobs::SubvolSize`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "documented there")]
-pub struct SizeLine {
-    pub id: TreeId,
-    pub rfer: u64,
-    pub excl: u64,
-    pub with_previous: u64,
-    pub with_next: u64,
-}
-
-impl From<SubvolSize> for SizeLine {
-    fn from(size: SubvolSize) -> SizeLine {
-        let SubvolSize { id, rfer, excl, with_previous, with_next } = size;
-        SizeLine { id, rfer, excl, with_previous, with_next }
-    }
-}
-
-/// A part of a file that is new.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct NewPart {
-    /// What and where.
-    pub extent: NewExtent,
-    /// A path of the file from the top level; empty if it has none any more.
-    pub path: Bytes,
-}
-
-/// A place in a file, and the file's paths.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Place {
-    /// The subvolume.
-    pub tree: TreeId,
-    /// The file.
-    pub ino: Ino,
-    /// Where in the file, in bytes.
-    pub at: u64,
-    /// Its paths from the top level, if they were asked for.
-    pub paths: Vec<Bytes>,
-}
-
-/// What is known of a subvolume; see [`SubvolInfo`].
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "documented there")]
-pub struct Subvol {
-    pub id: TreeId,
-    pub parent: Option<TreeId>,
-    pub dirid: Option<Ino>,
-    pub name: Bytes,
-    pub path: Bytes,
-    pub generation: u64,
-    pub read_only: bool,
-    #[serde(with = "uuid_text")]
-    pub uuid: Uuid,
-    #[serde(with = "uuid_text")]
-    pub parent_uuid: Uuid,
-    #[serde(with = "uuid_text")]
-    pub received_uuid: Uuid,
-    pub ctransid: u64,
-    pub otransid: u64,
-    pub stransid: u64,
-    pub rtransid: u64,
-    pub ctime: (i64, u32),
-    pub otime: (i64, u32),
-    pub stime: (i64, u32),
-    pub rtime: (i64, u32),
-}
-
-impl From<SubvolInfo> for Subvol {
-    fn from(i: SubvolInfo) -> Subvol {
-        let time = |t: Time| (t.sec, t.nsec);
-        Subvol {
-            id: i.id,
-            parent: i.parent,
-            dirid: i.place.as_ref().map(|p| p.dirid),
-            name: i.place.map(|p| p.name).unwrap_or_default().into(),
-            path: i.path.into(),
-            generation: i.generation,
-            read_only: i.read_only,
-            uuid: i.uuid,
-            parent_uuid: i.parent_uuid,
-            received_uuid: i.received_uuid,
-            ctransid: i.ctransid,
-            otransid: i.otransid,
-            stransid: i.stransid,
-            rtransid: i.rtransid,
-            ctime: time(i.ctime),
-            otime: time(i.otime),
-            stime: time(i.stime),
-            rtime: time(i.rtime),
-        }
-    }
-}
-
-/// One subvolume, and the snapshots of it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct SubvolShown {
-    /// The subvolume.
-    pub subvol: Subvol,
-    /// Paths of its snapshots, from the top level.
-    pub snapshots: Vec<Bytes>,
-}
-
-/// Space of all block groups of one type and profile.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct GroupUsed {
-    /// `BTRFS_BLOCK_GROUP_*`.
-    pub flags: u64,
-    /// Data, Metadata, System, Data+Metadata.
-    pub kind: String,
-    /// single, DUP, RAID1 …
-    pub profile: String,
-    /// Bytes that the groups have.
-    pub total: ByteLen,
-    /// Bytes that are taken.
-    pub used: ByteLen,
-    /// Bytes on each device, copies and parity included.
-    pub on_devices: Vec<(DevId, ByteLen)>,
-}
-
-/// One device, and how much of it is given to chunks.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct DeviceUsage {
-    /// Its number.
-    pub devid: DevId,
-    /// Its UUID.
-    #[serde(with = "uuid_text")]
-    pub uuid: Uuid,
-    /// What it is called on the machine that has it open.
-    pub path: PathBuf,
-    /// Its bytes.
-    pub total: ByteLen,
-    /// Bytes that chunks have.
-    pub allocated: ByteLen,
-    /// The device is missing.
-    pub missing: bool,
-}
-
-impl From<DeviceInfo> for DeviceUsage {
-    fn from(d: DeviceInfo) -> DeviceUsage {
-        let (devid, uuid, path) = (d.devid, d.uuid, d.name.into());
-        DeviceUsage { devid, uuid, path, total: d.total, allocated: d.used, missing: d.missing }
-    }
-}
-
-/// What has been counted since the volume was opened.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Stats {
-    /// fsync and its log.
-    pub log: LogStats,
-    /// Quota.
+pub struct SendHow {
+    /// Version of the stream.
+    pub version: u32,
+    /// Compressed extents as they are stored.
+    pub compressed: bool,
+    /// Which ranges changed, without contents.
+    pub no_data: bool,
+    /// One END behind all.
+    pub one_end: bool,
+    /// Bytes of memory, about; the server takes at most [`MEMORY_MAX`].
+    pub memory_bytes: u64,
+    /// The socket of a [`Feed`](super::Feed) that is told how far it is.
     #[serde(default)]
-    pub qgroup: QgroupStats,
-    /// The inodes in memory: those that the kernel knows, and some more.
-    #[serde(default)]
-    pub inodes: u64,
-    /// Of a mount: the inodes that the kernel knows.
-    #[serde(default)]
-    pub nodes: Option<u64>,
+    pub progress: Option<Bytes>,
 }
 
-/// Counters of quota.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct QgroupStats {
-    /// Extents that commits have looked at, because a subvolume lost or gained them.
-    pub dirty_extents: u64,
-}
-
-/// Counters of fsync. Commits made by link and rename are counted too: there must be none.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct LogStats {
-    /// Calls of fsync and fdatasync.
-    pub fsyncs: u64,
-    /// Of these, calls that found nothing to write.
-    pub idle: u64,
-    /// Log commits.
-    pub log_commits: u64,
-    /// Full commits in their place.
-    pub full_commits: u64,
-    /// The same by the rule that asked for them.
-    pub full_commits_by: Vec<(String, u64)>,
-    /// Bytes of tree blocks in log commits.
-    pub log_bytes: u64,
-    /// Commits of any kind made by calls of link and rename.
-    pub commits_by_link_rename: u64,
-    /// How many log commits served up to 1, 2, 4, 8 … calls, and in the last place more.
-    pub batches: Vec<u64>,
-    /// The most calls that one served.
-    pub batch_max: u64,
-    /// Half of the calls took no longer, nanoseconds.
-    pub latency_p50: u64,
-    /// 99 of 100 took no longer, nanoseconds.
-    pub latency_p99: u64,
-    /// The longest, nanoseconds.
-    pub latency_max: u64,
-}
-
-impl From<oleo_fs::LogStats> for LogStats {
-    fn from(s: oleo_fs::LogStats) -> LogStats {
-        LogStats {
-            fsyncs: s.fsyncs,
-            idle: s.idle,
-            log_commits: s.log_commits,
-            full_commits: s.full_commits,
-            full_commits_by: s.full_commits_by.into_iter().map(|(rule, n)| (rule.to_owned(), n)).collect(),
-            log_bytes: s.log_bytes,
-            commits_by_link_rename: s.commits_by_link_rename,
-            batches: s.batches.to_vec(),
-            batch_max: s.batch_max,
-            latency_p50: s.latency_p50,
-            latency_p99: s.latency_p99,
-            latency_max: s.latency_max,
-        }
-    }
-}
-
-/// Space usage of a file system.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Usage {
-    /// The label.
-    pub label: Bytes,
-    /// The file system's UUID.
-    #[serde(with = "uuid_text")]
-    pub fsid: Uuid,
-    /// The transaction that is on disk.
-    pub generation: Generation,
-    /// Its devices.
-    pub devices: Vec<DeviceUsage>,
-    /// Its block groups, by type and profile.
-    pub groups: Vec<GroupUsed>,
-    /// Bytes of data that could still be written: in data groups, and in new ones of the same profile.
-    pub data_free: ByteLen,
-    /// The minimum of `data_free`, if unallocated space is needed for metadata as well.
-    pub data_free_min: ByteLen,
-}
-
-/// What a file or directory takes.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct DuLine {
-    /// Its name in the directory that was asked for; empty for the whole.
-    pub path: Bytes,
-    /// What it takes.
-    pub usage: FileUsage,
-}
-
-/// Why a request was not carried out.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
-#[error("{message}")]
-pub struct Error {
-    /// The errno that a system call would return.
-    pub errno: i32,
-    /// The kind of error.
-    pub kind: ErrorKind,
-    /// Message.
-    pub message: String,
-    /// What to try.
-    pub hint: Option<Hint>,
-}
-
-impl Error {
-    /// A refusal.
-    pub fn refused(errno: i32, message: impl Into<String>) -> Error {
-        Error { errno, kind: ErrorKind::Refusal, message: message.into(), hint: None }
-    }
-}
-
-impl oleo_format::Classified for Error {
-    fn class(&self) -> oleo_format::Class {
-        oleo_format::Class { kind: self.kind, errno: self.errno }
-    }
-}
-
-impl From<crate::Error> for Error {
-    fn from(error: crate::Error) -> Error {
-        match error {
-            crate::Error::Control(error) => *error,
-            other => Error { errno: other.errno(), kind: other.kind(), hint: other.hint(), message: other.to_string() },
-        }
-    }
-}
-
-impl From<oleo_fs::FsError> for Error {
-    fn from(error: oleo_fs::FsError) -> Error {
-        crate::Error::from(error).into()
-    }
-}
-
-impl From<oleo_txn::TxnError> for Error {
-    fn from(error: oleo_txn::TxnError) -> Error {
-        crate::Error::from(error).into()
-    }
-}
-
-impl From<oleo_jobs::JobError> for Error {
-    fn from(error: oleo_jobs::JobError) -> Error {
-        crate::Error::from(error).into()
-    }
-}
-
-impl From<oleo_volume::VolumeError> for Error {
-    fn from(error: oleo_volume::VolumeError) -> Error {
-        crate::Error::from(error).into()
-    }
-}
+/// The most memory a server spends on one send, bytes.
+pub const MEMORY_MAX: u64 = 1 << 30;

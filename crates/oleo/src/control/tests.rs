@@ -385,7 +385,7 @@ fn send_tells() {
 
     // Nobody takes or gives the stream: that ends, too.
     let stall = Duration::from_millis(100);
-    let mut socket = super::receive::connect_for(&me, &silent.name(), stall).unwrap();
+    let mut socket = super::feed::connect_for(&me, &silent.name(), stall).unwrap();
     let begun = Instant::now();
     assert!(socket.read(&mut [0]).is_err());
     assert!(socket.write_all(&vec![0; 16 << 20]).is_err());

@@ -23,7 +23,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::caller::Caller;
-use super::request::{Error, Reply, Request};
+use super::error::Error;
+use super::reply::Reply;
+use super::request::Request;
 
 /// The most bytes of a request.
 pub const REQUEST_MAX: usize = 1 << 20;

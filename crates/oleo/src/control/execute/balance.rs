@@ -2,7 +2,9 @@
 
 use oleo_jobs::Balancer;
 
-use super::request::{BalanceChange, Error, Reply};
+use crate::control::error::Error;
+use crate::control::reply::Reply;
+use crate::control::request::BalanceChange;
 
 /// Carries a change out, or leaves it to whoever runs balances.
 pub(super) fn change(balancer: &Balancer, change: BalanceChange) -> Result<Reply, Error> {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use oleo_format::{BlockGroupFlags, ByteLen, DevId};
 
-use super::request::{DeviceUsage, GroupUsed, Usage};
 use crate::Image;
+use crate::control::reply::{DeviceUsage, GroupUsed, Usage};
 
 /// Space by type and profile, with the bytes on each device.
 pub(super) fn groups(image: &Image) -> Vec<GroupUsed> {

@@ -8,7 +8,10 @@ use oleo_jobs::{
 };
 use oleo_txn::QgroupId;
 
-use super::request::{Error, NewLimit, QgroupShown, QuotaChange, QuotaShown, WhichGroup};
+use crate::SubvolRef;
+use crate::control::error::Error;
+use crate::control::reply::{QgroupShown, QuotaShown};
+use crate::control::request::{NewLimit, QuotaChange, WhichGroup};
 
 /// Quota as it is.
 pub(super) fn show(fs: &Fs) -> Result<Option<QuotaShown>, Error> {
@@ -39,7 +42,7 @@ pub(super) fn show(fs: &Fs) -> Result<Option<QuotaShown>, Error> {
 pub(super) fn change(
     fs: &Fs,
     change: QuotaChange,
-    subvol: impl Fn(&super::request::SubvolRef) -> Result<TreeId, Error>,
+    subvol: impl Fn(&SubvolRef) -> Result<TreeId, Error>,
 ) -> Result<(), Error> {
     let group = |change, rescan| -> Result<(), Error> {
         let recount = if rescan { Recount::Now } else { Recount::Later };

@@ -1,0 +1,100 @@
+//! How to open a file system.
+
+use std::path::PathBuf;
+
+use oleo_fs::FsOptions;
+
+/// What an image is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Access {
+    /// For reading. Nobody may write to it meanwhile.
+    #[default]
+    ReadOnly,
+    /// For reading although someone else may write to it; what is read may be torn.
+    ReadOnlyInUse,
+    /// For reading and changes. Nobody else may use it meanwhile.
+    Write,
+}
+
+/// How to open a file system. `OpenOptions::default()` reads; each field has a method that sets it.
+///
+/// ```
+/// use oleo::{Access, OpenOptions};
+///
+/// let options = OpenOptions::default().access(Access::ReadOnlyInUse).degraded(true);
+/// assert!(!options.writes());
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OpenOptions {
+    /// Reading, or changes too.
+    pub access: Access,
+    /// The other devices of a volume that has several.
+    pub devices: Vec<PathBuf>,
+    /// Directories in which to look for the other devices.
+    pub scan: Vec<PathBuf>,
+    /// Go on without devices that are missing, where the profiles allow it (reading only).
+    pub degraded: bool,
+    /// Where in the file the image begins, in bytes.
+    pub offset: u64,
+    /// The kernel holds the first device for this process, as the source of a mount that it serves.
+    pub claimed: bool,
+    /// Tell the devices what each commit frees.
+    pub discard: bool,
+    /// Where the newest roots cannot be read, go on from those of an earlier transaction (reading only).
+    pub use_backup_root: bool,
+    /// Go on without trees that cannot be read, as far as files can be read without them (reading only).
+    pub ignore_bad_trees: bool,
+    /// Do not apply the log that a crash left: what was synced after the last commit is not seen (reading only).
+    pub no_log_replay: bool,
+    /// Bytes of tree blocks to keep in memory.
+    pub cache_bytes: usize,
+    /// Clock, UUIDs, compression of new data.
+    pub fs: FsOptions,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions {
+            access: Access::ReadOnly,
+            devices: Vec::new(),
+            scan: Vec::new(),
+            degraded: false,
+            offset: 0,
+            claimed: false,
+            discard: false,
+            use_backup_root: false,
+            ignore_bad_trees: false,
+            no_log_replay: false,
+            cache_bytes: 64 << 20,
+            fs: FsOptions::default(),
+        }
+    }
+}
+
+oleo_format::setters!(OpenOptions {
+    access: Access,
+    devices: Vec<PathBuf>,
+    scan: Vec<PathBuf>,
+    degraded: bool,
+    offset: u64,
+    claimed: bool,
+    discard: bool,
+    use_backup_root: bool,
+    ignore_bad_trees: bool,
+    no_log_replay: bool,
+    cache_bytes: usize,
+    fs: FsOptions,
+});
+
+impl OpenOptions {
+    /// For changes.
+    pub fn writing() -> OpenOptions {
+        OpenOptions { access: Access::Write, ..OpenOptions::default() }
+    }
+
+    /// Whether they allow changes.
+    pub fn writes(&self) -> bool {
+        self.access == Access::Write
+    }
+}
