@@ -13,6 +13,8 @@
 //!
 //! An error ends all workers; the first one is reported. What was made by then stays.
 
+mod attributes;
+
 use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -21,9 +23,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oleo_format::{Ino, TreeId};
-use oleo_fs::{Attr, Descent, DirEntryInfo, FileKind, Fs, InodeRef, Target, Time};
+use oleo_fs::{Attr, Descent, DirEntryInfo, FileKind, Fs, InodeRef, Target};
 use oleo_lock::{Condvar, Mutex, rank};
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::{RestoreOptions, RestoreReport};
@@ -39,8 +41,6 @@ const BUFFER_BYTES: usize = 1 << 20;
 const BELIEVED_BYTES: u64 = 1 << 20;
 /// Set-user-ID and set-group-ID.
 const SET_ID: u32 = 0o6000;
-/// What the owner is called among attributes that may not be kept.
-const OWNER: &str = "owner";
 /// Entries between two calls of the progress function.
 const ENTRIES_PER_REPORT: u64 = 256;
 
@@ -494,67 +494,6 @@ impl Core<'_> {
         }
     }
 
-    /// Owner, mode, extended attributes and times of something that is open.
-    fn set_attributes(&self, fd: &OwnedFd, inode: &InodeRef, path: &Path) -> Result<()> {
-        let attr = self.fs.attr(inode);
-        let host = |what| Error::host(what, self.dest.join(path));
-        let mut owned = true;
-        if self.must_give(&attr) {
-            let chown = rustix::fs::fchown(fd, Some(Uid::from_raw(attr.uid)), Some(Gid::from_raw(attr.gid)));
-            owned = self.allow(chown, path, OWNER).map_err(|e| host("change the owner of")(e.into()))?;
-        }
-        for (name, value) in self.fs.xattrs(inode).map_err(|e| Error::from(e).at(path.display()))? {
-            let set = rustix::fs::fsetxattr(fd, c_name(&name)?.as_c_str(), &value, XattrFlags::empty());
-            self.allow(set, path, &name.escape_ascii().to_string())
-                .map_err(|e| host("set an attribute of")(e.into()))?;
-        }
-        // After the access list, whose widest permission it limits.
-        rustix::fs::fchmod(fd, self.mode(&attr, owned)).map_err(|e| host("change the mode of")(e.into()))?;
-        rustix::fs::futimens(fd, &stamps(&attr)).map_err(|e| host("set the times of")(e.into()))
-    }
-
-    /// The same for what cannot be opened: links and special files.
-    fn set_attributes_by_name(
-        &self,
-        dir: &DirTask<'_>,
-        name: &CString,
-        inode: &InodeRef,
-        attr: &Attr,
-        path: &Path,
-    ) -> Result<()> {
-        let host = |what| Error::host(what, self.dest.join(path));
-        let at = dir.fd.as_fd();
-        let mut owned = true;
-        if self.must_give(attr) {
-            let (uid, gid) = (Some(Uid::from_raw(attr.uid)), Some(Gid::from_raw(attr.gid)));
-            let chown = rustix::fs::chownat(at, name.as_c_str(), uid, gid, AtFlags::SYMLINK_NOFOLLOW);
-            owned = self.allow(chown, path, OWNER).map_err(|e| host("change the owner of")(e.into()))?;
-        }
-        let entry = by_number(at).join(OsStr::from_bytes(name.as_bytes()));
-        for (key, value) in self.fs.xattrs(inode).map_err(|e| Error::from(e).at(path.display()))? {
-            let set = rustix::fs::lsetxattr(&entry, c_name(&key)?.as_c_str(), &value, XattrFlags::empty());
-            self.allow(set, path, &key.escape_ascii().to_string())
-                .map_err(|e| host("set an attribute of")(e.into()))?;
-        }
-        if attr.kind != FileKind::Symlink {
-            let chmod = rustix::fs::chmodat(at, name.as_c_str(), self.mode(attr, owned), AtFlags::empty());
-            chmod.map_err(|e| host("change the mode of")(e.into()))?;
-        }
-        let times = rustix::fs::utimensat(at, name.as_c_str(), &stamps(attr), AtFlags::SYMLINK_NOFOLLOW);
-        times.map_err(|e| host("set the times of")(e.into()))
-    }
-
-    /// Whether the owner has to be set: it is another, or whom a set-ID bit is about must be certain.
-    fn must_give(&self, attr: &Attr) -> bool {
-        (attr.uid, attr.gid) != (self.uid, self.gid) || attr.mode & SET_ID != 0
-    }
-
-    /// The mode that something gets.
-    fn mode(&self, attr: &Attr, owned: bool) -> Mode {
-        let lost = if owned { 0 } else { SET_ID };
-        Mode::from_raw_mode(attr.mode & self.mode_bits & !lost)
-    }
-
     /// Gives an inode that was made under `first` another name.
     fn link(&self, first: &Path, id: (u64, u64), dir: &DirTask<'_>, name: &CString) -> std::result::Result<(), Errno> {
         let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -570,35 +509,9 @@ impl Core<'_> {
         let found = by_number(found.as_fd());
         rustix::fs::linkat(rustix::fs::CWD, found, &dir.fd, name.as_c_str(), AtFlags::SYMLINK_FOLLOW)
     }
-
-    /// Turns what the caller's rights or the host's file system do not allow into a warning; whether it was done.
-    fn allow(
-        &self,
-        result: std::result::Result<(), Errno>,
-        path: &Path,
-        what: &str,
-    ) -> std::result::Result<bool, Errno> {
-        match result {
-            Err(Errno::OPNOTSUPP | Errno::INVAL) => {}
-            Err(Errno::PERM | Errno::ACCESS) if !self.is_root => {}
-            other => return other.map(|()| true),
-        }
-        let mut report = self.report.lock();
-        if what == OWNER {
-            report.owners_lost += 1;
-        } else {
-            report.warn(|| format!("{}: {what} could not be kept", Path::new(".").join(path).display()));
-        }
-        Ok(false)
-    }
 }
 
 /// What an open descriptor stands for, by a name that leads nowhere else.
 fn by_number(fd: BorrowedFd<'_>) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
-}
-
-fn stamps(attr: &Attr) -> Timestamps {
-    let stamp = |time: Time| Timespec { tv_sec: time.sec, tv_nsec: time.nsec.into() };
-    Timestamps { last_access: stamp(attr.atime), last_modification: stamp(attr.mtime) }
 }
