@@ -355,7 +355,7 @@ fn acls_and_modes() -> Result<()> {
         ensure!(refused(fs.xattr_set(&f, ACCESS, &wrong, XattrMode::Any)) == errno::EINVAL);
     }
     ensure!(refused(fs.xattr_set(&f, DEFAULT, &named, XattrMode::Any)) == errno::EINVAL);
-    let new = NewInode { umask: 0o027, ..NewInode::new(NewKind::File, 0o666) };
+    let new = NewInode::new(NewKind::File, 0o666).umask(0o027);
     let plain = fs.create(&root, b"plain", &new)?;
     ensure!(mode_of(&fs, &plain) == 0o640);
     let dir = mkdir(&fs, &root, "dir")?;
@@ -364,7 +364,7 @@ fn acls_and_modes() -> Result<()> {
     ensure!(mode_of(&fs, &inherits) == 0o666, "a default ACL takes the place of the umask");
     let tmp = fs.tmpfile(&dir, &new)?;
     ensure!(mode_of(&fs, &tmp) == 0o666);
-    let kept = fs.create(&root, b"copied", &NewInode { plain: true, ..new })?;
+    let kept = fs.create(&root, b"copied", &new.plain(true))?;
     ensure!(mode_of(&fs, &kept) == 0o666, "copies keep their mode");
     Ok(())
 }
@@ -374,10 +374,10 @@ fn acls_and_modes() -> Result<()> {
 #[test]
 fn groups_are_handed_down() -> Result<()> {
     let (fs, root, _) = in_memory()?;
-    let dir = fs.create(&root, b"dir", &NewInode { gid: 77, ..NewInode::new(NewKind::Dir, 0o2775) })?;
-    let f = fs.create(&dir, b"f", &NewInode { uid: 5, gid: 6, ..NewInode::new(NewKind::File, 0o644) })?;
-    let d = fs.create(&dir, b"d", &NewInode { uid: 5, gid: 6, ..NewInode::new(NewKind::Dir, 0o755) })?;
-    let t = fs.tmpfile(&dir, &NewInode { uid: 5, gid: 6, ..NewInode::new(NewKind::File, 0o644) })?;
+    let dir = fs.create(&root, b"dir", &NewInode::new(NewKind::Dir, 0o2775).gid(77))?;
+    let f = fs.create(&dir, b"f", &NewInode::new(NewKind::File, 0o644).uid(5).gid(6))?;
+    let d = fs.create(&dir, b"d", &NewInode::new(NewKind::Dir, 0o755).uid(5).gid(6))?;
+    let t = fs.tmpfile(&dir, &NewInode::new(NewKind::File, 0o644).uid(5).gid(6))?;
     for inode in [&f, &d, &t] {
         ensure!((fs.attr(inode).uid, fs.attr(inode).gid) == (5, 77));
     }

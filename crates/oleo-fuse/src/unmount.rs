@@ -30,6 +30,7 @@ const END_SECONDS: i64 = 30;
 const SAYS: Duration = Duration::from_secs(2);
 /// How to unmount.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct UnmountOptions {
     /// Unmount even if it is in use: new openers no longer find it. Does not wait.
     pub lazy: bool,
@@ -38,6 +39,8 @@ pub struct UnmountOptions {
     /// If not everything can be written, write all files as they are to this directory, and unmount.
     pub save_to: Option<PathBuf>,
 }
+
+oleo_format::setters!(UnmountOptions { lazy: bool, force: bool, save_to: Option<PathBuf> });
 
 /// The result.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -33,6 +33,7 @@ const BYTES_AHEAD_MAX: u64 = 64 << 20;
 
 /// A directory of the source that becomes a subvolume.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct SubvolSpec {
     /// Its path from the top.
     pub path: PathBuf,
@@ -40,6 +41,15 @@ pub struct SubvolSpec {
     pub read_only: bool,
     /// Make it the one that a mount without options shows.
     pub default: bool,
+}
+
+oleo_format::setters!(SubvolSpec { read_only: bool, default: bool });
+
+impl SubvolSpec {
+    /// One that is neither read-only nor the default.
+    pub fn new(path: impl Into<PathBuf>) -> SubvolSpec {
+        SubvolSpec { path: path.into(), read_only: false, default: false }
+    }
 }
 
 /// Progress.
@@ -73,6 +83,7 @@ pub type OnProgress = Box<dyn Fn(&Progress) + Send + Sync>;
 
 /// Attributes of the top directory; `None` takes the source's.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct TopAttributes {
     /// Owner.
     pub uid: Option<u32>,
@@ -81,6 +92,8 @@ pub struct TopAttributes {
     /// Permission bits.
     pub mode: Option<u32>,
 }
+
+oleo_format::setters!(TopAttributes { uid: Option<u32>, gid: Option<u32>, mode: Option<u32> });
 
 /// How to fill.
 #[non_exhaustive]

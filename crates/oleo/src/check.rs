@@ -26,6 +26,7 @@ pub use oleo_check::{
 
 /// What a check begins with; by default the best superblock, and the newest roots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Start {
     /// The roots that the superblock keeps of an earlier transaction, 0 being the last of these: the findings then say how
     /// much of it is still whole.
@@ -33,6 +34,8 @@ pub struct Start {
     /// This copy of each device's superblock, whatever the others say: 0 to 2, as far as the devices reach.
     pub super_copy: Option<usize>,
 }
+
+oleo_format::setters!(Start { backup: Option<usize>, super_copy: Option<usize> });
 
 /// Checks the file system in an image or on a device that nobody has mounted.
 ///

@@ -363,8 +363,7 @@ impl Image {
 
 fn new_like<'a>(kind: NewKind<'a>, attr: &Attr) -> NewInode<'a> {
     let times = Times { atime: attr.atime, mtime: attr.mtime, ctime: attr.ctime, otime: attr.otime };
-    let (mode, uid, gid) = (attr.mode & 0o7777, attr.uid, attr.gid);
-    NewInode { kind, mode, umask: 0, uid, gid, times: Some(times), ino: None, plain: true, bare: false }
+    NewInode::new(kind, attr.mode & 0o7777).uid(attr.uid).gid(attr.gid).times(Some(times)).plain(true)
 }
 
 fn only_times(attr: &Attr) -> SetAttr {

@@ -111,7 +111,7 @@ fn reproducible() -> Result<()> {
             .threads(threads)
             .epoch_seconds(Some(1_600_000_000))
             .compress(oleo::fs::parse_compress("zstd:1")?)
-            .subvols(vec![SubvolSpec { path: "deep".into(), read_only: true, default: false }]);
+            .subvols(vec![SubvolSpec::new("deep").read_only(true)]);
         fs::create_dir_all(dir.join("deep"))?;
         build(&[&path], options)?;
         Ok(fs::read(&path)?)
@@ -135,7 +135,7 @@ fn subvolumes() -> Result<()> {
     for place in ["a/one", "a/two", "a/inner/three", "b/four"] {
         fs::hard_link(dir.join("file"), dir.join(place))?;
     }
-    let wish = |path: &str, read_only, default| SubvolSpec { path: path.into(), read_only, default };
+    let wish = |path: &str, read_only, default| SubvolSpec::new(path).read_only(read_only).default(default);
     let image = scratch.path().join("image");
     let mut options = options(Source::Dir(dir.clone()), 5);
     options.fill.subvols = vec![wish("a", false, true), wish("a/inner", true, false)];

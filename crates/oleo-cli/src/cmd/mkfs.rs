@@ -229,8 +229,8 @@ fn wish(text: &OsString) -> anyhow::Result<SubvolSpec> {
         }
     };
     let path = PathBuf::from(std::ffi::OsStr::from_bytes(path));
-    let path = path.strip_prefix("/").unwrap_or(&path).components().collect();
-    Ok(SubvolSpec { path, read_only, default })
+    let path: PathBuf = path.strip_prefix("/").unwrap_or(&path).components().collect();
+    Ok(SubvolSpec::new(path).read_only(read_only).default(default))
 }
 
 fn source_date_epoch() -> anyhow::Result<Option<i64>> {

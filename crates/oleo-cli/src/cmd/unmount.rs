@@ -33,7 +33,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
-        let options = UnmountOptions { lazy: self.lazy, force: self.force, save_to: self.save_to };
+        let options = UnmountOptions::default().lazy(self.lazy).force(self.force).save_to(self.save_to);
         for dir in &self.dirs {
             let done = unmount(dir, &options).map_err(|error| error.at(dir.display()))?;
             let dir = dir.display();

@@ -248,6 +248,7 @@ impl NewKind<'_> {
 /// What a new inode starts with. The parent's inherited things (set-group-id, flags, compression, default ACL) come
 /// on top, unless `plain` says otherwise.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct NewInode<'a> {
     /// What it is.
     pub kind: NewKind<'a>,
@@ -270,6 +271,16 @@ pub struct NewInode<'a> {
     /// is given.
     pub bare: bool,
 }
+
+oleo_format::setters!(NewInode<'a> {
+    umask: u32,
+    uid: u32,
+    gid: u32,
+    times: Option<Times>,
+    ino: Option<Ino>,
+    plain: bool,
+    bare: bool,
+});
 
 impl<'a> NewInode<'a> {
     /// An inode of this kind and mode that belongs to root.

@@ -41,7 +41,7 @@ impl Server {
     }
 
     fn new_inode<'a>(&self, head: &abi::InHeader, kind: NewKind<'a>, maker: &Maker) -> NewInode<'a> {
-        NewInode { uid: head.uid, gid: head.gid, umask: maker.umask, ..NewInode::new(kind, maker.mode & PERMISSIONS) }
+        NewInode::new(kind, maker.mode & PERMISSIONS).uid(head.uid).gid(head.gid).umask(maker.umask)
     }
 
     pub(super) fn mknod(

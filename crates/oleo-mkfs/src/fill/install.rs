@@ -169,17 +169,8 @@ impl<'a> Installer<'a> {
 
     fn create(&mut self, dir: &InodeRef, name: &[u8], kind: NewKind<'_>, meta: &Meta) -> Result<InodeRef, MkfsError> {
         let times = self.times(meta.times);
-        let new = NewInode {
-            kind,
-            mode: meta.mode & 0o7777,
-            umask: 0,
-            uid: meta.uid,
-            gid: meta.gid,
-            times: Some(times),
-            ino: None,
-            plain: true,
-            bare: false,
-        };
+        let new = NewInode::new(kind, meta.mode & 0o7777);
+        let new = new.uid(meta.uid).gid(meta.gid).times(Some(times)).plain(true);
         let inode = self.fs.create(dir, name, &new)?;
         self.xattrs(&inode, meta)?;
         if !meta.xattrs.is_empty() {

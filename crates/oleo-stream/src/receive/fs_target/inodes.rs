@@ -79,17 +79,12 @@ impl FsTarget {
             ctime: reported.ctime.unwrap_or(now),
             otime: reported.otime.unwrap_or(now),
         };
-        let new = NewInode {
-            kind,
-            mode: reported.mode.unwrap_or(0o600),
-            umask: 0,
-            uid: reported.uid.unwrap_or(0),
-            gid: reported.gid.unwrap_or(0),
-            times: Some(times),
-            ino: None,
-            plain: true,
-            bare: true,
-        };
+        let new = NewInode::new(kind, reported.mode.unwrap_or(0o600))
+            .uid(reported.uid.unwrap_or(0))
+            .gid(reported.gid.unwrap_or(0))
+            .times(Some(times))
+            .plain(true)
+            .bare(true);
         let inode = self.fs.create(&dir, name, &new)?;
         let cow = InodeFlags::NODATACOW | InodeFlags::NODATASUM;
         if let Some(flags) = reported.flags.filter(|flags| flags.intersects(cow) && kind == NewKind::File) {
