@@ -18,7 +18,7 @@ struct Step {
 }
 
 /// Tests come last: their closing lines are what a reader looks for.
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 8] = [
     Step { name: "fmt", args: &["fmt", "--all", "--check"], env: &[] },
     Step { name: "tidy", args: &["run", "--quiet", "--package", "xtask", "--", "tidy"], env: &[] },
     Step {
@@ -32,6 +32,27 @@ const STEPS: [Step; 6] = [
         env: &[("RUSTDOCFLAGS", "--deny warnings")],
     },
     Step { name: "package", args: &["run", "--quiet", "--package", "xtask", "--", "package"], env: &[] },
+    // What is left out of the libraries and the command must leave them whole.
+    Step {
+        name: "without-features",
+        args: &[
+            "clippy",
+            "--package=oleo-format",
+            "--package=oleo",
+            "--package=oleo-cli",
+            "--no-default-features",
+            "--locked",
+            "--",
+            "--deny",
+            "warnings",
+        ],
+        env: &[],
+    },
+    Step {
+        name: "features-refused",
+        args: &["test", "--package=oleo-format", "--no-default-features", "--test=features", "--locked"],
+        env: &[],
+    },
     Step { name: "test", args: &["test", "--workspace", "--locked", "--no-fail-fast"], env: &[] },
 ];
 

@@ -11,6 +11,7 @@ mod ln;
 mod ls;
 mod mkdir;
 mod mkfs;
+#[cfg(feature = "fuse")]
 pub(crate) mod mount;
 mod mv;
 mod property;
@@ -23,6 +24,7 @@ mod restore;
 mod rm;
 mod send;
 mod subvolume;
+#[cfg(feature = "fuse")]
 mod unmount;
 
 use clap::Subcommand;
@@ -32,7 +34,9 @@ use crate::out::{Out, println_or_end};
 #[derive(Subcommand)]
 pub(crate) enum Command {
     Mkfs(Box<mkfs::Args>),
+    #[cfg(feature = "fuse")]
     Mount(mount::Args),
+    #[cfg(feature = "fuse")]
     #[command(alias = "umount")]
     Unmount(unmount::Args),
     Ls(ls::Args),
@@ -73,7 +77,9 @@ impl Command {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         match self {
             Command::Mkfs(args) => args.run(out),
+            #[cfg(feature = "fuse")]
             Command::Mount(args) => args.run(out),
+            #[cfg(feature = "fuse")]
             Command::Unmount(args) => args.run(out),
             Command::Ls(args) => args.run(),
             Command::Cat(args) => args.run(),

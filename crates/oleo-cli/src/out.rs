@@ -219,18 +219,23 @@ fn text_of(error: &anyhow::Error) -> String {
 
 /// An error of the library, or of a mount that has one.
 fn library<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a oleo::Error> {
-    match error.downcast_ref() {
-        Some(oleo_fuse::MountError::Image(error)) => Some(error),
-        _ => error.downcast_ref(),
+    #[cfg(feature = "fuse")]
+    if let Some(oleo_fuse::MountError::Image(error)) = error.downcast_ref() {
+        return Some(error);
     }
+    error.downcast_ref()
 }
 
 fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<ErrorKind> {
     let of = |error: &dyn Classified| error.kind();
-    None.or_else(|| error.downcast_ref::<oleo::Error>().map(|e| of(e)))
-        .or_else(|| error.downcast_ref::<oleo::control::Error>().map(|e| of(e)))
+    let of_mount: Option<ErrorKind> = None;
+    #[cfg(feature = "fuse")]
+    let of_mount = of_mount
         .or_else(|| error.downcast_ref::<oleo_fuse::MountError>().map(|e| of(e)))
-        .or_else(|| error.downcast_ref::<oleo_fuse::OptionError>().map(|e| of(e)))
+        .or_else(|| error.downcast_ref::<oleo_fuse::OptionError>().map(|e| of(e)));
+    of_mount
+        .or_else(|| error.downcast_ref::<oleo::Error>().map(|e| of(e)))
+        .or_else(|| error.downcast_ref::<oleo::control::Error>().map(|e| of(e)))
         .or_else(|| error.downcast_ref::<Said>().map(|said| said.0))
         .or_else(|| error.downcast_ref::<io::Error>().map(|error| Class::of_io(error).kind))
 }

@@ -3,15 +3,22 @@
 //! A compressed extent on disk is at most [`EXTENT_LEN_MAX`] bytes of file, compressed as one unit, padded with zeros
 //! to whole sectors. Inline extents are compressed the same way but not padded, and with LZO are one segment. Contexts
 //! are kept per thread, since making one costs more than compressing a sector.
+//!
+//! Each kind is a feature of this crate (`zlib`, `lzo`, `zstd`). A build without one neither compresses data that way
+//! nor reads it ([`DecompressError::FeatureOff`]); everything else on such a volume can be read and written.
 
 mod estimate;
+#[cfg(feature = "lzo")]
 mod lzo;
+#[cfg(feature = "lzo")]
 mod lzo1x;
+#[cfg(feature = "zlib")]
 mod zlib;
+#[cfg(feature = "zstd")]
 mod zstd;
 
 use crate::Compression;
-use crate::failure::{Class, Classified};
+use crate::failure::{Class, Classified, errno};
 
 pub use estimate::looks_compressible;
 
@@ -27,12 +34,25 @@ pub const fn levels(algo: Compression) -> (i32, i32, i32) {
     }
 }
 
+/// Whether this build compresses and decompresses data of a kind: whether the feature of its name is on.
+pub const fn is_supported(algo: Compression) -> bool {
+    match algo {
+        Compression::None => true,
+        Compression::Zlib => cfg!(feature = "zlib"),
+        Compression::Lzo => cfg!(feature = "lzo"),
+        Compression::Zstd => cfg!(feature = "zstd"),
+    }
+}
+
 /// Compressed data could not be decompressed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecompressError {
     /// The stream breaks the rules of its kind, or of its framing in the format.
     #[error("broken {kind} stream: {what}", kind = .0.name(), what = .1)]
     Broken(Compression, &'static str),
+    /// This build does not have that kind.
+    #[error("{kind} data cannot be read: this program was built without the feature `{kind}`", kind = .0.name())]
+    FeatureOff(Compression),
     /// Nothing to decompress.
     #[error("the extent is not compressed")]
     NotCompressed,
@@ -42,6 +62,7 @@ impl Classified for DecompressError {
     fn class(&self) -> Class {
         match self {
             DecompressError::Broken(..) | DecompressError::NotCompressed => Class::DATA,
+            DecompressError::FeatureOff(_) => Class::refusal(errno::EOPNOTSUPP),
         }
     }
 }
@@ -67,14 +88,21 @@ pub fn compress_inline(algo: Compression, level: i32, data: &[u8], sectorsize: u
 }
 
 /// Compresses into at most `limit` bytes.
+#[cfg_attr(
+    not(all(feature = "zlib", feature = "lzo", feature = "zstd")),
+    allow(unused_variables, clippy::match_single_binding, reason = "some are of kinds that are left out")
+)]
 fn run(algo: Compression, level: i32, data: &[u8], sectorsize: u32, limit: usize) -> Option<Vec<u8>> {
     let (min, max, default) = levels(algo);
     let level = if level == 0 { default } else { level.clamp(min, max) };
     match algo {
-        Compression::None => None,
+        #[cfg(feature = "zlib")]
         Compression::Zlib => zlib::compress(level, data, limit),
+        #[cfg(feature = "lzo")]
         Compression::Lzo => lzo::compress(data, sectorsize as usize, limit),
+        #[cfg(feature = "zstd")]
         Compression::Zstd => zstd::compress(level, data, limit),
+        _ => None,
     }
 }
 
@@ -87,12 +115,21 @@ pub fn decompress(algo: Compression, data: &[u8], out_len: usize, sectorsize: u3
 }
 
 /// [`decompress`] into a buffer, all of which is written.
+#[cfg_attr(
+    not(all(feature = "zlib", feature = "lzo", feature = "zstd")),
+    allow(unused_variables, unreachable_code, reason = "some are of kinds that are left out")
+)]
 pub fn decompress_into(algo: Compression, data: &[u8], out: &mut [u8], sectorsize: u32) -> Result<(), DecompressError> {
-    let len = match algo {
+    let len: usize = match algo {
         Compression::None => return Err(DecompressError::NotCompressed),
+        #[cfg(feature = "zlib")]
         Compression::Zlib => zlib::decompress(data, out)?,
+        #[cfg(feature = "lzo")]
         Compression::Lzo => lzo::decompress(data, out, sectorsize as usize)?,
+        #[cfg(feature = "zstd")]
         Compression::Zstd => zstd::decompress(data, out)?,
+        #[cfg(not(all(feature = "zlib", feature = "lzo", feature = "zstd")))]
+        other => return Err(DecompressError::FeatureOff(other)),
     };
     out[len..].fill(0);
     Ok(())
@@ -106,15 +143,15 @@ pub fn decompress_inline(
     sectorsize: u32,
 ) -> Result<Vec<u8>, DecompressError> {
     let mut out = vec![0; out_len];
-    match algo {
-        Compression::Lzo => {
-            let len = lzo::decompress_inline(data, &mut out, sectorsize as usize)?;
-            out[len..].fill(0);
-        }
-        _ => decompress_into(algo, data, &mut out, sectorsize)?,
+    #[cfg(feature = "lzo")]
+    if algo == Compression::Lzo {
+        let len = lzo::decompress_inline(data, &mut out, sectorsize as usize)?;
+        out[len..].fill(0);
+        return Ok(out);
     }
+    decompress_into(algo, data, &mut out, sectorsize)?;
     Ok(out)
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "zlib", feature = "lzo", feature = "zstd"))]
 mod tests;

@@ -360,6 +360,9 @@ fn compress(value: &str, force: bool) -> Result<Option<Compress>, OptionError> {
     let name = if force { "compress-force" } else { "compress" };
     match parse_compress(value) {
         Ok(parsed) => Ok(parsed.map(|c| Compress { force, ..c })),
+        Err(oleo::Error::Refused { .. }) => {
+            Err(wrong(name, value, "a kind of compression that this program was built with"))
+        }
         Err(_) => Err(wrong(name, value, "zlib, lzo or zstd, with :LEVEL where it has levels, or no")),
     }
 }

@@ -36,6 +36,9 @@ pub enum TxnError {
     /// What is on the volume cannot be written to yet.
     #[error("cannot open for writing: {0}")]
     Refused(String),
+    /// This build cannot do it.
+    #[error("{0}")]
+    NotSupported(String),
     /// No such tree.
     #[error("tree {0} does not exist")]
     NoTree(TreeId),
@@ -107,7 +110,7 @@ impl Classified for TxnError {
             TxnError::Load(error) => error.class(),
             TxnError::NoSpace { .. } => Class::refusal(errno::ENOSPC),
             TxnError::ReadOnly(_) => Class::refusal(errno::EROFS),
-            TxnError::Refused(_) => Class::refusal(errno::EOPNOTSUPP),
+            TxnError::Refused(_) | TxnError::NotSupported(_) => Class::refusal(errno::EOPNOTSUPP),
             TxnError::NoTree(_) => Class::refusal(errno::ENOENT),
             TxnError::NoChecksum(_) => Class::DATA,
             // After an operation that failed half way: nothing is written any more.
@@ -139,6 +142,7 @@ mod tests {
             NoSpace: TxnError::NoSpace { what: "data", wanted: ByteLen(1) } => Class::refusal(errno::ENOSPC),
             ReadOnly: TxnError::ReadOnly("so".into()) => Class::refusal(errno::EROFS),
             Refused: TxnError::Refused("so".into()) => Class::refusal(errno::EOPNOTSUPP),
+            NotSupported: TxnError::NotSupported("so".into()) => Class::refusal(errno::EOPNOTSUPP),
             NoTree: TxnError::NoTree(tree) => Class::refusal(errno::ENOENT),
             NoChecksum: TxnError::NoChecksum(at) => Class::DATA,
             Source: TxnError::Source("so".into()) => Class::DEVICE,

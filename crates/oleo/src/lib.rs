@@ -25,6 +25,14 @@
 //! | look at blocks and superblocks | [`inspect`] |
 //! | use something else than files as devices | [`Device`], [`Image::create_on`], [`Image::from_devices`] |
 //!
+//! # Features
+//!
+//! `zlib`, `lzo` and `zstd` are the kinds of compression, all on by default. A build without one leaves out the code for it: volumes open and
+//! can be changed as ever, but reading data that is compressed that way, or asking for new data to be, is refused with
+//! `EOPNOTSUPP` and an error that names the feature. New data in files that ask for it by a property is stored as it is. The gzip
+//! archives that [`mkfs::Source::Tar`] takes need `zlib`, those of zstd `zstd`. The command (`oleo-cli`) has the same features, and
+//! `fuse` for `oleo mount`.
+//!
 //! # Making an image, reading and writing, from many threads
 //!
 //! ```

@@ -1,5 +1,6 @@
 //! Parsing of settings that users write, and properties of files, directories and subvolumes.
 
+use oleo_format::compress::is_supported;
 use oleo_format::{Compression, CsumType, InodeFlags, TreeId};
 use oleo_fs::data::Compress;
 use oleo_fs::{COMPRESSION, InodeRef, ReadOnly, SetAttr, XattrMode};
@@ -18,7 +19,7 @@ pub const PROPERTIES: [(&str, &str); 4] = [
 /// `ALGO[:LEVEL]`: zlib (1 to 9), lzo, zstd (-15 to 15), none.
 ///
 /// # Errors
-/// There is no such algorithm or level.
+/// There is no such algorithm or level, or this build is without the algorithm.
 pub fn parse_compress(text: &str) -> Result<Option<Compress>> {
     let (name, level) = text.split_once(':').map_or((text, None), |(name, level)| (name, Some(level)));
     let (algorithm, levels) = match name {
@@ -30,6 +31,11 @@ pub fn parse_compress(text: &str) -> Result<Option<Compress>> {
             return Err(Error::Request(format!("there is no compression {name}; choose one of zlib, lzo, zstd, none")));
         }
     };
+    if !is_supported(algorithm) {
+        let text =
+            format!("nothing can be compressed with {name}: this program was built without the feature `{name}`");
+        return Err(Error::refused(oleo_fs::errno::EOPNOTSUPP, text));
+    }
     let level = match level {
         None => 0,
         Some(text) => text.parse::<i32>().ok().filter(|level| levels.contains(level)).ok_or_else(|| {

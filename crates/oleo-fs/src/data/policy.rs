@@ -1,5 +1,6 @@
 //! How the data of a file is to be written: from the mount's options, the file's flags and its property.
 
+use oleo_format::compress::is_supported;
 use oleo_format::{Compression, InodeFlags, ItemType, dir_hash};
 
 use crate::FsError;
@@ -34,7 +35,7 @@ impl Core {
         Ok(Policy {
             sectorsize: engine.sectorsize(),
             csum: (!no_sum).then(|| engine.csum_type()),
-            compress: compress.filter(|c| c.algorithm != Compression::None),
+            compress: compress.filter(|c| c.algorithm != Compression::None && is_supported(c.algorithm)),
             inline_max: opts.inline_max.min(engine.sectorsize() - 1).min(inline_room(engine.nodesize())),
             threads: opts.threads,
         })

@@ -11,6 +11,7 @@
 
 use std::ops::{ControlFlow, Range};
 
+use oleo_format::compress::DecompressError;
 use oleo_format::{Compression, Ino, InodeFlags, Logical, decompress_inline};
 use oleo_txn::{CsumCheck, Engine, TxnError};
 use rayon::prelude::*;
@@ -287,7 +288,7 @@ fn read_packed(inode: &Inode, span: &Span, skip: u64, task: Task<'_>, check: Csu
 /// The bytes of an inline extent, decompressed. The item was checked, its length is that of a tree block at most.
 ///
 /// # Errors
-/// It cannot be decompressed: the image is damaged.
+/// It cannot be decompressed: the image is damaged, or this build is without that kind of compression.
 pub fn unpack_inline(
     ino: Ino,
     compression: Compression,
@@ -302,8 +303,10 @@ pub fn unpack_inline(
         bytes.resize(len, 0);
         return Ok(bytes);
     }
-    decompress_inline(compression, data, len, sectorsize)
-        .map_err(|e| FsError::corrupt("inline file extent", ino, "data", e, "a stream that can be decompressed"))
+    decompress_inline(compression, data, len, sectorsize).map_err(|error| match error {
+        DecompressError::FeatureOff(_) => TxnError::NotSupported(error.to_string()).into(),
+        broken => FsError::corrupt("inline file extent", ino, "data", broken, "a stream that can be decompressed"),
+    })
 }
 
 /// Data of a file could not be read at `at`.

@@ -96,8 +96,22 @@ fn decompressed(mut stream: Box<dyn Read + Send>) -> Result<Box<dyn Read + Send>
     stream.by_ref().take(6).read_to_end(&mut magic).map_err(failed)?;
     let whole = io::Cursor::new(magic.clone()).chain(stream);
     Ok(match magic.as_slice() {
+        #[cfg(feature = "zlib")]
         [0x1f, 0x8b, ..] => Box::new(flate2::read::MultiGzDecoder::new(whole)),
+        #[cfg(not(feature = "zlib"))]
+        [0x1f, 0x8b, ..] => {
+            let what =
+                "tar compressed with gzip: this program was built without the feature `zlib`; pipe it through gzip -dc";
+            return Err(MkfsError::Unsupported(what.into()));
+        }
+        #[cfg(feature = "zstd")]
         [0x28, 0xb5, 0x2f, 0xfd, ..] => Box::new(zstd::stream::read::Decoder::new(whole).map_err(failed)?),
+        #[cfg(not(feature = "zstd"))]
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+            let what =
+                "tar compressed with zstd: this program was built without the feature `zstd`; pipe it through zstd -dc";
+            return Err(MkfsError::Unsupported(what.into()));
+        }
         [0xfd, b'7', b'z', b'X', b'Z', 0] => {
             return Err(MkfsError::Unsupported("tar compressed with xz; pipe it through xz -dc".into()));
         }
