@@ -1,6 +1,6 @@
 //! The commands: one file each.
 
-mod balance;
+pub(crate) mod balance;
 mod cat;
 mod check;
 mod cp;

@@ -8,9 +8,10 @@ mod cmd;
 mod out;
 mod target;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 use crate::cmd::Command;
 use crate::out::Out;
@@ -37,6 +38,9 @@ pub(crate) struct Cli {
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Where lines of the arguments that [`with_plain_arguments`] writes out end, as in the other help at a terminal of 100 columns.
+const HELP_COLUMNS: usize = 100;
+
 fn main() -> ExitCode {
     // A reader that has gone (`oleo ls | head`) ends the program without a message, as it does with other commands.
     let cli = match parse() {
@@ -52,12 +56,60 @@ fn main() -> ExitCode {
 
 /// The command line; as mount(8) gives it, where it calls.
 fn parse() -> anyhow::Result<Cli> {
-    if cmd::mount::called_as_helper().is_none() {
-        return Ok(Cli::parse());
+    let given: Vec<OsString> = std::env::args_os().collect();
+    #[cfg(feature = "fuse")]
+    let given = given_by_mount(given)?;
+    let mut command = command();
+    let matches = command.clone().try_get_matches_from(cmd::balance::start::with_equals(given));
+    let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
+    Ok(cli.map_err(|error| error.format(&mut command)).unwrap_or_else(|error| error.exit()))
+}
+
+/// What mount(8) gives, as our command line; anything else as it is.
+#[cfg(feature = "fuse")]
+fn given_by_mount(mut given: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
+    if cmd::mount::called_as_helper().is_some() {
+        let arguments = cmd::mount::helper_arguments(&given[1..])?;
+        given.splice(1.., arguments);
     }
-    let given: Vec<_> = std::env::args_os().collect();
-    let arguments = cmd::mount::helper_arguments(&given[1..])?;
-    Ok(Cli::parse_from(given.into_iter().take(1).chain(arguments)))
+    Ok(given)
+}
+
+/// The grammar, with help pages that people read.
+fn command() -> clap::Command {
+    with_plain_arguments(Cli::command())
+}
+
+/// Writes out what arguments a command takes if its only one stands for several (`[IMG] PATH`), which would be put in brackets.
+fn with_plain_arguments(mut command: clap::Command) -> clap::Command {
+    let subcommands: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    for name in subcommands {
+        command = command.mut_subcommand(name, with_plain_arguments);
+    }
+    let Some(arg) = packed(&command) else { return command };
+    let names: Vec<&str> = arg.get_value_names().unwrap_or_default().iter().map(|name| name.as_str()).collect();
+    let names = names.join(" ");
+    let is_bounded = arg.get_num_args().is_some_and(|range| range.max_values() < usize::MAX);
+    let more = if is_bounded || names.contains("...") { "" } else { "..." };
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let id = arg.get_id().clone();
+    let mut text = String::new();
+    for word in help.split_whitespace() {
+        let column = text.len() - text.rfind('\n').map_or(0, |at| at + 1);
+        text.push_str(if text.is_empty() || column + 1 + word.len() > HELP_COLUMNS { "\n          " } else { " " });
+        text.push_str(word);
+    }
+    command.mut_arg(id, |arg| arg.hide(true)).help_template(format!(
+        "{{before-help}}{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\nArguments:\n  {names}{more}{text}\n\n\
+         {{all-args}}{{after-help}}"
+    ))
+}
+
+/// The only argument of a command, if it stands for several.
+fn packed(command: &clap::Command) -> Option<&clap::Arg> {
+    let mut positionals = command.get_positionals();
+    let only = positionals.next().filter(|_| positionals.next().is_none());
+    only.filter(|arg| arg.get_value_names().is_some_and(|names| names.iter().any(|name| name.contains(' '))))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use oleo::fs::Ino;
 use oleo::{Image, TreeId};
 
 use crate::args::{DeviceArgs, ImageArgs, subvol_ref};
-use crate::out::misuse;
+use crate::out::{Out, misuse};
 
 /// `f_type` of a btrfs that the kernel has mounted (`BTRFS_SUPER_MAGIC` of linux/magic.h).
 const BTRFS_SUPER_MAGIC: u64 = 0x9123_683e;
@@ -41,6 +41,37 @@ pub(crate) enum Target {
         client: Mutex<Client>,
         socket: PathBuf,
     },
+}
+
+/// The volume that a command is about, if it takes nothing else.
+#[derive(clap::Args)]
+pub(crate) struct VolumeArg {
+    /// Image file, block device, or any path on a mount.
+    #[arg(value_name = "IMG|PATH")]
+    pub path: PathBuf,
+    #[command(flatten)]
+    pub others: DeviceArgs,
+}
+
+impl VolumeArg {
+    /// Opens it.
+    pub fn open(&self, access: Access) -> anyhow::Result<Target> {
+        open(&self.path, &self.others, access, None)
+    }
+
+    /// Has a request carried out on it, after it was opened; an error names it.
+    pub fn ask(&self, target: &Target, request: Request) -> oleo::Result<Reply> {
+        target.ask_of(self.path.as_os_str(), request)
+    }
+
+    /// Opens it, has a change made, and says what is the case now.
+    pub fn change(&self, out: &Out, request: Request, done: &str) -> anyhow::Result<()> {
+        let target = self.open(Access::Write)?;
+        self.ask(&target, request)?;
+        target.close()?;
+        out.note(format!("{}: {done}", self.path.display()));
+        Ok(())
+    }
 }
 
 /// Splits the arguments of a command that takes `IMG THING…` or, on a mount, `THING…`: the target, and the things.
@@ -194,6 +225,17 @@ fn ident_of(path: &Path, socket: &Path) -> anyhow::Result<Location> {
     let name = if itself { &[][..] } else { path.file_name().map_or(&[][..], OsStr::as_bytes) };
     Ok(Location::below(TreeId(tree), Ino(ino), name))
 }
+
+/// What a reply holds, as a result: `answer!(target.ask(Request::Df)?, Reply::Df(groups) => groups)?`.
+macro_rules! answer {
+    ($reply:expr, $wanted:pat => $held:expr) => {
+        match $reply {
+            $wanted => Ok($held),
+            other => $crate::target::unexpected(other),
+        }
+    };
+}
+pub(crate) use answer;
 
 /// A reply of another kind than the request's: the server is of another version.
 pub(crate) fn unexpected<T>(reply: Reply) -> anyhow::Result<T> {

@@ -1,6 +1,6 @@
 //! The help of every command, as people see it.
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 use snapbox::{assert_data_eq, file};
 
 /// The help of a command and of everything below it, in order.
@@ -17,7 +17,7 @@ fn collect(command: &mut Command, path: &str, all: &mut String) {
 /// oleo-cli` writes it anew.
 #[test]
 fn help() {
-    let mut command = crate::Cli::command();
+    let mut command = crate::command();
     command.build();
     let mut all = String::new();
     collect(&mut command, "", &mut all);
@@ -27,7 +27,7 @@ fn help() {
 /// Goal: the grammar is sound: no clashes of letters, every argument described. Method: clap's own check, and a walk.
 #[test]
 fn grammar() {
-    crate::Cli::command().debug_assert();
+    crate::command().debug_assert();
     fn look(command: &Command) {
         assert!(command.get_about().is_some(), "{} says nothing of itself", command.get_name());
         for argument in command.get_arguments() {
@@ -35,5 +35,5 @@ fn grammar() {
         }
         command.get_subcommands().for_each(look);
     }
-    look(&crate::Cli::command());
+    look(&crate::command());
 }

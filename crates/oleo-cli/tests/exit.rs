@@ -149,7 +149,9 @@ const MISUSED: &str = "
     re
     inspect dump-tree -t foo good
     inspect logical-resolve here good
+    balance start good -dfoo
     balance start good -d foo
+    balance start -dusage=5
     balance start
     balance start good -s
     balance start good -d --background
@@ -158,6 +160,8 @@ const MISUSED: &str = "
     qgroup limit 1G good
     subvolume create good
     subvolume delete good
+    subvolume show good v --rootid 256
+    subvolume show good v v
     subvolume set-default good
     subvolume find-new good v
     filesystem defragment good

@@ -1,9 +1,8 @@
 //! `oleo balance`
 
-mod start;
+pub(crate) mod start;
 mod status;
 
-use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -12,9 +11,8 @@ use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::DeviceArgs;
 use crate::out::{Out, Said, human, misuse};
-use crate::target::{self, Access, Target};
+use crate::target::{self, Access, Target, VolumeArg, answer};
 
 /// How often the progress is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -33,8 +31,9 @@ impl Command {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         match self {
             Command::Start(args) => args.run(out),
-            Command::Pause(args) => args.on.change(out, BalanceChange::Pause, "paused"),
-            Command::Cancel(args) => args.on.change(
+            Command::Pause(args) => change(&args.on, out, BalanceChange::Pause, "paused"),
+            Command::Cancel(args) => change(
+                &args.on,
                 out,
                 BalanceChange::Cancel,
                 "cancelled; block groups that were moved stay where they are",
@@ -49,54 +48,32 @@ impl Command {
 #[derive(clap::Args)]
 pub(crate) struct Pause {
     #[command(flatten)]
-    on: BalanceTarget,
+    on: VolumeArg,
 }
 
 /// Cancel a running or paused balance; block groups that were moved stay where they are
 #[derive(clap::Args)]
 pub(crate) struct Cancel {
     #[command(flatten)]
-    on: BalanceTarget,
+    on: VolumeArg,
 }
 
 /// Resume a balance that was paused or interrupted, by Oleo or the kernel
 #[derive(clap::Args)]
 pub(crate) struct Resume {
     #[command(flatten)]
-    on: BalanceTarget,
+    on: VolumeArg,
     /// Return immediately; the mount continues in the background.
     #[arg(long, visible_alias = "bg")]
     background: bool,
 }
 
-#[derive(clap::Args)]
-struct BalanceTarget {
-    /// Image file, block device, or any path on a mount.
-    #[arg(value_name = "IMG|PATH")]
-    path: PathBuf,
-    #[command(flatten)]
-    others: DeviceArgs,
+fn change(on: &VolumeArg, out: &Out, change: BalanceChange, done: &str) -> anyhow::Result<()> {
+    on.change(out, Request::Balance { change }, done)
 }
 
-impl BalanceTarget {
-    fn open(&self, access: Access) -> anyhow::Result<Target> {
-        target::open(&self.path, &self.others, access, None)
-    }
-
-    fn change(&self, out: &Out, change: BalanceChange, done: &str) -> anyhow::Result<()> {
-        let target = self.open(Access::Write)?;
-        target.ask_of(self.path.as_os_str(), Request::Balance { change })?;
-        target.close()?;
-        out.note(format!("{}: {done}", self.path.display()));
-        Ok(())
-    }
-
-    fn look(&self, target: &Target) -> anyhow::Result<BalanceStatus> {
-        match target.ask_of(self.path.as_os_str(), Request::BalanceStatus)? {
-            Reply::Balance(status) => Ok(*status),
-            other => target::unexpected(other),
-        }
-    }
+fn look(on: &VolumeArg, target: &Target) -> anyhow::Result<BalanceStatus> {
+    answer!(on.ask(target, Request::BalanceStatus)?, Reply::Balance(status) => *status)
 }
 
 /// How a command goes about a balance.
@@ -116,7 +93,7 @@ impl Resume {
 
 /// Has a balance begin or go on, and stays until its end.
 fn follow(
-    on: &BalanceTarget,
+    on: &VolumeArg,
     out: &Out,
     change: BalanceChange,
     RunOptions { background, enqueue }: RunOptions,
@@ -140,14 +117,14 @@ fn follow(
 
 /// Asks for a balance; where others are under way, after them, if that is wanted. Of several that wait any may be next. One that is
 /// paused is nothing to wait for.
-fn begin(on: &BalanceTarget, target: &Target, change: &BalanceChange, enqueue: bool) -> anyhow::Result<u64> {
+fn begin(on: &VolumeArg, target: &Target, change: &BalanceChange, enqueue: bool) -> anyhow::Result<u64> {
     loop {
         let request = Request::Balance { change: change.clone() };
-        match target.ask_of(on.path.as_os_str(), request) {
+        match on.ask(target, request) {
             Ok(Reply::Number(number)) => return Ok(number),
             Ok(other) => return target::unexpected(other),
             Err(error) if !enqueue || error.errno() != Errno::INPROGRESS.raw_os_error() => return Err(error.into()),
-            Err(error) if on.look(target)?.state == BalanceState::Paused => return Err(error.into()),
+            Err(error) if look(on, target)?.state == BalanceState::Paused => return Err(error.into()),
             Err(_) => thread::sleep(LOOK_EVERY),
         }
     }
@@ -177,10 +154,10 @@ fn run_here(balancer: &oleo::balance::Balancer, out: &Out) -> anyhow::Result<Bal
 }
 
 /// Waits while a mount does it.
-fn wait(on: &BalanceTarget, target: &Target, out: &Out, number: u64) -> anyhow::Result<BalanceStatus> {
+fn wait(on: &VolumeArg, target: &Target, out: &Out, number: u64) -> anyhow::Result<BalanceStatus> {
     let progress = out.progress("balance");
     loop {
-        let status = on.look(target)?;
+        let status = look(on, target)?;
         if status.number != number || status.state != BalanceState::Running {
             return Ok(status);
         }
@@ -189,7 +166,7 @@ fn wait(on: &BalanceTarget, target: &Target, out: &Out, number: u64) -> anyhow::
     }
 }
 
-fn print_end(on: &BalanceTarget, out: &Out, status: &BalanceStatus) -> anyhow::Result<()> {
+fn print_end(on: &VolumeArg, out: &Out, status: &BalanceStatus) -> anyhow::Result<()> {
     let (path, done) = (on.path.display(), &status.progress);
     let so_far = format!("{} of {} block groups moved", done.completed, done.considered);
     match &status.end {

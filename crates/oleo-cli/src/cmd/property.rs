@@ -8,7 +8,7 @@ use oleo::fs::PROPERTIES;
 
 use crate::args::{DeviceArgs, SubvolArg};
 use crate::out::{Out, json, misuse, println_or_end};
-use crate::target::{self, Access, Target};
+use crate::target::{self, Access, Target, answer};
 
 /// Get and set properties of files, directories and subvolumes
 #[derive(clap::Subcommand)]
@@ -93,10 +93,7 @@ fn split(
 }
 
 fn ask(target: &Target, thing: &OsString, name: Option<String>) -> anyhow::Result<Vec<Property>> {
-    match target.ask_of(thing, Request::PropertyGet { at: target.at(thing)?, name })? {
-        Reply::Properties(found) => Ok(found),
-        other => target::unexpected(other),
-    }
+    answer!(target.ask_of(thing, Request::PropertyGet { at: target.at(thing)?, name })?, Reply::Properties(found) => found)
 }
 
 impl Get {
@@ -140,6 +137,9 @@ impl List {
         let mut known: Vec<(&str, &str)> = PROPERTIES.to_vec();
         if !self.args.is_empty() {
             let (target, things) = split(&self.args, &self.others, &self.subvol, Access::Read)?;
+            if things.len() > 1 {
+                return Err(misuse!("expected the arguments [IMG] PATH"));
+            }
             let found = ask(&target, &things[0], None)?;
             // A compression that is not set can still be set anywhere.
             known.retain(|(name, _)| *name == "compression" || found.iter().any(|p| p.name == *name));

@@ -1,12 +1,9 @@
 //! `oleo quota`
 
-use std::path::PathBuf;
-
 use oleo::control::{QuotaChange, QuotaShown, Reply, Request};
 
-use crate::args::DeviceArgs;
 use crate::out::{Out, json, println_or_end};
-use crate::target::{self, Access, Target};
+use crate::target::{Access, VolumeArg, answer};
 
 /// Enable and disable quota, and rescan its numbers
 #[derive(clap::Subcommand)]
@@ -21,10 +18,10 @@ impl Command {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         match self {
             Command::Enable(args) if args.simple => {
-                args.on.change(out, QuotaChange::EnableSimple, "simple quotas are on")
+                change(&args.on, out, QuotaChange::EnableSimple, "simple quotas are on")
             }
-            Command::Enable(args) => args.on.change(out, QuotaChange::Enable, "quota is on"),
-            Command::Disable(args) => args.on.change(out, QuotaChange::Disable, "quota is off"),
+            Command::Enable(args) => change(&args.on, out, QuotaChange::Enable, "quota is on"),
+            Command::Disable(args) => change(&args.on, out, QuotaChange::Disable, "quota is off"),
             Command::Rescan(args) => args.run(out),
             Command::Status(args) => args.run(),
         }
@@ -35,7 +32,7 @@ impl Command {
 #[derive(clap::Args)]
 pub(crate) struct Enable {
     #[command(flatten)]
-    on: QuotaTarget,
+    on: VolumeArg,
     /// Simple quotas: data counts for the subvolume that writes it from now on (kernels from 6.7 on).
     #[arg(long, short = 's')]
     simple: bool,
@@ -45,14 +42,14 @@ pub(crate) struct Enable {
 #[derive(clap::Args)]
 pub(crate) struct Disable {
     #[command(flatten)]
-    on: QuotaTarget,
+    on: VolumeArg,
 }
 
 /// Count the space of all groups again, and wait for the end
 #[derive(clap::Args)]
 pub(crate) struct Rescan {
     #[command(flatten)]
-    on: QuotaTarget,
+    on: VolumeArg,
     /// Only show whether a rescan is running.
     #[arg(long, short = 's', conflicts_with_all = ["wait", "wait_norescan"])]
     status: bool,
@@ -68,7 +65,7 @@ pub(crate) struct Rescan {
 #[derive(clap::Args)]
 pub(crate) struct Status {
     #[command(flatten)]
-    on: QuotaTarget,
+    on: VolumeArg,
     /// Print nothing; exit with 0 if quota is enabled, otherwise with 1.
     #[arg(long)]
     is_enabled: bool,
@@ -77,53 +74,31 @@ pub(crate) struct Status {
     json: bool,
 }
 
-#[derive(clap::Args)]
-struct QuotaTarget {
-    /// Image file, block device, or any path on a mount.
-    #[arg(value_name = "IMG|PATH")]
-    path: PathBuf,
-    #[command(flatten)]
-    others: DeviceArgs,
+fn change(on: &VolumeArg, out: &Out, change: QuotaChange, done: &str) -> anyhow::Result<()> {
+    on.change(out, Request::QuotaChange { change }, done)
 }
 
-impl QuotaTarget {
-    fn open(&self, access: Access) -> anyhow::Result<Target> {
-        target::open(&self.path, &self.others, access, None)
-    }
-
-    fn change(&self, out: &Out, change: QuotaChange, done: &str) -> anyhow::Result<()> {
-        let target = self.open(Access::Write)?;
-        target.ask_of(self.path.as_os_str(), Request::QuotaChange { change })?;
-        target.close()?;
-        out.note(format!("{}: {done}", self.path.display()));
-        Ok(())
-    }
-
-    fn look(&self) -> anyhow::Result<Option<QuotaShown>> {
-        match self.open(Access::Read)?.ask_of(self.path.as_os_str(), Request::Quota)? {
-            Reply::Quota(quota) => Ok(quota.map(|quota| *quota)),
-            other => target::unexpected(other),
-        }
-    }
+fn look(on: &VolumeArg) -> anyhow::Result<Option<QuotaShown>> {
+    answer!(on.ask(&on.open(Access::Read)?, Request::Quota)?, Reply::Quota(quota) => quota.map(|quota| *quota))
 }
 
 impl Rescan {
     fn run(self, out: &Out) -> anyhow::Result<()> {
         if self.status {
-            let running = self.on.look()?.is_some_and(|quota| quota.rescan);
+            let running = look(&self.on)?.is_some_and(|quota| quota.rescan);
             println_or_end(if running { "a rescan is under way" } else { "no rescan is under way" });
             return Ok(());
         }
         if self.wait_norescan {
             return Ok(());
         }
-        self.on.change(out, QuotaChange::Rescan, "all groups are counted")
+        change(&self.on, out, QuotaChange::Rescan, "all groups are counted")
     }
 }
 
 impl Status {
     fn run(self) -> anyhow::Result<()> {
-        let quota = self.on.look()?;
+        let quota = look(&self.on)?;
         if self.is_enabled {
             anyhow::ensure!(quota.is_some(), "quota is off");
             return Ok(());

@@ -13,7 +13,7 @@ use oleo::{Image, TreeId};
 
 use crate::args::{DeviceArgs, ImageArgs, size, subvol_ref};
 use crate::out::{Out, human, misuse};
-use crate::target::{self, Target};
+use crate::target::{self, Target, answer};
 
 /// Write read-only subvolumes as a stream, for btrfs receive or oleo receive
 #[derive(clap::Args)]
@@ -155,10 +155,7 @@ impl Args {
         if let Some(file) = kept {
             make_durable(&file).with_context(|| self.place())?;
         }
-        match reply {
-            Reply::Sent(sent) => Ok(sent),
-            other => target::unexpected(other),
-        }
+        answer!(reply, Reply::Sent(sent) => sent)
     }
 
     fn place(&self) -> String {

@@ -2,14 +2,15 @@
 
 use oleo::control::{BalanceState, BalanceStatus};
 
-use super::{Access, BalanceTarget};
+use super::look;
 use crate::out::{Out, human, json, println_or_end};
+use crate::target::{Access, VolumeArg};
 
 /// Show the running or paused balance
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    on: BalanceTarget,
+    on: VolumeArg,
     /// Show JSON.
     #[arg(long)]
     json: bool,
@@ -18,7 +19,7 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         let target = self.on.open(Access::Read)?;
-        let status = self.on.look(&target)?;
+        let status = look(&self.on, &target)?;
         if self.json {
             json(&serde_json::to_value(&status)?);
             return Ok(());

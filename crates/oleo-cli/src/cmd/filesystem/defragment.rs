@@ -7,7 +7,7 @@ use oleo::control::{DefragOptions, Reply, Request};
 
 use crate::args::{DeviceArgs, SubvolArg, size};
 use crate::out::{Out, human, misuse};
-use crate::target::{self, Access};
+use crate::target::{self, Access, answer};
 
 /// Rewrite fragmented files in few long extents
 #[derive(clap::Args)]
@@ -57,10 +57,8 @@ impl Args {
         let mut lines = Vec::new();
         for path in paths {
             let request = Request::Defragment { at: target.at(path)?, recursive: self.recursive, options };
-            let (done, skipped) = match target.ask_of(path, request)? {
-                Reply::Defragmented { done, skipped } => (done, skipped),
-                other => return target::unexpected(other),
-            };
+            let (done, skipped) =
+                answer!(target.ask_of(path, request)?, Reply::Defragmented { done, skipped } => (done, skipped))?;
             out.warnings(&skipped);
             let bytes = human(done.bytes);
             let (files, before, after) = (done.files, done.before, done.after);

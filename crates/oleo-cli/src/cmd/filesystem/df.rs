@@ -1,21 +1,16 @@
 //! `oleo filesystem df`
 
-use std::path::PathBuf;
-
 use oleo::control::{Reply, Request};
 
-use crate::args::{DeviceArgs, UnitArgs};
+use crate::args::UnitArgs;
 use crate::out::{json, println_or_end};
-use crate::target::{self, Access};
+use crate::target::{Access, VolumeArg, answer};
 
 /// Show total and used space by type and profile
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Image file, block device, or any path on a mount.
-    #[arg(value_name = "IMG|PATH")]
-    path: PathBuf,
     #[command(flatten)]
-    others: DeviceArgs,
+    on: VolumeArg,
     #[command(flatten)]
     unit: UnitArgs,
     /// Show JSON.
@@ -25,11 +20,8 @@ pub(crate) struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
-        let target = target::open(&self.path, &self.others, Access::Read, None)?;
-        let groups = match target.ask(Request::Df)? {
-            Reply::Df(groups) => groups,
-            other => return target::unexpected(other),
-        };
+        let target = self.on.open(Access::Read)?;
+        let groups = answer!(target.ask(Request::Df)?, Reply::Df(groups) => groups)?;
         if self.json {
             json(&groups
                 .iter()

@@ -9,7 +9,7 @@ use oleo::usage::FileUsage;
 
 use crate::args::{DeviceArgs, SubvolArg};
 use crate::out::{human, json, misuse, println_or_end, text};
-use crate::target::{self, Access};
+use crate::target::{self, Access, answer};
 
 /// Show the space that files take and share
 #[derive(clap::Args)]
@@ -51,10 +51,7 @@ impl Args {
         }
         let mut lines: Vec<(String, FileUsage)> = Vec::new();
         for path in &paths {
-            let found = match target.ask_of(path, Request::Du { at: target.at(path)? })? {
-                Reply::Du(found) => found,
-                other => return target::unexpected(other),
-            };
+            let found = answer!(target.ask_of(path, Request::Du { at: target.at(path)? })?, Reply::Du(found) => found)?;
             let whole = |name: &[u8]| name.is_empty();
             for line in found.into_iter().filter(|line| !self.summarize || whole(&line.path.0)) {
                 let shown = match line.path.0.as_slice() {
@@ -94,10 +91,7 @@ impl Args {
             None => target.which(subvol),
         };
         let subvols = self.set.iter().map(which).collect::<anyhow::Result<_>>()?;
-        let bytes = match target.ask(Request::Frees { subvols })? {
-            Reply::Bytes(bytes) => bytes.0,
-            other => return target::unexpected(other),
-        };
+        let bytes = answer!(target.ask(Request::Frees { subvols })?, Reply::Bytes(bytes) => bytes.0)?;
         if self.json {
             json(&serde_json::json!({ "frees": bytes }));
         } else {

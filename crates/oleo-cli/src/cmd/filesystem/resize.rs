@@ -1,13 +1,10 @@
 //! `oleo filesystem resize`
 
-use std::path::PathBuf;
-
 use oleo::control::{NewSize, Reply, Request};
 use oleo::device::DevId;
 
-use crate::args::DeviceArgs;
 use crate::out::{Out, human};
-use crate::target::{self, Access};
+use crate::target::{Access, VolumeArg, answer};
 
 /// Change how much of a device the file system uses
 ///
@@ -18,24 +15,18 @@ pub(crate) struct Args {
     /// chooses one of several devices.
     #[arg(value_name = "[DEVID:][+/-]SIZE|[DEVID:]max", allow_hyphen_values = true, value_parser = NewSize::parse)]
     size: (Option<DevId>, NewSize),
-    /// Image file, block device, or any path on a mount.
-    #[arg(value_name = "IMG|PATH")]
-    path: PathBuf,
     #[command(flatten)]
-    others: DeviceArgs,
+    on: VolumeArg,
 }
 
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
-        let target = target::open(&self.path, &self.others, Access::Write, None)?;
+        let target = self.on.open(Access::Write)?;
         let (devid, to) = self.size;
-        let done = match target.ask_of(self.path.as_os_str(), Request::Resize { devid, to })? {
-            Reply::Resized(done) => done,
-            other => return target::unexpected(other),
-        };
+        let done = answer!(self.on.ask(&target, Request::Resize { devid, to })?, Reply::Resized(done) => done)?;
         target.close()?;
         let (before, now) = (human(done.before.0), human(done.now.0));
-        out.note(format!("{}: device {} had {before}, has {now}", self.path.display(), done.devid));
+        out.note(format!("{}: device {} had {before}, has {now}", self.on.path.display(), done.devid));
         if done.groups > 0 {
             out.detail(|| format!("{} block groups moved", done.groups));
         }

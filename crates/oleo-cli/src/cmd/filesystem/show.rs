@@ -4,7 +4,7 @@ use oleo::control::{DeviceUsage, Reply, Request};
 
 use crate::args::ImageArgs;
 use crate::out::{human, json, println_or_end, text};
-use crate::target;
+use crate::target::{self, answer};
 
 /// Show label, UUID, size and devices
 #[derive(clap::Args)]
@@ -72,10 +72,7 @@ impl Args {
 }
 
 fn of_mount(mount: &target::Target) -> anyhow::Result<Shown> {
-    let usage = match mount.ask(Request::Usage)? {
-        Reply::Usage(usage) => usage,
-        other => return target::unexpected(other),
-    };
+    let usage = answer!(mount.ask(Request::Usage)?, Reply::Usage(usage) => usage)?;
     Ok(Shown {
         label: usage.label.0,
         uuid: usage.fsid.to_string(),

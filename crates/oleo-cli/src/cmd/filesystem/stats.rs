@@ -6,7 +6,7 @@ use oleo::control::{LogStats, Reply, Request};
 
 use crate::args::DeviceArgs;
 use crate::out::{json, println_or_end};
-use crate::target::{self, Access};
+use crate::target::{self, Access, answer};
 
 /// Show counters of a mount: fsyncs, log commits, latencies
 #[derive(clap::Args)]
@@ -24,10 +24,7 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
         let target = target::open(&self.path, &self.others, Access::Read, None)?;
-        let stats = match target.ask(Request::Stats)? {
-            Reply::Stats(stats) => *stats,
-            other => return target::unexpected(other),
-        };
+        let stats = answer!(target.ask(Request::Stats)?, Reply::Stats(stats) => *stats)?;
         if self.json {
             json(&serde_json::to_value(&stats)?);
             return Ok(());

@@ -1,21 +1,16 @@
 //! `oleo filesystem usage`
 
-use std::path::PathBuf;
-
 use oleo::control::{GroupUsed, Reply, Request, Usage};
 
-use crate::args::{DeviceArgs, UnitArgs};
+use crate::args::UnitArgs;
 use crate::out::{json, println_or_end};
-use crate::target::{self, Access};
+use crate::target::{Access, VolumeArg, answer};
 
 /// Show space usage: overall, by type and profile, by device
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Image file, block device, or any path on a mount.
-    #[arg(value_name = "IMG|PATH")]
-    path: PathBuf,
     #[command(flatten)]
-    others: DeviceArgs,
+    on: VolumeArg,
     #[command(flatten)]
     unit: UnitArgs,
     /// Show JSON.
@@ -35,11 +30,8 @@ struct Sums {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
-        let target = target::open(&self.path, &self.others, Access::Read, None)?;
-        let usage = match target.ask(Request::Usage)? {
-            Reply::Usage(usage) => usage,
-            other => return target::unexpected(other),
-        };
+        let target = self.on.open(Access::Read)?;
+        let usage = answer!(target.ask(Request::Usage)?, Reply::Usage(usage) => usage)?;
         let sums = Sums::of(&usage);
         if self.json {
             json(&as_json(&usage, &sums));

@@ -8,7 +8,7 @@ use oleo::control::{Bytes, Reply, Request};
 
 use crate::args::{DeviceArgs, SubvolArg};
 use crate::out::{json, misuse, println_or_end, text};
-use crate::target::{self, Access, Target};
+use crate::target::{self, Access, Target, answer};
 
 /// Show the paths of an inode
 #[derive(clap::Args)]
@@ -73,10 +73,7 @@ pub(crate) struct Rootid {
 }
 
 fn paths_of(target: &Target, request: Request) -> anyhow::Result<Vec<Bytes>> {
-    match target.ask(request)? {
-        Reply::Paths(paths) => Ok(paths),
-        other => target::unexpected(other),
-    }
+    answer!(target.ask(request)?, Reply::Paths(paths) => paths)
 }
 
 impl Inode {
@@ -101,10 +98,7 @@ impl Logical {
     pub fn run(self) -> anyhow::Result<()> {
         let target = target::open(&self.path, &self.others, Access::Read, None)?;
         let request = Request::LogicalResolve { at: oleo::format::Logical(self.logical), paths: !self.no_paths };
-        let places = match target.ask(request)? {
-            Reply::Places(places) => places,
-            other => return target::unexpected(other),
-        };
+        let places = answer!(target.ask(request)?, Reply::Places(places) => places)?;
         if self.json {
             let one = |p: &oleo::control::Place| {
                 let paths: Vec<String> = p.paths.iter().map(|path| text(&path.0)).collect();
@@ -140,12 +134,11 @@ impl Rootid {
         let path = match (target.is_mount(), self.path.get(1)) {
             (true, None) => self.path[0].clone(),
             (false, path) => path.cloned().unwrap_or_else(|| "/".into()),
-            (true, Some(_)) => return Err(misuse!("one path, please")),
+            (true, Some(_)) => return Err(misuse!("expected one PATH on a mount")),
         };
-        match target.ask_of(&path, Request::Rootid { at: target.at(&path)? })? {
-            Reply::Made(id) => println_or_end(&id.to_string()),
-            other => return target::unexpected(other),
-        }
+        let request = Request::Rootid { at: target.at(&path)? };
+        let id = answer!(target.ask_of(&path, request)?, Reply::Made(id) => id)?;
+        println_or_end(&id.to_string());
         Ok(())
     }
 }

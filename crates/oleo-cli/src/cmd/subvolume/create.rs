@@ -6,7 +6,7 @@ use oleo::control::{Reply, Request};
 
 use crate::args::DeviceArgs;
 use crate::out::{Out, misuse};
-use crate::target::{self, Access};
+use crate::target::{self, Access, answer};
 
 /// Make empty subvolumes
 #[derive(clap::Args)]
@@ -40,12 +40,8 @@ impl Args {
                 std::fs::create_dir_all(parent)?;
             }
             let at = target.new_at(path)?;
-            match target
-                .ask_of(path, Request::SubvolCreate { at, parents: self.parents, groups: self.inherit.clone() })?
-            {
-                Reply::Made(id) => made.push((path, id)),
-                other => return target::unexpected(other),
-            }
+            let request = Request::SubvolCreate { at, parents: self.parents, groups: self.inherit.clone() };
+            made.push((path, answer!(target.ask_of(path, request)?, Reply::Made(id) => id)?));
         }
         target.close()?;
         for (path, id) in made {

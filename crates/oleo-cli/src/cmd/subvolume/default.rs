@@ -8,7 +8,7 @@ use oleo::control::{Reply, Request, SubvolRef};
 
 use crate::args::DeviceArgs;
 use crate::out::{Out, json, misuse, println_or_end, text};
-use crate::target::{self, Access};
+use crate::target::{self, Access, answer};
 
 /// Set the subvolume that is mounted by default
 #[derive(clap::Args)]
@@ -44,14 +44,14 @@ impl Set {
         }
         let (target, mut subvol) = target::split(&self.subvol, &self.others, Access::Write)?;
         let Some(name) = subvol.pop() else { return Err(misuse!("missing argument SUBVOL")) };
+        if target.is_mount() && !subvol.is_empty() && number.is_none() {
+            return Err(misuse!("one SUBVOL is the default, and {} is on a mount", subvol[0].display()));
+        }
         let which = match number.filter(|_| target.is_mount() && self.subvol.len() == 2) {
             Some(id) => SubvolRef::Id(TreeId(id)),
             None => target.which(&name)?,
         };
-        let id = match target.ask_of(&name, Request::SetDefault { which })? {
-            Reply::Made(id) => id,
-            other => return target::unexpected(other),
-        };
+        let id = answer!(target.ask_of(&name, Request::SetDefault { which })?, Reply::Made(id) => id)?;
         target.close()?;
         out.note(format!("{}: the default is subvolume {id} now", name.display()));
         Ok(())
@@ -61,10 +61,7 @@ impl Set {
 impl Get {
     pub fn run(self) -> anyhow::Result<()> {
         let target = target::open(&self.path, &self.others, Access::Read, None)?;
-        let info = match target.ask(Request::GetDefault)? {
-            Reply::Subvol(shown) => shown.subvol,
-            other => return target::unexpected(other),
-        };
+        let info = answer!(target.ask(Request::GetDefault)?, Reply::Subvol(shown) => shown.subvol)?;
         if self.json {
             json(&super::as_json(&info));
         } else if info.id == TreeId::FS {

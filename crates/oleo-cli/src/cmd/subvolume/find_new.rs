@@ -6,7 +6,7 @@ use oleo::control::{NewPart, Reply, Request};
 
 use crate::args::DeviceArgs;
 use crate::out::{json, misuse, println_or_end, text};
-use crate::target::{self, Access};
+use crate::target::{self, Access, answer};
 
 /// List the file extents that a subvolume gained in a generation or later
 #[derive(clap::Args)]
@@ -35,10 +35,8 @@ impl Args {
             )
         })?;
         let request = Request::FindNew { which: target.which(subvol)?, since };
-        let (parts, marker) = match target.ask_of(subvol, request)? {
-            Reply::New { parts, marker } => (parts, marker),
-            other => return target::unexpected(other),
-        };
+        let (parts, marker) =
+            answer!(target.ask_of(subvol, request)?, Reply::New { parts, marker } => (parts, marker))?;
         if self.json {
             let all: Vec<_> = parts.iter().map(as_json).collect();
             json(&serde_json::json!({ "extents": all, "transid_marker": marker }));

@@ -7,7 +7,7 @@ use oleo::control::{Reply, Request, SizeLine, Subvol};
 
 use crate::args::DeviceArgs;
 use crate::out::{date, human, json, println_or_end, text, uuid_or_dash};
-use crate::target::{self, Access};
+use crate::target::{self, Access, answer};
 
 /// List subvolumes
 #[derive(clap::Args)]
@@ -146,10 +146,7 @@ impl Args {
         if self.deleted {
             return self.show_deleted(&target);
         }
-        let mut list = match target.ask(Request::SubvolList)? {
-            Reply::Subvols(list) => list,
-            other => return target::unexpected(other),
-        };
+        let mut list = answer!(target.ask(Request::SubvolList)?, Reply::Subvols(list) => list)?;
         let below = match self.only_below {
             true if target.is_mount() => Some(target.at(self.path.as_os_str())?.tree),
             true => Some(TreeId::FS),
@@ -168,10 +165,7 @@ impl Args {
             each.fold(std::cmp::Ordering::Equal, std::cmp::Ordering::then)
         });
         let sizes = match self.sizes {
-            true => match target.ask(Request::SubvolSizes)? {
-                Reply::Sizes(sizes) => sizes,
-                other => return target::unexpected(other),
-            },
+            true => answer!(target.ask(Request::SubvolSizes)?, Reply::Sizes(sizes) => sizes)?,
             false => Vec::new(),
         };
         let size_of = |id: TreeId| sizes.iter().find(|size| size.id == id);
@@ -207,10 +201,7 @@ impl Args {
     }
 
     fn show_deleted(&self, target: &target::Target) -> anyhow::Result<()> {
-        let ids = match target.ask(Request::SubvolPending { ids: Vec::new() })? {
-            Reply::Subvolumes(ids) => ids,
-            other => return target::unexpected(other),
-        };
+        let ids = answer!(target.ask(Request::SubvolPending { ids: Vec::new() })?, Reply::Subvolumes(ids) => ids)?;
         if self.json {
             json(&ids.iter().map(|id| serde_json::json!({ "id": id.0 })).collect());
         } else {

@@ -6,8 +6,8 @@ use oleo::TreeId;
 use oleo::control::{Reply, Request, SubvolRef};
 
 use crate::args::DeviceArgs;
-use crate::out::{date, json, println_or_end, text, uuid_or_dash};
-use crate::target::{self, Access};
+use crate::out::{date, json, misuse, println_or_end, text, uuid_or_dash};
+use crate::target::{self, Access, answer};
 
 /// Show details of a subvolume
 #[derive(clap::Args)]
@@ -30,16 +30,20 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
         let (target, subvol) = target::split(&self.subvol, &self.others, Access::Read)?;
+        let most = if self.rootid.is_some() { 0 } else { 1 };
+        if target.is_mount() && subvol.len() > 1 {
+            return Err(misuse!("one SUBVOL is shown at a time, and {} is on a mount", self.subvol[0].display()));
+        }
+        if !target.is_mount() && subvol.len() > most {
+            return Err(misuse!("--rootid says which subvolume; {} is one argument too many", subvol[0].display()));
+        }
         let which = match (self.rootid, subvol.first()) {
             (Some(id), _) => SubvolRef::Id(TreeId(id)),
             (None, Some(subvol)) => target.which(subvol)?,
             (None, None) => SubvolRef::Id(TreeId::FS),
         };
         let name = subvol.first().unwrap_or(&self.subvol[0]);
-        let shown = match target.ask_of(name, Request::SubvolShow { which })? {
-            Reply::Subvol(shown) => shown,
-            other => return target::unexpected(other),
-        };
+        let shown = answer!(target.ask_of(name, Request::SubvolShow { which })?, Reply::Subvol(shown) => shown)?;
         let info = &shown.subvol;
         if self.json {
             json(&super::as_json(info));

@@ -7,7 +7,7 @@ use oleo::control::{Reply, Request};
 
 use crate::args::DeviceArgs;
 use crate::out::{Out, misuse};
-use crate::target::{self, Access};
+use crate::target::{self, Access, answer};
 
 /// Make a snapshot of a subvolume
 #[derive(clap::Args)]
@@ -42,10 +42,7 @@ impl Args {
             into: !target.is_mount(),
             groups: self.inherit,
         };
-        let id = match target.ask_of(&path, request)? {
-            Reply::Made(id) => id,
-            other => return target::unexpected(other),
-        };
+        let id = answer!(target.ask_of(&path, request)?, Reply::Made(id) => id)?;
         target.close()?;
         out.note(format!("{}: subvolume {id}, a snapshot of {}", path.display(), source.display()));
         Ok(())

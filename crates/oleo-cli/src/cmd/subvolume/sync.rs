@@ -8,7 +8,7 @@ use oleo::control::{Reply, Request};
 
 use crate::args::DeviceArgs;
 use crate::out::Out;
-use crate::target::{self, Access};
+use crate::target::{self, Access, answer};
 
 /// Wait until deleted subvolumes are removed; on an image, remove them
 #[derive(clap::Args)]
@@ -30,10 +30,8 @@ impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         let target = target::open(&self.path, &self.others, Access::Write, None)?;
         let ids: Vec<TreeId> = self.ids.iter().copied().map(TreeId).collect();
-        let pending = || match target.ask(Request::SubvolPending { ids: ids.clone() })? {
-            Reply::Subvolumes(left) => Ok(left),
-            other => target::unexpected(other),
-        };
+        let pending =
+            || answer!(target.ask(Request::SubvolPending { ids: ids.clone() })?, Reply::Subvolumes(left) => left);
         let mut left = pending()?;
         target.clean()?;
         loop {
