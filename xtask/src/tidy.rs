@@ -10,7 +10,7 @@
 //! 7. Dependencies of others: `docs/dependencies.md` argues for each one of the workspace, and for nothing else.
 //! 8. Links: the targets of links within the repository exist.
 //! 9. Words: names and phrases that others have replaced are refused (`words`).
-//! 10. Overview: the names in `docs/overview.md` exist (`overview`).
+//! 10. Overview: the names in `docs/overview.md` and `docs/architecture.md` exist (`overview`).
 //! 11. Circles: the files of a crate do not use each other in a circle, except those listed (`circles`).
 //! 12. Locks: the tables of `docs/locking.md` are those of the ranks ([`crate::locking`]), and programs take locks with
 //!     ranks only.

@@ -76,7 +76,8 @@ impl Fs {
         self.core().handle(subvol, ino)?.ok_or(FsError::NotFound)
     }
 
-    /// Gives out `count` inode numbers in a row, for [`NewInode::ino`](crate::NewInode::ino), and returns the first.
+    /// Gives out `count` inode numbers in a row, for [`NewInode::ino`](crate::NewInode::ino), and returns the first. So
+    /// the caller decides which file gets which number, whatever thread creates it.
     pub fn reserve_inos(&self, subvol: &Arc<Subvol>, count: u64) -> Result<Ino, FsError> {
         subvol.give_inos(count)
     }

@@ -1,7 +1,12 @@
 //! How much memory a mount may use for caches, depending on the machine's memory.
 //!
 //! Tree blocks: a sixteenth. Inodes that the kernel knows are held here, too ([`nodes`](crate::nodes)): an eighth. Both
-//! are bounded, and both can be set (`cache=`, `nodes=`).
+//! are bounded, and both can be set (`cache=`, `nodes=`), however many files there are: the file system's own cache of inodes
+//! holds at most as many again as the kernel knows, until a commit sweeps it, or until the kernel has forgotten half of
+//! those that it knew.
+//!
+//! Measured on an x86-64 with 64 MiB of tree blocks cached: 1 001 000 inodes, looked at one time with `find -ls`, took
+//! 660 MB less those 64 MiB and the 25 MB of the empty mount: about 600 bytes for a clean inode that the kernel knows.
 
 use std::fs;
 use std::path::Path;

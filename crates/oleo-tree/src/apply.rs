@@ -9,7 +9,6 @@
 //!    the tree grows or shrinks at the root. So far nothing has been copied, allocated or recorded.
 //! 4. `build`: one pass in key order, leaves before nodes, assigns addresses: that of a block that is replaced in
 //!    place, else new ones, allocated together. Then leaves are filled (on all cores), then the nodes of each level.
-//! 5. Record the differences in the ledger, and give the new blocks to `Dirty`.
 //! 5. The differences are recorded in the ledger, and `Dirty` gets the new blocks.
 //!
 //! Invariants: until 5 nothing is visible, so an error leaves everything as it was (4 may have allocated: these
@@ -130,7 +129,15 @@ impl ApplyEnv<'_> {
 
 impl Blocks {
     /// Returns the tree with these changes. `batch` is sorted by key, with one change per key. The old root stays as it
-    /// was.
+    /// was: a block that was made in this transaction gives its address to the one that replaces it, but a reader's node is
+    /// never touched.
+    ///
+    /// New blocks and all changes of references are recorded in `env.ledger`, the reference to the root block by the tree
+    /// included, so the caller records nothing for tree blocks. Shareable trees are changed one after another, with whatever
+    /// method; trees of other kinds may be changed in parallel.
+    ///
+    /// # Panics
+    /// The batch is not sorted, or two shareable trees are changed in parallel.
     pub fn apply(&self, root: &TreeRoot, batch: &[Change], env: &ApplyEnv<'_>) -> Result<TreeRoot, TreeError> {
         assert_eq!(root.tree, env.owner, "the changes are for this tree");
         check_order(batch);
@@ -147,7 +154,8 @@ impl Blocks {
         job.build()
     }
 
-    /// Returns a new tree, `env.owner`, with the items that the batch puts.
+    /// Returns a new tree, `env.owner`, with the items that the batch puts: none if the batch is empty. References are recorded
+    /// as by [`apply`](Self::apply).
     pub fn create_tree(&self, batch: &[Change], env: &ApplyEnv<'_>) -> Result<TreeRoot, TreeError> {
         check_order(batch);
         let mut job = plan::Job::new(self, batch, env);

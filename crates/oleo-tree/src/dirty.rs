@@ -55,7 +55,7 @@ impl Dirty {
         self.map.lock().is_empty()
     }
 
-    /// All blocks in the order of their addresses; none are left.
+    /// All blocks in the order of their addresses; none are left. They are sealed: their bytes can be written as they are.
     pub fn drain_sorted(&self) -> Vec<Arc<Node>> {
         let mut all: Vec<Arc<Node>> = std::mem::take(&mut *self.map.lock()).into_values().collect();
         all.par_sort_unstable_by_key(|node| node.logical());

@@ -29,7 +29,8 @@ struct Bounds {
 }
 
 impl Blocks {
-    /// Calls `f` for every item from `from` to `to_incl` in key order, until it breaks off or fails.
+    /// Calls `f` for every item from `from` to `to_incl` in key order, until it breaks off or fails. Siblings are
+    /// read ahead in batches.
     pub fn scan<E: From<TreeError>>(
         &self,
         root: &TreeRoot,

@@ -18,7 +18,11 @@ use crate::blocks::Blocks;
 use crate::{Node, TreeError, TreeRoot};
 
 impl Blocks {
-    /// A snapshot: the tree `new_owner`, which is to be `env.owner`, with the content of `source`.
+    /// A snapshot: the tree `new_owner`, which is to be `env.owner`, with the content of `source`. References are recorded as by
+    /// [`apply`](Self::apply).
+    ///
+    /// The caller then sets `last_snapshot` of both trees to the open transaction, and does not change the new tree in this
+    /// transaction: when the kernel deletes the snapshot, it takes blocks of that generation for blocks of the source.
     pub fn copy_root(&self, source: &TreeRoot, new_owner: TreeId, env: &ApplyEnv<'_>) -> Result<TreeRoot, TreeError> {
         assert_eq!(new_owner, env.owner, "the environment is that of the new tree");
         let _sharing = env.shareable().then(|| env.dirty.sharing());

@@ -143,7 +143,7 @@ impl Engine {
         self.0.alloc_data(Some(&promise.guard), want)
     }
 
-    /// Takes space for data, at most what is wanted, in one run.
+    /// Takes space for data, at most what is wanted, in one run. A new chunk is made if it is needed.
     pub fn alloc_data(&self, want: DataWant) -> Result<Grant, TxnError> {
         self.0.writable()?;
         self.0.alloc_data(None, want)

@@ -362,7 +362,8 @@ impl Inner {
 }
 
 impl Engine {
-    /// New groups of this kind have this profile from now on: `flags` as a block group has them.
+    /// New groups of this kind have this profile from now on: `flags` as a block group has them. Groups that are needed for what is
+    /// promised already are made before that, as they were.
     ///
     /// # Errors
     /// What is promised to metadata has no place yet, and there is none for groups as they were.

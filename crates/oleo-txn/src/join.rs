@@ -61,6 +61,10 @@ pub(crate) fn no_metadata(inner: &Inner, need: Need) -> TxnError {
 impl Engine {
     /// Reserves metadata for an operation and joins the open transaction. The caller holds no lock that
     /// [`DeltaSource`](crate::DeltaSource) needs and no other handle: if space is short, a commit happens in here.
+    ///
+    /// # Errors
+    /// There is not enough space. An operation that is let in does not run out of metadata space later, and one that frees space
+    /// or was promised it is always let in ([`Need::releasing`]), with a commit of its own if it must be.
     pub fn join(&self, need: Need) -> Result<Handle<'_>, TxnError> {
         self.0.writable()?;
         match self.join_charged(|metadata_reserve| metadata_reserve.charge(need)) {

@@ -102,7 +102,7 @@ pub enum LogWritten {
     Refused(&'static str),
 }
 
-/// The right to write a log commit: no commit and no stage happens while it lives.
+/// The right to write a log commit: no commit and no stage happens while it lives; operations go on.
 pub struct LogCommit<'a> {
     inner: &'a Inner,
     generation: Generation,

@@ -9,7 +9,8 @@
 //! Rules, as in btrfs: devices with the longest free run first, then with the most free space, then by number; the
 //! first MiB of a device is never used; lengths as in [`Limits`]. Superblock mirrors may lie inside chunks;
 //! `ChunkMap::withheld_ranges` keeps them from being allocated.
-//! Deterministic: the same chunks and sizes give the same plan; there are no random numbers in it.
+//! Deterministic: the same chunks and sizes give the same plan. There are no random numbers in it: devices' UUIDs are those of
+//! their DEV_ITEMs, the chunk tree's UUID is that of the blocks on disk or was given to `create`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -149,6 +150,9 @@ struct Candidate {
 
 impl Volume {
     /// Proposes a place for a new chunk. Changes nothing.
+    ///
+    /// # Errors
+    /// [`VolumeError::NoRoom`]: too few devices have space for a stripe.
     pub fn propose_chunk(&self, want: &ChunkWant) -> Result<ChunkPlan, VolumeError> {
         let (map, candidates) = self.place_chunk(&self.rooms(), want)?;
         map.check(self.rules.sectorsize)?;

@@ -57,7 +57,8 @@ pub use trim::{DevicePlace, Discarded};
 use member::Member;
 use table::{Placed, Table};
 
-/// A file system's devices and the map from logical addresses to them. See the crate's text.
+/// A file system's devices and the map from logical addresses to them. See the crate's text. Share it by `Arc`: all methods take
+/// `&self` and may be called from many threads.
 pub struct Volume {
     members: RwLock<rank::DeviceMembers, Vec<Arc<Member>>>,
     chunks: RwLock<rank::Chunks, Table>,
@@ -102,7 +103,7 @@ impl Volume {
         Ok(self.placed(at)?.map.clone())
     }
 
-    /// All chunks by address.
+    /// All chunks by address. Copies the whole list, so it is not for what is done often.
     pub fn chunks(&self) -> Vec<Arc<ChunkMap>> {
         self.chunks.read().iter().map(|p| p.map.clone()).collect()
     }
@@ -117,7 +118,8 @@ impl Volume {
         self.members.read().iter().map(|m| m.info()).collect()
     }
 
-    /// The error counters of each device, by number.
+    /// The error counters of each device, by number. The volume only counts: `oleo-txn` loads them from the DEV_STATS items and
+    /// stores them there.
     pub fn error_counters(&self) -> Vec<(oleo_format::DevId, ErrorCounters)> {
         self.members.read().iter().map(|m| (m.devid, m.counters())).collect()
     }

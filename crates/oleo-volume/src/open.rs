@@ -32,7 +32,7 @@ const CHUNK_TREE_BLOCKS_MAX: usize = 1 << 18;
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
-    /// Open for writing, too.
+    /// Open for writing, too. Refused if a device is missing or has missed more than one transaction, or if a chunk has parity.
     pub write: bool,
     /// Open even if devices are missing; data that only they hold cannot be read.
     pub degraded: bool,

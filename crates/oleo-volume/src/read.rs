@@ -40,7 +40,8 @@ enum Source {
 }
 
 impl Volume {
-    /// Reads a tree block from any copy that matches `expect`.
+    /// Reads a tree block from any copy that matches `expect`. Bad copies are counted, and overwritten with a good one if the
+    /// volume is open for writing.
     pub fn read_block(&self, expect: &NodeExpect) -> Result<CheckedNode, VolumeError> {
         let len = u64::from(self.rules.nodesize);
         let (placed, at) = self.block_place(expect.logical)?;
@@ -120,7 +121,8 @@ impl Volume {
     }
 
     /// Reads data. With checksums (one per sector, concatenated), each sector comes from a copy that fits its
-    /// checksum; without, from the first copy that can be read. Address and length are whole sectors if there are
+    /// checksum (bad copies are counted and healed, as by [`read_block`](Self::read_block)); without, from the first copy that
+    /// can be read. Address and length are whole sectors if there are
     /// checksums.
     pub fn read_data(&self, at: Logical, buf: &mut [u8], csums: Option<&[u8]>) -> Result<(), VolumeError> {
         let len = buf.len() as u64;

@@ -21,7 +21,11 @@ use crate::supers::check_fields;
 type DeviceWrites<'a> = (Arc<Member>, Vec<(u64, &'a [u8])>);
 
 impl Volume {
-    /// Writes parts, which must not overlap, to all their copies. Durable after `flush`.
+    /// Writes parts, which must not overlap, to all their copies, sorted and merged for each device. Durable after
+    /// [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// A write failed: unless it only found no space, nothing is written after it. Or a part is in a chunk with parity.
     pub fn write(&self, parts: &[(Logical, &[u8])]) -> Result<(), VolumeError> {
         self.may_write()?;
         let mut by_device: BTreeMap<u64, DeviceWrites<'_>> = BTreeMap::new();
@@ -51,7 +55,7 @@ impl Volume {
         all_done(done).map_err(|e| self.stop(e))
     }
 
-    /// Makes everything durable that was written before.
+    /// Makes everything durable that was written before. If a flush fails, nothing is written after it.
     pub fn flush(&self) -> Result<(), VolumeError> {
         if !self.write {
             return Ok(());
@@ -118,7 +122,8 @@ impl Volume {
 
     /// Sets the fields of a superblock that the volume knows: the system chunks, the number of devices and their total
     /// size; and keeps the devices' items for when it is written. They must match the trees that this superblock leads
-    /// to, so `uncommitted` names the chunks to be left out: those added since these trees were made.
+    /// to, so `uncommitted` names the chunks to be left out: those added since these trees were made. (The kernel refuses a volume
+    /// with a system chunk that has no block group.)
     pub fn stamp_without(&self, sb: &mut SuperBlock, uncommitted: &[Logical]) -> Result<(), VolumeError> {
         let chunks = self.system_chunks(|map| !uncommitted.contains(&map.start));
         if !sb.set_sys_chunks(chunks.iter().map(|(key, chunk)| (*key, chunk))) {

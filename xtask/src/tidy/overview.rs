@@ -1,6 +1,7 @@
-//! The names in `docs/overview.md` must exist: a page that names functions is useful only as long as they do.
+//! The names in `docs/overview.md` and `docs/architecture.md` must exist: a page that names functions is useful only as long as
+//! they do.
 //!
-//! A `code span` of that page is looked up by its form: `oleo-txn` is a crate, `data/flush.rs` (or `crates/…`) a file
+//! A `code span` of these pages is looked up by its form: `oleo-txn` is a crate, `data/flush.rs` (or `crates/…`) a file
 //! or a folder, `Type::name` a name defined in a file that also defines or implements the type, `module::name` one
 //! defined in that module, and `name`, `name()` or `Type` one defined anywhere. Spans with blanks or other characters
 //! (commands, options) are skipped. Names of the kernel are set in *italics*, not as code.
@@ -10,28 +11,33 @@ use std::path::{Path, PathBuf};
 
 use super::{Report, is_rust};
 
-/// The page.
-const PAGE: &str = "docs/overview.md";
+/// The pages.
+const PAGES: [&str; 2] = ["docs/overview.md", "docs/architecture.md"];
 
 /// Words that begin the definition of a name.
 const DEFINES: [&str; 9] = ["fn", "struct", "enum", "trait", "type", "const", "static", "mod", "macro_rules!"];
 
 /// Refuses names that are nowhere.
 pub(super) fn check(files: &BTreeMap<PathBuf, String>, report: &mut Report) {
-    let Some(page) = files.get(Path::new(PAGE)) else {
-        report.error(format!("{PAGE} is not there"));
-        return;
-    };
     let source = Source::of(files);
+    for page in PAGES {
+        match files.get(Path::new(page)) {
+            Some(text) => check_page(page, text, &source, report),
+            None => report.error(format!("{page} is not there")),
+        }
+    }
+}
+
+fn check_page(page: &str, text: &str, source: &Source<'_>, report: &mut Report) {
     let mut fenced = false;
-    for (number, line) in page.lines().enumerate() {
+    for (number, line) in text.lines().enumerate() {
         fenced ^= line.trim_start().starts_with("```");
         if fenced {
             continue;
         }
         for span in line.split('`').skip(1).step_by(2) {
             if !source.has(span) {
-                report.error(format!("{PAGE}:{}: `{span}` is nowhere in the source", number + 1));
+                report.error(format!("{page}:{}: `{span}` is nowhere in the source", number + 1));
             }
         }
     }
@@ -109,7 +115,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::PathBuf;
 
-    use super::{PAGE, check};
+    use super::{PAGES, check};
     use crate::tidy::Report;
 
     /// Goal: names that are there pass, others are refused, each with its line. Method: a source of three files; a page with
@@ -127,7 +133,7 @@ mod tests {
         let errors = |page: &str| {
             let mut files: BTreeMap<PathBuf, String> =
                 source.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned())).collect();
-            files.insert(PAGE.into(), page.to_owned());
+            files.extend([(PAGES[0].into(), String::new()), (PAGES[1].into(), page.to_owned())]);
             let mut report = Report::default();
             check(&files, &mut report);
             report.errors

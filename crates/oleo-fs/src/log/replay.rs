@@ -68,7 +68,8 @@ pub struct Replayed {
     pub blocks: u64,
 }
 
-/// Applies the log that the volume was opened with, if there is one, and commits.
+/// Applies the log that the volume was opened with, if there is one, and commits, all in one transaction. Called before anything
+/// else when a volume was opened for writing.
 ///
 /// # Errors
 /// The log says what cannot be, or there is no space. Nothing is committed then, and nothing can be: drop `fs`.

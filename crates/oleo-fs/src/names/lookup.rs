@@ -32,7 +32,8 @@ pub enum Follow {
 }
 
 impl Fs {
-    /// The inode that an entry leads to. Steps into subvolumes.
+    /// The inode that an entry leads to. Steps into subvolumes; an entry for one that no ROOT_REF confirms leads to an empty
+    /// directory.
     pub fn lookup(&self, dir: &InodeRef, name: &[u8]) -> Result<Option<InodeRef>, FsError> {
         for _ in 0..RETRIES_MAX {
             let found = {

@@ -65,7 +65,8 @@ impl Fs {
         if self.options().read_only { Err(FsError::ReadOnly("opened for reading")) } else { Ok(()) }
     }
 
-    /// Makes a subvolume refuse changes, or allow them again.
+    /// Makes a subvolume refuse changes, or allow them again. Changes are refused to every caller, so whoever fills a read-only
+    /// subvolume calls this at the end.
     pub fn set_read_only(&self, id: TreeId, options: ReadOnly) -> Result<(), FsError> {
         self.fs_writable()?;
         let subvol = self.subvol(id)?;

@@ -5,6 +5,9 @@
 //! are placed above all others, so what is left is a range of addresses, which is a filter
 //! ([`BalanceArgs::left_below`]): a resumed balance moves no group twice. Groups already moved are subtracted from
 //! `limit`.
+//!
+//! A balance that the kernel began has no such range. When it is resumed, groups that have the profile to be converted to
+//! are done; all others are moved as if it had just begun.
 
 use oleo_format::{BalanceArgsFlags, BalanceFlags, BalanceItem, BlockGroupFlags, DevId, DiskBalanceArgs, Logical};
 use oleo_volume::Profile;
