@@ -97,7 +97,7 @@ fn simple() {
     let dir = scratch.path();
     let image = dir.join("i");
     std::fs::write(dir.join("f"), vec![7; 1 << 20]).unwrap();
-    assert!(fails_with(dir, 2, &["mkfs", "--size", "512M", "-O", "quota,squota", "i"]).contains("choose one"));
+    assert!(fails_with(dir, 2, &["mkfs", "--size", "512M", "-O", "quota,squota", "i"]).contains("exclude each other"));
     ok(dir, &["mkfs", "--size", "512M", "-O", "squota", "i"]);
     ok(dir, &["subvolume", "create", "i", "a"]);
     ok(dir, &["put", "i", "f", "a/f"]);

@@ -10,7 +10,6 @@
 //! again.
 //! Crash or error before (5): the device has its old size, and what was moved stays moved; a file may already be longer
 //! than that, or still be longer.
-//! still.
 
 use std::collections::BTreeSet;
 

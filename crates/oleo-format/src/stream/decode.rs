@@ -53,7 +53,7 @@ impl<'a> Attrs<'a> {
                 })?;
                 let len = usize::from(u16::from_le_bytes(*len));
                 rest.split_at_checked(len).ok_or_else(|| {
-                    let most = format_args!("at most {}", rest.len());
+                    let most = format!("at most {}", rest.len());
                     Corruption::new(structure, format!("length of {}", kind.name()), len, most)
                 })?
             };

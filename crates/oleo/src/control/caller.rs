@@ -246,7 +246,7 @@ impl Caller {
         {
             return Ok(());
         }
-        Err(denied("the directory is sticky, and the subvolume belongs to somebody else"))
+        Err(denied("the directory is sticky, and the subvolume belongs to another user"))
     }
 
     /// The inode that is meant.
