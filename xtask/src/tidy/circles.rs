@@ -7,8 +7,7 @@
 //! inline modules belong to their file. Uses of the parent modules do not count either: a module is its children's
 //! frame, and they may use it.
 //!
-//! Files that use each other, directly or by way of others, are a circle and refused, except those listed in
-//! [`TOLERATED`]. A listed circle must exist as it is listed: a change that makes it smaller shortens the list.
+//! Files that use each other, directly or by way of others, are a circle and refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,9 +16,6 @@ use anyhow::{Context, Result};
 use syn::visit::Visit;
 
 use super::Report;
-
-/// Circles that are there, by crate, each with its files below `src`. The list only gets shorter.
-const TOLERATED: &[(&str, &[&str])] = &[];
 
 /// Path of a module from the root of its crate: `["data", "map"]`; the root's is empty.
 type Module = Vec<String>;
@@ -42,9 +38,8 @@ struct File {
     used: BTreeSet<Vec<String>>,
 }
 
-/// Reports circles that are not listed, and listed ones that no longer exist.
+/// Reports circles.
 pub(super) fn check(files: &BTreeMap<PathBuf, String>, report: &mut Report) -> Result<()> {
-    let mut tolerated: Vec<_> = TOLERATED.iter().collect();
     for root in files.keys().filter(|path| is_crate_root(path)) {
         let krate =
             root.parent().and_then(Path::parent).and_then(Path::file_name).unwrap_or_default().to_string_lossy();
@@ -52,14 +47,8 @@ pub(super) fn check(files: &BTreeMap<PathBuf, String>, report: &mut Report) -> R
         for circle in circles(&uses(files, root)?) {
             let names: Vec<String> =
                 circle.iter().map(|path| path.strip_prefix(src).unwrap_or(path).display().to_string()).collect();
-            match tolerated.iter().position(|(of, listed)| *of == krate && listed.iter().eq(&names)) {
-                Some(n) => drop(tolerated.swap_remove(n)),
-                None => report.error(format!("{krate}: these files use each other in a circle: {}", names.join(", "))),
-            }
+            report.error(format!("{krate}: these files use each other in a circle: {}", names.join(", ")));
         }
-    }
-    for (krate, listed) in tolerated {
-        report.error(format!("{krate}: the circle of {} is no more as it is listed", listed.join(", ")));
     }
     Ok(())
 }

@@ -50,43 +50,31 @@ fn with_layers<R>(inode: &Inode, state: &InodeState, f: impl FnOnce(Layers<'_>) 
     })
 }
 
-impl Items for ReadGuard<'_> {
-    fn get(&self, t: ItemType, offset: u64) -> Result<Option<Value>, FsError> {
-        with_layers(self.inode, &self.state, |l| l.get((t, offset)))
-    }
-    fn walk(
-        &self,
-        t: ItemType,
-        from: u64,
-        to_incl: u64,
-        direction: Direction,
-        visit: &mut Visit<'_>,
-    ) -> Result<(), FsError> {
-        with_layers(self.inode, &self.state, |l| l.walk(t, from, to_incl, direction, visit))
-    }
-    fn fields(&self) -> &InodeFields {
-        &self.state.fields
-    }
+macro_rules! items_of {
+    ($guard:ident) => {
+        impl Items for $guard<'_> {
+            fn get(&self, t: ItemType, offset: u64) -> Result<Option<Value>, FsError> {
+                with_layers(self.inode, &self.state, |l| l.get((t, offset)))
+            }
+            fn walk(
+                &self,
+                t: ItemType,
+                from: u64,
+                to_incl: u64,
+                direction: Direction,
+                visit: &mut Visit<'_>,
+            ) -> Result<(), FsError> {
+                with_layers(self.inode, &self.state, |l| l.walk(t, from, to_incl, direction, visit))
+            }
+            fn fields(&self) -> &InodeFields {
+                &self.state.fields
+            }
+        }
+    };
 }
 
-impl Items for WriteGuard<'_> {
-    fn get(&self, t: ItemType, offset: u64) -> Result<Option<Value>, FsError> {
-        with_layers(self.inode, &self.state, |l| l.get((t, offset)))
-    }
-    fn walk(
-        &self,
-        t: ItemType,
-        from: u64,
-        to_incl: u64,
-        direction: Direction,
-        visit: &mut Visit<'_>,
-    ) -> Result<(), FsError> {
-        with_layers(self.inode, &self.state, |l| l.walk(t, from, to_incl, direction, visit))
-    }
-    fn fields(&self) -> &InodeFields {
-        &self.state.fields
-    }
-}
+items_of!(ReadGuard);
+items_of!(WriteGuard);
 
 impl ItemsMut for WriteGuard<'_> {
     fn put(&mut self, h: &dyn Joined, t: ItemType, offset: u64, v: Box<[u8]>) {

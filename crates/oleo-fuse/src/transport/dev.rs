@@ -15,6 +15,7 @@
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -37,17 +38,23 @@ const OUT_HEAD: usize = size_of::<abi::OutHeader>();
 pub struct DevFuse {
     fd: Arc<File>,
     threads_max: usize,
+    faster: Option<&'static Path>,
 }
 
 impl DevFuse {
     /// Uses a mounted channel. At most `threads_max` threads will answer.
     pub fn new(fd: File, threads_max: usize) -> DevFuse {
-        DevFuse { fd: Arc::new(fd), threads_max: threads_max.max(1) }
+        DevFuse { fd: Arc::new(fd), threads_max: threads_max.max(1), faster: None }
     }
 
     /// Limits the threads that answer from now on.
     pub fn limit_threads(&mut self, threads_max: usize) {
         self.threads_max = threads_max.max(1);
+    }
+
+    /// Notes the file in which root can switch a faster way on.
+    pub(super) fn note_switch(&mut self, file: &'static Path) {
+        self.faster = Some(file);
     }
 
     /// The channel.
@@ -169,6 +176,10 @@ impl Transport for DevFuse {
 
     fn notifier(&self) -> Arc<dyn Notifier> {
         Arc::new(Notices(self.fd.clone()))
+    }
+
+    fn switch(&self) -> Option<&'static Path> {
+        self.faster
     }
 }
 

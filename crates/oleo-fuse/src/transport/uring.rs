@@ -105,26 +105,10 @@ pub fn connect(fd: File, threads_max: usize, wish: Uring, agree: AgreeOn<'_>) ->
         }
         // Rings can be had, and were not offered.
         Some(_) if std::fs::read_to_string(SWITCH).is_ok_and(|state| state.trim() == "N") => {
-            Ok(Arc::new(SwitchedOff(dev)))
+            dev.note_switch(Path::new(SWITCH));
+            Ok(Arc::new(dev))
         }
         _ => Ok(Arc::new(dev)),
-    }
-}
-
-/// Requests come through `/dev/fuse` only since io_uring is switched off.
-struct SwitchedOff(DevFuse);
-
-impl Transport for SwitchedOff {
-    fn serve(&self, handler: Arc<dyn Handler>) -> io::Result<()> {
-        self.0.serve(handler)
-    }
-
-    fn notifier(&self) -> Arc<dyn Notifier> {
-        self.0.notifier()
-    }
-
-    fn switch(&self) -> Option<&'static Path> {
-        Some(Path::new(SWITCH))
     }
 }
 
