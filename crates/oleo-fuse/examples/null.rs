@@ -1,5 +1,6 @@
 //! A server that does nothing but reply: files have a number, a name that is not stored, and no contents. Creating
-//! files on it costs what FUSE itself costs; `docs/decisions/0007-fuse-io-uring.md` has figures.
+//! files on it costs what FUSE itself costs. Like Oleo it does not answer CREATE, so that the kernel sends MKNOD, and
+//! no RELEASE. `docs/decisions/0021-requests.md` has figures.
 //!
 //! `null DIR [on|off]` mounts it on DIR, with io_uring, without, or as the kernel offers, until it is unmounted.
 
@@ -58,7 +59,6 @@ impl Handler for Null {
                 let Some(found) = found else { return Outcome::Failed(ENOENT) };
                 reply.put(&Null::entry(found));
             }
-            Op::Create { .. } => reply.put(&abi::CreateOut { entry: self.made(0), open: abi::OpenOut::default() }),
             Op::Mknod { .. } => reply.put(&self.made(0)),
             Op::Mkdir { name, .. } => {
                 let made = self.made(DIR);
