@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use oleo_device::{Device, FileDevice, FileOptions, MemDevice};
-use oleo_format::{InodeFlags, TreeId};
+use oleo_format::{Ino, InodeFlags, ItemType, Key, TreeId};
 use oleo_fs::data::{CloneRange, KeepSize};
 use oleo_fs::{
     AtimePolicy, Clock, FileKind, Fs, FsError, FsOptions, InodeRef, NewInode, NewKind, NewSubvol, ReadOnly, RenameMode,
@@ -110,6 +110,7 @@ fn files_without_names() -> Result<()> {
     ensure!(fs.attr(&linked).nlink == 1 && fs.lookup(&root, b"linked")?.context("linked")?.same(&linked));
     drop(linked);
     fs.sync()?;
+    ensure!(orphan_items(&fs)? == [held.ino()], "one has no name");
     let file = fs.lookup(&root, b"linked")?.context("still there")?;
     let mut out = [0; 10_000];
     ensure!(fs.read(&file, 0, &mut out)? == 10_000 && out == [7; 10_000]);
@@ -120,6 +121,7 @@ fn files_without_names() -> Result<()> {
     drop((held, root));
     fs.sync()?;
     fs.sync()?;
+    ensure!(orphan_items(&fs)?.is_empty());
     drop(fs);
     oracle.must_be_sound(&[&image], "tmpfiles")?;
     let fs = open_on(in_file(&left)?, clock)?;
@@ -131,6 +133,46 @@ fn files_without_names() -> Result<()> {
     let names = std::fs::read_dir(mounted.path())?.count();
     ensure!(names == 1 && std::fs::read(mounted.path().join("linked"))? == vec![7; 10_000]);
     mounted.unmount()
+}
+
+/// The inodes of the top that orphan items on disk name.
+fn orphan_items(fs: &Fs) -> Result<Vec<Ino>> {
+    let tree = fs.engine().root(TreeId::FS)?.context("the top's tree")?;
+    let mut cursor = fs.engine().blocks().cursor(&tree);
+    cursor.seek(&Key::new(Key::ORPHAN, ItemType::ORPHAN_ITEM, 0))?;
+    let mut found = Vec::new();
+    while let Some(key) = cursor.key() {
+        found.push(Ino(key.offset));
+        cursor.next()?;
+    }
+    Ok(found)
+}
+
+/// Goal: a commit writes an orphan item for each inode that has no name at that moment and lives, and for no other; the next
+/// removes those of inodes that were erased meanwhile. Method: files lose their names before a commit, some of them held by
+/// somebody; one is closed before the commit, others after it; the items that the tree holds are counted after each commit.
+#[test]
+fn orphan_items_come_with_commits() -> Result<()> {
+    let (fs, root, _) = in_memory()?;
+    let files: Vec<_> = (0..4).map(|n| file(&fs, &root, &format!("file{n}"))).collect::<Result<_>>()?;
+    fs.sync()?;
+    for n in 0..4 {
+        fs.unlink(&root, format!("file{n}").as_bytes())?;
+    }
+    let mut files = files.into_iter();
+    drop(files.next());
+    while fs.clean(100)? {}
+    let held: Vec<_> = files.collect();
+    fs.engine().commit()?;
+    ensure!(orphan_items(&fs)? == held.iter().map(|file| file.ino()).collect::<Vec<_>>(), "those that are held");
+    fs.write(&held[0], 0, b"still in use")?;
+    let kept = held.into_iter().next().context("one")?;
+    fs.sync()?;
+    ensure!(orphan_items(&fs)? == [kept.ino()], "the others were erased");
+    drop(kept);
+    fs.sync()?;
+    ensure!(orphan_items(&fs)?.is_empty(), "all were erased");
+    Ok(())
 }
 
 /// Goal: only a file that never had a name can get a first one.

@@ -83,7 +83,6 @@ impl Fs {
             None => dir.subvol().give_inos(1)?,
         };
         let made = self.make(dir, &h, new, &start, ino, None, core.now())?;
-        core.poison_on_error(|| core.set_orphan(&made, &h, true))?;
         made.may_be_linked.store(true, Ordering::SeqCst);
         made.unlinked.store(true, Ordering::SeqCst);
         Ok(made)

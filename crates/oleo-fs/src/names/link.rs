@@ -97,8 +97,7 @@ impl Fs {
         let now = core.now();
         core.poison_on_error(|| {
             let index = dir::add(locked.of(dir), &h, name, Target::Inode(file.ino()), fields.kind())?;
-            refs::add(locked.of(file), &h, dir.ino(), name, index)?;
-            if first { core.set_orphan(file, &h, false) } else { Ok(()) }
+            refs::add(locked.of(file), &h, dir.ino(), name, index)
         })?;
         if first {
             file.unlinked.store(false, Ordering::SeqCst);

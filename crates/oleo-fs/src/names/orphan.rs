@@ -1,13 +1,15 @@
 //! The end of an inode: from its last name to its last item.
 //!
 //! Normal path: (1) the operation that removes the last name tries to erase the inode in the same transaction; (2)
-//! if somebody holds a handle, or the file has more extents than one operation may touch, it puts an ORPHAN_ITEM
-//! instead, so that the inode is found when the volume is opened after a crash; (3) when the last handle is closed, the
-//! inode is queued for eviction; (4) [`Core::evict_one`] erases it in steps, each its own operation.
+//! if somebody holds a handle, or the file has more extents than one operation may touch, it leaves the inode without a name;
+//! (3) when the last handle is closed, the inode is queued for eviction; (4) [`Core::evict_one`] erases it in steps, each its own
+//! operation.
 //!
-//! Orphans of a crash: [`Core::clean_orphans`] goes through a subvolume's ORPHAN_ITEMs once.
+//! A commit that comes in between writes an ORPHAN_ITEM for each inode that has no name then (`object::commit`), so that it is found when
+//! the volume is opened after a crash, and removes it when the inode is erased or named. No operation touches these items.
 //!
-//! The orphan items of a subvolume belong to the object −5, which is locked as a leaf.
+//! Orphans of a crash: [`Core::clean_orphans`] goes through a subvolume's ORPHAN_ITEMs once. Those without an inode belong to the
+//! object −5, which is locked as a leaf.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,28 +40,26 @@ pub(crate) fn extents_to_erase(inode: &Inode) -> Result<u32, FsError> {
     if guard.fields().nlink > 1 || inode.handles() > 0 {
         return Ok(0);
     }
+    if guard.state().extents_end == Some(0) {
+        return Ok(0);
+    }
     let extents = guard.range_limit(ItemType::EXTENT_DATA, 0, u64::MAX, EXTENTS_PER_STEP + 1)?.len();
     Ok(if extents > EXTENTS_PER_STEP { 0 } else { extents as u32 })
 }
 
 /// Removes what is left of an inode without names, unless it has more than that many extents; whether it did.
 pub(crate) fn erase(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents_max: u32) -> Result<bool, FsError> {
-    let extents = inode.range_limit(ItemType::EXTENT_DATA, 0, u64::MAX, extents_max as usize + 1)?;
-    if extents.len() > extents_max as usize {
-        return Ok(false);
-    }
-    for (offset, _) in extents {
-        inode.delete(h, ItemType::EXTENT_DATA, offset);
-    }
-    let rest = [
-        ItemType::INODE_REF,
-        ItemType::INODE_EXTREF,
-        ItemType::XATTR_ITEM,
-        ItemType::VERITY_DESC_ITEM,
-        ItemType::VERITY_MERKLE_ITEM,
-    ];
-    for t in rest {
-        for (offset, _) in inode.range(t, 0, u64::MAX)? {
+    let Some(slots) = inode.slots(extents_max as usize)? else { return Ok(false) };
+    for (t, offset) in slots {
+        let known = [
+            ItemType::EXTENT_DATA,
+            ItemType::INODE_REF,
+            ItemType::INODE_EXTREF,
+            ItemType::XATTR_ITEM,
+            ItemType::VERITY_DESC_ITEM,
+            ItemType::VERITY_MERKLE_ITEM,
+        ];
+        if known.contains(&t) {
             inode.delete(h, t, offset);
         }
     }
@@ -77,7 +77,6 @@ pub(crate) fn last_name_gone(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents
             return Ok(false);
         }
     }
-    this.subvol().core().set_orphan(this, h, true)?;
     this.unlinked.store(true, Ordering::SeqCst);
     // The last handle may have been dropped before its holder could see the mark.
     let evict = this.handles() == 0;
@@ -88,18 +87,6 @@ pub(crate) fn last_name_gone(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents
 }
 
 impl Core {
-    /// Puts or removes the item that says that an inode has no name.
-    pub(crate) fn set_orphan(self: &Arc<Self>, inode: &Inode, h: &dyn Joined, put: bool) -> Result<(), FsError> {
-        let orphans = self.object(inode.tree(), ORPHAN_OBJECT)?;
-        let mut orphans = orphans.write();
-        if put {
-            orphans.put(h, ItemType::ORPHAN_ITEM, inode.ino().0, Box::default());
-        } else {
-            orphans.delete(h, ItemType::ORPHAN_ITEM, inode.ino().0);
-        }
-        Ok(())
-    }
-
     /// One step of erasing the inodes that nobody holds any more; false when there are none.
     pub(crate) fn evict_one(self: &Arc<Self>) -> Result<bool, FsError> {
         let Some(inode) = self.evictable.lock().pop_back() else {
@@ -156,12 +143,7 @@ impl Core {
             return Ok(true);
         }
         inode.discard();
-        let done = erase(&mut guard, &h, left)?;
-        drop(guard);
-        if done {
-            self.set_orphan(inode, &h, false)?;
-        }
-        Ok(done)
+        erase(&mut guard, &h, left)
     }
 
     /// Erases what a crash left in a subvolume without names; once per opening.
@@ -195,8 +177,15 @@ impl Core {
             while inode.handles() == 0 && !self.erase_step(inode)? {}
             return Ok(());
         }
-        // Gone already, or a truncation that was cut short, which its size shows to be complete.
         let h = self.engine().join(Need { items: 1, bytes: 0, releasing: true })?;
+        if let Some(inode) = inode {
+            // A truncation that was cut short, which its size shows to be complete.
+            let mut guard = inode.write();
+            if guard.alive().is_ok() {
+                guard.forget_orphan(&h);
+            }
+            return Ok(());
+        }
         let object = self.object(subvol.id(), ORPHAN_OBJECT)?;
         object.write().delete(&h, ItemType::ORPHAN_ITEM, ino.0);
         Ok(())

@@ -6,14 +6,14 @@
 
 use std::sync::atomic::Ordering;
 
-use oleo_format::{ItemType, TreeId};
+use oleo_format::{ItemType, Key, TreeId};
 use oleo_tree::{Change, Op};
 use oleo_txn::{DeltaSource, Stage, TxnError};
 use rayon::prelude::*;
 
 use crate::object::delta::ItemMap;
 use crate::object::fields::InodeFields;
-use crate::object::inode::{Inode, ItemFate};
+use crate::object::inode::{Inode, ItemFate, ORPHAN_OBJECT, OrphanChange};
 use crate::object::{Core, Listed};
 
 /// Inodes that one task itemises: enough to hide the cost of handing out the task.
@@ -47,23 +47,31 @@ impl DeltaSource for Core {
         // Each shard is mostly sorted, which a stable sort makes use of.
         frozen.inodes.par_sort_by_key(|listed| listed.0);
         frozen.subvols.sort_unstable_by_key(|s| s.id());
-        let parts: Vec<Vec<(TreeId, Vec<Change>)>> =
+        let parts: Vec<Vec<TreeChanges>> =
             frozen.inodes.par_chunks(ITEMISE_CHUNK).map(|chunk| itemise_chunk(chunk, epoch)).collect();
         let mut lens: Vec<(TreeId, usize)> = Vec::new();
-        for (tree, changes) in parts.iter().flatten() {
+        for part in parts.iter().flatten() {
+            let len = part.changes.len() + part.orphans.len();
             match lens.last_mut() {
-                Some(last) if last.0 == *tree => last.1 += changes.len(),
-                _ => lens.push((*tree, changes.len())),
+                Some(last) if last.0 == part.tree => last.1 += len,
+                _ => lens.push((part.tree, len)),
             }
         }
         let mut trees: Vec<(TreeId, Vec<Change>)> =
             lens.into_iter().map(|(tree, len)| (tree, Vec::with_capacity(len))).collect();
+        let mut orphans: Vec<Vec<Change>> = trees.iter().map(|_| Vec::new()).collect();
         let mut to = 0;
-        for (tree, mut changes) in parts.into_iter().flatten() {
-            while trees[to].0 != tree {
+        for mut part in parts.into_iter().flatten() {
+            while trees[to].0 != part.tree {
                 to += 1;
             }
-            trees[to].1.append(&mut changes);
+            trees[to].1.append(&mut part.changes);
+            orphans[to].append(&mut part.orphans);
+        }
+        for ((_, changes), mut orphans) in trees.iter_mut().zip(orphans) {
+            // Those of the object itself came last.
+            orphans.sort_unstable_by_key(|change| change.key);
+            changes.append(&mut orphans);
         }
         let root_items = frozen.subvols.iter().filter_map(|s| Some((s.id(), s.frozen_item()?))).collect();
         Ok(Stage { trees, root_items })
@@ -89,18 +97,35 @@ impl DeltaSource for Core {
     }
 }
 
+/// Changes of one tree.
+struct TreeChanges {
+    tree: TreeId,
+    /// In key order.
+    changes: Vec<Change>,
+    /// Of orphan items, whose keys come after those of all inodes.
+    orphans: Vec<Change>,
+}
+
 /// The changes of some inodes, which are sorted by tree and number.
-fn itemise_chunk(inodes: &[Listed], epoch: u64) -> Vec<(TreeId, Vec<Change>)> {
-    let mut trees: Vec<(TreeId, Vec<Change>)> = Vec::new();
+fn itemise_chunk(inodes: &[Listed], epoch: u64) -> Vec<TreeChanges> {
+    let mut trees: Vec<TreeChanges> = Vec::new();
     for (_, inode) in inodes {
         if inode.subvol().is_deleted() {
             continue;
         }
-        if trees.last().is_none_or(|t| t.0 != inode.tree()) {
-            trees.push((inode.tree(), Vec::with_capacity(inodes.len() * 2)));
+        if trees.last().is_none_or(|t| t.tree != inode.tree()) {
+            let changes = Vec::with_capacity(inodes.len() * 2);
+            trees.push(TreeChanges { tree: inode.tree(), changes, orphans: Vec::new() });
         }
-        if let Some((_, changes)) = trees.last_mut() {
-            inode.itemise(epoch, |items, fate, fields| itemise_inode(inode, items, fate, fields, changes));
+        let Some(TreeChanges { changes, orphans, .. }) = trees.last_mut() else { continue };
+        let to = if inode.ino().0 == ORPHAN_OBJECT { &mut *orphans } else { changes };
+        let orphan = inode.itemise(epoch, |items, fate, fields| itemise_inode(inode, items, fate, fields, to));
+        if let Some(orphan) = orphan {
+            let op = match orphan {
+                OrphanChange::Put => Op::Put(Box::default()),
+                OrphanChange::Delete => Op::Delete,
+            };
+            orphans.push(Change { key: Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, inode.ino().0), op });
         }
     }
     trees

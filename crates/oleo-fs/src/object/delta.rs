@@ -257,6 +257,9 @@ pub(crate) trait Base {
         direction: Direction,
         visit: &mut Visit<'_>,
     ) -> Result<(), FsError>;
+
+    /// Calls `visit` for the slot of every item, rising, until it breaks.
+    fn slots(&self, visit: &mut dyn FnMut(Slot) -> ControlFlow<()>) -> Result<(), FsError>;
 }
 
 /// The three layers that a read goes through.
@@ -274,6 +277,35 @@ impl Layers<'_> {
             Some(fate) => Ok(fate.as_ref().map(|bytes| Value::Owned(bytes.clone()))),
             None => self.base.map_or(Ok(None), |base| base.get(slot)),
         }
+    }
+
+    /// The slots of all items as they stand, rising; `None` if more than `limit` are of type `limited`. Slots of that
+    /// type are looked at no further than that.
+    pub(crate) fn slots(&self, limited: ItemType, limit: usize) -> Result<Option<Vec<Slot>>, FsError> {
+        let known = |slot: Slot| self.open.get(slot).or_else(|| self.frozen.and_then(|f| f.get(slot)));
+        let mut found: Vec<Slot> = Vec::new();
+        let mut count = 0;
+        if let Some(base) = self.base {
+            base.slots(&mut |slot| {
+                if known(slot).is_none() {
+                    found.push(slot);
+                    count += usize::from(slot.0 == limited);
+                }
+                if count > limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })?;
+        }
+        for map in [self.frozen, Some(self.open)].into_iter().flatten() {
+            map.for_each(|slot, _| {
+                if known(slot).is_some_and(|fate| fate.is_some()) {
+                    found.push(slot);
+                }
+            });
+        }
+        // A slot may be in both maps.
+        found.sort_unstable();
+        found.dedup();
+        let count = found.iter().filter(|slot| slot.0 == limited).count();
+        Ok((count <= limit).then_some(found))
     }
 
     /// Calls `visit` for the items of one type as they stand, in the order of `direction`.

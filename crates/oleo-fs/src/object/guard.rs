@@ -221,8 +221,19 @@ impl<'a> WriteGuard<'a> {
         }
     }
 
+    /// Has the next commit remove the inode's orphan item, which the tree has although the inode has a name.
+    pub(crate) fn forget_orphan(&mut self, h: &dyn Joined) {
+        self.fields_mut(h);
+        self.state.orphan = true;
+    }
+
     fn remove(&mut self, slot: Slot) {
         if self.is_fresh() { self.state.open.forget(slot) } else { self.state.open.set(slot, None) }
+    }
+
+    /// The slots of all items, its own included, in one walk; `None` if more than `extents_max` are of extents.
+    pub(crate) fn slots(&self, extents_max: usize) -> Result<Option<Vec<Slot>>, FsError> {
+        with_layers(self.inode, &self.state, |l| l.slots(ItemType::EXTENT_DATA, extents_max))
     }
 
     /// Deletes the inode item, and bars the inode from further use. All other items are gone.

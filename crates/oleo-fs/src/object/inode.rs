@@ -48,6 +48,15 @@ pub(crate) enum ItemFate {
     Deleted,
 }
 
+/// What a commit does with an inode's orphan item.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OrphanChange {
+    /// The inode has no name and was not erased.
+    Put,
+    /// It was erased, or given a name.
+    Delete,
+}
+
 /// A delta that a commit is writing.
 pub(crate) struct Frozen {
     pub(crate) items: ItemMap,
@@ -73,6 +82,8 @@ pub(crate) struct InodeState {
     pub(crate) extents_end: Option<u64>,
     /// Whether there are extended attributes; `None`: not known.
     pub(crate) has_xattrs: Option<bool>,
+    /// The trees have an orphan item of it, or will have once the transaction that was itemised last is committed.
+    pub(super) orphan: bool,
     /// What the log of the open transaction has of it, if it was logged.
     pub(crate) log: Option<Box<LogMark>>,
     /// The transaction in which it was last linked, renamed or unlinked, and not synced since.
@@ -92,6 +103,19 @@ impl InodeState {
 
     pub(crate) fn has_open(&self) -> bool {
         self.fate != ItemFate::Clean || !self.open.is_empty()
+    }
+
+    /// Notes what becomes of the orphan item in a transaction that leaves the inode's item like this.
+    fn orphan_change(&mut self, fate: ItemFate, nlink: u32) -> Option<OrphanChange> {
+        let wanted = match fate {
+            ItemFate::Clean => return None,
+            ItemFate::Dirty => nlink == 0,
+            ItemFate::Deleted => false,
+        };
+        if wanted == std::mem::replace(&mut self.orphan, wanted) {
+            return None;
+        }
+        Some(if wanted { OrphanChange::Put } else { OrphanChange::Delete })
     }
 
     /// Moves the open delta to the frozen one.
@@ -156,6 +180,7 @@ impl Inode {
                 next_index: 0,
                 extents_end: if fresh { Some(0) } else { None },
                 has_xattrs: if fresh { Some(false) } else { None },
+                orphan: !fresh && fields.nlink == 0,
                 log: None,
                 moved: Generation(0),
             }),
@@ -219,24 +244,30 @@ impl Inode {
         self.handles.load(Ordering::SeqCst)
     }
 
-    /// Passes what the commit of `epoch` is to write of this inode to `emit`.
+    /// Passes what the commit of `epoch` is to write of this inode to `emit`. Returns what becomes of its orphan item, if
+    /// that changes; so each epoch is itemised once.
     ///
     /// A small delta stays in the open map as long as nobody changes the inode: it is read from there.
-    pub(crate) fn itemise(&self, epoch: u64, emit: impl FnOnce(&ItemMap, ItemFate, &InodeFields)) {
+    pub(crate) fn itemise(
+        &self,
+        epoch: u64,
+        emit: impl FnOnce(&ItemMap, ItemFate, &InodeFields),
+    ) -> Option<OrphanChange> {
         let mut state = self.state.write_by(self.lock_key());
         if state.listed <= epoch && state.has_open() {
             if matches!(state.open, ItemMap::Small(_)) {
                 emit(&state.open, state.fate, &state.fields);
-                return;
+                let (fate, nlink) = (state.fate, state.fields.nlink);
+                return state.orphan_change(fate, nlink);
             }
             state.freeze();
         }
         // Without the lock: a directory may have a million changes.
-        let frozen = state.frozen.clone();
+        let frozen = state.frozen.clone()?;
+        let change = state.orphan_change(frozen.fate, frozen.fields.nlink);
         drop(state);
-        if let Some(frozen) = frozen {
-            emit(&frozen.items, frozen.fate, &frozen.fields);
-        }
+        emit(&frozen.items, frozen.fate, &frozen.fields);
+        change
     }
 
     /// The roots hold the delta of `epoch` now. Whether the inode is gone for good: the cache had to keep it, so that

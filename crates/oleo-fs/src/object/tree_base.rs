@@ -1,5 +1,7 @@
 //! One object's items in a tree: the layer below its deltas.
 
+use std::ops::ControlFlow;
+
 use oleo_format::{ItemType, Key, TreeId};
 
 use crate::FsError;
@@ -45,6 +47,20 @@ impl Base for TreeBase<'_> {
                 Direction::Up => cursor.next()?,
                 Direction::Down => cursor.prev()?,
             };
+        }
+        Ok(())
+    }
+
+    fn slots(&self, visit: &mut dyn FnMut(Slot) -> ControlFlow<()>) -> Result<(), FsError> {
+        let _reader = self.core.engine.reader();
+        let Some(root) = self.core.engine.root(self.tree)? else { return Ok(()) };
+        let mut cursor = self.core.engine.blocks().cursor(&root);
+        cursor.seek(&Key::new(self.objectid, ItemType(0), 0))?;
+        while let Some(key) = cursor.key() {
+            if key.objectid != self.objectid || visit((key.item_type, key.offset)).is_break() {
+                break;
+            }
+            cursor.next()?;
         }
         Ok(())
     }

@@ -246,10 +246,6 @@ impl Replay<'_> {
                 inode.write().fields_mut(self.handle).nlink = nlink;
             }
             if nlink > 0 {
-                if fields.nlink == 0 {
-                    // It may have been without a name when it was committed.
-                    self.core.set_orphan(&inode, self.handle, false)?;
-                }
                 continue;
             }
             deleted += 1;

@@ -27,6 +27,14 @@ impl Base for Below {
         }
         Ok(())
     }
+    fn slots(&self, visit: &mut dyn FnMut(Slot) -> ControlFlow<()>) -> Result<(), FsError> {
+        for slot in self.0.keys() {
+            if visit(*slot).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
 }
 
 fn random(seed: &mut u64) -> u64 {
@@ -63,6 +71,12 @@ fn three_layers_read_as_one() {
         }
         let below = Below(base);
         let layers = Layers { open: &open, frozen: Some(&frozen), base: Some(&below) };
+        let extents = model.keys().filter(|slot| slot.0 == ItemType::EXTENT_DATA).count();
+        let all: Vec<Slot> = model.keys().copied().collect();
+        assert_eq!(layers.slots(ItemType::EXTENT_DATA, extents).unwrap(), Some(all), "seed {round}");
+        if extents > 0 {
+            assert_eq!(layers.slots(ItemType::EXTENT_DATA, extents - 1).unwrap(), None, "seed {round}");
+        }
         for _ in 0..60 {
             let t = types[random(&mut seed) as usize % 3];
             let (from, to) = (random(&mut seed) % width, random(&mut seed) % (width + 3));
