@@ -133,6 +133,21 @@ impl Blocks {
         }
     }
 
+    /// As [`at`](Self::at) for many blocks, each of which some tree must name: those that are not of the open transaction are
+    /// read in one batch. Blocks that cannot be read are left out; `at` reads them again and says what is wrong.
+    pub fn at_many(&self, wanted: &[Logical], dirty: &Dirty) -> Vec<Arc<Node>> {
+        let mut found = Vec::with_capacity(wanted.len());
+        let mut missing = Vec::with_capacity(wanted.len());
+        for at in wanted {
+            match dirty.get(*at) {
+                Some(node) => found.push(node),
+                None => missing.push(NodeExpect::at(*at)),
+            }
+        }
+        found.extend(self.read_any_many(&missing));
+        found
+    }
+
     /// Reports the blocks that a tree being dropped has lost and gained between two moments, nodes before their
     /// children; `to` of `None` means that all of it is gone. A block may be reported both as gained and as lost, which
     /// cancels out.

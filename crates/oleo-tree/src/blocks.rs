@@ -206,6 +206,17 @@ impl Blocks {
         Ok(node)
     }
 
+    /// As [`read_any`](Self::read_any) for many, in one batch; without those that cannot be read.
+    pub(crate) fn read_any_many(&self, expects: &[NodeExpect]) -> Vec<Arc<Node>> {
+        let read = self.reader.read_blocks(expects).into_iter().flatten();
+        read.map(|block| {
+            let node = Arc::new(Node::new(block));
+            self.remember(node.clone());
+            node
+        })
+        .collect()
+    }
+
     fn for_reader(&self, tree: TreeId, expect: &NodeExpect) -> NodeExpect {
         NodeExpect { owner: (!has_foreign_blocks(tree)).then_some(tree), ..*expect }
     }
