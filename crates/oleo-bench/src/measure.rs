@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -47,19 +48,26 @@ pub fn program<S: AsRef<OsStr>>(path: &Path, args: &[S]) -> Result<Sample> {
         .spawn()
         .with_context(|| format!("cannot run {}", path.display()))?;
     let status_file = format!("/proc/{}/status", child.id());
-    let mut peak = 0;
-    let status = loop {
-        if let Ok(text) = std::fs::read_to_string(&status_file) {
-            let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-            let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
-            peak = peak.max(kib.unwrap_or(0) << 10);
-        }
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        std::thread::sleep(POLL);
-    };
-    let seconds = start.elapsed().as_secs_f64();
+    let (peak, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    // The clock stops when the program ends, not when its memory is read next.
+    let (status, seconds) = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !over.load(Relaxed) {
+                if let Ok(text) = std::fs::read_to_string(&status_file) {
+                    let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+                    let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
+                    peak.fetch_max(kib.unwrap_or(0) << 10, Relaxed);
+                }
+                std::thread::park_timeout(POLL);
+            }
+        });
+        let status = child.wait();
+        let seconds = start.elapsed().as_secs_f64();
+        over.store(true, Relaxed);
+        reader.thread().unpark();
+        (status, seconds)
+    });
+    let status = status?;
     if !status.success() {
         let mut why = String::new();
         if let Some(mut e) = child.stderr.take() {
@@ -68,7 +76,7 @@ pub fn program<S: AsRef<OsStr>>(path: &Path, args: &[S]) -> Result<Sample> {
         }
         bail!("{} failed: {}", path.display(), why.trim());
     }
-    Ok(Sample { seconds, peak_bytes: peak })
+    Ok(Sample { seconds, peak_bytes: peak.into_inner() })
 }
 
 /// What kind of program a package is to build.
