@@ -32,7 +32,7 @@ pub use attributes::{
     AtimePolicy, Attr, COMPRESSION, FileKind, NameValue, NewInode, NewKind, Rdev, SetAttr, Strip, Times, Verity,
     XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode,
 };
-pub use data::DataOptions;
+pub use data::{DataOptions, WriteBy};
 pub use error::{FsError, errno};
 pub use fs::Fs;
 pub use items::{DirEntryInfo, NAME_MAX, NameOf, Target};

@@ -29,7 +29,7 @@ use oleo::restore::{RestoreOptions, restore_to_dir};
 use oleo_device::mountinfo::mounts_of;
 use oleo_fs::errno;
 
-use crate::server::{Log, Server, guarded};
+use crate::server::{Errno, Log, Server, guarded, looks_at_files};
 
 /// The directory for the sockets of root's mounts.
 const RUN: &str = "/run/oleo";
@@ -155,6 +155,11 @@ impl Control {
     }
 }
 
+/// The error of a request that has to see what was written.
+fn unwritten(errno: Errno) -> Error {
+    Error::refused(errno.0, "not everything that was written to open files could be taken over")
+}
+
 impl Server {
     /// Executes a control request from the socket.
     fn control(&self, caller: Caller, request: Request) -> Result<Reply, Error> {
@@ -169,6 +174,9 @@ impl Server {
             _ => {}
         }
         let under_way = self.ending().enter()?;
+        if looks_at_files(&request) {
+            self.write_out().map_err(unwritten)?;
+        }
         let (mut reply, changed) = self.execute(caller, request)?;
         if let Reply::Stats(stats) = &mut reply {
             stats.nodes = Some(self.nodes_known());
@@ -204,6 +212,9 @@ impl Server {
 
     /// Carries out a control request that came as an ioctl.
     pub(crate) fn control_by_ioctl(&self, caller: Caller, request: Request) -> Result<Reply, Error> {
+        if looks_at_files(&request) {
+            self.write_out_by_call().map_err(unwritten)?;
+        }
         let (reply, changed) = self.execute(caller, request)?;
         self.invalidate_soon(&changed);
         Ok(reply)

@@ -23,6 +23,7 @@ mod server;
 pub mod transport;
 mod unmount;
 pub mod wire;
+mod writers;
 
 pub use attach::{AttachOptions, attach, detach};
 pub use mount::{MountError, Mounted, Plan, Stopper};

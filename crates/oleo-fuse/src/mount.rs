@@ -286,6 +286,7 @@ impl Mounted {
         let transport = connect(channel, options.threads, options.uring, &|init, uring| server.agree(init, uring))
             .map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;
         server.set_notifier(transport.notifier());
+        server.set_waiting_max(transport.waiting_max());
         if let Ok(Some(mount)) = mount_on(dir) {
             read_ahead(&mount.device, IO_LEN_MAX);
             server.set_device(mount.device);

@@ -137,6 +137,8 @@ pub struct MountOptions {
     pub inline_max: Option<u32>,
     /// The most threads that answer requests.
     pub threads: usize,
+    /// The kernel keeps what was written and writes it later (FUSE_WRITEBACK_CACHE).
+    pub writeback_cache: bool,
     /// Bytes of tree blocks kept in memory; the default depends on the machine's memory.
     pub cache_bytes: Option<u64>,
     /// The number of inodes known to the kernel above which it is asked to forget some; the default depends on the
@@ -178,6 +180,7 @@ impl Default for MountOptions {
             degraded: false,
             inline_max: None,
             threads: THREADS,
+            writeback_cache: false,
             cache_bytes: None,
             nodes_max: None,
             user_subvol_rm_allowed: false,
@@ -238,6 +241,8 @@ impl MountOptions {
             }
             "user_subvol_rm_allowed" => self.user_subvol_rm_allowed = true,
             "skip_balance" => self.skip_balance = true,
+            "writeback_cache" => self.writeback_cache = true,
+            "nowriteback_cache" => self.writeback_cache = false,
             "allow_other" => self.allow_other = Some(true),
             "usebackuproot" => self.rescue.use_backup_root = true,
             "nologreplay" | "norecovery" => self.rescue.no_log_replay = true,

@@ -16,10 +16,11 @@
 //! The kernel checks permissions (`default_permissions`, POSIX ACLs included): it knows mode, owner and ACL of every
 //! node. The file system checks what only it knows (read-only subvolumes, the immutable flag).
 //!
-//! Writes go through the kernel's page cache, not into it (no FUSE_WRITEBACK_CACHE): ENOSPC, EDQUOT and EROFS come from
-//! write(2) itself, times are the file system's, and the order of changes is the order of calls.
+//! Writes go through the kernel's page cache, not into it: ENOSPC, EDQUOT and EROFS come from write(2) itself, times are the file
+//! system's, and the order of changes is the order of calls. With `writeback_cache` they go into it: then files are opened and
+//! closed (`open`), and the kernel has to write before the server looks at files (`write_out`).
 //!
-//! Locks: none except those of `nodes`.
+//! Locks: none except those of `nodes` and `writers`.
 
 mod attr;
 mod data;
@@ -35,8 +36,10 @@ mod ioctl_info;
 mod ioctl_numbers;
 mod ioctl_source;
 mod names;
+mod open;
 mod prune;
 mod statfs;
+mod write_out;
 mod xattr;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -49,6 +52,7 @@ use oleo::fs::Fs;
 use oleo_fs::{FsError, InodeRef};
 
 pub(crate) use errno::Errno;
+pub(crate) use write_out::looks_at_files;
 
 use crate::ending::Ending;
 use crate::nodes::Nodes;
@@ -56,6 +60,7 @@ use crate::options::{Atime, MountOptions};
 use crate::transport::{Handler, Notifier, Outcome};
 use crate::wire::abi::{self, ROOT_ID};
 use crate::wire::{Op, Reply, Request};
+use crate::writers::Writers;
 
 /// Receives messages: one line each.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
@@ -81,6 +86,12 @@ pub struct Server {
     /// The directory that it is mounted on.
     dir: OnceLock<PathBuf>,
     ending: Ending,
+    /// Whether the kernel writes back; known from INIT on.
+    write_back: OnceLock<bool>,
+    writers: Writers,
+    unwritten: write_out::Unwritten,
+    /// How many requests may wait for others at a time.
+    waiting_max: OnceLock<usize>,
     log: Log,
 }
 
@@ -107,6 +118,10 @@ impl Server {
             device: OnceLock::new(),
             dir: OnceLock::new(),
             ending: Ending::default(),
+            write_back: OnceLock::new(),
+            writers: Writers::default(),
+            unwritten: write_out::Unwritten::default(),
+            waiting_max: OnceLock::new(),
             log,
         }
     }
@@ -242,11 +257,16 @@ impl Server {
             Op::RemoveXattr { name } => self.removexattr(node, name),
             Op::Ioctl { args, data } => self.ioctl(head, args, data, reply),
             Op::StatFs => self.statfs(reply),
-            // What a tmpfile's handle sends when it is closed.
-            Op::Release | Op::ReleaseDir => Ok(()),
+            Op::Release(args) => {
+                self.release(node, args);
+                Ok(())
+            }
+            Op::ReleaseDir => Ok(()),
             // The end of a mount whose source the kernel holds: umount(2) returns when this is answered.
             Op::Destroy => self.sync_fs(),
             Op::Forget { .. } | Op::BatchForget(_) | Op::Interrupt => Ok(()),
+            Op::Open(args) if self.writes_back() => self.open(node, args, reply),
+            Op::Create { args, name } if self.writes_back() => self.create(head, args, name, reply),
             // The kernel does without from now on; see above.
             Op::Open(_) | Op::OpenDir(_) | Op::Flush | Op::Create { .. } | Op::Access => Err(Errno::ENOSYS),
             Op::Init(_) | Op::Unknown(_) => Err(Errno::ENOSYS),
@@ -295,7 +315,12 @@ impl Handler for Server {
     }
 
     fn waits_for_another(&self, head: &abi::InHeader, args: &[u8]) -> bool {
-        head.opcode == abi::opcode::WRITE && self.drops_pages(head.nodeid, args)
+        match head.opcode {
+            abi::opcode::WRITE => self.drops_pages(head.nodeid, args),
+            abi::opcode::LSEEK => self.writes_back() && self.writers.has(head.nodeid),
+            abi::opcode::IOCTL => self.writes_back() && self.writers.any(),
+            _ => false,
+        }
     }
 }
 

@@ -80,6 +80,11 @@ pub trait Transport: Send + Sync {
     /// Notifies the kernel of changes.
     fn notifier(&self) -> Arc<dyn Notifier>;
 
+    /// How many requests may wait for others at a time ([`Handler::waits_for_another`]) without being in their way.
+    fn waiting_max(&self) -> usize {
+        usize::MAX
+    }
+
     /// The file in which root can switch on a faster way, which the kernel has and does not offer.
     fn switch(&self) -> Option<&'static Path> {
         None

@@ -216,6 +216,9 @@ ranks! {
     RestoreFailed, "oleo", "`Core::failed` of a restore", Leaf, No,
         "the first error",
         "a look";
+    FuseWriters, "oleo-fuse", "`Writers::shards[n]`", Leaf, No,
+        "the nodes that are open for writing",
+        "a look-up";
     FuseForeign, "oleo-fuse", "`Nodes::odd`", Leaf, No,
         "numbers that do not follow from an inode's",
         "a look-up";

@@ -36,7 +36,8 @@ pub(crate) struct Args {
     places: Vec<PathBuf>,
     /// Mount options, separated by commas: ro, subvol=PATH, subvolid=ID, compress[-force]=ALGORITHM[:LEVEL], nodatacow,
     /// nodatasum, commit=SECONDS, discard, noatime, relatime, strictatime, degraded, max_inline=BYTES, thread_pool=N, cache=BYTES, nodes=N,
-    /// user_subvol_rm_allowed, skip_balance, rescue=WHAT, device=FILE, allow_other, fsname=NAME, subtype=NAME, io_uring=auto|on|off.
+    /// user_subvol_rm_allowed, skip_balance, rescue=WHAT, device=FILE, allow_other, fsname=NAME, subtype=NAME, io_uring=auto|on|off,
+    /// writeback_cache.
     #[arg(short = 'o', long = "options", value_name = "OPTS")]
     options: Vec<String>,
     /// Stay in the foreground and write messages to standard error.

@@ -15,7 +15,7 @@ use oleo_sim::crash::pages::Contents;
 use oleo_sim::crash::promises::{Promises, is_owed};
 use oleo_sim::crash::record::{Event, Fault, Journal};
 use oleo_sim::crash::seen::Seen;
-use oleo_sim::manifest::{Attr, HostTree, Piece, TreeView};
+use oleo_sim::manifest::{Attr, HostTree, Kind, Piece, TreeView};
 use oleo_sim::oracle::{Scratch, run};
 use oleo_sim::script::Op;
 use rustix::io::Errno;
@@ -102,9 +102,9 @@ struct Serving {
 }
 
 impl Serving {
-    fn start(devices: Vec<Arc<dyn Device>>, dir: &Path, uring: Uring) -> Result<Serving> {
+    fn start(devices: Vec<Arc<dyn Device>>, dir: &Path, uring: Uring, writeback_cache: bool) -> Result<Serving> {
         let log: oleo_fuse::Log = Arc::new(|line: &str| eprintln!("the server: {line}"));
-        let options = MountOptions { commit_seconds: 1, uring, ..MountOptions::default() };
+        let options = MountOptions { commit_seconds: 1, uring, writeback_cache, ..MountOptions::default() };
         let plan = Plan { images: vec![], scan: vec![], offset: 0, dir: dir.to_owned(), options, log };
         let mounted = Mounted::over(devices, &plan)?;
         let stopper = mounted.stopper();
@@ -129,6 +129,12 @@ impl Drop for Serving {
 
 fn name(worker: u64) -> String {
     format!("w{worker}")
+}
+
+/// With the kernel's write-back cache its change times of files are shown, and come to the server a moment after its own.
+fn forget_times_of_files(history: &mut History) {
+    let nodes = history.moments.iter_mut().flat_map(|moment| moment.nodes.values_mut());
+    nodes.filter(|node| node.kind == Kind::File).for_each(|node| Arc::make_mut(node).times = None);
 }
 
 /// A volume with a directory for each worker in a subvolume.
@@ -265,7 +271,9 @@ impl Load {
         let disks = base.iter().enumerate().map(|(i, c)| Arc::new(journal.disk(i, c.clone())) as Arc<dyn Device>);
         // Over io_uring where the kernel offers it, and each second time over /dev/fuse.
         let uring = if seed.is_multiple_of(2) { Uring::Auto } else { Uring::Off };
-        let serving = Serving::start(disks.collect(), &top, uring)?;
+        // Each third pair with the kernel's write-back cache.
+        let writeback_cache = (seed / 2).is_multiple_of(3);
+        let serving = Serving::start(disks.collect(), &top, uring, writeback_cache)?;
         let stop = AtomicBool::new(false);
         let manager = Mutex::new(Ok((0, 0)));
         let done: Result<Vec<(History, Vec<String>)>> = std::thread::scope(|scope| {
@@ -283,7 +291,10 @@ impl Load {
         });
         let events = journal.take();
         serving.stop()?;
-        let (histories, refused): (Vec<_>, Vec<_>) = done?.into_iter().unzip();
+        let (mut histories, refused): (Vec<_>, Vec<_>) = done?.into_iter().unzip();
+        if writeback_cache {
+            histories.iter_mut().for_each(forget_times_of_files);
+        }
         let (snapshots, balances) = manager.into_inner().unwrap().context("snapshots and balances")?;
         ensure!(snapshots > 0, "no snapshot was made");
         const SUPER: u64 = 64 << 10;

@@ -220,7 +220,7 @@ fn worker() {
     let dir = top.join(format!("w{number}"));
     fs::create_dir(&dir).unwrap();
     let mut host = Host::new(&dir, SECTOR);
-    if kind == "Oleo" {
+    if kind != "Kernel" {
         host = host.with_tool(Path::new(OLEO));
     }
     let mut worker = Worker { dir, host, shared: shared::Shared::new(&top.join("shared"), number) };
@@ -228,7 +228,7 @@ fn worker() {
     for step in script(seed, number, steps) {
         let anything = worker.meets_an_empty_subvol_dir(&step);
         let answer = worker.run(&step).map_or_else(|e| format!("{}", std::io::Error::from(e)), |()| "done".into());
-        let answer = if anything && kind == "Oleo" { ANYTHING.to_owned() } else { answer };
+        let answer = if anything && kind != "Kernel" { ANYTHING.to_owned() } else { answer };
         answers += &format!("{answer}\t{step:?}\n");
     }
     worker.shared.finish().unwrap();
@@ -283,11 +283,11 @@ fn agree(kernel: &str, oleo: &str) -> bool {
 }
 
 /// One seed on both kinds.
-fn run(oracle: Oracle, seed: u64, steps: usize, options: &str) {
+fn run(oracle: Oracle, ours: Kind, seed: u64, steps: usize, options: &str) {
     let scratch = oracle.scratch().unwrap();
     let logs = scratch.dir("logs").unwrap();
     let mut ends = Vec::new();
-    for kind in [Kind::Kernel, Kind::Oleo] {
+    for kind in [Kind::Kernel, ours] {
         let image = scratch.path().join(format!("{kind:?}"));
         kind.mkfs(oracle, &image).unwrap();
         let mount: Mount = kind.mount(oracle, &image, options).unwrap();
@@ -330,7 +330,16 @@ fn run(oracle: Oracle, seed: u64, steps: usize, options: &str) {
 fn several_processes() {
     let Some(oracle) = oracle() else { return };
     for (seed, options) in [(1, ""), (2, "compress=zstd"), (3, "commit=1")] {
-        run(oracle, seed, 500, options);
+        run(oracle, Kind::Oleo, seed, 500, options);
+    }
+}
+
+/// Goal: the same where the kernel caches what was written.
+#[test]
+fn several_processes_write_back() {
+    let Some(oracle) = oracle() else { return };
+    for (seed, options) in [(4, ""), (5, "commit=1")] {
+        run(oracle, Kind::WriteBack, seed, 500, options);
     }
 }
 
@@ -344,7 +353,13 @@ fn longer() {
     let (first, count): (u64, u64) = (first.parse().unwrap(), count.parse().unwrap());
     let steps = std::env::var("OLEO_MOUNT_STEPS").map_or(2000, |s| s.parse().unwrap());
     for seed in first..first + count {
-        run(oracle, seed, steps, ["", "compress=zstd", "commit=1"][usize_of(seed % 3)]);
+        run(
+            oracle,
+            if seed.is_multiple_of(2) { Kind::Oleo } else { Kind::WriteBack },
+            seed,
+            steps,
+            ["", "compress=zstd", "commit=1"][usize_of(seed % 3)],
+        );
         println!("seed {seed} agrees");
     }
 }

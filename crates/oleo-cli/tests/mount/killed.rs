@@ -233,7 +233,8 @@ fn round(oracle: Oracle, seed: u64) -> Result<u64> {
     let image = scratch.path().join("image");
     Kind::Oleo.mkfs(oracle, &image)?;
     let mut rng = Rng::new(seed);
-    let options = ["", "commit=1", "compress=zstd"][usize::try_from(seed % 3)?];
+    let options =
+        ["", "commit=1", "compress=zstd", "writeback_cache", "writeback_cache,commit=1"][usize::try_from(seed % 5)?];
     let serve = || Served::mount(Path::new(OLEO), &[&image], options, Limits::default());
     let ledgers: Vec<Mutex<Ledger>> = (0..WRITERS).map(|_| Mutex::default()).collect();
     let mut mount = serve()?;

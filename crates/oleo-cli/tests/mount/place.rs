@@ -9,12 +9,14 @@
 //! out says so, and must then fail on Oleo: when it passes, the limit is to be taken out of the list.
 
 use std::any::Any;
+use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Once;
 
-use anyhow::Result;
 use oleo_sim::manifest::{Detail, Ignore, Manifest};
 use oleo_sim::oracle::{Mounted, Oracle, oracle, run};
 use oleo_sim::served::{Limits, Served};
@@ -32,6 +34,8 @@ pub const IMAGE_LEN: u64 = 2 << 30;
 pub enum Kind {
     Kernel,
     Oleo,
+    /// Oleo with the kernel's write-back cache.
+    WriteBack,
 }
 
 /// A mount of either kind.
@@ -48,7 +52,7 @@ impl Mount {
         }
     }
 
-    pub fn unmount(self) -> Result<()> {
+    pub fn unmount(self) -> anyhow::Result<()> {
         match self {
             Mount::Kernel(m) => m.unmount(),
             Mount::Oleo(m) => m.unmount(),
@@ -66,13 +70,13 @@ impl Mount {
 
 impl Kind {
     /// An empty file system, made by who will serve it.
-    pub fn mkfs(self, oracle: Oracle, image: &Path) -> Result<()> {
+    pub fn mkfs(self, oracle: Oracle, image: &Path) -> anyhow::Result<()> {
         match self {
             Kind::Kernel => {
                 fs::File::create(image)?.set_len(IMAGE_LEN)?;
                 oracle.mkfs(&[], &[image])
             }
-            Kind::Oleo => {
+            Kind::Oleo | Kind::WriteBack => {
                 let size = IMAGE_LEN.to_string();
                 let args = ["mkfs", "--quiet", "--size", &size].map(std::ffi::OsStr::new);
                 run(OLEO, args.into_iter().chain([image.as_os_str()])).map(drop)
@@ -81,13 +85,14 @@ impl Kind {
     }
 
     /// Mounts it.
-    pub fn mount(self, oracle: Oracle, image: &Path, options: &str) -> Result<Mount> {
+    pub fn mount(self, oracle: Oracle, image: &Path, options: &str) -> anyhow::Result<Mount> {
         match self {
             Kind::Kernel => oracle.mount(&[image], options).map(Mount::Kernel),
             Kind::Oleo => {
                 assert!(Path::new("/dev/fuse").exists(), "this machine has no /dev/fuse: modprobe fuse");
                 Served::mount(Path::new(OLEO), &[image], options, Limits::default()).map(Mount::Oleo)
             }
+            Kind::WriteBack => Kind::Oleo.mount(oracle, image, &format!("writeback_cache,{options}")),
         }
     }
 
@@ -145,7 +150,7 @@ impl Place {
     fn tool(&self) -> &'static str {
         match self.kind {
             Kind::Kernel => "btrfs",
-            Kind::Oleo => OLEO,
+            Kind::Oleo | Kind::WriteBack => OLEO,
         }
     }
 
@@ -163,9 +168,39 @@ impl Place {
         path
     }
 
+    /// A command that is started now and does its work later: what starts with handles of the caller's closes them, and closing a
+    /// file writes it out where the kernel caches it.
+    pub fn later(&self, args: &[&OsStr]) -> Later {
+        Later::new(self.tool().as_ref(), args)
+    }
+
     /// `btrfs subvolume …` or `oleo subvolume …`.
     pub fn subvolume_command(&self, args: &[&std::ffi::OsStr]) {
         run(self.tool(), [&["subvolume".as_ref()], args].concat()).expect("a subvolume command");
+    }
+}
+
+/// A command that waits for its turn.
+pub struct Later(Child);
+
+impl Later {
+    pub fn new(program: &OsStr, args: &[&OsStr]) -> Later {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "read go && exec \"$@\"", "sh"]).arg(program).args(args);
+        let child = shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        Later(child.expect("a shell"))
+    }
+
+    /// Runs it to its end; what it said if it failed.
+    pub fn try_run(mut self) -> Result<(), String> {
+        self.0.stdin.take().expect("a pipe").write_all(b"go\n").expect("it reads");
+        let out = self.0.wait_with_output().expect("it ends");
+        if out.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&out.stderr).into_owned()) }
+    }
+
+    /// The same where it must succeed.
+    pub fn run(self) {
+        self.try_run().expect("a command");
     }
 }
 
@@ -197,6 +232,35 @@ pub struct Case {
     pub limit: Option<(&'static str, &'static str)>,
 }
 
+/// Cases whose limit is that nobody asks when a file is opened: with the write-back cache somebody does.
+const LIMITED_BY_OPENING: [&str; 3] = ["immutable_open_for_writing", "append_only_open", "opening_in_a_read_only_one"];
+
+/// Limits of the write-back cache alone: the case, why it cannot pass, and words of how it then fails.
+const LIMITED_BY_CACHING: [(&str, &str, &str); 3] = [
+    (
+        "get_and_set",
+        "the kernel keeps the change time of files and does not take over that of an ioctl",
+        "ctime() > before",
+    ),
+    ("blocks_are_reported", "what only the kernel has is counted when it is written", "right: 2048"),
+    ("reading_a_file", "the kernel's page cache answers, since it has what was written", "times of "),
+];
+
+impl Case {
+    /// Why it cannot pass there.
+    fn limit_on(&self, kind: Kind) -> Option<(&'static str, &'static str)> {
+        match kind {
+            Kind::Kernel => None,
+            Kind::Oleo => self.limit,
+            Kind::WriteBack => {
+                let by_caching = LIMITED_BY_CACHING.iter().find(|(name, ..)| *name == self.name);
+                let by_fuse = self.limit.filter(|_| !LIMITED_BY_OPENING.contains(&self.name));
+                by_caching.map(|(_, why, words)| (*why, *words)).or(by_fuse)
+            }
+        }
+    }
+}
+
 /// Says what cases a family has and makes a test of them for each kind of mount: `family!("mount options"; name, name
 /// after function, name limited "why" with "words of the failure", …)`.
 macro_rules! family {
@@ -219,6 +283,12 @@ macro_rules! family {
         #[test]
         fn oleo() {
             crate::place::run_family(crate::place::Kind::Oleo, module_path!(), $options, CASES);
+        }
+
+        /// Goal: the same where the kernel caches what was written.
+        #[test]
+        fn write_back() {
+            crate::place::run_family(crate::place::Kind::WriteBack, module_path!(), $options, CASES);
         }
     };
 }
@@ -255,7 +325,7 @@ pub fn run_family(kind: Kind, family: &str, options: &str, cases: &[Case]) {
             fs::create_dir(&place.dir).expect("a directory for the case");
             (case.run)(&place);
         }));
-        match (result, case.limit.filter(|_| kind == Kind::Oleo)) {
+        match (result, case.limit_on(kind)) {
             (Err(e), None) => wrong.push(format!("{}: {}", case.name, words_of(&*e))),
             (Ok(()), Some((why, _))) => wrong.push(format!("{}: passes, in spite of: {why}", case.name)),
             (Err(e), Some((_, words))) if !words_of(&*e).contains(words) => {

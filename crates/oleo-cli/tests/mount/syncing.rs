@@ -120,7 +120,7 @@ fn names_and_limits(at: &Place) {
     let kind = out.unwrap();
     match at.kind {
         crate::place::Kind::Kernel => assert_eq!(kind.trim(), "btrfs"),
-        crate::place::Kind::Oleo => assert_eq!(kind.trim(), "fuse.oleo"),
+        crate::place::Kind::Oleo | crate::place::Kind::WriteBack => assert_eq!(kind.trim(), "fuse.oleo"),
     }
     rustix::fs::mkdir(at.at("d"), Mode::from_raw_mode(0o755)).unwrap();
     let out = std::process::Command::new("df").arg(at.at("d")).output().unwrap();

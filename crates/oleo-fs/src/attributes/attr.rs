@@ -176,6 +176,8 @@ pub struct SetAttr {
     pub flags: Option<InodeFlags>,
     /// The times given are the present, not chosen by the user: allowed for append-only files.
     pub touch: bool,
+    /// The times given are those of changes through a handle that was opened when the flags allowed them, so the flags are not asked.
+    pub opened: bool,
 }
 
 oleo_format::setters!(SetAttr {
@@ -189,6 +191,7 @@ oleo_format::setters!(SetAttr {
     otime: Option<Time>,
     flags: Option<InodeFlags>,
     touch: bool,
+    opened: bool,
 });
 
 /// The four times of an inode.

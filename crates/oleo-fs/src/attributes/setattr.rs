@@ -61,7 +61,9 @@ impl SetAttr {
 
     /// What the inode's flags allow. The flags themselves can always be changed.
     fn check_flags(&self, fields: &InodeFields) -> Result<(), FsError> {
-        if self.owns() || (self.times() && !self.touch) {
+        if self.opened && !self.owns() {
+            Ok(())
+        } else if self.owns() || (self.times() && !self.touch) {
             rules::change(fields)
         } else if self.times() {
             rules::grow(fields)

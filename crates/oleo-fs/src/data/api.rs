@@ -1,6 +1,7 @@
 //! The operations on file data that [`Fs`] offers.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use oleo_format::TreeId;
 use oleo_txn::TxnError;
@@ -8,7 +9,7 @@ use oleo_txn::TxnError;
 use crate::attributes::rules;
 use crate::data::install::{self, Install};
 use crate::data::{
-    CloneRange, Dedupe, ExtentInfo, FILE_LEN_MAX, KeepSize, Policy, Prepared, query, read, share, write,
+    CloneRange, Dedupe, ExtentInfo, FILE_LEN_MAX, KeepSize, Policy, Prepared, WriteBy, query, read, share, write,
 };
 use crate::object::Items;
 use crate::{FileKind, Fs, FsError, InodeRef};
@@ -37,13 +38,24 @@ impl Fs {
     /// if too much is buffered. If the file's flags say so ([`InodeFlags::SYNC`](oleo_format::InodeFlags)), this and what else
     /// changes its content returns when it is durable.
     pub fn write(&self, file: &InodeRef, at: u64, data: &[u8]) -> Result<(), FsError> {
-        self.write_buffered(file, at, data)?;
+        self.write_by(file, at, data, WriteBy::Caller)
+    }
+
+    /// From now on, until the inode is forgotten, changes of the content leave its times alone: a cache in front of this file system sets
+    /// them with [`set_attr`](Fs::set_attr), as they were when it was changed there.
+    pub fn leave_times(&self, file: &InodeRef) {
+        file.data.times_left.store(true, Ordering::Relaxed);
+    }
+
+    /// The same as `write` for bytes that somebody has cached.
+    pub fn write_by(&self, file: &InodeRef, at: u64, data: &[u8], by: WriteBy) -> Result<(), FsError> {
+        self.write_buffered(file, at, data, by)?;
         self.keep_content(file)
     }
 
-    fn write_buffered(&self, file: &InodeRef, at: u64, data: &[u8]) -> Result<(), FsError> {
+    fn write_buffered(&self, file: &InodeRef, at: u64, data: &[u8], by: WriteBy) -> Result<(), FsError> {
         for _ in 1..QUOTA_TRIES {
-            match write::write(file, at, data) {
+            match write::write(file, at, data, by) {
                 Err(FsError::Txn(TxnError::QuotaExceeded(_))) => {}
                 other => return other,
             }
@@ -53,7 +65,7 @@ impl Fs {
             // One that cannot be erased is reported by the next sync or cleaner step.
             let _ = self.core().evict_all();
         }
-        write::write(file, at, data)
+        write::write(file, at, data, by)
     }
 
     /// Writes out what is buffered of a file, which then is part of the next commit.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use oleo_lock::{Mutex, rank};
 use oleo_txn::DataReservation;
@@ -19,6 +19,8 @@ pub(crate) struct FileData {
     pub flush: Mutex<rank::FileFlush, ()>,
     /// Of a file that is being deleted in steps: what lies before this offset is dropped. Changed under `flush`.
     pub(super) dropped: AtomicU64,
+    /// Somebody else sets the times of changes; see [`Fs::leave_times`](crate::Fs::leave_times).
+    pub(super) times_left: AtomicBool,
     pub(super) buffer: Mutex<rank::FileBuffer, Option<Box<Buffer>>>,
 }
 
@@ -97,6 +99,11 @@ impl FileData {
             }
         }
         shown
+    }
+
+    /// The time of a change of the content, if it is ours to set.
+    pub(super) fn time_of(&self, now: Time) -> Option<Time> {
+        (!self.times_left.load(Ordering::Relaxed)).then_some(now)
     }
 
     /// When what is buffered was last written, for an operation that sets the inode's times: from now on they are kept in the inode.

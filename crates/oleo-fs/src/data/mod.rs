@@ -69,6 +69,7 @@ pub use query::{ExtentInfo, ExtentKind};
 pub use read::{read_plain, unpack_inline};
 pub use share::{CloneRange, Dedupe};
 pub use unplaced::KeepSize;
+pub use write::WriteBy;
 
 pub(crate) use buffer::FileData;
 pub(crate) use items::{MapMutOf, MapOf};

@@ -324,13 +324,13 @@ impl Inode {
         let handle = engine.join(PROMISED_NEED)?;
         let mut guard = self.write();
         guard.alive()?;
-        let time = self.core().now();
+        let time = self.data.time_of(self.core().now());
         let fields = guard.fields_mut(&handle);
         fields.flags |= InodeFlags::PREALLOC.bits();
         if keep == KeepSize::No {
             fields.size = fields.size.max(end);
         }
-        fields.touch(time);
+        fields.changed(time);
         Ok(())
     }
 
@@ -379,8 +379,8 @@ impl Inode {
         let handle = self.core().engine().join(PROMISED_NEED)?;
         let mut guard = self.write();
         guard.alive()?;
-        let time = self.core().now();
-        guard.fields_mut(&handle).touch(time);
+        let time = self.data.time_of(self.core().now());
+        guard.fields_mut(&handle).changed(time);
         Ok(())
     }
 }

@@ -260,7 +260,7 @@ fn put_extents(
     fields.nbytes = fields.nbytes.saturating_sub(freed).saturating_add(added);
     if why == Why::Clone {
         fields.size = fields.size.max(moved(part.end).min(range.to + range.len));
-        fields.touch(dst.core().now());
+        fields.changed(dst.data.time_of(dst.core().now()));
     }
     Ok(())
 }

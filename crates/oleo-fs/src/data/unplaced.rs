@@ -106,7 +106,9 @@ impl Inode {
             if keep == KeepSize::No {
                 buffer.unplaced.size = buffer.unplaced.size.max(end);
             }
-            buffer.touched = Some(core.now());
+            if let Some(time) = self.data.time_of(core.now()) {
+                buffer.touched = Some(time);
+            }
             core.data.count(before, buffer.weight());
             if before == 0 {
                 core.data.enlist(self);

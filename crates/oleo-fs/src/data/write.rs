@@ -31,8 +31,21 @@ const STEP_LEN: usize = 1 << 20;
 /// do not each ask for it.
 const PROMISE_LEN: u64 = 1 << 20;
 
+/// Whose bytes are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum WriteBy {
+    /// The caller's: the file's times become the present, and its flags must allow it.
+    #[default]
+    Caller,
+    /// A cache's that took them earlier. It sets the file's times itself ([`Fs::set_attr`](crate::Fs::set_attr)).
+    Cache {
+        /// The writer has opened the file when its flags still allowed any change, and so may go on.
+        opened: bool,
+    },
+}
+
 /// Writes `data` at `at`.
-pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
+pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8], by: WriteBy) -> Result<(), FsError> {
     inode.subvol().writable()?;
     // If the file system refuses changes: a write over bytes that are buffered already needs no space, so nothing else would refuse it,
     // and it would be lost in silence.
@@ -48,7 +61,7 @@ pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsEr
     let mut pos = at;
     for step in data.chunks(STEP_LEN) {
         // A reservation that it is not going to use would be missing for others.
-        let done = write_step(inode, pos, step);
+        let done = write_step(inode, pos, step, by);
         if done.is_err() {
             inode.release_unused_reservation();
         }
@@ -70,7 +83,7 @@ enum Space {
     Last,
 }
 
-fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
+fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8], by: WriteBy) -> Result<(), FsError> {
     let sector = u64::from(inode.core().engine().sectorsize());
     let end = at + data.len() as u64;
     let sectors = at / sector * sector..end.next_multiple_of(sector);
@@ -105,7 +118,10 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
             buffer.promises.push(guard);
             buffer.unused_reservation += len;
         }
-        rules::write(guard.fields(), at, size.max(buffer.end()))?;
+        match by {
+            WriteBy::Cache { opened: true } => rules::content(guard.fields())?,
+            _ => rules::write(guard.fields(), at, size.max(buffer.end()))?,
+        }
         let zeros = tail_gap(&guard, Some(buffer), at, sector)?;
         let extra = if zeros && !tail.is_empty() { sector } else { 0 };
         let mut beside = parts_beside(at..end, size.max(buffer.end()), sector);
@@ -154,7 +170,11 @@ fn write_step(inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<(), FsError> {
         }
         buffer.dirty.write(at, data);
         buffer.unused_reservation = buffer.unused_reservation.saturating_sub(need);
-        buffer.touched = Some(inode.core().now());
+        if by == WriteBy::Caller
+            && let Some(time) = inode.data.time_of(inode.core().now())
+        {
+            buffer.touched = Some(time);
+        }
         let shared = &inode.core().data;
         shared.count(before, buffer.weight());
         if before == 0 {

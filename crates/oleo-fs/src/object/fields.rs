@@ -108,6 +108,14 @@ impl InodeFields {
         FileKind::of_mode(self.mode)
     }
 
+    /// The content changed; without a time if somebody else sets it.
+    pub(crate) fn changed(&mut self, time: Option<Time>) {
+        match time {
+            Some(time) => self.touch(time),
+            None => self.sequence = self.sequence.wrapping_add(1),
+        }
+    }
+
     /// The content changed at `time`.
     pub(crate) fn touch(&mut self, time: Time) {
         self.mtime = time;

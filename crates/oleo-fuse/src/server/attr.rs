@@ -178,13 +178,19 @@ impl Server {
             .ctime(has(Fattr::CTIME).then_some(Time { sec: args.ctime as i64, nsec: args.ctimensec }))
             .otime(None)
             .flags(None)
-            .touch(touches(valid));
+            .touch(touches(valid))
+            .opened(self.keeps_times(valid) && self.writers.may_write(node));
         let mut attr = self.fs.set_attr(&inode, &set).map_err(|e| self.errno("setattr", &e))?;
         if self.strip_after_setattr(&inode, valid, attr.kind).map_err(|e| self.errno("setattr", &e))? {
             attr = self.fs.attr(&inode);
         }
         reply.put(&self.attr_out(&attr));
         Ok(())
+    }
+
+    /// Whether the kernel sets nothing but the times of a file that it has kept.
+    fn keeps_times(&self, valid: Fattr) -> bool {
+        self.writes_back() && valid - Fattr::FH == Fattr::MTIME | Fattr::CTIME
     }
 
     /// Removes the privileges that a change of owner or size takes from a file; whether it looked.

@@ -1,5 +1,7 @@
 //! The agreement with the kernel at the start.
 
+use rustix::mount::MountFlags;
+
 use super::Server;
 use crate::transport::IO_LEN_MAX;
 use crate::wire::abi::{self, InitFlags};
@@ -59,6 +61,14 @@ impl Server {
         if uring {
             agreed |= offered & InitFlags::OVER_IO_URING;
         }
+        let write_back = self.options.writeback_cache
+            && !self.options.read_only
+            && !self.options.flags.contains(MountFlags::SYNCHRONOUS)
+            && offered.contains(InitFlags::WRITEBACK_CACHE);
+        if write_back {
+            agreed |= offered & (InitFlags::WRITEBACK_CACHE | InitFlags::DIRECT_IO_ALLOW_MMAP);
+        }
+        let _ = self.write_back.set(write_back);
         Ok(abi::InitOut {
             major: abi::MAJOR,
             minor: abi::MINOR.min(init.minor),

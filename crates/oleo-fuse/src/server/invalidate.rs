@@ -13,6 +13,7 @@ use oleo::control::Invalidation;
 use oleo_device::affinity;
 use oleo_lock::{Mutex, rank};
 
+use super::prune::AT_ONCE;
 use super::{Log, Server};
 use crate::transport::Notifier;
 
@@ -27,6 +28,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 enum Notice {
     Entry { dir: u64, name: Vec<u8> },
     Inode { node: u64, pages: i64 },
+    Forget { nodes: Vec<u64> },
 }
 
 impl Notice {
@@ -34,6 +36,11 @@ impl Notice {
         match self {
             Notice::Entry { dir, name } => notifier.inval_entry(*dir, name),
             Notice::Inode { node, pages } => notifier.inval_inode(*node, *pages, ALL),
+            // Kernels before 6.18 keep what they believe until they forget it by themselves.
+            Notice::Forget { nodes } => match notifier.prune(nodes) {
+                Err(e) if e.kind() == io::ErrorKind::Unsupported => Ok(()),
+                done => done,
+            },
         }
     }
 }
@@ -106,8 +113,12 @@ impl Server {
                     notices.push(Notice::Inode { node: self.nodes.id(*tree, *ino), pages: NONE });
                 }
                 Invalidation::Subtree { tree } => {
-                    let nodes = self.nodes.of_tree(*tree).into_iter();
-                    notices.extend(nodes.map(|node| Notice::Inode { node, pages: ALL }));
+                    let nodes = self.nodes.of_tree(*tree);
+                    notices.extend(nodes.iter().map(|node| Notice::Inode { node: *node, pages: ALL }));
+                    // A kernel that writes back believes in its own sizes and times, of every file that it knows.
+                    if self.writes_back() {
+                        notices.extend(nodes.chunks(AT_ONCE).map(|nodes| Notice::Forget { nodes: nodes.to_vec() }));
+                    }
                 }
             }
         }

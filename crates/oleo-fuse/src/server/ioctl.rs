@@ -44,12 +44,14 @@ impl Server {
             FS_IOC_GETFLAGS => Ok(self.fs_flags(&inode).as_bytes().to_vec().into()),
             FS_IOC_SETFLAGS => {
                 let (want, _) = u32::read_from_prefix(data).map_err(|_| Errno::EINVAL)?;
+                self.write_out_node(head.nodeid)?;
                 self.set_fs_flags(&inode, want, &privileged)?;
                 Ok(nothing())
             }
             FS_IOC_FSGETXATTR => Ok(self.fsxattr(&inode).as_bytes().to_vec().into()),
             FS_IOC_FSSETXATTR => {
                 let (want, _) = Fsxattr::read_from_prefix(data).map_err(|_| Errno::EINVAL)?;
+                self.write_out_node(head.nodeid)?;
                 self.set_fsxattr(&inode, &want, &privileged)?;
                 Ok(nothing())
             }

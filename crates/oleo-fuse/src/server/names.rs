@@ -32,12 +32,25 @@ impl Server {
         maker: &Maker,
         reply: &mut Reply<'_>,
     ) -> Answer {
-        let dir = self.inode(head.nodeid)?;
-        let new = self.new_inode(head, kind, maker);
-        let made = self.fs.create(&dir, name, &new).map_err(|e| self.errno("create", &e))?;
-        self.keep_names(&[&dir])?;
+        let made = self.made(head, name, kind, maker.mode, maker.umask)?;
         reply.put(&self.entry(made));
         Ok(())
+    }
+
+    /// Makes an inode and its name.
+    pub(super) fn made(
+        &self,
+        head: &abi::InHeader,
+        name: &[u8],
+        kind: NewKind<'_>,
+        mode: u32,
+        umask: u32,
+    ) -> Result<InodeRef, Errno> {
+        let dir = self.inode(head.nodeid)?;
+        let new = self.new_inode(head, kind, &Maker { mode, umask });
+        let made = self.fs.create(&dir, name, &new).map_err(|e| self.errno("create", &e))?;
+        self.keep_names(&[&dir])?;
+        Ok(made)
     }
 
     fn new_inode<'a>(&self, head: &abi::InHeader, kind: NewKind<'a>, maker: &Maker) -> NewInode<'a> {
@@ -82,10 +95,7 @@ impl Server {
         let maker = Maker { mode: args.mode, umask: args.umask };
         let new = self.new_inode(head, NewKind::File, &maker);
         let made = self.fs.tmpfile(&dir, &new).map_err(|e| self.errno("tmpfile", &e))?;
-        let open_flags = abi::FOPEN_KEEP_CACHE | abi::FOPEN_NOFLUSH;
-        let open = abi::OpenOut { fh: 0, open_flags, backing_id: 0 };
-        reply.put(&abi::CreateOut { entry: self.entry(made), open });
-        Ok(())
+        self.put_created(made, args.flags, reply)
     }
 
     pub(super) fn link(&self, file: u64, dir: u64, name: &[u8], reply: &mut Reply<'_>) -> Answer {

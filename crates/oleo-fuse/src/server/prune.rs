@@ -17,7 +17,7 @@ use super::Server;
 use crate::transport::Notifier;
 
 /// Nodes that one notice names.
-const AT_ONCE: usize = 256;
+pub(super) const AT_ONCE: usize = 256;
 /// Fewer nodes than this are not worth a sweep.
 const SHED_MIN: usize = 16 << 10;
 

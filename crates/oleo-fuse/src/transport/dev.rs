@@ -2,7 +2,8 @@
 //!
 //! Normal path: (1) [`DevFuse::handshake`] answers INIT; (2) [`serve`](Transport::serve) starts a few threads, each
 //! with a channel of its own to the connection, that read, handle and write; (3) a thread that takes a request which
-//! may wait (a commit, a long copy) while no other thread is reading starts another one, up to `threads_max`; (4) a
+//! may wait (a commit, a long copy) while no other thread is reading starts another one, up to `threads_max`, or beyond if it
+//! waits for another request; (4) a
 //! thread that finds enough others waiting when it is done ends; (5) reading fails with ENODEV when the file system is
 //! unmounted, and all threads end.
 //!
@@ -219,18 +220,17 @@ impl Pool {
             self.idle.fetch_add(1, Ordering::AcqRel);
             let received = buffers.receive(fd);
             let left = self.idle.fetch_sub(1, Ordering::AcqRel) - 1;
-            let head = match received {
-                Ok(Some((head, _))) => head,
+            let (head, waits) = match received {
+                Ok(Some((head, body))) => (head, self.handler.waits_for_another(&head, body)),
                 Ok(None) => break,
                 Err(e) => {
                     let _ = self.broken.set(e);
                     break;
                 }
             };
-            if left == 0
-                && blocking_class(head.opcode) != BlockingClass::Quick
-                && self.threads.load(Ordering::Acquire) < self.threads_max
-            {
+            // The other request must find a thread, however many wait for theirs.
+            let may_start = waits || self.threads.load(Ordering::Acquire) < self.threads_max;
+            if left == 0 && (waits || blocking_class(head.opcode) != BlockingClass::Quick) && may_start {
                 // Without another thread this one will do.
                 let _ = self.clone().start();
             }

@@ -101,7 +101,8 @@ pub fn connect(fd: File, threads_max: usize, wish: Uring, agree: AgreeOn<'_>) ->
     match rings {
         Some(rings) if used.get() => {
             dev.limit_threads(FORGET_THREADS);
-            Ok(Arc::new(UringFuse { dev, rings: Mutex::new(Some(rings)), threads_max }))
+            let waiting_max = rings.depth - 1;
+            Ok(Arc::new(UringFuse { dev, rings: Mutex::new(Some(rings)), threads_max, waiting_max }))
         }
         // Rings can be had, and were not offered.
         Some(_) if std::fs::read_to_string(SWITCH).is_ok_and(|state| state.trim() == "N") => {
@@ -119,10 +120,15 @@ struct UringFuse {
     /// Until they are used.
     rings: Mutex<rank::FuseRings, Option<Rings>>,
     threads_max: usize,
+    waiting_max: usize,
 }
 
 /// The rings, each with the slots of its queues, which are not registered yet.
-struct Rings(Vec<RingPlan>);
+struct Rings {
+    plans: Vec<RingPlan>,
+    /// Slots of each queue.
+    depth: usize,
+}
 
 struct RingPlan {
     /// Where its thread is to run, if anywhere in particular.
@@ -146,7 +152,7 @@ impl Rings {
             let ring = Ring::new(channel.clone(), done.event(), slots.len())?;
             Ok(RingPlan { processor, ring, slots, done })
         });
-        Ok(Rings(rings.collect::<io::Result<_>>()?))
+        Ok(Rings { plans: rings.collect::<io::Result<_>>()?, depth })
     }
 }
 
@@ -186,10 +192,11 @@ fn count_ranges(list: &str) -> Option<usize> {
 
 impl Transport for UringFuse {
     fn serve(&self, handler: Arc<dyn Handler>) -> io::Result<()> {
-        let Some(Rings(plans)) = self.rings.lock().take() else {
+        let Some(Rings { plans, .. }) = self.rings.lock().take() else {
             return Err(io::Error::other("the rings of a connection serve once"));
         };
         let helpers = Arc::new(Helpers::new(self.threads_max, handler.clone()));
+        let waiters = Arc::new(Helpers::new(plans.iter().map(|plan| plan.slots.len()).sum(), handler.clone()));
         let stop = Arc::new(AtomicBool::new(false));
         let events: Vec<Arc<Done>> = plans.iter().map(|plan| plan.done.clone()).collect();
         let stop_all = || {
@@ -205,6 +212,7 @@ impl Transport for UringFuse {
                 plan,
                 handler: handler.clone(),
                 helpers: helpers.clone(),
+                waiters: waiters.clone(),
                 stop: stop.clone(),
                 scratch: Scratch::new(),
             };
@@ -233,11 +241,17 @@ impl Transport for UringFuse {
             result = result.and(ended);
         }
         helpers.close();
+        waiters.close();
         result
     }
 
     fn notifier(&self) -> Arc<dyn Notifier> {
         self.dev.notifier()
+    }
+
+    /// Those that wait hold their slots: each queue keeps one.
+    fn waiting_max(&self) -> usize {
+        self.waiting_max
     }
 }
 
@@ -248,6 +262,8 @@ struct Queue {
     left: usize,
     handler: Arc<dyn Handler>,
     helpers: Arc<Helpers>,
+    /// For requests that wait for others, which may need a helper.
+    waiters: Arc<Helpers>,
     /// Set when the rings could not all be started.
     stop: Arc<AtomicBool>,
     scratch: Scratch,
@@ -310,9 +326,10 @@ impl Queue {
             // The other request may come through this queue, too.
             let waits = self.handler.waits_for_another(&head, &slot.parts().0.op_in);
             match blocking_class(head.opcode) {
+                _ if waits => self.waiters.give(slot, &self.plan.done),
                 BlockingClass::Waits => self.helpers.give(slot, &self.plan.done),
                 _ if is_large_read(&head, &mut slot) => self.helpers.give(slot, &self.plan.done),
-                BlockingClass::MayWait if crowded || waits => self.helpers.give(slot, &self.plan.done),
+                BlockingClass::MayWait if crowded => self.helpers.give(slot, &self.plan.done),
                 BlockingClass::MayWait | BlockingClass::Quick => here.push(slot),
             }
         }

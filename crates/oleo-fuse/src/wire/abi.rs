@@ -60,6 +60,8 @@ wire! {
     CreateIn (16) { flags: u32, mode: u32, umask: u32, open_flags: u32 }
     /// Their reply.
     CreateOut (144) { entry: EntryOut, open: OpenOut }
+    /// Release of what was opened or created.
+    ReleaseIn (24) { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
     /// Read, readdir and readdirplus.
     ReadIn (40) { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
     /// Write.
@@ -230,6 +232,8 @@ mod sets {
 }
 pub use sets::{Fattr, InitFlags};
 
+/// `FUSE_WRITE_CACHE`: the kernel writes what it has cached; who wrote it, and when, the request does not say.
+pub const WRITE_CACHE: u32 = 1 << 0;
 /// `FUSE_WRITE_KILL_SUIDGID`: the writer may not keep the set-id bits.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// `FUSE_SETXATTR_ACL_KILL_SGID`.
@@ -238,6 +242,8 @@ pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 pub const FSYNC_FDATASYNC: u32 = 1 << 0;
 /// `FUSE_IOCTL_DIR`: the ioctl is on a directory.
 pub const IOCTL_DIR: u32 = 1 << 4;
+/// `FOPEN_DIRECT_IO`: reads and writes through this handle go past the kernel's cache.
+pub const FOPEN_DIRECT_IO: u32 = 1 << 0;
 /// `FOPEN_KEEP_CACHE`: cached pages of the file stay valid.
 pub const FOPEN_KEEP_CACHE: u32 = 1 << 1;
 /// `FOPEN_NOFLUSH`: closing sends nothing.

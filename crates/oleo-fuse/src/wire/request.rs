@@ -72,7 +72,7 @@ pub enum Op<'a> {
         data: &'a [u8],
     },
     StatFs,
-    Release,
+    Release(abi::ReleaseIn),
     Fsync {
         data_only: bool,
     },
@@ -209,7 +209,7 @@ fn op<'a>(code: u32, args: &'a [u8], rest: &'a [u8]) -> Option<Op<'a>> {
             Op::Write { args, data: rest.get(..args.size as usize)? }
         }
         opcode::STATFS => Op::StatFs,
-        opcode::RELEASE => Op::Release,
+        opcode::RELEASE => Op::Release(fixed(args)?),
         opcode::FSYNC | opcode::FSYNCDIR => {
             let data_only = fixed::<abi::FsyncIn>(args)?.fsync_flags & abi::FSYNC_FDATASYNC != 0;
             if code == opcode::FSYNC { Op::Fsync { data_only } } else { Op::FsyncDir { data_only } }

@@ -41,7 +41,7 @@ const EXAMPLES: [(&str, &str); 9] = [
 ];
 
 /// Options of a mount: how to write them, an example that is accepted, and what they do.
-const MOUNT_OPTIONS: [(&str, &str, &str); 22] = [
+const MOUNT_OPTIONS: [(&str, &str, &str); 23] = [
     ("ro, rw", "ro", "Allow no changes, or allow them (the default)."),
     ("subvol=PATH, subvolid=ID", "subvol=home", "Show this subvolume as the root, not the default one."),
     (
@@ -71,6 +71,12 @@ const MOUNT_OPTIONS: [(&str, &str, &str); 22] = [
     ("allow_other", "allow_other", "Other users may use the mount. The default if root mounts."),
     ("fsname=NAME, subtype=NAME", "fsname=data,subtype=oleo", "What mount(8) and df(1) show as source and type."),
     ("io_uring=auto|on|off", "io_uring=auto", "How requests come from the kernel."),
+    (
+        "writeback_cache",
+        "writeback_cache",
+        "The kernel keeps what was written and writes it later: faster where much is written in small pieces, slower where many files are opened. What could \
+         not be written is reported by fsync(2) and close(2), not by write(2).",
+    ),
     ("nosuid, nodev, noexec, sync, dirsync, user, users, owner, group", "nosuid,nodev,noexec", "As in mount(8)."),
 ];
 
