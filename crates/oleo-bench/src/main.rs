@@ -29,6 +29,7 @@ mod peer;
 mod quota;
 mod ref_heads;
 mod restore;
+mod shared_lines;
 mod stream;
 mod trees;
 mod volume_scale;
@@ -290,6 +291,13 @@ const BENCHES: &[Bench] = &[
         run: trees::run,
     },
     Bench {
+        name: "shared-lines",
+        times: Timed::Parts,
+        what: "stores to cache lines that two threads share, per operation, counted by valgrind's lackey while two threads work in \
+               different directories in turn: nothing is timed; no peer; fails if an operation makes more than it may",
+        run: shared_lines::run,
+    },
+    Bench {
         name: "volume-scale",
         times: Timed::Calls,
         what: "what an operation costs on a volume of a hundredth of the size and at full size: a million block groups (a \
@@ -304,6 +312,9 @@ fn main() -> Result<()> {
     let args = Args::parse();
     if let (fallocate::CHILD, Some(file)) = (args.name.as_str(), &args.within) {
         return fallocate::child(file);
+    }
+    if args.name == shared_lines::CHILD {
+        return shared_lines::child();
     }
     if args.name == "list" {
         for b in BENCHES {

@@ -104,6 +104,11 @@ impl TreeRoot {
         TreeRoot { node: None, ..self.clone() }
     }
 
+    /// Whether it holds no unwritten blocks.
+    pub fn is_settled(&self) -> bool {
+        self.node.is_none()
+    }
+
     /// Whether both are the same block, and so the same tree content.
     pub fn same_block(&self, other: &TreeRoot) -> bool {
         (self.logical, self.generation) == (other.logical, other.generation)

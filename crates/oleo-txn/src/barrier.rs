@@ -59,10 +59,14 @@ impl Drop for FreezeGuard<'_> {
 }
 
 /// A small number per thread, so that threads spread over shards whatever their ids hash to.
-pub(crate) fn thread_shard() -> usize {
+pub(crate) fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed));
-    MINE.with(|n| n % SHARDS)
+    MINE.with(|n| *n)
+}
+
+pub(crate) fn thread_shard() -> usize {
+    thread_number() % SHARDS
 }
 
 impl TransactionBarrier {

@@ -29,7 +29,7 @@ use crate::log::state::LogState;
 use crate::metadata_reserve::MetadataReserve;
 use crate::options::EngineOptions;
 use crate::quota::state::Quota;
-use crate::readers::{Reader, Readers};
+use crate::readers::{Look, Reader, Readers};
 use crate::source::DeltaSource;
 use crate::trees::{TreeState, Trees};
 use crate::unreplayed_log::found::UnreplayedLog;
@@ -245,6 +245,11 @@ impl Engine {
     /// While the value lives, nothing that can be reached now is overwritten.
     pub fn reader(&self) -> Reader {
         self.0.readers.enter()
+    }
+
+    /// The same for a look-up, on this thread: it takes no lock and writes to no line that other threads use.
+    pub fn look(&self) -> Look<'_> {
+        self.0.readers.look()
     }
 
     /// The newest root of a tree, staged changes included.

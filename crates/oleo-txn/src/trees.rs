@@ -6,10 +6,15 @@
 //! are evicted. So a state may disappear whenever no commit and no stage is running; inside one, states that were looked up
 //! stay. A reader of a root item meanwhile counts evictions ([`Known::evictions`]), since what it has read may be older.
 //!
+//! Each look-up needs the newest root of its tree. A thread keeps copies of the roots it used last ([`Trees::peek_root`]) and compares the
+//! number of changes ([`Trees::changes`]), which only commits and stages raise: so a look-up takes no lock and writes nothing.
+//!
 //! Locks: that of the map, held for a look-up or a store, never over I/O; and that of the set of trees that are gone, a leaf,
 //! which is looked at under it.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::{HashMap, HashSet};
 use oleo_format::{Generation, ItemType, Key, Logical, RootItem, TreeId};
@@ -100,32 +105,88 @@ impl Known {
     }
 }
 
-#[derive(Default)]
+/// Roots that a thread keeps; those of one file system's subvolume, its bookkeeping trees, and a few more.
+const ROOTS_KEPT: usize = 8;
+
+/// A root as of so many changes of the trees of one engine.
+struct Kept {
+    trees: u64,
+    changes: u64,
+    root: TreeRoot,
+}
+
+thread_local! {
+    /// The roots that this thread used last, at the place that the tree's number names.
+    static KEPT: RefCell<[Option<Kept>; ROOTS_KEPT]> = const { RefCell::new([const { None }; ROOTS_KEPT]) };
+}
+
 pub(crate) struct Trees {
+    /// Tells apart the trees of several engines.
+    number: u64,
+    /// How often anything in the map was changed. Raised before the map's lock is released, so who reads the same number twice knows that
+    /// nothing has been changed in between.
+    changes: AtomicU64,
     map: RwLock<rank::Trees, Known>,
     /// Trees that were taken apart. Their numbers are not given out again, and a thread that has just read their items from an
     /// older root tree must not bring them back.
     gone: RwLock<rank::TreesGone, HashSet<TreeId>>,
 }
 
+impl Default for Trees {
+    fn default() -> Trees {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Trees {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            changes: AtomicU64::new(0),
+            map: RwLock::default(),
+            gone: RwLock::default(),
+        }
+    }
+}
+
 impl Trees {
     /// The root alone: the item beside it is several times as long.
     pub(crate) fn peek_root(&self, tree: TreeId) -> Option<TreeRoot> {
-        self.map.read().trees.get(&tree).map(|t| t.root.clone())
+        KEPT.with_borrow_mut(|kept| {
+            let place = &mut kept[tree.0 as usize % ROOTS_KEPT];
+            if let Some(kept) = place
+                && (kept.trees, kept.changes, kept.root.tree)
+                    == (self.number, self.changes.load(Ordering::SeqCst), tree)
+            {
+                return Some(kept.root.clone());
+            }
+            let known = self.map.read();
+            let changes = self.changes.load(Ordering::SeqCst);
+            let root = known.trees.get(&tree)?.root.clone();
+            drop(known);
+            // One with blocks that are not on disk would keep them all in memory for as long as this thread does nothing.
+            *place = root.is_settled().then(|| Kept { trees: self.number, changes, root: root.clone() });
+            Some(root)
+        })
+    }
+
+    /// Changes the map.
+    fn change<R>(&self, f: impl FnOnce(&mut Known) -> R) -> R {
+        let mut known = self.map.write();
+        let result = f(&mut known);
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        result
     }
 
     pub(crate) fn set(&self, state: TreeState) {
-        let mut known = self.map.write();
-        known.note(state.root.tree, state.changed);
-        known.trees.insert(state.root.tree, state);
+        self.change(|known| {
+            known.note(state.root.tree, state.changed);
+            known.trees.insert(state.root.tree, state);
+        });
     }
 
     pub(crate) fn remove(&self, tree: TreeId) {
         self.gone.write().insert(tree);
-        let mut known = self.map.write();
-        known.trees.remove(&tree);
-        known.changed.remove(&tree);
-        known.unsettled.remove(&tree);
+        self.change(|known| {
+            known.trees.remove(&tree);
+            known.changed.remove(&tree);
+            known.unsettled.remove(&tree);
+        });
     }
 
     /// Whether it was taken apart since the volume was opened.
@@ -149,13 +210,14 @@ impl Trees {
 
     /// Changes a state that was looked up in this commit or stage.
     pub(crate) fn update(&self, tree: TreeId, f: impl FnOnce(&mut TreeState)) {
-        let mut known = self.map.write();
-        debug_assert!(known.trees.contains_key(&tree), "{tree} is changed and was not looked up");
-        if let Some(t) = known.trees.get_mut(&tree) {
-            f(t);
-            let changed = t.changed;
-            known.note(tree, changed);
-        }
+        self.change(|known| {
+            debug_assert!(known.trees.contains_key(&tree), "{tree} is changed and was not looked up");
+            if let Some(t) = known.trees.get_mut(&tree) {
+                f(t);
+                let changed = t.changed;
+                known.note(tree, changed);
+            }
+        });
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -164,13 +226,14 @@ impl Trees {
 
     /// Every root as it is now is on disk, and so are the items: drops the blocks in memory, and states.
     pub(crate) fn committed(&self) {
-        let mut known = self.map.write();
-        for tree in std::mem::take(&mut known.unsettled) {
-            if let Some(t) = known.trees.get_mut(&tree) {
-                t.root = t.root.settled();
+        self.change(|known| {
+            for tree in std::mem::take(&mut known.unsettled) {
+                if let Some(t) = known.trees.get_mut(&tree) {
+                    t.root = t.root.settled();
+                }
             }
-        }
-        known.sweep();
+            known.sweep();
+        });
     }
 
     /// The tree's state, from memory or through the root tree. Outside of a commit the caller has a reader.

@@ -17,7 +17,7 @@ pub(crate) struct TreeBase<'a> {
 
 impl Base for TreeBase<'_> {
     fn get(&self, slot: Slot) -> Result<Option<Value>, FsError> {
-        let _reader = self.core.engine.reader();
+        let _look = self.core.engine.look();
         let Some(root) = self.core.engine.root(self.tree)? else { return Ok(None) };
         let key = Key::new(self.objectid, slot.0, slot.1);
         Ok(self.core.engine.blocks().get(&root, &key)?.map(Value::InTree))
@@ -31,7 +31,7 @@ impl Base for TreeBase<'_> {
         direction: Direction,
         visit: &mut Visit<'_>,
     ) -> Result<(), FsError> {
-        let _reader = self.core.engine.reader();
+        let _look = self.core.engine.look();
         let Some(root) = self.core.engine.root(self.tree)? else { return Ok(()) };
         let (low, high) = (Key::new(self.objectid, t, from), Key::new(self.objectid, t, to_incl));
         let mut cursor = self.core.engine.blocks().cursor(&root);
