@@ -8,8 +8,9 @@
 //! threads take turns changes nothing: what is counted is which lines they use, not who was first.)
 //!
 //! Both threads do each operation before it is counted, so what a thread keeps for itself is there.
-//! Stacks, the queue between the threads and the allocator's memory are the threads' own and do not appear, except where memory passes from one
-//! thread to the other.
+//! Stacks are the threads' own and do not appear. Memory of the allocator appears if it passes from one thread to the other within a
+//! phase: that is most of what is counted for creating files, so that figure is an upper bound. Flushing finds nothing to do (all was flushed to
+//! warm up) and is counted as such.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -41,14 +42,15 @@ const FILES: u64 = 64;
 /// Places in the code that are named for each kind, the most frequent ones.
 const SITES: usize = 14;
 
-/// The kinds of operation, with how many stores to shared lines one may make.
+/// The kinds of operation, with how many stores to shared lines one may make: what was counted, with a little more, for those that have been
+/// worked on (decision 0023); the others have no limit yet.
 const KINDS: &[(&str, f64)] = &[
-    ("name looked up, attributes read", f64::INFINITY),
+    ("name looked up, attributes read", 8.5),
     ("item read from its tree", f64::INFINITY),
     ("8 KiB read from the device", f64::INFINITY),
     ("file created", f64::INFINITY),
     ("8 KiB written into memory", f64::INFINITY),
-    ("file flushed", f64::INFINITY),
+    ("file without changes flushed", f64::INFINITY),
     ("file unlinked", f64::INFINITY),
 ];
 
@@ -130,7 +132,7 @@ pub fn child() -> Result<()> {
     let result = std::thread::scope(|s| -> Result<()> {
         let mut hands = Vec::new();
         for dir in &dirs {
-            let files = (0..FILES).map(|n| Ok(fs.lookup(dir, format!("f{n}").as_bytes())?.context("a file")?));
+            let files = (0..FILES).map(|n| fs.lookup(dir, format!("f{n}").as_bytes())?.context("a file"));
             let place = Place { fs: fs.clone(), dir: dir.clone(), files: files.collect::<Result<_>>()? };
             let (order, orders) = channel();
             let (done, results) = channel();
