@@ -37,17 +37,22 @@ pub(crate) mod share;
 
 pub(crate) use build::{Refs, first_key};
 
+use std::sync::Arc;
+
 use oleo_format::{BlockHead, Generation, Key, Logical, TreeId};
 use oleo_space::Ledger;
 
 use crate::blocks::Blocks;
 use crate::{Dirty, TreeError, TreeRoot};
 
+/// The bytes of an item that is put: never changed, so whoever has them shares them instead of making a copy.
+pub type ItemBytes = Arc<[u8]>;
+
 /// What happens to one item.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     /// The item has this content afterwards, whatever was before.
-    Put(Box<[u8]>),
+    Put(ItemBytes),
     /// The item does not exist afterwards, whatever was before.
     Delete,
 }
@@ -63,7 +68,7 @@ pub struct Change {
 
 impl Change {
     /// The item is there with this content.
-    pub fn put(key: Key, item: impl Into<Box<[u8]>>) -> Change {
+    pub fn put(key: Key, item: impl Into<ItemBytes>) -> Change {
         Change { key, op: Op::Put(item.into()) }
     }
 

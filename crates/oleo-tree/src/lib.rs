@@ -28,7 +28,7 @@ mod rewrite;
 mod scan;
 mod snapshot;
 
-pub use apply::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op};
+pub use apply::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, ItemBytes, Op};
 pub use block_diff::{BlockChange, BlockDiff, DropMoment, DropVisit};
 pub use blocks::{BlockReader, Blocks, ItemRef};
 pub use cursor::Cursor;

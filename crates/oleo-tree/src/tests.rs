@@ -199,7 +199,7 @@ impl World {
         t.root = root;
         for change in batch {
             match &change.op {
-                Op::Put(item) => t.model.insert(change.key, item.clone()),
+                Op::Put(item) => t.model.insert(change.key, (**item).into()),
                 Op::Delete => t.model.remove(&change.key),
             };
         }
@@ -491,12 +491,12 @@ pub(crate) fn random_batch(
             _ => random_key(rng, space),
         };
         let delete = rng.below(10) < if style == 3 { 8 } else { 2 };
-        let op = if delete { Op::Delete } else { Op::Put(random_item(rng, &key, len_max)) };
+        let op = if delete { Op::Delete } else { Op::Put(random_item(rng, &key, len_max).into()) };
         batch.insert(key, op);
     }
     // Some puts change nothing.
     if style == 4 {
-        batch = model.iter().take(5).map(|(key, item)| (*key, Op::Put(item.clone()))).collect();
+        batch = model.iter().take(5).map(|(key, item)| (*key, Op::Put((**item).into()))).collect();
     }
     batch.into_iter().map(|(key, op)| Change { key, op }).collect()
 }

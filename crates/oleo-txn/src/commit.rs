@@ -221,7 +221,7 @@ impl Inner {
             item.generation_v2.set(state.root.generation.0);
             item.level = state.root.level;
             self.trees.update(state.root.tree, |t| t.item = Some(item));
-            batch.push(Change { key: state.key(), op: Op::Put(item.encode().into_boxed_slice()) });
+            batch.push(Change { key: state.key(), op: Op::Put(item.encode().into()) });
         }
         batch.sort_unstable_by_key(|c| c.key);
         self.apply(TreeId::ROOT, &batch, generation)

@@ -279,7 +279,7 @@ impl Pending {
 }
 
 fn changes_of(items: BTreeMap<u64, Option<Vec<u8>>>) -> Vec<Change> {
-    let op = |v: Option<Vec<u8>>| v.map_or(Op::Delete, |v| Op::Put(v.into_boxed_slice()));
+    let op = |v: Option<Vec<u8>>| v.map_or(Op::Delete, |v| Op::Put(v.into()));
     items.into_iter().map(|(at, v)| Change { key: csum_key(at), op: op(v) }).collect()
 }
 

@@ -380,7 +380,7 @@ fn settle_one(
         }
     }
     record.inline.extend(inline.iter().map(|(who, count)| back_ref(who, *count)));
-    out.changes.push(Change { key: main, op: Op::Put(record.encode().into_boxed_slice()) });
+    out.changes.push(Change { key: main, op: Op::Put(record.encode().into()) });
     out.changes.extend(touched.into_iter().map(|(key, now)| Change {
         key,
         op: now.map_or(Op::Delete, |(who, count)| Op::Put(back_ref(&who, count).encode_keyed().into())),

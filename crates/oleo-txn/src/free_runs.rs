@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use oleo_format::{ByteLen, Corruption, ItemType, Key, Logical};
 use oleo_space::Run;
-use oleo_tree::{Blocks, Change, Op, TreeError, TreeRoot};
+use oleo_tree::{Blocks, Change, ItemBytes, Op, TreeError, TreeRoot};
 
 /// Bytes of one bitmap item (`BTRFS_FREE_SPACE_BITMAP_SIZE`, format documentation of the free-space tree).
 pub const BITMAP_BYTES: u64 = 256;
@@ -377,12 +377,12 @@ impl FreeItems {
         } else {
             Stored::Extents(self.runs.clone())
         };
-        let put = |(key, data)| Change { key, op: Op::Put(data) };
+        let put = |(key, data): (Key, Box<[u8]>)| Change { key, op: Op::Put(data.into()) };
         let mut changes = Vec::new();
         match (&self.stored, &wanted) {
             (Stored::Extents(old), Stored::Extents(new)) => {
                 differences(old, new, |piece, stays| {
-                    let op = if stays { Op::Put(Box::default()) } else { Op::Delete };
+                    let op = if stays { Op::Put(ItemBytes::default()) } else { Op::Delete };
                     changes.push(Change { key: piece.key(), op });
                 });
                 if old.len() != new.len() {

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use oleo_format::{Generation, Key, Logical, RootItem, TreeId};
-use oleo_tree::{Change, Op, TreeRoot};
+use oleo_tree::{Change, TreeRoot};
 
 use crate::TxnError;
 use crate::engine::{Engine, Inner};
@@ -129,7 +129,7 @@ impl<'a> Staged<'a> {
             t.changed = true;
         });
         let key = Key::orphan(tree.0);
-        self.put(TreeId::ROOT, &[Change { key, op: Op::Put(Box::default()) }])?;
+        self.put(TreeId::ROOT, &[Change::put(key, [])])?;
         self.quota_of_deleted(tree)
     }
 }

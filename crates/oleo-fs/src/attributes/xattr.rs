@@ -114,7 +114,7 @@ pub(crate) fn set(
     if bytes.len() > len_max {
         return Err(FsError::NoSpace);
     }
-    inode.put(h, ItemType::XATTR_ITEM, hash, bytes.into_boxed_slice());
+    inode.put(h, ItemType::XATTR_ITEM, hash, bytes.into());
     if name == CAPABILITY {
         inode.inode().nosec.store(false, Ordering::Relaxed);
     }
@@ -133,7 +133,7 @@ pub(crate) fn remove(inode: &mut WriteGuard<'_>, h: &dyn Joined, name: &[u8]) ->
     if kept.is_empty() {
         inode.delete(h, ItemType::XATTR_ITEM, hash);
     } else {
-        inode.put(h, ItemType::XATTR_ITEM, hash, kept.into_boxed_slice());
+        inode.put(h, ItemType::XATTR_ITEM, hash, kept.into());
     }
     Ok(true)
 }

@@ -117,7 +117,7 @@ impl Extent {
     }
 
     /// The item that says this.
-    pub fn encode(&self) -> Box<[u8]> {
+    pub fn encode(&self) -> oleo_tree::ItemBytes {
         let item = match self {
             Extent::Inline { generation, ram_len, compression, data } => FileExtent::Inline {
                 generation: *generation,
@@ -139,7 +139,7 @@ impl Extent {
                 if s.prealloc { FileExtent::Prealloc(extent) } else { FileExtent::Regular(extent) }
             }
         };
-        item.encode().into_boxed_slice()
+        item.encode().into()
     }
 
     /// Bytes of the file that this stands for; an inline extent stands for whole sectors.

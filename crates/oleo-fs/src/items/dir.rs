@@ -9,10 +9,12 @@
 use std::ops::ControlFlow;
 
 use oleo_format::{DirItem, DiskKey, FileType, Ino, ItemType, Key, TreeId, dir_hash, item_len_max};
+use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 
 use crate::object::{Direction, Items, ItemsMut, Joined, Value, WriteGuard};
 use crate::{FileKind, FsError};
+use oleo_tree::ItemBytes;
 
 /// Bytes that a name may have.
 pub const NAME_MAX: usize = 255;
@@ -57,13 +59,7 @@ fn parse(bytes: &[u8]) -> Result<(Entry<'_>, &[u8]), FsError> {
 
 /// The bytes of one entry.
 pub(crate) fn encode(location: Key, transid: u64, kind: FileType, name: &[u8], data: &[u8]) -> Vec<u8> {
-    let head = DirItem {
-        location: DiskKey::from(location),
-        transid: transid.into(),
-        data_len: u16::try_from(data.len()).unwrap_or(u16::MAX).into(),
-        name_len: u16::try_from(name.len()).unwrap_or(u16::MAX).into(),
-        r#type: kind.to_disk(),
-    };
+    let head = head_of(location, transid, kind, name.len(), data.len());
     let mut bytes = Vec::with_capacity(HEAD_LEN + name.len() + data.len());
     bytes.extend_from_slice(head.as_bytes());
     bytes.extend_from_slice(name);
@@ -71,12 +67,30 @@ pub(crate) fn encode(location: Key, transid: u64, kind: FileType, name: &[u8], d
     bytes
 }
 
+/// The same of an entry without data, made where it stays.
+fn encode_shared(location: Key, transid: u64, kind: FileType, name: &[u8]) -> ItemBytes {
+    let head = head_of(location, transid, kind, name.len(), 0);
+    let mut bytes: SmallVec<[u8; HEAD_LEN + NAME_MAX]> = SmallVec::from_slice(head.as_bytes());
+    bytes.extend_from_slice(name);
+    bytes.as_slice().into()
+}
+
+fn head_of(location: Key, transid: u64, kind: FileType, name_len: usize, data_len: usize) -> DirItem {
+    DirItem {
+        location: DiskKey::from(location),
+        transid: transid.into(),
+        data_len: u16::try_from(data_len).unwrap_or(u16::MAX).into(),
+        name_len: u16::try_from(name_len).unwrap_or(u16::MAX).into(),
+        r#type: kind.to_disk(),
+    }
+}
+
 /// Adds an entry to those that an item holds already, unless the item would outgrow a leaf.
-pub(crate) fn append(old: &[u8], entry: &[u8], nodesize: u32) -> Option<Box<[u8]>> {
+pub(crate) fn append(old: &[u8], entry: &[u8], nodesize: u32) -> Option<ItemBytes> {
     if old.len() + entry.len() > item_len_max(nodesize) {
         return None;
     }
-    Some([old, entry].concat().into_boxed_slice())
+    Some([old, entry].concat().into())
 }
 
 /// An item without the entry of that name; empty when it was the only one.
@@ -251,16 +265,17 @@ fn put_entry(
     index: u64,
 ) -> Result<(), FsError> {
     let hash = spot.hash;
-    let entry = encode(target.location(), h.generation().0, kind.to_disk(), name, &[]);
+    // Both items share one copy, unless others have the same hash.
+    let entry = encode_shared(target.location(), h.generation().0, kind.to_disk(), name);
     let item = match spot.item {
-        None => entry.clone().into_boxed_slice(),
+        None => entry.clone(),
         Some(old) => {
             let nodesize = dir.inode().core().engine().nodesize();
             append(&old, &entry, nodesize).ok_or(FsError::Overflow("too many names with one hash"))?
         }
     };
     dir.put(h, ItemType::DIR_ITEM, hash, item);
-    dir.put(h, ItemType::DIR_INDEX, index, entry.into_boxed_slice());
+    dir.put(h, ItemType::DIR_INDEX, index, entry);
     dir.fields_mut(h).size += 2 * name.len() as u64;
     Ok(())
 }
@@ -286,7 +301,7 @@ pub(crate) fn remove_item(dir: &mut WriteGuard<'_>, h: &dyn Joined, name: &[u8])
     if kept.is_empty() {
         dir.delete(h, ItemType::DIR_ITEM, hash);
     } else {
-        dir.put(h, ItemType::DIR_ITEM, hash, kept.into_boxed_slice());
+        dir.put(h, ItemType::DIR_ITEM, hash, kept.into());
     }
     let fields = dir.fields_mut(h);
     fields.size = fields.size.saturating_sub(2 * name.len() as u64);

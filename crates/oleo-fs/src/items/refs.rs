@@ -7,10 +7,13 @@ use oleo_format::{
     Ino, InodeExtref, InodeExtrefEntryRef, InodeRef as InodeRefHead, InodeRefEntryRef, ItemType, extref_hash,
     item_len_max,
 };
+use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 
 use crate::FsError;
+use crate::items::dir::NAME_MAX;
 use crate::object::{Items, ItemsMut, Joined, WriteGuard};
+use oleo_tree::ItemBytes;
 
 /// One name of an inode.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -55,12 +58,13 @@ fn split_name(rest: &[u8], name_len: u16) -> Result<(Vec<u8>, &[u8]), FsError> {
 }
 
 /// The bytes of one name in an INODE_REF.
-pub(crate) fn encode_ref(index: u64, name: &[u8]) -> Box<[u8]> {
+pub(crate) fn encode_ref(index: u64, name: &[u8]) -> ItemBytes {
     let head = InodeRefHead { index: index.into(), name_len: (name.len() as u16).into() };
-    let mut bytes = Vec::with_capacity(size_of::<InodeRefHead>() + name.len());
+    // Made on the stack, so that only the item itself is allocated.
+    let mut bytes = SmallVec::<[u8; size_of::<InodeRefHead>() + NAME_MAX]>::new();
     bytes.extend_from_slice(head.as_bytes());
     bytes.extend_from_slice(name);
-    bytes.into_boxed_slice()
+    bytes.as_slice().into()
 }
 
 fn encode_extref(of: &NameOf) -> Vec<u8> {
@@ -102,7 +106,7 @@ pub(crate) fn add(
     match inode.get(ItemType::INODE_REF, parent.0)? {
         None => inode.put(h, ItemType::INODE_REF, parent.0, new),
         Some(old) if old.len() + new.len() <= len_max => {
-            inode.put(h, ItemType::INODE_REF, parent.0, [&*old, &*new].concat().into_boxed_slice());
+            inode.put(h, ItemType::INODE_REF, parent.0, [&*old, &*new].concat().into());
         }
         Some(_) if !engine.features().extended_iref() => return Err(FsError::TooManyLinks),
         Some(_) => {
@@ -113,7 +117,7 @@ pub(crate) fn add(
             if bytes.len() > len_max {
                 return Err(FsError::TooManyLinks);
             }
-            inode.put(h, ItemType::INODE_EXTREF, hash, bytes.into_boxed_slice());
+            inode.put(h, ItemType::INODE_EXTREF, hash, bytes.into());
         }
     }
     Ok(())
@@ -162,7 +166,7 @@ pub(crate) fn remove(
 }
 
 fn put_or_delete(inode: &mut WriteGuard<'_>, h: &dyn Joined, t: ItemType, offset: u64, kept: Vec<u8>) {
-    if kept.is_empty() { inode.delete(h, t, offset) } else { inode.put(h, t, offset, kept.into_boxed_slice()) }
+    if kept.is_empty() { inode.delete(h, t, offset) } else { inode.put(h, t, offset, kept.into()) }
 }
 
 /// The names in one item of references.

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 
 use hashbrown::{HashMap, HashSet};
 use oleo_format::{Generation, Ino, InodeFlags, ItemType, Key, TreeId};
-use oleo_tree::{Change, Op, TreeRoot};
+use oleo_tree::{Change, ItemBytes, Op, TreeRoot};
 use oleo_txn::{JoinsBlocked, LogCommit, fallback};
 
 use crate::data::Extent;
@@ -84,7 +84,7 @@ struct Parts {
 }
 
 /// An item and its key.
-pub(super) type Item = (Key, Box<[u8]>);
+pub(super) type Item = (Key, ItemBytes);
 
 impl<'a> Recorder<'a> {
     pub(super) fn new(
@@ -219,7 +219,7 @@ impl<'a> Recorder<'a> {
         Ok(found)
     }
 
-    pub(super) fn put(&mut self, key: Key, item: Box<[u8]>) {
+    pub(super) fn put(&mut self, key: Key, item: ItemBytes) {
         self.items.insert(key, Op::Put(item));
     }
 

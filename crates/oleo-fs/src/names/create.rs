@@ -21,6 +21,7 @@ use crate::items::refs;
 use crate::names::link::{check_dir, name_need, stamp};
 use crate::object::{Inode, InodeFields, InodeRef, Items, ItemsMut, Joined, WriteGuard};
 use crate::options::Time;
+use oleo_tree::ItemBytes;
 
 /// Bytes of a symbolic link's target: those of a path, less the zero byte that system calls add.
 const TARGET_MAX: usize = 4095;
@@ -249,11 +250,11 @@ fn check_target(target: &[u8], nodesize: u32) -> Result<(), FsError> {
 }
 
 /// A file extent whose bytes are in the item, as a symbolic link's target does.
-fn inline_extent(generation: u64, bytes: &[u8]) -> Box<[u8]> {
+fn inline_extent(generation: u64, bytes: &[u8]) -> ItemBytes {
     let head = FileExtentHead {
         generation: generation.into(),
         ram_bytes: (bytes.len() as u64).into(),
         ..FileExtentHead::default()
     };
-    [head.as_bytes(), bytes].concat().into_boxed_slice()
+    [head.as_bytes(), bytes].concat().into()
 }

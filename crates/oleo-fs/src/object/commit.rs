@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering;
 
 use oleo_format::{ItemType, Key, TreeId};
-use oleo_tree::{Change, Op};
+use oleo_tree::{Change, ItemBytes, Op};
 use oleo_txn::{DeltaSource, Stage, TxnError};
 use rayon::prelude::*;
 
@@ -122,7 +122,7 @@ fn itemise_chunk(inodes: &[Listed], epoch: u64) -> Vec<TreeChanges> {
         let orphan = inode.itemise(epoch, |items, fate, fields| itemise_inode(inode, items, fate, fields, to));
         if let Some(orphan) = orphan {
             let op = match orphan {
-                OrphanChange::Put => Op::Put(Box::default()),
+                OrphanChange::Put => Op::Put(ItemBytes::default()),
                 OrphanChange::Delete => Op::Delete,
             };
             orphans.push(Change { key: Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, inode.ino().0), op });

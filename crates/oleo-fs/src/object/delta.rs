@@ -16,7 +16,7 @@ use std::slice;
 
 use hashbrown::HashMap;
 use oleo_format::ItemType;
-use oleo_tree::ItemRef;
+use oleo_tree::{ItemBytes, ItemRef};
 use smallvec::SmallVec;
 
 use crate::FsError;
@@ -25,15 +25,15 @@ use crate::FsError;
 pub(crate) type Slot = (ItemType, u64);
 
 /// What became of an item: its new bytes, or `None` when it was deleted.
-pub(crate) type Fate = Option<Box<[u8]>>;
+pub(crate) type Fate = Option<ItemBytes>;
 
 /// Entries beyond which the vector becomes a B-tree: moving 32 entries of 32 bytes costs less than a tree node.
 const SMALL_MAX: usize = 32;
 
-/// Bytes of one item: a copy, or a place inside a tree block that stays in memory as long as this lives.
+/// Bytes of one item: by themselves, or a place inside a tree block that stays in memory as long as this lives.
 pub enum Value {
-    /// A copy of its own.
-    Owned(Box<[u8]>),
+    /// Beside the tree, shared with the delta if it is in one.
+    Owned(ItemBytes),
     /// Inside a block of a tree.
     InTree(ItemRef),
 }

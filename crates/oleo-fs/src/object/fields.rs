@@ -98,7 +98,7 @@ impl InodeFields {
     }
 
     /// The item's bytes.
-    pub fn encode(&self) -> Box<[u8]> {
+    pub fn encode(&self) -> oleo_tree::ItemBytes {
         use zerocopy::IntoBytes;
         self.to_item().as_bytes().into()
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use oleo_format::{Generation, ItemType};
 use oleo_lock::{RwLockReadGuard, RwLockWriteGuard, rank};
+use oleo_tree::ItemBytes;
 
 use crate::FsError;
 use crate::object::delta::{Base, Direction, Layers, Slot, Value, Visit};
@@ -77,7 +78,7 @@ items_of!(ReadGuard);
 items_of!(WriteGuard);
 
 impl ItemsMut for WriteGuard<'_> {
-    fn put(&mut self, h: &dyn Joined, t: ItemType, offset: u64, v: Box<[u8]>) {
+    fn put(&mut self, h: &dyn Joined, t: ItemType, offset: u64, v: ItemBytes) {
         if !self.may_change() {
             return;
         }

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use oleo_format::{Generation, ItemType};
+use oleo_tree::ItemBytes;
 use oleo_txn::{Handle, Staged};
 
 use crate::FsError;
@@ -77,7 +78,7 @@ impl Joined for Staged<'_> {
 /// One inode's items, locked for changing.
 pub trait ItemsMut: Items {
     /// Sets an item. The handle says which transaction the change belongs to.
-    fn put(&mut self, h: &dyn Joined, t: ItemType, offset: u64, v: Box<[u8]>);
+    fn put(&mut self, h: &dyn Joined, t: ItemType, offset: u64, v: ItemBytes);
     /// Removes an item; one that is not there stays so.
     fn delete(&mut self, h: &dyn Joined, t: ItemType, offset: u64);
     /// The inode item's fields, to be changed.

@@ -254,7 +254,7 @@ fn root_dir_changes(fields: &InodeFields, inherited: &Inherited, generation: u64
     if let Some(value) = &inherited.property {
         let hash = u64::from(oleo_format::dir_hash(xattr::COMPRESSION));
         let entry = dir::encode(Key::MIN, generation, FileType::Xattr, xattr::COMPRESSION, value);
-        changes.push(Change { key: Key::new(ino, ItemType::XATTR_ITEM, hash), op: Op::Put(entry.into_boxed_slice()) });
+        changes.push(Change { key: Key::new(ino, ItemType::XATTR_ITEM, hash), op: Op::Put(entry.into()) });
     }
     changes
 }

@@ -53,7 +53,7 @@ impl Fs {
         let hash = u64::from(oleo_format::dir_hash(DEFAULT_NAME));
         let location = Target::Subvol(id).location();
         let entry = dir::encode(location, h.generation().0, FileType::Dir, DEFAULT_NAME, &[]);
-        guard.put(&h, ItemType::DIR_ITEM, hash, entry.into_boxed_slice());
+        guard.put(&h, ItemType::DIR_ITEM, hash, entry.into());
         drop(guard);
         if id != TreeId::FS {
             self.engine().require_incompat(Incompat::DEFAULT_SUBVOL);

@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 use crate::FsError;
 use crate::fs::Fs;
 use crate::object::{Inode, InodeRef, Items, ItemsMut, Joined};
+use oleo_tree::ItemBytes;
 
 /// Where a subvolume is, according to the root tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,13 +30,13 @@ impl RootPlace {
         Ok(RootPlace { dirid: Ino(head.dirid.get()), sequence: head.sequence.get(), name: name.to_vec() })
     }
 
-    fn encode(&self) -> Box<[u8]> {
+    fn encode(&self) -> ItemBytes {
         let head = RootRef {
             dirid: self.dirid.0.into(),
             sequence: self.sequence.into(),
             name_len: (self.name.len() as u16).into(),
         };
-        [head.as_bytes(), &self.name].concat().into_boxed_slice()
+        [head.as_bytes(), &self.name].concat().into()
     }
 }
 

@@ -36,7 +36,7 @@ impl Fs {
         let mut ids = guard.get(t, offset)?.map_or(Vec::new(), |old| old.to_vec());
         if !ids.chunks_exact(ID_LEN).any(|c| c == id.0.to_le_bytes()) {
             ids.extend_from_slice(&id.0.to_le_bytes());
-            guard.put(h, t, offset, ids.into_boxed_slice());
+            guard.put(h, t, offset, ids.into());
         }
         Ok(())
     }
@@ -49,7 +49,7 @@ impl Fs {
         if kept.is_empty() {
             guard.delete(h, t, offset);
         } else {
-            guard.put(h, t, offset, kept.into_boxed_slice());
+            guard.put(h, t, offset, kept.into());
         }
         Ok(())
     }

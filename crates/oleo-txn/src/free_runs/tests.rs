@@ -67,7 +67,7 @@ fn follows_a_bitmap_model_in_both_forms() {
             group.apply(&space_changes).unwrap();
             for change in group.changes() {
                 match change.op {
-                    Op::Put(data) => drop(tree.insert(change.key, data)),
+                    Op::Put(data) => drop(tree.insert(change.key, (*data).into())),
                     Op::Delete => assert!(tree.remove(&change.key).is_some(), "seed {seed}: deletes what is there"),
                 }
             }
