@@ -122,12 +122,18 @@ ranks! {
     JoinAlone, "oleo-txn", "`MetadataReserve::alone_lock`", One, May("commits"),
         "who joins alone, because there is no space for more",
         "until that operation has joined; others wait for it before they join";
+    LogWriter, "oleo-txn", "`Inner::log_writer`", One, May("the log commit's"),
+        "who writes a log commit",
+        "a log commit, and its wait for the commit whose superblock it changes";
     Commit, "oleo-txn", "`Inner::commit_lock`", One, May("one transaction is in flight"),
         "the transaction that is being committed, and the trees",
-        "a commit, a stage, a log commit, a step of dropping a tree";
-    Log, "oleo-txn", "`Inner::log`", One, May("the log commit's"),
-        "the log tree and its blocks",
-        "a log commit; the end of a commit";
+        "a commit, a stage, a step of dropping a tree; a log commit that came while a commit was in flight";
+    LogRecording, "oleo-txn", "`Inner::log_recording` (read/write)", One, May("blocks of trees that are not in memory are read"),
+        "that the trees have all of the transaction before the open one, and nothing of that",
+        "read: one inode's changes are recorded; a log is put together; written: from before a freeze until what it froze is in the trees; a log is put together that concerns several inodes";
+    Log, "oleo-txn", "`Inner::log`", One, May("a chunk is planned for it"),
+        "the log trees and their blocks",
+        "a look; changes are put into them; a freeze takes them away";
     LogFound, "oleo-txn", "`LogAlloc::found`", One, May("a new chunk is planned"),
         "blocks that a log commit has taken",
         "an allocation of log blocks";
@@ -153,6 +159,12 @@ ranks! {
     Growing, "oleo-txn", "`Growth::growing`", One, May("the end of a commit; a file that grows"),
         "the chunks",
         "a chunk is planned; what is unallocated is looked over for promises of metadata; a commit holds it from the end of its settling until its superblocks are out";
+    LogGivenUp, "oleo-txn", "`Inner::log_given_up`", One, May("log blocks are written"),
+        "whether the places of log blocks are still theirs",
+        "log blocks are written; a commit gives them up";
+    LogOnDisk, "oleo-txn", "`Inner::log_on_disk`", One, May("the superblock is written"),
+        "the superblock on disk",
+        "the end of a commit, of a log commit";
     ReserveHeld, "oleo-txn", "`MetadataReserve::held`", One, No,
         "the reservations of the open and of the frozen transaction",
         "an addition or a split";

@@ -228,8 +228,8 @@ impl Inner {
     }
 
     /// What step 4 writes.
-    fn to_write(&self, number: u64, generation: Generation) -> Result<Unwritten, TxnError> {
-        let logged = self.pin_log()?;
+    fn to_write(&self, number: u64, generation: Generation, ended_log: Vec<Logical>) -> Result<Unwritten, TxnError> {
+        self.pin_log(generation, ended_log)?;
         let blocks = self.dirty.drain_sorted();
         let before = *self.super_block.lock();
         let mut sb = before;
@@ -259,11 +259,16 @@ impl Inner {
         }
         self.volume.stamp(&mut sb)?;
         self.fill_backup(&mut sb, generation)?;
-        Ok(Unwritten { number, generation, logged, blocks, before, sb })
+        Ok(Unwritten { number, generation, logged: None, blocks, before, sb })
     }
 
     /// Steps 4 and 5. Without room below the devices the transaction is kept for the next try.
-    fn write(&self, unwritten: Unwritten) -> Result<Generation, TxnError> {
+    fn write(&self, mut unwritten: Unwritten) -> Result<Generation, TxnError> {
+        // A log commit in flight comes first; one of the next generation has to wait.
+        let mut log_on_disk = self.log_on_disk.lock();
+        if let Some(logged) = log_on_disk.close() {
+            unwritten.logged = Some(logged);
+        }
         match self.put_out(&unwritten) {
             Ok(()) => {}
             Err(e) if e.is_full() => {
@@ -274,7 +279,8 @@ impl Inner {
         }
         let Unwritten { number, generation, blocks, before, sb, .. } = unwritten;
         keep_edits(&mut self.super_block.lock(), &before, &sb);
-        self.log_committed(&sb);
+        log_on_disk.opened(&sb);
+        drop(log_on_disk);
         self.blocks.publish(&blocks);
         self.csums.settled();
         self.trees.committed();
@@ -378,20 +384,28 @@ impl Inner {
     ) -> Result<Generation, TxnError> {
         let source = self.source();
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let (new_extents, generation, freeze_guard) = {
+        let recording_barred = self.log_recording.write();
+        let (ended_log, new_extents, generation, freeze_guard) = {
+            let ended_log = self.end_log();
             let freeze_guard = self.barrier.block_joins();
             let new_extents = self.freeze(source.as_ref());
             self.touched.store(false, Ordering::Release);
             self.staged_ref_changes.store(0, Ordering::Relaxed);
             let keeps_out = last_step.as_ref().is_some_and(|step| step.keeps_out());
             let generation = Generation(self.open_generation.fetch_add(1, Ordering::AcqRel));
-            (new_extents, generation, keeps_out.then_some(freeze_guard))
+            (ended_log, new_extents, generation, keeps_out.then_some(freeze_guard))
         };
         frozen();
         let done = self
             .apply_stage(source.as_ref(), new_extents, generation)
-            .and_then(|()| self.settle(generation, last_step, freeze_guard))
-            .and_then(|chunk_alloc_lock| Ok((self.to_write(number, generation)?, chunk_alloc_lock)));
+            .and_then(|()| {
+                // The trees that a log is based on stay as they are from now on, unless the last step changes them.
+                let recording_barred = last_step.is_some().then_some(recording_barred);
+                let settled = self.settle(generation, last_step, freeze_guard);
+                drop(recording_barred);
+                settled
+            })
+            .and_then(|chunk_alloc_lock| Ok((self.to_write(number, generation, ended_log)?, chunk_alloc_lock)));
         let (unwritten, _chunk_alloc_lock) = done.map_err(|e| self.poison(e))?;
         self.write(unwritten)
     }

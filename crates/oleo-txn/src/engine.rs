@@ -25,7 +25,7 @@ use crate::TxnError;
 use crate::barrier::{SHARDS, TransactionBarrier};
 use crate::csums::{Layout, Pending};
 use crate::growth::state::Growth;
-use crate::log::state::LogState;
+use crate::log::state::{LogOnDisk, LogState};
 use crate::metadata_reserve::MetadataReserve;
 use crate::options::EngineOptions;
 use crate::quota::state::Quota;
@@ -77,7 +77,15 @@ pub(crate) struct Inner {
     /// Groups whose old free-space caches are marked as invalid on disk.
     pub(crate) invalidated_caches: Mutex<rank::InvalidatedCaches, HashSet<u64>>,
     pub(crate) super_block: Mutex<rank::SuperBlock, SuperBlock>,
+    /// Held by who writes a log commit.
+    pub(crate) log_writer: Mutex<rank::LogWriter, ()>,
+    /// Read by those who find out what the log needs; written while changes are frozen and brought into the trees.
+    pub(crate) log_recording: RwLock<rank::LogRecording, ()>,
     pub(crate) log: Mutex<rank::Log, LogState>,
+    /// The last generation whose log a commit has ended: nothing is written to the places of its blocks any more.
+    pub(crate) log_given_up: Mutex<rank::LogGivenUp, Generation>,
+    /// Held while a superblock is written.
+    pub(crate) log_on_disk: Mutex<rank::LogOnDisk, LogOnDisk>,
     /// The generation of the last stage: changes of it were brought into the trees before their commit.
     pub(crate) staged: AtomicU64,
     /// The log that a crash left, to be replayed before anything is committed.
@@ -338,7 +346,11 @@ impl Inner {
             backref_conversion: Mutex::new(HashMap::new()),
             invalidated_caches: Mutex::new(HashSet::new()),
             super_block: Mutex::new(sb),
-            log: Mutex::new(LogState::new(sb)),
+            log_writer: Mutex::new(()),
+            log_recording: RwLock::new(()),
+            log: Mutex::default(),
+            log_given_up: Mutex::new(Generation(0)),
+            log_on_disk: Mutex::new(LogOnDisk::new(sb)),
             staged: AtomicU64::new(0),
             unreplayed_log: Mutex::new(None),
             open_generation: AtomicU64::new(generation + 1),

@@ -5,16 +5,22 @@
 //! generation stays, and the blocks of the log are of the generation after it. The next one to open the volume replays the log
 //! on the trees of the last commit. Log blocks are in no extent tree and in no free-space tree.
 //!
-//! Normal path: (1) [`Engine::begin_log`] waits for the commit in flight and keeps others out, so that the open generation
-//! is the one after what is on disk; (2) the crate above asks what the log has ([`LogCommit::logged`]) and decides what goes
-//! in; (3) [`LogCommit::write`] applies the batches to the log trees, (4) writes the new blocks, flushes (the data too), puts
-//! the superblock with the log's root on the first mirror of every device, flushes. The next commit makes the log obsolete:
-//! its superblock has none.
+//! Normal path: (1) [`Engine::record_log`] waits until what a commit has frozen is in the trees and keeps others from freezing;
+//! (2) the crate above asks what the log has ([`LogRecording::logged`]) and decides what goes in, many threads at a time; (3) one of them
+//! begins a log commit ([`Engine::begin_log`]), [`LogRecording::put`] applies the batches to the log trees in memory,
+//! [`LogCommit::seal`] takes the new blocks; nothing is held for recording from here on; (4) [`LogCommit::write`] writes
+//! the blocks, waits for the commit in flight if the log is for the transaction after it, flushes (the data too), puts the
+//! superblock with the log's root on the first mirror of every device, flushes. The next commit makes the log obsolete: its
+//! superblock has none.
+//!
+//! Log commits overlap in (2) only: the next is recorded while this one is written. Two cannot be in (4), as the superblock names one log
+//! root; and a round that is put together early serves only those who came early, so (3) comes when the one before is durable, with
+//! all who came meanwhile.
 //!
 //! Invariants:
 //! - Blocks of a log that a superblock on disk may name are never written to. Each log commit copies what it changes; what it
 //!   replaced is used again by the log commits after it, and becomes free space with the commit that ends the log
-//!   ([`Inner::pin_log`]).
+//!   ([`Inner::end_log`], [`Inner::pin_log`]).
 //! - The log names no space in chunks that the disk does not know: those made since the last commit.
 //! - Log blocks are allocated from unreserved space: if there is none, the result is [`LogWritten::Refused`], and the
 //!   caller commits. If only the groups are full, a new one is made, which that commit records.
@@ -24,24 +30,26 @@
 //! If the format cannot express what happened, the log commit falls back to a full commit, for one of the reasons in [`fallback`].
 //! The trees of the log stay in memory whole until the commit: they are as large as what was synced.
 //!
-//! Locks: the commit lock for all of it, over I/O: commits and stages wait for a log commit, operations do not; inside it
-//! `log`.
+//! Locks: `log_writer` for a log commit, over I/O; `log_recording` for (2) and (3), against freezes; `log` for a look and for (3);
+//! `log_given_up` while blocks are written, so that a commit does not free their places meanwhile; `log_on_disk` while a superblock is. Commits go
+//! on during (2) and (3) once their freeze is in the trees, operations always.
 //! Crash: before (4)'s last flush the log of before is valid, or none is. Errors while writing poison the engine as in a commit, but
 //! for want of room below the devices: then the log of before is valid, and a commit has to do.
 //! Not here: what is logged (`oleo-fs`), replay.
 
+mod commit;
 pub(crate) mod state;
+
+pub use commit::LogCommit;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use oleo_format::{
-    BlockHead, ByteLen, Generation, HeaderFlags, Incompat, ItemType, Key, Logical, RootItem, SuperBlock, TreeId,
-};
-use oleo_lock::{Mutex, MutexGuard, rank};
-use oleo_space::{Kind, Ledger, Run};
-use oleo_tree::{ApplyEnv, BlockAlloc, Change, Dirty, ExtentInfo, ExtentState, Op, TreeError, TreeRoot};
+use oleo_format::{BlockHead, ByteLen, Generation, HeaderFlags, ItemType, Key, Logical, RootItem, TreeId};
+use oleo_lock::{Mutex, RwLockReadGuard, RwLockWriteGuard, rank};
+use oleo_space::{Kind, Run};
+use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op, TreeError, TreeRoot};
 
 use crate::TxnError;
 use crate::barrier::FreezeGuard;
@@ -98,38 +106,51 @@ pub enum LogWritten {
         /// Bytes of tree blocks.
         bytes: u64,
     },
+    /// A commit came first, and has it all.
+    Committed,
     /// The log cannot express it, for this reason out of [`fallback`]. A commit is needed.
     Refused(&'static str),
 }
 
-/// The right to write a log commit: no commit and no stage happens while it lives; operations go on.
-pub struct LogCommit<'a> {
+/// The right to look at the log and at what it is based on: while it lives, no freeze and no stage happens, so that the newest trees
+/// are those of the transaction before the open one; operations go on.
+pub struct LogRecording<'a> {
     inner: &'a Inner,
     generation: Generation,
-    log: MutexGuard<'a, rank::Log, LogState>,
-    // Given back last.
-    _one: MutexGuard<'a, rank::Commit, ()>,
+    #[allow(dead_code, reason = "held for its lock")]
+    held: Recording<'a>,
+}
+
+#[allow(dead_code, reason = "held for the lock only")]
+enum Recording<'a> {
+    Among(RwLockReadGuard<'a, rank::LogRecording, ()>),
+    Alone(RwLockWriteGuard<'a, rank::LogRecording, ()>),
 }
 
 /// While it lives no operation is under way.
 pub struct JoinsBlocked<'a>(#[allow(dead_code, reason = "held for its locks")] FreezeGuard<'a>);
 
 impl Engine {
-    /// Waits until no commit is in flight and keeps others out. The caller holds no handle and no lock that an operation
-    /// may hold while it joins.
-    pub fn begin_log(&self) -> Result<LogCommit<'_>, TxnError> {
+    /// Waits until what a commit or a stage has frozen is in the trees, and keeps others from freezing; many may record at a time. The
+    /// caller holds no handle and no lock that an operation may hold while it joins.
+    pub fn record_log(&self) -> Result<LogRecording<'_>, TxnError> {
+        self.recording(|inner| Recording::Among(inner.log_recording.read()))
+    }
+
+    /// The same, and nobody else records.
+    pub fn record_log_alone(&self) -> Result<LogRecording<'_>, TxnError> {
+        self.recording(|inner| Recording::Alone(inner.log_recording.write()))
+    }
+
+    fn recording<'a>(&'a self, lock: impl FnOnce(&'a Inner) -> Recording<'a>) -> Result<LogRecording<'a>, TxnError> {
         let inner = &*self.0;
         inner.writable()?;
-        let one = inner.commit_lock.lock();
+        let held = lock(inner);
         inner.writable()?;
-        inner.write_unwritten()?;
         inner.log_is_settled()?;
-        let log = inner.log.lock();
-        Ok(LogCommit { inner, generation: self.generation(), log, _one: one })
+        Ok(LogRecording { inner, generation: self.generation(), held })
     }
-}
 
-impl Engine {
     /// The transaction that a handle is for has changed what no log can say: until it is committed, there is none.
     pub fn disable_log(&self, open: Generation) {
         self.0.staged.store(open.0, Ordering::Release);
@@ -139,6 +160,18 @@ impl Engine {
     pub fn trees_are_durable(&self) -> bool {
         let open = self.generation();
         self.durable().0 + 1 == open.0 && self.0.staged.load(Ordering::Acquire) != open.0
+    }
+
+    /// Waits for the commit in flight, if there is one; whether everything up to `generation` is durable.
+    pub fn wait_durable(&self, generation: Generation) -> Result<bool, TxnError> {
+        if self.durable() >= generation {
+            return Ok(true);
+        }
+        let inner = &*self.0;
+        let _one = inner.commit_lock.lock();
+        inner.writable()?;
+        inner.write_unwritten()?;
+        Ok(self.durable() >= generation)
     }
 }
 
@@ -177,9 +210,7 @@ impl BlockAlloc for LogAlloc<'_> {
             let grown = self.inner.grow(Kind::Metadata).map_err(TreeError::outside)?;
             return Err(fall_back(if grown { fallback::NEW_CHUNK } else { fallback::NO_SPACE }));
         }
-        let uncommitted = self.inner.growth.uncommitted_chunks();
-        let is_uncommitted = |at: &Logical| uncommitted.iter().any(|run| *at >= run.start && *at < run.end());
-        if out[had..].iter().any(is_uncommitted) {
+        if out[had..].iter().any(|at| self.inner.growth.is_uncommitted(*at)) {
             for at in out.drain(had..) {
                 self.inner.space.give_back(Run::new(at, ByteLen(u64::from(self.inner.rules.nodesize))));
             }
@@ -199,7 +230,7 @@ impl ExtentInfo for Unshared {
     }
 }
 
-impl<'a> LogCommit<'a> {
+impl<'a> LogRecording<'a> {
     /// The open generation, that of the log's blocks.
     pub fn generation(&self) -> Generation {
         self.generation
@@ -207,29 +238,24 @@ impl<'a> LogCommit<'a> {
 
     /// Why nothing can be logged in this transaction any more, if so.
     pub fn fallback(&self) -> Option<&'static str> {
-        match self.log.refused {
-            Some((generation, rule)) if generation == self.generation.0 => Some(rule),
-            _ if self.inner.staged.load(Ordering::Acquire) == self.generation.0 => Some(fallback::STAGED),
-            _ => None,
+        if self.inner.staged.load(Ordering::Acquire) == self.generation.0 {
+            return Some(fallback::STAGED);
         }
-    }
-
-    /// Nothing more goes into the log of this transaction, so that those who were promised to be in it are served by a commit.
-    pub fn fall_back(&mut self, rule: &'static str) {
-        if self.fallback().is_none() {
-            self.log.refused = Some((self.generation.0, rule));
-        }
+        let refused = self.inner.log.lock().refused;
+        refused.filter(|(generation, _)| *generation == self.generation.0).map(|(_, rule)| rule)
     }
 
     /// The log tree of a subvolume, if it has one.
     pub fn logged(&self, tree: TreeId) -> Option<TreeRoot> {
-        if self.log.generation != self.generation.0 {
+        let log = self.inner.log.lock();
+        if log.generation != self.generation.0 {
             return None;
         }
-        self.log.trees.get(&tree).cloned()
+        log.trees.get(&tree).cloned()
     }
 
-    /// The tree as the last commit left it. Valid as long as [`fallback`](Self::fallback) returns `None`.
+    /// The tree as a replay of the log finds it: as the last commit left it, or as the one in flight will. Valid as long as
+    /// [`fallback`](Self::fallback) returns `None`.
     pub fn committed(&self, tree: TreeId) -> Result<Option<TreeRoot>, TxnError> {
         Ok(self.inner.trees.get(&self.inner.blocks, tree)?.map(|t| t.root))
     }
@@ -241,7 +267,7 @@ impl<'a> LogCommit<'a> {
 
     /// Whether space lies in a chunk that the disk does not know yet.
     pub fn is_uncommitted(&self, at: Logical) -> bool {
-        self.inner.growth.uncommitted_chunks().iter().any(|run| at >= run.start && at < run.end())
+        self.inner.growth.is_uncommitted(at)
     }
 
     /// Adds the checksum items that data in `at..at + len` needs and that are not in the checksum tree yet. The same data
@@ -250,71 +276,49 @@ impl<'a> LogCommit<'a> {
         self.inner.csums.pending_items(self.inner.layout, at, len, out);
     }
 
-    /// Makes the changes of the subvolumes' log trees (sorted, one per key) durable, with all data written before. After
-    /// a refusal the caller drops this and commits.
+    /// Makes the changes of the subvolumes' log trees (sorted, one per key), in memory. If the log cannot have them, the result is
+    /// the reason, and the caller commits.
     ///
     /// # Errors
-    /// A log block could not be read back or written; in the latter case the engine is read-only from now on.
-    pub fn write(&mut self, batches: &[(TreeId, Vec<Change>)]) -> Result<LogWritten, TxnError> {
+    /// A log block could not be read back.
+    pub fn put(&self, batches: &[(TreeId, Vec<Change>)]) -> Result<Result<(), &'static str>, TxnError> {
         if let Some(rule) = self.fallback() {
-            return Ok(LogWritten::Refused(rule));
+            return Ok(Err(rule));
         }
-        if self.log.generation != self.generation.0 {
-            debug_assert!(self.log.taken.is_empty(), "a commit has taken the log of before");
-            self.log.clear();
-            self.log.generation = self.generation.0;
+        let (inner, generation) = (self.inner, self.generation);
+        let mut log = inner.log.lock();
+        if log.generation != generation.0 {
+            log.begin(generation);
         }
-        let inner = self.inner;
-        let (ledger, dirty) = (Ledger::new(), Dirty::new());
-        let idle = std::mem::take(&mut self.log.idle);
+        let idle = std::mem::take(&mut log.idle);
         let alloc = LogAlloc { inner, found: Mutex::new(Found { idle, taken: Vec::new(), refused: None }) };
-        let (log, generation) = (&*self.log, self.generation);
         let many = batches.iter().any(|(_, changes)| changes.len() >= PARALLEL_CHANGES_MIN);
-        let env = Env { inner, generation, ledger: &ledger, dirty: &dirty, alloc: &alloc, threads: many };
-        let grow = || grow(&env, log, batches);
+        let env = Env { inner, generation, alloc: &alloc, threads: many };
+        let grow = || grow(&env, &log, batches);
         let grown = if many { inner.commit_workers.run(grow) } else { grow() };
         let mut found = alloc.found.into_inner();
-        self.log.taken.append(&mut found.taken);
-        let grown = match (grown, found.refused) {
-            (Ok(grown), _) => grown,
+        log.taken.append(&mut found.taken);
+        match (grown, found.refused) {
+            (Ok(grown), _) => {
+                log.idle = found.idle;
+                log.trees.extend(grown.trees);
+                log.root = grown.root.or(log.root.take());
+                Ok(Ok(()))
+            }
             (Err(_), Some(rule)) => {
-                self.fall_back(rule);
-                return Ok(LogWritten::Refused(rule));
+                log.refused = Some((generation.0, rule));
+                Ok(Err(rule))
             }
             (Err(e), None) => {
-                self.fall_back(fallback::UNREADABLE);
-                return Err(e);
+                log.refused = Some((generation.0, fallback::UNREADABLE));
+                Err(e)
             }
-        };
-        self.log.idle = found.idle;
-        let Some(root) = grown.root else { return Ok(LogWritten::Nothing) };
-        count_commit();
-        let blocks = dirty.drain_sorted();
-        let parts: Vec<(Logical, &[u8])> = blocks.iter().map(|n| (n.logical(), n.bytes())).collect();
-        let mut sb = self.log.committed;
-        sb.log_root.set(root.logical.0);
-        sb.log_root_level = root.level;
-        let incompat = Incompat::from_bits_retain(inner.wanted_incompat.load(Ordering::Relaxed));
-        sb.incompat_flags.set((sb.features().incompat | incompat).bits());
-        let written = inner.volume.write(&parts).and_then(|()| inner.volume.write_log_super(&sb));
-        if let Err(e) = written {
-            // A superblock may name the new blocks already: they stay taken, and the commit says how this ends.
-            self.fall_back(fallback::NO_SPACE);
-            return Err(inner.poison_unless_full(e.into()));
         }
-        let bytes = parts.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-        self.log.root = Some(root);
-        self.log.trees.extend(grown.trees);
-        self.log.logged = Some(sb);
-        // Nothing on disk leads to what was replaced, now that the new superblock is durable.
-        loop {
-            let batch = ledger.drain(usize::MAX);
-            if batch.is_empty() {
-                break;
-            }
-            self.log.idle.extend(batch.heads().filter(|head| head.net() <= 0).map(|head| head.at));
-        }
-        Ok(LogWritten::Done { bytes })
+    }
+
+    /// Nothing more goes into the log of this transaction, so that those who were promised to be in it are served by a commit.
+    pub fn fall_back(&self, rule: &'static str) {
+        self.inner.refuse_log(self.generation, rule);
     }
 }
 
@@ -329,14 +333,12 @@ struct Grown {
 struct Env<'a> {
     inner: &'a Inner,
     generation: Generation,
-    ledger: &'a Ledger,
-    dirty: &'a Dirty,
     alloc: &'a LogAlloc<'a>,
     threads: bool,
 }
 
 fn grow(env: &Env<'_>, log: &LogState, batches: &[(TreeId, Vec<Change>)]) -> Result<Grown, TxnError> {
-    let Env { inner, generation, ledger, dirty, alloc, threads } = *env;
+    let Env { inner, generation, alloc, threads } = *env;
     let head = BlockHead {
         logical: Logical(0),
         generation,
@@ -350,8 +352,8 @@ fn grow(env: &Env<'_>, log: &LogState, batches: &[(TreeId, Vec<Change>)]) -> Res
         generation,
         owner: TreeId::TREE_LOG,
         last_snapshot: None,
-        dirty,
-        ledger,
+        dirty: &log.dirty,
+        ledger: &log.ledger,
         alloc,
         extents: &Unshared,
         head: &head,
@@ -361,12 +363,14 @@ fn grow(env: &Env<'_>, log: &LogState, batches: &[(TreeId, Vec<Change>)]) -> Res
         Some(root) => inner.blocks.apply(root, batch, &env),
         None => inner.blocks.create_tree(batch, &env),
     };
+    let sealed = log.dirty.is_empty();
     let mut grown = Grown { trees: Vec::new(), root: None };
     let mut items = Vec::new();
     for (tree, batch) in batches.iter().filter(|(_, batch)| !batch.is_empty()) {
         let old = log.trees.get(tree);
         let root = apply(old, batch)?;
-        if old.is_some_and(|old| old.same_block(&root)) {
+        // A block that is not sealed yet is rewritten at its place.
+        if sealed && old.is_some_and(|old| old.same_block(&root)) {
             continue;
         }
         let key = Key::new(TreeId::TREE_LOG.0, ItemType::ROOT_ITEM, tree.0);
@@ -395,26 +399,27 @@ fn root_item(inner: &Inner, root: &TreeRoot, generation: Generation) -> RootItem
 }
 
 impl Inner {
-    /// The commit in progress ends the log: its blocks are free when that commit is durable.
-    /// Returns the superblock with that log, which the other mirrors are to get first.
-    pub(crate) fn pin_log(&self) -> Result<Option<SuperBlock>, TxnError> {
-        let mut log = self.log_state();
-        let len = ByteLen(u64::from(self.rules.nodesize));
-        for at in std::mem::take(&mut log.taken) {
-            self.space.pin(Run::new(at, len))?;
+    /// Nothing more goes into the log of a generation.
+    fn refuse_log(&self, generation: Generation, rule: &'static str) {
+        let mut log = self.log.lock();
+        if log.refused.is_none_or(|(refused, _)| refused < generation.0) {
+            log.refused = Some((generation.0, rule));
         }
-        let logged = log.logged.take();
-        log.clear();
-        Ok(logged)
     }
 
-    /// The superblock of a commit is on disk.
-    pub(crate) fn log_committed(&self, sb: &SuperBlock) {
-        self.log_state().committed = *sb;
+    /// A freeze ends the log: what comes now belongs to the next. Nobody records meanwhile. Returns its blocks, which are free when
+    /// the commit is durable.
+    pub(crate) fn end_log(&self) -> Vec<Logical> {
+        let mut log = self.log.lock();
+        let taken = std::mem::take(&mut log.taken);
+        log.begin(Generation(0));
+        taken
     }
 
-    /// The log, for a commit: only those who have the commit lock take it, so it is free.
-    fn log_state(&self) -> MutexGuard<'_, rank::Log, LogState> {
-        self.log.try_lock().expect("whoever has the log has the commit lock")
+    /// Blocks of the log that the commit in progress ends.
+    pub(crate) fn pin_log(&self, generation: Generation, blocks: Vec<Logical>) -> Result<(), TxnError> {
+        *self.log_given_up.lock() = generation;
+        let len = ByteLen(u64::from(self.rules.nodesize));
+        blocks.into_iter().try_for_each(|at| Ok(self.space.pin(Run::new(at, len))?))
     }
 }

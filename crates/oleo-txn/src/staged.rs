@@ -27,6 +27,7 @@ impl Engine {
         inner.write_unwritten()?;
         inner.log_is_settled()?;
         let source = inner.source();
+        let _recording_barred = inner.log_recording.write();
         inner.staged.store(self.generation().0, Ordering::Release);
         if inner.touched.load(Ordering::Acquire) {
             // What is there by now goes in while others go on, so that they have to wait for the rest only.

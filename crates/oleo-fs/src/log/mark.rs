@@ -19,6 +19,8 @@ pub(crate) enum Depth {
 pub(crate) struct LogMark {
     pub(crate) generation: Generation,
     pub(crate) depth: Depth,
+    /// The round of callers that it was logged in.
+    pub(crate) round: u64,
     /// What has changed since. Extents and entries are kept only of what is there whole.
     pub(crate) item: bool,
     pub(crate) xattrs: bool,
@@ -27,8 +29,8 @@ pub(crate) struct LogMark {
 }
 
 impl LogMark {
-    pub(crate) fn new(generation: Generation, depth: Depth) -> LogMark {
-        LogMark { generation, depth, item: false, xattrs: false, renamed: false, slots: BTreeSet::new() }
+    pub(crate) fn new(generation: Generation, depth: Depth, round: u64) -> LogMark {
+        LogMark { generation, depth, round, item: false, xattrs: false, renamed: false, slots: BTreeSet::new() }
     }
 
     /// An item changes; whether it is the first change of the names.

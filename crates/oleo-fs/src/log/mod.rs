@@ -4,8 +4,8 @@
 //! commit contains not only what the caller asked for, but everything that the result needs to be a state that programs may
 //! see: what was synced as it was, everything else as of the last commit or newer, each name once.
 //!
-//! Normal path: `sync` gathers the callers of one moment into a round; `record` turns the round's inodes into items, which
-//! the engine writes (`oleo_txn::LogCommit`). What changed follows from the delta that every inode keeps since the last commit
+//! Normal path: `sync` gathers the callers of one moment into a round; `record` turns their inodes into items, each caller its own where
+//! it can, which the engine writes (`oleo_txn::LogCommit`). What changed follows from the delta that every inode keeps since the last commit
 //! or, once it was logged, from its [`LogMark`]: so the second fsync logs what changed since the first, and one with nothing
 //! changed writes nothing. Link and rename only mark: the next log commit of the subvolume brings
 //! the names of all marked inodes up to date. They mark no ancestor, so that a directory that is synced later is logged.
@@ -82,6 +82,7 @@ mod replay;
 mod shared;
 mod stats;
 mod sync;
+mod waiter;
 
 pub(crate) use mark::LogMark;
 pub use replay::{Replayed, replay};

@@ -7,7 +7,7 @@
 //! Three views of one subvolume meet here: the tree as the last commit left it, which a replay starts from; the log as it
 //! is, which is changed; and the inodes in memory, which the replay must lead to as far as they are logged.
 //!
-//! Locks: an inode's lock at a time. The commit lock is held by the caller, and joins are blocked if the inodes must
+//! Locks: an inode's lock at a time. The caller holds a [`LogRecording`], and joins are blocked if the inodes must
 //! agree.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use hashbrown::{HashMap, HashSet};
 use oleo_format::{Generation, Ino, InodeFlags, ItemType, Key, TreeId};
 use oleo_tree::{Change, ItemBytes, Op, TreeRoot};
-use oleo_txn::{JoinsBlocked, LogCommit, fallback};
+use oleo_txn::{JoinsBlocked, LogRecording, fallback};
 
 use crate::data::Extent;
 use crate::items::refs::{self, NameOf};
@@ -29,8 +29,8 @@ use crate::{FileKind, FsError};
 /// Whether recorded inodes are marked as logged.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Marking {
-    /// They are: what is recorded will be written.
-    Now,
+    /// They are, in this round: what is recorded will be written.
+    Now(u64),
     /// They are not: it is for reading ahead only.
     Never,
 }
@@ -50,7 +50,7 @@ enum Task {
 /// Collects the changes of one log tree.
 pub(super) struct Recorder<'a> {
     pub(super) core: &'a Arc<Core>,
-    pub(super) log: &'a LogCommit<'a>,
+    pub(super) log: &'a LogRecording<'a>,
     pub(super) subvol: Arc<Subvol>,
     /// What a replay starts from.
     committed: TreeRoot,
@@ -83,13 +83,16 @@ struct Parts {
     gone: Vec<Ino>,
 }
 
+/// The items of one inode, or why the log cannot have them.
+pub(super) type Alone = Result<Vec<Change>, &'static str>;
+
 /// An item and its key.
 pub(super) type Item = (Key, ItemBytes);
 
 impl<'a> Recorder<'a> {
     pub(super) fn new(
         core: &'a Arc<Core>,
-        log: &'a LogCommit<'a>,
+        log: &'a LogRecording<'a>,
         tree: TreeId,
         marking: Marking,
     ) -> Result<Recorder<'a>, FsError> {
@@ -137,7 +140,7 @@ impl<'a> Recorder<'a> {
     /// Keeps operations out from here on. What was recorded before concerns no other inode; if it was renamed since, it
     /// is recorded again.
     pub(super) fn block_joins(&mut self) {
-        if self.marking == Marking::Now && self.joins_blocked.is_none() {
+        if self.marking != Marking::Never && self.joins_blocked.is_none() {
             self.joins_blocked = Some(self.log.block_joins());
             for inode in self.core.log.take_renamed(self.subvol.id()) {
                 self.todo.push(Task::Inode(inode.ino(), Depth::Exists));
@@ -160,10 +163,33 @@ impl<'a> Recorder<'a> {
         for (dir, ranges) in std::mem::take(&mut self.gone) {
             self.put_ranges(dir, ranges)?;
         }
+        Ok(self.changes())
+    }
+
+    fn changes(self) -> Result<Vec<Change>, &'static str> {
         match self.refused {
-            Some(rule) => Ok(Err(rule)),
-            None => Ok(Ok(self.items.into_iter().map(|(key, op)| Change { key, op }).collect())),
+            Some(rule) => Err(rule),
+            None => Ok(self.items.into_iter().map(|(key, op)| Change { key, op }).collect()),
         }
+    }
+
+    /// One inode that somebody syncs and that concerns no other (see `is_nameless_change`), as its guard has it. The caller enters
+    /// what comes out in a round before it lets the guard go.
+    pub(super) fn alone(mut self, guard: &mut WriteGuard<'_>, round: u64) -> Result<Alone, FsError> {
+        let generation = self.log.generation();
+        let depth = Depth::Whole;
+        let mark = guard.state_mut().log.take().filter(|mark| mark.generation == generation);
+        let uncommitted = guard.is_fresh();
+        let found = self.parts(guard, depth, mark.as_deref(), false, uncommitted);
+        let changes = match found {
+            Ok(_) => Ok(self.changes()),
+            Err(e) => Err(e),
+        };
+        guard.state_mut().log = match &changes {
+            Ok(Ok(_)) => Some(Box::new(LogMark::new(generation, depth, round))),
+            _ => mark,
+        };
+        changes
     }
 
     /// An item of the tree as committed.
@@ -256,7 +282,7 @@ impl<'a> Recorder<'a> {
             None => state.has_open_of(ItemType::INODE_REF) || state.has_open_of(ItemType::INODE_EXTREF),
         };
         let others = renamed || moved || guard.fields().kind() == FileKind::Dir;
-        if self.marking == Marking::Now && self.joins_blocked.is_none() && others {
+        if self.marking != Marking::Never && self.joins_blocked.is_none() && others {
             guard.state_mut().log = mark;
             drop(guard);
             self.todo.push(Task::Inode(ino, depth));
@@ -266,14 +292,14 @@ impl<'a> Recorder<'a> {
         let uncommitted = guard.is_fresh();
         let found = self.parts(&guard, depth, mark.as_deref(), renamed, uncommitted);
         guard.state_mut().log = match &found {
-            Ok(_) if self.marking == Marking::Now => {
+            Ok(_) if let Marking::Now(round) = self.marking => {
                 let depth = depth.max(mark.map_or(depth, |mark| mark.depth));
-                Some(Box::new(LogMark::new(generation, depth)))
+                Some(Box::new(LogMark::new(generation, depth, round)))
             }
             _ => mark,
         };
         let now = if moved { refs::all(&guard)? } else { Vec::new() };
-        if moved && self.marking == Marking::Now {
+        if moved && self.marking != Marking::Never {
             guard.state_mut().moved = Generation(0);
         }
         drop(guard);

@@ -133,22 +133,9 @@ impl ReadGuard<'_> {
         self.state.fresh && self.state.frozen.is_none()
     }
 
-    /// Whether what is to be logged of it concerns no other inode: it is no directory, and its names are as the last
-    /// commit has them, or as the log has them if it is there whole.
+    /// See [`InodeState::is_nameless_change`].
     pub(crate) fn is_nameless_change(&self) -> bool {
-        let state = &self.state;
-        let renamed = || {
-            state.has_open_of(ItemType::INODE_REF)
-                || state.has_open_of(ItemType::INODE_EXTREF)
-                || state.fields.nlink == 0
-        };
-        let generation = self.inode.core().engine().generation();
-        state.fields.kind() != crate::FileKind::Dir
-            && state.moved != generation
-            && match &state.log {
-                Some(mark) if mark.generation == generation => !mark.renamed,
-                _ => !renamed(),
-            }
+        self.state.is_nameless_change(self.inode.core().engine().generation())
     }
 
     /// The size that the inode item in the tree says; `None` if there is none.

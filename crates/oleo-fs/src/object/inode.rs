@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use oleo_format::{Generation, Ino, ItemType, Key, TreeId};
 use oleo_lock::{RwLock, rank};
 
+use crate::FileKind;
 use crate::data::FileData;
 use crate::log::LogMark;
 use crate::object::Core;
@@ -116,6 +117,20 @@ impl InodeState {
             return None;
         }
         Some(if wanted { OrphanChange::Put } else { OrphanChange::Delete })
+    }
+
+    /// Whether what is to be logged of it concerns no other inode: it is no directory, and its names are as the last
+    /// commit has them, or as the log has them if it is there whole.
+    pub(crate) fn is_nameless_change(&self, generation: Generation) -> bool {
+        let renamed = || {
+            self.has_open_of(ItemType::INODE_REF) || self.has_open_of(ItemType::INODE_EXTREF) || self.fields.nlink == 0
+        };
+        self.fields.kind() != FileKind::Dir
+            && self.moved != generation
+            && match &self.log {
+                Some(mark) if mark.generation == generation => !mark.renamed,
+                _ => !renamed(),
+            }
     }
 
     /// Moves the open delta to the frozen one.

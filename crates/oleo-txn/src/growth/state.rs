@@ -69,6 +69,11 @@ impl Growth {
         }
     }
 
+    /// Whether space lies in a chunk that is not recorded yet.
+    pub(crate) fn is_uncommitted(&self, at: Logical) -> bool {
+        self.plans.lock().iter().any(|plan| at >= plan.start && at < Run::new(plan.start, plan.len).end())
+    }
+
     /// The space of chunks that are not recorded yet.
     pub(crate) fn uncommitted_chunks(&self) -> Vec<Run> {
         self.plans.lock().iter().map(|plan| Run::new(plan.start, plan.len)).collect()
