@@ -58,13 +58,14 @@ impl Drop for FreezeGuard<'_> {
     }
 }
 
-/// A small number per thread, so that threads spread over shards whatever their ids hash to.
+/// A small number per thread, whatever its id: threads that are started one after the other have numbers in a row.
 pub(crate) fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed));
     MINE.with(|n| *n)
 }
 
+/// The shard of the calling thread.
 pub(crate) fn thread_shard() -> usize {
     thread_number() % SHARDS
 }

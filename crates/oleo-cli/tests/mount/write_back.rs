@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use oleo_sim::oracle::{oracle, run};
+use oleo_sim::oracle::{Oracle, oracle, run};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -15,6 +15,17 @@ fn oleo(args: &[&str], path: &Path) {
     run(OLEO, args.iter().map(OsStr::new).chain([path.as_os_str()])).unwrap();
 }
 
+/// A mount with a subvolume `v` that may have 1 MiB.
+fn limited(oracle: Oracle, image: &Path) -> Mount {
+    Kind::Oleo.mkfs(oracle, image).unwrap();
+    let mount = Kind::WriteBack.mount(oracle, image, "").unwrap();
+    let v = mount.path().join("v");
+    oleo(&["quota", "enable"], mount.path());
+    oleo(&["subvolume", "create"], &v);
+    oleo(&["qgroup", "limit", "1M"], &v);
+    mount
+}
+
 /// Goal: what quota refuses is reported by fsync(2) and close(2), and nothing else of it is lost. Method: a limit of 1 MiB on a
 /// subvolume; 8 MiB by write(2), which succeeds, then fsync; the same by cp, which looks at what close returns.
 #[test]
@@ -22,12 +33,8 @@ fn quota_is_reported_at_fsync_and_close() {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let image = scratch.path().join("image");
-    Kind::Oleo.mkfs(oracle, &image).unwrap();
-    let mount = Kind::WriteBack.mount(oracle, &image, "").unwrap();
+    let mount = limited(oracle, &image);
     let v = mount.path().join("v");
-    oleo(&["quota", "enable"], mount.path());
-    oleo(&["subvolume", "create"], &v);
-    oleo(&["qgroup", "limit", "1M"], &v);
     let file = open(&v.join("f"), OFlags::RDWR | OFlags::CREATE).unwrap();
     for n in 0..8 {
         assert_eq!(rustix::io::pwrite(&file, &[7; 1 << 20], n << 20), Ok(1 << 20));
@@ -52,12 +59,8 @@ fn a_sync_reports_what_it_could_not_take_over() {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();
     let image = scratch.path().join("image");
-    Kind::Oleo.mkfs(oracle, &image).unwrap();
-    let mount = Kind::WriteBack.mount(oracle, &image, "").unwrap();
+    let mount = limited(oracle, &image);
     let v = mount.path().join("v");
-    oleo(&["quota", "enable"], mount.path());
-    oleo(&["subvolume", "create"], &v);
-    oleo(&["qgroup", "limit", "1M"], &v);
     let sync = Later::new(OLEO.as_ref(), &["filesystem".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
     let file = open(&v.join("f"), OFlags::RDWR | OFlags::CREATE).unwrap();
     rustix::io::pwrite(&file, &[7; 4 << 20], 0).unwrap();
