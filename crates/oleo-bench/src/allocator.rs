@@ -207,7 +207,7 @@ fn threads(args: &Args, out: &Report) -> Result<()> {
             [("4 KiB", SECTOR), ("64 KiB", 64 << 10), ("1 MiB", MIB), ("128 MiB", 128 * MIB), ("all", 0)]
         {
             let name = format!("{count} threads, {label}");
-            if args.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+            if !args.wants(&name) {
                 continue;
             }
             let size = |rng: &mut Rng| if size == 0 { mixed(rng) } else { size };
@@ -250,7 +250,7 @@ fn patterns(args: &Args, out: &Report) -> Result<()> {
         ("1 000 000 groups, one not full", &|| Ok(full_but_one(1_000_000))),
     ];
     for (name, make) in all {
-        if args.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+        if !args.wants(name) {
             continue;
         }
         let free = make()?;
@@ -312,7 +312,7 @@ pub fn run(args: &Args, out: &mut Report) -> Result<()> {
     ));
     threads(args, out)?;
     patterns(args, out)?;
-    if args.only.as_ref().is_none_or(|only| only == "aged") {
+    if args.wants("aged") {
         ageing(out)?;
     }
     Ok(())

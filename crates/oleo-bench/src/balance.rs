@@ -50,7 +50,7 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     report.note(&format!("all metadata of {FILES} files; median of {} runs", args.runs));
     for (snapshots, touched) in [(16, false), (64, false), (64, true)] {
         let what = format!("{snapshots} snapshots{}", if touched { ", touched" } else { "" });
-        if args.only.as_ref().is_some_and(|only| !what.contains(only.as_str())) {
+        if !args.wants(&what) {
             continue;
         }
         let mut medians = Vec::new();

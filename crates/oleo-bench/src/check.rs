@@ -70,7 +70,7 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     let oleo = measure::oleo()?;
     let at = image.to_str().context("path")?;
     let (btrfs, aim) = (Path::new("/usr/bin/btrfs"), "5x, half the memory");
-    let wanted = |name: &str| args.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
+    let wanted = |name: &str| args.wants(name);
     let (mut ours, mut original) = (Vec::new(), Vec::new());
     for _ in 0..args.runs {
         ours.push(program(&oleo, &["check", at])?);

@@ -265,9 +265,7 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     let plan: Vec<(Pattern, u64)> = patterns
         .into_iter()
         .flat_map(|pattern| SIZES.map(|size| (pattern, size)))
-        .filter(|(pattern, size)| {
-            *size <= files && args.only.as_deref().is_none_or(|only| pattern.name().contains(only))
-        })
+        .filter(|(pattern, size)| *size <= files && args.wants(pattern.name()))
         .collect();
     let mine = scratch.path().join("ours.img");
     let theirs = scratch.path().join("kernel.img");

@@ -52,8 +52,8 @@ fn parse(out: &str, clients: u32, mut put: impl FnMut(&str, f64)) -> Result<()> 
     Ok(())
 }
 
-fn one_run(fixture: &Fixture, peer: Peer, found: &mut Found) -> Result<()> {
-    for n in CLIENTS {
+fn one_run(fixture: &Fixture, peer: Peer, args: &Args, found: &mut Found) -> Result<()> {
+    for n in CLIENTS.into_iter().filter(|n| args.wants(&throughput(*n))) {
         let mount = fixture.fresh(peer, Files::Few)?;
         let dir = mount.path().join("dbench");
         std::fs::create_dir(&dir)?;
@@ -68,9 +68,10 @@ fn one_run(fixture: &Fixture, peer: Peer, found: &mut Found) -> Result<()> {
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let fixture = Fixture::new()?;
+    let fixture = Fixture::new(args.old.as_deref())?;
     report.note(&format!("dbench for {SECONDS} s with {CLIENTS:?} clients; median of {} runs", args.runs));
-    report.in_turns(&figures(), &[Peer::Oleo, Peer::Kernel], args.runs, |peer, found| one_run(&fixture, peer, found))
+    let peers = args.peers(&[Peer::Oleo, Peer::Kernel]);
+    report.in_turns(&figures(), &peers, args.runs, |peer, found| one_run(&fixture, peer, args, found))
 }
 
 #[cfg(test)]

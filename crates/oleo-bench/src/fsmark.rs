@@ -154,13 +154,13 @@ fn in_process(oracle: &Oracle, path: &Path) -> Result<Vec<f64>> {
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let fixture = Fixture::new()?;
+    let fixture = Fixture::new(args.old.as_deref())?;
     report.note(&format!(
         "{LOOPS} loops of {FILES} files in each of {THREADS} threads, no sync; median of {} runs; the kernel's btrfs on a \
          loop device in memory",
         args.runs
     ));
-    report.in_turns(&figures(), PEERS, args.runs, |peer, found| {
+    report.in_turns(&figures(), &args.peers(PEERS), args.runs, |peer, found| {
         let rates = match peer {
             Peer::Library => in_process(fixture.oracle(), &fixture.scratch().join("library.image"))?,
             _ => {

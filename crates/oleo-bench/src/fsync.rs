@@ -214,8 +214,8 @@ fn one_run(fixture: &Fixture, image: &Path, device: usize, peer: Peer, found: &m
         &[std::sync::Arc::new(oleo::device::FileDevice::open(attached.path(), &options)?)],
         &MkfsOptions::default(),
     )?;
-    if peer == Peer::Oleo {
-        let mounted = fixture.serve(attached.path())?;
+    if peer.is_oleo() {
+        let mounted = fixture.serve(peer, attached.path())?;
         measure(&Calls::new(mounted.path())?, label, rounds, found, peer)?;
         mounted.unmount()?;
         drop(attached);
@@ -237,7 +237,7 @@ fn one_run(fixture: &Fixture, image: &Path, device: usize, peer: Peer, found: &m
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let fixture = Fixture::new()?;
+    let fixture = Fixture::new(args.old.as_deref())?;
     let memory = fixture.oracle().scratch()?;
     let disk = tempfile::Builder::new().prefix("oleo-bench-").tempdir_in(&args.disk)?;
     report.note(&format!(
@@ -246,8 +246,10 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
         args.disk.display(),
         args.runs
     ));
-    report.in_turns(&figures(), &[Peer::Library, Peer::Oleo, Peer::Kernel], args.runs, |peer, found| {
-        for (device, dir) in [memory.path(), disk.path()].into_iter().enumerate() {
+    let peers = args.peers(&[Peer::Library, Peer::Oleo, Peer::Kernel]);
+    report.in_turns(&figures(), &peers, args.runs, |peer, found| {
+        let devices = [memory.path(), disk.path()].into_iter().enumerate();
+        for (device, dir) in devices.filter(|(device, _)| args.wants(DEVICES[*device])) {
             one_run(&fixture, &dir.join("fsync.img"), device, peer, found)?;
         }
         Ok(())

@@ -30,7 +30,7 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     let image = scratch.path().join("tree.img");
     let img = image.to_str().context("path")?;
     let len = image_len(bytes, files);
-    let wanted = |name: &str| args.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
+    let wanted = |name: &str| args.wants(name);
     let repeat = |f: &dyn Fn() -> Result<Sample>| -> Result<Sample> {
         f()?; // warms caches and code; not counted
         Ok(median((0..args.runs).map(|_| f()).collect::<Result<_>>()?))

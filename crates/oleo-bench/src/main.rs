@@ -10,6 +10,9 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Parser;
 
+use crate::peer::Peer;
+
+mod aims;
 mod allocator;
 mod balance;
 mod check;
@@ -31,6 +34,7 @@ mod ref_heads;
 mod restore;
 mod shared_lines;
 mod stream;
+mod transport;
 mod trees;
 mod volume_scale;
 
@@ -38,7 +42,7 @@ mod volume_scale;
 #[derive(Parser, Debug)]
 #[command(name = "oleo-bench", about = "Benchmarks of Oleo beside the kernel and btrfs-progs")]
 pub struct Args {
-    /// A benchmark, `list`, or `all`.
+    /// A benchmark, `list`, `all`, or `aims`.
     name: String,
     /// Print JSON lines.
     #[arg(long)]
@@ -55,9 +59,19 @@ pub struct Args {
     /// A directory on a disk, for fsync.
     #[arg(long, default_value = "/var/tmp")]
     disk: PathBuf,
-    /// Only figures whose name holds this.
+    /// Only figures whose name holds this, or one of these.
     #[arg(long)]
-    only: Option<String>,
+    only: Vec<String>,
+    /// On mounts: only these peers beside ours.
+    #[arg(long = "peer", value_enum)]
+    peers: Vec<Peer>,
+    /// On mounts: an older `oleo`, measured in turns with this tree's. For `aims`: a directory with the older `oleo` and
+    /// `oleo-bench`.
+    #[arg(long)]
+    old: Option<PathBuf>,
+    /// How mounts talk to the kernel: sets the fuse module's `enable_uring` for the run, which needs root.
+    #[arg(long, value_enum)]
+    transport: Option<transport::Transport>,
     /// Sizes of volume-scale and write-rate are divided by this.
     #[arg(long, default_value_t = 1)]
     part: u64,
@@ -67,6 +81,23 @@ pub struct Args {
     /// The file that a process of the benchmark fallocate works on.
     #[arg(long, hide = true)]
     within: Option<PathBuf>,
+}
+
+impl Args {
+    /// Whether a figure of this name was asked for.
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| name.contains(only.as_str()))
+    }
+
+    /// Those of `all` that are to run: ours come first, the older command beside the new one.
+    fn peers(&self, all: &[Peer]) -> Vec<Peer> {
+        let wanted = |peer: &Peer| peer.is_ours() || self.peers.is_empty() || self.peers.contains(peer);
+        let mut chosen: Vec<Peer> = all.iter().copied().filter(wanted).collect();
+        if let (Some(_), Some(at)) = (&self.old, chosen.iter().position(|p| *p == Peer::Oleo)) {
+            chosen.insert(at + 1, Peer::Old);
+        }
+        chosen
+    }
 }
 
 /// What the times of a benchmark contain.
@@ -316,7 +347,12 @@ fn main() -> Result<()> {
     if args.name == shared_lines::CHILD {
         return shared_lines::child();
     }
+    let _transport = args.transport.map(transport::Chosen::set).transpose()?;
+    if args.name == aims::NAME {
+        return aims::run(&args);
+    }
     if args.name == "list" {
+        println!("{:14} {}", aims::NAME, aims::WHAT);
         for b in BENCHES {
             println!("{:14} {}", b.name, b.what);
         }
@@ -328,6 +364,9 @@ fn main() -> Result<()> {
     }
     for b in chosen {
         let mut report = measure::Report::new(b.name, args.json);
+        if let Some(transport) = args.transport {
+            report.note(transport.words());
+        }
         report.note(&format!("{}; {}", b.times.words(), measure::versions()));
         (b.run)(&args, &mut report)?;
     }

@@ -182,6 +182,16 @@ pub enum Better {
     Less,
 }
 
+impl Better {
+    /// As JSON lines have it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Better::More => "more",
+            Better::Less => "less",
+        }
+    }
+}
+
 impl Figure {
     /// A rate with a fixed name.
     pub const fn rate(name: &'static str, unit: &'static str, aims: &'static [(Peer, &'static str)]) -> Figure {
@@ -206,10 +216,15 @@ impl Found {
     }
 
     fn median(&self, name: &str) -> Option<f64> {
-        let mut values = self.0.get(name)?.clone();
-        values.sort_by(f64::total_cmp);
-        values.get(values.len() / 2).copied()
+        median_of(self.0.get(name)?)
     }
+}
+
+/// The median; `None` of nothing.
+pub fn median_of(values: &[f64]) -> Option<f64> {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }
 
 /// The value below which that part of them lies; they are sorted by it.
@@ -245,7 +260,7 @@ impl Report {
         let ratio = theirs.seconds / ours.seconds;
         if self.json {
             let line = serde_json::json!({
-                "bench": self.bench, "figure": name, "unit": "s", "ours": ours.seconds, "peer": peer, "theirs": theirs.seconds,
+                "bench": self.bench, "figure": name, "unit": "s", "better": "less", "ours": ours.seconds, "peer": peer, "theirs": theirs.seconds,
                 "ratio": ratio, "aim": aim, "ours_peak_bytes": ours.peak_bytes, "theirs_peak_bytes": theirs.peak_bytes,
             });
             println!("{line}");
@@ -322,8 +337,8 @@ impl Report {
         let ratio = if better == Better::Less { theirs / ours } else { ours / theirs };
         if self.json {
             let line = serde_json::json!({
-                "bench": self.bench, "figure": name, "unit": unit, "ours": ours, "peer": peer, "theirs": theirs,
-                "ratio": ratio, "aim": aim,
+                "bench": self.bench, "figure": name, "unit": unit, "better": better.word(), "ours": ours, "peer": peer,
+                "theirs": theirs, "ratio": ratio, "aim": aim,
             });
             println!("{line}");
         } else {

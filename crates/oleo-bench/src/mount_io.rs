@@ -43,7 +43,7 @@ fn fio(mount: &Mount, how: &str, block: &str, extra: &[&str]) -> Result<(f64, f6
 }
 
 fn one_run(fixture: &Fixture, peer: Peer, args: &Args, found: &mut Found) -> Result<()> {
-    let wanted = |name: &str| args.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
+    let wanted = |name: &str| args.wants(name);
     let mut put = |name, value| found.put(peer, name, value);
     let random = ["--time_based", "--runtime", RANDOM_SECONDS, "--norandommap"];
     let direct = [&random[..], &["--direct=1"]].concat();
@@ -73,11 +73,11 @@ fn one_run(fixture: &Fixture, peer: Peer, args: &Args, found: &mut Found) -> Res
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let fixture = Fixture::new()?;
+    let fixture = Fixture::new(args.old.as_deref())?;
     report.note(&format!(
         "fio, one job, psync, a file of {SIZE}; random for {RANDOM_SECONDS} s; median of {} runs",
         args.runs
     ));
     report.note(&format!("the pass-through is {}", fixture.pass_through(Files::Few)));
-    report.in_turns(FIGURES, Peer::FILES, args.runs, |peer, found| one_run(&fixture, peer, args, found))
+    report.in_turns(FIGURES, &args.peers(Peer::FILES), args.runs, |peer, found| one_run(&fixture, peer, args, found))
 }

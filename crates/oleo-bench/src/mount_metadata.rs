@@ -73,7 +73,7 @@ fn dbench(mount: &Mount) -> Result<f64> {
 }
 
 fn one_run(fixture: &Fixture, peer: Peer, archive: &Path, args: &Args, found: &mut Found) -> Result<()> {
-    let wanted = |name: &str| args.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
+    let wanted = |name: &str| args.wants(name);
     let mut put = |name, value| found.put(peer, name, value);
     if wanted("create") {
         let mount = fixture.fresh(peer, Files::Many)?;
@@ -117,7 +117,7 @@ fn one_run(fixture: &Fixture, peer: Peer, archive: &Path, args: &Args, found: &m
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let fixture = Fixture::new()?;
+    let fixture = Fixture::new(args.old.as_deref())?;
     let source = if args.tree == Path::new("/usr") { Path::new("/usr/include") } else { &args.tree };
     let archive = fixture.scratch().join("source.tar");
     tool(Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(source).arg("."))?;
@@ -132,5 +132,7 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     ));
     let (few, many) = (fixture.pass_through(Files::Few), fixture.pass_through(Files::Many));
     report.note(&format!("the pass-through is {few} for dbench, {many} for the rest"));
-    report.in_turns(FIGURES, Peer::ALL, args.runs, |peer, found| one_run(&fixture, peer, &archive, args, found))
+    report.in_turns(FIGURES, &args.peers(Peer::ALL), args.runs, |peer, found| {
+        one_run(&fixture, peer, &archive, args, found)
+    })
 }

@@ -38,6 +38,7 @@ pub struct Fixture {
     oracle: Oracle,
     scratch: Scratch,
     oleo: PathBuf,
+    old: Option<PathBuf>,
     pass: PathBuf,
     null: PathBuf,
 }
@@ -69,8 +70,8 @@ impl Mount {
 }
 
 impl Fixture {
-    /// Builds the servers.
-    pub fn new() -> Result<Fixture> {
+    /// Builds the servers; `old` is an older `oleo`.
+    pub fn new(old: Option<&Path>) -> Result<Fixture> {
         let oracle = oracle::oracle().context("this benchmark needs root, loop devices and the kernel's btrfs")?;
         let scratch = oracle.scratch()?;
         let pass = scratch.path().join("passthrough_ll");
@@ -79,7 +80,7 @@ impl Fixture {
         args.extend(flags.split_whitespace());
         oracle::run("gcc", args).context("the pass-through needs gcc and libfuse3-dev")?;
         let (oleo, null) = (measure::oleo()?, measure::built("oleo-fuse", "null", Built::Example)?);
-        Ok(Fixture { oracle, oleo, scratch, pass, null })
+        Ok(Fixture { oracle, oleo, old: old.map(Path::to_owned), scratch, pass, null })
     }
 
     /// The program used as pass-through, for the report.
@@ -98,6 +99,14 @@ impl Fixture {
         &self.oracle
     }
 
+    /// The command that serves a peer of ours.
+    fn command(&self, peer: Peer) -> Result<&Path> {
+        match peer {
+            Peer::Old => self.old.as_deref().context("no older command was named"),
+            _ => Ok(&self.oleo),
+        }
+    }
+
     fn image(&self, peer: Peer) -> PathBuf {
         self.scratch.path().join(format!("{}.image", peer.name()))
     }
@@ -106,11 +115,11 @@ impl Fixture {
     pub fn fresh(&self, peer: Peer, files: Files) -> Result<Mount> {
         let image = self.image(peer);
         match peer {
-            Peer::Oleo => {
+            Peer::Oleo | Peer::Old => {
                 let _ = std::fs::remove_file(&image);
                 let size = IMAGE_LEN.to_string();
                 let args = ["mkfs", "-q", "--size", &size, image.to_str().context("path")?];
-                oracle::run(self.oleo.to_str().context("path")?, args)?;
+                oracle::run(self.command(peer)?.to_str().context("path")?, args)?;
             }
             Peer::Kernel => {
                 let _ = std::fs::remove_file(&image);
@@ -131,9 +140,9 @@ impl Fixture {
     }
 
     /// Oleo's mount of an existing volume.
-    pub fn serve(&self, device: &Path) -> Result<Served> {
+    pub fn serve(&self, peer: Peer, device: &Path) -> Result<Served> {
         let limits = Limits { life: Duration::from_secs(3600), unmount: Duration::from_secs(300), ..Limits::default() };
-        Served::mount(&self.oleo, &[device], "noatime", limits)
+        Served::mount(self.command(peer)?, &[device], "noatime", limits)
     }
 
     /// Mounts the present contents.
@@ -141,7 +150,9 @@ impl Fixture {
         let image = self.image(peer);
         let limits = Limits { life: Duration::from_secs(3600), unmount: Duration::from_secs(300), ..Limits::default() };
         match peer {
-            Peer::Oleo => Served::mount(&self.oleo, &[image], "noatime", limits).map(Mount::Served),
+            Peer::Oleo | Peer::Old => {
+                Served::mount(self.command(peer)?, &[image], "noatime", limits).map(Mount::Served)
+            }
             Peer::Kernel => self.oracle.mount(&[image], "").map(Mount::Kernel),
             Peer::Ext4 | Peer::Ext4Scan => mount_ext4(&self.oracle, &image, peer).map(Mount::Kernel),
             Peer::Library => bail!("the library mounts nothing"),
@@ -170,7 +181,7 @@ impl Fixture {
 
     /// What Oleo has written must be sound; otherwise its figures count for nothing.
     pub fn must_be_sound(&self, peer: Peer) -> Result<()> {
-        if peer == Peer::Oleo {
+        if peer.is_oleo() {
             self.oracle.must_be_sound(&[self.image(peer)], "the image that was measured")?;
         }
         Ok(())

@@ -1,12 +1,17 @@
 //! The file systems that are measured.
 
 /// What serves the files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Peer {
     /// The library, in-process.
+    #[value(skip)]
     Library,
     /// `oleo mount`.
+    #[value(skip)]
     Oleo,
+    /// `oleo mount` of an older build.
+    #[value(skip)]
+    Old,
     /// The kernel's btrfs.
     Kernel,
     /// The kernel's ext4 with mb_optimize_scan=0.
@@ -25,11 +30,22 @@ impl Peer {
     /// Those that files can be made on.
     pub const ALL: &[Peer] = &[Peer::Oleo, Peer::Kernel, Peer::Pass, Peer::Null];
 
+    /// Whether this is the tree's own build.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Peer::Library | Peer::Oleo)
+    }
+
+    /// Whether `oleo mount` serves it.
+    pub fn is_oleo(self) -> bool {
+        matches!(self, Peer::Oleo | Peer::Old)
+    }
+
     /// As figures call it.
     pub fn name(self) -> &'static str {
         match self {
             Peer::Library => "in-process",
             Peer::Oleo => "oleo",
+            Peer::Old => "oleo before",
             Peer::Kernel => "kernel",
             Peer::Ext4 => "ext4 scan=0",
             Peer::Ext4Scan => "ext4 scan=1",

@@ -236,7 +236,7 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     report.note(&format!(
         "processor time; recorded in batches of {BATCH}, drained in batches of {DRAIN} by one thread; the ledger beside the others"
     ));
-    let wanted = |name: &str| args.only.as_deref().is_none_or(|only| name.contains(only));
+    let wanted = |name: &str| args.wants(name);
     for mix in MIXES {
         for heads in SIZES {
             if !wanted(&format!("{mix} {heads}")) {

@@ -15,7 +15,7 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     let (files, bytes) = census(&args.tree)?;
     report.note(&format!("{tree}: {files} entries, {} MiB; median of {} runs", bytes >> 20, args.runs));
     for (name, extra) in [("plain", &[][..]), ("zstd:3", &["--compress", "zstd:3"][..])] {
-        if args.only.as_ref().is_some_and(|o| !name.contains(o.as_str())) {
+        if !args.wants(name) {
             continue;
         }
         let image = scratch.path().join("tree.img");

@@ -315,7 +315,7 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     ensure!(counted.len() == KINDS.len(), "{} phases of {}", counted.len(), KINDS.len());
     let mut over = Vec::new();
     for ((kind, most), counted) in KINDS.iter().zip(&counted) {
-        if args.only.as_ref().is_some_and(|only| !kind.contains(only.as_str())) {
+        if !args.wants(kind) {
             continue;
         }
         report.value(kind, "stores to shared lines", counted.writes);

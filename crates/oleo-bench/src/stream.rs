@@ -197,7 +197,7 @@ impl<'s> Setting<'s> {
     }
 
     fn wants(&self, what: &str) -> bool {
-        self.args.only.as_ref().is_none_or(|only| what.contains(only.as_str()))
+        self.args.wants(what)
     }
 
     /// The file system received must be the one sent: the numbers of names are compared.

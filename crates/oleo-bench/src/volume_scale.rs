@@ -125,7 +125,7 @@ fn scattered(count: u64, bound: u64) -> impl Iterator<Item = u64> {
 
 /// Runs the benchmark.
 pub fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let chosen = |p: &&Part| args.only.as_ref().is_none_or(|only| p.name.contains(only.as_str()));
+    let chosen = |p: &&Part| args.wants(p.name);
     ensure!(ALL.iter().any(|p| chosen(&p)), "no part of volume-scale is called {:?}", args.only);
     for part in ALL.iter().filter(chosen) {
         let large = (part.full / args.part.max(1)).max(PARTS);
