@@ -33,6 +33,7 @@ mod quota;
 mod ref_heads;
 mod restore;
 mod shared_lines;
+mod stalls;
 mod stream;
 mod transport;
 mod trees;
@@ -75,7 +76,7 @@ pub struct Args {
     /// Sizes of volume-scale and write-rate are divided by this.
     #[arg(long, default_value_t = 1)]
     part: u64,
-    /// How long latency works on each side.
+    /// How long latency and stalls work on each side.
     #[arg(long, default_value_t = 5)]
     seconds: u64,
     /// The file that a process of the benchmark fallocate works on.
@@ -298,6 +299,14 @@ const BENCHES: &[Bench] = &[
                files, writes 4 KiB and looks names up for --seconds, in-process, device in memory; each call timed by itself; no \
                peer outside",
         run: library::latency,
+    },
+    Bench {
+        name: "stalls",
+        times: Timed::Calls,
+        what: "how long writers wait beside a sync each second: 8 threads create files and write 8 KiB to each, in directories of their \
+               own, at a pace and flat out, in-process beside system calls on the kernel's btrfs, and without syncs; a loop device over \
+               a file in memory; --seconds of each; --only 'at a pace'",
+        run: stalls::run,
     },
     Bench {
         name: "listing-rate",
