@@ -156,9 +156,9 @@ ranks! {
     Sharing, "oleo-tree", "`Dirty::sharing`", One, May("blocks are read and references looked up"),
         "one change of a shareable tree at a time",
         "an `apply`, `copy_root` or step of `drop_tree`; never waited for: a second one meanwhile is a bug";
-    Growing, "oleo-txn", "`Growth::growing`", One, May("the end of a commit; a file that grows"),
+    Growing, "oleo-txn", "`Growth::growing`", One, May("a file that grows; a root tree's block is read for a superblock; devices forget what no chunk has"),
         "the chunks",
-        "a chunk is planned; what is unallocated is looked over for promises of metadata; a commit holds it from the end of its settling until its superblocks are out";
+        "a chunk is planned; what is unallocated is looked over for promises of metadata; a commit makes its superblock, at the end of its settling";
     LogGivenUp, "oleo-txn", "`Inner::log_given_up`", One, May("log blocks are written"),
         "whether the places of log blocks are still theirs",
         "log blocks are written; a commit gives them up";

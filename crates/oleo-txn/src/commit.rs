@@ -24,7 +24,6 @@ use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
 use oleo_format::{Generation, Incompat, Key, Logical, RootItem, SuperBlock, TreeId};
-use oleo_lock::{MutexGuard, rank};
 use oleo_space::{ExtentKind, Kind};
 use oleo_tree::{Change, Op};
 use zerocopy::IntoBytes;
@@ -40,6 +39,12 @@ use crate::source::{DeltaSource, Stage};
 /// Rounds of settling. Each round's new blocks are the bookkeeping leaves that the one before touched first; real runs take
 /// three to seven. More than this is a bug, not a big transaction.
 const SETTLE_ROUNDS_MAX: u32 = 100;
+
+/// The superblock of a settled transaction, and the one that it was made from.
+struct NewSuper {
+    before: SuperBlock,
+    sb: SuperBlock,
+}
 
 /// Something that one commit does when all else is settled: relocation is one.
 pub(crate) trait LastStep {
@@ -109,7 +114,7 @@ impl Inner {
         generation: Generation,
         mut last_step: Option<&mut dyn LastStep>,
         mut freeze_guard: Option<FreezeGuard<'m>>,
-    ) -> Result<MutexGuard<'m, rank::Growing, ()>, TxnError> {
+    ) -> Result<NewSuper, TxnError> {
         let rules = ItemRules::new(self.rules.skinny, self.rules.nodesize, generation).owned(self.owned());
         let mut bookkeeping = BookkeepingWriter::new(self, generation);
         let (mut counted, mut owned) = (false, OwnedBytes::new());
@@ -142,12 +147,12 @@ impl Inner {
                         continue;
                     }
                 }
-                // Nobody makes another chunk until the superblock, which lists them, is out.
-                let chunk_alloc_lock = self.growth.lock_chunk_alloc();
+                // A chunk that is made from here on is the next transaction's: neither these trees nor this superblock know it.
+                let _no_chunk_is_made = self.growth.lock_chunk_alloc();
                 if self.growth.has_plans() {
                     continue;
                 }
-                return Ok(chunk_alloc_lock);
+                return self.new_super(generation);
             }
             let settled = settled.unwrap_or_default();
             for (tree, delta) in &settled.owned {
@@ -227,10 +232,8 @@ impl Inner {
         self.apply(TreeId::ROOT, &batch, generation)
     }
 
-    /// What step 4 writes.
-    fn to_write(&self, number: u64, generation: Generation, ended_log: Vec<Logical>) -> Result<Unwritten, TxnError> {
-        self.pin_log(generation, ended_log)?;
-        let blocks = self.dirty.drain_sorted();
+    /// The superblock of the trees as they are settled now. No chunk is made meanwhile: it lists those that the trees know.
+    fn new_super(&self, generation: Generation) -> Result<NewSuper, TxnError> {
         let before = *self.super_block.lock();
         let mut sb = before;
         let incompat = Incompat::from_bits_retain(self.wanted_incompat.load(Ordering::Relaxed));
@@ -259,6 +262,19 @@ impl Inner {
         }
         self.volume.stamp(&mut sb)?;
         self.fill_backup(&mut sb, generation)?;
+        Ok(NewSuper { before, sb })
+    }
+
+    /// What step 4 writes.
+    fn to_write(
+        &self,
+        number: u64,
+        generation: Generation,
+        ended_log: Vec<Logical>,
+        NewSuper { before, sb }: NewSuper,
+    ) -> Result<Unwritten, TxnError> {
+        self.pin_log(generation, ended_log)?;
+        let blocks = self.dirty.drain_sorted();
         Ok(Unwritten { number, generation, logged: None, blocks, before, sb })
     }
 
@@ -405,9 +421,8 @@ impl Inner {
                 drop(recording_barred);
                 settled
             })
-            .and_then(|chunk_alloc_lock| Ok((self.to_write(number, generation, ended_log)?, chunk_alloc_lock)));
-        let (unwritten, _chunk_alloc_lock) = done.map_err(|e| self.poison(e))?;
-        self.write(unwritten)
+            .and_then(|new_super| self.to_write(number, generation, ended_log, new_super));
+        self.write(done.map_err(|e| self.poison(e))?)
     }
 }
 
