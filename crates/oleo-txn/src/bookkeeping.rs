@@ -4,8 +4,11 @@
 //! tree, group by group; (3) extent items; (4) counts of the groups touched; (5) chunks made meanwhile. Each is one sorted
 //! batch for one tree.
 //!
+//! What a round does to checksums is found out beside what it does to free space, and groups beside each other; then one tree after the
+//! other is changed, so that blocks get the same addresses whatever the number of threads.
+//!
 //! Freed pieces are pinned: they are free on disk once this commit is durable, and in memory only after it.
-//! Invariants: what becomes used was free, and what becomes free was used (`FreeItems` checks each piece).
+//! Invariants: what becomes used was free, and what becomes free was used (`group_changes` checks each piece).
 //! Crash: all of it is part of the transaction. Not here: what the extent items look like (`extents`), free-space forms
 //! (`free_runs`), checksum items (`csums`).
 
@@ -16,21 +19,26 @@ use oleo_format::{
 };
 use oleo_space::Run;
 use oleo_tree::{Change, Op};
+use rayon::prelude::*;
 use zerocopy::IntoBytes;
 
 use crate::TxnError;
 use crate::engine::Inner;
 use crate::extents::Settled;
-use crate::free_runs::{FreeItems, FreeSpaceChange, Piece, group_items};
+use crate::free_runs::{FreeItems, FreeSpaceChange, GroupSpan, Piece, group_changes};
 use crate::growth::state::NewChunk;
 
 struct Group {
     len: u64,
     flags: u64,
     used: u64,
-    /// Loaded when first touched; `None` if the volume has no free-space tree.
-    free: Option<FreeItems>,
 }
+
+/// What a round changes in the free space of one group: where it starts, how long it is, and the pieces.
+type GroupPart<'p> = (u64, u64, &'p [(Piece, FreeSpaceChange)]);
+
+/// With fewer pieces than this one thread finds out what becomes of them.
+const PARALLEL_PIECES_MIN: usize = 256;
 
 pub(crate) struct BookkeepingWriter<'a> {
     inner: &'a Inner,
@@ -58,29 +66,20 @@ impl<'a> BookkeepingWriter<'a> {
             }
         }
         drop(freed_blocks);
-        if first || !freed_data.is_empty() {
-            if first {
-                freed_data.extend(vanished_data);
-            }
-            freed_data.sort_unstable();
-            let root = inner.tree(TreeId::CSUM)?.root;
-            let batch = inner.csums.rewrite(inner.layout, &inner.blocks, &root, &freed_data, first)?;
-            inner.apply(TreeId::CSUM, &batch, self.generation)?;
+        if first {
+            freed_data.extend(vanished_data);
         }
+        freed_data.sort_unstable();
         space_changes.sort_unstable_by_key(|(piece, _)| *piece);
-        let mut touched: Vec<u64> = Vec::new();
-        let mut free_batch = Vec::new();
-        let mut rest = space_changes.as_slice();
-        while let Some((piece, _)) = rest.first() {
-            let start = self.group_of(piece.start)?;
-            let (len, end) = (self.groups[&start].len, start + self.groups[&start].len);
-            let n = rest.partition_point(|(p, _)| p.start < end);
-            let (mine, later) = rest.split_at(n);
-            rest = later;
-            touched.push(start);
-            self.change_group(start, len, mine, &mut free_batch)?;
-        }
-        inner.apply(TreeId::FREE_SPACE, &free_batch, self.generation)?;
+        let parts = self.count_groups(&space_changes)?;
+        let parallel = freed_data.len() + space_changes.len() >= PARALLEL_PIECES_MIN;
+        let of_csums = || self.csum_changes(&freed_data, first);
+        let of_free_space = || self.free_space_changes(&parts, parallel);
+        let (csums, free_space) =
+            if parallel { rayon::join(of_csums, of_free_space) } else { (of_csums(), of_free_space()) };
+        inner.apply(TreeId::CSUM, &csums?, self.generation)?;
+        inner.apply(TreeId::FREE_SPACE, &free_space?, self.generation)?;
+        let touched: Vec<u64> = parts.iter().map(|(start, ..)| *start).collect();
         if !inner.rules.free_space_tree {
             self.invalidate_caches(&touched)?;
         }
@@ -120,44 +119,55 @@ impl<'a> BookkeepingWriter<'a> {
         inner.apply(TreeId::ROOT, &batch, self.generation)
     }
 
-    fn change_group(
+    /// Splits what a round changes by groups, keeps what is used of each, and pins what became free.
+    fn count_groups<'p>(
         &mut self,
-        start: u64,
-        len: u64,
-        space_changes: &[(Piece, FreeSpaceChange)],
-        batch: &mut Vec<Change>,
-    ) -> Result<(), TxnError> {
+        space_changes: &'p [(Piece, FreeSpaceChange)],
+    ) -> Result<Vec<GroupPart<'p>>, TxnError> {
+        let (mut parts, mut rest) = (Vec::new(), space_changes);
+        while let Some((piece, _)) = rest.first() {
+            let start = self.group_of(piece.start)?;
+            let Some(group) = self.groups.get_mut(&start) else { break };
+            let n = rest.partition_point(|(piece, _)| piece.start < start + group.len);
+            let (mine, later) = rest.split_at(n);
+            rest = later;
+            parts.push((start, group.len, mine));
+            count_group(self.inner, start, group, mine)?;
+        }
+        Ok(parts)
+    }
+
+    /// The changes of the checksum tree.
+    fn csum_changes(&self, freed_data: &[(Logical, ByteLen)], first: bool) -> Result<Vec<Change>, TxnError> {
         let inner = self.inner;
-        let tree = inner.rules.free_space_tree;
-        let Some(group) = self.groups.get_mut(&start) else { return Ok(()) };
-        if tree && group.free.is_none() {
-            let root = inner.tree(TreeId::FREE_SPACE)?.root;
-            let items = group_items(&inner.blocks, &root, Logical(start), ByteLen(len))?;
-            group.free = Some(FreeItems::read(Logical(start), ByteLen(len), inner.rules.sectorsize, items)?);
+        if !first && freed_data.is_empty() {
+            return Ok(Vec::new());
         }
-        let mut delta = 0i64;
-        for (piece, new_state) in space_changes {
-            let bytes = (piece.end - piece.start) as i64;
-            let run = Run::new(Logical(piece.start), ByteLen(piece.end - piece.start));
-            match new_state {
-                FreeSpaceChange::Used => delta += bytes,
-                FreeSpaceChange::Free => {
-                    delta -= bytes;
-                    inner.space.pin(run)?;
-                }
-            }
+        let root = inner.tree(TreeId::CSUM)?.root;
+        inner.csums.rewrite(inner.layout, &inner.blocks, &root, freed_data, first)
+    }
+
+    /// The changes of the free-space tree, if there is one.
+    fn free_space_changes(&self, parts: &[GroupPart<'_>], parallel: bool) -> Result<Vec<Change>, TxnError> {
+        let inner = self.inner;
+        if !inner.rules.free_space_tree || parts.is_empty() {
+            return Ok(Vec::new());
         }
-        group.used = group.used.checked_add_signed(delta).filter(|u| *u <= len).ok_or_else(|| {
-            Corruption::new("block group", "used", format!("{} {delta:+}", group.used), format!("0..={len}"))
-                .within(format!("group {start}"))
-        })?;
-        inner.space.note_used(Logical(start), delta)?;
-        inner.growth.add_bytes_used(delta);
-        if let Some(free) = &mut group.free {
-            free.apply(space_changes)?;
-            batch.extend(free.changes());
+        let root = inner.tree(TreeId::FREE_SPACE)?.root;
+        let of_group = |(start, len, pieces): &GroupPart<'_>| {
+            let group = GroupSpan { start: *start, len: *len, sectorsize: inner.rules.sectorsize };
+            group_changes(&inner.blocks, &root, group, pieces)
+        };
+        let done: Vec<Result<Vec<Change>, TxnError>> = if parallel && parts.len() > 1 {
+            parts.par_iter().map(of_group).collect()
+        } else {
+            parts.iter().map(of_group).collect()
+        };
+        let mut all = Vec::new();
+        for changes in done {
+            all.append(&mut changes?);
         }
-        Ok(())
+        Ok(all)
     }
 
     fn count_change(&self, start: u64) -> Change {
@@ -179,7 +189,7 @@ impl<'a> BookkeepingWriter<'a> {
             return Ok(*start);
         }
         let info = self.inner.space.group(Logical(at))?;
-        let group = Group { len: info.len.0, flags: info.flags.bits(), used: info.used.0, free: None };
+        let group = Group { len: info.len.0, flags: info.flags.bits(), used: info.used.0 };
         self.groups.insert(info.start.0, group);
         Ok(info.start.0)
     }
@@ -194,11 +204,10 @@ impl<'a> BookkeepingWriter<'a> {
             chunk_tree.extend(chunk.chunk_tree);
             dev_tree.extend(chunk.dev_tree);
             let (start, len) = (chunk.start.0, chunk.len.0);
-            let mut group = Group { len, flags: chunk.flags.bits(), used: 0, free: None };
+            let group = Group { len, flags: chunk.flags.bits(), used: 0 };
             if inner.rules.free_space_tree {
                 let mut free = FreeItems::new(chunk.start, chunk.len, inner.rules.sectorsize, &chunk.free);
                 free_space.extend(free.changes());
-                group.free = Some(free);
             }
             self.groups.insert(start, group);
             counts.push(self.count_change(start));
@@ -211,6 +220,33 @@ impl<'a> BookkeepingWriter<'a> {
         }
         Ok(())
     }
+}
+
+/// Keeps what is used of a group, and pins what became free.
+fn count_group(
+    inner: &Inner,
+    start: u64,
+    group: &mut Group,
+    space_changes: &[(Piece, FreeSpaceChange)],
+) -> Result<(), TxnError> {
+    let mut delta = 0i64;
+    for (piece, new_state) in space_changes {
+        let bytes = (piece.end - piece.start) as i64;
+        match new_state {
+            FreeSpaceChange::Used => delta += bytes,
+            FreeSpaceChange::Free => {
+                delta -= bytes;
+                inner.space.pin(Run::new(Logical(piece.start), ByteLen(piece.end - piece.start)))?;
+            }
+        }
+    }
+    group.used = group.used.checked_add_signed(delta).filter(|used| *used <= group.len).ok_or_else(|| {
+        Corruption::new("block group", "used", format!("{} {delta:+}", group.used), format!("0..={}", group.len))
+            .within(format!("group {start}"))
+    })?;
+    inner.space.note_used(Logical(start), delta)?;
+    inner.growth.add_bytes_used(delta);
+    Ok(())
 }
 
 /// Sorted, and of several changes of one item (every chunk changes those of its devices) only the last.

@@ -61,7 +61,7 @@ impl Inner {
     }
 
     /// Step 1, joins being blocked by the caller.
-    pub(crate) fn freeze(&self, source: Option<&Arc<dyn DeltaSource>>) -> Vec<NewExtent> {
+    pub(crate) fn freeze(&self, source: Option<&Arc<dyn DeltaSource>>) -> Vec<Vec<NewExtent>> {
         if let Some(s) = source {
             s.freeze();
         }
@@ -75,9 +75,10 @@ impl Inner {
     pub(crate) fn apply_stage(
         &self,
         source: Option<&Arc<dyn DeltaSource>>,
-        mut new_extents: Vec<NewExtent>,
+        new_extents: Vec<Vec<NewExtent>>,
         generation: Generation,
     ) -> Result<(), TxnError> {
+        let mut new_extents = new_extents.concat();
         new_extents.sort_unstable();
         self.note_owners(&new_extents);
         for (at, len, _) in new_extents {

@@ -4,18 +4,22 @@
 //! many as fit. Items never overlap; neighbours may touch.
 //!
 //! Normal path: (1) a flush adds the checksums of what it wrote to `Pending`, in the open half; (2) a freeze turns the open
-//! half into the frozen half; (3) settle asks `rewrite` for the item changes: frozen sums in, freed ranges out; (4) readers
-//! ask `Pending` first, then the tree, so that data can be verified before its sums are committed.
+//! half into the frozen half; (3) settle asks `rewrite` for the item changes: frozen sums in, freed ranges out (how: see
+//! `rewrite`); (4) readers ask `Pending` first, then the tree, so that data can be verified before its sums are committed.
 //!
 //! Locks: one for each half, the open one first; never held over I/O. Crash: memory only.
 
+mod rewrite;
+
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use oleo_format::{ByteLen, ItemType, Key, Logical};
 use oleo_lock::{RwLock, rank};
 use oleo_tree::{Blocks, Change, Op, TreeRoot};
 
 use crate::TxnError;
+use rewrite::Edit;
 
 /// `BTRFS_EXTENT_CSUM_OBJECTID` in the UAPI header.
 pub(crate) const CSUM_OBJECT: u64 = -10i64 as u64;
@@ -31,7 +35,8 @@ type Sums = BTreeMap<u64, Vec<u8>>;
 #[derive(Default)]
 pub(crate) struct Pending {
     open: RwLock<rank::PendingSums, Sums>,
-    frozen: RwLock<rank::PendingSums, Sums>,
+    /// Shared with a commit that puts them into the tree, which reads blocks meanwhile.
+    frozen: RwLock<rank::PendingSums, Arc<Sums>>,
 }
 
 /// How checksums are laid out: bytes of data and bytes of sum per sector, and how large an item may grow.
@@ -47,7 +52,7 @@ impl Layout {
         sums.len() as u64 / self.csum_len
     }
     fn end(&self, start: u64, sums: &[u8]) -> u64 {
-        start + self.sectors(sums) * self.sectorsize
+        start.saturating_add(self.sectors(sums) * self.sectorsize)
     }
     fn bytes(&self, data_len: u64) -> usize {
         (data_len / self.sectorsize * self.csum_len) as usize
@@ -78,20 +83,22 @@ impl Pending {
         let mut open = self.open.write_by([0; 3]);
         let mut frozen = self.frozen.write_by([1, 0, 0]);
         if frozen.is_empty() {
-            std::mem::swap(&mut *open, &mut *frozen);
+            *frozen = Arc::new(std::mem::take(&mut *open));
         } else {
-            frozen.append(&mut open);
+            Arc::make_mut(&mut frozen).append(&mut open);
         }
     }
 
     /// Readers find these from now on; the commit under way puts them into the tree itself.
     pub(crate) fn show(&self, sums: &[(Logical, Vec<u8>)]) {
-        self.frozen.write().extend(sums.iter().map(|(at, sums)| (at.0, sums.clone())));
+        let mut frozen = self.frozen.write();
+        Arc::make_mut(&mut frozen).extend(sums.iter().map(|(at, sums)| (at.0, sums.clone())));
     }
 
     /// The tree holds what was frozen.
     pub(crate) fn settled(&self) {
-        *self.frozen.write() = Sums::new();
+        // Given back with the lock released: readers do not wait for that.
+        let _settled = std::mem::take(&mut *self.frozen.write());
     }
 
     fn overlay(map: &Sums, l: Layout, at: u64, out: &mut [u8], have: &mut [bool]) {
@@ -107,8 +114,7 @@ impl Pending {
     pub(crate) fn pending_items(&self, l: Layout, at: Logical, len: ByteLen, out: &mut BTreeMap<Key, Op>) {
         let step = (l.item_bytes_max / l.csum_len * l.csum_len) as usize;
         let end = at.0.saturating_add(len.0);
-        for half in [&self.frozen, &self.open] {
-            let half = half.read();
+        let mut add = |half: &Sums| {
             let first = half.range(..=at.0).next_back().map_or(at.0, |(start, _)| *start);
             for (start, sums) in half.range(first..end) {
                 let mut from = *start;
@@ -120,7 +126,9 @@ impl Pending {
                     from = to;
                 }
             }
-        }
+        };
+        add(&self.frozen.read());
+        add(&self.open.read());
     }
 
     /// The checksums of `len` bytes at `at`, or the address of the first sector that has none.
@@ -231,28 +239,10 @@ impl Pending {
         l: Layout,
         blocks: &Blocks,
         root: &TreeRoot,
-        sums: Vec<(Logical, Vec<u8>)>,
+        sums: &[(Logical, Vec<u8>)],
     ) -> Result<Vec<Change>, TxnError> {
-        let mut items: BTreeMap<u64, Option<Vec<u8>>> = BTreeMap::new();
-        for (at, sums) in sums {
-            insert(l, blocks, root, at.0, sums, &mut items)?;
-        }
-        Ok(changes_of(items))
-    }
-
-    /// What is frozen and does not lie in `freed`: sums of adjacent sectors together. A copy, since blocks are read before it is in the tree.
-    fn frozen_runs(&self, l: Layout, freed: &[(Logical, ByteLen)]) -> Vec<(u64, Vec<u8>)> {
-        let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
-        for (start, sums) in self.frozen.read().iter() {
-            for (from, to) in minus(*start, l.end(*start, sums), freed) {
-                let part = &sums[l.bytes(from - start)..l.bytes(to - start)];
-                match runs.last_mut() {
-                    Some((at, have)) if l.end(*at, have) == from => have.extend_from_slice(part),
-                    _ => runs.push((from, part.to_vec())),
-                }
-            }
-        }
-        runs
+        let edits: Vec<Edit<'_>> = sums.iter().map(|(at, sums)| Edit::Put { at: at.0, sums }).collect();
+        rewrite::changes(l, blocks, root, &edits)
     }
 
     /// The item changes for one settling: what is frozen goes in (less what lies in `freed`), what lies in `freed` goes out.
@@ -265,22 +255,19 @@ impl Pending {
         freed: &[(Logical, ByteLen)],
         with_frozen: bool,
     ) -> Result<Vec<Change>, TxnError> {
-        let mut items: BTreeMap<u64, Option<Vec<u8>>> = BTreeMap::new();
-        for (at, len) in freed {
-            cut_stored(l, blocks, root, at.0, at.0 + len.0, &mut items)?;
+        let frozen = if with_frozen { self.frozen.read().clone() } else { Arc::default() };
+        let mut edits: Vec<Edit<'_>> = Vec::with_capacity(frozen.len() + freed.len());
+        for (start, sums) in frozen.iter() {
+            edits.extend(
+                minus(*start, l.end(*start, sums), freed)
+                    .into_iter()
+                    .map(|(from, to)| Edit::Put { at: from, sums: &sums[l.bytes(from - start)..l.bytes(to - start)] }),
+            );
         }
-        if with_frozen {
-            for (at, sums) in self.frozen_runs(l, freed) {
-                insert(l, blocks, root, at, sums, &mut items)?;
-            }
-        }
-        Ok(changes_of(items))
+        edits.extend(freed.iter().map(|(at, len)| Edit::Cut { from: at.0, to: at.0 + len.0 }));
+        edits.sort_by_key(Edit::start);
+        rewrite::changes(l, blocks, root, &edits)
     }
-}
-
-fn changes_of(items: BTreeMap<u64, Option<Vec<u8>>>) -> Vec<Change> {
-    let op = |v: Option<Vec<u8>>| v.map_or(Op::Delete, |v| Op::Put(v.into()));
-    items.into_iter().map(|(at, v)| Change { key: csum_key(at), op: op(v) }).collect()
 }
 
 fn is_csum(key: &Key) -> bool {
@@ -304,102 +291,5 @@ fn minus(start: u64, end: u64, cuts: &[(Logical, ByteLen)]) -> Vec<(u64, u64)> {
     parts
 }
 
-/// Takes `from..to` out of the stored items, as changes in `items`.
-fn cut_stored(
-    l: Layout,
-    blocks: &Blocks,
-    root: &TreeRoot,
-    from: u64,
-    to: u64,
-    items: &mut BTreeMap<u64, Option<Vec<u8>>>,
-) -> Result<(), TxnError> {
-    // Earlier cuts may have left the tail of an item that this cut shortens again.
-    let earlier: Vec<(u64, Vec<u8>)> = items
-        .range(..to)
-        .rev()
-        .take(1)
-        .filter_map(|(at, v)| v.as_ref().map(|v| (*at, v.clone())))
-        .filter(|(at, v)| l.end(*at, v) > from)
-        .collect();
-    let mut found: Vec<(u64, Vec<u8>)> = earlier;
-    let mut cursor = blocks.cursor(root);
-    let mut more = cursor.seek_back(&csum_key(from))?;
-    if !more || !cursor.current().is_some_and(|(k, _)| is_csum(&k)) {
-        more = cursor.seek(&csum_key(from))?;
-    }
-    while more {
-        let Some((key, sums)) = cursor.current() else { break };
-        if !is_csum(&key) || key.offset >= to {
-            break;
-        }
-        if l.end(key.offset, sums) > from && !items.contains_key(&key.offset) {
-            found.push((key.offset, sums.to_vec()));
-        }
-        more = cursor.next()?;
-    }
-    for (start, sums) in found {
-        let end = l.end(start, &sums);
-        items.insert(start, None);
-        if start < from {
-            items.insert(start, Some(sums[..l.bytes(from - start)].to_vec()));
-        }
-        if end > to {
-            items.insert(to, Some(sums[l.bytes(to.max(start) - start)..].to_vec()));
-        }
-    }
-    Ok(())
-}
-
-/// Puts new sums in, lengthening the item that ends where they start when there is room.
-fn insert(
-    l: Layout,
-    blocks: &Blocks,
-    root: &TreeRoot,
-    at: u64,
-    sums: Vec<u8>,
-    items: &mut BTreeMap<u64, Option<Vec<u8>>>,
-) -> Result<(), TxnError> {
-    let (mut at, mut sums) = (at, sums);
-    if let Some((start, mut head)) = ends_at(l, blocks, root, at, items)? {
-        let room = l.item_bytes_max.saturating_sub(head.len() as u64) / l.csum_len * l.csum_len;
-        let take = sums.len().min(room as usize);
-        if take > 0 {
-            head.extend_from_slice(&sums[..take]);
-            sums.drain(..take);
-            at += take as u64 / l.csum_len * l.sectorsize;
-            items.insert(start, Some(head));
-        }
-    }
-    let step = (l.item_bytes_max / l.csum_len * l.csum_len) as usize;
-    for part in sums.chunks(step) {
-        items.insert(at, Some(part.to_vec()));
-        at = l.end(at, part);
-    }
-    Ok(())
-}
-
-fn ends_at(
-    l: Layout,
-    blocks: &Blocks,
-    root: &TreeRoot,
-    at: u64,
-    items: &BTreeMap<u64, Option<Vec<u8>>>,
-) -> Result<Option<(u64, Vec<u8>)>, TxnError> {
-    if at == 0 {
-        return Ok(None);
-    }
-    let changed = items.range(..at).rev().find_map(|(k, v)| v.as_ref().map(|v| (*k, v)));
-    if let Some((k, v)) = changed.filter(|(k, v)| l.end(*k, v) == at) {
-        return Ok(Some((k, v.clone())));
-    }
-    let mut cursor = blocks.cursor(root);
-    if cursor.seek_back(&csum_key(at - 1))?
-        && let Some((key, sums)) = cursor.current()
-        && is_csum(&key)
-        && l.end(key.offset, sums) == at
-        && !items.contains_key(&key.offset)
-    {
-        return Ok(Some((key.offset, sums.to_vec())));
-    }
-    Ok(None)
-}
+#[cfg(test)]
+mod tests;

@@ -389,8 +389,9 @@ impl Inner {
         error
     }
 
-    pub(crate) fn take_new_extents(&self) -> Vec<NewExtent> {
-        self.new_extents.iter().flat_map(|s| std::mem::take(&mut *s.lock())).collect()
+    /// Joins are blocked meanwhile, so nothing is copied: a list for each shard.
+    pub(crate) fn take_new_extents(&self) -> Vec<Vec<NewExtent>> {
+        self.new_extents.iter().map(|shard| std::mem::take(&mut *shard.lock())).collect()
     }
 
     pub(crate) fn tree(&self, tree: TreeId) -> Result<TreeState, TxnError> {

@@ -3,19 +3,24 @@
 //! The tree keeps a group in one of two forms: one `FREE_SPACE_EXTENT` item per run, or `FREE_SPACE_BITMAP` items of
 //! 256 bytes, a bit per sector, set where free. `FREE_SPACE_INFO` says which and counts the runs.
 //!
-//! Normal path: (1) `FreeItems::read` takes a group's items as they are; (2) `apply` merges the sorted changes of a
-//! settling round into the runs; (3) `changes` compares what should be on disk with what is and emits only the difference,
-//! switching form if the other is smaller. If the form stays, runs are compared with runs and bitmaps with bitmaps: a
-//! group may have thousands, and each round of each commit that touches it comes by here.
+//! Normal path: [`group_changes`] turns the sorted changes of a settling round into item changes. It reads and writes only the items
+//! around them (`local`), and keeps the count: a group may have thousands of items, and each round of each commit that touches it
+//! comes by here. If the other form is smaller now, or the items are not as they would be written here, the whole group is read:
+//! (1) `FreeItems::read` takes its items as they are; (2) `apply` merges the changes into the runs; (3) `changes` compares what should
+//! be on disk with what is and emits the difference.
 //!
 //! Invariants: runs are sorted, do not touch, and lie in the group; taking what is not free and freeing what is free are
 //! errors, never absorbed: they mean a wrong reference count.
+
+mod local;
 
 use std::collections::BTreeMap;
 
 use oleo_format::{ByteLen, Corruption, ItemType, Key, Logical};
 use oleo_space::Run;
 use oleo_tree::{Blocks, Change, ItemBytes, Op, TreeError, TreeRoot};
+
+use crate::TxnError;
 
 /// Bytes of one bitmap item (`BTRFS_FREE_SPACE_BITMAP_SIZE`, format documentation of the free-space tree).
 pub const BITMAP_BYTES: u64 = 256;
@@ -121,6 +126,53 @@ enum Stored {
 
 type Items = BTreeMap<Key, Box<[u8]>>;
 
+/// How the tree represents a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Form {
+    Extents,
+    Bitmaps,
+}
+
+impl Form {
+    /// The form that a group of `len` bytes is to have when it has so many runs.
+    fn next(self, len: u64, sectorsize: u64, runs: u64) -> Form {
+        let bitmaps = len.div_ceil(BITMAP_BITS * sectorsize);
+        let high = bitmaps * (BITMAP_BYTES + ITEM_HEAD_BYTES) / ITEM_HEAD_BYTES;
+        let goes_over = match self {
+            Form::Extents => runs > high,
+            Form::Bitmaps => runs >= high - FORM_HYSTERESIS_RUNS.min(high / 2),
+        };
+        if goes_over { Form::Bitmaps } else { Form::Extents }
+    }
+}
+
+/// A group of which items are changed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupSpan {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    pub(crate) sectorsize: u32,
+}
+
+/// The changes of the free-space tree, sorted, that these changes of free space in one group make: sorted by start, without overlap.
+///
+/// # Errors
+/// Something becomes free that is, or used that was not free; or the items contradict each other as far as they are looked at.
+pub(crate) fn group_changes(
+    blocks: &Blocks,
+    root: &TreeRoot,
+    group: GroupSpan,
+    space_changes: &[(Piece, FreeSpaceChange)],
+) -> Result<Vec<Change>, TxnError> {
+    if let Some(changes) = local::changes(blocks, root, group, space_changes)? {
+        return Ok(changes);
+    }
+    let items = group_items(blocks, root, Logical(group.start), ByteLen(group.len))?;
+    let mut whole = FreeItems::read(Logical(group.start), ByteLen(group.len), group.sectorsize, items)?;
+    whole.apply(space_changes)?;
+    Ok(whole.changes())
+}
+
 fn info_bytes(count: u32, flags: u32) -> Box<[u8]> {
     let mut v = Vec::with_capacity(8);
     v.extend_from_slice(&count.to_le_bytes());
@@ -153,13 +205,14 @@ fn next_bit(data: &[u8], from: u64, end: u64, want: Bit) -> u64 {
     end
 }
 
-/// Sets the bits `from..to`.
-fn set_bits(map: &mut [u8], from: u64, to: u64) {
+/// Makes the bits `from..to` so.
+fn fill_bits(map: &mut [u8], from: u64, to: u64, to_be: Bit) {
     let mut bit = from;
     while bit < to {
         let count = (8 - bit % 8).min(to - bit);
         if let Some(byte) = map.get_mut((bit / 8) as usize) {
-            *byte |= (u8::MAX >> (8 - count)) << (bit % 8);
+            let mask = (u8::MAX >> (8 - count)) << (bit % 8);
+            *byte = if to_be == Bit::Set { *byte | mask } else { *byte & !mask };
         }
         bit += count;
     }
@@ -305,10 +358,8 @@ impl FreeItems {
     }
 
     fn wants_bitmaps(&self) -> bool {
-        let bitmaps = self.len.div_ceil(BITMAP_BITS * self.sectorsize);
-        let high = bitmaps * (BITMAP_BYTES + ITEM_HEAD_BYTES) / ITEM_HEAD_BYTES;
-        let runs = self.runs.len() as u64;
-        if self.has_bitmaps() { runs >= high - FORM_HYSTERESIS_RUNS.min(high / 2) } else { runs > high }
+        let has = if self.has_bitmaps() { Form::Bitmaps } else { Form::Extents };
+        has.next(self.len, self.sectorsize, self.runs.len() as u64) == Form::Bitmaps
     }
 
     fn has_bitmaps(&self) -> bool {
@@ -347,7 +398,7 @@ impl FreeItems {
                 let n = sector / BITMAP_BITS;
                 let stop = last.min((n + 1) * BITMAP_BITS);
                 if let Some(map) = maps.get_mut(n as usize) {
-                    set_bits(map, sector - n * BITMAP_BITS, stop - n * BITMAP_BITS);
+                    fill_bits(map, sector - n * BITMAP_BITS, stop - n * BITMAP_BITS, Bit::Set);
                 }
                 sector = stop;
             }
@@ -381,10 +432,7 @@ impl FreeItems {
         let mut changes = Vec::new();
         match (&self.stored, &wanted) {
             (Stored::Extents(old), Stored::Extents(new)) => {
-                differences(old, new, |piece, stays| {
-                    let op = if stays { Op::Put(ItemBytes::default()) } else { Op::Delete };
-                    changes.push(Change { key: piece.key(), op });
-                });
+                changes.extend(run_changes(old, new));
                 if old.len() != new.len() {
                     changes.push(put(self.info(self.count(), 0)));
                 }
@@ -407,6 +455,16 @@ impl FreeItems {
         self.stored = wanted;
         changes
     }
+}
+
+/// The item changes that make extents of `old` those of `new`.
+fn run_changes(old: &[Piece], new: &[Piece]) -> Vec<Change> {
+    let mut changes = Vec::new();
+    differences(old, new, |piece, stays| {
+        let op = if stays { Op::Put(ItemBytes::default()) } else { Op::Delete };
+        changes.push(Change { key: piece.key(), op });
+    });
+    changes
 }
 
 /// Calls `each` for what only one of two sorted lists has, with `true` for what only the second has.

@@ -101,7 +101,7 @@ impl Closure<'_> {
         }
         // Only now: blocks of this tree may have moved, too.
         let root = inner.tree(TreeId::CSUM)?.root;
-        let batch = inner.csums.insert_all(inner.layout, &inner.blocks, &root, sums)?;
+        let batch = inner.csums.insert_all(inner.layout, &inner.blocks, &root, &sums)?;
         inner.apply(TreeId::CSUM, &batch, generation)?;
         let bytes = self.data.values().map(|copied| copied.from.len.0).sum();
         Ok(Moved { blocks: self.wanted, rewritten: self.pieces.len() as u64, extents: self.data.len() as u64, bytes })
