@@ -344,3 +344,36 @@ fn flags_that_ask_for_durability() -> Result<()> {
     }
     Ok(())
 }
+
+/// Goal: a writer that finds too much buffered makes as much room as it takes, and is not kept by others.
+/// Method: the flush of a file far above the limit is held back; a writer of a few bytes returns meanwhile, and has written them out.
+#[test]
+fn a_writer_is_not_kept_by_others() -> Result<()> {
+    const HELD: u8 = 0xa1;
+    let device = Arc::new(Gate::new(256 * MIB));
+    make(&[device.clone() as Arc<dyn Device>], &MkfsOptions::default())?;
+    let mut opts = FsOptions::default();
+    opts.data.dirty_bytes_max = 64 << 10;
+    let fs = open(device.clone(), &opts)?;
+    let (large, small) = (file(&fs, "large")?, file(&fs, "small")?);
+    device.shut(Writes::Of(HELD));
+    std::thread::scope(|scope| -> Result<()> {
+        let (fs, large, small) = (&fs, &large, &small);
+        let first = scope.spawn(move || fs.write(large, 0, &[HELD; MIB as usize]));
+        device.await_held(Writes::Of(HELD));
+        let (said, heard) = channel();
+        let second = scope.spawn(move || {
+            let done = fs.write(small, 0, &[2; 8192]);
+            let _ = said.send(());
+            done
+        });
+        let waited = heard.recv_timeout(Duration::from_secs(20)).is_err();
+        let delayed = fs.extents(small, 0, u64::MAX)?.iter().any(|e| e.kind == oleo_fs::data::ExtentKind::Delayed);
+        device.open(Writes::Of(HELD));
+        first.join().expect("the first writer panicked")?;
+        second.join().expect("the second writer panicked")?;
+        ensure!(!waited, "it waited for somebody else's flush");
+        ensure!(!delayed, "what it wrote is still buffered");
+        Ok(())
+    })
+}

@@ -285,7 +285,7 @@ impl Inode {
                 return self.preallocate_settled(at, len, keep);
             }
         }
-        throttle(self)
+        throttle(self, 0)
     }
 
     /// Turns the range into zeros that have space.

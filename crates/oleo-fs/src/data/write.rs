@@ -67,7 +67,7 @@ pub(crate) fn write(inode: &Arc<Inode>, at: u64, data: &[u8], by: WriteBy) -> Re
         }
         done?;
         pos += step.len() as u64;
-        throttle(inode)?;
+        throttle(inode, step.len() as u64)?;
     }
     Ok(())
 }

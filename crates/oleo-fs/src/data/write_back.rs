@@ -5,8 +5,9 @@
 //! files in the order in which they entered; (3) a file that was written to meanwhile enters again, at the end.
 //!
 //! Writers continue meanwhile, up to `dirty_bytes_max`. Beyond it a writer helps: it flushes its own file, or the oldest
-//! one that nobody else is flushing, and then waits until enough is flushed. If there is no write-back in the background (a
-//! program without a thread for it), a writer also flushes its file every [`FILE_DIRTY_MAX`] bytes.
+//! one that nobody else is flushing, until there is room again or it has written out as much as it wrote: others, who go on writing or whose
+//! flush takes long, do not keep it. If there is no write-back in the background (a program without a thread for it), a writer also
+//! flushes its file every [`FILE_DIRTY_MAX`] bytes.
 //!
 //! A file that could not be flushed (a partly overwritten sector has gone bad since `write` read it, or the device refuses)
 //! keeps the bytes it could not write, and they can be read. The file is set aside: other files' writes, write-back and waits
@@ -169,8 +170,8 @@ impl Inode {
     }
 }
 
-/// Comes after each step of a write: helps if too much is buffered, and waits if others are at it.
-pub(super) fn throttle(inode: &Arc<Inode>) -> Result<(), FsError> {
+/// Comes after each step of a write, of `len` bytes: helps if too much is buffered, and waits if others are at it.
+pub(super) fn throttle(inode: &Arc<Inode>, len: u64) -> Result<(), FsError> {
     let core = inode.core();
     let shared = &core.data;
     let opts = &core.opts.data;
@@ -181,9 +182,16 @@ pub(super) fn throttle(inode: &Arc<Inode>) -> Result<(), FsError> {
         return inode.flush();
     }
     shared.call(opts.background_max());
+    // If everybody writes out as much as he wrote, it does not become more.
+    let mut written_out = 0;
     // Each round writes something out, sets a file aside, or waits for somebody who does.
     while shared.bytes() > opts.dirty_bytes_max {
+        let own = inode.data.dirty_bytes();
         if inode.data.is_dirty() && inode.flush_if_free()? {
+            written_out += own;
+            if written_out >= len {
+                return Ok(());
+            }
             continue;
         }
         let others: Vec<Arc<Inode>> = shared.files.lock().oldest().take(BATCH_FILES).map(|e| e.inode.clone()).collect();
@@ -193,9 +201,17 @@ pub(super) fn throttle(inode: &Arc<Inode>) -> Result<(), FsError> {
         }
         let mut helped = false;
         for other in others {
-            // An error is its own, and kept with it.
-            helped |= other.flush_if_free().unwrap_or(true);
-            if shared.bytes() <= opts.dirty_bytes_max {
+            let its = other.data.dirty_bytes();
+            match other.flush_if_free() {
+                Ok(false) => {}
+                Ok(true) => {
+                    helped = true;
+                    written_out += its;
+                }
+                // Its own, and kept with it.
+                Err(_) => helped = true,
+            }
+            if shared.bytes() <= opts.dirty_bytes_max || (written_out > 0 && written_out >= len) {
                 return Ok(());
             }
         }
