@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use oleo::fs::{InodeRef, NewInode, NewKind};
 use oleo::mkfs::MkfsOptions;
-use oleo::{Image, OpenOptions};
+use oleo::{BackgroundOptions, Image, OpenOptions};
 use oleo_sim::oracle::{self, Loop, Oracle, ReadOnly};
 use rustix::fs::{Mode, OFlags};
 
@@ -188,7 +188,10 @@ fn one_run(oracle: &Oracle, image: &Path, args: &Args, peer: Peer, found: &mut F
     }
     drop(top);
     let store = Ours { image: image_open, dirs };
+    // As on a mount: commits that are due between the syncs, and write-back, are not left to the writers.
+    let background = store.image.start_background(BackgroundOptions::default());
     measure(&store, args, peer, found)?;
+    background.stop()?;
     let Ours { image: opened, dirs } = store;
     drop(dirs);
     opened.close()?;
