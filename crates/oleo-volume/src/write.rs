@@ -2,7 +2,8 @@
 //!
 //! Invariants: after the first write or flush that fails, the volume is poisoned: nothing else is written, least of all
 //! superblocks, so the last durable transaction stays the newest. Writing to chunks with parity is refused. Devices
-//! work in parallel, each on its own sorted and merged batch.
+//! work in parallel, each on its own sorted and merged batch; a large one is handed over in parts by several threads, since most of the
+//! time goes into copying it to the system.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,6 +17,11 @@ use crate::geometry::ChunkMap;
 use crate::member::{Count, Member, Settled};
 use crate::parallel::{PARALLEL_BYTES_MIN, each};
 use crate::supers::check_fields;
+
+/// Bytes of one device's writes from which several threads hand them over.
+const SPLIT_BYTES_MIN: u64 = 8 << 20;
+/// Threads that do: enough to fill a memory's bandwidth.
+const SPLIT_MAX: usize = 4;
 
 /// The writes of one device: place, bytes.
 type DeviceWrites<'a> = (Arc<Member>, Vec<(u64, &'a [u8])>);
@@ -48,9 +54,13 @@ impl Volume {
             }
         }
         let bytes: u64 = parts.iter().map(|p| p.1.len() as u64).sum();
-        let work = by_device.into_values().collect();
-        let done = each(work, bytes >= PARALLEL_BYTES_MIN, |(member, mut writes): DeviceWrites<'_>| {
-            write_device(&member, &mut writes)
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(SPLIT_MAX);
+        let work = by_device.into_values().flat_map(|(member, writes)| {
+            let parts = split(writes, threads);
+            parts.into_iter().map(move |part| (member.clone(), part))
+        });
+        let done = each(work.collect(), bytes >= PARALLEL_BYTES_MIN, |(member, writes): DeviceWrites<'_>| {
+            write_device(&member, &writes)
         });
         all_done(done).map_err(|e| self.stop(e))
     }
@@ -207,10 +217,26 @@ fn all_done(results: Vec<Result<(), DeviceError>>) -> Result<(), DeviceError> {
     results.into_iter().collect()
 }
 
-/// Sorts one device's writes, merges neighbours, and hands them over as one batch.
-fn write_device(member: &Member, writes: &mut [(u64, &[u8])]) -> Result<(), DeviceError> {
-    let Some(device) = &member.device else { return Ok(()) };
+/// Sorts one device's writes; if there is much, in parts of about equal length.
+fn split(mut writes: Vec<(u64, &[u8])>, parts_max: usize) -> Vec<Vec<(u64, &[u8])>> {
     writes.sort_unstable_by_key(|w| w.0);
+    let bytes: u64 = writes.iter().map(|w| w.1.len() as u64).sum();
+    let count = if bytes >= SPLIT_BYTES_MIN { parts_max.max(1) as u64 } else { 1 };
+    let (mut parts, mut part, mut before) = (Vec::new(), Vec::new(), 0);
+    for write in writes {
+        if before * count >= bytes * (parts.len() as u64 + 1) {
+            parts.push(std::mem::take(&mut part));
+        }
+        before += write.1.len() as u64;
+        part.push(write);
+    }
+    parts.push(part);
+    parts
+}
+
+/// Merges neighbours of one device's sorted writes, and hands them over as one batch.
+fn write_device(member: &Member, writes: &[(u64, &[u8])]) -> Result<(), DeviceError> {
+    let Some(device) = &member.device else { return Ok(()) };
     debug_assert!(writes.windows(2).all(|w| w[0].0 + w[0].1.len() as u64 <= w[1].0), "writes overlap");
     let parts: Vec<&[u8]> = writes.iter().map(|w| w.1).collect();
     let mut reqs = Vec::new();
@@ -236,4 +262,26 @@ pub(crate) fn is_system(map: &ChunkMap) -> bool {
 #[cold]
 pub(crate) fn parity_refused(map: &ChunkMap) -> VolumeError {
     VolumeError::Unsupported { what: format!("writing {} chunks", map.profile) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: many writes are parts of about equal length, in order, and few stay together.
+    /// Method: blocks in any order; the parts put together again are all of them, sorted.
+    #[test]
+    fn large_batches_are_split() {
+        let block = vec![0; 16384];
+        let some = |count: u64| (0..count).map(|n| ((n * 7919 % count) * 32768, &block[..])).collect::<Vec<_>>();
+        assert_eq!(split(some(100), 4).len(), 1);
+        for threads in 1..=SPLIT_MAX {
+            let parts = split(some(1999), threads);
+            assert_eq!(parts.len(), threads);
+            assert!(parts.iter().all(|part| part.len().abs_diff(1999 / threads) <= 1), "about equal");
+            let all: Vec<u64> = parts.concat().into_iter().map(|(at, _)| at).collect();
+            assert_eq!(all, (0..1999).map(|n| n * 32768).collect::<Vec<_>>());
+        }
+        assert_eq!(split(Vec::new(), 4).concat(), []);
+    }
 }
