@@ -144,8 +144,7 @@ fn measure<S: Store>(store: &S, args: &Args, peer: Peer, found: &mut Found) -> R
     for writer in 0..WRITERS {
         (0..FILES_BEFORE).try_for_each(|n| store.write(writer, &format!("before-{n:08}")))?;
     }
-    for (load, how) in LOADS.into_iter().filter(|(load, _)| args.only.as_deref().is_none_or(|only| load.contains(only)))
-    {
+    for (load, how) in LOADS.into_iter().filter(|(load, _)| args.wants(load)) {
         let (mut took, mut committed) = waits(store, load, how, args.seconds)?;
         found.put(peer, &format!("{load}: operations"), took.len() as f64 / args.seconds as f64);
         for (which, part) in PARTS {
