@@ -4,7 +4,7 @@
 //!    most half of the space at a time.
 //! 2. `patterns`: one thread, on free space as in an aged image of the kernel, and on hostile patterns.
 //! 3. `ageing`: ten million operations on a space kept 85 % full, of all sizes, such that each power of two gets the
-//!    same number of bytes; then the distribution of the rest.
+//!    same number of bytes, and of odd lengths; and the distribution of the rest, looked at on the way.
 //!
 //! Beside it, in the same run, first fit and best fit over the same free space with one lock ([`baseline`]). A time is
 //! that of one call, less that of reading the clock.
@@ -264,13 +264,37 @@ fn patterns(args: &Args, out: &Report) -> Result<()> {
     Ok(())
 }
 
-/// Ages a space; runs per GiB of free space, and the longest run in MiB.
-fn age(allocator: &dyn Allocator, total: u64) -> (f64, f64) {
+/// What an aged space is like.
+#[derive(Clone, Copy, Default)]
+struct Aged {
+    /// Free runs per GiB of free space: the mean of looks in the last three quarters, since it swings as large pieces come and go.
+    runs_mean: f64,
+    /// The same at the end.
+    runs_end: f64,
+    /// The longest run in MiB, the mean of the same looks.
+    longest_mean: f64,
+}
+
+/// Lengths of pieces that age a space.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lengths {
+    /// Powers of two.
+    Powers,
+    /// Anything from a power of two to the next.
+    Odd,
+}
+
+/// Ages a space.
+fn age(allocator: &dyn Allocator, total: u64, lengths: Lengths) -> Aged {
     let mut rng = Rng::new(7);
     let (mut mine, mut held): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
-    let mut calls = 0;
+    let (mut calls, mut next_look, mut looks) = (0, AGEING_CALLS / 4, 0.0);
+    let mut aged = Aged::default();
     while calls < AGEING_CALLS {
         let mut left = even_bytes(&mut rng);
+        if lengths == Lengths::Odd {
+            left += rng.below(left / SECTOR) * SECTOR;
+        }
         while held + left > total / 100 * 85 {
             let piece = mine.swap_remove(rng.below(mine.len() as u64) as usize);
             allocator.free(piece);
@@ -286,20 +310,35 @@ fn age(allocator: &dyn Allocator, total: u64) -> (f64, f64) {
             held += piece.1;
             mine.push(piece);
         }
+        if calls >= next_look {
+            next_look += AGEING_CALLS / 50;
+            let runs = allocator.runs();
+            let free: u64 = runs.iter().map(|run| run.1).sum();
+            aged.runs_end = runs.len() as f64 / (free as f64 / GIB as f64);
+            aged.runs_mean += aged.runs_end;
+            aged.longest_mean += runs.iter().map(|run| run.1).max().unwrap_or(0) as f64 / MIB as f64;
+            looks += 1.0;
+        }
     }
-    let runs = allocator.runs();
-    let free: u64 = runs.iter().map(|run| run.1).sum();
-    let longest = runs.iter().map(|run| run.1).max().unwrap_or(0);
-    (runs.len() as f64 / (free as f64 / GIB as f64), longest as f64 / MIB as f64)
+    Aged { runs_mean: aged.runs_mean / looks, longest_mean: aged.longest_mean / looks, ..aged }
 }
 
 fn ageing(out: &Report) -> Result<()> {
     let free = Free::of(GROUPS, |_| vec![(0, GIB)]);
-    let (runs, longest) = age(&free.ours()?, free.total());
-    for (peer, fit) in [("first fit", Fit::First), ("best fit", Fit::Best)] {
-        let (their_runs, their_longest) = age(&Textbook::new(fit, &free.runs), free.total());
-        out.compare("aged: runs per GiB free", "runs", Better::Less, runs, peer, their_runs, "-");
-        out.compare("aged: longest run", "MiB", Better::More, longest, peer, their_longest, "-");
+    for (label, lengths) in [("aged", Lengths::Powers), ("aged, odd lengths", Lengths::Odd)] {
+        let ours = age(&free.ours()?, free.total(), lengths);
+        for (peer, fit) in [("first fit", Fit::First), ("best fit", Fit::Best)] {
+            let aim = if fit == Fit::Best { "1x" } else { "-" };
+            let theirs = age(&Textbook::new(fit, &free.runs), free.total(), lengths);
+            let runs = |what: &str, ours, theirs, aim| {
+                let name = format!("{label}: runs per GiB free, {what}");
+                out.compare(&name, "runs", Better::Less, ours, peer, theirs, aim);
+            };
+            runs("mean", ours.runs_mean, theirs.runs_mean, aim);
+            runs("end", ours.runs_end, theirs.runs_end, "-");
+            let name = format!("{label}: longest run");
+            out.compare(&name, "MiB", Better::More, ours.longest_mean, peer, theirs.longest_mean, "-");
+        }
     }
     Ok(())
 }

@@ -26,14 +26,14 @@
 
 use std::ops::Deref;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Weak};
 
 use oleo_format::{BlockGroupFlags, ByteLen, Logical};
 use oleo_lock::{Mutex, rank};
 
 use crate::ranges::Ranges;
-use crate::runs::{Runs, order_of};
+use crate::runs::{Runs, class_of};
 use crate::{Kind, LoadError, Run};
 
 /// What is known of a block group from the outside.
@@ -55,33 +55,38 @@ pub struct GroupInfo {
     pub read_only: bool,
 }
 
-/// How long a group's free runs are, as its index has it: 1 + the order, 0 for none.
+/// The classes of lengths that a group's free runs have, a bit for each. Of a group whose runs are not known: one that is hoped for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Orders {
-    /// Of the longest run.
-    pub(crate) longest: u8,
-    /// Of the average one.
-    pub(crate) average: u8,
-}
+pub(crate) struct Lengths(pub(crate) u64);
 
-impl Orders {
-    pub(crate) const NONE: Orders = Orders { longest: 0, average: 0 };
+impl Lengths {
+    pub(crate) const NONE: Lengths = Lengths(0);
+
+    fn of(class: usize) -> Lengths {
+        Lengths(1 << class)
+    }
 
     /// Of `free` bytes in about `count` runs.
-    fn hoped(free: u64, count: u64, sector_shift: u32) -> Orders {
+    fn hoped(free: u64, count: u64, sector_shift: u32) -> Lengths {
         if free >> sector_shift == 0 {
-            return Orders::NONE;
+            return Lengths::NONE;
         }
-        let filed = |len: u64| order_of(len.clamp(1 << sector_shift, free), sector_shift) as u8 + 1;
         let average = free / count.max(1);
         // With one run, or two, there is nothing to hope for beyond what is known.
         let hope = if count <= 2 { 1 } else { HOPE };
-        Orders { longest: filed(average.saturating_mul(hope)), average: filed(average) }
+        let longest = average.saturating_mul(hope).clamp(1 << sector_shift, free);
+        // By powers of two: a hope is no measure.
+        Lengths::of(class_of(1 << longest.ilog2(), sector_shift))
     }
 
-    /// Both at least this.
-    fn max(self, other: Orders) -> Orders {
-        Orders { longest: self.longest.max(other.longest), average: self.average.max(other.average) }
+    /// The class of the longest run, if there is any.
+    pub(crate) fn longest(self) -> Option<usize> {
+        (self.0 != 0).then(|| self.0.ilog2() as usize)
+    }
+
+    /// The longest of both alone: there is nothing to hope for below it that is not there.
+    fn longest_of(self, other: Lengths) -> Lengths {
+        Lengths(self.0 | other.0).longest().map_or(Lengths::NONE, Lengths::of)
     }
 }
 
@@ -228,8 +233,7 @@ pub(crate) struct Group {
     pub(crate) removed: AtomicBool,
     pub(crate) state: Mutex<rank::GroupState, State>,
     /// As the index has them. Changed under `state`.
-    longest: AtomicU8,
-    average: AtomicU8,
+    lengths: AtomicU64,
     /// `used` was changed since the last drain.
     pub(crate) used_dirty: AtomicBool,
     /// The number of free runs as the disk or our own last look showed; see [`COUNT_UNKNOWN`], [`COUNT_UNPUBLISHED`].
@@ -274,15 +278,14 @@ impl Group {
             read_only: AtomicBool::new(info.read_only),
             removed: AtomicBool::new(false),
             state: Mutex::new(state),
-            longest: AtomicU8::new(0),
-            average: AtomicU8::new(0),
+            lengths: AtomicU64::new(0),
             used_dirty: AtomicBool::new(false),
             count: AtomicU32::new(info.free_extents.unwrap_or(COUNT_UNKNOWN)),
             free: AtomicU64::new(free),
             used: AtomicU64::new(info.used.0),
         };
-        let orders = group.orders_now(&group.state.lock(), 0, sector_shift);
-        group.set_orders(orders);
+        let lengths = group.lengths_now(&group.state.lock(), 0, sector_shift);
+        group.set_lengths(lengths);
         group
     }
 
@@ -309,13 +312,12 @@ impl Group {
     }
 
     /// As the index has them.
-    pub(crate) fn orders(&self) -> Orders {
-        Orders { longest: self.longest.load(SeqCst), average: self.average.load(SeqCst) }
+    pub(crate) fn lengths(&self) -> Lengths {
+        Lengths(self.lengths.load(SeqCst))
     }
 
-    pub(crate) fn set_orders(&self, orders: Orders) {
-        self.longest.store(orders.longest, SeqCst);
-        self.average.store(orders.average, SeqCst);
+    pub(crate) fn set_lengths(&self, lengths: Lengths) {
+        self.lengths.store(lengths.0, SeqCst);
     }
 
     /// Bytes that became free, or no longer are. Under `state`, which is why this need not be one step.
@@ -341,33 +343,33 @@ impl Group {
     }
 
     /// What the index should hold for this group now; `freed_len` bytes in one run have just become free.
-    pub(crate) fn orders_now(&self, state: &State, freed_len: u64, sector_shift: u32) -> Orders {
+    pub(crate) fn lengths_now(&self, state: &State, freed_len: u64, sector_shift: u32) -> Lengths {
         if !self.is_open() {
-            return Orders::NONE;
+            return Lengths::NONE;
         }
-        let filed = |len: u64| if len >> sector_shift == 0 { 0 } else { order_of(len, sector_shift) as u8 + 1 };
+        let of = |len: u64| {
+            if len >> sector_shift == 0 { Lengths::NONE } else { Lengths::of(class_of(len, sector_shift)) }
+        };
         match state.content() {
             Content::Loaded(runs) => {
-                let held = state.sets().held.iter().map(|(start, end)| filed(end - start)).max().unwrap_or(0);
-                let longest = runs.top_order().map_or(0, |order| order as u8 + 1).max(held);
-                let average = runs.average_order().map_or(0, |order| order as u8 + 1);
-                Orders { longest, average: average.max(held) }
+                let held = state.sets().held.iter().fold(0, |held, (start, end)| held | of(end - start).0);
+                Lengths(runs.filled() | held)
             }
             // Only a part of what is free is known: keep the hope, or begin to have some.
-            Content::Unloaded | Content::Loading => match self.orders() {
-                Orders::NONE => {
+            Content::Unloaded | Content::Loading => match self.lengths() {
+                Lengths::NONE => {
                     let count = self.count.load(SeqCst);
                     let count = if count >= COUNT_UNPUBLISHED { 1 } else { u64::from(count) };
-                    Orders::hoped(self.free.load(SeqCst), count, sector_shift)
+                    Lengths::hoped(self.free.load(SeqCst), count, sector_shift)
                 }
-                hope => hope.max(Orders { longest: filed(freed_len), average: 0 }),
+                hope => hope.longest_of(of(freed_len)),
             },
         }
     }
 
     /// The disk says how many free runs there are: what is hoped for now. Under `state`, not loaded.
-    pub(crate) fn orders_published(&self, count: u32, sector_shift: u32) -> Orders {
-        Orders::hoped(self.free.load(SeqCst), u64::from(count), sector_shift)
+    pub(crate) fn lengths_published(&self, count: u32, sector_shift: u32) -> Lengths {
+        Lengths::hoped(self.free.load(SeqCst), u64::from(count), sector_shift)
     }
 }
 

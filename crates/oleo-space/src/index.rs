@@ -1,24 +1,26 @@
-//! The index over groups: "the next group, going up from here, whose longest free run has this order", "… whose free runs
-//! have this order on average", and "… that has anything free".
+//! The index over groups: "the next group, going up from here, that has a free run of this class", and "… that has anything
+//! free".
 //!
-//! One [`BitTree`] per order, one bit per group slot; a group is in the tree of the order of its longest run, in that of its
-//! average one, and in one for all that are not full. So most changes of its runs do not change the index, and the others
-//! move it from one tree to another; a search goes order by order, from the shortest that will do, which keeps
-//! long runs whole. A tree is a bitmap with bitmaps over it (64 to one), read and changed by atomic operations: no thread
-//! waits for another, and a million groups are four steps deep. A full group has no bit set, so it costs a search nothing.
+//! One [`BitTree`] per class of lengths, one bit per group slot; a group is in the trees of all classes that its runs have, and in one for all that
+//! are not full. Most changes of its runs change none of them: others of the same classes are left. A search goes class by
+//! class, from the shortest that will do, which keeps long runs whole. A tree is a bitmap with bitmaps over it (64 to one), read and
+//! changed by atomic operations: no thread waits for another, and a million groups are four steps deep. A full group has no bit
+//! set, so it costs a search nothing. One more word says which trees are not empty.
 //!
 //! Invariants: at rest, an upper bit is set exactly when the word under it is not zero. While one thread clears the
-//! last bit of a word and another sets one, the upper bit may be missing for a moment; and a search that goes order by order
-//! may have passed the order that a group just comes into. [`By::Any`] reads the lowest level of a tree alone whose bit stays set while
+//! last bit of a word and another sets one, the upper bit may be missing for a moment; and a search that goes class by class
+//! may have passed the class that a group just comes into. [`By::Any`] reads the lowest level of a tree alone whose bit stays set while
 //! anything is free: it cannot miss a group, and the last pass of an allocation uses it.
 //!
 //! Locks: none. The caller serialises changes of one group (by the group's lock).
 
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
 use crate::atomic::AtomicCell;
-use crate::group::Orders;
-use crate::runs::ORDERS;
+use crate::group::Lengths;
+use crate::runs::find::bits;
+use crate::runs::{CLASSES, class_of};
 
 /// Levels that a tree can have: 64⁶ slots are more groups than 64 bits of address hold.
 const LEVELS_MAX: usize = 6;
@@ -58,12 +60,16 @@ impl<W: AtomicCell> BitTree<W> {
     pub(crate) fn clear(&self, slot: usize) {
         let mut at = slot;
         for (depth, level) in self.levels.iter().enumerate() {
-            let bit = 1 << (at % 64);
-            let left = level[at / 64].and(!bit) & !bit;
-            // Another thread may have set a bit below between our look at that word and the clearing of this bit.
-            if depth > 0 && self.levels[depth - 1][at].load() != 0 {
-                level[at / 64].or(bit);
-                return;
+            let (word, bit) = (&level[at / 64], 1 << (at % 64));
+            let mut left = word.and(!bit) & !bit;
+            // Another thread may have set a bit below between our look at that word and the clearing of this bit; or have
+            // cleared it again before we put ours back.
+            while depth > 0 && self.levels[depth - 1][at].load() != 0 {
+                word.or(bit);
+                if self.levels[depth - 1][at].load() != 0 {
+                    return;
+                }
+                left = word.and(!bit) & !bit;
             }
             if left != 0 {
                 return;
@@ -119,63 +125,87 @@ impl<W: AtomicCell> BitTree<W> {
 /// Which groups a search means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum By {
-    /// Their longest free run has this order.
-    Longest(usize),
-    /// Their free runs have this order on average.
-    Average(usize),
+    /// They have a free run of this class.
+    Class(usize),
     /// They have something free; none is missed.
     Any,
 }
 
-/// The groups of one kind by the order of their longest free run, and by that of their average one.
-pub(crate) struct OrderIndex {
-    longest: [BitTree; ORDERS],
-    average: [BitTree; ORDERS],
+impl By {
+    /// Whether a search among these groups is content with a run of that many bytes: there may be others as long as it elsewhere.
+    pub(crate) fn takes(self, run_len: u64, sector_shift: u32) -> bool {
+        match self {
+            By::Class(class) => class_of(run_len, sector_shift) <= class,
+            By::Any => true,
+        }
+    }
+}
+
+/// Sets or clears a class's bit as its tree has something or nothing, after the tree was changed. Whoever changes the bit looks
+/// again, and whoever changes the tree looks afterwards, so at rest they agree.
+pub(crate) fn tell<W: AtomicCell>(tree: &BitTree<W>, classes: &W, class: usize) {
+    let bit = 1 << class;
+    // Another turn is one in which another thread has changed the tree.
+    loop {
+        let has = !tree.is_empty();
+        if has == (classes.load() & bit != 0) {
+            return;
+        }
+        if has {
+            classes.or(bit)
+        } else {
+            classes.and(!bit)
+        };
+    }
+}
+
+/// The groups of one kind by the classes of their free runs.
+pub(crate) struct LengthIndex {
+    /// Each is made for the first group that has the class: groups that nobody has looked into have few.
+    of_class: [OnceLock<BitTree>; CLASSES],
+    slots: usize,
+    /// A bit for each class whose tree is not empty: an upper level of all trees, with the same rules.
+    classes: AtomicU64,
     any: BitTree,
 }
 
-impl OrderIndex {
-    pub(crate) fn new(slots: usize) -> OrderIndex {
-        let trees = || std::array::from_fn(|_| BitTree::new(slots));
-        OrderIndex { longest: trees(), average: trees(), any: BitTree::new(slots) }
+impl LengthIndex {
+    pub(crate) fn new(slots: usize) -> LengthIndex {
+        let of_class = std::array::from_fn(|_| OnceLock::new());
+        LengthIndex { of_class, slots, classes: AtomicU64::new(0), any: BitTree::new(slots) }
     }
 
-    /// A group's orders went from `old` to `new`.
-    pub(crate) fn change(&self, slot: usize, old: Orders, new: Orders) {
-        match (old.longest > 0, new.longest > 0) {
-            (false, true) => self.any.set(slot),
-            (true, false) => self.any.clear(slot),
+    /// A group's lengths went from `old` to `new`.
+    pub(crate) fn change(&self, slot: usize, old: Lengths, new: Lengths) {
+        match (old == Lengths::NONE, new == Lengths::NONE) {
+            (true, false) => self.any.set(slot),
+            (false, true) => self.any.clear(slot),
             _ => {}
         }
-        Self::change_in(&self.longest, slot, old.longest, new.longest);
-        Self::change_in(&self.average, slot, old.average, new.average);
-    }
-
-    fn change_in(trees: &[BitTree; ORDERS], slot: usize, old: u8, new: u8) {
-        let tree = |filed: u8| trees.get(usize::from(filed).checked_sub(1)?);
-        if old != new {
-            // In this order, so that a search sees it twice rather than not at all.
-            tree(new).into_iter().for_each(|tree| tree.set(slot));
-            tree(old).into_iter().for_each(|tree| tree.clear(slot));
+        // In this order, so that a search sees it twice rather than not at all.
+        for class in bits(new.0 & !old.0) {
+            let tree = self.of_class[class].get_or_init(|| BitTree::new(self.slots));
+            tree.set(slot);
+            tell(tree, &self.classes, class);
+        }
+        for class in bits(old.0 & !new.0) {
+            let Some(tree) = self.of_class[class].get() else { continue };
+            tree.clear(slot);
+            tell(tree, &self.classes, class);
         }
     }
 
     /// The next such slot at or after `from`.
     pub(crate) fn next(&self, by: By, from: usize) -> Option<usize> {
         match by {
-            By::Longest(order) => self.longest[order].next(from),
-            By::Average(order) => self.average[order].next(from),
+            By::Class(class) => self.of_class[class].get()?.next(from),
             By::Any => self.any.next_thorough(from),
         }
     }
 
-    /// Whether there is no such group, at the moment of one look.
-    pub(crate) fn has_none(&self, by: By) -> bool {
-        match by {
-            By::Longest(order) => self.longest[order].is_empty(),
-            By::Average(order) => self.average[order].is_empty(),
-            By::Any => false,
-        }
+    /// The classes that any group has, at the moment of one look.
+    pub(crate) fn classes(&self) -> u64 {
+        AtomicCell::load(&self.classes)
     }
 }
 

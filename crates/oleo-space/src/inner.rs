@@ -9,7 +9,7 @@ use oleo_lock::{Mutex, RwLock, rank};
 
 use crate::account::Pool;
 use crate::faults::FaultInjector;
-use crate::group::{Group, GroupHere, GroupRef, Orders, State};
+use crate::group::{Group, GroupHere, GroupRef, Lengths, State};
 use crate::hints::AllocationHints;
 use crate::residents::Residents;
 use crate::source::FreeSource;
@@ -82,17 +82,17 @@ impl Inner {
     pub(crate) fn refile(&self, table: &Table, group: &Group, state: &mut State, freed_len: u64) {
         state.changed();
         self.residents.note(state);
-        self.file(table, group, state, group.orders_now(state, freed_len, self.sector_shift));
+        self.file(table, group, state, group.lengths_now(state, freed_len, self.sector_shift));
         if freed_len > 0 {
             self.pool_of(group).notify_searchers();
         }
     }
 
     /// Puts a group where the index should have it. The caller holds `_state`.
-    pub(crate) fn file(&self, table: &Table, group: &Group, _state: &mut State, new: Orders) {
-        let old = group.orders();
+    pub(crate) fn file(&self, table: &Table, group: &Group, _state: &mut State, new: Lengths) {
+        let old = group.lengths();
         if old != new {
-            group.set_orders(new);
+            group.set_lengths(new);
             table.change(group, old, new);
         }
     }

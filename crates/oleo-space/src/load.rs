@@ -155,8 +155,8 @@ impl Inner {
             let first = group.count.compare_exchange(COUNT_UNKNOWN, count, SeqCst, SeqCst).is_ok();
             let known = state.runs().is_some() || state.sets().freed.total() > 0;
             if first && !known && count != COUNT_UNPUBLISHED && group.is_open() {
-                let orders = group.orders_published(count, self.sector_shift);
-                self.file(&table, group, &mut state, orders);
+                let lengths = group.lengths_published(count, self.sector_shift);
+                self.file(&table, group, &mut state, lengths);
             }
         }
     }

@@ -12,7 +12,7 @@ use shuttle::thread;
 
 use crate::account::Pool;
 use crate::atomic::AtomicCell;
-use crate::index::BitTree;
+use crate::index::{BitTree, tell};
 use crate::ledger::LedgerOf;
 use crate::sync::{MutexLike, RwLockLike, SyncPrimitives};
 use crate::{ExtentKind, RefChange, RefKey};
@@ -65,6 +65,33 @@ fn upper_bits_are_right_at_rest() {
             assert_eq!((tree.next(from), tree.next_thorough(from)), (Some(want), Some(want)), "from {from}");
         }
     });
+}
+
+/// Goal: at rest the word over the trees says of each tree whether it is empty.
+/// Method: three threads set and clear bits of one tree that is two levels deep, each telling the word; then both are compared.
+#[test]
+fn the_word_over_the_trees_is_right_at_rest() {
+    for last in [false, true] {
+        check(move || {
+            let trees: Arc<(BitTree<AtomicU64>, AtomicU64)> = Arc::new((BitTree::new(200), AtomicU64::new(0)));
+            let own = |slot: usize, stays: bool| -> Box<dyn FnOnce() + Send> {
+                let trees = trees.clone();
+                Box::new(move || {
+                    let (tree, classes) = &*trees;
+                    tree.set(slot);
+                    tell(tree, classes, 5);
+                    tree.clear(slot);
+                    tell(tree, classes, 5);
+                    if stays {
+                        tree.set(slot);
+                        tell(tree, classes, 5);
+                    }
+                })
+            };
+            threads(vec![own(67, false), own(69, last), own(3, false)]);
+            assert_eq!(AtomicCell::load(&trees.1), u64::from(last) << 5);
+        });
+    }
 }
 
 /// Goal: what is promised never exceeds what there is, and who fits is let in.

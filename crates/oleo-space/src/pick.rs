@@ -6,10 +6,10 @@
 //!    blocks continue where the last tree blocks of their start cursor ended.
 //! 2. The goal's group is tried first: at the goal, behind the stretch, then its shortest run that is long enough. A request
 //!    without a goal skips this step.
-//! 3. Then groups, in [`Pass`]es of falling expectations: order by order from the shortest that surely holds the length,
-//!    first by the groups' average run if the length is no power of two, then by their longest; a few that may hold
-//!    it; order by order the best of the shorter runs; any. Each pass visits the groups from the goal's (without a goal: from the
-//!    start cursor's) upwards and around. So new data fills the lowest groups and the shortest runs, and long runs stay whole.
+//! 3. Then groups, in [`Pass`]es of falling expectations: class by class of lengths from the shortest that may hold the length; the best of the
+//!    shorter runs, class by class downwards; any. Each pass visits the groups from the goal's (without a goal: from the
+//!    start cursor's) upwards and around. Where runs are about as long as what is wanted, several groups are compared and the shortest run is
+//!    taken; of equals the first. So new data fills the lowest groups and the shortest runs, and long runs stay whole.
 //! 4. A group that another thread has locked or is loading is stepped over, except in the last pass, which waits.
 //!
 //! Start cursors: requests without a goal begin at one of several cursors, whose number follows from the number of processors.
@@ -35,13 +35,17 @@ use crate::hints::{Goal, SearchStart, StartKind};
 use crate::index::By;
 use crate::inner::Inner;
 use crate::load::AHEAD_GROUPS;
-use crate::runs::{Fit, Found, ORDERS, Runs, order_of, order_sure};
+use crate::runs::find::{NEAR_CLASSES, bits, bits_down};
+use crate::runs::{Fit, Found, Runs, class_of, class_sure};
 use crate::space::Space;
 use crate::table::Table;
 use crate::{Grant, Kind, LoadError, Refusal, Reservation, Run};
 
 /// Groups looked into, in one pass, on the mere chance that they hold enough.
 const CHANCES_MAX: usize = 8;
+
+/// Groups whose runs of one class are compared, for the shortest that holds what is wanted.
+const COMPARED_MAX: usize = 16;
 
 /// Turns of the last pass while others free and take: each turn is one in which somebody else got on.
 const ROUNDS_MAX: usize = 1000;
@@ -123,32 +127,25 @@ impl Inner {
     fn take_in_groups(&self, walk: &Walk<'_>) -> Result<Option<Run>, LoadError> {
         let fit = walk.fit;
         let sector = 1 << self.sector_shift;
-        let sure = order_sure(fit.len + fit.align - fit.align.min(sector), self.sector_shift);
-        let maybe = order_of(fit.len, self.sector_shift);
-        let least = order_of(fit.min_len, self.sector_shift);
-        // Of groups that hold an exact power of two none is better than another; other lengths leave a rest, which does
-        // least harm where runs are long anyway.
-        if !(fit.len >> self.sector_shift).is_power_of_two() {
-            for order in sure..ORDERS {
-                if let Some(run) = self.walk(walk, Pass::Whole, By::Average(order), CHANCES_MAX)? {
-                    return Ok(Some(run));
-                }
+        let sure = class_sure(fit.len + fit.align - fit.align.min(sector), self.sector_shift);
+        let own = class_of(fit.len.max(sector), self.sector_shift);
+        let least = class_of(fit.min_len, self.sector_shift);
+        let classes = self.tables.read().classes(walk.kind);
+        // The last class is open-ended, so nothing is sure there.
+        for class in bits(classes >> own << own) {
+            if class < own + NEAR_CLASSES
+                && let Some(run) = self.take_tightest(walk, class)
+            {
+                return Ok(Some(run));
             }
-        }
-        // A top order is open-ended, so nothing is sure there.
-        for order in sure..ORDERS {
-            if let Some(run) = self.walk(walk, Pass::Whole, By::Longest(order), usize::MAX)? {
+            let visits_max = if class < sure { CHANCES_MAX } else { usize::MAX };
+            if let Some(run) = self.walk(walk, Pass::Whole, By::Class(class), visits_max)? {
                 return Ok(Some(run));
             }
         }
-        if maybe < sure
-            && let Some(run) = self.walk(walk, Pass::Whole, By::Longest(maybe), CHANCES_MAX)?
-        {
-            return Ok(Some(run));
-        }
         if fit.min_len < fit.len {
-            for order in (least..sure.max(least + 1).min(ORDERS)).rev() {
-                if let Some(run) = self.walk(walk, Pass::Best, By::Longest(order), CHANCES_MAX)? {
+            for class in bits_down(classes >> least << least) {
+                if let Some(run) = self.walk(walk, Pass::Best, By::Class(class), CHANCES_MAX)? {
                     return Ok(Some(run));
                 }
             }
@@ -166,6 +163,41 @@ impl Inner {
             }
         }
         Ok(None)
+    }
+
+    /// The shortest run of a class that holds the whole length, of the first groups that have any and are neither busy nor
+    /// unread; `None` if only one is to be looked at, or none of them has one.
+    fn take_tightest(&self, walk: &Walk<'_>, class: usize) -> Option<Run> {
+        let table = self.tables.read();
+        let by = By::Class(class);
+        let first = table.slot_from(walk.from);
+        let above =
+            std::iter::successors(table.next(walk.kind, by, first), |next| table.next(walk.kind, by, next.0 + 1));
+        let below = std::iter::successors(table.next(walk.kind, by, 0), |next| table.next(walk.kind, by, next.0 + 1));
+        let below = below.take_while(|next| next.0 < first);
+        let mut best: Option<(u64, GroupHere<'_>)> = None;
+        let mut groups = above.chain(below).take(COMPARED_MAX);
+        let [first, second] = [groups.next()?, groups.next()?];
+        for (_, group) in [first, second].into_iter().chain(groups) {
+            let run_len = Cell::new(u64::MAX);
+            let exact = |_: &Group, runs: &Runs| {
+                let found = runs.find_tight(walk.fit)?;
+                if class_of(found.run_len, self.sector_shift) == class {
+                    run_len.set(found.run_len);
+                }
+                (found.run_len == walk.fit.len).then_some(found)
+            };
+            if let Visit::Taken(run) = self.visit(&table, &group, false, &exact) {
+                return Some(run);
+            }
+            if run_len.get() < best.map_or(u64::MAX, |(len, _)| len) {
+                best = Some((run_len.get(), group));
+            }
+        }
+        match self.visit(&table, &best?.1, false, &|_: &Group, runs: &Runs| runs.find_tight(walk.fit)) {
+            Visit::Taken(run) => Some(run),
+            _ => None,
+        }
     }
 
     /// The goal's group, and where it ends.
@@ -200,16 +232,13 @@ impl Inner {
     /// One pass over the groups that the index names, going up and round, once.
     fn walk(&self, walk: &Walk<'_>, pass: Pass, by: By, visits_max: usize) -> Result<Option<Run>, LoadError> {
         let (wait, fit, kind) = (pass == Pass::Any, walk.fit, walk.kind);
-        let least = order_of(fit.min_len, self.sector_shift);
+        let least = class_of(fit.min_len, self.sector_shift);
         let find = |group: &Group, runs: &Runs| match pass {
-            Pass::Whole => runs.find_tight(fit),
+            Pass::Whole => runs.find_tight(fit).filter(|found| by.takes(found.run_len, self.sector_shift)),
             Pass::Best => runs.find_best(fit, false),
             Pass::Any => runs.find_whole(group.start, fit, true).or_else(|| runs.find_best(fit, true)),
         };
         let mut table = self.tables.read();
-        if table.has_none(kind, by) {
-            return Ok(None);
-        }
         let mut first = table.slot_from(walk.from);
         let mut at = first;
         let mut round = false;
@@ -223,8 +252,8 @@ impl Inner {
                 (at, round) = (0, true);
                 continue;
             };
-            // Whatever is free there is too short. (Not so in the other passes, which go by order.)
-            let too_short = wait && usize::from(group.orders().longest) <= least;
+            // Whatever is free there is too short. (Not so in the other passes, which go by class.)
+            let too_short = wait && group.lengths().longest().is_none_or(|longest| longest < least);
             let visit = if too_short { Visit::Nothing } else { self.visit(&table, &group, wait, &find) };
             match visit {
                 Visit::Taken(run) => return Ok(Some(run)),
@@ -261,7 +290,8 @@ impl Inner {
             table = self.tables.read();
             first = table.slot_from(walk.from);
             // What was just read is looked into under whatever order it is now: it may well do.
-            if loaded && let Visit::Taken(run) = self.visit(&table, &group, wait, &find) {
+            let find_any = |group: &Group, runs: &Runs| find(group, runs).or_else(|| runs.find_tight(fit));
+            if loaded && let Visit::Taken(run) = self.visit(&table, &group, wait, &find_any) {
                 return Ok(Some(run));
             }
             at = table.slot_from(group.start) + usize::from(!again);

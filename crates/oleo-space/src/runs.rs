@@ -2,16 +2,16 @@
 //!
 //! Runs are kept in rising order in leaves of up to [`LEAF_RUNS`], as pairs of sector numbers counted from the group's
 //! start: eight bytes a run, sixteen in a group that large (`width`), and a look-up touches the directory of leaves and one
-//! leaf. By length they are found through *orders* (the whole logarithm of the length in sectors): the directory has for each leaf a mask of the orders that occur
-//! in it, each leaf counts how many runs of each order it has. "The next run of this order, going up from here" is a scan
-//! over masks, four bytes a leaf, that a processor does many at a time.
+//! leaf. By length they are found through *classes* (four between a power of two sectors and the next): the directory has for each leaf a mask of
+//! the classes that occur in it, each leaf counts how many runs of each class it has. "The next run of this class, going up from here" is a scan
+//! over masks, eight bytes a leaf, that a processor does many at a time.
 //!
 //! 1. [`Runs::take`] finds the leaf and the run, and shortens, splits or removes it; [`Runs::insert`] lengthens the neighbour
 //!    that it finds there, joins two, or adds one.
 //! 2. A leaf that overflows is cut in two; one that runs low is joined to a neighbour that has room.
 //!
 //! Invariants: runs never touch or overlap; no leaf is empty; `last[i]` is the end of leaf `i`'s last run; `masks[i]` has the
-//! bit of exactly the orders that leaf `i` counts; `counts`, `count` and `total` are the sums.
+//! bit of exactly the classes that leaf `i` counts; `counts`, `count` and `total` are the sums.
 //!
 //! Bounds: a sector number is less than [`Sector::MAX`]. Taking and putting back cost a directory shift (16 bytes a leaf) once
 //! in some thirty times at worst.
@@ -19,16 +19,19 @@
 //! Locks: none here; the group's lock covers its runs. Not here: which group to look into (`pick`), what counts as
 //! reserved (`account`).
 
-mod find;
+pub(crate) mod find;
 mod leaf;
 mod width;
 
-use leaf::{LEAF_RUNS, Leaf, order};
+use leaf::{LEAF_RUNS, Leaf, class};
 pub(crate) use width::{Runs, Sector};
 
-/// Orders that are distinguished: the last one holds every run of at least 2²³ sectors (32 GiB of 4 KiB sectors), more
-/// than a chunk has.
-pub(crate) const ORDERS: usize = 24;
+/// Classes of lengths that are distinguished: each length below eight sectors is one, then four between a power of two and
+/// the next; the last one holds every run of at least 2¹⁷ sectors (512 MiB of 4 KiB sectors).
+pub(crate) const CLASSES: usize = 64;
+
+/// Classes in which lengths double.
+pub(crate) const CLASSES_PER_DOUBLE: usize = 4;
 
 /// A leaf with this few runs is joined to a neighbour, if both together are not more than [`JOIN_RUNS_MAX`].
 const LOW_RUNS: usize = LEAF_RUNS / 4;
@@ -36,15 +39,26 @@ const LOW_RUNS: usize = LEAF_RUNS / 4;
 /// So that a leaf just joined is not cut by the next few runs.
 const JOIN_RUNS_MAX: usize = LEAF_RUNS * 3 / 4;
 
-/// The order of a run: the whole logarithm of its length in sectors.
-pub(crate) fn order_of(len: u64, sector_shift: u32) -> usize {
-    debug_assert!(len >> sector_shift > 0);
-    ((len >> sector_shift).max(1).ilog2() as usize).min(ORDERS - 1)
+/// The class of a length in sectors, one at least.
+fn class_of_sectors(sectors: u64) -> usize {
+    if sectors < 4 {
+        return (sectors.max(1) - 1) as usize;
+    }
+    let shift = sectors.ilog2() as usize - 2;
+    (3 + shift * CLASSES_PER_DOUBLE + (sectors >> shift & 3) as usize).min(CLASSES - 1)
 }
 
-/// The lowest order all of whose runs hold `len` bytes.
-pub(crate) fn order_sure(len: u64, sector_shift: u32) -> usize {
-    (len.div_ceil(1 << sector_shift).max(1).next_power_of_two().trailing_zeros() as usize).min(ORDERS - 1)
+/// The class of a run of `len` bytes.
+pub(crate) fn class_of(len: u64, sector_shift: u32) -> usize {
+    debug_assert!(len >> sector_shift > 0);
+    class_of_sectors(len >> sector_shift)
+}
+
+/// The lowest class all of whose runs hold `len` bytes. (The last one is open-ended, so nothing is sure there.)
+pub(crate) fn class_sure(len: u64, sector_shift: u32) -> usize {
+    let sectors = len.div_ceil(1 << sector_shift).max(1);
+    let unit = 1 << sectors.ilog2().saturating_sub(2);
+    class_of_sectors(sectors.checked_next_multiple_of(unit).unwrap_or(u64::MAX))
 }
 
 /// How an allocation would like to lie.
@@ -77,6 +91,8 @@ pub(crate) struct Found {
     /// Bytes.
     pub(crate) start: u64,
     pub(crate) end: u64,
+    /// Bytes of the run.
+    pub(crate) run_len: u64,
 }
 
 impl Found {
@@ -92,13 +108,13 @@ pub(crate) struct RunsIn<S> {
     base: u64,
     sector_shift: u32,
     last: Vec<S>,
-    masks: Vec<u32>,
+    masks: Vec<u64>,
     #[allow(clippy::vec_box, reason = "a leaf is half a kilobyte: the directory shifts pointers")]
     leaves: Vec<Box<Leaf<S>>>,
-    /// Runs of each order.
-    counts: [u32; ORDERS],
-    /// The orders that have any.
-    filled: u32,
+    /// Runs of each class.
+    counts: [u32; CLASSES],
+    /// The classes that have any, a bit for each.
+    filled: u64,
     count: u32,
     /// Free bytes.
     total: u64,
@@ -113,7 +129,7 @@ impl<S: Sector> RunsIn<S> {
             last: Vec::new(),
             masks: Vec::new(),
             leaves: Vec::new(),
-            counts: [0; ORDERS],
+            counts: [0; CLASSES],
             filled: 0,
             count: 0,
             total: 0,
@@ -132,22 +148,18 @@ impl<S: Sector> RunsIn<S> {
 
     /// Bytes of memory, about.
     pub(crate) fn memory(&self) -> usize {
-        let per_leaf = size_of::<Leaf<S>>() + size_of::<Box<Leaf<S>>>() + size_of::<S>() + size_of::<u32>();
+        let per_leaf = size_of::<Leaf<S>>() + size_of::<Box<Leaf<S>>>() + size_of::<S>() + size_of::<u64>();
         self.leaves.len() * per_leaf + size_of::<Self>()
     }
 
-    /// The order of the longest run, or `None` when nothing is free.
-    pub(crate) fn top_order(&self) -> Option<usize> {
-        (self.filled != 0).then(|| self.filled.ilog2() as usize)
+    /// The classes that occur, a bit for each.
+    pub(crate) fn filled(&self) -> u64 {
+        self.filled
     }
 
-    /// The order of the average run, or `None` when nothing is free.
-    pub(crate) fn average_order(&self) -> Option<usize> {
-        let (sectors, count) = (self.total >> self.sector_shift, u64::from(self.count));
-        // Of the quotient's two possible logarithms, without dividing.
-        let guess = sectors.checked_ilog2()? - count.checked_ilog2()?;
-        let order = if count << guess > sectors { guess - 1 } else { guess };
-        Some((order as usize).min(ORDERS - 1))
+    /// The class of the longest run, or `None` when nothing is free.
+    pub(crate) fn top_class(&self) -> Option<usize> {
+        (self.filled != 0).then(|| self.filled.ilog2() as usize)
     }
 
     fn bytes(&self, (start, end): (S, S)) -> (u64, u64) {
@@ -197,32 +209,32 @@ impl<S: Sector> RunsIn<S> {
         Some(self.bytes(self.run(self.seek(self.sector(at))?)))
     }
 
-    fn add_order(&mut self, leaf: usize, order: usize) {
+    fn add_class(&mut self, leaf: usize, class: usize) {
         let counts = &mut self.leaves[leaf].counts;
-        counts[order] += 1;
-        self.masks[leaf] |= 1 << order;
-        self.counts[order] += 1;
-        self.filled |= 1 << order;
+        counts[class] += 1;
+        self.masks[leaf] |= 1 << class;
+        self.counts[class] += 1;
+        self.filled |= 1 << class;
     }
 
-    fn drop_order(&mut self, leaf: usize, order: usize) {
+    fn drop_class(&mut self, leaf: usize, class: usize) {
         let counts = &mut self.leaves[leaf].counts;
-        counts[order] -= 1;
-        if counts[order] == 0 {
-            self.masks[leaf] &= !(1 << order);
+        counts[class] -= 1;
+        if counts[class] == 0 {
+            self.masks[leaf] &= !(1 << class);
         }
-        self.counts[order] -= 1;
-        if self.counts[order] == 0 {
-            self.filled &= !(1 << order);
+        self.counts[class] -= 1;
+        if self.counts[class] == 0 {
+            self.filled &= !(1 << class);
         }
     }
 
     /// A run becomes another that lies between the same neighbours.
     fn change(&mut self, (leaf, slot): Place, start: S, end: S) {
-        let (old, new) = (order(self.run((leaf, slot))), order((start, end)));
+        let (old, new) = (class(self.run((leaf, slot))), class((start, end)));
         if old != new {
-            self.drop_order(leaf, old);
-            self.add_order(leaf, new);
+            self.drop_class(leaf, old);
+            self.add_class(leaf, new);
         }
         let runs = &mut self.leaves[leaf];
         runs.starts[slot] = start;
@@ -253,12 +265,12 @@ impl<S: Sector> RunsIn<S> {
         }
         self.leaves[leaf].insert(slot, start, end);
         self.last[leaf] = self.leaves[leaf].last_end();
-        self.add_order(leaf, order((start, end)));
+        self.add_class(leaf, class((start, end)));
         self.count += 1;
     }
 
     fn delete(&mut self, (leaf, slot): Place) {
-        self.drop_order(leaf, order(self.run((leaf, slot))));
+        self.drop_class(leaf, class(self.run((leaf, slot))));
         self.count -= 1;
         self.leaves[leaf].remove(slot);
         let len = self.leaves[leaf].len();
@@ -335,14 +347,14 @@ impl<S: Sector> RunsIn<S> {
         let (s, e) = self.bytes(self.run(place));
         let whole = s <= start && end <= e;
         if whole {
-            self.take_found(Found { place, start, end });
+            self.take_found(Found { place, start, end, run_len: e - s });
         }
         whole
     }
 
     /// Takes what was just found.
     pub(crate) fn take_found(&mut self, found: Found) {
-        let Found { place, start, end } = found;
+        let Found { place, start, end, .. } = found;
         debug_assert!(start < end, "{found:?} is empty");
         self.total -= end - start;
         let (start, end) = (self.sector(start), self.sector(end));
@@ -386,13 +398,13 @@ impl<S: Sector> RunsIn<S> {
     /// Whether all that is said twice agrees; for tests.
     #[cfg(test)]
     pub(crate) fn is_consistent(&self) -> bool {
-        let mut counts = [0; ORDERS];
+        let mut counts = [0; CLASSES];
         let mut total = 0;
         for (i, leaf) in self.leaves.iter().enumerate() {
-            let mut own = [0; ORDERS];
+            let mut own = [0; CLASSES];
             for run in (0..leaf.len()).map(|slot| leaf.run(slot)) {
-                own[order(run)] += 1;
-                counts[order(run)] += 1;
+                own[class(run)] += 1;
+                counts[class(run)] += 1;
                 total += (run.1 - run.0).into() << self.sector_shift;
             }
             let dir = (self.last[i], self.masks[i]) == (leaf.last_end(), leaf.mask());
@@ -403,7 +415,7 @@ impl<S: Sector> RunsIn<S> {
         }
         let runs: Vec<_> = self.iter().collect();
         let apart = runs.windows(2).all(|w| w[0].1 < w[1].0) && runs.iter().all(|(s, e)| s < e);
-        let filled = (0..ORDERS).all(|o| (counts[o] == 0) == (self.filled & (1 << o) == 0));
+        let filled = (0..CLASSES).all(|c| (counts[c] == 0) == (self.filled & (1 << c) == 0));
         let sums = counts == self.counts && total == self.total && runs.len() == self.count();
         apart && filled && sums && self.last.len() == self.leaves.len() && self.masks.len() == self.leaves.len()
     }

@@ -4,7 +4,7 @@
 //! reader takes the one of its thread, which is mostly its own, a writer (a group comes or goes) all of them in order.
 //!
 //! Invariants: `starts` and `places` are parallel; a slot without a group has no bit in the index; the index says of each
-//! group what its `order` and `average` say.
+//! group what its `lengths` say.
 //!
 //! Locks: each shard's, of one rank: one for reading, all in their order for writing; before the state of any group. Under it a group's state may be waited for, a load or a held run not.
 
@@ -13,8 +13,8 @@ use std::sync::Arc;
 use oleo_lock::{RwLock, RwLockReadGuard, rank};
 use smallvec::SmallVec;
 
-use crate::group::{Block, Group, GroupHere, Orders};
-use crate::index::{By, OrderIndex};
+use crate::group::{Block, Group, GroupHere, Lengths};
+use crate::index::{By, LengthIndex};
 use crate::threads::{self, CachePadded};
 use crate::{Kind, SpaceError};
 
@@ -41,7 +41,7 @@ pub(crate) struct Table {
     /// Slots for each byte between the first group and the last, for a guess.
     slots_per_byte: f64,
     /// By kind; none if no group serves the kind.
-    index: [Option<OrderIndex>; 3],
+    index: [Option<LengthIndex>; 3],
 }
 
 impl Table {
@@ -119,9 +119,9 @@ impl Table {
         }
     }
 
-    /// Whether `by` means no group of `kind`, at the moment of one look.
-    pub(crate) fn has_none(&self, kind: Kind, by: By) -> bool {
-        self.index[kind as usize].as_ref().is_none_or(|index| index.has_none(by))
+    /// The classes that free runs of any group of `kind` have, at the moment of one look.
+    pub(crate) fn classes(&self, kind: Kind) -> u64 {
+        self.index[kind as usize].as_ref().map_or(0, LengthIndex::classes)
     }
 
     /// All groups in rising order.
@@ -129,8 +129,8 @@ impl Table {
         self.places.iter().filter_map(|&place| self.group_in(place))
     }
 
-    /// A group's orders went from `old` to `new`. The caller holds the group's state, or nobody else can have it.
-    pub(crate) fn change(&self, group: &Group, old: Orders, new: Orders) {
+    /// A group's lengths went from `old` to `new`. The caller holds the group's state, or nobody else can have it.
+    pub(crate) fn change(&self, group: &Group, old: Lengths, new: Lengths) {
         let Some(slot) = self.slot_of(group.start) else { return };
         for kind in Kind::ALL {
             if let Some(index) = &self.index[kind as usize]
@@ -163,7 +163,7 @@ impl Table {
         self.measure();
         let known = |group: &Group| Kind::ALL.iter().all(|&k| !group.serves(k) || self.index[k as usize].is_some());
         if stays && block.iter().all(known) {
-            block.iter().for_each(|group| self.change(group, Orders::NONE, group.orders()));
+            block.iter().for_each(|group| self.change(group, Lengths::NONE, group.lengths()));
         } else {
             self.rebuild(0);
         }
@@ -199,18 +199,17 @@ impl Table {
             let groups = std::iter::successors(self.next(kind, by, 0), |(slot, _)| self.next(kind, by, slot + 1));
             groups.map(|(_, group)| group.start).collect()
         };
-        let orders = |group: GroupHere<'_>| group.orders_now(&group.state.lock(), 0, sector_shift);
+        let lengths = |group: GroupHere<'_>| group.lengths_now(&group.state.lock(), 0, sector_shift);
         Kind::ALL.into_iter().all(|kind| {
-            let want = |is_meant: &dyn Fn(Orders) -> bool| -> Vec<u64> {
-                let groups = self.groups().filter(|group| group.serves(kind) && is_meant(orders(*group)));
+            let want = |is_meant: &dyn Fn(Lengths) -> bool| -> Vec<u64> {
+                let groups = self.groups().filter(|group| group.serves(kind) && is_meant(lengths(*group)));
                 groups.map(|group| group.start).collect()
             };
-            let by_order = (0..crate::runs::ORDERS).all(|order| {
-                let is = move |filed: u8| usize::from(filed) == order + 1;
-                found(kind, By::Longest(order)) == want(&|orders| is(orders.longest))
-                    && found(kind, By::Average(order)) == want(&|orders| is(orders.average))
-            });
-            by_order && found(kind, By::Any) == want(&|orders| orders.longest > 0)
+            let in_class = |class: usize| want(&|lengths| lengths.0 >> class & 1 == 1);
+            (0..crate::runs::CLASSES).all(|class| {
+                let groups = in_class(class);
+                (self.classes(kind) >> class & 1 == 1) != groups.is_empty() && found(kind, By::Class(class)) == groups
+            }) && found(kind, By::Any) == want(&|lengths| lengths != Lengths::NONE)
         })
     }
 
@@ -235,10 +234,10 @@ impl Table {
             self.places.reserve_exact(self.slots - len);
         }
         let serves = |kind: Kind| self.groups().any(|group| group.serves(kind));
-        let index = Kind::ALL.map(|kind| serves(kind).then(|| OrderIndex::new(self.slots)));
+        let index = Kind::ALL.map(|kind| serves(kind).then(|| LengthIndex::new(self.slots)));
         self.index = index;
         for group in self.groups() {
-            self.change(&group, Orders::NONE, group.orders());
+            self.change(&group, Lengths::NONE, group.lengths());
         }
     }
 
@@ -321,7 +320,7 @@ mod tests {
             (0..8).for_each(|n| table.insert(group(n * 10, 10)).unwrap());
             for n in from..to {
                 let group = table.group_of(n * 10 * MIB).unwrap().keep();
-                table.change(&group, group.orders(), Orders::NONE);
+                table.change(&group, group.lengths(), Lengths::NONE);
                 table.remove(n * 10 * MIB);
             }
             assert!((from..to).all(|n| table.group_of(n * 10 * MIB).is_none()));
@@ -399,7 +398,7 @@ mod tests {
                     let start = next.unwrap();
                     model.remove(&start);
                     let group = table.group_of(start).unwrap().keep();
-                    table.change(&group, group.orders(), Orders::NONE);
+                    table.change(&group, group.lengths(), Lengths::NONE);
                     table.remove(start);
                 }
                 let all: Vec<_> = table.groups().map(|group| (group.start, group.flags)).collect();

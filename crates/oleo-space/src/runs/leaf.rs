@@ -1,21 +1,21 @@
-//! A leaf of a group's free runs: some runs that follow one another, and how many there are of each order.
+//! A leaf of a group's free runs: some runs that follow one another, and how many there are of each class.
 
-use super::{ORDERS, Sector};
+use super::{CLASSES, Sector, class_of_sectors};
 
 /// Runs in a leaf: 512 bytes of them, eight cache lines. Half and double cost the same within the noise.
 pub(super) const LEAF_RUNS: usize = 64;
 
-/// The order of a run of some sectors.
-pub(super) fn order<S: Sector>((start, end): (S, S)) -> usize {
-    ((end - start).into().max(1).ilog2() as usize).min(ORDERS - 1)
+/// The class of a run of some sectors.
+pub(super) fn class<S: Sector>((start, end): (S, S)) -> usize {
+    class_of_sectors((end - start).into())
 }
 
 /// Some runs that follow one another.
 #[derive(Debug)]
 pub(super) struct Leaf<S> {
     len: u8,
-    /// Runs of each order.
-    pub(super) counts: [u8; ORDERS],
+    /// Runs of each class.
+    pub(super) counts: [u8; CLASSES],
     pub(super) starts: [S; LEAF_RUNS],
     /// [`Sector::MAX`], an end that no run has, behind the last one.
     pub(super) ends: [S; LEAF_RUNS],
@@ -23,7 +23,7 @@ pub(super) struct Leaf<S> {
 
 impl<S: Sector> Leaf<S> {
     pub(super) fn new() -> Box<Leaf<S>> {
-        Box::new(Leaf { len: 0, counts: [0; ORDERS], starts: [S::MAX; LEAF_RUNS], ends: [S::MAX; LEAF_RUNS] })
+        Box::new(Leaf { len: 0, counts: [0; CLASSES], starts: [S::MAX; LEAF_RUNS], ends: [S::MAX; LEAF_RUNS] })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -75,13 +75,13 @@ impl<S: Sector> Leaf<S> {
     }
 
     fn recount(&mut self) {
-        self.counts = [0; ORDERS];
+        self.counts = [0; CLASSES];
         for slot in 0..self.len() {
-            self.counts[order(self.run(slot))] += 1;
+            self.counts[class(self.run(slot))] += 1;
         }
     }
 
-    pub(super) fn mask(&self) -> u32 {
-        self.counts.iter().enumerate().fold(0, |mask, (order, &count)| mask | u32::from(count > 0) << order)
+    pub(super) fn mask(&self) -> u64 {
+        self.counts.iter().enumerate().fold(0, |mask, (class, &count)| mask | u64::from(count > 0) << class)
     }
 }

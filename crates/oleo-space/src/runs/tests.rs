@@ -72,9 +72,7 @@ fn runs_are_a_set_of_sectors_in<S: Sector>() {
             }
             assert!(runs.is_consistent(), "{at}");
             assert_eq!(runs.total(), model.len() as u64 * SECTOR, "{at}");
-            assert!(runs.count() == 0 || runs.top_order().is_some());
-            let average = runs.total().checked_div(runs.count() as u64).map(|len| order_of(len, SHIFT));
-            assert_eq!(runs.average_order(), average, "{at}");
+            assert!(runs.count() == 0 || runs.top_class().is_some());
         }
     }
 }
@@ -110,9 +108,9 @@ fn a_thorough_search_finds_what_there_is_in<S: Sector>() {
     }
 }
 
-/// Goal: leaves are cut and joined without losing a run, and every order is found from anywhere.
+/// Goal: leaves are cut and joined without losing a run, and every class is found from anywhere.
 /// Method: 20 000 sectors, every other one freed, then filled and emptied at random in long and short strokes beside a set;
-/// all runs compared at the end, and each order asked for from many places.
+/// all runs compared at the end, and each class asked for from many places.
 #[test]
 fn many_runs_are_kept_in_order() {
     many_runs_are_kept_in_order_in::<u32>();
@@ -149,14 +147,14 @@ fn many_runs_are_kept_in_order_in<S: Sector>() {
         assert!(runs.is_consistent(), "seed {seed}");
         let flat: BTreeSet<u64> = runs.iter().flat_map(|(s, e)| (s..e).step_by(SECTOR as usize)).collect();
         assert_eq!(flat, model, "seed {seed}");
-        for order in 0..ORDERS {
-            let all: Vec<_> = runs.iter().filter(|(s, e)| order_of(e - s, SHIFT) == order).collect();
+        for class in 0..CLASSES {
+            let all: Vec<_> = runs.iter().filter(|(s, e)| class_of(e - s, SHIFT) == class).collect();
             for _ in 0..20 {
                 let from = BASE + rng.below(sectors + 10) * SECTOR;
                 let (before, behind): (Vec<_>, Vec<_>) = all.iter().copied().partition(|&(_, end)| end <= from);
-                let places = runs.of_order(order, runs.seek(runs.sector(from)));
+                let places = runs.of_class(class, runs.seek(runs.sector(from)));
                 let got: Vec<_> = places.map(|place| runs.bytes(runs.run(place))).collect();
-                assert_eq!(got, [behind, before].concat(), "seed {seed} order {order}");
+                assert_eq!(got, [behind, before].concat(), "seed {seed} class {class}");
             }
         }
     }

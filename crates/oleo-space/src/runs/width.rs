@@ -80,14 +80,9 @@ impl Runs {
         either!(self, runs => runs.memory())
     }
 
-    /// The order of the longest run, or `None` when nothing is free.
-    pub(crate) fn top_order(&self) -> Option<usize> {
-        either!(self, runs => runs.top_order())
-    }
-
-    /// The order of the average run, or `None` when nothing is free.
-    pub(crate) fn average_order(&self) -> Option<usize> {
-        either!(self, runs => runs.average_order())
+    /// The classes of lengths that occur, a bit for each.
+    pub(crate) fn filled(&self) -> u64 {
+        either!(self, runs => runs.filled())
     }
 
     /// All runs as (start, end), rising.

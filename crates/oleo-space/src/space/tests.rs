@@ -185,8 +185,8 @@ impl Modelled {
         let tables = &self.space.inner.tables;
         assert!(tables.read().index_agrees(SECTOR.trailing_zeros()), "{at}");
         for (&start, group) in self.model.iter().filter(|(_, group)| group.read_only || group.free.is_empty()) {
-            let orders = tables.read().group_of(start).unwrap().orders();
-            assert_eq!(orders, crate::group::Orders::NONE, "{at}: {} free", group.free.len());
+            let lengths = tables.read().group_of(start).unwrap().lengths();
+            assert_eq!(lengths, crate::group::Lengths::NONE, "{at}: {} free", group.free.len());
         }
     }
 }
