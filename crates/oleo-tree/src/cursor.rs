@@ -102,6 +102,14 @@ impl Cursor<'_> {
         Ok(true)
     }
 
+    /// The block of a level on the way to a key; `None` if the tree is not that high. Nothing below it is read. The cursor is
+    /// before the first item afterwards.
+    pub fn seek_level(&mut self, key: &Key, level: u8) -> Result<Option<Arc<Node>>, TreeError> {
+        self.place = Place::Before;
+        self.descend_to(level, |node| node.child_slot(key))?;
+        Ok(self.path().find(|node| node.level() == level).cloned())
+    }
+
     /// Moves to the next item. Whether there is one.
     #[allow(clippy::should_implement_trait, reason = "it moves, it does not yield; items borrow from the cursor")]
     pub fn next(&mut self) -> Result<bool, TreeError> {
@@ -162,13 +170,18 @@ impl Cursor<'_> {
 
     /// Goes down from the root by the slots that `choose` names, keeping the part of the path that stays the same.
     fn descend(&mut self, choose: impl Fn(&Node) -> usize) -> Result<(), TreeError> {
+        self.descend_to(0, choose)
+    }
+
+    /// The same, but no further than to a level.
+    fn descend_to(&mut self, level: u8, choose: impl Fn(&Node) -> usize) -> Result<(), TreeError> {
         if self.path.is_empty() {
             let node = self.blocks.root_node(&self.root)?;
             self.path.push(Step { node, slot: 0 });
         }
         for depth in 0..self.path.len() {
             let step = &mut self.path[depth];
-            if step.node.is_leaf() {
+            if step.node.level() <= level {
                 return Ok(());
             }
             let slot = choose(&step.node);
@@ -178,14 +191,18 @@ impl Cursor<'_> {
                 break;
             }
         }
-        self.fill(choose)
+        self.fill_to(level, choose)
     }
 
-    /// Goes on down from the last block of the path to a leaf. The slot that the last block has is taken as it is.
     fn fill(&mut self, choose: impl Fn(&Node) -> usize) -> Result<(), TreeError> {
+        self.fill_to(0, choose)
+    }
+
+    /// Goes on down from the last block of the path to a level, 0 for a leaf. The slot that the last block has is taken as it is.
+    fn fill_to(&mut self, level: u8, choose: impl Fn(&Node) -> usize) -> Result<(), TreeError> {
         loop {
             let step = self.leaf();
-            if step.node.is_leaf() {
+            if step.node.level() <= level {
                 return Ok(());
             }
             let (node, slot) = (step.node.clone(), step.slot);

@@ -236,10 +236,9 @@ impl<'e> Backrefs<'e> {
         }
         let Some(key) = key else { return Ok(Above::Nobody) };
         // Of a tree that is being taken apart, what is left of a block on the way to the place.
-        tree.cursor.seek(&key.max(tree.gone_before))?;
-        let above = tree.cursor.path().find(|above| above.level() == level + 1);
+        let above = tree.cursor.seek_level(&key.max(tree.gone_before), level + 1)?;
         let refers = |above: &Arc<Node>| (0..above.len()).any(|slot| above.child(slot).logical == at);
-        Ok(above.filter(|above| refers(above)).map_or(Above::Nobody, |above| Above::Block(above.clone())))
+        Ok(above.filter(refers).map_or(Above::Nobody, Above::Block))
     }
 
     /// The subvolume that alone names a data extent, if that is known without looking at its leaves: all references are by

@@ -23,9 +23,24 @@ fn cursors_equal_a_map() {
         let tree = &world.trees[&TreeId(256)];
         let mut rng = Rng::new(seed);
         let mut cursor = world.blocks.cursor(&tree.root);
+        let first = *tree.model.first_key_value().unwrap().0;
         let mut at: Option<Key> = None;
         for _ in 0..5000 {
             let key = random_key(&mut rng, 20_100);
+            if rng.below(8) == 0 {
+                // In between, a look at a block on the way. The cursor can go anywhere from there.
+                let (level, mut other) = (rng.below(5) as u8, world.blocks.cursor(&tree.root));
+                other.seek(&key).unwrap();
+                let above = cursor.seek_level(&key, level).unwrap();
+                assert_eq!(
+                    above.is_some(),
+                    u64::from(level) < other.path().count() as u64,
+                    "seed {seed} level {level}"
+                );
+                assert!(above.is_none_or(|node| node.level() == level && (node.key(0) <= key || node.key(0) == first)));
+                assert_eq!(cursor.current(), None, "seed {seed}");
+                at = None;
+            }
             let want = match rng.below(6) {
                 0 => {
                     cursor.seek(&key).unwrap();

@@ -19,10 +19,10 @@ use crate::root_sets::{RootSet, RootSets};
 /// Bytes of blocks written anew in one transaction, at most: more if the first to be moved alone has more above it.
 const CLOSURE_BYTES_MAX: usize = 128 << 20;
 
-/// Blocks that are read before the closure goes through them: enough batches for all cores, and 16 MiB where blocks have 16 KiB.
-const READ_AHEAD_BLOCKS: usize = 1024;
-/// Blocks of one batch: the device reads those that lie side by side in one call.
-const READ_BATCH_BLOCKS: usize = 128;
+/// Bytes of blocks that are read before the closure goes through them: enough batches for all cores, whatever the size of blocks.
+const READ_AHEAD_BYTES: usize = 16 << 20;
+/// Bytes of one batch: the device reads those that lie side by side in one call.
+const READ_BATCH_BYTES: usize = 1 << 20;
 
 /// Where a reference to a block comes from.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +89,7 @@ impl<'d> Closure<'d> {
             !closure.pieces.is_empty() && closure.pieces.len() * inner.rules.nodesize as usize >= CLOSURE_BYTES_MAX
         };
         let mut refs = Backrefs::new(inner)?;
-        for some in blocks.chunks(READ_AHEAD_BLOCKS) {
+        for some in blocks.chunks(READ_AHEAD_BYTES / inner.rules.nodesize as usize) {
             if enough(&closure) {
                 break;
             }
@@ -149,7 +149,8 @@ impl<'d> Closure<'d> {
     /// their turn comes, which says what is wrong.
     fn read_ahead(&mut self, inner: &Inner, blocks: &[Logical]) {
         let missing: Vec<Logical> = blocks.iter().copied().filter(|at| !self.index.contains_key(at)).collect();
-        let read = missing.par_chunks(READ_BATCH_BLOCKS).map(|some| inner.blocks.at_many(some, &inner.dirty));
+        let batch = READ_BATCH_BYTES / inner.rules.nodesize as usize;
+        let read = missing.par_chunks(batch).map(|some| inner.blocks.at_many(some, &inner.dirty));
         let read: Vec<Vec<Arc<Node>>> = read.collect();
         self.ahead = read.into_iter().flatten().map(|node| (node.logical(), node)).collect();
     }
