@@ -159,6 +159,13 @@ const BENCHES: &[Bench] = &[
         run: balance::run,
     },
     Bench {
+        name: "quota-cost",
+        times: Timed::Calls,
+        what: "what quota adds: oleo balance start -m as a command, and deleting half of the snapshots in-process, with quota off and on \
+               in turns, on copies of two images that differ in nothing else; wall time (median) and processor time (mean); no peer",
+        run: quota::cost,
+    },
+    Bench {
         name: "qgroup-churn",
         times: Timed::Calls,
         what: "making empty files in two threads with quota on beside quota off, in-process, a commit at the end",

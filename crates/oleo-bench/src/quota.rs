@@ -11,10 +11,10 @@ use anyhow::{Context, Result};
 use oleo::fs::{NewInode, NewKind};
 use oleo::mkfs::MkfsOptions;
 use oleo::{Image, OpenOptions, SnapshotOptions};
-use oleo_sim::oracle::{self, Oracle, run as tool};
+use oleo_sim::oracle::{self, Oracle, Scratch, run as tool};
 
 use crate::Args;
-use crate::measure::{self, Better, Report, median, program, time};
+use crate::measure::{self, Better, Report, children_busy_seconds, median, program, time};
 
 const IMAGE_LEN: u64 = 4 << 30;
 pub(crate) const FILES: usize = 100_000;
@@ -163,6 +163,71 @@ pub fn snapshot_drop(args: &Args, report: &mut Report) -> Result<()> {
         report.scaled(&format!("{snapshots} snapshots, quota off and on"), "s", medians[0], medians[1], 1.1);
     }
     Ok(())
+}
+
+/// Turns of the same work with quota off and on: wall time and processor time of each, seconds.
+fn off_and_on(
+    runs: usize,
+    images: &[PathBuf; 2],
+    mut work: impl FnMut(&Path) -> Result<(f64, f64)>,
+) -> Result<[Vec<(f64, f64)>; 2]> {
+    let mut taken = [Vec::new(), Vec::new()];
+    for run in 0..runs {
+        // Who comes first changes, too.
+        for quota in if run % 2 == 0 { [0, 1] } else { [1, 0] } {
+            let path = copy(&images[quota], "turn.img")?;
+            taken[quota].push(work(&path)?);
+        }
+    }
+    Ok(taken)
+}
+
+/// `quota-cost`
+pub fn cost(args: &Args, report: &mut Report) -> Result<()> {
+    let (scratch, oleo) = (Scratch::new()?, measure::oleo()?);
+    report.note(&format!("{FILES} files; {} turns of each", args.runs));
+    for snapshots in [16, 64] {
+        let images = [false, true].map(|quota| scratch.path().join(format!("quota-{quota}.img")));
+        for (quota, image) in images.iter().enumerate() {
+            build(image, snapshots, quota == 1)?;
+        }
+        let balance = |path: &Path| {
+            let busy = children_busy_seconds()?;
+            let args = ["balance".as_ref(), "start".as_ref(), "-m".as_ref(), path.as_os_str()];
+            let wall = program(&oleo, &args)?.seconds;
+            Ok((wall, children_busy_seconds()? - busy))
+        };
+        let drop = |path: &Path| delete_timed(path, snapshots / 2);
+        let what = format!("{snapshots} snapshots");
+        type Work<'a> = &'a dyn Fn(&Path) -> Result<(f64, f64)>;
+        let all: [(&str, f64, Work<'_>); 2] = [("balance of metadata", 1.05, &balance), ("deleting half", 1.1, &drop)];
+        for (name, aim, work) in all {
+            let name = format!("{what}, {name}");
+            if !args.wants(&name) {
+                continue;
+            }
+            let taken = off_and_on(args.runs, &images, work)?;
+            let wall =
+                |turns: &[(f64, f64)]| measure::quantile(&mut turns.iter().map(|t| t.0).collect::<Vec<_>>(), 0.5);
+            let busy = |turns: &[(f64, f64)]| turns.iter().map(|t| t.1).sum::<f64>() / turns.len() as f64;
+            let ms = |of: &dyn Fn(&[(f64, f64)]) -> f64| taken.each_ref().map(|turns| of(turns) * 1000.0);
+            let ([off, on], [busy_off, busy_on]) = (ms(&wall), ms(&busy));
+            report.scaled(&format!("{name}, quota off and on, wall"), "ms", off, on, aim);
+            report.scaled(&format!("{name}, processors"), "ms", busy_off, busy_on, aim);
+        }
+    }
+    Ok(())
+}
+
+fn delete_timed(image: &Path, half: usize) -> Result<(f64, f64)> {
+    let busy = || {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+    };
+    let before = busy();
+    let taken = delete_ours(image, half)?;
+    // Opening and closing are in it, on both sides.
+    Ok((taken.seconds, busy() - before))
 }
 
 fn churn(path: &Path, quota: bool) -> Result<f64> {
