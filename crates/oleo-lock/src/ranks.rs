@@ -360,6 +360,9 @@ ranks! {
     VolumeSuper, "oleo-volume", "`Volume::super_block` (read/write)", Leaf, No,
         "the superblock that was opened or written last",
         "a copy";
+    IdleFlushers, "oleo-volume", "`Flushers::idle`", Leaf, No,
+        "threads that flush devices and have nothing to do",
+        "a push or a pop";
     ParallelSlot, "oleo-volume", "slots of `parallel::each`", Leaf, No,
         "an item of work, or its result",
         "a move";

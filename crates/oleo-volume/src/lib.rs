@@ -21,6 +21,7 @@
 mod carve;
 mod copies;
 mod error;
+mod flushers;
 mod geometry;
 mod member;
 mod open;
@@ -54,6 +55,7 @@ pub use profile::{Profile, ProfileShape, UnknownProfile};
 pub use supers::{read_mirrors, read_super};
 pub use trim::{DevicePlace, Discarded};
 
+use flushers::Flushers;
 use member::Member;
 use table::{Placed, Table};
 
@@ -68,6 +70,7 @@ pub struct Volume {
     seed_rules: Vec<NodeRules>,
     chunk_tree_uuid: Uuid,
     write: bool,
+    flushers: Flushers,
     /// The write or flush that poisoned the volume.
     poisoned: OnceLock<DeviceError>,
 }

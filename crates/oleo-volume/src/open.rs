@@ -21,6 +21,7 @@ use uuid::Uuid;
 use crate::Volume;
 use crate::carve::used_runs;
 use crate::error::VolumeError;
+use crate::flushers::Flushers;
 use crate::geometry::ChunkMap;
 use crate::member::Member;
 use crate::supers::{check_features, check_fields, read_copy, read_super};
@@ -81,6 +82,7 @@ impl Volume {
             seed_rules: seed_rules_of(seed_rules)?,
             chunk_tree_uuid: Uuid::nil(),
             write: false,
+            flushers: Flushers::default(),
             poisoned: OnceLock::new(),
         };
         let (items, maps) = volume.walk_chunk_tree(&main)?;
@@ -149,6 +151,7 @@ impl Volume {
             seed_rules: Vec::new(),
             chunk_tree_uuid,
             write: true,
+            flushers: Flushers::default(),
             poisoned: OnceLock::new(),
         })
     }

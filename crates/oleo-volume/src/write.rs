@@ -71,10 +71,12 @@ impl Volume {
             return Ok(());
         }
         self.may_write()?;
-        let members = self.writable_members();
-        let flush =
-            |(member, device): (Arc<Member>, Arc<Latched>)| device.flush().inspect_err(|_| member.count(Count::Flush));
-        all_done(each(members, true, flush)).map_err(|e| self.stop(e))
+        let (members, devices): (Vec<_>, Vec<_>) = self.writable_members().into_iter().unzip();
+        let done = self.flushers.flush_all(&devices);
+        for (member, _) in members.iter().zip(&done).filter(|(_, done)| done.is_err()) {
+            member.count(Count::Flush);
+        }
+        all_done(done).map_err(|e| self.stop(e))
     }
 
     /// Makes `sb` the superblock of every device: flush, first mirrors, flush, other mirrors. `dev_item`, `bytenr` and
