@@ -213,7 +213,7 @@ impl Server {
     /// Carries out a control request that came as an ioctl.
     pub(crate) fn control_by_ioctl(&self, caller: Caller, request: Request) -> Result<Reply, Error> {
         if looks_at_files(&request) {
-            self.write_out_by_call().map_err(unwritten)?;
+            self.write_out().map_err(unwritten)?;
         }
         let (reply, changed) = self.execute(caller, request)?;
         self.invalidate_soon(&changed);

@@ -15,7 +15,7 @@ use crate::attach::{AttachOptions, attach, detach, read_ahead};
 use crate::background::Background;
 use crate::control::Control;
 use crate::memory;
-use crate::options::{MountOptions, Rescue, Uring};
+use crate::options::{MountOptions, Rescue};
 use crate::server::{Log, Server};
 use crate::transport::{IO_LEN_MAX, Transport, connect};
 
@@ -283,15 +283,9 @@ impl Mounted {
         let options = plan.options.clone();
         let root = find_root(&image, &options)?;
         let server = Arc::new(Server::new(Arc::new(image), root, options.clone(), plan.log.clone()));
-        let uring = match options.uring {
-            // A request that waits for what the kernel has cached holds a slot of a ring, and what comes then needs others.
-            Uring::Auto if options.writeback_cache => Uring::Off,
-            uring => uring,
-        };
-        let transport = connect(channel, options.threads, uring, &|init, uring| server.agree(init, uring))
+        let transport = connect(channel, options.threads, options.uring, &|init, uring| server.agree(init, uring))
             .map_err(|source| MountError::Attach { dir: dir.to_path_buf(), source })?;
         server.set_notifier(transport.notifier());
-        server.set_waiting_max(transport.waiting_max());
         if let Ok(Some(mount)) = mount_on(dir) {
             read_ahead(&mount.device, IO_LEN_MAX);
             server.set_device(mount.device);

@@ -86,7 +86,7 @@ pub enum Atime {
 /// Whether requests come through io_uring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Uring {
-    /// If the kernel offers it, unless the mount has `writeback_cache`.
+    /// If the kernel offers it.
     #[default]
     Auto,
     /// Or not at all.

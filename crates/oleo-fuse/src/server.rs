@@ -90,8 +90,6 @@ pub struct Server {
     write_back: OnceLock<bool>,
     writers: Writers,
     unwritten: write_out::Unwritten,
-    /// How many requests may wait for others at a time.
-    waiting_max: OnceLock<usize>,
     log: Log,
 }
 
@@ -121,7 +119,6 @@ impl Server {
             write_back: OnceLock::new(),
             writers: Writers::default(),
             unwritten: write_out::Unwritten::default(),
-            waiting_max: OnceLock::new(),
             log,
         }
     }

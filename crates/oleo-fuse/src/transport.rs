@@ -62,7 +62,7 @@ pub trait Handler: Send + Sync {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome;
 
     /// Whether the reply to this request may have to wait for the reply to another one, which must then not depend on
-    /// the same thread. `args` is the beginning of what follows the header.
+    /// the same thread or the same memory. `args` is the beginning of what follows the header.
     fn waits_for_another(&self, head: &abi::InHeader, args: &[u8]) -> bool {
         let _ = (head, args);
         false
@@ -79,11 +79,6 @@ pub trait Transport: Send + Sync {
 
     /// Notifies the kernel of changes.
     fn notifier(&self) -> Arc<dyn Notifier>;
-
-    /// How many requests may wait for others at a time ([`Handler::waits_for_another`]) without being in their way.
-    fn waiting_max(&self) -> usize {
-        usize::MAX
-    }
 
     /// The file in which root can switch on a faster way, which the kernel has and does not offer.
     fn switch(&self) -> Option<&'static Path> {

@@ -274,7 +274,7 @@ impl Call<'_> {
         let high = key(args.max_objectid, args.max_type, args.max_offset);
         let fs = self.server.image().fs();
         if !fs.options().read_only {
-            self.server.write_out_by_call()?;
+            self.server.write_out()?;
             fs.sync()?;
         }
         let engine = fs.engine();

@@ -8,13 +8,11 @@
 //! syncfs left; (4) what was refused meanwhile is the caller's error.
 //!
 //! The requests that follow are answered by other threads; so whoever waits here must be none that they need: see
-//! [`Handler::waits_for_another`](crate::transport::Handler::waits_for_another). A ring has few slots, and the request that waits holds
-//! one; so no more wait at a time than leave each ring one ([`Server::set_waiting_max`]).
+//! [`Handler::waits_for_another`](crate::transport::Handler::waits_for_another).
 //!
 //! Locks: none. Errors: a page that was refused is lost, which the kernel tells at the next fsync or close of the file.
 
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use oleo::control::Request;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
@@ -23,10 +21,6 @@ use super::{Errno, Server};
 
 /// All pages of a node.
 const ALL: i64 = 0;
-/// How long a request waits until fewer others wait, and how often it looks. If all slots of a ring are taken by such requests, the
-/// one that none of them lets through comes through then.
-const TURN_WAIT: Duration = Duration::from_secs(30);
-const TURN_AGAIN: Duration = Duration::from_millis(1);
 
 /// What has come of the kernel's requests to write, and who waits for them.
 #[derive(Default)]
@@ -35,8 +29,6 @@ pub(super) struct Unwritten {
     refused: AtomicU64,
     /// The last errno.
     why: AtomicI32,
-    /// Requests of callers in the kernel that wait.
-    waiting: AtomicUsize,
 }
 
 impl Unwritten {
@@ -65,6 +57,8 @@ pub(crate) fn looks_at_files(request: &Request) -> bool {
 
 impl Server {
     /// Has the kernel write all that it has cached. Errors: what was refused meanwhile.
+    /// Without the write-back cache that would be pages that were changed through mappings. Who maps a file, the server does not know, and
+    /// syncfs(2) does not wait for pages of FUSE, so these are left to msync(2).
     pub(crate) fn write_out(&self) -> Result<(), Errno> {
         if !self.writes_back() || !self.writers.any() {
             return Ok(());
@@ -72,22 +66,12 @@ impl Server {
         self.write_out_nodes(&self.writers.nodes())
     }
 
-    /// The same of one node, for a request of a caller in the kernel, which holds a slot of a ring meanwhile.
+    /// The same of one node.
     pub(super) fn write_out_node(&self, node: u64) -> Result<(), Errno> {
         if !self.writes_back() || !self.writers.has(node) {
             return Ok(());
         }
-        let _turn = self.wait_turn()?;
         self.write_out_nodes(&[node])
-    }
-
-    /// The same of everything, for such a request.
-    pub(crate) fn write_out_by_call(&self) -> Result<(), Errno> {
-        if !self.writes_back() || !self.writers.any() {
-            return Ok(());
-        }
-        let _turn = self.wait_turn()?;
-        self.write_out()
     }
 
     fn write_out_nodes(&self, nodes: &[u64]) -> Result<(), Errno> {
@@ -117,36 +101,5 @@ impl Server {
         if ours {
             let _ = rustix::fs::syncfs(&dir);
         }
-    }
-
-    /// How many requests of callers in the kernel may wait for others. Called before the first request.
-    pub(crate) fn set_waiting_max(&self, max: usize) {
-        let _ = self.waiting_max.set(max);
-    }
-
-    /// Waits until few enough others wait.
-    fn wait_turn(&self) -> Result<Turn<'_>, Errno> {
-        let max = self.waiting_max.get().copied().unwrap_or(usize::MAX);
-        let waiting = &self.unwritten.waiting;
-        let begun = Instant::now();
-        loop {
-            let taken = waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < max).then_some(n + 1));
-            if taken.is_ok() {
-                return Ok(Turn(waiting));
-            }
-            if begun.elapsed() > TURN_WAIT {
-                return Err(Errno::EBUSY);
-            }
-            std::thread::sleep(TURN_AGAIN);
-        }
-    }
-}
-
-/// One of those that wait.
-struct Turn<'a>(&'a AtomicUsize);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }

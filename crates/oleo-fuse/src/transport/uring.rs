@@ -15,6 +15,9 @@
 //! Every request is answered, also if the handler panics (EIO). Locks: `Done::slots` and the helpers' queue, both
 //! leaves.
 //!
+//! A request that waits for others keeps its slot meanwhile, and those others come through slots, perhaps of the same queue. So its queue
+//! gets another slot when it begins to wait, up to a limit; who comes after that is told EBUSY and holds nothing.
+//!
 //! Trap: a kernel that was promised io_uring holds all requests back until every queue has a slot, including those of
 //! processors that are switched off. So a thread serves several queues if there are more of them than processors
 //! available.
@@ -42,7 +45,7 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use self::helpers::{Done, Helpers};
-use self::ring::{Back, Ring, Slot};
+use self::ring::{Back, ReqHeader, Ring, Slot};
 use super::{BlockingClass, DevFuse, Handler, IO_LEN_MAX, Notifier, Outcome, Transport, blocking_class};
 use crate::options::Uring;
 use crate::wire::abi;
@@ -53,6 +56,9 @@ use crate::wire::{Reply, Request};
 const SLOTS: usize = 32;
 /// Slots of one queue, at least and at most. Requests that find none wait in the kernel.
 const SLOTS_PER_QUEUE: (usize, usize) = (2, 8);
+/// Slots that a queue may get beside these for requests that wait for others: in all queues together, and in one at least.
+const WAITING_SLOTS: usize = 512;
+const WAITING_SLOTS_PER_QUEUE_MIN: usize = 16;
 /// Requests with a payload up to this are copied out of it, so that the reply can be written straight into it.
 const COPIED_MAX: usize = 4096;
 /// The largest reply to requests with a larger payload than that (ioctls: 16 KiB in either direction).
@@ -101,8 +107,7 @@ pub fn connect(fd: File, threads_max: usize, wish: Uring, agree: AgreeOn<'_>) ->
     match rings {
         Some(rings) if used.get() => {
             dev.limit_threads(FORGET_THREADS);
-            let waiting_max = rings.depth - 1;
-            Ok(Arc::new(UringFuse { dev, rings: Mutex::new(Some(rings)), threads_max, waiting_max }))
+            Ok(Arc::new(UringFuse { dev, rings: Mutex::new(Some(rings)), threads_max }))
         }
         // Rings can be had, and were not offered.
         Some(_) if std::fs::read_to_string(SWITCH).is_ok_and(|state| state.trim() == "N") => {
@@ -120,14 +125,11 @@ struct UringFuse {
     /// Until they are used.
     rings: Mutex<rank::FuseRings, Option<Rings>>,
     threads_max: usize,
-    waiting_max: usize,
 }
 
 /// The rings, each with the slots of its queues, which are not registered yet.
 struct Rings {
     plans: Vec<RingPlan>,
-    /// Slots of each queue.
-    depth: usize,
 }
 
 struct RingPlan {
@@ -135,7 +137,67 @@ struct RingPlan {
     processor: Option<usize>,
     ring: Ring,
     slots: Vec<Slot>,
+    room: Room,
     done: Arc<Done>,
+}
+
+/// The slots of the queues that one thread serves.
+struct Room {
+    /// Of one queue, that are not held by requests which wait for others.
+    depth: usize,
+    /// Of one queue, in all.
+    max: usize,
+    queues: Vec<QueueSlots>,
+}
+
+struct QueueSlots {
+    queue: u16,
+    all: usize,
+    /// Held by requests that wait for others.
+    waiting: usize,
+}
+
+/// Whether a request may wait for others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    /// The queue has slots enough.
+    Enough,
+    /// If the queue gets another slot.
+    WithAnother,
+    /// The queue has as many as it may have.
+    None,
+}
+
+impl Room {
+    fn new(queues: &[u16], depth: usize, max: usize) -> Room {
+        let queues = queues.iter().map(|queue| QueueSlots { queue: *queue, all: depth, waiting: 0 }).collect();
+        Room { depth, max, queues }
+    }
+
+    fn of(&mut self, queue: u16) -> Option<&mut QueueSlots> {
+        self.queues.iter_mut().find(|slots| slots.queue == queue)
+    }
+
+    /// A request in a slot of the queue is about to wait.
+    fn begin(&mut self, queue: u16) -> Place {
+        let (depth, max) = (self.depth, self.max);
+        let Some(slots) = self.of(queue) else { return Place::None };
+        // Its own counts as free still.
+        let enough = slots.all - slots.waiting > depth;
+        if !enough && slots.all == max {
+            return Place::None;
+        }
+        slots.all += usize::from(!enough);
+        slots.waiting += 1;
+        if enough { Place::Enough } else { Place::WithAnother }
+    }
+
+    /// It has been answered.
+    fn end(&mut self, queue: u16) {
+        if let Some(slots) = self.of(queue) {
+            slots.waiting -= 1;
+        }
+    }
 }
 
 impl Rings {
@@ -145,14 +207,15 @@ impl Rings {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         let (min, max) = SLOTS_PER_QUEUE;
         let depth = (SLOTS / queues).clamp(min, max);
+        let most = depth + (WAITING_SLOTS / queues).max(WAITING_SLOTS_PER_QUEUE_MIN);
         let rings = shares(queues, threads, &affinity::processors()).into_iter().map(|Share { processor, queues }| {
             let owners = queues.iter().flat_map(|queue| std::iter::repeat_n(*queue, depth));
             let slots: Vec<Slot> = owners.enumerate().map(|(i, queue)| Slot::new(i, queue, IO_LEN_MAX)).collect();
             let done = Arc::new(Done::new()?);
-            let ring = Ring::new(channel.clone(), done.event(), slots.len())?;
-            Ok(RingPlan { processor, ring, slots, done })
+            let ring = Ring::new(channel.clone(), done.event(), queues.len() * most)?;
+            Ok(RingPlan { processor, ring, slots, room: Room::new(&queues, depth, most), done })
         });
-        Ok(Rings { plans: rings.collect::<io::Result<_>>()?, depth })
+        Ok(Rings { plans: rings.collect::<io::Result<_>>()? })
     }
 }
 
@@ -192,11 +255,13 @@ fn count_ranges(list: &str) -> Option<usize> {
 
 impl Transport for UringFuse {
     fn serve(&self, handler: Arc<dyn Handler>) -> io::Result<()> {
-        let Some(Rings { plans, .. }) = self.rings.lock().take() else {
+        let Some(Rings { plans }) = self.rings.lock().take() else {
             return Err(io::Error::other("the rings of a connection serve once"));
         };
         let helpers = Arc::new(Helpers::new(self.threads_max, handler.clone()));
-        let waiters = Arc::new(Helpers::new(plans.iter().map(|plan| plan.slots.len()).sum(), handler.clone()));
+        // A thread for each: their number is that of slots.
+        let waiters_max = plans.iter().map(|plan| plan.room.queues.len() * plan.room.max).sum();
+        let waiters = Arc::new(Helpers::new(waiters_max, handler.clone()));
         let stop = Arc::new(AtomicBool::new(false));
         let events: Vec<Arc<Done>> = plans.iter().map(|plan| plan.done.clone()).collect();
         let stop_all = || {
@@ -248,11 +313,6 @@ impl Transport for UringFuse {
     fn notifier(&self) -> Arc<dyn Notifier> {
         self.dev.notifier()
     }
-
-    /// Those that wait hold their slots: each queue keeps one.
-    fn waiting_max(&self) -> usize {
-        self.waiting_max
-    }
 }
 
 /// One thread's ring and what it needs to answer.
@@ -298,12 +358,34 @@ impl Queue {
             self.answer_all(requests)?;
             if self.left > 0 {
                 self.plan.ring.wait(&mut back)?;
-                for slot in self.plan.done.take() {
+                for (slot, waited) in self.plan.done.take() {
+                    if waited {
+                        self.plan.room.end(slot.queue());
+                    }
                     self.plan.ring.commit(slot)?;
                 }
             }
         }
         strange
+    }
+
+    /// A request that waits for others gets a thread of its own, and its queue another slot if it needs one.
+    fn wait_elsewhere(&mut self, mut slot: Slot) -> io::Result<()> {
+        match self.plan.room.begin(slot.queue()) {
+            Place::Enough => {}
+            Place::WithAnother => {
+                let another = self.plan.ring.another_slot(slot.queue(), IO_LEN_MAX);
+                self.plan.ring.register(another)?;
+                self.left += 1;
+            }
+            Place::None => {
+                let reply = (Outcome::Failed(Errno::BUSY.raw_os_error()), 0);
+                put_reply(slot.parts().0, reply);
+                return self.plan.ring.commit(slot);
+            }
+        }
+        self.waiters.give_waiting(slot, &self.plan.done);
+        Ok(())
     }
 
     /// Registers all slots; the kernel rejects an invalid one immediately.
@@ -326,7 +408,7 @@ impl Queue {
             // The other request may come through this queue, too.
             let waits = self.handler.waits_for_another(&head, &slot.parts().0.op_in);
             match blocking_class(head.opcode) {
-                _ if waits => self.waiters.give(slot, &self.plan.done),
+                _ if waits => self.wait_elsewhere(slot)?,
                 BlockingClass::Waits => self.helpers.give(slot, &self.plan.done),
                 _ if is_large_read(&head, &mut slot) => self.helpers.give(slot, &self.plan.done),
                 BlockingClass::MayWait if crowded => self.helpers.give(slot, &self.plan.done),
@@ -390,13 +472,19 @@ fn answer(handler: &dyn Handler, slot: &mut Slot, scratch: &mut Scratch) {
         payload[..len].copy_from_slice(&scratch.reply[..len]);
         (outcome, len)
     };
+    put_reply(header, (outcome, len));
+}
+
+/// The header of a reply takes the place of the request's.
+fn put_reply(header: &mut ReqHeader, (outcome, len): (Outcome, usize)) {
+    let unique = abi::InHeader::read_from_prefix(&header.in_out).map_or(0, |(head, _)| head.unique);
     let (len, error) = match outcome {
         Outcome::Done => (len, 0),
         // Nothing that has no reply comes this way; the slot must go back all the same.
         Outcome::Silent => (0, 0),
         Outcome::Failed(errno) => (0, -errno),
     };
-    let reply = abi::OutHeader { len: (size_of::<abi::OutHeader>() + len) as u32, error, unique: head.unique };
+    let reply = abi::OutHeader { len: (size_of::<abi::OutHeader>() + len) as u32, error, unique };
     header.in_out[..size_of::<abi::OutHeader>()].copy_from_slice(reply.as_bytes());
     header.ent.flags = 0;
     header.ent.payload_sz = len as u32;

@@ -23,7 +23,8 @@ use crate::transport::Handler;
 
 /// Slots on their way back to the thread whose ring they belong to.
 pub struct Done {
-    slots: Mutex<rank::FuseReplies, Vec<Slot>>,
+    /// With whether the request waited for others.
+    slots: Mutex<rank::FuseReplies, Vec<(Slot, bool)>>,
     event: Arc<OwnedFd>,
 }
 
@@ -45,20 +46,23 @@ impl Done {
         let _ = rustix::io::write(&*self.event, zerocopy::IntoBytes::as_bytes(&1u64));
     }
 
-    /// Empties the list.
-    pub fn take(&self) -> Vec<Slot> {
+    /// Empties the list: slots, and whether their requests were said to wait for others.
+    pub fn take(&self) -> Vec<(Slot, bool)> {
         std::mem::take(&mut *self.slots.lock())
     }
 
-    fn put(&self, slot: Slot) {
-        self.slots.lock().push(slot);
+    fn put(&self, slot: Slot, waited: bool) {
+        self.slots.lock().push((slot, waited));
         self.wake();
     }
 }
 
+/// A slot with a request, where it goes, and whether the request waits for others.
+type Given = (Slot, Arc<Done>, bool);
+
 #[derive(Default)]
 struct Work {
-    slots: VecDeque<(Slot, Arc<Done>)>,
+    slots: VecDeque<Given>,
     /// Threads that wait for work.
     idle: usize,
     threads: Vec<JoinHandle<()>>,
@@ -81,8 +85,17 @@ impl Helpers {
 
     /// Has the request in a slot answered; the slot goes to `done`.
     pub fn give(self: &Arc<Self>, slot: Slot, done: &Arc<Done>) {
+        self.push((slot, done.clone(), false));
+    }
+
+    /// The same for a request that waits for others.
+    pub fn give_waiting(self: &Arc<Self>, slot: Slot, done: &Arc<Done>) {
+        self.push((slot, done.clone(), true));
+    }
+
+    fn push(self: &Arc<Self>, given: Given) {
         let mut work = self.work.lock();
-        work.slots.push_back((slot, done.clone()));
+        work.slots.push_back(given);
         if work.slots.len() > work.idle && work.threads.len() < self.threads_max {
             let helpers = self.clone();
             let name = format!("fuse-help-{}", work.threads.len());
@@ -93,7 +106,7 @@ impl Helpers {
                     // Nobody else will.
                     let alone = work.slots.pop_back();
                     drop(work);
-                    alone.into_iter().for_each(|(slot, done)| self.one(slot, &done, &mut Scratch::new()));
+                    alone.into_iter().for_each(|given| self.one(given, &mut Scratch::new()));
                     return;
                 }
             }
@@ -102,9 +115,9 @@ impl Helpers {
         self.more.notify_one();
     }
 
-    fn one(&self, mut slot: Slot, done: &Done, scratch: &mut Scratch) {
+    fn one(&self, (mut slot, done, waits): Given, scratch: &mut Scratch) {
         answer(&*self.handler, &mut slot, scratch);
-        done.put(slot);
+        done.put(slot, waits);
     }
 
     fn run(&self) {
@@ -112,9 +125,9 @@ impl Helpers {
         let mut scratch = Scratch::new();
         let mut work = self.work.lock();
         loop {
-            if let Some((slot, done)) = work.slots.pop_front() {
+            if let Some(given) = work.slots.pop_front() {
                 drop(work);
-                self.one(slot, &done, &mut scratch);
+                self.one(given, &mut scratch);
                 work = self.work.lock();
             } else if work.closed {
                 return;

@@ -103,6 +103,11 @@ impl Slot {
         Slot { index, queue, header, payload, iovecs: NonNull::from(Box::leak(Box::new(both))) }
     }
 
+    /// The kernel's queue that it belongs to.
+    pub fn queue(&self) -> u16 {
+        self.queue
+    }
+
     /// Header and payload.
     pub fn parts(&mut self) -> (&mut ReqHeader, &mut [u8]) {
         // SAFETY: allocated and initialised by `new`, freed by `drop` only, aligned as boxes are; two allocations, so the two
@@ -142,7 +147,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring for this number of slots, not enabled yet, so that any thread may become its user.
+    /// A ring for at most this number of slots, not enabled yet, so that any thread may become its user.
     ///
     /// # Errors
     /// The kernel has no io_uring, or this process may not use it.
@@ -150,7 +155,13 @@ impl Ring {
         // One more for the event.
         let entries = u32::try_from(slots + 1).map_err(io::Error::other)?.next_power_of_two();
         let uring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().setup_r_disabled().build(entries)?;
-        Ok(Ring { uring, fuse, wake, away: (0..slots).map(|_| None).collect() })
+        Ok(Ring { uring, fuse, wake, away: Vec::new() })
+    }
+
+    /// A slot beside those that the ring has, to be registered.
+    pub fn another_slot(&mut self, queue: u16, payload_len: usize) -> Slot {
+        self.away.push(None);
+        Slot::new(self.away.len() - 1, queue, payload_len)
     }
 
     /// Makes the calling thread the one that uses the ring.
@@ -190,6 +201,9 @@ impl Ring {
             .build()
             .user_data(index as u64);
         let entry = with_len(entry, size_of::<IoVecs>() / size_of::<IoVec>());
+        if self.away.len() <= index {
+            self.away.resize_with(index + 1, || None);
+        }
         assert!(self.away[index].is_none(), "a slot is away once");
         self.away[index] = Some(slot);
         self.push(&entry)

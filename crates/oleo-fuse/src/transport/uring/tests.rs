@@ -106,3 +106,20 @@ fn requests_and_replies_share_a_slot() {
     assert_eq!(ask(opcode::UNLINK, &[], b"x\0").0.error, -5);
     assert_eq!(ask(opcode::STATFS, &[], &[]).0.error, -38);
 }
+
+/// Goal: however many requests wait for others, a queue keeps its slots for these, up to a limit; and a slot that has come back is used
+/// before there is another. Method: a queue of two slots and at most five.
+#[test]
+fn who_waits_leaves_room() {
+    let mut room = Room::new(&[3, 7], 2, 5);
+    assert_eq!(room.begin(7), Place::WithAnother);
+    assert_eq!(room.begin(7), Place::WithAnother);
+    room.end(7);
+    assert_eq!(room.begin(7), Place::Enough);
+    assert_eq!(room.begin(7), Place::WithAnother);
+    assert_eq!(room.begin(7), Place::None, "two are left for the others");
+    assert_eq!(room.begin(3), Place::WithAnother, "another queue has its own");
+    room.end(7);
+    assert_eq!(room.begin(7), Place::Enough);
+    assert_eq!(room.begin(9), Place::None, "no queue of this thread");
+}
