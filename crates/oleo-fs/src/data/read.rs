@@ -55,6 +55,18 @@ struct Plan {
     check: CsumCheck,
 }
 
+impl Plan {
+    /// Zeroes what is not read from disk as it is; `out` stands for the file's bytes from `at` on.
+    fn clear_rest(&self, at: u64, out: &mut [u8]) {
+        let mut done = 0;
+        for part in self.parts.iter().filter(|part| matches!(part.source, Source::Disk { .. })) {
+            out[done..(part.range.start - at) as usize].fill(0);
+            done = (part.range.end - at) as usize;
+        }
+        out[done..].fill(0);
+    }
+}
+
 /// Times that a read starts over because checksums were missing: each time a commit went by between looking up the
 /// extents and reading them. If they are really missing, the answer is the same every time.
 const TRIES_MAX: usize = 8;
@@ -94,7 +106,7 @@ fn read_once(inode: &Inode, at: u64, out: &mut [u8]) -> Result<usize, FsError> {
             }
         }
         let plan = plan(&guard, &gaps)?;
-        out.fill(0);
+        plan.clear_rest(at, out);
         if let Some(b) = &*buffer {
             b.writeback.read_over(at, out);
             b.dirty.read_over(at, out);
@@ -110,7 +122,7 @@ pub(super) fn read_mapped(inode: &Inode, at: u64, out: &mut [u8]) -> Result<(), 
     let _reader = inode.core().engine().reader();
     let range = at..at + out.len() as u64;
     let plan = plan(&inode.read(), std::slice::from_ref(&range))?;
-    out.fill(0);
+    plan.clear_rest(at, out);
     run(inode, &plan, at, out)
 }
 
