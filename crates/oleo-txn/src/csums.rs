@@ -51,7 +51,7 @@ impl Layout {
     fn sectors(&self, sums: &[u8]) -> u64 {
         sums.len() as u64 / self.csum_len
     }
-    fn end(&self, start: u64, sums: &[u8]) -> u64 {
+    pub(crate) fn end(&self, start: u64, sums: &[u8]) -> u64 {
         start.saturating_add(self.sectors(sums) * self.sectorsize)
     }
     fn bytes(&self, data_len: u64) -> usize {
@@ -270,7 +270,8 @@ impl Pending {
     }
 }
 
-fn is_csum(key: &Key) -> bool {
+/// Whether a key is that of a checksum item.
+pub(crate) fn is_csum(key: &Key) -> bool {
     key.objectid == CSUM_OBJECT && key.item_type == ItemType::EXTENT_CSUM
 }
 

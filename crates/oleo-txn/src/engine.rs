@@ -88,6 +88,8 @@ pub(crate) struct Inner {
     pub(crate) log_on_disk: Mutex<rank::LogOnDisk, LogOnDisk>,
     /// The generation of the last stage: changes of it were brought into the trees before their commit.
     pub(crate) staged: AtomicU64,
+    /// The last generation that no log can say anything of.
+    pub(crate) log_disabled: AtomicU64,
     /// The log that a crash left, to be replayed before anything is committed.
     pub(crate) unreplayed_log: Mutex<rank::UnreplayedLog, Option<Arc<UnreplayedLog>>>,
     /// The generation that operations join now.
@@ -352,6 +354,7 @@ impl Inner {
             log_given_up: Mutex::new(Generation(0)),
             log_on_disk: Mutex::new(LogOnDisk::new(sb)),
             staged: AtomicU64::new(0),
+            log_disabled: AtomicU64::new(0),
             unreplayed_log: Mutex::new(None),
             open_generation: AtomicU64::new(generation + 1),
             touched: AtomicBool::new(false),

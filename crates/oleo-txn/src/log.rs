@@ -53,13 +53,15 @@ use oleo_tree::{ApplyEnv, BlockAlloc, Change, ExtentInfo, ExtentState, Op, TreeE
 
 use crate::TxnError;
 use crate::barrier::FreezeGuard;
+use crate::csums::{csum_key, is_csum};
 use crate::engine::{Engine, Inner};
+use crate::trees::find;
 use state::LogState;
 
 /// Why a log cannot be written, and a commit has to be: rules of the format, and two of ours (space, damage).
 pub mod fallback {
-    /// A snapshot, a new or deleted subvolume: changes of the open transaction are in the trees already, and what the last
-    /// commit had cannot be distinguished from them. Also a subvolume that moved.
+    /// A snapshot, a new or deleted subvolume: changes of the open transaction are in the trees already, and of an inode that the
+    /// log does not have whole it is not known any more what has changed. Also a subvolume that moved.
     pub const STAGED: &str = "subvolume";
     /// Data, or the only room for log blocks, lies in a chunk that the chunk tree on disk does not have.
     pub const NEW_CHUNK: &str = "new-chunk";
@@ -153,6 +155,7 @@ impl Engine {
 
     /// The transaction that a handle is for has changed what no log can say: until it is committed, there is none.
     pub fn disable_log(&self, open: Generation) {
+        self.0.log_disabled.store(open.0, Ordering::Release);
         self.0.staged.store(open.0, Ordering::Release);
     }
 
@@ -238,11 +241,17 @@ impl<'a> LogRecording<'a> {
 
     /// Why nothing can be logged in this transaction any more, if so.
     pub fn fallback(&self) -> Option<&'static str> {
-        if self.inner.staged.load(Ordering::Acquire) == self.generation.0 {
+        if self.inner.log_disabled.load(Ordering::Acquire) == self.generation.0 {
             return Some(fallback::STAGED);
         }
         let refused = self.inner.log.lock().refused;
         refused.filter(|(generation, _)| *generation == self.generation.0).map(|(_, rule)| rule)
+    }
+
+    /// Whether changes of the open transaction are in the newest trees: what an inode had before them is only known of inodes that the log
+    /// has whole. The log can have these; [`fallback::STAGED`] is why it cannot have others.
+    pub fn is_staged(&self) -> bool {
+        self.inner.staged.load(Ordering::Acquire) == self.generation.0
     }
 
     /// The log tree of a subvolume, if it has one.
@@ -254,9 +263,16 @@ impl<'a> LogRecording<'a> {
         log.trees.get(&tree).cloned()
     }
 
-    /// The tree as a replay of the log finds it: as the last commit left it, or as the one in flight will. Valid as long as
-    /// [`fallback`](Self::fallback) returns `None`.
+    /// The tree as a replay of the log finds it: as the last commit left it, or as the one in flight will.
     pub fn committed(&self, tree: TreeId) -> Result<Option<TreeRoot>, TxnError> {
+        if self.is_staged() {
+            // A stage comes when no commit is in flight: what is on disk is the last, and its blocks stay until the next.
+            let sb = self.inner.log_on_disk.lock().committed;
+            debug_assert_eq!(sb.generation.get() + 1, self.generation.0, "a stage waits for the commit before");
+            let (at, generation) = (Logical(sb.root.get()), Generation(sb.generation.get()));
+            let root_tree = TreeRoot::on_disk(TreeId::ROOT, at, generation, sb.root_level);
+            return Ok(find(&self.inner.blocks, &root_tree, tree)?.map(|t| t.root));
+        }
         Ok(self.inner.trees.get(&self.inner.blocks, tree)?.map(|t| t.root))
     }
 
@@ -274,6 +290,26 @@ impl<'a> LogRecording<'a> {
     /// always gives items of the same keys.
     pub fn csum_items(&self, at: Logical, len: ByteLen, out: &mut BTreeMap<Key, Op>) {
         self.inner.csums.pending_items(self.inner.layout, at, len, out);
+    }
+
+    /// The keys of the checksum items of a log that are of data in `at..at + len` and of nothing else.
+    pub fn csum_items_within(&self, log: Option<&TreeRoot>, at: Logical, len: ByteLen) -> Result<Vec<Key>, TxnError> {
+        let mut found = Vec::new();
+        let Some(root) = log else { return Ok(found) };
+        let end = at.0.saturating_add(len.0);
+        let mut cursor = self.inner.blocks.cursor(root);
+        let mut more = cursor.seek(&csum_key(at.0))?;
+        while more {
+            let Some((key, sums)) = cursor.current() else { break };
+            if !is_csum(&key) || key.offset >= end {
+                break;
+            }
+            if self.inner.layout.end(key.offset, sums) <= end {
+                found.push(key);
+            }
+            more = cursor.next()?;
+        }
+        Ok(found)
     }
 
     /// Makes the changes of the subvolumes' log trees (sorted, one per key), in memory. If the log cannot have them, the result is

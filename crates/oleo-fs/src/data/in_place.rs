@@ -28,7 +28,7 @@ use crate::data::buffer::Buffer;
 use crate::data::items::{MapMutOf, MapOf};
 use crate::data::map::{self, Extent, ExtentMapMut, Span};
 use crate::data::prepare::Policy;
-use crate::object::{Inode, Items, ItemsMut, ReadGuard};
+use crate::object::{Core, Inode, Items, ItemsMut, ReadGuard};
 
 /// A part of a run that can be written in place.
 pub(super) struct Place {
@@ -103,11 +103,18 @@ fn last_snapshot(inode: &Inode) -> Result<Generation, FsError> {
     Ok(Generation(item.map_or(u64::MAX, |i| i.last_snapshot.get())))
 }
 
+impl Core {
+    /// Whether an extent gained a user in a transaction that is not on disk yet: its records do not show that.
+    pub(crate) fn was_cloned(&self, extent: Logical) -> bool {
+        self.data.was_cloned(extent, Generation(self.engine().super_block().generation.get()))
+    }
+}
+
 /// Whether nobody but this file refers to the extent, and this file only in one place: `base` is the place in the file that the
 /// beginning of the extent has, or would have.
 fn is_ours(inode: &Inode, at: Logical, base: u64) -> Result<bool, FsError> {
     let core = inode.core();
-    if core.data.was_cloned(at, Generation(core.engine().super_block().generation.get())) {
+    if core.was_cloned(at) {
         return Ok(false);
     }
     let users = core.engine().extent_users(at)?;

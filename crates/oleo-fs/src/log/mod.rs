@@ -48,7 +48,8 @@
 //! 14. *The log's extents do not overlap*: what reaches into a changed range leaves the log and is logged anew (`record_data`).
 //!     `punch f 0..9; fsync f; write f 3..6; fsync f`: the kernel would refuse the log as damaged.
 //! 15. *Data that the checksum tree does not know brings its checksums*, of compressed extents those of the whole extent, of which
-//!     a reader unpacks all. `write f; clone f g; fsync g`: g could not be read.
+//!     a reader unpacks all. `write f; clone f g; fsync g`: g could not be read. They leave the log with the extent, unless others may
+//!     need them: a file that grows by a few bytes with each fsync would else carry the sums of every sector that its end ever had.
 //! 16. *What was overwritten in place is flushed though no extent has changed*: such files are never passed over by
 //!     `fdatasync`. Nor are files whose names have changed: a name is a way to the data.
 //! 17. *A synced file that was linked, renamed or unlinked in the transaction brings the directories it is in, and was in at the last
@@ -57,9 +58,10 @@
 //!     more than the new directories above it.
 //!
 //! What the log cannot say makes the round commit instead, counted by name in [`LogStats::full_commits_by`]
-//! (`oleo_txn::fallback`): a subvolume or snapshot was made, moved or deleted in the transaction (`subvolume`:
-//! `snapshot; creat f; fsync f`: the changes that the snapshot needed in the trees can no longer be distinguished from
-//! the last commit's, and a new subvolume has no committed root that a log could be replayed on); an entry of a
+//! (`oleo_txn::fallback`): a subvolume or snapshot was made or deleted in the transaction, and the file is not in the log as a whole
+//! (`subvolume`: `write f; snapshot; fsync f`: the snapshot has brought the change into the trees, and the inode does not know any more
+//! what it was. Of a file that was logged before its mark knows. A new subvolume has no committed root that a log could be replayed
+//! on), or concerns others (a directory, a new name); a subvolume was moved (`subvolume`, too); an entry of a
 //! subvolume came or went (`subvolume-entry`: `mv subvol s2; fsync .`: a replay takes its number for that of a file); a
 //! file with hundreds of names got or lost some (`many-names`: `ln f 1; …; ln f 1000; fsync f`: a kernel has been seen
 //! to fail in its replay of such a log); data lies in a chunk that no chunk tree on disk has (`new-chunk`); there is no

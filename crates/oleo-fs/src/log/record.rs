@@ -55,7 +55,7 @@ pub(super) struct Recorder<'a> {
     /// What a replay starts from.
     committed: TreeRoot,
     /// The log as it is.
-    logged: Option<TreeRoot>,
+    pub(super) logged: Option<TreeRoot>,
     marking: Marking,
     todo: Vec<Task>,
     /// Nobody else changes anything until this goes.
@@ -142,7 +142,7 @@ impl<'a> Recorder<'a> {
     pub(super) fn block_joins(&mut self) {
         if self.marking != Marking::Never && self.joins_blocked.is_none() {
             self.joins_blocked = Some(self.log.block_joins());
-            for inode in self.core.log.take_renamed(self.subvol.id()) {
+            for inode in self.core.log.take_renamed(self.subvol.id(), self.log.generation()) {
                 self.todo.push(Task::Inode(inode.ino(), Depth::Exists));
             }
         }

@@ -107,8 +107,28 @@ impl Recorder<'_> {
                 if end > from || key.offset == from {
                     ranges.add(key.offset, end);
                     self.delete(key);
+                    self.drop_csums(&key, &item, sector)?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// An extent item leaves the log, and its checksums with it, if it alone needs them: the extent is of this transaction, was not
+    /// cloned, and the item covers all that an item of checksums is of. (What else the file has of such an extent lies elsewhere in the
+    /// extent as it does in the file.) If the extent stays, what is recorded of it afterwards puts them back.
+    pub(super) fn drop_csums(&mut self, key: &Key, item: &[u8], sector: u64) -> Result<(), FsError> {
+        let Extent::Span(span) = Extent::parse(key.offset, item, sector)? else { return Ok(()) };
+        if span.generation != self.log.generation() || self.core.was_cloned(span.disk) {
+            return Ok(());
+        }
+        let (at, len) = match span.compression {
+            Compression::None => (span.disk_start(), span.len),
+            _ if span.len == span.ram_len => (span.disk, span.disk_len),
+            _ => return Ok(()),
+        };
+        for key in self.log.csum_items_within(self.logged.as_ref(), at, ByteLen(len))? {
+            self.delete(key);
         }
         Ok(())
     }

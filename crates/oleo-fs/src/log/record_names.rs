@@ -254,8 +254,12 @@ impl Recorder<'_> {
             self.successor(&name)?;
             self.uncovered(&name)?;
         }
-        for (key, _) in self.all_logged_items(ino)? {
+        let sector = u64::from(self.core.engine().sectorsize());
+        for (key, item) in self.all_logged_items(ino)? {
             self.delete(key);
+            if key.item_type == ItemType::EXTENT_DATA {
+                self.drop_csums(&key, &item, sector)?;
+            }
         }
         let key = Key::new(ino.0, ItemType::INODE_ITEM, 0);
         let Some(item) = self.committed(&key)? else { return Ok(()) };

@@ -29,7 +29,7 @@ use crate::log::mark::Depth;
 use crate::log::record::{Marking, Recorder};
 use crate::log::shared::{Lists, Role, Round, Shared};
 use crate::log::stats::LogStats;
-use crate::log::waiter::{Waiter, Word};
+use crate::log::waiter::{Ended, Waiter};
 use crate::object::{Core, Inode, InodeRef, Items, ReadGuard};
 use crate::{FileKind, FsError};
 
@@ -148,21 +148,20 @@ impl Core {
 
     /// Waits for the end of the round that a caller has entered, or leads it.
     fn wait(self: &Arc<Self>, waiter: &Arc<Waiter>) -> bool {
-        // Told to look once a round at most.
-        loop {
-            match waiter.wait() {
-                Word::Look if self.log.queue.lock().look(waiter) => return self.lead(),
-                Word::Look => {}
-                Word::Done => return true,
-                Word::Failed => return false,
-            }
+        match waiter.wait(|waiter| self.log.queue.lock().look(waiter)) {
+            Ended::Leads => self.lead(),
+            Ended::Durable => true,
+            Ended::Failed => false,
         }
     }
 
     /// Enters the inode in the open round: with its changes, if they concern no other inode, or for the leader to record them.
     fn enter(self: &Arc<Self>, inode: &Arc<Inode>) -> Result<Role, FsError> {
         let recording = self.engine().record_log()?;
-        if recording.fallback().is_some() || inode.subvol().is_deleted() || self.log.has_renamed(inode.tree()) {
+        if recording.fallback().is_some()
+            || inode.subvol().is_deleted()
+            || self.log.has_renamed(inode.tree(), recording.generation())
+        {
             return Ok(self.log.queue.lock().enter_named(inode));
         }
         let (open, put) = {
@@ -170,10 +169,14 @@ impl Core {
             (queue.open, queue.put)
         };
         // After `put` was read: what was put by then is in it.
-        let recorder = Recorder::new(self, &recording, inode.tree(), Marking::Now(open))?;
+        // Whatever is wrong, the leader finds it too, and commits.
+        let Ok(recorder) = Recorder::new(self, &recording, inode.tree(), Marking::Now(open)) else {
+            return Ok(self.log.queue.lock().enter_named(inode));
+        };
         let mut guard = inode.write();
         let generation = recording.generation();
-        if !guard.state().has_open() {
+        let staged = recording.is_staged();
+        if !guard.state().has_open() && !staged {
             // A commit in flight has it all.
             drop((guard, recorder));
             drop(recording);
@@ -188,9 +191,12 @@ impl Core {
             Some((round, true)) if alone => return Ok(self.log.queue.lock().enter_with(round)),
             Some((round, _)) if round > put => return Ok(self.log.queue.lock().enter_named(inode)),
             _ if !alone => return Ok(self.log.queue.lock().enter_named(inode)),
+            // What it had before a stage is known of what the log has whole.
+            _ if staged && mark.is_none_or(|mark| mark.depth != Depth::Whole) => {
+                return Ok(self.log.queue.lock().enter_named(inode));
+            }
             _ => {}
         }
-        // Whatever is wrong, the leader finds it too, and commits.
         let Ok(Ok(changes)) = recorder.alone(&mut guard, open) else {
             return Ok(self.log.queue.lock().enter_named(inode));
         };
@@ -280,6 +286,9 @@ impl Core {
         round: Round,
     ) -> Result<Result<(), &'static str>, FsError> {
         let Round { number, generation, lists, named, .. } = round;
+        if recording.is_staged() && !named.is_empty() {
+            return Ok(Err(fallback::STAGED));
+        }
         let changed: Vec<Arc<Inode>> = named.into_iter().filter(|inode| inode.read().state().has_open()).collect();
         // Lists of an earlier generation are part of its commit.
         let lists = if generation == recording.generation() { lists } else { Lists::new() };
@@ -324,10 +333,10 @@ impl Core {
         round: u64,
     ) -> Result<Result<Vec<Change>, &'static str>, FsError> {
         let alone = |inode: &Arc<Inode>| inode.read().is_nameless_change();
-        let apart = inodes.iter().all(alone) && !self.log.has_renamed(tree);
+        let apart = inodes.iter().all(alone) && !self.log.has_renamed(tree, recording.generation());
         if !apart && let Ok(mut rehearsal) = Recorder::new(self, recording, tree, Marking::Never) {
             // Whatever this finds or fails at: it only brings blocks and inodes into memory.
-            let renamed = self.log.renamed.lock().get(&tree).cloned().unwrap_or_default();
+            let renamed = self.log.all_renamed(tree, recording.generation());
             renamed.iter().for_each(|inode| rehearsal.add(inode.ino(), Depth::Exists));
             inodes.iter().for_each(|inode| rehearsal.ask(inode.ino()));
             let _ = rehearsal.run();

@@ -28,7 +28,7 @@ impl DeltaSource for Core {
         let mut frozen = self.frozen.lock();
         assert!(frozen.inodes.is_empty() && frozen.subvols.is_empty(), "the last freeze has been published");
         frozen.epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
-        self.log.forget();
+        self.log.forget_before(self.engine.generation());
         self.dirty_inodes.store(0, Ordering::Relaxed);
         for shard in &self.dirty {
             frozen.inodes.append(&mut shard.lock());

@@ -205,7 +205,7 @@ impl<'a> WriteGuard<'a> {
         if mark.generation != h.generation() {
             self.state.log = None;
         } else if mark.note(slot) {
-            self.inode.core().log.renamed(self.inode);
+            self.inode.core().log.renamed(self.inode, h.generation());
         }
     }
 

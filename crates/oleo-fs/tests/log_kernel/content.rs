@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use oleo_format::InodeFlags;
+use oleo_format::{InodeFlags, TreeId};
 use oleo_fs::data::{CloneRange, KeepSize};
-use oleo_fs::{FsOptions, SetAttr};
+use oleo_fs::{FsOptions, SetAttr, SnapshotOptions};
 
 use crate::fixture::{FORMS, Fixture, on_all_forms};
 
@@ -309,5 +309,89 @@ fn data_only() {
         fixture.fs.truncate(&file, 5).unwrap();
         fixture.fs.fdatasync(&file).unwrap();
         fixture.after_crash(|found| found.must_hold("f", &bytes(1, 5)));
+    });
+}
+
+/// Goal: a snapshot does not turn an fsync of a file that the log has into a commit, whatever was changed before and after it; and one
+/// of another file commits once. Method: a file of the last commit and a new one, logged; then an extent that only the last commit has is
+/// cut by a change that the snapshot brings into the trees, and changed again.
+#[test]
+fn beside_snapshots() {
+    on_all_forms(|fixture| {
+        let (old, other) = (fixture.file("old", &bytes(1, 204_800)), fixture.file("other", b"1"));
+        fixture.sync();
+        // An extent of its own, which the log does not have.
+        fixture.fs.write(&old, 204_800, &bytes(6, 204_800)).unwrap();
+        fixture.sync();
+        let new = fixture.file("new", &bytes(2, 9000));
+        fixture.fs.write(&old, 5000, &bytes(3, 100)).unwrap();
+        fixture.fs.fsync(&old).unwrap();
+        fixture.fs.fsync(&new).unwrap();
+        fixture.fs.punch_hole(&old, 307_200, 80_000).unwrap();
+        fixture.fs.write(&new, 9000, &bytes(4, 9000)).unwrap();
+        fixture.fs.write(&other, 0, b"2").unwrap();
+        let snapshot =
+            |name: &[u8]| fixture.fs.snapshot(TreeId::FS, &fixture.top(), name, SnapshotOptions::default()).unwrap();
+        snapshot(b"snapshot");
+        step_by_step(
+            fixture,
+            "old",
+            &[
+                &|| fixture.fs.punch_hole(&old, 256_000, 51_200).unwrap(),
+                &|| fixture.fs.truncate(&old, 100_000).unwrap(),
+                &|| fixture.fs.truncate(&old, 300_000).unwrap(),
+            ],
+        );
+        step_by_step(fixture, "new", &[&|| fixture.fs.write(&new, 17_000, &bytes(5, 3000)).unwrap()]);
+        snapshot(b"another");
+        fixture.fs.punch_hole(&new, 4096, 8192).unwrap();
+        step_by_step(fixture, "new", &[&|| ()]);
+        fixture.must_be_logged();
+        fixture.fs.fsync(&other).unwrap();
+        assert_eq!(fixture.stats().full_commits, 1, "it has changes that the log does not have");
+        fixture.after_crash(|found| {
+            found.must_hold("other", b"2");
+            found.must_hold("snapshot/other", b"2");
+        });
+    });
+}
+
+/// Goal: sums of extents that are gone leave the log with them, and those that others need stay. Method: a file that grows by a few bytes
+/// with each fsync, whose log stays two blocks long; then extents with clones and parts are replaced, and what is left is read after crashes.
+#[test]
+fn sums_leave_with_their_extents() {
+    on_all_forms(|fixture| {
+        let grows = fixture.file("grows", b"");
+        fixture.sync();
+        let mut want = Vec::new();
+        for n in 0..400u64 {
+            let part = bytes(n as u8, 40);
+            fixture.fs.write(&grows, n * 40, &part).unwrap();
+            fixture.fs.fsync(&grows).unwrap();
+            want.extend(part);
+        }
+        fixture.must_be_logged();
+        let before = fixture.stats().log_bytes;
+        fixture.fs.write(&grows, 400 * 40, b"end").unwrap();
+        fixture.fs.fsync(&grows).unwrap();
+        want.extend(b"end");
+        let nodesize = u64::from(fixture.fs.engine().nodesize());
+        assert_eq!(fixture.stats().log_bytes - before, 2 * nodesize, "a leaf of the log, and the leaf of its root");
+        fixture.after_crash(|found| found.must_hold("grows", &want));
+        let (whole, clone) = (fixture.file("whole", &bytes(6, 100_000)), fixture.file("clone", b""));
+        fixture.fs.fsync(&whole).unwrap();
+        fixture.fs.clone_range(&whole, &clone, &CloneRange { from: 8192, len: 8192, to: 0 }).unwrap();
+        fixture.fs.fsync(&clone).unwrap();
+        step_by_step(
+            fixture,
+            "whole",
+            &[
+                &|| fixture.fs.write(&whole, 4096, &bytes(7, 20_000)).unwrap(),
+                &|| fixture.fs.truncate(&whole, 50_000).unwrap(),
+                &|| fixture.fs.write(&whole, 0, &bytes(8, 100_000)).unwrap(),
+            ],
+        );
+        fixture.after_crash(|found| found.must_hold("clone", &bytes(6, 100_000)[8192..16384]));
+        fixture.must_be_logged();
     });
 }

@@ -138,6 +138,8 @@ fn refusals() {
     sync_one(0);
     let sub = fs.subvol_create(&root, b"sub", &NewSubvol::default()).unwrap();
     sync_one(1);
+    assert_eq!(by("subvolume"), Some(0), "the log has it whole");
+    fs.fsync(&file(&fs, "other")).unwrap();
     assert_eq!(by("subvolume"), Some(1));
     sync_one(2);
     let inner = fs.create(&fs.root(sub).unwrap(), b"inner", &NewInode::new(NewKind::File, 0o644)).unwrap();
@@ -146,6 +148,9 @@ fn refusals() {
     fs.snapshot(sub, &root, b"snap", SnapshotOptions::default()).unwrap();
     fs.write(&inner, 0, b"1").unwrap();
     fs.fsync(&inner).unwrap();
+    assert_eq!(by("subvolume"), Some(1), "the log has it whole");
+    let second = fs.create(&fs.root(sub).unwrap(), b"second", &NewInode::new(NewKind::File, 0o644)).unwrap();
+    fs.fsync(&second).unwrap();
     assert_eq!(by("subvolume"), Some(2));
     // Of a snapshot that is new, and of one that moved, though nothing in them has changed.
     let snap = fs.snapshot(sub, &root, b"snap2", SnapshotOptions::default()).unwrap();
