@@ -40,10 +40,8 @@ pub(crate) fn extents_to_erase(inode: &Inode) -> Result<u32, FsError> {
     if guard.fields().nlink > 1 || inode.handles() > 0 {
         return Ok(0);
     }
-    if guard.state().extents_end == Some(0) {
-        return Ok(0);
-    }
-    let extents = guard.range_limit(ItemType::EXTENT_DATA, 0, u64::MAX, EXTENTS_PER_STEP + 1)?.len();
+    drop(guard);
+    let extents = extents_left(inode)?;
     Ok(if extents > EXTENTS_PER_STEP { 0 } else { extents as u32 })
 }
 
@@ -84,6 +82,15 @@ pub(crate) fn last_name_gone(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents
         this.core().note_nameless();
     }
     Ok(evict)
+}
+
+/// How many extents an inode has, up to one more than a step takes.
+fn extents_left(inode: &Inode) -> Result<usize, FsError> {
+    let guard = inode.read();
+    if guard.state().extents_end == Some(0) {
+        return Ok(0);
+    }
+    Ok(guard.range_limit(ItemType::EXTENT_DATA, 0, u64::MAX, EXTENTS_PER_STEP + 1)?.len())
 }
 
 impl Core {
@@ -132,11 +139,20 @@ impl Core {
             let guard = inode.read();
             guard.alive().is_err() || inode.handles() > 0 || guard.fields().nlink > 0
         };
-        if busy() || (inode.read().fields().kind() == FileKind::File && !inode.drop_data_step()?) {
-            return Ok(busy());
+        if busy() {
+            return Ok(true);
         }
-        // As a rule its data is gone by now.
-        let left = inode.read().range_limit(ItemType::EXTENT_DATA, 0, u64::MAX, EXTENTS_PER_STEP)?.len() as u32;
+        let mut left = extents_left(inode)?;
+        if left > EXTENTS_PER_STEP && inode.read().fields().kind() == FileKind::File {
+            if !inode.drop_data_step()? {
+                return Ok(busy());
+            }
+            left = extents_left(inode)?;
+        }
+        let left = left.min(EXTENTS_PER_STEP) as u32;
+        // As a rule that was all, and this is the only step.
+        self.throttle_between_steps()?;
+        let _flush = inode.lock_flush();
         let h = self.engine().join(erase_need(left))?;
         let mut guard = inode.write();
         if guard.state().gone || inode.handles() > 0 || guard.fields().nlink > 0 {
