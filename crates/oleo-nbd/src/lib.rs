@@ -1,0 +1,17 @@
+//! Network block devices (NBD): a server that shows [`oleo_device::Device`]s, and a client that is one.
+//!
+//! The wire format is in [`wire`], names of exports are [`Uri`]s, a connection is a [`channel::Channel`]. Nothing here
+//! knows anything of btrfs, and nothing reads the environment.
+//!
+//! Durability passes through unchanged: a flush is answered when the device has flushed, a write with FUA when it is
+//! durable, and after a failure nothing is promised any more.
+
+pub mod channel;
+mod error;
+pub mod listen;
+pub mod uri;
+pub mod wire;
+
+pub use error::NbdError;
+pub use listen::{Listener, listen_at};
+pub use uri::{At, Uri};
