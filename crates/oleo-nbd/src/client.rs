@@ -190,9 +190,15 @@ impl Device for NbdDevice {
         let mut flags = CommandFlags::empty();
         flags.set(CommandFlags::NO_HOLE, how.keep_allocated);
         flags.set(CommandFlags::FAST_ZERO, how.only_fast);
-        shared.effect(Op::Zero, Command::WriteZeroes, flags, start, stop)?;
-        shared.write_zero_bytes(offset, start)?;
-        shared.write_zero_bytes(stop, end)
+        match shared.effect(Op::Zero, Command::WriteZeroes, flags, start, stop) {
+            // It offers what it cannot.
+            Err(DeviceError::Unsupported { .. }) if !how.only_fast => shared.write_zero_bytes(offset, end),
+            result => {
+                result?;
+                shared.write_zero_bytes(offset, start)?;
+                shared.write_zero_bytes(stop, end)
+            }
+        }
     }
 
     fn extents(&self, offset: u64, len: u64, count_max: usize) -> Result<Vec<Extent>, DeviceError> {
@@ -212,10 +218,11 @@ impl Device for NbdDevice {
             for Extent { len, kind } in found {
                 let to = (from + len).min(end);
                 let len = to.saturating_sub(from.max(at));
+                let full = out.len() == count_max;
                 match out.last_mut() {
                     Some(last) if last.kind == kind => last.len += len,
                     _ if len == 0 => {}
-                    _ if out.len() == count_max => return Ok(out),
+                    _ if full => return Ok(out),
                     _ => out.push(Extent { len, kind }),
                 }
                 from = to;
@@ -247,7 +254,7 @@ impl Device for NbdDevice {
     fn limits(&self) -> Limits {
         let blocks = &self.shared.agreed.blocks;
         let depth = self.shared.options.window_requests.clamp(1, 64) as u32;
-        Limits::default().with_block_len(blocks.min).with_preferred_len(blocks.preferred).with_depth(depth)
+        Limits::default().block_len(blocks.min).preferred_len(blocks.preferred).depth(depth)
     }
 
     fn stats(&self) -> Option<DeviceStats> {

@@ -182,11 +182,11 @@ impl Shared {
                     continue;
                 }
             };
-            if let Some(lost) = &entered.lost {
+            if let Some((lost, why)) = &entered.lost {
                 wants.retain(|want| {
                     let is_lost = lost.overlaps(want.offset, want.end());
                     if is_lost {
-                        failed(want.req, NbdError::Lost { bytes: lost.bytes() }.into());
+                        failed(want.req, why.clone().into());
                     }
                     !is_lost
                 });

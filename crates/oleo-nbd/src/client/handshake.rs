@@ -52,6 +52,11 @@ impl Agreed {
         self.flags.contains(flags)
     }
 
+    /// Whether another connection is with the same export; numbers of contexts are each connection's own.
+    pub(super) fn is_like(&self, other: &Agreed) -> bool {
+        self.context.is_some() == other.context.is_some() && Agreed { context: other.context, ..*self } == *other
+    }
+
     /// Why an export that was `self` and now is `now` cannot be used as before, if it cannot.
     pub(super) fn differs(&self, now: &Agreed) -> Option<String> {
         // That it can be read by several connections at once is no part of the export.

@@ -165,7 +165,7 @@ impl Link {
             self.arrived.wait_for(&mut inner, LOOK);
             if let Some(why) = self.doom(&mut inner) {
                 inner.slots.leave(number);
-                return Err(why);
+                return Err(self.ended(inner, why));
             }
         }
     }
@@ -231,7 +231,7 @@ impl Link {
                 break done;
             }
             if let Some(why) = self.doom(&mut inner) {
-                return Err(why);
+                return Err(self.ended(inner, why));
             }
             let Some(incoming) = inner.role.take() else {
                 self.arrived.wait_for(&mut inner, LOOK);
@@ -445,7 +445,7 @@ impl Link {
         if now.duration_since(*inner.late.get_or_insert(now)) < GRACE {
             return None;
         }
-        Some(self.kill_in(inner, &why))
+        Some(self.doomed(inner, &why))
     }
 
     fn alive(&self) -> Result<MutexGuard<'_, rank::NbdSlots, Inner>, NbdError> {
@@ -461,20 +461,29 @@ impl Link {
         let mut inner = self.inner.lock();
         match self.doom(&mut inner) {
             None => Ok(inner),
-            Some(why) => Err(why),
+            Some(why) => Err(self.ended(inner, why)),
         }
     }
 
-    fn kill_in(&self, inner: &mut Inner, why: &NbdError) -> NbdError {
+    /// Notes the end, and its first reason; [`Link::ended`] has to follow.
+    fn doomed(&self, inner: &mut Inner, why: &NbdError) -> NbdError {
         let why = inner.dead.get_or_insert_with(|| why.clone()).clone();
-        self.channel.shutdown();
         self.arrived.notify_all();
+        why
+    }
+
+    /// Ends the stream, which wakes those who wait for the socket.
+    fn ended(&self, inner: MutexGuard<'_, rank::NbdSlots, Inner>, why: NbdError) -> NbdError {
+        drop(inner);
+        self.channel.shutdown();
         why
     }
 
     /// Ends the connection; all that is under way on it fails. Returns the reason, which is that of the first who did.
     pub(super) fn kill(&self, why: &NbdError) -> NbdError {
-        self.kill_in(&mut self.inner.lock(), why)
+        let mut inner = self.inner.lock();
+        let why = self.doomed(&mut inner, why);
+        self.ended(inner, why)
     }
 
     /// Says goodbye, if nothing is under way and the socket takes it, and ends the connection.
@@ -491,11 +500,8 @@ impl Link {
         self.kill(&NbdError::broken(io::ErrorKind::NotConnected.into()));
     }
 
-    /// Whether the other side is known to have gone. Costs a system call.
+    /// Whether the stream is known to have ended, by either side. Costs a system call; takes no lock.
     pub(super) fn has_hung_up(&self) -> bool {
-        if self.inner.lock().dead.is_some() {
-            return true;
-        }
         let mut fds = [PollFd::new(&self.channel, PollFlags::RDHUP)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|_| !fds[0].revents().is_empty())
     }

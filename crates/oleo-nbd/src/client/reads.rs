@@ -213,6 +213,7 @@ mod tests {
                     done += some as u32;
                 }
             }
+            drop(reads);
             for (at, buf) in &bufs {
                 assert!(buf.iter().enumerate().all(|(i, b)| *b == byte(at + i as u64)), "seed {seed} at {at}");
             }

@@ -4,7 +4,7 @@
 //! flush on the whole session says that it was not.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::handshake::{Agreed, shake_hands};
 use super::link::Link;
@@ -18,6 +18,9 @@ use crate::wire::TransmissionFlags;
 
 /// Most connections of a session.
 const CONNECTIONS_MAX: usize = 64;
+/// Further connections together may take so many times what the first took, and at least this.
+const FURTHER_SLOWER: u32 = 16;
+const FURTHER_MIN: Duration = Duration::from_secs(1);
 /// Requests are dealt to connections by stripes of so many bytes (a power of two, as its logarithm), so that neighbours
 /// are joined.
 const STRIPE_BITS: u32 = 20;
@@ -32,8 +35,9 @@ pub(super) struct Session {
 impl Session {
     /// Connects. Only the first connection must be had; servers may have few.
     pub(super) fn open(uri: &Uri, options: &ClientOptions, deadline: Instant) -> Result<Session, NbdError> {
-        let open = || shake_hands(Channel::connect(&uri.at, deadline)?, uri, options, deadline);
-        let (channel, agreed) = open()?;
+        let began = Instant::now();
+        let open = |deadline| shake_hands(Channel::connect(&uri.at, deadline)?, uri, options, deadline);
+        let (channel, agreed) = open(deadline)?;
         let window = |agreed: &Agreed| Window {
             requests: options.window_requests,
             bytes: options.window_bytes,
@@ -44,9 +48,11 @@ impl Session {
         let mut links = vec![Link::new(channel, window(&agreed))];
         let several = agreed.can(TransmissionFlags::CAN_MULTI_CONN);
         let count = if several { options.connections.clamp(1, CONNECTIONS_MAX) } else { 1 };
+        // A server that serves one client at a time may promise more and let the second wait.
+        let deadline = deadline.min(Instant::now() + (began.elapsed() * FURTHER_SLOWER).max(FURTHER_MIN));
         while links.len() < count {
-            match open() {
-                Ok((channel, other)) if Agreed { context: agreed.context, ..other } == agreed => {
+            match open(deadline) {
+                Ok((channel, other)) if other.is_like(&agreed) => {
                     links.push(Link::new(channel, window(&other)));
                 }
                 Ok(_) => return Err(NbdError::Changed { what: "its connections differ".into() }),

@@ -133,7 +133,7 @@ impl Phase {
 pub(super) trait Connection {
     /// Ends it; whoever waits for an answer gets `why`.
     fn close(&self, why: &NbdError);
-    /// Whether the other side is known to have gone.
+    /// Whether the other side is known to have gone. Called with the state's lock held.
     fn has_hung_up(&self) -> bool;
 }
 
@@ -150,8 +150,8 @@ pub(super) struct Entered<S> {
     pub(super) epoch: u64,
     /// It.
     pub(super) session: Arc<S>,
-    /// What must not be read, if anything.
-    pub(super) lost: Option<Arc<Ranges>>,
+    /// What must not be read, if anything, and the error of whoever does.
+    pub(super) lost: Option<(Arc<Ranges>, NbdError)>,
 }
 
 /// What the keeper is to do.
@@ -337,7 +337,6 @@ impl<S: Connection> State<S> {
             return;
         }
         let Some(session) = inner.session.take() else { return };
-        session.close(why);
         if inner.phase.leave(Use::Change) == Pass {
             inner.why = Some(why.clone());
         }
@@ -346,6 +345,8 @@ impl<S: Connection> State<S> {
             inner.happens(GaveUp);
         }
         self.back.notify_all();
+        drop(inner);
+        session.close(why);
     }
 
     /// Waits until a device without changes for `settle_after` has something unflushed, or is to be closed.
@@ -411,14 +412,18 @@ impl<S> Inner<S> {
 
     fn entered(&self) -> Result<Entered<S>, NbdError> {
         let session = self.session.clone().ok_or_else(|| self.refusal())?;
-        Ok(Entered { epoch: self.epoch, session, lost: self.lost.clone() })
+        let lost = self.lost.as_ref().map(|lost| (lost.clone(), self.refusal()));
+        Ok(Entered { epoch: self.epoch, session, lost })
     }
 
     fn refusal(&self) -> NbdError {
-        match (&self.lost, &self.why) {
-            (Some(lost), _) if self.phase != Gone && !self.flush_failed => NbdError::Lost { bytes: lost.bytes() },
-            (_, Some(why)) => why.clone(),
-            (_, None) => NbdError::broken(std::io::ErrorKind::NotConnected.into()),
+        let why = self.why.clone();
+        let why = why.unwrap_or_else(|| NbdError::broken(std::io::ErrorKind::NotConnected.into()));
+        match &self.lost {
+            Some(lost) if self.phase != Gone && !self.flush_failed => {
+                NbdError::Lost { bytes: lost.bytes(), why: Arc::new(why) }
+            }
+            _ => why,
         }
     }
 }

@@ -179,7 +179,7 @@ fn a_refused_flush_is_final() {
     assert!(says(dev.flush()).contains("error 5"));
     assert!(says(dev.write_at(0, &[1; 4096])).contains("error 5"));
     assert_eq!(server.log(FLUSH).len(), 1);
-    assert!(says(read(&dev, 0)).contains("may be lost"));
+    assert!(says(read(&dev, 0)).contains("error 5"));
     read(&dev, 8192).expect("the rest");
 }
 
@@ -187,7 +187,7 @@ fn a_refused_flush_is_final() {
 #[test]
 fn gone_is_gone() {
     let server = Scripted::start(SIZE, |n| (n == 0).then(export), once(READ, 0, || Act::Close));
-    let dev = server.try_client(true, &options().with_reconnect_max(Duration::from_millis(300))).expect("connect");
+    let dev = server.try_client(true, &options().reconnect_max(Duration::from_millis(300))).expect("connect");
     let began = Instant::now();
     says(read(&dev, 0));
     let took = began.elapsed();
@@ -197,7 +197,7 @@ fn gone_is_gone() {
     says(dev.flush());
     assert!(began.elapsed() < took + Duration::from_millis(200));
     let none = Scripted::start(SIZE, |_| Some(export()), once(READ, 0, || Act::Close));
-    let dev = none.try_client(true, &options().with_reconnect_max(Duration::ZERO)).expect("connect");
+    let dev = none.try_client(true, &options().reconnect_max(Duration::ZERO)).expect("connect");
     says(read(&dev, 0));
     assert_eq!(phase(&dev), Phase::Gone, "not waited for");
     server.vanish();
@@ -219,7 +219,7 @@ fn a_stalling_server_is_left() {
                 },
             );
             let short = Duration::from_millis(300);
-            let dev = server.try_client(true, &options().with_request_max(short).with_reconnect_max(short));
+            let dev = server.try_client(true, &options().request_max(short).reconnect_max(short));
             let dev = dev.expect("connect");
             let began = Instant::now();
             std::thread::scope(|scope| {
@@ -279,7 +279,7 @@ fn another_export_is_refused() {
 #[test]
 fn the_keeper_flushes() {
     let server = Scripted::start(SIZE, |_| Some(export()), once(FLUSH, 1, || Act::Fail(5)));
-    let dev = server.try_client(true, &options().with_settle_after(Duration::from_millis(20))).expect("connect");
+    let dev = server.try_client(true, &options().settle_after(Duration::from_millis(20))).expect("connect");
     dev.write_at(0, &[1; 512]).expect("write");
     let wait_for = |want: Phase| {
         let began = Instant::now();

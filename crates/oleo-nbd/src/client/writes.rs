@@ -167,8 +167,8 @@ mod tests {
             let mut data = Vec::new();
             let mut at = rng.below(3000);
             while at < 1 << 17 {
-                let bytes = rng.bytes(1 + if rng.one_in(3) { rng.below(30_000) } else { rng.below(600) } as usize);
-                let len = bytes.len() as u64;
+                let len = 1 + if rng.one_in(3) { rng.below(30_000) } else { rng.below(600) };
+                let bytes = rng.bytes(len as usize);
                 data.push((at, bytes, rng.below(3)));
                 at += len + if rng.one_in(2) { 0 } else { rng.below(3000) };
             }

@@ -108,13 +108,13 @@ fn what_is_lost() {
     let (_, flush) = state.begin_flush(&maker).expect("flush");
     state.broke(entered.epoch, &why());
     state.end(under_way, Ended::Failed);
-    assert!(matches!(state.end_flush(flush, None), Err(NbdError::Lost { bytes: 20 })), "too late to believe it");
-    let lost = state.enter(&maker).expect("to read").lost.expect("something is lost");
+    assert!(matches!(state.end_flush(flush, None), Err(NbdError::Lost { bytes: 20, .. })), "too late to believe it");
+    let lost = state.enter(&maker).expect("to read").lost.expect("something is lost").0;
     assert!(!lost.overlaps(0, 10) && lost.overlaps(10, 11) && lost.overlaps(39, 40) && !lost.overlaps(20, 30));
     assert_eq!(state.phase(), Lost);
-    assert!(matches!(state.begin(&maker, ranges(0, 1), &[]), Err(NbdError::Lost { bytes: 20 })));
+    assert!(matches!(state.begin(&maker, ranges(0, 1), &[]), Err(NbdError::Lost { bytes: 20, .. })));
     state.broke(1, &why());
-    let lost = state.enter(&maker).expect("to read").lost.expect("still");
+    let lost = state.enter(&maker).expect("to read").lost.expect("still").0;
     assert_eq!((lost.bytes(), state.phase()), (20, Lost));
 }
 

@@ -158,11 +158,11 @@ impl Scripted {
 /// Short times, one connection.
 pub(super) fn options() -> ClientOptions {
     ClientOptions::default()
-        .with_connections(1)
-        .with_connect_max(Duration::from_secs(2))
-        .with_request_max(Duration::from_secs(5))
-        .with_reconnect_max(Duration::from_secs(5))
-        .with_settle_after(Duration::from_secs(600))
+        .connections(1)
+        .connect_max(Duration::from_secs(2))
+        .request_max(Duration::from_secs(5))
+        .reconnect_max(Duration::from_secs(5))
+        .settle_after(Duration::from_secs(600))
 }
 
 fn number<const N: usize>(stream: &mut impl Read) -> io::Result<u64> {

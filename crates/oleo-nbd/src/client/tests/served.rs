@@ -52,7 +52,7 @@ impl Drop for Running {
 fn is_as_a_vector() {
     for (seed, connections) in [1, 4].into_iter().enumerate() {
         let server = Running::of(Arc::new(MemDevice::new(300_032)));
-        let dev = server.client(&options().with_connections(connections));
+        let dev = server.client(&options().connections(connections));
         super::vector::model(&dev, 100 + seed as u64);
         assert_eq!(dev.stats().expect("stats").reconnects, 0);
     }
@@ -64,7 +64,7 @@ fn much_both_ways() {
     const LEN: usize = 2 << 20;
     let server = Running::of(Arc::new(MemDevice::new(64 << 20)));
     for connections in [1, 4] {
-        let dev = server.client(&options().with_connections(connections).with_request_max(Duration::from_secs(20)));
+        let dev = server.client(&options().connections(connections).request_max(Duration::from_secs(20)));
         std::thread::scope(|scope| {
             for n in 0..8u64 {
                 let dev = &dev;
@@ -163,7 +163,7 @@ fn what_was_confirmed_survives() {
         let disk = Arc::new(journal.disk(0, Contents::zeros((SLOT * SLOTS) as u64)));
         journal.inject(fault);
         let server = Running::of(disk);
-        let dev = server.client(&options().with_connections(connections));
+        let dev = server.client(&options().connections(connections));
         let run = run(&dev, &journal, &mut rng);
         drop(dev);
         let (bad, held) = lost(&run, &journal.take(), &mut rng);

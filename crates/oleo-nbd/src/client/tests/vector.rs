@@ -100,7 +100,8 @@ fn is_as_a_vector() {
         Export { structured: false, ..plain },
         Export { status: false, flags: ALL & !SEND_FUA | MULTI_CONN, ..plain },
         // What a client may assume that was told nothing.
-        Export { blocks: None, go: false, fixed: false, ..plain },
+        Export { blocks: None, go: false, fixed: false, structured: false, ..plain },
+        Export { blocks: None, go: false, ..plain },
         Export { blocks: Some((1, 4096)), flags: ALL | MULTI_CONN, ..plain },
         // No zeros but as bytes.
         Export { flags: ALL & !(1 << 6 | 1 << 11), blocks: Some((512, 1 << 20)), ..plain },
@@ -112,8 +113,8 @@ fn is_as_a_vector() {
     }
     for (seed, export) in kinds.into_iter().enumerate() {
         let server = Scripted::good(export);
-        let narrow = options().with_window_requests(2).with_window_bytes(5000);
-        let wide = options().with_connections(4).with_settle_after(Duration::from_millis(2));
+        let narrow = options().window_requests(2).window_bytes(5000);
+        let wide = options().connections(4).settle_after(Duration::from_millis(2));
         for (kind, options) in [narrow, wide].into_iter().enumerate() {
             server.change_disk(|disk| disk.fill(0));
             let dev = server.try_client(true, &options).expect("connect");
@@ -130,7 +131,7 @@ fn threads_do_not_mix() {
     for (connections, window) in [(1, 1), (1, 64), (4, 2)] {
         let export = Export { flags: ALL | MULTI_CONN, ..Export::new(64 << 20) };
         let server = Scripted::good(export);
-        let narrow = options().with_connections(connections).with_window_requests(window);
+        let narrow = options().connections(connections).window_requests(window);
         let dev = server.try_client(true, &narrow).expect("connect");
         std::thread::scope(|scope| {
             for n in 0..8u64 {
