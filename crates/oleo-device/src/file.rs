@@ -3,11 +3,12 @@
 //! Normal path: (1) `open` finds out what the path is and who else uses it (`in_use`), takes an advisory lock (shared
 //! for reading, exclusive for writing) and, for a block device that is to be written, asks the kernel for exclusive
 //! use; (2) reads and writes go to `pread`/`pwrite` and their vectored forms; adjacent requests of a batch are merged
-//! into one call; (3) `flush` is `fdatasync`, or `fsync` after a change of length.
+//! into one call; (3) `flush` is `fdatasync`, or `fsync` after a change of length; `write_durable` is one call with
+//! `RWF_DSYNC`, unless the length has changed. Zeros and holes are the file system's (`fallocate`, `SEEK_DATA`).
 //!
 //! Invariants: the image is `base..base + len` of the file; nothing outside it is read or written. The length is kept
 //! in memory and changes only by `set_len`.
-//! Locks: none; offsets are explicit and the file cursor is not used.
+//! Locks: none; offsets are explicit. The file cursor is moved by `SEEK_DATA` alone, and nothing depends on it.
 //! Crash: `flush` returns after the system has reported data and length to be on stable storage.
 
 use std::fs::{File, OpenOptions};
@@ -18,10 +19,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags, SeekFrom};
+use rustix::io::{Errno, ReadWriteFlags};
 
+use crate::extent::push_extent;
 use crate::in_use::{User, users_of};
-use crate::{Device, DeviceError, Op, ReadReq, WriteReq, check_range};
+use crate::{Device, DeviceError, Extent, ExtentKind, Op, ReadReq, WriteReq, Zeroing, check_range, write_zero_bytes};
 
 /// The most pieces of memory that one system call takes (`IOV_MAX` of Linux).
 const IOV_COUNT_MAX: usize = 1024;
@@ -73,6 +76,8 @@ pub struct FileDevice {
     len: AtomicU64,
     /// Block device, or a window with an end of its own.
     fixed_len: bool,
+    /// Block device.
+    block: bool,
     write: bool,
     /// The length changed since the last flush that succeeded.
     len_dirty: AtomicBool,
@@ -155,6 +160,7 @@ impl FileDevice {
             base: opts.offset,
             len: AtomicU64::new(len),
             fixed_len: block || opts.len.is_some(),
+            block,
             write: opts.write,
             len_dirty: AtomicBool::new(false),
         })
@@ -178,28 +184,62 @@ impl FileDevice {
         check_range(&self.name, op, self.base, end, i64::MAX as u64).map(|_| ())
     }
 
-    /// Writes all slices from `offset` on, as few calls as the system allows.
-    fn write_slices(&self, offset: u64, mut slices: &mut [IoSlice<'_>]) -> Result<(), DeviceError> {
+    /// Writes all slices from `offset` on, as few calls as the system allows. With `durable` each call returns when its
+    /// bytes are on stable storage; an error then counts as one of a flush, because the system may have taken the write
+    /// and failed to store it.
+    fn write_slices(&self, offset: u64, mut slices: &mut [IoSlice<'_>], durable: bool) -> Result<(), DeviceError> {
+        let op = if durable { Op::Flush } else { Op::Write };
         let mut at = offset;
         while !slices.is_empty() {
-            let take = slices.len().min(IOV_COUNT_MAX);
-            match rustix::io::pwritev(&self.file, &slices[..take], self.base + at) {
+            let some = &slices[..slices.len().min(IOV_COUNT_MAX)];
+            let done = match durable {
+                true => rustix::io::pwritev2(&self.file, some, self.base + at, ReadWriteFlags::DSYNC),
+                false => rustix::io::pwritev(&self.file, some, self.base + at),
+            };
+            match done {
                 Ok(0) => {
                     let rest = slices.iter().map(|s| s.len() as u64).sum();
                     if rest == 0 {
                         return Ok(());
                     }
-                    return Err(self.io(Op::Write, at, rest, io::ErrorKind::WriteZero.into()));
+                    return Err(self.io(op, at, rest, io::ErrorKind::WriteZero.into()));
                 }
                 Ok(done) => {
                     at += done as u64;
                     IoSlice::advance_slices(&mut slices, done);
                 }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(self.io(Op::Write, at, slices.iter().map(|s| s.len() as u64).sum(), e.into())),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(self.io(op, at, slices.iter().map(|s| s.len() as u64).sum(), e.into())),
             }
         }
         Ok(())
+    }
+
+    /// Writes adjacent requests with one call; see `write_slices`.
+    fn write_runs(&self, reqs: &[WriteReq<'_>], durable: bool) -> Result<(), DeviceError> {
+        self.writable(Op::Write)?;
+        for req in reqs {
+            self.in_range(Op::Write, req.offset, req.len())?;
+        }
+        let mut sorted: Vec<&WriteReq<'_>> = reqs.iter().filter(|r| !r.is_empty()).collect();
+        sorted.sort_by_key(|r| r.offset);
+        let mut slices: Vec<IoSlice<'_>> = Vec::new();
+        for run in sorted.chunk_by(|a, b| a.offset + a.len() == b.offset) {
+            slices.clear();
+            slices.extend(run.iter().flat_map(|r| r.parts).filter(|p| !p.is_empty()).map(|p| IoSlice::new(p)));
+            self.write_slices(run[0].offset, &mut slices, durable)?;
+        }
+        Ok(())
+    }
+
+    /// Where the next data or hole begins from the file's byte `at` on, or `end` if none does before it.
+    fn seek(&self, to: SeekFrom, end: u64) -> io::Result<u64> {
+        match rustix::fs::seek(&self.file, to) {
+            Ok(found) => Ok(found.min(end)),
+            // There is no data up to the file's end.
+            Err(Errno::NXIO) => Ok(end),
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// Fills all slices from `offset` on.
@@ -219,7 +259,7 @@ impl FileDevice {
                     at += done as u64;
                     IoSliceMut::advance_slices(&mut slices, done);
                 }
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 Err(e) => return Err(self.io(Op::Read, at, slices.iter().map(|s| s.len() as u64).sum(), e.into())),
             }
         }
@@ -274,19 +314,7 @@ impl Device for FileDevice {
     }
 
     fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
-        self.writable(Op::Write)?;
-        for req in reqs {
-            self.in_range(Op::Write, req.offset, req.len())?;
-        }
-        let mut sorted: Vec<&WriteReq<'_>> = reqs.iter().filter(|r| !r.is_empty()).collect();
-        sorted.sort_by_key(|r| r.offset);
-        let mut slices: Vec<IoSlice<'_>> = Vec::new();
-        for run in sorted.chunk_by(|a, b| a.offset + a.len() == b.offset) {
-            slices.clear();
-            slices.extend(run.iter().flat_map(|r| r.parts).filter(|p| !p.is_empty()).map(|p| IoSlice::new(p)));
-            self.write_slices(run[0].offset, &mut slices)?;
-        }
-        Ok(())
+        self.write_runs(reqs, false)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
@@ -311,7 +339,7 @@ impl Device for FileDevice {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.file, mode, self.base + offset, len) {
             Ok(()) => Ok(()),
-            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
                 Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Discard })
             }
             Err(e) => Err(self.io(Op::Discard, offset, len, e.into())),
@@ -340,6 +368,78 @@ impl Device for FileDevice {
     fn read_only(&self) -> bool {
         !self.write
     }
+
+    fn write_durable(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        if !self.len_dirty.load(Ordering::Acquire) {
+            match self.write_runs(reqs, true) {
+                Err(e) if lacks_dsync(&e) => {}
+                result => return result,
+            }
+        }
+        self.write_batch(reqs)?;
+        self.flush()
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, how: Zeroing) -> Result<(), DeviceError> {
+        self.writable(Op::Zero)?;
+        self.in_range(Op::Zero, offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let mode = match how.keep_allocated {
+            true => FallocateFlags::ZERO_RANGE,
+            false => FallocateFlags::PUNCH_HOLE,
+        };
+        match rustix::fs::fallocate(&self.file, mode | FallocateFlags::KEEP_SIZE, self.base + offset, len) {
+            Ok(()) => Ok(()),
+            Err(e) if lacks_zeroing(e, self.block) && how.only_fast => {
+                Err(DeviceError::Unsupported { name: self.name.clone(), op: Op::Zero })
+            }
+            Err(e) if lacks_zeroing(e, self.block) => write_zero_bytes(self, offset, len),
+            Err(e) => Err(self.io(Op::Zero, offset, len, e.into())),
+        }
+    }
+
+    fn extents(&self, offset: u64, len: u64, count_max: usize) -> Result<Vec<Extent>, DeviceError> {
+        self.in_range(Op::Status, offset, len)?;
+        let mut out = Vec::new();
+        let (mut at, end) = (self.base + offset, self.base + offset + len);
+        while at < end && out.len() < count_max {
+            // A file system that cannot tell says that all is data; so does this for a block device.
+            let data = if self.block { Ok(at) } else { self.seek(SeekFrom::Data(at), end) };
+            let (to, kind) = match data.map_err(|e| self.io(Op::Status, offset, len, e))? {
+                data if data > at => (data, ExtentKind::Hole),
+                _ if self.block => (end, ExtentKind::Data),
+                _ => {
+                    let hole = self.seek(SeekFrom::Hole(at), end);
+                    (hole.map_err(|e| self.io(Op::Status, offset, len, e))?, ExtentKind::Data)
+                }
+            };
+            // Somebody writes meanwhile: then nothing is known of the rest.
+            let (to, kind) = if to > at { (to, kind) } else { (end, ExtentKind::Data) };
+            push_extent(&mut out, to - at, kind);
+            at = to;
+        }
+        Ok(out)
+    }
+
+    fn will_read(&self, offset: u64, len: u64) {
+        if let (Ok(()), Some(len)) = (self.in_range(Op::Status, offset, len), std::num::NonZeroU64::new(len)) {
+            let _ = rustix::fs::fadvise(&self.file, self.base + offset, Some(len), Advice::WillNeed);
+        }
+    }
+}
+
+/// Whether a durable write failed because the system or the file system knows no such thing.
+pub(crate) fn lacks_dsync(e: &DeviceError) -> bool {
+    const UNKNOWN: [Errno; 2] = [Errno::OPNOTSUPP, Errno::NOSYS];
+    matches!(e, DeviceError::Io { source, .. }
+        if source.raw_os_error().is_some_and(|n| UNKNOWN.contains(&Errno::from_raw_os_error(n))))
+}
+
+/// Whether zeros have to be written as bytes. A block device refuses parts of its blocks as invalid.
+pub(crate) fn lacks_zeroing(e: Errno, block: bool) -> bool {
+    matches!(e, Errno::OPNOTSUPP | Errno::NOSYS) || (block && e == Errno::INVAL)
 }
 
 /// Oleo against Oleo: many readers or one writer, for as long as the file is open.
@@ -349,7 +449,7 @@ fn lock(file: &File, name: &Arc<str>, opts: &FileOptions) -> Result<(), DeviceEr
         false => FlockOperation::NonBlockingLockShared,
     };
     match rustix::fs::flock(file, how) {
-        Err(rustix::io::Errno::WOULDBLOCK) if opts.write || !opts.read_in_use => {
+        Err(Errno::WOULDBLOCK) if opts.write || !opts.read_in_use => {
             Err(DeviceError::InUse { name: name.clone(), by: User::Lock })
         }
         // Some file systems have no locks; the other checks still apply.
@@ -362,5 +462,5 @@ fn file_size(file: &File, block: bool) -> io::Result<u64> {
     if !block {
         return Ok(file.metadata()?.len());
     }
-    Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
+    Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
 }

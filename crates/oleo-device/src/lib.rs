@@ -12,9 +12,15 @@
 //! Invariants: a read or write is whole or an error, never short. Nothing outside `0..len()` is ever touched: such a
 //! request fails with an error of its own, and never extends a file. The error of a failed request names device, offset
 //! and length. Requests of one batch must not overlap; the device may reorder them.
+//!
+//! Some can do more than that, and say so: what they prefer ([`Device::limits`]), what they know to be zeros
+//! ([`Device::extents`]), zeros without sending them ([`Device::write_zeroes`]), writes that are durable each by itself
+//! ([`Device::write_durable`]), an order of writes without waiting ([`Device::barrier`]). For all others the defaults do
+//! the same with more effort.
 //! Not here: anything btrfs; which device holds what.
 
 pub mod affinity;
+mod extent;
 mod file;
 pub mod fuse;
 mod in_use;
@@ -32,6 +38,7 @@ use std::sync::Arc;
 
 use oleo_format::{Class, Classified, errno};
 
+pub use extent::{Extent, ExtentKind, Limits, Zeroing};
 pub use file::{FileDevice, FileOptions};
 pub use in_use::{User, users_of};
 pub use mem::MemDevice;
@@ -78,6 +85,90 @@ pub trait Device: Send + Sync {
     fn name(&self) -> String;
     /// Whether writes are refused.
     fn read_only(&self) -> bool;
+
+    /// What it prefers.
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+    /// What was written before will not be lost while something that is written after it survives. On this device
+    /// alone, and nothing is durable by it.
+    fn barrier(&self) -> Result<(), DeviceError> {
+        self.flush()
+    }
+    /// Writes, and makes *these* writes durable; says nothing of others. After an error any part may have happened.
+    fn write_durable(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        self.write_batch(reqs)?;
+        self.flush()
+    }
+    /// The range reads as zeros afterwards; not durable until `flush`. `Unsupported` is returned only if
+    /// [`Zeroing::only_fast`] was asked for, and then nothing has changed. After another error any part may have
+    /// happened.
+    fn write_zeroes(&self, offset: u64, len: u64, how: Zeroing) -> Result<(), DeviceError> {
+        if how.only_fast {
+            return Err(DeviceError::Unsupported { name: self.name().into(), op: Op::Zero });
+        }
+        write_zero_bytes(self, offset, len)
+    }
+    /// What is known of the bytes from `offset` on: runs that follow one another, at least one if `len` and `count_max`
+    /// are not zero, at most `count_max`, together at most `len` bytes; possibly less, if there is much to be said.
+    fn extents(&self, offset: u64, len: u64, count_max: usize) -> Result<Vec<Extent>, DeviceError> {
+        check_range(&self.name().into(), Op::Status, offset, len, self.len())?;
+        let all = Extent { len, kind: ExtentKind::Data };
+        Ok(if len == 0 || count_max == 0 { Vec::new() } else { vec![all] })
+    }
+    /// These will be read soon. A hint: nothing comes back.
+    fn will_read(&self, offset: u64, len: u64) {
+        let _ = (offset, len);
+    }
+    /// What it has done so far, if it counts.
+    fn stats(&self) -> Option<DeviceStats> {
+        None
+    }
+}
+
+/// Writes zeros as bytes, a few MiB with each call.
+fn write_zero_bytes<D: Device + ?Sized>(dev: &D, offset: u64, len: u64) -> Result<(), DeviceError> {
+    const PIECE_LEN: usize = 64 << 10;
+    const PIECE_COUNT: usize = 64;
+    static ZEROS: [u8; PIECE_LEN] = [0; PIECE_LEN];
+    let end = check_range(&dev.name().into(), Op::Zero, offset, len, dev.len())?;
+    let mut at = offset;
+    while at < end {
+        let take = (end - at).min((PIECE_LEN * PIECE_COUNT) as u64) as usize;
+        let mut parts = [&ZEROS[..]; PIECE_COUNT];
+        let whole = take / PIECE_LEN;
+        let count = take.div_ceil(PIECE_LEN);
+        if count > whole {
+            parts[whole] = &ZEROS[..take % PIECE_LEN];
+        }
+        dev.write_batch(&[WriteReq { offset: at, parts: &parts[..count] }])?;
+        at += take as u64;
+    }
+    Ok(())
+}
+
+/// What a device has done since it was opened.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct DeviceStats {
+    /// Requests to read.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Requests to write.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Discards.
+    pub discards: u64,
+    /// Requests that were sent again.
+    pub retries: u64,
+    /// Connections that were made again.
+    pub reconnects: u64,
+    /// What only this kind counts: a name, a number.
+    pub extra: Vec<(&'static str, u64)>,
 }
 
 /// One read of a batch.
@@ -133,6 +224,10 @@ pub enum Op {
     Discard,
     /// Change of length.
     Resize,
+    /// Write of zeros.
+    Zero,
+    /// A question what is where.
+    Status,
 }
 
 impl fmt::Display for Op {
@@ -144,6 +239,8 @@ impl fmt::Display for Op {
             Op::Flush => "flush",
             Op::Discard => "discard",
             Op::Resize => "resize",
+            Op::Zero => "zeroing",
+            Op::Status => "look-up",
         })
     }
 }
@@ -232,12 +329,12 @@ pub enum DeviceError {
 
 impl DeviceError {
     /// Whether a write found no space below the device (`ENOSPC`, or the quota of the image file). Such a write was
-    /// certainly not taken, and may be repeated; that is not so for a flush that fails.
+    /// certainly not taken, and may be repeated, as may a write of zeros; that is not so for a flush that fails.
     pub fn is_full(&self) -> bool {
         const EDQUOT: i32 = rustix::io::Errno::DQUOT.raw_os_error();
         const ENOSPC: i32 = rustix::io::Errno::NOSPC.raw_os_error();
         match self {
-            DeviceError::Io { op: Op::Write, source, .. } => {
+            DeviceError::Io { op: Op::Write | Op::Zero, source, .. } => {
                 matches!(source.raw_os_error(), Some(ENOSPC | EDQUOT))
             }
             _ => false,

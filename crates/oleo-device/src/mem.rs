@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use oleo_lock::{RwLock, rank};
 
-use crate::{Device, DeviceError, Op, check_range};
+use crate::extent::push_extent;
+use crate::{Device, DeviceError, Extent, ExtentKind, Op, Zeroing, check_range};
 
 /// Bytes per page.
 const PAGE_LEN: usize = 16 << 10;
@@ -170,5 +171,36 @@ impl Device for MemDevice {
 
     fn read_only(&self) -> bool {
         false
+    }
+
+    /// Nothing is kept allocated: memory is not promised to anybody.
+    fn write_zeroes(&self, offset: u64, len: u64, _: Zeroing) -> Result<(), DeviceError> {
+        let end = check_range(&self.name, Op::Zero, offset, len, self.len())?;
+        self.zero(offset, end);
+        Ok(())
+    }
+
+    fn extents(&self, offset: u64, len: u64, count_max: usize) -> Result<Vec<Extent>, DeviceError> {
+        /// Pages that one call looks at: a device may be larger than can be walked through.
+        const PAGES_MAX: u64 = 1 << 16;
+        let mut end = check_range(&self.name, Op::Status, offset, len, self.len())?;
+        let first = offset / PAGE_LEN as u64;
+        end = end.min((first + PAGES_MAX).saturating_mul(PAGE_LEN as u64));
+        let mut out: Vec<Extent> = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let page = at / PAGE_LEN as u64;
+            let next = end.min((page + 1) * PAGE_LEN as u64);
+            let kind = match self.shard(page).read().contains_key(&page) {
+                true => ExtentKind::Data,
+                false => ExtentKind::Hole,
+            };
+            if out.len() >= count_max && out.last().is_none_or(|last| last.kind != kind) {
+                break;
+            }
+            push_extent(&mut out, next - at, kind);
+            at = next;
+        }
+        Ok(out)
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use oleo_lock::{RwLock, rank};
 
-use crate::{Device, DeviceError, Op, ReadReq, check_range};
+use crate::{Device, DeviceError, Extent, ExtentKind, Limits, Op, ReadReq, WriteReq, check_range};
 
 /// Bytes per page: the smallest tree block there is.
 const PAGE_LEN: u64 = 4096;
@@ -152,6 +152,33 @@ impl Device for Overlay {
 
     fn read_only(&self) -> bool {
         false
+    }
+
+    fn limits(&self) -> Limits {
+        self.base.limits()
+    }
+
+    fn barrier(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn write_durable(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        self.write_batch(reqs)
+    }
+
+    fn extents(&self, offset: u64, len: u64, count_max: usize) -> Result<Vec<Extent>, DeviceError> {
+        let end = check_range(&self.name, Op::Status, offset, len, self.len())?;
+        let pages = self.pages.read();
+        let within = offset / PAGE_LEN..end.div_ceil(PAGE_LEN);
+        if pages.keys().any(|page| within.contains(page)) {
+            let all = Extent { len, kind: ExtentKind::Data };
+            return Ok(if len == 0 || count_max == 0 { Vec::new() } else { vec![all] });
+        }
+        self.base.extents(offset, len, count_max)
+    }
+
+    fn will_read(&self, offset: u64, len: u64) {
+        self.base.will_read(offset, len);
     }
 }
 

@@ -16,7 +16,7 @@ fn model(dev: &dyn Device, seed: u64) {
     let mut rng = Rng::new(seed);
     let mut want = vec![0u8; LEN];
     for step in 0..400 {
-        match rng.below(4) {
+        match rng.below(7) {
             0 => {
                 let at = rng.below(LEN as u64) as usize;
                 let len = (rng.below(40_000) as usize).min(LEN - at);
@@ -46,6 +46,40 @@ fn model(dev: &dyn Device, seed: u64) {
                 dev.discard(at, len).expect("discard");
                 want[at as usize..(at + len) as usize].fill(0);
             }
+            3 => {
+                let at = rng.below(LEN as u64);
+                let len = rng.below(LEN as u64 - at + 1);
+                let how = Zeroing { keep_allocated: rng.below(2) == 0, only_fast: rng.below(2) == 0 };
+                match dev.write_zeroes(at, len, how) {
+                    Ok(()) => want[at as usize..(at + len) as usize].fill(0),
+                    Err(e) => {
+                        assert!(how.only_fast && matches!(e, DeviceError::Unsupported { op: Op::Zero, .. }), "{e}")
+                    }
+                }
+            }
+            4 => {
+                let at = rng.below(LEN as u64) as usize;
+                let len = (rng.below(9000) as usize).min(LEN - at);
+                let data = rng.bytes(len);
+                let (head, tail) = data.split_at(data.len() / 3);
+                dev.write_durable(&[WriteReq { offset: at as u64, parts: &[head, tail] }]).expect("write");
+                want[at..at + data.len()].copy_from_slice(&data);
+            }
+            5 => {
+                let at = rng.below(LEN as u64);
+                let len = rng.below(LEN as u64 - at + 1);
+                let count_max = rng.below(4) as usize;
+                let found = dev.extents(at, len, count_max).expect("extents");
+                assert_eq!(found.is_empty(), len == 0 || count_max == 0, "seed {seed} step {step}");
+                assert!(found.len() <= count_max && found.iter().map(|e| e.len).sum::<u64>() <= len);
+                let mut from = at as usize;
+                for extent in found {
+                    let run = &want[from..from + extent.len as usize];
+                    assert!(!run.is_empty());
+                    assert!(extent.kind == ExtentKind::Data || run.iter().all(|&b| b == 0), "seed {seed} step {step}");
+                    from += run.len();
+                }
+            }
             _ => {
                 let mut places = Vec::new();
                 let mut at = 0;
@@ -70,6 +104,13 @@ fn model(dev: &dyn Device, seed: u64) {
     dev.flush().expect("flush");
     assert!(matches!(dev.write_at(LEN as u64 - 1, &[1, 2]), Err(DeviceError::OutOfRange { .. })));
     assert!(matches!(dev.read_at(u64::MAX, &mut [0; 4]), Err(DeviceError::OutOfRange { .. })));
+    let beyond = LEN as u64 - 1;
+    assert!(matches!(dev.extents(beyond, 2, 1), Err(DeviceError::OutOfRange { .. })));
+    assert!(matches!(dev.write_zeroes(beyond, 2, Zeroing::default()), Err(DeviceError::OutOfRange { .. })));
+    let late = [WriteReq { offset: beyond, parts: &[b"ab"] }];
+    assert!(matches!(dev.write_durable(&late), Err(DeviceError::OutOfRange { .. })));
+    dev.will_read(u64::MAX, u64::MAX);
+    dev.barrier().expect("barrier");
     let mut all = vec![0; LEN];
     dev.read_at(0, &mut all).expect("read");
     assert!(all == want);
@@ -172,6 +213,119 @@ impl Device for Failing {
     }
     fn read_only(&self) -> bool {
         false
+    }
+}
+
+/// Goal: what a device does not do by itself equals a vector too: the defaults of the trait.
+/// Method: the model on one that has nothing but what is demanded.
+#[test]
+fn defaults_are_as_a_vector() {
+    model(&Failing(MemDevice::new(LEN as u64), u64::MAX.into()), 4);
+}
+
+/// Goal: an overlay over a device with data equals a vector. Method: the model, over a base that is zeros.
+#[test]
+fn overlay_is_as_a_vector() {
+    model(&NoDiscard(Overlay::new(Arc::new(MemDevice::new(LEN as u64)), 1 << 20)), 5);
+}
+
+/// An overlay forgets discards; this one zeros instead, as the model expects.
+struct NoDiscard(Overlay);
+
+impl Device for NoDiscard {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.0.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.0.write_at(offset, buf)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.0.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.0.write_zeroes(offset, len, Zeroing::default())
+    }
+    fn set_len(&self, len: u64) -> Result<(), DeviceError> {
+        self.0.set_len(len)
+    }
+    fn name(&self) -> String {
+        self.0.name()
+    }
+    fn read_only(&self) -> bool {
+        self.0.read_only()
+    }
+    fn write_durable(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        self.0.write_durable(reqs)
+    }
+    fn extents(&self, offset: u64, len: u64, count_max: usize) -> Result<Vec<Extent>, DeviceError> {
+        self.0.extents(offset, len, count_max)
+    }
+}
+
+/// Goal: a file's holes are found where they are, and zeros make them. Method: data around a hole, on a file system with
+/// holes (one without says that all is data, and the test says so).
+#[test]
+fn holes_of_a_file() {
+    let dir = tempfile::tempdir().expect("dir");
+    let opts = FileOptions { write: true, create: true, offset: 1 << 16, ..Default::default() };
+    let dev = FileDevice::open(&dir.path().join("img"), &opts).expect("open");
+    dev.set_len(4 << 20).expect("grow");
+    dev.write_at(1 << 20, &vec![7; 1 << 20]).expect("write");
+    let kinds = |from, count| {
+        let found = dev.extents(from, dev.len() - from, count).expect("extents");
+        found.iter().map(|e| (e.len, e.kind)).collect::<Vec<_>>()
+    };
+    use ExtentKind::{Data, Hole};
+    if kinds(0, 9) == [(4 << 20, Data)] {
+        eprintln!("skipped: the file system of temporary files knows no holes");
+        return;
+    }
+    assert_eq!(kinds(0, 9), [(1 << 20, Hole), (1 << 20, Data), (2 << 20, Hole)]);
+    assert_eq!(kinds(0, 1), [(1 << 20, Hole)]);
+    assert_eq!(kinds((1 << 20) + 5, 9), [((1 << 20) - 5, Data), (2 << 20, Hole)]);
+    dev.write_zeroes(1 << 20, 1 << 19, Zeroing { only_fast: true, ..Zeroing::default() }).expect("punch");
+    assert_eq!(kinds(0, 9), [(3 << 19, Hole), (1 << 19, Data), (2 << 20, Hole)]);
+    let mut buf = [9; 2];
+    dev.read_at((3 << 19) - 1, &mut buf).expect("read");
+    assert_eq!(buf, [0, 7]);
+}
+
+/// Goal: what a file system cannot do is told from what failed. Method: errors of the system, to the functions that
+/// decide.
+#[test]
+fn fallbacks_are_for_what_is_missing() {
+    use super::file::{lacks_dsync, lacks_zeroing};
+    use rustix::io::Errno;
+    let of =
+        |e: Errno| DeviceError::Io { name: "d".into(), op: Op::Flush, offset: 0, len: 1, source: Arc::new(e.into()) };
+    assert!(lacks_dsync(&of(Errno::OPNOTSUPP)) && lacks_dsync(&of(Errno::NOSYS)));
+    assert!(!lacks_dsync(&of(Errno::IO)) && !lacks_dsync(&of(Errno::NOSPC)));
+    assert!(lacks_zeroing(Errno::OPNOTSUPP, false) && lacks_zeroing(Errno::INVAL, true));
+    assert!(!lacks_zeroing(Errno::INVAL, false) && !lacks_zeroing(Errno::NOSPC, true));
+    let full = |op| DeviceError::Io { name: "d".into(), op, offset: 0, len: 1, source: Arc::new(Errno::NOSPC.into()) };
+    assert!(full(Op::Write).is_full() && full(Op::Zero).is_full());
+    assert!(!full(Op::Flush).is_full(), "a durable write may have been taken and lost");
+}
+
+/// Goal: the latch closes after a durable write, zeros or a barrier that failed, and not after zeros that are not quick.
+#[test]
+fn the_latch_closes_for_all_changes() {
+    let fast = Zeroing { only_fast: true, ..Zeroing::default() };
+    for change in 0..2 {
+        let dev = Latched::new(Arc::new(Failing(MemDevice::new(100), 0.into())));
+        assert!(matches!(dev.write_zeroes(0, 1, fast), Err(DeviceError::Unsupported { .. })));
+        assert!(dev.failure().is_none(), "nothing has changed");
+        let write = [WriteReq { offset: 0, parts: &[b"x"] }];
+        match change {
+            0 => dev.write_durable(&write).expect_err("fails"),
+            _ => dev.write_zeroes(0, 1, Zeroing::default()).expect_err("fails"),
+        };
+        assert!(matches!(dev.barrier(), Err(DeviceError::Latched { .. })));
+        assert!(matches!(dev.write_durable(&write), Err(DeviceError::Latched { .. })));
+        assert!(matches!(dev.write_zeroes(0, 1, fast), Err(DeviceError::Latched { .. })));
     }
 }
 

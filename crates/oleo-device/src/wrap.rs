@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::{Device, DeviceError, Op, ReadReq, WriteReq, check_range};
+use crate::{Device, DeviceError, DeviceStats, Extent, Limits, Op, ReadReq, WriteReq, Zeroing, check_range};
 
 /// A part of another device, with an end of its own.
 pub struct Window {
@@ -24,6 +24,12 @@ impl Window {
     fn shift(&self, op: Op, offset: u64, len: u64) -> Result<u64, DeviceError> {
         check_range(&self.name, op, offset, len, self.len)?;
         Ok(self.base + offset)
+    }
+
+    fn shifted<'a>(&self, reqs: &[WriteReq<'a>]) -> Result<Vec<WriteReq<'a>>, DeviceError> {
+        reqs.iter()
+            .map(|r| Ok(WriteReq { offset: self.shift(Op::Write, r.offset, r.len())?, parts: r.parts }))
+            .collect()
     }
 }
 
@@ -59,11 +65,7 @@ impl Device for Window {
     }
 
     fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
-        let shifted = reqs
-            .iter()
-            .map(|r| Ok(WriteReq { offset: self.shift(Op::Write, r.offset, r.len())?, parts: r.parts }))
-            .collect::<Result<Vec<_>, DeviceError>>()?;
-        self.inner.write_batch(&shifted)
+        self.inner.write_batch(&self.shifted(reqs)?)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
@@ -88,13 +90,49 @@ impl Device for Window {
     fn read_only(&self) -> bool {
         self.inner.read_only()
     }
+
+    fn limits(&self) -> Limits {
+        let inner = self.inner.limits();
+        // Blocks that do not begin where the inner ones do are no blocks.
+        match self.base.is_multiple_of(u64::from(inner.block_len)) {
+            true => inner,
+            false => inner.block_len(1),
+        }
+    }
+
+    fn barrier(&self) -> Result<(), DeviceError> {
+        self.inner.barrier()
+    }
+
+    fn write_durable(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        self.inner.write_durable(&self.shifted(reqs)?)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, how: Zeroing) -> Result<(), DeviceError> {
+        self.inner.write_zeroes(self.shift(Op::Zero, offset, len)?, len, how)
+    }
+
+    fn extents(&self, offset: u64, len: u64, count_max: usize) -> Result<Vec<Extent>, DeviceError> {
+        self.inner.extents(self.shift(Op::Status, offset, len)?, len, count_max)
+    }
+
+    fn will_read(&self, offset: u64, len: u64) {
+        if let Ok(offset) = self.shift(Op::Status, offset, len) {
+            self.inner.will_read(offset, len);
+        }
+    }
+
+    fn stats(&self) -> Option<DeviceStats> {
+        self.inner.stats()
+    }
 }
 
 /// A device that remembers its first failed write or flush: from then on it refuses every change with that failure.
 ///
 /// After a failed flush it is unknown which of the earlier writes arrived, and the system may forget that they did not;
 /// a second flush that succeeds would prove nothing. A write that found no space ([`DeviceError::is_full`]) does not
-/// close it: such a write was certainly not taken, and the caller repeats it or reports the error.
+/// close it: such a write was certainly not taken, and the caller repeats it or reports the error. A barrier that fails
+/// closes it as a flush does.
 pub struct Latched {
     inner: Arc<dyn Device>,
     name: Arc<str>,
@@ -118,7 +156,8 @@ impl Latched {
             return Err(DeviceError::Latched { name: self.name.clone(), op, first: first.clone() });
         }
         work().inspect_err(|e| {
-            if e.is_full() {
+            // Zeros that could not be written quickly have changed nothing.
+            if e.is_full() || matches!(e, DeviceError::Unsupported { op: Op::Zero, .. }) {
                 return;
             }
             // Two threads may fail concurrently; one of the two failures is the first.
@@ -168,5 +207,27 @@ impl Device for Latched {
     }
     fn read_only(&self) -> bool {
         self.first.get().is_some() || self.inner.read_only()
+    }
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+    fn barrier(&self) -> Result<(), DeviceError> {
+        self.guard(Op::Flush, || self.inner.barrier())
+    }
+    fn write_durable(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        self.guard(Op::Write, || self.inner.write_durable(reqs))
+    }
+    fn write_zeroes(&self, offset: u64, len: u64, how: Zeroing) -> Result<(), DeviceError> {
+        self.guard(Op::Zero, || self.inner.write_zeroes(offset, len, how))
+    }
+    fn extents(&self, offset: u64, len: u64, count_max: usize) -> Result<Vec<Extent>, DeviceError> {
+        oleo_lock::before_io();
+        self.inner.extents(offset, len, count_max)
+    }
+    fn will_read(&self, offset: u64, len: u64) {
+        self.inner.will_read(offset, len);
+    }
+    fn stats(&self) -> Option<DeviceStats> {
+        self.inner.stats()
     }
 }

@@ -213,9 +213,21 @@ ranks! {
     DeviceItem, "oleo-volume", "`Member::item`", One, No,
         "a device's item",
         "a copy or a change of a field";
+    NbdServeReceive, "oleo-nbd", "`Connection::receive` of the server", One, May("a small round that came alone is carried out"),
+        "the receiving end of a connection",
+        "a round of requests is received; a lone small one is answered too";
+    NbdServeSend, "oleo-nbd", "`Connection::send` of the server", One, No,
+        "the sending end of a connection",
+        "the replies of a round, or one chunk, are sent";
     Overlay, "oleo-device", "`Overlay::pages` (read/write)", One, May("the base is read"),
         "pages written over a device",
         "a read or a write of the overlay";
+    NbdEdges, "oleo-nbd", "`Shared::edges` of the client", One, May("blocks are read and written back"),
+        "blocks of which only a part is written",
+        "such a write, with the reads before it";
+    NbdSend, "oleo-nbd", "`Link::send` of the client", One, May("a socket is written, and read if it is full"),
+        "who sends on a connection",
+        "some requests of one call with their payload";
     FuseNodes, "oleo-fuse", "`Nodes::shards[n]`", One, No,
         "the nodes that the kernel knows",
         "a look-up; the last handle of a node is dropped outside";
@@ -366,6 +378,24 @@ ranks! {
     ParallelSlot, "oleo-volume", "slots of `parallel::each`", Leaf, No,
         "an item of work, or its result",
         "a move";
+    NbdState, "oleo-nbd", "`State::inner` of the client", Leaf, No,
+        "its session, and what is written and not flushed",
+        "a look, a change or a wait; not while a new session is made";
+    NbdSlots, "oleo-nbd", "`Link::inner` of the client", Leaf, No,
+        "the requests under way on a connection, and whose turn it is to receive",
+        "a look, a change or a wait; not while something is received";
+    NbdBudget, "oleo-nbd", "`Budget::state` of the server", Leaf, No,
+        "bytes of memory that requests take",
+        "a look, a change, or a wait";
+    NbdPeers, "oleo-nbd", "`Peers::seats` of the server", Leaf, No,
+        "who uses which export",
+        "a look-up or a change";
+    NbdConnections, "oleo-nbd", "`Registry::open` of the server", Leaf, No,
+        "the connections",
+        "a look, a change, or a wait";
+    NbdTls, "oleo-nbd", "the session of a `Channel`", Leaf, No,
+        "what TLS has taken in and not given out",
+        "bytes are taken in or given out, as far as the socket goes";
     MemDevice, "oleo-device", "`MemDevice::shards[n]` (read/write)", Leaf, No,
         "pages of a device in memory",
         "a copy of a page";

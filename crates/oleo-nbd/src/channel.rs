@@ -8,12 +8,14 @@
 //! Under TLS one short lock is held while bytes are taken in or given out, never while something is waited for.
 //! An error of the stream is final: whoever meets one calls [`Channel::shutdown`], which wakes all who wait.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+#[cfg(feature = "tls")]
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use bitflags::bitflags;
@@ -25,6 +27,14 @@ use rustix::net::{
 
 use crate::error::NbdError;
 use crate::uri::At;
+
+#[cfg(feature = "tls")]
+mod tls;
+
+#[cfg(feature = "tls")]
+pub use tls::{ClientTls, ServerTls};
+#[cfg(feature = "tls")]
+use tls::{Session, Want};
 
 /// Most pieces of memory that one call sends (`IOV_MAX` of Linux).
 const PARTS_MAX: usize = 1024;
@@ -94,6 +104,9 @@ impl Pace {
 pub struct Channel {
     socket: OwnedFd,
     peer: Peer,
+    /// What everything goes through from the moment on that it is there.
+    #[cfg(feature = "tls")]
+    tls: OnceLock<Session>,
 }
 
 impl Channel {
@@ -126,7 +139,12 @@ impl Channel {
                 }
             }
         };
-        Ok(Channel { socket, peer })
+        Ok(Channel {
+            socket,
+            peer,
+            #[cfg(feature = "tls")]
+            tls: OnceLock::new(),
+        })
     }
 
     /// Two that are connected with each other.
@@ -141,27 +159,75 @@ impl Channel {
         self.peer
     }
 
+    /// Begins TLS as a server, before anything else is received. `other` ends the attempt if it has something.
+    #[cfg(feature = "tls")]
+    pub fn start_tls_server(
+        &self,
+        tls: &ServerTls,
+        deadline: Instant,
+        other: Option<BorrowedFd<'_>>,
+    ) -> Result<(), NbdError> {
+        self.start_tls(Session::server(tls)?, deadline, other)
+    }
+
+    /// Begins TLS as a client of a server of that name.
+    #[cfg(feature = "tls")]
+    pub fn start_tls_client(&self, tls: &ClientTls, name: &str, deadline: Instant) -> Result<(), NbdError> {
+        self.start_tls(Session::client(tls, name)?, deadline, None)
+    }
+
+    #[cfg(feature = "tls")]
+    fn start_tls(&self, session: Session, deadline: Instant, other: Option<BorrowedFd<'_>>) -> Result<(), NbdError> {
+        session.shake_hands(Raw(&self.socket), |want| {
+            let want = if want == Want::Recv { Interest::RECV } else { Interest::SEND };
+            match self.wait(want, Some(deadline), other)? {
+                came if came.contains(Interest::OTHER) => Err(io::ErrorKind::ConnectionAborted.into()),
+                came if came.is_empty() => Err(io::ErrorKind::TimedOut.into()),
+                _ => Ok(()),
+            }
+        })?;
+        self.tls.set(session).map_err(|_| NbdError::Tls { what: "begun twice".into() })
+    }
+
+    #[cfg(feature = "tls")]
+    fn session(&self) -> Option<&Session> {
+        self.tls.get()
+    }
+
     /// Receives what is there; 0: the other side has ended the stream.
     pub fn try_recv(&self, buf: &mut [u8]) -> io::Result<usize> {
-        retry(|| rustix::io::read(&self.socket, &mut *buf))
+        #[cfg(feature = "tls")]
+        if let Some(session) = self.session() {
+            return session.try_recv(Raw(&self.socket), buf);
+        }
+        Raw(&self.socket).read(buf)
     }
 
     /// Sends what the socket takes, in order; returns how many bytes. What a TLS session has taken and not sent yet is
     /// sent by the next call, or by [`Channel::try_finish`].
     pub fn try_send(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        let parts = &parts[..parts.len().min(PARTS_MAX)];
-        // Not SIGPIPE, which would end a program that does not expect it.
-        let none = &mut SendAncillaryBuffer::default();
-        retry(|| rustix::net::sendmsg(&self.socket, parts, none, SendFlags::NOSIGNAL))
+        #[cfg(feature = "tls")]
+        if let Some(session) = self.session() {
+            return session.try_send(Raw(&self.socket), parts);
+        }
+        Raw(&self.socket).write_vectored(parts)
     }
 
     /// Sends what is left of what was taken; `WouldBlock` if something still is.
     pub fn try_finish(&self) -> io::Result<()> {
+        #[cfg(feature = "tls")]
+        if let Some(session) = self.session() {
+            return session.try_finish(Raw(&self.socket));
+        }
         Ok(())
     }
 
     /// Whether something is there to be received, or the end.
     pub fn has_input(&self) -> bool {
+        #[cfg(feature = "tls")]
+        if self.session().is_some_and(Session::has_input) {
+            return true;
+        }
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
     }
@@ -177,11 +243,17 @@ impl Channel {
         let mut events = PollFlags::empty();
         events.set(PollFlags::IN, want.contains(Interest::RECV));
         events.set(PollFlags::OUT, want.contains(Interest::SEND));
+        #[cfg(feature = "tls")]
+        if want.contains(Interest::RECV) && self.session().is_some_and(Session::has_input) {
+            return Ok(Interest::RECV);
+        }
         loop {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             let time = left.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
-            let mut fds =
-                [PollFd::new(&self.socket, events), PollFd::from_borrowed_fd(other.unwrap_or(self.socket.as_fd()), PollFlags::IN)];
+            let mut fds = [
+                PollFd::new(&self.socket, events),
+                PollFd::from_borrowed_fd(other.unwrap_or(self.socket.as_fd()), PollFlags::IN),
+            ];
             let count = if other.is_some() { 2 } else { 1 };
             match poll(&mut fds[..count], time.as_ref()) {
                 Err(Errno::INTR) => continue,
@@ -240,6 +312,10 @@ impl Channel {
 
     /// Ends the stream both ways; whoever waits wakes up and meets the end.
     pub fn shutdown(&self) {
+        #[cfg(feature = "tls")]
+        if let Some(session) = self.session() {
+            session.say_goodbye(Raw(&self.socket));
+        }
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
 }
@@ -247,6 +323,32 @@ impl Channel {
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+/// The socket, without what goes on above it.
+struct Raw<'a>(&'a OwnedFd);
+
+impl Read for Raw<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        retry(|| rustix::io::read(self.0, &mut *buf))
+    }
+}
+
+impl Write for Raw<'_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(buf)])
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let parts = &parts[..parts.len().min(PARTS_MAX)];
+        let none = &mut SendAncillaryBuffer::default();
+        // Not SIGPIPE, which would end a program that does not expect it.
+        retry(|| rustix::net::sendmsg(self.0, parts, none, SendFlags::NOSIGNAL))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

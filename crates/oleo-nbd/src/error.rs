@@ -7,6 +7,8 @@ use std::time::Duration;
 use oleo_device::DeviceError;
 use oleo_format::{Class, Classified, errno};
 
+use crate::wire::ReplyError;
+
 /// Why something failed. Texts from the other side are cut and escaped before they come here ([`crate::wire::shown`]).
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -84,16 +86,26 @@ pub enum NbdError {
         source: Arc<io::Error>,
     },
     /// The connection went before a flush confirmed what was written: it may be gone.
-    #[error("the connection broke before {bytes} written bytes were flushed; they may be lost")]
+    #[error("the connection broke before {} were flushed; they may be lost ({why})", written_bytes(*bytes))]
     Lost {
-        /// How many bytes, in runs.
+        /// How many bytes; `u64::MAX`: nobody knows.
         bytes: u64,
+        /// Why it broke.
+        why: Arc<NbdError>,
     },
     /// After a reconnect the export is another one.
     #[error("the export is not what it was: {what}")]
     Changed {
         /// What differs.
         what: String,
+    },
+    /// The server could not do what a request asked for.
+    #[error("the server answered with error {}{}", error.number(), text_after(text))]
+    Answered {
+        /// Which.
+        error: ReplyError,
+        /// What it said.
+        text: String,
     },
     /// The server cannot do what is needed.
     #[error("the server {what}")]
@@ -110,6 +122,10 @@ pub enum NbdError {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+fn written_bytes(count: u64) -> String {
+    if count == u64::MAX { "writes".into() } else { format!("{count} written bytes") }
 }
 
 fn text_after(text: &str) -> String {
@@ -144,7 +160,8 @@ impl Classified for NbdError {
             NbdError::Protocol { .. }
             | NbdError::TimedOut { .. }
             | NbdError::Broken { .. }
-            | NbdError::Lost { .. } => Class::DEVICE,
+            | NbdError::Lost { .. }
+            | NbdError::Answered { .. } => Class::DEVICE,
             NbdError::Device(e) => e.class(),
         }
     }
@@ -171,7 +188,8 @@ mod tests {
             Protocol: NbdError::protocol("x") => Class::DEVICE,
             TimedOut: NbdError::TimedOut { after: Duration::ZERO } => Class::DEVICE,
             Broken: NbdError::broken(io::ErrorKind::UnexpectedEof.into()) => Class::DEVICE,
-            Lost: NbdError::Lost { bytes: 1 } => Class::DEVICE,
+            Lost: NbdError::Lost { bytes: 1, why: Arc::new(NbdError::protocol("x")) } => Class::DEVICE,
+            Answered: NbdError::Answered { error: ReplyError::Io, text: what() } => Class::DEVICE,
             Changed: NbdError::Changed { what: what() } => Class { errno: errno::ESTALE, ..Class::DEVICE },
             Unsupported: NbdError::Unsupported { what: what() } => Class::refusal(errno::EOPNOTSUPP),
             Usage: NbdError::Usage { what: what() } => Class::USAGE,

@@ -7,11 +7,17 @@
 //! durable, and after a failure nothing is promised any more.
 
 pub mod channel;
+mod client;
 mod error;
 pub mod listen;
+mod server;
 pub mod uri;
 pub mod wire;
 
+#[cfg(feature = "tls")]
+pub use channel::{ClientTls, ServerTls};
+pub use client::{ClientOptions, NbdDevice};
 pub use error::NbdError;
 pub use listen::{Listener, listen_at};
+pub use server::{Export, Log, ServeOptions, Served, Server, Stopper};
 pub use uri::{At, Uri};

@@ -171,9 +171,7 @@ impl Command {
     pub const fn flags(self) -> CommandFlags {
         match self {
             Command::Read => CommandFlags::FUA.union(CommandFlags::DF),
-            Command::WriteZeroes => {
-                CommandFlags::FUA.union(CommandFlags::NO_HOLE).union(CommandFlags::FAST_ZERO)
-            }
+            Command::WriteZeroes => CommandFlags::FUA.union(CommandFlags::NO_HOLE).union(CommandFlags::FAST_ZERO),
             Command::BlockStatus => CommandFlags::FUA.union(CommandFlags::REQ_ONE),
             _ => CommandFlags::FUA,
         }
@@ -275,8 +273,7 @@ impl ReplyError {
 
     /// The error of a number; `None` for zero, which is none. Unknown ones are `Inval`, as the protocol asks.
     pub fn of(number: u32) -> Option<ReplyError> {
-        (number != 0)
-            .then(|| ReplyError::ALL.into_iter().find(|e| e.number() == number).unwrap_or(ReplyError::Inval))
+        (number != 0).then(|| ReplyError::ALL.into_iter().find(|e| e.number() == number).unwrap_or(ReplyError::Inval))
     }
 }
 
