@@ -147,7 +147,7 @@ fn wrong_handshakes() {
     let cases = [
         (good.clone(), ""),
         (vec![1; 18], "no server"),
-        (be(&[(0x4e42_444d_4147_4943, 8), (0x0042_0281_8612_53, 8), (3, 2)]), "oldstyle"),
+        (be(&[(0x4e42_444d_4147_4943, 8), (0x0000_4202_8186_1253, 8), (3, 2)]), "oldstyle"),
         (be(&[(0x4e42_444d_4147_4943, 8), (7, 8), (3, 2)]), "greeting"),
         (opening.clone(), "broken"),
         ([&opening[..], &reply(7, 1, &[])].concat(), "another option"),
