@@ -16,7 +16,7 @@ pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// The next eight of a newstyle server, and the first eight of each option.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 /// The second magic of a server of the old kind, which is not spoken here.
-pub const OLDSTYLE_MAGIC: u64 = 0x0042_0281_8612_53;
+pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 /// The first eight bytes of a reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// The first four bytes of a request.

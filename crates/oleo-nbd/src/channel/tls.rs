@@ -307,7 +307,8 @@ impl State {
     /// Receives and decrypts something; `false` at the end of the stream.
     fn take_in(&mut self, socket: &mut impl Read) -> io::Result<bool> {
         if self.start == self.end {
-            self.start = 0;
+            // Also if nothing comes: what was there has been taken.
+            (self.start, self.end) = (0, 0);
             self.end = socket.read(&mut self.received)?;
             if self.end == 0 {
                 // The session learns of the end, too.

@@ -130,7 +130,7 @@ impl<'a> Connection<'a> {
         match Command::of(request.command) {
             Some(Command::Read) => self.read_long(&request, round),
             Some(Command::Write) => {
-                let large = round.large.as_ref().map(|large| &large.bytes[..]);
+                let large = round.large.as_ref().map(|large| large.bytes());
                 let data = large.unwrap_or(&round.bytes[..round.payload_len]);
                 self.answer(&request, execute::write_durable(self.served, &request, data));
             }
@@ -214,13 +214,13 @@ impl<'a> Connection<'a> {
             return self.answer(request, Err(failure));
         }
         if !self.agreed.structured {
-            let _permit = self.budget.take(request.len.into());
-            let mut data = vec![0; request.len as usize];
-            return match self.served.device.read_at(request.offset, &mut data) {
+            let mut memory = self.budget.take(request.len);
+            let data = memory.bytes_mut();
+            return match self.served.device.read_at(request.offset, data) {
                 Err(e) => self.answer(request, Err(Failure::new(ReplyError::Io, e.to_string()))),
                 Ok(()) => {
                     let head = SimpleReply { error: 0, cookie: request.cookie }.encode();
-                    self.send(&mut [IoSlice::new(&head), IoSlice::new(&data)]);
+                    self.send(&mut [IoSlice::new(&head), IoSlice::new(data)]);
                 }
             };
         }

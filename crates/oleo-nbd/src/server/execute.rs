@@ -80,7 +80,7 @@ pub(super) fn read_and_write(served: &Served, round: &mut Round<'_>) -> Vec<Opti
     let mut failures: Vec<Option<Failure>> =
         round.requests.iter().map(|request| refusal(served, request).err()).collect();
     let (written, read) = round.bytes.split_at_mut(round.payload_len);
-    let written = round.large.as_ref().map_or(&*written, |large| &large.bytes[..]);
+    let written = round.large.as_ref().map_or(&*written, |large| large.bytes());
     write(served, &round.requests, written, &mut failures);
     let mut reads = Vec::new();
     let mut rest = read;

@@ -11,7 +11,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::budget::{Budget, Permit};
+use super::budget::{Budget, Memory};
 use super::stop::Stopper;
 use crate::channel::{Channel, Interest, Pace};
 use crate::wire::{Command, CommandFlags, Request};
@@ -59,12 +59,6 @@ pub(super) struct Terms<'a> {
     pub(super) idle_max: Option<Duration>,
 }
 
-/// Memory of a write that is longer than a round.
-pub(super) struct Large<'a> {
-    pub(super) bytes: Vec<u8>,
-    _permit: Permit<'a>,
-}
-
 /// Requests that are carried out together, and their memory.
 #[derive(Default)]
 pub(super) struct Round<'a> {
@@ -77,7 +71,7 @@ pub(super) struct Round<'a> {
     /// Bytes of reads.
     pub(super) read_len: usize,
     /// The data of a long write instead.
-    pub(super) large: Option<Large<'a>>,
+    pub(super) large: Option<Memory<'a>>,
     /// A single request, of any kind.
     pub(super) is_single: bool,
 }
@@ -208,9 +202,7 @@ impl Receiver {
             round.push_write(request)
         } else {
             round.requests.push(request);
-            let permit = terms.budget.take(len as u64);
-            let large = round.large.insert(Large { bytes: vec![0; len], _permit: permit });
-            &mut large.bytes[..]
+            round.large.insert(terms.budget.take(request.len)).bytes_mut()
         };
         let there = len.min(self.end - self.start);
         place[..there].copy_from_slice(&self.buf[self.start..self.start + there]);

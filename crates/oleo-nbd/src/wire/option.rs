@@ -276,7 +276,7 @@ impl BlockSizes {
             && self.min <= 65536
             && self.preferred.is_power_of_two()
             && self.preferred >= self.min.max(512)
-            && (self.max == u32::MAX || (self.max >= self.preferred && self.max % self.min == 0))
+            && (self.max == u32::MAX || (self.max >= self.preferred && self.max.is_multiple_of(self.min)))
     }
 }
 
