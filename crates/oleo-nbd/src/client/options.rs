@@ -5,9 +5,12 @@ use std::time::Duration;
 
 /// Options of [`super::NbdDevice::connect`].
 ///
-/// No call on the device takes longer than twice `request_max` and once `reconnect_max` for what it asks first, and of
-/// a long batch each further piece no longer than `request_max` after the one before; on slow links, what is under way
-/// may take the time that it needs at 64 KiB/s on top.
+/// Nothing waits for ever. A request is answered within `request_max`, plus the time that what is under way before it
+/// takes at 64 KiB/s, plus two seconds in which that is noticed; or its session is given up. What only reads is then
+/// asked again, on a session that comes within `reconnect_max` and shows within `request_max` that it is with the same
+/// export; if that breaks too, again, but nothing is asked any more later than `request_max` and `reconnect_max` after
+/// the call began. So a server that fails again and again holds a read of one request up for at most three times the one
+/// and twice the other; a write, which is never asked again, for less.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ClientOptions {
