@@ -30,7 +30,7 @@ pub fn model(raw: &mut Raw, structured: bool, fast: bool, seed: u64) {
                 want[from..to].copy_from_slice(&data);
             }
             2 => {
-                let flags = fua | rng.below(2) as u16 * NO_HOLE | rng.below(2) as u16 * FAST_ZERO;
+                let flags = [0, NO_HOLE, FAST_ZERO, NO_HOLE | FAST_ZERO][rng.below(4) as usize] | fua;
                 let result = raw.ask(ZEROES, flags, at, len, &[]);
                 if !(flags & FAST_ZERO != 0 && !fast && result == Err(ENOTSUP)) {
                     assert_eq!(result, Ok(vec![]), "{what}");
@@ -174,6 +174,9 @@ fn overlapping_and_refused_writes() {
     assert!(data[50..100] == [1; 50] || data[50..100] == [2; 50]);
 }
 
+/// Command, flags, offset, length, data, and the error.
+type Refused = (u16, u16, u64, u32, &'static [u8], u32);
+
 /// Goal: what makes no sense is refused with the error that the protocol has for it, and the connection goes on.
 /// Method: a table, on a writable and on a read-only export, with and without structured replies.
 #[test]
@@ -185,14 +188,13 @@ fn refusals() {
         let (size, flags) = raw.shake_hands(structured);
         let df = u16::from(structured) << 7;
         assert_eq!((size, flags), (end, 0b1101_0110_1101 | df), "{flags:#b}");
-        let two = [0, 0];
         #[rustfmt::skip]
-        let table: &[(u16, u16, u64, u32, &[u8], u32)] = &[
+        let table: &[Refused] = &[
             (READ, 0, end - 1, 2, &[], EINVAL), (READ, 0, u64::MAX, 2, &[], EINVAL), (READ, 0, 0, 0, &[], EINVAL),
             (READ, 0, 0, (32 << 20) + 1, &[], EINVAL), (READ, 0, 0, u32::MAX, &[], EINVAL),
             (READ, REQ_ONE, 0, 2, &[], EINVAL), (READ, 32, 0, 2, &[], EINVAL), (READ, 1 << 15, 0, 2, &[], EINVAL),
-            (WRITE, 0, end - 1, 2, &two, ENOSPC), (WRITE, 0, u64::MAX, 2, &two, ENOSPC), (WRITE, FUA, end, 2, &two, ENOSPC),
-            (WRITE, DF, 0, 2, &two, EINVAL), (WRITE, NO_HOLE, 0, 2, &two, EINVAL),
+            (WRITE, 0, end - 1, 2, b"ab", ENOSPC), (WRITE, 0, u64::MAX, 2, b"ab", ENOSPC), (WRITE, FUA, end, 2, b"ab", ENOSPC),
+            (WRITE, DF, 0, 2, b"ab", EINVAL), (WRITE, NO_HOLE, 0, 2, b"ab", EINVAL),
             (FLUSH, 0, 1, 0, &[], EINVAL), (FLUSH, 0, 0, 1, &[], EINVAL), (FLUSH, DF, 0, 0, &[], EINVAL),
             (TRIM, 0, end - 1, 2, &[], EINVAL), (CACHE, 0, end, 1, &[], EINVAL), (TRIM, FAST_ZERO, 0, 2, &[], EINVAL),
             (ZEROES, 0, end - 1, 2, &[], ENOSPC), (ZEROES, REQ_ONE, 0, 2, &[], EINVAL),

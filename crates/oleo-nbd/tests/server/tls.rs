@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -56,8 +56,8 @@ fn server(dir: &Path, verify_peer: bool) -> Running {
     Running::of(device(), ServeOptions::default().shared_writers(true).tls(tls))
 }
 
-fn begin(socket: &PathBuf) -> Channel {
-    let channel = Channel::connect(&At::Unix(socket.clone()), Instant::now() + PATIENCE).expect("connect");
+fn begin(socket: &Path) -> Channel {
+    let channel = Channel::connect(&At::Unix(socket.to_owned()), Instant::now() + PATIENCE).expect("connect");
     let pace = || Pace::new(PATIENCE, 0);
     channel.recv_all(&mut [0; 18], pace()).expect("greeting");
     let mut hello = vec![0, 0, 0, 3];

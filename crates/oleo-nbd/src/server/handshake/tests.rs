@@ -72,6 +72,9 @@ fn said(options: &[(u32, &[u8])]) -> Vec<u8> {
     out
 }
 
+/// An option and its data.
+type Said<'a> = (u32, &'a [u8]);
+
 /// Option, kind, data.
 type Reply = (u32, u32, Vec<u8>);
 
@@ -111,7 +114,7 @@ fn replies() {
     let one = go("one", &[]);
     let asked = query("one", &["base:allocation"]);
     #[rustfmt::skip]
-    let cases: &[(&str, &[(u32, &[u8])], &[u32])] = &[
+    let cases: &[(&str, &[Said<'_>], &[u32])] = &[
         ("list", &[(LIST, b"")], &[REP_SERVER, REP_SERVER, ACK]),
         ("list with data", &[(LIST, b"x")], &[ERR_INVALID]),
         ("unknown", &[(4, b"abc"), (11, b""), (77, &long)], &[ERR_UNSUP; 3]),
