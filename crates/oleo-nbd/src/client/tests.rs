@@ -241,14 +241,14 @@ fn a_stalling_server_is_left() {
 /// everything is flushed.
 #[test]
 fn another_export_is_refused() {
-    let older: fn(&mut Vec<u8>) = |disk| disk[4096 + 5] ^= 1;
     let other = |change: fn(&mut Export)| {
         let mut now = export();
         change(&mut now);
         now
     };
-    let cases: [(&str, Export, fn(&mut Vec<u8>)); 6] = [
-        ("others now", export(), older),
+    type Change = fn(&mut Vec<u8>);
+    let cases: [(&str, Export, Change); 6] = [
+        ("others now", export(), |disk| disk[4096 + 5] ^= 1),
         ("long, was", other(|e| e.size -= 512), |_| {}),
         ("read-only", other(|e| e.flags |= scripted::READ_ONLY), |_| {}),
         ("other sizes", other(|e| e.blocks = Some((512, 1 << 20))), |_| {}),

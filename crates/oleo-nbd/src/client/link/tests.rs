@@ -83,7 +83,7 @@ fn window_both_ways() {
         });
         link.close();
     });
-    assert_eq!(written.load(Ordering::SeqCst), 4 * 4 << 20);
+    assert_eq!(written.load(Ordering::SeqCst), (4 * 4) << 20);
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
 }
 
