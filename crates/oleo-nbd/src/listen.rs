@@ -80,6 +80,16 @@ impl Listener {
         Ok(Listener { socket, at, named: None })
     }
 
+    /// Takes over a socket by its number, which whoever started the process has handed over. The number stays open, too.
+    pub fn inherited(number: i32) -> Result<Listener, NbdError> {
+        use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+        // Our own descriptor, fetched like that of another process: then nobody has to promise that it exists.
+        let fetched = pidfd_open(getpid(), PidfdFlags::empty())
+            .and_then(|own| pidfd_getfd(own, number, PidfdGetfdFlags::empty()));
+        let failed = |e: Errno| NbdError::Listen { on: format!("descriptor {number}"), source: Arc::new(e.into()) };
+        Listener::adopt(fetched.map_err(failed)?)
+    }
+
     /// Where: for port 0, the one that was chosen.
     pub fn at(&self) -> &At {
         &self.at
@@ -208,6 +218,13 @@ mod tests {
         assert!(path.exists());
         let any = Listener::bind(&At::Tcp { host: "127.0.0.1".into(), port: 0 }).expect("listen");
         assert!(!any.is_beyond_this_machine() && !matches!(any.at(), At::Tcp { port: 0, .. }));
+        // One that was handed over is found by its number.
+        let number = std::os::fd::AsRawFd::as_raw_fd(&any.socket);
+        let same = Listener::inherited(number).expect("the same");
+        assert_eq!(same.at(), any.at());
+        let client = Channel::connect(same.at(), std::time::Instant::now() + std::time::Duration::from_secs(5));
+        assert!(client.is_ok() && same.accept().is_ok());
+        assert!(Listener::inherited(0).is_err() && Listener::inherited(i32::MAX).is_err(), "no socket, no descriptor");
         let all = Listener::bind(&At::Tcp { host: String::new(), port: 0 }).expect("listen");
         assert!(all.is_beyond_this_machine());
     }
