@@ -25,6 +25,9 @@ const NODESIZE: u32 = 4096;
 const LEN: usize = 300;
 const CHURN_FILES: usize = 200_000;
 
+/// Wall and processor time of one turn, in seconds.
+type Turn = (f64, f64);
+
 fn make(path: &Path) -> Result<Image> {
     std::fs::File::create(path)?.set_len(IMAGE_LEN)?;
     let device = oleo::device::FileDevice::open(path, &oleo::device::FileOptions::default().write(true))?;
@@ -169,8 +172,8 @@ pub fn snapshot_drop(args: &Args, report: &mut Report) -> Result<()> {
 fn off_and_on(
     runs: usize,
     images: &[PathBuf; 2],
-    mut work: impl FnMut(&Path) -> Result<(f64, f64)>,
-) -> Result<[Vec<(f64, f64)>; 2]> {
+    mut work: impl FnMut(&Path) -> Result<Turn>,
+) -> Result<[Vec<Turn>; 2]> {
     let mut taken = [Vec::new(), Vec::new()];
     for run in 0..runs {
         // Who comes first changes, too.
@@ -199,7 +202,7 @@ pub fn cost(args: &Args, report: &mut Report) -> Result<()> {
         };
         let drop = |path: &Path| delete_timed(path, snapshots / 2);
         let what = format!("{snapshots} snapshots");
-        type Work<'a> = &'a dyn Fn(&Path) -> Result<(f64, f64)>;
+        type Work<'a> = &'a dyn Fn(&Path) -> Result<Turn>;
         let all: [(&str, f64, Work<'_>); 2] = [("balance of metadata", 1.05, &balance), ("deleting half", 1.1, &drop)];
         for (name, aim, work) in all {
             let name = format!("{what}, {name}");
@@ -207,10 +210,9 @@ pub fn cost(args: &Args, report: &mut Report) -> Result<()> {
                 continue;
             }
             let taken = off_and_on(args.runs, &images, work)?;
-            let wall =
-                |turns: &[(f64, f64)]| measure::quantile(&mut turns.iter().map(|t| t.0).collect::<Vec<_>>(), 0.5);
-            let busy = |turns: &[(f64, f64)]| turns.iter().map(|t| t.1).sum::<f64>() / turns.len() as f64;
-            let ms = |of: &dyn Fn(&[(f64, f64)]) -> f64| taken.each_ref().map(|turns| of(turns) * 1000.0);
+            let wall = |turns: &[Turn]| measure::quantile(&mut turns.iter().map(|t| t.0).collect::<Vec<_>>(), 0.5);
+            let busy = |turns: &[Turn]| turns.iter().map(|t| t.1).sum::<f64>() / turns.len() as f64;
+            let ms = |of: &dyn Fn(&[Turn]) -> f64| taken.each_ref().map(|turns| of(turns) * 1000.0);
             let ([off, on], [busy_off, busy_on]) = (ms(&wall), ms(&busy));
             report.scaled(&format!("{name}, quota off and on, wall"), "ms", off, on, aim);
             report.scaled(&format!("{name}, processors"), "ms", busy_off, busy_on, aim);
@@ -219,7 +221,7 @@ pub fn cost(args: &Args, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn delete_timed(image: &Path, half: usize) -> Result<(f64, f64)> {
+fn delete_timed(image: &Path, half: usize) -> Result<Turn> {
     let busy = || {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         now.tv_sec as f64 + now.tv_nsec as f64 / 1e9

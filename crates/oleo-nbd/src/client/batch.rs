@@ -1,4 +1,4 @@
-//! Carries out the requests of one call on a session: dealt to its connections, as many at once as the windows take.
+//! Carries out the requests of one call on a session: dealt to its connections, as many in parallel as the windows take.
 //!
 //! Normal path: (1) each request takes a place in the window of its connection; (2) what has places is sent, several
 //! requests with one system call; (3) where the window is full, the oldest answer is waited for; (4) at the end, all.

@@ -59,7 +59,7 @@ impl Agreed {
 
     /// Why an export that was `self` and now is `now` cannot be used as before, if it cannot.
     pub(super) fn differs(&self, now: &Agreed) -> Option<String> {
-        // That it can be read by several connections at once is no part of the export.
+        // That it can be read by several connections in parallel is no part of the export.
         let needed = self.flags - TransmissionFlags::ROTATIONAL - TransmissionFlags::CAN_MULTI_CONN;
         let read_only = |agreed: &Agreed| agreed.can(TransmissionFlags::READ_ONLY);
         if self.size != now.size {

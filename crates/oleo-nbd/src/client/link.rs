@@ -28,7 +28,7 @@ use crate::error::NbdError;
 use crate::wire::reply::{Chunk, OFFSET_DATA, SimpleReply};
 use crate::wire::{CHUNK_MAGIC, Command, CommandFlags, Request, SIMPLE_REPLY_MAGIC};
 
-/// Bytes that are received at once, if they are not data that is longer.
+/// Bytes that are received together, if they are not data that is longer.
 const INCOMING_LEN: usize = 64 << 10;
 /// Data of at least this many bytes is received where it belongs, without a copy.
 const DIRECT_LEN_MIN: usize = 16 << 10;

@@ -189,9 +189,9 @@ pub(super) enum Payload {
 /// What the window allows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
-    /// Requests at once.
+    /// Requests in parallel.
     pub(super) requests: usize,
-    /// Bytes of payload at once; a single request may have more.
+    /// Bytes of payload in parallel; a single request may have more.
     pub(super) bytes: u64,
     /// See [`super::ClientOptions::request_max`].
     pub(super) request_max: Duration,

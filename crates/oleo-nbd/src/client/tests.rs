@@ -183,7 +183,7 @@ fn a_refused_flush_is_final() {
     read(&dev, 8192).expect("the rest");
 }
 
-/// Goal: a server that does not come back is given up after the agreed time, and then at once.
+/// Goal: a server that does not come back is given up after the agreed time, and then immediately.
 #[test]
 fn gone_is_gone() {
     let server = Scripted::start(SIZE, |n| (n == 0).then(export), once(READ, 0, || Act::Close));

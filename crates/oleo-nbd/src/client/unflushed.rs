@@ -168,7 +168,7 @@ impl Unflushed {
         self.calls += 1;
         self.witnesses.retain(|(w, _)| !ranges.overlaps(w.offset, w.end()));
         for witness in candidates.iter().filter(|w| w.len > 0) {
-            // Two writes of the same bytes at once: nobody knows which will be last.
+            // Two writes of the same bytes in parallel: nobody knows which will be last.
             if !self.under_way.values().any(|other| other.overlaps(witness.offset, witness.end())) {
                 self.witnesses.push((*witness, Stage::UnderWay(self.calls)));
             }

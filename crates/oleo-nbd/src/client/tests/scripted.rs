@@ -89,7 +89,7 @@ pub(super) struct Scripted {
 }
 
 impl Scripted {
-    /// `shows`: what the nth connection shows, if it is not closed at once; `acts`: what is done about a request.
+    /// `shows`: what the nth connection shows, if it is not closed immediately; `acts`: what is done about a request.
     pub(super) fn start(
         size: usize,
         shows: impl Fn(usize) -> Option<Export> + Send + Sync + 'static,

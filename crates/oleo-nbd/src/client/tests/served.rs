@@ -58,7 +58,7 @@ fn is_as_a_vector() {
     }
 }
 
-/// Goal: large reads and writes of many threads at once, all windows full both ways, end in time.
+/// Goal: large reads and writes of many threads in parallel, all windows full both ways, end in time.
 #[test]
 fn much_both_ways() {
     const LEN: usize = 2 << 20;
