@@ -4,7 +4,7 @@
 //! stalls meets an error there. Its steps: the greeting; options one by one, each answered before the next is read;
 //! `GO` or `EXPORT_NAME` end it well, everything else ends it by closing.
 //!
-//! Bounds: [`Terms::options_max`] options; data of an option is read up to [`wire::OPTION_LEN_MAX`] and skipped up to
+//! Bounds: [`Terms::options_max`] options; data of an option is read up to [`crate::wire::OPTION_LEN_MAX`] and skipped up to
 //! [`SKIP_LEN_MAX`]; more is a reason to close. Whatever a client sends, it gets the reply that the protocol demands, or
 //! the end.
 //! With TLS demanded, nothing is answered before it but the wish for it; what was agreed before is forgotten.
