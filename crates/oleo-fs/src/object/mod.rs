@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use oleo_format::{Ino, ItemType, Key, TreeId};
+use oleo_format::{Generation, Ino, ItemType, Key, TreeId};
 use oleo_lock::{Condvar, Mutex, rank};
 use oleo_txn::{Engine, TxnError};
 
@@ -260,6 +260,7 @@ impl Core {
         self.cache.clear();
         self.subvols.lock().clear();
         self.forget_dirty();
+        self.log.forget_before(Generation(u64::MAX));
         self.data.forget();
     }
 
