@@ -32,6 +32,7 @@ mod peer;
 mod quota;
 mod ref_heads;
 mod restore;
+mod scaling;
 mod shared_lines;
 mod stalls;
 mod stream;
@@ -343,6 +344,14 @@ const BENCHES: &[Bench] = &[
         what: "stores to cache lines that two threads share, per operation, counted by valgrind's lackey while two threads work in \
                different directories in turn: nothing is timed; no peer; fails if an operation makes more than it may",
         run: shared_lines::run,
+    },
+    Bench {
+        name: "scaling",
+        times: Timed::Parts,
+        what: "inputs of the model of many cores (decision 0025): additions to a line of one's own and of two threads; look-ups, reads, creates \
+               and writes by one thread and by two in different directories, device in memory, no commits; and what the model says of \
+               1 to 64 threads; no peer",
+        run: scaling::run,
     },
     Bench {
         name: "volume-scale",

@@ -8,12 +8,13 @@
 //! threads take turns changes nothing: what is counted is which lines they use, not who was first.)
 //!
 //! Both threads do each operation before it is counted, so what a thread keeps for itself is there.
-//! Stacks are the threads' own and do not appear. Memory of the allocator appears if it passes from one thread to the other within a
-//! phase: that is most of what is counted for creating files, so that figure is an upper bound. Flushing finds nothing to do (all was flushed to
-//! warm up) and is counted as such.
+//! Stacks are the threads' own and do not appear, nor do stores inside of libraries that are loaded, which are the allocator's and
+//! copies of bytes: two pieces of memory on one line can belong to different threads, and that is the allocator's affair.
+//! Flushing finds nothing to do (all was flushed to warm up) and is counted as such.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::ops::Range;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,24 +77,27 @@ struct Place {
     fs: Fs,
     dir: InodeRef,
     files: Vec<InodeRef>,
+    /// Their names, and those of files to be made: making names is not what is counted.
+    names: Vec<String>,
+    new_names: Vec<String>,
 }
 
 fn work(place: &Place, kind: usize, from: u64) -> Result<()> {
-    let Place { fs, dir, files } = place;
+    let Place { fs, dir, files, names, new_names } = place;
     let file = |n: u64| &files[(n % FILES) as usize];
     let mut bytes = [0; 8192];
     for n in from..from + OPS {
         match kind {
             0 => {
-                let found = fs.lookup(dir, format!("f{}", n % FILES).as_bytes())?.context("it is there")?;
+                let found = fs.lookup(dir, names[(n % FILES) as usize].as_bytes())?.context("it is there")?;
                 std::hint::black_box(fs.attr(&found));
             }
             1 => drop(std::hint::black_box(fs.xattr_get(file(n), b"user.some")?)),
             2 => drop(std::hint::black_box(fs.read(file(n), 0, &mut bytes)?)),
-            3 => drop(fs.create(dir, format!("new{n}").as_bytes(), &NewInode::new(NewKind::File, 0o600))?),
+            3 => drop(fs.create(dir, new_names[n as usize].as_bytes(), &NewInode::new(NewKind::File, 0o600))?),
             4 => fs.write(file(n), (n / FILES + 1) * 8192, &[n as u8; 8192])?,
             5 => fs.flush(file(n))?,
-            _ => fs.unlink(dir, format!("new{n}").as_bytes())?,
+            _ => fs.unlink(dir, new_names[n as usize].as_bytes())?,
         }
     }
     Ok(())
@@ -114,6 +118,13 @@ fn serve(place: &Place, orders: &Receiver<(usize, u64, usize)>, done: &Sender<Re
 pub fn child() -> Result<()> {
     println!("marks {:x}", &raw const MARKS as usize);
     println!("code {:x}", child as *const () as usize);
+    let program = std::env::current_exe()?.display().to_string();
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let mut parts = maps.lines().filter(|line| line.ends_with(&program)).filter_map(|line| line.split(' ').next());
+    let first = parts.next().context("where the program begins")?;
+    let last = parts.next_back().unwrap_or(first);
+    println!("begins {}", first.split('-').next().unwrap_or_default());
+    println!("ends {}", last.split('-').next_back().unwrap_or_default());
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemDevice::new(1 << 30))];
     oleo::mkfs::make(&devices, &MkfsOptions::default())?;
     let image = Image::from_devices(devices, &OpenOptions::writing())?;
@@ -133,7 +144,13 @@ pub fn child() -> Result<()> {
         let mut hands = Vec::new();
         for dir in &dirs {
             let files = (0..FILES).map(|n| fs.lookup(dir, format!("f{n}").as_bytes())?.context("a file"));
-            let place = Place { fs: fs.clone(), dir: dir.clone(), files: files.collect::<Result<_>>()? };
+            let place = Place {
+                fs: fs.clone(),
+                dir: dir.clone(),
+                files: files.collect::<Result<_>>()?,
+                names: (0..FILES).map(|n| format!("f{n}")).collect(),
+                new_names: (0..WARM + OPS).map(|n| format!("new{n}")).collect(),
+            };
             let (order, orders) = channel();
             let (done, results) = channel();
             s.spawn(move || serve(&place, &orders, &done));
@@ -197,8 +214,16 @@ impl Phase {
     }
 }
 
+/// Addresses that the child has said.
+struct Known {
+    marks: u64,
+    /// Where the program itself is, without libraries.
+    program: Range<u64>,
+}
+
 /// The trace of the child, one phase for each kind.
-fn read_trace(trace: impl BufRead, marks: u64) -> Result<Vec<Counted>> {
+fn read_trace(trace: impl BufRead, known: &Known) -> Result<Vec<Counted>> {
+    let marks = known.marks;
     let (mut found, mut phase, mut who, mut place) = (Vec::new(), Phase::default(), None, 0);
     let mut trace = trace;
     let mut text = Vec::new();
@@ -233,7 +258,7 @@ fn read_trace(trace: impl BufRead, marks: u64) -> Result<Vec<Counted>> {
             };
             continue;
         }
-        let Some(who) = who else { continue };
+        let Some(who) = who.filter(|_| known.program.contains(&place)) else { continue };
         let used = &mut phase.lines.entry(address / LINE).or_default()[who];
         if kind == b" L" {
             used.reads += 1;
@@ -293,23 +318,25 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     };
     let trace = BufReader::with_capacity(1 << 20, child.stderr.take().context("its trace")?);
     // The trace begins long before the addresses are said: it is read meanwhile.
-    let (send, receive) = channel::<u64>();
+    let (send, receive) = channel::<Known>();
     let reader = std::thread::spawn(move || -> Result<Vec<Counted>> {
         let mut trace = trace;
         let mut skipped = Vec::new();
-        let marks = loop {
-            if let Ok(marks) = receive.try_recv() {
-                break marks;
+        let known = loop {
+            if let Ok(known) = receive.try_recv() {
+                break known;
             }
             skipped.clear();
             if trace.read_until(b'\n', &mut skipped)? == 0 {
                 bail!("the trace ended: {}", String::from_utf8_lossy(&skipped));
             }
         };
-        read_trace(trace, marks)
+        read_trace(trace, &known)
     });
     let (marks, code) = (address("marks ")?, address("code ")?);
-    send.send(marks)?;
+    let program = address("begins ")?..address("ends ")?;
+    // A reader that ended says why.
+    let _ = send.send(Known { marks, program });
     let counted = reader.join().map_err(|_| anyhow::anyhow!("the reader panicked"))??;
     ensure!(child.wait()?.success(), "the traced process failed");
     ensure!(counted.len() == KINDS.len(), "{} phases of {}", counted.len(), KINDS.len());

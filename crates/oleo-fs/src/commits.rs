@@ -44,7 +44,7 @@ impl Fs {
 
     /// Whether anything was changed that is not on disk: buffered bytes, or something for a commit to write.
     pub fn has_changes(&self) -> bool {
-        self.core().data.bytes() > 0 || self.engine().has_changes() || !self.core().evictable.lock().is_empty()
+        self.core().data.has_bytes() || self.engine().has_changes() || !self.core().evictable.lock().is_empty()
     }
 
     /// Comes after a change of a file: makes it durable if the file's flags ask for that (`chattr +S`).

@@ -306,6 +306,9 @@ ranks! {
     BarrierWaiting, "oleo-txn", "`TransactionBarrier::waiting`", Leaf, No,
         "waits for the barrier",
         "a look, or a wait";
+    DataAhead, "oleo-txn", "`DataAhead::of_threads[n]`", Leaf, No,
+        "data space that was promised ahead for some threads",
+        "a reservation, or a part of one";
     NewExtents, "oleo-txn", "`Inner::new_extents[n]`", Leaf, No,
         "data that came to be referenced",
         "a push or a take";
@@ -321,7 +324,10 @@ ranks! {
     NewData, "oleo-txn", "`Owners::new_data` (read/write)", Leaf, No,
         "who wrote data that no item tells of yet, with simple quotas",
         "a look-up, or noting the new extents of one stage";
-    Readers, "oleo-txn", "`Readers::queue` (read/write)", Leaf, No,
+    ReaderToken, "oleo-txn", "`Readers::newest[n]` (read/write)", Leaf, No,
+        "the token that the next reader on some threads gets",
+        "a copy, or an exchange";
+    Readers, "oleo-txn", "`Readers::queue`", Leaf, No,
         "what readers may be looking at",
         "a look or a push";
     SuperBlock, "oleo-txn", "`Inner::super_block`", Leaf, No,

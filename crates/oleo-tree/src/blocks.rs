@@ -1,7 +1,7 @@
 //! Finds blocks: the verified cache over a volume, and reads of single items.
 //!
 //! Normal path of a read: (1) `root_node`, then for each level (2) the slot of the child, (3) the child itself: held by
-//! its parent while unwritten, else from the cache, else read and verified.
+//! its parent while unwritten, else kept by the thread (`kept`), else from the cache, else read and verified.
 //!
 //! Invariants: the cache is keyed by address *and* generation, so a block is never confused with an older one at the
 //! same address. A hit is compared with the parent's pointer, too. Levels fall by one with each step.
@@ -9,12 +9,14 @@
 
 use std::ops::{ControlFlow, Deref, Range};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use oleo_format::{CheckedNode, Corruption, Key, NodeExpect, NodeRules, TreeId};
 use oleo_volume::{Volume, VolumeError};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
+use crate::kept::{self, Lent};
 use crate::node::{LEVELS, check_place, has_foreign_blocks};
 use crate::{Dirty, Node, TreeError, TreeRoot};
 
@@ -70,6 +72,13 @@ impl From<VolumeError> for TreeError {
 pub struct Blocks {
     reader: Arc<dyn BlockReader>,
     cache: Cache<(u64, u64), Arc<Node>, ByBytes>,
+    /// Under which threads keep blocks (see `kept`); no other value of this type has it or had it.
+    number: AtomicU64,
+}
+
+fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// An item of a tree. It keeps the block that it is in.
@@ -102,7 +111,7 @@ impl Blocks {
     pub fn new(reader: Arc<dyn BlockReader>, cache_bytes: usize) -> Blocks {
         let per_block = reader.rules().nodesize as usize + NODE_OVERHEAD_BYTES as usize;
         let cache = Cache::with_weighter((cache_bytes / per_block).max(16), cache_bytes as u64, ByBytes);
-        Blocks { reader, cache }
+        Blocks { reader, cache, number: AtomicU64::new(next_number()) }
     }
 
     /// What all blocks have in common.
@@ -120,6 +129,7 @@ impl Blocks {
         for node in written {
             self.remember(node.clone());
         }
+        self.renumber();
         // Only now: a reader finds a child with its parent, in the cache or on disk, at any moment.
         for node in written {
             node.release_children();
@@ -131,9 +141,19 @@ impl Blocks {
         self.cache.weight()
     }
 
-    /// Forgets everything in the cache.
+    /// Forgets everything in the cache, and what threads keep.
     pub fn forget_all(&self) {
         self.cache.clear();
+        self.renumber();
+    }
+
+    /// What threads keep is not found any more.
+    fn renumber(&self) {
+        self.number.store(next_number(), Ordering::SeqCst);
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number.load(Ordering::SeqCst)
     }
 
     fn remember(&self, node: Arc<Node>) {
@@ -145,18 +165,41 @@ impl Blocks {
         if let Some(node) = &root.node {
             return Ok(node.clone());
         }
-        if usize::from(root.level) >= LEVELS {
-            let have = root.level;
-            return Err(TreeError::corrupt(root.tree, "level of the root", have, "7 at most", root.logical));
+        self.load(root.tree, &expect_root(root)?)
+    }
+
+    /// The same for a look-up: from what this thread keeps, if it is there.
+    pub(crate) fn lend_root(&self, root: &TreeRoot) -> Result<Lent, TreeError> {
+        if let Some(node) = &root.node {
+            return Ok(Lent::unkept(node.clone()));
         }
-        let expect = NodeExpect {
-            logical: root.logical,
-            generation: Some(root.generation),
-            level: Some(root.level),
-            owner: None,
-            first_key: None,
+        self.lend(root.tree, &expect_root(root)?)
+    }
+
+    /// The child of a node in a slot, as [`lend_root`](Self::lend_root).
+    #[inline]
+    pub(crate) fn lend_child(&self, tree: TreeId, parent: &Node, slot: usize) -> Result<Lent, TreeError> {
+        if let Some(kid) = parent.kid(slot) {
+            return Ok(Lent::unkept(kid));
+        }
+        self.lend(tree, &NodeExpect::child(&parent.child(slot), parent.level()))
+    }
+
+    fn lend(&self, tree: TreeId, expect: &NodeExpect) -> Result<Lent, TreeError> {
+        // Before anything is looked up: what is kept is kept as of then.
+        let number = self.number();
+        let (Some(generation), Some(level)) = (expect.generation, expect.level) else {
+            return Ok(Lent::unkept(self.load(tree, expect)?));
         };
-        self.load(root.tree, &expect)
+        let Some(kept) = kept::take(number, expect.logical, generation, level) else {
+            return Ok(Lent::cached(self.load(tree, expect)?, number));
+        };
+        let lent = Lent::cached(kept.node, number);
+        check_place(&lent, tree, expect)?;
+        if kept.is_due && self.cache.get(&(expect.logical.0, generation.0)).is_none() {
+            self.remember(Arc::clone(&lent));
+        }
+        Ok(lent)
     }
 
     /// As [`root_node`](Self::root_node) inside a transaction, whose unwritten blocks count.
@@ -268,11 +311,28 @@ impl Blocks {
 
     /// The item of this very key.
     pub fn get(&self, root: &TreeRoot, key: &Key) -> Result<Option<ItemRef>, TreeError> {
-        let mut node = self.root_node(root)?;
+        let leaf = self.leaf_of(root, key)?;
+        Ok(leaf.search(key).ok().map(|slot| ItemRef::new(Arc::clone(&leaf), slot)))
+    }
+
+    /// What `f` makes of the item of this very key, or of its absence. Writes to no line that other threads use, if all blocks on the
+    /// way are kept by this thread.
+    pub fn get_with<R>(
+        &self,
+        root: &TreeRoot,
+        key: &Key,
+        f: impl FnOnce(Option<&[u8]>) -> R,
+    ) -> Result<R, TreeError> {
+        let leaf = self.leaf_of(root, key)?;
+        Ok(f(leaf.search(key).ok().map(|slot| leaf.item(slot))))
+    }
+
+    fn leaf_of(&self, root: &TreeRoot, key: &Key) -> Result<Lent, TreeError> {
+        let mut node = self.lend_root(root)?;
         while !node.is_leaf() {
-            node = self.child(root.tree, &node, node.child_slot(key))?;
+            node = self.lend_child(root.tree, &node, node.child_slot(key))?;
         }
-        Ok(node.search(key).ok().map(|slot| ItemRef::new(node, slot)))
+        Ok(node)
     }
 
     /// The items of many keys in one pass. `sorted` rises (equal neighbours are allowed); `each` is given the index into it
@@ -314,6 +374,20 @@ impl Blocks {
         }
         Ok(())
     }
+}
+
+fn expect_root(root: &TreeRoot) -> Result<NodeExpect, TreeError> {
+    if usize::from(root.level) >= LEVELS {
+        let have = root.level;
+        return Err(TreeError::corrupt(root.tree, "level of the root", have, "7 at most", root.logical));
+    }
+    Ok(NodeExpect {
+        logical: root.logical,
+        generation: Some(root.generation),
+        level: Some(root.level),
+        owner: None,
+        first_key: None,
+    })
 }
 
 /// Splits a range of sorted things among the children of a node: calls `part(slot, range)` for each child that gets any.

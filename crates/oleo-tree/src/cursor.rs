@@ -1,6 +1,6 @@
 //! A position in a tree that moves both ways.
 //!
-//! The path from the root to the current item is held by `Arc`, so a cursor reads one state of the tree however long it
+//! The path from the root to the current item is held, so a cursor reads one state of the tree however long it
 //! lives. A seek keeps the part of the path that the old and the new position share.
 
 use std::sync::Arc;
@@ -9,12 +9,13 @@ use oleo_format::{Key, TreeId};
 use smallvec::SmallVec;
 
 use crate::blocks::{Blocks, ItemRef};
+use crate::kept::Lent;
 use crate::node::LEVELS;
 use crate::{Node, TreeError, TreeRoot};
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Step {
-    node: Arc<Node>,
+    node: Lent,
     slot: usize,
 }
 
@@ -60,12 +61,12 @@ impl Cursor<'_> {
 
     /// The item here, kept beyond the cursor's next move.
     pub fn item_ref(&self) -> Option<ItemRef> {
-        self.here().map(|step| ItemRef::new(step.node.clone(), step.slot))
+        self.here().map(|step| ItemRef::new(Arc::clone(&step.node), step.slot))
     }
 
     /// The blocks on the way from the root to the item here, the root first.
     pub fn path(&self) -> impl DoubleEndedIterator<Item = &Arc<Node>> {
-        self.path.iter().map(|step| &step.node)
+        self.path.iter().map(|step| &*step.node)
     }
 
     fn here(&self) -> Option<&Step> {
@@ -176,7 +177,7 @@ impl Cursor<'_> {
     /// The same, but no further than to a level.
     fn descend_to(&mut self, level: u8, choose: impl Fn(&Node) -> usize) -> Result<(), TreeError> {
         if self.path.is_empty() {
-            let node = self.blocks.root_node(&self.root)?;
+            let node = self.blocks.lend_root(&self.root)?;
             self.path.push(Step { node, slot: 0 });
         }
         for depth in 0..self.path.len() {
@@ -201,12 +202,11 @@ impl Cursor<'_> {
     /// Goes on down from the last block of the path to a level, 0 for a leaf. The slot that the last block has is taken as it is.
     fn fill_to(&mut self, level: u8, choose: impl Fn(&Node) -> usize) -> Result<(), TreeError> {
         loop {
-            let step = self.leaf();
+            let step = self.path.last().expect("a descent begins at the root");
             if step.node.level() <= level {
                 return Ok(());
             }
-            let (node, slot) = (step.node.clone(), step.slot);
-            match self.blocks.child(self.root.tree, &node, slot) {
+            match self.blocks.lend_child(self.root.tree, &step.node, step.slot) {
                 Ok(child) => {
                     let slot = choose(&child);
                     self.path.push(Step { node: child, slot });

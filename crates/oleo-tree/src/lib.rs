@@ -23,6 +23,7 @@ mod diff;
 mod dirty;
 mod drop;
 mod error;
+mod kept;
 mod node;
 mod rewrite;
 mod scan;

@@ -14,7 +14,7 @@ use oleo_lock::{Condvar, Held, Mutex, MutexGuard, rank};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Enough that threads on today's machines rarely share one; `block_joins` reads them all, so no more than that.
-pub(crate) const SHARDS: usize = 16;
+pub(crate) const SHARDS: usize = 64;
 
 /// How many operations are joined.
 #[repr(align(128))]
@@ -59,7 +59,7 @@ impl Drop for FreezeGuard<'_> {
 }
 
 /// A small number per thread, whatever its id: threads that are started one after the other have numbers in a row.
-pub(crate) fn thread_number() -> usize {
+pub fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed));
     MINE.with(|n| *n)

@@ -67,6 +67,7 @@ impl Inner {
         }
         self.csums.freeze();
         self.metadata_reserve.freeze();
+        self.data_ahead.freeze();
         self.quota.charges.freeze();
         self.take_new_extents()
     }

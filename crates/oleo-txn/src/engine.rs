@@ -22,8 +22,9 @@ use oleo_volume::Volume;
 use uuid::Uuid;
 
 use crate::TxnError;
-use crate::barrier::{SHARDS, TransactionBarrier};
+use crate::barrier::{SHARDS, TransactionBarrier, thread_shard};
 use crate::csums::{Layout, Pending};
+use crate::data_ahead::DataAhead;
 use crate::growth::state::Growth;
 use crate::log::state::{LogOnDisk, LogState};
 use crate::metadata_reserve::MetadataReserve;
@@ -68,9 +69,12 @@ pub(crate) struct Inner {
     pub(crate) agreed: Mutex<rank::Agreed, Agreed>,
     pub(crate) csums: Pending,
     pub(crate) layout: Layout,
-    pub(crate) new_extents: Vec<Mutex<rank::NewExtents, Vec<NewExtent>>>,
+    pub(crate) new_extents: Vec<OnLines<Mutex<rank::NewExtents, Vec<NewExtent>>>>,
     pub(crate) readers: Readers,
-    pub(crate) metadata_reserve: MetadataReserve,
+    pub(crate) metadata_reserve: Arc<MetadataReserve>,
+    pub(crate) data_ahead: Arc<DataAhead>,
+    /// What promises hold of these two.
+    pub(crate) promise_shares: Box<[PromiseShares]>,
     pub(crate) growth: Growth,
     /// Where converting a shared subtree to full backrefs continues, for trees that are being dropped (see `drop`).
     pub(crate) backref_conversion: Mutex<rank::BackrefConversion, HashMap<TreeId, (Key, u8)>>,
@@ -103,6 +107,26 @@ pub(crate) struct Inner {
     /// A group with three or four copies was removed: the last one takes the feature with it.
     pub(crate) many_copies_gone: AtomicBool,
     pub(crate) rules: Rules,
+}
+
+/// Where promises come from. Each thread's promises are counted in one place, so that threads do not share a count.
+pub(crate) struct PromiseSource {
+    pub(crate) metadata: Arc<MetadataReserve>,
+    pub(crate) data: Arc<DataAhead>,
+}
+
+/// The count of some threads' promises.
+#[repr(align(128))]
+pub(crate) struct PromiseShares(Arc<OnLines<PromiseSource>>);
+
+/// On lines of its own, its count included.
+#[repr(align(128))]
+pub(crate) struct OnLines<T>(pub(crate) T);
+
+impl PromiseShares {
+    fn new(metadata: &Arc<MetadataReserve>, data: &Arc<DataAhead>) -> PromiseShares {
+        PromiseShares(Arc::new(OnLines(PromiseSource { metadata: metadata.clone(), data: data.clone() })))
+    }
 }
 
 /// Facts of the volume that do not change while it is open.
@@ -206,6 +230,11 @@ impl Engine {
     /// Item changes that operations have announced since the last freeze: about how many the next commit has to itemise.
     pub fn open_items(&self) -> u64 {
         self.0.metadata_reserve.items()
+    }
+
+    /// Whether they are more than so many. Cheap as long as they are far from it.
+    pub fn has_open_items_over(&self, max: u64) -> bool {
+        self.0.metadata_reserve.items_at_most() > max && self.open_items() > max
     }
 
     /// Records of changed references that the next commit has to settle besides those.
@@ -319,6 +348,8 @@ impl Inner {
         };
         let generation = sb.generation.get();
         let growth = Growth::new(sb.bytes_used.get());
+        let metadata_reserve = Arc::new(MetadataReserve::new(rules.nodesize));
+        let data_ahead = Arc::new(DataAhead::new());
         Inner {
             blocks,
             space: Space::new(rules.sectorsize, rules.nodesize, free_space),
@@ -341,9 +372,11 @@ impl Inner {
             agreed: Mutex::default(),
             csums: Pending::default(),
             layout,
-            new_extents: (0..SHARDS).map(|_| Mutex::new(Vec::new())).collect(),
+            new_extents: (0..SHARDS).map(|_| OnLines(Mutex::new(Vec::new()))).collect(),
             readers: Readers::new(),
-            metadata_reserve: MetadataReserve::new(rules.nodesize),
+            promise_shares: (0..SHARDS).map(|_| PromiseShares::new(&metadata_reserve, &data_ahead)).collect(),
+            metadata_reserve,
+            data_ahead,
             growth,
             backref_conversion: Mutex::new(HashMap::new()),
             invalidated_caches: Mutex::new(HashSet::new()),
@@ -392,9 +425,14 @@ impl Inner {
         error
     }
 
+    /// What a promise of this thread holds.
+    pub(crate) fn promise_source(&self) -> Arc<OnLines<PromiseSource>> {
+        self.promise_shares[thread_shard()].0.clone()
+    }
+
     /// Joins are blocked meanwhile, so nothing is copied: a list for each shard.
     pub(crate) fn take_new_extents(&self) -> Vec<Vec<NewExtent>> {
-        self.new_extents.iter().map(|shard| std::mem::take(&mut *shard.lock())).collect()
+        self.new_extents.iter().map(|shard| std::mem::take(&mut *shard.0.lock())).collect()
     }
 
     pub(crate) fn tree(&self, tree: TreeId) -> Result<TreeState, TxnError> {

@@ -8,9 +8,11 @@ use std::sync::Arc;
 
 use oleo_format::{ByteLen, Logical, TreeId};
 use oleo_space::{Grant, Kind};
+use smallvec::{SmallVec, smallvec};
 
 use crate::TxnError;
-use crate::engine::{Engine, Inner};
+use crate::barrier::thread_shard;
+use crate::engine::{Engine, OnLines, PromiseSource};
 use crate::join::{COMMITS_MAX, no_metadata};
 use crate::options::{CsumCheck, DataWant, Need};
 use crate::quota::limits::Charge;
@@ -19,7 +21,8 @@ use crate::quota::limits::Charge;
 ///
 /// With it comes a promise of the metadata that recording the data will need.
 pub struct DataReservation {
-    guard: oleo_space::Reservation,
+    /// `None` only while it is dropped.
+    guard: Option<oleo_space::Reservation>,
     metadata: MetadataPromise,
     /// What a quota group was charged.
     charges: Vec<Charge>,
@@ -27,24 +30,33 @@ pub struct DataReservation {
 
 impl DataReservation {
     /// Takes over what is left of another one.
-    pub fn absorb(&mut self, other: DataReservation) {
-        self.guard.join(other.guard);
-        let mut metadata = other.metadata;
-        self.charges.extend(other.charges);
-        self.metadata.needs.append(&mut metadata.needs);
+    pub fn absorb(&mut self, mut other: DataReservation) {
+        if let (Some(guard), Some(more)) = (&self.guard, other.guard.take()) {
+            guard.join(more);
+        }
+        self.charges.append(&mut other.charges);
+        self.metadata.needs.append(&mut other.metadata.needs);
+    }
+}
+
+impl Drop for DataReservation {
+    fn drop(&mut self) {
+        if let Some(left) = self.guard.take() {
+            self.metadata.source.0.data.put(left);
+        }
     }
 }
 
 /// Metadata that is counted as needed while this lives.
 struct MetadataPromise {
-    inner: Arc<Inner>,
-    needs: Vec<Need>,
+    source: Arc<OnLines<PromiseSource>>,
+    needs: SmallVec<[Need; 1]>,
 }
 
 impl Drop for MetadataPromise {
     fn drop(&mut self) {
         for need in self.needs.drain(..) {
-            self.inner.metadata_reserve.cancel_promise(need);
+            self.source.0.metadata.cancel_promise(need, thread_shard());
         }
     }
 }
@@ -72,7 +84,10 @@ impl Engine {
     /// Promises space for data. May commit when space is short; the same rules as for [`Engine::join`].
     pub fn reserve_data(&self, len: ByteLen) -> Result<DataReservation, TxnError> {
         self.0.writable()?;
-        let mut guard = self.0.reserve_growing(Kind::Data, len)?;
+        let mut guard = match self.0.data_ahead.take(&self.0.space, len) {
+            None => self.0.reserve_growing(Kind::Data, len)?,
+            guard => guard,
+        };
         if guard.is_none() && self.0.release_idle_reservations() {
             guard = self.0.reserve_growing(Kind::Data, len)?;
         }
@@ -81,12 +96,13 @@ impl Engine {
             None => {
                 self.commit()?;
                 self.0.reap();
+                self.0.data_ahead.release();
                 let again = self.0.reserve_growing(Kind::Data, len)?;
                 again.ok_or(TxnError::NoSpace { what: "data", wanted: len })?
             }
         };
         let metadata = self.promise_metadata(need_of_data(len))?;
-        Ok(DataReservation { guard, metadata, charges: Vec::new() })
+        Ok(DataReservation { guard: Some(guard), metadata, charges: Vec::new() })
     }
 
     /// The same for data that a subvolume will come to reference, as far as its quota goes.
@@ -113,15 +129,16 @@ impl Engine {
 
     fn promise_metadata(&self, need: Need) -> Result<MetadataPromise, TxnError> {
         let inner = &self.0;
-        {
+        let is_covered = {
             // No freeze comes between.
-            let _join_guard = inner.barrier.join();
-            inner.metadata_reserve.promise(need);
-        }
+            let join_guard = inner.barrier.join();
+            inner.metadata_reserve.promise(need, join_guard.shard)
+        };
         // From here on an early return takes it back.
-        let promise = MetadataPromise { inner: inner.clone(), needs: vec![need] };
+        let promise = MetadataPromise { source: inner.promise_source(), needs: smallvec![need] };
         let nothing_more = Need::default();
-        if inner.metadata_reserve.shortfall_for(nothing_more).is_none()
+        if is_covered
+            || inner.metadata_reserve.shortfall_for(nothing_more).is_none()
             || inner.grow_reserve_or_release_idle(nothing_more)?
         {
             return Ok(promise);
@@ -140,7 +157,7 @@ impl Engine {
     /// little else is.
     pub fn alloc_data_from(&self, promise: &DataReservation, want: DataWant) -> Result<Grant, TxnError> {
         self.0.writable()?;
-        self.0.alloc_data(Some(&promise.guard), want)
+        self.0.alloc_data(promise.guard.as_ref(), want)
     }
 
     /// Takes space for data, at most what is wanted, in one run. A new chunk is made if it is needed.

@@ -37,7 +37,7 @@ impl Handle<'_> {
 
     /// The same for a run that was taken when the volume was opened.
     pub(crate) fn adopt(&self, run: Run, owner: TreeId) {
-        self.inner.new_extents[self.join_guard.shard].lock().push((run.start, run.len, owner));
+        self.inner.new_extents[self.join_guard.shard].0.lock().push((run.start, run.len, owner));
     }
 
     /// The checksums of data written at `at`, one per sector.
@@ -67,16 +67,16 @@ impl Engine {
     /// or was promised it is always let in ([`Need::releasing`]), with a commit of its own if it must be.
     pub fn join(&self, need: Need) -> Result<Handle<'_>, TxnError> {
         self.0.writable()?;
-        match self.join_charged(|metadata_reserve| metadata_reserve.charge(need)) {
+        match self.join_charged(|reserve, slab| reserve.charge(need, slab)) {
             Some(handle) => Ok(handle),
             None => self.join_slowly(need),
         }
     }
 
     /// Joins the open transaction if `charge` counts the operation in.
-    fn join_charged(&self, charge: impl FnOnce(&MetadataReserve) -> bool) -> Option<Handle<'_>> {
+    fn join_charged(&self, charge: impl FnOnce(&MetadataReserve, usize) -> bool) -> Option<Handle<'_>> {
         let join_guard = self.0.barrier.join();
-        if !charge(&self.0.metadata_reserve) {
+        if !charge(&self.0.metadata_reserve, join_guard.shard) {
             return None;
         }
         if !self.0.touched.load(Ordering::Relaxed) {
@@ -93,7 +93,7 @@ impl Engine {
         for _ in 0..TRIES_MAX {
             inner.metadata_reserve.wait_for_alone();
             let has_room = inner.grow_reserve_or_release_idle(need)?;
-            if let Some(handle) = self.join_charged(|metadata_reserve| metadata_reserve.charge(need)) {
+            if let Some(handle) = self.join_charged(|reserve, slab| reserve.charge(need, slab)) {
                 return Ok(handle);
             }
             if has_room {
@@ -122,7 +122,7 @@ impl Engine {
             inner.reap();
             let free = inner.free_metadata();
             if let Some(handle) =
-                self.join_charged(|metadata_reserve| metadata_reserve.charge_alone(&alone, need, free))
+                self.join_charged(|reserve, _| reserve.charge_alone(&alone, need, free))
             {
                 return Ok(handle);
             }
@@ -139,9 +139,11 @@ impl Inner {
             || (self.release_idle_reservations() && self.grow_metadata_reserve(need)?))
     }
 
-    /// Has the crate above release reservations that it does not need; returns whether there were any.
+    /// Gives back what is reserved ahead, and has the crate above release reservations that it does not need; returns whether there
+    /// were any.
     pub(crate) fn release_idle_reservations(&self) -> bool {
+        let any = self.data_ahead.release();
         let source = self.source.read().as_ref().and_then(Weak::upgrade);
-        source.is_some_and(|source| source.release_idle_reservations())
+        source.is_some_and(|source| source.release_idle_reservations()) || any
     }
 }

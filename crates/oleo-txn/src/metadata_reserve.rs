@@ -13,12 +13,15 @@
 //!   that is enough, it joins alone (`Engine::join_alone`), so that deleting and flushing work when nothing else does, if
 //!   necessary with a commit each.
 //!
-//! Normal path: (1) once joined, `charge` counts an operation in and returns whether what is held covers it: two atomic
-//! additions and a comparison; (2) if not, the operation leaves again, `Inner::grow_metadata_reserve` reserves more,
+//! Normal path: (1) once joined, `charge` counts an operation in and returns whether what is held covers it: it takes from what was counted
+//! in ahead for its thread (`slabs`) or counts in itself, and if what is held covers that, more ahead; (2) if not, the operation leaves again, `Inner::grow_metadata_reserve` reserves more,
 //! growing a chunk when the allocator says so, and the operation comes back; (3) a freeze moves what the frozen
 //! transaction may need aside (`freeze`) and leaves what the promises need; (4) the commit takes its blocks out of the
 //! former, and its end (`settled`) hands what is left of it to the open transaction as far as that lacks it, before
 //! anybody else can have it.
+//!
+//! What is ahead in slabs is counted like operations, so it is covered when it is taken. It is collected before anybody is
+//! refused, before a freeze counts, and when more metadata is in use, since then the bound is higher. Thus it costs no operation its place.
 //!
 //! Invariants: an operation is counted in the transaction in which it makes its changes. Held and last reserve ≥ bound(counts
 //! of operations) but for the one that came in alone, which rewrites a few paths, far less than the bound says. Locks:
@@ -32,7 +35,9 @@ use oleo_format::ByteLen;
 use oleo_lock::{Mutex, MutexGuard, rank};
 use oleo_space::Reservation;
 
+use crate::barrier::SHARDS;
 use crate::options::Need;
+use crate::slabs::{Amount, Slabs};
 
 /// Blocks that one changed item may make the transaction rewrite: its leaf, the leaf a split adds, and for both the leaves
 /// of the extent tree and the free-space tree that record them, plus ancestors, which neighbours share.
@@ -60,13 +65,40 @@ struct Held {
     last: Option<Reservation>,
 }
 
-pub(crate) struct MetadataReserve {
-    nodesize: u64,
+/// Items and item bytes that are counted in, what is ahead included. On lines of their own.
+#[repr(align(128))]
+#[derive(Default)]
+struct Counted {
     items: AtomicU64,
     bytes: AtomicU64,
+}
+
+impl Counted {
+    /// Counts in; returns the sum.
+    fn add(&self, more: Amount) -> Amount {
+        let items = self.items.fetch_add(more.items, Ordering::SeqCst);
+        let bytes = self.bytes.fetch_add(more.bytes, Ordering::SeqCst);
+        Amount { items, bytes }.plus(more)
+    }
+
+    fn sub(&self, less: Amount) {
+        self.items.fetch_sub(less.items, Ordering::SeqCst);
+        self.bytes.fetch_sub(less.bytes, Ordering::SeqCst);
+    }
+
+    fn get(&self) -> Amount {
+        Amount { items: self.items.load(Ordering::SeqCst), bytes: self.bytes.load(Ordering::SeqCst) }
+    }
+}
+
+pub(crate) struct MetadataReserve {
+    nodesize: u64,
+    /// Operations of the open transaction.
+    charged: Counted,
+    charged_ahead: Slabs,
     /// What writes that are still buffered will need when they are flushed, in whichever transaction that is.
-    promised_items: AtomicU64,
-    promised_bytes: AtomicU64,
+    promised: Counted,
+    promised_ahead: Slabs,
     /// Bytes in `open`.
     covered: AtomicU64,
     /// Twice the metadata in use.
@@ -91,6 +123,10 @@ impl Drop for Alone<'_> {
     }
 }
 
+fn amount_of(need: Need) -> Amount {
+    Amount { items: need.items.into(), bytes: need.bytes.into() }
+}
+
 fn join(to: &mut Option<Reservation>, more: Reservation) {
     match to {
         Some(have) => have.join(more),
@@ -102,10 +138,10 @@ impl MetadataReserve {
     pub(crate) fn new(nodesize: u32) -> MetadataReserve {
         MetadataReserve {
             nodesize: u64::from(nodesize),
-            items: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            promised_items: AtomicU64::new(0),
-            promised_bytes: AtomicU64::new(0),
+            charged: Counted::default(),
+            charged_ahead: Slabs::new(SHARDS),
+            promised: Counted::default(),
+            promised_ahead: Slabs::new(SHARDS),
             covered: AtomicU64::new(0),
             existing: AtomicU64::new(0),
             last: AtomicU64::new(0),
@@ -122,36 +158,66 @@ impl MetadataReserve {
     }
 
     /// By how much what is held falls short of what so much needs; `None` when it covers that.
-    fn shortfall(&self, items: u64, bytes: u64, releasing: bool) -> Option<u64> {
+    fn shortfall(&self, charged: Amount, releasing: bool) -> Option<u64> {
         let (bound, last) = if releasing {
-            (self.bound(items, bytes), self.last.load(Ordering::Relaxed))
+            (self.bound(charged.items, charged.bytes), self.last.load(Ordering::Relaxed))
         } else {
-            let items = items + self.promised_items.load(Ordering::Relaxed);
-            (self.bound(items, bytes + self.promised_bytes.load(Ordering::Relaxed)), 0)
+            let all = charged.plus(self.promised.get());
+            (self.bound(all.items, all.bytes), 0)
         };
         // Read only once: others add to it meanwhile.
         let covered = self.covered.load(Ordering::Acquire) + last;
         if bound <= covered { None } else { Some(bound - covered) }
     }
 
-    /// Items that the open transaction was asked for.
+    /// Items that the open transaction was asked for; while operations go on, about that.
     pub(crate) fn items(&self) -> u64 {
-        self.items.load(Ordering::Relaxed)
+        self.charged.get().items.saturating_sub(self.charged_ahead.left().items)
+    }
+
+    /// No less than that, and cheaper to know: what is ahead is counted.
+    pub(crate) fn items_at_most(&self) -> u64 {
+        self.charged.items.load(Ordering::Relaxed)
+    }
+
+    /// Counts out what is ahead; whether anything was. The lock is held since a freeze counts anew, and only what it has not seen is
+    /// to be counted out.
+    fn collect(&self, _held: &MutexGuard<'_, rank::ReserveHeld, Held>) -> bool {
+        let (charged, promised) = (self.charged_ahead.drain(), self.promised_ahead.drain());
+        self.charged.sub(charged);
+        self.promised.sub(promised);
+        charged.plus(promised) != Amount::default()
     }
 
     /// Counts `need` in; returns whether what is held covers it. Called with the join guard held, so that the
-    /// transaction in which it is counted is the one in which it is used.
-    pub(crate) fn charge(&self, need: Need) -> bool {
-        let (items, bytes) = (u64::from(need.items), u64::from(need.bytes));
-        let all_items = self.items.fetch_add(items, Ordering::SeqCst) + items;
-        let all_bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let charged =
-            !self.alone.load(Ordering::SeqCst) && self.shortfall(all_items, all_bytes, need.releasing).is_none();
-        if !charged {
-            self.items.fetch_sub(items, Ordering::Relaxed);
-            self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    /// transaction in which it is counted is the one in which it is used. `slab` is the caller's thread's.
+    pub(crate) fn charge(&self, need: Need, slab: usize) -> bool {
+        let amount = amount_of(need);
+        if self.alone.load(Ordering::SeqCst) {
+            return false;
         }
-        charged
+        if self.charged_ahead.take(slab, amount) {
+            return true;
+        }
+        let ahead = Slabs::<AtomicU64>::ahead(amount, self.charged.get());
+        if !need.releasing && self.count_in(amount.plus(ahead), false) {
+            if !self.charged_ahead.put(slab, ahead) {
+                self.charged.sub(ahead);
+            }
+            return true;
+        }
+        self.count_in(amount, need.releasing)
+            || (self.collect(&self.held.lock()) && self.count_in(amount, need.releasing))
+    }
+
+    /// Counts so much in if what is held covers it.
+    fn count_in(&self, amount: Amount, releasing: bool) -> bool {
+        let all = self.charged.add(amount);
+        let counted = !self.alone.load(Ordering::SeqCst) && self.shortfall(all, releasing).is_none();
+        if !counted {
+            self.charged.sub(amount);
+        }
+        counted
     }
 
     /// Until the value is dropped no other operation is charged; those charged before are part of the next freeze.
@@ -175,35 +241,50 @@ impl MetadataReserve {
         let used = self.existing.load(Ordering::Relaxed) / 2;
         let least = ((items + ALONE_BLOCKS) * self.nodesize).min(used / 2) + bytes;
         // Others add for a moment what they take away again.
-        let charged = self.items.compare_exchange(0, items, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let charged = self.charged.items.compare_exchange(0, items, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if charged && free.0 < least {
-            self.items.fetch_sub(items, Ordering::Relaxed);
+            self.charged.items.fetch_sub(items, Ordering::SeqCst);
             return false;
         }
         if charged {
-            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.charged.bytes.fetch_add(bytes, Ordering::SeqCst);
         }
         charged
     }
 
-    /// Counts in what a later operation will need, whatever transactions begin and end meanwhile. Called with the join
-    /// guard held.
-    pub(crate) fn promise(&self, need: Need) {
-        self.promised_items.fetch_add(u64::from(need.items), Ordering::Relaxed);
-        self.promised_bytes.fetch_add(u64::from(need.bytes), Ordering::Relaxed);
+    /// Counts in what a later operation will need, whatever transactions begin and end meanwhile; returns whether what is held covers it.
+    /// It is counted in either case. Called with the join guard held, `slab` is the caller's thread's.
+    pub(crate) fn promise(&self, need: Need, slab: usize) -> bool {
+        let amount = amount_of(need);
+        if self.promised_ahead.take(slab, amount) {
+            return true;
+        }
+        let ahead = Slabs::<AtomicU64>::ahead(amount, self.promised.get());
+        self.promised.add(amount.plus(ahead));
+        if self.shortfall(self.charged.get(), false).is_none() && self.promised_ahead.put(slab, ahead) {
+            return true;
+        }
+        self.promised.sub(ahead);
+        let is_covered = || self.shortfall(self.charged.get(), false).is_none();
+        is_covered() || (self.collect(&self.held.lock()) && is_covered())
     }
 
-    /// The later operation is counted for itself now, or will not come.
-    pub(crate) fn cancel_promise(&self, need: Need) {
-        self.promised_items.fetch_sub(u64::from(need.items), Ordering::Relaxed);
-        self.promised_bytes.fetch_sub(u64::from(need.bytes), Ordering::Relaxed);
+    /// The later operation is counted for itself now, or will not come. `slab` is the caller's thread's.
+    pub(crate) fn cancel_promise(&self, need: Need, slab: usize) {
+        let amount = amount_of(need);
+        if !self.promised_ahead.put(slab, amount) {
+            self.promised.sub(amount);
+        }
     }
 
     /// How much more must be reserved for the counts and `need`, or `None` when what is held covers them.
     pub(crate) fn shortfall_for(&self, need: Need) -> Option<ByteLen> {
-        let items = self.items.load(Ordering::Relaxed) + u64::from(need.items);
-        let bytes = self.bytes.load(Ordering::Relaxed) + u64::from(need.bytes);
-        self.shortfall(items, bytes, need.releasing).map(ByteLen)
+        self.collect(&self.held.lock());
+        self.shortfall_now(need)
+    }
+
+    fn shortfall_now(&self, need: Need) -> Option<ByteLen> {
+        self.shortfall(self.charged.get().plus(amount_of(need)), need.releasing).map(ByteLen)
     }
 
     /// What a reservation is rounded up to while there is plenty.
@@ -212,7 +293,11 @@ impl MetadataReserve {
     }
 
     pub(crate) fn set_existing(&self, used: ByteLen) {
-        self.existing.store(used.0.saturating_mul(2), Ordering::Relaxed);
+        let existing = used.0.saturating_mul(2);
+        let before = self.existing.swap(existing, Ordering::Relaxed);
+        if existing > before {
+            self.collect(&self.held.lock());
+        }
     }
 
     pub(crate) fn add(&self, guard: Reservation) {
@@ -245,8 +330,9 @@ impl MetadataReserve {
     /// rest goes back.
     pub(crate) fn freeze(&self) {
         let mut held = self.held.lock();
-        held.frozen_items += self.items.swap(0, Ordering::SeqCst);
-        held.frozen_bytes += self.bytes.swap(0, Ordering::Relaxed);
+        self.collect(&held);
+        held.frozen_items += self.charged.items.swap(0, Ordering::SeqCst);
+        held.frozen_bytes += self.charged.bytes.swap(0, Ordering::SeqCst);
         let Some(open) = held.open.take() else { return };
         let needed = self.bound(held.frozen_items, held.frozen_bytes).saturating_sub(held.frozen_len);
         let frozen = open.split(ByteLen(needed));
@@ -255,9 +341,10 @@ impl MetadataReserve {
             Some(before) => before.join(frozen),
             None => held.frozen = Some(Arc::new(frozen)),
         }
-        let for_promises = match self.promised_items.load(Ordering::Relaxed) {
+        let promised = self.promised.get();
+        let for_promises = match promised.items {
             0 => 0,
-            items => self.bound(items, self.promised_bytes.load(Ordering::Relaxed)),
+            items => self.bound(items, promised.bytes),
         };
         let keep = open.split(ByteLen(for_promises));
         self.covered.store(keep.left().0, Ordering::Release);
@@ -272,7 +359,8 @@ impl MetadataReserve {
         let mut held = self.held.lock();
         (held.frozen_items, held.frozen_bytes, held.frozen_len) = (0, 0, 0);
         let Some(frozen) = held.frozen.take() else { return };
-        if let Some(missing) = self.shortfall_for(Need::default()) {
+        self.collect(&held);
+        if let Some(missing) = self.shortfall_now(Need::default()) {
             let more = frozen.split(missing);
             self.covered.fetch_add(more.left().0, Ordering::Release);
             join(&mut held.open, more);

@@ -9,38 +9,9 @@
 //! All steps are sequentially consistent: the second reading is what orders a look before or after a turn.
 //! Locks: none; one thread turns at a time.
 
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::AtomicU64;
 
-/// An atomic number; all steps are sequentially consistent. Tests substitute one that `shuttle` schedules.
-pub(crate) trait Count {
-    fn new() -> Self;
-    fn get(&self) -> u64;
-    fn add(&self, n: u64);
-    fn sub(&self, n: u64);
-}
-
-macro_rules! count {
-    ($atomic:ty) => {
-        impl Count for $atomic {
-            fn new() -> Self {
-                Self::new(0)
-            }
-            fn get(&self) -> u64 {
-                self.load(SeqCst)
-            }
-            fn add(&self, n: u64) {
-                self.fetch_add(n, SeqCst);
-            }
-            fn sub(&self, n: u64) {
-                self.fetch_sub(n, SeqCst);
-            }
-        }
-    };
-}
-
-count!(AtomicU64);
-#[cfg(test)]
-count!(shuttle::sync::atomic::AtomicU64);
+use crate::count::Count;
 
 /// On lines of its own: two, since processors fetch them in pairs.
 #[repr(align(128))]

@@ -78,14 +78,15 @@ fn check_change(fields: &InodeFields, name: &[u8]) -> Result<(), FsError> {
 
 /// The value of an attribute.
 pub(crate) fn get(inode: &dyn Items, name: &[u8]) -> Result<Option<Vec<u8>>, FsError> {
-    let Some(item) = inode.get(ItemType::XATTR_ITEM, u64::from(dir_hash(name)))? else { return Ok(None) };
-    for entry in dir::entries(&item) {
-        let entry = entry?;
-        if entry.name == name {
-            return Ok(Some(entry.data.to_vec()));
+    inode.with(ItemType::XATTR_ITEM, u64::from(dir_hash(name)), |item| {
+        for entry in dir::entries(item.unwrap_or_default()) {
+            let entry = entry?;
+            if entry.name == name {
+                return Ok(Some(entry.data.to_vec()));
+            }
         }
-    }
-    Ok(None)
+        Ok(None)
+    })
 }
 
 /// Sets an attribute to a value.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use oleo_lock::{Mutex, rank};
 use oleo_txn::DataReservation;
@@ -21,6 +21,8 @@ pub(crate) struct FileData {
     pub(super) dropped: AtomicU64,
     /// Somebody else sets the times of changes; see [`Fs::leave_times`](crate::Fs::leave_times).
     pub(super) times_left: AtomicBool,
+    /// In which list of dirty files it is, counted from 1; 0: in none. Changed with the lock of `buffer` held.
+    pub(super) listed: AtomicU8,
     pub(super) buffer: Mutex<rank::FileBuffer, Option<Box<Buffer>>>,
 }
 

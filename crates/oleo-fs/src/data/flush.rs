@@ -128,7 +128,7 @@ impl Inode {
         let mut slot = self.data.buffer.lock();
         if slot.as_ref().is_some_and(|b| b.is_empty()) {
             *slot = None;
-            let file = self.core().data.files.lock().remove(self.rank());
+            let file = self.core().data.files.remove(self);
             drop(slot);
             drop(file);
         } else if slot.is_some() {
@@ -141,7 +141,7 @@ impl Inode {
         let mut slot = self.data.buffer.lock();
         if let Some(buffer) = slot.take() {
             self.core().data.count(buffer.weight(), 0);
-            let file = self.core().data.files.lock().remove(self.rank());
+            let file = self.core().data.files.remove(self);
             drop(slot);
             drop(file);
         }

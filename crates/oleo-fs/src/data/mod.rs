@@ -37,6 +37,7 @@ use oleo_lock::{MutexGuard, rank};
 
 mod api;
 mod buffer;
+mod buffered_bytes;
 mod dirty;
 mod edges;
 mod flush;

@@ -1,12 +1,13 @@
 //! What all files of an open file system share for their data.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use hashbrown::HashMap;
 use oleo_format::{Generation, Logical, TreeId};
 use oleo_lock::{Condvar, Mutex, rank};
 
+use crate::data::buffered_bytes::BufferedBytes;
 use crate::data::dirty::DirtyFiles;
 use crate::data::options::DataOptions;
 use crate::data::unpacked::Unpacked;
@@ -37,9 +38,9 @@ impl Cloned {
 /// What all files of an open file system share.
 pub(crate) struct Shared {
     /// Bytes that are dirty or under write-back, over all files.
-    bytes: AtomicU64,
+    bytes: BufferedBytes,
     /// The files that have them.
-    pub(super) files: Mutex<rank::DirtyFiles, DirtyFiles>,
+    pub(super) files: DirtyFiles,
     /// Somebody writes back in the background.
     pub(super) has_background_flusher: AtomicBool,
     /// Held while a thread looks whether it has to wait for work or for room.
@@ -63,8 +64,8 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(opts: &DataOptions) -> Shared {
         Shared {
-            bytes: AtomicU64::new(0),
-            files: Mutex::default(),
+            bytes: BufferedBytes::new(opts.dirty_bytes_max),
+            files: DirtyFiles::default(),
             has_background_flusher: AtomicBool::new(false),
             waiting: Mutex::default(),
             work: Condvar::new(),
@@ -77,15 +78,20 @@ impl Shared {
         }
     }
 
-    /// Bytes buffered in all files, each file that has anything buffered counted as [`FILE_WEIGHT`](super::buffer::FILE_WEIGHT) at least.
+    /// Bytes buffered in all files, each file that has anything buffered counted as [`FILE_WEIGHT`](super::buffer::FILE_WEIGHT) at least:
+    /// not more than a sixteenth of [`DataOptions::dirty_bytes_max`] beside the truth.
     pub fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.bytes.about()
+    }
+
+    /// Whether anything is buffered.
+    pub fn has_bytes(&self) -> bool {
+        self.bytes.sum() > 0
     }
 
     /// Drops the files: what they buffer is lost.
     pub(crate) fn forget(&self) {
-        let files = std::mem::take(&mut *self.files.lock());
-        drop(files);
+        self.files.forget();
     }
 
     /// An extent gained a user in the transaction `now`.
@@ -114,17 +120,17 @@ impl Shared {
     /// A file's buffer grew or shrank: it weighed `before` and weighs `now`. One that holds a few bytes weighs more than they
     /// do: space for its items was promised, too.
     pub(super) fn count(&self, before: u64, now: u64) {
-        if now > before {
-            self.bytes.fetch_add(now - before, Ordering::Relaxed);
-        } else if now < before {
-            self.bytes.fetch_sub(before - now, Ordering::Relaxed);
+        if now != before {
+            self.bytes.add(now.wrapping_sub(before).cast_signed());
+        }
+        if now < before {
             self.made_room();
         }
     }
 
     /// The files that have buffered bytes, in rank order; of one subvolume, or all.
     pub(super) fn files(&self, of: Option<TreeId>) -> Vec<Arc<Inode>> {
-        self.files.lock().of(of)
+        self.files.of(of)
     }
 }
 

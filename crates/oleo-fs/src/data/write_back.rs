@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::data::dirty::Flushed;
+use crate::data::dirty::{Due, Flushed};
 use crate::data::flush::Inline;
 use crate::data::shared::Shared;
 use crate::object::{Inode, Items};
@@ -51,12 +51,12 @@ impl Shared {
     /// Enters a file that has buffered bytes now.
     pub(super) fn enlist(&self, inode: &Arc<Inode>) {
         let now = inode.core().now();
-        self.files.lock().insert(inode, now);
+        self.files.insert(inode, now);
     }
 
     /// A file was flushed and has something buffered: it has been written to meanwhile, or not all could be written.
     pub(super) fn renew(&self, inode: &Inode, flushed: Flushed) {
-        self.files.lock().renew(inode.rank(), inode.core().now(), flushed);
+        self.files.renew(inode, inode.core().now(), flushed);
     }
 
     /// Wakes the thread that writes back, if too much is buffered.
@@ -135,17 +135,17 @@ impl Fs {
 
     fn has_to_write_back(&self) -> bool {
         let shared = &self.core().data;
-        let too_much = shared.bytes() > self.options().data.background_max();
-        let old = self.old_before();
-        shared.files.lock().due(too_much, old).next().is_some()
+        shared.files.has_due(self.due())
     }
 
     fn to_write_back(&self) -> Vec<Arc<Inode>> {
         let shared = &self.core().data;
-        let too_much = shared.bytes() > self.options().data.background_max();
-        let old = self.old_before();
-        let files = shared.files.lock();
-        files.due(too_much, old).take(BATCH_FILES).map(|e| e.inode.clone()).collect()
+        shared.files.due(self.due(), BATCH_FILES)
+    }
+
+    fn due(&self) -> Due {
+        let too_much = self.core().data.bytes() > self.options().data.background_max();
+        Due { too_much, old: self.old_before() }
     }
 }
 
@@ -194,7 +194,7 @@ pub(super) fn throttle(inode: &Arc<Inode>, len: u64) -> Result<(), FsError> {
             }
             continue;
         }
-        let others: Vec<Arc<Inode>> = shared.files.lock().oldest().take(BATCH_FILES).map(|e| e.inode.clone()).collect();
+        let others: Vec<Arc<Inode>> = shared.files.oldest(BATCH_FILES);
         if others.is_empty() && !inode.data.is_dirty() {
             // What is left cannot be written.
             return Ok(());

@@ -173,21 +173,24 @@ impl Spot {
 
     /// The entry of that name, if it is there.
     pub(crate) fn find(&self, name: &[u8]) -> Result<Option<(Target, FileKind)>, FsError> {
-        let Some(item) = &self.item else { return Ok(None) };
-        for entry in entries(item) {
-            let entry = entry?;
-            if entry.name == name {
-                let target = Target::of(Key::from(entry.head.location))?;
-                return Ok(Some((target, FileKind::of_disk(entry.head.r#type)?)));
-            }
-        }
-        Ok(None)
+        find_in(self.item.as_deref(), name)
     }
+}
+
+fn find_in(item: Option<&[u8]>, name: &[u8]) -> Result<Option<(Target, FileKind)>, FsError> {
+    for entry in entries(item.unwrap_or_default()) {
+        let entry = entry?;
+        if entry.name == name {
+            let target = Target::of(Key::from(entry.head.location))?;
+            return Ok(Some((target, FileKind::of_disk(entry.head.r#type)?)));
+        }
+    }
+    Ok(None)
 }
 
 /// Finds an entry by name.
 pub(crate) fn find(dir: &dyn Items, name: &[u8]) -> Result<Option<(Target, FileKind)>, FsError> {
-    Spot::of(dir, name)?.find(name)
+    dir.with(ItemType::DIR_ITEM, u64::from(dir_hash(name)), |item| find_in(item, name))
 }
 
 /// Finds out which index the next entry of a directory gets, unless it is known.

@@ -56,7 +56,7 @@ impl Fs {
         let start = Start::of(&mut parent, new)?;
         let ino = match new.ino {
             Some(ino) => ino,
-            None => dir.subvol().give_inos(1)?,
+            None => dir.subvol().give_ino_of(&mut parent.state_mut().next_ino)?,
         };
         let now = core.now();
         let index = dir::add_at(&mut parent, &h, spot, name, Target::Inode(ino), new.kind.kind())?;

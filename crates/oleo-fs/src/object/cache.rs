@@ -5,12 +5,13 @@
 //!
 //! Invariants: at most one [`Inode`] in memory per number: a thread that evicts one while another thread is loading it
 //! makes that one load again, since what it read may be older than what the evicted one had written.
+//! A thread finds what it found before without the lock (`known`).
 //! Inodes of a deleted subvolume are evicted as others are, once nobody uses them: each reports that it is stale, and no other
 //! subvolume ever has its number.
 //! Locks: a shard's lock, held for a look-up or a sweep, never over I/O.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::HashMap;
 use oleo_format::TreeId;
@@ -18,9 +19,11 @@ use oleo_lock::{Mutex, rank};
 
 use crate::FsError;
 use crate::object::inode::Inode;
+use crate::object::known::{self, Removals};
+use crate::object::subvol::INOS_TOGETHER;
 
-/// A power of two, a few times the number of threads.
-const SHARDS: usize = 64;
+/// A power of two, several times the number of threads.
+const SHARDS: usize = 256;
 /// Loads that may be overtaken by an eviction in a row: each needs a whole cycle of load, use and sweep to happen
 /// within one read of a tree.
 const LOADS_MAX: usize = 100;
@@ -35,23 +38,29 @@ const WORTH_PART: usize = 16;
 /// Commits at most between two sweeps that were not worth it: usually some minutes.
 const PAUSE_MAX: u32 = 15;
 
-type CacheKey = (TreeId, u64);
+pub(crate) type CacheKey = (TreeId, u64);
 
 pub(crate) struct InodeCache {
-    shards: Vec<Mutex<rank::InodeCache, Shard>>,
+    /// Tells apart the caches of several file systems.
+    number: u64,
+    shards: Box<[OnLines]>,
+    /// Of each shard.
+    removals: Box<[Removals]>,
     /// Inodes per shard beyond which unused ones go.
     shard_max: usize,
 }
 
-/// The evictions of a shard when an inode was not found there.
+/// A shard on lines of its own.
+#[repr(align(128))]
+struct OnLines(Mutex<rank::InodeCache, Shard>);
+
+/// The removals of a shard when an inode was not found there.
 #[derive(Clone, Copy)]
 pub(crate) struct Ticket(u64);
 
 #[derive(Default)]
 struct Shard {
     inodes: HashMap<CacheKey, Arc<Inode>>,
-    /// Counts sweeps and removals.
-    evictions: u64,
     /// Entries at which the next sweep happens.
     sweep_at: usize,
     pace: Pace,
@@ -86,8 +95,8 @@ impl Pace {
 }
 
 impl Shard {
-    fn sweep(&mut self, max: usize) {
-        self.evictions += 1;
+    fn sweep(&mut self, max: usize, removals: &Removals) {
+        removals.begin();
         for _pass in 0..2 {
             if self.inodes.len() <= max {
                 break;
@@ -98,25 +107,32 @@ impl Shard {
     }
 
     /// A commit has unpinned some, perhaps.
-    fn trim(&mut self, max: usize) {
+    fn trim(&mut self, max: usize, removals: &Removals) {
         let before = self.inodes.len();
         if self.pace.is_due(before, max) {
-            self.sweep(max);
+            self.sweep(max, removals);
             self.pace.swept(before, self.inodes.len(), max);
         }
     }
 }
 
+/// Numbers that a directory gives out together share a shard: so threads that make files in different directories seldom meet in one.
 fn shard_of(key: CacheKey) -> usize {
-    let mixed = (key.0.0 ^ key.1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> 58) as usize % SHARDS
+    let mixed = (key.0.0 ^ (key.1 / INOS_TOGETHER)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 56) as usize % SHARDS
 }
 
 impl InodeCache {
     pub(crate) fn new(inodes_max: usize) -> InodeCache {
         let shard_max = inodes_max / SHARDS + 1;
-        let shards = (0..SHARDS).map(|_| Mutex::new(Shard { sweep_at: shard_max, ..Shard::default() })).collect();
-        InodeCache { shards, shard_max }
+        let shard = || OnLines(Mutex::new(Shard { sweep_at: shard_max, ..Shard::default() }));
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        InodeCache {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            shards: (0..SHARDS).map(|_| shard()).collect(),
+            removals: (0..SHARDS).map(|_| Removals::default()).collect(),
+            shard_max,
+        }
     }
 
     /// The inode from memory, or from `load`, which may be called more than once.
@@ -140,77 +156,91 @@ impl InodeCache {
 
     /// The inode from memory, or the token that [`enter`](Self::enter) needs after the caller has loaded it.
     pub(crate) fn peek(&self, key: CacheKey) -> Result<Arc<Inode>, Ticket> {
-        let shard = self.shards[shard_of(key)].lock();
-        match shard.inodes.get(&key) {
-            Some(inode) => {
-                inode.used.store(true, Ordering::Relaxed);
-                Ok(inode.clone())
-            }
-            None => Err(Ticket(shard.evictions)),
+        let at = shard_of(key);
+        if let Some(inode) = known::find(self.number, key, &self.removals[at]) {
+            inode.note_used();
+            return Ok(inode);
         }
+        let shard = self.shards[at].0.lock();
+        let removals = self.removals[at].count();
+        let Some(inode) = shard.inodes.get(&key).cloned() else { return Err(Ticket(removals)) };
+        drop(shard);
+        inode.note_used();
+        known::keep(self.number, key, removals, &inode);
+        Ok(inode)
     }
 
     /// Enters a loaded inode, unless another thread has; returns the one that is in memory now. `None`: what was loaded may
     /// be out of date by an eviction since the ticket was given.
     pub(crate) fn enter(&self, key: CacheKey, loaded: Arc<Inode>, ticket: Ticket) -> Option<Arc<Inode>> {
-        let mut shard = self.shards[shard_of(key)].lock();
+        let at = shard_of(key);
+        let mut shard = self.shards[at].0.lock();
         if let Some(inode) = shard.inodes.get(&key) {
             return Some(inode.clone());
         }
-        if shard.evictions != ticket.0 {
+        if self.removals[at].count() != ticket.0 {
             return None;
         }
-        self.insert_locked(&mut shard, key, loaded.clone());
+        self.insert_locked(&mut shard, at, key, loaded.clone());
         Some(loaded)
     }
 
     /// Enters a new inode.
     pub(crate) fn insert(&self, key: CacheKey, inode: Arc<Inode>) {
-        let mut shard = self.shards[shard_of(key)].lock();
-        self.insert_locked(&mut shard, key, inode);
+        let at = shard_of(key);
+        self.insert_locked(&mut self.shards[at].0.lock(), at, key, inode);
     }
 
-    fn insert_locked(&self, shard: &mut Shard, key: CacheKey, inode: Arc<Inode>) {
-        shard.inodes.insert(key, inode);
+    fn insert_locked(&self, shard: &mut Shard, at: usize, key: CacheKey, inode: Arc<Inode>) {
+        if shard.inodes.insert(key, inode).is_some() {
+            self.removals[at].begin();
+        }
         if shard.inodes.len() > shard.sweep_at {
-            shard.sweep(self.shard_max);
+            shard.sweep(self.shard_max, &self.removals[at]);
         }
     }
 
     /// Takes out an inode that is deleted.
     pub(crate) fn remove(&self, key: CacheKey) {
-        let mut shard = self.shards[shard_of(key)].lock();
-        if shard.inodes.remove(&key).is_some() {
-            shard.evictions += 1;
+        let at = shard_of(key);
+        let mut shard = self.shards[at].0.lock();
+        if shard.inodes.contains_key(&key) {
+            self.removals[at].begin();
+            let gone = shard.inodes.remove(&key);
+            drop(shard);
+            drop(gone);
         }
     }
 
     /// Evicts what a commit has unpinned.
     pub(crate) fn trim(&self) {
-        for shard in &self.shards {
-            shard.lock().trim(self.shard_max);
+        for (shard, removals) in self.shards.iter().zip(&self.removals) {
+            shard.0.lock().trim(self.shard_max, removals);
         }
     }
 
     /// Evicts what nobody holds any more, if that may be a lot.
     pub(crate) fn shed(&self) {
-        for shard in &self.shards {
-            let mut shard = shard.lock();
+        for (shard, removals) in self.shards.iter().zip(&self.removals) {
+            let mut shard = shard.0.lock();
             if shard.inodes.len() > self.shard_max {
-                shard.sweep(self.shard_max);
+                shard.sweep(self.shard_max, removals);
             }
         }
     }
 
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().inodes.len()).sum()
+        self.shards.iter().map(|shard| shard.0.lock().inodes.len()).sum()
     }
 
     /// Everything in memory, dropped: for the end.
     pub(crate) fn clear(&self) {
-        for shard in &self.shards {
-            let gone = std::mem::take(&mut shard.lock().inodes);
+        for (shard, removals) in self.shards.iter().zip(&self.removals) {
+            let mut shard = shard.0.lock();
+            removals.begin();
+            let gone = std::mem::take(&mut shard.inodes);
+            drop(shard);
             drop(gone);
         }
     }

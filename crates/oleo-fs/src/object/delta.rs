@@ -245,9 +245,14 @@ pub enum Direction {
 /// What a walk calls for each item.
 pub type Visit<'a> = dyn FnMut(u64, &[u8]) -> ControlFlow<()> + 'a;
 
+/// What a look-up calls with the item, or without.
+pub type Seen<'a> = dyn FnMut(Option<&[u8]>) + 'a;
+
 /// The layer below the maps: one object's items in a tree.
 pub(crate) trait Base {
     fn get(&self, slot: Slot) -> Result<Option<Value>, FsError>;
+    /// Calls `seen` once with what `get` would return: nothing is counted or copied.
+    fn see(&self, slot: Slot, seen: &mut Seen<'_>) -> Result<(), FsError>;
     /// Calls `visit` for every item of type `t` with an offset in `from..=to_incl`, in the order of `direction`.
     fn walk(
         &self,
@@ -277,6 +282,17 @@ impl Layers<'_> {
             Some(fate) => Ok(fate.as_ref().map(|bytes| Value::Owned(bytes.clone()))),
             None => self.base.map_or(Ok(None), |base| base.get(slot)),
         }
+    }
+
+    /// Calls `seen` once with what [`get`](Self::get) would return.
+    pub(crate) fn see(&self, slot: Slot, seen: &mut Seen<'_>) -> Result<(), FsError> {
+        let known = self.open.get(slot).or_else(|| self.frozen.and_then(|f| f.get(slot)));
+        match (known, self.base) {
+            (Some(fate), _) => seen(fate.as_deref()),
+            (None, Some(base)) => base.see(slot, seen)?,
+            (None, None) => seen(None),
+        }
+        Ok(())
     }
 
     /// The slots of all items as they stand, rising; `None` if more than `limit` are of type `limited`. Slots of that

@@ -10,7 +10,7 @@ use oleo_lock::{RwLockReadGuard, RwLockWriteGuard, rank};
 use oleo_tree::ItemBytes;
 
 use crate::FsError;
-use crate::object::delta::{Base, Direction, Layers, Slot, Value, Visit};
+use crate::object::delta::{Base, Direction, Layers, Seen, Slot, Value, Visit};
 use crate::object::fields::InodeFields;
 use crate::object::inode::{Inode, InodeState, ItemFate};
 use crate::object::items::{Items, ItemsMut, Joined};
@@ -56,6 +56,9 @@ macro_rules! items_of {
         impl Items for $guard<'_> {
             fn get(&self, t: ItemType, offset: u64) -> Result<Option<Value>, FsError> {
                 with_layers(self.inode, &self.state, |l| l.get((t, offset)))
+            }
+            fn see(&self, t: ItemType, offset: u64, seen: &mut Seen<'_>) -> Result<(), FsError> {
+                with_layers(self.inode, &self.state, |l| l.see((t, offset), seen))
             }
             fn walk(
                 &self,

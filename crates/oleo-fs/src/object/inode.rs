@@ -79,6 +79,8 @@ pub(crate) struct InodeState {
     pub(crate) gone: bool,
     /// The sequence number of the next entry of this directory; 0: not known yet.
     pub(crate) next_index: u64,
+    /// The number of this directory's next inode, out of those it has taken; see [`Subvol::give_ino_of`].
+    pub(crate) next_ino: u64,
     /// No extent item reaches beyond this offset; `None`: not known.
     pub(crate) extents_end: Option<u64>,
     /// Whether there are extended attributes; `None`: not known.
@@ -193,6 +195,7 @@ impl Inode {
                 fresh,
                 gone: false,
                 next_index: 0,
+                next_ino: 0,
                 extents_end: if fresh { Some(0) } else { None },
                 has_xattrs: if fresh { Some(false) } else { None },
                 orphan: !fresh && fields.nlink == 0,
@@ -247,6 +250,14 @@ impl Inode {
     pub(crate) fn lock_key(&self) -> oleo_lock::Key {
         let is_object = !self.tree().is_subvol() || self.ino.0 == ORPHAN_OBJECT;
         [u64::from(is_object), self.tree().0, self.ino.0]
+    }
+
+    /// Says that it was used, to whoever looks for something to evict.
+    pub(crate) fn note_used(&self) {
+        // Only read, mostly, so that several threads can use one inode.
+        if !self.used.load(Ordering::Relaxed) {
+            self.used.store(true, Ordering::Relaxed);
+        }
     }
 
     /// A key of this inode.

@@ -7,13 +7,16 @@ use oleo_tree::ItemBytes;
 use oleo_txn::{Handle, Staged};
 
 use crate::FsError;
-use crate::object::delta::{Direction, Value, Visit};
+use crate::object::delta::{Direction, Seen, Value, Visit};
 use crate::object::fields::InodeFields;
 
 /// One inode's items, its lock held.
 pub trait Items {
     /// The item at `offset`, or `None`.
     fn get(&self, t: ItemType, offset: u64) -> Result<Option<Value>, FsError>;
+
+    /// Calls `seen` once with the item at `offset`, or without. Cheaper than [`get`](Self::get) for who does not keep it.
+    fn see(&self, t: ItemType, offset: u64, seen: &mut Seen<'_>) -> Result<(), FsError>;
 
     /// Calls `visit` for the items of type `t` from `from` to `to_incl` until it breaks; upwards or downwards.
     fn walk(
@@ -54,6 +57,20 @@ pub trait Items {
             ControlFlow::Break(())
         })?;
         Ok(found)
+    }
+}
+
+impl dyn Items + '_ {
+    /// What `f` makes of the item at `offset`, or of its absence.
+    pub(crate) fn with<R>(
+        &self,
+        t: ItemType,
+        offset: u64,
+        f: impl FnOnce(Option<&[u8]>) -> Result<R, FsError>,
+    ) -> Result<R, FsError> {
+        let (mut f, mut made) = (Some(f), None);
+        self.see(t, offset, &mut |item| made = f.take().map(|f| f(item)))?;
+        made.expect("a look-up calls back once")
     }
 }
 

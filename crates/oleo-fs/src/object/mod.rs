@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use oleo_format::{Generation, Ino, ItemType, Key, TreeId};
 use oleo_lock::{Condvar, Mutex, rank};
-use oleo_txn::{Engine, TxnError};
+use oleo_txn::{Engine, TxnError, thread_number};
 
 mod cache;
 mod commit;
@@ -27,10 +27,11 @@ mod guard;
 mod handle;
 mod inode;
 mod items;
+mod known;
 mod subvol;
 mod tree_base;
 
-pub use delta::{Direction, Value, Visit};
+pub use delta::{Direction, Seen, Value, Visit};
 pub use fields::InodeFields;
 pub use guard::{LockedSet, ReadGuard, WriteGuard, lock_all};
 pub use handle::InodeRef;
@@ -60,10 +61,19 @@ const NAMELESS_AWAITED: Duration = Duration::from_secs(1);
 /// Inodes that wait to be erased before operations that remove names erase some, too: each stays in memory until then.
 const EVICTABLE_MAX: usize = 4096;
 
-/// Shards of the list of dirty inodes: a few times the number of threads that push in parallel.
-const DIRTY_SHARDS: usize = 32;
+/// Shards of the list of dirty inodes: more threads than that share them.
+const DIRTY_SHARDS: usize = 64;
 /// Inodes that enter a shard between two looks at whether all shards hold too many.
 const DIRTY_COUNT_STEP: usize = 64;
+
+/// A shard of the list of dirty inodes, on lines of its own.
+#[repr(align(128))]
+#[derive(Default)]
+struct DirtyShard {
+    list: Mutex<rank::DirtyInodes, Vec<Listed>>,
+    /// As many as there are in it. Read without the lock.
+    len: AtomicUsize,
+}
 
 /// What all inodes share.
 pub(crate) struct Core {
@@ -71,7 +81,7 @@ pub(crate) struct Core {
     pub(crate) opts: FsOptions,
     /// Rises by one with each freeze; starts at 1, so that 0 is "never".
     epoch: AtomicU64,
-    dirty: [Mutex<rank::DirtyInodes, Vec<Listed>>; DIRTY_SHARDS],
+    dirty: Box<[DirtyShard]>,
     /// How many inodes are dirty, as of the last look.
     dirty_inodes: AtomicUsize,
     /// Held by the one operation that commits because they are too many.
@@ -122,7 +132,7 @@ impl Core {
         Core {
             engine,
             epoch: AtomicU64::new(1),
-            dirty: std::array::from_fn(|_| Mutex::default()),
+            dirty: (0..DIRTY_SHARDS).map(|_| DirtyShard::default()).collect(),
             dirty_inodes: AtomicUsize::new(0),
             throttling: Mutex::default(),
             has_background_committer: AtomicBool::new(false),
@@ -162,13 +172,14 @@ impl Core {
 
     /// Enters an inode that is changed for the first time in this epoch.
     pub(crate) fn list_dirty(&self, inode: &Arc<Inode>, epoch: u64) {
-        let shard = (inode.ino().0 >> 3) as usize % DIRTY_SHARDS;
-        let mut list = self.dirty[shard].lock();
+        let shard = &self.dirty[thread_number() % DIRTY_SHARDS];
+        let mut list = shard.list.lock();
         list.push((inode.rank(), inode.clone()));
         let len = list.len();
+        shard.len.store(len, Ordering::Relaxed);
         drop(list);
         if len.is_multiple_of(DIRTY_COUNT_STEP) {
-            let all: usize = self.dirty.iter().map(|shard| shard.lock().len()).sum();
+            let all: usize = self.dirty.iter().map(|shard| shard.len.load(Ordering::Relaxed)).sum();
             self.dirty_inodes.store(all, Ordering::Relaxed);
         }
         if inode.subvol().touch(epoch) {
@@ -188,7 +199,7 @@ impl Core {
 
     fn is_over(&self, inodes: usize) -> bool {
         let items = u64::try_from(inodes).unwrap_or(u64::MAX).saturating_mul(ITEMS_PER_INODE);
-        self.dirty_inodes.load(Ordering::Relaxed) > inodes || self.engine.open_items() > items
+        self.dirty_inodes.load(Ordering::Relaxed) > inodes || self.engine.has_open_items_over(items)
     }
 
     /// Enters a subvolume whose root item has changed.
@@ -201,7 +212,7 @@ impl Core {
     /// Drops the lists of dirty inodes: for the end, when nothing is committed any more.
     pub(crate) fn forget_dirty(&self) {
         for shard in &self.dirty {
-            let gone = std::mem::take(&mut *shard.lock());
+            let gone = std::mem::take(&mut *shard.list.lock());
             drop(gone);
         }
         let gone = std::mem::take(&mut *self.dirty_subvols.lock());
@@ -231,8 +242,12 @@ impl Core {
     pub(crate) fn inode(&self, subvol: &Arc<Subvol>, ino: Ino) -> Result<Option<Arc<Inode>>, FsError> {
         self.cache.get_or_load((subvol.id(), ino.0), || {
             let base = TreeBase { core: self, tree: subvol.id(), objectid: ino.0 };
-            let Some(item) = base.get((ItemType::INODE_ITEM, 0))? else { return Ok(None) };
-            let fields = InodeFields::parse(&item, Key::new(ino.0, ItemType::INODE_ITEM, 0))?;
+            let mut fields = None;
+            let key = Key::new(ino.0, ItemType::INODE_ITEM, 0);
+            base.see((ItemType::INODE_ITEM, 0), &mut |item| {
+                fields = item.map(|item| InodeFields::parse(item, key));
+            })?;
+            let Some(fields) = fields.transpose()? else { return Ok(None) };
             Ok(Some(Arc::new(Inode::new(subvol.clone(), ino, fields, false))))
         })
     }

@@ -23,13 +23,20 @@ use crate::object::Core;
 use crate::object::fields::timespec_of;
 use crate::options::Time;
 
+/// Numbers that a directory takes for its new inodes at a time, up to the next multiple of so many.
+pub(crate) const INOS_TOGETHER: u64 = 64;
+
+/// On lines of its own.
+#[repr(align(128))]
+struct NextIno(AtomicU64);
+
 /// A subvolume that is in use.
 pub struct Subvol {
     id: TreeId,
     core: Arc<Core>,
     root: Mutex<rank::SubvolRoot, RootState>,
     /// The number the next inode gets; 0: not known yet.
-    next_ino: AtomicU64,
+    next_ino: NextIno,
     /// The epoch in which it was last entered in the list of dirty subvolumes.
     touched: AtomicU64,
     read_only: AtomicBool,
@@ -62,7 +69,7 @@ impl Subvol {
             id,
             core,
             root: Mutex::new(RootState { item, frozen: None }),
-            next_ino: AtomicU64::new(0),
+            next_ino: NextIno(AtomicU64::new(0)),
             touched: AtomicU64::new(0),
             read_only: AtomicBool::new(read_only),
             deleted: AtomicBool::new(false),
@@ -158,14 +165,28 @@ impl Subvol {
 
     /// Gives out `count` inode numbers in a row and returns the first.
     pub(crate) fn give_inos(&self, count: u64) -> Result<Ino, FsError> {
-        if self.next_ino.load(Ordering::Acquire) == 0 {
+        self.give(|_| count)
+    }
+
+    /// The next number out of those that a directory has taken together: `taken` is the next of them, if it is not the first of such a
+    /// row. So the numbers of files that are made in turn in several directories lie together by directory, in trees and caches.
+    pub(crate) fn give_ino_of(&self, taken: &mut u64) -> Result<Ino, FsError> {
+        if taken.is_multiple_of(INOS_TOGETHER) {
+            *taken = self.give(|first| INOS_TOGETHER - first % INOS_TOGETHER)?.0;
+        }
+        let ino = *taken;
+        *taken += 1;
+        Ok(Ino(ino))
+    }
+
+    /// Gives out as many in a row as `count` wants, of which it is told the first.
+    fn give(&self, count: impl Fn(u64) -> u64) -> Result<Ino, FsError> {
+        let next = &self.next_ino.0;
+        if next.load(Ordering::Acquire) == 0 {
             self.load_next_ino()?;
         }
-        let first = self.next_ino.fetch_add(count, Ordering::AcqRel);
-        match first.checked_add(count) {
-            Some(end) if end <= Ino::LAST.0 => Ok(Ino(first)),
-            _ => Err(FsError::NoSpace),
-        }
+        let end_of = |first: u64| first.checked_add(count(first)).filter(|end| *end <= Ino::LAST.0);
+        next.fetch_update(Ordering::AcqRel, Ordering::Acquire, end_of).map(Ino).map_err(|_| FsError::NoSpace)
     }
 
     /// Sets the next number from the highest in the tree. All inodes that were ever given a number since this value was
@@ -177,7 +198,7 @@ impl Subvol {
         let mut cursor = engine.blocks().cursor(&root);
         cursor.seek_back(&Key::new(Ino::LAST.0, oleo_format::ItemType(u8::MAX), u64::MAX))?;
         let highest = cursor.current().map_or(0, |(key, _)| key.objectid).max(Ino::ROOT_DIR.0);
-        let _ = self.next_ino.compare_exchange(0, highest + 1, Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.next_ino.0.compare_exchange(0, highest + 1, Ordering::AcqRel, Ordering::Acquire);
         Ok(())
     }
 }

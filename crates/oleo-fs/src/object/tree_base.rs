@@ -6,7 +6,7 @@ use oleo_format::{ItemType, Key, TreeId};
 
 use crate::FsError;
 use crate::object::Core;
-use crate::object::delta::{Base, Direction, Slot, Value, Visit};
+use crate::object::delta::{Base, Direction, Seen, Slot, Value, Visit};
 
 /// The items of one object in a tree, at the newest root when it is asked.
 pub(crate) struct TreeBase<'a> {
@@ -21,6 +21,15 @@ impl Base for TreeBase<'_> {
         let Some(root) = self.core.engine.root(self.tree)? else { return Ok(None) };
         let key = Key::new(self.objectid, slot.0, slot.1);
         Ok(self.core.engine.blocks().get(&root, &key)?.map(Value::InTree))
+    }
+
+    fn see(&self, slot: Slot, seen: &mut Seen<'_>) -> Result<(), FsError> {
+        let _look = self.core.engine.look();
+        let Some(root) = self.core.engine.root(self.tree)? else {
+            seen(None);
+            return Ok(());
+        };
+        Ok(self.core.engine.blocks().get_with(&root, &Key::new(self.objectid, slot.0, slot.1), seen)?)
     }
 
     fn walk(

@@ -255,3 +255,38 @@ fn many_at_their_addresses() {
         }
     }
 }
+
+/// Goal: what a thread keeps is found without counting it, and never instead of what the cache would have. Method: look-ups and cursors
+/// between commits, each compared with the map; the count of the root's holders is the same before and in a look-up; after a commit, and
+/// when everything is forgotten, nothing of before is kept.
+#[test]
+fn kept_blocks_are_those_of_the_cache() {
+    let mut world = grown(41, 20_000, 4000);
+    let mut rng = Rng::new(41);
+    for round in 0..8 {
+        let (root, model) = (world.trees[&TreeId(256)].root.clone(), world.trees[&TreeId(256)].model.clone());
+        assert_eq!(world.blocks.kept_here(), 0, "round {round}: they are of before");
+        let mut cursor = world.blocks.cursor(&root);
+        for _ in 0..2000 {
+            let key = random_key(&mut rng, 20_100);
+            let found = world.blocks.get_with(&root, &key, |item| item.map(<[u8]>::to_vec)).unwrap();
+            assert_eq!(found.as_deref(), model.get(&key).map(|item| &**item), "round {round}");
+            assert_eq!(cursor.seek(&key).unwrap(), model.range(key..).next().is_some());
+        }
+        drop(cursor);
+        assert!(world.blocks.kept_here() > 0);
+        let node = world.blocks.root_node(&root).unwrap();
+        let key = *model.first_key_value().unwrap().0;
+        world.blocks.get_with(&root, &key, |_| ()).unwrap();
+        let before = Arc::strong_count(&node);
+        let within = world.blocks.get_with(&root, &key, |_| Arc::strong_count(&node)).unwrap();
+        assert_eq!((within, Arc::strong_count(&node)), (before, before), "round {round}");
+        if round % 2 == 0 {
+            world.blocks.forget_all();
+        } else {
+            let batch = random_batch(&mut rng, &model, 20_000, 200, 600);
+            world.apply(TreeId(256), &batch);
+            world.commit();
+        }
+    }
+}

@@ -8,6 +8,10 @@ impl Base for Below {
     fn get(&self, slot: Slot) -> Result<Option<Value>, FsError> {
         Ok(self.0.get(&slot).map(|v| Value::Owned(v.clone().into())))
     }
+    fn see(&self, slot: Slot, seen: &mut Seen<'_>) -> Result<(), FsError> {
+        seen(self.0.get(&slot).map(|v| &**v));
+        Ok(())
+    }
     fn walk(
         &self,
         t: ItemType,
@@ -82,6 +86,9 @@ fn three_layers_read_as_one() {
             let (from, to) = (random(&mut seed) % width, random(&mut seed) % (width + 3));
             let got = layers.get((t, from)).unwrap().map(|v| v.to_vec());
             assert_eq!(got, model.get(&(t, from)).cloned(), "seed {round}");
+            let mut seen = Vec::new();
+            layers.see((t, from), &mut |item| seen.push(item.map(<[u8]>::to_vec))).unwrap();
+            assert_eq!(seen, [got], "seed {round}");
             let limit = random(&mut seed) as usize % 9 + 1;
             for direction in [Direction::Up, Direction::Down] {
                 let mut want: Vec<_> = if from <= to {
