@@ -37,16 +37,12 @@ pub(crate) mod share;
 
 pub(crate) use build::{Refs, first_key};
 
-use std::sync::Arc;
-
 use oleo_format::{BlockHead, Generation, Key, Logical, TreeId};
 use oleo_space::Ledger;
 
 use crate::blocks::Blocks;
+use crate::item_bytes::ItemBytes;
 use crate::{Dirty, TreeError, TreeRoot};
-
-/// The bytes of an item that is put: never changed, so whoever has them shares them instead of making a copy.
-pub type ItemBytes = Arc<[u8]>;
 
 /// What happens to one item.
 #[derive(Clone, PartialEq, Eq, Debug)]

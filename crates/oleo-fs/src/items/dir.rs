@@ -7,6 +7,7 @@
 //! entry's inode (or, for a subvolume, a reference in the root tree) names the directory and the index.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use oleo_format::{DirItem, DiskKey, FileType, Ino, ItemType, Key, TreeId, dir_hash, item_len_max};
 use smallvec::SmallVec;
@@ -67,12 +68,15 @@ pub(crate) fn encode(location: Key, transid: u64, kind: FileType, name: &[u8], d
     bytes
 }
 
-/// The same of an entry without data, made where it stays.
-fn encode_shared(location: Key, transid: u64, kind: FileType, name: &[u8]) -> ItemBytes {
+/// The same of an entry without data, made where it stays, and other bytes in the same piece of memory.
+fn encode_shared(location: Key, transid: u64, kind: FileType, name: &[u8], beside: &[u8]) -> (ItemBytes, ItemBytes) {
     let head = head_of(location, transid, kind, name.len(), 0);
-    let mut bytes: SmallVec<[u8; HEAD_LEN + NAME_MAX]> = SmallVec::from_slice(head.as_bytes());
+    let mut bytes: SmallVec<[u8; 2 * (HEAD_LEN + NAME_MAX)]> = SmallVec::from_slice(head.as_bytes());
     bytes.extend_from_slice(name);
-    bytes.as_slice().into()
+    let len = bytes.len();
+    bytes.extend_from_slice(beside);
+    let both: Arc<[u8]> = bytes.as_slice().into();
+    (ItemBytes::part(&both, 0..len), ItemBytes::part(&both, len..both.len()))
 }
 
 fn head_of(location: Key, transid: u64, kind: FileType, name_len: usize, data_len: usize) -> DirItem {
@@ -235,8 +239,22 @@ pub(crate) fn add_at(
     kind: FileKind,
 ) -> Result<u64, FsError> {
     let index = next_index(dir)?;
-    put_entry(dir, h, spot, name, target, kind, index)?;
+    put_entry(dir, h, spot, name, target, kind, index, &[])?;
     Ok(index)
+}
+
+/// The same for a new inode, whose own item of the name, which `beside` makes of the index, is returned: it lies in the same piece of memory.
+pub(crate) fn add_new<B: AsRef<[u8]>>(
+    dir: &mut WriteGuard<'_>,
+    h: &dyn Joined,
+    spot: Spot,
+    name: &[u8],
+    target: Target,
+    kind: FileKind,
+    beside: impl FnOnce(u64) -> B,
+) -> Result<ItemBytes, FsError> {
+    let index = next_index(dir)?;
+    put_entry(dir, h, spot, name, target, kind, index, beside(index).as_ref())
 }
 
 /// The same at an index, if nobody has that yet, and otherwise behind all others; returns which.
@@ -250,7 +268,7 @@ pub(crate) fn add_near(
 ) -> Result<u64, FsError> {
     let spot = Spot::of(dir, name)?;
     let index = if dir.get(ItemType::DIR_INDEX, index)?.is_some() { next_index(dir)? } else { index };
-    put_entry(dir, h, spot, name, target, kind, index)?;
+    put_entry(dir, h, spot, name, target, kind, index, &[])?;
     if dir.state().next_index <= index {
         // To be looked up when it is needed.
         dir.state_mut().next_index = 0;
@@ -258,6 +276,7 @@ pub(crate) fn add_near(
     Ok(index)
 }
 
+#[allow(clippy::too_many_arguments, reason = "an entry, where it goes, and what lies beside it; one helper of three")]
 fn put_entry(
     dir: &mut WriteGuard<'_>,
     h: &dyn Joined,
@@ -266,10 +285,11 @@ fn put_entry(
     target: Target,
     kind: FileKind,
     index: u64,
-) -> Result<(), FsError> {
+    beside: &[u8],
+) -> Result<ItemBytes, FsError> {
     let hash = spot.hash;
     // Both items share one copy, unless others have the same hash.
-    let entry = encode_shared(target.location(), h.generation().0, kind.to_disk(), name);
+    let (entry, beside) = encode_shared(target.location(), h.generation().0, kind.to_disk(), name, beside);
     let item = match spot.item {
         None => entry.clone(),
         Some(old) => {
@@ -280,7 +300,7 @@ fn put_entry(
     dir.put(h, ItemType::DIR_ITEM, hash, item);
     dir.put(h, ItemType::DIR_INDEX, index, entry);
     dir.fields_mut(h).size += 2 * name.len() as u64;
-    Ok(())
+    Ok(beside)
 }
 
 /// Fails if an entry of that name would make its item outgrow a leaf, so that [`add`] cannot fail for that.

@@ -59,12 +59,15 @@ fn split_name(rest: &[u8], name_len: u16) -> Result<(Vec<u8>, &[u8]), FsError> {
 
 /// The bytes of one name in an INODE_REF.
 pub(crate) fn encode_ref(index: u64, name: &[u8]) -> ItemBytes {
+    ref_bytes(index, name).as_slice().into()
+}
+
+/// The same on the stack, so that only the item itself is allocated.
+pub(crate) fn ref_bytes(index: u64, name: &[u8]) -> SmallVec<[u8; size_of::<InodeRefHead>() + NAME_MAX]> {
     let head = InodeRefHead { index: index.into(), name_len: (name.len() as u16).into() };
-    // Made on the stack, so that only the item itself is allocated.
-    let mut bytes = SmallVec::<[u8; size_of::<InodeRefHead>() + NAME_MAX]>::new();
-    bytes.extend_from_slice(head.as_bytes());
+    let mut bytes = SmallVec::from_slice(head.as_bytes());
     bytes.extend_from_slice(name);
-    bytes.as_slice().into()
+    bytes
 }
 
 fn encode_extref(of: &NameOf) -> Vec<u8> {

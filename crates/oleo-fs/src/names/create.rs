@@ -56,12 +56,13 @@ impl Fs {
         let start = Start::of(&mut parent, new)?;
         let ino = match new.ino {
             Some(ino) => ino,
-            None => dir.subvol().give_ino_of(&mut parent.state_mut().next_ino)?,
+            None => dir.subvol().give_ino_of(&mut parent.state_mut().taken_inos)?,
         };
         let now = core.now();
-        let index = dir::add_at(&mut parent, &h, spot, name, Target::Inode(ino), new.kind.kind())?;
+        let own = |index| refs::ref_bytes(index, name);
+        let named = dir::add_new(&mut parent, &h, spot, name, Target::Inode(ino), new.kind.kind(), own)?;
         stamp(&mut parent, &h, now);
-        self.make(dir, &h, new, &start, ino, Some((index, name)), now)
+        self.make(dir, &h, new, &start, ino, Some(named), now)
     }
 
     /// Makes a regular file without a name, which takes over from `dir` what a named one would. [`link`](Fs::link) can
@@ -89,7 +90,7 @@ impl Fs {
         Ok(made)
     }
 
-    /// Gives a new inode its items. `name`: its entry's index in `dir`, and its name, if it has one.
+    /// Gives a new inode its items. `named`: the item that says which name it has in `dir`, if it has one.
     #[allow(clippy::too_many_arguments, reason = "what, where and when; each used once")]
     pub(crate) fn make(
         &self,
@@ -98,19 +99,19 @@ impl Fs {
         new: &NewInode<'_>,
         start: &Start,
         ino: Ino,
-        name: Option<(u64, &[u8])>,
+        named: Option<ItemBytes>,
         now: Time,
     ) -> Result<InodeRef, FsError> {
         let core = self.core();
         let mut fields = start.fields(new, h.generation().0, now);
-        fields.nlink = u32::from(name.is_some());
+        fields.nlink = u32::from(named.is_some());
         let inode = Inode::new(dir.subvol().clone(), ino, fields, true).made_in(dir.ino());
         let made = InodeRef::new(Arc::new(inode));
         {
             let mut child = made.write();
             child.fields_mut(h);
-            if let Some((index, name)) = name {
-                child.put(h, ItemType::INODE_REF, dir.ino().0, refs::encode_ref(index, name));
+            if let Some(named) = named {
+                child.put(h, ItemType::INODE_REF, dir.ino().0, named);
             }
             child.state_mut().next_index = if fields.kind() == FileKind::Dir { dir::FIRST_INDEX } else { 0 };
             if let NewKind::Symlink(target) = new.kind {

@@ -211,7 +211,7 @@ impl Fs {
             if let Some((mark, start, ino)) = &mark {
                 let kind = mark.kind.kind();
                 let index = dir::add(locked.of(plan.src_dir), &h, plan.src, Target::Inode(*ino), kind)?;
-                self.make(plan.src_dir, &h, mark, start, *ino, Some((index, plan.src)), now)?;
+                self.make(plan.src_dir, &h, mark, start, *ino, Some(refs::encode_ref(index, plan.src)), now)?;
             }
             stamp(locked.of(plan.src_dir), &h, now);
             if !plan.src_dir.same(plan.dst_dir) {

@@ -4,12 +4,14 @@
 //! of dirty inodes and subvolumes are set aside; (2) [`itemise`](DeltaSource::itemise) turns them into sorted changes, while new operations
 //! go on; (3) [`published`](DeltaSource::published) once the new roots can be read: the frozen deltas are dropped.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use oleo_format::{ItemType, Key, TreeId};
+use oleo_format::{InodeItem, ItemType, Key, TreeId};
 use oleo_tree::{Change, ItemBytes, Op};
 use oleo_txn::{DeltaSource, Stage, TxnError};
 use rayon::prelude::*;
+use zerocopy::IntoBytes;
 
 use crate::object::delta::ItemMap;
 use crate::object::fields::InodeFields;
@@ -110,17 +112,24 @@ struct TreeChanges {
 /// The changes of some inodes, which are sorted by tree and number.
 fn itemise_chunk(inodes: &[Listed], epoch: u64) -> Vec<TreeChanges> {
     let mut trees: Vec<TreeChanges> = Vec::new();
+    let mut inode_items = InodeItems::default();
     for (_, inode) in inodes {
         if inode.subvol().is_deleted() {
             continue;
         }
         if trees.last().is_none_or(|t| t.tree != inode.tree()) {
+            inode_items.put_into(trees.last_mut());
             let changes = Vec::with_capacity(inodes.len() * 2);
             trees.push(TreeChanges { tree: inode.tree(), changes, orphans: Vec::new() });
         }
+        if inode_items.is_full() {
+            inode_items.put_into(trees.last_mut());
+        }
         let Some(TreeChanges { changes, orphans, .. }) = trees.last_mut() else { continue };
         let to = if inode.ino().0 == ORPHAN_OBJECT { &mut *orphans } else { changes };
-        let orphan = inode.itemise(epoch, |items, fate, fields| itemise_inode(inode, items, fate, fields, to));
+        let orphan = inode.itemise(epoch, |items, fate, fields| {
+            itemise_inode(inode, items, fate, fields, to, &mut inode_items);
+        });
         if let Some(orphan) = orphan {
             let op = match orphan {
                 OrphanChange::Put => Op::Put(ItemBytes::default()),
@@ -129,15 +138,58 @@ fn itemise_chunk(inodes: &[Listed], epoch: u64) -> Vec<TreeChanges> {
             orphans.push(Change { key: Key::new(ORPHAN_OBJECT, ItemType::ORPHAN_ITEM, inode.ino().0), op });
         }
     }
+    inode_items.put_into(trees.last_mut());
     trees
 }
 
-/// One inode's changes in key order: the inode item's type is the lowest.
-fn itemise_inode(inode: &Inode, items: &ItemMap, fate: ItemFate, fields: &InodeFields, changes: &mut Vec<Change>) {
+/// Inode items that are made in one piece of memory.
+#[derive(Default)]
+struct InodeItems {
+    bytes: Vec<u8>,
+    /// The changes that put them, of one tree, in their order.
+    changes: Vec<usize>,
+}
+
+impl InodeItems {
+    /// As many as parts of one piece can be.
+    fn is_full(&self) -> bool {
+        self.bytes.len() + size_of::<InodeItem>() > usize::from(u16::MAX)
+    }
+
+    /// One more, which the change that comes next in the list is to put.
+    fn add(&mut self, fields: &InodeFields, change: usize) {
+        self.bytes.extend_from_slice(fields.to_item().as_bytes());
+        self.changes.push(change);
+    }
+
+    /// Gives them to the changes that put them.
+    fn put_into(&mut self, tree: Option<&mut TreeChanges>) {
+        let Some(tree) = tree else { return };
+        let all: Arc<[u8]> = self.bytes.as_slice().into();
+        for (n, change) in self.changes.drain(..).enumerate() {
+            let start = n * size_of::<InodeItem>();
+            tree.changes[change].op = Op::Put(ItemBytes::part(&all, start..start + size_of::<InodeItem>()));
+        }
+        self.bytes.clear();
+    }
+}
+
+/// One inode's changes in key order: the inode item's type is the lowest. Its bytes come later, out of `inode_items`.
+fn itemise_inode(
+    inode: &Inode,
+    items: &ItemMap,
+    fate: ItemFate,
+    fields: &InodeFields,
+    changes: &mut Vec<Change>,
+    inode_items: &mut InodeItems,
+) {
     let item = inode.key(ItemType::INODE_ITEM, 0);
     match fate {
         ItemFate::Clean => {}
-        ItemFate::Dirty => changes.push(Change { key: item, op: Op::Put(fields.encode()) }),
+        ItemFate::Dirty => {
+            inode_items.add(fields, changes.len());
+            changes.push(Change { key: item, op: Op::Put(ItemBytes::default()) });
+        }
         ItemFate::Deleted => changes.push(Change { key: item, op: Op::Delete }),
     }
     changes.reserve(items.len());

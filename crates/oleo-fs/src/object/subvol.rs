@@ -23,8 +23,17 @@ use crate::object::Core;
 use crate::object::fields::timespec_of;
 use crate::options::Time;
 
-/// Numbers that a directory takes for its new inodes at a time, up to the next multiple of so many.
+/// Numbers that a large directory takes for its new inodes at a time, up to the next multiple of so many.
 pub(crate) const INOS_TOGETHER: u64 = 64;
+
+/// Numbers that a directory has taken for its new inodes: the first time one, then twice as many each time.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct TakenInos {
+    next: u64,
+    left: u8,
+    /// As many as it took the last time.
+    together: u8,
+}
 
 /// On lines of its own.
 #[repr(align(128))]
@@ -168,14 +177,18 @@ impl Subvol {
         self.give(|_| count)
     }
 
-    /// The next number out of those that a directory has taken together: `taken` is the next of them, if it is not the first of such a
-    /// row. So the numbers of files that are made in turn in several directories lie together by directory, in trees and caches.
-    pub(crate) fn give_ino_of(&self, taken: &mut u64) -> Result<Ino, FsError> {
-        if taken.is_multiple_of(INOS_TOGETHER) {
-            *taken = self.give(|first| INOS_TOGETHER - first % INOS_TOGETHER)?.0;
+    /// The next number of those that a directory has taken. So the numbers of files that are made in turn in several directories lie together
+    /// by directory, in trees and caches, and are not taken one by one from what all share.
+    pub(crate) fn give_ino_of(&self, taken: &mut TakenInos) -> Result<Ino, FsError> {
+        if taken.left == 0 {
+            let together = (2 * u64::from(taken.together)).clamp(1, INOS_TOGETHER);
+            let count = |first: u64| if together < INOS_TOGETHER { together } else { together - first % together };
+            let first = self.give(count)?.0;
+            *taken = TakenInos { next: first, left: count(first) as u8, together: together as u8 };
         }
-        let ino = *taken;
-        *taken += 1;
+        let ino = taken.next;
+        taken.next += 1;
+        taken.left -= 1;
         Ok(Ino(ino))
     }
 
