@@ -1,5 +1,5 @@
 //! `cargo xtask nightly`: the proofs that take too long for CI, in release: every `#[ignore]`d test, except those that
-//! prove nothing by themselves.
+//! prove nothing by themselves; and the count of stores to lines that threads share (`oleo-bench shared-lines`).
 
 use std::path::Path;
 use std::process::Command;
@@ -31,7 +31,11 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
         command.args(["--skip", name]);
     }
     command.env("OLEO_DEMAND_ORACLE", "1").current_dir(root);
-    if !command.status().context("cannot run cargo")?.success() {
+    let passed = command.status().context("cannot run cargo")?.success();
+    let mut count = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    count.args(["run", "--release", "--locked", "-p", "oleo-bench", "--", "shared-lines"]).current_dir(root);
+    let counted = count.status().context("cannot run cargo")?.success();
+    if !passed || !counted {
         bail!("a long proof failed");
     }
     Ok(())

@@ -147,17 +147,15 @@ pub fn run(args: &Args, report: &mut Report) -> Result<()> {
     let transfer = (shared / 2.0 - alone).max(0.0);
     report.value("a transfer of a line", "ns", transfer);
     for (at, kind) in KINDS.iter().enumerate() {
-        if args.only.as_ref().is_some_and(|only| !kind.name.contains(only.as_str())) {
+        if !args.wants(kind.name) {
             continue;
         }
         let one = median(args.runs, || measured(at, 1))?;
         let two = median(args.runs, || measured(at, 2))?;
         report.value(&format!("{}: one thread", kind.name), "ns", one);
         report.value(&format!("{}: two threads, each", kind.name), "ns", two);
-        let rates: Vec<String> = THREADS
-            .iter()
-            .map(|n| format!("{n}: {:.2}", modelled(*n, one, transfer, kind) / 1e6))
-            .collect();
+        let rates: Vec<String> =
+            THREADS.iter().map(|n| format!("{n}: {:.2}", modelled(*n, one, transfer, kind) / 1e6)).collect();
         report.note(&format!("{}, modelled, million a second by threads: {}", kind.name, rates.join(", ")));
     }
     Ok(())

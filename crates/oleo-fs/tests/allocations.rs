@@ -92,11 +92,11 @@ fn operations_allocate_little() -> Result<()> {
         }
     };
     let new = &names[FILES as usize..];
-    check("create", asked_for(FILES, || create(new))?, 3.5);
+    check("create", asked_for(FILES, || create(new))?, 2.4);
     let before = ALL.load(Ordering::Relaxed);
     fs.commit()?;
     let commit = (ALL.load(Ordering::Relaxed) - before) as f64 / FILES as f64;
-    check("commit of a new file", (commit, 0.0), 1.5);
+    check("commit of a new file", (commit, 0.0), 0.6);
     let look = || -> Result<()> {
         for name in &names[..1000] {
             let file = fs.lookup(&dir, name.as_bytes())?.expect("it was made");
@@ -110,11 +110,11 @@ fn operations_allocate_little() -> Result<()> {
     let files = files.collect::<Result<Vec<_>>>()?;
     let write = |at: u64| files.iter().try_for_each(|file| fs.write(file, at, &[7; 8192]));
     write(0)?;
-    check("8 KiB written behind others", asked_for(1000, || Ok(write(8192)?))?, 3.5);
+    check("8 KiB written behind others", asked_for(1000, || Ok(write(8192)?))?, 1.2);
     for file in &files {
         fs.flush(file)?;
     }
-    check("8 KiB written, the first of a file", asked_for(1000, || Ok(write(0)?))?, 6.5);
+    check("8 KiB written, the first of a file", asked_for(1000, || Ok(write(0)?))?, 5.6);
     ensure!(over.is_empty(), "{}", over.join("; "));
     Ok(())
 }

@@ -317,12 +317,7 @@ impl Blocks {
 
     /// What `f` makes of the item of this very key, or of its absence. Writes to no line that other threads use, if all blocks on the
     /// way are kept by this thread.
-    pub fn get_with<R>(
-        &self,
-        root: &TreeRoot,
-        key: &Key,
-        f: impl FnOnce(Option<&[u8]>) -> R,
-    ) -> Result<R, TreeError> {
+    pub fn get_with<R>(&self, root: &TreeRoot, key: &Key, f: impl FnOnce(Option<&[u8]>) -> R) -> Result<R, TreeError> {
         let leaf = self.leaf_of(root, key)?;
         Ok(f(leaf.search(key).ok().map(|slot| leaf.item(slot))))
     }

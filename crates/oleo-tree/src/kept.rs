@@ -1,10 +1,10 @@
 //! Blocks that a thread keeps, so that a look-up of what is in memory writes to no line that other threads use.
 //!
 //! The cache of all threads costs four such stores for each block: its lock and the count of the block. So each thread keeps the blocks that
-//! it used last, some upper ones and some leaves. A look-up takes a block out of its place ([`Blocks::lend`]) and puts it back when it has
+//! it used last, some upper ones and some leaves. A look-up takes a block out of its place (`Blocks::lend`) and puts it back when it has
 //! done with it ([`Lent`]): nothing is counted. Who needs the same block in between, on the same thread, gets it from the cache.
 //!
-//! Invariants: what is kept is what the cache would return. A block is kept under the number of its [`Blocks`], which changes whenever the cache
+//! Invariants: what is kept is what the cache would return. A block is kept under the number of its `Blocks`, which changes whenever the cache
 //! may come to have another block of the same address and generation, or is to be empty (`publish`, `forget_all`); so what was kept
 //! before is not found any more. Unwritten blocks are not kept, since they hold others.
 //! Memory: [`PLACES`] times two blocks for each thread, whatever the cache may hold, until the thread uses other blocks or ends.
@@ -17,7 +17,6 @@ use std::sync::Arc;
 use oleo_format::{Generation, Logical};
 
 use crate::Node;
-use crate::blocks::Blocks;
 
 /// Places for leaves, and as many for blocks above them; a power of two. With the usual block size a megabyte in all.
 const PLACES: usize = 32;
@@ -147,12 +146,9 @@ fn keep(blocks: u64, node: Arc<Node>) {
     });
 }
 
-impl Blocks {
-    /// How many blocks of this cache, as it is now, this thread keeps.
-    #[cfg(test)]
-    pub(crate) fn kept_here(&self) -> usize {
-        let number = self.number();
-        let of = |place: &&Place| place.which.blocks == number && place.node.is_some();
-        KEPT.with_borrow(|kept| kept.iter().flatten().filter(of).count())
-    }
+/// How many blocks this thread keeps under a number.
+#[cfg(test)]
+pub(crate) fn count(blocks: u64) -> usize {
+    let is_of = |place: &&Place| place.which.blocks == blocks && place.node.is_some();
+    KEPT.with_borrow(|kept| kept.iter().flatten().filter(is_of).count())
 }

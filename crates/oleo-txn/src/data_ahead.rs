@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use oleo_format::ByteLen;
 use oleo_lock::{Mutex, rank};
-use oleo_space::{Kind, Reservation, Space};
+use oleo_space::{Kind, Refusal, Reservation, Space};
 
 use crate::barrier::{SHARDS, thread_shard};
 
@@ -33,29 +33,43 @@ impl DataAhead {
         DataAhead { of_threads: (0..SHARDS).map(|_| own()).collect(), is_short: AtomicBool::new(false) }
     }
 
-    /// A promise out of what is ahead; `None` if nothing may be ahead, or what the groups have is not enough.
-    pub(crate) fn take(&self, space: &Space, len: ByteLen) -> Option<Reservation> {
+    /// A promise out of what is ahead, or else out of what the groups have: then more is reserved ahead, if there is more. No chunk is made
+    /// for what is only ahead: that is given back before `NeedChunk` is returned. So who makes a chunk, and when, does not depend on threads.
+    pub(crate) fn take(&self, space: &Space, len: ByteLen) -> Result<Reservation, Refusal> {
+        if let Some(promise) = self.take_ahead(space, len)? {
+            return Ok(promise);
+        }
+        match space.reserve(Kind::Data, len) {
+            Err(Refusal::NeedChunk(_)) if self.release() => space.reserve(Kind::Data, len),
+            promise => promise,
+        }
+    }
+
+    /// `None`: nothing may be ahead, or there is not enough for that.
+    fn take_ahead(&self, space: &Space, len: ByteLen) -> Result<Option<Reservation>, Refusal> {
         if len.0 > AHEAD_LEN / 2 {
-            return None;
+            return Ok(None);
         }
         let mut own = self.of_threads[thread_shard()].0.lock();
         // With the lock, so that who releases what is ahead either sees what is reserved here or is seen.
         if self.is_short.load(Ordering::SeqCst) {
-            return None;
+            return Ok(None);
         }
         if let Some(ahead) = own.as_ref().filter(|ahead| ahead.left() >= len) {
-            return Some(ahead.split(len));
+            return Ok(Some(ahead.split(len)));
         }
-        let Ok(more) = space.reserve(Kind::Data, ByteLen(len.0 + AHEAD_LEN)) else {
-            // It may be enough for what is needed; if not, a chunk is made.
-            return None;
+        let more = match space.reserve(Kind::Data, ByteLen(len.0 + AHEAD_LEN)) {
+            Ok(more) => more,
+            // It may be enough for what is needed.
+            Err(Refusal::NeedChunk(_)) => return Ok(None),
+            Err(refusal) => return Err(refusal),
         };
         let promise = more.split(len);
         match own.as_ref() {
             Some(ahead) => ahead.join(more),
             None => *own = Some(more),
         }
-        Some(promise)
+        Ok(Some(promise))
     }
 
     /// What is left of a promise. Never waits: the caller may hold anything.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use oleo_format::{ByteLen, Logical, TreeId};
-use oleo_space::{Grant, Kind};
+use oleo_space::{Grant, Kind, Refusal};
 use smallvec::{SmallVec, smallvec};
 
 use crate::TxnError;
@@ -85,8 +85,9 @@ impl Engine {
     pub fn reserve_data(&self, len: ByteLen) -> Result<DataReservation, TxnError> {
         self.0.writable()?;
         let mut guard = match self.0.data_ahead.take(&self.0.space, len) {
-            None => self.0.reserve_growing(Kind::Data, len)?,
-            guard => guard,
+            Ok(guard) => Some(guard),
+            Err(Refusal::NeedChunk(_)) => self.0.reserve_growing(Kind::Data, len)?,
+            Err(_) => None,
         };
         if guard.is_none() && self.0.release_idle_reservations() {
             guard = self.0.reserve_growing(Kind::Data, len)?;

@@ -121,9 +121,7 @@ impl Engine {
             self.commit()?;
             inner.reap();
             let free = inner.free_metadata();
-            if let Some(handle) =
-                self.join_charged(|reserve, _| reserve.charge_alone(&alone, need, free))
-            {
+            if let Some(handle) = self.join_charged(|reserve, _| reserve.charge_alone(&alone, need, free)) {
                 return Ok(handle);
             }
         }

@@ -200,7 +200,8 @@ impl MetadataReserve {
             return true;
         }
         let ahead = Slabs::<AtomicU64>::ahead(amount, self.charged.get());
-        if !need.releasing && self.count_in(amount.plus(ahead), false) {
+        // What is ahead may be taken by any operation: it is covered as for an ordinary one.
+        if self.count_in(amount.plus(ahead), false) {
             if !self.charged_ahead.put(slab, ahead) {
                 self.charged.sub(ahead);
             }

@@ -16,7 +16,7 @@ use crate::count::Count;
 const OPERATIONS: u64 = 8;
 /// One of so many parts of what is counted in already may be ahead of one thread.
 const PART: u64 = 1024;
-/// Items and bytes that a slab holds at most, so that threads which do nothing more do not keep much. Half of it is counted ahead at once.
+/// Items and bytes that a slab holds at most, so that threads which do nothing more do not keep much. Half of it is the most that is counted ahead in one step.
 const ITEMS_MAX: u64 = 1 << 10;
 const BYTES_MAX: u64 = 128 << 10;
 
@@ -60,10 +60,7 @@ impl<C: Count> Slabs<C> {
     /// How much to count ahead beside `need`, if `counted` is counted in.
     pub(crate) fn ahead(need: Amount, counted: Amount) -> Amount {
         let of = |need: u64, counted: u64, max: u64| (need * OPERATIONS).max(counted / PART).min(max / 2);
-        Amount {
-            items: of(need.items, counted.items, ITEMS_MAX),
-            bytes: of(need.bytes, counted.bytes, BYTES_MAX),
-        }
+        Amount { items: of(need.items, counted.items, ITEMS_MAX), bytes: of(need.bytes, counted.bytes, BYTES_MAX) }
     }
 
     /// Changes a slab, unless `change` does not want to.

@@ -14,12 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::HashMap;
-use oleo_format::TreeId;
 use oleo_lock::{Mutex, rank};
 
 use crate::FsError;
 use crate::object::inode::Inode;
-use crate::object::known::{self, Removals};
+use crate::object::known::{self, CacheKey, Removals};
 use crate::object::subvol::INOS_TOGETHER;
 
 /// A power of two, several times the number of threads.
@@ -37,8 +36,6 @@ const SWEEP_GROWTH: usize = 2;
 const WORTH_PART: usize = 16;
 /// Commits at most between two sweeps that were not worth it: usually some minutes.
 const PAUSE_MAX: u32 = 15;
-
-pub(crate) type CacheKey = (TreeId, u64);
 
 pub(crate) struct InodeCache {
     /// Tells apart the caches of several file systems.

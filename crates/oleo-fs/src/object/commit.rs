@@ -33,8 +33,8 @@ impl DeltaSource for Core {
         self.log.forget_before(self.engine.generation());
         self.dirty_inodes.store(0, Ordering::Relaxed);
         for shard in &self.dirty {
-            frozen.inodes.append(&mut shard.list.lock());
-            shard.len.store(0, Ordering::Relaxed);
+            frozen.inodes.append(&mut shard.list.0.lock());
+            shard.len.0.store(0, Ordering::Relaxed);
         }
         frozen.subvols = std::mem::take(&mut self.dirty_subvols.lock());
         let (now, generation) = (self.now(), self.engine.generation());

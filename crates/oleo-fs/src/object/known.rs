@@ -13,8 +13,12 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 
-use crate::object::cache::CacheKey;
+use oleo_format::TreeId;
+
 use crate::object::inode::Inode;
+
+/// Which inode.
+pub(crate) type CacheKey = (TreeId, u64);
 
 /// A power of two. Numbers in a row, as those of new files are, have places of their own.
 const PLACES: usize = 256;
@@ -38,7 +42,11 @@ impl Removals {
 }
 
 /// Holds something and says whether it may be used: nothing was taken out since the count was `noted`.
-fn held_and_known<H>(hold: impl FnOnce() -> Option<H>, removals: impl FnOnce() -> u64, noted: u64) -> (Option<H>, bool) {
+fn held_and_known<H>(
+    hold: impl FnOnce() -> Option<H>,
+    removals: impl FnOnce() -> u64,
+    noted: u64,
+) -> (Option<H>, bool) {
     let held = hold();
     // Orders the count of holders, which has been raised, before the count of removals, which is read; `Removals::begin` orders them the
     // other way round.

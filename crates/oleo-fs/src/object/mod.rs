@@ -66,13 +66,17 @@ const DIRTY_SHARDS: usize = 64;
 /// Inodes that enter a shard between two looks at whether all shards hold too many.
 const DIRTY_COUNT_STEP: usize = 64;
 
-/// A shard of the list of dirty inodes, on lines of its own.
+/// On lines of its own.
 #[repr(align(128))]
 #[derive(Default)]
+struct OnLines<T>(T);
+
+/// A shard of the list of dirty inodes.
+#[derive(Default)]
 struct DirtyShard {
-    list: Mutex<rank::DirtyInodes, Vec<Listed>>,
-    /// As many as there are in it. Read without the lock.
-    len: AtomicUsize,
+    list: OnLines<Mutex<rank::DirtyInodes, Vec<Listed>>>,
+    /// As many as there are in it, in steps of [`DIRTY_COUNT_STEP`]. Read without the lock by those who add up, so not written each time.
+    len: OnLines<AtomicUsize>,
 }
 
 /// What all inodes share.
@@ -173,13 +177,16 @@ impl Core {
     /// Enters an inode that is changed for the first time in this epoch.
     pub(crate) fn list_dirty(&self, inode: &Arc<Inode>, epoch: u64) {
         let shard = &self.dirty[thread_number() % DIRTY_SHARDS];
-        let mut list = shard.list.lock();
+        let mut list = shard.list.0.lock();
         list.push((inode.rank(), inode.clone()));
         let len = list.len();
-        shard.len.store(len, Ordering::Relaxed);
+        let is_step = len.is_multiple_of(DIRTY_COUNT_STEP);
+        if is_step {
+            shard.len.0.store(len, Ordering::Relaxed);
+        }
         drop(list);
-        if len.is_multiple_of(DIRTY_COUNT_STEP) {
-            let all: usize = self.dirty.iter().map(|shard| shard.len.load(Ordering::Relaxed)).sum();
+        if is_step {
+            let all: usize = self.dirty.iter().map(|shard| shard.len.0.load(Ordering::Relaxed)).sum();
             self.dirty_inodes.store(all, Ordering::Relaxed);
         }
         if inode.subvol().touch(epoch) {
@@ -212,7 +219,7 @@ impl Core {
     /// Drops the lists of dirty inodes: for the end, when nothing is committed any more.
     pub(crate) fn forget_dirty(&self) {
         for shard in &self.dirty {
-            let gone = std::mem::take(&mut *shard.list.lock());
+            let gone = std::mem::take(&mut *shard.list.0.lock());
             drop(gone);
         }
         let gone = std::mem::take(&mut *self.dirty_subvols.lock());
