@@ -151,7 +151,8 @@ fn each_request_for_space_is_refused() {
     ));
     assert!(refused > 10, "only {refused}");
     tally.must_be_clean("runs with refusals", |s| verify_script(&base, s, &kinds, 0, None));
-    tally.must_have_tested(3500, 650);
+    // Fewer than one for each operation: what is reserved ahead serves several.
+    tally.must_have_tested(3000, 550);
 }
 
 /// Goal: a commit that finds no block for a tree, despite its reservation, stops the file system with the old state
