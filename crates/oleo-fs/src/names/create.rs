@@ -56,7 +56,7 @@ impl Fs {
         let start = Start::of(&mut parent, new)?;
         let ino = match new.ino {
             Some(ino) => ino,
-            None => dir.subvol().give_ino_of(&mut parent.state_mut().taken_inos)?,
+            None => dir.subvol().give_inos(1)?,
         };
         let now = core.now();
         let own = |index| refs::ref_bytes(index, name);

@@ -19,7 +19,6 @@ use oleo_lock::{Mutex, rank};
 use crate::FsError;
 use crate::object::inode::Inode;
 use crate::object::known::{self, CacheKey, Removals};
-use crate::object::subvol::INOS_TOGETHER;
 
 /// A power of two, several times the number of threads.
 const SHARDS: usize = 256;
@@ -113,9 +112,8 @@ impl Shard {
     }
 }
 
-/// Numbers that a directory gives out together share a shard: so threads that make files in different directories seldom meet in one.
 fn shard_of(key: CacheKey) -> usize {
-    let mixed = (key.0.0 ^ (key.1 / INOS_TOGETHER)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (key.0.0 ^ key.1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 56) as usize % SHARDS
 }
 

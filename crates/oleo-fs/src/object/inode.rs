@@ -33,7 +33,7 @@ use crate::log::LogMark;
 use crate::object::Core;
 use crate::object::delta::ItemMap;
 use crate::object::fields::InodeFields;
-use crate::object::subvol::{Subvol, TakenInos};
+use crate::object::subvol::Subvol;
 
 /// The object that holds the orphan items of a subvolume (`BTRFS_ORPHAN_OBJECTID` in the UAPI header).
 pub(crate) const ORPHAN_OBJECT: u64 = -5i64 as u64;
@@ -79,8 +79,6 @@ pub(crate) struct InodeState {
     pub(crate) gone: bool,
     /// The sequence number of the next entry of this directory; 0: not known yet.
     pub(crate) next_index: u64,
-    /// Numbers of this directory's next inodes; see [`Subvol::give_ino_of`].
-    pub(crate) taken_inos: TakenInos,
     /// No extent item reaches beyond this offset; `None`: not known.
     pub(crate) extents_end: Option<u64>,
     /// Whether there are extended attributes; `None`: not known.
@@ -195,7 +193,6 @@ impl Inode {
                 fresh,
                 gone: false,
                 next_index: 0,
-                taken_inos: TakenInos::default(),
                 extents_end: if fresh { Some(0) } else { None },
                 has_xattrs: if fresh { Some(false) } else { None },
                 orphan: !fresh && fields.nlink == 0,

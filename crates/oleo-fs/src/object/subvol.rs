@@ -23,18 +23,6 @@ use crate::object::Core;
 use crate::object::fields::timespec_of;
 use crate::options::Time;
 
-/// Numbers that a large directory takes for its new inodes at a time, up to the next multiple of so many.
-pub(crate) const INOS_TOGETHER: u64 = 64;
-
-/// Numbers that a directory has taken for its new inodes: the first time one, then twice as many each time.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct TakenInos {
-    next: u64,
-    left: u8,
-    /// As many as it took the last time.
-    together: u8,
-}
-
 /// On lines of its own.
 #[repr(align(128))]
 struct NextIno(AtomicU64);
@@ -174,32 +162,15 @@ impl Subvol {
 
     /// Gives out `count` inode numbers in a row and returns the first.
     pub(crate) fn give_inos(&self, count: u64) -> Result<Ino, FsError> {
-        self.give(|_| count)
-    }
-
-    /// The next number of those that a directory has taken. So the numbers of files that are made in turn in several directories lie together
-    /// by directory, in trees and caches, and are not taken one by one from what all share.
-    pub(crate) fn give_ino_of(&self, taken: &mut TakenInos) -> Result<Ino, FsError> {
-        if taken.left == 0 {
-            let together = (2 * u64::from(taken.together)).clamp(1, INOS_TOGETHER);
-            let count = |first: u64| if together < INOS_TOGETHER { together } else { together - first % together };
-            let first = self.give(count)?.0;
-            *taken = TakenInos { next: first, left: count(first) as u8, together: together as u8 };
-        }
-        let ino = taken.next;
-        taken.next += 1;
-        taken.left -= 1;
-        Ok(Ino(ino))
-    }
-
-    /// Gives out as many in a row as `count` wants, of which it is told the first.
-    fn give(&self, count: impl Fn(u64) -> u64) -> Result<Ino, FsError> {
         let next = &self.next_ino.0;
         if next.load(Ordering::Acquire) == 0 {
             self.load_next_ino()?;
         }
-        let end_of = |first: u64| first.checked_add(count(first)).filter(|end| *end <= Ino::LAST.0);
-        next.fetch_update(Ordering::AcqRel, Ordering::Acquire, end_of).map(Ino).map_err(|_| FsError::NoSpace)
+        let first = next.fetch_add(count, Ordering::AcqRel);
+        match first.checked_add(count) {
+            Some(end) if end <= Ino::LAST.0 => Ok(Ino(first)),
+            _ => Err(FsError::NoSpace),
+        }
     }
 
     /// Sets the next number from the highest in the tree. All inodes that were ever given a number since this value was
