@@ -20,7 +20,7 @@ use crate::FsError;
 use crate::object::inode::Inode;
 use crate::object::known::{self, CacheKey, Removals};
 
-/// A power of two, several times the number of threads.
+/// At the most, a power of two, several times the number of threads.
 const SHARDS: usize = 256;
 /// Loads that may be overtaken by an eviction in a row: each needs a whole cycle of load, use and sweep to happen
 /// within one read of a tree.
@@ -112,20 +112,17 @@ impl Shard {
     }
 }
 
-fn shard_of(key: CacheKey) -> usize {
-    let mixed = (key.0.0 ^ key.1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> 56) as usize % SHARDS
-}
-
 impl InodeCache {
     pub(crate) fn new(inodes_max: usize) -> InodeCache {
-        let shard_max = inodes_max / SHARDS + 1;
+        // A shard keeps one at least.
+        let shards = inodes_max.next_power_of_two().clamp(1, SHARDS);
+        let shard_max = inodes_max / shards + 1;
         let shard = || OnLines(Mutex::new(Shard { sweep_at: shard_max, ..Shard::default() }));
         static NEXT: AtomicU64 = AtomicU64::new(1);
         InodeCache {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
-            shards: (0..SHARDS).map(|_| shard()).collect(),
-            removals: (0..SHARDS).map(|_| Removals::default()).collect(),
+            shards: (0..shards).map(|_| shard()).collect(),
+            removals: (0..shards).map(|_| Removals::default()).collect(),
             shard_max,
         }
     }
@@ -151,7 +148,7 @@ impl InodeCache {
 
     /// The inode from memory, or the token that [`enter`](Self::enter) needs after the caller has loaded it.
     pub(crate) fn peek(&self, key: CacheKey) -> Result<Arc<Inode>, Ticket> {
-        let at = shard_of(key);
+        let at = self.shard_of(key);
         if let Some(inode) = known::find(self.number, key, &self.removals[at]) {
             inode.note_used();
             return Ok(inode);
@@ -165,10 +162,15 @@ impl InodeCache {
         Ok(inode)
     }
 
+    fn shard_of(&self, key: CacheKey) -> usize {
+        let mixed = (key.0.0 ^ key.1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 56) as usize % self.shards.len()
+    }
+
     /// Enters a loaded inode, unless another thread has; returns the one that is in memory now. `None`: what was loaded may
     /// be out of date by an eviction since the ticket was given.
     pub(crate) fn enter(&self, key: CacheKey, loaded: Arc<Inode>, ticket: Ticket) -> Option<Arc<Inode>> {
-        let at = shard_of(key);
+        let at = self.shard_of(key);
         let mut shard = self.shards[at].0.lock();
         if let Some(inode) = shard.inodes.get(&key) {
             return Some(inode.clone());
@@ -182,7 +184,7 @@ impl InodeCache {
 
     /// Enters a new inode.
     pub(crate) fn insert(&self, key: CacheKey, inode: Arc<Inode>) {
-        let at = shard_of(key);
+        let at = self.shard_of(key);
         self.insert_locked(&mut self.shards[at].0.lock(), at, key, inode);
     }
 
@@ -197,7 +199,7 @@ impl InodeCache {
 
     /// Takes out an inode that is deleted.
     pub(crate) fn remove(&self, key: CacheKey) {
-        let at = shard_of(key);
+        let at = self.shard_of(key);
         let mut shard = self.shards[at].0.lock();
         if shard.inodes.contains_key(&key) {
             self.removals[at].begin();
