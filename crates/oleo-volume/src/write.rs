@@ -6,7 +6,7 @@
 //! time goes into copying it to the system.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use oleo_device::{Device, DeviceError, Latched, WriteReq};
 use oleo_format::{ByteLen, Chunk, DevItem, Key, Logical, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
@@ -54,12 +54,13 @@ impl Volume {
             }
         }
         let bytes: u64 = parts.iter().map(|p| p.1.len() as u64).sum();
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(SPLIT_MAX);
+        let parallel = bytes >= PARALLEL_BYTES_MIN;
+        let threads = if parallel { threads_of_a_write() } else { 1 };
         let work = by_device.into_values().flat_map(|(member, writes)| {
             let parts = split(writes, threads);
             parts.into_iter().map(move |part| (member.clone(), part))
         });
-        let done = each(work.collect(), bytes >= PARALLEL_BYTES_MIN, |(member, writes): DeviceWrites<'_>| {
+        let done = each(work.collect(), parallel, |(member, writes): DeviceWrites<'_>| {
             write_device(&member, &writes)
         });
         all_done(done).map_err(|e| self.stop(e))
@@ -217,6 +218,12 @@ impl Volume {
 /// The first failure, if there is one.
 fn all_done(results: Vec<Result<(), DeviceError>>) -> Result<(), DeviceError> {
     results.into_iter().collect()
+}
+
+/// How many threads one large write of a device is worth. Counted once: the standard library reads files of the system to find out.
+fn threads_of_a_write() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from).min(SPLIT_MAX))
 }
 
 /// Sorts one device's writes; if there is much, in parts of about equal length.
