@@ -3,7 +3,8 @@
 //!
 //! Concurrent callers share one commit (see `Engine::commit`). Pressure is the number of dirty inodes, or of changed items
 //! if few inodes have many. Above `dirty_inodes_max` somebody has to commit: the thread in [`Fs::wait_commit`], if there has ever
-//! been one; operations then continue up to twice that number. Otherwise one operation commits, and others wait only until the dirty
+//! been one; operations then continue up to twice that number, the slower the closer they come to it, so that nobody stands still for
+//! all of a long commit. Otherwise one operation commits, and others wait only until the dirty
 //! inodes are frozen. Operations in steps commit between their steps.
 
 use std::sync::atomic::Ordering;
@@ -17,6 +18,10 @@ use crate::object::{Core, InodeRef, Items};
 
 /// How often an operation that waits for a freeze looks whether it has come.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// How long an operation pauses when one, two and three quarters of the way from the soft to the hard limit are behind. Eight threads without
+/// a break need some ten times as long for that way as a commit of what the soft limit allows; none pauses for longer than what is aimed at
+/// (docs/decisions/0024-commits.md).
+const PAUSES: [Duration; 3] = [Duration::from_micros(250), Duration::from_millis(1), Duration::from_millis(4)];
 
 impl Fs {
     /// Writes everything to disk: all files' buffers, then a commit. Returns the generation on disk.
@@ -122,6 +127,7 @@ impl Core {
             self.commit_wanted.notify_all();
             drop(waiting);
             if !self.over_hard_limit() {
+                self.pause();
                 return Ok(());
             }
         }
@@ -138,5 +144,13 @@ impl Core {
             self.engine().commit()?;
         }
         Ok(())
+    }
+
+    /// Slows an operation down by how close to the hard limit it is.
+    fn pause(&self) {
+        let behind = (1..=PAUSES.len()).rev().find(|quarters| self.over_soft_limit_by(*quarters));
+        if let Some(quarters) = behind {
+            std::thread::sleep(PAUSES[quarters - 1]);
+        }
     }
 }

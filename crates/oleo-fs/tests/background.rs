@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use oleo_device::{Device, MemDevice};
@@ -410,6 +410,40 @@ fn others_commit_under_pressure() -> Result<()> {
     let commits = fs.engine().generation().0 - before;
     ensure!((4..=60).contains(&commits), "{commits} commits");
     ensure!(fs.readdir(&root, 0, usize::MAX)?.len() == 12_000);
+    Ok(())
+}
+
+/// Goal: nobody stands still for all of a long commit: who changes much goes on, and slows down.
+/// Method: a thread creates files with a bound of a few thousand; a commit that it called for cannot write for half a second. The longest
+/// operation must take much less.
+#[test]
+fn nobody_waits_for_all_of_a_commit() -> Result<()> {
+    const HELD: Duration = Duration::from_millis(500);
+    const FILES: usize = 8000;
+    let gate = Arc::new(Gate::new(512 * MIB));
+    let device: Arc<dyn Device> = gate.clone();
+    mkfs(&device)?;
+    let fs = open(device, &FsOptions::default().dirty_inodes_max(2000))?;
+    let root = fs.root(TreeId::FS)?;
+    let longest = attended(&fs, || {
+        std::thread::scope(|scope| {
+            gate.shut(Writes::All);
+            let opener = scope.spawn(|| {
+                gate.await_held(Writes::All);
+                std::thread::sleep(HELD);
+                gate.open(Writes::All);
+            });
+            let mut longest = Duration::ZERO;
+            for n in 0..FILES {
+                let at = Instant::now();
+                fs.create(&root, format!("{n}").as_bytes(), &NewInode::new(NewKind::File, 0o600))?;
+                longest = longest.max(at.elapsed());
+            }
+            ensure!(opener.is_finished(), "no commit was held");
+            Ok(longest)
+        })
+    })?;
+    ensure!(longest < HELD / 2, "an operation took {longest:?}");
     Ok(())
 }
 

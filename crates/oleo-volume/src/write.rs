@@ -60,9 +60,7 @@ impl Volume {
             let parts = split(writes, threads);
             parts.into_iter().map(move |part| (member.clone(), part))
         });
-        let done = each(work.collect(), parallel, |(member, writes): DeviceWrites<'_>| {
-            write_device(&member, &writes)
-        });
+        let done = each(work.collect(), parallel, |(member, writes): DeviceWrites<'_>| write_device(&member, &writes));
         all_done(done).map_err(|e| self.stop(e))
     }
 

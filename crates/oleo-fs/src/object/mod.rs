@@ -199,6 +199,12 @@ impl Core {
         self.is_over(self.opts.dirty_inodes_max)
     }
 
+    /// So many quarters of the way to the hard limit are behind.
+    pub(crate) fn over_soft_limit_by(&self, quarters: usize) -> bool {
+        let soft = self.opts.dirty_inodes_max;
+        self.is_over(soft.saturating_add((soft / 4).saturating_mul(quarters)))
+    }
+
     /// More is dirty than the hard limit allows: operations wait for a commit.
     pub(crate) fn over_hard_limit(&self) -> bool {
         self.is_over(self.opts.dirty_inodes_max.saturating_mul(2))
