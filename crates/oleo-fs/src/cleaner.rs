@@ -7,8 +7,9 @@ use oleo_format::TreeId;
 
 use crate::FsError;
 use crate::fs::Fs;
+use crate::names::BATCH_INODES;
 
-/// Inodes erased by an operation that dropped one, so that erasing keeps up with unlinking.
+/// Inodes erased by an operation that dropped one, at the most, so that erasing keeps up with unlinking.
 const ERASE_STEPS: usize = 4;
 /// How long a block group without contents is kept.
 const GROUP_IDLE: Duration = Duration::from_secs(10);
@@ -17,7 +18,9 @@ impl Fs {
     /// One step of cleaning: inodes without names, what a crash left, deleted subvolumes, of which at most
     /// `budget_blocks` blocks are taken apart, block groups that have been empty for a while. False when nothing is left to do.
     pub fn clean(&self, budget_blocks: usize) -> Result<bool, FsError> {
-        if self.core().evict_one()? {
+        let evicted = self.core().evict_some(BATCH_INODES);
+        evicted.result?;
+        if evicted.taken > 0 {
             return Ok(true);
         }
         self.clean_orphans()?;
@@ -38,11 +41,7 @@ impl Fs {
 
     /// Erases some of the inodes that are to be evicted. A failure is reported by the next sync or cleaner step, not here.
     pub(crate) fn erase_some(&self) {
-        for _ in 0..ERASE_STEPS {
-            if !self.core().evict_one().unwrap_or(false) {
-                break;
-            }
-        }
+        let _ = self.core().evict_some(ERASE_STEPS).result;
     }
 
     /// Erases what a crash left without names, in every subvolume that may be changed.

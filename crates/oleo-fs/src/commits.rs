@@ -60,7 +60,13 @@ impl Fs {
 
     /// Comes after a change of a directory's entries: the same, also for `chattr +D`.
     pub(crate) fn keep_names(&self, dir: &InodeRef) -> Result<(), FsError> {
-        let flags = InodeFlags::from_bits_retain(dir.read().fields().flags);
+        let flags = dir.read().fields().flags;
+        self.keep_names_by(flags, dir)
+    }
+
+    /// The same for a caller that knows the directory's flags.
+    pub(crate) fn keep_names_by(&self, flags: u64, dir: &InodeRef) -> Result<(), FsError> {
+        let flags = InodeFlags::from_bits_retain(flags);
         if flags.intersects(InodeFlags::SYNC | InodeFlags::DIRSYNC) { self.fsync(dir) } else { Ok(()) }
     }
 

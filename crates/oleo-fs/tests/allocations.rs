@@ -63,7 +63,7 @@ fn asked_for(n: u64, work: impl FnOnce() -> Result<()>) -> Result<(f64, f64)> {
     Ok(((pieces_then - pieces) as f64 / n as f64, (bytes_then - bytes) as f64 / n as f64))
 }
 
-/// Goal: an operation does not come to allocate more than it does now. Method: some thousand creates, look-ups, writes and reads after as
+/// Goal: an operation does not come to allocate more than it does now. Method: some thousand creates, look-ups, writes, reads and unlinks after as
 /// many that warm up; pieces for each, growing tables included, and those of a commit by all threads for each new file. The limits are
 /// what was counted, and a little more: whoever exceeds one finds out why, or lowers it.
 #[test]
@@ -115,6 +115,9 @@ fn operations_allocate_little() -> Result<()> {
         fs.flush(file)?;
     }
     check("8 KiB written, the first of a file", asked_for(1000, || Ok(write(0)?))?, 5.6);
+    let unlink = |names: &[String]| names.iter().try_for_each(|name| fs.unlink(&dir, name.as_bytes()));
+    unlink(&names[2000..3000])?;
+    check("unlink", asked_for(1000, || Ok(unlink(&names[3000..4000])?))?, 99.0);
     ensure!(over.is_empty(), "{}", over.join("; "));
     Ok(())
 }

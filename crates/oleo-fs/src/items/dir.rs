@@ -13,7 +13,7 @@ use oleo_format::{DirItem, DiskKey, FileType, Ino, ItemType, Key, TreeId, dir_ha
 use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 
-use crate::object::{Direction, Items, ItemsMut, Joined, Value, WriteGuard};
+use crate::object::{Direction, Inode, Items, ItemsMut, Joined, ReadGuard, WriteGuard};
 use crate::{FileKind, FsError};
 use oleo_tree::ItemBytes;
 
@@ -163,21 +163,71 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), FsError> {
     }
 }
 
-/// Where an entry of a name is or would be: the item of the name's hash.
-pub(crate) struct Spot {
+/// Where an entry of a name is or would be, as of a look at its directory. Handed on to who adds or removes it, so that trees and deltas are
+/// searched once.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
     hash: u64,
-    item: Option<Value>,
+    /// Bytes of the item of the name's hash; 0: there is none.
+    item_len: usize,
+    /// What the entry leads to, if it is there.
+    pub(crate) entry: Option<(Target, FileKind)>,
+    /// The item has nothing but the entry.
+    is_alone: bool,
+    /// The directory's count of changes then.
+    changes: u32,
 }
 
-impl Spot {
-    pub(crate) fn of(dir: &dyn Items, name: &[u8]) -> Result<Spot, FsError> {
-        let hash = u64::from(dir_hash(name));
-        Ok(Spot { hash, item: dir.get(ItemType::DIR_ITEM, hash)? })
+impl Place {
+    /// Looks, for a caller that may only read. That there was nothing of the name's hash is remembered, for who comes to make the name.
+    pub(crate) fn seen(dir: &ReadGuard<'_>, name: &[u8]) -> Result<Place, FsError> {
+        let place = Place::look(dir, dir.inode(), dir.state().changes, name)?;
+        if place.item_len == 0 {
+            dir.inode().note_absent(place.hash);
+        }
+        Ok(place)
     }
 
-    /// The entry of that name, if it is there.
-    pub(crate) fn find(&self, name: &[u8]) -> Result<Option<(Target, FileKind)>, FsError> {
-        find_in(self.item.as_deref(), name)
+    pub(crate) fn of(dir: &WriteGuard<'_>, name: &[u8]) -> Result<Place, FsError> {
+        Place::look(dir, dir.inode(), dir.state().changes, name)
+    }
+
+    fn look(dir: &dyn Items, inode: &Inode, changes: u32, name: &[u8]) -> Result<Place, FsError> {
+        let hash = u64::from(dir_hash(name));
+        let none = Place { hash, item_len: 0, entry: None, is_alone: false, changes };
+        if inode.is_absent(hash) {
+            return Ok(none);
+        }
+        dir.with(ItemType::DIR_ITEM, hash, |item| {
+            let Some(item) = item else { return Ok(none) };
+            let entry = find_in(Some(item), name)?;
+            let is_alone = entry.is_some() && item.len() == HEAD_LEN + name.len();
+            Ok(Place { item_len: item.len(), entry, is_alone, ..none })
+        })
+    }
+
+    /// The same if nothing of the directory has changed since; otherwise looks once more.
+    pub(crate) fn confirmed_by(self, dir: &WriteGuard<'_>, name: &[u8]) -> Result<Place, FsError> {
+        if self.changes == dir.state().changes { Ok(self) } else { Place::of(dir, name) }
+    }
+
+    /// What the entry leads to, if it is there.
+    pub(crate) fn target(&self) -> Option<Target> {
+        self.entry.map(|entry| entry.0)
+    }
+
+    /// Whether another name's entry would be in the same item of the same directory.
+    pub(crate) fn shares_item(&self, other: &Place) -> bool {
+        self.hash == other.hash
+    }
+
+    /// Fails if an entry of the name would make its item outgrow a leaf, so that [`add_at`] cannot fail for that.
+    pub(crate) fn check_room(&self, dir: &WriteGuard<'_>, name: &[u8]) -> Result<(), FsError> {
+        let nodesize = dir.inode().core().engine().nodesize();
+        if self.item_len + HEAD_LEN + name.len() > item_len_max(nodesize) {
+            return Err(FsError::Overflow("too many names with one hash"));
+        }
+        Ok(())
     }
 }
 
@@ -225,21 +275,21 @@ pub(crate) fn add(
     target: Target,
     kind: FileKind,
 ) -> Result<u64, FsError> {
-    let spot = Spot::of(dir, name)?;
-    add_at(dir, h, spot, name, target, kind)
+    let place = Place::of(dir, name)?;
+    add_at(dir, h, place, name, target, kind)
 }
 
-/// The same for a caller that has looked already, under the same lock.
+/// The same for a caller that has looked already, and knows that nothing of the name's hash has changed.
 pub(crate) fn add_at(
     dir: &mut WriteGuard<'_>,
     h: &dyn Joined,
-    spot: Spot,
+    place: Place,
     name: &[u8],
     target: Target,
     kind: FileKind,
 ) -> Result<u64, FsError> {
     let index = next_index(dir)?;
-    put_entry(dir, h, spot, name, target, kind, index, &[])?;
+    put_entry(dir, h, place, name, target, kind, index, &[])?;
     Ok(index)
 }
 
@@ -247,14 +297,14 @@ pub(crate) fn add_at(
 pub(crate) fn add_new<B: AsRef<[u8]>>(
     dir: &mut WriteGuard<'_>,
     h: &dyn Joined,
-    spot: Spot,
+    place: Place,
     name: &[u8],
     target: Target,
     kind: FileKind,
     beside: impl FnOnce(u64) -> B,
 ) -> Result<ItemBytes, FsError> {
     let index = next_index(dir)?;
-    put_entry(dir, h, spot, name, target, kind, index, beside(index).as_ref())
+    put_entry(dir, h, place, name, target, kind, index, beside(index).as_ref())
 }
 
 /// The same at an index, if nobody has that yet, and otherwise behind all others; returns which.
@@ -266,9 +316,9 @@ pub(crate) fn add_near(
     kind: FileKind,
     index: u64,
 ) -> Result<u64, FsError> {
-    let spot = Spot::of(dir, name)?;
+    let place = Place::of(dir, name)?;
     let index = if dir.get(ItemType::DIR_INDEX, index)?.is_some() { next_index(dir)? } else { index };
-    put_entry(dir, h, spot, name, target, kind, index, &[])?;
+    put_entry(dir, h, place, name, target, kind, index, &[])?;
     if dir.state().next_index <= index {
         // To be looked up when it is needed.
         dir.state_mut().next_index = 0;
@@ -280,24 +330,24 @@ pub(crate) fn add_near(
 fn put_entry(
     dir: &mut WriteGuard<'_>,
     h: &dyn Joined,
-    spot: Spot,
+    place: Place,
     name: &[u8],
     target: Target,
     kind: FileKind,
     index: u64,
     beside: &[u8],
 ) -> Result<ItemBytes, FsError> {
-    let hash = spot.hash;
     // Both items share one copy, unless others have the same hash.
     let (entry, beside) = encode_shared(target.location(), h.generation().0, kind.to_disk(), name, beside);
-    let item = match spot.item {
+    let old = if place.item_len == 0 { None } else { dir.get(ItemType::DIR_ITEM, place.hash)? };
+    let item = match old {
         None => entry.clone(),
         Some(old) => {
             let nodesize = dir.inode().core().engine().nodesize();
             append(&old, &entry, nodesize).ok_or(FsError::Overflow("too many names with one hash"))?
         }
     };
-    dir.put(h, ItemType::DIR_ITEM, hash, item);
+    dir.put(h, ItemType::DIR_ITEM, place.hash, item);
     dir.put(h, ItemType::DIR_INDEX, index, entry);
     dir.fields_mut(h).size += 2 * name.len() as u64;
     Ok(beside)
@@ -305,26 +355,30 @@ fn put_entry(
 
 /// Fails if an entry of that name would make its item outgrow a leaf, so that [`add`] cannot fail for that.
 pub(crate) fn check_room(dir: &WriteGuard<'_>, name: &[u8]) -> Result<(), FsError> {
-    let old = dir.get(ItemType::DIR_ITEM, u64::from(dir_hash(name)))?.map_or(0, |old| old.len());
-    let nodesize = dir.inode().core().engine().nodesize();
-    if old + HEAD_LEN + name.len() > item_len_max(nodesize) {
-        return Err(FsError::Overflow("too many names with one hash"));
-    }
-    Ok(())
+    Place::of(dir, name)?.check_room(dir, name)
 }
 
 /// Removes an entry that exists, but for its DIR_INDEX.
 pub(crate) fn remove_item(dir: &mut WriteGuard<'_>, h: &dyn Joined, name: &[u8]) -> Result<(), FsError> {
-    let hash = u64::from(dir_hash(name));
-    let key = dir.inode().key(ItemType::DIR_ITEM, hash);
-    let old = dir
-        .get(ItemType::DIR_ITEM, hash)?
-        .ok_or_else(|| FsError::corrupt("directory", key, "entry", "missing", "an entry"))?;
-    let kept = without(&old, name)?;
-    if kept.is_empty() {
-        dir.delete(h, ItemType::DIR_ITEM, hash);
+    let place = Place::of(dir, name)?;
+    remove_at(dir, h, place, name)
+}
+
+/// The same for a caller that has looked already, and knows that nothing of the name's hash has changed.
+pub(crate) fn remove_at(dir: &mut WriteGuard<'_>, h: &dyn Joined, place: Place, name: &[u8]) -> Result<(), FsError> {
+    if place.is_alone {
+        dir.delete(h, ItemType::DIR_ITEM, place.hash);
     } else {
-        dir.put(h, ItemType::DIR_ITEM, hash, kept.into());
+        let key = dir.inode().key(ItemType::DIR_ITEM, place.hash);
+        let old = dir
+            .get(ItemType::DIR_ITEM, place.hash)?
+            .ok_or_else(|| FsError::corrupt("directory", key, "entry", "missing", "an entry"))?;
+        let kept = without(&old, name)?;
+        if kept.is_empty() {
+            dir.delete(h, ItemType::DIR_ITEM, place.hash);
+        } else {
+            dir.put(h, ItemType::DIR_ITEM, place.hash, kept.into());
+        }
     }
     let fields = dir.fields_mut(h);
     fields.size = fields.size.saturating_sub(2 * name.len() as u64);

@@ -14,7 +14,7 @@ use oleo_format::{FileExtentHead, Ino, InodeFlags, ItemType, item_len_max};
 use zerocopy::IntoBytes;
 
 use crate::FsError;
-use crate::attributes::{FileKind, MODE_SETGID, NewInode, NewKind, Times, acl, rules, xattr};
+use crate::attributes::{Attr, FileKind, MODE_SETGID, NewInode, NewKind, Times, acl, rules, xattr};
 use crate::fs::Fs;
 use crate::items::dir::{self, Target};
 use crate::items::refs;
@@ -31,12 +31,28 @@ const PERMISSIONS: u32 = 0o777;
 impl Fs {
     /// Makes a new inode with one name.
     pub fn create(&self, dir: &InodeRef, name: &[u8], new: &NewInode<'_>) -> Result<InodeRef, FsError> {
-        let made = self.create_named(dir, name, new)?;
-        self.keep_names(dir)?;
+        self.create_with_attr(dir, name, new).map(|made| made.0)
+    }
+
+    /// The same, with the new inode's attributes.
+    pub fn create_with_attr(
+        &self,
+        dir: &InodeRef,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<(InodeRef, Attr), FsError> {
+        let (made, flags) = self.create_named(dir, name, new)?;
+        self.keep_names_by(flags, dir)?;
         Ok(made)
     }
 
-    fn create_named(&self, dir: &InodeRef, name: &[u8], new: &NewInode<'_>) -> Result<InodeRef, FsError> {
+    /// Also returns the directory's flags.
+    fn create_named(
+        &self,
+        dir: &InodeRef,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<((InodeRef, Attr), u64), FsError> {
         dir::check_name(name)?;
         self.changeable(dir)?;
         let core = self.core();
@@ -48,8 +64,8 @@ impl Fs {
         let h = self.core().join_in(dir.tree(), name_need(name, target_len))?;
         let mut parent = dir.write();
         check_dir(&parent)?;
-        let spot = dir::Spot::of(&parent, name)?;
-        if spot.find(name)?.is_some() {
+        let place = dir::Place::of(&parent, name)?;
+        if place.entry.is_some() {
             return Err(FsError::Exists);
         }
         rules::grow(parent.fields())?;
@@ -60,9 +76,10 @@ impl Fs {
         };
         let now = core.now();
         let own = |index| refs::ref_bytes(index, name);
-        let named = dir::add_new(&mut parent, &h, spot, name, Target::Inode(ino), new.kind.kind(), own)?;
+        let named = dir::add_new(&mut parent, &h, place, name, Target::Inode(ino), new.kind.kind(), own)?;
         stamp(&mut parent, &h, now);
-        self.make(dir, &h, new, &start, ino, Some(named), now)
+        let made = self.make(dir, &h, new, &start, ino, Some(named), now)?;
+        Ok((made, parent.fields().flags))
     }
 
     /// Makes a regular file without a name, which takes over from `dir` what a named one would. [`link`](Fs::link) can
@@ -84,13 +101,13 @@ impl Fs {
             Some(ino) => ino,
             None => dir.subvol().give_inos(1)?,
         };
-        let made = self.make(dir, &h, new, &start, ino, None, core.now())?;
+        let (made, _) = self.make(dir, &h, new, &start, ino, None, core.now())?;
         made.may_be_linked.store(true, Ordering::SeqCst);
         made.unlinked.store(true, Ordering::SeqCst);
         Ok(made)
     }
 
-    /// Gives a new inode its items. `named`: the item that says which name it has in `dir`, if it has one.
+    /// Gives a new inode its items, and returns it with its attributes. `named`: the item that says which name it has in `dir`, if it has one.
     #[allow(clippy::too_many_arguments, reason = "what, where and when; each used once")]
     pub(crate) fn make(
         &self,
@@ -101,13 +118,13 @@ impl Fs {
         ino: Ino,
         named: Option<ItemBytes>,
         now: Time,
-    ) -> Result<InodeRef, FsError> {
+    ) -> Result<(InodeRef, Attr), FsError> {
         let core = self.core();
         let mut fields = start.fields(new, h.generation().0, now);
         fields.nlink = u32::from(named.is_some());
         let inode = Inode::new(dir.subvol().clone(), ino, fields, true).made_in(dir.ino());
         let made = InodeRef::new(Arc::new(inode));
-        {
+        let attr = {
             let mut child = made.write();
             child.fields_mut(h);
             if let Some(named) = named {
@@ -120,9 +137,10 @@ impl Fs {
             for (name, value) in &start.xattrs {
                 core.poison_on_error(|| xattr::set(&mut child, h, name, value, xattr::XattrMode::Any))?;
             }
-        }
+            Attr::of(&made, child.fields())
+        };
         core.cache.insert((dir.tree(), ino.0), Arc::clone(&made));
-        Ok(made)
+        Ok((made, attr))
     }
 }
 

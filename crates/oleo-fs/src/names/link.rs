@@ -19,7 +19,8 @@ use crate::attributes::{FileKind, rules};
 use crate::fs::Fs;
 use crate::items::dir::{self, Target};
 use crate::items::refs;
-use crate::names::{RETRIES_MAX, orphan};
+use crate::names::RETRIES_MAX;
+use crate::names::orphan::{self, Remains};
 use crate::object::{Inode, InodeRef, Items, ItemsMut, Joined, WriteGuard, lock_all};
 use crate::options::Time;
 
@@ -57,11 +58,12 @@ impl Fs {
     /// Gives a file one more name; one that was made without any ([`tmpfile`](Fs::tmpfile)) its first. Like all changes of names it
     /// is durable when it returns, if the directory's flags say so ([`InodeFlags::DIRSYNC`](oleo_format::InodeFlags), SYNC).
     pub fn link(&self, file: &InodeRef, dir: &InodeRef, name: &[u8]) -> Result<(), FsError> {
-        self.add_name(file, dir, name)?;
-        self.keep_names(dir)
+        let flags = self.add_name(file, dir, name)?;
+        self.keep_names_by(flags, dir)
     }
 
-    fn add_name(&self, file: &InodeRef, dir: &InodeRef, name: &[u8]) -> Result<(), FsError> {
+    /// Returns the directory's flags.
+    fn add_name(&self, file: &InodeRef, dir: &InodeRef, name: &[u8]) -> Result<u64, FsError> {
         dir::check_name(name)?;
         self.changeable(dir)?;
         if file.tree() != dir.tree() {
@@ -87,16 +89,17 @@ impl Fs {
         if fields.nlink >= LINKS_MAX {
             return Err(FsError::TooManyLinks);
         }
-        if dir::find(locked.of(dir), name)?.is_some() {
+        let place = dir::Place::of(locked.of(dir), name)?;
+        if place.entry.is_some() {
             return Err(FsError::Exists);
         }
         rules::grow(locked.of(dir).fields())?;
         rules::change(&fields)?;
         refs::check_room(locked.of(file), dir.ino(), name)?;
-        dir::check_room(locked.of(dir), name)?;
+        place.check_room(locked.of(dir), name)?;
         let now = core.now();
         core.poison_on_error(|| {
-            let index = dir::add(locked.of(dir), &h, name, Target::Inode(file.ino()), fields.kind())?;
+            let index = dir::add_at(locked.of(dir), &h, place, name, Target::Inode(file.ino()), fields.kind())?;
             refs::add(locked.of(file), &h, dir.ino(), name, index)
         })?;
         if first {
@@ -108,7 +111,7 @@ impl Fs {
         fields.nlink += 1;
         fields.ctime = now;
         fields.sequence += 1;
-        Ok(())
+        Ok(locked.of(dir).fields().flags)
     }
 
     /// Removes a name of anything but a directory. The file goes with its last name, or with the last handle to it.
@@ -128,7 +131,7 @@ impl Fs {
         self.changeable(dir)?;
         self.core().throttle_dirty_inodes()?;
         for _ in 0..RETRIES_MAX {
-            let (target, kind) = self.entry(dir, name)?;
+            let (place, target, kind) = self.place(dir, name)?;
             if directory && kind != FileKind::Dir {
                 return Err(FsError::NotDir);
             }
@@ -143,7 +146,7 @@ impl Fs {
                 self.check_dangling(dir, name, target)?;
                 continue;
             };
-            if let Some(evict) = self.remove_inode_name(dir, name, target, &child, directory)? {
+            if let Some(evict) = self.remove_inode_name(dir, name, (place, target), &child, directory)? {
                 if evict {
                     self.core().queue_eviction(child);
                     self.erase_some();
@@ -160,26 +163,26 @@ impl Fs {
         &self,
         dir: &InodeRef,
         name: &[u8],
-        target: Target,
+        (place, target): (dir::Place, Target),
         child: &Arc<Inode>,
         directory: bool,
     ) -> Result<Option<bool>, FsError> {
         let core = self.core();
-        let extents = orphan::extents_to_erase(child)?;
-        let erase = orphan::erase_need(extents);
-        let (h, extents) = match self.engine().join(Need { items: NAME_ITEMS + erase.items, ..erase }) {
-            // Then its extents go later, in shorter steps.
-            Err(TxnError::NoSpace { .. }) if extents > 0 => {
-                let erase = orphan::erase_need(0);
-                (self.engine().join(Need { items: NAME_ITEMS + erase.items, ..erase })?, 0)
-            }
-            h => (h?, extents),
+        let remains = orphan::remains_to_erase(child)?;
+        let join = |erase: Need| self.engine().join(Need { items: NAME_ITEMS + erase.items, ..erase });
+        let least = orphan::erase_need(0);
+        let (h, remains) = match join(remains.as_ref().map_or(least, Remains::need)) {
+            // Then it goes later, in shorter steps.
+            Err(TxnError::NoSpace { .. }) if remains.is_some() => (join(least)?, None),
+            h => (h?, remains),
         };
         let mut locked = lock_all(&[dir, child]);
         check_dir(locked.of(dir))?;
-        if dir::find(locked.of(dir), name)?.map(|e| e.0) != Some(target) || locked.of(child).state().gone {
+        let place = place.confirmed_by(locked.of(dir), name)?;
+        if place.target() != Some(target) || locked.of(child).state().gone {
             return Ok(None);
         }
+        let remains = remains.map(|remains| remains.confirmed_by(locked.of(child)));
         rules::change(locked.of(dir).fields())?;
         rules::change(locked.of(child).fields())?;
         if directory && !dir::is_empty(locked.of(child))? {
@@ -187,23 +190,35 @@ impl Fs {
         }
         let now = core.now();
         let evict = core.poison_on_error(|| {
-            dir::remove_item(locked.of(dir), &h, name)?;
+            dir::remove_at(locked.of(dir), &h, place, name)?;
             let index = refs::remove(locked.of(child), &h, dir.ino(), name)?;
             remove_index(locked.of(dir), &h, name, index)?;
             stamp(locked.of(dir), &h, now);
-            drop_name(locked.of(child), &h, extents, now)
+            drop_name(locked.of(child), &h, remains.as_ref(), now)
         })?;
         Ok(Some(evict))
     }
 
     /// An entry, which must exist.
     pub(crate) fn entry(&self, dir: &InodeRef, name: &[u8]) -> Result<(Target, FileKind), FsError> {
+        self.place(dir, name).map(|(_, target, kind)| (target, kind))
+    }
+
+    /// The same, and where it is.
+    pub(crate) fn place(&self, dir: &InodeRef, name: &[u8]) -> Result<(dir::Place, Target, FileKind), FsError> {
+        let place = self.place_of(dir, name)?;
+        let (target, kind) = place.entry.ok_or(FsError::NotFound)?;
+        Ok((place, target, kind))
+    }
+
+    /// Where an entry is or would be.
+    pub(crate) fn place_of(&self, dir: &InodeRef, name: &[u8]) -> Result<dir::Place, FsError> {
         let guard = dir.read();
         guard.alive()?;
         if guard.fields().kind() != FileKind::Dir {
             return Err(FsError::NotDir);
         }
-        dir::find(&guard, name)?.ok_or(FsError::NotFound)
+        dir::Place::seen(&guard, name)
     }
 
     /// An entry's inode was not found: damage, unless the entry is gone as well.
@@ -223,14 +238,14 @@ impl Fs {
 pub(crate) fn drop_name(
     inode: &mut WriteGuard<'_>,
     h: &dyn Joined,
-    extents_max: u32,
+    remains: Option<&Remains>,
     now: Time,
 ) -> Result<bool, FsError> {
     let fields = inode.fields_mut(h);
     fields.nlink = fields.nlink.saturating_sub(1);
     fields.ctime = now;
     fields.sequence += 1;
-    if fields.nlink == 0 { orphan::last_name_gone(inode, h, extents_max) } else { Ok(false) }
+    if fields.nlink == 0 { orphan::last_name_gone(inode, h, remains) } else { Ok(false) }
 }
 
 /// Removes the index item of an entry; looks for it if the entry's inode does not know the index.

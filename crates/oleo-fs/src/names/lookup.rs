@@ -5,12 +5,12 @@ use std::sync::Arc;
 use oleo_format::{FileExtentHead, Ino, ItemType, TreeId};
 
 use crate::FsError;
-use crate::attributes::FileKind;
+use crate::attributes::{Attr, FileKind};
 use crate::fs::Fs;
 use crate::items::dir::{self, DirEntryInfo, Target};
 use crate::items::refs::{self, NameOf};
 use crate::names::RETRIES_MAX;
-use crate::object::{Inode, InodeFields, InodeRef, Items};
+use crate::object::{Inode, InodeFields, InodeRef, Items, ReadGuard};
 
 /// Symbolic links that one path may go through (what Linux allows).
 const SYMLINKS_MAX: usize = 40;
@@ -35,8 +35,23 @@ impl Fs {
     /// The inode that an entry leads to. Steps into subvolumes; an entry for one that no ROOT_REF confirms leads to an empty
     /// directory.
     pub fn lookup(&self, dir: &InodeRef, name: &[u8]) -> Result<Option<InodeRef>, FsError> {
+        Ok(self.lookup_as(dir, name, |_, _| ())?.map(|found| found.0))
+    }
+
+    /// The same, with the inode's attributes.
+    pub fn lookup_with_attr(&self, dir: &InodeRef, name: &[u8]) -> Result<Option<(InodeRef, Attr)>, FsError> {
+        self.lookup_as(dir, name, |inode, guard| Attr::of(inode, &crate::data::shown(guard)))
+    }
+
+    /// The same, with what `see` makes of the inode while it is locked.
+    fn lookup_as<R>(
+        &self,
+        dir: &InodeRef,
+        name: &[u8],
+        see: impl Fn(&InodeRef, &ReadGuard<'_>) -> R,
+    ) -> Result<Option<(InodeRef, R)>, FsError> {
         for _ in 0..RETRIES_MAX {
-            let found = {
+            let place = {
                 let guard = dir.read();
                 guard.alive()?;
                 if guard.fields().kind() != FileKind::Dir {
@@ -45,15 +60,27 @@ impl Fs {
                 if name.len() > dir::NAME_MAX {
                     return Err(FsError::NameTooLong);
                 }
-                dir::find(&guard, name)?
+                dir::Place::seen(&guard, name)?
             };
-            let Some((target, _)) = found else { return Ok(None) };
+            let Some(target) = place.target() else { return Ok(None) };
             match target {
-                Target::Subvol(id) => return self.enter_subvol(dir, name, id).map(Some),
-                Target::Inode(ino) => match self.core().handle(dir.subvol(), ino)? {
-                    Some(inode) => return Ok(Some(inode)),
-                    None => self.check_dangling(dir, name, target)?,
-                },
+                Target::Subvol(id) => {
+                    let root = self.enter_subvol(dir, name, id)?;
+                    let seen = see(&root, &root.read());
+                    return Ok(Some((root, seen)));
+                }
+                Target::Inode(ino) => {
+                    if let Some(inode) = self.core().inode(dir.subvol(), ino)? {
+                        let inode = InodeRef::new(inode);
+                        let guard = inode.read();
+                        if guard.alive().is_ok() {
+                            let seen = see(&inode, &guard);
+                            drop(guard);
+                            return Ok(Some((inode, seen)));
+                        }
+                    }
+                    self.check_dangling(dir, name, target)?;
+                }
             }
         }
         Err(FsError::Busy("the directory keeps changing"))

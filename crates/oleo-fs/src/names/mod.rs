@@ -14,7 +14,7 @@ pub use rename::RenameMode;
 pub use walk::Descent;
 
 pub(crate) use link::{check_dir, remove_index, stamp};
-pub(crate) use orphan::last_name_gone;
+pub(crate) use orphan::{BATCH_INODES, Remains, last_name_gone};
 
 /// Times that an operation starts over because others changed what it had looked at: each time one of them got on, so
 /// this many in a row means that something is wrong.

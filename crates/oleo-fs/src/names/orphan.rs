@@ -2,8 +2,11 @@
 //!
 //! Normal path: (1) the operation that removes the last name tries to erase the inode in the same transaction; (2)
 //! if somebody holds a handle, or the file has more extents than one operation may touch, it leaves the inode without a name;
-//! (3) when the last handle is closed, the inode is queued for eviction; (4) [`Core::evict_one`] erases it in steps, each its own
-//! operation.
+//! (3) when the last handle is closed, the inode is queued for eviction; (4) [`Core::evict_some`] erases those that are queued, many small
+//! ones in one operation ([`Core::erase_together`]), a large one in steps, each its own operation.
+//!
+//! What an inode consists of is looked at once ([`Remains`]), before the operation joins, which then announces what it really changes. Between
+//! the look and the lock nothing may have changed; otherwise it is looked at again, by itself.
 //!
 //! A commit that comes in between writes an ORPHAN_ITEM for each inode that has no name then (`object::commit`), so that it is found when
 //! the volume is opened after a crash, and removes it when the inode is erased or named. No operation touches these items.
@@ -17,7 +20,9 @@ use std::sync::atomic::Ordering;
 use oleo_format::{Ino, ItemType};
 use oleo_txn::Need;
 
-use crate::object::{Core, Inode, Items, ItemsMut, Joined, ORPHAN_OBJECT, Subvol, WriteGuard};
+use crate::object::{
+    Core, EVICTABLE_MAX, Inode, InodeState, Items, ItemsMut, Joined, ORPHAN_OBJECT, ReadGuard, Slot, Subvol, WriteGuard,
+};
 use crate::{FileKind, FsError};
 
 /// Extents that one step of erasing removes: small enough for one reservation.
@@ -28,50 +33,108 @@ const ORPHANS_PER_READ: usize = 256;
 /// Items of an inode other than extents, as a rule: its own, its name, attributes.
 const ITEMS_BESIDE: u32 = 4;
 
+/// Inodes that are erased together, at the most.
+pub(crate) const BATCH_INODES: usize = 64;
+/// Items that go in one operation with those of others, at the most.
+const BATCH_ITEMS: u32 = 512;
+
 /// What erasing an inode in one step may need.
 pub(crate) fn erase_need(extents: u32) -> Need {
     Need { items: ITEMS_BESIDE + extents, bytes: 128, releasing: true }
 }
 
-/// How many extents erasing an inode with its next to last name would have to remove; 0 if it is not to be erased
-/// immediately.
-pub(crate) fn extents_to_erase(inode: &Inode) -> Result<u32, FsError> {
-    let guard = inode.read();
-    if guard.fields().nlink > 1 || inode.handles() > 0 {
-        return Ok(0);
-    }
-    drop(guard);
-    let extents = extents_left(inode)?;
-    Ok(if extents > EXTENTS_PER_STEP { 0 } else { extents as u32 })
+/// What an inode consists of, as of a look at it.
+pub(crate) struct Remains {
+    /// All its items, or `None` if they are to be looked for when they go.
+    slots: Option<Vec<Slot>>,
+    extents: u32,
+    /// The inode's count of changes then.
+    changes: u32,
 }
 
-/// Removes what is left of an inode without names, unless it has more than that many extents; whether it did.
-pub(crate) fn erase(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents_max: u32) -> Result<bool, FsError> {
-    let Some(slots) = inode.slots(extents_max as usize)? else { return Ok(false) };
-    for (t, offset) in slots {
-        let known = [
-            ItemType::EXTENT_DATA,
-            ItemType::INODE_REF,
-            ItemType::INODE_EXTREF,
-            ItemType::XATTR_ITEM,
-            ItemType::VERITY_DESC_ITEM,
-            ItemType::VERITY_MERKLE_ITEM,
-        ];
-        if known.contains(&t) {
-            inode.delete(h, t, offset);
+impl Remains {
+    /// Unknown, and not more than that many extents.
+    pub(crate) fn unseen(extents: u32) -> Remains {
+        Remains { slots: None, extents, changes: 0 }
+    }
+
+    /// Looks; `None` if there are more extents than one step removes.
+    fn of(guard: &ReadGuard<'_>) -> Result<Option<Remains>, FsError> {
+        let Some(slots) = guard.slots(EXTENTS_PER_STEP)? else { return Ok(None) };
+        let extents = slots.iter().filter(|slot| slot.0 == ItemType::EXTENT_DATA).count() as u32;
+        Ok(Some(Remains { slots: Some(slots), extents, changes: guard.state().changes }))
+    }
+
+    /// The same for a caller that holds the lock now: what has changed since is looked for once more.
+    pub(crate) fn confirmed_by(self, inode: &WriteGuard<'_>) -> Remains {
+        if self.changes == inode.state().changes { self } else { Remains { slots: None, ..self } }
+    }
+
+    /// What erasing the inode needs.
+    pub(crate) fn need(&self) -> Need {
+        match &self.slots {
+            // And the orphan item.
+            Some(slots) => Need { items: slots.len() as u32 + 1, ..erase_need(0) },
+            None => erase_need(self.extents),
         }
     }
-    inode.delete_item(h);
+}
+
+/// What erasing an inode with its next to last name would have to remove; `None` if it is not to be erased immediately.
+pub(crate) fn remains_to_erase(inode: &Inode) -> Result<Option<Remains>, FsError> {
+    let guard = inode.read();
+    if guard.fields().nlink > 1 || inode.handles() > 0 {
+        return Ok(None);
+    }
+    if guard.fields().kind() == FileKind::Dir {
+        // Most of what it has may be entries, for which it is not removed at all.
+        return Ok(Some(Remains { changes: guard.state().changes, ..Remains::unseen(0) }));
+    }
+    Remains::of(&guard)
+}
+
+/// Removes what is left of an inode without names, unless it has more extents than were announced; whether it did.
+pub(crate) fn erase(inode: &mut WriteGuard<'_>, h: &dyn Joined, remains: &Remains) -> Result<bool, FsError> {
+    match &remains.slots {
+        Some(slots) => erase_slots(inode, h, slots),
+        None => match inode.slots(remains.extents as usize)? {
+            Some(slots) => erase_slots(inode, h, &slots),
+            None => return Ok(false),
+        },
+    }
     Ok(true)
 }
 
-/// The last name of an inode is gone: erases it if it has no more than `extents_max` extents, or leaves it to be
-/// erased. True when it must be queued by [`Core::queue_eviction`] once all locks are dropped.
-pub(crate) fn last_name_gone(inode: &mut WriteGuard<'_>, h: &dyn Joined, extents_max: u32) -> Result<bool, FsError> {
+fn erase_slots(inode: &mut WriteGuard<'_>, h: &dyn Joined, slots: &[Slot]) {
+    const KNOWN: [ItemType; 6] = [
+        ItemType::EXTENT_DATA,
+        ItemType::INODE_REF,
+        ItemType::INODE_EXTREF,
+        ItemType::XATTR_ITEM,
+        ItemType::VERITY_DESC_ITEM,
+        ItemType::VERITY_MERKLE_ITEM,
+    ];
+    for (t, offset) in slots {
+        if KNOWN.contains(t) {
+            inode.delete(h, *t, *offset);
+        }
+    }
+    inode.delete_item(h);
+}
+
+/// The last name of an inode is gone: erases it, if `remains` says what that is and it is no more, or leaves it to be erased. True when it must be
+/// queued by [`Core::queue_eviction`] once all locks are dropped.
+pub(crate) fn last_name_gone(
+    inode: &mut WriteGuard<'_>,
+    h: &dyn Joined,
+    remains: Option<&Remains>,
+) -> Result<bool, FsError> {
     let this = inode.inode();
     if this.handles() == 0 {
         this.discard();
-        if erase(inode, h, extents_max)? {
+        if let Some(remains) = remains
+            && erase(inode, h, remains)?
+        {
             return Ok(false);
         }
     }
@@ -93,26 +156,118 @@ fn extents_left(inode: &Inode) -> Result<usize, FsError> {
     Ok(guard.range_limit(ItemType::EXTENT_DATA, 0, u64::MAX, EXTENTS_PER_STEP + 1)?.len())
 }
 
+/// What came of some inodes that were to be erased.
+pub(crate) struct Evicted {
+    /// How many were taken from the queue.
+    pub(crate) taken: usize,
+    /// How many of these could not be erased, and are behind all others now.
+    failed: usize,
+    /// The first error.
+    pub(crate) result: Result<(), FsError>,
+}
+
+/// Whether an inode is in use again, or erased, or was given its first name just before its last handle went.
+fn is_busy(inode: &Inode, state: &InodeState) -> bool {
+    state.gone || inode.subvol().is_deleted() || inode.handles() > 0 || state.fields.nlink > 0
+}
+
 impl Core {
-    /// One step of erasing the inodes that nobody holds any more; false when there are none.
-    pub(crate) fn evict_one(self: &Arc<Self>) -> Result<bool, FsError> {
-        let Some(inode) = self.evictable.lock().pop_back() else {
-            self.many_evictable.store(false, Ordering::Relaxed);
-            return Ok(false);
-        };
-        if inode.subvol().is_deleted() {
-            return Ok(true);
-        }
-        match self.erase_step(&inode) {
-            Ok(true) => {}
-            Ok(false) => self.evictable.lock().push_back(inode),
-            Err(e) => {
-                // Behind all others, which may succeed.
-                self.evictable.lock().push_front(inode);
-                return Err(e);
+    /// Erases some of the inodes that nobody holds any more, `most` at the most, or does a step of it if they are large. One that cannot be erased
+    /// does not keep the others.
+    pub(crate) fn evict_some(self: &Arc<Self>, most: usize) -> Evicted {
+        let batch = self.take_evictable(most);
+        let mut evicted = Evicted { taken: batch.len(), failed: 0, result: Ok(()) };
+        let (mut together, mut items, mut apart) = (Vec::new(), 0, Vec::new());
+        for inode in batch {
+            let looked = {
+                let guard = inode.read();
+                if is_busy(&inode, guard.state()) {
+                    continue;
+                }
+                Remains::of(&guard)
+            };
+            match looked {
+                Ok(Some(remains)) => {
+                    let more = remains.need().items;
+                    if items + more > BATCH_ITEMS {
+                        self.erase_together(std::mem::take(&mut together), &mut apart);
+                        items = 0;
+                    }
+                    items += more;
+                    together.push((inode, remains));
+                }
+                Ok(None) => apart.push(inode),
+                Err(e) => self.failed_to_erase(inode, e, &mut evicted),
             }
         }
-        Ok(true)
+        self.erase_together(together, &mut apart);
+        for inode in apart {
+            match self.erase_step(&inode) {
+                Ok(true) => {}
+                Ok(false) => self.evictable.lock().push_back(inode),
+                Err(e) => self.failed_to_erase(inode, e, &mut evicted),
+            }
+        }
+        evicted
+    }
+
+    fn failed_to_erase(&self, inode: Arc<Inode>, error: FsError, evicted: &mut Evicted) {
+        // Behind all others, which may succeed.
+        self.evictable.lock().push_front(inode);
+        evicted.failed += 1;
+        if evicted.result.is_ok() {
+            evicted.result = Err(error);
+        }
+    }
+
+    /// Takes inodes from the queue; in the order of their numbers, so that neighbours are looked at one after the other, and each once.
+    fn take_evictable(&self, most: usize) -> Vec<Arc<Inode>> {
+        let mut evictable = self.evictable.lock();
+        let from = evictable.len() - evictable.len().min(most);
+        let mut batch: Vec<_> = evictable.drain(from..).collect();
+        self.many_evictable.store(evictable.len() > EVICTABLE_MAX, Ordering::Relaxed);
+        drop(evictable);
+        batch.sort_by_key(|inode| inode.rank());
+        batch.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        batch
+    }
+
+    /// Erases inodes in one operation. Into `apart` come those that must be looked at by themselves: somebody writes them out, or has changed
+    /// them; all of them if they cannot be erased in one operation.
+    fn erase_together(self: &Arc<Self>, together: Vec<(Arc<Inode>, Remains)>, apart: &mut Vec<Arc<Inode>>) {
+        let mut need = Need { items: 0, ..erase_need(0) };
+        let mut mine = Vec::with_capacity(together.len());
+        for (inode, remains) in &together {
+            match inode.try_lock_flush() {
+                Some(flush) => {
+                    need.items += remains.need().items;
+                    mine.push((inode, remains, flush));
+                }
+                None => apart.push(inode.clone()),
+            }
+        }
+        if mine.is_empty() {
+            return;
+        }
+        let joined = self.throttle_between_steps().and_then(|()| Ok(self.engine().join(need)?));
+        let Ok(h) = joined else {
+            // Each of them meets the error, or gets on, by itself.
+            apart.extend(mine.into_iter().map(|(inode, ..)| inode.clone()));
+            return;
+        };
+        for (inode, remains, _flush) in mine {
+            let mut guard = inode.write();
+            if is_busy(inode, guard.state()) {
+                continue;
+            }
+            match &remains.slots {
+                Some(slots) if guard.state().changes == remains.changes => {
+                    inode.discard();
+                    erase_slots(&mut guard, &h, slots);
+                }
+                _ => apart.push(inode.clone()),
+            }
+        }
     }
 
     /// Erases all inodes that nobody holds any more. If some cannot be erased, all others are, and the first error is returned.
@@ -120,25 +275,19 @@ impl Core {
         let (mut first, mut failures) = (Ok(()), 0);
         // Each failure is put behind all others: when there are as many as inodes, all that is left has failed.
         while failures <= self.evictable.lock().len() {
-            match self.evict_one() {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(e) => {
-                    failures += 1;
-                    first = first.and(Err(e));
-                }
+            let evicted = self.evict_some(BATCH_INODES);
+            if evicted.taken == 0 {
+                break;
             }
+            failures += evicted.failed;
+            first = first.and(evicted.result);
         }
         first
     }
 
     /// One step; true when the inode is gone, or in use again.
     fn erase_step(self: &Arc<Self>, inode: &Arc<Inode>) -> Result<bool, FsError> {
-        // In use again, or given its first name just before its last handle went.
-        let busy = || {
-            let guard = inode.read();
-            guard.alive().is_err() || inode.handles() > 0 || guard.fields().nlink > 0
-        };
+        let busy = || is_busy(inode, inode.read().state());
         if busy() {
             return Ok(true);
         }
@@ -155,11 +304,11 @@ impl Core {
         let _flush = inode.lock_flush();
         let h = self.engine().join(erase_need(left))?;
         let mut guard = inode.write();
-        if guard.state().gone || inode.handles() > 0 || guard.fields().nlink > 0 {
+        if is_busy(inode, guard.state()) {
             return Ok(true);
         }
         inode.discard();
-        erase(&mut guard, &h, left)
+        erase(&mut guard, &h, &Remains::unseen(left))
     }
 
     /// Erases what a crash left in a subvolume without names; once per opening.

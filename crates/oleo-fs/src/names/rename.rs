@@ -18,7 +18,7 @@ use crate::items::refs;
 use crate::names::RETRIES_MAX;
 use crate::names::create::Start;
 use crate::names::link::{NAME_BYTES, NAME_ITEMS, check_dir, drop_name, remove_index, stamp};
-use crate::names::orphan;
+use crate::names::orphan::{self, Remains};
 use crate::object::{Inode, InodeRef, Items, ItemsMut, Joined, LockedSet, lock_all};
 use crate::options::Time;
 
@@ -99,21 +99,15 @@ impl Fs {
         self.core().throttle_dirty_inodes()?;
         let _watch = self.core().log.stats.watch();
         for _ in 0..RETRIES_MAX {
-            let from = self.entry(src_dir, src)?;
-            let to = {
-                let guard = dst_dir.read();
-                guard.alive()?;
-                if guard.fields().kind() != FileKind::Dir {
-                    return Err(FsError::NotDir);
-                }
-                dir::find(&guard, dst)?
-            };
-            check_kinds(from.1, to.map(|t| t.1), mode)?;
-            if to.is_some_and(|to| to.0 == from.0 && src_dir.tree() == dst_dir.tree()) {
+            let (src_place, from, kind) = self.place(src_dir, src)?;
+            let dst_place = self.place_of(dst_dir, dst)?;
+            let (to, old_kind) = (dst_place.target(), dst_place.entry.map(|entry| entry.1));
+            check_kinds(kind, old_kind, mode)?;
+            if to == Some(from) && src_dir.tree() == dst_dir.tree() {
                 return Ok(());
             }
-            let plan = Rename { src_dir, src, dst_dir, dst, from: from.0, to: to.map(|t| t.0), mode };
-            if let Some(evict) = self.rename_once(&plan, from.1, to.map(|t| t.1))? {
+            let plan = Rename { src_dir, src, src_place, dst_dir, dst, dst_place, from, to, mode };
+            if let Some(evict) = self.rename_once(&plan, kind, old_kind)? {
                 if let Some(inode) = evict {
                     self.core().queue_eviction(inode);
                     self.erase_some();
@@ -158,21 +152,25 @@ impl Fs {
             }
         }
         let replaced = target.as_ref().filter(|_| plan.mode != RenameMode::Exchange);
-        let extents = match replaced {
-            Some(Moved::Inode(old)) => orphan::extents_to_erase(old)?,
-            _ => 0,
+        let remains = match replaced {
+            Some(Moved::Inode(old)) => orphan::remains_to_erase(old)?,
+            _ => None,
         };
-        let h = self.core().join_in(plan.dst_dir.tree(), plan.need(extents))?;
+        let h = self.core().join_in(plan.dst_dir.tree(), plan.need(remains.as_ref()))?;
         let mut inodes: smallvec::SmallVec<[&Arc<Inode>; 4]> = smallvec::smallvec![&**plan.src_dir, &**plan.dst_dir];
         inodes.extend([Some(&source), target.as_ref()].into_iter().flatten().filter_map(Moved::inode));
         let mut locked = lock_all(&inodes);
         check_dir(locked.of(plan.src_dir))?;
         check_dir(locked.of(plan.dst_dir))?;
-        if dir::find(locked.of(plan.src_dir), plan.src)?.map(|e| e.0) != Some(plan.from)
-            || dir::find(locked.of(plan.dst_dir), plan.dst)?.map(|e| e.0) != plan.to
-        {
+        let src_place = plan.src_place.confirmed_by(locked.of(plan.src_dir), plan.src)?;
+        let dst_place = plan.dst_place.confirmed_by(locked.of(plan.dst_dir), plan.dst)?;
+        if src_place.target() != Some(plan.from) || dst_place.target() != plan.to {
             return Ok(None);
         }
+        let remains = match replaced {
+            Some(Moved::Inode(old)) => remains.map(|remains| remains.confirmed_by(locked.of(old))),
+            _ => None,
+        };
         plan.check_flags(&mut locked, &source, target.as_ref())?;
         if let Some(Moved::Inode(old)) = replaced
             && old_kind == Some(FileKind::Dir)
@@ -180,7 +178,7 @@ impl Fs {
         {
             return Err(FsError::NotEmpty);
         }
-        plan.check_room(&mut locked, &source, target.as_ref())?;
+        plan.check_room(&mut locked, &source, target.as_ref(), &dst_place)?;
         let mark = match plan.mode.mark() {
             None => None,
             Some(mark) => {
@@ -190,24 +188,28 @@ impl Fs {
         };
         let now = core.now();
         let done = core.poison_on_error(|| {
-            self.detach(&mut locked, &h, plan.src_dir, plan.src, &source)?;
+            self.detach(&mut locked, &h, plan.src_dir, plan.src, Some(src_place), &source)?;
+            // What was seen of the other name's item holds, unless both are in one.
+            let apart = !(plan.src_dir.same(plan.dst_dir) && src_place.shares_item(&dst_place));
+            let dst_place = apart.then_some(dst_place);
             let mut evict = None;
             if let Some(target) = &target {
-                self.detach(&mut locked, &h, plan.dst_dir, plan.dst, target)?;
+                self.detach(&mut locked, &h, plan.dst_dir, plan.dst, dst_place, target)?;
                 match (target, plan.mode) {
                     (_, RenameMode::Exchange) => {
                         let kind = old_kind.unwrap_or(FileKind::Unknown);
-                        self.attach(&mut locked, &h, plan.src_dir, plan.src, target, kind, now)?;
+                        self.attach(&mut locked, &h, plan.src_dir, plan.src, None, (target, kind), now)?;
                     }
                     (Moved::Inode(old), _) => {
-                        if drop_name(locked.of(old), &h, extents, now)? {
+                        if drop_name(locked.of(old), &h, remains.as_ref(), now)? {
                             evict = Some(old.clone());
                         }
                     }
                     (Moved::EmptySubvolDir(_) | Moved::Subvol(_), _) => {}
                 }
             }
-            self.attach(&mut locked, &h, plan.dst_dir, plan.dst, &source, kind, now)?;
+            let dst_place = dst_place.filter(|_| target.is_none());
+            self.attach(&mut locked, &h, plan.dst_dir, plan.dst, dst_place, (&source, kind), now)?;
             if let Some((mark, start, ino)) = &mark {
                 let kind = mark.kind.kind();
                 let index = dir::add(locked.of(plan.src_dir), &h, plan.src, Target::Inode(*ino), kind)?;
@@ -237,13 +239,14 @@ impl Fs {
         }
     }
 
-    /// Takes an entry out of a directory, and the directory out of what the entry leads to.
+    /// Takes an entry out of a directory, and the directory out of what the entry leads to. `place`: where it is, if that is known.
     fn detach(
         &self,
         locked: &mut LockedSet<'_>,
         h: &dyn Joined,
         dir: &InodeRef,
         name: &[u8],
+        place: Option<dir::Place>,
         what: &Moved,
     ) -> Result<(), FsError> {
         let index = match what {
@@ -251,7 +254,8 @@ impl Fs {
             Moved::Subvol(id) => self.remove_root_ref(h, dir.tree(), *id)?.map(|r| r.sequence),
             Moved::EmptySubvolDir(_) => None,
         };
-        dir::remove_item(locked.of(dir), h, name)?;
+        let place = place.map_or_else(|| dir::Place::of(locked.of(dir), name), Ok)?;
+        dir::remove_at(locked.of(dir), h, place, name)?;
         remove_index(locked.of(dir), h, name, index)
     }
 
@@ -262,11 +266,12 @@ impl Fs {
         h: &dyn Joined,
         dir: &InodeRef,
         name: &[u8],
-        what: &Moved,
-        kind: FileKind,
+        place: Option<dir::Place>,
+        (what, kind): (&Moved, FileKind),
         now: Time,
     ) -> Result<(), FsError> {
-        let index = dir::add(locked.of(dir), h, name, what.target(), kind)?;
+        let place = place.map_or_else(|| dir::Place::of(locked.of(dir), name), Ok)?;
+        let index = dir::add_at(locked.of(dir), h, place, name, what.target(), kind)?;
         match what {
             Moved::Inode(inode) => {
                 refs::add(locked.of(inode), h, dir.ino(), name, index)?;
@@ -306,28 +311,36 @@ impl Fs {
 struct Rename<'a> {
     src_dir: &'a InodeRef,
     src: &'a [u8],
+    src_place: dir::Place,
     dst_dir: &'a InodeRef,
     dst: &'a [u8],
+    dst_place: dir::Place,
     from: Target,
     to: Option<Target>,
     mode: RenameMode,
 }
 
 impl Rename<'_> {
-    /// What it may need if the inode that is replaced has `extents` extents to be erased.
-    fn need(&self, extents: u32) -> Need {
+    /// What it may need if the inode that is replaced consists of this, and is to be erased.
+    fn need(&self, remains: Option<&Remains>) -> Need {
         let names = (self.src.len() + self.dst.len()) as u32;
         let more = if self.mode.mark().is_some() { NAME_ITEMS + MARK_ITEMS } else { 0 };
-        let items = 2 * NAME_ITEMS + RENAME_ITEMS + more + orphan::erase_need(extents).items;
+        let items = 2 * NAME_ITEMS + RENAME_ITEMS + more + remains.map_or(orphan::erase_need(0), Remains::need).items;
         Need { items, bytes: 3 * NAME_BYTES + 3 * names, releasing: false }
     }
 
     /// Fails if the items of the directories or inodes have no room for the names.
-    fn check_room(&self, locked: &mut LockedSet<'_>, source: &Moved, target: Option<&Moved>) -> Result<(), FsError> {
+    fn check_room(
+        &self,
+        locked: &mut LockedSet<'_>,
+        source: &Moved,
+        target: Option<&Moved>,
+        dst_place: &dir::Place,
+    ) -> Result<(), FsError> {
         if let Moved::Inode(inode) = source {
             refs::check_room(locked.of(inode), self.dst_dir.ino(), self.dst)?;
         }
-        dir::check_room(locked.of(self.dst_dir), self.dst)?;
+        dst_place.check_room(locked.of(self.dst_dir), self.dst)?;
         if self.mode != RenameMode::Exchange {
             return Ok(());
         }

@@ -299,6 +299,15 @@ impl Layers<'_> {
     /// type are looked at no further than that.
     pub(crate) fn slots(&self, limited: ItemType, limit: usize) -> Result<Option<Vec<Slot>>, FsError> {
         let known = |slot: Slot| self.open.get(slot).or_else(|| self.frozen.and_then(|f| f.get(slot)));
+        // Most of a large file may be in the maps.
+        let over = |map: &ItemMap| {
+            let live =
+                map.range(limited, 0, u64::MAX).filter(|(slot, _)| known(*slot).is_some_and(|fate| fate.is_some()));
+            live.take(limit.saturating_add(1)).count() > limit
+        };
+        if over(self.open) || self.frozen.is_some_and(over) {
+            return Ok(None);
+        }
         let mut found: Vec<Slot> = Vec::new();
         let mut count = 0;
         if let Some(base) = self.base {

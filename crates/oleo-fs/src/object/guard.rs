@@ -74,6 +74,13 @@ macro_rules! items_of {
                 &self.state.fields
             }
         }
+
+        impl $guard<'_> {
+            /// The slots of all items, its own included, in one walk; `None` if more than `extents_max` are of extents.
+            pub(crate) fn slots(&self, extents_max: usize) -> Result<Option<Vec<Slot>>, FsError> {
+                with_layers(self.inode, &self.state, |l| l.slots(ItemType::EXTENT_DATA, extents_max))
+            }
+        }
     };
 }
 
@@ -90,6 +97,8 @@ impl ItemsMut for WriteGuard<'_> {
         if t == ItemType::EXTENT_DATA {
             // A caller that knows the item's length sets it afterwards.
             self.state.extents_end = None;
+        } else if t == ItemType::DIR_ITEM {
+            self.inode.forget_absent();
         }
         self.state.open.set((t, offset), Some(v));
     }
@@ -193,6 +202,7 @@ impl<'a> WriteGuard<'a> {
 
     /// Enters the inode in the list of dirty ones, unless it is there.
     fn touch(&mut self) {
+        self.state.changes = self.state.changes.wrapping_add(1);
         let core = self.inode.core();
         let epoch = core.epoch();
         if self.state.listed != epoch {
@@ -220,11 +230,6 @@ impl<'a> WriteGuard<'a> {
 
     fn remove(&mut self, slot: Slot) {
         if self.is_fresh() { self.state.open.forget(slot) } else { self.state.open.set(slot, None) }
-    }
-
-    /// The slots of all items, its own included, in one walk; `None` if more than `extents_max` are of extents.
-    pub(crate) fn slots(&self, extents_max: usize) -> Result<Option<Vec<Slot>>, FsError> {
-        with_layers(self.inode, &self.state, |l| l.slots(ItemType::EXTENT_DATA, extents_max))
     }
 
     /// Deletes the inode item, and bars the inode from further use. All other items are gone.

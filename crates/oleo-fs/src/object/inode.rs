@@ -22,7 +22,7 @@
 //! Not here: which items an operation changes (`items`, `attributes::xattr`, `data`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use oleo_format::{Generation, Ino, ItemType, Key, TreeId};
 use oleo_lock::{RwLock, rank};
@@ -37,6 +37,9 @@ use crate::object::subvol::Subvol;
 
 /// The object that holds the orphan items of a subvolume (`BTRFS_ORPHAN_OBJECTID` in the UAPI header).
 pub(crate) const ORPHAN_OBJECT: u64 = -5i64 as u64;
+
+/// The bit of a remembered hash: those of names have 32.
+const ABSENT: u64 = 1 << 32;
 
 /// What becomes of the inode item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +76,8 @@ pub(crate) struct InodeState {
     pub(super) frozen: Option<Arc<Frozen>>,
     /// The epoch in which the inode was last entered in the list of dirty inodes; the open delta belongs to it.
     pub(super) listed: u64,
+    /// How often an item or a field was changed since it came into memory, to see that nothing was between two looks.
+    pub(crate) changes: u32,
     /// Nothing of this object is in the tree yet: reads need not look there.
     pub(super) fresh: bool,
     /// All items are deleted or being deleted; nobody may use the inode any more.
@@ -164,6 +169,9 @@ pub struct Inode {
     pub(crate) nosec: AtomicBool,
     /// Used since the cache last looked for something to evict.
     pub(crate) used: AtomicBool,
+    /// A hash of which this directory has no DIR_ITEM, as the last look found, and a bit above; 0: unknown. Set with the lock held, at least for
+    /// reading; taken back by whoever puts such an item.
+    absent: AtomicU64,
     /// An empty directory in place of a subvolume that is not there, not in any tree.
     empty_subvol_dir: bool,
 }
@@ -190,6 +198,7 @@ impl Inode {
                 open: ItemMap::default(),
                 frozen: None,
                 listed: 0,
+                changes: 0,
                 fresh,
                 gone: false,
                 next_index: 0,
@@ -205,6 +214,7 @@ impl Inode {
             may_be_linked: AtomicBool::new(false),
             nosec: AtomicBool::new(fresh),
             used: AtomicBool::new(true),
+            absent: AtomicU64::new(0),
             empty_subvol_dir: false,
         }
     }
@@ -255,6 +265,25 @@ impl Inode {
         if !self.used.load(Ordering::Relaxed) {
             self.used.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Remembers that this directory has no DIR_ITEM of a hash. The caller holds the lock.
+    pub(crate) fn note_absent(&self, hash: u64) {
+        let noted = hash | ABSENT;
+        // Only read, mostly, if several threads look for the same.
+        if self.absent.load(Ordering::Relaxed) != noted {
+            self.absent.store(noted, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it is known that this directory has no DIR_ITEM of a hash. The caller holds the lock.
+    pub(crate) fn is_absent(&self, hash: u64) -> bool {
+        self.absent.load(Ordering::Relaxed) == hash | ABSENT
+    }
+
+    /// A DIR_ITEM is put. The caller holds the lock for changing.
+    pub(super) fn forget_absent(&self) {
+        self.absent.store(0, Ordering::Relaxed);
     }
 
     /// A key of this inode.

@@ -41,7 +41,7 @@ pub use subvol::Subvol;
 
 pub(crate) use delta::Slot;
 pub(crate) use fields::{time_of, timespec_of};
-pub(crate) use inode::ORPHAN_OBJECT;
+pub(crate) use inode::{InodeState, ORPHAN_OBJECT};
 
 use cache::InodeCache;
 use delta::Base;
@@ -59,7 +59,7 @@ const ITEMS_PER_INODE: u64 = 16;
 const NAMELESS_AWAITED: Duration = Duration::from_secs(1);
 
 /// Inodes that wait to be erased before operations that remove names erase some, too: each stays in memory until then.
-const EVICTABLE_MAX: usize = 4096;
+pub(crate) const EVICTABLE_MAX: usize = 4096;
 
 /// Shards of the list of dirty inodes: more threads than that share them.
 const DIRTY_SHARDS: usize = 64;

@@ -61,7 +61,7 @@ impl Base for TreeBase<'_> {
     }
 
     fn slots(&self, visit: &mut dyn FnMut(Slot) -> ControlFlow<()>) -> Result<(), FsError> {
-        let _reader = self.core.engine.reader();
+        let _look = self.core.engine.look();
         let Some(root) = self.core.engine.root(self.tree)? else { return Ok(()) };
         let mut cursor = self.core.engine.blocks().cursor(&root);
         cursor.seek(&Key::new(self.objectid, ItemType(0), 0))?;

@@ -10,7 +10,7 @@ use crate::FsError;
 use crate::attributes::FileKind;
 use crate::items::dir::{self, DirEntryInfo, Target};
 use crate::items::refs::{self, NameOf};
-use crate::names::last_name_gone;
+use crate::names::{Remains, last_name_gone};
 use crate::object::{Inode, Items, ItemsMut, lock_all};
 
 /// Extents that are erased together with an inode; one with more is left as an orphan, to be erased in steps.
@@ -253,7 +253,7 @@ impl Replay<'_> {
                 self.empty(&inode)?;
             }
             let mut guard = inode.write();
-            let evict = last_name_gone(&mut guard, self.handle, EXTENTS_MAX)?;
+            let evict = last_name_gone(&mut guard, self.handle, Some(&Remains::unseen(EXTENTS_MAX)))?;
             drop(guard);
             if evict {
                 self.core.queue_eviction(inode);
