@@ -65,7 +65,12 @@ impl Server {
     /// Tells the kernel an inode, and counts that.
     pub(super) fn entry(&self, inode: InodeRef) -> abi::EntryOut {
         let known = self.fs.attr(&inode);
-        let attr = self.wire_attr(&known);
+        self.entry_with(inode, &known)
+    }
+
+    /// The same for a caller that has its attributes.
+    pub(super) fn entry_with(&self, inode: InodeRef, known: &Attr) -> abi::EntryOut {
+        let attr = self.wire_attr(known);
         let nodeid = self.nodes.enter(inode);
         abi::EntryOut {
             nodeid,
@@ -107,8 +112,8 @@ impl Server {
             return self.lookup_by_number(dir, name, reply);
         }
         let dir = self.inode(dir)?;
-        match self.fs.lookup(&dir, name).map_err(|e| self.errno("lookup", &e))? {
-            Some(inode) => reply.put(&self.entry(inode)),
+        match self.fs.lookup_with_attr(&dir, name).map_err(|e| self.errno("lookup", &e))? {
+            Some((inode, attr)) => reply.put(&self.entry_with(inode, &attr)),
             // The kernel may cache that the name does not exist.
             None => reply.put(&abi::EntryOut { entry_valid: VALID_SECONDS, ..Default::default() }),
         }

@@ -1,6 +1,6 @@
 //! Names: creating, linking, moving and removing files.
 
-use oleo::fs::{FileKind, NewInode, NewKind, RenameMode};
+use oleo::fs::{Attr, FileKind, NewInode, NewKind, RenameMode};
 use oleo_fs::InodeRef;
 use rustix::mount::MountFlags;
 
@@ -32,8 +32,8 @@ impl Server {
         maker: &Maker,
         reply: &mut Reply<'_>,
     ) -> Answer {
-        let made = self.made(head, name, kind, maker.mode, maker.umask)?;
-        reply.put(&self.entry(made));
+        let (made, attr) = self.made(head, name, kind, maker.mode, maker.umask)?;
+        reply.put(&self.entry_with(made, &attr));
         Ok(())
     }
 
@@ -45,10 +45,10 @@ impl Server {
         kind: NewKind<'_>,
         mode: u32,
         umask: u32,
-    ) -> Result<InodeRef, Errno> {
+    ) -> Result<(InodeRef, Attr), Errno> {
         let dir = self.inode(head.nodeid)?;
         let new = self.new_inode(head, kind, &Maker { mode, umask });
-        let made = self.fs.create(&dir, name, &new).map_err(|e| self.errno("create", &e))?;
+        let made = self.fs.create_with_attr(&dir, name, &new).map_err(|e| self.errno("create", &e))?;
         self.keep_names(&[&dir])?;
         Ok(made)
     }

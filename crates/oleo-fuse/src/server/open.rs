@@ -76,8 +76,8 @@ impl Server {
         if FileKind::of_mode(args.mode) != FileKind::File {
             return Err(Errno::EINVAL);
         }
-        let entry = self.made(head, name, NewKind::File, args.mode, args.umask)?;
-        self.put_created(entry, args.flags, reply)
+        let (made, _) = self.made(head, name, NewKind::File, args.mode, args.umask)?;
+        self.put_created(made, args.flags, reply)
     }
 
     /// The reply about a file that was made and opened.
