@@ -96,13 +96,13 @@ impl TreeView for MountTree {
 }
 
 /// A mount that this process serves; unmounted at the end, also after a panic.
-struct Serving {
+pub struct Serving {
     stopper: Stopper,
     thread: Option<JoinHandle<Result<(), oleo_fuse::MountError>>>,
 }
 
 impl Serving {
-    fn start(devices: Vec<Arc<dyn Device>>, dir: &Path, uring: Uring, writeback_cache: bool) -> Result<Serving> {
+    pub fn start(devices: Vec<Arc<dyn Device>>, dir: &Path, uring: Uring, writeback_cache: bool) -> Result<Serving> {
         let log: oleo_fuse::Log = Arc::new(|line: &str| eprintln!("the server: {line}"));
         let options = MountOptions { commit_seconds: 1, uring, writeback_cache, ..MountOptions::default() };
         let plan = Plan { images: vec![], scan: vec![], offset: 0, dir: dir.to_owned(), options, log };
@@ -111,7 +111,7 @@ impl Serving {
         Ok(Serving { stopper, thread: Some(std::thread::spawn(move || mounted.serve())) })
     }
 
-    fn stop(mut self) -> Result<()> {
+    pub fn stop(mut self) -> Result<()> {
         self.stopper.stop();
         let ended = self.thread.take().context("served once")?.join();
         ended.map_err(|_| anyhow::anyhow!("the server panicked"))??;

@@ -11,6 +11,7 @@
 //! `oleo_sim::crash::model` hold for it alone; but which commit came when is not known, so rules 6 and 7 are not asked, and bytes are verified
 //! one by one: a write under way at the crash may be there in any part.
 
+mod failing;
 mod load;
 #[allow(dead_code, reason = "other test programs use the rest")]
 #[path = "../../../oleo-sim/tests/proof/ours.rs"]

@@ -16,6 +16,7 @@ mod damage;
 mod dirs;
 mod ending;
 mod errors;
+mod exercised;
 mod flags;
 mod handles;
 mod holes;
