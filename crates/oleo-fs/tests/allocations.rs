@@ -117,7 +117,7 @@ fn operations_allocate_little() -> Result<()> {
     check("8 KiB written, the first of a file", asked_for(1000, || Ok(write(0)?))?, 5.6);
     let unlink = |names: &[String]| names.iter().try_for_each(|name| fs.unlink(&dir, name.as_bytes()));
     unlink(&names[2000..3000])?;
-    check("unlink", asked_for(1000, || Ok(unlink(&names[3000..4000])?))?, 99.0);
+    check("unlink", asked_for(1000, || Ok(unlink(&names[3000..4000])?))?, 2.4);
     ensure!(over.is_empty(), "{}", over.join("; "));
     Ok(())
 }

@@ -175,10 +175,10 @@ impl Core {
     /// Erases some of the inodes that nobody holds any more, `most` at the most, or does a step of it if they are large. One that cannot be erased
     /// does not keep the others.
     pub(crate) fn evict_some(self: &Arc<Self>, most: usize) -> Evicted {
-        let batch = self.take_evictable(most);
+        let mut batch = self.take_evictable(most).into_iter();
         let mut evicted = Evicted { taken: batch.len(), failed: 0, result: Ok(()) };
         let (mut together, mut items, mut apart) = (Vec::new(), 0, Vec::new());
-        for inode in batch {
+        while let Some(inode) = batch.next() {
             let looked = {
                 let guard = inode.read();
                 if is_busy(&inode, guard.state()) {
@@ -189,9 +189,11 @@ impl Core {
             match looked {
                 Ok(Some(remains)) => {
                     let more = remains.need().items;
-                    if items + more > BATCH_ITEMS {
-                        self.erase_together(std::mem::take(&mut together), &mut apart);
-                        items = 0;
+                    if items > 0 && items + more > BATCH_ITEMS {
+                        // What is not in the queue nobody else erases who is short of space.
+                        evicted.taken -= batch.len() + 1;
+                        self.evictable.lock().extend(std::iter::once(inode).chain(batch));
+                        break;
                     }
                     items += more;
                     together.push((inode, remains));
