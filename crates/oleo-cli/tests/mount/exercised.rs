@@ -164,7 +164,7 @@ impl Exercise {
     }
 }
 
-/// Steps with a seed until it is `enough`; afterwards the file is looked at once more by the kernel's btrfs.
+/// Steps with a seed until it is `enough`; afterwards the file is read once more by the kernel's btrfs.
 fn exercise(seed: u64, options: &str, enough: impl Fn(u64) -> bool) {
     let Some(oracle) = oracle() else { return };
     let scratch = oracle.scratch().unwrap();

@@ -5,7 +5,7 @@
 //! (3) when the last handle is closed, the inode is queued for eviction; (4) [`Core::evict_some`] erases those that are queued, many small
 //! ones in one operation ([`Core::erase_together`]), a large one in steps, each its own operation.
 //!
-//! What an inode consists of is looked at once ([`Remains`]), before the operation joins, which then announces what it really changes. Between
+//! What an inode consists of is looked for once ([`Remains`]), before the operation joins, which then announces what it really changes. Between
 //! the look and the lock nothing may have changed; otherwise it is looked at again, by itself.
 //!
 //! A commit that comes in between writes an ORPHAN_ITEM for each inode that has no name then (`object::commit`), so that it is found when
