@@ -13,6 +13,7 @@ use std::sync::Mutex;
 
 use anyhow::{Context, bail};
 use oleo::control::{self, Caller, Client, Location, Reply, Request, SubvolRef};
+use oleo::device::Place;
 use oleo::fs::Ino;
 use oleo::{Image, TreeId};
 
@@ -103,6 +104,10 @@ pub(crate) fn open(path: &Path, others: &DeviceArgs, access: Access, subvol: Opt
 
 /// The mount that a path is on, if it is one of ours.
 pub(crate) fn mount_of(path: &Path) -> anyhow::Result<Option<Target>> {
+    // A name that is no path would be looked for in the directories that it looks like, up to the present one.
+    if !Place::parse(path)?.is_file() {
+        return Ok(None);
+    }
     let found = socket_of(path).with_context(|| path.display().to_string())?;
     let Some((file, socket)) = found else { return Ok(None) };
     let client = Client::connect_of(&file, &socket)

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use oleo::device::Place;
 use oleo::fs::{Follow, FsOptions, InodeRef};
 use oleo::{Device, ErrorKind, Hint, Image, OpenOptions, TreeId};
 use oleo_device::mountinfo::mount_on;
@@ -154,10 +155,10 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
 
 fn attach_options(plan: &Plan, first: &Path, block: bool) -> AttachOptions {
     let options = &plan.options;
-    let shown = std::fs::canonicalize(first).unwrap_or_else(|_| first.to_path_buf());
+    let shown = Place::parse(first).map_or_else(|_| first.display().to_string(), |place| place.shown());
     AttachOptions {
         // The kernel takes the source of a block device for its name.
-        source: options.fsname.clone().filter(|_| !block).unwrap_or_else(|| shown.display().to_string()),
+        source: options.fsname.clone().filter(|_| !block).unwrap_or(shown),
         subtype: options.subtype.clone().unwrap_or_else(|| SUBTYPE.to_owned()),
         read_only: options.read_only,
         allow_other: options.allow_other.unwrap_or_else(|| rustix::process::geteuid().is_root()),
@@ -227,9 +228,7 @@ impl Mounted {
     pub fn new(mut plan: Plan) -> Result<Mounted, MountError> {
         // Paths of devices must stay valid when this process changes its directory.
         for image in &mut plan.images {
-            if let Ok(whole) = std::path::absolute(&*image) {
-                *image = whole;
-            }
+            *image = Place::parse(image)?.absolute();
         }
         let Some(first) = plan.images.first() else { return Err(MountError::Option("no image".to_owned())) };
         let as_root = rustix::process::geteuid().is_root();

@@ -12,6 +12,7 @@
 //!
 //! Locks: `edges` while blocks of which only a part is written are read and written back; those of the modules.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -58,7 +59,13 @@ pub struct NbdDevice {
 impl NbdDevice {
     /// Connects. For writing the server must be able to flush: without, nothing could ever be relied on.
     pub fn connect(uri: &Uri, write: bool, options: &ClientOptions) -> Result<NbdDevice, NbdError> {
-        let session = Session::open(uri, options, Instant::now() + options.connect_max)?;
+        let open = Session::open(uri, options, Instant::now() + options.connect_max);
+        let session = open.map_err(|error| match error {
+            NbdError::Broken { source } if source.kind() == ErrorKind::TimedOut => {
+                NbdError::TimedOut { after: options.connect_max }
+            }
+            other => other,
+        })?;
         let agreed = *session.agreed();
         let name: Arc<str> = uri.to_string().into();
         let refused = |what: String| Err(NbdError::Unsupported { what });

@@ -142,7 +142,9 @@ fn bind_unix(path: &Path) -> io::Result<Listener> {
         other => other?,
     }
     rustix::net::listen(&socket, BACKLOG)?;
-    let named = std::fs::symlink_metadata(path).ok().map(|meta| (path.to_owned(), meta.dev(), meta.ino()));
+    // By a name that stays good when the process changes its directory.
+    let whole = std::path::absolute(path)?;
+    let named = std::fs::symlink_metadata(path).ok().map(|meta| (whole, meta.dev(), meta.ino()));
     Ok(Listener { socket, at: At::Unix(path.to_owned()), named })
 }
 

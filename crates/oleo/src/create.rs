@@ -7,6 +7,7 @@ use oleo_device::{Device, MemDevice};
 use oleo_fs::errno;
 use oleo_mkfs::{MkfsOptions, make};
 
+use crate::device::Place;
 use crate::mkfs::{BuildOptions, build};
 use crate::{Access, Error, Image, OpenOptions, Result};
 
@@ -31,10 +32,12 @@ impl Image {
     /// As [`Image::create`]; or the options do not fit together.
     pub fn create_with(path: impl AsRef<Path>, size: u64, mkfs: MkfsOptions, open: &OpenOptions) -> Result<Image> {
         let path = path.as_ref();
-        if open.offset == 0 && std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() > 0) {
+        let is_filled = || std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() > 0);
+        if open.offset == 0 && Place::parse(path)?.is_file() && is_filled() {
             return Err(Error::refused(errno::EEXIST, "the file exists and is not empty").at(path.display()));
         }
-        build(&[path], BuildOptions { mkfs, size: Some(size), offset: open.offset, ..BuildOptions::default() })?;
+        let how = BuildOptions::default().mkfs(mkfs).size(Some(size)).offset(open.offset).places(open.places.clone());
+        build(&[path], how)?;
         Image::open(path, &OpenOptions { access: Access::Write, ..open.clone() })
     }
 

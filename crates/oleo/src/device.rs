@@ -1,5 +1,15 @@
-//! What a volume lies on: files, block devices, memory, or anything else that implements [`Device`].
+//! What a volume lies on: files, block devices, memory, exports of a network, or anything else that implements [`Device`].
 
-pub use oleo_device::{Device, DeviceError, FileDevice, FileOptions, MemDevice, Op, ReadReq, User, WriteReq};
+pub(crate) mod open;
+mod place;
+
+pub use oleo_device::{
+    Device, DeviceError, DeviceStats, FileDevice, FileOptions, MemDevice, Op, ReadReq, User, Window, WriteReq,
+};
 pub use oleo_format::DevId;
+#[cfg(feature = "nbd")]
+pub use oleo_nbd::{ClientOptions, NbdDevice, NbdError, Uri};
 pub use oleo_volume::DeviceInfo;
+
+pub use open::{PlaceOptions, open_named};
+pub use place::{Identity, Place};

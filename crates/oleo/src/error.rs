@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use oleo_device::{FileDevice, FileOptions, User};
 use oleo_fs::errno;
 
+use crate::device::Place;
 use crate::{Hint, control};
 
 pub use crate::background::BackgroundError;
@@ -15,6 +16,8 @@ pub use oleo_format::{Class, Classified, Corruption, ErrorKind};
 pub use oleo_fs::FsError;
 pub use oleo_jobs::JobError;
 pub use oleo_mkfs::MkfsError;
+#[cfg(feature = "nbd")]
+pub use oleo_nbd::NbdError;
 pub use oleo_stream::receive::{ApplyError, ReceiveError};
 pub use oleo_stream::{SendError, StreamError};
 pub use oleo_tree::TreeError;
@@ -72,6 +75,10 @@ pub enum Error {
     /// The volume has a log of what was synced before a crash, and it cannot be applied.
     #[error("the log of this volume cannot be replayed: {0}")]
     Log(#[source] Box<Error>),
+    /// From an export of a server, or its name.
+    #[cfg(feature = "nbd")]
+    #[error(transparent)]
+    Nbd(Box<oleo_nbd::NbdError>),
     /// From the volume: devices, chunks, copies.
     #[error(transparent)]
     Volume(Box<VolumeError>),
@@ -128,6 +135,8 @@ impl Error {
                     | VolumeError::Twins { .. }
             ),
             Error::Mkfs(error) => matches!(**error, MkfsError::Device(_)),
+            #[cfg(feature = "nbd")]
+            Error::Nbd(error) => matches!(**error, NbdError::Uri { .. } | NbdError::Device(_)),
             _ => false,
         };
         if has_name { self } else { self.at(path.display()) }
@@ -212,6 +221,10 @@ fn hint_of_fs(error: &FsError) -> Option<Hint> {
 
 /// What else than btrfs a file or device holds, as far as it is known.
 fn other_contents(path: &Path) -> Option<&'static str> {
+    // To say what went wrong, no server is asked once more.
+    if !Place::parse(path).is_ok_and(|place| place.is_file()) {
+        return None;
+    }
     let device = FileDevice::open(path, &FileOptions::default().read_in_use(true)).ok()?;
     oleo_mkfs::signature(&device).ok().flatten().filter(|what| !what.contains("btrfs"))
 }
@@ -227,6 +240,8 @@ impl Classified for Error {
             Error::Request(_) => Class::USAGE,
             Error::Refused { errno, .. } => Class::refusal(*errno),
             Error::Device(error) => error.class(),
+            #[cfg(feature = "nbd")]
+            Error::Nbd(error) => error.class(),
             Error::Volume(error) => error.class(),
             Error::Engine(error) => error.class(),
             Error::Fs(error) => error.class(),
@@ -252,6 +267,9 @@ oleo_format::error_from!(Error {
     Receive(ReceiveError),
     Send(SendError),
 });
+
+#[cfg(feature = "nbd")]
+oleo_format::error_from!(Error { Nbd(oleo_nbd::NbdError), });
 
 impl From<Error> for control::Error {
     fn from(error: Error) -> control::Error {
@@ -295,6 +313,7 @@ mod tests {
     use super::*;
 
     /// Goal: every error is of its kind and has its errno.
+    #[cfg(feature = "nbd")]
     #[test]
     fn classes() {
         let host = |errno| io::Error::from_raw_os_error(errno);
@@ -308,6 +327,7 @@ mod tests {
             Request: Error::Request("so".into()) => Class::USAGE,
             Refused: refused() => exists,
             Device: DeviceError::Kind { path: "a".into() }.into() => Class::refusal(errno::EINVAL),
+            Nbd: NbdError::NoTls.into() => Class::refusal(errno::EOPNOTSUPP),
             Hinted: refused().with_hint(Hint::Overwrite) => exists,
             Log: Error::Log(Box::new(refused())) => exists,
             Volume: VolumeError::ReadOnly.into() => Class::refusal(errno::EROFS),

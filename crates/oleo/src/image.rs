@@ -1,10 +1,9 @@
 //! An open file system, by the name of its image or device.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use oleo_device::{Device, FileDevice, FileOptions};
+use oleo_device::{Device, FileOptions};
 use oleo_format::{ByteLen, Generation, Ino, ROOT_BACKUPS, TreeId};
 use oleo_fs::{Attr, DirEntryInfo, FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, SnapshotOptions};
 use oleo_jobs::Balancer;
@@ -12,6 +11,8 @@ use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 use uuid::Uuid;
 
+use crate::device::Place;
+use crate::device::open::open_place;
 use crate::error::AtPlace;
 use crate::{Access, Error, File, ImagePath, OpenOptions, Result, SubvolRef, log};
 
@@ -29,7 +30,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens the file system in an image file or on a block device.
+    /// Opens the file system in an image file, on a block device, or on what else a name means
+    /// ([`Place`](crate::device::Place)).
     ///
     /// # Errors
     /// It is no btrfs, needs features or devices that are not there, or someone else uses it.
@@ -398,20 +400,17 @@ impl TrimSlashes for [u8] {
 
 /// Opens all devices that the options name.
 pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc<dyn Device>>> {
-    let open = |path: &Path, offset: u64, claimed: bool| -> Result<Arc<dyn Device>> {
-        let FileOptions { create, len, .. } = FileOptions::default();
-        let (write, read_in_use) = (options.writes(), options.access == Access::ReadOnlyInUse);
-        let file_options = FileOptions::default()
-            .write(write)
-            .create(create)
+    let open = |place: &Place, offset: u64, claimed: bool| {
+        let how = FileOptions::default()
+            .write(options.writes())
             .offset(offset)
-            .len(len)
-            .read_in_use(read_in_use)
+            .read_in_use(options.access == Access::ReadOnlyInUse)
             .claimed(claimed);
-        Ok(Arc::new(FileDevice::open(path, &file_options)?))
+        open_place(place, &how, &options.places)
     };
-    let mut devices = vec![open(path, options.offset, options.claimed)?];
-    let mut known = vec![identity(path)?];
+    let first = Place::parse(path)?;
+    let mut devices = vec![open(&first, options.offset, options.claimed)?];
+    let mut known = vec![first.identity()?];
     let mut others = options.devices.clone();
     if !options.scan.is_empty() {
         let fsid: Uuid = oleo_volume::read_super(devices[0].as_ref())?.fsid();
@@ -420,17 +419,12 @@ pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc
         }
     }
     for other in others {
-        let id = identity(&other)?;
+        let place = Place::parse(&other)?;
+        let id = place.identity()?;
         if !known.contains(&id) {
             known.push(id);
-            devices.push(open(&other, 0, false)?);
+            devices.push(open(&place, 0, false).map_err(|error| error.of_image(&other))?);
         }
     }
     Ok(devices)
-}
-
-/// What tells one file from another, whatever its name: for devices, the device.
-fn identity(path: &Path) -> Result<(u64, u64)> {
-    let meta = std::fs::metadata(path).map_err(Error::host("open", path))?;
-    Ok(if meta.rdev() != 0 { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) })
 }

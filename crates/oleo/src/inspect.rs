@@ -7,6 +7,7 @@ use std::path::Path;
 use oleo_format::{CheckedNode, Generation, ItemType, Key, Logical, NodeExpect, RootItem, SuperBlock, TreeId};
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
 
+use crate::device::{PlaceOptions, open_named};
 use crate::image::open_devices;
 use crate::{Error, OpenOptions, Result};
 
@@ -236,7 +237,7 @@ impl Inspector {
 pub fn superblocks(path: impl AsRef<Path>, offset: u64) -> Result<Vec<(u64, Result<SuperBlock>)>> {
     let path = path.as_ref();
     let options = oleo_device::FileOptions::default().offset(offset).read_in_use(true);
-    let device = oleo_device::FileDevice::open(path, &options)?;
-    let mirrors = oleo_volume::read_mirrors(&device);
+    let device = open_named(path, &options, &PlaceOptions::default()).map_err(|error| error.of_image(path))?;
+    let mirrors = oleo_volume::read_mirrors(device.as_ref());
     Ok(mirrors.into_iter().map(|(at, sb)| (at, sb.map_err(crate::Error::from))).collect())
 }

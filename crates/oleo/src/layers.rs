@@ -7,6 +7,8 @@ pub use oleo_format as format;
 pub use oleo_fs as fs;
 pub use oleo_jobs as jobs;
 pub use oleo_mkfs as mkfs;
+#[cfg(feature = "nbd")]
+pub use oleo_nbd as nbd;
 pub use oleo_space as space;
 pub use oleo_stream as stream;
 pub use oleo_tree as tree;

@@ -23,15 +23,20 @@
 //! | do what the command does, here or on a mount | [`control`] |
 //! | find out whether an image is sound | [`check`] |
 //! | look at blocks and superblocks | [`inspect`] |
-//! | use something else than files as devices | [`Device`], [`Image::create_on`], [`Image::from_devices`] |
+//! | use something else than files as devices | [`device::Place`], [`Device`], [`Image::create_on`], [`Image::from_devices`] |
+//! | show an image to others as a disk | `serve` (feature `nbd`) |
 //!
 //! # Features
 //!
 //! `zlib`, `lzo` and `zstd` are the kinds of compression, all on by default. A build without one leaves out the code for it: volumes open and
 //! can be changed as ever, but reading data that is compressed that way, or asking for new data to be, is refused with
 //! `EOPNOTSUPP` and an error that names the feature. New data in files that ask for it by a property is stored as it is. The gzip
-//! archives that [`mkfs::Source::Tar`] takes need `zlib`, those of zstd `zstd`. The command (`oleo-cli`) has the same features, and
-//! `fuse` for `oleo mount`.
+//! archives that [`mkfs::Source::Tar`] takes need `zlib`, those of zstd `zstd`.
+//!
+//! `nbd`, on by default, is for network block devices: names such as `nbd://host/export` wherever an image is named, and `serve`. With
+//! `tls` they can be encrypted (`nbds://`); it is off by default because it needs a C compiler.
+//!
+//! The command (`oleo-cli`) has the same features, all on, and `fuse` for `oleo mount`.
 //!
 //! # Making an image, reading and writing, from many threads
 //!
@@ -156,6 +161,8 @@ pub mod receive;
 pub mod rescue;
 pub mod restore;
 pub mod send;
+#[cfg(feature = "nbd")]
+pub mod serve;
 mod settings;
 pub mod usage;
 pub mod volume;

@@ -11,6 +11,8 @@ use oleo_fs::data::DataOptions;
 use oleo_fs::{Clock, FixedClock, FsOptions, Time};
 use oleo_mkfs::{SeededUuids, fill_from_dir, fill_from_tar, trim};
 
+use crate::device::open::open_place;
+use crate::device::{Place, PlaceOptions};
 use crate::{Error, Hint, Image, OpenOptions, Result};
 
 pub use crate::settings::{parse_checksum, random_seed, seed_from_text};
@@ -63,6 +65,8 @@ pub struct BuildOptions {
     /// Share data with the files of a source directory, which must be on the same file system of the host as the
     /// image, and that file system able to (btrfs, XFS).
     pub reflink: bool,
+    /// How devices are reached that are no files of this machine.
+    pub places: PlaceOptions,
 }
 
 impl Default for BuildOptions {
@@ -76,6 +80,7 @@ impl Default for BuildOptions {
             shrink: false,
             force: false,
             reflink: false,
+            places: PlaceOptions::default(),
         }
     }
 }
@@ -89,6 +94,7 @@ oleo_format::setters!(BuildOptions {
     shrink: bool,
     force: bool,
     reflink: bool,
+    places: PlaceOptions,
 });
 
 /// What was made.
@@ -104,7 +110,9 @@ pub struct BuildReport {
 
 /// One image that is being made.
 struct Target {
-    path: PathBuf,
+    name: PathBuf,
+    /// Open already: what is no file of this machine is opened once, since it may not be there a second time.
+    opened: Option<Arc<dyn Device>>,
     /// There was nothing before: it goes away again when the work fails.
     created: bool,
     growing: bool,
@@ -126,7 +134,7 @@ pub fn build<P: AsRef<Path>>(images: &[P], mut options: BuildOptions) -> Result<
     if result.is_err() {
         for target in targets.iter().filter(|target| target.created) {
             // The error that brought us here is the one to tell.
-            let _kept = fs::remove_file(&target.path);
+            let _kept = fs::remove_file(&target.name);
         }
     }
     result
@@ -143,9 +151,11 @@ fn build_all<P: AsRef<Path>>(
     }
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     for target in targets.iter() {
-        devices.push(open_target(target, options).map_err(|error| error.of_image(&target.path))?);
-        let meta = fs::metadata(&target.path).map_err(Error::host("open", &target.path))?;
-        options.fill.skip.push((meta.dev(), meta.ino()));
+        devices.push(open_target(target, options).map_err(|error| error.of_image(&target.name))?);
+        if target.opened.is_none() {
+            let meta = fs::metadata(&target.name).map_err(Error::host("open", &target.name))?;
+            options.fill.skip.push((meta.dev(), meta.ino()));
+        }
     }
     if options.reflink {
         options.fill.reflink = Some(reflink(targets, options)?);
@@ -184,18 +194,21 @@ fn reflink(targets: &[Target], options: &BuildOptions) -> Result<Reflink> {
     let ([target], Source::Dir(dir)) = (targets, &options.source) else {
         return Err(Error::Request("sharing data needs a source directory and a single image".into()));
     };
+    if target.opened.is_some() {
+        return Err(Error::Request("sharing data needs an image file".into()));
+    }
     if options.fill.compress.is_some() || options.mkfs.data.is_some_and(|profile| profile != Profile::Single) {
         return Err(Error::Request("sharing data needs data that is not compressed and has one copy".into()));
     }
     let device_of = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).map_err(Error::host("open", path));
-    if device_of(dir)? != device_of(&target.path)? {
-        let both = format!("{} and {}", dir.display(), target.path.display());
+    if device_of(dir)? != device_of(&target.name)? {
+        let both = format!("{} and {}", dir.display(), target.name.display());
         return Err(Error::refused(
             oleo_fs::errno::EXDEV,
             format!("{both} are on different file systems and cannot share data"),
         ));
     }
-    Ok(Reflink::new(&target.path, options.offset)?)
+    Ok(Reflink::new(&target.name, options.offset)?)
 }
 
 fn chunk_bytes(options: &BuildOptions) -> u64 {
@@ -212,8 +225,30 @@ fn open_made(devices: Vec<Arc<dyn Device>>, options: &BuildOptions, growing: boo
     Image::from_devices_sized(devices, &OpenOptions { fs, ..OpenOptions::writing() }, chunk_len_max)
 }
 
-/// Finds out what is at a path, and how long the image shall be.
-fn target(path: &Path, options: &BuildOptions) -> Result<Target> {
+/// Finds out what a name leads to, and how long the image shall be.
+fn target(name: &Path, options: &BuildOptions) -> Result<Target> {
+    match Place::parse(name)? {
+        Place::File(path) => file_target(&path, options),
+        #[cfg(feature = "nbd")]
+        place => {
+            let mut how = FileOptions::default().write(true).offset(options.offset);
+            if let Some(size) = options.size {
+                how.len = Some(size);
+            }
+            let device = open_place(&place, &how, &options.places)?;
+            if let Some(size) = options.size
+                && device.len() < size
+            {
+                let text = format!("has {} bytes, not {size}, and cannot grow", device.len());
+                return Err(Error::refused(oleo_fs::errno::ENOSPC, text));
+            }
+            let len = device.len();
+            Ok(Target { name: name.to_owned(), opened: Some(device), created: false, growing: false, len })
+        }
+    }
+}
+
+fn file_target(path: &Path, options: &BuildOptions) -> Result<Target> {
     let empty = matches!(options.source, Source::Empty);
     let (created, is_block, have) = match fs::metadata(path) {
         Ok(meta) if meta.file_type().is_block_device() => (false, true, 0),
@@ -227,7 +262,7 @@ fn target(path: &Path, options: &BuildOptions) -> Result<Target> {
         let device = FileDevice::open(path, &FileOptions::default())?;
         let whole = device.len().saturating_sub(options.offset);
         let len = options.size.unwrap_or(whole).min(whole);
-        return Ok(Target { path: path.to_owned(), created, growing: false, len });
+        return Ok(Target { name: path.to_owned(), opened: None, created, growing: false, len });
     }
     // A file that is there and is not empty keeps its length.
     let growing = options.size.is_none() && !empty && after == 0;
@@ -240,33 +275,44 @@ fn target(path: &Path, options: &BuildOptions) -> Result<Target> {
             return Err(Error::Request(what.into()).with_hint(Hint::GiveSize));
         }
     };
-    Ok(Target { path: path.to_owned(), created, growing, len })
+    Ok(Target { name: path.to_owned(), opened: None, created, growing, len })
 }
 
 /// Gives up what an old image holds, where the host or device can: a file becomes sparse.
-fn discard(device: &FileDevice) -> Result<()> {
+fn discard(device: &dyn Device) -> Result<()> {
     match device.discard(0, device.len()) {
         Ok(()) | Err(DeviceError::Unsupported { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device>> {
-    let file_options = |len| FileOptions::default().write(true).create(true).offset(options.offset).len(len);
-    let is_block = fs::metadata(&target.path).is_ok_and(|meta| meta.file_type().is_block_device());
-    let device = if is_block {
-        FileDevice::open(
-            &target.path,
-            &file_options((options.size.is_some() || options.offset > 0).then_some(target.len)),
-        )?
-    } else {
-        FileDevice::open(&target.path, &file_options(None))?
-    };
+/// Whether it may be overwritten.
+fn must_be_free(device: &dyn Device, options: &BuildOptions) -> Result<()> {
     if !options.force
-        && let Some(what) = oleo_mkfs::signature(&device)?
+        && let Some(what) = oleo_mkfs::signature(device)?
     {
         return Err(Error::refused(oleo_fs::errno::EEXIST, format!("holds {what}")).with_hint(Hint::Overwrite));
     }
+    Ok(())
+}
+
+fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device>> {
+    if let Some(device) = &target.opened {
+        must_be_free(device.as_ref(), options)?;
+        discard(device.as_ref())?;
+        return Ok(device.clone());
+    }
+    let file_options = |len| FileOptions::default().write(true).create(true).offset(options.offset).len(len);
+    let is_block = fs::metadata(&target.name).is_ok_and(|meta| meta.file_type().is_block_device());
+    let device = if is_block {
+        FileDevice::open(
+            &target.name,
+            &file_options((options.size.is_some() || options.offset > 0).then_some(target.len)),
+        )?
+    } else {
+        FileDevice::open(&target.name, &file_options(None))?
+    };
+    must_be_free(&device, options)?;
     if is_block {
         discard(&device)?;
         return Ok(Arc::new(device));
@@ -281,7 +327,7 @@ fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device
             return Ok(Arc::new(device));
         }
         drop(device);
-        let part = FileDevice::open(&target.path, &file_options(Some(target.len)))?;
+        let part = FileDevice::open(&target.name, &file_options(Some(target.len)))?;
         discard(&part)?;
         return Ok(Arc::new(part));
     }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use oleo_fs::FsOptions;
 
+use crate::device::PlaceOptions;
+
 /// What an image is opened for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Access {
@@ -49,6 +51,8 @@ pub struct OpenOptions {
     pub no_log_replay: bool,
     /// Bytes of tree blocks to keep in memory.
     pub cache_bytes: usize,
+    /// How devices are reached that are no files of this machine.
+    pub places: PlaceOptions,
     /// Clock, UUIDs, compression of new data.
     pub fs: FsOptions,
 }
@@ -67,6 +71,7 @@ impl Default for OpenOptions {
             ignore_bad_trees: false,
             no_log_replay: false,
             cache_bytes: 64 << 20,
+            places: PlaceOptions::default(),
             fs: FsOptions::default(),
         }
     }
@@ -84,6 +89,7 @@ oleo_format::setters!(OpenOptions {
     ignore_bad_trees: bool,
     no_log_replay: bool,
     cache_bytes: usize,
+    places: PlaceOptions,
     fs: FsOptions,
 });
 
