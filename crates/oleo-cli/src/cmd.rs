@@ -18,11 +18,15 @@ mod property;
 mod put;
 mod qgroup;
 mod quota;
+#[cfg(any(feature = "fuse", feature = "nbd"))]
+mod ready;
 mod receive;
 mod rescue;
 mod restore;
 mod rm;
 mod send;
+#[cfg(feature = "nbd")]
+mod serve;
 mod subvolume;
 #[cfg(feature = "fuse")]
 mod unmount;
@@ -67,6 +71,9 @@ pub(crate) enum Command {
     Property(property::Command),
     #[command(subcommand)]
     Rescue(rescue::Command),
+    #[cfg(feature = "nbd")]
+    #[command(subcommand)]
+    Serve(serve::Command),
     #[command(subcommand)]
     Generate(generate::Command),
     /// Show the version, as --version does
@@ -101,6 +108,8 @@ impl Command {
             Command::Check(args) => args.run(out),
             Command::Property(command) => command.run(out),
             Command::Rescue(command) => command.run(out),
+            #[cfg(feature = "nbd")]
+            Command::Serve(command) => command.run(out),
             Command::Generate(command) => command.run(),
             Command::Version => {
                 println_or_end(concat!("oleo ", env!("CARGO_PKG_VERSION")));

@@ -18,8 +18,9 @@ use crate::out::Out;
 
 /// btrfs in user space: make, read, change, check and mount btrfs images and devices
 ///
-/// IMG is an image file or block device that nobody has mounted; paths after it are paths inside the image. Commands that take
-/// IMG|PATH or [IMG] PATH also work on a volume that `oleo mount` serves: give a path on the mount instead.
+/// IMG is an image file or block device that nobody has mounted, or a network block device: nbd://HOST[:PORT]/EXPORT,
+/// nbd+unix:///EXPORT?socket=PATH, or nbds for TLS. Paths after it are paths inside the image. Commands that take IMG|PATH or [IMG]
+/// PATH also work on a volume that `oleo mount` serves: give a path on the mount instead.
 #[derive(Parser)]
 #[command(name = "oleo", version, propagate_version = true, arg_required_else_help = true, infer_subcommands = true)]
 #[command(after_help = "Exit codes: 0 success; 1 refused; 2 wrong usage; 3 the image is damaged; 4 a device failed.")]

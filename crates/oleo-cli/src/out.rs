@@ -27,6 +27,14 @@ impl Out {
         }
     }
 
+    /// The same unless somebody reads something else there.
+    #[cfg(feature = "nbd")]
+    pub fn note_unless(&self, silent: bool, line: impl FnOnce() -> String) {
+        if !silent {
+            self.note(line());
+        }
+    }
+
     /// A line that helps somebody who sits at a terminal; programs do not get it.
     #[cfg(feature = "fuse")]
     pub fn advice(&self, line: impl FnOnce() -> String) {

@@ -74,8 +74,8 @@ const COMMANDS: &str = "
     property list IMG f
     rescue zero-log IMG
 ";
-/// These have no image that they could not read.
-const OTHERS: [&str; 5] = ["mkfs", "unmount", "generate completions", "generate man", "version"];
+/// These have no image that they could not read; of `serve nbd`, see the tests of network block devices.
+const OTHERS: [&str; 6] = ["mkfs", "unmount", "serve nbd", "generate completions", "generate man", "version"];
 
 /// Requests that a sound image refuses.
 const REFUSED: &str = "

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use oleo_device::{Device, DeviceError, Latched};
+use oleo_device::{Device, DeviceError, DeviceStats, Latched};
 use oleo_format::{ByteLen, Corruption, DevId, DevItem, Physical};
 use oleo_lock::{Mutex, rank};
 use uuid::Uuid;
@@ -70,6 +70,8 @@ pub struct DeviceInfo {
     pub errors: ErrorCounters,
     /// Its item in the chunk tree.
     pub item: DevItem,
+    /// What it has been asked to do, if it counts.
+    pub stats: Option<DeviceStats>,
 }
 
 /// While it lives, new chunks keep away from the end of a device.
@@ -201,6 +203,7 @@ impl Member {
             stale: self.behind > 0,
             errors: self.counters(),
             item,
+            stats: self.device.as_ref().and_then(|d| d.stats()),
         }
     }
 }

@@ -4,8 +4,7 @@
 //! is mounted, and ends. So no process with threads forks, and errors at the start reach the user.
 
 use std::ffi::OsString;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixDatagram;
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -16,14 +15,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::DeviceArgs;
+use crate::cmd::ready::{self, READY, announce};
 use crate::out::{Out, misuse};
-
-/// Where messages of programs in the background go.
-const SYSLOG: &str = "/dev/log";
-/// Facility daemon, severity warning; see syslog(3).
-const SYSLOG_WARNING: u8 = 3 << 3 | 4;
-/// The output of the background process when the volume is mounted.
-const READY: &[u8] = b"ready\n";
 
 /// Mount a volume through FUSE
 ///
@@ -118,35 +111,12 @@ fn in_background(out: &Out) -> anyhow::Result<()> {
     std::process::exit(code);
 }
 
-/// Says that it is mounted and lets go of the terminal.
-fn announce() -> anyhow::Result<()> {
-    let mut stdout = std::io::stdout();
-    stdout.write_all(READY)?;
-    stdout.flush()?;
-    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    rustix::stdio::dup2_stdin(&null)?;
-    rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(&null)?;
-    // Fails where it leads a session already, which is as good.
-    let _ = rustix::process::setsid();
-    std::env::set_current_dir("/")?;
-    Ok(())
-}
-
 fn to_stderr() -> Log {
     Arc::new(|line: &str| eprintln!("oleo: {}", crate::out::plain(line, &[])))
 }
 
 fn to_syslog() -> Log {
-    Arc::new(|line: &str| {
-        // Where nobody listens, nobody reads it.
-        if let Ok(socket) = UnixDatagram::unbound() {
-            // A line is lost rather than a request held up by a system log that stands still.
-            let _ = socket.set_nonblocking(true);
-            let message = format!("<{SYSLOG_WARNING}>oleo[{}]: {line}", std::process::id());
-            let _ = socket.send_to(message.as_bytes(), SYSLOG);
-        }
-    })
+    Arc::new(ready::to_syslog)
 }
 
 /// Names under which mount(8) calls this program.

@@ -20,7 +20,7 @@ use super::caller::{Caller, READ, WRITE, is_subvol_root};
 use super::error::Error;
 use super::invalidation::Invalidation;
 use super::location::Location;
-use super::reply::{DuLine, QgroupStats, Reply, Stats, Subvol};
+use super::reply::{DeviceCounts, DuLine, QgroupStats, Reply, Stats, Subvol};
 use super::request::Request;
 use crate::{Hint, Image, SubvolRef};
 
@@ -149,12 +149,22 @@ impl Executor<'_> {
                 Reply::Bytes(oleo_format::ByteLen(oleo_jobs::frees(fs, &set)?))
             }
             Request::Df => Reply::Df(space::groups(self.image)),
-            Request::Stats => Reply::Stats(Box::new(Stats {
-                log: fs.log_stats().into(),
-                qgroup: QgroupStats { dirty_extents: fs.engine().quota_dirty_extents() },
-                inodes: fs.inodes_in_memory() as u64,
-                nodes: None,
-            })),
+            Request::Stats => {
+                let counts = self.image.volume().devices().into_iter().filter_map(DeviceCounts::of);
+                let own_path = |mut device: DeviceCounts| {
+                    if !self.caller.privileged {
+                        device.path = device.path.file_name().map(Into::into).unwrap_or_default();
+                    }
+                    device
+                };
+                Reply::Stats(Box::new(Stats {
+                    log: fs.log_stats().into(),
+                    qgroup: QgroupStats { dirty_extents: fs.engine().quota_dirty_extents() },
+                    inodes: fs.inodes_in_memory() as u64,
+                    nodes: None,
+                    devices: counts.map(own_path).collect(),
+                }))
+            }
             Request::Usage => {
                 let mut usage = space::usage(self.image);
                 if !self.caller.privileged {

@@ -289,6 +289,39 @@ pub struct Stats {
     /// Of a mount: the inodes that the kernel knows.
     #[serde(default)]
     pub nodes: Option<u64>,
+    /// Devices that count what they are asked to do: those on the network.
+    #[serde(default)]
+    pub devices: Vec<DeviceCounts>,
+}
+
+/// What a device has been asked to do since it was opened.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeviceCounts {
+    /// Its number.
+    pub devid: DevId,
+    /// What it is called on the machine that has it open.
+    pub path: PathBuf,
+    /// The counters, by name.
+    pub counts: Vec<(String, u64)>,
+}
+
+impl DeviceCounts {
+    /// Those of a device, if it has any.
+    pub(crate) fn of(info: DeviceInfo) -> Option<DeviceCounts> {
+        let stats = info.stats?;
+        let own = [
+            ("reads", stats.reads),
+            ("bytes read", stats.read_bytes),
+            ("writes", stats.writes),
+            ("bytes written", stats.write_bytes),
+            ("flushes", stats.flushes),
+            ("discards", stats.discards),
+            ("requests sent again", stats.retries),
+            ("connections made again", stats.reconnects),
+        ];
+        let counts = own.into_iter().chain(stats.extra).map(|(name, count)| (name.to_owned(), count)).collect();
+        Some(DeviceCounts { devid: info.devid, path: info.name.into(), counts })
+    }
 }
 
 /// Counters of quota.

@@ -1,14 +1,15 @@
 //! `oleo filesystem stats`
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use oleo::control::{LogStats, Reply, Request};
 
 use crate::args::DeviceArgs;
-use crate::out::{json, println_or_end};
+use crate::out::{json, println_or_end, text};
 use crate::target::{self, Access, answer};
 
-/// Show counters of a mount: fsyncs, log commits, latencies
+/// Show counters of a mount: fsyncs, log commits, latencies, requests to devices on the network
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Any path on a mount (on an image all counters are 0).
@@ -34,6 +35,12 @@ impl Args {
         println_or_end(&format!("{:30}{:>12}", "inodes in memory", stats.inodes));
         if let Some(nodes) = stats.nodes {
             println_or_end(&format!("{:30}{nodes:>12}", "inodes known to the kernel"));
+        }
+        for device in &stats.devices {
+            println_or_end(&format!("device {}: {}", device.devid, text(device.path.as_os_str().as_bytes())));
+            for (name, count) in &device.counts {
+                println_or_end(&format!("{:30}{count:>12}", format!("  {name}")));
+            }
         }
         Ok(())
     }

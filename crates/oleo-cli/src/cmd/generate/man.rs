@@ -22,7 +22,7 @@ const EXIT: [(&str, &str); 5] = [
 ];
 
 /// Examples: what they do, and the command. The tests parse each line.
-const EXAMPLES: [(&str, &str); 9] = [
+const EXAMPLES: &[(&str, &str)] = &[
     (
         "Make an image from a directory, as small as possible:",
         "oleo mkfs --rootdir ./site --compress zstd:3 --shrink site.img",
@@ -38,6 +38,13 @@ const EXAMPLES: [(&str, &str); 9] = [
     ),
     ("", "oleo send --subvol monday -f monday.stream site.img"),
     ("Check an image, including all data:", "oleo check --data site.img"),
+    #[cfg(feature = "nbd")]
+    (
+        "Serve an image as a network block device, and use it by its name:",
+        "oleo serve nbd --listen unix:/run/site.sock site.img",
+    ),
+    #[cfg(feature = "nbd")]
+    ("", "oleo ls 'nbd+unix:///?socket=/run/site.sock'"),
 ];
 
 /// Options of a mount: how to write them, an example that is accepted, and what they do.
