@@ -6,6 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::guest;
+
 /// Ignored tests that prove nothing by themselves, by a part of their names: bodies of processes that other tests start,
 /// and those that need a file or a checkout of others.
 const NOT_PROOFS: [&str; 9] = [
@@ -25,6 +27,7 @@ pub fn run(root: &Path, args: &[String]) -> Result<()> {
     if !args.is_empty() {
         bail!("usage: cargo xtask nightly");
     }
+    guest::prepare(root)?;
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["test", "--release", "--workspace", "--locked", "--no-fail-fast", "--", "--ignored"]);
     for name in NOT_PROOFS {

@@ -28,6 +28,7 @@ mod measure;
 mod mount_io;
 mod mount_metadata;
 mod mounted;
+mod nbd;
 mod peer;
 mod quota;
 mod ref_heads;
@@ -330,6 +331,14 @@ const BENCHES: &[Bench] = &[
                written to a device in memory) and the commit, each timed by itself; the first round and overwriting; no peer; \
                --part 10 divides the sizes",
         run: library::write_rate,
+    },
+    Bench {
+        name: "nbd",
+        times: Timed::Commands,
+        what: "oleo serve nbd beside qemu-nbd and nbdkit file on one image of 1 GiB in memory, over a socket of the file system, fio's \
+               client: 4 KiB at random and 1 MiB in order, read and written, 1 and 16 under way, not synced but where it says so; the \
+               server's processor time per request; and all of the image read from qemu-nbd by our client beside nbdcopy; --seconds each",
+        run: nbd::run,
     },
     Bench {
         name: "trees",

@@ -22,6 +22,10 @@ pub enum Peer {
     Pass,
     /// A server that only replies: files can be created, and nothing else.
     Null,
+    /// QEMU's server of network block devices.
+    QemuNbd,
+    /// nbdkit's, with its file plugin.
+    Nbdkit,
 }
 
 impl Peer {
@@ -51,6 +55,8 @@ impl Peer {
             Peer::Ext4Scan => "ext4 scan=1",
             Peer::Pass => "pass-through",
             Peer::Null => "answers only",
+            Peer::QemuNbd => "qemu-nbd",
+            Peer::Nbdkit => "nbdkit",
         }
     }
 }
