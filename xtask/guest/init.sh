@@ -20,7 +20,7 @@ nbd-client 10.0.2.2 "$(arg port)" /dev/nbd0 -C 4 -t 30 -p >/tmp/client 2>&1 || {
 say "attached $(cat /sys/block/nbd0/size) $(uname -r)"
 mount -t btrfs /dev/nbd0 /mnt || fail mount
 say mounted
-sums() { (cd /mnt && find . -type f -print0 | sort -z | xargs -0 sha256sum) | sed 's/^/OLEO sum /'; }
+sums() { (cd /mnt && find . -type f -print0 | sort -z | xargs -0 -r sha256sum) | sed 's/^/OLEO sum /'; }
 case "$(arg job)" in
 read)
     sums

@@ -3,7 +3,8 @@
 //!
 //! Normal path: (1) packages are downloaded into `target/guest` and unpacked there, never installed; (2) the modules that are needed
 //! are put in the order in which they can be loaded; (3) `initrd` is made: busybox, nbd-client, btrfs, their libraries, modules, and
-//! `init` (`guest/init.sh`); (4) the tests `guest::` of `oleo-cli` boot it. Without `/dev/kvm` it is emulated, and takes minutes.
+//! `init` (`guest/init.sh`); (4) the tests `guest::` of `oleo-cli` boot it. It is emulated, without `/dev/kvm`, which not every machine has in working order: a boot
+//! takes some seconds all the same.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -129,16 +130,21 @@ fn libraries(programs: &[PathBuf], unpacked: &Path) -> Result<BTreeSet<(String, 
         for line in String::from_utf8_lossy(&out.stdout).lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words[..] {
+                [name, "=>", "not", "found"] => bail!("{} needs {name}", program.display()),
                 [name, "=>", path, _] => {
                     all.insert((format!("lib/x86_64-linux-gnu/{name}"), PathBuf::from(path)));
                 }
                 [loader, _] if loader.starts_with('/') => {
                     all.insert((loader.trim_start_matches('/').to_owned(), PathBuf::from(loader)));
                 }
-                [name, "=>", "not", "found"] => bail!("{} needs {name}", program.display()),
                 _ => {}
             }
         }
+    }
+    // Threads that are ended load it when they are.
+    let gcc = Path::new("/lib/x86_64-linux-gnu/libgcc_s.so.1");
+    if gcc.exists() {
+        all.insert(("lib/x86_64-linux-gnu/libgcc_s.so.1".into(), gcc.into()));
     }
     Ok(all)
 }
