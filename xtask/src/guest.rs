@@ -1,5 +1,5 @@
-//! `cargo xtask guest`: a kernel of Debian 12 (Linux 6.1) with its own client of network block devices, in a virtual machine, as the
-//! judge of what `oleo serve nbd` serves.
+//! `cargo xtask guest`: a kernel of Debian 12 (Linux 6.1) with its own client of network block devices, in a virtual machine, which
+//! verifies what `oleo serve nbd` serves.
 //!
 //! Normal path: (1) packages are downloaded into `target/guest` and unpacked there, never installed; (2) the modules that are needed
 //! are put in the order in which they can be loaded; (3) `initrd` is made: busybox, nbd-client, btrfs, their libraries, modules, and

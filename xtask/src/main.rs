@@ -4,7 +4,7 @@
 //! - `cargo xtask circles [CRATE]`: draws which files of a crate use each other in a circle, for `dot`; see [`tidy`].
 //! - `cargo xtask ci [STEP…]`: everything that CI runs, or only the steps named; see [`ci`].
 //! - `cargo xtask crash --states N --seed S`: more crash states than CI verifies; see [`crash`].
-//! - `cargo xtask guest`: a kernel in a virtual machine as the judge of network block devices; see [`guest`].
+//! - `cargo xtask guest`: a kernel in a virtual machine verifies network block devices; see [`guest`].
 //! - `cargo xtask locking`: writes the tables of `docs/locking.md` from the ranks of the locks; see [`locking`].
 //! - `cargo xtask nightly`: every proof that takes too long for CI; see [`nightly`].
 //! - `cargo xtask package`: whether the crates can be published; see [`package`].

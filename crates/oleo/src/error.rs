@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use oleo_device::{FileDevice, FileOptions, User};
 use oleo_fs::errno;
 
-use crate::device::Place;
 use crate::{Hint, control};
 
 pub use crate::background::BackgroundError;
@@ -221,10 +220,7 @@ fn hint_of_fs(error: &FsError) -> Option<Hint> {
 
 /// What else than btrfs a file or device holds, as far as it is known.
 fn other_contents(path: &Path) -> Option<&'static str> {
-    // To say what went wrong, no server is asked once more.
-    if !Place::parse(path).is_ok_and(|place| place.is_file()) {
-        return None;
-    }
+    // A name that is no path leads to no file: to say what went wrong, no server is asked once more.
     let device = FileDevice::open(path, &FileOptions::default().read_in_use(true)).ok()?;
     oleo_mkfs::signature(&device).ok().flatten().filter(|what| !what.contains("btrfs"))
 }

@@ -11,6 +11,7 @@ use oleo_fs::data::DataOptions;
 use oleo_fs::{Clock, FixedClock, FsOptions, Time};
 use oleo_mkfs::{SeededUuids, fill_from_dir, fill_from_tar, trim};
 
+#[cfg(feature = "nbd")]
 use crate::device::open::open_place;
 use crate::device::{Place, PlaceOptions};
 use crate::{Error, Hint, Image, OpenOptions, Result};
@@ -58,7 +59,7 @@ pub struct BuildOptions {
     pub size: Option<u64>,
     /// Where in the file the image begins; only for a single one.
     pub offset: u64,
-    /// Cut the image behind its last chunk.
+    /// Cut the image behind its last chunk; only files can be cut.
     pub shrink: bool,
     /// Overwrite what is there.
     pub force: bool,
@@ -231,6 +232,7 @@ fn target(name: &Path, options: &BuildOptions) -> Result<Target> {
         Place::File(path) => file_target(&path, options),
         #[cfg(feature = "nbd")]
         place => {
+            must_be_whole(options)?;
             let mut how = FileOptions::default().write(true).offset(options.offset);
             if let Some(size) = options.size {
                 how.len = Some(size);
@@ -248,6 +250,14 @@ fn target(name: &Path, options: &BuildOptions) -> Result<Target> {
     }
 }
 
+/// Of what has a length of its own, nothing is cut off. It is said before anything is written.
+fn must_be_whole(options: &BuildOptions) -> Result<()> {
+    match options.shrink {
+        true => Err(Error::Request("only an image file can be cut behind what is needed".into())),
+        false => Ok(()),
+    }
+}
+
 fn file_target(path: &Path, options: &BuildOptions) -> Result<Target> {
     let empty = matches!(options.source, Source::Empty);
     let (created, is_block, have) = match fs::metadata(path) {
@@ -259,6 +269,7 @@ fn file_target(path: &Path, options: &BuildOptions) -> Result<Target> {
     };
     let after = have.saturating_sub(options.offset);
     if is_block {
+        must_be_whole(options)?;
         let device = FileDevice::open(path, &FileOptions::default())?;
         let whole = device.len().saturating_sub(options.offset);
         let len = options.size.unwrap_or(whole).min(whole);

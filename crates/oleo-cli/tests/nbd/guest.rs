@@ -1,4 +1,4 @@
-//! The kernel's own client as the judge: Linux 6.1 in a virtual machine mounts what we serve, reads, writes, scrubs, is killed, and is
+//! The kernel's own client verifies: Linux 6.1 in a virtual machine mounts what we serve, reads, writes, scrubs, is killed, and is
 //! carried on. `cargo xtask guest` makes the machine and runs these.
 
 use std::collections::BTreeMap;

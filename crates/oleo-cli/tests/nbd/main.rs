@@ -1,5 +1,5 @@
 //! Network block devices from outside: our server with the programs of others as clients, our client over the servers of
-//! others, and the kernel and `btrfs check` as judges of what came of it.
+//! others, and the kernel and `btrfs check` on what came of it.
 //!
 //! - `served`: `oleo serve nbd` and nbdinfo, nbdcopy, nbdsh, qemu-img, fio; who is refused, how it ends.
 //! - `named`: `nbd://…` in place of an image, over nbdkit and qemu-nbd.

@@ -93,6 +93,10 @@ fn the_kernel_agrees() {
     let server = nbdkit(&["file", dir.join("i").to_str().unwrap()]);
     use_it(dir, &server.uri(""), Some("350M"));
     assert!(fails_with(dir, 1, &["mkfs", "-f", "--size", "1G", &server.uri("")]).contains("cannot grow"));
+    assert!(fails_with(dir, 2, &["mkfs", "-f", "--shrink", &server.uri("")]).contains("only an image file"));
+    assert!(
+        fails_with(dir, 2, &["mkfs", "-f", "--rootdir", "src", "--reflink", &server.uri("")]).contains("image file")
+    );
     assert!(server.end().success());
     if let Some(oracle) = oracle() {
         oracle.must_be_sound(&[dir.join("i")], "over nbdkit").unwrap();
@@ -196,7 +200,7 @@ fn failures() {
     assert!(fails_with(dir, 3, &["ls", &tiny.uri("")]).contains("nbd+unix"));
 }
 
-/// Goal: names that lead nowhere are refused at once and by name, and never become files. Method: a table.
+/// Goal: names that lead nowhere are refused by name, without delay, and never become files. Method: a table.
 #[test]
 fn names_that_lead_nowhere() {
     let scratch = Scratch::new().unwrap();
