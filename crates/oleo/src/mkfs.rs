@@ -195,9 +195,6 @@ fn reflink(targets: &[Target], options: &BuildOptions) -> Result<Reflink> {
     let ([target], Source::Dir(dir)) = (targets, &options.source) else {
         return Err(Error::Request("sharing data needs a source directory and a single image".into()));
     };
-    if target.opened.is_some() {
-        return Err(Error::Request("sharing data needs an image file".into()));
-    }
     if options.fill.compress.is_some() || options.mkfs.data.is_some_and(|profile| profile != Profile::Single) {
         return Err(Error::Request("sharing data needs data that is not compressed and has one copy".into()));
     }
@@ -233,6 +230,9 @@ fn target(name: &Path, options: &BuildOptions) -> Result<Target> {
         #[cfg(feature = "nbd")]
         place => {
             must_be_whole(options)?;
+            if options.reflink {
+                return Err(Error::Request("sharing data needs an image file".into()));
+            }
             let mut how = FileOptions::default().write(true).offset(options.offset);
             if let Some(size) = options.size {
                 how.len = Some(size);
