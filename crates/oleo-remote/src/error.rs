@@ -1,0 +1,194 @@
+//! What goes wrong with a volume on an object store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oleo_format::{Class, Classified, Corruption, errno};
+
+/// Why a store did not do what it was asked. Each says what is known of the outcome.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is no such object.
+    #[error("no such object")]
+    Absent,
+    /// The condition was not met; certainly nothing was changed.
+    #[error("the condition does not hold")]
+    Condition,
+    /// The answer does not say: it may have been carried out, or may be later.
+    #[error("no clear answer ({0})")]
+    Unknown(String),
+    /// We may not. Nothing was changed.
+    #[error("access denied ({0})")]
+    Denied(String),
+    /// It has too much to do. Nothing was changed, as far as it says.
+    #[error("the store asks to slow down")]
+    Throttled,
+    /// It was not reached. Nothing was changed.
+    #[error("the store is not reached ({0})")]
+    Away(String),
+    /// It answers what makes no sense.
+    #[error("the answer makes no sense: {0}")]
+    Wrong(String),
+    /// No answer in time: it may have been carried out, or may be later.
+    #[error("no answer in time")]
+    TimedOut,
+}
+
+/// Why something failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RemoteError {
+    /// The store failed.
+    #[error("{doing} {key}: {source}")]
+    Store {
+        /// What was to be done.
+        doing: &'static str,
+        /// Which object.
+        key: String,
+        /// How it failed.
+        source: StoreError,
+    },
+    /// An object holds what it cannot.
+    #[error(transparent)]
+    Corrupt(#[from] Corruption),
+    /// There is no volume.
+    #[error("no volume at {prefix}")]
+    NoVolume {
+        /// Where.
+        prefix: String,
+    },
+    /// There is a volume already.
+    #[error("a volume is at {prefix} already")]
+    Exists {
+        /// Where.
+        prefix: String,
+    },
+    /// Another writer has taken over.
+    #[error("overtaken by {} (epoch {epoch}): nothing is written any more", shown(owner))]
+    Overtaken {
+        /// Who.
+        owner: String,
+        /// Its epoch.
+        epoch: u32,
+    },
+    /// Another writer has it.
+    #[error("held by {}; if it is gone for good, open it with --take-over", shown(owner))]
+    Held {
+        /// Who.
+        owner: String,
+    },
+    /// What was there is gone or another.
+    #[error("the volume at {prefix} was {what}: nothing is written any more")]
+    Replaced {
+        /// Where.
+        prefix: String,
+        /// How.
+        what: &'static str,
+    },
+    /// Two processes act as the same writer.
+    #[error("another process writes as epoch {epoch}: nothing is written any more")]
+    Split {
+        /// The epoch of both.
+        epoch: u32,
+    },
+    /// The store does not keep the conditions that one writer at a time is built on.
+    #[error("the store does not keep conditions ({which}): volumes on it could lose data")]
+    NoConditions {
+        /// Which.
+        which: &'static str,
+    },
+    /// A reader needs an object that was removed after it opened.
+    #[error("{what} is gone: the volume has moved on; open it again, or pin what is to be read")]
+    Stale {
+        /// Which.
+        what: String,
+    },
+    /// Nothing went on for too long.
+    #[error("the store did not take what was written within {:.0} s", after.as_secs_f64())]
+    Stalled {
+        /// How long was waited.
+        after: Duration,
+    },
+    /// A limit of the format or of the options.
+    #[error("{what}")]
+    Limit {
+        /// Which.
+        what: String,
+    },
+    /// A name that is no URL of a volume.
+    #[error("{url}: {what}")]
+    Url {
+        /// The name.
+        url: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// An earlier failure ended writing.
+    #[error("refused after an earlier failure: {first}")]
+    Latched {
+        /// That failure.
+        first: Arc<RemoteError>,
+    },
+}
+
+fn shown(owner: &str) -> String {
+    if owner.is_empty() { "somebody".into() } else { owner.escape_debug().to_string() }
+}
+
+impl RemoteError {
+    /// An error of the store.
+    pub(crate) fn store(doing: &'static str, key: impl Into<String>, source: StoreError) -> RemoteError {
+        RemoteError::Store { doing, key: key.into(), source }
+    }
+}
+
+impl Classified for RemoteError {
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn class(&self) -> Class {
+        match self {
+            RemoteError::Store { source: StoreError::Denied(_), .. } => Class::refusal(errno::EACCES),
+            RemoteError::Store { .. } | RemoteError::Stalled { .. } | RemoteError::Split { .. } => Class::DEVICE,
+            RemoteError::Corrupt(e) => e.class(),
+            RemoteError::NoVolume { .. } => Class::refusal(errno::ENOENT),
+            RemoteError::Exists { .. } => Class::refusal(errno::EEXIST),
+            RemoteError::Held { .. } => Class::refusal(errno::EBUSY),
+            RemoteError::Overtaken { .. } | RemoteError::Replaced { .. } | RemoteError::Stale { .. } => {
+                Class { errno: errno::ESTALE, ..Class::DEVICE }
+            }
+            RemoteError::NoConditions { .. } => Class::refusal(errno::EOPNOTSUPP),
+            RemoteError::Limit { .. } => Class::refusal(errno::EFBIG),
+            RemoteError::Url { .. } => Class::USAGE,
+            RemoteError::Latched { first } => first.class(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: every error is of its kind and has its errno.
+    #[test]
+    fn every_error_has_its_class() {
+        let text = || String::from("x");
+        let stale = Class { errno: errno::ESTALE, ..Class::DEVICE };
+        let denied = StoreError::Denied(text());
+        oleo_format::assert_classes!(RemoteError {
+            Store: RemoteError::store("get", "head", StoreError::TimedOut) => Class::DEVICE,
+            Store: RemoteError::store("get", "head", denied) => Class::refusal(errno::EACCES),
+            Corrupt: RemoteError::Corrupt(Corruption::new("head", "magic", 1, 2)) => Class::DAMAGE,
+            NoVolume: RemoteError::NoVolume { prefix: text() } => Class::refusal(errno::ENOENT),
+            Exists: RemoteError::Exists { prefix: text() } => Class::refusal(errno::EEXIST),
+            Overtaken: RemoteError::Overtaken { owner: text(), epoch: 2 } => stale,
+            Held: RemoteError::Held { owner: text() } => Class::refusal(errno::EBUSY),
+            Replaced: RemoteError::Replaced { prefix: text(), what: "deleted" } => stale,
+            Split: RemoteError::Split { epoch: 2 } => Class::DEVICE,
+            NoConditions: RemoteError::NoConditions { which: "x" } => Class::refusal(errno::EOPNOTSUPP),
+            Stale: RemoteError::Stale { what: text() } => stale,
+            Stalled: RemoteError::Stalled { after: Duration::ZERO } => Class::DEVICE,
+            Limit: RemoteError::Limit { what: text() } => Class::refusal(errno::EFBIG),
+            Url: RemoteError::Url { url: text(), what: text() } => Class::USAGE,
+            Latched: RemoteError::Latched { first: Arc::new(RemoteError::Split { epoch: 2 }) } => Class::DEVICE,
+        });
+    }
+}

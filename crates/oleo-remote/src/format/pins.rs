@@ -1,0 +1,89 @@
+//! Which heads are to be kept: the one object that lists pins, leases and branches.
+
+use oleo_format::Corruption;
+use serde::{Deserialize, Serialize};
+
+use super::ensure;
+
+/// Longest list, bytes.
+pub const PINS_LEN_MAX: usize = 1 << 20;
+/// Most entries.
+pub const PIN_COUNT_MAX: usize = 4096;
+/// Longest name of a pin, bytes.
+pub const PIN_NAME_LEN_MAX: usize = 64;
+
+/// What an entry is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PinKind {
+    /// Somebody wants this moment.
+    Pin,
+    /// Somebody reads this moment, for a while.
+    Lease,
+    /// Another volume goes back to this moment.
+    Branch,
+}
+
+/// A head that is kept.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pin {
+    /// Its name; that of the object `pin/NAME`.
+    pub name: String,
+    /// Sequence of the head.
+    pub sequence: u64,
+    /// Its epoch.
+    pub epoch: u32,
+    /// Its commit id, in hexadecimal.
+    pub commit: String,
+    /// What for.
+    pub kind: PinKind,
+    /// By whom, in words; for a branch which volume.
+    pub by: String,
+    /// When, in seconds of the store's clock since 1970.
+    pub made: u64,
+    /// Until when, for a lease.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<u64>,
+}
+
+/// The list.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pins {
+    /// 1.
+    pub version: u32,
+    /// The volume, in hexadecimal.
+    pub uuid: String,
+    /// Random, different in every list.
+    pub commit: String,
+    /// The entries.
+    pub pins: Vec<Pin>,
+}
+
+/// Whether a pin may have this name.
+pub fn is_pin_name(name: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+    (1..=PIN_NAME_LEN_MAX).contains(&name.len()) && name.bytes().all(plain) && !name.starts_with('.')
+}
+
+impl Pins {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Reads it.
+    pub fn parse(bytes: &[u8]) -> Result<Pins, Corruption> {
+        let what = "list of pins";
+        ensure!(bytes.len() <= PINS_LEN_MAX, what, "length", bytes.len(), format!("at most {PINS_LEN_MAX}"));
+        let pins: Pins = serde_json::from_slice(bytes).map_err(|e| Corruption::new(what, "text", e, "what it should be"))?;
+        ensure!(pins.version == 1, what, "version", pins.version, 1);
+        ensure!(pins.pins.len() <= PIN_COUNT_MAX, what, "count", pins.pins.len(), format!("at most {PIN_COUNT_MAX}"));
+        let odd = pins.pins.iter().find(|pin| !is_pin_name(&pin.name));
+        if let Some(pin) = odd {
+            return Err(Corruption::new(what, "name", pin.name.escape_debug(), "letters, digits, dots and dashes"));
+        }
+        Ok(pins)
+    }
+}
