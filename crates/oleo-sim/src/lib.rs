@@ -9,6 +9,7 @@
 //! - [`disk`]: a disk in memory that loses power and what was not flushed.
 //! - [`gate`]: a device in memory that makes writes wait.
 //! - [`crash`]: which states a crash may leave of a run, and which of them are right.
+//! - [`store`]: an object store and its clients, with everything that networks do to requests.
 //! - [`rng`]: the seeded numbers that all of these use.
 //!
 //! Everything random here takes a seed and prints it on failure, so that a failure found by chance can be repeated and
@@ -27,3 +28,4 @@ pub mod rot;
 pub mod script;
 pub mod served;
 pub mod specimen;
+pub mod store;
