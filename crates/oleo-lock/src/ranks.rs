@@ -222,6 +222,15 @@ ranks! {
     Overlay, "oleo-device", "`Overlay::pages` (read/write)", One, May("the base is read"),
         "pages written over a device",
         "a read or a write of the overlay";
+    RemoteEdges, "oleo-remote", "`Core::edges`", One, May("blocks are read and written back; what waits is published"),
+        "blocks of which only a part is written",
+        "such a write, with the reads before it";
+    RemotePublish, "oleo-remote", "`Core::published`", One, May("segments and the head are written"),
+        "the head that is the volume's newest, as far as this writer knows",
+        "a publish, with all its attempts; whoever wants the same waits for it";
+    RemoteState, "oleo-remote", "`Core::state`", One, No,
+        "where every block is, and what is not written yet",
+        "a look-up; one frame is appended; what is to be published is gathered";
     NbdEdges, "oleo-nbd", "`Shared::edges` of the client", One, May("blocks are read and written back"),
         "blocks of which only a part is written",
         "such a write, with the reads before it";
@@ -402,6 +411,9 @@ ranks! {
     NbdTls, "oleo-nbd", "the session of a `Channel`", Leaf, No,
         "what TLS has taken in and not given out",
         "bytes are taken in or given out, as far as the socket goes";
+    RemoteMemory, "oleo-remote", "`MemoryStore::objects`, and which stores there are", Leaf, No,
+        "the objects of a store in memory",
+        "one operation";
     MemDevice, "oleo-device", "`MemDevice::shards[n]` (read/write)", Leaf, No,
         "pages of a device in memory",
         "a copy of a page";

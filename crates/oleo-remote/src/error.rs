@@ -1,8 +1,10 @@
 //! What goes wrong with a volume on an object store.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use oleo_device::{DeviceError, Op};
 use oleo_format::{Class, Classified, Corruption, errno};
 
 /// Why a store did not do what it was asked. Each says what is known of the outcome.
@@ -161,6 +163,11 @@ impl Classified for RemoteError {
             RemoteError::Latched { first } => first.class(),
         }
     }
+}
+
+/// What a device says of an error.
+pub(crate) fn of_device(name: Arc<str>, op: Op, offset: u64, len: u64, error: RemoteError) -> DeviceError {
+    DeviceError::Io { name, op, offset, len, source: Arc::new(io::Error::other(error)) }
 }
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ pub mod map;
 pub mod pins;
 pub mod segment;
 
+/// The version of the format, of all objects.
+pub const VERSION: u16 = 1;
 /// Bytes of a block: the unit in which the log keeps a device.
 pub const BLOCK_LEN: usize = 4096;
 /// Most blocks of one frame; a frame crosses no multiple of it.

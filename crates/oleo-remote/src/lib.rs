@@ -1,11 +1,51 @@
 //! Volumes on object stores: a device that is a log of objects under a prefix.
 //!
-//! `docs/decisions/0031-remote-volumes.md` is the design. The bytes of the objects are in [`format`], names of volumes are
-//! [`Url`]s. Nothing here knows anything of btrfs, and nothing reads the environment.
+//! A volume is a log of immutable segments, one object `head` that is replaced under a condition, and a map from addresses to
+//! places in segments. `docs/decisions/0031-remote-volumes.md` is the design. The normal path of a write: (1) it becomes
+//! frames of the open segment, and runs of the map (`append`, `state`); (2) a flush stores what is long in segments of its
+//! own, and the rest in the head (`flush`, `publish`); (3) the head takes the place of the one before (`swap`), and with that it is
+//! durable; (4) now and then the map is stored, so that opening need not replay everything (`checkpoint`).
+//!
+//! One writes, and many read. Opening for writing raises the epoch in the head (`attach`), and whoever had it before finds
+//! at its next flush that its condition does not hold.
+//!
+//! Names of volumes are [`Url`]s, a store is a [`store::Store`], and what comes of both is a [`RemoteDevice`]. The bytes of
+//! the objects are in [`format`]. Nothing here knows anything of btrfs, and nothing reads the environment.
 
+mod append;
+mod attach;
+mod cache;
+mod checkpoint;
+mod create;
+mod device;
 mod error;
+mod fetch;
+mod flush;
 pub mod format;
+mod host;
+mod options;
+mod publish;
+mod read;
+mod replay;
+mod shared;
+mod state;
+pub mod store;
+mod swap;
 pub mod url;
 
+use std::sync::Arc;
+
+pub use create::create;
+pub use device::RemoteDevice;
 pub use error::{RemoteError, StoreError};
-pub use url::Url;
+pub use host::{Host, SystemHost};
+pub use options::{Bounds, StoreOptions};
+pub use url::{Place, Url};
+
+/// The store of a name.
+pub fn store_of(url: &Url, host: Arc<dyn Host>) -> Arc<dyn store::Store> {
+    match &url.place {
+        Place::File(path) => Arc::new(store::FileStore::new(path, host)),
+        Place::Memory { name, prefix } => Arc::new(store::MemoryStore::open(name, prefix)),
+    }
+}

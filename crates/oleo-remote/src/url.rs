@@ -174,9 +174,24 @@ mod tests {
         assert_eq!(again("FILE://localhost/a%20b?at=newest"), "file:///a%20b");
         assert_eq!(again("memory://box/one/two?pin=v1.0"), "memory://box/one/two?pin=v1.0");
         for bad in [
-            "file://", "file:///", "file://host/dir", "file:///a/../b", "file:///a%2Fb", "file:///a%0", "memory://box",
-            "memory:///", "file:///a?pin=", "file:///a?pin=.x", "file:///a?pin=a&pin=b", "file:///a?x=1", "file:///a#b",
-            "file:///a?at=7", "s3://bucket/prefix", "http://a/b", "plain", "file:///%ff",
+            "file://",
+            "file:///",
+            "file://host/dir",
+            "file:///a/../b",
+            "file:///a%2Fb",
+            "file:///a%0",
+            "memory://box",
+            "memory:///",
+            "file:///a?pin=",
+            "file:///a?pin=.x",
+            "file:///a?pin=a&pin=b",
+            "file:///a?x=1",
+            "file:///a#b",
+            "file:///a?at=7",
+            "s3://bucket/prefix",
+            "http://a/b",
+            "plain",
+            "file:///%ff",
         ] {
             assert!(Url::parse(bad).is_err(), "{bad}");
         }

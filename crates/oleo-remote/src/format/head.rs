@@ -4,11 +4,11 @@ use oleo_format::Corruption;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{
-    DEVICE_LEN_MAX, Grave, OBJECT_LEN_MAX, OBJECT_N_MAX, ObjectId, ObjectRef, RawId, RawRef, SegmentRef, all_zero,
-    ensure, list, push, raw, xxh64,
-};
 use super::segment::{ENTRY_LEN, FOOTER_LEN, FRAME_LEN_MIN, TAIL_LEN_MAX};
+use super::{
+    DEVICE_LEN_MAX, Grave, OBJECT_LEN_MAX, OBJECT_N_MAX, ObjectId, ObjectRef, RawId, RawRef, SegmentRef, VERSION,
+    all_zero, ensure, list, push, raw, xxh64,
+};
 
 /// Longest head, bytes.
 pub const HEAD_LEN_MAX: usize = 1 << 20;
@@ -18,8 +18,6 @@ pub const OWNER_LEN_MAX: usize = 512;
 pub const ORIGIN_COUNT_MAX: usize = 16;
 
 const MAGIC: [u8; 8] = *b"OLEOHEAD";
-/// The version of the format, of all objects.
-pub const VERSION: u16 = 1;
 const FLAG_SEALED: u16 = 1;
 const FLAG_RELEASED: u16 = 2;
 const FLAG_BRANCH: u16 = 4;
@@ -186,9 +184,21 @@ impl Head {
         let (raw_graves, rest) = list::<super::RawGrave>(rest, raw.graves.get(), "head")?;
         let (origins, rest) = parse_origins(rest, raw.origins.get())?;
         let (owner_len, tail_len) = (raw.owner_len.get() as usize, raw.tail_len.get() as usize);
-        ensure!(owner_len <= OWNER_LEN_MAX, "head", "length of the owner", owner_len, format!("at most {OWNER_LEN_MAX}"));
+        ensure!(
+            owner_len <= OWNER_LEN_MAX,
+            "head",
+            "length of the owner",
+            owner_len,
+            format!("at most {OWNER_LEN_MAX}")
+        );
         ensure!(tail_len <= TAIL_LEN_MAX, "head", "length of the tail", tail_len, format!("at most {TAIL_LEN_MAX}"));
-        ensure!(rest.len() == owner_len + tail_len, "head", "bytes of owner and tail", rest.len(), owner_len + tail_len);
+        ensure!(
+            rest.len() == owner_len + tail_len,
+            "head",
+            "bytes of owner and tail",
+            rest.len(),
+            owner_len + tail_len
+        );
         let (owner, tail) = rest.split_at(owner_len);
         let segments = raw_segments.iter().map(parse_segment).collect::<Result<Vec<_>, _>>()?;
         let graves = raw_graves.iter().map(Grave::of_raw).collect::<Result<Vec<_>, _>>()?;
@@ -232,7 +242,13 @@ impl Head {
         let root = self.root.iter().map(|r| r.id);
         let ids = self.segments.iter().map(|s| s.id).chain(self.graves.iter().map(|g| g.id));
         for id in ids.chain(root).chain([self.tail_id]) {
-            ensure!(usize::from(id.origin) <= origins, "head", "origin of an object", id.origin, format!("at most {origins}"));
+            ensure!(
+                usize::from(id.origin) <= origins,
+                "head",
+                "origin of an object",
+                id.origin,
+                format!("at most {origins}")
+            );
             ensure!(id.epoch <= self.epoch || id.origin > 0, "head", "epoch of an object", id.epoch, self.epoch);
         }
         let mut listed: Vec<ObjectId> = self.segments.iter().map(|s| s.id).collect();
@@ -283,7 +299,13 @@ fn parse_segment(raw: &RawSegment) -> Result<SegmentRef, Corruption> {
     ensure!(u64::from(raw.dir_len.get()) == want, "segment in a head", "length of the directory", raw.dir_len, want);
     ensure!(frames > 0, "segment in a head", "count of frames", frames, "at least 1");
     let body = u64::from(frames) * FRAME_LEN_MIN as u64;
-    ensure!(u64::from(dir_off) >= body, "segment in a head", "place of the directory", dir_off, format!("at least {body}"));
+    ensure!(
+        u64::from(dir_off) >= body,
+        "segment in a head",
+        "place of the directory",
+        dir_off,
+        format!("at least {body}")
+    );
     let whole = u64::from(dir_off) + want + FOOTER_LEN as u64;
     ensure!(u64::from(len) == whole, "segment in a head", "length", len, whole);
     ensure!(len <= OBJECT_LEN_MAX, "segment in a head", "length", len, format!("at most {OBJECT_LEN_MAX}"));
@@ -291,14 +313,24 @@ fn parse_segment(raw: &RawSegment) -> Result<SegmentRef, Corruption> {
 }
 
 fn parse_origins(mut rest: &[u8], count: u32) -> Result<(Vec<Origin>, &[u8]), Corruption> {
-    ensure!(count as usize <= ORIGIN_COUNT_MAX, "head", "count of origins", count, format!("at most {ORIGIN_COUNT_MAX}"));
+    ensure!(
+        count as usize <= ORIGIN_COUNT_MAX,
+        "head",
+        "count of origins",
+        count,
+        format!("at most {ORIGIN_COUNT_MAX}")
+    );
     let mut out = Vec::with_capacity(count as usize);
     for _ in 0..count {
         let short = || Corruption::new("head", "origins", "cut off", "whole");
         let (raw, after) = RawOrigin::ref_from_prefix(rest).map_err(|_| short())?;
         let (pin, after) = after.split_at_checked(raw.pin_len.get().into()).ok_or_else(short)?;
         let (prefix, after) = after.split_at_checked(raw.prefix_len.get().into()).ok_or_else(short)?;
-        out.push(Origin { uuid: raw.uuid, pin: text(pin, "pin of an origin")?, prefix: text(prefix, "prefix of an origin")? });
+        out.push(Origin {
+            uuid: raw.uuid,
+            pin: text(pin, "pin of an origin")?,
+            prefix: text(prefix, "prefix of an origin")?,
+        });
         rest = after;
     }
     Ok((out, rest))

@@ -5,13 +5,13 @@
 //! whole page, and every page its own, so that a page says by itself what it is.
 
 use oleo_format::Corruption;
-use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::segment::STORED_LEN_MAX;
 use super::{
-    DEVICE_LEN_MAX, FRAME_BLOCKS_MAX, Grave, OBJECT_LEN_MAX, ObjectId, ObjectRef, REGION_BLOCKS, RawGrave, RawId, RawRef,
-    Sum, all_zero, ensure, list, push, raw,
+    DEVICE_LEN_MAX, FRAME_BLOCKS_MAX, Grave, OBJECT_LEN_MAX, ObjectId, ObjectRef, REGION_BLOCKS, RawGrave, RawId,
+    RawRef, Sum, all_zero, ensure, list, push, raw,
 };
 
 /// Bytes that every page begins with.
@@ -204,9 +204,27 @@ pub fn parse_region(bytes: &[u8], region: u32) -> Result<Vec<Run>, Corruption> {
         let border = FRAME_BLOCKS_MAX - u64::from(start) % FRAME_BLOCKS_MAX;
         ensure!((1..=border).contains(&run.blocks.into()), what, "blocks", run.blocks, format!("1 to {border}"));
         let of_frame = u64::from(run.skip) + u64::from(run.blocks);
-        ensure!(of_frame <= FRAME_BLOCKS_MAX, what, "blocks in the frame", of_frame, format!("at most {FRAME_BLOCKS_MAX}"));
-        ensure!((1..=STORED_LEN_MAX).contains(&stored), what, "stored length", stored, format!("1 to {STORED_LEN_MAX}"));
-        ensure!(run.row != NO_ROW && run.off < OBJECT_LEN_MAX, what, "place", run.off, format!("less than {OBJECT_LEN_MAX}"));
+        ensure!(
+            of_frame <= FRAME_BLOCKS_MAX,
+            what,
+            "blocks in the frame",
+            of_frame,
+            format!("at most {FRAME_BLOCKS_MAX}")
+        );
+        ensure!(
+            (1..=STORED_LEN_MAX).contains(&stored),
+            what,
+            "stored length",
+            stored,
+            format!("1 to {STORED_LEN_MAX}")
+        );
+        ensure!(
+            run.row != NO_ROW && run.off < OBJECT_LEN_MAX,
+            what,
+            "place",
+            run.off,
+            format!("less than {OBJECT_LEN_MAX}")
+        );
         free_from = run.end();
         out.push(run);
     }
@@ -229,7 +247,13 @@ pub fn parse_index(bytes: &[u8], number: u32) -> Result<Vec<(u32, ObjectRef)>, C
     for raw in entries::<RawIndex>(rest, raw.count.get(), INDEX_REGIONS)? {
         let region = raw.region.get();
         let rises = out.last().is_none_or(|(before, _)| *before < region);
-        ensure!(rises && region / INDEX_REGIONS == number, "index", "region", region, format!("those of {number}, rising"));
+        ensure!(
+            rises && region / INDEX_REGIONS == number,
+            "index",
+            "region",
+            region,
+            format!("those of {number}, rising")
+        );
         out.push((region, ObjectRef::of_raw(&raw.page)?));
     }
     Ok(out)
@@ -292,7 +316,8 @@ impl Root {
         page(out, PageKind::Root, 0, self.position, refs + self.objects.len(), |out| {
             let (refs, objects) = ((refs as u32).into(), (self.objects.len() as u32).into());
             push(out, &RawRoot { device_len: self.device_len.into(), refs, objects });
-            let kinds = [(PageKind::Index, &self.index), (PageKind::Table, &self.table), (PageKind::Graves, &self.graves)];
+            let kinds =
+                [(PageKind::Index, &self.index), (PageKind::Table, &self.table), (PageKind::Graves, &self.graves)];
             for (kind, refs) in kinds {
                 for (number, at) in refs {
                     let raw = RawRootRef { kind: kind as u8, zeros: [0; 3], number: (*number).into(), page: at.raw() };
@@ -310,8 +335,8 @@ impl Root {
     pub fn parse(bytes: &[u8]) -> Result<Root, Corruption> {
         let what = "root page";
         let (header, rest) = open_page(bytes, PageKind::Root, 0)?;
-        let (raw, rest) =
-            RawRoot::ref_from_prefix(rest).map_err(|_| Corruption::new(what, "length", bytes.len(), "that of a root"))?;
+        let (raw, rest) = RawRoot::ref_from_prefix(rest)
+            .map_err(|_| Corruption::new(what, "length", bytes.len(), "that of a root"))?;
         let len = raw.device_len.get();
         ensure!(len <= DEVICE_LEN_MAX, what, "length of the device", len, format!("at most {DEVICE_LEN_MAX}"));
         let (refs, objects) = (raw.refs.get(), raw.objects.get());

@@ -77,7 +77,8 @@ impl Pins {
     pub fn parse(bytes: &[u8]) -> Result<Pins, Corruption> {
         let what = "list of pins";
         ensure!(bytes.len() <= PINS_LEN_MAX, what, "length", bytes.len(), format!("at most {PINS_LEN_MAX}"));
-        let pins: Pins = serde_json::from_slice(bytes).map_err(|e| Corruption::new(what, "text", e, "what it should be"))?;
+        let pins: Pins =
+            serde_json::from_slice(bytes).map_err(|e| Corruption::new(what, "text", e, "what it should be"))?;
         ensure!(pins.version == 1, what, "version", pins.version, 1);
         ensure!(pins.pins.len() <= PIN_COUNT_MAX, what, "count", pins.pins.len(), format!("at most {PIN_COUNT_MAX}"));
         let odd = pins.pins.iter().find(|pin| !is_pin_name(&pin.name));

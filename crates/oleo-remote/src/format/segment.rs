@@ -8,9 +8,9 @@ use oleo_format::Corruption;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::head::VERSION;
 use super::{
-    BLOCK_LEN, DEVICE_LEN_MAX, FRAME_BLOCKS_MAX, ObjectId, RawId, SegmentRef, Sum, all_zero, ensure, list, push, raw, xxh64,
+    BLOCK_LEN, DEVICE_LEN_MAX, FRAME_BLOCKS_MAX, ObjectId, RawId, SegmentRef, Sum, VERSION, all_zero, ensure, list,
+    push, raw, xxh64,
 };
 
 /// Bytes of a frame's header.
@@ -131,7 +131,13 @@ fn change_of(kind: u8, codec: u8, blocks: u16, first: u64, stored: u32, count: u
         2 => {
             ensure!(blocks == 0 && stored == 0, what, "payload of zeros", stored, 0);
             let fits = count > 0 && first.checked_add(count).is_some_and(|end| end <= BLOCKS_MAX);
-            ensure!(fits, what, "range of zeros", format!("{count} from {first}"), format!("at least 1, to {BLOCKS_MAX}"));
+            ensure!(
+                fits,
+                what,
+                "range of zeros",
+                format!("{count} from {first}"),
+                format!("at least 1, to {BLOCKS_MAX}")
+            );
             Ok(Change::Zeros { first, count })
         }
         3 => {
@@ -210,7 +216,13 @@ pub fn parse_frame<'a>(bytes: &'a [u8], off: u32, bound: &Bound) -> Result<Frame
         ensure!(raw.magic == FRAME_MAGIC, "frame", "magic", format!("{:02x?}", raw.magic), "OFRM");
         ensure!(raw.off.get() == off, "frame", "its own place", raw.off, off);
         let stored = raw.stored.get();
-        ensure!(stored <= STORED_LEN_MAX, "frame", "length of the payload", stored, format!("at most {STORED_LEN_MAX}"));
+        ensure!(
+            stored <= STORED_LEN_MAX,
+            "frame",
+            "length of the payload",
+            stored,
+            format!("at most {STORED_LEN_MAX}")
+        );
         let payload = rest.get(..stored as usize).ok_or_else(cut)?;
         let have = bound.sum(Sum::new().add(payload), &bytes[..FRAME_HEADER_LEN - 8]);
         ensure!(have == raw.xxh.get(), "frame", "checksum", have, raw.xxh);
@@ -305,7 +317,13 @@ pub fn parse_footer(bytes: &[u8]) -> Result<(SegmentRef, u64), Corruption> {
     ensure!(raw.version.get() == VERSION, what, "version", raw.version, VERSION);
     ensure!(raw.flags.get() == 0, what, "flags", raw.flags, 0);
     let (dir_off, frames, dir_len) = (raw.dir_off.get(), raw.frames.get(), raw.dir_len.get());
-    ensure!(u64::from(dir_len) == u64::from(frames) * ENTRY_LEN as u64, what, "length of the directory", dir_len, frames);
+    ensure!(
+        u64::from(dir_len) == u64::from(frames) * ENTRY_LEN as u64,
+        what,
+        "length of the directory",
+        dir_len,
+        frames
+    );
     let len = u64::from(dir_off) + u64::from(dir_len) + FOOTER_LEN as u64;
     ensure!(len == bytes.len() as u64, what, "length of the segment", bytes.len(), len);
     let id = ObjectId::of_raw(&raw.id)?.expect_map(false)?;

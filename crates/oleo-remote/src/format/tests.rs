@@ -6,8 +6,8 @@ use super::head::{Head, Origin};
 use super::map::{self, MapObject, Root, Row, Run};
 use super::pins::{Pin, PinKind, Pins};
 use super::segment::{
-    Bound, Change, Entry, PayloadSum, close_segment, frame_header, frame_len, parse_directory, parse_footer, parse_frame,
-    parse_tail,
+    Bound, Change, Entry, PayloadSum, close_segment, frame_header, frame_len, parse_directory, parse_footer,
+    parse_frame, parse_tail,
 };
 use super::*;
 
@@ -85,7 +85,10 @@ fn layout() {
     assert_eq!((u32_at(176 + 4), u64_at(176 + 8)), (3, 9), "the tail's segment");
     assert_eq!(u64_at(248), xxh64(&bytes[..248]));
     assert_eq!(u64_at(240), xxh64(&bytes[256..]));
-    assert_eq!(ObjectId::segment(1, 0xabc).key(), ObjectId::of_key(&ObjectId::segment(1, 0xabc).key()).expect("a key").key());
+    assert_eq!(
+        ObjectId::segment(1, 0xabc).key(),
+        ObjectId::of_key(&ObjectId::segment(1, 0xabc).key()).expect("a key").key()
+    );
     assert!(ObjectId::map(0xffff_ffff, 1).key().ends_with("/ffffffff-000000000001"));
     for bad in ["seg/00", "seg/00/1-1", "pin/a", "seg/zz/00000001-000000000abc", "map/0/00000001-1000000000000"] {
         assert_eq!(ObjectId::of_key(bad), None, "{bad}");
@@ -113,9 +116,11 @@ fn written_and_read() {
     // A frame is of one place, one segment, one volume; in a branch the same segment has an origin.
     let at = entries[3].off;
     parse_frame(&segment[at as usize..], at, &bound).expect("a frame");
-    parse_frame(&segment[at as usize..], at, &Bound { id: ObjectId { origin: 3, ..id }, ..bound }).expect("of an origin");
+    parse_frame(&segment[at as usize..], at, &Bound { id: ObjectId { origin: 3, ..id }, ..bound })
+        .expect("of an origin");
     parse_frame(&segment[at as usize..], at + 16, &bound).expect_err("another place");
-    parse_frame(&segment[at as usize..], at, &Bound { id: ObjectId::segment(3, 5), ..bound }).expect_err("another segment");
+    parse_frame(&segment[at as usize..], at, &Bound { id: ObjectId::segment(3, 5), ..bound })
+        .expect_err("another segment");
     parse_frame(&segment[at as usize..], at, &Bound { uuid: [8; 16], id }).expect_err("another volume");
 
     for bytes in pages().0 {

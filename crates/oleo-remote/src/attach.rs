@@ -1,0 +1,154 @@
+//! Opening a volume.
+//!
+//! For reading: the head, and what it says (`replay`). For writing: (1) the head is read; (2) if another writer has it and
+//! did not close it, that is refused, unless its claim runs out while we watch, or we were told to take over; (3) a head
+//! with the next epoch and the same contents takes its place, from which moment on no older writer can publish; (4) the
+//! store must refuse the same a second time, or it does not keep conditions and is refused; (5) what the head says is
+//! replayed, and the frames of its tail are appended again to a segment of our own.
+//!
+//! Claims are no matter of clocks: whoever wants the volume watches the head for the time of the claim by its own clock,
+//! and any change of it is a sign of life. Nor does safety hang on them: only the replacement of the head decides.
+//!
+//! A crash or an error after (3) leaves a head with a higher epoch and the same contents.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use oleo_lock::Mutex;
+
+use crate::cache::Cache;
+use crate::create::next_epoch;
+use crate::error::{RemoteError, StoreError};
+use crate::format::head::{Head, OWNER_LEN_MAX};
+use crate::format::pins::is_pin_name;
+use crate::options::StoreOptions;
+use crate::replay::{replay, take_tail};
+use crate::shared::{Core, Counts, Published};
+use crate::store::{Body, Cond, Deadline, Retry, Store, Version, Waits, put};
+use crate::swap::{HEAD, Swapped, read, swap, why_lost};
+
+/// Longest claim that is waited for; longer ones count as claims for ever.
+const CLAIM_MAX: Duration = Duration::from_secs(3600);
+/// How often a head is looked at during a claim.
+const CLAIM_LOOKS: u32 = 10;
+
+/// Opens for reading: the newest head, or that of a pin.
+pub(crate) fn attach_reading(
+    store: Arc<dyn Store>,
+    pin: Option<&str>,
+    options: &StoreOptions,
+) -> Result<Core, RemoteError> {
+    let store: Arc<dyn Store> = Arc::new(Retry::new(store, options.host.clone()));
+    let deadline = options.host.now() + options.bounds.attach_max;
+    let key = match pin {
+        None => HEAD.to_owned(),
+        Some(pin) if is_pin_name(pin) => format!("pin/{pin}"),
+        Some(pin) => return Err(RemoteError::Url { url: pin.into(), what: "no name of a pin".into() }),
+    };
+    let (head, version) = read(&*store, &key, deadline)?;
+    let core = core_of(store, head, version, options, false);
+    replay(&core, deadline)?;
+    take_tail(&core)?;
+    Ok(core)
+}
+
+/// Opens for writing.
+pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> Result<Core, RemoteError> {
+    let store: Arc<dyn Store> = Arc::new(Retry::new(store, options.host.clone()));
+    let (head, version) = available(&*store, options)?;
+    let deadline = options.host.now() + options.bounds.attach_max;
+    let mut owner: String = options.owner.clone();
+    while owner.len() > OWNER_LEN_MAX {
+        owner.pop();
+    }
+    let mine = Head {
+        epoch: next_epoch(head.epoch, 1)?,
+        sequence: head.sequence + 1,
+        commit: options.host.random(),
+        predecessor: head.commit,
+        claim: u32::try_from(options.claim.as_secs()).unwrap_or(u32::MAX),
+        owner,
+        released: false,
+        next_n: 0,
+        ..head
+    };
+    let old = Cond::Match(version);
+    let version = match swap(&*store, &*options.host, &options.bounds, &mine, &old, deadline)? {
+        Swapped::Mine(version) => version,
+        Swapped::Other(found) if found.uuid == mine.uuid => return Err(RemoteError::Held { owner: found.owner }),
+        Swapped::Other(found) => return Err(why_lost(&mine, Some(&found), &*store)),
+        Swapped::Gone => return Err(why_lost(&mine, None, &*store)),
+    };
+    check_conditions(&*store, options, &mine, old, deadline)?;
+    let core = core_of(store, mine, version, options, true);
+    replay(&core, deadline)?;
+    take_tail(&core)?;
+    Ok(core)
+}
+
+/// The head, when nobody has it or whoever has it may be overtaken.
+fn available(store: &dyn Store, options: &StoreOptions) -> Result<(Head, Version), RemoteError> {
+    let host = &options.host;
+    let look = || read(store, HEAD, host.now() + options.bounds.attach_max);
+    let (first, version) = look()?;
+    let claim = Duration::from_secs(first.claim.into());
+    if first.released || options.take_over {
+        return Ok((first, version));
+    }
+    if claim.is_zero() || claim > CLAIM_MAX {
+        return Err(RemoteError::Held { owner: first.owner });
+    }
+    let since = host.now();
+    loop {
+        host.sleep(claim / CLAIM_LOOKS);
+        let (now, version_now) = look()?;
+        if now.released {
+            return Ok((now, version_now));
+        }
+        if version_now != version {
+            return Err(RemoteError::Held { owner: now.owner });
+        }
+        // The time of a look counts from its beginning; a look that took long proves nothing of its end.
+        if host.now().saturating_sub(since) > claim {
+            return Ok((now, version_now));
+        }
+    }
+}
+
+/// Puts the head of this writer where the one before it is expected, which must fail.
+fn check_conditions(
+    store: &dyn Store,
+    options: &StoreOptions,
+    mine: &Head,
+    old: Cond,
+    deadline: Deadline,
+) -> Result<(), RemoteError> {
+    let body = Body::from(mine.encode());
+    let mut waits = Waits::new();
+    loop {
+        let until = deadline.min(options.host.now() + options.bounds.publish_try);
+        match put(store, HEAD, body.clone(), old.clone(), until) {
+            Err(StoreError::Condition) => return Ok(()),
+            Ok(_) => return Err(RemoteError::NoConditions { which: "a head that was replaced was replaced again" }),
+            Err(e) if !waits.wait(&*options.host, deadline) => return Err(RemoteError::store("replace", HEAD, e)),
+            Err(_) => {}
+        }
+    }
+}
+
+fn core_of(store: Arc<dyn Store>, head: Head, version: Version, options: &StoreOptions, write: bool) -> Core {
+    Core {
+        name: store.describe().into(),
+        store,
+        uuid: head.uuid,
+        epoch: head.epoch,
+        write,
+        state: Mutex::new(crate::state::State::new(&head, head.epoch)),
+        published: Mutex::new(Published { head, version }),
+        edges: Mutex::new(()),
+        latch: OnceLock::new(),
+        cache: Cache::new(options.bounds.cache_bytes_max),
+        counts: Counts::default(),
+        options: options.clone(),
+    }
+}

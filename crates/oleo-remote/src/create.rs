@@ -1,0 +1,88 @@
+//! Making a volume: its first head.
+//!
+//! Names of objects are never used a second time, so a volume that is made where another was goes on with the epoch after
+//! that one's. Where no head says which that was, the names of objects do, and for those that a listing does not show yet
+//! a distance is kept.
+
+use oleo_format::Corruption;
+
+use crate::error::{RemoteError, StoreError};
+use crate::format::head::Head;
+use crate::format::{DEVICE_LEN_MAX, ObjectId};
+use crate::options::StoreOptions;
+use crate::store::{Answer, Cond, Deadline, Op, Retry, Store};
+use crate::swap::{Found, HEAD, Swapped, find, swap};
+use std::sync::Arc;
+
+/// How far a new epoch is from the highest that a listing shows.
+const EPOCH_DISTANCE: u32 = 1 << 16;
+/// Keys of one listing.
+const LIST_COUNT: usize = 1000;
+
+/// Makes a volume whose device has `len` bytes, all zeros. With `force` in the place of another: all of that is lost.
+pub fn create(store: Arc<dyn Store>, len: u64, force: bool, options: &StoreOptions) -> Result<(), RemoteError> {
+    if len > DEVICE_LEN_MAX {
+        return Err(RemoteError::Limit { what: format!("a device of {len} bytes; {DEVICE_LEN_MAX} are the most") });
+    }
+    let store = Retry::new(store, options.host.clone());
+    let deadline = options.host.now() + options.bounds.attach_max;
+    let (epoch, predecessor, cond) = match find(&store, HEAD, deadline)? {
+        Found::Nothing => (unused_epoch(&store, deadline)?, [0; 16], Cond::Absent),
+        Found::Head(..) | Found::Damaged(..) if !force => {
+            return Err(RemoteError::Exists { prefix: store.describe() });
+        }
+        Found::Head(old, version) => (next_epoch(old.epoch, 1)?, old.commit, Cond::Match(version)),
+        Found::Damaged(_, version) => (unused_epoch(&store, deadline)?, [0; 16], Cond::Match(version)),
+    };
+    let head = Head {
+        uuid: options.host.random(),
+        commit: options.host.random(),
+        predecessor,
+        epoch,
+        sequence: 1,
+        device_len: len,
+        released: true,
+        tail_id: ObjectId::segment(epoch, 0),
+        ..Head::default()
+    };
+    match swap(&store, &*options.host, &options.bounds, &head, &cond, deadline)? {
+        Swapped::Mine(_) => Ok(()),
+        Swapped::Other(..) => Err(RemoteError::Exists { prefix: store.describe() }),
+        Swapped::Gone => Err(RemoteError::NoVolume { prefix: store.describe() }),
+    }
+}
+
+/// An epoch that no object's name has.
+fn unused_epoch(store: &dyn Store, deadline: Deadline) -> Result<u32, RemoteError> {
+    let mut highest = None;
+    for prefix in ["seg/", "map/"] {
+        let mut after = String::new();
+        loop {
+            let op = Op::List { prefix: prefix.into(), after: after.clone(), count_max: LIST_COUNT };
+            let answer = store.submit(op, deadline).wait().map_err(|e| RemoteError::store("list", prefix, e))?;
+            let Answer::Listed(listed) = answer else {
+                return Err(RemoteError::store("list", prefix, StoreError::Wrong("no list".into())));
+            };
+            let epochs = listed.iter().filter_map(|l| ObjectId::of_key(&l.key)).map(|id| id.epoch);
+            highest = highest.max(epochs.max());
+            match listed.last() {
+                Some(last) if last.key > after => after = last.key.clone(),
+                Some(last) => {
+                    return Err(
+                        Corruption::new("listing", "key", last.key.escape_debug(), "behind the one before").into()
+                    );
+                }
+                None => break,
+            }
+        }
+    }
+    match highest {
+        None => Ok(1),
+        Some(epoch) => next_epoch(epoch, EPOCH_DISTANCE),
+    }
+}
+
+/// The epoch after another.
+pub(crate) fn next_epoch(epoch: u32, distance: u32) -> Result<u32, RemoteError> {
+    epoch.checked_add(distance).ok_or_else(|| RemoteError::Limit { what: format!("epoch {epoch} is the last one") })
+}

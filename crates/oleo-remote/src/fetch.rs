@@ -1,0 +1,81 @@
+//! Parts of objects that are read and checked: what is wrong is read again, since bits change on the way, too.
+
+use oleo_format::Corruption;
+
+use crate::error::{RemoteError, StoreError};
+use crate::format::{ObjectId, ObjectRef, xxh64};
+use crate::shared::{Core, add};
+use crate::store::{Deadline, Ticket, get_part, part_of};
+use crate::swap::WRONG_TRIES;
+
+/// A part of an object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) id: ObjectId,
+    pub(crate) off: u64,
+    pub(crate) len: u64,
+}
+
+/// Begins to read a part.
+pub(crate) fn begin(core: &Core, part: Part, deadline: Deadline) -> Ticket {
+    add(&core.counts.gets, 1);
+    get_part(&*core.store, &part.id.key(), part.off..part.off + part.len, deadline)
+}
+
+/// Its bytes.
+pub(crate) fn end(core: &Core, part: Part, ticket: Ticket) -> Result<Vec<u8>, RemoteError> {
+    let bytes = ticket.wait().and_then(|answer| part_of(answer, part.len));
+    bytes.map_err(|e| match e {
+        StoreError::Absent if core.write => {
+            Corruption::new("volume", "object", "missing", "stored").within(part.id).into()
+        }
+        StoreError::Absent => RemoteError::Stale { what: part.id.to_string() },
+        e => RemoteError::store("get", part.id.key(), e),
+    })
+}
+
+/// A part, made into something; read again if that fails.
+pub(crate) fn checked<T>(
+    core: &Core,
+    part: Part,
+    ticket: Ticket,
+    deadline: Deadline,
+    parse: impl Fn(&[u8]) -> Result<T, Corruption>,
+) -> Result<T, RemoteError> {
+    let mut bytes = end(core, part, ticket);
+    for _ in 1..WRONG_TRIES {
+        match &bytes {
+            Ok(whole) => {
+                if let Ok(out) = parse(whole) {
+                    return Ok(out);
+                }
+            }
+            Err(RemoteError::Store { source: StoreError::Wrong(_), .. }) => {}
+            Err(_) => break,
+        }
+        bytes = end(core, part, begin(core, part, deadline));
+    }
+    Ok(parse(&bytes?)?)
+}
+
+/// The page that a reference is to.
+pub(crate) fn page<T>(
+    core: &Core,
+    at: ObjectRef,
+    ticket: Ticket,
+    deadline: Deadline,
+    parse: impl Fn(&[u8]) -> Result<T, Corruption>,
+) -> Result<T, RemoteError> {
+    checked(core, part_of_ref(at), ticket, deadline, |bytes| {
+        let have = xxh64(bytes);
+        if have != at.xxh {
+            return Err(Corruption::new("map page", "checksum in its reference", have, at.xxh).within(at.id));
+        }
+        parse(bytes).map_err(|e| e.within(at.id))
+    })
+}
+
+/// The part that a reference is to.
+pub(crate) fn part_of_ref(at: ObjectRef) -> Part {
+    Part { id: at.id, off: at.off.into(), len: at.len.into() }
+}

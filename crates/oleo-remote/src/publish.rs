@@ -1,0 +1,108 @@
+//! Making what was appended part of the volume.
+//!
+//! (1) What is appended is gathered, as of one moment: a long open segment is ended, a short one is the tail. (2) All
+//! segments up to there must be stored. (3) A head that names them takes the place of the one before (`swap`). Then it is
+//! durable, and only then is anybody told so.
+//!
+//! Any failure ends writing: what was appended may be in the volume or not, and a second attempt with other contents could
+//! contradict the first.
+
+use std::sync::Arc;
+
+use crate::error::RemoteError;
+use crate::format::ObjectRef;
+use crate::format::head::Head;
+use crate::shared::{Core, Published, add};
+use crate::state::{Gathered, Sealed};
+use crate::store::{Answer, Cond, Deadline, Op, Ticket, put};
+use crate::swap::{Swapped, swap, why_lost};
+
+/// Publishes everything that is appended, and a new root if there is one.
+pub(crate) fn publish_now(
+    core: &Core,
+    published: &mut Published,
+    release: bool,
+    checkpoint: Option<(ObjectRef, u64)>,
+    deadline: Deadline,
+) -> Result<(), RemoteError> {
+    let (sealed, gathered) = {
+        let mut state = core.state.lock();
+        let sealed = match state.open_len() > core.options.bounds.inline_max.into() {
+            true => state.seal()?,
+            false => None,
+        };
+        (sealed, state.gather(checkpoint.map_or(0, |(_, position)| position)))
+    };
+    if let Some(sealed) = sealed {
+        begin_storing(core, &sealed);
+    }
+    store_segments(core, gathered.position, deadline)?;
+    let position = gathered.position;
+    let head = head_of(core, &published.head, gathered, release, checkpoint.map(|(root, _)| root));
+    add(&core.counts.head_puts, 1);
+    let cond = Cond::Match(published.version.clone());
+    let version = match swap(&*core.store, &*core.options.host, &core.options.bounds, &head, &cond, deadline)? {
+        Swapped::Mine(version) => version,
+        Swapped::Other(found) => return Err(why_lost(&head, Some(&found), &*core.store)),
+        Swapped::Gone => return Err(why_lost(&head, None, &*core.store)),
+    };
+    let mut state = core.state.lock();
+    state.published(head.sequence, position);
+    if let Some((root, position)) = checkpoint {
+        state.checkpointed(root, position);
+    }
+    *published = Published { head, version };
+    Ok(())
+}
+
+/// Waits until all segments up to a position are stored.
+fn store_segments(core: &Core, position: u64, deadline: Deadline) -> Result<(), RemoteError> {
+    let unfinished = core.state.lock().under_way.unfinished(position);
+    for (sealed, ticket) in unfinished {
+        let stored = matches!(ticket.map(Ticket::wait), Some(Ok(Answer::Stored(_))));
+        if !stored {
+            // It began when the segment was sealed, which may be long ago: that its time has run out says nothing of now.
+            let key = sealed.known.id.key();
+            put(&*core.store, &key, sealed.body(), Cond::None, deadline)
+                .map_err(|e| RemoteError::store("put", key, e))?;
+        }
+        core.state.lock().under_way.done(&sealed);
+    }
+    Ok(())
+}
+
+/// The head after another, with what was gathered.
+fn head_of(core: &Core, before: &Head, gathered: Gathered, release: bool, root: Option<ObjectRef>) -> Head {
+    let mut tail = Vec::with_capacity(gathered.tail.iter().map(|piece| piece.len()).sum());
+    gathered.tail.iter().for_each(|piece| tail.extend_from_slice(piece));
+    Head {
+        epoch: core.epoch,
+        released: release,
+        sequence: before.sequence + 1,
+        commit: core.options.host.random(),
+        predecessor: before.commit,
+        device_len: gathered.device_len,
+        next_n: gathered.next_n,
+        root: root.or(before.root),
+        segments: gathered.segments,
+        graves: before.graves.clone(),
+        position: gathered.position,
+        tail_id: gathered.tail_id,
+        tail,
+        uuid: before.uuid,
+        claim: before.claim,
+        branch: before.branch,
+        origins: before.origins.clone(),
+        owner: before.owner.clone(),
+        codec: before.codec,
+        horizon: before.horizon,
+    }
+}
+
+/// Begins to store a segment.
+pub(crate) fn begin_storing(core: &Core, sealed: &Arc<Sealed>) {
+    add(&core.counts.segment_puts, 1);
+    let op = Op::Put { key: sealed.known.id.key(), body: sealed.body(), cond: Cond::None };
+    let ticket = core.store.submit(op, core.deadline(core.options.bounds.flush_max));
+    core.state.lock().under_way.begun(sealed, ticket);
+}

@@ -1,0 +1,111 @@
+//! What a head says, put into the state: the pages of the last checkpoint, the segments since, and the tail.
+//!
+//! Of the map only the index and the segment table are read; regions are loaded when they are looked at. Of segments only
+//! the directories are read.
+
+use oleo_format::Corruption;
+
+use crate::error::RemoteError;
+use crate::fetch::{Part, begin, checked, page, part_of_ref};
+use crate::format::map::{INDEX_REGIONS, Root, TABLE_ROWS, parse_index, parse_table};
+use crate::format::segment::{Bound, ENTRY_LEN, parse_directory, parse_tail};
+use crate::format::{ObjectRef, SegmentRef};
+use crate::shared::Core;
+use crate::state::NewFrame;
+use crate::store::{Deadline, Ticket};
+
+/// How many parts are read together, of at most half a MiB.
+const PARTS_COUNT: usize = 32;
+
+/// Reads pages and directories.
+pub(crate) fn replay(core: &Core, deadline: Deadline) -> Result<(), RemoteError> {
+    let (root, segments, position, tail_count) = {
+        let published = core.published.lock();
+        let head = &published.head;
+        if !head.origins.is_empty() {
+            return Err(RemoteError::Limit { what: "branches of other volumes are not supported yet".into() });
+        }
+        let bound = Bound { uuid: core.uuid, id: head.tail_id };
+        let tail = parse_tail(&head.tail, &bound, head.position)?;
+        (head.root, head.segments.clone(), head.position, tail.len() as u64)
+    };
+    let listed: u64 = segments.iter().map(|s| u64::from(s.frames)).sum();
+    let Some(from) = position.checked_sub(listed + tail_count) else {
+        return Err(Corruption::new("head", "position", position, format!("at least {}", listed + tail_count)).into());
+    };
+    if let Some(at) = root {
+        restore(core, at, from, deadline)?;
+    }
+    core.state.lock().restore(from);
+    for some in segments.chunks(PARTS_COUNT) {
+        let begun: Vec<(Part, Ticket)> = some.iter().map(directory_of).map(|p| (p, begin(core, p, deadline))).collect();
+        for (segment, (part, ticket)) in some.iter().zip(begun) {
+            let entries = checked(core, part, ticket, deadline, |bytes| parse_directory(bytes, segment))?;
+            core.state.lock().replay(segment, &entries)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes over the frames of the tail, and the length that the head says.
+pub(crate) fn take_tail(core: &Core) -> Result<(), RemoteError> {
+    let published = core.published.lock();
+    let head = &published.head;
+    let bound = Bound { uuid: core.uuid, id: head.tail_id };
+    let mut state = core.state.lock();
+    for frame in parse_tail(&head.tail, &bound, head.position)? {
+        state.append(NewFrame::new(frame.entry.change, &[frame.payload]))?;
+    }
+    state.set_device_len(head.device_len);
+    Ok(())
+}
+
+fn directory_of(segment: &SegmentRef) -> Part {
+    let len = u64::from(segment.frames) * ENTRY_LEN as u64;
+    Part { id: segment.id, off: segment.dir_off.into(), len }
+}
+
+/// Restores what the last checkpoint wrote.
+fn restore(core: &Core, at: ObjectRef, position: u64, deadline: Deadline) -> Result<(), RemoteError> {
+    let root = page(core, at, begin(core, part_of_ref(at), deadline), deadline, Root::parse)?;
+    if root.position != position {
+        return Err(Corruption::new("root page", "position", root.position, position).within(at.id).into());
+    }
+    for (place, (number, _)) in (0..).zip(&root.table) {
+        if *number != place {
+            return Err(Corruption::new("root page", "page of the segment table", *number, place).within(at.id).into());
+        }
+    }
+    each_page(core, &root.table, deadline, parse_table, |number, rows| {
+        let whole = rows.len() == TABLE_ROWS as usize || number + 1 == root.table.len() as u32;
+        if !whole {
+            return Err(Corruption::new("segment table", "rows of a page", rows.len(), TABLE_ROWS).into());
+        }
+        core.state.lock().table.restore(rows)
+    })?;
+    each_page(core, &root.index, deadline, parse_index, |number, regions| {
+        debug_assert!(regions.iter().all(|(region, _)| region / INDEX_REGIONS == number));
+        let mut state = core.state.lock();
+        regions.into_iter().for_each(|(region, page)| state.regions.restore(region, page));
+        Ok(())
+    })?;
+    core.state.lock().restore_root(at, &root);
+    Ok(())
+}
+
+/// Reads pages, some together, and hands them over in their order.
+fn each_page<T>(
+    core: &Core,
+    pages: &[(u32, ObjectRef)],
+    deadline: Deadline,
+    parse: impl Fn(&[u8], u32) -> Result<T, Corruption>,
+    mut take: impl FnMut(u32, T) -> Result<(), RemoteError>,
+) -> Result<(), RemoteError> {
+    for some in pages.chunks(PARTS_COUNT) {
+        let begun: Vec<Ticket> = some.iter().map(|(_, at)| begin(core, part_of_ref(*at), deadline)).collect();
+        for ((number, at), ticket) in some.iter().zip(begun) {
+            take(*number, page(core, *at, ticket, deadline, |bytes| parse(bytes, *number))?)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! The segment table: every segment that a run names, by a number that runs have instead of the name.
+//!
+//! A row's live blocks are counted twice: as they are now, and as they are in the pages that are written, which is what a
+//! checkpoint writes.
+
+use std::collections::{BTreeSet, HashMap};
+
+use oleo_format::Corruption;
+
+use crate::error::RemoteError;
+use crate::format::ObjectId;
+use crate::format::map::{Row, TABLE_ROWS};
+
+/// Most segments: at 48 bytes each 200 MiB of memory, and 64 TiB of segments of 16 MiB.
+const ROW_COUNT_MAX: usize = 1 << 22;
+
+/// See the module's text.
+#[derive(Default, Debug)]
+pub(crate) struct Table {
+    rows: Vec<Option<Row>>,
+    /// Live blocks in the pages that are written, for each row.
+    written: Vec<u32>,
+    /// Pages with rows that differ from what is written.
+    dirty: BTreeSet<u32>,
+    by_id: HashMap<ObjectId, u32>,
+}
+
+impl Table {
+    /// All rows.
+    #[cfg(test)]
+    pub(crate) fn rows(&self) -> &[Option<Row>] {
+        &self.rows
+    }
+
+    /// Appends the rows of a page.
+    pub(crate) fn restore(&mut self, rows: Vec<Option<Row>>) -> Result<(), RemoteError> {
+        if self.rows.len() + rows.len() > ROW_COUNT_MAX {
+            return Err(too_many());
+        }
+        for row in rows {
+            if let Some(row) = &row {
+                let twice = self.by_id.insert(row.id, self.rows.len() as u32);
+                if twice.is_some() {
+                    return Err(
+                        Corruption::new("segment table", "row", format!("{} again", row.id), "each once").into()
+                    );
+                }
+            }
+            self.written.push(row.as_ref().map_or(0, |row| row.live));
+            self.rows.push(row);
+        }
+        Ok(())
+    }
+
+    /// Pages that a checkpoint must write.
+    pub(crate) fn take_dirty(&mut self) -> BTreeSet<u32> {
+        std::mem::take(&mut self.dirty)
+    }
+
+    /// The rows of a page, with the counts of the pages that are written.
+    pub(crate) fn page(&self, number: u32) -> Vec<Option<Row>> {
+        let from = (number * TABLE_ROWS) as usize;
+        let to = (from + TABLE_ROWS as usize).min(self.rows.len());
+        let live = self.written[from..to].iter();
+        let rows = self.rows[from..to].iter().zip(live);
+        rows.map(|(row, &live)| row.map(|row| Row { live, ..row })).collect()
+    }
+
+    /// The counts of pages that are written change.
+    pub(crate) fn settle(&mut self, row: u32, blocks: i64) -> Result<(), RemoteError> {
+        let written = self.written.get_mut(row as usize);
+        match written.and_then(|live| Some((u32::try_from(i64::from(*live) + blocks).ok()?, live))) {
+            Some((sum, live)) => *live = sum,
+            None => return Err(Corruption::new("segment table", "live blocks", blocks, "those of the pages").into()),
+        }
+        if blocks != 0 {
+            self.dirty.insert(row / TABLE_ROWS);
+        }
+        Ok(())
+    }
+
+    /// The row of a number.
+    pub(crate) fn get(&self, row: u32) -> Option<&Row> {
+        self.rows.get(row as usize)?.as_ref()
+    }
+
+    /// The number of a segment's row, which is made if there is none.
+    pub(crate) fn find_or_add(&mut self, id: ObjectId, len: u32, born: u64) -> Result<u32, RemoteError> {
+        if let Some(row) = self.by_id.get(&id) {
+            return Ok(*row);
+        }
+        if self.rows.len() >= ROW_COUNT_MAX {
+            return Err(too_many());
+        }
+        let row = self.rows.len() as u32;
+        self.rows.push(Some(Row { id, len, live: 0, total: 0, born }));
+        self.written.push(0);
+        self.dirty.insert(row / TABLE_ROWS);
+        self.by_id.insert(id, row);
+        Ok(row)
+    }
+
+    fn row_mut(&mut self, row: u32) -> Result<&mut Row, RemoteError> {
+        let of = self.rows.get_mut(row as usize).and_then(Option::as_mut);
+        of.ok_or_else(|| Corruption::new("segment table", "row of a run", row, "one that there is").into())
+    }
+
+    /// A segment is as long as it will be, or has so many blocks.
+    pub(crate) fn set(&mut self, row: u32, len: Option<u32>, total: Option<u32>) -> Result<(), RemoteError> {
+        let of = self.row_mut(row)?;
+        of.len = len.unwrap_or(of.len);
+        of.total = total.unwrap_or(of.total);
+        self.dirty.insert(row / TABLE_ROWS);
+        Ok(())
+    }
+
+    /// Blocks of a segment have come to be named.
+    pub(crate) fn gain(&mut self, row: u32, blocks: u32) -> Result<(), RemoteError> {
+        let of = self.row_mut(row)?;
+        of.live = of.live.saturating_add(blocks);
+        // Pages of a checkpoint are of different moments, and name together more than is named at any: never more than this.
+        of.total = of.total.saturating_add(blocks);
+        Ok(())
+    }
+
+    /// Blocks of a segment are not named any more.
+    pub(crate) fn lose(&mut self, row: u32, blocks: u32) -> Result<(), RemoteError> {
+        let row = self.row_mut(row)?;
+        match row.live.checked_sub(blocks) {
+            Some(live) => row.live = live,
+            None => {
+                let want = format!("at least {blocks}");
+                return Err(Corruption::new("segment table", "live blocks", row.live, want).within(row.id).into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn too_many() -> RemoteError {
+    RemoteError::Limit { what: format!("a volume has at most {ROW_COUNT_MAX} segments") }
+}

@@ -1,0 +1,85 @@
+//! A file system on a volume: made, filled, left in several ways, checked and read, through the library.
+
+use std::sync::Arc;
+
+use oleo::check::CheckOptions;
+use oleo::mkfs::MkfsOptions;
+use oleo::{Image, OpenOptions};
+use oleo_device::Device;
+use oleo_remote::store::{FileStore, MemoryStore, Store};
+use oleo_remote::{RemoteDevice, StoreOptions, SystemHost, create};
+use oleo_sim::rng::Rng;
+use oleo_volume::Volume;
+
+const LEN: u64 = 1 << 30;
+
+fn options() -> StoreOptions {
+    let mut options = StoreOptions::default();
+    options.take_over = true;
+    options.bounds.segment_aim = 1 << 20;
+    options.bounds.replay_count_max = 4;
+    options.bounds.dirty_bytes_max = 8 << 20;
+    options.bounds.cache_bytes_max = 1 << 20;
+    options
+}
+
+fn writable(store: &dyn Fn() -> Arc<dyn Store>) -> Arc<dyn Device> {
+    Arc::new(RemoteDevice::open_writable(store(), &options()).expect("open"))
+}
+
+fn check(dev: Arc<dyn Device>) {
+    let how = oleo_volume::OpenOptions { write: false, degraded: false, backup: None, super_copy: None };
+    let volume = Volume::open(vec![dev], &how).expect("a volume");
+    let report = oleo::check::volume(&volume, &CheckOptions::default()).expect("checked");
+    assert!(report.is_clean(), "{:?}", report.findings);
+}
+
+/// Goal: a file system on a store is a file system: sound and whole after it was closed, and after its writer was lost at any
+/// time, with all that was synced; readers see it meanwhile.
+/// Method: rounds of files that are written, synced and removed; each round ends otherwise, and begins with a check.
+fn rounds(store: &dyn Fn() -> Arc<dyn Store>) {
+    create(store(), LEN, false, &options()).expect("create");
+    let image =
+        Image::create_on(vec![writable(store)], &MkfsOptions::default(), &OpenOptions::default()).expect("mkfs");
+    image.close().expect("closed");
+    let mut rng = Rng::new(5);
+    let mut want: Vec<(String, Vec<u8>)> = Vec::new();
+    for round in 0..6 {
+        check(Arc::new(RemoteDevice::open(store(), None, &options()).expect("reader")));
+        let image = Image::from_devices(vec![writable(store)], &OpenOptions::writing()).expect("open");
+        for (name, data) in &want {
+            assert!(image.read(name.as_str()).expect("read") == *data, "{name}, round {round}");
+        }
+        for n in 0..30 {
+            let len = rng.length(2 << 20) as usize;
+            let (name, data) = (format!("{round}-{n}"), rng.bytes(len));
+            image.write(name.as_str(), &data).expect("write");
+            want.push((name, data));
+        }
+        image.sync().expect("synced");
+        match round % 3 {
+            0 => image.close().expect("closed"),
+            _ => {
+                image.write("late", b"perhaps").expect("write");
+                // Somebody else takes over, and what was not synced is gone.
+                let next = writable(store);
+                drop(image);
+                drop(next);
+            }
+        }
+    }
+    check(Arc::new(RemoteDevice::open(store(), None, &options()).expect("reader")));
+}
+
+#[test]
+fn in_memory() {
+    let store = MemoryStore::new();
+    rounds(&|| Arc::new(store.copy()));
+}
+
+#[test]
+fn in_a_directory() {
+    let dir = tempfile::tempdir().expect("dir");
+    let host = Arc::new(SystemHost::new());
+    rounds(&|| Arc::new(FileStore::new(&dir.path().join("volume"), host.clone())));
+}
