@@ -14,7 +14,7 @@ pub(crate) fn publish(core: &Core, want: u64, release: bool) -> Result<(), Remot
     let Some(mut published) = core.published.try_lock_for(wait) else {
         return Err(RemoteError::Stalled { after: wait });
     };
-    if published.head.position >= want && !(release && !published.head.released) {
+    if published.head.position >= want && (published.head.released || !release) {
         // It was promised by a head that was published, whoever writes now.
         return Ok(());
     }

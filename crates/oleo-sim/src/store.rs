@@ -418,7 +418,7 @@ impl Inner {
                 return Some(client);
             }
             // Now and then somebody is not heard of for long.
-            if let Some((time, client)) = timed.filter(|_| self.rng.one_in(40)) {
+            if let Some((time, client)) = timed.filter(|_| self.faults.any > 0 && self.rng.one_in(40)) {
                 self.now = self.now.max(time);
                 return Some(client);
             }

@@ -166,7 +166,7 @@ fn open_page(bytes: &[u8], kind: PageKind, number: u32) -> Result<(&RawPage, &[u
 }
 
 /// The entries of a page, which are all that it has.
-fn entries<'a, T>(rest: &'a [u8], count: u32, count_max: u32) -> Result<&'a [T], Corruption>
+fn entries<T>(rest: &[u8], count: u32, count_max: u32) -> Result<&[T], Corruption>
 where
     T: FromBytes + zerocopy::Immutable + zerocopy::KnownLayout + zerocopy::Unaligned,
 {
