@@ -31,7 +31,7 @@ pub struct Image {
 
 impl Image {
     /// Opens the file system in an image file, on a block device, or on what else a name means
-    /// ([`Place`](crate::device::Place)).
+    /// ([`Place`]).
     ///
     /// # Errors
     /// It is no btrfs, needs features or devices that are not there, or someone else uses it.
