@@ -425,6 +425,8 @@ fn nobody_waits_for_all_of_a_commit() -> Result<()> {
     mkfs(&device)?;
     let fs = open(device, &FsOptions::default().dirty_inodes_max(2000))?;
     let root = fs.root(TreeId::FS)?;
+    // From now on operations leave committing to others.
+    fs.wait_commit(Duration::ZERO);
     let longest = attended(&fs, || {
         std::thread::scope(|scope| {
             gate.shut(Writes::All);

@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oleo::control::{Client, Error, Reply, Request, connect_of, control_socket, open_to_ask};
 use oleo::{ErrorKind, Hint};
@@ -28,6 +28,9 @@ use crate::control::sockets;
 const END_SECONDS: i64 = 30;
 /// How long a server may take to report what it serves.
 const SAYS: Duration = Duration::from_secs(2);
+/// How often a server is asked that has yet to notice that it was unmounted.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
 /// How to unmount.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -193,14 +196,37 @@ fn server_of(dir: &Path) -> io::Result<Option<Server>> {
     Ok(Some(Server::over(connect_of(&file, &socket)?)?))
 }
 
-/// The server that was mounted on a directory, and has not ended.
+/// The server that was mounted on a directory, and has not ended. Nothing is mounted there any more; a server that says otherwise has yet to
+/// notice, or has its mount elsewhere.
 fn unmounted_before(dir: &Path) -> Option<Server> {
-    sockets().find_map(|socket| {
-        let mut server = Server::over(UnixStream::connect(socket).ok()?).ok()?;
-        server.client.wait_at_most(Some(SAYS)).ok()?;
-        let Ok(Reply::Mounted(shown)) = server.client.ask(&Request::Mounted) else { return None };
-        server.client.wait_at_most(None).ok()?;
-        let there = shown.dir.0 == std::os::unix::ffi::OsStrExt::as_bytes(dir.as_os_str());
-        (there && !shown.attached).then_some(server)
-    })
+    let deadline = Instant::now() + SAYS;
+    loop {
+        match mounted_on(dir)? {
+            (server, false) => return Some(server),
+            _ if Instant::now() > deadline => return None,
+            _ => std::thread::sleep(LOOK_AGAIN),
+        }
+    }
+}
+
+/// The server that was mounted on a directory, and whether it takes itself to be so still; rather one that does not.
+fn mounted_on(dir: &Path) -> Option<(Server, bool)> {
+    let mut attached = None;
+    for socket in sockets() {
+        let Some((server, is_attached)) = asked(&socket, dir) else { continue };
+        if !is_attached {
+            return Some((server, false));
+        }
+        attached = Some((server, true));
+    }
+    attached
+}
+
+fn asked(socket: &Path, dir: &Path) -> Option<(Server, bool)> {
+    let mut server = Server::over(UnixStream::connect(socket).ok()?).ok()?;
+    server.client.wait_at_most(Some(SAYS)).ok()?;
+    let Ok(Reply::Mounted(shown)) = server.client.ask(&Request::Mounted) else { return None };
+    server.client.wait_at_most(None).ok()?;
+    let there = shown.dir.0 == std::os::unix::ffi::OsStrExt::as_bytes(dir.as_os_str());
+    there.then_some((server, shown.attached))
 }
