@@ -20,7 +20,8 @@
 //! former, and its end (`settled`) hands what is left of it to the open transaction as far as that lacks it, before
 //! anybody else can have it.
 //!
-//! What is ahead in slabs is counted like operations, so it is covered when it is taken. It is collected before anybody is
+//! What is ahead in slabs is counted like operations, so it is covered when it is taken, unless operations that free space have used since what
+//! covered it: so who takes it looks, which only reads. It is collected before anybody is
 //! refused, before a freeze counts, and when more metadata is in use, since then the bound is higher. Thus it costs no operation its place.
 //!
 //! Invariants: an operation is counted in the transaction in which it makes its changes. Held and last reserve ≥ bound(counts
@@ -197,7 +198,11 @@ impl MetadataReserve {
             return false;
         }
         if self.charged_ahead.take(slab, amount) {
-            return true;
+            // Operations that free space may have used since what covered it.
+            if self.shortfall(self.charged.get(), need.releasing).is_none() {
+                return true;
+            }
+            self.charged.sub(amount);
         }
         let ahead = Slabs::<AtomicU64>::ahead(amount, self.charged.get());
         // What is ahead may be taken by any operation: it is covered as for an ordinary one.
@@ -241,6 +246,8 @@ impl MetadataReserve {
         let (items, bytes) = (u64::from(need.items), u64::from(need.bytes));
         let used = self.existing.load(Ordering::Relaxed) / 2;
         let least = ((items + ALONE_BLOCKS) * self.nodesize).min(used / 2) + bytes;
+        // A commit that had nothing to write has not collected it.
+        self.collect(&self.held.lock());
         // Others add for a moment what they take away again.
         let charged = self.charged.items.compare_exchange(0, items, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if charged && free.0 < least {
@@ -257,16 +264,17 @@ impl MetadataReserve {
     /// It is counted in either case. Called with the join guard held, `slab` is the caller's thread's.
     pub(crate) fn promise(&self, need: Need, slab: usize) -> bool {
         let amount = amount_of(need);
+        let is_covered = || self.shortfall(self.charged.get(), false).is_none();
         if self.promised_ahead.take(slab, amount) {
-            return true;
+            // Operations that free space may have used since what covered it.
+            return is_covered() || (self.collect(&self.held.lock()) && is_covered());
         }
         let ahead = Slabs::<AtomicU64>::ahead(amount, self.promised.get());
         self.promised.add(amount.plus(ahead));
-        if self.shortfall(self.charged.get(), false).is_none() && self.promised_ahead.put(slab, ahead) {
+        if is_covered() && self.promised_ahead.put(slab, ahead) {
             return true;
         }
         self.promised.sub(ahead);
-        let is_covered = || self.shortfall(self.charged.get(), false).is_none();
         is_covered() || (self.collect(&self.held.lock()) && is_covered())
     }
 
