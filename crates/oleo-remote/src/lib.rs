@@ -10,7 +10,7 @@
 //! at its next flush that its condition does not hold.
 //!
 //! Names of volumes are [`Url`]s, a store is a [`store::Store`], and what comes of both is a [`RemoteDevice`]. The bytes of
-//! the objects are in [`format`]. Nothing here knows anything of btrfs, and nothing reads the environment.
+//! the objects are in [`mod@format`]. Nothing here knows anything of btrfs, and nothing reads the environment.
 
 mod append;
 mod attach;
