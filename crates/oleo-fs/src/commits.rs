@@ -18,9 +18,9 @@ use crate::object::{Core, InodeRef, Items};
 
 /// How often an operation that waits for a freeze looks whether it has come.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// How long an operation pauses when one, two and three quarters of the way from the soft to the hard limit are behind. Eight threads without
-/// a break need some ten times as long for that way as a commit of what the soft limit allows; none pauses for longer than what is aimed at
-/// (docs/decisions/0024-commits.md).
+/// How long an operation pauses when one, two and three quarters of the way from the soft to the hard limit are behind. By calculation eight threads
+/// that create and write small files need some 20 s for that way, and a commit of what the soft limit allows took 1.2 s; no pause is longer than
+/// what is aimed at (docs/decisions/0024-commits.md).
 const PAUSES: [Duration; 3] = [Duration::from_micros(250), Duration::from_millis(1), Duration::from_millis(4)];
 
 impl Fs {

@@ -21,7 +21,7 @@ const WRITTEN: usize = 1 << 20;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Goal: when a device fails, and the volume turns read-only, while pages are dirty in the kernel, whoever syncs or closes hears of it: fsync(2) of
-/// each handle, and again, syncfs(2) or the fsync that follows it, close(2), msync's way of it, `oleo filesystem sync`, and nothing can be opened for
+/// each handle, and again, syncfs(2) or the fsync that follows it, close(2), `oleo filesystem sync`; and nothing can be opened for
 /// writing any more. What was synced before can be read.
 /// Method: a server in this process over a device that fails all writes from a moment on, on both transports; files that were written and not
 /// synced, one of them by dd, which looks at what close(2) returns.
