@@ -4,7 +4,7 @@
 //! for reading, exclusive for writing) and, for a block device that is to be written, asks the kernel for exclusive
 //! use; (2) reads and writes go to `pread`/`pwrite` and their vectored forms; adjacent requests of a batch are merged
 //! into one call; (3) `flush` is `fdatasync`, or `fsync` after a change of length; `write_durable` is one call with
-//! `RWF_DSYNC`, unless the length has changed. Zeros and holes are the file system's (`fallocate`, `SEEK_DATA`).
+//! `RWF_DSYNC`, unless the length has changed; `write_uncached` goes past the system's cache on block devices (`direct`). Zeros and holes are the file system's (`fallocate`, `SEEK_DATA`).
 //!
 //! Invariants: the image is `base..base + len` of the file; nothing outside it is read or written. The length is kept
 //! in memory and changes only by `set_len`.
@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
+use crate::direct::Direct;
 use crate::extent::push_extent;
 use crate::in_use::{User, users_of};
 use crate::{Device, DeviceError, Extent, ExtentKind, Op, ReadReq, WriteReq, Zeroing, check_range, write_zero_bytes};
@@ -81,6 +82,19 @@ pub struct FileDevice {
     write: bool,
     /// The length changed since the last flush that succeeded.
     len_dirty: AtomicBool,
+    /// A block device that is written, and that takes such writes.
+    direct: Option<Direct>,
+}
+
+/// How a batch is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Through the system's cache.
+    Cached,
+    /// Past it, where that is possible and worth it.
+    Uncached,
+    /// On stable storage with each call.
+    Durable,
 }
 
 /// How long to wait for a user to release the file.
@@ -154,7 +168,9 @@ impl FileDevice {
         let size = file_size(&file, block).map_err(open_error)?;
         let rest = size.saturating_sub(opts.offset);
         let len = opts.len.map_or(rest, |len| len.min(rest));
+        let direct = if block && opts.write { Direct::of(&file) } else { None };
         Ok(FileDevice {
+            direct,
             file,
             name,
             base: opts.offset,
@@ -215,8 +231,8 @@ impl FileDevice {
         Ok(())
     }
 
-    /// Writes adjacent requests with one call; see `write_slices`.
-    fn write_runs(&self, reqs: &[WriteReq<'_>], durable: bool) -> Result<(), DeviceError> {
+    /// Writes adjacent requests with one call, in this way; see `write_slices`.
+    fn write_runs(&self, reqs: &[WriteReq<'_>], way: Way) -> Result<(), DeviceError> {
         self.writable(Op::Write)?;
         for req in reqs {
             self.in_range(Op::Write, req.offset, req.len())?;
@@ -225,11 +241,25 @@ impl FileDevice {
         sorted.sort_by_key(|r| r.offset);
         let mut slices: Vec<IoSlice<'_>> = Vec::new();
         for run in sorted.chunk_by(|a, b| a.offset + a.len() == b.offset) {
+            let parts = || run.iter().flat_map(|r| r.parts).copied().filter(|p| !p.is_empty());
+            if way == Way::Uncached && self.write_direct(run[0].offset, parts())? {
+                continue;
+            }
             slices.clear();
-            slices.extend(run.iter().flat_map(|r| r.parts).filter(|p| !p.is_empty()).map(|p| IoSlice::new(p)));
-            self.write_slices(run[0].offset, &mut slices, durable)?;
+            slices.extend(parts().map(IoSlice::new));
+            self.write_slices(run[0].offset, &mut slices, way == Way::Durable)?;
         }
         Ok(())
+    }
+
+    /// Writes parts from `offset` on past the system's cache; `false`: they have to go through it.
+    fn write_direct<'p>(&self, offset: u64, parts: impl Iterator<Item = &'p [u8]> + Clone) -> Result<bool, DeviceError> {
+        let Some(direct) = &self.direct else { return Ok(false) };
+        let len = parts.clone().map(|p| p.len() as u64).sum();
+        if !direct.takes(self.base + offset, len) {
+            return Ok(false);
+        }
+        direct.write(self.base + offset, parts).map_err(|e| self.io(Op::Write, offset, len, e))
     }
 
     /// Where the next data or hole begins from the file's byte `at` on, or `end` if none does before it.
@@ -314,7 +344,11 @@ impl Device for FileDevice {
     }
 
     fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
-        self.write_runs(reqs, false)
+        self.write_runs(reqs, Way::Cached)
+    }
+
+    fn write_uncached(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        self.write_runs(reqs, Way::Uncached)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
@@ -371,7 +405,7 @@ impl Device for FileDevice {
 
     fn write_durable(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
         if !self.len_dirty.load(Ordering::Acquire) {
-            match self.write_runs(reqs, true) {
+            match self.write_runs(reqs, Way::Durable) {
                 Err(e) if lacks_dsync(&e) => {}
                 result => return result,
             }

@@ -20,6 +20,7 @@
 //! Not here: anything btrfs; which device holds what.
 
 pub mod affinity;
+mod direct;
 mod extent;
 mod file;
 pub mod fuse;
@@ -73,6 +74,11 @@ pub trait Device: Send + Sync {
             }
         }
         Ok(())
+    }
+    /// [`write_batch`](Self::write_batch) of what the caller keeps in memory itself, and will not read soon: the system below need not
+    /// keep it.
+    fn write_uncached(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        self.write_batch(reqs)
     }
     /// Makes all earlier writes durable.
     fn flush(&self) -> Result<(), DeviceError>;

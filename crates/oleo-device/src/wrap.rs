@@ -68,6 +68,10 @@ impl Device for Window {
         self.inner.write_batch(&self.shifted(reqs)?)
     }
 
+    fn write_uncached(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        self.inner.write_uncached(&self.shifted(reqs)?)
+    }
+
     fn flush(&self) -> Result<(), DeviceError> {
         self.inner.flush()
     }
@@ -183,6 +187,9 @@ impl Device for Latched {
     }
     fn write_batch(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
         self.guard(Op::Write, || self.inner.write_batch(reqs))
+    }
+    fn write_uncached(&self, reqs: &[WriteReq<'_>]) -> Result<(), DeviceError> {
+        self.guard(Op::Write, || self.inner.write_uncached(reqs))
     }
     fn flush(&self) -> Result<(), DeviceError> {
         self.guard(Op::Flush, || self.inner.flush())

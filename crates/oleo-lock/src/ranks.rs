@@ -417,6 +417,9 @@ ranks! {
     MemDevice, "oleo-device", "`MemDevice::shards[n]` (read/write)", Leaf, No,
         "pages of a device in memory",
         "a copy of a page";
+    DirectBuffers, "oleo-device", "`Direct::spare`", Leaf, No,
+        "buffers of direct writes that are not in use",
+        "one is taken or given back";
 }
 
 impl fmt::Display for Rank {

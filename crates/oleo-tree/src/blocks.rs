@@ -136,6 +136,11 @@ impl Blocks {
         }
     }
 
+    /// Bytes that the cache may hold.
+    pub fn cache_bytes_max(&self) -> u64 {
+        self.cache.capacity()
+    }
+
     /// Bytes that the cache holds now.
     pub fn cached_bytes(&self) -> u64 {
         self.cache.weight()

@@ -319,7 +319,13 @@ impl Inner {
             self.volume.write_other_mirrors(sb)?;
         }
         let parts: Vec<(Logical, &[u8])> = unwritten.blocks.iter().map(|n| (n.logical(), n.bytes())).collect();
-        self.volume.write(&parts)?;
+        // The cache takes them all when they are written (`publish`), unless they are more than it holds.
+        let bytes: usize = parts.iter().map(|(_, bytes)| bytes.len()).sum();
+        if bytes as u64 <= self.blocks.cache_bytes_max() {
+            self.volume.write_uncached(&parts)?;
+        } else {
+            self.volume.write(&parts)?;
+        }
         Ok(self.volume.write_supers(&unwritten.sb)?)
     }
 

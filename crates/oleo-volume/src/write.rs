@@ -26,6 +26,9 @@ const SPLIT_MAX: usize = 4;
 /// The writes of one device: place, bytes.
 type DeviceWrites<'a> = (Arc<Member>, Vec<(u64, &'a [u8])>);
 
+/// Which of a device's ways of writing.
+type HandOver = fn(&Latched, &[WriteReq<'_>]) -> Result<(), DeviceError>;
+
 impl Volume {
     /// Writes parts, which must not overlap, to all their copies, sorted and merged for each device. Durable after
     /// [`flush`](Self::flush).
@@ -33,6 +36,18 @@ impl Volume {
     /// # Errors
     /// A write failed: unless it only found no space, nothing is written after it. Or a part is in a chunk with parity.
     pub fn write(&self, parts: &[(Logical, &[u8])]) -> Result<(), VolumeError> {
+        self.write_parts(parts, |device, reqs| device.write_batch(reqs))
+    }
+
+    /// [`write`](Self::write) of what the caller keeps in memory: the system's cache need not keep it, too.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_uncached(&self, parts: &[(Logical, &[u8])]) -> Result<(), VolumeError> {
+        self.write_parts(parts, |device, reqs| device.write_uncached(reqs))
+    }
+
+    fn write_parts(&self, parts: &[(Logical, &[u8])], hand_over: HandOver) -> Result<(), VolumeError> {
         self.may_write()?;
         let mut by_device: BTreeMap<u64, DeviceWrites<'_>> = BTreeMap::new();
         for &(at, bytes) in parts {
@@ -60,7 +75,7 @@ impl Volume {
             let parts = split(writes, threads);
             parts.into_iter().map(move |part| (member.clone(), part))
         });
-        let done = each(work.collect(), parallel, |(member, writes): DeviceWrites<'_>| write_device(&member, &writes));
+        let done = each(work.collect(), parallel, |(member, writes): DeviceWrites<'_>| write_device(&member, &writes, hand_over));
         all_done(done).map_err(|e| self.stop(e))
     }
 
@@ -242,7 +257,7 @@ fn split(mut writes: Vec<(u64, &[u8])>, parts_max: usize) -> Vec<Vec<(u64, &[u8]
 }
 
 /// Merges neighbours of one device's sorted writes, and hands them over as one batch.
-fn write_device(member: &Member, writes: &[(u64, &[u8])]) -> Result<(), DeviceError> {
+fn write_device(member: &Member, writes: &[(u64, &[u8])], hand_over: HandOver) -> Result<(), DeviceError> {
     let Some(device) = &member.device else { return Ok(()) };
     debug_assert!(writes.windows(2).all(|w| w[0].0 + w[0].1.len() as u64 <= w[1].0), "writes overlap");
     let parts: Vec<&[u8]> = writes.iter().map(|w| w.1).collect();
@@ -252,7 +267,7 @@ fn write_device(member: &Member, writes: &[(u64, &[u8])]) -> Result<(), DeviceEr
         reqs.push(WriteReq { offset: run[0].0, parts: &parts[first..first + run.len()] });
         first += run.len();
     }
-    device.write_batch(&reqs).inspect_err(|e| count_write(member, e))
+    hand_over(device, &reqs).inspect_err(|e| count_write(member, e))
 }
 
 /// Counts a failed write. Missing space below the device is not the device's failure.
