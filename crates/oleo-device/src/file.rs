@@ -253,7 +253,11 @@ impl FileDevice {
     }
 
     /// Writes parts from `offset` on past the system's cache; `false`: they have to go through it.
-    fn write_direct<'p>(&self, offset: u64, parts: impl Iterator<Item = &'p [u8]> + Clone) -> Result<bool, DeviceError> {
+    fn write_direct<'p>(
+        &self,
+        offset: u64,
+        parts: impl Iterator<Item = &'p [u8]> + Clone,
+    ) -> Result<bool, DeviceError> {
         let Some(direct) = &self.direct else { return Ok(false) };
         let len = parts.clone().map(|p| p.len() as u64).sum();
         if !direct.takes(self.base + offset, len) {

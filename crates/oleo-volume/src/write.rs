@@ -75,7 +75,9 @@ impl Volume {
             let parts = split(writes, threads);
             parts.into_iter().map(move |part| (member.clone(), part))
         });
-        let done = each(work.collect(), parallel, |(member, writes): DeviceWrites<'_>| write_device(&member, &writes, hand_over));
+        let done = each(work.collect(), parallel, |(member, writes): DeviceWrites<'_>| {
+            write_device(&member, &writes, hand_over)
+        });
         all_done(done).map_err(|e| self.stop(e))
     }
 
