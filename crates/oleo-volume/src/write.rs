@@ -95,13 +95,22 @@ impl Volume {
         all_done(done).map_err(|e| self.stop(e))
     }
 
-    /// Makes `sb` the superblock of every device: flush, first mirrors, flush, other mirrors. `dev_item`, `bytenr` and
+    /// Sees to it that nothing that is written from now on survives a crash that loses something written before. With one device its own
+    /// barrier does, which need not make anything durable. With several, an order on each is none between them: of two devices the
+    /// one might keep a superblock that names what the other never had. So those are flushed.
+    fn barrier(&self) -> Result<(), VolumeError> {
+        let members = self.writable_members();
+        let [(member, device)] = members.as_slice() else { return self.flush() };
+        device.barrier().inspect_err(|_| member.count(Count::Flush)).map_err(|e| self.stop(e))
+    }
+
+    /// Makes `sb` the superblock of every device: barrier, first mirrors, flush, other mirrors. `dev_item`, `bytenr` and
     /// `csum` are filled in for each device; all else is as given (see [`stamp`](Self::stamp)). What could not be opened again
     /// is refused: the superblocks on disk stay.
     pub fn write_supers(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
         check_fields(sb).map_err(|e| e.within("superblock to be written"))?;
-        self.flush()?;
+        self.barrier()?;
         self.write_mirrors(sb, &SUPER_OFFSETS[..1], |settled| settled.next)?;
         self.flush()?;
         *self.super_block.write() = *sb;
@@ -112,11 +121,11 @@ impl Volume {
         self.write_mirrors(sb, &SUPER_OFFSETS[1..], |settled| settled.written)
     }
 
-    /// Makes `sb`, the superblock on disk with the root of a log in it, the first mirror of every device: flush, first
+    /// Makes `sb`, the superblock on disk with the root of a log in it, the first mirror of every device: barrier, first
     /// mirrors, flush. It differs from the one before in its first 512 bytes only, so it is never seen in parts.
     pub fn write_log_super(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
-        self.flush()?;
+        self.barrier()?;
         self.write_mirrors(sb, &SUPER_OFFSETS[..1], |settled| settled.written)?;
         self.flush()
     }

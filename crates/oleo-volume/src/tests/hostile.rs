@@ -1,6 +1,6 @@
 //! Damaged images and failing devices.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use oleo_device::{DeviceError, Op};
 use oleo_format::{DiskItem, HEADER_LEN, SUPER_OFFSETS};
@@ -170,5 +170,67 @@ fn a_failure_stops_the_volume() {
         let counted = volume.error_counters()[1].1;
         assert_eq!((counted.write, counted.flush), if flush { (0, 1) } else { (1, 0) });
         assert_eq!(read_super(&*sample.devices[0]).expect("super").generation(), Generation(5));
+    }
+}
+
+/// A device that counts what orders and what makes durable.
+struct Ordered {
+    inner: Arc<MemDevice>,
+    barriers: AtomicU32,
+    flushes: AtomicU32,
+}
+
+impl Device for Ordered {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.inner.write_at(offset, buf)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+    fn barrier(&self) -> Result<(), DeviceError> {
+        self.barriers.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+    fn discard(&self, _: u64, _: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn set_len(&self, _: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+    fn read_only(&self) -> bool {
+        false
+    }
+}
+
+/// Goal: a commit and an fsync cost one flush where a device keeps an order by itself, and two where there are several devices, whose
+/// orders say nothing of one another. Method: superblocks written on one device and on two that count.
+#[test]
+fn one_device_is_ordered_and_several_are_flushed() {
+    for (profile, count) in [(Profile::Single, 1), (Profile::Raid1, 2)] {
+        let sample = Sample::new(profile, count);
+        let ordered = |inner: &Arc<MemDevice>| {
+            Arc::new(Ordered { inner: inner.clone(), barriers: AtomicU32::new(0), flushes: AtomicU32::new(0) })
+        };
+        let devices: Vec<Arc<Ordered>> = sample.devices.iter().map(ordered).collect();
+        let opened = devices.iter().map(|device| device.clone() as Arc<dyn Device>).collect();
+        let volume = Volume::open(opened, &WRITE).expect("open");
+        let mut sb = volume.super_block();
+        sb.generation = 6.into();
+        volume.write_supers(&sb).expect("commit");
+        volume.write_log_super(&sb).expect("fsync");
+        for device in &devices {
+            let counted = (device.barriers.load(Ordering::Relaxed), device.flushes.load(Ordering::Relaxed));
+            assert_eq!(counted, if count == 1 { (2, 2) } else { (0, 4) });
+        }
     }
 }
