@@ -10,6 +10,7 @@
 //! - [`gate`]: a device in memory that makes writes wait.
 //! - [`crash`]: which states a crash may leave of a run, and which of them are right.
 //! - [`store`]: an object store and its clients, with everything that networks do to requests.
+//! - [`moto`], [`proxy`]: a server that speaks as S3 does, and a connection to it that delays and breaks.
 //! - [`rng`]: the seeded numbers that all of these use.
 //!
 //! Everything random here takes a seed and prints it on failure, so that a failure found by chance can be repeated and
@@ -22,7 +23,9 @@ pub mod crash;
 pub mod disk;
 pub mod gate;
 pub mod manifest;
+pub mod moto;
 pub mod oracle;
+pub mod proxy;
 pub mod rng;
 pub mod rot;
 pub mod script;
