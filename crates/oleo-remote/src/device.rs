@@ -16,7 +16,7 @@ use crate::options::StoreOptions;
 use crate::read::{Reading, look_up, read};
 use crate::shared::{Core, add};
 use crate::state::Source;
-use crate::store::Store;
+use crate::store::{REPEATED, Store};
 use crate::{append, error};
 
 /// How many regions one question for extents looks at.
@@ -262,6 +262,12 @@ impl Device for RemoteDevice {
             ("frames from the cache", get(&counts.cache_hits)),
             ("bytes not published", self.dirty_bytes()),
         ];
+        for (name, count) in self.core.store.counts() {
+            match name {
+                REPEATED => stats.retries = count,
+                _ => stats.extra.push((name, count)),
+            }
+        }
         Some(stats)
     }
 }

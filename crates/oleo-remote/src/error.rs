@@ -7,6 +7,8 @@ use std::time::Duration;
 use oleo_device::{DeviceError, Op};
 use oleo_format::{Class, Classified, Corruption, errno};
 
+use crate::options::OptionError;
+
 /// Why a store did not do what it was asked. Each says what is known of the outcome.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StoreError {
@@ -125,6 +127,15 @@ pub enum RemoteError {
         /// What is wrong with it.
         what: String,
     },
+    /// What this build, or this kind of volume, cannot do.
+    #[error("{what}")]
+    Unsupported {
+        /// What.
+        what: String,
+    },
+    /// An option that is not understood.
+    #[error(transparent)]
+    Option(#[from] OptionError),
     /// An earlier failure ended writing.
     #[error("refused after an earlier failure: {first}")]
     Latched {
@@ -157,9 +168,9 @@ impl Classified for RemoteError {
             RemoteError::Overtaken { .. } | RemoteError::Replaced { .. } | RemoteError::Stale { .. } => {
                 Class { errno: errno::ESTALE, ..Class::DEVICE }
             }
-            RemoteError::NoConditions { .. } => Class::refusal(errno::EOPNOTSUPP),
+            RemoteError::NoConditions { .. } | RemoteError::Unsupported { .. } => Class::refusal(errno::EOPNOTSUPP),
             RemoteError::Limit { .. } => Class::refusal(errno::EFBIG),
-            RemoteError::Url { .. } => Class::USAGE,
+            RemoteError::Url { .. } | RemoteError::Option(_) => Class::USAGE,
             RemoteError::Latched { first } => first.class(),
         }
     }
@@ -195,6 +206,8 @@ mod tests {
             Stalled: RemoteError::Stalled { after: Duration::ZERO } => Class::DEVICE,
             Limit: RemoteError::Limit { what: text() } => Class::refusal(errno::EFBIG),
             Url: RemoteError::Url { url: text(), what: text() } => Class::USAGE,
+            Unsupported: RemoteError::Unsupported { what: text() } => Class::refusal(errno::EOPNOTSUPP),
+            Option: OptionError::Unknown(text()).into() => Class::USAGE,
             Latched: RemoteError::Latched { first: Arc::new(RemoteError::Split { epoch: 2 }) } => Class::DEVICE,
         });
     }

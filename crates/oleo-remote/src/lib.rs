@@ -23,29 +23,23 @@ mod fetch;
 mod flush;
 pub mod format;
 mod host;
+mod open;
 mod options;
 mod publish;
 mod read;
 mod replay;
 mod shared;
+mod show;
 mod state;
 pub mod store;
 mod swap;
 pub mod url;
 
-use std::sync::Arc;
-
 pub use create::create;
 pub use device::RemoteDevice;
 pub use error::{RemoteError, StoreError};
 pub use host::{Host, SystemHost};
-pub use options::{Bounds, StoreOptions};
-pub use url::{Place, Url};
-
-/// The store of a name.
-pub fn store_of(url: &Url, host: Arc<dyn Host>) -> Arc<dyn store::Store> {
-    match &url.place {
-        Place::File(path) => Arc::new(store::FileStore::new(path, host)),
-        Place::Memory { name, prefix } => Arc::new(store::MemoryStore::open(name, prefix)),
-    }
-}
+pub use open::{create_at, open_at, open_store};
+pub use options::{Bounds, OptionError, StoreOptions};
+pub use show::{Shown, show};
+pub use url::{Cloud, Place, Url};

@@ -1,9 +1,36 @@
 //! How a volume is opened, and what bounds it.
+//!
+//! People give options as words, `take-over` or `claim=60`: on a command line, in a list of mount options, in a variable of
+//! the environment. [`StoreOptions::set`] is where all of them are read.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::format::OBJECT_LEN_MAX;
 use crate::host::{Host, SystemHost};
+
+/// A word that is no option, or not as it is.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptionError {
+    /// There is no such option.
+    #[error("unknown option {0} of a volume on an object store")]
+    Unknown(String),
+    /// Its value makes no sense.
+    #[error("{name}={value}: {name} takes {want}")]
+    Value {
+        /// The option.
+        name: String,
+        /// Its value.
+        value: String,
+        /// What it takes.
+        want: &'static str,
+    },
+}
+
+/// Beginnings of settings, as programs of those clouds know them: names of variables of the environment.
+const SETTINGS: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
 
 /// How a volume is opened.
 #[derive(Clone)]
@@ -18,6 +45,17 @@ pub struct StoreOptions {
     pub claim: Duration,
     /// Write although another writer has it, or had it and did not close it.
     pub take_over: bool,
+    /// What is said to programs of clouds by variables of the environment, name and value: `AWS_ACCESS_KEY_ID`,
+    /// `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, and `HOME`, below which profiles are. Later ones win.
+    pub settings: Vec<(String, String)>,
+    /// Where the store is, if not where its cloud has it: a URL.
+    pub endpoint: Option<String>,
+    /// The region of an S3 store.
+    pub region: Option<String>,
+    /// Whose keys and region are taken from the files that the programs of AWS have.
+    pub profile: Option<String>,
+    /// The proxy through which stores are reached: a URL.
+    pub proxy: Option<String>,
     /// Sizes and times.
     pub bounds: Bounds,
 }
@@ -29,8 +67,128 @@ impl Default for StoreOptions {
             owner: String::new(),
             claim: Duration::ZERO,
             take_over: false,
+            settings: Vec::new(),
+            endpoint: None,
+            region: None,
+            profile: None,
+            proxy: None,
             bounds: Bounds::default(),
         }
+    }
+}
+
+impl fmt::Debug for StoreOptions {
+    /// Without what may be secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings: Vec<&str> = self.settings.iter().map(|(name, _)| name.as_str()).collect();
+        f.debug_struct("StoreOptions")
+            .field("owner", &self.owner)
+            .field("claim", &self.claim)
+            .field("take_over", &self.take_over)
+            .field("settings", &settings)
+            .field("endpoint", &self.endpoint)
+            .field("region", &self.region)
+            .field("profile", &self.profile)
+            .field("bounds", &self.bounds)
+            .finish_non_exhaustive()
+    }
+}
+
+impl StoreOptions {
+    /// Takes a word, `NAME` or `NAME=VALUE`. `_` and `-` are the same in names.
+    ///
+    /// # Errors
+    /// It is no option, or its value makes no sense.
+    pub fn set(&mut self, word: &str) -> Result<(), OptionError> {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (word, None),
+        };
+        if let Some(value) = value
+            && SETTINGS.iter().any(|begin| name.starts_with(begin))
+        {
+            self.settings.push((name.to_owned(), value.to_owned()));
+            return Ok(());
+        }
+        let given = Given { name: &name.to_ascii_lowercase().replace('_', "-"), value };
+        let bounds = &mut self.bounds;
+        match given.name {
+            "take-over" => self.take_over = given.flag()?,
+            "claim" => self.claim = given.seconds()?,
+            "endpoint" => self.endpoint = Some(given.text("a URL")?),
+            "region" => self.region = Some(given.text("a name")?),
+            "profile" => self.profile = Some(given.text("a name")?),
+            "proxy" => self.proxy = Some(given.text("a URL")?),
+            "flush-max" => bounds.flush_max = given.seconds()?,
+            "read-max" => bounds.read_max = given.seconds()?,
+            "attach-max" => bounds.attach_max = given.seconds()?,
+            "read-cache" => bounds.cache_bytes_max = given.bytes()?,
+            "map-memory" => bounds.map_bytes_max = given.bytes()?,
+            "dirty" => bounds.dirty_bytes_max = given.bytes()?,
+            "segment" => bounds.segment_aim = given.bytes_up_to(OBJECT_LEN_MAX, "a number of bytes up to 64M")?,
+            "inline" => bounds.inline_max = given.bytes_up_to(INLINE_MAX, "a number of bytes up to 512K")?,
+            _ => return Err(OptionError::Unknown(word.chars().take(100).collect())),
+        }
+        Ok(())
+    }
+
+    /// The newest value of a setting.
+    pub fn setting(&self, name: &str) -> Option<&str> {
+        let newest = self.settings.iter().rev().find(|(known, _)| known == name);
+        newest.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+    }
+}
+
+/// Most that may go into a head, bytes.
+const INLINE_MAX: u32 = 512 << 10;
+
+/// An option as it was given.
+struct Given<'a> {
+    name: &'a str,
+    value: Option<&'a str>,
+}
+
+impl Given<'_> {
+    fn wrong(&self, want: &'static str) -> OptionError {
+        OptionError::Value { name: self.name.into(), value: self.value.unwrap_or_default().into(), want }
+    }
+
+    fn flag(&self) -> Result<bool, OptionError> {
+        match self.value {
+            None | Some("yes") => Ok(true),
+            Some("no") => Ok(false),
+            Some(_) => Err(self.wrong("no value, or yes or no")),
+        }
+    }
+
+    fn text(&self, want: &'static str) -> Result<String, OptionError> {
+        let text = self.value.filter(|text| !text.is_empty());
+        text.map(str::to_owned).ok_or_else(|| self.wrong(want))
+    }
+
+    fn seconds(&self) -> Result<Duration, OptionError> {
+        let number = self.value.and_then(|text| text.parse::<u32>().ok());
+        number.map(|n| Duration::from_secs(n.into())).ok_or_else(|| self.wrong("a number of seconds"))
+    }
+
+    fn bytes(&self) -> Result<u64, OptionError> {
+        let read = |text: &str| {
+            let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+            let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+                "" => 0,
+                "k" => 10,
+                "m" => 20,
+                "g" => 30,
+                _ => return None,
+            };
+            digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+        };
+        self.value.and_then(read).ok_or_else(|| self.wrong("a number of bytes (suffixes K, M, G)"))
+    }
+
+    fn bytes_up_to(&self, most: u32, want: &'static str) -> Result<u32, OptionError> {
+        let bytes = self.bytes()?;
+        u32::try_from(bytes).ok().filter(|bytes| *bytes <= most).ok_or_else(|| self.wrong(want))
     }
 }
 
@@ -77,5 +235,43 @@ impl Default for Bounds {
             read_max: Duration::from_secs(60),
             attach_max: Duration::from_secs(120),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: words set what they name, later ones win, nonsense is refused and changes nothing. Method: a table.
+    #[test]
+    fn words() {
+        let mut options = StoreOptions::default();
+        for word in
+            ["take-over", "claim=60", "Claim=90", "segment=4M", "flush_max=7", "endpoint=http://h", "AWS_REGION=a"]
+        {
+            options.set(word).unwrap_or_else(|e| panic!("{word}: {e}"));
+        }
+        assert!(options.take_over);
+        assert_eq!(options.claim, Duration::from_secs(90));
+        assert_eq!(options.bounds.segment_aim, 4 << 20);
+        assert_eq!(options.bounds.flush_max, Duration::from_secs(7));
+        assert_eq!(options.endpoint.as_deref(), Some("http://h"));
+        options.set("AWS_REGION=b").expect("set");
+        assert_eq!(options.setting("AWS_REGION"), Some("b"));
+        assert_eq!(options.setting("AWS_PROFILE"), None);
+        for word in ["", "claim", "claim=-1", "claim=x", "takeover", "segment=1G", "dirty=1X", "region=", "AWS_REGION"]
+        {
+            assert!(options.set(word).is_err(), "{word}");
+        }
+        assert_eq!(options.claim, Duration::from_secs(90));
+    }
+
+    /// Goal: no secret reaches a log by way of the options.
+    #[test]
+    fn secrets_are_not_shown() {
+        let mut options = StoreOptions::default();
+        options.set("AWS_SECRET_ACCESS_KEY=hush").expect("set");
+        let shown = format!("{options:?}");
+        assert!(shown.contains("AWS_SECRET_ACCESS_KEY") && !shown.contains("hush"), "{shown}");
     }
 }

@@ -13,14 +13,24 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 
+#[cfg(feature = "cloud")]
+mod cloud;
+mod counted;
+#[cfg(feature = "cloud")]
+mod credentials;
 mod file;
+#[cfg(feature = "cloud")]
+mod http;
 mod memory;
 mod retry;
 
+#[cfg(feature = "cloud")]
+pub use cloud::CloudStore;
+pub use counted::Counted;
 pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use retry::Retry;
-pub(crate) use retry::Waits;
+pub(crate) use retry::{REPEATED, Waits};
 
 /// When an operation must be over, on the clock of [`crate::Host`].
 pub type Deadline = Duration;
@@ -202,6 +212,10 @@ pub trait Store: Send + Sync {
     fn describe(&self) -> String;
     /// The store's clock, as the last answer gave it.
     fn now(&self) -> Option<StoreTime>;
+    /// What was asked of it, by name, as far as somebody counts.
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 }
 
 /// Gets a whole object.

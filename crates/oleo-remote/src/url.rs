@@ -1,8 +1,8 @@
-//! Names of volumes: `file:///dir/prefix`, `memory://name/prefix`, and those of clouds.
+//! Names of volumes: `file:///dir/prefix`, `memory://name/prefix`, `s3://bucket/prefix`, `gs://bucket/prefix`,
+//! `az://container/prefix`.
 //!
 //! Paths are percent-decoded. The query may hold `pin=NAME` or `at=newest`. [`std::fmt::Display`] gives one form to all
-//! names of the same thing, which is parsed again the same. Names of clouds are understood and refused as long as
-//! nothing here speaks to them.
+//! names of the same thing, which is parsed again the same.
 
 use std::fmt::{self, Write};
 use std::path::PathBuf;
@@ -25,6 +25,37 @@ pub enum Place {
         /// The prefix, without slashes around it.
         prefix: String,
     },
+    /// A bucket of a cloud, or of what speaks as one does.
+    Bucket {
+        /// How it is spoken to.
+        cloud: Cloud,
+        /// The bucket, or container.
+        bucket: String,
+        /// The prefix, without slashes around it.
+        prefix: String,
+    },
+}
+
+/// How a store of a cloud is spoken to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cloud {
+    /// S3, by Amazon and many others.
+    S3,
+    /// Google Cloud Storage.
+    Google,
+    /// Azure Blob Storage.
+    Azure,
+}
+
+impl Cloud {
+    /// What its names begin with.
+    pub fn scheme(self) -> &'static str {
+        match self {
+            Cloud::S3 => "s3",
+            Cloud::Google => "gs",
+            Cloud::Azure => "az",
+        }
+    }
 }
 
 /// The name of a volume.
@@ -42,7 +73,8 @@ pub fn is_url(name: &str) -> bool {
     name.split_once("://").is_some_and(|(scheme, _)| SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()))
 }
 
-const SCHEMES: [&str; 5] = ["file", "memory", "s3", "gs", "az"];
+/// What names of volumes begin with.
+pub const SCHEMES: [&str; 5] = ["file", "memory", "s3", "gs", "az"];
 
 impl Url {
     /// Reads a name.
@@ -81,7 +113,9 @@ fn parse(name: &str) -> Result<Url, String> {
             }
             Place::Memory { name: name.clone(), prefix: prefix.join("/") }
         }
-        "s3" | "gs" | "az" => return Err("stores of clouds are not supported yet".into()),
+        "s3" => bucket(Cloud::S3, path)?,
+        "gs" => bucket(Cloud::Google, path)?,
+        "az" => bucket(Cloud::Azure, path)?,
         _ => return Err(format!("not of the kind {}", SCHEMES.map(|s| format!("{s}://")).join(", "))),
     };
     let mut url = Url { place, pin: None };
@@ -96,6 +130,23 @@ fn parse(name: &str) -> Result<Url, String> {
         }
     }
     Ok(url)
+}
+
+fn bucket(cloud: Cloud, path: &str) -> Result<Place, String> {
+    let parts = segments(path)?;
+    let (bucket, prefix) = parts.split_first().ok_or("the bucket is missing")?;
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+    // The longest that any of them allows has 222.
+    if !(3..=222).contains(&bucket.len()) || !bucket.bytes().all(plain) {
+        return Err(format!("{} is no name of a bucket", bucket.escape_debug()));
+    }
+    if prefix.is_empty() {
+        return Err("the prefix of the volume is missing, which is the name of a directory in the bucket".into());
+    }
+    match prefix.iter().find(|part| part.contains(char::is_control)) {
+        Some(part) => Err(format!("{} is no part of a key", part.escape_debug())),
+        None => Ok(Place::Bucket { cloud, bucket: bucket.clone(), prefix: prefix.join("/") }),
+    }
 }
 
 /// The parts of a path between slashes, decoded; empty ones are left out.
@@ -150,6 +201,10 @@ impl fmt::Display for Url {
                 f.write_char('/')?;
                 write_encoded(f, prefix)?;
             }
+            Place::Bucket { cloud, bucket, prefix } => {
+                write!(f, "{}://{bucket}/", cloud.scheme())?;
+                write_encoded(f, prefix)?;
+            }
         }
         match &self.pin {
             Some(pin) => write!(f, "?pin={pin}"),
@@ -173,6 +228,9 @@ mod tests {
         assert_eq!(again("file:///var//volume/"), "file:///var/volume");
         assert_eq!(again("FILE://localhost/a%20b?at=newest"), "file:///a%20b");
         assert_eq!(again("memory://box/one/two?pin=v1.0"), "memory://box/one/two?pin=v1.0");
+        assert_eq!(again("S3://my.bucket-1//a%20b/c/"), "s3://my.bucket-1/a%20b/c");
+        assert_eq!(again("gs://bucket/a?pin=v1"), "gs://bucket/a?pin=v1");
+        assert_eq!(again("az://container/a"), "az://container/a");
         for bad in [
             "file://",
             "file:///",
@@ -188,7 +246,15 @@ mod tests {
             "file:///a?x=1",
             "file:///a#b",
             "file:///a?at=7",
-            "s3://bucket/prefix",
+            "s3://",
+            "s3://bucket",
+            "s3://bucket/",
+            "s3://b/prefix",
+            "s3://buck et/prefix",
+            "s3://user@bucket/prefix",
+            "s3://bucket:9000/prefix",
+            "s3://bucket/a%0ab",
+            "gs://bucket/../a",
             "http://a/b",
             "plain",
             "file:///%ff",
@@ -201,7 +267,7 @@ mod tests {
     proptest! {
         /// Goal: nothing panics, and what is accepted is printed as something that is parsed the same.
         #[test]
-        fn any_text(text in "(file|memory)://[a-c/%2E?=&pinat.]{0,30}") {
+        fn any_text(text in "(file|memory|s3|gs|az)://[a-c/%2E?=&pinat.]{0,30}") {
             if let Ok(url) = Url::parse(&text) {
                 prop_assert_eq!(Url::parse(&url.to_string()).unwrap(), url);
             }

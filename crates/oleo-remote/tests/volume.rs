@@ -79,6 +79,25 @@ fn in_memory() {
     rounds(&|| Arc::new(store.copy()));
 }
 
+/// The same over S3, by way of a connection that breaks.
+#[cfg(feature = "cloud")]
+#[test]
+fn over_s3() {
+    use oleo_sim::moto::{BUCKET, Moto};
+    use oleo_sim::proxy::{Faults, Proxy};
+
+    let moto = Moto::start().expect("moto");
+    let faults = Faults { lost_requests: 50, lost_answers: 50, ..Faults::default() };
+    let proxy = Proxy::start(moto.address(), faults, 3).expect("proxy");
+    let mut how = options();
+    for word in Moto::options(proxy.address()).split(',') {
+        how.set(word).expect("an option");
+    }
+    let url = oleo_remote::Url::parse(&format!("s3://{BUCKET}/volume")).expect("url");
+    rounds(&|| oleo_remote::open_store(&url, &how).expect("store"));
+    assert!(proxy.lost() > 0, "of {} requests", proxy.requests());
+}
+
 #[test]
 fn in_a_directory() {
     let dir = tempfile::tempdir().expect("dir");

@@ -4,12 +4,15 @@
 //! is passed through, once.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::{Answer, Deadline, Op, Store, StoreTime, Ticket};
 use crate::error::StoreError;
 use crate::host::Host;
 
+/// By which name it counts what it repeats.
+pub(crate) const REPEATED: &str = "requests repeated";
 /// The first wait before another attempt.
 const WAIT_MIN: Duration = Duration::from_millis(100);
 /// The longest one.
@@ -22,12 +25,13 @@ const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
 pub struct Retry {
     inner: Arc<dyn Store>,
     host: Arc<dyn Host>,
+    repeated: Arc<AtomicU64>,
 }
 
 impl Retry {
     /// Around a store.
     pub fn new(inner: Arc<dyn Store>, host: Arc<dyn Host>) -> Retry {
-        Retry { inner, host }
+        Retry { inner, host, repeated: Arc::default() }
     }
 }
 
@@ -69,7 +73,7 @@ impl Store for Retry {
         if !op.may_repeat() {
             return self.inner.submit(op, deadline);
         }
-        let (inner, host) = (self.inner.clone(), self.host.clone());
+        let (inner, host, repeated) = (self.inner.clone(), self.host.clone(), self.repeated.clone());
         let len = match &op {
             Op::Get { len_max, .. } => *len_max,
             Op::Put { body, .. } => body.len(),
@@ -95,6 +99,7 @@ impl Store for Retry {
                 if !waits.wait(&*host, deadline) {
                     return answer;
                 }
+                repeated.fetch_add(1, Ordering::Relaxed);
                 answer = inner.submit(op.clone(), deadline.min(host.now() + once)).wait();
             }
         })
@@ -106,5 +111,11 @@ impl Store for Retry {
 
     fn now(&self) -> Option<StoreTime> {
         self.inner.now()
+    }
+
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        let mut counts = self.inner.counts();
+        counts.push((REPEATED, self.repeated.load(Ordering::Relaxed)));
+        counts
     }
 }

@@ -104,6 +104,53 @@ fn files_conform() {
     assert_eq!(names, [".lock", "race"]);
 }
 
+/// Goal: the same of S3, over a server of others; what is told of keys is that they are below the prefix. Method: moto.
+#[cfg(feature = "cloud")]
+#[test]
+fn s3_conforms() {
+    let moto = oleo_sim::moto::Moto::start().expect("moto");
+    let mut options = crate::StoreOptions::default();
+    for word in oleo_sim::moto::Moto::options(moto.address()).split(',') {
+        options.set(word).expect("an option");
+    }
+    let open = |prefix: &str| {
+        let url = crate::Url::parse(&format!("s3://{}/{prefix}", oleo_sim::moto::BUCKET)).expect("url");
+        CloudStore::open(&url, &options).expect("store")
+    };
+    let store = open("some where/deep");
+    conforms(&store);
+    assert!(store.now().is_some_and(|StoreTime(seconds)| seconds > 1_700_000_000));
+    assert!(keys(&open("some where/dee"), "", "", 9).is_empty());
+    one_wins(&open("race"));
+    let nowhere = crate::Url::parse("s3://nowhere/a").expect("url");
+    let nowhere = CloudStore::open(&nowhere, &options).expect("store");
+    assert!(matches!(text(&nowhere, "head"), Err(StoreError::Denied(why)) if why.contains("NoSuchBucket")));
+    let put = put_text(&nowhere, "head", "one", Cond::Absent);
+    assert!(matches!(&put, Err(StoreError::Denied(_))), "{put:?}");
+    // More than one page.
+    for n in 0..1005 {
+        put_text(&store, &format!("many/{n:04}"), "", Cond::None).expect("stored");
+    }
+    assert_eq!(keys(&store, "many/", "many/0001", 5000).len(), 1003);
+}
+
+/// Goal: what is asked is counted, repetitions too.
+#[test]
+fn counted() {
+    let store = Counted::new(Arc::new(MemoryStore::new()), Arc::new(SystemHost::new()));
+    put_text(&store, "a", "text", Cond::Absent).expect("stored");
+    put_text(&store, "a", "text", Cond::Absent).expect_err("there already");
+    put_text(&store, "b", "more", Cond::None).expect("stored");
+    text(&store, "a").expect("got");
+    text(&store, "c").expect_err("absent");
+    keys(&store, "", "", 9);
+    let counted = store.counts();
+    let of = |name: &str| counted.iter().find(|(known, _)| *known == name).expect("a count").1;
+    assert_eq!((of("requests: get"), of("requests: put"), of("requests: put under a condition")), (2, 1, 2));
+    assert_eq!((of("bytes sent to the store"), of("bytes that came from it")), (12, 4));
+    assert_eq!((of("answers: condition not met"), of("answers: failed or none"), of("requests: list")), (1, 0, 1));
+}
+
 /// A store that fails so many times before it answers, and whose time is its own.
 struct Failing {
     inner: MemoryStore,
@@ -154,6 +201,7 @@ fn repeated() {
     let lost = StoreError::Unknown("cut off".into());
     let (store, _, host) = with(7, lost.clone());
     put_text(&store, "a", "text", Cond::None).expect("at last");
+    assert_eq!(store.counts(), [(REPEATED, 7)]);
     assert!(host.now() > Duration::from_secs(1) && host.now() < Duration::from_secs(20), "{:?}", host.now());
     let (store, inner, host) = with(u32::MAX, StoreError::Throttled);
     assert_eq!(get(&store, "a", 1, Duration::from_secs(60)).expect_err("in vain"), StoreError::Throttled);
