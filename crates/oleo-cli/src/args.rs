@@ -1,5 +1,7 @@
 //! What several commands take.
 
+mod store;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
@@ -7,6 +9,8 @@ use std::path::PathBuf;
 use clap::Args;
 use oleo::fs::InodeRef;
 use oleo::{Image, OpenOptions, SubvolRef, TreeId};
+
+pub(crate) use store::StoreArgs;
 
 /// Which image, and what belongs to it.
 #[derive(Args)]
@@ -40,6 +44,8 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "BYTES", default_value = "0", value_parser = size, hide_default_value = true,
           help_heading = VOLUME_OPTIONS)]
     pub offset: u64,
+    #[command(flatten)]
+    pub store: StoreArgs,
 }
 
 /// Where paths begin.
@@ -52,28 +58,29 @@ pub(crate) struct SubvolArg {
 
 impl ImageArgs {
     /// How to open it for reading.
-    pub fn options(&self) -> OpenOptions {
-        OpenOptions::default()
+    pub fn options(&self) -> oleo::Result<OpenOptions> {
+        Ok(OpenOptions::default()
             .devices(self.others.device.clone())
             .scan(self.others.scan.clone())
             .degraded(self.others.degraded)
             .no_log_replay(self.others.no_log_replay)
             .offset(self.others.offset)
+            .places(self.others.store.places()?))
     }
 
     /// Opens for reading.
     pub fn read(&self) -> oleo::Result<Image> {
-        Image::open(&self.image, &self.options())
+        Image::open(&self.image, &self.options()?)
     }
 
     /// Opens for changes.
     pub fn write(&self) -> oleo::Result<Image> {
-        Image::open(&self.image, &self.options().access(oleo::Access::Write))
+        Image::open(&self.image, &self.options()?.access(oleo::Access::Write))
     }
 
     /// Opens for a look at the structures themselves.
     pub fn inspect(&self) -> oleo::Result<oleo::inspect::Inspector> {
-        oleo::inspect::Inspector::open(&self.image, &self.options())
+        oleo::inspect::Inspector::open(&self.image, &self.options()?)
     }
 }
 

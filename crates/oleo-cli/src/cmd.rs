@@ -3,6 +3,7 @@
 pub(crate) mod balance;
 mod cat;
 mod check;
+mod copy;
 mod cp;
 mod filesystem;
 mod generate;
@@ -21,6 +22,8 @@ mod quota;
 #[cfg(any(feature = "fuse", feature = "nbd"))]
 mod ready;
 mod receive;
+#[cfg(feature = "remote")]
+mod remote;
 mod rescue;
 mod restore;
 mod rm;
@@ -54,6 +57,7 @@ pub(crate) enum Command {
     Mv(mv::Args),
     Ln(ln::Args),
     Cp(cp::Args),
+    Copy(copy::Args),
     #[command(subcommand, alias = "sub")]
     Subvolume(subvolume::Command),
     #[command(subcommand, alias = "fi")]
@@ -74,6 +78,9 @@ pub(crate) enum Command {
     #[cfg(feature = "nbd")]
     #[command(subcommand)]
     Serve(serve::Command),
+    #[cfg(feature = "remote")]
+    #[command(subcommand)]
+    Remote(remote::Command),
     #[command(subcommand)]
     Generate(generate::Command),
     /// Show the version, as --version does
@@ -99,6 +106,7 @@ impl Command {
             Command::Mv(args) => args.run(out),
             Command::Ln(args) => args.run(out),
             Command::Cp(args) => args.run(out),
+            Command::Copy(args) => args.run(out),
             Command::Subvolume(command) => command.run(out),
             Command::Filesystem(command) => command.run(out),
             Command::Inspect(command) => command.run(),
@@ -110,6 +118,8 @@ impl Command {
             Command::Rescue(command) => command.run(out),
             #[cfg(feature = "nbd")]
             Command::Serve(command) => command.run(out),
+            #[cfg(feature = "remote")]
+            Command::Remote(command) => command.run(out),
             Command::Generate(command) => command.run(),
             Command::Version => {
                 println_or_end(concat!("oleo ", env!("CARGO_PKG_VERSION")));

@@ -18,8 +18,9 @@ use crate::out::Out;
 
 /// btrfs in user space: make, read, change, check and mount btrfs images and devices
 ///
-/// IMG is an image file or block device that nobody has mounted, or a network block device: nbd://HOST[:PORT]/EXPORT,
-/// nbd+unix:///EXPORT?socket=PATH, or nbds for TLS. Paths after it are paths inside the image. Commands that take IMG|PATH or [IMG]
+/// IMG is an image file or block device that nobody has mounted, a network block device (nbd://HOST[:PORT]/EXPORT,
+/// nbd+unix:///EXPORT?socket=PATH, or nbds for TLS), or a volume on an object store (s3://BUCKET/PREFIX, gs://…, az://…,
+/// file:///DIRECTORY). Paths after it are paths inside the image. Commands that take IMG|PATH or [IMG]
 /// PATH also work on a volume that `oleo mount` serves: give a path on the mount instead.
 #[derive(Parser)]
 #[command(name = "oleo", version, propagate_version = true, arg_required_else_help = true, infer_subcommands = true)]

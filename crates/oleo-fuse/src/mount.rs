@@ -150,6 +150,7 @@ fn open_options(plan: &Plan) -> Result<OpenOptions, MountError> {
         .ignore_bad_trees(rescue.ignore_bad_roots)
         .no_log_replay(rescue.no_log_replay)
         .cache_bytes(usize::try_from(options.cache_bytes.unwrap_or_else(memory::cache_bytes)).unwrap_or(usize::MAX))
+        .places(options.places.clone())
         .fs(fs))
 }
 

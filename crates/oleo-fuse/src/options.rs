@@ -2,6 +2,7 @@
 //!
 //! Unknown options are refused. Options of every mount (nosuid, noexec …) and those of FUSE are accepted.
 
+use oleo::device::PlaceOptions;
 use oleo::error::{Class, Classified};
 use oleo::fs::{Compress, parse_compress};
 use rustix::mount::MountFlags;
@@ -60,13 +61,16 @@ pub enum OptionError {
         /// What the option accepts.
         want: &'static str,
     },
+    /// The same of an option that is for volumes on object stores.
+    #[error("mount option {0}")]
+    Store(String),
 }
 
 impl Classified for OptionError {
     #[deny(clippy::wildcard_enum_match_arm)]
     fn class(&self) -> Class {
         match self {
-            OptionError::Unknown(_) | OptionError::Value { .. } => Class::USAGE,
+            OptionError::Unknown(_) | OptionError::Value { .. } | OptionError::Store(_) => Class::USAGE,
         }
     }
 }
@@ -162,6 +166,9 @@ pub struct MountOptions {
     pub uring: Uring,
     /// Flags of every mount.
     pub flags: MountFlags,
+    /// How devices are reached that are no files of this machine. Words that are no options of mounts may be some of
+    /// volumes on object stores.
+    pub places: PlaceOptions,
 }
 
 impl Default for MountOptions {
@@ -192,6 +199,7 @@ impl Default for MountOptions {
             devices: Vec::new(),
             uring: Uring::default(),
             flags: MountFlags::empty(),
+            places: PlaceOptions::default(),
         }
     }
 }
@@ -255,7 +263,7 @@ impl MountOptions {
             "sync" | "async" => self.flags.set(MountFlags::SYNCHRONOUS, name == "sync"),
             "dirsync" => self.flags.insert(MountFlags::DIRSYNC),
             _ if name.starts_with("x-") || name.starts_with("comment") => {}
-            _ => return Err(OptionError::Unknown(option.to_owned())),
+            _ => return self.take_of_store(option),
         }
         Ok(())
     }
@@ -297,9 +305,17 @@ impl MountOptions {
                 };
             }
             _ if name.starts_with("x-") || name == "comment" || name == "uhelper" => {}
-            _ => return Err(OptionError::Unknown(format!("{name}={value}"))),
+            _ => return self.take_of_store(&format!("{name}={value}")),
         }
         Ok(())
+    }
+
+    fn take_of_store(&mut self, option: &str) -> Result<(), OptionError> {
+        match self.places.set(option) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(OptionError::Unknown(option.to_owned())),
+            Err(error) => Err(OptionError::Store(error.to_string())),
+        }
     }
 
     fn take_rescue(&mut self, what: &str) -> Result<(), OptionError> {
@@ -435,6 +451,17 @@ mod tests {
         }
     }
 
+    /// Goal: options of volumes on stores are taken among the others, and their mistakes are told.
+    #[cfg(feature = "remote")]
+    #[test]
+    fn options_of_stores() {
+        let o = parsed("ro,take_over,claim=60,cache=1G,endpoint=http://h:1").unwrap();
+        assert!(o.read_only && o.places.remote.take_over);
+        assert_eq!(o.places.remote.claim.as_secs(), 60);
+        assert!(matches!(parsed("claim=x"), Err(OptionError::Store(_))));
+        assert!(matches!(parsed("claims=1"), Err(OptionError::Unknown(_))));
+    }
+
     /// Goal: every error is of its kind and has its errno.
     #[test]
     fn every_error_has_its_class() {
@@ -442,6 +469,7 @@ mod tests {
         oleo_format::assert_classes!(OptionError {
             Unknown: OptionError::Unknown(name.clone()) => Class::USAGE,
             Value: OptionError::Value { name, value, want: "c" } => Class::USAGE,
+            Store: OptionError::Store("a".into()) => Class::USAGE,
         });
         use crate::MountError;
         let busy = || std::io::Error::from_raw_os_error(oleo_format::errno::EBUSY);

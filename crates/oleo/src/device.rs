@@ -1,4 +1,4 @@
-//! What a volume lies on: files, block devices, memory, exports of a network, or anything else that implements [`Device`].
+//! What a volume lies on: files, block devices, memory, exports of a network, object stores, or anything else that implements [`Device`].
 
 pub(crate) mod open;
 mod place;
@@ -9,6 +9,8 @@ pub use oleo_device::{
 pub use oleo_format::DevId;
 #[cfg(feature = "nbd")]
 pub use oleo_nbd::{ClientOptions, NbdDevice, NbdError, Uri};
+#[cfg(feature = "remote")]
+pub use oleo_remote::{RemoteDevice, RemoteError, StoreOptions, Url};
 pub use oleo_volume::DeviceInfo;
 
 pub use open::{PlaceOptions, open_named};

@@ -17,6 +17,8 @@ pub use oleo_jobs::JobError;
 pub use oleo_mkfs::MkfsError;
 #[cfg(feature = "nbd")]
 pub use oleo_nbd::NbdError;
+#[cfg(feature = "remote")]
+pub use oleo_remote::RemoteError;
 pub use oleo_stream::receive::{ApplyError, ReceiveError};
 pub use oleo_stream::{SendError, StreamError};
 pub use oleo_tree::TreeError;
@@ -78,6 +80,10 @@ pub enum Error {
     #[cfg(feature = "nbd")]
     #[error(transparent)]
     Nbd(Box<oleo_nbd::NbdError>),
+    /// From a volume on an object store, or its name.
+    #[cfg(feature = "remote")]
+    #[error(transparent)]
+    Remote(Box<oleo_remote::RemoteError>),
     /// From the volume: devices, chunks, copies.
     #[error(transparent)]
     Volume(Box<VolumeError>),
@@ -136,6 +142,15 @@ impl Error {
             Error::Mkfs(error) => matches!(**error, MkfsError::Device(_)),
             #[cfg(feature = "nbd")]
             Error::Nbd(error) => matches!(**error, NbdError::Uri { .. } | NbdError::Device(_)),
+            #[cfg(feature = "remote")]
+            Error::Remote(error) => matches!(
+                **error,
+                RemoteError::Url { .. }
+                    | RemoteError::NoVolume { .. }
+                    | RemoteError::Exists { .. }
+                    | RemoteError::Replaced { .. }
+                    | RemoteError::Unsupported { .. }
+            ),
             _ => false,
         };
         if has_name { self } else { self.at(path.display()) }
@@ -191,6 +206,8 @@ impl Error {
             },
             Error::Volume(error) => matches!(**error, VolumeError::Missing { .. }).then_some(Hint::NameOtherDevices),
             Error::Fs(error) => hint_of_fs(error),
+            #[cfg(feature = "remote")]
+            Error::Remote(error) => matches!(**error, RemoteError::Exists { .. }).then_some(Hint::Overwrite),
             Error::Mkfs(error) => match &**error {
                 MkfsError::Fs(FsError::NoSpace) => Some(Hint::MakeRoom),
                 _ => None,
@@ -238,6 +255,8 @@ impl Classified for Error {
             Error::Device(error) => error.class(),
             #[cfg(feature = "nbd")]
             Error::Nbd(error) => error.class(),
+            #[cfg(feature = "remote")]
+            Error::Remote(error) => error.class(),
             Error::Volume(error) => error.class(),
             Error::Engine(error) => error.class(),
             Error::Fs(error) => error.class(),
@@ -266,6 +285,9 @@ oleo_format::error_from!(Error {
 
 #[cfg(feature = "nbd")]
 oleo_format::error_from!(Error { Nbd(oleo_nbd::NbdError), });
+
+#[cfg(feature = "remote")]
+oleo_format::error_from!(Error { Remote(oleo_remote::RemoteError), });
 
 impl From<Error> for control::Error {
     fn from(error: Error) -> control::Error {
@@ -309,7 +331,7 @@ mod tests {
     use super::*;
 
     /// Goal: every error is of its kind and has its errno.
-    #[cfg(feature = "nbd")]
+    #[cfg(all(feature = "nbd", feature = "remote"))]
     #[test]
     fn classes() {
         let host = |errno| io::Error::from_raw_os_error(errno);
@@ -324,6 +346,7 @@ mod tests {
             Refused: refused() => exists,
             Device: DeviceError::Kind { path: "a".into() }.into() => Class::refusal(errno::EINVAL),
             Nbd: NbdError::NoTls.into() => Class::refusal(errno::EOPNOTSUPP),
+            Remote: RemoteError::Split { epoch: 2 }.into() => Class::DEVICE,
             Hinted: refused().with_hint(Hint::Overwrite) => exists,
             Log: Error::Log(Box::new(refused())) => exists,
             Volume: VolumeError::ReadOnly.into() => Class::refusal(errno::EROFS),

@@ -89,12 +89,14 @@ impl Image {
             drop(volume);
             volume = Arc::new(Volume::open(log::applied(&devices, options)?, &volume_options)?);
         }
+        // Where space costs money, nobody should have to ask for it to be given back.
+        let wants_discard = devices.iter().any(|device| device.limits().wants_discard);
         let engine_options = EngineOptions {
             read_only: !options.writes(),
             cache_bytes: options.cache_bytes,
             chunk_len_max: chunk_len_max.map(ByteLen),
             ignore_bad_trees: options.ignore_bad_trees,
-            discard: options.discard,
+            discard: options.discard || wants_discard,
             ..EngineOptions::default()
         };
         let engine = Engine::open(volume, &engine_options).map_err(|error| {

@@ -234,10 +234,14 @@ impl Inspector {
 ///
 /// # Errors
 /// The device cannot be opened.
-pub fn superblocks(path: impl AsRef<Path>, offset: u64) -> Result<Vec<(u64, Result<SuperBlock>)>> {
+pub fn superblocks(
+    path: impl AsRef<Path>,
+    offset: u64,
+    places: &PlaceOptions,
+) -> Result<Vec<(u64, Result<SuperBlock>)>> {
     let path = path.as_ref();
     let options = oleo_device::FileOptions::default().offset(offset).read_in_use(true);
-    let device = open_named(path, &options, &PlaceOptions::default()).map_err(|error| error.of_image(path))?;
+    let device = open_named(path, &options, places).map_err(|error| error.of_image(path))?;
     let mirrors = oleo_volume::read_mirrors(device.as_ref());
     Ok(mirrors.into_iter().map(|(at, sb)| (at, sb.map_err(crate::Error::from))).collect())
 }

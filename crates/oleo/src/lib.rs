@@ -25,6 +25,8 @@
 //! | look at blocks and superblocks | [`inspect`] |
 //! | use something else than files as devices | [`device::Place`], [`Device`], [`Image::create_on`], [`Image::from_devices`] |
 //! | show an image to others as a disk | `serve` (feature `nbd`) |
+//! | use a volume on an object store | its name, such as `s3://bucket/prefix`, and `remote` (features `remote`, `cloud`) |
+//! | copy an image from one place to another | [`copy`] |
 //!
 //! # Features
 //!
@@ -35,6 +37,10 @@
 //!
 //! `nbd`, on by default, is for network block devices: names such as `nbd://host/export` wherever an image is named, and `serve`. With
 //! `tls` they can be encrypted (`nbds://`); it is off by default because it needs a C compiler.
+//!
+//! `remote`, on by default, is for volumes on object stores: names such as `file:///dir` and `memory://name/prefix`. With `cloud` those of
+//! clouds are known, too: `s3://bucket/prefix`, `gs://`, `az://`; it is off by default because of what it brings with it: a runtime for
+//! asynchronous programs, HTTP and TLS, and the need of a C compiler.
 //!
 //! The command (`oleo-cli`) has the same features, all on, and `fuse` for `oleo mount`.
 //!
@@ -140,6 +146,7 @@ pub mod background;
 pub mod balance;
 pub mod check;
 pub mod control;
+pub mod copy;
 mod create;
 mod cursor;
 pub mod device;
@@ -179,4 +186,6 @@ pub use path::{ImagePath, SubvolRef};
 pub use oleo_device::Device;
 pub use oleo_format::{ErrorKind, TreeId};
 pub use oleo_fs::SnapshotOptions;
+#[cfg(feature = "remote")]
+pub use oleo_remote as remote;
 pub use uuid::Uuid;

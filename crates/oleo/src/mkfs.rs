@@ -33,6 +33,9 @@ const GROWING_BYTES_MIN: u64 = 1 << 30;
 const HEADROOM_BYTES: u64 = 256 << 20;
 /// Chunks of an image that grows have at most this many bytes at first, so that little of the last one is in vain.
 const GROWING_CHUNK_BYTES: u64 = 128 << 20;
+/// Bytes of a volume on an object store for which nothing else is said: only what is written takes room.
+#[cfg(feature = "remote")]
+const REMOTE_BYTES: u64 = 1 << 40;
 /// The same where the image is to be as small as can be.
 const SHRUNK_CHUNK_BYTES: u64 = 16 << 20;
 
@@ -112,12 +115,23 @@ pub struct BuildReport {
 /// One image that is being made.
 struct Target {
     name: PathBuf,
-    /// Open already: what is no file of this machine is opened once, since it may not be there a second time.
-    opened: Option<Arc<dyn Device>>,
+    what: What,
     /// There was nothing before: it goes away again when the work fails.
     created: bool,
     growing: bool,
     len: u64,
+}
+
+/// What an image lies on.
+enum What {
+    /// A file or block device.
+    File,
+    /// What is no file of this machine is opened once, since it may not be there a second time.
+    #[cfg(feature = "nbd")]
+    Opened(Arc<dyn Device>),
+    /// A volume on an object store, which is to be made.
+    #[cfg(feature = "remote")]
+    Volume(Box<oleo_remote::Url>),
 }
 
 /// Makes a file system in these image files or on these devices, and fills it.
@@ -153,7 +167,7 @@ fn build_all<P: AsRef<Path>>(
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     for target in targets.iter() {
         devices.push(open_target(target, options).map_err(|error| error.of_image(&target.name))?);
-        if target.opened.is_none() {
+        if matches!(target.what, What::File) {
             let meta = fs::metadata(&target.name).map_err(Error::host("open", &target.name))?;
             options.fill.skip.push((meta.dev(), meta.ino()));
         }
@@ -225,14 +239,17 @@ fn open_made(devices: Vec<Arc<dyn Device>>, options: &BuildOptions, growing: boo
 
 /// Finds out what a name leads to, and how long the image shall be.
 fn target(name: &Path, options: &BuildOptions) -> Result<Target> {
-    match Place::parse(name)? {
+    let place = Place::parse(name)?;
+    if options.reflink && !place.is_file() {
+        return Err(Error::Request("sharing data needs an image file".into()));
+    }
+    match place {
         Place::File(path) => file_target(&path, options),
+        #[cfg(feature = "remote")]
+        Place::Remote(url) => volume_target(name, url, options),
         #[cfg(feature = "nbd")]
-        place => {
+        Place::Nbd(_) => {
             must_be_whole(options)?;
-            if options.reflink {
-                return Err(Error::Request("sharing data needs an image file".into()));
-            }
             let mut how = FileOptions::default().write(true).offset(options.offset);
             if let Some(size) = options.size {
                 how.len = Some(size);
@@ -245,9 +262,19 @@ fn target(name: &Path, options: &BuildOptions) -> Result<Target> {
                 return Err(Error::refused(oleo_fs::errno::ENOSPC, text));
             }
             let len = device.len();
-            Ok(Target { name: name.to_owned(), opened: Some(device), created: false, growing: false, len })
+            Ok(Target { name: name.to_owned(), what: What::Opened(device), created: false, growing: false, len })
         }
     }
+}
+
+#[cfg(feature = "remote")]
+fn volume_target(name: &Path, url: Box<oleo_remote::Url>, options: &BuildOptions) -> Result<Target> {
+    if options.offset != 0 {
+        return Err(Error::Request("an offset is for files and disks".into()));
+    }
+    let growing = options.shrink && options.size.is_none() && !matches!(options.source, Source::Empty);
+    let len = options.size.unwrap_or(if growing { GROWING_BYTES } else { REMOTE_BYTES });
+    Ok(Target { name: name.to_owned(), what: What::Volume(url), created: false, growing, len })
 }
 
 /// Of what has a length of its own, nothing is cut off. It is said before anything is written.
@@ -273,7 +300,7 @@ fn file_target(path: &Path, options: &BuildOptions) -> Result<Target> {
         let device = FileDevice::open(path, &FileOptions::default())?;
         let whole = device.len().saturating_sub(options.offset);
         let len = options.size.unwrap_or(whole).min(whole);
-        return Ok(Target { name: path.to_owned(), opened: None, created, growing: false, len });
+        return Ok(Target { name: path.to_owned(), what: What::File, created, growing: false, len });
     }
     // A file that is there and is not empty keeps its length.
     let growing = options.size.is_none() && !empty && after == 0;
@@ -286,7 +313,7 @@ fn file_target(path: &Path, options: &BuildOptions) -> Result<Target> {
             return Err(Error::Request(what.into()).with_hint(Hint::GiveSize));
         }
     };
-    Ok(Target { name: path.to_owned(), opened: None, created, growing, len })
+    Ok(Target { name: path.to_owned(), what: What::File, created, growing, len })
 }
 
 /// Gives up what an old image holds, where the host or device can: a file becomes sparse.
@@ -308,10 +335,20 @@ fn must_be_free(device: &dyn Device, options: &BuildOptions) -> Result<()> {
 }
 
 fn open_target(target: &Target, options: &BuildOptions) -> Result<Arc<dyn Device>> {
-    if let Some(device) = &target.opened {
-        must_be_free(device.as_ref(), options)?;
-        discard(device.as_ref())?;
-        return Ok(device.clone());
+    match &target.what {
+        What::File => {}
+        #[cfg(feature = "nbd")]
+        What::Opened(device) => {
+            must_be_free(device.as_ref(), options)?;
+            discard(device.as_ref())?;
+            return Ok(device.clone());
+        }
+        // It begins with nothing but zeros, and is refused where one is already.
+        #[cfg(feature = "remote")]
+        What::Volume(url) => {
+            let device = oleo_remote::create_at(url, target.len, options.force, &options.places.remote)?;
+            return Ok(Arc::new(device));
+        }
     }
     let file_options = |len| FileOptions::default().write(true).create(true).offset(options.offset).len(len);
     let is_block = fs::metadata(&target.name).is_ok_and(|meta| meta.file_type().is_block_device());

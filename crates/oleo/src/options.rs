@@ -41,7 +41,7 @@ pub struct OpenOptions {
     pub offset: u64,
     /// The kernel holds the first device for this process, as the source of a mount that it serves.
     pub claimed: bool,
-    /// Tell the devices what each commit frees.
+    /// Tell the devices what each commit frees. Those that say that they want it are told in any case.
     pub discard: bool,
     /// Where the newest roots cannot be read, go on from those of an earlier transaction (reading only).
     pub use_backup_root: bool,

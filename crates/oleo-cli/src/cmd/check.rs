@@ -73,7 +73,7 @@ impl Args {
             .data(self.data)
             .kept_max(self.max)
             .progress(self.progress.then_some(&show));
-        let mut open = self.image.options();
+        let mut open = self.image.options()?;
         open.devices.extend_from_slice(&self.more);
         let start = Start::default().backup(self.backup.then_some(0)).super_copy(self.super_copy.map(usize::from));
         let report = oleo::check::image(&self.image.image, &open, start, &how);

@@ -13,19 +13,20 @@ use oleo::mkfs::{
 };
 use uuid::Uuid;
 
-use crate::args::size;
+use crate::args::{StoreArgs, size};
 use crate::out::{Out, human, json, misuse};
 
 /// Make a file system, empty or with the contents of a directory or tar archive
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     oleo mkfs --size 1G disk.img\n  \
+    oleo mkfs --rootdir ./root s3://bucket/volume\n  \
     oleo mkfs --rootdir ./root --subvol ro:usr --compress zstd:3 --shrink disk.img\n  \
     tar -c --xattrs . | oleo mkfs --tar - disk.img\n\n\
     SOURCE_DATE_EPOCH makes times, and --seed (or, with SOURCE_DATE_EPOCH, a fixed seed) all identifiers \
     reproducible: same input, same bytes.")]
 pub(crate) struct Args {
-    /// Image files or block devices; missing files are created.
+    /// Image files, block devices, or volumes on object stores; missing files and volumes are created.
     #[arg(value_name = "IMG", required_unless_present = "features")]
     images: Vec<PathBuf>,
     /// Copy the contents of this directory into the file system.
@@ -43,7 +44,8 @@ pub(crate) struct Args {
     /// Share data with the files of --rootdir instead of copying it, if the host's file system can.
     #[arg(long, requires = "rootdir", conflicts_with = "compress")]
     reflink: bool,
-    /// Size of each image in bytes (suffixes K, M, G, T).
+    /// Size of each image in bytes (suffixes K, M, G, T) [default: what is there or what the source needs; 1T on object
+    /// stores, where only what is written takes room].
     #[arg(long, short = 'b', value_name = "BYTES", value_parser = size)]
     size: Option<u64>,
     /// Offset of the image in the file, in bytes.
@@ -97,6 +99,8 @@ pub(crate) struct Args {
     /// Show a summary as JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 impl Args {
@@ -128,7 +132,8 @@ impl Args {
             .offset(self.offset)
             .shrink(self.shrink)
             .force(self.force)
-            .reflink(self.reflink);
+            .reflink(self.reflink)
+            .places(self.store.places()?);
         let report = oleo::mkfs::build(&self.images, options)?;
         drop(progress);
         out.warnings(&report.filled.warnings);

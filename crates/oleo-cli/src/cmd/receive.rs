@@ -116,7 +116,7 @@ impl Args {
 
     fn apply_to(&self, target: &Path, input: Box<dyn Read + Send>, how: &Receive, out: &Out) -> anyhow::Result<()> {
         let args = ImageArgs { image: target.to_owned(), others: self.others.clone() };
-        let image = oleo::Image::open(target, &how.open_options(args.options()))?;
+        let image = oleo::Image::open(target, &how.open_options(args.options()?))?;
         let (report, result) = image.receive_report(input, how)?;
         print_report(out, &report);
         match result {

@@ -78,7 +78,7 @@ impl Args {
         let args = ImageArgs { image: path.to_owned(), others: self.others.clone() };
         // Both walks go over the same blocks: half of the memory keeps them.
         let memory = usize::try_from(self.memory).unwrap_or(usize::MAX);
-        let options = args.options();
+        let options = args.options()?;
         let cache_bytes = options.cache_bytes.max(memory / 2);
         let image = Image::open(path, &options.cache_bytes(cache_bytes))?;
         let progress = out.progress("send");

@@ -10,11 +10,45 @@ use std::path::{Path, PathBuf};
 
 #[cfg(feature = "nbd")]
 use oleo_nbd::{At, Uri};
+#[cfg(feature = "remote")]
+use oleo_remote::Url;
 
 use crate::{Error, Result};
 
-/// Schemes that mean something, and the feature of this library that has what is behind them.
-const SCHEMES: [(&str, &str); 4] = [("nbd", "nbd"), ("nbds", "tls"), ("nbd+unix", "nbd"), ("nbds+unix", "tls")];
+/// Schemes that mean something, and what is behind them.
+const SCHEMES: [(&str, Kind); 9] = [
+    ("nbd", Kind::Nbd { tls: false }),
+    ("nbds", Kind::Nbd { tls: true }),
+    ("nbd+unix", Kind::Nbd { tls: false }),
+    ("nbds+unix", Kind::Nbd { tls: true }),
+    ("file", Kind::Store { cloud: false }),
+    ("memory", Kind::Store { cloud: false }),
+    ("s3", Kind::Store { cloud: true }),
+    ("gs", Kind::Store { cloud: true }),
+    ("az", Kind::Store { cloud: true }),
+];
+
+/// What is behind a scheme.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// An export of a server.
+    Nbd { tls: bool },
+    /// An object store.
+    Store { cloud: bool },
+}
+
+impl Kind {
+    /// The feature that this build does not have, and would need.
+    fn missing(self) -> Option<&'static str> {
+        match self {
+            Kind::Nbd { .. } if !cfg!(feature = "nbd") => Some("nbd"),
+            Kind::Nbd { tls: true } if !cfg!(feature = "tls") => Some("tls"),
+            Kind::Store { .. } if !cfg!(feature = "remote") => Some("remote"),
+            Kind::Store { cloud: true } if !cfg!(feature = "cloud") => Some("cloud"),
+            Kind::Nbd { .. } | Kind::Store { .. } => None,
+        }
+    }
+}
 
 /// A word before `://` that is shorter is no scheme.
 const SCHEME_LEN_MIN: usize = 2;
@@ -28,6 +62,9 @@ pub enum Place {
     /// An export of a server.
     #[cfg(feature = "nbd")]
     Nbd(Box<Uri>),
+    /// A volume on an object store.
+    #[cfg(feature = "remote")]
+    Remote(Box<Url>),
 }
 
 /// What tells one place from another, whatever its name.
@@ -51,7 +88,7 @@ impl Place {
         let Some((scheme, _)) = scheme_of(name) else { return Ok(Place::File(name.to_path_buf())) };
         let scheme = scheme.to_ascii_lowercase();
         match SCHEMES.iter().find(|(known, _)| *known == scheme) {
-            Some((_, feature)) => named(name, feature),
+            Some((_, kind)) => named(name, *kind),
             // Slashes that follow one another count once: it may be a file in a directory of that name.
             None if name.symlink_metadata().is_ok() => Ok(Place::File(name.to_path_buf())),
             None => {
@@ -73,6 +110,8 @@ impl Place {
             Place::File(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
             #[cfg(feature = "nbd")]
             Place::Nbd(uri) => uri.to_string().into(),
+            #[cfg(feature = "remote")]
+            Place::Remote(url) => url.to_string().into(),
         }
     }
 
@@ -82,6 +121,8 @@ impl Place {
             Place::File(path) => std::fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string(),
             #[cfg(feature = "nbd")]
             Place::Nbd(uri) => uri.to_string(),
+            #[cfg(feature = "remote")]
+            Place::Remote(url) => url.to_string(),
         }
     }
 
@@ -101,6 +142,8 @@ impl Place {
             // With or without TLS, it is the same.
             #[cfg(feature = "nbd")]
             Place::Nbd(uri) => Ok(Identity::Named(Uri::new(uri.at.clone(), &uri.export).to_string())),
+            #[cfg(feature = "remote")]
+            Place::Remote(url) => Ok(Identity::Named(url.to_string())),
         }
     }
 }
@@ -116,15 +159,24 @@ fn scheme_of(name: &Path) -> Option<(&str, &[u8])> {
     good.then_some((scheme, &bytes[at + 3..]))
 }
 
-#[cfg(feature = "nbd")]
-fn named(name: &Path, feature: &str) -> Result<Place> {
-    if feature == "tls" && !cfg!(feature = "tls") {
-        return Err(missing(feature));
+/// What a name with a known scheme leads to.
+fn named(name: &Path, kind: Kind) -> Result<Place> {
+    if let Some(feature) = kind.missing() {
+        let text = format!("{}: not in this build (feature {feature})", name.display());
+        return Err(Error::refused(oleo_fs::errno::EOPNOTSUPP, text));
     }
     let Some(text) = name.to_str() else {
         let text = name.display();
         return Err(Error::Request(format!("{text}: a name with a scheme is UTF-8; other bytes are written as %FF")));
     };
+    match kind {
+        Kind::Nbd { .. } => export(text),
+        Kind::Store { .. } => volume(text),
+    }
+}
+
+#[cfg(feature = "nbd")]
+fn export(text: &str) -> Result<Place> {
     let mut uri = Uri::parse(text)?;
     if let At::Unix(path) = &uri.at
         && !path.as_os_str().as_encoded_bytes().starts_with(&[0])
@@ -139,19 +191,18 @@ fn named(name: &Path, feature: &str) -> Result<Place> {
 }
 
 #[cfg(not(feature = "nbd"))]
-fn named(_: &Path, feature: &str) -> Result<Place> {
-    Err(missing(feature))
+fn export(text: &str) -> Result<Place> {
+    Err(Error::refused(oleo_fs::errno::EOPNOTSUPP, format!("{text}: not in this build (feature nbd)")))
 }
 
-#[cfg(not(feature = "tls"))]
-fn missing(feature: &str) -> Error {
-    let text = format!("this build has no network block devices of that kind (feature {feature})");
-    Error::refused(oleo_fs::errno::EOPNOTSUPP, text)
+#[cfg(feature = "remote")]
+fn volume(text: &str) -> Result<Place> {
+    Ok(Place::Remote(Box::new(Url::parse(text)?)))
 }
 
-#[cfg(feature = "tls")]
-fn missing(_: &str) -> Error {
-    Error::refused(oleo_fs::errno::EOPNOTSUPP, "not in this build")
+#[cfg(not(feature = "remote"))]
+fn volume(text: &str) -> Result<Place> {
+    Err(Error::refused(oleo_fs::errno::EOPNOTSUPP, format!("{text}: not in this build (feature remote)")))
 }
 
 #[cfg(test)]
@@ -223,6 +274,20 @@ mod tests {
             let bytes = Path::new(OsStr::from_bytes(b"nbd://h/\xff"));
             assert_eq!(Place::parse(bytes).unwrap_err().kind(), ErrorKind::Usage);
         }
+    }
+
+    /// Goal: all names of one volume on a store are the same, and mistakes in them are wrong usage.
+    #[cfg(feature = "remote")]
+    #[test]
+    fn volumes() {
+        let far = place("file:///var//v/").unwrap();
+        assert!(!far.is_file());
+        assert_eq!(far.absolute(), Path::new("file:///var/v"));
+        assert_eq!(far.identity().unwrap(), place("FILE://localhost/var/v").unwrap().identity().unwrap());
+        for name in ["file://host/v", "memory://box", "file:///"] {
+            assert_eq!(place(name).unwrap_err().kind(), ErrorKind::Usage, "{name}");
+        }
+        assert_eq!(place("s3://bucket/v").is_ok(), cfg!(feature = "cloud"));
     }
 
     /// Goal: a build without it says so, and takes no file for it.

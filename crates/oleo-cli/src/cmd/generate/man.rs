@@ -45,10 +45,19 @@ const EXAMPLES: &[(&str, &str)] = &[
     ),
     #[cfg(feature = "nbd")]
     ("", "oleo ls 'nbd+unix:///?socket=/run/site.sock'"),
+    #[cfg(feature = "remote")]
+    (
+        "Make a volume on an object store from a directory, mount it, and copy it to an image that the kernel mounts:",
+        "oleo mkfs --rootdir ./site s3://bucket/site",
+    ),
+    #[cfg(feature = "remote")]
+    ("", "oleo mount s3://bucket/site ./mnt"),
+    #[cfg(feature = "remote")]
+    ("", "oleo copy s3://bucket/site site.img"),
 ];
 
 /// Options of a mount: how to write them, an example that is accepted, and what they do.
-const MOUNT_OPTIONS: [(&str, &str, &str); 23] = [
+const MOUNT_OPTIONS: &[(&str, &str, &str)] = &[
     ("ro, rw", "ro", "Allow no changes, or allow them (the default)."),
     ("subvol=PATH, subvolid=ID", "subvol=home", "Show this subvolume as the root, not the default one."),
     (
@@ -85,6 +94,12 @@ const MOUNT_OPTIONS: [(&str, &str, &str); 23] = [
          not be written is reported by fsync(2) and close(2), not by write(2).",
     ),
     ("nosuid, nodev, noexec, sync, dirsync, user, users, owner, group", "nosuid,nodev,noexec", "As in mount(8)."),
+    #[cfg(feature = "remote")]
+    (
+        "take_over, claim=SECONDS, endpoint=URL ...",
+        "take_over,claim=60",
+        "Of volumes on object stores: take over from another writer, and more; see oleo-remote(8).",
+    ),
 ];
 
 /// Writes all pages into a directory.

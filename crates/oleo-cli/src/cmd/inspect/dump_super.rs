@@ -6,7 +6,7 @@ use oleo::ErrorKind;
 use oleo_format::print;
 use serde_json::json;
 
-use crate::args::size;
+use crate::args::{StoreArgs, size};
 use crate::out::{Said, json, println_or_end};
 
 /// Show the superblock of a device
@@ -27,11 +27,13 @@ pub(crate) struct Args {
     /// Show JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
-        let copies = oleo::inspect::superblocks(&self.image, self.offset)?;
+        let copies = oleo::inspect::superblocks(&self.image, self.offset, &self.store.places()?)?;
         let mut shown = Vec::new();
         let mut good = 0;
         let mut first_error = None;

@@ -15,7 +15,7 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
         let image = self.image.image.display();
-        match oleo::rescue::zero_log(&self.image.image, &self.image.options())? {
+        match oleo::rescue::zero_log(&self.image.image, &self.image.options()?)? {
             Some(log) => {
                 out.note(format!("Clearing log on {image}, previous log_root {}, level {}", log.root, log.level));
             }

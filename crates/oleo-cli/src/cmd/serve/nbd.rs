@@ -9,7 +9,7 @@ use oleo::serve::{self, At, ExportOptions, Listener, Log, ServeOptions, Server, 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::size;
+use crate::args::{StoreArgs, size};
 use crate::cmd::ready::announce;
 use crate::out::{Out, human, misuse, plain};
 
@@ -29,7 +29,7 @@ const HANDED_OVER_MAX: i32 = 64;
     oleo serve nbd --read-only --listen tcp:127.0.0.1:10809 --export golden golden.img\n  \
     oleo serve nbd --tls-certificates /etc/pki/nbd --tls-verify-peer --listen tcp::10809 disk.img")]
 pub(crate) struct Args {
-    /// Images to serve: files, block devices, or exports of other servers.
+    /// Images to serve: files, block devices, volumes on object stores, or exports of other servers.
     #[arg(value_name = "IMG", required = true)]
     images: Vec<PathBuf>,
     /// Listen here: unix:PATH (for the owner only) or tcp:HOST[:PORT] (tcp::PORT: on all addresses); repeat it for each. Needed
@@ -70,6 +70,8 @@ pub(crate) struct Args {
     /// Say "ready" on standard output when clients can connect, then let go of the terminal.
     #[arg(long)]
     announce: bool,
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 impl Args {
@@ -85,6 +87,7 @@ impl Args {
             return Err(misuse!("missing option --listen: where clients can connect (unix:PATH or tcp:HOST:PORT)"));
         }
         let how = ExportOptions::default().names(self.export.clone()).read_only(self.read_only).offset(self.offset);
+        let how = how.places(self.store.places()?);
         let exports = serve::exports(&self.images, &how)?;
         let shown: Vec<(String, u64)> = exports.iter().map(|e| (e.name.clone(), e.device.len())).collect();
         let handed_over_count = handed_over.len();

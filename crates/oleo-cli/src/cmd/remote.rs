@@ -1,0 +1,75 @@
+//! `oleo remote`: volumes on object stores as such, whatever is in them.
+
+mod show;
+
+use std::sync::Arc;
+
+use oleo::remote::store::Store;
+use oleo::remote::{StoreOptions, Url, open_store};
+
+use crate::args::StoreArgs;
+use crate::out::Out;
+
+/// Show and manage volumes on object stores
+///
+/// A volume is named by a URL wherever other commands take IMG: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or
+/// file:///DIRECTORY. With ?pin=NAME behind it the pin of that name is meant, which can only be read.
+///
+/// Keys and regions come from where the programs of those clouds have them: variables of the environment (AWS_*, GOOGLE_*,
+/// AZURE_*), and for S3 the profiles in ~/.aws. docs/remote.md has more.
+#[derive(clap::Subcommand)]
+#[command(after_help = "Options of --remote, and of mount's -o:\n  \
+    take-over          write although somebody else has the volume, or did not close it\n  \
+    claim=SECONDS      let others take over by themselves after so long without a sign of life\n  \
+    endpoint=URL       where the store is, if not where its cloud has it\n  \
+    region=NAME        the region of an S3 store\n  \
+    profile=NAME       take keys and region from this profile of ~/.aws\n  \
+    proxy=URL          reach the store through this proxy\n  \
+    flush-max=SECONDS  after so long without success an fsync fails, and nothing is written any more\n  \
+    read-max=SECONDS   after so long without success a read fails\n  \
+    attach-max=SECONDS after so long without success opening fails\n  \
+    dirty=BYTES        most memory for what is written and not stored yet\n  \
+    read-cache=BYTES   memory for what was read\n  \
+    map-memory=BYTES   memory for the map of where data is\n  \
+    segment=BYTES      length of the objects that data is stored in\n  \
+    inline=BYTES       what is shorter is stored in the head, which saves a request\n  \
+    AWS_…=VALUE        as the variable of that name; also GOOGLE_… and AZURE_…\n\n\
+    The variable OLEO_REMOTE has such options for all commands.")]
+pub(crate) enum Command {
+    Show(show::Args),
+}
+
+impl Command {
+    pub fn run(self, _out: &Out) -> anyhow::Result<()> {
+        match self {
+            Command::Show(args) => args.run(),
+        }
+    }
+}
+
+/// A volume on an object store.
+#[derive(clap::Args)]
+pub(crate) struct VolumeUrl {
+    /// The volume: s3://BUCKET/PREFIX, gs://…, az://…, file:///DIRECTORY.
+    #[arg(value_name = "URL")]
+    pub url: String,
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+/// A volume whose store can be asked.
+pub(crate) struct Opened {
+    pub url: Url,
+    pub store: Arc<dyn Store>,
+    pub options: StoreOptions,
+}
+
+impl VolumeUrl {
+    /// Finds the store; nothing is asked of it.
+    pub fn open(&self) -> oleo::Result<Opened> {
+        let options = self.store.places()?.remote;
+        let url = Url::parse(&self.url)?;
+        let store = open_store(&url, &options)?;
+        Ok(Opened { url, store, options })
+    }
+}

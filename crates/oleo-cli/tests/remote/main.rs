@@ -1,0 +1,14 @@
+//! Volumes on object stores from outside: in a directory, and on a server that speaks as S3 does (moto), with a connection to it
+//! that delays and breaks.
+//!
+//! - `commands`: a session of commands; names and options; who holds a volume; exports and copies of one.
+//! - `mounted`: mounts, and what is left when they are killed, or the connection goes.
+//!
+//! What is missing fails the test: `scripts/test` installs it.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod harness;
+
+mod commands;
+mod mounted;
