@@ -8,6 +8,7 @@
 //! - `cargo xtask locking`: writes the tables of `docs/locking.md` from the ranks of the locks; see [`locking`].
 //! - `cargo xtask nightly`: every proof that takes too long for CI; see [`nightly`].
 //! - `cargo xtask package`: whether the crates can be published; see [`package`].
+//! - `cargo xtask remote`: volumes on a simulated object store, for more seeds; see [`remote`].
 //! - `cargo xtask soak --minutes N`: many threads on one volume for longer than CI lets them; see [`soak`].
 
 use std::path::Path;
@@ -21,6 +22,7 @@ mod guest;
 mod locking;
 mod nightly;
 mod package;
+mod remote;
 mod soak;
 mod tidy;
 
@@ -46,9 +48,10 @@ fn run() -> Result<()> {
         Some("locking") => locking::run(root),
         Some("nightly") => nightly::run(root, &args[1..]),
         Some("package") => package::run(root),
+        Some("remote") => remote::run(root, &args[1..]),
         Some("soak") => soak::run(root, &args[1..]),
         _ => bail!(
-            "usage: cargo xtask tidy | cargo xtask circles [CRATE] | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask guest | cargo xtask locking | cargo xtask nightly | cargo xtask package | cargo xtask soak …",
+            "usage: cargo xtask tidy | cargo xtask circles [CRATE] | cargo xtask ci [{}] | cargo xtask crash … | cargo xtask guest | cargo xtask locking | cargo xtask nightly | cargo xtask package | cargo xtask remote … | cargo xtask soak …",
             ci::names().join("|")
         ),
     }

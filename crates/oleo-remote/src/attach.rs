@@ -11,24 +11,26 @@
 //!
 //! A crash or an error after (3) leaves a head with a higher epoch and the same contents.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use oleo_lock::Mutex;
-
-use crate::cache::Cache;
 use crate::create::next_epoch;
 use crate::error::{RemoteError, StoreError};
 use crate::format::head::{Head, OWNER_LEN_MAX};
-use crate::format::pins::is_pin_name;
+use crate::format::pins::{Pin, is_pin_name};
 use crate::options::StoreOptions;
+use crate::pin::{Lease, find_pin, key_of, take_lease, withdraw};
 use crate::replay::{replay, take_tail};
-use crate::shared::{Core, Counts, Published};
+use crate::shared::Core;
 use crate::store::{Body, Cond, Deadline, Retry, Store, Version, Waits, put};
 use crate::swap::{HEAD, Swapped, read, swap, why_lost};
 
 /// Longest claim that is waited for; longer ones count as claims for ever.
 const CLAIM_MAX: Duration = Duration::from_secs(3600);
+/// How often opening for reading begins anew when what a head needs is gone.
+const STALE_TRIES: usize = 4;
+/// How often a lease is asked for, when the head is replaced and what it had is gone in the meantime.
+const LEASE_TRIES: usize = 8;
 /// How often a head is looked at during a claim.
 const CLAIM_LOOKS: u32 = 10;
 
@@ -39,17 +41,59 @@ pub(crate) fn attach_reading(
     options: &StoreOptions,
 ) -> Result<Core, RemoteError> {
     let store: Arc<dyn Store> = Arc::new(Retry::new(store, options.host.clone()));
+    for _ in 1..STALE_TRIES {
+        match attach_once(&store, pin, options) {
+            // What that head needs is gone, so there is a newer one.
+            Err(RemoteError::Stale { .. }) if pin.is_none() => {}
+            done => return done,
+        }
+    }
+    attach_once(&store, pin, options)
+}
+
+fn attach_once(store: &Arc<dyn Store>, pin: Option<&str>, options: &StoreOptions) -> Result<Core, RemoteError> {
     let deadline = options.host.now() + options.bounds.attach_max;
-    let key = match pin {
-        None => HEAD.to_owned(),
-        Some(pin) if is_pin_name(pin) => format!("pin/{pin}"),
+    let (head, version, lease) = match pin {
+        None => newest(store, options, deadline)?,
+        Some(pin) if is_pin_name(pin) => {
+            let entry = find_pin(&**store, pin, deadline)?;
+            let (head, version) = read(&**store, &key_of(&entry), deadline)?;
+            (head, version, None)
+        }
         Some(pin) => return Err(RemoteError::Url { url: pin.into(), what: "no name of a pin".into() }),
     };
-    let (head, version) = read(&*store, &key, deadline)?;
-    let core = core_of(store, head, version, options, false);
-    replay(&core, deadline)?;
-    take_tail(&core)?;
-    Ok(core)
+    let mut core = Core::new(store.clone(), head, Some(version), options, false)?;
+    core.lease = lease;
+    match replay(&core, deadline).and_then(|()| take_tail(&core)) {
+        Ok(()) => Ok(core),
+        Err(e) => {
+            if let Some(lease) = &core.lease {
+                // It ends by itself if not.
+                let _also = withdraw(&**store, lease, options, deadline);
+            }
+            Err(e)
+        }
+    }
+}
+
+/// The newest head, with a lease of it if that is wanted and can be had: whoever may not write is safe for the time of grace.
+fn newest(
+    store: &Arc<dyn Store>,
+    options: &StoreOptions,
+    deadline: Deadline,
+) -> Result<(Head, Version, Option<Pin>), RemoteError> {
+    for _ in 0..LEASE_TRIES {
+        let (head, version) = read(&**store, HEAD, deadline)?;
+        if !options.lease {
+            return Ok((head, version, None));
+        }
+        match take_lease(store, &head, options, deadline) {
+            Ok(Lease::Taken(lease)) => return Ok((head, version, Some(lease))),
+            Ok(Lease::Late) => {}
+            Ok(Lease::NoTime) | Err(_) => return Ok((head, version, None)),
+        }
+    }
+    read(&**store, HEAD, deadline).map(|(head, version)| (head, version, None))
 }
 
 /// Opens for writing.
@@ -75,12 +119,12 @@ pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> R
     let old = Cond::Match(version);
     let version = match swap(&*store, &*options.host, &options.bounds, &mine, &old, deadline)? {
         Swapped::Mine(version) => version,
-        Swapped::Other(found) if found.uuid == mine.uuid => return Err(RemoteError::Held { owner: found.owner }),
-        Swapped::Other(found) => return Err(why_lost(&mine, Some(&found), &*store)),
+        Swapped::Other(found, _) if found.uuid == mine.uuid => return Err(RemoteError::Held { owner: found.owner }),
+        Swapped::Other(found, _) => return Err(why_lost(&mine, Some(&found), &*store)),
         Swapped::Gone => return Err(why_lost(&mine, None, &*store)),
     };
     check_conditions(&*store, options, &mine, old, deadline)?;
-    let core = core_of(store, mine, version, options, true);
+    let core = Core::new(store, mine, Some(version), options, true)?;
     replay(&core, deadline)?;
     take_tail(&core)?;
     Ok(core)
@@ -133,22 +177,5 @@ fn check_conditions(
             Err(e) if !waits.wait(&*options.host, deadline) => return Err(RemoteError::store("replace", HEAD, e)),
             Err(_) => {}
         }
-    }
-}
-
-fn core_of(store: Arc<dyn Store>, head: Head, version: Version, options: &StoreOptions, write: bool) -> Core {
-    Core {
-        name: store.describe().into(),
-        store,
-        uuid: head.uuid,
-        epoch: head.epoch,
-        write,
-        state: Mutex::new(crate::state::State::new(&head, head.epoch)),
-        published: Mutex::new(Published { head, version }),
-        edges: Mutex::new(()),
-        latch: OnceLock::new(),
-        cache: Cache::new(options.bounds.cache_bytes_max),
-        counts: Counts::default(),
-        options: options.clone(),
     }
 }

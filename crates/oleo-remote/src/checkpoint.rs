@@ -2,26 +2,26 @@
 //!
 //! Normal path, by the thread that has just published: (1) the position is taken, that of the first frame in no sealed
 //! segment; (2) every region that differs from its page is loaded if need be, made into a page, and its page stored in a
-//! map object; (3) then the pages of the index and of the segment table that changed, and the root; (4) a head is published
-//! with that root, and with the segments that have frames behind the position.
+//! map object; (3) then the pages of the index and of the segment table that changed, without the segments that nothing needs
+//! from now on, which get their graves; (4) the pages of the graves, and the root; (5) a head is published with that root, and
+//! with the segments that have frames behind the position.
 //!
 //! Changes go on meanwhile, so a page may have more than the position says: all of that is in segments and the tail that the
 //! same head lists, and replaying a change twice, with all that follow it, ends as replaying it once. Counts of live blocks
 //! agree since the table has those of the pages that are written (`state::table`), and a replay takes from a row what it
 //! gives it again.
 //!
-//! A crash or an error before (4) leaves map objects that no head names. An error ends writing.
+//! A crash or an error before (5) leaves map objects that no head names. An error ends writing.
 //! Memory: pages of one map object, and the regions they are of, until it is stored.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::RemoteError;
-use crate::format::map::{INDEX_REGIONS, MapObject, Root, encode_index, encode_region, encode_table};
+use crate::format::map::{INDEX_REGIONS, MapObject, Root, encode_graves, encode_index, encode_region, encode_table};
 use crate::format::{ObjectId, ObjectRef, xxh64};
-use crate::publish::publish_now;
+use crate::publish::{Checkpoint, How, publish_now};
 use crate::read::load;
 use crate::shared::{Core, Published, add};
-use crate::state::State;
 use crate::store::{Body, Cond, Deadline, put};
 
 /// A map object is ended when it is longer, bytes.
@@ -41,7 +41,7 @@ pub(crate) fn checkpoint_if_due(core: &Core, published: &mut Published) -> Resul
             || bytes > bounds.replay_bytes_max
             || (state.regions.dirty_bytes() > bounds.map_bytes_max / 2 && count > 0)
     };
-    if due { checkpoint(core, published) } else { Ok(()) }
+    if due { checkpoint(core, published, false) } else { Ok(()) }
 }
 
 /// A map object that is being put together.
@@ -57,17 +57,29 @@ struct Writer<'a> {
     replaced: Vec<ObjectRef>,
 }
 
-fn checkpoint(core: &Core, published: &mut Published) -> Result<(), RemoteError> {
+/// Makes a checkpoint, right after a publish: until then nothing may be under way that could still replace the head.
+pub(crate) fn checkpoint(core: &Core, published: &mut Published, release: bool) -> Result<(), RemoteError> {
+    debug_assert!(published.given_up.is_empty(), "the next head has the next sequence");
     let deadline = core.deadline(core.options.bounds.flush_max);
     let position = core.state.lock().checkpoint_position();
     let mut writer =
         Writer { core, deadline, position, bytes: Vec::new(), id: None, regions: Vec::new(), replaced: Vec::new() };
-    let changed = writer.write_regions()?;
+    let mut changed = writer.write_regions()?;
     writer.store()?;
+    {
+        let mut state = core.state.lock();
+        if std::mem::take(&mut state.saved.rewrite) {
+            changed.extend(state.regions.with_pages());
+        }
+    }
     writer.write_index(&changed)?;
     writer.write_table()?;
+    writer.store()?;
+    writer.write_graves()?;
     let root = writer.write_root()?;
-    publish_now(core, published, false, Some((root, position)), deadline)?;
+    let horizon = core.state.lock().graves.horizon();
+    let how = How { release, checkpoint: Some(Checkpoint { root, position, horizon }), may_give_up: false };
+    publish_now(core, published, how, deadline)?;
     add(&core.counts.checkpoints, 1);
     core.state.lock().regions.evict(core.options.bounds.map_bytes_max);
     Ok(())
@@ -173,7 +185,11 @@ impl Writer<'_> {
 
     /// Writes the pages of the segment table that changed.
     fn write_table(&mut self) -> Result<(), RemoteError> {
-        let dirty = self.core.state.lock().table.take_dirty();
+        let dirty = {
+            let mut state = self.core.state.lock();
+            state.bury(self.position);
+            state.table.take_dirty()
+        };
         for number in dirty {
             let id = self.begin()?;
             let mut state = self.core.state.lock();
@@ -190,38 +206,57 @@ impl Writer<'_> {
         if self.bytes.len() > OBJECT_AIM { self.store() } else { Ok(()) }
     }
 
+    /// Objects that no page of this checkpoint needs get their graves, those that were deleted lose theirs, and the pages of
+    /// graves that changed are written.
+    fn write_graves(&mut self) -> Result<(), RemoteError> {
+        let id = self.begin()?;
+        let mut state = self.core.state.lock();
+        let old = state.saved.root;
+        self.replaced.drain(..).chain(old).for_each(|page| state.forget(page));
+        state.bury_maps();
+        state.graves.drop_deleted();
+        let mut numbers = BTreeSet::new();
+        loop {
+            // A page that is written again leaves the object that it was in, which may get a grave by that.
+            let dirty = state.graves.take_dirty();
+            if dirty.is_empty() {
+                break;
+            }
+            let before: Vec<ObjectRef> = dirty.iter().filter_map(|n| state.saved.graves.remove(n)).collect();
+            before.into_iter().for_each(|page| state.forget(page));
+            state.bury_maps();
+            numbers.extend(dirty);
+        }
+        for number in numbers {
+            let graves = state.graves.page(number);
+            if !graves.is_empty() {
+                let (bytes, position) = (&mut self.bytes, self.position);
+                let page = append_page(bytes, id, |bytes| encode_graves(bytes, number, position, &graves));
+                state.saved.graves.insert(number, page);
+            }
+        }
+        drop(state);
+        self.store()
+    }
+
     /// Writes the root, into an object of its own, so that the lengths of all others are known.
     fn write_root(&mut self) -> Result<ObjectRef, RemoteError> {
-        self.store()?;
         let id = self.begin()?;
         let root = {
-            let mut state = self.core.state.lock();
-            let old = state.saved.root;
-            for page in self.replaced.drain(..).chain(old) {
-                forget(&mut state, page);
-            }
+            let state = self.core.state.lock();
+            let refs = |pages: &BTreeMap<u32, ObjectRef>| pages.iter().map(|(number, page)| (*number, *page)).collect();
             Root {
                 device_len: state.device_len(),
                 position: self.position,
-                index: state.saved.index.iter().map(|(number, page)| (*number, *page)).collect(),
-                table: state.saved.table.iter().map(|(number, page)| (*number, *page)).collect(),
-                graves: Vec::new(),
+                index: refs(&state.saved.index),
+                table: refs(&state.saved.table),
+                graves: refs(&state.saved.graves),
                 objects: state.saved.objects.values().copied().collect(),
             }
         };
         let page = append_page(&mut self.bytes, id, |bytes| root.encode(bytes));
         self.store()?;
         Ok(page)
-    }
-}
-
-/// A page of a map object is not needed any more; nor is the object, when it has no other.
-fn forget(state: &mut State, page: ObjectRef) {
-    if let Some(object) = state.saved.objects.get_mut(&page.id) {
-        object.live = object.live.saturating_sub(page.len);
-        if object.live == 0 {
-            state.saved.objects.remove(&page.id);
-        }
     }
 }
 

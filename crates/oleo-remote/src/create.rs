@@ -10,7 +10,7 @@ use crate::error::{RemoteError, StoreError};
 use crate::format::head::Head;
 use crate::format::{DEVICE_LEN_MAX, ObjectId};
 use crate::options::StoreOptions;
-use crate::store::{Answer, Cond, Deadline, Op, Retry, Store};
+use crate::store::{Answer, Cond, Deadline, Listed, Op, Retry, Store};
 use crate::swap::{Found, HEAD, Swapped, find, swap};
 use std::sync::Arc;
 
@@ -53,32 +53,41 @@ pub fn create(store: Arc<dyn Store>, len: u64, force: bool, options: &StoreOptio
 }
 
 /// An epoch that no object's name has.
-fn unused_epoch(store: &dyn Store, deadline: Deadline) -> Result<u32, RemoteError> {
+pub(crate) fn unused_epoch(store: &dyn Store, deadline: Deadline) -> Result<u32, RemoteError> {
     let mut highest = None;
     for prefix in ["seg/", "map/"] {
-        let mut after = String::new();
-        loop {
-            let op = Op::List { prefix: prefix.into(), after: after.clone(), count_max: LIST_COUNT };
-            let answer = store.submit(op, deadline).wait().map_err(|e| RemoteError::store("list", prefix, e))?;
-            let Answer::Listed(listed) = answer else {
-                return Err(RemoteError::store("list", prefix, StoreError::Wrong("no list".into())));
-            };
-            let epochs = listed.iter().filter_map(|l| ObjectId::of_key(&l.key)).map(|id| id.epoch);
-            highest = highest.max(epochs.max());
-            match listed.last() {
-                Some(last) if last.key > after => after = last.key.clone(),
-                Some(last) => {
-                    return Err(
-                        Corruption::new("listing", "key", last.key.escape_debug(), "behind the one before").into()
-                    );
-                }
-                None => break,
-            }
-        }
+        each_listed(store, prefix, deadline, |listed| {
+            highest = highest.max(ObjectId::of_key(&listed.key).map(|id| id.epoch));
+        })?;
     }
     match highest {
         None => Ok(1),
         Some(epoch) => next_epoch(epoch, EPOCH_DISTANCE),
+    }
+}
+
+/// Calls `each` with every object whose key has a prefix, as a listing has it.
+pub(crate) fn each_listed(
+    store: &dyn Store,
+    prefix: &str,
+    deadline: Deadline,
+    mut each: impl FnMut(&Listed),
+) -> Result<(), RemoteError> {
+    let mut after = String::new();
+    loop {
+        let op = Op::List { prefix: prefix.into(), after: after.clone(), count_max: LIST_COUNT };
+        let answer = store.submit(op, deadline).wait().map_err(|e| RemoteError::store("list", prefix, e))?;
+        let Answer::Listed(listed) = answer else {
+            return Err(RemoteError::store("list", prefix, StoreError::Wrong("no list".into())));
+        };
+        listed.iter().for_each(&mut each);
+        match listed.last() {
+            Some(last) if last.key > after => after = last.key.clone(),
+            Some(last) => {
+                return Err(Corruption::new("listing", "key", last.key.escape_debug(), "behind the one before").into());
+            }
+            None => return Ok(()),
+        }
     }
 }
 

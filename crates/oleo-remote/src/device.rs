@@ -11,8 +11,11 @@ use oleo_device::{Device, DeviceError, DeviceStats, Extent, ExtentKind, Limits, 
 use crate::attach::{attach_reading, attach_writing};
 use crate::error::RemoteError;
 use crate::flush::publish;
+use crate::format::pins::Pin;
 use crate::format::{BLOCK_LEN, DEVICE_LEN_MAX, REGION_BLOCKS};
+use crate::keeper::Keeper;
 use crate::options::StoreOptions;
+use crate::pin::withdraw;
 use crate::read::{Reading, look_up, read};
 use crate::shared::{Core, add};
 use crate::state::Source;
@@ -24,37 +27,59 @@ const STATUS_REGIONS_MAX: u64 = 1024;
 
 /// A volume on an object store; see the module's text.
 pub struct RemoteDevice {
-    core: Core,
+    pub(crate) core: Arc<Core>,
+    keeper: Option<Keeper>,
 }
 
 impl RemoteDevice {
     /// Opens for reading: the newest head, or that of a pin. What is read is of that moment for as long as it is open.
     pub fn open(store: Arc<dyn Store>, pin: Option<&str>, options: &StoreOptions) -> Result<RemoteDevice, RemoteError> {
-        Ok(RemoteDevice { core: attach_reading(store, pin, options)? })
+        RemoteDevice::of(attach_reading(store, pin, options)?)
     }
 
     /// Opens for writing, which ends the writing of everybody else.
     pub fn open_writable(store: Arc<dyn Store>, options: &StoreOptions) -> Result<RemoteDevice, RemoteError> {
-        Ok(RemoteDevice { core: attach_writing(store, options)? })
+        RemoteDevice::of(attach_writing(store, options)?)
+    }
+
+    fn of(core: Core) -> Result<RemoteDevice, RemoteError> {
+        let core = Arc::new(core);
+        let keeper = match core.options.keeper && (core.write || core.lease.is_some()) {
+            true => Some(Keeper::start(core.clone())?),
+            false => None,
+        };
+        Ok(RemoteDevice { core, keeper })
     }
 
     /// Publishes what is written and says that nobody writes any more. Dropping it does the same and tells nobody whether it
     /// worked.
-    pub fn close(self) -> Result<(), RemoteError> {
+    pub fn close(mut self) -> Result<(), RemoteError> {
+        self.keeper = None;
         self.release()
     }
 
     fn release(&self) -> Result<(), RemoteError> {
         if !self.core.write {
-            return Ok(());
+            return self.end_lease();
         }
         let position = self.core.state.lock().position();
         publish(&self.core, position, true)
     }
 
+    fn end_lease(&self) -> Result<(), RemoteError> {
+        let Some(lease) = &self.core.lease else { return Ok(()) };
+        let deadline = self.core.deadline(self.core.options.bounds.publish_try);
+        withdraw(&*self.core.store, lease, &self.core.options, deadline)
+    }
+
     /// The epoch of this writer; of a reader, that of the head it reads.
     pub fn epoch(&self) -> u32 {
         self.core.epoch
+    }
+
+    /// The lease that keeps what this reader sees.
+    pub fn lease(&self) -> Option<&Pin> {
+        self.core.lease.as_ref()
     }
 
     /// How many frames the volume has had, those included that are not published.
@@ -111,6 +136,7 @@ impl RemoteDevice {
 
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
+        self.keeper = None;
         if self.core.latch.get().is_none() {
             // Whoever wanted to know has flushed.
             let _unknown = self.release();
@@ -259,6 +285,8 @@ impl Device for RemoteDevice {
             ("segments stored", get(&counts.segment_puts)),
             ("heads stored", get(&counts.head_puts)),
             ("checkpoints", get(&counts.checkpoints)),
+            ("objects deleted", get(&counts.deletes)),
+            ("bytes moved", get(&counts.moved_bytes)),
             ("frames from the cache", get(&counts.cache_hits)),
             ("bytes not published", self.dirty_bytes()),
         ];

@@ -113,6 +113,26 @@ pub enum RemoteError {
         /// How long was waited.
         after: Duration,
     },
+    /// There is no pin of this name.
+    #[error("no pin {name}")]
+    NoPin {
+        /// Which.
+        name: String,
+    },
+    /// There is a pin of this name.
+    #[error("a pin {name} is there already")]
+    PinExists {
+        /// Which.
+        name: String,
+    },
+    /// Something needs what a pin keeps.
+    #[error("{name} is needed by {by}")]
+    PinNeeded {
+        /// Which.
+        name: String,
+        /// By what.
+        by: String,
+    },
     /// A limit of the format or of the options.
     #[error("{what}")]
     Limit {
@@ -162,9 +182,9 @@ impl Classified for RemoteError {
             RemoteError::Store { source: StoreError::Denied(_), .. } => Class::refusal(errno::EACCES),
             RemoteError::Store { .. } | RemoteError::Stalled { .. } | RemoteError::Split { .. } => Class::DEVICE,
             RemoteError::Corrupt(e) => e.class(),
-            RemoteError::NoVolume { .. } => Class::refusal(errno::ENOENT),
-            RemoteError::Exists { .. } => Class::refusal(errno::EEXIST),
-            RemoteError::Held { .. } => Class::refusal(errno::EBUSY),
+            RemoteError::NoVolume { .. } | RemoteError::NoPin { .. } => Class::refusal(errno::ENOENT),
+            RemoteError::Exists { .. } | RemoteError::PinExists { .. } => Class::refusal(errno::EEXIST),
+            RemoteError::Held { .. } | RemoteError::PinNeeded { .. } => Class::refusal(errno::EBUSY),
             RemoteError::Overtaken { .. } | RemoteError::Replaced { .. } | RemoteError::Stale { .. } => {
                 Class { errno: errno::ESTALE, ..Class::DEVICE }
             }
@@ -198,6 +218,9 @@ mod tests {
             NoVolume: RemoteError::NoVolume { prefix: text() } => Class::refusal(errno::ENOENT),
             Exists: RemoteError::Exists { prefix: text() } => Class::refusal(errno::EEXIST),
             Overtaken: RemoteError::Overtaken { owner: text(), epoch: 2 } => stale,
+            NoPin: RemoteError::NoPin { name: text() } => Class::refusal(errno::ENOENT),
+            PinExists: RemoteError::PinExists { name: text() } => Class::refusal(errno::EEXIST),
+            PinNeeded: RemoteError::PinNeeded { name: text(), by: text() } => Class::refusal(errno::EBUSY),
             Held: RemoteError::Held { owner: text() } => Class::refusal(errno::EBUSY),
             Replaced: RemoteError::Replaced { prefix: text(), what: "deleted" } => stale,
             Split: RemoteError::Split { epoch: 2 } => Class::DEVICE,

@@ -6,7 +6,7 @@ use crate::error::{RemoteError, StoreError};
 use crate::format::{ObjectId, ObjectRef, xxh64};
 use crate::shared::{Core, add};
 use crate::store::{Deadline, Ticket, get_part, part_of};
-use crate::swap::WRONG_TRIES;
+use crate::swap::{HEAD, WRONG_TRIES, read};
 
 /// A part of an object.
 #[derive(Clone, Copy, Debug)]
@@ -19,19 +19,37 @@ pub(crate) struct Part {
 /// Begins to read a part.
 pub(crate) fn begin(core: &Core, part: Part, deadline: Deadline) -> Ticket {
     add(&core.counts.gets, 1);
-    get_part(&*core.store, &part.id.key(), part.off..part.off + part.len, deadline)
+    match core.owner_of(part.id) {
+        Some((store, _)) => get_part(store, &part.id.key(), part.off..part.off + part.len, deadline),
+        None => Ticket::new(|| Err(StoreError::Absent)),
+    }
 }
 
 /// Its bytes.
 pub(crate) fn end(core: &Core, part: Part, ticket: Ticket) -> Result<Vec<u8>, RemoteError> {
     let bytes = ticket.wait().and_then(|answer| part_of(answer, part.len));
     bytes.map_err(|e| match e {
-        StoreError::Absent if core.write => {
-            Corruption::new("volume", "object", "missing", "stored").within(part.id).into()
-        }
+        StoreError::Absent if core.write => why_missing(core, part.id),
         StoreError::Absent => RemoteError::Stale { what: part.id.to_string() },
         e => RemoteError::store("get", part.id.key(), e),
     })
+}
+
+/// Why a writer finds that an object of its volume is missing: somebody has overtaken it and collected, or it is damaged.
+fn why_missing(core: &Core, id: ObjectId) -> RemoteError {
+    let found = read(&*core.store, HEAD, core.deadline(core.options.bounds.publish_try));
+    match found {
+        Ok((head, _)) if head.uuid == core.uuid && head.epoch > core.epoch => {
+            let error = RemoteError::Overtaken { owner: head.owner, epoch: head.epoch };
+            core.close_latch(&error);
+            error
+        }
+        Ok((head, _)) if head.uuid == core.uuid => {
+            Corruption::new("volume", "object", "missing", "stored").within(id).into()
+        }
+        Ok(_) => RemoteError::Replaced { prefix: core.store.describe(), what: "made anew" },
+        Err(e) => e,
+    }
 }
 
 /// A part, made into something; read again if that fails.

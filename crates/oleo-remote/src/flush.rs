@@ -2,25 +2,65 @@
 //!
 //! One thread does that, and others who want it wait for the lock and find it done. Any failure ends writing.
 
-use crate::checkpoint::checkpoint_if_due;
+use oleo_lock::{MutexGuard, rank};
+
+use crate::checkpoint::{checkpoint, checkpoint_if_due};
 use crate::error::RemoteError;
-use crate::publish::publish_now;
-use crate::shared::Core;
+use crate::publish::{How, publish_now};
+use crate::shared::{Core, Published};
+
+/// Most heads that were given up and may still come to be there: a day of attempts.
+const GIVEN_UP_MAX: usize = 4096;
+
+/// Publishes everything, and makes a checkpoint.
+pub(crate) fn checkpoint_now(core: &Core) -> Result<(), RemoteError> {
+    let mut published = lock(core)?;
+    core.check_latch()?;
+    let release = published.head.released;
+    let how = How { release, ..How::default() };
+    let done = publish_now(core, &mut published, how, core.deadline(core.options.bounds.flush_max));
+    done.and_then(|()| checkpoint(core, &mut published, release)).inspect_err(|e| core.close_latch(e))
+}
+
+/// What a claim needs now: while something is not published, a new head three times in its time; when there was nothing for
+/// all of it, one that says so. That the store does not answer ends nothing here: safety does not hang on claims.
+pub(crate) fn renew_claim(core: &Core) {
+    let claim = core.options.claim;
+    // Whoever has the lock publishes, and renews it by that.
+    let Some(mut published) = core.published.try_lock() else { return };
+    if claim.is_zero() || core.latch.get().is_some() || published.given_up.len() >= GIVEN_UP_MAX {
+        return;
+    }
+    let silent = core.options.host.now().saturating_sub(published.at);
+    let is_clean = core.state.lock().position() == published.head.position;
+    let due = if is_clean { !published.head.released && silent >= claim } else { silent >= claim / 3 };
+    if !due {
+        return;
+    }
+    let how = How { release: is_clean, may_give_up: true, ..How::default() };
+    match publish_now(core, &mut published, how, core.deadline(claim / 3)) {
+        Ok(()) | Err(RemoteError::Store { .. }) => {}
+        Err(e) => core.close_latch(&e),
+    }
+}
+
+fn lock(core: &Core) -> Result<MutexGuard<'_, rank::RemotePublish, Published>, RemoteError> {
+    let wait = core.options.bounds.flush_max * 2;
+    core.published.try_lock_for(wait).ok_or(RemoteError::Stalled { after: wait })
+}
 
 /// Publishes everything up to `want`, and says with `release` that this writer is done.
 pub(crate) fn publish(core: &Core, want: u64, release: bool) -> Result<(), RemoteError> {
     let bounds = &core.options.bounds;
-    let wait = bounds.flush_max * 2;
-    let Some(mut published) = core.published.try_lock_for(wait) else {
-        return Err(RemoteError::Stalled { after: wait });
-    };
+    let mut published = lock(core)?;
     if published.head.position >= want && (published.head.released || !release) {
         // It was promised by a head that was published, whoever writes now.
         return Ok(());
     }
     core.check_latch()?;
     let deadline = core.deadline(bounds.flush_max);
-    let done = publish_now(core, &mut published, release, None, deadline).and_then(|()| match release {
+    let how = How { release, ..How::default() };
+    let done = publish_now(core, &mut published, how, deadline).and_then(|()| match release {
         true => Ok(()),
         false => checkpoint_if_due(core, &mut published),
     });

@@ -41,8 +41,15 @@ pub struct StoreOptions {
     /// Who writes, in words, for others who find the volume held: host, process, user. At most 512 bytes are kept.
     pub owner: String,
     /// For how long others take the writer for alive when it is silent; whole seconds; zero: until somebody takes over by
-    /// word.
+    /// word. A writer that has had nothing to write for so long lets go of the volume until it writes again.
     pub claim: Duration,
+    /// Whether a thread renews the claim, deletes what nothing needs, and renews the lease of a reader. Without it whoever has
+    /// the device does that.
+    pub keeper: bool,
+    /// For how long objects stay that nothing living names; until then readers without a lease go on.
+    pub grace: Duration,
+    /// Whether opening for reading takes a lease, so that what is read stays.
+    pub lease: bool,
     /// Write although another writer has it, or had it and did not close it.
     pub take_over: bool,
     /// What is said to programs of clouds by variables of the environment, name and value: `AWS_ACCESS_KEY_ID`,
@@ -65,7 +72,10 @@ impl Default for StoreOptions {
         StoreOptions {
             host: Arc::new(SystemHost::new()),
             owner: String::new(),
-            claim: Duration::ZERO,
+            claim: Duration::from_secs(60),
+            keeper: true,
+            grace: Duration::from_secs(3600),
+            lease: false,
             take_over: false,
             settings: Vec::new(),
             endpoint: None,

@@ -5,7 +5,8 @@
 //! durable, and only then is anybody told so.
 //!
 //! Any failure ends writing: what was appended may be in the volume or not, and a second attempt with other contents could
-//! contradict the first.
+//! contradict the first. Only a claim that is renewed may fail: what it has sent can still come to be there, so its commit id
+//! is remembered, and a head with it is taken for the predecessor of the next.
 
 use std::sync::Arc;
 
@@ -17,12 +18,29 @@ use crate::state::{Gathered, Sealed};
 use crate::store::{Answer, Cond, Deadline, Op, Ticket, put};
 use crate::swap::{Swapped, swap, why_lost};
 
+/// What a checkpoint has stored, for the head that is published with it.
+#[derive(Clone, Copy)]
+pub(crate) struct Checkpoint {
+    pub(crate) root: ObjectRef,
+    pub(crate) position: u64,
+    pub(crate) horizon: u64,
+}
+
+/// How it is published.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct How {
+    /// Saying that nobody writes at the moment.
+    pub(crate) release: bool,
+    pub(crate) checkpoint: Option<Checkpoint>,
+    /// Whether writing goes on if the store does not answer: the head may come to be there later.
+    pub(crate) may_give_up: bool,
+}
+
 /// Publishes everything that is appended, and a new root if there is one.
 pub(crate) fn publish_now(
     core: &Core,
     published: &mut Published,
-    release: bool,
-    checkpoint: Option<(ObjectRef, u64)>,
+    how: How,
     deadline: Deadline,
 ) -> Result<(), RemoteError> {
     let (sealed, gathered) = {
@@ -31,28 +49,42 @@ pub(crate) fn publish_now(
             true => state.seal()?,
             false => None,
         };
-        (sealed, state.gather(checkpoint.map_or(0, |(_, position)| position)))
+        (sealed, state.gather(how.checkpoint.map_or(0, |checkpoint| checkpoint.position)))
     };
     if let Some(sealed) = sealed {
         begin_storing(core, &sealed);
     }
-    store_segments(core, gathered.position, deadline)?;
     let position = gathered.position;
-    let head = head_of(core, &published.head, gathered, release, checkpoint.map(|(root, _)| root));
-    add(&core.counts.head_puts, 1);
-    let cond = Cond::Match(published.version.clone());
-    let version = match swap(&*core.store, &*core.options.host, &core.options.bounds, &head, &cond, deadline)? {
-        Swapped::Mine(version) => version,
-        Swapped::Other(found) => return Err(why_lost(&head, Some(&found), &*core.store)),
-        Swapped::Gone => return Err(why_lost(&head, None, &*core.store)),
-    };
-    let mut state = core.state.lock();
-    state.published(head.sequence, position);
-    if let Some((root, position)) = checkpoint {
-        state.checkpointed(root, position);
+    store_segments(core, position, deadline)?;
+    loop {
+        let head = head_of(core, &published.head, &gathered, how);
+        add(&core.counts.head_puts, 1);
+        let cond = published.version.clone().map_or(Cond::Absent, Cond::Match);
+        let swapped = swap(&*core.store, &*core.options.host, &core.options.bounds, &head, &cond, deadline);
+        if swapped.is_err() && how.may_give_up {
+            published.given_up.push(head.commit);
+        }
+        match swapped? {
+            Swapped::Mine(version) => {
+                let now = core.options.host.now();
+                let mut state = core.state.lock();
+                state.published(head.sequence, position);
+                if let Some(checkpoint) = how.checkpoint {
+                    state.checkpointed(checkpoint.root, checkpoint.position, now);
+                }
+                *published = Published::new(head, Some(version), now);
+                return Ok(());
+            }
+            // One that was given up has arrived after all, so it is what everything else follows.
+            Swapped::Other(found, version) if published.given_up.contains(&found.commit) => {
+                let now = core.options.host.now();
+                core.state.lock().published(found.sequence, found.position);
+                *published = Published::new(*found, Some(version), now);
+            }
+            Swapped::Other(found, _) => return Err(why_lost(&head, Some(&found), &*core.store)),
+            Swapped::Gone => return Err(why_lost(&head, None, &*core.store)),
+        }
     }
-    *published = Published { head, version };
-    Ok(())
 }
 
 /// Waits until all segments up to a position are stored.
@@ -72,20 +104,22 @@ fn store_segments(core: &Core, position: u64, deadline: Deadline) -> Result<(), 
 }
 
 /// The head after another, with what was gathered.
-fn head_of(core: &Core, before: &Head, gathered: Gathered, release: bool, root: Option<ObjectRef>) -> Head {
+fn head_of(core: &Core, before: &Head, gathered: &Gathered, how: How) -> Head {
     let mut tail = Vec::with_capacity(gathered.tail.iter().map(|piece| piece.len()).sum());
     gathered.tail.iter().for_each(|piece| tail.extend_from_slice(piece));
     Head {
         epoch: core.epoch,
-        released: release,
+        released: how.release,
         sequence: before.sequence + 1,
         commit: core.options.host.random(),
         predecessor: before.commit,
         device_len: gathered.device_len,
         next_n: gathered.next_n,
-        root: root.or(before.root),
-        segments: gathered.segments,
-        graves: before.graves.clone(),
+        root: how.checkpoint.map(|checkpoint| checkpoint.root).or(before.root),
+        segments: gathered.segments.clone(),
+        oldest: gathered.oldest,
+        // A checkpoint has them in its pages.
+        graves: if how.checkpoint.is_some() { Vec::new() } else { before.graves.clone() },
         position: gathered.position,
         tail_id: gathered.tail_id,
         tail,
@@ -95,7 +129,7 @@ fn head_of(core: &Core, before: &Head, gathered: Gathered, release: bool, root: 
         origins: before.origins.clone(),
         owner: before.owner.clone(),
         codec: before.codec,
-        horizon: before.horizon,
+        horizon: how.checkpoint.map_or(before.horizon, |checkpoint| checkpoint.horizon),
     }
 }
 

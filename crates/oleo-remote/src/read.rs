@@ -208,7 +208,8 @@ fn fetch_one(core: &Core, frame: &Frame, deadline: Deadline) -> Result<Arc<Vec<u
 
 /// The payload of a frame, if it is the one that is wanted.
 fn check(core: &Core, frame: &Frame, bytes: &[u8]) -> Result<Arc<Vec<u8>>, Corruption> {
-    let bound = Bound { uuid: core.uuid, id: frame.id };
+    let uuid = core.owner_of(frame.id).map_or(core.uuid, |(_, uuid)| uuid);
+    let bound = Bound { uuid, id: frame.id };
     let found = parse_frame(bytes, frame.off, &bound)?;
     let odd = |have: String, want: String| Corruption::new("frame", "blocks", have, want).within(frame.id);
     let Change::Data { first, blocks, .. } = found.entry.change else {

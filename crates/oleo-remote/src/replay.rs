@@ -7,9 +7,10 @@ use oleo_format::Corruption;
 
 use crate::error::RemoteError;
 use crate::fetch::{Part, begin, checked, page, part_of_ref};
-use crate::format::map::{INDEX_REGIONS, Root, TABLE_ROWS, parse_index, parse_table};
+use crate::format::map::{INDEX_REGIONS, Root, Row, TABLE_ROWS, parse_graves, parse_index, parse_table};
 use crate::format::segment::{Bound, ENTRY_LEN, parse_directory, parse_tail};
 use crate::format::{ObjectRef, SegmentRef};
+use crate::origins::{shifted, shifted_ref};
 use crate::shared::Core;
 use crate::state::NewFrame;
 use crate::store::{Deadline, Ticket};
@@ -22,10 +23,7 @@ pub(crate) fn replay(core: &Core, deadline: Deadline) -> Result<(), RemoteError>
     let (root, segments, position, tail_count) = {
         let published = core.published.lock();
         let head = &published.head;
-        if !head.origins.is_empty() {
-            return Err(RemoteError::Limit { what: "branches of other volumes are not supported yet".into() });
-        }
-        let bound = Bound { uuid: core.uuid, id: head.tail_id };
+        let bound = Bound { uuid: core.source.uuid, id: head.tail_id };
         let tail = parse_tail(&head.tail, &bound, head.position)?;
         (head.root, head.segments.clone(), head.position, tail.len() as u64)
     };
@@ -36,7 +34,13 @@ pub(crate) fn replay(core: &Core, deadline: Deadline) -> Result<(), RemoteError>
     if let Some(at) = root {
         restore(core, at, from, deadline)?;
     }
-    core.state.lock().restore(from);
+    {
+        let (now, published) = (core.options.host.now(), core.published.lock());
+        let mut state = core.state.lock();
+        state.restore(from);
+        state.graves.restore_horizon(published.head.horizon);
+        published.head.graves.iter().for_each(|grave| state.graves.add(*grave, Some(now)));
+    }
     for some in segments.chunks(PARTS_COUNT) {
         let begun: Vec<(Part, Ticket)> = some.iter().map(directory_of).map(|p| (p, begin(core, p, deadline))).collect();
         for (segment, (part, ticket)) in some.iter().zip(begun) {
@@ -51,7 +55,7 @@ pub(crate) fn replay(core: &Core, deadline: Deadline) -> Result<(), RemoteError>
 pub(crate) fn take_tail(core: &Core) -> Result<(), RemoteError> {
     let published = core.published.lock();
     let head = &published.head;
-    let bound = Bound { uuid: core.uuid, id: head.tail_id };
+    let bound = Bound { uuid: core.source.uuid, id: head.tail_id };
     let mut state = core.state.lock();
     for frame in parse_tail(&head.tail, &bound, head.position)? {
         state.append(NewFrame::new(frame.entry.change, &[frame.payload]))?;
@@ -67,7 +71,12 @@ fn directory_of(segment: &SegmentRef) -> Part {
 
 /// Restores what the last checkpoint wrote.
 fn restore(core: &Core, at: ObjectRef, position: u64, deadline: Deadline) -> Result<(), RemoteError> {
-    let root = page(core, at, begin(core, part_of_ref(at), deadline), deadline, Root::parse)?;
+    let by = core.source.shift;
+    let mut root = page(core, at, begin(core, part_of_ref(at), deadline), deadline, Root::parse)?;
+    for pages in [&mut root.index, &mut root.table, &mut root.graves] {
+        pages.iter_mut().for_each(|(_, page)| *page = shifted_ref(*page, by));
+    }
+    root.objects.iter_mut().for_each(|object| object.id = shifted(object.id, by));
     if root.position != position {
         return Err(Corruption::new("root page", "position", root.position, position).within(at.id).into());
     }
@@ -81,14 +90,22 @@ fn restore(core: &Core, at: ObjectRef, position: u64, deadline: Deadline) -> Res
         if !whole {
             return Err(Corruption::new("segment table", "rows of a page", rows.len(), TABLE_ROWS).into());
         }
+        let rows = rows.into_iter().map(|row| row.map(|row| Row { id: shifted(row.id, by), ..row })).collect();
         core.state.lock().table.restore(rows)
     })?;
     each_page(core, &root.index, deadline, parse_index, |number, regions| {
         debug_assert!(regions.iter().all(|(region, _)| region / INDEX_REGIONS == number));
         let mut state = core.state.lock();
-        regions.into_iter().for_each(|(region, page)| state.regions.restore(region, page));
+        regions.into_iter().for_each(|(region, page)| state.regions.restore(region, shifted_ref(page, by)));
         Ok(())
     })?;
+    if core.write && by == 0 {
+        let now = core.options.host.now();
+        each_page(core, &root.graves, deadline, parse_graves, |number, graves| {
+            core.state.lock().graves.restore(number, graves, now);
+            Ok(())
+        })?;
+    }
     core.state.lock().restore_root(at, &root);
     Ok(())
 }

@@ -2,20 +2,35 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use oleo_lock::{Mutex, rank};
 
 use crate::cache::Cache;
 use crate::error::RemoteError;
+use crate::format::ObjectId;
 use crate::format::head::Head;
+use crate::format::pins::Pin;
 use crate::options::StoreOptions;
+use crate::origins::{OriginStore, Source, open_origins};
 use crate::state::State;
 use crate::store::{Deadline, Store, Version};
 
 /// The newest head, as far as this writer knows.
 pub(crate) struct Published {
     pub(crate) head: Head,
-    pub(crate) version: Version,
+    /// None: there is none yet.
+    pub(crate) version: Option<Version>,
+    /// When that was known.
+    pub(crate) at: Duration,
+    /// Commit ids of heads that were sent in its place and given up; they may still come to be there.
+    pub(crate) given_up: Vec<[u8; 16]>,
+}
+
+impl Published {
+    pub(crate) fn new(head: Head, version: Option<Version>, at: Duration) -> Published {
+        Published { head, version, at, given_up: Vec::new() }
+    }
 }
 
 /// An open volume.
@@ -29,7 +44,13 @@ pub(crate) struct Core {
     pub(crate) write: bool,
     pub(crate) state: Mutex<rank::RemoteState, State>,
     pub(crate) published: Mutex<rank::RemotePublish, Published>,
+    /// The volumes whose objects it names, by their numbers from 1.
+    pub(crate) origins: Vec<OriginStore>,
+    /// Whose head it was opened from.
+    pub(crate) source: Source,
     pub(crate) edges: Mutex<rank::RemoteEdges, ()>,
+    /// What keeps the moment that is read.
+    pub(crate) lease: Option<Pin>,
     /// The failure that ended writing.
     pub(crate) latch: OnceLock<Arc<RemoteError>>,
     pub(crate) cache: Cache,
@@ -50,6 +71,8 @@ pub(crate) struct Counts {
     pub(crate) head_puts: AtomicU64,
     pub(crate) checkpoints: AtomicU64,
     pub(crate) cache_hits: AtomicU64,
+    pub(crate) deletes: AtomicU64,
+    pub(crate) moved_bytes: AtomicU64,
 }
 
 /// Adds to a count.
@@ -58,6 +81,41 @@ pub(crate) fn add(count: &AtomicU64, n: u64) {
 }
 
 impl Core {
+    /// An open volume of which nothing is read yet but the head.
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        head: Head,
+        version: Option<Version>,
+        options: &StoreOptions,
+        write: bool,
+    ) -> Result<Core, RemoteError> {
+        Ok(Core {
+            name: store.describe().into(),
+            store,
+            uuid: head.uuid,
+            epoch: head.epoch,
+            write,
+            state: Mutex::new(State::new(&head, head.epoch)),
+            origins: open_origins(&head.origins, options)?,
+            source: Source { uuid: head.uuid, shift: 0 },
+            edges: Mutex::new(()),
+            lease: None,
+            latch: OnceLock::new(),
+            cache: Cache::new(options.bounds.cache_bytes_max),
+            counts: Counts::default(),
+            options: options.clone(),
+            published: Mutex::new(Published::new(head, version, options.host.now())),
+        })
+    }
+
+    /// The store that has an object, and the volume that made it.
+    pub(crate) fn owner_of(&self, id: ObjectId) -> Option<(&dyn Store, [u8; 16])> {
+        match id.origin {
+            0 => Some((&*self.store, self.uuid)),
+            n => self.origins.get(usize::from(n) - 1).map(|origin| (&*origin.store, origin.uuid)),
+        }
+    }
+
     /// The failure that ended writing, if one did.
     pub(crate) fn check_latch(&self) -> Result<(), RemoteError> {
         match self.latch.get() {
@@ -72,7 +130,7 @@ impl Core {
     }
 
     /// When something must be over that may take so long.
-    pub(crate) fn deadline(&self, time: std::time::Duration) -> Deadline {
+    pub(crate) fn deadline(&self, time: Duration) -> Deadline {
         self.options.host.now() + time
     }
 }

@@ -6,6 +6,7 @@ use crate::error::{RemoteError, StoreError};
 use crate::format::head::Head;
 use crate::format::pins::{PINS_LEN_MAX, Pins};
 use crate::options::StoreOptions;
+use crate::pin::{find_pin, key_of};
 use crate::store::{self, Retry, Store};
 use crate::swap::{HEAD, read};
 
@@ -29,7 +30,10 @@ pub struct Shown {
 pub fn show(store: Arc<dyn Store>, pin: Option<&str>, options: &StoreOptions) -> Result<Shown, RemoteError> {
     let store = Retry::new(store, options.host.clone());
     let deadline = options.host.now() + options.bounds.attach_max;
-    let key = pin.map_or_else(|| HEAD.to_owned(), |pin| format!("pin/{pin}"));
+    let key = match pin {
+        None => HEAD.to_owned(),
+        Some(pin) => key_of(&find_pin(&store, pin, deadline)?),
+    };
     let (head, _) = read(&store, &key, deadline)?;
     let pins = match store::get(&store, PINS, PINS_LEN_MAX as u64, deadline) {
         Ok((bytes, _)) => Some(Pins::parse(&bytes)?),

@@ -12,17 +12,19 @@
 //! and in the pages of others as of the last checkpoint; so while a region is not in memory it may be too high, never too
 //! low. The map has exactly what frames before [`State::position`] say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use oleo_format::Corruption;
 
 use crate::error::RemoteError;
 use crate::format::head::Head;
-use crate::format::map::{MapObject, Root, Run, TABLE_ROWS};
+use crate::format::map::{MapObject, Root, Row, Run, TABLE_ROWS};
 use crate::format::segment::{Change, Entry};
-use crate::format::{BLOCK_LEN, OBJECT_LEN_MAX, OBJECT_N_MAX, ObjectId, ObjectRef, REGION_BLOCKS, SegmentRef};
+use crate::format::{BLOCK_LEN, Grave, OBJECT_LEN_MAX, OBJECT_N_MAX, ObjectId, ObjectRef, REGION_BLOCKS, SegmentRef};
 
+mod graves;
 mod open_segment;
 mod region;
 mod regions;
@@ -30,6 +32,7 @@ mod sealed;
 mod table;
 mod under_way;
 
+pub(crate) use graves::Graves;
 pub(crate) use open_segment::{NewFrame, OpenSegment};
 pub(crate) use region::Region;
 pub(crate) use regions::Regions;
@@ -81,6 +84,8 @@ pub(crate) struct Gathered {
     pub device_len: u64,
     pub next_n: u64,
     pub segments: Vec<SegmentRef>,
+    /// No segment of these was in a head of an earlier sequence.
+    pub oldest: u64,
     pub tail_id: ObjectId,
     pub tail: Vec<Arc<Vec<u8>>>,
 }
@@ -104,6 +109,9 @@ pub(crate) struct State {
     sequence: u64,
     /// What the last checkpoint wrote.
     pub(crate) saved: Saved,
+    pub(crate) graves: Graves,
+    /// Sequence that no segment is older than which is replayed.
+    oldest: u64,
 }
 
 /// The pages of a checkpoint besides those of the regions.
@@ -112,7 +120,10 @@ pub(crate) struct Saved {
     pub(crate) root: Option<ObjectRef>,
     pub(crate) index: BTreeMap<u32, ObjectRef>,
     pub(crate) table: BTreeMap<u32, ObjectRef>,
+    pub(crate) graves: BTreeMap<u32, ObjectRef>,
     pub(crate) objects: BTreeMap<ObjectId, MapObject>,
+    /// Whether the pages of the index are all written again.
+    pub(crate) rewrite: bool,
 }
 
 impl State {
@@ -132,6 +143,8 @@ impl State {
             listed: Vec::new(),
             sequence: head.sequence,
             saved: Saved::default(),
+            graves: Graves::default(),
+            oldest: head.oldest,
         }
     }
 
@@ -166,11 +179,18 @@ impl State {
             root: Some(at),
             index: root.index.iter().copied().collect(),
             table: root.table.iter().copied().collect(),
+            graves: root.graves.iter().filter(|(_, page)| page.id.origin == 0).copied().collect(),
             objects: root.objects.iter().map(|object| (object.id, *object)).collect(),
+            rewrite: false,
         };
-        // A root cannot say of its own object how long it is.
+        // A root cannot say of its own object how long it is. It is as old as the youngest of the others, or younger; those of
+        // other volumes have the sequences of those.
         let (len, live) = (at.off + at.len, at.len);
-        self.saved.objects.insert(at.id, MapObject { id: at.id, len, live, born: self.sequence });
+        let own = root.objects.iter().filter(|object| object.id.origin == 0);
+        let born = own.map(|object| object.born).max().unwrap_or(0);
+        self.saved.objects.insert(at.id, MapObject { id: at.id, len, live, born });
+        // What the parent of a branch has buried is none of the branch's business.
+        root.graves.iter().filter(|(_, page)| page.id.origin > 0).for_each(|(_, page)| self.forget(*page));
     }
 
     /// The length of the device, as a head has it.
@@ -210,7 +230,7 @@ impl State {
 
     /// Replays a stored segment: what its directory says, in order.
     pub(crate) fn replay(&mut self, segment: &SegmentRef, entries: &[Entry]) -> Result<(), RemoteError> {
-        let row = self.table.find_or_add(segment.id, segment.len, self.sequence)?;
+        let row = self.table.find_or_add(segment.id, segment.len, self.oldest)?;
         for entry in entries {
             self.apply(row, entry)?;
         }
@@ -276,11 +296,15 @@ impl State {
     /// that have something behind `from`, the position of the checkpoint.
     pub(crate) fn gather(&self, from: u64) -> Gathered {
         let none = ObjectId::segment(self.epoch, self.next_n.min(OBJECT_N_MAX - 1));
+        let segments: Vec<SegmentRef> =
+            self.listed.iter().filter(|(_, after)| *after > from).map(|(known, _)| *known).collect();
+        let born = segments.iter().filter_map(|known| Some(self.table.of(known.id)?.born)).min();
         Gathered {
             position: self.position,
             device_len: self.device_len,
             next_n: self.next_n,
-            segments: self.listed.iter().filter(|(_, after)| *after > from).map(|(known, _)| *known).collect(),
+            segments,
+            oldest: born.unwrap_or(self.sequence + 1),
             tail_id: self.open.as_ref().map_or(none, |open| open.id),
             tail: self.open.as_ref().map_or(Vec::new(), |open| open.pieces().to_vec()),
         }
@@ -292,10 +316,94 @@ impl State {
         self.under_way.free(position);
     }
 
-    /// A checkpoint up to this position is published: it has what the segments before it say.
-    pub(crate) fn checkpointed(&mut self, root: ObjectRef, position: u64) {
+    /// A checkpoint up to this position is published: it has what the segments before it say, and all graves.
+    pub(crate) fn checkpointed(&mut self, root: ObjectRef, position: u64, now: Duration) {
+        self.graves.published(now);
         self.saved.root = Some(root);
         self.listed.retain(|(_, after)| *after > position);
+    }
+
+    /// Segments that nothing needs from the next head on, whose checkpoint is of `position`, get their graves. What that head
+    /// lists is needed whatever lives of it: its frames remove older ones.
+    pub(crate) fn bury(&mut self, position: u64) {
+        if self.graves.is_full() {
+            return;
+        }
+        let listed = self.listed.iter().filter(|(_, after)| *after > position).map(|(known, _)| known.id);
+        let open = self.open.as_ref().map(|open| open.id);
+        let needed: HashSet<ObjectId> = listed.chain(open).chain(self.under_way.ids()).collect();
+        let died = self.next_sequence();
+        let rows = self.table.take_dead(|id| needed.contains(&id));
+        let dead = rows.into_iter().map(|row| Grave { id: row.id, born: row.born.min(died), died });
+        self.graves.add_own(dead);
+    }
+
+    /// The same for map objects none of whose pages is needed.
+    pub(crate) fn bury_maps(&mut self) {
+        if self.graves.is_full() {
+            return;
+        }
+        let died = self.next_sequence();
+        let objects = &mut self.saved.objects;
+        let dead = objects.values().filter(|object| object.live == 0);
+        let dead: Vec<Grave> = dead.map(|o| Grave { id: o.id, born: o.born.min(died), died }).collect();
+        dead.iter().for_each(|grave| _ = objects.remove(&grave.id));
+        self.graves.add_own(dead.into_iter());
+    }
+
+    /// A page of a map object is not needed any more.
+    pub(crate) fn forget(&mut self, page: ObjectRef) {
+        if let Some(object) = self.saved.objects.get_mut(&page.id) {
+            object.live = object.live.saturating_sub(page.len);
+        }
+    }
+
+    /// The next checkpoint writes all pages that name objects.
+    pub(crate) fn rewrite_pages(&mut self) {
+        self.saved.rewrite = true;
+        self.table.touch_all();
+    }
+
+    /// The next checkpoint writes everything that is in an object of another volume.
+    pub(crate) fn rewrite_foreign(&mut self) {
+        self.regions.touch_foreign();
+        self.rewrite_pages();
+    }
+
+    /// Whether it names an object of another volume.
+    pub(crate) fn names_foreign(&self) -> bool {
+        let listed = self.listed.iter().any(|(known, _)| known.id.origin > 0);
+        listed || self.census().any(|(id, _)| id.origin > 0)
+    }
+
+    /// Objects and rows with what lives of them, for those who compare.
+    pub(crate) fn census(&self) -> impl Iterator<Item = (ObjectId, u32)> + '_ {
+        let rows = self.table.rows().iter().flatten().map(|row| (row.id, row.live));
+        rows.chain(self.saved.objects.values().map(|object| (object.id, object.live)))
+    }
+
+    /// Whether an object is part of the volume, or dead and not deleted.
+    pub(crate) fn knows(&self, id: ObjectId) -> bool {
+        self.table.of(id).is_some() || self.saved.objects.contains_key(&id) || self.graves.has(id)
+    }
+
+    /// How many segments there are of which nothing lives.
+    pub(crate) fn dead_count(&self) -> usize {
+        self.table.rows().iter().flatten().filter(|row| row.live == 0 && row.len > 0).count()
+    }
+
+    /// Stored segments that are worth emptying, the emptiest first, with their lengths: those of which less than half lives, or
+    /// with `foreign` all of other volumes of which anything does.
+    pub(crate) fn sparse(&self, foreign: bool) -> Vec<(ObjectId, u32)> {
+        let busy: HashSet<ObjectId> = self.under_way.ids().chain(self.open.as_ref().map(|open| open.id)).collect();
+        let wanted = |row: &&Row| match foreign {
+            true => row.id.origin > 0,
+            false => row.id.origin == 0 && row.live < row.total.div_ceil(2),
+        };
+        let rows = self.table.rows().iter().flatten().filter(wanted);
+        let mut out: Vec<&Row> = rows.filter(|row| row.live > 0 && row.len > 0 && !busy.contains(&row.id)).collect();
+        out.sort_by_key(|row| (u64::from(row.live) * 1024 / u64::from(row.total.max(1)), row.id));
+        out.into_iter().map(|row| (row.id, row.len)).collect()
     }
 
     /// How many segments an attach would replay, and their bytes.

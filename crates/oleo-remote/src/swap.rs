@@ -31,7 +31,7 @@ pub(crate) enum Swapped {
     /// It is mine.
     Mine(Version),
     /// It is another one.
-    Other(Box<Head>),
+    Other(Box<Head>, Version),
     /// There is none.
     Gone,
 }
@@ -100,7 +100,7 @@ pub(crate) fn swap(
             Found::Head(found, version) => {
                 let is_old = *cond == Cond::Match(version.clone()) && found.commit == head.predecessor;
                 if !is_old {
-                    return Ok(Swapped::Other(found));
+                    return Ok(Swapped::Other(found, version));
                 }
             }
             Found::Damaged(e, version) => {

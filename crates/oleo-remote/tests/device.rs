@@ -18,6 +18,7 @@ fn small() -> StoreOptions {
     options.bounds.dirty_bytes_max = 1 << 20;
     options.bounds.replay_count_max = 5;
     options.bounds.cache_bytes_max = 200_000;
+    options.claim = Duration::ZERO;
     options
 }
 

@@ -56,8 +56,8 @@ pub enum Reply {
     Stored(u64),
     /// It is not there.
     Deleted,
-    /// Keys and lengths.
-    Listed(Vec<(String, u64)>),
+    /// Keys, lengths, and when they were stored.
+    Listed(Vec<(String, u64, Duration)>),
 }
 
 /// What it gets instead.
@@ -86,15 +86,15 @@ pub struct Faults {
     pub any: u64,
     /// A client crashes.
     pub crash: u64,
-    /// The key whose contents are never old, changed or cut.
-    pub exact: &'static str,
-    /// Once in so many readings that key is old after all, which no store may do.
+    /// The keys whose contents are never old, changed or cut.
+    pub exact: &'static [&'static str],
+    /// Once in so many readings such a key is old after all, which no store may do.
     pub stale_exact: u64,
 }
 
 impl Faults {
     /// Everything works.
-    pub const NONE: Faults = Faults { any: 0, crash: 0, exact: "head", stale_exact: 0 };
+    pub const NONE: Faults = Faults { any: 0, crash: 0, exact: &["head"], stale_exact: 0 };
 }
 
 /// What becomes of a request.
@@ -151,8 +151,8 @@ struct Client {
 
 struct Inner {
     rng: Rng,
-    /// How often in a row an object came wrong: now and then bits change, and they do not always.
-    damaged: BTreeMap<String, u32>,
+    /// How often in a row a part of an object came wrong to a client: now and then bits change, and they do not always.
+    damaged: BTreeMap<(usize, String, u64), u32>,
     objects: Objects,
     pending: Vec<Pending>,
     clients: Vec<Client>,
@@ -273,7 +273,7 @@ impl World {
         if inner.clients[client].dead {
             return id;
         }
-        let fate = inner.fate(&request);
+        let fate = inner.fate(client, &request);
         let left = match fate {
             Fate::LostBefore | Fate::Refused => 0,
             Fate::Twice => 2,
@@ -318,6 +318,11 @@ impl World {
             return inner.now + inner.clients[client].dead_time;
         }
         inner.now
+    }
+
+    /// The store's time: the same, for those who have crashed, too.
+    pub fn store_now(&self) -> Duration {
+        self.lock().now
     }
 
     /// Sleeps.
@@ -374,8 +379,8 @@ impl World {
 
 impl Inner {
     /// What becomes of a request.
-    fn fate(&mut self, request: &Request) -> Fate {
-        let exact = |key: &str| key == self.faults.exact;
+    fn fate(&mut self, client: usize, request: &Request) -> Fate {
+        let exact = |key: &str| self.faults.exact.contains(&key);
         if let Request::Get(key, _) = request
             && exact(key)
             && self.faults.stale_exact > 0
@@ -397,8 +402,9 @@ impl Inner {
         };
         let at = self.rng.below((common.len() + own.len()) as u64) as usize;
         let fate = common.iter().chain(own).nth(at).copied().unwrap_or(Fate::Fine);
-        let Request::Get(key, _) = request else { return fate };
-        let in_a_row = self.damaged.entry(key.clone()).or_default();
+        let Request::Get(key, range) = request else { return fate };
+        let part = (client, key.clone(), range.as_ref().map_or(0, |r| r.start));
+        let in_a_row = self.damaged.entry(part).or_default();
         *in_a_row = if fate == Fate::Damaged { *in_a_row + 1 } else { 0 };
         if *in_a_row > DAMAGED_MAX { Fate::Fine } else { fate }
     }
@@ -460,7 +466,7 @@ impl Inner {
         let fate = self.pending[at].fate;
         self.pending[at].left -= 1;
         let old = fate == Fate::Old;
-        let mut answer = self.objects.carry_out(&self.pending[at].request, old);
+        let mut answer = self.objects.carry_out(&self.pending[at].request, old, self.now);
         if let (Fate::Damaged, Ok(Reply::Object(bytes, _))) = (fate, &mut answer) {
             damage(&mut self.rng, bytes);
         }

@@ -28,7 +28,7 @@ raw! {
         magic: [u8; 8], version: U16, flags: U16, len: U32, uuid: [u8; 16], epoch: U32, claim: U32, sequence: U64,
         commit: [u8; 16], predecessor: [u8; 16], device_len: U64, next_n: U64, root: [u8; 32], segments: U32, graves: U32,
         origins: U32, owner_len: U32, tail_len: U32, zeros_a: [u8; 8], codec: u8, zeros_b: [u8; 3], horizon: U64,
-        position: U64, tail_id: RawId, zeros_c: [u8; 48], sections_xxh: U64, xxh: U64,
+        position: U64, tail_id: RawId, oldest: U64, zeros_c: [u8; 40], sections_xxh: U64, xxh: U64,
     }
     /// A segment in the list.
     40 RawSegment { id: RawId, len: U32, dir_off: U32, dir_len: U32, frames: U32, dir_xxh: U64, }
@@ -38,6 +38,7 @@ raw! {
 const _: () = assert!(std::mem::offset_of!(RawHead, root) == 96);
 const _: () = assert!(std::mem::offset_of!(RawHead, codec) == 156);
 const _: () = assert!(std::mem::offset_of!(RawHead, tail_id) == 176);
+const _: () = assert!(std::mem::offset_of!(RawHead, oldest) == 192);
 const _: () = assert!(std::mem::offset_of!(RawHead, sections_xxh) == 240);
 
 const HEADER_LEN: usize = size_of::<RawHead>();
@@ -90,6 +91,8 @@ pub struct Head {
     pub codec: u8,
     /// The highest `died` of a grave that is not listed any more.
     pub horizon: u64,
+    /// No listed segment was named by a head of an earlier sequence; 0: nothing is known of that.
+    pub oldest: u64,
     /// How many frames the volume has had: up to here everything is in the root, the list and the tail.
     pub position: u64,
     /// The segment whose beginning the tail is.
@@ -149,7 +152,8 @@ impl Head {
             horizon: self.horizon.into(),
             position: self.position.into(),
             tail_id: self.tail_id.raw(),
-            zeros_c: [0; 48],
+            oldest: self.oldest.into(),
+            zeros_c: [0; 40],
             sections_xxh: xxh64(&out[HEADER_LEN..]).into(),
             xxh: 0.into(),
         };
@@ -224,6 +228,7 @@ impl Head {
             owner: text(owner, "owner")?,
             codec: raw.codec,
             horizon: raw.horizon.get(),
+            oldest: raw.oldest.get(),
             position: raw.position.get(),
             tail_id: ObjectId::of_raw(&raw.tail_id)?.expect_map(false)?,
             tail: tail.to_vec(),
@@ -288,7 +293,7 @@ fn parse_header(bytes: &[u8]) -> Result<&RawHead, Corruption> {
     ensure!(raw.len.get() as usize == bytes.len(), "head", "length", bytes.len(), raw.len);
     all_zero(&raw.zeros_a, "head", "bytes from 148")?;
     all_zero(&raw.zeros_b, "head", "bytes from 157")?;
-    all_zero(&raw.zeros_c, "head", "bytes from 192")?;
+    all_zero(&raw.zeros_c, "head", "bytes from 200")?;
     Ok(raw)
 }
 

@@ -1,4 +1,5 @@
-//! Which heads are to be kept: the one object that lists pins, leases and branches.
+//! Which heads are to be kept: the one object that lists pins, leases and branches. The head of a pin or a branch is in the
+//! object `pin/NAME/ID`, whose key is never used a second time.
 
 use oleo_format::Corruption;
 use serde::{Deserialize, Serialize};
@@ -28,8 +29,10 @@ pub enum PinKind {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pin {
-    /// Its name; that of the object `pin/NAME`.
+    /// Its name.
     pub name: String,
+    /// Random, different for each entry: a name may come back, what was asked for under it must not.
+    pub id: String,
     /// Sequence of the head.
     pub sequence: u64,
     /// Its epoch.
@@ -81,7 +84,7 @@ impl Pins {
             serde_json::from_slice(bytes).map_err(|e| Corruption::new(what, "text", e, "what it should be"))?;
         ensure!(pins.version == 1, what, "version", pins.version, 1);
         ensure!(pins.pins.len() <= PIN_COUNT_MAX, what, "count", pins.pins.len(), format!("at most {PIN_COUNT_MAX}"));
-        let odd = pins.pins.iter().find(|pin| !is_pin_name(&pin.name));
+        let odd = pins.pins.iter().find(|pin| !is_pin_name(&pin.name) || !is_pin_name(&pin.id));
         if let Some(pin) = odd {
             return Err(Corruption::new(what, "name", pin.name.escape_debug(), "letters, digits, dots and dashes"));
         }

@@ -9,8 +9,8 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
-    BLOCK_LEN, DEVICE_LEN_MAX, FRAME_BLOCKS_MAX, ObjectId, RawId, SegmentRef, Sum, VERSION, all_zero, ensure, list,
-    push, raw, xxh64,
+    BLOCK_LEN, DEVICE_LEN_MAX, FRAME_BLOCKS_MAX, OBJECT_LEN_MAX, ObjectId, RawId, SegmentRef, Sum, VERSION, all_zero,
+    ensure, list, push, raw, xxh64,
 };
 
 /// Bytes of a frame's header.
@@ -308,6 +308,11 @@ pub fn parse_directory(bytes: &[u8], segment: &SegmentRef) -> Result<Vec<Entry>,
 
 /// Reads the footer of a whole segment: what a head would say of it, and the position of its first frame.
 pub fn parse_footer(bytes: &[u8]) -> Result<(SegmentRef, u64), Corruption> {
+    parse_footer_of(bytes, bytes.len() as u64)
+}
+
+/// The same from the end of a segment that is so long.
+pub fn parse_footer_of(bytes: &[u8], whole: u64) -> Result<(SegmentRef, u64), Corruption> {
     let what = "footer";
     let raw = bytes.len().checked_sub(FOOTER_LEN).and_then(|at| RawFooter::ref_from_bytes(&bytes[at..]).ok());
     let raw = raw.ok_or_else(|| Corruption::new(what, "length", bytes.len(), format!("at least {FOOTER_LEN}")))?;
@@ -325,7 +330,8 @@ pub fn parse_footer(bytes: &[u8]) -> Result<(SegmentRef, u64), Corruption> {
         frames
     );
     let len = u64::from(dir_off) + u64::from(dir_len) + FOOTER_LEN as u64;
-    ensure!(len == bytes.len() as u64, what, "length of the segment", bytes.len(), len);
+    ensure!(len == whole, what, "length of the segment", whole, len);
     let id = ObjectId::of_raw(&raw.id)?.expect_map(false)?;
-    Ok((SegmentRef { id, len: bytes.len() as u32, dir_off, frames, dir_xxh: raw.dir_xxh.get() }, raw.position.get()))
+    ensure!(len <= u64::from(OBJECT_LEN_MAX), what, "length of the segment", len, format!("at most {OBJECT_LEN_MAX}"));
+    Ok((SegmentRef { id, len: len as u32, dir_off, frames, dir_xxh: raw.dir_xxh.get() }, raw.position.get()))
 }

@@ -64,6 +64,7 @@ fn head() -> Head {
         owner: "host, pid 7".into(),
         codec: 0,
         horizon: 4,
+        oldest: 6,
         position: 44,
         tail_id: id,
         tail,
@@ -82,7 +83,7 @@ fn layout() {
     assert_eq!((u64_at(80), u64_at(88), u64_at(160), u64_at(168)), (1 << 40, 10, 4, 44));
     assert_eq!((u32_at(96 + 4), u32_at(96 + 20)), (1, 72), "epoch and length of the root");
     assert_eq!((u32_at(128), u32_at(132), u32_at(136), u32_at(140)), (2, 1, 1, 11));
-    assert_eq!((u32_at(176 + 4), u64_at(176 + 8)), (3, 9), "the tail's segment");
+    assert_eq!((u32_at(176 + 4), u64_at(176 + 8), u64_at(192)), (3, 9, 6), "the tail's segment, and the oldest");
     assert_eq!(u64_at(248), xxh64(&bytes[..248]));
     assert_eq!(u64_at(240), xxh64(&bytes[256..]));
     assert_eq!(
@@ -133,6 +134,7 @@ fn written_and_read() {
 fn pins() -> Pins {
     let pin = |kind, expires| Pin {
         name: "v1".into(),
+        id: "0a".into(),
         sequence: 3,
         epoch: 1,
         commit: "00".into(),

@@ -181,20 +181,18 @@ impl Regions {
 
     /// The page of a region has been read. If it is not the region's any more nothing happens.
     pub(crate) fn install(&mut self, of: Missing, runs: &[Run], table: &mut Table) -> Result<(), RemoteError> {
+        // First: a page that was replaced meanwhile may name rows that are no more.
+        if self.slots.get(&of.region).is_none_or(|slot| slot.runs.is_some() || slot.page != Some(of.page)) {
+            return Ok(());
+        }
         let odd = runs.iter().find(|run| table.get(run.row).is_none());
         if let Some(run) = odd {
             return Err(Corruption::new("map page", "row of a run", run.row, "one of the table")
                 .within(of.page.id)
                 .into());
         }
-        if !self.slots.contains_key(&of.region) {
-            return Ok(());
-        }
         let losses = self.change(of.region, |slot| {
             let (mut losses, mut known) = (Losses::default(), Losses::default());
-            if slot.runs.is_some() || slot.page != Some(of.page) {
-                return losses;
-            }
             let mut region = Region::of(runs);
             for (n, change) in slot.pending.iter().enumerate() {
                 change.apply(&mut region, if n < slot.counted { &mut known } else { &mut losses });
@@ -254,6 +252,18 @@ impl Regions {
             self.bytes -= slot.map_or(0, |slot| slot.bytes());
         }
         before
+    }
+
+    /// Regions whose page is in an object of another volume are written with the next checkpoint.
+    pub(crate) fn touch_foreign(&mut self) {
+        let foreign = self.slots.iter().filter(|(_, slot)| slot.page.is_some_and(|page| page.id.origin > 0));
+        let foreign: Vec<u32> = foreign.map(|(region, _)| *region).collect();
+        foreign.into_iter().for_each(|region| self.change(region, |slot| slot.dirty = true));
+    }
+
+    /// The regions that have a page.
+    pub(crate) fn with_pages(&self) -> impl Iterator<Item = u32> + '_ {
+        self.slots.iter().filter(|(_, slot)| slot.page.is_some()).map(|(region, _)| *region)
     }
 
     /// The pages of `count` regions from `from` on.

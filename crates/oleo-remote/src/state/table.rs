@@ -23,11 +23,12 @@ pub(crate) struct Table {
     /// Pages with rows that differ from what is written.
     dirty: BTreeSet<u32>,
     by_id: HashMap<ObjectId, u32>,
+    /// Rows that no segment has.
+    free: BTreeSet<u32>,
 }
 
 impl Table {
     /// All rows.
-    #[cfg(test)]
     pub(crate) fn rows(&self) -> &[Option<Row>] {
         &self.rows
     }
@@ -46,10 +47,18 @@ impl Table {
                     );
                 }
             }
+            if row.is_none() {
+                self.free.insert(self.rows.len() as u32);
+            }
             self.written.push(row.as_ref().map_or(0, |row| row.live));
             self.rows.push(row);
         }
         Ok(())
+    }
+
+    /// All pages are written with the next checkpoint.
+    pub(crate) fn touch_all(&mut self) {
+        self.dirty.extend(0..(self.rows.len() as u32).div_ceil(TABLE_ROWS));
     }
 
     /// Pages that a checkpoint must write.
@@ -84,20 +93,47 @@ impl Table {
         self.rows.get(row as usize)?.as_ref()
     }
 
+    /// The row of a segment.
+    pub(crate) fn of(&self, id: ObjectId) -> Option<&Row> {
+        self.get(*self.by_id.get(&id)?)
+    }
+
     /// The number of a segment's row, which is made if there is none.
     pub(crate) fn find_or_add(&mut self, id: ObjectId, len: u32, born: u64) -> Result<u32, RemoteError> {
         if let Some(row) = self.by_id.get(&id) {
             return Ok(*row);
         }
-        if self.rows.len() >= ROW_COUNT_MAX {
-            return Err(too_many());
-        }
-        let row = self.rows.len() as u32;
-        self.rows.push(Some(Row { id, len, live: 0, total: 0, born }));
-        self.written.push(0);
+        let new = Some(Row { id, len, live: 0, total: 0, born });
+        let row = match self.free.pop_first() {
+            Some(row) => {
+                self.rows[row as usize] = new;
+                row
+            }
+            None if self.rows.len() >= ROW_COUNT_MAX => return Err(too_many()),
+            None => {
+                self.rows.push(new);
+                self.written.push(0);
+                self.rows.len() as u32 - 1
+            }
+        };
         self.dirty.insert(row / TABLE_ROWS);
         self.by_id.insert(id, row);
         Ok(row)
+    }
+
+    /// Takes out the rows that no run names, neither in memory nor in the pages that are written, except those of some
+    /// segments. From now on their numbers may be those of others.
+    pub(crate) fn take_dead(&mut self, except: impl Fn(ObjectId) -> bool) -> Vec<Row> {
+        let mut out = Vec::new();
+        for (n, (row, written)) in self.rows.iter_mut().zip(&self.written).enumerate() {
+            if let Some(dead) = row.take_if(|row| row.live == 0 && *written == 0 && !except(row.id)) {
+                self.by_id.remove(&dead.id);
+                self.free.insert(n as u32);
+                self.dirty.insert(n as u32 / TABLE_ROWS);
+                out.push(dead);
+            }
+        }
+        out
     }
 
     fn row_mut(&mut self, row: u32) -> Result<&mut Row, RemoteError> {

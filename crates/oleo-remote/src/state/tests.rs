@@ -208,3 +208,55 @@ fn compare_written(state: &State, pages: &BTreeMap<u64, Vec<u8>>) {
         assert_eq!(row.live, live.get(&(n as u32)).copied().unwrap_or(0), "{}", row.id);
     }
 }
+
+/// Goal: a segment dies when nothing names it, neither the map in memory nor the pages that are written, and it is not listed for
+/// replay any more: what is listed removes older runs even if nothing of it lives. Its row is another's only then.
+#[test]
+fn who_dies() {
+    let mut state = blank();
+    let mut pages = 0;
+    let mut stage = |state: &mut State| {
+        let page = ObjectRef { id: ObjectId::map(1, pages), off: 0, len: 100, xxh: 0 };
+        state.stage(0, |_| page).expect("staged");
+        state.regions.settle(0);
+        pages += 1;
+    };
+    let seal = |state: &mut State| {
+        let id = state.seal().expect("sealed").expect("a segment").known.id;
+        let (sequence, position) = (state.next_sequence(), state.position());
+        state.published(sequence, position);
+        id
+    };
+    let dead = |state: &State| state.graves.all().collect::<Vec<_>>();
+    state.append(frame(0, 4, 1)).expect("data");
+    let first = seal(&mut state);
+    stage(&mut state);
+    let between = state.position();
+    state.append(frame(0, 4, 5)).expect("data");
+    let second = seal(&mut state);
+    state.bury(state.position());
+    assert_eq!(dead(&state), [], "the page that is written names it");
+    stage(&mut state);
+    state.bury(0);
+    assert_eq!(dead(&state), [], "both are listed");
+    state.bury(between);
+    assert_eq!(dead(&state), [Grave { id: first, born: 1, died: 3 }]);
+    assert!(state.knows(first) && state.knows(second));
+    // The next one has its row, and is found there.
+    state.append(frame(64, 2, 9)).expect("data");
+    assert_eq!(state.table.rows().len(), 2);
+    let mut found = Vec::new();
+    state.look_up(64, 2, &mut found).expect("found");
+    assert!(matches!(found[..], [Found { source: Source::Memory(_), .. }]));
+    state.check();
+    // One of which everything is overwritten, and which is not stored yet, stays as well.
+    let third = state.seal().expect("sealed").expect("a segment").known.id;
+    state.append(frame(64, 2, 11)).expect("data");
+    stage(&mut state);
+    state.bury(state.position());
+    assert!(dead(&state).iter().all(|grave| grave.id != third));
+    let position = state.position();
+    state.published(3, position);
+    state.bury(position);
+    assert_eq!(dead(&state)[1], Grave { id: third, born: 3, died: 4 });
+}

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Sealed;
+use crate::format::ObjectId;
 use crate::store::Ticket;
 
 struct Stored {
@@ -49,6 +50,11 @@ impl UnderWay {
     /// A head is published that names everything up to a position.
     pub(crate) fn free(&mut self, position: u64) {
         self.0.retain(|stored| stored.sealed.after > position);
+    }
+
+    /// All segments.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ObjectId> + '_ {
+        self.0.iter().map(|stored| stored.sealed.known.id)
     }
 
     /// The segment of a row.

@@ -12,6 +12,7 @@ use crate::error::StoreError;
 struct Object {
     body: Arc<Vec<u8>>,
     number: u64,
+    stored: Option<StoreTime>,
 }
 
 #[derive(Default)]
@@ -80,7 +81,7 @@ impl MemoryStore {
                     return Err(StoreError::Condition);
                 }
                 objects.stored += 1;
-                let object = Object { body: Arc::new(body.to_vec()), number: objects.stored };
+                let object = Object { body: Arc::new(body.to_vec()), number: objects.stored, stored: time() };
                 let stored = version(&object);
                 objects.by_key.insert(key, object);
                 Ok(Answer::Stored(stored))
@@ -96,7 +97,7 @@ impl MemoryStore {
                 let listed = from.filter(|(key, _)| **key > after).take(count_max).map(|(key, object)| Listed {
                     key: key[self.prefix.len()..].into(),
                     len: object.body.len() as u64,
-                    modified: None,
+                    modified: object.stored,
                 });
                 Ok(Answer::Listed(listed.collect()))
             }
@@ -114,6 +115,12 @@ fn version(object: &Object) -> Version {
     Version { etag: object.number.to_string(), generation: None }
 }
 
+/// The clock of the machine.
+fn time() -> Option<StoreTime> {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?;
+    Some(StoreTime(since.as_secs()))
+}
+
 impl Store for MemoryStore {
     fn submit(&self, op: Op, _deadline: Deadline) -> Ticket {
         let answer = self.carry_out(op);
@@ -123,6 +130,6 @@ impl Store for MemoryStore {
         format!("memory://{}/{}", self.name, self.prefix.trim_end_matches('/'))
     }
     fn now(&self) -> Option<StoreTime> {
-        None
+        time()
     }
 }

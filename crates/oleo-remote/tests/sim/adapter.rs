@@ -1,6 +1,6 @@
 //! The simulated store as a [`Store`], and ways of using it wrongly that must be noticed.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oleo_remote::store::{Answer, Cond, Deadline, Listed, Op, Store, StoreTime, Ticket, Version};
@@ -18,6 +18,10 @@ pub enum Wrong {
     DoesNotWait,
     /// Conditions are ignored, except by the probe of an attach.
     NoConditions,
+    /// Who deletes does not know of pins.
+    IgnoresPins,
+    /// Who makes a pin does not look at the head again.
+    LooksOnce,
 }
 
 /// One client's way to the store.
@@ -26,6 +30,8 @@ pub struct Client {
     pub world: Arc<World>,
     pub number: usize,
     pub wrong: Wrong,
+    /// What is found under `head`, for one that makes a pin and looks once.
+    pub seen: Option<Arc<Mutex<Option<Answer>>>>,
 }
 
 impl Host for Client {
@@ -44,14 +50,16 @@ fn version(number: u64) -> Version {
     Version { etag: number.to_string(), generation: None }
 }
 
+fn listed((key, len, stored): (String, u64, Duration)) -> Listed {
+    Listed { key, len, modified: Some(StoreTime(stored.as_secs())) }
+}
+
 fn answer(reply: Reply, whole: bool) -> Answer {
     match reply {
         Reply::Object(body, number) => Answer::Object { body, version: whole.then(|| version(number)) },
         Reply::Stored(number) => Answer::Stored(version(number)),
         Reply::Deleted => Answer::Deleted,
-        Reply::Listed(keys) => {
-            Answer::Listed(keys.into_iter().map(|(key, len)| Listed { key, len, modified: None }).collect())
-        }
+        Reply::Listed(keys) => Answer::Listed(keys.into_iter().map(listed).collect()),
     }
 }
 
@@ -71,6 +79,14 @@ impl Store for Client {
     fn submit(&self, op: Op, deadline: Deadline) -> Ticket {
         let whole = matches!(op, Op::Get { range: None, .. });
         let conditional = !op.may_repeat();
+        let (is_head, is_pins) = (op.key() == "head" && whole, op.key() == "pins" && whole);
+        if self.wrong == Wrong::IgnoresPins && is_pins && self.number < crate::WRITERS {
+            return Ticket::new(|| Err(StoreError::Absent));
+        }
+        let seen = self.seen.clone().filter(|_| is_head && self.wrong == Wrong::LooksOnce);
+        if let Some(head) = seen.as_ref().and_then(|seen| seen.lock().expect("lock").clone()) {
+            return Ticket::new(|| Ok(head));
+        }
         let is_segment = op.key().starts_with("seg/") && matches!(op, Op::Put { .. });
         let request = match op {
             Op::Get { key, range, .. } => Request::Get(key, range),
@@ -94,7 +110,13 @@ impl Store for Client {
             return Ticket::new(|| Ok(Answer::Stored(version(0))));
         }
         Ticket::new(move || match world.wait(number, id) {
-            Ok(reply) => Ok(answer(reply, whole)),
+            Ok(reply) => {
+                let answer = answer(reply, whole);
+                if let Some(seen) = seen {
+                    *seen.lock().expect("lock") = Some(answer.clone());
+                }
+                Ok(answer)
+            }
             Err(Failure::Unknown) if wrong == Wrong::TrustsUnknown && conditional => Ok(Answer::Stored(version(id))),
             Err(failure) => Err(error(failure)),
         })
@@ -105,6 +127,6 @@ impl Store for Client {
     }
 
     fn now(&self) -> Option<StoreTime> {
-        None
+        Some(StoreTime(self.world.store_now().as_secs()))
     }
 }

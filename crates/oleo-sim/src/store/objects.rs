@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Cond, Failure, Reply, Request};
 
 struct Object {
     bytes: Arc<Vec<u8>>,
     version: u64,
+    stored: Duration,
 }
 
 /// Objects by key, and what was there before.
@@ -25,12 +27,12 @@ impl Objects {
     }
 
     /// Carries a request out; `old`: what is read is of some time ago, where there was something.
-    pub(super) fn carry_out(&mut self, request: &Request, old: bool) -> Result<Reply, Failure> {
+    pub(super) fn carry_out(&mut self, request: &Request, old: bool, now: Duration) -> Result<Reply, Failure> {
         match request {
             Request::Get(key, range) => {
-                let now = self.by_key.get(key).map(|o| (o.bytes.clone(), o.version));
+                let newest = self.by_key.get(key).map(|o| (o.bytes.clone(), o.version));
                 let before = self.before.get(key).cloned().filter(|_| old);
-                let (bytes, version) = before.or(now).ok_or(Failure::Absent)?;
+                let (bytes, version) = before.or(newest).ok_or(Failure::Absent)?;
                 let part = match range {
                     None => bytes.to_vec(),
                     Some(r) => bytes.get(r.start as usize..r.end as usize).ok_or(Failure::Wrong)?.to_vec(),
@@ -48,7 +50,7 @@ impl Objects {
                     return Err(Failure::Condition);
                 }
                 self.stored += 1;
-                let object = Object { bytes: bytes.clone(), version: self.stored };
+                let object = Object { bytes: bytes.clone(), version: self.stored, stored: now };
                 if let Some(gone) = self.by_key.insert(key.clone(), object) {
                     self.before.insert(key.clone(), (gone.bytes, gone.version));
                 }
@@ -65,7 +67,9 @@ impl Objects {
                 let newest = self.stored;
                 // An old listing lacks what is new.
                 let some = all.filter(|(key, o)| *key > after && !(old && o.version + 3 > newest));
-                Ok(Reply::Listed(some.take(*count_max).map(|(k, o)| (k.clone(), o.bytes.len() as u64)).collect()))
+                Ok(Reply::Listed(
+                    some.take(*count_max).map(|(k, o)| (k.clone(), o.bytes.len() as u64, o.stored)).collect(),
+                ))
             }
         }
     }

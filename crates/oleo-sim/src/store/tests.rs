@@ -2,7 +2,7 @@
 
 use super::*;
 
-const FAULTS: Faults = Faults { any: 3, crash: 50, exact: "head", stale_exact: 0 };
+const FAULTS: Faults = Faults { any: 3, crash: 50, exact: &["head"], stale_exact: 0 };
 
 /// Three clients that store and read, and what each of them was answered.
 fn answers(seed: u64) -> (Vec<String>, BTreeMap<String, Arc<Vec<u8>>>) {

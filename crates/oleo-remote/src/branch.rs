@@ -1,0 +1,158 @@
+//! Branches: volumes that begin as a moment of another, and share what they have not changed.
+//!
+//! Making one: (1) the parent gets an entry of the kind branch, which keeps that moment (`pin`); (2) the parent's head is
+//! replayed into a state of the child, in which everything of the parent has the number of an origin; (3) the pages that name
+//! objects, those of the index and of the segment table, are written anew below the child's prefix, so this takes as long as
+//! there are segments, however much is in them; (4) the child's head is put where none is. A failure before (4) leaves objects
+//! below the child's prefix, and takes the entry back.
+//!
+//! A child names objects of its parent and of the parent's origins, by their places in its head's list of origins, and never
+//! deletes one. [`RemoteDevice::detach`] moves everything into objects of its own, and ends the entry.
+
+use std::sync::Arc;
+
+use crate::checkpoint::checkpoint;
+use crate::collect::{Wanted, repack};
+use crate::create::unused_epoch;
+use crate::device::RemoteDevice;
+use crate::error::RemoteError;
+use crate::flush::{checkpoint_now, publish};
+use crate::format::SegmentRef;
+use crate::format::head::{Head, ORIGIN_COUNT_MAX, Origin};
+use crate::format::pins::{Pin, PinKind};
+use crate::options::StoreOptions;
+use crate::origins::{Source, shifted, shifted_ref};
+use crate::pin::{find_pin, hex, holds, list, make, withdraw};
+use crate::replay::{replay, take_tail};
+use crate::shared::Core;
+use crate::store::{Deadline, Retry, Store};
+use crate::swap::{Found, HEAD, find};
+
+/// How often what is left is looked for before a volume is found to change too fast to be detached.
+const DETACH_ROUNDS: usize = 64;
+
+/// The volume that a branch is made of.
+pub struct Parent<'a> {
+    /// Its store.
+    pub store: Arc<dyn Store>,
+    /// Its name: the child finds it by that.
+    pub url: &'a str,
+    /// The pin to begin from; none: the newest head.
+    pub pin: Option<&'a str>,
+}
+
+/// Makes a volume below the prefix of `child` that begins as a moment of another. `by`: what the parent says of it, such as
+/// its name. Returns the entry in the parent's list of pins.
+pub fn branch(
+    parent: &Parent<'_>,
+    child: Arc<dyn Store>,
+    by: &str,
+    options: &StoreOptions,
+) -> Result<Pin, RemoteError> {
+    let host = &options.host;
+    let deadline = host.now() + options.bounds.attach_max;
+    let store: Arc<dyn Store> = Arc::new(Retry::new(parent.store.clone(), host.clone()));
+    let child: Arc<dyn Store> = Arc::new(Retry::new(child, host.clone()));
+    match find(&*child, HEAD, deadline)? {
+        Found::Nothing => {}
+        Found::Head(..) | Found::Damaged(..) => return Err(RemoteError::Exists { prefix: child.describe() }),
+    }
+    let epoch = unused_epoch(&*child, deadline)?;
+    let uuid = host.random();
+    let source = parent.pin.map(|pin| find_pin(&*store, pin, deadline)).transpose()?;
+    let name = format!("branch-{}", hex(&uuid[..6]));
+    let (entry, head) = make(&store, &name, by, PinKind::Branch, source.as_ref(), options)?;
+    let made =
+        begin_child(&head, &entry, parent.url, uuid, epoch).and_then(|first| fill(&child, first, &head, options));
+    if let Err(e) = made {
+        // Only if there is certainly no child.
+        if let Ok(Found::Nothing) = find(&*child, HEAD, host.now() + options.bounds.attach_max) {
+            let _also = withdraw(&*store, &entry, options, host.now() + options.bounds.attach_max);
+        }
+        return Err(e);
+    }
+    Ok(entry)
+}
+
+/// What the child's first head follows: its parent's, as the child sees it.
+fn begin_child(head: &Head, entry: &Pin, url: &str, uuid: [u8; 16], epoch: u32) -> Result<Head, RemoteError> {
+    let mut origins = head.origins.clone();
+    origins.push(Origin { uuid: head.uuid, pin: entry.name.clone(), prefix: url.into() });
+    if origins.len() > ORIGIN_COUNT_MAX || url.len() > usize::from(u16::MAX) {
+        return Err(RemoteError::Limit {
+            what: format!("branches of branches, {ORIGIN_COUNT_MAX} deep, are the most"),
+        });
+    }
+    let by = origins.len() as u16;
+    Ok(Head {
+        uuid,
+        epoch,
+        origins,
+        branch: true,
+        device_len: head.device_len,
+        position: head.position,
+        codec: head.codec,
+        root: head.root.map(|at| shifted_ref(at, by)),
+        segments: head.segments.iter().map(|s| SegmentRef { id: shifted(s.id, by), ..*s }).collect(),
+        tail_id: head.tail_id,
+        tail: head.tail.clone(),
+        ..Head::default()
+    })
+}
+
+/// Replays the parent's head into a state of the child, and publishes that.
+fn fill(child: &Arc<dyn Store>, first: Head, parent: &Head, options: &StoreOptions) -> Result<(), RemoteError> {
+    let deadline = options.host.now() + options.bounds.attach_max;
+    let shift = first.origins.len() as u16;
+    let mut core = Core::new(child.clone(), first, None, options, true)?;
+    core.source = Source { uuid: parent.uuid, shift };
+    replay(&core, deadline)?;
+    take_tail(&core)?;
+    core.state.lock().rewrite_pages();
+    let mut published = core.published.lock();
+    checkpoint(&core, &mut published, true)
+}
+
+impl RemoteDevice {
+    /// Copies everything that is in objects of other volumes into own ones, so that it needs them no more, and ends the entry
+    /// in the parent's list of pins. Whoever has pinned this volume, or made a branch of it, still needs them: that is refused.
+    pub fn detach(&self) -> Result<(), RemoteError> {
+        let core = &*self.core;
+        core.check_latch()?;
+        let deadline = core.deadline(core.options.bounds.attach_max);
+        let pins = list(&*core.store, deadline)?.map_or(Vec::new(), |(pins, _)| pins.pins);
+        if let Some(pin) = pins.iter().find(|pin| holds(pin, core.store.now())) {
+            return Err(RemoteError::PinNeeded { name: "what it was branched from".into(), by: pin.name.clone() });
+        }
+        let origins = core.published.lock().head.origins.clone();
+        let Some(parent) = origins.last() else { return Ok(()) };
+        for _ in 0..DETACH_ROUNDS {
+            while repack(core, u64::MAX, Wanted::Foreign)? > 0 {
+                let position = core.state.lock().position();
+                publish(core, position, false)?;
+            }
+            core.state.lock().rewrite_foreign();
+            checkpoint_now(core)?;
+            if !core.state.lock().names_foreign() {
+                return self.end_origins(parent, deadline);
+            }
+        }
+        Err(RemoteError::Limit { what: "the volume changes too fast to be detached".into() })
+    }
+
+    fn end_origins(&self, parent: &Origin, deadline: Deadline) -> Result<(), RemoteError> {
+        let core = &*self.core;
+        {
+            let mut published = core.published.lock();
+            published.head.origins.clear();
+            published.head.branch = false;
+        }
+        checkpoint_now(core)?;
+        let Some(store) = core.origins.iter().find(|origin| origin.uuid == parent.uuid) else { return Ok(()) };
+        match find_pin(&*store.store, &parent.pin, deadline) {
+            Ok(entry) => withdraw(&*store.store, &entry, &core.options, deadline),
+            Err(RemoteError::NoPin { .. }) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+}

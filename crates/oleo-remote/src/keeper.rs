@@ -1,0 +1,189 @@
+//! The one thread of an open volume: it does what has to be done although nobody asks for it at the moment.
+//!
+//! For a writer: (1) the claim is renewed while something waits to be published, and given back after a time without
+//! ([`renew_claim`]); (2) what is dead is deleted after its time of grace, and orphans once a day; (3) when nothing was written
+//! for a while, a checkpoint gives what died its graves, and segments of which little lives are emptied, slowly. For a
+//! reader: its lease is renewed.
+//!
+//! Nothing depends on it but space and how long others wait for the volume: what fails here is tried again the next time, or
+//! has ended writing and is told to whoever writes next.
+//!
+//! It ends when the device is dropped, which waits for the request that is under way.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::collect::{Wanted, delete_dead, remove_orphans, repack};
+use crate::error::RemoteError;
+use crate::flush::{checkpoint_now, publish, renew_claim};
+use crate::pin::{LEASE_SECONDS, renew_lease};
+use crate::shared::Core;
+
+/// The longest and the shortest time between two looks.
+const LOOK_MAX: Duration = Duration::from_secs(10);
+const LOOK_MIN: Duration = Duration::from_millis(50);
+/// How often what is dead is deleted.
+const DELETE_EVERY: Duration = Duration::from_secs(300);
+/// How often orphans are looked for, and how old they are then.
+const ORPHANS_EVERY: Duration = Duration::from_secs(24 * 3600);
+/// For how long nothing is written before segments are emptied, and how often, and how much.
+const IDLE_MIN: Duration = Duration::from_secs(30);
+const REPACK_EVERY: Duration = Duration::from_secs(60);
+const REPACK_BYTES: u64 = 64 << 20;
+/// How often a lease is renewed.
+const LEASE_EVERY: Duration = Duration::from_secs(LEASE_SECONDS / 3);
+/// A checkpoint is made for the sake of what it gives graves to, when there are so many segments of which nothing lives.
+const DEAD_COUNT_MIN: usize = 4;
+
+/// The thread of an open volume.
+pub(crate) struct Keeper {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    /// Starts it.
+    pub(crate) fn start(core: Arc<Core>) -> Result<Keeper, RemoteError> {
+        let (stop, stopped) = channel();
+        let thread = std::thread::Builder::new().name("oleo-keeper".into()).spawn(move || keep(&core, &stopped));
+        let thread = thread.map_err(|e| RemoteError::Limit { what: format!("no thread for the volume: {e}") })?;
+        Ok(Keeper { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say: a panic of it was printed.
+            let _ended = thread.join();
+        }
+    }
+}
+
+fn keep(core: &Core, stopped: &Receiver<()>) {
+    let look = match core.options.claim {
+        Duration::ZERO => LOOK_MAX,
+        claim => (claim / 8).clamp(LOOK_MIN, LOOK_MAX),
+    };
+    let position = core.state.lock().position();
+    let mut schedule = Schedule::new(core.options.host.now(), position);
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(look) {
+        if core.latch.get().is_some() {
+            return;
+        }
+        let position = core.state.lock().position();
+        for duty in schedule.due(core.options.host.now(), position, core.write) {
+            // What fails is tried again the next time.
+            let _later = perform(core, duty);
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Duty {
+    Claim,
+    Delete,
+    Orphans,
+    Repack,
+    Lease,
+}
+
+fn perform(core: &Core, duty: Duty) -> Result<(), RemoteError> {
+    match duty {
+        Duty::Claim => renew_claim(core),
+        // A read of our own that is under way may still want it.
+        Duty::Delete => _ = delete_dead(core, core.options.grace.max(core.options.bounds.read_max))?,
+        Duty::Orphans => _ = remove_orphans(core, ORPHANS_EVERY)?,
+        Duty::Repack => {
+            if core.state.lock().dead_count() >= DEAD_COUNT_MIN {
+                checkpoint_now(core)?;
+            }
+            if repack(core, REPACK_BYTES, Wanted::Sparse)? > 0 {
+                let position = core.state.lock().position();
+                publish(core, position, false)?;
+            }
+        }
+        Duty::Lease => {
+            if let Some(lease) = &core.lease {
+                renew_lease(&*core.store, lease, &core.options)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// When what is to be done next.
+struct Schedule {
+    delete: Duration,
+    orphans: Duration,
+    repack: Duration,
+    lease: Duration,
+    /// The position at the last look, and since when it is that.
+    position: u64,
+    since: Duration,
+}
+
+impl Schedule {
+    fn new(now: Duration, position: u64) -> Schedule {
+        // Orphans for the first time after an hour: many volumes are never open for a day.
+        let orphans = now + ORPHANS_EVERY / 24;
+        Schedule { delete: now, orphans, repack: now, lease: now + LEASE_EVERY, position, since: now }
+    }
+
+    /// What is to be done now.
+    fn due(&mut self, now: Duration, position: u64, write: bool) -> Vec<Duty> {
+        let mut out = Vec::new();
+        let mut every = |next: &mut Duration, time: Duration, duty| {
+            if now >= *next {
+                *next = now + time;
+                out.push(duty);
+            }
+        };
+        if !write {
+            every(&mut self.lease, LEASE_EVERY, Duty::Lease);
+            return out;
+        }
+        if position != self.position {
+            (self.position, self.since) = (position, now);
+        }
+        every(&mut self.delete, DELETE_EVERY, Duty::Delete);
+        every(&mut self.orphans, ORPHANS_EVERY, Duty::Orphans);
+        if now.saturating_sub(self.since) >= IDLE_MIN {
+            every(&mut self.repack, REPACK_EVERY, Duty::Repack);
+        }
+        out.push(Duty::Claim);
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: everything is done in its time, what takes the store's time only when nobody writes, and for a reader its lease.
+    /// Method: looks every ten seconds for two days; something is written all of the first.
+    #[test]
+    fn two_days() {
+        let mut schedule = Schedule::new(Duration::ZERO, 0);
+        let mut reader = Schedule::new(Duration::ZERO, 0);
+        let (day, mut done) = (24 * 360, Vec::new());
+        for look in 1..=2 * day {
+            let now = Duration::from_secs(look * 10);
+            let position = look.min(day);
+            for duty in schedule.due(now, position, true) {
+                assert!(duty != Duty::Repack || look > day + 2, "busy at {look}");
+                done.push(duty);
+            }
+            done.extend(reader.due(now, 0, false));
+        }
+        let count = |duty| done.iter().filter(|&&d| d == duty).count() as u64;
+        assert_eq!(count(Duty::Claim), 2 * day);
+        assert_eq!(count(Duty::Delete), 2 * day / 30);
+        assert_eq!(count(Duty::Orphans), 2);
+        assert_eq!(count(Duty::Lease), 2 * day / 60);
+        assert!((day / 6 - 2..=day / 6).contains(&count(Duty::Repack)), "{}", count(Duty::Repack));
+    }
+}
