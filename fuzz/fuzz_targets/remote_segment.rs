@@ -17,7 +17,7 @@ fuzz_target!(|data: &[u8]| {
     let dir_off = u32::from_le_bytes([*a, *b, *c, *d]);
     let frames = (entries.len() / 32) as u32;
     let segment = SegmentRef { id, len: 0, dir_off, frames, dir_xxh: xxh64(entries) };
-    if let Ok(parsed) = parse_directory(entries, &segment) {
+    if let Ok(parsed) = parse_directory(entries, &segment, [7; 16], None) {
         assert_eq!(parsed.last().map_or(0, |entry| entry.end()), u64::from(dir_off));
     }
 });

@@ -135,6 +135,21 @@ pub fn decompress_into(algo: Compression, data: &[u8], out: &mut [u8], sectorsiz
     Ok(())
 }
 
+/// Compresses bytes that are no extent, as one frame of zstd, into at most `len_max` bytes or not at all.
+#[cfg(feature = "zstd")]
+pub fn zstd(level: i32, data: &[u8], len_max: usize) -> Option<Vec<u8>> {
+    self::zstd::compress(level, data, len_max)
+}
+
+/// Decompresses what [`zstd`] made, which must be exactly as long as `out`.
+#[cfg(feature = "zstd")]
+pub fn unzstd(data: &[u8], out: &mut [u8]) -> Result<(), DecompressError> {
+    match self::zstd::decompress(data, out)? {
+        len if len == out.len() => Ok(()),
+        _ => Err(DecompressError::Broken(Compression::Zstd, "another length")),
+    }
+}
+
 /// Decompresses an inline extent of `out_len` bytes (its `ram_bytes`, at most a sector).
 pub fn decompress_inline(
     algo: Compression,

@@ -411,6 +411,9 @@ ranks! {
     NbdTls, "oleo-nbd", "the session of a `Channel`", Leaf, No,
         "what TLS has taken in and not given out",
         "bytes are taken in or given out, as far as the socket goes";
+    RemoteDiskCache, "oleo-remote", "`DiskCache::files`", Leaf, No,
+        "which files of the disk cache there are, and when each was used",
+        "one look, or the sorting of all";
     RemoteMemory, "oleo-remote", "`MemoryStore::objects`, and which stores there are", Leaf, No,
         "the objects of a store in memory",
         "one operation";

@@ -1,7 +1,7 @@
 //! Changes of the device, as frames.
 //!
 //! A write is cut at multiples of 256 KiB; bytes beside it in its first and last block are read and written again, under a
-//! lock of those who do so. Frames are put together and summed outside the state's lock. Whoever finds too many bytes in
+//! lock of those who do so. Frames are put together, compressed, sealed and summed outside the state's lock. Whoever finds too many bytes in
 //! memory publishes them, and so waits.
 
 use oleo_lock::{MutexGuard, rank};
@@ -10,6 +10,7 @@ use crate::error::RemoteError;
 use crate::flush::publish;
 use crate::format::segment::Change;
 use crate::format::{BLOCK_LEN, FRAME_BLOCKS_MAX};
+use crate::host::nonce;
 use crate::publish::begin_storing;
 use crate::read::read_block;
 use crate::shared::Core;
@@ -69,7 +70,7 @@ fn write_blocks(core: &Core, first: u64, end: u64, parts: &[&[u8]]) -> Result<()
             (part, missing) = (later, missing - now.len());
         }
         let change = Change::Data { first: at, blocks: blocks as u8, stored: stored as u32, moved: false };
-        append(core, NewFrame::new(change, &payload))?;
+        append(core, frame(core, change, &payload))?;
         at += blocks;
     }
     Ok(())
@@ -86,7 +87,7 @@ pub(crate) fn zero(core: &Core, offset: u64, len: u64) -> Result<(), RemoteError
     }
     write(core, offset, &[&ZEROS[..(first * BLOCK - offset) as usize]])?;
     if after > first {
-        append(core, NewFrame::new(Change::Zeros { first, count: after - first }, &[]))?;
+        append(core, frame(core, Change::Zeros { first, count: after - first }, &[]))?;
     }
     write(core, after * BLOCK, &[&ZEROS[..(end - after * BLOCK) as usize]])
 }
@@ -99,7 +100,12 @@ pub(crate) fn set_len(core: &Core, len: u64) -> Result<(), RemoteError> {
         // What is cut off must not be there when the device grows again.
         zero(core, len, cut - len)?;
     }
-    append(core, NewFrame::new(Change::Len { len }, &[]))
+    append(core, frame(core, Change::Len { len }, &[]))
+}
+
+/// A frame, packed as the volume's are.
+pub(crate) fn frame(core: &Core, change: Change, parts: &[&[u8]]) -> NewFrame {
+    core.coder.pack(change, parts, || nonce(&*core.options.host))
 }
 
 /// Takes a frame into the log.

@@ -15,12 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::create::next_epoch;
+use crate::disk_cache::volume_dir;
 use crate::error::{RemoteError, StoreError};
 use crate::format::head::{Head, OWNER_LEN_MAX};
 use crate::format::pins::{Pin, is_pin_name};
 use crate::options::StoreOptions;
 use crate::pin::{Lease, find_pin, key_of, take_lease, withdraw};
 use crate::replay::{replay, take_tail};
+use crate::seen;
 use crate::shared::Core;
 use crate::store::{Body, Cond, Deadline, Retry, Store, Version, Waits, put};
 use crate::swap::{HEAD, Swapped, read, swap, why_lost};
@@ -54,16 +56,23 @@ pub(crate) fn attach_reading(
 fn attach_once(store: &Arc<dyn Store>, pin: Option<&str>, options: &StoreOptions) -> Result<Core, RemoteError> {
     let deadline = options.host.now() + options.bounds.attach_max;
     let (head, version, lease) = match pin {
-        None => newest(store, options, deadline)?,
+        None => {
+            let found = newest(store, options, deadline)?;
+            check_seen(&found.0, options)?;
+            found
+        }
         Some(pin) if is_pin_name(pin) => {
             let entry = find_pin(&**store, pin, deadline)?;
-            let (head, version) = read(&**store, &key_of(&entry), deadline)?;
+            let (head, version) = read(&**store, &key_of(&entry), options.key.as_ref(), deadline)?;
             (head, version, None)
         }
         Some(pin) => return Err(RemoteError::Url { url: pin.into(), what: "no name of a pin".into() }),
     };
     let mut core = Core::new(store.clone(), head, Some(version), options, false)?;
     core.lease = lease;
+    if pin.is_none() {
+        note_seen(&core)?;
+    }
     match replay(&core, deadline).and_then(|()| take_tail(&core)) {
         Ok(()) => Ok(core),
         Err(e) => {
@@ -83,7 +92,7 @@ fn newest(
     deadline: Deadline,
 ) -> Result<(Head, Version, Option<Pin>), RemoteError> {
     for _ in 0..LEASE_TRIES {
-        let (head, version) = read(&**store, HEAD, deadline)?;
+        let (head, version) = read(&**store, HEAD, options.key.as_ref(), deadline)?;
         if !options.lease {
             return Ok((head, version, None));
         }
@@ -93,13 +102,14 @@ fn newest(
             Ok(Lease::NoTime) | Err(_) => return Ok((head, version, None)),
         }
     }
-    read(&**store, HEAD, deadline).map(|(head, version)| (head, version, None))
+    read(&**store, HEAD, options.key.as_ref(), deadline).map(|(head, version)| (head, version, None))
 }
 
 /// Opens for writing.
 pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> Result<Core, RemoteError> {
     let store: Arc<dyn Store> = Arc::new(Retry::new(store, options.host.clone()));
     let (head, version) = available(&*store, options)?;
+    check_seen(&head, options)?;
     let deadline = options.host.now() + options.bounds.attach_max;
     let mut owner: String = options.owner.clone();
     while owner.len() > OWNER_LEN_MAX {
@@ -125,6 +135,7 @@ pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> R
     };
     check_conditions(&*store, options, &mine, old, deadline)?;
     let core = Core::new(store, mine, Some(version), options, true)?;
+    note_seen(&core)?;
     replay(&core, deadline)?;
     take_tail(&core)?;
     Ok(core)
@@ -133,7 +144,7 @@ pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> R
 /// The head, when nobody has it or whoever has it may be overtaken.
 fn available(store: &dyn Store, options: &StoreOptions) -> Result<(Head, Version), RemoteError> {
     let host = &options.host;
-    let look = || read(store, HEAD, host.now() + options.bounds.attach_max);
+    let look = || read(store, HEAD, options.key.as_ref(), host.now() + options.bounds.attach_max);
     let (first, version) = look()?;
     let claim = Duration::from_secs(first.claim.into());
     if first.released || options.take_over {
@@ -177,5 +188,21 @@ fn check_conditions(
             Err(e) if !waits.wait(&*options.host, deadline) => return Err(RemoteError::store("replace", HEAD, e)),
             Err(_) => {}
         }
+    }
+}
+
+/// Refuses a state that is older than this machine has seen.
+fn check_seen(head: &Head, options: &StoreOptions) -> Result<(), RemoteError> {
+    match &options.cache {
+        Some(cache) => seen::check(&volume_dir(&cache.dir, head.uuid)?, head, options.accept_older),
+        None => Ok(()),
+    }
+}
+
+/// Notes what is opened.
+fn note_seen(core: &Core) -> Result<(), RemoteError> {
+    match &core.disk {
+        Some(disk) => seen::note(disk.dir(), &core.published.lock().head, core.options.accept_older),
+        None => Ok(()),
     }
 }

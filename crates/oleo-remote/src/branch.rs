@@ -20,6 +20,7 @@ use crate::flush::{checkpoint_now, publish};
 use crate::format::SegmentRef;
 use crate::format::head::{Head, ORIGIN_COUNT_MAX, Origin};
 use crate::format::pins::{Pin, PinKind};
+use crate::keys::copy as copy_key;
 use crate::options::StoreOptions;
 use crate::origins::{Source, shifted, shifted_ref};
 use crate::pin::{find_pin, hex, holds, list, make, withdraw};
@@ -53,20 +54,25 @@ pub fn branch(
     let deadline = host.now() + options.bounds.attach_max;
     let store: Arc<dyn Store> = Arc::new(Retry::new(parent.store.clone(), host.clone()));
     let child: Arc<dyn Store> = Arc::new(Retry::new(child, host.clone()));
-    match find(&*child, HEAD, deadline)? {
+    match find(&*child, HEAD, None, deadline)? {
         Found::Nothing => {}
-        Found::Head(..) | Found::Damaged(..) => return Err(RemoteError::Exists { prefix: child.describe() }),
+        Found::Head(..) | Found::Closed(..) | Found::Damaged(..) => return Err(RemoteError::Exists { prefix: child.describe() }),
     }
     let epoch = unused_epoch(&*child, deadline)?;
     let uuid = host.random();
     let source = parent.pin.map(|pin| find_pin(&*store, pin, deadline)).transpose()?;
     let name = format!("branch-{}", hex(&uuid[..6]));
     let (entry, head) = make(&store, &name, by, PinKind::Branch, source.as_ref(), options)?;
-    let made =
-        begin_child(&head, &entry, parent.url, uuid, epoch).and_then(|first| fill(&child, first, &head, options));
+    let keyed = match head.key {
+        Some(_) => copy_key(&*store, head.uuid, &*child, uuid, deadline),
+        None => Ok(()),
+    };
+    let made = keyed
+        .and_then(|()| begin_child(&head, &entry, parent.url, uuid, epoch))
+        .and_then(|first| fill(&child, first, &head, options));
     if let Err(e) = made {
         // Only if there is certainly no child.
-        if let Ok(Found::Nothing) = find(&*child, HEAD, host.now() + options.bounds.attach_max) {
+        if let Ok(Found::Nothing) = find(&*child, HEAD, None, host.now() + options.bounds.attach_max) {
             let _also = withdraw(&*store, &entry, options, host.now() + options.bounds.attach_max);
         }
         return Err(e);
@@ -92,6 +98,7 @@ fn begin_child(head: &Head, entry: &Pin, url: &str, uuid: [u8; 16], epoch: u32) 
         device_len: head.device_len,
         position: head.position,
         codec: head.codec,
+        key: head.key.clone(),
         root: head.root.map(|at| shifted_ref(at, by)),
         segments: head.segments.iter().map(|s| SegmentRef { id: shifted(s.id, by), ..*s }).collect(),
         tail_id: head.tail_id,

@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::error::RemoteError;
 use crate::format::map::{INDEX_REGIONS, MapObject, Root, encode_graves, encode_index, encode_region, encode_table};
 use crate::format::{ObjectId, ObjectRef, xxh64};
+use crate::host::nonce;
 use crate::publish::{Checkpoint, How, publish_now};
 use crate::read::load;
 use crate::shared::{Core, Published, add};
@@ -123,7 +124,7 @@ impl Writer<'_> {
             };
             let bytes = &mut self.bytes;
             state.stage(region, |runs| {
-                append_page(bytes, id, |bytes| encode_region(bytes, region, position, runs.all()))
+                append_page(core, bytes, id, |bytes| encode_region(bytes, region, position, runs.all()))
             })?;
             drop(state);
             loads = 0;
@@ -171,8 +172,9 @@ impl Writer<'_> {
                 true => state.saved.index.remove(&number),
                 false => {
                     let position = self.position;
-                    let page =
-                        append_page(&mut self.bytes, id, |bytes| encode_index(bytes, number, position, &regions));
+                    let page = append_page(self.core, &mut self.bytes, id, |bytes| {
+                        encode_index(bytes, number, position, &regions)
+                    });
                     state.saved.index.insert(number, page)
                 }
             };
@@ -194,7 +196,8 @@ impl Writer<'_> {
             let id = self.begin()?;
             let mut state = self.core.state.lock();
             let (rows, position) = (state.table.page(number), self.position);
-            let page = append_page(&mut self.bytes, id, |bytes| encode_table(bytes, number, position, &rows));
+            let page =
+                append_page(self.core, &mut self.bytes, id, |bytes| encode_table(bytes, number, position, &rows));
             self.replaced.extend(state.saved.table.insert(number, page));
             drop(state);
             self.store_if_long()?;
@@ -231,7 +234,7 @@ impl Writer<'_> {
             let graves = state.graves.page(number);
             if !graves.is_empty() {
                 let (bytes, position) = (&mut self.bytes, self.position);
-                let page = append_page(bytes, id, |bytes| encode_graves(bytes, number, position, &graves));
+                let page = append_page(self.core, bytes, id, |bytes| encode_graves(bytes, number, position, &graves));
                 state.saved.graves.insert(number, page);
             }
         }
@@ -254,16 +257,20 @@ impl Writer<'_> {
                 objects: state.saved.objects.values().copied().collect(),
             }
         };
-        let page = append_page(&mut self.bytes, id, |bytes| root.encode(bytes));
+        let page = append_page(self.core, &mut self.bytes, id, |bytes| root.encode(bytes));
         self.store()?;
         Ok(page)
     }
 }
 
 /// Appends a page, and says where it is.
-fn append_page(bytes: &mut Vec<u8>, id: ObjectId, encode: impl FnOnce(&mut Vec<u8>)) -> ObjectRef {
+fn append_page(core: &Core, bytes: &mut Vec<u8>, id: ObjectId, encode: impl FnOnce(&mut Vec<u8>)) -> ObjectRef {
     let off = bytes.len();
     encode(bytes);
+    if core.coder.key().is_some() {
+        let page = bytes.split_off(off);
+        bytes.extend(core.coder.pack_page(page, id, off as u32, || nonce(&*core.options.host)));
+    }
     let page = &bytes[off..];
     ObjectRef { id, off: off as u32, len: page.len() as u32, xxh: xxh64(page) }
 }

@@ -8,6 +8,7 @@ use oleo_format::Corruption;
 
 use crate::error::{RemoteError, StoreError};
 use crate::format::head::Head;
+use crate::format::segment::{CODEC_NONE, CODEC_ZSTD};
 use crate::format::{DEVICE_LEN_MAX, ObjectId};
 use crate::options::StoreOptions;
 use crate::store::{Answer, Cond, Deadline, Listed, Op, Retry, Store};
@@ -26,16 +27,22 @@ pub fn create(store: Arc<dyn Store>, len: u64, force: bool, options: &StoreOptio
     }
     let store = Retry::new(store, options.host.clone());
     let deadline = options.host.now() + options.bounds.attach_max;
-    let (epoch, predecessor, cond) = match find(&store, HEAD, deadline)? {
+    let (epoch, predecessor, cond) = match find(&store, HEAD, None, deadline)? {
         Found::Nothing => (unused_epoch(&store, deadline)?, [0; 16], Cond::Absent),
-        Found::Head(..) | Found::Damaged(..) if !force => {
+        Found::Head(..) | Found::Closed(..) | Found::Damaged(..) if !force => {
             return Err(RemoteError::Exists { prefix: store.describe() });
         }
         Found::Head(old, version) => (next_epoch(old.epoch, 1)?, old.commit, Cond::Match(version)),
+        Found::Closed(old, _, version) => (next_epoch(old.epoch, 1)?, old.commit, Cond::Match(version)),
         Found::Damaged(_, version) => (unused_epoch(&store, deadline)?, [0; 16], Cond::Match(version)),
     };
+    let uuid = options.host.random();
+    let key = match &options.key {
+        Some(source) => Some(source.make(&store, uuid, &*options.host, deadline)?),
+        None => None,
+    };
     let head = Head {
-        uuid: options.host.random(),
+        uuid,
         commit: options.host.random(),
         predecessor,
         epoch,
@@ -43,6 +50,8 @@ pub fn create(store: Arc<dyn Store>, len: u64, force: bool, options: &StoreOptio
         device_len: len,
         released: true,
         tail_id: ObjectId::segment(epoch, 0),
+        codec: if options.compress { CODEC_ZSTD } else { CODEC_NONE },
+        key,
         ..Head::default()
     };
     match swap(&store, &*options.host, &options.bounds, &head, &cond, deadline)? {

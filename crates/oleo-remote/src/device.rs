@@ -288,6 +288,7 @@ impl Device for RemoteDevice {
             ("objects deleted", get(&counts.deletes)),
             ("bytes moved", get(&counts.moved_bytes)),
             ("frames from the cache", get(&counts.cache_hits)),
+            ("frames from the disk", get(&counts.disk_hits)),
             ("bytes not published", self.dirty_bytes()),
         ];
         for (name, count) in self.core.store.counts() {
@@ -295,6 +296,10 @@ impl Device for RemoteDevice {
                 REPEATED => stats.retries = count,
                 _ => stats.extra.push((name, count)),
             }
+        }
+        if let Some(disk) = &self.core.disk {
+            stats.extra.push(("bytes of the disk cache", disk.bytes()));
+            stats.extra.push(("failures of the disk cache", disk.failures()));
         }
         Some(stats)
     }

@@ -1,6 +1,7 @@
 //! What goes wrong with a volume on an object store.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,6 +96,32 @@ pub enum RemoteError {
         /// The epoch of both.
         epoch: u32,
     },
+    /// The volume is sealed and the key is missing or wrong, or it is not sealed and should be.
+    #[error("{what}")]
+    Key {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The volume was seen in a newer state than the store shows.
+    #[error(
+        "the store shows an older state of the volume (epoch {}, commit {}) than was seen before (epoch {}, commit {}); verify \
+         it, then open it with --accept-older",
+        found.0, found.1, seen.0, seen.1
+    )]
+    Older {
+        /// Epoch and sequence that were seen.
+        seen: (u32, u64),
+        /// Those of the head that the store has.
+        found: (u32, u64),
+    },
+    /// The local disk failed.
+    #[error("{}: {source}", path.display())]
+    Local {
+        /// Which file or directory.
+        path: PathBuf,
+        /// How.
+        source: Arc<io::Error>,
+    },
     /// The store does not keep the conditions that one writer at a time is built on.
     #[error("the store does not keep conditions ({which}): volumes on it could lose data")]
     NoConditions {
@@ -188,6 +215,9 @@ impl Classified for RemoteError {
             RemoteError::Overtaken { .. } | RemoteError::Replaced { .. } | RemoteError::Stale { .. } => {
                 Class { errno: errno::ESTALE, ..Class::DEVICE }
             }
+            RemoteError::Key { .. } => Class::refusal(errno::EACCES),
+            RemoteError::Older { .. } => Class::refusal(errno::ESTALE),
+            RemoteError::Local { .. } => Class::DEVICE,
             RemoteError::NoConditions { .. } | RemoteError::Unsupported { .. } => Class::refusal(errno::EOPNOTSUPP),
             RemoteError::Limit { .. } => Class::refusal(errno::EFBIG),
             RemoteError::Url { .. } | RemoteError::Option(_) => Class::USAGE,
@@ -224,6 +254,9 @@ mod tests {
             Held: RemoteError::Held { owner: text() } => Class::refusal(errno::EBUSY),
             Replaced: RemoteError::Replaced { prefix: text(), what: "deleted" } => stale,
             Split: RemoteError::Split { epoch: 2 } => Class::DEVICE,
+            Key: RemoteError::Key { what: "x" } => Class::refusal(errno::EACCES),
+            Older: RemoteError::Older { seen: (2, 9), found: (1, 3) } => Class::refusal(errno::ESTALE),
+            Local: RemoteError::Local { path: "/x".into(), source: Arc::new(io::Error::other("x")) } => Class::DEVICE,
             NoConditions: RemoteError::NoConditions { which: "x" } => Class::refusal(errno::EOPNOTSUPP),
             Stale: RemoteError::Stale { what: text() } => stale,
             Stalled: RemoteError::Stalled { after: Duration::ZERO } => Class::DEVICE,

@@ -5,7 +5,7 @@ use oleo_format::Corruption;
 use crate::error::{RemoteError, StoreError};
 use crate::format::{ObjectId, ObjectRef, xxh64};
 use crate::shared::{Core, add};
-use crate::store::{Deadline, Ticket, get_part, part_of};
+use crate::store::{Answer, Deadline, Ticket, get_part, part_of};
 use crate::swap::{HEAD, WRONG_TRIES, read};
 
 /// A part of an object.
@@ -37,7 +37,8 @@ pub(crate) fn end(core: &Core, part: Part, ticket: Ticket) -> Result<Vec<u8>, Re
 
 /// Why a writer finds that an object of its volume is missing: somebody has overtaken it and collected, or it is damaged.
 fn why_missing(core: &Core, id: ObjectId) -> RemoteError {
-    let found = read(&*core.store, HEAD, core.deadline(core.options.bounds.publish_try));
+    let deadline = core.deadline(core.options.bounds.publish_try);
+    let found = read(&*core.store, HEAD, core.options.key.as_ref(), deadline);
     match found {
         Ok((head, _)) if head.uuid == core.uuid && head.epoch > core.epoch => {
             let error = RemoteError::Overtaken { owner: head.owner, epoch: head.epoch };
@@ -76,24 +77,48 @@ pub(crate) fn checked<T>(
     Ok(parse(&bytes?)?)
 }
 
-/// The page that a reference is to.
+/// A page that is being read.
+pub(crate) struct PageTicket {
+    ticket: Ticket,
+    /// Whether it is to be kept on the disk.
+    keep: bool,
+}
+
+/// Begins to read the page that a reference is to, from the disk if that has it.
+pub(crate) fn begin_page(core: &Core, at: ObjectRef, deadline: Deadline) -> PageTicket {
+    let on_disk = core.disk.as_ref().and_then(|disk| disk.read(at.id, at.off, at.len as usize));
+    match on_disk.filter(|bytes| xxh64(bytes) == at.xxh) {
+        Some(body) => {
+            add(&core.counts.disk_hits, 1);
+            PageTicket { ticket: Ticket::new(|| Ok(Answer::Object { body, version: None })), keep: false }
+        }
+        None => PageTicket { ticket: begin(core, part_of_ref(at), deadline), keep: true },
+    }
+}
+
+/// The page.
 pub(crate) fn page<T>(
     core: &Core,
     at: ObjectRef,
-    ticket: Ticket,
+    ticket: PageTicket,
     deadline: Deadline,
     parse: impl Fn(&[u8]) -> Result<T, Corruption>,
 ) -> Result<T, RemoteError> {
+    let PageTicket { ticket, keep } = ticket;
     checked(core, part_of_ref(at), ticket, deadline, |bytes| {
         let have = xxh64(bytes);
         if have != at.xxh {
             return Err(Corruption::new("map page", "checksum in its reference", have, at.xxh).within(at.id));
         }
-        parse(bytes).map_err(|e| e.within(at.id))
+        if let Some(disk) = core.disk.as_ref().filter(|_| keep) {
+            disk.write(at.id, at.off, bytes);
+        }
+        let page = core.coder.unpack_page(bytes, core.bound(at.id).uuid, at.id, at.off)?;
+        parse(&page).map_err(|e| e.within(at.id))
     })
 }
 
 /// The part that a reference is to.
-pub(crate) fn part_of_ref(at: ObjectRef) -> Part {
+fn part_of_ref(at: ObjectRef) -> Part {
     Part { id: at.id, off: at.off.into(), len: at.len.into() }
 }

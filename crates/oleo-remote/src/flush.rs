@@ -2,11 +2,15 @@
 //!
 //! One thread does that, and others who want it wait for the lock and find it done. Any failure ends writing.
 
+use std::sync::atomic::Ordering;
+
 use oleo_lock::{MutexGuard, rank};
 
 use crate::checkpoint::{checkpoint, checkpoint_if_due};
 use crate::error::RemoteError;
+use crate::format::head::Head;
 use crate::publish::{How, publish_now};
+use crate::seen::{NOTE_EVERY, note};
 use crate::shared::{Core, Published};
 
 /// Most heads that were given up and may still come to be there: a day of attempts.
@@ -64,5 +68,20 @@ pub(crate) fn publish(core: &Core, want: u64, release: bool) -> Result<(), Remot
         true => Ok(()),
         false => checkpoint_if_due(core, &mut published),
     });
+    if done.is_ok() {
+        note_seen(core, &published.head, release);
+    }
     done.inspect_err(|e| core.close_latch(e))
+}
+
+/// Notes beside the disk cache how far the volume has come, now and then. It is no part of any promise, so a disk that fails is
+/// no error.
+fn note_seen(core: &Core, head: &Head, always: bool) {
+    let Some(disk) = &core.disk else { return };
+    let now = core.options.host.now().as_millis() as u64;
+    let due = core.noted.load(Ordering::Relaxed) + NOTE_EVERY.as_millis() as u64 <= now;
+    if due || always {
+        core.noted.store(now, Ordering::Relaxed);
+        let _noted = note(disk.dir(), head, false);
+    }
 }

@@ -6,6 +6,8 @@
 //!
 //! - [`head`]: the one object that changes.
 //! - [`segment`]: frames, their directory, and the footer.
+//! - `packing`: payloads and pages, compressed and sealed.
+//! - [`key`]: the key of a volume, sealed with those of whoever may open it.
 //! - [`map`]: where the blocks of the device are, in pages.
 //! - [`pins`]: which heads are to be kept.
 
@@ -18,7 +20,9 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub mod head;
+pub mod key;
 pub mod map;
+pub(crate) mod packing;
 pub mod pins;
 pub mod segment;
 

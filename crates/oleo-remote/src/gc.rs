@@ -80,7 +80,7 @@ pub fn gc(store: Arc<dyn Store>, how: &GcOptions, options: &StoreOptions) -> Res
 fn quiet_for(store: Arc<dyn Store>, options: &StoreOptions) -> Result<([u8; 16], Duration), RemoteError> {
     let store = Retry::new(store, options.host.clone());
     let deadline = options.host.now() + options.bounds.attach_max;
-    let (head, _) = read(&store, HEAD, deadline)?;
+    let (head, _) = read(&store, HEAD, options.key.as_ref(), deadline)?;
     let mut modified = None;
     each_listed(&store, HEAD, deadline, |listed| {
         if listed.key == HEAD {

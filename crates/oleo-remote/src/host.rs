@@ -2,14 +2,28 @@
 
 use std::time::{Duration, Instant};
 
+use crate::seal::{NONCE_LEN, Nonce};
+
 /// Time and randomness.
 pub trait Host: Send + Sync {
     /// Time that has passed since some moment; it never goes back.
     fn now(&self) -> Duration;
     /// Waits.
     fn sleep(&self, time: Duration);
-    /// Bytes that nobody else has, for ids.
+    /// Bytes that nobody else has or can guess, for ids, nonces and keys.
     fn random(&self) -> [u8; 16];
+}
+
+/// A nonce.
+pub(crate) fn nonce(host: &dyn Host) -> Nonce {
+    let mut out = [0; NONCE_LEN];
+    fill(host, &mut out);
+    out
+}
+
+/// Fills memory with bytes that nobody can guess.
+pub(crate) fn fill(host: &dyn Host, out: &mut [u8]) {
+    out.chunks_mut(16).for_each(|part| part.copy_from_slice(&host.random()[..part.len()]));
 }
 
 /// The real ones.
@@ -37,6 +51,9 @@ impl Host for SystemHost {
         std::thread::sleep(time);
     }
     fn random(&self) -> [u8; 16] {
-        uuid::Uuid::new_v4().into_bytes()
+        // Without randomness nothing can be promised, not even that names are used once.
+        let mut out = [0; 16];
+        getrandom::fill(&mut out).expect("the system's randomness");
+        out
     }
 }

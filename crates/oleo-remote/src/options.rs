@@ -4,11 +4,13 @@
 //! the environment. [`StoreOptions::set`] is where all of them are read.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::format::OBJECT_LEN_MAX;
 use crate::host::{Host, SystemHost};
+use crate::keys::KeySource;
 
 /// A word that is no option, or not as it is.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -63,8 +65,26 @@ pub struct StoreOptions {
     pub profile: Option<String>,
     /// The proxy through which stores are reached: a URL.
     pub proxy: Option<String>,
+    /// What opens a volume that is sealed (encrypted). A volume that is made with it is sealed; one that is not sealed is
+    /// refused with it.
+    pub key: Option<KeySource>,
+    /// Whether a volume that is made compresses what is written, with zstd.
+    pub compress: bool,
+    /// Where parts of objects are kept on the local disk.
+    pub cache: Option<CacheOptions>,
+    /// Open a volume although it is older than it was when it was last seen; see [`RemoteError::Older`](crate::RemoteError).
+    pub accept_older: bool,
     /// Sizes and times.
     pub bounds: Bounds,
+}
+
+/// A cache on the local disk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CacheOptions {
+    /// Its directory, which is made if need be and must be the user's alone. Volumes may share it, and so may processes.
+    pub dir: PathBuf,
+    /// Bytes that a volume may take in it.
+    pub bytes_max: u64,
 }
 
 impl Default for StoreOptions {
@@ -82,6 +102,10 @@ impl Default for StoreOptions {
             region: None,
             profile: None,
             proxy: None,
+            key: None,
+            compress: false,
+            cache: None,
+            accept_older: false,
             bounds: Bounds::default(),
         }
     }

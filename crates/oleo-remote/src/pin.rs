@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use crate::error::{RemoteError, StoreError};
-use crate::fetch::{begin, page, part_of_ref};
+use crate::fetch::{begin_page, page};
 use crate::format::head::Head;
 use crate::format::map::{Root, parse_graves};
 use crate::format::pins::{PIN_COUNT_MAX, PINS_LEN_MAX, Pin, PinKind, Pins, is_pin_name};
@@ -114,7 +114,7 @@ pub(crate) fn make(
     let deadline = options.host.now() + options.bounds.attach_max;
     for _ in 0..PIN_TRIES {
         let from = source.map_or(HEAD.into(), key_of);
-        let (head, _) = read(&**store, &from, deadline)?;
+        let (head, _) = read(&**store, &from, options.key.as_ref(), deadline)?;
         let entry = entry_of(&**store, &head, name, by, kind, options);
         let key = key_of(&entry);
         store::put(&**store, &key, Body::from(head.encode()), Cond::None, deadline)
@@ -298,7 +298,7 @@ fn is_kept(
     options: &StoreOptions,
     deadline: Deadline,
 ) -> Result<bool, RemoteError> {
-    let (now, version) = read(&**store, HEAD, deadline)?;
+    let (now, version) = read(&**store, HEAD, options.key.as_ref(), deadline)?;
     if now.uuid != head.uuid {
         return Err(RemoteError::Replaced { prefix: store.describe(), what: "made anew" });
     }
@@ -309,9 +309,9 @@ fn is_kept(
     let Some(at) = now.root else { return Ok(true) };
     let core = Core::new(store.clone(), Head { origins: Vec::new(), ..now }, Some(version), options, false)?;
     let pages = || -> Result<bool, RemoteError> {
-        let root = page(&core, at, begin(&core, part_of_ref(at), deadline), deadline, Root::parse)?;
+        let root = page(&core, at, begin_page(&core, at, deadline), deadline, Root::parse)?;
         for (number, at) in root.graves {
-            let ticket = begin(&core, part_of_ref(at), deadline);
+            let ticket = begin_page(&core, at, deadline);
             let graves = page(&core, at, ticket, deadline, |bytes| parse_graves(bytes, number))?;
             if graves.iter().any(|grave| needs(grave.born, grave.died)) {
                 return Ok(false);

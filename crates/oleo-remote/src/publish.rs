@@ -130,6 +130,7 @@ fn head_of(core: &Core, before: &Head, gathered: &Gathered, how: How) -> Head {
         owner: before.owner.clone(),
         codec: before.codec,
         horizon: how.checkpoint.map_or(before.horizon, |checkpoint| checkpoint.horizon),
+        key: before.key.clone(),
     }
 }
 

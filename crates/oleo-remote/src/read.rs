@@ -1,7 +1,8 @@
 //! Reading: (1) under the state's lock it is looked up where the blocks are, and what is in memory is noted; regions that
 //! are not in memory are loaded in between, without the lock; (2) frames that are stored come from the cache, or from the
 //! store, those near to each other with one request, many together; (3) each frame is checked against its own header, its
-//! place and its address, and read again if it is wrong.
+//! place and its address, opened and decompressed, and read again if it is wrong. What came from the store is kept on the
+//! local disk, if that is wanted, and looked for there first.
 //!
 //! A reader whose object is gone gets an error, never bytes of another moment.
 
@@ -11,9 +12,9 @@ use std::sync::Arc;
 use oleo_format::Corruption;
 
 use crate::error::{RemoteError, StoreError};
-use crate::fetch::{Part, begin, checked, end, page, part_of_ref};
+use crate::fetch::{Part, begin, begin_page, checked, end, page};
 use crate::format::map::parse_region;
-use crate::format::segment::{Bound, Change, FRAME_HEADER_LEN, parse_frame};
+use crate::format::segment::{Change, FRAME_HEADER_LEN, is_plain, parse_frame};
 use crate::format::{BLOCK_LEN, ObjectId};
 use crate::shared::{Core, add};
 use crate::state::{Found, Missing, Source};
@@ -58,7 +59,7 @@ pub(crate) fn read(core: &Core, reads: &mut [Reading<'_>]) {
             Err(e) => reads[n].result = Err(e),
         }
     }
-    let mut frames: Vec<Frame> = frames.into_values().collect();
+    let mut frames: Vec<Frame> = frames.into_values().filter(|frame| !on_disk(core, reads, frame)).collect();
     frames.sort_unstable_by_key(|frame| (frame.id, frame.off));
     fetch_all(core, reads, frames, deadline);
 }
@@ -88,7 +89,7 @@ pub(crate) fn look_up(core: &Core, first: u64, count: u64, deadline: Deadline) -
 /// Loads a region.
 pub(crate) fn load(core: &Core, missing: Missing, deadline: Deadline) -> Result<(), RemoteError> {
     let Missing { region, page: at } = missing;
-    let runs = page(core, at, begin(core, part_of_ref(at), deadline), deadline, |bytes| parse_region(bytes, region))?;
+    let runs = page(core, at, begin_page(core, at, deadline), deadline, |bytes| parse_region(bytes, region))?;
     let mut state = core.state.lock();
     // First, so that what is loaded now is there when it is looked for.
     state.regions.evict(core.options.bounds.map_bytes_max);
@@ -105,9 +106,13 @@ fn span(read: &Reading<'_>) -> (u64, u64) {
 fn take(core: &Core, reads: &mut [Reading<'_>], n: usize, found: Found, frames: &mut HashMap<(ObjectId, u32), Frame>) {
     match &found.source {
         Source::Zeros => copy(&mut reads[n], &found, None),
-        Source::Memory(piece) => {
-            let piece = piece.clone();
-            copy(&mut reads[n], &found, Some(&piece[FRAME_HEADER_LEN..]));
+        Source::Memory { id, off, piece } => {
+            let (id, off, piece) = (*id, *off, piece.clone());
+            match in_memory(core, id, off, &piece) {
+                Ok(None) => copy(&mut reads[n], &found, Some(&piece[FRAME_HEADER_LEN..])),
+                Ok(Some(payload)) => copy(&mut reads[n], &found, Some(&payload)),
+                Err(e) => reads[n].result = Err(e.into()),
+            }
         }
         &Source::Stored { id, off, stored } => match core.cache.get(id, off) {
             Some(payload) => {
@@ -120,6 +125,20 @@ fn take(core: &Core, reads: &mut [Reading<'_>], n: usize, found: Found, frames: 
             }
         },
     }
+}
+
+/// The blocks of a frame in memory; none: they are there as they are.
+fn in_memory(core: &Core, id: ObjectId, off: u32, piece: &[u8]) -> Result<Option<Arc<Vec<u8>>>, Corruption> {
+    if core.coder.key().is_none() && is_plain(piece) {
+        return Ok(None);
+    }
+    if let Some(payload) = core.cache.get(id, off) {
+        return Ok(Some(payload));
+    }
+    let bound = core.bound(id);
+    let payload = Arc::new(core.coder.unpack(&parse_frame(piece, off, &bound)?, &bound)?.into_owned());
+    core.cache.put(id, off, payload.clone());
+    Ok(Some(payload))
 }
 
 /// Copies the bytes of some blocks that the request wants.
@@ -189,8 +208,12 @@ fn fetch_all(core: &Core, reads: &mut [Reading<'_>], frames: Vec<Frame>, deadlin
             let payload = match &whole {
                 Ok(whole) => {
                     let from = (u64::from(frame.off) - group.part.off) as usize;
-                    let len = frame.stored as usize + FRAME_HEADER_LEN;
-                    check(core, &frame, &whole[from..from + len]).or_else(|_| fetch_one(core, &frame, deadline))
+                    let bytes = &whole[from..from + frame.stored as usize + FRAME_HEADER_LEN];
+                    let payload = check(core, &frame, bytes);
+                    if let (Ok(_), Some(disk)) = (&payload, &core.disk) {
+                        disk.write(frame.id, frame.off, bytes);
+                    }
+                    payload.or_else(|_| fetch_one(core, &frame, deadline))
                 }
                 Err(RemoteError::Store { source: StoreError::Wrong(_), .. }) => fetch_one(core, &frame, deadline),
                 Err(e) => Err(e.clone()),
@@ -198,6 +221,18 @@ fn fetch_all(core: &Core, reads: &mut [Reading<'_>], frames: Vec<Frame>, deadlin
             hand_out(core, reads, &frame, payload);
         }
     }
+}
+
+/// Hands out a frame that the disk has; false: it has not, or what it has is damaged.
+fn on_disk(core: &Core, reads: &mut [Reading<'_>], frame: &Frame) -> bool {
+    let Some(disk) = &core.disk else { return false };
+    let len = frame.stored as usize + FRAME_HEADER_LEN;
+    let Some(payload) = disk.read(frame.id, frame.off, len).and_then(|bytes| check(core, frame, &bytes).ok()) else {
+        return false;
+    };
+    add(&core.counts.disk_hits, 1);
+    hand_out(core, reads, frame, Ok(payload));
+    true
 }
 
 /// Gets a frame by itself, which was wrong.
@@ -208,8 +243,7 @@ fn fetch_one(core: &Core, frame: &Frame, deadline: Deadline) -> Result<Arc<Vec<u
 
 /// The payload of a frame, if it is the one that is wanted.
 fn check(core: &Core, frame: &Frame, bytes: &[u8]) -> Result<Arc<Vec<u8>>, Corruption> {
-    let uuid = core.owner_of(frame.id).map_or(core.uuid, |(_, uuid)| uuid);
-    let bound = Bound { uuid, id: frame.id };
+    let bound = core.bound(frame.id);
     let found = parse_frame(bytes, frame.off, &bound)?;
     let odd = |have: String, want: String| Corruption::new("frame", "blocks", have, want).within(frame.id);
     let Change::Data { first, blocks, .. } = found.entry.change else {
@@ -221,7 +255,7 @@ fn check(core: &Core, frame: &Frame, bytes: &[u8]) -> Result<Arc<Vec<u8>>, Corru
             return Err(odd(format!("{blocks} from {first}"), format!("{} from {}", want.blocks, want.first)));
         }
     }
-    Ok(Arc::new(found.payload.to_vec()))
+    Ok(Arc::new(core.coder.unpack(&found, &bound)?.into_owned()))
 }
 
 fn hand_out(core: &Core, reads: &mut [Reading<'_>], frame: &Frame, payload: Result<Arc<Vec<u8>>, RemoteError>) {

@@ -5,14 +5,14 @@
 
 use oleo_format::Corruption;
 
+use crate::append::frame;
 use crate::error::RemoteError;
-use crate::fetch::{Part, begin, checked, page, part_of_ref};
+use crate::fetch::{PageTicket, Part, begin, begin_page, checked, page};
 use crate::format::map::{INDEX_REGIONS, Root, Row, TABLE_ROWS, parse_graves, parse_index, parse_table};
-use crate::format::segment::{Bound, ENTRY_LEN, parse_directory, parse_tail};
+use crate::format::segment::{Bound, Change, parse_directory, parse_tail};
 use crate::format::{ObjectRef, SegmentRef};
 use crate::origins::{shifted, shifted_ref};
 use crate::shared::Core;
-use crate::state::NewFrame;
 use crate::store::{Deadline, Ticket};
 
 /// How many parts are read together, of at most half a MiB.
@@ -44,7 +44,9 @@ pub(crate) fn replay(core: &Core, deadline: Deadline) -> Result<(), RemoteError>
     for some in segments.chunks(PARTS_COUNT) {
         let begun: Vec<(Part, Ticket)> = some.iter().map(directory_of).map(|p| (p, begin(core, p, deadline))).collect();
         for (segment, (part, ticket)) in some.iter().zip(begun) {
-            let entries = checked(core, part, ticket, deadline, |bytes| parse_directory(bytes, segment))?;
+            let entries = checked(core, part, ticket, deadline, |bytes| {
+                parse_directory(bytes, segment, core.bound(segment.id).uuid, core.coder.key())
+            })?;
             core.state.lock().replay(segment, &entries)?;
         }
     }
@@ -57,22 +59,28 @@ pub(crate) fn take_tail(core: &Core) -> Result<(), RemoteError> {
     let head = &published.head;
     let bound = Bound { uuid: core.source.uuid, id: head.tail_id };
     let mut state = core.state.lock();
-    for frame in parse_tail(&head.tail, &bound, head.position)? {
-        state.append(NewFrame::new(frame.entry.change, &[frame.payload]))?;
+    for old in parse_tail(&head.tail, &bound, head.position)? {
+        let blocks = core.coder.unpack(&old, &bound)?;
+        let change = match old.entry.change {
+            Change::Data { first, blocks: count, moved, .. } => {
+                Change::Data { first, blocks: count, stored: blocks.len() as u32, moved }
+            }
+            other @ (Change::Zeros { .. } | Change::Len { .. }) => other,
+        };
+        state.append(frame(core, change, &[&blocks]))?;
     }
     state.set_device_len(head.device_len);
     Ok(())
 }
 
 fn directory_of(segment: &SegmentRef) -> Part {
-    let len = u64::from(segment.frames) * ENTRY_LEN as u64;
-    Part { id: segment.id, off: segment.dir_off.into(), len }
+    Part { id: segment.id, off: segment.dir_off.into(), len: segment.dir_len().into() }
 }
 
 /// Restores what the last checkpoint wrote.
 fn restore(core: &Core, at: ObjectRef, position: u64, deadline: Deadline) -> Result<(), RemoteError> {
     let by = core.source.shift;
-    let mut root = page(core, at, begin(core, part_of_ref(at), deadline), deadline, Root::parse)?;
+    let mut root = page(core, at, begin_page(core, at, deadline), deadline, Root::parse)?;
     for pages in [&mut root.index, &mut root.table, &mut root.graves] {
         pages.iter_mut().for_each(|(_, page)| *page = shifted_ref(*page, by));
     }
@@ -119,7 +127,7 @@ fn each_page<T>(
     mut take: impl FnMut(u32, T) -> Result<(), RemoteError>,
 ) -> Result<(), RemoteError> {
     for some in pages.chunks(PARTS_COUNT) {
-        let begun: Vec<Ticket> = some.iter().map(|(_, at)| begin(core, part_of_ref(*at), deadline)).collect();
+        let begun: Vec<PageTicket> = some.iter().map(|(_, at)| begin_page(core, *at, deadline)).collect();
         for ((number, at), ticket) in some.iter().zip(begun) {
             take(*number, page(core, *at, ticket, deadline, |bytes| parse(bytes, *number))?)?;
         }

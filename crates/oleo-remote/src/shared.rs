@@ -7,10 +7,13 @@ use std::time::Duration;
 use oleo_lock::{Mutex, rank};
 
 use crate::cache::Cache;
+use crate::disk_cache::DiskCache;
 use crate::error::RemoteError;
 use crate::format::ObjectId;
 use crate::format::head::Head;
+use crate::format::packing::Coder;
 use crate::format::pins::Pin;
+use crate::format::segment::Bound;
 use crate::options::StoreOptions;
 use crate::origins::{OriginStore, Source, open_origins};
 use crate::state::State;
@@ -42,6 +45,7 @@ pub(crate) struct Core {
     pub(crate) uuid: [u8; 16],
     pub(crate) epoch: u32,
     pub(crate) write: bool,
+    pub(crate) coder: Coder,
     pub(crate) state: Mutex<rank::RemoteState, State>,
     pub(crate) published: Mutex<rank::RemotePublish, Published>,
     /// The volumes whose objects it names, by their numbers from 1.
@@ -54,6 +58,10 @@ pub(crate) struct Core {
     /// The failure that ended writing.
     pub(crate) latch: OnceLock<Arc<RemoteError>>,
     pub(crate) cache: Cache,
+    /// Frames and pages on the local disk.
+    pub(crate) disk: Option<DiskCache>,
+    /// When a head was last noted beside the disk cache, milliseconds of the host's clock.
+    pub(crate) noted: AtomicU64,
     pub(crate) counts: Counts,
 }
 
@@ -73,6 +81,7 @@ pub(crate) struct Counts {
     pub(crate) cache_hits: AtomicU64,
     pub(crate) deletes: AtomicU64,
     pub(crate) moved_bytes: AtomicU64,
+    pub(crate) disk_hits: AtomicU64,
 }
 
 /// Adds to a count.
@@ -89,12 +98,14 @@ impl Core {
         options: &StoreOptions,
         write: bool,
     ) -> Result<Core, RemoteError> {
+        let disk = options.cache.as_ref().map(|cache| DiskCache::open(&cache.dir, head.uuid, cache.bytes_max));
         Ok(Core {
             name: store.describe().into(),
             store,
             uuid: head.uuid,
             epoch: head.epoch,
             write,
+            coder: Coder::of(&head),
             state: Mutex::new(State::new(&head, head.epoch)),
             origins: open_origins(&head.origins, options)?,
             source: Source { uuid: head.uuid, shift: 0 },
@@ -102,6 +113,8 @@ impl Core {
             lease: None,
             latch: OnceLock::new(),
             cache: Cache::new(options.bounds.cache_bytes_max),
+            disk: disk.transpose()?,
+            noted: 0.into(),
             counts: Counts::default(),
             options: options.clone(),
             published: Mutex::new(Published::new(head, version, options.host.now())),
@@ -114,6 +127,11 @@ impl Core {
             0 => Some((&*self.store, self.uuid)),
             n => self.origins.get(usize::from(n) - 1).map(|origin| (&*origin.store, origin.uuid)),
         }
+    }
+
+    /// What is sealed or summed in an object is bound to it, and to the volume that made it.
+    pub(crate) fn bound(&self, id: ObjectId) -> Bound {
+        Bound { uuid: self.owner_of(id).map_or(self.uuid, |(_, uuid)| uuid), id }
     }
 
     /// The failure that ended writing, if one did.

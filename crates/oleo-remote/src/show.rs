@@ -34,7 +34,7 @@ pub fn show(store: Arc<dyn Store>, pin: Option<&str>, options: &StoreOptions) ->
         None => HEAD.to_owned(),
         Some(pin) => key_of(&find_pin(&store, pin, deadline)?),
     };
-    let (head, _) = read(&store, &key, deadline)?;
+    let (head, _) = read(&store, &key, options.key.as_ref(), deadline)?;
     let pins = match store::get(&store, PINS, PINS_LEN_MAX as u64, deadline) {
         Ok((bytes, _)) => Some(Pins::parse(&bytes)?),
         Err(StoreError::Absent) => None,

@@ -21,6 +21,7 @@ use oleo_format::Corruption;
 use crate::error::RemoteError;
 use crate::format::head::Head;
 use crate::format::map::{MapObject, Root, Row, Run, TABLE_ROWS};
+use crate::format::packing::Coder;
 use crate::format::segment::{Change, Entry};
 use crate::format::{BLOCK_LEN, Grave, OBJECT_LEN_MAX, OBJECT_N_MAX, ObjectId, ObjectRef, REGION_BLOCKS, SegmentRef};
 
@@ -33,20 +34,30 @@ mod table;
 mod under_way;
 
 pub(crate) use graves::Graves;
-pub(crate) use open_segment::{NewFrame, OpenSegment};
+pub(crate) use open_segment::OpenSegment;
 pub(crate) use region::Region;
 pub(crate) use regions::Regions;
 pub(crate) use sealed::Sealed;
 pub(crate) use table::Table;
 pub(crate) use under_way::UnderWay;
 
+/// A frame that has no place yet.
+pub(crate) use crate::format::packing::Packed as NewFrame;
+
 /// Where blocks of a look-up are.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     /// Nowhere: they are zeros.
     Zeros,
-    /// In a frame that is in memory, header and all.
-    Memory(Arc<Vec<u8>>),
+    /// In a frame that is in memory, header and all, as it is stored or will be.
+    Memory {
+        /// The segment.
+        id: ObjectId,
+        /// Where the frame begins.
+        off: u32,
+        /// Its bytes.
+        piece: Arc<Vec<u8>>,
+    },
     /// In a frame of a segment that is stored.
     Stored {
         /// The segment.
@@ -92,7 +103,7 @@ pub(crate) struct Gathered {
 
 /// See the module's text.
 pub(crate) struct State {
-    uuid: [u8; 16],
+    coder: Coder,
     epoch: u32,
     /// Frames that the volume has had.
     position: u64,
@@ -130,7 +141,7 @@ impl State {
     /// As it is in a head, before anything is loaded or replayed, for the writer of `epoch` (or a reader).
     pub(crate) fn new(head: &Head, epoch: u32) -> State {
         State {
-            uuid: head.uuid,
+            coder: Coder::of(head),
             epoch,
             position: 0,
             device_len: 0,
@@ -161,6 +172,11 @@ impl State {
     /// Bytes in memory that are not in a published object.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.under_way.bytes() + self.open_len()
+    }
+
+    /// The open segment, if there is one.
+    pub(crate) fn open_id(&self) -> Option<ObjectId> {
+        self.open.as_ref().map(|open| open.id)
     }
 
     /// Bytes of the open segment.
@@ -247,7 +263,7 @@ impl State {
             None => {
                 let id = ObjectId::segment(self.epoch, self.take_number()?);
                 let row = self.table.find_or_add(id, 0, self.sequence + 1)?;
-                OpenSegment::new(self.uuid, id, row, self.position)
+                OpenSegment::new(self.coder.clone(), id, row, self.position)
             }
         };
         let entry = open.push(frame);
@@ -485,11 +501,11 @@ fn source_of(
     under_way: &UnderWay,
 ) -> Result<Source, RemoteError> {
     let in_memory = match open.filter(|open| open.row == run.row) {
-        Some(open) => open.piece(run.off),
-        None => under_way.of_row(run.row).and_then(|sealed| sealed.piece(run.off)),
+        Some(open) => open.piece(run.off).map(|piece| (open.id, piece)),
+        None => under_way.of_row(run.row).and_then(|sealed| Some((sealed.known.id, sealed.piece(run.off)?))),
     };
-    if let Some(piece) = in_memory {
-        return Ok(Source::Memory(piece));
+    if let Some((id, piece)) = in_memory {
+        return Ok(Source::Memory { id, off: run.off, piece });
     }
     let row = table.get(run.row).ok_or_else(|| no_row(run.row))?;
     Ok(Source::Stored { id: row.id, off: run.off, stored: run.stored })

@@ -12,12 +12,16 @@
 //!
 //! Repeating is safe since a condition holds once only: commit ids are random, so no content, and no version, comes back.
 
+use std::sync::Arc;
+
 use oleo_format::Corruption;
 
 use crate::error::{RemoteError, StoreError};
-use crate::format::head::{HEAD_LEN_MAX, Head};
+use crate::format::head::{HEAD_LEN_MAX, Head, Outline};
 use crate::host::Host;
+use crate::keys::KeySource;
 use crate::options::Bounds;
+use crate::seal::Key;
 use crate::store::Waits;
 use crate::store::{self, Body, Cond, Deadline, Store, Version};
 
@@ -39,13 +43,20 @@ pub(crate) enum Swapped {
 /// What is read under the head's key.
 pub(crate) enum Found {
     Head(Box<Head>, Version),
+    /// A sealed head whose key is not at hand, and its bytes.
+    Closed(Outline, Vec<u8>, Version),
     /// Bytes that are no head.
     Damaged(Corruption, Version),
     Nothing,
 }
 
 /// Reads the head, again if its bytes are wrong.
-pub(crate) fn find(store: &dyn Store, key: &str, deadline: Deadline) -> Result<Found, RemoteError> {
+pub(crate) fn find(
+    store: &dyn Store,
+    key: &str,
+    opens: Option<&Arc<Key>>,
+    deadline: Deadline,
+) -> Result<Found, RemoteError> {
     let mut tries = WRONG_TRIES;
     loop {
         tries -= 1;
@@ -55,18 +66,37 @@ pub(crate) fn find(store: &dyn Store, key: &str, deadline: Deadline) -> Result<F
             Err(StoreError::Wrong(_)) if tries > 0 => continue,
             Err(e) => return Err(RemoteError::store("get", key, e)),
         };
-        match Head::parse(&bytes) {
-            Ok(head) => return Ok(Found::Head(Box::new(head), version)),
-            Err(e) if tries == 0 => return Ok(Found::Damaged(e.within(key), version)),
-            Err(_) => {}
+        let closed = Head::outline(&bytes).ok().filter(|outline| outline.sealed);
+        match (Head::open(&bytes, opens), closed) {
+            (Ok(head), _) => return Ok(Found::Head(Box::new(head), version)),
+            // Without its key, or with that of another volume.
+            (Err(_), Some(outline)) if opens.is_none() || tries == 0 => {
+                return Ok(Found::Closed(outline, bytes, version));
+            }
+            (Err(e), _) if tries == 0 => return Ok(Found::Damaged(e.within(key), version)),
+            (Err(_), _) => {}
         }
     }
 }
 
-/// Reads the head of a volume that there is.
-pub(crate) fn read(store: &dyn Store, key: &str, deadline: Deadline) -> Result<(Head, Version), RemoteError> {
-    match find(store, key, deadline)? {
+/// Reads the head of a volume that there is, and opens it with what `source` has. A volume that is not sealed is refused with
+/// a key: whoever gives one would not notice that somebody has put another in the volume's place.
+pub(crate) fn read(
+    store: &dyn Store,
+    key: &str,
+    source: Option<&KeySource>,
+    deadline: Deadline,
+) -> Result<(Head, Version), RemoteError> {
+    match find(store, key, None, deadline)? {
+        Found::Head(..) if source.is_some() => {
+            Err(RemoteError::Key { what: "a key is given, and the volume is not encrypted" })
+        }
         Found::Head(head, version) => Ok((*head, version)),
+        Found::Closed(outline, bytes, version) => {
+            let source = source.ok_or(RemoteError::Key { what: "the volume is encrypted, and no key is given" })?;
+            let opens = source.unlock(store, outline.uuid, deadline)?;
+            Ok((Head::open(&bytes, Some(&opens)).map_err(|e| e.within(key))?, version))
+        }
         Found::Damaged(e, _) => Err(e.into()),
         Found::Nothing => Err(RemoteError::NoVolume { prefix: store.describe() }),
     }
@@ -95,8 +125,16 @@ pub(crate) fn swap(
             Ok(version) => return Ok(Swapped::Mine(version)),
             Err(e) => e,
         };
-        match find(store, HEAD, deadline)? {
+        match find(store, HEAD, head.key.as_ref(), deadline)? {
             Found::Head(found, version) if found.commit == head.commit => return Ok(Swapped::Mine(version)),
+            Found::Closed(found, _, version) => {
+                // Of a volume that is not this one.
+                if *cond != Cond::Match(version.clone()) || found.commit != head.predecessor {
+                    let Outline { uuid, epoch, commit, sealed: _ } = found;
+                    let other = Head { uuid, epoch, commit, ..Head::default() };
+                    return Ok(Swapped::Other(Box::new(other), version));
+                }
+            }
             Found::Head(found, version) => {
                 let is_old = *cond == Cond::Match(version.clone()) && found.commit == head.predecessor;
                 if !is_old {

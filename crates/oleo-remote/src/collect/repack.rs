@@ -6,14 +6,15 @@
 //!
 //! To the map a moved frame is like any other; what the device reads is the same before and after it, wherever the log ends.
 
+use crate::append::frame;
 use crate::error::RemoteError;
 use crate::fetch::{Part, begin, checked};
-use crate::format::segment::{Change, ENTRY_LEN, FOOTER_LEN, parse_directory, parse_footer_of};
+use crate::format::segment::{Change, FOOTER_LEN, parse_directory, parse_footer_of};
 use crate::format::{BLOCK_LEN, ObjectId};
 use crate::publish::begin_storing;
 use crate::read::{Reading, load, look_up, read};
 use crate::shared::{Core, add};
-use crate::state::{Found, NewFrame, Source};
+use crate::state::{Found, Source};
 use crate::store::Deadline;
 
 /// Bytes that are read together.
@@ -59,8 +60,10 @@ fn empty(core: &Core, id: ObjectId, len: u32, deadline: Deadline) -> Result<u64,
     let (segment, _) = checked(core, end, begin(core, end, deadline), deadline, |bytes| {
         parse_footer_of(bytes, len.into()).map_err(|e| e.within(id))
     })?;
-    let part = Part { id, off: segment.dir_off.into(), len: u64::from(segment.frames) * ENTRY_LEN as u64 };
-    let entries = checked(core, part, begin(core, part, deadline), deadline, |bytes| parse_directory(bytes, &segment))?;
+    let part = Part { id, off: segment.dir_off.into(), len: segment.dir_len().into() };
+    let entries = checked(core, part, begin(core, part, deadline), deadline, |bytes| {
+            parse_directory(bytes, &segment, core.bound(id).uuid, core.coder.key())
+        })?;
     let mut moved = 0;
     let mut batch = Vec::new();
     let mut batch_len = 0;
@@ -114,7 +117,7 @@ fn append_if_there(
 ) -> Result<bool, RemoteError> {
     let Found { first, blocks, skip, .. } = piece.found;
     let change = Change::Data { first, blocks: blocks as u8, stored: bytes.len() as u32, moved: true };
-    let frame = NewFrame::new(change, &[bytes]);
+    let frame = frame(core, change, &[bytes]);
     for _ in 0..LOADS_MAX {
         let mut found = Vec::new();
         let mut state = core.state.lock();

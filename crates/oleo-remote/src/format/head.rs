@@ -1,5 +1,8 @@
 //! The head: the one object that changes, and by whose replacement everything before it becomes part of the volume.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use oleo_format::Corruption;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
@@ -9,6 +12,7 @@ use super::{
     DEVICE_LEN_MAX, Grave, OBJECT_LEN_MAX, OBJECT_N_MAX, ObjectId, ObjectRef, RawId, RawRef, SegmentRef, VERSION,
     all_zero, ensure, list, push, raw, xxh64,
 };
+use crate::seal::{Key, NONCE_LEN, Nonce, SEAL_LEN, TAG_LEN, Use};
 
 /// Longest head, bytes.
 pub const HEAD_LEN_MAX: usize = 1 << 20;
@@ -42,6 +46,8 @@ const _: () = assert!(std::mem::offset_of!(RawHead, oldest) == 192);
 const _: () = assert!(std::mem::offset_of!(RawHead, sections_xxh) == 240);
 
 const HEADER_LEN: usize = size_of::<RawHead>();
+/// What the sections of a sealed head are bound to: the header without its checksums.
+const BESIDE_LEN: usize = std::mem::offset_of!(RawHead, sections_xxh);
 
 /// A volume that a branch goes back to.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -99,6 +105,21 @@ pub struct Head {
     pub tail_id: ObjectId,
     /// Frames of a segment that is not written yet.
     pub tail: Vec<u8>,
+    /// With what the volume is sealed, if it is.
+    pub key: Option<Arc<Key>>,
+}
+
+/// What a head says to everybody, with its key or without.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outline {
+    /// The volume.
+    pub uuid: [u8; 16],
+    /// The writer.
+    pub epoch: u32,
+    /// Which head.
+    pub commit: [u8; 16],
+    /// Whether everything else is sealed.
+    pub sealed: bool,
 }
 
 impl Head {
@@ -107,7 +128,7 @@ impl Head {
         let mut out = Vec::with_capacity(self.len());
         out.resize(HEADER_LEN, 0);
         for s in &self.segments {
-            let dir_len = (s.frames * ENTRY_LEN as u32).into();
+            let dir_len = s.dir_len().into();
             let (len, dir_off, frames) = (s.len.into(), s.dir_off.into(), s.frames.into());
             push(&mut out, &RawSegment { id: s.id.raw(), len, dir_off, dir_len, frames, dir_xxh: s.dir_xxh.into() });
         }
@@ -130,8 +151,11 @@ impl Head {
         let mut raw = RawHead {
             magic: MAGIC,
             version: VERSION.into(),
-            flags: (flag(self.released, FLAG_RELEASED) | flag(self.branch, FLAG_BRANCH)).into(),
-            len: (out.len() as u32).into(),
+            flags: (flag(self.key.is_some(), FLAG_SEALED)
+                | flag(self.released, FLAG_RELEASED)
+                | flag(self.branch, FLAG_BRANCH))
+            .into(),
+            len: (self.len() as u32).into(),
             uuid: self.uuid,
             epoch: self.epoch.into(),
             claim: self.claim.into(),
@@ -154,9 +178,16 @@ impl Head {
             tail_id: self.tail_id.raw(),
             oldest: self.oldest.into(),
             zeros_c: [0; 40],
-            sections_xxh: xxh64(&out[HEADER_LEN..]).into(),
+            sections_xxh: 0.into(),
             xxh: 0.into(),
         };
+        if let Some(key) = &self.key {
+            let beside = &raw.as_bytes()[..BESIDE_LEN];
+            let nonce = nonce_of(&self.commit, self.sequence);
+            let tag = key.seal_in_place(&nonce, Use::Head, &[b"head", beside], &mut out[HEADER_LEN..]);
+            out.extend_from_slice(&tag);
+        }
+        raw.sections_xxh = xxh64(&out[HEADER_LEN..]).into();
         raw.xxh = xxh64(&raw.as_bytes()[..HEADER_LEN - 8]).into();
         out[..HEADER_LEN].copy_from_slice(raw.as_bytes());
         out
@@ -171,6 +202,7 @@ impl Head {
             + origins
             + self.owner.len()
             + self.tail.len()
+            + self.key.as_ref().map_or(0, |_| TAG_LEN)
     }
 
     /// Never: it has a header.
@@ -178,13 +210,40 @@ impl Head {
         false
     }
 
-    /// Reads one, checking everything that can be checked of it alone.
-    pub fn parse(bytes: &[u8]) -> Result<Head, Corruption> {
+    /// Reads what one says to everybody.
+    pub fn outline(bytes: &[u8]) -> Result<Outline, Corruption> {
         let raw = parse_header(bytes)?;
-        let sections = &bytes[HEADER_LEN..];
-        let (have, want) = (xxh64(sections), raw.sections_xxh.get());
-        ensure!(have == want, "head", "checksum of the sections", have, want);
-        let (raw_segments, rest) = list::<RawSegment>(sections, raw.segments.get(), "head")?;
+        let sealed = raw.flags.get() & FLAG_SEALED != 0;
+        Ok(Outline { uuid: raw.uuid, epoch: raw.epoch.get(), commit: raw.commit, sealed })
+    }
+
+    /// Reads one that is not sealed.
+    pub fn parse(bytes: &[u8]) -> Result<Head, Corruption> {
+        Head::open(bytes, None)
+    }
+
+    /// Reads one, checking everything that can be checked of it alone. The key opens it, if it is sealed.
+    pub fn open(bytes: &[u8], key: Option<&Arc<Key>>) -> Result<Head, Corruption> {
+        let raw = parse_header(bytes)?;
+        let sealed = raw.flags.get() & FLAG_SEALED != 0;
+        let key = key.filter(|_| sealed);
+        let sections = match key {
+            None => {
+                ensure!(!sealed, "head", "seal", "closed", "one that a key opens");
+                Cow::Borrowed(&bytes[HEADER_LEN..])
+            }
+            Some(key) => {
+                let broken = || Corruption::new("head", "seal", "broken", "that of its key");
+                let (sections, tag) = bytes[HEADER_LEN..].split_last_chunk::<TAG_LEN>().ok_or_else(broken)?;
+                let (mut sections, nonce) = (sections.to_vec(), nonce_of(&raw.commit, raw.sequence.get()));
+                let beside = &bytes[..BESIDE_LEN];
+                if !key.open_in_place(&nonce, Use::Head, &[b"head", beside], &mut sections, tag) {
+                    return Err(broken());
+                }
+                Cow::Owned(sections)
+            }
+        };
+        let (raw_segments, rest) = list::<RawSegment>(&sections, raw.segments.get(), "head")?;
         let (raw_graves, rest) = list::<super::RawGrave>(rest, raw.graves.get(), "head")?;
         let (origins, rest) = parse_origins(rest, raw.origins.get())?;
         let (owner_len, tail_len) = (raw.owner_len.get() as usize, raw.tail_len.get() as usize);
@@ -204,7 +263,7 @@ impl Head {
             owner_len + tail_len
         );
         let (owner, tail) = rest.split_at(owner_len);
-        let segments = raw_segments.iter().map(parse_segment).collect::<Result<Vec<_>, _>>()?;
+        let segments = raw_segments.iter().map(|raw| parse_segment(raw, sealed)).collect::<Result<Vec<_>, _>>()?;
         let graves = raw_graves.iter().map(Grave::of_raw).collect::<Result<Vec<_>, _>>()?;
         let root = match raw.root {
             [0, ..] if raw.root == [0; 32] => None,
@@ -232,6 +291,7 @@ impl Head {
             position: raw.position.get(),
             tail_id: ObjectId::of_raw(&raw.tail_id)?.expect_map(false)?,
             tail: tail.to_vec(),
+            key: key.cloned(),
         };
         head.check()?;
         Ok(head)
@@ -273,11 +333,19 @@ impl Head {
     }
 }
 
+/// The nonce of a head: no two have the same commit id.
+fn nonce_of(commit: &[u8; 16], sequence: u64) -> Nonce {
+    let mut nonce = [0; NONCE_LEN];
+    nonce[..16].copy_from_slice(commit);
+    nonce[16..].copy_from_slice(&sequence.to_le_bytes());
+    nonce
+}
+
 fn no_root() -> Corruption {
     Corruption::new("head", "root", "odd", "a reference")
 }
 
-/// The header alone: magic, lengths, checksum and what must be zero.
+/// The header: magic, lengths, checksums and what must be zero.
 fn parse_header(bytes: &[u8]) -> Result<&RawHead, Corruption> {
     ensure!(bytes.len() >= HEADER_LEN, "head", "length", bytes.len(), format!("at least {HEADER_LEN}"));
     ensure!(bytes.len() <= HEAD_LEN_MAX, "head", "length", bytes.len(), format!("at most {HEAD_LEN_MAX}"));
@@ -288,19 +356,21 @@ fn parse_header(bytes: &[u8]) -> Result<&RawHead, Corruption> {
     ensure!(have == want, "head", "checksum", have, want);
     ensure!(raw.version.get() == VERSION, "head", "version", raw.version, VERSION);
     let flags = raw.flags.get();
-    ensure!(flags & FLAG_SEALED == 0, "head", "encryption", "sealed", "none: keys are not supported yet");
-    ensure!(flags & !(FLAG_RELEASED | FLAG_BRANCH) == 0, "head", "flags", flags, "only 2 and 4");
+    let known = FLAG_SEALED | FLAG_RELEASED | FLAG_BRANCH;
+    ensure!(flags & !known == 0, "head", "flags", flags, format!("only those of {known}"));
     ensure!(raw.len.get() as usize == bytes.len(), "head", "length", bytes.len(), raw.len);
     all_zero(&raw.zeros_a, "head", "bytes from 148")?;
     all_zero(&raw.zeros_b, "head", "bytes from 157")?;
     all_zero(&raw.zeros_c, "head", "bytes from 200")?;
+    let (have, want) = (xxh64(&bytes[HEADER_LEN..]), raw.sections_xxh.get());
+    ensure!(have == want, "head", "checksum of the sections", have, want);
     Ok(raw)
 }
 
-fn parse_segment(raw: &RawSegment) -> Result<SegmentRef, Corruption> {
+fn parse_segment(raw: &RawSegment, sealed: bool) -> Result<SegmentRef, Corruption> {
     let id = ObjectId::of_raw(&raw.id)?.expect_map(false)?;
     let (len, dir_off, frames) = (raw.len.get(), raw.dir_off.get(), raw.frames.get());
-    let want = u64::from(frames) * ENTRY_LEN as u64;
+    let want = u64::from(frames) * ENTRY_LEN as u64 + if sealed { SEAL_LEN as u64 } else { 0 };
     ensure!(u64::from(raw.dir_len.get()) == want, "segment in a head", "length of the directory", raw.dir_len, want);
     ensure!(frames > 0, "segment in a head", "count of frames", frames, "at least 1");
     let body = u64::from(frames) * FRAME_LEN_MIN as u64;

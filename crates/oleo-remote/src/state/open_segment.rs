@@ -5,41 +5,17 @@ use std::sync::Arc;
 use super::Sealed;
 use super::sealed::piece;
 use crate::format::ObjectId;
-use crate::format::segment::{
-    Bound, Change, ENTRY_LEN, Entry, FOOTER_LEN, FRAME_HEADER_LEN, PayloadSum, close_segment, frame_header, frame_len,
-};
-
-/// A frame that has no place yet: room for its header, its payload, and what fills it up.
-pub(crate) struct NewFrame {
-    change: Change,
-    bytes: Vec<u8>,
-    sum: PayloadSum,
-}
-
-impl NewFrame {
-    /// Of a change and its payload, which is as long as the change says.
-    pub(crate) fn new(change: Change, payload: &[&[u8]]) -> NewFrame {
-        let len = frame_len(change);
-        let mut bytes = Vec::with_capacity(len);
-        bytes.resize(FRAME_HEADER_LEN, 0);
-        payload.iter().for_each(|part| bytes.extend_from_slice(part));
-        let sum = PayloadSum::of(&bytes[FRAME_HEADER_LEN..]);
-        debug_assert!(bytes.len() <= len && bytes.len() + 16 > len);
-        bytes.resize(len, 0);
-        NewFrame { change, bytes, sum }
-    }
-
-    /// Bytes that it takes.
-    pub(crate) fn len(&self) -> usize {
-        self.bytes.len()
-    }
-}
+use crate::format::packing::{Coder, Packed};
+use crate::format::segment::{Bound, DirectorySeal, ENTRY_LEN, Entry, FOOTER_LEN, close_frame, close_segment};
+use crate::seal::{Nonce, SEAL_LEN};
 
 /// The segment that frames are appended to.
 pub(crate) struct OpenSegment {
-    uuid: [u8; 16],
+    coder: Coder,
     pub(crate) id: ObjectId,
     pub(crate) row: u32,
+    /// That of its first frame, in a volume that is sealed.
+    nonce: Option<Nonce>,
     /// The position of its first frame.
     first_position: u64,
     entries: Vec<Entry>,
@@ -48,8 +24,8 @@ pub(crate) struct OpenSegment {
 }
 
 impl OpenSegment {
-    pub(crate) fn new(uuid: [u8; 16], id: ObjectId, row: u32, first_position: u64) -> OpenSegment {
-        OpenSegment { uuid, id, row, first_position, entries: Vec::new(), pieces: Vec::new(), len: 0 }
+    pub(crate) fn new(coder: Coder, id: ObjectId, row: u32, first_position: u64) -> OpenSegment {
+        OpenSegment { coder, id, row, nonce: None, first_position, entries: Vec::new(), pieces: Vec::new(), len: 0 }
     }
 
     /// The position of its first frame.
@@ -64,16 +40,18 @@ impl OpenSegment {
 
     /// How long the whole segment would be with another frame.
     pub(crate) fn len_with(&self, frame_len: usize) -> u64 {
-        u64::from(self.len) + frame_len as u64 + ((self.entries.len() + 1) * ENTRY_LEN + FOOTER_LEN) as u64
+        u64::from(self.len) + frame_len as u64 + ((self.entries.len() + 1) * ENTRY_LEN + SEAL_LEN + FOOTER_LEN) as u64
     }
 
-    /// Gives a frame its place.
-    pub(crate) fn push(&mut self, frame: NewFrame) -> Entry {
-        let NewFrame { change, mut bytes, sum } = frame;
-        let entry = Entry { off: self.len, change };
+    /// Gives a frame its place. In a volume that is sealed it must be sealed.
+    pub(crate) fn push(&mut self, frame: Packed) -> Entry {
+        let Packed { change, codec, mut bytes, sum, nonce } = frame;
+        assert!(nonce.is_some() == self.coder.key.is_some(), "everything in a sealed volume is sealed");
+        self.nonce = self.nonce.or(nonce);
+        let entry = Entry { off: self.len, change, codec };
         let position = self.first_position + self.entries.len() as u64;
-        let header = frame_header(&entry, position, sum, &Bound { uuid: self.uuid, id: self.id });
-        bytes[..FRAME_HEADER_LEN].copy_from_slice(&header);
+        let bound = Bound { uuid: self.coder.uuid, id: self.id };
+        close_frame(&mut bytes, &entry, position, sum, &bound, self.coder.key());
         self.len += bytes.len() as u32;
         self.entries.push(entry);
         self.pieces.push(Arc::new(bytes));
@@ -92,8 +70,9 @@ impl OpenSegment {
 
     /// Ends it.
     pub(crate) fn seal(self) -> Sealed {
-        let OpenSegment { id, row, first_position, entries, mut pieces, len, .. } = self;
-        let (end, known) = close_segment(id, &entries, len, first_position);
+        let OpenSegment { coder, id, row, nonce, first_position, entries, mut pieces, len } = self;
+        let seal = coder.key().zip(nonce).map(|(key, nonce)| DirectorySeal { key, uuid: coder.uuid, nonce });
+        let (end, known) = close_segment(id, &entries, len, first_position, seal);
         pieces.push(Arc::new(end));
         Sealed { row, known, after: first_position + entries.len() as u64, entries, pieces }
     }

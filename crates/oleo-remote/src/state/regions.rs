@@ -205,6 +205,11 @@ impl Regions {
         losses.apply(table)
     }
 
+    /// The numbers of all regions that have something.
+    pub(crate) fn numbers(&self) -> Vec<u32> {
+        self.slots.keys().copied().collect()
+    }
+
     /// The first region, from `from` on, that a checkpoint must write; with the page that must be read before, if it is not
     /// in memory.
     pub(crate) fn next_dirty(&self, from: u32) -> Option<(u32, Option<Missing>)> {

@@ -107,7 +107,7 @@ fn compare(
                 assert_eq!(want.range(part.first..at).next(), None, "seed {seed}");
                 continue;
             }
-            Source::Memory(piece) => piece.clone(),
+            Source::Memory { piece, .. } => piece.clone(),
             Source::Stored { id, off, .. } => stored[id].piece(*off).expect("a piece"),
         };
         for n in 0..part.blocks {
