@@ -11,6 +11,8 @@
 use std::fmt::{self, Write};
 use std::path::PathBuf;
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_decode_str, utf8_percent_encode};
+
 use crate::error::NbdError;
 
 /// The port of the protocol.
@@ -193,40 +195,34 @@ fn at_tcp(authority: &str, socket: Option<String>) -> Result<At, String> {
 
 /// With `%41` as `A`.
 fn decoded(text: &str) -> Result<String, String> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            out.push(byte);
-            continue;
-        }
-        let mut digit = || bytes.next().and_then(|d| char::from(d).to_digit(16));
-        match (digit(), digit()) {
-            (Some(high), Some(low)) => out.push((high * 16 + low) as u8),
-            _ => return Err("after a percent sign come two hexadecimal digits".into()),
-        }
+    // The crate leaves as it is what is no code.
+    let is_code = |after: &str| after.get(..2).is_some_and(|code| code.bytes().all(|b| b.is_ascii_hexdigit()));
+    if !text.split('%').skip(1).all(is_code) {
+        return Err("after a percent sign come two hexadecimal digits".into());
     }
-    String::from_utf8(out).map_err(|_| "percent-encoded bytes that are no UTF-8".into())
+    let text = percent_decode_str(text).decode_utf8().map_err(|_| "percent-encoded bytes that are no UTF-8")?;
+    Ok(text.into_owned())
 }
 
-/// Writes what is plain in a path or a value, and the rest as `%41`.
-fn encode(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b':' | b',' | b'@' => {
-                f.write_char(char::from(byte))?;
-            }
-            _ => write!(f, "%{byte:02X}")?,
-        }
-    }
-    Ok(())
+/// What is plain in a path or a value, and the rest as `%41`.
+fn encoded(text: &str) -> PercentEncode<'_> {
+    const PLAIN_IN_BOTH: AsciiSet = NON_ALPHANUMERIC
+        .remove(b'-')
+        .remove(b'.')
+        .remove(b'_')
+        .remove(b'~')
+        .remove(b'/')
+        .remove(b':')
+        .remove(b',')
+        .remove(b'@');
+    utf8_percent_encode(text, const { &PLAIN_IN_BOTH })
 }
 
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut query = String::new();
         let mut add = |key: &str, value: &str| {
-            let _ = write!(query, "{}{key}={}", if query.is_empty() { '?' } else { '&' }, Encoded(value));
+            let _ = write!(query, "{}{key}={}", if query.is_empty() { '?' } else { '&' }, encoded(value));
         };
         f.write_str(if self.tls { "nbds" } else { "nbd" })?;
         match &self.at {
@@ -234,7 +230,7 @@ impl fmt::Display for Uri {
                 f.write_str("://")?;
                 match host.contains(':') {
                     true => write!(f, "[{host}]")?,
-                    false => encode(f, host)?,
+                    false => write!(f, "{}", encoded(host))?,
                 }
                 if *port != PORT {
                     write!(f, ":{port}")?;
@@ -246,7 +242,7 @@ impl fmt::Display for Uri {
                 add("socket", &path.to_string_lossy());
             }
         }
-        encode(f, &self.export)?;
+        write!(f, "{}", encoded(&self.export))?;
         if let Some(dir) = &self.tls_certificates {
             add("tls-certificates", &dir.to_string_lossy());
         }
@@ -257,14 +253,6 @@ impl fmt::Display for Uri {
             add("tls-verify-peer", "0");
         }
         f.write_str(&query)
-    }
-}
-
-struct Encoded<'a>(&'a str);
-
-impl fmt::Display for Encoded<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        encode(f, self.0)
     }
 }
 

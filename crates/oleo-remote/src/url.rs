@@ -4,8 +4,10 @@
 //! Paths are percent-decoded. The query may hold `pin=NAME` or `at=newest`. [`std::fmt::Display`] gives one form to all
 //! names of the same thing, which is parsed again the same.
 
-use std::fmt::{self, Write};
+use std::fmt;
 use std::path::PathBuf;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_decode_str, utf8_percent_encode};
 
 use crate::error::RemoteError;
 use crate::format::pins::is_pin_name;
@@ -161,49 +163,31 @@ fn segments(path: &str) -> Result<Vec<String>, String> {
 
 /// With `%41` as `A`.
 fn decoded(text: &str) -> Result<String, String> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            out.push(byte);
-            continue;
-        }
-        let digit = |b: Option<u8>| b.and_then(|b| char::from(b).to_digit(16));
-        match (digit(bytes.next()), digit(bytes.next())) {
-            (Some(high), Some(low)) => out.push((high * 16 + low) as u8),
-            _ => return Err("after % come two hexadecimal digits".into()),
-        }
+    // The crate leaves as it is what is no code.
+    let is_code = |after: &str| after.get(..2).is_some_and(|code| code.bytes().all(|b| b.is_ascii_hexdigit()));
+    if !text.split('%').skip(1).all(is_code) {
+        return Err("after % come two hexadecimal digits".into());
     }
-    String::from_utf8(out).map_err(|_| "not UTF-8".into())
+    let text = percent_decode_str(text).decode_utf8().map_err(|_| "not UTF-8")?;
+    Ok(text.into_owned())
 }
 
-fn write_encoded(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
-    for byte in text.bytes() {
-        match byte {
-            b'/' | b'-' | b'.' | b'_' | b'~' => f.write_char(byte.into())?,
-            _ if byte.is_ascii_alphanumeric() => f.write_char(byte.into())?,
-            _ => write!(f, "%{byte:02X}")?,
-        }
-    }
-    Ok(())
+fn encoded(text: &str) -> PercentEncode<'_> {
+    const CODED: AsciiSet = NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+    utf8_percent_encode(text, const { &CODED })
 }
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
             Place::File(path) => {
-                f.write_str("file://")?;
-                write_encoded(f, &path.to_string_lossy())?;
+                write!(f, "file://{}", encoded(&path.to_string_lossy()))?;
             }
             Place::Memory { name, prefix } => {
-                f.write_str("memory://")?;
-                write_encoded(f, name)?;
-                f.write_char('/')?;
-                write_encoded(f, prefix)?;
+                write!(f, "memory://{}/{}", encoded(name), encoded(prefix))?;
             }
             Place::Bucket { cloud, bucket, prefix } => {
-                write!(f, "{}://{bucket}/", cloud.scheme())?;
-                write_encoded(f, prefix)?;
+                write!(f, "{}://{bucket}/{}", cloud.scheme(), encoded(prefix))?;
             }
         }
         match &self.pin {
