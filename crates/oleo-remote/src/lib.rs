@@ -14,6 +14,7 @@
 
 mod append;
 mod attach;
+mod bench;
 mod branch;
 mod cache;
 mod checkpoint;
@@ -35,6 +36,7 @@ mod open_store;
 mod options;
 mod origins;
 mod pin;
+mod probe;
 mod publish;
 mod read;
 mod replay;
@@ -47,7 +49,9 @@ pub mod store;
 mod swap;
 mod upkeep;
 pub mod url;
+mod verify;
 
+pub use bench::{BenchRow, bench};
 pub use branch::{Parent, branch};
 pub use collect::{Deleted, Orphans};
 pub use create::create;
@@ -62,6 +66,8 @@ pub use open::{create_at, open_at};
 pub use open_store::open_store;
 pub use options::{Bounds, CacheOptions, OptionError, StoreOptions};
 pub use pin::{pin, pins, unpin};
+pub use probe::{ProbeOptions, ProbeReport, probe};
 pub use seal::Key;
 pub use show::{Shown, show};
 pub use url::{Cloud, Place, Url};
+pub use verify::{Finding, VerifyOptions, VerifyReport, verify};
