@@ -63,8 +63,9 @@ pub(crate) struct DiskCache {
     bytes_max: u64,
     files: Mutex<rank::RemoteDiskCache, Files>,
     failures: AtomicU64,
-    /// Whether the last attempt to write failed.
+    /// Whether the last attempt to write failed, and what was not written since one did.
     failing: AtomicBool,
+    left_out: AtomicU64,
 }
 
 impl DiskCache {
@@ -77,6 +78,7 @@ impl DiskCache {
             files: Mutex::default(),
             failures: AtomicU64::new(0),
             failing: AtomicBool::new(false),
+            left_out: AtomicU64::new(0),
         };
         cache.look();
         Ok(cache)
@@ -121,7 +123,9 @@ impl DiskCache {
         }
         // While the disk fails only every so many attempts are made.
         const TRY_EVERY: u64 = 64;
-        if self.failing.load(Ordering::Relaxed) && self.failures.fetch_add(1, Ordering::Relaxed) % TRY_EVERY != 0 {
+        if self.failing.load(Ordering::Relaxed)
+            && !self.left_out.fetch_add(1, Ordering::Relaxed).is_multiple_of(TRY_EVERY)
+        {
             return;
         }
         let done = self.write_parts(id, off, bytes);

@@ -59,8 +59,7 @@ fn volume(sealed: bool) -> MemoryStore {
 }
 
 fn verified(store: &MemoryStore, sealed: bool, heads_only: bool) -> VerifyReport {
-    let mut what = VerifyOptions::default();
-    what.heads_only = heads_only;
+    let what = VerifyOptions { heads_only };
     let store: Arc<dyn Store> = Arc::new(store.copy());
     verify(&store, &options(sealed), what, &mut |_| {}).expect("verified")
 }
