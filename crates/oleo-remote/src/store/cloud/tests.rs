@@ -148,7 +148,7 @@ fn answers_with_bodies() {
 #[test]
 fn other_clouds() {
     let headers = "ETag: \"7\"\r\nx-goog-generation: 7\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
-    let google = [("GOOGLE_SKIP_SIGNATURE", "true")];
+    let google = [("GOOGLE_BEARER_TOKEN", "token")];
     let azure = [("AZURE_STORAGE_ACCOUNT_NAME", "account"), ("AZURE_SKIP_SIGNATURE", "true")];
     let rows = [
         ("gs://bucket/a/b", &google[..], "x-goog-if-generation-match: 6", "x-goog-if-generation-match: 0"),
@@ -174,7 +174,7 @@ fn other_clouds() {
         assert_eq!(body, b"four");
         assert_eq!(Answer::Stored(version), stored, "{url}: what was stored is what is got");
         let requests = thread.join().expect("server");
-        assert!(requests[0].starts_with("PUT /bucket/a/b/head"), "{}", requests[0]);
+        assert!(requests[0].replace("%2F", "/").starts_with("PUT /bucket/a/b/head"), "{}", requests[0]);
         assert!(requests[0].to_ascii_lowercase().contains(is_match), "{}", requests[0]);
         assert!(requests[1].to_ascii_lowercase().contains(is_absent), "{}", requests[1]);
     }
@@ -193,8 +193,9 @@ fn no_answers() {
     let under_way = silent.submit(op, soon(&silent));
     drop(silent);
     assert!(matches!(under_way.wait(), Err(StoreError::Unknown(_))));
-    drop(listener);
-    assert!(matches!(get(&store(&endpoint)), Err(StoreError::Away(_))));
+    // Nobody listens there; the port of a test may be that of another one a moment later.
+    let gone = get(&store("http://127.0.0.1:1"));
+    assert!(matches!(gone, Err(StoreError::Away(_))), "{gone:?}");
 }
 
 /// Goal: nothing is sent in the clear to other machines unless that is allowed.
