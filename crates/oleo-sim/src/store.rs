@@ -405,8 +405,12 @@ impl Inner {
         let Request::Get(key, range) = request else { return fate };
         let part = (client, key.clone(), range.as_ref().map_or(0, |r| r.start));
         let in_a_row = self.damaged.entry(part).or_default();
-        *in_a_row = if fate == Fate::Damaged { *in_a_row + 1 } else { 0 };
-        if *in_a_row > DAMAGED_MAX { Fate::Fine } else { fate }
+        if fate != Fate::Damaged {
+            // What brings no bytes is asked again, by somebody who does not count it.
+            return fate;
+        }
+        *in_a_row = (*in_a_row + 1) % (DAMAGED_MAX + 1);
+        if *in_a_row == 0 { Fate::Fine } else { fate }
     }
 
     /// Lets things happen until a client may go on; none: all have ended.
