@@ -247,7 +247,7 @@ fn who_dies() {
     assert_eq!(state.table.rows().len(), 2);
     let mut found = Vec::new();
     state.look_up(64, 2, &mut found).expect("found");
-    assert!(matches!(found[..], [Found { source: Source::Memory(_), .. }]));
+    assert!(matches!(found[..], [Found { source: Source::Memory { .. }, .. }]));
     state.check();
     // One of which everything is overwritten, and which is not stored yet, stays as well.
     let third = state.seal().expect("sealed").expect("a segment").known.id;
