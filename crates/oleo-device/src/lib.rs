@@ -92,6 +92,12 @@ pub trait Device: Send + Sync {
     /// Whether writes are refused.
     fn read_only(&self) -> bool;
 
+    /// Whoever has it open is done: what was written is made durable, and what it holds elsewhere for its user is given up, so
+    /// that others find it free. It can be used afterwards, and then holds it again. A device that is dropped does the same and
+    /// tells nobody whether it worked; where nothing is held elsewhere there is nothing to do.
+    fn release(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
     /// What it prefers.
     fn limits(&self) -> Limits {
         Limits::default()

@@ -95,6 +95,10 @@ impl Device for Window {
         self.inner.read_only()
     }
 
+    fn release(&self) -> Result<(), DeviceError> {
+        self.inner.release()
+    }
+
     fn limits(&self) -> Limits {
         let inner = self.inner.limits();
         // Blocks that do not begin where the inner ones do are no blocks.
@@ -214,6 +218,9 @@ impl Device for Latched {
     }
     fn read_only(&self) -> bool {
         self.first.get().is_some() || self.inner.read_only()
+    }
+    fn release(&self) -> Result<(), DeviceError> {
+        self.guard(Op::Flush, || self.inner.release())
     }
     fn limits(&self) -> Limits {
         self.inner.limits()

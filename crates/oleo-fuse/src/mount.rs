@@ -331,6 +331,8 @@ impl Mounted {
         self.background.stop();
         self.server.forget_all();
         let written = if self.read_only { Ok(()) } else { write_all(&self.server, &self.log) };
+        // Its process may live on for a moment, with threads that keep the image.
+        let written = written.and_then(|()| self.server.image().release());
         self.server.ending().over(written.as_ref().err().filter(|e| is_lost(&self.server, e)).map(lost));
         if let Some(control) = self.control {
             control.stop();

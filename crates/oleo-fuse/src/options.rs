@@ -284,6 +284,8 @@ impl MountOptions {
             "commit" => self.commit_seconds = number(name, value, COMMIT_SECONDS_MAX)?.max(1),
             "discard" if matches!(value, "sync" | "async") => self.discard = true,
             "max_inline" => self.inline_max = Some(size(name, value)?),
+            // That of volumes on object stores is a directory.
+            "cache" if value.starts_with('/') => return self.take_of_store(&format!("{name}={value}")),
             "cache" => self.cache_bytes = Some(bytes(name, value)?.max(CACHE_BYTES_MIN)),
             "nodes" => self.nodes_max = Some(number(name, value, u64::MAX)?.max(NODES_MIN)),
             "thread_pool" => self.threads = (number(name, value, THREADS_MAX as u64)? as usize).max(1),

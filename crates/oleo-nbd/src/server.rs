@@ -228,6 +228,10 @@ impl Server {
         for export in shared.exports.iter().filter(|e| !e.read_only) {
             flushed = flushed.and(export.device.flush());
         }
+        // Whoever has the server may keep it, and with it the devices.
+        for export in &shared.exports {
+            flushed = flushed.and_then(|()| export.device.release());
+        }
         flushed?;
         accepted?;
         Ok(Served { connections: shared.registry.count() })

@@ -223,6 +223,10 @@ impl Device for RemoteDevice {
         !self.core.write || self.core.latch.get().is_some()
     }
 
+    fn release(&self) -> Result<(), DeviceError> {
+        RemoteDevice::release(self).map_err(self.failed(Op::Flush, 0, 0))
+    }
+
     fn limits(&self) -> Limits {
         let limits = Limits::default().block_len(BLOCK_LEN as u32).preferred_len(256 << 10);
         limits.depth(128).wants_discard(true)

@@ -95,6 +95,18 @@ impl Volume {
         all_done(done).map_err(|e| self.stop(e))
     }
 
+    /// Says to the devices that whoever has them open is done ([`Device::release`]). After a failure there is nothing to be said.
+    ///
+    /// # Errors
+    /// A device failed: what was written since the last flush may be lost.
+    pub fn release(&self) -> Result<(), VolumeError> {
+        if self.poisoned.get().is_some() {
+            return Ok(());
+        }
+        let members: Vec<_> = self.members.read().iter().filter_map(|member| member.device.clone()).collect();
+        all_done(members.iter().map(|device| device.release()).collect()).map_err(|e| self.stop(e))
+    }
+
     /// Sees to it that nothing that is written from now on survives a crash that loses something written before. With one device its own
     /// barrier does, which need not make anything durable. With several, an order on each is none between them: of two devices the
     /// one might keep a superblock that names what the other never had. So those are flushed.

@@ -385,7 +385,16 @@ impl Image {
         if self.write {
             self.sync()?;
         }
-        Ok(())
+        self.release()
+    }
+
+    /// Says to the devices that whoever has them open is done, so that others find free what is on an object store. Call it after
+    /// [`Image::sync`], where the image is not given up in that moment; [`Image::close`] does it by itself.
+    ///
+    /// # Errors
+    /// A device failed.
+    pub fn release(&self) -> Result<()> {
+        Ok(self.fs.engine().volume().release()?)
     }
 }
 

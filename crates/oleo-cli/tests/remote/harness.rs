@@ -11,6 +11,9 @@ use oleo_sim::served::{Limits, Served};
 /// The command.
 pub const OLEO: &str = env!("CARGO_BIN_EXE_oleo");
 
+/// Whoever has a volume keeps it until somebody takes over, so that no test hangs on a time.
+const HELD: &str = "claim=0";
+
 /// A store with room for volumes.
 pub struct Store {
     base: String,
@@ -22,7 +25,7 @@ pub struct Store {
 impl Store {
     /// A directory of the host.
     pub fn directory(dir: &Path) -> Store {
-        Store { base: format!("file://{}", dir.display()), remote: String::new(), proxy: None, _moto: None }
+        Store { base: format!("file://{}", dir.display()), remote: HELD.into(), proxy: None, _moto: None }
     }
 
     /// A server, reached directly or through a proxy.
@@ -30,7 +33,12 @@ impl Store {
         let moto = Moto::start().unwrap();
         let proxy = faults.map(|faults| Proxy::start(moto.address(), faults, 7).unwrap());
         let at = proxy.as_ref().map_or(moto.address(), Proxy::address);
-        Store { base: format!("s3://{BUCKET}"), remote: Moto::options(at), proxy, _moto: Some(moto) }
+        Store {
+            base: format!("s3://{BUCKET}"),
+            remote: format!("{HELD},{}", Moto::options(at)),
+            proxy,
+            _moto: Some(moto),
+        }
     }
 
     /// One that is far away and not always good.

