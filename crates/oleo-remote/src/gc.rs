@@ -1,4 +1,4 @@
-//! Collecting of a volume that nobody has open, all at once: what a keeper does little by little.
+//! Collecting of a volume that nobody has open, in one step: what a keeper does little by little.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -224,9 +224,9 @@ fn what_is_moved_is_not_newer() {
     assert!(moved > 100_000, "{moved}");
 }
 
-/// Goal: collecting all at once deletes what has been dead for its time of grace, and with none what is dead at all.
+/// Goal: collecting in one step deletes what has been dead for its time of grace, and with none what is dead at all.
 #[test]
-fn all_at_once() {
+fn in_one_step() {
     let of = MemoryStore::new();
     let (mut rng, mut want) = (Rng::new(7), vec![0; LEN]);
     create(store(&of), LEN as u64, false, &small()).expect("create");
