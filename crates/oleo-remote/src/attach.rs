@@ -11,7 +11,7 @@
 //!
 //! A crash or an error after (3) leaves a head with a higher epoch and the same contents.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::create::next_epoch;
@@ -69,14 +69,15 @@ fn attach_once(store: &Arc<dyn Store>, pin: Option<&str>, options: &StoreOptions
         Some(pin) => return Err(RemoteError::Url { url: pin.into(), what: "no name of a pin".into() }),
     };
     let mut core = Core::new(store.clone(), head, Some(version), options, false)?;
-    core.lease = lease;
+    core.pinned = pin.is_some();
+    core.lease = lease.map_or_else(OnceLock::new, OnceLock::from);
     if pin.is_none() {
         note_seen(&core)?;
     }
     match replay(&core, deadline).and_then(|()| take_tail(&core)) {
         Ok(()) => Ok(core),
         Err(e) => {
-            if let Some(lease) = &core.lease {
+            if let Some(lease) = core.lease.get() {
                 // It ends by itself if not.
                 let _also = withdraw(&**store, lease, options, deadline);
             }

@@ -56,7 +56,9 @@ pub fn branch(
     let child: Arc<dyn Store> = Arc::new(Retry::new(child, host.clone()));
     match find(&*child, HEAD, None, deadline)? {
         Found::Nothing => {}
-        Found::Head(..) | Found::Closed(..) | Found::Damaged(..) => return Err(RemoteError::Exists { prefix: child.describe() }),
+        Found::Head(..) | Found::Closed(..) | Found::Damaged(..) => {
+            return Err(RemoteError::Exists { prefix: child.describe() });
+        }
     }
     let epoch = unused_epoch(&*child, deadline)?;
     let uuid = host.random();

@@ -44,7 +44,7 @@ impl RemoteDevice {
 
     fn of(core: Core) -> Result<RemoteDevice, RemoteError> {
         let core = Arc::new(core);
-        let keeper = match core.options.keeper && (core.write || core.lease.is_some()) {
+        let keeper = match core.options.keeper && !core.pinned {
             true => Some(Keeper::start(core.clone())?),
             false => None,
         };
@@ -67,7 +67,7 @@ impl RemoteDevice {
     }
 
     fn end_lease(&self) -> Result<(), RemoteError> {
-        let Some(lease) = &self.core.lease else { return Ok(()) };
+        let Some(lease) = self.core.lease.get() else { return Ok(()) };
         let deadline = self.core.deadline(self.core.options.bounds.publish_try);
         withdraw(&*self.core.store, lease, &self.core.options, deadline)
     }
@@ -79,7 +79,7 @@ impl RemoteDevice {
 
     /// The lease that keeps what this reader sees.
     pub fn lease(&self) -> Option<&Pin> {
-        self.core.lease.as_ref()
+        self.core.lease.get()
     }
 
     /// How many frames the volume has had, those included that are not published.

@@ -3,7 +3,7 @@
 //! For a writer: (1) the claim is renewed while something waits to be published, and given back after a time without
 //! ([`renew_claim`]); (2) what is dead is deleted after its time of grace, and orphans once a day; (3) when nothing was written
 //! for a while, a checkpoint gives what died its graves, and segments of which little lives are emptied, slowly. For a
-//! reader: its lease is renewed.
+//! reader: a lease is taken when it has been open for some time, and renewed.
 //!
 //! Nothing depends on it but space and how long others wait for the volume: what fails here is tried again the next time, or
 //! has ended writing and is told to whoever writes next.
@@ -18,7 +18,7 @@ use std::time::Duration;
 use crate::collect::{Wanted, delete_dead, remove_orphans, repack};
 use crate::error::RemoteError;
 use crate::flush::{checkpoint_now, publish, renew_claim};
-use crate::pin::{LEASE_SECONDS, renew_lease};
+use crate::pin::{LEASE_SECONDS, Lease, renew_lease, take_lease};
 use crate::shared::Core;
 
 /// The longest and the shortest time between two looks.
@@ -106,11 +106,20 @@ fn perform(core: &Core, duty: Duty) -> Result<(), RemoteError> {
                 publish(core, position, false)?;
             }
         }
-        Duty::Lease => {
-            if let Some(lease) = &core.lease {
-                renew_lease(&*core.store, lease, &core.options)?;
-            }
-        }
+        Duty::Lease => keep_moment(core)?,
+    }
+    Ok(())
+}
+
+/// Renews the lease of a reader, or takes the first: who reads for a short time needs none, since what dies stays for a while.
+fn keep_moment(core: &Core) -> Result<(), RemoteError> {
+    if let Some(lease) = core.lease.get() {
+        return renew_lease(&*core.store, lease, &core.options);
+    }
+    let head = core.published.lock().head.clone();
+    let deadline = core.deadline(core.options.bounds.attach_max);
+    if let Lease::Taken(lease) = take_lease(&core.store, &head, &core.options, deadline)? {
+        let _first = core.lease.set(lease);
     }
     Ok(())
 }

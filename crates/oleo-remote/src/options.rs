@@ -50,7 +50,7 @@ pub struct StoreOptions {
     pub keeper: bool,
     /// For how long objects stay that nothing living names; until then readers without a lease go on.
     pub grace: Duration,
-    /// Whether opening for reading takes a lease, so that what is read stays.
+    /// Whether opening for reading takes a lease, so that what is read stays. Without it the keeper takes one after ten minutes.
     pub lease: bool,
     /// Write although another writer has it, or had it and did not close it.
     pub take_over: bool,
@@ -149,6 +149,8 @@ impl StoreOptions {
         match given.name {
             "take-over" => self.take_over = given.flag()?,
             "claim" => self.claim = given.seconds()?,
+            "grace" => self.grace = given.seconds()?,
+            "lease" => self.lease = given.flag()?,
             "endpoint" => self.endpoint = Some(given.text("a URL")?),
             "region" => self.region = Some(given.text("a name")?),
             "profile" => self.profile = Some(given.text("a name")?),

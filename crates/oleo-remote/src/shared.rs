@@ -53,8 +53,10 @@ pub(crate) struct Core {
     /// Whose head it was opened from.
     pub(crate) source: Source,
     pub(crate) edges: Mutex<rank::RemoteEdges, ()>,
-    /// What keeps the moment that is read.
-    pub(crate) lease: Option<Pin>,
+    /// What keeps the moment that is read, once it was taken.
+    pub(crate) lease: OnceLock<Pin>,
+    /// Whether a pin keeps it.
+    pub(crate) pinned: bool,
     /// The failure that ended writing.
     pub(crate) latch: OnceLock<Arc<RemoteError>>,
     pub(crate) cache: Cache,
@@ -110,7 +112,8 @@ impl Core {
             origins: open_origins(&head.origins, options)?,
             source: Source { uuid: head.uuid, shift: 0 },
             edges: Mutex::new(()),
-            lease: None,
+            lease: OnceLock::new(),
+            pinned: false,
             latch: OnceLock::new(),
             cache: Cache::new(options.bounds.cache_bytes_max),
             disk: disk.transpose()?,

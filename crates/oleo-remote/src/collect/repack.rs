@@ -62,8 +62,8 @@ fn empty(core: &Core, id: ObjectId, len: u32, deadline: Deadline) -> Result<u64,
     })?;
     let part = Part { id, off: segment.dir_off.into(), len: segment.dir_len().into() };
     let entries = checked(core, part, begin(core, part, deadline), deadline, |bytes| {
-            parse_directory(bytes, &segment, core.bound(id).uuid, core.coder.key())
-        })?;
+        parse_directory(bytes, &segment, core.bound(id).uuid, core.coder.key())
+    })?;
     let mut moved = 0;
     let mut batch = Vec::new();
     let mut batch_len = 0;

@@ -35,6 +35,10 @@ pub fn write_session(run: &Run, client: &Client, rng: &mut Rng, mark: &mut u64) 
         if requests > REQUESTS_MAX {
             run.check(Err(format!("{requests} requests of one call")));
         }
+        // Nobody else has this writer's epoch, and nobody makes the volume anew.
+        if let Some(odd @ (RemoteError::Split { .. } | RemoteError::Replaced { .. })) = dev.failure().as_deref() {
+            run.check(Err(format!("a writer ends by mistake: {odd}")));
+        }
         if dev.failure().is_none() && dev.dirty_bytes() > DIRTY_MAX + 300_000 {
             run.check(Err(format!("{} bytes are not published", dev.dirty_bytes())));
         }
