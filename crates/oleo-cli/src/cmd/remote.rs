@@ -1,6 +1,11 @@
 //! `oleo remote`: volumes on object stores as such, whatever is in them.
 
+mod branch;
+mod detach;
+mod gc;
+mod pin;
 mod show;
+mod unpin;
 
 use std::sync::Arc;
 
@@ -20,7 +25,9 @@ use crate::out::Out;
 #[derive(clap::Subcommand)]
 #[command(after_help = "Options of --remote, and of mount's -o:\n  \
     take-over          write although somebody else has the volume, or did not close it\n  \
-    claim=SECONDS      let others take over by themselves after so long without a sign of life\n  \
+    claim=SECONDS      let others take over by themselves after so long without a sign of life; 0: never\n  \
+    grace=SECONDS      keep what died for so long, for readers that have no lease yet\n  \
+    lease              keep what is read from the beginning, not only after ten minutes\n  \
     endpoint=URL       where the store is, if not where its cloud has it\n  \
     region=NAME        the region of an S3 store\n  \
     profile=NAME       take keys and region from this profile of ~/.aws\n  \
@@ -37,12 +44,22 @@ use crate::out::Out;
     The variable OLEO_REMOTE has such options for all commands.")]
 pub(crate) enum Command {
     Show(show::Args),
+    Pin(pin::Args),
+    Unpin(unpin::Args),
+    Branch(branch::Args),
+    Detach(detach::Args),
+    Gc(gc::Args),
 }
 
 impl Command {
-    pub fn run(self, _out: &Out) -> anyhow::Result<()> {
+    pub fn run(self, out: &Out) -> anyhow::Result<()> {
         match self {
             Command::Show(args) => args.run(),
+            Command::Pin(args) => args.run(out),
+            Command::Unpin(args) => args.run(out),
+            Command::Branch(args) => args.run(out),
+            Command::Detach(args) => args.run(out),
+            Command::Gc(args) => args.run(out),
         }
     }
 }

@@ -163,7 +163,7 @@ fn mistakes() {
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
 
-/// Goal: a volume that somebody writes to is refused to others, who learn who it is; told to, they take over, and whoever had it
+/// Goal: a volume that somebody writes to whose claim does not run out is refused to others, who learn who it is; told to, they take over, and whoever had it
 /// fails and says so. Method: an export that is written to by one process, and commands beside it.
 #[test]
 fn held_and_taken_over() {
@@ -173,7 +173,7 @@ fn held_and_taken_over() {
     let store = Store::directory(dir);
     let url = store.url("volume");
     store.ok(dir, &["mkfs", "--size", "1G", "--rootdir", "src", &url]);
-    let mut server = store.spawn(dir, &["serve", "nbd", "--listen", "unix:socket", &url]);
+    let mut server = store.spawn(dir, &["serve", "nbd", "--remote", "claim=0", "--listen", "unix:socket", &url]);
     let begun = Instant::now();
     while !dir.join("socket").exists() {
         assert!(begun.elapsed() < Duration::from_secs(30), "it does not listen");
@@ -193,6 +193,55 @@ fn held_and_taken_over() {
     assert_eq!(store.ok(dir, &["cat", &url, "mine"]), "small");
     assert!(store.ok(dir, &["check", "--data", &url]).contains("clean"));
     assert!(!store.ok(dir, &["ls", &url]).contains("too-late"));
+}
+
+/// Bytes of all files in a directory.
+fn bytes_in(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    entries
+        .map(|entry| if entry.path().is_dir() { bytes_in(&entry.path()) } else { entry.metadata().unwrap().len() })
+        .sum()
+}
+
+/// Goal: a moment that is pinned is there while the volume goes on, a branch is written for itself and shares the rest until it is
+/// detached, and what nobody needs any more goes. Method: a session of commands, and the length of what is stored.
+#[test]
+fn pins_and_branches() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    source(dir);
+    let store = Store::directory(dir);
+    let (url, branch) = (store.url("volume"), store.url("branch"));
+    let pin = format!("{url}?pin=first");
+    let ok = |args: &[&str]| store.ok(dir, args);
+    ok(&["mkfs", "--size", "1G", "--rootdir", "src", &url]);
+    ok(&["remote", "pin", &url, "first"]);
+    assert!(store.fails_with(dir, 1, &["remote", "pin", &url, "first"]).contains("already"));
+    ok(&["rm", "-r", &url, "sub"]);
+    ok(&["put", &url, "src/small", "late"]);
+    let gc = || ok(&["remote", "gc", "--grace", "0", &url]);
+    gc();
+    assert!(bytes_in(&dir.join("volume")) > 3 << 20, "the pin keeps it");
+    assert!(ok(&["check", "--data", &pin]).contains("clean"));
+    assert!(!ok(&["ls", &pin]).contains("late"));
+    assert!(store.fails_with(dir, 1, &["mkdir", &pin, "d"]).contains("reading only"));
+    assert!(ok(&["remote", "show", &url]).contains("first"));
+    ok(&["remote", "branch", &pin, &branch]);
+    assert!(store.fails_with(dir, 1, &["remote", "branch", &url, &branch]).contains("already"));
+    ok(&["remote", "unpin", &url, "first"]);
+    assert!(store.fails_with(dir, 1, &["ls", &pin]).contains("no pin first"));
+    ok(&["put", &branch, "src/small", "mine"]);
+    gc();
+    assert!(bytes_in(&dir.join("branch")) < 1 << 20, "it shares the rest");
+    ok(&["restore", &branch, "out"]);
+    assert!(same(&dir.join("src/sub/large"), &dir.join("out/sub/large")));
+    assert!(!ok(&["ls", &url]).contains("mine"));
+    ok(&["remote", "detach", &branch]);
+    gc();
+    let left = bytes_in(&dir.join("volume"));
+    assert!(left < 1 << 20, "{left}");
+    assert!(ok(&["check", "--data", &branch]).contains("clean") && ok(&["check", "--data", &url]).contains("clean"));
+    assert!(ok(&["ls", &branch]).contains("mine") && ok(&["ls", &url]).contains("late"));
 }
 
 /// Goal: a volume on a store is a disk for programs of others. Method: nbdcopy reads it from our server, and the kernel's checker
