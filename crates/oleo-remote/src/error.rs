@@ -8,8 +8,6 @@ use std::time::Duration;
 use oleo_device::{DeviceError, Op};
 use oleo_format::{Class, Classified, Corruption, errno};
 
-use crate::options::OptionError;
-
 /// Why a store did not do what it was asked. Each says what is known of the outcome.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StoreError {
@@ -37,6 +35,25 @@ pub enum StoreError {
     /// No answer in time: it may have been carried out, or may be later.
     #[error("no answer in time")]
     TimedOut,
+}
+
+/// A word that is no option, or not as it is.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptionError {
+    /// There is no such option.
+    #[error("unknown option {0} of a volume on an object store")]
+    Unknown(String),
+    /// Its value makes no sense.
+    #[error("{name}={value}: {name} takes {want}")]
+    Value {
+        /// The option.
+        name: String,
+        /// Its value.
+        value: String,
+        /// What it takes.
+        want: &'static str,
+    },
 }
 
 /// Why something failed.

@@ -4,32 +4,14 @@
 //! the environment. [`StoreOptions::set`] is where all of them are read.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::{OptionError, RemoteError};
 use crate::format::OBJECT_LEN_MAX;
 use crate::host::{Host, SystemHost};
 use crate::keys::KeySource;
-
-/// A word that is no option, or not as it is.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OptionError {
-    /// There is no such option.
-    #[error("unknown option {0} of a volume on an object store")]
-    Unknown(String),
-    /// Its value makes no sense.
-    #[error("{name}={value}: {name} takes {want}")]
-    Value {
-        /// The option.
-        name: String,
-        /// Its value.
-        value: String,
-        /// What it takes.
-        want: &'static str,
-    },
-}
 
 /// Beginnings of settings, as programs of those clouds know them: names of variables of the environment.
 const SETTINGS: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
@@ -152,6 +134,16 @@ impl StoreOptions {
             "grace" => self.grace = given.seconds()?,
             "lease" => self.lease = given.flag()?,
             "endpoint" => self.endpoint = Some(given.text("a URL")?),
+            "key-file" => {
+                self.key = Some(given.key(KeySource::key_file, "a file of 32 bytes or 64 hexadecimal digits")?)
+            }
+            "passphrase-file" => {
+                self.key = Some(given.key(KeySource::passphrase_file, "a file with a passphrase in its first line")?);
+            }
+            "compress" => self.compress = given.flag()?,
+            "cache" => self.cache_mut().dir = given.text("a directory")?.into(),
+            "cache-bytes" => self.cache_mut().bytes_max = given.bytes()?,
+            "accept-older" => self.accept_older = given.flag()?,
             "region" => self.region = Some(given.text("a name")?),
             "profile" => self.profile = Some(given.text("a name")?),
             "proxy" => self.proxy = Some(given.text("a URL")?),
@@ -168,6 +160,11 @@ impl StoreOptions {
         Ok(())
     }
 
+    /// The cache that is being described.
+    fn cache_mut(&mut self) -> &mut CacheOptions {
+        self.cache.get_or_insert(CacheOptions { dir: PathBuf::new(), bytes_max: CACHE_BYTES })
+    }
+
     /// The newest value of a setting.
     pub fn setting(&self, name: &str) -> Option<&str> {
         let newest = self.settings.iter().rev().find(|(known, _)| known == name);
@@ -175,6 +172,8 @@ impl StoreOptions {
     }
 }
 
+/// How much of the local disk a volume's cache takes if nothing is said, bytes.
+const CACHE_BYTES: u64 = 10 << 30;
 /// Most that may go into a head, bytes.
 const INLINE_MAX: u32 = 512 << 10;
 
@@ -185,6 +184,14 @@ struct Given<'a> {
 }
 
 impl Given<'_> {
+    fn key(
+        &self,
+        read: impl FnOnce(&Path) -> Result<KeySource, RemoteError>,
+        want: &'static str,
+    ) -> Result<KeySource, OptionError> {
+        read(Path::new(&self.text(want)?)).map_err(|_| self.wrong(want))
+    }
+
     fn wrong(&self, want: &'static str) -> OptionError {
         OptionError::Value { name: self.name.into(), value: self.value.unwrap_or_default().into(), want }
     }

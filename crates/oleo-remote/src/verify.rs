@@ -1,10 +1,10 @@
 //! Verifying: every object that a volume needs is read, and everything that can be compared is.
 //!
 //! For the newest head and then for each pin: (1) it is opened as by a reader, which reads and compares the pages of the index
-//! and of the segment table, the directories of listed segments, and the tail; (2) every segment of the table is read whole:
-//! its footer, its directory, each frame with its checksum and its seal, and that the directory says the same as the frames;
-//! (3) every region is loaded, one at a time: each run must be in a frame that has those blocks; (4) the live blocks of
-//! every segment are counted and compared with the table. At last (5) objects are listed, and those that nobody names are
+//! and of the segment table, the directories of listed segments, and the tail; (2) every region is loaded, one at a time: each
+//! run must be in a frame that has those blocks; (3) the live blocks of every segment are counted and compared with the
+//! table; (4) every segment that is needed is read whole: its footer, its directory, each frame with its checksum and its
+//! seal, and that the directory says the same as the frames. At last (5) objects are listed, and those that nobody names are
 //! counted: they are no damage (a writer that was lost leaves some), and a listing may be old.
 //!
 //! What two heads share is read once. Memory: one segment, one region, and directories up to a bound; names of objects.
@@ -16,13 +16,11 @@ use oleo_format::Corruption;
 
 use crate::attach::attach_reading;
 use crate::error::{RemoteError, StoreError};
-use crate::fetch::{Part, begin, checked};
-use crate::format::map::{Row, Run};
+use crate::fetch::{Part, begin, begin_page, checked, page};
+use crate::format::map::{Row, Run, parse_graves};
 use crate::format::pins::{PINS_LEN_MAX, Pins};
-use crate::format::segment::{
-    Bound, Change, Entry, FOOTER_LEN, parse_directory, parse_footer, parse_footer_of, parse_frame,
-};
-use crate::format::{ObjectId, REGION_BLOCKS, SegmentRef, ensure};
+use crate::format::segment::{Change, Entry, FOOTER_LEN, parse_directory, parse_footer, parse_footer_of, parse_frame};
+use crate::format::{ObjectId, ObjectRef, REGION_BLOCKS, SegmentRef, ensure};
 use crate::options::StoreOptions;
 use crate::read::load;
 use crate::shared::Core;
@@ -82,7 +80,7 @@ struct Verifier<'a> {
     progress: &'a mut dyn FnMut(&VerifyReport),
     pin: Option<String>,
     /// Segments that were read.
-    read: HashSet<ObjectId>,
+    read: HashSet<([u8; 16], ObjectId)>,
     /// Objects that a head names.
     named: HashSet<ObjectId>,
     report: VerifyReport,
@@ -162,16 +160,8 @@ impl Verifier<'_> {
         let graves: Vec<ObjectId> = core.published.lock().head.graves.iter().map(|grave| grave.id).collect();
         self.named.extend(objects);
         self.named.extend(graves);
+        self.graves(&core)?;
         let own = core.state.lock().open_id();
-        for row in rows.values().filter(|row| Some(row.id) != own) {
-            self.named.insert(row.id);
-            let needed = row.live > 0 || listed.contains(&row.id);
-            if needed && row.id.origin == 0 && self.read.insert(row.id) && !self.what.heads_only {
-                let segment = self.segment(&core, row);
-                self.note(segment)?;
-                (self.progress)(&self.report);
-            }
-        }
         let mut directories = Directories::default();
         let live = self.regions(&core, &rows, own, &mut directories)?;
         // All regions have been loaded, so the counts are exact.
@@ -179,11 +169,36 @@ impl Verifier<'_> {
             let state = core.state.lock();
             rows.keys().filter_map(|n| Some((*n, *state.table.get(*n)?))).collect()
         };
-        for (n, row) in now {
-            let have = live.get(&n).copied().unwrap_or(0);
+        for (n, row) in &now {
+            let have = live.get(n).copied().unwrap_or(0);
             if have != row.live && self.report.findings.is_empty() {
                 let wrong = Corruption::new("segment table", "live blocks", row.live, have).within(row.id);
                 self.note(Err(wrong.into()))?;
+            }
+        }
+        for (_, row) in now.iter().filter(|(_, row)| Some(row.id) != own) {
+            self.named.insert(row.id);
+            let needed = row.live > 0 || listed.contains(&row.id);
+            let name = (core.bound(row.id).uuid, ObjectId { origin: 0, ..row.id });
+            if needed && self.read.insert(name) && !self.what.heads_only {
+                let segment = self.segment(&core, row);
+                self.note(segment)?;
+                (self.progress)(&self.report);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes what is dead and not deleted.
+    fn graves(&mut self, core: &Core) -> Result<(), RemoteError> {
+        let pages: Vec<(u32, ObjectRef)> =
+            core.state.lock().saved.graves.iter().map(|(number, at)| (*number, *at)).collect();
+        for (number, at) in pages {
+            let deadline = self.deadline();
+            let parse = |bytes: &[u8]| parse_graves(bytes, number);
+            match page(core, at, begin_page(core, at, deadline), deadline, parse) {
+                Ok(graves) => self.named.extend(graves.iter().map(|grave| grave.id)),
+                Err(e) => self.note(Err(e))?,
             }
         }
         Ok(())
@@ -228,7 +243,7 @@ impl Verifier<'_> {
                     self.note(Err(Corruption::new("run", "row", run.row, "one of the table").into()))?;
                     continue;
                 };
-                if Some(row.id) != own && row.id.origin == 0 {
+                if Some(row.id) != own {
                     let compared = directories
                         .of(core, row, self.deadline())
                         .and_then(|directory| Ok(compare(&run, region, directory).map_err(|e| e.within(row.id))?));
@@ -289,9 +304,9 @@ fn whole_segment(core: &Core, id: ObjectId, bytes: &[u8]) -> Result<u64, Corrupt
     let what = "segment";
     ensure!(known.id == ObjectId { origin: 0, ..id }, what, "its own name", known.id, id);
     let dir = &bytes[known.dir_off as usize..][..known.dir_len() as usize];
-    let bound = Bound { uuid: core.uuid, id };
+    let bound = core.bound(id);
     for (entry, position) in
-        parse_directory(dir, &SegmentRef { id, ..known }, core.uuid, core.coder.key())?.iter().zip(first..)
+        parse_directory(dir, &SegmentRef { id, ..known }, bound.uuid, core.coder.key())?.iter().zip(first..)
     {
         let rest = bytes.get(entry.off as usize..known.dir_off as usize).unwrap_or(&[]);
         let frame = parse_frame(rest, entry.off, &bound)?;
@@ -355,6 +370,6 @@ fn directory_of(core: &Core, row: &Row, deadline: Deadline) -> Result<Vec<Entry>
     let part = Part { id: row.id, off: known.dir_off.into(), len: known.dir_len().into() };
     let segment = SegmentRef { id: row.id, ..known };
     checked(core, part, begin(core, part, deadline), deadline, |bytes| {
-        parse_directory(bytes, &segment, core.uuid, core.coder.key())
+        parse_directory(bytes, &segment, core.bound(row.id).uuid, core.coder.key())
     })
 }

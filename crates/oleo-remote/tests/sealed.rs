@@ -6,7 +6,10 @@ use std::time::Duration;
 use oleo_device::Device;
 use oleo_format::Classified;
 use oleo_remote::store::{Answer, Cond, MemoryStore, Op, Store};
-use oleo_remote::{CacheOptions, KeySlots, KeySource, Opener, RemoteDevice, RemoteError, StoreOptions, create};
+use oleo_remote::{
+    CacheOptions, KeySlots, KeySource, Opener, Parent, RemoteDevice, RemoteError, StoreOptions, VerifyOptions, branch,
+    create, verify,
+};
 use oleo_sim::rng::Rng;
 
 const TEXT: &[u8] = b"what nobody else is to read. ";
@@ -59,8 +62,13 @@ fn put(store: &MemoryStore, key: &str, body: Vec<u8>) {
 /// A volume with texts in segments, in map objects and in the tail, left without being closed.
 fn volume(options: &StoreOptions) -> MemoryStore {
     let store = MemoryStore::new();
-    create(store_of(&store), LEN, false, options).expect("create");
-    let dev = RemoteDevice::open_writable(store_of(&store), options).expect("open");
+    fill(&store, options);
+    store
+}
+
+fn fill(store: &MemoryStore, options: &StoreOptions) {
+    create(store_of(store), LEN, false, options).expect("create");
+    let dev = RemoteDevice::open_writable(store_of(store), options).expect("open");
     for n in 0..8 {
         dev.write_at(n << 20, &texts(1 << 19)).expect("write");
         dev.flush().expect("flush");
@@ -68,7 +76,6 @@ fn volume(options: &StoreOptions) -> MemoryStore {
     dev.discard(5 << 20, 1 << 19).expect("discard");
     dev.write_at(6 << 20, &texts(9000)).expect("write");
     dev.flush().expect("flush");
-    store
 }
 
 fn read_all(dev: &dyn Device) -> Vec<u8> {
@@ -201,6 +208,33 @@ fn made_over_a_sealed_one() {
     assert!(matches!(*old.failure().expect("why"), RemoteError::Replaced { .. }), "{:?}", old.failure());
     let new = RemoteDevice::open_writable(store_of(&store), &options(Some(file(8)), false)).expect("open");
     assert!(new.epoch() > old.epoch() && read_all(&new).iter().all(|&b| b == 0));
+}
+
+/// Goal: a branch of a sealed volume is sealed with the same key, shares what it can, and goes its own way.
+#[test]
+fn branches_are_sealed() {
+    let how = options(Some(file(7)), false);
+    let (parent, child) = (MemoryStore::open("sealed", "parent"), MemoryStore::open("sealed", "child"));
+    fill(&parent, &how);
+    let mut want = read_all(&RemoteDevice::open(store_of(&parent), None, &how).expect("open"));
+    let of = Parent { store: store_of(&parent), url: "memory://sealed/parent", pin: None };
+    branch(&of, store_of(&child), "memory://sealed/child", &how).expect("a branch");
+    assert!(matches!(
+        RemoteDevice::open(store_of(&child), None, &options(None, false)).err(),
+        Some(RemoteError::Key { .. })
+    ));
+    let dev = RemoteDevice::open_writable(store_of(&child), &how).expect("open");
+    assert!(read_all(&dev) == want);
+    dev.write_at(1 << 20, &[3; 70_000]).expect("write");
+    want[1 << 20..(1 << 20) + 70_000].fill(3);
+    dev.close().expect("closed");
+    assert!(read_all(&RemoteDevice::open(store_of(&child), None, &how).expect("open")) == want);
+    let shared = store_of(&child);
+    let report = verify(&shared, &how, VerifyOptions::default(), &mut |_| {}).expect("verified");
+    assert!(report.findings.is_empty() && report.segments > 3, "{report:?}");
+    let dev = RemoteDevice::open_writable(store_of(&child), &how).expect("open");
+    dev.detach().expect("detached");
+    assert!(read_all(&dev) == want);
 }
 
 /// Goal: what can be compressed takes less on the store, what cannot takes no more, and both are read as they were written.

@@ -27,6 +27,8 @@ pub enum Wrong {
 /// One client's way to the store.
 #[derive(Clone)]
 pub struct Client {
+    /// Whether the volume is.
+    pub sealed: bool,
     pub world: Arc<World>,
     pub number: usize,
     pub wrong: Wrong,

@@ -15,7 +15,7 @@ use std::time::Duration;
 use adapter::{Client, Wrong};
 use oleo_device::{Device, ExtentKind};
 use oleo_remote::format::pins::PinKind;
-use oleo_remote::{RemoteDevice, StoreOptions, create, pins, unpin};
+use oleo_remote::{KeySource, RemoteDevice, StoreOptions, create, pins, unpin};
 use oleo_sim::rng::Rng;
 use oleo_sim::store::chain::{Chain, Promised};
 use oleo_sim::store::{Faults, World};
@@ -38,6 +38,7 @@ fn options(client: &Client, rng: &mut Rng) -> StoreOptions {
     options.owner = format!("client {}", client.number);
     options.take_over = rng.one_in(2);
     options.keeper = false;
+    options.key = client.sealed.then(|| KeySource::file(&[1; 32]).expect("a key file"));
     options.lease = rng.one_in(2);
     options.claim = Duration::from_secs(rng.below(2) * 30);
     options.bounds.segment_aim = 40_000;
@@ -157,7 +158,7 @@ fn read_all(dev: &RemoteDevice) -> Option<Vec<u8>> {
 fn play(seed: u64, faults: Faults, wrong: Wrong, sum: &Mutex<Tally>) -> Option<String> {
     let mut rng = Rng::new(seed);
     let world = Arc::new(World::new(rng.next_u64(), CLIENTS, faults));
-    let client = |number| Client { world: world.clone(), number, wrong, seen: None };
+    let client = |number| Client { sealed: seed % 4 == 1, world: world.clone(), number, wrong, seen: None };
     let last = Client { wrong: Wrong::Nothing, ..client(CLIENTS - 1) };
     world.run_alone(last.number, Faults::NONE, || {
         create(Arc::new(last.clone()), LEN, false, &options(&last, &mut Rng::new(0))).expect("create");
@@ -240,7 +241,8 @@ fn at_the_end(run: &Run, last: &Client) -> Result<(), String> {
     let census = dev.census();
     let named: BTreeSet<String> = census.iter().map(|(id, _)| id.key()).collect();
     let stored = last.world.stored();
-    if let Some(key) = stored.keys().find(|key| !named.contains(*key) && !["head", "pins"].contains(&key.as_str())) {
+    let named = |key: &str| named.contains(key) || ["head", "pins"].contains(&key) || key.starts_with("key/");
+    if let Some(key) = stored.keys().find(|key| !named(key)) {
         return Err(format!("{key} is left, which nothing names"));
     }
     let live: u64 = census.iter().filter(|(id, _)| !id.map).map(|(_, live)| u64::from(*live)).sum();
