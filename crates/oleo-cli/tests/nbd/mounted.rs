@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use oleo_sim::oracle::{Scratch, oracle, skip};
 use oleo_sim::served::{Limits, Served};
+use rustix::process::Signal;
 
-use crate::common::ok;
+use crate::common::{fails_with, ok};
 use crate::harness::{OLEO, Process, same, sparse};
 
 const MIB: u64 = 1 << 20;
@@ -157,6 +158,62 @@ fn the_server_comes_back() {
     mounted.unmount().unwrap();
     assert!(server.end().success());
     oracle().unwrap().must_be_sound(&[dir.join("i")], "over two servers").unwrap();
+}
+
+/// Goal: a server that stands still for a while costs that while and nothing else. Method: it is stopped in the middle of writing, for
+/// three seconds, and goes on; all that was confirmed is there, and the image is sound.
+#[test]
+fn the_server_stands_still() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    ok(dir, &["mkfs", "--size", "400M", "i"]);
+    let server = Process::oleo(&[&dir.join("i")], &[]);
+    let mounted = mount(&[&server.uri("")], "commit=1");
+    let names: Vec<String> = (0..60).map(|i| format!("f{i}")).collect();
+    let (before, after) = names.split_at(20);
+    before.iter().for_each(|name| confirm(mounted.path(), name).unwrap());
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| after.iter().try_for_each(|name| confirm(mounted.path(), name)));
+        server.signal(Signal::STOP);
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(!writer.is_finished(), "nobody waited for the server");
+        server.signal(Signal::CONT);
+        writer.join().unwrap().unwrap();
+    });
+    must_hold(mounted.path(), &names);
+    mounted.unmount().unwrap();
+    assert!(server.end().success());
+    oracle().unwrap().must_be_sound(&[dir.join("i")], "over a server that stood still").unwrap();
+}
+
+/// Goal: what is mounted is not served. Method: our mount of an image, the kernel's, and a server for each.
+#[test]
+fn a_mounted_image_is_not_served() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path();
+    ok(dir, &["mkfs", "--size", "300M", "i"]);
+    let listen = format!("unix:{}", dir.join("s").display());
+    let refused = |how: &[&str]| {
+        let args = [&["serve", "nbd", "--listen", &listen], how].concat();
+        let said = fails_with(dir, 1, &args);
+        assert!(said.contains("in use") || said.contains("mounted"), "{said}");
+    };
+    let image = dir.join("i");
+    let mounted = mount(&[image.to_str().unwrap()], "");
+    refused(&["i"]);
+    refused(&["--read-only", "i"]);
+    mounted.unmount().unwrap();
+    let kernel = oracle().unwrap().mount(&[&image], "").unwrap();
+    refused(&["i"]);
+    kernel.unmount().unwrap();
+    let server = Process::oleo(&[&image], &[]);
+    assert!(server.end().success());
 }
 
 /// Goal: the server outlives the kill -9 of a mount that writes, and whatever fsync confirmed is there for the next client. Method:

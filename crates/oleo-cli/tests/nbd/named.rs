@@ -6,9 +6,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use oleo_sim::oracle::{Scratch, oracle};
+use rustix::process::Signal;
 
 use crate::common::{fails_with, ok, run};
-use crate::harness::{Process, same, sparse, tool};
+use crate::harness::{Process, nbdsh, same, sparse, tool};
 
 const MIB: u64 = 1 << 20;
 
@@ -271,4 +272,23 @@ fn over_tcp() {
         assert!(child.wait().unwrap().success());
     }
     assert_eq!(ok(dir, &["ls", "i"]), "d\n");
+}
+
+/// Goal: a server of what another one has, whose other one is gone, can be ended, and says that it lost something.
+/// Method: a client of the first writes without a flush; the other one is killed; the first gets one signal, then a second.
+#[test]
+fn a_gateway_without_its_server_ends() {
+    let scratch = Scratch::new().unwrap();
+    let image = scratch.path().join("image");
+    sparse(&image, MIB, &[]);
+    let inner = Process::oleo(&[&image], &[]);
+    let uri = inner.uri("");
+    let outer = Process::oleo(&[Path::new(&uri)], &[]);
+    nbdsh(&outer.uri(""), "h.pwrite(b'x' * 4096, 0); h.shutdown()");
+    inner.kill();
+    outer.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(300));
+    let began = Instant::now();
+    let status = outer.end();
+    assert!(!status.success() && began.elapsed() < Duration::from_secs(20), "{status} after {:?}", began.elapsed());
 }

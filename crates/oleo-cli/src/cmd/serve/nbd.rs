@@ -22,7 +22,8 @@ const HANDED_OVER_MAX: i32 = 64;
 ///
 /// Clients see the bytes of an image as a disk: the kernel's nbd-client, qemu, nbdcopy, and oleo itself (nbd://HOST/NAME or
 /// nbd+unix:///NAME?socket=PATH in place of IMG). Nobody else may use an image meanwhile. SIGTERM ends the server: requests
-/// under way are finished, and everything written is made durable.
+/// under way are finished, and everything written is made durable. That may take a minute if what is served is itself on the
+/// network and does not answer; a second SIGTERM ends it without, and with exit code 4.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     oleo serve nbd --listen unix:/run/disk.sock disk.img\n  \
@@ -108,8 +109,13 @@ impl Args {
         }
         let stopper = server.stopper();
         std::thread::spawn(move || {
-            for _ in signals.forever() {
+            let mut signals = signals.forever();
+            if signals.next().is_some() {
                 stopper.stop();
+            }
+            if signals.next().is_some() {
+                eprintln!("oleo: ended by a second signal: what was written and not flushed may be lost");
+                std::process::exit(4);
             }
         });
         let served = server.serve().map_err(said)?;
