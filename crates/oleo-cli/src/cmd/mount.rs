@@ -49,8 +49,7 @@ impl Args {
         if self.places.is_empty() {
             return Err(misuse!("missing argument DIR: the directory to mount {} on", dir.display()));
         }
-        let mut options = MountOptions::default();
-        options.places = self.others.store.places()?;
+        let mut options = MountOptions { places: self.others.store.places()?, ..MountOptions::default() };
         for list in &self.options {
             options.parse(list)?;
         }
