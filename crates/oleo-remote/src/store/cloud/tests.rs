@@ -40,8 +40,7 @@ fn answer(status: &str, headers: &str, body: &str) -> Option<String> {
 }
 
 fn options(endpoint: &str) -> StoreOptions {
-    let mut options = StoreOptions::default();
-    options.endpoint = Some(endpoint.into());
+    let mut options = StoreOptions { endpoint: Some(endpoint.into()), ..StoreOptions::default() };
     for (name, value) in [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_REGION", "r")] {
         options.settings.push((name.into(), value.into()));
     }
@@ -162,9 +161,8 @@ fn other_clouds() {
             answer("412 Precondition Failed", "", ""),
             answer("200 OK", headers, "four"),
         ]);
-        let mut how = StoreOptions::default();
-        how.endpoint = Some(endpoint);
-        how.settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        let settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        let how = StoreOptions { endpoint: Some(endpoint), settings, ..StoreOptions::default() };
         let store = CloudStore::open(&Url::parse(url).expect("url"), &how).unwrap_or_else(|e| panic!("{url}: {e}"));
         let six = || Cond::Match(Version { etag: "\"6\"".into(), generation: Some("6".into()) });
         let stored = put(&store, six()).unwrap_or_else(|e| panic!("{url}: {e}"));
