@@ -1,11 +1,15 @@
 //! `oleo remote`: volumes on object stores as such, whatever is in them.
 
+mod bench;
 mod branch;
 mod detach;
 mod gc;
+mod key;
 mod pin;
+mod probe;
 mod show;
 mod unpin;
+mod verify;
 
 use std::sync::Arc;
 
@@ -40,6 +44,12 @@ use crate::out::Out;
     map-memory=BYTES   memory for the map of where data is\n  \
     segment=BYTES      length of the objects that data is stored in\n  \
     inline=BYTES       what is shorter is stored in the head, which saves a request\n  \
+    key-file=FILE      what opens an encrypted volume, and encrypts one that is made: 32 bytes, or 64 hexadecimal digits\n  \
+    passphrase-file=FILE  the same with a passphrase, the first line of a file\n  \
+    compress           compress what is written to a volume that is made\n  \
+    cache=DIRECTORY    keep what was read on the local disk\n  \
+    cache-bytes=BYTES  how much of it\n  \
+    accept-older       open a volume although it is older than it was when it was last seen\n  \
     AWS_…=VALUE        as the variable of that name; also GOOGLE_… and AZURE_…\n\n\
     The variable OLEO_REMOTE has such options for all commands.")]
 pub(crate) enum Command {
@@ -49,6 +59,11 @@ pub(crate) enum Command {
     Branch(branch::Args),
     Detach(detach::Args),
     Gc(gc::Args),
+    Verify(verify::Args),
+    Probe(probe::Args),
+    Bench(bench::Args),
+    #[command(subcommand)]
+    Key(key::Command),
 }
 
 impl Command {
@@ -60,6 +75,10 @@ impl Command {
             Command::Branch(args) => args.run(out),
             Command::Detach(args) => args.run(out),
             Command::Gc(args) => args.run(out),
+            Command::Verify(args) => args.run(out),
+            Command::Probe(args) => args.run(),
+            Command::Bench(args) => args.run(),
+            Command::Key(command) => command.run(out),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! that delays and breaks.
 //!
 //! - `commands`: a session of commands; names and options; who holds a volume; exports and copies of one.
+//! - `tools`: encryption, and the commands that verify, probe and measure.
 //! - `mounted`: mounts, and what is left when they are killed, or the connection goes.
 //!
 //! What is missing fails the test: `scripts/test` installs it.
@@ -12,3 +13,4 @@ mod harness;
 
 mod commands;
 mod mounted;
+mod tools;
