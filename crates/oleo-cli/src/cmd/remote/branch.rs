@@ -7,7 +7,7 @@ use crate::out::Out;
 
 /// Make a volume that begins as the state of another and shares what is the same
 ///
-/// It takes as long for a large volume as for a small one, and both can be written at once. URL?pin=NAME begins from a pin. The
+/// It takes as long for a large volume as for a small one, and each can be written. URL?pin=NAME begins from a pin. The
 /// parent keeps what the branch needs, and so must stay, until "oleo remote detach" has copied it.
 #[derive(clap::Args)]
 pub(crate) struct Args {
