@@ -141,7 +141,7 @@ pub fn zstd(level: i32, data: &[u8], len_max: usize) -> Option<Vec<u8>> {
     self::zstd::compress(level, data, len_max)
 }
 
-/// Decompresses what [`zstd`] made, which must be exactly as long as `out`.
+/// Decompresses what [`zstd()`] made, which must be exactly as long as `out`.
 #[cfg(feature = "zstd")]
 pub fn unzstd(data: &[u8], out: &mut [u8]) -> Result<(), DecompressError> {
     match self::zstd::decompress(data, out)? {
