@@ -1,6 +1,6 @@
 //! Probing a store: does it keep the conditions that one writer at a time is built on, and what else is to be known of it.
 //!
-//! Below `probe-ID/`, objects are created twice, replaced under right and wrong conditions, and replaced by many at once;
+//! Below `probe-ID/`, objects are created twice, replaced under right and wrong conditions, and replaced by many in parallel;
 //! they are read after they were written and after they were deleted, in part and in a list. A gateway that looks first and
 //! writes then passes the first and fails where many race. Everything is deleted at the end, also after a failure.
 

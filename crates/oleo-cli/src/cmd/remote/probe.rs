@@ -11,7 +11,7 @@ use crate::out::{json, println_or_end};
 /// Find out whether an object store keeps what volumes need
 ///
 /// One writer at a time is built on conditions that the store must keep: creating an object only if there is none, and replacing
-/// it only if it is a known one, also where many try at once. The probe tries that below a prefix of its own, which it
+/// it only if it is a known one, also where many try in parallel. The probe tries that below a prefix of its own, which it
 /// removes, and it says how fast one object can be replaced: that is what an fsync takes.
 #[derive(clap::Args)]
 #[command(
@@ -20,7 +20,7 @@ use crate::out::{json, println_or_end};
 pub(crate) struct Args {
     #[command(flatten)]
     volume: VolumeUrl,
-    /// How many try at once.
+    /// How many try in parallel.
     #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u8).range(2..=128))]
     racers: u8,
     /// Show JSON.
