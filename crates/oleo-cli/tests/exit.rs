@@ -75,7 +75,27 @@ const COMMANDS: &str = "
     rescue zero-log IMG
 ";
 /// These have no image that they could not read; of `serve nbd`, see the tests of network block devices.
-const OTHERS: [&str; 6] = ["mkfs", "unmount", "serve nbd", "generate completions", "generate man", "version"];
+const OTHERS: [&str; 19] = [
+    "mkfs",
+    "unmount",
+    "serve nbd",
+    "copy",
+    "remote show",
+    "remote pin",
+    "remote unpin",
+    "remote branch",
+    "remote detach",
+    "remote gc",
+    "remote verify",
+    "remote probe",
+    "remote bench",
+    "remote key list",
+    "remote key add",
+    "remote key remove",
+    "generate completions",
+    "generate man",
+    "version",
+];
 
 /// Requests that a sound image refuses.
 const REFUSED: &str = "
@@ -88,6 +108,14 @@ const REFUSED: &str = "
     restore good src
     restore good --path nope out
     put good nope /x
+    copy missing out
+    copy good src
+    remote show file:///no-such-directory/volume
+    remote pin file:///no-such-directory/volume name
+    remote unpin file:///no-such-directory/volume name
+    remote detach file:///no-such-directory/volume
+    remote gc file:///no-such-directory/volume
+    remote verify file:///no-such-directory/volume
     send good --subvol nope -f s
     send good --subvol f -f s
     receive good -f stream
@@ -132,6 +160,10 @@ const REFUSED: &str = "
 const MISUSED: &str = "
     mkfs
     mkfs --size many new
+    copy good
+    remote show
+    remote pin file:///no-such-directory/volume
+    remote show good
     mkfs --size 300M --top-owner x new
     mkfs --size 300M --top-mode 9 new
     mkfs --size 300M --nodesize 8G new
@@ -242,6 +274,9 @@ fn codes() {
         // These need no tree.
         let needs_none = ["filesystem show", "inspect dump-super", "rescue zero-log"].contains(&&*name);
         expect(&on("torn"), if needs_none { 0 } else { 3 });
+    }
+    for name in OTHERS {
+        expect(&name.split(' ').chain(["--no-such-option"]).collect::<Vec<_>>(), 2);
     }
     lines(REFUSED).for_each(|words| expect(&words, 1));
     lines(MISUSED).for_each(|words| expect(&words, 2));
