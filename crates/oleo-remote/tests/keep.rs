@@ -1,13 +1,15 @@
 //! What is kept and what goes, on stores that work: claims, pins, leases, branches, and the space of what is overwritten.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use oleo_device::Device;
 use oleo_remote::format::pins::PinKind;
-use oleo_remote::store::{Answer, MemoryStore, Op, Store};
-use oleo_remote::{GcOptions, Parent, RemoteDevice, RemoteError, StoreOptions, branch, create, gc, pin, pins, unpin};
+use oleo_remote::store::{Answer, Deadline, MemoryStore, Op, Store, StoreTime, Ticket};
+use oleo_remote::{
+    GcOptions, Parent, RemoteDevice, RemoteError, StoreError, StoreOptions, branch, create, gc, pin, pins, unpin,
+};
 use oleo_sim::rng::Rng;
 
 const LEN: usize = 3_000_000;
@@ -365,4 +367,61 @@ fn pins_of_the_volume_before() {
     unpin(store(&of), "old", false, &small()).expect("ended");
     assert!(dev.remove_orphans(Duration::ZERO).expect("looked").deleted > 20);
     pin(store(&of), "new", "a test", &small()).expect("pinned");
+}
+
+/// A store that goes away for heads: what it is sent meanwhile arrives before the first head that is sent after.
+struct Late {
+    inner: MemoryStore,
+    away: AtomicBool,
+    sent: Mutex<Vec<Op>>,
+}
+
+impl Store for Late {
+    fn submit(&self, op: Op, deadline: Deadline) -> Ticket {
+        if op.key() == "head" && self.away.load(Relaxed) {
+            if matches!(op, Op::Put { .. }) {
+                self.sent.lock().unwrap().push(op);
+            }
+            return Ticket::new(|| Err(StoreError::Unknown("no answer".into())));
+        }
+        if op.key() == "head" {
+            for late in self.sent.lock().unwrap().drain(..) {
+                let _ = self.inner.submit(late, deadline).wait();
+            }
+        }
+        self.inner.submit(op, deadline)
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    fn now(&self) -> Option<StoreTime> {
+        self.inner.now()
+    }
+}
+
+/// Goal: a head that renews a claim, is given up and arrives later is no stranger's: the writer goes on behind it.
+/// Method: the store is away while the claim is to be renewed; what was sent arrives just before the next flush's head.
+#[test]
+fn a_renewal_that_arrives_late() {
+    let of = MemoryStore::new();
+    create(store(&of), LEN as u64, false, &small()).expect("create");
+    let late = Arc::new(Late { inner: of.copy(), away: AtomicBool::new(false), sent: Mutex::default() });
+    let dev = RemoteDevice::open_writable(late.clone(), &with_claim(true, Duration::from_millis(600))).expect("open");
+    late.away.store(true, Relaxed);
+    dev.write_at(0, b"first").expect("write");
+    let begin = Instant::now();
+    while late.sent.lock().unwrap().is_empty() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "no claim was renewed");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // The keeper gives up after a third of the claim.
+    std::thread::sleep(Duration::from_millis(400));
+    dev.write_at(5, b"second").expect("write");
+    late.away.store(false, Relaxed);
+    dev.flush().expect("it is this writer's own head");
+    assert!(late.sent.lock().unwrap().is_empty());
+    drop(dev);
+    assert_eq!(&opened(&of, None)[..11], b"firstsecond");
 }
