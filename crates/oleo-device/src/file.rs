@@ -4,7 +4,8 @@
 //! for reading, exclusive for writing) and, for a block device that is to be written, asks the kernel for exclusive
 //! use; (2) reads and writes go to `pread`/`pwrite` and their vectored forms; adjacent requests of a batch are merged
 //! into one call; (3) `flush` is `fdatasync`, or `fsync` after a change of length; `write_durable` is one call with
-//! `RWF_DSYNC`, unless the length has changed; `write_uncached` goes past the system's cache on block devices (`direct`). Zeros and holes are the file system's (`fallocate`, `SEEK_DATA`).
+//! `RWF_DSYNC`, unless the length has changed; `write_uncached` goes past the system's cache on block devices (`direct`).
+//! Zeros and holes are the file system's (`fallocate`, `SEEK_DATA`).
 //!
 //! Invariants: the image is `base..base + len` of the file; nothing outside it is read or written. The length is kept
 //! in memory and changes only by `set_len`.

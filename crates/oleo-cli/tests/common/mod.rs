@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -29,4 +31,21 @@ pub fn fails_with(dir: &Path, code: i32, args: &[&str]) -> String {
 /// The same as JSON.
 pub fn json(dir: &Path, args: &[&str]) -> serde_json::Value {
     serde_json::from_str(&ok(dir, args)).unwrap()
+}
+
+/// Makes a file that is confirmed: its bytes, and its name.
+pub fn confirm(dir: &Path, name: &str) -> std::io::Result<()> {
+    let mut file = File::create(dir.join(name))?;
+    file.write_all(format!("contents of {name}\n").repeat(500).as_bytes())?;
+    file.sync_all()?;
+    File::open(dir)?.sync_all()
+}
+
+/// Files that [`confirm`] made are there, with all that is in them.
+pub fn must_hold(dir: &Path, names: &[String]) {
+    for name in names {
+        let want = format!("contents of {name}\n").repeat(500);
+        let have = std::fs::read_to_string(dir.join(name)).unwrap_or_else(|e| panic!("{name} was confirmed: {e}"));
+        assert!(have == want, "{name} was confirmed and holds something else");
+    }
 }

@@ -1,7 +1,6 @@
 //! A mount over a network block device, and what is left when one of the two is killed.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use oleo_sim::oracle::{Scratch, oracle, skip};
 use oleo_sim::served::{Limits, Served};
 use rustix::process::Signal;
 
-use crate::common::{fails_with, ok};
+use crate::common::{confirm, fails_with, must_hold, ok};
 use crate::harness::{OLEO, Process, same, sparse};
 
 const MIB: u64 = 1 << 20;
@@ -26,22 +25,6 @@ fn can_mount() -> bool {
         skip("no mounts here");
     }
     can
-}
-
-/// Makes a file that is confirmed: its bytes, and its name.
-fn confirm(dir: &Path, name: &str) -> std::io::Result<()> {
-    let mut file = File::create(dir.join(name))?;
-    file.write_all(format!("contents of {name}\n").repeat(500).as_bytes())?;
-    file.sync_all()?;
-    File::open(dir)?.sync_all()
-}
-
-fn must_hold(dir: &Path, names: &[String]) {
-    for name in names {
-        let want = format!("contents of {name}\n").repeat(500);
-        let have = fs::read_to_string(dir.join(name)).unwrap_or_else(|e| panic!("{name} was confirmed: {e}"));
-        assert!(have == want, "{name} was confirmed and holds something else");
-    }
 }
 
 /// Goal: a mount works over the network, by a name that is relative, with a second device of the volume there too; the source that

@@ -1,13 +1,13 @@
 //! Mounts of volumes on stores.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use oleo_sim::oracle::{Scratch, skip};
 
+use crate::common::{confirm, must_hold};
 use crate::harness::{Store, source};
 
 /// Whether mounts are possible here.
@@ -17,22 +17,6 @@ fn can_mount() -> bool {
         skip("no mounts here");
     }
     can
-}
-
-/// Makes a file that is confirmed.
-fn confirm(dir: &Path, name: &str) -> std::io::Result<()> {
-    let mut file = File::create(dir.join(name))?;
-    file.write_all(format!("contents of {name}\n").repeat(500).as_bytes())?;
-    file.sync_all()?;
-    File::open(dir)?.sync_all()
-}
-
-fn must_hold(dir: &Path, names: &[String]) {
-    for name in names {
-        let want = format!("contents of {name}\n").repeat(500);
-        let have = fs::read_to_string(dir.join(name)).unwrap_or_else(|e| panic!("{name} was confirmed: {e}"));
-        assert!(have == want, "{name} was confirmed and holds something else");
-    }
 }
 
 /// The counters of a mount's device.
