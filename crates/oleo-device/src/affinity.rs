@@ -41,6 +41,18 @@ pub fn unbind() {
     }
 }
 
+/// Gives the calling thread the class SCHED_IDLE: it runs when nobody else wants the processor. Threads that it starts inherit that.
+///
+/// # Errors
+/// The system refuses, as sandboxes may.
+pub fn only_when_idle() -> std::io::Result<()> {
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the call reads one `sched_param`, which lives until it returns; 0 is the calling thread.
+    #[allow(unsafe_code, reason = "rustix has no wrapper for it")]
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const param) };
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
-use oleo_fuse::transport::{Handler, IO_LEN_MAX, Outcome, connect};
+use oleo_fuse::transport::{HaltPolling, Handler, IO_LEN_MAX, Outcome, connect};
 use oleo_fuse::wire::abi::{self, InitFlags};
 use oleo_fuse::wire::{Op, Reply, Request};
 use oleo_fuse::{AttachOptions, Uring, attach};
@@ -108,7 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         flags: rustix::mount::MountFlags::empty(),
     };
     let channel = attach(Path::new(dir), &options)?;
-    let transport = connect(channel, 16, uring, &|init, uring| {
+    let transport = connect(channel, 16, (uring, HaltPolling::default()), &|init, uring| {
         let offered = u64::from(init.flags) | u64::from(init.flags2) << 32;
         let mut wanted = InitFlags::BIG_WRITES | InitFlags::NO_OPEN_SUPPORT | InitFlags::NO_OPENDIR_SUPPORT;
         wanted |= InitFlags::PARALLEL_DIROPS | InitFlags::MAX_PAGES | InitFlags::INIT_EXT;

@@ -7,6 +7,8 @@ use oleo::error::{Class, Classified};
 use oleo::fs::{Compress, parse_compress};
 use rustix::mount::MountFlags;
 
+use crate::transport::HaltPolling;
+
 /// Default of the seconds between commits, as in btrfs.
 const COMMIT_SECONDS: u64 = 30;
 /// The longest time between commits that is taken.
@@ -164,6 +166,8 @@ pub struct MountOptions {
     pub devices: Vec<String>,
     /// How requests come.
     pub uring: Uring,
+    /// Whether processors are kept from being halted while requests come through io_uring.
+    pub halt_polling: HaltPolling,
     /// Flags of every mount.
     pub flags: MountFlags,
     /// How devices are reached that are no files of this machine. Words that are no options of mounts may be some of
@@ -198,6 +202,7 @@ impl Default for MountOptions {
             subtype: None,
             devices: Vec::new(),
             uring: Uring::default(),
+            halt_polling: HaltPolling::default(),
             flags: MountFlags::empty(),
             places: PlaceOptions::default(),
         }
@@ -303,6 +308,14 @@ impl MountOptions {
                     "auto" => Uring::Auto,
                     "on" => Uring::On,
                     "off" => Uring::Off,
+                    _ => return Err(wrong(name, value, "auto, on or off")),
+                };
+            }
+            "halt_poll" => {
+                self.halt_polling = match value {
+                    "auto" => HaltPolling::Auto,
+                    "on" => HaltPolling::On,
+                    "off" => HaltPolling::Off,
                     _ => return Err(wrong(name, value, "auto, on or off")),
                 };
             }
@@ -446,6 +459,7 @@ mod tests {
             "rescue=nonsense",
             "compress=rot13",
             "io_uring=perhaps",
+            "halt_poll=perhaps",
             "cache=1X",
             "nodes=-1",
         ] {

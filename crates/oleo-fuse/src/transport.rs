@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use dev::DevFuse;
-pub use uring::{AgreeOn, connect};
+pub use uring::{AgreeOn, HaltPolling, connect};
 
 use crate::wire::abi::opcode;
 use crate::wire::{Reply, Request, abi};

@@ -26,6 +26,7 @@
 //! there, and waking a thread elsewhere costs several times what answering does (docs/decisions/0007). Threads that a bound thread
 //! starts call `affinity::unbind` first.
 
+mod halt_poll;
 mod helpers;
 mod ring;
 
@@ -44,6 +45,9 @@ use oleo_lock::{Mutex, rank};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
+pub use self::halt_poll::HaltPolling;
+
+use self::halt_poll::HaltPoll;
 use self::helpers::{Done, Helpers};
 use self::ring::{Back, ReqHeader, Ring, Slot};
 use super::{BlockingClass, DevFuse, Handler, IO_LEN_MAX, Notifier, Outcome, Transport, blocking_class};
@@ -82,7 +86,12 @@ pub type AgreeOn<'a> = &'a dyn Fn(&abi::InitIn, bool) -> Result<abi::InitOut, i3
 /// # Errors
 /// The kernel has another version of the protocol, or does not offer io_uring although it is required; the connection
 /// broke.
-pub fn connect(fd: File, threads_max: usize, wish: Uring, agree: AgreeOn<'_>) -> io::Result<Arc<dyn Transport>> {
+pub fn connect(
+    fd: File,
+    threads_max: usize,
+    (wish, polling): (Uring, HaltPolling),
+    agree: AgreeOn<'_>,
+) -> io::Result<Arc<dyn Transport>> {
     let mut dev = DevFuse::new(fd, threads_max);
     // Made before anything is promised. Containers often forbid io_uring.
     let rings = match wish {
@@ -107,7 +116,7 @@ pub fn connect(fd: File, threads_max: usize, wish: Uring, agree: AgreeOn<'_>) ->
     match rings {
         Some(rings) if used.get() => {
             dev.limit_threads(FORGET_THREADS);
-            Ok(Arc::new(UringFuse { dev, rings: Mutex::new(Some(rings)), threads_max }))
+            Ok(Arc::new(UringFuse { dev, rings: Mutex::new(Some(rings)), threads_max, polling }))
         }
         // Rings can be had, and were not offered.
         Some(_) if std::fs::read_to_string(SWITCH).is_ok_and(|state| state.trim() == "N") => {
@@ -125,6 +134,7 @@ struct UringFuse {
     /// Until they are used.
     rings: Mutex<rank::FuseRings, Option<Rings>>,
     threads_max: usize,
+    polling: HaltPolling,
 }
 
 /// The rings, each with the slots of its queues, which are not registered yet.
@@ -268,6 +278,7 @@ impl Transport for UringFuse {
             stop.store(true, Ordering::Release);
             events.iter().for_each(|done| done.wake());
         };
+        let polls = self.polling.wanted();
         let (ready, readies) = mpsc::channel();
         let mut threads: Vec<JoinHandle<io::Result<()>>> = Vec::with_capacity(plans.len());
         let mut started = Ok(());
@@ -280,6 +291,7 @@ impl Transport for UringFuse {
                 waiters: waiters.clone(),
                 stop: stop.clone(),
                 scratch: Scratch::new(),
+                polls,
             };
             let ready = ready.clone();
             let name = format!("fuse-ring-{}", threads.len());
@@ -327,13 +339,18 @@ struct Queue {
     /// Set when the rings could not all be started.
     stop: Arc<AtomicBool>,
     scratch: Scratch,
+    /// Whether its processor is kept from being halted, if it is bound to one.
+    polls: bool,
 }
 
 impl Queue {
     fn run(mut self, ready: &mpsc::Sender<io::Result<()>>) -> io::Result<()> {
+        let mut halt_poll = None;
         if let Some(processor) = self.plan.processor {
             // One that is switched off meanwhile: then it runs anywhere.
-            let _ = affinity::bind(processor);
+            let bound = affinity::bind(processor).is_ok();
+            // Without a poller it is slower, and nothing else.
+            halt_poll = if bound && self.polls { HaltPoll::start(processor).ok() } else { None };
         }
         let mut back = Vec::new();
         let begun = self.begin(&mut back);
@@ -358,6 +375,9 @@ impl Queue {
             self.answer_all(requests)?;
             if self.left > 0 {
                 self.plan.ring.wait(&mut back)?;
+                if let Some(halt_poll) = &mut halt_poll {
+                    halt_poll.came();
+                }
                 for (slot, waited) in self.plan.done.take() {
                     if waited {
                         self.plan.room.end(slot.queue());

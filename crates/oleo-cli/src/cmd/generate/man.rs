@@ -88,6 +88,12 @@ const MOUNT_OPTIONS: &[(&str, &str, &str)] = &[
     ("fsname=NAME, subtype=NAME", "fsname=data,subtype=oleo", "What mount(8) and df(1) show as source and type."),
     ("io_uring=auto|on|off", "io_uring=auto", "How requests come from the kernel."),
     (
+        "halt_poll=auto|on|off",
+        "halt_poll=off",
+        "While requests come in quick succession over io_uring, threads of class SCHED_IDLE keep the idle processor awake, since waking it costs more than \
+         answering. auto: on virtual machines (x86). It takes processor time that nobody else wants.",
+    ),
+    (
         "writeback_cache",
         "writeback_cache",
         "The kernel keeps what was written and writes it later: faster where much is written in small pieces, slower where many files are opened. What could \
