@@ -5,6 +5,7 @@ mod cat;
 mod check;
 mod copy;
 mod cp;
+mod device;
 mod filesystem;
 mod generate;
 mod inspect;
@@ -62,6 +63,8 @@ pub(crate) enum Command {
     Subvolume(subvolume::Command),
     #[command(subcommand, alias = "fi")]
     Filesystem(filesystem::Command),
+    #[command(subcommand, alias = "dev")]
+    Device(device::Command),
     #[command(subcommand, alias = "inspect-internal")]
     Inspect(inspect::Command),
     #[command(subcommand)]
@@ -109,6 +112,7 @@ impl Command {
             Command::Copy(args) => args.run(out),
             Command::Subvolume(command) => command.run(out),
             Command::Filesystem(command) => command.run(out),
+            Command::Device(command) => command.run(out),
             Command::Inspect(command) => command.run(),
             Command::Balance(command) => command.run(out),
             Command::Quota(command) => command.run(out),

@@ -45,6 +45,9 @@ const COMMANDS: &str = "
     filesystem reclaim IMG
     filesystem defragment IMG f
     filesystem trim IMG
+    device ready IMG
+    device stats IMG
+    device usage IMG
     inspect dump-super IMG
     inspect dump-tree IMG
     inspect tree-stats IMG
@@ -75,7 +78,8 @@ const COMMANDS: &str = "
     rescue zero-log IMG
 ";
 /// These have no image that they could not read; of `serve nbd`, see the tests of network block devices.
-const OTHERS: [&str; 19] = [
+const OTHERS: [&str; 20] = [
+    "device scan",
     "mkfs",
     "unmount",
     "serve nbd",

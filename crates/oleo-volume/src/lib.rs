@@ -20,6 +20,7 @@
 
 mod carve;
 mod copies;
+mod discover;
 mod error;
 mod flushers;
 mod geometry;
@@ -46,6 +47,7 @@ use uuid::Uuid;
 
 pub use carve::{ChunkPlan, ChunkRemoval, ChunkWant};
 pub use copies::CopyRead;
+pub use discover::{FoundDevice, FoundVolume, block_devices, discover};
 pub use error::VolumeError;
 pub use geometry::{ChunkMap, Hints, Piece, STRIPE_LEN, StripeAt};
 pub use member::{DeviceInfo, ErrorCounters, KeptFree};
@@ -78,7 +80,7 @@ pub struct Volume {
 impl Volume {
     /// The files and block devices directly in `dir` that belong to the file system `fsid`, by name.
     pub fn scan(dir: &Path, fsid: Uuid) -> Result<Vec<PathBuf>, VolumeError> {
-        supers::scan(dir, fsid).map_err(|e| DeviceError::Open { path: dir.to_path_buf(), source: Arc::new(e) }.into())
+        discover::scan(dir, fsid).map_err(|e| DeviceError::Open { path: dir.to_path_buf(), source: Arc::new(e) }.into())
     }
 
     /// A copy of the superblock that was opened, or of the last one written.
@@ -131,6 +133,18 @@ impl Volume {
     pub fn set_error_counters(&self, devid: oleo_format::DevId, to: ErrorCounters) {
         if let Some(member) = self.members.read().iter().find(|m| m.devid == devid) {
             member.set_counters(to);
+        }
+    }
+
+    /// Sets all counters to zero and returns what they were. An error that is counted meanwhile is in one or the other.
+    pub fn take_error_counters(&self) -> Vec<(oleo_format::DevId, ErrorCounters)> {
+        self.members.read().iter().map(|m| (m.devid, m.take_counters())).collect()
+    }
+
+    /// Counts errors that [`take_error_counters`](Self::take_error_counters) took once more, in addition to what has come since.
+    pub fn add_error_counters(&self, devid: oleo_format::DevId, more: ErrorCounters) {
+        if let Some(member) = self.members.read().iter().find(|m| m.devid == devid) {
+            member.add_counters(more);
         }
     }
 

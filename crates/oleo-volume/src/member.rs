@@ -149,6 +149,16 @@ impl Member {
         ErrorCounters::from_values(std::array::from_fn(|i| self.counts[i].load(Ordering::Relaxed)))
     }
 
+    pub fn take_counters(&self) -> ErrorCounters {
+        ErrorCounters::from_values(std::array::from_fn(|i| self.counts[i].swap(0, Ordering::Relaxed)))
+    }
+
+    pub fn add_counters(&self, more: ErrorCounters) {
+        for (count, value) in self.counts.iter().zip(more.to_values()) {
+            count.fetch_add(value, Ordering::Relaxed);
+        }
+    }
+
     pub fn set_counters(&self, to: ErrorCounters) {
         for (count, value) in self.counts.iter().zip(to.to_values()) {
             count.store(value, Ordering::Relaxed);

@@ -9,23 +9,15 @@
 //! that leads to whole trees is on stable storage: while the first mirror is being written, the others (flushed by the
 //! next (1) at the latest) hold the transaction before.
 
-use std::fs::File;
-use std::os::unix::fs::{FileExt, FileTypeExt};
-use std::path::{Path, PathBuf};
-
 use oleo_device::Device;
 use oleo_format::{
     CompatRo, Corruption, Incompat, LEVELS_MAX, NODESIZE_MAX, NODESIZE_MIN, SUPER_LEN, SUPER_OFFSETS, SuperBlock,
     SuperFlags,
 };
-use uuid::Uuid;
-
 use crate::error::VolumeError;
 
 /// Smallest and largest sector in bytes.
 const SECTORSIZE: std::ops::RangeInclusive<u32> = 4096..=65536;
-/// Most names that a scan reads in one directory: far more than /dev has.
-const SCAN_NAMES_MAX: usize = 100_000;
 
 /// The mirrors of a device, as far as it reaches: offset, and the superblock or why it is invalid.
 pub fn read_mirrors(device: &dyn Device) -> Vec<(u64, Result<SuperBlock, VolumeError>)> {
@@ -87,27 +79,6 @@ fn too_short(device: &dyn Device, offset: u64) -> VolumeError {
     let want = format!("{} or more", offset + SUPER_LEN as u64);
     let why = Corruption::new("device", "length", device.len(), want);
     VolumeError::NoSuper { name: device.name(), why: Box::new(why) }
-}
-
-/// The files and block devices directly in a directory whose superblock has this fsid, by name.
-pub(crate) fn scan(dir: &Path, fsid: Uuid) -> std::io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(dir)?.take(SCAN_NAMES_MAX) {
-        let path = entry?.path();
-        let Ok(meta) = std::fs::metadata(&path) else { continue };
-        if !meta.is_file() && !meta.file_type().is_block_device() {
-            continue;
-        }
-        let mut bytes = vec![0; SUPER_LEN];
-        let Ok(file) = File::open(&path) else { continue };
-        if file.read_exact_at(&mut bytes, SUPER_OFFSETS[0]).is_ok()
-            && SuperBlock::read(&bytes).is_ok_and(|sb| sb.fsid() == fsid)
-        {
-            found.push(path);
-        }
-    }
-    found.sort();
-    Ok(found)
 }
 
 /// Whether the numbers make sense that everything else is computed from.

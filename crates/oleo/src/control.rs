@@ -40,7 +40,7 @@ pub use oleo_jobs::{
     NewExtent, NewSize, Reclaimed, Resized, Span,
 };
 pub use reply::{
-    DeviceCounts, DeviceUsage, DuLine, GroupUsed, LogStats, MountShown, NewPart, Place, QgroupShown, QgroupStats,
+    DeviceCounts, DeviceErrors, DeviceUsage, DuLine, GroupUsed, LogStats, MountShown, NewPart, Place, QgroupShown, QgroupStats,
     QuotaShown, Received, ReceivedSubvol, Reply, SentShown, SizeLine, Stats, Subvol, SubvolShown, Usage,
 };
 pub use request::{

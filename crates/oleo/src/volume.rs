@@ -1,4 +1,4 @@
 //! What lies below files: devices, chunks and copies ([`Volume`]), and the transactions on it ([`Engine`]).
 
 pub use oleo_txn::{Engine, TxnError};
-pub use oleo_volume::{DeviceInfo, Profile, Volume, VolumeError};
+pub use oleo_volume::{DeviceInfo, FoundDevice, FoundVolume, Profile, Volume, VolumeError, block_devices, discover};

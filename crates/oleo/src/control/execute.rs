@@ -59,6 +59,10 @@ pub fn execute(image: &Image, caller: &Caller, request: Request) -> Result<(Repl
             changed(send::send(image, caller, parts, &feed, &how)?, vec![])
         }
         Request::PropertySet { at, property, force } => ask.set_property(&at, &property, force),
+        Request::DeviceErrors { reset } => {
+            caller.must_be_privileged("see the errors of devices")?;
+            changed(Reply::DeviceErrors(if reset { space::reset_errors(image)? } else { space::errors(image) }), vec![])
+        }
         Request::SetLabel { label } => {
             caller.must_be_privileged("change the label")?;
             image.set_label(&label.0)?;

@@ -40,6 +40,8 @@ pub enum Reply {
     Df(Vec<GroupUsed>),
     /// Where the space is.
     Usage(Box<Usage>),
+    /// The errors of each device, by number.
+    DeviceErrors(Vec<DeviceErrors>),
     /// Counters.
     Stats(Box<Stats>),
     /// What files take: the entries of the directory asked for, then the whole, whose path is empty.
@@ -273,6 +275,25 @@ impl From<DeviceInfo> for DeviceUsage {
         let (devid, uuid, path) = (d.devid, d.uuid, d.name.into());
         DeviceUsage { devid, uuid, path, total: d.total, allocated: d.used, missing: d.missing }
     }
+}
+
+/// How often a device failed: the values of its DEV_STATS item, and what has come since.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeviceErrors {
+    /// Its number.
+    pub devid: DevId,
+    /// What it is called on the machine that has it open; empty if it is missing.
+    pub path: PathBuf,
+    /// Writes that failed.
+    pub write: u64,
+    /// Reads that failed.
+    pub read: u64,
+    /// Flushes that failed.
+    pub flush: u64,
+    /// Bad checksums, and blocks with wrong contents.
+    pub corruption: u64,
+    /// Blocks of another generation than their parent has: lost writes.
+    pub generation: u64,
 }
 
 /// What has been counted since the volume was opened.

@@ -182,6 +182,11 @@ pub enum Request {
     Df,
     /// Where the space of the devices is. Answer: [`Reply::Usage`](super::Reply::Usage).
     Usage,
+    /// How often each device failed since its counters were last set to zero. Answer: [`Reply::DeviceErrors`](super::Reply::DeviceErrors).
+    DeviceErrors {
+        /// Sets them to zero; the answer is what they were.
+        reset: bool,
+    },
     /// What a file, or everything below a directory, takes. Answer: [`Reply::Du`](super::Reply::Du).
     Du {
         /// What to look at.
@@ -262,6 +267,7 @@ impl Request {
             | Request::Balance { .. }
             | Request::Reclaim { .. }
             | Request::SetLabel { .. }
+            | Request::DeviceErrors { reset: true }
             | Request::PropertySet { .. } => true,
             Request::SubvolList
             | Request::SubvolShow { .. }
@@ -276,6 +282,7 @@ impl Request {
             | Request::Df
             | Request::Usage
             | Request::Stats
+            | Request::DeviceErrors { reset: false }
             | Request::Du { .. }
             | Request::Label
             | Request::PropertyGet { .. }

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use oleo_format::{BlockGroupFlags, ByteLen, DevId};
+use oleo_volume::{DeviceInfo, ErrorCounters};
 
-use crate::Image;
-use crate::control::reply::{DeviceUsage, GroupUsed, Usage};
+use crate::control::reply::{DeviceErrors, DeviceUsage, GroupUsed, Usage};
+use crate::{Image, Result};
 
 /// Space by type and profile, with the bytes on each device.
 pub(super) fn groups(image: &Image) -> Vec<GroupUsed> {
@@ -47,6 +48,33 @@ pub(super) fn usage(image: &Image) -> Usage {
         devices,
         groups,
     }
+}
+
+/// The errors of each device.
+pub(super) fn errors(image: &Image) -> Vec<DeviceErrors> {
+    image.volume().devices().into_iter().map(|device| line(&device, device.errors)).collect()
+}
+
+/// The same; they are zero afterwards, on disk as well.
+pub(super) fn reset_errors(image: &Image) -> Result<Vec<DeviceErrors>> {
+    let volume = image.volume();
+    let engine = image.fs().engine();
+    // Nothing is changed but what the commit writes of its own accord.
+    engine.edit_super(|_| ())?;
+    let taken = volume.take_error_counters();
+    if let Err(error) = image.fs().commit() {
+        taken.iter().for_each(|(devid, counters)| volume.add_error_counters(*devid, *counters));
+        return Err(error.into());
+    }
+    let devices = volume.devices();
+    let of = |devid| devices.iter().find(|device| device.devid == devid);
+    Ok(taken.into_iter().filter_map(|(devid, counters)| Some(line(of(devid)?, counters))).collect())
+}
+
+fn line(device: &DeviceInfo, errors: ErrorCounters) -> DeviceErrors {
+    let [write, read, flush, corruption, generation] = errors.to_values();
+    let path = if device.missing { Default::default() } else { device.name.clone().into() };
+    DeviceErrors { devid: device.devid, path, write, read, flush, corruption, generation }
 }
 
 /// Bytes on devices for each byte of a group, rounded up.
