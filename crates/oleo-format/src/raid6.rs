@@ -106,6 +106,29 @@ fn scale(stripe: &mut [u8], by: u8) {
     stripe.iter_mut().for_each(|b| *b = table[usize::from(*b)]);
 }
 
+/// Bytes of each stripe that are looked at together: with some twenty stripes they are in a processor's nearest cache.
+const PIECE_LEN: usize = 1 << 10;
+
+/// P of the data stripes, and Q if it is wanted, in one pass over them.
+///
+/// # Panics
+/// The stripes are not equally long.
+pub fn sums(data: &[&[u8]], p: &mut [u8], mut q: Option<&mut [u8]>) {
+    let len = p.len();
+    assert!(data.iter().all(|d| d.len() == len), "stripes are equally long");
+    for from in (0..len).step_by(PIECE_LEN) {
+        let to = (from + PIECE_LEN).min(len);
+        let p = &mut p[from..to];
+        p.fill(0);
+        data.iter().for_each(|d| xor_into(p, &d[from..to]));
+        if let Some(q) = q.as_deref_mut() {
+            let q = &mut q[from..to];
+            q.fill(0);
+            data.iter().rev().for_each(|d| double_and_add(q, &d[from..to]));
+        }
+    }
+}
+
 /// P of the data stripes.
 pub fn parity_p(data: &[&[u8]], p: &mut [u8]) {
     p.fill(0);
@@ -217,6 +240,9 @@ mod tests {
             let (mut p, mut q) = (vec![9; len], vec![9; len]);
             parity_p(&views, &mut p);
             parity_q(&views, &mut q);
+            let (mut p_too, mut q_too) = (vec![7; len], vec![7; len]);
+            sums(&views, &mut p_too, Some(&mut q_too));
+            prop_assert_eq!((&p_too, &q_too), (&p, &q));
             for parity in [Parity::Raid5, Parity::Raid6] {
                 let mut whole = data.clone();
                 whole.push(p.clone());

@@ -189,6 +189,12 @@ ranks! {
     PendingSums, "oleo-txn", "`Pending::open`, `Pending::frozen` (read/write)", Several("transaction, the open one first"), No,
         "checksums of data of the open transaction, and of the frozen one",
         "a look-up, an insertion or a move";
+    StripeRow, "oleo-volume", "`Rows::shards[n]`", Several("number"), May("the row is read and written"),
+        "rows of chunks with parity",
+        "a part of a row is written, or rebuilt; bad bytes in it are overwritten";
+    StripeRecords, "oleo-volume", "`Rows::records`", One, May("a record is written and flushed, and then what it is for"),
+        "records of stripes in flight",
+        "one record, until what it is for is written";
     Sweep, "oleo-space", "`Ledger::sweep` (read/write)", One, No,
         "the runs that are being drained, and what of them is next",
         "written: a batch is chosen; the first of a sweep takes all shards' runs and lists their regions; read: one `pending`";
@@ -384,6 +390,12 @@ ranks! {
     WrittenItem, "oleo-volume", "`Member::settled`", Leaf, No,
         "a device's item as the superblocks on disk have it",
         "a copy";
+    RowStamps, "oleo-volume", "`Rows::stamps`", Leaf, No,
+        "which sectors of rows were written since the last flush",
+        "a look or a note";
+    RowPatches, "oleo-volume", "`Rows::patches` (read/write)", Leaf, No,
+        "what parity has to be where a crash left it wrong, and nobody may write it",
+        "a copy; set when a volume is opened";
     VolumeSuper, "oleo-volume", "`Volume::super_block` (read/write)", Leaf, No,
         "the superblock that was opened or written last",
         "a copy";

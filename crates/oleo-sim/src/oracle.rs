@@ -20,13 +20,14 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use oleo_format::{Incompat, SUPER_LEN, SUPER_OFFSETS, SuperBlock};
 
 mod qgroups;
 mod verdict;
@@ -387,7 +388,7 @@ impl Oracle {
 
     /// `btrfs check --readonly` of an unmounted file system, data checksums included.
     pub fn check<P: AsRef<Path>>(&self, devices: &[P]) -> Result<Verdict> {
-        match devices {
+        let found = match devices {
             [] => bail!("nothing to check"),
             [one] if is_block_device(one.as_ref()) => check_alone(one.as_ref(), &[one.as_ref()]),
             [one] => check_alone(one.as_ref(), &[]),
@@ -396,7 +397,12 @@ impl Oracle {
                 let devices: Vec<&Path> = loops.iter().map(Loop::path).collect();
                 check_alone(devices[0], &devices)
             }
-        }
+        }?;
+        Ok(if devices.iter().any(|device| has_parity(device.as_ref())) {
+            found.but_for_rebuilt_mirrors()
+        } else {
+            found
+        })
     }
 
     /// Mounts, scrubs, unmounts and checks: what every image that we have written must survive.
@@ -411,6 +417,13 @@ impl Oracle {
         assert!(found.is_clean(), "{what}: scrub: {found}");
         mounted.unmount()
     }
+}
+
+/// Whether a device is of a volume that may have chunks with parity.
+fn has_parity(device: &Path) -> bool {
+    let mut bytes = vec![0; SUPER_LEN];
+    let read = File::open(device).and_then(|file| file.read_exact_at(&mut bytes, SUPER_OFFSETS[0]));
+    read.is_ok() && SuperBlock::read(&bytes).is_ok_and(|sb| sb.features().incompat.contains(Incompat::RAID56))
 }
 
 /// `btrfs check` of a file or device in a namespace without other block devices than those given. It searches all that

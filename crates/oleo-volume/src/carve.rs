@@ -29,7 +29,6 @@ use crate::member::{KeptFree, Member};
 use crate::places::Places;
 use crate::profile::{Profile, ProfileShape};
 use crate::table::Table;
-use crate::write::is_system;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -38,6 +37,9 @@ const GIB: u64 = 1 << 30;
 pub(crate) const DEVICE_HEAD_LEN: u64 = MIB;
 /// The least logical address of a chunk: lower ones would be mistaken for the place of the superblock.
 const LOGICAL_MIN: u64 = MIB;
+
+/// Most stripes of a chunk with parity: the weights of Q, powers of 2 in GF(2⁸), repeat after 255.
+pub const PARITY_STRIPES_MAX: usize = 255;
 
 /// What a chunk is wanted for.
 #[derive(Clone, Copy, Debug)]
@@ -156,7 +158,7 @@ impl Volume {
     pub fn propose_chunk(&self, want: &ChunkWant) -> Result<ChunkPlan, VolumeError> {
         let (map, candidates) = self.place_chunk(&self.rooms(), want)?;
         map.check(self.rules.sectorsize)?;
-        if is_system(&map) && !self.fits_system_array(&map) {
+        if map.is_system() && !self.fits_system_array(&map) {
             return Err(VolumeError::SystemArrayFull);
         }
         Ok(self.plan(map, &candidates))
@@ -170,9 +172,6 @@ impl Volume {
     fn place_chunk(&self, rooms: &[Room], want: &ChunkWant) -> Result<(ChunkMap, Vec<Candidate>), VolumeError> {
         let profile = Profile::of(want.flags)
             .ok_or_else(|| VolumeError::Unsupported { what: format!("chunk type {:#x}", want.flags.bits()) })?;
-        if profile.has_parity() {
-            return Err(VolumeError::Unsupported { what: format!("writing {profile} chunks") });
-        }
         let shape = profile.shape();
         let per_device = u64::from(shape.stripes_per_device);
         let limits = Limits::of(want.flags, self.writable_bytes());
@@ -251,7 +250,7 @@ impl Volume {
     /// Logical bytes that new chunks of this profile could have in all. Free space that only very small or oddly
     /// placed chunks could use counts too, so the last chunks may turn out smaller.
     pub fn unallocated(&self, flags: BlockGroupFlags) -> ByteLen {
-        let Some(profile) = Profile::of(flags).filter(|p| !p.has_parity()) else { return ByteLen(0) };
+        let Some(profile) = Profile::of(flags) else { return ByteLen(0) };
         let shape = profile.shape();
         let rooms = self.rooms();
         let free: Vec<u64> =
@@ -262,6 +261,7 @@ impl Volume {
         let copies = u64::from(shape.copies);
         let bytes = match profile {
             Profile::Dup => free.iter().map(|f| f / copies).sum(),
+            Profile::Raid5 | Profile::Raid6 => parity_max(free, shape),
             _ => spread_max(&free, copies),
         };
         ByteLen(bytes / STRIPE_LEN * STRIPE_LEN)
@@ -332,6 +332,7 @@ impl Volume {
             false => item_len_max(self.rules.nodesize),
         };
         let stripes_max = (room - size_of::<ChunkItem>()) / size_of::<Stripe>();
+        let stripes_max = if shape.parities > 0 { stripes_max.min(PARITY_STRIPES_MAX) } else { stripes_max };
         let max = shape.devices_max.map_or(usize::MAX, usize::from).min(stripes_max / per_device);
         let step = usize::from(shape.devices_step);
         let count = there.min(max) / step * step;
@@ -399,6 +400,22 @@ fn spread_max(free: &[u64], copies: u64) -> u64 {
     low
 }
 
+/// The most data that chunks with parity can have on devices with this much room, each over all devices that have some left.
+fn parity_max(mut free: Vec<u64>, shape: ProfileShape) -> u64 {
+    free.sort_unstable();
+    let (mut below, mut bytes) = (0, 0_u64);
+    for (index, &room) in free.iter().enumerate() {
+        let devices = free.len() - index;
+        if devices < usize::from(shape.devices_min) {
+            break;
+        }
+        let data = (devices - usize::from(shape.parities)) as u64;
+        bytes = bytes.saturating_add((room - below).saturating_mul(data));
+        below = room;
+    }
+    bytes
+}
+
 /// The stripes on each device: start and end, sorted.
 pub(crate) fn used_runs(chunks: &Table) -> BTreeMap<DevId, Vec<(u64, u64)>> {
     let mut runs: BTreeMap<DevId, Vec<(u64, u64)>> = BTreeMap::new();
@@ -448,6 +465,17 @@ mod tests {
         assert_eq!(spread_max(&[100, 10, 10], 3), 10);
         assert_eq!(spread_max(&[100, 10], 1), 110);
         assert_eq!(spread_max(&[100], 2), 0);
+    }
+
+    /// Goal: parity takes its part of what devices have in common, and too few devices have nothing.
+    #[test]
+    fn parity_takes_its_part() {
+        let (five, six) = (Profile::Raid5.shape(), Profile::Raid6.shape());
+        assert_eq!(parity_max(vec![10, 10, 10], five), 20);
+        assert_eq!(parity_max(vec![30, 10, 20], five), 10 * 2 + 10);
+        assert_eq!(parity_max(vec![30, 10, 20], six), 10);
+        assert_eq!(parity_max(vec![30, 40], six), 0);
+        assert_eq!(parity_max(vec![30], five), 0);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use oleo_device::{Device, DeviceError};
 use oleo_format::{DevId, Logical, NodeRules};
 
 use crate::Volume;
+use crate::batch::Batch;
 use crate::error::VolumeError;
-use crate::read::Batch;
 
 /// A read of one copy, and its result.
 #[derive(Debug)]

@@ -190,6 +190,16 @@ impl ChunkMap {
         ByteLen(self.len.0 / self.data_stripes())
     }
 
+    /// Whether it is for the chunk tree.
+    pub(crate) fn is_system(&self) -> bool {
+        self.flags.contains(BlockGroupFlags::SYSTEM)
+    }
+
+    /// Whether each stripe is as long as its units together, so that every row is whole.
+    pub fn has_whole_rows(&self) -> bool {
+        self.len.0.is_multiple_of(self.data_stripes() * STRIPE_LEN)
+    }
+
     /// The piece that begins at byte `at` of the chunk (inside it) and is at most `len_max` bytes long.
     pub fn piece(&self, at: u64, len_max: u64) -> Piece {
         debug_assert!(at < self.len.0);

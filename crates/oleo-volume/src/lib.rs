@@ -7,17 +7,18 @@
 //! system chunks in the superblock's array, and with them reads the chunk tree (`open`); (2) `read_block` and
 //! `read_data` fetch bytes from the copy most likely to be good, verify them, and if they are bad try the other copies,
 //! or parity (`read`, `rebuild`); (3) `write` sends bytes to all copies, `write_supers` makes a transaction the newest
-//! (`write`, `supers`); (4) `propose_chunk` returns the place and the items of a new chunk; once the caller has put
+//! (`write`, `put_rows`, `supers`); (4) `propose_chunk` returns the place and the items of a new chunk; once the caller has put
 //! those into the trees, `add_chunk` makes it usable (`carve`).
 //!
 //! Invariants: chunks do not overlap, in logical space nor on devices; every stripe is on a member (which may be
 //! missing). Every byte is written to every copy or the volume is poisoned: after the first write or flush that fails
 //! nothing more is written.
-//! Locks: `members`, then `chunks`, shared for lookups; then a member's item; leaves are `super_block` and a member's
-//! `settled`. None is held over I/O.
+//! Locks: rows of chunks with parity (`rows`), held over I/O; `members`, then `chunks`, shared for lookups; then a member's item; leaves are
+//! `super_block` and a member's `settled`. None of these is held over I/O.
 //! Crash: see `supers`; everything else is not durable before a flush that succeeded.
 //! Not here: what is free inside a chunk; when a chunk is needed; caching.
 
+mod batch;
 mod carve;
 mod copies;
 mod discover;
@@ -30,8 +31,13 @@ mod outlook;
 mod parallel;
 mod places;
 mod profile;
+mod put_rows;
 mod read;
 mod rebuild;
+mod records;
+mod recover;
+mod rows;
+mod stripes;
 mod supers;
 mod table;
 mod trim;
@@ -45,7 +51,7 @@ use oleo_format::{ByteLen, Logical, NodeRules, SuperBlock};
 use oleo_lock::{RwLock, rank};
 use uuid::Uuid;
 
-pub use carve::{ChunkPlan, ChunkRemoval, ChunkWant};
+pub use carve::{ChunkPlan, ChunkRemoval, ChunkWant, PARITY_STRIPES_MAX};
 pub use copies::CopyRead;
 pub use discover::{FoundDevice, FoundVolume, block_devices, discover};
 pub use error::VolumeError;
@@ -54,11 +60,13 @@ pub use member::{DeviceInfo, ErrorCounters, KeptFree};
 pub use open::OpenOptions;
 pub use outlook::Outlook;
 pub use profile::{Profile, ProfileShape, UnknownProfile};
+pub use rows::{Occupancy, RowStats};
 pub use supers::{read_mirrors, read_super};
 pub use trim::{DevicePlace, Discarded};
 
 use flushers::Flushers;
 use member::Member;
+use rows::Rows;
 use table::{Placed, Table};
 
 /// A file system's devices and the map from logical addresses to them. See the crate's text. Share it by `Arc`: all methods take
@@ -73,6 +81,7 @@ pub struct Volume {
     chunk_tree_uuid: Uuid,
     write: bool,
     flushers: Flushers,
+    rows: Rows,
     /// The write or flush that poisoned the volume.
     poisoned: OnceLock<DeviceError>,
 }
@@ -127,6 +136,16 @@ impl Volume {
     /// stores them there.
     pub fn error_counters(&self) -> Vec<(oleo_format::DevId, ErrorCounters)> {
         self.members.read().iter().map(|m| (m.devid, m.counters())).collect()
+    }
+
+    /// From now on asks `by` what is free, while it lives; until then everything on disk counts as something that must not be lost. Once.
+    pub fn set_occupancy(&self, by: std::sync::Weak<dyn Occupancy>) {
+        self.rows.set_occupancy(by);
+    }
+
+    /// How rows of chunks with parity were written.
+    pub fn row_stats(&self) -> RowStats {
+        self.rows.stats()
     }
 
     /// Sets a device's counters to those of its DEV_STATS item, or to zero.

@@ -6,7 +6,7 @@
 //! the map.
 //!
 //! Nothing in an image is trusted before it is checked: the walk is bounded by level and by number of blocks, and no
-//! chunk may overlap another. Opening writes nothing.
+//! chunk may overlap another. Opening writes nothing, but for parity that a crash has left wrong, if the volume is opened for writing (`recover`).
 
 use std::sync::{Arc, OnceLock};
 
@@ -24,6 +24,9 @@ use crate::error::VolumeError;
 use crate::flushers::Flushers;
 use crate::geometry::ChunkMap;
 use crate::member::Member;
+use crate::records::{self, Base};
+use crate::recover::{patches, put_in_order};
+use crate::rows::{Patches, Rows};
 use crate::supers::{check_features, check_fields, read_copy, read_super};
 use crate::table::Table;
 
@@ -33,7 +36,7 @@ const CHUNK_TREE_BLOCKS_MAX: usize = 1 << 18;
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
-    /// Open for writing, too. Refused if a device is missing or has missed more than one transaction, or if a chunk has parity.
+    /// Open for writing, too. Refused if a device is missing or has missed more than one transaction.
     pub write: bool,
     /// Open even if devices are missing; data that only they hold cannot be read.
     pub degraded: bool,
@@ -73,6 +76,9 @@ impl Volume {
             table.insert(map, &members)?;
         }
         let rules = main.node_rules()?;
+        // The chunk tree itself may have to be rebuilt.
+        let (record_number, recorded) = records::find(&members, &rules, Base::from(&main));
+        let of_system = patches(&table, &recorded);
         let seed_rules = found.iter().filter(|f| f.sb.fsid != main.fsid).map(|f| f.sb.node_rules()).collect();
         let mut volume = Volume {
             members: RwLock::default(),
@@ -83,8 +89,10 @@ impl Volume {
             chunk_tree_uuid: Uuid::nil(),
             write: false,
             flushers: Flushers::default(),
+            rows: Rows::default(),
             poisoned: OnceLock::new(),
         };
+        volume.rows.set_patches(of_system);
         let (items, maps) = volume.walk_chunk_tree(&main)?;
         // The items know more than the superblocks: missing devices, and sizes as of the last transaction.
         let provisional = std::mem::take(&mut members);
@@ -117,6 +125,19 @@ impl Volume {
         check_presence(&members, &table, opts)?;
         if opts.write {
             check_places(&members, &table)?;
+        }
+        let patches = patches(&table, &recorded);
+        if opts.write {
+            {
+                let mut records = volume.rows.records.lock();
+                (records.number, records.bases[0]) = (record_number, Base::from(&main));
+            }
+            if !recorded.is_empty() {
+                put_in_order(&members, &patches)?;
+            }
+            volume.rows.set_patches(Patches::default());
+        } else {
+            volume.rows.set_patches(patches);
         }
         volume.members = RwLock::new(members);
         volume.chunks = RwLock::new(table);
@@ -152,6 +173,7 @@ impl Volume {
             chunk_tree_uuid,
             write: true,
             flushers: Flushers::default(),
+            rows: Rows::of_new_volume(),
             poisoned: OnceLock::new(),
         })
     }
@@ -292,10 +314,13 @@ fn check_presence(members: &[Arc<Member>], table: &Table, opts: &OpenOptions) ->
         let what = format!("writing while device {} is {} transactions behind; it can only be read", m.devid, m.behind);
         return Err(VolumeError::Unsupported { what });
     }
+    // What no row has whole would have its parity outside of the chunk.
     if opts.write
-        && let Some(placed) = table.iter().find(|p| p.map.profile.has_parity())
+        && let Some(placed) = table.iter().find(|p| p.map.profile.has_parity() && !p.map.has_whole_rows())
     {
-        let what = format!("writing to a volume with {} chunks; it can only be read", placed.map.profile);
+        let (profile, start, len) = (placed.map.profile, placed.map.start, placed.map.len);
+        let what =
+            format!("writing to a volume with a {profile} chunk of {len} bytes (at {start}), which are no whole rows");
         return Err(VolumeError::Unsupported { what });
     }
     Ok(())

@@ -9,20 +9,16 @@
 //! that large reads use the devices of all copies. Healing bypasses the latch: the volume continues if a disk cannot be
 //! healed. The space read must be allocated, and stay so until the read returns: healing writes in place.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use oleo_device::{Device, DeviceError, ReadReq};
 use oleo_format::{ByteLen, CheckedNode, Corruption, Logical, NodeExpect, NodeRules};
 use uuid::Uuid;
 
 use crate::Volume;
+use crate::batch::Batch;
 use crate::error::VolumeError;
-use crate::geometry::{ChunkMap, Piece};
-use crate::member::{Count, Member};
-use crate::parallel::{PARALLEL_BYTES_MIN, each};
+use crate::geometry::{ChunkMap, Piece, STRIPE_LEN};
+use crate::member::Count;
 use crate::profile::Profile;
-use crate::rebuild::{Lost, rebuild};
+use crate::rebuild::{Lost, rebuild, ways};
 use crate::table::Placed;
 
 /// Logical bytes after which the next copy is preferred.
@@ -57,7 +53,7 @@ impl Volume {
                 let Some(&source) = sources.get(attempt.min(sources.len().saturating_sub(1))) else { continue };
                 let from = (piece.at - at) as usize;
                 used.push((source, *piece));
-                result = read_source(&placed, piece, source, &mut bytes[from..from + piece.len as usize]);
+                result = self.read_source(&placed, piece, source, &mut bytes[from..from + piece.len as usize]);
                 if result.is_err() {
                     break;
                 }
@@ -139,10 +135,10 @@ impl Volume {
         }
         if let [part] = &mut parts[..] {
             if let Some(&source) = part.sources.first() {
-                part.error = read_source(part.placed, &part.piece, source, part.buf).err();
+                part.error = self.read_source(part.placed, &part.piece, source, part.buf).err();
             }
         } else {
-            first_pass(&mut parts);
+            self.first_pass(&mut parts);
         }
         let mut sector_buf = Vec::new();
         for part in &mut parts {
@@ -223,7 +219,7 @@ impl Volume {
                 offset: part.piece.offset + f as u64,
                 ..part.piece
             };
-            read_source(part.placed, &sub, source, out)
+            self.read_source(part.placed, &sub, source, out)
         };
         spare.resize(to - from, 0);
         let mut good = Vec::new();
@@ -263,6 +259,44 @@ impl Volume {
         bad.iter().map(|&(f, t)| (from + f, from + t)).collect()
     }
 
+    /// Fetches every part from its best source.
+    fn first_pass(&self, parts: &mut [Part<'_, '_>]) {
+        let mut batch = Batch::default();
+        let mut left = Vec::new();
+        for (index, part) in parts.iter_mut().enumerate() {
+            match part.sources.first() {
+                Some(&Source::Copy { stripe }) if part.placed.on[stripe].device.is_some() => {
+                    let offset = part.placed.map.physical(stripe, part.piece.offset).0;
+                    batch.add(&part.placed.on[stripe], offset, part.buf, index);
+                }
+                Some(&source) => left.push((index, source)),
+                None => {}
+            }
+        }
+        let results = batch.run();
+        for (index, result) in results {
+            let part = &mut parts[index];
+            if let (Err(e), Some(&Source::Copy { stripe })) = (result, part.sources.first()) {
+                part.error = Some(part.placed.on[stripe].read_failed(e));
+            }
+        }
+        for (index, source) in left {
+            let part = &mut parts[index];
+            part.error = self.read_source(part.placed, &part.piece, source, part.buf).err();
+        }
+    }
+
+    /// Fills `buf`, which is as long as the piece, from one source. Nobody writes to a row while it is rebuilt.
+    fn read_source(&self, placed: &Placed, piece: &Piece, source: Source, buf: &mut [u8]) -> Result<(), VolumeError> {
+        match source {
+            Source::Copy { stripe } => placed.on[stripe].read(placed.map.physical(stripe, piece.offset), buf),
+            Source::Parity(lost) => {
+                let _row = self.rows.lock_one(placed.map.start, piece.offset / STRIPE_LEN);
+                rebuild(placed, piece.offset, lost, buf, |devid, at, bytes| self.rows.patch(devid, at, bytes))
+            }
+        }
+    }
+
     fn block_place(&self, at: Logical) -> Result<(Placed, u64), VolumeError> {
         let len = u64::from(self.rules.nodesize);
         let placed = self.placed(at).map_err(|_| VolumeError::Unmapped { at, len })?;
@@ -296,6 +330,8 @@ impl Volume {
         if self.read_only() || member.seed {
             return;
         }
+        let parity = placed.map.profile.has_parity();
+        let _row = parity.then(|| self.rows.lock_one(placed.map.start, offset / STRIPE_LEN));
         if let Some(device) = &member.plain
             && device.write_at(placed.map.physical(stripe, offset).0, good).is_err()
         {
@@ -370,69 +406,6 @@ impl<'a> Verifier<'a> {
     }
 }
 
-/// Reads of many devices, one batch for each.
-#[derive(Default)]
-pub(crate) struct Batch<'a> {
-    by_device: BTreeMap<u64, DeviceReads<'a>>,
-}
-
-/// The reads of one device and the caller's tag of each.
-struct DeviceReads<'a> {
-    member: Arc<Member>,
-    reqs: Vec<ReadReq<'a>>,
-    tags: Vec<usize>,
-}
-
-impl<'a> Batch<'a> {
-    /// `tag` comes back with the result.
-    pub fn add(&mut self, member: &Arc<Member>, offset: u64, buf: &'a mut [u8], tag: usize) {
-        let new = || DeviceReads { member: member.clone(), reqs: Vec::new(), tags: Vec::new() };
-        let reads = self.by_device.entry(member.devid.0).or_insert_with(new);
-        reads.reqs.push(ReadReq::new(offset, buf));
-        reads.tags.push(tag);
-    }
-
-    pub fn run(self) -> Vec<(usize, Result<(), DeviceError>)> {
-        let one = |mut reads: DeviceReads<'a>| {
-            if let Some(device) = &reads.member.device {
-                device.read_batch(&mut reads.reqs);
-            }
-            let results = reads.reqs.into_iter().map(|r| r.result);
-            reads.tags.into_iter().zip(results).collect::<Vec<_>>()
-        };
-        let bytes: u64 = self.by_device.values().flat_map(|r| &r.reqs).map(|r| r.buf.len() as u64).sum();
-        let devices: Vec<_> = self.by_device.into_values().collect();
-        each(devices, bytes >= PARALLEL_BYTES_MIN, one).into_iter().flatten().collect()
-    }
-}
-
-/// Fetches every part from its best source.
-fn first_pass(parts: &mut [Part<'_, '_>]) {
-    let mut batch = Batch::default();
-    let mut left = Vec::new();
-    for (index, part) in parts.iter_mut().enumerate() {
-        match part.sources.first() {
-            Some(&Source::Copy { stripe }) if part.placed.on[stripe].device.is_some() => {
-                let offset = part.placed.map.physical(stripe, part.piece.offset).0;
-                batch.add(&part.placed.on[stripe], offset, part.buf, index);
-            }
-            Some(&source) => left.push((index, source)),
-            None => {}
-        }
-    }
-    let results = batch.run();
-    for (index, result) in results {
-        let part = &mut parts[index];
-        if let (Err(e), Some(&Source::Copy { stripe })) = (result, part.sources.first()) {
-            part.error = Some(part.placed.on[stripe].read_failed(e));
-        }
-    }
-    for (index, source) in left {
-        let part = &mut parts[index];
-        part.error = read_source(part.placed, &part.piece, source, part.buf).err();
-    }
-}
-
 /// The pieces of a range, cut at each change of the preferred copy.
 fn spread(map: &ChunkMap, at: u64, len: u64) -> impl Iterator<Item = Piece> {
     let end = at + len;
@@ -472,43 +445,15 @@ fn sources(placed: &Placed, piece: &Piece) -> Vec<Source> {
 
 /// The stripe itself, then every way to rebuild it that does without the stripes that are missing.
 fn parity_sources(placed: &Placed, piece: &Piece) -> Vec<Source> {
-    let map = &placed.map;
-    let (data, units) = (map.data_stripes() as usize, map.stripes.len());
-    let row = piece.offset / crate::STRIPE_LEN;
-    let want = map.unit_of(piece.stripe, piece.offset);
     let mut sources = Vec::new();
     if placed.on[piece.stripe].device.is_some() {
         sources.push(Source::Copy { stripe: piece.stripe });
     }
-    let missing: Vec<usize> =
-        (0..units).filter(|&u| u != want && placed.on[map.rotated(row, u)].device.is_none()).collect();
-    let losses: Vec<Option<usize>> = match (units - data, &missing[..]) {
-        (1, []) => vec![None],
-        (2, [other]) => vec![Some(*other)],
-        // Without Q first: the plain exclusive or; then without P; then without each other unit.
-        (2, []) => [data + 1, data].into_iter().chain((0..data).filter(|&u| u != want)).map(Some).collect(),
-        _ => Vec::new(),
-    };
-    sources.extend(losses.into_iter().map(|other| Source::Parity(Lost { want, other })));
+    sources.extend(ways(placed, piece).into_iter().map(Source::Parity));
     if sources.is_empty() {
         sources.push(Source::Copy { stripe: piece.stripe }); // fails, and says which device is missing
     }
     sources
-}
-
-/// Fills `buf`, which is as long as the piece, from one source.
-fn read_source(placed: &Placed, piece: &Piece, source: Source, buf: &mut [u8]) -> Result<(), VolumeError> {
-    let map = &placed.map;
-    match source {
-        Source::Copy { stripe } => placed.on[stripe].read(map.physical(stripe, piece.offset), buf),
-        Source::Parity(lost) => {
-            let row = piece.offset / crate::STRIPE_LEN;
-            rebuild(map.data_stripes() as usize, lost, buf, |unit, out| {
-                let stripe = map.rotated(row, unit);
-                placed.on[stripe].read(map.physical(stripe, piece.offset), out)
-            })
-        }
-    }
 }
 
 fn count_corruption(placed: &Placed, used: &[(Source, Piece)], why: &Corruption) {

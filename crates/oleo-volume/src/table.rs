@@ -12,7 +12,6 @@ use oleo_format::{Corruption, DevId, Logical};
 use crate::geometry::ChunkMap;
 use crate::member::Member;
 use crate::places::Places;
-use crate::write::is_system;
 
 /// A chunk and the members of its stripes, in the stripes' order.
 #[derive(Clone)]
@@ -68,7 +67,7 @@ impl Table {
             return Err(Corruption::new("chunk", "address range", have, want).within(map.start));
         }
         let on = self.members_of(&map, members);
-        if is_system(&map) {
+        if map.is_system() {
             self.system.insert(map.start.0);
         }
         self.bytes = self.bytes.saturating_add(map.len.0);

@@ -1,7 +1,7 @@
 //! Writing: every byte to all its copies; flush; superblocks; discard.
 //!
 //! Invariants: after the first write or flush that fails, the volume is poisoned: nothing else is written, least of all
-//! superblocks, so the last durable transaction stays the newest. Writing to chunks with parity is refused. Devices
+//! superblocks, so the last durable transaction stays the newest. The parity of what was written fits (`stripes`). Devices
 //! work in parallel, each on its own sorted and merged batch; a large one is handed over in parts by several threads, since most of the
 //! time goes into copying it to the system.
 
@@ -16,7 +16,10 @@ use crate::error::VolumeError;
 use crate::geometry::ChunkMap;
 use crate::member::{Count, Member, Settled};
 use crate::parallel::{PARALLEL_BYTES_MIN, each};
+use crate::records::Base;
+use crate::stripes::{Put, RowWrites};
 use crate::supers::check_fields;
+use crate::table::Placed;
 
 /// Bytes of one device's writes from which several threads hand them over.
 const SPLIT_BYTES_MIN: u64 = 8 << 20;
@@ -27,14 +30,32 @@ const SPLIT_MAX: usize = 4;
 type DeviceWrites<'a> = (Arc<Member>, Vec<(u64, &'a [u8])>);
 
 /// Which of a device's ways of writing.
-type HandOver = fn(&Latched, &[WriteReq<'_>]) -> Result<(), DeviceError>;
+pub(crate) type HandOver = fn(&Latched, &[WriteReq<'_>]) -> Result<(), DeviceError>;
+
+/// What goes to which device.
+#[derive(Default)]
+pub(crate) struct Writes<'a> {
+    by_device: BTreeMap<u64, DeviceWrites<'a>>,
+    bytes: u64,
+}
+
+impl<'a> Writes<'a> {
+    pub fn add(&mut self, placed: &Placed, put: &Put<'a>) -> Result<(), VolumeError> {
+        let member = &placed.on[put.stripe];
+        member.to_write()?;
+        let writes = self.by_device.entry(member.devid.0).or_insert_with(|| (member.clone(), Vec::new()));
+        writes.1.push((placed.map.physical(put.stripe, put.offset).0, put.bytes));
+        self.bytes += put.bytes.len() as u64;
+        Ok(())
+    }
+}
 
 impl Volume {
     /// Writes parts, which must not overlap, to all their copies, sorted and merged for each device. Durable after
     /// [`flush`](Self::flush).
     ///
     /// # Errors
-    /// A write failed: unless it only found no space, nothing is written after it. Or a part is in a chunk with parity.
+    /// A write failed: unless it only found no space, nothing is written after it. Or what parity needs besides the parts cannot be read.
     pub fn write(&self, parts: &[(Logical, &[u8])]) -> Result<(), VolumeError> {
         self.write_parts(parts, |device, reqs| device.write_batch(reqs))
     }
@@ -49,29 +70,35 @@ impl Volume {
 
     fn write_parts(&self, parts: &[(Logical, &[u8])], hand_over: HandOver) -> Result<(), VolumeError> {
         self.may_write()?;
-        let mut by_device: BTreeMap<u64, DeviceWrites<'_>> = BTreeMap::new();
+        let mut writes = Writes::default();
+        let mut rows = RowWrites::default();
         for &(at, bytes) in parts {
             let mut rest = bytes;
             for (placed, offset, len) in self.spans(at, bytes.len() as u64)? {
-                if placed.map.profile.has_parity() {
-                    return Err(parity_refused(&placed.map));
-                }
                 for piece in placed.map.pieces(offset, len) {
                     let (head, tail) = rest.split_at(piece.len as usize);
                     rest = tail;
+                    if placed.map.profile.has_parity() {
+                        rows.add(&placed, &piece, head);
+                        continue;
+                    }
                     for stripe in piece.stripe..piece.stripe + piece.copies {
-                        let member = &placed.on[stripe];
-                        member.to_write()?;
-                        let writes = by_device.entry(member.devid.0).or_insert_with(|| (member.clone(), Vec::new()));
-                        writes.1.push((placed.map.physical(stripe, piece.offset).0, head));
+                        writes.add(&placed, &Put { stripe, offset: piece.offset, bytes: head })?;
                     }
                 }
             }
         }
-        let bytes: u64 = parts.iter().map(|p| p.1.len() as u64).sum();
-        let parallel = bytes >= PARALLEL_BYTES_MIN;
+        if rows.is_empty() {
+            return self.hand_over(writes, hand_over);
+        }
+        self.write_rows(rows, writes, hand_over)
+    }
+
+    /// Has all devices write their part, in parallel if it is much.
+    pub(crate) fn hand_over(&self, writes: Writes<'_>, hand_over: HandOver) -> Result<(), VolumeError> {
+        let parallel = writes.bytes >= PARALLEL_BYTES_MIN;
         let threads = if parallel { threads_of_a_write() } else { 1 };
-        let work = by_device.into_values().flat_map(|(member, writes)| {
+        let work = writes.by_device.into_values().flat_map(|(member, writes)| {
             let parts = split(writes, threads);
             parts.into_iter().map(move |part| (member.clone(), part))
         });
@@ -87,6 +114,12 @@ impl Volume {
             return Ok(());
         }
         self.may_write()?;
+        self.rows.turn();
+        self.flush_members()
+    }
+
+    /// The same for what no superblock is to name.
+    pub(crate) fn flush_members(&self) -> Result<(), VolumeError> {
         let (members, devices): (Vec<_>, Vec<_>) = self.writable_members().into_iter().unzip();
         let done = self.flushers.flush_all(&devices);
         for (member, _) in members.iter().zip(&done).filter(|(_, done)| done.is_err()) {
@@ -113,6 +146,7 @@ impl Volume {
     fn barrier(&self) -> Result<(), VolumeError> {
         let members = self.writable_members();
         let [(member, device)] = members.as_slice() else { return self.flush() };
+        self.rows.turn();
         device.barrier().inspect_err(|_| member.count(Count::Flush)).map_err(|e| self.stop(e))
     }
 
@@ -122,9 +156,12 @@ impl Volume {
     pub fn write_supers(&self, sb: &SuperBlock) -> Result<(), VolumeError> {
         self.may_write()?;
         check_fields(sb).map_err(|e| e.within("superblock to be written"))?;
+        // What is recorded from here on may be under way when this is the newest; what was recorded before is written.
+        self.rows.records.lock().bases[1] = sb.into();
         self.barrier()?;
         self.write_mirrors(sb, &SUPER_OFFSETS[..1], |settled| settled.next)?;
         self.flush()?;
+        self.rows.records.lock().bases = [sb.into(), Base::default()];
         *self.super_block.write() = *sb;
         for member in self.members.read().iter() {
             let mut settled = member.settled.lock();
@@ -229,7 +266,7 @@ impl Volume {
         Ok(())
     }
 
-    fn writable_members(&self) -> Vec<(Arc<Member>, Arc<Latched>)> {
+    pub(crate) fn writable_members(&self) -> Vec<(Arc<Member>, Arc<Latched>)> {
         let members = self.members.read();
         members.iter().filter_map(|m| Some((m.clone(), m.to_write().ok()?.clone()))).collect()
     }
@@ -248,6 +285,14 @@ impl Volume {
             let _ = self.poisoned.set(e.clone());
         }
         e.into()
+    }
+
+    /// The same whatever the failure was.
+    pub(crate) fn stop_for_good(&self, e: VolumeError) -> VolumeError {
+        if let VolumeError::Device(e) = &e {
+            let _ = self.poisoned.set(e.clone());
+        }
+        e
     }
 }
 
@@ -298,15 +343,6 @@ fn count_write(member: &Member, e: &DeviceError) {
     if !e.is_full() {
         member.count(Count::Write);
     }
-}
-
-pub(crate) fn is_system(map: &ChunkMap) -> bool {
-    map.flags.contains(oleo_format::BlockGroupFlags::SYSTEM)
-}
-
-#[cold]
-pub(crate) fn parity_refused(map: &ChunkMap) -> VolumeError {
-    VolumeError::Unsupported { what: format!("writing {} chunks", map.profile) }
 }
 
 #[cfg(test)]

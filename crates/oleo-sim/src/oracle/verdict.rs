@@ -91,6 +91,21 @@ impl Verdict {
         self.findings.is_empty()
     }
 
+    /// The same without what `btrfs check` 6.2 says of data that it has rebuilt from parity, which it numbers as the second and third mirror: on one
+    /// and the same volume, whose rows all fit their parity, it says something else each time. A scrub verifies parity.
+    pub(super) fn but_for_rebuilt_mirrors(self) -> Verdict {
+        let is_rebuilt = |line: &String| ["mirror 2 bytenr ", "mirror 3 bytenr "].iter().any(|m| line.starts_with(m));
+        let sums_up = |line: &String| line.contains("errors found in csum tree") || line.contains(SUMS_UP[0]);
+        if !self.findings.iter().any(is_rebuilt) {
+            return self;
+        }
+        let mut left: Vec<String> = self.findings.into_iter().filter(|line| !is_rebuilt(line)).collect();
+        if left.iter().all(sums_up) {
+            left.clear();
+        }
+        Verdict { findings: left }
+    }
+
     /// The same without what mkfs.btrfs 6.2 is known to leave behind, each once: for images that it has made, never for
     /// ours. If anything else was found, the line that sums up stays, too.
     pub fn but_for_mkfs_6_2(self) -> Verdict {

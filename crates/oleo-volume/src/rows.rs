@@ -1,0 +1,215 @@
+//! Who may change or rebuild which rows of chunks with parity, what of them was written lately, and what was counted.
+//!
+//! A row's parity fits its data only between two writes. So whoever writes to a part of a row, or rebuilds from it, has it for
+//! himself; reading what is there needs nothing.
+//!
+//! *Turns*: each flush begins a new one ([`Rows::turn`]). What was written in the present turn is named by no superblock that is on a device: one that
+//! names it is written behind a flush that came later. [`Rows::stamp`] notes it. What was noted may be forgotten: more is taken for live then, which costs
+//! a record.
+//!
+//! Locks: a shard for some of the rows; of several, in the order of their numbers; then the right to write records (`records`). They are held over the
+//! devices' work. Leaves: `stamps`, `patches`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{OnceLock, Weak};
+
+use oleo_format::{ByteLen, DevId, Logical};
+use oleo_lock::{Mutex, MutexGuard, RwLock, rank};
+
+use crate::geometry::STRIPE_LEN;
+use crate::records::Records;
+
+/// Shards: more than threads that write, so that two rarely meet.
+const SHARDS: usize = 64;
+
+/// Bytes that are looked at together when it is asked what is live: the smallest sector.
+pub(crate) const GRAIN: usize = 4096;
+/// Rows of which it is known what was written in the present turn; of more it is forgotten.
+const STAMPS_MAX: usize = 1 << 14;
+
+/// Says what bytes are to those who would lose them. Asked while rows are held, so it neither reads nor writes.
+pub trait Occupancy: Send + Sync {
+    /// Whether no state on a device names any of these bytes, and none will before somebody writes them again. `false` if that is not known.
+    fn is_free(&self, at: Logical, len: ByteLen) -> bool;
+}
+
+/// How rows of chunks with parity were written since the volume was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct RowStats {
+    /// Rows that were written whole: nothing was read.
+    pub whole: u64,
+    /// Parts of rows, each the same run of bytes of all units, of which something else was read first.
+    pub parts: u64,
+    /// Of these, runs that have live sectors beside what was written, and were recorded before.
+    pub recorded: u64,
+    /// The same, where no record can be kept.
+    pub unrecorded: u64,
+    /// Records that were written, each with a flush.
+    pub records: u64,
+    /// Bytes that were read for parts.
+    pub read_bytes: u64,
+    /// Bytes of parity that were written.
+    pub parity_bytes: u64,
+}
+
+/// The locks and the counters.
+#[derive(Default)]
+pub(crate) struct Rows {
+    shards: Shards,
+    pub records: Mutex<rank::StripeRecords, Records>,
+    turn: AtomicU64,
+    stamps: Mutex<rank::RowStamps, HashMap<(Logical, u64), Stamp>>,
+    occupancy: OnceLock<Weak<dyn Occupancy>>,
+    /// Nothing is live: the volume is being made.
+    nothing_is_live: bool,
+    patches: RwLock<rank::RowPatches, Patches>,
+    whole: AtomicU64,
+    parts: AtomicU64,
+    recorded: AtomicU64,
+    unrecorded: AtomicU64,
+    record_count: AtomicU64,
+    read_bytes: AtomicU64,
+    parity_bytes: AtomicU64,
+}
+
+/// Parity that is not on the devices: by device and place.
+pub(crate) type Patches = BTreeMap<(DevId, u64), Vec<u8>>;
+
+/// What was written of a row in one turn: units and grains in them.
+struct Stamp {
+    turn: u64,
+    grains: BTreeMap<usize, u16>,
+}
+
+struct Shards([Mutex<rank::StripeRow, ()>; SHARDS]);
+
+impl Default for Shards {
+    fn default() -> Shards {
+        Shards(std::array::from_fn(|_| Mutex::new(())))
+    }
+}
+
+/// Rows that nobody else changes or rebuilds.
+pub(crate) type Held<'a> = Vec<MutexGuard<'a, rank::StripeRow, ()>>;
+
+fn shard_of(chunk: Logical, row: u64) -> usize {
+    let mixed = (chunk.0 ^ row).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 32) as usize % SHARDS
+}
+
+impl Rows {
+    /// Waits until nobody else has one of these rows (start of the chunk, number of the row).
+    pub fn lock(&self, rows: impl Iterator<Item = (Logical, u64)>) -> Held<'_> {
+        let mut shards: Vec<usize> = rows.map(|(chunk, row)| shard_of(chunk, row)).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        shards.into_iter().map(|shard| self.shards.0[shard].lock_by([shard as u64, 0, 0])).collect()
+    }
+
+    /// The same for one row.
+    pub fn lock_one(&self, chunk: Logical, row: u64) -> MutexGuard<'_, rank::StripeRow, ()> {
+        let shard = shard_of(chunk, row);
+        self.shards.0[shard].lock_by([shard as u64, 0, 0])
+    }
+
+    /// For a volume that is being made.
+    pub fn of_new_volume() -> Rows {
+        Rows { nothing_is_live: true, ..Rows::default() }
+    }
+
+    pub fn set_occupancy(&self, by: Weak<dyn Occupancy>) {
+        let _ = self.occupancy.set(by);
+    }
+
+    /// The present turn, for what is about to be written.
+    pub fn now(&self) -> u64 {
+        self.turn.load(SeqCst)
+    }
+
+    /// A flush is about to begin.
+    pub fn turn(&self) {
+        self.turn.fetch_add(1, SeqCst);
+    }
+
+    /// Notes that a piece of a unit was written; `turn`: the one in which that began.
+    pub fn stamp(&self, row: (Logical, u64), unit: usize, from: usize, len: usize, turn: u64) {
+        let mut stamps = self.stamps.lock();
+        if stamps.len() >= STAMPS_MAX && !stamps.contains_key(&row) {
+            let now = self.now();
+            stamps.retain(|_, stamp| stamp.turn == now);
+            if stamps.len() >= STAMPS_MAX {
+                stamps.clear();
+            }
+        }
+        let stamp = stamps.entry(row).or_insert_with(|| Stamp { turn, grains: BTreeMap::new() });
+        if stamp.turn != turn {
+            *stamp = Stamp { turn, grains: BTreeMap::new() };
+        }
+        // What is not whole is not noted.
+        let (first, end) = (from.div_ceil(GRAIN), (from + len) / GRAIN);
+        let bits = (first..end).fold(0u16, |bits, grain| bits | 1 << grain);
+        *stamp.grains.entry(unit).or_default() |= bits;
+    }
+
+    /// Whether a grain of a row, at `at`, may be something that a crash must not take. The caller holds the row.
+    pub fn is_live(&self, row: (Logical, u64), unit: usize, grain: usize, at: Logical) -> bool {
+        if self.nothing_is_live {
+            return false;
+        }
+        let fresh = self.stamps.lock().get(&row).is_some_and(|stamp| {
+            stamp.turn == self.now() && stamp.grains.get(&unit).is_some_and(|bits| bits >> grain & 1 == 1)
+        });
+        let is_free = |by: &Weak<dyn Occupancy>| by.upgrade().is_some_and(|by| by.is_free(at, ByteLen(GRAIN as u64)));
+        !fresh && !self.occupancy.get().is_some_and(is_free)
+    }
+
+    pub fn set_patches(&self, patches: Patches) {
+        *self.patches.write() = patches;
+    }
+
+    /// Puts what is known to be right over parity that was read from a place.
+    pub fn patch(&self, devid: DevId, at: u64, bytes: &mut [u8]) {
+        let patches = self.patches.read();
+        let end = at + bytes.len() as u64;
+        for ((_, start), right) in patches.range((devid, at.saturating_sub(STRIPE_LEN))..(devid, end)) {
+            let (from, to) = (at.max(*start), end.min(start + right.len() as u64));
+            if from < to {
+                let source = &right[(from - start) as usize..(to - start) as usize];
+                bytes[(from - at) as usize..(to - at) as usize].copy_from_slice(source);
+            }
+        }
+    }
+
+    pub fn count_records(&self, recorded: u64, unrecorded: u64, records: u64) {
+        self.recorded.fetch_add(recorded, Relaxed);
+        self.unrecorded.fetch_add(unrecorded, Relaxed);
+        self.record_count.fetch_add(records, Relaxed);
+    }
+
+    pub fn count_whole(&self, rows: u64) {
+        self.whole.fetch_add(rows, Relaxed);
+    }
+
+    pub fn count_parts(&self, parts: u64, read_bytes: u64) {
+        self.parts.fetch_add(parts, Relaxed);
+        self.read_bytes.fetch_add(read_bytes, Relaxed);
+    }
+
+    pub fn count_parity(&self, bytes: u64) {
+        self.parity_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    pub fn stats(&self) -> RowStats {
+        RowStats {
+            whole: self.whole.load(Relaxed),
+            parts: self.parts.load(Relaxed),
+            recorded: self.recorded.load(Relaxed),
+            unrecorded: self.unrecorded.load(Relaxed),
+            records: self.record_count.load(Relaxed),
+            read_bytes: self.read_bytes.load(Relaxed),
+            parity_bytes: self.parity_bytes.load(Relaxed),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Crashes while rows are written that others have live sectors in, and then the loss of devices.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use oleo_device::Device;
+use oleo_sim::crash::pages::{Contents, Overlay};
+use oleo_sim::crash::record::{Event, Journal};
+use oleo_sim::crash::states::{Kinds, Maker, cuts, progress};
+use oleo_sim::rng::Rng;
+
+use super::*;
+
+const SECTOR: usize = 4096;
+const SECTORS: usize = NOISE_LEN / SECTOR;
+const STEPS: usize = 14;
+
+/// Which sectors of the sample are in use.
+struct InUse {
+    start: Logical,
+    sectors: Mutex<BTreeSet<usize>>,
+    /// Says that all is free, to see that this is noticed.
+    lies: bool,
+}
+
+impl InUse {
+    fn locked(&self) -> std::sync::MutexGuard<'_, BTreeSet<usize>> {
+        self.sectors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Occupancy for InUse {
+    fn is_free(&self, at: Logical, len: ByteLen) -> bool {
+        let (from, to) = ((at - self.start).0 as usize, (at - self.start).0 as usize + len.0 as usize);
+        self.lies || self.locked().range(from / SECTOR..to.div_ceil(SECTOR)).next().is_none()
+    }
+}
+
+/// What happened, and what must be found after a crash.
+struct Ran {
+    base: Vec<Contents>,
+    events: Vec<Event>,
+    /// For each number of finished steps what is promised: sectors and their bytes.
+    promised: Vec<BTreeMap<usize, Vec<u8>>>,
+    stats: RowStats,
+}
+
+/// Writes to free sectors of rows that are half in use, with flushes and commits in between.
+fn run(sample: &Sample, seed: u64, lies: bool) -> Ran {
+    let mut rng = Rng::new(seed);
+    let journal = Journal::new();
+    let base: Vec<Contents> = sample.devices.iter().map(|d| Contents::of(&**d).expect("contents")).collect();
+    let disks = base.iter().enumerate().map(|(nth, c)| Arc::new(journal.disk(nth, c.clone())) as Arc<dyn Device>);
+    let volume = Volume::open(disks.collect(), &WRITE).expect("open");
+    let live: BTreeSet<usize> = (0..SECTORS).filter(|_| rng.one_in(2)).collect();
+    let bytes_of = |sector: usize| sample.noise[sector * SECTOR..(sector + 1) * SECTOR].to_vec();
+    let mut promised = vec![live.iter().map(|&sector| (sector, bytes_of(sector))).collect::<BTreeMap<_, _>>()];
+    let in_use = Arc::new(InUse { start: sample.data.start, sectors: Mutex::new(live), lies });
+    let weak: Weak<InUse> = Arc::downgrade(&in_use);
+    volume.set_occupancy(weak);
+    let mut written: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
+    for step in 0..STEPS {
+        journal.begin(step);
+        let mut next = promised[step].clone();
+        match rng.below(4) {
+            0 => volume.flush().expect("flush"),
+            1 => {
+                let mut sb = volume.super_block();
+                sb.generation = (sb.generation.get() + 1).into();
+                volume.write_supers(&sb).expect("supers");
+                next.append(&mut written);
+            }
+            _ => {
+                let mut free: Vec<usize> = (0..SECTORS).filter(|sector| !in_use.locked().contains(sector)).collect();
+                let count = 1 + rng.below(6);
+                let mut some = BTreeSet::new();
+                for _ in 0..count.min(free.len() as u64) {
+                    some.insert(free.swap_remove(rng.below(free.len() as u64) as usize));
+                }
+                let new: Vec<(usize, Vec<u8>)> = some.iter().map(|&sector| (sector, rng.bytes(SECTOR))).collect();
+                // Granted before they are written.
+                in_use.locked().extend(&some);
+                let place = |sector: usize| sample.data.start + ByteLen((sector * SECTOR) as u64);
+                let parts: Vec<(Logical, &[u8])> =
+                    new.iter().map(|(sector, bytes)| (place(*sector), &bytes[..])).collect();
+                volume.write(&parts).expect("write");
+                written.extend(new);
+            }
+        }
+        promised.push(next);
+        journal.end(step);
+    }
+    Ran { base, events: journal.take(), promised, stats: volume.row_stats() }
+}
+
+fn devices(contents: &[Contents], without: &[usize]) -> Vec<Arc<dyn Device>> {
+    let some = contents.iter().enumerate().filter(|(nth, _)| !without.contains(nth));
+    some.map(|(nth, c)| Arc::new(Overlay::new(&format!("disk {nth}"), c.clone())) as Arc<dyn Device>).collect()
+}
+
+/// How many promised sectors cannot be read without these devices.
+fn lost(sample: &Sample, promised: &BTreeMap<usize, Vec<u8>>, contents: &[Contents], without: &[usize]) -> usize {
+    let volume = Volume::open(devices(contents, without), &DEGRADED).expect("open");
+    let csum = volume.rules().csum;
+    let is_lost = |(sector, want): &(&usize, &Vec<u8>)| {
+        let (mut sums, mut found) = (Vec::new(), vec![0; SECTOR]);
+        csum.csum_sectors(want, SECTOR as u32, &mut sums);
+        let at = sample.data.start + ByteLen((**sector * SECTOR) as u64);
+        volume.read_data(at, &mut found, Some(&sums)).is_err() || found != **want
+    };
+    promised.iter().filter(is_lost).count()
+}
+
+/// The sets of devices that may be lost: not all that have the chunk tree.
+fn losses(sample: &Sample, profile: Profile, count: usize) -> Vec<Vec<usize>> {
+    let (volume, _) = sample.open(&[], READ).expect("open");
+    let system = volume.chunk_of(sample.root.logical).expect("chunk");
+    let has_tree = |nth: &usize| system.stripes.iter().any(|s| s.devid.0 as usize == nth + 1);
+    let two = profile.shape().parities > 1;
+    let pairs = (0..count).flat_map(|a| (a..count).map(move |b| (a, b))).filter(|(a, b)| a == b || two);
+    let sets = pairs.map(|(a, b)| if a == b { vec![a] } else { vec![a, b] });
+    sets.filter(|set| set.iter().filter(|nth| has_tree(nth)).count() < system.stripes.len()).collect()
+}
+
+/// Promised sectors that are lost in all crash states of a run, without reopening for writing and after it.
+fn losses_of(sample: &Sample, sets: &[Vec<usize>], ran: &Ran, seed: u64) -> usize {
+    let kinds = Kinds { flushes: true, writes: false, steps: false, some: 1, torn: 1 };
+    let mut maker = Maker::new(&ran.base, &ran.events);
+    let mut all = 0;
+    for cut in cuts(&ran.events, &kinds, &mut Rng::new(seed)) {
+        let contents = maker.make(&cut);
+        let promised = &ran.promised[progress(&ran.events, cut.at).done];
+        // What a writer finds, and puts in order.
+        let disks: Vec<Arc<Overlay>> = contents.iter().map(|c| Arc::new(Overlay::new("disk", c.clone()))).collect();
+        let writer = disks.iter().map(|disk| disk.clone() as Arc<dyn Device>).collect();
+        drop(Volume::open(writer, &WRITE).expect("open for writing"));
+        let reopened: Vec<Contents> = disks.iter().map(|disk| disk.contents()).collect();
+        for set in sets {
+            all += lost(sample, promised, &contents, set);
+            all += lost(sample, promised, &reopened, set);
+        }
+    }
+    all
+}
+
+/// Goal: after a crash at any moment and then the loss of as many devices as the profile allows, everything that a superblock on the
+/// devices names is there; and it is the records that see to it. Method: sectors that are free are written in rows that are half in use, with
+/// flushes and commits in between; states of the devices at every flush, with any choice of what came after it, whole and torn; each allowed set of devices
+/// is taken away, from the state itself and from what opening it for writing has made of it. The same with a volume that is told that nothing is
+/// live must lose something.
+#[test]
+fn a_crash_and_lost_devices() {
+    for (profile, count) in [(Profile::Raid5, 3), (Profile::Raid5, 4), (Profile::Raid6, 5)] {
+        let sample = Sample::new(profile, count);
+        let sets = losses(&sample, profile, count);
+        let mut found_without = 0;
+        for seed in 0..2 {
+            let ran = run(&sample, seed, false);
+            assert!(ran.stats.recorded > 0 && ran.stats.unrecorded == 0, "{:?}", ran.stats);
+            assert_eq!(losses_of(&sample, &sets, &ran, seed), 0, "{profile} on {count}, seed {seed}");
+            let without = run(&sample, seed, true);
+            assert_eq!(without.stats.records, 0);
+            found_without += losses_of(&sample, &sets, &without, seed);
+        }
+        assert!(found_without > 0, "{profile} on {count}: nothing is lost without records, so this test shows nothing");
+    }
+}
+
+/// Goal: where somebody else has something in the place of records, it stays, and what is not recorded is counted. Method: a boot loader on one
+/// of the devices, at either end of the place.
+#[test]
+fn boot_loaders_are_left_alone() {
+    let mut sample = Sample::new(Profile::Raid5, 3);
+    for place in [600 << 10, (1 << 20) - 512] {
+        sample.devices[1] = Arc::new(sample.devices[1].copy());
+        sample.devices[1].write_at(place, b"boot").expect("write");
+        let ran = run(&sample, 1, false);
+        assert!(ran.stats.unrecorded > 0 && ran.stats.recorded > 0, "{:?}", ran.stats);
+        let on_it = |event: &Event| matches!(event, Event::Write { disk: 1, offset, .. } if (512 << 10..1 << 20).contains(offset));
+        assert!(!ran.events.iter().any(on_it), "written over at {place}");
+    }
+}
