@@ -212,7 +212,7 @@ fn refusals() {
     for (args, why) in [
         (&["start", "-dconvert=raid1", "i"][..], "needs 2 devices"),
         (&["start", "-dconvert=raid1c4", "i"], "needs 4 devices"),
-        (&["start", "-dconvert=raid6", "i"], "not supported"),
+        (&["start", "-dconvert=raid6", "i"], "needs 3 devices"),
         (&["start", "-mconvert=single", "i"], "--force"),
         (&["start", "-s", "i"], "--force"),
         (&["start", "-dusage=101", "i"], "percent"),

@@ -16,13 +16,12 @@ use std::sync::Arc;
 
 use oleo_device::Device;
 use oleo_format::{
-    ByteLen, CompatRo, Incompat, Logical, Physical, SUPER_LEN, SUPER_OFFSETS, SuperBlock, SuperFlags, TreeId,
-    new_super_block,
+    ByteLen, CompatRo, Incompat, Logical, SUPER_LEN, SUPER_OFFSETS, SuperBlock, SuperFlags, TreeId, new_super_block,
 };
-use oleo_volume::Profile;
+use oleo_volume::{ChunkPlan, Profile, Volume};
 use uuid::Uuid;
 
-use self::plan::{Placed, Plan, plan};
+use self::plan::{Plan, plan};
 use self::trees::{Built, FIRST_GENERATION, build};
 use crate::MkfsError;
 use crate::options::{MkfsOptions, Resolved};
@@ -71,16 +70,7 @@ pub fn make(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Made, 
     for device in devices {
         clear(device.as_ref())?;
     }
-    for (at, bytes) in &built.blocks {
-        let chunk = plan.chunks().find(|c| *at >= c.start && *at < c.start + c.len);
-        let Some(chunk) = chunk else { return Err(MkfsError::Options("a block outside of all chunks".into())) };
-        for (device, physical) in copies(chunk, *at) {
-            devices[device].write_at(physical, bytes)?;
-        }
-    }
-    for device in devices {
-        device.flush()?;
-    }
+    write_blocks(devices, &plan, &built, &resolved)?;
     for (index, device) in devices.iter().enumerate() {
         let len = plan.device_bytes[index];
         let sb = super_block(&plan, &built, &resolved, index);
@@ -121,21 +111,20 @@ fn clear(device: &dyn Device) -> Result<(), MkfsError> {
     Ok(())
 }
 
-/// The places of all copies of a block. A block never crosses a stripe: its address is a multiple of its size.
-fn copies(chunk: &Placed, at: Logical) -> Vec<(usize, u64)> {
-    let inside = (at - chunk.start).0;
-    let (nth, rest) = (inside / plan::STRIPE_LEN, inside % plan::STRIPE_LEN);
-    let count = chunk.stripes.len() as u64;
-    let place = |(device, physical): (usize, Physical), row: u64| (device, physical.0 + row * plan::STRIPE_LEN + rest);
-    match chunk.profile {
-        Profile::Raid0 => vec![place(chunk.stripes[(nth % count) as usize], nth / count)],
-        Profile::Raid10 => {
-            let pairs = count / 2;
-            let first = (nth % pairs) as usize * 2;
-            chunk.stripes[first..first + 2].iter().map(|&s| place(s, nth / pairs)).collect()
-        }
-        _ => chunk.stripes.iter().map(|&s| place(s, nth)).collect(),
+/// Writes the blocks to all their copies, with parity.
+fn write_blocks(devices: &[Arc<dyn Device>], plan: &Plan, built: &Built, o: &Resolved) -> Result<(), MkfsError> {
+    let sb = super_block(plan, built, o, 0);
+    let with_items = devices.iter().cloned().zip(built.dev_items.iter().copied()).collect();
+    let volume = Volume::create(with_items, &sb, Uuid::nil())?;
+    for chunk in plan.chunks() {
+        let map = chunk.map(o.sectorsize, |device| Uuid::from_bytes(built.dev_items[device].uuid));
+        let chunk_item = (map.key(), map.chunk().encode());
+        // Its items are in the trees already.
+        volume.add_chunk(&ChunkPlan { map, chunk_item, dev_extents: Vec::new(), dev_items: Vec::new() });
     }
+    let parts: Vec<(Logical, &[u8])> = built.blocks.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
+    volume.write(&parts)?;
+    Ok(volume.flush()?)
 }
 
 fn super_block(plan: &Plan, built: &Built, o: &Resolved, device: usize) -> SuperBlock {
@@ -182,6 +171,7 @@ fn incompat(o: &Resolved) -> Incompat {
         (f.no_holes, Incompat::NO_HOLES),
         (f.mixed, Incompat::MIXED_GROUPS),
         (f.raid1c34, Incompat::RAID1C34),
+        (f.raid56, Incompat::RAID56),
         (o.nodesize > 4096, Incompat::BIG_METADATA),
     ] {
         if on {

@@ -29,6 +29,8 @@ pub struct FeatureSet {
     pub mixed: bool,
     /// Marks profiles with three or four copies; set automatically if a profile needs it.
     pub raid1c34: bool,
+    /// Marks profiles with parity; set automatically if a profile has it.
+    pub raid56: bool,
     /// Quota is on. It needs the engine, so the program that fills the file system turns it on at the end;
     /// [`make`](crate::make) alone does not.
     pub quota: bool,
@@ -46,6 +48,7 @@ impl Default for FeatureSet {
             block_group_tree: false,
             mixed: false,
             raid1c34: false,
+            raid56: false,
             quota: false,
             simple_quota: false,
         }
@@ -60,13 +63,14 @@ oleo_format::setters!(FeatureSet {
     block_group_tree: bool,
     mixed: bool,
     raid1c34: bool,
+    raid56: bool,
     quota: bool,
     simple_quota: bool,
 });
 
 impl FeatureSet {
     /// The names that [`FeatureSet::apply`] accepts, with a line of description each.
-    pub const NAMES: [(&'static str, &'static str); 9] = [
+    pub const NAMES: [(&'static str, &'static str); 10] = [
         ("extref", "more hard links to one file in one directory (default)"),
         ("skinny-metadata", "smaller extent items of tree blocks (default)"),
         ("no-holes", "no items for holes in files (default)"),
@@ -74,6 +78,7 @@ impl FeatureSet {
         ("block-group-tree", "block groups in a tree of their own"),
         ("mixed-bg", "data and metadata in the same block groups"),
         ("raid1c34", "profiles with three or four copies (set by itself)"),
+        ("raid56", "profiles with parity (set by itself)"),
         ("quota", "quota groups, counted from the start"),
         ("squota", "simple quotas: what is written counts for the subvolume that writes it"),
     ];
@@ -95,9 +100,10 @@ impl FeatureSet {
             "block-group-tree" | "bgt" => &mut self.block_group_tree,
             "mixed-bg" => &mut self.mixed,
             "raid1c34" => &mut self.raid1c34,
+            "raid56" => &mut self.raid56,
             "quota" => &mut self.quota,
             "squota" => &mut self.simple_quota,
-            "raid56" | "zoned" | "raid-stripe-tree" | "extent-tree-v2" => {
+            "zoned" | "raid-stripe-tree" | "extent-tree-v2" => {
                 return Err(MkfsError::Unsupported(format!("feature {name}")));
             }
             _ => {
@@ -271,11 +277,6 @@ impl MkfsOptions {
             )));
         }
         for (what, profile) in [("data", data), ("metadata", metadata)] {
-            if profile.has_parity() {
-                return Err(MkfsError::Unsupported(format!(
-                    "profile {profile} (Oleo reads it, but does not write it)"
-                )));
-            }
             let least = usize::from(profile.shape().devices_min);
             if device_count < least {
                 return Err(MkfsError::Options(format!(
@@ -284,7 +285,9 @@ impl MkfsOptions {
             }
         }
         let mut features = self.features;
-        features.raid1c34 |= [data, metadata].iter().any(|p| p.incompat().contains(Incompat::RAID1C34));
+        let needed = data.incompat() | metadata.incompat();
+        features.raid1c34 |= needed.contains(Incompat::RAID1C34);
+        features.raid56 |= needed.contains(Incompat::RAID56);
         Ok(Resolved {
             nodesize,
             sectorsize: self.sectorsize,

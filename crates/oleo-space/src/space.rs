@@ -236,6 +236,15 @@ impl Space {
         })?)
     }
 
+    /// Whether all of a run is free and nobody has it; `false` where that is not known, since the group's free space is not in memory.
+    pub fn is_free(&self, run: Run) -> bool {
+        let table = self.inner.tables.read();
+        let Some(group) = table.group_of(run.start.0) else { return false };
+        let state = group.state.lock();
+        let (start, end) = (run.start.0, run.end().0);
+        state.runs().and_then(|runs| runs.at_or_after(start)).is_some_and(|(from, to)| from <= start && end <= to)
+    }
+
     /// Frees a run immediately: it was made and dropped in one transaction, and nothing on disk ever named it.
     pub fn give_back(&self, run: Run) {
         if run.len.0 > 0 {

@@ -240,10 +240,11 @@ impl Inner {
         let mut sb = before;
         let incompat = Incompat::from_bits_retain(self.wanted_incompat.load(Ordering::Relaxed));
         let mut features = sb.features().incompat | incompat;
-        if self.many_copies_gone.swap(false, Ordering::Relaxed) {
+        let gone = Incompat::from_bits_retain(self.profile_gone.swap(0, Ordering::Relaxed));
+        if !gone.is_empty() {
             // From here on what there is decides, not what was once asked for.
-            self.wanted_incompat.fetch_and(!Incompat::RAID1C34.bits(), Ordering::Relaxed);
-            features.set(Incompat::RAID1C34, self.has_many_copies());
+            self.wanted_incompat.fetch_and(!gone.bits(), Ordering::Relaxed);
+            features = (features - gone) | (self.features_of_profiles() & gone);
         }
         sb.incompat_flags.set(features.bits());
         let root = self.tree(TreeId::ROOT)?.root;

@@ -104,8 +104,8 @@ pub(crate) struct Inner {
     /// `poisoned_by` is set: looked at by every operation, and never written to until then.
     is_poisoned: AtomicBool,
     pub(crate) wanted_incompat: AtomicU64,
-    /// A group with three or four copies was removed: the last one takes the feature with it.
-    pub(crate) many_copies_gone: AtomicBool,
+    /// Features that the profiles of removed groups need: the last group takes its feature with it.
+    pub(crate) profile_gone: AtomicU64,
     pub(crate) rules: Rules,
 }
 
@@ -394,7 +394,7 @@ impl Inner {
             poisoned_by: RwLock::new(None),
             is_poisoned: AtomicBool::new(false),
             wanted_incompat: AtomicU64::new(0),
-            many_copies_gone: AtomicBool::new(false),
+            profile_gone: AtomicU64::new(0),
             rules,
             volume,
         }

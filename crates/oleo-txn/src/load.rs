@@ -12,7 +12,7 @@ use oleo_format::{
 };
 use oleo_space::{FreeSource, GroupInfo, LoadError, Run};
 use oleo_tree::{Blocks, TreeRoot};
-use oleo_volume::{ChunkMap, ErrorCounters, Volume};
+use oleo_volume::{ChunkMap, ErrorCounters, Occupancy, Volume};
 use rayon::prelude::*;
 
 use crate::TxnError;
@@ -54,6 +54,8 @@ impl Engine {
             let free_space = Arc::new(Source(this.clone()));
             Inner::new(volume, blocks, rules, opts, free_space)
         }));
+        let occupancy = Arc::downgrade(&engine.0);
+        engine.0.volume.set_occupancy(occupancy);
         let inner = &*engine.0;
         inner.trees.set(state(root_tree.clone()));
         inner.trees.set(state(chunk_tree));
@@ -103,9 +105,6 @@ fn refuse_unwritable(inner: &Inner, root_tree: &TreeRoot) -> Result<(), TxnError
         if features.incompat.contains(feature) {
             return refuse(&format!("{name} cannot be written yet"));
         }
-    }
-    if let Some(chunk) = inner.volume.chunks().iter().find(|c| c.profile.has_parity()) {
-        return refuse(&format!("writing {} chunks is not supported yet", chunk.profile));
     }
     if features.compat_ro.contains(CompatRo::FREE_SPACE_TREE) && !inner.rules.free_space_tree {
         return refuse(
@@ -203,6 +202,12 @@ fn add_groups<'a>(
 
 /// Shows the allocator what is free in a group.
 struct Source(Weak<Inner>);
+
+impl Occupancy for Inner {
+    fn is_free(&self, at: Logical, len: ByteLen) -> bool {
+        self.space.is_free(Run::new(at, len))
+    }
+}
 
 impl FreeSource for Source {
     fn load(&self, group: Logical) -> Result<Vec<(Logical, ByteLen)>, LoadError> {

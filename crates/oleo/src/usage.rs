@@ -61,22 +61,24 @@ pub struct SpaceSummary {
 impl Image {
     /// How full the volume is.
     pub fn space_summary(&self) -> SpaceSummary {
-        let (mut data_used, mut other_used, mut data) = (0, 0, BlockGroupFlags::DATA);
-        let copies = |flags: BlockGroupFlags| Profile::of(flags).map_or(1, |p| u64::from(p.shape().copies.max(1)));
+        let (mut data_used, mut other_raw, mut data) = (0, 0, BlockGroupFlags::DATA);
+        let devices = self.volume().devices();
+        let count = devices.iter().filter(|d| !d.missing).count() as u64;
         for group in self.df() {
             if group.flags.contains(BlockGroupFlags::DATA) {
                 data_used += group.used.0;
                 data = group.flags;
             } else {
-                other_used += group.used.0 * copies(group.flags);
+                let (net, raw) = net_of_raw(group.flags, count);
+                other_raw += scaled(group.used.0, raw, net);
             }
         }
-        let devices: u64 = self.volume().devices().iter().map(|d| d.total.0).sum();
-        let ratio = copies(data);
-        let total = devices / ratio;
+        let total_raw: u64 = devices.iter().map(|d| d.total.0).sum();
+        let (net, raw) = net_of_raw(data, count);
+        let total = scaled(total_raw, net, raw);
         let engine = self.fs().engine();
         let available = engine.data_free() + self.volume().unallocated(data);
-        let free = total.saturating_sub(data_used + other_used / ratio);
+        let free = total.saturating_sub(data_used + scaled(other_raw, net, raw));
         SpaceSummary { total: ByteLen(total), free: ByteLen(free), available: available.min(ByteLen(free)) }
     }
 
@@ -114,6 +116,21 @@ impl Image {
         }
         Ok(whole.usage())
     }
+}
+
+/// How many bytes of data there are to how many on devices, for a profile on so many devices.
+fn net_of_raw(flags: BlockGroupFlags, devices: u64) -> (u64, u64) {
+    let Some(profile) = Profile::of(flags) else { return (1, 1) };
+    let shape = profile.shape();
+    if !profile.has_parity() {
+        return (1, u64::from(shape.copies.max(1)));
+    }
+    let stripes = devices.max(u64::from(shape.devices_min));
+    (profile.data_stripes(stripes), stripes)
+}
+
+fn scaled(bytes: u64, by: u64, of: u64) -> u64 {
+    u64::try_from(u128::from(bytes) * u128::from(by) / u128::from(of)).unwrap_or(u64::MAX)
 }
 
 #[derive(Default)]

@@ -6,6 +6,10 @@
 //! - it has not been cloned in a transaction that the extent tree does not show yet (`Shared::cloned`);
 //! - it is not on its way to another place (`Engine::is_open_place`).
 //!
+//! Bytes that can be read are not overwritten where the chunk has parity: a crash may leave the new bytes of one device beside the
+//! old parity of another, and with a third device lost neither the old nor the new bytes of its own can be had. Preallocated space has no
+//! bytes to lose.
+//!
 //! Otherwise the data is written elsewhere, which is always correct.
 //!
 //! The result of the test stays valid until the data is written: the caller holds addresses meanwhile
@@ -68,7 +72,7 @@ pub(super) fn places(inode: &Inode, guard: &ReadGuard<'_>, range: Range<u64>) ->
     let mut found = Vec::new();
     map::walk(&MapOf { items: guard, sector }, range.start, range.end, |at, range, extent| {
         if let Extent::Span(s) = extent
-            && (s.prealloc || no_cow)
+            && (s.prealloc || (no_cow && !has_parity(inode, s.disk)))
             && s.compression == Compression::None
         {
             let span = s.slice(range.start - at, range.end - range.start);
@@ -95,6 +99,11 @@ pub(super) fn places(inode: &Inode, guard: &ReadGuard<'_>, range: Range<u64>) ->
         }
     }
     Ok(ours)
+}
+
+/// Whether an extent lies in a chunk with parity.
+fn has_parity(inode: &Inode, extent: Logical) -> bool {
+    inode.core().engine().volume().chunk_of(extent).is_ok_and(|chunk| chunk.profile.has_parity())
 }
 
 /// The transaction of the subvolume's last snapshot.

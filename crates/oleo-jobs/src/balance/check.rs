@@ -24,10 +24,6 @@ pub(super) fn check_resumed(fs: &Fs, args: &BalanceArgs) -> Result<(), JobError>
     let writable = fs.engine().volume().devices().iter().filter(|d| !d.missing && !d.seed).count();
     for filters in args.each().into_iter().flatten() {
         let Some(target) = filters.convert else { continue };
-        if target.has_parity() {
-            let text = format!("converting to {target} is not supported yet");
-            return Err(JobError::refused(errno::EOPNOTSUPP, text));
-        }
         let min = usize::from(target.shape().devices_min);
         if writable < min {
             return refuse(format!("{target} needs {min} devices, there are {writable}"));

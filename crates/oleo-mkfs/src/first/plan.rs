@@ -7,8 +7,9 @@
 //!
 //! Not here: chunks that are added later (`oleo-volume`), and the items that describe chunks (`trees`).
 
-use oleo_format::{BlockGroupFlags, ByteLen, Logical, Physical};
-use oleo_volume::Profile;
+use oleo_format::{BlockGroupFlags, ByteLen, DevId, Logical, Physical};
+use oleo_volume::{ChunkMap, Hints, PARITY_STRIPES_MAX, Profile, StripeAt};
+use uuid::Uuid;
 
 use crate::MkfsError;
 use crate::options::Resolved;
@@ -20,10 +21,6 @@ const MIB: u64 = 1024 * KIB;
 const FIRST_LOGICAL: Logical = Logical(MIB);
 /// The part at the start of each device that no chunk may use (`BTRFS_DEVICE_RANGE_RESERVED`).
 const DEVICE_RESERVED: u64 = MIB;
-/// Bytes of a stripe: the unit that is laid on one device before the next one has its turn (`BTRFS_STRIPE_LEN`).
-pub(crate) const STRIPE_LEN: u64 = 64 * KIB;
-/// Copies of the superblock after the first, which lies in the reserved part.
-const SUPER_MIRRORS: [u64; 2] = [64 * MIB, 256 * 1024 * MIB];
 /// All of a device's chunks start and end at multiples of this.
 const CHUNK_ALIGN: u64 = MIB;
 
@@ -37,33 +34,33 @@ pub(crate) struct Placed {
     pub stripes: Vec<(usize, Physical)>,
     /// Bytes on each device.
     pub stripe_bytes: ByteLen,
-    pub sub_stripes: u16,
     pub profile: Profile,
 }
 
 impl Placed {
+    /// The chunk as it is recorded; `uuid` is that of a device.
+    pub fn map(&self, sectorsize: u32, uuid: impl Fn(usize) -> Uuid) -> ChunkMap {
+        let stripe =
+            |&(device, offset): &(usize, Physical)| StripeAt { devid: devid(device), dev_uuid: uuid(device), offset };
+        ChunkMap {
+            start: self.start,
+            len: self.len,
+            flags: self.flags,
+            profile: self.profile,
+            stripes: self.stripes.iter().map(stripe).collect(),
+            hints: Hints::new(self.profile, sectorsize),
+        }
+    }
+
     /// The parts of the chunk that hold copies of a superblock on some device: sorted, not overlapping.
     pub fn superblock_ranges(&self) -> Vec<(Logical, ByteLen)> {
-        let mut starts: Vec<u64> = Vec::new();
-        for mirror in SUPER_MIRRORS {
-            for (index, (_, physical)) in self.stripes.iter().enumerate() {
-                if mirror < physical.0 || mirror >= physical.0 + self.stripe_bytes.0 {
-                    continue;
-                }
-                let row = (mirror - physical.0) / STRIPE_LEN;
-                let (index, count) = (index as u64, self.stripes.len() as u64);
-                let nth = match self.profile {
-                    Profile::Raid0 => row * count + index,
-                    Profile::Raid10 => (row * count + index) / u64::from(self.sub_stripes),
-                    _ => row,
-                };
-                starts.push(self.start.0 + nth * STRIPE_LEN);
-            }
-        }
-        starts.sort_unstable();
-        starts.dedup();
-        starts.into_iter().map(|at| (Logical(at), ByteLen(STRIPE_LEN))).collect()
+        self.map(0, |_| Uuid::nil()).super_ranges()
     }
+}
+
+/// The number of a device: from 1 on in the order given.
+pub(crate) fn devid(device: usize) -> DevId {
+    DevId(device as u64 + 1)
 }
 
 /// The chunks of a new file system and how much of each device they take.
@@ -162,6 +159,7 @@ impl Placer<'_> {
         order.sort_by_key(|&device| (std::cmp::Reverse(self.free(device)), device));
         let shape = profile.shape();
         let most = shape.devices_max.map_or(order.len(), |max| order.len().min(usize::from(max)));
+        let most = if profile.has_parity() { most.min(PARITY_STRIPES_MAX) } else { most };
         order.truncate(most - most % usize::from(shape.devices_step));
         let each = usize::from(shape.stripes_per_device);
         let devices: Vec<usize> = order.into_iter().flat_map(|device| std::iter::repeat_n(device, each)).collect();
@@ -179,20 +177,14 @@ impl Placer<'_> {
         let start = self.next;
         let len = ByteLen(stripe_bytes * spread);
         self.next += len;
-        Ok(Placed {
-            flags: kind | profile.bits(),
-            start,
-            len,
-            stripes,
-            stripe_bytes: ByteLen(stripe_bytes),
-            sub_stripes: shape.sub_stripes,
-            profile,
-        })
+        Ok(Placed { flags: kind | profile.bits(), start, len, stripes, stripe_bytes: ByteLen(stripe_bytes), profile })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use oleo_volume::STRIPE_LEN;
+
     use super::*;
     use crate::MkfsOptions;
 
@@ -206,9 +198,8 @@ mod tests {
     #[test]
     fn stripes_are_disjoint() {
         let lengths = [300 * MIB, 500 * MIB + 4096, 400 * MIB, 1000 * MIB];
-        let writable = Profile::ALL.into_iter().filter(|p| !p.has_parity());
-        for data in writable.clone() {
-            for metadata in writable.clone() {
+        for data in Profile::ALL {
+            for metadata in Profile::ALL {
                 let plan = planned(&lengths, data, metadata);
                 let mut taken: Vec<(usize, u64, u64)> = plan
                     .chunks()
@@ -238,13 +229,16 @@ mod tests {
             len: ByteLen(256 * MIB),
             stripes: vec![(0, Physical(MIB)), (1, Physical(2 * MIB))],
             stripe_bytes: ByteLen(128 * MIB),
-            sub_stripes: 1,
             profile: Profile::Raid0,
         };
         let ranges = striped.superblock_ranges();
         // Device 1's copy lies 62 MiB into its stripe, device 0's 63 MiB.
         assert_eq!(ranges[0].0, Logical(62 * MIB * 2 + STRIPE_LEN));
         assert_eq!(ranges[1].0, Logical(63 * MIB * 2));
+        // With parity the whole row is left out.
+        let parity = Placed { profile: Profile::Raid5, len: ByteLen(128 * MIB), ..striped };
+        let rows = [(Logical(62 * MIB), ByteLen(STRIPE_LEN)), (Logical(63 * MIB), ByteLen(STRIPE_LEN))];
+        assert_eq!(parity.superblock_ranges(), rows);
     }
 
     /// Goal: a device without room is refused, one of 16 MiB is enough.

@@ -54,7 +54,7 @@ fn leftovers_are_cleared() {
 #[test]
 fn everything_fits() {
     for nodesize in [4096, 8192, 16384, 32768, 65536] {
-        for profile in Profile::ALL.into_iter().filter(|p| !p.has_parity()) {
+        for profile in Profile::ALL {
             for (free_space_tree, block_group_tree) in [(false, false), (true, false), (true, true)] {
                 let skinny_metadata = block_group_tree == (nodesize > 8192);
                 let features =

@@ -12,15 +12,14 @@
 use std::collections::BTreeMap;
 
 use oleo_format::{
-    BlockGroupItem, BlockHead, ByteLen, ChildPtr, ChunkItem, DevExtent, DevItem, DirItem, DiskKey, ExtentFlags,
-    ExtentInlineRef, ExtentItem, FileType, FreeSpaceInfo, Generation, HeaderFlags, Ino, InodeFlags, InodeItem,
-    InodeRef, ItemType, Key, LeafBuilder, Logical, Physical, RootItem, Stripe, Timespec, TreeBlockInfo, TreeId,
-    dir_hash, encode_node, seal,
+    BlockGroupItem, BlockHead, ByteLen, ChildPtr, DevExtent, DevItem, DirItem, DiskKey, ExtentFlags, ExtentInlineRef,
+    ExtentItem, FileType, FreeSpaceInfo, Generation, HeaderFlags, Ino, InodeFlags, InodeItem, InodeRef, ItemType, Key,
+    LeafBuilder, Logical, RootItem, Timespec, TreeBlockInfo, TreeId, dir_hash, encode_node, seal,
 };
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
-use super::plan::{Placed, Plan, STRIPE_LEN};
+use super::plan::{Placed, Plan, devid};
 use crate::MkfsError;
 use crate::options::{Resolved, derive_uuid};
 
@@ -304,7 +303,7 @@ impl Author<'_> {
     /// Devices and chunks, in both directions.
     fn chunk_items(&self, all: &mut BTreeMap<TreeId, Items>) {
         for device in 0..self.plan.device_bytes.len() {
-            let key = Key::new(DEV_ITEMS, ItemType::DEV_ITEM, devid(device));
+            let key = Key::new(DEV_ITEMS, ItemType::DEV_ITEM, devid(device).0);
             add(all, TreeId::CHUNK, key, self.dev_item(device).as_bytes());
         }
         for chunk in self.plan.chunks() {
@@ -318,38 +317,18 @@ impl Author<'_> {
                     length: chunk.stripe_bytes.0.into(),
                     chunk_tree_uuid: self.chunk_tree_uuid.into_bytes(),
                 };
-                let key = Key::new(devid(device), ItemType::DEV_EXTENT, physical.0);
+                let key = Key::new(devid(device).0, ItemType::DEV_EXTENT, physical.0);
                 add(all, TreeId::DEV, key, extent.as_bytes());
             }
         }
     }
 
     fn chunk_item(&self, chunk: &Placed) -> Vec<u8> {
-        let stripe = |&(device, physical): &(usize, Physical)| Stripe {
-            devid: devid(device).into(),
-            offset: physical.0.into(),
-            dev_uuid: self.device_uuid(device).into_bytes(),
-        };
-        let head = ChunkItem {
-            length: chunk.len.0.into(),
-            owner: TreeId::EXTENT.0.into(),
-            stripe_len: STRIPE_LEN.into(),
-            r#type: chunk.flags.bits().into(),
-            io_align: (STRIPE_LEN as u32).into(),
-            io_width: (STRIPE_LEN as u32).into(),
-            sector_size: self.o.sectorsize.into(),
-            num_stripes: (chunk.stripes.len() as u16).into(),
-            sub_stripes: chunk.sub_stripes.into(),
-        };
-        let mut item = head.as_bytes().to_vec();
-        for place in &chunk.stripes {
-            item.extend_from_slice(stripe(place).as_bytes());
-        }
-        item
+        chunk.map(self.o.sectorsize, |device| self.device_uuid(device)).chunk().encode()
     }
 
     fn device_uuid(&self, device: usize) -> Uuid {
-        derive_uuid(&self.o.seed, "device", devid(device))
+        derive_uuid(&self.o.seed, "device", devid(device).0)
     }
 
     fn top_uuid(&self) -> Uuid {
@@ -363,7 +342,7 @@ impl Author<'_> {
             .flat_map(|chunk| chunk.stripes.iter().map(|&(on, _)| if on == device { chunk.stripe_bytes.0 } else { 0 }))
             .sum();
         DevItem {
-            devid: devid(device).into(),
+            devid: devid(device).0.into(),
             total_bytes: self.plan.device_bytes[device].into(),
             bytes_used: used.into(),
             io_align: self.o.sectorsize.into(),
@@ -500,10 +479,6 @@ fn add(all: &mut BTreeMap<TreeId, Items>, tree: TreeId, key: Key, item: &[u8]) {
 fn inode_ref(name: &[u8]) -> Vec<u8> {
     let head = InodeRef { index: 0.into(), name_len: (name.len() as u16).into() };
     [head.as_bytes(), name].concat()
-}
-
-fn devid(device: usize) -> u64 {
-    device as u64 + 1
 }
 
 /// A UUID as the object and offset of a key: two little-endian halves.

@@ -9,7 +9,7 @@ use oleo_format::{BlockGroupFlags, Compression, CsumType};
 use oleo_fs::data::Compress;
 use oleo_mkfs::{FillOptions, MkfsOptions, Profile};
 use oleo_sim::manifest::{Detail, Ignore, Manifest};
-use oleo_sim::oracle::{Scratch, oracle};
+use oleo_sim::oracle::{Oracle, Scratch, oracle};
 use oleo_sim::rng::Rng;
 use oleo_sim::script::{Host, Mix, Target, generate};
 use oleo_sim::specimen::aged::DETAIL;
@@ -129,6 +129,27 @@ fn prove(shape: Shape) {
     let ignore = Ignore { sharing: shape.compress.is_some(), ..Ignore::default() };
     want.must_equal(&have, &ignore, &format!("{what}: before everything moved | after it"));
     oracle.must_be_sound(&devices, &format!("{what}: after everything moved")).unwrap();
+    devices_are_lost(oracle, &devices, &shape, &want, &ignore);
+}
+
+/// The kernel reads everything without any of the sets of devices that both profiles do without.
+fn devices_are_lost(oracle: Oracle, devices: &[PathBuf], shape: &Shape, want: &Manifest, ignore: &Ignore) {
+    let losses_of = |profile: Profile| match profile {
+        Profile::Raid1 | Profile::Raid10 | Profile::Raid5 => 1,
+        Profile::Raid1c3 | Profile::Raid6 => 2,
+        Profile::Raid1c4 => 3,
+        _ => 0,
+    };
+    let losses = losses_of(shape.data).min(losses_of(shape.metadata));
+    for lost in (1_u32..1 << devices.len()).filter(|set| set.count_ones() <= losses) {
+        let rest: Vec<&PathBuf> =
+            devices.iter().enumerate().filter(|(nth, _)| lost >> nth & 1 == 0).map(|(_, device)| device).collect();
+        let what = format!("{shape:?}: without devices {lost:#b}");
+        let mounted = oracle.mount(&rest, "ro,degraded").unwrap_or_else(|e| panic!("{what}: {e:#}"));
+        let have = Manifest::of_dir(mounted.path(), DETAIL).unwrap_or_else(|e| panic!("{what}: {e:#}"));
+        mounted.unmount().unwrap();
+        want.must_equal(&have, ignore, &what);
+    }
 }
 
 /// The kernel writes to it: new files, changes of ours, a snapshot, deletes.
@@ -187,6 +208,16 @@ prove! {
     single_on_two: { devices: 2, metadata: Profile::Raid1 },
     raid0_on_two: { devices: 2, data: Profile::Raid0, metadata: Profile::Raid0 },
     raid10_on_two: { devices: 2, data: Profile::Raid10, metadata: Profile::Raid1 },
+    raid5_on_two: { devices: 2, data: Profile::Raid5, metadata: Profile::Raid5 },
+    raid5_mixed: { devices: 4, nodesize: 4096, data: Profile::Raid5, metadata: Profile::Raid5, features: &["mixed-bg"] },
+    raid5_on_three_bgt: { devices: 3, data: Profile::Raid5, metadata: Profile::Raid1, features: &["block-group-tree"] },
+    raid5_on_five_zstd: {
+        devices: 5, csum: CsumType::Xxh64, data: Profile::Raid5, metadata: Profile::Raid5, compress: Some((Compression::Zstd, 3)),
+    },
+    raid6_on_three: { devices: 3, data: Profile::Raid6, metadata: Profile::Raid6 },
+    raid6_on_six_raid1c3: { devices: 6, nodesize: 65536, data: Profile::Raid6, metadata: Profile::Raid1c3 },
+    raid6_on_four_4k: { devices: 4, nodesize: 4096, data: Profile::Raid6, metadata: Profile::Raid6 },
+    raid0_beside_raid6: { devices: 4, data: Profile::Raid0, metadata: Profile::Raid6 },
     without_no_holes: { features: &["^no-holes"] },
     without_extref: { features: &["^extref"] },
     without_free_space_tree: { features: &["^free-space-tree"], compress: Some((Compression::Zstd, 3)) },

@@ -9,22 +9,25 @@
 
 use std::sync::atomic::Ordering;
 
-use oleo_format::{BlockGroupFlags, FreeSpaceHeader, ItemType, Key, Logical, TreeId, data_use};
+use oleo_format::{BlockGroupFlags, FreeSpaceHeader, Incompat, ItemType, Key, Logical, TreeId, data_use};
 use oleo_space::{ExtentKind, RefKey, Run};
 use oleo_tree::Change;
+use oleo_volume::Profile;
 
 use crate::TxnError;
 use crate::engine::{Engine, Inner};
 use crate::free_runs::group_items;
 use crate::staged::Staged;
 
-/// Profiles that need a feature of their own.
-const MANY_COPIES: BlockGroupFlags = BlockGroupFlags::RAID1C3.union(BlockGroupFlags::RAID1C4);
+/// The features that a group's profile needs.
+fn features_of(flags: BlockGroupFlags) -> Incompat {
+    Profile::of(flags).map_or(Incompat::empty(), Profile::incompat)
+}
 
 impl Inner {
-    /// Whether there is a group with three or four copies.
-    pub(crate) fn has_many_copies(&self) -> bool {
-        self.space.groups().iter().any(|group| group.flags.intersects(MANY_COPIES))
+    /// The features that the profiles of all groups need.
+    pub(crate) fn features_of_profiles(&self) -> Incompat {
+        self.space.groups().iter().fold(Incompat::empty(), |all, group| all | features_of(group.flags))
     }
 }
 
@@ -61,9 +64,7 @@ impl Staged<'_> {
         let inner = self.inner();
         // Refused if somebody has something in it after all: nothing has changed then.
         let info = inner.space.remove_group(start)?;
-        if info.flags.intersects(MANY_COPIES) {
-            inner.many_copies_gone.store(true, Ordering::Relaxed);
-        }
+        inner.profile_gone.fetch_or(features_of(info.flags).bits(), Ordering::Relaxed);
         self.remove_records(start, Run::new(start, info.len)).map_err(|e| inner.poison(e))
     }
 
