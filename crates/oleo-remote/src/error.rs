@@ -169,6 +169,38 @@ pub enum RemoteError {
         /// Which.
         name: String,
     },
+    /// There are no streams.
+    #[error("no streams at {prefix}")]
+    NoStreams {
+        /// Where.
+        prefix: String,
+    },
+    /// There is no stream of this snapshot.
+    #[error("no snapshot {name} among the streams")]
+    NoSnapshot {
+        /// Which.
+        name: String,
+    },
+    /// The same snapshot is there already, whole or built on the same.
+    #[error("the snapshot {name} is among the streams already")]
+    SnapshotExists {
+        /// Which.
+        name: String,
+    },
+    /// A stream is built on one that is not there.
+    #[error("the stream of {name} cannot be received: it is built on {need}, which is not among the streams")]
+    BrokenChain {
+        /// Of which snapshot.
+        name: String,
+        /// The id of what it needs.
+        need: String,
+    },
+    /// An upload was taken off the list while it was under way.
+    #[error("the upload of {name} was given up by somebody, or what it is built on was removed: send it again")]
+    UploadGone {
+        /// Of which snapshot.
+        name: String,
+    },
     /// Something needs what a pin keeps.
     #[error("{name} is needed by {by}")]
     PinNeeded {
@@ -226,14 +258,20 @@ impl Classified for RemoteError {
             RemoteError::Store { source: StoreError::Denied(_), .. } => Class::refusal(errno::EACCES),
             RemoteError::Store { .. } | RemoteError::Stalled { .. } | RemoteError::Split { .. } => Class::DEVICE,
             RemoteError::Corrupt(e) => e.class(),
-            RemoteError::NoVolume { .. } | RemoteError::NoPin { .. } => Class::refusal(errno::ENOENT),
-            RemoteError::Exists { .. } | RemoteError::PinExists { .. } => Class::refusal(errno::EEXIST),
+            RemoteError::NoVolume { .. }
+            | RemoteError::NoPin { .. }
+            | RemoteError::NoStreams { .. }
+            | RemoteError::NoSnapshot { .. } => Class::refusal(errno::ENOENT),
+            RemoteError::Exists { .. } | RemoteError::PinExists { .. } | RemoteError::SnapshotExists { .. } => {
+                Class::refusal(errno::EEXIST)
+            }
+            RemoteError::BrokenChain { .. } => Class::DAMAGE,
             RemoteError::Held { .. } | RemoteError::PinNeeded { .. } => Class::refusal(errno::EBUSY),
             RemoteError::Overtaken { .. } | RemoteError::Replaced { .. } | RemoteError::Stale { .. } => {
                 Class { errno: errno::ESTALE, ..Class::DEVICE }
             }
             RemoteError::Key { .. } => Class::refusal(errno::EACCES),
-            RemoteError::Older { .. } => Class::refusal(errno::ESTALE),
+            RemoteError::Older { .. } | RemoteError::UploadGone { .. } => Class::refusal(errno::ESTALE),
             RemoteError::Local { .. } => Class::DEVICE,
             RemoteError::NoConditions { .. } | RemoteError::Unsupported { .. } => Class::refusal(errno::EOPNOTSUPP),
             RemoteError::Limit { .. } => Class::refusal(errno::EFBIG),
@@ -265,6 +303,11 @@ mod tests {
             NoVolume: RemoteError::NoVolume { prefix: text() } => Class::refusal(errno::ENOENT),
             Exists: RemoteError::Exists { prefix: text() } => Class::refusal(errno::EEXIST),
             Overtaken: RemoteError::Overtaken { owner: text(), epoch: 2 } => stale,
+            NoStreams: RemoteError::NoStreams { prefix: text() } => Class::refusal(errno::ENOENT),
+            NoSnapshot: RemoteError::NoSnapshot { name: text() } => Class::refusal(errno::ENOENT),
+            SnapshotExists: RemoteError::SnapshotExists { name: text() } => Class::refusal(errno::EEXIST),
+            BrokenChain: RemoteError::BrokenChain { name: text(), need: text() } => Class::DAMAGE,
+            UploadGone: RemoteError::UploadGone { name: text() } => Class::refusal(errno::ESTALE),
             NoPin: RemoteError::NoPin { name: text() } => Class::refusal(errno::ENOENT),
             PinExists: RemoteError::PinExists { name: text() } => Class::refusal(errno::EEXIST),
             PinNeeded: RemoteError::PinNeeded { name: text(), by: text() } => Class::refusal(errno::EBUSY),

@@ -251,7 +251,7 @@ impl Sum {
 }
 
 /// The structs of a list of `count`, and what is behind it. `count` may be anything.
-fn list<'a, T: FromBytes + Immutable + KnownLayout + Unaligned>(
+pub(crate) fn list<'a, T: FromBytes + Immutable + KnownLayout + Unaligned>(
     bytes: &'a [u8],
     count: u32,
     structure: &'static str,
@@ -261,13 +261,13 @@ fn list<'a, T: FromBytes + Immutable + KnownLayout + Unaligned>(
     })
 }
 
-fn all_zero(bytes: &[u8], structure: &'static str, what: &'static str) -> Result<(), Corruption> {
+pub(crate) fn all_zero(bytes: &[u8], structure: &'static str, what: &'static str) -> Result<(), Corruption> {
     let odd = bytes.iter().find(|&&b| b != 0);
     ensure!(odd.is_none(), structure, what, odd.copied().unwrap_or(0), "zeros");
     Ok(())
 }
 
-fn push(out: &mut Vec<u8>, raw: &(impl IntoBytes + Immutable)) {
+pub(crate) fn push(out: &mut Vec<u8>, raw: &(impl IntoBytes + Immutable)) {
     out.extend_from_slice(raw.as_bytes());
 }
 

@@ -1,4 +1,4 @@
-//! Who may open a sealed volume: listed, added to, taken from. See [`mod@crate::keys`].
+//! Who may open a sealed volume, or sealed streams: listed, added to, taken from. See [`mod@crate::keys`].
 
 use std::sync::Arc;
 
@@ -6,9 +6,10 @@ use crate::error::RemoteError;
 use crate::keys::{self, KeySource, SlotInfo};
 use crate::options::StoreOptions;
 use crate::store::{Deadline, Retry, Store};
+use crate::streams;
 use crate::swap::{Found, HEAD, find};
 
-/// A sealed volume whose keys are looked at.
+/// A sealed volume, or sealed streams, whose keys are looked at.
 pub struct KeySlots {
     store: Retry,
     options: StoreOptions,
@@ -16,14 +17,18 @@ pub struct KeySlots {
 }
 
 impl KeySlots {
-    /// Of the volume on a store.
+    /// Of the volume on a store, or of the streams if there is no volume.
     pub fn open(store: Arc<dyn Store>, options: &StoreOptions) -> Result<KeySlots, RemoteError> {
         let store = Retry::new(store, options.host.clone());
         let uuid = match find(&store, HEAD, None, options.host.now() + options.bounds.attach_max)? {
             Found::Closed(outline, ..) => outline.uuid,
             Found::Head(..) => return Err(RemoteError::Key { what: "the volume is not encrypted" }),
             Found::Damaged(e, _) => return Err(e.into()),
-            Found::Nothing => return Err(RemoteError::NoVolume { prefix: store.describe() }),
+            Found::Nothing => match streams::outline(&store, options.host.now() + options.bounds.attach_max)? {
+                Some(outline) if outline.sealed => outline.uuid,
+                Some(_) => return Err(RemoteError::Key { what: "the streams are not encrypted" }),
+                None => return Err(RemoteError::NoVolume { prefix: store.describe() }),
+            },
         };
         Ok(KeySlots { store, options: options.clone(), uuid })
     }

@@ -10,7 +10,7 @@
 //! at its next flush that its condition does not hold.
 //!
 //! Names of volumes are [`Url`]s, a store is a [`store::Store`], and what comes of both is a [`RemoteDevice`]. The bytes of
-//! the objects are in [`mod@format`]. Nothing here knows anything of btrfs, and nothing reads the environment.
+//! the objects are in [`mod@format`]. What `btrfs send` writes is kept on a store without any volume: [`mod@streams`]. Nothing here knows anything of btrfs, and nothing reads the environment.
 
 mod append;
 mod attach;
@@ -46,6 +46,7 @@ mod shared;
 mod show;
 mod state;
 pub mod store;
+pub mod streams;
 mod swap;
 mod upkeep;
 pub mod url;

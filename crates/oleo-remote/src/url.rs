@@ -162,7 +162,7 @@ fn segments(path: &str) -> Result<Vec<String>, String> {
 }
 
 /// With `%41` as `A`.
-fn decoded(text: &str) -> Result<String, String> {
+pub(crate) fn decoded(text: &str) -> Result<String, String> {
     // The crate leaves as it is what is no code.
     let is_code = |after: &str| after.get(..2).is_some_and(|code| code.bytes().all(|b| b.is_ascii_hexdigit()));
     if !text.split('%').skip(1).all(is_code) {
