@@ -37,6 +37,7 @@ use uuid::Uuid;
 
 use crate::{Limits, StreamError};
 
+pub(crate) use dir_target::unpack;
 pub use dir_target::{DirOptions, DirTarget};
 pub use fs_target::{FsTarget, FsTargetOptions};
 pub use interpret::receive;
@@ -108,6 +109,17 @@ pub struct Report {
     pub errors: Vec<String>,
     /// Things that are not as one might expect.
     pub warnings: Vec<String>,
+}
+
+impl Report {
+    /// Takes in what was done after it.
+    pub fn add(&mut self, more: Report) {
+        self.subvols.extend(more.subvols);
+        self.commands += more.commands;
+        self.bytes += more.bytes;
+        self.errors.extend(more.errors);
+        self.warnings.extend(more.warnings);
+    }
 }
 
 /// One subvolume of a stream.

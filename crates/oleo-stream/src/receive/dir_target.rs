@@ -479,7 +479,7 @@ fn open_top(path: &Path) -> Result<OwnedFd, ApplyError> {
 }
 
 /// The bytes of an encoded write.
-fn unpack(command: &Command<'_>) -> Result<Vec<u8>, ApplyError> {
+pub(crate) fn unpack(command: &Command<'_>) -> Result<Vec<u8>, ApplyError> {
     let packed = super::fs_target::packed(command)?;
     packed.unpack(SECTOR)
 }
