@@ -19,6 +19,8 @@ pub use oleo_mkfs::MkfsError;
 pub use oleo_nbd::NbdError;
 #[cfg(feature = "remote")]
 pub use oleo_remote::RemoteError;
+#[cfg(feature = "remote")]
+pub use oleo_stream::lookup::LookupError;
 pub use oleo_stream::receive::{ApplyError, ReceiveError};
 pub use oleo_stream::{SendError, StreamError};
 pub use oleo_tree::TreeError;
@@ -108,6 +110,10 @@ pub enum Error {
     /// A stream was not made.
     #[error(transparent)]
     Send(Box<SendError>),
+    /// A file of a snapshot on a store was not found or not read.
+    #[cfg(feature = "remote")]
+    #[error(transparent)]
+    Lookup(Box<LookupError>),
     /// A request to an open file system was not carried out.
     #[error(transparent)]
     Control(Box<control::Error>),
@@ -265,6 +271,8 @@ impl Classified for Error {
             Error::Job(error) => error.class(),
             Error::Receive(error) => error.class(),
             Error::Send(error) => error.class(),
+            #[cfg(feature = "remote")]
+            Error::Lookup(error) => error.class(),
             Error::Control(error) => error.class(),
         }
     }
@@ -288,6 +296,21 @@ oleo_format::error_from!(Error { Nbd(oleo_nbd::NbdError), });
 
 #[cfg(feature = "remote")]
 oleo_format::error_from!(Error { Remote(oleo_remote::RemoteError), });
+
+#[cfg(feature = "remote")]
+impl From<LookupError> for Error {
+    fn from(error: LookupError) -> Error {
+        match error {
+            // What reads streams of stores fails as stores do.
+            LookupError::Read(error) => match error.downcast::<RemoteError>() {
+                Ok(error) => Error::Remote(error),
+                Err(error) => Error::Lookup(Box::new(LookupError::Read(error))),
+            },
+            LookupError::Output(error) => Error::Output(error),
+            other => Error::Lookup(Box::new(other)),
+        }
+    }
+}
 
 impl From<Error> for control::Error {
     fn from(error: Error) -> control::Error {
@@ -357,6 +380,7 @@ mod tests {
             Job: JobError::from(FsError::Exists).into() => exists,
             Receive: ReceiveError::from(oleo_stream::StreamError::Truncated { at: 0, within: "so" }).into() => Class::refusal(errno::EINVAL),
             Send: SendError::Stopped.into() => Class::refusal(errno::EINTR),
+            Lookup: LookupError::NotFound("so".into()).into() => Class::refusal(errno::ENOENT),
             Control: control::Error::refused(errno::EEXIST, "so").into() => exists,
         });
     }

@@ -26,6 +26,7 @@
 //! | use something else than files as devices | [`device::Place`], [`Device`], [`Image::create_on`], [`Image::from_devices`] |
 //! | show an image to others as a disk | `serve` (feature `nbd`) |
 //! | use a volume on an object store | its name, such as `s3://bucket/prefix`, and `remote` (features `remote`, `cloud`) |
+//! | keep snapshots as streams on a store | `streams`, `Image::send_to_store` (feature `remote`) |
 //! | copy an image from one place to another | [`copy`] |
 //!
 //! # Features
@@ -171,6 +172,8 @@ pub mod send;
 #[cfg(feature = "nbd")]
 pub mod serve;
 mod settings;
+#[cfg(feature = "remote")]
+pub mod streams;
 pub mod usage;
 pub mod volume;
 
