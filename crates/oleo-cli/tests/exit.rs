@@ -78,7 +78,7 @@ const COMMANDS: &str = "
     rescue zero-log IMG
 ";
 /// These have no image that they could not read; of `serve nbd`, see the tests of network block devices.
-const OTHERS: [&str; 20] = [
+const OTHERS: [&str; 28] = [
     "device scan",
     "mkfs",
     "unmount",
@@ -96,6 +96,14 @@ const OTHERS: [&str; 20] = [
     "remote key list",
     "remote key add",
     "remote key remove",
+    "remote streams list",
+    "remote streams verify",
+    "remote streams prune",
+    "remote streams gc",
+    "remote streams get",
+    "remote streams ls",
+    "remote streams cat",
+    "remote streams restore",
     "generate completions",
     "generate man",
     "version",
@@ -120,6 +128,15 @@ const REFUSED: &str = "
     remote detach file:///no-such-directory/volume
     remote gc file:///no-such-directory/volume
     remote verify file:///no-such-directory/volume
+    remote streams list file:///no-such-directory/backups
+    remote streams verify file:///no-such-directory/backups
+    remote streams prune file:///no-such-directory/backups --keep-last 1
+    remote streams gc file:///no-such-directory/backups
+    remote streams get file:///no-such-directory/backups -f s
+    remote streams ls file:///no-such-directory/backups
+    remote streams cat file:///no-such-directory/backups f
+    remote streams restore file:///no-such-directory/backups f out
+    receive good -f file:///no-such-directory/backups
     send good --subvol nope -f s
     send good --subvol f -f s
     receive good -f stream
@@ -168,6 +185,16 @@ const MISUSED: &str = "
     remote show
     remote pin file:///no-such-directory/volume
     remote show good
+    remote streams list
+    remote streams list good
+    remote streams list file:///no-such-directory/backups?pin=a
+    remote streams prune file:///no-such-directory/backups
+    remote streams cat file:///no-such-directory/backups
+    send good --subvol v --incremental -f s
+    send good --subvol v --incremental --parent v -f file:///no-such-directory/backups
+    send good --subvol v --no-data -f file:///no-such-directory/backups
+    send good --subvol v -f file:///no-such-directory/backups?snapshot=a
+    receive good -e -f file:///no-such-directory/backups
     mkfs --size 300M --top-owner x new
     mkfs --size 300M --top-mode 9 new
     mkfs --size 300M --nodesize 8G new
@@ -266,7 +293,7 @@ fn codes() {
         }
     };
     let names = |words: &[&str]| {
-        let with_sub = ["subvolume", "filesystem", "inspect", "balance", "quota", "qgroup", "property", "rescue"];
+        let with_sub = ["subvolume", "filesystem", "device", "inspect", "balance", "quota", "qgroup", "property", "rescue"];
         words[..1 + usize::from(with_sub.contains(&words[0]))].join(" ")
     };
     for words in lines(COMMANDS) {
@@ -276,7 +303,7 @@ fn codes() {
         expect(&on("missing"), 1);
         expect(&on("blank"), 3);
         // These need no tree.
-        let needs_none = ["filesystem show", "inspect dump-super", "rescue zero-log"].contains(&&*name);
+        let needs_none = ["filesystem show", "device ready", "inspect dump-super", "rescue zero-log"].contains(&&*name);
         expect(&on("torn"), if needs_none { 0 } else { 3 });
     }
     for name in OTHERS {

@@ -1,5 +1,8 @@
 //! `oleo receive`
 
+#[cfg(feature = "remote")]
+mod store;
+
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -23,8 +26,9 @@ pub(crate) struct Args {
     target: Option<PathBuf>,
     #[command(flatten)]
     others: DeviceArgs,
-    /// Read the stream from this file, not from standard input.
-    #[arg(short, long, value_name = "FILE")]
+    /// Read the stream from this file, not from standard input; or from an object store, s3://BUCKET/PREFIX (gs://…, az://…,
+    /// file:///DIRECTORY): its newest snapshot, or that of ?snapshot=NAME, and before it all that it is built on and that is not there.
+    #[arg(short, long, value_name = "FILE|URL")]
     file: Option<PathBuf>,
     /// Create the subvolumes in this directory of the image, not in the top level.
     #[arg(long, value_name = "PATH", default_value = "/", hide_default_value = true)]
@@ -67,24 +71,17 @@ pub(crate) struct Args {
 
 impl Args {
     pub fn run(self, out: &Out) -> anyhow::Result<()> {
+        #[cfg(feature = "remote")]
+        if let Some(name) = store::named(self.file.as_deref())? {
+            return store::Stored::open(&self, &name)?.run(&self, out);
+        }
         let input = self.input()?;
         if self.dump {
             return self.dump(input);
         }
         let Some(target) = self.target.clone() else { return Err(misuse!("missing argument IMG or PATH")) };
         let input = self.reported(input, out);
-        let how = Receive::default()
-            .into(self.into.0.clone())
-            // A directory of the host has no number.
-            .rebase(self.rebase.as_deref().map(|p| if self.to_dir { SubvolRef::from(p) } else { subvol_ref(p) }))
-            .atomic(self.atomic)
-            .exact_modes(self.preserve_permissions)
-            .options(
-                ReceiveOptions::default()
-                    .one_stream(self.terminate_on_end)
-                    .errors_passed_max(self.max_errors.checked_sub(1))
-                    .resume(self.resume),
-            );
+        let how = self.how();
         if self.to_dir {
             let (report, result) = oleo::receive::receive_to_dir(&target, input, &how);
             print_report(out, &report);
@@ -96,6 +93,21 @@ impl Args {
         }
     }
 
+    fn how(&self) -> Receive {
+        Receive::default()
+            .into(self.into.0.clone())
+            // A directory of the host has no number.
+            .rebase(self.rebase.as_deref().map(|p| if self.to_dir { SubvolRef::from(p) } else { subvol_ref(p) }))
+            .atomic(self.atomic)
+            .exact_modes(self.preserve_permissions)
+            .options(
+                ReceiveOptions::default()
+                    .one_stream(self.terminate_on_end)
+                    .errors_passed_max(self.max_errors.checked_sub(1))
+                    .resume(self.resume),
+            )
+    }
+
     fn input(&self) -> anyhow::Result<Box<dyn Read + Send>> {
         match self.file.as_deref().filter(|file| *file != Path::new("-")) {
             Some(file) => Ok(Box::new(File::open(file).with_context(|| format!("cannot open {}", file.display()))?)),
@@ -105,30 +117,20 @@ impl Args {
 
     /// The same input, which says how far it has been read where somebody sees it.
     fn reported(&self, input: Box<dyn Read + Send>, out: &Out) -> Box<dyn Read + Send> {
-        let progress = out.progress("receive");
-        if !progress.is_shown() {
-            return input;
-        }
         let meta = self.file.as_ref().and_then(|file| fs::metadata(file).ok());
         let total = meta.filter(fs::Metadata::is_file).map(|meta| meta.len());
-        Box::new(Reported { input, progress, total, bytes: 0, last: Instant::now() })
+        reported(input, total, out)
     }
 
     fn apply_to(&self, target: &Path, input: Box<dyn Read + Send>, how: &Receive, out: &Out) -> anyhow::Result<()> {
+        let image = self.open(target, how)?;
+        apply(&image, input, how, out)?;
+        Ok(image.close()?)
+    }
+
+    fn open(&self, target: &Path, how: &Receive) -> oleo::Result<oleo::Image> {
         let args = ImageArgs { image: target.to_owned(), others: self.others.clone() };
-        let image = oleo::Image::open(target, &how.open_options(args.options()?))?;
-        let (report, result) = image.receive_report(input, how)?;
-        print_report(out, &report);
-        match result {
-            Ok(()) => Ok(image.close()?),
-            Err(error) => {
-                let incomplete = report.subvols.last().filter(|_| !how.atomic);
-                if let Some(subvol) = incomplete {
-                    out.warnings(&[format!("{} is incomplete; --resume continues it", subvol.path.escape_ascii())]);
-                }
-                Err(error.into())
-            }
-        }
+        oleo::Image::open(target, &how.open_options(args.options()?))
     }
 
     fn on_mount(&self, mount: &Target, target: &Path, input: Box<dyn Read + Send>, out: &Out) -> anyhow::Result<()> {
@@ -179,6 +181,26 @@ impl Args {
         }
         stdout.flush().context("cannot write the output")
     }
+}
+
+/// An input that says how far it has been read where somebody sees it.
+fn reported(input: Box<dyn Read + Send>, total: Option<u64>, out: &Out) -> Box<dyn Read + Send> {
+    let progress = out.progress("receive");
+    if !progress.is_shown() {
+        return input;
+    }
+    Box::new(Reported { input, progress, total, bytes: 0, last: Instant::now() })
+}
+
+/// Receives, and says what became of it.
+fn apply(image: &oleo::Image, input: Box<dyn Read + Send>, how: &Receive, out: &Out) -> oleo::Result<()> {
+    let (report, result) = image.receive_report(input, how)?;
+    print_report(out, &report);
+    let incomplete = report.subvols.last().filter(|_| result.is_err() && !how.atomic);
+    if let Some(subvol) = incomplete {
+        out.warnings(&[format!("{} is incomplete; --resume continues it", subvol.path.escape_ascii())]);
+    }
+    result
 }
 
 /// The time between two lines of progress.

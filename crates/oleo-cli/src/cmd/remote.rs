@@ -8,6 +8,7 @@ mod key;
 mod pin;
 mod probe;
 mod show;
+pub(crate) mod streams;
 mod unpin;
 mod verify;
 
@@ -64,6 +65,8 @@ pub(crate) enum Command {
     Bench(bench::Args),
     #[command(subcommand)]
     Key(key::Command),
+    #[command(subcommand)]
+    Streams(streams::Command),
 }
 
 impl Command {
@@ -79,6 +82,7 @@ impl Command {
             Command::Probe(args) => args.run(),
             Command::Bench(args) => args.run(),
             Command::Key(command) => command.run(out),
+            Command::Streams(command) => command.run(out),
         }
     }
 }

@@ -1,5 +1,8 @@
 //! `oleo send`
 
+#[cfg(feature = "remote")]
+mod store;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -7,7 +10,9 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use oleo::control::{Feed, Reply, Request, SendHow, SentShown};
+use oleo::control::{Bytes, Feed, Reply, Request, SendHow, SentShown};
+#[cfg(feature = "remote")]
+use oleo::remote::streams::StreamName;
 use oleo::send::{Progress, SendOptions};
 use oleo::{Image, TreeId};
 
@@ -45,9 +50,14 @@ pub(crate) struct Args {
     /// Write one end command after the last of several subvolumes.
     #[arg(short = 'e', long)]
     end_once: bool,
-    /// Write the stream to this file, not to standard output.
-    #[arg(short, long, value_name = "FILE")]
+    /// Write the stream to this file, not to standard output; or keep it on an object store, under s3://BUCKET/PREFIX, gs://…, az://… or
+    /// file:///DIRECTORY, each subvolume as a stream of its own.
+    #[arg(short, long, value_name = "FILE|URL")]
     file: Option<PathBuf>,
+    /// On an object store: send the differences from the best snapshot that is there and in the image, or all if there is none.
+    #[cfg(feature = "remote")]
+    #[arg(short, long, conflicts_with = "parent", requires = "file")]
+    incremental: bool,
     /// Approximate amount of memory to use.
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
     memory: u64,
@@ -96,6 +106,10 @@ impl Args {
             .memory_bytes(memory / 2)
             .progress(progress.is_shown().then_some(&hook));
         let subvols = ids(&image, &self.subvol)?;
+        #[cfg(feature = "remote")]
+        if let Some(name) = self.store()? {
+            return store::of_image(self, &name, &image, &subvols, &options, out);
+        }
         let sent = match self.output()? {
             Some(mut file) => {
                 let sent = image.send(&subvols, &options, &mut file)?;
@@ -111,6 +125,10 @@ impl Args {
     fn of_mount(&self, mount: &Target, out: &Out) -> anyhow::Result<SentShown> {
         if !self.subvol.is_empty() {
             return Err(misuse!("--subvol is for images; on a mount give the paths of the subvolumes"));
+        }
+        #[cfg(feature = "remote")]
+        if let Some(name) = self.store()? {
+            return store::of_mount(self, &name, mount, out);
         }
         let which =
             |things: &[OsString]| things.iter().map(|thing| mount.which(thing)).collect::<anyhow::Result<Vec<_>>>();
@@ -131,14 +149,7 @@ impl Args {
             parent,
             clone_sources,
             feed: feed.name(),
-            how: SendHow {
-                version: self.version(),
-                compressed: self.compressed_data,
-                no_data: self.no_data,
-                one_end: self.end_once,
-                memory_bytes: self.memory,
-                progress: watch.as_ref().map(|(feed, _)| feed.name()),
-            },
+            how: self.how(watch.as_ref().map(|(feed, _)| feed.name())),
         };
         let reply = mount.ask(request);
         if let Some((feed, watching)) = watch {
@@ -156,6 +167,30 @@ impl Args {
             make_durable(&file).with_context(|| self.place())?;
         }
         answer!(reply, Reply::Sent(sent) => sent)
+    }
+
+    /// How a mount's server makes the stream.
+    fn how(&self, progress: Option<Bytes>) -> SendHow {
+        SendHow {
+            version: self.version(),
+            compressed: self.compressed_data,
+            no_data: self.no_data,
+            one_end: self.end_once,
+            memory_bytes: self.memory,
+            progress,
+        }
+    }
+
+    /// The store that the stream goes to, if it does.
+    #[cfg(feature = "remote")]
+    fn store(&self) -> anyhow::Result<Option<StreamName>> {
+        let name = store::named(self.file.as_deref())?;
+        match &name {
+            Some(_) if self.end_once => Err(misuse!("-e is not for stores: each subvolume is a stream of its own")),
+            Some(_) if self.no_data => Err(misuse!("--no-data is not for stores: nothing could be received from it")),
+            None if self.incremental => Err(misuse!("--incremental is for stores: -f s3://BUCKET/PREFIX")),
+            _ => Ok(name),
+        }
     }
 
     fn place(&self) -> String {

@@ -3,6 +3,7 @@
 //!
 //! - `commands`: a session of commands; names and options; who holds a volume; exports and copies of one.
 //! - `tools`: encryption, and the commands that verify, probe and measure.
+//! - `streams`: snapshots that are kept as streams.
 //! - `mounted`: mounts, and what is left when they are killed, or the connection goes.
 //!
 //! What is missing fails the test: `scripts/test` installs it.
@@ -13,4 +14,5 @@ mod harness;
 
 mod commands;
 mod mounted;
+mod streams;
 mod tools;
