@@ -234,6 +234,9 @@ ranks! {
     RemotePublish, "oleo-remote", "`Core::published`", One, May("segments and the head are written"),
         "the head that is the volume's newest, as far as this writer knows",
         "a publish, with all its attempts; whoever wants the same waits for it";
+    RemoteLog, "oleo-remote", "`LocalLog::inner`", One, May("the log on the local disk is written and flushed"),
+        "the log on the local disk",
+        "one confirmation, with the flush of its file; one note";
     RemoteState, "oleo-remote", "`Core::state`", One, No,
         "where every block is, and what is not written yet",
         "a look-up; one frame is appended; what is to be published is gathered";

@@ -109,7 +109,7 @@ pub(crate) fn frame(core: &Core, change: Change, parts: &[&[u8]]) -> NewFrame {
 }
 
 /// Takes a frame into the log.
-fn append(core: &Core, frame: NewFrame) -> Result<(), RemoteError> {
+pub(crate) fn append(core: &Core, frame: NewFrame) -> Result<(), RemoteError> {
     let bounds = &core.options.bounds;
     let mut sealed = None;
     let dirty_bytes = {

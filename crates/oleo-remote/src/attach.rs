@@ -1,10 +1,12 @@
 //! Opening a volume.
 //!
 //! For reading: the head, and what it says (`replay`). For writing: (1) the head is read; (2) if another writer has it and
-//! did not close it, that is refused, unless its claim runs out while we watch, or we were told to take over; (3) a head
+//! did not close it, that is refused, unless its claim runs out while we watch, or we were told to take over, or the local
+//! log says that it was a process of this machine, which is gone; (3) a head
 //! with the next epoch and the same contents takes its place, from which moment on no older writer can publish; (4) the
 //! store must refuse the same a second time, or it does not keep conditions and is refused; (5) what the head says is
-//! replayed, and the frames of its tail are appended again to a segment of our own.
+//! replayed, and the frames of its tail are appended again to a segment of our own; (6) so are those that only the local
+//! log has (`local_log`), and they are published.
 //!
 //! Claims are no matter of clocks: whoever wants the volume watches the head for the time of the claim by its own clock,
 //! and any change of it is a sign of life. Nor does safety hang on them: only the replacement of the head decides.
@@ -17,9 +19,11 @@ use std::time::Duration;
 use crate::create::next_epoch;
 use crate::disk_cache::volume_dir;
 use crate::error::{RemoteError, StoreError};
+use crate::flush::publish;
 use crate::format::head::{Head, OWNER_LEN_MAX};
 use crate::format::pins::{Pin, is_pin_name};
-use crate::options::StoreOptions;
+use crate::local_log::LocalLog;
+use crate::options::{Durable, StoreOptions};
 use crate::pin::{Lease, find_pin, key_of, take_lease, withdraw};
 use crate::replay::{replay, take_tail};
 use crate::seen;
@@ -109,8 +113,14 @@ fn newest(
 /// Opens for writing.
 pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> Result<Core, RemoteError> {
     let store: Arc<dyn Store> = Arc::new(Retry::new(store, options.host.clone()));
-    let (head, version) = available(&*store, options)?;
+    // Claims that run out would let others take over what only this machine has.
+    let claim = if options.durable == Durable::Local { Duration::ZERO } else { options.claim };
+    let options = &StoreOptions { claim, ..options.clone() };
+    let (head, version, log) = available(&*store, options)?;
     check_seen(&head, options)?;
+    if let Some(log) = &log {
+        log.settle(&head)?;
+    }
     let deadline = options.host.now() + options.bounds.attach_max;
     let mut owner: String = options.owner.clone();
     while owner.len() > OWNER_LEN_MAX {
@@ -127,6 +137,9 @@ pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> R
         next_n: 0,
         ..head
     };
+    if let Some(log) = &log {
+        log.announce(mine.epoch, mine.commit);
+    }
     let old = Cond::Match(version);
     let version = match swap(&*store, &*options.host, &options.bounds, &mine, &old, deadline)? {
         Swapped::Mine(version) => version,
@@ -135,22 +148,59 @@ pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> R
         Swapped::Gone => return Err(why_lost(&mine, None, &*store)),
     };
     check_conditions(&*store, options, &mine, old, deadline)?;
-    let core = Core::new(store, mine, Some(version), options, true)?;
+    let mut core = Core::new(store, mine, Some(version), options, true)?;
     note_seen(&core)?;
     replay(&core, deadline)?;
     take_tail(&core)?;
+    core.log = log;
+    take_log(&mut core)?;
     Ok(core)
 }
 
-/// The head, when nobody has it or whoever has it may be overtaken.
-fn available(store: &dyn Store, options: &StoreOptions) -> Result<(Head, Version), RemoteError> {
+/// Takes what only the local log has into the volume, and begins a new log if one is wanted.
+fn take_log(core: &mut Core) -> Result<(), RemoteError> {
+    let Some(log) = &core.log else { return Ok(()) };
+    if log.replay(core)? {
+        let position = core.state.lock().position();
+        publish(core, position, false)?;
+    }
+    if core.options.durable == Durable::Local {
+        return log.begin(&core.published.lock().head);
+    }
+    log.end();
+    core.log = None;
+    Ok(())
+}
+
+/// The head, when nobody has it or whoever has it may be overtaken, and the local log of the volume.
+fn available(
+    store: &dyn Store,
+    options: &StoreOptions,
+) -> Result<(Head, Version, Option<LocalLog>), RemoteError> {
+    let (first, version) = read(store, HEAD, options.key.as_ref(), options.host.now() + options.bounds.attach_max)?;
+    let log = LocalLog::open(options, &first)?;
+    let is_own = match &log {
+        Some(log) => log.has(&first)?,
+        None => false,
+    };
+    if first.released || options.take_over || is_own {
+        return Ok((first, version, log));
+    }
+    let (head, version) = watch(store, options, first, version)?;
+    let log = if log.as_ref().is_none_or(|log| log.is_of(&head)) { log } else { LocalLog::open(options, &head)? };
+    Ok((head, version, log))
+}
+
+/// Watches a head until its claim has run out.
+fn watch(
+    store: &dyn Store,
+    options: &StoreOptions,
+    first: Head,
+    version: Version,
+) -> Result<(Head, Version), RemoteError> {
     let host = &options.host;
     let look = || read(store, HEAD, options.key.as_ref(), host.now() + options.bounds.attach_max);
-    let (first, version) = look()?;
     let claim = Duration::from_secs(first.claim.into());
-    if first.released || options.take_over {
-        return Ok((first, version));
-    }
     if claim.is_zero() || claim > CLAIM_MAX {
         return Err(RemoteError::Held { owner: first.owner });
     }

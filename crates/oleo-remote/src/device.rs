@@ -1,6 +1,6 @@
 //! The device: an open volume as [`Device`].
 //!
-//! A flush publishes, and takes one request to the store if little was written. A barrier does nothing: the log is an order
+//! A flush publishes, and takes one request to the store if little was written; with a local log it writes that. A barrier does nothing: the log is an order
 //! of its own. After a failure nothing is written any more; reads go on.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use oleo_device::{Device, DeviceError, DeviceStats, Extent, ExtentKind, Limits, 
 
 use crate::attach::{attach_reading, attach_writing};
 use crate::error::RemoteError;
-use crate::flush::publish;
+use crate::flush::{flush, publish};
 use crate::format::pins::Pin;
 use crate::format::{BLOCK_LEN, DEVICE_LEN_MAX, REGION_BLOCKS};
 use crate::keeper::Keeper;
@@ -62,8 +62,15 @@ impl RemoteDevice {
         if !self.core.write {
             return self.end_lease();
         }
+        if let Some(log) = &self.core.log {
+            log.stop();
+        }
         let position = self.core.state.lock().position();
-        publish(&self.core, position, true)
+        publish(&self.core, position, true)?;
+        if let Some(log) = &self.core.log {
+            log.end();
+        }
+        Ok(())
     }
 
     fn end_lease(&self) -> Result<(), RemoteError> {
@@ -198,7 +205,7 @@ impl Device for RemoteDevice {
         }
         add(&self.core.counts.flushes, 1);
         let position = self.core.state.lock().position();
-        publish(&self.core, position, false).map_err(self.failed(Op::Flush, 0, 0))
+        flush(&self.core, position).map_err(self.failed(Op::Flush, 0, 0))
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
@@ -300,6 +307,9 @@ impl Device for RemoteDevice {
                 REPEATED => stats.retries = count,
                 _ => stats.extra.push((name, count)),
             }
+        }
+        if let Some(log) = &self.core.log {
+            stats.extra.extend(log.stats());
         }
         if let Some(disk) = &self.core.disk {
             stats.extra.push(("bytes of the disk cache", disk.bytes()));

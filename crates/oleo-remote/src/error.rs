@@ -94,7 +94,7 @@ pub enum RemoteError {
         epoch: u32,
     },
     /// Another writer has it.
-    #[error("held by {}; if it is gone for good, open it with --take-over", shown(owner))]
+    #[error("held by {}; if it is gone for good, open it with --take-over (mount: -o take_over)", shown(owner))]
     Held {
         /// Who.
         owner: String,
@@ -138,6 +138,20 @@ pub enum RemoteError {
         path: PathBuf,
         /// How.
         source: Arc<io::Error>,
+    },
+    /// The log on the local disk has what the store has not, and cannot be taken into the volume.
+    #[error("what was only on this machine is kept in {}: {what}; open the volume again to go on without it", path.display())]
+    LogKept {
+        /// The log, under its new name.
+        path: PathBuf,
+        /// Why.
+        what: String,
+    },
+    /// Another process of this machine has the log on the local disk.
+    #[error("{} is in use: another process of this machine writes the volume", path.display())]
+    LogBusy {
+        /// The log.
+        path: PathBuf,
     },
     /// The store does not keep the conditions that one writer at a time is built on.
     #[error("the store does not keep conditions ({which}): volumes on it could lose data")]
@@ -266,8 +280,13 @@ impl Classified for RemoteError {
                 Class::refusal(errno::EEXIST)
             }
             RemoteError::BrokenChain { .. } => Class::DAMAGE,
-            RemoteError::Held { .. } | RemoteError::PinNeeded { .. } => Class::refusal(errno::EBUSY),
-            RemoteError::Overtaken { .. } | RemoteError::Replaced { .. } | RemoteError::Stale { .. } => {
+            RemoteError::Held { .. } | RemoteError::PinNeeded { .. } | RemoteError::LogBusy { .. } => {
+                Class::refusal(errno::EBUSY)
+            }
+            RemoteError::Overtaken { .. }
+            | RemoteError::Replaced { .. }
+            | RemoteError::Stale { .. }
+            | RemoteError::LogKept { .. } => {
                 Class { errno: errno::ESTALE, ..Class::DEVICE }
             }
             RemoteError::Key { .. } => Class::refusal(errno::EACCES),
@@ -317,6 +336,8 @@ mod tests {
             Key: RemoteError::Key { what: "x" } => Class::refusal(errno::EACCES),
             Older: RemoteError::Older { seen: (2, 9), found: (1, 3) } => Class::refusal(errno::ESTALE),
             Local: RemoteError::Local { path: "/x".into(), source: Arc::new(io::Error::other("x")) } => Class::DEVICE,
+            LogKept: RemoteError::LogKept { path: "/x".into(), what: text() } => stale,
+            LogBusy: RemoteError::LogBusy { path: "/x".into() } => Class::refusal(errno::EBUSY),
             NoConditions: RemoteError::NoConditions { which: "x" } => Class::refusal(errno::EOPNOTSUPP),
             Stale: RemoteError::Stale { what: text() } => stale,
             Stalled: RemoteError::Stalled { after: Duration::ZERO } => Class::DEVICE,

@@ -3,16 +3,20 @@
 //! One thread does that, and others who want it wait for the lock and find it done. Any failure ends writing.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use oleo_lock::{MutexGuard, rank};
 
 use crate::checkpoint::{checkpoint, checkpoint_if_due};
 use crate::error::RemoteError;
 use crate::format::head::Head;
+use crate::local_log::LocalLog;
 use crate::publish::{How, publish_now};
 use crate::seen::{NOTE_EVERY, note};
 use crate::shared::{Core, Published};
 
+/// How long one attempt to publish behind the local log may take.
+const BEHIND_TRY: Duration = Duration::from_secs(30);
 /// Most heads that were given up and may still come to be there: a day of attempts.
 const GIVEN_UP_MAX: usize = 4096;
 
@@ -48,9 +52,41 @@ pub(crate) fn renew_claim(core: &Core) {
     }
 }
 
+/// Publishes what is confirmed by the local log, if the store answers. That it does not ends nothing: the log has it, and memory
+/// and log have bounds.
+pub(crate) fn publish_behind(core: &Core) {
+    let Some(want) = core.log.as_ref().and_then(LocalLog::waiting) else { return };
+    // Whoever has the lock publishes.
+    let Some(mut published) = core.published.try_lock() else { return };
+    if core.latch.get().is_some() || published.head.position >= want || published.given_up.len() >= GIVEN_UP_MAX {
+        return;
+    }
+    let how = How { may_give_up: true, ..How::default() };
+    let done = publish_now(core, &mut published, how, core.deadline(BEHIND_TRY.min(core.options.bounds.flush_max)));
+    match done {
+        Ok(()) => {
+            note_seen(core, &published.head, false);
+            let _ended = checkpoint_if_due(core, &mut published).inspect_err(|e| core.close_latch(e));
+        }
+        Err(RemoteError::Store { .. }) => {}
+        Err(e) => core.close_latch(&e),
+    }
+}
+
 fn lock(core: &Core) -> Result<MutexGuard<'_, rank::RemotePublish, Published>, RemoteError> {
     let wait = core.options.bounds.flush_max * 2;
     core.published.try_lock_for(wait).ok_or(RemoteError::Stalled { after: wait })
+}
+
+/// Makes everything up to `want` durable: in the local log if there is one, else in the store.
+pub(crate) fn flush(core: &Core, want: u64) -> Result<(), RemoteError> {
+    if let Some(log) = &core.log {
+        core.check_latch()?;
+        if log.confirm(core, want) {
+            return Ok(());
+        }
+    }
+    publish(core, want, false)
 }
 
 /// Publishes everything up to `want`, and says with `release` that this writer is done.

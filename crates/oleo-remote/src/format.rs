@@ -7,6 +7,7 @@
 //! - [`head`]: the one object that changes.
 //! - [`segment`]: frames, their directory, and the footer.
 //! - `packing`: payloads and pages, compressed and sealed.
+//! - [`log`]: the log on the local disk.
 //! - [`key`]: the key of a volume, sealed with those of whoever may open it.
 //! - [`map`]: where the blocks of the device are, in pages.
 //! - [`pins`]: which heads are to be kept.
@@ -21,6 +22,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub mod head;
 pub mod key;
+pub mod log;
 pub mod map;
 pub(crate) mod packing;
 pub mod pins;

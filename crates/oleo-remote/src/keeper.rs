@@ -1,6 +1,6 @@
 //! The one thread of an open volume: it does what has to be done although nobody asks for it at the moment.
 //!
-//! For a writer: (1) the claim is renewed while something waits to be published, and given back after a time without
+//! For a writer: (0) what only the local log has is published, every second; (1) the claim is renewed while something waits to be published, and given back after a time without
 //! ([`renew_claim`]); (2) what is dead is deleted after its time of grace, and orphans once a day; (3) when nothing was written
 //! for a while, a checkpoint gives what died its graves, and segments of which little lives are emptied, slowly. For a
 //! reader: a lease is taken when it has been open for some time, and renewed.
@@ -17,13 +17,15 @@ use std::time::Duration;
 
 use crate::collect::{Wanted, delete_dead, remove_orphans, repack};
 use crate::error::RemoteError;
-use crate::flush::{checkpoint_now, publish, renew_claim};
+use crate::flush::{checkpoint_now, publish, publish_behind, renew_claim};
 use crate::pin::{LEASE_SECONDS, Lease, renew_lease, take_lease};
 use crate::shared::Core;
 
 /// The longest and the shortest time between two looks.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 const LOOK_MIN: Duration = Duration::from_millis(50);
+/// How often what only the local log has is published.
+const BEHIND_EVERY: Duration = Duration::from_secs(1);
 /// How often what is dead is deleted.
 const DELETE_EVERY: Duration = Duration::from_secs(300);
 /// How often orphans are looked for, and how old they are then.
@@ -65,6 +67,7 @@ impl Drop for Keeper {
 
 fn keep(core: &Core, stopped: &Receiver<()>) {
     let look = match core.options.claim {
+        _ if core.log.is_some() => BEHIND_EVERY,
         Duration::ZERO => LOOK_MAX,
         claim => (claim / 8).clamp(LOOK_MIN, LOOK_MAX),
     };
@@ -93,7 +96,10 @@ enum Duty {
 
 fn perform(core: &Core, duty: Duty) -> Result<(), RemoteError> {
     match duty {
-        Duty::Claim => renew_claim(core),
+        Duty::Claim => {
+            publish_behind(core);
+            renew_claim(core);
+        }
         // A read of our own that is under way may still want it.
         Duty::Delete => _ = delete_dead(core, core.options.grace.max(core.options.bounds.read_max))?,
         Duty::Orphans => _ = remove_orphans(core, ORPHANS_EVERY)?,

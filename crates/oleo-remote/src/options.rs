@@ -54,10 +54,25 @@ pub struct StoreOptions {
     pub compress: bool,
     /// Where parts of objects are kept on the local disk.
     pub cache: Option<CacheOptions>,
+    /// Where a flush makes what was written durable before it returns.
+    pub durable: Durable,
+    /// How long the log on the local disk may be that [`Durable::Local`] has, bytes; at least 1 MiB.
+    pub log_bytes_max: u64,
     /// Open a volume although it is older than it was when it was last seen; see [`RemoteError::Older`](crate::RemoteError).
     pub accept_older: bool,
     /// Sizes and times.
     pub bounds: Bounds,
+}
+
+/// Where a flush makes what was written durable.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Durable {
+    /// In the store.
+    #[default]
+    Remote,
+    /// In a log beside the cache on the local disk; the store has it about a second later. It survives a crash of this machine,
+    /// and is lost if another one takes over before. Claims do not run out then: nobody takes over without a word.
+    Local,
 }
 
 /// A cache on the local disk.
@@ -87,6 +102,8 @@ impl Default for StoreOptions {
             key: None,
             compress: false,
             cache: None,
+            durable: Durable::Remote,
+            log_bytes_max: LOG_BYTES,
             accept_older: false,
             bounds: Bounds::default(),
         }
@@ -143,6 +160,8 @@ impl StoreOptions {
             "compress" => self.compress = given.flag()?,
             "cache" => self.cache_mut().dir = given.text("a directory")?.into(),
             "cache-bytes" => self.cache_mut().bytes_max = given.bytes()?,
+            "durable" => self.durable = given.durable()?,
+            "log-bytes" => self.log_bytes_max = given.bytes()?,
             "accept-older" => self.accept_older = given.flag()?,
             "region" => self.region = Some(given.text("a name")?),
             "profile" => self.profile = Some(given.text("a name")?),
@@ -174,6 +193,8 @@ impl StoreOptions {
 
 /// How much of the local disk a volume's cache takes if nothing is said, bytes.
 const CACHE_BYTES: u64 = 10 << 30;
+/// How long the log on the local disk may be if nothing is said, bytes.
+const LOG_BYTES: u64 = 1 << 30;
 /// Most that may go into a head, bytes.
 const INLINE_MAX: u32 = 512 << 10;
 
@@ -207,6 +228,14 @@ impl Given<'_> {
     fn text(&self, want: &'static str) -> Result<String, OptionError> {
         let text = self.value.filter(|text| !text.is_empty());
         text.map(str::to_owned).ok_or_else(|| self.wrong(want))
+    }
+
+    fn durable(&self) -> Result<Durable, OptionError> {
+        match self.value {
+            Some("remote") => Ok(Durable::Remote),
+            Some("local") => Ok(Durable::Local),
+            _ => Err(self.wrong("remote or local")),
+        }
     }
 
     fn seconds(&self) -> Result<Duration, OptionError> {
@@ -302,7 +331,9 @@ mod tests {
         options.set("AWS_REGION=b").expect("set");
         assert_eq!(options.setting("AWS_REGION"), Some("b"));
         assert_eq!(options.setting("AWS_PROFILE"), None);
-        for word in ["", "claim", "claim=-1", "claim=x", "takeover", "segment=1G", "dirty=1X", "region=", "AWS_REGION"]
+        options.set("durable=local").expect("set");
+        assert_eq!(options.durable, Durable::Local);
+        for word in ["", "durable", "durable=disk", "log-bytes=much", "claim", "claim=-1", "claim=x", "takeover", "segment=1G", "dirty=1X", "region=", "AWS_REGION"]
         {
             assert!(options.set(word).is_err(), "{word}");
         }

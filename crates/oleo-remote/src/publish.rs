@@ -43,6 +43,11 @@ pub(crate) fn publish_now(
     how: How,
     deadline: Deadline,
 ) -> Result<(), RemoteError> {
+    let commit = core.options.host.random();
+    if let Some(log) = &core.log {
+        // Before anything is gathered: see there.
+        log.announce(core.epoch, commit);
+    }
     let (sealed, gathered) = {
         let mut state = core.state.lock();
         let sealed = match state.open_len() > core.options.bounds.inline_max.into() {
@@ -57,7 +62,7 @@ pub(crate) fn publish_now(
     let position = gathered.position;
     store_segments(core, position, deadline)?;
     loop {
-        let head = head_of(core, &published.head, &gathered, how);
+        let head = head_of(core, &published.head, &gathered, how, commit);
         add(&core.counts.head_puts, 1);
         let cond = published.version.clone().map_or(Cond::Absent, Cond::Match);
         let swapped = swap(&*core.store, &*core.options.host, &core.options.bounds, &head, &cond, deadline);
@@ -71,6 +76,10 @@ pub(crate) fn publish_now(
                 state.published(head.sequence, position);
                 if let Some(checkpoint) = how.checkpoint {
                     state.checkpointed(checkpoint.root, checkpoint.position, now);
+                }
+                drop(state);
+                if let Some(log) = &core.log {
+                    log.published(core, &head);
                 }
                 *published = Published::new(head, Some(version), now);
                 return Ok(());
@@ -104,14 +113,14 @@ fn store_segments(core: &Core, position: u64, deadline: Deadline) -> Result<(), 
 }
 
 /// The head after another, with what was gathered.
-fn head_of(core: &Core, before: &Head, gathered: &Gathered, how: How) -> Head {
+fn head_of(core: &Core, before: &Head, gathered: &Gathered, how: How, commit: [u8; 16]) -> Head {
     let mut tail = Vec::with_capacity(gathered.tail.iter().map(|piece| piece.len()).sum());
     gathered.tail.iter().for_each(|piece| tail.extend_from_slice(piece));
     Head {
         epoch: core.epoch,
         released: how.release,
         sequence: before.sequence + 1,
-        commit: core.options.host.random(),
+        commit,
         predecessor: before.commit,
         device_len: gathered.device_len,
         next_n: gathered.next_n,

@@ -9,10 +9,11 @@ use crate::append::frame;
 use crate::error::RemoteError;
 use crate::fetch::{PageTicket, Part, begin, begin_page, checked, page};
 use crate::format::map::{INDEX_REGIONS, Root, Row, TABLE_ROWS, parse_graves, parse_index, parse_table};
-use crate::format::segment::{Bound, Change, parse_directory, parse_tail};
+use crate::format::segment::{Bound, Change, Frame, parse_directory, parse_tail};
 use crate::format::{ObjectRef, SegmentRef};
 use crate::origins::{shifted, shifted_ref};
 use crate::shared::Core;
+use crate::state::NewFrame;
 use crate::store::{Deadline, Ticket};
 
 /// How many parts are read together, of at most half a MiB.
@@ -60,17 +61,22 @@ pub(crate) fn take_tail(core: &Core) -> Result<(), RemoteError> {
     let bound = Bound { uuid: core.source.uuid, id: head.tail_id };
     let mut state = core.state.lock();
     for old in parse_tail(&head.tail, &bound, head.position)? {
-        let blocks = core.coder.unpack(&old, &bound)?;
-        let change = match old.entry.change {
-            Change::Data { first, blocks: count, moved, .. } => {
-                Change::Data { first, blocks: count, stored: blocks.len() as u32, moved }
-            }
-            other @ (Change::Zeros { .. } | Change::Len { .. }) => other,
-        };
-        state.append(frame(core, change, &[&blocks]))?;
+        state.append(again(core, &old, &bound)?)?;
     }
     state.set_device_len(head.device_len);
     Ok(())
+}
+
+/// A frame that is appended again, in another place.
+pub(crate) fn again(core: &Core, old: &Frame<'_>, bound: &Bound) -> Result<NewFrame, RemoteError> {
+    let blocks = core.coder.unpack(old, bound)?;
+    let change = match old.entry.change {
+        Change::Data { first, blocks: count, moved, .. } => {
+            Change::Data { first, blocks: count, stored: blocks.len() as u32, moved }
+        }
+        other @ (Change::Zeros { .. } | Change::Len { .. }) => other,
+    };
+    Ok(frame(core, change, &[&blocks]))
 }
 
 fn directory_of(segment: &SegmentRef) -> Part {

@@ -14,6 +14,7 @@ use crate::format::head::Head;
 use crate::format::packing::Coder;
 use crate::format::pins::Pin;
 use crate::format::segment::Bound;
+use crate::local_log::LocalLog;
 use crate::options::StoreOptions;
 use crate::origins::{OriginStore, Source, open_origins};
 use crate::state::State;
@@ -62,6 +63,8 @@ pub(crate) struct Core {
     pub(crate) cache: Cache,
     /// Frames and pages on the local disk.
     pub(crate) disk: Option<DiskCache>,
+    /// What is durable on the local disk before it is in the store.
+    pub(crate) log: Option<LocalLog>,
     /// When a head was last noted beside the disk cache, milliseconds of the host's clock.
     pub(crate) noted: AtomicU64,
     pub(crate) counts: Counts,
@@ -117,6 +120,7 @@ impl Core {
             latch: OnceLock::new(),
             cache: Cache::new(options.bounds.cache_bytes_max),
             disk: disk.transpose()?,
+            log: None,
             noted: 0.into(),
             counts: Counts::default(),
             options: options.clone(),

@@ -308,6 +308,18 @@ impl State {
         Ok(Some(sealed))
     }
 
+    /// The frames from a position to before another that are not published, with their segments and positions.
+    pub(crate) fn frames(&self, from: u64, to: u64) -> Vec<(ObjectId, u64, Arc<Vec<u8>>)> {
+        let sealed = self.under_way.sealed().map(|sealed| (sealed.known.id, sealed.first_position(), sealed.frames()));
+        let open = self.open.iter().map(|open| (open.id, open.first_position(), open.pieces()));
+        let mut out = Vec::new();
+        for (id, first, pieces) in sealed.chain(open) {
+            let of = pieces.iter().zip(first..).filter(|(_, position)| (from..to).contains(position));
+            out.extend(of.map(|(piece, position)| (id, position, piece.clone())));
+        }
+        out
+    }
+
     /// Everything that is appended, for a head. The tail is what is in the open segment; of the sealed ones those are listed
     /// that have something behind `from`, the position of the checkpoint.
     pub(crate) fn gather(&self, from: u64) -> Gathered {

@@ -5,13 +5,14 @@ use std::time::Duration;
 use crate::collect::{Deleted, Orphans, Wanted, delete_dead, remove_orphans, repack};
 use crate::device::RemoteDevice;
 use crate::error::RemoteError;
-use crate::flush::{checkpoint_now, publish, renew_claim};
+use crate::flush::{checkpoint_now, publish, publish_behind, renew_claim};
 use crate::format::ObjectId;
 
 impl RemoteDevice {
-    /// Does what the claim of this writer needs now, if anything; for whoever has no keeper.
+    /// Publishes what only the local log has, and does what the claim of this writer needs now, if anything; for whoever has no keeper.
     pub fn renew(&self) {
         if self.core.write {
+            publish_behind(&self.core);
             renew_claim(&self.core);
         }
     }

@@ -22,6 +22,17 @@ impl Sealed {
         Body::of(self.pieces.clone())
     }
 
+    /// The position of its first frame.
+    pub(crate) fn first_position(&self) -> u64 {
+        self.after - self.entries.len() as u64
+    }
+
+    /// Its frames, one after the other.
+    pub(crate) fn frames(&self) -> &[Arc<Vec<u8>>] {
+        // Behind them is the directory.
+        &self.pieces[..self.entries.len()]
+    }
+
     /// Its directory.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries

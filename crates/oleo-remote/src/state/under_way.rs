@@ -52,6 +52,11 @@ impl UnderWay {
         self.0.retain(|stored| stored.sealed.after > position);
     }
 
+    /// Segments in their order.
+    pub(crate) fn sealed(&self) -> impl Iterator<Item = &Sealed> {
+        self.0.iter().map(|stored| &*stored.sealed)
+    }
+
     /// All segments.
     pub(crate) fn ids(&self) -> impl Iterator<Item = ObjectId> + '_ {
         self.0.iter().map(|stored| stored.sealed.known.id)

@@ -5,6 +5,7 @@
 //! Every run follows from its seed. `OLEO_REMOTE_SEEDS=0..1000000 cargo test --release -p oleo-remote --test sim` runs more.
 
 mod adapter;
+mod local;
 mod sessions;
 
 use std::collections::{BTreeMap, BTreeSet};
