@@ -79,7 +79,7 @@ pub(crate) fn checkpoint(core: &Core, published: &mut Published, release: bool) 
     writer.write_graves()?;
     let root = writer.write_root()?;
     let horizon = core.state.lock().graves.horizon();
-    let how = How { release, checkpoint: Some(Checkpoint { root, position, horizon }), may_give_up: false };
+    let how = How { release, checkpoint: Some(Checkpoint { root, position, horizon }), ..How::default() };
     publish_now(core, published, how, deadline)?;
     add(&core.counts.checkpoints, 1);
     core.state.lock().regions.evict(core.options.bounds.map_bytes_max);
@@ -122,11 +122,17 @@ impl Writer<'_> {
                     continue;
                 }
             };
-            let bytes = &mut self.bytes;
+            let mut page = Vec::new();
             state.stage(region, |runs| {
-                append_page(core, bytes, id, |bytes| encode_region(bytes, region, position, runs.all()))
+                encode_region(&mut page, region, position, runs.all());
+                ObjectRef { id, off: 0, len: 0, xxh: 0 }
             })?;
             drop(state);
+            if !page.is_empty() {
+                // Sealing and summing take their time.
+                let at = place_page(core, &mut self.bytes, id, page);
+                core.state.lock().regions.restage(region, at);
+            }
             loads = 0;
             self.regions.push(region);
             changed.insert(region);
@@ -265,12 +271,15 @@ impl Writer<'_> {
 
 /// Appends a page, and says where it is.
 fn append_page(core: &Core, bytes: &mut Vec<u8>, id: ObjectId, encode: impl FnOnce(&mut Vec<u8>)) -> ObjectRef {
+    let mut page = Vec::new();
+    encode(&mut page);
+    place_page(core, bytes, id, page)
+}
+
+/// The same for a page that is made.
+fn place_page(core: &Core, bytes: &mut Vec<u8>, id: ObjectId, page: Vec<u8>) -> ObjectRef {
     let off = bytes.len();
-    encode(bytes);
-    if core.coder.key().is_some() {
-        let page = bytes.split_off(off);
-        bytes.extend(core.coder.pack_page(page, id, off as u32, || nonce(&*core.options.host)));
-    }
+    bytes.extend(core.coder.pack_page(page, id, off as u32, || nonce(&*core.options.host)));
     let page = &bytes[off..];
     ObjectRef { id, off: off as u32, len: page.len() as u32, xxh: xxh64(page) }
 }

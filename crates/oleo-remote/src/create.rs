@@ -61,6 +61,17 @@ pub fn create(store: Arc<dyn Store>, len: u64, force: bool, options: &StoreOptio
     }
 }
 
+/// Refuses a place where a volume is, before anything is stored there.
+pub(crate) fn check_free(store: &Arc<dyn Store>, options: &StoreOptions) -> Result<(), RemoteError> {
+    let store = Retry::new(store.clone(), options.host.clone());
+    match find(&store, HEAD, None, options.host.now() + options.bounds.attach_max)? {
+        Found::Nothing => Ok(()),
+        Found::Head(..) | Found::Closed(..) | Found::Damaged(..) => {
+            Err(RemoteError::Exists { prefix: store.describe() })
+        }
+    }
+}
+
 /// An epoch that no object's name has.
 pub(crate) fn unused_epoch(store: &dyn Store, deadline: Deadline) -> Result<u32, RemoteError> {
     let mut highest = None;

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use oleo_device::{Device, DeviceError, DeviceStats, Extent, ExtentKind, Limits, Op, ReadReq, WriteReq, Zeroing};
 
+use crate::disk_cache::DiskCache;
 use crate::attach::{attach_reading, attach_writing};
 use crate::error::RemoteError;
 use crate::flush::{flush, publish};
@@ -311,9 +312,9 @@ impl Device for RemoteDevice {
         if let Some(log) = &self.core.log {
             stats.extra.extend(log.stats());
         }
-        if let Some(disk) = &self.core.disk {
-            stats.extra.push(("bytes of the disk cache", disk.bytes()));
-            stats.extra.push(("failures of the disk cache", disk.failures()));
+        if self.core.disk.is_some() {
+            stats.extra.push(("bytes of the disk cache", self.core.disks().map(DiskCache::bytes).sum()));
+            stats.extra.push(("failures of the disk cache", self.core.disks().map(DiskCache::failures).sum()));
         }
         Some(stats)
     }

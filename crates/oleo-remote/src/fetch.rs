@@ -86,7 +86,7 @@ pub(crate) struct PageTicket {
 
 /// Begins to read the page that a reference is to, from the disk if that has it.
 pub(crate) fn begin_page(core: &Core, at: ObjectRef, deadline: Deadline) -> PageTicket {
-    let on_disk = core.disk.as_ref().and_then(|disk| disk.read(at.id, at.off, at.len as usize));
+    let on_disk = core.disk_of(at.id).and_then(|(disk, id)| disk.read(id, at.off, at.len as usize));
     match on_disk.filter(|bytes| xxh64(bytes) == at.xxh) {
         Some(body) => {
             add(&core.counts.disk_hits, 1);
@@ -110,8 +110,8 @@ pub(crate) fn page<T>(
         if have != at.xxh {
             return Err(Corruption::new("map page", "checksum in its reference", have, at.xxh).within(at.id));
         }
-        if let Some(disk) = core.disk.as_ref().filter(|_| keep) {
-            disk.write(at.id, at.off, bytes);
+        if let Some((disk, id)) = core.disk_of(at.id).filter(|_| keep) {
+            disk.write(id, at.off, bytes);
         }
         let page = core.coder.unpack_page(bytes, core.bound(at.id).uuid, at.id, at.off)?;
         parse(&page).map_err(|e| e.within(at.id))

@@ -30,7 +30,7 @@ pub(crate) fn checkpoint_now(core: &Core) -> Result<(), RemoteError> {
     done.and_then(|()| checkpoint(core, &mut published, release)).inspect_err(|e| core.close_latch(e))
 }
 
-/// What a claim needs now: while something is not published, a new head three times in its time; when there was nothing for
+/// What a claim needs now: while something is not published, a new head three times in its time, with all that is stored; when there was nothing for
 /// all of it, one that says so. That the store does not answer ends nothing here: safety does not hang on claims.
 pub(crate) fn renew_claim(core: &Core) {
     let claim = core.options.claim;
@@ -45,8 +45,9 @@ pub(crate) fn renew_claim(core: &Core) {
     if !due {
         return;
     }
-    let how = How { release: is_clean, may_give_up: true, ..How::default() };
-    match publish_now(core, &mut published, how, core.deadline(claim / 3)) {
+    let how = How { release: is_clean, may_give_up: true, no_wait: true, ..How::default() };
+    // Others who want to publish wait for the lock.
+    match publish_now(core, &mut published, how, core.deadline((claim / 3).min(core.options.bounds.publish_try))) {
         Ok(()) | Err(RemoteError::Store { .. }) => {}
         Err(e) => core.close_latch(&e),
     }

@@ -1,10 +1,11 @@
 //! From the name of a volume to its device.
 
-use crate::create::create;
+use crate::create::{check_free, create};
 use crate::device::RemoteDevice;
 use crate::error::RemoteError;
 use crate::open_store::open_store;
 use crate::options::StoreOptions;
+use crate::probe::{ProbeOptions, probe};
 use crate::url::Url;
 
 /// Opens the volume of a name: a pin, or the newest head, for reading; or the newest head for writing.
@@ -20,15 +21,22 @@ pub fn open_at(url: &Url, write: bool, options: &StoreOptions) -> Result<RemoteD
     }
 }
 
-/// Makes a volume of `len` bytes, all zeros, under a name, and opens it for writing. With `force` in the place of another.
+/// Makes a volume of `len` bytes, all zeros, under a name, and opens it for writing. With `force` in the place of another. The
+/// store is probed before, if that is wanted.
 ///
 /// # Errors
-/// There is one already, or the store fails.
+/// There is one already, or the store fails or does not keep conditions.
 pub fn create_at(url: &Url, len: u64, force: bool, options: &StoreOptions) -> Result<RemoteDevice, RemoteError> {
     if url.pin.is_some() {
         return Err(is_pin(url));
     }
     let store = open_store(url, options)?;
+    if !force {
+        check_free(&store, options)?;
+    }
+    if options.probe {
+        probe(&store, options, ProbeOptions::SHORT)?.accepted()?;
+    }
     create(store.clone(), len, force, options)?;
     RemoteDevice::open_writable(store, options)
 }

@@ -50,6 +50,8 @@ pub struct StoreOptions {
     /// What opens a volume that is sealed (encrypted). A volume that is made with it is sealed; one that is not sealed is
     /// refused with it.
     pub key: Option<KeySource>,
+    /// Whether the store of a volume that is made is probed first, in a short way, and refused if it does not keep conditions.
+    pub probe: bool,
     /// Whether a volume that is made compresses what is written, with zstd.
     pub compress: bool,
     /// Where parts of objects are kept on the local disk.
@@ -100,6 +102,7 @@ impl Default for StoreOptions {
             profile: None,
             proxy: None,
             key: None,
+            probe: true,
             compress: false,
             cache: None,
             durable: Durable::Remote,
@@ -157,6 +160,7 @@ impl StoreOptions {
             "passphrase-file" => {
                 self.key = Some(given.key(KeySource::passphrase_file, "a file with a passphrase in its first line")?);
             }
+            "probe" => self.probe = given.flag()?,
             "compress" => self.compress = given.flag()?,
             "cache" => self.cache_mut().dir = given.text("a directory")?.into(),
             "cache-bytes" => self.cache_mut().bytes_max = given.bytes()?,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::disk_cache::DiskCache;
 use crate::error::RemoteError;
 use crate::format::head::Origin;
 use crate::format::{ObjectId, ObjectRef};
@@ -14,6 +15,8 @@ use crate::url::Url;
 pub(crate) struct OriginStore {
     pub(crate) uuid: [u8; 16],
     pub(crate) store: Arc<dyn Store>,
+    /// What is on the local disk of it, which its other branches share.
+    pub(crate) disk: Option<DiskCache>,
 }
 
 /// Whose head a volume is opened from: its own, or when it is made that of its parent.
@@ -29,7 +32,8 @@ pub(crate) fn open_origins(origins: &[Origin], options: &StoreOptions) -> Result
     let open = |origin: &Origin| {
         let url = Url::parse(&origin.prefix)?;
         let store = Retry::new(open_store(&url, options)?, options.host.clone());
-        Ok(OriginStore { uuid: origin.uuid, store: Arc::new(store) })
+        let disk = options.cache.as_ref().map(|cache| DiskCache::open(&cache.dir, origin.uuid, cache.bytes_max));
+        Ok(OriginStore { uuid: origin.uuid, store: Arc::new(store), disk: disk.transpose()? })
     };
     origins.iter().map(open).collect()
 }

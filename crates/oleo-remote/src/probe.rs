@@ -14,21 +14,26 @@ use crate::store::{Answer, Body, Cond, Deadline, Op, Retry, Store, StoreTime, Ve
 
 /// Bytes of an object that is put in the place of another.
 const HEAD_LEN: usize = 4096;
-/// How many of those are put for the rate.
-const RATE_COUNT: u32 = 10;
-/// Rounds of a race: one may be won by luck.
-const ROUNDS: u32 = 3;
 
 /// How thoroughly a store is probed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProbeOptions {
     /// How many race for one object; at least 2.
     pub racers: usize,
+    /// How many races there are: one may be won by luck.
+    pub rounds: u32,
+    /// How often an object is replaced to find out how fast that is.
+    pub replaces: u32,
+}
+
+impl ProbeOptions {
+    /// What making a volume waits for.
+    pub const SHORT: ProbeOptions = ProbeOptions { racers: 8, rounds: 1, replaces: 0 };
 }
 
 impl Default for ProbeOptions {
     fn default() -> Self {
-        ProbeOptions { racers: 32 }
+        ProbeOptions { racers: 32, rounds: 3, replaces: 10 }
     }
 }
 
@@ -81,8 +86,8 @@ pub fn probe(store: &Arc<dyn Store>, options: &StoreOptions, how: ProbeOptions) 
         deadline: host.now() + options.bounds.attach_max,
         report: ProbeReport::default(),
     };
-    let done = prober.all(how.racers.max(2));
-    prober.clean_up();
+    let done = prober.all(how);
+    prober.clean_up(how.rounds);
     done?;
     Ok(prober.report)
 }
@@ -133,13 +138,13 @@ impl Prober<'_> {
         gone.map(|_| ()).map_err(|e| RemoteError::store("delete", key, e))
     }
 
-    fn all(&mut self, racers: usize) -> Result<(), RemoteError> {
+    fn all(&mut self, how: ProbeOptions) -> Result<(), RemoteError> {
         self.conditions()?;
         self.reading()?;
-        for round in 0..ROUNDS {
-            self.race(&format!("race-{round}"), racers)?;
+        for round in 0..how.rounds {
+            self.race(&format!("race-{round}"), how.racers.max(2))?;
         }
-        self.rate()?;
+        self.rate(how.replaces)?;
         self.report.clock = self.store.now();
         Ok(())
     }
@@ -252,9 +257,9 @@ impl Prober<'_> {
     }
 
     /// How fast one object is replaced again and again, as flushes do.
-    fn rate(&mut self) -> Result<(), RemoteError> {
+    fn rate(&mut self, count: u32) -> Result<(), RemoteError> {
         let mut cond = Cond::Absent;
-        for _ in 0..RATE_COUNT {
+        for _ in 0..count {
             let (body, begun) = (self.body(), self.host.now());
             let Some(version) = self.put("rate", &body, cond)? else {
                 self.fails("an object was not replaced although the condition held");
@@ -266,8 +271,8 @@ impl Prober<'_> {
         Ok(())
     }
 
-    fn clean_up(&self) {
-        let races = (0..ROUNDS).map(|round| format!("race-{round}"));
+    fn clean_up(&self, rounds: u32) {
+        let races = (0..rounds).map(|round| format!("race-{round}"));
         for name in ["one", "part", "rate"].map(String::from).into_iter().chain(races) {
             // What stays is a few KiB under a name of its own.
             let _gone = self.delete(&name);

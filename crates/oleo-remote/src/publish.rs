@@ -34,6 +34,8 @@ pub(crate) struct How {
     pub(crate) checkpoint: Option<Checkpoint>,
     /// Whether writing goes on if the store does not answer: the head may come to be there later.
     pub(crate) may_give_up: bool,
+    /// Whether no segment is waited for: then what is published is published once more, to show that the writer lives.
+    pub(crate) no_wait: bool,
 }
 
 /// Publishes everything that is appended, and a new root if there is one.
@@ -50,6 +52,11 @@ pub(crate) fn publish_now(
     }
     let (sealed, gathered) = {
         let mut state = core.state.lock();
+        let waits = state.open_len() > core.options.bounds.inline_max.into() || state.under_way.is_busy();
+        if how.no_wait && waits {
+            drop(state);
+            return publish_again(core, published, commit, deadline);
+        }
         let sealed = match state.open_len() > core.options.bounds.inline_max.into() {
             true => state.seal()?,
             false => None,
@@ -94,6 +101,34 @@ pub(crate) fn publish_now(
             Swapped::Gone => return Err(why_lost(&head, None, &*core.store)),
         }
     }
+}
+
+/// Publishes what is published, as a sign of life. Where the store does not answer it is given up.
+fn publish_again(
+    core: &Core,
+    published: &mut Published,
+    commit: [u8; 16],
+    deadline: Deadline,
+) -> Result<(), RemoteError> {
+    let before = &published.head;
+    let head =
+        Head { sequence: before.sequence + 1, commit, predecessor: before.commit, released: false, ..before.clone() };
+    add(&core.counts.head_puts, 1);
+    let cond = published.version.clone().map_or(Cond::Absent, Cond::Match);
+    let swapped = swap(&*core.store, &*core.options.host, &core.options.bounds, &head, &cond, deadline);
+    if swapped.is_err() {
+        published.given_up.push(head.commit);
+    }
+    let (now, version) = match swapped? {
+        Swapped::Mine(version) => (head, version),
+        // One that was given up has arrived after all; that is a sign of life, too.
+        Swapped::Other(found, version) if published.given_up.contains(&found.commit) => (*found, version),
+        Swapped::Other(found, _) => return Err(why_lost(&head, Some(&found), &*core.store)),
+        Swapped::Gone => return Err(why_lost(&head, None, &*core.store)),
+    };
+    core.state.lock().published(now.sequence, now.position);
+    *published = Published::new(now, Some(version), core.options.host.now());
+    Ok(())
 }
 
 /// Waits until all segments up to a position are stored.

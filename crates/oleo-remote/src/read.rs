@@ -210,8 +210,8 @@ fn fetch_all(core: &Core, reads: &mut [Reading<'_>], frames: Vec<Frame>, deadlin
                     let from = (u64::from(frame.off) - group.part.off) as usize;
                     let bytes = &whole[from..from + frame.stored as usize + FRAME_HEADER_LEN];
                     let payload = check(core, &frame, bytes);
-                    if let (Ok(_), Some(disk)) = (&payload, &core.disk) {
-                        disk.write(frame.id, frame.off, bytes);
+                    if let (Ok(_), Some((disk, id))) = (&payload, core.disk_of(frame.id)) {
+                        disk.write(id, frame.off, bytes);
                     }
                     payload.or_else(|_| fetch_one(core, &frame, deadline))
                 }
@@ -225,9 +225,9 @@ fn fetch_all(core: &Core, reads: &mut [Reading<'_>], frames: Vec<Frame>, deadlin
 
 /// Hands out a frame that the disk has; false: it has not, or what it has is damaged.
 fn on_disk(core: &Core, reads: &mut [Reading<'_>], frame: &Frame) -> bool {
-    let Some(disk) = &core.disk else { return false };
+    let Some((disk, id)) = core.disk_of(frame.id) else { return false };
     let len = frame.stored as usize + FRAME_HEADER_LEN;
-    let Some(payload) = disk.read(frame.id, frame.off, len).and_then(|bytes| check(core, frame, &bytes).ok()) else {
+    let Some(payload) = disk.read(id, frame.off, len).and_then(|bytes| check(core, frame, &bytes).ok()) else {
         return false;
     };
     add(&core.counts.disk_hits, 1);

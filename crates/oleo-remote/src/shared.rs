@@ -136,6 +136,20 @@ impl Core {
         }
     }
 
+    /// Where parts of an object are kept on the local disk, and by which name: that of the volume that made it.
+    pub(crate) fn disk_of(&self, id: ObjectId) -> Option<(&DiskCache, ObjectId)> {
+        let disk = match id.origin {
+            0 => self.disk.as_ref(),
+            n => self.origins.get(usize::from(n) - 1).and_then(|origin| origin.disk.as_ref()),
+        };
+        disk.map(|disk| (disk, ObjectId { origin: 0, ..id }))
+    }
+
+    /// All of those.
+    pub(crate) fn disks(&self) -> impl Iterator<Item = &DiskCache> {
+        self.disk.iter().chain(self.origins.iter().filter_map(|origin| origin.disk.as_ref()))
+    }
+
     /// What is sealed or summed in an object is bound to it, and to the volume that made it.
     pub(crate) fn bound(&self, id: ObjectId) -> Bound {
         Bound { uuid: self.owner_of(id).map_or(self.uuid, |(_, uuid)| uuid), id }

@@ -3,6 +3,8 @@
 //!
 //! - `commands`: a session of commands; names and options; who holds a volume; exports and copies of one.
 //! - `tools`: encryption, and the commands that verify, probe and measure.
+//! - `local`: mounts with a log on the local disk.
+//! - `mirror`: raid1 over two stores, and a store and a disk.
 //! - `streams`: snapshots that are kept as streams.
 //! - `mounted`: mounts, and what is left when they are killed, or the connection goes.
 //!
@@ -13,6 +15,8 @@ mod common;
 mod harness;
 
 mod commands;
+mod local;
+mod mirror;
 mod mounted;
 mod streams;
 mod tools;

@@ -11,7 +11,7 @@ use crate::common::{confirm, must_hold};
 use crate::harness::{Store, source};
 
 /// Whether mounts are possible here.
-fn can_mount() -> bool {
+pub fn can_mount() -> bool {
     let can = Path::new("/dev/fuse").exists();
     if !can {
         skip("no mounts here");
@@ -20,7 +20,7 @@ fn can_mount() -> bool {
 }
 
 /// The counters of a mount's device.
-fn counters(store: &Store, dir: &Path) -> Vec<(String, u64)> {
+pub fn counters(store: &Store, dir: &Path) -> Vec<(String, u64)> {
     let stats = store.ok(dir, &["filesystem", "stats", dir.to_str().unwrap()]);
     let lines = stats.lines().filter_map(|line| line.strip_prefix("  ")?.rsplit_once(' '));
     lines.filter_map(|(name, count)| Some((name.trim().to_owned(), count.parse().ok()?))).collect()

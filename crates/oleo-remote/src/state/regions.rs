@@ -240,6 +240,14 @@ impl Regions {
         delta.into_iter().try_for_each(|(row, blocks)| table.settle(row, blocks))
     }
 
+    /// Where the page of a region is that was staged before that was known.
+    pub(crate) fn restage(&mut self, region: u32, page: ObjectRef) {
+        self.change(region, |slot| {
+            debug_assert!(slot.staged.flatten().is_some(), "a page that was staged");
+            slot.staged = Some(Some(page));
+        });
+    }
+
     /// The page of a region that was staged is stored; returns the page that it had before.
     pub(crate) fn settle(&mut self, region: u32) -> Option<ObjectRef> {
         let before = self.change(region, |slot| {

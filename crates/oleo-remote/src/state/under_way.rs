@@ -40,6 +40,11 @@ impl UnderWay {
         open.map(|stored| (stored.sealed.clone(), stored.ticket.take())).collect()
     }
 
+    /// Whether anything is not known to be stored.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.0.iter().any(|stored| !stored.done)
+    }
+
     /// A segment is stored.
     pub(crate) fn done(&mut self, sealed: &Arc<Sealed>) {
         if let Some(stored) = self.0.iter_mut().find(|stored| Arc::ptr_eq(&stored.sealed, sealed)) {

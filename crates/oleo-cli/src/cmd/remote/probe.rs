@@ -31,7 +31,7 @@ pub(crate) struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
         let opened = self.volume.open()?;
-        let how = ProbeOptions { racers: self.racers.into() };
+        let how = ProbeOptions { racers: self.racers.into(), ..ProbeOptions::default() };
         let report = probe(&opened.store, &opened.options, how).map_err(oleo::Error::from)?;
         if self.json {
             json(&as_json(&report));
