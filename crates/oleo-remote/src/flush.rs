@@ -11,7 +11,7 @@ use crate::checkpoint::{checkpoint, checkpoint_if_due};
 use crate::error::RemoteError;
 use crate::format::head::Head;
 use crate::local_log::LocalLog;
-use crate::publish::{How, publish_now};
+use crate::publish::{How, publish_now, wait_for_oldest};
 use crate::seen::{NOTE_EVERY, note};
 use crate::shared::{Core, Published};
 
@@ -50,6 +50,11 @@ pub(crate) fn renew_claim(core: &Core) {
     match publish_now(core, &mut published, how, core.deadline((claim / 3).min(core.options.bounds.publish_try))) {
         Ok(()) | Err(RemoteError::Store { .. }) => {}
         Err(e) => core.close_latch(&e),
+    }
+    drop(published);
+    if !is_clean {
+        // Behind everybody else, so that what is stored is published the next time.
+        wait_for_oldest(core);
     }
 }
 

@@ -52,9 +52,13 @@ pub(crate) fn publish_now(
     }
     let (sealed, gathered) = {
         let mut state = core.state.lock();
-        let waits = state.open_len() > core.options.bounds.inline_max.into() || state.under_way.is_busy();
-        if how.no_wait && waits {
+        let is_long = state.open_len() > core.options.bounds.inline_max.into();
+        if how.no_wait && (is_long || state.under_way.is_busy()) {
+            let sealed = if is_long { state.seal()? } else { None };
             drop(state);
+            if let Some(sealed) = sealed {
+                begin_storing(core, &sealed);
+            }
             return publish_again(core, published, commit, deadline);
         }
         let sealed = match state.open_len() > core.options.bounds.inline_max.into() {
@@ -129,6 +133,16 @@ fn publish_again(
     core.state.lock().published(now.sequence, now.position);
     *published = Published::new(now, Some(version), core.options.host.now());
     Ok(())
+}
+
+/// Waits for the oldest segment that is being stored; what became of it is known then.
+pub(crate) fn wait_for_oldest(core: &Core) {
+    let oldest = core.state.lock().under_way.oldest();
+    if let Some((sealed, ticket)) = oldest
+        && let Ok(Answer::Stored(_)) = ticket.wait()
+    {
+        core.state.lock().under_way.done(&sealed);
+    }
 }
 
 /// Waits until all segments up to a position are stored.

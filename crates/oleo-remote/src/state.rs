@@ -314,8 +314,9 @@ impl State {
         let open = self.open.iter().map(|open| (open.id, open.first_position(), open.pieces()));
         let mut out = Vec::new();
         for (id, first, pieces) in sealed.chain(open) {
-            let of = pieces.iter().zip(first..).filter(|(_, position)| (from..to).contains(position));
-            out.extend(of.map(|(piece, position)| (id, position, piece.clone())));
+            let place = |position: u64| (position.saturating_sub(first)).min(pieces.len() as u64) as usize;
+            let wanted = pieces.iter().zip(first..).take(place(to)).skip(place(from));
+            out.extend(wanted.map(|(piece, position)| (id, position, piece.clone())));
         }
         out
     }

@@ -425,3 +425,59 @@ fn a_renewal_that_arrives_late() {
     drop(dev);
     assert_eq!(&opened(&of, None)[..11], b"firstsecond");
 }
+
+/// A store on which segments take their time.
+struct SlowSegments {
+    store: MemoryStore,
+    time: Duration,
+}
+
+impl Store for SlowSegments {
+    fn submit(&self, op: Op, deadline: Deadline) -> Ticket {
+        let time = if op.key().starts_with("seg/") { self.time } else { Duration::ZERO };
+        let ticket = self.store.submit(op, deadline);
+        Ticket::new(move || {
+            std::thread::sleep(time);
+            ticket.wait()
+        })
+    }
+    fn describe(&self) -> String {
+        "slow".into()
+    }
+    fn now(&self) -> Option<StoreTime> {
+        self.store.now()
+    }
+}
+
+/// Goal: a claim is renewed while segments are being stored, and whoever flushes meanwhile does not wait for the renewal; what
+/// was never flushed is published in the end.
+/// Method: a long segment that takes two seconds; a renewal in another thread; the head changes long before.
+#[test]
+fn renewals_wait_for_no_segment() {
+    let of = MemoryStore::new();
+    let time = Duration::from_secs(2);
+    let slow: Arc<dyn Store> = Arc::new(SlowSegments { store: of.copy(), time });
+    create(store(&of), LEN as u64, false, &small()).expect("create");
+    let dev = RemoteDevice::open_writable(slow, &with_claim(false, Duration::from_millis(300))).expect("open");
+    let head = || {
+        let op = Op::Get { key: "head".into(), range: None, len_max: 1 << 20, if_changed: None };
+        let Ok(Answer::Object { body, .. }) = of.submit(op, Duration::MAX).wait() else { panic!("a head") };
+        body
+    };
+    let before = head();
+    dev.write_at(0, &[1; 50_000]).expect("write");
+    std::thread::sleep(Duration::from_millis(200));
+    std::thread::scope(|scope| {
+        let renewal = scope.spawn(|| dev.renew());
+        let begin = Instant::now();
+        while head() == before && begin.elapsed() < time {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(begin.elapsed() < time / 2, "{:?}", begin.elapsed());
+        assert!(opened(&of, None)[0] == 0, "what is not stored is not published");
+        renewal.join().expect("renewed");
+    });
+    std::thread::sleep(Duration::from_millis(200));
+    dev.renew();
+    assert!(opened(&of, None)[0] == 1, "what is stored is published");
+}

@@ -358,3 +358,24 @@ fn an_older_state_is_refused() {
     how.accept_older = true;
     RemoteDevice::open(store_of(&store), None, &how).expect("by word");
 }
+
+/// Goal: what a branch shares with its parent is read from the store once, whether the parent, this branch or another reads it.
+#[test]
+fn what_branches_share_is_on_the_local_disk() {
+    let dir = tempfile::tempdir().expect("dir");
+    let (bare, how) = (options(Some(file(7)), false), cached(&dir.path().join("cache"), 64 << 20));
+    let named = |name: &str| MemoryStore::open("shared", name);
+    fill(&named("parent"), &bare);
+    let want = read_all(&RemoteDevice::open(store_of(&named("parent")), None, &bare).expect("open"));
+    let of = Parent { store: store_of(&named("parent")), url: "memory://shared/parent", pin: None };
+    for child in ["one", "two"] {
+        branch(&of, store_of(&named(child)), &format!("memory://shared/{child}"), &bare).expect("a branch");
+    }
+    for (round, child) in ["one", "one", "two"].into_iter().enumerate() {
+        let dev = RemoteDevice::open(store_of(&named(child)), None, &how).expect("open");
+        let attached = count(&dev, "parts read from the store");
+        assert!(read_all(&dev) == want);
+        let read = count(&dev, "parts read from the store") - attached;
+        assert_eq!(read > 0, round == 0, "{child}: {read} parts");
+    }
+}

@@ -241,3 +241,26 @@ fn a_store_is_measured() {
     assert!(rows.iter().all(|row| row.p50 <= row.p99));
     assert!(objects(&memory).is_empty());
 }
+
+/// Goal: no volume is made on a store that does not keep conditions, unless the probe is left out; one that is there is refused before
+/// anything is stored. What is short about the short probe is said: the races are fewer, and nothing is measured.
+#[test]
+fn making_a_volume_probes() {
+    let report = probe(
+        &(Arc::new(Odd(MemoryStore::new(), Wrong::LooksFirst)) as Arc<dyn Store>),
+        &options(false),
+        ProbeOptions::SHORT,
+    )
+    .expect("probed");
+    assert!(!report.failures.is_empty() && report.replaces.is_empty(), "{report:?}");
+    let url = oleo_remote::Url::parse("memory://probed/volume").expect("a name");
+    let mut how = options(false);
+    oleo_remote::create_at(&url, 1 << 20, false, &how).expect("made").close().expect("closed");
+    let there = objects(&MemoryStore::open("probed", "volume"));
+    assert!(there.iter().all(|(key, _)| !key.contains("probe")), "nothing of the probe is left");
+    let again = oleo_remote::create_at(&url, 1 << 20, false, &how).err();
+    assert!(matches!(again, Some(RemoteError::Exists { .. })), "{again:?}");
+    assert_eq!(objects(&MemoryStore::open("probed", "volume")), there);
+    how.probe = false;
+    oleo_remote::create_at(&url, 1 << 20, true, &how).expect("made anew");
+}

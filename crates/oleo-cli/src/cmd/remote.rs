@@ -50,6 +50,9 @@ use crate::out::Out;
     compress           compress what is written to a volume that is made\n  \
     cache=DIRECTORY    keep what was read on the local disk\n  \
     cache-bytes=BYTES  how much of it\n  \
+    durable=local      let an fsync return when a log in that directory has it, before the store has; or remote\n  \
+    log-bytes=BYTES    how long that log may be\n  \
+    probe=no           make a volume without finding out whether the store keeps conditions\n  \
     accept-older       open a volume although it is older than it was when it was last seen\n  \
     AWS_…=VALUE        as the variable of that name; also GOOGLE_… and AZURE_…\n\n\
     The variable OLEO_REMOTE has such options for all commands.")]

@@ -45,6 +45,12 @@ impl UnderWay {
         self.0.iter().any(|stored| !stored.done)
     }
 
+    /// The first that is being stored, and how, if nobody waits for it.
+    pub(crate) fn oldest(&mut self) -> Option<(Arc<Sealed>, Ticket)> {
+        let stored = self.0.iter_mut().find(|stored| !stored.done && stored.ticket.is_some())?;
+        Some((stored.sealed.clone(), stored.ticket.take()?))
+    }
+
     /// A segment is stored.
     pub(crate) fn done(&mut self, sealed: &Arc<Sealed>) {
         if let Some(stored) = self.0.iter_mut().find(|stored| Arc::ptr_eq(&stored.sealed, sealed)) {
