@@ -173,10 +173,7 @@ fn take_log(core: &mut Core) -> Result<(), RemoteError> {
 }
 
 /// The head, when nobody has it or whoever has it may be overtaken, and the local log of the volume.
-fn available(
-    store: &dyn Store,
-    options: &StoreOptions,
-) -> Result<(Head, Version, Option<LocalLog>), RemoteError> {
+fn available(store: &dyn Store, options: &StoreOptions) -> Result<(Head, Version, Option<LocalLog>), RemoteError> {
     let (first, version) = read(store, HEAD, options.key.as_ref(), options.host.now() + options.bounds.attach_max)?;
     let log = LocalLog::open(options, &first)?;
     let is_own = match &log {

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 
 use oleo_device::{Device, DeviceError, DeviceStats, Extent, ExtentKind, Limits, Op, ReadReq, WriteReq, Zeroing};
 
-use crate::disk_cache::DiskCache;
 use crate::attach::{attach_reading, attach_writing};
+use crate::disk_cache::DiskCache;
 use crate::error::RemoteError;
 use crate::flush::{flush, publish};
 use crate::format::pins::Pin;

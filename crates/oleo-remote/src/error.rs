@@ -286,9 +286,7 @@ impl Classified for RemoteError {
             RemoteError::Overtaken { .. }
             | RemoteError::Replaced { .. }
             | RemoteError::Stale { .. }
-            | RemoteError::LogKept { .. } => {
-                Class { errno: errno::ESTALE, ..Class::DEVICE }
-            }
+            | RemoteError::LogKept { .. } => Class { errno: errno::ESTALE, ..Class::DEVICE },
             RemoteError::Key { .. } => Class::refusal(errno::EACCES),
             RemoteError::Older { .. } | RemoteError::UploadGone { .. } => Class::refusal(errno::ESTALE),
             RemoteError::Local { .. } => Class::DEVICE,

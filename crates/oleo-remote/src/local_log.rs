@@ -35,11 +35,13 @@ use rustix::fs::{FlockOperation, flock};
 use crate::append::append;
 use crate::disk_cache::volume_dir;
 use crate::error::RemoteError;
+use crate::format::ObjectId;
 use crate::format::head::Head;
-use crate::format::log::{Entry, LOG_HEADER_LEN, LOGGED_LEN_MAX, LogHeader, Of, Place, RECORD_LEN, off_of, push_record};
+use crate::format::log::{
+    Entry, LOG_HEADER_LEN, LOGGED_LEN_MAX, LogHeader, Of, Place, RECORD_LEN, off_of, push_record,
+};
 use crate::format::packing::Coder;
 use crate::format::segment::{Bound, parse_frame};
-use crate::format::ObjectId;
 use crate::host::{Host, nonce};
 use crate::options::{Durable, StoreOptions};
 use crate::replay::again;

@@ -337,8 +337,20 @@ mod tests {
         assert_eq!(options.setting("AWS_PROFILE"), None);
         options.set("durable=local").expect("set");
         assert_eq!(options.durable, Durable::Local);
-        for word in ["", "durable", "durable=disk", "log-bytes=much", "claim", "claim=-1", "claim=x", "takeover", "segment=1G", "dirty=1X", "region=", "AWS_REGION"]
-        {
+        for word in [
+            "",
+            "durable",
+            "durable=disk",
+            "log-bytes=much",
+            "claim",
+            "claim=-1",
+            "claim=x",
+            "takeover",
+            "segment=1G",
+            "dirty=1X",
+            "region=",
+            "AWS_REGION",
+        ] {
             assert!(options.set(word).is_err(), "{word}");
         }
         assert_eq!(options.claim, Duration::from_secs(90));

@@ -103,6 +103,8 @@ fn losses_in_a_row() {
     for kind in 0..3 {
         let (dir, store) = (tempfile::tempdir().expect("dir"), MemoryStore::new());
         let mut how = options(dir.path());
+        // Where there is no log, it has to run out.
+        how.claim = Duration::from_secs(1);
         match kind {
             1 => how.compress = true,
             2 => how.key = Some(KeySource::file(&[1; 32]).expect("a key file")),
@@ -307,7 +309,8 @@ fn full_and_kept() {
     let dev = RemoteDevice::open_writable(Arc::new(store.copy()), &how).expect("open again");
     assert!(read_all(&dev) == want);
     dev.close().expect("closed");
-    let left: Vec<_> = walk(dir.path()).into_iter().filter(|name| name == "log" || name.starts_with("log.kept")).collect();
+    let left: Vec<_> =
+        walk(dir.path()).into_iter().filter(|name| name == "log" || name.starts_with("log.kept")).collect();
     assert!(left.is_empty(), "a volume that was closed has no log: {left:?}");
     let mut bare = how.clone();
     bare.cache = None;

@@ -376,6 +376,7 @@ fn what_branches_share_is_on_the_local_disk() {
         let attached = count(&dev, "parts read from the store");
         assert!(read_all(&dev) == want);
         let read = count(&dev, "parts read from the store") - attached;
-        assert_eq!(read > 0, round == 0, "{child}: {read} parts");
+        // Each has a map of its own.
+        assert!(if round == 0 { read > 8 } else { read <= 1 }, "{child}: {read} parts");
     }
 }

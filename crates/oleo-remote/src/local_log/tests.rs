@@ -4,13 +4,13 @@ use oleo_device::Device;
 use tempfile::TempDir;
 
 use super::*;
+use crate::create::create;
 use crate::device::RemoteDevice;
 use crate::format::log::parse_record;
 use crate::keys::KeySource;
 use crate::options::CacheOptions;
 use crate::seal::Key;
 use crate::store::MemoryStore;
-use crate::create::create;
 
 const BLOCK: usize = 4096;
 
@@ -187,7 +187,9 @@ fn two_owners() {
     drop(file);
     let opened = RemoteDevice::open_writable(Arc::new(store.copy()), &options);
     let dev = match opened {
-        Err(RemoteError::LogKept { .. }) => RemoteDevice::open_writable(Arc::new(store.copy()), &options).expect("open"),
+        Err(RemoteError::LogKept { .. }) => {
+            RemoteDevice::open_writable(Arc::new(store.copy()), &options).expect("open")
+        }
         other => other.expect("open"),
     };
     let mut block = vec![9; BLOCK];

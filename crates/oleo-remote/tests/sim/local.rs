@@ -202,6 +202,11 @@ fn act(run: &Run<'_>, client: &Client, dev: &RemoteDevice, how: (bool, u64), rng
     }
 }
 
+/// A directory in memory, if there are any: nothing here hangs on a disk.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
+}
+
 /// What happens to the log of a machine that is off.
 fn tamper(run: &Run<'_>, number: usize, dir: &Path, older: &mut Option<Vec<u8>>, rng: &mut Rng) {
     let Some(log) = log_in(dir) else { return };
@@ -235,7 +240,7 @@ fn play(seed: u64, faults: Faults, tampering: Tampering, tally: &Tally) -> Optio
         tampering,
         tally,
     };
-    let dirs = [(); MACHINES].map(|()| tempfile::tempdir().expect("a directory"));
+    let dirs = [(); MACHINES].map(|()| directory());
     std::thread::scope(|scope| {
         for (number, dir) in dirs.iter().enumerate() {
             let (run, client, mut rng) = (&run, client(&world, number, sealed), rng.fork());
