@@ -305,7 +305,7 @@ fn seeds() {
 }
 
 /// Goal: the runs can find what they look for. Method: a store, or a way of using it, that is wrong; each must be found within
-/// 2000 seeds.
+/// 10 000 seeds.
 #[test]
 fn what_is_wrong_is_found() {
     let all = [Wrong::TrustsUnknown, Wrong::DoesNotWait, Wrong::NoConditions, Wrong::IgnoresPins, Wrong::LooksOnce];
