@@ -16,6 +16,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use crate::append::append;
 use crate::create::next_epoch;
 use crate::disk_cache::volume_dir;
 use crate::error::{RemoteError, StoreError};
@@ -25,7 +26,7 @@ use crate::format::pins::{Pin, is_pin_name};
 use crate::local_log::LocalLog;
 use crate::options::{Durable, StoreOptions};
 use crate::pin::{Lease, find_pin, key_of, take_lease, withdraw};
-use crate::replay::{replay, take_tail};
+use crate::replay::{again, replay, take_tail};
 use crate::seen;
 use crate::shared::Core;
 use crate::store::{Body, Cond, Deadline, Retry, Store, Version, Waits, put};
@@ -160,8 +161,10 @@ pub(crate) fn attach_writing(store: Arc<dyn Store>, options: &StoreOptions) -> R
 /// Takes what only the local log has into the volume, and begins a new log if one is wanted.
 fn take_log(core: &mut Core) -> Result<(), RemoteError> {
     let Some(log) = &core.log else { return Ok(()) };
-    if log.replay(core)? {
-        let position = core.state.lock().position();
+    let before = core.state.lock().position();
+    log.replay(|frame, bound| append(core, again(core, frame, bound)?))?;
+    let position = core.state.lock().position();
+    if position > before {
         publish(core, position, false)?;
     }
     if core.options.durable == Durable::Local {

@@ -88,7 +88,7 @@ fn lock(core: &Core) -> Result<MutexGuard<'_, rank::RemotePublish, Published>, R
 pub(crate) fn flush(core: &Core, want: u64) -> Result<(), RemoteError> {
     if let Some(log) = &core.log {
         core.check_latch()?;
-        if log.confirm(core, want) {
+        if log.confirm(want, |from, to| core.state.lock().frames(from, to)) {
             return Ok(());
         }
     }

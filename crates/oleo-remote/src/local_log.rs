@@ -32,7 +32,6 @@ use oleo_format::Corruption;
 use oleo_lock::{Mutex, rank};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::append::append;
 use crate::disk_cache::volume_dir;
 use crate::error::RemoteError;
 use crate::format::ObjectId;
@@ -41,11 +40,9 @@ use crate::format::log::{
     Entry, LOG_HEADER_LEN, LOGGED_LEN_MAX, LogHeader, Of, Place, RECORD_LEN, off_of, push_record,
 };
 use crate::format::packing::Coder;
-use crate::format::segment::{Bound, parse_frame};
+use crate::format::segment::{Bound, Frame, parse_frame};
 use crate::host::{Host, nonce};
 use crate::options::{Durable, StoreOptions};
-use crate::replay::again;
-use crate::shared::{Core, add};
 
 mod scan;
 
@@ -249,14 +246,17 @@ impl LocalLog {
         }
     }
 
-    /// Appends again what the log has behind the volume's position; returns whether that was anything.
-    pub(crate) fn replay(&self, core: &Core) -> Result<bool, RemoteError> {
-        let (file, of, len) = {
+    /// Hands out the frames that are to be appended again, from the position of the head on.
+    pub(crate) fn replay(
+        &self,
+        mut take: impl FnMut(&Frame<'_>, &Bound) -> Result<(), RemoteError>,
+    ) -> Result<(), RemoteError> {
+        let (file, of, len, mut next) = {
             let inner = self.inner.lock();
-            let Some(open) = &inner.open else { return Ok(false) };
-            (open.file.try_clone().map_err(|e| local(&self.path(), e))?, self.of(open), open.len)
+            let Some(open) = &inner.open else { return Ok(()) };
+            let file = open.file.try_clone().map_err(|e| local(&self.path(), e))?;
+            (file, self.of(open), open.len, inner.published)
         };
-        let begin = core.state.lock().position();
         let failed = |e| local(&self.path(), e);
         let mut bytes = [0; LOG_HEADER_LEN];
         file.read_exact_at(&mut bytes, 0).map_err(failed)?;
@@ -266,18 +266,18 @@ impl LocalLog {
         while let Some((record, frame)) = records.next(number, before).map_err(failed)? {
             (number, before) = (number + 1, record.sum);
             let Entry::Frame { id, position } = record.entry else { continue };
-            let now = core.state.lock().position();
-            if position < now {
+            if position < next {
                 continue;
             }
-            if position != now {
-                return Err(Corruption::new("local log", "position of a frame", position, now).into());
+            if position != next {
+                return Err(Corruption::new("local log", "position of a frame", position, next).into());
             }
             let bound = Bound { uuid: self.uuid, id };
-            append(core, again(core, &parse_frame(frame, off_of(frame), &bound)?, &bound)?)?;
-            add(&self.counts.replayed, 1);
+            take(&parse_frame(frame, off_of(frame), &bound)?, &bound)?;
+            next += 1;
+            self.counts.replayed.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(core.state.lock().position() > begin)
+        Ok(())
     }
 
     /// Begins a new file, which follows a head that is published, in the place of what is there.
@@ -354,7 +354,8 @@ impl LocalLog {
     }
 
     /// Makes everything before a position durable on the local disk. False: it is not, and only the store can promise it.
-    pub(crate) fn confirm(&self, core: &Core, want: u64) -> bool {
+    /// `frames` are those in memory from a position to before another.
+    pub(crate) fn confirm(&self, want: u64, frames: impl FnOnce(u64, u64) -> Vec<Logged>) -> bool {
         let mut inner = self.inner.lock();
         if !inner.confirms {
             return false;
@@ -362,7 +363,7 @@ impl LocalLog {
         if inner.logged >= want {
             return true;
         }
-        let frames = core.state.lock().frames(inner.logged, want);
+        let frames = frames(inner.logged, want);
         let next = inner.logged.max(inner.published);
         // A publish may have freed some of them just now; then it has them.
         let first = frames.first().map_or(want, |(_, position, _)| *position);
@@ -379,8 +380,8 @@ impl LocalLog {
         match done.and_then(|()| self.note(open, Entry::Durable)) {
             Ok(()) => {
                 inner.logged = want;
-                add(&self.counts.confirmed, 1);
-                add(&self.counts.bytes, bytes);
+                self.counts.confirmed.fetch_add(1, Ordering::Relaxed);
+                self.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
                 true
             }
             Err(_) => {
@@ -402,7 +403,7 @@ impl LocalLog {
     /// From now on nothing is confirmed here: what fails once is not tried again.
     fn fail(&self, inner: &mut Inner) {
         (inner.confirms, inner.failed) = (false, true);
-        add(&self.counts.failures, 1);
+        self.counts.failures.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes on the disk that a head with this commit id is about to be sent. If that fails, or there is no room, nothing is
@@ -420,8 +421,8 @@ impl LocalLog {
         }
     }
 
-    /// A head is published.
-    pub(crate) fn published(&self, core: &Core, head: &Head) {
+    /// A head is published. `frames` as for [`LocalLog::confirm`].
+    pub(crate) fn published(&self, head: &Head, frames: impl FnOnce(u64, u64) -> Vec<Logged>) {
         let mut inner = self.inner.lock();
         inner.published = inner.published.max(head.position);
         inner.logged = inner.logged.max(head.position);
@@ -438,7 +439,7 @@ impl LocalLog {
         }
         let place = self.check_place(open);
         // What was confirmed and is not published is in memory, all of it.
-        let frames = core.state.lock().frames(head.position, inner.logged);
+        let frames = frames(head.position, inner.logged);
         match place.and_then(|()| self.make(head, &frames)) {
             Ok(open) => (inner.open, inner.confirms) = (Some(open), !inner.stopped),
             Err(_) => self.fail(&mut inner),

@@ -90,7 +90,7 @@ pub(crate) fn publish_now(
                 }
                 drop(state);
                 if let Some(log) = &core.log {
-                    log.published(core, &head);
+                    log.published(&head, |from, to| core.state.lock().frames(from, to));
                 }
                 *published = Published::new(head, Some(version), now);
                 return Ok(());
