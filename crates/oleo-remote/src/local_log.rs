@@ -61,6 +61,9 @@ const WRITE_LEN: usize = 1 << 20;
 /// A frame in memory, with its segment and its position.
 pub(crate) type Logged = (ObjectId, u64, Arc<Vec<u8>>);
 
+/// A file, and what it has, or why it has nothing.
+type Looked = (File, Result<Scanned, Corruption>);
+
 /// A file that is written.
 struct Open {
     file: File,
@@ -164,7 +167,7 @@ impl LocalLog {
     }
 
     /// What the file has, compared with a head; none: there is no file.
-    fn look(&self, head: &Head) -> Result<Option<(File, Result<Scanned, Corruption>)>, RemoteError> {
+    fn look(&self, head: &Head) -> Result<Option<Looked>, RemoteError> {
         let path = self.path();
         let file = match File::options().read(true).write(true).open(&path) {
             Ok(file) => file,

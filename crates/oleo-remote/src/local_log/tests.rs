@@ -15,10 +15,13 @@ use crate::store::MemoryStore;
 const BLOCK: usize = 4096;
 
 fn options(dir: &TempDir) -> StoreOptions {
-    let mut options = StoreOptions::default();
-    options.cache = Some(CacheOptions { dir: dir.path().join("cache"), bytes_max: 0 });
-    (options.durable, options.keeper, options.log_bytes_max) = (Durable::Local, false, LOG_BYTES_MIN);
-    options
+    StoreOptions {
+        cache: Some(CacheOptions { dir: dir.path().join("cache"), bytes_max: 0 }),
+        durable: Durable::Local,
+        keeper: false,
+        log_bytes_max: LOG_BYTES_MIN,
+        ..StoreOptions::default()
+    }
 }
 
 /// Ends a writer as a crash does: nothing is published any more.
