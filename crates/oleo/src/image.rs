@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use oleo_device::{Device, FileOptions};
 use oleo_format::{ByteLen, Generation, Ino, ROOT_BACKUPS, TreeId};
-use oleo_fs::{Attr, DirEntryInfo, FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, SnapshotOptions};
+use oleo_fs::{Attr, DirEntryInfo, FileKind, Follow, Fs, FsError, InodeRef, NewInode, NewKind, SnapshotOptions, errno};
 use oleo_jobs::Balancer;
 use oleo_txn::{Engine, EngineOptions};
 use oleo_volume::{OpenOptions as VolumeOptions, Volume};
@@ -14,6 +14,7 @@ use uuid::Uuid;
 use crate::device::Place;
 use crate::device::open::open_place;
 use crate::error::AtPlace;
+use crate::error::ErrorKind;
 use crate::{Access, Error, File, ImagePath, OpenOptions, Result, SubvolRef, log};
 
 /// Blocks that one step of cleaning takes apart.
@@ -419,23 +420,48 @@ pub(crate) fn open_devices(path: &Path, options: &OpenOptions) -> Result<Vec<Arc
             .claimed(claimed);
         open_place(place, &how, &options.places)
     };
-    let first = Place::parse(path)?;
-    let mut devices = vec![open(&first, options.offset, options.claimed)?];
-    let mut known = vec![first.identity()?];
+    let mut known = Vec::new();
+    let mut once = |place: &Place, offset: u64, claimed: bool| -> Result<Option<Arc<dyn Device>>> {
+        let id = place.identity()?;
+        if known.contains(&id) {
+            return Ok(None);
+        }
+        known.push(id);
+        open(place, offset, claimed).map(Some)
+    };
+    // With degraded, one that is away or damaged may be missing, if another is there.
+    let mut left_out = None;
+    let mut left = |error: Error| match may_be_missing(&error, options) {
+        true => Ok(_ = left_out.get_or_insert(error)),
+        false => Err(error),
+    };
+    let mut devices = Vec::new();
+    match once(&Place::parse(path)?, options.offset, options.claimed) {
+        Ok(device) => devices.extend(device),
+        Err(error) => left(error)?,
+    }
     let mut others = options.devices.clone();
-    if !options.scan.is_empty() {
-        let fsid: Uuid = oleo_volume::read_super(devices[0].as_ref())?.fsid();
+    if let Some(first) = devices.first().filter(|_| !options.scan.is_empty()) {
+        let fsid: Uuid = oleo_volume::read_super(first.as_ref())?.fsid();
         for dir in &options.scan {
             others.extend(Volume::scan(dir, fsid)?);
         }
     }
     for other in others {
-        let place = Place::parse(&other)?;
-        let id = place.identity()?;
-        if !known.contains(&id) {
-            known.push(id);
-            devices.push(open(&place, 0, false).map_err(|error| error.of_image(&other))?);
+        match once(&Place::parse(&other)?, 0, false) {
+            Ok(device) => devices.extend(device),
+            Err(error) => left(error.of_image(&other))?,
         }
     }
-    Ok(devices)
+    match left_out {
+        Some(error) if devices.is_empty() => Err(error),
+        _ => Ok(devices),
+    }
+}
+
+/// Whether a device that cannot be opened may count as missing: for reading, if that is wanted, where it fails, is damaged, or is
+/// not there.
+fn may_be_missing(error: &Error, options: &OpenOptions) -> bool {
+    let fails = matches!(error.kind(), ErrorKind::Device | ErrorKind::Corruption);
+    options.degraded && !options.writes() && (fails || error.errno() == errno::ENOENT)
 }

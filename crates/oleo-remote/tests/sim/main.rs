@@ -310,7 +310,7 @@ fn seeds() {
 fn what_is_wrong_is_found() {
     let all = [Wrong::TrustsUnknown, Wrong::DoesNotWait, Wrong::NoConditions, Wrong::IgnoresPins, Wrong::LooksOnce];
     for wrong in all {
-        let (found, _) = play_all(0..2000, FAULTS, wrong);
+        let (found, _) = play_all(0..10_000, FAULTS, wrong);
         println!("{wrong:?}: {}", found.unwrap_or_else(|| panic!("{wrong:?} is not found")));
     }
     let stale = Faults { stale_exact: 10, ..FAULTS };
