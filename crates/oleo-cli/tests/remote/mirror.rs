@@ -125,7 +125,9 @@ fn one_is_away() {
     // While one is away the volume is read without it, and not written.
     let away = ["--remote", "attach-max=2", &near, "--device", &far];
     assert!(!store.run(dir, &[&["ls"][..], &away].concat()).status.success());
-    assert!(store.ok(dir, &[&["ls", "--degraded"][..], &away].concat()).contains("n4"));
+    // What was synced since the last commit is in the log of the file system, which is not applied without all members.
+    let degraded = [&["ls", "--degraded", "--no-log-replay"][..], &away].concat();
+    assert!(store.ok(dir, &degraded).contains("small"));
     let refused = store.run(dir, &["mkdir", "--degraded", "--take-over", &near, "d"]);
     assert!(!refused.status.success(), "writing without a member is refused");
     proxy.away(false);
