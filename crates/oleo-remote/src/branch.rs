@@ -10,6 +10,7 @@
 //! deletes one. [`RemoteDevice::detach`] moves everything into objects of its own, and ends the entry.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::checkpoint::checkpoint;
 use crate::collect::{Wanted, repack};
@@ -69,12 +70,20 @@ pub fn branch(
         Some(_) => copy_key(&*store, head.uuid, &*child, uuid, deadline),
         None => Ok(()),
     };
+    let mut sent = false;
     let made = keyed
         .and_then(|()| begin_child(&head, &entry, parent.url, uuid, epoch))
-        .and_then(|first| fill(&child, first, &head, options));
+        .and_then(|first| fill(&child, first, &head, options, &mut sent));
     if let Err(e) = made {
-        // Only if there is certainly no child.
-        if let Ok(Found::Nothing) = find(&*child, HEAD, None, host.now() + options.bounds.attach_max) {
+        // Only if there is certainly no child and never will be: a head that was sent may come to be there later, where no other
+        // is.
+        let none = match find(&*child, HEAD, None, host.now() + options.bounds.attach_max) {
+            Ok(Found::Nothing) => !sent,
+            Ok(Found::Head(other, _)) => other.uuid != uuid,
+            Ok(Found::Closed(other, ..)) => other.uuid != uuid,
+            Ok(Found::Damaged(..)) | Err(_) => false,
+        };
+        if none {
             let _also = withdraw(&*store, &entry, options, host.now() + options.bounds.attach_max);
         }
         return Err(e);
@@ -109,8 +118,14 @@ fn begin_child(head: &Head, entry: &Pin, url: &str, uuid: [u8; 16], epoch: u32) 
     })
 }
 
-/// Replays the parent's head into a state of the child, and publishes that.
-fn fill(child: &Arc<dyn Store>, first: Head, parent: &Head, options: &StoreOptions) -> Result<(), RemoteError> {
+/// Replays the parent's head into a state of the child, and publishes that. `sent`: the child's head has been sent.
+fn fill(
+    child: &Arc<dyn Store>,
+    first: Head,
+    parent: &Head,
+    options: &StoreOptions,
+    sent: &mut bool,
+) -> Result<(), RemoteError> {
     let deadline = options.host.now() + options.bounds.attach_max;
     let shift = first.origins.len() as u16;
     let mut core = Core::new(child.clone(), first, None, options, true)?;
@@ -119,7 +134,9 @@ fn fill(child: &Arc<dyn Store>, first: Head, parent: &Head, options: &StoreOptio
     take_tail(&core)?;
     core.state.lock().rewrite_pages();
     let mut published = core.published.lock();
-    checkpoint(&core, &mut published, true)
+    let done = checkpoint(&core, &mut published, true);
+    *sent = core.counts.head_puts.load(Ordering::Relaxed) > 0;
+    done
 }
 
 impl RemoteDevice {
@@ -129,10 +146,7 @@ impl RemoteDevice {
         let core = &*self.core;
         core.check_latch()?;
         let deadline = core.deadline(core.options.bounds.attach_max);
-        let pins = list(&*core.store, deadline)?.map_or(Vec::new(), |(pins, _)| pins.pins);
-        if let Some(pin) = pins.iter().find(|pin| holds(pin, core.store.now())) {
-            return Err(RemoteError::PinNeeded { name: "what it was branched from".into(), by: pin.name.clone() });
-        }
+        self.must_not_be_kept(u64::MAX, deadline)?;
         let origins = core.published.lock().head.origins.clone();
         let Some(parent) = origins.last() else { return Ok(()) };
         for _ in 0..DETACH_ROUNDS {
@@ -149,14 +163,33 @@ impl RemoteDevice {
         Err(RemoteError::Limit { what: "the volume changes too fast to be detached".into() })
     }
 
+    /// Refuses if a pin, lease or branch keeps a head before a sequence: that needs what the parent has.
+    fn must_not_be_kept(&self, before: u64, deadline: Deadline) -> Result<(), RemoteError> {
+        let core = &*self.core;
+        let pins = list(&*core.store, deadline)?.map_or(Vec::new(), |(pins, _)| pins.pins);
+        match pins.iter().find(|pin| pin.sequence < before && holds(pin, core.store.now())) {
+            Some(pin) => Err(RemoteError::PinNeeded { name: "what it was branched from".into(), by: pin.name.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// A head without origins, and then the end of the parent's entry. Who has pinned an older one meanwhile is seen in the list
+    /// of pins, or sees that head (`pin`): in the first case the origins come back.
     fn end_origins(&self, parent: &Origin, deadline: Deadline) -> Result<(), RemoteError> {
         let core = &*self.core;
-        {
+        let set = |origins, branch| {
             let mut published = core.published.lock();
-            published.head.origins.clear();
-            published.head.branch = false;
-        }
+            published.head.branch = branch;
+            std::mem::replace(&mut published.head.origins, origins)
+        };
+        let origins = set(Vec::new(), false);
         checkpoint_now(core)?;
+        let now = core.published.lock().head.sequence;
+        if let Err(e) = self.must_not_be_kept(now, deadline) {
+            set(origins, true);
+            checkpoint_now(core)?;
+            return Err(e);
+        }
         let Some(store) = core.origins.iter().find(|origin| origin.uuid == parent.uuid) else { return Ok(()) };
         match find_pin(&*store.store, &parent.pin, deadline) {
             Ok(entry) => withdraw(&*store.store, &entry, &core.options, deadline),

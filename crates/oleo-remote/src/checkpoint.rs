@@ -195,7 +195,7 @@ impl Writer<'_> {
     fn write_table(&mut self) -> Result<(), RemoteError> {
         let dirty = {
             let mut state = self.core.state.lock();
-            state.bury(self.position);
+            state.bury(self.position, &*self.core.options.host);
             state.table.take_dirty()
         };
         for number in dirty {

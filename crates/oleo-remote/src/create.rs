@@ -10,6 +10,7 @@ use crate::error::{RemoteError, StoreError};
 use crate::format::head::Head;
 use crate::format::segment::{CODEC_NONE, CODEC_ZSTD};
 use crate::format::{DEVICE_LEN_MAX, ObjectId};
+use crate::host::Mistake;
 use crate::options::StoreOptions;
 use crate::store::{Answer, Cond, Deadline, Listed, Op, Retry, Store};
 use crate::swap::{Found, HEAD, Swapped, find, swap};
@@ -36,6 +37,7 @@ pub fn create(store: Arc<dyn Store>, len: u64, force: bool, options: &StoreOptio
         Found::Closed(old, _, version) => (next_epoch(old.epoch, 1)?, old.commit, Cond::Match(version)),
         Found::Damaged(_, version) => (unused_epoch(&store, deadline)?, [0; 16], Cond::Match(version)),
     };
+    let epoch = if options.host.makes(Mistake::RestartsEpochs) { 1 } else { epoch };
     let uuid = options.host.random();
     let key = match &options.key {
         Some(source) => Some(source.make(&store, uuid, &*options.host, deadline)?),

@@ -80,6 +80,11 @@ impl RemoteDevice {
         withdraw(&*self.core.store, lease, &self.core.options, deadline)
     }
 
+    /// The uuid of the volume, which is not that of the file system on it.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.core.uuid
+    }
+
     /// The epoch of this writer; of a reader, that of the head it reads.
     pub fn epoch(&self) -> u32 {
         self.core.epoch

@@ -1,8 +1,26 @@
-//! What the process gives: time and randomness. Tests hand in their own, so that a run is a function of its seed.
+//! What the process gives: time and randomness. Tests hand in their own, so that a run is a function of its seed, and stores
+//! that no name leads to.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::seal::{NONCE_LEN, Nonce};
+use crate::store::Store;
+use crate::url::Url;
+
+/// Mistakes that a simulated host can ask for, so that its runs are seen to find each. No real one does.
+#[doc(hidden)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mistake {
+    /// Objects are deleted before a head with their graves is published.
+    DeletesUnpublished,
+    /// A row of the segment table is free although a page of a region names it.
+    FreesNamedRows,
+    /// Objects of the writer's own epoch that it does not know yet are orphans.
+    OwnOrphans,
+    /// A volume that is made where another was begins with the first epoch.
+    RestartsEpochs,
+}
 
 /// Time and randomness.
 pub trait Host: Send + Sync {
@@ -12,6 +30,16 @@ pub trait Host: Send + Sync {
     fn sleep(&self, time: Duration);
     /// Bytes that nobody else has or can guess, for ids, nonces and keys.
     fn random(&self) -> [u8; 16];
+    /// The store of a name, if it is not to be looked for where the name says.
+    #[doc(hidden)]
+    fn store(&self, _url: &Url) -> Option<Arc<dyn Store>> {
+        None
+    }
+    /// Whether a mistake is to be made.
+    #[doc(hidden)]
+    fn makes(&self, _mistake: Mistake) -> bool {
+        false
+    }
 }
 
 /// A nonce.

@@ -61,6 +61,8 @@ pub use device::RemoteDevice;
 pub use error::{OptionError, RemoteError, StoreError};
 pub use format::key::Opener;
 pub use gc::{Collected, GcOptions, gc};
+#[doc(hidden)]
+pub use host::Mistake;
 pub use host::{Host, SystemHost};
 pub use key_slots::KeySlots;
 pub use keys::{KeySource, SlotInfo};

@@ -12,6 +12,9 @@ use crate::url::{Place, Url};
 /// # Errors
 /// This build does not have it, or what is said of it makes no sense.
 pub fn open_store(url: &Url, options: &StoreOptions) -> Result<Arc<dyn Store>, RemoteError> {
+    if let Some(store) = options.host.store(url) {
+        return Ok(store);
+    }
     let store: Arc<dyn Store> = match &url.place {
         Place::File(path) => Arc::new(FileStore::new(path, options.host.clone())),
         Place::Memory { name, prefix } => Arc::new(MemoryStore::open(name, prefix)),

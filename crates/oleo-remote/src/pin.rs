@@ -3,7 +3,8 @@
 //! All are entries of the object `pins`, which is replaced under a condition. Making one, by whoever may read and write the
 //! store: (1) the head is read; (2) its bytes are stored as `pin/NAME/ID`, except for a lease; (3) the entry is added; (4) the
 //! head is read again. If a grave of it is of something that the first head needs, or its horizon is behind the first head,
-//! that may be deleted already: the entry is taken back, and all begins anew.
+//! that may be deleted already: the entry is taken back, and all begins anew. So it is if the volume has been detached from
+//! what it was branched from.
 //!
 //! Why that is enough: who deletes publishes the grave first, and then reads `pins`. Either that sees the entry, or the entry
 //! was added after it, and then (4) sees the grave.
@@ -219,6 +220,11 @@ fn add(
                 let what = format!("{} is a pin of the volume that was here before: unpin it first", other.name);
                 return Err(RemoteError::Limit { what });
             }
+            // The leases in it may be those of a volume that was made since the head was read.
+            let (newest, _) = read(store, HEAD, options.key.as_ref(), deadline)?;
+            if newest.uuid != head.uuid {
+                return Err(RemoteError::Replaced { prefix: store.describe(), what: "made anew" });
+            }
             (pins.uuid, pins.pins) = (uuid.clone(), Vec::new());
         }
         if pins.pins.iter().any(|pin| pin.id == entry.id) {
@@ -301,6 +307,10 @@ fn is_kept(
     let (now, version) = read(&**store, HEAD, options.key.as_ref(), deadline)?;
     if now.uuid != head.uuid {
         return Err(RemoteError::Replaced { prefix: store.describe(), what: "made anew" });
+    }
+    // Of what an origin has there are no graves here.
+    if now.origins.len() < head.origins.len() {
+        return Ok(false);
     }
     let needs = |born: u64, died: u64| born <= head.sequence && head.sequence < died;
     if now.horizon > head.sequence || now.graves.iter().any(|grave| needs(grave.born, grave.died)) {

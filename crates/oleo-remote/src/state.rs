@@ -24,6 +24,7 @@ use crate::format::map::{MapObject, Root, Row, Run, TABLE_ROWS};
 use crate::format::packing::Coder;
 use crate::format::segment::{Change, Entry};
 use crate::format::{BLOCK_LEN, Grave, OBJECT_LEN_MAX, OBJECT_N_MAX, ObjectId, ObjectRef, REGION_BLOCKS, SegmentRef};
+use crate::host::{Host, Mistake};
 
 mod graves;
 mod open_segment;
@@ -354,7 +355,7 @@ impl State {
 
     /// Segments that nothing needs from the next head on, whose checkpoint is of `position`, get their graves. What that head
     /// lists is needed whatever lives of it: its frames remove older ones.
-    pub(crate) fn bury(&mut self, position: u64) {
+    pub(crate) fn bury(&mut self, position: u64, host: &dyn Host) {
         if self.graves.is_full() {
             return;
         }
@@ -362,7 +363,8 @@ impl State {
         let open = self.open.as_ref().map(|open| open.id);
         let needed: HashSet<ObjectId> = listed.chain(open).chain(self.under_way.ids()).collect();
         let died = self.next_sequence();
-        let rows = self.table.take_dead(|id| needed.contains(&id));
+        let named = |written: u32| written > 0 && !host.makes(Mistake::FreesNamedRows);
+        let rows = self.table.take_dead(|id, written| named(written) || needed.contains(&id));
         let dead = rows.into_iter().map(|row| Grave { id: row.id, born: row.born.min(died), died });
         self.graves.add_own(dead);
     }

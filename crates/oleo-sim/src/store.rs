@@ -9,7 +9,8 @@
 //! out; it is carried out long after, when its client has given up and others have gone on; it is carried out twice; a
 //! condition is reported as not met after it was; the store refuses for the moment; bytes of an answer are changed, cut, or
 //! old; a listing is old. Keys in [`Faults::exact`] are read as they are: that is what is assumed of a store. A client
-//! may crash at any request: from then on nothing reaches it, and what it sent may still be carried out.
+//! may crash at any request: from then on nothing reaches it, and what it sent may still be carried out. Clients of one
+//! machine ([`World::on_one_machine`]) crash together; one may wait for another ([`World::park`], [`World::wake`]).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,6 +21,7 @@ use crate::rng::Rng;
 
 pub mod chain;
 mod objects;
+pub mod volumes;
 
 use objects::Objects;
 
@@ -86,7 +88,7 @@ pub struct Faults {
     pub any: u64,
     /// A client crashes.
     pub crash: u64,
-    /// The keys whose contents are never old, changed or cut.
+    /// The keys whose contents are never old, changed or cut, below any prefix.
     pub exact: &'static [&'static str],
     /// Once in so many readings such a key is old after all, which no store may do.
     pub stale_exact: u64,
@@ -137,11 +139,17 @@ enum Wait {
     /// For an answer.
     Answer(u64),
     Until(Duration),
+    /// For another client.
+    Parked,
     Ended,
 }
 
 struct Client {
     wait: Wait,
+    /// Whose `dead` and `dead_time` are those of this client.
+    machine: usize,
+    /// Another client has called for it while it did not wait.
+    called: bool,
     dead: bool,
     /// The time of a crashed one, which passes quickly.
     dead_time: Duration,
@@ -161,7 +169,11 @@ struct Inner {
     next_id: u64,
     faults: Faults,
     steps: u64,
+    /// Is told of everything that is stored: key and bytes.
+    watch: Option<Watch>,
 }
+
+type Watch = Box<dyn Fn(&str, &[u8]) + Send>;
 
 /// See the module's text.
 pub struct World {
@@ -179,8 +191,16 @@ impl World {
     /// Nothing is stored, and none of the clients runs.
     pub fn new(seed: u64, clients: usize, faults: Faults) -> World {
         let mut rng = Rng::new(seed);
-        let client = |rng: Rng| Client { wait: Wait::Ended, dead: false, dead_time: Duration::ZERO, rng, requests: 0 };
-        let clients: Vec<Client> = (0..clients).map(|_| client(rng.fork())).collect();
+        let client = |machine, rng| Client {
+            wait: Wait::Ended,
+            machine,
+            called: false,
+            dead: false,
+            dead_time: Duration::ZERO,
+            rng,
+            requests: 0,
+        };
+        let clients: Vec<Client> = (0..clients).map(|number| client(number, rng.fork())).collect();
         let turns = clients.iter().map(|_| Condvar::new()).collect();
         let inner = Inner {
             rng,
@@ -193,8 +213,19 @@ impl World {
             next_id: 0,
             faults,
             steps: 0,
+            watch: None,
         };
         World { inner: Mutex::new(inner), turns, done: Condvar::new() }
+    }
+
+    /// A client is on the machine of another one: they crash together, and come back together.
+    pub fn on_one_machine(&self, client: usize, of: usize) {
+        self.lock().clients[client].machine = of;
+    }
+
+    /// Calls `watch` with each key that is stored, and its bytes, when that happens. It must ask nothing of the world.
+    pub fn watch(&self, watch: impl Fn(&str, &[u8]) + Send + 'static) {
+        self.lock().watch = Some(Box::new(watch));
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -221,10 +252,10 @@ impl World {
     }
 
     /// Lets some clients run, whose threads call [`World::run`], and waits until they have ended.
-    pub fn start_and_wait(&self, clients: Range<usize>, faults: Faults) {
+    pub fn start_and_wait(&self, clients: impl IntoIterator<Item = usize>, faults: Faults) {
         let mut inner = self.lock();
         inner.faults = faults;
-        inner.clients[clients].iter_mut().for_each(|client| client.wait = Wait::Ready);
+        clients.into_iter().for_each(|client| inner.clients[client].wait = Wait::Ready);
         self.pass_on(&mut inner);
         while inner.running.is_some() {
             inner = self.done.wait(inner).unwrap_or_else(PoisonError::into_inner);
@@ -236,7 +267,7 @@ impl World {
         let mut inner = self.lock();
         inner.faults = faults;
         inner.clients[client].wait = Wait::Ready;
-        inner.clients[client].dead = false;
+        inner.machine(client).dead = false;
         inner.running = Some(client);
         drop(inner);
         self.run(client, body)
@@ -267,10 +298,10 @@ impl World {
         inner.clients[client].requests += 1;
         let crash = inner.faults.crash;
         if crash > 0 && inner.rng.one_in(crash) {
-            inner.clients[client].dead = true;
+            inner.machine(client).dead = true;
         }
         let id = inner.next_id;
-        if inner.clients[client].dead {
+        if inner.is_dead(client) {
             return id;
         }
         let fate = inner.fate(client, &request);
@@ -292,12 +323,12 @@ impl World {
     /// Waits for the answer to a request.
     pub fn wait(&self, client: usize, id: u64) -> Result<Reply, Failure> {
         let mut inner = self.lock();
-        if !inner.clients[client].dead {
+        if !inner.is_dead(client) {
             inner.clients[client].wait = Wait::Answer(id);
             inner = self.yield_turn(inner, client);
             inner.clients[client].wait = Wait::Ready;
         }
-        if inner.clients[client].dead {
+        if inner.is_dead(client) {
             return Err(Failure::Away);
         }
         let at = inner.pending.iter().position(|p| p.id == id);
@@ -312,10 +343,10 @@ impl World {
     /// The time.
     pub fn now(&self, client: usize) -> Duration {
         let mut inner = self.lock();
-        if inner.clients[client].dead {
+        if inner.is_dead(client) {
             // Whatever it waits for has run out.
-            inner.clients[client].dead_time += Duration::from_secs(10_000);
-            return inner.now + inner.clients[client].dead_time;
+            inner.machine(client).dead_time += Duration::from_secs(10_000);
+            return inner.now + inner.machine(client).dead_time;
         }
         inner.now
     }
@@ -328,11 +359,32 @@ impl World {
     /// Sleeps.
     pub fn sleep(&self, client: usize, time: Duration) {
         let mut inner = self.lock();
-        if !inner.clients[client].dead {
+        if !inner.is_dead(client) {
             inner.clients[client].wait = Wait::Until(inner.now + time);
             inner = self.yield_turn(inner, client);
             inner.clients[client].wait = Wait::Ready;
         }
+    }
+
+    /// Lets others go on first, maybe; also when it has crashed.
+    pub fn pass(&self, client: usize) {
+        drop(self.yield_turn(self.lock(), client));
+    }
+
+    /// Waits until another client calls for it, or has called for it before; also when it has crashed.
+    pub fn park(&self, client: usize) {
+        let mut inner = self.lock();
+        if !inner.clients[client].called {
+            inner.clients[client].wait = Wait::Parked;
+            inner = self.yield_turn(inner, client);
+            inner.clients[client].wait = Wait::Ready;
+        }
+        inner.clients[client].called = false;
+    }
+
+    /// Calls for a client that waits for it, now or later.
+    pub fn wake(&self, client: usize) {
+        self.lock().clients[client].called = true;
     }
 
     /// Sixteen bytes that nobody else has.
@@ -344,31 +396,39 @@ impl World {
 
     /// Whether it has crashed.
     pub fn is_dead(&self, client: usize) -> bool {
-        self.lock().clients[client].dead
+        self.lock().is_dead(client)
     }
 
     /// It crashes now.
     pub fn kill(&self, client: usize) {
-        self.lock().clients[client].dead = true;
+        self.lock().machine(client).dead = true;
     }
 
-    /// It crashes, if it has not, and comes back.
+    /// It crashes, if it has not, and comes back, when no other client of its machine does anything.
     pub fn restart(&self, client: usize) {
         let mut inner = self.lock();
-        inner.clients[client].dead = false;
-        inner.clients[client].dead_time = Duration::ZERO;
+        let machine = inner.clients[client].machine;
+        inner.machine(client).dead = false;
+        inner.machine(client).dead_time = Duration::ZERO;
         // Nobody waits for its answers any more.
-        inner.pending.retain_mut(|p| {
-            if p.client == client {
+        let Inner { pending, clients, .. } = &mut *inner;
+        pending.retain_mut(|p| {
+            let own = clients[p.client].machine == machine;
+            if own {
                 p.answer = Some(Err(Failure::Unknown));
             }
-            p.client != client || p.left > 0
+            !own || p.left > 0
         });
     }
 
     /// How many requests a client has sent.
     pub fn requests(&self, client: usize) -> u64 {
         self.lock().clients[client].requests
+    }
+
+    /// What is stored under a key.
+    pub fn object(&self, key: &str) -> Option<Arc<Vec<u8>>> {
+        self.lock().objects.get(key)
     }
 
     /// Everything that is stored: keys and bytes.
@@ -378,9 +438,18 @@ impl World {
 }
 
 impl Inner {
+    fn machine(&mut self, client: usize) -> &mut Client {
+        let machine = self.clients[client].machine;
+        &mut self.clients[machine]
+    }
+
+    fn is_dead(&self, client: usize) -> bool {
+        self.clients[self.clients[client].machine].dead
+    }
+
     /// What becomes of a request.
     fn fate(&mut self, client: usize, request: &Request) -> Fate {
-        let exact = |key: &str| self.faults.exact.contains(&key);
+        let exact = |key: &str| self.faults.exact.contains(&key.rsplit('/').next().unwrap_or(key));
         if let Request::Get(key, _) = request
             && exact(key)
             && self.faults.stale_exact > 0
@@ -443,6 +512,9 @@ impl Inner {
     fn may_go_on(&self, client: usize) -> bool {
         match self.clients[client].wait {
             Wait::Ready => true,
+            Wait::Parked => self.clients[client].called,
+            // What it waits for does not come.
+            Wait::Answer(_) | Wait::Until(_) if self.is_dead(client) => true,
             Wait::Answer(id) => self.pending.iter().any(|p| p.id == id && p.answer.is_some()),
             Wait::Until(time) => time <= self.now,
             Wait::Ended => false,
@@ -461,7 +533,7 @@ impl Inner {
         let times = self.clients.iter().enumerate().filter_map(|(n, client)| match client.wait {
             Wait::Until(time) => Some((time, n)),
             Wait::Answer(id) => Some((self.pending.iter().find(|p| p.id == id).map_or(self.now, |p| p.deadline), n)),
-            Wait::Ready | Wait::Ended => None,
+            Wait::Ready | Wait::Parked | Wait::Ended => None,
         });
         times.min()
     }
@@ -471,6 +543,9 @@ impl Inner {
         self.pending[at].left -= 1;
         let old = fate == Fate::Old;
         let mut answer = self.objects.carry_out(&self.pending[at].request, old, self.now);
+        if let (Request::Put(key, bytes, _), Ok(_), Some(watch)) = (&self.pending[at].request, &answer, &self.watch) {
+            watch(key, bytes);
+        }
         if let (Fate::Damaged, Ok(Reply::Object(bytes, _))) = (fate, &mut answer) {
             damage(&mut self.rng, bytes);
         }
@@ -487,7 +562,7 @@ impl Inner {
             _ => p.answer = Some(answer),
         }
         let (client, id) = (p.client, p.id);
-        let waits = self.clients[client].wait != Wait::Ended && !self.clients[client].dead;
+        let waits = self.clients[client].wait != Wait::Ended && !self.is_dead(client);
         if self.pending[at].left == 0 && self.pending[at].answer.is_none() && !(waits && id > 0) {
             self.pending.swap_remove(at);
         }

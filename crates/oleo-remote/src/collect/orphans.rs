@@ -11,6 +11,7 @@ use crate::create::each_listed;
 use crate::error::RemoteError;
 use crate::format::ObjectId;
 use crate::format::pins::PinKind;
+use crate::host::Mistake;
 use crate::pin;
 use crate::shared::{Core, add};
 use crate::store::{Op, StoreTime};
@@ -73,7 +74,8 @@ pub(crate) fn remove_orphans(core: &Core, age: Duration) -> Result<Orphans, Remo
 }
 
 fn is_orphan(core: &Core, id: ObjectId) -> bool {
-    id.epoch < core.epoch && !core.state.lock().knows(id)
+    let own = id.epoch == core.epoch && core.options.host.makes(Mistake::OwnOrphans);
+    (id.epoch < core.epoch || own) && !core.state.lock().knows(id)
 }
 
 fn is_older(modified: Option<StoreTime>, now: Option<StoreTime>, seconds: u64) -> bool {

@@ -17,6 +17,9 @@ use crate::error::RemoteError;
 use crate::format::map::Run;
 use crate::format::{ObjectRef, REGION_BLOCKS};
 
+/// Regions that stay in memory whatever they take.
+const KEPT_COUNT: usize = 2;
+
 /// A change that waits for its region.
 #[derive(Clone, Copy, Debug)]
 enum Pending {
@@ -286,8 +289,13 @@ impl Regions {
     }
 
     /// Lets go of regions that have a page, those first that were not looked at for longest, until the memory is down to
-    /// `bytes_max`. What was changed since the page stays.
+    /// `bytes_max`. What was changed since the page stays, and so do the last two: whoever reads over a border needs both.
     pub(crate) fn evict(&mut self, bytes_max: u64) {
+        self.evict_all_but(KEPT_COUNT, bytes_max);
+    }
+
+    /// The same, with so many that stay.
+    pub(crate) fn evict_all_but(&mut self, count: usize, bytes_max: u64) {
         if self.bytes <= bytes_max {
             return;
         }
@@ -295,6 +303,7 @@ impl Regions {
         let some = self.slots.iter().filter(|(_, slot)| may_go(slot));
         let mut by_use: Vec<(u64, u32)> = some.map(|(region, slot)| (slot.used, *region)).collect();
         by_use.sort_unstable();
+        by_use.truncate(by_use.len().saturating_sub(count));
         for (used, region) in by_use {
             if self.bytes <= bytes_max {
                 break;

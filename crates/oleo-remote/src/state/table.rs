@@ -121,12 +121,13 @@ impl Table {
         Ok(row)
     }
 
-    /// Takes out the rows that no run names, neither in memory nor in the pages that are written, except those of some
-    /// segments. From now on their numbers may be those of others.
-    pub(crate) fn take_dead(&mut self, except: impl Fn(ObjectId) -> bool) -> Vec<Row> {
+    /// Takes out the rows that no run in memory names, except those of some segments. `except` is given the segment and how many
+    /// of its blocks the pages that are written name, and says yes where that is any: from now on the number of a row that is
+    /// taken out may be that of another.
+    pub(crate) fn take_dead(&mut self, except: impl Fn(ObjectId, u32) -> bool) -> Vec<Row> {
         let mut out = Vec::new();
         for (n, (row, written)) in self.rows.iter_mut().zip(&self.written).enumerate() {
-            if let Some(dead) = row.take_if(|row| row.live == 0 && *written == 0 && !except(row.id)) {
+            if let Some(dead) = row.take_if(|row| row.live == 0 && !except(row.id, *written)) {
                 self.by_id.remove(&dead.id);
                 self.free.insert(n as u32);
                 self.dirty.insert(n as u32 / TABLE_ROWS);

@@ -82,7 +82,8 @@ impl Run<'_> {
 }
 
 fn client(world: &Arc<World>, number: usize, sealed: bool) -> Client {
-    Client { sealed, world: world.clone(), number, wrong: Wrong::Nothing, seen: None }
+    let (prefix, clocks, before_others) = ("", Arc::default(), Arc::default());
+    Client { sealed, world: world.clone(), number, prefix, wrong: Wrong::Nothing, clocks, before_others, seen: None }
 }
 
 fn options(client: &Client, dir: Option<&Path>) -> StoreOptions {

@@ -4,7 +4,8 @@
 //! 1. Whoever opens the volume finds the state after some change of the writer before it, and no earlier one than the last
 //!    that any writer was promised.
 //! 2. What a writer is promised is in every state that a later writer began with.
-//! 3. What is read is the state of the moment that the reader has.
+//! 3. Nothing is promised that no head has had.
+//! 4. What is read is the state of the moment that the reader has.
 //!
 //! Contents are marks, one for each block: 0 for zeros.
 
@@ -29,6 +30,8 @@ struct Writer {
     /// Its changes, the first at `base + 1`.
     changes: Vec<Change>,
     promised: u64,
+    /// Up to where a head was stored.
+    stored: u64,
 }
 
 impl Writer {
@@ -56,13 +59,18 @@ pub struct Chain {
 }
 
 /// What has been promised when somebody begins to open.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Promised(Vec<(u32, u64)>);
 
 impl Chain {
     /// A volume of zeros, with the position and epoch that it was made with.
     pub fn new(blocks: usize, epoch: u32, position: u64) -> Chain {
-        let first = Writer { base: position, state: vec![0; blocks], changes: Vec::new(), promised: position };
+        Chain::of(vec![0; blocks], epoch, position)
+    }
+
+    /// A volume that begins with a state, at a position: a branch.
+    pub fn of(state: Vec<u64>, epoch: u32, position: u64) -> Chain {
+        let first = Writer { base: position, state, changes: Vec::new(), promised: position, stored: position };
         Chain { writers: BTreeMap::from([(epoch, first)]) }
     }
 
@@ -84,7 +92,8 @@ impl Chain {
         if self.writers.contains_key(&epoch) {
             return Err(format!("two writers have epoch {epoch}"));
         }
-        self.writers.insert(epoch, Writer { base: position, state, changes: Vec::new(), promised: position });
+        self.writers
+            .insert(epoch, Writer { base: position, state, changes: Vec::new(), promised: position, stored: position });
         Ok(())
     }
 
@@ -122,6 +131,23 @@ impl Chain {
         writer.base + writer.changes.len() as u64
     }
 
+    /// A writer has come to a position, with changes that change no block.
+    pub fn came_to(&mut self, epoch: u32, position: u64) {
+        let writer = self.writer(epoch);
+        let count = position.saturating_sub(writer.base) as usize;
+        if count > writer.changes.len() {
+            writer.changes.resize(count, Change { first: 0, count: 0, mark: 0 });
+        }
+    }
+
+    /// A head of a writer was stored, with everything up to a position; none: nobody knows which, at most all.
+    pub fn stored(&mut self, epoch: u32, position: Option<u64>) {
+        if let Some(writer) = self.writers.get_mut(&epoch) {
+            let all = writer.base + writer.changes.len() as u64;
+            writer.stored = writer.stored.max(position.unwrap_or(all));
+        }
+    }
+
     /// The last change was not made after all.
     pub fn did_not(&mut self, epoch: u32) {
         self.writer(epoch).changes.pop();
@@ -134,6 +160,9 @@ impl Chain {
             return Err(format!("epoch {epoch} is promised {position}, but {of} has begun at {}", later.base));
         }
         let writer = self.writer(epoch);
+        if position > writer.stored {
+            return Err(format!("epoch {epoch} is promised {position}, and no head has more than {}", writer.stored));
+        }
         writer.promised = writer.promised.max(position);
         Ok(())
     }

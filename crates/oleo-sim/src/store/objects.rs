@@ -26,6 +26,10 @@ impl Objects {
         self.by_key.iter().map(|(key, object)| (key.clone(), object.bytes.clone())).collect()
     }
 
+    pub(super) fn get(&self, key: &str) -> Option<Arc<Vec<u8>>> {
+        self.by_key.get(key).map(|object| object.bytes.clone())
+    }
+
     /// Carries a request out; `old`: what is read is of some time ago, where there was something.
     pub(super) fn carry_out(&mut self, request: &Request, old: bool, now: Duration) -> Result<Reply, Failure> {
         match request {
