@@ -11,6 +11,7 @@
 //! - [`crash`]: which states a crash may leave of a run, and which of them are right.
 //! - [`store`]: an object store and its clients, with everything that networks do to requests.
 //! - [`moto`], [`proxy`]: a server that speaks as S3 does, and a connection to it that delays and breaks.
+//! - [`mutate`]: inputs that are nearly right.
 //! - [`rng`]: the seeded numbers that all of these use.
 //!
 //! Everything random here takes a seed and prints it on failure, so that a failure found by chance can be repeated and
@@ -24,6 +25,7 @@ pub mod disk;
 pub mod gate;
 pub mod manifest;
 pub mod moto;
+pub mod mutate;
 pub mod oracle;
 pub mod proxy;
 pub mod rng;

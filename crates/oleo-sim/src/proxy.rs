@@ -42,6 +42,9 @@ struct Shared {
     ended: AtomicBool,
     requests: AtomicU64,
     lost: AtomicU64,
+    /// Bytes that clients sent, and that they got.
+    up: AtomicU64,
+    down: AtomicU64,
 }
 
 struct State {
@@ -58,8 +61,8 @@ impl Proxy {
         let address = listener.local_addr()?;
         let state = Mutex::new(State { faults, rng: Rng::new(seed), open: Vec::new() });
         let (away, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (requests, lost) = (AtomicU64::new(0), AtomicU64::new(0));
-        let shared = Arc::new(Shared { server, state, away, ended, requests, lost });
+        let [requests, lost, up, down] = [0; 4].map(AtomicU64::new);
+        let shared = Arc::new(Shared { server, state, away, ended, requests, lost, up, down });
         let accepting = {
             let shared = shared.clone();
             Some(std::thread::spawn(move || accept(&listener, &shared)))
@@ -88,6 +91,11 @@ impl Proxy {
     /// How many requests came.
     pub fn requests(&self) -> u64 {
         self.shared.requests.load(Ordering::SeqCst)
+    }
+
+    /// How many bytes clients sent, and how many they got, headers included.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.shared.up.load(Ordering::SeqCst), self.shared.down.load(Ordering::SeqCst))
     }
 
     /// How many requests and answers were lost.
@@ -176,6 +184,8 @@ fn pass(shared: &Shared, mut from: TcpStream, mut to: TcpStream, asked: &AtomicB
         if to.write_all(&piece[..len]).is_err() {
             break;
         }
+        let counter = if is_answer { &shared.down } else { &shared.up };
+        counter.fetch_add(len as u64, Ordering::SeqCst);
     }
     for stream in [from, to] {
         // The other thread may have done so.
@@ -217,6 +227,10 @@ mod tests {
         let proxy = Proxy::start(echo(), Faults::default(), 1).unwrap();
         let mut stream = TcpStream::connect(proxy.address()).unwrap();
         assert_eq!(ask(&mut stream).unwrap(), 5);
+        // It is counted when it has been passed on, which its reader may know first.
+        while proxy.bytes() != (5, 5) {
+            std::thread::yield_now();
+        }
         proxy.set(Faults { delay: Duration::from_millis(30), ..Faults::default() });
         let begun = std::time::Instant::now();
         assert_eq!(ask(&mut stream).unwrap(), 5);

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use oleo_device::Device;
+use oleo_sim::mutate::mutate;
 use oleo_sim::rng::Rng;
 
 use super::scripted::{self, Act, Export, READ, STATUS, Scripted, be, chunk, data, options, simple};
@@ -192,14 +193,7 @@ fn wrong_handshakes() {
     let mut rng = Rng::new(1);
     for _ in 0..3000 {
         let mut bytes = good.clone();
-        for _ in 0..1 + rng.below(4) {
-            let at = rng.below(bytes.len() as u64) as usize;
-            match rng.below(3) {
-                0 => bytes[at] = rng.below(256) as u8,
-                1 => bytes.truncate(at + 1),
-                _ => bytes[at] ^= 1 << rng.below(8),
-            }
-        }
+        mutate(&mut rng, &mut bytes);
         if let Ok(dev) = connect(bytes) {
             assert!(dev.len() < 1 << 63);
         }

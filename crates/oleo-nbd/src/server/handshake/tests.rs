@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use oleo_device::MemDevice;
+use oleo_sim::mutate::mutate;
 use oleo_sim::rng::Rng;
 
 use super::super::export::Export;
@@ -248,18 +249,7 @@ fn hostile() {
     let mut transmitted = 0;
     for _ in 0..50_000 {
         let mut input = sound.clone();
-        for _ in 0..1 + rng.below(3) {
-            let at = rng.below(input.len() as u64) as usize;
-            match rng.below(4) {
-                0 => input[at] ^= 1 << rng.below(8),
-                1 => input[at] = rng.below(256) as u8,
-                2 => input.truncate(at.max(1)),
-                _ => {
-                    let len = (rng.below(8) as usize).min(input.len() - at);
-                    input.splice(at..at + len, rng.bytes(3));
-                }
-            }
-        }
+        mutate(&mut rng, &mut input);
         if let Some(Outcome::Transmit(agreed)) = answers(&input, TERMS, &mut host).0 {
             assert!(agreed.export < 2 && (agreed.structured || !agreed.allocation));
             transmitted += 1;

@@ -1,0 +1,12 @@
+//! See the body, which tests without a fuzzer feed, too.
+
+#![no_main]
+
+#[path = "../../crates/oleo-nbd/tests/mutated/wire.rs"]
+mod wire;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let _taken = wire::body(data);
+});
