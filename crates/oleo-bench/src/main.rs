@@ -32,6 +32,7 @@ mod nbd;
 mod peer;
 mod quota;
 mod ref_heads;
+mod remote;
 mod restore;
 mod scaling;
 mod shared_lines;
@@ -339,6 +340,17 @@ const BENCHES: &[Bench] = &[
                client: 4 KiB at random and 1 MiB in order, read and written, 1 and 16 under way, not synced but where it says so; the \
                server's processor time per request; and all of the image read from qemu-nbd by our client beside nbdcopy; --seconds each",
         run: nbd::run,
+    },
+    Bench {
+        name: "remote",
+        times: Timed::Mounts,
+        what: "oleo mount s3:// beside the kernel's btrfs over s3backer (FUSE file, loop device) and over nbdkit's S3 plugin (nbdfuse, loop \
+               device), each with a moto server of its own behind a proxy, which counts requests and bytes, and answers 0 or 30 ms \
+               late: 1000 small files untarred and synced, 4 KiB appended and synced 40 times, 500 files created and synced, a \
+               file written and synced, and read with nothing in memory (256 MiB, with 30 ms 16 MiB). All that is synced is on \
+               the store on all sides: s3backer writes through (--blockCacheSync), nbdkit keeps nothing; --part divides the \
+               sizes; whoever takes longer than 140 s is ended, and has no figures from there on",
+        run: remote::run,
     },
     Bench {
         name: "trees",

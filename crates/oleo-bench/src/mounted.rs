@@ -134,7 +134,7 @@ impl Fixture {
                 let _ = std::fs::remove_dir_all(&image);
                 std::fs::create_dir(&image)?;
             }
-            Peer::Null | Peer::Library | Peer::QemuNbd | Peer::Nbdkit => {}
+            Peer::Null | Peer::Library | Peer::QemuNbd | Peer::Nbdkit | Peer::S3backer | Peer::NbdkitS3 => {}
         }
         self.mount(peer, files)
     }
@@ -155,7 +155,9 @@ impl Fixture {
             }
             Peer::Kernel => self.oracle.mount(&[image], "").map(Mount::Kernel),
             Peer::Ext4 | Peer::Ext4Scan => mount_ext4(&self.oracle, &image, peer).map(Mount::Kernel),
-            Peer::Library | Peer::QemuNbd | Peer::Nbdkit => bail!("{} mounts nothing", peer.name()),
+            Peer::Library | Peer::QemuNbd | Peer::Nbdkit | Peer::S3backer | Peer::NbdkitS3 => {
+                bail!("{} mounts nothing", peer.name())
+            }
             Peer::Pass if self.pass_through(files) == "bindfs" => {
                 let mut command = Command::new("bindfs");
                 let kept = "attr_timeout=86400,entry_timeout=86400,negative_timeout=86400";

@@ -26,6 +26,10 @@ pub enum Peer {
     QemuNbd,
     /// nbdkit's, with its file plugin.
     Nbdkit,
+    /// The kernel's btrfs on a loop device over the file that s3backer shows.
+    S3backer,
+    /// The same over the file that nbdfuse shows of nbdkit's S3 plugin.
+    NbdkitS3,
 }
 
 impl Peer {
@@ -57,6 +61,8 @@ impl Peer {
             Peer::Null => "answers only",
             Peer::QemuNbd => "qemu-nbd",
             Peer::Nbdkit => "nbdkit",
+            Peer::S3backer => "s3backer",
+            Peer::NbdkitS3 => "nbdkit S3",
         }
     }
 }
