@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub mod exercise;
+pub mod map;
+
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;

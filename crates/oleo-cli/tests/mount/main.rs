@@ -5,6 +5,9 @@
 //! - Many in parallel, compared with the kernel: `concurrent`; beside balances and snapshots: `soak`. Real programs: `programs`. A killed server: `killed`. Damaged data: `damage`. Mounting and unmounting: `lifecycle`; without room to write: `ending`; errors of the write-back cache: `write_back`.
 //! - `place` mounts, runs and verifies; `sys` has the system calls without a safe wrapper.
 
+#[path = "../common/mod.rs"]
+mod common;
+
 mod place;
 mod sys;
 

@@ -3,6 +3,7 @@
 //!
 //! - `commands`: a session of commands; names and options; who holds a volume; exports and copies of one.
 //! - `tools`: encryption, and the commands that verify, probe and measure.
+//! - `exercised`: mounts under load, over a connection that delays and breaks.
 //! - `local`: mounts with a log on the local disk.
 //! - `mirror`: raid1 over two stores, and a store and a disk.
 //! - `streams`: snapshots that are kept as streams.
@@ -15,6 +16,7 @@ mod common;
 mod harness;
 
 mod commands;
+mod exercised;
 mod local;
 mod mirror;
 mod mounted;

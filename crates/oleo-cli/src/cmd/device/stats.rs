@@ -36,8 +36,7 @@ impl Args {
     pub fn run(self) -> anyhow::Result<()> {
         let target = self.on.open(if self.reset { Access::Write } else { Access::Read })?;
         let request = Request::DeviceErrors { reset: self.reset };
-        let devices =
-            answer!(self.on.ask(&target, request)?, Reply::DeviceErrors(devices) => devices)?;
+        let devices = answer!(self.on.ask(&target, request)?, Reply::DeviceErrors(devices) => devices)?;
         target.close()?;
         if self.json {
             json(&devices.iter().map(as_json).collect::<Vec<_>>().into());

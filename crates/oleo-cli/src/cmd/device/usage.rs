@@ -33,9 +33,9 @@ impl Args {
         let usage = answer!(self.on.ask(&target, Request::Usage)?, Reply::Usage(usage) => usage)?;
         if self.json {
             let devices = usage.devices.iter().map(|device| {
-                let groups = holds(&usage, device).map(|(kind, profile, bytes)| {
-                    serde_json::json!({ "type": kind, "profile": profile, "bytes": bytes })
-                });
+                let groups = holds(&usage, device).map(
+                    |(kind, profile, bytes)| serde_json::json!({ "type": kind, "profile": profile, "bytes": bytes }),
+                );
                 serde_json::json!({
                     "devid": device.devid, "path": device.path.display().to_string(), "missing": device.missing,
                     "size": device.total, "unallocated": unallocated(device), "groups": groups.collect::<Vec<_>>(),
@@ -44,7 +44,8 @@ impl Args {
             json(&devices.collect::<Vec<_>>().into());
             return Ok(());
         }
-        let line = |what: &str, bytes| println_or_end(&format!("   {:<24}{:>16}", format!("{what}:"), self.unit.show(bytes)));
+        let line =
+            |what: &str, bytes| println_or_end(&format!("   {:<24}{:>16}", format!("{what}:"), self.unit.show(bytes)));
         for device in &usage.devices {
             let path = if device.missing { "missing".into() } else { device.path.display().to_string() };
             println_or_end(&format!("{path}, ID: {}", device.devid));
